@@ -12,6 +12,7 @@
 #include "cli/program.h"
 #include "cli/usage_error.h"
 #include "config/load.h"
+#include "early_environment.h"
 #include "generate/generate.h"
 #include "generate/load.h"
 #include "generate/sampler.h"
@@ -19,7 +20,6 @@
 #include "generate_output.h"
 #include "plugin/load.h"
 #include "plugin_option.h"
-#include "short_spinning.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
@@ -43,7 +43,7 @@ struct Arguments {
 };
 
 [[gnu::section(".preinit_array"), gnu::used]] void (*const first_initializer)(int, char**,
-                                                                              char**) = spin_shortly;
+                                                                              char**) = set_early_environment;
 
 constexpr int64_t kDefaultNewTokens = 256;
 

@@ -17,13 +17,13 @@
 #include "config/print.h"
 #include "config/value.h"
 #include "config_words.h"
+#include "early_environment.h"
 #include "plan/text.h"
 #include "plan_options.h"
 #include "plugin/load.h"
 #include "plugin_option.h"
 #include "report/report.h"
 #include "report/watch.h"
-#include "short_spinning.h"
 #include "train/device.h"
 #include "train/dry_run.h"
 #include "train/evaluate.h"
@@ -89,7 +89,7 @@ std::shared_ptr<comm::Communicator> connect(const config::Config& config,
 /// Before main(), because libtorch's initializers, which run before it, take most of the program's start. First
 /// the restart of the program, which would lose a signal that was remembered.
 void before_initializers(int count, char** arguments, char** environment) {
-  spin_shortly(count, arguments, environment);
+  set_early_environment(count, arguments, environment);
   util::StopSignal::begin_early();
 }
 [[gnu::section(".preinit_array"), gnu::used]] void (*const first_initializer)(int, char**,

@@ -40,6 +40,7 @@ using shard::BackwardPrefetch;
 using shard::Engine;
 using shard::ForwardPrefetch;
 using shard::fully_shard;
+using shard::HybridOptimizer;
 using shard::Layout;
 using shard::Materialize;
 using shard::MixedPrecisionOptions;

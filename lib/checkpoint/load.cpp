@@ -82,14 +82,14 @@ std::vector<std::string> load_slices(const std::filesystem::path& folder, const 
   for (const shard::TensorSlice& slice : destinations) {
     FSDP_CHECK(slice.data.defined() && slice.data.device().is_cpu() && slice.data.is_contiguous(),
                slice.name);
-    FSDP_CHECK(slice.range.begin >= 0 && slice.data.numel() == slice.numel(), slice.name);
+    FSDP_CHECK(slice.data.numel() == slice.numel(), slice.name);
   }
   const std::set<std::string> absent = refuse_misfits(folder, manifest, destinations, options);
 
   ShardSet shards(folder, manifest);
   std::vector<ShardRead> reads;
   for (const shard::TensorSlice& slice : destinations) {
-    if (slice.range.begin == slice.range.end || absent.contains(slice.name)) continue;
+    if (slice.numel() == 0 || absent.contains(slice.name)) continue;
     const c10::ScalarType stored = manifest.tensors.at(slice.name).dtype;
     if (stored != slice.data.scalar_type()) {
       read_converted(shards, slice, stored);

@@ -1,6 +1,8 @@
 #include "checkpoint/manifest.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <optional>
 #include <unordered_map>
 
@@ -88,21 +90,64 @@ TensorEntry parse_tensor(const json& value, const std::unordered_map<std::string
     if (found == files.end()) {
       fail(ErrorKind::kCheckpoint, where, " is in a file ", in_quotes(file), " that \"files\" does not list");
     }
-    entry.ranges.push_back({.begin = number_of(range, "begin", in_range),
-                            .end = number_of(range, "end", in_range),
-                            .file = found->second});
+    util::Rectangle part{number_of(range, "begin", in_range), number_of(range, "end", in_range), entry.rows};
+    if (range.contains("row_begin")) part.row_begin = number_of(range, "row_begin", in_range);
+    if (range.contains("row_end")) part.row_end = number_of(range, "row_end", in_range);
+    entry.ranges.push_back({.part = part, .file = found->second});
   }
   return entry;
 }
 
-/// Whether `rows` is the product of the first k dimensions for some k >= 0.
-bool are_rows_of(const std::vector<int64_t>& shape, int64_t rows) {
-  int64_t product = 1;
-  for (int64_t size : shape) {
-    if (product == rows) break;
-    if (__builtin_mul_overflow(product, size, &product)) return false;
+/// A view may have as many rows as the product of its first k dimensions, or that times a divisor of the next
+/// dimension. Returns the product, for the largest k that is possible; 0 if none is.
+int64_t dimensions_in(const std::vector<int64_t>& shape, int64_t rows) {
+  int64_t product = 1, found = 0;
+  for (size_t k = 0; rows > 0 && k <= shape.size() && product > 0; ++k) {
+    const int64_t size = k < shape.size() ? shape[k] : 1;
+    if (product == rows || (rows % product == 0 && size % (rows / product) == 0)) found = product;
+    if (__builtin_mul_overflow(product, size, &product)) break;
   }
-  return rows > 0 && product == rows;
+  return found;
+}
+
+/// "elements 3 to 5", "columns 0 to 4 of rows 2 to 7".
+std::string part_text(const util::Rectangle& part) {
+  std::string text = concat(part.rows == 1 ? "elements " : "columns ", part.begin, " to ", part.end);
+  if (!part.has_all_rows()) text += concat(" of rows ", part.row_begin, " to ", part.row_end);
+  return text;
+}
+
+/// Calls overlap(first, second) with two parts, if any, that have elements in common.
+template <typename Overlap>
+void find_overlap(const std::vector<RangeEntry>& ranges, const Overlap& overlap) {
+  // A sweep over the rows, with the parts that contain a row by their first columns.
+  struct Border {
+    int64_t row;
+    bool begins;
+    const RangeEntry* range;
+  };
+  std::vector<Border> borders;
+  for (const RangeEntry& range : ranges) {
+    borders.push_back({range.part.row_begin, true, &range});
+    borders.push_back({range.part.row_end, false, &range});
+  }
+  std::sort(borders.begin(), borders.end(), [](const Border& a, const Border& b) {
+    return a.row != b.row ? a.row < b.row : !a.begins && b.begins;
+  });
+  std::map<int64_t, const RangeEntry*> open;
+  for (const auto& [row, begins, range] : borders) {
+    if (!begins) {
+      open.erase(range->part.begin);
+      continue;
+    }
+    const auto next = open.lower_bound(range->part.begin);
+    if (next != open.end() && next->first < range->part.end) return overlap(*next->second, *range);
+    if (next != open.begin()) {
+      const RangeEntry& before = *std::prev(next)->second;
+      if (before.part.end > range->part.begin) return overlap(before, *range);
+    }
+    open.emplace_hint(next, range->part.begin, range);
+  }
 }
 
 /// complete_manifest() for one tensor.
@@ -113,34 +158,51 @@ void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest
   };
   entry.numel = checked_numel(entry.shape, util::element_size(entry.dtype));
   if (entry.numel < 0) refuse("has an impossible shape ", shape_text(entry.shape));
-  if (!are_rows_of(entry.shape, entry.rows)) {
+  if (dimensions_in(entry.shape, entry.rows) == 0) {
     refuse("of shape ", shape_text(entry.shape), " cannot have ", entry.rows, " rows");
   }
   const int64_t columns = entry.numel / entry.rows;
-  const char* const unit = entry.rows == 1 ? "elements " : "columns ";
+  const auto file_of = [&](const RangeEntry& range) { return manifest.files[range.file].name; };
   std::sort(entry.ranges.begin(), entry.ranges.end(),
-            [](const RangeEntry& a, const RangeEntry& b) { return a.begin < b.begin; });
+            [](const RangeEntry& a, const RangeEntry& b) { return util::precedes(a.part, b.part); });
+  for (const RangeEntry& range : entry.ranges) {
+    const util::Rectangle& part = range.part;
+    if (part.fits(entry.numel) && part.numel() > 0) continue;
+    refuse("has an impossible range [", part.begin, ", ", part.end, ")",
+           part.row_begin == 0 && part.row_end == part.rows
+               ? ""
+               : concat(" of rows [", part.row_begin, ", ", part.row_end, ")"),
+           " in ", file_of(range), " (it has ", columns,
+           entry.rows == 1 ? " elements)" : concat(" columns and ", entry.rows, " rows)"));
+  }
+  const auto refuse_overlap = [&](const RangeEntry& first, const RangeEntry& second) {
+    refuse("is stored twice: ", part_text(second.part), " in ", file_of(second), " overlap ",
+           part_text(first.part), " in ", file_of(first));
+  };
+  if (entry.is_cut_in_columns()) {
+    const RangeEntry* before = nullptr;
+    for (const RangeEntry& range : entry.ranges) {
+      const int64_t begin = range.part.begin, covered = before == nullptr ? 0 : before->part.end;
+      if (begin < covered) refuse_overlap(*before, range);
+      if (begin > covered) {
+        refuse("lacks ", part_text({covered, begin, entry.rows}), ", before those in ", file_of(range));
+      }
+      before = &range;
+    }
+    const int64_t covered = before == nullptr ? 0 : before->part.end;
+    if (covered != columns) refuse("lacks ", part_text({covered, columns, entry.rows}), " at its end");
+  } else {
+    find_overlap(entry.ranges, refuse_overlap);
+  }
   entry.numel_in_file.clear();
-  int64_t covered = 0;
+  int64_t stored = 0;
   for (RangeEntry& range : entry.ranges) {
-    const std::string& file = manifest.files[range.file].name;
-    if (range.begin < 0 || range.end <= range.begin || range.end > columns) {
-      refuse("has an impossible range [", range.begin, ", ", range.end, ") in ", file, " (it has ", columns,
-             entry.rows == 1 ? " elements)" : " columns)");
-    }
-    if (range.begin < covered) {
-      refuse("is stored twice: ", unit, "from ", range.begin, " in ", file, " overlap those before ",
-             covered);
-    }
-    if (range.begin > covered) {
-      refuse("lacks ", unit, covered, " to ", range.begin, ", before those in ", file);
-    }
     int64_t& offset = entry.numel_in_file[range.file];
     range.offset = offset;
-    offset += entry.rows * (range.end - range.begin);
-    covered = range.end;
+    offset += range.part.numel();
+    stored += range.part.numel();
   }
-  if (covered != columns) refuse("lacks ", unit, covered, " to ", columns, " at its end");
+  if (stored != entry.numel) refuse("lacks ", entry.numel - stored, " of its ", entry.numel, " elements");
 }
 
 /// All members that are read except "tensors"; empty when the text is not an object.
@@ -158,15 +220,21 @@ json to_json(const Manifest& manifest) {
   int64_t version = 1;
   for (const auto& [name, entry] : manifest.tensors) {
     json ranges = json::array();
-    for (const RangeEntry& range : entry.ranges) {
-      ranges.push_back(
-          {{"file", manifest.files[range.file].name}, {"begin", range.begin}, {"end", range.end}});
+    for (const auto& [part, file, offset] : entry.ranges) {
+      json range = {{"file", manifest.files[file].name}, {"begin", part.begin}, {"end", part.end}};
+      if (!part.has_all_rows()) {
+        range["row_begin"] = part.row_begin;
+        range["row_end"] = part.row_end;
+      }
+      ranges.push_back(std::move(range));
     }
     tensors[name] = {
         {"shape", entry.shape}, {"dtype", util::dtype_name(entry.dtype)}, {"ranges", std::move(ranges)}};
     if (entry.rows == 1) continue;
     tensors[name]["rows"] = entry.rows;
-    version = 2;  // a reader that ignores the rows would misread the ranges
+    // A reader that ignores the rows would misread the ranges.
+    const bool is_of_2 = entry.is_cut_in_columns() && dimensions_in(entry.shape, entry.rows) == entry.rows;
+    version = std::max<int64_t>(version, is_of_2 ? 2 : 3);
   }
   return {{"format", kFormatName},         {"version", version},
           {"step", manifest.step},         {"world_size", manifest.world_size},

@@ -18,13 +18,14 @@
 
 #include "util/enum_names.h"
 #include "util/error.h"
+#include "util/rectangle.h"
 
 namespace fsdp::checkpoint {
 
 inline constexpr const char* kManifestName = "manifest.json";
 inline constexpr const char* kFullFileName = "full.h5";  ///< the one file of a full checkpoint
 inline constexpr const char* kFormatName = "fsdp-checkpoint";
-inline constexpr int64_t kFormatVersion = 2;  ///< the newest that can be read; see FORMAT.md
+inline constexpr int64_t kFormatVersion = 3;  ///< the newest that can be read; see FORMAT.md
 
 /// Whether a run can be resumed from the checkpoint, or only its weights can be used.
 enum class Contents { kState, kWeights };
@@ -54,20 +55,21 @@ struct FileEntry {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FileEntry, name, bytes, xxh3_64)
 
-/// Columns [begin, end) of a tensor seen as [rows, numel / rows], whose rows all start at `offset` elements
-/// in the file's data set. With one row: elements of the flattened tensor.
+/// A part of a tensor that is in a file.
 struct RangeEntry {
-  int64_t begin = 0;
-  int64_t end = 0;
-  size_t file = 0;     ///< index into Manifest::files
-  int64_t offset = 0;  ///< set by complete_manifest()
+  util::Rectangle part{};  ///< in the view of TensorEntry::rows
+  size_t file = 0;         ///< index into Manifest::files
+  int64_t offset = 0;      ///< of its first element in the file's data set; set by complete_manifest()
 };
 
 struct TensorEntry {
   std::vector<int64_t> shape;
   c10::ScalarType dtype = c10::ScalarType::Float;
-  std::vector<RangeEntry> ranges{};  ///< sorted by begin; they cover the columns without gap or overlap
-  int64_t rows = 1;                  ///< for a tensor cut on an inner dimension: product of those before it
+  std::vector<RangeEntry> ranges{};  ///< sorted by util::precedes(); they cover the tensor without overlap
+  int64_t rows = 1;                  ///< of the view in which all ranges are rectangles
+
+  /// Whether all ranges have all rows; of a complete entry.
+  bool is_cut_in_columns() const { return ranges.empty() || ranges.back().part.row_begin == 0; }
 
   // Set by complete_manifest():
   int64_t numel = 0;

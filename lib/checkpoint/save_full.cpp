@@ -39,16 +39,17 @@ Itinerary plan_rank(const Manifest& held, size_t rank, int64_t share_bytes) {
     const auto itemsize = static_cast<int64_t>(c10::elementSize(entry.dtype));
     for (const RangeEntry& range : entry.ranges) {
       if (range.file != rank) continue;
-      const int64_t length = range.end - range.begin, columns = entry.numel / entry.rows;
-      for (int64_t done = 0; done < entry.rows * length;) {
-        const int64_t row = done / length, column = done % length;
+      const util::Rectangle& part = range.part;
+      const int64_t length = part.length(), columns = entry.numel / entry.rows;
+      for (int64_t done = 0; done < part.numel();) {
+        const int64_t row = part.row_begin + done / length, column = done % length;
         int64_t count = std::min(length - column, (share_bytes - filled) / itemsize);
         if (count == 0) {
           rounds.emplace_back();
           filled = 0;
           continue;
         }
-        rounds.back().push_back({&name, row * columns + range.begin + column, count, range.offset + done,
+        rounds.back().push_back({&name, row * columns + part.begin + column, count, range.offset + done,
                                  filled, count * itemsize});
         filled += count * itemsize;
         done += count;
@@ -158,7 +159,7 @@ Manifest whole_manifest(const SaveRequest& request, Manifest held, FileEntry fil
   for (auto& [name, entry] : held.tensors) {
     entry.ranges.clear();
     entry.rows = 1;
-    if (entry.numel > 0) entry.ranges.push_back({.begin = 0, .end = entry.numel, .file = 0});
+    if (entry.numel > 0) entry.ranges.push_back({.part = {0, entry.numel}, .file = 0});
   }
   return held;
 }

@@ -23,21 +23,18 @@ std::map<std::string, RankTensor> group_by_tensor(const std::vector<shard::Tenso
                slice.name);
     FSDP_CHECK(slice.data.dim() == 1 && slice.data.numel() == slice.numel(), slice.name);
     int64_t numel = checked_numel(slice.shape, slice.data.element_size());
-    FSDP_CHECK(slice.range.rows > 0 && numel % slice.range.rows == 0, slice.name);
-    FSDP_CHECK(slice.range.begin >= 0 && slice.range.begin <= slice.range.end &&
-                   slice.range.end <= numel / slice.range.rows,
-               slice.name);
+    FSDP_CHECK(slice.range.fits(numel), slice.name);
     RankTensor& tensor = tensors[slice.name];
     if (!tensor.any) tensor.any = &slice;
     FSDP_CHECK(tensor.any->shape == slice.shape && tensor.any->range.rows == slice.range.rows &&
                    tensor.any->data.scalar_type() == slice.data.scalar_type(),
                slice.name);
-    if (slice.range.begin < slice.range.end) tensor.slices.push_back(&slice);
+    if (slice.numel() > 0) tensor.slices.push_back(&slice);
   }
   for (auto& [name, tensor] : tensors) {
     std::sort(tensor.slices.begin(), tensor.slices.end(),
               [](const shard::TensorSlice* a, const shard::TensorSlice* b) {
-                return a->range.begin < b->range.begin;
+                return util::precedes(a->range, b->range);
               });
   }
   return tensors;
@@ -47,8 +44,10 @@ json describe(const std::map<std::string, RankTensor>& tensors) {
   json described = json::object();
   for (const auto& [name, tensor] : tensors) {
     json ranges = json::array();
-    for (const shard::TensorSlice* slice : tensor.slices)
-      ranges.push_back({slice->range.begin, slice->range.end});
+    for (const shard::TensorSlice* slice : tensor.slices) {
+      const util::Rectangle& range = slice->range;
+      ranges.push_back({range.begin, range.end, range.row_begin, range.row_end});
+    }
     described[name] = {{"shape", tensor.any->shape},
                        {"dtype", util::dtype_name(tensor.any->data.scalar_type())},
                        {"rows", tensor.any->range.rows},
@@ -72,8 +71,9 @@ void add_described(Manifest& manifest, const json& described, size_t file, const
                  entry.rows);
     }
     for (const json& range : value["ranges"]) {
-      entry.ranges.push_back(
-          {.begin = range[0].get<int64_t>(), .end = range[1].get<int64_t>(), .file = file});
+      entry.ranges.push_back({.part = {range[0].get<int64_t>(), range[1].get<int64_t>(), rows,
+                                       range[2].get<int64_t>(), range[3].get<int64_t>()},
+                              .file = file});
     }
   }
 }

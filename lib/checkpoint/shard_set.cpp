@@ -101,26 +101,25 @@ class ReadJoiner {
 
 }  // namespace
 
-std::vector<ShardRead> ShardSet::plan(const std::string& name, const util::ColumnRange& part,
-                                      void* out) const {
+std::vector<ShardRead> ShardSet::plan(const std::string& name, const util::Rectangle& part, void* out) const {
   auto tensor = manifest_.tensors.find(name);
   FSDP_CHECK(tensor != manifest_.tensors.end(), name);
   const TensorEntry& entry = tensor->second;
-  FSDP_CHECK(part.begin >= 0 && part.begin <= part.end && part.rows > 0, name);
-  FSDP_CHECK(entry.numel % part.rows == 0 && part.end <= entry.numel / part.rows, name);
+  FSDP_CHECK(part.fits(entry.numel), name);
   std::vector<ShardRead> reads;
-  const bool alike = part.rows == entry.rows;
+  const bool alike = part.rows == entry.rows, in_columns = alike && entry.is_cut_in_columns();
   auto range = entry.ranges.begin();
-  if (alike) {
+  if (in_columns) {
     // The ranges have no gaps or overlaps, so the first one that ends after `begin` holds it.
     range = std::upper_bound(entry.ranges.begin(), entry.ranges.end(), part.begin,
-                             [](int64_t value, const RangeEntry& r) { return value < r.end; });
+                             [](int64_t value, const RangeEntry& r) { return value < r.part.end; });
   }
-  for (; range != entry.ranges.end() && !(alike && range->begin >= part.end); ++range) {
+  for (; range != entry.ranges.end(); ++range) {
+    if (in_columns && range->part.begin >= part.end) break;
+    if (alike && range->part.row_begin >= part.row_end) break;
     ReadJoiner joiner({.file = range->file, .name = &tensor->first, .entry = &entry, .out = out},
                       static_cast<int64_t>(c10::elementSize(entry.dtype)), reads);
-    const util::ColumnRange stored{range->begin, range->end, entry.rows};
-    util::for_each_overlap(entry.numel, part, stored, [&](const util::Overlap& overlap) {
+    util::for_each_overlap(entry.numel, part, range->part, [&](const util::Overlap& overlap) {
       joiner.add(overlap.in_a, range->offset + overlap.in_b, overlap.count);
     });
   }

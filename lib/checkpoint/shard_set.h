@@ -13,8 +13,8 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/shard_file.h"
 #include "checkpoint/weights.h"
-#include "util/column_range.h"
 #include "util/progress_bar.h"
+#include "util/rectangle.h"
 
 namespace fsdp::checkpoint {
 
@@ -40,8 +40,8 @@ class ShardSet {
   /// Throws unless a file, which is verified if it was not, holds what the manifest says of a tensor.
   void check(size_t file, const std::string& name, const TensorEntry& entry);
 
-  /// The reads that bring a part of a tensor to `out`, contiguous as [rows, end - begin].
-  std::vector<ShardRead> plan(const std::string& name, const util::ColumnRange& part, void* out) const;
+  /// The reads that bring a part of a tensor to `out`, contiguous as [height, length].
+  std::vector<ShardRead> plan(const std::string& name, const util::Rectangle& part, void* out) const;
 
   /// Reads, after verifying and opening the file if that has not been done.
   void read(const ShardRead& read);

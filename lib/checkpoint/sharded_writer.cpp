@@ -91,7 +91,7 @@ ShardedResult write_sharded(const ShardedWrite& request, const Weights& source,
     std::vector<Part> parts = parts_of(tensors, rank, request.world_size);
     for (const Part& part : parts) {
       manifest.tensors.at(part.tensor->info.name)
-          .ranges.push_back({.begin = part.begin, .end = part.end, .file = manifest.files.size()});
+          .ranges.push_back({.part = {part.begin, part.end}, .file = manifest.files.size()});
     }
     manifest.files.push_back(
         write_shard(staged.path() / (request.full ? kFullFileName : shard_file_name(static_cast<int>(rank))),

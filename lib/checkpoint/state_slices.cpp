@@ -4,6 +4,8 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "optim/optimizer_state.h"
 #include "util/error.h"
@@ -12,28 +14,38 @@ namespace fsdp::checkpoint {
 
 namespace {
 
-/// The part of a segment that this replica saves: lengths differ by one element at most. A segment of several
-/// rows is contiguous only as a whole, so replicas take turns at these.
-util::ColumnRange replicas_part(const shard::Segment& segment, size_t index,
-                                const shard::ProcessGroups& groups) {
+/// Part number `part` of [0, n) in `parts` parts whose lengths differ by one at most, as [begin, end).
+std::pair<int64_t, int64_t> even_part(int64_t n, int64_t part, int64_t parts) {
+  return {n * part / parts, n * (part + 1) / parts};
+}
+
+/// The part of a segment that this replica saves, which must be contiguous in it: columns of one row, or rows.
+/// Of a segment with all of several rows, replicas take turns at whole segments: releases that read format
+/// version 2 know no parts of rows.
+util::Rectangle replicas_part(const shard::Segment& segment, size_t index,
+                              const shard::ProcessGroups& groups) {
   const int64_t replica = groups.replica_rank(), replicas = groups.replicas();
-  util::ColumnRange part = segment.range;
-  if (part.rows > 1) {
+  util::Rectangle part = segment.range;
+  if (part.height() == 1) {
+    const auto [begin, end] = even_part(part.length(), replica, replicas);
+    part.end = part.begin + end;
+    part.begin += begin;
+  } else if (part.has_all_rows()) {
     if (static_cast<int64_t>(index) % replicas != replica) part.end = part.begin;
-    return part;
+  } else {
+    const auto [begin, end] = even_part(part.height(), replica, replicas);
+    part.row_end = part.row_begin + end;
+    part.row_begin += begin;
   }
-  const auto [begin, length] = std::pair(part.begin, part.length());
-  return {begin + length * replica / replicas, begin + length * (replica + 1) / replicas};
+  return part;
 }
 
 /// A state [n] that every rank holds whole or, among `ranks`, this rank's part of it.
 shard::TensorSlice whole_slice(const std::string& name, const at::Tensor& state,
                                const comm::Communicator* ranks) {
   const int64_t n = state.numel();
-  util::ColumnRange range{0, n};
-  if (ranks != nullptr) {
-    range = {n * ranks->rank() / ranks->world_size(), n * (ranks->rank() + 1) / ranks->world_size()};
-  }
+  util::Rectangle range{0, n};
+  if (ranks != nullptr) std::tie(range.begin, range.end) = even_part(n, ranks->rank(), ranks->world_size());
   return {name, {n}, range, state.narrow(0, range.begin, range.length())};
 }
 
@@ -42,12 +54,14 @@ shard::TensorSlice whole_slice(const std::string& name, const at::Tensor& state,
 std::vector<shard::TensorSlice> state_slices(const shard::Engine& engine, const optim::Optimizer& optimizer,
                                              SlicePurpose purpose) {
   std::vector<shard::TensorSlice> slices;
+  if (purpose == SlicePurpose::kLoad) engine.note_changed_weights();
   const auto add = [&](const std::string& prefix, const shard::Segment& segment, const at::Tensor& part) {
     const auto index = static_cast<size_t>(&segment - engine.segments().data());
-    const util::ColumnRange range =
-        purpose == SlicePurpose::kSave ? replicas_part(segment, index, engine.units()[segment.unit]->groups())
-                                       : segment.range;
-    const int64_t offset = range.rows * (range.begin - segment.range.begin);
+    const util::Rectangle range = purpose == SlicePurpose::kSave
+                                      ? replicas_part(segment, index, engine.units()[segment.unit]->groups())
+                                      : segment.range;
+    const int64_t offset = (range.row_begin - segment.range.row_begin) * segment.range.length() +
+                           range.begin - segment.range.begin;
     slices.push_back({prefix + segment.name, segment.shape, range, part.narrow(0, offset, range.numel())});
   };
   for (const shard::Segment& segment : engine.segments()) {

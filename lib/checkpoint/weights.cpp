@@ -88,27 +88,32 @@ void Weights::read_range_into(const std::string& name, int64_t begin, const at::
   });
 }
 
-void Weights::read_columns_into(const std::string& name, int64_t begin, const at::Tensor& tensor) const {
-  FSDP_CHECK(tensor.device().is_cpu() && tensor.dim() == 2 && tensor.is_contiguous(), name);
+void Weights::read_part_into(const std::string& name, const util::Rectangle& part,
+                             const at::Tensor& tensor) const {
+  FSDP_CHECK(tensor.device().is_cpu() && tensor.dim() == 1 && tensor.is_contiguous(), name);
+  const int64_t numel = this->numel(name);
+  FSDP_CHECK(part.fits(numel) && tensor.numel() == part.numel(), name);
+  if (part.numel() == 0) return;
   const Place& place = place_of(name);
-  const int64_t rows = tensor.size(0), columns = tensor.size(1), numel = this->numel(name);
-  if (tensor.numel() == 0) return;
-  FSDP_CHECK(numel % rows == 0 && begin >= 0 && begin + columns <= numel / rows, name);
   require_convertible(name, tensor.scalar_type());
-  const int64_t row_numel = numel / rows;
+  const int64_t height = part.height(), columns = part.length(), row_numel = numel / part.rows;
   const auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(place.info.dtype));
-  if (rows == 1 || columns == row_numel) return read_range_into(name, begin, tensor.detach().view({-1}));
+  if (height == 1 || columns == row_numel) {
+    return read_range_into(name, part.row_begin * row_numel + part.begin, tensor);
+  }
+  const at::Tensor rows = tensor.detach().view({height, columns});
   if (columns * itemsize_bytes >= kSmallestPieceBytes || row_numel * itemsize_bytes > kSliceBytes) {
-    for (int64_t row = 0; row < rows; ++row)
-      read_range_into(name, row * row_numel + begin, tensor.detach()[row]);
+    for (int64_t row = 0; row < height; ++row) {
+      read_range_into(name, (part.row_begin + row) * row_numel + part.begin, rows[row]);
+    }
     return;
   }
   const int64_t step = kSliceBytes / (row_numel * itemsize_bytes);
-  for (int64_t row = 0; row < rows; row += step) {
-    const int64_t count = std::min(step, rows - row);
+  for (int64_t row = 0; row < height; row += step) {
+    const int64_t count = std::min(step, height - row), first = (part.row_begin + row) * row_numel;
     at::Tensor block = stored_.elements(count * row_numel, place.info.dtype);
-    place.source->read(place.info.name, row * row_numel, (row + count) * row_numel, block.data_ptr());
-    tensor.detach().narrow(0, row, count).copy_(block.view({count, row_numel}).narrow(1, begin, columns));
+    place.source->read(place.info.name, first, first + count * row_numel, block.data_ptr());
+    rows.narrow(0, row, count).copy_(block.view({count, row_numel}).narrow(1, part.begin, columns));
   }
 }
 

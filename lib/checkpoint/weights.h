@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "util/rectangle.h"
+
 namespace fsdp::checkpoint {
 
 struct TensorInfo {
@@ -67,10 +69,9 @@ class Weights {
   /// The same for elements [begin, begin + tensor.numel()) of the flattened tensor; `tensor` is 1-D.
   void read_range_into(const std::string& name, int64_t begin, const at::Tensor& tensor) const;
 
-  /// The same for columns [begin, begin + tensor.size(1)) of the tensor seen as [rows, numel / rows] with
-  /// rows = tensor.size(0); `tensor` is 2-D. Reads whole rows where their pieces are smaller than
-  /// kSmallestPieceBytes, otherwise only the columns.
-  void read_columns_into(const std::string& name, int64_t begin, const at::Tensor& tensor) const;
+  /// The same for the elements of a part; `tensor` is 1-D. Reads whole rows of the part's view where their
+  /// pieces are smaller than kSmallestPieceBytes, otherwise only the columns.
+  void read_part_into(const std::string& name, const util::Rectangle& part, const at::Tensor& tensor) const;
 
   /// A smaller piece is not worth a read of its own: a file system reads no less.
   static constexpr int64_t kSmallestPieceBytes = 4096;

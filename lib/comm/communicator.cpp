@@ -59,6 +59,14 @@ std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name) {
   return new_group(name, ranks);
 }
 
+void Communicator::check_shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site) {
+  FSDP_CHECK(output.numel() == input.numel() && output.scalar_type() == input.scalar_type() &&
+                 output.is_contiguous() && input.is_contiguous(),
+             "shift of ", site.unit, ": expected two contiguous tensors of one size and type, found ",
+             output.numel(), " elements of ", c10::toString(output.scalar_type()), " out, ", input.numel(),
+             " of ", c10::toString(input.scalar_type()), " in");
+}
+
 std::vector<std::string> all_gather_text(Communicator& communicator, const std::string& text,
                                          const CallSite& site) {
   int world = communicator.world_size();

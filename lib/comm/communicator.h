@@ -96,6 +96,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// tensor = the tensor of rank `root`, in place.
   virtual std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) = 0;
 
+  /// output [n] = the input [n] of the rank before this one; the first rank receives that of the last. Both are
+  /// contiguous, of any shape, and do not overlap. A rank is done when its two neighbours have taken part;
+  /// whether others have failed, it may learn only from the next collective. Empty tensors are not sent.
+  virtual std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
+                                      const CallSite& site) = 0;
+
   virtual void barrier(const CallSite& site) = 0;
 
   /// Runs `task` on this rank in the order of issue: after the collectives issued before it have completed
@@ -139,6 +145,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// Checks `ranks` and returns the two communicators that need no new connections (a group of one rank, a
   /// group of all); null for others.
   std::shared_ptr<Communicator> existing_subgroup(const std::string& name, const std::vector<int>& ranks);
+
+  /// The neighbours in the ring of a shift.
+  int next_rank() const { return (rank() + 1) % world_size(); }
+  int previous_rank() const { return (rank() + world_size() - 1) % world_size(); }
+  /// Throws if the tensors do not fit together.
+  static void check_shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site);
 };
 
 /// A world of one: no network and no threads; an all-gather or reduce-scatter is at most a copy.
@@ -157,6 +169,11 @@ class SingleCommunicator final : public Communicator {
     return done_work();
   }
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override;
+  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
+                              const CallSite& site) override {
+    check_shift(output, input, site);
+    return all_gather(output.view({-1}), input.view({-1}), site);
+  }
   void barrier(const CallSite&) override {}
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
   std::shared_ptr<Communicator> new_group(const std::string&, const std::vector<int>&) override {

@@ -132,8 +132,15 @@ std::unique_ptr<Work> FakeCommunicator::issue(std::function<void()> task) {
   return std::make_unique<QueuedWork>(queue_, number);
 }
 
-std::unique_ptr<Work> FakeCommunicator::collective(const Collective& call, const CallSite&) {
+std::unique_ptr<Work> FakeCommunicator::collective(const Collective& call, const CallSite& site) {
   FSDP_CHECK(call.root == 0, "rank ", call.root, " has nothing to send");
+  if (call.kind == Collective::Kind::kShift) {
+    check_shift(call.output, call.input, site);
+    return issue([output = call.output, input = call.input] {
+      at::NoGradGuard no_grad;
+      output.view({-1}).copy_(input.view({-1}));
+    });
+  }
   const bool gathers = call.kind == Collective::Kind::kAllGather;
   if (!gathers && call.kind != Collective::Kind::kReduceScatter) return issue([] {});
   const int64_t part = call.payload().numel();

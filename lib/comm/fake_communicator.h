@@ -5,6 +5,7 @@
 //
 //   all_gather      copies this rank's part to its place and sets the other parts to zero
 //   reduce_scatter  copies this rank's part of its own input, without a sum
+//   shift           copies the input, as if all ranks sent the same
 //   others          leave the tensor unchanged
 //
 // The results are meaningless but finite, whatever the buffers held before.

@@ -3,8 +3,8 @@
 namespace fsdp::comm {
 
 const char* Collective::name() const {
-  static constexpr const char* kNames[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast",
-                                           "barrier"};
+  static constexpr const char* kNames[] = {"all_gather", "reduce_scatter", "all_reduce",
+                                           "broadcast",  "shift",          "barrier"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -18,6 +18,8 @@ std::unique_ptr<Work> Collective::issue(Communicator& communicator, const CallSi
       return communicator.all_reduce(output, op, site);
     case Kind::kBroadcast:
       return communicator.broadcast(output, root, site);
+    case Kind::kShift:
+      return communicator.shift(output, input, site);
     case Kind::kBarrier:
       communicator.barrier(site);
   }
@@ -44,6 +46,11 @@ std::unique_ptr<Work> UniformCommunicator::broadcast(const at::Tensor& tensor, i
                                                      const CallSite& site) {
   return collective({.kind = Collective::Kind::kBroadcast, .output = tensor, .input = tensor, .root = root},
                     site);
+}
+
+std::unique_ptr<Work> UniformCommunicator::shift(const at::Tensor& output, const at::Tensor& input,
+                                                 const CallSite& site) {
+  return collective({.kind = Collective::Kind::kShift, .output = output, .input = input}, site);
 }
 
 void UniformCommunicator::barrier(const CallSite& site) {

@@ -14,9 +14,9 @@
 
 namespace fsdp::comm {
 
-/// A call of one of the five collectives, without its CallSite.
+/// A call of one of the collectives, without its CallSite.
 struct Collective {
-  enum class Kind { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kBarrier };
+  enum class Kind { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kShift, kBarrier };
 
   Kind kind;
   at::Tensor output{}, input{};  ///< the same tensor for an all-reduce and a broadcast; none for a barrier
@@ -26,13 +26,13 @@ struct Collective {
   /// "all_gather" and so on.
   const char* name() const;
   /// This rank's payload: the part that it contributes to an all-gather or receives from a reduce-scatter,
-  /// the whole tensor of an all-reduce or broadcast; undefined for a barrier.
+  /// the whole tensor of an all-reduce or broadcast, what it sends in a shift; undefined for a barrier.
   const at::Tensor& payload() const { return kind == Kind::kReduceScatter ? output : input; }
   /// Makes the call. The Work of a barrier is complete.
   std::unique_ptr<Work> issue(Communicator& communicator, const CallSite& site) const;
 };
 
-/// Handles all five collectives in one function.
+/// Handles all collectives in one function.
 class UniformCommunicator : public Communicator {
  public:
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
@@ -41,6 +41,8 @@ class UniformCommunicator : public Communicator {
                                        const CallSite& site) override;
   std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override;
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override;
+  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
+                              const CallSite& site) override;
   void barrier(const CallSite& site) override;
 
  protected:

@@ -17,6 +17,7 @@
 
 #include "comm/memory_operations.h"
 #include "util/error.h"
+#include "util/hash.h"
 
 namespace fsdp::comm {
 namespace {
@@ -189,6 +190,21 @@ class GlooCommunicator final : public Communicator {
     return done_work();
   }
 
+  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
+                              const CallSite& site) override {
+    check_shift(output, input, site);
+    if (input.numel() == 0) return done_work();
+    run("shift", site, [&](c10d::ProcessGroupGloo& gloo) {
+      std::vector<at::Tensor> out{output}, in{input};
+      const int tag = transfer_tag(0, input);
+      const auto received = gloo.recv(out, previous_rank(), tag);
+      const auto sent = gloo.send(in, next_rank(), tag);
+      received->wait();
+      return sent;
+    });
+    return done_work();
+  }
+
   void barrier(const CallSite& site) override {
     at::Tensor token = at::empty({1}, at::kFloat).zero_();
     run("barrier", site, [&](c10d::ProcessGroupGloo& gloo) {
@@ -257,6 +273,15 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_gloo(const GlooPlace& place, 
       call_within(2 * place.timeout + kGrace, [=] { return connect_members(place, prefix, rank, size); });
   if (!group) throw std::runtime_error("timeout: the run's store, at rank 0, does not answer");
   return *group;
+}
+
+int transfer_tag(uint64_t seed, const at::Tensor& tensor) {
+  uint64_t tag = util::mix64(seed);
+  if (tensor.defined()) {
+    tag = util::mix64(tag ^ static_cast<uint64_t>(tensor.scalar_type()));
+    tag = util::mix64(tag ^ static_cast<uint64_t>(tensor.numel()));
+  }
+  return static_cast<int>(tag & 0x7fffffff);
 }
 
 GlooExchange::GlooExchange(const GlooPlace& place, const std::string& prefix, int rank, int size)

@@ -50,6 +50,10 @@ std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& en
 std::unique_ptr<Communicator> make_gloo_group(const GlooPlace& place, GroupIdentity identity,
                                               const std::string& prefix);
 
+/// A tag for transfers of tensors of this size and type for the purpose `seed`: one in another collective has
+/// another tag, so that data is not mixed up.
+int transfer_tag(uint64_t seed, const at::Tensor& tensor);
+
 /// Point-to-point transfers between the ranks of a group. Transfers run concurrently and are waited for one by
 /// one. Those between two ranks with the same tag arrive in the order of sending; a transfer without a
 /// counterpart of its tag waits until the time-out. One thread per rank. After a failure the exchange cannot

@@ -1,6 +1,7 @@
 #include "comm/hierarchical_communicator.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <array>
@@ -25,18 +26,13 @@ using Transfers = std::vector<GlooExchange::Transfer>;
 /// steps.
 constexpr int64_t kWholeBytes = 16 << 10;
 
-enum class CrossOp : uint64_t { kBarrier, kAllGather, kReduceScatter, kSum, kMax, kBroadcast };
+enum class CrossOp : uint64_t { kBarrier, kAllGather, kReduceScatter, kSum, kMax, kBroadcast, kShift };
 
 CrossOp reduction(ReduceOp op) { return op == ReduceOp::kSum ? CrossOp::kSum : CrossOp::kMax; }
 
-/// Different collectives, and the steps of one collective, have different tags, so that data is not mixed up.
+/// Different collectives, and the steps of one collective, have different tags.
 int tag_of(CrossOp op, const at::Tensor& tensor, uint64_t step = 0) {
-  uint64_t tag = util::mix64(static_cast<uint64_t>(op) * 256 + step);
-  if (tensor.defined()) {
-    tag = util::mix64(tag ^ static_cast<uint64_t>(tensor.scalar_type()));
-    tag = util::mix64(tag ^ static_cast<uint64_t>(tensor.numel()));
-  }
-  return static_cast<int>(tag & 0x7fffffff);
+  return transfer_tag(static_cast<uint64_t>(op) * 256 + step, tensor);
 }
 
 class HierarchicalCommunicator final : public Communicator {
@@ -48,6 +44,10 @@ class HierarchicalCommunicator final : public Communicator {
         layout_(host_layout(connections_.host->hosts(), identity_.ranks)) {
     FSDP_CHECK(layout_.even(), layout_.odd_one());
     std::tie(host_, place_) = location_of(rank());
+    for (int from = 0; from < world_size(); ++from) {
+      const int places = location_of((from + 1) % world_size()).second - location_of(from).second;
+      places_shifted_ = std::max(places_shifted_, (places + per_host()) % per_host());
+    }
     const std::vector<int>& here = layout_.members[static_cast<size_t>(host_)];
     GroupIdentity local = identity_.subgroup("host", here);
     const std::string local_key = util::concat(key_, "/host/", local.ranks.front());
@@ -140,6 +140,34 @@ class HierarchicalCommunicator final : public Communicator {
       const auto [root_host, root_place] = location_of(root);
       if (place_ == root_place) broadcast_across(tensor, root_host);
       local_->broadcast(tensor, root_place, site);
+    });
+  }
+
+  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
+                              const CallSite& site) override {
+    check_shift(output, input, site);
+    return run("shift", site, [&] {
+      if (input.numel() == 0) return;
+      const int tag = tag_of(CrossOp::kShift, input);
+      const int previous_host = location_of(previous_rank()).first;
+      Transfers transfers;
+      if (previous_host != host_) transfers.push_back(cross_->receive(previous_host, tag, output));
+      // Inside the host from place to place, to that of the receiver; from there to its host.
+      at::Tensor passing = input;
+      for (int places = 0;; ++places) {
+        const int sender = member(host_, (place_ - places + per_host()) % per_host());
+        const auto [host, place] = location_of((sender + 1) % world_size());
+        if (place == place_ && host != host_) transfers.push_back(cross_->send(host, tag, passing));
+        if (places == places_shifted_) break;
+        const int next_sender = member(host_, (place_ - places - 1 + per_host()) % per_host());
+        at::Tensor passed = output;  // what it is to hold, or memory for what others are to receive
+        if (next_sender != previous_rank()) {
+          passed = places == 0 ? scratch(0, input.numel(), input.scalar_type()) : at::empty_like(input);
+        }
+        local_->shift(passed, passing, site);
+        passing = passed;
+      }
+      wait_for(transfers);
     });
   }
 
@@ -399,6 +427,8 @@ class HierarchicalCommunicator final : public Communicator {
   const HostLayout layout_;
   int host_ = 0;   ///< of this rank, in layout_
   int place_ = 0;  ///< of this rank among those of its host
+  /// How far a shift's receiver is from the sender, in places: at most; 1 where a host's ranks are consecutive.
+  int places_shifted_ = 0;
   std::shared_ptr<ShmGroup> shm_;
   std::unique_ptr<Communicator> local_;  ///< over shm_: the ranks of this host
   std::unique_ptr<GlooExchange> cross_;  ///< the counterparts, numbered as the hosts

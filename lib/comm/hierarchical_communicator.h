@@ -15,6 +15,7 @@
 //   all_reduce      a reduce-scatter inside the host, an all-reduce of this rank's piece between hosts, an
 //                   all-gather inside the host; small tensors in one exchange.
 //   broadcast       down a tree of the hosts, by the root and its counterparts; then inside each host.
+//   shift           to the next place of the host, where consecutive ranks are, and to the next host.
 //
 // Sums are added in rank order inside each host, and the hosts' sums in the order of the hosts' first ranks:
 // results have the same bits on all ranks and in every run. Sums of bfloat16 and float16 stay float32 between

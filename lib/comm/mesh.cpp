@@ -24,14 +24,30 @@ Mesh::Mesh(const MeshOptions& options, std::shared_ptr<Communicator> world)
                "; this version has no tensor parallelism, so give the ranks to mesh.data");
   }
   using enum MeshAxis;
-  for (const auto& axes : std::vector<std::vector<MeshAxis>>{{}, {kDcn}, {kData}, {kModel}, {kDcn, kData}}) {
-    groups_[axes] = world_->subgroup(name_of(axes), shape_.group_of(world_->rank(), axes));
+  for (const auto& axes : std::vector<std::vector<MeshAxis>>{{},
+                                                             {kDcn},
+                                                             {kData},
+                                                             {kContext},
+                                                             {kModel},
+                                                             {kDcn, kData},
+                                                             {kData, kContext},
+                                                             {kDcn, kData, kContext}}) {
+    const std::vector<MeshAxis> key = effective(axes);
+    if (groups_.contains(key)) continue;
+    groups_[key] = world_->subgroup(name_of(key), shape_.group_of(world_->rank(), key));
   }
+  context_ = group({kContext});
+  if (context_ == group({kData, kContext})) context_ = context_->duplicate("context");
+}
+
+std::vector<MeshAxis> Mesh::effective(std::vector<MeshAxis> axes) const {
+  std::erase_if(axes, [this](MeshAxis axis) { return shape_.along(axis) == 1; });
+  std::ranges::sort(axes);
+  return axes;
 }
 
 const std::shared_ptr<Communicator>& Mesh::group(std::vector<MeshAxis> axes) const {
-  std::ranges::sort(axes);
-  auto found = groups_.find(axes);
+  const auto found = groups_.find(effective(axes));
   FSDP_CHECK(found != groups_.end(), "a mesh has no group over ", name_of(axes));
   return found->second;
 }

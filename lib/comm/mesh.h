@@ -12,9 +12,10 @@
 
 namespace fsdp::comm {
 
-/// The groups over dcn, over data, over model, over dcn x data and over no axis (this rank alone). Each is a
-/// communicator with a separate queue, so collectives along different axes run concurrently. That of one rank
-/// is Communicator::subgroup() of this rank, that of all ranks the world's communicator itself.
+/// The groups over each axis, over data x context, dcn x data, dcn x data x context and over no axis (this rank
+/// alone). Axes of one rank do not count: groups of the same ranks are one communicator. Each has a separate
+/// queue, so collectives along different axes run concurrently. That of one rank is Communicator::subgroup() of
+/// this rank, that of all ranks the world's communicator itself.
 class Mesh {
  public:
   /// Collective over `world`. Throws Error(kUsage) when the product of the axes is not the world size (see
@@ -29,14 +30,22 @@ class Mesh {
   const std::shared_ptr<Communicator>& world() const { return world_; }
 
   /// The ranks that have this rank's place on every axis except `axes`, ascending: along one axis, a rank's
-  /// number in the group is its place on the axis. `axes` is none, one axis or {kDcn, kData}. Not collective.
+  /// number in the group is its place on the axis. `axes` is one of the combinations above. Not collective.
   const std::shared_ptr<Communicator>& group(std::vector<MeshAxis> axes) const;
 
+  /// The group over context for layers, which wait for its collectives in the middle of their compute: its queue
+  /// is that of no group over which units are sharded.
+  const std::shared_ptr<Communicator>& context() const { return context_; }
+
  private:
+  /// `axes` in the order of the mesh without those of one rank.
+  std::vector<MeshAxis> effective(std::vector<MeshAxis> axes) const;
+
   MeshShape shape_;
   std::shared_ptr<Communicator> world_;
   MeshCoordinate coordinate_;
   std::map<std::vector<MeshAxis>, std::shared_ptr<Communicator>> groups_;
+  std::shared_ptr<Communicator> context_;
 };
 
 }  // namespace fsdp::comm

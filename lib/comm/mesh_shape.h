@@ -1,15 +1,18 @@
 #pragma once
 
-// The arithmetic of a mesh: the ranks of a run on the named axes dcn, data and model. Without communicator and
+// The arithmetic of a mesh: the ranks of a run on the named axes dcn, data, context and model. Without communicator and
 // libtorch, so that a configuration can be checked, and any world planned, without processes.
 //
-// Ranks are numbered row by row, with data and model, which communicate most, innermost:
+// Ranks are numbered row by row, with the axes that communicate most innermost:
 //
-//   rank = (dcn * DATA + data) * MODEL + model
+//   rank = ((dcn * DATA + data) * CONTEXT + context) * MODEL + model
 //
-//   dcn 2 x data 3 x model 1       data 0   1   2
-//                          dcn 0        0   1   2
-//                          dcn 1        3   4   5
+//   dcn 2 x data 3 x context 1 x model 1       data 0   1   2
+//                                      dcn 0        0   1   2
+//                                      dcn 1        3   4   5
+//
+// The rows of a batch are distributed over dcn x data. The ranks of a context group have parts of the same rows
+// (parallel/cut_sequence.h).
 //
 // The names are those of the SPMD notes of PyTorch/XLA, where dcn is the data-center network between slices.
 
@@ -23,32 +26,37 @@
 
 namespace fsdp::comm {
 
-/// Replicas over the slow network, shards, and parts of layers (not supported yet).
-enum class MeshAxis { kDcn, kData, kModel };
+/// Replicas over the slow network, shards, parts of sequences, and parts of layers (not supported yet).
+enum class MeshAxis { kDcn, kData, kContext, kModel };
 
-inline constexpr std::array<MeshAxis, 3> kMeshAxes = {MeshAxis::kDcn, MeshAxis::kData, MeshAxis::kModel};
+inline constexpr std::array<MeshAxis, 4> kMeshAxes = {MeshAxis::kDcn, MeshAxis::kData, MeshAxis::kContext,
+                                                      MeshAxis::kModel};
 
-/// "dcn", "data" or "model".
+/// "dcn", "data", "context" or "model".
 inline const char* name_of(MeshAxis axis) {
-  constexpr std::array<const char*, 3> kNames = {"dcn", "data", "model"};
+  constexpr std::array<const char*, 4> kNames = {"dcn", "data", "context", "model"};
   return kNames[static_cast<size_t>(axis)];
 }
 
 /// A rank's place on each axis.
 struct MeshCoordinate {
-  int dcn = 0, data = 0, model = 0;
+  int dcn = 0, data = 0, context = 0, model = 0;
 
-  int& on(MeshAxis axis) { return axis == MeshAxis::kDcn ? dcn : axis == MeshAxis::kData ? data : model; }
+  int& on(MeshAxis axis) {
+    int* const places[] = {&dcn, &data, &context, &model};
+    return *places[static_cast<size_t>(axis)];
+  }
   int on(MeshAxis axis) const { return MeshCoordinate(*this).on(axis); }
   bool operator==(const MeshCoordinate&) const = default;
 };
 
 /// The number of ranks along each axis, at least 1.
 struct MeshShape {
-  int dcn = 1, data = 1, model = 1;
+  int dcn = 1, data = 1, context = 1, model = 1;
 
   int along(MeshAxis axis) const {
-    return axis == MeshAxis::kDcn ? dcn : axis == MeshAxis::kData ? data : model;
+    const int sizes[] = {dcn, data, context, model};
+    return sizes[static_cast<size_t>(axis)];
   }
   /// The size of a group over these axes.
   int along(const std::vector<MeshAxis>& axes) const {
@@ -56,11 +64,16 @@ struct MeshShape {
     for (MeshAxis axis : axes) ranks *= along(axis);
     return ranks;
   }
-  int world_size() const { return dcn * data * model; }
+  int world_size() const { return dcn * data * context * model; }
+  /// Over how many ranks the rows of a batch are distributed.
+  int row_ranks() const { return dcn * data; }
 
   MeshCoordinate coordinate_of(int rank) const {
     FSDP_CHECK(rank >= 0 && rank < world_size(), "rank ", rank, " in a mesh of ", world_size());
-    return {.dcn = rank / (data * model), .data = rank / model % data, .model = rank % model};
+    return {.dcn = rank / (data * context * model),
+            .data = rank / (context * model) % data,
+            .context = rank / model % context,
+            .model = rank % model};
   }
 
   /// The ranks that differ from `rank` at most on these axes, including `rank`, ascending.
@@ -78,7 +91,7 @@ struct MeshShape {
   bool operator==(const MeshShape&) const = default;
 };
 
-/// "dcn 2 x data 3 x model 1".
+/// "dcn 2 x data 3 x context 1 x model 1".
 inline std::string to_string(const MeshShape& shape) {
   std::string text;
   for (MeshAxis axis : kMeshAxes) {
@@ -91,8 +104,9 @@ namespace detail {
 
 inline constexpr int64_t kRest = -1;
 
-/// "mesh.dcn 2 x mesh.data the rest (-1) x mesh.model 1", with "= 2" where every axis has a size.
-inline std::string shown(const std::array<int64_t, 3>& sizes) {
+/// "mesh.dcn 2 x mesh.data the rest (-1) x mesh.context 1 x mesh.model 1", with "= 2" where every axis has a
+/// size.
+inline std::string shown(const std::array<int64_t, 4>& sizes) {
   std::string text;
   bool sized = true;
   int64_t product = 1;
@@ -115,7 +129,7 @@ inline std::string processes(int64_t count) {
 /// may be -1, the rest. Throws Error(kUsage) with the arithmetic.
 inline MeshShape resolve_mesh(const MeshOptions& options, int world_size) {
   FSDP_CHECK(world_size >= 1, "a world of ", world_size, " processes");
-  std::array<int64_t, 3> sizes = {options.dcn, options.data, options.model};
+  std::array<int64_t, 4> sizes = {options.dcn, options.data, options.context, options.model};
   const std::string found = detail::shown(sizes);
   const std::string world = detail::processes(world_size);
   const auto refuse = [](const auto&... parts) { util::fail(util::ErrorKind::kUsage, parts...); };
@@ -148,7 +162,8 @@ inline MeshShape resolve_mesh(const MeshOptions& options, int world_size) {
     refuse("[mesh]: the number of processes must be the product of the axes, ", found, ", but the run has ",
            world, "; set one axis to -1 (the rest) or start ", detail::processes(product));
   }
-  return {static_cast<int>(sizes[0]), static_cast<int>(sizes[1]), static_cast<int>(sizes[2])};
+  return {static_cast<int>(sizes[0]), static_cast<int>(sizes[1]), static_cast<int>(sizes[2]),
+          static_cast<int>(sizes[3])};
 }
 
 }  // namespace fsdp::comm

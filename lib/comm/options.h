@@ -37,11 +37,23 @@ struct CommOptions {
   }
 };
 
+/// How the ranks of a context group come to the keys and values of each other (parallel/context_attention.h).
+enum class ContextAttention {
+  kGather,  ///< all at once, by an all-gather in each layer
+  kRing,    ///< those of one rank after another, round a ring, beside the compute
+};
+constexpr auto enum_names(ContextAttention) {
+  return std::to_array<util::EnumName<ContextAttention>>(
+      {{ContextAttention::kGather, "gather"}, {ContextAttention::kRing, "ring"}});
+}
+
 /// Named axes of the world; their product is the world size and -1, once, means "the rest".
 struct MeshOptions {
-  int64_t dcn = 1;    ///< replicas over the slow network
-  int64_t data = -1;  ///< shards
+  int64_t dcn = 1;      ///< replicas over the slow network
+  int64_t data = -1;    ///< shards
+  int64_t context = 1;  ///< parts of each sequence
   int64_t model = 1;
+  util::Named<ContextAttention> context_attention = ContextAttention::kRing;
 };
 
 }  // namespace fsdp::comm

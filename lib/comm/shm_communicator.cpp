@@ -35,7 +35,8 @@ enum Op : int32_t {
   kReduceScatter,
   kAllReduceSum,
   kAllReduceMax,
-  kBroadcast
+  kBroadcast,
+  kShift
 };
 
 std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
@@ -191,6 +192,25 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
       if (rank() == root) copy_memory(stage, data + begin, length);
       meet_on_stage(call);
       if (rank() != root) copy_memory(data + begin, shown_by(root), length);
+    });
+    return done_work();
+  }
+
+  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
+                              const CallSite& site) override {
+    check_shift(output, input, site);
+    Call call(kShift, "shift", input, site);
+    const int64_t bytes = static_cast<int64_t>(input.nbytes());
+    const std::byte* from = bytes_of(input);
+    if (bytes > kSmallBytes && meet_directly(call, shared(from, bytes))) {
+      copy_memory(bytes_of(output), shown_by(previous_rank()), bytes);
+      meet(call);
+      return done_work();
+    }
+    in_pieces(bytes, 1, [&](int64_t begin, int64_t length) {
+      copy_memory(group_->stage(length), from + begin, length);
+      meet_on_stage(call);
+      copy_memory(bytes_of(output) + begin, shown_by(previous_rank()), length);
     });
     return done_work();
   }

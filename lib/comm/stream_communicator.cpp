@@ -129,7 +129,7 @@ class StagedCommunicator final : public OnDevice {
     staged.input = call.input.to(at::kCPU);
     staged.output = call.output.is_same(call.input)
                         ? staged.input
-                        : at::empty({call.output.numel()}, call.output.options().device(at::kCPU));
+                        : at::empty(call.output.sizes(), call.output.options().device(at::kCPU));
     staged.issue(inner(), site)->wait();
     call.output.copy_(staged.output);
     return done_work();
@@ -173,6 +173,7 @@ class QueuedCommunicator final : public ForwardingCommunicator {
       FSDP_CHECK(call.root >= 0 && call.root < world_size(), "broadcast of ", site.unit, " from rank ",
                  call.root);
     }
+    if (call.kind == Kind::kShift) return check_shift(call.output, call.input, site);
     if (call.kind != Kind::kAllGather && call.kind != Kind::kReduceScatter) return;
     const at::Tensor& part = call.payload();
     const at::Tensor& whole = call.kind == Kind::kAllGather ? call.output : call.input;

@@ -165,6 +165,19 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
     return done_work();
   }
 
+  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
+                              const CallSite& site) override {
+    check_shift(output, input, site);
+    run("shift", output, input, site, [&] {
+      const at::Tensor& theirs = world_->slot(previous_rank()).input;
+      FSDP_CHECK(theirs.numel() == input.numel() && theirs.scalar_type() == input.scalar_type(), "rank ",
+                 world_->global_rank(previous_rank()), " sends ", theirs.numel(), " elements, this rank ",
+                 input.numel());
+      output.view({-1}).copy_(theirs.view({-1}));
+    });
+    return done_work();
+  }
+
   void barrier(const CallSite&) override { world_->arrive_and_wait(); }
 
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {

@@ -10,7 +10,7 @@
 //
 // Lines stand in the order in which collectives were issued. `bytes` is this rank's payload: the shard that
 // it contributes to an all-gather or receives from a reduce-scatter, the whole tensor of an all-reduce or
-// broadcast. Times are in microseconds since the trace began:
+// broadcast, what it sends in a shift. Times are in microseconds since the trace began:
 //
 //   issue_us  the call
 //   start_us  its turn came: the collectives issued before it in its group were done

@@ -233,6 +233,31 @@ void check_cuda_graphs(const Config& config, Conflicts& conflicts) {
                 config.model.embedding_dropout, "; leave one of the two out"));
 }
 
+void check_context(const Config& config, Conflicts& conflicts) {
+  if (config.mesh.context == 1) return;
+  const auto unless = [&](bool condition, const std::string& key, const std::string& message) {
+    conflicts.unless(condition, {"mesh.context", key}, concat("must be 1 ", message));
+  };
+  const std::string& architecture = config.model.architecture;
+  unless(nn::is_built_in_architecture(architecture), "model.architecture",
+         concat("with model.architecture = \"", architecture,
+                "\", because only llama and gpt2 attend over parts of sequences; leave one of the two out"));
+  unless(
+      config.model.attention_dropout == 0, "model.attention_dropout",
+      concat(
+          "with dropout of attention weights, which never exist as a whole, but model.attention_dropout = ",
+          config.model.attention_dropout, "; leave one of the two out"));
+  unless(config.data.max_tokens == 0, "data.max_tokens",
+         concat("with data.max_tokens, because rows must all have the length that is cut, but that is ",
+                config.data.max_tokens, "; leave one of the two out"));
+  unless(
+      !config.training.cuda_graphs, "training.cuda_graphs",
+      "with training.cuda_graphs, because a graph of a block would hold its communication; leave one of the two "
+      "out");
+  unless(config.fsdp.front != Front::kSpmd, "fsdp.front",
+         "with fsdp.front = \"spmd\", whose marks state contiguous parts; leave one of the two out");
+}
+
 void check_evaluation(const Config& config, Conflicts& conflicts) {
   conflicts.unless(
       config.evaluation.best_metric != BestMetric::kValidationAccuracy || config.evaluation.accuracy,
@@ -293,6 +318,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_training(config, conflicts);
   check_float8(config, conflicts);
   check_cuda_graphs(config, conflicts);
+  check_context(config, conflicts);
   check_evaluation(config, conflicts);
   check_samples(config, conflicts);
   check_sharding(config, conflicts);
@@ -301,6 +327,27 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   return std::move(conflicts.found);
 }
 
-void check_world(const Config& config, int world_size) { comm::resolve_mesh(config.mesh, world_size); }
+comm::MeshShape check_world(const Config& config, int world_size) {
+  const comm::MeshShape mesh = comm::resolve_mesh(config.mesh, world_size);
+  if (mesh.context == 1) return mesh;
+  const int64_t tokens = config.data.sequence_length, chunks = 2 * mesh.context;
+  if (tokens % chunks != 0) {
+    const int64_t below = tokens / chunks * chunks;
+    util::fail(util::ErrorKind::kUsage,
+               "data.sequence_length must be a multiple of 2 * mesh.context = ", chunks, ", because each of ",
+               mesh.context, " processes gets two chunks of a sequence, but is ", division(tokens, chunks),
+               "; set it to ", below > 0 ? concat(below, " or ") : "", below + chunks);
+  }
+  const int64_t rows = config.data.micro_batch_size, part = rows * tokens / mesh.context;
+  if (config.training.float8 != Float8Recipe::kNone && part % 16 != 0) {
+    util::fail(
+        util::ErrorKind::kUsage,
+        "training.float8 requires the number of tokens of a process in a micro-batch to be a multiple of "
+        "16, because of its 8-bit matrix products, but that is ",
+        rows, " (data.micro_batch_size) * ", tokens, " (data.sequence_length) / ", mesh.context,
+        " (mesh.context) = ", division(part, 16), "; change one of the three");
+  }
+  return mesh;
+}
 
 }  // namespace fsdp::config

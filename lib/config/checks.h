@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/mesh_shape.h"
 #include "config/config.h"
 
 namespace fsdp::config {
@@ -17,8 +18,9 @@ struct Conflict {
 /// Every condition that the configuration breaks. Each key must already be within its own limits.
 std::vector<Conflict> find_conflicts(const Config& config);
 
-/// Throws util::Error(kUsage) with the arithmetic unless the product of [mesh] is the world size, where -1,
-/// at most once, is the quotient (comm::resolve_mesh()).
-void check_world(const Config& config, int world_size);
+/// The mesh of a run. Throws util::Error(kUsage) with the arithmetic unless the product of [mesh] is the world
+/// size, where -1, at most once, is the quotient (comm::resolve_mesh()), and unless sequences divide into the
+/// chunks of mesh.context.
+comm::MeshShape check_world(const Config& config, int world_size);
 
 }  // namespace fsdp::config

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 
+#include "comm/mesh_shape.h"
 #include "util/error.h"
 
 namespace fsdp::config {
@@ -11,11 +12,11 @@ using util::concat;
 using util::ErrorKind;
 using util::fail;
 
-/// ", or data.micro_batch_size = 2": the size nearest to `given` with which micro-batches of `world_size`
-/// ranks divide the batch; empty if there is none.
-std::string other_micro_batch(int64_t batch, int64_t world_size, int64_t given) {
-  if (batch % world_size != 0) return "";
-  const int64_t of_a_rank = batch / world_size;
+/// ", or data.micro_batch_size = 2": the size nearest to `given` with which micro-batches of `ranks` ranks divide
+/// the batch; empty if there is none.
+std::string other_micro_batch(int64_t batch, int64_t ranks, int64_t given) {
+  if (batch % ranks != 0) return "";
+  const int64_t of_a_rank = batch / ranks;
   int64_t best = 1;  // divides everything
   for (int64_t rows = 1; rows <= of_a_rank && rows <= 2 * given; ++rows) {
     if (of_a_rank % rows == 0 && std::abs(rows - given) < std::abs(best - given)) best = rows;
@@ -25,30 +26,37 @@ std::string other_micro_batch(int64_t batch, int64_t world_size, int64_t given) 
 
 }  // namespace
 
+int64_t row_ranks(const Config& config, int64_t world_size) {
+  return comm::resolve_mesh(config.mesh, static_cast<int>(world_size)).row_ranks();
+}
+
 void resolve_batch(Config& config, int64_t world_size) {
   const int64_t batch = config.training.global_batch_size, rows = data::samples_at_once(config.data);
   const std::string rows_text =
       config.data.max_tokens > 0 ? "" : concat(" * ", rows, " (data.micro_batch_size)");
   int64_t& micro_batches = config.training.gradient_accumulation_steps;
   if (batch == 0) return;
-  const int64_t at_once = world_size * rows;
+  const int64_t ranks = row_ranks(config, world_size), at_once = ranks * rows;
+  const std::string ranks_text =
+      concat(ranks, ranks == world_size ? " ranks" : " ranks of mesh.dcn x mesh.data");
   if (batch % at_once != 0) {
     const int64_t below = batch / at_once * at_once;
-    fail(ErrorKind::kUsage, "training.global_batch_size must be a multiple of ", world_size, " ranks",
-         rows_text, " = ", at_once, ", but is ", batch, " = ", batch / at_once, " * ", at_once, " + ",
-         batch % at_once, "; set it to ", below > 0 ? concat(below, " or ") : "", below + at_once,
-         config.data.max_tokens > 0 ? "" : other_micro_batch(batch, world_size, rows));
+    fail(ErrorKind::kUsage, "training.global_batch_size must be a multiple of ", ranks_text, rows_text, " = ",
+         at_once, ", but is ", batch, " = ", batch / at_once, " * ", at_once, " + ", batch % at_once,
+         "; set it to ", below > 0 ? concat(below, " or ") : "", below + at_once,
+         config.data.max_tokens > 0 ? "" : other_micro_batch(batch, ranks, rows));
   }
   if (micro_batches != 0 && micro_batches != batch / at_once) {
     fail(ErrorKind::kUsage, "training.gradient_accumulation_steps must be ", batch / at_once,
-         ", because training.global_batch_size = ", batch, " takes that many micro-batches of ", world_size,
-         " ranks", rows_text, ", but is ", micro_batches, "; leave one of the two out, or set it to 0");
+         ", because training.global_batch_size = ", batch, " takes that many micro-batches of ", ranks_text,
+         rows_text, ", but is ", micro_batches, "; leave one of the two out, or set it to 0");
   }
   micro_batches = batch / at_once;
 }
 
 int64_t samples_per_step(const Config& config, int64_t world_size) {
-  return world_size * data::samples_at_once(config.data) * config.training.gradient_accumulation_steps;
+  return row_ranks(config, world_size) * data::samples_at_once(config.data) *
+         config.training.gradient_accumulation_steps;
 }
 
 void plan_largest_batches(Config& config) {

@@ -8,6 +8,10 @@
 
 namespace fsdp::config {
 
+/// Over how many ranks the rows of a batch are distributed: those of mesh.dcn x mesh.data. Throws as
+/// comm::resolve_mesh().
+int64_t row_ranks(const Config& config, int64_t world_size);
+
 /// Derives training.gradient_accumulation_steps from training.global_batch_size; without that size changes
 /// nothing. Throws util::Error(kUsage), with the nearest numbers that work, where one micro-batch of all
 /// ranks does not divide the size, or where the given gradient_accumulation_steps contradict it.

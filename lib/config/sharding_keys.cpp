@@ -15,6 +15,7 @@ Constraint strictly_between(double min, double max) {
 
 Condition shards() { return is_not("fsdp.strategy", "no_shard"); }
 Condition reshards() { return is("fsdp.strategy", {"full_shard", "hybrid_shard"}); }
+Condition is_hybrid() { return is("fsdp.strategy", {"hybrid_shard", "hybrid_shard_zero2"}); }
 Condition has_replicas() {
   return is("fsdp.strategy", {"hybrid_shard", "hybrid_shard_zero2", "no_shard"}) ||
          is_given("fsdp.replicated_parameters") ||
@@ -32,6 +33,12 @@ std::vector<Key> sharding_keys() {
       {KEY(fsdp, strategy),
        "full_shard: parameters, gradients, optimizer; shard_grad_op: parameters stay gathered; hybrid_shard, "
        "hybrid_shard_zero2: the same over mesh.data, replicas over mesh.dcn; no_shard: DDP"},
+      {KEY(fsdp, hybrid_optimizer),
+       "the ranks over which hybrid strategies shard gradients, master weights and optimizer state: replicated: "
+       "those of mesh.data, a replica in each group; global: all; parameters are then gathered once a step between "
+       "the groups",
+       {},
+       is_hybrid() && is_not("mesh.dcn", "1")},
       {KEY(fsdp, front),
        "what shards the model: fully_shard; spmd: FSDP via SPMD, with batches marked as parts of a global one"},
       {KEY(fsdp, layout),
@@ -144,6 +151,15 @@ std::vector<Key> sharding_keys() {
        axis_or_rest()},
       {KEY(mesh, data), "processes of such a group; -1: all processes that the other axes leave",
        axis_or_rest()},
+      {KEY(mesh, context),
+       "parts of each sequence, for sequences whose activations are too large for one process; units are sharded over "
+       "data x context; -1: the rest",
+       axis_or_rest()},
+      {KEY(mesh, context_attention),
+       "how attention comes to the keys and values of the other parts; ring: one part after another, beside the "
+       "compute; gather: all at once",
+       {},
+       is_not("mesh.context", "1")},
       {KEY(mesh, model), "parts of a tensor-parallel model",
        only("1", "this version has no tensor parallelism")},
 

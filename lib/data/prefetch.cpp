@@ -42,6 +42,7 @@ void PrefetchingBatches::read_ahead(int64_t position) const {
   ahead_.push_back({position, std::make_shared<Batch>()});
   feed_.add([this, position, batch = ahead_.back().batch] {
     *batch = source_.batch(position, 0);
+    if (options_.on_reading) options_.on_reading(*batch);
     return util::DeviceFeed::Tensors{std::move(batch->inputs), std::move(batch->targets)};
   });
 }

@@ -18,7 +18,9 @@ struct PrefetchOptions {
   int64_t depth = 2;             ///< batches read ahead by a thread, one of them sent ahead; 0: no thread
   at::Device device = at::kCPU;  ///< to which inputs and targets are copied
   int64_t end = std::numeric_limits<int64_t>::max();  ///< position from which on nothing is prefetched
-  std::function<void(Batch&)> on_arrival = nullptr;   ///< called with each batch before it is returned
+  /// Called with each batch of the source in host memory, by the thread that reads; sets the tensors to be sent.
+  std::function<void(Batch&)> on_reading = nullptr;
+  std::function<void(Batch&)> on_arrival = nullptr;  ///< called with each batch before it is returned
 };
 
 /// Returns the batches of `source`, in any order, on the device; those that follow the last one requested are

@@ -106,6 +106,7 @@ int64_t checkpoint_bytes(const config::Config& config) {
   config::Config alone = config;
   alone.mesh = {};
   alone.fsdp.strategy = shard::Strategy::kFullShard;
+  alone.fsdp.hybrid_optimizer = shard::HybridOptimizer::kReplicated;
   alone.fsdp.replica_check_interval = 0;
   const std::vector<shard::UnitSizes> units = plan::planned_units(alone, comm::resolve_mesh(alone.mesh, 1));
   int64_t bytes = plan::optimizer_state_bytes(alone.optimizer, units);

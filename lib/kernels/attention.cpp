@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/below_autograd.h"
 #include "kernels/block_product.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/tiles.h"
@@ -83,9 +84,10 @@ class Products {
 };
 
 /// Whether all products are of whole tiles. Not for fp32, whose factors would be split for a single product.
-bool fits_tiles(const at::Tensor& q, Matmul matmul) {
+bool fits_tiles(const at::Tensor& q, const at::Tensor& k, Matmul matmul) {
   return matmul == Matmul::kAmx && q.scalar_type() == at::kBFloat16 && can_multiply_by_tiles(q) &&
-         q.size(1) % cpu::kTileDepth == 0 && q.size(3) % cpu::kTileDepth == 0;
+         q.size(1) % cpu::kTileDepth == 0 && k.size(1) % cpu::kTileDepth == 0 &&
+         q.size(3) % cpu::kTileDepth == 0;
 }
 
 /// A thread's memory for tiles, given out piece by piece.
@@ -106,26 +108,34 @@ class AttentionScratch {
 };
 
 struct Sizes {
-  int64_t batch, tokens, heads, kv_heads, head_dim;
+  int64_t batch, tokens, seen, heads, kv_heads, head_dim;
+  int64_t beyond;  ///< query t sees the keys up to t + beyond
   float scale;
   Products products;
 
-  Sizes(const at::Tensor& q, const at::Tensor& k, Matmul matmul)
-      : batch(q.size(0)),
-        tokens(q.size(1)),
-        heads(q.size(2)),
-        kv_heads(k.size(2)),
-        head_dim(q.size(3)),
-        scale(static_cast<float>(1.0 / std::sqrt(static_cast<double>(q.size(3))))),
-        products(fits_tiles(q, matmul)) {}
+  explicit Sizes(const AttentionInputs& in)
+      : batch(in.q.size(0)),
+        tokens(in.q.size(1)),
+        seen(in.k.size(1)),
+        heads(in.q.size(2)),
+        kv_heads(in.k.size(2)),
+        head_dim(in.q.size(3)),
+        beyond(in.causal ? seen - tokens : seen),
+        scale(static_cast<float>(1.0 / std::sqrt(static_cast<double>(in.q.size(3))))),
+        products(fits_tiles(in.q, in.k, in.matmul)) {}
   int64_t group() const { return heads / kv_heads; }
+  /// Keys that some of the queries before `end` see.
+  int64_t seen_before(int64_t end) const { return std::min(seen, end + beyond); }
   AttentionSizes memory(const at::Tensor& q) const {
-    return {.tokens = tokens, .head_dim = head_dim, .element = static_cast<int64_t>(q.element_size())};
+    return {.tokens = tokens,
+            .seen = seen,
+            .head_dim = head_dim,
+            .element = static_cast<int64_t>(q.element_size())};
   }
   /// body(batch, key-value head) on several threads.
   template <typename Body>
   void for_kv_heads(const Body& body) const {
-    const int64_t work = std::max<int64_t>(1, tokens * tokens * head_dim * group());
+    const int64_t work = std::max<int64_t>(1, tokens * seen * head_dim * group());
     util::parallel_for(0, batch * kv_heads, std::max<int64_t>(1, kLeastWork / work),
                        [&](int64_t begin, int64_t end) {
                          products.run([&] {
@@ -142,13 +152,20 @@ constexpr int64_t kPairs = std::is_same_v<T, float> ? 1 : 2;
 /// What both passes have.
 class AttentionPass {
  protected:
-  AttentionPass(const at::Tensor& q, const at::Tensor& k, Matmul matmul)
-      : loops_(*loops_for(q.scalar_type())),
+  explicit AttentionPass(const AttentionInputs& in)
+      : in_(in),
+        loops_(*loops_for(in.q.scalar_type())),
         packing_(
-            *cpu::packing(q.scalar_type() == at::kFloat ? cpu::Element::kFloat : cpu::Element::kBFloat16)),
-        sizes_(q, k, matmul),
-        memory_(sizes_.memory(q)) {}
+            *cpu::packing(in.q.scalar_type() == at::kFloat ? cpu::Element::kFloat : cpu::Element::kBFloat16)),
+        sizes_(in),
+        memory_(sizes_.memory(in.q)) {}
 
+  /// [tokens] of one head.
+  float* log_sums_of(const at::Tensor& log_sums, int64_t batch, int64_t head) const {
+    return log_sums.data_ptr<float>() + (batch * sizes_.heads + head) * sizes_.tokens;
+  }
+
+  const AttentionInputs& in_;
   const cpu::AttentionLoops& loops_;
   const cpu::Packing& packing_;
   Sizes sizes_;
@@ -158,11 +175,7 @@ class AttentionPass {
 template <typename T>
 class ForwardPass : AttentionPass {
  public:
-  struct Tensors {
-    at::Tensor q, k, v, y, log_sums;
-  };
-  ForwardPass(const Tensors& tensors, Matmul matmul)
-      : AttentionPass(tensors.q, tensors.k, matmul), t_(tensors) {}
+  ForwardPass(const AttentionInputs& in, const AttentionOutputs& out) : AttentionPass(in), out_(out) {}
 
   void run() {
     sizes_.for_kv_heads([this](int64_t batch, int64_t kv_head) { heads_of(batch, kv_head); });
@@ -170,7 +183,8 @@ class ForwardPass : AttentionPass {
 
  private:
   void heads_of(int64_t batch, int64_t kv_head) {
-    const int64_t tokens = sizes_.tokens, width = sizes_.head_dim, even = AttentionSizes::even(tokens);
+    const int64_t tokens = sizes_.tokens, seen = sizes_.seen, width = sizes_.head_dim,
+                  even = AttentionSizes::even(seen);
     AttentionScratch scratch(memory_.forward_bytes());
     T* keys = scratch.take<T>(even * width);
     T* values = scratch.take<T>(even * width);
@@ -179,14 +193,15 @@ class ForwardPass : AttentionPass {
     float* output = scratch.take<float>(memory_.queries() * width);
     float* most = scratch.take<float>(memory_.queries());
     float* sum = scratch.take<float>(memory_.queries());
-    packing_.columns(Head<T>(t_.k, batch, kv_head).rows(0, tokens, width), keys);
-    packing_.rows(Head<T>(t_.v, batch, kv_head).rows(0, tokens, width), even, values);
+    packing_.columns(Head<T>(in_.k, batch, kv_head).rows(0, seen, width), keys);
+    packing_.rows(Head<T>(in_.v, batch, kv_head).rows(0, seen, width), even, values);
 
     for (int64_t head = kv_head * sizes_.group(); head < (kv_head + 1) * sizes_.group(); ++head) {
-      const Head<T> q(t_.q, batch, head), y(t_.y, batch, head);
-      float* log_sums = t_.log_sums.template data_ptr<float>() + (batch * sizes_.heads + head) * tokens;
+      const Head<T> q(in_.q, batch, head), y(out_.y, batch, head);
+      float* log_sums = log_sums_of(out_.log_sums, batch, head);
       for (int64_t first = 0; first < tokens; first += AttentionSizes::kQueries) {
-        const int64_t queries = std::min(AttentionSizes::kQueries, tokens - first), end = first + queries;
+        const int64_t queries = std::min(AttentionSizes::kQueries, tokens - first),
+                      end = sizes_.seen_before(first + queries);
         std::fill_n(output, queries * width, 0.0F);
         std::fill_n(most, queries, -std::numeric_limits<float>::infinity());
         std::fill_n(sum, queries, 0.0F);
@@ -194,7 +209,7 @@ class ForwardPass : AttentionPass {
           const int64_t count = std::min(AttentionSizes::kKeys, end - key),
                         padded = AttentionSizes::even(count);
           sizes_.products.multiply<T>({queries, count, width}, {q.row(first), q.stride},
-                                      {keys + kPairs<T> * key, tokens}, false, scores);
+                                      {keys + kPairs<T> * key, seen}, false, scores);
           loops_.softmax({.scores = scores,
                           .factors = factors,
                           .most = most,
@@ -204,7 +219,7 @@ class ForwardPass : AttentionPass {
                           .keys = count,
                           .padded = padded,
                           .width = width,
-                          .diagonal = first - key,
+                          .diagonal = first + sizes_.beyond - key,
                           .scale = sizes_.scale});
           sizes_.products.multiply<T>({queries, width, padded}, {factors, padded},
                                       {values + key * width, width}, true, output);
@@ -221,17 +236,16 @@ class ForwardPass : AttentionPass {
     }
   }
 
-  const Tensors& t_;
+  const AttentionOutputs& out_;
 };
 
 template <typename T>
 class BackwardPass : AttentionPass {
  public:
   struct Tensors {
-    at::Tensor q, k, v, y, log_sums, dy, dq, dk, dv;
+    at::Tensor y, log_sums, dy, dq, dk, dv;
   };
-  BackwardPass(const Tensors& tensors, Matmul matmul)
-      : AttentionPass(tensors.q, tensors.k, matmul), t_(tensors) {}
+  BackwardPass(const AttentionInputs& in, const Tensors& tensors) : AttentionPass(in), t_(tensors) {}
 
   void run() {
     sizes_.for_kv_heads([this](int64_t batch, int64_t kv_head) { heads_of(batch, kv_head); });
@@ -247,23 +261,26 @@ class BackwardPass : AttentionPass {
   };
 
   void heads_of(int64_t batch, int64_t kv_head) {
-    const int64_t tokens = sizes_.tokens, width = sizes_.head_dim, even = AttentionSizes::even(tokens);
+    const int64_t tokens = sizes_.tokens, seen = sizes_.seen, width = sizes_.head_dim,
+                  even = AttentionSizes::even(tokens), even_seen = AttentionSizes::even(seen);
     const int64_t tile = memory_.queries() * memory_.keys_backward();
     AttentionScratch scratch(memory_.backward_bytes());
     Work w{};
-    for (T** packed : {&w.k, &w.q, &w.q_transposed, &w.dy, &w.dy_transposed})
+    w.k = scratch.take<T>(even_seen * width);
+    for (T** packed : {&w.q, &w.q_transposed, &w.dy, &w.dy_transposed})
       *packed = scratch.take<T>(even * width);
-    for (float** gradient : {&w.dq, &w.dk, &w.dv}) *gradient = scratch.take<float>(tokens * width);
+    w.dq = scratch.take<float>(tokens * width);
+    for (float** gradient : {&w.dk, &w.dv}) *gradient = scratch.take<float>(seen * width);
     w.products = scratch.take<float>(tokens);
     for (float** part : {&w.scores, &w.dfactors}) *part = scratch.take<float>(tile);
     for (T** part : {&w.factors, &w.dscores, &w.dscores_by_query}) *part = scratch.take<T>(tile);
 
-    const Head<T> k(t_.k, batch, kv_head), v(t_.v, batch, kv_head);
-    packing_.rows(k.rows(0, tokens, width), even, w.k);
-    std::fill_n(w.dk, tokens * width, 0.0F);
-    std::fill_n(w.dv, tokens * width, 0.0F);
+    const Head<T> k(in_.k, batch, kv_head), v(in_.v, batch, kv_head);
+    packing_.rows(k.rows(0, seen, width), even_seen, w.k);
+    std::fill_n(w.dk, seen * width, 0.0F);
+    std::fill_n(w.dv, seen * width, 0.0F);
     for (int64_t head = kv_head * sizes_.group(); head < (kv_head + 1) * sizes_.group(); ++head) {
-      const Head<T> q(t_.q, batch, head), y(t_.y, batch, head), dy(t_.dy, batch, head),
+      const Head<T> q(in_.q, batch, head), y(t_.y, batch, head), dy(t_.dy, batch, head),
           dq(t_.dq, batch, head);
       const cpu::StridedRows q_rows = q.rows(0, tokens, width), dy_rows = dy.rows(0, tokens, width);
       packing_.rows(q_rows, even, w.q);
@@ -272,9 +289,10 @@ class BackwardPass : AttentionPass {
       packing_.columns(dy_rows, w.dy_transposed);
       loops_.row_products(y.rows(0, tokens, width), dy_rows, w.products);
       std::fill_n(w.dq, tokens * width, 0.0F);
-      const float* log_sums = t_.log_sums.template data_ptr<float>() + (batch * sizes_.heads + head) * tokens;
-      for (int64_t key = 0; key < tokens; key += AttentionSizes::kKeysBackward) {
-        for (int64_t query = key / AttentionSizes::kQueries * AttentionSizes::kQueries; query < tokens;
+      const float* log_sums = log_sums_of(t_.log_sums, batch, head);
+      for (int64_t key = 0; key < seen; key += AttentionSizes::kKeysBackward) {
+        const int64_t first = std::max<int64_t>(0, key - sizes_.beyond);  // that sees it
+        for (int64_t query = first / AttentionSizes::kQueries * AttentionSizes::kQueries; query < tokens;
              query += AttentionSizes::kQueries) {
           tile_of(w, k, v, log_sums, key, query);
         }
@@ -282,15 +300,15 @@ class BackwardPass : AttentionPass {
       loops_.round(w.dq, dq.row(0), dq.stride, tokens, width);
     }
     const Head<T> dk(t_.dk, batch, kv_head), dv(t_.dv, batch, kv_head);
-    loops_.round(w.dk, dk.row(0), dk.stride, tokens, width);
-    loops_.round(w.dv, dv.row(0), dv.stride, tokens, width);
+    loops_.round(w.dk, dk.row(0), dk.stride, seen, width);
+    loops_.round(w.dv, dv.row(0), dv.stride, seen, width);
   }
 
   void tile_of(const Work& w, const Head<T>& k, const Head<T>& v, const float* log_sums, int64_t key,
                int64_t query) {
     const int64_t tokens = sizes_.tokens, width = sizes_.head_dim;
     const int64_t queries = std::min(AttentionSizes::kQueries, tokens - query);
-    const int64_t keys = std::min({AttentionSizes::kKeysBackward, tokens - key, query + queries - key});
+    const int64_t keys = std::min(AttentionSizes::kKeysBackward, sizes_.seen_before(query + queries) - key);
     const int64_t padded_queries = AttentionSizes::even(queries), padded_keys = AttentionSizes::even(keys);
     const Products& products = sizes_.products;
     products.multiply<T>({keys, queries, width}, {k.row(key), k.stride},
@@ -308,7 +326,7 @@ class BackwardPass : AttentionPass {
                      .padded_queries = padded_queries,
                      .keys = keys,
                      .padded_keys = padded_keys,
-                     .diagonal = query - key,
+                     .diagonal = query + sizes_.beyond - key,
                      .scale = sizes_.scale});
     products.multiply<T>({keys, width, padded_queries}, {w.factors, padded_queries},
                          {w.dy + query * width, width}, true, w.dv + key * width);
@@ -322,47 +340,30 @@ class BackwardPass : AttentionPass {
 };
 
 /// Notes memory and products, for meta tensors.
-void take_scratch_of(const at::Tensor& q, const at::Tensor& k, bool backward) {
-  const Sizes sizes(q, k, Matmul::kMkl);
-  const AttentionSizes memory = sizes.memory(q);
+void take_scratch_of(const AttentionInputs& in, bool backward) {
+  const Sizes sizes(in);
+  const AttentionSizes memory = sizes.memory(in.q);
   touch_scratch(backward ? memory.backward_bytes() : memory.forward_bytes(), sizes.batch * sizes.kv_heads);
-  for (int i = 0; i < (backward ? 2 : 1); ++i) {
-    note_product(sizes.batch * sizes.heads * sizes.tokens, 2 * sizes.tokens, sizes.head_dim);
-  }
+  for (int i = 0; i < (backward ? 2 : 1); ++i) note_attention_block(in.q, in.k, in.causal);
 }
 
 class CausalAttention final : public torch::autograd::Function<CausalAttention> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, Matmul matmul) {
-    at::Tensor y = at::empty(q.sizes(), q.options());
-    at::Tensor log_sums = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat));
-    if (q.is_meta()) {
-      take_scratch_of(q, k, /*backward=*/false);
-    } else if (q.scalar_type() == at::kFloat) {
-      ForwardPass<float>({q, k, v, y, log_sums}, matmul).run();
-    } else {
-      ForwardPass<at::BFloat16>({q, k, v, y, log_sums}, matmul).run();
-    }
-    context->save_for_backward({q, k, v, y, log_sums});
+    const BelowAutograd below;
+    const AttentionOutputs out = tiled_attention({.q = q, .k = k, .v = v, .matmul = matmul});
+    context->save_for_backward({q, k, v, out.y, out.log_sums});
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);
-    return y;
+    return out.y;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list s = context->get_saved_variables();
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
-    const at::Tensor &q = s[0], &k = s[1], &v = s[2];
-    at::Tensor dy = gradients[0].contiguous();
-    at::Tensor dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options()),
-               dv = at::empty(v.sizes(), v.options());
-    if (q.is_meta()) {
-      take_scratch_of(q, k, /*backward=*/true);
-    } else if (q.scalar_type() == at::kFloat) {
-      BackwardPass<float>({q, k, v, s[3], s[4], dy, dq, dk, dv}, matmul).run();
-    } else {
-      BackwardPass<at::BFloat16>({q, k, v, s[3], s[4], dy, dq, dk, dv}, matmul).run();
-    }
+    const auto [dq, dk, dv] = tiled_attention_backward({.q = s[0], .k = s[1], .v = s[2], .matmul = matmul},
+                                                       {s[3], s[4]}, gradients[0]);
     return {dq, dk, dv, {}};
   }
 };
@@ -372,6 +373,38 @@ class CausalAttention final : public torch::autograd::Function<CausalAttention> 
 bool can_attend(const at::Tensor& q) {
   return is_for_cpu(q) && q.numel() > 0 && q.size(-1) % 2 == 0 && q.stride(-1) == 1 &&
          loops_for(q.scalar_type()) != nullptr && has_small_products(q.scalar_type());
+}
+
+AttentionOutputs tiled_attention(const AttentionInputs& in) {
+  const at::Tensor& q = in.q;
+  FSDP_CHECK(!in.causal || q.size(1) <= in.k.size(1), q.sizes(), in.k.sizes());
+  AttentionOutputs out{
+      .y = at::empty(q.sizes(), q.options()),
+      .log_sums = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat))};
+  if (q.is_meta()) {
+    take_scratch_of(in, /*backward=*/false);
+  } else if (q.scalar_type() == at::kFloat) {
+    ForwardPass<float>(in, out).run();
+  } else {
+    ForwardPass<at::BFloat16>(in, out).run();
+  }
+  return out;
+}
+
+AttentionGradients tiled_attention_backward(const AttentionInputs& in, const AttentionOutputs& of,
+                                            const at::Tensor& gradient) {
+  const at::Tensor dy = gradient.contiguous(), log_sums = of.log_sums.contiguous();
+  AttentionGradients out{.dq = at::empty(in.q.sizes(), in.q.options()),
+                         .dk = at::empty(in.k.sizes(), in.k.options()),
+                         .dv = at::empty(in.v.sizes(), in.v.options())};
+  if (in.q.is_meta()) {
+    take_scratch_of(in, /*backward=*/true);
+  } else if (in.q.scalar_type() == at::kFloat) {
+    BackwardPass<float>(in, {of.y, log_sums, dy, out.dq, out.dk, out.dv}).run();
+  } else {
+    BackwardPass<at::BFloat16>(in, {of.y, log_sums, dy, out.dq, out.dk, out.dv}).run();
+  }
+  return out;
 }
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Matmul matmul) {

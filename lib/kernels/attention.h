@@ -23,9 +23,33 @@ bool can_attend(const at::Tensor& q);
 /// heads; a head's elements are contiguous, other strides are free -> [B, T, heads, head_dim]
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Matmul matmul);
 
+/// Queries, and the keys and values that they see: all of them or, `causal`, those up to the query's own place,
+/// where the last query sees the last key (Tq <= Tk). q: [B, Tq, heads, head_dim]; k, v: [B, Tk, kv_heads,
+/// head_dim]
+struct AttentionInputs {
+  at::Tensor q, k, v;
+  bool causal = true;
+  Matmul matmul = Matmul::kMkl;
+};
+/// y: like q; log_sums: [B, heads, Tq] fp32, the logarithms of the sums of e^score.
+struct AttentionOutputs {
+  at::Tensor y, log_sums;
+};
+struct AttentionGradients {
+  at::Tensor dq, dk, dv;
+};
+/// Without autograd. For what can_attend() to, also on meta tensors.
+AttentionOutputs tiled_attention(const AttentionInputs& inputs);
+/// The queries may see other keys as well: `of` and dy are those of all keys, the gradients those by way of
+/// these keys.
+AttentionGradients tiled_attention_backward(const AttentionInputs& inputs, const AttentionOutputs& of,
+                                            const at::Tensor& dy);
+
 /// Tiles, and the memory that a thread works in.
 struct AttentionSizes {
-  int64_t tokens = 0, head_dim = 0;
+  int64_t tokens = 0;  ///< queries
+  int64_t seen = 0;    ///< keys
+  int64_t head_dim = 0;
   int64_t element = 4;  ///< bytes
 
   static constexpr int64_t kQueries = 64;        ///< of a tile, at most
@@ -34,16 +58,17 @@ struct AttentionSizes {
 
   static constexpr int64_t even(int64_t n) { return (n + 1) / 2 * 2; }
   int64_t queries() const { return std::min(kQueries, even(tokens)); }
-  int64_t keys() const { return std::min(kKeys, even(tokens)); }
-  int64_t keys_backward() const { return std::min(kKeysBackward, even(tokens)); }
-  /// [tokens, head_dim], packed.
-  int64_t packed_bytes() const { return even(tokens) * head_dim * element; }
+  int64_t keys() const { return std::min(kKeys, even(seen)); }
+  int64_t keys_backward() const { return std::min(kKeysBackward, even(seen)); }
+  /// [count, head_dim], packed.
+  int64_t packed_bytes(int64_t count) const { return even(count) * head_dim * element; }
 
   int64_t forward_bytes() const {
-    return 2 * packed_bytes() + queries() * keys() * (4 + element) + 4 * queries() * (head_dim + 2);
+    return 2 * packed_bytes(seen) + queries() * keys() * (4 + element) + 4 * queries() * (head_dim + 2);
   }
   int64_t backward_bytes() const {
-    return 5 * packed_bytes() + 4 * tokens * (3 * head_dim + 1) +
+    return packed_bytes(seen) + 4 * packed_bytes(tokens) +
+           4 * (2 * seen * head_dim + tokens * (head_dim + 1)) +
            queries() * keys_backward() * (2 * 4 + 3 * element);
   }
 };

@@ -1,13 +1,15 @@
 #include "kernels/flash_attention.h"
 
-#include <ATen/SDPBackend.h>
+#include <ATen/ops/_flash_attention_backward.h>
 #include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <optional>
 #include <tuple>
 
+#include "kernels/below_autograd.h"
 #include "kernels/meta.h"
 #include "util/error.h"
 
@@ -17,15 +19,15 @@ namespace {
 // Of the kernels (mha_varlen_fwd() in libtorch's aten/src/ATen/native/transformers/cuda/flash_attn).
 constexpr int64_t kHeadDimMultiple = 8, kMostHeadDim = 256;
 
+}  // namespace
+
 at::SDPBackend choice_of_libtorch(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   // A row's last tokens are causal too, but libtorch knows that by a mask only, which no fused kernel takes.
   const bool is_causal = q.size(1) == k.size(1);
   return static_cast<at::SDPBackend>(at::_fused_sdp_choice(
-      q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), /*attn_mask=*/std::nullopt, /*dropout_p=*/0,
-      is_causal, /*scale=*/std::nullopt, /*enable_gqa=*/q.size(2) != k.size(2)));
+      with_heads_first(q), with_heads_first(k), with_heads_first(v), /*attn_mask=*/std::nullopt,
+      /*dropout_p=*/0, is_causal, /*scale=*/std::nullopt, /*enable_gqa=*/q.size(2) != k.size(2)));
 }
-
-}  // namespace
 
 bool can_use_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const at::ScalarType type = q.scalar_type();
@@ -59,6 +61,23 @@ at::Tensor flash_attention_to_earlier(const at::Tensor& q, const at::Tensor& k, 
                                                   /*cum_seq_k=*/std::nullopt, q.size(1), k.size(1),
                                                   /*dropout_p=*/0, /*is_causal=*/true,
                                                   /*return_debug_mask=*/false));
+}
+
+AttentionOutputs flash_attention_with_log_sums(const AttentionInputs& in) {
+  const auto found = at::_flash_attention_forward(in.q, in.k, in.v, /*cum_seq_q=*/std::nullopt,
+                                                  /*cum_seq_k=*/std::nullopt, in.q.size(1), in.k.size(1),
+                                                  /*dropout_p=*/0, in.causal, /*return_debug_mask=*/false);
+  return {std::get<0>(found), std::get<1>(found)};
+}
+
+AttentionGradients flash_attention_backward(const AttentionInputs& in, const AttentionOutputs& of,
+                                            const at::Tensor& dy) {
+  // Random numbers, of dropout only.
+  const at::Tensor none = at::empty({0}, in.q.options().dtype(at::kLong));
+  const auto [dq, dk, dv] = at::_flash_attention_backward(
+      dy, in.q, in.k, in.v, of.y, of.log_sums.contiguous(), /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, in.q.size(1),
+      in.k.size(1), /*dropout_p=*/0, in.causal, none, none);
+  return {dq, dk, dv};
 }
 
 const char* name_of_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {

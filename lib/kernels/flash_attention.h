@@ -2,12 +2,15 @@
 
 // libtorch's FlashAttention (Dao: FlashAttention-2, 2023) on GPUs, called without libtorch's choice among its
 // kernels. On compute capability 9.0 and 10.0 that choice prefers cuDNN, which builds a plan for every new
-// length (milliseconds of the host). This suits rows of one length, but neither documents nor texts that grow
-// token by token.
+// length (milliseconds of the host). This suits rows of one length (device_attention.h), but neither documents nor
+// texts that grow token by token.
 
+#include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+
+#include "kernels/attention.h"
 
 namespace fsdp::kernels {
 
@@ -32,8 +35,15 @@ at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::T
 /// q: [B, T, heads, head_dim]; k, v: [B, L, kv_heads, head_dim], L >= T -> like q
 at::Tensor flash_attention_to_earlier(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
-/// The kernels that libtorch chooses for causal attention on this GPU: "cuDNN", "flash",
-/// "memory-efficient" or "no fused" ones. Shapes as above, L = T.
+/// A block of attention (kernels/attention_block.h), of more than one query.
+AttentionOutputs flash_attention_with_log_sums(const AttentionInputs& inputs);
+AttentionGradients flash_attention_backward(const AttentionInputs& inputs, const AttentionOutputs& of,
+                                            const at::Tensor& dy);
+
+/// The kernels that libtorch chooses for causal attention on this GPU. Shapes as above, L = T.
+at::SDPBackend choice_of_libtorch(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+/// Their name: "cuDNN", "flash",
+/// "memory-efficient" or "no fused" ones.
 const char* name_of_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
 }  // namespace fsdp::kernels

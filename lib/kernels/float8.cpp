@@ -12,6 +12,7 @@
 #include <charconv>
 #include <limits>
 
+#include "kernels/below_autograd.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
@@ -119,16 +120,17 @@ at::Tensor float8_weight_gradient(const at::Tensor& weight, const Product& produ
 /// y_i = x W_i^T or, where `transposed`, x W_i + b. x: [N, in]
 class Float8Products final : public torch::autograd::Function<Float8Products> {
  public:
-  static variable_list forward(AutogradContext* context, const at::Tensor& given, at::TensorList weights,
-                               const std::optional<at::Tensor>& bias, bool transposed,
-                               int64_t matmul_number) {
+  static variable_list forward(AutogradContext* context, const at::Tensor& given, at::TensorList,
+                               const std::optional<at::Tensor>& bias, const Parameters& parameters,
+                               bool transposed, int64_t matmul_number) {
+    const BelowAutograd below;
     const at::Tensor x = given.contiguous();
     const auto matmul = static_cast<Matmul>(matmul_number);
     const at::Tensor largest = largest_magnitude(x);
     const Float8Matrix x8 = to_float8(x, largest, kForward, {});
     // Saves bf16, not rounded, tensors, as plans of memory assume. The weight is gathered again for backward.
     variable_list saved{x, largest, bias.value_or(at::Tensor())}, products;
-    for (const at::Tensor& weight : weights) {
+    for (const at::Tensor& weight : parameters.tensors) {
       const at::Tensor largest_of_weight = largest_magnitude(weight);
       const Float8Matrix w8 =
           to_float8(weight, largest_of_weight, kForward, {.values = !transposed, .transposed = transposed});
@@ -147,17 +149,18 @@ class Float8Products final : public torch::autograd::Function<Float8Products> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &largest = saved[1], &bias = saved[2];
     const bool transposed = context->saved_data["transposed"].toBool();
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
     const size_t weights = gradients.size();
-    variable_list results(weights + 4);  // of x, the weights, the bias; none of the last two arguments
+    variable_list results(weights + 5);  // of x, the weights, the bias; none of the last three arguments
     Float8Matrix x8;
     for (size_t i = 0; i < weights; ++i) {
       const at::Tensor &weight = saved[3 + 2 * i], &largest_of_weight = saved[4 + 2 * i];
       const at::Tensor dy = gradients[i].contiguous();
-      const bool of_x = context->needs_input_grad(0), of_weight = context->needs_input_grad(1 + i);
+      const bool of_x = context->needs_input_grad(0), of_weight = is_wanted(*context, 1 + i, weight);
       const Float8Matrix dy8 =
           to_float8(dy, largest_magnitude(dy), kBackward, {.values = of_x, .transposed = of_weight});
       if (of_x) {
@@ -174,8 +177,9 @@ class Float8Products final : public torch::autograd::Function<Float8Products> {
           x8 = to_float8(x, largest, kForward, {.values = false, .transposed = true});
         }
         const Factor by_x{x8.transposed, x8.inverse_scale}, by_dy{dy8.transposed, dy8.inverse_scale};
-        results[1 + i] = float8_weight_gradient(
-            weight, {.a = transposed ? by_x : by_dy, .b = transposed ? by_dy : by_x, .matmul = matmul});
+        const Product product{
+            .a = transposed ? by_x : by_dy, .b = transposed ? by_dy : by_x, .matmul = matmul};
+        results[1 + i] = deliver(*context, 1 + i, weight, float8_weight_gradient(weight, product));
       }
       if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(1 + weights)) {
         results[1 + weights] = gradient_of_bias(dy, bias);
@@ -200,8 +204,10 @@ bool can_multiply_float8(const at::Tensor& x, const at::Tensor& weight) {
 
 std::vector<at::Tensor> float8_linears(const at::Tensor& x, const std::vector<at::Tensor>& weights,
                                        Matmul matmul) {
-  auto results = Float8Products::apply(x.reshape({-1, x.size(-1)}), at::TensorList(weights),
-                                       std::optional<at::Tensor>(), false, static_cast<int64_t>(matmul));
+  const at::Tensor rows = x.reshape({-1, x.size(-1)});
+  const std::vector<at::Tensor> seen = seen_parameters(weights, rows);
+  auto results = Float8Products::apply(rows, at::TensorList(seen), std::optional<at::Tensor>(),
+                                       Parameters{weights}, false, static_cast<int64_t>(matmul));
   std::vector<int64_t> shape = x.sizes().vec();
   for (at::Tensor& result : results) {
     shape.back() = result.size(1);
@@ -212,7 +218,9 @@ std::vector<at::Tensor> float8_linears(const at::Tensor& x, const std::vector<at
 
 at::Tensor float8_transposed_linear(const at::Tensor& x, const at::Tensor& weight,
                                     const std::optional<at::Tensor>& bias, Matmul matmul) {
-  return Float8Products::apply(x, at::TensorList(weight), bias, true, static_cast<int64_t>(matmul))[0];
+  const at::Tensor seen = seen_parameter(weight, x);
+  return Float8Products::apply(x, at::TensorList(seen), bias, Parameters{{weight}}, true,
+                               static_cast<int64_t>(matmul))[0];
 }
 
 bool has_float8_units(const std::string& capability) {

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 
+#include "kernels/below_autograd.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/element.h"
 #include "kernels/gradient_sink.h"
@@ -48,11 +49,13 @@ class Rotary final : public torch::autograd::Function<Rotary> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
                             const at::Tensor& sin) {
+    const BelowAutograd below;
     context->save_for_backward({cos, sin});
     return rotated(x.contiguous(), cos, sin, false);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
     return {rotated(gradients[0].contiguous(), saved[0], saved[1], true), {}, {}};
   }
@@ -61,6 +64,7 @@ class Rotary final : public torch::autograd::Function<Rotary> {
 class SwiGlu final : public torch::autograd::Function<SwiGlu> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& gate, const at::Tensor& up) {
+    const BelowAutograd below;
     const at::Tensor g = gate.contiguous(), u = up.contiguous();
     context->save_for_backward({g, u});
     at::Tensor y = at::empty_like(g);
@@ -74,6 +78,7 @@ class SwiGlu final : public torch::autograd::Function<SwiGlu> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &g = saved[0], &u = saved[1];
     const at::Tensor dy = gradients[0].contiguous();
@@ -92,8 +97,11 @@ class SwiGlu final : public torch::autograd::Function<SwiGlu> {
 
 class BiasGelu final : public torch::autograd::Function<BiasGelu> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor& bias) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor&,
+                            const Parameters& parameters) {
+    const BelowAutograd below;
     const at::Tensor x = given.contiguous();
+    const at::Tensor& bias = parameters.tensors[0];
     at::Tensor y = at::empty_like(x);
     KernelsFor(x)->bias_gelu({.x = x.data_ptr(),
                               .bias = bias.data_ptr(),
@@ -105,6 +113,7 @@ class BiasGelu final : public torch::autograd::Function<BiasGelu> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &bias = saved[1];
     const at::Tensor dy = gradients[0].contiguous();
@@ -118,7 +127,8 @@ class BiasGelu final : public torch::autograd::Function<BiasGelu> {
                                        .rows = rows_of(x),
                                        .width = bias.size(0)},
                                       sums.parts());
-    return {dx, context->needs_input_grad(1) ? sums.gradient(0, bias) : at::Tensor()};
+    if (!is_wanted(*context, 1, bias)) return {dx, {}, {}};
+    return {dx, deliver(*context, 1, bias, sums.gradient(0, bias)), {}};
   }
 };
 
@@ -163,11 +173,13 @@ void add_rows_on_gpu(const at::Tensor& table, const at::Tensor& rows, const at::
 class Embedding final : public torch::autograd::Function<Embedding> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, const at::Tensor& ids) {
+    const BelowAutograd below;
     context->save_for_backward({weight, ids});
     return at::embedding(weight, ids);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& weight = saved[0];
     const at::Tensor dy = gradients[0].contiguous(), ids = saved[1].contiguous();
@@ -196,7 +208,8 @@ constexpr int64_t kPiece = 16384;
 struct Choice {
   double p = 0;
   uint64_t key = 0;
-  int64_t first_row = 0, first_value = 0;
+  int64_t first_row = 0;
+  RowPieces pieces = {};
 };
 
 /// Values [begin, end) of `from`, whose first is the value `first` of its row. One hash decides two values of
@@ -221,7 +234,8 @@ void drop_row(const T* from, T* to, int64_t begin, int64_t end, int64_t first, u
 
 at::Tensor dropped_on_cpu(const at::Tensor& x, const Choice& choice) {
   at::Tensor y = at::empty_like(x);
-  const int64_t rows = x.size(0), width = x.numel() / std::max<int64_t>(rows, 1);
+  const int64_t of_row = choice.pieces.count;
+  const int64_t rows = x.size(0) * of_row, width = x.numel() / std::max<int64_t>(rows, 1);
   const auto limit = static_cast<uint32_t>(choice.p * 4294967296.0);
   const auto scale = static_cast<float>(1 / (1 - choice.p));
   // Rows are cut into pieces of even length, so that the two values of a hash stay together.
@@ -235,9 +249,9 @@ at::Tensor dropped_on_cpu(const at::Tensor& x, const Choice& choice) {
           for (int64_t at = begin; at < end; ++at) {
             const int64_t row = at / pieces, first = at % pieces * kPiece;
             const uint64_t row_key =
-                util::mix64(choice.key ^ util::mix64(static_cast<uint64_t>(choice.first_row + row)));
+                util::mix64(choice.key ^ util::mix64(static_cast<uint64_t>(choice.first_row + row / of_row)));
             drop_row(from + row * width, to + row * width, first, std::min(width, first + kPiece),
-                     choice.first_value, row_key, limit, scale);
+                     choice.pieces.begins[row % of_row], row_key, limit, scale);
           }
         });
   });
@@ -247,14 +261,14 @@ at::Tensor dropped_on_cpu(const at::Tensor& x, const Choice& choice) {
 at::Tensor dropped_on_gpu(const at::Tensor& x, const Choice& choice) {
   const c10::DeviceGuard guard(x.device());
   at::Tensor y = at::empty_like(x);
-  const int64_t rows = x.size(0);
+  const int64_t rows = x.size(0) * choice.pieces.count;
   cuda::dropout(element_of(x), {.x = x.const_data_ptr(),
                                 .y = y.data_ptr(),
                                 .rows = rows,
                                 .width = x.numel() / std::max<int64_t>(rows, 1),
                                 .key = choice.key,
                                 .first_row = choice.first_row,
-                                .first_value = choice.first_value,
+                                .pieces = choice.pieces,
                                 .p = choice.p});
   return y;
 }
@@ -273,27 +287,23 @@ at::Tensor dropped(const at::Tensor& given, const Choice& choice) {
 
 class Dropout final : public torch::autograd::Function<Dropout> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, double p, int64_t key,
-                            int64_t first_row, int64_t first_value) {
-    context->saved_data["p"] = p;
-    context->saved_data["key"] = key;
-    context->saved_data["first_row"] = first_row;
-    context->saved_data["first_value"] = first_value;
-    return dropped(
-        x, {.p = p, .key = static_cast<uint64_t>(key), .first_row = first_row, .first_value = first_value});
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Choice& choice) {
+    const BelowAutograd below;
+    context->saved_data["choice"] = c10::IValue::make_capsule(c10::make_intrusive<Saved>(choice));
+    return dropped(x, choice);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    auto& saved = context->saved_data;
-    return {dropped(gradients[0], {.p = saved["p"].toDouble(),
-                                   .key = static_cast<uint64_t>(saved["key"].toInt()),
-                                   .first_row = saved["first_row"].toInt(),
-                                   .first_value = saved["first_value"].toInt()}),
-            {},
-            {},
-            {},
-            {}};
+    const BelowAutograd below;
+    const auto capsule = context->saved_data["choice"].toCapsule();
+    return {dropped(gradients[0], static_cast<const Saved&>(*capsule).choice), {}};
   }
+
+ private:
+  struct Saved : torch::CustomClassHolder {
+    explicit Saved(const Choice& choice) : choice(choice) {}
+    Choice choice;
+  };
 };
 
 }  // namespace
@@ -320,16 +330,16 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
 at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias) {
   FSDP_CHECK(can_fuse(x) && bias.scalar_type() == x.scalar_type() && bias.dim() == 1 &&
              bias.size(0) == x.size(-1) && bias.is_contiguous());
-  return BiasGelu::apply(x, bias);
+  return BiasGelu::apply(x, seen_parameter(bias, x), Parameters{{bias}});
 }
 
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {
   return Embedding::apply(weight, ids);
 }
 
-at::Tensor dropout(const at::Tensor& x, double p, uint64_t key, int64_t first_row, int64_t first_value) {
+at::Tensor dropout(const at::Tensor& x, double p, uint64_t key, int64_t first_row, const RowPieces& pieces) {
   FSDP_CHECK(p >= 0 && p < 1 && x.dim() >= 1, "dropout of ", p);
-  return Dropout::apply(x, p, static_cast<int64_t>(key), first_row, first_value);
+  return Dropout::apply(x, Choice{.p = p, .key = key, .first_row = first_row, .pieces = pieces});
 }
 
 }  // namespace fsdp::kernels

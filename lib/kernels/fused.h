@@ -94,8 +94,9 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids);
 
 /// Dropout (Srivastava et al., 2014): each value of x becomes 0 with probability p, 0 <= p < 1, and x / (1 -
 /// p) otherwise. The choice for value i of row r, the r-th along dimension 0, is a function of (key,
-/// first_row + r, first_value + i), not of a generator's state: a recomputed or resumed step drops the same
-/// values, on any number of ranks and threads, and nothing is kept for backward.
-at::Tensor dropout(const at::Tensor& x, double p, uint64_t key, int64_t first_row, int64_t first_value = 0);
+/// first_row + r, i), not of a generator's state: a recomputed or resumed step drops the same values, on any
+/// number of ranks and threads, and nothing is kept for backward.
+at::Tensor dropout(const at::Tensor& x, double p, uint64_t key, int64_t first_row,
+                   const RowPieces& pieces = {});
 
 }  // namespace fsdp::kernels

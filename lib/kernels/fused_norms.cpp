@@ -4,7 +4,9 @@
 
 #include <optional>
 
+#include "kernels/below_autograd.h"
 #include "kernels/fused.h"
+#include "kernels/gradient_sink.h"
 #include "kernels/reduce.h"
 #include "util/error.h"
 
@@ -18,32 +20,36 @@ using torch::autograd::variable_list;
 class Norm final : public torch::autograd::Function<Norm> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& given,
-                               const std::optional<at::Tensor>& residual, const at::Tensor& weight,
-                               const std::optional<at::Tensor>& bias, double epsilon) {
+                               const std::optional<at::Tensor>& residual, const at::Tensor&,
+                               const at::Tensor&, const Parameters& parameters, double epsilon) {
+    const BelowAutograd below;
+    const at::Tensor &weight = parameters.tensors[0], &bias = parameters.tensors[1];
+    const bool has_bias = bias.defined();
     const at::Tensor x = given.contiguous(), added = residual ? residual->contiguous() : at::Tensor();
     const int64_t rows = rows_of(x);
     const at::Tensor sum = residual ? at::empty_like(x) : at::Tensor(), y = at::empty_like(x);
     // Means, if there is a bias, and reciprocals.
-    const at::Tensor statistics = at::empty({bias ? 2 : 1, rows}, x.options().dtype(at::kFloat));
+    const at::Tensor statistics = at::empty({has_bias ? 2 : 1, rows}, x.options().dtype(at::kFloat));
     auto* first = statistics.data_ptr<float>();
     const KernelsFor kernels(x);
-    (bias ? kernels->layer_norm : kernels->rms_norm)({.x = x.data_ptr(),
-                                                      .residual = data_or_null(added),
-                                                      .sum = data_or_null(sum),
-                                                      .weight = weight.data_ptr(),
-                                                      .bias = bias ? bias->data_ptr() : nullptr,
-                                                      .y = y.data_ptr(),
-                                                      .mean = bias ? first : nullptr,
-                                                      .reciprocal = bias ? first + rows : first,
-                                                      .rows = rows,
-                                                      .width = x.size(-1),
-                                                      .epsilon = static_cast<float>(epsilon)});
-    context->save_for_backward({residual ? sum : x, weight, bias.value_or(at::Tensor()), statistics});
+    (has_bias ? kernels->layer_norm : kernels->rms_norm)({.x = x.data_ptr(),
+                                                          .residual = data_or_null(added),
+                                                          .sum = data_or_null(sum),
+                                                          .weight = weight.data_ptr(),
+                                                          .bias = data_or_null(bias),
+                                                          .y = y.data_ptr(),
+                                                          .mean = has_bias ? first : nullptr,
+                                                          .reciprocal = has_bias ? first + rows : first,
+                                                          .rows = rows,
+                                                          .width = x.size(-1),
+                                                          .epsilon = static_cast<float>(epsilon)});
+    context->save_for_backward({residual ? sum : x, weight, bias, statistics});
     context->saved_data["has_residual"] = residual.has_value();
     return residual ? variable_list{sum, y} : variable_list{y};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2];
     const bool has_residual = context->saved_data["has_residual"].toBool(), has_bias = bias.defined();
@@ -68,10 +74,16 @@ class Norm final : public torch::autograd::Function<Norm> {
          .width = x.size(-1)},
         sums.parts());
     const size_t edge = has_residual ? 2 : 1;  // of the weight; the bias follows
+    const auto gradient = [&](int64_t vector, const at::Tensor& parameter) {
+      const size_t operand = edge + static_cast<size_t>(vector);
+      if (!is_wanted(*context, operand, parameter)) return at::Tensor();
+      return deliver(*context, operand, parameter, sums.gradient(vector, parameter));
+    };
     return {dx,
             has_residual ? dx : at::Tensor(),
-            context->needs_input_grad(edge) ? sums.gradient(0, weight) : at::Tensor(),
-            has_bias && context->needs_input_grad(edge + 1) ? sums.gradient(1, bias) : at::Tensor(),
+            gradient(0, weight),
+            has_bias ? gradient(1, bias) : at::Tensor(),
+            {},
             {}};
   }
 };
@@ -87,7 +99,9 @@ std::pair<at::Tensor, at::Tensor> norm(const at::Tensor& x, const std::optional<
                                        double epsilon) {
   FSDP_CHECK(can_fuse(x) && is_vector_for(x, weight) && (!bias || is_vector_for(x, *bias)));
   FSDP_CHECK(!residual || (residual->scalar_type() == x.scalar_type() && residual->sizes() == x.sizes()));
-  const variable_list outputs = Norm::apply(x, residual, weight, bias, epsilon);
+  const at::Tensor b = bias.value_or(at::Tensor());
+  const variable_list outputs = Norm::apply(x, residual, seen_parameter(weight, x), seen_parameter(b, x),
+                                            Parameters{{weight, b}}, epsilon);
   return {residual ? outputs[0] : at::Tensor(), outputs.back()};
 }
 

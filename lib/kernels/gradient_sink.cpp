@@ -1,8 +1,11 @@
 #include "kernels/gradient_sink.h"
 
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <set>
+#include <utility>
 
 #include "util/error.h"
 
@@ -10,6 +13,13 @@ namespace fsdp::kernels {
 namespace {
 
 thread_local TakenPlaces* witness = nullptr;
+thread_local bool all_are_seen = false;
+
+/// backward() without a choice of inputs.
+bool is_pass_over_all_leaves() {
+  const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
+  return chosen == nullptr || chosen->empty();
+}
 
 }  // namespace
 
@@ -20,6 +30,7 @@ std::optional<GradientSink::Place> GradientSink::take(at::ScalarType dtype) {
 }
 
 GradientSink* gradient_sink(const at::Tensor& parameter) {
+  if (!parameter.requires_grad()) return nullptr;
   return dynamic_cast<GradientSink*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
 }
 
@@ -32,6 +43,36 @@ std::optional<GradientSink::Place> take_gradient_place(const at::Tensor& paramet
   }
   return place;
 }
+
+at::Tensor seen_parameter(const at::Tensor& parameter, const at::Tensor& x) {
+  static const at::Tensor nothing = at::empty({0}, at::kFloat);
+  if (!parameter.defined()) return nothing;
+  const bool hides = x.requires_grad() && !all_are_seen && gradient_sink(parameter) != nullptr;
+  return hides ? nothing : parameter;
+}
+
+std::vector<at::Tensor> seen_parameters(const std::vector<at::Tensor>& parameters, const at::Tensor& x) {
+  std::vector<at::Tensor> seen;
+  for (const at::Tensor& parameter : parameters) seen.push_back(seen_parameter(parameter, x));
+  return seen;
+}
+
+bool is_wanted(const torch::autograd::AutogradContext& context, size_t operand, const at::Tensor& parameter) {
+  if (context.needs_input_grad(operand)) return true;
+  return gradient_sink(parameter) != nullptr && is_pass_over_all_leaves();
+}
+
+at::Tensor deliver(const torch::autograd::AutogradContext& context, size_t operand,
+                   const at::Tensor& parameter, const at::Tensor& gradient) {
+  if (!gradient.defined() || context.needs_input_grad(operand)) return gradient;
+  FSDP_CHECK(!parameter.grad().defined());
+  at::Tensor(parameter).mutable_grad() = gradient;
+  (*gradient_sink(parameter))(parameter);
+  return {};
+}
+
+AllParametersSeen::AllParametersSeen() : before_(std::exchange(all_are_seen, true)) {}
+AllParametersSeen::~AllParametersSeen() { all_are_seen = before_; }
 
 TakenPlaces::TakenPlaces() {
   FSDP_CHECK(witness == nullptr);

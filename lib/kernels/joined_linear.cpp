@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "kernels/below_autograd.h"
 #include "kernels/fused.h"
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
@@ -41,7 +42,7 @@ bool lie_in_sequence(at::TensorList parts) {
 at::Tensor joined(at::TensorList parts) {
   const int64_t rows = rows_of_all(parts), columns = parts[0].size(1);
   if (parts[0].is_meta()) return parts[0].detach().narrow(0, 0, 1).expand({rows, columns});
-  return parts[0].detach().as_strided({rows, columns}, {columns, 1}, parts[0].storage_offset());
+  return strided_view(parts[0], {rows, columns}, {columns, 1});
 }
 
 /// The place for the gradients of all weights, of the first of the types that has one; none if they have no
@@ -66,8 +67,10 @@ std::optional<GradientSink::Place> take_joined_place(at::TensorList weights, at:
 /// y = x W^T with the joined weights. x: [..., in]
 class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, at::TensorList weights,
-                            Matmul matmul) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, at::TensorList,
+                            const Parameters& parameters, Matmul matmul) {
+    const BelowAutograd below;
+    const at::TensorList weights = parameters.tensors;
     const at::Tensor x = as_matrix(given);
     variable_list saved{x};
     saved.insert(saved.end(), weights.begin(), weights.end());
@@ -77,33 +80,34 @@ class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& x = saved[0];
     const at::TensorList weights = at::TensorList(saved).slice(1);
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
     const at::Tensor dy = as_matrix(gradients[0]);
-    variable_list results(saved.size() + 1);
+    variable_list results(saved.size() + 2);
     if (context->needs_input_grad(0)) {
-      results[0] = shaped(product(dy, joined(weights).t(), matmul), gradients[0]);
+      results[0] = shaped(product(dy, flipped(joined(weights)), matmul), gradients[0]);
     }
     bool all_need = true, none_needs = true;
     for (size_t i = 0; i < weights.size(); ++i) {
-      (context->needs_input_grad(i + 1) ? none_needs : all_need) = false;
+      (is_wanted(*context, i + 1, weights[i]) ? none_needs : all_need) = false;
     }
     if (none_needs) return results;
-    const at::Tensor a = dy.t(), b = x.t();
+    const at::Tensor a = flipped(dy), b = flipped(x);
     if (all_need && write(take_joined_place(weights, at::kFloat, a.scalar_type()), a, b, matmul))
       return results;
     at::Tensor gradient;
     for (int64_t i = 0, row = 0; i < std::ssize(weights); row += weights[static_cast<size_t>(i++)].size(0)) {
       const size_t at = static_cast<size_t>(i) + 1;
-      if (!context->needs_input_grad(at)) continue;
       const at::Tensor& weight = saved[at];
+      if (!is_wanted(*context, at, weight)) continue;
       auto place = take_gradient_place(weight, at::kFloat);
       if (!place) place = take_gradient_place(weight, a.scalar_type());
       if (write(place, a.narrow(0, row, weight.size(0)), b, matmul)) continue;
       if (!gradient.defined()) gradient = product(a, b, matmul);
-      results[at] = gradient.narrow(0, row, weight.size(0));
+      results[at] = deliver(*context, at, weight, gradient.narrow(0, row, weight.size(0)));
     }
     return results;
   }
@@ -121,6 +125,7 @@ class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {
 class JoinedSwiGlu final : public torch::autograd::Function<JoinedSwiGlu> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given) {
+    const BelowAutograd below;
     const at::Tensor both = given.contiguous();
     context->save_for_backward({both});
     std::vector<int64_t> shape = both.sizes().vec();
@@ -136,6 +141,7 @@ class JoinedSwiGlu final : public torch::autograd::Function<JoinedSwiGlu> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const at::Tensor both = context->get_saved_variables()[0], dy = gradients[0].contiguous();
     at::Tensor dboth = at::empty_like(both);
     KernelsFor(both)->swiglu_backward({.dy = dy.data_ptr(),
@@ -156,38 +162,24 @@ class JoinedSwiGlu final : public torch::autograd::Function<JoinedSwiGlu> {
   }
 };
 
-/// Rotates the first heads of each row of x [B, T, heads, head_dim] in place.
-void rotate_in_place(const at::Tensor& x, int64_t heads, const at::Tensor& cos, const at::Tensor& sin,
-                     bool back) {
-  KernelsFor(x)->rotary({.x = x.data_ptr(),
-                         .y = x.data_ptr(),
-                         .cos = cos.data_ptr<float>(),
-                         .sin = sin.data_ptr<float>(),
-                         .rows = x.size(0) * x.size(1),
-                         .tokens = x.size(1),
-                         .heads = heads,
-                         .head_dim = x.size(3),
-                         .stride = x.size(2) * x.size(3),
-                         .back = back});
-}
-
 class JoinedRotary final : public torch::autograd::Function<JoinedRotary> {
  public:
-  static variable_list forward(AutogradContext* context, const at::Tensor& qkv, int64_t queries, int64_t keys,
+  static variable_list forward(AutogradContext* context, const at::Tensor& qkv, const JoinedHeads& heads,
                                const at::Tensor& cos, const at::Tensor& sin) {
+    const BelowAutograd below;
     context->save_for_backward({cos, sin});
-    context->saved_data["rotated"] = queries + keys;
-    const int64_t heads = queries + 2 * keys;
-    const at::Tensor x = qkv.view({qkv.size(0), qkv.size(1), heads, qkv.size(2) / heads});
-    rotate_in_place(x, queries + keys, cos, sin, false);
-    return {x.narrow(2, 0, queries), x.narrow(2, queries, keys), x.narrow(2, queries + keys, keys)};
+    rotate_joined(qkv, heads, cos, sin, /*back=*/false);
+    const auto [q, k, v] = split_joined(qkv, heads);
+    return {q, k, v};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor dx = at::cat(gradients, 2);
-    rotate_in_place(dx, context->saved_data["rotated"].toInt(), saved[0], saved[1], true);
-    return {dx.flatten(2), {}, {}, {}, {}};
+    const at::Tensor dqkv = at::cat(gradients, 2).flatten(2);
+    rotate_joined(dqkv, {.queries = gradients[0].size(2), .keys = gradients[1].size(2)}, saved[0], saved[1],
+                  /*back=*/true);
+    return {dqkv, {}, {}, {}};
   }
 };
 
@@ -205,7 +197,8 @@ bool can_join(const at::Tensor& given, const std::vector<at::Tensor>& weights) {
 at::Tensor joined_linear(const at::Tensor& given, const std::vector<at::Tensor>& weights, Matmul matmul) {
   const at::Tensor x = autocast_operand(given);
   FSDP_CHECK(weights[0].is_meta() || lie_in_sequence(weights));
-  return JoinedLinear::apply(x, at::TensorList(weights), matmul);
+  const std::vector<at::Tensor> seen = seen_parameters(weights, x);
+  return JoinedLinear::apply(x, at::TensorList(seen), Parameters{weights}, matmul);
 }
 
 at::Tensor joined_swiglu(const at::Tensor& both) {
@@ -213,14 +206,38 @@ at::Tensor joined_swiglu(const at::Tensor& both) {
   return JoinedSwiGlu::apply(both);
 }
 
-std::array<at::Tensor, 3> joined_rotary(const at::Tensor& qkv, const JoinedHeads& heads,
-                                        const at::Tensor& cos, const at::Tensor& sin) {
-  const int64_t head_dim = qkv.size(2) / (heads.queries + 2 * heads.keys);
+void rotate_joined(const at::Tensor& qkv, const JoinedHeads& heads, const at::Tensor& cos,
+                   const at::Tensor& sin, bool back) {
+  const int64_t head_dim = qkv.size(2) / heads.all();
   FSDP_CHECK(can_fuse(qkv) && qkv.dim() == 3 && qkv.is_contiguous() && head_dim % 2 == 0 &&
-             qkv.size(2) == head_dim * (heads.queries + 2 * heads.keys) && cos.scalar_type() == at::kFloat &&
+             qkv.size(2) == head_dim * heads.all() && cos.scalar_type() == at::kFloat &&
              sin.scalar_type() == at::kFloat && cos.is_contiguous() && sin.is_contiguous() &&
              cos.size(0) >= qkv.size(1) && cos.size(1) == head_dim);
-  variable_list results = JoinedRotary::apply(qkv, heads.queries, heads.keys, cos, sin);
+  KernelsFor(qkv)->rotary({.x = qkv.data_ptr(),
+                           .y = qkv.data_ptr(),
+                           .cos = cos.data_ptr<float>(),
+                           .sin = sin.data_ptr<float>(),
+                           .rows = qkv.size(0) * qkv.size(1),
+                           .tokens = qkv.size(1),
+                           .heads = heads.queries + heads.keys,
+                           .head_dim = head_dim,
+                           .stride = qkv.size(2),
+                           .back = back});
+}
+
+std::array<at::Tensor, 3> split_joined(const at::Tensor& qkv, const JoinedHeads& heads) {
+  const int64_t rows = qkv.size(0), tokens = qkv.size(1), width = qkv.size(2), head_dim = width / heads.all();
+  const auto part = [&](int64_t count, int64_t first) {
+    return strided_view(qkv, {rows, tokens, count, head_dim}, {tokens * width, width, head_dim, 1},
+                        first * head_dim);
+  };
+  return {part(heads.queries, 0), part(heads.keys, heads.queries),
+          part(heads.keys, heads.queries + heads.keys)};
+}
+
+std::array<at::Tensor, 3> joined_rotary(const at::Tensor& qkv, const JoinedHeads& heads,
+                                        const at::Tensor& cos, const at::Tensor& sin) {
+  const variable_list results = JoinedRotary::apply(qkv, heads, cos, sin);
   return {results[0], results[1], results[2]};
 }
 

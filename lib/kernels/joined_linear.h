@@ -28,14 +28,24 @@ at::Tensor joined_linear(const at::Tensor& x, const std::vector<at::Tensor>& wei
 /// swiglu() (kernels/fused.h) of gate and up side by side. both: [..., 2 I] -> [..., I]
 at::Tensor joined_swiglu(const at::Tensor& both);
 
+/// Heads side by side in a result of joined_linear().
+struct JoinedHeads {
+  int64_t queries = 0, keys = 0;  ///< there are as many values as keys
+
+  int64_t all() const { return queries + 2 * keys; }
+};
+
 /// Rotates the queries and keys (rotary() of kernels/fused.h) of a result of joined_linear(), which is
 /// overwritten: the three results are views of it, so nothing else is kept for backward.
-struct JoinedHeads {
-  int64_t queries = 0, keys = 0;  ///< numbers of heads; there are as many values as keys
-};
 /// qkv: [B, T, (queries + 2 keys) head_dim]; cos, sin: [T, head_dim] fp32 ->
 /// {q: [B, T, queries, head_dim], k: [B, T, keys, head_dim], v: like k}
 std::array<at::Tensor, 3> joined_rotary(const at::Tensor& qkv, const JoinedHeads& heads,
                                         const at::Tensor& cos, const at::Tensor& sin);
+
+/// Its two steps, without autograd: the rotation, or with `back` its inverse, which is that of gradients; and the
+/// views.
+void rotate_joined(const at::Tensor& qkv, const JoinedHeads& heads, const at::Tensor& cos,
+                   const at::Tensor& sin, bool back);
+std::array<at::Tensor, 3> split_joined(const at::Tensor& qkv, const JoinedHeads& heads);
 
 }  // namespace fsdp::kernels

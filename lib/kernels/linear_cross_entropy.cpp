@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/below_autograd.h"
 #include "kernels/fused.h"
+#include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
 #include "kernels/row_kernels.h"
 #include "util/error.h"
@@ -41,9 +43,11 @@ at::Tensor logits_of(const at::Tensor& x, const at::Tensor& weight, Matmul matmu
 
 class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEntropy> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor& weight,
-                            const at::Tensor& targets, int64_t matmul_number, bool differentiates,
-                            const LossTerms& terms, const VocabularyPart* part) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor&,
+                            const Parameters& parameters, const at::Tensor& targets, int64_t matmul_number,
+                            bool differentiates, const LossTerms& terms, const VocabularyPart* part) {
+    const BelowAutograd below;
+    const at::Tensor& weight = parameters.tensors[0];
     const auto matmul = static_cast<Matmul>(matmul_number);
     const at::Tensor x = given.contiguous();
     const int64_t rows = x.size(0), vocabulary = weight.size(0);
@@ -91,6 +95,7 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
       context->saved_data["expected_gradient"] = terms.expected_gradient;
       context->saved_data["dx"] = dx;
       context->saved_data["dweight"] = dweight.to(weight.scalar_type());
+      context->saved_data["weight"] = weight;
     }
     at::Tensor loss = at::empty({}, x.options().dtype(at::kFloat));
     KernelsFor(x)->mean_loss(losses.data_ptr<double>(), rows, counted.data_ptr<double>(),
@@ -99,7 +104,9 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     at::Tensor dx = context->saved_data["dx"].toTensor(), dweight = context->saved_data["dweight"].toTensor();
+    const at::Tensor weight = context->saved_data["weight"].toTensor();
     const double expected = context->saved_data["expected_gradient"].toDouble();
     context->saved_data.clear();  // autograd may free the memory after its last use
     const at::Tensor rest = expected == 1 ? gradients[0] : gradients[0] / expected;
@@ -107,7 +114,8 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     for (const at::Tensor& gradient : {dx, dweight}) {
       KernelsFor(gradient)->scale(gradient.data_ptr(), gradient.numel(), factor);
     }
-    return {dx, dweight, {}, {}, {}, {}, {}};
+    if (!is_wanted(*context, 1, weight)) return {dx, {}, {}, {}, {}, {}, {}, {}};
+    return {dx, deliver(*context, 1, weight, dweight), {}, {}, {}, {}, {}, {}};
   }
 };
 
@@ -133,8 +141,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
   const at::Tensor tokens = targets.contiguous();
   check_targets(tokens, part == nullptr ? weight.size(0) : part->whole);
   const bool differentiates = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
-  return LinearCrossEntropy::apply(x, weight, tokens, static_cast<int64_t>(matmul), differentiates, terms,
-                                   part);
+  return LinearCrossEntropy::apply(x, seen_parameter(weight, x), Parameters{{weight}}, tokens,
+                                   static_cast<int64_t>(matmul), differentiates, terms, part);
 }
 
 int64_t cross_entropy_chunk_rows(const at::Tensor& x, int64_t vocabulary) {

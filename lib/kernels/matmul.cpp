@@ -13,6 +13,7 @@
 #include <string_view>
 #include <utility>
 
+#include "kernels/below_autograd.h"
 #include "kernels/block_product.h"
 #include "kernels/fused.h"
 #include "kernels/gradient_sink.h"
@@ -209,48 +210,59 @@ class GradientsWith {
 /// y = x W + b with W = weight^T or, where `transposed`, the weight. x: [..., in]
 class WeightProduct final : public torch::autograd::Function<WeightProduct> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias, bool transposed, Matmul matmul) {
-    const at::Tensor x = as_matrix(given), w = transposed ? weight : weight.t();
-    context->save_for_backward({x, weight, bias.value_or(at::Tensor())});
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor&,
+                            const at::Tensor&, const Parameters& parameters, bool transposed, Matmul matmul) {
+    const BelowAutograd below;
+    const at::Tensor &weight = parameters.tensors[0], &bias = parameters.tensors[1];
+    const at::Tensor x = as_matrix(given), w = transposed ? weight : flipped(weight);
+    context->save_for_backward({x, weight, bias});
     context->saved_data["transposed"] = transposed;
-    context->saved_data["has_bias"] = bias.has_value();
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);
-    return shaped(product_of(x, w, matmul, bias), given);
+    const auto added = bias.defined() ? std::optional(bias) : std::nullopt;
+    return shaped(product_of(x, w, matmul, added), given);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1];
+    const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2];
     const bool transposed = context->saved_data["transposed"].toBool();
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
     const at::Tensor dy = as_matrix(gradients[0]);
     at::Tensor dx, dweight, dbias;
     if (context->needs_input_grad(0)) {
-      dx = shaped(product_of(dy, transposed ? weight.t() : weight, matmul), gradients[0]);
+      dx = shaped(product_of(dy, transposed ? flipped(weight) : weight, matmul), gradients[0]);
     }
-    if (context->needs_input_grad(1)) {
-      dweight = transposed ? weight_gradient(weight, x.t(), dy, matmul)
-                           : weight_gradient(weight, dy.t(), x, matmul);
+    if (is_wanted(*context, 1, weight)) {
+      dweight = transposed ? weight_gradient(weight, flipped(x), dy, matmul)
+                           : weight_gradient(weight, flipped(dy), x, matmul);
+      dweight = deliver(*context, 1, weight, dweight);
     }
-    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) {
-      dbias = gradient_of_bias(dy, saved[2]);
+    if (bias.defined() && is_wanted(*context, 2, bias)) {
+      dbias = deliver(*context, 2, bias, gradient_of_bias(dy, bias));
     }
-    return {dx, dweight, dbias, {}, {}};
+    return {dx, dweight, dbias, {}, {}, {}};
   }
 };
+
+at::Tensor weight_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                          bool transposed, Matmul matmul) {
+  return WeightProduct::apply(x, seen_parameter(weight, x), seen_parameter(bias, x),
+                              Parameters{{weight, bias}}, transposed, matmul);
+}
 
 /// y_i = x W_i^T. x: [..., in]
 class ProductsOfOne final : public torch::autograd::Function<ProductsOfOne> {
  public:
-  static variable_list forward(AutogradContext* context, const at::Tensor& given, at::TensorList weights,
-                               Matmul matmul) {
+  static variable_list forward(AutogradContext* context, const at::Tensor& given, at::TensorList,
+                               const Parameters& parameters, Matmul matmul) {
+    const BelowAutograd below;
     const at::Tensor x = as_matrix(given);
     variable_list saved{x};
     std::vector<at::Tensor> transposed;
-    for (const at::Tensor& weight : weights) {
+    for (const at::Tensor& weight : parameters.tensors) {
       saved.push_back(weight);
-      transposed.push_back(weight.t());
+      transposed.push_back(flipped(weight));
     }
     context->save_for_backward(std::move(saved));
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);
@@ -260,13 +272,16 @@ class ProductsOfOne final : public torch::autograd::Function<ProductsOfOne> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
-    variable_list results(saved.size() + 1);
+    variable_list results(saved.size() + 2);
     GradientsWith of_weights(saved[0], matmul);
     for (size_t i = 1; i < saved.size(); ++i) {
       const at::Tensor dy = as_matrix(gradients[i - 1]);
-      if (context->needs_input_grad(i)) results[i] = of_weights.add(saved[i], dy.t());
+      if (is_wanted(*context, i, saved[i])) {
+        results[i] = deliver(*context, i, saved[i], of_weights.add(saved[i], flipped(dy)));
+      }
       if (context->needs_input_grad(0)) add_product_of(results[0], dy, saved[i], matmul);
     }
     of_weights.finish();
@@ -303,7 +318,7 @@ at::Tensor autocast_operand(const at::Tensor& x) {
 at::Tensor linear(const at::Tensor& given, const at::Tensor& given_weight, Matmul matmul) {
   const at::Tensor x = autocast_operand(given), weight = autocast_operand(given_weight);
   if (!computes_here(x, matmul)) return at::linear(x, weight);
-  return WeightProduct::apply(x, weight, std::optional<at::Tensor>(), false, matmul);
+  return weight_product(x, weight, {}, false, matmul);
 }
 
 std::vector<at::Tensor> linears(const at::Tensor& given, const std::vector<at::Tensor>& given_weights,
@@ -315,7 +330,8 @@ std::vector<at::Tensor> linears(const at::Tensor& given, const std::vector<at::T
     for (const at::Tensor& weight : weights) results.push_back(linear(x, weight, matmul));
     return results;
   }
-  return ProductsOfOne::apply(x, at::TensorList(weights), matmul);
+  const std::vector<at::Tensor> seen = seen_parameters(weights, x);
+  return ProductsOfOne::apply(x, at::TensorList(seen), Parameters{weights}, matmul);
 }
 
 at::Tensor transposed_linear(const at::Tensor& given, const at::Tensor& given_weight,
@@ -328,7 +344,7 @@ at::Tensor transposed_linear(const at::Tensor& given, const at::Tensor& given_we
     const at::Tensor rows = x.reshape({-1, x.size(-1)});
     return (bias ? at::addmm(*bias, rows, weight) : at::mm(rows, weight)).view(shape);
   }
-  return WeightProduct::apply(x, weight, bias, true, matmul);
+  return weight_product(x, weight, bias.value_or(at::Tensor()), true, matmul);
 }
 
 at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}).contiguous(); }
@@ -342,14 +358,15 @@ at::Tensor shaped(const at::Tensor& product, const at::Tensor& like) {
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, Matmul matmul) {
   at::NoGradGuard no_grad;
-  return !is_for_cuda(a) && computes_here(a, matmul) ? product_of(a, b.t(), matmul) : at::mm(a, b.t());
+  return !is_for_cuda(a) && computes_here(a, matmul) ? product_of(a, flipped(b), matmul)
+                                                     : at::mm(a, flipped(b));
 }
 
 void product_into(const at::Tensor& to, const at::Tensor& a, const at::Tensor& b, Matmul matmul) {
   at::NoGradGuard no_grad;
   at::Tensor c = to;
   if (multiplies_in_place(a, matmul)) {
-    multiply_in_place(c, a, b.t(), false, matmul);
+    multiply_in_place(c, a, flipped(b), false, matmul);
   } else {
     c.copy_(product(a, b, matmul));
   }
@@ -360,7 +377,7 @@ void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, Matm
   if (multiplies_in_place(a, matmul)) {
     const bool adds = sum.defined();
     if (!adds) sum = at::empty({a.size(0), b.size(0)}, a.options().dtype(at::kFloat));
-    multiply_in_place(sum, a, b.t(), adds, matmul);
+    multiply_in_place(sum, a, flipped(b), adds, matmul);
   } else if (const at::Tensor part = product(a, b, matmul); sum.defined()) {
     sum.add_(part);
   } else {

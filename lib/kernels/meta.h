@@ -48,6 +48,13 @@ inline void note_product(int64_t m, int64_t n, int64_t k, bool in_float8 = false
   meta_device().multiplies(2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k),
                            in_float8);
 }
+/// To be called for each of the two passes over a block of causal attention (kernels/attention_block.h): two
+/// products with all of its keys. As in all counts of attention, what causality hides of a whole sequence is
+/// counted; its blocks count twice what their queries see. q: [B, Tq, heads, head_dim]; k: [B, Tk, ..]
+inline void note_attention_block(const at::Tensor& q, const at::Tensor& k, bool causal) {
+  const int64_t keys = 2 * k.size(1) - (causal ? q.size(1) : 0);
+  note_product(q.size(0) * q.size(1) * q.size(2), 2 * keys, q.size(3));
+}
 /// Allocates and frees the memory that a kernel uses temporarily: one tensor for each of the device's
 /// `threads`, but at most `most_threads`.
 void touch_scratch(int64_t bytes_of_thread, int64_t most_threads);

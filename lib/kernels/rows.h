@@ -12,6 +12,13 @@ namespace fsdp::kernels {
 
 enum class Element { kFloat, kBFloat16, kHalf };
 
+/// Rows that are parts of longer ones: each is `count` pieces of equal length, of which piece i is the values from
+/// begins[i] on of the longer row.
+struct RowPieces {
+  int64_t count = 1;  ///< 1 or 2
+  int64_t begins[2] = {0, 0};
+};
+
 /// RMSNorm and LayerNorm; null for RMSNorm: bias, mean and dbias.
 struct NormRows {
   const void* x = nullptr;                        ///< [rows, width]

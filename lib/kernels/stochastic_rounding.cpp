@@ -36,7 +36,8 @@ template <typename Visit>
 void for_each_run(const RoundedElements& elements, int64_t begin, int64_t end, const Visit& visit) {
   const int64_t length = elements.part.length();
   while (begin < end) {
-    const int64_t row = (elements.first + begin) / length, column = (elements.first + begin) % length;
+    const int64_t row = elements.part.row_begin + (elements.first + begin) / length,
+                  column = (elements.first + begin) % length;
     const int64_t index = row * elements.columns + elements.part.begin + column;
     const int64_t count = std::min({end - begin, length - column, kLowWords - index % kLowWords});
     visit(begin, index, count);
@@ -56,12 +57,9 @@ at::Tensor random_words(const RoundedElements& elements, int64_t n, const at::De
   const int64_t length = elements.part.length();
   at::Tensor index =
       at::arange(elements.first, elements.first + n, at::TensorOptions().dtype(at::kLong).device(device));
-  if (elements.part.rows == 1) {
-    index.add_(elements.part.begin);
-  } else {
-    const at::Tensor row = index.div(length, "floor");
-    index.add_(row, elements.columns - length).add_(elements.part.begin);
-  }
+  const int64_t of_first = elements.part.row_begin * elements.columns + elements.part.begin;
+  if (elements.part.height() > 1) index.add_(index.div(length, "floor"), elements.columns - length);
+  index.add_(of_first);
   const HashKeys keys(elements.key);
   const at::Tensor high = index.bitwise_right_shift(32).to(at::kInt).mul_(word(cpu::kOfHighWord));
   at::Tensor x = index.to(at::kInt).add_(word(keys.first));

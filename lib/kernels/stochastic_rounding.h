@@ -12,16 +12,16 @@
 
 #include <cstdint>
 
-#include "util/column_range.h"
+#include "util/rectangle.h"
 
 namespace fsdp::kernels {
 
 /// Which elements of a tensor a flat piece of memory holds.
 struct RoundedElements {
-  uint64_t key = 0;          ///< a random number, the same for all elements of the tensor
-  int64_t columns = 1;       ///< of the whole tensor, seen as `part` sees it
-  util::ColumnRange part{};  ///< of the tensor
-  int64_t first = 0;         ///< the piece begins with this element of the part
+  uint64_t key = 0;        ///< a random number, the same for all elements of the tensor
+  int64_t columns = 1;     ///< of the whole tensor, seen as `part` sees it
+  util::Rectangle part{};  ///< of the tensor
+  int64_t first = 0;       ///< the piece begins with this element of the part
 };
 
 /// Rounds values, [n] fp32, to `to`, [n] bf16 or fp16; both contiguous on one device. Values that are not

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "kernels/attention.h"
+#include "kernels/device_attention.h"
 #include "kernels/flash_attention.h"
 #include "kernels/fused.h"
 #include "kernels/joined_linear.h"
@@ -14,6 +15,7 @@
 #include "nn/documents.h"
 #include "nn/key_value_cache.h"
 #include "nn/rotary.h"
+#include "parallel/context_attention.h"
 #include "util/error.h"
 #include "util/hash.h"
 
@@ -32,6 +34,11 @@ at::Tensor join_heads(const at::Tensor& x) {
 
 using Heads = Attention::Heads;
 
+/// A row is one text, from its first token on, of which nothing is dropped.
+bool is_plain(double p, const StageContext& context) {
+  return !(p > 0 && context.dropout) && !context.documents && context.cache == nullptr;
+}
+
 /// The keys or values of each query's head: [B, T, kv_heads, head_dim] -> [B, T, kv_heads * group, head_dim]
 at::Tensor repeated(const at::Tensor& x, int64_t group) {
   if (group == 1) return x;
@@ -49,13 +56,15 @@ at::Tensor attention_with_dropout(const Heads& heads, double p, const StageConte
                                  .softmax(-1, at::kFloat)
                                  .to(v.scalar_type());
   const int64_t first = heads.first * length * length;
-  return at::matmul(dropout(weights, p, DropoutPlace::kAttentionScores, context, first), v).transpose(1, 2);
+  const at::Tensor dropped = dropout(weights, p, DropoutPlace::kAttentionScores, context, first);
+  return join_heads(at::matmul(dropped, v).transpose(1, 2));
 }
 
+/// -> [B, T, heads * head_dim]
 at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p,
                             const StageContext& context);
 
-/// A token attends to its own document only. -> [B, T, heads, head_dim]
+/// A token attends to its own document only. -> [B, T, heads * head_dim]
 at::Tensor attention_within_documents(const Heads& heads, const Compute& compute, double p,
                                       const StageContext& context) {
   const DocumentStarts& documents = *context.documents;
@@ -94,29 +103,39 @@ kernels::PackedDocuments packed(const StageContext& context, const at::Tensor& q
 
 at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p,
                             const StageContext& context) {
-  const auto& [q, k, v, first] = heads;
+  const at::Tensor &q = heads.q, &k = heads.k, &v = heads.v;
   const bool drops = p > 0 && context.dropout, has_cache = context.cache != nullptr;
+  if (context.cut) {
+    FSDP_CHECK(!drops, "dropout of the weights of a cut sequence");
+    return parallel::context_attention(q, k, v,
+                                       {.cut = context.cut,
+                                        .documents = context.documents,
+                                        .matmul = compute.matmul,
+                                        .fused = compute.fused});
+  }
   if (!drops && (context.documents || has_cache) && kernels::can_use_flash_attention(q, k, v)) {
-    return context.documents ? kernels::flash_attention(q, k, v, packed(context, q))
-                             : kernels::flash_attention_to_earlier(q, k, v);
+    return join_heads(context.documents ? kernels::flash_attention(q, k, v, packed(context, q))
+                                        : kernels::flash_attention_to_earlier(q, k, v));
   }
   if (context.documents) return attention_within_documents(heads, compute, p, context);
   if (drops) return attention_with_dropout(heads, p, context);
   if (compute.fused && kernels::can_attend(q)) {
-    return kernels::causal_attention(q, k, v, compute.matmul);
+    return join_heads(kernels::causal_attention(q, k, v, compute.matmul));
   }
+  if (at::Tensor attended = kernels::device_attention(q, k, v); attended.defined()) return attended;
   // libtorch's only fused kernels for fp32 on GPUs know no grouped queries (can_use_mem_efficient_attention()
   // in its sdp_utils.cpp); without them, all T x T weights would exist.
   const bool repeats = kernels::is_for_cuda(q) && q.scalar_type() == at::kFloat;
   const int64_t group = repeats ? q.size(2) / k.size(2) : 1;
   const at::Tensor queries = q.transpose(1, 2), keys = repeated(k, group).transpose(1, 2),
                    values = repeated(v, group).transpose(1, 2);
-  if (q.is_meta()) return kernels::meta_attention(queries, keys, values).transpose(1, 2);
-  return at::scaled_dot_product_attention(queries, keys, values,
-                                          /*attn_mask=*/std::nullopt, /*dropout_p=*/0.0,
-                                          /*is_causal=*/true, /*scale=*/std::nullopt,
-                                          /*enable_gqa=*/queries.size(1) != keys.size(1))
-      .transpose(1, 2);
+  const at::Tensor attended =
+      q.is_meta() ? kernels::meta_attention(queries, keys, values)
+                  : at::scaled_dot_product_attention(queries, keys, values,
+                                                     /*attn_mask=*/std::nullopt, /*dropout_p=*/0.0,
+                                                     /*is_causal=*/true, /*scale=*/std::nullopt,
+                                                     /*enable_gqa=*/queries.size(1) != keys.size(1));
+  return join_heads(attended.transpose(1, 2));
 }
 
 }  // namespace
@@ -148,24 +167,29 @@ at::Tensor Attention::compute(const at::Tensor& x, const StageContext& context) 
   } else {
     heads = rotated_heads(x, context);
   }
+  if (heads.attended.defined()) return output_->forward(heads.attended);
   if (const auto& parallel = (qkv_ ? qkv_ : q_)->parallel()) {
     heads.first = parallel->ranks.rank() * heads.q.size(2);
   }
   if (context.cache == nullptr) {
-    return output_->forward(join_heads(causal_attention(heads, compute_, dropout_, context)));
+    return output_->forward(causal_attention(heads, compute_, dropout_, context));
   }
   const bool first = context.cache->length() == 0;
   const auto [keys, values] = context.cache->append(*this, heads.k, heads.v);
-  return output_->forward(join_heads(first ? causal_attention(heads, compute_, dropout_, context)
-                                           : attend_to_cache(heads.q, keys, values)));
+  return output_->forward(first ? causal_attention(heads, compute_, dropout_, context)
+                                : join_heads(attend_to_cache(heads.q, keys, values)));
 }
 
 Attention::Heads Attention::rotated_heads(const at::Tensor& x, const StageContext& context) const {
   const at::Tensor &cos = context.rotary_cos, &sin = context.rotary_sin;
   if (cos.scalar_type() == at::kFloat) {
     if (const at::Tensor joined = forward_joined(x, {q_.get(), k_.get(), v_.get()}); joined.defined()) {
-      const int64_t queries = q_->weight().size(0) / head_dim_, keys = k_->weight().size(0) / head_dim_;
-      const auto [q, k, v] = kernels::joined_rotary(joined, {queries, keys}, cos, sin);
+      const kernels::JoinedHeads heads{q_->weight().size(0) / head_dim_, k_->weight().size(0) / head_dim_};
+      if (is_plain(dropout_, context)) {
+        if (at::Tensor y = kernels::rotary_attention(joined, heads, cos, sin); y.defined())
+          return {.attended = y};
+      }
+      const auto [q, k, v] = kernels::joined_rotary(joined, heads, cos, sin);
       return {q, k, v};
     }
   }

@@ -19,7 +19,9 @@ class Attention final : public Stage {
 
   /// q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim]
   struct Heads {
-    at::Tensor q, k, v;
+    at::Tensor q = {}, k = {}, v = {};
+    at::Tensor attended =
+        {};  ///< in their place, where one function rotates and attends: [B, T, heads * head_dim]
     int64_t first = 0;  ///< number of q's first head in the model
   };
 

@@ -1,6 +1,7 @@
 #include "nn/decoder.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 
 #include <cmath>
@@ -16,6 +17,7 @@
 #include "nn/layers.h"
 #include "nn/parameter.h"
 #include "nn/rotary.h"
+#include "parallel/cut_sequence.h"
 #include "util/error.h"
 
 namespace fsdp::nn {
@@ -95,10 +97,10 @@ class Decoder final : public Stage {
  protected:
   /// GPT-2: T <= max_position_embeddings, else Error(kUsage).
   at::Tensor compute(const at::Tensor& ids, const StageContext& given) override {
-    const int64_t length = ids.size(1);
-    if (positions_ && length > max_positions_) {
+    const int64_t length = ids.size(1), whole = given.cut ? length * given.cut->degree : length;
+    if (positions_ && whole > max_positions_) {
       util::fail(
-          util::ErrorKind::kUsage, "a sequence of ", length, " tokens is longer than the ", max_positions_,
+          util::ErrorKind::kUsage, "a sequence of ", whole, " tokens is longer than the ", max_positions_,
           " positions of the model; raise model.max_position_embeddings or shorten data.sequence_length");
     }
     if (tokens_->parallel() && (given.cache != nullptr || given.only_last)) {
@@ -111,17 +113,26 @@ class Decoder final : public Stage {
     if (cache != nullptr) cache->require_room(length);
     const int64_t first = cache != nullptr ? cache->length() : 0;
     StageContext context = given;
-    if (given.documents && kernels::is_for_cuda(ids)) {
+    FSDP_CHECK(!given.cut || cache == nullptr, "a cache of cut sequences");
+    if (given.documents && !given.cut && kernels::is_for_cuda(ids)) {
       context.document_bounds = document_bounds(*given.documents, length, ids.device());
     }
     at::Tensor x;
     if (positions_) {
-      const at::Tensor positions = given.documents
-                                       ? document_positions(*given.documents, length, ids.device())
-                                       : at::arange(first, first + length, ids.options());
+      at::Tensor positions = given.documents ? document_positions(*given.documents, whole, ids.device())
+                                             : at::arange(first, first + whole, ids.options());
+      if (given.cut) positions = given.cut->part_of(positions, positions.dim() - 1);
       x = tokens_->forward(ids, context);
       context.first_token = first_of_part(x.size(1), length);
       x = x + positions_->forward(positions.narrow(-1, context.first_token, x.size(1)), context);
+    } else if (given.cut) {
+      const int64_t chunk = length / 2;
+      const auto [begin, end] = given.cut->chunks();
+      const auto early = rotary_->angles_from(begin * chunk, chunk, ids.device()),
+                 late = rotary_->angles_from(end * chunk, chunk, ids.device());
+      context.rotary_cos = at::cat({early.first, late.first});
+      context.rotary_sin = at::cat({early.second, late.second});
+      x = tokens_->forward(ids, context);
     } else {
       std::tie(context.rotary_cos, context.rotary_sin) =
           cache != nullptr ? rotary_->angles_from(first, length, ids.device())

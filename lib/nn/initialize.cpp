@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "nn/decoder.h"
 #include "util/error.h"
+#include "util/rectangle_view.h"
 #include "util/seeded_random.h"
 
 namespace fsdp::nn {
@@ -29,6 +31,44 @@ void fill_vector(const std::string& name, const at::Tensor& values) {
 /// elements; if the size is no multiple of the group's, the last group's elements are drawn twice.
 constexpr int64_t kGroup = 16;
 
+/// The numbers that normal_() gives a tensor whose size is a multiple of kGroup, in ascending ranges: each
+/// group is drawn at most once, and those in between are skipped.
+class NormalNumbers {
+ public:
+  NormalNumbers(at::Generator generator, double deviation)
+      : generator_(std::move(generator)), deviation_(deviation) {}
+
+  /// Numbers from `begin` on, which is not before the end of the last range.
+  void fill(int64_t begin, const at::Tensor& out) {
+    const int64_t end = begin + out.numel();
+    for (int64_t at = begin; at < end;) {
+      const int64_t of_group = at % kGroup, left = end - at;
+      const int64_t whole_groups = of_group == 0 ? left / kGroup * kGroup : 0;
+      const int64_t count = whole_groups > 0 ? whole_groups : std::min(kGroup - of_group, left);
+      const at::Tensor here = out.narrow(0, at - begin, count);
+      if (whole_groups > 0) {
+        draw(at, here);
+      } else {
+        if (drawn_ != at - of_group + kGroup) draw(at - of_group, group_);
+        here.copy_(group_.narrow(0, of_group, count));
+      }
+      at += count;
+    }
+  }
+
+ private:
+  void draw(int64_t begin, const at::Tensor& out) {
+    util::skip_draws(generator_, begin - drawn_);
+    out.normal_(0.0, deviation_, generator_);
+    drawn_ = begin + out.numel();
+  }
+
+  at::Generator generator_;
+  double deviation_;
+  int64_t drawn_ = 0;  ///< numbers so far, drawn or skipped
+  at::Tensor group_ = at::empty({kGroup}, at::TensorOptions(at::kFloat));
+};
+
 }  // namespace
 
 void initialize_parameter(const std::string& name, const at::Tensor& parameter, const ModelOptions& options,
@@ -39,34 +79,34 @@ void initialize_parameter(const std::string& name, const at::Tensor& parameter, 
   parameter.normal_(0.0, *deviation, util::named_generator(seed, name));
 }
 
-void initialize_elements(const std::string& name, at::IntArrayRef sizes, int64_t begin, const at::Tensor& out,
+void initialize_elements(const std::string& name, at::IntArrayRef sizes,
+                         const std::vector<util::Rectangle>& parts, const at::Tensor& out,
                          const ModelOptions& options, uint64_t seed) {
   at::NoGradGuard no_grad;
-  const int64_t numel = c10::multiply_integers(sizes), end = begin + out.numel();
-  FSDP_CHECK(out.dim() == 1 && begin >= 0 && end <= numel, name);
+  const int64_t numel = c10::multiply_integers(sizes);
+  for (const util::Rectangle& part : parts) FSDP_CHECK(part.fits(numel), name);
+  FSDP_CHECK(out.dim() == 1 && out.numel() == util::numel_of(parts), name);
   const auto deviation = deviation_of(name, sizes.size(), options);
   if (!deviation) return fill_vector(name, out);
+  at::Tensor whole;
   if (numel % kGroup != 0) {
-    at::Tensor whole = at::empty(sizes, out.options());
+    whole = at::empty(sizes, out.options());
     initialize_parameter(name, whole, options, seed);
-    out.copy_(whole.view({-1}).narrow(0, begin, out.numel()));
-    return;
   }
-  at::Generator generator = util::named_generator(seed, name);
-  util::skip_draws(generator, begin / kGroup * kGroup);
-  at::Tensor group = at::empty({kGroup}, out.options());
-  for (int64_t at = begin; at < end;) {
-    const int64_t of_group = at % kGroup, left = end - at;
-    const int64_t whole_groups = of_group == 0 ? left / kGroup * kGroup : 0;
-    const int64_t count = whole_groups > 0 ? whole_groups : std::min(kGroup - of_group, left);
-    const at::Tensor here = out.narrow(0, at - begin, count);
-    if (whole_groups > 0) {
-      here.normal_(0.0, *deviation, generator);
-    } else {
-      here.copy_(group.normal_(0.0, *deviation, generator).narrow(0, of_group, count));
+  NormalNumbers numbers(util::named_generator(seed, name), *deviation);
+  util::for_each_part(parts, out, [&](const util::Rectangle& part, const at::Tensor& values) {
+    if (part.numel() == 0) return;
+    if (whole.defined()) {
+      values.view({part.height(), part.length()}).copy_(util::rectangle_view(whole, part));
+      return;
     }
-    at += count;
-  }
+    const int64_t columns = numel / part.rows;
+    const int64_t runs = part.length() == columns ? 1 : part.height();
+    const at::Tensor of_runs = values.view({runs, -1});
+    for (int64_t run = 0; run < runs; ++run) {
+      numbers.fill((part.row_begin + run) * columns + part.begin, of_runs[run]);
+    }
+  });
 }
 
 void initialize_parameters(torch::nn::Module& module, const ModelOptions& options, uint64_t seed) {

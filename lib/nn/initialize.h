@@ -8,8 +8,10 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "nn/options.h"
+#include "util/rectangle.h"
 
 namespace fsdp::nn {
 
@@ -19,10 +21,11 @@ namespace fsdp::nn {
 void initialize_parameter(const std::string& name, const at::Tensor& parameter, const ModelOptions& options,
                           uint64_t seed);
 
-/// Elements [begin, begin + out.numel()) of what initialize_parameter() gives a parameter of these sizes, bit
-/// for bit; the other elements are neither computed nor allocated. out: 1-D, fp32, contiguous, in host
-/// memory.
-void initialize_elements(const std::string& name, at::IntArrayRef sizes, int64_t begin, const at::Tensor& out,
+/// Parts, which ascend, of what initialize_parameter() gives a parameter of these sizes, bit for bit and one
+/// after another; the other elements are neither computed nor allocated, unless their number is no multiple of
+/// 16. out: 1-D, fp32, contiguous, in host memory.
+void initialize_elements(const std::string& name, at::IntArrayRef sizes,
+                         const std::vector<util::Rectangle>& parts, const at::Tensor& out,
                          const ModelOptions& options, uint64_t seed);
 
 /// Initialises every parameter of the module, a tied one under its first name.

@@ -140,7 +140,7 @@ class LayerNorm final : public Norm {
 /// Where a decoder drops values.
 enum class DropoutPlace { kEmbedding, kAttentionScores, kAttentionOutput, kFeedForwardOutput };
 
-/// x: [B, ...], whose row b belongs to the context's row b; values from `first` of each row, where x is a part.
+/// x: [B, T, ...], whose row b belongs to the context's row b; values from `first` of each row, where x is a part.
 /// Returns x itself unless the context has a DropoutChoice.
 at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context,
                    int64_t first = 0);

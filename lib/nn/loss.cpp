@@ -28,6 +28,7 @@ at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& target
   context.loss_terms = options.terms;
   context.dropout = options.dropout;
   context.documents = options.documents;
+  context.cut = options.cut;
   at::Tensor output = model.forward(ids, context);
   if (options.function) return options.function(output, targets, options.plugin_values);
   return output.dim() == 0 ? output : next_token_loss(output, targets, options.terms);

@@ -18,10 +18,11 @@ struct LossOptions {
   LossFunction function = nullptr;        ///< null: the built-in loss
   util::PluginValues plugin_values = {};  ///< for `function`
   std::optional<DropoutChoice> dropout = std::nullopt;
-  std::shared_ptr<const DocumentStarts> documents = nullptr;  ///< null: a row is one document
+  std::shared_ptr<const DocumentStarts> documents = nullptr;   ///< null: a row is one document
+  std::shared_ptr<const parallel::CutSequence> cut = nullptr;  ///< null: rows are whole
 };
-/// The mean loss of the model's scores of ids [B, T] against targets [B, T]. The model may return the loss
-/// itself (StageContext::targets) or its scores.
+/// The mean loss of the model's scores of ids [B, T] against targets [B, T]; with a cut, of this rank's part of
+/// both. The model may return the loss itself (StageContext::targets) or its scores.
 at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
                    const LossOptions& options = {});
 

@@ -13,6 +13,7 @@
 #include "nn/planned_modules.h"
 #include "parallel/vocabulary.h"
 #include "util/error.h"
+#include "util/rectangle_view.h"
 
 namespace fsdp::nn {
 namespace {
@@ -238,10 +239,7 @@ bool is_parallel(const torch::nn::Module& model) {
 
 at::Tensor part_of(const at::Tensor& whole, const ParameterPart& part) {
   FSDP_CHECK(whole.sizes() == at::IntArrayRef(part.whole_shape), part.name, ": ", whole.sizes());
-  const util::ColumnRange& range = part.range;
-  return whole.detach()
-      .reshape({range.rows, whole.numel() / range.rows})
-      .narrow(1, range.begin, range.length())
+  return util::rectangle_view(whole.detach().contiguous(), part.range)
       .reshape(part.shape)
       .clone(at::MemoryFormat::Contiguous);
 }

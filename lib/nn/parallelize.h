@@ -14,7 +14,7 @@
 
 #include "comm/communicator.h"
 #include "nn/parallel_plan.h"
-#include "util/column_range.h"
+#include "util/rectangle.h"
 
 namespace fsdp::nn {
 
@@ -23,7 +23,7 @@ struct ParameterPart {
   std::string name;  ///< the first of a tied one
   std::vector<int64_t> whole_shape;
   std::vector<int64_t> shape;  ///< of the part
-  util::ColumnRange range;     ///< of the whole; all of it if the parameter is repeated
+  util::Rectangle range;     ///< of the whole; all of it if the parameter is repeated
   /// Ranks [first_holder, first_holder + holders) of the group have this part: 1 for a cut parameter, several
   /// for the head of keys that they share, all for a repeated one.
   int64_t first_holder = 0, holders = 1;

@@ -18,6 +18,10 @@
 #include "kernels/fused.h"
 #include "nn/hooked.h"
 
+namespace fsdp::parallel {
+struct CutSequence;
+}
+
 namespace fsdp::nn {
 
 class KeyValueCache;
@@ -44,6 +48,9 @@ struct StageContext {
   std::shared_ptr<const DocumentStarts> documents = nullptr;
   /// document_bounds() of these on the device, for all layers; undefined: attention makes its own.
   at::Tensor document_bounds = {};
+  /// The model gets this rank's part of each row, and its ids and targets likewise; `documents` are those of whole
+  /// rows. Null: rows are whole.
+  std::shared_ptr<const parallel::CutSequence> cut = nullptr;
   int64_t layer = 0;  ///< which block of the model this is
   /// The first token of what blocks work on between regions of several ranks (nn/parallelize.h).
   int64_t first_token = 0;

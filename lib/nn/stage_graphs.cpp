@@ -342,8 +342,10 @@ class StageGraphs final : public StageHook {
                                                        .differentiates_input = input.requires_grad(),
                                                        .input = GraphInput(shared, input)});
     graph->leaf = graph->input.as_leaf(input.requires_grad());
-    stage_->recording("forward",
-                      [&] { graph->graph.record(shared, [&] { graph->output = next(graph->leaf); }); });
+    stage_->recording("forward", [&] {
+      const kernels::AllParametersSeen seen;
+      graph->graph.record(shared, [&] { graph->output = next(graph->leaf); });
+    });
     shared.outputs.insert(graph->output.const_data_ptr());
     stage_->forward.push_back(graph);
     return graph;

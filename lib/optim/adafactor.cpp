@@ -48,7 +48,7 @@ std::vector<double> Adafactor::first_sums(const FlatParameter& parameter, const 
   for (const FlatParameter::Tensor& tensor : parameter.tensors) {
     if (!tensor.treatment.factored) continue;
     const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
-    for (const MatrixBlock& block : blocks_of(tensor.part, columns)) {
+    for (const MatrixBlock& block : blocks_of(tensor.parts, rows, columns)) {
       add_squares(block.of(part_of(gradient, tensor)), next + block.row, next + rows + block.column);
     }
     next += rows + columns;
@@ -66,7 +66,7 @@ void Adafactor::find_directions(size_t i, const at::Tensor& gradient, const std:
     const at::Tensor g = part_of(gradient, tensor);
     at::Tensor direction = part_of(directions, tensor);
     if (!tensor.treatment.factored) {
-      const at::Tensor average = state_of("exp_avg_sq", i, tensor.begin, tensor.begin + tensor.part.numel());
+      const at::Tensor average = state_of("exp_avg_sq", i, tensor.begin, tensor.end());
       at::mul_out(direction, g, g).add_(eps);
       average.mul_(beta2).add_(direction, 1 - beta2);
       at::rsqrt_out(direction, average).mul_(g);
@@ -80,7 +80,7 @@ void Adafactor::find_directions(size_t i, const at::Tensor& gradient, const std:
     next += rows + columns;
     const at::Tensor row_factors = of_rows.div(of_rows.mean(at::kDouble)).rsqrt_().unsqueeze(1),
                      column_factors = of_columns.rsqrt();
-    for (const MatrixBlock& block : blocks_of(tensor.part, columns)) {
+    for (const MatrixBlock& block : blocks_of(tensor.parts, rows, columns)) {
       at::Tensor to = block.of(direction);
       at::mul_out(to, block.of(g), row_factors.narrow(0, block.row, block.rows));
       to.mul_(column_factors.narrow(0, block.column, block.columns));
@@ -111,17 +111,16 @@ void Adafactor::update_ranges(size_t i, const at::Tensor& gradient, double lr, d
     }
     const double scale = rate / std::max(1.0, std::sqrt(squares[t] / elements) / options().clip_threshold);
     const double weight_decay = weight_decay_of(options(), tensor.treatment);
-    change_value(i, tensor.begin, tensor.begin + tensor.part.numel(),
-                 [&](const at::Tensor& value, int64_t begin) {
-                   const at::Tensor direction = directions.narrow(0, begin, value.numel());
-                   if (weight_decay != 0) value.mul_(1 - rate * weight_decay);
-                   if (beta1 == 0) {
-                     value.add_(direction, -scale);
-                     return;
-                   }
-                   const at::Tensor average = state("exp_avg", i).narrow(0, begin, value.numel());
-                   value.sub_(average.mul_(beta1).add_(direction, (1 - beta1) * scale));
-                 });
+    change_value(i, tensor.begin, tensor.end(), [&](const at::Tensor& value, int64_t begin) {
+      const at::Tensor direction = directions.narrow(0, begin, value.numel());
+      if (weight_decay != 0) value.mul_(1 - rate * weight_decay);
+      if (beta1 == 0) {
+        value.add_(direction, -scale);
+        return;
+      }
+      const at::Tensor average = state("exp_avg", i).narrow(0, begin, value.numel());
+      value.sub_(average.mul_(beta1).add_(direction, (1 - beta1) * scale));
+    });
   }
 }
 

@@ -5,14 +5,16 @@ namespace fsdp::optim {
 std::vector<FlatParameter> flat_parameters(const shard::Engine& engine, const OptimizerOptions& options) {
   std::vector<FlatParameter> parameters;
   for (const auto& unit : engine.units()) parameters.push_back({unit->name(), unit->storage().shard(), {}});
-  for (const shard::Segment& segment : engine.segments()) {
-    if (!segment.requires_grad) continue;
-    FlatParameter& parameter = parameters[segment.unit];
-    const Treatment treatment = treatment_of(options, segment.name, segment.shape);
-    parameter.tensors.push_back(
-        {segment.name, segment.shape, treatment, segment.range, segment.shard_offset});
-    if (segment.numel() == 0) continue;
-    parameter.ranges.push_back({segment.shard_offset, segment.shard_offset + segment.numel(), treatment});
+  for (const auto& segments : engine.segments_by_parameter()) {
+    const shard::Segment& first = segments.front();
+    if (!first.requires_grad) continue;
+    FlatParameter& parameter = parameters[first.unit];
+    const Treatment treatment = treatment_of(options, first.name, first.shape);
+    parameter.tensors.push_back({first.name, first.shape, treatment, {}, first.shard_offset});
+    FlatParameter::Tensor& tensor = parameter.tensors.back();
+    for (const shard::Segment& segment : segments) tensor.parts.push_back(segment.range);
+    if (tensor.numel() == 0) continue;
+    parameter.ranges.push_back({tensor.begin, tensor.end(), treatment});
   }
   return parameters;
 }
@@ -31,7 +33,7 @@ ShardedMatrices::ShardedMatrices(const shard::Engine& engine, const OptimizerOpt
 void ShardedMatrices::add_up(size_t parameter, const at::Tensor& sums) {
   const shard::Unit& unit = *engine_.units().at(parameter);
   const shard::ProcessGroups& groups = unit.groups();
-  if (groups.shard->world_size() == 1 && groups.replicas() == 1) return;
+  if (groups.place().world_size == 1 && groups.replicas() == 1) return;
   // Replicas hold the same parts. One counts and the others take its result, so that they stay the same even
   // where their processors sum in different orders.
   if (groups.replica_rank() != 0) sums.zero_();

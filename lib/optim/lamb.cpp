@@ -36,10 +36,9 @@ void Lamb::update_ranges(size_t i, const at::Tensor& gradient, double lr, double
     direction.div_(first_correction);
     const double weight_decay = weight_decay_of(options(), tensor.treatment);
     if (weight_decay != 0) {
-      read_value(i, tensor.begin, tensor.begin + tensor.part.numel(),
-                 [&](const at::Tensor& piece, int64_t begin) {
-                   directions.narrow(0, begin, piece.numel()).add_(piece, weight_decay);
-                 });
+      read_value(i, tensor.begin, tensor.end(), [&](const at::Tensor& piece, int64_t begin) {
+        directions.narrow(0, begin, piece.numel()).add_(piece, weight_decay);
+      });
     }
     parts.insert(parts.end(), {value, direction});
   }

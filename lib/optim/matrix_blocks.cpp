@@ -27,17 +27,17 @@ double sum_of_squares(const float* x, int64_t n) {
 }
 
 void add_squares_on_cpu(const at::Tensor& block, double* row_sums, double* column_sums) {
-  const int64_t rows = block.size(0), columns = block.size(1);
+  const int64_t rows = block.size(0), columns = block.size(1), stride = block.stride(0);
   const float* x = block.const_data_ptr<float>();
   util::parallel_for(0, rows, std::max<int64_t>(1, kGrain / columns), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      row_sums[row] += sum_of_squares(x + row * columns, columns);
+      row_sums[row] += sum_of_squares(x + row * stride, columns);
     }
   });
   util::parallel_for(0, columns, std::max<int64_t>(1, kGrain / rows), [&](int64_t begin, int64_t end) {
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t column = begin; column < end; ++column) {
-        column_sums[column] += square(x[row * columns + column]);
+        column_sums[column] += square(x[row * stride + column]);
       }
     }
   });
@@ -45,17 +45,32 @@ void add_squares_on_cpu(const at::Tensor& block, double* row_sums, double* colum
 
 }  // namespace
 
-std::vector<MatrixBlock> blocks_of(const util::ColumnRange& part, int64_t columns) {
-  if (part.numel() == 0) return {};
-  if (part.rows > 1) return {{.rows = part.rows, .column = part.begin, .columns = part.length()}};
+std::vector<MatrixBlock> blocks_of(const std::vector<util::Rectangle>& parts, int64_t rows, int64_t columns) {
   std::vector<MatrixBlock> blocks;
-  for (int64_t at = part.begin; at < part.end;) {
-    const int64_t row = at / columns, column = at % columns, left = part.end - at;
-    const bool whole_rows = column == 0 && left >= columns;
-    const int64_t rows = whole_rows ? left / columns : 1;
-    const int64_t length = whole_rows ? columns : std::min(columns - column, left);
-    blocks.push_back({row, rows, column, length, at - part.begin});
-    at += rows * length;
+  int64_t offset = 0;
+  for (const util::Rectangle& part : parts) {
+    if (part.rows <= rows) {
+      int64_t first = offset;
+      for (const auto& block : util::compose(rows * columns, part, {0, columns, rows})) {
+        if (block.numel() == 0) continue;
+        blocks.push_back({block.row_begin, block.height(), block.begin, block.length(), first});
+        first += block.numel();
+      }
+    } else if (part.numel() > 0) {
+      const int64_t pieces = part.rows / rows;  // of a row of the matrix, each a row of the view
+      for (int64_t piece = 0; piece < pieces; ++piece) {
+        const auto rows_before = [&](int64_t end) { return (end - piece + pieces - 1) / pieces; };
+        const int64_t row = rows_before(part.row_begin), count = rows_before(part.row_end) - row;
+        if (count <= 0) continue;
+        blocks.push_back({.row = row,
+                          .rows = count,
+                          .column = piece * (columns / pieces) + part.begin,
+                          .columns = part.length(),
+                          .offset = offset + (row * pieces + piece - part.row_begin) * part.length(),
+                          .stride = pieces * part.length()});
+      }
+    }
+    offset += part.numel();
   }
   return blocks;
 }

@@ -363,18 +363,23 @@ void Optimizer::round_back(size_t i, const at::Tensor& piece, int64_t begin) {
   const int64_t end = begin + piece.numel();
   int64_t rounded = 0;
   for (const FlatParameter::Tensor& tensor : parameter.tensors) {
-    const int64_t from = std::max(begin, tensor.begin),
-                  to = std::min(end, tensor.begin + tensor.part.numel());
-    if (from >= to) continue;
+    if (tensor.begin >= end || tensor.end() <= begin) continue;
     const uint64_t key = util::mix64(util::hash_of(options_.rounding_seed, tensor.name) ^
                                      util::mix64(static_cast<uint64_t>(step_count_)));
-    kernels::round_stochastically(piece.narrow(0, from - begin, to - from),
-                                  parameter.value.narrow(0, from, to - from),
-                                  {.key = key,
-                                   .columns = c10::multiply_integers(tensor.shape) / tensor.part.rows,
-                                   .part = tensor.part,
-                                   .first = from - tensor.begin});
-    rounded += to - from;
+    int64_t first = tensor.begin;
+    for (const util::Rectangle& part : tensor.parts) {
+      const int64_t from = std::max(begin, first), to = std::min(end, first + part.numel());
+      if (from < to) {
+        kernels::round_stochastically(piece.narrow(0, from - begin, to - from),
+                                      parameter.value.narrow(0, from, to - from),
+                                      {.key = key,
+                                       .columns = c10::multiply_integers(tensor.shape) / part.rows,
+                                       .part = part,
+                                       .first = from - first});
+        rounded += to - from;
+      }
+      first += part.numel();
+    }
   }
   FSDP_CHECK(rounded == piece.numel(), parameter.name, " has elements from ", begin, " to ", end,
              " that are in none of its tensors");

@@ -25,7 +25,7 @@
 
 #include "optim/options.h"
 #include "optim/parameter_groups.h"
-#include "util/column_range.h"
+#include "util/rectangle.h"
 
 namespace fsdp::optim {
 
@@ -41,13 +41,16 @@ struct FlatParameter {
     Treatment treatment = {};
   };
 
-  /// A trainable tensor of the unit, and this rank's part of it.
+  /// A trainable tensor of the unit, and this rank's parts of it.
   struct Tensor {
     std::string name;
     std::vector<int64_t> shape;  ///< of the whole tensor
     Treatment treatment = {};
-    util::ColumnRange part{};  ///< of the tensor; may be empty
-    int64_t begin = 0;         ///< of its elements, contiguous in the value
+    std::vector<util::Rectangle> parts = {};  ///< of the tensor, without overlap; may be empty
+    int64_t begin = 0;  ///< in the value, where the elements of the parts follow each other
+
+    int64_t numel() const { return util::numel_of(parts); }
+    int64_t end() const { return begin + numel(); }
   };
 
   std::string name;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <set>
+#include <span>
 
 #include "comm/communicator.h"
 #include "shard/layout_views.h"
@@ -33,11 +34,20 @@ bool has_state(const Optimizer& optimizer, const StateKind& kind, const Segment&
   return segment.requires_grad && kind.covers(treatment_of(optimizer.options(), segment.name, segment.shape));
 }
 
-/// The segments of each unit, in the order of its layout's parameters.
-std::vector<std::vector<const Segment*>> segments_by_unit(const Engine& engine) {
-  std::vector<std::vector<const Segment*>> segments(engine.units().size());
-  for (const Segment& segment : engine.segments()) segments[segment.unit].push_back(&segment);
-  return segments;
+/// The segments of a unit, by parameter.
+using SegmentsOfUnit = std::vector<std::span<const Segment>>;
+
+std::vector<SegmentsOfUnit> segments_by_unit(const Engine& engine) {
+  std::vector<SegmentsOfUnit> units(engine.units().size());
+  for (const auto& segments : engine.segments_by_parameter()) {
+    units[segments.front().unit].push_back(segments);
+  }
+  return units;
+}
+
+/// Those that hold a part of such a state each: if it is whole, one.
+std::span<const Segment> holders(const StateKind& kind, std::span<const Segment> segments) {
+  return kind.is_whole() ? segments.first(1) : segments;
 }
 
 at::Tensor data_of(const Optimizer& optimizer, const StateKind& kind, const Segment& segment) {
@@ -55,14 +65,16 @@ TensorSlice place_of(const Optimizer& optimizer, const StateKind& kind, const Se
 
 /// A state of the unit, shaped like its shard.
 at::Tensor flat_state(const Engine& engine, const Optimizer& optimizer, const StateKind& kind, size_t unit,
-                      const std::vector<const Segment*>& segments) {
+                      const SegmentsOfUnit& parameters) {
   const at::Tensor state = optimizer.state(kind.name, unit);
   if (kind.elements == StateKind::Elements::kAll) return state;
   at::Tensor flat =
       at::zeros_like(engine.units()[unit]->storage().shard(), state.options());  // elements without it are 0
-  for (const Segment* segment : segments) {
-    if (!has_state(optimizer, kind, *segment)) continue;
-    flat.narrow(0, segment->shard_offset, segment->numel()).copy_(data_of(optimizer, kind, *segment));
+  for (const auto& segments : parameters) {
+    for (const Segment& segment : segments) {
+      if (!has_state(optimizer, kind, segment)) continue;
+      flat.narrow(0, segment.shard_offset, segment.numel()).copy_(data_of(optimizer, kind, segment));
+    }
   }
   return flat;
 }
@@ -125,7 +137,7 @@ Checked check(const Engine& engine, const Optimizer& optimizer, const Given& giv
   shard::LoadPlaces& places = checked.places;
   for_each_state(engine, optimizer, [&](const StateKind& kind, const Segment& segment, const at::Tensor&) {
     TensorSlice place = place_of(optimizer, kind, segment);
-    places.by_name[place.name] = places.ranges.size();
+    places.by_name.try_emplace(place.name, places.ranges.size());
     places.ranges.push_back(std::move(place));
   });
   StepCounts counts = given.counts;
@@ -141,7 +153,8 @@ Checked check(const Engine& engine, const Optimizer& optimizer, const Given& giv
 
   std::vector<std::set<int64_t>> of_units(engine.units().size());
   shard::Misfits& misfits = checked.matched.misfits;
-  for (const Segment& segment : engine.segments()) {
+  for (const auto& segments : engine.segments_by_parameter()) {
+    const Segment& segment = segments.front();
     if (!segment.requires_grad) continue;
     const auto count = counts.extract(segment.name);
     if (!count) {
@@ -183,34 +196,36 @@ using WholeStates = std::map<std::string, at::Tensor>;
 
 /// One state of one unit, from rank 0, which has `states`, to this rank's places.
 void scatter(const Engine& engine, const Optimizer& optimizer, const StateKind& kind,
-             const std::vector<const Segment*>& segments, const WholeStates& states) {
+             const SegmentsOfUnit& parameters, const WholeStates& states) {
   comm::Communicator& ranks = engine.communicator();
-  std::vector<const Segment*> covered;
+  SegmentsOfUnit covered;
   int64_t numel = 0;
-  for (const Segment* segment : segments) {
-    if (!has_state(optimizer, kind, *segment)) continue;
-    covered.push_back(segment);
-    numel += kind.numel(segment->shape);
+  for (const auto& segments : parameters) {
+    if (!has_state(optimizer, kind, segments.front())) continue;
+    covered.push_back(holders(kind, segments));
+    numel += kind.numel(segments.front().shape);
   }
   if (numel == 0) return;
-  const at::Tensor state = optimizer.state(kind.name, covered.front()->unit);
+  const size_t index = covered.front().front().unit;
+  const at::Tensor state = optimizer.state(kind.name, index);
   const at::Tensor all = at::empty({numel}, state.options().device(ranks.device()));
-  const auto for_each_part = [&](const auto& use) {
+  const auto for_each_place = [&](const auto& use) {
     int64_t begin = 0;
-    for (const Segment* segment : covered) {
-      const at::Tensor part = all.narrow(0, begin, kind.numel(segment->shape));
-      use(place_of(optimizer, kind, *segment), part);
-      begin += part.numel();
+    for (const auto& segments : covered) {
+      const at::Tensor whole = all.narrow(0, begin, kind.numel(segments.front().shape));
+      for (const Segment& segment : segments) use(place_of(optimizer, kind, segment), whole);
+      begin += whole.numel();
     }
   };
   if (ranks.rank() == 0) {
-    for_each_part(
-        [&](const TensorSlice& place, at::Tensor part) { part.copy_(states.at(place.name).reshape({-1})); });
+    for_each_place([&](const TensorSlice& place, at::Tensor whole) {
+      whole.copy_(states.at(place.name).reshape({-1}));
+    });
   }
-  const std::string& unit = engine.units()[covered.front()->unit]->name();
+  const std::string& unit = engine.units()[index]->name();
   ranks.broadcast(all, 0, {.unit = unit, .pass = "optimizer"})->wait();
-  for_each_part([&](const TensorSlice& place, const at::Tensor& part) {
-    shard::copy_slice(place, {place.name, place.shape, {0, part.numel()}, part});
+  for_each_place([&](const TensorSlice& place, const at::Tensor& whole) {
+    shard::copy_slice(place, {place.name, place.shape, {0, whole.numel()}, whole});
   });
 }
 
@@ -219,9 +234,13 @@ void scatter(const Engine& engine, const Optimizer& optimizer, const StateKind& 
 void for_each_state(
     const Engine& engine, const Optimizer& optimizer,
     const std::function<void(const StateKind& kind, const Segment& segment, const at::Tensor& data)>& visit) {
+  const auto parameters = engine.segments_by_parameter();
   for (const StateKind& kind : optimizer.states()) {
-    for (const Segment& segment : engine.segments()) {
-      if (has_state(optimizer, kind, segment)) visit(kind, segment, data_of(optimizer, kind, segment));
+    for (const auto& segments : parameters) {
+      if (!has_state(optimizer, kind, segments.front())) continue;
+      for (const Segment& segment : holders(kind, segments)) {
+        visit(kind, segment, data_of(optimizer, kind, segment));
+      }
     }
   }
 }
@@ -236,16 +255,15 @@ FullOptimizerState full_optimizer_state(Engine& engine, const Optimizer& optimiz
   const auto segments = segments_by_unit(engine);
   for (size_t index = 0; index < segments.size(); ++index) {
     shard::Unit& unit = *engine.units()[index];
-    const std::vector<const Segment*>& parameters = segments[index];
+    const SegmentsOfUnit& parameters = segments[index];
     for (const StateKind& kind : optimizer.states()) {
-      if (std::ranges::none_of(parameters, [&](auto* each) { return has_state(optimizer, kind, *each); })) {
-        continue;
-      }
+      const auto has_it = [&](const auto& each) { return has_state(optimizer, kind, each.front()); };
+      if (std::ranges::none_of(parameters, has_it)) continue;
       at::Tensor flat;
       if (!kind.is_whole()) flat = unit.gather_whole(flat_state(engine, optimizer, kind, index, parameters));
       for (size_t i = 0; keeps && i < parameters.size(); ++i) {
-        const Segment& segment = *parameters[i];
-        if (!has_state(optimizer, kind, segment)) continue;
+        const Segment& segment = parameters[i].front();
+        if (!has_it(parameters[i])) continue;
         const at::Tensor whole = flat.defined() ? shard::whole_view(unit.storage().layout(), i, flat)
                                                 : data_of(optimizer, kind, segment);
         full.parameters[segment.name].states[kind.name] =
@@ -253,9 +271,9 @@ FullOptimizerState full_optimizer_state(Engine& engine, const Optimizer& optimiz
                      /*non_blocking=*/false, /*copy=*/true);
       }
     }
-    for (const Segment* segment : parameters) {
-      if (!keeps || !segment->requires_grad) continue;
-      full.parameters[segment->name].step_count = optimizer.parameter_step_count(index);
+    for (const auto& each : parameters) {
+      if (!keeps || !each.front().requires_grad) continue;
+      full.parameters[each.front().name].step_count = optimizer.parameter_step_count(index);
     }
   }
   return full;

@@ -79,7 +79,7 @@ void load_sharded_optimizer_state(shard::Engine& engine, Optimizer& optimizer,
 
 /// Calls visit(kind, segment, data) for each state of each trainable parameter that has it, state by state, in
 /// the order of the units. data: a view of this rank's part, [segment.numel()], or, if kind.is_whole(), of the
-/// whole state.
+/// whole state, with the parameter's first segment only.
 void for_each_state(const shard::Engine& engine, const Optimizer& optimizer,
                     const std::function<void(const StateKind& kind, const shard::Segment& segment,
                                              const at::Tensor& data)>& visit);

@@ -18,7 +18,7 @@ TensorOptimizer::TensorOptimizer(const OptimizerOptions& options, std::vector<Fl
 }
 
 at::Tensor TensorOptimizer::part_of(const at::Tensor& flat, const FlatParameter::Tensor& tensor) {
-  return flat.narrow(0, tensor.begin, tensor.part.numel());
+  return flat.narrow(0, tensor.begin, tensor.numel());
 }
 
 std::vector<double> TensorOptimizer::sums_of_squares(const std::vector<at::Tensor>& tensors) {

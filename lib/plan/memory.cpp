@@ -50,14 +50,16 @@ std::vector<int64_t> sums_of(const optim::OptimizerOptions& options, const UnitS
 int64_t matrix_temporaries(const optim::OptimizerOptions& options, const UnitSizes& unit) {
   const std::vector<std::vector<int64_t>> shapes = matrices_of(options, unit);
   if (shapes.empty()) return 0;
-  const int ranks = static_cast<int>(unit.is_cut() ? unit.groups.shards : unit.groups.replicas);
+  const int ranks = unit.has_parts() ? unit.groups.parts() : unit.groups.replicas;
   const std::vector<int> owners = shard::share_matrices(shapes, ranks);
   int64_t most = 0;
   for (size_t i = 0; i < shapes.size(); ++i) {
     const int64_t numel = shapes[i][0] * shapes[i][1], least = std::min(shapes[i][0], shapes[i][1]);
     most = std::max(most, owners[i] == 0 ? 3 * numel + least * least : numel);
   }
-  return 4 * (unit.shard_numel + (unit.is_cut() ? unit.gathered_numel : 0) + most);
+  const int64_t of_slice = unit.is_cut() && unit.has_slices() ? unit.slice_shard_numel() : 0;
+  const int64_t gathered = unit.has_parts() ? unit.gathered_numel : 0;
+  return 4 * (unit.shard_numel + gathered + std::max(most, of_slice));
 }
 
 /// Temporaries of clipping and of the optimizer, for its largest unit.
@@ -200,18 +202,20 @@ shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
                                  const std::vector<UnitSizes>& units) {
   shard::Traffic traffic;
   for (const UnitSizes& unit : units) {
-    if (unit.groups.shards > 1 || unit.groups.replicas > 1) {
+    if (unit.groups.parts() > 1 || unit.groups.replicas > 1) {
       for (int64_t sums : sums_of(options, unit)) {
         ++traffic.all_reduces;
         traffic.all_reduce_bytes += 8 * sums;
       }
     }
     if (matrices_of(options, unit).empty()) continue;
-    if (unit.is_cut()) {
-      ++traffic.all_gathers;
-      ++traffic.reduce_scatters;
-      traffic.all_gather_bytes += unit.shard_bytes_in_float32();
-      traffic.reduce_scatter_bytes += unit.shard_bytes_in_float32();
+    const auto exchange = [&traffic](int64_t bytes) {
+      traffic +=
+          {.all_gathers = 1, .all_gather_bytes = bytes, .reduce_scatters = 1, .reduce_scatter_bytes = bytes};
+    };
+    if (unit.has_parts()) {
+      if (unit.has_slices()) exchange(unit.shard_bytes_in_float32());
+      if (unit.is_cut()) exchange(4 * unit.slice_shard_numel());
     } else if (unit.groups.replicas > 1) {
       ++traffic.all_reduces;
       traffic.all_reduce_bytes += unit.shard_bytes_in_float32();
@@ -220,14 +224,41 @@ shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
   return traffic;
 }
 
+shard::Traffic attention_traffic(const config::Config& config, const comm::MeshShape& mesh) {
+  const int64_t context = mesh.context;
+  if (context == 1) return {};
+  const nn::ModelOptions& model = config.model;
+  const int64_t width = model.architecture == "gpt2" ? model.hidden_size : nn::key_width(model);
+  const int64_t keys = config.data.micro_batch_size * config.data.sequence_length / context * width;
+  const int64_t sent = 2 * keys * util::element_size(util::scalar_type(config.mixed_precision.param_dtype)),
+                gradients = 2 * keys * 4;
+  const auto& checkpointing = config.activation_checkpointing;
+  const bool twice = checkpointing.mode == nn::RecomputeMode::kFull &&
+                     std::ranges::any_of(checkpointing.stage_types, [](const std::string& type) {
+                       return type == "block" || type == "attention";
+                     });
+  const int64_t layers = model.num_hidden_layers * config.training.gradient_accumulation_steps;
+  // Of forward, of forward again, and of backward.
+  const int64_t passes = layers * (twice ? 3 : 2);
+  if (config.mesh.context_attention == comm::ContextAttention::kGather) {
+    return {.all_gathers = passes,
+            .all_gather_bytes = passes * sent,
+            .reduce_scatters = layers,
+            .reduce_scatter_bytes = layers * gradients};
+  }
+  return {.shifts = passes * (context - 1) + layers * context,
+          .shift_bytes = passes * (context - 1) * sent + layers * context * gradients};
+}
+
 int64_t device_peak(const config::Config& config, const std::vector<UnitSizes>& units,
                     const RecordedPass& pass) {
   int64_t shards = 0, largest_sent = 0, largest_moved = 0;
   for (const UnitSizes& unit : units) {
+    shards += unit.slice_shard_bytes();
     if (!is_offloaded(unit)) shards += unit.shard_bytes();
     if (is_offloaded(unit)) largest_sent = std::max(largest_sent, unit.shard_bytes());
-    if (unit.options.storage.move_grads_to_cpu && unit.is_cut()) {
-      largest_moved = std::max(largest_moved, unit.reduce_payload_bytes());
+    if (unit.options.storage.move_grads_to_cpu && unit.has_parts()) {
+      largest_moved = std::max(largest_moved, unit.result_bytes());
     }
   }
   const bool none_offloaded = std::ranges::none_of(units, is_offloaded);
@@ -242,16 +273,17 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
   const shard::StepFormula step = step_formula(config, units);
   MemoryPlan plan;
   plan.shards = step.shard_bytes;
+  plan.slice_shards = step.slice_shard_bytes;
   plan.optimizer = optimizer_state_bytes(config.optimizer, units);
   for (const UnitSizes& unit : units) {
     plan.gradients += unit.shard_gradient_bytes();
     if (is_offloaded(unit)) plan.pinned += unit.shard_bytes();
     const bool is_moved = unit.options.storage.move_grads_to_cpu && unit.has_trainable_parameters;
-    if (is_moved) plan.pinned += unit.reduce_payload_bytes();
+    if (is_moved) plan.pinned += unit.result_bytes();
   }
   plan.buffers = step.unsharded_bytes;
   plan.saved_activations = pass.saved_bytes();
-  const int64_t at_rest = plan.shards + plan.optimizer + pass.kept_bytes();
+  const int64_t at_rest = plan.shards + plan.slice_shards + plan.optimizer + pass.kept_bytes();
   plan.device_peak = device_peak(config, units, pass);
   plan.peak = std::ranges::any_of(units, is_offloaded)
                   ? at_rest + step_peak_at_any_timing(config, units, pass, {}).sum()

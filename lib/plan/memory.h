@@ -3,6 +3,7 @@
 // The memory of one rank in a step, from sizes alone.
 //
 //   shards       weights, 4 bytes per element, or 2 with fsdp.param_storage in 16 bits, with padding
+//   slice        with hybrid_optimizer = "global" what a rank keeps of its slice's weights beside them, for gathers
 //   optimizer    bytes per element: adamw, adam, adamax, adadelta, lamb 8; lion, adagrad 4; sgd 4 with
 //                momentum or 0; muon 4 (matrices) or 8; adafactor 4 per row and column of a matrix, on every
 //                rank, 4 per element of other tensors, and 4 more per element with beta1
@@ -34,6 +35,7 @@ inline constexpr int kShardsOnTheDevice = 2;
 /// Bytes of one rank.
 struct MemoryPlan {
   int64_t shards = 0;
+  int64_t slice_shards = 0;
   int64_t optimizer = 0;
   int64_t gradients = 0;
   int64_t buffers = 0;
@@ -75,5 +77,8 @@ int64_t optimizer_state_bytes(const optim::OptimizerOptions& options,
 /// (optim/tensor_optimizer.h).
 shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
                                  const std::vector<shard::UnitSizes>& units);
+
+/// The traffic of attention over mesh.context in a step (parallel/context_attention.h).
+shard::Traffic attention_traffic(const config::Config& config, const comm::MeshShape& mesh);
 
 }  // namespace fsdp::plan

@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 
+#include "config/checks.h"
 #include "config/global_batch.h"
 #include "nn/decoder.h"
 #include "shard/root_unit.h"
@@ -74,8 +75,14 @@ class Adviser {
       config_.activation_checkpointing.mode = nn::RecomputeMode::kFull;
       if (try_it("activation_checkpointing.mode = full")) return advice_;
     }
+    if (shard::is_hybrid(config_.fsdp.strategy) && mesh_.dcn > 1 &&
+        config_.fsdp.hybrid_optimizer == shard::HybridOptimizer::kReplicated) {
+      config_.fsdp.hybrid_optimizer = shard::HybridOptimizer::kGlobal;
+      if (try_it("fsdp.hybrid_optimizer = global")) return advice_;
+    }
     if (config_.fsdp.strategy != shard::Strategy::kFullShard) {
       config_.fsdp.strategy = shard::Strategy::kFullShard;
+      config_.fsdp.hybrid_optimizer = shard::HybridOptimizer::kReplicated;
       if (try_it("fsdp.strategy = full_shard")) return advice_;
     }
     if (smaller_micro_batch()) return advice_;
@@ -98,7 +105,7 @@ class Adviser {
       config_.fsdp.exclude_stages.clear();
       if (try_it("fsdp.min_num_params = 1, fsdp.exclude_stages = []")) return advice_;
     }
-    while (config_.data.sequence_length >= 256) {
+    while (config_.data.sequence_length >= 256 && config_.data.sequence_length % (4 * mesh_.context) == 0) {
       config_.data.sequence_length /= 2;
       if (try_it(concat("data.sequence_length = ", config_.data.sequence_length))) return advice_;
     }
@@ -131,7 +138,7 @@ class Adviser {
   /// Whether training.global_batch_size divides into whole micro-batches; sets their number in the config.
   bool keeps_global_batch() {
     const int64_t batch = config_.training.global_batch_size;
-    const int64_t at_once = mesh_.world_size() * config_.data.micro_batch_size;
+    const int64_t at_once = mesh_.row_ranks() * config_.data.micro_batch_size;
     if (batch == 0) return true;
     if (batch % at_once != 0) return false;
     config_.training.gradient_accumulation_steps = batch / at_once;
@@ -175,13 +182,15 @@ int planned_world_size(const config::Config& config, const PlanOptions& options)
   check_machines(options);
   if (options.world_size > 0) return static_cast<int>(options.world_size);
   const comm::MeshOptions& mesh = config.mesh;
-  if (mesh.dcn < 1 || mesh.data < 1 || mesh.model < 1) return 1;
+  if (mesh.dcn < 1 || mesh.data < 1 || mesh.context < 1 || mesh.model < 1) return 1;
   int64_t product = 0;
   bool counts = !__builtin_mul_overflow(mesh.dcn, mesh.data, &product) &&
+                !__builtin_mul_overflow(product, mesh.context, &product) &&
                 !__builtin_mul_overflow(product, mesh.model, &product);
   if (!counts || product > std::numeric_limits<int>::max()) {
     util::fail(util::ErrorKind::kUsage, "[mesh]: expected at most ", std::numeric_limits<int>::max(),
-               " ranks; found ", mesh.dcn, " * ", mesh.data, " * ", mesh.model, "; make an axis smaller");
+               " ranks; found ", mesh.dcn, " * ", mesh.data, " * ", mesh.context, " * ", mesh.model,
+               "; make an axis smaller");
   }
   return static_cast<int>(product);
 }
@@ -205,14 +214,16 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
   plan.config = given;
   plan.machines = options;
   plan.machines.world_size = planned_world_size(given, options);
+  plan.mesh = config::check_world(given, static_cast<int>(plan.machines.world_size));
+  plan.config.mesh.context = plan.mesh.context;
   config::resolve_batch(plan.config, plan.machines.world_size);
   config::plan_largest_batches(plan.config);
   const config::Config& config = plan.config;
-  plan.mesh = comm::resolve_mesh(config.mesh, static_cast<int>(plan.machines.world_size));
   plan.units = planned_units(config, plan.mesh);
   for (const shard::UnitSizes& unit : plan.units) plan.parameters += unit.numel;
   plan.step = step_formula(config, plan.units);
   plan.optimizer_traffic = optimizer_traffic(config.optimizer, plan.units);
+  plan.attention_traffic = attention_traffic(config, plan.mesh);
   const RecordedPass pass = record_pass(config);
   plan.memory = plan_memory(config, plan.units, pass);
   plan.time = plan_time(config, plan.units,

@@ -47,6 +47,7 @@ struct Plan {
   std::vector<shard::UnitSizes> units;
   shard::StepFormula step;
   shard::Traffic optimizer_traffic;  ///< of the update (muon, lamb, adafactor), not in `step`
+  shard::Traffic attention_traffic;  ///< of attention over mesh.context, not in `step`
   MemoryPlan memory;
   TimePlan time;
   FlopsAToken flops;

@@ -20,6 +20,8 @@
 #include "nn/loss.h"
 #include "nn/parameter.h"
 #include "nn/recompute.h"
+#include "parallel/cut_sequence.h"
+#include "plan/meta_group.h"
 #include "plan/meta_memory.h"
 #include "shard/autograd_hooks.h"
 #include "util/dtype.h"
@@ -53,6 +55,20 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
+  /// This rank's end of the group over which sequences are cut.
+  std::shared_ptr<comm::Communicator> group(int world_size) {
+    return std::make_shared<MetaGroup>(
+        world_size,
+        MetaGroup::Events{.sends =
+                              [this](int64_t bytes) {
+                                events_.push_back({Kind::kSend, static_cast<double>(bytes), sends_});
+                                return sends_++;
+                              },
+                          .waits =
+                              [this](int64_t number) {
+                                events_.push_back({Kind::kWaitForSend, 0, number});
+                              }});
+  }
   void at_stage(Kind kind, size_t path) { events_.push_back({kind, 0, static_cast<int64_t>(path)}); }
   void turn() { events_.push_back({Kind::kTurn}); }
 
@@ -91,6 +107,7 @@ class Recorder {
   }
 
   std::vector<RecordedPass::Event> events_;
+  int64_t sends_ = 0;
   std::set<size_t> open_;  ///< kTake events without a kGive
   MetaMemory memory_;
   std::optional<MetaMemory::Muted> muted_;
@@ -246,13 +263,22 @@ RecordedPass record(const config::Config& config, c10::DeviceType device) {
     keep_gradients_in_units(*model, config, device == c10::kCPU);
     nn::apply_checkpointing(*model, config.activation_checkpointing);
   }
-  const int64_t rows = config.data.micro_batch_size, tokens = config.data.sequence_length;
+  const auto context = static_cast<int>(std::max<int64_t>(1, config.mesh.context));
+  const int64_t rows = config.data.micro_batch_size, tokens = config.data.sequence_length / context;
+  nn::LossOptions options = loss_options(config);
+  if (context > 1) {
+    options.cut = std::make_shared<parallel::CutSequence>(
+        parallel::CutSequence{.rank = 0,
+                              .degree = context,
+                              .group = recorder.group(context),
+                              .attention = config.mesh.context_attention.value()});
+  }
   const at::Tensor ids = meta_tokens(rows, tokens), targets = meta_tokens(rows, tokens);
   std::vector<at::Tensor> other_batches;
   for (int64_t i = 1; device != c10::kCPU && i < batches_on_device(config); ++i) {
     other_batches.push_back(meta_tokens(2 * rows, tokens));
   }
-  at::Tensor loss = nn::loss_of(*model, ids, targets, loss_options(config));
+  at::Tensor loss = nn::loss_of(*model, ids, targets, options);
   recorder.turn();
   loss.backward();
   loss.reset();
@@ -287,6 +313,12 @@ void RecordedPass::play(MemoryTape& tape, const StageEvents& events) const {
         break;
       case Kind::kMultiplyInFloat8:
         events.computes({.flops = flops, .flops_in_float8 = flops});
+        break;
+      case Kind::kSend:
+        events.sends(value, static_cast<int64_t>(flops));
+        break;
+      case Kind::kWaitForSend:
+        events.waits(value);
         break;
       case Kind::kForwardBegins:
         events.forward_begins(parts_.paths[static_cast<size_t>(value)]);
@@ -348,7 +380,10 @@ int64_t RecordedPass::saved_bytes() const {
 
 double RecordedPass::flops() const {
   double flops = 0;
-  for (const Event& event : parts_.events) flops += event.flops;
+  for (const Event& event : parts_.events) {
+    if (event.kind == Event::Kind::kMultiply || event.kind == Event::Kind::kMultiplyInFloat8)
+      flops += event.flops;
+  }
   return flops;
 }
 

@@ -58,6 +58,9 @@ struct StageEvents {
   std::function<void(const std::string& path)> backward_begins = [](const std::string&) {};
   std::function<void(const std::string& path)> backward_ends = [](const std::string&) {};
   std::function<void(const Products& products)> computes = [](const Products&) {};
+  /// Collectives inside layers, numbered: bytes that the rank receives.
+  std::function<void(int64_t number, int64_t bytes)> sends = [](int64_t, int64_t) {};
+  std::function<void(int64_t number)> waits = [](int64_t) {};
 };
 
 class RecordedPass {
@@ -68,6 +71,8 @@ class RecordedPass {
       kGive,
       kMultiply,
       kMultiplyInFloat8,
+      kSend,  ///< begin of a collective; `flops` are the bytes that the rank receives
+      kWaitForSend,
       kForwardBegins,
       kForwardEnds,
       kTurn,  ///< from forward to backward
@@ -76,7 +81,7 @@ class RecordedPass {
     };
     Kind kind;
     double flops = 0;
-    int64_t value = 0;  ///< bytes, or the number of a path
+    int64_t value = 0;  ///< bytes, or the number of a path or a collective
   };
   struct Parts {
     std::vector<Event> events;
@@ -113,7 +118,8 @@ enum class PassDevice { kOfConfig, kCpu };
 /// Whether that is a GPU.
 bool is_for_gpu(const config::Config& config, PassDevice device = PassDevice::kOfConfig);
 
-/// Records a micro-batch of the config. Throws Error(kUsage) for a model with an operation that libtorch
+/// Records a micro-batch of the config on the first rank; with mesh.context, which must have its size, of its part of
+/// the rows. Throws Error(kUsage) for a model with an operation that libtorch
 /// cannot run on meta tensors.
 RecordedPass record_pass(const config::Config& config, PassDevice device = PassDevice::kOfConfig);
 

@@ -34,15 +34,16 @@ struct UnitGroup {
 
 bool alike(const UnitSizes& a, const UnitSizes& b) {
   return a.numel == b.numel && a.shard_numel == b.shard_numel && a.options == b.options &&
-         a.is_root == b.is_root && a.groups.shards == b.groups.shards;
+         a.is_root == b.is_root && a.groups == b.groups;
 }
 
 int64_t collectives(const shard::Traffic& traffic) {
-  return traffic.all_gathers + traffic.reduce_scatters + traffic.all_reduces;
+  return traffic.all_gathers + traffic.reduce_scatters + traffic.all_reduces + traffic.shifts;
 }
 
 int64_t payload(const shard::Traffic& traffic) {
-  return traffic.all_gather_bytes + traffic.reduce_scatter_bytes + traffic.all_reduce_bytes;
+  return traffic.all_gather_bytes + traffic.reduce_scatter_bytes + traffic.all_reduce_bytes +
+         traffic.shift_bytes;
 }
 
 /// The traffic of `count` units, one in `stride`, as the difference that they make: which unit stays gathered
@@ -111,14 +112,19 @@ std::string communication_table(const Plan& plan) {
             with_commas(group.first.numel), decimal_bytes(number > 0 ? payload(group.traffic) / number : 0));
   }
   const shard::Traffic& traffic = plan.step.traffic;
+  const int64_t between = plan.step.between_slices.all_gathers;
   text += row("all", traffic, with_commas(plan.parameters));
   text += concat("  ", traffic.all_gathers, " all-gathers (", plan.step.forward_all_gathers, " forward, ",
-                 plan.step.backward_all_gathers, " backward), ", traffic.reduce_scatters,
+                 plan.step.backward_all_gathers, " backward",
+                 between > 0 ? concat(", ", between, " between slices") : "", "), ", traffic.reduce_scatters,
                  " reduce-scatters, ", traffic.all_reduces, " all-reduces\n");
   if (collectives(plan.optimizer_traffic) > 0) {
     const std::string& optimizer = plan.config.optimizer.name;
     const char* what = optimizer == "muon" ? "whole matrices" : "sums over tensors";
     text += row(concat("in addition, ", what, " for ", optimizer), plan.optimizer_traffic, "");
+  }
+  if (collectives(plan.attention_traffic) > 0) {
+    text += row("in addition, attention over mesh.context", plan.attention_traffic, "");
   }
   return text;
 }
@@ -136,6 +142,7 @@ std::string memory_table(const Plan& plan) {
   text +=
       row(masters ? "shards (master weights)" : concat("shards (", storage, ", no master weights)").c_str(),
           memory.shards, offload ? host : "");
+  if (memory.slice_shards > 0) text += row("shards of the slice, for gathers", memory.slice_shards, "");
   text += row("optimizer state", memory.optimizer, offload ? host : "");
   text += row("gradients of shards", memory.gradients, moved ? host : "after backward");
   text += row("gathered parameters, unreduced gradients", memory.buffers, "at most");
@@ -264,11 +271,16 @@ std::string summary(const Plan& plan) {
 }
 
 nlohmann::ordered_json json_of(const shard::Traffic& traffic) {
-  return {
-      {"all_gathers", traffic.all_gathers},         {"all_gather_bytes", traffic.all_gather_bytes},
-      {"reduce_scatters", traffic.reduce_scatters}, {"reduce_scatter_bytes", traffic.reduce_scatter_bytes},
-      {"all_reduces", traffic.all_reduces},         {"all_reduce_bytes", traffic.all_reduce_bytes},
-      {"collectives", collectives(traffic)},        {"payload_bytes", payload(traffic)}};
+  return {{"all_gathers", traffic.all_gathers},
+          {"all_gather_bytes", traffic.all_gather_bytes},
+          {"reduce_scatters", traffic.reduce_scatters},
+          {"reduce_scatter_bytes", traffic.reduce_scatter_bytes},
+          {"all_reduces", traffic.all_reduces},
+          {"all_reduce_bytes", traffic.all_reduce_bytes},
+          {"shifts", traffic.shifts},
+          {"shift_bytes", traffic.shift_bytes},
+          {"collectives", collectives(traffic)},
+          {"payload_bytes", payload(traffic)}};
 }
 
 }  // namespace
@@ -304,10 +316,10 @@ std::string plan_heading(const Plan& plan) {
       config.fsdp.cpu_offload ? ", shards in host memory" : "",
       config.activation_checkpointing.mode == nn::RecomputeMode::kNone ? "" : ", activations recomputed",
       "\n");
-  text +=
-      concat("batch      ", with_commas(plan.tokens_per_step()), " tokens a step (", plan.machines.world_size,
-             " ranks x ", config.training.gradient_accumulation_steps, " micro-batches x ",
-             config.data.micro_batch_size, " sequences x ", config.data.sequence_length, " tokens)\n");
+  text += concat("batch      ", with_commas(plan.tokens_per_step()), " tokens a step (",
+                 plan.mesh.row_ranks(), plan.mesh.context > 1 ? concat(" groups of ", plan.mesh.context) : "",
+                 " ranks x ", config.training.gradient_accumulation_steps, " micro-batches x ",
+                 config.data.micro_batch_size, " sequences x ", config.data.sequence_length, " tokens)\n");
   return text + machines_text(plan);
 }
 
@@ -339,10 +351,15 @@ std::string plan_json(const Plan& plan) {
   nlohmann::ordered_json json = {
       {"parameters", plan.parameters},
       {"world_size", plan.machines.world_size},
-      {"mesh", {{"dcn", plan.mesh.dcn}, {"data", plan.mesh.data}, {"model", plan.mesh.model}}},
+      {"mesh",
+       {{"dcn", plan.mesh.dcn},
+        {"data", plan.mesh.data},
+        {"context", plan.mesh.context},
+        {"model", plan.mesh.model}}},
       {"tokens_per_step", plan.tokens_per_step()},
       {"memory",
        {{"shard_bytes", memory.shards},
+        {"slice_shard_bytes", memory.slice_shards},
         {"optimizer_bytes", memory.optimizer},
         {"gradient_bytes", memory.gradients},
         {"unsharded_bytes", memory.buffers},
@@ -355,7 +372,9 @@ std::string plan_json(const Plan& plan) {
         {"fits", plan.fits()},
         {"largest_micro_batch", plan.largest_micro_batch}}},
       {"communication", json_of(plan.step.traffic)},
+      {"communication_between_slices", json_of(plan.step.between_slices)},
       {"optimizer_communication", json_of(plan.optimizer_traffic)},
+      {"attention_communication", json_of(plan.attention_traffic)},
       {"time",
        {{"flops", plan.time.flops},
         {"compute_seconds", plan.time.compute},

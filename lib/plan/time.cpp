@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 
 #include "shard/nominal_pass.h"
 
@@ -12,7 +13,8 @@ using shard::UnitSizes;
 namespace {
 
 constexpr size_t kShardLink = 0, kReplicaLink = 1;
-constexpr size_t kReplicas = 0;  ///< the stream between replicas; no queue of shards has this number
+/// Streams: between replicas, and of layers; no queue of shards has these numbers.
+constexpr size_t kReplicas = 0, kLayers = 1;
 
 }  // namespace
 
@@ -23,6 +25,10 @@ StepClock::StepClock(const std::vector<UnitSizes>& units, const MachineSpeed& sp
 void StepClock::read(const shard::Command& command) {
   using Kind = shard::Command::Kind;
   switch (command.kind) {
+    case Kind::kGatherSlices:
+      return gather_slices(command.unit);
+    case Kind::kWaitForSlices:
+      return wait_for(jobs_[command.unit].slices);
     case Kind::kGather:
       return gather(command.unit);
     case Kind::kWaitForGather:
@@ -56,6 +62,12 @@ StepClock::Job StepClock::put_on(size_t stream, size_t link, double seconds, Job
   return streams_.issue(stream, link, seconds, after);
 }
 
+StepClock::Job StepClock::send(int64_t bytes, int ranks) {
+  const bool in_node = ranks <= speed_.ranks_of_node && speed_.node_bytes_per_second > 0;
+  const double speed = in_node ? speed_.node_bytes_per_second : speed_.bytes_per_second;
+  return put_on(kLayers, kShardLink, static_cast<double>(bytes) / speed);
+}
+
 double StepClock::seconds_of_shards(const UnitSizes& unit, int64_t payload) const {
   const double each = static_cast<double>(payload), shards = unit.groups.shards;
   if (speed_.ranks_of_node == 0) return each * (shards - 1) / speed_.bytes_per_second;
@@ -66,11 +78,22 @@ double StepClock::seconds_of_shards(const UnitSizes& unit, int64_t payload) cons
   return std::max(each * (shards - 1) / inside, between);
 }
 
+double StepClock::seconds_between_slices(const UnitSizes& unit, int64_t payload) const {
+  return static_cast<double>(payload * (unit.groups.slices - 1)) / speed_.replica_bytes_per_second;
+}
+
+void StepClock::gather_slices(size_t index) {
+  const UnitSizes& unit = units_[index];
+  jobs_[index].slices =
+      put_on(kReplicas, kReplicaLink, seconds_between_slices(unit, unit.slice_gather_payload_bytes()));
+}
+
 void StepClock::gather(size_t index) {
   const UnitSizes& unit = units_[index];
-  if (!unit.is_cut()) return;
-  jobs_[index].gather =
-      put_on(gather_queue(unit.groups), kShardLink, seconds_of_shards(unit, unit.gather_payload_bytes()));
+  Jobs& jobs = jobs_[index];
+  jobs.gather = unit.is_cut() ? put_on(gather_queue(unit.groups), kShardLink,
+                                       seconds_of_shards(unit, unit.gather_payload_bytes()), jobs.slices)
+                              : jobs.slices;
 }
 
 void StepClock::reduce(size_t index) {
@@ -83,11 +106,13 @@ void StepClock::reduce(size_t index) {
         put_on(queue, kShardLink, seconds_of_shards(unit, unit.reduce_payload_bytes()));
   }
   const double replicas = unit.groups.replicas;
-  if (replicas < 2) return;
+  if (replicas < 2 && !unit.has_slices()) return;
   const double bytes = static_cast<double>(unit.reduce_payload_bytes()) * 2 * (replicas - 1) / replicas;
-  const double seconds = bytes / speed_.replica_bytes_per_second;
-  if (unit.is_cut()) {
+  const double seconds = unit.has_slices() ? seconds_between_slices(unit, unit.result_bytes())
+                                           : bytes / speed_.replica_bytes_per_second;
+  if (unit.is_cut() || unit.has_slices()) {
     jobs.reduction = put_on(kReplicas, kReplicaLink, seconds, jobs.sending);
+    if (!unit.is_cut()) jobs.sending = jobs.reduction;
   } else {
     jobs.sending = jobs.reduction = put_on(queue, kShardLink, seconds);
   }
@@ -109,6 +134,11 @@ TimePlan plan_time(const config::Config& config, const std::vector<UnitSizes>& u
       const double equivalent = products.flops - (1 - 1 / kFloat8Speed) * products.flops_in_float8;
       clock.compute(equivalent / speed.flops_per_second);
     };
+    std::map<int64_t, StepClock::Job> jobs;
+    events.sends = [&](int64_t number, int64_t bytes) {
+      jobs[number] = clock.send(bytes, static_cast<int>(config.mesh.context));
+    };
+    events.waits = [&](int64_t number) { clock.wait_for(jobs.at(number)); };
     MemoryTape tape;
     pass.play(tape, events);
     return TimePlan{clock.computed() - before.compute, clock.communicated() - before.communication,
@@ -116,12 +146,21 @@ TimePlan plan_time(const config::Config& config, const std::vector<UnitSizes>& u
                     flops_in_float8 - before.flops_in_float8};
   };
   micro_batch(true);  // makes the order of the units known
-  // No collective is under way between micro-batches, so their times add up.
-  const double others = static_cast<double>(config.training.gradient_accumulation_steps - 1);
-  const TimePlan other = micro_batch(!config.training.no_sync), last = micro_batch(true);
-  return {last.compute + others * other.compute, last.communication + others * other.communication,
-          last.exposed + others * other.exposed, last.flops + others * other.flops,
-          last.flops_in_float8 + others * other.flops_in_float8};
+  schedule.forget_gradients();
+  // No collective is under way between micro-batches, so their times add up. The first gathers between slices.
+  const int64_t count = config.training.gradient_accumulation_steps;
+  TimePlan sum;
+  const auto add = [&sum](const TimePlan& part, double times) {
+    sum.compute += times * part.compute;
+    sum.communication += times * part.communication;
+    sum.exposed += times * part.exposed;
+    sum.flops += times * part.flops;
+    sum.flops_in_float8 += times * part.flops_in_float8;
+  };
+  if (count > 1) add(micro_batch(!config.training.no_sync), 1);
+  if (count > 2) add(micro_batch(!config.training.no_sync), static_cast<double>(count - 2));
+  add(micro_batch(true), 1);
+  return sum;
 }
 
 }  // namespace fsdp::plan

@@ -47,7 +47,11 @@ struct MachineSpeed {
 /// `bytes_per_second`. With g ranks per node (`ranks_of_node`) it receives all of them at the speed inside a
 /// node, and the ranks of a node together receive those of the other nodes once, at g times
 /// `bytes_per_second`; the slower counts. An all-reduce of b bytes over R replicas takes 2 (R - 1) / R * b at
-/// `replica_bytes_per_second`.
+/// `replica_bytes_per_second`; an all-gather or a reduce-scatter between slices takes as long as (slices - 1) / slices
+/// of the slice's shard do there.
+///
+/// The collectives of attention over mesh.context are a stream as well. They share the link of the gathers, at the
+/// speed inside a node where a context group fits into one.
 class StepClock final : public shard::CommandReader {
  public:
   /// The first two arguments must outlive the clock.
@@ -57,22 +61,27 @@ class StepClock final : public shard::CommandReader {
   void read(const shard::Command& command) override;
   void compute(double seconds);
 
+  using Job = CommunicationStreams::Job;
+  /// A collective inside a layer, among `ranks` ranks, of which this one receives so many bytes.
+  Job send(int64_t bytes, int ranks);
+  void wait_for(Job job);
+
   double computed() const { return computed_; }
   double communicated() const { return communicated_; }  ///< sum of all collectives
   double exposed() const { return exposed_; }            ///< during which compute waited
 
  private:
+  void gather_slices(size_t unit);
   void gather(size_t unit);
   void reduce(size_t unit);
+  double seconds_between_slices(const shard::UnitSizes& unit, int64_t payload) const;
   double seconds_of_shards(const shard::UnitSizes& unit, int64_t payload) const;
 
-  using Job = CommunicationStreams::Job;
   Job put_on(size_t stream, size_t link, double seconds, Job after = 0);
-  void wait_for(Job job);
 
   /// The collectives of a unit.
   struct Jobs {
-    Job gather = 0, sending = 0, reduction = 0;
+    Job slices = 0, gather = 0, sending = 0, reduction = 0;
   };
 
   const std::vector<shard::UnitSizes>& units_;

@@ -9,6 +9,13 @@ namespace fsdp::plan {
 using shard::UnitSizes;
 using Sort = util::Arena::Sort;
 
+namespace {
+
+/// The queue of second reductions over slices; no queue of shards has this number.
+constexpr size_t kAcross = 0;
+
+}  // namespace
+
 PoolMemory::Place PoolMemory::take(int64_t bytes, Sort sort) {
   if (places_.live() == 0 && places_.longer()) {
     tape_.give(places_.length());
@@ -47,6 +54,9 @@ void UnitMemory::read(const shard::Command& command) {
   using Kind = shard::Command::Kind;
   Unit& unit = units_[command.unit];
   switch (command.kind) {
+    case Kind::kGatherSlices:  // into memory that is always there
+    case Kind::kWaitForSlices:
+      return;
     case Kind::kGather:
       return gather(unit);
     case Kind::kWaitForGather:
@@ -76,6 +86,7 @@ void UnitMemory::zero_gradients() {
   for (Unit& unit : units_) {
     if (std::exchange(unit.has_shard_gradient, false)) tape_.give(counted_gradient_bytes(unit));
   }
+  schedule_.forget_gradients();
 }
 
 // ---- one unit, as in shard/unit.cpp
@@ -115,7 +126,7 @@ void UnitMemory::reshard(Unit& unit) {
 }
 
 void UnitMemory::attach_gradients(Unit& unit) {
-  if (unit.sizes->is_cut()) {
+  if (unit.sizes->has_parts()) {
     unit.gradients = pool_.take(unit.sizes->gradient_bytes(), Sort::kSecond);
   } else {
     tape_.take(unit.sizes->gradient_bytes());  // becomes the shard's gradient, so it is not the pool's
@@ -124,18 +135,23 @@ void UnitMemory::attach_gradients(Unit& unit) {
 
 void UnitMemory::reduce(Unit& unit) {
   const size_t queue = reduction_queue(unit.sizes->groups, reduce_scatter_group_);
-  if (!unit.sizes->is_cut()) {
+  if (!unit.sizes->has_parts()) {
     unit.sent = unit.reduced = issue(queue, [this, &unit] { add_to_shard_gradient(unit); });
     return;
   }
-  tape_.take(unit.sizes->reduce_payload_bytes());
+  const bool twice = unit.sizes->is_cut() && unit.sizes->has_slices();
+  const int64_t of_slice = twice ? unit.sizes->reduce_payload_bytes() : 0;
+  tape_.take(of_slice + unit.sizes->result_bytes());
   unit.sent = issue(queue, [this, &unit] { pool_.give_back(*std::exchange(unit.gradients, std::nullopt)); });
-  unit.reduced = issue(queue, [this, &unit] { add_to_shard_gradient(unit); });
+  unit.reduced = issue(twice ? kAcross : queue, [this, &unit, of_slice] {
+    tape_.give(of_slice);
+    add_to_shard_gradient(unit);
+  });
 }
 
 /// The result of the reduction becomes the shard's gradient or is added to it.
 void UnitMemory::add_to_shard_gradient(Unit& unit) {
-  const int64_t result = unit.sizes->reduce_payload_bytes();
+  const int64_t result = unit.sizes->result_bytes();
   const int64_t gradient = unit.sizes->shard_gradient_bytes();
   const bool same = result == gradient;
   if (std::exchange(unit.has_shard_gradient, true)) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/below_autograd.h"
 #include "shard/autograd_hooks.h"
 #include "shard/layout_views.h"
 #include "shard/rank_checks.h"
@@ -18,8 +19,8 @@ class GroupsOfUnits {
   GroupsOfUnits(const comm::Mesh& mesh, bool reduce_scatter_group)
       : mesh_(mesh), reduce_scatter_group_(reduce_scatter_group) {}
 
-  ProcessGroups of(util::Named<Strategy> strategy) {
-    ProcessGroups groups = process_groups(mesh_, strategy);
+  ProcessGroups of(const UnitOptions& options) {
+    ProcessGroups groups = process_groups(mesh_, options.strategy, options.hybrid_optimizer);
     if (!reduce_scatter_group_ || groups.shard->world_size() == 1) return groups;
     auto& duplicate = duplicates_[groups.shard.get()];
     if (!duplicate) duplicate = groups.shard->duplicate("reduce_scatter");
@@ -59,7 +60,7 @@ Engine::Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::v
                const std::shared_ptr<comm::Trace>& trace, const Materialize& materialize)
     : options_(options),
       mesh_(mesh.shape()),
-      groups_(process_groups(mesh, options.strategy)),
+      groups_(process_groups(mesh, options.strategy, options.hybrid_optimizer)),
       pool_(pool_for(plans, groups_)),
       offload_(offload_for(plans, groups_.world->device())),
       units_(make_units(mesh, plans, {pool_, trace, materialize, offload_})),
@@ -79,21 +80,35 @@ std::vector<std::unique_ptr<Unit>> Engine::make_units(const comm::Mesh& mesh,
   GroupsOfUnits groups_of_units(mesh, options_.reduce_scatter_group);
   std::vector<std::unique_ptr<Unit>> units;
   for (const UnitPlan& plan : plans) {
-    const ProcessGroups groups = groups_of_units.of(plan.options.strategy);
+    const ProcessGroups groups = groups_of_units.of(plan.options);
     const Unit& unit = *units.emplace_back(std::make_unique<Unit>(plan, groups, parts));
     const UnitLayout& layout = unit.storage().layout();
     for (size_t i = 0; i < layout.parameters().size(); ++i) {
       const ParameterPlace& place = layout.parameters()[i];
-      const LocalRange local = layout.local_range(i, groups.shard->rank());
+      const LocalRange local = layout.local_range(i, groups.place().rank);
       segments_.push_back({.name = place.name,
                            .shape = place.shape,
                            .requires_grad = plan.parameters[i].tensor.requires_grad(),
                            .unit = units.size() - 1,
+                           .parameter = i,
                            .range = local.columns,
                            .shard_offset = local.shard_offset});
     }
   }
   return units;
+}
+
+std::vector<std::span<const Segment>> Engine::segments_by_parameter() const {
+  std::vector<std::span<const Segment>> parameters;
+  for (size_t begin = 0, end = 0; begin < segments_.size(); begin = end) {
+    const Segment& first = segments_[begin];
+    const auto is_of_first = [&](const Segment& segment) {
+      return segment.unit == first.unit && segment.parameter == first.parameter;
+    };
+    while (end < segments_.size() && is_of_first(segments_[end])) ++end;
+    parameters.emplace_back(&first, end - begin);
+  }
+  return parameters;
 }
 
 std::vector<ScheduledUnit> Engine::scheduled(const std::vector<UnitPlan>& plans,
@@ -104,7 +119,8 @@ std::vector<ScheduledUnit> Engine::scheduled(const std::vector<UnitPlan>& plans,
     all.push_back({.name = plans[i].name,
                    .is_root = plans[i].module == plans.front().module,
                    .is_cut = units[i]->is_cut(),
-                   .has_replicas = units[i]->groups().replicas() > 1,
+                   .is_reduced_twice = units[i]->is_cut() && units[i]->groups().across() != nullptr,
+                   .has_slices = storage.has_slices(),
                    .stays_after_forward = plans[i].options.stays_after_forward,
                    .has_trainable_parameters = storage.has_trainable_parameters(),
                    .gradient_moves = storage.gradient_is_offloaded()});
@@ -118,6 +134,7 @@ void Engine::forward_begins(size_t unit, bool records) {
   require_no_full_parameters("forward");
   if (unit == 0 && records && is_in_backward_pass()) report_recomputation_of_root();
   if (released_ && (unit == 0 || !schedule_.in_pass())) released_->run([] {});
+  if (std::exchange(weights_changed_, false)) schedule_.weights_changed();
   schedule_.forward_begins(unit, records);
 }
 
@@ -138,9 +155,14 @@ void Engine::backward_begins(size_t unit) {
 }
 
 void Engine::read(const Command& command) {
+  const kernels::BelowAutograd below;
   using Kind = Command::Kind;
   Unit& unit = *units_[command.unit];
   switch (command.kind) {
+    case Kind::kGatherSlices:
+      return unit.start_slice_gather();
+    case Kind::kWaitForSlices:
+      return unit.finish_slice_gather();
     case Kind::kGather:
       return gather(unit, command.pass);
     case Kind::kWaitForGather:
@@ -336,6 +358,12 @@ void Engine::reset_counters() {
 int64_t Engine::shard_bytes() const {
   int64_t bytes = 0;
   for (const auto& unit : units_) bytes += static_cast<int64_t>(unit->storage().shard().nbytes());
+  return bytes;
+}
+
+int64_t Engine::slice_shard_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& unit : units_) bytes += unit->storage().slice_shard_bytes();
   return bytes;
 }
 

@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,17 +32,25 @@
 
 namespace fsdp::shard {
 
-/// The part of one parameter that lies in this rank's shard of its unit.
+/// A part of one parameter that lies in this rank's shard of its unit.
 struct Segment {
   std::string name;            ///< of the parameter
   std::vector<int64_t> shape;  ///< of the whole parameter
   bool requires_grad = true;
-  size_t unit = 0;            ///< index into Engine::units()
-  util::ColumnRange range{};  ///< of the parameter; may be empty
-  int64_t shard_offset = 0;   ///< of its elements, contiguous in the unit's shard
+  size_t unit = 0;           ///< index into Engine::units()
+  size_t parameter = 0;      ///< index into the parameters of the unit's layout
+  util::Rectangle range{};   ///< of the parameter; may be empty
+  int64_t shard_offset = 0;  ///< of its elements, contiguous in the unit's shard
 
   int64_t numel() const { return range.numel(); }
 };
+
+/// Elements of segments.
+inline int64_t numel_of(std::span<const Segment> segments) {
+  int64_t numel = 0;
+  for (const Segment& segment : segments) numel += segment.numel();
+  return numel;
+}
 
 /// The hooks of units, by the module that each is attached to.
 using HookPlaces = std::map<nn::Hookable*, std::shared_ptr<nn::CallHook>>;
@@ -64,8 +73,11 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// modules.
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
 
-  /// This rank's part of every parameter, possibly empty, unit by unit.
+  /// This rank's parts of every parameter, unit by unit. A parameter has at least one, which may be empty; its
+  /// parts follow each other here and, without a gap, in the shard. Ranks may have different numbers of them.
   const std::vector<Segment>& segments() const { return segments_; }
+  /// The same, by parameter; alike on every rank but for the parts.
+  std::vector<std::span<const Segment>> segments_by_parameter() const;
 
   /// The model's buffers, except what its modules compute (nn/buffers.h): contiguous, and whole on every rank,
   /// which may change its own in forward.
@@ -88,6 +100,11 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
 
   /// Discards all gradients, before the first micro-batch of a step.
   void zero_gradients();
+
+  /// Must be called where shards are written to other than by an optimizer: the next forward has to gather those
+  /// of all slices again (hybrid_optimizer = "global"). After an update, zero_gradients() says so, or a forward
+  /// that autograd does not record. On all ranks alike.
+  void note_changed_weights() const { weights_changed_ = true; }
 
   /// Throws Error(kUsage) unless the engine is between steps: no forward or backward is under way, no forward
   /// waits for its backward, and no FullParameters is open. The message begins with `what`, the caller, and
@@ -112,8 +129,9 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// Restarts the peaks and the traffic.
   void reset_counters();
   BufferPool& buffer_pool() { return *pool_; }
-  /// The weights that this rank keeps, padding included.
+  /// The weights that this rank keeps, padding included, and what it keeps of its slice's beside them.
   int64_t shard_bytes() const;
+  int64_t slice_shard_bytes() const;
 
   /// Whether the unit has the lifetime of the root: the root unit, and units of replicated and of fp32
   /// parameters.
@@ -177,6 +195,8 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// the compute of other units: the begin of the pass, and the releases of memory since. null on the CPU.
   std::unique_ptr<util::Stream> released_;
   std::function<void(size_t)> gradient_use_;
+  mutable bool weights_changed_ =
+      false;  ///< mutable as the shards are, of which an engine gives out the tensors
   bool shows_full_parameters_ = false;  ///< set by FullParameters
   bool reported_recomputation_ = false;
 };

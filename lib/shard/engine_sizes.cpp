@@ -8,10 +8,8 @@ namespace fsdp::shard {
 std::vector<UnitSizes> unit_sizes(const Engine& engine) {
   std::vector<UnitSizes> all;
   for (const auto& unit : engine.units()) {
-    const GroupSizes groups{.shards = unit->groups().shard->world_size(),
-                            .replicas = unit->groups().replicas()};
-    UnitSizes& sizes =
-        all.emplace_back(sizes_of_unit(unit->name(), unit->options(), unit->storage().layout(), groups));
+    UnitSizes& sizes = all.emplace_back(
+        sizes_of_unit(unit->name(), unit->options(), unit->storage().layout(), unit->groups().sizes()));
     sizes.is_root = engine.is_root(*unit);
     sizes.has_trainable_parameters = unit->storage().has_trainable_parameters();
     sizes.input_is_differentiable = engine.input_is_differentiable(*unit);

@@ -83,6 +83,7 @@ void FullParameters::close() {
       parameter.set_data(shown.at_rest[i]);
     }
   }
+  if (options_.writeback) engine_.note_changed_weights();
   shown_.clear();
   engine_.shows_full_parameters_ = is_open_ = false;
   if (unfit.empty()) return;

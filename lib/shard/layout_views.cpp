@@ -2,7 +2,9 @@
 
 #include <c10/util/strides.h>
 
+#include "kernels/below_autograd.h"
 #include "util/error.h"
+#include "util/rectangle_view.h"
 
 namespace fsdp::shard {
 namespace {
@@ -29,17 +31,15 @@ std::vector<LayoutPiece> pieces_of(const UnitLayout& layout, size_t parameter, c
 
 at::Tensor whole_view(const UnitLayout& layout, size_t parameter, const at::Tensor& unsharded) {
   const ParameterPlace& place = layout.parameters().at(parameter);
-  // One operation; narrow().view() would be four, for each gradient of a step.
-  return unsharded.as_strided(place.shape, c10::contiguous_strides(place.shape),
-                              unsharded.storage_offset() + place.offset);
+  return kernels::strided_view(unsharded, place.shape, c10::contiguous_strides(place.shape), place.offset);
 }
 
 LayoutPiece local_piece(const UnitLayout& layout, size_t parameter, int rank, const at::Tensor& whole,
                         const at::Tensor& shard) {
   const auto [columns, offset] = layout.local_range(parameter, rank);
-  return {whole.view({columns.rows, layout.parameters().at(parameter).numel / columns.rows})
-              .narrow(1, columns.begin, columns.length()),
-          shard.narrow(0, offset, columns.numel()).view({columns.rows, columns.length()})};
+  FSDP_CHECK(whole.numel() == layout.parameters().at(parameter).numel);
+  return {util::rectangle_view(whole, columns),
+          shard.narrow(0, offset, columns.numel()).view({columns.height(), columns.length()})};
 }
 
 }  // namespace fsdp::shard

@@ -17,10 +17,11 @@ double cost(const std::vector<int64_t>& shape) {
   return rows * columns * std::min(rows, columns);
 }
 
-/// The ranks that share the work on a unit.
-comm::Communicator& sharing(const Unit& unit) {
+/// This rank among those that share the work on a unit.
+ShardPlace sharing(const Unit& unit) {
   const ProcessGroups& groups = unit.groups();
-  return unit.is_cut() || groups.replicas() == 1 ? *groups.shard : *groups.replicate;
+  if (unit.has_parts()) return groups.place();
+  return {.rank = groups.replica_rank(), .world_size = groups.replicas()};
 }
 
 }  // namespace
@@ -42,22 +43,20 @@ std::vector<int> share_matrices(const std::vector<std::vector<int64_t>>& shapes,
 
 MatrixExchange::MatrixExchange(const Engine& engine, const std::function<bool(const Segment&)>& is_matrix)
     : engine_(engine) {
+  const auto parameters = engine.segments_by_parameter();
   for (size_t u = 0; u < engine.units().size(); ++u) {
     const Unit& unit = *engine.units()[u];
-    const std::vector<ParameterPlace>& places = unit.storage().layout().parameters();
     std::vector<Owned> owned;
     std::vector<std::vector<int64_t>> shapes;
-    for (const Segment& segment : engine.segments()) {
+    for (const auto& segments : parameters) {
+      const Segment& segment = segments.front();
       if (segment.unit != u || !is_matrix(segment)) continue;
-      auto place = std::find_if(places.begin(), places.end(), [&](const ParameterPlace& candidate) {
-        return candidate.name == segment.name;
-      });
-      FSDP_CHECK(place != places.end() && place->shape.size() == 2, segment.name, " is no matrix of ",
-                 unit.name());
-      owned.push_back({.parameter = static_cast<size_t>(place - places.begin())});
-      shapes.push_back(place->shape);
+      const ParameterPlace& place = unit.storage().layout().parameters().at(segment.parameter);
+      FSDP_CHECK(place.shape.size() == 2, segment.name, " is no matrix of ", unit.name());
+      owned.push_back({.parameter = segment.parameter});
+      shapes.push_back(place.shape);
     }
-    const std::vector<int> ranks = share_matrices(shapes, sharing(unit).world_size());
+    const std::vector<int> ranks = share_matrices(shapes, sharing(unit).world_size);
     for (size_t i = 0; i < owned.size(); ++i) owned[i].rank = ranks[i];
     owners_.push_back(std::move(owned));
   }
@@ -66,21 +65,21 @@ MatrixExchange::MatrixExchange(const Engine& engine, const std::function<bool(co
 void MatrixExchange::map(size_t index, const at::Tensor& flat, const Function& function) const {
   const Unit& unit = *engine_.units().at(index);
   const UnitLayout& layout = unit.storage().layout();
-  comm::Communicator& group = sharing(unit);
+  const ShardPlace place = sharing(unit);
   FSDP_CHECK(flat.dim() == 1 && flat.numel() == layout.shard_numel() && flat.is_contiguous(), unit.name(),
              ": not shaped like its shard");
   if (!has_matrices(index)) return;
   at::NoGradGuard no_grad;
   const comm::CallSite site{.unit = unit.name(), .pass = "optimizer"};
   at::Tensor gathered = flat;
-  if (unit.is_cut()) {
+  if (unit.has_parts()) {
     gathered = at::empty({layout.gathered_numel()}, flat.options());
-    at::Tensor own = gathered.narrow(0, group.rank() * flat.numel(), flat.numel()).copy_(flat);
-    group.all_gather(gathered, own, site)->wait();
+    gathered.narrow(0, place.rank * flat.numel(), flat.numel()).copy_(flat);
+    unit.groups().gather(gathered, site);
   }
   for (const Owned& owned : owners_[index]) {
     // A separate tensor, so that the result does not depend on the matrix's address.
-    const bool mine = owned.rank == group.rank();
+    const bool mine = owned.rank == place.rank;
     at::Tensor matrix = at::empty(layout.parameters()[owned.parameter].shape, flat.options());
     std::vector<LayoutPiece> pieces = pieces_of(layout, owned.parameter, matrix, gathered);
     if (mine) {
@@ -91,10 +90,10 @@ void MatrixExchange::map(size_t index, const at::Tensor& flat, const Function& f
     }
     for (const LayoutPiece& piece : pieces) mine ? piece.gathered.copy_(piece.whole) : piece.gathered.zero_();
   }
-  if (unit.is_cut()) {
-    group.reduce_scatter(flat, gathered, site)->wait();
-  } else if (group.world_size() > 1) {
-    group.all_reduce(flat, comm::ReduceOp::kSum, site)->wait();
+  if (unit.has_parts()) {
+    unit.groups().reduce(flat, gathered, site);
+  } else if (place.world_size > 1) {
+    unit.groups().replicate->all_reduce(flat, comm::ReduceOp::kSum, site)->wait();
   }
 }
 

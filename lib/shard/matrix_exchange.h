@@ -27,7 +27,7 @@ class MatrixExchange {
   /// Maps a contiguous matrix [rows, columns] to one of the same shape.
   using Function = std::function<at::Tensor(const at::Tensor& matrix)>;
 
-  /// `is_matrix` selects from Engine::segments(), alike on every rank, parameters of two dimensions. The
+  /// `is_matrix` selects, by its first segment, each parameter of two dimensions, alike on every rank. The
   /// engine must outlive the object. Not collective.
   MatrixExchange(const Engine& engine, const std::function<bool(const Segment&)>& is_matrix);
 

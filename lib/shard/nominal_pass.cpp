@@ -8,7 +8,8 @@ std::vector<ScheduledUnit> scheduled_units(const std::vector<UnitSizes>& units) 
     all.push_back({.name = unit.name,
                    .is_root = unit.is_root,
                    .is_cut = unit.is_cut(),
-                   .has_replicas = unit.groups.replicas > 1,
+                   .is_reduced_twice = unit.is_cut() && (unit.groups.replicas > 1 || unit.has_slices()),
+                   .has_slices = unit.has_slices(),
                    .stays_after_forward = unit.options.stays_after_forward,
                    .has_trainable_parameters = unit.has_trainable_parameters});
   }

@@ -124,18 +124,31 @@ class OptionChecks {
   }
 
   void check_strategy() {
-    const auto has_replicas = [](util::Named<Strategy> strategy) {
-      return is_hybrid(strategy) || shards_nothing(strategy);
+    const bool is_global = options_.hybrid_optimizer == HybridOptimizer::kGlobal;
+    const auto has_replicas = [is_global](util::Named<Strategy> strategy) {
+      return (is_hybrid(strategy) && !is_global) || shards_nothing(strategy);
     };
+    const bool some_hybrid =
+        is_hybrid(options_.strategy) || any_wrapped(options_, [](const UnitOverrides& own) {
+          return own.strategy && is_hybrid(*own.strategy);
+        });
+    refuse_if(is_global && !some_hybrid, {"fsdp.hybrid_optimizer", "fsdp.strategy"},
+              concat("replicated, because with fsdp.strategy = ", options_.strategy,
+                     " no part of a unit is replicated over slices"),
+              "global", "leave it out or set fsdp.strategy to hybrid_shard or hybrid_shard_zero2");
     const bool replicates =
         has_replicas(options_.strategy) || !options_.replicated_parameters.empty() ||
         any_wrapped(options_,
                     [&](const UnitOverrides& own) { return own.strategy && has_replicas(*own.strategy); }) ||
         (options_.layout == Layout::kPerParameter && !options_.shard_1d_parameters);
-    refuse_if(
-        !replicates && options_.replica_check_interval > 0, {"fsdp.replica_check_interval", "fsdp.strategy"},
-        concat("0, because with fsdp.strategy = ", options_.strategy, " every parameter is on one rank only"),
-        concat(options_.replica_check_interval), "leave it out or set fsdp.strategy = hybrid_shard");
+    refuse_if(!replicates && options_.replica_check_interval > 0,
+              {"fsdp.replica_check_interval", "fsdp.strategy"},
+              concat("0, because with fsdp.strategy = ", options_.strategy,
+                     is_global ? " and fsdp.hybrid_optimizer = global" : "",
+                     " every parameter is on one rank only"),
+              concat(options_.replica_check_interval),
+              is_global ? "leave it out or set fsdp.hybrid_optimizer = replicated"
+                        : "leave it out or set fsdp.strategy = hybrid_shard");
     refuse_if(options_.reshard_root_after_forward && is_one_of("root", options_.keep_after_forward),
               {"fsdp.keep_after_forward", "fsdp.reshard_root_after_forward"},
               "without \"root\", because fsdp.reshard_root_after_forward = true frees that unit",

@@ -39,6 +39,16 @@ inline bool is_hybrid(util::Named<Strategy> strategy) {
   return strategy == Strategy::kHybridShard || strategy == Strategy::kHybridShardZero2;
 }
 
+/// The ranks among which hybrid sharding divides gradients, master weights and optimizer state.
+enum class HybridOptimizer {
+  kReplicated,  ///< those of a slice, as the parameters; each slice has all of them
+  kGlobal,  ///< all ranks; a slice keeps its parameters beside them, in the type in which they are gathered
+};
+constexpr auto enum_names(HybridOptimizer) {
+  return std::to_array<util::EnumName<HybridOptimizer>>(
+      {{HybridOptimizer::kReplicated, "replicated"}, {HybridOptimizer::kGlobal, "global"}});
+}
+
 /// Every rank holds every parameter.
 inline bool shards_nothing(util::Named<Strategy> strategy) { return strategy == Strategy::kNoShard; }
 
@@ -145,6 +155,7 @@ struct WrappedModule {
 /// reduced.
 struct ShardOptions {
   util::Named<Strategy> strategy = Strategy::kFullShard;
+  util::Named<HybridOptimizer> hybrid_optimizer = HybridOptimizer::kReplicated;  ///< of hybrid strategies
   util::Named<Layout> layout = Layout::kFlat;
   util::Named<ShardDimension> shard_dimension = ShardDimension::kLargest;
   /// per_parameter: also cut parameters of one dimension (biases, weights of norms). Off: every rank holds

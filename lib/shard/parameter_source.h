@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "shard/tensor_slice.h"
-#include "util/column_range.h"
+#include "util/rectangle.h"
 
 namespace fsdp::shard {
 
@@ -32,11 +32,11 @@ class ParameterSource {
  public:
   virtual ~ParameterSource() = default;
 
-  /// Fills `out`, [range.numel()] fp32, contiguous, in host memory, with columns [begin, end) of the
-  /// parameter seen as [rows, numel / rows]. parameter.tensor lies on the meta device and has the parameter's
-  /// shape. Called on every rank for every parameter in the same order, with an empty range where the rank
-  /// keeps nothing of it. May be collective, which makes fully_shard() collective.
-  virtual void read(const NamedParameter& parameter, const util::ColumnRange& range,
+  /// Fills `out`, fp32, contiguous, in host memory, with the elements of parts of the parameter, which ascend,
+  /// one after another. parameter.tensor lies on the meta device and has the parameter's shape. Called once on
+  /// every rank for every parameter in the same order, with an empty part where the rank keeps nothing of it.
+  /// May be collective, which makes fully_shard() collective.
+  virtual void read(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,
                     const at::Tensor& out) = 0;
 
   /// Fills a buffer of the model's state with its first values, or leaves those that its module gave it. Called

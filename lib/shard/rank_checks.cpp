@@ -18,7 +18,7 @@ constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
 /// A parameter whose values differ, and two ranks of the run that differ.
 struct Difference {
-  int64_t segment = kNone;
+  int64_t parameter = kNone;  ///< index into Engine::segments_by_parameter(): alike on all ranks
   int64_t first_rank = 0, other_rank = 0;
 };
 
@@ -38,22 +38,24 @@ at::Tensor gathered(comm::Communicator& group, const std::vector<int64_t>& value
 
 /// Among the units whose replicas are the ranks of `group`. Collective over `group`.
 Difference first_difference(Engine& engine, const std::shared_ptr<comm::Communicator>& group) {
-  std::vector<int64_t> segments, values = {engine.communicator().rank()};
-  for (size_t i = 0; i < engine.segments().size(); ++i) {
-    const Segment& segment = engine.segments()[i];
-    const Unit& unit = *engine.units()[segment.unit];
+  std::vector<int64_t> parameters, values = {engine.communicator().rank()};
+  const auto all_segments = engine.segments_by_parameter();
+  for (size_t i = 0; i < all_segments.size(); ++i) {
+    const Segment& first = all_segments[i].front();
+    const Unit& unit = *engine.units()[first.unit];
     if (unit.groups().replicate != group) continue;
-    segments.push_back(static_cast<int64_t>(i));
-    values.push_back(hash_of(unit.storage().shard().narrow(0, segment.shard_offset, segment.numel())));
+    parameters.push_back(static_cast<int64_t>(i));
+    const at::Tensor& shard = unit.storage().shard();
+    values.push_back(hash_of(shard.narrow(0, first.shard_offset, numel_of(all_segments[i]))));
   }
-  if (segments.empty()) return {};
+  if (parameters.empty()) return {};
   at::Tensor all = gathered(*group, values);
   auto table = all.accessor<int64_t, 2>();  // by replica: its rank, then its hashes
-  for (size_t i = 0; i < segments.size(); ++i) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
     auto column = static_cast<int64_t>(i + 1);
     for (int64_t replica = 1; replica < all.size(0); ++replica) {
       if (table[replica][column] == table[0][column]) continue;
-      return {segments[i], table[0][0], table[replica][0]};
+      return {parameters[i], table[0][0], table[replica][0]};
     }
   }
   return {};
@@ -106,21 +108,21 @@ void require_equal_replicas(Engine& engine, const std::string& when) {
   Difference mine;
   for (const auto& group : groups) {
     Difference found = first_difference(engine, group);
-    if (found.segment < mine.segment) mine = found;
+    if (found.parameter < mine.parameter) mine = found;
   }
-  at::Tensor all = gathered(engine.communicator(), {mine.segment, mine.first_rank, mine.other_rank});
+  at::Tensor all = gathered(engine.communicator(), {mine.parameter, mine.first_rank, mine.other_rank});
   auto table = all.accessor<int64_t, 2>();
   Difference first;
   for (int64_t rank = 0; rank < all.size(0); ++rank) {
-    if (table[rank][0] < first.segment) first = {table[rank][0], table[rank][1], table[rank][2]};
+    if (table[rank][0] < first.parameter) first = {table[rank][0], table[rank][1], table[rank][2]};
   }
-  if (first.segment == kNone) return;
+  if (first.parameter == kNone) return;
   throw comm::AgreedError(
       util::ErrorKind::kUnexpected,
       util::concat(when, ": expected the same values of parameter ",
-                   engine.segments()[static_cast<size_t>(first.segment)].name, " on ranks ", first.first_rank,
-                   " and ", first.other_rank, ", which hold replicas of it; found different ones on rank ",
-                   first.other_rank,
+                   engine.segments_by_parameter()[static_cast<size_t>(first.parameter)].front().name,
+                   " on ranks ", first.first_rank, " and ", first.other_rank,
+                   ", which hold replicas of it; found different ones on rank ", first.other_rank,
                    "; start all ranks from the same weights, or resume from an earlier checkpoint"));
 }
 

@@ -13,7 +13,7 @@ using Kind = Command::Kind;
 /// Whether the reduction continues after the collective that consumes the buffer of the whole unit's
 /// gradients.
 bool continues_after_sending(const ScheduledUnit& unit) {
-  return unit.gradient_moves || (unit.is_cut && unit.has_replicas);
+  return unit.gradient_moves || unit.is_reduced_twice;
 }
 
 }  // namespace
@@ -31,6 +31,7 @@ Schedule::Schedule(const ShardOptions& options, std::vector<ScheduledUnit> units
       order_(units.size(), root_units_) {
   ahead_.reserve(units.size());
   for (ScheduledUnit& unit : units) units_.push_back({.traits = std::move(unit)});
+  weights_changed();
 }
 
 void Schedule::emit(Kind kind, size_t unit) { reader_.read({kind, unit, pass_}); }
@@ -45,6 +46,7 @@ void Schedule::gather(size_t unit) {
 
 void Schedule::use(size_t unit) {
   gather(unit);
+  if (units_[unit].slices == Unit::Slices::kGathering) units_[unit].slices = Unit::Slices::kThere;
   if (std::exchange(units_[unit].parameters, Parameters::kUnsharded) == Parameters::kGathering) {
     emit(Kind::kWaitForGather, unit);
   }
@@ -58,7 +60,29 @@ void Schedule::reshard(size_t unit) {
 }
 
 void Schedule::reshard_all() {
-  for (size_t i = 0; i < units_.size(); ++i) reshard(i);
+  for (size_t i = 0; i < units_.size(); ++i) {
+    reshard(i);
+    if (units_[i].slices != Unit::Slices::kGathering) continue;
+    units_[i].slices = Unit::Slices::kThere;
+    emit(Kind::kWaitForSlices, i);
+  }
+}
+
+void Schedule::expect_update(bool of_frozen) {
+  for (Unit& unit : units_) {
+    const bool may_change = of_frozen || unit.traits.has_trainable_parameters;
+    if (unit.traits.has_slices && may_change) unit.slices = Unit::Slices::kOld;
+  }
+}
+
+void Schedule::gather_slices(bool records) {
+  if (!records && backward_passes_ != passes_of_slices_) expect_update(/*of_frozen=*/false);
+  passes_of_slices_ = backward_passes_;
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i].slices != Unit::Slices::kOld) continue;
+    units_[i].slices = Unit::Slices::kGathering;
+    emit(Kind::kGatherSlices, i);
+  }
 }
 
 // ---- forward
@@ -69,6 +93,7 @@ void Schedule::forward_begins(size_t unit, bool records) {
   } else if (in_backward()) {  // recomputation, for the backward that follows
     return use(unit);
   }
+  if (unit == 0 || phase_ == Phase::kRest) gather_slices(records);
   check_order(unit);
   order_.begin(unit);
   if (records_) ++units_[unit].forwards;
@@ -241,11 +266,11 @@ void Schedule::wait_until_sent(size_t unit) {
   emit(Kind::kWaitForReduction, unit);
 }
 
-/// A copy that follows an all-reduce over replicas is not waited for: the all-reduce may take until the end
-/// of the pass.
+/// A copy that follows an all-reduce over replicas is not waited for: that may take until the end of the pass.
 void Schedule::wait_until_moved(size_t unit) {
   const ScheduledUnit& traits = units_[unit].traits;
-  if (units_[unit].is_being_reduced && traits.gradient_moves && !traits.has_replicas) {
+  const bool is_bounded = traits.is_reduced_twice ? traits.has_slices : traits.gradient_moves;
+  if (units_[unit].is_being_reduced && is_bounded) {
     emit(Kind::kWaitForMove, unit);
   }
 }
@@ -267,10 +292,12 @@ bool Schedule::any_is_gathered() const {
 
 void Schedule::forget_gradients() {
   for (Unit& unit : units_) unit.has_gradients = false;
+  expect_update(/*of_frozen=*/false);
 }
 
 void Schedule::reset() {
   for (Unit& unit : units_) unit = {.traits = std::move(unit.traits)};
+  weights_changed();
   ahead_.clear();
   kept_.reset();
   sending_.reset();

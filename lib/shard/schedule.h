@@ -16,6 +16,12 @@
 //   before it computes [forward_prefetch]. The unit whose forward ended before is freed first, so two units
 //   are gathered at a time [reshard_after_forward, keep_after_forward, strategy; all three for each unit:
 //   shard/unit_options.h]. Without limit_all_gathers, all units that are known to come are gathered ahead.
+// - With hybrid_optimizer = "global", the gathers between slices are issued all together, in the order of the
+//   units, when the first forward after an update begins: their memory is there all the time, and the slow
+//   network is busy beside the compute of that forward from its beginning. A gather within the slice waits for
+//   its unit's. Updated may be the weights of units with trainable parameters, when the gradients are dropped
+//   (forget_gradients()), and after a backward pass, before a forward that autograd does not record; further
+//   forwards of a step, of other micro-batches, use what is there.
 // - ForwardPrefetch::kImplicit needs no recorded order. Ahead is gathered what came next in the previous
 //   forward, as long as this forward agrees with it. Elsewhere (in the first forward, after a change of order)
 //   it depends on whether the host runs ahead of the compute:
@@ -36,8 +42,9 @@
 //   the next unit's backward begins [kNone].
 // - When a unit's backward has ended, it is freed, and its gradients are reduced during the backward of the
 //   next unit. A reduction is issued only after the gradient buffer of the previous one has been given back.
-//   The all-reduce over replicas [strategy = "hybrid_shard"] and the copy of a shard's gradient to host
-//   memory [move_grads_to_cpu] may continue after that; at most two such copies are under way.
+//   The reduction over replicas or slices [strategy = "hybrid_shard", hybrid_optimizer] and the copy of a
+//   shard's gradient to host memory [move_grads_to_cpu] may continue after that; at most two such copies are
+//   under way. A reduction over slices has an input beside its result, so at most two of these are under way too.
 // - A unit whose backward cannot be seen to end (no input of its stage requires a gradient: the root,
 //   embeddings) is reduced and freed when the whole backward pass has ended.
 // - Without gradient sync nothing is reduced [training.no_sync]; the gradient buffers stay for the next pass.
@@ -66,13 +73,15 @@ enum class Pass { kForward, kBackward };
 
 struct Command {
   enum class Kind {
+    kGatherSlices,      ///< issue the all-gather between slices of what a slice gathers
+    kWaitForSlices,     ///< until that is there, of a unit that this forward has not used
     kGather,            ///< issue the all-gather of the unit's parameters
     kWaitForGather,     ///< afterwards the unsharded parameters may be used
     kReshard,           ///< free the unsharded parameters
     kAttachGradients,   ///< give autograd a zeroed buffer in which to accumulate the unit's gradients
     kReduce,            ///< issue the reduction of that buffer over the ranks
     kWaitForSending,    ///< until that buffer has been given back; later parts of the reduction may continue
-    kWaitForMove,       ///< until the shard's gradient has been copied to host memory
+    kWaitForMove,       ///< until the second collective over slices, and the copy to host memory, have ended
     kWaitForReduction,  ///< until the mean over the ranks is in the shard's gradient
     kHandOver,          ///< the reductions issued so far complete the shard's gradient
   };
@@ -105,7 +114,8 @@ struct ScheduledUnit {
   std::string name;
   bool is_root = false;              ///< a unit of the root stage
   bool is_cut = true;                ///< its parameters are sharded over several ranks
-  bool has_replicas = false;         ///< its gradients are all-reduced over replicas
+  bool is_reduced_twice = false;     ///< a second collective, over replicas or slices, follows the first
+  bool has_slices = false;           ///< the shards of slices are parts of each other's: see kGatherSlices
   bool stays_after_forward = false;  ///< see UnitOptions
   bool has_trainable_parameters = true;
   bool gradient_moves = false;  ///< its gradient is copied from the device to host memory
@@ -138,8 +148,10 @@ class Schedule {
   bool requires_gradient_sync() const { return sync_; }
   /// Whether a backward pass without sync has left gradients unreduced.
   bool has_unreduced_gradients() const;
-  /// The gradients have been dropped.
+  /// The gradients have been dropped: a step has ended, or begins.
   void forget_gradients();
+  /// All weights may have changed, those of frozen parameters too.
+  void weights_changed() { expect_update(/*of_frozen=*/true); }
   /// After a failed pass: every unit is sharded and without gradients again.
   void reset();
 
@@ -171,12 +183,15 @@ class Schedule {
     Parameters parameters = Parameters::kSharded;
     bool has_gradients = false;  ///< attached and not reduced
     bool is_being_reduced = false;
+    enum class Slices { kNone, kOld, kGathering, kThere } slices = Slices::kNone;
     // Since the last backward pass. The gradient is complete when as many backwards as forwards have ended.
     int64_t forwards = 0, backwards = 0;
     bool is_to_be_handed_over = false;
   };
 
   void emit(Command::Kind kind, size_t unit);
+  void expect_update(bool of_frozen);
+  void gather_slices(bool records);
   void begin_pass(bool records);
   void end_pass(bool backward_follows);
   void check_order(size_t unit);
@@ -214,6 +229,7 @@ class Schedule {
   Pass pass_ = Pass::kForward;
   bool sync_ = true, records_ = false;
   int64_t backward_passes_ = 0;
+  int64_t passes_of_slices_ = 0;  ///< backward_passes_ when slices were gathered last
   bool order_is_compared_ = false, changed_order_is_reported_ = false;
   std::optional<size_t> kept_;     ///< the unit whose forward ended last; freed when another's begins
   std::optional<size_t> sending_;  ///< the unit reduced last

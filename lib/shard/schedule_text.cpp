@@ -16,6 +16,10 @@ std::string text_of(const Command& command, const UnitSizes& unit) {
   // Nothing is gathered where the shard is the whole unit.
   const bool is_gathered = unit.unsharded_bytes() > 0;
   switch (command.kind) {
+    case Kind::kGatherSlices:
+      return "gather " + unit.name + " between slices";
+    case Kind::kWaitForSlices:
+      return "wait for " + unit.name + " between slices";
     case Kind::kGather:
       return is_gathered ? (unit.is_cut() ? "gather " : "cast ") + unit.name : "";
     case Kind::kWaitForGather:
@@ -29,7 +33,8 @@ std::string text_of(const Command& command, const UnitSizes& unit) {
     case Kind::kWaitForSending:
       return "wait until " + unit.name + " is sent";
     case Kind::kWaitForMove:
-      return "wait until " + unit.name + " is on the host";
+      return "wait until " + unit.name +
+             (unit.has_slices() ? " is reduced between slices" : " is on the host");
     case Kind::kWaitForReduction:
       return "wait until " + unit.name + " is reduced";
     case Kind::kHandOver:  // has no effect unless the engine has a gradient use
@@ -77,6 +82,7 @@ std::string schedule_text(const std::vector<UnitSizes>& units, const ShardOption
   Schedule schedule(options, scheduled_units(units), writer);
   const NominalPass pass(units);
   pass.run(schedule);
+  schedule.forget_gradients();
   pass.run(schedule, [&](const NominalPass::Event& event, Pass which) { writer.note(event, which); });
 
   const auto roots = static_cast<size_t>(

@@ -48,8 +48,8 @@ void check_spec(const char* what, const PartitionSpec& spec, const std::vector<i
       }
       if (i > 0 && axes[i] < axes[i - 1]) {
         fail(ErrorKind::kUsage, what,
-             ": expected the axes of a dimension in the order dcn, data, model; found ", to_string(spec),
-             "; reorder them");
+             ": expected the axes of a dimension in the order dcn, data, context, model; found ",
+             to_string(spec), "; reorder them");
       }
     }
   }

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "util/column_range.h"
 #include "util/error.h"
+#include "util/rectangle.h"
 #include "util/text.h"
 
 namespace fsdp::shard {
@@ -66,15 +66,17 @@ MatchedSlices match_slices(const LoadPlaces& places, const std::vector<TensorSli
     if (fault.empty() && slice.shape != place.shape) {
       fault = util::concat(at::IntArrayRef(slice.shape), " instead of ", at::IntArrayRef(place.shape));
     }
-    matched.slices[found->second].push_back(&slice);
-    if (fault.empty()) continue;
-    is_misshapen[found->second] = true;
-    misfits.misshapen.push_back(util::concat(slice.name, " (", fault, ")"));
+    for (size_t i = found->second; i < places.ranges.size() && places.ranges[i].name == place.name; ++i) {
+      matched.slices[i].push_back(&slice);
+      if (!fault.empty()) is_misshapen[i] = true;
+    }
+    if (!fault.empty()) misfits.misshapen.push_back(util::concat(slice.name, " (", fault, ")"));
   }
   for (size_t i = 0; i < places.ranges.size(); ++i) {
     const bool is_there = is_misshapen[i] || (covers(matched.slices[i], places.ranges[i]) &&
                                               !(whole && matched.slices[i].empty()));
-    if (!is_there) misfits.missing.push_back(places.ranges[i].name);
+    const bool is_told = !misfits.missing.empty() && misfits.missing.back() == places.ranges[i].name;
+    if (!is_there && !is_told) misfits.missing.push_back(places.ranges[i].name);
   }
   return matched;
 }

@@ -13,7 +13,9 @@ namespace fsdp::shard {
 /// This rank's ranges, which a load writes to, and the names by which tensors may be given.
 struct LoadPlaces {
   std::vector<TensorSlice> ranges;
-  std::map<std::string, size_t> by_name;  ///< indices into `ranges`; tied tensors have several names
+  /// Indices into `ranges`, of the tensor's first; the others, under the same name in `ranges`, follow. Tied
+  /// tensors have several names.
+  std::map<std::string, size_t> by_name;
 };
 
 /// All errors of a load, to be reported together.

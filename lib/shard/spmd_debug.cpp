@@ -22,21 +22,24 @@ std::string spmd_debug(const Engine& engine,
     return to_string(PartitionSpec(std::move(all)));
   };
   const ShardOptions& options = engine.options();
-  for (const Segment& segment : engine.segments()) {
+  for (const auto& segments : engine.segments_by_parameter()) {
+    const Segment& segment = segments.front();
     const Unit& unit = *engine.units()[segment.unit];
-    const PartitionSpec::Axes axes = shard_axes(unit.options().strategy);
-    const auto& parameters = unit.storage().parameters();
-    const auto found = std::find_if(parameters.begin(), parameters.end(),
-                                    [&](const auto& each) { return each.name == segment.name; });
+    PartitionSpec::Axes axes = shard_axes(unit.options().strategy);
+    // Parts of a slice's shard follow each other, so dcn is the inner axis.
+    for (comm::MeshAxis axis : slice_axes(unit.options().strategy, unit.options().hybrid_optimizer)) {
+      axes.push_back(axis);
+    }
     std::vector<int64_t> local = segment.shape;
     PartitionSpec spec;
     std::string flat;
     if (options.layout == Layout::kFlat) {
-      local = {segment.numel()};
+      local = {numel_of(segments)};
       flat = " of the flat unit";
       spec = PartitionSpec{axes};
     } else if (!axes.empty() && !local.empty()) {
-      const auto dimension = static_cast<size_t>(found->shard_dimension);
+      const auto dimension =
+          static_cast<size_t>(unit.storage().parameters().at(segment.parameter).shard_dimension);
       int64_t inner = 1;
       for (size_t i = dimension + 1; i < local.size(); ++i) inner *= local[i];
       local[dimension] = segment.range.length() / inner;

@@ -82,6 +82,7 @@ void require_options_of(const InnerModule& inner, const ShardOptions& outer) {
   const auto text = [](bool value) { return std::string(value ? "true" : "false"); };
   static const std::map<const char*, Text> kOptions = {
       {"fsdp.layout", [](const ShardOptions& o) { return concat(o.layout); }},
+      {"fsdp.hybrid_optimizer", [](const ShardOptions& o) { return concat(o.hybrid_optimizer); }},
       {"fsdp.forward_prefetch", [](const ShardOptions& o) { return concat(o.forward_prefetch); }},
       {"fsdp.backward_prefetch", [](const ShardOptions& o) { return concat(o.backward_prefetch); }},
       {"fsdp.gradient_predivide_factor",

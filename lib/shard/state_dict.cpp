@@ -17,12 +17,12 @@ using util::ErrorKind;
 LoadPlaces load_places(const Engine& engine) {
   LoadPlaces places{.ranges = sharded_state_dict(engine), .by_name = {}};
   size_t place = 0;
-  for (const auto& unit : engine.units()) {
-    for (const NamedParameter& parameter : unit->storage().parameters()) {
-      places.by_name[parameter.name] = place;
-      for (const std::string& name : parameter.other_names) places.by_name[name] = place;
-      ++place;
-    }
+  for (const auto& segments : engine.segments_by_parameter()) {
+    const Segment& first = segments.front();
+    const NamedParameter& parameter = engine.units()[first.unit]->storage().parameters().at(first.parameter);
+    places.by_name[parameter.name] = place;
+    for (const std::string& name : parameter.other_names) places.by_name[name] = place;
+    place += segments.size();
   }
   for (const NamedTensor& buffer : engine.buffers()) places.by_name[buffer.name] = place++;
   return places;
@@ -47,6 +47,7 @@ void load_slices(const Engine& engine, const std::vector<TensorSlice>& slices, c
                request.strict && misfits.misshapen.empty() ? ", or strict = false for what there is" : "");
   }
   copy_slices(places, matched);
+  engine.note_changed_weights();
 }
 
 }  // namespace
@@ -139,6 +140,7 @@ void load_local_state_dict(Engine& engine, const LocalStateDict& state) {
 
   at::NoGradGuard no_grad;
   for (auto& [destination, source] : copies) destination.copy_(source);
+  engine.note_changed_weights();
 }
 
 }  // namespace fsdp::shard

@@ -73,6 +73,11 @@ class Counter final : public CommandReader {
   void read(const Command& command) override {
     const UnitSizes& unit = units_[command.unit];
     switch (command.kind) {
+      case Command::Kind::kGatherSlices:  // in one of the micro-batches
+        formula_.between_slices += {.all_gathers = 1, .all_gather_bytes = unit.slice_gather_payload_bytes()};
+        return;
+      case Command::Kind::kWaitForSlices:
+        return;
       case Command::Kind::kGather:
         return gather(command);
       case Command::Kind::kWaitForGather:
@@ -80,7 +85,7 @@ class Counter final : public CommandReader {
       case Command::Kind::kReshard:
         return bytes_.add(-unit.unsharded_bytes());
       case Command::Kind::kAttachGradients:
-        return unit.is_cut() ? bytes_.add(unit.gradient_bytes()) : void();
+        return unit.has_parts() ? bytes_.add(unit.gradient_bytes()) : void();
       case Command::Kind::kReduce:
         return reduce(command);
       case Command::Kind::kWaitForSending:
@@ -99,8 +104,10 @@ class Counter final : public CommandReader {
   }
   StepFormula formula() const {
     StepFormula formula = formula_;
-    formula.traffic.all_gathers = formula.forward_all_gathers + formula.backward_all_gathers;
-    formula.traffic.all_gather_bytes = formula.forward_all_gather_bytes + formula.backward_all_gather_bytes;
+    formula.traffic +=
+        {.all_gathers = formula.forward_all_gathers + formula.backward_all_gathers,
+         .all_gather_bytes = formula.forward_all_gather_bytes + formula.backward_all_gather_bytes};
+    formula.traffic += formula.between_slices;
     formula.unsharded_bytes = bytes_.most();
     return formula;
   }
@@ -108,16 +115,18 @@ class Counter final : public CommandReader {
  private:
   void gather(const Command& command) {
     const UnitSizes& unit = units_[command.unit];
-    // Without communication there is no collective to wait behind.
-    if (!unit.is_cut()) return bytes_.add(unit.unsharded_bytes());
-    const bool forward = command.pass == Pass::kForward;
-    (forward ? formula_.forward_all_gathers : formula_.backward_all_gathers) += times_;
-    (forward ? formula_.forward_all_gather_bytes : formula_.backward_all_gather_bytes) +=
-        times_ * unit.gather_payload_bytes();
-    // On a device, to wait for a gather gives back nothing of the reductions before it.
-    const size_t queue = on_device_ ? kNoQueue : gather_queue(unit.groups);
+    if (unit.is_cut()) {
+      const bool forward = command.pass == Pass::kForward;
+      (forward ? formula_.forward_all_gathers : formula_.backward_all_gathers) += times_;
+      (forward ? formula_.forward_all_gather_bytes : formula_.backward_all_gather_bytes) +=
+          times_ * unit.gather_payload_bytes();
+    }
+    // Without communication there is no collective to wait behind. On a device, to wait for a gather gives back
+    // nothing of the reductions before it.
+    const bool at_once = on_device_ || !unit.is_cut();
+    const size_t queue = at_once ? kNoQueue : gather_queue(unit.groups);
     const int64_t bytes = unit.unsharded_bytes() + unit.communication_bytes();
-    if (on_device_) {
+    if (at_once) {
       bytes_.add(bytes);
     } else {
       bytes_.issue(queue, bytes);
@@ -128,10 +137,14 @@ class Counter final : public CommandReader {
   void reduce(const Command& command) {
     const UnitSizes& unit = units_[command.unit];
     const int64_t payload = times_ * unit.reduce_payload_bytes();
-    if (unit.is_cut()) {
-      formula_.traffic += {.reduce_scatters = times_, .reduce_scatter_bytes = payload};
+    if (unit.is_cut()) formula_.traffic += {.reduce_scatters = times_, .reduce_scatter_bytes = payload};
+    if (unit.has_parts()) {
       sent_[command.unit] =
           bytes_.issue(reduction_queue(unit.groups, reduce_scatter_group_), -unit.gradient_bytes());
+    }
+    if (unit.has_slices()) {
+      formula_.between_slices +=
+          {.reduce_scatters = times_, .reduce_scatter_bytes = times_ * unit.result_bytes()};
     }
     if (unit.groups.replicas > 1) {
       formula_.traffic += {.all_reduces = times_, .all_reduce_bytes = payload};
@@ -156,6 +169,7 @@ StepFormula step_formula(const std::vector<UnitSizes>& units, const ShardOptions
   const NominalPass pass(units);
   pass.run(schedule);  // makes the order of the units known
   counter.begin_step();
+  schedule.forget_gradients();
   if (step.micro_batches > 1) {
     counter.begin_counting(/*times=*/step.micro_batches - 1);
     schedule.set_requires_gradient_sync(!step.no_sync);
@@ -172,6 +186,7 @@ StepFormula step_formula(const std::vector<UnitSizes>& units, const ShardOptions
     shard = std::max(shard, unit.gather_payload_bytes());
     gradients = std::max(gradients, unit.gradient_bytes());
     formula.shard_bytes += unit.shard_bytes();
+    formula.slice_shard_bytes += unit.slice_shard_bytes();
   }
   formula.separate_buffers_bytes = 2 * (parameters + shard + gradients);
   return formula;

@@ -13,9 +13,15 @@
 //                             n of reduce_dtype; and shards with replicas (hybrid_shard), after their
 //                             reduce-scatter: payload s of reduce_dtype
 //
+// With hybrid_optimizer = "global", s is a slice's shard, of which a rank updates m = s / slices, and there are
+//
+//   all-gathers between slices      every such unit once a step; payload m of the lower of param_storage and
+//                                   param_dtype
+//   reduce-scatters between slices  in place of the all-reduce of the shard; payload m of reduce_dtype
+//
 // A world of one communicates nothing. Gradient accumulation multiplies everything by the number of
-// micro-batches, except the reductions under no_sync. Prefetching changes when units are communicated, never
-// how much.
+// micro-batches, except the all-gathers between slices, and the reductions under no_sync. Prefetching changes
+// when units are communicated, never how much.
 //
 // Memory: an upper bound on the bytes of gathered parameters and unreduced gradients, at any timing of the
 // collectives: an all-gather takes its memory when its turn in its queue comes, and a reduction gives the
@@ -54,11 +60,13 @@ struct StepFormulaOptions {
 /// Bytes and numbers of collectives of this rank in one step.
 struct StepFormula {
   Traffic traffic;                                            ///< of both passes
-  int64_t forward_all_gathers = 0, backward_all_gathers = 0;  ///< traffic.all_gathers by pass
+  Traffic between_slices;                                     ///< of these, with hybrid_optimizer = "global"
+  int64_t forward_all_gathers = 0, backward_all_gathers = 0;  ///< the other all-gathers by pass
   int64_t forward_all_gather_bytes = 0, backward_all_gather_bytes = 0;
 
-  int64_t unsharded_bytes = 0;  ///< bound on BufferAccount::peak
-  int64_t shard_bytes = 0;      ///< the weights that the rank keeps, padding included
+  int64_t unsharded_bytes = 0;    ///< bound on BufferAccount::peak
+  int64_t shard_bytes = 0;        ///< the weights that the rank keeps, padding included
+  int64_t slice_shard_bytes = 0;  ///< what it keeps of its slice's beside them
 
   /// A common estimate for FSDP without shared buffers, of the largest unit: two unsharded units (one in use,
   /// one being gathered), two communication buffers of a shard, and two unsharded gradients (one accumulated,

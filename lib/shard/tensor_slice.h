@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "util/column_range.h"
+#include "util/rectangle.h"
 
 namespace fsdp::shard {
 
@@ -16,14 +16,14 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-/// One range of the tensor `name`, whose global shape is `shape`: an entry of a sharded state dict, in which
+/// One rectangle of the tensor `name`, whose global shape is `shape`: an entry of a sharded state dict, in which
 /// a tensor may have several. `data` is 1-D and contiguous, range.numel() elements; it may be empty. All
 /// slices of a tensor on all ranks use the same number of rows. In checkpoints, names are "model/<parameter>"
 /// for weights and "optimizer/<state>/<parameter>" for optimizer state.
 struct TensorSlice {
   std::string name;
   std::vector<int64_t> shape;
-  util::ColumnRange range{};
+  util::Rectangle range{};
   at::Tensor data{};
 
   int64_t numel() const { return range.numel(); }

@@ -17,13 +17,44 @@ void finish(std::unique_ptr<comm::Work>& work) {
 
 }  // namespace
 
-ProcessGroups process_groups(const comm::Mesh& mesh, util::Named<Strategy> strategy) {
-  const std::vector<comm::MeshAxis> cut = shard_axes(strategy), replicated = replicate_axes(strategy);
-  const auto shard = mesh.group(cut);
+ProcessGroups process_groups(const comm::Mesh& mesh, util::Named<Strategy> strategy,
+                             util::Named<HybridOptimizer> optimizer) {
+  const auto shard = mesh.group(shard_axes(strategy));
+  const auto of_several = [&mesh](const std::vector<comm::MeshAxis>& axes) {
+    return mesh.shape().along(axes) > 1 ? mesh.group(axes) : nullptr;
+  };
   return {.world = mesh.world(),
           .shard = shard,
           .reduce_scatter = shard,
-          .replicate = mesh.shape().along(replicated) > 1 ? mesh.group(replicated) : nullptr};
+          .replicate = of_several(replicate_axes(strategy, optimizer)),
+          .slices = of_several(slice_axes(strategy, optimizer))};
+}
+
+GroupSizes ProcessGroups::sizes() const {
+  return {.shards = shard->world_size(), .replicas = replicas(), .slices = slices ? slices->world_size() : 1};
+}
+
+ShardPlace ProcessGroups::place() const {
+  const GroupSizes groups = sizes();
+  return {shard->rank() * groups.slices + (slices ? slices->rank() : 0), groups.parts(), groups.slices};
+}
+
+void ProcessGroups::gather(const at::Tensor& whole, const comm::CallSite& site) const {
+  const int64_t n = whole.numel() / place().world_size, of_slice = n * place().slices;
+  const at::Tensor part = whole.narrow(0, shard->rank() * of_slice, of_slice);
+  if (slices) slices->all_gather(part, part.narrow(0, slices->rank() * n, n), site)->wait();
+  shard->all_gather(whole, part, site)->wait();
+}
+
+void ProcessGroups::reduce(const at::Tensor& output, const at::Tensor& whole,
+                           const comm::CallSite& site) const {
+  if (!slices) return shard->reduce_scatter(output, whole, site)->wait();
+  at::Tensor part = whole;
+  if (shard->world_size() > 1) {
+    part = at::empty({output.numel() * slices->world_size()}, whole.options());
+    shard->reduce_scatter(part, whole, site)->wait();
+  }
+  slices->reduce_scatter(output, part, site)->wait();
 }
 
 Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitParts& parts)
@@ -32,8 +63,7 @@ Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitParts& p
       options_(plan.options),
       trace_(parts.trace),
       offload_(parts.offload),
-      storage_(plan.parameters, {groups_.shard->rank(), groups_.shard->world_size()}, options_.storage,
-               parts.pool, parts.materialize) {
+      storage_(plan.parameters, groups_.place(), options_.storage, parts.pool, parts.materialize) {
   if (!storage_.shard_is_offloaded()) return;
   FSDP_CHECK(offload_ != nullptr, "unit ", name_, " has no way to the host");
   offload_->expect_shard(static_cast<int64_t>(storage_.shard().nbytes()));
@@ -47,23 +77,47 @@ Unit::~Unit() {
 void Unit::note_buffer(bool allocated, BufferKind kind, int64_t bytes) {
   if (!trace_) return;
   // The gradient of a whole unit is the shard's own, not an unsharded buffer.
-  if (kind == BufferKind::kGradients && groups_.shard->world_size() == 1) return;
+  if (kind == BufferKind::kGradients && !has_parts()) return;
   trace_->buffer(allocated, name_, kind_name(kind), bytes);
+}
+
+void Unit::start_slice_gather() {
+  RECORD_USER_SCOPE("unit/gather between slices " + name_);
+  finish_slice_gather();
+  OffloadStreams::Place* place = storage_.shard_is_offloaded() ? &offload_->send(storage_.shard()) : nullptr;
+  const at::Tensor own = place != nullptr ? place->values : storage_.shard();
+  const util::Event own_is_there = place != nullptr ? place->there : util::Event();
+  const at::Tensor part = storage_.own_slice_part();
+  groups_.slices->enqueue([own, own_is_there, part] {
+    at::NoGradGuard no_grad;
+    own_is_there.wait();
+    at::Tensor(part).copy_(own);
+  });
+  if (place != nullptr) place->left = groups_.slices->enqueue([] {});
+  slice_gather_ =
+      groups_.slices->all_gather(storage_.slice_shard(), part, {.unit = name_, .pass = kBetweenSlices});
+  traffic_ += {.all_gathers = 1, .all_gather_bytes = static_cast<int64_t>(part.nbytes())};
+}
+
+void Unit::finish_slice_gather() {
+  if (const auto taken = std::exchange(slice_gather_, nullptr)) taken->wait();
 }
 
 void Unit::start_gather(const char* pass) {
   if (state_ != State::kSharded) return;
   if (storage_.shard_is_unsharded() || storage_.layout().numel() == 0) {
-    state_ = State::kUnsharded;
+    state_ = State::kGathering;  // until the slice's shard is there
     return;
   }
   RECORD_USER_SCOPE("unit/gather " + name_);
   state_ = State::kGathering;
   comm::Communicator& group = *groups_.shard;
   const bool in_place = storage_.layout().gathers_in_place();
-  OffloadStreams::Place* place = storage_.shard_is_offloaded() ? &offload_->send(storage_.shard()) : nullptr;
-  const at::Tensor own = place != nullptr ? place->values : storage_.shard();
+  const bool is_on_host = storage_.source().device() != storage_.unsharded().device();
+  OffloadStreams::Place* place = is_on_host ? &offload_->send(storage_.source()) : nullptr;
+  const at::Tensor own = place != nullptr ? place->values : storage_.source();
   const util::Event own_is_there = place != nullptr ? place->there : util::Event();
+  if (auto between = std::exchange(slice_gather_, nullptr)) group.enqueue([between] { between->wait(); });
   const auto fill = [this, in_place, own, own_is_there](c10::DataPtr common) {
     storage_.allocate_gathered(std::move(common));
     note_buffer(true, in_place ? BufferKind::kParameters : BufferKind::kCommunication,
@@ -71,23 +125,18 @@ void Unit::start_gather(const char* pass) {
     own_is_there.wait();
     storage_.fill_gather_input(own);
   };
-  if (!is_cut()) {
-    gather_ = group.enqueue([fill] { fill({}); });
-    if (place != nullptr) place->left = group.enqueue([] {});
-    return;
-  }
   const comm::CallSite site{.unit = name_, .pass = pass};
-  if (comm::CommonMemory* common = group.common_memory()) {
-    common->enqueue_with_memory(storage_.gathered_bytes(), site, fill);
-  } else {
-    group.enqueue([fill] { fill({}); });
+  comm::CommonMemory* common = is_cut() ? group.common_memory() : nullptr;
+  gather_ = common != nullptr ? common->enqueue_with_memory(storage_.gathered_bytes(), site, fill)
+                              : group.enqueue([fill] { fill({}); });
+  if (is_cut()) {
+    at::Tensor input = storage_.gather_input(own);
+    gather_ = group.all_gather(storage_.gathered(), input, site);
+    traffic_ += {.all_gathers = 1,
+                 .all_gather_bytes =
+                     input.numel() * static_cast<int64_t>(c10::elementSize(options_.storage.param_dtype))};
   }
-  at::Tensor input = storage_.gather_input(own);
-  gather_ = group.all_gather(storage_.gathered(), input, site);
   if (place != nullptr) place->left = group.enqueue([] {});
-  ++traffic_.all_gathers;
-  traffic_.all_gather_bytes +=
-      input.numel() * static_cast<int64_t>(c10::elementSize(options_.storage.param_dtype));
   if (in_place) return;
   group.enqueue([this] {
     note_buffer(true, BufferKind::kParameters, storage_.unsharded_bytes());
@@ -105,6 +154,7 @@ void Unit::finish_gather(const char* pass) {
 }
 
 void Unit::wait_for_gather() {
+  finish_slice_gather();
   finish(gather_);
   finish(unpacking_);
   state_ = State::kUnsharded;
@@ -136,7 +186,8 @@ void Unit::drop_gradients() {
 /// Shared with the communication streams, which release the input when it has been sent.
 struct Unit::Reduction {
   at::Tensor input, output;
-  at::Tensor on_host;  ///< the output, where gradients are kept there
+  at::Tensor of_slice;  ///< the input of a second reduce-scatter
+  at::Tensor on_host;   ///< the output, where gradients are kept there
 };
 
 void Unit::start_reduction() {
@@ -146,29 +197,25 @@ void Unit::start_reduction() {
   auto job = std::make_shared<Reduction>();
   job->input = storage_.detach_gradients();
   FSDP_CHECK(job->input.defined(), "unit ", name_, " has no gradients to reduce");
-  const bool replicated = groups_.replicas() > 1;
-  comm::Communicator& first = is_cut() || !replicated ? *groups_.reduce_scatter : *groups_.replicate;
-  comm::Communicator& last = replicated ? *groups_.replicate : *groups_.reduce_scatter;
+  comm::Communicator* const across = groups_.across();
+  comm::Communicator& first = is_cut() || across == nullptr ? *groups_.reduce_scatter : *across;
+  comm::Communicator& last = across != nullptr ? *across : *groups_.reduce_scatter;
   const double predivide = predivide_factor(options_, groups_.world->world_size());
   if (predivide != 1) first.enqueue([job, predivide] { job->input.div_(predivide); });
 
-  if (is_cut()) {
-    collective_ = reduce_scatter(job);
-  } else {
-    job->output = job->input;
-    if (replicated) collective_ = all_reduce(job->output);
-  }
+  collective_ = reduce_whole(job);
   auto give_back_input = [this, job] {
     job->input.reset();
     note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
   };
   sent_ = first.enqueue_release(give_back_input);
-  if (is_cut() && replicated) {
-    // Blocks only the replicas' queue. Fails if the reduce-scatter fails.
+  if (is_cut() && across != nullptr) {
+    // Blocks only the second group's queue. Fails if the reduce-scatter fails.
     last.enqueue([sent = std::shared_ptr<comm::Work>(first.enqueue([] {}))] { sent->wait(); });
-    all_reduce_ = all_reduce(job->output);
+    across_ = reduce_across(job);
+    across_sent_ = last.enqueue_release([job] { job->of_slice.reset(); });
   }
-  const double divisor = groups_.shard->world_size() * groups_.replicas() / predivide;
+  const double divisor = groups_.place().world_size * groups_.replicas() / predivide;
   const auto divide = [job, divisor] {
     if (divisor != 1) job->output.div_(divisor);
   };
@@ -194,35 +241,51 @@ void Unit::move_to_host(const std::shared_ptr<Reduction>& job, std::shared_ptr<c
   });
 }
 
-std::unique_ptr<comm::Work> Unit::reduce_scatter(const std::shared_ptr<Reduction>& job) {
-  job->output = at::empty({storage_.layout().shard_numel()}, job->input.options());
-  ++traffic_.reduce_scatters;
-  traffic_.reduce_scatter_bytes += static_cast<int64_t>(job->output.nbytes());
-  return groups_.reduce_scatter->reduce_scatter(job->output, job->input, {.unit = name_, .pass = "backward"});
+std::unique_ptr<comm::Work> Unit::reduce_whole(const std::shared_ptr<Reduction>& job) {
+  if (is_cut()) return reduce_scatter(*groups_.reduce_scatter, job, job->input);
+  job->output = job->input;
+  return groups_.across() != nullptr ? reduce_across(job) : nullptr;
 }
 
-std::unique_ptr<comm::Work> Unit::all_reduce(const at::Tensor& tensor) {
-  ++traffic_.all_reduces;
-  traffic_.all_reduce_bytes += static_cast<int64_t>(tensor.nbytes());
-  return groups_.replicate->all_reduce(tensor, comm::ReduceOp::kSum, {.unit = name_, .pass = "backward"});
+std::unique_ptr<comm::Work> Unit::reduce_across(const std::shared_ptr<Reduction>& job) {
+  if (groups_.slices) {
+    if (is_cut()) job->of_slice = job->output;
+    return reduce_scatter(*groups_.slices, job, job->output);
+  }
+  traffic_ += {.all_reduces = 1, .all_reduce_bytes = static_cast<int64_t>(job->output.nbytes())};
+  return groups_.replicate->all_reduce(job->output, comm::ReduceOp::kSum,
+                                       {.unit = name_, .pass = "backward"});
+}
+
+std::unique_ptr<comm::Work> Unit::reduce_scatter(comm::Communicator& group,
+                                                 const std::shared_ptr<Reduction>& job,
+                                                 const at::Tensor& input) {
+  const at::Tensor whole = input;  // may be the output of the reduction before
+  job->output = at::empty({whole.numel() / group.world_size()}, whole.options());
+  traffic_ += {.reduce_scatters = 1, .reduce_scatter_bytes = static_cast<int64_t>(job->output.nbytes())};
+  const char* pass = &group == groups_.slices.get() ? kBetweenSlices : "backward";
+  return group.reduce_scatter(job->output, whole, {.unit = name_, .pass = pass});
 }
 
 void Unit::finish_sending() {
   finish(collective_);
   finish(sent_);
-  if (!all_reduce_) finish(reduction_);
-  if (!is_cut()) finish_moving();  // the gradient is the buffer of the whole unit
+  if (!across_) finish(reduction_);
+  if (!has_parts()) finish_moving();  // the gradient is the buffer of the whole unit
 }
 
 void Unit::finish_moving() {
-  if (all_reduce_) return;
+  if (across_ && !groups_.slices) return;
+  finish(across_);
+  finish(across_sent_);
   // The caller's stream must wait before the memory is freed.
   if (at::Tensor leaving = std::move(leaving_); leaving.defined()) left_.wait();
 }
 
 void Unit::finish_reduction() {
   finish_sending();
-  finish(all_reduce_);
+  finish(across_);
+  finish(across_sent_);
   finish(reduction_);
   finish_moving();
   added_.reset();
@@ -241,12 +304,12 @@ at::Tensor Unit::gather_whole(const at::Tensor& own) {
   FSDP_CHECK(state_ == State::kSharded, "unit ", name_, " is in use");
   FSDP_CHECK(own.numel() == storage_.layout().shard_numel(), "unit ", name_, ": not shaped like its shard");
   at::NoGradGuard no_grad;
-  if (groups_.shard->world_size() == 1 && own.device() == storage_.unsharded().device()) return own;
+  if (storage_.place().world_size == 1 && own.device() == storage_.unsharded().device()) return own;
   at::Tensor gathered = at::empty({storage_.layout().gathered_numel()},
                                   storage_.unsharded().options().dtype(own.scalar_type()));
   if (gathered.numel() == 0) return gathered;
-  at::Tensor place = gathered.narrow(0, storage_.place().rank * own.numel(), own.numel()).copy_(own);
-  groups_.shard->all_gather(gathered, place, {.unit = name_})->wait();
+  gathered.narrow(0, storage_.place().rank * own.numel(), own.numel()).copy_(own);
+  groups_.gather(gathered, {.unit = name_});
   return storage_.unpacked(gathered);
 }
 
@@ -258,7 +321,8 @@ void Unit::reset() {
       // Reported by the failed step.
     }
   };
-  for (auto* work : {&gather_, &unpacking_, &collective_, &sent_, &all_reduce_, &reduction_}) {
+  end([this] { finish_slice_gather(); });
+  for (auto* work : {&gather_, &unpacking_, &collective_, &sent_, &across_, &across_sent_, &reduction_}) {
     end([work] { finish(*work); });
   }
   end([this] { finish_moving(); });

@@ -12,6 +12,10 @@
 // unit, then an all-reduce of the result among those that hold the same shard. Each group has its own queue,
 // and only the second group's waits for the reduce-scatter, so the first continues with the next unit.
 //
+// With hybrid_optimizer = "global" the second part is a reduce-scatter, and before the first gather after an update
+// the shards of all slices are gathered into the slice's shard, start_slice_gather(), in the queue of that
+// second group. Every gather within the slice waits for it there, so nothing else does.
+//
 // Units may be cut over different groups (ShardOptions::wrapped), and the reduce-scatters of a group may have
 // a communicator of their own (reduce_scatter_group). Each communicator has a queue; what follows about order
 // is true of the operations of one queue.
@@ -51,18 +55,35 @@ namespace fsdp::shard {
 /// The groups with which a rank communicates; group_sizes.h says which ranks they have.
 struct ProcessGroups {
   std::shared_ptr<comm::Communicator> world;
-  std::shared_ptr<comm::Communicator> shard;  ///< the ranks over which each unit is cut
+  std::shared_ptr<comm::Communicator> shard;  ///< the ranks over which each unit is cut for its passes
   /// The same ranks, for the reduce-scatters of gradients: `shard`, or with reduce_scatter_group a
   /// communicator with a queue of its own.
   std::shared_ptr<comm::Communicator> reduce_scatter;
   std::shared_ptr<comm::Communicator> replicate;  ///< the ranks with the same shard; null: this one only
+  /// The ranks that divide the shard of a pass among themselves; null: it is not divided.
+  std::shared_ptr<comm::Communicator> slices = nullptr;
+
+  GroupSizes sizes() const;
+  /// Parts of a slice's shard follow each other.
+  ShardPlace place() const;
+  /// The group of the second part of a reduction; null: there is none.
+  comm::Communicator* across() const { return slices ? slices.get() : replicate.get(); }
+
+  // Of all parts of a unit, [place().world_size * n], in two collectives where there are slices, of which the one
+  // between slices moves the fewest bytes that it can. Collective.
+
+  /// Fills `whole`, in which this rank has written its own part.
+  void gather(const at::Tensor& whole, const comm::CallSite& site) const;
+  /// output [n] = the sum of this rank's part of `whole`.
+  void reduce(const at::Tensor& output, const at::Tensor& whole, const comm::CallSite& site) const;
 
   int replicas() const { return replicate ? replicate->world_size() : 1; }
   int replica_rank() const { return replicate ? replicate->rank() : 0; }
 };
 
 /// The groups for a strategy, with one for both kinds of collectives. Not collective.
-ProcessGroups process_groups(const comm::Mesh& mesh, util::Named<Strategy> strategy);
+ProcessGroups process_groups(const comm::Mesh& mesh, util::Named<Strategy> strategy,
+                             util::Named<HybridOptimizer> optimizer = HybridOptimizer::kReplicated);
 
 /// What the units of an engine share.
 struct UnitParts {
@@ -88,7 +109,13 @@ class Unit {
   const UnitStorage& storage() const { return storage_; }
   /// Whether gathering it communicates.
   bool is_cut() const { return groups_.shard->world_size() > 1 && storage_.layout().numel() > 0; }
+  /// Whether this rank updates only a part of it.
+  bool has_parts() const { return storage_.place().world_size > 1 && storage_.layout().numel() > 0; }
 
+  /// Issues the all-gather between slices of what the ranks of a slice gather.
+  void start_slice_gather();
+  /// Waits for it; no effect where a gather within the slice has been issued since, which waits for it.
+  void finish_slice_gather();
   /// Issues the all-gather; no effect unless sharded. `pass` is "forward" or "backward", for messages.
   void start_gather(const char* pass);
   /// Waits until the parameters are there; issues the all-gather first if necessary.
@@ -101,13 +128,14 @@ class Unit {
   /// Discards gradients that have not been reduced.
   void drop_gradients();
   /// Issues the reduction of the accumulated gradients: a reduce-scatter, an all-reduce where every rank
-  /// holds the whole unit, or both.
+  /// holds the whole unit, or both; with slices, a second reduce-scatter in place of the all-reduce.
   void start_reduction();
-  /// Waits until the buffer of the whole unit's gradients has been given back; only the all-reduce of a unit
-  /// that is cut and replicated may still be under way. No effect when there is no such buffer.
+  /// Waits until the buffer of the whole unit's gradients has been given back; only the second collective of a
+  /// unit that is cut and replicated, or cut again, may still be under way. No effect when there is no such
+  /// buffer.
   void finish_sending();
-  /// Waits until the gradient has been copied to the host, if it is kept there, so that its memory on the
-  /// device is free; no effect while an all-reduce is under way.
+  /// Waits until the gradient has been reduced over slices and copied to the host, if it is kept there, so that
+  /// memory on the device is free; no effect while an all-reduce is under way.
   void finish_moving();
   /// Waits until the mean over ranks has been added to the shard's gradient; no effect without a reduction.
   void finish_reduction();
@@ -133,8 +161,11 @@ class Unit {
   void wait_for_gather();
   void move_to_host(const std::shared_ptr<Reduction>& job, std::shared_ptr<comm::Work> reduced);
   void note_buffer(bool allocated, BufferKind kind, int64_t bytes);
-  std::unique_ptr<comm::Work> reduce_scatter(const std::shared_ptr<Reduction>& job);
-  std::unique_ptr<comm::Work> all_reduce(const at::Tensor& tensor);
+  /// The collective that reduces the buffer of the whole unit, and the second one, if there is one.
+  std::unique_ptr<comm::Work> reduce_whole(const std::shared_ptr<Reduction>& job);
+  std::unique_ptr<comm::Work> reduce_across(const std::shared_ptr<Reduction>& job);
+  std::unique_ptr<comm::Work> reduce_scatter(comm::Communicator& group, const std::shared_ptr<Reduction>& job,
+                                             const at::Tensor& input);
 
   std::string name_;
   ProcessGroups groups_;
@@ -143,11 +174,12 @@ class Unit {
   std::shared_ptr<OffloadStreams> offload_;
   UnitStorage storage_;
   State state_ = State::kSharded;
+  std::shared_ptr<comm::Work> slice_gather_;  ///< for which no gather within the slice waits yet
   std::unique_ptr<comm::Work> gather_, unpacking_;
   /// Stages of a reduction, in the order in which they end: the collective that consumes the whole unit's
-  /// buffer, the release of that buffer, the all-reduce over replicas, and the release of the result after
-  /// its addition to the shard's gradient.
-  std::unique_ptr<comm::Work> collective_, sent_, all_reduce_, reduction_;
+  /// buffer, the release of that buffer, the reduction over replicas or slices, the release of the input of the
+  /// latter, and the release of the result after its addition to the shard's gradient.
+  std::unique_ptr<comm::Work> collective_, sent_, across_, across_sent_, reduction_;
   std::shared_ptr<comm::Work> added_;  ///< the addition, for use_gradient()
   at::Tensor leaving_;                 ///< the gradient that is being copied to the host
   util::Event left_, on_host_;         ///< the end of that copy, and of the host's work on the gradient

@@ -30,7 +30,7 @@
 #include <vector>
 
 #include "shard/options.h"
-#include "util/column_range.h"
+#include "util/rectangle.h"
 
 namespace fsdp::shard {
 
@@ -44,7 +44,7 @@ struct ParameterPlace {
 
 /// The part of a parameter that lies in one rank's shard, contiguous there; may be empty.
 struct LocalRange {
-  util::ColumnRange columns{};
+  util::Rectangle columns{};
   int64_t shard_offset = 0;  ///< of its first element in the shard
 };
 

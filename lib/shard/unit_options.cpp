@@ -64,6 +64,7 @@ UnitOptions unit_options(const ShardOptions& model, const std::string& name, boo
                       .cpu_offload = unit.cpu_offload,
                       .move_grads_to_cpu = unit.move_grads_to_cpu},
           .strategy = unit.strategy,
+          .hybrid_optimizer = model.hybrid_optimizer,
           .stays_after_forward = !reshards(unit.strategy) || !unit.reshard_after_forward ||
                                  (!own.reshard_after_forward && stays_by_name),
           .cast_forward_inputs = unit.mixed_precision.cast_forward_inputs,

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "shard/options.h"
+#include "util/dtype.h"
 
 namespace fsdp::shard {
 
@@ -23,13 +24,21 @@ struct StorageOptions {
   bool cpu_offload = false;
   bool move_grads_to_cpu = false;
 
+  /// Of a slice's shard (hybrid_optimizer = "global"): what is gathered is rounded to it at the latest, so no more
+  /// bytes cross the network between slices.
+  c10::ScalarType slice_dtype() const {
+    return util::element_size(param_dtype) < util::element_size(param_storage) ? param_dtype : param_storage;
+  }
+
   bool operator==(const StorageOptions&) const = default;
 };
 
 struct UnitOptions {
   StorageOptions storage;
-  util::Named<Strategy> strategy = Strategy::kFullShard;  ///< the ranks that share it (shard/group_sizes.h)
-  bool stays_after_forward = false;                       ///< gathered, until its backward has ended
+  // The ranks that share it (shard/group_sizes.h).
+  util::Named<Strategy> strategy = Strategy::kFullShard;
+  util::Named<HybridOptimizer> hybrid_optimizer = HybridOptimizer::kReplicated;
+  bool stays_after_forward = false;  ///< gathered, until its backward has ended
   bool cast_forward_inputs = true;
   double gradient_predivide_factor = 0;  ///< see ShardOptions
 

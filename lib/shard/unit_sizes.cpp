@@ -13,13 +13,26 @@ Traffic& Traffic::operator+=(const Traffic& other) {
   reduce_scatter_bytes += other.reduce_scatter_bytes;
   all_reduces += other.all_reduces;
   all_reduce_bytes += other.all_reduce_bytes;
+  shifts += other.shifts;
+  shift_bytes += other.shift_bytes;
   return *this;
 }
 
 Traffic Traffic::operator-(const Traffic& other) const {
-  return {all_gathers - other.all_gathers,         all_gather_bytes - other.all_gather_bytes,
-          reduce_scatters - other.reduce_scatters, reduce_scatter_bytes - other.reduce_scatter_bytes,
-          all_reduces - other.all_reduces,         all_reduce_bytes - other.all_reduce_bytes};
+  return {all_gathers - other.all_gathers,
+          all_gather_bytes - other.all_gather_bytes,
+          reduce_scatters - other.reduce_scatters,
+          reduce_scatter_bytes - other.reduce_scatter_bytes,
+          all_reduces - other.all_reduces,
+          all_reduce_bytes - other.all_reduce_bytes,
+          shifts - other.shifts,
+          shift_bytes - other.shift_bytes};
+}
+
+bool shard_is_unsharded(const StorageOptions& options, const UnitLayout& layout, const GroupSizes& groups) {
+  const bool has_slices = groups.slices > 1;
+  return groups.shards == 1 && layout.gathers_in_place() && (has_slices || !options.cpu_offload) &&
+         options.param_dtype == (has_slices ? options.slice_dtype() : options.param_storage);
 }
 
 UnitSizes sizes_of_unit(std::string name, const UnitOptions& options, const UnitLayout& layout,
@@ -33,9 +46,7 @@ UnitSizes sizes_of_unit(std::string name, const UnitOptions& options, const Unit
                   .groups = groups,
                   .parameters = {},
                   .gathers_in_place = layout.gathers_in_place(),
-                  .shard_is_unsharded = groups.shards == 1 &&
-                                        options.storage.param_dtype == options.storage.param_storage &&
-                                        !options.storage.cpu_offload};
+                  .shard_is_unsharded = shard_is_unsharded(options.storage, layout, groups)};
   for (size_t i = 0; i < layout.parameters().size(); ++i) {
     const ParameterPlace& place = layout.parameters()[i];
     sizes.parameters.push_back(
@@ -56,8 +67,8 @@ std::vector<UnitSizes> unit_sizes(const nn::ModelOutline& model, const ShardOpti
       parameters.push_back({parameter.names.front(), parameter.shape, chosen.shard_dimension});
       is_trainable = is_trainable || parameter.requires_grad;
     }
-    const GroupSizes groups = group_sizes(mesh, choice.options.strategy);
-    const auto layout = make_layout(choice.options.storage.layout, parameters, groups.shards);
+    const GroupSizes groups = group_sizes(mesh, choice.options.strategy, choice.options.hybrid_optimizer);
+    const auto layout = make_layout(choice.options.storage.layout, parameters, groups.parts());
     UnitSizes& sizes = all.emplace_back(sizes_of_unit(choice.name, choice.options, *layout, groups));
     sizes.is_root = choice.is_root();
     sizes.has_trainable_parameters = is_trainable;

@@ -20,12 +20,16 @@
 
 namespace fsdp::shard {
 
+/// The pass of collectives between slices, for traces.
+inline constexpr const char* kBetweenSlices = "between slices";
+
 /// What units have communicated, or will: numbers of collectives and the payload of this rank, as in
 /// comm/trace.h.
 struct Traffic {
   int64_t all_gathers = 0, all_gather_bytes = 0;
   int64_t reduce_scatters = 0, reduce_scatter_bytes = 0;
   int64_t all_reduces = 0, all_reduce_bytes = 0;
+  int64_t shifts = 0, shift_bytes = 0;
 
   Traffic& operator+=(const Traffic& other);
   Traffic operator-(const Traffic& other) const;
@@ -44,7 +48,7 @@ struct ParameterSizes {
 struct UnitSizes {
   std::string name;
   int64_t numel = 0;            ///< of the parameters, without padding
-  int64_t shard_numel = 0;      ///< of one rank, with padding
+  int64_t shard_numel = 0;      ///< of the part that one rank updates, with padding
   int64_t gathered_numel = 0;   ///< output of an all-gather, input of a reduce-scatter
   int64_t unsharded_numel = 0;  ///< of the buffer of which the parameters are views
   UnitOptions options;
@@ -59,17 +63,23 @@ struct UnitSizes {
 
   /// Whether gathering it communicates.
   bool is_cut() const { return groups.shards > 1 && numel > 0; }
+  /// Whether a rank updates only a part of it.
+  bool has_parts() const { return groups.parts() > 1 && numel > 0; }
+  /// Whether its shards are cut over slices once more.
+  bool has_slices() const { return groups.slices > 1 && numel > 0; }
 
   /// Of the weights that a rank keeps.
   int64_t shard_bytes() const { return shard_numel * util::element_size(options.storage.param_storage); }
+  /// Of the slice's shard, which the rank keeps beside them and gathers from; 0 where that is the shard itself.
+  int64_t slice_shard_bytes() const {
+    return groups.slices > 1 ? slice_shard_numel() * util::element_size(options.storage.slice_dtype()) : 0;
+  }
   /// Of one number in fp32 for each of these: the optimizer's states and temporaries.
   int64_t shard_bytes_in_float32() const { return shard_numel * 4; }
   /// Of the unsharded buffer; 0 where the shard is the whole unit.
   int64_t unsharded_bytes() const { return shard_is_unsharded ? 0 : unsharded_numel * param_element(); }
   /// Of the separate output of an all-gather, which exists until it has been copied to the unsharded buffer.
-  int64_t communication_bytes() const {
-    return gathers_in_place || !is_cut() ? 0 : gathered_numel * param_element();
-  }
+  int64_t communication_bytes() const { return gathers_in_place ? 0 : gathered_numel * param_element(); }
   /// Of the buffer in which gradients are accumulated and from which they are reduced.
   int64_t gradient_bytes() const { return has_trainable_parameters ? gathered_numel * reduce_element() : 0; }
   /// Of the gradient of this rank's shard.
@@ -77,15 +87,21 @@ struct UnitSizes {
     if (!has_trainable_parameters) return 0;
     return shard_numel * (options.storage.keep_low_precision_grads ? reduce_element() : 4);
   }
-  /// This rank's payload of an all-gather, and of a reduction.
-  int64_t gather_payload_bytes() const { return shard_numel * param_element(); }
-  int64_t reduce_payload_bytes() const { return shard_numel * reduce_element(); }
+  /// This rank's payload of an all-gather and of a reduction in a slice, and of those between slices.
+  int64_t gather_payload_bytes() const { return slice_shard_numel() * param_element(); }
+  int64_t reduce_payload_bytes() const { return slice_shard_numel() * reduce_element(); }
+  int64_t slice_gather_payload_bytes() const { return slice_shard_bytes() / groups.slices; }
+  int64_t result_bytes() const { return shard_numel * reduce_element(); }
 
   bool operator==(const UnitSizes&) const = default;
 
+  int64_t slice_shard_numel() const { return shard_numel * groups.slices; }
   int64_t param_element() const { return util::element_size(options.storage.param_dtype); }
   int64_t reduce_element() const { return util::element_size(options.storage.reduce_dtype); }
 };
+
+/// Whether the parameters are views of what is otherwise gathered: the shard or the slice's shard.
+bool shard_is_unsharded(const StorageOptions& options, const UnitLayout& layout, const GroupSizes& groups);
 
 /// The sizes that follow from a unit's options, layout and groups.
 UnitSizes sizes_of_unit(std::string name, const UnitOptions& options, const UnitLayout& layout,

@@ -54,14 +54,18 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPla
   at::Device device = device_of(parameters_, materialize);
   shard_ = empty_shard(layout_->shard_numel(), options_.param_storage, device, options_.cpu_offload);
   fill_shard(materialize);
-  shard_is_unsharded_ =
-      place_.world_size == 1 && options_.param_dtype == options_.param_storage && !options_.cpu_offload;
+  shard_is_unsharded_ = fsdp::shard::shard_is_unsharded(options_, *layout_, place_.groups());
   at::TensorOptions gathered = at::TensorOptions().dtype(options_.param_dtype).device(device);
+  if (place_.slices > 1) {
+    slice_shard_ =
+        at::empty({layout_->shard_numel() * place_.slices}, gathered.dtype(options_.slice_dtype()));
+  }
   unsharded_ =
-      shard_is_unsharded_ ? shard_ : util::empty_without_memory(layout_->unsharded_numel(), gathered);
+      shard_is_unsharded_ ? source() : util::empty_without_memory(layout_->unsharded_numel(), gathered);
   gathered_ = layout_->gathers_in_place() ? unsharded_
                                           : util::empty_without_memory(layout_->gathered_numel(), gathered);
-  own_part_ = gathered_.narrow(0, place_.rank * layout_->shard_numel(), layout_->shard_numel());
+  const int64_t sent = source().numel();
+  own_part_ = gathered_.narrow(0, place_.rank / place_.slices * sent, sent);
   show_parameters_in(unsharded_);
   if (!shard_is_unsharded_) util::free_storage(unsharded_);
   if (!layout_->gathers_in_place()) util::free_storage(gathered_);
@@ -90,7 +94,7 @@ void UnitStorage::fill_shard(const Materialize& materialize) {
     at::Tensor own = shard_.narrow(0, range.shard_offset, range.columns.numel());
     const bool as_it_is = own.is_cpu() && own.scalar_type() == at::kFloat;
     at::Tensor read = as_it_is ? own : at::empty(own.sizes(), at::TensorOptions(at::kFloat));
-    materialize.source->read(parameters_[i], range.columns, read);
+    materialize.source->read(parameters_[i], {range.columns}, read);
     if (!as_it_is) own.copy_(read);
   }
 }
@@ -158,8 +162,12 @@ bool UnitStorage::gathered_is_allocated() const {
   return !layout_->gathers_in_place() && !util::storage_is_free(gathered_);
 }
 
+at::Tensor UnitStorage::own_slice_part() const {
+  return slice_shard_.narrow(0, place_.rank % place_.slices * shard_.numel(), shard_.numel());
+}
+
 at::Tensor UnitStorage::gather_input(const at::Tensor& own) const {
-  const bool as_it_is = options_.param_dtype == options_.param_storage && place_.world_size > 1;
+  const bool as_it_is = own.scalar_type() == options_.param_dtype && place_.groups().shards > 1;
   return as_it_is ? own : own_part_;
 }
 

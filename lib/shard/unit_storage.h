@@ -11,6 +11,10 @@
 // otherwise the shard is cast directly into its place in the output of the all-gather: there is no second,
 // low-precision shard. The output is the unsharded buffer if the layout gathers in place, otherwise a
 // communication buffer that exists until it has been copied there.
+//
+// With hybrid_optimizer = "global" the all-gather sends the slice's shard instead, which this rank keeps beside
+// its own: the shards of the ranks of other slices that follow each other in the layout, in the lower of the two
+// types. An all-gather between slices fills it.
 
 #include <ATen/core/Tensor.h>
 
@@ -26,10 +30,14 @@
 
 namespace fsdp::shard {
 
-/// This rank's place among the ranks over which the unit is cut.
+/// This rank's place among the ranks over which the unit is cut. `slices` of them in a row make up what one rank
+/// gathers from.
 struct ShardPlace {
   int rank = 0;
   int world_size = 1;
+  int slices = 1;
+
+  GroupSizes groups() const { return {.shards = world_size / slices, .slices = slices}; }
 };
 
 class UnitStorage {
@@ -60,9 +68,17 @@ class UnitStorage {
   bool shard_is_offloaded() const { return shard_.device() != unsharded_.device(); }
   bool gradient_is_offloaded() const { return options_.move_grads_to_cpu && !unsharded_.is_cpu(); }
 
-  /// Whether the parameters are views of the shard itself: a group of one that computes in the shard's type on
-  /// its device.
+  /// Whether the parameters are views of source() itself: a group of one that computes in its type on its device.
   bool shard_is_unsharded() const { return shard_is_unsharded_; }
+
+  /// Whether the shards of all slices have to be gathered before source() can be.
+  bool has_slices() const { return place_.slices > 1 && layout_->numel() > 0; }
+  /// [shard_numel * slices] this rank's place in the slice, on the device of the parameters.
+  const at::Tensor& slice_shard() const { return slice_shard_; }
+  /// This rank's part of it.
+  at::Tensor own_slice_part() const;
+  /// What the ranks of a slice gather: the shard or, with slices, the slice's shard.
+  const at::Tensor& source() const { return place_.slices > 1 ? slice_shard_ : shard_; }
 
   // The steps by which parameters reach the unsharded buffer. Not used if shard_is_unsharded().
 
@@ -70,8 +86,8 @@ class UnitStorage {
   const at::Tensor& gathered() const { return gathered_; }
   /// Uses `common` if it is not null: memory of all ranks, in which each writes only its own part.
   void allocate_gathered(c10::DataPtr common = {});
-  /// The input of the all-gather: `own`, which is the shard or its copy on the device of the parameters, or
-  /// this rank's place in the output.
+  /// The input of the all-gather: `own`, which is source() or its copy on the device of the parameters, or this
+  /// rank's place in the output.
   at::Tensor gather_input(const at::Tensor& own) const;
   /// Casts and copies `own` to gather_input(); no effect where that is `own`.
   void fill_gather_input(const at::Tensor& own);
@@ -103,6 +119,9 @@ class UnitStorage {
   at::Tensor detach_gradients() { return gradients_->detach(); }
   bool gradients_are_attached() const { return gradients_->is_attached(); }
 
+  int64_t slice_shard_bytes() const {
+    return slice_shard_.defined() ? static_cast<int64_t>(slice_shard_.nbytes()) : 0;
+  }
   int64_t unsharded_bytes() const;
   int64_t gathered_bytes() const;
   int64_t gradient_bytes() const { return gradients_->nbytes(); }
@@ -118,6 +137,7 @@ class UnitStorage {
   std::shared_ptr<BufferPool> pool_;
   bool shard_is_unsharded_ = false, gradients_stay_ = false;
   at::Tensor shard_, shard_gradient_;
+  at::Tensor slice_shard_;  ///< undefined without slices
   at::Tensor unsharded_;
   at::Tensor gathered_;  ///< unsharded_ itself where the layout gathers in place
   at::Tensor own_part_;  ///< view of gathered_; a view can only be made while that has memory

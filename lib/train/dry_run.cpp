@@ -8,14 +8,18 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "comm/fake_communicator.h"
+#include "comm/trace.h"
 #include "config/global_batch.h"
+#include "parallel/context_attention.h"
 #include "plan/text.h"
 #include "shard/autograd_hooks.h"
 #include "train/run_parts.h"
+#include "train/step_timeline.h"
 #include "util/clock.h"
 #include "util/cuda.h"
 #include "util/error.h"
@@ -56,7 +60,8 @@ class RandomBatches final : public data::BatchSource {
 /// Weights of this size keep all activations finite.
 class ConstantWeights final : public shard::ParameterSource {
  public:
-  void read(const shard::NamedParameter&, const util::ColumnRange&, const at::Tensor& out) override {
+  void read(const shard::NamedParameter&, const std::vector<util::Rectangle>&,
+            const at::Tensor& out) override {
     out.fill_(0.02);
   }
 };
@@ -140,15 +145,6 @@ int64_t gradient_bytes(const shard::Engine& engine) {
   return bytes;
 }
 
-shard::Traffic difference(const shard::Traffic& after, const shard::Traffic& before) {
-  return {.all_gathers = after.all_gathers - before.all_gathers,
-          .all_gather_bytes = after.all_gather_bytes - before.all_gather_bytes,
-          .reduce_scatters = after.reduce_scatters - before.reduce_scatters,
-          .reduce_scatter_bytes = after.reduce_scatter_bytes - before.reduce_scatter_bytes,
-          .all_reduces = after.all_reduces - before.all_reduces,
-          .all_reduce_bytes = after.all_reduce_bytes - before.all_reduce_bytes};
-}
-
 struct Row {
   std::string name;
   int64_t planned, measured;
@@ -157,17 +153,29 @@ struct Row {
 std::vector<Row> rows_of(const plan::Plan& plan, const DryRun& measured) {
   const shard::Traffic &p = plan.step.traffic, &m = measured.traffic;
   const int64_t planned_peak = measured.gpu.empty() ? plan.memory.peak : plan.memory.device_peak;
-  return {{"shards, bytes", plan.memory.shards, measured.shards},
-          {"optimizer state, bytes", plan.memory.optimizer, measured.optimizer},
-          {"gradients of shards, bytes", plan.memory.gradients, measured.gradients},
-          {"gathered and unreduced, bytes", plan.memory.buffers, measured.buffers},
-          {"all-gathers", p.all_gathers, m.all_gathers},
-          {"  payload, bytes", p.all_gather_bytes, m.all_gather_bytes},
-          {"reduce-scatters", p.reduce_scatters, m.reduce_scatters},
-          {"  payload, bytes", p.reduce_scatter_bytes, m.reduce_scatter_bytes},
-          {"all-reduces", p.all_reduces, m.all_reduces},
-          {"  payload, bytes", p.all_reduce_bytes, m.all_reduce_bytes},
-          {"peak of tensor memory, bytes", planned_peak, measured.peak}};
+  std::vector<Row> rows = {{"shards, bytes", plan.memory.shards, measured.shards},
+                           {"shards of the slice, bytes", plan.memory.slice_shards, measured.slice_shards},
+                           {"optimizer state, bytes", plan.memory.optimizer, measured.optimizer},
+                           {"gradients of shards, bytes", plan.memory.gradients, measured.gradients},
+                           {"gathered and unreduced, bytes", plan.memory.buffers, measured.buffers},
+                           {"all-gathers", p.all_gathers, m.all_gathers},
+                           {"  payload, bytes", p.all_gather_bytes, m.all_gather_bytes},
+                           {"reduce-scatters", p.reduce_scatters, m.reduce_scatters},
+                           {"  payload, bytes", p.reduce_scatter_bytes, m.reduce_scatter_bytes},
+                           {"all-reduces", p.all_reduces, m.all_reduces},
+                           {"  payload, bytes", p.all_reduce_bytes, m.all_reduce_bytes},
+                           {"peak of tensor memory, bytes", planned_peak, measured.peak}};
+  const shard::Traffic &a = plan.attention_traffic, &b = measured.attention;
+  const std::vector<Row> of_attention = {
+      {"all-gathers of attention", a.all_gathers, b.all_gathers},
+      {"  payload, bytes", a.all_gather_bytes, b.all_gather_bytes},
+      {"reduce-scatters of attention", a.reduce_scatters, b.reduce_scatters},
+      {"  payload, bytes", a.reduce_scatter_bytes, b.reduce_scatter_bytes},
+      {"shifts of attention", a.shifts, b.shifts},
+      {"  payload, bytes", a.shift_bytes, b.shift_bytes}};
+  std::ranges::copy_if(of_attention, std::back_inserter(rows),
+                       [](const Row& row) { return row.planned > 0 || row.measured > 0; });
+  return rows;
 }
 
 std::string difference(const Row& row) {
@@ -189,7 +197,10 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   DryRun result;
   auto communicator = comm::make_fake_communicator(world_size, device);
   ConstantWeights weights;
-  const comm::Mesh mesh(config.mesh, communicator);
+  const auto trace = std::make_shared<comm::Trace>();  // of attention's collectives
+  const bool cuts = comm::resolve_mesh(config.mesh, world_size).context > 1;
+  const comm::Mesh mesh(config.mesh,
+                        cuts ? comm::make_tracing_communicator(communicator, trace) : communicator);
   RunParts parts = build_run_parts(config, mesh, nullptr, &weights);
   auto progress = std::make_shared<bool>(false);
   const auto fake = std::dynamic_pointer_cast<comm::FakeCommunicator>(communicator);  // on the CPU
@@ -197,10 +208,10 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   const RandomBatches random(config);
   data::PrefetchOptions prefetch = prefetch_options(config, mesh);
   if (fake) prefetch.depth = 0;  // the plan counts one batch in host memory
-  const data::PrefetchingBatches batches(random, config.data.micro_batch_size * world_size, prefetch);
+  const int64_t rows = config.data.micro_batch_size * mesh.shape().row_ranks();
+  const data::PrefetchingBatches batches(random, rows, prefetch);
   TrainStep train_step = make_train_step(config, parts, batches);
-  const int64_t samples =
-      config.data.micro_batch_size * config.training.gradient_accumulation_steps * world_size;
+  const int64_t samples = rows * config.training.gradient_accumulation_steps;
   int64_t step = 0;
   enum class Timing { kAtOnce, kBesideCompute, kAsLateAsCanBe };
   auto run_step = [&](Timing timing) {
@@ -211,7 +222,7 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
     *progress = timing == Timing::kBesideCompute;
     memory.reset();
     auto begin = std::chrono::steady_clock::now();
-    ++step;
+    trace->begin_step(++step);
     train_step.run({.step = step, .first_global_sample = (step - 1) * samples, .lr = config.optimizer.lr});
     wait_for(device);
     result.step_seconds = util::seconds_since(begin);
@@ -225,8 +236,11 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   for (Timing timing : {Timing::kAsLateAsCanBe, Timing::kBesideCompute, Timing::kAtOnce}) {
     const shard::Traffic before = parts.engine->traffic();
     run_step(timing);
-    result.traffic = difference(parts.engine->traffic(), before);
+    result.traffic = parts.engine->traffic() - before;
     result.peak = std::max(result.peak, memory.bytes());
+  }
+  for (const comm::TraceEvent& event : trace->events(step)) {
+    if (event.unit == parallel::kAttentionSite) result.attention += traffic_of(event);
   }
   if (!fake) {
     const util::CudaDevice gpu = util::cuda_device(device.index());
@@ -237,6 +251,7 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   result.buffers = parts.engine->unsharded_memory().peak;
   result.arena = parts.engine->buffer_pool().held_bytes();
   result.shards = parts.engine->shard_bytes();
+  result.slice_shards = parts.engine->slice_shard_bytes();
   result.gradients = gradient_bytes(*parts.engine);
   result.optimizer = optimizer_bytes(*parts.optimizer);
   return result;
@@ -264,6 +279,7 @@ std::string dry_run_json(const plan::Plan& plan, const DryRun& measured) {
   nlohmann::ordered_json json = nlohmann::ordered_json::parse(plan_json(plan));
   const shard::Traffic& traffic = measured.traffic;
   json["measured"] = {{"shard_bytes", measured.shards},
+                      {"slice_shard_bytes", measured.slice_shards},
                       {"optimizer_bytes", measured.optimizer},
                       {"gradient_bytes", measured.gradients},
                       {"unsharded_bytes", measured.buffers},

@@ -15,16 +15,17 @@ namespace fsdp::train {
 
 /// Measurements of one rank and one step; bytes.
 struct DryRun {
-  int64_t shards = 0;
+  int64_t shards = 0, slice_shards = 0;
   int64_t optimizer = 0;
   int64_t gradients = 0;
   int64_t buffers = 0;      ///< peak of gathered parameters and unreduced gradients together
   int64_t first_arena = 0;  ///< held by the pool of these buffers after the first step
   int64_t arena = 0;        ///< held by it after the last step
   shard::Traffic traffic{};
-  int64_t peak = 0;          ///< of tensor memory where the rank computes
-  double step_seconds = 0;   ///< compute and the engine's bookkeeping, without communication
-  std::string gpu;           ///< its name; empty: measured on the CPU
+  shard::Traffic attention{};  ///< of attention over mesh.context, not in `traffic`
+  int64_t peak = 0;            ///< of tensor memory where the rank computes
+  double step_seconds = 0;     ///< compute and the engine's bookkeeping, without communication
+  std::string gpu;             ///< its name; empty: measured on the CPU
   int64_t gpu_reserved = 0;  ///< peak of what the allocator took from the GPU, with the gaps between tensors
   int64_t gpu_memory = 0;    ///< capacity of the GPU
 };

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <utility>
 
 #include "comm/mesh.h"
 #include "config/checks.h"
@@ -26,27 +27,34 @@ std::optional<double> Validation::bits_per_byte() const {
 
 namespace {
 
-/// The mean loss of a batch. `correct`: where to add the number of targets with the highest score; null: not
+/// The mean loss of a batch, of this rank's part of its rows with a cut. `correct`: where to add the number of targets with the highest score; null: not
 /// counted, and the scores need not exist all at once.
-at::Tensor loss_of_batch(nn::Stage& model, const data::Batch& batch, double* correct) {
+at::Tensor loss_of_batch(nn::Stage& model, const data::Batch& batch,
+                         const std::shared_ptr<const parallel::CutSequence>& cut, double* correct) {
   const at::Tensor &inputs = batch.inputs, &targets = batch.targets;
-  if (correct == nullptr) return nn::loss_of(model, inputs, targets, {.documents = batch.document_starts});
+  if (correct == nullptr) {
+    return nn::loss_of(model, inputs, targets, {.documents = batch.document_starts, .cut = cut});
+  }
   nn::StageContext context;
   context.documents = batch.document_starts;
+  context.cut = cut;
   const at::Tensor scores = model.forward(inputs, context);
   // Targets that do not count are no ids.
   *correct += scores.argmax(-1).eq(targets).sum().item<double>();
   return nn::next_token_loss(scores, targets);
 }
 
-/// The batches of a validation by number, with the bytes of their text where `bytes` is not null.
+/// The batches of a validation by number, with the bytes of their text where `bytes` is not null. `on_reading`: as
+/// in data::PrefetchOptions, before the bytes are counted.
 class NumberedBatches final : public data::BatchSource {
  public:
-  NumberedBatches(const data::ValidationLoader& loader, const data::TokenBytes* bytes)
-      : loader_(loader), bytes_(bytes) {}
+  NumberedBatches(const data::ValidationLoader& loader, const data::TokenBytes* bytes,
+                  std::function<void(data::Batch&)> on_reading)
+      : loader_(loader), bytes_(bytes), on_reading_(std::move(on_reading)) {}
 
   data::Batch batch(int64_t index, int64_t /*micro_batch*/) const override {
     data::Batch batch = loader_.batch(index);
+    if (on_reading_) on_reading_(batch);
     if (bytes_ != nullptr && batch.counted > 0) {
       batch.text_bytes = bytes_->count(batch.targets.const_data_ptr<int64_t>(), batch.targets.numel());
     }
@@ -56,6 +64,7 @@ class NumberedBatches final : public data::BatchSource {
  private:
   const data::ValidationLoader& loader_;
   const data::TokenBytes* bytes_;
+  std::function<void(data::Batch&)> on_reading_;
 };
 
 }  // namespace
@@ -66,8 +75,8 @@ std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoade
   enum Sum { kLosses, kTokens, kBytes, kForeignBatches, kCorrect, kSums };
   at::Tensor totals = at::zeros({kSums}, at::kDouble);
   double* sums = totals.data_ptr<double>();
-  const NumberedBatches numbered(loader, hooks.bytes);
   data::PrefetchOptions prefetch = hooks.prefetch;
+  const NumberedBatches numbered(loader, hooks.bytes, std::exchange(prefetch.on_reading, nullptr));
   prefetch.device = communicator.device();
   prefetch.end = loader.num_batches();
   const data::PrefetchingBatches batches(numbered, /*samples_per_micro_step=*/1, prefetch);
@@ -75,7 +84,8 @@ std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoade
     if (hooks.stop_requested && hooks.stop_requested()) return std::nullopt;
     const data::Batch batch = batches.batch(index, 0);
     // A batch in which nothing counts still runs: its forward is collective.
-    const at::Tensor loss = loss_of_batch(model, batch, hooks.accuracy ? &sums[kCorrect] : nullptr);
+    const at::Tensor loss =
+        loss_of_batch(model, batch, hooks.cut, hooks.accuracy ? &sums[kCorrect] : nullptr);
     if (batch.counted == 0) continue;
     const auto tokens = static_cast<double>(batch.counted);
     sums[kLosses] += loss.item<double>() * tokens;
@@ -138,7 +148,8 @@ Validation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
   return *validate(*sharded.model, *loader, *communicator,
                    {.bytes = bytes.get(),
                     .accuracy = config.evaluation.accuracy,
-                    .prefetch = prefetch_options(config, mesh)});
+                    .prefetch = prefetch_options(config, mesh),
+                    .cut = sharded.cut});
 }
 
 double best_metric_value(config::BestMetric metric, const Validation& validation, double loss,

@@ -35,9 +35,10 @@ struct Validation {
 
 /// The same on every rank.
 struct ValidationHooks {
-  const data::TokenBytes* bytes = nullptr;  ///< null: bytes are not counted
-  bool accuracy = false;                    ///< keeps all scores of a batch in memory
-  data::PrefetchOptions prefetch = {};      ///< device and end are set by validate()
+  const data::TokenBytes* bytes = nullptr;                     ///< null: bytes are not counted
+  bool accuracy = false;                                       ///< keeps all scores of a batch in memory
+  data::PrefetchOptions prefetch = {};                         ///< device and end are set by validate()
+  std::shared_ptr<const parallel::CutSequence> cut = nullptr;  ///< of the rows that `prefetch` yields
   /// Collective, called between batches; true ends the validation.
   std::function<bool()> stop_requested = nullptr;
 };

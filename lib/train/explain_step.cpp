@@ -9,6 +9,8 @@
 #include "config/checks.h"
 #include "config/global_batch.h"
 #include "optim/schedule.h"
+#include "parallel/context_attention.h"
+#include "plan/memory.h"
 #include "report/step_picture.h"
 #include "shard/engine_sizes.h"
 #include "shard/schedule_text.h"
@@ -33,31 +35,32 @@ constexpr const char* kLegend =
     "gather      all-gather of a unit's parameters; issued: queued beside the compute, with this rank's "
     "payload\n"
     "reduce      reduce-scatter of a unit's gradients; all-reduce of what several ranks hold\n"
+    "attention   with mesh.context: keys and values gathered, or shifted to the next rank, and their gradients\n"
     "waited      how long this rank stood still for it; hidden: not at all, it computed meanwhile\n"
     "forward     where it begins and how long it takes, with the units inside; backward likewise\n"
     "live        gathered parameters and unreduced gradients, of units that are cut\n";
 
-/// Measured in a step: collectives of units by the communicator's trace, memory by the engine.
+/// Measured in a step: collectives of units and of attention by the communicator's trace, memory by the engine.
 struct Counted {
-  shard::Traffic forward{}, backward{};
+  shard::Traffic forward{}, backward{}, between_slices{}, attention{};
   int64_t unsharded_bytes = 0;
-  int64_t shard_bytes = 0;
+  int64_t shard_bytes = 0, slice_shard_bytes = 0;
 };
 
 Counted count(const shard::Engine& engine, const StepRecord& step) {
-  Counted counted{.unsharded_bytes = engine.unsharded_memory().peak, .shard_bytes = engine.shard_bytes()};
+  Counted counted{.unsharded_bytes = engine.unsharded_memory().peak,
+                  .shard_bytes = engine.shard_bytes(),
+                  .slice_shard_bytes = engine.slice_shard_bytes()};
   std::set<std::string> units;
   for (const auto& unit : engine.units()) units.insert(unit->name());
   for (const auto& event : step.events) {
-    if (!event.is_collective() || !units.contains(event.unit)) continue;
-    shard::Traffic& traffic = event.pass_or_event == "forward" ? counted.forward : counted.backward;
-    if (event.op == "all_gather") {
-      traffic += {.all_gathers = 1, .all_gather_bytes = event.bytes};
-    } else if (event.op == "reduce_scatter") {
-      traffic += {.reduce_scatters = 1, .reduce_scatter_bytes = event.bytes};
-    } else if (event.op == "all_reduce") {
-      traffic += {.all_reduces = 1, .all_reduce_bytes = event.bytes};
-    }
+    const bool attends = event.unit == parallel::kAttentionSite;
+    if (!event.is_collective() || !(attends || units.contains(event.unit))) continue;
+    shard::Traffic& traffic = attends                                            ? counted.attention
+                              : event.pass_or_event == shard::kBetweenSlices ? counted.between_slices
+                              : event.pass_or_event == "forward"             ? counted.forward
+                                                                             : counted.backward;
+    traffic += traffic_of(event);
   }
   return counted;
 }
@@ -94,21 +97,48 @@ std::string row(const std::string& name, int64_t formula, int64_t counted, bool 
   return text;
 }
 
-std::string table(const shard::StepFormula& formula, const Counted& counted) {
+/// Keys, values and their gradients, over mesh.context.
+std::string attention_rows(const shard::Traffic& formula, const shard::Traffic& counted) {
+  std::string text;
+  const auto add = [&](const char* name, int64_t number, int64_t of, int64_t bytes, int64_t of_bytes) {
+    if (number > 0 || of > 0) text += concat(row(name, number, of), row("  bytes", bytes, of_bytes));
+  };
+  add("all-gathers of attention", formula.all_gathers, counted.all_gathers, formula.all_gather_bytes,
+      counted.all_gather_bytes);
+  add("reduce-scatters of attention", formula.reduce_scatters, counted.reduce_scatters,
+      formula.reduce_scatter_bytes, counted.reduce_scatter_bytes);
+  add("shifts of attention", formula.shifts, counted.shifts, formula.shift_bytes, counted.shift_bytes);
+  return text;
+}
+
+std::string table(const shard::StepFormula& formula, const shard::Traffic& attention,
+                  const Counted& counted) {
   const shard::Traffic &f = formula.traffic, &forward = counted.forward, &backward = counted.backward;
+  const shard::Traffic &between = formula.between_slices, &slices_counted = counted.between_slices;
+  std::string slices;
+  if (formula.slice_shard_bytes > 0) {
+    slices =
+        concat(row("all-gathers between slices", between.all_gathers, slices_counted.all_gathers),
+               row("  bytes", between.all_gather_bytes, slices_counted.all_gather_bytes),
+               row("reduce-scatters between slices", between.reduce_scatters, slices_counted.reduce_scatters),
+               row("  bytes", between.reduce_scatter_bytes, slices_counted.reduce_scatter_bytes),
+               row("bytes of the slice's shards", formula.slice_shard_bytes, counted.slice_shard_bytes));
+  }
   char heading[256];
   std::snprintf(heading, sizeof heading, "%-34s %18s %18s\n", "rank 0 in this step", "formula", "measured");
-  std::string text =
-      concat(heading, row("all-gathers in forward", formula.forward_all_gathers, forward.all_gathers),
-             row("  bytes", formula.forward_all_gather_bytes, forward.all_gather_bytes),
-             row("all-gathers in backward", formula.backward_all_gathers, backward.all_gathers),
-             row("  bytes", formula.backward_all_gather_bytes, backward.all_gather_bytes),
-             row("reduce-scatters of gradients", f.reduce_scatters, backward.reduce_scatters),
-             row("  bytes", f.reduce_scatter_bytes, backward.reduce_scatter_bytes),
-             row("all-reduces of gradients", f.all_reduces, backward.all_reduces),
-             row("  bytes", f.all_reduce_bytes, backward.all_reduce_bytes),
-             row("shard bytes", formula.shard_bytes, counted.shard_bytes),
-             row("peak live bytes, at most", formula.unsharded_bytes, counted.unsharded_bytes, true));
+  std::string text = concat(
+      heading, row("all-gathers in forward", formula.forward_all_gathers, forward.all_gathers),
+      row("  bytes", formula.forward_all_gather_bytes, forward.all_gather_bytes),
+      row("all-gathers in backward", formula.backward_all_gathers, backward.all_gathers),
+      row("  bytes", formula.backward_all_gather_bytes, backward.all_gather_bytes),
+      row("reduce-scatters of gradients", f.reduce_scatters - between.reduce_scatters,
+          backward.reduce_scatters),
+      row("  bytes", f.reduce_scatter_bytes - between.reduce_scatter_bytes, backward.reduce_scatter_bytes),
+      row("all-reduces of gradients", f.all_reduces, backward.all_reduces),
+      row("  bytes", f.all_reduce_bytes, backward.all_reduce_bytes), slices,
+      attention_rows(attention, counted.attention),
+      row("shard bytes", formula.shard_bytes, counted.shard_bytes),
+      row("peak live bytes, at most", formula.unsharded_bytes, counted.unsharded_bytes, true));
   // The estimate leaves out units that stay gathered and gradients that wait to be reduced.
   if (formula.unsharded_bytes > 0 && formula.unsharded_bytes < formula.separate_buffers_bytes) {
     text += concat(
@@ -225,8 +255,8 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
       {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
   return concat(heading(config, *parts.engine, result), "\n", schedule(*parts.engine, options), "\n", kLegend,
                 "\n", timeline_text(record, limits_for(*parts.engine, options)), "\n",
-                table(formula, count(*parts.engine, record)), "\n",
-                times(record, communicator->world_size()));
+                table(formula, plan::attention_traffic(config, mesh.shape()), count(*parts.engine, record)),
+                "\n", times(record, communicator->world_size()));
 }
 
 }  // namespace fsdp::train

@@ -11,33 +11,21 @@
 #include "config/model_description.h"
 #include "nn/initialize.h"
 #include "util/error.h"
+#include "util/rectangle_view.h"
 
 namespace fsdp::train {
 namespace {
 
 using shard::NamedParameter;
 
-/// out [rows * (end - begin)] = columns [begin, end) of whole [numel] seen as [rows, numel / rows].
-void copy_columns(const at::Tensor& whole, const util::ColumnRange& range, const at::Tensor& out) {
-  if (out.numel() == 0) return;
-  out.view({range.rows, -1})
-      .copy_(whole.view({range.rows, -1}).narrow(1, range.begin, range.end - range.begin));
-}
-
 class RandomWeights final : public shard::ParameterSource {
  public:
   RandomWeights(const nn::ModelOptions& options, uint64_t seed) : options_(options), seed_(seed) {}
 
-  void read(const NamedParameter& parameter, const util::ColumnRange& range, const at::Tensor& out) override {
+  void read(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,
+            const at::Tensor& out) override {
     if (out.numel() == 0) return;
-    const at::IntArrayRef sizes = parameter.tensor.sizes();
-    if (range.rows == 1) {
-      nn::initialize_elements(parameter.name, sizes, range.begin, out, options_, seed_);
-      return;
-    }
-    at::Tensor whole = at::empty(sizes, out.options());
-    nn::initialize_parameter(parameter.name, whole, options_, seed_);
-    copy_columns(whole, range, out);
+    nn::initialize_elements(parameter.name, parameter.tensor.sizes(), parts, out, options_, seed_);
   }
 
  private:
@@ -50,7 +38,8 @@ class StoredWeights final : public shard::ParameterSource {
   StoredWeights(const nn::ModelOptions& options, checkpoint::Weights weights)
       : weights_(std::move(weights)), names_(checkpoint::match_initial_weights(weights_, options)) {}
 
-  void read(const NamedParameter& parameter, const util::ColumnRange& range, const at::Tensor& out) override {
+  void read(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,
+            const at::Tensor& out) override {
     if (out.numel() == 0) return;
     auto name = names_.find(parameter.name);
     for (const std::string& other : parameter.other_names) {
@@ -64,7 +53,9 @@ class StoredWeights final : public shard::ParameterSource {
     checkpoint::compare_shape(parameter.name, weights_.info(name->second).shape,
                               parameter.tensor.sizes().vec(), misfits);
     misfits.refuse_any("of model.init_from " + weights_.path().string(), "[model]");
-    weights_.read_columns_into(name->second, range.begin, out.view({range.rows, -1}));
+    util::for_each_part(parts, out, [&](const util::Rectangle& part, const at::Tensor& values) {
+      weights_.read_part_into(name->second, part, values);
+    });
   }
 
   void read_buffer(const shard::NamedTensor& buffer) override {
@@ -86,7 +77,8 @@ class BroadcastWeights final : public shard::ParameterSource {
                    std::shared_ptr<comm::Communicator> communicator)
       : source_(std::move(source)), communicator_(std::move(communicator)) {}
 
-  void read(const NamedParameter& parameter, const util::ColumnRange& range, const at::Tensor& out) override {
+  void read(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,
+            const at::Tensor& out) override {
     const int64_t numel = parameter.tensor.numel();
     // The last element says whether rank 0 has failed, which saves a collective for each parameter.
     at::Tensor sent = at::empty({numel + 1}, at::kFloat);
@@ -95,7 +87,7 @@ class BroadcastWeights final : public shard::ParameterSource {
     std::exception_ptr failure;
     if (communicator_->rank() == 0) {
       try {
-        source_->read(parameter, {0, numel}, whole);
+        source_->read(parameter, {{0, numel}}, whole);
       } catch (const std::exception&) {
         failure = std::current_exception();
       }
@@ -107,7 +99,9 @@ class BroadcastWeights final : public shard::ParameterSource {
         if (failure) std::rethrow_exception(failure);
       });
     }
-    copy_columns(whole, range, out);
+    util::for_each_part(parts, out, [&whole](const util::Rectangle& part, const at::Tensor& values) {
+      values.view({part.height(), part.length()}).copy_(util::rectangle_view(whole, part));
+    });
   }
 
   void read_buffer(const shard::NamedTensor& buffer) override {

@@ -10,6 +10,7 @@
 #include "nn/decoder.h"
 #include "nn/recompute.h"
 #include "optim/engine_shards.h"
+#include "parallel/cut_sequence.h"
 #include "plan/memory.h"
 #include "shard/engine_sizes.h"
 #include "shard/fully_shard.h"
@@ -28,10 +29,12 @@ static_assert(plan::kShardsOnTheDevice == shard::OffloadStreams::kPlaces);
 
 namespace {
 
-/// This rank's part of the global batch.
+/// This rank's rows of the global batch: those of all ranks of its context group.
 data::Placement placement(const config::Config& config, const comm::Communicator& communicator) {
-  return {.rank = communicator.rank(),
-          .world_size = communicator.world_size(),
+  const comm::MeshShape mesh = comm::resolve_mesh(config.mesh, communicator.world_size());
+  const comm::MeshCoordinate place = mesh.coordinate_of(communicator.rank());
+  return {.rank = place.dcn * mesh.data + place.data,
+          .world_size = mesh.row_ranks(),
           .gradient_accumulation_steps = config.training.gradient_accumulation_steps};
 }
 
@@ -59,8 +62,24 @@ data::TrainLoader open_training_data(const config::Config& config, const comm::C
                            placement(config, communicator));
 }
 
+std::shared_ptr<const parallel::CutSequence> cut_sequence(const config::Config& config,
+                                                          const comm::Mesh& mesh) {
+  if (mesh.shape().context == 1) return nullptr;
+  return std::make_shared<parallel::CutSequence>(
+      parallel::CutSequence{.rank = mesh.coordinate().context,
+                            .degree = mesh.shape().context,
+                            .group = mesh.context(),
+                            .attention = config.mesh.context_attention.value()});
+}
+
 data::PrefetchOptions prefetch_options(const config::Config& config, const comm::Mesh& mesh) {
   data::PrefetchOptions options{.depth = config.data.prefetch_batches, .device = mesh.world()->device()};
+  if (const auto cut = cut_sequence(config, mesh)) {
+    options.on_reading = [cut](data::Batch& batch) {
+      for (at::Tensor* tokens : {&batch.inputs, &batch.targets}) *tokens = cut->part_of(*tokens, 1);
+      batch.counted = batch.targets.ne(data::kIgnoredTarget).sum().item<int64_t>();
+    };
+  }
   if (config.fsdp.front == config::Front::kSpmd) {
     options.on_arrival = [mesh](data::Batch& batch) {
       for (const at::Tensor& tensor : {batch.inputs, batch.targets}) {
@@ -127,6 +146,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
                                  std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights) {
   ShardedModel parts;
   const std::shared_ptr<comm::Communicator>& communicator = mesh.world();
+  parts.cut = cut_sequence(config, mesh);
   comm::agree(*communicator, "model", [&] {
     parts.model = nn::make_decoder(config.model, at::kMeta);
     parts.float8 = apply_float8(config, *parts.model, communicator->device());
@@ -145,8 +165,10 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     // Otherwise each buffer of the first step would be a separate allocation.
     comm::CommonMemory* common = parts.engine->groups().shard->common_memory();
     try {
+      config::Config sized = config;
+      sized.mesh.context = mesh.shape().context;
       const plan::BufferShapes buffers = plan::buffer_shapes(
-          config, shard::unit_sizes(*parts.engine), common != nullptr,
+          sized, shard::unit_sizes(*parts.engine), common != nullptr,
           communicator->device().is_cpu() ? plan::PassDevice::kCpu : plan::PassDevice::kOfConfig);
       parts.engine->buffer_pool().reserve(buffers.own);
       if (common != nullptr) common->reserve(buffers.common);
@@ -242,7 +264,8 @@ TrainStep make_train_step(const config::Config& config, RunParts& parts, const d
        .loss = {.terms = {.label_smoothing = config.training.label_smoothing,
                           .z_loss = config.training.z_loss},
                 .function = nn::losses().get(config.training.loss, "training.loss"),
-                .plugin_values = config.plugin_values},
+                .plugin_values = config.plugin_values,
+                .cut = parts.cut},
        .counts_vary = data::counts_vary(config.data),
        .dropout_key = dropout_key,
        .max_grad_norm = config.training.max_grad_norm,

@@ -26,8 +26,9 @@ namespace fsdp::train {
 
 struct ShardedModel {
   std::shared_ptr<nn::Stage> model;
-  std::shared_ptr<shard::Engine> engine;  ///< shards the model
-  nn::Float8Layers float8;                ///< empty without training.float8
+  std::shared_ptr<const parallel::CutSequence> cut;  ///< of the rows that it gets; null: they are whole
+  std::shared_ptr<shard::Engine> engine;             ///< shards the model
+  nn::Float8Layers float8;                           ///< empty without training.float8
 };
 
 struct RunParts : ShardedModel {
@@ -42,9 +43,13 @@ struct RunParts : ShardedModel {
 /// than the model.
 data::TrainLoader open_training_data(const config::Config& config, const comm::Communicator& communicator);
 
-/// How batches come to the ranks of the mesh: on their devices, and with fsdp.front = "spmd" marked as parts of
-/// a global batch, so that the model does not cut them.
+/// How batches come to the ranks of the mesh: on their devices, with mesh.context as the rank's parts of the rows,
+/// and with fsdp.front = "spmd" marked as parts of a global batch, so that the model does not cut them.
 data::PrefetchOptions prefetch_options(const config::Config& config, const comm::Mesh& mesh);
+
+/// This rank's part of each sequence; null if sequences are whole.
+std::shared_ptr<const parallel::CutSequence> cut_sequence(const config::Config& config,
+                                                          const comm::Mesh& mesh);
 
 /// With fsdp.front = "spmd" marks an input of the model that is whole on every rank; else null.
 std::function<void(const at::Tensor& input)> marks_whole_inputs(const config::Config& config,

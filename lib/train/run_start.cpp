@@ -124,7 +124,7 @@ std::string products(const config::Config& config, const at::Device& device) {
 }
 
 /// ", attention by cuDNN kernels", on a GPU: which kernels libtorch chooses depends on GPU, type and shapes.
-std::string attention(const config::Config& config, const at::Device& device) {
+std::string attention(const config::Config& config, const comm::MeshShape& mesh, const at::Device& device) {
   const nn::ModelOptions& model = config.model;
   const bool is_built_in = model.architecture == "llama" || nn::is_gpt2(model);
   if (device.is_cpu() || !is_built_in || model.attention_dropout > 0) return "";
@@ -139,6 +139,10 @@ std::string attention(const config::Config& config, const at::Device& device) {
       one.scalar_type() != at::kFloat && !nn::is_gpt2(model);  // nn/attention.cpp repeats others
   const at::Tensor q = heads(model.num_attention_heads),
                    k = heads(grouped ? model.num_key_value_heads : model.num_attention_heads);
+  if (mesh.context > 1) {
+    return kernels::can_use_flash_attention(q, k, k) ? ", attention in blocks by flash kernels"
+                                                     : ", attention in blocks by matrix products";
+  }
   if (config.data.documents != data::DocumentTreatment::kMask) {
     return concat(", attention by ", kernels::name_of_attention(q, k, k), " kernels");
   }
@@ -151,6 +155,7 @@ std::string attention(const config::Config& config, const at::Device& device) {
 std::string how(const config::Config& config) {
   const auto& precision = config.mixed_precision;
   std::string text = config.fsdp.strategy.name();
+  if (config.fsdp.hybrid_optimizer == shard::HybridOptimizer::kGlobal) text += " with a global optimizer";
   if (precision.param_dtype != util::FloatType::kFloat32 ||
       precision.reduce_dtype != util::FloatType::kFloat32) {
     text += concat(", ", precision.param_dtype, " reduced in ", precision.reduce_dtype);
@@ -203,6 +208,9 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
     largest_unit_bytes = std::max(largest_unit_bytes, unit->storage().unsharded_bytes());
   }
   const int world = engine.communicator().world_size();
+  const comm::MeshShape& mesh = engine.mesh();
+  const std::string row_ranks =
+      concat(mesh.row_ranks(), mesh.context > 1 ? concat(" groups of ", mesh.context) : "", " ranks");
   const int64_t micro_batches = config.training.gradient_accumulation_steps;
   const int64_t tokens = loader.samples_per_step() * config.data.sequence_length;
   const double epochs = static_cast<double>(loader.samples_per_step() * config.training.steps) /
@@ -222,7 +230,7 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
   text +=
       concat("compute    ", device.is_cpu() ? "" : device.str() + ", ", config.mixed_precision.param_dtype,
              config.training.fused_kernels ? ", fused kernels" : ", composed operations",
-             products(config, device), attention(config, device),
+             products(config, device), attention(config, mesh, device),
              config.training.float8 != config::Float8Recipe::kNone
                  ? concat(", linear layers in float8 (", config.training.float8, ")")
                  : "",
@@ -238,9 +246,19 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
     text +=
         "attention  drops weights while training, so they exist as a whole and no kernel of tiles is used\n";
   }
-  text += concat("mesh       ", comm::to_string(engine.mesh()), ": ",
-                 shard::describe_groups(engine.mesh(), config.fsdp.strategy), "\n");
+  text +=
+      concat("mesh       ", comm::to_string(engine.mesh()), ": ",
+             shard::describe_groups(engine.mesh(), config.fsdp.strategy, config.fsdp.hybrid_optimizer), "\n");
+  if (mesh.context > 1) {
+    const bool rings = config.mesh.context_attention == comm::ContextAttention::kRing;
+    text += concat("context    each sequence over ", mesh.context, " ranks, ",
+                   with_commas(config.data.sequence_length / mesh.context),
+                   " tokens a rank in two chunks; keys and values ",
+                   rings ? "go round a ring" : "are gathered in each layer", "\n");
+  }
+  const int64_t of_slice = engine.slice_shard_bytes();
   text += concat("shard      ", human_bytes(engine.shard_bytes()), " of parameters a rank, ",
+                 of_slice > 0 ? concat(human_bytes(of_slice), " of its slice's beside them, ") : "",
                  for_gradients(engine), " for gradients", for_optimizer(config, engine), "\n");
   if (world > 1) {
     text += concat("step       sends ", human_bytes(sent), " a rank, holds at most ",
@@ -248,11 +266,11 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
   }
   if (config.data.max_tokens > 0) {
     text += concat("batch      ", loader.samples_per_step(), " batches of at most ",
-                   with_commas(config.data.max_tokens), " tokens a step (", world, " ranks x ", micro_batches,
+                   with_commas(config.data.max_tokens), " tokens a step (", row_ranks, " x ", micro_batches,
                    " micro-batches)\n");
   } else {
     text += concat("batch      ", loader.samples_per_step(), " sequences = ", with_commas(tokens),
-                   " tokens a step (", world, " ranks x ", micro_batches, " micro-batches x ",
+                   " tokens a step (", row_ranks, " x ", micro_batches, " micro-batches x ",
                    config.data.micro_batch_size, " sequences x ", config.data.sequence_length, " tokens)\n");
   }
   text += concat("data       ", with_commas(loader.num_tokens()), " tokens; ", config.training.steps,

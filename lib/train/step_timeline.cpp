@@ -9,6 +9,7 @@
 #include <set>
 
 #include "shard/autograd_hooks.h"
+#include "shard/unit_sizes.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -88,7 +89,8 @@ Words words_for(const std::string& op) {
   static const std::map<std::string, Words> words = {{"all_gather", {"gather issued", "gathered"}},
                                                      {"reduce_scatter", {"reduce issued", "reduced"}},
                                                      {"all_reduce", {"all-reduce issued", "all-reduced"}},
-                                                     {"broadcast", {"broadcast issued", "broadcast done"}}};
+                                                     {"broadcast", {"broadcast issued", "broadcast done"}},
+                                                     {"shift", {"shift issued", "shifted"}}};
   auto found = words.find(op);
   return found == words.end() ? Words{concat(op, " issued"), concat(op, " done")} : found->second;
 }
@@ -108,11 +110,13 @@ void add_lines(const comm::TraceEvent& event, std::vector<TimelineLine>& lines) 
         event.done_us ? took(event) : "to the end of the pass");
   } else {
     const Words words = words_for(event.op);
-    add(event.issue_us, words.issued, util::human_bytes(event.bytes));
+    const std::string where =
+        event.pass_or_event == shard::kBetweenSlices ? concat(" ", shard::kBetweenSlices) : "";
+    add(event.issue_us, words.issued, util::human_bytes(event.bytes) + where);
     if (!event.done_us) return;
     const double waited = event.waited_us();
     add(*event.done_us, words.done,
-        concat(took(event), waited > 0 ? concat(", waited ", milliseconds(waited)) : ", hidden"));
+        concat(took(event), waited > 0 ? concat(", waited ", milliseconds(waited)) : ", hidden", where));
   }
 }
 
@@ -220,6 +224,14 @@ std::string timeline_text(const StepRecord& step, const TimelineLimits& limits) 
   std::string text = heading;
   for (const TimelineLine& line : lines) text += line_of(line, step.begin_us, unit_width);
   return text + note;
+}
+
+shard::Traffic traffic_of(const comm::TraceEvent& event) {
+  if (event.op == "all_gather") return {.all_gathers = 1, .all_gather_bytes = event.bytes};
+  if (event.op == "reduce_scatter") return {.reduce_scatters = 1, .reduce_scatter_bytes = event.bytes};
+  if (event.op == "all_reduce") return {.all_reduces = 1, .all_reduce_bytes = event.bytes};
+  if (event.op == "shift") return {.shifts = 1, .shift_bytes = event.bytes};
+  return {};
 }
 
 CommunicationTime communication_time(const StepRecord& step) {

@@ -49,6 +49,9 @@ struct TimelineLimits {
 /// first and last units as the limit allows.
 std::string timeline_text(const StepRecord& step, const TimelineLimits& limits);
 
+/// Of one collective.
+shard::Traffic traffic_of(const comm::TraceEvent& collective);
+
 /// Communication of a step on this rank.
 struct CommunicationTime {
   double total_us = 0;  ///< in collectives, from their turn to their result, including waits for other ranks

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <utility>
 
+#include "kernels/below_autograd.h"
 #include "optim/engine_shards.h"
 #include "shard/grad_norm.h"
 #include "train/arriving_gradients.h"
@@ -72,6 +73,7 @@ StepResult TrainStep::run(const StepPosition& position) {
 
 StepResult TrainStep::update_without_waiting(const StepPosition& position, const at::Tensor& local_loss) {
   at::NoGradGuard no_grad;
+  const kernels::BelowAutograd below;
   shard::Engine& engine = parts_.engine;
   comm::Communicator& communicator = engine.communicator();
   StepResult result;

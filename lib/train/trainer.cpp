@@ -101,7 +101,7 @@ void Trainer::report_batch_change() {
   if (before == 0 || before == now || !is_first_rank()) return;
   const bool by_tokens = config_.data.max_tokens > 0;
   util::log_info(util::concat("the global batch is ", now, by_tokens ? " batches" : " samples",
-                              " per step from here on (", communicator_->world_size(), " ranks x ",
+                              " per step from here on (", mesh_->shape().row_ranks(), " ranks x ",
                               by_tokens ? "" : util::concat(config_.data.micro_batch_size, " x "),
                               config_.training.gradient_accumulation_steps, " micro-batches); it was ",
                               before, " up to step ", position_.step,
@@ -409,6 +409,7 @@ bool Trainer::validate() {
                                         {.bytes = token_bytes_.get(),
                                          .accuracy = config_.evaluation.accuracy,
                                          .prefetch = prefetch_options(config_, *mesh_),
+                                         .cut = parts_.cut,
                                          .stop_requested = [this] { return stop_is_requested(); }});
   summary_.stopped = !finished.has_value();
   if (!finished) return false;

@@ -1,17 +1,17 @@
-// collectives [rounds]: all-gather and reduce-scatter through shared memory, against gloo and against memcpy.
+// collectives [rounds]: all-gather, reduce-scatter and shift through shared memory, against gloo and memcpy.
 //
-// "c10d" is gloo as PyTorch uses it (ProcessGroupGloo's _allgather_base and _reduce_scatter_base, which is an
-// all-reduce), "gloo" is comm.backend = "gloo", which exchanges the parts and adds them up itself.
+// "c10d" is gloo as PyTorch uses it (ProcessGroupGloo's _allgather_base, _reduce_scatter_base, which is an
+// all-reduce, and its send and recv), "gloo" is comm.backend = "gloo", which exchanges the parts and adds them up itself.
 //
 // For worlds of 2 and of 4 processes and wholes of 256 KiB to 64 MiB (what an all-gather gives, what a
 // reduce-scatter takes; float32), each round runs all of them in turn, so that a busy machine disturbs all
 // alike. An all-gather's input is a shard of its own, as in training in fp32; its output over shared memory
 // is taken anew each time, as for a unit, and common to the ranks (comm/communicator.h). Other buffers are
 // those that the communicator allocates. The memcpy is of the bytes that an all-gather without common memory
-// fetches from others, in all processes at once. Times are medians on rank 0, from a barrier to its end of
+// fetches from others, in all processes at once. A shift is of as many. Times are medians on rank 0, from a barrier to its end of
 // the collective. "moved" is what all ranks' copies and additions over shared memory have read and written,
 // over the least that can be: each part of an all-gather is read and written once, and of a reduce-scatter
-// every input is read and every output written once. Not a test: figures of a machine vary, so they are
+// every input is read and every output written once, as of a shift. Not a test: figures of a machine vary, so they are
 // printed and not judged.
 
 #include <ATen/Functions.h>
@@ -25,6 +25,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <vector>
@@ -47,12 +48,14 @@ double median(std::vector<double> values) {
 }
 
 struct Buffers {
-  at::Tensor whole, shard, part;
+  at::Tensor whole, shard, part, sent, received;
 
   Buffers(Communicator& communicator, int64_t numel)
       : whole(communicator.allocate(numel, at::kFloat).fill_(1)),
         shard(at::ones({numel / communicator.world_size()})),
-        part(at::ones({numel / communicator.world_size()})) {}
+        part(at::ones({numel / communicator.world_size()})),
+        sent(whole.narrow(0, 0, numel - part.numel())),
+        received(communicator.allocate(sent.numel(), at::kFloat).fill_(1)) {}
 };
 
 /// As shard::Unit does it.
@@ -88,32 +91,46 @@ class Bench {
           timed([&] { c10d_._allgather_base(slow.whole, slow.shard)->wait(); }),
           timed([&] { gloo_.all_gather(slow.whole, slow.shard, {.unit = "bench"})->wait(); }),
           timed([&] { gather_in_common_memory(shm_, fast.shard); }, &moved_[0]),
-          timed([&] { std::memcpy(target.data_ptr(), source.data_ptr(), static_cast<size_t>(fetched)); }),
           timed([&] { c10d_._reduce_scatter_base(slow.part, slow.whole)->wait(); }),
           timed([&] { gloo_.reduce_scatter(slow.part, slow.whole, {.unit = "bench"})->wait(); }),
-          timed([&] { shm_.reduce_scatter(fast.part, fast.whole, {.unit = "bench"})->wait(); }, &moved_[1])};
+          timed([&] { shm_.reduce_scatter(fast.part, fast.whole, {.unit = "bench"})->wait(); }, &moved_[1]),
+          timed([&] { shift_over_c10d(slow); }),
+          timed([&] { gloo_.shift(slow.received, slow.sent, {.unit = "bench"})->wait(); }),
+          timed([&] { shm_.shift(fast.received, fast.sent, {.unit = "bench"})->wait(); }, &moved_[2]),
+          timed([&] { std::memcpy(target.data_ptr(), source.data_ptr(), static_cast<size_t>(fetched)); })};
       if (round < 0) continue;  // first touch
       for (size_t i = 0; i < kContestants; ++i) times[i].push_back(taken[i]);
     }
     const int64_t world = gloo_.world_size();
-    const at::Tensor moved = at::tensor({moved_[0], moved_[1]}, at::kLong);
+    const at::Tensor moved = at::tensor({moved_[0], moved_[1], moved_[2]}, at::kLong);
     shm_.all_reduce(moved, comm::ReduceOp::kSum, {.unit = "bench"})->wait();
     if (gloo_.rank() > 0) return;
-    const int64_t least[] = {2 * bytes, (world + 1) * bytes};
-    const double copy = median(times[3]);
-    for (size_t i : {size_t{0}, size_t{4}}) {
+    const int64_t least[] = {2 * bytes, (world + 1) * bytes, 2 * world * fetched};
+    constexpr const char* kNames[] = {"all_gather", "reduce_scatter", "shift"};
+    const double copy = median(times[kContestants - 1]);
+    for (size_t kind = 0; kind < std::size(kNames); ++kind) {
+      const size_t i = 3 * kind;
       const double c10d = median(times[i]), gloo = median(times[i + 1]), shm = median(times[i + 2]);
       std::printf(
           "%d ranks  %6.2f MiB  %-14s  c10d %9.1f us  gloo %9.1f us  shm %8.1f us: %5.1f and %5.1f times as"
           " fast, %5.2f of a memcpy's time (%.1f us), moved %.2f of the least\n",
-          gloo_.world_size(), static_cast<double>(bytes) / (1 << 20),
-          i == 0 ? "all_gather" : "reduce_scatter", c10d, gloo, shm, c10d / shm, gloo / shm, shm / copy, copy,
-          moved.data_ptr<int64_t>()[i / 4] / static_cast<double>(least[i / 4]));
+          gloo_.world_size(), static_cast<double>(bytes) / (1 << 20), kNames[kind], c10d, gloo, shm,
+          c10d / shm, gloo / shm, shm / copy, copy,
+          moved.data_ptr<int64_t>()[kind] / static_cast<double>(least[kind]));
     }
     std::fflush(stdout);
   }
 
  private:
+  void shift_over_c10d(const Buffers& buffers) {
+    const int rank = gloo_.rank(), world = gloo_.world_size();
+    std::vector<at::Tensor> received{buffers.received}, sent{buffers.sent};
+    const auto receive = c10d_.recv(received, (rank + world - 1) % world, 0);
+    const auto send = c10d_.send(sent, (rank + 1) % world, 0);
+    receive->wait();
+    send->wait();
+  }
+
   /// Microseconds; `moved` becomes the bytes that it has moved.
   double timed(const std::function<void()>& body, int64_t* moved = nullptr) {
     using Clock = std::chrono::steady_clock;
@@ -127,11 +144,11 @@ class Bench {
     return time;
   }
 
-  static constexpr size_t kContestants = 7;
+  static constexpr size_t kContestants = 10;
   c10d::ProcessGroupGloo& c10d_;
   Communicator &gloo_, &shm_;
   int rounds_;
-  int64_t moved_[2] = {};  ///< by this rank in the last all-gather and reduce-scatter over shared memory
+  int64_t moved_[3] = {};  ///< by this rank in the last of each kind over shared memory
 };
 
 void run_rank(int rank, int world_size, int port, int rounds) {

@@ -20,7 +20,7 @@ Manifest manifest_of(int64_t tensors) {
   manifest.files.push_back({"rank-00000.h5", 4096, "0123456789abcdef"});
   for (int64_t i = 0; i < tensors; ++i) {
     manifest.tensors.emplace(util::concat("model/layers.", i / 100, ".w", i % 100),
-                             TensorEntry{.shape = {2, 3}, .ranges = {{.begin = 0, .end = 6, .file = 0}}});
+                             TensorEntry{.shape = {2, 3}, .ranges = {{.part = {0, 6}, .file = 0}}});
   }
   manifest.training = {{"samples", 28}, {"scale", 65536.0}, {"name", "\u00e4"}};
   return manifest;

@@ -3,16 +3,20 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <numeric>
 
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
 #include "comm/communicator.h"
 #include "nn/hooked.h"
 #include "optim/engine_shards.h"
+#include "optim/optimizer_state.h"
 #include "shard/fully_shard.h"
+#include "support/optimizer_over_shards.h"
 #include "support/sharded_run.h"
 #include "support/temporary_folder.h"
 #include "support/wrapped_paths.h"
@@ -146,6 +150,76 @@ TEST(StateSlices, OfSeveralRowsAreGivenWholeByOneReplicaOrAnother) {
   });
   for (const auto& [name, counts] : written) EXPECT_EQ(counts, std::vector<int>(counts.size(), 1)) << name;
   for (int64_t elements : of_rank) EXPECT_GT(elements, 0);
+}
+
+TEST(StateSlices, OfParametersInSeveralPartsAreLoadedByAnyOtherCut) {
+  const std::vector<testing::Cut> cuts = {
+      {.name = "in rows", .world_size = 3, .in_rows = true},
+      {.name = "replicas in rows", .world_size = 6, .strategy = "hybrid_shard", .dcn = 3, .in_rows = true},
+      {.name = "alone", .world_size = 1},
+      {.name = "by dimensions", .world_size = 2, .layout = "per_parameter"}};
+  for (const char* name : {"adamw", "adafactor"}) {
+    optim::OptimizerOptions options;
+    options.name = name;
+    for (const testing::Cut& from : cuts) {
+      testing::TemporaryFolder folder;
+      testing::Tensors weights;
+      optim::FullOptimizerState states;
+      comm::run_ranks_as_threads(from.world_size, [&](comm::Communicator& communicator) {
+        testing::OptimizedRank rank(from, options, communicator);
+        rank.step();
+        save_sharded({.root = folder.path(), .step = 1, .layout = "flat"},
+                     state_slices(rank.engine(), rank.optimizer(), SlicePurpose::kSave), communicator);
+        const auto whole = shard::full_state_dict(rank.engine());
+        auto state = optim::full_optimizer_state(rank.engine(), rank.optimizer());
+        if (communicator.rank() != 0) return;
+        for (const auto& [parameter, tensor] : whole) weights[parameter] = tensor;
+        states = std::move(state);
+      });
+      const auto saved = folder.path() / step_folder_name(1);
+      for (const testing::Cut& to : cuts) {
+        const std::string what = util::concat(name, ", ", from.name, " to ", to.name);
+        comm::run_ranks_as_threads(to.world_size, [&](comm::Communicator& communicator) {
+          testing::OptimizedRank rank(to, options, communicator);
+          load_slices(saved, read_manifest(saved),
+                      state_slices(rank.engine(), rank.optimizer(), SlicePurpose::kLoad),
+                      {.refuse_unexpected = true});
+          for (const auto& [parameter, tensor] : shard::full_state_dict(rank.engine())) {
+            EXPECT_TRUE(at::equal(tensor, weights.at(parameter))) << what << " " << parameter;
+          }
+          for (auto& [parameter, state] :
+               optim::full_optimizer_state(rank.engine(), rank.optimizer()).parameters) {
+            for (const auto& [kind, tensor] : state.states) {
+              EXPECT_TRUE(at::equal(tensor, states.parameters.at(parameter).states.at(kind)))
+                  << what << " " << kind << " of " << parameter;
+            }
+          }
+        });
+      }
+    }
+  }
+}
+
+// Rows of the largest part are shared by the replicas; whole segments in turn would leave it to one of them.
+TEST(StateSlices, OfSomeRowsAreCutByReplicas) {
+  std::mutex mutex;
+  std::vector<int64_t> of_rank(3);
+  comm::run_ranks_as_threads(3, [&](comm::Communicator& communicator) {
+    testing::OptimizedRank rank({.name = "", .world_size = 3, .strategy = "no_shard"}, {}, communicator);
+    for (const shard::Segment& each : rank.engine().segments()) {
+      if (each.shape.size() != 2) continue;
+      auto& segment = const_cast<shard::Segment&>(each);  // all rows but the first
+      segment.range = {0, each.shape[1], each.shape[0], 1, each.shape[0]};
+      segment.shard_offset += each.shape[1];
+    }
+    std::lock_guard lock(mutex);
+    for (const auto& slice : state_slices(rank.engine(), rank.optimizer(), SlicePurpose::kSave)) {
+      EXPECT_EQ(slice.data.numel(), slice.numel());
+      if (slice.shape.size() == 2) of_rank[static_cast<size_t>(communicator.rank())] += slice.numel();
+    }
+  });
+  const int64_t most = *std::max_element(of_rank.begin(), of_rank.end());
+  EXPECT_LT(most, std::accumulate(of_rank.begin(), of_rank.end(), int64_t{0}) / 2);
 }
 
 TEST(FlatParameters, LeaveOutPaddingAndFrozenParametersAndMarkWhatDoesNotDecay) {

@@ -5,6 +5,7 @@
 
 #include "support/checkpoint_fixtures.h"
 #include "support/safetensors_files.h"
+#include "util/rectangle_view.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -122,33 +123,40 @@ class CountingSource final : public TensorSource {
   SafetensorsReader inner_;
 };
 
-TEST_F(WeightsTest, AreReadByColumnsOfAnyViewAsRows) {
+TEST_F(WeightsTest, AreReadByRectanglesOfAnyView) {
   at::Tensor small = at::randn({12, 10}), wide = at::randn({6, 5000}).to(at::kBFloat16);
   write_safetensors(folder_.path() / "w.safetensors", {{"small", small}, {"wide", wide}});
   auto source = std::make_shared<CountingSource>(folder_.path() / "w.safetensors");
   Weights weights;
   weights.add(source);
-  struct Part {
+  struct Case {
     at::Tensor whole;
-    int64_t rows, begin, end, bytes;
+    util::Rectangle part;
+    int64_t bytes;
   };
-  const std::vector<Part> parts = {
-      {small, 1, 7, 93, (93 - 7) * 4},        // a range
-      {small, 12, 3, 7, 12 * 10 * 4},         // pieces too small to be read apart
-      {small, 3, 0, 40, 12 * 10 * 4},         // all of it
-      {small, 12, 4, 4, 0},                   // nothing
-      {wide, 6, 100, 2300, 6 * 2200 * 2},     // a piece of each row
-      {wide, 6, 4999, 5000, 6 * 5000 * 2},    // a column
-      {wide, 2, 12000, 15000, 2 * 3000 * 2},  // rows that are not the tensor's own
+  const std::vector<Case> cases = {
+      {small, {7, 93}, (93 - 7) * 4},              // a range
+      {small, {3, 7, 12}, 12 * 10 * 4},            // pieces too small to be read apart
+      {small, {3, 7, 12, 2, 5}, 3 * 10 * 4},       // of some rows
+      {small, {0, 40, 3}, 12 * 10 * 4},            // all of it
+      {small, {0, 40, 3, 1, 2}, 40 * 4},           // a row
+      {small, {4, 4, 12}, 0},                      // nothing
+      {small, {4, 7, 12, 5, 5}, 0},                // nothing
+      {wide, {100, 2300, 6}, 6 * 2200 * 2},        // a piece of each row
+      {wide, {100, 2300, 6, 4, 6}, 2 * 2200 * 2},  // of some rows
+      {wide, {4999, 5000, 6}, 6 * 5000 * 2},       // a column
+      {wide, {12000, 15000, 2}, 2 * 3000 * 2},     // rows that are not the tensor's own
   };
-  for (const Part& part : parts) {
-    const std::string name = part.whole.is_same(small) ? "small" : "wide";
-    at::Tensor read = at::zeros({part.rows, part.end - part.begin});
+  for (const auto& [whole, part, bytes] : cases) {
+    const std::string name = whole.is_same(small) ? "small" : "wide";
+    const std::string what =
+        util::concat(name, ", columns from ", part.begin, ", rows from ", part.row_begin);
+    at::Tensor read = at::zeros({part.numel()});
     source->bytes = 0;
-    weights.read_columns_into(name, part.begin, read);
-    at::Tensor expected = part.whole.reshape({part.rows, -1}).narrow(1, part.begin, part.end - part.begin);
-    EXPECT_TRUE(at::equal(read, expected.to(at::kFloat))) << name << ", " << part.rows << " rows";
-    EXPECT_EQ(source->bytes, part.bytes) << name << ", " << part.rows << " rows from " << part.begin;
+    weights.read_part_into(name, part, read);
+    const at::Tensor expected = util::rectangle_view(whole, part).flatten();
+    EXPECT_TRUE(at::equal(read, expected.to(at::kFloat))) << what;
+    EXPECT_EQ(source->bytes, bytes) << what;
   }
 }
 

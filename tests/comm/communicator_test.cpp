@@ -158,6 +158,57 @@ TEST_P(Collectives, BroadcastCopiesTheRoot) {
   });
 }
 
+TEST_P(Collectives, ShiftSendsToTheNextRankAndReceivesFromTheOneBefore) {
+  run([](Communicator& communicator) {
+    const int world = communicator.world_size(), rank = communicator.rank();
+    const int previous = (rank + world - 1) % world;
+    for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kLong, at::kByte}) {
+      for (int64_t numel : {0, 1, 3, 1000, 8191, 70'001}) {
+        at::Tensor mine = numbers_of(rank, numel, dtype), expected = numbers_of(previous, numel, dtype);
+        at::Tensor shared = communicator.allocate(numel, dtype).copy_(mine);
+        at::Tensor output = communicator.allocate(numel, dtype), ordinary = at::empty({numel}, dtype);
+        auto first = communicator.shift(output, shared, {.unit = "keys"});
+        auto second = communicator.shift(ordinary, mine, {.unit = "values"});
+        first->wait();
+        second->wait();
+        EXPECT_TRUE(at::equal(output, expected)) << numel << " of " << c10::toString(dtype);
+        EXPECT_TRUE(at::equal(ordinary, expected)) << numel << " of " << c10::toString(dtype);
+        EXPECT_TRUE(at::equal(shared, mine)) << "the input is only read";
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, ShiftsGoAllTheWayAroundBesideOtherCollectives) {
+  run([](Communicator& communicator) {
+    const int world = communicator.world_size(), rank = communicator.rank();
+    for (int64_t numel : {4, 20'000}) {
+      at::Tensor now = at::full({2, numel}, rank, at::kFloat), next = at::empty({2, numel});
+      for (int step = 1; step <= 2 * world; ++step) {
+        at::Tensor sum = at::ones({1});
+        auto shifted = communicator.shift(next, now, {.unit = "ring"});
+        auto summed = communicator.all_reduce(sum, ReduceOp::kSum, {.unit = "loss"});
+        shifted->wait();
+        summed->wait();
+        ASSERT_TRUE(at::equal(next, at::full({2, numel}, (rank + 2 * world - step) % world, at::kFloat)));
+        ASSERT_EQ(sum.item<int>(), world);
+        std::swap(now, next);
+        next.fill_(-1);
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, ShiftRefusesTensorsThatDoNotFit) {
+  run([](Communicator& communicator) {
+    at::Tensor three = at::ones({3}), columns = at::ones({3, 3}).t();
+    EXPECT_THROW(communicator.shift(at::ones({2}), three, {.unit = "test"}), Error);
+    EXPECT_THROW(communicator.shift(at::ones({3}, at::kLong), three, {.unit = "test"}), Error);
+    EXPECT_THROW(communicator.shift(at::ones({3, 3}), columns, {.unit = "test"}), Error);
+    communicator.barrier({.unit = "still usable"});
+  });
+}
+
 TEST_P(Collectives, SeveralMayBeUnderWay) {
   run([](Communicator& communicator) {
     int world = communicator.world_size();
@@ -182,6 +233,9 @@ TEST_P(Collectives, HoldNoTensorOnceTheyAreDone) {
       ASSERT_EQ(whole.storage().use_count(), 1u) << "in round " << i;
       communicator.all_gather(whole, part, {.unit = "a"})->wait();
       ASSERT_EQ(part.storage().use_count(), 1u) << "in round " << i;
+      at::Tensor moved = at::empty({1024});
+      communicator.shift(moved, part, {.unit = "a"})->wait();
+      ASSERT_EQ(moved.storage().use_count() + part.storage().use_count(), 2u) << "in round " << i;
     }
   });
 }
@@ -267,6 +321,59 @@ TEST_P(Failures, ALostPeerIsAnErrorThatNamesCollectiveAndRank) {
   };
   run(3, 20, body);
   EXPECT_EQ(checked, 2);
+}
+
+// Rank 1 has its part of the shift, but not of what follows.
+TEST_P(Failures, AShiftNamesALostPeerToo) {
+  std::atomic<int> checked = 0;
+  run(3, 20, [&](Communicator& communicator) {
+    if (communicator.rank() == 2) return;  // its connections close
+    at::Tensor next = at::empty({30'000}), now = at::ones({30'000});
+    std::string text;
+    try {
+      communicator.shift(next, now, {.unit = "keys", .pass = "forward"})->wait();
+      communicator.barrier({.unit = "end"});
+    } catch (const Error& error) {
+      text = error.what();
+      EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << text;
+    }
+    EXPECT_NE(text.find("no answer from rank 2"), std::string::npos) << text;
+    checked += text.find("shift of keys (forward)") != std::string::npos;
+  });
+  EXPECT_GE(checked, 1);
+}
+
+TEST_P(Failures, AShiftFromAPeerThatDoesNotComeIsATimeout) {
+  std::atomic<bool> done = false;
+  run(2, 1, [&](Communicator& communicator) {
+    while (communicator.rank() == 1 && !done) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    if (communicator.rank() == 1) return;
+    std::string text;
+    try {
+      at::Tensor next = at::empty({3}), now = at::ones({3});
+      communicator.shift(next, now, {.unit = "keys"})->wait();
+    } catch (const Error& error) {
+      text = error.what();
+      EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << text;
+    }
+    EXPECT_NE(text.find("shift of keys (other) failed on rank 0"), std::string::npos) << text;
+    EXPECT_NE(text.find("no answer from rank 1"), std::string::npos) << text;
+    done = true;
+  });
+}
+
+// What rank 1 would receive is not what it waits for.
+TEST_P(Failures, ShiftsOfDifferentSizesAreAnError) {
+  std::atomic<int> failed = 0, left = 0;
+  run(2, 1, [&](Communicator& communicator) {
+    const int64_t numel = communicator.rank() == 0 ? 3 : 5;
+    at::Tensor next = at::full({numel}, -1.0f), now = at::ones({numel});
+    EXPECT_THROW(communicator.shift(next, now, {.unit = "keys"})->wait(), Error);
+    EXPECT_TRUE(at::equal(next, at::full({numel}, -1.0f)));
+    ++failed;
+    for (++left; left < 2;) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  });
+  EXPECT_EQ(failed, 2);
 }
 
 TEST_P(Failures, APeerThatDoesNotComeIsATimeout) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -34,6 +35,13 @@ TEST(FakeCommunicator, ReducesToItsPartOfItsOwnInput) {
   at::Tensor sum = at::ones({2});
   fake.all_reduce(sum, ReduceOp::kSum, {.unit = "u"})->wait();
   EXPECT_TRUE(at::equal(sum, at::ones({2})));
+}
+
+TEST(FakeCommunicator, ShiftsAsIfAllRanksSentTheSame) {
+  FakeCommunicator fake(2);
+  at::Tensor output = at::full({2, 2}, NAN);
+  fake.shift(output, at::ones({2, 2}), {.unit = "u"})->wait();
+  EXPECT_TRUE(at::equal(output, at::ones({2, 2})));
 }
 
 TEST(FakeCommunicator, IsDoneAtTheCallByDefault) {

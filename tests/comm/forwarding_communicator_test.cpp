@@ -44,10 +44,13 @@ TEST(ForwardingCommunicator, HandsEveryCollectiveToTheInnerOne) {
     at::Tensor sent = at::full({3}, own);
     plain.broadcast(sent, 1, site)->wait();
     EXPECT_TRUE(sent.equal(at::ones({3})));
+    at::Tensor from_before = at::empty({1});
+    plain.shift(from_before, at::full({1}, own), site)->wait();
+    EXPECT_EQ(from_before.item<float>(), 1 - own);
     plain.barrier(site);
     EXPECT_EQ(counting->names(),
               (std::vector<std::string>{"all_gather test", "reduce_scatter test", "all_reduce test",
-                                        "broadcast test", "barrier test"}));
+                                        "broadcast test", "shift test", "barrier test"}));
     EXPECT_EQ(counting->calls()[0].numel, 2);
     EXPECT_EQ(counting->calls()[1].numel, 2);
   });

@@ -104,6 +104,9 @@ class HierarchicalResults : public ::testing::TestWithParam<HostSetting> {
       communicator.broadcast(sent, root, {.unit = "test"})->wait();
       ASSERT_TRUE(at::equal(sent, everyone[static_cast<size_t>(root)])) << "broadcast";
     }
+    at::Tensor shifted = filled(communicator, shared, at::zeros({numel}, dtype));
+    communicator.shift(shifted, filled(communicator, shared, mine), {.unit = "test"})->wait();
+    ASSERT_TRUE(at::equal(shifted, everyone[static_cast<size_t>((rank + world - 1) % world)])) << "shift";
     communicator.barrier({.unit = "test"});
   }
 };
@@ -129,13 +132,12 @@ TEST_P(HierarchicalResults, AreThoseOfTheDocumentedOrderOfSums) {
       });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, HierarchicalResults,
-                         ::testing::Values(HostSetting{"2x2", {0, 0, 1, 1}},
-                                           HostSetting{"3x2", {0, 0, 1, 1, 2, 2}},
-                                           HostSetting{"2x3", {0, 0, 0, 1, 1, 1}},
-                                           HostSetting{"DealtOut", {0, 1, 2, 0, 1, 2}},
-                                           HostSetting{"Mixed", {1, 0, 0, 1}}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, HierarchicalResults,
+    ::testing::Values(HostSetting{"2x2", {0, 0, 1, 1}}, HostSetting{"3x2", {0, 0, 1, 1, 2, 2}},
+                      HostSetting{"2x3", {0, 0, 0, 1, 1, 1}}, HostSetting{"DealtOut", {0, 1, 2, 0, 1, 2}},
+                      HostSetting{"Mixed", {1, 0, 0, 1}}, HostSetting{"Staggered", {0, 0, 1, 0, 1, 1}}),
+    [](const auto& info) { return info.param.name; });
 
 TEST(HierarchicalCommunicator, ReducesTensorsOfAnyShape) {
   testing::run_ranks_over("hierarchical2", {.world_size = 4}, [](Group& communicator) {
@@ -170,6 +172,9 @@ TEST(HierarchicalCommunicator, LetsBuffersBeUsedAgainAtOnce) {
         small.fill_(rank);
         group->broadcast(small, round % 4, {.unit = "test"})->wait();
         ASSERT_EQ(small[0].item<float>(), round % 4);
+        all.fill_(rank);
+        group->shift(part, all.narrow(0, 0, numel), {.unit = "test"})->wait();
+        ASSERT_EQ(part[numel - 1].item<int>(), (rank + 3) % 4);
       }
     }
   });

@@ -79,6 +79,9 @@ std::vector<at::Tensor> results_of(Communicator& communicator,
       at::Tensor sent = filled(communicator, shared, shift, mine);
       communicator.broadcast(sent, world - 1, {.unit = "test"})->wait();
       results.push_back(sent);
+      at::Tensor shifted = filled(communicator, shared, shift, at::zeros({numel}, dtype));
+      communicator.shift(shifted, filled(communicator, shared, shift, mine), {.unit = "test"})->wait();
+      results.push_back(shifted);
     }
   }
   return results;
@@ -163,6 +166,9 @@ TEST(ShmCommunicator, LetsBuffersBeUsedAgainAtOnce) {
         small.fill_(rank);
         communicator->broadcast(small, round % 4, {.unit = "test"})->wait();
         ASSERT_EQ(small[0].item<float>(), round % 4);
+        all.fill_(rank);
+        communicator->shift(part, all.narrow(0, 0, numel), {.unit = "test"})->wait();
+        ASSERT_EQ(part[numel - 1].item<int>(), (rank + 3) % 4);
       }
     }
   });

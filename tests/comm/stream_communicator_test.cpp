@@ -147,6 +147,7 @@ TEST_P(QueuedCollectives, RefuseTensorsThatDoNotFitAtTheCall) {
     EXPECT_THROW(communicator.all_gather(odd, two, {.unit = "test"}), Error);
     EXPECT_THROW(communicator.reduce_scatter(two, odd, {.unit = "test"}), Error);
     EXPECT_THROW(communicator.broadcast(two, communicator.world_size(), {.unit = "test"}), Error);
+    EXPECT_THROW(communicator.shift(odd, two, {.unit = "test"}), Error);
     communicator.barrier({.unit = "still usable"});
   });
 }

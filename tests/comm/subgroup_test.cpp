@@ -67,6 +67,10 @@ TEST_P(Subgroups, NumberTheirRanksFromZeroAndCommunicateAmongThemselves) {
     EXPECT_TRUE(at::equal(part, mine * size));
     group->broadcast(mine, size - 1, {.unit = "test"})->wait();
     EXPECT_EQ(mine[0].item<int>(), ranks.back());
+    at::Tensor from_before = at::empty({2});
+    mine.fill_(world.rank());
+    group->shift(from_before, mine, {.unit = "test"})->wait();
+    EXPECT_EQ(from_before[1].item<int>(), ranks[static_cast<size_t>((group->rank() + size - 1) % size)]);
     group->barrier({.unit = "test"});
     EXPECT_EQ(all_gather_text(*group, std::to_string(world.rank()), {.unit = "test"}).back(),
               std::to_string(ranks.back()));
@@ -122,6 +126,9 @@ TEST_P(QueuedSubgroups, DoNotWaitForEachOther) {
     at::Tensor slow = at::ones({1});
     auto held_up = dcn->all_reduce(slow, ReduceOp::kSum, {.unit = "slow"});
     for (int i = 0; i < 20; ++i) EXPECT_EQ(sum_over(*data, 1), 2);
+    at::Tensor mine = at::full({20'000}, world.rank(), at::kFloat), other = at::empty({20'000});
+    data->shift(other, mine, {.unit = "ring"})->wait();
+    EXPECT_EQ(other[-1].item<int>(), 2 * row + 1 - world.rank());
     EXPECT_EQ(sum_over(world, 1), 4);
     if (++done == 4) promise.set_value();
     held_up->wait();

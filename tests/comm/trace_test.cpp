@@ -39,17 +39,18 @@ TEST(Trace, WritesCollectivesInIssueOrderWithPayloadAndTimes) {
   gather->wait();
   communicator->all_reduce(four, ReduceOp::kSum, {.unit = "norm", .pass = "optimizer"})->wait();
   communicator->broadcast(four.narrow(0, 0, 1), 0, {.unit = "x"})->wait();
+  communicator->shift(out.narrow(0, 0, 2), four.narrow(0, 0, 2), {.unit = "keys"})->wait();
   trace->begin_step(4);  // a file can be read up to the step under way
 
   auto lines = lines_of(folder, "trace.jsonl");
-  ASSERT_EQ(lines.size(), 5u);
+  ASSERT_EQ(lines.size(), 6u);
   std::vector<std::string> ops;
   for (const auto& line : lines) {
     ops.push_back(line["op"]);
     EXPECT_EQ(line["step"], 3);
   }
-  EXPECT_EQ(ops,
-            (std::vector<std::string>{"all_gather", "reduce_scatter", "buffer", "all_reduce", "broadcast"}));
+  EXPECT_EQ(ops, (std::vector<std::string>{"all_gather", "reduce_scatter", "buffer", "all_reduce",
+                                           "broadcast", "shift"}));
   EXPECT_EQ(lines[0]["unit"], "a");
   EXPECT_EQ(lines[0]["pass"], "forward");
   EXPECT_EQ(lines[0]["bytes"], 16);
@@ -62,6 +63,7 @@ TEST(Trace, WritesCollectivesInIssueOrderWithPayloadAndTimes) {
   EXPECT_GE(lines[2]["at_us"], lines[1]["issue_us"]);
   EXPECT_LE(lines[2]["at_us"], lines[3]["issue_us"]);
   EXPECT_EQ(lines[4]["bytes"], 4);
+  EXPECT_EQ(lines[5]["bytes"], 8);
 }
 
 TEST(Trace, KeepsTheEventsOfAStepInMemory) {

@@ -191,6 +191,60 @@ TEST(Conflicts, NoMicroStepsNeedAGlobalBatch) {
   EXPECT_TRUE(find_conflicts(config).empty());
 }
 
+TEST(Conflicts, SequencesThatAreCutHaveOneLengthAndBuiltInAttention) {
+  const auto conflict = [](const std::function<void(Config&)>& change) {
+    Config config;
+    config.mesh.context = 2;
+    EXPECT_TRUE(find_conflicts(config).empty());
+    change(config);
+    return only_conflict(config);
+  };
+  const auto expect = [](const std::string& found, const std::string& expected) {
+    EXPECT_NE(found.find(expected), std::string::npos) << found;
+  };
+  expect(conflict([](Config& config) { config.model.attention_dropout = 0.1; }),
+         "mesh.context must be 1 with dropout of attention weights, which never exist as a whole, but "
+         "model.attention_dropout = 0.1; leave one of the two out");
+  expect(conflict([](Config& config) { config.training.cuda_graphs = true; }),
+         "mesh.context must be 1 with training.cuda_graphs");
+  expect(conflict([](Config& config) { config.fsdp.front = "spmd"; }),
+         "mesh.context must be 1 with fsdp.front");
+  expect(
+      conflict([](Config& config) {
+        config.data.documents = "split";
+        config.data.max_tokens = 512;
+      }),
+      "mesh.context must be 1 with data.max_tokens, because rows must all have the length that is cut, but that "
+      "is 512");
+}
+
+TEST(CheckWorld, AsksForSequencesThatDivideIntoChunks) {
+  Config config;
+  config.mesh = {.dcn = 1, .data = -1, .context = 3};
+  EXPECT_EQ(
+      world_error(config, 6),
+      "data.sequence_length must be a multiple of 2 * mesh.context = 6, because each of 3 processes gets two "
+      "chunks of a sequence, but is 256 = 42 * 6 + 4; set it to 252 or 258");
+  config.data.sequence_length = 252;
+  EXPECT_EQ(check_world(config, 6), (comm::MeshShape{.dcn = 1, .data = 2, .context = 3}));
+  config.data.sequence_length = 4;
+  EXPECT_NE(world_error(config, 6).find("; set it to 6"), std::string::npos);
+}
+
+TEST(CheckWorld, AsksForTokensOfAProcessThatSuitEightBits) {
+  Config config;
+  config.mesh = {.dcn = 1, .data = 1, .context = 4};
+  config.training.float8 = Float8Recipe::kTensorwise;
+  config.mixed_precision.param_dtype = util::FloatType::kBFloat16;
+  config.data.sequence_length = 8;
+  config.data.micro_batch_size = 6;
+  EXPECT_NE(
+      world_error(config, 4).find(
+          "but that is 6 (data.micro_batch_size) * 8 (data.sequence_length) / 4 (mesh.context) = 12 = 0 * 16 "
+          "+ 12; change one of the three"),
+      std::string::npos);
+}
+
 TEST(CheckWorld, AsksForTheProductOfTheMesh) {
   Config config;
   for (int world : {1, 2, 7}) check_world(config, world);
@@ -199,9 +253,9 @@ TEST(CheckWorld, AsksForTheProductOfTheMesh) {
   EXPECT_NE(world_error(config, 8).find("8 = 1 x 6 + 2; start a multiple of 6 processes"), std::string::npos);
   config.mesh = {.dcn = 2, .data = 3, .model = 1};
   check_world(config, 6);
-  EXPECT_NE(
-      world_error(config, 4).find("mesh.dcn 2 x mesh.data 3 x mesh.model 1 = 6, but the run has 4 processes"),
-      std::string::npos);
+  EXPECT_NE(world_error(config, 4).find(
+                "mesh.dcn 2 x mesh.data 3 x mesh.context 1 x mesh.model 1 = 6, but the run has 4 processes"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -82,5 +82,23 @@ TEST(GlobalBatch, CountsBatchesWhereTheyAreMadeByTokens) {
   EXPECT_EQ(config.training.gradient_accumulation_steps, 3);
 }
 
+TEST(GlobalBatch, CountsTheRowsOfAContextGroupOnce) {
+  Config config;
+  config.mesh.context = 4;
+  config.data.micro_batch_size = 2;
+  config.training.global_batch_size = 16;
+  config.training.gradient_accumulation_steps = 0;
+  EXPECT_EQ(row_ranks(config, 8), 2);
+  resolve_batch(config, 8);
+  EXPECT_EQ(config.training.gradient_accumulation_steps, 4);
+  EXPECT_EQ(samples_per_step(config, 8), 16);
+  config.training.global_batch_size = 15;
+  config.training.gradient_accumulation_steps = 0;
+  EXPECT_NE(usage_error_of([&] {
+              resolve_batch(config, 8);
+            }).find("must be a multiple of 2 ranks of mesh.dcn x mesh.data * 2 (data.micro_batch_size) = 4"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace fsdp::config

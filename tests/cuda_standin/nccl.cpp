@@ -12,6 +12,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nccl_arithmetic.h"
@@ -33,13 +34,25 @@ thread_local std::string last_error;
 struct Buffers {
   const char* input = nullptr;
   char* output = nullptr;
-  Range ranges[2];
+  std::vector<Range> ranges;
 };
+
+/// A send or a receive.
+struct Transfer {
+  ncclComm_t comm;
+  cudaStream_t stream;
+  int peer;
+  Range range;  ///< a receive writes it
+  char* data;
+};
+
+/// The transfers of a thread's groups, which begin where the outermost group ends.
+thread_local std::vector<Transfer> grouped;
+thread_local int open_groups = 0;
 
 bool look_up(const char* who, const void* input, size_t input_bytes, void* output, size_t output_bytes,
              Buffers& buffers) {
-  buffers.ranges[0] = {input, input_bytes, false};
-  buffers.ranges[1] = {output, output_bytes, true};
+  buffers.ranges = {{input, input_bytes, false}, {output, output_bytes, true}};
   if (input_bytes > 0) buffers.input = static_cast<const char*>(standin_view(input, input_bytes, who));
   if (output_bytes > 0) buffers.output = static_cast<char*>(standin_view(output, output_bytes, who));
   return (input_bytes == 0 || buffers.input != nullptr) && (output_bytes == 0 || buffers.output != nullptr);
@@ -74,8 +87,8 @@ class OfTheDevice {
   long began_;
 };
 
-ncclResult_t collective(const char* name, ncclComm_t comm, cudaStream_t stream, const Buffers& buffers,
-                        std::function<void(NcclGroup&)> body) {
+ncclResult_t collective(const char* name, ncclComm_t comm, cudaStream_t stream,
+                        const std::vector<Range>& ranges, std::function<void(NcclGroup&)> body) {
   static const Faults faults;
   static std::atomic<long> issued{0};
   NcclGroup& group = *comm->group;
@@ -95,17 +108,17 @@ ncclResult_t collective(const char* name, ncclComm_t comm, cudaStream_t stream, 
   const bool fails = number == faults.failing;
   const long delay = number == faults.late ? faults.late_seconds : 0;
   standin_count("collectives");
-  const int error =
-      standin_submit(name, stream, buffers.ranges, 2, [&group, fails, delay, body = std::move(body)] {
-        const OfTheDevice accounting;
-        if (delay > 0) ::sleep(static_cast<unsigned>(delay));
-        if (fails) {
-          group.fail();
-          hang(group);
-        } else {
-          body(group);
-        }
-      });
+  const int error = standin_submit(name, stream, ranges.data(), static_cast<int>(ranges.size()),
+                                   [&group, fails, delay, body = std::move(body)] {
+                                     const OfTheDevice accounting;
+                                     if (delay > 0) ::sleep(static_cast<unsigned>(delay));
+                                     if (fails) {
+                                       group.fail();
+                                       hang(group);
+                                     } else {
+                                       body(group);
+                                     }
+                                   });
   return error == 0 ? ncclSuccess : ncclUnhandledCudaError;
 }
 
@@ -128,6 +141,88 @@ std::vector<char> sum_of_slots(NcclGroup& group, size_t offset, size_t bytes, nc
     }
   }
   return sum;
+}
+
+/// The bytes that a rank sends to each rank, and receives from it.
+struct Transfers {
+  uint64_t sent[NcclGroup::kMostRanks], received[NcclGroup::kMostRanks];
+};
+
+/// Rank `peer` and this one must say the same of what goes from one to the other.
+void compare(uint64_t sent, uint64_t received, const std::string& direction) {
+  if (sent == received) return;
+  const std::string what = "ranks of NCCL disagree: " + std::to_string(sent) + " bytes are sent and " +
+                           std::to_string(received) + " received " + direction;
+  standin_violation(what.c_str());
+}
+
+/// Sends and receives of a group. All ranks of the communicator must have one.
+void exchange(NcclGroup& group, const std::vector<Transfer>& transfers) {
+  if (!group.agree("sends and receives", 0)) return;
+  const int own_rank = group.rank();
+  Transfers own{};
+  for (const Transfer& transfer : transfers) {
+    uint64_t& bytes = (transfer.range.writes ? own.received : own.sent)[transfer.peer];
+    if (bytes > 0) standin_violation("two transfers from one rank to another in one group of NCCL");
+    bytes = transfer.range.bytes;
+  }
+  std::memcpy(group.slot(own_rank), &own, sizeof(own));
+  if (!group.barrier()) return;
+  uint64_t most = 0;
+  Transfers expected = own;  // by the others
+  for (int rank = 0; rank < group.ranks(); ++rank) {
+    Transfers theirs;
+    std::memcpy(&theirs, group.slot(rank), sizeof(theirs));
+    most = std::max(most, *std::max_element(theirs.sent, theirs.sent + group.ranks()));
+    compare(theirs.sent[own_rank], own.received[rank], "from rank " + std::to_string(rank));
+    compare(own.sent[rank], theirs.received[own_rank], "by rank " + std::to_string(rank));
+    expected.received[rank] = std::min(own.received[rank], theirs.sent[own_rank]);
+  }
+  if (!group.barrier()) return;
+  const size_t place = NcclGroup::kSlotBytes / group.ranks() / 64 * 64;  // a slot has one for each receiver
+  in_parts(most, place, [&](size_t at, size_t part) {
+    const auto left = [&](uint64_t bytes) { return std::min(part, bytes - std::min<uint64_t>(at, bytes)); };
+    for (const Transfer& transfer : transfers) {
+      if (transfer.range.writes) continue;
+      std::memcpy(group.slot(own_rank) + transfer.peer * place, transfer.data + at,
+                  left(transfer.range.bytes));
+    }
+    if (!group.barrier()) return false;
+    for (const Transfer& transfer : transfers) {
+      if (!transfer.range.writes) continue;
+      std::memcpy(transfer.data + at, group.slot(transfer.peer) + own_rank * place,
+                  left(expected.received[transfer.peer]));
+    }
+    return group.barrier();
+  });
+}
+
+ncclResult_t begin_transfers() {
+  if (open_groups > 0 || grouped.empty()) return ncclSuccess;
+  const std::vector<Transfer> transfers = std::exchange(grouped, {});
+  const Transfer& first = transfers.front();
+  std::vector<Range> ranges;
+  for (const Transfer& transfer : transfers) {
+    ranges.push_back(transfer.range);
+    if (transfer.comm == first.comm && transfer.stream == first.stream) continue;
+    standin_violation("transfers of several communicators or streams in one group of NCCL");
+    return ncclInvalidUsage;
+  }
+  return collective("sends and receives of NCCL", first.comm, first.stream, ranges,
+                    [transfers](NcclGroup& group) { exchange(group, transfers); });
+}
+
+ncclResult_t transfer(const char* name, const Range& range, int peer, ncclComm_t comm, cudaStream_t stream) {
+  standin_count(name);
+  char* const data =
+      range.bytes > 0 ? static_cast<char*>(standin_view(range.data, range.bytes, name)) : nullptr;
+  if (range.bytes > 0 && data == nullptr) return ncclInvalidArgument;
+  if (peer < 0 || peer >= comm->group->ranks()) {
+    standin_violation("a transfer of NCCL with a rank that does not exist");
+    return ncclInvalidArgument;
+  }
+  grouped.push_back({comm, stream, peer, range, data});
+  return begin_transfers();
 }
 
 ncclResult_t absent(const char* name) {
@@ -212,10 +307,20 @@ ncclResult_t ncclCommRegister(ncclComm_t, void*, size_t, void** handle) {
 }
 ncclResult_t ncclCommDeregister(ncclComm_t, void*) { return ncclSuccess; }
 
-// --- Collectives. libtorch issues one at a time, so groups of them change nothing.
+// --- Collectives. libtorch issues one at a time, so groups of them change nothing; those of transfers do.
 
-ncclResult_t ncclGroupStart() { return ncclSuccess; }
-ncclResult_t ncclGroupEnd() { return ncclSuccess; }
+ncclResult_t ncclGroupStart() {
+  ++open_groups;
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+  if (open_groups == 0) {
+    standin_violation("ncclGroupEnd() without ncclGroupStart()");
+    return ncclInvalidUsage;
+  }
+  --open_groups;
+  return begin_transfers();
+}
 ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t*) { return ncclSuccess; }
 
 ncclResult_t ncclAllGather(const void* input, void* output, size_t count, ncclDataType_t type,
@@ -224,7 +329,7 @@ ncclResult_t ncclAllGather(const void* input, void* output, size_t count, ncclDa
   Buffers buffers;
   if (!look_up("ncclAllGather", input, bytes, output, bytes * comm->group->ranks(), buffers))
     return ncclInvalidArgument;
-  return collective("ncclAllGather", comm, stream, buffers, [=](NcclGroup& group) {
+  return collective("ncclAllGather", comm, stream, buffers.ranges, [=](NcclGroup& group) {
     if (!group.agree("all-gather", bytes)) return;
     in_parts(bytes, NcclGroup::kSlotBytes, [&](size_t at, size_t part) {
       std::memcpy(group.slot(group.rank()), buffers.input + at, part);
@@ -243,7 +348,7 @@ ncclResult_t ncclReduceScatter(const void* input, void* output, size_t count, nc
   Buffers buffers;
   if (!look_up("ncclReduceScatter", input, bytes * comm->group->ranks(), output, bytes, buffers))
     return ncclInvalidArgument;
-  return collective("ncclReduceScatter", comm, stream, buffers, [=](NcclGroup& group) {
+  return collective("ncclReduceScatter", comm, stream, buffers.ranges, [=](NcclGroup& group) {
     if (!group.agree("reduce-scatter", bytes)) return;
     const size_t most = NcclGroup::kSlotBytes / group.ranks() / 64 * 64;  // a slot has a part for each rank
     in_parts(bytes, most, [&](size_t at, size_t part) {
@@ -264,7 +369,7 @@ ncclResult_t ncclAllReduce(const void* input, void* output, size_t count, ncclDa
   const size_t bytes = count * bytes_of(type);
   Buffers buffers;
   if (!look_up("ncclAllReduce", input, bytes, output, bytes, buffers)) return ncclInvalidArgument;
-  return collective("ncclAllReduce", comm, stream, buffers, [=](NcclGroup& group) {
+  return collective("ncclAllReduce", comm, stream, buffers.ranges, [=](NcclGroup& group) {
     if (!group.agree("all-reduce", bytes)) return;
     in_parts(bytes, NcclGroup::kSlotBytes, [&](size_t at, size_t part) {
       std::memcpy(group.slot(group.rank()), buffers.input + at, part);
@@ -283,7 +388,7 @@ ncclResult_t ncclBroadcast(const void* input, void* output, size_t count, ncclDa
   Buffers buffers;
   const size_t read = comm->group->rank() == root ? bytes : 0;
   if (!look_up("ncclBroadcast", input, read, output, bytes, buffers)) return ncclInvalidArgument;
-  return collective("ncclBroadcast", comm, stream, buffers, [=](NcclGroup& group) {
+  return collective("ncclBroadcast", comm, stream, buffers.ranges, [=](NcclGroup& group) {
     if (!group.agree("broadcast", bytes)) return;
     in_parts(bytes, NcclGroup::kSlotBytes, [&](size_t at, size_t part) {
       if (group.rank() == root) std::memcpy(group.slot(root), buffers.input + at, part);
@@ -296,6 +401,15 @@ ncclResult_t ncclBroadcast(const void* input, void* output, size_t count, ncclDa
 ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                        cudaStream_t stream) {
   return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
+}
+
+ncclResult_t ncclSend(const void* buffer, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return transfer("ncclSend", {buffer, count * bytes_of(type), false}, peer, comm, stream);
+}
+ncclResult_t ncclRecv(void* buffer, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return transfer("ncclRecv", {buffer, count * bytes_of(type), true}, peer, comm, stream);
 }
 
 // --- What libtorch refers to and nothing here calls.
@@ -318,12 +432,6 @@ ncclResult_t ncclMemFree(void*) { return absent("ncclMemFree"); }
 ncclResult_t ncclReduce(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, int, ncclComm_t,
                         cudaStream_t) {
   return absent("ncclReduce");
-}
-ncclResult_t ncclSend(const void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) {
-  return absent("ncclSend");
-}
-ncclResult_t ncclRecv(void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) {
-  return absent("ncclRecv");
 }
 ncclResult_t ncclAlltoAll(const void*, void*, size_t, ncclDataType_t, ncclComm_t, cudaStream_t) {
   return absent("ncclAlltoAll");

@@ -229,6 +229,8 @@ class Run:
         if program == "evaluate":
             code = self.train("checkpoint.save_at_end=true")
             return code or self.train("--evaluate", "out")
+        if program == "ranks":
+            return self.start("comm_gpu_test", "--gtest_filter=LaunchedRanks.*", ranks=self.configuration.ranks)
         if program == "doctor":
             return self.start("fsdp-train", "doctor", "config.toml", reports=False)
         if program in ("dry-run", "explain-step"):

@@ -1,4 +1,4 @@
-// Hybrid sharding, the layout per_parameter and float16 as runs of the real programs: the losses of one process.
+// Hybrid sharding, the layout per_parameter, cut sequences and float16 as runs of the real programs: the losses of one process.
 
 #include <gtest/gtest.h>
 
@@ -21,11 +21,11 @@ class Strategies : public ::testing::Test {
     std::vector<double> losses, grad_norms;
   };
 
-  /// Of 20 steps of 24 sequences.
-  Curves train(const std::string& run, int world_size, std::vector<std::string> overrides) {
+  /// Of 20 steps of 24 sequences, each of which is on `context` processes.
+  Curves train(const std::string& run, int world_size, std::vector<std::string> overrides, int context = 1) {
     overrides.push_back("run.output_dir=" + (folder_ / run).string());
     overrides.push_back("data.train=[\"" + (folder_ / "train.bin").string() + "\"]");
-    overrides.push_back("data.micro_batch_size=" + std::to_string(24 / world_size));
+    overrides.push_back("data.micro_batch_size=" + std::to_string(24 * context / world_size));
     const auto result = launch_training(world_size, folder_ / "config.toml", overrides);
     EXPECT_EQ(result.exit_code, 0) << result.err;
     said_ = result.err;
@@ -52,6 +52,26 @@ TEST_F(Strategies, FourProcessesAsTwoReplicasOfTwoTrainAsOneProcess) {
   const auto hybrid = train("hybrid", 4, {"fsdp.strategy=hybrid_shard", "mesh.dcn=2"});
   EXPECT_NE(said_.find("units sharded over data (2), replicated over dcn (2)"), std::string::npos) << said_;
   expect_near(hybrid, train("one", 1, {}), 1e-5);
+}
+
+TEST_F(Strategies, FourProcessesThatShareSequencesInTwosTrainAsOneProcess) {
+  const auto one = train("one", 1, {});
+  for (const char* attention : {"ring", "gather"}) {
+    const auto cut =
+        train(attention, 4, {"mesh.context=2", util::concat("mesh.context_attention=", attention)},
+              /*context=*/2);
+    EXPECT_NE(said_.find("units sharded over data x context (4)"), std::string::npos) << said_;
+    expect_near(cut, one, 1e-5);
+  }
+}
+
+TEST_F(Strategies, FourProcessesWithAGlobalOptimizerTrainAsTwoReplicasDo) {
+  const std::vector<std::string> hybrid = {"fsdp.strategy=hybrid_shard", "mesh.dcn=2"};
+  std::vector<std::string> global = hybrid;
+  global.push_back("fsdp.hybrid_optimizer=global");
+  const auto found = train("global", 4, global);
+  EXPECT_NE(said_.find("optimizer state sharded over dcn x data (4)"), std::string::npos) << said_;
+  expect_near(found, train("replicated", 4, hybrid), 1e-6);
 }
 
 TEST_F(Strategies, ParametersCutEachOnItsOwnTrainAsOneProcess) {

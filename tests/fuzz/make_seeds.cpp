@@ -46,9 +46,8 @@ Manifest small_manifest(int64_t world_size) {
   for (const char* name : {"model/a.weight", "optimizer/a.weight/exp_avg"}) {
     TensorEntry entry{.shape = {2, 3}, .dtype = at::kFloat};
     for (int64_t rank = 0; rank < world_size; ++rank) {
-      entry.ranges.push_back({.begin = 6 * rank / world_size,
-                              .end = 6 * (rank + 1) / world_size,
-                              .file = static_cast<size_t>(rank)});
+      entry.ranges.push_back(
+          {.part = {6 * rank / world_size, 6 * (rank + 1) / world_size}, .file = static_cast<size_t>(rank)});
     }
     manifest.tensors.emplace(name, entry);
   }
@@ -151,6 +150,13 @@ int main(int argc, char** argv) {
     std::ofstream(folder / "manifest" / ("world" + std::to_string(world)))
         << manifest_text(small_manifest(world));
   }
+  Manifest in_rows = small_manifest(2);
+  in_rows.tensors.at("model/a.weight") = {.shape = {2, 3},
+                                          .ranges = {{.part = {0, 2, 2, 0, 1}, .file = 0},
+                                                     {.part = {2, 3, 2}, .file = 1},
+                                                     {.part = {0, 2, 2, 1, 2}, .file = 1}},
+                                          .rows = 2};
+  std::ofstream(folder / "manifest/in_rows") << manifest_text(in_rows);
 
   at::Tensor six = at::arange(6, at::kFloat), five = at::arange(5, at::kFloat).to(at::kBFloat16);
   write_shard(folder / "shard_file/all",

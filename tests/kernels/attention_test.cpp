@@ -9,8 +9,10 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
+#include "kernels/attention_block.h"
 #include "util/matrix_units.h"
 #include "util/tensor_memory.h"
 
@@ -132,11 +134,53 @@ TEST_P(Attention, DoesNotDependOnTheNumberOfThreads) {
   for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(one[i].equal(three[i])) << i;
 }
 
+/// Attention to `keys` keys, the last queries of which are the queries of a block, and to the others.
+TEST_P(Attention, IsTheFormulaInBlocksThatAreMerged) {
+  for (const auto& [queries, keys] :
+       {std::pair(64, 256), std::pair(70, 133), std::pair(1, 9), std::pair(130, 640)}) {
+    const auto random = [](int64_t tokens, int64_t heads) {
+      return at::randn({2, tokens, heads, 16}).to(type());
+    };
+    const at::Tensor all_q = random(keys, 4), k = random(keys, 2), v = random(keys, 2),
+                     dy = random(queries, 4);
+    const at::Tensor q = all_q.narrow(1, keys - queries, queries);
+    Tensors leaves;
+    for (const at::Tensor& x : {all_q, k, v}) leaves.push_back(x.to(at::kDouble).requires_grad_(true));
+    const at::Tensor expected = formula(leaves[0], leaves[1], leaves[2]).narrow(1, keys - queries, queries);
+    const auto gradients = torch::autograd::grad({expected}, leaves, {dy.to(at::kDouble)});
+
+    const int64_t earlier = (keys - queries) / 2;  // seen as a whole
+    const auto block = [&](int64_t first, int64_t count, bool causal) {
+      return AttentionInputs{.q = q,
+                             .k = k.narrow(1, first, count),
+                             .v = v.narrow(1, first, count),
+                             .causal = causal,
+                             .matmul = GetParam().matmul};
+    };
+    const AttentionInputs before = block(0, earlier, false), own = block(earlier, keys - earlier, true);
+    AttentionOutputs sum = attention_block(own);
+    sum.y = sum.y.to(at::kFloat);
+    merge_attention(sum, attention_block(before));
+    const AttentionOutputs of{sum.y.to(type()), sum.log_sums};
+    const AttentionGradients one = attention_block_backward(before, of, dy),
+                             other = attention_block_backward(own, of, dy);
+    const auto expect_near = [&](const at::Tensor& found, const at::Tensor& wanted, const char* what) {
+      const double error = (found.to(at::kDouble) - wanted).abs().max().item<double>();
+      EXPECT_LE(error, (type() == at::kFloat ? 1e-5 : 2e-2) * wanted.abs().max().item<double>())
+          << what << " of " << queries << " by " << keys;
+    };
+    expect_near(sum.y, expected.detach(), "y");
+    expect_near(one.dq + other.dq, gradients[0].narrow(1, keys - queries, queries), "dq");
+    expect_near(at::cat({one.dk, other.dk}, 1), gradients[1], "dk");
+    expect_near(at::cat({one.dv, other.dv}, 1), gradients[2], "dv");
+  }
+}
+
 TEST_P(Attention, TakesTheMemoryThatAPlanCounts) {
   const int before = at::get_num_threads();
   at::set_num_threads(1);
   const AttentionSizes sizes = {
-      .tokens = 300, .head_dim = 32, .element = static_cast<int64_t>(c10::elementSize(type()))};
+      .tokens = 300, .seen = 300, .head_dim = 32, .element = static_cast<int64_t>(c10::elementSize(type()))};
   Tensors inputs(3);
   for (at::Tensor& input : inputs) input = at::randn({2, 300, 2, 32}).to(type()).requires_grad_(true);
   const int64_t one = static_cast<int64_t>(inputs[0].nbytes());

@@ -74,7 +74,8 @@ INSTANTIATE_TEST_SUITE_P(Types, CudaDropout, ::testing::Values(at::kFloat, at::k
 TEST_P(CudaDropout, ChoosesBitForBitAsOnTheCpu) {
   for (int64_t shift : {0, 1}) {
     for (int64_t width : {0, 1, 2, 7, 8, 600, 4099, 5000}) {
-      for (auto [p, first_value] : {std::pair{0.0, 0}, {0.3, 0}, {0.3, 6}, {0.3, 13}}) {
+      for (auto [p, first_value] : {std::pair{0.0, int64_t{0}}, {0.3, 0}, {0.3, 6}, {0.3, 13}}) {
+        const RowPieces pieces{.begins = {first_value}};
         const Buffer x(random({3, width}), shift);
         Buffer y({3, width}, type(), shift);
         with_type([&]<typename T>(T) {
@@ -85,15 +86,46 @@ TEST_P(CudaDropout, ChoosesBitForBitAsOnTheCpu) {
                                       .width = width,
                                       .key = 0xfedcba9876543210U,
                                       .first_row = 1000,
-                                      .first_value = first_value,
+                                      .pieces = pieces,
                                       .p = p});
           });
         });
         EXPECT_TRUE(have_equal_bits(y.values(),
-                                    kernels::dropout(x.values(), p, 0xfedcba9876543210U, 1000, first_value)))
+                                    kernels::dropout(x.values(), p, 0xfedcba9876543210U, 1000, pieces)))
             << width << " " << first_value;
       }
     }
+  }
+}
+
+TEST_P(CudaDropout, OfPiecesIsThatOfTheWholeRow) {
+  const Buffer x(random({6, 600}), 0);  // three rows, of two pieces each
+  Buffer y({6, 600}, type(), 0);
+  const RowPieces pieces{.count = 2, .begins = {600, 3000}};
+  with_type([&]<typename T>(T) {
+    run_under_all_schedules({&y}, [&](const EmulatedLaunch& launch) {
+      cuda::dropout<T>(launch, {.x = x.data(),
+                                .y = y.data(),
+                                .rows = 6,
+                                .width = 600,
+                                .key = 7,
+                                .first_row = 1000,
+                                .pieces = pieces,
+                                .p = 0.3});
+    });
+  });
+  const at::Tensor parts = x.values().view({3, 1200});
+  EXPECT_TRUE(have_equal_bits(y.values().view({3, 1200}), kernels::dropout(parts, 0.3, 7, 1000, pieces)));
+  const at::Tensor whole = at::zeros({3, 3600}, parts.options());
+  for (int64_t piece : {0, 1}) {
+    whole.narrow(1, pieces.begins[piece], 600).copy_(parts.narrow(1, piece * 600, 600));
+  }
+  const at::Tensor dropped = kernels::dropout(whole, 0.3, 7, 1000);
+  for (int64_t piece : {0, 1}) {
+    EXPECT_TRUE(y.values()
+                    .view({3, 1200})
+                    .narrow(1, piece * 600, 600)
+                    .equal(dropped.narrow(1, pieces.begins[piece], 600)));
   }
 }
 

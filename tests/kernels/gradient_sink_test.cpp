@@ -5,6 +5,9 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <array>
+#include <functional>
+#include <utility>
+#include <vector>
 
 #include "kernels/block_product.h"
 #include "kernels/fused.h"
@@ -113,6 +116,93 @@ TEST(GradientSink, LeavesItToAutogradWhereItHasNoPlace) {
   linear(x, weight, Matmul::kOneDnn).sum().backward();
   EXPECT_EQ(sink.by_autograd, 1);
   EXPECT_TRUE(at::allclose(sink.memory, x.sum(0).expand({8, 4}), 1e-4, 1e-5));
+}
+
+/// The functions whose parameters autograd does not see, of x [70, 24] and two parameters, of which vectors may ignore
+/// the first. -> [70, 24], or a loss
+struct FunctionOfParameters {
+  const char* name;
+  bool has_matrix, has_vector;
+  std::function<at::Tensor(const at::Tensor& x, const at::Tensor& matrix, const at::Tensor& vector)> compute;
+};
+std::vector<FunctionOfParameters> functions_of_parameters() {
+  const at::Tensor targets = at::randint(24, {70}, at::kLong);
+  return {
+      {"linear", true, false,
+       [](const at::Tensor& x, const at::Tensor& m, const at::Tensor&) {
+         return linear(x, m, Matmul::kOneDnn);
+       }},
+      {"linears", true, false,
+       [](const at::Tensor& x, const at::Tensor& m, const at::Tensor&) {
+         return linears(x, {m, m}, Matmul::kOneDnn)[0];
+       }},
+      {"transposed_linear", true, true,
+       [](const at::Tensor& x, const at::Tensor& m, const at::Tensor& v) {
+         return transposed_linear(x, m, v, Matmul::kOneDnn);
+       }},
+      {"rms_norm", false, true,
+       [](const at::Tensor& x, const at::Tensor&, const at::Tensor& v) { return rms_norm(x, v, 1e-5); }},
+      {"layer_norm", false, true,
+       [](const at::Tensor& x, const at::Tensor&, const at::Tensor& v) { return layer_norm(x, v, v, 1e-5); }},
+      {"bias_gelu", false, true,
+       [](const at::Tensor& x, const at::Tensor&, const at::Tensor& v) { return bias_gelu(x, v); }},
+      {"linear_cross_entropy", true, false,
+       [targets](const at::Tensor& x, const at::Tensor& m, const at::Tensor&) {
+         return linear_cross_entropy(x, m, targets, Matmul::kOneDnn, {});
+       }}};
+}
+
+TEST(GradientSink, GetsAllGradientsOfParametersThatAutogradDoesNotSee) {
+  at::manual_seed(7);
+  const at::Tensor values = at::randn({70, 24}), dy = at::randn({70, 24});
+  for (const FunctionOfParameters& function : functions_of_parameters()) {
+    for (bool refuses : {false, true}) {
+      const at::Tensor x = values.clone().requires_grad_(), matrix = at::randn({24, 24}).requires_grad_(),
+                       vector = at::randn({24}).requires_grad_();
+      const auto backward = [&] {
+        const at::Tensor y = function.compute(x, matrix, vector);
+        y.backward(y.dim() == 0 ? at::ones({}) : dy);
+        return std::exchange(x.mutable_grad(), at::Tensor());
+      };
+      const at::Tensor dx = backward(), of_matrix = std::exchange(matrix.mutable_grad(), at::Tensor()),
+                       of_vector = std::exchange(vector.mutable_grad(), at::Tensor());
+      TestSink& matrix_sink = TestSink::attach(matrix);
+      TestSink& vector_sink = TestSink::attach(vector);
+      matrix_sink.refuses = vector_sink.refuses = refuses;
+      EXPECT_TRUE(at::allclose(backward(), dx, 1e-5, 1e-5)) << function.name;
+      EXPECT_EQ(matrix_sink.holds, function.has_matrix) << function.name;
+      EXPECT_EQ(vector_sink.holds, function.has_vector) << function.name;
+      const auto expect_close = [&](const TestSink& sink, const at::Tensor& expected) {
+        EXPECT_TRUE(!sink.holds || at::allclose(sink.memory, expected, 1e-4, 1e-4)) << function.name;
+      };
+      expect_close(matrix_sink, of_matrix);
+      expect_close(vector_sink, of_vector);
+      const at::Tensor y = function.compute(x, matrix, vector);
+      for (const auto& edge : y.grad_fn()->next_edges()) {
+        EXPECT_TRUE(!edge.function || edge.function == torch::autograd::impl::grad_accumulator(x))
+            << function.name;
+      }
+    }
+  }
+}
+
+TEST(GradientSink, IsLeftAloneByGradientsOfChosenInputs) {
+  const at::Tensor x = at::randn({70, 24}).requires_grad_();
+  for (const FunctionOfParameters& function : functions_of_parameters()) {
+    const at::Tensor matrix = at::randn({24, 24}).requires_grad_(), vector = at::randn({24}).requires_grad_();
+    TestSink& matrix_sink = TestSink::attach(matrix);
+    TestSink& vector_sink = TestSink::attach(vector);
+    torch::autograd::grad({function.compute(x, matrix, vector).sum()}, {x});
+    EXPECT_FALSE(matrix_sink.holds || vector_sink.holds) << function.name;
+  }
+}
+
+TEST(GradientSink, IsSeenByAutogradWhereAllParametersAre) {
+  const at::Tensor x = at::randn({70, 24}).requires_grad_(), weight = at::randn({24, 24}).requires_grad_();
+  TestSink::attach(weight);
+  const AllParametersSeen seen;
+  const at::Tensor y = linear(x, weight, Matmul::kOneDnn);
+  EXPECT_EQ(y.grad_fn()->next_edge(1).function, torch::autograd::impl::grad_accumulator(weight));
 }
 
 TEST(Embedding, AddsRowsToTheSinkAndGivesATableWithoutOne) {

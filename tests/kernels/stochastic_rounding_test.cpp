@@ -109,6 +109,11 @@ TEST_P(StochasticRounding, DependsOnTheKeyAndTheIndexInTheTensorOnly) {
       EXPECT_TRUE(bits_of(found).equal(bits_of(expected))) << begin << " " << first;
     }
   }
+  RoundedElements some_rows = vector_of(kRows * kColumns);
+  some_rows.columns = kColumns;
+  some_rows.part = {3, 40, kRows, 2, 7};
+  const at::Tensor found = rounded(values.slice(0, 2, 7).slice(1, 3, 40).flatten(), type(), some_rows);
+  EXPECT_TRUE(bits_of(found).equal(bits_of(whole.slice(0, 2, 7).slice(1, 3, 40).flatten())));
   const at::Tensor other =
       rounded(values.view(-1), type(), vector_of(kRows * kColumns, 1)).view({kRows, kColumns});
   EXPECT_GT(other.ne(whole).to(at::kFloat).mean().item<float>(), 0.25) << "another key: other numbers";
@@ -120,9 +125,9 @@ TEST_P(StochasticRounding, IsTheSameByTensorOperationsAndOnAnyNumberOfThreads) {
   at::Tensor values = at::randn({n}) * at::randn({n}).mul(8).exp();
   values.narrow(0, 0, 6).copy_(at::tensor({0.0F, -0.0F, kInfinite, -kInfinite, NAN, 65530.0F}));
   // A tensor with more than 2^32 elements, in rows and as a whole.
-  for (const util::ColumnRange& part :
-       {util::ColumnRange{0, n}, util::ColumnRange{(int64_t{1} << 32) - 1000, (int64_t{1} << 32) + n - 1000},
-        util::ColumnRange{12, 12 + n / 17 + 1, 17}}) {
+  for (const util::Rectangle& part :
+       {util::Rectangle{0, n}, util::Rectangle{(int64_t{1} << 32) - 1000, (int64_t{1} << 32) + n - 1000},
+        util::Rectangle{12, 12 + n / 17 + 1, 17}, util::Rectangle{12, 12 + n / 17 + 1, 90, 3, 20}}) {
     const RoundedElements elements{.key = 99, .columns = int64_t{1} << 33, .part = part, .first = 0};
     const int threads = at::get_num_threads();
     at::set_num_threads(1);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "support/tiny_models.h"
+#include "util/rectangle_view.h"
 
 namespace fsdp::nn {
 namespace {
@@ -55,10 +56,26 @@ TEST(Initialize, GivesAnyElementsByThemselvesAsInTheWhole) {
       for (int64_t count : {int64_t{1}, int64_t{2}, int64_t{20}, int64_t{64}, numel}) {
         count = std::min(count, numel - begin);
         at::Tensor out = at::full({count}, -3.0);
-        initialize_elements(name, sizes, begin, out, options, 7);
+        initialize_elements(name, sizes, {{begin, begin + count}}, out, options, 7);
         EXPECT_TRUE(at::equal(out, whole.view({-1}).narrow(0, begin, count)))
             << name << " from " << begin << ", " << count;
       }
+    }
+    if (sizes.size() < 2) continue;
+    // Narrow ones, of which several rows share a group of numbers; wide ones; all columns.
+    for (const int64_t rows : {sizes[0], numel / 5}) {
+      if (numel % rows != 0) continue;
+      const int64_t columns = numel / rows;
+      const std::vector<util::Rectangle> parts = {{columns / 2, columns, rows, 0, 1},
+                                                  {columns / 3, columns, rows, 1, rows / 2},
+                                                  {0, columns, rows, rows / 2, rows - 1},
+                                                  {1, 2, rows, rows - 1, rows}};
+      at::Tensor out = at::full({util::numel_of(parts)}, -3.0);
+      initialize_elements(name, sizes, parts, out, options, 7);
+      util::for_each_part(parts, out, [&](const util::Rectangle& part, const at::Tensor& values) {
+        EXPECT_TRUE(at::equal(values, util::rectangle_view(whole, part).flatten()))
+            << name << ", rows " << part.row_begin << " to " << part.row_end << " of " << rows;
+      });
     }
   }
 }

@@ -218,18 +218,18 @@ TEST(ParallelModel, SaysWhichPartOfAParameterARankHas) {
     const auto parts = parameter_parts(*model, plan_of(options), 4, 3);
     ASSERT_EQ(parts.size(), model->parameters().size());
     const auto q = find(parts, "model.layers.0.self_attn.q_proj.weight");
-    EXPECT_EQ(q.range, (util::ColumnRange{.begin = 24 * 32, .end = 32 * 32}));
+    EXPECT_EQ(q.range, (util::Rectangle{.begin = 24 * 32, .end = 32 * 32}));
     EXPECT_THAT(q.shape, ElementsAre(8, 32));
     EXPECT_EQ(std::pair(q.first_holder, q.holders), std::pair(int64_t{3}, int64_t{1}));
     EXPECT_FALSE(q.shares_gradient);
     const auto k = find(parts, "model.layers.0.self_attn.k_proj.bias");  // 2 heads for 4 ranks
-    EXPECT_EQ(k.range, (util::ColumnRange{.begin = 8, .end = 16}));
+    EXPECT_EQ(k.range, (util::Rectangle{.begin = 8, .end = 16}));
     EXPECT_EQ(std::pair(k.first_holder, k.holders), std::pair(int64_t{2}, int64_t{2}));
     EXPECT_TRUE(k.shares_gradient);
     const auto o = find(parts, "model.layers.0.self_attn.o_proj.weight");
-    EXPECT_EQ(o.range, (util::ColumnRange{.begin = 24, .end = 32, .rows = 32}));
+    EXPECT_EQ(o.range, (util::Rectangle{.begin = 24, .end = 32, .rows = 32}));
     const auto table = find(parts, "model.embed_tokens.weight");  // 13, 13, 13, 12 rows
-    EXPECT_EQ(table.range, (util::ColumnRange{.begin = 39 * 32, .end = 51 * 32}));
+    EXPECT_EQ(table.range, (util::Rectangle{.begin = 39 * 32, .end = 51 * 32}));
     const auto norm = find(parts, "model.norm.weight");
     EXPECT_TRUE(norm.is_whole() && norm.shares_gradient);
     EXPECT_EQ(norm.holders, 4);
@@ -240,10 +240,10 @@ TEST(ParallelModel, SaysWhichPartOfAParameterARankHas) {
   const auto model = make_decoder(options, at::kMeta);
   const auto parts = parameter_parts(*model, plan_of(options), 2, 1);
   const auto qkv = find(parts, "transformer.h.0.attn.c_attn.weight");  // [32, 96]
-  EXPECT_EQ(qkv.range, (util::ColumnRange{.begin = 16, .end = 32, .rows = 32 * 3}));
+  EXPECT_EQ(qkv.range, (util::Rectangle{.begin = 16, .end = 32, .rows = 32 * 3}));
   EXPECT_THAT(qkv.shape, ElementsAre(32, 48));
   EXPECT_EQ(find(parts, "transformer.h.0.attn.c_attn.bias").range,
-            (util::ColumnRange{.begin = 16, .end = 32, .rows = 3}));
+            (util::Rectangle{.begin = 16, .end = 32, .rows = 3}));
   const auto bias = find(parts, "transformer.h.0.mlp.c_proj.bias");
   EXPECT_TRUE(bias.is_whole() && bias.shares_gradient);
 }

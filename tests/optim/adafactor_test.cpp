@@ -5,6 +5,7 @@
 #include "optim/matrix_blocks.h"
 #include "optim/shards.h"
 #include "util/error.h"
+#include "util/rectangle_view.h"
 
 namespace fsdp::optim {
 namespace {
@@ -114,27 +115,46 @@ TEST(Adafactor, RefusesOptionsWithoutMeaning) {
   EXPECT_THROW(make_optimizer(adafactor_options(), {}), util::Error) << "nobody to ask for sums";
 }
 
+void expect_blocks_of(const at::Tensor& matrix, const std::vector<util::Rectangle>& parts, size_t most) {
+  const int64_t rows = matrix.size(0), columns = matrix.size(1);
+  const at::Tensor mask = at::zeros_like(matrix), local = at::empty({util::numel_of(parts)});
+  util::for_each_part(parts, local, [&](const util::Rectangle& part, const at::Tensor& values) {
+    util::rectangle_view(mask, part).fill_(1);
+    values.view({part.height(), part.length()}).copy_(util::rectangle_view(matrix, part));
+  });
+  std::vector<double> row_sums(static_cast<size_t>(rows)), column_sums(static_cast<size_t>(columns));
+  const std::vector<MatrixBlock> blocks = blocks_of(parts, rows, columns);
+  EXPECT_LE(blocks.size(), most);
+  for (const MatrixBlock& block : blocks) {
+    EXPECT_TRUE(at::equal(block.of(local),
+                          matrix.narrow(0, block.row, block.rows).narrow(1, block.column, block.columns)));
+    add_squares(block.of(local), row_sums.data() + block.row, column_sums.data() + block.column);
+  }
+  const at::Tensor squares = (matrix * mask).to(at::kDouble).square();
+  EXPECT_TRUE(at::tensor(row_sums, at::kDouble).allclose(squares.sum(1), 1e-12, 0));
+  EXPECT_TRUE(at::tensor(column_sums, at::kDouble).allclose(squares.sum(0), 1e-12, 0));
+}
+
 TEST(MatrixBlocks, MakeUpEveryPartOfAMatrix) {
-  const int64_t rows = 4, columns = 5;
-  const at::Tensor matrix = random_values(rows * columns, "matrix").view({rows, columns});
-  std::vector<util::ColumnRange> parts = {{1, 3, rows}, {0, 0, rows}};
-  for (int64_t begin = 0; begin <= rows * columns; ++begin) {
-    for (int64_t end = begin; end <= rows * columns; ++end) parts.push_back({begin, end});
-  }
-  for (const util::ColumnRange& part : parts) {
-    const at::Tensor mask = at::zeros_like(matrix);
-    mask.view({part.rows, -1}).narrow(1, part.begin, part.length()).fill_(1);
-    const at::Tensor local = matrix.view({part.rows, -1}).narrow(1, part.begin, part.length()).flatten();
-    std::vector<double> row_sums(rows), column_sums(columns);
-    const std::vector<MatrixBlock> blocks = blocks_of(part, columns);
-    EXPECT_LE(blocks.size(), 3u);
-    for (const MatrixBlock& block : blocks) {
-      add_squares(block.of(local), row_sums.data() + block.row, column_sums.data() + block.column);
+  const at::Tensor matrix = random_values(4 * 6, "matrix").view({4, 6});
+  for (int64_t rows : {1, 4, 8, 12}) {
+    const int64_t columns = matrix.numel() / rows;
+    for (int64_t row_begin = 0; row_begin < rows; ++row_begin) {
+      for (int64_t row_end = row_begin; row_end <= rows; ++row_end) {
+        for (int64_t begin = 0; begin <= columns; ++begin) {
+          for (int64_t end = begin; end <= columns; ++end) {
+            expect_blocks_of(matrix, {{begin, end, rows, row_begin, row_end}}, 3);
+          }
+        }
+      }
     }
-    const at::Tensor squares = (matrix * mask).to(at::kDouble).square();
-    EXPECT_TRUE(at::tensor(row_sums, at::kDouble).allclose(squares.sum(1), 1e-12, 0));
-    EXPECT_TRUE(at::tensor(column_sums, at::kDouble).allclose(squares.sum(0), 1e-12, 0));
   }
+}
+
+TEST(MatrixBlocks, OfSeveralPartsComeAfterEachOther) {
+  const at::Tensor matrix = random_values(4 * 6, "matrix").view({4, 6});
+  expect_blocks_of(matrix, {{4, 6, 4, 0, 1}, {3, 6, 4, 1, 3}, {3, 4, 4, 3, 4}}, 3);
+  expect_blocks_of(matrix, {{1, 2, 8, 1, 2}, {0, 2, 8, 2, 5}, {0, 1, 8, 5, 6}}, 4);
 }
 
 }  // namespace

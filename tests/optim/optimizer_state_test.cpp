@@ -29,7 +29,8 @@ const std::vector<Cut> kCuts = {
     {"zero2", 4, "shard_grad_op"},
     {"no_shard", 2, "no_shard"},
     {"hybrid", 4, "hybrid_shard", "flat", 2},
-    {"hybrid_per_parameter", 4, "hybrid_shard", "per_parameter", 2}};
+    {"hybrid_per_parameter", 4, "hybrid_shard", "per_parameter", 2},
+    {.name = "in_rows", .world_size = 3, .in_rows = true}};
 
 /// What rank 0 has gathered of a run.
 struct Saved {

@@ -34,7 +34,7 @@ inline FlatParameter parameter_of_tensors(const OptimizerOptions& options,
     const Treatment treatment = treatment_of(options, name, tensor.sizes().vec());
     parameter.value = at::cat({parameter.value, tensor.flatten()});
     parameter.ranges.push_back({begin, end, treatment});
-    parameter.tensors.push_back({name, tensor.sizes().vec(), treatment, {0, tensor.numel()}, begin});
+    parameter.tensors.push_back({name, tensor.sizes().vec(), treatment, {{0, tensor.numel()}}, begin});
   }
   return parameter;
 }

@@ -151,7 +151,7 @@ TEST(SixteenBits, AreUpdatedPieceByPieceWithTheBitsOfAnyCut) {
                    gradient = random_values(n, "gradient");
   const auto parameter = [&](int64_t begin, int64_t end) {
     FlatParameter parameter{"unit", values.slice(0, begin, end).clone(), {{0, end - begin}}};
-    parameter.tensors.push_back({"w", {n}, {}, {begin, end}, 0});
+    parameter.tensors.push_back({"w", {n}, {}, {{begin, end}}, 0});
     return parameter;
   };
   auto whole = make_optimizer(options, {parameter(0, n)});

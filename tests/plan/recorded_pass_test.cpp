@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "plan/memory.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -43,6 +44,46 @@ int64_t peak_of(const config::Config& config, PassDevice device = PassDevice::kO
   record_pass(config, device).play(tape);
   EXPECT_EQ(tape.live(), 0);
   return tape.peak();
+}
+
+config::Config cut(config::Config config, int64_t context, comm::ContextAttention attention) {
+  config.model.max_position_embeddings = config.data.sequence_length = 512;
+  config.mesh.context = context;
+  config.mesh.context_attention = attention;
+  return config;
+}
+
+TEST(RecordedPass, OfACutSequenceHasItsShareOfMemoryAndCompute) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    config::Config config = config_of(architecture, "bfloat16");
+    config.training.device = "cuda";  // without the memory in which threads of a CPU work
+    for (const auto attention : {comm::ContextAttention::kGather, comm::ContextAttention::kRing}) {
+      const config::Config whole = cut(config, 1, attention), part = cut(config, 4, attention);
+      const RecordedPass of_whole = record_pass(whole), of_part = record_pass(part);
+      const auto saved = static_cast<double>(of_whole.saved_bytes());
+      EXPECT_NEAR(4 * static_cast<double>(of_part.saved_bytes()), saved, 0.02 * saved) << architecture;
+      EXPECT_DOUBLE_EQ(4 * of_part.flops(), of_whole.flops()) << architecture;
+      EXPECT_LT(3 * peak_of(part), peak_of(whole)) << architecture;
+    }
+  }
+}
+
+TEST(RecordedPass, HasTheCollectivesOfAttention) {
+  for (const std::vector<std::string>& recomputed : {std::vector<std::string>{}, {"attention"}}) {
+    for (const auto attention : {comm::ContextAttention::kGather, comm::ContextAttention::kRing}) {
+      const config::Config config = cut(config_of("llama", "bfloat16", recomputed), 4, attention);
+      int64_t number = 0, bytes = 0, waited = 0;
+      StageEvents events;
+      events.sends = [&](int64_t, int64_t received) { ++number, bytes += received; };
+      events.waits = [&](int64_t) { ++waited; };
+      MemoryTape tape;
+      record_pass(config).play(tape, events);
+      const shard::Traffic traffic = attention_traffic(config, {.context = 4});
+      EXPECT_EQ(number, traffic.all_gathers + traffic.reduce_scatters + traffic.shifts);
+      EXPECT_EQ(bytes, 3 * (traffic.all_gather_bytes + traffic.reduce_scatter_bytes) + traffic.shift_bytes);
+      EXPECT_EQ(waited, number);
+    }
+  }
 }
 
 TEST(RecordedPass, GivesBackAllThatItTakes) {

@@ -103,6 +103,39 @@ std::vector<Way> ways() {
          plan.mesh = {.dcn = 2, .data = 2};
        },
        4},
+      {"GlobalOptimizer",
+       [](RunPlan& plan) {
+         plan.shard.strategy = "hybrid_shard";
+         plan.shard.hybrid_optimizer = "global";
+         plan.shard.reduce_scatter_group = true;
+         plan.shard.mixed_precision.param_dtype = "bfloat16";
+         plan.mesh = {.dcn = 2, .data = 2};
+         plan.accumulation = 2;
+       },
+       4},
+      {"GlobalOptimizerOffload",
+       [](RunPlan& plan) {
+         plan.shard.strategy = "hybrid_shard";
+         plan.shard.hybrid_optimizer = "global";
+         plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true;
+         plan.mesh = {.dcn = 2, .data = 2};
+       },
+       4},
+      {"GlobalOptimizerOfWholeModels",
+       [](RunPlan& plan) {
+         plan.shard.strategy = "hybrid_shard";
+         plan.shard.hybrid_optimizer = "global";
+         plan.mesh = {.dcn = 2, .data = 1};
+       },
+       2},
+      {"GlobalOptimizerPerParameter",
+       [](RunPlan& plan) {
+         plan.shard.strategy = "hybrid_shard";
+         plan.shard.hybrid_optimizer = "global";
+         plan.shard.layout = "per_parameter";
+         plan.mesh = {.dcn = 2, .data = 1};
+       },
+       2},
       {"ReduceScatterGroup", [](RunPlan& plan) { plan.shard.reduce_scatter_group = true; }},
       {"HybridReduceScatterGroup",
        [](RunPlan& plan) {

@@ -67,9 +67,7 @@ TEST(HybridGroups, FollowTheTableOfStrategies) {
     comm::Mesh mesh({.dcn = 2, .data = 3}, testing::borrowed(communicator));
     auto sizes = [&](const char* strategy) {
       ProcessGroups groups = process_groups(mesh, strategy);
-      GroupSizes planned = group_sizes(mesh.shape(), strategy);
-      EXPECT_EQ(planned.shards, groups.shard->world_size()) << strategy;
-      EXPECT_EQ(planned.replicas, groups.replicas()) << strategy;
+      EXPECT_EQ(group_sizes(mesh.shape(), strategy), groups.sizes()) << strategy;
       return std::pair(groups.shard->world_size(), groups.replicas());
     };
     EXPECT_EQ(sizes("full_shard"), std::pair(6, 1));
@@ -81,6 +79,12 @@ TEST(HybridGroups, FollowTheTableOfStrategies) {
     EXPECT_EQ(hybrid.shard->rank(), mesh.coordinate().data);
     EXPECT_EQ(hybrid.replica_rank(), mesh.coordinate().dcn);
     EXPECT_EQ(process_groups(mesh, "no_shard").replica_rank(), communicator.rank());
+    ProcessGroups global = process_groups(mesh, "hybrid_shard", "global");
+    EXPECT_EQ(global.sizes(), (GroupSizes{.shards = 3, .replicas = 1, .slices = 2}));
+    EXPECT_EQ(global.sizes(), group_sizes(mesh.shape(), "hybrid_shard", "global"));
+    EXPECT_EQ(global.place().rank, 2 * mesh.coordinate().data + mesh.coordinate().dcn);
+    EXPECT_EQ(global.place().world_size, 6);
+    EXPECT_EQ(process_groups(mesh, "full_shard", "global").sizes().slices, 1);
   });
 }
 
@@ -92,6 +96,13 @@ TEST(HybridGroups, AreDescribedByTheAxesThatHaveRanks) {
   EXPECT_EQ(describe_groups({1, 4, 1}, "hybrid_shard"), "units sharded over data (4)");
   EXPECT_EQ(describe_groups({4, 1, 1}, "hybrid_shard"), "units replicated over dcn (4)");
   EXPECT_EQ(describe_groups({1, 1, 1}, "full_shard"), "units whole on the only rank");
+  EXPECT_EQ(
+      describe_groups({2, 4, 1}, "hybrid_shard", "global"),
+      "units sharded over data (4), gradients, master weights and optimizer state sharded over dcn x data "
+      "(8)");
+  EXPECT_EQ(describe_groups({4, 1, 1}, "hybrid_shard", "global"),
+            "units whole on every rank, gradients, master weights and optimizer state sharded over dcn (4)");
+  EXPECT_EQ(describe_groups({1, 4, 1}, "hybrid_shard", "global"), "units sharded over data (4)");
 }
 
 // ---- training
@@ -435,8 +446,10 @@ TEST(HybridFailure, AMeshThatDoesNotFitIsAUsageErrorWithTheArithmetic) {
       ADD_FAILURE() << "expected an error";
     } catch (const util::Error& error) {
       EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-      EXPECT_THAT(error.what(),
-                  HasSubstr("mesh.dcn 2 x mesh.data 3 x mesh.model 1 = 6, but the run has 4 processes"));
+      EXPECT_THAT(
+          error.what(),
+          HasSubstr(
+              "mesh.dcn 2 x mesh.data 3 x mesh.context 1 x mesh.model 1 = 6, but the run has 4 processes"));
     }
   });
 }

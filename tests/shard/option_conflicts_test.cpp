@@ -36,6 +36,18 @@ const std::vector<ConflictCase>& single_conflicts() {
        [](ShardOptions& o) { o.replica_check_interval = 10; },
        {"fsdp.replica_check_interval", "fsdp.strategy"},
        {"but is 10", "fsdp.strategy = full_shard", "hybrid_shard"}},
+      {"GlobalOptimizerWithoutSlices",
+       [](ShardOptions& o) { o.hybrid_optimizer = "global"; },
+       {"fsdp.hybrid_optimizer", "fsdp.strategy"},
+       {"but is global", "fsdp.strategy = full_shard", "hybrid_shard"}},
+      {"ReplicaCheckWithAGlobalOptimizer",
+       [](ShardOptions& o) {
+         o.strategy = "hybrid_shard";
+         o.hybrid_optimizer = "global";
+         o.replica_check_interval = 10;
+       },
+       {"fsdp.replica_check_interval", "fsdp.strategy"},
+       {"but is 10", "fsdp.hybrid_optimizer = global", "set fsdp.hybrid_optimizer = replicated"}},
       {"StorageOfAnotherLowType",
        [](ShardOptions& o) {
          o.param_storage = "float16";

@@ -13,6 +13,7 @@
 #include "support/shard_setups.h"
 #include "support/sharded_run.h"
 #include "util/error.h"
+#include "util/rectangle_view.h"
 
 namespace fsdp::shard {
 namespace {
@@ -22,17 +23,18 @@ class ValuesOf final : public ParameterSource {
  public:
   explicit ValuesOf(nn::Stage& model) : model_(model) {}
 
-  void read(const NamedParameter& parameter, const util::ColumnRange& range, const at::Tensor& out) override {
+  void read(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,
+            const at::Tensor& out) override {
     asked.push_back(parameter.name);
     numel += out.numel();
     EXPECT_TRUE(parameter.tensor.is_meta());
-    EXPECT_EQ(out.numel(), range.numel());
-    at::NoGradGuard no_grad;
-    at::Tensor rows = model_.named_parameters()[parameter.name].detach().reshape({range.rows, -1});
+    EXPECT_EQ(out.numel(), util::numel_of(parts));
     EXPECT_TRUE(out.is_contiguous());
-    if (out.numel() > 0) {
-      out.view({range.rows, -1}).copy_(rows.narrow(1, range.begin, range.end - range.begin));
-    }
+    at::NoGradGuard no_grad;
+    const at::Tensor whole = model_.named_parameters()[parameter.name].detach();
+    util::for_each_part(parts, out, [&](const util::Rectangle& part, const at::Tensor& values) {
+      values.view({part.height(), part.length()}).copy_(util::rectangle_view(whole, part));
+    });
   }
 
   std::vector<std::string> asked;
@@ -173,7 +175,7 @@ TEST(ParameterSource, NothingIsAllocatedButTheShards) {
   options.intermediate_size = 256;
   options.num_hidden_layers = 16;
   struct Zeros final : ParameterSource {
-    void read(const NamedParameter&, const util::ColumnRange&, const at::Tensor& out) override {
+    void read(const NamedParameter&, const std::vector<util::Rectangle>&, const at::Tensor& out) override {
       out.zero_();
     }
   } zeros;
@@ -240,7 +242,8 @@ class MixedStage final : public nn::Stage {
 };
 
 struct Threes final : ParameterSource {
-  void read(const NamedParameter& parameter, const util::ColumnRange&, const at::Tensor& out) override {
+  void read(const NamedParameter& parameter, const std::vector<util::Rectangle>&,
+            const at::Tensor& out) override {
     EXPECT_EQ(parameter.name, "deferred");
     out.fill_(3);
   }
@@ -274,7 +277,7 @@ TEST(ParameterSource, GradientsOfAModelThatRanOnTheMetaDeviceBeforeAreRight) {
   at::Tensor shape = stage.forward(at::ones({1, 3}, at::TensorOptions().device(at::kMeta)));
   EXPECT_TRUE(shape.requires_grad());
   struct Halves final : ParameterSource {
-    void read(const NamedParameter&, const util::ColumnRange&, const at::Tensor& out) override {
+    void read(const NamedParameter&, const std::vector<util::Rectangle>&, const at::Tensor& out) override {
       out.fill_(0.5);
     }
   } source;

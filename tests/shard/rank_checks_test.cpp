@@ -5,6 +5,7 @@
 
 #include "shard/fully_shard.h"
 #include "support/counting_communicator.h"
+#include "support/segments_in_rows.h"
 #include "support/sharded_run.h"
 #include "util/error.h"
 
@@ -80,6 +81,18 @@ TEST(ReplicaCheck, NamesTheFirstParameterOfAllRanks) {
         if (rank == 3) change(engine, "layers.0.weight");
       });
   EXPECT_THAT(text, HasSubstr("layers.0.weight on ranks 1 and 3"));
+}
+
+// The middle rank of three has none of the first parameters' beginnings: other numbers of segments.
+TEST(ReplicaCheck, NamesTheParameterWhereRanksHaveOtherNumbersOfParts) {
+  for (int shard : {0, 1, 2}) {
+    std::string text =
+        complaint({.dcn = 2, .data = 3}, check_options_of("hybrid_shard"), [&](Engine& engine, int rank) {
+          testing::cut_segments_into_rows(engine);
+          if (rank == 3 + shard) change(engine, "layers.1.weight");
+        });
+    EXPECT_THAT(text, HasSubstr(util::concat("layers.1.weight on ranks ", shard, " and ", 3 + shard)));
+  }
 }
 
 TEST(ReplicaCheck, LooksAtWhatEveryRankHoldsWhole) {

@@ -38,7 +38,7 @@ std::vector<UnitSizes> units_of(const ShardOptions& options) {
     unit.name = name;
     unit.numel = unit.gathered_numel = unit.unsharded_numel = 400;
     unit.shard_numel = 100;
-    unit.groups = group_sizes({.dcn = 2, .data = 4, .model = 1}, options.strategy);
+    unit.groups = group_sizes({.dcn = 2, .data = 4, .model = 1}, options.strategy, options.hybrid_optimizer);
     unit.shard_is_unsharded = unit.groups.shards == 1;
     unit.is_root = units.size() == 1;
     unit.options = unit_options(options, unit.name, unit.is_root, {});
@@ -70,6 +70,10 @@ std::vector<Setting> settings() {
       {"keep_after_forward = [\"layers.1\"]", with([](auto& o) { o.keep_after_forward = {"layers.1"}; })},
       {"shard_grad_op", with([](auto& o) { o.strategy = "shard_grad_op"; })},
       {"hybrid_shard", with([](auto& o) { o.strategy = "hybrid_shard"; })},
+      {"hybrid_shard, hybrid_optimizer = \"global\"", with([](auto& o) {
+         o.strategy = "hybrid_shard";
+         o.hybrid_optimizer = "global";
+       })},
       {"no_shard", with([](auto& o) { o.strategy = "no_shard"; })},
   };
 }

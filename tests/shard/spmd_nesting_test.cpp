@@ -16,6 +16,7 @@
 #include "support/on_mesh.h"
 #include "support/sharded_run.h"
 #include "util/error.h"
+#include "util/rectangle_view.h"
 
 namespace fsdp::shard::nesting {
 namespace {
@@ -451,12 +452,14 @@ TEST(SpmdNesting, APolicyThatWrapsNothingIsWarnedOf) {
 class DeferredValues final : public ParameterSource {
  public:
   explicit DeferredValues(torch::nn::Module& module) : values_(module.named_parameters()) {}
-  void read(const NamedParameter& parameter, const util::ColumnRange& range, const at::Tensor& out) override {
+  void read(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,
+            const at::Tensor& out) override {
     at::NoGradGuard no_grad;
     EXPECT_TRUE(parameter.tensor.is_meta());
-    if (range.numel() == 0) return;
-    const at::Tensor rows = values_[parameter.name].detach().reshape({range.rows, -1});
-    out.view({range.rows, -1}).copy_(rows.narrow(1, range.begin, range.length()));
+    const at::Tensor whole = values_[parameter.name].detach();
+    util::for_each_part(parts, out, [&](const util::Rectangle& part, const at::Tensor& values) {
+      values.view({part.height(), part.length()}).copy_(util::rectangle_view(whole, part));
+    });
   }
 
  private:

@@ -85,7 +85,7 @@ TEST(ShardingMarks, RefuseSpecsThatDoNotFit) {
     EXPECT_THAT(refusal_of([&] {
                   mark_sharding(whole, mesh, {{kData, kDcn}});
                 }).text,
-                HasSubstr("in the order dcn, data, model"));
+                HasSubstr("in the order dcn, data, context, model"));
     at::Tensor part = mark_sharding(at::zeros({4, 4}), mesh, {{kData}, {}});
     EXPECT_THAT(refusal_of([&] {
                   mark_sharding(part, mesh, {{}, {kData}});
@@ -271,7 +271,7 @@ TEST(Spmd, RefusesMarksThatTheStrategyCannotKeep) {
     EXPECT_THAT(refused.text, HasSubstr("marked (dcn x data)"));
     comm::Mesh other({.dcn = 1, .data = 4}, mesh.world());
     refused = refusal_of([&] { spmd_fully_shard(*model, other); });
-    EXPECT_THAT(refused.text, HasSubstr("marked on the mesh dcn 1 x data 4 x model 1; found "));
+    EXPECT_THAT(refused.text, HasSubstr("marked on the mesh dcn 1 x data 4 x context 1 x model 1; found "));
   });
 }
 

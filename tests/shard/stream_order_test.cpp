@@ -295,6 +295,26 @@ TEST(HybridOrder, ReducesInTheShardGroupAndThenAmongTheReplicasOnAStreamOfTheirs
   EXPECT_EQ(story.host_waits(), 0);
 }
 
+// The first "gather" and the second "reduce" of a unit are those between slices.
+TEST(HybridOrder, GathersBetweenSlicesAtOnceAndReducesThereOnAStreamOfTheirs) {
+  ShardOptions options = with_prefetch();
+  options.strategy = "hybrid_shard";
+  options.hybrid_optimizer = "global";
+  const StreamStory story =
+      story_of_a_step({.options = options, .world_size = 4, .mesh = {.dcn = 2, .data = 2}});
+  for (const std::string unit : {"root", "layers.0", "layers.1", "layers.2"}) {
+    EXPECT_TRUE(story.ordered("gather " + unit, "gather " + unit + " again")) << unit;
+    EXPECT_TRUE(story.ordered("reduce " + unit, "reduce " + unit + " again")) << unit;
+    EXPECT_TRUE(story.ordered("reduce " + unit + " again", "end of the step")) << unit;
+  }
+  for (const char* earlier : {"gather root again", "gather layers.0 again", "forward layers.0"}) {
+    EXPECT_FALSE(story.ordered("gather layers.2", earlier)) << earlier;
+  }
+  EXPECT_FALSE(story.ordered("reduce layers.2 again", "reduce layers.1"));
+  EXPECT_TRUE(story.ordered("reduce layers.2 again", "reduce layers.0")) << "at most two are under way";
+  EXPECT_EQ(story.host_waits(), 0);
+}
+
 TEST(HybridOrder, ReplicatedUnitsOfNoShardAreAllReducedAlone) {
   ShardOptions options = with_prefetch();
   options.strategy = "no_shard";

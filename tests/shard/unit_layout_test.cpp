@@ -69,7 +69,7 @@ TEST(FlatLayout, LeavesRanksEmptyWhenThereAreFewerElementsThanRanks) {
 TEST(PerParameterLayout, CutsOnTheDimensionAsTorchChunkDoes) {
   PerParameterLayout layout({{"a", {10, 4}, 0}, {"b", {4, 10}, 1}}, 4);
   EXPECT_EQ(layout.shard_numel(), 3 * 4 + 4 * 3);
-  const util::ColumnRange last = layout.local_range(0, 3).columns;
+  const util::Rectangle last = layout.local_range(0, 3).columns;
   EXPECT_EQ(last.rows, 1);
   EXPECT_EQ(last.begin, 36);
   EXPECT_EQ(last.end, 40);  // one row in place of three

@@ -23,7 +23,7 @@ inline std::shared_ptr<nn::Stage> build_model(const nn::ModelOptions& options, u
   for (size_t i = 0; i < tree.tensors.size(); ++i) {
     const at::Tensor& tensor = tree.tensors[i];
     const std::vector<std::string>& names = tree.outline.parameters[i].names;
-    source->read({names.front(), tensor, {names.begin() + 1, names.end()}}, {0, tensor.numel()},
+    source->read({names.front(), tensor, {names.begin() + 1, names.end()}}, {{0, tensor.numel()}},
                  tensor.detach().view({-1}));
   }
   return model;

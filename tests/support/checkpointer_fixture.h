@@ -26,8 +26,10 @@ struct Rank {
       : number(communicator.rank()),
         config(config_),
         loader(open_training_data(config, communicator)),
-        parts(build_run_parts(config, comm::Mesh(config.mesh, testing::borrowed(communicator)), nullptr)),
-        step(make_train_step(config, parts, loader)),
+        mesh(config.mesh, testing::borrowed(communicator)),
+        parts(build_run_parts(config, mesh, nullptr)),
+        batches(loader, prefetch_options(config, mesh)),
+        step(make_train_step(config, parts, batches)),
         checkpointer(config, {*parts.engine, *parts.optimizer, nullptr}, communicator, {}) {}
 
   /// The loss of the last step.
@@ -46,7 +48,9 @@ struct Rank {
   int number;
   config::Config config;
   data::TrainLoader loader;
+  comm::Mesh mesh;
   RunParts parts;
+  data::PrefetchingBatches batches;
   TrainStep step;
   Checkpointer checkpointer;
   RunPosition position;

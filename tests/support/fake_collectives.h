@@ -47,6 +47,12 @@ class FakeCollectives final : public ForwardingCommunicator {
     note(tensor, Access::kWrite, "broadcast of " + site.unit);
     return finished(inner().broadcast(on_host(tensor), root, site));
   }
+  std::unique_ptr<comm::Work> shift(const at::Tensor& output, const at::Tensor& input,
+                                    const comm::CallSite& site) override {
+    note(input, Access::kRead, "shift of " + site.unit);
+    note(output, Access::kWrite, "shift of " + site.unit);
+    return finished(inner().shift(on_host(output), on_host(input), site));
+  }
 
  protected:
   std::shared_ptr<comm::Communicator> around(std::shared_ptr<comm::Communicator> group) override {

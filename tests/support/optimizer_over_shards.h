@@ -12,6 +12,7 @@
 #include "optim/engine_shards.h"
 #include "shard/fully_shard.h"
 #include "shard/layout_views.h"
+#include "support/segments_in_rows.h"
 #include "support/sharded_run.h"
 #include "util/seeded_random.h"
 
@@ -26,6 +27,8 @@ struct Cut {
   OptionsByPath wrapped{};
   const char* storage = "float32";
   int64_t min_num_params = 200;
+  bool in_rows = false;  ///< with cut_segments_into_rows()
+  const char* hybrid_optimizer = "replicated";
 };
 
 /// Blocks in groups of their own, one without any.
@@ -55,12 +58,14 @@ class OptimizedRank {
     }
     shard::ShardOptions options;
     options.strategy = cut.strategy;
+    options.hybrid_optimizer = cut.hybrid_optimizer;
     options.layout = cut.layout;
     options.min_num_params = cut.min_num_params;
     options.param_storage = cut.storage;
     const shard::EnableWrap scope;
     wrap_paths(*model_, cut.wrapped);
     engine_ = shard::fully_shard(*model_, options, comm::Mesh({.dcn = cut.dcn}, borrowed(communicator)));
+    if (cut.in_rows) cut_segments_into_rows(*engine_);
     matrices_.emplace(*engine_, update);
     optimizer_ = optim::make_optimizer(update, optim::flat_parameters(*engine_, update), &*matrices_);
   }

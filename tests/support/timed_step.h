@@ -90,11 +90,11 @@ class TimedCommunicator : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(inner)), speed_(speed) {}
 
   Work all_gather(const at::Tensor& output, const at::Tensor& input, const comm::CallSite& site) override {
-    return pass(inner().all_gather(output, input, site), shards_seconds(input));
+    return pass(inner().all_gather(output, input, site), shards_seconds(input, site));
   }
   Work reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                       const comm::CallSite& site) override {
-    return pass(inner().reduce_scatter(output, input, site), shards_seconds(output));
+    return pass(inner().reduce_scatter(output, input, site), shards_seconds(output, site));
   }
   Work all_reduce(const at::Tensor& tensor, comm::ReduceOp op, const comm::CallSite& site) override {
     const double ranks = world_size();
@@ -108,9 +108,11 @@ class TimedCommunicator : public ForwardingCommunicator {
   const plan::MachineSpeed& speed() const { return speed_; }
 
  private:
-  double shards_seconds(const at::Tensor& shard) const {
+  double shards_seconds(const at::Tensor& shard, const comm::CallSite& site) const {
+    const bool is_between = site.pass == std::string(shard::kBetweenSlices);
     return speed_.latency_seconds +
-           static_cast<double>(shard.nbytes()) * (world_size() - 1) / speed_.bytes_per_second;
+           static_cast<double>(shard.nbytes()) * (world_size() - 1) /
+               (is_between ? speed_.replica_bytes_per_second : speed_.bytes_per_second);
   }
 
   plan::MachineSpeed speed_;
@@ -233,6 +235,7 @@ inline StepSeconds planned_seconds(const TimedStep& step, const shard::Engine& e
   StepSeconds before;
   for (int i = 0; i < 2; ++i) {
     before = {clock.computed(), clock.exposed()};
+    schedule.forget_gradients();
     pass.run(schedule, compute);
   }
   return {clock.computed() - before.computed, clock.exposed() - before.exposed};
@@ -313,6 +316,11 @@ inline std::vector<std::pair<std::string, TimedStep>> timed_variants(const Timed
   add("shard_grad_op", [](auto& o) { o.strategy = "shard_grad_op"; });
   add("no_shard", [](auto& o) { o.strategy = "no_shard"; });
   add("hybrid_shard", [](auto& o) { o.strategy = "hybrid_shard"; });
+  variants.back().second.mesh.dcn = 2;
+  add("hybrid_shard, hybrid_optimizer = global", [](auto& o) {
+    o.strategy = "hybrid_shard";
+    o.hybrid_optimizer = "global";
+  });
   variants.back().second.mesh.dcn = 2;
   add("hybrid_shard, reduce_scatter_group", [](auto& o) {
     o.strategy = "hybrid_shard";

@@ -85,8 +85,9 @@ struct MeshedRun {
   const char* kind = "sharded";
   bool asynchronous = false;
   const char* layout = "flat";
+  const char* hybrid_optimizer = "replicated";
 
-  int world_size() const { return static_cast<int>(mesh.dcn * mesh.data); }
+  int world_size() const { return static_cast<int>(mesh.dcn * mesh.data * mesh.context); }
 };
 
 TEST_F(CheckpointerTest, HoldsTheSameBitsFromAnyMeshToAnyOther) {
@@ -98,8 +99,12 @@ TEST_F(CheckpointerTest, HoldsTheSameBitsFromAnyMeshToAnyOther) {
       {"hybrid_shard", {.dcn = 2, .data = 2}, "sharded", false, "per_parameter"},
       {"hybrid_shard", {.dcn = 3, .data = 2}, "full", false, "per_parameter"},
       {"hybrid_shard", {.dcn = 4, .data = 1}, "sharded", true},
+      {"hybrid_shard", {.dcn = 2, .data = 2}, "sharded", false, "flat", "global"},
+      {"hybrid_shard_zero2", {.dcn = 3, .data = 1}, "full", false, "per_parameter", "global"},
       {"full_shard", {.dcn = 1, .data = 3}},
       {"full_shard", {.dcn = 2, .data = 2}},
+      {"full_shard", {.dcn = 1, .data = 2, .context = 2}},
+      {"hybrid_shard", {.dcn = 2, .data = 1, .context = 2}, "full"},
       {"no_shard", {.dcn = 1, .data = 2}}};
   auto config_of = [&](const MeshedRun& run, const std::string& name) {
     config::Config config = config_;
@@ -107,11 +112,12 @@ TEST_F(CheckpointerTest, HoldsTheSameBitsFromAnyMeshToAnyOther) {
     config.fsdp.strategy = run.strategy;
     config.fsdp.replicated_parameters = {};
     if (std::string(run.strategy) != "no_shard") config.fsdp.replicated_parameters = {"*norm*"};
+    config.fsdp.hybrid_optimizer = run.hybrid_optimizer;
     config.fsdp.layout = run.layout;
     config.mesh = run.mesh;
     config.checkpoint.kind = run.kind;
     config.checkpoint.asynchronous = run.asynchronous;
-    config.data.micro_batch_size = 12 / run.world_size();
+    config.data.micro_batch_size = 12 / (run.mesh.dcn * run.mesh.data);
     config.optimizer.name = "adafactor";
     config.optimizer.beta1 = 0.9;
     return config;

@@ -17,6 +17,7 @@
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
 #include "train/run_parts.h"
+#include "util/rectangle_view.h"
 
 namespace fsdp::train {
 namespace {
@@ -114,6 +115,38 @@ TEST_F(InitialWeights, AreBitwiseThoseOfAWholeModelAtAnyNumberOfRanks) {
         config_.model.init_from.clear();
       }
     }
+  }
+}
+
+// As of a parameter that is cut twice: the end of a row, whole rows and the beginning of a row of some columns.
+TEST_F(InitialWeights, OfRectanglesAreThoseOfTheWholeWhateverTheOthersHold) {
+  const std::string path = exported(config_.model).string();
+  const std::string name = "model.layers.1.mlp.down_proj.weight";
+  auto model = nn::make_decoder(config_.model, at::kMeta);
+  const shard::NamedParameter parameter{name, model->named_parameters()[name]};
+  const int64_t rows = parameter.tensor.size(0), columns = parameter.tensor.size(1), half = columns / 2;
+  const std::vector<std::vector<util::Rectangle>> of_ranks = {
+      {{1, half, rows, 0, 1}, {0, half, rows, 1, rows - 2}, {0, 2, rows, rows - 2, rows - 1}},
+      {{half, columns, rows, 2, 5}},
+      {{0, 0, rows}}};
+  for (const char* from : {"random", "stored", "broadcast"}) {
+    const bool is_random = from == std::string("random");
+    config_.model.init_from = is_random ? "" : path;
+    const at::Tensor whole = testing::build_model(config_.model, 9)->named_parameters()[name].detach();
+    comm::run_ranks_as_threads(3, [&](comm::Communicator& communicator) {
+      const auto& parts = of_ranks[static_cast<size_t>(communicator.rank())];
+      auto source = is_random ? random_weights(config_.model, 9)
+                              : stored_weights(config_.model, checkpoint::open_weights(path));
+      if (from == std::string("broadcast")) {
+        source = broadcast_weights(std::move(source), borrowed(communicator));
+      }
+      const at::Tensor out = at::full({util::numel_of(parts)}, -3.0);
+      source->read(parameter, parts, out);
+      util::for_each_part(parts, out, [&](const util::Rectangle& part, const at::Tensor& values) {
+        EXPECT_TRUE(at::equal(values, util::rectangle_view(whole, part).flatten()))
+            << from << " on rank " << communicator.rank() << ", rows from " << part.row_begin;
+      });
+    });
   }
 }
 

@@ -65,6 +65,7 @@ TEST_P(PlanOf, AStepIsWhatTheEngineMeasures) {
   EXPECT_EQ(measured.buffers, plan.memory.buffers);
   EXPECT_EQ(measured.first_arena, measured.arena) << "the pool has asked for more after the first step";
   EXPECT_EQ(measured.traffic, plan.step.traffic);
+  EXPECT_EQ(measured.attention, plan.attention_traffic);
   const double peak = static_cast<double>(plan.memory.peak);
   EXPECT_NEAR(static_cast<double>(measured.peak), peak, 0.05 * peak);
   RecordProperty("peak_difference_percent",
@@ -88,6 +89,11 @@ void adafactor(config::Config& config) {
   config.data.sequence_length = 16;
 }
 
+void global(config::Config& config) {
+  config.fsdp.strategy = "hybrid_shard";
+  config.fsdp.hybrid_optimizer = "global";
+  config.mesh.dcn = 2;
+}
 void bf16(config::Config& config) { config.mixed_precision.param_dtype = "bfloat16"; }
 void stored_in_bf16(config::Config& config) {
   bf16(config);
@@ -306,6 +312,48 @@ INSTANTIATE_TEST_SUITE_P(
                c.fsdp.strategy = "hybrid_shard";
                c.mesh.dcn = 2;
              }},
+        Case{"global", 8, "llama", global},
+        Case{"global_bf16_accumulated", 8, "llama",
+             [](auto& c) {
+               global(c);
+               bf16(c);
+               c.training.gradient_accumulation_steps = 3;
+             }},
+        Case{"global_without_sync", 8, "gpt2",
+             [](auto& c) {
+               global(c);
+               c.training.gradient_accumulation_steps = 2;
+               c.training.no_sync = true;
+             }},
+        Case{"global_of_whole_models", 4, "gpt2",
+             [](auto& c) {
+               global(c);
+               bf16(c);
+               c.mesh.dcn = 4;
+             }},
+        Case{"global_per_parameter_bf16_recomputed", 8, "llama",
+             [](auto& c) {
+               global(c);
+               bf16(c);
+               recompute(c);
+               c.fsdp.layout = "per_parameter";
+               c.fsdp.strategy = "hybrid_shard_zero2";
+             }},
+        Case{"global_per_parameter_of_whole_models", 2, "llama",
+             [](auto& c) {
+               global(c);
+               c.fsdp.layout = "per_parameter";
+             }},
+        Case{"global_offloaded", 4, "llama",
+             [](auto& c) {
+               global(c);
+               c.fsdp.cpu_offload = true;
+             }},
+        Case{"global_muon", 4, "llama",
+             [](auto& c) {
+               muon(c);
+               global(c);
+             }},
         Case{"hybrid_zero2_per_parameter", 8, "llama",
              [](auto& c) {
                c.fsdp.strategy = "hybrid_shard_zero2";
@@ -431,6 +479,26 @@ INSTANTIATE_TEST_SUITE_P(
                c.training.gradient_accumulation_steps = 3;
                c.training.no_sync = true;
              }},
+        Case{"context_ring", 4, "llama",
+             [](auto& c) {
+               c.mesh.context = 2;
+               c.model.num_key_value_heads = 2;
+               c.data.sequence_length = 128;
+             }},
+        Case{"context_gathered_bf16_recomputed", 4, "llama",
+             [](auto& c) {
+               bf16(c);
+               recompute(c);
+               c.mesh.context = 4;
+               c.mesh.context_attention = comm::ContextAttention::kGather;
+               c.model.max_position_embeddings = c.data.sequence_length = 512;
+             }},
+        Case{"context_of_replicas_gpt2", 8, "gpt2",
+             [](auto& c) {
+               c.mesh.dcn = c.mesh.context = 2;
+               c.fsdp.strategy = "hybrid_shard";
+               c.data.sequence_length = 128;
+             }},
         Case{"gpt2_recomputed_tied", 4, "gpt2",
              [](auto& c) {
                recompute(c);
@@ -525,6 +593,21 @@ TEST(Plan, CountsTheSumsOverTensors) {
   EXPECT_EQ(factored.optimizer_traffic.all_reduces, 2 * static_cast<int64_t>(factored.units.size()));
   EXPECT_EQ(factored.optimizer_traffic.all_reduce_bytes, 8 * numbers);
   EXPECT_LT(factored.memory.optimizer, plan.memory.optimizer / 20);
+}
+
+TEST(Plan, CountsAttentionOverCutSequences) {
+  config::Config config = small_config();
+  config.mesh.context = 4;
+  config.model.num_key_value_heads = 2;
+  const Plan plan = make_plan(config, {.world_size = 8});
+  const int64_t keys = 2 * 16 * 2 * 32 * 2;  // rows, tokens of a rank, heads, width; keys and values
+  EXPECT_EQ(plan.attention_traffic.shifts, 3 * (3 + 3 + 4));
+  EXPECT_EQ(plan.attention_traffic.shift_bytes, 3 * (3 + 3 + 4) * keys * 4);
+  EXPECT_EQ(plan.tokens_per_step(), 2 * 2 * 64);
+  EXPECT_NE(plan_text(plan).find("in addition, attention over mesh.context"), std::string::npos);
+  EXPECT_NE(plan_text(plan).find("256 tokens a step (2 groups of 4 ranks x 1 micro-batches"),
+            std::string::npos)
+      << plan_text(plan);
 }
 
 TEST(Plan, SaysThatLinearLayersAreInFloat8) {

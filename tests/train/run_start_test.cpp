@@ -10,6 +10,7 @@
 #include "shard/fully_shard.h"
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
+#include "train/run_parts.h"
 #include "util/text.h"
 
 namespace fsdp::train {
@@ -68,9 +69,30 @@ TEST(Banner, SaysWhatTheMeshMeans) {
     std::string text = banner(config, *engine, loader, {0.25e12});
     EXPECT_NE(
         text.find(
-            "mesh       dcn 2 x data 2 x model 1: units sharded over data (2), replicated over dcn (2)"),
+            "mesh       dcn 2 x data 2 x context 1 x model 1: units sharded over data (2), replicated over dcn (2)"),
         std::string::npos)
         << text;
+  });
+}
+
+TEST(Banner, CountsTheRowsOfAContextGroupOnce) {
+  testing::TemporaryFolder folder;
+  config::Config config = testing::tiny_config(folder);
+  config.mesh = {.dcn = 1, .data = 2, .context = 2};
+  comm::run_ranks_as_threads(4, [&](comm::Communicator& communicator) {
+    auto model = testing::make_initialized(config.model);
+    comm::Mesh mesh(config.mesh, testing::borrowed(communicator));
+    auto engine = shard::fully_shard(*model, config.fsdp, mesh);
+    const data::TrainLoader loader = open_training_data(config, communicator);
+    EXPECT_EQ(loader.samples_per_step(), 4);
+    const std::string text = banner(config, *engine, loader, {0.25e12});
+    for (
+        const char* part :
+        {"dcn 1 x data 2 x context 2 x model 1: units sharded over data x context (4)",
+         "context    each sequence over 2 ranks, 4 tokens a rank in two chunks; keys and values go round a ring",
+         "4 sequences = 32 tokens a step (2 groups of 2 ranks x 1 micro-batches x 2 sequences x 8 tokens)"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+    }
   });
 }
 

@@ -143,6 +143,13 @@ INSTANTIATE_TEST_SUITE_P(
                      config.fsdp.strategy = "no_shard";
                    }},
         Resumption{"full", [](config::Config& config) { config.checkpoint.kind = "full"; }},
+        Resumption{"global_bfloat16",
+                   [](config::Config& config) {
+                     config.mixed_precision.param_dtype = "bfloat16";
+                     config.fsdp.strategy = "hybrid_shard";
+                     config.fsdp.hybrid_optimizer = "global";
+                     config.mesh.dcn = 2;
+                   }},
         Resumption{"replicas",
                    [](config::Config& config) {
                      config.fsdp.strategy = "hybrid_shard";

@@ -196,6 +196,20 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
+  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
+                              const CallSite& site) override {
+    check_shift(output, input, site);
+    if (input.numel() == 0) return std::make_unique<NcclWork>(guard_);
+    // One operation of NCCL, and for c10d's watchdog. An all-to-all would connect each rank with all others.
+    return run("shift", site, [&] {
+      std::vector<at::Tensor> out{as_bytes(output)}, in{as_bytes(input)};
+      group_->startCoalescing();
+      group_->send(in, next_rank(), 0);
+      group_->recv(out, previous_rank(), 0);
+      return group_->endCoalescing();
+    });
+  }
+
   void barrier(const CallSite& site) override {
     std::vector<at::Tensor> token{at::zeros({1}, on_gpu(at::kFloat))};
     guard_->finish(issue("barrier", site, [&] { return group_->allreduce(token); }));

@@ -29,14 +29,15 @@ struct DropoutKernel {
     const int64_t first = (block() - row * arguments.pieces) * kOfBlock + thread() * kValues;
     if (first >= a.width) return;
     const int64_t count = a.width - first, offset = row * a.width + first;
-    const uint64_t row_key = util::mix64(a.key ^ util::mix64(static_cast<uint64_t>(a.first_row + row)));
+    const int64_t whole = row / a.pieces.count, piece = row - whole * a.pieces.count;
+    const uint64_t row_key = util::mix64(a.key ^ util::mix64(static_cast<uint64_t>(a.first_row + whole)));
+    const int64_t place = a.pieces.begins[piece] + first;  // in the whole row
     T values[kValues];
     load(static_cast<const T*>(a.x) + offset, count, values);
-    const int64_t at = a.first_value + first;  // in the whole row
-    const bool is_odd = at % 2 != 0;
+    const bool is_odd = place % 2 != 0;
     FSDP_UNROLL
     for (int i = 0; i < kValues; i += 2) {
-      const auto pair = row_key + static_cast<uint64_t>((at + i) / 2);
+      const auto pair = row_key + static_cast<uint64_t>((place + i) / 2);
       const uint64_t bits = util::mix64(pair), next = is_odd ? util::mix64(pair + 1) : 0;
       values[i] = chosen(arguments, values[i], static_cast<uint32_t>(is_odd ? bits >> 32 : bits));
       values[i + 1] = chosen(arguments, values[i + 1], static_cast<uint32_t>(is_odd ? next : bits >> 32));

@@ -11,6 +11,7 @@
 
 #include "kernels/kernel_table.h"
 #include "kernels/outcome_rule.h"
+#include "kernels/rows.h"
 
 namespace fsdp::kernels::cuda {
 
@@ -37,14 +38,14 @@ struct EmbeddingGradRows {
 };
 void embedding_backward(Element element, const EmbeddingGradRows& rows);
 
-/// dropout() of kernels/fused.h for x [rows, width].
+/// dropout() of kernels/fused.h for x [rows, width], one piece of a row each.
 struct DropoutRows {
   const void* x = nullptr;
   void* y = nullptr;
   int64_t rows = 0, width = 0;
   uint64_t key = 0;
   int64_t first_row = 0;
-  int64_t first_value = 0;
+  RowPieces pieces = {};
   double p = 0;
 };
 void dropout(Element element, const DropoutRows& rows);

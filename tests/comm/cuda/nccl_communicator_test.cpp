@@ -85,6 +85,15 @@ TEST_F(OneRank, GathersInPlace) {
   EXPECT_TRUE(at::equal(whole, numbers(64, 0)));
 }
 
+TEST_F(OneRank, ShiftsToItself) {
+  for (int64_t count : {0, 1, 1001}) {
+    const at::Tensor input = numbers(count, 0, at::kBFloat16);
+    at::Tensor output = communicator->allocate(count, at::kBFloat16);
+    communicator->shift(output, input, kSite)->wait();
+    EXPECT_TRUE(at::equal(output, input)) << count;
+  }
+}
+
 TEST_F(OneRank, ReducesAndBroadcastsItsOwn) {
   at::Tensor tensor = numbers(64, 0);
   communicator->all_reduce(tensor, ReduceOp::kSum, kSite)->wait();
@@ -148,6 +157,9 @@ TEST_F(TwoGpus, ComputeWhatEachCollectivePromises) {
     EXPECT_EQ(part.max().item<float>(), 26);
     world.broadcast(part.fill_(rank), 1, kSite)->wait();
     EXPECT_EQ(part.sum().item<float>(), 4);
+    world.shift(part, mine, kSite)->wait();
+    EXPECT_TRUE(at::equal(part.cpu(), at::arange(4, at::kFloat) + 10 * (1 - rank)));
+    world.broadcast(part.fill_(1), 1, kSite)->wait();
     world.subgroup("alone", {rank})->all_reduce(part, ReduceOp::kSum, kSite)->wait();
     EXPECT_EQ(part.sum().item<float>(), 4);
     world.barrier(kSite);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/adam.h"
+#include "kernels/device_attention.h"
 #include "kernels/float8.h"
 #include "kernels/fused.h"
 #include "kernels/matmul.h"
@@ -153,6 +154,35 @@ TEST_P(Cuda, Rotary) {
     };
     expect_equal(turned, turned, {random({3, 50, 5, head_dim})}, {random({3, 50, 5, head_dim})});
   }
+}
+
+TEST_P(Cuda, RotaryAttentionIsAttentionToRotatedHeads) {
+  if (type() == at::kFloat) GTEST_SKIP() << "cuDNN and FlashAttention have no fp32";
+  constexpr int64_t kTokens = 6, kQueries = 4, kKeys = 2, kDim = 16, kWidth = (kQueries + 2 * kKeys) * kDim;
+  const at::Tensor half = at::randn({kTokens, kDim / 2}), angles = at::cat({half, half}, -1);
+  const at::Tensor cos = angles.cos(), sin = angles.sin();
+  const at::Tensor qkv = random({2, kTokens, kWidth}), dy = random({2, kTokens, kQueries * kDim});
+  const Formula steps = [&](const Tensors& in) {
+    const at::Tensor heads = in[0].view({2, kTokens, kQueries + 2 * kKeys, kDim});
+    const auto turned = [&](const at::Tensor& x) {
+      const at::Tensor c = cos.to(x.scalar_type()).unsqueeze(1), s = sin.to(x.scalar_type()).unsqueeze(1);
+      const auto halves = x.chunk(2, -1);
+      return x * c + at::cat({-halves[1], halves[0]}, -1) * s;
+    };
+    const auto repeated = [](const at::Tensor& x) { return x.repeat_interleave(kQueries / kKeys, 2); };
+    const at::Tensor q = turned(heads.narrow(2, 0, kQueries)), k = turned(heads.narrow(2, kQueries, kKeys)),
+                     v = heads.narrow(2, kQueries + kKeys, kKeys);
+    return Tensors{at::scaled_dot_product_attention(q.transpose(1, 2), repeated(k).transpose(1, 2),
+                                                    repeated(v).transpose(1, 2), std::nullopt, 0, true)
+                       .transpose(1, 2)
+                       .flatten(2)};
+  };
+  const Formula fused = [&](const Tensors& in) {
+    return Tensors{rotary_attention(in[0] * 1, {kQueries, kKeys}, on_gpu(cos), on_gpu(sin))};
+  };
+  const Tensors found = run(fused, {on_gpu(qkv)}, {dy}), expected = run(steps, {qkv.to(at::kDouble)}, {dy});
+  expect_near(found[0], expected[0], 2 * tolerance(), "attention");
+  expect_near(found[1], expected[1], 2 * tolerance(), "gradient");
 }
 
 TEST_P(Cuda, LinearCrossEntropy) {

@@ -1,4 +1,4 @@
-#include "short_spinning.h"
+#include "early_environment.h"
 
 #include <alloca.h>
 #include <sys/auxv.h>
@@ -10,7 +10,8 @@ namespace {
 
 // Some tens of microseconds, longer than most gaps between the parallel loops of a step. libgomp itself uses
 // this number if it has more threads than cores; otherwise its default is 300,000.
-char setting[] = "GOMP_SPINCOUNT=1000";
+char spinning[] = "GOMP_SPINCOUNT=1000";
+char allocation[] = "GLIBC_TUNABLES=glibc.malloc.tcache_count=512";
 
 /// strncmp() may depend on an initializer that has not run yet.
 bool begins_with(const char* text, const char* start) {
@@ -21,19 +22,23 @@ bool begins_with(const char* text, const char* start) {
 }  // namespace
 
 // Sanitizers are not initialized yet either.
-__attribute__((no_sanitize("address", "undefined"))) void spin_shortly(int, char** arguments,
-                                                                       char** environment) {
+__attribute__((no_sanitize("address", "undefined"))) void set_early_environment(int, char** arguments,
+                                                                                char** environment) {
   size_t count = 0;
+  bool has_spinning = false, has_allocation = false;
   for (; environment[count] != nullptr; ++count) {
-    if (begins_with(environment[count], "OMP_WAIT_POLICY=")) return;
-    if (begins_with(environment[count], "GOMP_SPINCOUNT=")) return;
+    if (begins_with(environment[count], "OMP_WAIT_POLICY=")) has_spinning = true;
+    if (begins_with(environment[count], "GOMP_SPINCOUNT=")) has_spinning = true;
+    if (begins_with(environment[count], "GLIBC_TUNABLES=")) has_allocation = true;
   }
+  if (has_spinning && has_allocation) return;
   // If the dynamic loader was started with the program as its argument, execve() would start the loader.
   if (::getauxval(AT_BASE) == 0) return;
-  auto** extended = static_cast<char**>(alloca((count + 2) * sizeof(char*)));
+  auto** extended = static_cast<char**>(alloca((count + 3) * sizeof(char*)));
   for (size_t i = 0; i < count; ++i) extended[i] = environment[i];
-  extended[count] = setting;
-  extended[count + 1] = nullptr;
+  if (!has_spinning) extended[count++] = spinning;
+  if (!has_allocation) extended[count++] = allocation;
+  extended[count] = nullptr;
   // Under the name that it was started with, which ps and pkill show. If this fails, the program continues as it is.
   ::execve(reinterpret_cast<const char*>(::getauxval(AT_EXECFN)), arguments, extended);
 }

@@ -1,4 +1,4 @@
-// How long the threads of OpenMP spin, as the programs that compute start.
+// What libraries read from the environment when the programs that compute start.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,6 +23,11 @@ std::string libgomp_settings(const std::string& name, Environment environment) {
   return result.err;
 }
 
+std::string environment_of(pid_t process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/environ", std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 TEST(Spinning, IsShort) {
   for (const char* name : {"fsdp-train", "fsdp-generate"}) {
     EXPECT_THAT(libgomp_settings(name, {}), HasSubstr("GOMP_SPINCOUNT = '1000'")) << name;
@@ -35,7 +40,7 @@ TEST(Spinning, IsAsTheUserHasSetIt) {
               Not(HasSubstr("GOMP_SPINCOUNT = '1000'")));
 }
 
-TEST(Spinning, LeavesNameArgumentsInputAndProcessNumber) {
+TEST(EarlyEnvironment, LeavesNameArgumentsInputAndProcessNumber) {
   testing::TemporaryFolder folder;
   const auto result = testing::run(
       {"sh", "-c", "echo $$; exec \"$@\"", "sh", program("fsdp-generate"), (folder / "no model").string(),
@@ -53,6 +58,7 @@ TEST(Spinning, LeavesNameArgumentsInputAndProcessNumber) {
   std::string name;
   std::getline(std::ifstream("/proc/" + std::to_string(run.pid()) + "/comm"), name);
   EXPECT_EQ(name, "fsdp-train");
+  EXPECT_THAT(environment_of(run.pid()), HasSubstr("GLIBC_TUNABLES=glibc.malloc.tcache_count=512"));
   run.send(SIGTERM);
   EXPECT_EQ(run.wait().exit_code, 75);
 }
