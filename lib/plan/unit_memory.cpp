@@ -108,6 +108,10 @@ void UnitMemory::gather(Unit& unit) {
     unit.gathered = issue(shard::kNoQueue, give_back);
     return;
   }
+  if (!unit.sizes->is_cut()) {  // nothing to wait for
+    take();
+    return give_back();
+  }
   unit.gathered = issue(gather_queue(unit.sizes->groups), [take, give_back] {
     take();
     give_back();

@@ -121,12 +121,15 @@ class Counter final : public CommandReader {
       (forward ? formula_.forward_all_gather_bytes : formula_.backward_all_gather_bytes) +=
           times_ * unit.gather_payload_bytes();
     }
-    // Without communication there is no collective to wait behind. On a device, to wait for a gather gives back
-    // nothing of the reductions before it.
-    const bool at_once = on_device_ || !unit.is_cut();
-    const size_t queue = at_once ? kNoQueue : gather_queue(unit.groups);
     const int64_t bytes = unit.unsharded_bytes() + unit.communication_bytes();
-    if (at_once) {
+    // Without communication there is no collective to wait behind.
+    if (!on_device_ && !unit.is_cut()) {
+      bytes_.add(bytes);
+      return bytes_.add(-unit.communication_bytes());
+    }
+    // On a device, to wait for a gather gives back nothing of the reductions before it.
+    const size_t queue = on_device_ ? kNoQueue : gather_queue(unit.groups);
+    if (on_device_) {
       bytes_.add(bytes);
     } else {
       bytes_.issue(queue, bytes);

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -677,6 +678,18 @@ TEST(Plan, SaysWhatToChangeUntilItFits) {
 
 TEST(Plan, AdvisesNothingToARunThatFits) {
   EXPECT_TRUE(make_plan(small_config(), {.world_size = 2}).advice.empty());
+}
+
+TEST(Plan, AdvisesToDivideTheOptimizerStateAmongTheSlices) {
+  config::Config config = small_config();
+  config.fsdp.strategy = "hybrid_shard";
+  config.fsdp.min_num_params = 60'000;
+  config.mesh.dcn = 2;
+  const Plan plan = make_plan(config, {.world_size = 4, .memory_gib = 1e-9});
+  const auto found = std::ranges::find(plan.advice, "fsdp.hybrid_optimizer = global", &Advice::change);
+  ASSERT_NE(found, plan.advice.end());
+  ASSERT_NE(found, plan.advice.begin());
+  EXPECT_LT(found->device_peak, std::prev(found)->device_peak);
 }
 
 TEST(Plan, TakesTheWorldFromTheOptionOrTheMesh) {

@@ -72,6 +72,16 @@ TEST(Banner, SaysWhatTheMeshMeans) {
             "mesh       dcn 2 x data 2 x context 1 x model 1: units sharded over data (2), replicated over dcn (2)"),
         std::string::npos)
         << text;
+    EXPECT_EQ(text.find("of its slice's"), std::string::npos) << text;
+    config::Config global = config;
+    global.fsdp.hybrid_optimizer = "global";
+    auto other = testing::make_initialized(config.model);
+    const auto divided = shard::fully_shard(*other, global.fsdp, mesh);
+    text = banner(global, *divided, loader, {0.25e12});
+    for (const char* part : {"hybrid_shard with a global optimizer", " of its slice's beside them",
+                             "optimizer state sharded over dcn x data (4)"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+    }
   });
 }
 
