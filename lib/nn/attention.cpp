@@ -86,7 +86,8 @@ at::Tensor attention_within_documents(const Heads& heads, const Compute& compute
         inside.dropout->key = util::mix64(inside.dropout->key + static_cast<uint64_t>(i));
         inside.dropout->first_row += static_cast<int64_t>(row);
       }
-      parts.push_back(causal_attention({q[i], k[i], v[i], heads.first}, compute, p, inside));
+      parts.push_back(
+          causal_attention({.q = q[i], .k = k[i], .v = v[i], .first = heads.first}, compute, p, inside));
     }
     rows.push_back(parts.size() == 1 ? parts.front() : at::cat(parts, 1));
   }

@@ -21,7 +21,7 @@ class Attention final : public Stage {
   struct Heads {
     at::Tensor q = {}, k = {}, v = {};
     at::Tensor attended =
-        {};  ///< in their place, where one function rotates and attends: [B, T, heads * head_dim]
+        {};             ///< in their place, where one function rotates and attends: [B, T, heads * head_dim]
     int64_t first = 0;  ///< number of q's first head in the model
   };
 

@@ -56,7 +56,7 @@ Counted count(const shard::Engine& engine, const StepRecord& step) {
   for (const auto& event : step.events) {
     const bool attends = event.unit == parallel::kAttentionSite;
     if (!event.is_collective() || !(attends || units.contains(event.unit))) continue;
-    shard::Traffic& traffic = attends                                            ? counted.attention
+    shard::Traffic& traffic = attends                                        ? counted.attention
                               : event.pass_or_event == shard::kBetweenSlices ? counted.between_slices
                               : event.pass_or_event == "forward"             ? counted.forward
                                                                              : counted.backward;

@@ -38,8 +38,8 @@ TEST(Dropout, OfAPartOfTheRowsIsThatPartOfTheirDropout) {
   for (int64_t first : {0, 1, 2, 16'385, 50'000}) {
     for (int64_t count : {1, 2, 7, 33'000}) {
       if (first + count > 50'001) continue;
-      EXPECT_TRUE(
-          at::equal(dropout(x.narrow(1, first, count), 0.3, 11, 100, RowPieces{.begins = {first}}), whole.narrow(1, first, count)))
+      EXPECT_TRUE(at::equal(dropout(x.narrow(1, first, count), 0.3, 11, 100, RowPieces{.begins = {first}}),
+                            whole.narrow(1, first, count)))
           << first << " " << count;
     }
   }

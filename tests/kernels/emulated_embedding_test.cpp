@@ -90,8 +90,8 @@ TEST_P(CudaDropout, ChoosesBitForBitAsOnTheCpu) {
                                       .p = p});
           });
         });
-        EXPECT_TRUE(have_equal_bits(y.values(),
-                                    kernels::dropout(x.values(), p, 0xfedcba9876543210U, 1000, pieces)))
+        EXPECT_TRUE(
+            have_equal_bits(y.values(), kernels::dropout(x.values(), p, 0xfedcba9876543210U, 1000, pieces)))
             << width << " " << first_value;
       }
     }
