@@ -22,7 +22,7 @@ namespace fsdp::shard {
 enum class Strategy {
   kFullShard,         ///< ZeRO-3
   kShardGradOp,       ///< ZeRO-2: parameters stay gathered from forward to backward
-  kHybridShard,       ///< ZeRO-3 within a slice (mesh axis data), a replica in each slice (dcn)
+  kHybridShard,       ///< ZeRO-3 within a slice (data x context), a replica in each slice (dcn)
   kHybridShardZero2,  ///< the same with ZeRO-2
   kNoShard,           ///< every rank holds everything; gradients are all-reduced, as DDP does
 };
@@ -34,7 +34,7 @@ constexpr auto enum_names(Strategy) {
                                                   {Strategy::kNoShard, "no_shard"}});
 }
 
-/// Units are cut within a slice (mesh axis data) and replicated between slices (dcn).
+/// Units are cut within a slice (data x context) and replicated between slices (dcn).
 inline bool is_hybrid(util::Named<Strategy> strategy) {
   return strategy == Strategy::kHybridShard || strategy == Strategy::kHybridShardZero2;
 }
