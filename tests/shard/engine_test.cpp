@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <memory>
+#include <string>
+
 #include "shard/full_parameters.h"
 #include "support/counting_communicator.h"
 #include "support/layout_under_test.h"
@@ -143,6 +147,23 @@ TEST(Engine, EvaluationFreesEverythingAndReducesNothing) {
     EXPECT_EQ(communicator.count("all_gather"), 4);
     EXPECT_EQ(communicator.count("reduce_scatter"), 0);
   });
+}
+
+TEST(Engine, KnowsInWhichUnitsTheEndOfBackwardCanBeSeen) {
+  auto model = testing::make_initialized(testing::tiny_options());
+  ShardOptions options;
+  options.wrap_stages = {"embedding", "block"};
+  auto engine = testing::shard_under_test(*model, options, std::make_shared<comm::SingleCommunicator>());
+  const auto unit = [&](const std::string& name) -> const Unit& {
+    const auto found =
+        std::ranges::find(engine->units(), name, [](const auto& each) { return each->name(); });
+    FSDP_CHECK(found != engine->units().end(), name);
+    return **found;
+  };
+  EXPECT_TRUE(engine->input_is_differentiable(unit("model.embed_tokens"))) << "before the first use";
+  model->forward(at::zeros({1, 4}, at::kLong)).sum().backward();
+  EXPECT_FALSE(engine->input_is_differentiable(unit("model.embed_tokens"))) << "token ids have no gradient";
+  EXPECT_TRUE(engine->input_is_differentiable(unit("model.layers.0")));
 }
 
 TEST(Engine, AForwardWithoutBackwardDoesNotServeStaleWeights) {
