@@ -31,6 +31,12 @@ Axes replicate_axes(util::Named<Strategy> strategy) {
   return is_hybrid(strategy) ? Axes{MeshAxis::kDcn} : Axes{};
 }
 
+Axes shard_axes(util::Named<Strategy> strategy, const comm::MeshShape& mesh) {
+  Axes axes = shard_axes(strategy);
+  if (mesh.context == 1) std::erase(axes, MeshAxis::kContext);
+  return axes;
+}
+
 GroupSizes group_sizes(const comm::MeshShape& mesh, util::Named<Strategy> strategy) {
   return {.shards = mesh.along(shard_axes(strategy)), .replicas = mesh.along(replicate_axes(strategy))};
 }

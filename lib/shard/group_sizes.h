@@ -24,6 +24,8 @@ namespace fsdp::shard {
 /// The mesh axes over which a strategy cuts units, and those over which it replicates them.
 std::vector<comm::MeshAxis> shard_axes(util::Named<Strategy> strategy);
 std::vector<comm::MeshAxis> replicate_axes(util::Named<Strategy> strategy);
+/// shard_axes() for marks: context only where sequences are cut.
+std::vector<comm::MeshAxis> shard_axes(util::Named<Strategy> strategy, const comm::MeshShape& mesh);
 
 /// Over how many ranks a unit is cut, and how many replicas it has.
 struct GroupSizes {

@@ -24,7 +24,7 @@ std::string spmd_debug(const Engine& engine,
   const ShardOptions& options = engine.options();
   for (const Segment& segment : engine.segments()) {
     const Unit& unit = *engine.units()[segment.unit];
-    const PartitionSpec::Axes axes = shard_axes(unit.options().strategy);
+    const PartitionSpec::Axes axes = shard_axes(unit.options().strategy, engine.mesh());
     const auto& parameters = unit.storage().parameters();
     const auto found = std::find_if(parameters.begin(), parameters.end(),
                                     [&](const auto& each) { return each.name == segment.name; });
