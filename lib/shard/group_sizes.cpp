@@ -35,6 +35,12 @@ Axes slice_axes(util::Named<Strategy> strategy, util::Named<HybridOptimizer> opt
   return is_hybrid(strategy) && optimizer == HybridOptimizer::kGlobal ? Axes{MeshAxis::kDcn} : Axes{};
 }
 
+Axes shard_axes(util::Named<Strategy> strategy, const comm::MeshShape& mesh) {
+  Axes axes = shard_axes(strategy);
+  if (mesh.context == 1) std::erase(axes, MeshAxis::kContext);
+  return axes;
+}
+
 GroupSizes group_sizes(const comm::MeshShape& mesh, util::Named<Strategy> strategy,
                        util::Named<HybridOptimizer> optimizer) {
   return {.shards = mesh.along(shard_axes(strategy)),

@@ -34,6 +34,8 @@ std::vector<comm::MeshAxis> replicate_axes(util::Named<Strategy> strategy,
                                            util::Named<HybridOptimizer> optimizer);
 std::vector<comm::MeshAxis> slice_axes(util::Named<Strategy> strategy,
                                        util::Named<HybridOptimizer> optimizer);
+/// shard_axes() for marks: context only where sequences are cut.
+std::vector<comm::MeshAxis> shard_axes(util::Named<Strategy> strategy, const comm::MeshShape& mesh);
 
 /// Over how many ranks a unit is cut for its passes, how many replicas it has, and over how many slices a shard of
 /// a pass is cut once more.

@@ -25,7 +25,7 @@ std::string spmd_debug(const Engine& engine,
   for (const auto& segments : engine.segments_by_parameter()) {
     const Segment& segment = segments.front();
     const Unit& unit = *engine.units()[segment.unit];
-    PartitionSpec::Axes axes = shard_axes(unit.options().strategy);
+    PartitionSpec::Axes axes = shard_axes(unit.options().strategy, engine.mesh());
     // Parts of a slice's shard follow each other, so dcn is the inner axis.
     for (comm::MeshAxis axis : slice_axes(unit.options().strategy, unit.options().hybrid_optimizer)) {
       axes.push_back(axis);

@@ -31,7 +31,7 @@ std::optional<int64_t> marked_dimension(const std::string& name, const Sharding&
          "; mark it on the mesh that the module is sharded over");
   }
   if (cut.empty()) return std::nullopt;
-  const PartitionSpec::Axes axes = shard_axes(strategy);
+  const PartitionSpec::Axes axes = shard_axes(strategy, mesh.shape());
   if (cut.size() > 1 || sharding.spec.axes(cut.front()) != axes) {
     fail(ErrorKind::kUsage, "spmd_fully_shard(): expected parameters that are cut on one dimension, over ",
          to_string(PartitionSpec{axes}), " with fsdp.strategy = ", strategy, "; found ", name, " marked ",
