@@ -169,7 +169,7 @@ TEST_P(Cuda, RotaryAttentionIsAttentionToRotatedHeads) {
       const auto halves = x.chunk(2, -1);
       return x * c + at::cat({-halves[1], halves[0]}, -1) * s;
     };
-    const auto repeated = [](const at::Tensor& x) { return x.repeat_interleave(kQueries / kKeys, 2); };
+    const auto repeated = [&](const at::Tensor& x) { return x.repeat_interleave(kQueries / kKeys, 2); };
     const at::Tensor q = turned(heads.narrow(2, 0, kQueries)), k = turned(heads.narrow(2, kQueries, kKeys)),
                      v = heads.narrow(2, kQueries + kKeys, kKeys);
     return Tensors{at::scaled_dot_product_attention(q.transpose(1, 2), repeated(k).transpose(1, 2),
