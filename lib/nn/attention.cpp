@@ -108,11 +108,11 @@ at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p
   const bool drops = p > 0 && context.dropout, has_cache = context.cache != nullptr;
   if (context.cut) {
     FSDP_CHECK(!drops, "dropout of the weights of a cut sequence");
-    return parallel::context_attention(q, k, v,
-                                       {.cut = context.cut,
-                                        .documents = context.documents,
-                                        .matmul = compute.matmul,
-                                        .fused = compute.fused});
+    return join_heads(parallel::context_attention(q, k, v,
+                                                  {.cut = context.cut,
+                                                   .documents = context.documents,
+                                                   .matmul = compute.matmul,
+                                                   .fused = compute.fused}));
   }
   if (!drops && (context.documents || has_cache) && kernels::can_use_flash_attention(q, k, v)) {
     return join_heads(context.documents ? kernels::flash_attention(q, k, v, packed(context, q))

@@ -42,8 +42,8 @@ std::vector<ParameterPart> parameter_parts(const torch::nn::Module& model, const
 
 /// Applies the plan: parameters keep their names and become this rank's parts, of shape alone on the meta
 /// device, else with the values of the whole. From then on forward and backward are collective over `group`,
-/// which must not be used by anything else; a group of one changes nothing. Sequence lengths must divide over the ranks where the plan cuts the
-/// sequence. Returns parameter_parts(). Throws like it, before anything has changed.
+/// which must not be used by anything else; a group of one changes nothing. Sequence lengths must divide over the
+/// ranks where the plan cuts the sequence. Returns parameter_parts(). Throws like it, before anything has changed.
 std::vector<ParameterPart> parallelize(torch::nn::Module& model, const ParallelPlan& plan,
                                        std::shared_ptr<comm::Communicator> group);
 

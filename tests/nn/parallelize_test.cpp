@@ -9,6 +9,7 @@
 #include "parallel/step_collectives.h"
 #include "support/counting_allocator.h"
 #include "support/parallel_models.h"
+#include "util/seeded_random.h"
 
 namespace fsdp::nn {
 namespace {
@@ -344,8 +345,9 @@ class TwoLayers final : public Stage {
     out_ = register_module("out",
                            std::make_shared<Linear>(4 * size, size, Compute(), LinearForm{.biased = true}));
     at::NoGradGuard no_grad;
-    at::manual_seed(4);
-    for (const at::Tensor& parameter : parameters()) parameter.normal_(0, 0.1);
+    // libtorch's generator is shared by the threads that stand for ranks.
+    const at::Generator generator = util::named_generator(4, "two_layers");
+    for (const at::Tensor& parameter : parameters()) parameter.normal_(0, 0.1, generator);
   }
   std::string type_name() const override { return "two_layers"; }
 
