@@ -153,11 +153,6 @@ void make_writable_folder(const fs::path& folder) {
     fail(ErrorKind::kIo, "cannot create the folder ", folder.string(), ": ",
          error ? error.message() : "a file of that name is in the way");
   }
-  // A file without a name, which a killed process does not leave behind; some file systems have none.
-  if (const int unnamed = ::open(folder.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666); unnamed >= 0) {
-    ::close(unnamed);
-    return;
-  }
   fs::path probe = folder / concat(kProbePrefix, ::getpid());
   int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) fail(ErrorKind::kIo, "cannot write into the folder ", folder.string(), ": ", errno_text(errno));
