@@ -34,9 +34,9 @@ at::Tensor join_heads(const at::Tensor& x) {
 
 using Heads = Attention::Heads;
 
-/// A row is one text, from its first token on, of which nothing is dropped.
+/// A row is one whole text, from its first token on, of which nothing is dropped.
 bool is_plain(double p, const StageContext& context) {
-  return !(p > 0 && context.dropout) && !context.documents && context.cache == nullptr;
+  return !(p > 0 && context.dropout) && !context.documents && !context.cut && context.cache == nullptr;
 }
 
 /// The keys or values of each query's head: [B, T, kv_heads, head_dim] -> [B, T, kv_heads * group, head_dim]
