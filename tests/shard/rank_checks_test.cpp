@@ -5,6 +5,7 @@
 
 #include "shard/fully_shard.h"
 #include "support/counting_communicator.h"
+#include "support/layout_under_test.h"
 #include "support/segments_in_rows.h"
 #include "support/sharded_run.h"
 #include "util/error.h"
@@ -85,6 +86,7 @@ TEST(ReplicaCheck, NamesTheFirstParameterOfAllRanks) {
 
 // The middle rank of three has none of the first parameters' beginnings: other numbers of segments.
 TEST(ReplicaCheck, NamesTheParameterWhereRanksHaveOtherNumbersOfParts) {
+  if (!testing::flat_is_under_test()) GTEST_SKIP() << "of the flat layout";
   for (int shard : {0, 1, 2}) {
     std::string text =
         complaint({.dcn = 2, .data = 3}, check_options_of("hybrid_shard"), [&](Engine& engine, int rank) {

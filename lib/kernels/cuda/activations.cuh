@@ -34,6 +34,7 @@ struct SwiGluKernel {
     const T* gates = static_cast<const T*>(a.gate) + column;
     const T* ups = static_cast<const T*>(a.up) + column;
     T* y = static_cast<T*>(a.y) + column;
+    FSDP_UNROLL_BY(2)  // more rows at once do not fit into the registers on compute capability 8.0
     for (int64_t row = group.begin; row < group.end; row += Tile::kWarps) {
       auto gate = load_pack<Tile::kPack>(gates + row * a.stride);
       const auto up = load_pack<Tile::kPack>(ups + row * a.stride);

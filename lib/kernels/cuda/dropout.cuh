@@ -31,7 +31,7 @@ struct DropoutKernel {
     const int64_t count = a.width - first, offset = row * a.width + first;
     const int64_t whole = row / a.pieces.count, piece = row - whole * a.pieces.count;
     const uint64_t row_key = util::mix64(a.key ^ util::mix64(static_cast<uint64_t>(a.first_row + whole)));
-    const int64_t place = a.pieces.begins[piece] + first;  // in the whole row
+    const int64_t place = (piece == 0 ? a.pieces.begins[0] : a.pieces.begins[1]) + first;  // in the whole row
     T values[kValues];
     load(static_cast<const T*>(a.x) + offset, count, values);
     const bool is_odd = place % 2 != 0;

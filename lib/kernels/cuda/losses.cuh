@@ -17,8 +17,8 @@ template <typename T, int kThreads>
 class LooseRow {
  public:
   static constexpr int kPack = kPackOf<T>;
-  /// Packs; their conversion takes more registers in fp16.
-  static constexpr int kAtOnce = std::is_same_v<T, c10::Half> ? 2 : 4;
+  /// Packs; more of 16 bits than these do not fit into the registers.
+  static constexpr int kAtOnce = std::is_same_v<T, c10::Half> ? 2 : std::is_same_v<T, c10::BFloat16> ? 3 : 4;
 
   FSDP_DEVICE LooseRow(T* row, int64_t width) : row_(row), width_(width) {
     const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(row) % kPackBytes / sizeof(T));
@@ -120,9 +120,6 @@ struct LossKernel {
     const bool is_here = target >= 0 && target < a.vocabulary;
     const int64_t token = target + a.first, tokens = a.whole > 0 ? a.whole : a.vocabulary;
     const bool is_elsewhere = !is_here && token >= 0 && token < tokens;
-    // All threads read it before the first block sum, and write after it.
-    const float of_target = is_here ? to_float(logits[target]) : is_elsewhere ? 0.0F : not_a_number();
-
     float most = kLowest, sum = 0, total = 0;
     row.for_each([&](int64_t, const auto& values) {
       float largest = most;
@@ -137,6 +134,8 @@ struct LossKernel {
       FSDP_UNROLL
       for (const auto& value : values.at) sum += ::expf(to_float(value) - most);
     });
+    // All threads read it before the first block sum, and write after it.
+    const float of_target = is_here ? to_float(logits[target]) : is_elsewhere ? 0.0F : not_a_number();
     const float most_of_all = Floats::of(most, shared.most, [](float x, float y) { return x > y ? x : y; });
     const double sum_of_all = Doubles::sum(static_cast<double>(sum * ::expf(most - most_of_all)), shared.sum);
 
