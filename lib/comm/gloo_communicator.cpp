@@ -197,9 +197,9 @@ class GlooCommunicator final : public Communicator {
     run("shift", site, [&](c10d::ProcessGroupGloo& gloo) {
       std::vector<at::Tensor> out{output}, in{input};
       const int tag = transfer_tag(0, input);
-      const auto received = gloo.recv(out, previous_rank(), tag);
+      // Sent first: from a lost rank, recv() fails at once, and the next rank would wait for this one's tensor.
       const auto sent = gloo.send(in, next_rank(), tag);
-      received->wait();
+      gloo.recv(out, previous_rank(), tag)->wait();
       return sent;
     });
     return done_work();
