@@ -19,25 +19,19 @@ Mesh::Mesh(const MeshOptions& options, std::shared_ptr<Communicator> world)
     : shape_(resolve_mesh(options, world->world_size())),
       world_(std::move(world)),
       coordinate_(shape_.coordinate_of(world_->rank())) {
-  if (shape_.model != 1) {
-    util::fail(util::ErrorKind::kUsage, "mesh.model must be 1, but is ", shape_.model,
-               "; this version has no tensor parallelism, so give the ranks to mesh.data");
-  }
   using enum MeshAxis;
-  for (const auto& axes : std::vector<std::vector<MeshAxis>>{{},
-                                                             {kDcn},
-                                                             {kData},
-                                                             {kContext},
-                                                             {kModel},
-                                                             {kDcn, kData},
-                                                             {kData, kContext},
-                                                             {kDcn, kData, kContext}}) {
-    const std::vector<MeshAxis> key = effective(axes);
-    if (groups_.contains(key)) continue;
-    groups_[key] = world_->subgroup(name_of(key), shape_.group_of(world_->rank(), key));
+  for (std::vector<MeshAxis> axes : std::vector<std::vector<MeshAxis>>{
+           {}, {kDcn}, {kData}, {kContext}, {kDcn, kData}, {kData, kContext}, {kDcn, kData, kContext}}) {
+    for (const bool with_model : {false, true}) {
+      if (with_model) axes.push_back(kModel);
+      const std::vector<MeshAxis> key = effective(axes);
+      if (groups_.contains(key)) continue;
+      groups_[key] = world_->subgroup(name_of(key), shape_.group_of(world_->rank(), key));
+    }
   }
   context_ = group({kContext});
   if (context_ == group({kData, kContext})) context_ = context_->duplicate("context");
+  model_ = group({kModel})->duplicate("model");
 }
 
 std::vector<MeshAxis> Mesh::effective(std::vector<MeshAxis> axes) const {

@@ -12,14 +12,14 @@
 
 namespace fsdp::comm {
 
-/// The groups over each axis, over data x context, dcn x data, dcn x data x context and over no axis (this rank
-/// alone). Axes of one rank do not count: groups of the same ranks are one communicator. Each has a separate
+/// The groups over each axis, over data x context, dcn x data, dcn x data x context, over no axis (this rank alone)
+/// and over each of these and model. Axes of one rank do not count: groups of the same ranks are one communicator. Each has a separate
 /// queue, so collectives along different axes run concurrently. That of one rank is Communicator::subgroup() of
 /// this rank, that of all ranks the world's communicator itself.
 class Mesh {
  public:
   /// Collective over `world`. Throws Error(kUsage) when the product of the axes is not the world size (see
-  /// resolve_mesh()) and for a model axis of more than 1, which is not supported yet.
+  /// resolve_mesh()).
   Mesh(const MeshOptions& options, std::shared_ptr<Communicator> world);
 
   const MeshShape& shape() const { return shape_; }
@@ -33,9 +33,10 @@ class Mesh {
   /// number in the group is its place on the axis. `axes` is one of the combinations above. Not collective.
   const std::shared_ptr<Communicator>& group(std::vector<MeshAxis> axes) const;
 
-  /// The group over context for layers, which wait for its collectives in the middle of their compute: its queue
-  /// is that of no group over which units are sharded.
+  /// The groups over context and over model for layers, which wait for their collectives in the middle of their
+  /// compute: their queues are those of no group over which units are sharded or replicated.
   const std::shared_ptr<Communicator>& context() const { return context_; }
+  const std::shared_ptr<Communicator>& model() const { return model_; }
 
  private:
   /// `axes` in the order of the mesh without those of one rank.
@@ -45,7 +46,7 @@ class Mesh {
   std::shared_ptr<Communicator> world_;
   MeshCoordinate coordinate_;
   std::map<std::vector<MeshAxis>, std::shared_ptr<Communicator>> groups_;
-  std::shared_ptr<Communicator> context_;
+  std::shared_ptr<Communicator> context_, model_;
 };
 
 }  // namespace fsdp::comm

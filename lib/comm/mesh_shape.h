@@ -12,7 +12,8 @@
 //                                      dcn 1        3   4   5
 //
 // The rows of a batch are distributed over dcn x data. The ranks of a context group have parts of the same rows
-// (parallel/cut_sequence.h).
+// (parallel/cut_sequence.h), those of a model group compute the same tokens with parts of the layers
+// (nn/parallelize.h).
 //
 // The names are those of the SPMD notes of PyTorch/XLA, where dcn is the data-center network between slices.
 
@@ -26,7 +27,7 @@
 
 namespace fsdp::comm {
 
-/// Replicas over the slow network, shards, parts of sequences, and parts of layers (not supported yet).
+/// Replicas over the slow network, shards, parts of sequences, and parts of layers.
 enum class MeshAxis { kDcn, kData, kContext, kModel };
 
 inline constexpr std::array<MeshAxis, 4> kMeshAxes = {MeshAxis::kDcn, MeshAxis::kData, MeshAxis::kContext,

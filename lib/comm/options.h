@@ -52,8 +52,9 @@ struct MeshOptions {
   int64_t dcn = 1;      ///< replicas over the slow network
   int64_t data = -1;    ///< shards
   int64_t context = 1;  ///< parts of each sequence
-  int64_t model = 1;
+  int64_t model = 1;    ///< parts of each layer
   util::Named<ContextAttention> context_attention = ContextAttention::kRing;
+  bool sequence_parallel = true;  ///< with model: nn::ParallelOptions
 };
 
 }  // namespace fsdp::comm

@@ -258,6 +258,37 @@ void check_context(const Config& config, Conflicts& conflicts) {
          "with fsdp.front = \"spmd\", whose marks state contiguous parts; leave one of the two out");
 }
 
+void check_tensor_parallel(const Config& config, Conflicts& conflicts) {
+  if (config.mesh.model == 1) return;
+  const auto unless = [&](bool condition, const std::string& key, const std::string& message) {
+    conflicts.unless(condition, {"mesh.model", key}, concat("must be 1 ", message));
+  };
+  const nn::ModelOptions& model = config.model;
+  unless(
+      nn::is_built_in_architecture(model.architecture), "model.architecture",
+      concat("with model.architecture = \"", model.architecture,
+             "\", because there are plans of the layers of llama and gpt2 only; leave one of the two out"));
+  unless(
+      config.data.max_tokens == 0 || !config.mesh.sequence_parallel, "data.max_tokens",
+      concat(
+          "with data.max_tokens, because rows must all have the length that mesh.sequence_parallel cuts, but "
+          "that is ",
+          config.data.max_tokens, "; leave one of the two out or set mesh.sequence_parallel = false"));
+  unless(
+      !config.training.cuda_graphs, "training.cuda_graphs",
+      "with training.cuda_graphs, because a graph of a block would hold its communication; leave one of the two "
+      "out");
+  unless(config.fsdp.front != Front::kSpmd, "fsdp.front",
+         "with fsdp.front = \"spmd\", whose marks state whole parameters; leave one of the two out");
+  unless(config.logging.sample_every == 0, "logging.sample_every",
+         concat("with logging.sample_every, because single tokens cannot be cut, but that is ",
+                config.logging.sample_every, "; leave one of the two out"));
+  unless(
+      config.mesh.context == 1 || (model.hidden_dropout == 0 && model.embedding_dropout == 0), "mesh.context",
+      "with mesh.context and dropout, whose places in a sequence that is cut twice are not known; leave one of the "
+      "three out");
+}
+
 void check_evaluation(const Config& config, Conflicts& conflicts) {
   conflicts.unless(
       config.evaluation.best_metric != BestMetric::kValidationAccuracy || config.evaluation.accuracy,
@@ -319,6 +350,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_float8(config, conflicts);
   check_cuda_graphs(config, conflicts);
   check_context(config, conflicts);
+  check_tensor_parallel(config, conflicts);
   check_evaluation(config, conflicts);
   check_samples(config, conflicts);
   check_sharding(config, conflicts);
@@ -327,9 +359,10 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   return std::move(conflicts.found);
 }
 
-comm::MeshShape check_world(const Config& config, int world_size) {
-  const comm::MeshShape mesh = comm::resolve_mesh(config.mesh, world_size);
-  if (mesh.context == 1) return mesh;
+namespace {
+
+void check_context_of(const Config& config, const comm::MeshShape& mesh) {
+  if (mesh.context == 1) return;
   const int64_t tokens = config.data.sequence_length, chunks = 2 * mesh.context;
   if (tokens % chunks != 0) {
     const int64_t below = tokens / chunks * chunks;
@@ -347,6 +380,43 @@ comm::MeshShape check_world(const Config& config, int world_size) {
         rows, " (data.micro_batch_size) * ", tokens, " (data.sequence_length) / ", mesh.context,
         " (mesh.context) = ", division(part, 16), "; change one of the three");
   }
+}
+
+/// That the parts of layers are equal.
+void check_model_of(const Config& config, const comm::MeshShape& mesh) {
+  const int64_t ranks = mesh.model;
+  if (ranks == 1) return;
+  const nn::ModelOptions& model = config.model;
+  const auto divides = [&](const char* key, int64_t size, const char* what) {
+    if (size % ranks == 0) return;
+    util::fail(util::ErrorKind::kUsage, key, " must be a multiple of mesh.model = ", ranks,
+               ", because each of ", ranks, " processes gets ", what, ", but is ", division(size, ranks),
+               "; change one of the two");
+  };
+  divides("model.num_attention_heads", model.num_attention_heads, "as many heads");
+  divides("model.intermediate_size", model.intermediate_size, "as many features");
+  const int64_t keys = model.num_key_value_heads;
+  if (model.architecture != "gpt2" && keys % ranks != 0 && ranks % keys != 0) {
+    util::fail(util::ErrorKind::kUsage,
+               "model.num_key_value_heads must divide, or be a multiple of, mesh.model = ", ranks,
+               ", because processes get whole heads, but is ", division(keys, ranks),
+               "; change one of the two");
+  }
+  if (!config.mesh.sequence_parallel) return;
+  const int64_t parts = ranks * mesh.context, tokens = config.data.sequence_length;
+  if (tokens % parts == 0) return;
+  util::fail(util::ErrorKind::kUsage, "data.sequence_length must be a multiple of ",
+             mesh.context > 1 ? "mesh.context * " : "", "mesh.model = ", parts, ", because each of ", parts,
+             " processes gets a part of a sequence, but is ", division(tokens, parts),
+             "; change one of the two or set mesh.sequence_parallel = false");
+}
+
+}  // namespace
+
+comm::MeshShape check_world(const Config& config, int world_size) {
+  const comm::MeshShape mesh = comm::resolve_mesh(config.mesh, world_size);
+  check_context_of(config, mesh);
+  check_model_of(config, mesh);
   return mesh;
 }
 

@@ -160,8 +160,14 @@ std::vector<Key> sharding_keys() {
        "compute; gather: all at once",
        {},
        is_not("mesh.context", "1")},
-      {KEY(mesh, model), "parts of a tensor-parallel model",
-       only("1", "this version has no tensor parallelism")},
+      {KEY(mesh, model),
+       "parts of each layer, which as many processes compute together (tensor parallelism), for models of which a "
+       "block or its activations are too large for one process; -1: the rest",
+       axis_or_rest()},
+      {KEY(mesh, sequence_parallel),
+       "between the parts of layers, activations are cut along the sequence; off: every process has them whole",
+       {},
+       is_not("mesh.model", "1")},
 
       {KEY(comm, backend),
        "how processes communicate: shm: shared memory inside one host; gloo: TCP; hierarchical: shm inside "

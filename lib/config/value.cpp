@@ -155,9 +155,6 @@ Constraint between(double min, double max) { return {.min = min, .max = max}; }
 Constraint above(double min) { return {.min = min, .above_min = true}; }
 Constraint from_up_to_below(double min, double max) { return {.min = min, .max = max, .below_max = true}; }
 Constraint one_of(Strings choices) { return {.choices = std::move(choices)}; }
-Constraint only(std::string choice, std::string because) {
-  return {.choices = {std::move(choice)}, .because = std::move(because)};
-}
 Constraint non_empty() { return {.non_empty = true}; }
 
 bool allows(const Constraint& c, const Value& value) {

@@ -58,8 +58,6 @@ Constraint above(double min);
 Constraint from_up_to_below(double min, double max);
 /// One of these strings, or bools or integers as TOML.
 Constraint one_of(std::vector<std::string> choices);
-/// The only value that works, and the reason.
-Constraint only(std::string choice, std::string because);
 /// A string with at least one character, a list with at least one entry.
 Constraint non_empty();
 

@@ -27,10 +27,15 @@ struct OutlineParameter {
   bool requires_grad = true;
   std::vector<std::string> names;  ///< in the order of the modules
   std::vector<size_t> nodes;       ///< where each name is registered; ascending
+  // Where several ranks compute a layer together (nn/parallelize.h), `shape` is that of this rank's part.
+  std::vector<int64_t> whole_shape = {};  ///< of the parameter of which it is a part; empty: it is whole
+  int holders = 1;                        ///< ranks of the mesh's axis model that have this part
+  bool shares_gradient = false;           ///< each holder's gradient is its share
 
-  int64_t numel() const {
+  const std::vector<int64_t>& shape_of_whole() const { return whole_shape.empty() ? shape : whole_shape; }
+  int64_t numel_of_whole() const {
     int64_t count = 1;
-    for (int64_t size : shape) count *= size;
+    for (int64_t size : shape_of_whole()) count *= size;
     return count;
   }
   bool operator==(const OutlineParameter&) const = default;

@@ -33,7 +33,7 @@ ShardedMatrices::ShardedMatrices(const shard::Engine& engine, const OptimizerOpt
 void ShardedMatrices::add_up(size_t parameter, const at::Tensor& sums) {
   const shard::Unit& unit = *engine_.units().at(parameter);
   const shard::ProcessGroups& groups = unit.groups();
-  if (groups.place().world_size == 1 && groups.replicas() == 1) return;
+  if (groups.place().world_size == 1 && groups.replicas() == 1 && engine_.mesh().model == 1) return;
   // Replicas hold the same parts. One counts and the others take its result, so that they stay the same even
   // where their processors sum in different orders.
   if (groups.replica_rank() != 0) sums.zero_();

@@ -21,7 +21,7 @@ using Operation = std::function<at::Tensor(const at::Tensor&)>;
 /// What is computed again in backward is part of the backward, as in the traces of FSDP units.
 comm::CallSite site(const Ranks& ranks) {
   const bool in_backward = torch::autograd::get_current_graph_task_id() >= 0;
-  return {.unit = ranks.layer, .pass = in_backward ? "backward" : "forward"};
+  return {.unit = kLayerSite + ranks.layer, .pass = in_backward ? "backward" : "forward"};
 }
 
 /// Runs one operation in forward and another on the gradient.
@@ -59,7 +59,7 @@ at::Tensor nothing(const at::Tensor& x) { return x; }
 
 at::Tensor summed(const at::Tensor& x, const Ranks& ranks) {
   at::Tensor sum = x.clone(at::MemoryFormat::Contiguous);
-  if (!sum.is_meta()) ranks.group->all_reduce(sum, comm::ReduceOp::kSum, site(ranks))->wait();
+  ranks.group->all_reduce(sum, comm::ReduceOp::kSum, site(ranks))->wait();
   return sum;
 }
 
@@ -71,9 +71,7 @@ at::Tensor part_of_sum(const at::Tensor& x, int64_t dimension, const Ranks& rank
   const int64_t size = part_size(x, dimension, ranks);
   const at::Tensor parts = x.unflatten(dimension, {ranks.count(), size}).movedim(dimension, 0).contiguous();
   at::Tensor sum = at::empty(parts.sizes().slice(1), parts.options());
-  if (!sum.is_meta()) {
-    ranks.group->reduce_scatter(sum.view({-1}), parts.view({-1}), site(ranks))->wait();
-  }
+  ranks.group->reduce_scatter(sum.view({-1}), parts.view({-1}), site(ranks))->wait();
   return sum;
 }
 
@@ -105,7 +103,7 @@ at::Tensor gathered(const at::Tensor& given, const Ranks& ranks) {
   std::vector<int64_t> shape = mine.sizes().vec();
   shape.insert(shape.begin(), ranks.count());
   at::Tensor all = at::empty(shape, mine.options());
-  if (!all.is_meta()) ranks.group->all_gather(all.view({-1}), mine.view({-1}), site(ranks))->wait();
+  ranks.group->all_gather(all.view({-1}), mine.view({-1}), site(ranks))->wait();
   return all;
 }
 

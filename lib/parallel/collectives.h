@@ -15,7 +15,7 @@
 //
 // All are collective, in forward and in backward; every rank's graph must be the same. They keep the
 // communicator alive, return x itself for one rank, and wait as Work::wait() does: on a device the stream
-// waits. On meta tensors they have the result's shape and communicate nothing. First derivatives only.
+// waits. First derivatives only.
 
 #include <ATen/core/Tensor.h>
 
@@ -28,10 +28,13 @@
 
 namespace fsdp::parallel {
 
+/// Before the layer's name, in traces and messages.
+inline const std::string kLayerSite = "layer ";
+
 /// The ranks that share a layer.
 struct Ranks {
   std::shared_ptr<comm::Communicator> group;
-  std::string layer;  ///< its name in traces and messages
+  std::string layer;
 
   int64_t count() const { return group->world_size(); }
   int64_t rank() const { return group->rank(); }

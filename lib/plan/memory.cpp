@@ -1,9 +1,14 @@
 #include "plan/memory.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
+#include <initializer_list>
 #include <iterator>
 
+#include "kernels/fused.h"
 #include "optim/parameter_groups.h"
+#include "parallel/step_collectives.h"
 #include "plan/unit_memory.h"
 #include "shard/matrix_exchange.h"
 #include "shard/step_formula.h"
@@ -224,22 +229,32 @@ shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
   return traffic;
 }
 
+namespace {
+
+bool recomputes(const config::Config& config, std::initializer_list<const char*> stages) {
+  const auto& checkpointing = config.activation_checkpointing;
+  return checkpointing.mode == nn::RecomputeMode::kFull &&
+         std::ranges::any_of(checkpointing.stage_types, [&](const std::string& type) {
+           return std::ranges::find(stages, type) != stages.end();
+         });
+}
+
+}  // namespace
+
 shard::Traffic attention_traffic(const config::Config& config, const comm::MeshShape& mesh) {
   const int64_t context = mesh.context;
   if (context == 1) return {};
   const nn::ModelOptions& model = config.model;
-  const int64_t width = model.architecture == "gpt2" ? model.hidden_size : nn::key_width(model);
+  const bool is_gpt2 = model.architecture == "gpt2";
+  const int64_t heads = is_gpt2 ? model.num_attention_heads : model.num_key_value_heads;
+  const int64_t width =
+      (is_gpt2 ? model.hidden_size : nn::key_width(model)) / heads * std::max<int64_t>(1, heads / mesh.model);
   const int64_t keys = config.data.micro_batch_size * config.data.sequence_length / context * width;
   const int64_t sent = 2 * keys * util::element_size(util::scalar_type(config.mixed_precision.param_dtype)),
                 gradients = 2 * keys * 4;
-  const auto& checkpointing = config.activation_checkpointing;
-  const bool twice = checkpointing.mode == nn::RecomputeMode::kFull &&
-                     std::ranges::any_of(checkpointing.stage_types, [](const std::string& type) {
-                       return type == "block" || type == "attention";
-                     });
   const int64_t layers = model.num_hidden_layers * config.training.gradient_accumulation_steps;
   // Of forward, of forward again, and of backward.
-  const int64_t passes = layers * (twice ? 3 : 2);
+  const int64_t passes = layers * (recomputes(config, {"block", "attention"}) ? 3 : 2);
   if (config.mesh.context_attention == comm::ContextAttention::kGather) {
     return {.all_gathers = passes,
             .all_gather_bytes = passes * sent,
@@ -248,6 +263,33 @@ shard::Traffic attention_traffic(const config::Config& config, const comm::MeshS
   }
   return {.shifts = passes * (context - 1) + layers * context,
           .shift_bytes = passes * (context - 1) * sent + layers * context * gradients};
+}
+
+shard::Traffic layer_traffic(const config::Config& config, const comm::MeshShape& mesh) {
+  const nn::ModelOptions& model = config.model;
+  const int64_t rows = config.data.micro_batch_size, tokens = config.data.sequence_length / mesh.context;
+  const int64_t vocabulary = (model.vocab_size + mesh.model - 1) / mesh.model;
+  const int64_t element = util::element_size(util::scalar_type(config.mixed_precision.param_dtype));
+  const at::Tensor scored = at::empty({rows * tokens, model.hidden_size}, at::kMeta);
+  const int64_t chunk = is_for_gpu(config) ? kernels::cross_entropy_chunk_rows(scored, vocabulary)
+                                           : kernels::cross_entropy_chunk_rows(rows * tokens, vocabulary);
+  const parallel::StepCollectives micro_batch =
+      parallel::step_collectives({.ranks = mesh.model,
+                                  .layers = model.num_hidden_layers,
+                                  .hidden = model.hidden_size,
+                                  .rows = rows,
+                                  .tokens = tokens,
+                                  .element_bytes = element,
+                                  .loss_chunks = (rows * tokens + chunk - 1) / chunk,
+                                  .sequence_parallel = config.mesh.sequence_parallel,
+                                  .recomputes_blocks = recomputes(config, {"block"})});
+  const int64_t times = config.training.gradient_accumulation_steps;
+  return {.all_gathers = times * micro_batch.all_gather.calls,
+          .all_gather_bytes = times * micro_batch.all_gather.bytes,
+          .reduce_scatters = times * micro_batch.reduce_scatter.calls,
+          .reduce_scatter_bytes = times * micro_batch.reduce_scatter.bytes,
+          .all_reduces = times * micro_batch.all_reduce.calls,
+          .all_reduce_bytes = times * micro_batch.all_reduce.bytes};
 }
 
 int64_t device_peak(const config::Config& config, const std::vector<UnitSizes>& units,

@@ -1,5 +1,7 @@
 #include "plan/plan.h"
 
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -8,6 +10,8 @@
 #include "config/checks.h"
 #include "config/global_batch.h"
 #include "nn/decoder.h"
+#include "nn/decoder_plan.h"
+#include "plan/meta_group.h"
 #include "shard/root_unit.h"
 #include "shard/wrap_policy.h"
 #include "util/error.h"
@@ -197,7 +201,10 @@ int planned_world_size(const config::Config& config, const PlanOptions& options)
 
 std::vector<shard::UnitSizes> planned_units(const config::Config& config, const comm::MeshShape& mesh) {
   const auto stages = nn::make_decoder(config.model, at::kMeta);
-  const nn::ModelOutline model = shard::make_model_tree(*stages).outline;
+  const auto parts =
+      nn::parallelize_decoder(*stages, config.model, {.sequence_parallel = config.mesh.sequence_parallel},
+                              std::make_shared<MetaGroup>(mesh.model, MetaGroup::Events{}));
+  const nn::ModelOutline model = shard::make_model_tree(*stages, parts).outline;
   std::vector<shard::UnitSizes> units = unit_sizes(model, config::shard_options(config), mesh);
   // Token ids require no gradient, so the end of an embedding's backward cannot be seen.
   for (const nn::OutlineNode& node : model.nodes) {
@@ -216,14 +223,20 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
   plan.machines.world_size = planned_world_size(given, options);
   plan.mesh = config::check_world(given, static_cast<int>(plan.machines.world_size));
   plan.config.mesh.context = plan.mesh.context;
+  plan.config.mesh.model = plan.mesh.model;
   config::resolve_batch(plan.config, plan.machines.world_size);
   config::plan_largest_batches(plan.config);
   const config::Config& config = plan.config;
   plan.units = planned_units(config, plan.mesh);
-  for (const shard::UnitSizes& unit : plan.units) plan.parameters += unit.numel;
+  for (const shard::UnitSizes& unit : plan.units) {
+    for (const shard::ParameterSizes& parameter : unit.parameters) {
+      plan.parameters += c10::multiply_integers(parameter.shape);
+    }
+  }
   plan.step = step_formula(config, plan.units);
   plan.optimizer_traffic = optimizer_traffic(config.optimizer, plan.units);
   plan.attention_traffic = attention_traffic(config, plan.mesh);
+  plan.layer_traffic = layer_traffic(config, plan.mesh);
   const RecordedPass pass = record_pass(config);
   plan.memory = plan_memory(config, plan.units, pass);
   plan.time = plan_time(config, plan.units,

@@ -48,6 +48,7 @@ struct Plan {
   shard::StepFormula step;
   shard::Traffic optimizer_traffic;  ///< of the update (muon, lamb, adafactor), not in `step`
   shard::Traffic attention_traffic;  ///< of attention over mesh.context, not in `step`
+  shard::Traffic layer_traffic;      ///< of layers over mesh.model, not in `step`
   MemoryPlan memory;
   TimePlan time;
   FlopsAToken flops;

@@ -16,6 +16,7 @@
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
 #include "nn/decoder.h"
+#include "nn/decoder_plan.h"
 #include "nn/layers.h"
 #include "nn/loss.h"
 #include "nn/parameter.h"
@@ -253,6 +254,8 @@ RecordedPass record(const config::Config& config, c10::DeviceType device) {
     const MetaMemory::Muted muted;
     model = meta_model(config.model, util::scalar_type(config.mixed_precision.param_dtype),
                        util::scalar_type(config.mixed_precision.buffer_dtype));
+    nn::parallelize_decoder(*model, config.model, {.sequence_parallel = config.mesh.sequence_parallel},
+                            recorder.group(static_cast<int>(std::max<int64_t>(1, config.mesh.model))));
     use_float8(*model, config);
     for (const auto& item : model->named_modules(/*name_prefix=*/std::string(), /*include_self=*/true)) {
       auto* stage = dynamic_cast<nn::Hookable*>(item.value().get());

@@ -126,6 +126,9 @@ std::string communication_table(const Plan& plan) {
   if (collectives(plan.attention_traffic) > 0) {
     text += row("in addition, attention over mesh.context", plan.attention_traffic, "");
   }
+  if (collectives(plan.layer_traffic) > 0) {
+    text += row("in addition, layers over mesh.model", plan.layer_traffic, "");
+  }
   return text;
 }
 
@@ -375,6 +378,7 @@ std::string plan_json(const Plan& plan) {
       {"communication_between_slices", json_of(plan.step.between_slices)},
       {"optimizer_communication", json_of(plan.optimizer_traffic)},
       {"attention_communication", json_of(plan.attention_traffic)},
+      {"layer_communication", json_of(plan.layer_traffic)},
       {"time",
        {{"flops", plan.time.flops},
         {"compute_seconds", plan.time.compute},

@@ -136,7 +136,8 @@ TimePlan plan_time(const config::Config& config, const std::vector<UnitSizes>& u
     };
     std::map<int64_t, StepClock::Job> jobs;
     events.sends = [&](int64_t number, int64_t bytes) {
-      jobs[number] = clock.send(bytes, static_cast<int>(config.mesh.context));
+      jobs[number] = clock.send(bytes, static_cast<int>(std::max<int64_t>(1, config.mesh.context) *
+                                                        std::max<int64_t>(1, config.mesh.model)));
     };
     events.waits = [&](int64_t number) { clock.wait_for(jobs.at(number)); };
     MemoryTape tape;

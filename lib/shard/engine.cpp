@@ -13,7 +13,8 @@
 namespace fsdp::shard {
 namespace {
 
-/// The groups of units by strategy. Collective with reduce_scatter_group.
+/// The groups of units by their options. Collective with reduce_scatter_group, and where some ranks of the axis
+/// model hold the same part.
 class GroupsOfUnits {
  public:
   GroupsOfUnits(const comm::Mesh& mesh, bool reduce_scatter_group)
@@ -21,6 +22,11 @@ class GroupsOfUnits {
 
   ProcessGroups of(const UnitOptions& options) {
     ProcessGroups groups = process_groups(mesh_, options.strategy, options.hybrid_optimizer);
+    if (options.holders > 1) {
+      groups.replicate =
+          replicas(replicate_axes(options.strategy, options.hybrid_optimizer), options.holders);
+      if (options.shares_gradient) groups.summed = options.holders;
+    }
     if (!reduce_scatter_group_ || groups.shard->world_size() == 1) return groups;
     auto& duplicate = duplicates_[groups.shard.get()];
     if (!duplicate) duplicate = groups.shard->duplicate("reduce_scatter");
@@ -29,9 +35,23 @@ class GroupsOfUnits {
   }
 
  private:
+  /// The ranks along `axes`, and of each those with the same part.
+  std::shared_ptr<comm::Communicator> replicas(std::vector<comm::MeshAxis> axes, int holders) {
+    axes.push_back(comm::MeshAxis::kModel);
+    if (holders == mesh_.shape().model) return mesh_.group(axes);
+    auto& group = holders_[{axes, holders}];
+    if (group) return group;
+    std::vector<int> ranks = mesh_.shape().group_of(mesh_.world()->rank(), axes);
+    std::erase_if(ranks, [&](int rank) {
+      return mesh_.shape().coordinate_of(rank).model / holders != mesh_.coordinate().model / holders;
+    });
+    return group = mesh_.world()->subgroup("holders", ranks);
+  }
+
   const comm::Mesh& mesh_;
   bool reduce_scatter_group_;
   std::map<const comm::Communicator*, std::shared_ptr<comm::Communicator>> duplicates_;
+  std::map<std::pair<std::vector<comm::MeshAxis>, int>, std::shared_ptr<comm::Communicator>> holders_;
 };
 
 /// Memory of the world's communicator is memory of all its groups. Where nothing is cut, it is used by this
@@ -59,7 +79,7 @@ std::unique_ptr<util::Stream> stream_of(at::Device device) {
 Engine::Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::vector<UnitPlan>& plans,
                const std::shared_ptr<comm::Trace>& trace, const Materialize& materialize)
     : options_(options),
-      mesh_(mesh.shape()),
+      mesh_(mesh),
       groups_(process_groups(mesh, options.strategy, options.hybrid_optimizer)),
       pool_(pool_for(plans, groups_)),
       offload_(offload_for(plans, groups_.world->device())),
@@ -86,13 +106,17 @@ std::vector<std::unique_ptr<Unit>> Engine::make_units(const comm::Mesh& mesh,
     for (size_t i = 0; i < layout.parameters().size(); ++i) {
       const ParameterPlace& place = layout.parameters()[i];
       const LocalRange local = layout.local_range(i, groups.place().rank);
-      segments_.push_back({.name = place.name,
-                           .shape = place.shape,
-                           .requires_grad = plan.parameters[i].tensor.requires_grad(),
-                           .unit = units.size() - 1,
-                           .parameter = i,
-                           .range = local.columns,
-                           .shard_offset = local.shard_offset});
+      int64_t offset = local.shard_offset;
+      for (const util::Rectangle& range : plan.parameters[i].parts_of(local.columns)) {
+        segments_.push_back({.name = place.name,
+                             .shape = plan.parameters[i].whole_shape(),
+                             .requires_grad = plan.parameters[i].tensor.requires_grad(),
+                             .unit = units.size() - 1,
+                             .parameter = i,
+                             .range = range,
+                             .shard_offset = offset});
+        offset += range.numel();
+      }
     }
   }
   return units;

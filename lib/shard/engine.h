@@ -67,7 +67,9 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   comm::Communicator& communicator() const { return *groups_.world; }
   /// The groups of the units that the model's strategy cuts; see Unit::groups() for the others.
   const ProcessGroups& groups() const { return groups_; }
-  const comm::MeshShape& mesh() const { return mesh_; }
+  const comm::MeshShape& mesh() const { return mesh_.shape(); }
+  /// The ranks that have parts of the same layers (ShardOptions::parts); between steps, at rest.
+  const std::shared_ptr<comm::Communicator>& model_group() const { return mesh_.model(); }
 
   /// The root first, then units of replicated and of fp32 parameters, then the others in the order of the
   /// modules.
@@ -180,7 +182,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   size_t index_of(const Unit& unit) const;
 
   ShardOptions options_;
-  comm::MeshShape mesh_;
+  comm::Mesh mesh_;
   ProcessGroups groups_;
   std::shared_ptr<BufferPool> pool_;
   std::shared_ptr<OffloadStreams> offload_;  ///< null if no unit has cpu_offload

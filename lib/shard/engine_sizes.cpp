@@ -1,5 +1,7 @@
 #include "shard/engine_sizes.h"
 
+#include <c10/util/accumulate.h>
+
 #include "shard/wrap.h"
 #include "shard/wrap_policy.h"
 
@@ -10,6 +12,9 @@ std::vector<UnitSizes> unit_sizes(const Engine& engine) {
   for (const auto& unit : engine.units()) {
     UnitSizes& sizes = all.emplace_back(
         sizes_of_unit(unit->name(), unit->options(), unit->storage().layout(), unit->groups().sizes()));
+    for (size_t i = 0; i < sizes.parameters.size(); ++i) {
+      sizes.parameters[i].shape = unit->storage().parameters()[i].whole_shape();
+    }
     sizes.is_root = engine.is_root(*unit);
     sizes.has_trainable_parameters = unit->storage().has_trainable_parameters();
     sizes.input_is_differentiable = engine.input_is_differentiable(*unit);
@@ -17,10 +22,18 @@ std::vector<UnitSizes> unit_sizes(const Engine& engine) {
   return all;
 }
 
+int64_t parameter_count(const Engine& engine) {
+  int64_t count = 0;
+  for (const auto& segments : engine.segments_by_parameter()) {
+    count += c10::multiply_integers(segments.front().shape);
+  }
+  return count;
+}
+
 std::vector<UnitSizes> unit_sizes(torch::nn::Module& model, const ShardOptions& given,
                                   const comm::MeshShape& mesh) {
   const ShardOptions options = WrappedModules::added_to(given);
-  const ModelTree tree = make_model_tree(model);
+  const ModelTree tree = make_model_tree(model, options.parts);
   return unit_sizes(tree.outline, options, mesh, unit_decisions(tree, options));
 }
 

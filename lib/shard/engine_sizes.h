@@ -16,6 +16,9 @@ namespace fsdp::shard {
 /// In the order of Engine::units().
 std::vector<UnitSizes> unit_sizes(const Engine& engine);
 
+/// Elements of the whole model's parameters.
+int64_t parameter_count(const Engine& engine);
+
 /// unit_sizes() of the engine that fully_shard() would make of the model, before its first pass. The model
 /// may lie on the meta device. Throws Error(kUsage) as fully_shard() does.
 std::vector<UnitSizes> unit_sizes(torch::nn::Module& model, const ShardOptions& options,

@@ -42,16 +42,18 @@ Axes shard_axes(util::Named<Strategy> strategy, const comm::MeshShape& mesh) {
 }
 
 GroupSizes group_sizes(const comm::MeshShape& mesh, util::Named<Strategy> strategy,
-                       util::Named<HybridOptimizer> optimizer) {
+                       util::Named<HybridOptimizer> optimizer, int holders) {
   return {.shards = mesh.along(shard_axes(strategy)),
-          .replicas = mesh.along(replicate_axes(strategy, optimizer)),
+          .replicas = mesh.along(replicate_axes(strategy, optimizer)) * holders,
           .slices = mesh.along(slice_axes(strategy, optimizer))};
 }
 
 std::string describe_groups(const comm::MeshShape& mesh, util::Named<Strategy> strategy,
                             util::Named<HybridOptimizer> optimizer) {
   const GroupSizes sizes = group_sizes(mesh, strategy, optimizer);
-  if (sizes.parts() * sizes.replicas == 1) return "units whole on the only rank";
+  if (sizes.parts() * sizes.replicas == 1) {
+    return mesh.model > 1 ? "units on one rank of each place on model" : "units whole on the only rank";
+  }
   if (sizes.slices > 1) {
     return util::concat(
         "units ",

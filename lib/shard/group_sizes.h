@@ -7,7 +7,9 @@
 //   hybrid_shard, hybrid_shard_zero2  data x context        dcn
 //   no_shard                          -                     dcn x data x context
 //
-// The ranks of a context group compute with all parameters, on different tokens, as those of data do.
+// The ranks of a context group compute with all parameters, on different tokens, as those of data do. The ranks of a
+// model group have parts of the parameters, each part a tensor of its own; a part that several of them hold, such as
+// a norm, is replicated over these too.
 //
 // Hybrid sharding keeps all-gathers within a slice and sends only the shards' gradients over the slow network
 // between slices, once a step (Zhao et al.: PyTorch FSDP, VLDB 2023, section 3.2.2). Units of replicated
@@ -47,8 +49,10 @@ struct GroupSizes {
   int parts() const { return shards * slices; }
   bool operator==(const GroupSizes&) const = default;
 };
+/// `holders`: ranks of the axis model that have the same part of the parameters.
 GroupSizes group_sizes(const comm::MeshShape& mesh, util::Named<Strategy> strategy,
-                       util::Named<HybridOptimizer> optimizer = HybridOptimizer::kReplicated);
+                       util::Named<HybridOptimizer> optimizer = HybridOptimizer::kReplicated,
+                       int holders = 1);
 
 /// Numbers of the queues in which units with these groups are gathered and reduced: what has the same number
 /// runs in order. Groups of as many ranks are the same group, since one strategy's axes are among another's.

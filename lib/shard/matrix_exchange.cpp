@@ -17,11 +17,13 @@ double cost(const std::vector<int64_t>& shape) {
   return rows * columns * std::min(rows, columns);
 }
 
-/// This rank among those that share the work on a unit.
+/// This rank's group along the axis model, a group of one without parts of layers, among the groups that share the
+/// work on a unit.
 ShardPlace sharing(const Unit& unit) {
   const ProcessGroups& groups = unit.groups();
   if (unit.has_parts()) return groups.place();
-  return {.rank = groups.replica_rank(), .world_size = groups.replicas()};
+  const int holders = unit.options().holders;  // neighbours
+  return {.rank = groups.replica_rank() / holders, .world_size = groups.replicas() / holders};
 }
 
 }  // namespace
@@ -42,7 +44,7 @@ std::vector<int> share_matrices(const std::vector<std::vector<int64_t>>& shapes,
 }
 
 MatrixExchange::MatrixExchange(const Engine& engine, const std::function<bool(const Segment&)>& is_matrix)
-    : engine_(engine) {
+    : engine_(engine), parts_(engine.model_group()) {
   const auto parameters = engine.segments_by_parameter();
   for (size_t u = 0; u < engine.units().size(); ++u) {
     const Unit& unit = *engine.units()[u];
@@ -54,12 +56,26 @@ MatrixExchange::MatrixExchange(const Engine& engine, const std::function<bool(co
       const ParameterPlace& place = unit.storage().layout().parameters().at(segment.parameter);
       FSDP_CHECK(place.shape.size() == 2, segment.name, " is no matrix of ", unit.name());
       owned.push_back({.parameter = segment.parameter});
-      shapes.push_back(place.shape);
+      shapes.push_back(segment.shape);
     }
-    const std::vector<int> ranks = share_matrices(shapes, sharing(unit).world_size);
-    for (size_t i = 0; i < owned.size(); ++i) owned[i].rank = ranks[i];
+    const std::vector<int> ranks = share_matrices(shapes, sharing(unit).world_size * parts_.count());
+    for (size_t i = 0; i < owned.size(); ++i) {
+      owned[i].rank = ranks[i] / parts_.count();
+      owned[i].model_rank = ranks[i] % parts_.count();
+    }
     owners_.push_back(std::move(owned));
   }
+}
+
+void MatrixExchange::map_whole(const NamedParameter& parameter, int model_rank, const at::Tensor& part,
+                               const Function& function) const {
+  const at::Tensor whole = parts_.joined(parameter, part);
+  if (parts_.rank() == model_rank) {
+    at::Tensor image = function(whole);
+    FSDP_CHECK(image.sizes() == whole.sizes(), parameter.name, ": a matrix changed its shape");
+    whole.copy_(image);
+  }
+  if (parts_.count() > 1) parts_.distribute(parameter, whole, model_rank, part);
 }
 
 void MatrixExchange::map(size_t index, const at::Tensor& flat, const Function& function) const {
@@ -77,6 +93,8 @@ void MatrixExchange::map(size_t index, const at::Tensor& flat, const Function& f
     gathered.narrow(0, place.rank * flat.numel(), flat.numel()).copy_(flat);
     unit.groups().gather(gathered, site);
   }
+  // Of holders that are replicas, one counts.
+  const bool counts = unit.has_parts() || unit.groups().replica_rank() % unit.options().holders == 0;
   for (const Owned& owned : owners_[index]) {
     // A separate tensor, so that the result does not depend on the matrix's address.
     const bool mine = owned.rank == place.rank;
@@ -84,11 +102,11 @@ void MatrixExchange::map(size_t index, const at::Tensor& flat, const Function& f
     std::vector<LayoutPiece> pieces = pieces_of(layout, owned.parameter, matrix, gathered);
     if (mine) {
       for (const LayoutPiece& piece : pieces) piece.whole.copy_(piece.gathered);
-      at::Tensor image = function(matrix);
-      FSDP_CHECK(image.sizes() == matrix.sizes(), unit.name(), ": a matrix changed its shape");
-      matrix.copy_(image);
+      map_whole(unit.storage().parameters()[owned.parameter], owned.model_rank, matrix, function);
     }
-    for (const LayoutPiece& piece : pieces) mine ? piece.gathered.copy_(piece.whole) : piece.gathered.zero_();
+    for (const LayoutPiece& piece : pieces) {
+      mine&& counts ? piece.gathered.copy_(piece.whole) : piece.gathered.zero_();
+    }
   }
   if (unit.has_parts()) {
     unit.groups().reduce(flat, gathered, site);

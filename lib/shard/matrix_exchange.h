@@ -6,7 +6,8 @@
 // A tensor shaped like a unit's shards (a momentum) is all-gathered. Each rank computes its share of the
 // unit's matrices in place and zeros the others; a reduce-scatter then gives every rank its shard of the
 // results. These are sums of one number and zeros, so they do not depend on how the unit is cut. For a unit
-// that every rank holds whole, an all-reduce does the same.
+// that every rank holds whole, an all-reduce does the same. Where ranks of the axis model have parts of a matrix, these
+// are joined for it.
 
 #include <ATen/core/Tensor.h>
 
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "shard/engine.h"
+#include "shard/model_parts.h"
 
 namespace fsdp::shard {
 
@@ -42,9 +44,14 @@ class MatrixExchange {
   struct Owned {
     size_t parameter = 0;  ///< index into the parameters of the unit's layout
     int rank = 0;          ///< that computes it, in the group that shares the work
+    int model_rank = 0;    ///< and among the ranks that have parts of it
   };
+  /// Replaces a part of a matrix, which is whole on one rank for it. Collective over the parts.
+  void map_whole(const NamedParameter& parameter, int model_rank, const at::Tensor& part,
+                 const Function& function) const;
 
   const Engine& engine_;
+  ModelParts parts_;
   std::vector<std::vector<Owned>> owners_;  ///< [unit]
 };
 

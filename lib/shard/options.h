@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "nn/parameter_part.h"
 #include "util/dtype.h"
 #include "util/enum_names.h"
 
@@ -181,6 +182,9 @@ struct ShardOptions {
   std::vector<WrappedModule> wrapped = {};
   /// Patterns of names of parameters that stay whole on every rank; their gradients are all-reduced.
   std::vector<std::string> replicated_parameters = {};
+  /// What nn::parallelize() has returned for the model, if its layers are computed by all ranks of the mesh's axis
+  /// model together. Library only.
+  std::vector<nn::ParameterPart> parts = {};
 
   /// full_shard: free a unit's parameters after its forward and gather them again in backward. Off: one
   /// all-gather per micro-batch and more memory.

@@ -12,9 +12,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "nn/parameter_part.h"
 #include "shard/tensor_slice.h"
 #include "util/rectangle.h"
 
@@ -26,6 +28,12 @@ struct NamedParameter {
   at::Tensor tensor;
   std::vector<std::string> other_names{};  ///< of a tied parameter, in the order of the modules
   int64_t shard_dimension = 0;             ///< on which the per_parameter layout cuts it
+  /// Where the tensor is a part of the parameter: ShardOptions::parts.
+  std::optional<nn::ParameterPart> part = std::nullopt;
+
+  std::vector<int64_t> whole_shape() const { return part ? part->whole_shape : tensor.sizes().vec(); }
+  /// Elements `local` of the tensor, in their order, as parts of the parameter.
+  std::vector<util::Rectangle> parts_of(const util::Rectangle& local) const;
 };
 
 class ParameterSource {
@@ -33,7 +41,7 @@ class ParameterSource {
   virtual ~ParameterSource() = default;
 
   /// Fills `out`, fp32, contiguous, in host memory, with the elements of parts of the parameter, which ascend,
-  /// one after another. parameter.tensor lies on the meta device and has the parameter's shape. Called once on
+  /// one after another. parameter.tensor lies on the meta device and has the whole parameter's shape. Called once on
   /// every rank for every parameter in the same order, with an empty part where the rank keeps nothing of it.
   /// May be collective, which makes fully_shard() collective.
   virtual void read(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "shard/layout_views.h"
+#include "shard/model_parts.h"
 #include "shard/rank_checks.h"
 #include "shard/slice_loading.h"
 #include "util/error.h"
@@ -57,14 +58,17 @@ FullStateDict full_state_dict(Engine& engine, const FullStateDictOptions& option
   at::NoGradGuard no_grad;
   bool keeps = !options.rank0_only || engine.communicator().rank() == 0;
   FullStateDict state;
+  const ModelParts parts(engine.model_group());
   for (const auto& unit : engine.units()) {
     at::Tensor whole = unit->gather_weights();
-    if (!keeps) continue;
+    if (!keeps && engine.mesh().model == 1) continue;
     at::Device device = options.to_host ? at::Device(at::kCPU) : whole.device();
     for (size_t i = 0; i < unit->storage().parameters().size(); ++i) {
       const NamedParameter& parameter = unit->storage().parameters()[i];
-      at::Tensor tensor =
-          whole_view(unit->storage().layout(), i, whole).to(device, /*non_blocking=*/false, /*copy=*/true);
+      const at::Tensor own = whole_view(unit->storage().layout(), i, whole);
+      const at::Tensor of_all = parameter.part ? parts.joined(parameter, own) : own;
+      if (!keeps) continue;
+      const at::Tensor tensor = of_all.to(device, /*non_blocking=*/false, /*copy=*/of_all.is_same(own));
       state.push_back({parameter.name, tensor});
       for (const std::string& name : parameter.other_names) state.push_back({name, tensor});
     }

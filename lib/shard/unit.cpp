@@ -215,7 +215,7 @@ void Unit::start_reduction() {
     across_ = reduce_across(job);
     across_sent_ = last.enqueue_release([job] { job->of_slice.reset(); });
   }
-  const double divisor = groups_.place().world_size * groups_.replicas() / predivide;
+  const double divisor = groups_.divisor() / predivide;
   const auto divide = [job, divisor] {
     if (divisor != 1) job->output.div_(divisor);
   };

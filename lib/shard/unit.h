@@ -62,6 +62,7 @@ struct ProcessGroups {
   std::shared_ptr<comm::Communicator> replicate;  ///< the ranks with the same shard; null: this one only
   /// The ranks that divide the shard of a pass among themselves; null: it is not divided.
   std::shared_ptr<comm::Communicator> slices = nullptr;
+  int summed = 1;  ///< ranks over which gradients are summed; over the others the mean is taken
 
   GroupSizes sizes() const;
   /// Parts of a slice's shard follow each other.
@@ -79,6 +80,8 @@ struct ProcessGroups {
 
   int replicas() const { return replicate ? replicate->world_size() : 1; }
   int replica_rank() const { return replicate ? replicate->rank() : 0; }
+  /// Of the sum over all ranks that share a unit.
+  double divisor() const { return static_cast<double>(place().world_size) * replicas() / summed; }
 };
 
 /// The groups for a strategy, with one for both kinds of collectives. Not collective.

@@ -1,7 +1,6 @@
 #include "shard/unit_choice.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <optional>
 #include <set>
@@ -89,8 +88,22 @@ class Chooser {
     bool replicated = false, keep_float32 = false;
     int64_t shard_dimension = 0;
     size_t holder = kNobody;  ///< node of its unit; kNobody: the root's
+    int model_holders = 1;    ///< nn::OutlineParameter::holders
 
-    bool is_taken_out() const { return replicated || keep_float32; }
+    bool is_taken_out() const { return replicated || keep_float32 || model_holders > 1; }
+  };
+  /// What parameters that are taken out have in common that form a unit.
+  struct Kind {
+    int model_holders = 1;
+    bool shares_gradient = false, keep_float32 = false, replicated = false;
+    auto operator<=>(const Kind&) const = default;
+
+    std::string ending() const {
+      return concat(model_holders > 1 ? concat(shares_gradient ? ".summed_over_" : ".held_by_", model_holders,
+                                               "_model_ranks")
+                                      : std::string(),
+                    replicated ? ".replicated" : "", keep_float32 ? ".float32" : "");
+    }
   };
 
   void check_types() const {
@@ -131,6 +144,7 @@ class Chooser {
     mark("fsdp.replicated_parameters", options_.replicated_parameters, &Assignment::replicated);
     if (is_mixed) mark("mixed_precision.keep_float32", mixed.keep_float32, &Assignment::keep_float32);
     if (options_.layout == Layout::kPerParameter) choose_dimensions();
+    for (size_t i = 0; i < assigned_.size(); ++i) assigned_[i].model_holders = model_.parameters[i].holders;
   }
 
   void choose_dimensions() {
@@ -194,7 +208,7 @@ class Chooser {
       if (assigned_[i].is_taken_out() || assigned_[i].holder != kNobody) continue;
       if (!lies_inside(parameter, model_, node)) continue;
       left.push_back(i);
-      numel += parameter.numel();
+      numel += parameter.numel_of_whole();
     }
     if (left.empty()) return;
     const auto policy_wraps = [&] {
@@ -279,21 +293,24 @@ class Chooser {
   std::vector<UnitChoice> make_choices() const {
     using Parameters = std::vector<UnitChoice::Parameter>;
     std::vector<Parameters> held(model_.nodes.size());
-    // By node and replicated + 2 * keep_float32.
-    std::map<size_t, std::array<Parameters, 4>> taken_out;
+    std::map<size_t, std::map<Kind, Parameters>> taken_out;  // by node
     for (size_t i = 0; i < assigned_.size(); ++i) {
-      const auto& [replicated, keep_float32, shard_dimension, holder] = assigned_[i];
-      Parameters& parameters = assigned_[i].is_taken_out()
-                                   ? taken_out[unit_of_taken_out(model_.parameters[i])]
-                                              [(replicated ? 1 : 0) + (keep_float32 ? 2 : 0)]
-                                   : held[holder == kNobody ? kRoot : holder];
-      parameters.push_back({.index = i, .shard_dimension = shard_dimension});
+      const Assignment& assigned = assigned_[i];
+      Parameters* parameters = &held[assigned.holder == kNobody ? kRoot : assigned.holder];
+      if (assigned.is_taken_out()) {
+        const Kind kind{.model_holders = assigned.model_holders,
+                        .shares_gradient = assigned.model_holders > 1 && model_.parameters[i].shares_gradient,
+                        .keep_float32 = assigned.keep_float32,
+                        .replicated = assigned.replicated};
+        parameters = &taken_out[unit_of_taken_out(model_.parameters[i])][kind];
+      }
+      parameters->push_back({.index = i, .shard_dimension = assigned.shard_dimension});
     }
 
     std::vector<UnitChoice> units = {choice_of(kRoot, std::move(held[kRoot]))};
     for (auto& [node, kinds] : taken_out) {
-      for (size_t kind = 1; kind < kinds.size(); ++kind) {
-        if (!kinds[kind].empty()) units.push_back(taken_out_choice(node, kind, std::move(kinds[kind])));
+      for (auto& [kind, parameters] : kinds) {
+        units.push_back(taken_out_choice(node, kind, std::move(parameters)));
       }
     }
     for (size_t node = kRoot + 1; node < model_.nodes.size(); ++node) {
@@ -310,15 +327,20 @@ class Chooser {
             .options = unit_options(options_, name, node == kRoot, own_options(node))};
   }
 
-  UnitChoice taken_out_choice(size_t node, size_t kind, std::vector<UnitChoice::Parameter> parameters) const {
-    static constexpr std::array<const char*, 4> kEndings = {"", ".replicated", ".float32",
-                                                            ".replicated.float32"};
-    const std::string name = unit_name(model_, node) + kEndings.at(kind);
+  UnitChoice taken_out_choice(size_t node, const Kind& kind,
+                              std::vector<UnitChoice::Parameter> parameters) const {
+    const std::string name = unit_name(model_, node) + kind.ending();
     UnitOverrides own = own_options(node);
     if (node != kRoot) own.reshard_after_forward.reset();
-    if (kind >= 2) own.param_storage = own.param_dtype = own.reduce_dtype = util::FloatType::kFloat32;
+    if (kind.keep_float32) own.param_storage = own.param_dtype = own.reduce_dtype = util::FloatType::kFloat32;
     UnitOptions options = unit_options(options_, name, /*is_root=*/true, own);
-    if (kind % 2 == 1) options.strategy = Strategy::kNoShard;
+    if (kind.replicated) options.strategy = Strategy::kNoShard;
+    if (kind.model_holders > 1) {
+      options.holders = kind.model_holders;
+      options.shares_gradient = kind.shares_gradient;
+      // One reduction over all its replicas; what more it would save is little.
+      options.hybrid_optimizer = HybridOptimizer::kReplicated;
+    }
     return {.name = name, .node = kRoot, .parameters = std::move(parameters), .options = options};
   }
 

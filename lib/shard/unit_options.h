@@ -38,6 +38,8 @@ struct UnitOptions {
   // The ranks that share it (shard/group_sizes.h).
   util::Named<Strategy> strategy = Strategy::kFullShard;
   util::Named<HybridOptimizer> hybrid_optimizer = HybridOptimizer::kReplicated;
+  int holders = 1;               ///< neighbours on the mesh's axis model, that are replicas too
+  bool shares_gradient = false;  ///< the gradient is the sum over the holders, and the mean over other ranks
   bool stays_after_forward = false;  ///< gathered, until its backward has ended
   bool cast_forward_inputs = true;
   double gradient_predivide_factor = 0;  ///< see ShardOptions

@@ -67,11 +67,15 @@ std::vector<UnitSizes> unit_sizes(const nn::ModelOutline& model, const ShardOpti
       parameters.push_back({parameter.names.front(), parameter.shape, chosen.shard_dimension});
       is_trainable = is_trainable || parameter.requires_grad;
     }
-    const GroupSizes groups = group_sizes(mesh, choice.options.strategy, choice.options.hybrid_optimizer);
+    const GroupSizes groups =
+        group_sizes(mesh, choice.options.strategy, choice.options.hybrid_optimizer, choice.options.holders);
     const auto layout = make_layout(choice.options.storage.layout, parameters, groups.parts());
     UnitSizes& sizes = all.emplace_back(sizes_of_unit(choice.name, choice.options, *layout, groups));
     sizes.is_root = choice.is_root();
     sizes.has_trainable_parameters = is_trainable;
+    for (size_t i = 0; i < sizes.parameters.size(); ++i) {
+      sizes.parameters[i].shape = model.parameters[choice.parameters[i].index].shape_of_whole();
+    }
   }
   return all;
 }

@@ -38,8 +38,8 @@ struct Traffic {
 
 struct ParameterSizes {
   std::string name;
-  std::vector<int64_t> shape;
-  int64_t shard_numel = 0;  ///< on the first rank of the unit, which has the most of it
+  std::vector<int64_t> shape;  ///< of the whole parameter
+  int64_t shard_numel = 0;     ///< on the first rank of the unit, which has the most of it
 
   bool operator==(const ParameterSizes&) const = default;
 };

@@ -94,7 +94,9 @@ void UnitStorage::fill_shard(const Materialize& materialize) {
     at::Tensor own = shard_.narrow(0, range.shard_offset, range.columns.numel());
     const bool as_it_is = own.is_cpu() && own.scalar_type() == at::kFloat;
     at::Tensor read = as_it_is ? own : at::empty(own.sizes(), at::TensorOptions(at::kFloat));
-    materialize.source->read(parameters_[i], {range.columns}, read);
+    NamedParameter whole = parameters_[i];
+    if (whole.part) whole.tensor = at::empty(whole.part->whole_shape, parameter.options());
+    materialize.source->read(whole, parameters_[i].parts_of(range.columns), read);
     if (!as_it_is) own.copy_(read);
   }
 }

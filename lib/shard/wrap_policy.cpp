@@ -43,6 +43,17 @@ void add_to_tree(ModelTree& tree, std::map<const void*, size_t>& index, torch::n
   outline.nodes[own].end = outline.nodes.size();
 }
 
+const nn::ParameterPart& part_named(const std::vector<nn::ParameterPart>& parts,
+                                    const std::vector<std::string>& names) {
+  const auto found = std::ranges::find_if(parts, [&names](const nn::ParameterPart& part) {
+    return std::ranges::find(names, part.name) != names.end();
+  });
+  if (found != parts.end()) return *found;
+  fail(ErrorKind::kUsage,
+       "ShardOptions::parts: expected what parallelize() returned for the model; found no part of ",
+       names.front(), "; pass the result for the same model");
+}
+
 /// The node of a module that was given as `what`, by `option`.
 size_t place_of_given(const ModelTree& tree, const nn::Hookable* given, const char* option,
                       const std::string& what) {
@@ -68,10 +79,18 @@ size_t place_of_given(const ModelTree& tree, const nn::Hookable* given, const ch
 
 }  // namespace
 
-ModelTree make_model_tree(torch::nn::Module& root) {
+ModelTree make_model_tree(torch::nn::Module& root, const std::vector<nn::ParameterPart>& parts) {
   ModelTree tree;
   std::map<const void*, size_t> index;
   add_to_tree(tree, index, root, "", 0);
+  if (parts.empty()) return tree;
+  for (nn::OutlineParameter& parameter : tree.outline.parameters) {
+    const nn::ParameterPart& part = part_named(parts, parameter.names);
+    FSDP_CHECK(parameter.shape == part.shape, part.name, " is no part as it was given");
+    parameter.whole_shape = part.whole_shape;
+    parameter.holders = static_cast<int>(part.holders);
+    parameter.shares_gradient = part.shares_gradient;
+  }
   return tree;
 }
 
@@ -118,7 +137,7 @@ UnitDecisions unit_decisions(const ModelTree& tree, const ShardOptions& options)
 }
 
 std::vector<UnitPlan> plan_units(torch::nn::Module& root, const ShardOptions& options) {
-  const ModelTree tree = make_model_tree(root);
+  const ModelTree tree = make_model_tree(root, options.parts);
   if (tree.modules.front() == nullptr) {
     fail(ErrorKind::kUsage, "fully_shard(): expected a root module whose calls can be hooked; found a plain ",
          root.name(), "; declare it as fsdp::nn::Hooked<", root.name(), ">, or derive it from nn::Stage");
@@ -135,6 +154,7 @@ std::vector<UnitPlan> plan_units(torch::nn::Module& root, const ShardOptions& op
                                  tree.tensors[parameter.index],
                                  {names.begin() + 1, names.end()},
                                  parameter.shard_dimension});
+      if (!options.parts.empty()) plan.parameters.back().part = part_named(options.parts, names);
     }
   }
   return plans;

@@ -41,7 +41,8 @@ struct ModelTree {
   std::vector<at::Tensor> tensors;     ///< by parameter
 };
 
-ModelTree make_model_tree(torch::nn::Module& root);
+/// `parts`: ShardOptions::parts.
+ModelTree make_model_tree(torch::nn::Module& root, const std::vector<nn::ParameterPart>& parts = {});
 
 /// The options that need modules, for choose_units() on the tree's outline. The result refers to both
 /// arguments.
@@ -62,7 +63,10 @@ struct UnitPlan {
 /// empty, by plans of stage `root` for the parameters matched by
 ///   "root.replicated"          options.replicated_parameters,
 ///   "root.float32"             options.mixed_precision.keep_float32,
-///   "root.replicated.float32"  both;
+///   "root.replicated.float32"  both,
+/// and, of the parts that several ranks of the mesh's axis model hold, before these endings,
+///   "root.held_by_2_model_ranks"      those whose gradient each holder has,
+///   "root.summed_over_2_model_ranks"  those whose gradient is the sum of the holders';
 /// these parameters count for no other unit. Those of a unit with options of its own form units of the root
 /// stage in the same way, which have these options: "layers.0.replicated". With fsdp.layout =
 /// "per_parameter", parameters that the dimension policy leaves whole are replicated too. keep_float32 has no

@@ -165,16 +165,20 @@ std::vector<Row> rows_of(const plan::Plan& plan, const DryRun& measured) {
                            {"all-reduces", p.all_reduces, m.all_reduces},
                            {"  payload, bytes", p.all_reduce_bytes, m.all_reduce_bytes},
                            {"peak of tensor memory, bytes", planned_peak, measured.peak}};
-  const shard::Traffic &a = plan.attention_traffic, &b = measured.attention;
-  const std::vector<Row> of_attention = {
-      {"all-gathers of attention", a.all_gathers, b.all_gathers},
-      {"  payload, bytes", a.all_gather_bytes, b.all_gather_bytes},
-      {"reduce-scatters of attention", a.reduce_scatters, b.reduce_scatters},
-      {"  payload, bytes", a.reduce_scatter_bytes, b.reduce_scatter_bytes},
-      {"shifts of attention", a.shifts, b.shifts},
-      {"  payload, bytes", a.shift_bytes, b.shift_bytes}};
-  std::ranges::copy_if(of_attention, std::back_inserter(rows),
-                       [](const Row& row) { return row.planned > 0 || row.measured > 0; });
+  const auto add = [&rows](const std::string& whose, const shard::Traffic& a, const shard::Traffic& b) {
+    const std::vector<Row> more = {{"all-gathers of " + whose, a.all_gathers, b.all_gathers},
+                                   {"  payload, bytes", a.all_gather_bytes, b.all_gather_bytes},
+                                   {"reduce-scatters of " + whose, a.reduce_scatters, b.reduce_scatters},
+                                   {"  payload, bytes", a.reduce_scatter_bytes, b.reduce_scatter_bytes},
+                                   {"all-reduces of " + whose, a.all_reduces, b.all_reduces},
+                                   {"  payload, bytes", a.all_reduce_bytes, b.all_reduce_bytes},
+                                   {"shifts of " + whose, a.shifts, b.shifts},
+                                   {"  payload, bytes", a.shift_bytes, b.shift_bytes}};
+    std::ranges::copy_if(more, std::back_inserter(rows),
+                         [](const Row& row) { return row.planned > 0 || row.measured > 0; });
+  };
+  add("attention", plan.attention_traffic, measured.attention);
+  add("layers", plan.layer_traffic, measured.layers);
   return rows;
 }
 
@@ -197,10 +201,11 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   DryRun result;
   auto communicator = comm::make_fake_communicator(world_size, device);
   ConstantWeights weights;
-  const auto trace = std::make_shared<comm::Trace>();  // of attention's collectives
-  const bool cuts = comm::resolve_mesh(config.mesh, world_size).context > 1;
+  const auto trace = std::make_shared<comm::Trace>();  // of the collectives of attention and of layers
+  const comm::MeshShape shape = comm::resolve_mesh(config.mesh, world_size);
+  const bool traces = shape.context > 1 || shape.model > 1;
   const comm::Mesh mesh(config.mesh,
-                        cuts ? comm::make_tracing_communicator(communicator, trace) : communicator);
+                        traces ? comm::make_tracing_communicator(communicator, trace) : communicator);
   RunParts parts = build_run_parts(config, mesh, nullptr, &weights);
   auto progress = std::make_shared<bool>(false);
   const auto fake = std::dynamic_pointer_cast<comm::FakeCommunicator>(communicator);  // on the CPU
@@ -241,6 +246,7 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   }
   for (const comm::TraceEvent& event : trace->events(step)) {
     if (event.unit == parallel::kAttentionSite) result.attention += traffic_of(event);
+    if (event.unit.starts_with(parallel::kLayerSite)) result.layers += traffic_of(event);
   }
   if (!fake) {
     const util::CudaDevice gpu = util::cuda_device(device.index());

@@ -23,6 +23,7 @@ struct DryRun {
   int64_t arena = 0;        ///< held by it after the last step
   shard::Traffic traffic{};
   shard::Traffic attention{};  ///< of attention over mesh.context, not in `traffic`
+  shard::Traffic layers{};     ///< of layers over mesh.model, likewise
   int64_t peak = 0;            ///< of tensor memory where the rank computes
   double step_seconds = 0;     ///< compute and the engine's bookkeeping, without communication
   std::string gpu;             ///< its name; empty: measured on the CPU

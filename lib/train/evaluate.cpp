@@ -94,6 +94,7 @@ std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoade
     batch.text_bytes ? sums[kBytes] += static_cast<double>(*batch.text_bytes) : sums[kForeignBatches] += 1;
   }
   communicator.all_reduce(totals, comm::ReduceOp::kSum, {.unit = "validation loss"})->wait();
+  if (hooks.copies > 1) totals.div_(static_cast<double>(hooks.copies));
   Validation validation{.loss = sums[kLosses] / sums[kTokens],
                         .samples = loader.num_samples(),
                         .tokens = static_cast<int64_t>(sums[kTokens]),
@@ -149,7 +150,8 @@ Validation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
                    {.bytes = bytes.get(),
                     .accuracy = config.evaluation.accuracy,
                     .prefetch = prefetch_options(config, mesh),
-                    .cut = sharded.cut});
+                    .cut = sharded.cut,
+                    .copies = mesh.shape().model});
 }
 
 double best_metric_value(config::BestMetric metric, const Validation& validation, double loss,

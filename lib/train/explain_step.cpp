@@ -36,13 +36,15 @@ constexpr const char* kLegend =
     "payload\n"
     "reduce      reduce-scatter of a unit's gradients; all-reduce of what several ranks hold\n"
     "attention   with mesh.context: keys and values gathered, or shifted to the next rank, and their gradients\n"
+    "layer       with mesh.model: activations between the ranks that compute it together\n"
     "waited      how long this rank stood still for it; hidden: not at all, it computed meanwhile\n"
     "forward     where it begins and how long it takes, with the units inside; backward likewise\n"
     "live        gathered parameters and unreduced gradients, of units that are cut\n";
 
-/// Measured in a step: collectives of units and of attention by the communicator's trace, memory by the engine.
+/// Measured in a step: collectives of units, of attention and of layers by the communicator's trace, memory by the
+/// engine.
 struct Counted {
-  shard::Traffic forward{}, backward{}, between_slices{}, attention{};
+  shard::Traffic forward{}, backward{}, between_slices{}, attention{}, layers{};
   int64_t unsharded_bytes = 0;
   int64_t shard_bytes = 0, slice_shard_bytes = 0;
 };
@@ -54,9 +56,11 @@ Counted count(const shard::Engine& engine, const StepRecord& step) {
   std::set<std::string> units;
   for (const auto& unit : engine.units()) units.insert(unit->name());
   for (const auto& event : step.events) {
-    const bool attends = event.unit == parallel::kAttentionSite;
-    if (!event.is_collective() || !(attends || units.contains(event.unit))) continue;
+    const bool attends = event.unit == parallel::kAttentionSite,
+               is_layer = event.unit.starts_with(parallel::kLayerSite);
+    if (!event.is_collective() || !(attends || is_layer || units.contains(event.unit))) continue;
     shard::Traffic& traffic = attends                                        ? counted.attention
+                              : is_layer                                     ? counted.layers
                               : event.pass_or_event == shard::kBetweenSlices ? counted.between_slices
                               : event.pass_or_event == "forward"             ? counted.forward
                                                                              : counted.backward;
@@ -67,13 +71,11 @@ Counted count(const shard::Engine& engine, const StepRecord& step) {
 
 /// The run in a few words.
 std::string one_line(const config::Config& config, const shard::Engine& engine) {
-  int64_t parameters = 0;
-  for (const auto& unit : engine.units()) parameters += unit->storage().layout().numel();
   int world = engine.communicator().world_size();
   std::string ranks = world == 1 ? "1 rank (no communication)"
                                  : concat(world, " ranks over ", engine.communicator().backend_name());
-  return concat(config.model.architecture, ", ", with_commas(parameters), " parameters, ", ranks, ", ",
-                config.fsdp.strategy, ", ", engine.units().size(), " units");
+  return concat(config.model.architecture, ", ", with_commas(shard::parameter_count(engine)), " parameters, ",
+                ranks, ", ", config.fsdp.strategy, ", ", engine.units().size(), " units");
 }
 
 std::string heading(const config::Config& config, const shard::Engine& engine, const StepResult& result) {
@@ -97,22 +99,27 @@ std::string row(const std::string& name, int64_t formula, int64_t counted, bool 
   return text;
 }
 
-/// Keys, values and their gradients, over mesh.context.
-std::string attention_rows(const shard::Traffic& formula, const shard::Traffic& counted) {
+/// What is no collective of a unit: `whose` is "attention", over mesh.context, or "layers", over mesh.model.
+std::string collective_rows(const std::string& whose, const shard::Traffic& formula,
+                            const shard::Traffic& counted) {
   std::string text;
-  const auto add = [&](const char* name, int64_t number, int64_t of, int64_t bytes, int64_t of_bytes) {
-    if (number > 0 || of > 0) text += concat(row(name, number, of), row("  bytes", bytes, of_bytes));
+  const auto add = [&](const char* what, int64_t number, int64_t of, int64_t bytes, int64_t of_bytes) {
+    if (number > 0 || of > 0) {
+      text += concat(row(concat(what, " of ", whose), number, of), row("  bytes", bytes, of_bytes));
+    }
   };
-  add("all-gathers of attention", formula.all_gathers, counted.all_gathers, formula.all_gather_bytes,
+  add("all-gathers", formula.all_gathers, counted.all_gathers, formula.all_gather_bytes,
       counted.all_gather_bytes);
-  add("reduce-scatters of attention", formula.reduce_scatters, counted.reduce_scatters,
-      formula.reduce_scatter_bytes, counted.reduce_scatter_bytes);
-  add("shifts of attention", formula.shifts, counted.shifts, formula.shift_bytes, counted.shift_bytes);
+  add("reduce-scatters", formula.reduce_scatters, counted.reduce_scatters, formula.reduce_scatter_bytes,
+      counted.reduce_scatter_bytes);
+  add("all-reduces", formula.all_reduces, counted.all_reduces, formula.all_reduce_bytes,
+      counted.all_reduce_bytes);
+  add("shifts", formula.shifts, counted.shifts, formula.shift_bytes, counted.shift_bytes);
   return text;
 }
 
 std::string table(const shard::StepFormula& formula, const shard::Traffic& attention,
-                  const Counted& counted) {
+                  const shard::Traffic& layers, const Counted& counted) {
   const shard::Traffic &f = formula.traffic, &forward = counted.forward, &backward = counted.backward;
   const shard::Traffic &between = formula.between_slices, &slices_counted = counted.between_slices;
   std::string slices;
@@ -136,7 +143,8 @@ std::string table(const shard::StepFormula& formula, const shard::Traffic& atten
       row("  bytes", f.reduce_scatter_bytes - between.reduce_scatter_bytes, backward.reduce_scatter_bytes),
       row("all-reduces of gradients", f.all_reduces, backward.all_reduces),
       row("  bytes", f.all_reduce_bytes, backward.all_reduce_bytes), slices,
-      attention_rows(attention, counted.attention),
+      collective_rows("attention", attention, counted.attention),
+      collective_rows("layers", layers, counted.layers),
       row("shard bytes", formula.shard_bytes, counted.shard_bytes),
       row("peak live bytes, at most", formula.unsharded_bytes, counted.unsharded_bytes, true));
   // The estimate leaves out units that stay gathered and gradients that wait to be reduced.
@@ -255,7 +263,8 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
       {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
   return concat(heading(config, *parts.engine, result), "\n", schedule(*parts.engine, options), "\n", kLegend,
                 "\n", timeline_text(record, limits_for(*parts.engine, options)), "\n",
-                table(formula, plan::attention_traffic(config, mesh.shape()), count(*parts.engine, record)),
+                table(formula, plan::attention_traffic(config, mesh.shape()),
+                      plan::layer_traffic(config, mesh.shape()), count(*parts.engine, record)),
                 "\n", times(record, communicator->world_size()));
 }
 

@@ -8,6 +8,7 @@
 #include "comm/communicator.h"
 #include "data/tokenizer.h"
 #include "nn/decoder.h"
+#include "nn/decoder_plan.h"
 #include "nn/recompute.h"
 #include "optim/engine_shards.h"
 #include "parallel/cut_sequence.h"
@@ -149,6 +150,8 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
   parts.cut = cut_sequence(config, mesh);
   comm::agree(*communicator, "model", [&] {
     parts.model = nn::make_decoder(config.model, at::kMeta);
+    parts.layers = nn::parallelize_decoder(
+        *parts.model, config.model, {.sequence_parallel = config.mesh.sequence_parallel}, mesh.model());
     parts.float8 = apply_float8(config, *parts.model, communicator->device());
   });
   std::unique_ptr<shard::ParameterSource> of_config;
@@ -158,7 +161,8 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
   }
   comm::agree(*communicator, "sharding the model", [&] {
     const shard::Materialize materialize{weights, communicator->device()};
-    const shard::ShardOptions options = config::shard_options(config);
+    shard::ShardOptions options = config::shard_options(config);
+    options.parts = parts.layers;
     parts.engine = config.fsdp.front == config::Front::kSpmd
                        ? shard_by_spmd(*parts.model, options, mesh, std::move(trace), materialize)
                        : shard::fully_shard(*parts.model, options, mesh, std::move(trace), materialize);
@@ -167,6 +171,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     try {
       config::Config sized = config;
       sized.mesh.context = mesh.shape().context;
+      sized.mesh.model = mesh.shape().model;
       const plan::BufferShapes buffers = plan::buffer_shapes(
           sized, shard::unit_sizes(*parts.engine), common != nullptr,
           communicator->device().is_cpu() ? plan::PassDevice::kCpu : plan::PassDevice::kOfConfig);

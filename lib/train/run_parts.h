@@ -29,6 +29,7 @@ struct ShardedModel {
   std::shared_ptr<const parallel::CutSequence> cut;  ///< of the rows that it gets; null: they are whole
   std::shared_ptr<shard::Engine> engine;             ///< shards the model
   nn::Float8Layers float8;                           ///< empty without training.float8
+  std::vector<nn::ParameterPart> layers;             ///< of the model, if the mesh's axis model cuts them
 };
 
 struct RunParts : ShardedModel {

@@ -202,15 +202,15 @@ std::string utc_now() {
 
 std::string banner(const config::Config& config, const shard::Engine& engine, const data::TrainLoader& loader,
                    const PeakRate& peak) {
-  int64_t parameters = 0, largest_unit_bytes = 0;
+  int64_t largest_unit_bytes = 0;
   for (const auto& unit : engine.units()) {
-    parameters += unit->storage().layout().numel();
     largest_unit_bytes = std::max(largest_unit_bytes, unit->storage().unsharded_bytes());
   }
   const int world = engine.communicator().world_size();
   const comm::MeshShape& mesh = engine.mesh();
+  const int together = mesh.context * mesh.model;
   const std::string row_ranks =
-      concat(mesh.row_ranks(), mesh.context > 1 ? concat(" groups of ", mesh.context) : "", " ranks");
+      concat(mesh.row_ranks(), together > 1 ? concat(" groups of ", together) : "", " ranks");
   const int64_t micro_batches = config.training.gradient_accumulation_steps;
   const int64_t tokens = loader.samples_per_step() * config.data.sequence_length;
   const double epochs = static_cast<double>(loader.samples_per_step() * config.training.steps) /
@@ -221,7 +221,8 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
       step.traffic.all_gather_bytes + step.traffic.reduce_scatter_bytes + step.traffic.all_reduce_bytes;
 
   std::string text = concat("run        ", config.run.name, " -> ", config.run.output_dir, "\n");
-  text += concat("model      ", config.model.architecture, ", ", with_commas(parameters), " parameters\n");
+  text += concat("model      ", config.model.architecture, ", ", with_commas(shard::parameter_count(engine)),
+                 " parameters\n");
   text += concat("ranks      ", world,
                  world == 1 ? " (no communication)" : concat(" over ", engine.communicator().backend_name()),
                  ", ", how(config), "; ", engine.units().size(), " units, the largest ",
@@ -255,6 +256,12 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
                    with_commas(config.data.sequence_length / mesh.context),
                    " tokens a rank in two chunks; keys and values ",
                    rings ? "go round a ring" : "are gathered in each layer", "\n");
+  }
+  if (mesh.model > 1) {
+    text += concat(
+        "model      each layer over ", mesh.model, " ranks, ",
+        with_commas(config.model.num_attention_heads / mesh.model), " heads a rank; between layers ",
+        config.mesh.sequence_parallel ? "the sequence is cut" : "activations are whole on every rank", "\n");
   }
   const int64_t of_slice = engine.slice_shard_bytes();
   text += concat("shard      ", human_bytes(engine.shard_bytes()), " of parameters a rank, ",

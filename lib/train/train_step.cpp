@@ -166,7 +166,7 @@ std::vector<TrainStep::MicroBatch> TrainStep::batches_with_shares(const StepPosi
   }
   comm::Communicator& communicator = parts_.engine.communicator();
   communicator.all_reduce(sum, comm::ReduceOp::kSum, {.unit = "counted targets"})->wait();
-  counted_ = static_cast<int64_t>(counted);
+  counted_ = static_cast<int64_t>(counted) / parts_.engine.mesh().model;  // whose ranks have the same tokens
   // Gradients are averaged over ranks. A batch in which no target counts has the loss 0.
   for (MicroBatch& each : batches) {
     each.divisor = std::max(counted, 1.0) /

@@ -410,6 +410,7 @@ bool Trainer::validate() {
                                          .accuracy = config_.evaluation.accuracy,
                                          .prefetch = prefetch_options(config_, *mesh_),
                                          .cut = parts_.cut,
+                                         .copies = mesh_->shape().model,
                                          .stop_requested = [this] { return stop_is_requested(); }});
   summary_.stopped = !finished.has_value();
   if (!finished) return false;

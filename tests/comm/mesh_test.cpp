@@ -146,15 +146,17 @@ TEST(Mesh, OfOneAxisIsTheWorld) {
   });
 }
 
-TEST(Mesh, RefusesAModelAxis) {
-  run_ranks_as_threads(2, [](Communicator& communicator) {
-    try {
-      Mesh mesh({.dcn = 1, .data = -1, .model = 2}, testing::borrowed(communicator));
-      ADD_FAILURE() << "expected an error";
-    } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-      EXPECT_NE(std::string(error.what()).find("mesh.model must be 1, but is 2"), std::string::npos);
-    }
+TEST(Mesh, WithModelHasGroupsOfWhatIsRepeatedAndOfLayers) {
+  run_ranks_as_threads(8, [](Communicator& communicator) {
+    Mesh mesh({.dcn = 2, .data = -1, .model = 2}, testing::borrowed(communicator));
+    EXPECT_EQ(mesh.model()->world_size(), 2);
+    EXPECT_EQ(mesh.model()->rank(), mesh.coordinate().model);
+    EXPECT_NE(mesh.model(), mesh.group({kModel})) << "layers wait for no reduction of units";
+    EXPECT_EQ(mesh.group({kData, kModel})->world_size(), 4);
+    EXPECT_EQ(mesh.group({kDcn, kModel})->world_size(), 4);
+    EXPECT_EQ(mesh.group({kDcn, kData, kModel}), mesh.world());
+    EXPECT_EQ(mesh.group({kDcn, kData})->world_size(), 4);
+    communicator.barrier({.unit = "end"});
   });
 }
 

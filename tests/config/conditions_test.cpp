@@ -227,6 +227,7 @@ const std::map<std::string, Row>& rows() {
         {{"activation_checkpointing.mode = \"full\""}},
         {{"activation_checkpointing.mode = \"none\""}}}},
       {"mesh.context_attention", {"\"gather\"", {{"mesh.context = 2"}}, {{"mesh.context = 1"}}}},
+      {"mesh.sequence_parallel", {"false", {{"mesh.model = 2"}}, {{"mesh.model = 1"}}}},
       {"checkpoint.keep_every", {"100", {none}, {{"checkpoint.keep_last = 0"}}}},
       {"checkpoint.keep_best",
        {"true",

@@ -29,13 +29,6 @@ TEST(LoadErrors, UnderlineTheValue) {
       "      |               ~~~");
 }
 
-TEST(LoadErrors, SayWhatThisVersionCannotDo) {
-  EXPECT_EQ(error_of(kTrain + "[mesh]\nmodel = 2\n"),
-            "c.toml:4: mesh.model must be 1, but is 2 (this version has no tensor parallelism)\n"
-            "    4 | model = 2\n"
-            "      |         ^");
-}
-
 TEST(LoadErrors, NameTheNearestKeyAndSection) {
   EXPECT_EQ(error_of(kTrain + "[model]\nhiden_size = 256\n"),
             "c.toml:4: unknown key model.hiden_size; did you mean model.hidden_size?\n"

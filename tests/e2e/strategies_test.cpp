@@ -21,11 +21,11 @@ class Strategies : public ::testing::Test {
     std::vector<double> losses, grad_norms;
   };
 
-  /// Of 20 steps of 24 sequences, each of which is on `context` processes.
-  Curves train(const std::string& run, int world_size, std::vector<std::string> overrides, int context = 1) {
+  /// Of 20 steps of 24 sequences, each of which is on `together` processes.
+  Curves train(const std::string& run, int world_size, std::vector<std::string> overrides, int together = 1) {
     overrides.push_back("run.output_dir=" + (folder_ / run).string());
     overrides.push_back("data.train=[\"" + (folder_ / "train.bin").string() + "\"]");
-    overrides.push_back("data.micro_batch_size=" + std::to_string(24 * context / world_size));
+    overrides.push_back("data.micro_batch_size=" + std::to_string(24 * together / world_size));
     const auto result = launch_training(world_size, folder_ / "config.toml", overrides);
     EXPECT_EQ(result.exit_code, 0) << result.err;
     said_ = result.err;
@@ -59,10 +59,21 @@ TEST_F(Strategies, FourProcessesThatShareSequencesInTwosTrainAsOneProcess) {
   for (const char* attention : {"ring", "gather"}) {
     const auto cut =
         train(attention, 4, {"mesh.context=2", util::concat("mesh.context_attention=", attention)},
-              /*context=*/2);
+              /*together=*/2);
     EXPECT_NE(said_.find("units sharded over data x context (4)"), std::string::npos) << said_;
     expect_near(cut, one, 1e-5);
   }
+}
+
+TEST_F(Strategies, ProcessesThatShareLayersTrainAsOneProcess) {
+  const auto one = train("one", 1, {});
+  expect_near(train("model", 2, {"mesh.model=2"}, /*together=*/2), one, 1e-5);
+  expect_near(train("data", 4, {"mesh.model=2"}, /*together=*/2), one, 1e-5);
+  EXPECT_NE(said_.find("each layer over 2 ranks"), std::string::npos) << said_;
+  expect_near(train("context", 4, {"mesh.model=2", "mesh.context=2"}, /*together=*/4), one, 1e-5);
+  expect_near(
+      train("replicas", 4, {"mesh.model=2", "mesh.dcn=2", "fsdp.strategy=hybrid_shard"}, /*together=*/2), one,
+      1e-5);
 }
 
 TEST_F(Strategies, FourProcessesWithAGlobalOptimizerTrainAsTwoReplicasDo) {

@@ -87,26 +87,12 @@ struct MeshedRun {
   const char* layout = "flat";
   const char* hybrid_optimizer = "replicated";
 
-  int world_size() const { return static_cast<int>(mesh.dcn * mesh.data * mesh.context); }
+  int world_size() const { return static_cast<int>(mesh.dcn * mesh.data * mesh.context * mesh.model); }
 };
 
-TEST_F(CheckpointerTest, HoldsTheSameBitsFromAnyMeshToAnyOther) {
-  const std::vector<MeshedRun> runs = {
-      {"hybrid_shard", {.dcn = 2, .data = 2}},
-      {"hybrid_shard_zero2", {.dcn = 2, .data = 3}, "full"},
-      {"hybrid_shard", {.dcn = 3, .data = 2}, "sharded", true},
-      {"hybrid_shard", {.dcn = 1, .data = 4}},
-      {"hybrid_shard", {.dcn = 2, .data = 2}, "sharded", false, "per_parameter"},
-      {"hybrid_shard", {.dcn = 3, .data = 2}, "full", false, "per_parameter"},
-      {"hybrid_shard", {.dcn = 4, .data = 1}, "sharded", true},
-      {"hybrid_shard", {.dcn = 2, .data = 2}, "sharded", false, "flat", "global"},
-      {"hybrid_shard_zero2", {.dcn = 3, .data = 1}, "full", false, "per_parameter", "global"},
-      {"full_shard", {.dcn = 1, .data = 3}},
-      {"full_shard", {.dcn = 2, .data = 2}},
-      {"full_shard", {.dcn = 1, .data = 2, .context = 2}},
-      {"hybrid_shard", {.dcn = 2, .data = 1, .context = 2}, "full"},
-      {"no_shard", {.dcn = 1, .data = 2}}};
-  auto config_of = [&](const MeshedRun& run, const std::string& name) {
+class CheckpointsOfMeshes : public CheckpointerTest {
+ protected:
+  config::Config config_of(const MeshedRun& run, const std::string& name) const {
     config::Config config = config_;
     config.run.output_dir = folder_ / name;
     config.fsdp.strategy = run.strategy;
@@ -121,20 +107,53 @@ TEST_F(CheckpointerTest, HoldsTheSameBitsFromAnyMeshToAnyOther) {
     config.optimizer.name = "adafactor";
     config.optimizer.beta1 = 0.9;
     return config;
-  };
-  for (size_t i = 0; i < runs.size(); ++i) {
-    fs::path saved = save_run(runs[i].world_size(), config_of(runs[i], "from" + std::to_string(i)));
-    for (size_t j = 0; j < runs.size(); ++j) {
-      config::Config after = config_of(runs[j], util::concat("from", i, "to", j));
-      after.checkpoint.resume = saved;
-      on_ranks(runs[j].world_size(), after, [](Rank& rank) {
-        EXPECT_EQ(rank.position.step, 2);
-        rank.checkpointer.save(rank.position);
-        rank.checkpointer.finish();
-      });
-      expect_equal_checkpoints(saved, fs::path(after.run.output_dir) / "step-00000002");
+  }
+  /// What each run saves is what each run saves that has loaded it.
+  void expect_the_same_bits(const std::vector<MeshedRun>& runs) {
+    for (size_t i = 0; i < runs.size(); ++i) {
+      fs::path saved = save_run(runs[i].world_size(), config_of(runs[i], "from" + std::to_string(i)));
+      for (size_t j = 0; j < runs.size(); ++j) {
+        config::Config after = config_of(runs[j], util::concat("from", i, "to", j));
+        after.checkpoint.resume = saved;
+        on_ranks(runs[j].world_size(), after, [](Rank& rank) {
+          EXPECT_EQ(rank.position.step, 2);
+          rank.checkpointer.save(rank.position);
+          rank.checkpointer.finish();
+        });
+        expect_equal_checkpoints(saved, fs::path(after.run.output_dir) / "step-00000002");
+      }
     }
   }
+};
+
+TEST_F(CheckpointsOfMeshes, HoldTheSameBitsFromAnyToAnyOther) {
+  expect_the_same_bits(
+      {{"hybrid_shard", {.dcn = 2, .data = 2}},
+       {"hybrid_shard_zero2", {.dcn = 2, .data = 3}, "full"},
+       {"hybrid_shard", {.dcn = 3, .data = 2}, "sharded", true},
+       {"hybrid_shard", {.dcn = 1, .data = 4}},
+       {"hybrid_shard", {.dcn = 2, .data = 2}, "sharded", false, "per_parameter"},
+       {"hybrid_shard", {.dcn = 3, .data = 2}, "full", false, "per_parameter"},
+       {"hybrid_shard", {.dcn = 4, .data = 1}, "sharded", true},
+       {"hybrid_shard", {.dcn = 2, .data = 2}, "sharded", false, "flat", "global"},
+       {"hybrid_shard_zero2", {.dcn = 3, .data = 1}, "full", false, "per_parameter", "global"},
+       {"full_shard", {.dcn = 1, .data = 3}},
+       {"full_shard", {.dcn = 2, .data = 2}},
+       {"full_shard", {.dcn = 1, .data = 2, .context = 2}},
+       {"hybrid_shard", {.dcn = 2, .data = 1, .context = 2}, "full"},
+       {"no_shard", {.dcn = 1, .data = 2}}});
+}
+
+TEST_F(CheckpointsOfMeshes, HoldTheSameBitsWhereLayersAreCut) {
+  expect_the_same_bits(
+      {{"full_shard", {.dcn = 1, .data = 4}},
+       {"full_shard", {.dcn = 1, .data = 1, .context = 1, .model = 2}},
+       {"hybrid_shard", {.dcn = 2, .data = 1, .context = 2, .model = 2}},
+       {"full_shard", {.dcn = 1, .data = 3, .context = 1, .model = 2}, "full"},
+       {"full_shard", {.dcn = 1, .data = 2, .context = 1, .model = 2}, "sharded", true, "per_parameter"},
+       {"no_shard", {.dcn = 1, .data = 2, .context = 1, .model = 2}},
+       {"hybrid_shard", {.dcn = 2, .data = 2, .context = 1, .model = 2}, "sharded", false, "flat", "global"},
+       {"full_shard", {.dcn = 1, .data = 1}}});
 }
 
 TEST_F(CheckpointerTest, TheNextStepAtAnotherWorldSizeHasTheSameLoss) {

@@ -8,16 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/folders.h"
-#include "support/checkpoint_contents.h"
-#include "support/trainer_fixture.h"
+#include "support/mesh_runs.h"
 #include "train/explain_step.h"
 
 namespace fsdp::train {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::values_of;
 
 struct RunWay {
   std::string name;
@@ -80,50 +77,7 @@ std::vector<RunWay> run_ways() {
   };
 }
 
-class ContextRuns : public TrainerTest, public ::testing::WithParamInterface<RunWay> {
- protected:
-  ContextRuns() {
-    config_.data.sequence_length = 16;
-    config_.optimizer.name = "sgd";
-    config_.optimizer.momentum = 0.9;
-    config_.training.steps = 10;
-    config_.evaluation.interval_steps = 5;
-    config_.checkpoint.save_at_end = true;
-  }
-
-  static int ranks_of(const comm::MeshOptions& mesh) {
-    return static_cast<int>(mesh.dcn * mesh.data * mesh.context);
-  }
-  /// The run on a mesh; all have the same global batch, of four rows.
-  config::Config on(const comm::MeshOptions& mesh, const std::string& name) const {
-    config::Config config = config_;
-    config.mesh = mesh;
-    config.data.micro_batch_size = 4 / (mesh.dcn * mesh.data);
-    config.run.output_dir = folder_ / name;
-    return config;
-  }
-  std::vector<double> metric(const std::string& name, const std::string& key) const {
-    return values_of(folder_ / name / "metrics.jsonl", key);
-  }
-  void expect_near(const std::string& key, double relative) const {
-    const std::vector<double> expected = metric("one", key), found = metric("cut", key);
-    ASSERT_FALSE(expected.empty()) << key;
-    ASSERT_EQ(found.size(), expected.size()) << key;
-    for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_NEAR(found[i], expected[i], relative * std::abs(expected[i])) << key << ' ' << i;
-    }
-  }
-  std::filesystem::path saved(const std::string& name) const {
-    return checkpoint::find_checkpoints(folder_ / name).complete.back().folder;
-  }
-  void expect_near_weights(double relative) const {
-    const auto expected = testing::contents_of(saved("one")), found = testing::contents_of(saved("cut"));
-    for (const auto& [name, tensor] : expected) {
-      const double most = tensor.abs().max().item<double>();
-      EXPECT_LE((found.at(name) - tensor).abs().max().item<double>(), relative * most) << name;
-    }
-  }
-};
+class ContextRuns : public MeshRuns, public ::testing::WithParamInterface<RunWay> {};
 
 TEST_P(ContextRuns, TrainAsOneProcessDoes) {
   GetParam().change(config_);
@@ -144,7 +98,7 @@ TEST_P(ContextRuns, TrainAsOneProcessDoes) {
 INSTANTIATE_TEST_SUITE_P(Ways, ContextRuns, ::testing::ValuesIn(run_ways()),
                          [](const auto& info) { return info.param.name; });
 
-class ContextTest : public ContextRuns {};
+class ContextTest : public MeshRuns {};
 
 std::string explained(const config::Config& config, int ranks) {
   std::string text;

@@ -67,6 +67,7 @@ TEST_P(PlanOf, AStepIsWhatTheEngineMeasures) {
   EXPECT_EQ(measured.first_arena, measured.arena) << "the pool has asked for more after the first step";
   EXPECT_EQ(measured.traffic, plan.step.traffic);
   EXPECT_EQ(measured.attention, plan.attention_traffic);
+  EXPECT_EQ(measured.layers, plan.layer_traffic);
   const double peak = static_cast<double>(plan.memory.peak);
   EXPECT_NEAR(static_cast<double>(measured.peak), peak, 0.05 * peak);
   RecordProperty("peak_difference_percent",
@@ -499,6 +500,63 @@ INSTANTIATE_TEST_SUITE_P(
                c.mesh.dcn = c.mesh.context = 2;
                c.fsdp.strategy = "hybrid_shard";
                c.data.sequence_length = 128;
+             }},
+        Case{"model_axis", 4, "llama",
+             [](auto& c) {
+               c.mesh.model = 2;
+               c.model.num_key_value_heads = 2;
+             }},
+        Case{"model_axis_of_four_with_shared_keys", 4, "llama",
+             [](auto& c) {
+               c.mesh.model = 4;
+               c.model.num_key_value_heads = 2;
+               c.data.sequence_length = 128;
+             }},
+        Case{"model_axis_bf16_recomputed", 8, "llama",
+             [](auto& c) {
+               bf16(c);
+               recompute(c);
+               c.mesh.model = 4;
+               c.training.gradient_accumulation_steps = 2;
+               c.data.micro_batch_size = 16;
+             }},
+        Case{"model_axis_of_whole_activations_gpt2", 4, "gpt2",
+             [](auto& c) {
+               c.mesh.model = 2;
+               c.mesh.sequence_parallel = false;
+               c.model.vocab_size = 511;
+             }},
+        Case{"model_axis_and_context", 8, "llama",
+             [](auto& c) {
+               c.mesh.model = c.mesh.context = 2;
+               c.data.sequence_length = 128;
+             }},
+        Case{"model_axis_of_replicas", 8, "gpt2",
+             [](auto& c) {
+               c.mesh.model = c.mesh.dcn = 2;
+               c.fsdp.strategy = "hybrid_shard";
+               c.model.tie_word_embeddings = true;
+             }},
+        Case{"model_axis_per_parameter", 4, "llama",
+             [](auto& c) {
+               c.mesh.model = 2;
+               c.fsdp.layout = "per_parameter";
+             }},
+        Case{"model_axis_adafactor", 4, "llama",
+             [](auto& c) {
+               adafactor(c);
+               c.mesh.model = 2;
+               c.data.sequence_length = 64;
+             }},
+        Case{"model_axis_global_optimizer", 8, "llama",
+             [](auto& c) {
+               global(c);
+               c.mesh.model = 2;
+             }},
+        Case{"model_axis_of_all_ranks", 4, "gpt2",
+             [](auto& c) {
+               c.mesh.model = 4;
+               c.data.micro_batch_size = 4;
              }},
         Case{"gpt2_recomputed_tied", 4, "gpt2",
              [](auto& c) {
