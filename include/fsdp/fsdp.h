@@ -24,6 +24,7 @@
 #include <fsdp/mesh.h>
 #include <fsdp/module.h>
 #include <fsdp/optimizer.h>
+#include <fsdp/parallelize.h>
 #include <fsdp/plugin.h>
 #include <fsdp/recompute.h>
 #include <fsdp/schedule.h>

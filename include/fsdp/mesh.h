@@ -2,7 +2,8 @@
 
 /// \file
 /// A mesh of the ranks of a run with named axes: `dcn` (replicas, over the slow network) x `data` (shards) x
-/// `context` (parts of sequences) x `model` (1). Hybrid strategies of fully_shard() need one; without one all ranks are on `data`.
+/// `context` (parts of sequences) x `model` (parts of layers, <fsdp/parallelize.h>). Hybrid strategies of fully_shard()
+/// need one; without one all ranks are on `data`.
 ///
 /// Collective: the constructor. Mesh::group() is not.
 ///

@@ -265,10 +265,6 @@ void check_tensor_parallel(const Config& config, Conflicts& conflicts) {
   };
   const nn::ModelOptions& model = config.model;
   unless(
-      nn::is_built_in_architecture(model.architecture), "model.architecture",
-      concat("with model.architecture = \"", model.architecture,
-             "\", because there are plans of the layers of llama and gpt2 only; leave one of the two out"));
-  unless(
       config.data.max_tokens == 0 || !config.mesh.sequence_parallel, "data.max_tokens",
       concat(
           "with data.max_tokens, because rows must all have the length that mesh.sequence_parallel cuts, but "
@@ -393,10 +389,14 @@ void check_model_of(const Config& config, const comm::MeshShape& mesh) {
                ", because each of ", ranks, " processes gets ", what, ", but is ", division(size, ranks),
                "; change one of the two");
   };
-  divides("model.num_attention_heads", model.num_attention_heads, "as many heads");
-  divides("model.intermediate_size", model.intermediate_size, "as many features");
+  const bool is_built_in =
+      nn::is_built_in_architecture(model.architecture);  // others' plans are checked later
+  if (is_built_in) {
+    divides("model.num_attention_heads", model.num_attention_heads, "as many heads");
+    divides("model.intermediate_size", model.intermediate_size, "as many features");
+  }
   const int64_t keys = model.num_key_value_heads;
-  if (model.architecture != "gpt2" && keys % ranks != 0 && ranks % keys != 0) {
+  if (is_built_in && model.architecture != "gpt2" && keys % ranks != 0 && ranks % keys != 0) {
     util::fail(util::ErrorKind::kUsage,
                "model.num_key_value_heads must divide, or be a multiple of, mesh.model = ", ranks,
                ", because processes get whole heads, but is ", division(keys, ranks),

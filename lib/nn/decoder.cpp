@@ -15,6 +15,7 @@
 #include "nn/documents.h"
 #include "nn/key_value_cache.h"
 #include "nn/layers.h"
+#include "nn/parallelize.h"
 #include "nn/parameter.h"
 #include "nn/rotary.h"
 #include "parallel/cut_sequence.h"
@@ -278,6 +279,19 @@ std::shared_ptr<Stage> make_decoder(const ModelOptions& options, at::Device devi
   FSDP_CHECK(model != nullptr, options.architecture);
   move_parameters(*model, device);
   return model;
+}
+
+std::vector<ParameterPart> parallelize_decoder(Stage& decoder, const ModelOptions& options,
+                                               const ParallelOptions& parallel,
+                                               std::shared_ptr<comm::Communicator> group) {
+  if (group->world_size() == 1) return {};
+  const ModelKind& kind = model_kind(options.architecture);
+  if (!kind.plan) {
+    util::fail(util::ErrorKind::kUsage, "mesh.model must be 1 with model.architecture = \"",
+               options.architecture, "\", whose plug-in gives no plan of its layers, but is ",
+               group->world_size(), "; give the processes to mesh.data, or ModelKind a plan");
+  }
+  return parallelize(decoder, kind.plan(options, parallel), std::move(group));
 }
 
 int64_t count_parameters(const torch::nn::Module& module) {

@@ -5,10 +5,13 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "comm/communicator.h"
 #include "nn/architectures.h"
 #include "nn/options.h"
 #include "nn/parallel_plan.h"
+#include "nn/parameter_part.h"
 #include "nn/stage.h"
 
 namespace fsdp::nn {
@@ -42,6 +45,12 @@ const ModelKind& model_kind(const std::string& architecture);
 /// Weights are uninitialised (see nn/initialize.h) and lie on `device`; on at::kMeta they have no memory.
 /// Throws Error(kUsage) for invalid shapes (a hidden size that the heads do not divide, ...).
 std::shared_ptr<Stage> make_decoder(const ModelOptions& options, at::Device device = at::kCPU);
+
+/// parallelize() by the plan of options.architecture; a group of one changes nothing and has no parts. Throws
+/// Error(kUsage) like it, and for an architecture without a plan.
+std::vector<ParameterPart> parallelize_decoder(Stage& decoder, const ModelOptions& options,
+                                               const ParallelOptions& parallel,
+                                               std::shared_ptr<comm::Communicator> group);
 
 /// Number of elements of all parameters; tied ones count once.
 int64_t count_parameters(const torch::nn::Module& module);

@@ -1,9 +1,6 @@
 #include "nn/decoder_plan.h"
 
-#include <utility>
-
 #include "nn/layers.h"
-#include "nn/parallelize.h"
 
 namespace fsdp::nn {
 
@@ -42,13 +39,6 @@ ParallelPlan decoder_plan(const ModelOptions& options, const ParallelOptions& pa
     for (const std::string& modules : on_the_cut) plan.push_back({modules, SequenceParallel{}});
   }
   return plan;
-}
-
-std::vector<ParameterPart> parallelize_decoder(torch::nn::Module& decoder, const ModelOptions& options,
-                                               const ParallelOptions& parallel,
-                                               std::shared_ptr<comm::Communicator> group) {
-  if (group->world_size() == 1) return {};
-  return parallelize(decoder, decoder_plan(options, parallel), std::move(group));
 }
 
 }  // namespace fsdp::nn

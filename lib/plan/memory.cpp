@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "kernels/fused.h"
+#include "nn/architectures.h"
 #include "optim/parameter_groups.h"
 #include "parallel/step_collectives.h"
 #include "plan/unit_memory.h"
@@ -267,6 +268,7 @@ shard::Traffic attention_traffic(const config::Config& config, const comm::MeshS
 
 shard::Traffic layer_traffic(const config::Config& config, const comm::MeshShape& mesh) {
   const nn::ModelOptions& model = config.model;
+  if (!nn::is_built_in_architecture(model.architecture)) return {};
   const int64_t rows = config.data.micro_batch_size, tokens = config.data.sequence_length / mesh.context;
   const int64_t vocabulary = (model.vocab_size + mesh.model - 1) / mesh.model;
   const int64_t element = util::element_size(util::scalar_type(config.mixed_precision.param_dtype));

@@ -10,7 +10,6 @@
 #include "config/checks.h"
 #include "config/global_batch.h"
 #include "nn/decoder.h"
-#include "nn/decoder_plan.h"
 #include "plan/meta_group.h"
 #include "shard/root_unit.h"
 #include "shard/wrap_policy.h"

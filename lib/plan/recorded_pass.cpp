@@ -16,7 +16,6 @@
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
 #include "nn/decoder.h"
-#include "nn/decoder_plan.h"
 #include "nn/layers.h"
 #include "nn/loss.h"
 #include "nn/parameter.h"

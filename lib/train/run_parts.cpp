@@ -8,7 +8,6 @@
 #include "comm/communicator.h"
 #include "data/tokenizer.h"
 #include "nn/decoder.h"
-#include "nn/decoder_plan.h"
 #include "nn/recompute.h"
 #include "optim/engine_shards.h"
 #include "parallel/cut_sequence.h"

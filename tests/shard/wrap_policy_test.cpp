@@ -311,7 +311,7 @@ TEST(ModelTree, HasAStageAndATensorForEachEntryOfItsOutline) {
   for (size_t i = 0; i < tree.tensors.size(); ++i) {
     const nn::OutlineParameter& parameter = tree.outline.parameters[i];
     EXPECT_EQ(tree.tensors[i].sizes().vec(), parameter.shape);
-    EXPECT_EQ(tree.tensors[i].numel(), parameter.numel());
+    EXPECT_EQ(tree.tensors[i].numel(), parameter.numel_of_whole());
     EXPECT_EQ(tree.tensors[i].requires_grad(), parameter.requires_grad);
     EXPECT_EQ(parameter.names.size(), parameter.nodes.size());
   }

@@ -306,7 +306,6 @@ TEST_F(ModelAxisTest, RefusesOptionsThatCannotBeCombined) {
     for (const config::Conflict& conflict : config::find_conflicts(config)) found += conflict.message + "\n";
     EXPECT_THAT(found, HasSubstr("mesh.model must be 1 with " + key));
   };
-  refused("model.architecture = \"mine\"", [](auto& config) { config.model.architecture = "mine"; });
   refused("data.max_tokens", [](auto& config) { config.data.max_tokens = 100; });
   refused("training.cuda_graphs", [](auto& config) { config.training.cuda_graphs = true; });
   refused("fsdp.front = \"spmd\"", [](auto& config) { config.fsdp.front = "spmd"; });
