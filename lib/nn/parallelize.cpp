@@ -39,9 +39,9 @@ class PlannedModel {
   void describe(const torch::nn::Module& model);
   void describe_parameters(const PlannedModule& member);
   void cut(const PlannedModule& member, const at::Tensor& parameter, const Cut& cut);
-  /// The part of a size, as {first, count}, and who has it.
+  /// A rank's part of a size, as {first, count}, and who has it.
   std::pair<int64_t, int64_t> part_of_size(const PlannedModule& member, int64_t size, const Cut& cut,
-                                           ParameterPart& part) const;
+                                           int64_t rank, ParameterPart& part) const;
   ParameterPart& part(const at::Tensor& parameter) {
     return parts_[number_of_.at(parameter.unsafeGetTensorImpl())];
   }
@@ -106,11 +106,12 @@ void PlannedModel::describe_parameters(const PlannedModule& member) {
 }
 
 std::pair<int64_t, int64_t> PlannedModel::part_of_size(const PlannedModule& member, int64_t size,
-                                                       const Cut& cut, ParameterPart& part) const {
-  part.first_holder = rank_;
+                                                       const Cut& cut, int64_t rank,
+                                                       ParameterPart& part) const {
+  part.first_holder = rank;
   part.holders = 1;
   if (cut.of_vocabulary) {
-    const auto rows = parallel::vocabulary_rows(size, ranks_, rank_);
+    const auto rows = parallel::vocabulary_rows(size, ranks_, rank);
     return {rows.begin, rows.end - rows.begin};
   }
   const int64_t units = cut.heads > 0 ? cut.heads : size;
@@ -125,11 +126,11 @@ std::pair<int64_t, int64_t> PlannedModel::part_of_size(const PlannedModule& memb
                 " x ", smaller, " + ", larger % smaller, "); use a number of ranks that divides ", units);
   }
   FSDP_CHECK(size % units == 0, member.path, ": ", size, " features of ", units, " heads");
-  if (!repeats) return {rank_ * (size / ranks_), size / ranks_};
+  if (!repeats) return {rank * (size / ranks_), size / ranks_};
   part.holders = ranks_ / units;
-  part.first_holder = rank_ / part.holders * part.holders;
+  part.first_holder = rank / part.holders * part.holders;
   part.shares_gradient = true;
-  return {rank_ / part.holders * (size / units), size / units};
+  return {rank / part.holders * (size / units), size / units};
 }
 
 void PlannedModel::cut(const PlannedModule& member, const at::Tensor& parameter, const Cut& cut) {
@@ -140,11 +141,21 @@ void PlannedModel::cut(const PlannedModule& member, const at::Tensor& parameter,
     refuse_plan(member.path, "expected ", cut.blocks, " equal blocks; found ", whole[dimension], " features");
   }
   ParameterPart found = described;
-  const auto [first, count] = part_of_size(member, whole[dimension] / cut.blocks, cut, found);
   int64_t rows = cut.blocks, inner = 1;
   for (size_t i = 0; i < whole.size(); ++i) (i < dimension ? rows : inner) *= i == dimension ? 1 : whole[i];
-  found.range = {.begin = first * inner, .end = (first + count) * inner, .rows = rows};
-  found.shape[dimension] = cut.blocks * count;
+  found.ranges_of_ranks.clear();
+  for (int64_t rank = 0; rank < ranks_; ++rank) {
+    ParameterPart of_rank = found;
+    const auto [first, count] = part_of_size(member, whole[dimension] / cut.blocks, cut, rank, of_rank);
+    const util::Rectangle range{.begin = first * inner, .end = (first + count) * inner, .rows = rows};
+    found.ranges_of_ranks.push_back(range);
+    if (rank != rank_) continue;
+    found.range = range;
+    found.shape[dimension] = cut.blocks * count;
+    found.first_holder = of_rank.first_holder;
+    found.holders = of_rank.holders;
+    found.shares_gradient = of_rank.shares_gradient;
+  }
   const bool is_first = described_.insert(parameter.unsafeGetTensorImpl()).second;
   if (!is_first && found.range != described.range) {
     refuse_plan(member.path, "expected the same cut of ", described.name,

@@ -35,14 +35,32 @@ int64_t composed_temporaries(const optim::OptimizerOptions& options) {
   return (is_decoupled ? 0 : decayed) + 1;
 }
 
-std::vector<std::vector<int64_t>> matrices_of(const optim::OptimizerOptions& options, const UnitSizes& unit) {
+/// A matrix of a unit, which a rank of those that share the work on it computes (shard/matrix_exchange.h).
+struct Matrix {
+  int64_t rows = 0, columns = 0;
+  int64_t part = 0;  ///< elements that each rank of the axis model has; all, if there are no parts
+  bool is_of_this_group = true;  ///< a rank of this one's group along the axis model computes it
+  bool is_own = true;            ///< the first rank does
+  int64_t numel() const { return rows * columns; }
+  bool has_parts() const { return part < numel(); }
+};
+
+std::vector<Matrix> matrices_of(const optim::OptimizerOptions& options, const UnitSizes& unit) {
+  std::vector<Matrix> matrices;
   std::vector<std::vector<int64_t>> shapes;
   for (const shard::ParameterSizes& parameter : unit.parameters) {
-    if (optim::treatment_of(options, parameter.name, parameter.shape).matrix) {
-      shapes.push_back(parameter.shape);
-    }
+    const std::vector<int64_t>& shape = parameter.shape;
+    if (!optim::treatment_of(options, parameter.name, shape).matrix) continue;
+    shapes.push_back(shape);
+    matrices.push_back({.rows = shape[0], .columns = shape[1], .part = parameter.part_numel});
   }
-  return shapes;
+  const int groups = unit.has_parts() ? unit.groups.parts() : unit.groups.replicas / unit.options.holders;
+  const std::vector<int> owners = shard::share_matrices(shapes, groups * unit.model_ranks);
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    matrices[i].is_of_this_group = owners[i] < unit.model_ranks;
+    matrices[i].is_own = matrices[i].has_parts() ? owners[i] == 0 : matrices[i].is_of_this_group;
+  }
+  return matrices;
 }
 
 /// The lengths of the sums over the tensors of a unit that the optimizer needs.
@@ -54,14 +72,20 @@ std::vector<int64_t> sums_of(const optim::OptimizerOptions& options, const UnitS
 
 /// Temporaries of muon for the matrices of a unit (shard/matrix_exchange.h, optim/muon.h).
 int64_t matrix_temporaries(const optim::OptimizerOptions& options, const UnitSizes& unit) {
-  const std::vector<std::vector<int64_t>> shapes = matrices_of(options, unit);
-  if (shapes.empty()) return 0;
-  const int ranks = unit.has_parts() ? unit.groups.parts() : unit.groups.replicas;
-  const std::vector<int> owners = shard::share_matrices(shapes, ranks);
+  const std::vector<Matrix> matrices = matrices_of(options, unit);
+  if (matrices.empty()) return 0;
   int64_t most = 0;
-  for (size_t i = 0; i < shapes.size(); ++i) {
-    const int64_t numel = shapes[i][0] * shapes[i][1], least = std::min(shapes[i][0], shapes[i][1]);
-    most = std::max(most, owners[i] == 0 ? 3 * numel + least * least : numel);
+  for (const Matrix& matrix : matrices) {
+    const int64_t whole = matrix.numel(), least = std::min(matrix.rows, matrix.columns);
+    const int64_t computed = matrix.is_own ? 2 * whole + least * least : 0;
+    if (!matrix.has_parts()) {
+      most = std::max(most, whole + computed);
+    } else if (matrix.is_of_this_group) {  // it is joined, beside its parts
+      most = std::max(most,
+                      matrix.part + whole + std::max(computed, unit.model_ranks * matrix.part + matrix.part));
+    } else {
+      most = std::max(most, matrix.part);
+    }
   }
   const int64_t of_slice = unit.is_cut() && unit.has_slices() ? unit.slice_shard_numel() : 0;
   const int64_t gathered = unit.has_parts() ? unit.gathered_numel : 0;
@@ -208,17 +232,21 @@ shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
                                  const std::vector<UnitSizes>& units) {
   shard::Traffic traffic;
   for (const UnitSizes& unit : units) {
-    if (unit.groups.parts() > 1 || unit.groups.replicas > 1) {
+    if (unit.groups.parts() > 1 || unit.groups.replicas > 1 || unit.model_ranks > 1) {
       for (int64_t sums : sums_of(options, unit)) {
         ++traffic.all_reduces;
         traffic.all_reduce_bytes += 8 * sums;
       }
     }
-    if (matrices_of(options, unit).empty()) continue;
+    const std::vector<Matrix> matrices = matrices_of(options, unit);
+    if (matrices.empty()) continue;
     const auto exchange = [&traffic](int64_t bytes) {
       traffic +=
           {.all_gathers = 1, .all_gather_bytes = bytes, .reduce_scatters = 1, .reduce_scatter_bytes = bytes};
     };
+    for (const Matrix& matrix : matrices) {
+      if (matrix.has_parts() && matrix.is_of_this_group) exchange(4 * matrix.part);
+    }
     if (unit.has_parts()) {
       if (unit.has_slices()) exchange(unit.shard_bytes_in_float32());
       if (unit.is_cut()) exchange(4 * unit.slice_shard_numel());

@@ -15,6 +15,7 @@ std::vector<UnitSizes> unit_sizes(const Engine& engine) {
     for (size_t i = 0; i < sizes.parameters.size(); ++i) {
       sizes.parameters[i].shape = unit->storage().parameters()[i].whole_shape();
     }
+    sizes.model_ranks = engine.mesh().model;
     sizes.is_root = engine.is_root(*unit);
     sizes.has_trainable_parameters = unit->storage().has_trainable_parameters();
     sizes.input_is_differentiable = engine.input_is_differentiable(*unit);

@@ -69,13 +69,14 @@ MatrixExchange::MatrixExchange(const Engine& engine, const std::function<bool(co
 
 void MatrixExchange::map_whole(const NamedParameter& parameter, int model_rank, const at::Tensor& part,
                                const Function& function) const {
+  const bool are_several = ModelParts::are_several(parameter);
   const at::Tensor whole = parts_.joined(parameter, part);
-  if (parts_.rank() == model_rank) {
+  if (!are_several || parts_.rank() == model_rank) {
     at::Tensor image = function(whole);
     FSDP_CHECK(image.sizes() == whole.sizes(), parameter.name, ": a matrix changed its shape");
     whole.copy_(image);
   }
-  if (parts_.count() > 1) parts_.distribute(parameter, whole, model_rank, part);
+  if (are_several) parts_.distribute(parameter, whole, model_rank, part);
 }
 
 void MatrixExchange::map(size_t index, const at::Tensor& flat, const Function& function) const {

@@ -21,11 +21,17 @@ class ModelParts {
   int count() const { return group_->world_size(); }
   int rank() const { return group_->rank(); }
 
+  /// Whether ranks have different parts of it; else each has it whole.
+  static bool are_several(const NamedParameter& parameter) {
+    return parameter.part && !parameter.part->is_whole();
+  }
+
   /// The whole parameter; `own` itself where that is whole.
   /// own: this rank's part of its values, of any type
   at::Tensor joined(const NamedParameter& parameter, const at::Tensor& own) const;
 
-  /// Copies this rank's part of the values that `whole` has on rank `owner` of the group, and gets on every rank.
+  /// Copies to `own` this rank's part of the values that `whole` has on rank `owner` of the group: sums of one number
+  /// and zeros. Only of a parameter with several parts.
   void distribute(const NamedParameter& parameter, const at::Tensor& whole, int owner,
                   const at::Tensor& own) const;
 

@@ -49,8 +49,10 @@ UnitSizes sizes_of_unit(std::string name, const UnitOptions& options, const Unit
                   .shard_is_unsharded = shard_is_unsharded(options.storage, layout, groups)};
   for (size_t i = 0; i < layout.parameters().size(); ++i) {
     const ParameterPlace& place = layout.parameters()[i];
-    sizes.parameters.push_back(
-        {.name = place.name, .shape = place.shape, .shard_numel = layout.local_range(i, 0).columns.numel()});
+    sizes.parameters.push_back({.name = place.name,
+                                .shape = place.shape,
+                                .shard_numel = layout.local_range(i, 0).columns.numel(),
+                                .part_numel = place.numel});
   }
   return sizes;
 }
@@ -73,6 +75,7 @@ std::vector<UnitSizes> unit_sizes(const nn::ModelOutline& model, const ShardOpti
     UnitSizes& sizes = all.emplace_back(sizes_of_unit(choice.name, choice.options, *layout, groups));
     sizes.is_root = choice.is_root();
     sizes.has_trainable_parameters = is_trainable;
+    sizes.model_ranks = mesh.model;
     for (size_t i = 0; i < sizes.parameters.size(); ++i) {
       sizes.parameters[i].shape = model.parameters[choice.parameters[i].index].shape_of_whole();
     }

@@ -40,6 +40,8 @@ struct ParameterSizes {
   std::string name;
   std::vector<int64_t> shape;  ///< of the whole parameter
   int64_t shard_numel = 0;     ///< on the first rank of the unit, which has the most of it
+  int64_t part_numel =
+      0;  ///< of the part that is in the unit: less where ranks of the axis model have others
 
   bool operator==(const ParameterSizes&) const = default;
 };
@@ -54,6 +56,7 @@ struct UnitSizes {
   UnitOptions options;
   GroupSizes groups;
   std::vector<ParameterSizes> parameters;
+  int model_ranks = 1;  ///< of the axis model, of which the unit's parameters are parts
 
   bool gathers_in_place = true;  ///< see UnitLayout
   bool is_root = false;          ///< see Engine::is_root()

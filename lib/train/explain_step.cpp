@@ -41,30 +41,35 @@ constexpr const char* kLegend =
     "forward     where it begins and how long it takes, with the units inside; backward likewise\n"
     "live        gathered parameters and unreduced gradients, of units that are cut\n";
 
-/// Measured in a step: collectives of units, of attention and of layers by the communicator's trace, memory by the
-/// engine.
+/// Measured in a step: collectives of units, of attention, of layers and of the optimizer by the communicator's trace,
+/// memory by the engine.
 struct Counted {
-  shard::Traffic forward{}, backward{}, between_slices{}, attention{}, layers{};
+  shard::Traffic forward{}, backward{}, between_slices{}, attention{}, layers{}, optimizer{};
   int64_t unsharded_bytes = 0;
   int64_t shard_bytes = 0, slice_shard_bytes = 0;
+
+  /// Where a collective belongs; null: to none of these.
+  shard::Traffic* place_of(const comm::TraceEvent& event, const std::set<std::string>& names) {
+    const std::string& pass = event.pass_or_event;
+    if (!event.is_collective()) return nullptr;
+    if (event.unit == parallel::kAttentionSite) return &attention;
+    if (event.unit.starts_with(parallel::kLayerSite)) return &layers;
+    if (!names.contains(event.unit)) return nullptr;  // of the loss, of the norm
+    if (pass == "optimizer") return &optimizer;
+    if (pass == shard::kBetweenSlices) return &between_slices;
+    return pass == "forward" ? &forward : &backward;
+  }
 };
 
 Counted count(const shard::Engine& engine, const StepRecord& step) {
   Counted counted{.unsharded_bytes = engine.unsharded_memory().peak,
                   .shard_bytes = engine.shard_bytes(),
                   .slice_shard_bytes = engine.slice_shard_bytes()};
-  std::set<std::string> units;
-  for (const auto& unit : engine.units()) units.insert(unit->name());
+  std::set<std::string> names;
+  for (const auto& unit : engine.units()) names.insert(unit->name());
+  for (const shard::Segment& segment : engine.segments()) names.insert(segment.name);
   for (const auto& event : step.events) {
-    const bool attends = event.unit == parallel::kAttentionSite,
-               is_layer = event.unit.starts_with(parallel::kLayerSite);
-    if (!event.is_collective() || !(attends || is_layer || units.contains(event.unit))) continue;
-    shard::Traffic& traffic = attends                                        ? counted.attention
-                              : is_layer                                     ? counted.layers
-                              : event.pass_or_event == shard::kBetweenSlices ? counted.between_slices
-                              : event.pass_or_event == "forward"             ? counted.forward
-                                                                             : counted.backward;
-    traffic += traffic_of(event);
+    if (shard::Traffic* traffic = counted.place_of(event, names)) *traffic += traffic_of(event);
   }
   return counted;
 }
@@ -99,7 +104,8 @@ std::string row(const std::string& name, int64_t formula, int64_t counted, bool 
   return text;
 }
 
-/// What is no collective of a unit: `whose` is "attention", over mesh.context, or "layers", over mesh.model.
+/// What is no collective of a unit's passes: `whose` is "attention", over mesh.context, "layers", over mesh.model, or
+/// "the update".
 std::string collective_rows(const std::string& whose, const shard::Traffic& formula,
                             const shard::Traffic& counted) {
   std::string text;
@@ -118,8 +124,12 @@ std::string collective_rows(const std::string& whose, const shard::Traffic& form
   return text;
 }
 
-std::string table(const shard::StepFormula& formula, const shard::Traffic& attention,
-                  const shard::Traffic& layers, const Counted& counted) {
+/// Beside the formula.
+struct OtherTraffic {
+  shard::Traffic attention, layers, optimizer;
+};
+
+std::string table(const shard::StepFormula& formula, const OtherTraffic& other, const Counted& counted) {
   const shard::Traffic &f = formula.traffic, &forward = counted.forward, &backward = counted.backward;
   const shard::Traffic &between = formula.between_slices, &slices_counted = counted.between_slices;
   std::string slices;
@@ -143,8 +153,9 @@ std::string table(const shard::StepFormula& formula, const shard::Traffic& atten
       row("  bytes", f.reduce_scatter_bytes - between.reduce_scatter_bytes, backward.reduce_scatter_bytes),
       row("all-reduces of gradients", f.all_reduces, backward.all_reduces),
       row("  bytes", f.all_reduce_bytes, backward.all_reduce_bytes), slices,
-      collective_rows("attention", attention, counted.attention),
-      collective_rows("layers", layers, counted.layers),
+      collective_rows("attention", other.attention, counted.attention),
+      collective_rows("layers", other.layers, counted.layers),
+      collective_rows("the update", other.optimizer, counted.optimizer),
       row("shard bytes", formula.shard_bytes, counted.shard_bytes),
       row("peak live bytes, at most", formula.unsharded_bytes, counted.unsharded_bytes, true));
   // The estimate leaves out units that stay gathered and gradients that wait to be reduced.
@@ -261,11 +272,15 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   shard::StepFormula formula = step_formula(
       *parts.engine,
       {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
-  return concat(heading(config, *parts.engine, result), "\n", schedule(*parts.engine, options), "\n", kLegend,
-                "\n", timeline_text(record, limits_for(*parts.engine, options)), "\n",
-                table(formula, plan::attention_traffic(config, mesh.shape()),
-                      plan::layer_traffic(config, mesh.shape()), count(*parts.engine, record)),
-                "\n", times(record, communicator->world_size()));
+  return concat(
+      heading(config, *parts.engine, result), "\n", schedule(*parts.engine, options), "\n", kLegend, "\n",
+      timeline_text(record, limits_for(*parts.engine, options)), "\n",
+      table(formula,
+            {.attention = plan::attention_traffic(config, mesh.shape()),
+             .layers = plan::layer_traffic(config, mesh.shape()),
+             .optimizer = plan::optimizer_traffic(config.optimizer, shard::unit_sizes(*parts.engine))},
+            count(*parts.engine, record)),
+      "\n", times(record, communicator->world_size()));
 }
 
 }  // namespace fsdp::train

@@ -248,9 +248,10 @@ TEST(CheckWorld, AsksForTokensOfAProcessThatSuitEightBits) {
 TEST(CheckWorld, AsksForTheProductOfTheMesh) {
   Config config;
   for (int world : {1, 2, 7}) check_world(config, world);
-  config.mesh = {.dcn = 2, .data = -1, .model = 3};
-  check_world(config, 12);
-  EXPECT_NE(world_error(config, 8).find("8 = 1 x 6 + 2; start a multiple of 6 processes"), std::string::npos);
+  config.mesh = {.dcn = 2, .data = -1, .model = 4};
+  check_world(config, 16);
+  EXPECT_NE(world_error(config, 12).find("12 = 1 x 8 + 4; start a multiple of 8 processes"),
+            std::string::npos);
   config.mesh = {.dcn = 2, .data = 3, .model = 1};
   check_world(config, 6);
   EXPECT_NE(world_error(config, 4).find(

@@ -267,6 +267,20 @@ TEST_F(ModelAxisTest, CommunicatesWhatTheFormulaSays) {
   }
 }
 
+TEST_F(ModelAxisTest, TheUpdateCommunicatesWhatThePlanSays) {
+  for (const char* optimizer : {"muon", "lamb", "adafactor"}) {
+    for (const char* strategy : {"full_shard", "no_shard"}) {
+      config::Config config = on({.dcn = 1, .data = 2, .context = 1, .model = 2}, "explained");
+      config.optimizer.name = optimizer;
+      config.fsdp.strategy = strategy;
+      const std::string text = explained(config, 4);
+      EXPECT_THAT(text, HasSubstr(" of the update")) << optimizer;
+      EXPECT_THAT(text, Not(HasSubstr("  +"))) << optimizer;
+      EXPECT_THAT(text, Not(HasSubstr("  -"))) << optimizer;
+    }
+  }
+}
+
 TEST_F(ModelAxisTest, RefusesWhatDoesNotDivide) {
   const comm::MeshOptions eight = {.dcn = 1, .data = 1, .context = 1, .model = 8};
   const auto refused = [&](const comm::MeshOptions& mesh, const std::string& message, const Change& change) {

@@ -548,6 +548,12 @@ INSTANTIATE_TEST_SUITE_P(
                c.mesh.model = 2;
                c.data.sequence_length = 64;
              }},
+        Case{"model_axis_muon", 4, "llama",
+             [](auto& c) {
+               muon(c);
+               c.mesh.model = 2;
+               c.data.sequence_length = 32;
+             }},
         Case{"model_axis_global_optimizer", 8, "llama",
              [](auto& c) {
                global(c);
