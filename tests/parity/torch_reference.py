@@ -1,24 +1,29 @@
 #!/usr/bin/env python3
 """Trains the parity test's model with PyTorch's FSDP2 and prints its table: step, loss, gradient norm.
+With --model-ranks, that many neighbours compute each block together (parallelize_module), as with mesh.model.
 
 Started by make_figures, which exports the initial weights and says what it is for. Needs torch 2.11.0 and safetensors.
 Run one process a rank with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set.
 """
-import argparse, os
+import argparse, contextlib, os
 import numpy as np, torch, torch.nn as nn, torch.nn.functional as F, torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
+                                               loss_parallel, parallelize_module)
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--weights", required=True)
 parser.add_argument("--tokens", required=True)
 parser.add_argument("--tied", action="store_true")
 parser.add_argument("--bf16", action="store_true", help="bf16 parameters, fp32 reduction")
+parser.add_argument("--model-ranks", type=int, default=1, help="of a group; the groups share the rows")
 arguments = parser.parse_args()
 
 # The sizes stand in parity_test.cpp too.
-VOCAB, DIM, INNER, LAYERS, HEADS, KV_HEADS, LENGTH, ROWS, STEPS = 256, 64, 172, 3, 4, 2, 64, 4, 20
+VOCAB, DIM, INNER, LAYERS, HEADS, KV_HEADS, LENGTH, ROWS, STEPS = 256, 64, 172, 3, 4, 2, 64, 8, 20
 LR, BETAS, EPS, DECAY, CLIP = 3e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.set_num_threads(1)
@@ -55,7 +60,7 @@ class Attention(nn.Module):
             return y.view(*x.shape[:2], -1, self.size).transpose(1, 2)
         q, k, v = heads(self.q_proj(x)), heads(self.k_proj(x)), heads(self.v_proj(x))
         y = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True, enable_gqa=True)
-        return self.o_proj(y.transpose(1, 2).reshape(x.shape))
+        return self.o_proj(y.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
@@ -105,30 +110,60 @@ class Llama(nn.Module):
         return self.lm_head(self.model.norm(x))
 
 
+def parallelize(model, mesh):
+    """The plan of torchtitan's Llama 3, whose logits stay cut along the vocabulary."""
+    parallelize_module(model, mesh, {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "model.norm": SequenceParallel(),
+        "lm_head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+    })
+    for block in model.model.layers:
+        parallelize_module(block, mesh, {
+            "input_layernorm": SequenceParallel(),
+            "self_attn": PrepareModuleInput(input_layouts=(Shard(1), None, None),
+                                            desired_input_layouts=(Replicate(), None, None)),
+            "self_attn.q_proj": ColwiseParallel(),
+            "self_attn.k_proj": ColwiseParallel(),
+            "self_attn.v_proj": ColwiseParallel(),
+            "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
+            "post_attention_layernorm": SequenceParallel(),
+            "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+            "mlp.gate_proj": ColwiseParallel(),
+            "mlp.up_proj": ColwiseParallel(),
+            "mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
+        })
+
+
 model = Llama()
 weights = load_file(arguments.weights)
 if arguments.tied:
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
 model.load_state_dict(weights)
-mesh = init_device_mesh("cpu", (world,))
+cut = arguments.model_ranks > 1
+data_ranks = world // arguments.model_ranks
+mesh = init_device_mesh("cpu", (data_ranks, arguments.model_ranks), mesh_dim_names=("data", "model"))
+if cut:
+    parallelize(model, mesh["model"])
 half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 precision = half if arguments.bf16 else MixedPrecisionPolicy()
 for block in model.model.layers:
-    fully_shard(block, mesh=mesh, mp_policy=precision)
-fully_shard(model, mesh=mesh, mp_policy=precision)
+    fully_shard(block, mesh=mesh["data"], mp_policy=precision)
+fully_shard(model, mesh=mesh["data"], mp_policy=precision)
 optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY, fused=True)
 tokens = np.fromfile(arguments.tokens, dtype="<u2").astype(np.int64)
 samples = (len(tokens) - 1) // LENGTH
+local_rows = ROWS // data_ranks
 for step in range(STEPS):
-    first = (step * world + rank) * ROWS
-    rows = np.stack([tokens[(first + b) % samples * LENGTH:][:LENGTH + 1] for b in range(ROWS)])
+    first = step * ROWS + mesh.get_local_rank("data") * local_rows
+    rows = np.stack([tokens[(first + b) % samples * LENGTH:][:LENGTH + 1] for b in range(local_rows)])
     ids = torch.from_numpy(rows)
-    loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1).float(), ids[:, 1:].flatten())
-    loss.backward()
+    with loss_parallel() if cut else contextlib.nullcontext():
+        loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1).float(), ids[:, 1:].flatten())
+        loss.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP).full_tensor()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    mean = loss.detach().clone()
+    mean = (loss.full_tensor() if cut else loss).detach().clone()
     dist.all_reduce(mean)
     if rank == 0:
         print(f"{step + 1} {mean.item() / world:.9g} {norm.item():.9g}", flush=True)
