@@ -207,6 +207,25 @@ TEST(Save, ReportsAPlaceWhereNoFolderCanBeMade) {
   EXPECT_THAT(text, HasSubstr("file"));
 }
 
+TEST(Save, NeedsAFolderThatAllRanksShare) {
+  TemporaryFolder root;
+  // Rank 1 writes to a disk of its own, which has the folder from an earlier run.
+  const fs::path shared = root / "shared", own = root / "own";
+  fs::create_directories(own / step_folder_name(1));
+  auto [kind, text] = error_of([&] {
+    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+      const int rank = communicator.rank();
+      save_sharded({.root = rank == 0 ? shared : own, .step = 1, .layout = "flat"},
+                   slices_of({{"model/w", at::ones({4})}}, rank, 2), communicator);
+    });
+  });
+  EXPECT_EQ(kind, ErrorKind::kIo);
+  EXPECT_THAT(text, HasSubstr("rank 0 does not see the file " +
+                              (shared / step_folder_name(1) / shard_file_name(1)).string()));
+  EXPECT_THAT(text, HasSubstr("run.output_dir must be on storage that all nodes share"));
+  EXPECT_FALSE(fs::exists(shared / step_folder_name(1)));
+}
+
 TEST(Save, TellsWhyOlderCheckpointsWereNotRemoved) {
   TemporaryFolder root;
   save_checkpoint(root.path(), {{"model/w", at::ones({5})}}, 1, 1);
