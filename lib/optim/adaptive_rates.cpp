@@ -67,7 +67,7 @@ Adagrad::Adagrad(const OptimizerOptions& options, std::vector<FlatParameter> par
     : Optimizer(options, std::move(parameters)), eps_(checked_eps(options)) {}
 
 void Adagrad::update(const Update& update) {
-  if (options().fused && update.values[0].is_cpu()) {
+  if (options().fused && update.values[0].is_cpu()) {  // for speed only
     return loop_over(update, AdagradLoop{.decay = static_cast<float>(update.weight_decay),
                                          .lr = static_cast<float>(update.lr),
                                          .eps = static_cast<float>(eps_)});
@@ -88,7 +88,7 @@ Adadelta::Adadelta(const OptimizerOptions& options, std::vector<FlatParameter> p
 
 void Adadelta::update(const Update& update) {
   const double rho = options().rho;
-  if (options().fused && update.values[0].is_cpu()) {
+  if (options().fused && update.values[0].is_cpu()) {  // for speed only
     return loop_over(update, AdadeltaLoop{.decay = static_cast<float>(update.weight_decay),
                                           .lr = static_cast<float>(update.lr),
                                           .eps = static_cast<float>(eps_),
@@ -114,7 +114,7 @@ Adamax::Adamax(const OptimizerOptions& options, std::vector<FlatParameter> param
 
 void Adamax::update(const Update& update) {
   const double step_size = update.lr / (1 - std::pow(beta1_, static_cast<double>(update.step)));
-  if (options().fused && update.values[0].is_cpu()) {
+  if (options().fused && update.values[0].is_cpu()) {  // for speed only
     return loop_over(update, AdamaxLoop{.decay = static_cast<float>(update.weight_decay),
                                         .step_size = static_cast<float>(step_size),
                                         .beta1 = static_cast<float>(beta1_),

@@ -120,7 +120,7 @@ Lion::Lion(const OptimizerOptions& options, std::vector<FlatParameter> parameter
 }
 
 void Lion::update(const Update& update) {
-  if (options().fused && update.values[0].is_cpu()) return update_fused(update);
+  if (options().fused && update.values[0].is_cpu()) return update_fused(update);  // for speed only
   for (size_t k = 0; k < update.values.size(); ++k) {
     const at::Tensor& gradient = update.gradients[k];
     const at::Tensor& exp_avg = update.states[0][k];

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "checkpoint/described_model.h"
 #include "checkpoint/load.h"
 #include "checkpoint/weights.h"
 #include "support/checkpoint_contents.h"
@@ -67,6 +68,7 @@ TEST_F(Average, OfShardedCheckpointsIsTheMeanOfTheirWeights) {
                                         save_checkpoint(path("c"), tensors(c), 3, 100)};
   const AverageResult result = average({.inputs = inputs, .output = path("mean")});
   EXPECT_EQ(result.tensors, 1);
+  EXPECT_EQ(result.bytes, 13 * 7 * 4);
   const auto contents = contents_of(path("mean"));
   ASSERT_EQ(contents.size(), 1u) << "optimizer state has no place in it";
   const at::Tensor expected = ((a.to(at::kDouble) + b + c) / 3).to(at::kFloat);
@@ -75,6 +77,25 @@ TEST_F(Average, OfShardedCheckpointsIsTheMeanOfTheirWeights) {
   EXPECT_EQ(manifest.contents, Contents::kWeights);
   EXPECT_EQ(manifest.step, 300) << "of the first input";
   EXPECT_EQ(manifest.model, read_manifest(inputs[0]).model);
+}
+
+TEST_F(Average, KeepsTheFilesOfTheFirstInputsModel) {
+  const fs::path run = path("run"), hugging_face = path("hf");
+  const fs::path checkpoint = save_checkpoint(run, {{"model/w", at::ones({2})}}, 1);
+  fs::create_directory(run / kModelFilesName);
+  std::ofstream(run / kModelFilesName / "tokenizer.json") << "of the run";
+  fs::create_directory(hugging_face);
+  write_safetensors(hugging_face / "model.safetensors", {{"w", at::ones({2})}});
+  std::ofstream(hugging_face / "config.json") << R"({"hidden_size": 2})";
+  std::ofstream(hugging_face / "tokenizer.json") << "of the folder";
+  const auto tokenizer_of = [](const fs::path& output) {
+    return util::read_file(output / kModelFilesName / "tokenizer.json");
+  };
+  average({.inputs = {checkpoint, hugging_face}, .output = path("a")});
+  EXPECT_EQ(tokenizer_of(path("a")), "of the run");
+  average({.inputs = {hugging_face, checkpoint}, .output = path("b")});
+  EXPECT_EQ(tokenizer_of(path("b")), "of the folder");
+  EXPECT_EQ(read_manifest(path("b")).model, nlohmann::json({{"hidden_size", 2}}));
 }
 
 TEST_F(Average, TakesFilesAndCheckpointsTogether) {

@@ -89,6 +89,18 @@ TEST_F(Diff, ComparesLargeIntegersExactly) {
   EXPECT_EQ(difference.tensors[0].max_absolute_difference, 1.0);
 }
 
+TEST_F(Diff, TellsHowMuchIsCompared) {
+  const NamedTensors tensors{{"model/v", at::ones({5}, at::kHalf)}, {"model/w", at::ones({7, 3})}};
+  const fs::path a = save_checkpoint(root_ / "a", tensors, 1), b = save_checkpoint(root_ / "b", tensors, 2);
+  int64_t last = 0;
+  diff(a, b, {.progress = [&](std::string_view phase, int64_t done, int64_t total) {
+         if (phase != "comparing") return;
+         last = done;
+         EXPECT_LE(done, total);
+       }});
+  EXPECT_EQ(last, 2 * 5 + 4 * 7 * 3);
+}
+
 TEST_F(Diff, WithAToleranceIsOfTheValuesThatExceedIt) {
   const at::Tensor a = at::tensor({1.0f, 2.0f}), b = at::tensor({1.25f, 2.5f});
   EXPECT_EQ(diff_of(a, b, {.tolerance = 0.25}).tensors[0].differing, 1);

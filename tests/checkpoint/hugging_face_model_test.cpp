@@ -7,6 +7,7 @@
 
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/inspect.h"
+#include "checkpoint/stored_model.h"
 #include "checkpoint/weights.h"
 #include "support/checkpoint_fixtures.h"
 #include "support/safetensors_files.h"
@@ -106,6 +107,16 @@ TEST_F(HuggingFaceModel, SplitOverFilesIsImportedFromItsIndex) {
   EXPECT_FALSE(fs::exists(split / "model.safetensors"));
   import_model({.source = split, .config = {}, .output = again, .world_size = 3});
   expect_weights(again, weights);
+}
+
+TEST_F(HuggingFaceModel, IsNotTakenForItsAverages) {
+  write(tiny_options(), weights_of(tiny_options()));
+  import(2);
+  EXPECT_NO_THROW(open_model(output(), /*ema=*/false));
+  auto [kind, text] = error_of([&] { open_model(output(), /*ema=*/true); });
+  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+  EXPECT_THAT(text, HasSubstr("contains no averages of weights"));
+  EXPECT_EQ(error_of([&] { open_model(folder(), /*ema=*/true); }).first, ErrorKind::kUsage);
 }
 
 TEST_F(HuggingFaceModel, IsACheckpointOfWeightsOnly) {

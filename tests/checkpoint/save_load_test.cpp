@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <atomic>
@@ -204,6 +205,51 @@ TEST(Save, ReportsAPlaceWhereNoFolderCanBeMade) {
   auto [kind, text] = error_of([&] { save_checkpoint(root.path() / "file", assorted_tensors(), 2); });
   EXPECT_EQ(kind, ErrorKind::kIo);
   EXPECT_THAT(text, HasSubstr("file"));
+}
+
+TEST(Save, NeedsAFolderThatAllRanksShare) {
+  TemporaryFolder root;
+  // Rank 1 writes to a disk of its own, which has the folder from an earlier run.
+  const fs::path shared = root / "shared", own = root / "own";
+  fs::create_directories(own / step_folder_name(1));
+  auto [kind, text] = error_of([&] {
+    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+      const int rank = communicator.rank();
+      save_sharded({.root = rank == 0 ? shared : own, .step = 1, .layout = "flat"},
+                   slices_of({{"model/w", at::ones({4})}}, rank, 2), communicator);
+    });
+  });
+  EXPECT_EQ(kind, ErrorKind::kIo);
+  EXPECT_THAT(text, HasSubstr("rank 0 does not see the file " +
+                              (shared / step_folder_name(1) / shard_file_name(1)).string()));
+  EXPECT_THAT(text, HasSubstr("run.output_dir must be on storage that all nodes share"));
+  EXPECT_FALSE(fs::exists(shared / step_folder_name(1)));
+}
+
+TEST(Save, TellsWhyOlderCheckpointsWereNotRemoved) {
+  TemporaryFolder root;
+  save_checkpoint(root.path(), {{"model/w", at::ones({5})}}, 1, 1);
+  // The removal of step 0 was interrupted; it cannot be finished while the process may open fewer files than this
+  // folder has levels, not even by root.
+  constexpr rlim_t kFewFiles = 100;
+  fs::path deep = root / ".deleting-step-00000000";
+  for (rlim_t level = 0; level < kFewFiles; ++level) deep /= "d";
+  fs::create_directories(deep);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{kFewFiles, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  SavedCheckpoint saved;
+  comm::run_ranks_as_threads(1, [&](comm::Communicator& communicator) {
+    saved = save_sharded({.root = root.path(), .step = 2, .layout = "flat", .retention = {.keep_last = 1}},
+                         slices_of({{"model/w", at::ones({5})}}, 0, 1), communicator);
+  });
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_THAT(saved.removal_failure,
+              HasSubstr("cannot remove " + (root / ".deleting-step-00000000").string()));
+  EXPECT_THAT(saved.removed, ::testing::IsEmpty());
+  EXPECT_EQ(incompleteness(saved.folder), "") << "the new checkpoint is complete all the same";
+  EXPECT_TRUE(fs::exists(root / "step-00000001"));
 }
 
 /// A file system of one MiB, where this process may mount one.

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "checkpoint/described_model.h"
 #include "checkpoint/inspect.h"
 #include "checkpoint/load.h"
 #include "support/checkpoint_fixtures.h"
@@ -66,6 +67,39 @@ TEST(ShardedWriter, CutsTensorsThatAreLargerThanASlice) {
   EXPECT_GE(seen.size(), 4u);
   EXPECT_EQ(seen.back(), 36'000'004);
   expect_same(load_all(root.path() / "two", tensors, 3), tensors);
+}
+
+TEST(ShardedWriter, KeepsTheModelsFiles) {
+  TemporaryFolder root;
+  const fs::path step = save_checkpoint(root.path() / "run", assorted_tensors(), 2);
+  fs::create_directory(root / "run" / kModelFilesName);
+  for (const char* name : {"tokenizer.json", "generation_config.json"}) {
+    std::ofstream(root / "run" / kModelFilesName / name) << name;
+  }
+  const fs::path output = root / "elsewhere";
+  reshard(step, output, 3, {});
+  EXPECT_EQ(model_files_in(output / kModelFilesName).size(), 2u);
+  EXPECT_EQ(util::read_file(output / kModelFilesName / "tokenizer.json"), "tokenizer.json");
+}
+
+// Here a file loses what was written before it is closed, as on a full disk whose errors HDF5 does not report.
+TEST(ShardedWriter, RefusesAShardThatTheDiskDidNotKeep) {
+  TemporaryFolder root;
+  const fs::path step = save_checkpoint(root.path(), assorted_tensors(), 2);
+  const fs::path output = root / "o", staging = root / ".o.partial";
+  int cuts = 0;
+  auto [kind, text] = error_of([&] {
+    reshard(step, output, 1, [&](std::string_view phase, int64_t done, int64_t total) {
+      if (phase != "writing" || done != total) return;
+      fs::resize_file(staging / "rank-00000.h5", 100);
+      ++cuts;
+    });
+  });
+  EXPECT_EQ(cuts, 1);
+  EXPECT_EQ(kind, ErrorKind::kIo);
+  EXPECT_THAT(text, HasSubstr("a shard cannot be read back right after it was written"));
+  EXPECT_FALSE(fs::exists(output));
+  EXPECT_FALSE(fs::exists(staging));
 }
 
 TEST(ShardedWriter, RefusesDamageAndWhatIsThere) {

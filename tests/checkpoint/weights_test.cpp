@@ -67,6 +67,19 @@ TEST_F(WeightsTest, AreConvertedBetweenFloatingPointTypes) {
   EXPECT_EQ(error_of([&] { weights.read_into("n", n); }).first, ErrorKind::kCheckpoint);
 }
 
+TEST_F(WeightsTest, OfWholeNumbersAreNotReadAsFloats) {
+  write_safetensors(folder_.path() / "w.safetensors", {{"n", at::arange(12).view({4, 3})}});
+  const Weights weights = open_weights(folder_.path() / "w.safetensors");
+  const auto expect_refused = [&](const util::Rectangle& part) {
+    const at::Tensor tensor = at::zeros({part.numel()});
+    auto [kind, text] = error_of([&] { weights.read_part_into("n", part, tensor); });
+    EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+    EXPECT_THAT(text, HasSubstr("w.safetensors must have the type float32, but has int64"));
+  };
+  expect_refused({1, 2, 4});  // a column
+  expect_refused({0, 3, 4, 1, 3});
+}
+
 TEST_F(WeightsTest, LargerThanASliceAreConvertedWhole) {
   at::Tensor w = at::arange(9'000'001, at::kInt).remainder(251).to(at::kHalf);
   write_safetensors(folder_.path() / "w.safetensors", {{"w", w}});

@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "comm/communicator.h"
 #include "support/forwarding_communicator.h"
 
@@ -80,6 +83,28 @@ TEST(Activity, KnowsTheCollectivesOfSeveralGroupsTheOldestFirst) {
   activity.end_collective(reduce);
   EXPECT_EQ(activity.snapshot().collective, "");
   EXPECT_EQ(activity.snapshot().collectives, 2);
+}
+
+TEST(Activity, KnowsForHowLongTheOldestCollectiveAndTheStepHaveBeenUnderWay) {
+  constexpr double kPause = 0.02;
+  const auto pause = [&] { std::this_thread::sleep_for(std::chrono::duration<double>(kPause)); };
+  Activity activity;
+  activity.begin_step(1);
+  pause();
+  const int64_t first = activity.begin_collective("all_gather", {.unit = "a", .pass = "forward"});
+  pause();
+  const int64_t second = activity.begin_collective("all_gather", {.unit = "b", .pass = "forward"});
+  pause();
+  const Activity::Snapshot both = activity.snapshot();
+  EXPECT_GE(both.seconds, 2 * kPause);
+  EXPECT_GE(both.step_seconds, both.seconds + kPause);
+  activity.end_collective(first);
+  const Activity::Snapshot one = activity.snapshot();
+  EXPECT_GE(one.seconds, kPause);
+  EXPECT_GE(one.step_seconds, one.seconds + 2 * kPause);
+  activity.end_collective(second);
+  pause();
+  EXPECT_GE(activity.snapshot().seconds, kPause) << "since the last one ended";
 }
 
 }  // namespace

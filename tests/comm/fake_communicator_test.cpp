@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "util/error.h"
+
 namespace fsdp::comm {
 namespace {
 
@@ -42,6 +44,14 @@ TEST(FakeCommunicator, ShiftsAsIfAllRanksSentTheSame) {
   at::Tensor output = at::full({2, 2}, NAN);
   fake.shift(output, at::ones({2, 2}), {.unit = "u"})->wait();
   EXPECT_TRUE(at::equal(output, at::ones({2, 2})));
+}
+
+TEST(FakeCommunicator, RefusesAShiftOfTensorsThatDoNotFit) {
+  FakeCommunicator fake(2);
+  const at::Tensor three = at::ones({3}), columns = at::ones({3, 3}).t();
+  EXPECT_THROW(fake.shift(at::empty({3}), at::ones({1}), {.unit = "u"}), util::Error);
+  EXPECT_THROW(fake.shift(at::empty({3}, at::kLong), three, {.unit = "u"}), util::Error);
+  EXPECT_THROW(fake.shift(at::empty({3, 3}), columns, {.unit = "u"}), util::Error);
 }
 
 TEST(FakeCommunicator, IsDoneAtTheCallByDefault) {

@@ -2,6 +2,7 @@
 
 #include "comm/gloo_communicator.h"
 
+#include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -102,6 +103,16 @@ TEST(GlooConnecting, EndsAtOnceForAllWhenItFailsOnOne) {
   EXPECT_EQ(result.errors[1], "out of descriptors");
   EXPECT_EQ(result.errors[0], "a peer could not connect: out of descriptors");
   EXPECT_LT(Clock::now() - begin, milliseconds(10'000));
+}
+
+// So that tensors of different collectives wait for each other until the time-out instead of being mixed up.
+TEST(GlooExchange, TagsTransfersByPurposeTypeAndSize) {
+  const int tag = transfer_tag(1, at::ones({3}));
+  EXPECT_GE(tag, 0);
+  EXPECT_EQ(tag, transfer_tag(1, at::zeros({3})));
+  EXPECT_NE(tag, transfer_tag(2, at::ones({3})));
+  EXPECT_NE(tag, transfer_tag(1, at::ones({4})));
+  EXPECT_NE(tag, transfer_tag(1, at::ones({3}, at::kInt)));
 }
 
 TEST(GlooConnecting, OfOneRankNeedsNobody) {

@@ -277,6 +277,23 @@ TEST(SpmdNesting, OptionsOfUnitsAndParametersAreThoseOfTheInnerCall) {
   });
 }
 
+TEST(SpmdNesting, ParametersThatAnInnerCallReplicatedByNameStayReplicatedInTheFlatLayout) {
+  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+    Tower tower;
+    SpmdOptions flat, replicated;
+    flat.shard.layout = replicated.shard.layout = Layout::kFlat;
+    replicated.shard.replicated_parameters = {"in.bias"};
+    spmd_fully_shard(*tower.blocks->ptr<Block>(0), mesh, {}, replicated);
+    spmd_fully_shard(*tower.blocks->ptr<Block>(1), mesh, {}, flat);
+    const auto engine = spmd_fully_shard(tower, mesh, {}, flat);
+    Names whole;
+    for (const Segment& segment : engine->segments()) {
+      if (engine->units()[segment.unit]->name() == "root.replicated") whole.push_back(segment.name);
+    }
+    EXPECT_THAT(whole, ElementsAre("blocks.0.in.bias"));
+  });
+}
+
 TEST(SpmdNesting, UnitsThatAnInnerPolicyChoseStayUnits) {
   on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
     auto towers = std::make_shared<TwoTowers>();
