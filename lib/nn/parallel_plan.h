@@ -67,8 +67,10 @@ struct ParallelEntry {
   std::string modules;  ///< a pattern of names (util::matches_any())
   ParallelStyle style;
 };
+/// Entries in any order.
 using ParallelPlan = std::vector<ParallelEntry>;
 
+/// What the plans of models leave to choose.
 struct ParallelOptions {
   /// Between regions the sequence is cut over the ranks (Korthikanti et al., 2022); else activations are whole.
   bool sequence_parallel = true;

@@ -95,7 +95,7 @@ TEST(Parity, AModelAxisWithoutSequenceParallelismGivesTheSameLosses) {
 // kernels once. Norms of single steps are as far from those of fp32 on either side.
 TEST(Parity, Bfloat16WithFp32ReductionGivesTheLossesOfPyTorchFsdp2) {
   expect_the_figures_of("llama_bf16", {.data = 2}, {"mixed_precision.param_dtype=bfloat16"},
-                        {.loss = 1e-3, .norm = 2e-2});
+                        {.loss = 1e-3, .norm = 5e-2});
 }
 
 }  // namespace
