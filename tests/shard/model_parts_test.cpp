@@ -105,8 +105,8 @@ TEST(ModelParts, WhatRanksHoldAlikeFormsUnitsOfItsOwn) {
         << "two heads of keys and values for four ranks";
     EXPECT_EQ(replicas.at("model.layers.0.mlp"), 1);
     for (const auto& unit : engine->units()) {
-      if (unit->name() == "root.summed_over_2_model_ranks")
-        EXPECT_EQ(unit->storage().parameters().size(), 6U);
+      if (unit->name() != "root.summed_over_2_model_ranks") continue;
+      EXPECT_EQ(unit->storage().parameters().size(), 6U);
     }
   });
 }
