@@ -17,8 +17,8 @@ struct ParameterPart {
   std::vector<int64_t> whole_shape;
   std::vector<int64_t> shape;  ///< of the part
   util::Rectangle range;       ///< of the whole; all of it if the parameter is repeated
-  std::vector<util::Rectangle>
-      ranges_of_ranks;  ///< of all ranks of the group; empty if the parameter is repeated
+  /// Of all ranks of the group; empty if the parameter is repeated.
+  std::vector<util::Rectangle> ranges_of_ranks{};
   /// Ranks [first_holder, first_holder + holders) of the group have this part: 1 for a cut parameter, several
   /// for the head of keys that they share, all for a repeated one.
   int64_t first_holder = 0, holders = 1;
