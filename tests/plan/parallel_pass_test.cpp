@@ -5,6 +5,7 @@
 
 #include "comm/fake_communicator.h"
 #include "nn/parallelize.h"
+#include "parallel/step_collectives.h"
 #include "plan/meta_memory.h"
 #include "support/counting_communicator.h"
 #include "support/tiny_models.h"
@@ -12,7 +13,7 @@
 namespace fsdp::plan {
 namespace {
 
-TEST(ParallelPass, RunsOnMetaTensorsWithoutCommunication) {
+TEST(ParallelPass, CommunicatesOnMetaTensorsAsAPassOfValuesDoes) {
   for (const char* architecture : {"llama", "gpt2"}) {
     for (bool sequence_parallel : {true, false}) {
       nn::ModelOptions options = testing::tiny_options(architecture);
@@ -33,7 +34,16 @@ TEST(ParallelPass, RunsOnMetaTensorsWithoutCommunication) {
       for (const auto& item : model->named_parameters()) {
         EXPECT_EQ(item.value().grad().sizes(), item.value().sizes()) << item.key();
       }
-      EXPECT_TRUE(ranks->calls().empty());
+      const parallel::StepCollectives formula =
+          parallel::step_collectives({.ranks = 4,
+                                      .layers = 3,
+                                      .hidden = 16,
+                                      .rows = 2,
+                                      .tokens = 8,
+                                      .sequence_parallel = sequence_parallel});
+      const int64_t expected =
+          formula.all_gather.calls + formula.reduce_scatter.calls + formula.all_reduce.calls;
+      EXPECT_EQ(static_cast<int64_t>(ranks->calls().size()), expected);
     }
   }
 }
