@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "kernels/fused.h"
+#include "kernels/meta.h"
 #include "nn/architectures.h"
 #include "optim/parameter_groups.h"
 #include "parallel/step_collectives.h"
@@ -294,15 +295,18 @@ shard::Traffic attention_traffic(const config::Config& config, const comm::MeshS
           .shift_bytes = passes * (context - 1) * sent + layers * context * gradients};
 }
 
-shard::Traffic layer_traffic(const config::Config& config, const comm::MeshShape& mesh) {
+shard::Traffic layer_traffic(const config::Config& config, const comm::MeshShape& mesh, PassDevice device) {
   const nn::ModelOptions& model = config.model;
   if (!nn::is_built_in_architecture(model.architecture)) return {};
   const int64_t rows = config.data.micro_batch_size, tokens = config.data.sequence_length / mesh.context;
   const int64_t vocabulary = (model.vocab_size + mesh.model - 1) / mesh.model;
   const int64_t element = util::element_size(util::scalar_type(config.mixed_precision.param_dtype));
-  const at::Tensor scored = at::empty({rows * tokens, model.hidden_size}, at::kMeta);
-  const int64_t chunk = is_for_gpu(config) ? kernels::cross_entropy_chunk_rows(scored, vocabulary)
-                                           : kernels::cross_entropy_chunk_rows(rows * tokens, vocabulary);
+  const kernels::MetaDevice scored_on{.type = is_for_gpu(config, device) ? c10::kCUDA : c10::kCPU};
+  const kernels::MetaDeviceGuard stands_for(scored_on);
+  const at::Tensor scored =
+      at::empty({rows * tokens, model.hidden_size},
+                at::TensorOptions(util::scalar_type(config.mixed_precision.param_dtype)).device(at::kMeta));
+  const int64_t chunk = kernels::cross_entropy_chunk_rows(scored, vocabulary);
   const parallel::StepCollectives micro_batch =
       parallel::step_collectives({.ranks = mesh.model,
                                   .layers = model.num_hidden_layers,

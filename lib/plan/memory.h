@@ -81,6 +81,7 @@ shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
 /// The traffic of attention over mesh.context in a step (parallel/context_attention.h).
 shard::Traffic attention_traffic(const config::Config& config, const comm::MeshShape& mesh);
 /// The traffic of a built-in model's layers over mesh.model in a step (parallel/step_collectives.h).
-shard::Traffic layer_traffic(const config::Config& config, const comm::MeshShape& mesh);
+shard::Traffic layer_traffic(const config::Config& config, const comm::MeshShape& mesh,
+                             PassDevice device = PassDevice::kOfConfig);
 
 }  // namespace fsdp::plan

@@ -269,6 +269,7 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   record.events = trace->events(kExplainedStep);
   write_timeline(options.timeline, record,
                  concat("Step ", kExplainedStep, " on rank 0: ", one_line(config, *parts.engine)));
+  const auto device = communicator->device().is_cpu() ? plan::PassDevice::kCpu : plan::PassDevice::kOfConfig;
   shard::StepFormula formula = step_formula(
       *parts.engine,
       {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
@@ -277,7 +278,7 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
       timeline_text(record, limits_for(*parts.engine, options)), "\n",
       table(formula,
             {.attention = plan::attention_traffic(config, mesh.shape()),
-             .layers = plan::layer_traffic(config, mesh.shape()),
+             .layers = plan::layer_traffic(config, mesh.shape(), device),
              .optimizer = plan::optimizer_traffic(config.optimizer, shard::unit_sizes(*parts.engine))},
             count(*parts.engine, record)),
       "\n", times(record, communicator->world_size()));

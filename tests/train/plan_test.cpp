@@ -675,6 +675,20 @@ TEST(Plan, CountsAttentionOverCutSequences) {
       << plan_text(plan);
 }
 
+// On a GPU all rows are one chunk of the loss, on a CPU many are; each chunk gathers numbers of its rows.
+TEST(Plan, CountsTheCollectivesOfLayersOnTheDevice) {
+  config::Config config = plan_config("llama3_8b");
+  config.mesh.model = 8;
+  config.mesh.data = 1;
+  const int64_t of_blocks = 2 * (2 * 32 + 1) + 2 * 32;  // recomputed
+  config.training.device = "cuda";
+  EXPECT_EQ(layer_traffic(config, {.model = 8}).all_gathers, of_blocks + 1);
+  config.training.device = "cpu";
+  EXPECT_GT(layer_traffic(config, {.model = 8}).all_gathers, of_blocks + 1);
+  EXPECT_EQ(layer_traffic(config, {.model = 8}).reduce_scatters, of_blocks);
+  EXPECT_EQ(layer_traffic(config, {.model = 1}), shard::Traffic());
+}
+
 TEST(Plan, SaysThatLinearLayersAreInFloat8) {
   config::Config config = small_config();
   EXPECT_EQ(plan_text(make_plan(config, {.world_size = 2})).find("float8"), std::string::npos);
