@@ -180,18 +180,18 @@ double utilisation(PeakRate& peak, double flops_per_second, const std::function<
   return flops_per_second / peak.flops_per_second;
 }
 
+at::Tensor numbers_to_multiply(int64_t n, at::ScalarType dtype, at::Device device) {
+  const at::Tensor numbers = at::arange(n * n, at::TensorOptions(at::kFloat).device(device)).sin_();
+  return numbers.view({n, n}).to(dtype);
+}
+
 double measured_matmul_rate(util::Named<util::FloatType> dtype, kernels::Matmul matmul, at::Device device,
                             double (*clock)()) {
-  // Not a constant: with equal numbers matrix units are a fifth faster, and GPUs a tenth, because they draw
-  // less power.
-  const auto square = [&](int64_t n) {
-    const at::Tensor numbers = at::arange(n * n, at::TensorOptions(at::kFloat).device(device)).sin_();
-    return numbers.view({n, n}).to(util::scalar_type(dtype));
-  };
-  if (!device.is_cpu()) return best_rate(square(8192), matmul, 0.08, clock ? clock : wall_seconds);
+  const auto numbers = [&](int64_t n) { return numbers_to_multiply(n, util::scalar_type(dtype), device); };
+  if (!device.is_cpu()) return best_rate(numbers(8192), matmul, 0.08, clock ? clock : wall_seconds);
   double rate = 0;
   util::on_one_thread(
-      [&] { rate = best_rate(square(512), matmul, 0.02, clock ? clock : processor_seconds); });
+      [&] { rate = best_rate(numbers(512), matmul, 0.02, clock ? clock : processor_seconds); });
   return rate * at::get_num_threads();
 }
 

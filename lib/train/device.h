@@ -3,6 +3,7 @@
 // The device of a rank: its choice, the precision of float32 products, and the best rate of matrix products,
 // the peak of MFU.
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 
@@ -63,6 +64,10 @@ double data_sheet_rate(const std::string& device_name, util::Named<util::FloatTy
 /// that rate at least, and to what `measure` (this rank with all its threads; 0: not measured) finds, unless
 /// the user gave the peak.
 double utilisation(PeakRate& peak, double flops_per_second, const std::function<double()>& measure);
+
+/// The matrix [n, n] whose products measured_matmul_rate() times. Not a constant: with equal numbers matrix units
+/// are a fifth faster, and GPUs a tenth, because they draw less power.
+at::Tensor numbers_to_multiply(int64_t n, at::ScalarType dtype, at::Device device);
 
 /// The rate in FLOP/s of products y = x W^T in `dtype` by the library that the model uses; the best of
 /// several products, measured in about 0.03 s. On the CPU: by the processor time of one thread, so that a

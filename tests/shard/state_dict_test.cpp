@@ -434,6 +434,24 @@ void run_forward(Statistics& model, int row) {
   model(at::arange(6, at::kFloat).view({2, 3}).add(static_cast<float>(row)).sin());
 }
 
+struct TransposedImpl : torch::nn::Module {
+  TransposedImpl() {
+    linear = register_module("linear", torch::nn::Linear(3, 4));
+    register_buffer("table", at::arange(6, at::kFloat).view({2, 3}).t());
+  }
+  at::Tensor forward(const at::Tensor& x) { return linear(x); }
+  torch::nn::Linear linear{nullptr};
+};
+
+TEST(StateDict, TakesBuffersThatLieInAnyOrder) {
+  nn::Hooked<TransposedImpl> model;
+  auto engine =
+      testing::shard_under_test(*model, nested_options(), std::make_shared<comm::SingleCommunicator>());
+  EXPECT_TRUE(engine->buffers().front().tensor.is_contiguous());
+  const ShardedStateDict state = sharded_state_dict(*engine);
+  EXPECT_TRUE(at::equal(state.back().data.view({3, 2}), at::arange(6, at::kFloat).view({2, 3}).t()));
+}
+
 TEST(StateDict, HasTheBuffersOfTheModelButNotThoseThatItComputes) {
   const std::vector<std::string> expected = {"norm.running_mean", "norm.running_var",
                                              "norm.num_batches_tracked"};

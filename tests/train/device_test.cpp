@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <ctime>
 
 #include "comm/thread_communicator.h"
@@ -145,6 +146,13 @@ TEST(MeasuredMatmulRate, IsByTheTimeThatAThreadComputes) {
   EXPECT_GT(rate, best / 5);  // a wide margin: the frequency of a busy processor changes
   EXPECT_LT(rate, best * 5);
   at::set_num_threads(threads);
+}
+
+TEST(MeasuredMatmulRate, MultipliesNumbersThatDiffer) {
+  const at::Tensor numbers = numbers_to_multiply(512, at::kFloat, at::kCPU);
+  EXPECT_NEAR(numbers.std().item<double>(), std::sqrt(0.5), 0.01) << "as a sine has it; 0 for a constant";
+  EXPECT_FALSE(numbers[0].equal(numbers[1])) << "rows";
+  EXPECT_EQ(numbers_to_multiply(64, at::kBFloat16, at::kCPU).scalar_type(), at::kBFloat16);
 }
 
 TEST(PeakRate, IsRaisedByAStepThatIsFaster) {
