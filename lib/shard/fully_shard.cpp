@@ -51,6 +51,12 @@ std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions&
                                     const Materialize& materialize, HookPlaces places) {
   const ShardOptions options = WrappedModules::added_to(given);
   require_no_option_conflicts(options);
+  if (mesh.shape().model > 1 && options.parts.empty()) {
+    util::fail(
+        util::ErrorKind::kUsage, "fully_shard() on a mesh whose axis model has ", mesh.shape().model,
+        " ranks: expected ShardOptions::parts; found none, so that each of these ranks would train a model of "
+        "its own; pass what parallelize() returned, or give the ranks to data");
+  }
   require_real_buffers(root);
   auto engine = std::make_shared<Engine>(options, mesh, plan_units(root, options), trace, materialize);
   cast_buffers(root, util::scalar_type(options.mixed_precision.buffer_dtype));

@@ -16,7 +16,7 @@ namespace fsdp::shard {
 /// parameters keep their names. Modules that wrap() has noted in a scope of EnableWrap (shard/wrap.h) are
 /// units with options of their own. The weights must be equal on all ranks. The model must be run by the root
 /// stage's forward. Throws Error(kUsage) for options that contradict each other or name something that the
-/// model lacks.
+/// model lacks, and for a mesh with an axis model without ShardOptions::parts.
 ///
 /// Parameters may lie on the meta device if `materialize` has a source, which then fills the shards of one
 /// unit after another: a rank never holds more of the model than its shards. Buffers must be real. An

@@ -105,9 +105,9 @@ void MatrixExchange::map(size_t index, const at::Tensor& flat, const Function& f
       for (const LayoutPiece& piece : pieces) piece.whole.copy_(piece.gathered);
       map_whole(unit.storage().parameters()[owned.parameter], owned.model_rank, matrix, function);
     }
-    for (const LayoutPiece& piece : pieces) {
-      mine&& counts ? piece.gathered.copy_(piece.whole) : piece.gathered.zero_();
-    }
+    const bool gives = mine && counts;
+    for (const LayoutPiece& piece : pieces)
+      gives ? piece.gathered.copy_(piece.whole) : piece.gathered.zero_();
   }
   if (unit.has_parts()) {
     unit.groups().reduce(flat, gathered, site);

@@ -14,6 +14,7 @@
 #include "nn/loss.h"
 #include "shard/fully_shard.h"
 #include "shard/grad_norm.h"
+#include "shard/spmd_fully_shard.h"
 #include "shard/state_dict.h"
 #include "support/forwarding_communicator.h"
 #include "support/layout_under_test.h"
@@ -132,6 +133,23 @@ TEST(ModelParts, TheGradientNormCountsEachElementOnce) {
       for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-5 * expected[i]) << i;
     });
   }
+}
+
+TEST(ModelParts, AreRequiredOnAMeshThatHasAnAxisForThem) {
+  on(2, [&](const std::shared_ptr<comm::Communicator>& world) {
+    const comm::Mesh mesh({.data = 1, .model = 2}, world);
+    for (const bool spmd : {false, true}) {
+      const auto model = testing::make_initialized(options_of("llama"));
+      try {
+        spmd ? spmd_fully_shard(*model, mesh) : fully_shard(*model, {}, mesh);
+        ADD_FAILURE() << "expected an error";
+      } catch (const util::Error& error) {
+        EXPECT_NE(std::string(error.what()).find("expected ShardOptions::parts; found none"),
+                  std::string::npos)
+            << error.what();
+      }
+    }
+  });
 }
 
 TEST(ModelParts, AreThoseOfTheModelThatIsSharded) {
