@@ -190,33 +190,48 @@ class Layer {
     return {.y = out.y.to(q_.scalar_type()), .log_sums = out.log_sums};
   }
 
+  /// Every shift has compute beside it. The rank's own keys come in two portions: the chunk before the other one
+  /// while the first keys arrive, each chunk with itself while the last gradients come home.
   AttentionGradients backward_in_ring(const AttentionOutputs& of, const at::Tensor& dy) const {
     const at::Tensor dq = zeros_like_in_float(q_);
-    at::Tensor here = own_keys_and_values(), next;
-    // The sums of the gradients so far: of the keys here, on their way from the rank before.
+    const at::Tensor own = own_keys_and_values(), of_own = zeros_like_in_float(own);
+    const std::vector<TokenRun> chunks = runs_of(cut_.rank);
+    std::vector<AttentionBlock> first, last = blocks({chunks[1]});
+    for (const AttentionBlock& block : blocks({chunks[0]})) (block.causal ? last : first).push_back(block);
+
+    at::Tensor here = own, next;
+    // The sums of the gradients so far: of the keys here, and on their way from the rank before.
     at::Tensor sums, arriving;
-    std::unique_ptr<comm::Work> sums_coming;
+    std::unique_ptr<comm::Work> coming, sums_coming;
     for (int step = 0; step < cut_.degree; ++step) {
-      std::unique_ptr<comm::Work> coming;
       if (step + 1 < cut_.degree) {
         next = at::empty_like(here);
         coming = send_on(next, here, "backward");
       }
-      const at::Tensor added = zeros_like_in_float(here);
-      add_gradients(blocks(runs_of(source(step))), here, of, dy, dq, added);
-      if (sums_coming) {
-        sums_coming->wait();
-        added.add_(arriving);
+      if (step == 0) {
+        add_gradients(first, here, of, dy, dq, of_own);
+      } else {
+        const at::Tensor added = zeros_like_in_float(here);
+        add_gradients(blocks(runs_of(source(step))), here, of, dy, dq, added);
+        if (sums_coming) {
+          sums_coming->wait();
+          added.add_(arriving);
+        }
+        sums = added;
+        arriving = at::empty_like(sums);
+        sums_coming = send_on(arriving, sums, "backward");
       }
-      sums = added;
-      arriving = at::empty_like(sums);
-      sums_coming = send_on(arriving, sums, "backward");
-      if (!coming) break;
-      coming->wait();
-      here = std::exchange(next, {});
+      if (step + 1 < cut_.degree) {
+        coming->wait();
+        here = std::exchange(next, {});
+      }
     }
-    sums_coming->wait();
-    return gradients(dq, arriving);
+    add_gradients(last, own, of, dy, dq, of_own);
+    if (sums_coming) {
+      sums_coming->wait();
+      of_own.add_(arriving);
+    }
+    return gradients(dq, of_own);
   }
 
   const ContextAttentionOptions& options_;

@@ -8,7 +8,8 @@
 //            layer at a time.
 //   ring     keys and values of one rank after another pass by, beside the compute with those that are there
 //            (Liu, Zaharia, Abbeel: Ring Attention with Blockwise Transformers, 2023). Results are merged by
-//            their log-sum-exp in fp32. In backward, the gradients follow and end where their keys are.
+//            their log-sum-exp in fp32. In backward, the gradients of keys that came from another rank follow
+//            them and end where they belong.
 //
 // Between forward and backward only the rank's own queries, keys, values and results are kept. With grouped
 // queries, keys and values travel as they are, not repeated; their gradients travel in fp32.
@@ -16,7 +17,7 @@
 //   collectives of a layer              forward                 backward
 //   gather   all-gathers                1 of 2 e n              1 of 2 e n
 //            reduce-scatters                                    1 of 8 n
-//   ring     shifts                     C - 1 of 2 e n          C - 1 of 2 e n, C of 8 n
+//   ring     shifts                     C - 1 of 2 e n          C - 1 of 2 e n, C - 1 of 8 n
 //
 // in bytes of a rank's payload, of C ranks with n = B * T / C * kv_heads * head_dim keys of e bytes.
 

@@ -291,8 +291,8 @@ shard::Traffic attention_traffic(const config::Config& config, const comm::MeshS
             .reduce_scatters = layers,
             .reduce_scatter_bytes = layers * gradients};
   }
-  return {.shifts = passes * (context - 1) + layers * context,
-          .shift_bytes = passes * (context - 1) * sent + layers * context * gradients};
+  return {.shifts = passes * (context - 1) + layers * (context - 1),
+          .shift_bytes = passes * (context - 1) * sent + layers * (context - 1) * gradients};
 }
 
 shard::Traffic layer_traffic(const config::Config& config, const comm::MeshShape& mesh, PassDevice device) {

@@ -666,8 +666,8 @@ TEST(Plan, CountsAttentionOverCutSequences) {
   config.model.num_key_value_heads = 2;
   const Plan plan = make_plan(config, {.world_size = 8});
   const int64_t keys = 2 * 16 * 2 * 32 * 2;  // rows, tokens of a rank, heads, width; keys and values
-  EXPECT_EQ(plan.attention_traffic.shifts, 3 * (3 + 3 + 4));
-  EXPECT_EQ(plan.attention_traffic.shift_bytes, 3 * (3 + 3 + 4) * keys * 4);
+  EXPECT_EQ(plan.attention_traffic.shifts, 3 * (3 + 3 + 3));
+  EXPECT_EQ(plan.attention_traffic.shift_bytes, 3 * (3 + 3 + 3) * keys * 4);
   EXPECT_EQ(plan.tokens_per_step(), 2 * 2 * 64);
   EXPECT_NE(plan_text(plan).find("in addition, attention over mesh.context"), std::string::npos);
   EXPECT_NE(plan_text(plan).find("256 tokens a step (2 groups of 4 ranks x 1 micro-batches"),
