@@ -2,8 +2,8 @@
 
 /// \file
 /// parallelize(): tensor and sequence parallelism by a plan in the words of torch's parallelize_module, for the
-/// built-in decoders (parallelize_decoder()) and for stages made of the layers of nn/layers.h. The ranks of the mesh's
-/// axis model compute each layer together, and fully_shard() cuts their parts over the other axes.
+/// built-in decoders (parallelize_decoder()) and for modules made of the layers of nn/layers.h or of libtorch's Linear and
+/// Embedding, declared as Hooked. The ranks of the mesh's axis model compute each layer together, and fully_shard() cuts their parts over the other axes.
 ///
 /// Collective: not itself, but every forward and backward afterwards, over the group that it was given:
 /// Mesh::model(), which has a queue of its own for this.

@@ -7,11 +7,15 @@
 /// follow through views, elementwise operations and matrix products; optimization_barrier() is a fence for
 /// gradients, and spmd_debug() lists what is sharded and how.
 ///
+/// A mark with the axis model on the weight of a linear layer or an embedding has the ranks of that axis compute the
+/// layer together, as parallelize() does; layers of libtorch must be Hooked for it.
+///
 /// Collective: spmd_fully_shard(), the constructor of SpmdFullyShardedDataParallel, forward and backward,
 /// full_tensor().
 ///
 /// Errors: Error(kUsage) for a module that is already sharded, for sharding marks and options that contradict
-/// each other, and for an activation whose mark is needed and not determined.
+/// each other, for an activation whose mark is needed and not determined, and for layers that the ranks of model cannot
+/// compute together, or, in forward, whose input they cannot take.
 ///
 /// Lifetime: as in fsdp/fully_shard.h; a sharding mark lives as long as its tensor.
 ///
@@ -26,6 +30,12 @@
 ///                                              const fsdp::Mesh& mesh) {
 ///   for (const auto& layer : layers) fsdp::spmd_fully_shard(*layer, mesh);
 ///   return fsdp::spmd_fully_shard(model, mesh);  // what is left, and the engine of all
+/// }
+/// /// The second dimension of `up` and the first of `down` are cut over data, the others over model.
+/// void share(fsdp::Hooked<torch::nn::LinearImpl>& up, fsdp::Hooked<torch::nn::LinearImpl>& down,
+///            const fsdp::Mesh& mesh) {
+///   fsdp::mark_sharding(up->weight, mesh, {{fsdp::MeshAxis::kModel}, {fsdp::MeshAxis::kData}});
+///   fsdp::mark_sharding(down->weight, mesh, {{fsdp::MeshAxis::kData}, {fsdp::MeshAxis::kModel}});
 /// }
 /// \endcode
 

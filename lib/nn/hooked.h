@@ -171,9 +171,23 @@ void collect_tensors(T& value, CallTensors& tensors) {
   }
 }
 
+/// A module whose hooks see tensors only.
+class HookedCalls : public Hookable {
+ public:
+  void attach(std::shared_ptr<CallHook> hook) override { hooks_.push_back(std::move(hook)); }
+  void replace(const CallHook& attached, std::shared_ptr<CallHook> hook) override {
+    detail::replace_hook(hooks_, attached, std::move(hook));
+  }
+  void detach_hooks() override { hooks_.clear(); }
+  const detail::Hooks& hooks() const { return hooks_; }
+
+ private:
+  detail::Hooks hooks_;
+};
+
 /// M with hooks; see Hooked.
 template <typename M>
-class HookedModule : public M, public Hookable {
+class HookedModule : public M, public HookedCalls {
  public:
   using M::M;
 
@@ -181,19 +195,11 @@ class HookedModule : public M, public Hookable {
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     return detail::run_hooked(
-        hooks_, std::tuple<std::decay_t<Arguments>...>(std::forward<Arguments>(arguments)...),
+        hooks(), std::tuple<std::decay_t<Arguments>...>(std::forward<Arguments>(arguments)...),
         [this](auto&&... given) { return M::forward(std::forward<decltype(given)>(given)...); });
   }
 
   std::string type_name() const override { return detail::type_name_of(typeid(M)); }
-  void attach(std::shared_ptr<CallHook> hook) override { hooks_.push_back(std::move(hook)); }
-  void replace(const CallHook& attached, std::shared_ptr<CallHook> hook) override {
-    detail::replace_hook(hooks_, attached, std::move(hook));
-  }
-  void detach_hooks() override { hooks_.clear(); }
-
- private:
-  detail::Hooks hooks_;
 };
 
 /// HookedModule with one signature, as torch::nn::Sequential needs it: "at::Tensor(const at::Tensor&)".

@@ -13,6 +13,7 @@
 #include "kernels/joined_linear.h"
 #include "kernels/meta.h"
 #include "nn/loss.h"
+#include "nn/parallel_layers.h"
 #include "nn/parameter.h"
 #include "parallel/cut_sequence.h"
 #include "parallel/vocabulary.h"
@@ -22,7 +23,12 @@
 namespace fsdp::nn {
 
 at::Tensor ParallelForm::enter(const at::Tensor& x) const {
-  return input ? parallel::enter_region(x, *input, ranks) : x;
+  if (!input) return x;
+  if (sums) {
+    const bool is_part = x.size(-1) != whole;
+    return is_part ? x : parallel::redistribute(x, *input, parallel::Shard{-1}, ranks);
+  }
+  return entered ? entered->enter(x, *input, ranks) : parallel::enter_region(x, *input, ranks);
 }
 
 at::Tensor ParallelForm::leave(const at::Tensor& result) const {

@@ -34,12 +34,16 @@ struct Compute {
 /// not Llama's.
 inline bool is_gpt2(const ModelOptions& options) { return options.architecture == "gpt2"; }
 
+class EnteredInputs;
+
 /// How a layer is computed by ranks that each have a part of its weight (nn/parallelize.h).
 struct ParallelForm {
   parallel::Ranks ranks;
   int64_t whole = 0;  ///< size of the weight's dimension that is cut
-  /// How the input lies on the ranks, if the layer makes it whole itself.
+  /// How the input lies on the ranks, if the layer itself makes it whole or, if it sums, takes its part.
   std::optional<parallel::Layout> input = std::nullopt;
+  /// Of the layers that enter with the same input.
+  std::shared_ptr<EnteredInputs> entered = nullptr;
   /// What becomes of the result; nothing: each rank keeps its own.
   std::optional<parallel::Layout> output = std::nullopt;
   bool sums = false;  ///< the result is the sum of the ranks'; else theirs side by side

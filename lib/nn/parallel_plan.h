@@ -38,7 +38,8 @@ struct ColwiseParallel {
 /// A linear layer that has some input features on each rank, or an embedding that has some tokens. The ranks'
 /// results are added, then the bias.
 struct RowwiseParallel {
-  Layout input = Shard{-1};  ///< of an embedding: Replicate
+  /// Replicate: of an embedding; a linear layer outside of regions then takes its part of a whole input itself.
+  Layout input = Shard{-1};
   Layout output = Replicate{};
 };
 

@@ -9,7 +9,7 @@
 #include <set>
 #include <utility>
 
-#include "nn/layers.h"
+#include "nn/parallel_layers.h"
 #include "nn/planned_modules.h"
 #include "parallel/vocabulary.h"
 #include "util/error.h"
@@ -33,10 +33,12 @@ class PlannedModel {
   }
 
   std::vector<ParameterPart> parts() const { return parts_; }
-  void apply(const std::shared_ptr<comm::Communicator>& group);
+  void apply(torch::nn::Module& model, const std::shared_ptr<comm::Communicator>& group);
 
  private:
   void describe(const torch::nn::Module& model);
+  /// For a column-parallel linear layer; null if no hook sees the calls of the module around it.
+  std::shared_ptr<EnteredInputs> entered_inputs(torch::nn::Module& model, const PlannedModule& member);
   void describe_parameters(const PlannedModule& member);
   void cut(const PlannedModule& member, const at::Tensor& parameter, const Cut& cut);
   /// A rank's part of a size, as {first, count}, and who has it.
@@ -52,6 +54,8 @@ class PlannedModel {
   std::vector<at::Tensor> parameters_;       ///< of parts_
   std::map<const void*, size_t> number_of_;  ///< of a parameter in parts_
   std::set<const void*> described_;          ///< parameters of modules with a style
+  /// By the module around the layers and their input's layout.
+  std::map<std::pair<std::string, std::string>, std::shared_ptr<EnteredInputs>> entered_;
 };
 
 void PlannedModel::describe(const torch::nn::Module& model) {
@@ -84,24 +88,22 @@ void PlannedModel::describe_parameters(const PlannedModule& member) {
       part(parameter).shares_gradient = true;
     }
   }
-  const auto* linear = member.as<Linear>();
-  if (member.colwise && linear) {
-    Cut of_weight{.dimension = linear->is_transposed() ? 1 : 0,
+  if (!member.colwise && !member.rowwise) return;
+  const SharedLayer& layer = *member.layer;
+  if (!member.is_linear()) return cut(member, layer.weight, {.of_vocabulary = true});
+  if (member.colwise) {
+    Cut of_weight{.dimension = layer.output_dimension(),
                   .blocks = member.colwise->blocks,
                   .heads = member.colwise->heads,
                   .repeats_heads = member.colwise->repeats_heads};
-    cut(member, linear->weight(), of_weight);
+    cut(member, layer.weight, of_weight);
     of_weight.dimension = 0;
-    if (linear->bias().defined()) cut(member, linear->bias(), of_weight);
-  } else if (member.colwise) {
-    cut(member, member.as<Head>()->weight(), {.of_vocabulary = true});
-  } else if (member.rowwise && linear) {
-    cut(member, linear->weight(), {.dimension = linear->is_transposed() ? 0 : 1});
-    if (linear->bias().defined()) {
-      part(linear->bias()).shares_gradient = std::holds_alternative<Shard>(member.rowwise->output);
+    if (layer.bias.defined()) cut(member, layer.bias, of_weight);
+  } else {
+    cut(member, layer.weight, {.dimension = 1 - layer.output_dimension()});
+    if (layer.bias.defined()) {
+      part(layer.bias).shares_gradient = std::holds_alternative<Shard>(member.rowwise->output);
     }
-  } else if (member.rowwise) {
-    cut(member, member.as<Embedding>()->weight(), {.of_vocabulary = true});
   }
 }
 
@@ -193,28 +195,49 @@ class PreparedModule final : public CallHook {
   parallel::Ranks ranks_;
 };
 
-void PlannedModel::apply(const std::shared_ptr<comm::Communicator>& group) {
+std::shared_ptr<EnteredInputs> PlannedModel::entered_inputs(torch::nn::Module& model,
+                                                            const PlannedModule& member) {
+  const std::string parent = member.parent();
+  auto& entered = entered_[{parent, parallel::to_string(member.colwise->input)}];
+  if (entered) return entered;
+  const auto found = std::ranges::find(members_, parent, &PlannedModule::path);
+  auto* around = found == members_.end() ? dynamic_cast<Hookable*>(&model) : found->as<Hookable>();
+  if (parent.empty() != (found == members_.end()) || around == nullptr) return nullptr;
+  entered = std::make_shared<EnteredInputs>();
+  around->attach(std::static_pointer_cast<CallHook>(entered));
+  return entered;
+}
+
+void PlannedModel::apply(torch::nn::Module& model, const std::shared_ptr<comm::Communicator>& group) {
   for (const PlannedModule& member : members_) {
     ParallelForm form{.ranks = {group, member.path}};
     if (member.input || member.output) {
       member.as<Hookable>()->attach(std::make_shared<PreparedModule>(member, form.ranks));
     }
     if (member.colwise) {
-      if (members_.region_of(member) == nullptr) form.input = member.colwise->input;
+      if (members_.region_of(member) == nullptr) {
+        form.input = member.colwise->input;
+        if (member.is_linear()) form.entered = entered_inputs(model, member);
+      }
       if (member.colwise->output != Layout(Shard{-1})) form.output = member.colwise->output;
     } else if (member.rowwise) {
       form.output = member.rowwise->output;
       form.sums = true;
+      if (member.is_linear() && member.rowwise->input == Layout(Replicate{})) form.input = Replicate{};
     } else {
       continue;
     }
-    if (auto* linear = member.as<Linear>()) {
+    const SharedLayer& layer = *member.layer;
+    const bool cuts_inputs = member.rowwise && member.is_linear();
+    form.whole = layer.weight.size(cuts_inputs ? 1 - layer.output_dimension() : layer.output_dimension());
+    if (layer.is_of_libtorch) {
+      member.as<Hookable>()->attach(
+          std::static_pointer_cast<CallHook>(parallel_layer(*member.module, std::move(form))));
+    } else if (auto* linear = member.as<Linear>()) {
       linear->set_parallel(std::move(form));
     } else if (auto* head = member.as<Head>()) {
-      form.whole = head->weight().size(0);
       head->set_parallel(std::move(form));
     } else if (auto* embedding = member.as<Embedding>()) {
-      form.whole = embedding->weight().size(0);
       embedding->set_parallel(std::move(form));
     }
   }
@@ -235,7 +258,7 @@ std::vector<ParameterPart> parameter_parts(const torch::nn::Module& model, const
 std::vector<ParameterPart> parallelize(torch::nn::Module& model, const ParallelPlan& plan,
                                        std::shared_ptr<comm::Communicator> group) {
   PlannedModel planned(model, plan, group->world_size(), group->rank());
-  if (group->world_size() > 1) planned.apply(group);
+  if (group->world_size() > 1) planned.apply(model, group);
   return planned.parts();
 }
 
@@ -244,7 +267,11 @@ bool is_parallel(const torch::nn::Module& model) {
   return std::any_of(modules.begin(), modules.end(), [](const std::shared_ptr<torch::nn::Module>& module) {
     const auto* linear = dynamic_cast<const Linear*>(module.get());
     const auto* embedding = dynamic_cast<const Embedding*>(module.get());
-    return (linear != nullptr && linear->parallel()) || (embedding != nullptr && embedding->parallel());
+    const auto* hooked = dynamic_cast<const HookedCalls*>(module.get());
+    return (linear != nullptr && linear->parallel()) || (embedding != nullptr && embedding->parallel()) ||
+           (hooked != nullptr && std::ranges::any_of(hooked->hooks(), [](const auto& hook) {
+              return dynamic_cast<const ParallelLayer*>(hook.get()) != nullptr;
+            }));
   });
 }
 

@@ -1,5 +1,8 @@
 #include "nn/planned_modules.h"
 
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/normalization.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -29,6 +32,25 @@ struct StyleTaker {
   }
 };
 
+void check_layer_of_libtorch(const PlannedModule& member) {
+  if (member.as<Hookable>() == nullptr) {
+    const std::string type = member.module->name();
+    refuse_plan(member.path, "expected a layer whose calls can be hooked; found a plain ", type,
+                "; declare it as fsdp::Hooked<", type, ">");
+  }
+  const auto* embedding = member.as<torch::nn::EmbeddingImpl>();
+  if (embedding == nullptr) return;
+  const auto& options = embedding->options;
+  const char* unfit = options.padding_idx()          ? "padding_idx"
+                      : options.max_norm()           ? "max_norm"
+                      : options.scale_grad_by_freq() ? "scale_grad_by_freq"
+                      : options.sparse()             ? "sparse"
+                                                     : nullptr;
+  if (unfit == nullptr) return;
+  refuse_plan(member.path, "expected an embedding whose rows do not depend on the others; found one with ",
+              unfit, ", which takes its ids for rows of the whole table; leave it whole or ", unfit, " out");
+}
+
 void check_kind(const PlannedModule& member) {
   const auto expect = [&](bool fits, const char* style, const char* kinds) {
     if (fits) return;
@@ -40,13 +62,13 @@ void check_kind(const PlannedModule& member) {
                 "expected one of ColwiseParallel, RowwiseParallel and SequenceParallel; found two; ",
                 "narrow one's pattern");
   }
-  const Linear* linear = member.as<Linear>();
-  const Embedding* embedding = member.as<Embedding>();
-  expect(!member.colwise || linear || member.as<Head>(), "ColwiseParallel", "a linear layer or the head");
+  const bool linear = member.is_linear(), embedding = member.is_embedding();
+  expect(!member.colwise || linear || member.is_head(), "ColwiseParallel", "a linear layer or the head");
   expect(!member.rowwise || linear || embedding, "RowwiseParallel", "a linear layer or an embedding");
-  expect(!member.sequence || embedding || member.as<Norm>(), "SequenceParallel", "a norm or an embedding");
+  expect(!member.sequence || embedding || member.is_norm(), "SequenceParallel", "a norm or an embedding");
   expect(!(member.input || member.output) || member.as<Hookable>(),
          "PrepareModuleInput and PrepareModuleOutput", "a stage");
+  if ((member.colwise || member.rowwise) && member.layer->is_of_libtorch) check_layer_of_libtorch(member);
 }
 
 void expect_layout(const PlannedModule& member, const char* what, const Layout& found, const Layout& expected,
@@ -58,6 +80,8 @@ void expect_layout(const PlannedModule& member, const char* what, const Layout& 
 
 }  // namespace
 
+bool PlannedModule::is_norm() const { return as<Norm>() || as<torch::nn::LayerNormImpl>(); }
+
 PlannedModules::PlannedModules(const torch::nn::Module& model, const ParallelPlan& plan) {
   if (is_parallel(model)) {
     util::fail(util::ErrorKind::kUsage,
@@ -65,7 +89,7 @@ PlannedModules::PlannedModules(const torch::nn::Module& model, const ParallelPla
                "already; apply one plan once");
   }
   for (const auto& item : model.named_modules(std::string(), /*include_self=*/false)) {
-    modules_.push_back({.path = item.key(), .module = item.value()});
+    modules_.push_back({.path = item.key(), .module = item.value(), .layer = shared_layer(*item.value())});
   }
   take(plan);
   for (const PlannedModule& module : modules_) check_kind(module);
@@ -91,7 +115,7 @@ void PlannedModules::take(const ParallelPlan& plan) {
 
 Layout PlannedModules::layout_between() const {
   for (const PlannedModule& member : modules_) {
-    if (member.rowwise && member.as<Embedding>()) return member.rowwise->output;
+    if (member.rowwise && member.is_embedding()) return member.rowwise->output;
   }
   return Replicate{};
 }
@@ -120,7 +144,7 @@ void PlannedModules::check_layouts() const {
                "sequence; found an embedding that leaves ", name, "; use Shard(1)");
   }
   for (const PlannedModule& member : modules_) {
-    if (member.as<Linear>()) check_linear(member, between);
+    if (member.is_linear()) check_linear(member, between);
     if (member.input) {
       expect_layout(member, "the input", member.input->input, between, "the layer before it leaves " + name);
     }
@@ -128,18 +152,18 @@ void PlannedModules::check_layouts() const {
       expect_layout(member, "the output outside", member.output->desired, between,
                     "the layer after it takes " + name);
     }
-    const bool is_on_the_cut = member.as<Norm>() || (member.as<Embedding>() && !member.rowwise);
+    const bool is_on_the_cut = member.is_norm() || (member.is_embedding() && !member.rowwise);
     if (is_on_the_cut && region_of(member) == nullptr) {
       const Layout own = member.sequence ? Layout(Shard{member.sequence->dim}) : Layout(Replicate{});
       expect_layout(
           member, "a layer that works on", own, between,
           std::holds_alternative<Shard>(between) ? "add SequenceParallel" : "leave SequenceParallel out");
     }
-    if (member.as<Embedding>() && member.rowwise) {
+    if (member.is_embedding() && member.rowwise) {
       expect_layout(member, "the output", member.rowwise->output, between,
                     "all embeddings must leave the same");
     }
-    if (member.as<Head>()) {
+    if (member.is_head()) {
       const ColwiseParallel style = member.colwise.value_or(ColwiseParallel{});
       expect_layout(member, "the input", style.input, between, "the layer before it leaves " + name);
       expect_layout(member, "logits that lie on the ranks as", style.output, Shard{-1},
@@ -168,7 +192,7 @@ void PlannedModules::check_linear(const PlannedModule& member, const Layout& bet
                     "each rank needs all input features of all tokens");
     }
     const bool is_taken = has_neighbour(member, [](const PlannedModule& each) {
-      return each.rowwise && each.as<Linear>() && each.rowwise->input == Layout(Shard{-1});
+      return each.rowwise && each.is_linear() && each.rowwise->input == Layout(Shard{-1});
     });
     if (member.colwise->output == cut && !is_taken) {
       refuse_plan(
@@ -178,12 +202,15 @@ void PlannedModules::check_linear(const PlannedModule& member, const Layout& bet
     }
   }
   if (member.rowwise) {
-    expect_layout(member, "the input", member.rowwise->input, cut,
-                  "a rank has the features of its columns only");
+    const bool takes_its_part = region == nullptr && member.rowwise->input == between;
+    if (!takes_its_part) {
+      expect_layout(member, "the input", member.rowwise->input, cut,
+                    "a rank has the features of its columns only");
+    }
     const bool is_fed = has_neighbour(member, [](const PlannedModule& each) {
-      return each.colwise && each.as<Linear>() && each.colwise->output == Layout(Shard{-1});
+      return each.colwise && each.is_linear() && each.colwise->output == Layout(Shard{-1});
     });
-    if (!is_fed) {
+    if (!is_fed && !takes_its_part) {
       refuse_plan(member.path,
                   "expected a ColwiseParallel layer that leaves Shard(-1) before it; found none in ",
                   member.parent(), "; add one");

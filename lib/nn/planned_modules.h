@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "nn/parallel_layers.h"
 #include "nn/parallel_plan.h"
 #include "util/error.h"
 
@@ -29,11 +30,16 @@ struct PlannedModule {
   std::optional<SequenceParallel> sequence{};
   std::optional<PrepareModuleInput> input{};
   std::optional<PrepareModuleOutput> output{};
+  std::optional<SharedLayer> layer{};  ///< if it is one
 
   template <typename Layer>
   Layer* as() const {
     return dynamic_cast<Layer*>(module.get());
   }
+  bool is_linear() const { return layer && layer->kind == SharedLayer::Kind::kLinear; }
+  bool is_embedding() const { return layer && layer->kind == SharedLayer::Kind::kEmbedding; }
+  bool is_head() const { return layer && layer->kind == SharedLayer::Kind::kHead; }
+  bool is_norm() const;
   bool has_style() const { return colwise || rowwise || sequence || input || output; }
   std::string parent() const { return path.substr(0, std::min(path.rfind('.'), path.size())); }
 };

@@ -34,11 +34,15 @@ VocabularyRows vocabulary_rows(int64_t vocabulary, int64_t ranks, int64_t rank) 
   return {.begin = rank * most, .end = std::min(vocabulary, (rank + 1) * most)};
 }
 
-at::Tensor embedding_part(const at::Tensor& weight, const at::Tensor& ids, int64_t vocabulary, bool fused,
-                          const Ranks& ranks) {
+LocalIds local_ids(const at::Tensor& ids, int64_t vocabulary, const Ranks& ranks) {
   const VocabularyRows rows = vocabulary_rows(vocabulary, ranks.count(), ranks.rank());
   const at::Tensor elsewhere = (ids < rows.begin).bitwise_or(ids >= rows.end);
-  const at::Tensor local = (ids - rows.begin).masked_fill_(elsewhere, 0);
+  return {(ids - rows.begin).masked_fill_(elsewhere, 0), elsewhere};
+}
+
+at::Tensor embedding_part(const at::Tensor& weight, const at::Tensor& ids, int64_t vocabulary, bool fused,
+                          const Ranks& ranks) {
+  const auto [local, elsewhere] = local_ids(ids, vocabulary, ranks);
   const at::Tensor found = fused ? kernels::embedding(weight, local) : at::embedding(weight, local);
   return found.masked_fill(elsewhere.unsqueeze(-1), 0);
 }

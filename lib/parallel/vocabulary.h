@@ -20,6 +20,12 @@ struct VocabularyRows {
 /// Throws Error(kUsage) if a rank of the group would have none.
 VocabularyRows vocabulary_rows(int64_t vocabulary, int64_t ranks, int64_t rank);
 
+/// Ids as rows of this rank's part of a table: 0 for those of other parts, which `elsewhere` tells apart.
+struct LocalIds {
+  at::Tensor ids, elsewhere;  ///< [...] int64, bool
+};
+LocalIds local_ids(const at::Tensor& ids, int64_t vocabulary, const Ranks& ranks);
+
 /// Rows of this rank's part of a table; zeros for ids of other parts, so the sum over ranks is the embedding.
 /// weight: [rows of the part, D], ids: [...] int64 in [0, vocabulary) -> [..., D]
 at::Tensor embedding_part(const at::Tensor& weight, const at::Tensor& ids, int64_t vocabulary, bool fused,

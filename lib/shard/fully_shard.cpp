@@ -40,6 +40,15 @@ std::vector<NamedTensor> take_buffers(torch::nn::Module& root, ParameterSource* 
 
 }  // namespace
 
+void require_parts(const comm::Mesh& mesh, const ShardOptions& options) {
+  if (mesh.shape().model == 1 || !options.parts.empty()) return;
+  util::fail(
+      util::ErrorKind::kUsage, "fully_shard() on a mesh whose axis model has ", mesh.shape().model,
+      " ranks: expected ShardOptions::parts; found none, so that each of these ranks would train a model of "
+      "its own; pass what parallelize() returned, mark parameters with the axis and use spmd_fully_shard(), or give "
+      "the ranks to data");
+}
+
 std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& options,
                                     std::shared_ptr<comm::Communicator> communicator,
                                     std::shared_ptr<comm::Trace> trace, const Materialize& materialize) {
@@ -51,12 +60,7 @@ std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions&
                                     const Materialize& materialize, HookPlaces places) {
   const ShardOptions options = WrappedModules::added_to(given);
   require_no_option_conflicts(options);
-  if (mesh.shape().model > 1 && options.parts.empty()) {
-    util::fail(
-        util::ErrorKind::kUsage, "fully_shard() on a mesh whose axis model has ", mesh.shape().model,
-        " ranks: expected ShardOptions::parts; found none, so that each of these ranks would train a model of "
-        "its own; pass what parallelize() returned, or give the ranks to data");
-  }
+  require_parts(mesh, options);
   require_real_buffers(root);
   auto engine = std::make_shared<Engine>(options, mesh, plan_units(root, options), trace, materialize);
   cast_buffers(root, util::scalar_type(options.mixed_precision.buffer_dtype));

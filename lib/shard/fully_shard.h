@@ -12,6 +12,9 @@
 
 namespace fsdp::shard {
 
+/// Throws Error(kUsage) for a mesh with an axis model without ShardOptions::parts.
+void require_parts(const comm::Mesh& mesh, const ShardOptions& options);
+
 /// Shards `root` in place over the mesh and attaches hooks to its stages, which keep the engine alive;
 /// parameters keep their names. Modules that wrap() has noted in a scope of EnableWrap (shard/wrap.h) are
 /// units with options of their own. The weights must be equal on all ranks. The model must be run by the root

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "shard/mark_rules.h"
+#include "shard/model_marks.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -81,6 +82,8 @@ struct FollowedCall : at::ObserverContext {
   std::string cause;  ///< of a result without a mark
 
   void add(const at::Tensor& tensor);
+  /// Parameters are whole while they are used, except for the layers that ranks share.
+  void add_cuts_of_parameter(MarkedOperand& operand, const Sharding& sharding);
   /// Axes that cut alike are written alike, as the first of them.
   void write_alike(Cuts& cuts);
   void mark(const at::Tensor& result, size_t index) const;
@@ -103,14 +106,24 @@ void FollowedCall::write_alike(Cuts& cuts) {
   }
 }
 
+void FollowedCall::add_cuts_of_parameter(MarkedOperand& operand, const Sharding& sharding) {
+  if (operand.sizes == sharding.global_shape) return;
+  operand.cuts = cuts_of(only_model(sharding.spec), operand.sizes.size());
+  if (!is_marked) mesh = sharding.mesh;
+  write_alike(operand.cuts);
+}
+
 void FollowedCall::add(const at::Tensor& tensor) {
   if (!tensor.defined()) return;
   MarkedOperand& operand =
       call.operands.emplace_back(MarkedOperand{tensor.sizes().vec(), Cuts(tensor.sizes().size())});
-  if (tensor.is_leaf() && tensor.requires_grad()) return;  // a parameter, whole while it is used
   const auto mark = mark_of(tensor);
   if (!mark) return;
   const auto* sharding = std::get_if<Sharding>(&*mark);
+  if (tensor.is_leaf() && tensor.requires_grad()) {
+    if (sharding != nullptr) add_cuts_of_parameter(operand, *sharding);
+    return;
+  }
   if (sharding == nullptr || (is_marked && sharding->mesh != mesh)) {
     rule = nullptr;
     const auto* undetermined = std::get_if<UndeterminedMark>(&*mark);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "shard/marks.h"
+#include "shard/model_marks.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -85,13 +86,15 @@ at::Tensor gather_dimension(const at::Tensor& part, int64_t dimension, comm::Com
   return all.view(shape).movedim(0, dimension);
 }
 
-/// Cuts one dimension of a replicated activation over a group.
+/// Cuts one dimension of an activation over a group, whose ranks all have it. Of the ranks of `losses` axes, whose
+/// number divides the gradient, each has a loss of its own.
 class CutDimension : public torch::autograd::Function<CutDimension> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& whole,
                             int64_t dimension, DimensionPart part,
-                            const std::shared_ptr<comm::Communicator>& group) {
+                            const std::shared_ptr<comm::Communicator>& group, int64_t losses) {
     context->saved_data["dimension"] = dimension;
+    context->saved_data["losses"] = losses;
     context->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<Group>(group));
     return whole.narrow(dimension, part.begin, part.length).clone();
   }
@@ -101,8 +104,9 @@ class CutDimension : public torch::autograd::Function<CutDimension> {
     auto capsule = context->saved_data["group"].toCapsule();
     comm::Communicator& group = *static_cast<Group&>(*capsule).communicator;
     int64_t dimension = context->saved_data["dimension"].toInt();
-    at::Tensor whole = gather_dimension(gradients[0], dimension, group).div(group.world_size());
-    return {whole, at::Tensor(), at::Tensor(), at::Tensor()};
+    const int64_t losses = context->saved_data["losses"].toInt();
+    at::Tensor whole = gather_dimension(gradients[0], dimension, group).div(losses);
+    return {whole, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 
  private:
@@ -112,6 +116,11 @@ class CutDimension : public torch::autograd::Function<CutDimension> {
   };
 };
 
+/// Activations are gathered in the middle of a backward pass, as those of layers are.
+const std::shared_ptr<comm::Communicator>& group_of(const comm::Mesh& mesh, const PartitionSpec::Axes& axes) {
+  return cut_alike({axes}, {{comm::MeshAxis::kModel}}, mesh.shape()) ? mesh.model() : mesh.group(axes);
+}
+
 at::Tensor cut(const at::Tensor& whole, const comm::Mesh& mesh, const PartitionSpec& spec) {
   at::Tensor part = whole;
   const auto shape = whole.sizes().vec();
@@ -119,7 +128,8 @@ at::Tensor cut(const at::Tensor& whole, const comm::Mesh& mesh, const PartitionS
     const auto& axes = spec.axes(dimension);
     DimensionPart place = even_part("mark_sharding()", shape, dimension, axes, mesh);
     if (mesh.shape().along(axes) == 1) continue;
-    part = CutDimension::apply(part, static_cast<int64_t>(dimension), place, mesh.group(axes));
+    const int64_t losses = mesh.shape().along(without_model({axes}).axes(0));
+    part = CutDimension::apply(part, static_cast<int64_t>(dimension), place, group_of(mesh, axes), losses);
   }
   // A new tensor even where nothing was cut, so that it has its own mark.
   return part.is_same(whole) ? whole.view_as(whole) : part;
@@ -182,6 +192,11 @@ at::Tensor mark_sharding(const at::Tensor& tensor, const comm::Mesh& mesh, const
   if (mark && std::holds_alternative<UnstatedMark>(*mark)) return mark_local_shard(tensor, mesh, spec);
   if (const auto sharding = stated("mark_sharding()", mark)) {
     if (sharding->mesh == mesh.shape() && cut_alike(sharding->spec, spec, mesh.shape())) return tensor;
+    if (sharding->mesh == mesh.shape() && cut_alike(sharding->spec, without_model(spec), mesh.shape())) {
+      at::Tensor part = cut(tensor, mesh, only_model(spec));
+      mark_activation(part, Sharding{mesh.shape(), spec, sharding->global_shape});
+      return part;
+    }
     if (!sharding->spec.cut_dimensions().empty()) {
       fail(ErrorKind::kUsage, "mark_sharding(): expected an activation that is replicated, or sharded as ",
            to_string(spec), "; found one that is sharded as ", to_string(sharding->spec),
@@ -221,7 +236,7 @@ at::Tensor full_tensor(const at::Tensor& tensor, const comm::Mesh& mesh) {
   auto dimensions = sharding->spec.cut_dimensions();
   for (auto dimension = dimensions.rbegin(); dimension != dimensions.rend(); ++dimension) {
     whole = gather_dimension(whole, static_cast<int64_t>(*dimension),
-                             *mesh.group(sharding->spec.axes(*dimension)));
+                             *group_of(mesh, sharding->spec.axes(*dimension)));
   }
   return whole.contiguous();
 }

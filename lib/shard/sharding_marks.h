@@ -4,7 +4,8 @@
 // global tensors and a compiler cuts them; here every rank runs the program, so a mark says which part of a
 // global tensor a rank's tensor is:
 //
-//   a parameter     stays as it is until spmd_fully_shard() cuts it on the marked dimension
+//   a parameter     stays as it is until spmd_fully_shard() cuts it on the marked dimension; one that is marked
+//                   with the axis model is that of a layer which the ranks of the axis then compute together
 //   an activation   is replicated without a mark; marking cuts it: the result is this rank's part, and what
 //                   is computed from it is this rank's part of the computation
 //
@@ -63,9 +64,10 @@ struct Sharding {
 
 /// For a parameter (a leaf that requires a gradient): marks and returns it. For an activation that all ranks
 /// hold alike: returns this rank's part, marked. In backward the gradient of the whole activation is
-/// assembled from the ranks' parts, for a loss that is the mean of the ranks' losses: collective over the
-/// axes of the spec. An activation that is marked so already, or whose operands determine it, is returned as
-/// it is: nothing is cut twice.
+/// assembled from the ranks' parts, for a loss that is the mean of the ranks' losses, and one on the ranks that
+/// differ on model alone: collective over the axes of the spec. An activation that is marked so already, or whose
+/// operands determine it, is returned as it is: nothing is cut twice. One that is marked so but for the axis model is
+/// cut over that.
 ///
 /// Throws Error(kUsage) for a spec that does not fit, for a dimension that does not divide evenly, for an
 /// activation that is marked with another spec, for one whose operands were marked and do not determine it,

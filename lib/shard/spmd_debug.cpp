@@ -1,3 +1,5 @@
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 
 #include "shard/group_sizes.h"
@@ -30,23 +32,26 @@ std::string spmd_debug(const Engine& engine,
     for (comm::MeshAxis axis : slice_axes(unit.options().strategy, unit.options().hybrid_optimizer)) {
       axes.push_back(axis);
     }
-    std::vector<int64_t> local = segment.shape;
-    PartitionSpec spec;
+    const NamedParameter& parameter = unit.storage().parameters().at(segment.parameter);
+    std::vector<int64_t> local = parameter.part ? parameter.part->shape : segment.shape;
+    std::vector<PartitionSpec::Axes> cut(local.size());
+    for (size_t i = 0; i < local.size(); ++i) {
+      if (local[i] != segment.shape[i]) cut[i] = {comm::MeshAxis::kModel};
+    }
     std::string flat;
     if (options.layout == Layout::kFlat) {
-      local = {numel_of(segments)};
       flat = " of the flat unit";
-      spec = PartitionSpec{axes};
+      if (local != segment.shape) flat += " of parts " + to_string(PartitionSpec(cut));
+      local = {numel_of(segments)};
+      cut = {axes};
     } else if (!axes.empty() && !local.empty()) {
-      const auto dimension =
-          static_cast<size_t>(unit.storage().parameters().at(segment.parameter).shard_dimension);
-      int64_t inner = 1;
-      for (size_t i = dimension + 1; i < local.size(); ++i) inner *= local[i];
-      local[dimension] = segment.range.length() / inner;
-      std::vector<PartitionSpec::Axes> cut(dimension + 1);
-      cut[dimension] = axes;
-      spec = PartitionSpec(std::move(cut));
+      // The part is cut again, so the axes of shards are the inner ones.
+      const auto dimension = static_cast<size_t>(parameter.shard_dimension);
+      cut[dimension].insert(cut[dimension].end(), axes.begin(), axes.end());
+      local[dimension] = 1;
+      local[dimension] = numel_of(segments) / std::max<int64_t>(1, c10::multiply_integers(local));
     }
+    const PartitionSpec spec(std::move(cut));
     add(segment.name, segment.shape, local, spec_text(spec, local.size()) + flat,
         unit.options().storage.param_dtype);
   }

@@ -6,6 +6,7 @@
 
 #include "shard/fully_shard.h"
 #include "shard/group_sizes.h"
+#include "shard/model_marks.h"
 #include "shard/option_conflicts.h"
 #include "shard/spmd_hook.h"
 #include "shard/spmd_inner.h"
@@ -21,18 +22,14 @@ using util::concat;
 using util::ErrorKind;
 using util::fail;
 
-/// The dimension that a parameter's mark cuts; nullopt for a mark that leaves it whole.
+/// The dimension that a parameter's mark cuts over the axes of shards; nullopt for a mark that leaves it whole.
 std::optional<int64_t> marked_dimension(const std::string& name, const Sharding& sharding,
                                         const comm::Mesh& mesh, util::Named<Strategy> strategy) {
-  const auto cut = sharding.spec.cut_dimensions();
-  if (sharding.mesh != mesh.shape()) {
-    fail(ErrorKind::kUsage, "spmd_fully_shard(): expected parameters marked on the mesh ",
-         to_string(mesh.shape()), "; found ", name, " marked on ", to_string(sharding.mesh),
-         "; mark it on the mesh that the module is sharded over");
-  }
+  const PartitionSpec spec = without_model(sharding.spec);
+  const auto cut = spec.cut_dimensions();
   if (cut.empty()) return std::nullopt;
   const PartitionSpec::Axes axes = shard_axes(strategy, mesh.shape());
-  if (cut.size() > 1 || sharding.spec.axes(cut.front()) != axes) {
+  if (cut.size() > 1 || spec.axes(cut.front()) != axes) {
     fail(ErrorKind::kUsage, "spmd_fully_shard(): expected parameters that are cut on one dimension, over ",
          to_string(PartitionSpec{axes}), " with fsdp.strategy = ", strategy, "; found ", name, " marked ",
          to_string(sharding.spec), "; change the mark or the strategy");
@@ -82,6 +79,32 @@ WrapPolicy wrap_policy_of(const std::vector<InnerModule>& inner, const SpmdOptio
   };
 }
 
+/// What marks with the axis model ask for. Throws Error(kUsage) where that cannot be done.
+nn::ParallelPlan parallel_plan_of(torch::nn::Module& module, const comm::Mesh& mesh,
+                                  const std::vector<InnerModule>& inner, const ShardOptions& options) {
+  if (mesh.shape().context > 1) {
+    fail(ErrorKind::kUsage, "spmd_fully_shard(): expected a mesh whose axis context has 1 rank; found ",
+         to_string(mesh.shape()), ", and marks say nothing of parts of sequences; use fully_shard()");
+  }
+  nn::ParallelPlan plan = plan_of_marks(module, mesh);
+  if (plan.empty()) {
+    require_parts(mesh, options);
+    return plan;
+  }
+  if (!options.parts.empty()) {
+    fail(ErrorKind::kUsage,
+         "spmd_fully_shard(): expected ShardOptions::parts or parameters marked with the axis ",
+         "model; found both; leave the axis out of the marks");
+  }
+  if (!inner.empty()) {
+    fail(ErrorKind::kUsage,
+         "spmd_fully_shard(): expected one call for a module with parameters marked with the axis ",
+         "model; found ", inner.front().path,
+         " sharded before; make it a unit with auto_wrap_policy or wrap() instead");
+  }
+  return plan;
+}
+
 void warn_of_idle_policy(const ModelTree& tree) {
   std::set<std::string> types;
   for (size_t node = 1; node < tree.modules.size(); ++node) {
@@ -117,6 +140,7 @@ std::shared_ptr<Engine> detail::spmd_fully_shard(torch::nn::Module& module, cons
   }
   const std::vector<InnerModule> inner = find_inner_modules(tree);
   ShardOptions& shard = options.shard;
+  const nn::ParallelPlan plan = parallel_plan_of(module, mesh, inner, shard);
   InnerCuts cuts;
   for (const InnerModule& each : inner) {
     require_options_of(each, shard);
@@ -134,6 +158,7 @@ std::shared_ptr<Engine> detail::spmd_fully_shard(torch::nn::Module& module, cons
   plan_units(module, with_noted);
   if (options.auto_wrap_policy && !*policy_found_one && mesh.world()->rank() == 0) warn_of_idle_policy(tree);
 
+  if (!plan.empty()) shard.parts = share_layers(module, plan, mesh);
   HookPlaces places;
   for (const InnerModule& each : inner) places.merge(each.engine->hand_over());
   const auto hook = std::make_shared<SpmdHook>(mesh, std::move(shard_output), first_output_is_chosen);

@@ -94,6 +94,9 @@ struct SpmdOptions {
 /// not the default. Options that only a whole engine has (layout, prefetch) must be the outer call's too if
 /// they are not the default. The layers' weights are whole in memory meanwhile, unlike with auto_wrap_policy.
 ///
+/// Parameters that are marked with the axis model make their layers ones that its ranks compute together
+/// (shard/model_marks.h), and set ShardOptions::parts. Such a module has no inner ones sharded before.
+///
 /// Collective. Throws Error(kUsage) for a module that is sharded already, for options and marks that
 /// contradict each other, and for a mark that cuts a parameter on more than one dimension or over other axes
 /// than the strategy's.

@@ -94,7 +94,7 @@ struct WithActivation {
 /// Wrappers nest: register an inner one in the outer module in place of the module that it wraps. A wrapped
 /// Stage may also be called, and registered, itself.
 template <typename Wrapped>
-class SpmdFullyShardedDataParallel : public torch::nn::Module, public nn::Hookable {
+class SpmdFullyShardedDataParallel : public torch::nn::Module, public nn::HookedCalls {
  public:
   using Output = typename detail::ForwardResult<Wrapped>::Type;
   using SelectOutput = std::function<at::Tensor&(Output&)>;
@@ -119,7 +119,7 @@ class SpmdFullyShardedDataParallel : public torch::nn::Module, public nn::Hookab
       return module_->forward(std::forward<Arguments>(arguments)...);
     } else {
       return nn::detail::run_hooked(
-                 hooks_, std::tuple<std::decay_t<Arguments>...>(std::forward<Arguments>(arguments)...),
+                 hooks(), std::tuple<std::decay_t<Arguments>...>(std::forward<Arguments>(arguments)...),
                  [this](auto&&... given) {
                    return detail::WithActivation<Output>{
                        module_->forward(std::forward<decltype(given)>(given)...), select_};
@@ -144,11 +144,7 @@ class SpmdFullyShardedDataParallel : public torch::nn::Module, public nn::Hookab
       return nn::detail::type_name_of(typeid(Wrapped));
     }
   }
-  void attach(std::shared_ptr<nn::CallHook> hook) override { hooks_.push_back(std::move(hook)); }
-  void replace(const nn::CallHook& attached, std::shared_ptr<nn::CallHook> hook) override {
-    nn::detail::replace_hook(hooks_, attached, std::move(hook));
-  }
-  void detach_hooks() override { hooks_.clear(); }
+  /// A Stage has its own.
   nn::Hookable& hooked() override {
     if constexpr (kIsStage) {
       return *module_;
@@ -183,7 +179,6 @@ class SpmdFullyShardedDataParallel : public torch::nn::Module, public nn::Hookab
 
   std::shared_ptr<Wrapped> module_;
   SelectOutput select_;
-  nn::detail::Hooks hooks_;  ///< not of a Stage, which has its own
   std::shared_ptr<Engine> engine_;
 };
 

@@ -32,7 +32,8 @@ Refusal refusal_of(Body&& body) {
 }
 
 inline void on_mesh(const comm::MeshOptions& options, const std::function<void(const comm::Mesh&)>& body) {
-  comm::run_ranks_as_threads(static_cast<int>(options.dcn * options.data), [&](comm::Communicator& each) {
+  const int64_t ranks = options.dcn * options.data * options.context * options.model;
+  comm::run_ranks_as_threads(static_cast<int>(ranks), [&](comm::Communicator& each) {
     at::set_num_threads(1);
     body(comm::Mesh(options, borrowed(each)));
   });
