@@ -140,10 +140,10 @@ class LayerNorm final : public Norm {
 /// Where a decoder drops values.
 enum class DropoutPlace { kEmbedding, kAttentionScores, kAttentionOutput, kFeedForwardOutput };
 
-/// x: [B, T, ...], whose row b belongs to the context's row b; values from `first` of each row, where x is a part.
+/// x: [B, T, ...], whose row b belongs to the context's row b; `pieces` of each row's values, where x is a part.
 /// Returns x itself unless the context has a DropoutChoice.
 at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context,
-                   int64_t first = 0);
+                   const kernels::RowPieces& pieces = {});
 
 /// A learned table, looked up by row. A stage, so that a large table can be an FSDP unit.
 class Embedding final : public Stage {

@@ -146,6 +146,24 @@ std::vector<RunWay> run_ways() {
       {"MuonNoShard", both, llama,
        [](auto& config) {
          config.optimizer.name = "muon";
+      {"DropoutOfCutSequences",
+       {.dcn = 1, .data = 1, .context = 2, .model = 2},
+       gpt2,
+       [](auto& config) { config.model.embedding_dropout = config.model.hidden_dropout = 0.2; }},
+      {"DropoutOfCutLlama",
+       {.dcn = 1, .data = 2, .context = 2, .model = 2},
+       llama,
+       [](auto& config) { config.model.hidden_dropout = 0.2; }},
+      // The second of three ranks has tokens of both chunks.
+      {"DropoutOfThirdsOfCutSequences",
+       {.dcn = 1, .data = 1, .context = 2, .model = 3},
+       gpt2,
+       [](auto& config) {
+         config.model.num_attention_heads = config.model.num_key_value_heads = 6;
+         config.model.hidden_size = 18;
+         config.data.sequence_length = 12;
+         config.model.embedding_dropout = config.model.hidden_dropout = 0.2;
+       }},
          config.fsdp.strategy = "no_shard";
        }},
       {"Adafactor", both, llama, [](auto& config) { config.optimizer.name = "adafactor"; }},
@@ -324,10 +342,6 @@ TEST_F(ModelAxisTest, RefusesOptionsThatCannotBeCombined) {
   refused("training.cuda_graphs", [](auto& config) { config.training.cuda_graphs = true; });
   refused("fsdp.front = \"spmd\"", [](auto& config) { config.fsdp.front = "spmd"; });
   refused("logging.sample_every", [](auto& config) { config.logging.sample_every = 1; });
-  refused("mesh.context and dropout", [](auto& config) {
-    config.mesh.context = 2;
-    config.model.hidden_dropout = 0.1;
-  });
 }
 
 }  // namespace
