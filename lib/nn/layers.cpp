@@ -110,6 +110,7 @@ Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>
     const bool fits = kernels::fits_float8(linear->weight().sizes());
     (excluded ? layers.excluded : fits ? layers.chosen : layers.unfit).push_back(item.key());
     linear->set_float8(!excluded && fits);
+    layers.of_parts = layers.of_parts || linear->parallel();
   }
   return layers;
 }

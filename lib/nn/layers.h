@@ -98,6 +98,7 @@ struct Float8Layers {
   std::vector<std::string> chosen;
   std::vector<std::string> unfit;     ///< a size is no multiple of 16
   std::vector<std::string> excluded;  ///< by a pattern
+  bool of_parts = false;              ///< sizes are those of the parts that a rank has of some layers
 };
 
 /// Makes the linear layers of the blocks multiply in 8-bit floating point (kernels/float8.h), except those

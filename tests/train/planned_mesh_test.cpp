@@ -7,6 +7,7 @@ namespace {
 
 using testing::adafactor;
 using testing::bf16;
+using testing::float8;
 using testing::global;
 using testing::muon;
 using testing::recompute;
@@ -132,7 +133,17 @@ INSTANTIATE_TEST_SUITE_P(Meshes, PlanOf,
                c.training.gradient_accumulation_steps = 2;
                c.data.micro_batch_size = 16;
              }},
-        PlannedCase{"model_axis_of_whole_activations_gpt2", 4, "gpt2",
+        PlannedCase{"model_axis_float8", 4, "llama",[](auto& c) {
+float8(c);
+c.mesh.model = 2;
+}},
+// A quarter of the feed-forward is no multiple of 16.
+PlannedCase{"model_axis_of_four_float8", 4, "llama",[](auto& c) {
+float8(c);
+c.mesh.model = 4;
+c.data.sequence_length = 128;
+}},
+PlannedCase{"model_axis_of_whole_activations_gpt2", 4, "gpt2",
              [](auto& c) {
                c.mesh.model = 2;
                c.mesh.sequence_parallel = false;
