@@ -3,6 +3,7 @@
 // Configs that tests plan.
 
 #include <string>
+#include <vector>
 
 #include "config/load.h"
 #include "support/source_folder.h"
@@ -27,8 +28,9 @@ inline config::Config small_config(const std::string& architecture = "llama") {
   return config;
 }
 
-inline config::Config plan_config(const std::string& name) {
-  return config::load_config(testing::source_folder() + "/configs/plan/" + name + ".toml");
+/// One of configs/plan.
+inline config::Config plan_config(const std::string& name, const std::vector<std::string>& overrides = {}) {
+  return config::load_config(testing::source_folder() + "/configs/plan/" + name + ".toml", overrides);
 }
 
 inline void muon(config::Config& config) {

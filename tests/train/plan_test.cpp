@@ -194,37 +194,6 @@ TEST(Plan, FindsTheLargestMicroBatchThatFits) {
   EXPECT_FALSE(make_plan(config, machines).fits());
 }
 
-TEST(Plan, SaysWhatToChangeUntilItFits) {
-  config::Config config = small_config();
-  config.data.micro_batch_size = 16;
-  config.fsdp.min_num_params = 60'000;  // no attention in the root, of which advice would speak first
-  const PlanOptions machines = {.world_size = 2, .memory_gib = 0.0085};
-  const Plan plan = make_plan(config, machines);
-  EXPECT_FALSE(plan.fits());
-  ASSERT_GE(plan.advice.size(), 2);
-  EXPECT_EQ(plan.advice[0].change, "activation_checkpointing.mode = full");
-  EXPECT_EQ(plan.advice[1].change.substr(0, 23), "data.micro_batch_size =");
-  for (size_t i = 0; i < plan.advice.size(); ++i)
-    EXPECT_EQ(plan.advice[i].fits, i + 1 == plan.advice.size()) << i;
-  EXPECT_NE(plan_text(plan).find("IT DOES NOT FIT"), std::string::npos);
-}
-
-TEST(Plan, AdvisesNothingToARunThatFits) {
-  EXPECT_TRUE(make_plan(small_config(), {.world_size = 2}).advice.empty());
-}
-
-TEST(Plan, AdvisesToDivideTheOptimizerStateAmongTheSlices) {
-  config::Config config = small_config();
-  config.fsdp.strategy = "hybrid_shard";
-  config.fsdp.min_num_params = 60'000;
-  config.mesh.dcn = 2;
-  const Plan plan = make_plan(config, {.world_size = 4, .memory_gib = 1e-9});
-  const auto found = std::ranges::find(plan.advice, "fsdp.hybrid_optimizer = global", &Advice::change);
-  ASSERT_NE(found, plan.advice.end());
-  ASSERT_NE(found, plan.advice.begin());
-  EXPECT_LT(found->device_peak, std::prev(found)->device_peak);
-}
-
 TEST(Plan, TakesTheWorldFromTheOptionOrTheMesh) {
   config::Config config = small_config();
   EXPECT_EQ(make_plan(config, {}).mesh.world_size(), 1);
