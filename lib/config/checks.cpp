@@ -263,7 +263,6 @@ void check_tensor_parallel(const Config& config, Conflicts& conflicts) {
   const auto unless = [&](bool condition, const std::string& key, const std::string& message) {
     conflicts.unless(condition, {"mesh.model", key}, concat("must be 1 ", message));
   };
-  const nn::ModelOptions& model = config.model;
   unless(
       config.data.max_tokens == 0 || !config.mesh.sequence_parallel, "data.max_tokens",
       concat(
@@ -279,10 +278,6 @@ void check_tensor_parallel(const Config& config, Conflicts& conflicts) {
   unless(config.logging.sample_every == 0, "logging.sample_every",
          concat("with logging.sample_every, because single tokens cannot be cut, but that is ",
                 config.logging.sample_every, "; leave one of the two out"));
-  unless(
-      config.mesh.context == 1 || (model.hidden_dropout == 0 && model.embedding_dropout == 0), "mesh.context",
-      "with mesh.context and dropout, whose places in a sequence that is cut twice are not known; leave one of the "
-      "three out");
 }
 
 void check_evaluation(const Config& config, Conflicts& conflicts) {

@@ -56,7 +56,8 @@ at::Tensor attention_with_dropout(const Heads& heads, double p, const StageConte
                                  .softmax(-1, at::kFloat)
                                  .to(v.scalar_type());
   const int64_t first = heads.first * length * length;
-  const at::Tensor dropped = dropout(weights, p, DropoutPlace::kAttentionScores, context, first);
+  const at::Tensor dropped =
+      dropout(weights, p, DropoutPlace::kAttentionScores, context, {.begins = {first}});
   return join_heads(at::matmul(dropped, v).transpose(1, 2));
 }
 

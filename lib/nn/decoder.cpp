@@ -31,6 +31,13 @@ std::shared_ptr<Norm> make_norm(const ModelOptions& options) {
   return std::make_shared<LayerNorm>(options.hidden_size, options.layer_norm_epsilon, Compute(options));
 }
 
+/// dropout() of the context's tokens. x: [B, T, D]
+at::Tensor dropout_of_tokens(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context) {
+  kernels::RowPieces values = context.tokens;
+  for (int64_t& begin : values.begins) begin *= x.size(-1);
+  return dropout(x, p, place, context, values);
+}
+
 /// x + attention(norm(x)), then x + feed_forward(norm(x)). x: [B, T, D] -> [B, T, D].
 class Block final : public Stage {
  public:
@@ -52,12 +59,11 @@ class Block final : public Stage {
 
  protected:
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override {
-    const int64_t first = context.first_token * x.size(-1);
-    const at::Tensor attention = dropout(attention_->forward(norm_1_->forward(x), context), hidden_dropout_,
-                                         DropoutPlace::kAttentionOutput, context, first);
+    const at::Tensor attention = dropout_of_tokens(attention_->forward(norm_1_->forward(x), context),
+                                                   hidden_dropout_, DropoutPlace::kAttentionOutput, context);
     auto [attended, normed] = norm_2_->forward_with(x, attention);
-    return attended + dropout(feed_forward_->forward(normed, context), hidden_dropout_,
-                              DropoutPlace::kFeedForwardOutput, context, first);
+    return attended + dropout_of_tokens(feed_forward_->forward(normed, context), hidden_dropout_,
+                                        DropoutPlace::kFeedForwardOutput, context);
   }
 
  private:
@@ -124,8 +130,7 @@ class Decoder final : public Stage {
                                              : at::arange(first, first + whole, ids.options());
       if (given.cut) positions = given.cut->part_of(positions, positions.dim() - 1);
       x = tokens_->forward(ids, context);
-      context.first_token = first_of_part(x.size(1), length);
-      x = x + positions_->forward(positions.narrow(-1, context.first_token, x.size(1)), context);
+      x = x + positions_->forward(positions.narrow(-1, first_of_part(x.size(1), length), x.size(1)), context);
     } else if (given.cut) {
       const int64_t chunk = length / 2;
       const auto [begin, end] = given.cut->chunks();
@@ -139,9 +144,11 @@ class Decoder final : public Stage {
           cache != nullptr ? rotary_->angles_from(first, length, ids.device())
                            : rotary_->angles(length, ids.device());
       x = tokens_->forward(ids, context);
-      context.first_token = first_of_part(x.size(1), length);
     }
-    x = dropout(x, embedding_dropout_, DropoutPlace::kEmbedding, context, context.first_token * x.size(-1));
+    const int64_t first_here = first_of_part(x.size(1), length);
+    context.tokens = given.cut ? given.cut->places(first_here, x.size(1), length)
+                               : kernels::RowPieces{.begins = {first_here}};
+    x = dropout_of_tokens(x, embedding_dropout_, DropoutPlace::kEmbedding, context);
     for (const auto& block : *blocks_) {
       x = block->forward(x, context);
       ++context.layer;

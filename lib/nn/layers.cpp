@@ -15,7 +15,6 @@
 #include "nn/loss.h"
 #include "nn/parallel_layers.h"
 #include "nn/parameter.h"
-#include "parallel/cut_sequence.h"
 #include "parallel/vocabulary.h"
 #include "util/hash.h"
 #include "util/text.h"
@@ -117,6 +116,7 @@ Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>
     const bool fits = kernels::fits_float8(linear->weight().sizes());
     (excluded ? layers.excluded : fits ? layers.chosen : layers.unfit).push_back(item.key());
     linear->set_float8(!excluded && fits);
+    layers.of_parts = layers.of_parts || linear->parallel();
   }
   return layers;
 }
@@ -154,17 +154,10 @@ std::pair<at::Tensor, at::Tensor> Norm::forward_with(const at::Tensor& residual,
 }
 
 at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context,
-                   int64_t first) {
+                   const kernels::RowPieces& pieces) {
   if (p == 0 || !context.dropout) return x;
   const auto site = static_cast<uint64_t>(context.layer) * 8 + static_cast<uint64_t>(place);
   const uint64_t key = util::mix64(context.dropout->key ^ util::mix64(site));
-  kernels::RowPieces pieces{.begins = {first}};
-  if (context.cut) {
-    FSDP_CHECK(first == 0, "a part of a cut sequence");
-    const int64_t length = x[0].numel() / 2;
-    const auto [early, late] = context.cut->chunks();
-    pieces = {.count = 2, .begins = {early * length, late * length}};
-  }
   return kernels::dropout(x, p, key, context.dropout->first_row, pieces);
 }
 

@@ -102,6 +102,7 @@ struct Float8Layers {
   std::vector<std::string> chosen;
   std::vector<std::string> unfit;     ///< a size is no multiple of 16
   std::vector<std::string> excluded;  ///< by a pattern
+  bool of_parts = false;              ///< sizes are those of the parts that a rank has of some layers
 };
 
 /// Makes the linear layers of the blocks multiply in 8-bit floating point (kernels/float8.h), except those
@@ -144,10 +145,10 @@ class LayerNorm final : public Norm {
 /// Where a decoder drops values.
 enum class DropoutPlace { kEmbedding, kAttentionScores, kAttentionOutput, kFeedForwardOutput };
 
-/// x: [B, T, ...], whose row b belongs to the context's row b; values from `first` of each row, where x is a part.
+/// x: [B, T, ...], whose row b belongs to the context's row b; `pieces` of each row's values, where x is a part.
 /// Returns x itself unless the context has a DropoutChoice.
 at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context,
-                   int64_t first = 0);
+                   const kernels::RowPieces& pieces = {});
 
 /// A learned table, looked up by row. A stage, so that a large table can be an FSDP unit.
 class Embedding final : public Stage {

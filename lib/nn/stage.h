@@ -52,8 +52,8 @@ struct StageContext {
   /// rows. Null: rows are whole.
   std::shared_ptr<const parallel::CutSequence> cut = nullptr;
   int64_t layer = 0;  ///< which block of the model this is
-  /// The first token of what blocks work on between regions of several ranks (nn/parallelize.h).
-  int64_t first_token = 0;
+  /// Which tokens of whole rows blocks work on, where these are cut over several ranks.
+  kernels::RowPieces tokens = {};
   /// Keys and values of earlier tokens (nn/key_value_cache.h), without autograd; or null.
   KeyValueCache* cache = nullptr;
   bool only_last = false;  ///< a model returns the last token's scores only: [B, 1, vocab_size]

@@ -17,6 +17,7 @@
 
 #include "comm/communicator.h"
 #include "comm/options.h"
+#include "kernels/rows.h"
 
 namespace fsdp::parallel {
 
@@ -33,6 +34,9 @@ struct CutSequence {
 
   /// The part of `whole`, which has all tokens along a dimension; T must be a multiple of 2 * degree.
   at::Tensor part_of(const at::Tensor& whole, int64_t dimension) const;
+  /// Where the `count` tokens from `first` on of this rank's `tokens` are in whole sequences. They may be one of equal
+  /// parts of these.
+  kernels::RowPieces places(int64_t first, int64_t count, int64_t tokens) const;
 };
 
 }  // namespace fsdp::parallel

@@ -10,6 +10,7 @@
 #include "config/checks.h"
 #include "config/global_batch.h"
 #include "nn/decoder.h"
+#include "plan/advice.h"
 #include "plan/meta_group.h"
 #include "shard/root_unit.h"
 #include "shard/wrap_policy.h"
@@ -18,10 +19,7 @@
 namespace fsdp::plan {
 namespace {
 
-using util::concat;
-
 constexpr double kBytesOfGib = 1024.0 * 1024.0 * 1024.0;
-constexpr int64_t kMostRanks = 65536;
 constexpr int64_t kMostRows = 100'000;  ///< limit of data.micro_batch_size
 
 void check_machines(const PlanOptions& options) {
@@ -46,6 +44,16 @@ void check_machines(const PlanOptions& options) {
   }
 }
 
+}  // namespace
+
+MachineSpeed PlanOptions::speed() const {
+  return {.flops_per_second = flops_tflops * 1e12,
+          .bytes_per_second = bandwidth_gbps * 1e9 / 8,
+          .replica_bytes_per_second = dcn_bandwidth_gbps * 1e9 / 8,
+          .ranks_of_node = gpus_per_node,
+          .node_bytes_per_second = node_bandwidth_gbps * 1e9 / 8};
+}
+
 int64_t largest_micro_batch(config::Config config, const std::vector<shard::UnitSizes>& units,
                             int64_t limit) {
   auto fits = [&](int64_t rows) {
@@ -65,111 +73,6 @@ int64_t largest_micro_batch(config::Config config, const std::vector<shard::Unit
   }
   return low;
 }
-
-/// Tries changes that make a run smaller, cumulatively, the cheapest first.
-class Adviser {
- public:
-  Adviser(const config::Config& config, const comm::MeshShape& mesh, int64_t limit)
-      : config_(config), mesh_(mesh), limit_(limit) {}
-
-  std::vector<Advice> run() {
-    if (blocks_out_of_root()) return advice_;
-    if (config_.activation_checkpointing.mode == nn::RecomputeMode::kNone) {
-      config_.activation_checkpointing.mode = nn::RecomputeMode::kFull;
-      if (try_it("activation_checkpointing.mode = full")) return advice_;
-    }
-    if (shard::is_hybrid(config_.fsdp.strategy) && mesh_.dcn > 1 &&
-        config_.fsdp.hybrid_optimizer == shard::HybridOptimizer::kReplicated) {
-      config_.fsdp.hybrid_optimizer = shard::HybridOptimizer::kGlobal;
-      if (try_it("fsdp.hybrid_optimizer = global")) return advice_;
-    }
-    if (config_.fsdp.strategy != shard::Strategy::kFullShard) {
-      config_.fsdp.strategy = shard::Strategy::kFullShard;
-      config_.fsdp.hybrid_optimizer = shard::HybridOptimizer::kReplicated;
-      if (try_it("fsdp.strategy = full_shard")) return advice_;
-    }
-    if (smaller_micro_batch()) return advice_;
-    if (config_.training.no_sync) {
-      config_.training.no_sync = false;
-      if (try_it("training.no_sync = false")) return advice_;
-    }
-    if (config_.mixed_precision.param_dtype == util::FloatType::kFloat32) {
-      config_.mixed_precision.param_dtype = config_.mixed_precision.reduce_dtype = util::FloatType::kBFloat16;
-      if (try_it("mixed_precision.param_dtype = mixed_precision.reduce_dtype = bfloat16")) return advice_;
-    }
-    if (more_ranks()) return advice_;
-    if (!config_.fsdp.cpu_offload) {
-      config_.fsdp.cpu_offload = config_.fsdp.move_grads_to_cpu = true;
-      if (try_it("fsdp.cpu_offload = fsdp.move_grads_to_cpu = true")) return advice_;
-    }
-    if (config_.fsdp.min_num_params > 1) {
-      // The buffers of the largest units remain beside the activations.
-      config_.fsdp.min_num_params = 1;
-      config_.fsdp.exclude_stages.clear();
-      if (try_it("fsdp.min_num_params = 1, fsdp.exclude_stages = []")) return advice_;
-    }
-    while (config_.data.sequence_length >= 256 && config_.data.sequence_length % (4 * mesh_.context) == 0) {
-      config_.data.sequence_length /= 2;
-      if (try_it(concat("data.sequence_length = ", config_.data.sequence_length))) return advice_;
-    }
-    return advice_;
-  }
-
- private:
-  bool try_it(const std::string& change) {
-    const int64_t peak = device_peak(config_, planned_units(config_, mesh_), record_pass(config_));
-    advice_.push_back({.change = change, .device_peak = peak, .fits = peak <= limit_});
-    return peak <= limit_;
-  }
-
-  /// Costs nothing.
-  bool blocks_out_of_root() {
-    const shard::BlocksInRoot blocks = shard::blocks_in_root(planned_units(config_, mesh_));
-    if (blocks.blocks == 0 || blocks.least_numel >= config_.fsdp.min_num_params) return false;
-    config_.fsdp.min_num_params = blocks.least_numel;
-    return try_it(concat("fsdp.min_num_params = ", blocks.least_numel));
-  }
-
-  bool smaller_micro_batch() {
-    if (config_.data.micro_batch_size == 1) return false;
-    int64_t fits = largest_micro_batch(config_, planned_units(config_, mesh_), limit_);
-    config_.data.micro_batch_size = std::max<int64_t>(1, std::min(fits, config_.data.micro_batch_size));
-    while (!keeps_global_batch()) --config_.data.micro_batch_size;  // 1 keeps it
-    return try_it(concat("data.micro_batch_size = ", config_.data.micro_batch_size));
-  }
-
-  /// Whether training.global_batch_size divides into whole micro-batches; sets their number in the config.
-  bool keeps_global_batch() {
-    const int64_t batch = config_.training.global_batch_size;
-    const int64_t at_once = mesh_.row_ranks() * config_.data.micro_batch_size;
-    if (batch == 0) return true;
-    if (batch % at_once != 0) return false;
-    config_.training.gradient_accumulation_steps = batch / at_once;
-    return true;
-  }
-
-  /// Doubles the ranks until they are enough.
-  bool more_ranks() {
-    const comm::MeshShape before = mesh_;
-    const RecordedPass pass = record_pass(config_);  // does not depend on the number of ranks
-    while (mesh_.world_size() <= kMostRanks / 2) {
-      mesh_.data *= 2;
-      if (!keeps_global_batch()) break;
-      if (device_peak(config_, planned_units(config_, mesh_), pass) > limit_) continue;
-      return try_it(concat(mesh_.world_size(), " ranks"));
-    }
-    mesh_ = before;  // the most ranks are not enough
-    keeps_global_batch();
-    return false;
-  }
-
-  config::Config config_;
-  comm::MeshShape mesh_;
-  int64_t limit_;
-  std::vector<Advice> advice_;
-};
-
-}  // namespace
 
 int64_t Plan::tokens_per_step() const {
   return config::samples_per_step(config, machines.world_size) * config.data.sequence_length;
@@ -238,18 +141,12 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
   plan.layer_traffic = layer_traffic(config, plan.mesh);
   const RecordedPass pass = record_pass(config);
   plan.memory = plan_memory(config, plan.units, pass);
-  plan.time = plan_time(config, plan.units,
-                        {.flops_per_second = options.flops_tflops * 1e12,
-                         .bytes_per_second = options.bandwidth_gbps * 1e9 / 8,
-                         .replica_bytes_per_second = options.dcn_bandwidth_gbps * 1e9 / 8,
-                         .ranks_of_node = options.gpus_per_node,
-                         .node_bytes_per_second = options.node_bandwidth_gbps * 1e9 / 8},
-                        pass);
+  plan.time = plan_time(config, plan.units, options.speed(), pass);
   plan.flops = flops_a_token(config.model, config.data.sequence_length, config.activation_checkpointing);
   plan.largest_micro_batch = largest_micro_batch(config, plan.units, plan.memory_limit());
   const std::string blocks = shard::blocks_in_root(plan.units).text(config.fsdp.min_num_params);
   if (!blocks.empty()) plan.warnings.push_back(blocks);
-  if (!plan.fits()) plan.advice = Adviser(config, plan.mesh, plan.memory_limit()).run();
+  if (!plan.fits()) plan.advice = advise(plan, given);
   return plan;
 }
 

@@ -30,12 +30,16 @@ struct PlanOptions {
   std::string gpu = {};             ///< the GPU with this data sheet; empty: none
   double peak_tflops = 0;           ///< TFLOP/s of the data sheet, the base of MFU; 0: unknown
   double tokens = 0;                ///< of the whole training; 0: unknown
+
+  MachineSpeed speed() const;
 };
 
-/// A change of the config, and the memory needed with it and all changes before it.
+/// A change of the config, and what a run needs with it and all changes before it.
 struct Advice {
   std::string change;  ///< "activation_checkpointing.mode = full"
   int64_t device_peak = 0;
+  double step_seconds = 0;
+  double tokens_per_second = 0;
   bool fits = false;
 };
 
@@ -79,5 +83,8 @@ Plan make_plan(const config::Config& config, const PlanOptions& options);
 
 /// The units of the config's model on such a mesh, as the engine would have them from its second step on.
 std::vector<shard::UnitSizes> planned_units(const config::Config& config, const comm::MeshShape& mesh);
+
+/// The largest data.micro_batch_size with which the config fits into `limit` bytes; 0: none.
+int64_t largest_micro_batch(config::Config config, const std::vector<shard::UnitSizes>& units, int64_t limit);
 
 }  // namespace fsdp::plan

@@ -6,7 +6,7 @@
 // runs as in training, with its recomputation, its kernels (kernels/meta.h) and libtorch's autograd. An
 // allocator of meta memory records allocations and releases, a callback of libtorch's dispatcher the matrix
 // products, and hooks the begin and end of stages. So new models, layers and kernels are planned without
-// changes here. tests/train/plan_test.cpp compares the sums with what training takes.
+// changes here. tests/train/planned_step_test.cpp compares the sums with what training takes.
 //
 // Not recorded: memory that kernels take from malloc, such as oneDNN's for products in low precision.
 

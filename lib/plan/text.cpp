@@ -183,7 +183,10 @@ std::string advice_text(const Plan& plan) {
   if (plan.fits()) return {};
   std::string text = "to make it fit, each change on top of those above\n";
   for (const Advice& advice : plan.advice) {
-    text += table_row(advice.change, human_bytes(advice.device_peak), advice.fits ? "fits" : "");
+    text += table_row(advice.change, human_bytes(advice.device_peak),
+                      concat(duration(advice.step_seconds), " a step, ",
+                             with_commas(std::llround(advice.tokens_per_second)), " tokens/s",
+                             advice.fits ? "; fits" : ""));
   }
   if (plan.advice.empty() || !plan.advice.back().fits) {
     text += "  not enough: make the model smaller, or use devices with more memory\n";
@@ -345,7 +348,11 @@ std::string plan_json(const Plan& plan) {
   }
   nlohmann::ordered_json advice = nlohmann::ordered_json::array();
   for (const Advice& each : plan.advice) {
-    advice.push_back({{"change", each.change}, {"device_peak_bytes", each.device_peak}, {"fits", each.fits}});
+    advice.push_back({{"change", each.change},
+                      {"device_peak_bytes", each.device_peak},
+                      {"step_seconds", each.step_seconds},
+                      {"tokens_per_second", each.tokens_per_second},
+                      {"fits", each.fits}});
   }
   const auto of_peak = [peak = plan.machines.peak_tflops](double tflops) {
     return peak > 0 ? nlohmann::ordered_json(tflops / peak) : nlohmann::ordered_json();

@@ -3,7 +3,7 @@
 // UnitMemory: the tensor memory of a model's units in a step, as numbers: gathered parameters, and gradients
 // before and after their reduction. It reads the schedule's commands (shard/schedule.h) and does with sizes
 // what shard::Unit and shard::BufferPool do with buffers, while a recorded pass (plan/recorded_pass.h) is
-// played. tests/train/plan_test.cpp compares the sums with the engine's.
+// played. tests/train/planned_step_test.cpp compares the sums with the engine's.
 
 #include <cstdint>
 #include <deque>

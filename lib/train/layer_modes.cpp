@@ -50,11 +50,12 @@ nn::Float8Layers apply_float8(const config::Config& config, nn::Stage& model, co
   nn::Float8Layers layers = nn::use_float8(model, exclude);
   for (const std::string& pattern : config.training.float8_exclude) require_match(pattern, layers);
   if (layers.chosen.empty()) {
-    util::fail(ErrorKind::kUsage, "training.float8 requires linear layers whose sizes are multiples of ",
+    util::fail(ErrorKind::kUsage, "training.float8 requires linear layers whose sizes ",
+               layers.of_parts ? "on each rank of mesh.model " : "", "are multiples of ",
                kernels::kFloat8Multiple, ", but ", layers.unfit.size(), " have other sizes and ",
                layers.excluded.size(),
-               " are excluded by training.float8_exclude or mixed_precision.keep_float32; leave it "
-               "out");
+               " are excluded by training.float8_exclude or mixed_precision.keep_float32; leave it out",
+               layers.of_parts ? " or make mesh.model smaller" : "");
   }
   return layers;
 }
@@ -63,7 +64,8 @@ std::string describe(const nn::Float8Layers& layers, const c10::Device& device) 
   std::string text = concat("training.float8: ", layers.chosen.size(),
                             " linear layers multiply in 8 bits, embedding and output head do not");
   if (!layers.unfit.empty()) {
-    text += concat("; ", layers.unfit.size(), " stay in bfloat16, because their sizes are not multiples of ",
+    text += concat("; ", layers.unfit.size(), " stay in bfloat16, because their sizes ",
+                   layers.of_parts ? "on each rank of mesh.model " : "", "are not multiples of ",
                    kernels::kFloat8Multiple, ": ", util::name_list(layers.unfit));
   }
   if (!layers.excluded.empty()) text += concat("; ", layers.excluded.size(), " are excluded");

@@ -71,5 +71,20 @@ TEST(AttentionBlocks, AreOneForAChunkAndTheKeysThatAreThere) {
   EXPECT_EQ(later, (std::vector<AttentionBlock>{{.rows = 3, .query = 4, .queries = 4, .key = 0, .keys = 8}}));
 }
 
+TEST(CutSequence, SaysWhereItsTokensAre) {
+  const CutSequence second{.rank = 1, .degree = 3};  // chunks 1 and 4 of 6
+  const auto places = [&](int64_t first, int64_t count) {
+    const kernels::RowPieces pieces = second.places(first, count, 12);
+    return std::vector<int64_t>(pieces.begins, pieces.begins + pieces.count);
+  };
+  EXPECT_EQ(places(0, 12), (std::vector<int64_t>{6, 24}));
+  EXPECT_EQ(places(0, 6), std::vector<int64_t>{6});
+  EXPECT_EQ(places(6, 6), std::vector<int64_t>{24});
+  EXPECT_EQ(places(9, 3), std::vector<int64_t>{27});
+  EXPECT_EQ(places(0, 4), std::vector<int64_t>{6});
+  EXPECT_EQ(places(4, 4), (std::vector<int64_t>{10, 24})) << "the second of three parts";
+  EXPECT_EQ(places(8, 4), std::vector<int64_t>{26});
+}
+
 }  // namespace
 }  // namespace fsdp::parallel

@@ -564,6 +564,20 @@ TEST(WrapErrors, NameTheModuleWithoutParameters) {
                         "\"0\" of type hollow, which has none; leave the call out"));
 }
 
+TEST(Wrap, AUnitMayHoldNothingButATiedParameter) {
+  const at::Tensor tied = at::ones({6});
+  const auto sharing = [&] { return std::make_shared<testing::SharingStage>(tied); };
+  auto first = group({sharing()}, "group", 2), second = group({sharing()}, "group", 3);
+  auto around = group({first, second}, "around");
+  auto root = group({around, matrix(2)}, "root");
+  const EnableWrap scope;
+  for (const auto& stage : {first, second, around}) wrap(stage);
+  const std::vector<UnitPlan> plans = plan_units(*root, WrappedModules::added_to(one_unit()));
+  WrappedModules::clear();
+  EXPECT_THAT(names_of(plans), ElementsAre("root", "0", "0.0", "0.1"));
+  EXPECT_THAT(testing::parameters_of(plans[1]), ElementsAre("0.0.0.weight"));
+}
+
 TEST(WrapErrors, AModuleMustHaveHooks) {
   const EnableWrap scope;
   const auto refused = refusal_of([] { wrap(torch::nn::Linear(2, 2)); });

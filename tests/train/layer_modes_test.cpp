@@ -127,6 +127,44 @@ TEST_F(Float8Training, SaysWhichLayersItIsFor) {
       "tests, and slower than bfloat16");
 }
 
+TEST_F(Float8Training, IsForLayersWhosePartsFit) {
+  config_.model.hidden_size = 64;
+  config_.model.num_hidden_layers = 1;
+  config_.model.intermediate_size = 96;
+  config_.model.num_attention_heads = 8;
+  config_.model.num_key_value_heads = 4;
+  config_.model.vocab_size = 24;
+  const auto described = [this](int ranks) {
+    std::string text;
+    comm::run_ranks_as_threads(ranks, [&](comm::Communicator& group) {
+      const auto model = nn::make_decoder(config_.model, at::kMeta);
+      nn::parallelize_decoder(*model, config_.model, {}, testing::borrowed(group));
+      std::string found;
+      try {
+        found = describe(apply_float8(config_, *model, c10::kCPU), c10::kCPU);
+      } catch (const util::Error& error) {
+        found = error.what();
+      }
+      if (group.rank() == 0) text = found;
+    });
+    return text;
+  };
+  EXPECT_THAT(described(2),
+              HasSubstr("7 linear layers multiply in 8 bits, embedding and output head do not; on a CPU"));
+  EXPECT_THAT(
+      described(4),
+      HasSubstr(
+          "2 linear layers multiply in 8 bits, embedding and output head do not; 5 stay in bfloat16, "
+          "because their sizes on each rank of mesh.model are not multiples of 16: "
+          "model.layers.0.self_attn.k_proj, model.layers.0.self_attn.v_proj, model.layers.0.mlp.gate_proj"));
+  EXPECT_THAT(
+      described(8),
+      HasSubstr(
+          "training.float8 requires linear layers whose sizes on each rank of mesh.model are multiples of "
+          "16, but 7 have other sizes and 0 are excluded by training.float8_exclude or "
+          "mixed_precision.keep_float32; leave it out or make mesh.model smaller"));
+}
+
 TEST_F(Float8Training, LeavesOutWhatStaysInFloat32) {
   config_.mixed_precision.keep_float32 = {"*.q_proj.weight", "*norm*"};
   auto model = nn::make_decoder(config_.model, at::kMeta);

@@ -106,6 +106,16 @@ std::vector<RunWay> run_ways() {
     mesh.sequence_parallel = false;
     return mesh;
   };
+  const auto float8 = [](Change model) -> Change {
+    return [model](auto& config) {
+      model(config);
+      config.model.hidden_size = 64;
+      config.model.intermediate_size = 96;
+      config.model.num_key_value_heads = config.model.architecture == "llama" ? 4 : 8;
+      config.mixed_precision.param_dtype = "bfloat16";
+      config.training.float8 = "tensorwise";
+    };
+  };
   return {
       {"Whole", whole(two), llama},
       {"WholeFour", whole(four), llama},
@@ -136,6 +146,24 @@ std::vector<RunWay> run_ways() {
        [](auto& config) {
          config.model.embedding_dropout = config.model.hidden_dropout = config.model.attention_dropout = 0.2;
        }},
+      {"DropoutOfCutSequences",
+       {.dcn = 1, .data = 1, .context = 2, .model = 2},
+       gpt2,
+       [](auto& config) { config.model.embedding_dropout = config.model.hidden_dropout = 0.2; }},
+      {"DropoutOfCutLlama",
+       {.dcn = 1, .data = 2, .context = 2, .model = 2},
+       llama,
+       [](auto& config) { config.model.hidden_dropout = 0.2; }},
+      // The second of three ranks has tokens of both chunks.
+      {"DropoutOfThirdsOfCutSequences",
+       {.dcn = 1, .data = 1, .context = 2, .model = 3},
+       gpt2,
+       [](auto& config) {
+         config.model.num_attention_heads = config.model.num_key_value_heads = 6;
+         config.model.hidden_size = 18;
+         config.data.sequence_length = 12;
+         config.model.embedding_dropout = config.model.hidden_dropout = 0.2;
+       }},
       {"Adamw", both, gpt2,
        [](auto& config) {
          config.optimizer.name = "adamw";
@@ -154,6 +182,10 @@ std::vector<RunWay> run_ways() {
        [](auto& config) {
          config.mixed_precision.param_dtype = config.mixed_precision.reduce_dtype = "bfloat16";
        }},
+      {"Float8", both, float8(llama), [](auto&) {}},
+      {"Float8Gpt2", whole(both), float8(gpt2), [](auto&) {}},
+      // A quarter of the keys and of the feed-forward is no multiple of 16: these layers stay in bf16.
+      {"Float8OfFour", four, float8(llama), [](auto&) {}},
       {"Bf16OfGpt2", four, gpt2,
        [](auto& config) {
          config.mixed_precision.param_dtype = config.mixed_precision.reduce_dtype = "bfloat16";
@@ -324,10 +356,6 @@ TEST_F(ModelAxisTest, RefusesOptionsThatCannotBeCombined) {
   refused("training.cuda_graphs", [](auto& config) { config.training.cuda_graphs = true; });
   refused("fsdp.front = \"spmd\"", [](auto& config) { config.fsdp.front = "spmd"; });
   refused("logging.sample_every", [](auto& config) { config.logging.sample_every = 1; });
-  refused("mesh.context and dropout", [](auto& config) {
-    config.mesh.context = 2;
-    config.model.hidden_dropout = 0.1;
-  });
 }
 
 }  // namespace
