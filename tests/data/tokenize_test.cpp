@@ -85,7 +85,7 @@ TEST(Tokenize, RefusesTextsThatCannotBeUsedAndWritesNothing) {
   expect_error(ErrorKind::kData, {folder / "empty", "is empty"}, [&] {
     tokenize(options_for(folder, {good, folder.write("empty", "")}));
   });
-  expect_error(ErrorKind::kData, {"is a folder"}, [&] {
+  expect_error(ErrorKind::kData, {folder.path().string(), "has no text in it"}, [&] {
     tokenize(options_for(folder, {good, folder.path()}));
   });
   EXPECT_FALSE(std::filesystem::exists(folder / "out"));
@@ -356,7 +356,7 @@ TEST(Tokenize, RefusesLinesThatAreNoDocuments) {
     for (int threads : {1, 2}) {
       auto options = options_for(folder, {path});
       options.threads = threads;
-      expect_error(ErrorKind::kData, {"line 2 of " + path, part, "`json_field`"}, [&] { tokenize(options); });
+      expect_error(ErrorKind::kData, {"line 2 of " + path, part, "`skip_bad`"}, [&] { tokenize(options); });
     }
   };
   refuse("no json", "is not valid JSON");
