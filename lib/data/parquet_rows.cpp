@@ -17,11 +17,12 @@
 namespace fsdp::data {
 namespace {
 
-constexpr int64_t kMaxMemory = int64_t{1} << 30;
-/// Of the footer, whose structures take about ten times as much memory.
-constexpr int64_t kMaxFooterBytes = int64_t{256} << 20;
+constexpr int64_t kMaxMemory = int64_t{512} << 20;
+/// Of the footer, whose structures take twelve times as much memory.
+constexpr int64_t kMaxFooterBytes = int64_t{64} << 20;
 constexpr int64_t kBatchBytes = int64_t{4} << 20;
-constexpr int64_t kMostBatchRows = 4096;
+/// Few, because rows that refer to a dictionary are larger than the group says.
+constexpr int64_t kMostBatchRows = 64;
 constexpr int64_t kPageReadBytes = int64_t{1} << 20;
 /// Structures and lists within a column; readers of rows take 64 levels of JSON.
 constexpr int kMaxColumnDepth = 30;

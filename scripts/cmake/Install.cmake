@@ -41,8 +41,8 @@ endforeach()
 
 # libarrow and libparquet, which fsdp-data reads tables by.
 install(PROGRAMS ${arrow_libraries} DESTINATION ${arrow_install_dir} COMPONENT programs)
-install(DIRECTORY "${FSDP_ARROW_DIR}/" DESTINATION ${arrow_install_dir} COMPONENT programs FILES_MATCHING PATTERN "licenses/*"
-        PATTERN "pyarrow" EXCLUDE)
+install(DIRECTORY "${FSDP_ARROW_DIR}/pyarrow-${FSDP_ARROW_VERSION}.dist-info/licenses" DESTINATION ${arrow_install_dir}
+        COMPONENT programs)
 
 # The quickstart and what it needs, configs to start from, launchers, pages.
 file(WRITE "${PROJECT_BINARY_DIR}/fsdp-quickstart"

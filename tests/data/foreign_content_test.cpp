@@ -38,7 +38,7 @@ TEST(ForeignContent, IsToldByItsFirstBytes) {
                                                         "xzcat"},
                                                        {"BZh91AY", "bzcat"},
                                                        {"PK\x03\x04", "unzip -p"},
-                                                       {"PAR1\x15", "jsonl"},
+                                                       {"PAR1\x15", ".parquet"},
                                                        {"ARROW1", "jsonl"},
                                                        {"%PDF-1.7", "pdftotext"}};
   for (const auto& [head, remedy] : heads) {
