@@ -9,10 +9,10 @@
 #include "cli/usage_error.h"
 #include "data/convert.h"
 #include "data/inspect.h"
-#include "data/sentencepiece_tokenizer.h"
 #include "data/token_files.h"
 #include "data/tokenize.h"
 #include "data/tokenizer.h"
+#include "data/train_tokenizer.h"
 #include "util/error.h"
 #include "util/log.h"
 #include "util/progress_bar.h"
@@ -48,6 +48,28 @@ std::optional<data::TokenFormat> optional_format(const std::string& name) {
   return name.empty() ? std::nullopt : std::optional(data::token_format(name));
 }
 
+/// The options of texts that have rows.
+template <typename Options>
+void add_rows(CLI::App* command, Options& options) {
+  command
+      ->add_option("--json-field,--text-column", options.json_field,
+                   "Field of a JSON line, or column of a table, that contains the document")
+      ->capture_default_str();
+  command->add_flag("--json-lines", options.json_lines,
+                    "The texts are JSON lines, whatever their names, except .parquet");
+  command
+      ->add_option("--skip-bad", options.skip_bad,
+                   "Leave out up to so many JSON lines and rows that cannot be used")
+      ->capture_default_str()
+      ->check(cli::at_least(0));
+}
+
+void warn_of(const data::BadRows& rows) {
+  for (const std::string& message : rows.messages())
+    util::log_warning("left out: " + cli::with_flags(message));
+  if (rows.count() > 0) util::log_warning(util::with_commas(rows.count()) + " rows were left out");
+}
+
 void print_output(const std::string& path, int64_t tokens, int64_t documents, bool documents_kept) {
   std::string kept = documents_kept ? util::with_commas(documents) + " documents, " : std::string();
   print(util::concat(path, ": ", kept, util::with_commas(tokens), " tokens\n"));
@@ -66,8 +88,9 @@ void add_tokenize(CLI::App& app, Command& run) {
   command
       ->add_option(
           "TEXT", options.texts,
-          "Texts, joined in the order given: files, patterns such as 'a/*.txt', - for standard input. "
-          "Each file is a document; in .jsonl and .ndjson files each line is one")
+          "Texts, joined in the order given: files, patterns such as 'a/*.txt', folders, - for standard input. "
+          "Each file is a document; in .jsonl, .ndjson and .parquet files each row is one. Files may be "
+          "compressed, .gz or .zst")
       ->required();
   command->add_option("--output", options.output, "Token file to write")->required();
   command->add_option("--tokenizer", options.tokenizer, data::kTokenizerChoices)->capture_default_str();
@@ -75,9 +98,7 @@ void add_tokenize(CLI::App& app, Command& run) {
       ->add_option("--format", arguments->format,
                    format_names() + " (default: u32 for NAME.u32, u16 for other names)")
       ->check(cli::not_empty());
-  command->add_option("--json-field", options.json_field, "Field of a JSON line that contains the document")
-      ->capture_default_str();
-  command->add_flag("--json-lines", options.json_lines, "The texts are JSON lines, whatever their names");
+  add_rows(command, options);
   command->add_option(
       "--document-separator", options.document_separator,
       "What to put after every document: a token's text, eos (the tokenizer's own), id:N (any id), "
@@ -100,7 +121,7 @@ void add_tokenize(CLI::App& app, Command& run) {
       ->add_option(
           "--validation-split", options.validation_split,
           "What validation takes: the end of each text (end), or whole documents chosen by a hash of their content "
-          "(documents). Default: documents for JSON lines and standard input, end otherwise")
+          "(documents). Default: documents if there are rows, compressed files or standard input, end otherwise")
       ->needs(validation)
       ->check(cli::not_empty());
   command->add_option("--seed", options.seed, "Seed of the choice of documents for validation")
@@ -117,6 +138,7 @@ void add_tokenize(CLI::App& app, Command& run) {
       };
       data::TokenizeReport report = data::tokenize(options);
       bar.clear();
+      warn_of(report.bad_rows);
       if (!report.warning.empty()) util::log_warning(cli::with_flags(report.warning));
       bool documents = options.format && data::has_documents(*options.format);
       print_output(options.output, report.tokens, report.documents, documents);
@@ -131,9 +153,10 @@ void add_train_tokenizer(CLI::App& app, Command& run) {
   auto options = std::make_shared<data::TrainTokenizerOptions>();
   CLI::App* command =
       app.add_subcommand("train-tokenizer", "Learn a vocabulary from texts, with SentencePiece");
-  command->add_option("TEXT", options->texts, "Texts: files, patterns, - for standard input")->required();
+  command->add_option("TEXT", options->texts, "Texts, as for tokenize")->required();
   command->add_option("--output", options->output, "NAME.model to write, for --tokenizer")->required();
   command->add_option("--vocab-size", options->vocab_size, "Number of tokens")->required();
+  add_rows(command, *options);
   command->add_option("--type", options->model_type, "bpe or unigram")->capture_default_str();
   command->add_option("--max-lines", options->max_lines, "Learn from this many lines, drawn at random")
       ->capture_default_str()
@@ -141,7 +164,13 @@ void add_train_tokenizer(CLI::App& app, Command& run) {
   add_threads(command, options->threads, "Threads");
   command->callback([options, &run] {
     run = [options] {
-      data::train_tokenizer(*options);
+      util::ByteProgressBar bar(util::progress_on_stderr());
+      options->progress = [&bar](std::string_view phase, int64_t done, int64_t total) {
+        bar.show(phase, done, total);
+      };
+      const data::BadRows bad_rows = data::train_tokenizer(*options);
+      bar.clear();
+      warn_of(bad_rows);
       print(util::concat(options->output, ": ",
                          util::with_commas(data::make_tokenizer(options->output)->vocab_size()),
                          " tokens\n"));

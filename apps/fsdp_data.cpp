@@ -18,8 +18,8 @@ int main(int argc, char** argv) {
                     "fsdp-data tokenize book.txt --output train.bin --validation-output validation.bin"},
                    {"documents as JSON lines, with GPT-2's tokenizer",
                     "fsdp-data tokenize 'web/*.jsonl' --tokenizer gpt2/ --output train.bin"},
-                   {"from standard input",
-                    "zcat dump.jsonl.gz | fsdp-data tokenize - --json-lines --tokenizer "
+                   {"all tables and compressed JSON lines of a folder",
+                    "fsdp-data tokenize dataset/ --text-column content --skip-bad 100 --tokenizer "
                     "llama3/tokenizer.json --output train.u32"},
                    {"a tokenizer of your own",
                     "fsdp-data train-tokenizer book.txt --vocab-size 8000 --output book.model"},

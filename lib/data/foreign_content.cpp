@@ -12,13 +12,13 @@ namespace {
 using util::concat;
 using namespace std::string_view_literals;
 
-enum class Way { kDecompress, kConvert };
+enum class Way { kDecompress, kConvert, kRename };
 
 struct Signature {
   std::string_view bytes;
   const char* found;
   Way way;
-  const char* tool;  ///< writes the content to standard output, or converts the file
+  const char* tool;  ///< writes the content to standard output, converts the file, or is its extension
 };
 
 constexpr Signature kSignatures[] = {
@@ -30,7 +30,7 @@ constexpr Signature kSignatures[] = {
     {"BZh"sv, "is compressed by bzip2", Way::kDecompress, "bzcat"},
     {"\x04\x22\x4d\x18"sv, "is compressed by lz4", Way::kDecompress, "lz4cat"},
     {"PK\x03\x04"sv, "is a zip archive", Way::kDecompress, "unzip -p"},
-    {"PAR1"sv, "is a parquet table", Way::kConvert, "to_json(..., orient=\"records\", lines=True) of pandas"},
+    {"PAR1"sv, "is a parquet table", Way::kRename, ".parquet"},
     {"ARROW1"sv, "is an arrow table", Way::kConvert, "to_json() of Hugging Face's datasets"},
     {"FEA1"sv, "is a feather table", Way::kConvert, "to_json(..., orient=\"records\", lines=True) of pandas"},
     {"\xff\xff\xff\xff"sv, "is a stream of arrow", Way::kConvert, "to_json() of Hugging Face's datasets"},
@@ -49,7 +49,8 @@ std::optional<ForeignContent> known(std::string_view head, const std::string& pa
   for (const Signature& signature : kSignatures) {
     if (!head.starts_with(signature.bytes)) continue;
     const std::string remedy =
-        signature.way == Way::kDecompress
+        signature.way == Way::kRename ? concat("name it ", signature.tool)
+        : signature.way == Way::kDecompress
             ? concat("give its content: ", signature.tool, " ", path, " | fsdp-data tokenize - ...")
             : concat("convert it to plain text or .jsonl, one object per line, first (", signature.tool, ")");
     return ForeignContent{signature.found, remedy};

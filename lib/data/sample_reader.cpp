@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "data/data_identity.h"
-#include "data/text_input.h"
+#include "data/file_patterns.h"
 #include "data/tokenizer.h"
 #include "util/error.h"
 #include "util/hash.h"

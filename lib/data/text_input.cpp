@@ -1,7 +1,6 @@
 #include "data/text_input.h"
 
 #include <fcntl.h>
-#include <glob.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,39 +8,86 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "data/file_patterns.h"
 #include "data/foreign_content.h"
+#include "data/rows.h"
 #include "util/error.h"
+#include "util/text.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;
+namespace {
 
-std::vector<std::string> expand_patterns(const std::vector<std::string>& texts) {
-  std::vector<std::string> files;
-  for (const std::string& text : texts) {
-    std::error_code error;
-    bool pattern = text.find_first_of("*?[") != std::string::npos && !fs::exists(text, error);
-    if (!pattern) {
-      files.push_back(text);
-      continue;
+constexpr size_t kHeadBytes = 512;
+constexpr size_t kCompressedBytes = 1 << 17;
+/// A text that becomes so many times as large, beyond so many bytes, was made to fill memory or disks: prose
+/// takes a fifth to a tenth of its size.
+constexpr int64_t kMostExpansion = 500;
+constexpr int64_t kExpandedBytes = int64_t{256} << 20;
+
+/// The name without .gz or .zst.
+std::string uncompressed_name(const std::string& path) {
+  return is_named_compressed(path) ? fs::path(path).replace_extension().string() : path;
+}
+
+bool is_text_name(const fs::path& path) {
+  return has_rows(path.string()) || fs::path(uncompressed_name(path.string())).extension() == ".txt";
+}
+
+bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
+
+/// Adds the texts of a folder, sorted.
+void add_folder(const std::string& folder, std::vector<std::string>& files) {
+  std::vector<std::string> found;
+  try {
+    for (fs::recursive_directory_iterator at(folder), end; at != end; ++at) {
+      if (is_hidden(at->path())) {
+        at.disable_recursion_pending();
+      } else if (at->is_regular_file() && is_text_name(at->path())) {
+        found.push_back(at->path().string());
+      }
     }
-    glob_t found{};
-    int code = ::glob(text.c_str(), 0, nullptr, &found);
-    for (size_t i = 0; code == 0 && i < found.gl_pathc; ++i) files.emplace_back(found.gl_pathv[i]);
-    ::globfree(&found);
-    if (code != 0) {
-      util::fail(util::ErrorKind::kData, "no file matches the pattern ", text,
-                 "; correct it or list the files by name");
+  } catch (const fs::filesystem_error& error) {
+    util::fail(util::ErrorKind::kData, "the folder ", folder, " cannot be read (", error.code().message(),
+               ", at ", error.path1().string(), "); give one that you may read");
+  }
+  if (found.empty()) {
+    util::fail(
+        util::ErrorKind::kData, "the folder ", folder,
+        " has no text in it: no .txt, .jsonl or .ndjson, with or without .gz or .zst, and no .parquet; "
+        "give files of other names by a pattern, for example ",
+        folder, "/*");
+  }
+  std::sort(found.begin(), found.end());
+  files.insert(files.end(), found.begin(), found.end());
+}
+
+}  // namespace
+
+std::vector<std::string> expand_texts(const std::vector<std::string>& texts) {
+  std::vector<std::string> files;
+  for (const std::string& path : expand_patterns(texts)) {
+    std::error_code error;
+    if (path != kStandardInput && fs::is_directory(path, error)) {
+      add_folder(path, files);
+    } else {
+      files.push_back(path);
     }
   }
   return files;
 }
 
+bool is_named_compressed(const std::string& path) {
+  const fs::path extension = fs::path(path).extension();
+  return extension == ".gz" || extension == ".zst";
+}
+
 bool is_json_lines(const std::string& path) {
-  std::string extension = fs::path(path).extension().string();
+  const fs::path extension = fs::path(uncompressed_name(path)).extension();
   return extension == ".jsonl" || extension == ".ndjson";
 }
 
-TextInput::TextInput(const std::string& path) : path_(path) {
+InputFile::InputFile(const std::string& path) : path_(path) {
   if (path_ == kStandardInput) {
     path_ = "standard input";
     fd_ = STDIN_FILENO;
@@ -58,46 +104,122 @@ TextInput::TextInput(const std::string& path) : path_(path) {
   }
 }
 
-TextInput::~TextInput() {
+InputFile::~InputFile() {
   if (fd_ != STDIN_FILENO) ::close(fd_);
 }
 
-void TextInput::examine() {
+void InputFile::examine() {
   struct stat status {};
   if (::fstat(fd_, &status) != 0) refuse("cannot be examined (" + util::errno_text(errno) + ")");
   if (S_ISDIR(status.st_mode)) refuse("is a folder; give the files in it, for example FOLDER/*.txt");
   if (!S_ISREG(status.st_mode)) refuse("is not a regular file; write the text to a file or give it as -");
   if (status.st_size == 0) refuse("is empty; leave it out");
   size_bytes_ = status.st_size;
-  std::string head(512, '\0');
-  const ssize_t got = ::pread(fd_, head.data(), head.size(), 0);
-  head.resize(got > 0 ? static_cast<size_t>(got) : 0);
-  if (const auto foreign = foreign_to_text(head, path_))
-    refuse(util::concat(foreign->found, "; ", foreign->remedy));
 }
 
-int64_t TextInput::read(int64_t bytes, std::string& buffer) {
-  if (size_bytes_ >= 0) bytes = std::min(bytes, size_bytes_ - read_bytes_);
-  size_t before = buffer.size();
-  buffer.resize(before + static_cast<size_t>(bytes));
-  int64_t done = 0;
+size_t InputFile::read(size_t bytes, char* to) {
+  if (size_bytes_ >= 0) bytes = std::min(bytes, static_cast<size_t>(size_bytes_ - read_bytes_));
+  size_t done = 0;
   while (done < bytes) {
-    ssize_t got = ::read(fd_, buffer.data() + before + done, static_cast<size_t>(bytes - done));
+    ssize_t got = ::read(fd_, to + done, bytes - done);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) refuse("cannot be read (" + util::errno_text(errno) + "); check the disk and run again");
     if (got == 0) break;
-    done += got;
+    done += static_cast<size_t>(got);
   }
-  buffer.resize(before + static_cast<size_t>(done));
-  read_bytes_ += done;
+  read_bytes_ += static_cast<int64_t>(done);
   if (done < bytes && size_bytes_ >= 0) {
     refuse("became shorter while it was read; run again when nothing writes to it");
   }
   return done;
 }
 
-void TextInput::refuse(const std::string& reason) const {
+void InputFile::refuse(const std::string& reason) const {
   util::fail(util::ErrorKind::kData, "the text ", path_, " ", reason);
+}
+
+TextInput::TextInput(const std::string& path) : file_(path) {
+  // Standard input is not touched before the first read: it may be opened more than once.
+  if (file_.size_bytes() >= 0) begin();
+}
+
+/// Reads the beginning, which says what the text is.
+void TextInput::begin() {
+  begun_ = true;
+  head_.resize(kHeadBytes);
+  head_.resize(file_.read(head_.size(), head_.data()));
+  decompressor_ = make_decompressor(head_);
+  if (decompressor_) {
+    compressed_.swap(head_);
+    head_.resize(kHeadBytes);
+    head_.resize(decompress(head_.size(), head_.data()));
+    if (head_.empty()) refuse("is empty when decompressed; leave it out");
+  } else if (is_named_compressed(path())) {
+    refuse(
+        "is named like a compressed file, but its content is not compressed by gzip or zstd; correct its name");
+  } else {
+    size_bytes_ = file_.size_bytes();
+  }
+  if (const auto foreign = foreign_to_text(head_, uncompressed_name(path()))) {
+    if (decompressor_)
+      refuse(util::concat("holds a compressed file that ", foreign->found, "; unpack it first"));
+    refuse(util::concat(foreign->found, "; ", foreign->remedy));
+  }
+}
+
+int64_t TextInput::read_bytes() const {
+  const size_t waiting = decompressor_ ? compressed_.size() - decompressed_ : head_.size();
+  return file_.read_bytes() - static_cast<int64_t>(waiting);
+}
+
+int64_t TextInput::read(int64_t bytes, std::string& buffer) {
+  if (!begun_) begin();
+  const auto wanted = static_cast<size_t>(bytes);
+  const size_t before = buffer.size(), of_head = std::min(wanted, head_.size());
+  buffer.append(head_, 0, of_head);
+  head_.erase(0, of_head);
+  buffer.resize(before + wanted);
+  char* const rest = buffer.data() + before + of_head;
+  const size_t got = decompressor_ ? decompress(wanted - of_head, rest) : file_.read(wanted - of_head, rest);
+  buffer.resize(before + of_head + got);
+  return static_cast<int64_t>(of_head + got);
+}
+
+size_t TextInput::decompress(size_t bytes, char* to) {
+  size_t done = 0;
+  while (done < bytes) {
+    if (decompressed_ == compressed_.size()) {
+      compressed_.resize(kCompressedBytes);
+      compressed_.resize(file_.read(compressed_.size(), compressed_.data()));
+      decompressed_ = 0;
+    }
+    const bool file_ends = compressed_.empty();
+    if (file_ends && decompressor_->at_end()) break;
+    Decompressor::Step step;
+    try {
+      step =
+          decompressor_->step(std::string_view(compressed_).substr(decompressed_), to + done, bytes - done);
+    } catch (const DecompressorError& error) {
+      refuse(util::concat(error.what(), " at byte ", util::with_commas(read_bytes()), " of the file; ",
+                          error.remedy()));
+    }
+    if (file_ends && step.written == 0) {
+      refuse(util::concat("is cut short: the file ends at byte ", util::with_commas(read_bytes()),
+                          ", within compressed data; fetch it again"));
+    }
+    decompressed_ += step.read;
+    done += step.written;
+    text_bytes_ += static_cast<int64_t>(step.written);
+    check_ratio();
+  }
+  return done;
+}
+
+void TextInput::check_ratio() const {
+  if (text_bytes_ <= kExpandedBytes || text_bytes_ / kMostExpansion <= read_bytes()) return;
+  refuse(util::concat("becomes more than ", kMostExpansion, " times as large when decompressed, ",
+                      util::human_bytes(text_bytes_), " from the first ", util::human_bytes(read_bytes()),
+                      ", which no text does; leave it out, or give its content as - if it is meant"));
 }
 
 }  // namespace fsdp::data

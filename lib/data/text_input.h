@@ -1,38 +1,48 @@
 #pragma once
 
-// The input of tokenize() and train_tokenizer(): files, patterns of files, standard input.
+// The input of tokenize() and train_tokenizer(): files, compressed or not, patterns of files, folders, standard
+// input.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "data/decompressor.h"
 
 namespace fsdp::data {
 
 /// Names standard input.
 inline constexpr const char* kStandardInput = "-";
 
-/// The files that `texts` name, in order: a name with *, ? or [ that is not a file is a pattern, replaced by
-/// the files that match it, sorted. Throws Error(kData) when none does.
-std::vector<std::string> expand_patterns(const std::vector<std::string>& texts);
+/// expand_patterns(), with each folder replaced by the texts in it and in the folders below it, by their names:
+/// .txt, .jsonl and .ndjson, each also with .gz or .zst, and .parquet. Hidden files are left out; the others are
+/// sorted by their paths. Throws Error(kData) for a folder without any.
+std::vector<std::string> expand_texts(const std::vector<std::string>& texts);
 
-/// Whether the file holds one JSON object per line, by its name: .jsonl or .ndjson.
+/// Whether the file holds one JSON object per line, by its name: .jsonl or .ndjson, also with .gz or .zst.
 bool is_json_lines(const std::string& path);
 
-/// A text that is read once from front to back. Not thread-safe.
-class TextInput {
+/// Whether the file is compressed, by its name: .gz or .zst.
+bool is_named_compressed(const std::string& path);
+
+/// A file that is read once from front to back. Not thread-safe.
+class InputFile {
  public:
-  /// Opens the file. All failures are Errors of kind kData.
-  explicit TextInput(const std::string& path);
-  ~TextInput();
-  TextInput(const TextInput&) = delete;
-  TextInput& operator=(const TextInput&) = delete;
+  /// Opens the file; kStandardInput is standard input. All failures are Errors of kind kData that begin with
+  /// "the text PATH".
+  explicit InputFile(const std::string& path);
+  ~InputFile();
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
 
   const std::string& path() const { return path_; }
-  /// -1 for standard input.
-  int64_t size_bytes() const { return size_bytes_; }
+  int fd() const { return fd_; }
+  int64_t size_bytes() const { return size_bytes_; }  ///< -1 for standard input
+  int64_t read_bytes() const { return read_bytes_; }
 
-  /// Appends up to `bytes` bytes to `buffer` and returns how many; fewer only at the end.
-  int64_t read(int64_t bytes, std::string& buffer);
+  /// Reads `bytes` bytes, fewer only at the end, and returns how many.
+  size_t read(size_t bytes, char* to);
 
   [[noreturn]] void refuse(const std::string& reason) const;
 
@@ -41,8 +51,40 @@ class TextInput {
 
   std::string path_;
   int fd_ = -1;
+  int64_t size_bytes_ = -1, read_bytes_ = 0;
+};
+
+/// A text: an InputFile, decompressed if its content is compressed by gzip or zstd.
+class TextInput {
+ public:
+  /// Opens the file, and recognises files that are not text by their beginning.
+  explicit TextInput(const std::string& path);
+
+  const std::string& path() const { return file_.path(); }
+  /// Of the text; -1 where it is known only at the end: for standard input and compressed files.
+  int64_t size_bytes() const { return size_bytes_; }
+  int64_t file_bytes() const { return file_.size_bytes(); }
+  /// Of the file, up to what was read.
+  int64_t read_bytes() const;
+
+  /// Appends up to `bytes` bytes of the text to `buffer` and returns how many; fewer only at the end.
+  int64_t read(int64_t bytes, std::string& buffer);
+
+  [[noreturn]] void refuse(const std::string& reason) const { file_.refuse(reason); }
+
+ private:
+  void begin();
+  size_t decompress(size_t bytes, char* to);
+  void check_ratio() const;
+
+  InputFile file_;
   int64_t size_bytes_ = -1;
-  int64_t read_bytes_ = 0;
+  bool begun_ = false;
+  std::string head_;  ///< the beginning of the text, until it is handed out
+  std::unique_ptr<Decompressor> decompressor_;
+  std::string compressed_;   ///< read from the file
+  size_t decompressed_ = 0;  ///< of compressed_
+  int64_t text_bytes_ = 0;   ///< decompressed so far
 };
 
 }  // namespace fsdp::data

@@ -4,13 +4,9 @@
 #include <cmath>
 #include <deque>
 #include <future>
-#include <nlohmann/json.hpp>
 
-#include "data/utf8.h"
 #include "util/error.h"
 #include "util/hash.h"
-#include "util/json.h"
-#include "util/text.h"
 #include "util/work_queue.h"
 
 namespace fsdp::data {
@@ -19,10 +15,8 @@ namespace {
 constexpr size_t kJobBytes = 1 << 18;
 /// How much of the next part a part contains, to find where it may be cut.
 constexpr size_t kContextBytes = 1 << 12;
-/// Of text that must be in one piece: a document for a tokenizer that never cuts, a line of JSON.
+/// Of text that must be in one piece: a document for a tokenizer that never cuts.
 constexpr size_t kMaxWholeBytes = size_t{256} << 20;
-
-constexpr int kMaxLineDepth = 64;
 
 }  // namespace
 
@@ -65,27 +59,14 @@ void TextJobs::encode(int threads, const std::function<void(const EncodedJob&)>&
   }
 }
 
-std::string TextJobs::document_of(std::string_view line, const TextPart& part) const {
-  auto refuse = [&](const std::string& found) {
-    util::fail(util::ErrorKind::kData, "line ", part.line, " of ", files_[part.file],
-               " must be a JSON object with a string \"", json_field_, "\", but ", for_message(found),
-               "; correct the line or set the field with `json_field`");
-  };
-  nlohmann::json object;
+std::optional<std::string> TextJobs::document_of(std::string_view row, const TextPart& part,
+                                                 std::string& bad) const {
   try {
-    object = util::parse_json(line, {.deepest_level = kMaxLineDepth, .unique_keys = false});
-  } catch (const util::JsonError& error) {
-    refuse(error.what());
+    return document_of_row(row, {files_[part.file], part.row}, json_field_);
+  } catch (const util::Error& error) {
+    bad = error.what();
+    return std::nullopt;
   }
-  if (!object.is_object()) refuse("is another JSON value");
-  auto field = object.find(json_field_);
-  if (field == object.end()) {
-    std::vector<std::string> names;
-    for (const auto& item : object.items()) names.push_back("\"" + item.key() + "\"");
-    refuse(names.empty() ? "has no fields" : "has the fields " + util::join(names, ", "));
-  }
-  if (!field->is_string()) refuse("has a " + std::string(field->type_name()));
-  return std::move(field->get_ref<std::string&>());
 }
 
 EncodedJob TextJobs::encoded(TextJob job) const {
@@ -93,10 +74,11 @@ EncodedJob TextJobs::encoded(TextJob job) const {
   for (const TextPart& part : job.parts) {
     std::string_view text = std::string_view(job.text).substr(part.begin, part.end - part.begin);
     EncodedJob::Part result_part{.consumed = part.stop, .validation = part.validation};
-    if (part.json) {
-      std::string document = document_of(text, part);
-      result_part.validation = validation_.takes(document);
-      tokenizer_.encode(document, result.ids);
+    if (part.is_row) {
+      if (const auto document = document_of(text, part, result_part.bad)) {
+        result_part.validation = validation_.takes(*document);
+        tokenizer_.encode(*document, result.ids);
+      }
     } else if (part.ends_document) {
       tokenizer_.encode(text, result.ids);
     } else {
@@ -114,29 +96,31 @@ bool TextJobs::next(TextJob& job) {
   job.text.clear();
   job.parts.clear();
   while (job.text.size() < kJobBytes) {
-    if (!input_) {
+    if (!input_ && !rows_) {
       if (next_file_ == files_.size()) break;
       open_next();
     }
-    if (json_) {
-      take_lines(job);
+    if (rows_) {
+      take_rows(job);
     } else {
       take_text(job);
     }
   }
-  job.read_bytes = read_bytes_;
+  job.read_bytes = read_bytes();
   return !job.parts.empty();
 }
 
 void TextJobs::open_next() {
   const std::string& path = files_[next_file_++];
+  if (json_lines_ || has_rows(path)) {
+    rows_ = open_rows(path, {json_field_});
+    return;
+  }
   input_ = std::make_unique<TextInput>(path);
-  json_ = json_lines_ || is_json_lines(path);
   section_left_ = input_->size_bytes();
   end_left_ = 0;
-  line_ = 0;
   document_validates_ = false;
-  if (json_ || section_left_ < 0) return;
+  if (section_left_ < 0) return;
   end_left_ = share_of_end(validation_, section_left_);
   section_left_ -= end_left_;
   if (section_left_ == 0) end_section();
@@ -148,7 +132,6 @@ bool TextJobs::fill(int64_t bytes) {
   if (section_left_ >= 0) wanted = std::min(wanted, section_left_);
   if (wanted <= 0) return section_left_ == 0;
   int64_t got = input_->read(wanted, buffer_);
-  read_bytes_ += got;
   if (section_left_ < 0) return got < wanted;
   section_left_ -= got;
   return section_left_ == 0;
@@ -159,7 +142,7 @@ void TextJobs::end_on_whole_character() {
   std::string next;
   for (int i = 0; i < 3 && end_left_ > 0; ++i) {
     next.clear();
-    read_bytes_ += input_->read(1, next);
+    input_->read(1, next);
     --end_left_;
     if ((next[0] & 0xc0) != 0x80) break;
     buffer_ += next;
@@ -186,7 +169,7 @@ void TextJobs::add_part(TextJob& job, size_t stop, bool ends) {
 /// Continues with the end of the text, if that is for validation, or with the next text.
 void TextJobs::end_section() {
   if (end_left_ == 0) {
-    input_.reset();
+    close_file();
     return;
   }
   section_left_ = end_left_;
@@ -217,36 +200,28 @@ void TextJobs::take_text(TextJob& job) {
   end_section();
 }
 
-void TextJobs::take_lines(TextJob& job) {
-  bool ends = fill(kJobBytes);
-  while (!ends && buffer_.find('\n') == std::string::npos) {
-    if (buffer_.size() > kMaxWholeBytes) {
-      input_->refuse(
-          util::concat("has a line of more than ", kMaxWholeBytes >> 20,
-                       " MiB, but must have one JSON object per line; check what kind of file it is"));
-    }
-    ends = fill(static_cast<int64_t>(2 * buffer_.size()));
+void TextJobs::take_rows(TextJob& job) {
+  while (job.text.size() < kJobBytes) {
+    const size_t begin = job.text.size();
+    const int64_t number = rows_->next(job.text);
+    if (number == 0) return close_file();
+    job.parts.push_back({.begin = begin,
+                         .end = job.text.size(),
+                         .stop = job.text.size() - begin,
+                         .is_row = true,
+                         .file = next_file_ - 1,
+                         .row = number});
   }
-  size_t begin = 0;
-  while (begin < buffer_.size()) {
-    size_t end = buffer_.find('\n', begin);
-    if (end == std::string::npos && !ends) break;
-    end = std::min(end, buffer_.size());
-    ++line_;
-    std::string_view line = std::string_view(buffer_).substr(begin, end - begin);
-    if (line.find_first_not_of(" \t\r") != std::string_view::npos) {
-      job.parts.push_back({.begin = job.text.size(),
-                           .end = job.text.size() + line.size(),
-                           .stop = line.size(),
-                           .json = true,
-                           .file = next_file_ - 1,
-                           .line = line_});
-      job.text += line;
-    }
-    begin = end + 1;
-  }
-  buffer_.erase(0, std::min(begin, buffer_.size()));
-  if (ends) input_.reset();
+}
+
+void TextJobs::close_file() {
+  finished_bytes_ = read_bytes();
+  rows_.reset();
+  input_.reset();
+}
+
+int64_t TextJobs::read_bytes() const {
+  return finished_bytes_ + (rows_ ? rows_->read_bytes() : input_ ? input_->read_bytes() : 0);
 }
 
 }  // namespace fsdp::data

@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "data/rows.h"
 #include "data/text_input.h"
 #include "data/tokenizer.h"
 
@@ -23,15 +25,15 @@ struct TextPart {
   size_t stop = 0;
   bool begins_document = true, ends_document = true;
   bool validation = false;
-  bool json = false;  ///< a JSON object that holds the document
-  size_t file = 0;    ///< where it comes from, for messages
-  int64_t line = 0;   ///< from 1; JSON lines only
+  bool is_row = false;  ///< a JSON object that holds the document
+  size_t file = 0;      ///< where it comes from, for messages
+  int64_t row = 0;      ///< its number; rows only
 };
 
 struct TextJob {
   std::string text;
   std::vector<TextPart> parts;
-  int64_t read_bytes = 0;  ///< of all texts, up to the end of this job
+  int64_t read_bytes = 0;  ///< of all files, up to the end of this job
 };
 
 struct EncodedJob {
@@ -39,6 +41,7 @@ struct EncodedJob {
     size_t ids_end = 0;   ///< where its ids end in `ids`
     size_t consumed = 0;  ///< bytes of the part that are encoded
     bool validation = false;
+    std::string bad{};  ///< what is wrong with a row that cannot be used, which has no ids
   };
   TextJob job;
   std::vector<int64_t> ids;
@@ -61,16 +64,17 @@ struct ValidationShare {
 /// Not thread-safe.
 class TextJobs {
  public:
-  /// json_lines: all texts are JSON lines, whatever their names. json_field: the field of a line that is the
-  /// document.
+  /// json_lines: all texts are JSON lines, whatever their names, except tables. json_field: the field of a
+  /// row that is the document.
   TextJobs(std::vector<std::string> files, bool json_lines, std::string json_field,
            const ValidationShare& validation, const Tokenizer& tokenizer);
 
   /// Encodes all jobs on `threads` threads and passes them to `visit` in order. Throws Error(kData) for a text
-  /// that cannot be used, and for a line that is not a JSON object with the text field.
+  /// that cannot be used; rows that cannot be used are passed as such.
   void encode(int threads, const std::function<void(const EncodedJob&)>& visit);
 
-  int64_t read_bytes() const { return read_bytes_; }
+  /// Of all files.
+  int64_t read_bytes() const;
 
   /// Bytes at the end of a text that go to validation.
   static int64_t share_of_end(const ValidationShare& validation, int64_t text_bytes);
@@ -78,14 +82,15 @@ class TextJobs {
  private:
   bool next(TextJob& job);
   EncodedJob encoded(TextJob job) const;
-  std::string document_of(std::string_view line, const TextPart& part) const;
+  std::optional<std::string> document_of(std::string_view row, const TextPart& part, std::string& bad) const;
   void open_next();
   void take_text(TextJob& job);
-  void take_lines(TextJob& job);
+  void take_rows(TextJob& job);
   bool fill(int64_t bytes);
   void end_on_whole_character();
   void add_part(TextJob& job, size_t stop, bool ends);
   void end_section();
+  void close_file();
 
   std::vector<std::string> files_;
   bool json_lines_;
@@ -93,15 +98,14 @@ class TextJobs {
   ValidationShare validation_;
   const Tokenizer& tokenizer_;
   size_t next_file_ = 0;
+  std::unique_ptr<Rows> rows_;  ///< of the file that is read, or
   std::unique_ptr<TextInput> input_;
   std::string buffer_;        ///< read and not handed out yet
   std::string pending_;       ///< the first byte of the next section, when it had to be read already
   int64_t section_left_ = 0;  ///< bytes of this section not read yet; -1: up to the end of the input
   int64_t end_left_ = 0;      ///< bytes of the section behind it, the end of the text that is for validation
-  bool json_ = false;
   bool in_document_ = false, document_validates_ = false;
-  int64_t line_ = 0;
-  int64_t read_bytes_ = 0;
+  int64_t finished_bytes_ = 0;  ///< of files that are read
 };
 
 }  // namespace fsdp::data

@@ -71,11 +71,11 @@ ValidationShare validation_share(const TokenizeOptions& options, const std::vect
   if (options.validation_output.empty()) return share;
   share = {.fraction = options.validation_fraction, .seed = options.seed};
   bool whole_only = options.json_lines || std::any_of(files.begin(), files.end(), [](const auto& file) {
-                      return file == kStandardInput || is_json_lines(file);
+                      return has_rows(file) || TextInput(file).size_bytes() < 0;
                     });
   if (options.validation_split == "end" && whole_only) {
-    fail(ErrorKind::kUsage, "`validation_split` end needs texts whose size is known, but JSON lines or ",
-         "standard input are among them; choose `validation_split` documents");
+    fail(ErrorKind::kUsage, "`validation_split` end needs texts whose size is known, but JSON lines, ",
+         "tables, compressed files or standard input are among them; choose `validation_split` documents");
   }
   if (!options.validation_split.empty() && options.validation_split != "end" &&
       options.validation_split != "documents") {
@@ -93,23 +93,19 @@ ValidationShare validation_share(const TokenizeOptions& options, const std::vect
        " of validation, and neither may be empty; ", "give more text or another fraction");
 }
 
-/// Opens every file once, so that a wrong name is reported before the work. Returns their bytes; 0 if
-/// unknown.
+/// Opens every file once, so that a wrong name is reported before the work. Returns their bytes; 0 if unknown.
 int64_t check_texts(const TokenizeOptions& options, const std::vector<std::string>& files,
                     const ValidationShare& share) {
-  int64_t bytes = 0, validation = 0;
-  bool known = true;
-  for (const std::string& path : files) {
-    TextInput text(path);
-    known = known && text.size_bytes() >= 0;
-    bytes += std::max<int64_t>(text.size_bytes(), 0);
-    validation += TextJobs::share_of_end(share, text.size_bytes());
+  const int64_t bytes = check_files(files, options.json_field);
+  if (share.fraction > 0 && !share.by_document) {
+    int64_t validation = 0;
+    for (const std::string& path : files) {
+      validation += TextJobs::share_of_end(share, TextInput(path).size_bytes());
+    }
+    if (validation == 0 || validation == bytes)
+      refuse_empty_part(options, bytes - validation, validation, "bytes");
   }
-  bool by_end = share.fraction > 0 && !share.by_document;
-  if (by_end && (validation == 0 || validation == bytes)) {
-    refuse_empty_part(options, bytes - validation, validation, "bytes");
-  }
-  return known ? bytes : 0;
+  return bytes;
 }
 
 TokenFormat output_format(const TokenizeOptions& options, const std::string& output, int64_t vocab_size) {
@@ -168,14 +164,22 @@ std::vector<int64_t> separator_ids(const TokenizeOptions& options, const Tokeniz
 class Collector {
  public:
   Collector(const Tokenizer& tokenizer, std::vector<int64_t> separator, TokenWriter& train,
-            TokenWriter* validation)
-      : tokenizer_(tokenizer), separator_(std::move(separator)), train_(train), validation_(validation) {}
+            TokenWriter* validation, BadRows& bad_rows)
+      : tokenizer_(tokenizer),
+        separator_(std::move(separator)),
+        train_(train),
+        validation_(validation),
+        bad_rows_(bad_rows) {}
 
   void add(const EncodedJob& encoded) {
     size_t ids_begin = 0;
     for (size_t i = 0; i < encoded.parts.size(); ++i) {
       const TextPart& part = encoded.job.parts[i];
       const EncodedJob::Part& result = encoded.parts[i];
+      if (!result.bad.empty()) {
+        bad_rows_.add(result.bad);
+        continue;
+      }
       std::string_view text = std::string_view(encoded.job.text).substr(part.begin, part.end - part.begin);
       if (part.begins_document) writer_ = result.validation ? validation_ : &train_;
       if (skip_ > 0 || !carried_.empty()) {
@@ -231,6 +235,7 @@ class Collector {
   const std::vector<int64_t> separator_;  ///< appended to every document
   TokenWriter& train_;
   TokenWriter* validation_;
+  BadRows& bad_rows_;
   TokenWriter* writer_ = nullptr;
   std::vector<int64_t> ids_;
   std::string carried_;  ///< text of the document before the next part, not encoded yet
@@ -241,7 +246,7 @@ class Collector {
 
 TokenizeReport tokenize(const TokenizeOptions& options) {
   if (options.texts.empty()) fail(ErrorKind::kUsage, "no text to tokenize was given; name at least one file");
-  std::vector<std::string> files = expand_patterns(options.texts);
+  std::vector<std::string> files = expand_texts(options.texts);
   check(options, files);
   ValidationShare share = validation_share(options, files);
   std::unique_ptr<Tokenizer> tokenizer =
@@ -260,7 +265,8 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
         TokenWriterOptions{output_format(options, options.validation_output, vocab_size), vocab_size});
   }
   TextJobs jobs(files, options.json_lines, options.json_field, share, *tokenizer);
-  Collector collector(*tokenizer, separator, train, validation ? &*validation : nullptr);
+  BadRows bad_rows(options.skip_bad);
+  Collector collector(*tokenizer, separator, train, validation ? &*validation : nullptr, bad_rows);
   jobs.encode(options.threads, [&](const EncodedJob& encoded) {
     collector.add(encoded);
     if (options.progress && text_bytes > 0)
@@ -291,6 +297,7 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
           .validation_tokens = validation ? validation->size() : 0,
           .documents = train.documents(),
           .validation_documents = validation ? validation->documents() : 0,
+          .bad_rows = bad_rows,
           .warning = std::move(warning)};
 }
 

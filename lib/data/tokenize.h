@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/rows.h"
 #include "data/token_files.h"
 #include "data/token_format.h"
 #include "data/tokenizer.h"
@@ -17,15 +18,16 @@
 namespace fsdp::data {
 
 struct TokenizeOptions {
-  /// Files, patterns of files (text_input.h) and "-", in this order. Each file is a document, or each line of
-  /// it when it holds JSON lines (.jsonl, .ndjson).
+  /// Files, patterns of files, folders (text_input.h) and "-", in this order. Each file is a document, or each
+  /// of its rows when it has rows (rows.h).
   std::vector<std::string> texts;
   std::string output;  ///< the token file; an older one is replaced
   std::string tokenizer = "bytes";
   /// By default u32 for NAME.u32 and u16 for every other name.
   std::optional<TokenFormat> format;
-  std::string json_field = "text";  ///< the field of a JSON line that is the document
-  bool json_lines = false;          ///< all texts hold JSON lines, whatever their names
+  std::string json_field = "text";  ///< the field of a JSON line or column of a table that is the document
+  bool json_lines = false;          ///< all texts hold JSON lines, whatever their names, except tables
+  int64_t skip_bad = 0;             ///< rows that cannot be used and are left out, at most
   /// What follows every document: the text of a token; "eos", the tokenizer's end of text; "id:N", which may
   /// be an id beyond its vocabulary; "text:TEXT", which is tokenized (\n, \t and \\ stand for a line end, a
   /// tab and a backslash); or "none". Empty: eos where the tokenizer has one.
@@ -35,8 +37,8 @@ struct TokenizeOptions {
   std::string validation_output;  ///< empty: everything goes to `output`
   double validation_fraction = 0.1;
   /// "end": the end of each text, a share of its bytes (rounded, up to a whole character), is for validation;
-  /// "documents": a share of the documents (ValidationShare). Empty: documents for JSON lines and standard
-  /// input, the end otherwise.
+  /// "documents": a share of the documents (ValidationShare). Empty: documents if there are rows, standard
+  /// input or compressed files among the texts, the end otherwise.
   std::string validation_split;
   uint64_t seed = 1234;  ///< of the choice of documents
   int threads = 1;       ///< the output is the same for any number
@@ -44,10 +46,11 @@ struct TokenizeOptions {
 };
 
 struct TokenizeReport {
-  int64_t text_bytes = 0;
+  int64_t text_bytes = 0;         ///< of the files
   int64_t tokens = 0;             ///< in output
   int64_t validation_tokens = 0;  ///< in validation_output
   int64_t documents = 0, validation_documents = 0;
+  BadRows bad_rows{0};    ///< that were left out
   std::string warning{};  ///< about what may not be intended: documents that nothing separates
 };
 

@@ -12,7 +12,7 @@
 #include "checkpoint/weights.h"
 #include "comm/mesh_shape.h"
 #include "config/model_description.h"
-#include "data/text_input.h"
+#include "data/file_patterns.h"
 #include "data/token_files.h"
 #include "doctor/checks.h"
 #include "plan/memory.h"

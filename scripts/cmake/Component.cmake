@@ -1,7 +1,7 @@
-# fsdp_component(NAME [TORCH] [COLD] [CUDA] [LINK targets...]): one folder of lib/ as the static library fsdp::NAME.
+# fsdp_component(NAME [TORCH] [COLD] [CUDA] [INTERNAL] [LINK targets...]): one folder of lib/ as the static library fsdp::NAME.
 # TORCH: shares a precompiled header of libtorch's tensors and modules, a second of templates in each file.
 # COLD: no time of a training step is spent in it, so it is compiled in half the time, with -Og.
-# Each component is installed (Install.cmake).
+# Each component is installed (Install.cmake), except those that are INTERNAL, of our programs alone.
 # What only the CUDA flavour has of a CUDA component lies in its cuda/ (.cu and .cpp); cuda_absent.cpp beside it stands in
 # for that in the other flavour. All else is the same object in both: no macro tells them apart.
 # fsdp_program(NAME SOURCES [TORCH] [PLUGINS] [LINK targets...]) and fsdp_component_test(COMPONENT ...) use the same flags.
@@ -57,7 +57,7 @@ function(fsdp_use_torch_header target)
 endfunction()
 
 function(fsdp_component name)
-  cmake_parse_arguments(ROOM "TORCH;COLD;CUDA" "" "LINK;SOURCES" ${ARGN})
+  cmake_parse_arguments(ROOM "TORCH;COLD;CUDA;INTERNAL" "" "LINK;SOURCES" ${ARGN})
   if(NOT ROOM_SOURCES)
     file(GLOB ROOM_SOURCES CONFIGURE_DEPENDS *.cpp)
   endif()
@@ -68,8 +68,10 @@ function(fsdp_component name)
   add_library(fsdp_${name} STATIC ${ROOM_SOURCES})
   add_library(fsdp::${name} ALIAS fsdp_${name})
   set_target_properties(fsdp_${name} PROPERTIES EXPORT_NAME ${name})
-  install(TARGETS fsdp_${name} EXPORT fsdp ARCHIVE DESTINATION lib COMPONENT development)
-  set_property(GLOBAL APPEND PROPERTY FSDP_COMPONENTS fsdp::${name})
+  if(NOT ROOM_INTERNAL)
+    install(TARGETS fsdp_${name} EXPORT fsdp ARCHIVE DESTINATION lib COMPONENT development)
+    set_property(GLOBAL APPEND PROPERTY FSDP_COMPONENTS fsdp::${name})
+  endif()
   target_link_libraries(fsdp_${name} PUBLIC fsdp::headers ${ROOM_LINK})
   fsdp_flags(fsdp_${name})
   if(ROOM_COLD)

@@ -6,6 +6,7 @@
 include(CMakePackageConfigHelpers)
 set(package_dir lib/cmake/fsdp)
 set(libtorch_dir lib/fsdp/libtorch)  # below the prefix
+set(arrow_install_dir lib/fsdp/arrow)
 
 # All components at once.
 get_property(components GLOBAL PROPERTY FSDP_COMPONENTS)
@@ -33,10 +34,15 @@ foreach(program IN LISTS programs)
   get_target_property(type ${program} TYPE)
   if(type STREQUAL "EXECUTABLE")
     set_target_properties(${program} PROPERTIES
-      INSTALL_RPATH "$ORIGIN/../${libtorch_dir}/torch/lib;$ORIGIN/../${libtorch_dir}/nvidia/cu13/lib")
+      INSTALL_RPATH "$ORIGIN/../${libtorch_dir}/torch/lib;$ORIGIN/../${libtorch_dir}/nvidia/cu13/lib;$ORIGIN/../${arrow_install_dir}")
     install(TARGETS ${program} RUNTIME DESTINATION bin COMPONENT programs)
   endif()
 endforeach()
+
+# libarrow and libparquet, which fsdp-data reads tables by.
+install(PROGRAMS ${arrow_libraries} DESTINATION ${arrow_install_dir} COMPONENT programs)
+install(DIRECTORY "${FSDP_ARROW_DIR}/pyarrow-${FSDP_ARROW_VERSION}.dist-info/licenses" DESTINATION ${arrow_install_dir}
+        COMPONENT programs)
 
 # The quickstart and what it needs, configs to start from, launchers, pages.
 file(WRITE "${PROJECT_BINARY_DIR}/fsdp-quickstart"

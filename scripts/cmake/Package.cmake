@@ -30,7 +30,7 @@ set(CPACK_DEBIAN_LIBTORCH_HEADERS_PACKAGE_SECTION libdevel)
 
 # What the programs link, by dpkg-shlibdeps; what a program that embeds the library needs, as find_package(fsdp) looks for it.
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS "${FSDP_LIBTORCH_DIR}/torch/lib" "${FSDP_LIBTORCH_DIR}/nvidia/cu13/lib")
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS "${FSDP_LIBTORCH_DIR}/torch/lib" "${FSDP_LIBTORCH_DIR}/nvidia/cu13/lib" "${arrow_dir}")
 set(CPACK_DEBIAN_ENABLE_COMPONENT_DEPENDS ON)
 set(CPACK_COMPONENT_PROGRAMS_DEPENDS libtorch_runtime)
 set(CPACK_COMPONENT_DEVELOPMENT_DEPENDS libtorch_headers)

@@ -21,7 +21,7 @@ setup(
     version=os.environ["FSDP_VERSION"],
     description="Train language models with fully sharded data parallelism: programs in C++ on torch's libtorch",
     packages=["fsdp_toolkit"],
-    package_data={"fsdp_toolkit": ["bin/*", "share/**"]},
+    package_data={"fsdp_toolkit": ["bin/*", "lib/**", "share/**"]},
     entry_points={"console_scripts": [f"fsdp-{name} = fsdp_toolkit:main" for name in programs]},
     python_requires=">=3.10",
     install_requires=["torch==2.11.*"],

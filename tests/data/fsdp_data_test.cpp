@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "data/compressed_fixtures.h"
 #include "data/token_fixtures.h"
 #include "support/program_path.h"
 #include "support/source_folder.h"
@@ -97,6 +98,48 @@ TEST_F(FsdpData, TrainsATokenizer) {
   EXPECT_EQ(folder.entries(), 5);  // a.txt, t.model, t.bin, stdout, stderr
 }
 
+TEST_F(FsdpData, LearnsFromTheDocumentsOfRows) {
+  std::string lines = "not json\n", text;
+  for (int i = 0; i < 2000; ++i) {
+    const std::string number = std::to_string(i * 37);
+    lines += R"({"body": "To be, or not to be:\nthat is the question )" + number + "\"}\n";
+    text += "To be, or not to be:\nthat is the question " + number + "\n";
+  }
+  folder.write("a.jsonl.gz", gzip(lines));
+  folder.write("b.txt", text);
+  ASSERT_EQ(
+      run("train-tokenizer a.jsonl.gz --text-column body --skip-bad 1 --vocab-size 320 --output a.model"), 0)
+      << err;
+  EXPECT_NE(err.find("line 1 of a.jsonl.gz"), std::string::npos) << err;
+  ASSERT_EQ(run("train-tokenizer b.txt --vocab-size 320 --output b.model"), 0) << err;
+  EXPECT_EQ(folder.read("a.model"), folder.read("b.model"));
+  EXPECT_EQ(run("train-tokenizer a.jsonl.gz --vocab-size 320 --output a.model"), 3) << err;
+}
+
+TEST_F(FsdpData, LeavesOutBadRowsAndSaysWhich) {
+  std::string lines;
+  for (int i = 0; i < 30; ++i) lines += i % 2 == 0 ? "{\"text\": \"a\"}\n" : "bad\n";
+  folder.write("a.jsonl", lines);
+  ASSERT_EQ(run("tokenize a.jsonl --output t.bin --document-separator none --skip-bad 15"), 0) << err;
+  EXPECT_EQ(out, "t.bin: 15 tokens\n");
+  EXPECT_NE(err.find("line 2 of a.jsonl"), std::string::npos) << err;
+  EXPECT_EQ(std::count(err.begin(), err.end(), '\n'), 11) << "the first ten and their number: " << err;
+  EXPECT_NE(err.find("15 rows were left out"), std::string::npos) << err;
+  EXPECT_EQ(run("tokenize a.jsonl --output t.bin --skip-bad 14"), 3);
+  EXPECT_NE(err.find("more than 14 rows, which --skip-bad allows, cannot be used: line 30 of"),
+            std::string::npos)
+      << err;
+  EXPECT_EQ(std::count(err.begin(), err.end(), '\n'), 1) << err;
+}
+
+TEST_F(FsdpData, DecompressesStandardInput) {
+  folder.write("a", zstd("{\"text\": \"one\"}\n{\"text\": \"two\"}\n"));
+  ASSERT_EQ(run("tokenize - --json-lines --output t.bin --document-separator none", "<a >stdout 2>stderr"), 0)
+      << err;
+  ASSERT_EQ(run("decode t.bin"), 0) << err;
+  EXPECT_EQ(out, "onetwo");
+}
+
 TEST_F(FsdpData, ReportsIdsOutsideTheVocabularyAfterTheStatistics) {
   write_tokens(folder, "t.bin", {1, 2, 300});
   EXPECT_EQ(run("inspect t.bin --vocab-size 300"), 3);
@@ -129,6 +172,7 @@ TEST_F(FsdpData, WrongArgumentsExitWith2) {
         "inspect a.txt --input-format hdf5",
         "tokenize a.txt --output t.bin --format u32",
         "tokenize a.txt --output t.bin --threads 0",
+        "tokenize a.txt --output t.bin --skip-bad -1",
         "tokenize a.txt --output t.bin --seed 3",
         "tokenize - --output t.bin --validation-output v.bin --validation-split end",
         "tokenize a.txt --output t.bin --validation-output v.bin --validation-split middle",
@@ -148,8 +192,16 @@ TEST_F(FsdpData, WrongArgumentsExitWith2) {
 TEST_F(FsdpData, BadFilesExitWith3InOneLine) {
   folder.write("empty", "");
   folder.write("odd", "abc");
-  for (std::string arguments : {"tokenize none --output t.bin", "tokenize empty --output t.bin",
-                                "inspect none", "inspect odd", "inspect empty", "inspect ."}) {
+  folder.write("cut.jsonl.gz", gzip("{\"text\": \"a\"}\n").substr(0, 20));
+  folder.write("bomb.txt.zst", repeated(zstd(std::string(8 << 20, '\0')), 1200));  // 10 GB
+  folder.write("window.zst", zstd("text", 30));
+  folder.write("not.parquet", "text");
+  for (std::string arguments :
+       {"tokenize none --output t.bin", "tokenize empty --output t.bin",
+        "tokenize cut.jsonl.gz --output t.bin", "tokenize window.zst --output t.bin",
+        "tokenize bomb.txt.zst --output t.bin --json-lines", "tokenize not.parquet --output t.bin",
+        "train-tokenizer bomb.txt.zst --output t.model --vocab-size 300", "inspect none", "inspect odd",
+        "inspect empty", "inspect ."}) {
     EXPECT_EQ(run(arguments), 3) << arguments << "\n" << err;
     EXPECT_EQ(std::count(err.begin(), err.end(), '\n'), 1) << err;
   }

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "data/token_fixtures.h"
+#include "data/train_tokenizer.h"
 
 namespace fsdp::data {
 namespace {

@@ -1,11 +1,15 @@
 #include "data/tokenize.h"
 
+#include <gmock/gmock.h>
+
 #include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "data/compressed_fixtures.h"
+#include "data/parquet_fixtures.h"
 #include "data/token_files.h"
 #include "data/token_fixtures.h"
 #include "data/tokenizer.h"
@@ -16,6 +20,7 @@
 namespace fsdp::data {
 namespace {
 using fsdp::testing::TemporaryFolder;
+using ::testing::HasSubstr;
 using util::ErrorKind;
 
 std::string text_of(const std::string& path) {
@@ -85,7 +90,7 @@ TEST(Tokenize, RefusesTextsThatCannotBeUsedAndWritesNothing) {
   expect_error(ErrorKind::kData, {folder / "empty", "is empty"}, [&] {
     tokenize(options_for(folder, {good, folder.write("empty", "")}));
   });
-  expect_error(ErrorKind::kData, {"is a folder"}, [&] {
+  expect_error(ErrorKind::kData, {folder.path().string(), "has no text in it"}, [&] {
     tokenize(options_for(folder, {good, folder.path()}));
   });
   EXPECT_FALSE(std::filesystem::exists(folder / "out"));
@@ -356,7 +361,7 @@ TEST(Tokenize, RefusesLinesThatAreNoDocuments) {
     for (int threads : {1, 2}) {
       auto options = options_for(folder, {path});
       options.threads = threads;
-      expect_error(ErrorKind::kData, {"line 2 of " + path, part, "`json_field`"}, [&] { tokenize(options); });
+      expect_error(ErrorKind::kData, {"line 2 of " + path, part, "`skip_bad`"}, [&] { tokenize(options); });
     }
   };
   refuse("no json", "is not valid JSON");
@@ -366,6 +371,100 @@ TEST(Tokenize, RefusesLinesThatAreNoDocuments) {
   refuse("{\"text\": \"\xff\"}", "is not valid JSON");
   refuse(std::string(1000, '['), "nests deeper");
   EXPECT_EQ(folder.entries(), 2);  // a.jsonl and the empty out/
+}
+
+TEST(Tokenize, ReadsTheFilesOfAFolderWhateverTheyAre) {
+  TemporaryFolder folder;
+  std::filesystem::create_directories(folder / "d/part");
+  folder.write("d/a.txt.gz", gzip("first;"));
+  folder.write("d/b.jsonl.zst", zstd("{\"text\": \"second;\"}\n{\"text\": \"third;\"}\n"));
+  write_parquet(folder / "d/part/c.parquet", {{"text", column_of({"fourth;", "fifth;"})}});
+  folder.write("d/part/d.jsonl.gz", gzip("{\"text\": \"sixth;\"}") + gzip("\n{\"text\": \"seventh\"}"));
+  folder.write("d/notes.md", "not this");
+  auto options = options_for(folder, {folder / "d"});
+  int64_t done = 0, all = 0;
+  options.progress = [&](std::string_view, int64_t done_bytes, int64_t total_bytes) {
+    EXPECT_GE(done_bytes, done);
+    done = done_bytes;
+    all = total_bytes;
+  };
+  for (int threads : {1, 3}) {
+    done = 0;
+    options.threads = threads;
+    const TokenizeReport report = tokenize(options);
+    EXPECT_EQ(text_of(options.output), "first;second;third;fourth;fifth;sixth;seventh");
+    EXPECT_EQ(report.documents, 7);
+    EXPECT_EQ(done, all);
+    EXPECT_EQ(report.text_bytes, all);
+  }
+}
+
+TEST(Tokenize, DividesCompressedTextsByDocuments) {
+  TemporaryFolder folder;
+  auto options = options_for(folder, {folder.write("a.txt", "text"), folder.write("b.txt.gz", gzip("more"))});
+  options.validation_output = folder / "v.bin";
+  options.validation_split = "end";
+  expect_error(ErrorKind::kUsage, {"compressed files", "`validation_split` documents"},
+               [&] { tokenize(options); });
+  options.validation_split = "";
+  options.validation_fraction = 0.5;
+  for (options.seed = 0; options.seed < 100; ++options.seed) {  // until each document goes to another file
+    try {
+      tokenize(options);
+      break;
+    } catch (const util::Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kData) << error.what();
+    }
+  }
+  EXPECT_THAT((std::vector{text_of(options.output), text_of(options.validation_output)}),
+              ::testing::UnorderedElementsAre("text", "more"));
+}
+
+TEST(Tokenize, LeavesOutAsManyBadRowsAsAreAllowed) {
+  TemporaryFolder folder;
+  const std::string lines =
+      folder.write("a.jsonl", "{\"text\": \"a\"}\nno json\n{\"text\": \"b\"}\n{\"txt\": 1}\n");
+  const std::string table =
+      write_parquet(folder / "b.parquet", {{"text", column_of({"c", std::nullopt, "\xff", "d"})}});
+  auto options = options_for(folder, {lines, table});
+  for (int threads : {1, 2}) {
+    options.threads = threads;
+    options.skip_bad = 4;
+    const TokenizeReport report = tokenize(options);
+    EXPECT_EQ(text_of(options.output), "abcd");
+    EXPECT_EQ(report.documents, 4);
+    EXPECT_EQ(report.bad_rows.count(), 4);
+    EXPECT_THAT(report.bad_rows.messages(),
+                ::testing::ElementsAre(HasSubstr("line 2 of " + lines), HasSubstr("line 4 of " + lines),
+                                       HasSubstr("row 2 of " + table), HasSubstr("row 3 of " + table)));
+    options.skip_bad = 3;
+    expect_error(ErrorKind::kData,
+                 {"more than 3 rows", "`skip_bad`", "row 3 of " + table, "is not valid JSON"},
+                 [&] { tokenize(options); });
+    options.skip_bad = 0;
+    expect_error(ErrorKind::kData, {"line 2 of " + lines}, [&] { tokenize(options); });
+    options.texts = {table};
+    expect_error(ErrorKind::kData, {"row 2 of " + table, "has a null"}, [&] { tokenize(options); });
+    options.texts = {lines, table};
+  }
+}
+
+TEST(Tokenize, RefusesALineWithoutAnEnd) {
+  TemporaryFolder folder;
+  const std::string path = folder.write("a.jsonl.zst", repeated(zstd(std::string(16 << 20, '[')), 40));
+  expect_error(ErrorKind::kData, {path, "; "}, [&] { tokenize(options_for(folder, {path})); });
+  EXPECT_FALSE(std::filesystem::exists(folder / "out/train.bin"));
+}
+
+TEST(Tokenize, RefusesATableWithoutTheColumnBeforeTheWork) {
+  TemporaryFolder folder;
+  auto options = options_for(folder, {folder.write("a.txt", "text"),
+                                      write_parquet(folder / "b.parquet", {{"content", column_of({"c"})}})});
+  expect_error(ErrorKind::kData, {"b.parquet", "no column \"text\"", "content"}, [&] { tokenize(options); });
+  EXPECT_FALSE(std::filesystem::exists(folder / "out"));
+  options.json_field = "content";
+  tokenize(options);
+  EXPECT_EQ(text_of(options.output), "textc");
 }
 
 TEST(Tokenize, RefusesOutputsThatCannotHoldTheVocabulary) {

@@ -9,6 +9,8 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/shard_file.h"
+#include "data/compressed_fixtures.h"
+#include "data/parquet_fixtures.h"
 #include "data/piece_model.h"
 #include "data/token_format.h"
 #include "data/vocabulary.h"
@@ -127,6 +129,20 @@ void write_data_seeds(const fs::path& folder) {
   write("tokenizer_json/llama3_kind", tokenizer.dump());
   tokenizer["normalizer"] = {{"type", "NFC"}};
   write("tokenizer_json/refused", tokenizer.dump());
+
+  const std::string text = "{\"text\": \"a document\"}\n{\"text\": \"another\"}\n";
+  write("text_input/plain", text);
+  write("text_input/gzip", fsdp::data::gzip(text) + fsdp::data::gzip(text));
+  write("text_input/zstd", fsdp::data::zstd(text) + fsdp::data::zstd(text));
+  write("text_input/cut", fsdp::data::gzip(text).substr(0, 30));
+  const auto column = fsdp::data::column_of({"a document", std::nullopt, "another"});
+  for (const auto& [name, compression] : {std::pair{"plain", parquet::Compression::UNCOMPRESSED},
+                                          {"snappy", parquet::Compression::SNAPPY},
+                                          {"gzip", parquet::Compression::GZIP},
+                                          {"zstd", parquet::Compression::ZSTD}}) {
+    fsdp::data::write_parquet(folder / "parquet" / name, {{"text", column}}, 2, compression);
+  }
+  fsdp::data::write_parquet(folder / "parquet/messages", {{"messages", fsdp::data::messages_column(3)}});
 }
 
 }  // namespace
@@ -137,7 +153,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   fs::path folder = argv[1];
-  for (const char* target : {"safetensors", "manifest", "shard_file", "token_file", "tokenizer_json"})
+  for (const char* target :
+       {"safetensors", "manifest", "shard_file", "token_file", "tokenizer_json", "text_input", "parquet"})
     fs::create_directories(folder / target);
 
   write_safetensors(folder / "safetensors/empty", {});

@@ -29,6 +29,8 @@ TEST(FuzzCorpus, Manifest) { replay("manifest", manifest); }
 TEST(FuzzCorpus, ShardFile) { replay("shard_file", shard_file); }
 TEST(FuzzCorpus, TokenFile) { replay("token_file", token_file); }
 TEST(FuzzCorpus, TokenizerJson) { replay("tokenizer_json", tokenizer_json); }
+TEST(FuzzCorpus, TextInput) { replay("text_input", text_input); }
+TEST(FuzzCorpus, Parquet) { replay("parquet", parquet); }
 
 }  // namespace
 }  // namespace fsdp::fuzz

@@ -12,5 +12,7 @@ int manifest(const uint8_t* data, size_t size);
 int shard_file(const uint8_t* data, size_t size);
 int token_file(const uint8_t* data, size_t size);
 int tokenizer_json(const uint8_t* data, size_t size);
+int text_input(const uint8_t* data, size_t size);
+int parquet(const uint8_t* data, size_t size);
 
 }  // namespace fsdp::fuzz

@@ -1,0 +1,20 @@
+// Rows of parquet tables.
+
+#include <string>
+
+#include "data/parquet_rows.h"
+#include "fuzz/fuzz_target.h"
+
+namespace fsdp::fuzz {
+
+int parquet(const uint8_t* data, size_t size) {
+  MemoryFile file(data, size);
+  refuse_or_read([&] {
+    const auto rows = data::open_parquet(file.path().string(), {"text", "messages"});
+    std::string row;
+    for (int i = 0; i < 1000 && rows->next(row) > 0; ++i) row.clear();
+  });
+  return 0;
+}
+
+}  // namespace fsdp::fuzz
