@@ -72,11 +72,11 @@ std::unique_ptr<Rows> open_rows(const std::string& path, const std::vector<std::
   return std::make_unique<JsonLines>(path);
 }
 
-int64_t check_files(const std::vector<std::string>& files, const std::string& column) {
+int64_t check_files(const std::vector<std::string>& files, const std::vector<std::string>& columns) {
   int64_t bytes = 0;
   bool known = true;
   for (const std::string& path : files) {
-    if (is_parquet(path)) open_parquet(path, {column});
+    if (is_parquet(path)) open_parquet(path, columns);
     const int64_t size = is_parquet(path) ? InputFile(path).size_bytes() : TextInput(path).file_bytes();
     known = known && size >= 0;
     bytes += std::max<int64_t>(size, 0);

@@ -35,7 +35,7 @@ std::unique_ptr<Rows> open_rows(const std::string& path, const std::vector<std::
 
 /// Opens every file once, so that a wrong name or column is reported before the work. Returns the bytes of all;
 /// 0 if standard input is among them.
-int64_t check_files(const std::vector<std::string>& files, const std::string& column);
+int64_t check_files(const std::vector<std::string>& files, const std::vector<std::string>& columns);
 
 /// Where a row stands.
 struct RowPlace {

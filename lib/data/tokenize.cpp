@@ -96,7 +96,7 @@ ValidationShare validation_share(const TokenizeOptions& options, const std::vect
 /// Opens every file once, so that a wrong name is reported before the work. Returns their bytes; 0 if unknown.
 int64_t check_texts(const TokenizeOptions& options, const std::vector<std::string>& files,
                     const ValidationShare& share) {
-  const int64_t bytes = check_files(files, options.json_field);
+  const int64_t bytes = check_files(files, {options.json_field});
   if (share.fraction > 0 && !share.by_document) {
     int64_t validation = 0;
     for (const std::string& path : files) {

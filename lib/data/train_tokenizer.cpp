@@ -138,7 +138,7 @@ void check_training(const TrainTokenizerOptions& options) {
 BadRows train_tokenizer(const TrainTokenizerOptions& options) {
   check_training(options);
   const std::vector<std::string> files = expand_texts(options.texts);
-  const int64_t file_bytes = check_files(files, options.json_field);
+  const int64_t file_bytes = check_files(files, {options.json_field});
   std::unordered_map<std::string, std::string> settings = {
       {"vocab_size", std::to_string(options.vocab_size)},
       {"model_type", options.model_type},
