@@ -34,12 +34,13 @@ bool ValidationShare::takes(std::string_view document) const {
 }
 
 TextJobs::TextJobs(std::vector<std::string> files, bool json_lines, std::string json_field,
-                   const ValidationShare& validation, const Tokenizer& tokenizer)
+                   const ValidationShare& validation, const Tokenizer& tokenizer, const RowEncoder* rows)
     : files_(std::move(files)),
-      json_lines_(json_lines),
+      json_lines_(json_lines || rows != nullptr),
       json_field_(std::move(json_field)),
       validation_(validation),
-      tokenizer_(tokenizer) {}
+      tokenizer_(tokenizer),
+      rows_(rows) {}
 
 int64_t TextJobs::share_of_end(const ValidationShare& validation, int64_t text_bytes) {
   if (validation.by_document || validation.fraction <= 0) return 0;
@@ -88,12 +89,24 @@ std::string TextJobs::document_of(std::string_view line, const TextPart& part) c
   return std::move(field->get_ref<std::string&>());
 }
 
+void TextJobs::encode_row(std::string_view line, const TextPart& part, EncodedJob& out) const {
+  try {
+    rows_->encode(line, out.ids, out.token_parts);
+  } catch (const RowError& error) {
+    util::fail(util::ErrorKind::kData, "line ", part.line, " of ", files_[part.file], " ",
+               for_message(error.what()), "; correct or remove the line");
+  }
+}
+
 EncodedJob TextJobs::encoded(TextJob job) const {
   EncodedJob result;
   for (const TextPart& part : job.parts) {
     std::string_view text = std::string_view(job.text).substr(part.begin, part.end - part.begin);
     EncodedJob::Part result_part{.consumed = part.stop, .validation = part.validation};
-    if (part.json) {
+    if (rows_ != nullptr) {
+      result_part.validation = validation_.takes(text);
+      encode_row(text, part, result);
+    } else if (part.json) {
       std::string document = document_of(text, part);
       result_part.validation = validation_.takes(document);
       tokenizer_.encode(document, result.ids);

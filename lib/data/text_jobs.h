@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/row_encoder.h"
 #include "data/text_input.h"
 #include "data/tokenizer.h"
 
@@ -42,7 +43,8 @@ struct EncodedJob {
   };
   TextJob job;
   std::vector<int64_t> ids;
-  std::vector<Part> parts;  ///< one for each of job.parts
+  std::vector<TokenPart> token_parts;  ///< one for each of ids; empty without a RowEncoder
+  std::vector<Part> parts;             ///< one for each of job.parts
 };
 
 /// Which documents are for validation.
@@ -62,9 +64,9 @@ struct ValidationShare {
 class TextJobs {
  public:
   /// json_lines: all texts are JSON lines, whatever their names. json_field: the field of a line that is the
-  /// document.
+  /// document. rows: encodes whole lines instead, all of which are JSON then; null: none.
   TextJobs(std::vector<std::string> files, bool json_lines, std::string json_field,
-           const ValidationShare& validation, const Tokenizer& tokenizer);
+           const ValidationShare& validation, const Tokenizer& tokenizer, const RowEncoder* rows = nullptr);
 
   /// Encodes all jobs on `threads` threads and passes them to `visit` in order. Throws Error(kData) for a text
   /// that cannot be used, and for a line that is not a JSON object with the text field.
@@ -78,6 +80,7 @@ class TextJobs {
  private:
   bool next(TextJob& job);
   EncodedJob encoded(TextJob job) const;
+  void encode_row(std::string_view line, const TextPart& part, EncodedJob& out) const;
   std::string document_of(std::string_view line, const TextPart& part) const;
   void open_next();
   void take_text(TextJob& job);
@@ -92,6 +95,7 @@ class TextJobs {
   std::string json_field_;
   ValidationShare validation_;
   const Tokenizer& tokenizer_;
+  const RowEncoder* rows_;
   size_t next_file_ = 0;
   std::unique_ptr<TextInput> input_;
   std::string buffer_;        ///< read and not handed out yet
