@@ -95,10 +95,12 @@ TEST_F(ChatEncoder, SaysWhatIsWrongWithARow) {
   };
   for (const auto& [row, part] : rows) EXPECT_NE(error(row).find(part), std::string::npos) << error(row);
   const fsdp::testing::TemporaryFolder folder;
-  const std::string users = folder.write(
-      "users.jinja", "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}");
-  EXPECT_NE(error(R"({"prompt": "a", "completion": "b"})", users).find("writes nothing of message 2 (assistant)"),
-            std::string::npos);
+  const std::string users =
+      folder.write("users.jinja",
+                   "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}");
+  EXPECT_NE(
+      error(R"({"prompt": "a", "completion": "b"})", users).find("writes nothing of message 2 (assistant)"),
+      std::string::npos);
 }
 
 TEST(ChatRows, AreChangedAsTemplatesNeedThem) {
