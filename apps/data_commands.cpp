@@ -7,6 +7,8 @@
 
 #include "cli/program.h"
 #include "cli/usage_error.h"
+#include "data/chat_encoder.h"
+#include "data/chat_source.h"
 #include "data/convert.h"
 #include "data/inspect.h"
 #include "data/token_files.h"
@@ -75,12 +77,44 @@ void print_output(const std::string& path, int64_t tokens, int64_t documents, bo
   print(util::concat(path, ": ", kept, util::with_commas(tokens), " tokens\n"));
 }
 
+void print_conversations(const std::string& path, int64_t tokens, int64_t conversations,
+                         int64_t assistant_tokens) {
+  print(util::concat(path, ": ", util::with_commas(conversations), " conversations, ",
+                     util::with_commas(tokens), " tokens, ", util::with_commas(assistant_tokens),
+                     " of the assistant\n"));
+}
+
+struct ChatArguments {
+  bool chat = false;
+  data::ChatOptions options;
+};
+
+void add_chat_options(CLI::App* command, ChatArguments& arguments) {
+  CLI::Option* chat = command->add_flag(
+      "--chat", arguments.chat,
+      "The texts are JSON lines of conversations: messages (OpenAI's form), or prompt and completion. The output's "
+      "companion NAME.turns says which tokens the assistant wrote, for data.train_on");
+  command
+      ->add_option("--chat-template", arguments.options.chat_template,
+                   "Chat template: a file of Jinja, a tokenizer_config.json, a folder, or one of " +
+                       util::join(data::chat_template_presets(), ", ") +
+                       " (default: that of the tokenizer's folder)")
+      ->needs(chat)
+      ->check(cli::not_empty());
+  command
+      ->add_option("--chat-variables", arguments.options.chat_variables,
+                   "JSON object of more variables for the template, such as '{\"enable_thinking\": false}'")
+      ->needs(chat)
+      ->check(cli::not_empty());
+}
+
 }  // namespace
 
 void add_tokenize(CLI::App& app, Command& run) {
   struct Arguments {
     data::TokenizeOptions options;
     std::string format;
+    ChatArguments chat;
   };
   auto arguments = std::make_shared<Arguments>();
   data::TokenizeOptions& options = arguments->options;
@@ -99,6 +133,7 @@ void add_tokenize(CLI::App& app, Command& run) {
                    format_names() + " (default: u32 for NAME.u32, u16 for other names)")
       ->check(cli::not_empty());
   add_rows(command, options);
+  add_chat_options(command, arguments->chat);
   command->add_option(
       "--document-separator", options.document_separator,
       "What to put after every document: a token's text, eos (the tokenizer's own), id:N (any id), "
@@ -136,10 +171,24 @@ void add_tokenize(CLI::App& app, Command& run) {
       options.progress = [&bar](std::string_view phase, int64_t done, int64_t total) {
         bar.show(phase, done, total);
       };
+      data::ChatOptions& chat = arguments->chat.options;
+      chat.threads = options.threads;
+      if (arguments->chat.chat) {
+        options.make_row_encoder = [&](const data::Tokenizer& tokenizer) {
+          return data::make_chat_encoder(chat, tokenizer, options.tokenizer);
+        };
+      }
       data::TokenizeReport report = data::tokenize(options);
       bar.clear();
       warn_of(report.bad_rows);
       if (!report.warning.empty()) util::log_warning(cli::with_flags(report.warning));
+      if (arguments->chat.chat) {
+        print_conversations(options.output, report.tokens, report.documents, report.assistant_tokens);
+        if (options.validation_output.empty()) return;
+        print_conversations(options.validation_output, report.validation_tokens, report.validation_documents,
+                            report.validation_assistant_tokens);
+        return;
+      }
       bool documents = options.format && data::has_documents(*options.format);
       print_output(options.output, report.tokens, report.documents, documents);
       if (options.validation_output.empty()) return;

@@ -21,6 +21,8 @@ int main(int argc, char** argv) {
                    {"all tables and compressed JSON lines of a folder",
                     "fsdp-data tokenize dataset/ --text-column content --skip-bad 100 --tokenizer "
                     "llama3/tokenizer.json --output train.u32"},
+                   {"conversations, with the chat template of the tokenizer",
+                    "fsdp-data tokenize chats.jsonl --chat --tokenizer Qwen3-0.6B/ --output chats.u32"},
                    {"a tokenizer of your own",
                     "fsdp-data train-tokenizer book.txt --vocab-size 8000 --output book.model"},
                    {"the contents of a file", "fsdp-data inspect train.bin --tokenizer gpt2/"},

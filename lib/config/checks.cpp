@@ -142,6 +142,10 @@ void check_max_tokens(const Config& config, Conflicts& conflicts) {
 }
 
 void check_sets(const Config& config, Conflicts& conflicts) {
+  conflicts.unless(config.data.train_on == data::TrainOn::kAll || config.data.dataset == data::kTokenFiles,
+                   {"data.train_on", "data.dataset"}, "requires data.dataset = \"", data::kTokenFiles,
+                   "\", whose companions say who wrote the tokens, but that is \"", config.data.dataset,
+                   "\"; set it to all, and leave targets out in the data set");
   conflicts.unless(config.data.documents == data::DocumentTreatment::kJoin ||
                        config.data.document_separator < config.model.vocab_size,
                    {"data.document_separator", "model.vocab_size"},

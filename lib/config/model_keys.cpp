@@ -118,6 +118,9 @@ std::vector<Key> model_keys() {
       {KEY(data, document_separator),
        "token that ends a document, in files without an index of documents; -1: the tokenizer's end of text",
        between(-1, 4294967295.0), is_not("data.documents", "join")},
+      {KEY(data, train_on),
+       "targets that the loss counts, of conversations that fsdp-data tokenize --chat has written: all tokens, "
+       "those of the assistant, or those of its last turn in each conversation"},
       {KEY(data, allow_changed),
        "resume, with a warning, even if the token files differ from those that the checkpoint was trained on",
        {},

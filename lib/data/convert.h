@@ -15,9 +15,9 @@ struct ConvertOptions {
   std::vector<std::string> inputs;  ///< joined in this order
   std::string output;               ///< an older one is replaced
   TokenFormat format = TokenFormat::kU16;
-  std::optional<TokenFormat> input_format;  ///< TokenFile's `expected`
+  std::optional<TokenFormat> input_format = std::nullopt;  ///< TokenFile's `expected`
   /// Ends each document of inputs whose format does not record documents; without it, such an input is one.
-  std::optional<int64_t> document_separator;
+  std::optional<int64_t> document_separator = std::nullopt;
 };
 
 struct ConvertReport {

@@ -41,6 +41,7 @@ json identity_of(const TokenFile& file) {
   hash = sampled_hash(file.documents(), hash, [&](int64_t begin, int64_t count, int64_t* out) {
     for (int64_t i = 0; i < count; ++i) out[i] = file.document_begin(begin + i);
   });
+  if (file.turns() != nullptr) hash = util::mix64(hash ^ file.turns()->hash());
   return identity_entry(std::filesystem::path(file.path()).filename().string(), file.size(), file.documents(),
                         hash);
 }

@@ -61,7 +61,8 @@ util::Registry<OpenSamples>& datasets();
 
 /// Whether rows may have targets that do not count.
 inline bool counts_vary(const DataOptions& options) {
-  return options.documents != DocumentTreatment::kJoin || options.dataset != kTokenFiles;
+  return options.documents != DocumentTreatment::kJoin || options.train_on != TrainOn::kAll ||
+         options.dataset != kTokenFiles;
 }
 
 /// Where documents begin in `rows` rows of one document each, as plans and dry runs assume; null unless

@@ -16,10 +16,12 @@ int64_t first_document_from(const TokenFile& file, int64_t token) {
 
 }  // namespace
 
+bool records_documents(const TokenFile& file) { return file.has_documents() || file.turns() != nullptr; }
+
 Documents::Documents(const TokenFiles& files, std::optional<int64_t> separator)
     : files_(files), separator_(separator) {
   for (size_t i = 0; i < files.paths().size() && !separator; ++i) {
-    if (files.file(i).has_documents()) continue;
+    if (records_documents(files.file(i))) continue;
     util::fail(util::ErrorKind::kUsage, "data.documents: ", files.paths()[i],
                " has no index of its documents, and the token that separates them is unknown; set "
                "data.document_separator, or a data.tokenizer that has an end-of-text token");
@@ -43,6 +45,11 @@ std::vector<int64_t> Documents::starts_in(int64_t begin, int64_t count, const in
         if (place >= count) break;
         add(place);
       }
+    } else if (const TokenTurns* turns = file.turns()) {
+      const int64_t end = std::min(file_end, begin + count);
+      for (int64_t at = std::max(begin, file_begin); at < end; ++at) {
+        if (turns->at(at - file_begin) == TokenPart::kDocumentStart) add(at - begin);
+      }
     } else {
       const int64_t end = std::min(file_end, begin + count);
       for (int64_t at = std::max(begin, file_begin); at < end; ++at) {
@@ -65,6 +72,15 @@ void Documents::for_each(const Visit& visit) const {
       continue;
     }
     int64_t document = 0;
+    if (const TokenTurns* turns = file.turns()) {
+      for (int64_t at = 1; at < file.size(); ++at) {
+        if (turns->at(at) != TokenPart::kDocumentStart) continue;
+        visit(file_begin + document, file_begin + at);
+        document = at;
+      }
+      visit(file_begin + document, file_begin + file.size());
+      continue;
+    }
     file.scan([&](int64_t at, const std::vector<int64_t>& ids) {
       for (size_t k = 0; k < ids.size(); ++k) {
         if (ids[k] != *separator_) continue;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Where documents begin in token files: as the file's index says (Megatron, fairseq), else behind each token
-// that separates them; and in any case at the beginning of each file.
+// Where documents begin in token files: as the file's index (Megatron, fairseq) or the companion of conversations
+// says, else behind each token that separates them; and in any case at the beginning of each file.
 
 #include <cstdint>
 #include <optional>
@@ -11,11 +11,14 @@
 
 namespace fsdp::data {
 
+/// Whether a file records where its documents begin.
+bool records_documents(const TokenFile& file);
+
 /// Thread-safe.
 class Documents {
  public:
-  /// The files must outlive the object. Throws Error(kUsage) when a file has no index and there is no
-  /// separator.
+  /// The files must outlive the object. Throws Error(kUsage) when a file records no documents and there is
+  /// no separator.
   Documents(const TokenFiles& files, std::optional<int64_t> separator);
 
   /// The places in [1, count) of the tokens [begin, begin + count) of the joined files where a document
@@ -23,7 +26,7 @@ class Documents {
   std::vector<int64_t> starts_in(int64_t begin, int64_t count, const int64_t* tokens) const;
 
   /// Calls visit(begin, end) for each document of the joined files, in order. Reads the whole of files
-  /// without an index.
+  /// without an index or companion.
   template <typename Visit>
   void for_each(const Visit& visit) const;
 

@@ -58,8 +58,14 @@ TokenStatistics inspect(const InspectOptions& options) {
   TokenStatistics statistics;
   for (size_t i = 0; i < options.files.size(); ++i) {
     const TokenFile& file = files.file(i);
-    statistics.files.push_back({file.path(), file.size(), file.format(), file.type(), std::nullopt});
-    if (file.has_documents()) statistics.files.back().documents = file.documents();
+    statistics.files.push_back(
+        {file.path(), file.size(), file.format(), file.type(), std::nullopt, std::nullopt});
+    TokenStatistics::File& shown = statistics.files.back();
+    if (file.has_documents()) shown.documents = file.documents();
+    if (const TokenTurns* turns = file.turns()) {
+      shown.documents = turns->count(TokenPart::kDocumentStart);
+      shown.assistant_tokens = turns->count(TokenPart::kAssistant) + turns->count(TokenPart::kLastTurn);
+    }
   }
   statistics.tokens = files.size();
   IdCounts ids = count_ids(files, options.vocab_size);
@@ -93,6 +99,9 @@ std::string to_text(const TokenStatistics& statistics) {
   for (const auto& file : statistics.files) {
     std::string documents =
         file.documents ? ", " + util::with_commas(*file.documents) + " documents" : std::string();
+    if (file.assistant_tokens) {
+      documents += ", " + util::with_commas(*file.assistant_tokens) + " tokens of the assistant";
+    }
     line("file", util::concat(file.path, " (", util::with_commas(file.tokens), " tokens, ",
                               to_string(file.format), ", ", to_string(file.type), documents, ")"));
   }
@@ -116,6 +125,7 @@ std::string to_json(const TokenStatistics& statistics) {
                      {"format", to_string(file.format)},
                      {"dtype", to_string(file.type)}});
     if (file.documents) files.back()["documents"] = *file.documents;
+    if (file.assistant_tokens) files.back()["assistant_tokens"] = *file.assistant_tokens;
   }
   nlohmann::ordered_json json = {
       {"files", files}, {"tokens", statistics.tokens}, {"largest_id", statistics.largest_id}};

@@ -19,8 +19,8 @@ struct InspectOptions {
   std::vector<std::string> files;  ///< read as if they were joined
   int64_t vocab_size = 0;          ///< ids not below it are counted; 0: no limit
   int64_t sequence_length = 256;
-  std::string tokenizer = "bytes";    ///< decodes the beginning
-  std::optional<TokenFormat> format;  ///< TokenFile's `expected`
+  std::string tokenizer = "bytes";                   ///< decodes the beginning
+  std::optional<TokenFormat> format = std::nullopt;  ///< TokenFile's `expected`
 };
 
 struct TokenStatistics {
@@ -29,7 +29,8 @@ struct TokenStatistics {
     int64_t tokens = 0;
     TokenFormat format = TokenFormat::kU16;
     TokenType type = TokenType::kUint16;
-    std::optional<int64_t> documents;  ///< where the format records them
+    std::optional<int64_t> documents;         ///< where the format or a companion records them
+    std::optional<int64_t> assistant_tokens;  ///< of conversations (token_turns.h)
   };
   std::vector<File> files;
   int64_t tokens = 0;

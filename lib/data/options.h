@@ -22,6 +22,17 @@ constexpr auto enum_names(DocumentTreatment) {
                                                            {DocumentTreatment::kSplit, "split"}});
 }
 
+/// The targets that the loss counts in token files of conversations (token_turns.h).
+enum class TrainOn {
+  kAll,
+  kAssistant,  ///< the assistant's tokens
+  kLast,       ///< those of its last turn in each conversation
+};
+constexpr auto enum_names(TrainOn) {
+  return std::to_array<util::EnumName<TrainOn>>(
+      {{TrainOn::kAll, "all"}, {TrainOn::kAssistant, "assistant"}, {TrainOn::kLast, "last"}});
+}
+
 struct DataOptions {
   std::string dataset = "token_files";  ///< in datasets() (data/datasets.h)
   /// Token files or patterns of them, read as if all were joined; for another data set, what it opens.
@@ -39,6 +50,7 @@ struct DataOptions {
   util::Named<DocumentTreatment> documents = DocumentTreatment::kJoin;
   /// The token that ends a document, for files without an index of them; -1: the tokenizer's end of text.
   int64_t document_separator = -1;
+  util::Named<TrainOn> train_on = TrainOn::kAll;
   bool allow_changed = false;    ///< resume with files that differ from the checkpoint's
   int64_t prefetch_batches = 2;  ///< prefetched by a thread, one of them to the device; 0: none
   util::PluginValues plugin_values = {};

@@ -20,9 +20,34 @@ using util::fail;
 std::optional<int64_t> separator_of(const TokenFiles& files, const DataOptions& options) {
   if (options.document_separator >= 0) return options.document_separator;
   bool is_needed = false;
-  for (size_t i = 0; i < files.paths().size(); ++i) is_needed = is_needed || !files.file(i).has_documents();
+  for (size_t i = 0; i < files.paths().size(); ++i)
+    is_needed = is_needed || !records_documents(files.file(i));
   if (!is_needed) return std::nullopt;
   return make_tokenizer(options.tokenizer)->end_of_text();
+}
+
+bool counts(TrainOn train_on, TokenPart part) {
+  return part == TokenPart::kLastTurn || (part == TokenPart::kAssistant && train_on == TrainOn::kAssistant);
+}
+
+/// data.train_on needs to know who wrote the tokens.
+void check_turns(const TokenFiles& files, TrainOn train_on) {
+  if (train_on == TrainOn::kAll) return;
+  for (size_t i = 0; i < files.paths().size(); ++i) {
+    const TokenTurns* turns = files.file(i).turns();
+    const std::string& path = files.file(i).path();
+    if (turns == nullptr) {
+      fail(ErrorKind::kData, "data.train_on = ", util::name_of(train_on),
+           " needs token files of conversations, but ", path, " has no companion ",
+           turns_path(path).filename().string(),
+           "; create both with fsdp-data tokenize --chat, or set data.train_on = all");
+    }
+    if (turns->count(TokenPart::kLastTurn) + turns->count(TokenPart::kAssistant) == 0) {
+      fail(ErrorKind::kData, "data.train_on = ", util::name_of(train_on), " counts none of the ",
+           files.file(i).size(), " tokens of ", path,
+           "; use conversations in which the assistant says something");
+    }
+  }
 }
 
 /// Files up to this size are searched for bad ids before training starts; it takes well under a second.
@@ -113,7 +138,9 @@ SampleReader::SampleReader(const std::vector<std::string>& paths, const DataOpti
                            int64_t vocab_size)
     : sequence_length_(options.sequence_length),
       vocab_size_(vocab_size),
+      train_on_(options.train_on.value()),
       files_(std::make_unique<TokenFiles>(paths)) {
+  check_turns(*files_, train_on_);
   num_samples_ = (files_->size() - 1) / sequence_length_;
   if (options.documents == DocumentTreatment::kJoin) return;
   documents_ = std::make_unique<Documents>(*files_, separator_of(*files_, options));
@@ -140,14 +167,26 @@ SampleReader::Row SampleReader::read(int64_t sample, int64_t* inputs, int64_t* t
   // After the end of a document any input will do, and id 0 is in every vocabulary.
   std::fill(std::copy_n(tokens.data(), row.counted, inputs), inputs + sequence_length_, 0);
   std::fill(std::copy_n(tokens.data() + 1, row.counted, targets), targets + sequence_length_, kIgnoredTarget);
+  leave_out_uncounted(range.begin + 1, row.counted, targets, row);
   if (!documents_ || document_samples_) return row;
   row.document_starts = {0};
   for (int64_t place : documents_->starts_in(range.begin, range.tokens, tokens.data())) {
-    targets[place - 1] = kIgnoredTarget;
-    --row.counted;
+    if (std::exchange(targets[place - 1], kIgnoredTarget) != kIgnoredTarget) --row.counted;
     if (place < sequence_length_) row.document_starts.push_back(place);
   }
   return row;
+}
+
+/// targets: the tokens [begin, begin + count) of the joined files.
+void SampleReader::leave_out_uncounted(int64_t begin, int64_t count, int64_t* targets, Row& row) const {
+  if (train_on_ == TrainOn::kAll) return;
+  std::vector<TokenPart> parts(static_cast<size_t>(count));
+  files_->read_parts(begin, count, parts.data());
+  for (int64_t i = 0; i < count; ++i) {
+    if (counts(train_on_, parts[static_cast<size_t>(i)])) continue;
+    targets[i] = kIgnoredTarget;
+    --row.counted;
+  }
 }
 
 std::unique_ptr<Samples> open_samples(const SamplesRequest& request) {

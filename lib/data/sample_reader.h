@@ -5,6 +5,8 @@
 //   join   sample i is the tokens [i*T, i*T + T + 1), whatever documents they are of
 //   mask   the same tokens; the sample says where documents begin, and targets that begin one do not count
 //   split  a sample holds tokens of one document only (DocumentSamples); the rest of its row does not count
+//
+// Of conversations, data.train_on says which targets count besides.
 
 #include <cstdint>
 #include <memory>
@@ -21,8 +23,8 @@ namespace fsdp::data {
 
 class SampleReader final : public Samples {
  public:
-  /// Opens the files. Throws Error(kData) for a file that cannot be used, and
-  /// Error(kUsage) where documents are needed and cannot be found.
+  /// Opens the files. Throws Error(kData) for a file that cannot be used, and for one in which data.train_on counts
+  /// no token; and Error(kUsage) where documents are needed and cannot be found.
   SampleReader(const std::vector<std::string>& paths, const DataOptions& options, int64_t vocab_size);
 
   int64_t num_samples() const override { return num_samples_; }
@@ -36,8 +38,11 @@ class SampleReader final : public Samples {
   nlohmann::json identity() const override;
 
  private:
+  void leave_out_uncounted(int64_t begin, int64_t count, int64_t* targets, Row& row) const;
+
   int64_t sequence_length_;
   int64_t vocab_size_;
+  TrainOn train_on_;
   std::unique_ptr<TokenFiles> files_;
   std::unique_ptr<Documents> documents_;             ///< null: join
   std::optional<DocumentSamples> document_samples_;  ///< of split

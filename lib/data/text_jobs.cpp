@@ -5,6 +5,7 @@
 #include <deque>
 #include <future>
 
+#include "data/utf8.h"
 #include "util/error.h"
 #include "util/hash.h"
 #include "util/work_queue.h"
@@ -28,12 +29,13 @@ bool ValidationShare::takes(std::string_view document) const {
 }
 
 TextJobs::TextJobs(std::vector<std::string> files, bool json_lines, std::string json_field,
-                   const ValidationShare& validation, const Tokenizer& tokenizer)
+                   const ValidationShare& validation, const Tokenizer& tokenizer, const RowEncoder* encoder)
     : files_(std::move(files)),
-      json_lines_(json_lines),
+      json_lines_(json_lines || encoder != nullptr),
       json_field_(std::move(json_field)),
       validation_(validation),
-      tokenizer_(tokenizer) {}
+      tokenizer_(tokenizer),
+      encoder_(encoder) {}
 
 int64_t TextJobs::share_of_end(const ValidationShare& validation, int64_t text_bytes) {
   if (validation.by_document || validation.fraction <= 0) return 0;
@@ -69,12 +71,28 @@ std::optional<std::string> TextJobs::document_of(std::string_view row, const Tex
   }
 }
 
+void TextJobs::encode_row(std::string_view row, const TextPart& part, EncodedJob& out,
+                          std::string& bad) const {
+  const size_t before = out.ids.size();
+  try {
+    encoder_->encode(row, out.ids, out.token_parts);
+  } catch (const RowError& error) {
+    out.ids.resize(before);
+    out.token_parts.resize(before);
+    bad = util::concat(to_string(RowPlace{files_[part.file], part.row}), " ", for_message(error.what()),
+                       "; correct or remove it, or skip such rows with `skip_bad`");
+  }
+}
+
 EncodedJob TextJobs::encoded(TextJob job) const {
   EncodedJob result;
   for (const TextPart& part : job.parts) {
     std::string_view text = std::string_view(job.text).substr(part.begin, part.end - part.begin);
     EncodedJob::Part result_part{.consumed = part.stop, .validation = part.validation};
-    if (part.is_row) {
+    if (part.is_row && encoder_ != nullptr) {
+      result_part.validation = validation_.takes(text);
+      encode_row(text, part, result, result_part.bad);
+    } else if (part.is_row) {
       if (const auto document = document_of(text, part, result_part.bad)) {
         result_part.validation = validation_.takes(*document);
         tokenizer_.encode(*document, result.ids);
@@ -113,7 +131,7 @@ bool TextJobs::next(TextJob& job) {
 void TextJobs::open_next() {
   const std::string& path = files_[next_file_++];
   if (json_lines_ || has_rows(path)) {
-    rows_ = open_rows(path, {json_field_});
+    rows_ = open_rows(path, encoder_ != nullptr ? encoder_->columns() : std::vector{json_field_});
     return;
   }
   input_ = std::make_unique<TextInput>(path);

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/row_encoder.h"
 #include "data/rows.h"
 #include "data/text_input.h"
 #include "data/tokenizer.h"
@@ -45,7 +46,8 @@ struct EncodedJob {
   };
   TextJob job;
   std::vector<int64_t> ids;
-  std::vector<Part> parts;  ///< one for each of job.parts
+  std::vector<TokenPart> token_parts;  ///< one for each of ids; empty without a RowEncoder
+  std::vector<Part> parts;             ///< one for each of job.parts
 };
 
 /// Which documents are for validation.
@@ -65,9 +67,10 @@ struct ValidationShare {
 class TextJobs {
  public:
   /// json_lines: all texts are JSON lines, whatever their names, except tables. json_field: the field of a
-  /// row that is the document.
+  /// row that is the document. encoder: encodes whole rows instead, which all texts then have; null: none.
   TextJobs(std::vector<std::string> files, bool json_lines, std::string json_field,
-           const ValidationShare& validation, const Tokenizer& tokenizer);
+           const ValidationShare& validation, const Tokenizer& tokenizer,
+           const RowEncoder* encoder = nullptr);
 
   /// Encodes all jobs on `threads` threads and passes them to `visit` in order. Throws Error(kData) for a text
   /// that cannot be used; rows that cannot be used are passed as such.
@@ -83,6 +86,7 @@ class TextJobs {
   bool next(TextJob& job);
   EncodedJob encoded(TextJob job) const;
   std::optional<std::string> document_of(std::string_view row, const TextPart& part, std::string& bad) const;
+  void encode_row(std::string_view row, const TextPart& part, EncodedJob& out, std::string& bad) const;
   void open_next();
   void take_text(TextJob& job);
   void take_rows(TextJob& job);
@@ -97,6 +101,7 @@ class TextJobs {
   std::string json_field_;
   ValidationShare validation_;
   const Tokenizer& tokenizer_;
+  const RowEncoder* encoder_;
   size_t next_file_ = 0;
   std::unique_ptr<Rows> rows_;  ///< of the file that is read, or
   std::unique_ptr<TextInput> input_;

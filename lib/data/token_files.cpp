@@ -107,6 +107,7 @@ TokenFile::TokenFile(const std::string& path, std::optional<TokenFormat> expecte
                   "give the format that it has, or none");
   }
   if (size_ == 0) file_->refuse("contains no tokens", "create it again with fsdp-data tokenize");
+  open_turns();
 }
 
 std::optional<TokenFormat> TokenFile::format_of_content() const {
@@ -188,6 +189,16 @@ void TokenFile::open_pair() {
   format_ = index_->format();
   type_ = index_->type();
   size_ = file_->size_bytes() / bytes_of(type_);
+}
+
+void TokenFile::open_turns() {
+  const fs::path path = turns_path(path_);
+  std::error_code error;
+  if (!fs::exists(path, error)) return;
+  turns_ = std::make_unique<TokenTurns>(path, path_, size_);
+  TokenHash hash;
+  scan([&hash](int64_t, const std::vector<int64_t>& ids) { hash.add(ids.data(), ids.size()); });
+  turns_->check_tokens(hash);
 }
 
 template <typename Stored>
@@ -272,6 +283,13 @@ void TokenFiles::for_each_part(int64_t begin, int64_t count, const Visit& visit)
 void TokenFiles::read(int64_t begin, int64_t count, int64_t* out) const {
   for_each_part(begin, count, [&out](const TokenFile& file, int64_t first, int64_t here) {
     file.read(first, here, out);
+    out += here;
+  });
+}
+
+void TokenFiles::read_parts(int64_t begin, int64_t count, TokenPart* out) const {
+  for_each_part(begin, count, [&out](const TokenFile& file, int64_t first, int64_t here) {
+    file.turns()->read(first, here, out);
     out += here;
   });
 }

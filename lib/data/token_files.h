@@ -15,6 +15,7 @@
 #include "data/mapped_file.h"
 #include "data/token_format.h"
 #include "data/token_index.h"
+#include "data/token_turns.h"
 
 namespace fsdp::data {
 
@@ -43,6 +44,9 @@ class TokenFile {
   /// The token at which document i begins; for i = documents(), size().
   int64_t document_begin(int64_t i) const { return index_->document_begin(i); }
 
+  /// The companion of a file of conversations; null for other files.
+  const TokenTurns* turns() const { return turns_.get(); }
+
   /// Copies the tokens [begin, begin + count). Throws Error(kData) when the file has become shorter since it
   /// was opened, and for an id below 0 or above 2^32 - 1.
   void read(int64_t begin, int64_t count, int64_t* out) const;
@@ -59,12 +63,14 @@ class TokenFile {
   void open_flat();
   void open_llmc();
   void open_pair();
+  void open_turns();
   template <typename Stored>
   void copy(int64_t begin, int64_t count, int64_t* out) const;
 
   std::string path_;
   std::unique_ptr<MappedFile> file_;
   std::unique_ptr<TokenIndex> index_;
+  std::unique_ptr<TokenTurns> turns_;
   TokenFormat format_ = TokenFormat::kU16;
   TokenType type_ = TokenType::kUint16;
   int64_t header_bytes_ = 0;
@@ -98,6 +104,9 @@ class TokenFiles {
   /// Copies the tokens [begin, begin + count) of the joined files. Throws Error(kData) when a file has become
   /// shorter since it was opened, and for an id that is not a uint32.
   void read(int64_t begin, int64_t count, int64_t* out) const;
+
+  /// Copies the parts of the same tokens, of files that all have turns().
+  void read_parts(int64_t begin, int64_t count, TokenPart* out) const;
 
   /// Removes the pages of these tokens from this process's resident memory; they stay in the system's cache
   /// and are reloaded on access. For scans, whose peak memory would otherwise include the whole files.

@@ -1,14 +1,9 @@
 #include "data/token_writer.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <utility>
 
 #include "util/error.h"
-#include "util/file.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;
@@ -32,56 +27,7 @@ TokenType stored_type(const TokenWriterOptions& options) {
 
 }  // namespace
 
-OutputFile::OutputFile(const fs::path& path) : path_(path), temporary_(path) {
-  if (path_.has_parent_path()) util::make_writable_folder(path_.parent_path());
-  temporary_ += util::concat(".tmp-", ::getpid());
-  file_ = std::fopen(temporary_.c_str(), "w+be");
-  if (file_ == nullptr) fail_with_errno("open");
-}
-
-OutputFile::~OutputFile() {
-  if (file_ != nullptr) std::fclose(file_);
-  if (!committed_) ::unlink(temporary_.c_str());
-}
-
-void OutputFile::append(const void* data, int64_t bytes) {
-  FSDP_CHECK(file_ != nullptr, "append after finish");
-  const auto count = static_cast<size_t>(bytes);
-  if (std::fwrite(data, 1, count, file_) != count) fail_with_errno("write");
-}
-
-void OutputFile::overwrite(int64_t offset, const void* data, int64_t bytes) {
-  if (std::fseek(file_, offset, SEEK_SET) != 0) fail_with_errno("write");
-  append(data, bytes);
-  if (std::fseek(file_, 0, SEEK_END) != 0) fail_with_errno("write");
-}
-
-void OutputFile::read_back(int64_t offset, void* data, int64_t bytes) {
-  const auto count = static_cast<size_t>(bytes);
-  if (std::fseek(file_, offset, SEEK_SET) != 0) fail_with_errno("write");
-  if (std::fread(data, 1, count, file_) != count) fail_with_errno("read");
-  if (std::fseek(file_, 0, SEEK_END) != 0) fail_with_errno("read");
-}
-
-void OutputFile::finish() {
-  FSDP_CHECK(file_ != nullptr, "finish twice");
-  if (std::fflush(file_) != 0) fail_with_errno("write");
-  if (::fsync(::fileno(file_)) != 0) fail_with_errno("flush");
-  if (std::fclose(std::exchange(file_, nullptr)) != 0) fail_with_errno("close");
-}
-
-void OutputFile::commit() {
-  FSDP_CHECK(file_ == nullptr, "commit before finish");
-  util::rename_and_sync(temporary_, path_);
-  committed_ = true;
-}
-
-void OutputFile::fail_with_errno(const char* action) const {
-  fail(ErrorKind::kIo, "cannot ", action, " ", temporary_.string(), ": ", util::errno_text(errno),
-       "; nothing was written to ", path_.string(), ", so make room or choose another path and run again");
-}
-
-void check_output_name(const fs::path& path, TokenFormat format) {
+void check_output_name(const fs::path& path, TokenFormat format, bool has_turns) {
   std::string extension = path.extension().string();
   if (format == TokenFormat::kU32 && extension != kUint32Extension) {
     fail(ErrorKind::kUsage, "the output ", path.string(), " would have four bytes per token (u32), which is ",
@@ -97,6 +43,10 @@ void check_output_name(const fs::path& path, TokenFormat format) {
          "), NAME.bin and NAME.idx; name it NAME.bin");
   }
   std::error_code error;
+  if (!has_turns && fs::exists(turns_path(path), error)) {
+    fail(ErrorKind::kUsage, "the output ", path.string(), " would be read with ", turns_path(path).string(),
+         ", which exists and belongs to the tokens of conversations; delete that or choose another name");
+  }
   if (!has_documents(format) && extension == ".bin" && fs::exists(index_path(path), error)) {
     fail(ErrorKind::kUsage, "the output ", path.string(), " would be read with ", index_path(path).string(),
          ", which exists and belongs to other tokens; move that away or choose another name");
@@ -104,7 +54,7 @@ void check_output_name(const fs::path& path, TokenFormat format) {
 }
 
 TokenWriter::TokenWriter(const fs::path& path, const TokenWriterOptions& options)
-    : path_((check_output_name(path, options.format), path)),
+    : path_((check_output_name(path, options.format, options.has_turns), path)),
       format_(options.format),
       type_(stored_type(options)),
       tokens_(path) {
@@ -112,6 +62,7 @@ TokenWriter::TokenWriter(const fs::path& path, const TokenWriterOptions& options
     std::vector<char> room(static_cast<size_t>(LlmcHeader::kBytes));
     tokens_.append(room.data(), LlmcHeader::kBytes);
   }
+  if (options.has_turns) turns_ = std::make_unique<TurnsWriter>(path);
   if (has_documents(format_)) {
     index_ = std::make_unique<OutputFile>(index_path(path));
     index_->append(kIndexMagic, kIndexMagicBytes);
@@ -144,6 +95,14 @@ void TokenWriter::append(const std::vector<int64_t>& ids) {
     append_as<uint32_t>(ids);  // also for int32, whose non-negative values have the same bytes
   }
   size_ += static_cast<int64_t>(ids.size());
+}
+
+void TokenWriter::append(const std::vector<int64_t>& ids, const std::vector<TokenPart>& parts) {
+  FSDP_CHECK(turns_ != nullptr && ids.size() == parts.size(), ids.size(), " tokens, ", parts.size(),
+             " parts");
+  append(ids);
+  hash_.add(ids.data(), ids.size());
+  turns_->append(parts);
 }
 
 void TokenWriter::end_document() {
@@ -201,13 +160,15 @@ void TokenWriter::finish() {
     finish_index();
     index_->finish();
   }
+  if (turns_) turns_->finish(hash_);
   tokens_.finish();
 }
 
 void TokenWriter::commit() {
-  // The index first: a .bin without its index would be taken for a flat file, and an index that does not fit
-  // the .bin beside it is refused.
+  // The index and the companion first: a .bin without its index would be taken for a flat file, and one without its
+  // companion for a text, while an index or a companion that does not fit the .bin beside it is refused.
   if (index_) index_->commit();
+  if (turns_) turns_->commit();
   tokens_.commit();
 }
 

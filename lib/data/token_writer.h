@@ -4,50 +4,21 @@
 // on the disk. Memory stays at a few MiB whatever the number of tokens and documents.
 
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <vector>
 
+#include "data/output_file.h"
 #include "data/token_format.h"
+#include "data/token_turns.h"
 
 namespace fsdp::data {
-
-/// A file that appears under its name only when it is complete and on the disk. Not thread-safe. Destroyed
-/// before commit(), it leaves nothing behind and an older file of that name as it was. Failures are Errors of
-/// kind kIo.
-class OutputFile {
- public:
-  /// Makes the folder of `path` when it does not exist, and a temporary file in it.
-  explicit OutputFile(const std::filesystem::path& path);
-  ~OutputFile();
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-
-  void append(const void* data, int64_t bytes);
-  /// Replaces bytes that were appended before.
-  void overwrite(int64_t offset, const void* data, int64_t bytes);
-  /// Copies bytes that were appended before.
-  void read_back(int64_t offset, void* data, int64_t bytes);
-
-  /// Flushes the temporary file to the disk. Nothing may be appended after it.
-  void finish();
-  /// Gives the finished file its name.
-  void commit();
-
- private:
-  [[noreturn]] void fail_with_errno(const char* action) const;
-
-  std::filesystem::path path_;
-  std::filesystem::path temporary_;
-  std::FILE* file_ = nullptr;  ///< null once finished
-  bool committed_ = false;
-};
 
 struct TokenWriterOptions {
   TokenFormat format = TokenFormat::kU16;
   /// Ids are below this. Formats with an index store two bytes per token where that is enough.
   int64_t vocab_size = 0;
+  bool has_turns = false;  ///< also writes the companion of conversations (token_turns.h)
 };
 
 /// Not thread-safe. Destroyed before commit(), it leaves nothing behind and an older file of that name as it
@@ -56,15 +27,18 @@ class TokenWriter {
  public:
   /// Throws Error(kUsage) for a name under which the file would be read in another format: only flat files of
   /// four bytes may be NAME.u32; a pair must be NAME.bin; no other format may be a .bin with an .idx beside
-  /// it.
+  /// it. Without turns, no companion may be there.
   TokenWriter(const std::filesystem::path& path, const TokenWriterOptions& options = {});
 
   /// Throws Error(kData) for an id that the format cannot hold.
   void append(const std::vector<int64_t>& ids);
+  /// The same with the part of each id, for TokenWriterOptions::has_turns.
+  void append(const std::vector<int64_t>& ids, const std::vector<TokenPart>& parts);
   /// Ends a document: the tokens since the last call. Ignored by formats without documents.
   void end_document();
   int64_t size() const { return size_; }  ///< tokens
   int64_t documents() const { return documents_; }
+  int64_t assistant_tokens() const { return turns_ ? turns_->assistant_tokens() : 0; }
 
   /// Flushes the temporary files to the disk; no append() may follow. Tokens after the last end_document()
   /// are a document too.
@@ -84,10 +58,12 @@ class TokenWriter {
   TokenType type_;
   OutputFile tokens_;
   std::unique_ptr<OutputFile> index_;
+  std::unique_ptr<TurnsWriter> turns_;
+  TokenHash hash_;  ///< of the tokens, for turns_
   int64_t size_ = 0, documents_ = 0, document_begin_ = 0;
 };
 
 /// Throws Error(kUsage) as the constructor does, to be called before the work.
-void check_output_name(const std::filesystem::path& path, TokenFormat format);
+void check_output_name(const std::filesystem::path& path, TokenFormat format, bool has_turns = false);
 
 }  // namespace fsdp::data

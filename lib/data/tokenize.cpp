@@ -48,7 +48,22 @@ void check_output(const std::string& output, const char* option, const std::vect
   }
 }
 
+void check_chat(const TokenizeOptions& options) {
+  if (!options.make_row_encoder) return;
+  if (!options.document_separator.empty()) {
+    fail(ErrorKind::kUsage,
+         "`chat` records where conversations end in the output's companion and needs no "
+         "`document_separator`; leave it out");
+  }
+  if (options.split_special_tokens) {
+    fail(ErrorKind::kUsage,
+         "`chat` cannot be combined with `split_special_tokens`, which would split the special "
+         "tokens of the chat template too; leave it out");
+  }
+}
+
 void check(const TokenizeOptions& options, const std::vector<std::string>& files) {
+  check_chat(options);
   if (std::count(files.begin(), files.end(), kStandardInput) > 1) {
     fail(ErrorKind::kUsage,
          "- (standard input) is given more than once, but can be read only once; give it once");
@@ -70,7 +85,8 @@ ValidationShare validation_share(const TokenizeOptions& options, const std::vect
   ValidationShare share;
   if (options.validation_output.empty()) return share;
   share = {.fraction = options.validation_fraction, .seed = options.seed};
-  bool whole_only = options.json_lines || std::any_of(files.begin(), files.end(), [](const auto& file) {
+  bool whole_only = options.json_lines || options.make_row_encoder ||
+                    std::any_of(files.begin(), files.end(), [](const auto& file) {
                       return has_rows(file) || TextInput(file).size_bytes() < 0;
                     });
   if (options.validation_split == "end" && whole_only) {
@@ -95,8 +111,9 @@ ValidationShare validation_share(const TokenizeOptions& options, const std::vect
 
 /// Opens every file once, so that a wrong name is reported before the work. Returns their bytes; 0 if unknown.
 int64_t check_texts(const TokenizeOptions& options, const std::vector<std::string>& files,
-                    const ValidationShare& share) {
-  const int64_t bytes = check_files(files, {options.json_field});
+                    const RowEncoder* encoder, const ValidationShare& share) {
+  const int64_t bytes =
+      check_files(files, encoder != nullptr ? encoder->columns() : std::vector{options.json_field});
   if (share.fraction > 0 && !share.by_document) {
     int64_t validation = 0;
     for (const std::string& path : files) {
@@ -117,7 +134,7 @@ TokenFormat output_format(const TokenizeOptions& options, const std::string& out
          ") allow only 65536; name the output NAME", kUint32Extension,
          " or choose the `format` llm.c-u32, megatron or fairseq");
   }
-  check_output_name(output, format);
+  check_output_name(output, format, options.make_row_encoder != nullptr);
   return format;
 }
 
@@ -185,13 +202,16 @@ class Collector {
       if (skip_ > 0 || !carried_.empty()) {
         join(part, text);
       } else {
-        ids_.assign(encoded.ids.begin() + static_cast<int64_t>(ids_begin),
-                    encoded.ids.begin() + static_cast<int64_t>(result.ids_end));
+        const auto first = static_cast<int64_t>(ids_begin), last = static_cast<int64_t>(result.ids_end);
+        ids_.assign(encoded.ids.begin() + first, encoded.ids.begin() + last);
+        if (!encoded.token_parts.empty()) {
+          token_parts_.assign(encoded.token_parts.begin() + first, encoded.token_parts.begin() + last);
+        }
         if (!part.ends_document) keep_rest(text, result.consumed, part.stop);
       }
       ids_begin = result.ids_end;
       if (part.ends_document) ids_.insert(ids_.end(), separator_.begin(), separator_.end());
-      writer_->append(ids_);
+      encoded.token_parts.empty() ? writer_->append(ids_) : writer_->append(ids_, token_parts_);
       if (part.ends_document) writer_->end_document();
     }
   }
@@ -238,6 +258,7 @@ class Collector {
   BadRows& bad_rows_;
   TokenWriter* writer_ = nullptr;
   std::vector<int64_t> ids_;
+  std::vector<TokenPart> token_parts_;
   std::string carried_;  ///< text of the document before the next part, not encoded yet
   size_t skip_ = 0;      ///< bytes at the beginning of the next part that are encoded already
 };
@@ -251,20 +272,25 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
   ValidationShare share = validation_share(options, files);
   std::unique_ptr<Tokenizer> tokenizer =
       make_tokenizer(options.tokenizer, {.split_special_tokens = options.split_special_tokens});
-  const std::vector<int64_t> separator = separator_ids(options, *tokenizer);
+  // Before threads are started: it may fork.
+  const std::unique_ptr<RowEncoder> encoder =
+      options.make_row_encoder ? options.make_row_encoder(*tokenizer) : nullptr;
+  const std::vector<int64_t> separator =
+      encoder ? std::vector<int64_t>{} : separator_ids(options, *tokenizer);
   int64_t vocab_size = tokenizer->vocab_size();
   for (int64_t id : separator) vocab_size = std::max(vocab_size, id + 1);
   const TokenFormat format = output_format(options, options.output, vocab_size);
-  int64_t text_bytes = check_texts(options, files, share);
+  int64_t text_bytes = check_texts(options, files, encoder.get(), share);
 
-  TokenWriter train(options.output, {format, vocab_size});
+  const bool has_turns = encoder != nullptr;
+  TokenWriter train(options.output, {format, vocab_size, has_turns});
   std::optional<TokenWriter> validation;
   if (!options.validation_output.empty()) {
-    validation.emplace(
-        options.validation_output,
-        TokenWriterOptions{output_format(options, options.validation_output, vocab_size), vocab_size});
+    validation.emplace(options.validation_output,
+                       TokenWriterOptions{output_format(options, options.validation_output, vocab_size),
+                                          vocab_size, has_turns});
   }
-  TextJobs jobs(files, options.json_lines, options.json_field, share, *tokenizer);
+  TextJobs jobs(files, options.json_lines, options.json_field, share, *tokenizer, encoder.get());
   BadRows bad_rows(options.skip_bad);
   Collector collector(*tokenizer, separator, train, validation ? &*validation : nullptr, bad_rows);
   jobs.encode(options.threads, [&](const EncodedJob& encoded) {
@@ -283,7 +309,7 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
   // Of the fuller file: a text of which both have a part is not two documents.
   const int64_t documents = std::max(train.documents(), validation ? validation->documents() : 0);
   std::string warning;
-  if (documents > 1 && separator.empty() && options.document_separator.empty()) {
+  if (documents > 1 && separator.empty() && !encoder && options.document_separator.empty()) {
     warning = util::concat("nothing separates the ", documents, " documents, because the tokenizer ",
                            options.tokenizer,
                            " has no token that ends a text; `document_separator` id:", vocab_size,
@@ -298,6 +324,8 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
           .documents = train.documents(),
           .validation_documents = validation ? validation->documents() : 0,
           .bad_rows = bad_rows,
+          .assistant_tokens = train.assistant_tokens(),
+          .validation_assistant_tokens = validation ? validation->assistant_tokens() : 0,
           .warning = std::move(warning)};
 }
 

@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "data/row_encoder.h"
 #include "data/rows.h"
 #include "data/token_files.h"
 #include "data/token_format.h"
@@ -28,6 +30,9 @@ struct TokenizeOptions {
   std::string json_field = "text";  ///< the field of a JSON line or column of a table that is the document
   bool json_lines = false;          ///< all texts hold JSON lines, whatever their names, except tables
   int64_t skip_bad = 0;             ///< rows that cannot be used and are left out, at most
+  /// Makes what encodes whole rows, conversations for example, instead of json_field; the output then has a
+  /// companion (token_turns.h). Null: rows are texts.
+  std::function<std::unique_ptr<RowEncoder>(const Tokenizer& tokenizer)> make_row_encoder;
   /// What follows every document: the text of a token; "eos", the tokenizer's end of text; "id:N", which may
   /// be an id beyond its vocabulary; "text:TEXT", which is tokenized (\n, \t and \\ stand for a line end, a
   /// tab and a backslash); or "none". Empty: eos where the tokenizer has one.
@@ -50,7 +55,8 @@ struct TokenizeReport {
   int64_t tokens = 0;             ///< in output
   int64_t validation_tokens = 0;  ///< in validation_output
   int64_t documents = 0, validation_documents = 0;
-  BadRows bad_rows{0};    ///< that were left out
+  BadRows bad_rows{0};                                            ///< that were left out
+  int64_t assistant_tokens = 0, validation_assistant_tokens = 0;  ///< with make_row_encoder
   std::string warning{};  ///< about what may not be intended: documents that nothing separates
 };
 

@@ -102,6 +102,17 @@ TEST(Conflicts, TheSeparatorOfDocumentsIsAToken) {
   EXPECT_TRUE(find_conflicts(config).empty());
 }
 
+TEST(Conflicts, OnlyTokenFilesKnowTheAssistantsTokens) {
+  Config config;
+  config.data.train_on = "assistant";
+  EXPECT_TRUE(find_conflicts(config).empty());
+  config.data.dataset = "rows";
+  EXPECT_EQ(
+      only_conflict(config),
+      "data.train_on requires data.dataset = \"token_files\", whose companions say who wrote the tokens, but "
+      "that is \"rows\"; set it to all, and leave targets out in the data set");
+}
+
 TEST(Conflicts, BatchesAndRunsStayCountable) {
   Config config;
   config.data.micro_batch_size = 100'000;

@@ -112,6 +112,7 @@ const std::map<std::string, Sample>& samples() {
       {"data.sequence_length", {"128", "1_000_001"}},
       {"data.micro_batch_size", {"8", "0"}},
       {"data.max_tokens", {"512", "-1", {"data.documents=split"}}},
+      {"data.train_on", {"\"assistant\"", "\"user\""}},
       {"data.allow_changed", {"true", "1"}},
       {"data.shuffle", {"false", "\"no\""}},
       {"training.steps", {"400", "0"}},

@@ -231,5 +231,47 @@ TEST_F(FsdpData, AFailedWriteLeavesNothingBehind) {
   EXPECT_EQ(folder.entries(), 3);  // a.txt, t.bin, stderr
 }
 
+const char* const kChats =
+    R"({"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}
+{"prompt": "3", "completion": "4"}
+)";
+
+TEST_F(FsdpData, TokenizesConversations) {
+  folder.write("chats.jsonl", kChats);
+  ASSERT_EQ(run("tokenize chats.jsonl --chat --chat-template chatml --output a.bin --threads 2"), 0) << err;
+  EXPECT_EQ(out, "a.bin: 2 conversations, 126 tokens, 22 of the assistant\n");
+  EXPECT_EQ(err, "");
+  ASSERT_EQ(run("inspect a.bin"), 0) << err;
+  EXPECT_NE(out.find("2 documents, 22 tokens of the assistant"), std::string::npos) << out;
+  ASSERT_EQ(run("decode a.bin"), 0) << err;
+  EXPECT_EQ(
+      out.find("<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n<|im_start|>user\n3"), 0u);
+  // Another number of threads writes the same bytes.
+  const std::string tokens = folder.read("a.bin"), turns = folder.read("a.bin.turns");
+  ASSERT_EQ(run("tokenize - --chat --chat-template chatml --output a.bin --threads 1 <chats.jsonl"), 0)
+      << err;
+  EXPECT_EQ(folder.read("a.bin"), tokens);
+  EXPECT_EQ(folder.read("a.bin.turns"), turns);
+}
+
+TEST_F(FsdpData, NamesTheFileAndLineOfABadConversation) {
+  folder.write("chats.jsonl", std::string(kChats) + "\n{\"messages\": [{\"role\": \"bot\"}]}\n");
+  ASSERT_EQ(run("tokenize chats.jsonl --chat --chat-template chatml --output a.bin"), 3);
+  EXPECT_EQ(
+      err,
+      "error: line 4 of chats.jsonl message 1 has the role \"bot\", but expected system, developer, user, "
+      "assistant or tool; correct or remove the line\n");
+  EXPECT_EQ(folder.entries(), 3);  // with stdout and stderr
+  folder.write("bad.jinja", "{{ messages | }}");
+  ASSERT_EQ(run("tokenize chats.jsonl --chat --chat-template bad.jinja --output a.bin"), 3);
+  EXPECT_EQ(err.find("error: the chat template bad.jinja, line 1, column 15: "), 0u) << err;
+  EXPECT_EQ(std::count(err.begin(), err.end(), '\n'), 1);
+  ASSERT_EQ(run("tokenize chats.jsonl --chat --output a.bin"), 2);
+  EXPECT_NE(err.find("give one by --chat-template"), std::string::npos) << err;
+  ASSERT_EQ(
+      run("tokenize chats.jsonl --chat --chat-template chatml --document-separator none --output a.bin"), 2);
+  ASSERT_EQ(run("tokenize chats.jsonl --chat-template chatml --output a.bin"), 2);
+}
+
 }  // namespace
 }  // namespace fsdp::data

@@ -10,7 +10,7 @@ namespace {
 using fsdp::testing::TemporaryFolder;
 using util::ErrorKind;
 
-DataOptions options_of(const std::string& path) {
+DataOptions options_for(const std::string& path) {
   DataOptions options;
   options.train = {path};
   options.sequence_length = 4;
@@ -20,7 +20,7 @@ DataOptions options_of(const std::string& path) {
 
 TEST(PrefetchingBatches, GivesWhatItsSourceGivesInAnyOrder) {
   TemporaryFolder folder;
-  const TrainLoader loader(options_of(write_tokens(folder, "a", counting(201))), 256, 1, {0, 2, 3});
+  const TrainLoader loader(options_for(write_tokens(folder, "a", counting(201))), 256, 1, {0, 2, 3});
   for (int64_t depth : {0, 1, 3, 50}) {
     const PrefetchingBatches ahead(loader, {.depth = depth});
     // Whole steps, steps of fewer micro-batches, a jump back as after a restore, the same again.
@@ -38,7 +38,7 @@ TEST(PrefetchingBatches, GivesWhatItsSourceGivesInAnyOrder) {
 
 TEST(PrefetchingBatches, EndsWithoutHavingBeenAsked) {
   TemporaryFolder folder;
-  const TrainLoader loader(options_of(write_tokens(folder, "a", counting(201))), 256, 1, {});
+  const TrainLoader loader(options_for(write_tokens(folder, "a", counting(201))), 256, 1, {});
   for (int i = 0; i < 20; ++i) {
     const PrefetchingBatches idle(loader, {.depth = 2}), busy(loader, {.depth = 4});
     busy.batch(0, 0);
@@ -47,7 +47,7 @@ TEST(PrefetchingBatches, EndsWithoutHavingBeenAsked) {
 
 TEST(PrefetchingBatches, ThrowsAnErrorWhereItBelongs) {
   TemporaryFolder folder;
-  DataOptions options = options_of(write_tokens(folder, "a", counting(201)));
+  DataOptions options = options_for(write_tokens(folder, "a", counting(201)));
   options.shuffle = false;
   const TrainLoader loader(options, 256, 1, {});
   const PrefetchingBatches ahead(loader, {.depth = 1});

@@ -121,5 +121,74 @@ TEST(SampleReader, AsksForASeparatorWhereNothingElseTells) {
                [&] { SampleReader({path}, options_of("mask", -1), 100); });
 }
 
+/// Two conversations of 6 and 7 tokens; the last one has a single turn.
+std::string write_two_conversations(const TemporaryFolder& folder) {
+  using enum TokenPart;
+  TokenWriter writer(folder / "chats.bin", {.has_turns = true});
+  writer.append({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13},
+                {kDocumentStart, kContext, kAssistant, kContext, kLastTurn, kLastTurn, kDocumentStart,
+                 kContext, kContext, kLastTurn, kLastTurn, kLastTurn, kContext});
+  writer.finish();
+  writer.commit();
+  return folder / "chats.bin";
+}
+
+std::vector<Sample> conversations(const TemporaryFolder& folder, const std::string& documents,
+                                  const std::string& train_on) {
+  DataOptions options = options_of(documents, /*separator=*/-1);
+  options.train_on = train_on;
+  return all_samples(SampleReader({write_two_conversations(folder)}, options, 100));
+}
+
+constexpr int64_t kNo = kIgnoredTarget;
+
+TEST(SampleReader, OfConversationsTrainsOnWhatIsAsked) {
+  const TemporaryFolder folder;
+  auto samples = conversations(folder, "join", "all");
+  EXPECT_EQ(samples[0].targets, (std::vector<int64_t>{2, 3, 4, 5}));
+  samples = conversations(folder, "join", "assistant");
+  ASSERT_EQ(samples.size(), 3u);
+  EXPECT_EQ(samples[0].inputs, (std::vector<int64_t>{1, 2, 3, 4}));
+  EXPECT_EQ(samples[0].targets, (std::vector<int64_t>{kNo, 3, kNo, 5}));
+  EXPECT_EQ(samples[0].counted, 2);
+  EXPECT_EQ(samples[1].targets, (std::vector<int64_t>{6, kNo, kNo, kNo}));
+  EXPECT_EQ(samples[2].targets, (std::vector<int64_t>{10, 11, 12, kNo}));
+  samples = conversations(folder, "join", "last");
+  EXPECT_EQ(samples[0].targets, (std::vector<int64_t>{kNo, kNo, kNo, 5}));
+  EXPECT_EQ(samples[0].counted, 1);
+}
+
+TEST(SampleReader, FindsConversationsWithoutASeparator) {
+  const TemporaryFolder folder;
+  auto samples = conversations(folder, "mask", "assistant");
+  EXPECT_EQ(samples[1].inputs, (std::vector<int64_t>{5, 6, 7, 8}));
+  EXPECT_EQ(samples[1].starts, (std::vector<int64_t>{0, 2}));
+  EXPECT_EQ(samples[1].targets, (std::vector<int64_t>{6, kNo, kNo, kNo}));
+  EXPECT_EQ(samples[1].counted, 1);
+  // All of a conversation but its first token, which the one before does not predict.
+  samples = conversations(folder, "mask", "all");
+  EXPECT_EQ(samples[1].targets, (std::vector<int64_t>{6, kNo, 8, 9}));
+  samples = conversations(folder, "split", "assistant");
+  ASSERT_EQ(samples.size(), 4u);
+  EXPECT_EQ(samples[1].inputs, (std::vector<int64_t>{5, 0, 0, 0}));
+  EXPECT_EQ(samples[1].targets, (std::vector<int64_t>{6, kNo, kNo, kNo}));
+  EXPECT_EQ(samples[2].targets, (std::vector<int64_t>{kNo, kNo, 10, 11}));
+}
+
+TEST(SampleReader, RefusesToTrainOnTheAssistantOfTexts) {
+  const TemporaryFolder folder;
+  DataOptions options = options_of("join");
+  options.train_on = TrainOn::kAssistant;
+  expect_error(ErrorKind::kData,
+               {"data.train_on = assistant needs token files of conversations", "text.turns"},
+               [&] { SampleReader({write_tokens(folder, "text", kTokens)}, options, 100); });
+  TokenWriter writer(folder / "b.bin", {.has_turns = true});
+  writer.append({1, 2, 3, 4, 5, 6}, std::vector<TokenPart>(6, TokenPart::kContext));
+  writer.finish();
+  writer.commit();
+  expect_error(ErrorKind::kData, {"counts none of the 6 tokens of", "b.bin"},
+               [&] { SampleReader({folder / "b.bin"}, options, 100); });
+}
+
 }  // namespace
 }  // namespace fsdp::data

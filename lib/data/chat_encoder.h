@@ -1,0 +1,34 @@
+#pragma once
+
+// Conversations as tokens.
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "data/chat_template.h"
+#include "data/row_encoder.h"
+#include "data/tokenizer.h"
+
+namespace fsdp::data {
+
+struct ChatOptions {
+  std::string chat_template = {};   ///< as find_chat_template() takes it
+  std::string chat_variables = {};  ///< a JSON object; empty: none
+  int threads = 1;
+  ProcessLimits limits = {};
+};
+
+/// Rows of messages, or of prompt and completion, through a chat template; with kNoChatTemplate, prompts and their
+/// completions as they are, with the tokenizer's end of text. A token is the assistant's if any of it is, as in
+/// transformers. `tokenizer` must outlive the object; `tokenizer_name` is what it was made from. Throws as
+/// find_chat_template() and ChatTemplate do.
+std::unique_ptr<RowEncoder> make_chat_encoder(const ChatOptions& options, const Tokenizer& tokenizer,
+                                              const std::string& tokenizer_name);
+
+/// Where tokens are in their text: of each the bytes that it stands for. Nothing where the tokens are not those
+/// bytes one after another, as with a tokenizer that normalizes.
+std::optional<std::vector<TextSpan>> places_of(const Tokenizer& tokenizer, std::string_view text,
+                                               const std::vector<int64_t>& ids);
+
+}  // namespace fsdp::data
