@@ -260,7 +260,7 @@ TEST_F(FsdpData, NamesTheFileAndLineOfABadConversation) {
   EXPECT_EQ(
       err,
       "error: line 4 of chats.jsonl message 1 has the role \"bot\", but expected system, developer, user, "
-      "assistant or tool; correct or remove the line\n");
+      "assistant or tool; correct or remove it, or skip such rows with --skip-bad\n");
   EXPECT_EQ(folder.entries(), 3);  // with stdout and stderr
   folder.write("bad.jinja", "{{ messages | }}");
   ASSERT_EQ(run("tokenize chats.jsonl --chat --chat-template bad.jinja --output a.bin"), 3);
