@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/compressed_fixtures.h"
+#include "data/parquet_fixtures.h"
 #include "data/token_fixtures.h"
 #include "support/program_path.h"
 #include "support/source_folder.h"
@@ -252,6 +253,32 @@ TEST_F(FsdpData, TokenizesConversations) {
       << err;
   EXPECT_EQ(folder.read("a.bin"), tokens);
   EXPECT_EQ(folder.read("a.bin.turns"), turns);
+}
+
+TEST_F(FsdpData, TakesConversationsFromAllFilesOfRowsAndLeavesOutBadOnes) {
+  folder.write("chats.jsonl", kChats);
+  ASSERT_EQ(run("tokenize chats.jsonl --chat --chat-template chatml --output a.bin"), 0) << err;
+  const std::string tokens = folder.read("a.bin"), turns = folder.read("a.bin.turns");
+  folder.write("some.jsonl.gz", gzip("{\"messages\": [{\"role\": \"bot\"}]}\n" + std::string(kChats)));
+  ASSERT_EQ(run("tokenize some.jsonl.gz --chat --chat-template chatml --skip-bad 1 --output a.bin"), 0)
+      << err;
+  EXPECT_NE(err.find("line 1 of some.jsonl.gz"), std::string::npos) << err;
+  EXPECT_EQ(folder.read("a.bin"), tokens);
+  EXPECT_EQ(folder.read("a.bin.turns"), turns);
+
+  folder.write(
+      "pairs.jsonl",
+      "{\"prompt\": \"two\", \"completion\": \"2\"}\n{\"prompt\": \"three\", \"completion\": \"3\"}\n");
+  ASSERT_EQ(run("tokenize pairs.jsonl --chat --chat-template chatml --output a.bin"), 0) << err;
+  const std::string of_lines = folder.read("a.bin");
+  write_parquet(folder / "pairs.parquet", {{"id", column_of({"a", "b"})},
+                                           {"prompt", column_of({"two", "three"})},
+                                           {"completion", column_of({"2", "3"})}});
+  ASSERT_EQ(run("tokenize pairs.parquet --chat --chat-template chatml --output a.bin"), 0) << err;
+  EXPECT_EQ(folder.read("a.bin"), of_lines);
+  write_parquet(folder / "texts.parquet", {{"text", column_of({"a"})}});
+  EXPECT_EQ(run("tokenize texts.parquet --chat --chat-template chatml --output a.bin"), 3);
+  EXPECT_NE(err.find("messages"), std::string::npos) << err;
 }
 
 TEST_F(FsdpData, NamesTheFileAndLineOfABadConversation) {
