@@ -180,6 +180,9 @@ struct ShardOptions {
   std::vector<const nn::Hookable*> units = {};
   /// These are units in addition, with options of their own; see wrap() in shard/wrap.h. Library only.
   std::vector<WrappedModule> wrapped = {};
+  /// Parameters that require a gradient form a unit of their own, with the lifetime of the root, whose shards stay in
+  /// fp32: for adapters in a frozen model, whose units then have no gradients and no state of an optimizer. Library only.
+  bool trained_apart = false;
   /// Patterns of names of parameters that stay whole on every rank; their gradients are all-reduced.
   std::vector<std::string> replicated_parameters = {};
   /// What nn::parallelize() has returned for the model, if its layers are computed by all ranks of the mesh's axis
