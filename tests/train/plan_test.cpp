@@ -105,6 +105,10 @@ void float8(config::Config& config) {
   bf16(config);
   config.training.float8 = "tensorwise";
 }
+void lora(config::Config& config) {
+  config.lora.rank = 8;
+  config.lora.alpha = 16;
+}
 void recompute(config::Config& config) { config.activation_checkpointing.mode = "full"; }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -194,6 +198,42 @@ INSTANTIATE_TEST_SUITE_P(
              }},
         Case{"dropout_gpt2", 2, "gpt2",
              [](auto& c) { c.model.attention_dropout = c.model.hidden_dropout = 0.1; }},
+        Case{"lora", 4, "llama", lora}, Case{"lora_gpt2", 2, "gpt2", lora},
+        Case{"lora_stored_in_bf16", 4, "llama",
+             [](auto& c) {
+               stored_in_bf16(c);
+               lora(c);
+               c.data.micro_batch_size = 4;
+             }},
+        Case{"lora_gathered_once", 4, "llama",
+             [](auto& c) {
+               lora(c);
+               c.training.gradient_accumulation_steps = 3;
+               c.fsdp.keep_after_forward = {"*"};
+             }},
+        Case{"lora_accumulation_without_sync", 2, "llama",
+             [](auto& c) {
+               lora(c);
+               c.training.gradient_accumulation_steps = 3;
+               c.training.no_sync = true;
+             }},
+        Case{"lora_recomputed_some_layers", 4, "llama",
+             [](auto& c) {
+               lora(c);
+               recompute(c);
+               c.lora.targets = {"*q_proj", "*v_proj"};
+               c.lora.dropout = 0.1;
+             }},
+        Case{"lora_muon", 2, "llama",
+             [](auto& c) {
+               muon(c);
+               lora(c);
+             }},
+        Case{"dora", 2, "llama",
+             [](auto& c) {
+               lora(c);
+               c.lora.dora = true;
+             }},
         Case{"averaged_weights", 2, "llama", [](auto& c) { c.optimizer.ema_decay = 0.9; }},
         Case{"no_shard", 4, "llama", [](auto& c) { c.fsdp.strategy = "no_shard"; }},
         Case{"no_shard_bf16", 4, "llama",
@@ -573,6 +613,48 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 // Units that wrap() (shard/wrap.h) puts into different places and groups; a config has no such units.
+TEST(Plan, ReducesAndUpdatesAdaptersAloneAndGathersKeptFrozenUnitsOnceAStep) {
+  config::Config config = small_config();
+  lora(config);
+  config.lora.targets = {"*q_proj", "*up_proj"};
+  config.training.gradient_accumulation_steps = 3;
+  config.fsdp.keep_after_forward = {"*"};
+  const Plan plan = make_plan(config, {.world_size = 4});
+  const auto trained = std::ranges::find(plan.units, "root.trained", &shard::UnitSizes::name);
+  ASSERT_NE(trained, plan.units.end());
+  EXPECT_EQ(trained->numel, 3 * 8 * ((128 + 128) + (128 + 352)));
+  EXPECT_EQ(plan.memory.gradients, 4 * trained->shard_numel);
+  EXPECT_EQ(plan.memory.optimizer, 2 * 4 * trained->shard_numel);
+  int64_t frozen = 0, frozen_bytes = 0;
+  for (const shard::UnitSizes& unit : plan.units) {
+    if (unit.name == "root.trained" || !unit.is_cut()) continue;
+    ++frozen;
+    frozen_bytes += 4 * unit.shard_numel;
+  }
+  const shard::Traffic& traffic = plan.step.traffic;
+  EXPECT_EQ(traffic.reduce_scatters, 3);
+  EXPECT_EQ(traffic.reduce_scatter_bytes, 3 * 4 * trained->shard_numel);
+  EXPECT_EQ(traffic.all_gathers, frozen + 3);
+  EXPECT_EQ(traffic.all_gather_bytes, frozen_bytes + 3 * 4 * trained->shard_numel);
+}
+
+TEST(Plan, SaysWhatItSavesToKeepFrozenUnitsGatheredWhereMemorySuffices) {
+  config::Config config = small_config();
+  lora(config);
+  config.training.gradient_accumulation_steps = 3;
+  const auto says = [&](double memory_gib) {
+    const Plan plan = make_plan(config, {.world_size = 4, .memory_gib = memory_gib});
+    return std::ranges::any_of(plan.warnings, [](const std::string& warning) {
+      return warning.find("set fsdp.keep_after_forward = [\"*\"]") != std::string::npos;
+    });
+  };
+  const double peak = static_cast<double>(make_plan(config, {.world_size = 4}).memory.device_peak);
+  EXPECT_TRUE(says(16));
+  EXPECT_FALSE(says(1.01 * peak / (1 << 30)));
+  config.fsdp.keep_after_forward = {"*"};
+  EXPECT_FALSE(says(16));
+}
+
 TEST(PlanMemory, CountsEachUnitWhereItIs) {
   const config::Config config = small_config();
   const comm::MeshShape mesh{.data = 4};
