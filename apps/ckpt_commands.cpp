@@ -16,6 +16,7 @@
 #include "checkpoint/hugging_face_model.h"
 #include "checkpoint/inspect.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/peft_folder.h"
 #include "checkpoint/sharded_writer.h"
 #include "checkpoint/stored_model.h"
 #include "cli/program.h"
@@ -46,7 +47,7 @@ struct Arguments {
   std::optional<double> tolerance;
   std::optional<int64_t> last;
   int64_t world_size = 1;
-  bool force = false, optimizer = false, ema = false, as_json = false;
+  bool force = false, optimizer = false, ema = false, adapter = false, merge = false, as_json = false;
 };
 
 /// A command under construction.
@@ -188,13 +189,30 @@ CkptCommand add_export(CLI::App& app) {
   command.dtype_option(
       "cast floating-point weights to this type; default: the type of the model that the run started from");
   command.size_option();
+  command.flag("--adapter", command->adapter,
+               "of a run with lora.rank: write its adapters alone, as a folder that PEFT loads");
+  command.flag("--merge", command->merge,
+               "of a run with lora.rank: write the whole model, with the adapters merged into its weights");
   command.flag("--ema", command->ema,
                "write the moving averages of the weights (optimizer.ema_decay) instead of the weights");
   command.flag("--force", command->force, "overwrite existing safetensors");
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
+    if (arguments.adapter) {
+      if (arguments.merge || arguments.ema || !arguments.max_shard_size.empty()) {
+        util::fail(
+            util::ErrorKind::kUsage,
+            "--adapter cannot be combined with --merge, --ema or --max-shard-size; leave one of them out");
+      }
+      return print(checkpoint::export_adapter({.checkpoint_folder = chosen_checkpoint(arguments.source),
+                                               .output = arguments.output,
+                                               .dtype = chosen_dtype(arguments),
+                                               .overwrite = arguments.force}),
+                   arguments.as_json);
+    }
     return print(checkpoint::export_model({.checkpoint_folder = chosen_checkpoint(arguments.source),
                                            .output = arguments.output,
                                            .dtype = chosen_dtype(arguments),
+                                           .merge = arguments.merge,
                                            .ema = arguments.ema,
                                            .overwrite = arguments.force,
                                            .max_file_bytes = chosen_max_bytes(arguments),

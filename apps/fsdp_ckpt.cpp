@@ -21,6 +21,8 @@ int main(int argc, char** argv) {
                                        "fsdp-ckpt consolidate checkpoints/run weights.safetensors"},
                                       {"for transformers' from_pretrained, in bfloat16",
                                        "fsdp-ckpt export checkpoints/run exported --dtype bfloat16"},
+                                      {"the adapters of a run with lora.rank, for PEFT",
+                                       "fsdp-ckpt export checkpoints/run adapter --adapter"},
                                       {"a Hugging Face model as a checkpoint of weights",
                                        "fsdp-ckpt import models/llama checkpoints/llama"},
                                       {"the [model] section of a config that fine-tunes it",
@@ -38,6 +40,8 @@ int main(int argc, char** argv) {
     FSDP_CHECK(chosen != commands.end());
     const int code = cli::run_command(chosen->run, {{"overwrite", "--force"},
                                                     {"full", "--format full"},
+                                                    {"adapter", "--adapter"},
+                                                    {"merge", "--merge"},
                                                     {"max_file_bytes", "--max-shard-size"},
                                                     {"last", "--last"}});
     // A result that could not be printed (a full disk behind a redirection) is a failure.

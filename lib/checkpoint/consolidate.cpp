@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "checkpoint/adapter.h"
 #include "checkpoint/described_model.h"
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/safetensors.h"
@@ -107,9 +108,11 @@ struct Source {
   std::vector<TensorInfo> infos;
   util::ByteCounter counter;
   bool ema = false;
+  bool merged = false;  ///< `state` are the weights of a model, under its names
 
   /// Frozen weights have no average and are stored themselves.
   std::string stored_name(const std::string& weight) const {
+    if (merged) return weight;
     std::string average = kAveragePrefix + weight;
     return ema && state.contains(average) ? average : kWeightsPrefix + weight;
   }
@@ -143,7 +146,8 @@ void write_folder(Source& source, const fs::path& output, const ConsolidateOptio
   for (auto& [name, infos] : folder.files) {
     write_safetensors_file(source, staged.path() / name, infos, options);
   }
-  const nlohmann::json& model = source.shards->manifest().model;
+  nlohmann::json model = source.shards->manifest().model;
+  if (source.merged) model.erase(kAdapterKey);
   if (!model.is_null()) {
     util::write_file_atomically(staged.path() / "config.json", config_text(model, source.infos));
     result.config = staged.target() / "config.json";
@@ -242,6 +246,16 @@ std::vector<TensorInfo> consolidated_weights(const ShardedSource& source,
   return infos;
 }
 
+std::vector<TensorInfo> weights_of_type(const Weights& weights, std::optional<c10::ScalarType> dtype) {
+  std::vector<TensorInfo> infos;
+  for (const std::string& name : weights.names()) {
+    infos.push_back(weights.info(name));
+    infos.back().name = name;
+    if (dtype && c10::isFloatingType(infos.back().dtype)) infos.back().dtype = *dtype;
+  }
+  return infos;
+}
+
 ConsolidateResult consolidate(const fs::path& checkpoint_folder, const fs::path& output,
                               const ConsolidateOptions& options) {
   FSDP_CHECK(!options.dtype || c10::isFloatingType(*options.dtype));
@@ -249,6 +263,11 @@ ConsolidateResult consolidate(const fs::path& checkpoint_folder, const fs::path&
   const OutputKind kind = output_kind(output, options);
   auto shards = std::make_shared<ShardedSource>(checkpoint_folder);
   std::vector<TensorInfo> infos = consolidated_weights(*shards, options.dtype);
+  Weights merged;
+  if (options.merge) {
+    merged = open_weights(checkpoint_folder);
+    infos = weights_of_type(merged, options.dtype);
+  }
   if (infos.empty()) {
     fail(ErrorKind::kCheckpoint, "the checkpoint ", checkpoint_folder.string(),
          " contains no weights (no tensor whose name starts with \"", kWeightsPrefix, "\")");
@@ -264,7 +283,12 @@ ConsolidateResult consolidate(const fs::path& checkpoint_folder, const fs::path&
   for (const TensorInfo& info : infos) bytes += bytes_of(info);
   Source source{
       shards, {}, std::move(infos), util::ByteCounter(options.progress, "writing", bytes), options.ema};
-  source.state.add(shards);
+  if (options.merge) {
+    source.state = std::move(merged);
+    source.merged = true;
+  } else {
+    source.state.add(shards);
+  }
   ConsolidateResult result{.output = output,
                            .config = std::nullopt,
                            .tensors = static_cast<int64_t>(source.infos.size()),

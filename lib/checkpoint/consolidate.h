@@ -22,6 +22,7 @@ class ShardedSource;
 
 struct ConsolidateOptions {
   std::optional<c10::ScalarType> dtype{};  ///< floating-point weights are cast to it; nothing: as stored
+  bool merge = false;                      ///< adapters into the weights of their base; not with `full`
   bool ema = false;            ///< the averages of the weights instead of the weights, where there are any
   bool overwrite = false;      ///< safetensors only; checkpoints are never overwritten
   bool full = false;           ///< a full checkpoint instead of safetensors
@@ -57,6 +58,9 @@ ConsolidateResult consolidate(const std::filesystem::path& checkpoint_folder,
 /// The weights of a checkpoint as they would be written: without prefix, after the cast, by name.
 std::vector<TensorInfo> consolidated_weights(const ShardedSource& source,
                                              std::optional<c10::ScalarType> dtype);
+
+/// The same of weights that have their names already.
+std::vector<TensorInfo> weights_of_type(const Weights& weights, std::optional<c10::ScalarType> dtype);
 
 /// The files of a folder as transformers' save_pretrained() lays it out.
 struct HuggingFaceFolder {

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/adapter.h"
 #include "checkpoint/described_model.h"
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/shard_set.h"
@@ -79,7 +80,18 @@ ConsolidateResult export_model(const ExportRequest& request) {
   auto shapes = hugging_face_shapes(
       options_from_hugging_face(source.manifest().model, concat(manifest, ": \"model\"")));
   Misfits misfits;
-  for (const TensorInfo& info : consolidated_weights(source, request.dtype)) {
+  const bool has_adapters = source.manifest().model.contains(kAdapterKey);
+  if (request.merge && request.ema) {
+    fail(ErrorKind::kUsage, "`merge` cannot be combined with `ema`; leave one of the two out");
+  }
+  if (has_adapters != request.merge) {
+    fail(ErrorKind::kUsage, "the checkpoint ", request.checkpoint_folder.string(),
+         has_adapters ? " must be of all weights, but holds adapters; choose `merge` or `adapter`"
+                      : " must hold adapters, but holds all weights of a model; leave out `merge`");
+  }
+  for (const TensorInfo& info : request.merge
+                                    ? weights_of_type(open_weights(request.checkpoint_folder), request.dtype)
+                                    : consolidated_weights(source, request.dtype)) {
     auto expected = shapes.find(info.name);
     if (expected == shapes.end()) {
       misfits.unexpected.push_back(info.name);
@@ -97,6 +109,7 @@ ConsolidateResult export_model(const ExportRequest& request) {
   }
   return consolidate(request.checkpoint_folder, request.output,
                      {.dtype = request.dtype ? request.dtype : dtype_of_config(source.manifest().model),
+                      .merge = request.merge,
                       .ema = request.ema,
                       .overwrite = request.overwrite,
                       .max_file_bytes = request.max_file_bytes,

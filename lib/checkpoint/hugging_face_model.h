@@ -39,7 +39,8 @@ struct ExportRequest {
   /// Floating-point weights are cast to it; nothing: to the type of the model that the run was initialized
   /// from, or else as stored.
   std::optional<c10::ScalarType> dtype{};
-  bool ema = false;  ///< ConsolidateOptions::ema
+  bool merge = false;  ///< ConsolidateOptions::merge
+  bool ema = false;    ///< ConsolidateOptions::ema
   bool overwrite = false;
   int64_t max_file_bytes = 0;  ///< 0: one file
   util::ByteProgress progress{};

@@ -64,12 +64,15 @@ std::vector<shard::TensorSlice> state_slices(const shard::Engine& engine, const 
                            range.begin - segment.range.begin;
     slices.push_back({prefix + segment.name, segment.shape, range, part.narrow(0, offset, range.numel())});
   };
+  const bool adapters_only = engine.options().trained_apart;  // the frozen weights are stored elsewhere
   for (const shard::Segment& segment : engine.segments()) {
+    if (adapters_only && !segment.requires_grad) continue;
     const at::Tensor& shard = engine.units()[segment.unit]->storage().shard();
     add("model/", segment, shard.narrow(0, segment.shard_offset, segment.numel()));
   }
   const bool is_saved = purpose == SlicePurpose::kLoad || engine.communicator().rank() == 0;
   for (const auto& [name, tensor] : engine.buffers()) {
+    if (adapters_only) break;
     const int64_t end = is_saved ? tensor.numel() : 0;
     slices.push_back(
         {"model/" + name, tensor.sizes().vec(), {0, end}, tensor.detach().view({-1}).narrow(0, 0, end)});

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "checkpoint/adapter.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/manifest.h"
@@ -124,6 +125,10 @@ StoredModel open_model(const fs::path& path, bool ema) {
          "; put the config.json of the weights there");
   }
   StoredModel model{*described, open_weights(is_checkpoint ? described->folder : path), {}};
+  if (ema && model.config.contains(kAdapterKey)) {
+    fail(ErrorKind::kUsage, "averages of weights must be those of a whole model, but ", path.string(),
+         " holds adapters; leave out `ema`");
+  }
   if (ema) {
     const auto shards = std::make_shared<ShardedSource>(model.folder);
     require_averages(*shards);

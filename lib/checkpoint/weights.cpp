@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/adapter.h"
 #include "checkpoint/described_model.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/safetensors.h"
@@ -171,7 +172,14 @@ Weights open_weights(const fs::path& path) {
   Weights weights;
   weights.path_ = path;
   if (format_of(path) == WeightsFormat::kCheckpoint) {
-    weights.add(std::make_shared<ShardedSource>(checkpoint_folder(path)), kWeightsPrefix);
+    const fs::path folder = checkpoint_folder(path);
+    const auto shards = std::make_shared<ShardedSource>(folder);
+    const std::string where = (folder / kManifestName).string();
+    if (const auto adapter = described_adapter(shards->manifest().model, where)) {
+      weights.add(merged_source(folder, *adapter));
+      return weights;
+    }
+    weights.add(shards, kWeightsPrefix);
     if (weights.where_.empty()) {
       fail(ErrorKind::kCheckpoint, "the checkpoint ", path.string(),
            " contains no weights (no tensor whose name starts with \"", kWeightsPrefix, "\")");

@@ -51,6 +51,10 @@ inline constexpr const char* kAveragePrefix = "optimizer/ema/";
 /// The tensors of one or several sources, read on request. Not thread-safe.
 class Weights {
  public:
+  Weights() = default;
+  /// Without tensors yet; `path` is for messages.
+  explicit Weights(std::filesystem::path path) : path_(std::move(path)) {}
+
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const { return where_.contains(name); }
   const std::vector<int64_t>& shape(const std::string& name) const { return info(name).shape; }
@@ -112,7 +116,7 @@ class Weights {
 };
 
 /// The weights, under the names of the model's parameters. `path` is a file, a folder, or a run's output
-/// folder (its newest complete checkpoint). kCheckpoint when the path holds no weights or damaged ones.
+/// folder (its newest complete checkpoint). Of a checkpoint of adapters: those of its base with the adapters merged in. kCheckpoint when the path holds no weights or damaged ones.
 Weights open_weights(const std::filesystem::path& path);
 
 /// All tensors of a checkpoint, the optimizer's too, under their full names ("model/...", "optimizer/...").

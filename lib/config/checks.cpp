@@ -284,6 +284,23 @@ void check_tensor_parallel(const Config& config, Conflicts& conflicts) {
                 config.logging.sample_every, "; leave one of the two out"));
 }
 
+void check_lora(const Config& config, Conflicts& conflicts) {
+  if (!config.lora.is_on()) return;
+  const auto unless = [&](bool condition, const std::string& key, const std::string& message) {
+    conflicts.unless(condition, {"lora.rank", key},
+                     concat("must be 0 ", message, "; leave one of the two out"));
+  };
+  unless(
+      config.mesh.model == 1, "mesh.model",
+      "with mesh.model, because adapters of layers that several processes compute together are not supported");
+  unless(
+      config.checkpoint.init_from.empty(), "checkpoint.init_from",
+      "with checkpoint.init_from, because checkpoints of adapters name the weights in model.init_from, which may be "
+      "those of a checkpoint");
+  unless(!config.training.cuda_graphs, "training.cuda_graphs",
+         "with training.cuda_graphs, because the adapters of all blocks are in one unit");
+}
+
 void check_evaluation(const Config& config, Conflicts& conflicts) {
   conflicts.unless(
       config.evaluation.best_metric != BestMetric::kValidationAccuracy || config.evaluation.accuracy,
@@ -346,6 +363,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_cuda_graphs(config, conflicts);
   check_context(config, conflicts);
   check_tensor_parallel(config, conflicts);
+  check_lora(config, conflicts);
   check_evaluation(config, conflicts);
   check_samples(config, conflicts);
   check_sharding(config, conflicts);

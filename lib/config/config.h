@@ -139,6 +139,7 @@ struct FsdpOptions : shard::ShardOptions {
 struct Config {
   RunOptions run;
   nn::ModelOptions model;
+  nn::LoraOptions lora;
   data::DataOptions data;
   TrainingOptions training;
   EvaluationOptions evaluation;
@@ -160,6 +161,7 @@ struct Config {
 inline shard::ShardOptions shard_options(const Config& config) {
   shard::ShardOptions options = config.fsdp;
   options.mixed_precision = config.mixed_precision;
+  options.trained_apart = config.lora.is_on();
   return options;
 }
 

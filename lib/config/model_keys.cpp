@@ -13,6 +13,8 @@ constexpr double kMaxWidth = 1'000'000;
 constexpr double kMaxHeads = 1024;
 constexpr double kMaxPositions = 10'000'000;
 
+Condition has_adapters() { return is_above_0("lora.rank"); }
+
 Constraint a_preset() {
   std::vector<std::string> names = {""};
   for (const ModelPreset& preset : model_presets()) names.push_back(preset.name);
@@ -93,6 +95,28 @@ std::vector<Key> model_keys() {
       {KEY(model, init_broadcast),
        "only rank 0 reads (or generates) the initial weights and broadcasts them: for slow shared file "
        "systems"},
+
+      {KEY(lora, rank),
+       "fine-tune by LoRA: rank of the adapters, which are trained in place of the weights (PEFT's r); 0: train the "
+       "weights",
+       between(0, 65536)},
+      {KEY(lora, alpha), "what an adapter adds is scaled by alpha / rank (lora_alpha)", above(0),
+       has_adapters()},
+      {KEY(lora, dropout), "dropout of the adapters' input in training (lora_dropout)",
+       from_up_to_below(0, 1), has_adapters()},
+      {KEY(lora, targets),
+       "patterns (* and ?) of names of linear layers that get adapters, such as \"*q_proj\" (target_modules)",
+       non_empty(), has_adapters()},
+      {KEY(lora, use_rslora), "scale by alpha / sqrt(rank) instead", {}, has_adapters()},
+      {KEY(lora, dora),
+       "train the norms of the weights' rows too: weight-decomposed adaptation (use_dora)",
+       {},
+       has_adapters()},
+      {KEY(lora, init_from),
+       "initial adapters: a folder that PEFT has saved or fsdp-ckpt exported, or a checkpoint of adapters; empty: "
+       "random as PEFT's",
+       {},
+       has_adapters()},
 
       {KEY(data, dataset), "kind of data set in train and validation; a plug-in can add others",
        one_of_registered(data::datasets())},

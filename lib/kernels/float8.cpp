@@ -129,7 +129,8 @@ class Float8Products final : public torch::autograd::Function<Float8Products> {
     const at::Tensor largest = largest_magnitude(x);
     const Float8Matrix x8 = to_float8(x, largest, kForward, {});
     // Saves bf16, not rounded, tensors, as plans of memory assume. The weight is gathered again for backward.
-    variable_list saved{x, largest, bias.value_or(at::Tensor())}, products;
+    const bool is_needed = any_is_trained(parameters.tensors);
+    variable_list saved{is_needed ? x : at::Tensor(), largest, bias.value_or(at::Tensor())}, products;
     for (const at::Tensor& weight : parameters.tensors) {
       const at::Tensor largest_of_weight = largest_magnitude(weight);
       const Float8Matrix w8 =
@@ -169,7 +170,7 @@ class Float8Products final : public torch::autograd::Function<Float8Products> {
         const Product product{.a = {dy8.values, dy8.inverse_scale},
                               .b = {transposed ? w8.values : w8.transposed, w8.inverse_scale},
                               .matmul = matmul};
-        const at::Tensor dx = product.of_type(x.scalar_type());
+        const at::Tensor dx = product.of_type(at::kBFloat16);
         results[0] = results[0].defined() ? results[0].add_(dx) : dx;
       }
       if (of_weight) {

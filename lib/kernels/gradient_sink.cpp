@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -55,6 +56,11 @@ std::vector<at::Tensor> seen_parameters(const std::vector<at::Tensor>& parameter
   std::vector<at::Tensor> seen;
   for (const at::Tensor& parameter : parameters) seen.push_back(seen_parameter(parameter, x));
   return seen;
+}
+
+bool any_is_trained(const std::vector<at::Tensor>& parameters) {
+  return std::ranges::any_of(parameters,
+                             [](const at::Tensor& parameter) { return parameter.requires_grad(); });
 }
 
 bool is_wanted(const torch::autograd::AutogradContext& context, size_t operand, const at::Tensor& parameter) {

@@ -55,6 +55,9 @@ struct Parameters {
 at::Tensor seen_parameter(const at::Tensor& parameter, const at::Tensor& x);
 std::vector<at::Tensor> seen_parameters(const std::vector<at::Tensor>& parameters, const at::Tensor& x);
 
+/// Whether any of the parameters is trained: where none is, backward does not need what their gradients are made of.
+bool any_is_trained(const std::vector<at::Tensor>& parameters);
+
 /// Whether a gradient of the parameter, seen by autograd as operand number `operand`, is to be computed. Those of
 /// unseen ones are in a pass over all leaves only, and not by torch::autograd::grad().
 bool is_wanted(const torch::autograd::AutogradContext& context, size_t operand, const at::Tensor& parameter);

@@ -72,7 +72,7 @@ class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {
     const BelowAutograd below;
     const at::TensorList weights = parameters.tensors;
     const at::Tensor x = as_matrix(given);
-    variable_list saved{x};
+    variable_list saved{any_is_trained(parameters.tensors) ? x : at::Tensor()};
     saved.insert(saved.end(), weights.begin(), weights.end());
     context->save_for_backward(std::move(saved));
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);

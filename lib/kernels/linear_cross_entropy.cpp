@@ -53,6 +53,7 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     const int64_t rows = x.size(0), vocabulary = weight.size(0);
     const int64_t chunk = cross_entropy_chunk_rows(x, part == nullptr ? vocabulary : part->most);
     at::Tensor dx = differentiates ? at::empty_like(x) : at::Tensor(), dweight;
+    const bool is_trained = weight.requires_grad();
     const auto* target = targets.const_data_ptr<int64_t>();
     const at::Tensor losses = at::empty({rows}, x.options().dtype(at::kDouble));
     const at::Tensor counted = at::empty({1}, losses.options());
@@ -85,6 +86,7 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
       KernelsFor(x)->losses(loss_rows);
       if (!differentiates) continue;
       product_into(dx.narrow(0, first, count), logits, weight.t(), matmul);
+      if (!is_trained) continue;
       if (chunk < rows) {
         add_product(dweight, logits.t(), some.t(), matmul);
       } else {
@@ -94,7 +96,7 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     if (differentiates) {
       context->saved_data["expected_gradient"] = terms.expected_gradient;
       context->saved_data["dx"] = dx;
-      context->saved_data["dweight"] = dweight.to(weight.scalar_type());
+      context->saved_data["dweight"] = is_trained ? dweight.to(weight.scalar_type()) : at::Tensor();
       context->saved_data["weight"] = weight;
     }
     at::Tensor loss = at::empty({}, x.options().dtype(at::kFloat));
@@ -112,7 +114,7 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     const at::Tensor rest = expected == 1 ? gradients[0] : gradients[0] / expected;
     const auto* factor = rest.const_data_ptr<float>();
     for (const at::Tensor& gradient : {dx, dweight}) {
-      KernelsFor(gradient)->scale(gradient.data_ptr(), gradient.numel(), factor);
+      if (gradient.defined()) KernelsFor(gradient)->scale(gradient.data_ptr(), gradient.numel(), factor);
     }
     if (!is_wanted(*context, 1, weight)) return {dx, {}, {}, {}, {}, {}, {}, {}};
     return {dx, deliver(*context, 1, weight, dweight), {}, {}, {}, {}, {}, {}};

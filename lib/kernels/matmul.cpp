@@ -215,7 +215,7 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
     const BelowAutograd below;
     const at::Tensor &weight = parameters.tensors[0], &bias = parameters.tensors[1];
     const at::Tensor x = as_matrix(given), w = transposed ? weight : flipped(weight);
-    context->save_for_backward({x, weight, bias});
+    context->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight, bias});
     context->saved_data["transposed"] = transposed;
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);
     const auto added = bias.defined() ? std::optional(bias) : std::nullopt;
@@ -258,7 +258,7 @@ class ProductsOfOne final : public torch::autograd::Function<ProductsOfOne> {
                                const Parameters& parameters, Matmul matmul) {
     const BelowAutograd below;
     const at::Tensor x = as_matrix(given);
-    variable_list saved{x};
+    variable_list saved{any_is_trained(parameters.tensors) ? x : at::Tensor()};
     std::vector<at::Tensor> transposed;
     for (const at::Tensor& weight : parameters.tensors) {
       saved.push_back(weight);
@@ -276,15 +276,16 @@ class ProductsOfOne final : public torch::autograd::Function<ProductsOfOne> {
     const variable_list saved = context->get_saved_variables();
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
     variable_list results(saved.size() + 2);
-    GradientsWith of_weights(saved[0], matmul);
+    std::optional<GradientsWith> of_weights;
+    if (saved[0].defined()) of_weights.emplace(saved[0], matmul);
     for (size_t i = 1; i < saved.size(); ++i) {
       const at::Tensor dy = as_matrix(gradients[i - 1]);
       if (is_wanted(*context, i, saved[i])) {
-        results[i] = deliver(*context, i, saved[i], of_weights.add(saved[i], flipped(dy)));
+        results[i] = deliver(*context, i, saved[i], of_weights->add(saved[i], flipped(dy)));
       }
       if (context->needs_input_grad(0)) add_product_of(results[0], dy, saved[i], matmul);
     }
-    of_weights.finish();
+    if (of_weights) of_weights->finish();
     if (results[0].defined()) results[0] = shaped(results[0], gradients[0]);
     return results;
   }

@@ -164,28 +164,30 @@ Attention::Attention(const ModelOptions& options)
 at::Tensor Attention::compute(const at::Tensor& x, const StageContext& context) {
   Heads heads;
   if (qkv_) {
-    const auto qkv = qkv_->forward(x).chunk(3, /*dim=*/-1);
+    const auto qkv = qkv_->forward(x, &context).chunk(3, /*dim=*/-1);
     heads = {split_heads(qkv[0], head_dim_), split_heads(qkv[1], head_dim_), split_heads(qkv[2], head_dim_)};
   } else {
     heads = rotated_heads(x, context);
   }
-  if (heads.attended.defined()) return output_->forward(heads.attended);
+  if (heads.attended.defined()) return output_->forward(heads.attended, &context);
   if (const auto& parallel = (qkv_ ? qkv_ : q_)->parallel()) {
     heads.first = parallel->ranks.rank() * heads.q.size(2);
   }
   if (context.cache == nullptr) {
-    return output_->forward(causal_attention(heads, compute_, dropout_, context));
+    return output_->forward(causal_attention(heads, compute_, dropout_, context), &context);
   }
   const bool first = context.cache->length() == 0;
   const auto [keys, values] = context.cache->append(*this, heads.k, heads.v);
   return output_->forward(first ? causal_attention(heads, compute_, dropout_, context)
-                                : join_heads(attend_to_cache(heads.q, keys, values)));
+                                : join_heads(attend_to_cache(heads.q, keys, values)),
+                          &context);
 }
 
 Attention::Heads Attention::rotated_heads(const at::Tensor& x, const StageContext& context) const {
   const at::Tensor &cos = context.rotary_cos, &sin = context.rotary_sin;
   if (cos.scalar_type() == at::kFloat) {
-    if (const at::Tensor joined = forward_joined(x, {q_.get(), k_.get(), v_.get()}); joined.defined()) {
+    if (const at::Tensor joined = forward_joined(x, {q_.get(), k_.get(), v_.get()}, &context);
+        joined.defined()) {
       const kernels::JoinedHeads heads{q_->weight().size(0) / head_dim_, k_->weight().size(0) / head_dim_};
       if (is_plain(dropout_, context)) {
         if (at::Tensor y = kernels::rotary_attention(joined, heads, cos, sin); y.defined())
@@ -195,7 +197,7 @@ Attention::Heads Attention::rotated_heads(const at::Tensor& x, const StageContex
       return {q, k, v};
     }
   }
-  const auto qkv = forward_all(x, {q_.get(), k_.get(), v_.get()});
+  const auto qkv = forward_all(x, {q_.get(), k_.get(), v_.get()}, &context);
   return {rotated(qkv[0], context), rotated(qkv[1], context), split_heads(qkv[2], head_dim_)};
 }
 

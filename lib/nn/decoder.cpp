@@ -33,9 +33,7 @@ std::shared_ptr<Norm> make_norm(const ModelOptions& options) {
 
 /// dropout() of the context's tokens. x: [B, T, D]
 at::Tensor dropout_of_tokens(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context) {
-  kernels::RowPieces values = context.tokens;
-  for (int64_t& begin : values.begins) begin *= x.size(-1);
-  return dropout(x, p, place, context, values);
+  return dropout(x, p, place, context, values_of_tokens(x, context));
 }
 
 /// x + attention(norm(x)), then x + feed_forward(norm(x)). x: [B, T, D] -> [B, T, D].

@@ -1,10 +1,12 @@
 #include "nn/layers.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 
@@ -12,6 +14,7 @@
 #include "kernels/fused.h"
 #include "kernels/joined_linear.h"
 #include "kernels/meta.h"
+#include "nn/lora.h"
 #include "nn/loss.h"
 #include "nn/parallel_layers.h"
 #include "nn/parameter.h"
@@ -43,20 +46,34 @@ Linear::Linear(int64_t in_features, int64_t out_features, const Compute& compute
   if (form.biased || transposed_) bias_ = register_parameter("bias", empty_parameter({out_features}));
 }
 
-at::Tensor Linear::forward(const at::Tensor& given) const {
+at::Tensor Linear::forward(const at::Tensor& given, const StageContext* context) const {
+  if (adapter_) return with_bias(adapted(given, product(given), context));  // not parallel: see add_lora()
   const at::Tensor x = parallel_ ? parallel_->enter(given) : given;
   if (parallel_ && parallel_->sums) {
-    return with_bias(parallel_->leave(transposed_ ? transposed_product(x, std::nullopt) : product(x)));
+    return with_bias(parallel_->leave(product(x)));
   }
   const at::Tensor y = transposed_ ? transposed_product(x, bias_) : with_bias(product(x));
   return parallel_ ? parallel_->leave(y) : y;
 }
 
-at::Tensor Linear::forward_without_bias(const at::Tensor& x) const {
-  return transposed_product(parallel_ ? parallel_->enter(x) : x, std::nullopt);
+at::Tensor Linear::forward_without_bias(const at::Tensor& x, const StageContext* context) const {
+  if (adapter_) return adapted(x, product(x), context);
+  return product(parallel_ ? parallel_->enter(x) : x);
+}
+
+at::Tensor Linear::delta(const at::Tensor& x, const at::Tensor& base, const StageContext* context) const {
+  return adapter_->delta(x, base, context, compute_.matmul,
+                         [this](const at::Tensor& kept) { return product(kept); });
+}
+
+at::Tensor Linear::adapted(const at::Tensor& x, const at::Tensor& base, const StageContext* context) const {
+  if (!adapter_) return base;
+  const at::Tensor added = delta(x, base, context);
+  return adapter_->has_magnitude() ? base + added : at::Tensor(base).add_(added);
 }
 
 at::Tensor Linear::product(const at::Tensor& x) const {
+  if (transposed_) return transposed_product(x, std::nullopt);
   return multiplies_float8(x) ? kernels::float8_linears(x, {weight_}, compute_.matmul)[0]
                               : kernels::linear(x, weight_, compute_.matmul);
 }
@@ -77,7 +94,8 @@ at::Tensor Linear::transposed_product(const at::Tensor& x, const std::optional<a
       .view(shape);
 }
 
-std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<const Linear*> layers) {
+std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<const Linear*> layers,
+                                    const StageContext* context) {
   const auto float8 = std::count_if(layers.begin(), layers.end(),
                                     [&](const Linear* layer) { return layer->multiplies_float8(x); });
   const bool together =
@@ -85,16 +103,20 @@ std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<c
   const bool alike = together && (float8 == 0 || float8 == std::ssize(layers));
   std::vector<at::Tensor> weights, results;
   for (const Linear* layer : layers) {
-    alike ? weights.push_back(layer->weight_) : results.push_back(layer->forward(x));
+    alike ? weights.push_back(layer->weight_) : results.push_back(layer->forward(x, context));
   }
   if (!alike) return results;
   const kernels::Matmul matmul = (*layers.begin())->compute_.matmul;
   results = float8 > 0 ? kernels::float8_linears(x, weights, matmul) : kernels::linears(x, weights, matmul);
-  for (size_t i = 0; i < results.size(); ++i) results[i] = layers.begin()[i]->with_bias(results[i]);
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Linear& layer = *layers.begin()[i];
+    results[i] = layer.with_bias(layer.adapted(x, results[i], context));
+  }
   return results;
 }
 
-at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linear*> layers) {
+at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linear*> layers,
+                          const StageContext* context) {
   std::vector<at::Tensor> weights;
   for (const Linear* layer : layers) {
     if (!layer->compute_.fused || layer->bias_.defined() || layer->multiplies_float8(x) ||
@@ -104,7 +126,19 @@ at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linea
     weights.push_back(layer->weight_);
   }
   if (!kernels::can_join(x, weights)) return {};
-  return kernels::joined_linear(x, weights, (*layers.begin())->compute_.matmul);
+  const at::Tensor joined = kernels::joined_linear(x, weights, (*layers.begin())->compute_.matmul);
+  if (std::none_of(layers.begin(), layers.end(),
+                   [](const Linear* layer) { return layer->adapter_ != nullptr; })) {
+    return joined;
+  }
+  std::vector<at::Tensor> deltas;
+  int64_t first = 0;
+  for (const Linear* layer : layers) {
+    const at::Tensor base = joined.narrow(-1, first, layer->weight_.size(0));
+    deltas.push_back(layer->adapter_ ? layer->delta(x, base, context) : at::zeros_like(base));
+    first += base.size(-1);
+  }
+  return joined + at::cat(deltas, -1);
 }
 
 Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>& exclude) {
@@ -155,8 +189,19 @@ std::pair<at::Tensor, at::Tensor> Norm::forward_with(const at::Tensor& residual,
 
 at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context,
                    const kernels::RowPieces& pieces) {
-  if (p == 0 || !context.dropout) return x;
   const auto site = static_cast<uint64_t>(context.layer) * 8 + static_cast<uint64_t>(place);
+  return dropout_at(x, p, site, context, pieces);
+}
+
+kernels::RowPieces values_of_tokens(const at::Tensor& x, const StageContext& context) {
+  kernels::RowPieces values = context.tokens;
+  for (int64_t& begin : values.begins) begin *= x.size(-1);
+  return values;
+}
+
+at::Tensor dropout_at(const at::Tensor& x, double p, uint64_t site, const StageContext& context,
+                      const kernels::RowPieces& pieces) {
+  if (p == 0 || !context.dropout) return x;
   const uint64_t key = util::mix64(context.dropout->key ^ util::mix64(site));
   return kernels::dropout(x, p, key, context.dropout->first_row, pieces);
 }
@@ -211,22 +256,27 @@ FeedForward::FeedForward(const ModelOptions& options) : compute_(options), activ
   down_ = linear(gpt2 ? "c_proj" : "down_proj", inner, hidden);
 }
 
-at::Tensor FeedForward::compute(const at::Tensor& x, const StageContext&) {
+at::Tensor FeedForward::compute(const at::Tensor& x, const StageContext& given) {
+  const StageContext* context = &given;
   if (!gate_) {
-    if (!compute_.fused || !kernels::can_fuse(x)) return down_->forward(at::gelu(up_->forward(x), "tanh"));
-    const at::Tensor product = up_->forward_without_bias(x), bias = up_->bias().to(product.scalar_type());
-    return down_->forward(kernels::can_fuse(product) ? kernels::bias_gelu(product, bias)
-                                                     : at::gelu(product + bias, "tanh"));
+    if (!compute_.fused || !kernels::can_fuse(x))
+      return down_->forward(at::gelu(up_->forward(x, context), "tanh"), context);
+    const at::Tensor product = up_->forward_without_bias(x, context),
+                     bias = up_->bias().to(product.scalar_type());
+    return down_->forward(
+        kernels::can_fuse(product) ? kernels::bias_gelu(product, bias) : at::gelu(product + bias, "tanh"),
+        context);
   }
   const bool is_silu = activation_ == Activation::kSilu;
-  if (const at::Tensor joined = is_silu ? forward_joined(x, {gate_.get(), up_.get()}) : at::Tensor();
+  if (const at::Tensor joined = is_silu ? forward_joined(x, {gate_.get(), up_.get()}, context) : at::Tensor();
       joined.defined()) {
-    return down_->forward(kernels::joined_swiglu(joined));
+    return down_->forward(kernels::joined_swiglu(joined), context);
   }
-  const auto both = forward_all(x, {gate_.get(), up_.get()});
+  const auto both = forward_all(x, {gate_.get(), up_.get()}, context);
   const at::Tensor &gate = both[0], &up = both[1];
-  if (is_silu && compute_.fused && kernels::can_fuse(gate)) return down_->forward(kernels::swiglu(gate, up));
-  return down_->forward((is_silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up);
+  if (is_silu && compute_.fused && kernels::can_fuse(gate))
+    return down_->forward(kernels::swiglu(gate, up), context);
+  return down_->forward((is_silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up, context);
 }
 
 }  // namespace fsdp::nn

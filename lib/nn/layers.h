@@ -57,45 +57,58 @@ struct LinearForm {
   bool transposed = false;  ///< weight [in_features, out_features] (GPT-2's "Conv1D"); always biased
 };
 
+class LoraAdapter;
+
 /// y = x W^T (+ b): weight [out_features, in_features], bias [out_features].
 class Linear : public torch::nn::Module {
  public:
   Linear(int64_t in_features, int64_t out_features, const Compute& compute = {}, const LinearForm& form = {});
-  /// x: [..., in_features] -> [..., out_features]
-  at::Tensor forward(const at::Tensor& x) const;
+  /// x: [..., in_features] -> [..., out_features]. `context`: of a stage that trains, for dropout in adapters.
+  at::Tensor forward(const at::Tensor& x, const StageContext* context = nullptr) const;
   /// Without the bias, which the caller's next kernel adds. Only if transposed, and if no sum over ranks.
-  at::Tensor forward_without_bias(const at::Tensor& x) const;
+  at::Tensor forward_without_bias(const at::Tensor& x, const StageContext* context = nullptr) const;
   const at::Tensor& weight() const { return weight_; }
   const at::Tensor& bias() const { return bias_; }
   bool is_transposed() const { return transposed_; }
   /// See use_float8().
   void set_float8(bool float8) { float8_ = float8; }
+  /// See add_lora() (nn/lora.h).
+  void set_adapter(std::shared_ptr<const LoraAdapter> adapter) { adapter_ = std::move(adapter); }
   void set_parallel(ParallelForm form) { parallel_ = std::move(form); }
   const std::optional<ParallelForm>& parallel() const { return parallel_; }
 
  private:
-  friend std::vector<at::Tensor> forward_all(const at::Tensor&, std::initializer_list<const Linear*>);
-  friend at::Tensor forward_joined(const at::Tensor&, std::initializer_list<const Linear*>);
+  friend std::vector<at::Tensor> forward_all(const at::Tensor&, std::initializer_list<const Linear*>,
+                                             const StageContext*);
+  friend at::Tensor forward_joined(const at::Tensor&, std::initializer_list<const Linear*>,
+                                   const StageContext*);
   bool multiplies_float8(const at::Tensor& x) const;
   /// Whether it communicates by itself.
   bool redistributes() const { return parallel_ && (parallel_->input || parallel_->output); }
+  /// Without the bias; nor what an adapter adds.
   at::Tensor product(const at::Tensor& x) const;
+  /// What the adapter adds to that product, `base`.
+  at::Tensor delta(const at::Tensor& x, const at::Tensor& base, const StageContext* context) const;
+  at::Tensor adapted(const at::Tensor& x, const at::Tensor& base, const StageContext* context) const;
   at::Tensor with_bias(const at::Tensor& product) const;
   at::Tensor transposed_product(const at::Tensor& x, const std::optional<at::Tensor>& bias) const;
 
   at::Tensor weight_, bias_;  ///< bias_: undefined if there is none
   Compute compute_;
   bool transposed_, float8_ = false;
+  std::shared_ptr<const LoraAdapter> adapter_;  ///< null: none
   std::optional<ParallelForm> parallel_;
 };
 
 /// The output of each layer for x; none is transposed.
-std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<const Linear*> layers);
+std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<const Linear*> layers,
+                                    const StageContext* context = nullptr);
 
 /// The outputs of all layers side by side, [..., sum of out_features], by one product; undefined where that is
 /// of no use or not possible: on the CPU, with biases, in 8 bits, or if the weights do not lie one after another
 /// (kernels/joined_linear.h).
-at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linear*> layers);
+at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linear*> layers,
+                          const StageContext* context = nullptr);
 
 /// Names of linear layers, in the order of the model.
 struct Float8Layers {
@@ -149,6 +162,11 @@ enum class DropoutPlace { kEmbedding, kAttentionScores, kAttentionOutput, kFeedF
 /// Returns x itself unless the context has a DropoutChoice.
 at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context,
                    const kernels::RowPieces& pieces = {});
+/// Where the values of the context's tokens are in whole rows. x: [B, T, D]
+kernels::RowPieces values_of_tokens(const at::Tensor& x, const StageContext& context);
+/// The same at any `site` of the model, whose number differs from those of others.
+at::Tensor dropout_at(const at::Tensor& x, double p, uint64_t site, const StageContext& context,
+                      const kernels::RowPieces& pieces);
 
 /// A learned table, looked up by row. A stage, so that a large table can be an FSDP unit.
 class Embedding final : public Stage {

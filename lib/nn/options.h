@@ -102,6 +102,19 @@ inline int64_t longest_sequence(const ModelOptions& options) {
   return window > 0 && window < positions ? window : positions;
 }
 
+/// Adapters that are trained in place of the weights (nn/lora.h); PEFT's LoraConfig has the names in brackets.
+struct LoraOptions {
+  int64_t rank = 0;                          ///< [r] 0: none, all weights are trained
+  double alpha = 16;                         ///< [lora_alpha] what an adapter adds is scaled by alpha / rank
+  double dropout = 0.0;                      ///< [lora_dropout] of the adapters' input, while training
+  std::vector<std::string> targets = {"*"};  ///< [target_modules] patterns of names of linear layers
+  bool use_rslora = false;                   ///< [use_rslora] alpha / sqrt(rank) instead
+  bool dora = false;                         ///< [use_dora] train the norms of the rows of weights too
+  std::string init_from = {};  ///< a folder of PEFT's or a checkpoint with the first values; empty: as PEFT's
+
+  bool is_on() const { return rank > 0; }
+};
+
 /// What backward recomputes.
 enum class RecomputeMode {
   kNone,

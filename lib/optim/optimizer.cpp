@@ -109,8 +109,9 @@ std::vector<Treatment> treatments_in(const std::vector<FlatParameter::Range>& ra
   return treatments;
 }
 
-/// Elements of such a state; includes padding if it covers all elements.
+/// Elements of such a state; includes padding if it covers all elements. None where nothing is trained.
 int64_t covered(const StateKind& kind, const FlatParameter& parameter) {
+  if (parameter.ranges.empty() && parameter.tensors.empty()) return 0;  // frozen
   if (kind.elements == StateKind::Elements::kAll) return parameter.value.numel();
   int64_t numel = 0;
   if (kind.is_whole()) {
@@ -309,6 +310,7 @@ void Optimizer::end_step() {
 void Optimizer::update_average(size_t i) {
   open_->averaged[i] = true;
   const at::Tensor& average = states_[state_index(kEmaState)][i];
+  if (average.numel() == 0) return;
   if (step_count_ == 1) {
     average.copy_(parameters_[i].value);
     return;

@@ -47,6 +47,7 @@ struct Matrix {
 };
 
 std::vector<Matrix> matrices_of(const optim::OptimizerOptions& options, const UnitSizes& unit) {
+  if (!unit.has_trainable_parameters) return {};
   std::vector<Matrix> matrices;
   std::vector<std::vector<int64_t>> shapes;
   for (const shard::ParameterSizes& parameter : unit.parameters) {
@@ -216,6 +217,7 @@ int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const std:
   int64_t bytes = 0;
   for (const optim::StateKind& kind : optim::state_kinds(options)) {
     for (const UnitSizes& unit : units) {
+      if (!unit.has_trainable_parameters) continue;
       if (kind.elements == optim::StateKind::Elements::kAll) {
         bytes += unit.shard_bytes_in_float32();
         continue;

@@ -10,11 +10,13 @@
 #include "config/checks.h"
 #include "config/global_batch.h"
 #include "nn/decoder.h"
+#include "nn/lora.h"
 #include "plan/advice.h"
 #include "plan/meta_group.h"
 #include "shard/root_unit.h"
 #include "shard/wrap_policy.h"
 #include "util/error.h"
+#include "util/text.h"
 
 namespace fsdp::plan {
 namespace {
@@ -74,6 +76,26 @@ int64_t largest_micro_batch(config::Config config, const std::vector<shard::Unit
   return low;
 }
 
+namespace {
+
+/// What it saves to keep frozen units gathered, where memory suffices; empty: nothing.
+std::string kept_frozen_units(const Plan& plan, const RecordedPass& pass) {
+  config::Config config = plan.config;
+  if (!config.lora.is_on() || !shard::reshards(config.fsdp.strategy)) return {};
+  config.fsdp.keep_after_forward = {"*"};
+  const std::vector<shard::UnitSizes> units = planned_units(config, plan.mesh);
+  const int64_t bytes = step_formula(config, units).traffic.all_gather_bytes;
+  const int64_t before = plan.step.traffic.all_gather_bytes;
+  const int64_t peak = device_peak(config, units, pass);
+  if (bytes >= before || peak > plan.memory_limit()) return {};
+  return concat("frozen units can stay gathered for a whole step, with ", util::human_bytes(peak),
+                " of memory: all-gathers then send ", util::human_bytes(bytes),
+                " a rank and step instead of ", util::human_bytes(before),
+                "; set fsdp.keep_after_forward = [\"*\"]");
+}
+
+}  // namespace
+
 int64_t Plan::tokens_per_step() const {
   return config::samples_per_step(config, machines.world_size) * config.data.sequence_length;
 }
@@ -103,16 +125,23 @@ int planned_world_size(const config::Config& config, const PlanOptions& options)
 
 std::vector<shard::UnitSizes> planned_units(const config::Config& config, const comm::MeshShape& mesh) {
   const auto stages = nn::make_decoder(config.model, at::kMeta);
+  if (config.lora.is_on()) nn::add_lora(*stages, config.lora);
   const auto parts =
       nn::parallelize_decoder(*stages, config.model, {.sequence_parallel = config.mesh.sequence_parallel},
                               std::make_shared<MetaGroup>(mesh.model, MetaGroup::Events{}));
   const nn::ModelOutline model = shard::make_model_tree(*stages, parts).outline;
   std::vector<shard::UnitSizes> units = unit_sizes(model, config::shard_options(config), mesh);
-  // Token ids require no gradient, so the end of an embedding's backward cannot be seen.
-  for (const nn::OutlineNode& node : model.nodes) {
-    if (node.type != "embedding") continue;
+  // The first place of a parameter that is trained: what comes before it requires no gradient.
+  size_t first_trained = model.nodes.size();
+  for (const nn::OutlineParameter& parameter : model.parameters) {
+    if (parameter.requires_grad) first_trained = std::min(first_trained, parameter.nodes.front());
+  }
+  for (size_t node = 1; node < model.nodes.size(); ++node) {
     for (shard::UnitSizes& unit : units) {
-      if (unit.name == node.path) unit.input_is_differentiable = false;
+      if (unit.name != model.nodes[node].path) continue;
+      // Token ids require no gradient either, so the end of an embedding's backward cannot be seen.
+      unit.input_is_differentiable = first_trained < node && model.nodes[node].type != "embedding";
+      unit.output_is_differentiable = first_trained < model.nodes[node].end;
     }
   }
   return units;
@@ -142,10 +171,12 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
   const RecordedPass pass = record_pass(config);
   plan.memory = plan_memory(config, plan.units, pass);
   plan.time = plan_time(config, plan.units, options.speed(), pass);
-  plan.flops = flops_a_token(config.model, config.data.sequence_length, config.activation_checkpointing);
+  plan.flops =
+      flops_a_token(config.model, config.data.sequence_length, config.activation_checkpointing, config.lora);
   plan.largest_micro_batch = largest_micro_batch(config, plan.units, plan.memory_limit());
   const std::string blocks = shard::blocks_in_root(plan.units).text(config.fsdp.min_num_params);
   if (!blocks.empty()) plan.warnings.push_back(blocks);
+  if (const std::string kept = kept_frozen_units(plan, pass); !kept.empty()) plan.warnings.push_back(kept);
   if (!plan.fits()) plan.advice = advise(plan, given);
   return plan;
 }

@@ -17,6 +17,7 @@
 #include "kernels/meta.h"
 #include "nn/decoder.h"
 #include "nn/layers.h"
+#include "nn/lora.h"
 #include "nn/loss.h"
 #include "nn/parameter.h"
 #include "nn/recompute.h"
@@ -185,13 +186,14 @@ class UnitGradient final : public kernels::GradientSink {
   at::Tensor memory_;
 };
 
-std::shared_ptr<nn::Stage> meta_model(nn::ModelOptions options, at::ScalarType type,
-                                      at::ScalarType buffer_type = at::kFloat) {
+std::shared_ptr<nn::Stage> meta_model(nn::ModelOptions options, const nn::LoraOptions& lora,
+                                      at::ScalarType type, at::ScalarType buffer_type = at::kFloat) {
   // The planned machine may have matrix units that this one lacks.
   if (options.matmul == nn::MatmulChoice::kAmx && !util::has_matrix_unit())
     options.matmul = nn::MatmulChoice::kAuto;
   const nn::ParameterType parameters_of(type);
   auto model = nn::make_decoder(options, at::kMeta);
+  if (lora.is_on()) nn::add_lora(*model, lora);
   for (at::Tensor& buffer : model->buffers()) {
     if (buffer.is_floating_point()) buffer.set_data(buffer.to(buffer_type));
   }
@@ -210,7 +212,7 @@ void keep_gradients_in_units(nn::Stage& model, const config::Config& config, boo
       .on_cpu = on_cpu};
   std::set<const void*> seen;
   for (const at::Tensor& parameter : model.parameters()) {
-    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    if (!parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     torch::autograd::impl::set_post_acc_grad_hooks(parameter,
                                                    std::make_unique<UnitGradient>(parameter, options));
   }
@@ -238,7 +240,8 @@ nn::LossOptions loss_options(const config::Config& config) {
   options.terms = {.label_smoothing = config.training.label_smoothing, .z_loss = config.training.z_loss};
   options.function = nn::losses().get(config.training.loss, "training.loss");
   options.plugin_values = config.plugin_values;
-  if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.hidden_dropout > 0) {
+  if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.hidden_dropout > 0 ||
+      (config.lora.is_on() && config.lora.dropout > 0)) {
     options.dropout.emplace();
   }
   options.documents = data::one_document_a_row(config.data, config.data.micro_batch_size);
@@ -251,7 +254,7 @@ RecordedPass record(const config::Config& config, c10::DeviceType device) {
   std::shared_ptr<nn::Stage> model;
   {
     const MetaMemory::Muted muted;
-    model = meta_model(config.model, util::scalar_type(config.mixed_precision.param_dtype),
+    model = meta_model(config.model, config.lora, util::scalar_type(config.mixed_precision.param_dtype),
                        util::scalar_type(config.mixed_precision.buffer_dtype));
     nn::parallelize_decoder(*model, config.model, {.sequence_parallel = config.mesh.sequence_parallel},
                             recorder.group(static_cast<int>(std::max<int64_t>(1, config.mesh.model))));
@@ -289,10 +292,10 @@ RecordedPass record(const config::Config& config, c10::DeviceType device) {
 }
 
 /// Of the products of one row, and with grad mode of its backward.
-double flops_of_row(const nn::ModelOptions& model, int64_t tokens,
+double flops_of_row(const nn::ModelOptions& model, const nn::LoraOptions& lora, int64_t tokens,
                     const nn::CheckpointingOptions& checkpointing) {
   Recorder recorder(c10::kCPU, /*counts_memory=*/false);
-  const auto stages = meta_model(model, at::kFloat);
+  const auto stages = meta_model(model, lora, at::kFloat);
   nn::apply_checkpointing(*stages, checkpointing);
   const at::Tensor loss = nn::loss_of(*stages, meta_tokens(1, tokens), meta_tokens(1, tokens));
   if (at::GradMode::is_enabled()) loss.backward();
@@ -357,9 +360,9 @@ StageEvents run_schedule(shard::Schedule& schedule, const std::vector<shard::Uni
   };
   StageEvents events;
   events.forward_begins = of([&schedule](size_t unit) { schedule.forward_begins(unit); });
-  events.forward_ends = of([&schedule, end](size_t unit) {
+  events.forward_ends = of([&schedule, &units, end](size_t unit) {
     end();
-    schedule.forward_ends(unit);
+    schedule.forward_ends(unit, units[unit].output_is_differentiable);
   });
   events.backward_begins = of([&schedule](size_t unit) { schedule.backward_begins(unit); });
   events.backward_ends = of([&schedule, end](size_t unit) {
@@ -405,18 +408,20 @@ RecordedPass record_pass(const config::Config& config, PassDevice device) {
 }
 
 FlopsAToken flops_a_token(const nn::ModelOptions& model, int64_t sequence_length,
-                          const nn::CheckpointingOptions& checkpointing) {
+                          const nn::CheckpointingOptions& checkpointing, const nn::LoraOptions& lora) {
   const auto tokens = static_cast<double>(sequence_length);
   try {
     FlopsAToken flops;
-    {
+    if (lora.is_on()) {
+      flops.model = flops_of_row(model, lora, sequence_length, {}) / tokens;
+    } else {
       const at::NoGradGuard forward_only;
-      flops.model = 3 * flops_of_row(model, sequence_length, {}) / tokens;
+      flops.model = 3 * flops_of_row(model, lora, sequence_length, {}) / tokens;
     }
     flops.hardware = flops.model;
     if (checkpointing.mode != nn::RecomputeMode::kNone) {
-      const double once = flops_of_row(model, sequence_length, {});
-      flops.hardware += (flops_of_row(model, sequence_length, checkpointing) - once) / tokens;
+      const double once = flops_of_row(model, lora, sequence_length, {});
+      flops.hardware += (flops_of_row(model, lora, sequence_length, checkpointing) - once) / tokens;
     }
     return flops;
   } catch (const c10::Error&) {

@@ -128,7 +128,7 @@ RecordedPass record_pass(const config::Config& config, PassDevice device = PassD
 /// hardware FLOPs utilization (MFU, HFU; Chowdhery et al.: PaLM, 2022, appendix B).
 struct FlopsAToken {
   /// By the model's definition: three times the products of the forward, counting the half of attention that
-  /// is hidden by causality.
+  /// is hidden by causality. With adapters, whose frozen weights have no gradients: the products of the pass.
   double model = 0;
   double hardware = 0;  ///< with what activation checkpointing computes again
 
@@ -137,6 +137,7 @@ struct FlopsAToken {
 
 /// In rows of `sequence_length` tokens.
 FlopsAToken flops_a_token(const nn::ModelOptions& model, int64_t sequence_length,
-                          const nn::CheckpointingOptions& checkpointing = {});
+                          const nn::CheckpointingOptions& checkpointing = {},
+                          const nn::LoraOptions& lora = {});
 
 }  // namespace fsdp::plan

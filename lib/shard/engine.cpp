@@ -85,6 +85,7 @@ Engine::Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::v
       offload_(offload_for(plans, groups_.world->device())),
       units_(make_units(mesh, plans, {pool_, trace, materialize, offload_})),
       differentiable_input_(units_.size(), true),
+      differentiable_output_(units_.size(), true),
       schedule_(options, scheduled(plans, units_), *this,
                 /*host_runs_ahead=*/!groups_.world->device().is_cpu()),
       released_(stream_of(groups_.world->device())) {
@@ -146,6 +147,7 @@ std::vector<ScheduledUnit> Engine::scheduled(const std::vector<UnitPlan>& plans,
                    .is_reduced_twice = units[i]->is_cut() && units[i]->groups().across() != nullptr,
                    .has_slices = storage.has_slices(),
                    .stays_after_forward = plans[i].options.stays_after_forward,
+                   .stays_in_step = plans[i].options.stays_in_step && !storage.has_trainable_parameters(),
                    .has_trainable_parameters = storage.has_trainable_parameters(),
                    .gradient_moves = storage.gradient_is_offloaded()});
   }
@@ -295,6 +297,7 @@ void Engine::require_rest(const char* what) const {
         "first, run a forward that needs none under at::NoGradGuard, or drop the pass and the gradients "
         "with Engine::reset()");
   }
+  schedule_.reshard_frozen();
   if (!schedule_.in_backward() && !schedule_.any_is_gathered()) return;
   util::fail(
       util::ErrorKind::kUsage, what, ": expected an engine between steps; found a ",
@@ -367,6 +370,10 @@ size_t Engine::index_of(const Unit& unit) const {
 bool Engine::is_root(const Unit& unit) const { return index_of(unit) < schedule_.root_units(); }
 
 bool Engine::input_is_differentiable(const Unit& unit) const { return differentiable_input_[index_of(unit)]; }
+
+bool Engine::output_is_differentiable(const Unit& unit) const {
+  return differentiable_output_[index_of(unit)];
+}
 
 Traffic Engine::traffic() const {
   Traffic total;

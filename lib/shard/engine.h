@@ -142,11 +142,14 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// the first use. Otherwise (embeddings) the end of the unit's backward cannot be seen, and the unit waits
   /// for the end of the whole pass.
   bool input_is_differentiable(const Unit& unit) const;
+  /// Whether its output did; true before the first use. Otherwise (frozen embeddings) the unit has no backward.
+  bool output_is_differentiable(const Unit& unit) const;
 
   // ---- events reported by the hook on a unit's stage (make_unit_hook()); see Schedule for the arguments
 
   void forward_begins(size_t unit, bool records);
   void input_is(size_t unit, bool differentiable) { differentiable_input_[unit] = differentiable; }
+  void output_is(size_t unit, bool differentiable) { differentiable_output_[unit] = differentiable; }
   /// Whether recomputation will run the current forward again in backward, where autograd records it.
   bool will_be_recomputed() const { return schedule_.records(); }
   void forward_ends(size_t unit, bool backward_follows) { schedule_.forward_ends(unit, backward_follows); }
@@ -189,10 +192,10 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   std::vector<Segment> segments_;
   std::vector<NamedTensor> buffers_;
   std::vector<std::unique_ptr<Unit>> units_;
-  std::vector<bool> differentiable_input_;  ///< by unit
+  std::vector<bool> differentiable_input_, differentiable_output_;  ///< by unit
   std::vector<nn::Hookable*> modules_;
   std::vector<std::weak_ptr<nn::CallHook>> hooks_;  ///< of modules_; weak, because they own the engine
-  Schedule schedule_;
+  mutable Schedule schedule_;                       ///< require_rest() frees what it has kept gathered
   /// On a device: what a gather in forward waits for in place of the caller's stream, which may be busy with
   /// the compute of other units: the begin of the pass, and the releases of memory since. null on the CPU.
   std::unique_ptr<util::Stream> released_;

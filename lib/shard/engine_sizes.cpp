@@ -19,6 +19,7 @@ std::vector<UnitSizes> unit_sizes(const Engine& engine) {
     sizes.is_root = engine.is_root(*unit);
     sizes.has_trainable_parameters = unit->storage().has_trainable_parameters();
     sizes.input_is_differentiable = engine.input_is_differentiable(*unit);
+    sizes.output_is_differentiable = engine.output_is_differentiable(*unit);
   }
   return all;
 }

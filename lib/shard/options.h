@@ -180,6 +180,10 @@ struct ShardOptions {
   std::vector<const nn::Hookable*> units = {};
   /// These are units in addition, with options of their own; see wrap() in shard/wrap.h. Library only.
   std::vector<WrappedModule> wrapped = {};
+  /// For adapters in a frozen model. Parameters that require a gradient form a unit of their own, with the lifetime of
+  /// the root, whose shards stay in fp32; so the other units have neither gradients nor state of an optimizer. Units that
+  /// stay gathered after forward then stay so for all micro-batches of a step. Library only.
+  bool trained_apart = false;
   /// Patterns of names of parameters that stay whole on every rank; their gradients are all-reduced.
   std::vector<std::string> replicated_parameters = {};
   /// What nn::parallelize() has returned for the model, if its layers are computed by all ranks of the mesh's axis

@@ -59,13 +59,26 @@ void Schedule::reshard(size_t unit) {
   emit(Kind::kReshard, unit);
 }
 
-void Schedule::reshard_all() {
+/// `of_step`: those too that stay gathered for all of a step.
+void Schedule::reshard_all(bool of_step) {
   for (size_t i = 0; i < units_.size(); ++i) {
-    reshard(i);
+    if (of_step || !units_[i].traits.stays_in_step) reshard(i);
     if (units_[i].slices != Unit::Slices::kGathering) continue;
     units_[i].slices = Unit::Slices::kThere;
     emit(Kind::kWaitForSlices, i);
   }
+}
+
+void Schedule::reshard_frozen() {
+  if (in_pass() || backward_is_due()) return;
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i].traits.stays_in_step) reshard(i);
+  }
+}
+
+void Schedule::weights_changed() {
+  reshard_frozen();
+  expect_update(/*of_frozen=*/true);
 }
 
 void Schedule::expect_update(bool of_frozen) {
@@ -106,9 +119,10 @@ void Schedule::forward_begins(size_t unit, bool records) {
 
 void Schedule::forward_ends(size_t unit, bool backward_follows) {
   if (in_backward()) return;
-  order_.end(unit);
+  if (backward_follows) order_.end(unit);
   if (unit == 0) return end_pass(backward_follows);
-  if (backward_follows && units_[unit].traits.stays_after_forward) return;
+  const bool is_used_again = backward_follows || (records_ && units_[unit].traits.stays_in_step);
+  if (is_used_again && units_[unit].traits.stays_after_forward) return;
   reshard_kept(/*except=*/unit);
   if (keeps_last_) {
     kept_ = unit;
@@ -124,7 +138,7 @@ void Schedule::begin_pass(bool records) {
   records_ = records;
   // A forward without a backward has left units gathered, and the optimizer may have changed the shards
   // since.
-  reshard_all();
+  reshard_all(/*of_step=*/false);
   kept_.reset();
   ahead_.clear();
   order_.begin_pass();
@@ -210,7 +224,7 @@ void Schedule::backward_begins(size_t unit) {
 
 void Schedule::backward_ends(size_t unit) {
   if (unit != 0) {
-    reshard(unit);
+    if (!units_[unit].traits.stays_in_step) reshard(unit);
     ++units_[unit].backwards;
     if (sync_ && units_[unit].has_gradients) reduce(unit);
   }
@@ -235,7 +249,7 @@ void Schedule::whole_backward_ends() {
   }
   for (Unit& each : units_) each.forwards = each.backwards = 0;
   ++backward_passes_;
-  reshard_all();
+  reshard_all(/*of_step=*/false);
   phase_ = Phase::kRest;
   pass_ = Pass::kForward;
 }
@@ -291,6 +305,7 @@ bool Schedule::any_is_gathered() const {
 }
 
 void Schedule::forget_gradients() {
+  reshard_frozen();
   for (Unit& unit : units_) unit.has_gradients = false;
   expect_update(/*of_frozen=*/false);
 }

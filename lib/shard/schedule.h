@@ -47,6 +47,9 @@
 //   under way. A reduction over slices has an input beside its result, so at most two of these are under way too.
 // - A unit whose backward cannot be seen to end (no input of its stage requires a gradient: the root,
 //   embeddings) is reduced and freed when the whole backward pass has ended.
+// - In a model with adapters [trained_apart], a frozen unit that stays gathered from forward to backward stays so for all
+//   micro-batches of a step, until the gradients are dropped or the weights may have changed.
+// - A unit whose output requires no gradient (frozen embeddings) has no backward.
 // - Without gradient sync nothing is reduced [training.no_sync]; the gradient buffers stay for the next pass.
 // - A forward that runs within backward (activation checkpointing) gathers its units for the backward that
 //   follows and leaves them gathered.
@@ -117,6 +120,7 @@ struct ScheduledUnit {
   bool is_reduced_twice = false;     ///< a second collective, over replicas or slices, follows the first
   bool has_slices = false;           ///< the shards of slices are parts of each other's: see kGatherSlices
   bool stays_after_forward = false;  ///< see UnitOptions
+  bool stays_in_step = false;        ///< is frozen, and stays gathered between the passes of a step
   bool has_trainable_parameters = true;
   bool gradient_moves = false;  ///< its gradient is copied from the device to host memory
 };
@@ -151,7 +155,7 @@ class Schedule {
   /// The gradients have been dropped: a step has ended, or begins.
   void forget_gradients();
   /// All weights may have changed, those of frozen parameters too.
-  void weights_changed() { expect_update(/*of_frozen=*/true); }
+  void weights_changed();
   /// After a failed pass: every unit is sharded and without gradients again.
   void reset();
 
@@ -166,6 +170,8 @@ class Schedule {
   /// Whether a recorded forward has ended whose backward has not begun.
   bool backward_is_due() const { return phase_ == Phase::kBackwardIsDue; }
   bool any_is_gathered() const;
+  /// Between passes: frees the units that stay gathered for all of a step.
+  void reshard_frozen();
   /// Whether autograd records the current forward, also inside parts where recomputation has switched that
   /// off.
   bool records() const { return records_; }
@@ -198,7 +204,7 @@ class Schedule {
   void gather(size_t unit);
   void use(size_t unit);
   void reshard(size_t unit);
-  void reshard_all();
+  void reshard_all(bool of_step = true);
   void gather_beside_kept(size_t unit);
   std::span<const size_t> next_in_forward();
   void gather_ahead();

@@ -117,9 +117,10 @@ class Counter final : public CommandReader {
     const UnitSizes& unit = units_[command.unit];
     if (unit.is_cut()) {
       const bool forward = command.pass == Pass::kForward;
-      (forward ? formula_.forward_all_gathers : formula_.backward_all_gathers) += times_;
+      const int64_t times = unit.stays_in_step() ? 1 : times_;  // the first micro-batch gathers for all
+      (forward ? formula_.forward_all_gathers : formula_.backward_all_gathers) += times;
       (forward ? formula_.forward_all_gather_bytes : formula_.backward_all_gather_bytes) +=
-          times_ * unit.gather_payload_bytes();
+          times * unit.gather_payload_bytes();
     }
     const int64_t bytes = unit.unsharded_bytes() + unit.communication_bytes();
     // Without communication there is no collective to wait behind.

@@ -85,24 +85,25 @@ class Chooser {
  private:
   /// Where a parameter goes.
   struct Assignment {
-    bool replicated = false, keep_float32 = false;
+    bool replicated = false, keep_float32 = false, trained_apart = false;
     int64_t shard_dimension = 0;
     size_t holder = kNobody;  ///< node of its unit; kNobody: the root's
     int model_holders = 1;    ///< nn::OutlineParameter::holders
 
-    bool is_taken_out() const { return replicated || keep_float32 || model_holders > 1; }
+    bool is_taken_out() const { return replicated || keep_float32 || trained_apart || model_holders > 1; }
   };
   /// What parameters that are taken out have in common that form a unit.
   struct Kind {
     int model_holders = 1;
-    bool shares_gradient = false, keep_float32 = false, replicated = false;
+    bool shares_gradient = false, keep_float32 = false, replicated = false, trained_apart = false;
     auto operator<=>(const Kind&) const = default;
 
     std::string ending() const {
-      return concat(model_holders > 1 ? concat(shares_gradient ? ".summed_over_" : ".held_by_", model_holders,
-                                               "_model_ranks")
-                                      : std::string(),
-                    replicated ? ".replicated" : "", keep_float32 ? ".float32" : "");
+      return concat(
+          model_holders > 1
+              ? concat(shares_gradient ? ".summed_over_" : ".held_by_", model_holders, "_model_ranks")
+              : std::string(),
+          trained_apart ? ".trained" : "", replicated ? ".replicated" : "", keep_float32 ? ".float32" : "");
     }
   };
 
@@ -144,7 +145,10 @@ class Chooser {
     mark("fsdp.replicated_parameters", options_.replicated_parameters, &Assignment::replicated);
     if (is_mixed) mark("mixed_precision.keep_float32", mixed.keep_float32, &Assignment::keep_float32);
     if (options_.layout == Layout::kPerParameter) choose_dimensions();
-    for (size_t i = 0; i < assigned_.size(); ++i) assigned_[i].model_holders = model_.parameters[i].holders;
+    for (size_t i = 0; i < assigned_.size(); ++i) {
+      assigned_[i].model_holders = model_.parameters[i].holders;
+      assigned_[i].trained_apart = options_.trained_apart && model_.parameters[i].requires_grad;
+    }
   }
 
   void choose_dimensions() {
@@ -301,7 +305,8 @@ class Chooser {
         const Kind kind{.model_holders = assigned.model_holders,
                         .shares_gradient = assigned.model_holders > 1 && model_.parameters[i].shares_gradient,
                         .keep_float32 = assigned.keep_float32,
-                        .replicated = assigned.replicated};
+                        .replicated = assigned.replicated,
+                        .trained_apart = assigned.trained_apart};
         parameters = &taken_out[unit_of_taken_out(model_.parameters[i])][kind];
       }
       parameters->push_back({.index = i, .shard_dimension = assigned.shard_dimension});
@@ -332,6 +337,7 @@ class Chooser {
     const std::string name = unit_name(model_, node) + kind.ending();
     UnitOverrides own = own_options(node);
     if (node != kRoot) own.reshard_after_forward.reset();
+    if (kind.trained_apart) own.param_storage = util::FloatType::kFloat32;
     if (kind.keep_float32) own.param_storage = own.param_dtype = own.reduce_dtype = util::FloatType::kFloat32;
     UnitOptions options = unit_options(options_, name, /*is_root=*/true, own);
     if (kind.replicated) options.strategy = Strategy::kNoShard;

@@ -46,6 +46,7 @@ class UnitHook final : public nn::CallHook {
     const bool recording = at::GradMode::is_enabled();
     const nn::CallTensors with_gradient = recording ? differentiable(outputs) : nn::CallTensors();
     const bool is_differentiable = !with_gradient.empty();
+    if (recording) engine_->output_is(unit_, is_differentiable);
     engine_->forward_ends(unit_, is_differentiable || (!recording && engine_->will_be_recomputed()));
     // The first gradient in a pass begins the backward of this call.
     const auto begun_in = std::make_shared<std::optional<int64_t>>();

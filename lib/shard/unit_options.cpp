@@ -56,6 +56,8 @@ UnitOptions unit_options(const ShardOptions& model, const std::string& name, boo
   const ShardOptions unit = own_options(model, own);
   const bool stays_by_name =
       util::matches_any(name, model.keep_after_forward) || (is_root && !model.reshard_root_after_forward);
+  const bool stays = !reshards(unit.strategy) || !unit.reshard_after_forward ||
+                     (!own.reshard_after_forward && stays_by_name);
   return {.storage = {.layout = model.layout,
                       .param_storage = util::scalar_type(unit.param_storage),
                       .param_dtype = util::scalar_type(unit.mixed_precision.param_dtype),
@@ -65,8 +67,8 @@ UnitOptions unit_options(const ShardOptions& model, const std::string& name, boo
                       .move_grads_to_cpu = unit.move_grads_to_cpu},
           .strategy = unit.strategy,
           .hybrid_optimizer = model.hybrid_optimizer,
-          .stays_after_forward = !reshards(unit.strategy) || !unit.reshard_after_forward ||
-                                 (!own.reshard_after_forward && stays_by_name),
+          .stays_after_forward = stays,
+          .stays_in_step = stays && model.trained_apart,
           .cast_forward_inputs = unit.mixed_precision.cast_forward_inputs,
           .gradient_predivide_factor = model.gradient_predivide_factor};
 }

@@ -41,6 +41,7 @@ struct UnitOptions {
   int holders = 1;               ///< neighbours on the mesh's axis model, that are replicas too
   bool shares_gradient = false;  ///< the gradient is the sum over the holders, and the mean over other ranks
   bool stays_after_forward = false;  ///< gathered, until its backward has ended
+  bool stays_in_step = false;        ///< without trainable parameters, then for all micro-batches of a step
   bool cast_forward_inputs = true;
   double gradient_predivide_factor = 0;  ///< see ShardOptions
 

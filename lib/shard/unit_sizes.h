@@ -63,7 +63,10 @@ struct UnitSizes {
   bool has_trainable_parameters = true;
   bool shard_is_unsharded = false;      ///< see UnitStorage
   bool input_is_differentiable = true;  ///< see Engine
+  bool output_is_differentiable = true;
 
+  /// Whether it stays gathered for all micro-batches of a step (shard/schedule.h).
+  bool stays_in_step() const { return options.stays_in_step && !has_trainable_parameters; }
   /// Whether gathering it communicates.
   bool is_cut() const { return groups.shards > 1 && numel > 0; }
   /// Whether a rank updates only a part of it.

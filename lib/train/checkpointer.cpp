@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/described_model.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/inspect.h"
 #include "checkpoint/load.h"
@@ -12,6 +13,8 @@
 #include "checkpoint/state_slices.h"
 #include "checkpoint/weights.h"
 #include "config/model_description.h"
+#include "nn/layers.h"
+#include "nn/lora.h"
 #include "optim/parameter_groups.h"
 #include "shard/rank_checks.h"
 #include "train/model_record.h"
@@ -79,6 +82,41 @@ Checkpointer::Checkpointer(const config::Config& config, const TrainingState& st
 
 void Checkpointer::remember_model() {
   model_ = train::remember_model(config_, {.resume = resumed_from_, .init = started_from_});
+  model_.erase(checkpoint::kAdapterKey);  // those of the base are a part of its weights
+  if (config_.lora.is_on()) model_[checkpoint::kAdapterKey] = checkpoint::adapter_json(adapter());
+}
+
+const checkpoint::AdapterDescription& Checkpointer::adapter() {
+  if (adapter_) return *adapter_;
+  const std::string& base = config_.model.init_from;
+  adapter_.emplace();
+  adapter_->lora = config_.lora;
+  adapter_->transposed = nn::is_gpt2(config_.model);
+  for (const auto& segments : state_.engine.segments_by_parameter()) {
+    const auto name = nn::lora_name(segments.front().name);
+    if (name && name->part == nn::LoraPart::kA) adapter_->layers.push_back(name->layer);
+  }
+  if (!base.empty()) {
+    // A run's newest checkpoint changes.
+    const bool is_checkpoint = checkpoint::format_of(base) == checkpoint::WeightsFormat::kCheckpoint;
+    const fs::path weights = is_checkpoint ? checkpoint::checkpoint_folder(base) : fs::path(base);
+    adapter_->base = fs::absolute(weights).lexically_normal().string();
+  }
+  adapter_->base_identity = base.empty() ? checkpoint::identity_of_random(config_.run.seed)
+                                         : checkpoint::identity_of(checkpoint::open_weights(base));
+  return *adapter_;
+}
+
+void Checkpointer::require_same_adapter(const Manifest& manifest, const fs::path& folder) {
+  const std::string where = (folder / checkpoint::kManifestName).string();
+  const auto found = checkpoint::described_adapter(manifest.model, where);
+  if (found.has_value() != config_.lora.is_on()) {
+    util::fail(util::ErrorKind::kCheckpoint, "lora.rank must be ", found ? found->lora.rank : 0, ", as in ",
+               where, ", but is ", config_.lora.rank, found ? "" : ", and the checkpoint holds all weights",
+               "; restore it, or start a new run from that checkpoint with model.init_from and another "
+               "run.output_dir");
+  }
+  if (found) checkpoint::require_same_adapter(*found, adapter(), where);
 }
 
 RunPosition Checkpointer::restore() {
@@ -187,6 +225,7 @@ void Checkpointer::load_all(const fs::path& folder) {
   if (manifest.training.contains("data") && !state_.data.is_null()) {
     require_same_data(manifest.training["data"], state_.data, config_.data.allow_changed, folder.string());
   }
+  if (is_first_rank()) require_same_adapter(manifest, folder);
   require_same_max_tokens(manifest.training, config_.data.max_tokens, folder.string());
   const auto is_average = [](const auto& item) { return item.first.starts_with(checkpoint::kAveragePrefix); };
   const bool has_averages = std::any_of(manifest.tensors.begin(), manifest.tensors.end(), is_average);
@@ -205,7 +244,8 @@ void Checkpointer::load_all(const fs::path& folder) {
   if (keeps_averages && !has_averages) {
     const auto& parameters = state_.optimizer.parameters();
     for (size_t i = 0; i < parameters.size(); ++i) {
-      state_.optimizer.state(optim::kEmaState, i).copy_(parameters[i].value);
+      const at::Tensor average = state_.optimizer.state(optim::kEmaState, i);
+      if (average.numel() > 0) average.copy_(parameters[i].value);
     }
   }
   if (keeps_averages != has_averages) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/adapter.h"
 #include "checkpoint/background_task.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/manifest.h"
@@ -96,6 +97,9 @@ class Checkpointer {
   void take_folder();
   void load_all(const std::filesystem::path& folder);
   void load_weights(const std::filesystem::path& folder);
+  /// Of this run; computed at its first use.
+  const checkpoint::AdapterDescription& adapter();
+  void require_same_adapter(const checkpoint::Manifest& manifest, const std::filesystem::path& folder);
   void tell_of_conversions(const checkpoint::Manifest& manifest,
                            const std::vector<shard::TensorSlice>& slices) const;
   void begin_save(const RunPosition& position, bool best);
@@ -119,7 +123,8 @@ class Checkpointer {
   std::optional<checkpoint::RunLock> lock_;  ///< rank 0's
   RunPosition restored_;
   std::filesystem::path resumed_from_, started_from_, last_saved_;
-  nlohmann::json model_;  ///< for manifests; only rank 0's is used
+  nlohmann::json model_;                                   ///< for manifests; only rank 0's is used
+  std::optional<checkpoint::AdapterDescription> adapter_;  ///< only rank 0's, with lora.rank
   std::optional<int64_t> saved_step_;
   int64_t step_being_saved_ = 0;
   bool best_is_being_saved_ = false;

@@ -131,6 +131,7 @@ Validation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
                     const std::filesystem::path& weights) {
   config::Config config = given;
   config.model.init_from = weights.string();
+  config.lora = {};                       // a checkpoint's adapters are merged into its weights
   config.training.global_batch_size = 0;  // nothing is trained, so any world will do
   config.training.gradient_accumulation_steps = 1;
   std::optional<data::ValidationLoader> loader;

@@ -2,14 +2,19 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
 
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "checkpoint/peft_folder.h"
 #include "checkpoint/stored_model.h"
 #include "config/model_description.h"
 #include "nn/initialize.h"
+#include "nn/layers.h"
+#include "nn/lora.h"
 #include "util/error.h"
 #include "util/rectangle_view.h"
 
@@ -116,7 +121,102 @@ class BroadcastWeights final : public shard::ParameterSource {
   std::shared_ptr<comm::Communicator> communicator_;
 };
 
+class AdapterWeights final : public shard::ParameterSource {
+ public:
+  AdapterWeights(std::unique_ptr<shard::ParameterSource> base, const torch::nn::Module& model,
+                 const nn::LoraOptions& options, uint64_t seed)
+      : base_(std::move(base)), seed_(seed) {
+    for (const auto& item : model.named_modules(/*name_prefix=*/std::string(), /*include_self=*/false)) {
+      const auto* linear = dynamic_cast<const nn::Linear*>(item.value().get());
+      if (linear != nullptr) layers_.emplace(item.key(), Layer{linear->weight(), linear->is_transposed()});
+    }
+    if (!options.init_from.empty()) open(model, options);
+  }
+
+  void read(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,
+            const at::Tensor& out) override {
+    const auto adapter = nn::lora_name(parameter.name);
+    if (!adapter) {
+      base_->read(parameter, parts, out);
+    } else if (stored_) {
+      util::for_each_part(parts, out, [&](const util::Rectangle& part, const at::Tensor& values) {
+        stored_->weights.read_part_into(stored_->names.at(parameter.name), part, values);
+      });
+    } else if (adapter->part == nn::LoraPart::kMagnitude) {
+      read_magnitudes(adapter->layer, parameter.tensor.numel(), parts, out);
+    } else if (out.numel() > 0) {
+      nn::initialize_lora(parameter.name, parameter.tensor.sizes(), parts, out, seed_);
+    }
+  }
+
+  void read_buffer(const shard::NamedTensor& buffer) override { base_->read_buffer(buffer); }
+
+ private:
+  struct Layer {
+    at::Tensor weight;  ///< on meta
+    bool transposed;
+  };
+
+  /// The norms of the weight's rows, of which no more than those are read.
+  void read_magnitudes(const std::string& name, int64_t numel, const std::vector<util::Rectangle>& parts,
+                       const at::Tensor& out) {
+    const Layer& layer = layers_.at(name);
+    const int64_t in = layer.weight.numel() / numel;
+    std::vector<util::Rectangle> read;
+    for (const util::Rectangle& part : parts) {
+      const int64_t columns = numel / part.rows;
+      for (int64_t row = part.row_begin; row < part.row_end; ++row) {
+        const int64_t begin = row * columns + part.begin, end = row * columns + part.end;
+        read.push_back(
+            layer.transposed
+                ? util::Rectangle{.begin = begin, .end = end, .rows = in, .row_end = in}
+                : util::Rectangle{.begin = 0, .end = in, .rows = numel, .row_begin = begin, .row_end = end});
+      }
+    }
+    const at::Tensor values = at::empty({util::numel_of(read)}, out.options());
+    base_->read({.name = name + ".weight", .tensor = layer.weight}, read, values);
+    int64_t first = 0;
+    util::for_each_part(read, values, [&](const util::Rectangle& part, const at::Tensor& of_part) {
+      const at::Tensor matrix = of_part.view({part.height(), part.length()});
+      const at::Tensor norms = at::linalg_vector_norm(matrix, 2, at::IntArrayRef{layer.transposed ? 0 : 1});
+      out.narrow(0, first, norms.numel()).copy_(norms);
+      first += norms.numel();
+    });
+  }
+
+  void open(const torch::nn::Module& model, const nn::LoraOptions& options) {
+    stored_ = checkpoint::open_adapter(options.init_from);
+    checkpoint::require_same_scale(stored_->description, options, stored_->where);
+    checkpoint::Misfits misfits;
+    std::map<std::string, std::string> left = stored_->names;
+    for (const auto& parameter : model.named_parameters()) {
+      if (!nn::lora_name(parameter.key())) continue;
+      const auto found = left.find(parameter.key());
+      if (found == left.end()) {
+        misfits.missing.push_back(parameter.key());
+        continue;
+      }
+      checkpoint::compare_shape(parameter.key(), stored_->weights.shape(found->second),
+                                parameter.value().sizes().vec(), misfits);
+      left.erase(found);
+    }
+    for (const auto& [name, stored] : left) misfits.unexpected.push_back(stored);
+    misfits.refuse_any("of lora.init_from " + options.init_from, "[model] and lora.targets");
+  }
+
+  std::unique_ptr<shard::ParameterSource> base_;
+  uint64_t seed_;
+  std::map<std::string, Layer> layers_;
+  std::optional<checkpoint::StoredAdapter> stored_;  ///< lora.init_from
+};
+
 }  // namespace
+
+std::unique_ptr<shard::ParameterSource> with_adapters(std::unique_ptr<shard::ParameterSource> base,
+                                                      const torch::nn::Module& model,
+                                                      const nn::LoraOptions& options, uint64_t seed) {
+  return std::make_unique<AdapterWeights>(std::move(base), model, options, seed);
+}
 
 std::unique_ptr<shard::ParameterSource> random_weights(const nn::ModelOptions& options, uint64_t seed) {
   return std::make_unique<RandomWeights>(options, seed);

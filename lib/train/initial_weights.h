@@ -3,6 +3,8 @@
 // The initial values of a run's parameters, read part by part into a model that was built on the meta device:
 // no process holds more than its shards and one parameter, whatever the size of the model.
 
+#include <torch/nn/module.h>
+
 #include <cstdint>
 #include <memory>
 
@@ -29,6 +31,13 @@ std::unique_ptr<shard::ParameterSource> stored_weights(const nn::ModelOptions& o
 /// time. Collective; an error of `source` is thrown on every rank as comm::AgreedError.
 std::unique_ptr<shard::ParameterSource> broadcast_weights(std::unique_ptr<shard::ParameterSource> source,
                                                           std::shared_ptr<comm::Communicator> communicator);
+
+/// `base`, and the adapters of the model (nn/lora.h): those of options.init_from, or PEFT's first values, which depend on
+/// seed and name, DoRA's magnitudes being norms of rows of the weights in `base`. Collective if `base` is. Throws
+/// Error(kCheckpoint) for stored adapters that do not fit.
+std::unique_ptr<shard::ParameterSource> with_adapters(std::unique_ptr<shard::ParameterSource> base,
+                                                      const torch::nn::Module& model,
+                                                      const nn::LoraOptions& options, uint64_t seed);
 
 /// Random weights or those of options.init_from, by broadcast or not, as the options say. Collective, with
 /// the same options on all ranks; throws comm::AgreedError of kind kCheckpoint for weights that do not fit

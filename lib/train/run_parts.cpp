@@ -1,5 +1,7 @@
 #include "train/run_parts.h"
 
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -151,11 +153,17 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     parts.model = nn::make_decoder(config.model, at::kMeta);
     parts.layers = nn::parallelize_decoder(
         *parts.model, config.model, {.sequence_parallel = config.mesh.sequence_parallel}, mesh.model());
+    if (config.lora.is_on()) parts.adapted = nn::add_lora(*parts.model, config.lora);
     parts.float8 = apply_float8(config, *parts.model, communicator->device());
   });
   std::unique_ptr<shard::ParameterSource> of_config;
   if (weights == nullptr) {
-    of_config = initial_weights(config.model, static_cast<uint64_t>(config.run.seed), communicator);
+    const auto seed = static_cast<uint64_t>(config.run.seed);
+    of_config = initial_weights(config.model, seed, communicator);
+    if (config.lora.is_on()) {
+      comm::agree(*communicator, "initial adapters",
+                  [&] { of_config = with_adapters(std::move(of_config), *parts.model, config.lora, seed); });
+    }
     weights = of_config.get();
   }
   comm::agree(*communicator, "sharding the model", [&] {
@@ -221,6 +229,17 @@ void warn_of_patterns_without_parameters(const optim::OptimizerOptions& options,
   }
 }
 
+std::string describe_adapters(const ShardedModel& parts) {
+  int64_t trained = 0, all = 0;
+  for (const auto& segments : parts.engine->segments_by_parameter()) {
+    const int64_t numel = c10::multiply_integers(segments.front().shape);
+    all += numel;
+    if (segments.front().requires_grad) trained += numel;
+  }
+  return util::concat("lora: adapters of ", parts.adapted.size(), " linear layers are trained, ",
+                      util::with_commas(trained), " of ", util::with_commas(all), " parameters");
+}
+
 }  // namespace
 
 RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
@@ -230,6 +249,7 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
   static_cast<ShardedModel&>(parts) = build_sharded_model(config, mesh, std::move(trace), weights);
   if (mesh.world()->rank() == 0) {
     warn_of_patterns_without_parameters(config.optimizer, *parts.engine);
+    if (config.lora.is_on()) util::log_info(describe_adapters(parts));
     if (!parts.float8.chosen.empty()) util::log_info(describe(parts.float8, mesh.world()->device()));
   }
   comm::agree(*mesh.world(), "training.cuda_graphs", [&] {
@@ -258,7 +278,8 @@ TrainStep make_train_step(const config::Config& config, RunParts& parts, const d
                           std::function<bool()> stop_requested) {
   const nn::ModelOptions& model = config.model;
   std::optional<uint64_t> dropout_key;
-  if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.hidden_dropout > 0) {
+  if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.hidden_dropout > 0 ||
+      (config.lora.is_on() && config.lora.dropout > 0)) {
     dropout_key = util::mix64(static_cast<uint64_t>(config.run.seed));
   }
   return TrainStep(

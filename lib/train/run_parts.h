@@ -14,6 +14,7 @@
 #include "data/loader.h"
 #include "data/prefetch.h"
 #include "nn/layers.h"
+#include "nn/lora.h"
 #include "nn/stage.h"
 #include "nn/stage_graphs.h"
 #include "optim/grad_scaler.h"
@@ -29,6 +30,7 @@ struct ShardedModel {
   std::shared_ptr<const parallel::CutSequence> cut;  ///< of the rows that it gets; null: they are whole
   std::shared_ptr<shard::Engine> engine;             ///< shards the model
   nn::Float8Layers float8;                           ///< empty without training.float8
+  nn::LoraLayers adapted;                            ///< empty without lora.rank
   std::vector<nn::ParameterPart> layers;             ///< of the model, if the mesh's axis model cuts them
 };
 

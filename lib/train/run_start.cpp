@@ -64,6 +64,7 @@ std::string comparable_config(config::Config config) {
   config.data.train = {"files"};
   config.data.validation.clear();
   config.model.init_from.clear();
+  config.lora.init_from.clear();
   config.model.init_unused.clear();  // a part of init_from that changes no weight
   return config::to_toml(config);
 }
@@ -178,7 +179,7 @@ std::string base_of_mfu(const config::Config& config) {
 std::string for_gradients(const shard::Engine& engine) {
   int64_t bytes = 0;
   for (const shard::UnitSizes& unit : shard::unit_sizes(engine)) {
-    bytes += unit.has_trainable_parameters ? unit.shard_gradient_bytes() : unit.shard_bytes();
+    bytes += unit.shard_gradient_bytes();
   }
   return bytes == engine.shard_bytes() ? "as much" : human_bytes(bytes);
 }

@@ -83,6 +83,25 @@ TEST(Conflicts, GraphsAreOfWhatIsTheSameInEveryStep) {
   }
 }
 
+TEST(Conflicts, AdaptersAreNotCutOverRanksAndNameTheirBase) {
+  Config config;
+  config.lora.rank = 8;
+  EXPECT_TRUE(find_conflicts(config).empty());
+  const std::vector<std::pair<std::string, std::function<void(Config&)>>> ways = {
+      {"mesh.model", [](Config& changed) { changed.mesh.model = 2; }},
+      {"training.cuda_graphs", [](Config& changed) { changed.training.cuda_graphs = true; }},
+      {"checkpoint.init_from", [](Config& changed) { changed.checkpoint.init_from = "run"; }},
+  };
+  for (const auto& [key, change] : ways) {
+    Config changed = config;
+    change(changed);
+    const std::string message = only_conflict(changed);
+    EXPECT_EQ(message.find("lora.rank must be 0 with " + key), 0u) << message;
+    changed.lora.rank = 0;
+    EXPECT_TRUE(find_conflicts(changed).empty()) << key;
+  }
+}
+
 TEST(Conflicts, SamplesFitThePositions) {
   Config config;
   config.data.sequence_length = 1025;

@@ -29,6 +29,7 @@ struct Row {
   std::vector<Settings> unmet;  ///< and of not meeting it
 };
 
+const Settings kLora = {"lora.rank = 8"};
 const Settings kGpt2 = {"model.architecture = \"gpt2\""};
 const Settings kValidates = {"data.validation = [\"v.bin\"]"};
 const Settings kValidatesOften = {"data.validation = [\"v.bin\"]", "evaluation.interval_steps = 5"};
@@ -66,6 +67,12 @@ const std::map<std::string, Row>& rows() {
   static const std::vector<Settings> plain_schedules = {schedule("constant"), schedule("linear"),
                                                         schedule("cosine"), schedule("inverse_sqrt")};
   static const std::map<std::string, Row> table = {
+      {"lora.alpha", {"32.0", {kLora}, {none}}},
+      {"lora.dropout", {"0.05", {kLora}, {none}}},
+      {"lora.targets", {"[\"*q_proj\"]", {kLora}, {none}}},
+      {"lora.use_rslora", {"true", {kLora}, {none}}},
+      {"lora.dora", {"true", {kLora}, {none}}},
+      {"lora.init_from", {"\"adapter\"", {kLora}, {none}}},
       {"model.num_key_value_heads", {"4", {none}, {kGpt2}}},
       {"model.head_dim", {"64", {none}, {kGpt2}}},
       {"model.attention_bias", {"true", {none}, {kGpt2}}},

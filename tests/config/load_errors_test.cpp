@@ -43,7 +43,7 @@ TEST(LoadErrors, NameTheNearestKeyAndSection) {
   expect_in(error_of(kTrain + "[model.extra]\na = 1\n"),
             "unknown key model.extra; the keys of [model] are preset, architecture, ");
   expect_in(error_of(kTrain + "[something_else]\n"),
-            "unknown section [something_else]; the sections are run, model, data");
+            "unknown section [something_else]; the sections are run, model, lora, data");
   // Set from training.fused_kernels; no key of its own.
   expect_in(error_of(kTrain + "[optimizer]\nfused = true\n"), "c.toml:4: unknown key optimizer.fused");
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/reduce.h"
+#include "support/counting_allocator.h"
 #include "util/error.h"
 
 namespace fsdp::kernels {
@@ -340,6 +341,23 @@ TEST(LinearCrossEntropy, OfManyChunksIsThatOfOne) {
     const double largest = expected_gradients[i].abs().max().item<double>();
     EXPECT_TRUE(at::allclose(gradients[i], expected_gradients[i], 1e-4, 1e-5 * largest)) << i;
   }
+}
+
+TEST(LinearCrossEntropy, MakesNoGradientOfAFrozenWeight) {
+  const int64_t vocabulary = 1 << 14, width = 64, rows = 4;
+  const at::Tensor targets = at::arange(rows), weight = at::randn({vocabulary, width});
+  const at::Tensor x = at::randn({rows, width}).requires_grad_(true);
+  const auto peak = [&] {
+    const testing::CountingAllocator::Scope memory;
+    linear_cross_entropy(x, weight, targets, Matmul::kMkl).backward();
+    return memory.peak_bytes();
+  };
+  EXPECT_LT(peak(), static_cast<int64_t>(weight.nbytes()) / 2);
+  const at::Tensor frozen = x.grad().clone();
+  x.mutable_grad().reset();
+  weight.requires_grad_(true);
+  EXPECT_GT(peak(), static_cast<int64_t>(weight.nbytes()));
+  EXPECT_TRUE(at::equal(x.grad(), frozen));
 }
 
 /// The error of the gradients in fp16 of a mean over many rows, as a share of the largest.

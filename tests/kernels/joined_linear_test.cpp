@@ -109,6 +109,18 @@ TEST_F(JoinedLinear, GivesNoGradientToFrozenWeights) {
   expect_close(layers.in_sequence[1].grad(), dw.narrow(0, 8, 3), "second");
 }
 
+TEST_F(JoinedLinear, KeepsNoInputForFrozenWeights) {
+  for (const bool frozen : {true, false}) {
+    const Layers layers({8, 3});
+    for (const at::Tensor& weight : layers.in_sequence) weight.requires_grad_(!frozen);
+    const at::Tensor x = layers.input(), inner = x * 1;
+    const at::Tensor y = joined_linear(inner, layers.in_sequence, Matmul::kMkl);
+    EXPECT_EQ(inner.storage().use_count() > 1, !frozen);
+    y.sum().backward();
+    EXPECT_TRUE(x.grad().defined());
+  }
+}
+
 TEST_F(JoinedLinear, IsForCudaAndWeightsOneAfterAnother) {
   const Layers layers({8, 3});
   EXPECT_FALSE(can_join(layers.x, layers.in_sequence)) << "on the CPU";

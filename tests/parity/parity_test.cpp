@@ -1,4 +1,4 @@
-// Losses and gradient norms of 20 steps against PyTorch's FSDP2 and tensor parallelism, from committed tables
+// Losses and gradient norms of 20 steps against PyTorch's FSDP2, its tensor parallelism and PEFT, from committed tables
 // (see make_figures).
 
 #include <gtest/gtest.h>
@@ -96,6 +96,15 @@ TEST(Parity, AModelAxisWithoutSequenceParallelismGivesTheSameLosses) {
 TEST(Parity, Bfloat16WithFp32ReductionGivesTheLossesOfPyTorchFsdp2) {
   expect_the_figures_of("llama_bf16", {.data = 2}, {"mixed_precision.param_dtype=bfloat16"},
                         {.loss = 1e-3, .norm = 5e-2});
+}
+
+// From the same adapters, since both sides draw them from the run's seed.
+TEST(Parity, AdaptersGiveTheLossesOfPeft) {
+  expect_the_figures_of("peft_lora", {.data = 2}, {"lora.rank=4", "lora.alpha=8"});
+  expect_the_figures_of(
+      "peft_rslora", {.data = 2},
+      {"lora.rank=4", "lora.alpha=8", "lora.use_rslora=true", "lora.targets=[\"*q_proj\", \"*v_proj\"]"});
+  expect_the_figures_of("peft_dora", {.data = 2}, {"lora.rank=4", "lora.alpha=8", "lora.dora=true"});
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 #include <sstream>
+#include <tuple>
 
 #include "checkpoint/hugging_face_config.h"
 #include "e2e/programs.h"
@@ -258,6 +259,79 @@ INSTANTIATE_TEST_SUITE_P(Models, RoundTrip,
                          ::testing::Values("llama", "llama_tied", "llama_gqa", "gpt2", "qwen2", "mistral",
                                            "llama3"),
                          [](const auto& info) { return std::string(info.param); });
+
+/// Adapters that PEFT has made are read, trained on two processes and exported, and compute there what they do here,
+/// merged.
+class Peft : public ::testing::TestWithParam<std::tuple<const char*, bool>> {};
+
+TEST_P(Peft, ReadsAndMakesTheSameAdapters) {
+  const auto& [model, dora] = GetParam();
+  const std::string python = python_with_transformers();
+  if (python.empty() || testing::run({"/usr/bin/env", python, "-c", "import peft"}).exit_code != 0) {
+    GTEST_SKIP() << "set FSDP_TEST_PYTHON to a Python that has transformers and peft";
+  }
+  testing::TemporaryFolder folder;
+  const auto path = [&](const std::string& name) { return (folder / name).string(); };
+  const auto numbers_of = [&](const char* script, std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(),
+                     {"/usr/bin/env", python, testing::source_folder() + "/tests/parity/" + script});
+    const auto result = testing::run(arguments, {.timeout_seconds = 300});
+    if (result.exit_code != 0) throw std::runtime_error(result.err);
+    return numbers_in(result.out);
+  };
+  numbers_of("transformers_round_trip.py", {"make", model, path("base")});
+  std::vector<float> theirs =
+      numbers_of("peft_reference.py", {"make", path("base"), path("made"), dora ? "dora" : "lora"});
+  const nn::ModelOptions options = checkpoint::options_from_hugging_face(
+      nlohmann::json::parse(util::read_file(folder / "base/config.json")), "config.json");
+  testing::write_token_file(folder / "train.bin", 2000, options.vocab_size);
+  std::ofstream(folder / "config.toml") << R"(
+[data]
+sequence_length = 16
+micro_batch_size = 2
+[lora]
+rank = 3
+alpha = 7
+[fsdp]
+min_num_params = 1000
+)";
+  /// Logits of the merged model after so many steps.
+  const auto merged_after = [&](const std::string& name, int steps, const char* rate) {
+    const auto trained = e2e::launch_training(
+        2, path("config.toml"),
+        {"model.init_from=" + path("base"), "lora.init_from=" + path("made"),
+         util::concat("lora.dora=", dora ? "true" : "false"), "data.train=[\"" + path("train.bin") + "\"]",
+         util::concat("training.steps=", steps), util::concat("optimizer.lr=", rate),
+         "run.output_dir=" + path(name)});
+    EXPECT_EQ(trained.exit_code, 0) << trained.err;
+    for (const char* kind : {"--merge", "--adapter"}) {
+      const auto exported =
+          testing::run({e2e::program("fsdp-ckpt"), "export", path(name), path(name + kind), kind});
+      EXPECT_EQ(exported.exit_code, 0) << exported.err;
+    }
+    return logits_of(path(name + "--merge"), options);
+  };
+  const auto expect_same = [](const at::Tensor& ours, std::vector<float>& values, const char* when) {
+    ASSERT_EQ(static_cast<int64_t>(values.size()), ours.numel());
+    const double difference =
+        (ours - at::from_blob(values.data(), {ours.numel()})).abs().max().item<double>();
+    std::cout << when << ": logits differ by " << difference << std::endl;
+    EXPECT_LE(difference, 1e-4);
+  };
+  expect_same(merged_after("read", 1, "0"), theirs, "as made");
+  const at::Tensor ours = merged_after("trained", 5, "1e-2");
+  std::vector<float> after =
+      numbers_of("peft_reference.py", {"logits", path("base"), path("trained--adapter")});
+  expect_same(ours, after, "after training");
+  EXPECT_GT((ours - at::from_blob(theirs.data(), {ours.numel()})).abs().max().item<double>(), 1e-2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Peft,
+                         ::testing::Combine(::testing::Values("llama_gqa", "gpt2"), ::testing::Bool()),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param)) +
+                                  (std::get<1>(info.param) ? "_dora" : "_lora");
+                         });
 
 }  // namespace
 }  // namespace fsdp::parity

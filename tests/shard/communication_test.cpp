@@ -173,6 +173,76 @@ TEST(Communication, FrozenUnitsAreGatheredButNotReduced) {
   });
 }
 
+TEST(Communication, FrozenUnitsThatStayGatheredAreGatheredOnceAStep) {
+  on_two_ranks([](comm::Communicator& inner) {
+    testing::CountingCommunicator calls(inner);
+    testing::ChainStage chain(4, 4);
+    for (const size_t frozen : {1, 2}) chain.layer(frozen).weight().requires_grad_(false);
+    ShardOptions options = every_matrix("implicit", "pre");
+    options.keep_after_forward = {"layers.1"};
+    options.trained_apart = true;
+    auto engine = testing::shard_under_test(chain, options, testing::borrowed(calls));
+    const auto micro_batch = [&] { chain.forward(at::ones({2, 4})).sum().backward(); };
+    for (int step = 0; step < 2; ++step) {
+      engine->zero_gradients();
+      calls.clear();
+      micro_batch();
+      EXPECT_EQ(counts_of(calls), counts(3, 0, 1)) << "what is trained, layers.1 and layers.2";
+      calls.clear();
+      micro_batch();
+      EXPECT_EQ(counts_of(calls), counts(2, 0, 1)) << "layers.1 is there";
+      EXPECT_GT(engine->live_unsharded_bytes(), 0);
+    }
+    engine->zero_gradients();
+    EXPECT_EQ(engine->live_unsharded_bytes(), 0);
+    micro_batch();
+    engine->note_changed_weights();
+    calls.clear();
+    micro_batch();
+    EXPECT_EQ(counts_of(calls), counts(3, 0, 1)) << "weights may have changed";
+    engine->require_rest("a test");
+    EXPECT_EQ(engine->live_unsharded_bytes(), 0);
+  });
+}
+
+TEST(Communication, BackwardDoesNotGatherWhatIsFrozenInFrontOfEverythingTrained) {
+  on_two_ranks([](comm::Communicator& inner) {
+    testing::CountingCommunicator calls(inner);
+    testing::ChainStage chain(4, 4);
+    chain.named_parameters()["bias"].requires_grad_(false);
+    for (const size_t frozen : {0, 1}) chain.layer(frozen).weight().requires_grad_(false);
+    auto engine = testing::shard_under_test(chain, every_matrix("implicit", "pre"), testing::borrowed(calls));
+    for (int step = 0; step < 3; ++step) {
+      calls.clear();
+      engine->zero_gradients();
+      chain.forward(at::ones({2, 4})).sum().backward();
+      EXPECT_EQ(counts_of(calls), counts(5, 1, 2)) << "layers.2 alone";
+    }
+  });
+}
+
+TEST(Communication, TrainedParametersApartAreReducedAsOneUnit) {
+  on_two_ranks([](comm::Communicator& inner) {
+    testing::CountingCommunicator calls(inner);
+    testing::ChainStage chain(4, 4);
+    for (const size_t frozen : {0, 2, 3}) chain.layer(frozen).weight().requires_grad_(false);
+    ShardOptions options = every_matrix("implicit", "pre");
+    options.trained_apart = true;
+    options.param_storage = "bfloat16";
+    options.mixed_precision.param_dtype = "bfloat16";
+    auto engine = testing::shard_under_test(chain, options, testing::borrowed(calls));
+    calls.clear();
+    chain.forward(at::ones({2, 4})).sum().backward();
+    EXPECT_EQ(calls.count("reduce_scatter"), 1);
+    for (const auto& unit : engine->units()) {
+      const bool trained = unit->name() == "root.trained";
+      EXPECT_EQ(unit->storage().has_trainable_parameters(), trained) << unit->name();
+      EXPECT_EQ(unit->storage().shard().scalar_type(), trained ? at::kFloat : at::kBFloat16) << unit->name();
+      EXPECT_EQ(unit->storage().shard_gradient().defined(), trained) << unit->name();
+    }
+  });
+}
+
 TEST(Communication, ReplicatedParametersAreAllReducedAndNeverGathered) {
   on_two_ranks([](comm::Communicator& inner) {
     testing::CountingCommunicator calls(inner);

@@ -63,6 +63,10 @@ inline void float8(config::Config& config) {
   bf16(config);
   config.training.float8 = "tensorwise";
 }
+inline void lora(config::Config& config) {
+  config.lora.rank = 8;
+  config.lora.alpha = 16;
+}
 inline void recompute(config::Config& config) { config.activation_checkpointing.mode = "full"; }
 
 }  // namespace fsdp::testing

@@ -1,0 +1,170 @@
+#include "checkpoint/peft_folder.h"
+
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/described_model.h"
+#include "checkpoint/folders.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/shard_set.h"
+#include "checkpoint/staged_output.h"
+#include "nn/lora.h"
+#include "util/error.h"
+#include "util/file.h"
+
+namespace fsdp::checkpoint {
+namespace fs = std::filesystem;
+using nlohmann::json;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+constexpr const char* kPeftConfig = "adapter_config.json";
+constexpr const char* kPeftWeights = "adapter_model.safetensors";
+constexpr const char* kPeftPrefix = "base_model.model.";
+constexpr std::string_view kPeftMagnitude = ".lora_magnitude_vector";
+
+/// PEFT's name of an adapter's parameter.
+std::string peft_name(std::string parameter) {
+  const auto adapter = nn::lora_name(parameter);
+  FSDP_CHECK(adapter.has_value(), parameter);
+  if (adapter->part == nn::LoraPart::kMagnitude) parameter.resize(parameter.size() - std::strlen(".weight"));
+  return kPeftPrefix + parameter;
+}
+
+std::string parameter_of_peft(const std::string& name) {
+  if (!name.starts_with(kPeftPrefix)) return name;
+  const std::string parameter = name.substr(std::strlen(kPeftPrefix));
+  return parameter.ends_with(kPeftMagnitude) ? parameter + ".weight" : parameter;
+}
+
+json peft_config(const AdapterDescription& adapter) {
+  json config = lora_json(adapter.lora);
+  config.update({{"peft_type", "LORA"},
+                 {"task_type", "CAUSAL_LM"},
+                 {"base_model_name_or_path", adapter.base},
+                 {"target_modules", adapter.layers},
+                 {"fan_in_fan_out", adapter.transposed},
+                 {"bias", "none"},
+                 {"modules_to_save", nullptr},
+                 {"rank_pattern", json::object()},
+                 {"alpha_pattern", json::object()},
+                 {"init_lora_weights", true},
+                 {"inference_mode", true}});
+  return config;
+}
+
+/// Refuses what would compute something else. Throws json::exception where a value has another type.
+AdapterDescription read_peft_config(const json& config, const std::string& where) {
+  const auto refuse = [&](const std::string& key, const std::string& expected) {
+    fail(ErrorKind::kCheckpoint, where, ": ", key, " must be ", expected, ", but is ",
+         config.value(key, json()).dump(), "; train another adapter with PEFT, or merge it into its base");
+  };
+  if (config.at("peft_type") != "LORA") refuse("peft_type", "\"LORA\"");
+  if (config.value("bias", json("none")) != "none") refuse("bias", "\"none\"");
+  for (const char* key : {"modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication",
+                          "trainable_token_indices", "target_parameters"}) {
+    if (config.contains(key) && !config[key].empty()) refuse(key, "empty");
+  }
+  for (const char* key : {"lora_bias", "use_qalora", "use_bdlora"}) {
+    if (config.value(key, json(false)) == json(true)) refuse(key, "false");
+  }
+  AdapterDescription adapter;
+  adapter.lora = lora_of_json(config);
+  adapter.transposed = config.value("fan_in_fan_out", false);
+  return adapter;
+}
+
+AdapterDescription described_by_peft(const fs::path& file) {
+  const json config = read_config_json(file);
+  try {
+    return read_peft_config(config, file.string());
+  } catch (const json::exception& error) {
+    fail(ErrorKind::kCheckpoint, file.string(),
+         " must have PEFT's keys peft_type, r, lora_alpha and so on, but does not: ", error.what(),
+         "; save the adapter again");
+  }
+}
+
+}  // namespace
+
+StoredAdapter open_adapter(const fs::path& path) {
+  StoredAdapter adapter;
+  std::error_code error;
+  if (fs::exists(path / kPeftConfig, error)) {
+    adapter.where = (path / kPeftConfig).string();
+    adapter.description = described_by_peft(path / kPeftConfig);
+    adapter.weights.add(std::make_shared<SafetensorsReader>(path / kPeftWeights));
+  } else {
+    if (!util::is_there(path) || format_of(path) != WeightsFormat::kCheckpoint) {
+      fail(ErrorKind::kCheckpoint, "lora.init_from must be a folder of PEFT with ", kPeftConfig, " and ",
+           kPeftWeights, ", or a checkpoint of adapters, but ", path.string(), " is neither; correct it");
+    }
+    const fs::path folder = checkpoint_folder(path);
+    adapter.where = (folder / kManifestName).string();
+    const auto described = described_adapter(read_manifest(folder).model, adapter.where);
+    if (!described) {
+      fail(
+          ErrorKind::kCheckpoint, adapter.where,
+          " must be of adapters to be lora.init_from, but holds all weights of a model; use model.init_from");
+    }
+    adapter.description = *described;
+    adapter.weights = stored_alone(folder);
+  }
+  for (const std::string& name : adapter.weights.names()) {
+    const std::string parameter = parameter_of_peft(name);
+    const auto part = nn::lora_name(parameter);
+    if (!part) {
+      fail(ErrorKind::kCheckpoint, adapter.where, ": the weights beside it must be those of adapters, but ",
+           name, " is none; leave it out");
+    }
+    adapter.names.emplace(parameter, name);
+  }
+  return adapter;
+}
+
+ConsolidateResult export_adapter(const AdapterExport& request) {
+  const auto shards = std::make_shared<ShardedSource>(request.checkpoint_folder);
+  const std::string where = (request.checkpoint_folder / kManifestName).string();
+  const auto adapter = described_adapter(shards->manifest().model, where);
+  if (!adapter) {
+    fail(ErrorKind::kUsage, "the checkpoint ", request.checkpoint_folder.string(),
+         " must hold adapters, but holds all weights of a model; leave out `adapter`");
+  }
+  StagedFolder staged(request.output, request.overwrite);
+  const Weights weights = stored_alone(request.checkpoint_folder);
+  std::vector<TensorInfo> infos;
+  std::map<std::string, std::string> stored;
+  ConsolidateResult result{.output = {}, .config = {}};
+  for (const std::string& name : weights.names()) {
+    TensorInfo info = weights.info(name);
+    info.name = peft_name(name);
+    if (request.dtype) info.dtype = *request.dtype;
+    stored.emplace(info.name, name);
+    result.bytes += bytes_of(info);
+    infos.push_back(std::move(info));
+  }
+  result.tensors = static_cast<int64_t>(infos.size());
+  {
+    SafetensorsWriter writer(staged.path() / kPeftWeights, std::move(infos));
+    for (const TensorInfo& info : writer.infos()) {
+      const std::string& name = stored.at(info.name);
+      weights.stream(name, 0, weights.numel(name), info.dtype, [&](const at::Tensor& slice) {
+        writer.append(slice.const_data_ptr(), static_cast<int64_t>(slice.nbytes()));
+      });
+    }
+    writer.finish();
+  }
+  util::write_file_atomically(staged.path() / kPeftConfig, peft_config(*adapter).dump(2) + "\n");
+  staged.commit([](const std::string& name) { return name == kPeftWeights || name == kPeftConfig; });
+  result.output = staged.target() / kPeftWeights;
+  result.config = staged.target() / kPeftConfig;
+  return result;
+}
+
+}  // namespace fsdp::checkpoint
