@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "checkpoint/adapter.h"
 #include "checkpoint/average.h"
 #include "checkpoint/consolidate.h"
 #include "checkpoint/diff.h"
@@ -22,6 +23,11 @@
 #include "cli/program.h"
 #include "config/print.h"
 #include "config/value.h"
+#include "generate/load.h"
+#include "gguf/adapter.h"
+#include "gguf/export.h"
+#include "gguf/import.h"
+#include "gguf/reader.h"
 #include "util/dtype.h"
 #include "util/error.h"
 #include "util/log.h"
@@ -42,7 +48,7 @@ constexpr const char* kAboutAny =
 
 /// All that any command takes.
 struct Arguments {
-  std::string source, other, output, dtype, config, format = "safetensors", max_shard_size;
+  std::string source, other, output, dtype, config, format = "safetensors", max_shard_size, type, tokenizer;
   std::vector<std::string> sources;
   std::optional<double> tolerance;
   std::optional<int64_t> last;
@@ -116,6 +122,15 @@ std::string text_of(const json& value) {
   return value.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
+/// Options that have no meaning with the chosen format.
+void refuse_options(const std::vector<std::pair<const char*, std::string>>& options, const char* needed) {
+  for (const auto& [option, value] : options) {
+    if (value.empty()) continue;
+    util::fail(ErrorKind::kUsage, option, ": expected only with ", needed, "; found \"", value,
+               "\"; leave it out");
+  }
+}
+
 int print(const checkpoint::ConsolidateResult& result, bool as_json) {
   if (as_json) {
     std::cout << text_of({{"output", result.output.string()},
@@ -181,28 +196,122 @@ CkptCommand add_consolidate(CLI::App& app) {
   });
 }
 
+int print(const gguf::ExportResult& result, bool as_json) {
+  if (as_json) {
+    std::cout << text_of({{"output", result.output.string()},
+                          {"type", util::name_of(result.type)},
+                          {"tokenizer", result.tokenizer},
+                          {"tensors", result.tensors},
+                          {"bytes", result.bytes}});
+    return 0;
+  }
+  std::cout << result.output.string() << ": " << result.tensors << " tensors in "
+            << util::name_of(result.type) << ", " << util::human_bytes(result.bytes) << ", ";
+  if (result.tokenizer == gguf::kWithoutVocabulary) {
+    std::cout << "without tokenizer\n";
+  } else {
+    std::cout << "with a tokenizer of llama.cpp's kind " << result.tokenizer << "\n";
+  }
+  return 0;
+}
+
+/// The tokenizer that the user names, or that of the model.
+std::string chosen_tokenizer(const Arguments& arguments, const checkpoint::StoredModel& model) {
+  if (!arguments.tokenizer.empty()) return arguments.tokenizer;
+  if (const auto name = generate::tokenizer_name(model)) return *name;
+  util::log_info(util::concat("the model has no tokenizer: ", model.folder.string(),
+                              " has none and belongs to no run; --tokenizer names one"));
+  return gguf::kNoTokenizer;
+}
+
+int export_gguf(const Arguments& arguments, const util::ByteProgress& progress) {
+  const bool is_checkpoint =
+      checkpoint::format_of(arguments.source) == checkpoint::WeightsFormat::kCheckpoint;
+  const fs::path source = is_checkpoint ? chosen_checkpoint(arguments.source) : fs::path(arguments.source);
+  const checkpoint::StoredModel model = checkpoint::open_model(source, arguments.ema);
+  const bool has_adapters = checkpoint::described_adapter(model.config, model.where).has_value();
+  if (has_adapters != arguments.merge) {
+    util::fail(util::ErrorKind::kUsage, source.string(),
+               has_adapters
+                   ? " holds adapters; choose --merge for the whole model or --adapter for them alone"
+                   : " holds all weights of a model, without adapters; leave out --merge");
+  }
+  return print(gguf::export_model(model, {.output = arguments.output,
+                                          .type = util::parse_enum<gguf::TensorType>(arguments.type),
+                                          .tokenizer = chosen_tokenizer(arguments, model),
+                                          .overwrite = arguments.force,
+                                          .progress = progress}),
+               arguments.as_json);
+}
+
+int export_gguf_adapter(const Arguments& arguments) {
+  refuse_options({{"--tokenizer", arguments.tokenizer}}, "the whole model");
+  const auto type = util::parse_enum<gguf::TensorType>(arguments.type).value_or(gguf::TensorType::kF32);
+  const gguf::AdapterFile file =
+      gguf::export_adapter({.checkpoint_folder = chosen_checkpoint(arguments.source),
+                            .output = arguments.output,
+                            .type = type,
+                            .overwrite = arguments.force});
+  if (arguments.as_json) {
+    std::cout << text_of({{"output", arguments.output},
+                          {"type", util::name_of(type)},
+                          {"tensors", file.tensors},
+                          {"bytes", file.bytes}});
+  } else {
+    std::cout << arguments.output << ": " << file.tensors << " tensors of adapters in " << util::name_of(type)
+              << ", " << util::human_bytes(file.bytes) << "\n";
+  }
+  return 0;
+}
+
 CkptCommand add_export(CLI::App& app) {
-  Command command(app, "export", "writes a llama or gpt2 as a folder for Hugging Face's transformers");
-  command.positional("CHECKPOINT", command->source, kAboutCheckpoint);
-  command.positional("FOLDER", command->output,
-                     "receives config.json, model.safetensors and the run's tokenizer");
+  Command command(
+      app, "export",
+      "writes a llama or gpt2 as a folder for Hugging Face's transformers, or as a GGUF file for llama.cpp");
+  command.positional(
+      "CHECKPOINT", command->source,
+      "a step's folder, or a run's output folder (its newest complete checkpoint); with --format "
+      "gguf also a Hugging Face folder");
+  command.positional("OUTPUT", command->output,
+                     "a folder, which receives config.json, model.safetensors and the run's tokenizer; with "
+                     "--format gguf a file");
+  command
+      .option(
+          "--format", command->format,
+          "safetensors: a folder for transformers; gguf: one file for llama.cpp, with the tokenizer in it")
+      ->check(cli::one_of({"safetensors", "gguf"}));
   command.dtype_option(
       "cast floating-point weights to this type; default: the type of the model that the run started from");
   command.size_option();
-  command.flag("--adapter", command->adapter,
-               "of a run with lora.rank: write its adapters alone, as a folder that PEFT loads");
+  command.flag(
+      "--adapter", command->adapter,
+      "of a run with lora.rank: write its adapters alone, as a folder that PEFT loads or, with --format gguf, as a file for llama.cpp's --lora");
   command.flag("--merge", command->merge,
                "of a run with lora.rank: write the whole model, with the adapters merged into its weights");
+  command
+      .option(
+          "--type", command->type,
+          "with --format gguf: the type of matrices; default: the type of the model that the run started from")
+      ->check(cli::one_of(util::names_of_enum<gguf::TensorType>()));
+  command.option(
+      "--tokenizer", command->tokenizer,
+      "with --format gguf: the tokenizer, if it is not the run's: \"none\", \"bytes\", a folder or a file");
   command.flag("--ema", command->ema,
                "write the moving averages of the weights (optimizer.ema_decay) instead of the weights");
-  command.flag("--force", command->force, "overwrite existing safetensors");
+  command.flag("--force", command->force, "overwrite existing safetensors or GGUF");
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
+    if (arguments.adapter && (arguments.merge || arguments.ema || !arguments.max_shard_size.empty())) {
+      util::fail(
+          util::ErrorKind::kUsage,
+          "--adapter cannot be combined with --merge, --ema or --max-shard-size; leave one of them out");
+    }
+    if (arguments.format == "gguf") {
+      refuse_options({{"--dtype", arguments.dtype}, {"--max-shard-size", arguments.max_shard_size}},
+                     "--format safetensors; the type of a GGUF file is chosen by --type");
+      return arguments.adapter ? export_gguf_adapter(arguments) : export_gguf(arguments, progress);
+    }
+    refuse_options({{"--type", arguments.type}, {"--tokenizer", arguments.tokenizer}}, "--format gguf");
     if (arguments.adapter) {
-      if (arguments.merge || arguments.ema || !arguments.max_shard_size.empty()) {
-        util::fail(
-            util::ErrorKind::kUsage,
-            "--adapter cannot be combined with --merge, --ema or --max-shard-size; leave one of them out");
-      }
       return print(checkpoint::export_adapter({.checkpoint_folder = chosen_checkpoint(arguments.source),
                                                .output = arguments.output,
                                                .dtype = chosen_dtype(arguments),
@@ -222,21 +331,24 @@ CkptCommand add_export(CLI::App& app) {
 }
 
 CkptCommand add_import(CLI::App& app) {
-  Command command(app, "import", "converts a Hugging Face llama or gpt2 to a checkpoint of weights only");
+  Command command(app, "import",
+                  "converts a Hugging Face llama or gpt2, or a GGUF file, to a checkpoint of weights only");
   command.positional("WEIGHTS", command->source,
-                     "a folder with config.json and safetensors, or one such file");
+                     "a folder with config.json and safetensors, one such file, or an unquantised GGUF file");
   command.positional("CHECKPOINT", command->output, "the new checkpoint's folder");
-  command.option("--config", command->config, "config.json; default: the one beside the weights");
+  command.option("--config", command->config,
+                 "config.json; default: the one beside the weights, or what a GGUF file says of its model");
   command.world_size_option();
   command.dtype_option();
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
-    return print(checkpoint::import_model({.source = arguments.source,
-                                           .config = arguments.config,
-                                           .output = arguments.output,
-                                           .world_size = arguments.world_size,
-                                           .dtype = chosen_dtype(arguments),
-                                           .progress = progress}),
-                 arguments.as_json);
+    const checkpoint::ImportRequest request{.source = arguments.source,
+                                            .config = arguments.config,
+                                            .output = arguments.output,
+                                            .world_size = arguments.world_size,
+                                            .dtype = chosen_dtype(arguments),
+                                            .progress = progress};
+    const auto import = gguf::is_gguf(request.source) ? gguf::import_model : checkpoint::import_model;
+    return print(import(request), arguments.as_json);
   });
 }
 

@@ -57,25 +57,16 @@ class ByteTokenizer final : public Tokenizer {
   }
 };
 
-std::unique_ptr<Tokenizer> make_from(Vocabulary vocabulary, const TokenizerOptions& options) {
-  vocabulary.split_special_tokens = options.split_special_tokens;
-  return make_tokenizer(vocabulary);
-}
-
 /// The vocabulary in a folder.
-std::unique_ptr<Tokenizer> make_from_folder(const fs::path& folder, const TokenizerOptions& options) {
+NamedVocabulary find_in_folder(const fs::path& folder) {
   std::error_code error;
-  if (fs::exists(folder / "tokenizer.json", error)) {
-    return make_from(read_tokenizer_json(folder / "tokenizer.json"), options);
-  }
+  if (fs::exists(folder / "tokenizer.json", error)) return read_tokenizer_json(folder / "tokenizer.json");
   for (auto [vocabulary, merges] : {std::pair("encoder.json", "vocab.bpe"), {"vocab.json", "merges.txt"}}) {
     if (fs::exists(folder / vocabulary, error) && fs::exists(folder / merges, error)) {
-      return make_from(read_two_files(folder / vocabulary, folder / merges), options);
+      return read_two_files(folder / vocabulary, folder / merges);
     }
   }
-  if (fs::exists(folder / "tokenizer.model", error)) {
-    return make_sentencepiece_tokenizer(folder / "tokenizer.model");
-  }
+  if (fs::exists(folder / "tokenizer.model", error)) return folder / "tokenizer.model";
   util::fail(util::ErrorKind::kData, "the folder ", folder.string(), " contains no vocabulary: expected ",
              "tokenizer.json, encoder.json and vocab.bpe, vocab.json and merges.txt, or tokenizer.model; "
              "give the folder or file that does");
@@ -131,23 +122,32 @@ std::optional<int64_t> TokenBytes::count(const int64_t* ids, int64_t length) con
   return sum;
 }
 
-std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& options) {
-  if (name == "bytes") return std::make_unique<ByteTokenizer>();
+NamedVocabulary find_vocabulary(const std::string& name) {
+  if (name == "bytes") return Bytes();
   fs::path path = name;
   std::error_code error;
-  if (fs::is_directory(path, error)) return make_from_folder(path, options);
+  if (fs::is_directory(path, error)) return find_in_folder(path);
   if (fs::exists(path, error)) {
     std::string file = path.filename().string();
     if (file == "encoder.json" || file == "vocab.json") {
-      return make_from_folder(path.has_parent_path() ? path.parent_path() : fs::path("."), options);
+      return find_in_folder(path.has_parent_path() ? path.parent_path() : fs::path("."));
     }
-    if (path.extension() == ".json") return make_from(read_tokenizer_json(path), options);
-    if (path.extension() == ".model") return make_sentencepiece_tokenizer(path);
+    if (path.extension() == ".json") return read_tokenizer_json(path);
+    if (path.extension() == ".model") return path;
   }
   const bool there = fs::exists(path, error);
   util::fail(util::ErrorKind::kUsage, "unknown tokenizer \"", name, "\", ",
              there ? "a file of another kind" : "which is not a file or folder either", "; expected ",
              kTokenizerChoices, there ? "" : util::hub_remedy(name));
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& options) {
+  NamedVocabulary found = find_vocabulary(name);
+  if (std::holds_alternative<Bytes>(found)) return std::make_unique<ByteTokenizer>();
+  if (const auto* model = std::get_if<fs::path>(&found)) return make_sentencepiece_tokenizer(*model);
+  auto& vocabulary = std::get<Vocabulary>(found);
+  vocabulary.split_special_tokens = options.split_special_tokens;
+  return make_tokenizer(vocabulary);
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const Vocabulary& vocabulary) {

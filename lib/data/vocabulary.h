@@ -9,6 +9,7 @@
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "data/normalizer.h"
@@ -91,5 +92,11 @@ Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source
 /// of tokenizer_config.json beside them, or follows from the model_type of config.json; without either it is
 /// GPT-2's. Throws Error(kData) for another class.
 Vocabulary read_two_files(const std::filesystem::path& vocabulary, const std::filesystem::path& merges);
+
+/// What a name that make_tokenizer() takes stands for: bytes, a Hugging Face vocabulary, or the path of a model
+/// of SentencePiece, which is not read. Throws as make_tokenizer() does.
+struct Bytes {};
+using NamedVocabulary = std::variant<Bytes, Vocabulary, std::filesystem::path>;
+NamedVocabulary find_vocabulary(const std::string& name);
 
 }  // namespace fsdp::data

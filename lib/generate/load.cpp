@@ -83,19 +83,23 @@ std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at:
 }
 
 std::unique_ptr<data::Tokenizer> find_tokenizer(const checkpoint::StoredModel& stored) {
+  if (const auto name = tokenizer_name(stored)) return data::make_tokenizer(*name);
+  fail(ErrorKind::kUsage, "there is no vocabulary in ", stored.folder.string(),
+       " (tokenizer.json, ...) and no config.toml of a run beside it; give the tokenizer "
+       "with `tokenizer`");
+}
+
+std::optional<std::string> tokenizer_name(const checkpoint::StoredModel& stored) {
   for (const fs::path& folder : {stored.folder, checkpoint::kept_model_files(stored.folder)}) {
-    if (!folder.empty() && holds_vocabulary(folder)) return data::make_tokenizer(folder.string());
+    if (!folder.empty() && holds_vocabulary(folder)) return folder.string();
   }
   std::error_code error;
   // Links such as RUN/best are in the run's folder, as its config is.
   for (const fs::path& run : {stored.folder, fs::absolute(stored.folder).lexically_normal().parent_path()}) {
     const fs::path config = run / "config.toml";
-    if (!fs::exists(config, error)) continue;
-    return data::make_tokenizer(config::load_resolved_config(config).data.tokenizer);
+    if (fs::exists(config, error)) return config::load_resolved_config(config).data.tokenizer;
   }
-  fail(ErrorKind::kUsage, "there is no vocabulary in ", stored.folder.string(),
-       " (tokenizer.json, ...) and no config.toml of a run beside it; give the tokenizer "
-       "with `tokenizer`");
+  return std::nullopt;
 }
 
 std::vector<int64_t> stop_ids(const nlohmann::json& config, const data::Tokenizer& tokenizer) {

@@ -28,9 +28,12 @@ at::ScalarType compute_type(const checkpoint::StoredModel& stored, const std::st
 /// the model. Throws Error(kCheckpoint) for weights that cannot be read.
 std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at::ScalarType dtype);
 
-/// The tokenizer of the model: the vocabulary in its folder, or that of the run that it is a checkpoint of:
-/// the copy that the run keeps (checkpoint/described_model.h), or data.tokenizer of config.toml. Throws
-/// Error(kUsage) when there is neither.
+/// The name of the model's tokenizer, as data::make_tokenizer() takes it: the vocabulary in its folder, or that
+/// of the run that it is a checkpoint of: the copy that the run keeps (checkpoint/described_model.h), or
+/// data.tokenizer of config.toml. Nothing when there is neither.
+std::optional<std::string> tokenizer_name(const checkpoint::StoredModel& stored);
+
+/// That tokenizer. Throws Error(kUsage) when there is none.
 std::unique_ptr<data::Tokenizer> find_tokenizer(const checkpoint::StoredModel& stored);
 
 /// The tokens that end a text: the tokenizer's, and the eos_token_id of the model's config.

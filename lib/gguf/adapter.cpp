@@ -1,0 +1,131 @@
+#include "gguf/adapter.h"
+
+#include <ATen/ops/empty.h>
+
+#include <map>
+#include <system_error>
+#include <utility>
+
+#include "checkpoint/described_model.h"
+#include "checkpoint/hugging_face_config.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/peft_folder.h"
+#include "checkpoint/staged_output.h"
+#include "gguf/families.h"
+#include "gguf/quantise.h"
+#include "gguf/writer.h"
+#include "nn/lora.h"
+#include "util/error.h"
+
+namespace fsdp::gguf {
+using util::concat;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+using Shapes = std::map<std::string, std::vector<int64_t>>;
+
+/// Where the adapter's weight is in GGUF.
+NamedStorage checked_place(const Family& family, const Shapes& shapes, const AdapterTensors& adapter) {
+  const auto found = shapes.find(adapter.weight);
+  const auto place = their_tensor(family, adapter.weight);
+  const auto refuse = [&](const auto&... what) {
+    fail(ErrorKind::kCheckpoint, "the adapter of ", adapter.weight, what...);
+  };
+  if (found == shapes.end() || !place || found->second.size() != 2 || place->name == "token_embd.weight" ||
+      place->name == "position_embd.weight") {
+    refuse(
+        " must belong to a matrix of the model other than an embedding, but does not; leave it out of the "
+        "targets");
+  }
+  std::vector<int64_t> shape = found->second;
+  if (place->stored == Stored::kTransposed) std::swap(shape[0], shape[1]);
+  const at::Tensor &a = adapter.a, &b = adapter.b;
+  if (a.dim() != 2 || b.dim() != 2 || a.size(0) != b.size(1) || a.size(1) != shape[1] ||
+      b.size(0) != shape[0]) {
+    refuse(" must be of the shapes [rank, ", shape[1], "] and [", shape[0], ", rank], but is of ",
+           checkpoint::shape_text(a.sizes().vec()), " and ", checkpoint::shape_text(b.sizes().vec()),
+           "; give the adapter of this model");
+  }
+  return *place;
+}
+
+}  // namespace
+
+int64_t write_adapter(const AdapterRequest& request, const std::vector<AdapterTensors>& adapters) {
+  FSDP_CHECK(!is_quantised(request.type));
+  if (!request.overwrite) {
+    checkpoint::refuse_existing(request.output, "choose another output or replace it with `overwrite`");
+  }
+  const nn::ModelOptions options = checkpoint::options_from_hugging_face(request.model_config, request.where);
+  const Family& family = family_of(request.model_config, options, request.where);
+  const Shapes shapes = checkpoint::hugging_face_shapes(options);
+  std::vector<Tensor> tensors;
+  std::vector<at::Tensor> contents;
+  for (const AdapterTensors& adapter : adapters) {
+    const NamedStorage place = checked_place(family, shapes, adapter);
+    // A transposed weight has the same linear map; only the order of B's rows differs.
+    const bool permuted = place.stored == Stored::kQueryHeads || place.stored == Stored::kKeyHeads;
+    const at::Tensor b = permuted ? to_theirs(adapter.b, place.stored, options) : adapter.b;
+    for (const auto& [suffix, content] : {std::pair(".lora_a", adapter.a), std::pair(".lora_b", b)}) {
+      tensors.push_back({.name = place.name + suffix, .shape = content.sizes().vec(), .type = request.type});
+      contents.push_back(content);
+    }
+  }
+  Writer writer(request.output,
+                {{"general.architecture", std::string(family.architecture)},
+                 {"general.type", std::string("adapter")},
+                 {"general.name", request.output.stem().string()},
+                 {"general.file_type", traits_of(request.type).file_type},
+                 {"adapter.type", std::string("lora")},
+                 {"adapter.lora.alpha", static_cast<float>(request.alpha)}},
+                std::move(tensors));
+  for (size_t i = 0; i < contents.size(); ++i) {
+    const at::Tensor bytes =
+        encoded(contents[i].detach().contiguous().view({-1}), request.type, writer.tensors()[i].name);
+    writer.append(bytes.const_data_ptr(), bytes.numel());
+  }
+  writer.finish();
+  return static_cast<int64_t>(std::filesystem::file_size(request.output));
+}
+
+AdapterFile export_adapter(const AdapterExport& request) {
+  if (is_quantised(request.type)) {
+    fail(ErrorKind::kUsage, "the `type` of adapters must be f32, f16 or bf16, but is ",
+         util::name_of(request.type), "; llama.cpp can add them to a quantised model");
+  }
+  const checkpoint::StoredAdapter stored = checkpoint::open_adapter(request.checkpoint_folder);
+  const nn::LoraOptions& lora = stored.description.lora;
+  const auto model = checkpoint::described_model(request.checkpoint_folder);
+  if (!model) {
+    fail(
+        ErrorKind::kCheckpoint, request.checkpoint_folder.string(),
+        " must be a checkpoint, which describes the model of its adapters, but describes none; name a run or "
+        "one of its steps");
+  }
+  if (lora.dora) {
+    fail(ErrorKind::kUsage, "llama.cpp has no adapters with magnitudes, but those of ", stored.where,
+         " were trained with lora.dora; merge them into the model with `merge`");
+  }
+  const auto read = [&](const std::string& layer, nn::LoraPart part) {
+    const std::string& name = stored.names.at(nn::lora_parameter(layer, part));
+    const at::Tensor values = at::empty(stored.weights.shape(name), at::TensorOptions(at::kFloat));
+    stored.weights.read_into(name, values);
+    return values;
+  };
+  std::vector<AdapterTensors> adapters;
+  for (const std::string& layer : stored.description.layers) {
+    adapters.push_back({layer + ".weight", read(layer, nn::LoraPart::kA), read(layer, nn::LoraPart::kB)});
+  }
+  const int64_t bytes = write_adapter({.output = request.output,
+                                       .model_config = model->config,
+                                       .where = model->where,
+                                       .alpha = nn::lora_scale(lora) * static_cast<double>(lora.rank),
+                                       .type = request.type,
+                                       .overwrite = request.overwrite},
+                                      adapters);
+  return {.tensors = 2 * static_cast<int64_t>(adapters.size()), .bytes = bytes};
+}
+
+}  // namespace fsdp::gguf

@@ -1,0 +1,91 @@
+#include "gguf/quantise.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "util/error.h"
+
+namespace fsdp::gguf {
+
+namespace {
+
+/// 1 / scale; 0 where that is infinite, since such a scale is 0 in float16.
+float inverse_of(float scale) {
+  const float inverse = scale == 0.0F ? 0.0F : 1.0F / scale;
+  return std::isfinite(inverse) ? inverse : 0.0F;
+}
+
+uint8_t* put_scale(float scale, uint8_t* out) {
+  const auto half = static_cast<c10::Half>(scale);
+  std::memcpy(out, &half, sizeof(half));
+  return out + sizeof(half);
+}
+
+/// A product that the compiler must not fuse with the addition of `offset`, which would round once only.
+float unfused(float value, float factor, float offset) {
+  volatile float product = value * factor;
+  return product + offset;
+}
+
+}  // namespace
+
+void quantise_q8_0(const float* values, int64_t count, uint8_t* out) {
+  FSDP_CHECK(count % kBlockElements == 0);
+  for (const float* end = values + count; values != end; values += kBlockElements) {
+    float largest = 0;
+    for (int64_t i = 0; i < kBlockElements; ++i) largest = std::max(largest, std::fabs(values[i]));
+    const float scale = largest / 127.0F, inverse = inverse_of(scale);
+    out = put_scale(scale, out);
+    for (int64_t i = 0; i < kBlockElements; ++i) {
+      *out++ = static_cast<uint8_t>(static_cast<int8_t>(std::round(values[i] * inverse)));
+    }
+  }
+}
+
+void quantise_q4_0(const float* values, int64_t count, uint8_t* out) {
+  FSDP_CHECK(count % kBlockElements == 0);
+  constexpr int64_t kHalf = kBlockElements / 2;
+  for (const float* end = values + count; values != end; values += kBlockElements) {
+    float largest = 0;  // with its sign; the first of several
+    for (int64_t i = 0; i < kBlockElements; ++i) {
+      if (std::fabs(values[i]) > std::fabs(largest)) largest = values[i];
+    }
+    const float scale = largest / -8.0F, inverse = inverse_of(scale);
+    out = put_scale(scale, out);
+    const auto level = [&](int64_t i) {
+      return static_cast<uint8_t>(std::clamp(unfused(values[i], inverse, 8.5F), 0.0F, 15.0F));
+    };
+    for (int64_t i = 0; i < kHalf; ++i) *out++ = static_cast<uint8_t>(level(i) | level(i + kHalf) << 4);
+  }
+}
+
+at::Tensor encoded(const at::Tensor& elements, TensorType type, const std::string& where) {
+  FSDP_CHECK(elements.dim() == 1 && elements.is_contiguous() && elements.device().is_cpu());
+  const TypeTraits& traits = traits_of(type);
+  const auto refuse_infinite = [&](const at::Tensor& values, const char* remedy) {
+    if (at::isfinite(values).all().item<bool>()) return;
+    util::fail(util::ErrorKind::kCheckpoint, where, " has values that ", util::name_of(type),
+               " cannot hold: they are not finite, or too large; ", remedy);
+  };
+  if (traits.dtype) {
+    at::Tensor converted = elements.to(*traits.dtype).contiguous();
+    if (type == TensorType::kF16 && elements.scalar_type() != at::kHalf) {
+      refuse_infinite(converted, "choose the type bf16 or f32");
+    }
+    return converted.view(at::kByte);
+  }
+  const at::Tensor values = elements.to(at::kFloat).contiguous();
+  refuse_infinite(values, "choose the type f32, or other weights");
+  at::Tensor out = at::empty({values.numel() / traits.block_elements * traits.block_bytes},
+                             at::TensorOptions().dtype(at::kByte));
+  const auto quantise = type == TensorType::kQ8_0 ? quantise_q8_0 : quantise_q4_0;
+  quantise(values.const_data_ptr<float>(), values.numel(), out.mutable_data_ptr<uint8_t>());
+  return out;
+}
+
+}  // namespace fsdp::gguf

@@ -1,0 +1,270 @@
+// Models as GGUF files and back: each weight under llama.cpp's name and in its layout.
+
+#include "gguf/export.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "gguf/families.h"
+#include "gguf/gguf_fixtures.h"
+#include "gguf/import.h"
+
+namespace fsdp::gguf {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace fsdp::testing;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using util::ErrorKind;
+
+class GgufExport : public ::testing::TestWithParam<std::string> {
+ protected:
+  checkpoint::StoredModel write(const nn::ModelOptions& options) {
+    weights_ = weights_of(*gguf_model(options));
+    return write_model(root_ / "hf", options, weights_);
+  }
+  Reader export_as(const checkpoint::StoredModel& model, TensorType type) const {
+    export_model(model, {.output = file(), .type = type, .overwrite = true});
+    return Reader(file());
+  }
+  checkpoint::StoredModel import(const fs::path& config = {}, int64_t world_size = 1) const {
+    fs::remove_all(root_ / "imported");
+    import_model(
+        {.source = file(), .config = config, .output = root_ / "imported", .world_size = world_size});
+    return checkpoint::open_model(root_ / "imported");
+  }
+  void expect_refused(const std::string& text) const {
+    auto [kind, found] = error_of([&] { import(); });
+    EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+    EXPECT_THAT(found, HasSubstr(text));
+    EXPECT_FALSE(fs::exists(root_ / "imported"));
+  }
+  at::Tensor weight(const std::string& name) const {
+    for (const auto& [known, tensor] : weights_) {
+      if (known == name) return tensor;
+    }
+    throw std::runtime_error("no weight " + name);
+  }
+  fs::path file() const { return root_ / "model.gguf"; }
+
+  TemporaryFolder root_;
+  NamedTensors weights_;
+};
+
+TEST_P(GgufExport, HasTheSameBitsWhenItIsImportedAgain) {
+  const nn::ModelOptions options = gguf_options(GetParam());
+  const checkpoint::StoredModel model = write(options);
+  for (const TensorType type : {TensorType::kF32, TensorType::kF16, TensorType::kBF16}) {
+    const Reader reader = export_as(model, type);
+    const checkpoint::StoredModel back = import({}, 3);
+    EXPECT_EQ(back.names.size(), weights_.size());
+    for (const auto& [name, tensor] : weights_) {
+      const bool is_matrix = tensor.dim() == 2 && name != "transformer.wpe.weight";
+      const at::ScalarType dtype = is_matrix ? *traits_of(type).dtype : at::kFloat;
+      at::Tensor read = at::empty_like(tensor, dtype);
+      ASSERT_EQ(back.weights.dtype(back.names.at(name)), dtype) << name;
+      back.weights.read_into(back.names.at(name), read);
+      EXPECT_TRUE(same_bits(read, tensor.to(dtype))) << name;
+    }
+    nlohmann::json expected = checkpoint::hugging_face_config(options),
+                   found = checkpoint::hugging_face_config(back.options);
+    expected.erase("initializer_range"), found.erase("initializer_range");
+    for (const char* dropout : {"attn_pdrop", "embd_pdrop", "resid_pdrop"})
+      expected.erase(dropout), found.erase(dropout);
+    EXPECT_EQ(found, expected);
+
+    // And exported again it is the same file.
+    const std::string first = util::read_file(file());
+    export_model(back, {.output = file(), .overwrite = true});
+    EXPECT_TRUE(util::read_file(file()) == first) << util::name_of(type);
+  }
+}
+
+TEST_P(GgufExport, OfQuantisedTypesIsWithinTheirRounding) {
+  const checkpoint::StoredModel model = write(gguf_options(GetParam()));
+  const Reader plain = export_as(model, TensorType::kF32);
+  std::map<std::string, at::Tensor> expected;
+  for (const auto& [name, tensor] : plain.tensors()) expected[name] = dequantised(plain, name);
+  for (const TensorType type : {TensorType::kQ8_0, TensorType::kQ4_0}) {
+    const Reader reader = export_as(model, type);
+    ASSERT_EQ(reader.tensors().size(), expected.size());
+    for (const auto& [name, tensor] : reader.tensors()) {
+      const bool makes_logits =
+          name == (model.options.tie_word_embeddings ? "token_embd.weight" : "output.weight");
+      const bool is_matrix = tensor.shape.size() == 2 && name != "position_embd.weight";
+      EXPECT_EQ(tensor.type, !is_matrix ? TensorType::kF32 : makes_logits ? TensorType::kQ8_0 : type) << name;
+      const double largest = expected[name].abs().max().item<double>();
+      const double difference = (expected[name] - dequantised(reader, name)).abs().max().item<double>();
+      EXPECT_LE(difference, is_matrix ? largest / (tensor.type == TensorType::kQ8_0 ? 250 : 7.9) : 0) << name;
+    }
+    EXPECT_EQ(*reader.find<uint32_t>("general.file_type"), type == TensorType::kQ8_0 ? 7 : 2);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GgufExport, ::testing::ValuesIn(kGgufModels),
+                         [](const auto& info) { return info.param; });
+
+using GgufModel = GgufExport;
+
+TEST_F(GgufModel, InterleavesTheRowsOfRotatedHeads) {
+  const checkpoint::StoredModel model = write(gguf_options("llama"));
+  const Reader reader = export_as(model, TensorType::kF32);
+  const at::Tensor query = weight("model.layers.1.self_attn.q_proj.weight");
+  const at::Tensor stored = dequantised(reader, "blk.1.attn_q.weight");
+  const int64_t width = 16;
+  for (int64_t head = 0; head < 4; ++head) {
+    for (int64_t i = 0; i < width / 2; ++i) {
+      EXPECT_TRUE(at::equal(stored[head * width + 2 * i], query[head * width + i]));
+      EXPECT_TRUE(at::equal(stored[head * width + 2 * i + 1], query[head * width + width / 2 + i]));
+    }
+  }
+  EXPECT_TRUE(at::equal(dequantised(reader, "blk.1.attn_v.weight"),
+                        weight("model.layers.1.self_attn.v_proj.weight")));
+}
+
+TEST_F(GgufModel, LeavesTheRowsOfQwen2AndTransposesGpt2) {
+  Reader reader = export_as(write(gguf_options("qwen2")), TensorType::kF32);
+  EXPECT_TRUE(at::equal(dequantised(reader, "blk.0.attn_q.weight"),
+                        weight("model.layers.0.self_attn.q_proj.weight")));
+  const Reader gpt2 = export_as(write(gguf_options("gpt2")), TensorType::kF32);
+  EXPECT_TRUE(at::equal(dequantised(gpt2, "blk.0.attn_qkv.weight"),
+                        weight("transformer.h.0.attn.c_attn.weight").t()));
+}
+
+TEST_F(GgufModel, HasNoHeadIfItIsTied) {
+  nn::ModelOptions options = gguf_options("llama");
+  EXPECT_TRUE(export_as(write(options), TensorType::kF16).tensors().contains("output.weight"));
+  options.tie_word_embeddings = true;
+  EXPECT_FALSE(export_as(write(options), TensorType::kF16).tensors().contains("output.weight"));
+  EXPECT_TRUE(import().options.tie_word_embeddings);
+}
+
+TEST_F(GgufModel, SaysWhatTheModelIs) {
+  const Reader reader = export_as(write(gguf_options("llama3")), TensorType::kF16);
+  EXPECT_EQ(*reader.find<std::string>("general.architecture"), "llama");
+  EXPECT_EQ(*reader.find<std::string>("general.name"), "model");
+  EXPECT_EQ(*reader.find<uint32_t>("llama.attention.key_length"), 32U);
+  EXPECT_EQ(*reader.find<uint32_t>("llama.attention.head_count_kv"), 2U);
+  EXPECT_EQ(*reader.find<float>("llama.rope.freq_base"), 500000.0F);
+  EXPECT_EQ(*reader.find<std::string>("tokenizer.ggml.model"), "no_vocab");
+  // As llama.cpp's converter gives them for Llama 3.2, by its formula: short waves stay, long ones are slower.
+  const at::Tensor divisors = dequantised(reader, "rope_freqs.weight");
+  ASSERT_EQ(divisors.numel(), 16);
+  EXPECT_EQ(divisors[0].item<float>(), 1.0F);
+  EXPECT_EQ(divisors[15].item<float>(), 32.0F);
+  const double wave = 2 * M_PI * std::pow(500000.0, 10.0 / 16);
+  const double share = (8192 / wave - 1) / 3;
+  EXPECT_NEAR(divisors[10].item<float>(), 1 / ((1 - share) / 32 + share), 1e-4);
+}
+
+TEST_F(GgufModel, KeepsMatricesInF16WhoseRowsAreNoBlocks) {
+  nn::ModelOptions options = gguf_options("llama");
+  options.intermediate_size = 80;
+  const Reader reader = export_as(write(options), TensorType::kQ4_0);
+  EXPECT_EQ(reader.tensors().at("blk.0.ffn_down.weight").type, TensorType::kF16);
+  EXPECT_EQ(reader.tensors().at("blk.0.ffn_up.weight").type, TensorType::kQ4_0);
+}
+
+TEST_F(GgufModel, HasTheTypeOfTheWeightsUnlessOneIsChosen) {
+  const nn::ModelOptions options = gguf_options("llama");
+  for (auto& [name, tensor] : weights_ = weights_of(*gguf_model(options))) tensor = tensor.to(at::kBFloat16);
+  write_model(root_ / "hf", options, weights_);
+  nlohmann::json config = checkpoint::hugging_face_config(options);
+  config["torch_dtype"] = "bfloat16";
+  std::ofstream(root_ / "hf/config.json") << config;
+  EXPECT_EQ(export_model(checkpoint::open_model(root_ / "hf"), {.output = file()}).type, TensorType::kBF16);
+}
+
+TEST_F(GgufModel, ReplacesAFileOnlyIfItMay) {
+  const checkpoint::StoredModel model = write(gguf_options("gpt2"));
+  export_model(model, {.output = file()});
+  EXPECT_EQ(error_of([&] { export_model(model, {.output = file()}); }).first, ErrorKind::kCheckpoint);
+  EXPECT_NO_THROW(export_model(model, {.output = file(), .overwrite = true}));
+  EXPECT_EQ(error_of([&] { export_model(model, {.output = root_.path()}); }).first, ErrorKind::kUsage);
+}
+
+TEST_F(GgufModel, ThatLlamaCppCannotComputeIsRefused) {
+  const auto refused = [&](auto change) {
+    nn::ModelOptions options = gguf_options("llama");
+    change(options);
+    const checkpoint::StoredModel model = write(options);
+    auto [kind, text] = error_of([&] { export_model(model, {.output = file()}); });
+    EXPECT_EQ(kind, ErrorKind::kUsage);
+    EXPECT_FALSE(fs::exists(file()));
+    return text;
+  };
+  EXPECT_THAT(
+      refused([](auto& options) { options.hidden_act = nn::Activation::kGeluTanh; }),
+      HasSubstr(
+          "has \"hidden_act\": \"gelu_pytorch_tanh\", which llama.cpp's architecture llama cannot compute"));
+  EXPECT_THAT(
+      refused([](auto& options) {
+        options = gguf_options("llama3");
+        options.attention_bias = options.mlp_bias = false;
+        options.qkv_bias = true;
+      }),
+      HasSubstr("has the rotary scaling of Llama 3, which llama.cpp's architecture qwen2 cannot compute"));
+  EXPECT_THAT(refused([](auto& options) { options.qkv_bias = true, options.head_dim = 32; }),
+              HasSubstr("has heads whose widths do not add up to hidden_size"));
+}
+
+TEST_F(GgufModel, ThatOursCannotComputeIsRefused) {
+  const checkpoint::StoredModel model = write(gguf_options("llama"));
+  export_as(model, TensorType::kF32);
+  const std::string whole = util::read_file(file());
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string changed = whole;
+    const size_t place = changed.find(from);
+    ASSERT_NE(place, std::string::npos);
+    root_.write("model.gguf", changed.replace(place, from.size(), to));
+  };
+  with("llama.rope.freq_base", "llama.rope.freq_bass");
+  expect_refused(
+      "\"llama.rope.freq_bass\": 10000.0 describes something that this version cannot compute; if it is right, "
+      "give the model's config.json with `config`");
+  EXPECT_NO_THROW(import(root_ / "hf/config.json"));
+  fs::remove_all(root_ / "imported");
+  with("llama.block_count", "llama.block_coumt");
+  expect_refused("\"llama.block_count\" must be there, but is missing");
+  with("blk.1.ffn_up.weight", "blk.1.ffn_xx.weight");
+  expect_refused("missing: model.layers.1.mlp.up_proj.weight; unexpected: blk.1.ffn_xx.weight");
+  with(std::string("\5\0\0\0\0\0\0\0llama", 13), std::string("\5\0\0\0\0\0\0\0gemma", 13));
+  expect_refused("\"general.architecture\" must be one of \"llama\", \"qwen2\", \"gpt2\", but is \"gemma\"");
+  with(std::string("\5\0\0\0\0\0\0\0model", 13), std::string("\5\0\0\0\0\0\0\0mmprj", 13));
+  expect_refused("must be a model, but its \"general.type\" is \"mmprj\"");
+  export_as(model, TensorType::kQ8_0);
+  expect_refused("has the type q8_0, but only f32, f16 and bf16 can be imported");
+}
+
+TEST(RotaryScaling, IsFoundByWhatItDoesToEachFrequency) {
+  struct Case {
+    double factor, high, theta;
+    int64_t original, width;
+  };
+  // Llama 3.1 and 3.2, other thresholds, and heads with one frequency or none between the thresholds.
+  for (const Case& known : {Case{8, 4, 500000, 8192, 128},
+                            {32, 4, 500000, 8192, 64},
+                            {4, 9.5, 10000, 4096, 64},
+                            {8, 4, 10000, 8, 8},
+                            {8, 4, 1e12, 8192, 8}}) {
+    nn::ModelOptions options;
+    options.head_dim = known.width;
+    options.rope_theta = known.theta;
+    options.rope_type = "llama3";
+    options.rope_factor = known.factor;
+    options.rope_high_freq_factor = known.high;
+    options.rope_original_length = known.original;
+    nlohmann::json scaling;
+    ASSERT_TRUE(find_scaling(frequency_divisors(options), known.theta, scaling)) << known.original;
+    EXPECT_EQ(scaling["factor"], known.factor);
+    EXPECT_EQ(scaling["high_freq_factor"], known.high);
+    EXPECT_EQ(scaling["original_max_position_embeddings"], known.original);
+  }
+  nlohmann::json scaling;
+  EXPECT_FALSE(find_scaling({1, 2, 1, 8}, 10000, scaling));
+  EXPECT_FALSE(find_scaling({}, 10000, scaling));
+}
+
+}  // namespace
+}  // namespace fsdp::gguf
