@@ -53,6 +53,10 @@ WeightsFormat format_of(const fs::path& path) {
       fail(ErrorKind::kCheckpoint, path.string(),
            " must be a safetensors file, but is a pickled PyTorch file; ", kPickleRemedy);
     }
+    if (path.extension() == ".gguf") {
+      fail(ErrorKind::kCheckpoint, path.string(),
+           " must be a safetensors file, but is a GGUF file; fsdp-ckpt import makes a checkpoint of it");
+    }
     return WeightsFormat::kSafetensors;
   }
   if (fs::exists(path / kManifestName, error)) return WeightsFormat::kCheckpoint;

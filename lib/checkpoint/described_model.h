@@ -20,8 +20,8 @@ inline constexpr const char* kIndexFileName = "model.safetensors.index.json";
 enum class WeightsFormat { kSafetensors, kCheckpoint };
 
 /// The format of a file, of a folder in Hugging Face's layout, of a step's folder or of a run's. kCheckpoint
-/// for anything else, with the remedy for what is often given instead: a name on the Hugging Face hub, and
-/// pickled PyTorch files, which are never read.
+/// for anything else, with the remedy for what is often given instead: a name on the Hugging Face hub, a GGUF
+/// file, and pickled PyTorch files, which are never read.
 WeightsFormat format_of(const std::filesystem::path& path);
 
 struct DescribedModel {

@@ -124,17 +124,6 @@ void compare_scaling(const Reader& file, const nn::ModelOptions& options, const 
        " must be the rotary scaling of ", config, ", but is another; give the config.json of this model");
 }
 
-/// The type of the matrices; vectors are always in f32.
-std::optional<c10::ScalarType> dtype_of_matrices(const checkpoint::Weights& weights) {
-  std::optional<c10::ScalarType> common;
-  for (const std::string& name : weights.names()) {
-    if (weights.shape(name).size() < 2) continue;
-    if (common && *common != weights.dtype(name)) return std::nullopt;
-    common = weights.dtype(name);
-  }
-  return common;
-}
-
 }  // namespace
 
 checkpoint::ShardedResult import_model(const checkpoint::ImportRequest& request) {
@@ -157,9 +146,10 @@ checkpoint::ShardedResult import_model(const checkpoint::ImportRequest& request)
   source.add(std::make_shared<ConvertedTensors>(file, family, options));
   const checkpoint::MatchedWeights matched = checkpoint::match_weights(source, options);
   matched.misfits.refuse_any(request.source.string(), where);
-  if (const auto dtype = request.dtype ? request.dtype : dtype_of_matrices(source)) {
-    checkpoint::set_dtype(config, *dtype);
-  }
+  // The type of the matrices; vectors and positions are in f32 in any file.
+  const auto embedding = file->tensors().find("token_embd.weight");
+  FSDP_CHECK(embedding != file->tensors().end());
+  checkpoint::set_dtype(config, request.dtype.value_or(*traits_of(embedding->second.type).dtype));
   std::vector<checkpoint::ShardedTensor> tensors;
   for (const auto& [name, stored] : matched.names) {
     const TensorInfo& info = source.info(stored);

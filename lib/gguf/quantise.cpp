@@ -14,11 +14,11 @@ namespace fsdp::gguf {
 
 namespace {
 
-/// 1 / scale; 0 where that is infinite, since such a scale is 0 in float16.
-float inverse_of(float scale) {
-  const float inverse = scale == 0.0F ? 0.0F : 1.0F / scale;
-  return std::isfinite(inverse) ? inverse : 0.0F;
-}
+float inverse_of(float scale) { return scale == 0.0F ? 0.0F : 1.0F / scale; }
+
+/// Where the inverse of a scale is infinite, the scale is 0 in float16, so that the level has no effect; gguf-py
+/// then has 0.
+float finite_or_zero(float level) { return std::isfinite(level) ? level : 0.0F; }
 
 uint8_t* put_scale(float scale, uint8_t* out) {
   const auto half = static_cast<c10::Half>(scale);
@@ -42,7 +42,7 @@ void quantise_q8_0(const float* values, int64_t count, uint8_t* out) {
     const float scale = largest / 127.0F, inverse = inverse_of(scale);
     out = put_scale(scale, out);
     for (int64_t i = 0; i < kBlockElements; ++i) {
-      *out++ = static_cast<uint8_t>(static_cast<int8_t>(std::round(values[i] * inverse)));
+      *out++ = static_cast<uint8_t>(static_cast<int8_t>(finite_or_zero(std::round(values[i] * inverse))));
     }
   }
 }
@@ -58,7 +58,7 @@ void quantise_q4_0(const float* values, int64_t count, uint8_t* out) {
     const float scale = largest / -8.0F, inverse = inverse_of(scale);
     out = put_scale(scale, out);
     const auto level = [&](int64_t i) {
-      return static_cast<uint8_t>(std::clamp(unfused(values[i], inverse, 8.5F), 0.0F, 15.0F));
+      return static_cast<uint8_t>(std::clamp(finite_or_zero(unfused(values[i], inverse, 8.5F)), 0.0F, 15.0F));
     };
     for (int64_t i = 0; i < kHalf; ++i) *out++ = static_cast<uint8_t>(level(i) | level(i + kHalf) << 4);
   }

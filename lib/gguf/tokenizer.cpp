@@ -251,7 +251,8 @@ void put_special_tokens(const Description& tokens, const json& tokenizer_config,
     const std::string name = special.name;
     std::optional<uint32_t> id = tokens.id_of(text_at(tokenizer_config, concat(name, "_token").c_str()));
     const json& configured = VocabularyReader::at(model_config, concat(name, "_token_id").c_str());
-    if (!id && configured.is_number_unsigned() && configured < tokens.size()) id = configured.get<uint32_t>();
+    const bool in_range = configured.is_number_integer() && configured >= 0 && configured < tokens.size();
+    if (!id && in_range) id = configured.get<uint32_t>();
     if (!id && name == "bos") id = tokens.id_of(ends.begin_token);
     if (!id && name == "eos") id = tokens.id_of(end_of_text.empty() ? ends.end_token : end_of_text);
     if (!id && name == "unk") id = tokens.id_of_kind(Kind::kUnknown);
@@ -270,9 +271,14 @@ void put_chat_templates(const fs::path& folder, const json& tokenizer_config, Me
              found.is_null() && other.is_object()) {
     found = VocabularyReader::at(other, "chat_template");
   }
+  if (!found.is_array()) {
+    json only = {{"name", "default"}};
+    only["template"] = std::move(found);
+    found = json::array();
+    found.push_back(std::move(only));
+  }
   std::vector<std::string> names;
-  for (const json& entry :
-       found.is_array() ? found : json::array({{{"name", "default"}, {"template", found}}})) {
+  for (const json& entry : found) {
     std::string name = text_at(entry, "name");
     const std::string content = text_at(entry, "template");
     if (name.empty() || content.empty()) continue;

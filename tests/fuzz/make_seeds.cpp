@@ -14,6 +14,7 @@
 #include "data/piece_model.h"
 #include "data/token_format.h"
 #include "data/vocabulary.h"
+#include "gguf/writer.h"
 #include "util/file.h"
 
 namespace fs = std::filesystem;
@@ -35,6 +36,16 @@ void write_safetensors(const fs::path& path, const std::vector<TensorInfo>& info
   for (const TensorInfo& info : writer.infos()) {
     int64_t numel = checked_numel(info.shape, 1);
     std::string bytes(static_cast<size_t>(numel) * c10::elementSize(info.dtype), 'x');
+    writer.append(bytes.data(), static_cast<int64_t>(bytes.size()));
+  }
+  writer.finish();
+}
+
+void write_gguf(const fs::path& path, const fsdp::gguf::Metadata& metadata,
+                std::vector<fsdp::gguf::Tensor> tensors) {
+  fsdp::gguf::Writer writer(path, metadata, std::move(tensors));
+  for (const fsdp::gguf::Tensor& tensor : writer.tensors()) {
+    const std::string bytes(static_cast<size_t>(fsdp::gguf::bytes_of(tensor)), 'x');
     writer.append(bytes.data(), static_cast<int64_t>(bytes.size()));
   }
   writer.finish();
@@ -153,8 +164,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   fs::path folder = argv[1];
-  for (const char* target :
-       {"safetensors", "manifest", "shard_file", "token_file", "tokenizer_json", "text_input", "parquet"})
+  for (const char* target : {"safetensors", "gguf_file", "manifest", "shard_file", "token_file",
+                             "tokenizer_json", "text_input", "parquet"})
     fs::create_directories(folder / target);
 
   write_safetensors(folder / "safetensors/empty", {});
@@ -162,6 +173,22 @@ int main(int argc, char** argv) {
   write_safetensors(
       folder / "safetensors/types",
       {{"a", {2}, at::kFloat}, {"b", {3}, at::kBFloat16}, {"c", {}, at::kHalf}, {"d", {0, 4}, at::kLong}});
+
+  using fsdp::gguf::TensorType;
+  write_gguf(folder / "gguf_file/empty", {}, {});
+  write_gguf(folder / "gguf_file/types", {{"general.alignment", 32U}},
+             {{.name = "a", .shape = {2, 32}, .type = TensorType::kQ8_0},
+              {.name = "b", .shape = {32}, .type = TensorType::kQ4_0},
+              {.name = "c", .shape = {3}, .type = TensorType::kF16},
+              {.name = "d", .shape = {1, 2, 3}, .type = TensorType::kBF16}});
+  write_gguf(folder / "gguf_file/metadata",
+             {{"general.architecture", std::string("llama")},
+              {"a", 0.5F},
+              {"b", true},
+              {"c", std::vector<std::string>{"x", "", "yz"}},
+              {"d", std::vector<float>{1, 2}},
+              {"e", std::vector<int32_t>{-1}}},
+             {{.name = "a", .shape = {2, 2}}});
 
   for (int64_t world : {1, 2, 5}) {
     std::ofstream(folder / "manifest" / ("world" + std::to_string(world)))

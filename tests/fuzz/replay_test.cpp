@@ -25,6 +25,7 @@ void replay(const std::string& name, int (*target)(const uint8_t*, size_t)) {
 
 TEST(FuzzCorpus, Json) { replay("json", json); }
 TEST(FuzzCorpus, Safetensors) { replay("safetensors", safetensors); }
+TEST(FuzzCorpus, GgufFile) { replay("gguf_file", gguf_file); }
 TEST(FuzzCorpus, Manifest) { replay("manifest", manifest); }
 TEST(FuzzCorpus, ShardFile) { replay("shard_file", shard_file); }
 TEST(FuzzCorpus, TokenFile) { replay("token_file", token_file); }

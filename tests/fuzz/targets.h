@@ -8,6 +8,7 @@ namespace fsdp::fuzz {
 /// Each runs one reader over the bytes and returns 0.
 int json(const uint8_t* data, size_t size);
 int safetensors(const uint8_t* data, size_t size);
+int gguf_file(const uint8_t* data, size_t size);
 int manifest(const uint8_t* data, size_t size);
 int shard_file(const uint8_t* data, size_t size);
 int token_file(const uint8_t* data, size_t size);

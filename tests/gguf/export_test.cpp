@@ -96,7 +96,7 @@ TEST_P(GgufExport, OfQuantisedTypesIsWithinTheirRounding) {
       EXPECT_EQ(tensor.type, !is_matrix ? TensorType::kF32 : makes_logits ? TensorType::kQ8_0 : type) << name;
       const double largest = expected[name].abs().max().item<double>();
       const double difference = (expected[name] - dequantised(reader, name)).abs().max().item<double>();
-      EXPECT_LE(difference, is_matrix ? largest / (tensor.type == TensorType::kQ8_0 ? 250 : 7.9) : 0) << name;
+      EXPECT_LE(difference, is_matrix ? largest / (tensor.type == TensorType::kQ8_0 ? 225 : 7.7) : 0) << name;
     }
     EXPECT_EQ(*reader.find<uint32_t>("general.file_type"), type == TensorType::kQ8_0 ? 7 : 2);
   }
@@ -153,9 +153,9 @@ TEST_F(GgufModel, SaysWhatTheModelIs) {
   ASSERT_EQ(divisors.numel(), 16);
   EXPECT_EQ(divisors[0].item<float>(), 1.0F);
   EXPECT_EQ(divisors[15].item<float>(), 32.0F);
-  const double wave = 2 * M_PI * std::pow(500000.0, 10.0 / 16);
+  const double wave = 2 * M_PI * std::pow(500000.0, 8.0 / 16);
   const double share = (8192 / wave - 1) / 3;
-  EXPECT_NEAR(divisors[10].item<float>(), 1 / ((1 - share) / 32 + share), 1e-4);
+  EXPECT_NEAR(divisors[8].item<float>(), 1 / ((1 - share) / 32 + share), 1e-4);
 }
 
 TEST_F(GgufModel, KeepsMatricesInF16WhoseRowsAreNoBlocks) {

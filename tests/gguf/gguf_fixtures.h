@@ -140,11 +140,14 @@ inline at::Tensor dequantised(const gguf::Reader& file, const std::string& name)
 }
 
 /// The Python with gguf and llama_cpp; empty where there is none.
-inline std::string python_with_llama_cpp() {
-  const char* chosen = std::getenv("FSDP_TEST_PYTHON");
-  const std::string python = chosen == nullptr ? "python3" : chosen;
-  const bool has_it = run({"/usr/bin/env", python, "-c", "import gguf, llama_cpp"}).exit_code == 0;
-  return has_it ? python : "";
+inline const std::string& python_with_llama_cpp() {
+  static const std::string found = [] {
+    const char* chosen = std::getenv("FSDP_TEST_PYTHON");
+    const std::string python = chosen == nullptr ? "python3" : chosen;
+    const bool has_it = run({"/usr/bin/env", python, "-c", "import gguf, llama_cpp"}).exit_code == 0;
+    return has_it ? python : "";
+  }();
+  return found;
 }
 
 /// Runs llama_cpp_reference.py and returns what it prints.

@@ -48,9 +48,9 @@ std::string bytes_in(const at::Tensor& values, TensorType type) {
 }
 
 TEST(Quantised, HasTheBytesThatGgufPyGave) {
-  EXPECT_EQ(checkpoint::xxh3_64_of(bytes_in(sample(), TensorType::kQ8_0)), "");
-  EXPECT_EQ(checkpoint::xxh3_64_of(bytes_in(sample(), TensorType::kQ4_0)), "");
-  EXPECT_EQ(checkpoint::xxh3_64_of(bytes_in(sample(), TensorType::kBF16)), "");
+  EXPECT_EQ(checkpoint::xxh3_64_of(bytes_in(sample(), TensorType::kQ8_0)), "d9f229c1cd20b902");
+  EXPECT_EQ(checkpoint::xxh3_64_of(bytes_in(sample(), TensorType::kQ4_0)), "35734bf0da850454");
+  EXPECT_EQ(checkpoint::xxh3_64_of(bytes_in(sample(), TensorType::kBF16)), "fdad774e544077ab");
 }
 
 TEST(Quantised, HasTheBytesThatGgufPyGives) {

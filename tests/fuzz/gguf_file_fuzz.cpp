@@ -1,0 +1,25 @@
+// The reader of GGUF files, which come from strangers.
+
+#include <algorithm>
+#include <vector>
+
+#include "fuzz/fuzz_target.h"
+#include "gguf/reader.h"
+
+namespace fsdp::fuzz {
+
+int gguf_file(const uint8_t* data, size_t size) {
+  MemoryFile file(data, size);
+  refuse_or_read([&] {
+    gguf::Reader reader(file.path());
+    for (const auto& [name, tensor] : reader.tensors()) {
+      const int64_t whole = gguf::bytes_of(tensor), count = std::min(whole, kMostElements);
+      std::vector<char> bytes(static_cast<size_t>(count));
+      reader.read(tensor, 0, count, bytes.data());
+      reader.read(tensor, whole - count, count, bytes.data());
+    }
+  });
+  return 0;
+}
+
+}  // namespace fsdp::fuzz
