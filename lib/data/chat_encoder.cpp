@@ -160,7 +160,7 @@ std::unique_ptr<RowEncoder> make_chat_encoder(const ChatOptions& options, const 
   if (options.chat_template == kNoChatTemplate) return std::make_unique<PlainEncoder>(tokenizer);
   ChatTemplateSource source =
       find_chat_template(options.chat_template, tokenizer_name, options.chat_variables);
-  check_special_tokens(source, tokenizer);
+  if (options.chat_variables.find("_token") == std::string::npos) check_special_tokens(source, tokenizer);
   return std::make_unique<ChatEncoder>(tokenizer, std::move(source), options);
 }
 

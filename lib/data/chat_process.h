@@ -26,8 +26,7 @@ class ProcessEnded : public std::runtime_error {
 /// Not thread-safe.
 class ChatProcess {
  public:
-  /// Called in the child for each request; must not throw anything but what std::exception is a base of, which ends
-  /// the process.
+  /// Called in the child for each request. An exception ends the process.
   using Handler = std::function<std::string(const std::string& request)>;
 
   /// Forks. Throws Error(kIo) where the system refuses.
