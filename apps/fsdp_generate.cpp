@@ -79,9 +79,9 @@ std::vector<int64_t> encode(const data::Tokenizer& tokenizer, const std::string&
 
 /// Without a number, as many as fit up to the default.
 int64_t new_tokens(const Arguments& arguments, const nn::ModelOptions& model, size_t prompt) {
-  const int64_t room = nn::longest_sequence(model) - static_cast<int64_t>(prompt);
+  const int64_t room = model.max_position_embeddings - static_cast<int64_t>(prompt);
   if (room < 1) {
-    fail(ErrorKind::kUsage, "the prompt must have fewer than ", nn::longest_sequence(model),
+    fail(ErrorKind::kUsage, "the prompt must have fewer than ", model.max_position_embeddings,
          " tokens, the positions of the model (max_position_embeddings), but has ", prompt, "; shorten it");
   }
   return arguments.max_new_tokens.value_or(std::min(kDefaultNewTokens, room));
@@ -211,7 +211,7 @@ int main(int argc, char** argv) {
   generate::SamplingOptions& sampling = options.sampling;
   app.add_option("CHECKPOINT", arguments.checkpoint,
                  "a run's folder (its newest checkpoint; RUN/best: its best), a step's folder, a safetensors "
-                 "file with config.json beside it, or a Hugging Face folder (llama, gpt2)")
+                 "file with config.json beside it, or a Hugging Face folder")
       ->required()
       ->check(cli::not_empty());
   CLI::Option* dash = app.add_option("STDIN", arguments.dash, "-: read the prompt from standard input");

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "nn/architectures.h"
+#include "nn/families.h"
 #include "util/dtype.h"
 #include "util/enum_names.h"
 #include "util/error.h"
@@ -13,27 +14,31 @@ using util::concat;
 
 namespace {
 
-void update_llama(json& config, const nn::ModelOptions& options) {
-  const std::string type = options.sliding_window > 0 ? "mistral" : options.qkv_bias ? "qwen2" : "llama";
-  config.update({{"architectures", {causal_model_class(type)}},
-                 {"model_type", type},
-                 {"hidden_size", options.hidden_size},
-                 {"intermediate_size", options.intermediate_size},
-                 {"num_hidden_layers", options.num_hidden_layers},
-                 {"num_attention_heads", options.num_attention_heads},
-                 {"num_key_value_heads", options.num_key_value_heads},
-                 {"max_position_embeddings", options.max_position_embeddings},
-                 {"rms_norm_eps", options.rms_norm_eps},
-                 {"rope_theta", options.rope_theta},
-                 {"attention_dropout", options.attention_dropout},
-                 {"hidden_act", util::name_of(options.hidden_act)}});
-  if (options.head_dim > 0) config["head_dim"] = options.head_dim;
-  if (type == "llama") {
-    config["attention_bias"] = options.attention_bias;
-    config["mlp_bias"] = options.mlp_bias;
+/// The "model_type" of transformers that computes what the options say.
+std::string model_type_of(const nn::ModelOptions& options) {
+  if (options.architecture != "llama") return options.architecture;
+  return options.sliding_window > 0 ? "mistral" : options.qkv_bias ? "qwen2" : "llama";
+}
+
+json gpt2_config(const nn::ModelOptions& options) {
+  return {{"n_embd", options.hidden_size},
+          {"n_inner", options.intermediate_size},
+          {"n_layer", options.num_hidden_layers},
+          {"n_head", options.num_attention_heads},
+          {"n_positions", options.max_position_embeddings},
+          {"layer_norm_epsilon", options.layer_norm_epsilon},
+          {"activation_function", "gelu_new"},
+          {"attn_pdrop", options.attention_dropout},
+          {"embd_pdrop", options.embedding_dropout},
+          {"resid_pdrop", options.hidden_dropout}};
+}
+
+void add_rotary(json& config, const nn::ModelOptions& options) {
+  const bool neox = options.architecture == "gpt_neox";
+  config[neox ? "rotary_emb_base" : "rope_theta"] = options.rope_theta;
+  if (nn::family_of(options).has("partial_rotary_factor")) {
+    config[neox ? "rotary_pct" : "partial_rotary_factor"] = options.partial_rotary_factor;
   }
-  if (type == "mistral") config["sliding_window"] = options.sliding_window;
-  if (type == "qwen2") config["use_sliding_window"] = false;
   if (options.rope_type == nn::RopeType::kDefault) return;
   json scaling = {{"rope_type", options.rope_type.name()}, {"factor", options.rope_factor}};
   if (options.rope_type == nn::RopeType::kLlama3) {
@@ -44,9 +49,83 @@ void update_llama(json& config, const nn::ModelOptions& options) {
   config["rope_scaling"] = scaling;
 }
 
+/// A list with an entry for each layer.
+template <typename OfLayer>
+json each_layer(const nn::ModelOptions& options, const OfLayer& of_layer) {
+  json list = json::array();
+  for (int64_t i = 0; i < options.num_hidden_layers; ++i) list.push_back(of_layer(i));
+  return list;
+}
+
+/// What gemma2 and gemma3_text have, whose defaults in transformers are those of one size.
+json gemma_config(const nn::ModelOptions& options) {
+  const auto cap = [](double value) { return value > 0 ? json(value) : json(); };
+  const int64_t scalar = options.query_pre_attn_scalar;
+  json config = {{"head_dim", nn::head_width(options)},
+                 {"hidden_activation", util::name_of(options.hidden_act)},
+                 {"query_pre_attn_scalar", scalar > 0 ? scalar : nn::head_width(options)},
+                 {"attn_logit_softcapping", cap(options.attn_logit_softcapping)},
+                 {"final_logit_softcapping", cap(options.final_logit_softcapping)},
+                 {"sliding_window",
+                  options.sliding_window > 0 ? options.sliding_window : options.max_position_embeddings},
+                 {"layer_types", each_layer(options, [&](int64_t layer) {
+                    return nn::window_of_layer(options, layer) > 0 ? "sliding_attention" : "full_attention";
+                  })}};
+  if (nn::family_of(options).has("rope_local_base_freq")) {
+    config["rope_local_base_freq"] =
+        options.rope_local_base_freq > 0 ? options.rope_local_base_freq : options.rope_theta;
+  }
+  return config;
+}
+
+/// Of all but gpt2.
+json decoder_config(const nn::ModelOptions& options, const std::string& type) {
+  const nn::Family& family = nn::family_of(options);
+  json config = {{"hidden_size", options.hidden_size},
+                 {"intermediate_size", options.intermediate_size},
+                 {"num_hidden_layers", options.num_hidden_layers},
+                 {"num_attention_heads", options.num_attention_heads},
+                 {"max_position_embeddings", options.max_position_embeddings},
+                 {"attention_dropout", options.attention_dropout},
+                 {"hidden_act", util::name_of(options.hidden_act)}};
+  if (family.has("num_key_value_heads")) config["num_key_value_heads"] = options.num_key_value_heads;
+  if (family.norm == nn::NormKind::kLayer) {
+    config["layer_norm_eps"] = options.layer_norm_epsilon;
+  } else {
+    config["rms_norm_eps"] = options.rms_norm_eps;
+  }
+  // The families' defaults are ids of their own vocabularies, beyond a smaller one.
+  if (type != "llama" && type != "mistral" && type != "qwen2") config["pad_token_id"] = nullptr;
+  add_rotary(config, options);
+  if (options.head_dim > 0 || type == "qwen3") config["head_dim"] = nn::head_width(options);
+  if (family.has("attention_bias") && type != "mistral" && type != "qwen2") {
+    config["attention_bias"] = options.attention_bias;
+  }
+  if (family.has("mlp_bias") && type != "mistral" && type != "qwen2") config["mlp_bias"] = options.mlp_bias;
+  if (type == "mistral") config["sliding_window"] = options.sliding_window;
+  if (type == "qwen2" || type == "qwen3" || type == "smollm3") config["use_sliding_window"] = false;
+  if (type == "smollm3") {
+    config["no_rope_layers"] =
+        each_layer(options, [&](int64_t layer) { return nn::is_rotary_layer(options, layer) ? 1 : 0; });
+    if (options.no_rope_layer_interval > 0) config["no_rope_layer_interval"] = options.no_rope_layer_interval;
+  }
+  if (type == "phi3") {
+    config.update({{"sliding_window", options.sliding_window > 0 ? json(options.sliding_window) : json()},
+                   {"original_max_position_embeddings", options.max_position_embeddings},
+                   {"embd_pdrop", options.embedding_dropout},
+                   {"resid_pdrop", options.hidden_dropout}});
+  }
+  if (type == "gpt_neox") {
+    config.update({{"use_parallel_residual", options.use_parallel_residual},
+                   {"hidden_dropout", options.hidden_dropout}});
+  }
+  if (family.has("query_pre_attn_scalar")) config.update(gemma_config(options));
+  return config;
+}
+
 /// Keys of hugging_face_config() that weights do not determine.
-constexpr const char* kFree[] = {"initializer_range", "attention_dropout", "attn_pdrop", "embd_pdrop",
-                                 "resid_pdrop"};
+constexpr const char* kFree[] = {"initializer_range", "attention_dropout", "attn_pdrop",
+                                 "embd_pdrop",        "resid_pdrop",       "hidden_dropout"};
 constexpr const char* kIds[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
 constexpr const char* kDtypeKeys[] = {"dtype", "torch_dtype"};
 
@@ -72,70 +151,10 @@ json hugging_face_config(const nn::ModelOptions& options) {
                  {"initializer_range", options.initializer_range},
                  {"tie_word_embeddings", options.tie_word_embeddings},
                  {"torch_dtype", "float32"}};
-  if (options.architecture == "gpt2") {
-    config.update({{"architectures", {causal_model_class("gpt2")}},
-                   {"model_type", "gpt2"},
-                   {"n_embd", options.hidden_size},
-                   {"n_inner", options.intermediate_size},
-                   {"n_layer", options.num_hidden_layers},
-                   {"n_head", options.num_attention_heads},
-                   {"n_positions", options.max_position_embeddings},
-                   {"layer_norm_epsilon", options.layer_norm_epsilon},
-                   {"activation_function", "gelu_new"},
-                   {"attn_pdrop", options.attention_dropout},
-                   {"embd_pdrop", options.embedding_dropout},
-                   {"resid_pdrop", options.hidden_dropout}});
-  } else {
-    update_llama(config, options);
-  }
+  const std::string type = model_type_of(options);
+  config.update({{"architectures", {causal_model_class(type)}}, {"model_type", type}});
+  config.update(type == "gpt2" ? gpt2_config(options) : decoder_config(options, type));
   return config;
-}
-
-std::map<std::string, std::vector<int64_t>> hugging_face_shapes(const nn::ModelOptions& options) {
-  const int64_t vocabulary = options.vocab_size, hidden = options.hidden_size;
-  const int64_t inner = options.intermediate_size;
-  std::map<std::string, std::vector<int64_t>> shapes;
-  if (!options.tie_word_embeddings) shapes["lm_head.weight"] = {vocabulary, hidden};
-  if (options.architecture == "gpt2") {
-    auto add = [&](const std::string& name, const std::vector<int64_t>& weight) {
-      shapes[name + ".weight"] = weight;
-      shapes[name + ".bias"] = {weight.back()};
-    };
-    shapes["transformer.wte.weight"] = {vocabulary, hidden};
-    shapes["transformer.wpe.weight"] = {options.max_position_embeddings, hidden};
-    add("transformer.ln_f", {hidden});
-    for (int64_t i = 0; i < options.num_hidden_layers; ++i) {
-      const std::string block = concat("transformer.h.", i, ".");
-      add(block + "ln_1", {hidden});
-      add(block + "attn.c_attn", {hidden, 3 * hidden});
-      add(block + "attn.c_proj", {hidden, hidden});
-      add(block + "ln_2", {hidden});
-      add(block + "mlp.c_fc", {hidden, inner});
-      add(block + "mlp.c_proj", {inner, hidden});
-    }
-    return shapes;
-  }
-  const int64_t query = nn::query_width(options), key_value = nn::key_width(options);
-  auto add = [&](const std::string& name, int64_t out, int64_t in, bool biased) {
-    shapes[name + ".weight"] = {out, in};
-    if (biased) shapes[name + ".bias"] = {out};
-  };
-  const bool biased = options.attention_bias || options.qkv_bias;
-  shapes["model.embed_tokens.weight"] = {vocabulary, hidden};
-  shapes["model.norm.weight"] = {hidden};
-  for (int64_t i = 0; i < options.num_hidden_layers; ++i) {
-    const std::string block = concat("model.layers.", i, ".");
-    shapes[block + "input_layernorm.weight"] = {hidden};
-    add(block + "self_attn.q_proj", query, hidden, biased);
-    add(block + "self_attn.k_proj", key_value, hidden, biased);
-    add(block + "self_attn.v_proj", key_value, hidden, biased);
-    add(block + "self_attn.o_proj", hidden, query, options.attention_bias);
-    shapes[block + "post_attention_layernorm.weight"] = {hidden};
-    add(block + "mlp.gate_proj", inner, hidden, options.mlp_bias);
-    add(block + "mlp.up_proj", inner, hidden, options.mlp_bias);
-    add(block + "mlp.down_proj", hidden, inner, options.mlp_bias);
-  }
-  return shapes;
 }
 
 json inherited_config(const nn::ModelOptions& options, const json& source) {
@@ -160,13 +179,20 @@ json inherited_config(const nn::ModelOptions& options, const json& source) {
   return config;
 }
 
+const std::vector<HuggingFaceType>& hugging_face_types() {
+  static const std::vector<HuggingFaceType> types = {
+      {"gpt2", "gpt2", "GPT2LMHeadModel"},           {"llama", "llama", "LlamaForCausalLM"},
+      {"mistral", "llama", "MistralForCausalLM"},    {"qwen2", "llama", "Qwen2ForCausalLM"},
+      {"qwen3", "qwen3", "Qwen3ForCausalLM"},        {"olmo2", "olmo2", "Olmo2ForCausalLM"},
+      {"smollm3", "smollm3", "SmolLM3ForCausalLM"},  {"phi3", "phi3", "Phi3ForCausalLM"},
+      {"gemma2", "gemma2", "Gemma2ForCausalLM"},     {"gemma3_text", "gemma3_text", "Gemma3ForCausalLM"},
+      {"gpt_neox", "gpt_neox", "GPTNeoXForCausalLM"}};
+  return types;
+}
+
 const char* causal_model_class(const json& model_type) {
-  constexpr std::pair<const char*, const char*> kClasses[] = {{"gpt2", "GPT2LMHeadModel"},
-                                                              {"llama", "LlamaForCausalLM"},
-                                                              {"mistral", "MistralForCausalLM"},
-                                                              {"qwen2", "Qwen2ForCausalLM"}};
-  for (const auto& [type, name] : kClasses) {
-    if (model_type == type) return name;
+  for (const HuggingFaceType& type : hugging_face_types()) {
+    if (model_type == type.model_type) return type.model_class;
   }
   FSDP_CHECK(false, model_type.dump());
 }

@@ -1,12 +1,11 @@
 #pragma once
 
-// Hugging Face's description of a model, both ways: config.json, and the names and shapes of the weights.
+// Hugging Face's description of a model, config.json, both ways.
 // hugging_face_config_reader.cpp has the way in, hugging_face_config.cpp the way out.
 
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -19,22 +18,22 @@ namespace fsdp::checkpoint {
 /// The model's options as Hugging Face's config.json, so that exported weights load in transformers.
 nlohmann::json hugging_face_config(const nn::ModelOptions& options);
 
-/// The inverse, for "model_type" gpt2, llama, mistral and qwen2, with transformers' defaults for missing
-/// keys. kCheckpoint that starts with `where` for other models, for a key with a wrong type or an impossible
+/// The inverse, for hugging_face_types(), with transformers' defaults for missing keys. kCheckpoint that starts with `where` for other models, for a key with a wrong type or an impossible
 /// value, and for everything that this library's models do not have (other rotary scaling than
-/// ModelOptions::rope_type, other activations, quantized weights, norms of queries and keys, multipliers,
-/// experts, ...): the weights would load and compute something else.
+/// ModelOptions::rope_type, other activations, quantized weights, multipliers, experts, ...): the weights would load and compute something else.
 nn::ModelOptions options_from_hugging_face(const nlohmann::json& config, const std::string& where);
-
-/// Every weight that transformers saves for such a model, and its shape; a tied head is not saved. GPT-2's
-/// linear layers are [in, out] (transformers' Conv1D), llama's [out, in].
-std::map<std::string, std::vector<int64_t>> hugging_face_shapes(const nn::ModelOptions& options);
 
 /// hugging_face_config(options) for weights that were initialized from a model whose Hugging Face config is
 /// `source` (null: none). Everything in `source` is kept (family, ids of special tokens, type of the weights,
 /// unknown keys) except what a run may change. If the two differ in what weights determine, only ids and type
 /// are kept.
 nlohmann::json inherited_config(const nn::ModelOptions& options, const nlohmann::json& source);
+
+/// What transformers calls a model, and our name of its family.
+struct HuggingFaceType {
+  const char *model_type, *architecture, *model_class;
+};
+const std::vector<HuggingFaceType>& hugging_face_types();
 
 /// The class of transformers with a language-model head, for a supported "model_type".
 const char* causal_model_class(const nlohmann::json& model_type);

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <limits>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/hugging_face_config.h"
+#include "checkpoint/hugging_face_unsupported.h"
+#include "nn/families.h"
 #include "util/enum_names.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -129,13 +130,19 @@ void read_rotary(const ConfigReader& all, const char* key, const json& found, nn
   if (!found.is_object()) all.refuse(key, "null or an object");
   const std::string where = concat("\"", key, "\" of ", all.where());
   const ConfigReader reader(found, where);
+  const nn::Family& family = nn::family_of(options);
   options.rope_theta = reader.positive("rope_theta", options.rope_theta);
-  reader.require("partial_rotary_factor", 1);
+  if (family.has("partial_rotary_factor")) {
+    options.partial_rotary_factor = reader.positive("partial_rotary_factor", options.partial_rotary_factor);
+  } else {
+    reader.require("partial_rotary_factor", 1);
+  }
   // "type" is what older releases wrote.
   const char* name = reader.has("rope_type") ? "rope_type" : "type";
   if (!reader.has(name)) return;
   const json& type = found[name];
   if (type == "default") return;
+  if (!family.has("rope_type")) reader.refuse(name, "\"default\", the only one supported for this model");
   if (type != "linear" && type != "llama3") {
     reader.refuse(name, "\"default\", \"linear\" or \"llama3\", the only ones supported");
   }
@@ -150,168 +157,215 @@ void read_rotary(const ConfigReader& all, const char* key, const json& found, nn
   }
 }
 
-nn::ModelOptions read_llama(const ConfigReader& reader, const std::string& type) {
-  const bool mistral = type == "mistral", qwen2 = type == "qwen2";
-  nn::ModelOptions options;
-  options.architecture = "llama";
-  options.vocab_size = reader.size("vocab_size", kMostVocabulary, qwen2 ? 151936 : 32000);
-  options.hidden_size = reader.size("hidden_size", kMostWidth, 4096);
-  options.intermediate_size = reader.size("intermediate_size", kMostWidth,
-                                          mistral ? 14336
-                                          : qwen2 ? 22016
-                                                  : 11008);
-  options.num_hidden_layers = reader.size("num_hidden_layers", kMostLayers, 32);
-  options.num_attention_heads = reader.size("num_attention_heads", kMostHeads, 32);
-  options.num_key_value_heads = reader.size("num_key_value_heads", kMostHeads,
-                                            mistral ? 8
-                                            : qwen2 ? 32
-                                                    : options.num_attention_heads);
-  options.max_position_embeddings = reader.size("max_position_embeddings", kMostPositions,
-                                                mistral ? 131072
-                                                : qwen2 ? 32768
-                                                        : 2048);
-  options.rms_norm_eps = reader.positive("rms_norm_eps", 1e-6);
-  options.rope_theta = reader.positive("rope_theta", 10000.0);
-  options.attention_dropout = reader.share("attention_dropout", 0);
-  options.tie_word_embeddings = reader.flag("tie_word_embeddings", false);
-  options.qkv_bias = qwen2;
-  if (type == "llama") {
-    options.attention_bias = reader.flag("attention_bias", false);
-    options.mlp_bias = reader.flag("mlp_bias", false);
+/// transformers' defaults, which are those of one size of the family.
+nn::ModelOptions defaults_of(const std::string& type) {
+  struct Sizes {
+    int64_t vocabulary, hidden, inner, layers, heads, key_value_heads, positions;  // 0: as many as heads
+  };
+  const auto with = [](const char* architecture, const Sizes& sizes) {
+    nn::ModelOptions options;
+    options.architecture = architecture;
+    options.vocab_size = sizes.vocabulary;
+    options.hidden_size = sizes.hidden;
+    options.intermediate_size = sizes.inner;
+    options.num_hidden_layers = sizes.layers;
+    options.num_attention_heads = sizes.heads;
+    options.num_key_value_heads = sizes.key_value_heads;
+    options.max_position_embeddings = sizes.positions;
+    if (nn::family_of(options).has("rms_norm_eps")) options.rms_norm_eps = 1e-6;
+    return options;
+  };
+  if (type == "llama") return with("llama", {32000, 4096, 11008, 32, 32, 0, 2048});
+  if (type == "mistral") {
+    nn::ModelOptions options = with("llama", {32000, 4096, 14336, 32, 32, 8, 131072});
+    options.sliding_window = 4096;
+    return options;
   }
-  // Mistral's default is a window; Qwen2 has one only where it says so.
-  if (mistral) {
-    options.sliding_window =
-        reader.is_null("sliding_window") ? 0 : reader.size("sliding_window", kMostPositions, 4096);
+  if (type == "qwen2") {
+    nn::ModelOptions options = with("llama", {151936, 4096, 22016, 32, 32, 32, 32768});
+    options.qkv_bias = true;
+    return options;
   }
-  if (qwen2) reader.require("use_sliding_window", false);
-  if (reader.has("head_dim")) {
-    const int64_t width = reader.size("head_dim", kMostWidth);
-    if (width * options.num_attention_heads != options.hidden_size) options.head_dim = width;
-  } else if (options.hidden_size % options.num_attention_heads != 0) {
-    reader.refuse("num_attention_heads", "a divisor of \"hidden_size\"");
+  if (type == "qwen3") {
+    nn::ModelOptions options = with("qwen3", {151936, 4096, 22016, 32, 32, 32, 32768});
+    options.head_dim = 128;
+    return options;
   }
-  options.hidden_act = reader.choice("hidden_act", nn::Activation::kSilu);
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    read_rotary(reader, key, reader.value(key), options);
+  if (type == "olmo2") {
+    nn::ModelOptions options = with("olmo2", {50304, 4096, 11008, 32, 32, 0, 2048});
+    options.rms_norm_eps = 1e-5;
+    return options;
   }
+  if (type == "smollm3") {
+    nn::ModelOptions options = with("smollm3", {128256, 2048, 11008, 36, 16, 4, 32768});
+    options.rope_theta = 2e6;
+    options.no_rope_layer_interval = 4;
+    options.tie_word_embeddings = true;
+    return options;
+  }
+  if (type == "phi3") {
+    nn::ModelOptions options = with("phi3", {32064, 3072, 8192, 32, 32, 0, 4096});
+    options.rms_norm_eps = 1e-5;
+    return options;
+  }
+  if (type == "gpt_neox") {
+    nn::ModelOptions options = with("gpt_neox", {50432, 6144, 24576, 44, 64, 0, 2048});
+    options.hidden_act = nn::Activation::kGelu;
+    options.attention_bias = true;
+    options.partial_rotary_factor = 0.25;
+    options.use_parallel_residual = true;
+    return options;
+  }
+  const bool gemma2 = type == "gemma2";
+  nn::ModelOptions options = gemma2 ? with("gemma2", {256000, 2304, 9216, 26, 8, 4, 8192})
+                                    : with("gemma3_text", {262208, 2304, 9216, 26, 8, 4, 131072});
+  options.head_dim = 256;
+  options.hidden_act = nn::Activation::kGeluTanh;
+  options.tie_word_embeddings = true;
+  options.query_pre_attn_scalar = 256;
+  options.sliding_window = 4096;
+  options.sliding_window_pattern = gemma2 ? 2 : 6;
+  options.attn_logit_softcapping = gemma2 ? 50 : 0;
+  options.final_logit_softcapping = gemma2 ? 30 : 0;
+  options.rope_theta = gemma2 ? 1e4 : 1e6;
+  options.rope_local_base_freq = gemma2 ? 0 : 1e4;
   return options;
 }
 
-/// The value with which a key has no effect.
-enum class Neutral { kOne, kOff, kOffOrOne };
-
-struct Trait {
-  const char* key;
-  Neutral neutral;
-  const char* meaning;
-};
-
-constexpr Trait kTraits[] = {
-    {"partial_rotary_factor", Neutral::kOne, "rotary positions for a part of each head"},
-    {"rotary_pct", Neutral::kOne, "rotary positions for a part of each head"},
-    {"embedding_multiplier", Neutral::kOne, "scaled embeddings"},
-    {"residual_multiplier", Neutral::kOne, "scaled residuals"},
-    {"attention_multiplier", Neutral::kOff, "a custom scale of attention"},
-    {"query_pre_attn_scalar", Neutral::kOff, "a custom scale of attention"},
-    {"logits_scaling", Neutral::kOne, "scaled logits"},
-    {"logit_scale", Neutral::kOne, "scaled logits"},
-    {"final_logit_softcapping", Neutral::kOff, "a soft cap of logits"},
-    {"attn_logit_softcapping", Neutral::kOff, "a soft cap of attention"},
-    {"use_qk_norm", Neutral::kOff, "norms of queries and keys"},
-    {"qk_norm", Neutral::kOff, "norms of queries and keys"},
-    {"qk_layernorm", Neutral::kOff, "norms of queries and keys"},
-    {"use_parallel_residual", Neutral::kOff, "parallel attention and feed-forward"},
-    {"parallel_attn", Neutral::kOff, "parallel attention and feed-forward"},
-    {"attention_chunk_size", Neutral::kOff, "attention in chunks"},
-    {"is_encoder_decoder", Neutral::kOff, "an encoder"},
-    {"num_local_experts", Neutral::kOffOrOne, "experts"},
-    {"num_experts", Neutral::kOffOrOne, "experts"},
-    {"n_routed_experts", Neutral::kOffOrOne, "experts"},
-};
-
-bool is_neutral(const json& value, Neutral neutral) {
-  return value.is_null() || (neutral != Neutral::kOff && value == 1) ||
-         (neutral != Neutral::kOne && (value == false || value == 0));
-}
-
-/// `list` has an entry for each layer.
-bool all_are(const json& list, const std::vector<json>& allowed) {
-  return std::all_of(list.begin(), list.end(), [&](const json& entry) {
-    return std::find(allowed.begin(), allowed.end(), entry) != allowed.end();
-  });
-}
-
-/// Throws one error that lists all unsupported traits of the config.
-void refuse_unsupported_traits(const json& config, const std::string& where) {
-  std::vector<std::string> found;
-  const auto add = [&](const char* key, const char* meaning) {
-    std::string value = config[key].dump(-1, ' ', true, json::error_handler_t::replace);
-    constexpr size_t kLongest = 60;
-    if (value.size() > kLongest) value = value.substr(0, kLongest) + "...";
-    found.push_back(concat("\"", key, "\": ", value, " (", meaning, ")"));
+/// n, where every nth layer, and no other, has `value` in a list of all layers; 0: none has it.
+int64_t read_interval(const ConfigReader& reader, const char* key, const nn::ModelOptions& options,
+                      const std::vector<json>& values, const std::vector<json>& others) {
+  const json list = reader.value(key);
+  const auto is_one_of = [](const json& entry, const std::vector<json>& wanted) {
+    return std::find(wanted.begin(), wanted.end(), entry) != wanted.end();
   };
-  for (const Trait& trait : kTraits) {
-    if (config.contains(trait.key) && !is_neutral(config[trait.key], trait.neutral)) {
-      add(trait.key, trait.meaning);
+  if (!list.is_array() || std::ssize(list) != options.num_hidden_layers) {
+    reader.refuse(key, concat("a list with an entry for each of ", options.num_hidden_layers, " layers"));
+  }
+  int64_t interval = 0;
+  for (int64_t i = 0; i < std::ssize(list); ++i) {
+    const json& entry = list[static_cast<size_t>(i)];
+    if (!is_one_of(entry, values) && !is_one_of(entry, others)) {
+      reader.refuse(key, concat("a list of ", values.front().dump(), " and ", others.front().dump()));
+    }
+    if (interval == 0 && is_one_of(entry, values)) interval = i + 1;
+    const bool is_expected = interval > 0 && (i + 1) % interval == 0;
+    if (is_one_of(entry, values) != is_expected) {
+      reader.refuse(key, concat("a list with ", values.front().dump(), " in every nth place alone"));
     }
   }
-  // 1: the layer has rotary positions.
-  if (config.contains("no_rope_layers") && !all_are(config["no_rope_layers"], {1, true})) {
-    add("no_rope_layers", "layers without rotary positions");
-  }
-  // In Mistral, all layers have the window of "sliding_window" or none.
-  std::vector<json> layer_types = {"full_attention"};
-  if (config.value("model_type", json()) == "mistral") layer_types = {"full_attention", "sliding_attention"};
-  if (config.contains("layer_types") && !all_are(config["layer_types"], layer_types)) {
-    add("layer_types", "layers with other kinds of attention");
-  }
-  if (found.empty()) return;
-  fail(ErrorKind::kCheckpoint, where, ": this version cannot compute ", util::join(found, ", "),
-       "; use a program that supports ", found.size() > 1 ? "these" : "it");
+  return interval;
 }
 
-/// How models of an unsupported "model_type" differ from ours; "" for unknown types.
-std::string unsupported_type(const std::string& model_type) {
-  constexpr const char* kExperts = "it has experts";
-  constexpr const char* kParallel = "it has parallel attention and feed-forward";
-  constexpr std::pair<std::string_view, const char*> kTypes[] = {
-      {"qwen3", "it has norms of queries and keys"},
-      {"qwen3_moe", "it has norms of queries and keys, and experts"},
-      {"olmo2", "it has norms of queries and keys, and norms after attention and feed-forward"},
-      {"olmo3", "it has norms of queries and keys, and norms after attention and feed-forward"},
-      {"olmo", "it has norms without weights"},
-      {"granite", "it has multipliers of embeddings, attention, residuals and logits"},
-      {"granitemoe", "it has multipliers of embeddings, attention, residuals and logits, and experts"},
-      {"gemma", "it scales embeddings and its norms add one to their weights"},
-      {"gemma2", "it scales embeddings, soft-caps logits, and has four norms per block"},
-      {"gemma3", "it scales embeddings, and has norms of queries and keys and four norms per block"},
-      {"gemma3_text", "it scales embeddings, and has norms of queries and keys and four norms per block"},
-      {"stablelm", "it has layer norms, and rotary positions for a part of each head"},
-      {"smollm3", "it has layers without rotary positions"},
-      {"phi", "it has rotary positions for a part of each head, and parallel blocks"},
-      {"phi3", "it stores queries, keys and values as one weight"},
-      {"gpt_neox", "it has parallel blocks, and rotary positions for a part of each head"},
-      {"gptj", kParallel},
-      {"falcon", kParallel},
-      {"cohere", kParallel},
-      {"cohere2", kParallel},
-      {"starcoder2", "it has layer norms with rotary positions"},
-      {"mixtral", kExperts},
-      {"qwen2_moe", kExperts},
-      {"deepseek_v2", "it has experts and latent attention"},
-      {"deepseek_v3", "it has experts and latent attention"},
-      {"gpt_oss", "it has experts and attention sinks"},
-      {"llama4_text", "it has experts, and layers without rotary positions"},
-      {"llama4", "it has experts, and layers without rotary positions"},
-      {"opt", "it has learned positions with an offset, and ReLU"},
-      {"gpt_neo", "it has layers of local attention"},
-      {"bloom", "it has ALiBi instead of rotary positions"},
-      {"mpt", "it has ALiBi instead of rotary positions"}};
-  for (const auto& [type, what] : kTypes) {
-    if (type == model_type) return what;
+void read_windows(const ConfigReader& reader, const std::string& type, nn::ModelOptions& options) {
+  const nn::Family& family = nn::family_of(options);
+  if (type == "qwen2" || type == "qwen3" || type == "smollm3") reader.require("use_sliding_window", false);
+  if (type == "llama" || !family.has("sliding_window")) return;
+  if (type == "qwen2") return;
+  if (reader.has("sliding_window")) {
+    options.sliding_window = reader.size("sliding_window", kMostPositions);
+  } else if (reader.is_null("sliding_window")) {
+    options.sliding_window = 0;
   }
-  return "";
+  if (!family.has("sliding_window_pattern")) return;
+  reader.require("use_bidirectional_attention", false);
+  for (const char* key : {"_sliding_window_pattern", "sliding_window_pattern"}) {
+    options.sliding_window_pattern = reader.size(key, kMostLayers, options.sliding_window_pattern);
+  }
+  if (reader.has("layer_types")) {
+    options.sliding_window_pattern =
+        read_interval(reader, "layer_types", options, {"full_attention"}, {"sliding_attention"});
+  }
+  // Without an interval, which then would be one of windows that no layer has.
+  if (options.sliding_window == 0 || options.sliding_window_pattern == 1) {
+    options.sliding_window = options.sliding_window_pattern = 0;
+  }
+}
+
+void read_all_rotary(const ConfigReader& reader, const std::string& type, nn::ModelOptions& options) {
+  const bool neox = type == "gpt_neox";
+  options.rope_theta = reader.positive(neox ? "rotary_emb_base" : "rope_theta", options.rope_theta);
+  if (nn::family_of(options).has("partial_rotary_factor")) {
+    options.partial_rotary_factor =
+        reader.positive(neox ? "rotary_pct" : "partial_rotary_factor", options.partial_rotary_factor);
+  }
+  read_rotary(reader, "rope_scaling", reader.value("rope_scaling"), options);
+  const json parameters = reader.value("rope_parameters");
+  if (type != "gemma3_text") return read_rotary(reader, "rope_parameters", parameters, options);
+  options.rope_local_base_freq = reader.positive("rope_local_base_freq", options.rope_local_base_freq);
+  if (!parameters.is_object()) return;
+  read_rotary(reader, "rope_parameters", parameters.value("full_attention", json()), options);
+  nn::ModelOptions local = options;
+  local.rope_theta = options.rope_local_base_freq;
+  local.rope_type = nn::RopeType::kDefault;
+  read_rotary(reader, "rope_parameters", parameters.value("sliding_attention", json()), local);
+  if (local.rope_type != nn::RopeType::kDefault) {
+    reader.refuse("rope_parameters", "without scaling for \"sliding_attention\"");
+  }
+  options.rope_local_base_freq = local.rope_theta;
+}
+
+/// All but gpt2.
+nn::ModelOptions read_decoder(const ConfigReader& reader, const std::string& type) {
+  nn::ModelOptions options = defaults_of(type);
+  const nn::Family& family = nn::family_of(options);
+  options.vocab_size = reader.size("vocab_size", kMostVocabulary, options.vocab_size);
+  options.hidden_size = reader.size("hidden_size", kMostWidth, options.hidden_size);
+  options.intermediate_size = reader.size("intermediate_size", kMostWidth, options.intermediate_size);
+  options.num_hidden_layers = reader.size("num_hidden_layers", kMostLayers, options.num_hidden_layers);
+  options.num_attention_heads = reader.size("num_attention_heads", kMostHeads, options.num_attention_heads);
+  if (options.num_key_value_heads == 0) options.num_key_value_heads = options.num_attention_heads;
+  if (family.has("num_key_value_heads")) {
+    options.num_key_value_heads = reader.size("num_key_value_heads", kMostHeads, options.num_key_value_heads);
+  }
+  options.max_position_embeddings =
+      reader.size("max_position_embeddings", kMostPositions, options.max_position_embeddings);
+  if (family.has("rms_norm_eps")) {
+    options.rms_norm_eps = reader.positive("rms_norm_eps", options.rms_norm_eps);
+  } else {
+    options.layer_norm_epsilon = reader.positive("layer_norm_eps", options.layer_norm_epsilon);
+  }
+  options.attention_dropout = reader.share("attention_dropout", 0);
+  if (type == "phi3") options.hidden_dropout = reader.share("resid_pdrop", 0);
+  if (type == "gpt_neox") {
+    options.hidden_dropout = options.embedding_dropout = reader.share("hidden_dropout", 0);
+    options.use_parallel_residual = reader.flag("use_parallel_residual", options.use_parallel_residual);
+  }
+  options.tie_word_embeddings = reader.flag("tie_word_embeddings", options.tie_word_embeddings);
+  if (type != "mistral" && type != "qwen2") {
+    if (family.has("attention_bias")) {
+      options.attention_bias = reader.flag("attention_bias", options.attention_bias);
+    }
+    if (family.has("mlp_bias")) options.mlp_bias = reader.flag("mlp_bias", false);
+  }
+  if (family.has("head_dim") && (reader.has("head_dim") || options.head_dim > 0)) {
+    options.head_dim = reader.size("head_dim", kMostWidth, options.head_dim);
+    if (options.head_dim * options.num_attention_heads == options.hidden_size) options.head_dim = 0;
+  } else if (options.hidden_size % options.num_attention_heads != 0) {
+    reader.refuse("num_attention_heads", "a divisor of \"hidden_size\"");
+  }
+  const bool gemma = family.has("query_pre_attn_scalar");
+  options.hidden_act = reader.choice(gemma ? "hidden_activation" : "hidden_act", options.hidden_act);
+  if (gemma) {
+    const int64_t scalar = reader.size("query_pre_attn_scalar", kMostWidth, options.query_pre_attn_scalar);
+    options.query_pre_attn_scalar = scalar == nn::head_width(options) ? 0 : scalar;
+    const auto cap = [&](const char* key, double otherwise) {
+      return reader.is_null(key) ? 0 : reader.has(key) || otherwise > 0 ? reader.positive(key, otherwise) : 0;
+    };
+    options.final_logit_softcapping = cap("final_logit_softcapping", options.final_logit_softcapping);
+    if (family.has("attn_logit_softcapping")) {
+      options.attn_logit_softcapping = cap("attn_logit_softcapping", options.attn_logit_softcapping);
+    }
+  }
+  if (family.has("no_rope_layer_interval")) {
+    options.no_rope_layer_interval =
+        reader.has("no_rope_layers")
+            ? read_interval(reader, "no_rope_layers", options, {0, false}, {1, true})
+            : reader.size("no_rope_layer_interval", kMostLayers, options.no_rope_layer_interval);
+  }
+  read_windows(reader, type, options);
+  read_all_rotary(reader, type, options);
+  return options;
 }
 
 }  // namespace
@@ -322,21 +376,23 @@ nn::ModelOptions options_from_hugging_face(const json& config, const std::string
     fail(ErrorKind::kCheckpoint, where,
          " describes quantized weights, but only floating-point weights are supported");
   }
-  nn::ModelOptions options;
-  if (reader.has("model_type") && config["model_type"] == "gpt2") {
-    options = read_gpt2(reader);
-  } else if (const json type = reader.value("model_type");
-             type == "llama" || type == "mistral" || type == "qwen2") {
-    options = read_llama(reader, type.get<std::string>());
-  } else {
+  const json type = reader.value("model_type");
+  std::vector<std::string> known;
+  bool is_known = false;
+  for (const HuggingFaceType& each : hugging_face_types()) {
+    known.push_back(concat("\"", each.model_type, "\""));
+    is_known = is_known || type == each.model_type;
+  }
+  if (!is_known) {
     const std::string why = type.is_string() ? unsupported_type(type.get<std::string>()) : "";
-    fail(ErrorKind::kCheckpoint, where,
-         ": \"model_type\" must be \"gpt2\", \"llama\", \"mistral\" or \"qwen2\", but is ",
-         type.dump(-1, ' ', true, json::error_handler_t::replace),
+    fail(ErrorKind::kCheckpoint, where, ": \"model_type\" must be one of ", util::join(known, ", "),
+         ", but is ", type.dump(-1, ' ', true, json::error_handler_t::replace),
          why.empty() ? "" : ", whose models differ: ", why,
          why.empty() ? "" : ", which this version cannot compute");
   }
-  refuse_unsupported_traits(config, where);
+  nn::ModelOptions options =
+      type == "gpt2" ? read_gpt2(reader) : read_decoder(reader, type.get<std::string>());
+  refuse_unsupported_traits(config, nn::family_of(options), where);
   options.initializer_range = reader.number("initializer_range", 0.02);
   if (!(options.initializer_range >= 0)) reader.refuse("initializer_range", "a number of at least 0");
   return options;

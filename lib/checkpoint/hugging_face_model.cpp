@@ -9,6 +9,7 @@
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/shard_set.h"
 #include "checkpoint/stored_model.h"
+#include "nn/families.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/text.h"
@@ -73,12 +74,12 @@ ConsolidateResult export_model(const ExportRequest& request) {
          "writes its weights alone");
   }
   if (source.manifest().model.contains(kPluginConfig)) {
-    fail(ErrorKind::kUsage, "the model must be one that transformers supports (llama, gpt2), but is ",
+    fail(ErrorKind::kUsage, "the model must be one that transformers supports, but is ",
          source.manifest().model.value("model_type", json()).dump(), " of a plug-in in ", manifest,
          "; fsdp-ckpt consolidate writes its weights, with a config.json that fsdp-generate --plugin reads");
   }
-  auto shapes = hugging_face_shapes(
-      options_from_hugging_face(source.manifest().model, concat(manifest, ": \"model\"")));
+  auto shapes =
+      nn::weight_shapes(options_from_hugging_face(source.manifest().model, concat(manifest, ": \"model\"")));
   Misfits misfits;
   const bool has_adapters = source.manifest().model.contains(kAdapterKey);
   if (request.merge && request.ema) {

@@ -10,6 +10,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/shard_set.h"
 #include "nn/architectures.h"
+#include "nn/families.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -22,12 +23,14 @@ using util::fail;
 namespace {
 
 constexpr size_t kMostListed = 20;
-constexpr const char* kHead = "lm_head.weight";
 
 /// Buffers that older releases of transformers stored among the weights.
 bool is_buffer(const std::string& name) {
-  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
-         name.ends_with(".rotary_emb.inv_freq");
+  for (const char* buffer : {".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
+                             ".rotary_emb.inv_freq"}) {
+    if (name.ends_with(buffer)) return true;
+  }
+  return false;
 }
 
 /// "a, b, c and 7 more".
@@ -64,22 +67,22 @@ MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& opti
     for (const std::string& name : source.names()) matched.names.emplace(name, name);
     return matched;
   }
-  const std::map<std::string, std::vector<int64_t>> shapes = hugging_face_shapes(options);
-  const bool gpt2 = options.architecture == "gpt2";
-  const std::string prefix = gpt2 ? "transformer." : "model.";
-  const std::string embedding = gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
+  const std::map<std::string, std::vector<int64_t>> shapes = nn::weight_shapes(options);
+  const nn::Family& family = nn::family_of(options);
+  const std::string prefix = family.inner + ".", embedding = family.token_weight(),
+                    head = family.head_weight();
   Misfits& misfits = matched.misfits;
   for (const std::string& name : source.names()) {
     std::string known = shapes.contains(name) ? name : prefix + name;
     if (shapes.contains(known)) {
       if (!matched.names.emplace(known, name).second) misfits.unexpected.push_back(name + " (stored twice)");
-    } else if (!is_buffer(name) && !(options.tie_word_embeddings && name == kHead) &&
+    } else if (!is_buffer(name) && !(options.tie_word_embeddings && name == head) &&
                !util::matches_any(name, may_be_unused)) {
       misfits.unexpected.push_back(name);
     }
   }
   // A tied weight may be stored under either name.
-  if (options.tie_word_embeddings && source.contains(kHead)) matched.names.emplace(embedding, kHead);
+  if (options.tie_word_embeddings && source.contains(head)) matched.names.emplace(embedding, head);
   for (const auto& [name, shape] : shapes) {
     const auto found = matched.names.find(name);
     if (found == matched.names.end()) {

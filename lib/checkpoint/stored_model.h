@@ -28,7 +28,7 @@ void compare_shape(const std::string& name, const std::vector<int64_t>& found,
                    const std::vector<int64_t>& expected, Misfits& misfits);
 
 struct MatchedWeights {
-  /// The model's name -> the stored name, for each weight of hugging_face_shapes() that is stored.
+  /// The model's name -> the stored name, for each weight of nn::weight_shapes() that is stored.
   std::map<std::string, std::string> names;
   Misfits misfits;  ///< weights that are missing or have another shape or type, and other stored tensors
 };

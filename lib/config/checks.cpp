@@ -6,6 +6,7 @@
 #include "comm/mesh_shape.h"
 #include "data/datasets.h"
 #include "nn/architectures.h"
+#include "nn/families.h"
 #include "shard/option_conflicts.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -40,32 +41,32 @@ std::string division(int64_t value, int64_t divisor) {
 
 void check_heads(const nn::ModelOptions& model, Conflicts& conflicts) {
   int64_t heads = model.num_attention_heads;
-  int64_t key_value_heads = model.num_key_value_heads;
   if (!nn::is_built_in_architecture(model.architecture)) return;  // ModelKind::check
+  const int64_t key_value_heads = nn::key_value_heads(model);
   bool divides = model.head_dim > 0 || model.hidden_size % heads == 0;
   conflicts.unless(divides, {"model.hidden_size", "model.num_attention_heads", "model.head_dim"},
                    "must be a multiple of model.num_attention_heads, but is ",
                    division(model.hidden_size, heads), "; change one of the two");
-  if (model.architecture == "gpt2") return;
+  if (!nn::family_of(model).is_rotary()) return;
   conflicts.unless(
       heads % key_value_heads == 0, {"model.num_key_value_heads", "model.num_attention_heads"},
       "must divide model.num_attention_heads, but ",
       key_value_heads > heads ? concat(key_value_heads, " > ", heads) : division(heads, key_value_heads),
       "; change one of the two");
+  const std::string what = concat(model.architecture, "'s");
   conflicts.unless(model.head_dim > 0 || !divides || model.hidden_size / heads % 2 == 0,
                    {"model.hidden_size", "model.num_attention_heads", "model.architecture"},
-                   "/ model.num_attention_heads must be even, because llama's rotary embedding rotates "
-                   "pairs of elements, but is ",
-                   model.hidden_size, " / ", heads, " = ", model.hidden_size / heads,
+                   "/ model.num_attention_heads must be even, because ", what,
+                   " rotary embedding rotates pairs of elements, but is ", model.hidden_size, " / ", heads,
+                   " = ", model.hidden_size / heads,
                    "; change model.hidden_size or model.num_attention_heads");
-  conflicts.unless(model.head_dim % 2 == 0, {"model.head_dim"},
-                   "must be even, because llama's rotary embedding rotates pairs of elements, but is ",
-                   model.head_dim, "; change it");
+  conflicts.unless(model.head_dim % 2 == 0, {"model.head_dim"}, "must be even, because ", what,
+                   " rotary embedding rotates pairs of elements, but is ", model.head_dim, "; change it");
 }
 
 /// Every model must belong to a family to which it can be exported.
 void check_family(const nn::ModelOptions& model, Conflicts& conflicts) {
-  if (!nn::is_built_in_architecture(model.architecture)) return;
+  if (model.architecture != "llama") return;
   const bool window = model.sliding_window > 0, llama_bias = model.attention_bias || model.mlp_bias;
   conflicts.unless(model.qkv_bias + window + llama_bias <= 1,
                    {"model.qkv_bias", "model.sliding_window", "model.attention_bias", "model.mlp_bias"},
@@ -84,12 +85,6 @@ void check_rotary(const nn::ModelOptions& model, Conflicts& conflicts) {
 
 void check_lengths(const Config& config, Conflicts& conflicts) {
   const data::DataOptions& data = config.data;
-  conflicts.unless(
-      config.model.sliding_window == 0 || data.sequence_length <= config.model.sliding_window,
-      {"data.sequence_length", "model.sliding_window"},
-      "must be at most model.sliding_window = ", config.model.sliding_window,
-      ", because longer sequences would need windowed attention, which is not supported, but is ",
-      data.sequence_length, "; reduce it");
   conflicts.unless(data.sequence_length <= config.model.max_position_embeddings,
                    {"data.sequence_length", "model.max_position_embeddings"},
                    "must be at most model.max_position_embeddings = ", config.model.max_position_embeddings,
@@ -245,7 +240,7 @@ void check_context(const Config& config, Conflicts& conflicts) {
   const std::string& architecture = config.model.architecture;
   unless(nn::is_built_in_architecture(architecture), "model.architecture",
          concat("with model.architecture = \"", architecture,
-                "\", because only llama and gpt2 attend over parts of sequences; leave one of the two out"));
+                "\", because only built-in models attend over parts of sequences; leave one of the two out"));
   unless(
       config.model.attention_dropout == 0, "model.attention_dropout",
       concat(
@@ -313,10 +308,10 @@ void check_samples(const Config& config, Conflicts& conflicts) {
   conflicts.unless(!logging.nvtx || logging.profile_steps.empty(), {"logging.nvtx", "logging.profile_steps"},
                    "cannot be combined with logging.profile_steps, because libtorch runs one profiler "
                    "at a time; leave one of the two out");
-  conflicts.unless(logging.sample_every == 0 || logging.sample_tokens < nn::longest_sequence(config.model),
-                   {"logging.sample_tokens", "model.max_position_embeddings", "model.sliding_window"},
+  conflicts.unless(logging.sample_every == 0 || logging.sample_tokens < config.model.max_position_embeddings,
+                   {"logging.sample_tokens", "model.max_position_embeddings"},
                    "must be less than the longest sequence of the model, ",
-                   nn::longest_sequence(config.model), ", to leave room for a prompt, but is ",
+                   config.model.max_position_embeddings, ", to leave room for a prompt, but is ",
                    logging.sample_tokens, "; change one of the two");
 }
 
@@ -384,6 +379,18 @@ void check_context_of(const Config& config, const comm::MeshShape& mesh) {
                mesh.context, " processes gets two chunks of a sequence, but is ", division(tokens, chunks),
                "; set it to ", below > 0 ? concat(below, " or ") : "", below + chunks);
   }
+  const nn::ModelOptions& model = config.model;
+  const auto refuse_attention = [&](const char* key, const auto& value) {
+    util::fail(util::ErrorKind::kUsage, "mesh.context must be 1 with ", key, " = ", value,
+               ", which attention over parts of sequences does not know, but is ", mesh.context,
+               "; give the processes to mesh.data");
+  };
+  if (model.sliding_window > 0 && model.sliding_window < tokens) {
+    refuse_attention("model.sliding_window", model.sliding_window);
+  }
+  if (model.attn_logit_softcapping > 0) {
+    refuse_attention("model.attn_logit_softcapping", model.attn_logit_softcapping);
+  }
   const int64_t rows = config.data.micro_batch_size, part = rows * tokens / mesh.context;
   if (config.training.float8 != Float8Recipe::kNone && part % 16 != 0) {
     util::fail(
@@ -412,8 +419,9 @@ void check_model_of(const Config& config, const comm::MeshShape& mesh) {
     divides("model.num_attention_heads", model.num_attention_heads, "as many heads");
     divides("model.intermediate_size", model.intermediate_size, "as many features");
   }
-  const int64_t keys = model.num_key_value_heads;
-  if (is_built_in && model.architecture != "gpt2" && keys % ranks != 0 && ranks % keys != 0) {
+  const int64_t keys = nn::key_value_heads(model);
+  if (is_built_in && nn::family_of(model).qkv_form == nn::QkvForm::kSeparate && keys % ranks != 0 &&
+      ranks % keys != 0) {
     util::fail(util::ErrorKind::kUsage,
                "model.num_key_value_heads must divide, or be a multiple of, mesh.model = ", ranks,
                ", because processes get whole heads, but is ", division(keys, ranks),

@@ -8,6 +8,7 @@
 #include "config/keys.h"
 #include "config/model_description.h"
 #include "config/presets.h"
+#include "nn/families.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -37,10 +38,8 @@ struct BlockSizes {
 
 BlockSizes block_sizes(const nn::ModelOptions& model) {
   const int64_t hidden = model.hidden_size, inner = model.intermediate_size;
-  const bool gpt2 = model.architecture == "gpt2";
-  BlockSizes sizes{.feed_forward = (gpt2 ? 2 : 3) * hidden * inner};
-  const int64_t attention =
-      gpt2 ? 4 * hidden * hidden : 2 * hidden * (nn::query_width(model) + nn::key_width(model));
+  BlockSizes sizes{.feed_forward = (nn::family_of(model).is_gated() ? 3 : 2) * hidden * inner};
+  const int64_t attention = 2 * hidden * (nn::query_width(model) + nn::key_width(model));
   sizes.whole = sizes.feed_forward + attention;
   return sizes;
 }
@@ -67,6 +66,8 @@ std::string model_lines(const nn::ModelOptions& model) {
     if (value == value_of(key, defaults) && !std::holds_alternative<int64_t>(value)) continue;
     const bool is_unused = (key.name == "head_dim" && model.head_dim == 0) ||
                            (key.name == "sliding_window" && model.sliding_window == 0) ||
+                           (key.name == "sliding_window_pattern" && model.sliding_window_pattern == 0) ||
+                           (key.name == "no_rope_layer_interval" && model.no_rope_layer_interval == 0) ||
                            (key.matters.holds && !key.matters.holds(config));
     if (!is_unused) lines += concat(key.name, " = ", toml_text(value), "\n");
   }
@@ -138,7 +139,7 @@ std::string finetune_toml(const fs::path& folder) {
               {"data.train", concat("[", quoted_text(train), "]")},
               {"data.validation", concat("[", quoted_text(validation), "]")},
               {"data.tokenizer", tokenizer.empty() ? no_tokenizer : quoted_text(tokenizer)},
-              {"data.sequence_length", concat(std::min<int64_t>(1024, nn::longest_sequence(model)))},
+              {"data.sequence_length", concat(std::min<int64_t>(1024, model.max_position_embeddings))},
               {"fsdp.min_num_params", concat(rounded((block.feed_forward + block.whole) / 2), "  # a block (",
                                              millions(block.whole), " million parameters) becomes a unit")}});
 }

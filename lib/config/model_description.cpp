@@ -9,6 +9,7 @@
 #include "config/keys.h"
 #include "config/load.h"
 #include "nn/architectures.h"
+#include "nn/families.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -68,6 +69,10 @@ nn::ModelOptions normalized(nn::ModelOptions options) {
   if (options.num_attention_heads > 0 &&
       options.head_dim * options.num_attention_heads == options.hidden_size) {
     options.head_dim = 0;
+  }
+  if (options.sliding_window == 0) options.sliding_window_pattern = 0;
+  if (options.num_attention_heads > 0 && options.query_pre_attn_scalar == nn::head_width(options)) {
+    options.query_pre_attn_scalar = 0;
   }
   if (options.rope_type == nn::RopeType::kDefault) options.rope_factor = defaults.rope_factor;
   if (options.rope_type != nn::RopeType::kLlama3) {

@@ -21,6 +21,7 @@ struct LlamaSizes {
   bool tied;
   const char* rms_norm_eps = "1e-5";
   const char* more = "";  ///< further lines
+  const char* architecture = "llama";
 };
 
 /// Llama 3.2 extends positions to sixteen times the original length.
@@ -29,14 +30,42 @@ constexpr const char* kLlama32Rotary =
     "rope_high_freq_factor = 4.0\nrope_original_length = 8192\n";
 constexpr const char* kQwen2Biases = "qkv_bias = true\n";
 
+struct PythiaSizes {
+  int64_t width, layers, heads;
+};
+
+std::string pythia(const PythiaSizes& sizes) {
+  return util::concat("[model]\narchitecture = \"gpt_neox\"\nvocab_size = 50304\nhidden_size = ", sizes.width,
+                      "\nintermediate_size = ", 4 * sizes.width, "\nnum_hidden_layers = ", sizes.layers,
+                      "\nnum_attention_heads = ", sizes.heads,
+                      "\nmax_position_embeddings = 2048\nrope_theta = 10000.0\npartial_rotary_factor = 0.25\n"
+                      "layer_norm_epsilon = 1e-5\nattention_bias = true\nuse_parallel_residual = true\n"
+                      "hidden_act = \"gelu\"\ntie_word_embeddings = false\n");
+}
+
 std::string llama(const LlamaSizes& sizes) {
-  return util::concat("[model]\narchitecture = \"llama\"\nvocab_size = ", sizes.vocabulary,
+  return util::concat("[model]\narchitecture = \"", sizes.architecture, "\"\nvocab_size = ", sizes.vocabulary,
                       "\nhidden_size = ", sizes.width, "\nintermediate_size = ", sizes.inner,
                       "\nnum_hidden_layers = ", sizes.layers, "\nnum_attention_heads = ", sizes.heads,
                       "\nnum_key_value_heads = ", sizes.key_value_heads,
                       "\nmax_position_embeddings = ", sizes.positions, "\nrope_theta = ", sizes.rope_theta,
                       "\nrms_norm_eps = ", sizes.rms_norm_eps,
                       "\ntie_word_embeddings = ", sizes.tied ? "true" : "false", "\n", sizes.more);
+}
+
+/// Gemma's heads are 256 wide, in whatever width.
+std::string gemma(const LlamaSizes& sizes, const char* more) {
+  return llama(sizes) + "head_dim = 256\nquery_pre_attn_scalar = 256\nhidden_act = \"gelu_pytorch_tanh\"\n" +
+         more;
+}
+
+constexpr const char* kGemma3 =
+    "sliding_window = 512\nsliding_window_pattern = 6\nrope_local_base_freq = 10000.0\n";
+
+/// Qwen3's heads are 128 wide, in whatever width.
+std::string qwen3(LlamaSizes sizes) {
+  sizes.architecture = "qwen3";
+  return llama(sizes) + "head_dim = 128\n";
 }
 
 std::vector<ModelPreset> make_model_presets() {
@@ -64,7 +93,28 @@ std::vector<ModelPreset> make_model_presets() {
       {"smollm2-1.7b", llama({49152, 2048, 8192, 24, 32, 32, 8192, "130000.0", true})},
       {"mistral-7b-v0.1",
        llama({32000, 4096, 14336, 32, 32, 8, 32768, "10000.0", false, "1e-5", "sliding_window = 4096\n"})},
-      {"mistral-7b-v0.3", llama({32768, 4096, 14336, 32, 32, 8, 32768, "1000000.0", false})}};
+      {"mistral-7b-v0.3", llama({32768, 4096, 14336, 32, 32, 8, 32768, "1000000.0", false})},
+      {"qwen3-0.6b", qwen3({151936, 1024, 3072, 28, 16, 8, 40960, "1000000.0", true, "1e-6"})},
+      {"qwen3-1.7b", qwen3({151936, 2048, 6144, 28, 16, 8, 40960, "1000000.0", true, "1e-6"})},
+      {"qwen3-4b", qwen3({151936, 2560, 9728, 36, 32, 8, 40960, "1000000.0", true, "1e-6"})},
+      {"qwen3-8b", qwen3({151936, 4096, 12288, 36, 32, 8, 40960, "1000000.0", false, "1e-6"})},
+      {"olmo2-1b", llama({100352, 2048, 8192, 16, 16, 16, 4096, "500000.0", false, "1e-6", "", "olmo2"})},
+      {"olmo2-7b", llama({100352, 4096, 11008, 32, 32, 32, 4096, "500000.0", false, "1e-6", "", "olmo2"})},
+      {"smollm3-3b", llama({128256, 2048, 11008, 36, 16, 4, 65536, "5000000.0", true, "1e-6",
+                            "no_rope_layer_interval = 4\n", "smollm3"})},
+      {"phi3-mini-4k", llama({32064, 3072, 8192, 32, 32, 32, 4096, "10000.0", false, "1e-5",
+                              "sliding_window = 2047\n", "phi3"})},
+      {"phi4", llama({100352, 5120, 17920, 40, 40, 10, 16384, "250000.0", false, "1e-5", "", "phi3"})},
+      {"gemma2-2b", gemma({256000, 2304, 9216, 26, 8, 4, 8192, "10000.0", true, "1e-6", "", "gemma2"},
+                          "sliding_window = 4096\nsliding_window_pattern = 2\n"
+                          "attn_logit_softcapping = 50.0\nfinal_logit_softcapping = 30.0\n")},
+      {"gemma3-270m",
+       gemma({262144, 640, 2048, 18, 4, 1, 32768, "1000000.0", true, "1e-6", "", "gemma3_text"}, kGemma3)},
+      {"gemma3-1b",
+       gemma({262144, 1152, 6912, 26, 4, 1, 32768, "1000000.0", true, "1e-6", "", "gemma3_text"}, kGemma3)},
+      {"pythia-160m", pythia({768, 12, 12})},
+      {"pythia-1b", pythia({2048, 16, 8})},
+      {"pythia-1.4b", pythia({2048, 24, 16})}};
 }
 
 }  // namespace

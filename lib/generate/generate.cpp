@@ -29,10 +29,9 @@ void check(const nn::ModelOptions& model, const std::vector<int64_t>& prompt,
   require_in_vocabulary(prompt, model);
   FSDP_CHECK(options.max_new_tokens > 0 && options.num_samples > 0);
   // The sum of prompt and new tokens could overflow.
-  if (options.max_new_tokens > nn::longest_sequence(model)) {
-    fail(ErrorKind::kUsage, "at most ", nn::longest_sequence(model),
-         " new tokens are possible, the positions of the model (max_position_embeddings, or "
-         "sliding_window if less), but ",
+  if (options.max_new_tokens > model.max_position_embeddings) {
+    fail(ErrorKind::kUsage, "at most ", model.max_position_embeddings,
+         " new tokens are possible, the positions of the model (max_position_embeddings), but ",
          options.max_new_tokens, " are requested; ask for fewer");
   }
 }

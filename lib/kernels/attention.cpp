@@ -110,7 +110,8 @@ class AttentionScratch {
 struct Sizes {
   int64_t batch, tokens, seen, heads, kv_heads, head_dim;
   int64_t beyond;  ///< query t sees the keys up to t + beyond
-  float scale;
+  int64_t window;  ///< 0: from the first on, else this many
+  float scale, cap;
   Products products;
 
   explicit Sizes(const AttentionInputs& in)
@@ -121,11 +122,24 @@ struct Sizes {
         kv_heads(in.k.size(2)),
         head_dim(in.q.size(3)),
         beyond(in.causal ? seen - tokens : seen),
-        scale(static_cast<float>(1.0 / std::sqrt(static_cast<double>(in.q.size(3))))),
+        window(in.form.window),
+        scale(static_cast<float>(in.form.scale_of(in.q.size(3)))),
+        cap(static_cast<float>(in.form.cap)),
         products(fits_tiles(in.q, in.k, in.matmul)) {}
   int64_t group() const { return heads / kv_heads; }
   /// Keys that some of the queries before `end` see.
   int64_t seen_before(int64_t end) const { return std::min(seen, end + beyond); }
+  /// The first key that query `query` sees, rounded down so that factors and tiles begin at whole ones. The first
+  /// tile from there on has a key that each of kQueries queries sees.
+  int64_t first_seen(int64_t query) const {
+    if (window == 0) return 0;
+    return std::max<int64_t>(0, query + beyond - window + 1) / AttentionSizes::kQueries *
+           AttentionSizes::kQueries;
+  }
+  /// Queries that see keys before `end`.
+  int64_t seers_before(int64_t end) const {
+    return window == 0 ? tokens : std::min(tokens, end - 1 - beyond + window);
+  }
   AttentionSizes memory(const at::Tensor& q) const {
     return {.tokens = tokens,
             .seen = seen,
@@ -205,7 +219,7 @@ class ForwardPass : AttentionPass {
         std::fill_n(output, queries * width, 0.0F);
         std::fill_n(most, queries, -std::numeric_limits<float>::infinity());
         std::fill_n(sum, queries, 0.0F);
-        for (int64_t key = 0; key < end; key += AttentionSizes::kKeys) {
+        for (int64_t key = sizes_.first_seen(first); key < end; key += AttentionSizes::kKeys) {
           const int64_t count = std::min(AttentionSizes::kKeys, end - key),
                         padded = AttentionSizes::even(count);
           sizes_.products.multiply<T>({queries, count, width}, {q.row(first), q.stride},
@@ -220,7 +234,9 @@ class ForwardPass : AttentionPass {
                           .padded = padded,
                           .width = width,
                           .diagonal = first + sizes_.beyond - key,
-                          .scale = sizes_.scale});
+                          .window = sizes_.window,
+                          .scale = sizes_.scale,
+                          .cap = sizes_.cap});
           sizes_.products.multiply<T>({queries, width, padded}, {factors, padded},
                                       {values + key * width, width}, true, output);
         }
@@ -292,7 +308,8 @@ class BackwardPass : AttentionPass {
       const float* log_sums = log_sums_of(t_.log_sums, batch, head);
       for (int64_t key = 0; key < seen; key += AttentionSizes::kKeysBackward) {
         const int64_t first = std::max<int64_t>(0, key - sizes_.beyond);  // that sees it
-        for (int64_t query = first / AttentionSizes::kQueries * AttentionSizes::kQueries; query < tokens;
+        const int64_t end = sizes_.seers_before(std::min(seen, key + AttentionSizes::kKeysBackward));
+        for (int64_t query = first / AttentionSizes::kQueries * AttentionSizes::kQueries; query < end;
              query += AttentionSizes::kQueries) {
           tile_of(w, k, v, log_sums, key, query);
         }
@@ -327,7 +344,9 @@ class BackwardPass : AttentionPass {
                      .keys = keys,
                      .padded_keys = padded_keys,
                      .diagonal = query + sizes_.beyond - key,
-                     .scale = sizes_.scale});
+                     .window = sizes_.window,
+                     .scale = sizes_.scale,
+                     .cap = sizes_.cap});
     products.multiply<T>({keys, width, padded_queries}, {w.factors, padded_queries},
                          {w.dy + query * width, width}, true, w.dv + key * width);
     products.multiply<T>({keys, width, padded_queries}, {w.dscores, padded_queries},
@@ -344,17 +363,20 @@ void take_scratch_of(const AttentionInputs& in, bool backward) {
   const Sizes sizes(in);
   const AttentionSizes memory = sizes.memory(in.q);
   touch_scratch(backward ? memory.backward_bytes() : memory.forward_bytes(), sizes.batch * sizes.kv_heads);
-  for (int i = 0; i < (backward ? 2 : 1); ++i) note_attention_block(in.q, in.k, in.causal);
+  for (int i = 0; i < (backward ? 2 : 1); ++i) note_attention_block(in.q, in.k, in.causal, in.form.window);
 }
 
 class CausalAttention final : public torch::autograd::Function<CausalAttention> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, Matmul matmul) {
+                            const at::Tensor& v, Matmul matmul, const AttentionForm& form) {
     const BelowAutograd below;
-    const AttentionOutputs out = tiled_attention({.q = q, .k = k, .v = v, .matmul = matmul});
+    const AttentionOutputs out = tiled_attention({.q = q, .k = k, .v = v, .matmul = matmul, .form = form});
     context->save_for_backward({q, k, v, out.y, out.log_sums});
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);
+    context->saved_data["scale"] = form.scale;
+    context->saved_data["window"] = form.window;
+    context->saved_data["cap"] = form.cap;
     return out.y;
   }
 
@@ -362,13 +384,20 @@ class CausalAttention final : public torch::autograd::Function<CausalAttention> 
     const BelowAutograd below;
     const variable_list s = context->get_saved_variables();
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
-    const auto [dq, dk, dv] = tiled_attention_backward({.q = s[0], .k = s[1], .v = s[2], .matmul = matmul},
-                                                       {s[3], s[4]}, gradients[0]);
-    return {dq, dk, dv, {}};
+    const AttentionForm form{.scale = context->saved_data["scale"].toDouble(),
+                             .window = context->saved_data["window"].toInt(),
+                             .cap = context->saved_data["cap"].toDouble()};
+    const auto [dq, dk, dv] = tiled_attention_backward(
+        {.q = s[0], .k = s[1], .v = s[2], .matmul = matmul, .form = form}, {s[3], s[4]}, gradients[0]);
+    return {dq, dk, dv, {}, {}};
   }
 };
 
 }  // namespace
+
+double AttentionForm::scale_of(int64_t head_dim) const {
+  return scale > 0 ? scale : 1.0 / std::sqrt(static_cast<double>(head_dim));
+}
 
 bool can_attend(const at::Tensor& q) {
   return is_for_cpu(q) && q.numel() > 0 && q.size(-1) % 2 == 0 && q.stride(-1) == 1 &&
@@ -378,6 +407,7 @@ bool can_attend(const at::Tensor& q) {
 AttentionOutputs tiled_attention(const AttentionInputs& in) {
   const at::Tensor& q = in.q;
   FSDP_CHECK(!in.causal || q.size(1) <= in.k.size(1), q.sizes(), in.k.sizes());
+  FSDP_CHECK(in.form.window == 0 || in.causal, "a window without causality");
   AttentionOutputs out{
       .y = at::empty(q.sizes(), q.options()),
       .log_sums = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat))};
@@ -407,10 +437,11 @@ AttentionGradients tiled_attention_backward(const AttentionInputs& in, const Att
   return out;
 }
 
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Matmul matmul) {
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Matmul matmul,
+                            const AttentionForm& form) {
   FSDP_CHECK(q.dim() == 4 && k.sizes() == v.sizes() && q.size(2) % k.size(2) == 0, q.sizes(), k.sizes(),
              v.sizes());
-  return CausalAttention::apply(q, k, v, matmul);
+  return CausalAttention::apply(q, k, v, matmul, form);
 }
 
 }  // namespace fsdp::kernels

@@ -18,10 +18,23 @@ namespace fsdp::kernels {
 /// head_dim. q: [B, T, heads, head_dim]
 bool can_attend(const at::Tensor& q);
 
-/// softmax(q k^T / sqrt(head_dim)) v, in which a token sees itself and earlier tokens. Supports autograd
-/// (first derivatives). q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim], where kv_heads divides
+/// What models vary in attention.
+struct AttentionForm {
+  double scale = 0;    ///< of the scores; 0: 1 / sqrt(head_dim)
+  int64_t window = 0;  ///< tokens that a token sees, the last of which is itself; 0: all earlier ones
+  double cap = 0;      ///< scores s become cap tanh(s / cap) (Gemma 2, 2024, section 2); 0: none
+
+  double scale_of(int64_t head_dim) const;
+  /// Without windows that no row of `tokens` exceeds.
+  AttentionForm of(int64_t tokens) const { return {scale, window < tokens ? window : 0, cap}; }
+  bool operator==(const AttentionForm&) const = default;
+};
+
+/// softmax(q k^T / sqrt(head_dim)) v, in which a token sees itself and earlier tokens, or `form` of it. Supports
+/// autograd (first derivatives). q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim], where kv_heads divides
 /// heads; a head's elements are contiguous, other strides are free -> [B, T, heads, head_dim]
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Matmul matmul);
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Matmul matmul,
+                            const AttentionForm& form = {});
 
 /// Queries, and the keys and values that they see: all of them or, `causal`, those up to the query's own place,
 /// where the last query sees the last key (Tq <= Tk). q: [B, Tq, heads, head_dim]; k, v: [B, Tk, kv_heads,
@@ -30,6 +43,7 @@ struct AttentionInputs {
   at::Tensor q, k, v;
   bool causal = true;
   Matmul matmul = Matmul::kMkl;
+  AttentionForm form = {};  ///< of tiled_attention(); windows only with `causal`
 };
 /// y: like q; log_sums: [B, heads, Tq] fp32, the logarithms of the sums of e^score.
 struct AttentionOutputs {

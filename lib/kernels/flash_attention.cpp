@@ -19,6 +19,15 @@ namespace {
 // Of the kernels (mha_varlen_fwd() in libtorch's aten/src/ATen/native/transformers/cuda/flash_attn).
 constexpr int64_t kHeadDimMultiple = 8, kMostHeadDim = 256;
 
+std::optional<double> scale_of(const AttentionForm& form) {
+  return form.scale > 0 ? std::optional(form.scale) : std::nullopt;
+}
+
+/// Tokens before a query that it sees.
+std::optional<int64_t> left_of(const AttentionForm& form) {
+  return form.window > 0 ? std::optional(form.window - 1) : std::nullopt;
+}
+
 }  // namespace
 
 at::SDPBackend choice_of_libtorch(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
@@ -42,25 +51,29 @@ bool can_use_flash_attention(const at::Tensor& q, const at::Tensor& k, const at:
 }
 
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const PackedDocuments& documents) {
+                           const PackedDocuments& documents, const AttentionForm& form) {
   FSDP_CHECK(documents.bounds.dim() == 1 && documents.bounds.scalar_type() == at::kInt &&
                  documents.bounds.device() == q.device(),
              documents.bounds.sizes(), documents.bounds.device());
+  FSDP_CHECK(form.cap == 0, "flash attention has no cap");
   // With one token of each document, libtorch would swap heads and tokens, which its backward does not know.
   const int64_t longest = std::max<int64_t>(documents.longest, 2);
   return std::get<0>(at::_flash_attention_forward(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1),
                                                   documents.bounds, documents.bounds, longest, longest,
                                                   /*dropout_p=*/0, /*is_causal=*/true,
-                                                  /*return_debug_mask=*/false))
+                                                  /*return_debug_mask=*/false, scale_of(form), left_of(form)))
       .view(q.sizes());
 }
 
-at::Tensor flash_attention_to_earlier(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+at::Tensor flash_attention_to_earlier(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const AttentionForm& form) {
+  FSDP_CHECK(form.cap == 0, "flash attention has no cap");
   // The kernels' causality is that of the last tokens ("bottom right").
   return std::get<0>(at::_flash_attention_forward(q, k, v, /*cum_seq_q=*/std::nullopt,
                                                   /*cum_seq_k=*/std::nullopt, q.size(1), k.size(1),
                                                   /*dropout_p=*/0, /*is_causal=*/true,
-                                                  /*return_debug_mask=*/false));
+                                                  /*return_debug_mask=*/false, scale_of(form),
+                                                  left_of(form)));
 }
 
 AttentionOutputs flash_attention_with_log_sums(const AttentionInputs& in) {

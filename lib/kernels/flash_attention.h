@@ -26,14 +26,15 @@ struct PackedDocuments {
 /// Shapes as below.
 bool can_use_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
-/// Each token attends to its own and the earlier tokens of its document, all by one launch.
+/// Each token attends to its own and the earlier tokens of its document, all by one launch. `form` has no cap.
 /// q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim] -> like q
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const PackedDocuments& documents);
+                           const PackedDocuments& documents, const AttentionForm& form = {});
 
-/// Attention of a row's last T tokens to themselves and to the tokens before them. Without autograd.
+/// Attention of a row's last T tokens to themselves and to the tokens before them. `form` has no cap.
 /// q: [B, T, heads, head_dim]; k, v: [B, L, kv_heads, head_dim], L >= T -> like q
-at::Tensor flash_attention_to_earlier(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+at::Tensor flash_attention_to_earlier(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const AttentionForm& form = {});
 
 /// A block of attention (kernels/attention_block.h), of more than one query.
 AttentionOutputs flash_attention_with_log_sums(const AttentionInputs& inputs);

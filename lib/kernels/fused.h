@@ -59,6 +59,8 @@ struct LossTerms {
   double label_smoothing = 0;
   /// z: adds z * log(sum of exp(logits))^2 to keep logits small (Chowdhery et al.: PaLM, 2022, section 5).
   double z_loss = 0;
+  /// Logits l become cap tanh(l / cap) before all else; 0: none.
+  double logit_cap = 0;
   /// The gradient that backward will get for the loss. Forward multiplies by it before it rounds, so that a
   /// loss scale keeps small gradients in fp16 from becoming 0; backward corrects what differs.
   double expected_gradient = 1;

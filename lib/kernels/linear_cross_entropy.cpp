@@ -41,6 +41,15 @@ at::Tensor logits_of(const at::Tensor& x, const at::Tensor& weight, Matmul matmu
   return logits;
 }
 
+/// Caps the logits in place -> the derivative, or an undefined tensor without a cap.
+at::Tensor cap_logits(at::Tensor& logits, double cap, bool differentiates) {
+  if (cap == 0) return {};
+  logits.div_(cap).tanh_();
+  const at::Tensor slope = differentiates ? logits.square().neg_().add_(1) : at::Tensor();
+  logits.mul_(cap);
+  return slope;
+}
+
 class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEntropy> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor&,
@@ -61,7 +70,8 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     for (int64_t first = 0; first < rows; first += chunk) {
       const int64_t count = std::min(chunk, rows - first);
       const at::Tensor some = x.narrow(0, first, count);
-      const at::Tensor logits = logits_of(some, weight, matmul);
+      at::Tensor logits = logits_of(some, weight, matmul);
+      const at::Tensor slope = cap_logits(logits, terms.logit_cap, differentiates);
       LossRows loss_rows{.logits = logits.data_ptr(),
                          .stride = logits.stride(0),
                          .targets = target + first,
@@ -85,6 +95,7 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
       }
       KernelsFor(x)->losses(loss_rows);
       if (!differentiates) continue;
+      if (slope.defined()) logits.mul_(slope);
       product_into(dx.narrow(0, first, count), logits, weight.t(), matmul);
       if (!is_trained) continue;
       if (chunk < rows) {

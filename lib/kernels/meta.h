@@ -50,9 +50,11 @@ inline void note_product(int64_t m, int64_t n, int64_t k, bool in_float8 = false
 }
 /// To be called for each of the two passes over a block of causal attention (kernels/attention_block.h): two
 /// products with all of its keys. As in all counts of attention, what causality hides of a whole sequence is
-/// counted; its blocks count twice what their queries see. q: [B, Tq, heads, head_dim]; k: [B, Tk, ..]
-inline void note_attention_block(const at::Tensor& q, const at::Tensor& k, bool causal) {
-  const int64_t keys = 2 * k.size(1) - (causal ? q.size(1) : 0);
+/// counted; its blocks count twice what their queries see. With a window, each query sees that many keys.
+/// q: [B, Tq, heads, head_dim]; k: [B, Tk, ..]
+inline void note_attention_block(const at::Tensor& q, const at::Tensor& k, bool causal, int64_t window = 0) {
+  const int64_t all = 2 * k.size(1) - (causal ? q.size(1) : 0),
+                keys = window > 0 && window < all ? window : all;
   note_product(q.size(0) * q.size(1) * q.size(2), 2 * keys, q.size(3));
 }
 /// Allocates and frees the memory that a kernel uses temporarily: one tensor for each of the device's

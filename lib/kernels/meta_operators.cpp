@@ -94,34 +94,49 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
   return gradients;
 }
 
-/// As mha_varlen_fwd() of libtorch's kernels for GPUs. q: [tokens of all documents, heads, head_dim]
+/// Sizes of the queries of flash attention: [tokens of all documents, heads, head_dim] or [B, T, heads, head_dim].
+struct FlashSizes {
+  int64_t tokens, heads, head_dim, keys;
+
+  FlashSizes(const at::Tensor& q, int64_t longest, std::optional<int64_t> window_left)
+      : tokens(q.numel() / q.size(-1) / q.size(-2)),
+        heads(q.size(-2)),
+        head_dim(q.size(-1)),
+        keys(window_left ? std::min(longest, *window_left + 1) : longest) {}
+  void note() const { note_product(tokens * heads, 2 * keys, head_dim); }
+};
+
+/// As mha_varlen_fwd() and mha_fwd() of libtorch's kernels for GPUs.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> flash_attention(
     const at::Tensor& q, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
     const std::optional<at::Tensor>&, int64_t longest, int64_t, double, bool, bool, std::optional<double>,
-    std::optional<int64_t>, std::optional<int64_t>, const std::optional<at::Tensor>&,
+    std::optional<int64_t> window_left, std::optional<int64_t>, const std::optional<at::Tensor>&,
     const std::optional<at::Tensor>&) {
-  note_product(q.size(0) * q.size(1), 2 * longest, q.size(2));
+  const FlashSizes sizes(q, longest, window_left);
+  sizes.note();
   at::Tensor y = at::empty_like(q),
-             log_sums = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
+             log_sums = at::empty({sizes.heads, sizes.tokens}, q.options().dtype(at::kFloat));
   const auto numbers = q.options().dtype(at::kLong);
   return {y, log_sums, at::empty({2}, numbers), at::empty({}, numbers), at::empty({0}, q.options())};
 }
 
-/// As mha_varlen_bwd().
+/// As mha_varlen_bwd() and mha_bwd().
 std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_attention_backward(
     const at::Tensor&, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor&,
     const at::Tensor&, const at::Tensor& bounds, const at::Tensor&, int64_t longest, int64_t, double, bool,
-    const at::Tensor&, const at::Tensor&, std::optional<double>, std::optional<int64_t>,
+    const at::Tensor&, const at::Tensor&, std::optional<double>, std::optional<int64_t> window_left,
     std::optional<int64_t>) {
-  for (int i = 0; i < 2; ++i) note_product(q.size(0) * q.size(1), 2 * longest, q.size(2));
+  const FlashSizes sizes(q, longest, window_left);
+  for (int i = 0; i < 2; ++i) sizes.note();
   std::tuple gradients{at::empty_like(q), at::empty_like(k), at::empty_like(v)};
   // Sums in fp32, in blocks of 128 tokens of a document.
-  const int64_t rows = q.size(0) + 128 * (bounds.size(0) - 1), multiple = q.size(2) <= 128 ? 32 : 64;
-  const int64_t width = (q.size(2) + multiple - 1) / multiple * multiple;
+  const int64_t texts = bounds.defined() ? bounds.size(0) - 1 : q.size(0);
+  const int64_t rows = sizes.tokens + 128 * texts, multiple = sizes.head_dim <= 128 ? 32 : 64;
+  const int64_t width = (sizes.head_dim + multiple - 1) / multiple * multiple;
   const auto sums = q.options().dtype(at::kFloat);
-  const at::Tensor products = at::empty({q.size(1), rows}, sums),
-                   dq = at::empty({rows, q.size(1), width}, sums);
-  if (k.size(1) == q.size(1)) return gradients;
+  const at::Tensor products = at::empty({sizes.heads, rows}, sums),
+                   dq = at::empty({rows, sizes.heads, width}, sums);
+  if (k.size(-2) == sizes.heads) return gradients;
   const at::Tensor dk = at::empty(q.sizes(), q.options()), dv = at::empty(q.sizes(), q.options());
   return gradients;
 }

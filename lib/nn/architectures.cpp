@@ -1,16 +1,21 @@
 #include "nn/architectures.h"
 
+#include <utility>
+
+#include "nn/families.h"
+
 namespace fsdp::nn {
 
 util::Registry<Architecture>& architectures() {
-  static util::Registry<Architecture> architectures(
-      "model", {{"llama",
-                 {.keys = {"model.num_key_value_heads", "model.head_dim", "model.attention_bias",
-                           "model.qkv_bias", "model.mlp_bias", "model.hidden_act", "model.rope_theta",
-                           "model.rope_type", "model.sliding_window", "model.rope_factor",
-                           "model.rms_norm_eps", "model.rope_low_freq_factor", "model.rope_high_freq_factor",
-                           "model.rope_original_length"}}},
-                {"gpt2", {.keys = {"model.layer_norm_epsilon"}}}});
+  static util::Registry<Architecture> architectures("model", [] {
+    std::vector<util::Registry<Architecture>::Named> built_in;
+    for (const Family& family : families()) {
+      Architecture architecture;
+      for (const std::string& option : family.options) architecture.keys.push_back("model." + option);
+      built_in.push_back({family.architecture, std::move(architecture)});
+    }
+    return built_in;
+  }());
   return architectures;
 }
 

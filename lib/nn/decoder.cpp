@@ -3,6 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <cmath>
 #include <set>
@@ -13,6 +14,7 @@
 #include "nn/attention.h"
 #include "nn/decoder_plan.h"
 #include "nn/documents.h"
+#include "nn/families.h"
 #include "nn/key_value_cache.h"
 #include "nn/layers.h"
 #include "nn/parallelize.h"
@@ -20,87 +22,112 @@
 #include "nn/rotary.h"
 #include "parallel/cut_sequence.h"
 #include "util/error.h"
+#include "util/text.h"
 
 namespace fsdp::nn {
 namespace {
-
-std::shared_ptr<Norm> make_norm(const ModelOptions& options) {
-  if (!is_gpt2(options)) {
-    return std::make_shared<RmsNorm>(options.hidden_size, options.rms_norm_eps, Compute(options));
-  }
-  return std::make_shared<LayerNorm>(options.hidden_size, options.layer_norm_epsilon, Compute(options));
-}
 
 /// dropout() of the context's tokens. x: [B, T, D]
 at::Tensor dropout_of_tokens(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context) {
   return dropout(x, p, place, context, values_of_tokens(x, context));
 }
 
-/// x + attention(norm(x)), then x + feed_forward(norm(x)). x: [B, T, D] -> [B, T, D].
+/// x: [B, T, D] -> [B, T, D]. A block adds the result of attention to x, then that of the feed-forward to the sum, or,
+/// with a parallel residual, both to x. Each layer may have a norm of its input and one of its result.
 class Block final : public Stage {
  public:
-  explicit Block(const ModelOptions& options) : hidden_dropout_(options.hidden_dropout) {
+  Block(const ModelOptions& options, int64_t layer)
+      : hidden_dropout_(options.hidden_dropout), is_parallel_(options.use_parallel_residual) {
     // In Hugging Face's order, which is that of the parameters.
-    if (is_gpt2(options)) {
-      norm_1_ = register_module("ln_1", make_norm(options));
-      attention_ = register_module("attn", std::make_shared<Attention>(options));
-      norm_2_ = register_module("ln_2", make_norm(options));
-      feed_forward_ = register_module("mlp", std::make_shared<FeedForward>(options));
-    } else {
-      attention_ = register_module("self_attn", std::make_shared<Attention>(options));
-      feed_forward_ = register_module("mlp", std::make_shared<FeedForward>(options));
-      norm_1_ = register_module("input_layernorm", make_norm(options));
-      norm_2_ = register_module("post_attention_layernorm", make_norm(options));
-    }
+    const Family& family = family_of(options);
+    if (family.norms_come_first) add_norms(options);
+    attention_ = register_module(family.attention, std::make_shared<Attention>(options, layer));
+    feed_forward_ = register_module(family.feed_forward, std::make_shared<FeedForward>(options));
+    if (!family.norms_come_first) add_norms(options);
   }
   std::string type_name() const override { return "block"; }
 
  protected:
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override {
-    const at::Tensor attention = dropout_of_tokens(attention_->forward(norm_1_->forward(x), context),
-                                                   hidden_dropout_, DropoutPlace::kAttentionOutput, context);
-    auto [attended, normed] = norm_2_->forward_with(x, attention);
-    return attended + dropout_of_tokens(feed_forward_->forward(normed, context), hidden_dropout_,
-                                        DropoutPlace::kFeedForwardOutput, context);
+    const auto normed = [](const std::shared_ptr<Norm>& norm, const at::Tensor& of) {
+      return norm ? norm->forward(of) : of;
+    };
+    const at::Tensor attention =
+        normed(after_attention_, dropout_of_tokens(attention_->forward(normed(before_attention_, x), context),
+                                                   hidden_dropout_, DropoutPlace::kAttentionOutput, context));
+    const auto feed_forward = [&](const at::Tensor& input) {
+      return normed(after_feed_forward_,
+                    dropout_of_tokens(feed_forward_->forward(input, context), hidden_dropout_,
+                                      DropoutPlace::kFeedForwardOutput, context));
+    };
+    if (is_parallel_) return x + attention + feed_forward(normed(before_feed_forward_, x));
+    if (!before_feed_forward_) {
+      const at::Tensor attended = x + attention;
+      return attended + feed_forward(attended);
+    }
+    auto [attended, input] = before_feed_forward_->forward_with(x, attention);
+    return attended + feed_forward(input);
   }
 
  private:
+  void add_norms(const ModelOptions& options) {
+    const Family& family = family_of(options);
+    const auto add = [&](std::shared_ptr<Norm>& norm, const std::string& name) {
+      if (!name.empty()) norm = register_module(name, make_norm(options, options.hidden_size));
+    };
+    add(before_attention_, family.norm_before_attention);
+    add(after_attention_, family.norm_after_attention);
+    add(before_feed_forward_, family.norm_before_feed_forward);
+    add(after_feed_forward_, family.norm_after_feed_forward);
+  }
+
   double hidden_dropout_;
-  std::shared_ptr<Norm> norm_1_, norm_2_;
+  bool is_parallel_;
+  std::shared_ptr<Norm> before_attention_, after_attention_, before_feed_forward_, after_feed_forward_;
   std::shared_ptr<Attention> attention_;
   std::shared_ptr<FeedForward> feed_forward_;
 };
 
-/// The decoders of Llama (Touvron et al.: LLaMA, 2023, section 2.2) and GPT-2 (Radford et al.: Language
-/// Models are Unsupervised Multitask Learners, 2019, section 2.3).
+/// The decoders of nn/families.h.
 class Decoder final : public Stage {
  public:
   explicit Decoder(const ModelOptions& options)
       : type_name_(options.architecture),
         max_positions_(options.max_position_embeddings),
         embedding_dropout_(options.embedding_dropout) {
-    const bool gpt2 = is_gpt2(options);
+    const Family& family = family_of(options);
     const Compute compute(options);
     const int64_t vocabulary = options.vocab_size, hidden = options.hidden_size;
-    auto inner = register_module(gpt2 ? "transformer" : "model", std::make_shared<torch::nn::Module>());
-    tokens_ = inner->register_module(gpt2 ? "wte" : "embed_tokens",
-                                     std::make_shared<Embedding>(vocabulary, hidden, compute));
-    if (gpt2) {
-      positions_ =
-          inner->register_module("wpe", std::make_shared<Embedding>(max_positions_, hidden, compute));
+    if (family.scaled_embeddings) embedding_scale_ = std::sqrt(static_cast<double>(hidden));
+    auto inner = register_module(family.inner, std::make_shared<torch::nn::Module>());
+    tokens_ = inner->register_module(family.tokens, std::make_shared<Embedding>(vocabulary, hidden, compute));
+    if (!family.is_rotary()) {
+      positions_ = inner->register_module(family.positions,
+                                          std::make_shared<Embedding>(max_positions_, hidden, compute));
     }
-    blocks_ = inner->register_module(gpt2 ? "h" : "layers", std::make_shared<StageList>());
-    for (int64_t i = 0; i < options.num_hidden_layers; ++i) blocks_->append(std::make_shared<Block>(options));
-    last_norm_ = inner->register_module(gpt2 ? "ln_f" : "norm", make_norm(options));
-    if (!gpt2) rotary_ = inner->register_module("rotary_emb", std::make_shared<RotaryTable>(options));
-    head_ = register_module("lm_head", options.tie_word_embeddings
-                                           ? std::make_shared<Head>(tokens_->weight(), compute)
-                                           : std::make_shared<Head>(hidden, vocabulary, compute));
+    blocks_ = inner->register_module(family.blocks, std::make_shared<StageList>());
+    for (int64_t i = 0; i < options.num_hidden_layers; ++i) {
+      blocks_->append(std::make_shared<Block>(options, i));
+    }
+    last_norm_ = inner->register_module(family.last_norm, make_norm(options, hidden));
+    if (family.is_rotary()) {
+      rotary_ = inner->register_module("rotary_emb", std::make_shared<RotaryTable>(options));
+    }
+    if (options.rope_local_base_freq > 0) {
+      ModelOptions local = options;
+      local.rope_theta = options.rope_local_base_freq;
+      local.rope_type = RopeType::kDefault;
+      local_rotary_ = inner->register_module("rotary_emb_local", std::make_shared<RotaryTable>(local));
+    }
+    head_ = register_module(family.head, options.tie_word_embeddings
+                                             ? std::make_shared<Head>(tokens_->weight(), compute)
+                                             : std::make_shared<Head>(hidden, vocabulary, compute));
+    head_->set_cap(options.final_logit_softcapping);
   }
   std::string type_name() const override { return type_name_; }
 
  protected:
-  /// GPT-2: T <= max_position_embeddings, else Error(kUsage).
+  /// With learned positions: T <= max_position_embeddings, else Error(kUsage).
   at::Tensor compute(const at::Tensor& ids, const StageContext& given) override {
     const int64_t length = ids.size(1), whole = given.cut ? length * given.cut->degree : length;
     if (positions_ && whole > max_positions_) {
@@ -129,19 +156,27 @@ class Decoder final : public Stage {
       if (given.cut) positions = given.cut->part_of(positions, positions.dim() - 1);
       x = tokens_->forward(ids, context);
       x = x + positions_->forward(positions.narrow(-1, first_of_part(x.size(1), length), x.size(1)), context);
-    } else if (given.cut) {
-      const int64_t chunk = length / 2;
-      const auto [begin, end] = given.cut->chunks();
-      const auto early = rotary_->angles_from(begin * chunk, chunk, ids.device()),
-                 late = rotary_->angles_from(end * chunk, chunk, ids.device());
-      context.rotary_cos = at::cat({early.first, late.first});
-      context.rotary_sin = at::cat({early.second, late.second});
-      x = tokens_->forward(ids, context);
     } else {
-      std::tie(context.rotary_cos, context.rotary_sin) =
-          cache != nullptr ? rotary_->angles_from(first, length, ids.device())
-                           : rotary_->angles(length, ids.device());
+      const auto angles = [&](RotaryTable& table) {
+        if (!given.cut) {
+          return cache != nullptr ? table.angles_from(first, length, ids.device())
+                                  : table.angles(length, ids.device());
+        }
+        const int64_t chunk = length / 2;
+        const auto [begin, end] = given.cut->chunks();
+        const auto early = table.angles_from(begin * chunk, chunk, ids.device()),
+                   late = table.angles_from(end * chunk, chunk, ids.device());
+        return std::pair(at::cat({early.first, late.first}), at::cat({early.second, late.second}));
+      };
+      std::tie(context.rotary_cos, context.rotary_sin) = angles(*rotary_);
+      if (local_rotary_) {
+        std::tie(context.local_rotary_cos, context.local_rotary_sin) = angles(*local_rotary_);
+      }
       x = tokens_->forward(ids, context);
+    }
+    if (embedding_scale_ != 1) {
+      // Rounded as transformers rounds it.
+      x = x * at::scalar_tensor(embedding_scale_, at::TensorOptions().dtype(x.scalar_type())).item<double>();
     }
     const int64_t first_here = first_of_part(x.size(1), length);
     context.tokens = given.cut ? given.cut->places(first_here, x.size(1), length)
@@ -164,12 +199,13 @@ class Decoder final : public Stage {
 
   std::string type_name_;
   int64_t max_positions_;
-  double embedding_dropout_;
-  std::shared_ptr<Embedding> tokens_, positions_;  ///< positions_: GPT-2's, else null
+  double embedding_dropout_, embedding_scale_ = 1;
+  std::shared_ptr<Embedding> tokens_, positions_;  ///< positions_: null with rotary ones
   std::shared_ptr<StageList> blocks_;
   std::shared_ptr<Norm> last_norm_;
   std::shared_ptr<Head> head_;
-  std::shared_ptr<RotaryTable> rotary_;  ///< Llama's, else null
+  std::shared_ptr<RotaryTable> rotary_;        ///< null with learned positions
+  std::shared_ptr<RotaryTable> local_rotary_;  ///< of layers with a window that have other angles; or null
 };
 
 void check_rotary(const ModelOptions& options) {
@@ -196,40 +232,70 @@ void check_sizes(const ModelOptions& options) {
 }
 
 void check_heads(const ModelOptions& options) {
+  using util::ErrorKind;
   if (options.head_dim == 0 && options.hidden_size % options.num_attention_heads != 0) {
-    util::fail(util::ErrorKind::kUsage, "hidden_size ", options.hidden_size,
+    util::fail(ErrorKind::kUsage, "hidden_size ", options.hidden_size,
                " must be a multiple of num_attention_heads ", options.num_attention_heads);
   }
-}
-
-void check_llama(const ModelOptions& options) {
-  using util::ErrorKind;
-  check_heads(options);
-  if (options.num_attention_heads % options.num_key_value_heads != 0) {
+  if (options.num_attention_heads % key_value_heads(options) != 0) {
     util::fail(ErrorKind::kUsage, "num_attention_heads ", options.num_attention_heads,
                " must be a multiple of num_key_value_heads ", options.num_key_value_heads);
   }
-  if (head_width(options) % 2 != 0) {
+  const int64_t rotary = rotary_width(options);
+  if (family_of(options).is_rotary() && (rotary < 2 || rotary % 2 != 0 || rotary > head_width(options))) {
     util::fail(ErrorKind::kUsage, "the width of a head, ", head_width(options),
+               options.partial_rotary_factor == 1 ? "" : ", times partial_rotary_factor",
                ", must be even for rotary positions");
-  }
-  check_rotary(options);
-  if (options.qkv_bias + options.attention_bias + (options.sliding_window > 0) > 1 ||
-      (options.mlp_bias && (options.qkv_bias || options.sliding_window > 0))) {
-    util::fail(ErrorKind::kUsage,
-               "qkv_bias (Qwen2), sliding_window (Mistral), and attention_bias or mlp_bias (Llama) "
-               "exclude each other, because no model family has more than one of them");
   }
 }
 
-void check_gpt2(const ModelOptions& options) {
+/// transformers scales the other angles alone.
+void check_local_rotary(const ModelOptions& options) {
+  const bool has_local = family_of(options).has("rope_local_base_freq");
+  if (!has_local || options.rope_type == RopeType::kDefault || options.rope_local_base_freq > 0) return;
+  util::fail(util::ErrorKind::kUsage, "rope_local_base_freq must be above 0 with rope_type ",
+             options.rope_type, ", which scales the layers without a window alone; give it");
+}
+
+/// Options that the architecture has not must have their defaults.
+void check_options(const ModelOptions& options) {
+  const ModelOptions plain;
+  const std::pair<const char*, bool> changed[] = {
+      {"head_dim", options.head_dim != plain.head_dim},
+      {"attention_bias", options.attention_bias},
+      {"qkv_bias", options.qkv_bias},
+      {"mlp_bias", options.mlp_bias},
+      {"hidden_act", options.hidden_act != plain.hidden_act},
+      {"sliding_window", options.sliding_window != 0},
+      {"sliding_window_pattern", options.sliding_window_pattern != 0},
+      {"rope_type", options.rope_type != plain.rope_type},
+      {"rope_local_base_freq", options.rope_local_base_freq != 0},
+      {"partial_rotary_factor", options.partial_rotary_factor != 1},
+      {"no_rope_layer_interval", options.no_rope_layer_interval != 0},
+      {"query_pre_attn_scalar", options.query_pre_attn_scalar != 0},
+      {"attn_logit_softcapping", options.attn_logit_softcapping != 0},
+      {"final_logit_softcapping", options.final_logit_softcapping != 0},
+      {"use_parallel_residual", options.use_parallel_residual}};
+  std::vector<std::string> foreign;
+  for (const auto& [name, is_changed] : changed) {
+    if (is_changed && !family_of(options).has(name)) foreign.emplace_back(name);
+  }
+  if (foreign.empty()) return;
+  util::fail(util::ErrorKind::kUsage, util::join(foreign, ", "), foreign.size() > 1 ? " do" : " does",
+             " not apply to ", options.architecture, "; leave ", foreign.size() > 1 ? "them" : "it", " out");
+}
+
+void check_built_in(const ModelOptions& options) {
+  check_options(options);
   check_heads(options);
-  if (options.head_dim > 0 || options.attention_bias || options.qkv_bias || options.mlp_bias ||
-      options.sliding_window > 0 || options.rope_type != RopeType::kDefault ||
-      options.hidden_act != Activation::kSilu) {
+  if (family_of(options).is_rotary()) check_rotary(options);
+  check_local_rotary(options);
+  if (options.architecture == "llama" &&
+      (options.qkv_bias + options.attention_bias + (options.sliding_window > 0) > 1 ||
+       (options.mlp_bias && (options.qkv_bias || options.sliding_window > 0)))) {
     util::fail(util::ErrorKind::kUsage,
-               "head_dim, attention_bias, qkv_bias, mlp_bias, hidden_act, sliding_window and "
-               "rope_type apply to llama only; leave them out for gpt2");
+               "qkv_bias (Qwen2), sliding_window (Mistral), and attention_bias or mlp_bias (Llama) "
+               "exclude each other, because no model family has more than one of them");
   }
 }
 
@@ -244,11 +310,15 @@ std::shared_ptr<Stage> make_built_in(const ModelOptions& options) {
 }
 
 util::Registry<ModelKind>& kinds() {
-  static util::Registry<ModelKind> kinds(
-      "model",
-      {{"llama", {.make = make_built_in, .check = check_llama, .plan = decoder_plan}},
-       {"gpt2",
-        {.make = make_built_in, .check = check_gpt2, .deviation = gpt2_deviation, .plan = decoder_plan}}});
+  static util::Registry<ModelKind> kinds("model", [] {
+    std::vector<util::Registry<ModelKind>::Named> built_in;
+    for (const Family& family : families()) {
+      ModelKind kind{.make = make_built_in, .check = check_built_in, .plan = decoder_plan};
+      if (family.architecture == "gpt2") kind.deviation = gpt2_deviation;
+      built_in.push_back({family.architecture, std::move(kind)});
+    }
+    return built_in;
+  }());
   return kinds;
 }
 

@@ -38,10 +38,8 @@ const ModelKind& model_kind(const std::string& architecture);
 
 /// Builds options.architecture as a stage
 ///   ids: [B, T] int64 -> logits: [B, T, vocab_size],
-/// where built-in architectures have Hugging Face's names:
-///   llama  model.{embed_tokens, norm}, lm_head, the buffers model.rotary_emb.{cos, sin},
-///          model.layers.N.{input_layernorm, self_attn, post_attention_layernorm, mlp}
-///   gpt2   transformer.{wte, wpe, ln_f}, transformer.h.N.{ln_1, attn, ln_2, mlp}, lm_head
+/// where built-in architectures have Hugging Face's names (nn/families.h), and the buffers
+/// model.rotary_emb.{cos, sin} of rotary positions.
 /// Weights are uninitialised (see nn/initialize.h) and lie on `device`; on at::kMeta they have no memory.
 /// Throws Error(kUsage) for invalid shapes (a hidden size that the heads do not divide, ...).
 std::shared_ptr<Stage> make_decoder(const ModelOptions& options, at::Device device = at::kCPU);

@@ -1,42 +1,64 @@
 #include "nn/decoder_plan.h"
 
-#include "nn/layers.h"
+#include "nn/families.h"
+#include "util/error.h"
 
 namespace fsdp::nn {
+namespace {
+
+/// What keeps parts of heads and features from being computed apart; empty: nothing.
+std::string obstacle(const ModelOptions& options, const Family& family) {
+  if (family.query_key_norm == QueryKeyNorm::kOfAll)
+    return "its norms of queries and keys are of all heads together";
+  if (family.qkv_form == QkvForm::kSideBySide && key_value_heads(options) != options.num_attention_heads) {
+    return "one weight has its queries, keys and values, of different numbers of heads";
+  }
+  return "";
+}
+
+}  // namespace
 
 ParallelPlan decoder_plan(const ModelOptions& options, const ParallelOptions& parallel) {
+  const Family& family = family_of(options);
+  if (const std::string reason = obstacle(options, family); !reason.empty()) {
+    util::fail(util::ErrorKind::kUsage, "mesh.model must be 1 with this model of architecture ",
+               options.architecture, ", because ", reason, "; give the processes to mesh.data");
+  }
   const Layout between = parallel.sequence_parallel ? Layout(Shard{1}) : Layout(Replicate{});
   const RowwiseParallel last{.output = between};
   const PrepareModuleInput region{.input = between, .desired = Replicate{}};
   const int64_t heads = options.num_attention_heads;
-  ParallelPlan plan;
-  std::vector<std::string> on_the_cut;
-  if (is_gpt2(options)) {
-    plan = {{"transformer.wte", RowwiseParallel{.input = Replicate{}, .output = between}},
-            {"transformer.h.*.attn", region},
-            {"transformer.h.*.attn.c_attn", ColwiseParallel{.blocks = 3, .heads = heads}},
-            {"transformer.h.*.attn.c_proj", last},
-            {"transformer.h.*.mlp", region},
-            {"transformer.h.*.mlp.c_fc", ColwiseParallel{}},
-            {"transformer.h.*.mlp.c_proj", last}};
-    on_the_cut = {"transformer.wpe", "transformer.h.*.ln_?", "transformer.ln_f"};
+  const std::string inner = family.inner + ".", block = inner + family.blocks + ".*.",
+                    attention = block + family.attention, feed_forward = block + family.feed_forward;
+  ParallelPlan plan = {
+      {inner + family.tokens, RowwiseParallel{.input = Replicate{}, .output = between}},
+      {attention, region},
+      {attention + "." + family.output, last},
+      {feed_forward, region},
+      {feed_forward + "." + family.up, ColwiseParallel{.blocks = family.joined_gate ? 2 : 1}},
+      {feed_forward + "." + family.down, last},
+      {family.head, ColwiseParallel{.input = between}}};
+  if (!family.gate.empty()) plan.push_back({feed_forward + "." + family.gate, ColwiseParallel{}});
+  const std::string queries = attention + "." + family.queries;
+  if (family.qkv_form == QkvForm::kSeparate) {
+    const ColwiseParallel keys{.heads = key_value_heads(options), .repeats_heads = true};
+    plan.push_back({queries, ColwiseParallel{.heads = heads}});
+    plan.push_back({attention + "." + family.keys, keys});
+    plan.push_back({attention + "." + family.values, keys});
   } else {
-    const ColwiseParallel keys{.heads = options.num_key_value_heads, .repeats_heads = true};
-    plan = {{"model.embed_tokens", RowwiseParallel{.input = Replicate{}, .output = between}},
-            {"model.layers.*.self_attn", region},
-            {"model.layers.*.self_attn.q_proj", ColwiseParallel{.heads = heads}},
-            {"model.layers.*.self_attn.k_proj", keys},
-            {"model.layers.*.self_attn.v_proj", keys},
-            {"model.layers.*.self_attn.o_proj", last},
-            {"model.layers.*.mlp", region},
-            {"model.layers.*.mlp.gate_proj", ColwiseParallel{}},
-            {"model.layers.*.mlp.up_proj", ColwiseParallel{}},
-            {"model.layers.*.mlp.down_proj", last}};
-    on_the_cut = {"model.layers.*layernorm", "model.norm"};
+    const bool side_by_side = family.qkv_form == QkvForm::kSideBySide;
+    plan.push_back({queries, ColwiseParallel{.blocks = side_by_side ? 3 : 1, .heads = heads}});
   }
-  plan.push_back({"lm_head", ColwiseParallel{.input = between}});
-  if (parallel.sequence_parallel) {
-    for (const std::string& modules : on_the_cut) plan.push_back({modules, SequenceParallel{}});
+  // Each rank has the gradients by way of its own heads.
+  if (family.query_key_norm == QueryKeyNorm::kOfHead) {
+    for (const char* norm : {".q_norm", ".k_norm"}) plan.push_back({attention + norm, SequenceParallel{}});
+  }
+  if (!parallel.sequence_parallel) return plan;
+  if (!family.is_rotary()) plan.push_back({inner + family.positions, SequenceParallel{}});
+  plan.push_back({inner + family.last_norm, SequenceParallel{}});
+  for (const std::string* norm : {&family.norm_before_attention, &family.norm_after_attention,
+                                  &family.norm_before_feed_forward, &family.norm_after_feed_forward}) {
+    if (!norm->empty()) plan.push_back({block + *norm, SequenceParallel{}});
   }
   return plan;
 }

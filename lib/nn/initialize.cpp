@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "nn/decoder.h"
+#include "nn/families.h"
 #include "util/error.h"
 #include "util/rectangle_view.h"
 #include "util/seeded_random.h"
@@ -23,8 +24,10 @@ std::optional<double> deviation_of(const std::string& name, size_t dimensions, c
   return deviation ? deviation(name, options) : options.initializer_range;
 }
 
-void fill_vector(const std::string& name, const at::Tensor& values) {
-  values.fill_(name.ends_with("bias") ? 0.0 : 1.0);
+void fill_vector(const std::string& name, const at::Tensor& values, const ModelOptions& options) {
+  const Family* family = find_family(options.architecture);
+  const bool adds_one = family != nullptr && family->norm == NormKind::kRmsPlusOne;
+  values.fill_(name.ends_with("bias") || adds_one ? 0.0 : 1.0);
 }
 
 /// at::normal_() fills a contiguous tensor of at least this size group by group, with as many draws as
@@ -75,7 +78,7 @@ void initialize_parameter(const std::string& name, const at::Tensor& parameter, 
                           uint64_t seed) {
   at::NoGradGuard no_grad;
   const auto deviation = deviation_of(name, static_cast<size_t>(parameter.dim()), options);
-  if (!deviation) return fill_vector(name, parameter);
+  if (!deviation) return fill_vector(name, parameter, options);
   parameter.normal_(0.0, *deviation, util::named_generator(seed, name));
 }
 
@@ -87,7 +90,7 @@ void initialize_elements(const std::string& name, at::IntArrayRef sizes,
   for (const util::Rectangle& part : parts) FSDP_CHECK(part.fits(numel), name);
   FSDP_CHECK(out.dim() == 1 && out.numel() == util::numel_of(parts), name);
   const auto deviation = deviation_of(name, sizes.size(), options);
-  if (!deviation) return fill_vector(name, out);
+  if (!deviation) return fill_vector(name, out, options);
   at::Tensor whole;
   if (numel % kGroup != 0) {
     whole = at::empty(sizes, out.options());

@@ -17,7 +17,7 @@ namespace fsdp::nn {
 
 /// Matrices: normal with deviation initializer_range or ModelKind::deviation (gpt2 scales the projections
 /// back into the residual stream, c_proj, by 1/sqrt(2 * layers); GPT-2 paper, section 2.3). Vectors: 0 if
-/// their name ends with "bias", else 1.
+/// their name ends with "bias" or if norms add one to them, else 1.
 void initialize_parameter(const std::string& name, const at::Tensor& parameter, const ModelOptions& options,
                           uint64_t seed);
 

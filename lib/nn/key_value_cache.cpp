@@ -3,9 +3,11 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
+#include <limits>
 #include <optional>
 
 #include "kernels/flash_attention.h"
@@ -17,13 +19,12 @@ using util::ErrorKind;
 using util::fail;
 
 KeyValueCache::KeyValueCache(const ModelOptions& options, int64_t capacity)
-    : capacity_(capacity), max_positions_(longest_sequence(options)) {
+    : capacity_(capacity), max_positions_(options.max_position_embeddings) {
   FSDP_CHECK(capacity > 0, capacity);
   if (capacity > max_positions_) {
     fail(ErrorKind::kUsage, "a text may have at most ", max_positions_,
-         " tokens, the positions of the model (max_position_embeddings, or sliding_window if "
-         "less), but would have ",
-         capacity, "; shorten the prompt or ask for fewer new tokens");
+         " tokens, the positions of the model (max_position_embeddings), but would have ", capacity,
+         "; shorten the prompt or ask for fewer new tokens");
   }
 }
 
@@ -103,10 +104,18 @@ at::Tensor next_scores(Stage& model, const at::Tensor& ids, KeyValueCache& cache
   return cached_scores(model, ids, cache, /*only_last=*/true).select(1, 0);
 }
 
-at::Tensor attend_to_cache(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values) {
-  const at::Tensor k = keys.transpose(1, 2), v = values.transpose(1, 2);
-  if (kernels::can_use_flash_attention(q, k, v)) return kernels::flash_attention_to_earlier(q, k, v);
+at::Tensor attend_to_cache(const at::Tensor& q, const at::Tensor& all_keys, const at::Tensor& all_values,
+                           const kernels::AttentionForm& form) {
   const int64_t rows = q.size(0), tokens = q.size(1), heads = q.size(2), width = q.size(3);
+  const auto seen = [&](const at::Tensor& x) {
+    const int64_t most = form.window + tokens - 1;
+    return form.window > 0 && x.size(2) > most ? x.narrow(2, x.size(2) - most, most) : x;
+  };
+  const at::Tensor keys = seen(all_keys), values = seen(all_values);
+  const at::Tensor k = keys.transpose(1, 2), v = values.transpose(1, 2);
+  if (form.cap == 0 && kernels::can_use_flash_attention(q, k, v)) {
+    return kernels::flash_attention_to_earlier(q, k, v, form);
+  }
   const int64_t kv_heads = keys.size(1), group = heads / kv_heads, length = keys.size(2);
   // Heads that share keys become queries of one head, so that keys and values are not repeated.
   const at::Tensor queries = q.view({rows, tokens, kv_heads, group, width})
@@ -115,10 +124,21 @@ at::Tensor attend_to_cache(const at::Tensor& q, const at::Tensor& keys, const at
   std::optional<at::Tensor> visible;
   if (tokens > 1) {
     at::Tensor mask = at::ones({tokens, length}, q.options().dtype(at::kBool)).tril(length - tokens);
+    if (form.window > 0) mask = mask.triu(length - tokens - form.window + 1);
     visible = mask.expand({group, tokens, length}).reshape({group * tokens, length});
   }
-  return at::scaled_dot_product_attention(queries, keys, values, visible)
-      .view({rows, kv_heads, group, tokens, width})
+  at::Tensor attended;
+  if (form.cap > 0) {
+    at::Tensor scores = at::matmul(queries, keys.transpose(2, 3)) * form.scale_of(width);
+    scores = (scores.to(at::kFloat) / form.cap).tanh() * form.cap;
+    if (visible)
+      scores = scores.masked_fill(visible->logical_not(), -std::numeric_limits<double>::infinity());
+    attended = at::matmul(scores.softmax(-1, at::kFloat).to(values.scalar_type()), values);
+  } else {
+    attended = at::scaled_dot_product_attention(queries, keys, values, visible, /*dropout_p=*/0.0,
+                                                /*is_causal=*/false, form.scale_of(width));
+  }
+  return attended.view({rows, kv_heads, group, tokens, width})
       .permute({0, 3, 1, 2, 4})
       .reshape({rows, tokens, heads, width});
 }

@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "kernels/attention.h"
 #include "nn/options.h"
 #include "nn/stage.h"
 
@@ -23,7 +24,7 @@ namespace fsdp::nn {
 /// 2 * layers * rows * capacity * kv_heads * head_dim elements. Not thread-safe.
 class KeyValueCache {
  public:
-  /// Throws Error(kUsage) for a capacity beyond longest_sequence(options).
+  /// Throws Error(kUsage) for a capacity beyond the model's positions.
   KeyValueCache(const ModelOptions& options, int64_t capacity);
 
   int64_t capacity() const { return capacity_; }
@@ -67,6 +68,7 @@ at::Tensor next_scores(Stage& model, const at::Tensor& ids, KeyValueCache& cache
 /// Attention of new tokens to themselves and to the cached tokens.
 /// q: [B, T, heads, head_dim]; keys, values: [B, kv_heads, L, head_dim], the last T of which are the new
 /// tokens' -> [B, T, heads, head_dim]
-at::Tensor attend_to_cache(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values);
+at::Tensor attend_to_cache(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
+                           const kernels::AttentionForm& form = {});
 
 }  // namespace fsdp::nn

@@ -155,36 +155,50 @@ Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>
   return layers;
 }
 
-Norm::Norm(int64_t size, double epsilon, const Compute& compute, bool biased)
-    : epsilon_(epsilon), compute_(compute) {
+Norm::Norm(NormKind kind, int64_t size, double epsilon, const Compute& compute)
+    : kind_(kind), epsilon_(epsilon), compute_(compute) {
   weight_ = register_parameter("weight", empty_parameter({size}));
-  if (biased) bias_ = register_parameter("bias", empty_parameter({size}));
+  if (kind == NormKind::kLayer) bias_ = register_parameter("bias", empty_parameter({size}));
+}
+
+at::Tensor Norm::factors() const {
+  return kind_ == NormKind::kRmsPlusOne ? weight_.to(at::kFloat) + 1 : weight_;
 }
 
 at::Tensor Norm::forward(const at::Tensor& x) const {
-  at::ScalarType type = weight_.scalar_type();
+  const at::Tensor weight = factors();
+  at::ScalarType type = weight.scalar_type();
   const at::Tensor input = x.to(type);
   const bool fused = compute_.fused && kernels::can_fuse(input);
   if (!bias_.defined()) {
-    return (fused ? kernels::rms_norm(input, weight_, epsilon_)
-                  : at::rms_norm(input, weight_.sizes(), weight_, epsilon_))
+    return (fused ? kernels::rms_norm(input, weight, epsilon_)
+                  : at::rms_norm(input, weight.sizes(), weight, epsilon_))
         .to(x.scalar_type());
   }
-  if (fused) return kernels::layer_norm(input, weight_, bias_, epsilon_).to(x.scalar_type());
+  if (fused) return kernels::layer_norm(input, weight, bias_, epsilon_).to(x.scalar_type());
   // libtorch's CPU kernel sums the gradients of weight and bias in their own type, its CUDA kernel in fp32.
   if (kernels::is_for_cpu(x) && at::isReducedFloatingType(type)) type = at::kFloat;
-  return at::layer_norm(x.to(type), weight_.sizes(), weight_.to(type), bias_.to(type), epsilon_)
+  return at::layer_norm(x.to(type), weight.sizes(), weight.to(type), bias_.to(type), epsilon_)
       .to(x.scalar_type());
 }
 
 std::pair<at::Tensor, at::Tensor> Norm::forward_with(const at::Tensor& residual, const at::Tensor& x) const {
-  const at::ScalarType type = weight_.scalar_type();
+  const at::Tensor weight = factors();
+  const at::ScalarType type = weight.scalar_type();
   if (compute_.fused && kernels::can_fuse(x) && x.scalar_type() == type && residual.scalar_type() == type) {
-    return bias_.defined() ? kernels::add_layer_norm(residual, x, weight_, bias_, epsilon_)
-                           : kernels::add_rms_norm(residual, x, weight_, epsilon_);
+    return bias_.defined() ? kernels::add_layer_norm(residual, x, weight, bias_, epsilon_)
+                           : kernels::add_rms_norm(residual, x, weight, epsilon_);
   }
   at::Tensor sum = residual + x;
   return {sum, forward(sum)};
+}
+
+std::shared_ptr<Norm> make_norm(const ModelOptions& options, int64_t size) {
+  const NormKind kind = family_of(options).norm;
+  if (kind == NormKind::kLayer) {
+    return std::make_shared<LayerNorm>(size, options.layer_norm_epsilon, Compute(options));
+  }
+  return std::make_shared<RmsNorm>(size, options.rms_norm_eps, Compute(options), kind);
 }
 
 at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context,
@@ -233,34 +247,50 @@ at::Tensor Head::compute(const at::Tensor& input, const StageContext& context) {
   const bool fuses = (compute_.fused || parallel_) && kernels::can_fuse(x);
   if (targets.defined() && fuses && weight.scalar_type() == x.scalar_type()) {
     const at::Tensor rows = x.flatten(0, -2), tokens = targets.flatten();
-    return parallel_
-               ? parallel::linear_cross_entropy(rows, weight, tokens, parallel_->whole, compute_.matmul,
-                                                context.loss_terms, parallel_->ranks)
-               : kernels::linear_cross_entropy(rows, weight, tokens, compute_.matmul, context.loss_terms);
+    kernels::LossTerms terms = context.loss_terms;
+    terms.logit_cap = cap_;
+    return parallel_ ? parallel::linear_cross_entropy(rows, weight, tokens, parallel_->whole, compute_.matmul,
+                                                      terms, parallel_->ranks)
+                     : kernels::linear_cross_entropy(rows, weight, tokens, compute_.matmul, terms);
   }
   at::Tensor logits = kernels::linear(x, weight, compute_.matmul);
+  if (cap_ > 0) logits = ((logits.to(at::kFloat) / cap_).tanh() * cap_).to(logits.scalar_type());
   if (parallel_) logits = parallel::gather_logits(logits, parallel_->whole, parallel_->ranks);
   return targets.defined() ? next_token_loss(logits, targets, context.loss_terms) : logits;
 }
 
-FeedForward::FeedForward(const ModelOptions& options) : compute_(options), activation_(options.hidden_act) {
-  const bool gpt2 = is_gpt2(options);
-  const auto linear = [&](const char* name, int64_t in, int64_t out) {
-    return register_module(
-        name, std::make_shared<Linear>(in, out, compute_,
-                                       LinearForm{.biased = options.mlp_bias, .transposed = gpt2}));
+FeedForward::FeedForward(const ModelOptions& options)
+    : compute_(options), activation_(options.hidden_act), joined_(family_of(options).joined_gate) {
+  const Family& family = family_of(options);
+  const LinearForm form{.biased = has_feed_forward_bias(options), .transposed = family.transposed};
+  const auto linear = [&](const std::string& name, int64_t in, int64_t out) {
+    return register_module(name, std::make_shared<Linear>(in, out, compute_, form));
   };
   const int64_t hidden = options.hidden_size, inner = options.intermediate_size;
-  if (!gpt2) gate_ = linear("gate_proj", hidden, inner);
-  up_ = linear(gpt2 ? "c_fc" : "up_proj", hidden, inner);
-  down_ = linear(gpt2 ? "c_proj" : "down_proj", inner, hidden);
+  if (!family.has("hidden_act")) activation_ = Activation::kGeluTanh;
+  if (!family.gate.empty()) gate_ = linear(family.gate, hidden, inner);
+  up_ = linear(family.up, hidden, joined_ ? 2 * inner : inner);
+  down_ = linear(family.down, inner, hidden);
+}
+
+at::Tensor FeedForward::activated(const at::Tensor& x) const {
+  switch (activation_) {
+    case Activation::kSilu:
+      return at::silu(x);
+    case Activation::kGelu:
+      return at::gelu(x);
+    case Activation::kGeluTanh:
+      return at::gelu(x, "tanh");
+  }
+  FSDP_CHECK(false, "unknown activation");
 }
 
 at::Tensor FeedForward::compute(const at::Tensor& x, const StageContext& given) {
   const StageContext* context = &given;
-  if (!gate_) {
-    if (!compute_.fused || !kernels::can_fuse(x))
-      return down_->forward(at::gelu(up_->forward(x, context), "tanh"), context);
+  if (!gate_ && !joined_) {
+    if (!up_->is_transposed() || !compute_.fused || !kernels::can_fuse(x)) {
+      return down_->forward(activated(up_->forward(x, context)), context);
+    }
     const at::Tensor product = up_->forward_without_bias(x, context),
                      bias = up_->bias().to(product.scalar_type());
     return down_->forward(
@@ -268,15 +298,18 @@ at::Tensor FeedForward::compute(const at::Tensor& x, const StageContext& given) 
         context);
   }
   const bool is_silu = activation_ == Activation::kSilu;
-  if (const at::Tensor joined = is_silu ? forward_joined(x, {gate_.get(), up_.get()}, context) : at::Tensor();
+  if (const at::Tensor joined =
+          is_silu && gate_ ? forward_joined(x, {gate_.get(), up_.get()}, context) : at::Tensor();
       joined.defined()) {
     return down_->forward(kernels::joined_swiglu(joined), context);
   }
-  const auto both = forward_all(x, {gate_.get(), up_.get()}, context);
+  const auto both = gate_ ? forward_all(x, {gate_.get(), up_.get()}, context)
+                          : up_->forward(x, context).chunk(2, /*dim=*/-1);
   const at::Tensor &gate = both[0], &up = both[1];
-  if (is_silu && compute_.fused && kernels::can_fuse(gate))
+  if (is_silu && compute_.fused && kernels::can_fuse(gate)) {
     return down_->forward(kernels::swiglu(gate, up), context);
-  return down_->forward((is_silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up, context);
+  }
+  return down_->forward(activated(gate) * up, context);
 }
 
 }  // namespace fsdp::nn

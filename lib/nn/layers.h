@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/matmul.h"
+#include "nn/families.h"
 #include "nn/options.h"
 #include "nn/stage.h"
 #include "parallel/collectives.h"
@@ -29,10 +30,6 @@ struct Compute {
       : fused(options.fused_kernels), matmul(kernels::matmul_by_name(options.matmul.name())) {}
   Compute() = default;
 };
-
-/// Whether blocks have GPT-2's form (its parameter names, transposed weights, biases and learned positions),
-/// not Llama's.
-inline bool is_gpt2(const ModelOptions& options) { return options.architecture == "gpt2"; }
 
 class EnteredInputs;
 
@@ -135,10 +132,14 @@ class Norm : public torch::nn::Module {
   std::pair<at::Tensor, at::Tensor> forward_with(const at::Tensor& residual, const at::Tensor& x) const;
 
  protected:
-  Norm(int64_t size, double epsilon, const Compute& compute, bool biased);
+  Norm(NormKind kind, int64_t size, double epsilon, const Compute& compute);
 
  private:
-  at::Tensor weight_, bias_;  ///< bias_: undefined for RmsNorm
+  /// By which the norm multiplies.
+  at::Tensor factors() const;
+
+  NormKind kind_;
+  at::Tensor weight_, bias_;  ///< bias_: of NormKind::kLayer only
   double epsilon_;
   Compute compute_;
 };
@@ -146,14 +147,19 @@ class Norm : public torch::nn::Module {
 /// Root mean square normalisation (Zhang, Sennrich: Root Mean Square Layer Normalization, 2019, section 4).
 class RmsNorm final : public Norm {
  public:
-  RmsNorm(int64_t size, double epsilon, const Compute& compute = {}) : Norm(size, epsilon, compute, false) {}
+  RmsNorm(int64_t size, double epsilon, const Compute& compute = {}, NormKind kind = NormKind::kRms)
+      : Norm(kind, size, epsilon, compute) {}
 };
 
 /// Layer normalisation with weight and bias (Ba, Kiros, Hinton: Layer Normalization, 2016, section 3).
 class LayerNorm final : public Norm {
  public:
-  LayerNorm(int64_t size, double epsilon, const Compute& compute = {}) : Norm(size, epsilon, compute, true) {}
+  LayerNorm(int64_t size, double epsilon, const Compute& compute = {})
+      : Norm(NormKind::kLayer, size, epsilon, compute) {}
 };
+
+/// Of the kind that the family has.
+std::shared_ptr<Norm> make_norm(const ModelOptions& options, int64_t size);
 
 /// Where a decoder drops values.
 enum class DropoutPlace { kEmbedding, kAttentionScores, kAttentionOutput, kFeedForwardOutput };
@@ -197,6 +203,8 @@ class Head final : public Stage {
   std::string type_name() const override { return "head"; }
   const at::Tensor& weight() const { return weight_; }
   void set_parallel(ParallelForm form) { parallel_ = std::move(form); }
+  /// Logits l become cap tanh(l / cap); 0: they stay.
+  void set_cap(double cap) { cap_ = cap; }
 
  protected:
   /// x: [..., hidden_size] -> [..., vocab_size], or [] fp32
@@ -205,12 +213,13 @@ class Head final : public Stage {
  private:
   at::Tensor weight_;  ///< [vocab_size, hidden_size]
   Compute compute_;
+  double cap_ = 0;
   std::optional<ParallelForm> parallel_;
 };
 
 /// The position-wise feed-forward of a block, [B, T, D] -> [B, T, D].
-///   Llama:  down_proj(hidden_act(gate_proj(x)) * up_proj(x)) (Shazeer: GLU Variants, 2020)
-///   GPT-2:  c_proj(gelu(c_fc(x))), with GELU's approximation by tanh
+///   gated:  down(hidden_act(gate(x)) * up(x)) (Shazeer: GLU Variants, 2020), where gate and up may be one weight
+///   else:   down(hidden_act(up(x))); in GPT-2, always with GELU's approximation by tanh
 class FeedForward final : public Stage {
  public:
   explicit FeedForward(const ModelOptions& options);
@@ -220,9 +229,12 @@ class FeedForward final : public Stage {
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
 
  private:
+  at::Tensor activated(const at::Tensor& x) const;
+
   Compute compute_;
   Activation activation_;
-  std::shared_ptr<Linear> gate_, up_, down_;  ///< gate_: null for GPT-2
+  bool joined_;                               ///< up_ gives gate and up side by side
+  std::shared_ptr<Linear> gate_, up_, down_;  ///< gate_: null without a gate of its own
 };
 
 }  // namespace fsdp::nn

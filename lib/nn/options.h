@@ -14,10 +14,12 @@ namespace fsdp::nn {
 enum class Activation {
   kSilu,      ///< x * sigmoid(x)
   kGeluTanh,  ///< GELU in its approximation by tanh
+  kGelu,      ///< GELU
 };
 constexpr auto enum_names(Activation) {
-  return std::to_array<util::EnumName<Activation>>(
-      {{Activation::kSilu, "silu"}, {Activation::kGeluTanh, "gelu_pytorch_tanh"}});
+  return std::to_array<util::EnumName<Activation>>({{Activation::kSilu, "silu"},
+                                                    {Activation::kGeluTanh, "gelu_pytorch_tanh"},
+                                                    {Activation::kGelu, "gelu"}});
 }
 
 /// How a model is extended to positions beyond the length of its first training.
@@ -40,7 +42,8 @@ constexpr auto enum_names(MatmulChoice) {
                                                       {MatmulChoice::kAmx, "amx"}});
 }
 
-/// Shape of a decoder-only language model; the names are Hugging Face's (config.json of Llama and GPT-2).
+/// Shape of a decoder-only language model; the names are those of Hugging Face's config.json. The table of
+/// nn/families.h says which of them an architecture has; those that it has not keep their defaults.
 struct ModelOptions {
   /// A preset of config/presets.h, which gives the options below their defaults; empty: none.
   std::string preset = {};
@@ -50,30 +53,37 @@ struct ModelOptions {
   int64_t intermediate_size = 688;
   int64_t num_hidden_layers = 4;
   int64_t num_attention_heads = 8;
-  int64_t num_key_value_heads = 8;  ///< llama only; fewer than heads: grouped-query attention
-  int64_t head_dim = 0;             ///< llama only; width of a head; 0: hidden_size / num_attention_heads
+  int64_t num_key_value_heads = 8;  ///< fewer than heads: grouped-query attention
+  int64_t head_dim = 0;             ///< width of a head; 0: hidden_size / num_attention_heads
   int64_t max_position_embeddings = 1024;
-  /// llama only; 0: none. In Mistral, a token attends to at most this many tokens before it; here no token is
-  /// masked, so sequences may not be longer.
-  int64_t sliding_window = 0;
-  bool attention_bias = false;  ///< llama only: of query, key, value and output
-  bool qkv_bias = false;        ///< llama only: of query, key and value, not of the output (Qwen2)
-  bool mlp_bias = false;        ///< llama only
-  /// llama only, the feed-forward's gate: SwiGLU or GeGLU (Shazeer: GLU Variants Improve Transformer, 2020).
+  int64_t sliding_window = 0;  ///< tokens that a token attends to, the last of which is itself; 0: all
+  /// Every how manyth layer attends to all tokens in spite of sliding_window (Gemma); 0: none.
+  int64_t sliding_window_pattern = 0;
+  bool attention_bias = false;          ///< of query, key, value and output
+  bool qkv_bias = false;                ///< of query, key and value, not of the output (Qwen2)
+  bool mlp_bias = false;                ///< of the feed-forward
+  bool use_parallel_residual = false;   ///< attention and feed-forward both read the block's input (GPT-NeoX)
+  int64_t query_pre_attn_scalar = 0;    ///< scores are divided by its square root; 0: the width of a head
+  double attn_logit_softcapping = 0.0;  ///< scores s become cap * tanh(s / cap); 0: none
+  double final_logit_softcapping = 0.0;  ///< logits likewise
+  /// Of the feed-forward or of its gate: SwiGLU or GeGLU (Shazeer: GLU Variants Improve Transformer, 2020).
   Activation hidden_act = Activation::kSilu;
-  double rope_theta = 10000.0;                           ///< llama only
-  util::Named<RopeType> rope_type = RopeType::kDefault;  ///< llama only
-  double rope_factor = 1.0;                              ///< linear, llama3
-  double rope_low_freq_factor = 1.0;                     ///< llama3
-  double rope_high_freq_factor = 4.0;                    ///< llama3
-  int64_t rope_original_length = 8192;                   ///< llama3: length of the first training, in tokens
-  double rms_norm_eps = 1e-5;                            ///< llama's RMSNorm
-  double layer_norm_epsilon = 1e-5;                      ///< gpt2's LayerNorm
-  double initializer_range = 0.02;                       ///< standard deviation of the initial weights
-  double embedding_dropout = 0.0;    ///< of the embeddings' sum (gpt2's embd_pdrop), while training
-  double attention_dropout = 0.0;    ///< of the attention's weights (attn_pdrop)
-  double hidden_dropout = 0.0;       ///< of the output of attention and feed-forward (resid_pdrop)
-  bool tie_word_embeddings = false;  ///< the head uses the embedding's weight
+  double rope_theta = 10000.0;
+  util::Named<RopeType> rope_type = RopeType::kDefault;
+  double rope_factor = 1.0;             ///< linear, llama3
+  double rope_low_freq_factor = 1.0;    ///< llama3
+  double rope_high_freq_factor = 4.0;   ///< llama3
+  int64_t rope_original_length = 8192;  ///< llama3: length of the first training, in tokens
+  double rope_local_base_freq = 0.0;    ///< rope_theta, unscaled, of layers with a window; 0: as all layers
+  double partial_rotary_factor = 1.0;   ///< share of a head that rotates
+  int64_t no_rope_layer_interval = 0;   ///< every how manyth layer has no rotary positions (SmolLM3); 0: none
+  double rms_norm_eps = 1e-5;           ///< of RMSNorm
+  double layer_norm_epsilon = 1e-5;     ///< of LayerNorm
+  double initializer_range = 0.02;      ///< standard deviation of the initial weights
+  double embedding_dropout = 0.0;       ///< of the embeddings' sum (gpt2's embd_pdrop), while training
+  double attention_dropout = 0.0;       ///< of the attention's weights (attn_pdrop)
+  double hidden_dropout = 0.0;          ///< of the output of attention and feed-forward (resid_pdrop)
+  bool tie_word_embeddings = false;     ///< the head uses the embedding's weight
   std::string init_from = {};  ///< a .safetensors file, a folder of them, or a checkpoint; empty: random
   std::vector<std::string> init_unused{};  ///< patterns of tensors there that the model need not have
   bool init_broadcast = false;  ///< only rank 0 reads or makes the initial weights, and broadcasts them
@@ -84,23 +94,6 @@ struct ModelOptions {
 
   util::PluginValues plugin_values = {};
 };
-
-/// Width of a head, of all queries and of all keys (or all values).
-inline int64_t head_width(const ModelOptions& options) {
-  return options.head_dim > 0 ? options.head_dim : options.hidden_size / options.num_attention_heads;
-}
-inline int64_t query_width(const ModelOptions& options) {
-  return options.num_attention_heads * head_width(options);
-}
-inline int64_t key_width(const ModelOptions& options) {
-  return options.num_key_value_heads * head_width(options);
-}
-
-/// In tokens.
-inline int64_t longest_sequence(const ModelOptions& options) {
-  const int64_t positions = options.max_position_embeddings, window = options.sliding_window;
-  return window > 0 && window < positions ? window : positions;
-}
 
 /// Adapters that are trained in place of the weights (nn/lora.h); PEFT's LoraConfig has the names in brackets.
 struct LoraOptions {

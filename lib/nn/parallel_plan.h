@@ -43,8 +43,8 @@ struct RowwiseParallel {
   Layout output = Replicate{};
 };
 
-/// A norm, or an embedding of positions, that works on a cut of the sequence. Its parameters are repeated, and
-/// their gradients are each rank's share.
+/// A norm, or an embedding of positions, that works on a cut of the sequence or, in a region, on some heads. Its
+/// parameters are repeated, and their gradients are each rank's share.
 struct SequenceParallel {
   int64_t dim = 1;
 };

@@ -10,8 +10,8 @@
 namespace fsdp::nn {
 
 RotaryTable::RotaryTable(const ModelOptions& options) : options_(options) {
-  cos_ = register_buffer("cos", at::empty({0, head_width(options)}, at::kFloat));
-  sin_ = register_buffer("sin", at::empty({0, head_width(options)}, at::kFloat));
+  cos_ = register_buffer("cos", at::empty({0, rotary_width(options)}, at::kFloat));
+  sin_ = register_buffer("sin", at::empty({0, rotary_width(options)}, at::kFloat));
   cos_type_ = sin_type_ = at::kFloat;
 }
 
@@ -48,7 +48,7 @@ void RotaryTable::compute(int64_t length, const at::Device& device) {
 }
 
 at::Tensor RotaryTable::frequencies(const at::Device& device) const {
-  const int64_t width = head_width(options_);
+  const int64_t width = rotary_width(options_);
   auto options = at::TensorOptions().dtype(at::kFloat).device(device);
   const at::Tensor exponents = at::arange(0, width, 2, options) / static_cast<double>(width);
   const at::Tensor plain = at::pow(options_.rope_theta, exponents).reciprocal();
@@ -64,10 +64,13 @@ at::Tensor RotaryTable::frequencies(const at::Device& device) const {
   return (1 - share) * slow + share * plain;
 }
 
-at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+at::Tensor apply_rotary(const at::Tensor& given, const at::Tensor& cos, const at::Tensor& sin) {
+  const int64_t width = cos.size(-1), rest = given.size(-1) - width;
+  const at::Tensor x = rest == 0 ? given : given.narrow(-1, 0, width);
   int64_t half = x.size(-1) / 2;
   at::Tensor rotated = at::cat({x.narrow(-1, half, half).neg(), x.narrow(-1, 0, half)}, -1);
-  return (x * cos + rotated * sin).to(x.scalar_type());
+  const at::Tensor turned = (x * cos + rotated * sin).to(x.scalar_type());
+  return rest == 0 ? turned : at::cat({turned, given.narrow(-1, width, rest)}, -1);
 }
 
 }  // namespace fsdp::nn

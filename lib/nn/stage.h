@@ -37,8 +37,10 @@ using DocumentStarts = std::vector<std::vector<int64_t>>;
 
 /// What the stages of one forward pass share besides the hidden states.
 struct StageContext {
-  at::Tensor rotary_cos = {};  ///< [T, head_dim], undefined for models without rotary positions
+  at::Tensor rotary_cos = {};  ///< [T, rotary_width()], undefined for models without rotary positions
   at::Tensor rotary_sin = {};  ///< [T, head_dim]
+  /// Of the layers with a window, in models that have other angles there.
+  at::Tensor local_rotary_cos = {}, local_rotary_sin = {};
   /// [B, T] int64: what the head is to predict. If defined, a model of lib/nn returns the mean loss instead
   /// of its scores, so that these need not exist all at once.
   at::Tensor targets = {};

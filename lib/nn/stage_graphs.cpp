@@ -171,7 +171,8 @@ struct GraphedStage {
   Addresses addresses(const StageContext& context) const {
     Addresses result;
     append_addresses(result, state);
-    append_addresses(result, {context.rotary_cos, context.rotary_sin});
+    append_addresses(
+        result, {context.rotary_cos, context.rotary_sin, context.local_rotary_cos, context.local_rotary_sin});
     return result;
   }
 

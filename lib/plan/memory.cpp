@@ -9,6 +9,7 @@
 #include "kernels/fused.h"
 #include "kernels/meta.h"
 #include "nn/architectures.h"
+#include "nn/families.h"
 #include "optim/parameter_groups.h"
 #include "parallel/step_collectives.h"
 #include "plan/unit_memory.h"
@@ -277,10 +278,8 @@ shard::Traffic attention_traffic(const config::Config& config, const comm::MeshS
   const int64_t context = mesh.context;
   if (context == 1) return {};
   const nn::ModelOptions& model = config.model;
-  const bool is_gpt2 = model.architecture == "gpt2";
-  const int64_t heads = is_gpt2 ? model.num_attention_heads : model.num_key_value_heads;
-  const int64_t width =
-      (is_gpt2 ? model.hidden_size : nn::key_width(model)) / heads * std::max<int64_t>(1, heads / mesh.model);
+  const int64_t heads = nn::key_value_heads(model);
+  const int64_t width = nn::head_width(model) * std::max<int64_t>(1, heads / mesh.model);
   const int64_t keys = config.data.micro_batch_size * config.data.sequence_length / context * width;
   const int64_t sent = 2 * keys * util::element_size(util::scalar_type(config.mixed_precision.param_dtype)),
                 gradients = 2 * keys * 4;

@@ -127,8 +127,9 @@ std::string products(const config::Config& config, const at::Device& device) {
 /// ", attention by cuDNN kernels", on a GPU: which kernels libtorch chooses depends on GPU, type and shapes.
 std::string attention(const config::Config& config, const comm::MeshShape& mesh, const at::Device& device) {
   const nn::ModelOptions& model = config.model;
-  const bool is_built_in = model.architecture == "llama" || nn::is_gpt2(model);
+  const bool is_built_in = nn::is_built_in_architecture(model.architecture);
   if (device.is_cpu() || !is_built_in || model.attention_dropout > 0) return "";
+  if (model.attn_logit_softcapping > 0) return ", attention by matrix products, for its soft cap";
   at::Tensor one =
       at::empty({1, 1, 1, nn::head_width(model)},
                 at::TensorOptions(util::scalar_type(config.mixed_precision.param_dtype)).device(device));
@@ -136,10 +137,9 @@ std::string attention(const config::Config& config, const comm::MeshShape& mesh,
   const auto heads = [&](int64_t count) {
     return one.expand({config.data.micro_batch_size, config.data.sequence_length, count, one.size(3)});
   };
-  const bool grouped =
-      one.scalar_type() != at::kFloat && !nn::is_gpt2(model);  // nn/attention.cpp repeats others
+  const bool grouped = one.scalar_type() != at::kFloat;  // nn/attention.cpp repeats others
   const at::Tensor q = heads(model.num_attention_heads),
-                   k = heads(grouped ? model.num_key_value_heads : model.num_attention_heads);
+                   k = heads(grouped ? nn::key_value_heads(model) : model.num_attention_heads);
   if (mesh.context > 1) {
     return kernels::can_use_flash_attention(q, k, k) ? ", attention in blocks by flash kernels"
                                                      : ", attention in blocks by matrix products";

@@ -8,6 +8,7 @@
 
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/weights.h"
+#include "nn/families.h"
 #include "support/checkpoint_fixtures.h"
 #include "support/run_program.h"
 #include "support/safetensors_files.h"
@@ -170,7 +171,7 @@ TEST_F(FsdpCkpt, ReshardsAndPrintsWhatItMade) {
 TEST_F(FsdpCkpt, ImportsAndExports) {
   const nn::ModelOptions options = tiny_options("gpt2");
   NamedTensors tensors;
-  for (const auto& [name, shape] : hugging_face_shapes(options)) {
+  for (const auto& [name, shape] : nn::weight_shapes(options)) {
     tensors.emplace_back("model/" + name, at::rand(shape));
   }
   fs::path step = save_checkpoint(root_.path(), tensors, 3);

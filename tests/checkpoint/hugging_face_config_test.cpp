@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "nn/families.h"
 #include "support/checkpoint_fixtures.h"
 #include "support/tiny_models.h"
 
@@ -53,7 +54,7 @@ TEST(HuggingFaceConfig, ListsTheWeightsOfTheModelsWithTheirShapes) {
         if (!seen.insert(parameter.value().unsafeGetTensorImpl()).second) continue;
         shapes[parameter.key()] = parameter.value().sizes().vec();
       }
-      EXPECT_EQ(hugging_face_shapes(options), shapes) << architecture << " tied " << tied;
+      EXPECT_EQ(nn::weight_shapes(options), shapes) << architecture << " tied " << tied;
     }
   }
 }
@@ -87,13 +88,17 @@ std::map<std::string, nn::ModelOptions> families() {
   families["linear"].rope_factor = 2.5;
   families["wide"].head_dim = 10;
   families["geglu"].hidden_act = nn::Activation::kGeluTanh;
+  for (const std::string& name : testing::family_names()) {
+    if (!families.contains(name)) families[name] = testing::family_options(name);
+  }
   return families;
 }
 
 TEST(HuggingFaceConfig, OfEachFamilyIsReadAsItIsWritten) {
   for (const auto& [name, options] : families()) {
     const nlohmann::json config = hugging_face_config(options);
-    EXPECT_EQ(config["model_type"], name == "qwen2" || name == "mistral" ? name : "llama");
+    const bool is_llama = options.architecture == "llama" && name != "qwen2" && name != "mistral";
+    EXPECT_EQ(config["model_type"], is_llama ? "llama" : name);
     const nn::ModelOptions read = options_from_hugging_face(config, "x");
     EXPECT_EQ(hugging_face_config(read), config) << name;
     EXPECT_EQ(read.qkv_bias, options.qkv_bias) << name;
@@ -102,6 +107,16 @@ TEST(HuggingFaceConfig, OfEachFamilyIsReadAsItIsWritten) {
     EXPECT_EQ(read.rope_type, options.rope_type) << name;
     EXPECT_EQ(read.rope_original_length, name == "llama3" ? 6 : 8192) << name;
     EXPECT_EQ(read.head_dim, options.head_dim) << name;
+    EXPECT_EQ(read.architecture, options.architecture) << name;
+    EXPECT_EQ(read.sliding_window_pattern, options.sliding_window_pattern) << name;
+    EXPECT_EQ(read.no_rope_layer_interval, options.no_rope_layer_interval) << name;
+    EXPECT_EQ(read.query_pre_attn_scalar, options.query_pre_attn_scalar) << name;
+    EXPECT_EQ(read.attn_logit_softcapping, options.attn_logit_softcapping) << name;
+    EXPECT_EQ(read.final_logit_softcapping, options.final_logit_softcapping) << name;
+    EXPECT_EQ(read.rope_local_base_freq, options.rope_local_base_freq) << name;
+    EXPECT_EQ(read.partial_rotary_factor, options.partial_rotary_factor) << name;
+    EXPECT_EQ(read.use_parallel_residual, options.use_parallel_residual) << name;
+    EXPECT_EQ(read.layer_norm_epsilon, options.layer_norm_epsilon) << name;
   }
 }
 
@@ -110,9 +125,10 @@ TEST(HuggingFaceConfig, ListsTheWeightsOfEachFamilyWithTheirShapes) {
     auto model = nn::make_decoder(options);
     std::map<std::string, std::vector<int64_t>> shapes;
     for (const auto& parameter : model->named_parameters()) {
+      if (options.tie_word_embeddings && parameter.key() == "lm_head.weight") continue;
       shapes[parameter.key()] = parameter.value().sizes().vec();
     }
-    EXPECT_EQ(hugging_face_shapes(options), shapes) << name;
+    EXPECT_EQ(nn::weight_shapes(options), shapes) << name;
   }
 }
 
@@ -148,6 +164,64 @@ TEST(HuggingFaceConfig, KnowsTheWindowsOfMistralAndQwen2) {
             util::ErrorKind::kCheckpoint);
 }
 
+TEST(HuggingFaceConfig, ReadsTheWindowsOfGemma) {
+  const auto gemma = [](const nlohmann::json& more) {
+    nlohmann::json config = {{"model_type", "gemma3_text"}, {"num_hidden_layers", 6}};
+    config.update(more);
+    return options_from_hugging_face(config, "x");
+  };
+  const std::string full = "full_attention", local = "sliding_attention";
+  EXPECT_EQ(gemma(nlohmann::json::object()).sliding_window_pattern, 6);
+  EXPECT_EQ(gemma({{"sliding_window_pattern", 3}}).sliding_window_pattern, 3);
+  EXPECT_EQ(gemma({{"layer_types", {local, full, local, full, local, full}}}).sliding_window_pattern, 2);
+  EXPECT_EQ(gemma({{"layer_types", std::vector(6, local)}}).sliding_window_pattern, 0);
+  EXPECT_EQ(gemma({{"layer_types", std::vector(6, full)}}).sliding_window, 0);
+  for (const nlohmann::json& wrong :
+       {nlohmann::json{local, full, local, local, local, full},
+        nlohmann::json{full, local, full, local, full, local}, nlohmann::json{local, full}, nlohmann::json(7),
+        nlohmann::json{local, local, local, local, local, "chunked"}}) {
+    const auto [kind, text] = testing::error_of([&] { gemma({{"layer_types", wrong}}); });
+    EXPECT_EQ(kind, util::ErrorKind::kCheckpoint) << wrong;
+    EXPECT_THAT(text, HasSubstr("\"layer_types\""));
+  }
+}
+
+TEST(HuggingFaceConfig, ReadsTheAnglesOfGemmaOldAndNew) {
+  const nlohmann::json old = {{"rope_theta", 5e5},
+                              {"rope_local_base_freq", 2e4},
+                              {"rope_scaling", {{"rope_type", "linear"}, {"factor", 8}}}};
+  const nlohmann::json now = {
+      {"rope_parameters",
+       {{"full_attention", {{"rope_type", "linear"}, {"factor", 8}, {"rope_theta", 5e5}}},
+        {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 2e4}}}}}};
+  for (nlohmann::json config : {old, now}) {
+    config["model_type"] = "gemma3_text";
+    const nn::ModelOptions read = options_from_hugging_face(config, "x");
+    EXPECT_EQ(read.rope_theta, 5e5);
+    EXPECT_EQ(read.rope_local_base_freq, 2e4);
+    EXPECT_EQ(read.rope_type, "linear");
+    EXPECT_EQ(read.rope_factor, 8);
+  }
+}
+
+TEST(HuggingFaceConfig, RefusesByNameWhatAFamilyLacks) {
+  const std::pair<nlohmann::json, const char*> wrong[] = {
+      {{{"model_type", "qwen3"}, {"use_sliding_window", true}}, "\"use_sliding_window\" must be false"},
+      {{{"model_type", "phi3"}, {"rope_scaling", {{"type", "longrope"}, {"short_factor", {1}}}}},
+       "\"type\" must be \"default\", the only one supported for this model, but is \"longrope\""},
+      {{{"model_type", "gemma3_text"}, {"attn_logit_softcapping", 50}}, "a soft cap of attention"},
+      {{{"model_type", "gemma2"}, {"use_bidirectional_attention", true}}, "\"use_bidirectional_attention\""},
+      {{{"model_type", "smollm3"}, {"num_hidden_layers", 3}, {"no_rope_layers", {0, 1, 1}}},
+       "\"no_rope_layers\""},
+      {{{"model_type", "gemma3"}}, "it reads images, and its text model, gemma3_text, is a part of it"},
+      {{{"model_type", "llama"}, {"query_pre_attn_scalar", 256}}, "a custom scale of attention"}};
+  for (const auto& [config, expected] : wrong) {
+    const auto [kind, text] = testing::error_of([&] { options_from_hugging_face(config, "x"); });
+    EXPECT_EQ(kind, util::ErrorKind::kCheckpoint) << config;
+    EXPECT_THAT(text, HasSubstr(expected));
+  }
+}
+
 TEST(HuggingFaceConfig, HasTheDefaultsOfTransformers) {
   auto gpt2 = options_from_hugging_face({{"model_type", "gpt2"}, {"n_inner", nullptr}, {"n_ctx", 1024}}, "x");
   EXPECT_EQ(gpt2.hidden_size, 768);
@@ -177,7 +251,7 @@ TEST(HuggingFaceConfig, OfAModelThatWouldComputeSomethingElseIsRefused) {
       {"rope_parameters", {{"rope_type", 3}}},
       {"attention_bias", 1},
       {"mlp_bias", "yes"},
-      {"hidden_act", "gelu"},
+      {"hidden_act", "relu"},
       {"head_dim", 0},
       {"hidden_size", 0},
       {"hidden_size", -5},

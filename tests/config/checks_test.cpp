@@ -261,6 +261,23 @@ TEST(CheckWorld, AsksForSequencesThatDivideIntoChunks) {
   EXPECT_NE(world_error(config, 6).find("; set it to 6"), std::string::npos);
 }
 
+TEST(CheckWorld, RefusesAttentionThatCutSequencesDoNotKnow) {
+  Config config;
+  config.mesh = {.dcn = 1, .data = 1, .context = 2};
+  config.model.sliding_window = 256;  // as long as a sequence
+  check_world(config, 2);
+  config.model.sliding_window = 255;
+  EXPECT_EQ(
+      world_error(config, 2),
+      "mesh.context must be 1 with model.sliding_window = 255, which attention over parts of sequences does not "
+      "know, but is 2; give the processes to mesh.data");
+  config.model.sliding_window = 0;
+  config.model.architecture = "gemma2";
+  config.model.attn_logit_softcapping = 50;
+  EXPECT_NE(world_error(config, 2).find("mesh.context must be 1 with model.attn_logit_softcapping = 50"),
+            std::string::npos);
+}
+
 TEST(CheckWorld, AsksForTokensOfAProcessThatSuitEightBits) {
   Config config;
   config.mesh = {.dcn = 1, .data = 1, .context = 4};

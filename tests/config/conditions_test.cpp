@@ -31,6 +31,7 @@ struct Row {
 
 const Settings kLora = {"lora.rank = 8"};
 const Settings kGpt2 = {"model.architecture = \"gpt2\""};
+const Settings kGemma2 = {"model.architecture = \"gemma2\""}, kNeox = {"model.architecture = \"gpt_neox\""};
 const Settings kValidates = {"data.validation = [\"v.bin\"]"};
 const Settings kValidatesOften = {"data.validation = [\"v.bin\"]", "evaluation.interval_steps = 5"};
 const Settings kScaled = {"mixed_precision.param_dtype = \"float16\""};
@@ -80,6 +81,16 @@ const std::map<std::string, Row>& rows() {
       {"model.mlp_bias", {"true", {none}, {kGpt2}}},
       {"model.hidden_act", {"\"gelu_pytorch_tanh\"", {none}, {kGpt2}}},
       {"model.sliding_window", {"512", {none}, {kGpt2}}},
+      {"model.sliding_window_pattern",
+       {"6", {{kGemma2[0], "model.sliding_window = 512"}}, {none, {kGemma2[0], "model.sliding_window = 0"}}}},
+      {"model.use_parallel_residual", {"true", {kNeox}, {none}}},
+      {"model.query_pre_attn_scalar", {"256", {kGemma2}, {none}}},
+      {"model.attn_logit_softcapping", {"50.0", {kGemma2}, {none}}},
+      {"model.final_logit_softcapping", {"30.0", {kGemma2}, {none}}},
+      {"model.rope_local_base_freq",
+       {"10000.0", {{"model.architecture = \"gemma3_text\""}}, {none, kGemma2}}},
+      {"model.partial_rotary_factor", {"0.25", {kNeox}, {none}}},
+      {"model.no_rope_layer_interval", {"4", {{"model.architecture = \"smollm3\""}}, {none}}},
       {"model.rope_theta", {"5e+5", {none}, {kGpt2}}},
       {"model.rope_type", {"\"llama3\"", {none}, {kGpt2}}},
       {"model.rope_factor",

@@ -58,6 +58,7 @@ struct Attention {
   at::Tensor q, k, v;
   bool is_causal;  ///< the last query sees all keys
   double scale;
+  int64_t left = -1;  ///< keys before a query that it sees; below 0: all
   at::Tensor bias = {};
 
   /// For each query head. x: [B, key-value heads, L, head_dim]
@@ -73,6 +74,11 @@ struct Attention {
     if (is_causal) {
       const at::Tensor later = at::ones({q.size(2), k.size(2)}, at::kBool).triu(1 + k.size(2) - q.size(2));
       scores.masked_fill_(later, -std::numeric_limits<double>::infinity());
+    }
+    if (left >= 0) {
+      const at::Tensor before =
+          at::ones({q.size(2), k.size(2)}, at::kBool).tril(k.size(2) - q.size(2) - left - 1);
+      scores.masked_fill_(before, -std::numeric_limits<double>::infinity());
     }
     return scores;
   }
@@ -103,6 +109,7 @@ Attention attention_of(const Formula& a) {
           .is_causal = a.argument("is_causal").toBool(),
           .scale = a.has("scale") ? a.argument("scale").toDouble()
                                   : 1 / std::sqrt(static_cast<double>(q.size(-1))),
+          .left = a.has("window_size_left") ? a.argument("window_size_left").toInt() : -1,
           .bias = a.tensor("attn_bias")};
 }
 

@@ -63,7 +63,7 @@ TEST_P(ScoreOf, ALongTextHasEachTokenOnceWithAtLeastWindowLessStrideBeforeIt) {
 }
 
 TEST_P(ScoreOf, WindowAndStrideDefaultToTheLongestSequenceAndHalfOfIt) {
-  const int64_t longest = nn::longest_sequence(options_);
+  const int64_t longest = options_.max_position_embeddings;
   const Score by_default = score(*model_, options_, ids_);
   const Score given = score(*model_, options_, ids_, {.window = longest, .stride = longest / 2});
   EXPECT_EQ(by_default.nats, given.nats);
@@ -80,7 +80,7 @@ TEST_P(ScoreOf, WhatCannotBeScoredIsRefused) {
     }
     return false;
   };
-  const int64_t longest = nn::longest_sequence(options_);
+  const int64_t longest = options_.max_position_embeddings;
   EXPECT_TRUE(refused({1}, {}));
   EXPECT_TRUE(refused({1, options_.vocab_size}, {}));
   EXPECT_TRUE(refused(ids_, {.window = longest + 1}));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/attention_block.h"
+#include "util/error.h"
 #include "util/matrix_units.h"
 #include "util/tensor_memory.h"
 
@@ -21,14 +22,21 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-at::Tensor formula(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+at::Tensor formula_of(const AttentionForm& form, const at::Tensor& q, const at::Tensor& k,
+                      const at::Tensor& v) {
   const int64_t tokens = q.size(1), group = q.size(2) / k.size(2);
   auto by_head = [](const at::Tensor& x) { return x.transpose(1, 2); };
-  at::Tensor scores = at::matmul(by_head(q), by_head(k.repeat_interleave(group, 2)).transpose(2, 3)) /
-                      std::sqrt(static_cast<double>(q.size(3)));
+  at::Tensor scores = at::matmul(by_head(q), by_head(k.repeat_interleave(group, 2)).transpose(2, 3)) *
+                      (form.scale > 0 ? form.scale : 1 / std::sqrt(static_cast<double>(q.size(3))));
+  if (form.cap > 0) scores = (scores / form.cap).tanh() * form.cap;
   at::Tensor hidden = at::ones({tokens, tokens}, at::kBool).triu(1);
+  if (form.window > 0) hidden = hidden.logical_or(at::ones({tokens, tokens}, at::kBool).tril(-form.window));
   scores = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity());
   return by_head(at::matmul(scores.softmax(-1), by_head(v.repeat_interleave(group, 2))));
+}
+
+at::Tensor formula(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  return formula_of({}, q, k, v);
 }
 
 struct Case {
@@ -66,7 +74,13 @@ class Attention : public ::testing::TestWithParam<Way> {
     return results;
   }
 
-  static void expect_formula(const Tensors& inputs, const std::string& what) {
+  static void expect_formula(const Tensors& inputs, const std::string& what, const AttentionForm& form = {}) {
+    const auto attention = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+      return causal_attention(q, k, v, GetParam().matmul, form);
+    };
+    const auto formula = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+      return formula_of(form, q, k, v);
+    };
     const at::Tensor dy = at::randn(inputs[0].sizes()).to(type());
     Tensors high;
     for (const at::Tensor& input : inputs) high.push_back(input.to(at::kDouble));
@@ -99,6 +113,22 @@ TEST_P(Attention, IsTheFormulaWhateverTheLengthAndTheHeads) {
     expect_formula({random(c.heads), random(c.kv_heads), random(c.kv_heads)},
                    std::to_string(c.tokens) + " tokens");
   }
+}
+
+TEST_P(Attention, IsTheFormulaOfWindowsCapsAndScales) {
+  const auto random = [](int64_t tokens) {
+    const auto heads = [&](int64_t count) { return (at::randn({1, tokens, count, 32}) * 2).to(type()); };
+    return Tensors{heads(2), heads(1), heads(1)};
+  };
+  for (const auto& [tokens, window] :
+       {std::pair(70, 2), std::pair(70, 64), std::pair(320, 63), std::pair(320, 65), std::pair(320, 150),
+        std::pair(1056, 64), std::pair(1100, 700)}) {
+    expect_formula(random(tokens), util::concat(tokens, " tokens in a window of ", window),
+                   {.window = window});
+  }
+  expect_formula(random(130), "scale", {.scale = 0.3});
+  expect_formula(random(130), "cap", {.cap = 2});
+  expect_formula(random(320), "all", {.scale = 0.1, .window = 100, .cap = 5});
 }
 
 TEST_P(Attention, TakesPartsOfOneTensor) {

@@ -57,8 +57,9 @@ TEST(Decoder, Gpt2HasHuggingFaceNamesAndShapes) {
 }
 
 TEST(Decoder, GivesLogitsOfEveryPositionAndLooksOnlyBack) {
-  for (const char* architecture : {"llama", "gpt2"}) {
-    auto options = tiny_options(architecture);
+  for (const std::string& family : testing::family_names()) {
+    SCOPED_TRACE(family);
+    auto options = testing::family_options(family);
     auto model = make_initialized(options);
     at::Tensor ids = testing::token_rows(0, 2, 8, options.vocab_size);
     at::Tensor logits = model->forward(ids);
@@ -68,6 +69,63 @@ TEST(Decoder, GivesLogitsOfEveryPositionAndLooksOnlyBack) {
     at::Tensor other = model->forward(changed);
     EXPECT_TRUE(at::allclose(logits.narrow(1, 0, 8), other.narrow(1, 0, 8), 1e-5, 1e-6));
     EXPECT_FALSE(at::allclose(logits.select(1, 8), other.select(1, 8)));
+  }
+}
+
+TEST(Decoder, SeesNoFurtherThanItsWindow) {
+  auto options = testing::family_options("mistral");
+  options.num_hidden_layers = 1;
+  for (bool fused : {true, false}) {
+    options.fused_kernels = fused;
+    auto model = make_initialized(options);
+    const at::Tensor ids = testing::token_rows(0, 2, 15, options.vocab_size), changed = ids.clone();
+    changed.select(1, 3).add_(1).remainder_(options.vocab_size);
+    const at::Tensor difference = (model->forward(ids) - model->forward(changed)).abs().amax({0, 2});
+    for (int64_t i = 0; i < 16; ++i) EXPECT_EQ(difference[i].item<float>() > 1e-4F, i >= 3 && i < 8) << i;
+  }
+}
+
+/// Every second layer of Gemma sees all tokens, and the layers between have a window.
+TEST(Decoder, SeesEverythingInEveryNthLayer) {
+  auto options = testing::family_options("gemma3_text");
+  const auto reaches = [&](int64_t layers) {
+    options.num_hidden_layers = layers;
+    auto model = make_initialized(options);
+    const at::Tensor ids = testing::token_rows(0, 2, 15, options.vocab_size), changed = ids.clone();
+    changed.select(1, 0).add_(1).remainder_(options.vocab_size);
+    return (model->forward(ids) - model->forward(changed)).select(1, 15).abs().max().item<float>() > 1e-5F;
+  };
+  EXPECT_FALSE(reaches(1));
+  EXPECT_TRUE(reaches(2));
+}
+
+TEST(Decoder, HasTheLossOfItsScoresWithASoftCap) {
+  const auto options = testing::family_options("gemma2");
+  const at::Tensor rows = testing::token_rows(0, 3, 12, options.vocab_size);
+  const at::Tensor inputs = rows.narrow(1, 0, 12), targets = rows.narrow(1, 1, 12).contiguous();
+  auto model = make_initialized(options), other = make_initialized(options);
+  const at::Tensor scores = other->forward(inputs);
+  EXPECT_LT(scores.abs().max().item<float>(), options.final_logit_softcapping);
+  const at::Tensor loss = loss_of(*model, inputs, targets), expected = next_token_loss(scores, targets);
+  EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-5);
+  loss.backward();
+  expected.backward();
+  for (const auto& parameter : model->named_parameters()) {
+    const at::Tensor found = parameter.value().grad(),
+                     wanted = other->named_parameters()[parameter.key()].grad();
+    EXPECT_LT((found - wanted).norm().item<double>(), 1e-4 * wanted.norm().item<double>()) << parameter.key();
+  }
+}
+
+TEST(Decoder, RefusesOptionsThatItsFamilyLacks) {
+  auto options = tiny_options("gpt2");
+  options.sliding_window = 5;
+  options.attention_bias = true;
+  try {
+    make_decoder(options);
+    FAIL();
+  } catch (const util::Error& error) {
+    EXPECT_STREQ(error.what(), "attention_bias, sliding_window do not apply to gpt2; leave them out");
   }
 }
 
@@ -170,18 +228,20 @@ std::map<std::string, at::Tensor> results_of(const ModelOptions& options, at::Sc
 }
 
 TEST(Decoder, OfFusedKernelsIsThatOfComposedOperations) {
-  for (const char* architecture : {"llama", "gpt2"}) {
+  for (const std::string& architecture : testing::family_names()) {
     for (const auto& [type, tolerance] : {std::pair(at::kFloat, 1e-5), std::pair(at::kBFloat16, 3e-2)}) {
       for (const char* matmul : {"mkl", "onednn", "amx"}) {
         if (std::string(matmul) == "amx" && !util::has_matrix_unit()) continue;
-        auto options = tiny_options(architecture);
+        // More norms, and so more roundings.
+        const double of_family = architecture.starts_with("gemma") ? 2 * tolerance : tolerance;
+        auto options = testing::family_options(architecture);
         options.matmul = matmul;
         options.fused_kernels = true;
         const auto fused = results_of(options, type);
         options.fused_kernels = false;
         for (const auto& [name, expected] : results_of(options, type)) {
           const at::Tensor found = fused.at(name).to(at::kDouble), wanted = expected.to(at::kDouble);
-          EXPECT_LT((found - wanted).norm().item<double>(), tolerance * wanted.norm().item<double>())
+          EXPECT_LT((found - wanted).norm().item<double>(), of_family * wanted.norm().item<double>())
               << architecture << " " << type << " " << matmul << " " << name;
         }
       }

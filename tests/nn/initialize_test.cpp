@@ -40,6 +40,16 @@ TEST(Initialize, UsesTheRangeForMatricesOnesForNormsZeroForBiases) {
   EXPECT_TRUE(at::equal(parameters["transformer.h.0.mlp.c_fc.bias"], at::zeros({256})));
 }
 
+TEST(Initialize, MakesNormsThatAddOneZero) {
+  const ModelOptions options = testing::family_options("gemma2");
+  auto model = testing::make_initialized(options);
+  for (const auto& parameter : model->named_parameters()) {
+    if (parameter.value().dim() == 1) {
+      EXPECT_EQ(parameter.value().abs().max().item<float>(), 0) << parameter.key();
+    }
+  }
+}
+
 TEST(Initialize, GivesAnyElementsByThemselvesAsInTheWhole) {
   const auto options = testing::tiny_options("gpt2");
   struct Case {

@@ -22,7 +22,7 @@ struct Shape {
 class Cached : public ::testing::TestWithParam<Shape> {
  protected:
   void SetUp() override {
-    options_ = tiny_options(GetParam().architecture);
+    options_ = testing::family_options(GetParam().architecture);
     options_.hidden_size = 48;
     options_.num_attention_heads = GetParam().heads;
     options_.num_key_value_heads = GetParam().kv_heads;
@@ -98,15 +98,19 @@ TEST_P(Cached, RecordsNothingAndLeavesTrainingAsItWas) {
   EXPECT_TRUE(after.requires_grad());
 }
 
-INSTANTIATE_TEST_SUITE_P(, Cached,
-                         ::testing::Values(Shape{"llama", "llama", 4, 4, false, true},
-                                           Shape{"llama_grouped", "llama", 4, 2, false, true},
-                                           Shape{"llama_one_kv_head", "llama", 4, 1, true, true},
-                                           Shape{"llama_composed", "llama", 4, 2, false, false},
-                                           Shape{"gpt2", "gpt2", 4, 4, false, true},
-                                           Shape{"gpt2_tied", "gpt2", 3, 3, true, true},
-                                           Shape{"gpt2_composed", "gpt2", 4, 4, true, false}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    , Cached,
+    ::testing::Values(
+        Shape{"llama", "llama", 4, 4, false, true}, Shape{"llama_grouped", "llama", 4, 2, false, true},
+        Shape{"llama_one_kv_head", "llama", 4, 1, true, true},
+        Shape{"llama_composed", "llama", 4, 2, false, false}, Shape{"gpt2", "gpt2", 4, 4, false, true},
+        Shape{"gpt2_tied", "gpt2", 3, 3, true, true}, Shape{"gpt2_composed", "gpt2", 4, 4, true, false},
+        Shape{"mistral", "mistral", 4, 2, false, true},
+        Shape{"mistral_composed", "mistral", 4, 2, false, false}, Shape{"qwen3", "qwen3", 4, 2, false, true},
+        Shape{"smollm3", "smollm3", 4, 2, true, true}, Shape{"phi3", "phi3", 4, 2, false, true},
+        Shape{"gemma2", "gemma2", 4, 2, true, true}, Shape{"gemma3_text", "gemma3_text", 4, 2, true, true},
+        Shape{"gpt_neox", "gpt_neox", 3, 3, false, true}),
+    [](const auto& info) { return info.param.name; });
 
 TEST(KeyValueCache, EndsWithThePositionsOfTheModel) {
   const ModelOptions options = tiny_options();  // 16 positions
@@ -115,11 +119,10 @@ TEST(KeyValueCache, EndsWithThePositionsOfTheModel) {
     FAIL();
   } catch (const util::Error& error) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-    EXPECT_STREQ(error.what(),
-                 "a text may have at most 16 tokens, the positions of the model "
-                 "(max_position_embeddings, or sliding_window if less), but would have 17; shorten "
-                 "the prompt or ask "
-                 "for fewer new tokens");
+    EXPECT_STREQ(
+        error.what(),
+        "a text may have at most 16 tokens, the positions of the model "
+        "(max_position_embeddings), but would have 17; shorten the prompt or ask for fewer new tokens");
   }
   for (const char* architecture : {"llama", "gpt2"}) {
     auto model = make_initialized(tiny_options(architecture));

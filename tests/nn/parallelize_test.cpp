@@ -60,6 +60,32 @@ TEST(ParallelModel, OfBothFamiliesIsTheWhole) {
   for (const char* architecture : {"llama", "gpt2"}) expect_as_whole(small_options(architecture));
 }
 
+TEST(ParallelModel, OfTheOtherFamiliesIsTheWhole) {
+  for (const std::string& family : testing::family_names()) {
+    if (family == "olmo2") continue;  // refused
+    ModelOptions options = testing::family_options(family);
+    options.vocab_size = 51;
+    options.num_attention_heads = 4;
+    options.num_key_value_heads = family == "gpt2" || family == "phi3" || family == "gpt_neox" ? 4 : 2;
+    if (family == "gpt_neox") options.hidden_size = 32;
+    expect_as_whole(options);
+  }
+}
+
+TEST(ParallelModel, IsRefusedWhereHeadsAreNotSeparate) {
+  for (const auto& [family, reason] :
+       {std::pair("olmo2", "because its norms of queries and keys are of all heads together"),
+        std::pair("phi3",
+                  "because one weight has its queries, keys and values, of different numbers of heads")}) {
+    try {
+      plan_of(testing::family_options(family));
+      ADD_FAILURE() << family;
+    } catch (const util::Error& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(reason));
+    }
+  }
+}
+
 TEST(ParallelModel, MayTieItsEmbeddings) {
   for (const char* architecture : {"llama", "gpt2"}) {
     ModelOptions options = small_options(architecture);

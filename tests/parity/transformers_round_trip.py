@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 SIZES = dict(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=32, initializer_range=0.2)
+SPECIAL = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
 
 
 def make(kind):
@@ -27,6 +28,28 @@ def make(kind):
         return transformers.Qwen2Config(**SIZES | dict(num_key_value_heads=2, tie_word_embeddings=True))
     if kind == "mistral":
         return transformers.MistralConfig(**SIZES | dict(num_key_value_heads=2, head_dim=12, sliding_window=None))
+    if kind == "mistral_window":
+        return transformers.MistralConfig(**SIZES | dict(num_key_value_heads=2, sliding_window=5))
+    if kind == "qwen3":
+        return transformers.Qwen3Config(**SIZES | dict(num_key_value_heads=2, head_dim=12))
+    if kind == "olmo2":
+        return transformers.Olmo2Config(**SIZES | dict(num_key_value_heads=2, pad_token_id=0, eos_token_id=1))
+    if kind == "smollm3":
+        return transformers.SmolLM3Config(**SIZES | SPECIAL | dict(num_key_value_heads=2, no_rope_layer_interval=2))
+    if kind in ("phi3", "phi3_window"):
+        more = dict(num_key_value_heads=2) if kind == "phi3" else dict(sliding_window=5, partial_rotary_factor=0.5)
+        return transformers.Phi3Config(**SIZES | SPECIAL | more)
+    if kind == "gemma2":
+        return transformers.Gemma2Config(**SIZES | SPECIAL | dict(
+            num_hidden_layers=3, num_key_value_heads=2, head_dim=12, sliding_window=5, query_pre_attn_scalar=20,
+            attn_logit_softcapping=2.0, final_logit_softcapping=3.0))
+    if kind == "gemma3_text":
+        return transformers.Gemma3TextConfig(**SIZES | SPECIAL | dict(
+            num_hidden_layers=4, num_key_value_heads=2, head_dim=12, sliding_window=5, sliding_window_pattern=3,
+            query_pre_attn_scalar=20, rope_theta=5e4, rope_local_base_freq=1e3, rope_scaling=dict(rope_type="linear", factor=2.0)))
+    if kind in ("gpt_neox", "gpt_neox_serial"):
+        return transformers.GPTNeoXConfig(**SIZES | SPECIAL | dict(
+            rotary_pct=0.25 if kind == "gpt_neox" else 1.0, use_parallel_residual=kind == "gpt_neox"))
     extra = {"llama": {}, "llama_tied": dict(tie_word_embeddings=True), "llama_gqa": dict(num_key_value_heads=2),
              "llama_geglu": dict(hidden_act="gelu_pytorch_tanh"),
              "llama3": dict(attention_bias=True, mlp_bias=True, rope_scaling=dict(

@@ -89,6 +89,34 @@ std::vector<float> numbers_in(const std::string& text) {
   return values;
 }
 
+testing::NamedTensors initial_weights(const nn::ModelOptions& model, bool varies_norms = false) {
+  testing::NamedTensors weights;
+  auto initial = testing::make_initialized(model);
+  at::NoGradGuard no_grad;
+  for (const auto& parameter : initial->named_parameters()) {
+    if (parameter.key() == "lm_head.weight" && model.tie_word_embeddings) continue;
+    at::Tensor values = parameter.value().detach().clone();
+    // Biases are 0 at first, and norms 0 or 1, which would hide them.
+    const bool is_bias = parameter.key().ends_with(".bias");
+    if (is_bias || (varies_norms && values.dim() == 1)) {
+      values += at::arange(values.numel(), at::kFloat).sin().mul_(0.1);
+    }
+    weights.emplace_back(parameter.key(), values);
+  }
+  return weights;
+}
+
+void expect_logits(const at::Tensor& ours, const std::string& text, const std::string& name) {
+  std::vector<float> values = numbers_in(text);
+  ASSERT_EQ(static_cast<int64_t>(values.size()), ours.numel());
+  at::Tensor theirs = at::from_blob(values.data(), {ours.numel()});
+  const double difference = (ours - theirs).abs().max().item<double>(),
+               largest = theirs.abs().max().item<double>();
+  std::cout << name << ": largest difference " << difference << " in logits up to " << largest << std::endl;
+  EXPECT_GT(largest, 0.1);
+  EXPECT_LE(difference, 2e-5 * largest);
+}
+
 /// The Python with transformers; empty where there is none.
 std::string python_with_transformers() {
   const char* chosen = std::getenv("FSDP_TEST_PYTHON");
@@ -103,17 +131,7 @@ class Transformers : public ::testing::TestWithParam<const char*> {
   void SetUp() override {
     const nn::ModelOptions& model = case_.model;
     testing::write_token_file(folder_ / "train.bin", 2000, model.vocab_size);
-    // Biases are 0 at first, which would hide them.
-    testing::NamedTensors weights;
-    auto initial = testing::make_initialized(model);
-    at::NoGradGuard no_grad;
-    for (const auto& parameter : initial->named_parameters()) {
-      if (parameter.key() == "lm_head.weight" && model.tie_word_embeddings) continue;
-      at::Tensor values = parameter.value().detach().clone();
-      if (parameter.key().ends_with(".bias")) values = at::arange(values.numel(), at::kFloat).sin().mul_(0.1);
-      weights.emplace_back(parameter.key(), values);
-    }
-    testing::write_safetensors(folder_ / "initial.safetensors", weights);
+    testing::write_safetensors(folder_ / "initial.safetensors", initial_weights(model));
     auto number = [](const char* key, auto value) { return util::concat("model.", key, "=", value); };
     std::vector<std::string> overrides = {
         "model.architecture=" + model.architecture,
@@ -153,16 +171,7 @@ class Transformers : public ::testing::TestWithParam<const char*> {
   at::Tensor our_logits() const { return logits_of(exported(), case_.model); }
 
   void expect_ours(const std::string& text, const std::string& whose) {
-    std::vector<float> values = numbers_in(text);
-    at::Tensor ours = our_logits();
-    ASSERT_EQ(static_cast<int64_t>(values.size()), ours.numel());
-    at::Tensor theirs = at::from_blob(values.data(), {ours.numel()});
-    double difference = (ours - theirs).abs().max().item<double>();
-    double largest = theirs.abs().max().item<double>();
-    std::cout << case_.name << ": largest difference from " << whose << " " << difference
-              << " in logits up to " << largest << std::endl;
-    EXPECT_GT(largest, 0.1);
-    EXPECT_LE(difference, 2e-5 * largest);
+    expect_logits(our_logits(), text, util::concat(case_.name, " and ", whose));
   }
 
   Case case_ = case_of(GetParam());
@@ -187,6 +196,56 @@ TEST_P(Transformers, TheExportLoadsAndGivesTheSameLogits) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Transformers,
                          ::testing::Values("llama", "llama_tied_split", "gpt2", "qwen2", "mistral", "llama3"),
+                         [](const auto& info) { return std::string(info.param); });
+
+/// Models of the other families, of which no run is made here (RoundTrip makes one).
+nn::ModelOptions family_named(const std::string& name) {
+  nn::ModelOptions model = testing::family_options(name);
+  model.vocab_size = 40;
+  model.hidden_size = 32;
+  model.num_attention_heads = 4;
+  model.num_key_value_heads = name == "gpt_neox" ? 4 : 2;
+  return model;
+}
+
+class Families : public ::testing::TestWithParam<const char*> {
+ protected:
+  /// A folder in Hugging Face's layout.
+  void SetUp() override {
+    std::filesystem::create_directories(path());
+    std::ofstream(path() + "/config.json") << checkpoint::hugging_face_config(model_);
+    testing::write_safetensors(path() + "/model.safetensors", initial_weights(model_, /*varies_norms=*/true));
+  }
+
+  std::string path() const { return (folder_ / "model").string(); }
+  std::string committed() const {
+    return testing::source_folder() + "/tests/parity/transformers_family_" + GetParam() + ".txt";
+  }
+
+  nn::ModelOptions model_ = family_named(GetParam());
+  testing::TemporaryFolder folder_;
+};
+
+TEST_P(Families, HaveTheLogitsThatTransformersGave) {
+  const nn::ModelOptions read = checkpoint::options_from_hugging_face(
+      nlohmann::json::parse(util::read_file(path() + "/config.json")), "config.json");
+  expect_logits(logits_of(path(), read), util::read_file(committed()), GetParam());
+}
+
+TEST_P(Families, HaveTheLogitsOfTransformers) {
+  const std::string python = python_with_transformers();
+  if (python.empty()) GTEST_SKIP() << "set FSDP_TEST_PYTHON to a Python that has transformers";
+  auto result = testing::run(
+      {"/usr/bin/env", python, testing::source_folder() + "/tests/parity/transformers_reference.py", path()},
+      {.timeout_seconds = 300});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  if (std::getenv("FSDP_TEST_RECORD") != nullptr) std::ofstream(committed()) << result.out;
+  expect_logits(logits_of(path(), model_), result.out, GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Families,
+                         ::testing::Values("mistral", "qwen3", "olmo2", "smollm3", "phi3", "gemma2",
+                                           "gemma3_text", "gpt_neox"),
                          [](const auto& info) { return std::string(info.param); });
 
 /// A random model of transformers is imported, gives the same logits, is trained on two processes and
@@ -257,7 +316,9 @@ min_num_params = 1000
 
 INSTANTIATE_TEST_SUITE_P(Models, RoundTrip,
                          ::testing::Values("llama", "llama_tied", "llama_gqa", "gpt2", "qwen2", "mistral",
-                                           "llama3"),
+                                           "llama3", "mistral_window", "qwen3", "olmo2", "smollm3", "phi3",
+                                           "phi3_window", "gemma2", "gemma3_text", "gpt_neox",
+                                           "gpt_neox_serial"),
                          [](const auto& info) { return std::string(info.param); });
 
 /// Adapters that PEFT has made are read, trained on two processes and exported, and compute there what they do here,

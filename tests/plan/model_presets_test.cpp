@@ -5,6 +5,7 @@
 #include "config/load.h"
 #include "config/presets.h"
 #include "config/print.h"
+#include "nn/families.h"
 #include "support/decoder_outline.h"
 #include "util/error.h"
 
@@ -47,7 +48,22 @@ TEST(ModelPresets, HaveThePublishedNumbersOfParameters) {
                                                     {"smollm2-360m", 361'821'120},
                                                     {"smollm2-1.7b", 1'711'376'384},
                                                     {"mistral-7b-v0.1", 7'241'732'096},
-                                                    {"mistral-7b-v0.3", 7'248'023'552}};
+                                                    {"mistral-7b-v0.3", 7'248'023'552},
+                                                    {"qwen3-0.6b", 596'049'920},
+                                                    {"qwen3-1.7b", 1'720'574'976},
+                                                    {"qwen3-4b", 4'022'468'096},
+                                                    {"qwen3-8b", 8'190'735'360},
+                                                    {"olmo2-1b", 1'484'916'736},
+                                                    {"olmo2-7b", 7'298'617'344},
+                                                    {"smollm3-3b", 3'075'098'624},
+                                                    {"phi3-mini-4k", 3'821'079'552},
+                                                    {"phi4", 14'659'507'200},
+                                                    {"gemma2-2b", 2'614'341'888},
+                                                    {"gemma3-270m", 268'098'176},
+                                                    {"gemma3-1b", 999'885'952},
+                                                    {"pythia-160m", 162'322'944},
+                                                    {"pythia-1b", 1'011'781'632},
+                                                    {"pythia-1.4b", 1'414'647'808}};
   EXPECT_EQ(model_presets().size(), published.size());
   for (const ModelPreset& preset : model_presets()) {
     EXPECT_EQ(count_parameters(with_preset(preset.name).model), published.at(preset.name)) << preset.name;

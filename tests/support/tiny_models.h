@@ -29,6 +29,49 @@ inline nn::ModelOptions tiny_options(const std::string& architecture = "llama") 
   return options;
 }
 
+/// Of tests over all families; "mistral" is a llama with a window.
+inline const std::vector<std::string>& family_names() {
+  static const std::vector<std::string> names = {"llama",   "gpt2", "mistral", "qwen3",       "olmo2",
+                                                 "smollm3", "phi3", "gemma2",  "gemma3_text", "gpt_neox"};
+  return names;
+}
+
+/// Tiny, with all that the family has; windows are shorter than 16 tokens.
+inline nn::ModelOptions family_options(const std::string& name) {
+  nn::ModelOptions options = tiny_options(name == "mistral" ? "llama" : name);
+  options.hidden_size = 16;
+  options.num_hidden_layers = 2;
+  const bool has_own_keys = name == "gpt2" || name == "gpt_neox";
+  options.num_key_value_heads = has_own_keys ? 2 : 1;
+  if (name == "mistral" || name == "phi3") options.sliding_window = 5;
+  if (name == "qwen3") options.head_dim = 12;
+  if (name == "smollm3") options.no_rope_layer_interval = 2;
+  if (name == "gemma2" || name == "gemma3_text") {
+    options.head_dim = 12;
+    options.hidden_act = nn::Activation::kGeluTanh;
+    options.query_pre_attn_scalar = 20;
+    options.sliding_window = 5;
+    options.sliding_window_pattern = 2;
+  }
+  if (name == "smollm3" || name.starts_with("gemma")) options.tie_word_embeddings = true;
+  if (name == "gemma2") {
+    options.attn_logit_softcapping = 2;
+    options.final_logit_softcapping = 3;
+  }
+  if (name == "gemma3_text") {
+    options.rope_local_base_freq = 1e3;
+    options.rope_type = "linear";
+    options.rope_factor = 2;
+  }
+  if (name == "gpt_neox") {
+    options.hidden_act = nn::Activation::kGelu;
+    options.attention_bias = true;
+    options.partial_rotary_factor = 0.25;
+    options.use_parallel_residual = true;
+  }
+  return options;
+}
+
 inline std::shared_ptr<nn::Stage> make_initialized(const nn::ModelOptions& options, uint64_t seed = 7) {
   auto model = nn::make_decoder(options);
   nn::initialize_parameters(*model, options, seed);

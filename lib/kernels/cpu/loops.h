@@ -66,17 +66,20 @@ struct Packing {
 
 // ---- attention between its matrix products (kernels/attention.h)
 //
-// A tile is some queries by some keys of one head. Query r of a tile sees its keys c <= diagonal + r.
+// A tile is some queries by some keys of one head. Query r of a tile sees its keys c <= diagonal + r and, with a
+// window, c > diagonal + r - window. With a cap, a score s counts as cap tanh(scale s / cap), not as scale s.
 
 /// Turns one tile of scores into factors of the values.
 struct SoftmaxTile {
-  const float* scores = nullptr;  ///< [queries, keys]
-  void* factors = nullptr;        ///< [queries, padded]: e^(scale * score - most); 0 for unseen keys
-  float* most = nullptr;          ///< [queries]: largest scale * score of the tiles so far
-  float* sum = nullptr;           ///< [queries]: sum of the factors so far
-  float* output = nullptr;        ///< [queries, width]: sum over earlier tiles, to be rescaled
+  float* scores = nullptr;  ///< [queries, keys]; a cap changes them
+  void* factors = nullptr;  ///< [queries, padded]: e^(scale * score - most); 0 for unseen keys
+  float* most = nullptr;    ///< [queries]: largest scale * score of the tiles so far
+  float* sum = nullptr;     ///< [queries]: sum of the factors so far
+  float* output = nullptr;  ///< [queries, width]: sum over earlier tiles, to be rescaled
   int64_t queries = 0, keys = 0, padded = 0, width = 0, diagonal = 0;
+  int64_t window = 0;  ///< 0: none
   float scale = 0;
+  float cap = 0;  ///< 0: none
 };
 
 /// Finishes the rows of a block after all its tiles.
@@ -100,7 +103,9 @@ struct GradientTile {
   void* dscores = nullptr;           ///< [keys, padded_queries]
   void* dscores_by_query = nullptr;  ///< [queries, padded_keys]
   int64_t queries = 0, padded_queries = 0, keys = 0, padded_keys = 0, diagonal = 0;
+  int64_t window = 0;  ///< 0: none
   float scale = 0;
+  float cap = 0;  ///< 0: none
 };
 
 struct AttentionLoops {
