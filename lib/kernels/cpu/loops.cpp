@@ -56,4 +56,8 @@ const AttentionLoops* attention_loops(Element element) {
 
 void round_stochastically(bool to_half, const RoundedRun& run) { level_here().round[to_half ? 1 : 0](run); }
 
+void dequantize(Element element, const QuantizedRun& run) {
+  level_here().dequantize[static_cast<int>(element)](run);
+}
+
 }  // namespace fsdp::kernels::cpu

@@ -133,12 +133,46 @@ struct RoundedRun {
   uint32_t keys[2] = {};
 };
 
+// ---- quantized matrices (kernels/quantized.h)
+
+inline constexpr int64_t kQuantizedBlock = 64, kMagnitudesOfGroup = 256;
+/// Quantiles of a normal distribution (QLoRA, appendix E).
+inline constexpr float kNf4Values[16] = {-1.0F,
+                                         -0.6961928009986877F,
+                                         -0.5250730514526367F,
+                                         -0.39491748809814453F,
+                                         -0.28444138169288635F,
+                                         -0.18477343022823334F,
+                                         -0.09105003625154495F,
+                                         0.0F,
+                                         0.07958029955625534F,
+                                         0.16093020141124725F,
+                                         0.24611230194568634F,
+                                         0.33791524171829224F,
+                                         0.44070982933044434F,
+                                         0.5626170039176941F,
+                                         0.7229568362236023F,
+                                         1.0F};
+
+/// Elements [begin, end) of a matrix of `elements`. Nothing has to be aligned.
+struct QuantizedRun {
+  bool is_nf4 = true;
+  const uint8_t* values = nullptr;
+  const uint8_t* magnitudes = nullptr;      ///< nf4: 1 byte each, else fp32
+  const uint8_t* groups = nullptr;          ///< nf4: fp32
+  const float* magnitude_values = nullptr;  ///< nf4: of the bytes, [256]
+  float mean = 0;
+  int64_t elements = 0, begin = 0, end = 0;
+  void* to = nullptr;  ///< [end - begin]
+};
+
 /// All loops of one level, by Element, products in fp32 and bf16 only; the roundings to bf16 and to fp16.
 struct Level {
   Loops loops[3];
   Packing packing[2];
   AttentionLoops attention[2];
   void (*round[2])(const RoundedRun&);
+  void (*dequantize[3])(const QuantizedRun&);
 };
 
 /// For this CPU; the latter two are null without fast small products.
@@ -147,5 +181,8 @@ const Packing* packing(Element element);
 const AttentionLoops* attention_loops(Element element);
 
 void round_stochastically(bool to_half, const RoundedRun& run);
+
+/// To elements of this type.
+void dequantize(Element element, const QuantizedRun& run);
 
 }  // namespace fsdp::kernels::cpu
