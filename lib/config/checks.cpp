@@ -288,6 +288,16 @@ void check_lora(const Config& config, Conflicts& conflicts) {
   unless(
       config.mesh.model == 1, "mesh.model",
       "with mesh.model, because adapters of layers that several processes compute together are not supported");
+  conflicts.unless(
+      config.lora.quantize == nn::BaseQuantization::kNone || !config.lora.dora,
+      {"lora.quantize", "lora.dora"},
+      concat("must be \"none\" with lora.dora = true, which needs the norms of whole weights; leave one "
+             "of the two out"));
+  conflicts.unless(
+      config.lora.quantize == nn::BaseQuantization::kNone || config.training.float8 == Float8Recipe::kNone,
+      {"lora.quantize", "training.float8"},
+      concat("must be \"none\" with training.float8, because one weight has one type; leave one of the "
+             "two out"));
   unless(
       config.checkpoint.init_from.empty(), "checkpoint.init_from",
       "with checkpoint.init_from, because checkpoints of adapters name the weights in model.init_from, which may be "

@@ -100,7 +100,11 @@ void quantize_nf4(const at::Tensor& blocks, const Places& places, const at::Tens
   const at::Tensor pairs = found.select(1, 0).bitwise_left_shift(4).bitwise_or(found.select(1, 1));
   put(bytes, 0, pairs.narrow(0, 0, places.magnitudes));
 
-  const at::Tensor mean = largest.mean();
+  at::Tensor mean;
+  util::on_one_thread([&] {  // sums of parts, one for each thread, would be rounded otherwise
+    const at::NoGradGuard no_grad;
+    mean = largest.mean();
+  });
   const at::Tensor rest = in_blocks(largest.view({-1}).sub(mean), kGroup), of_groups = largest_of(rest);
   const at::Tensor number = rest.div(of_groups).nan_to_num_(-1).add_(1).mul_(kPlaces / 2.0 - 0.5).add_(0.5);
   const at::Tensor nearest =
@@ -204,11 +208,9 @@ at::Tensor quantize(const at::Tensor& weight, Quantization form) {
   at::Tensor bytes = at::empty({places.end}, weight.options().dtype(at::kByte).requires_grad(false));
   if (weight.is_meta() || weight.numel() == 0) return bytes;
   FSDP_CHECK(weight.is_cpu(), weight.device());
-  util::on_one_thread([&] {  // for the mean of the magnitudes, which is rounded as it is added up
-    const at::NoGradGuard no_grad;
-    const at::Tensor blocks = in_blocks(weight.detach().reshape({-1}).to(at::kFloat), kBlock);
-    form == Quantization::kNf4 ? quantize_nf4(blocks, places, bytes) : quantize_int8(blocks, places, bytes);
-  });
+  const at::NoGradGuard no_grad;
+  const at::Tensor blocks = in_blocks(weight.detach().reshape({-1}).to(at::kFloat), kBlock);
+  form == Quantization::kNf4 ? quantize_nf4(blocks, places, bytes) : quantize_int8(blocks, places, bytes);
   return bytes;
 }
 

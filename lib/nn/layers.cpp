@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/rms_norm.h>
@@ -40,7 +41,10 @@ at::Tensor ParallelForm::leave(const at::Tensor& result) const {
 }
 
 Linear::Linear(int64_t in_features, int64_t out_features, const Compute& compute, const LinearForm& form)
-    : compute_(compute), transposed_(form.transposed) {
+    : compute_(compute),
+      in_features_(in_features),
+      out_features_(out_features),
+      transposed_(form.transposed) {
   const int64_t rows = transposed_ ? in_features : out_features;
   weight_ = register_parameter("weight", empty_parameter({rows, in_features + out_features - rows}));
   if (form.biased || transposed_) bias_ = register_parameter("bias", empty_parameter({out_features}));
@@ -72,7 +76,18 @@ at::Tensor Linear::adapted(const at::Tensor& x, const at::Tensor& base, const St
   return adapter_->has_magnitude() ? base + added : at::Tensor(base).add_(added);
 }
 
+void Linear::quantize(kernels::Quantization form) {
+  FSDP_CHECK(weight_.is_meta() && !weight_.requires_grad() && !parallel_);
+  const int64_t bytes = kernels::quantized_bytes(form, weight_.numel());
+  weight_.set_data(at::empty({bytes}, weight_.options().dtype(at::kByte)));
+  quantization_ = form;
+}
+
 at::Tensor Linear::product(const at::Tensor& x) const {
+  if (quantization_) {
+    return kernels::quantized_linear(x, {weight_, out_features_, in_features_, *quantization_},
+                                     compute_.matmul);
+  }
   if (transposed_) return transposed_product(x, std::nullopt);
   return multiplies_float8(x) ? kernels::float8_linears(x, {weight_}, compute_.matmul)[0]
                               : kernels::linear(x, weight_, compute_.matmul);
@@ -87,6 +102,7 @@ at::Tensor Linear::with_bias(const at::Tensor& product) const {
 }
 
 at::Tensor Linear::transposed_product(const at::Tensor& x, const std::optional<at::Tensor>& bias) const {
+  if (quantization_) return bias ? product(x) + bias->to(x.scalar_type()) : product(x);
   if (!multiplies_float8(x)) return kernels::transposed_linear(x, weight_, bias, compute_.matmul);
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight_.size(1);
@@ -98,8 +114,9 @@ std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<c
                                     const StageContext* context) {
   const auto float8 = std::count_if(layers.begin(), layers.end(),
                                     [&](const Linear* layer) { return layer->multiplies_float8(x); });
-  const bool together =
-      std::none_of(layers.begin(), layers.end(), [](const Linear* layer) { return layer->redistributes(); });
+  const bool together = std::none_of(layers.begin(), layers.end(), [](const Linear* layer) {
+    return layer->redistributes() || layer->quantization_;
+  });
   const bool alike = together && (float8 == 0 || float8 == std::ssize(layers));
   std::vector<at::Tensor> weights, results;
   for (const Linear* layer : layers) {
@@ -120,7 +137,7 @@ at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linea
   std::vector<at::Tensor> weights;
   for (const Linear* layer : layers) {
     if (!layer->compute_.fused || layer->bias_.defined() || layer->multiplies_float8(x) ||
-        layer->redistributes()) {
+        layer->redistributes() || layer->quantization_) {
       return {};
     }
     weights.push_back(layer->weight_);
@@ -153,6 +170,12 @@ Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>
     layers.of_parts = layers.of_parts || linear->parallel();
   }
   return layers;
+}
+
+void quantize_frozen(torch::nn::Module& model, kernels::Quantization form) {
+  for (const auto& module : model.modules(/*include_self=*/false)) {
+    if (auto* linear = dynamic_cast<Linear*>(module.get())) linear->quantize(form);
+  }
 }
 
 Norm::Norm(NormKind kind, int64_t size, double epsilon, const Compute& compute)

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/matmul.h"
+#include "kernels/quantized.h"
 #include "nn/families.h"
 #include "nn/options.h"
 #include "nn/stage.h"
@@ -69,6 +70,12 @@ class Linear : public torch::nn::Module {
   bool is_transposed() const { return transposed_; }
   /// See use_float8().
   void set_float8(bool float8) { float8_ = float8; }
+  /// See quantize_frozen().
+  void quantize(kernels::Quantization form);
+  /// Nothing if the weight is in floating point; else it is one tensor of bytes.
+  const std::optional<kernels::Quantization>& quantization() const { return quantization_; }
+  int64_t in_features() const { return in_features_; }
+  int64_t out_features() const { return out_features_; }
   /// See add_lora() (nn/lora.h).
   void set_adapter(std::shared_ptr<const LoraAdapter> adapter) { adapter_ = std::move(adapter); }
   void set_parallel(ParallelForm form) { parallel_ = std::move(form); }
@@ -92,7 +99,9 @@ class Linear : public torch::nn::Module {
 
   at::Tensor weight_, bias_;  ///< bias_: undefined if there is none
   Compute compute_;
+  int64_t in_features_, out_features_;
   bool transposed_, float8_ = false;
+  std::optional<kernels::Quantization> quantization_;
   std::shared_ptr<const LoraAdapter> adapter_;  ///< null: none
   std::optional<ParallelForm> parallel_;
 };
@@ -120,6 +129,11 @@ struct Float8Layers {
 /// fit. A chosen layer still multiplies in bf16 when it has to: for parameters or inputs of other types, and
 /// when the number of rows (tokens of the batch) is no multiple of 16, as in generation.
 Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>& exclude);
+
+/// Makes the weights of all linear layers bytes (kernels/quantized.h), which are never trained. All must be frozen and
+/// on meta, and whoever gives them values quantizes [out_features, in_features], for transposed layers too. Embeddings
+/// and the head keep their types.
+void quantize_frozen(torch::nn::Module& model, kernels::Quantization form);
 
 /// A norm over the last dimension. Sums, also for gradients, are in fp32 for bfloat16 and float16. If the
 /// weight's type is not x's (kept in fp32 beside a model in low precision), the whole norm computes in the

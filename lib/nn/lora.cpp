@@ -138,6 +138,10 @@ LoraLayers add_lora(torch::nn::Module& model, const LoraOptions& options) {
         std::make_shared<LoraAdapter>(*linear, name, linear->weight(), linear->is_transposed(), options));
     layers.push_back(name);
   }
+  if (options.quantize != BaseQuantization::kNone) {
+    quantize_frozen(model, options.quantize == BaseQuantization::kNf4 ? kernels::Quantization::kNf4
+                                                                      : kernels::Quantization::kInt8);
+  }
   return layers;
 }
 

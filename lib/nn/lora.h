@@ -65,7 +65,7 @@ class LoraAdapter {
 using LoraLayers = std::vector<std::string>;
 
 /// Gives the linear layers (nn::Linear) whose names match options.targets adapters, without values, and freezes all
-/// other parameters. Before the model is sharded. Throws Error(kUsage) for a pattern that matches no layer, for a
+/// other parameters, which options.quantize makes bytes (quantize_frozen()). Before the model is sharded. Throws Error(kUsage) for a pattern that matches no layer, for a
 /// rank that exceeds a layer's smaller size, and for layers that several ranks compute together.
 LoraLayers add_lora(torch::nn::Module& model, const LoraOptions& options);
 

@@ -31,6 +31,8 @@ struct OutlineParameter {
   std::vector<int64_t> whole_shape = {};  ///< of the parameter of which it is a part; empty: it is whole
   int holders = 1;                        ///< ranks of the mesh's axis model that have this part
   bool shares_gradient = false;           ///< each holder's gradient is its share
+  /// Elements of a weight that are kept as bytes (kernels/quantized.h), whose number `shape` is; 0: it is not.
+  int64_t quantized_elements = 0;
 
   const std::vector<int64_t>& shape_of_whole() const { return whole_shape.empty() ? shape : whole_shape; }
   int64_t numel_of_whole() const {

@@ -95,6 +95,13 @@ struct ModelOptions {
   util::PluginValues plugin_values = {};
 };
 
+enum class BaseQuantization { kNone, kInt8, kNf4 };
+constexpr auto enum_names(BaseQuantization) {
+  return std::to_array<util::EnumName<BaseQuantization>>({{BaseQuantization::kNone, "none"},
+                                                          {BaseQuantization::kInt8, "int8"},
+                                                          {BaseQuantization::kNf4, "nf4"}});
+}
+
 /// Adapters that are trained in place of the weights (nn/lora.h); PEFT's LoraConfig has the names in brackets.
 struct LoraOptions {
   int64_t rank = 0;                          ///< [r] 0: none, all weights are trained
@@ -104,6 +111,8 @@ struct LoraOptions {
   bool use_rslora = false;                   ///< [use_rslora] alpha / sqrt(rank) instead
   bool dora = false;                         ///< [use_dora] train the norms of the rows of weights too
   std::string init_from = {};  ///< a folder of PEFT's or a checkpoint with the first values; empty: as PEFT's
+  /// Keep and gather the frozen weights of linear layers in 4 or 8 bits (kernels/quantized.h): QLoRA.
+  util::Named<BaseQuantization> quantize = BaseQuantization::kNone;
 
   bool is_on() const { return rank > 0; }
 };

@@ -40,7 +40,7 @@ class ParameterSource {
  public:
   virtual ~ParameterSource() = default;
 
-  /// Fills `out`, fp32, contiguous, in host memory, with the elements of parts of the parameter, which ascend,
+  /// Fills `out`, fp32 (uint8 for a quantized weight), contiguous, in host memory, with the elements of parts of the parameter, which ascend,
   /// one after another. parameter.tensor lies on the meta device and has the whole parameter's shape. Called once on
   /// every rank for every parameter in the same order, with an empty part where the rank keeps nothing of it.
   /// May be collective, which makes fully_shard() collective.

@@ -86,24 +86,27 @@ class Chooser {
   /// Where a parameter goes.
   struct Assignment {
     bool replicated = false, keep_float32 = false, trained_apart = false;
+    bool quantized = false;  ///< bytes, in units of their own
     int64_t shard_dimension = 0;
     size_t holder = kNobody;  ///< node of its unit; kNobody: the root's
     int model_holders = 1;    ///< nn::OutlineParameter::holders
 
     bool is_taken_out() const { return replicated || keep_float32 || trained_apart || model_holders > 1; }
   };
-  /// What parameters that are taken out have in common that form a unit.
+  /// What parameters that are taken out have in common that form a unit. `quantized`: those of the root, which has
+  /// others too.
   struct Kind {
     int model_holders = 1;
-    bool shares_gradient = false, keep_float32 = false, replicated = false, trained_apart = false;
+    bool shares_gradient = false, keep_float32 = false, replicated = false, trained_apart = false,
+         quantized = false;
     auto operator<=>(const Kind&) const = default;
 
     std::string ending() const {
-      return concat(
-          model_holders > 1
-              ? concat(shares_gradient ? ".summed_over_" : ".held_by_", model_holders, "_model_ranks")
-              : std::string(),
-          trained_apart ? ".trained" : "", replicated ? ".replicated" : "", keep_float32 ? ".float32" : "");
+      return concat(model_holders > 1 ? concat(shares_gradient ? ".summed_over_" : ".held_by_", model_holders,
+                                               "_model_ranks")
+                                      : std::string(),
+                    trained_apart ? ".trained" : "", quantized ? ".quantized" : "",
+                    replicated ? ".replicated" : "", keep_float32 ? ".float32" : "");
     }
   };
 
@@ -147,6 +150,7 @@ class Chooser {
     if (options_.layout == Layout::kPerParameter) choose_dimensions();
     for (size_t i = 0; i < assigned_.size(); ++i) {
       assigned_[i].model_holders = model_.parameters[i].holders;
+      assigned_[i].quantized = model_.parameters[i].quantized_elements > 0;
       assigned_[i].trained_apart = options_.trained_apart && model_.parameters[i].requires_grad;
     }
   }
@@ -159,6 +163,7 @@ class Chooser {
       const std::string& name = model_.parameters[i].names.front();
       const std::vector<int64_t>& shape = model_.parameters[i].shape;
       std::optional<int64_t> dimension = policy(name, shape);
+      if (model_.parameters[i].quantized_elements > 0) dimension = 0;
       if (!dimension) {
         // Under no_shard everything is whole already.
         if (options_.strategy != Strategy::kNoShard) assigned_[i].replicated = true;
@@ -212,9 +217,12 @@ class Chooser {
       if (assigned_[i].is_taken_out() || assigned_[i].holder != kNobody) continue;
       if (!lies_inside(parameter, model_, node)) continue;
       left.push_back(i);
-      numel += parameter.numel_of_whole();
+      numel += std::max(parameter.numel_of_whole(), parameter.quantized_elements);
     }
     if (left.empty()) return;
+    // What else a stage with quantized weights has, norms and biases, is little: the root's unit has it.
+    const auto is_other = [this](size_t i) { return !assigned_[i].quantized; };
+    if (!std::ranges::all_of(left, is_other)) std::erase_if(left, is_other);
     const auto policy_wraps = [&] {
       return decisions_.wraps
                  ? decisions_.wraps(node, numel)
@@ -301,12 +309,13 @@ class Chooser {
     for (size_t i = 0; i < assigned_.size(); ++i) {
       const Assignment& assigned = assigned_[i];
       Parameters* parameters = &held[assigned.holder == kNobody ? kRoot : assigned.holder];
-      if (assigned.is_taken_out()) {
+      if (assigned.is_taken_out() || (assigned.quantized && assigned.holder == kNobody)) {
         const Kind kind{.model_holders = assigned.model_holders,
                         .shares_gradient = assigned.model_holders > 1 && model_.parameters[i].shares_gradient,
                         .keep_float32 = assigned.keep_float32,
                         .replicated = assigned.replicated,
-                        .trained_apart = assigned.trained_apart};
+                        .trained_apart = assigned.trained_apart,
+                        .quantized = assigned.quantized};
         parameters = &taken_out[unit_of_taken_out(model_.parameters[i])][kind];
       }
       parameters->push_back({.index = i, .shard_dimension = assigned.shard_dimension});
@@ -326,10 +335,14 @@ class Chooser {
 
   UnitChoice choice_of(size_t node, std::vector<UnitChoice::Parameter> parameters) const {
     const std::string& name = unit_name(model_, node);
-    return {.name = name,
-            .node = node,
-            .parameters = std::move(parameters),
-            .options = unit_options(options_, name, node == kRoot, own_options(node))};
+    UnitOptions options = unit_options(options_, name, node == kRoot, own_options(node));
+    if (!parameters.empty() && assigned_[parameters.front().index].quantized) keep_as_bytes(options);
+    return {.name = name, .node = node, .parameters = std::move(parameters), .options = options};
+  }
+
+  static void keep_as_bytes(UnitOptions& options) {
+    options.storage.param_storage = options.storage.param_dtype = c10::ScalarType::Byte;
+    options.cast_forward_inputs = false;
   }
 
   UnitChoice taken_out_choice(size_t node, const Kind& kind,
@@ -341,6 +354,7 @@ class Chooser {
     if (kind.keep_float32) own.param_storage = own.param_dtype = own.reduce_dtype = util::FloatType::kFloat32;
     UnitOptions options = unit_options(options_, name, /*is_root=*/true, own);
     if (kind.replicated) options.strategy = Strategy::kNoShard;
+    if (kind.quantized) keep_as_bytes(options);
     if (kind.model_holders > 1) {
       options.holders = kind.model_holders;
       options.shares_gradient = kind.shares_gradient;

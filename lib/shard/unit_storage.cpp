@@ -24,9 +24,10 @@ std::unique_ptr<UnitLayout> layout_of(util::Named<Layout> layout,
                                       const std::vector<NamedParameter>& parameters, int world_size) {
   std::vector<UnitLayout::Parameter> shapes;
   for (const NamedParameter& parameter : parameters) {
-    if (parameter.tensor.scalar_type() != at::kFloat) {
+    const at::ScalarType type = parameter.tensor.scalar_type();
+    if (type != at::kFloat && type != at::kByte) {
       util::fail(util::ErrorKind::kUsage, "parameter ", parameter.name,
-                 ": expected float32 parameters; found ", c10::toString(parameter.tensor.scalar_type()),
+                 ": expected float32 parameters; found ", c10::toString(type),
                  "; convert the model before fully_shard()");
     }
     shapes.push_back({parameter.name, parameter.tensor.sizes().vec(), parameter.shard_dimension});
@@ -92,8 +93,9 @@ void UnitStorage::fill_shard(const Materialize& materialize) {
     }
     LocalRange range = layout_->local_range(i, place_.rank);
     at::Tensor own = shard_.narrow(0, range.shard_offset, range.columns.numel());
-    const bool as_it_is = own.is_cpu() && own.scalar_type() == at::kFloat;
-    at::Tensor read = as_it_is ? own : at::empty(own.sizes(), at::TensorOptions(at::kFloat));
+    const at::ScalarType read_type = parameter.scalar_type();
+    const bool as_it_is = own.is_cpu() && own.scalar_type() == read_type;
+    at::Tensor read = as_it_is ? own : at::empty(own.sizes(), at::TensorOptions(read_type));
     NamedParameter whole = parameters_[i];
     if (whole.part) whole.tensor = at::empty(whole.part->whole_shape, parameter.options());
     materialize.source->read(whole, parameters_[i].parts_of(range.columns), read);

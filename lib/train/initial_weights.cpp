@@ -128,7 +128,7 @@ class AdapterWeights final : public shard::ParameterSource {
       : base_(std::move(base)), seed_(seed) {
     for (const auto& item : model.named_modules(/*name_prefix=*/std::string(), /*include_self=*/false)) {
       const auto* linear = dynamic_cast<const nn::Linear*>(item.value().get());
-      if (linear != nullptr) layers_.emplace(item.key(), Layer{linear->weight(), linear->is_transposed()});
+      if (linear != nullptr) layers_.emplace(item.key(), Layer(*linear));
     }
     if (!options.init_from.empty()) open(model, options);
   }
@@ -136,7 +136,9 @@ class AdapterWeights final : public shard::ParameterSource {
   void read(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,
             const at::Tensor& out) override {
     const auto adapter = nn::lora_name(parameter.name);
-    if (!adapter) {
+    if (parameter.tensor.scalar_type() == at::kByte) {
+      read_quantized(parameter, parts, out);
+    } else if (!adapter) {
       base_->read(parameter, parts, out);
     } else if (stored_) {
       util::for_each_part(parts, out, [&](const util::Rectangle& part, const at::Tensor& values) {
@@ -153,9 +155,36 @@ class AdapterWeights final : public shard::ParameterSource {
 
  private:
   struct Layer {
-    at::Tensor weight;  ///< on meta
+    explicit Layer(const nn::Linear& layer)
+        : transposed(layer.is_transposed()), quantization(layer.quantization()) {
+      std::vector<int64_t> shape = {layer.out_features(), layer.in_features()};
+      if (transposed) std::swap(shape[0], shape[1]);
+      weight = at::empty(shape, at::TensorOptions(at::kMeta));
+    }
+    at::Tensor weight;  ///< as `base` has it, on meta
     bool transposed;
+    std::optional<kernels::Quantization> quantization;
   };
+
+  /// Every rank quantizes the whole matrix, of which it keeps a part: blocks and their magnitudes lie apart.
+  void read_quantized(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,
+                      const at::Tensor& out) {
+    constexpr std::string_view kEnding = ".weight";
+    const Layer& layer = layers_.at(parameter.name.substr(0, parameter.name.size() - kEnding.size()));
+    NamedParameter whole = parameter;
+    whole.tensor = layer.weight;
+    std::vector<util::Rectangle> all;
+    if (out.numel() > 0) all = {{0, layer.weight.numel()}};
+    const at::Tensor read = at::empty({util::numel_of(all)}, at::TensorOptions(at::kFloat));
+    base_->read(whole, all, read);
+    if (all.empty()) return;
+    at::Tensor matrix = read.view(layer.weight.sizes());
+    if (layer.transposed) matrix = matrix.t().contiguous();
+    const at::Tensor bytes = kernels::quantize(matrix, layer.quantization.value());
+    util::for_each_part(parts, out, [&bytes](const util::Rectangle& part, const at::Tensor& values) {
+      values.view({part.height(), part.length()}).copy_(util::rectangle_view(bytes, part));
+    });
+  }
 
   /// The norms of the weight's rows, of which no more than those are read.
   void read_magnitudes(const std::string& name, int64_t numel, const std::vector<util::Rectangle>& parts,

@@ -33,7 +33,8 @@ std::unique_ptr<shard::ParameterSource> broadcast_weights(std::unique_ptr<shard:
                                                           std::shared_ptr<comm::Communicator> communicator);
 
 /// `base`, and the adapters of the model (nn/lora.h): those of options.init_from, or PEFT's first values, which depend on
-/// seed and name, DoRA's magnitudes being norms of rows of the weights in `base`. Collective if `base` is. Throws
+/// seed and name, DoRA's magnitudes being norms of rows of the weights in `base`. Quantizes the weights of layers
+/// that are (quantize_frozen()). Collective if `base` is. Throws
 /// Error(kCheckpoint) for stored adapters that do not fit.
 std::unique_ptr<shard::ParameterSource> with_adapters(std::unique_ptr<shard::ParameterSource> base,
                                                       const torch::nn::Module& model,
