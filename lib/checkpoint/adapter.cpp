@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "checkpoint/described_model.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/shard_set.h"
 #include "checkpoint/stored_model.h"
 #include "nn/lora.h"
@@ -189,15 +190,22 @@ std::optional<AdapterDescription> described_adapter(const json& model, const std
   }
 }
 
-std::string identity_of(const Weights& weights) {
+std::string identity_of(const fs::path& path) {
   std::string text;
-  for (const std::string& name : weights.names()) {
-    const TensorInfo& info = weights.info(name);
-    text += concat(name, " ", shape_text(info.shape), " ", util::dtype_name(info.dtype), "\n");
-    const int64_t count = std::min(weights.numel(name), kIdentifyingNumbers);
-    const at::Tensor values = at::empty({count}, at::TensorOptions(info.dtype));
-    weights.read_range_into(name, 0, values);
-    text += hex_of(util::xxh3_64(values.const_data_ptr(), values.nbytes()));
+  if (format_of(path) == WeightsFormat::kCheckpoint) {
+    const Manifest manifest = read_manifest(checkpoint_folder(path));
+    for (const FileEntry& file : manifest.files) text += concat(file.bytes, " ", file.xxh3_64, "\n");
+    if (const auto adapter = described_adapter(manifest.model, path.string())) text += adapter->base_identity;
+  } else {
+    const Weights weights = open_weights(path);
+    for (const std::string& name : weights.names()) {
+      const TensorInfo& info = weights.info(name);
+      text += concat(name, " ", shape_text(info.shape), " ", util::dtype_name(info.dtype), "\n");
+      const int64_t count = std::min(weights.numel(name), kIdentifyingNumbers);
+      const at::Tensor values = at::empty({count}, at::TensorOptions(info.dtype));
+      weights.read_range_into(name, 0, values);
+      text += hex_of(util::xxh3_64(values.const_data_ptr(), values.nbytes()));
+    }
   }
   return "xxh3 " + hex_of(util::xxh3_64(text.data(), text.size()));
 }
@@ -242,11 +250,11 @@ std::shared_ptr<const TensorSource> merged_source(const fs::path& checkpoint_fol
          adapter.base,
          ", but nothing is there; put them back, or export the adapters alone (fsdp-ckpt export --adapter)");
   }
-  Weights base = open_weights(adapter.base);
-  if (const std::string identity = identity_of(base); identity != adapter.base_identity) {
+  if (const std::string identity = identity_of(adapter.base); identity != adapter.base_identity) {
     fail(ErrorKind::kCheckpoint, "the weights at ", adapter.base, " must be those whose adapters are in ",
          where, " (", adapter.base_identity, "), but are others (", identity, "); put the former ones back");
   }
+  Weights base = open_weights(adapter.base);
   DescribedModel model;
   model.where = (checkpoint_folder / kManifestName).string();
   model.config = read_manifest(checkpoint_folder).model;

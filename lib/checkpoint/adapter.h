@@ -31,8 +31,9 @@ nlohmann::json adapter_json(const AdapterDescription& adapter);
 /// Of a manifest's model; nothing for one that holds all weights. `where` for the message of kCheckpoint.
 std::optional<AdapterDescription> described_adapter(const nlohmann::json& model, const std::string& where);
 
-/// Hash of names, shapes, types and the first values of all tensors: other weights have another.
-std::string identity_of(const Weights& weights);
+/// Of stored weights, others having another: a hash of the hashes of a checkpoint's files, or of names, shapes, types and
+/// first values of all tensors.
+std::string identity_of(const std::filesystem::path& weights);
 /// Of the random weights that a run starts with.
 std::string identity_of_random(int64_t seed);
 

@@ -103,7 +103,7 @@ const checkpoint::AdapterDescription& Checkpointer::adapter() {
     adapter_->base = fs::absolute(weights).lexically_normal().string();
   }
   adapter_->base_identity = base.empty() ? checkpoint::identity_of_random(config_.run.seed)
-                                         : checkpoint::identity_of(checkpoint::open_weights(base));
+                                         : checkpoint::identity_of(adapter_->base);
   return *adapter_;
 }
 
