@@ -82,6 +82,20 @@ TEST_F(Lora, IsExportedAndGeneratesAndRefusesWhatDoesNotFit) {
   EXPECT_NE(util::read_file(path("--adapter") + "/adapter_config.json").find("\"lora_alpha\": 16"),
             std::string::npos);
 
+  // For llama.cpp: the whole model, and the adapters alone.
+  for (const char* flag : {"--merge", "--adapter"}) {
+    const std::string file = path(std::string(flag) + ".gguf");
+    const auto exported = ckpt({"export", path("out"), file, "--format", "gguf", flag});
+    EXPECT_EQ(exported.exit_code, 0) << exported.err;
+    EXPECT_EQ(util::read_file(file).substr(0, 4), "GGUF");
+  }
+  EXPECT_NE(util::read_file(path("--adapter.gguf")).find("adapter.lora.alpha"), std::string::npos);
+  EXPECT_NE(ckpt({"export", path("out"), path("no.gguf"), "--format", "gguf"}).err.find("choose --merge"),
+            std::string::npos);
+  EXPECT_EQ(ckpt({"export", path("out"), path("no.gguf"), "--format", "gguf", "--adapter", "--type", "q8_0"})
+                .exit_code,
+            static_cast<int>(util::ErrorKind::kUsage));
+
   std::vector<std::string> texts;
   for (const char* model : {"out", "--merge", "base"}) {
     const auto generated = testing::run({program("fsdp-generate"), path(model), "--tokenizer", "bytes",
@@ -91,7 +105,10 @@ TEST_F(Lora, IsExportedAndGeneratesAndRefusesWhatDoesNotFit) {
   }
   EXPECT_EQ(texts[0], texts[1]);
 
-  const auto other = train({"training.steps=5", "lora.rank=5"});
+  const auto quantized = train({"training.steps=5", "lora.quantize=nf4"});  // goes on from step 3
+  EXPECT_EQ(quantized.exit_code, 0) << quantized.err;
+
+  const auto other = train({"training.steps=7", "lora.rank=5"});
   EXPECT_EQ(other.exit_code, static_cast<int>(util::ErrorKind::kCheckpoint)) << other.err;
   EXPECT_NE(other.err.find("lora.rank must be 4"), std::string::npos) << other.err;
 }

@@ -48,6 +48,18 @@ INSTANTIATE_TEST_SUITE_P(Adapters, PlanOf,
                                                          muon(c);
                                                          lora(c);
                                                        }},
+                                           PlannedCase{"lora_beside_nf4", 4, "llama",
+                                                       [](auto& c) {
+                                                         stored_in_bf16(c);
+                                                         lora(c);
+                                                         c.lora.quantize = "nf4";
+                                                       }},
+                                           PlannedCase{"lora_beside_int8_recomputed", 2, "llama",
+                                                       [](auto& c) {
+                                                         lora(c);
+                                                         recompute(c);
+                                                         c.lora.quantize = "int8";
+                                                       }},
                                            PlannedCase{"dora", 2, "llama",
                                                        [](auto& c) {
                                                          lora(c);
