@@ -18,8 +18,8 @@ namespace fsdp::data {
 namespace {
 
 constexpr int64_t kMaxMemory = int64_t{512} << 20;
-/// Of the footer, whose structures take twelve times as much memory.
-constexpr int64_t kMaxFooterBytes = int64_t{64} << 20;
+/// Of the footer, whose structures take up to twenty times as much memory.
+constexpr int64_t kMaxFooterBytes = int64_t{32} << 20;
 constexpr int64_t kBatchBytes = int64_t{4} << 20;
 /// Few, because rows that refer to a dictionary are larger than the group says.
 constexpr int64_t kMostBatchRows = 64;

@@ -22,8 +22,10 @@ class ByteTokenizer final : public Tokenizer {
   }
 
   void encode(std::string_view text, std::vector<int64_t>& ids) const override {
-    ids.reserve(ids.size() + text.size());
-    for (char c : text) ids.push_back(static_cast<unsigned char>(c));
+    const size_t begin = ids.size();
+    ids.resize(begin + text.size());  // reserve() for each document would copy all ids each time
+    std::transform(text.begin(), text.end(), ids.begin() + static_cast<int64_t>(begin),
+                   [](char c) { return static_cast<unsigned char>(c); });
   }
 
   size_t encode_some(std::string_view text, size_t stop, std::vector<int64_t>& ids) const override {

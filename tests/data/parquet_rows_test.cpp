@@ -38,10 +38,10 @@ std::vector<std::optional<std::string>> documents(int count) {
 TEST(ParquetRows, AreJsonObjectsOfTheColumnsAskedFor) {
   TemporaryFolder folder;
   const NamedColumns columns = {{"id", column_of({"1", "2", "3"})},
-                                {"text", column_of({"caf\u00e9 \"so\"\n\x01", std::nullopt, "\xff"})},
+                                {"text", column_of({"caf\u00e9 \"so\" \\\n\x01", std::nullopt, "\xff"})},
                                 {"tail", column_of({"x", "y", "z"})}};
   const std::string path = write_parquet(folder / "a.parquet", columns);
-  EXPECT_THAT(rows_of(path, {"text"}), ElementsAre("{\"text\":\"caf\u00e9 \\\"so\\\"\\u000a\\u0001\"}",
+  EXPECT_THAT(rows_of(path, {"text"}), ElementsAre("{\"text\":\"caf\u00e9 \\\"so\\\" \\\\\\u000a\\u0001\"}",
                                                    "{\"text\":null}", "{\"text\":\"\xff\"}"));
   EXPECT_THAT(rows_of(path, {"tail", "none", "id"})[1], "{\"id\":\"2\",\"tail\":\"y\"}");
 }
