@@ -8,6 +8,7 @@
 
 #include "checkpoint/hugging_face_config.h"
 #include "doctor/doctor.h"
+#include "nn/families.h"
 #include "support/program_path.h"
 #include "support/run_program.h"
 #include "support/safetensors_files.h"
@@ -184,7 +185,7 @@ TEST(Files, HaveTheWeightsOfTheModelAndNothingElse) {
   write(folder / "train.bin", "");
   config.data.train = {folder / "train.bin"};
   testing::NamedTensors weights;
-  for (const auto& [name, shape] : checkpoint::hugging_face_shapes(config.model)) {
+  for (const auto& [name, shape] : nn::weight_shapes(config.model)) {
     weights.emplace_back(name, at::zeros(shape));
   }
   config.model.init_from = folder / "model.safetensors";

@@ -54,7 +54,8 @@ class NewcomerMistakes : public ::testing::TestWithParam<Mistake> {
     for (int i = 0; i < 2000; ++i) wide += std::string({static_cast<char>(i % 17), 0, 0, 0});
     write("wide.bin", wide);
     fs::create_directories(*folder_ / "empty");
-    make_model("qwen3", R"("architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 10)");
+    make_model("qwen3",
+               R"("architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 10)");
     make_model("llama", R"("architectures": ["LlamaForCausalLM"], "model_type": "llama")");
     fs::create_directories(*folder_ / "pickled");
     write("pickled/config.json", config_json(R"("model_type": "llama")"));

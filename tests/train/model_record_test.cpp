@@ -6,6 +6,7 @@
 
 #include "checkpoint/described_model.h"
 #include "checkpoint/hugging_face_config.h"
+#include "nn/families.h"
 #include "support/safetensors_files.h"
 #include "support/source_folder.h"
 #include "support/tiny_config.h"
@@ -31,7 +32,7 @@ class ModelRecord : public ::testing::Test {
   void write_source() {
     fs::create_directories(source());
     testing::NamedTensors weights;
-    for (const auto& [name, shape] : checkpoint::hugging_face_shapes(config_.model)) {
+    for (const auto& [name, shape] : nn::weight_shapes(config_.model)) {
       weights.emplace_back(name, at::zeros(shape, at::kBFloat16));
     }
     testing::write_safetensors(source() / "model.safetensors", weights);
