@@ -143,9 +143,13 @@ void add_messages(const OrderedJson& given, const char* field, const char* role,
 ChatRow parse_chat_row(std::string_view text) {
   const OrderedJson object = parse_row(text);
   ChatRow row;
-  if (object.contains("messages")) {
+  // A table has null in the columns of which a row has nothing.
+  const auto has = [&object](const char* field) {
+    return object.contains(field) && !object[field].is_null();
+  };
+  if (has("messages")) {
     add_messages(object["messages"], "messages", nullptr, /*learnt=*/true, row);
-  } else if (object.contains("prompt") && object.contains("completion")) {
+  } else if (has("prompt") && has("completion")) {
     add_messages(object["prompt"], "a prompt", "user", /*learnt=*/false, row);
     add_messages(object["completion"], "a completion", "assistant", /*learnt=*/true, row);
   } else {
@@ -154,7 +158,7 @@ ChatRow parse_chat_row(std::string_view text) {
   if (std::ranges::find(row.learnt, true) == row.learnt.end()) {
     refuse("has no message of the assistant to learn from");
   }
-  if (object.contains("tools") && !object["tools"].is_null()) {
+  if (has("tools")) {
     if (!object["tools"].is_array()) refuse("has tools that are no list");
     row.tools = object["tools"];
   }

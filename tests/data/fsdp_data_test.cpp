@@ -271,7 +271,7 @@ TEST_F(FsdpData, TakesConversationsFromAllFilesOfRowsAndLeavesOutBadOnes) {
       "{\"prompt\": \"two\", \"completion\": \"2\"}\n{\"prompt\": \"three\", \"completion\": \"3\"}\n");
   ASSERT_EQ(run("tokenize pairs.jsonl --chat --chat-template chatml --output a.bin"), 0) << err;
   const std::string of_lines = folder.read("a.bin");
-  write_parquet(folder / "pairs.parquet", {{"id", column_of({"a", "b"})},
+  write_parquet(folder / "pairs.parquet", {{"messages", column_of({std::nullopt, std::nullopt})},
                                            {"prompt", column_of({"two", "three"})},
                                            {"completion", column_of({"2", "3"})}});
   ASSERT_EQ(run("tokenize pairs.parquet --chat --chat-template chatml --output a.bin"), 0) << err;
