@@ -14,6 +14,7 @@
 #include "gguf/families.h"
 #include "gguf/quantise.h"
 #include "gguf/writer.h"
+#include "nn/families.h"
 #include "nn/lora.h"
 #include "util/error.h"
 
@@ -60,7 +61,7 @@ int64_t write_adapter(const AdapterRequest& request, const std::vector<AdapterTe
   }
   const nn::ModelOptions options = checkpoint::options_from_hugging_face(request.model_config, request.where);
   const Family& family = family_of(request.model_config, options, request.where);
-  const Shapes shapes = checkpoint::hugging_face_shapes(options);
+  const Shapes shapes = nn::weight_shapes(options);
   std::vector<Tensor> tensors;
   std::vector<at::Tensor> contents;
   for (const AdapterTensors& adapter : adapters) {

@@ -16,6 +16,7 @@
 #include "gguf/quantise.h"
 #include "gguf/tokenizer.h"
 #include "gguf/writer.h"
+#include "nn/families.h"
 #include "util/error.h"
 #include "util/file.h"
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "checkpoint/hugging_face_config.h"
+#include "nn/families.h"
 #include "util/error.h"
 #include "util/text.h"
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "nn/layers.h"
 #include "util/error.h"
 
 namespace fsdp::shard {

@@ -13,6 +13,7 @@
 #include "checkpoint/state_slices.h"
 #include "checkpoint/weights.h"
 #include "config/model_description.h"
+#include "nn/families.h"
 #include "nn/layers.h"
 #include "nn/lora.h"
 #include "optim/parameter_groups.h"
@@ -91,7 +92,8 @@ const checkpoint::AdapterDescription& Checkpointer::adapter() {
   const std::string& base = config_.model.init_from;
   adapter_.emplace();
   adapter_->lora = config_.lora;
-  adapter_->transposed = nn::is_gpt2(config_.model);
+  const nn::Family* family = nn::find_family(config_.model.architecture);
+  adapter_->transposed = family != nullptr && family->transposed;
   for (const auto& segments : state_.engine.segments_by_parameter()) {
     const auto name = nn::lora_name(segments.front().name);
     if (name && name->part == nn::LoraPart::kA) adapter_->layers.push_back(name->layer);
