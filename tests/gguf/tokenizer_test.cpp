@@ -7,6 +7,7 @@
 
 #include "data/piece_model.h"
 #include "data/sentencepiece_tokenizer.h"
+#include "data/train_tokenizer.h"
 #include "gguf/export.h"
 #include "gguf/sentencepiece_model.h"
 #include "support/checkpoint_fixtures.h"
