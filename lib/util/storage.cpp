@@ -46,7 +46,9 @@ void point_at(const at::Tensor& tensor, const at::Tensor& data) {
     at::Tensor(tensor).set_data(data);
     return;
   }
-  FSDP_CHECK(tensor.scalar_type() == at::kFloat && data.is_floating_point());
+  FSDP_CHECK((tensor.scalar_type() == at::kFloat && data.is_floating_point()) ||
+                 (tensor.scalar_type() == at::kByte && data.scalar_type() == at::kByte),
+             tensor.scalar_type(), " to ", data.scalar_type());
   // The gradient accumulator has the former device; set_data() drops it too.
   if (torch::autograd::impl::try_get_grad_accumulator(tensor)) {
     torch::autograd::impl::set_grad_accumulator(tensor, {});
