@@ -38,8 +38,10 @@ bool is_float(at::ScalarType type) {
 
 void check_parameter(const FlatParameter& parameter) {
   const at::Tensor& value = parameter.value;
-  FSDP_CHECK(value.defined() && value.dim() == 1 && is_float(value.scalar_type()) && value.is_contiguous(),
-             parameter.name, " is not a flat contiguous tensor of float32, bfloat16 or float16");
+  // What is quantized is never updated.
+  const bool fits = value.defined() && (is_float(value.scalar_type()) || parameter.ranges.empty());
+  FSDP_CHECK(fits && value.dim() == 1 && value.is_contiguous(), parameter.name,
+             " is not a flat contiguous tensor of float32, bfloat16 or float16");
   int64_t end = 0;
   for (const FlatParameter::Range& range : parameter.ranges) {
     FSDP_CHECK(range.begin >= end && range.end >= range.begin && range.end <= value.numel(), parameter.name,

@@ -159,7 +159,10 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
   config::plan_largest_batches(plan.config);
   const config::Config& config = plan.config;
   plan.units = planned_units(config, plan.mesh);
-  for (const shard::UnitSizes& unit : plan.units) {
+  config::Config counted = config;
+  counted.lora.quantize = nn::BaseQuantization::kNone;  // bytes are no parameters
+  for (const shard::UnitSizes& unit :
+       config.lora.quantize == nn::BaseQuantization::kNone ? plan.units : planned_units(counted, plan.mesh)) {
     for (const shard::ParameterSizes& parameter : unit.parameters) {
       plan.parameters += c10::multiply_integers(parameter.shape);
     }

@@ -35,7 +35,8 @@ void add_to_tree(ModelTree& tree, std::map<const void*, size_t>& index, torch::n
           {.shape = tensor.sizes().vec(), .requires_grad = tensor.requires_grad(), .names = {}, .nodes = {}});
     }
     nn::OutlineParameter& entry = outline.parameters[at->second];
-    if (const auto* linear = dynamic_cast<const nn::Linear*>(&module); linear && linear->quantization()) {
+    if (const auto* linear = dynamic_cast<const nn::Linear*>(&module);
+        linear && linear->quantization() && tensor.scalar_type() == at::kByte) {
       entry.quantized_elements = linear->in_features() * linear->out_features();
     }
     entry.names.push_back(nn::name_inside(path, parameter.key()));

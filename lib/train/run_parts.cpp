@@ -236,6 +236,12 @@ std::string describe_adapters(const ShardedModel& parts) {
     all += numel;
     if (segments.front().requires_grad) trained += numel;
   }
+  for (const auto& module : parts.model->modules()) {
+    const auto* linear = dynamic_cast<const nn::Linear*>(module.get());
+    if (linear == nullptr || !linear->quantization()) continue;
+    all +=
+        linear->in_features() * linear->out_features() - linear->weight().numel();  // bytes are no parameters
+  }
   return util::concat("lora: adapters of ", parts.adapted.size(), " linear layers are trained, ",
                       util::with_commas(trained), " of ", util::with_commas(all), " parameters");
 }
