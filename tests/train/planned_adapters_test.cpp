@@ -53,12 +53,14 @@ INSTANTIATE_TEST_SUITE_P(Adapters, PlanOf,
                                                          stored_in_bf16(c);
                                                          lora(c);
                                                          c.lora.quantize = "nf4";
+                                                         c.data.micro_batch_size = 4;
                                                        }},
                                            PlannedCase{"lora_beside_int8_recomputed", 2, "llama",
                                                        [](auto& c) {
                                                          lora(c);
                                                          recompute(c);
                                                          c.lora.quantize = "int8";
+                                                         c.data.micro_batch_size = 4;
                                                        }},
                                            PlannedCase{"dora", 2, "llama",
                                                        [](auto& c) {
