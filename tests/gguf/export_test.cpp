@@ -230,7 +230,8 @@ TEST_F(GgufModel, ThatOursCannotComputeIsRefused) {
   with("blk.1.ffn_up.weight", "blk.1.ffn_xx.weight");
   expect_refused("missing: model.layers.1.mlp.up_proj.weight; unexpected: blk.1.ffn_xx.weight");
   with(std::string("\5\0\0\0\0\0\0\0llama", 13), std::string("\5\0\0\0\0\0\0\0gemma", 13));
-  expect_refused("\"general.architecture\" must be one of \"llama\", \"qwen2\", \"gpt2\", but is \"gemma\"");
+  expect_refused(
+      "\"general.architecture\" must be one of \"llama\", \"qwen2\", \"qwen3\", \"gpt2\", but is \"gemma\"");
   with(std::string("\5\0\0\0\0\0\0\0model", 13), std::string("\5\0\0\0\0\0\0\0mmprj", 13));
   expect_refused("must be a model, but its \"general.type\" is \"mmprj\"");
   export_as(model, TensorType::kQ8_0);

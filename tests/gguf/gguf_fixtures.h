@@ -22,11 +22,12 @@
 
 namespace fsdp::testing {
 
-inline const std::vector<std::string> kGgufModels = {"llama", "llama3", "linear", "mistral", "qwen2", "gpt2"};
+inline const std::vector<std::string> kGgufModels = {"llama", "llama3", "linear", "mistral",
+                                                     "qwen2", "qwen3",  "gpt2"};
 
 /// Rows are blocks of quantised types.
 inline nn::ModelOptions gguf_options(const std::string& name) {
-  nn::ModelOptions options = tiny_options(name == "gpt2" ? "gpt2" : "llama");
+  nn::ModelOptions options = tiny_options(name == "gpt2" || name == "qwen3" ? name : "llama");
   options.vocab_size = 96;
   options.hidden_size = 64;
   options.intermediate_size = 96;
@@ -48,6 +49,10 @@ inline nn::ModelOptions gguf_options(const std::string& name) {
   if (name == "mistral") {
     options.head_dim = 24;
     options.sliding_window = 128;
+  }
+  if (name == "qwen3") {
+    options.head_dim = 32;
+    options.tie_word_embeddings = true;
   }
   if (name == "qwen2") options.qkv_bias = true;
   if (name == "gpt2") options.tie_word_embeddings = true;
