@@ -52,8 +52,7 @@ struct OptimizerOptions {
   /// Patterns (with * and ?) of parameter names without weight decay; empty: every parameter decays.
   std::vector<std::string> no_decay = {};
   /// muon: patterns of matrices that adamw updates, as well as all other parameters.
-  std::vector<std::string> adamw_parameters = {"*embed_tokens*", "*lm_head*",  "*wte*",
-                                               "*wpe*",          "*embed_in*", "*embed_out*"};
+  std::vector<std::string> adamw_parameters = {"*embed_tokens*", "*lm_head*", "*wte*", "*wpe*"};
   int64_t ns_steps = 5;                                              ///< muon
   std::vector<double> ns_coefficients = {3.4445, -4.7750, 2.0315};   ///< muon
   util::Named<LrAdjustment> adjust_lr_fn = LrAdjustment::kOriginal;  ///< muon
