@@ -275,9 +275,10 @@ Attention::Heads Attention::heads_of(const at::Tensor& x, const StageContext& co
     if (form_ == QkvForm::kByHead) {
       qkv = split_heads(all, 3 * head_dim_).chunk(3, /*dim=*/-1);
     } else {
-      // A rank's share of both.
-      const int64_t unit = all.size(-1) / (heads_ + 2 * key_heads_);
-      qkv = all.split_with_sizes({heads_ * unit, key_heads_ * unit, key_heads_ * unit}, /*dim=*/-1);
+      // A rank may have some of the heads only.
+      const int64_t share = all.size(-1), of_all = heads_ + 2 * key_heads_;
+      const int64_t queries = share * heads_ / of_all, keys = share * key_heads_ / of_all;
+      qkv = all.split_with_sizes({queries, keys, keys}, /*dim=*/-1);
     }
   }
   if (form_ != QkvForm::kByHead) {
