@@ -72,6 +72,7 @@ const std::map<std::string, Row>& rows() {
       {"lora.dropout", {"0.05", {kLora}, {none}}},
       {"lora.targets", {"[\"*q_proj\"]", {kLora}, {none}}},
       {"lora.use_rslora", {"true", {kLora}, {none}}},
+      {"lora.quantize", {"\"nf4\"", {kLora}, {none}}},
       {"lora.dora", {"true", {kLora}, {none}}},
       {"lora.init_from", {"\"adapter\"", {kLora}, {none}}},
       {"model.num_key_value_heads", {"4", {none}, {kGpt2}}},

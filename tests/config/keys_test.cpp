@@ -115,6 +115,7 @@ const std::map<std::string, Sample>& samples() {
       {"lora.dropout", {"0.05", "1.0", {"lora.rank=8"}}},
       {"lora.targets", {"[\"*q_proj\"]", "[]", {"lora.rank=8"}}},
       {"lora.use_rslora", {"true", "1", {"lora.rank=8"}}},
+      {"lora.quantize", {"\"nf4\"", "\"int4\"", {"lora.rank=8"}}},
       {"lora.dora", {"true", "1", {"lora.rank=8"}}},
       {"lora.init_from", {"\"adapter\"", "\"a\\nb\"", {"lora.rank=8"}}},
       {"data.dataset", {"\"token_files\"", "\"rows\""}},
