@@ -137,31 +137,48 @@ endfunction()
 # and standin see none. A property of tests.
 set(FSDP_WITHOUT_GPUS ENVIRONMENT_MODIFICATION CUDA_VISIBLE_DEVICES=set:)
 
-# fsdp_gtest(NAME TARGET [PROPERTY VALUE]...): one ctest entry for all tests of a binary: loading libtorch once a component
-# keeps the suite short. With FSDP_DISCOVER_TESTS one for each test, as NAME.SUITE.TEST, which IDEs can list and start; ctest
-# asks the binaries for them before it runs.
+# fsdp_gtest(NAME TARGET [PARTS COUNT] [PROPERTY VALUE]...): one ctest entry for all tests of a binary: loading libtorch once
+# a component keeps the suite short. PARTS: several entries, NAME.1 and so on, which run at once. With FSDP_DISCOVER_TESTS one
+# for each test, as NAME.SUITE.TEST, which IDEs can list and start; ctest asks the binaries for them before it runs.
+# The limit is some ten times what the longest takes on an idle machine.
 function(fsdp_gtest name target)
+  cmake_parse_arguments(GTEST "" "PARTS" "" ${ARGN})
+  set(properties TIMEOUT 1800 ${FSDP_WITHOUT_GPUS} ${GTEST_UNPARSED_ARGUMENTS})
   if(FSDP_DISCOVER_TESTS)
     gtest_discover_tests(${target} TEST_PREFIX ${FSDP_TEST_PREFIX}${name}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-                         PROPERTIES TIMEOUT 600 ${FSDP_WITHOUT_GPUS} ${ARGN})
-  else()
-    add_test(NAME ${FSDP_TEST_PREFIX}${name} COMMAND ${target})
-    set_tests_properties(${FSDP_TEST_PREFIX}${name} PROPERTIES TIMEOUT 600 ${FSDP_WITHOUT_GPUS} ${ARGN})
+                         PROPERTIES ${properties})
+    return()
   endif()
+  if(NOT GTEST_PARTS)
+    add_test(NAME ${FSDP_TEST_PREFIX}${name} COMMAND ${target})
+    set_tests_properties(${FSDP_TEST_PREFIX}${name} PROPERTIES ${properties})
+    return()
+  endif()
+  foreach(part RANGE 1 ${GTEST_PARTS})
+    set(test ${FSDP_TEST_PREFIX}${name}.${part})
+    math(EXPR index "${part} - 1")
+    add_test(NAME ${test} COMMAND ${target})
+    set_tests_properties(${test} PROPERTIES ${properties})
+    set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT GTEST_TOTAL_SHARDS=${GTEST_PARTS} GTEST_SHARD_INDEX=${index})
+  endforeach()
 endfunction()
 
-# fsdp_component_test(COMPONENT [LABEL LABEL] ...): every *_test.cpp of tests/COMPONENT in one binary.
+# fsdp_component_test(COMPONENT [LABEL LABEL] [PARTS COUNT] ...): every *_test.cpp of tests/COMPONENT in one binary.
 # Those of tests/ROOM/cuda, in the CUDA flavour, are a binary of their own, which is skipped where there is no GPU.
 function(fsdp_component_test component)
-  cmake_parse_arguments(TEST "" "LABEL" "" ${ARGN})
+  cmake_parse_arguments(TEST "" "LABEL;PARTS" "" ${ARGN})
   if(NOT TEST_LABEL)
     set(TEST_LABEL unit)
   endif()
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${component}/*_test.cpp)
   fsdp_test_program(${component}_test "${sources}" ${ARGN})
   target_link_libraries(${component}_test PRIVATE GTest::gtest_main)
-  # Those of whole programs take longest, and start first.
-  fsdp_gtest(${component} ${component}_test LABELS ${TEST_LABEL} COST $<IF:$<STREQUAL:${TEST_LABEL},processes>,1000,0>)
+  # The longest start first.
+  set(properties LABELS ${TEST_LABEL} COST $<IF:$<STREQUAL:${TEST_LABEL},processes>,1000,0>)
+  if(TEST_PARTS)
+    set(properties PARTS ${TEST_PARTS} LABELS ${TEST_LABEL} COST 1000)
+  endif()
+  fsdp_gtest(${component} ${component}_test ${properties})
 
   file(GLOB gpu_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${component}/cuda/*_test.cpp)
   if(FSDP_WITH_CUDA AND gpu_sources)
@@ -169,7 +186,7 @@ function(fsdp_component_test component)
     target_link_libraries(${component}_gpu_test PRIVATE GTest::gtest fsdp::cuda libtorch::cuda libtorch::cuda_headers)
     add_test(NAME ${FSDP_TEST_PREFIX}${component}_gpu COMMAND ${component}_gpu_test)
     # One at a time: each measures memory that it takes to be its own.
-    set_tests_properties(${FSDP_TEST_PREFIX}${component}_gpu PROPERTIES TIMEOUT 600 LABELS "unit;gpu" SKIP_RETURN_CODE 77
+    set_tests_properties(${FSDP_TEST_PREFIX}${component}_gpu PROPERTIES TIMEOUT 1800 LABELS "unit;gpu" SKIP_RETURN_CODE 77
                                                                   RESOURCE_LOCK gpu)
   endif()
 endfunction()

@@ -22,8 +22,10 @@ TEST(ComputeThreads, DISABLED_AreRunByAsManyThreads) {
 
 TEST(ComputeThreads, AreRunByAsManyThreadsWhateverTheEnvironmentSays) {
   using Environment = std::map<std::string, std::optional<std::string>>;
-  const Environment unset = {
-      {"OMP_NUM_THREADS", std::nullopt}, {"MKL_NUM_THREADS", std::nullopt}, {"MKL_DYNAMIC", std::nullopt}};
+  const Environment unset = {{"OMP_NUM_THREADS", std::nullopt},
+                             {"MKL_NUM_THREADS", std::nullopt},
+                             {"MKL_DYNAMIC", std::nullopt},
+                             {"GTEST_TOTAL_SHARDS", std::nullopt}};
   for (const Environment& changes :
        {Environment{}, Environment{{"OMP_NUM_THREADS", "1"}}, Environment{{"OMP_NUM_THREADS", "512"}},
         Environment{{"MKL_NUM_THREADS", "1"}, {"OMP_NUM_THREADS", "2"}},
