@@ -131,7 +131,8 @@ void refuse_options(const std::vector<std::pair<const char*, std::string>>& opti
   }
 }
 
-int print(const checkpoint::ConsolidateResult& result, bool as_json) {
+int print(const checkpoint::ConsolidateResult& result, bool as_json,
+          const char* about_config = "the model's config") {
   if (as_json) {
     std::cout << text_of({{"output", result.output.string()},
                           {"config", result.config ? json(result.config->string()) : json()},
@@ -145,7 +146,7 @@ int print(const checkpoint::ConsolidateResult& result, bool as_json) {
             << util::human_bytes(result.bytes);
   if (result.files > 1) std::cout << " in " << result.files << " files";
   std::cout << "\n";
-  if (result.config) std::cout << result.config->string() << ": the model's config\n";
+  if (result.config) std::cout << result.config->string() << ": " << about_config << "\n";
   if (!result.model_files.empty()) {
     std::cout << "also copied, from the model that the run started from: "
               << util::join(result.model_files, ", ") << "\n";
@@ -267,7 +268,7 @@ int export_gguf_adapter(const Arguments& arguments) {
 CkptCommand add_export(CLI::App& app) {
   Command command(
       app, "export",
-      "writes a llama or gpt2 as a folder for Hugging Face's transformers, or as a GGUF file for llama.cpp");
+      "writes a built-in model as a folder for Hugging Face's transformers, or as a GGUF file for llama.cpp");
   command.positional(
       "CHECKPOINT", command->source,
       "a step's folder, or a run's output folder (its newest complete checkpoint); with --format "
@@ -316,7 +317,7 @@ CkptCommand add_export(CLI::App& app) {
                                                .output = arguments.output,
                                                .dtype = chosen_dtype(arguments),
                                                .overwrite = arguments.force}),
-                   arguments.as_json);
+                   arguments.as_json, "PEFT's config of the adapters");
     }
     return print(checkpoint::export_model({.checkpoint_folder = chosen_checkpoint(arguments.source),
                                            .output = arguments.output,
@@ -332,7 +333,7 @@ CkptCommand add_export(CLI::App& app) {
 
 CkptCommand add_import(CLI::App& app) {
   Command command(app, "import",
-                  "converts a Hugging Face llama or gpt2, or a GGUF file, to a checkpoint of weights only");
+                  "converts a model of Hugging Face's, or a GGUF file, to a checkpoint of weights only");
   command.positional("WEIGHTS", command->source,
                      "a folder with config.json and safetensors, one such file, or an unquantised GGUF file");
   command.positional("CHECKPOINT", command->output, "the new checkpoint's folder");

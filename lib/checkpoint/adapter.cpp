@@ -136,15 +136,19 @@ class MergedSource final : public TensorSource {
 
 }  // namespace
 
-nn::LoraOptions lora_of_json(const json& config) {
+nn::LoraOptions lora_of_json(const json& config, const std::string& where) {
+  const json& rank = config.at("r");
+  if (!rank.is_number_integer() || rank < 1) {
+    fail(ErrorKind::kCheckpoint, where,
+         ": \"r\", the rank of the adapters, must be a whole number of at least 1, but is ",
+         rank.dump(-1, ' ', true, json::error_handler_t::replace), "; save the adapters again");
+  }
   nn::LoraOptions lora;
-  lora.rank = config.at("r").get<int64_t>();
+  lora.rank = rank.get<int64_t>();
   lora.alpha = config.at("lora_alpha").get<double>();
   lora.dropout = config.value("lora_dropout", 0.0);
   lora.use_rslora = config.value("use_rslora", false);
   lora.dora = config.value("use_dora", false);
-  if (lora.rank < 1)
-    fail(ErrorKind::kCheckpoint, "adapters must have a rank \"r\" of at least 1, but have ", lora.rank);
   return lora;
 }
 
@@ -178,7 +182,7 @@ std::optional<AdapterDescription> described_adapter(const json& model, const std
   if (!model.is_object() || !model.contains(kAdapterKey)) return std::nullopt;
   try {
     const json& config = model.at(kAdapterKey);
-    return AdapterDescription{.lora = lora_of_json(config),
+    return AdapterDescription{.lora = lora_of_json(config, where),
                               .layers = config.at("layers").get<std::vector<std::string>>(),
                               .transposed = config.at("fan_in_fan_out").get<bool>(),
                               .base = config.at("base").get<std::string>(),

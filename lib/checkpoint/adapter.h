@@ -54,7 +54,7 @@ Weights stored_alone(const std::filesystem::path& checkpoint_folder);
 
 /// Rank, scale and kind under PEFT's keys.
 nlohmann::json lora_json(const nn::LoraOptions& lora);
-/// Throws nlohmann::json::exception.
-nn::LoraOptions lora_of_json(const nlohmann::json& config);
+/// Throws nlohmann::json::exception, and kCheckpoint that begins with `where` for an impossible rank.
+nn::LoraOptions lora_of_json(const nlohmann::json& config, const std::string& where);
 
 }  // namespace fsdp::checkpoint

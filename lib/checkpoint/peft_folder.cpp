@@ -75,9 +75,17 @@ AdapterDescription read_peft_config(const json& config, const std::string& where
     if (config.value(key, json(false)) == json(true)) refuse(key, "false");
   }
   AdapterDescription adapter;
-  adapter.lora = lora_of_json(config);
+  adapter.lora = lora_of_json(config, where);
   adapter.transposed = config.value("fan_in_fan_out", false);
   return adapter;
+}
+
+bool is_checkpoint(const fs::path& path) {
+  try {
+    return util::is_there(path) && format_of(path) == WeightsFormat::kCheckpoint;
+  } catch (const util::Error&) {  // says what weights of whole models must be
+    return false;
+  }
 }
 
 AdapterDescription described_by_peft(const fs::path& file) {
@@ -101,7 +109,7 @@ StoredAdapter open_adapter(const fs::path& path) {
     adapter.description = described_by_peft(path / kPeftConfig);
     adapter.weights.add(std::make_shared<SafetensorsReader>(path / kPeftWeights));
   } else {
-    if (!util::is_there(path) || format_of(path) != WeightsFormat::kCheckpoint) {
+    if (!is_checkpoint(path)) {
       fail(ErrorKind::kCheckpoint, "lora.init_from must be a folder of PEFT with ", kPeftConfig, " and ",
            kPeftWeights, ", or a checkpoint of adapters, but ", path.string(), " is neither; correct it");
     }

@@ -33,7 +33,7 @@ struct AdapterExport {
   std::optional<c10::ScalarType> dtype{};  ///< nothing: as stored
   bool overwrite = false;
 };
-/// Writes a folder of PEFT. kCheckpoint for a checkpoint that holds all weights.
+/// Writes a folder of PEFT. kUsage for a checkpoint that holds all weights.
 ConsolidateResult export_adapter(const AdapterExport& request);
 
 }  // namespace fsdp::checkpoint

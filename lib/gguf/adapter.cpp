@@ -67,8 +67,8 @@ int64_t write_adapter(const AdapterRequest& request, const std::vector<AdapterTe
   for (const AdapterTensors& adapter : adapters) {
     const NamedStorage place = checked_place(family, shapes, adapter);
     // A transposed weight has the same linear map; only the order of B's rows differs.
-    const bool permuted = place.stored == Stored::kQueryHeads || place.stored == Stored::kKeyHeads;
-    const at::Tensor b = permuted ? to_theirs(adapter.b, place.stored, options) : adapter.b;
+    const bool transposed = place.stored == Stored::kTransposed;
+    const at::Tensor b = transposed ? adapter.b : to_theirs(adapter.b, place.stored, options);
     for (const auto& [suffix, content] : {std::pair(".lora_a", adapter.a), std::pair(".lora_b", b)}) {
       tensors.push_back({.name = place.name + suffix, .shape = content.sizes().vec(), .type = request.type});
       contents.push_back(content);

@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <set>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "gguf/families.h"
+#include "gguf/rotary_scaling.h"
 #include "util/error.h"
 
 namespace fsdp::gguf {
@@ -108,52 +112,107 @@ void read_scaling(const Reader& file, const Family& family, ArchitectureKeys& ke
   config["rope_scaling"] = scaling;
 }
 
+/// The share of a head that rotates, by which nn::rotary_width() gives `width` again.
+double rotary_share(int64_t width, const json& config, const ArchitectureKeys& keys) {
+  const int64_t heads = config.value("num_attention_heads", int64_t{0});
+  const int64_t head_width = heads > 0 ? config.value("hidden_size", int64_t{0}) / heads : 0;
+  if (width > head_width) {
+    keys.refuse("rope.dimension_count",
+                concat("must be at most the width of a head, ", head_width, ", but is ", width));
+  }
+  const double share = static_cast<double>(width) / static_cast<double>(head_width);
+  const bool is_short = static_cast<int64_t>(static_cast<double>(head_width) * share) < width;
+  return is_short ? std::nextafter(share, 1.0) : share;
+}
+
+void read_key(const KeyRule& rule, ArchitectureKeys& keys, json& config) {
+  using Kind = KeyRule::Kind;
+  json value = keys.value(rule.key);
+  if (value.is_null()) {
+    if (!rule.optional) keys.refuse(rule.key, "must be there, but is missing");
+    // Where llama.cpp and config.json have different defaults.
+    if (rule.kind == Kind::kRotaryWidth) config[rule.config_key] = 1.0;
+    if (std::string_view(rule.key) == "rope.freq_base") config[rule.config_key] = 10000.0;
+    return;
+  }
+  const bool right = rule.kind == Kind::kNumber ? value.is_number()
+                     : rule.kind == Kind::kFlag ? value.is_boolean()
+                                                : value.is_number_unsigned();
+  if (!right) {
+    keys.refuse(rule.key, concat("must be ", rule.kind == Kind::kFlag ? "true or false" : "a number",
+                                 ", but is ", text_of(value)));
+  }
+  if (rule.kind == Kind::kRotaryWidth) value = rotary_share(value.get<int64_t>(), config, keys);
+  if (config.contains(rule.config_key) && config[rule.config_key] != value) {
+    keys.refuse(rule.key, concat("must be ", text_of(config[rule.config_key]),
+                                 " as another key says, but is ", text_of(value)));
+  }
+  config[rule.config_key] = value;
+}
+
+/// As in llama.cpp, which takes them from other sizes; config.json has defaults of one model of the family.
+void add_head_sizes(const nn::Family& ours, json& config) {
+  const json heads = config.value("num_attention_heads", json()),
+             hidden = config.value("hidden_size", json());
+  if (ours.has("num_key_value_heads") && !config.contains("num_key_value_heads")) {
+    config["num_key_value_heads"] = heads;
+  }
+  if (!ours.has("head_dim") || config.contains("head_dim") || heads == 0) return;
+  config["head_dim"] = hidden.get<int64_t>() / heads.get<int64_t>();
+}
+
+void read_windows(const Reader& file, const Family& family, const ArchitectureKeys& keys, json& config) {
+  if (config.value("sliding_window", json()) == 0) config.erase("sliding_window");  // none
+  const bool has_windows = config.contains("sliding_window");
+  if (has_windows && family.type_with_window != nullptr) config["model_type"] = family.type_with_window;
+  if (family.window_pattern == 0 || (has_windows && !config.contains(kWindowPattern))) return;
+  const auto layers = config["num_hidden_layers"].get<size_t>();
+  if (layers > file.tensors().size()) {
+    keys.refuse("block_count", concat("must be at most the number of tensors, ", file.tensors().size(),
+                                      ", but is ", layers));
+  }
+  const size_t pattern = has_windows ? config[kWindowPattern].get<size_t>() : 1;
+  config.erase(kWindowPattern);
+  config["layer_types"] = json::array();
+  for (size_t layer = 1; layer <= layers; ++layer) {
+    const bool is_full = pattern > 0 && layer % pattern == 0;
+    config["layer_types"].push_back(is_full ? "full_attention" : "sliding_attention");
+  }
+}
+
 }  // namespace
 
 json described_config(const Reader& file) {
   const std::string where = file.path().string();
   const auto* architecture = file.find<std::string>("general.architecture");
   const Family& family = family_of_architecture(architecture == nullptr ? "" : *architecture, where);
+  const nn::Family& ours = ours_of(family);
   json config = family.fixed;
-  config["model_type"] = family.model_types.front();
+  config["model_type"] = family.model_type;
+  config["pad_token_id"] = nullptr;
   ArchitectureKeys keys(file, family);
-  for (const KeyRule& rule : family.keys) {
-    const json value = keys.value(rule.key);
-    if (value.is_null()) {
-      if (!rule.optional) keys.refuse(rule.key, "must be there, but is missing");
-      continue;
-    }
-    const bool right = rule.kind == KeyRule::Kind::kSize ? value.is_number_unsigned() : value.is_number();
-    if (!right) keys.refuse(rule.key, concat("must be a number, but is ", text_of(value)));
-    if (config.contains(rule.config_key) && config[rule.config_key] != value) {
-      keys.refuse(rule.key, concat("must be ", text_of(config[rule.config_key]),
-                                   " as another key says, but is ", text_of(value)));
-    }
-    config[rule.config_key] = value;
-  }
-  // 0: none.
-  if (config.contains("sliding_window")) {
-    if (config["sliding_window"] == 0) {
-      config.erase("sliding_window");
-    } else if (family.model_types.size() > 1) {
-      config["model_type"] = family.model_types[1];
-    } else {
-      keys.refuse("attention.sliding_window", "must be 0, the only value that is supported");
-    }
+  for (const KeyRule& rule : family.keys) read_key(rule, keys, config);
+  add_head_sizes(ours, config);
+  read_windows(file, family, keys, config);
+  if (ours.has("query_pre_attn_scalar") && config["num_attention_heads"] != 0) {
+    config["query_pre_attn_scalar"] = score_scalar(family, config["num_hidden_layers"], config["hidden_size"],
+                                                   config["num_attention_heads"], config["head_dim"]);
   }
   keys.value("tensor_data_layout");
   read_scaling(file, family, keys, config);
   keys.refuse_unread();
   for (const FlagRule& flag : family.flags) config[flag.config_key] = file.tensors().contains(flag.tensor);
-  config["tie_word_embeddings"] = !file.tensors().contains("output.weight");
+  if (!config.contains("tie_word_embeddings")) {
+    config["tie_word_embeddings"] = !file.tensors().contains("output.weight");
+  }
   // Of the model; the metadata may be missing, or count the tokenizer's tokens.
   const auto embedding = file.tensors().find("token_embd.weight");
   if (embedding != file.tensors().end()) config["vocab_size"] = embedding->second.shape.front();
   constexpr std::pair<const char*, const char*> kIds[] = {{"bos_token_id", "bos_token_id"},
                                                           {"eos_token_id", "eos_token_id"},
                                                           {"padding_token_id", "pad_token_id"}};
-  for (const auto& [theirs, ours] : kIds) {
-    if (const auto* id = file.find<uint32_t>(concat("tokenizer.ggml.", theirs))) config[ours] = *id;
+  for (const auto& [theirs, key] : kIds) {
+    if (const auto* id = file.find<uint32_t>(concat("tokenizer.ggml.", theirs))) config[key] = *id;
   }
   return config;
 }

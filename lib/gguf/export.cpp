@@ -14,6 +14,7 @@
 #include "checkpoint/staged_output.h"
 #include "gguf/families.h"
 #include "gguf/quantise.h"
+#include "gguf/rotary_scaling.h"
 #include "gguf/tokenizer.h"
 #include "gguf/writer.h"
 #include "nn/families.h"

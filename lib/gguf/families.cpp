@@ -1,11 +1,9 @@
 #include "gguf/families.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "checkpoint/hugging_face_config.h"
-#include "nn/families.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -17,56 +15,55 @@ using util::fail;
 
 namespace {
 
-constexpr TensorRule kLlamaTensors[] = {
-    {"model.embed_tokens", "token_embd"},
-    {"model.norm", "output_norm"},
-    {"lm_head", "output"},
-    {"model.layers.*.input_layernorm", "blk.*.attn_norm"},
-    {"model.layers.*.self_attn.q_proj", "blk.*.attn_q", Stored::kQueryHeads},
-    {"model.layers.*.self_attn.k_proj", "blk.*.attn_k", Stored::kKeyHeads},
-    {"model.layers.*.self_attn.v_proj", "blk.*.attn_v"},
-    {"model.layers.*.self_attn.q_norm", "blk.*.attn_q_norm"},  // of Qwen3
-    {"model.layers.*.self_attn.k_norm", "blk.*.attn_k_norm"},
-    {"model.layers.*.self_attn.o_proj", "blk.*.attn_output"},
-    {"model.layers.*.post_attention_layernorm", "blk.*.ffn_norm"},
-    {"model.layers.*.mlp.gate_proj", "blk.*.ffn_gate"},
-    {"model.layers.*.mlp.up_proj", "blk.*.ffn_up"},
-    {"model.layers.*.mlp.down_proj", "blk.*.ffn_down"},
-};
+using Keys = std::vector<KeyRule>;
 
-constexpr TensorRule kGpt2Tensors[] = {
-    {"transformer.wte", "token_embd"},
-    {"transformer.wpe", "position_embd"},
-    {"transformer.ln_f", "output_norm"},
-    {"lm_head", "output"},
-    {"transformer.h.*.ln_1", "blk.*.attn_norm"},
-    {"transformer.h.*.attn.c_attn", "blk.*.attn_qkv", Stored::kTransposed},
-    {"transformer.h.*.attn.c_proj", "blk.*.attn_output", Stored::kTransposed},
-    {"transformer.h.*.ln_2", "blk.*.ffn_norm"},
-    {"transformer.h.*.mlp.c_fc", "blk.*.ffn_up", Stored::kTransposed},
-    {"transformer.h.*.mlp.c_proj", "blk.*.ffn_down", Stored::kTransposed},
-};
+Keys operator+(Keys a, const Keys& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
 
 constexpr auto kNumber = KeyRule::Kind::kNumber;
 constexpr auto kSize = KeyRule::Kind::kSize;
+constexpr auto kFlag = KeyRule::Kind::kFlag;
+constexpr auto kRotaryWidth = KeyRule::Kind::kRotaryWidth;
 
-constexpr KeyRule kLlamaKeys[] = {
-    {"vocab_size", "vocab_size", kSize, true},
-    {"context_length", "max_position_embeddings"},
-    {"embedding_length", "hidden_size"},
-    {"block_count", "num_hidden_layers"},
-    {"feed_forward_length", "intermediate_size"},
-    {"attention.head_count", "num_attention_heads"},
+const KeyRule kWindow = {"attention.sliding_window", "sliding_window", kSize, true};
+
+const Keys kDecoder = {
+    {"vocab_size", "vocab_size", kSize, true},    {"context_length", "max_position_embeddings"},
+    {"embedding_length", "hidden_size"},          {"block_count", "num_hidden_layers"},
+    {"feed_forward_length", "intermediate_size"}, {"attention.head_count", "num_attention_heads"},
+};
+
+const Keys kGroupedHeads = {
     {"attention.head_count_kv", "num_key_value_heads", kSize, true},
     {"attention.layer_norm_rms_epsilon", "rms_norm_eps", kNumber},
-    {"attention.key_length", "head_dim", kSize, true},
-    {"attention.value_length", "head_dim", kSize, true},
-    {"attention.sliding_window", "sliding_window", kSize, true},
-    {"rope.dimension_count", "head_dim", kSize, true},
     {"rope.freq_base", "rope_theta", kNumber, true},
 };
 
-constexpr KeyRule kGpt2Keys[] = {
+const Keys kLlama = kDecoder + kGroupedHeads +
+                    Keys{{"attention.key_length", "head_dim", kSize, true},
+                         {"attention.value_length", "head_dim", kSize, true},
+                         {"rope.dimension_count", "head_dim", kSize, true}};
+
+const Keys kAlternatingWindows = {{"attention.sliding_window_pattern", kWindowPattern, kSize, true}};
+
+const Keys kGemma2 = kLlama + kAlternatingWindows +
+                     Keys{{"attention.sliding_window", "sliding_window"},
+                          {"attn_logit_softcapping", "attn_logit_softcapping", kNumber},
+                          {"final_logit_softcapping", "final_logit_softcapping", kNumber}};
+
+const Keys kGemma3 = kLlama + kAlternatingWindows +
+                     Keys{kWindow,
+                          {"final_logit_softcapping", "final_logit_softcapping", kNumber, true},
+                          {"rope.freq_base_swa", "rope_local_base_freq", kNumber, true}};
+
+const Keys kGptNeox = kDecoder + Keys{{"attention.layer_norm_epsilon", "layer_norm_eps", kNumber},
+                                      {"rope.dimension_count", "rotary_pct", kRotaryWidth, true},
+                                      {"rope.freq_base", "rotary_emb_base", kNumber, true},
+                                      {"use_parallel_residual", "use_parallel_residual", kFlag}};
+
+const Keys kGpt2 = {
     {"vocab_size", "vocab_size", kSize, true},
     {"context_length", "n_positions"},
     {"embedding_length", "n_embd"},
@@ -76,54 +73,117 @@ constexpr KeyRule kGpt2Keys[] = {
     {"attention.layer_norm_epsilon", "layer_norm_epsilon", kNumber},
 };
 
-constexpr FlagRule kLlamaFlags[] = {
-    {"attention_bias", "blk.0.attn_q.bias"},
-    {"mlp_bias", "blk.0.ffn_up.bias"},
-};
+std::vector<Family> make_families() {
+  return {
+      {.model_type = "llama",
+       .architecture = "llama",
+       .keys = kLlama + Keys{kWindow},
+       .type_with_window = "mistral",
+       .flags = {{"attention_bias", "blk.0.attn_q.bias"}, {"mlp_bias", "blk.0.ffn_up.bias"}},
+       .rotates_neighbours = true,
+       .scales_frequencies = true},
+      {.model_type = "qwen2", .architecture = "qwen2", .keys = kLlama, .heads_fill_width = true},
+      {.model_type = "qwen3",
+       .architecture = "qwen3",
+       .keys = kLlama,
+       .fixed = {{"hidden_act", "silu"}, {"attention_bias", false}}},
+      {.model_type = "gpt2", .architecture = "gpt2", .keys = kGpt2, .fixed = json::object()},
+      {.model_type = "olmo2",
+       .architecture = "olmo2",
+       .keys = kLlama,
+       .fixed = {{"hidden_act", "silu"}, {"attention_bias", false}, {"tie_word_embeddings", false}}},
+      {.model_type = "smollm3",
+       .architecture = "smollm3",
+       .keys = kLlama,
+       .fixed = {{"hidden_act", "silu"},
+                 {"attention_bias", false},
+                 {"mlp_bias", false},
+                 {"no_rope_layer_interval", 4}},
+       .rotates_neighbours = true},
+      {.model_type = "phi3",
+       .architecture = "phi3",
+       .keys = kDecoder + kGroupedHeads +
+               Keys{{"rope.dimension_count", "partial_rotary_factor", kRotaryWidth, true}, kWindow}},
+      {.model_type = "gemma2",
+       .architecture = "gemma2",
+       .keys = kGemma2,
+       .fixed = {{"hidden_activation", "gelu_pytorch_tanh"},
+                 {"attention_bias", false},
+                 {"tie_word_embeddings", true}},
+       .window_pattern = 2,
+       .layers_with_other_scale = 46},
+      {.model_type = "gemma3_text",
+       .architecture = "gemma3",
+       .keys = kGemma3,
+       .fixed = {{"hidden_activation", "gelu_pytorch_tanh"}, {"attention_bias", false}},
+       .window_pattern = 6,
+       .layers_with_other_scale = 62},
+      {.model_type = "gpt_neox",
+       .architecture = "gptneox",
+       .keys = kGptNeox,
+       .fixed = {{"hidden_act", "gelu"}, {"attention_bias", true}, {"tie_word_embeddings", false}}},
+  };
+}
+
+}  // namespace
+
+const nn::Family& ours_of(const Family& family) {
+  for (const checkpoint::HuggingFaceType& type : checkpoint::hugging_face_types()) {
+    if (std::string_view(type.model_type) == family.model_type) return *nn::find_family(type.architecture);
+  }
+  FSDP_CHECK(false, family.model_type);
+}
+
+namespace {
+
+std::vector<TensorRule> tensor_rules(const Family& family) {
+  const nn::Family& ours = ours_of(family);
+  const Stored norm = ours.norm == nn::NormKind::kRmsPlusOne ? Stored::kPlusOne : Stored::kSame;
+  const Stored linear = ours.transposed ? Stored::kTransposed : Stored::kSame;
+  const auto of_heads = [&](Stored stored) { return family.rotates_neighbours ? stored : linear; };
+  std::vector<TensorRule> rules;
+  std::string module, theirs;
+  const auto add = [&](const std::string& name, const char* tensor, Stored stored = Stored::kSame) {
+    if (!name.empty()) rules.push_back({concat(module, name), concat(theirs, tensor), stored});
+  };
+  add(ours.head, "output");
+  module = ours.inner + ".";
+  add(ours.tokens, "token_embd");
+  add(ours.positions, "position_embd");
+  add(ours.last_norm, "output_norm", norm);
+  const std::string block = concat(module, ours.blocks, ".*.");
+  theirs = "blk.*.";
+  module = block;
+  add(ours.norm_before_attention, "attn_norm", norm);
+  add(ours.norm_after_attention, "post_attention_norm", norm);
+  add(ours.norm_before_feed_forward, "ffn_norm", norm);
+  add(ours.norm_after_feed_forward, "post_ffw_norm", norm);
+  module = concat(block, ours.attention, ".");
+  if (ours.qkv_form == nn::QkvForm::kSeparate) {
+    add(ours.queries, "attn_q", of_heads(Stored::kQueryHeads));
+    add(ours.keys, "attn_k", of_heads(Stored::kKeyHeads));
+    add(ours.values, "attn_v", linear);
+  } else {
+    add(ours.queries, "attn_qkv", ours.qkv_form == nn::QkvForm::kByHead ? Stored::kQkvByHead : linear);
+  }
+  if (ours.query_key_norm != nn::QueryKeyNorm::kNone) {
+    add("q_norm", "attn_q_norm", norm);
+    add("k_norm", "attn_k_norm", norm);
+  }
+  add(ours.output, "attn_output", linear);
+  module = concat(block, ours.feed_forward, ".");
+  add(ours.gate, "ffn_gate", linear);
+  add(ours.up, "ffn_up", linear);
+  add(ours.down, "ffn_down", linear);
+  return rules;
+}
 
 const std::vector<Family>& families() {
-  static const std::vector<Family> kFamilies = {
-      {.model_types = {"llama", "mistral"},
-       .architecture = "llama",
-       .tensors = kLlamaTensors,
-       .keys = kLlamaKeys,
-       .flags = kLlamaFlags,
-       .fixed = {{"hidden_act", "silu"}},
-       .rotates_neighbours = true,
-       .scales_frequencies = true,
-       .has_rotary = true,
-       .heads_fill_width = false},
-      {.model_types = {"qwen2"},
-       .architecture = "qwen2",
-       .tensors = kLlamaTensors,
-       .keys = kLlamaKeys,
-       .flags = {},
-       .fixed = {{"hidden_act", "silu"}},
-       .rotates_neighbours = false,
-       .scales_frequencies = false,
-       .has_rotary = true,
-       .heads_fill_width = true},
-      {.model_types = {"qwen3"},
-       .architecture = "qwen3",
-       .tensors = kLlamaTensors,
-       .keys = kLlamaKeys,
-       .flags = {},
-       .fixed = {{"hidden_act", "silu"}},
-       .rotates_neighbours = false,
-       .scales_frequencies = false,
-       .has_rotary = true,
-       .heads_fill_width = false},
-      {.model_types = {"gpt2"},
-       .architecture = "gpt2",
-       .tensors = kGpt2Tensors,
-       .keys = kGpt2Keys,
-       .flags = {},
-       .fixed = json::object(),
-       .rotates_neighbours = false,
-       .scales_frequencies = false,
-       .has_rotary = false,
-       .heads_fill_width = true},
-  };
+  static const std::vector<Family> kFamilies = [] {
+    std::vector<Family> families = make_families();
+    for (Family& family : families) family.tensors = tensor_rules(family);
+    return families;
+  }();
   return kFamilies;
 }
 
@@ -154,32 +214,65 @@ std::string quoted_list(const std::vector<const char*>& words) {
   return util::join(quoted, ", ");
 }
 
+/// Of config.json, and of KeyRule::config_key.
+json facts_of(const Family& family, const nn::ModelOptions& options) {
+  json facts = checkpoint::hugging_face_config(options);
+  if (nn::family_of(options).is_rotary()) facts["head_dim"] = nn::head_width(options);
+  if (family.window_pattern > 0 && options.sliding_window == 0) facts["sliding_window"] = nullptr;
+  if (options.sliding_window > 0 && options.sliding_window_pattern != family.window_pattern) {
+    facts[kWindowPattern] = options.sliding_window_pattern;
+  }
+  return facts;
+}
+
+/// kUsage for what the architecture cannot compute.
+void check_options(const Family& family, const nn::ModelOptions& options, const std::string& where) {
+  const auto refuse = [&](const std::string& what, const char* why = "does not have") {
+    fail(ErrorKind::kUsage, where, " ", what, ", which llama.cpp's architecture ", family.architecture, " ",
+         why, "; export the model as safetensors");
+  };
+  const json facts = facts_of(family, options);
+  for (const auto& [key, value] : family.fixed.items()) {
+    const json found = facts.value(key, json());
+    if (found != value) refuse(concat("has \"", key, "\": ", found.dump()));
+  }
+  for (const KeyRule& rule : family.keys) {
+    if (!rule.optional && facts.value(rule.config_key, json()).is_null()) {
+      refuse(concat("has no \"", rule.config_key, "\""), "needs");
+    }
+  }
+  if (!family.scales_frequencies && options.rope_type == nn::RopeType::kLlama3) {
+    refuse("has the rotary scaling of Llama 3");
+  }
+  if (family.heads_fill_width && nn::query_width(options) != options.hidden_size) {
+    refuse("has heads whose widths do not add up to hidden_size");
+  }
+  const int64_t scalar = score_scalar(family, options.num_hidden_layers, options.hidden_size,
+                                      options.num_attention_heads, nn::head_width(options));
+  if (facts.value("query_pre_attn_scalar", scalar) != scalar) {
+    refuse(concat("has \"query_pre_attn_scalar\": ", facts["query_pre_attn_scalar"].dump(), " instead of ",
+                  scalar));
+  }
+}
+
 }  // namespace
+
+int64_t score_scalar(const Family& family, int64_t layers, int64_t hidden_size, int64_t heads,
+                     int64_t head_width) {
+  return layers == family.layers_with_other_scale ? hidden_size / heads : head_width;
+}
 
 const Family& family_of(const json& config, const nn::ModelOptions& options, const std::string& where) {
   const std::string type = config.value("model_type", "");
   std::vector<const char*> known;
   for (const Family& family : families()) {
-    known.insert(known.end(), family.model_types.begin(), family.model_types.end());
-    if (std::find(family.model_types.begin(), family.model_types.end(), type) == family.model_types.end()) {
-      continue;
+    for (const char* each : {family.model_type, family.type_with_window}) {
+      if (each == nullptr) continue;
+      known.push_back(each);
+      if (type != each) continue;
+      check_options(family, options, where);
+      return family;
     }
-    const auto refuse = [&](const std::string& what) {
-      fail(ErrorKind::kUsage, where, " ", what, ", which llama.cpp's architecture ", family.architecture,
-           " cannot compute; export the model as safetensors");
-    };
-    const json ours = checkpoint::hugging_face_config(options);
-    for (const auto& [key, value] : family.fixed.items()) {
-      if (ours.value(key, json()) != value)
-        refuse(concat("has \"", key, "\": ", ours.value(key, json()).dump()));
-    }
-    if (!family.scales_frequencies && options.rope_type == nn::RopeType::kLlama3) {
-      refuse("has the rotary scaling of Llama 3");
-    }
-    if (family.heads_fill_width && nn::query_width(options) != options.hidden_size) {
-      refuse("has heads whose widths do not add up to hidden_size");
-    }
-    return family;
   }
   fail(ErrorKind::kUsage, where, ": \"model_type\" must be one of ", quoted_list(known),
        " for a GGUF file, but is ", json(type).dump(), "; export the model as safetensors");
@@ -196,51 +289,47 @@ const Family& family_of_architecture(const std::string& architecture, const std:
        "; this version cannot compute others");
 }
 
-namespace {
-
-Stored stored_as(const Family& family, const TensorRule& rule) {
-  const bool heads = rule.stored == Stored::kQueryHeads || rule.stored == Stored::kKeyHeads;
-  return heads && !family.rotates_neighbours ? Stored::kSame : rule.stored;
-}
-
-}  // namespace
-
 std::optional<NamedStorage> their_tensor(const Family& family, std::string_view ours) {
   for (const TensorRule& rule : family.tensors) {
-    if (auto name = renamed(ours, rule.ours, rule.theirs)) {
-      return NamedStorage{std::move(*name), stored_as(family, rule)};
-    }
+    if (auto name = renamed(ours, rule.ours, rule.theirs)) return NamedStorage{std::move(*name), rule.stored};
   }
   return std::nullopt;
 }
 
 std::optional<NamedStorage> our_tensor(const Family& family, std::string_view theirs) {
   for (const TensorRule& rule : family.tensors) {
-    if (auto name = renamed(theirs, rule.theirs, rule.ours)) {
-      return NamedStorage{std::move(*name), stored_as(family, rule)};
-    }
+    if (auto name = renamed(theirs, rule.theirs, rule.ours))
+      return NamedStorage{std::move(*name), rule.stored};
   }
   return std::nullopt;
 }
 
 namespace {
 
-/// `halves`: whether the rows of each head are two halves, and become pairs, or the reverse.
-at::Tensor reordered(const at::Tensor& weight, int64_t heads, bool halves) {
-  const int64_t half = weight.size(0) / heads / 2;
-  const at::Tensor rows =
-      halves ? weight.reshape({heads, 2, half, -1}) : weight.reshape({heads, half, 2, -1});
-  return rows.transpose(1, 2).reshape(weight.sizes());
+/// The rows as a grid of outer x middle x inner, whose first axes change places (`axis` 0) or whose last.
+at::Tensor reordered(const at::Tensor& weight, int64_t outer, int64_t middle, int64_t axis) {
+  return weight.reshape({outer, middle, weight.size(0) / outer / middle, -1})
+      .transpose(axis, axis + 1)
+      .reshape(weight.sizes());
 }
 
-at::Tensor converted(const at::Tensor& weight, Stored stored, const nn::ModelOptions& options, bool halves) {
+at::Tensor converted(const at::Tensor& weight, Stored stored, const nn::ModelOptions& options,
+                     bool to_theirs) {
+  const auto interleaved = [&](int64_t heads) {
+    return reordered(weight, heads, to_theirs ? 2 : weight.size(0) / heads / 2, 1);
+  };
+  const int64_t heads = options.num_attention_heads;
   switch (stored) {
     case Stored::kQueryHeads:
-      return reordered(weight, options.num_attention_heads, halves);
+      return interleaved(heads);
     case Stored::kKeyHeads:
-      return reordered(weight, options.num_key_value_heads, halves);
+      return interleaved(options.num_key_value_heads);
+    case Stored::kQkvByHead:
+      return to_theirs ? reordered(weight, heads, 3, 0) : reordered(weight, 3, heads, 0);
     case Stored::kTransposed:
       return weight.dim() == 2 ? weight.t().contiguous() : weight;
+    case Stored::kPlusOne:
+      return to_theirs ? weight.to(at::kFloat).add(1) : weight.to(at::kFloat).sub(1).to(weight.scalar_type());
     case Stored::kSame:
       break;
   }
@@ -258,89 +347,21 @@ at::Tensor to_ours(const at::Tensor& weight, Stored stored, const nn::ModelOptio
 }
 
 void describe_model(const Family& family, const nn::ModelOptions& options, Metadata& metadata) {
-  json config = checkpoint::hugging_face_config(options);
-  if (family.has_rotary) config["head_dim"] = nn::head_width(options);
+  const json facts = facts_of(family, options);
   const std::string prefix = concat(family.architecture, ".");
   for (const KeyRule& rule : family.keys) {
-    const auto found = config.find(rule.config_key);
-    if (found == config.end()) {
-      FSDP_CHECK(rule.optional, rule.config_key);
-      continue;
-    }
-    const Value value = rule.kind == kSize ? Value(found->get<uint32_t>()) : Value(found->get<float>());
-    metadata.emplace_back(prefix + rule.key, value);
+    const json value = facts.value(rule.config_key, json());
+    if (value.is_null()) continue;
+    Value& put = metadata.emplace_back(prefix + rule.key, Value()).second;
+    if (rule.kind == kSize) put = value.get<uint32_t>();
+    if (rule.kind == kNumber) put = value.get<float>();
+    if (rule.kind == kFlag) put = value.get<bool>();
+    if (rule.kind == kRotaryWidth) put = static_cast<uint32_t>(nn::rotary_width(options));
   }
   if (options.rope_type == nn::RopeType::kLinear) {
     metadata.emplace_back(prefix + "rope.scaling.type", std::string("linear"));
     metadata.emplace_back(prefix + "rope.scaling.factor", static_cast<float>(options.rope_factor));
   }
-}
-
-std::vector<float> frequency_divisors(const nn::ModelOptions& options) {
-  const int64_t width = nn::head_width(options);
-  const double low = options.rope_low_freq_factor, high = options.rope_high_freq_factor;
-  std::vector<float> divisors;
-  for (int64_t i = 0; i < width; i += 2) {
-    const double frequency =
-        std::pow(options.rope_theta, -static_cast<double>(i) / static_cast<double>(width));
-    const double turns = frequency * static_cast<double>(options.rope_original_length) / (2 * M_PI);
-    const double share = std::clamp((turns - low) / (high - low), 0.0, 1.0);
-    divisors.push_back(static_cast<float>(1 / ((1 - share) / options.rope_factor + share)));
-  }
-  return divisors;
-}
-
-bool find_scaling(const std::vector<float>& divisors, double theta, json& scaling) {
-  if (divisors.empty()) return false;
-  nn::ModelOptions options;
-  options.rope_type = nn::RopeType::kLlama3;
-  options.rope_theta = theta;
-  options.head_dim = 2 * static_cast<int64_t>(divisors.size());
-  options.rope_factor = divisors.back();  // of the slowest
-  const auto fits = [&](double high, double original) {
-    if (!(high > 1 && high < 1e6 && original >= 1 && original < 1e7)) return false;
-    options.rope_low_freq_factor = 1;
-    options.rope_high_freq_factor = high;
-    options.rope_original_length = std::llround(original);
-    const std::vector<float> expected = frequency_divisors(options);
-    return std::equal(divisors.begin(), divisors.end(), expected.begin(),
-                      [](float a, float b) { return std::fabs(a - b) <= 1e-4F * std::fabs(b); });
-  };
-  // Between the two thresholds, the share is a linear function of the frequency: slope * f - offset. A multiple
-  // of both thresholds and of the length has the same, so that the lower threshold may be 1.
-  struct Point {
-    double frequency, share;
-  };
-  std::vector<Point> between;
-  for (size_t i = 0; i < divisors.size(); ++i) {
-    const double slow = 1 / options.rope_factor, share = (1 / divisors[i] - slow) / (1 - slow);
-    if (!(share > 1e-4 && share < 1 - 1e-4)) continue;
-    between.push_back(
-        {std::pow(theta, -static_cast<double>(i) / static_cast<double>(divisors.size())), share});
-  }
-  const auto original_of = [](double slope, double high) { return slope * 2 * M_PI * (high - 1); };
-  constexpr double kUsualHigh = 4, kUsualLength = 8192;
-  bool found = false;
-  if (between.size() >= 2) {
-    const Point& first = between.front();
-    const Point& last = between.back();
-    const double slope = (first.share - last.share) / (first.frequency - last.frequency);
-    const double high = 1 + 1 / (slope * first.frequency - first.share);
-    const double rounded = std::round(high * 1000) / 1000;
-    found = fits(rounded, original_of(slope, rounded)) || fits(high, original_of(slope, high));
-  } else if (between.size() == 1) {
-    const double slope = (between[0].share + 1 / (kUsualHigh - 1)) / between[0].frequency;
-    found = fits(kUsualHigh, original_of(slope, kUsualHigh));
-  } else {
-    found = fits(kUsualHigh, kUsualLength);
-  }
-  if (!found) return false;
-  scaling = {{"rope_type", "llama3"},
-             {"factor", options.rope_factor},
-             {"low_freq_factor", options.rope_low_freq_factor},
-             {"high_freq_factor", options.rope_high_freq_factor},
-             {"original_max_position_embeddings", options.rope_original_length}};
-  return true;
 }
 
 }  // namespace fsdp::gguf

@@ -7,13 +7,13 @@
 
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "gguf/format.h"
 #include "gguf/reader.h"
+#include "nn/families.h"
 #include "nn/options.h"
 
 namespace fsdp::gguf {
@@ -26,22 +26,28 @@ enum class Stored {
   /// head are interleaved.
   kQueryHeads,
   kKeyHeads,
+  kQkvByHead,  ///< all queries, all keys, all values; ours has the three of each head together
+  kPlusOne,    ///< the factor of a norm, in f32; ours is the factor less 1
 };
 
 /// Names without ".weight" or ".bias"; * stands for the layer's number.
 struct TensorRule {
-  const char* ours;
-  const char* theirs;
+  std::string ours, theirs;
   Stored stored = Stored::kSame;
 };
 
 /// A key, which follows the architecture's name and a dot, and the key of config.json with its value.
 struct KeyRule {
-  enum class Kind { kSize, kNumber };
+  enum class Kind {
+    kSize,
+    kNumber,
+    kFlag,
+    kRotaryWidth,  ///< elements of a head; in config.json their share of it, without which all rotate in llama.cpp
+  };
   const char* key;
   const char* config_key;
   Kind kind = Kind::kSize;
-  bool optional = false;
+  bool optional = false;  ///< a file may lack it, and config.json may
 };
 
 /// A key of config.json that is true if the file has this tensor.
@@ -50,20 +56,28 @@ struct FlagRule {
   const char* tensor;
 };
 
+/// The defaults are those of most architectures.
 struct Family {
-  /// "model_type" of config.json; an import gets the first, or the second for a file with a sliding window.
-  std::vector<const char*> model_types;
+  const char* model_type;  ///< of config.json
   const char* architecture;
-  std::span<const TensorRule> tensors;
-  std::span<const KeyRule> keys;
-  std::span<const FlagRule> flags;
+  std::vector<KeyRule> keys;
+  const char* type_with_window = nullptr;  ///< the model type if there is a sliding window and it is another
+  std::vector<FlagRule> flags = {};
   /// What the architecture computes whatever the file says: keys of config.json and their only values.
-  nlohmann::json fixed;
-  bool rotates_neighbours;  ///< Stored::kQueryHeads and kKeyHeads; otherwise these are as ours
-  bool scales_frequencies;  ///< rope_freqs.weight: Llama 3's rotary scaling
-  bool has_rotary;
-  bool heads_fill_width;  ///< the widths of all heads add up to hidden_size
+  nlohmann::json fixed = {{"hidden_act", "silu"}};
+  bool rotates_neighbours = false;  ///< Stored::kQueryHeads and kKeyHeads; otherwise these are as ours
+  bool scales_frequencies = false;  ///< rope_freqs.weight: Llama 3's rotary scaling
+  bool heads_fill_width = false;    ///< the widths of all heads add up to hidden_size
+  /// Every how manyth layer has no window unless attention.sliding_window_pattern says it; 0: it is not read.
+  int64_t window_pattern = 0;
+  /// The number of layers with which llama.cpp divides scores by the root of hidden_size / heads (Gemma 27B), and
+  /// by that of a head's width otherwise.
+  int64_t layers_with_other_scale = 0;
+  std::vector<TensorRule> tensors = {};  ///< from the table of nn/families.h
 };
+
+/// The row of nn/families.h.
+const nn::Family& ours_of(const Family& family);
 
 /// kUsage that lists the model types for one that llama.cpp has no architecture for, and for options that its
 /// architecture cannot compute. `where` is the description of the model.
@@ -94,12 +108,11 @@ void describe_model(const Family& family, const nn::ModelOptions& options, Metad
 /// says that the model computes what ours do not.
 nlohmann::json described_config(const Reader& file);
 
-inline constexpr const char* kRopeFrequencies = "rope_freqs.weight";
+/// KeyRule::config_key of a window_pattern that is not the family's.
+inline constexpr const char* kWindowPattern = "sliding_window_pattern";
 
-/// By which each frequency is divided, in fp32: Llama 3's scaling.
-std::vector<float> frequency_divisors(const nn::ModelOptions& options);
-
-/// Sets the options of rotary scaling that have these divisors; false if there are none.
-bool find_scaling(const std::vector<float>& divisors, double theta, nlohmann::json& scaling);
+/// The number whose root llama.cpp divides scores by.
+int64_t score_scalar(const Family& family, int64_t layers, int64_t hidden_size, int64_t heads,
+                     int64_t head_width);
 
 }  // namespace fsdp::gguf

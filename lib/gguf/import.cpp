@@ -15,6 +15,7 @@
 #include "checkpoint/stored_model.h"
 #include "gguf/families.h"
 #include "gguf/reader.h"
+#include "gguf/rotary_scaling.h"
 #include "nn/families.h"
 #include "util/error.h"
 

@@ -205,7 +205,7 @@ Attention::Attention(const ModelOptions& options, int64_t layer)
       norms_(family_of(options).query_key_norm),
       is_rotary_(is_rotary_layer(options, layer)),
       rotates_all_(is_rotary_ && rotary_width(options) == head_dim_),
-      is_local_(options.rope_local_base_freq > 0 && is_local_layer(options, layer)),
+      is_local_(options.rope_local_base_freq > 0 && window_of_layer(options, layer) > 0),
       scores_{.scale = score_scale(options),
               .window = window_of_layer(options, layer),
               .cap = options.attn_logit_softcapping},

@@ -77,6 +77,11 @@ TEST_F(Lora, IsExportedAndGeneratesAndRefusesWhatDoesNotFit) {
   for (const char* flag : {"--merge", "--adapter"}) {
     const auto exported = ckpt({"export", path("out"), path(flag), flag});
     EXPECT_EQ(exported.exit_code, 0) << exported.err;
+    const bool whole = flag == std::string("--merge");
+    EXPECT_NE(exported.out.find(whole ? "/config.json: the model's config\n"
+                                      : "/adapter_config.json: PEFT's config of the adapters\n"),
+              std::string::npos)
+        << exported.out;
   }
   EXPECT_EQ(util::read_file(path("--merge") + "/config.json").find("fsdp_lora"), std::string::npos);
   EXPECT_NE(util::read_file(path("--adapter") + "/adapter_config.json").find("\"lora_alpha\": 16"),

@@ -62,6 +62,15 @@ TEST_F(GgufAdapter, InterleavesTheRowsOfBAsThoseOfItsWeight) {
   EXPECT_TRUE(at::equal(dequantised(Reader(file()), "blk.0.attn_q.weight.lora_b"), b));
 }
 
+TEST_F(GgufAdapter, ReordersTheRowsOfBAsThoseOfItsQueriesKeysAndValues) {
+  const at::Tensor b = at::arange(192, at::kFloat).view({192, 1}).contiguous();
+  write(gguf_options("gpt_neox"),
+        {{"gpt_neox.layers.0.attention.query_key_value.weight", at::ones({1, 64}), b}});
+  const at::Tensor stored = dequantised(Reader(file()), "blk.0.attn_qkv.weight.lora_b").view({-1});
+  EXPECT_EQ(stored[16].item<float>(), 48.0F) << "the queries of the second head";
+  EXPECT_EQ(stored[64].item<float>(), 16.0F) << "the keys of the first";
+}
+
 TEST_F(GgufAdapter, OfTransposedWeightsIsTheSameLinearMap) {
   const at::Tensor a = at::randn({2, 64}), b = at::randn({192, 2});
   write(gguf_options("gpt2"), {{"transformer.h.0.attn.c_attn.weight", a, b}});

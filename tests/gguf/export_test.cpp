@@ -5,6 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <tuple>
+
 #include "gguf/families.h"
 #include "gguf/gguf_fixtures.h"
 #include "gguf/import.h"
@@ -132,6 +135,84 @@ TEST_F(GgufModel, LeavesTheRowsOfQwen2AndTransposesGpt2) {
                         weight("transformer.h.0.attn.c_attn.weight").t()));
 }
 
+TEST_F(GgufModel, HasTheQueriesKeysAndValuesOfAllHeadsTogether) {
+  const nn::ModelOptions options = gguf_options("gpt_neox");
+  const Reader reader = export_as(write(options), TensorType::kF32);
+  const std::string name = "gpt_neox.layers.1.attention.query_key_value.";
+  const at::Tensor ours = weight(name + "weight"), bias = weight(name + "bias");
+  const at::Tensor theirs = dequantised(reader, "blk.1.attn_qkv.weight"),
+                   their_bias = dequantised(reader, "blk.1.attn_qkv.bias");
+  constexpr int64_t kHeads = 4, kWidth = 16;
+  for (int64_t part = 0; part < 3; ++part) {
+    for (int64_t head = 0; head < kHeads; ++head) {
+      const int64_t from = (head * 3 + part) * kWidth, to = (part * kHeads + head) * kWidth;
+      EXPECT_TRUE(at::equal(theirs.narrow(0, to, kWidth), ours.narrow(0, from, kWidth)));
+      EXPECT_TRUE(at::equal(their_bias.narrow(0, to, kWidth), bias.narrow(0, from, kWidth)));
+    }
+  }
+}
+
+TEST_F(GgufModel, HasTheFactorsOfGemmasNorms) {
+  const Reader reader = export_as(write(gguf_options("gemma3_text")), TensorType::kBF16);
+  for (const auto& [theirs, ours] : {std::pair("blk.0.attn_norm", "model.layers.0.input_layernorm"),
+                                     {"blk.0.post_attention_norm", "model.layers.0.post_attention_layernorm"},
+                                     {"blk.0.ffn_norm", "model.layers.0.pre_feedforward_layernorm"},
+                                     {"blk.0.post_ffw_norm", "model.layers.0.post_feedforward_layernorm"},
+                                     {"blk.0.attn_k_norm", "model.layers.0.self_attn.k_norm"},
+                                     {"output_norm", "model.norm"}}) {
+    EXPECT_TRUE(at::equal(dequantised(reader, util::concat(theirs, ".weight")),
+                          weight(util::concat(ours, ".weight")) + 1))
+        << theirs;
+  }
+}
+
+TEST_F(GgufModel, SaysWhatDiffersBetweenArchitectures) {
+  const auto number = [](const Reader& reader, const std::string& key) {
+    return *reader.find<uint32_t>(key);
+  };
+  const Reader gemma2 = export_as(write(gguf_options("gemma2")), TensorType::kF32);
+  EXPECT_EQ(*gemma2.find<float>("gemma2.attn_logit_softcapping"), 2);
+  EXPECT_EQ(*gemma2.find<float>("gemma2.final_logit_softcapping"), 3);
+  EXPECT_EQ(number(gemma2, "gemma2.attention.sliding_window"), 5);
+  EXPECT_FALSE(gemma2.metadata().contains("gemma2.attention.sliding_window_pattern")) << "2 by default";
+  const Reader gemma3 = export_as(write(gguf_options("gemma3_text")), TensorType::kF32);
+  EXPECT_EQ(number(gemma3, "gemma3.attention.sliding_window_pattern"), 2);
+  EXPECT_EQ(*gemma3.find<float>("gemma3.rope.freq_base_swa"), 1000);
+  EXPECT_EQ(*gemma3.find<float>("gemma3.rope.scaling.factor"), 2);
+  const Reader phi3 = export_as(write(gguf_options("phi3")), TensorType::kF32);
+  EXPECT_EQ(number(phi3, "phi3.rope.dimension_count"), 12);
+  EXPECT_EQ(number(phi3, "phi3.attention.sliding_window"), 128);
+  EXPECT_EQ(phi3.tensors().at("blk.0.ffn_up.weight").shape, (std::vector<int64_t>{192, 64}));
+  const Reader neox = export_as(write(gguf_options("gpt_neox")), TensorType::kF32);
+  EXPECT_TRUE(*neox.find<bool>("gptneox.use_parallel_residual"));
+  EXPECT_EQ(number(neox, "gptneox.rope.dimension_count"), 4);
+  EXPECT_EQ(*neox.find<float>("gptneox.attention.layer_norm_epsilon"), 1e-5F);
+}
+
+/// The 27B of Gemma divide by the root of hidden_size / heads, the others by that of a head's width.
+TEST_F(GgufModel, DividesTheScoresOfGemmaAsLlamaCppDoes) {
+  nn::ModelOptions options = gguf_options("gemma2");
+  options.num_hidden_layers = 46;
+  options.query_pre_attn_scalar = 16;
+  export_as(write(options), TensorType::kF32);
+  EXPECT_EQ(import().options.query_pre_attn_scalar, 16);
+  options.query_pre_attn_scalar = 0;
+  EXPECT_THAT(error_of([&] { export_as(write(options), TensorType::kF32); }).second,
+              HasSubstr("has \"query_pre_attn_scalar\": 32 instead of 16"));
+}
+
+TEST_F(GgufModel, WithoutWindowsHasNone) {
+  nn::ModelOptions options = gguf_options("gemma3_text");
+  options.sliding_window = options.sliding_window_pattern = 0;
+  EXPECT_FALSE(
+      export_as(write(options), TensorType::kF32).metadata().contains("gemma3.attention.sliding_window"));
+  EXPECT_EQ(import().options.sliding_window, 0);
+  options = gguf_options("phi3");
+  options.sliding_window = 0;
+  export_as(write(options), TensorType::kF32);
+  EXPECT_EQ(import().options.sliding_window, 0);
+}
+
 TEST_F(GgufModel, HasNoHeadIfItIsTied) {
   nn::ModelOptions options = gguf_options("llama");
   EXPECT_TRUE(export_as(write(options), TensorType::kF16).tensors().contains("output.weight"));
@@ -197,16 +278,57 @@ TEST_F(GgufModel, ThatLlamaCppCannotComputeIsRefused) {
   EXPECT_THAT(
       refused([](auto& options) { options.hidden_act = nn::Activation::kGeluTanh; }),
       HasSubstr(
-          "has \"hidden_act\": \"gelu_pytorch_tanh\", which llama.cpp's architecture llama cannot compute"));
+          "has \"hidden_act\": \"gelu_pytorch_tanh\", which llama.cpp's architecture llama does not have"));
   EXPECT_THAT(
       refused([](auto& options) {
         options = gguf_options("llama3");
         options.attention_bias = options.mlp_bias = false;
         options.qkv_bias = true;
       }),
-      HasSubstr("has the rotary scaling of Llama 3, which llama.cpp's architecture qwen2 cannot compute"));
+      HasSubstr("has the rotary scaling of Llama 3, which llama.cpp's architecture qwen2 does not have"));
   EXPECT_THAT(refused([](auto& options) { options.qkv_bias = true, options.head_dim = 32; }),
               HasSubstr("has heads whose widths do not add up to hidden_size"));
+  const auto refused_of = [&](const char* family, auto change) {
+    return refused([&](auto& options) {
+      options = gguf_options(family);
+      change(options);
+    });
+  };
+  for (const auto& [family, text, change] :
+       std::vector<std::tuple<const char*, const char*, std::function<void(nn::ModelOptions&)>>>{
+           {"qwen3", "\"attention_bias\": true", [](auto& o) { o.attention_bias = true; }},
+           {"olmo2", "\"tie_word_embeddings\": true", [](auto& o) { o.tie_word_embeddings = true; }},
+           {"smollm3", "\"no_rope_layer_interval\": 2", [](auto& o) { o.no_rope_layer_interval = 2; }},
+           {"smollm3", "\"no_rope_layer_interval\": null", [](auto& o) { o.no_rope_layer_interval = 0; }},
+           {"gemma2", "has no \"attn_logit_softcapping\"", [](auto& o) { o.attn_logit_softcapping = 0; }},
+           {"gemma2", "has no \"sliding_window\", which llama.cpp's architecture gemma2 needs",
+            [](auto& o) { o.sliding_window = 0; }},
+           {"gemma2", "\"tie_word_embeddings\": false", [](auto& o) { o.tie_word_embeddings = false; }},
+           {"gemma3_text", "\"query_pre_attn_scalar\": 20", [](auto& o) { o.query_pre_attn_scalar = 20; }},
+           {"gpt_neox", "\"attention_bias\": false", [](auto& o) { o.attention_bias = false; }},
+           {"gpt_neox", "\"hidden_act\": \"silu\"", [](auto& o) { o.hidden_act = nn::Activation::kSilu; }}}) {
+    EXPECT_THAT(refused_of(family, change), HasSubstr(text)) << family;
+  }
+}
+
+/// Files of others may lack what llama.cpp has defaults for, which are not those of transformers.
+TEST_F(GgufModel, HasLlamaCppsDefaultsWhereItSaysNothing) {
+  nn::ModelOptions options = gguf_options("gpt_neox");
+  options.partial_rotary_factor = 1;
+  const auto without = [&](const std::string& key) {
+    std::string file_text = util::read_file(file());
+    const size_t place = file_text.find(key);
+    ASSERT_NE(place, std::string::npos) << key;
+    // Of another architecture, and so ignored.
+    root_.write("model.gguf", file_text.replace(place, 1, "x"));
+  };
+  export_as(write(options), TensorType::kF32);
+  without("gptneox.rope.dimension_count");
+  EXPECT_EQ(import().options.partial_rotary_factor, 1);
+  options = gguf_options("smollm3");
+  export_as(write(options), TensorType::kF32);
+  without("smollm3.rope.freq_base");
+  EXPECT_EQ(import().options.rope_theta, 10000);
 }
 
 TEST_F(GgufModel, ThatOursCannotComputeIsRefused) {
@@ -231,40 +353,12 @@ TEST_F(GgufModel, ThatOursCannotComputeIsRefused) {
   expect_refused("missing: model.layers.1.mlp.up_proj.weight; unexpected: blk.1.ffn_xx.weight");
   with(std::string("\5\0\0\0\0\0\0\0llama", 13), std::string("\5\0\0\0\0\0\0\0gemma", 13));
   expect_refused(
-      "\"general.architecture\" must be one of \"llama\", \"qwen2\", \"qwen3\", \"gpt2\", but is \"gemma\"");
+      "\"general.architecture\" must be one of \"llama\", \"qwen2\", \"qwen3\", \"gpt2\", \"olmo2\", \"smollm3\", "
+      "\"phi3\", \"gemma2\", \"gemma3\", \"gptneox\", but is \"gemma\"");
   with(std::string("\5\0\0\0\0\0\0\0model", 13), std::string("\5\0\0\0\0\0\0\0mmprj", 13));
   expect_refused("must be a model, but its \"general.type\" is \"mmprj\"");
   export_as(model, TensorType::kQ8_0);
   expect_refused("has the type q8_0, but only f32, f16 and bf16 can be imported");
-}
-
-TEST(RotaryScaling, IsFoundByWhatItDoesToEachFrequency) {
-  struct Case {
-    double factor, high, theta;
-    int64_t original, width;
-  };
-  // Llama 3.1 and 3.2, other thresholds, and heads with one frequency or none between the thresholds.
-  for (const Case& known : {Case{8, 4, 500000, 8192, 128},
-                            {32, 4, 500000, 8192, 64},
-                            {4, 9.5, 10000, 4096, 64},
-                            {8, 4, 10000, 8, 8},
-                            {8, 4, 1e12, 8192, 8}}) {
-    nn::ModelOptions options;
-    options.head_dim = known.width;
-    options.rope_theta = known.theta;
-    options.rope_type = "llama3";
-    options.rope_factor = known.factor;
-    options.rope_high_freq_factor = known.high;
-    options.rope_original_length = known.original;
-    nlohmann::json scaling;
-    ASSERT_TRUE(find_scaling(frequency_divisors(options), known.theta, scaling)) << known.original;
-    EXPECT_EQ(scaling["factor"], known.factor);
-    EXPECT_EQ(scaling["high_freq_factor"], known.high);
-    EXPECT_EQ(scaling["original_max_position_embeddings"], known.original);
-  }
-  nlohmann::json scaling;
-  EXPECT_FALSE(find_scaling({1, 2, 1, 8}, 10000, scaling));
-  EXPECT_FALSE(find_scaling({}, 10000, scaling));
 }
 
 }  // namespace

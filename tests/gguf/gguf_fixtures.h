@@ -15,6 +15,7 @@
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/stored_model.h"
 #include "gguf/reader.h"
+#include "nn/families.h"
 #include "support/run_program.h"
 #include "support/safetensors_files.h"
 #include "support/source_folder.h"
@@ -22,18 +23,21 @@
 
 namespace fsdp::testing {
 
-inline const std::vector<std::string> kGgufModels = {"llama", "llama3", "linear", "mistral",
-                                                     "qwen2", "qwen3",  "gpt2"};
+inline const std::vector<std::string> kGgufModels = {
+    "llama", "llama3",  "linear", "mistral", "qwen2",       "qwen3",    "gpt2",
+    "olmo2", "smollm3", "phi3",   "gemma2",  "gemma3_text", "gpt_neox", "gpt_neox_in_series"};
 
 /// Rows are blocks of quantised types.
 inline nn::ModelOptions gguf_options(const std::string& name) {
-  nn::ModelOptions options = tiny_options(name == "gpt2" || name == "qwen3" ? name : "llama");
+  const std::string architecture = name == "gpt_neox_in_series" ? "gpt_neox" : name;
+  nn::ModelOptions options =
+      nn::find_family(architecture) != nullptr ? family_options(architecture) : tiny_options();
   options.vocab_size = 96;
   options.hidden_size = 64;
   options.intermediate_size = 96;
   options.num_hidden_layers = 2;
   options.num_attention_heads = 4;
-  options.num_key_value_heads = name == "gpt2" ? 4 : 2;
+  options.num_key_value_heads = nn::family_of(options).has("num_key_value_heads") ? 2 : 4;
   options.max_position_embeddings = 256;
   if (name == "llama3") {
     options.attention_bias = options.mlp_bias = options.tie_word_embeddings = true;
@@ -50,9 +54,23 @@ inline nn::ModelOptions gguf_options(const std::string& name) {
     options.head_dim = 24;
     options.sliding_window = 128;
   }
-  if (name == "qwen3") {
+  if (name == "qwen3" || name.starts_with("gemma")) {
     options.head_dim = 32;
     options.tie_word_embeddings = true;
+    options.query_pre_attn_scalar = 0;
+  }
+  if (name == "smollm3") {
+    options.num_hidden_layers = 5;
+    options.no_rope_layer_interval = 4;
+  }
+  if (name == "phi3") {
+    options.sliding_window = 128;
+    options.partial_rotary_factor = 0.75;
+  }
+  if (name == "gemma2") options.num_hidden_layers = 3;
+  if (name == "gpt_neox_in_series") {
+    options.use_parallel_residual = false;
+    options.partial_rotary_factor = 0.5;
   }
   if (name == "qwen2") options.qkv_bias = true;
   if (name == "gpt2") options.tie_word_embeddings = true;
@@ -65,7 +83,10 @@ inline std::shared_ptr<nn::Stage> gguf_model(const nn::ModelOptions& options) {
   at::NoGradGuard no_grad;
   for (const auto& parameter : model->named_parameters()) {
     at::Tensor tensor = parameter.value();
-    if (tensor.dim() == 1) tensor.add_(at::arange(tensor.numel(), at::kFloat).sin().mul_(0.1));
+    // In bf16, so that 1 can be added and subtracted without rounding.
+    if (tensor.dim() == 1) {
+      tensor.add_(at::arange(tensor.numel(), at::kFloat).sin().mul_(0.1).to(at::kBFloat16));
+    }
   }
   return model;
 }

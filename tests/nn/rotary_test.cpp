@@ -96,6 +96,15 @@ TEST(RotaryTable, KeepsItsTableWhenOnlyOneOfItsBuffersIsCast) {
   EXPECT_EQ(first.second.data_ptr(), second.second.data_ptr());
 }
 
+TEST(RotaryTable, OfLayersWithAWindowServesNoOthers) {
+  ModelOptions options = testing::family_options("gemma3_text");
+  options.sliding_window = options.sliding_window_pattern = 0;
+  const at::Tensor rows = testing::token_rows(0, 2, 11, options.vocab_size);
+  const at::Tensor expected = testing::make_initialized(options)->forward(rows);
+  options.rope_local_base_freq = 10;
+  EXPECT_TRUE(at::equal(testing::make_initialized(options)->forward(rows), expected));
+}
+
 TEST(ApplyRotary, RotatesInTheWiderTypeAndReturnsThatOfX) {
   auto [cos, sin] = RotaryTable(rotary_of(8)).angles(16, at::kCPU);
   for (at::ScalarType type : {at::kBFloat16, at::kHalf}) {

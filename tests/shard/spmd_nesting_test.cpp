@@ -10,6 +10,7 @@
 
 #include "nn/recompute.h"
 #include "shard/fully_shard.h"
+#include "shard/nested_towers.h"
 #include "shard/spmd_module.h"
 #include "shard/state_dict.h"
 #include "support/log_lines.h"
@@ -28,37 +29,6 @@ using ::testing::Not;
 using testing::on_mesh;
 using testing::refusal_of;
 using Names = std::vector<std::string>;
-
-constexpr int64_t kWidth = 6, kBatch = 8;
-
-/// x: [B, kWidth] -> the same; counts its calls.
-struct Block final : nn::Stage {
-  explicit Block(int64_t* calls = nullptr) : calls(calls) {}
-  std::string type_name() const override { return "block"; }
-  at::Tensor compute(const at::Tensor& x, const nn::StageContext&) override {
-    if (calls != nullptr) ++*calls;
-    return x + out(at::gelu(in(x)));
-  }
-  int64_t* calls;
-  torch::nn::Linear in = register_module("in", torch::nn::Linear(kWidth, 2 * kWidth));
-  torch::nn::Linear out = register_module("out", torch::nn::Linear(2 * kWidth, kWidth));
-};
-
-struct Tower final : nn::Stage {
-  explicit Tower(int64_t* calls = nullptr, int64_t* block_calls = nullptr) : calls(calls) {
-    for (int i = 0; i < 2; ++i) blocks->push_back(std::make_shared<Block>(block_calls));
-  }
-  std::string type_name() const override { return "tower"; }
-  at::Tensor compute(const at::Tensor& input, const nn::StageContext&) override {
-    if (calls != nullptr) ++*calls;
-    at::Tensor x = input;
-    for (size_t i = 0; i < 2; ++i) x = blocks->ptr<Block>(i)->forward(x);
-    return head(x);
-  }
-  int64_t* calls;
-  torch::nn::ModuleList blocks = register_module("blocks", torch::nn::ModuleList());
-  torch::nn::Linear head = register_module("head", torch::nn::Linear(kWidth, kWidth));
-};
 
 /// Two inputs of [B, kWidth]; returns how well they match, [B, 1], and their sum.
 struct TwoTowers final : torch::nn::Module {
@@ -80,27 +50,12 @@ struct TwoTowers final : torch::nn::Module {
   torch::nn::Linear match = register_module("match", torch::nn::Linear(kWidth, 1));
 };
 
-/// The rows of both inputs and of the targets.
-struct Batch {
-  explicit Batch(int64_t step) {
-    const at::Tensor all = at::arange(2 * kBatch * kWidth, at::kFloat).mul(0.7).add(step).sin();
-    a = all.narrow(0, 0, kBatch * kWidth).view({kBatch, kWidth});
-    b = all.narrow(0, kBatch * kWidth, kBatch * kWidth).view({kBatch, kWidth});
-    targets = (a - b).mean(1, /*keepdim=*/true);
-  }
-  at::Tensor a, b, targets;
-};
-
 at::Tensor loss_of(const std::tuple<at::Tensor, at::Tensor>& output, const at::Tensor& targets) {
   return at::mse_loss(std::get<0>(output), targets) + std::get<1>(output).square().mean() * 0.1;
 }
 
 constexpr int64_t kSteps = 4;
 constexpr double kRate = 0.05;
-
-double largest_difference(const at::Tensor& a, const at::Tensor& b) {
-  return (a - b).abs().max().item<double>();
-}
 
 // The middle modules are recomputed, and each of the three levels marks its output itself.
 TEST(SpmdNesting, TwoTowersNestedThreeDeepByHandTrainAsOneProcessDoes) {
@@ -169,16 +124,6 @@ TEST(SpmdNesting, TwoTowersNestedThreeDeepByHandTrainAsOneProcessDoes) {
       EXPECT_EQ(marks, kSteps);
     });
   }
-}
-
-template <typename Module>
-std::shared_ptr<Module> with_values(std::shared_ptr<Module> module) {
-  at::NoGradGuard no_grad;
-  for (const auto& parameter : module->named_parameters()) {
-    at::Tensor tensor = parameter.value();
-    if (tensor.storage().nbytes() > 0) tensor.copy_(at::arange(tensor.numel()).sin().view_as(tensor));
-  }
-  return module;
 }
 
 /// Notes whether a parameter has memory when the module is called.
@@ -374,62 +319,6 @@ TEST(SpmdNesting, AnOptionOfWholeEnginesIsRefusedUnlessBothHaveIt) {
   });
 }
 
-// ---- wrappers inside of modules
-
-struct Pair final : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& y) { return at::tanh(a(x) + b(y)); }
-  torch::nn::Linear a = register_module("a", torch::nn::Linear(kWidth, kWidth));
-  torch::nn::Linear b = register_module("b", torch::nn::Linear(kWidth, kWidth));
-};
-
-/// Around any inner module with two inputs.
-template <typename Inner>
-struct Around final : torch::nn::Module {
-  explicit Around(std::shared_ptr<Inner> given) : inner(register_module("inner", std::move(given))) {}
-  at::Tensor forward(const at::Tensor& x) { return last(inner->forward(x, x * 2)); }
-  std::shared_ptr<Inner> inner;
-  torch::nn::Linear last = register_module("last", torch::nn::Linear(kWidth, 2));
-};
-
-TEST(SpmdNesting, AWrapperMayBeInsideAModuleThatIsWrapped) {
-  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
-    using Inner = SpmdFullyShardedDataParallel<Pair>;
-    auto plain = with_values(std::make_shared<Around<Pair>>(std::make_shared<Pair>()));
-    auto inner = std::make_shared<Inner>(with_values(std::make_shared<Pair>()), mesh);
-    SpmdFullyShardedDataParallel<Around<Inner>> sharded(with_values(std::make_shared<Around<Inner>>(inner)),
-                                                        mesh);
-    Names names, expected_names;
-    for (const auto& parameter : plain->named_parameters()) expected_names.push_back(parameter.key());
-    for (const auto& parameter : sharded.named_parameters()) names.push_back(parameter.key());
-    std::sort(names.begin(), names.end());
-    std::sort(expected_names.begin(), expected_names.end());
-    EXPECT_EQ(names, expected_names);
-    EXPECT_TRUE(inner->engine().units().empty());
-
-    const at::Tensor x = Batch(0).a;
-    const at::Tensor expected = plain->forward(x), output = sharded.forward(x);
-    EXPECT_TRUE(at::allclose(full_tensor(output, mesh), expected, 1e-6, 1e-6));
-    expected.square().mean().backward();
-    output.square().mean().backward();
-    testing::sgd_on_shards(sharded.engine(), 1);
-    for (const auto& [name, tensor] : full_state_dict(sharded.engine())) {
-      const at::Tensor parameter = plain->named_parameters()[name];
-      EXPECT_LE(largest_difference(tensor, parameter.detach() - parameter.grad()), 1e-6) << name;
-    }
-  });
-}
-
-TEST(SpmdNesting, AWrapperOutsideOfTheModuleIsRefused) {
-  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
-    auto around = std::make_shared<Around<Pair>>(std::make_shared<Pair>());
-    SpmdFullyShardedDataParallel<Pair> inner(around->inner, mesh);
-    const auto refused = refusal_of([&] { SpmdFullyShardedDataParallel<Around<Pair>>(around, mesh); });
-    EXPECT_THAT(refused.text,
-                HasSubstr("found inner.a.weight sharded with a wrapper that is not; register the "
-                          "wrapper in place of the module that it wraps"));
-  });
-}
-
 // ---- outputs and policies
 
 TEST(SpmdNesting, ShardOutputMayReturnWhatTakesThePlaceOfTheOutput) {
@@ -461,78 +350,6 @@ TEST(SpmdNesting, APolicyThatWrapsNothingIsWarnedOf) {
               HasSubstr("auto_wrap_policy: expected a module that it wraps; found none among the "
                         "modules whose calls hooks can see (block)"));
   EXPECT_THAT(lines_with("block"), Not(HasSubstr("auto_wrap_policy")));
-}
-
-// ---- deferred parameters
-
-/// The values of another module.
-class DeferredValues final : public ParameterSource {
- public:
-  explicit DeferredValues(torch::nn::Module& module) : values_(module.named_parameters()) {}
-  void read(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,
-            const at::Tensor& out) override {
-    at::NoGradGuard no_grad;
-    EXPECT_TRUE(parameter.tensor.is_meta());
-    const at::Tensor whole = values_[parameter.name].detach();
-    util::for_each_part(parts, out, [&](const util::Rectangle& part, const at::Tensor& values) {
-      values.view({part.height(), part.length()}).copy_(util::rectangle_view(whole, part));
-    });
-  }
-
- private:
-  torch::OrderedDict<std::string, at::Tensor> values_;
-};
-
-void defer(torch::nn::Module& module) {
-  for (const auto& parameter : module.parameters()) {
-    const at::Tensor on_meta = at::empty(parameter.sizes(), at::TensorOptions().device(at::kMeta));
-    parameter.unsafeGetTensorImpl()->shallow_copy_from(on_meta.getIntrusivePtr());  // set_data() refuses it
-  }
-}
-
-TEST(SpmdNesting, ParametersMayBeDeferred) {
-  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
-    auto values = with_values(std::make_shared<Pair>());
-    DeferredValues source(*values);
-    SpmdOptions options;
-    options.materialize = {&source, at::kCPU};
-    auto deferred = std::make_shared<Pair>();
-    defer(*deferred);
-    SpmdFullyShardedDataParallel<Pair> sharded(deferred, mesh, {}, options);
-    const auto state = full_state_dict(sharded.engine());
-    EXPECT_EQ(state.size(), 4U);
-    for (const auto& [name, tensor] : state) {
-      EXPECT_TRUE(at::equal(tensor, values->named_parameters()[name].detach())) << name;
-    }
-    const at::Tensor x = Batch(0).a;
-    EXPECT_TRUE(at::allclose(full_tensor(sharded.forward(x, x), mesh), values->forward(x, x), 1e-6, 1e-6));
-
-    auto block_values = with_values(std::make_shared<Block>());
-    DeferredValues block_source(*block_values);
-    options.materialize.source = &block_source;
-    Block block;
-    defer(block);
-    for (const auto& [name, tensor] : full_state_dict(*spmd_fully_shard(block, mesh, {}, options))) {
-      EXPECT_TRUE(at::equal(tensor, block_values->named_parameters()[name].detach())) << name;
-    }
-  });
-}
-
-// ---- the debug print
-
-TEST(SpmdDebug, ListsParametersAndActivations) {
-  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
-    SpmdFullyShardedDataParallel<Pair> sharded(with_values(std::make_shared<Pair>()), mesh);
-    const at::Tensor x = at::ones({kBatch, kWidth}), output = sharded.forward(x, x);
-    const std::string rank = util::concat("rank ", mesh.world()->rank());
-    EXPECT_EQ(spmd_debug(sharded.engine(), {{"output", output}, {"x", x}}),
-              rank + "  a.weight  global [6, 6]  local [3, 6]  (data, whole)  float32\n" +  //
-                  rank + "  b.weight  global [6, 6]  local [3, 6]  (data, whole)  float32\n" + rank +
-                  "  a.bias  global [6]  local [6]  (whole)  float32\n" +  //
-                  rank + "  b.bias  global [6]  local [6]  (whole)  float32\n" + rank +
-                  "  output  global [8, 6]  local [4, 6]  (dcn x data, whole)  float32\n" + rank +
-                  "  x  global [8, 6]  local [8, 6]  (no mark)  float32\n");
-  });
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
@@ -12,9 +11,8 @@
 #include <mutex>
 #include <optional>
 
-#include "nn/buffers.h"
 #include "shard/full_parameters.h"
-#include "shard/rank_checks.h"
+#include "shard/state_dict_fixtures.h"
 #include "support/counting_allocator.h"
 #include "support/counting_communicator.h"
 #include "support/layout_under_test.h"
@@ -27,18 +25,12 @@ namespace fsdp::shard {
 namespace {
 
 using testing::borrowed;
+using testing::by_name;
 using testing::ChainStage;
 using testing::CountingCommunicator;
+using testing::nested_options;
+using testing::refusal_of_load;
 using testing::shard_setups;
-
-ShardOptions nested_options() { return shard_setups().front().options; }
-
-std::map<std::string, at::Tensor> by_name(const FullStateDict& state) {
-  std::map<std::string, at::Tensor> tensors;
-  for (const auto& [name, tensor] : state) tensors[name] = tensor;
-  EXPECT_EQ(tensors.size(), state.size());
-  return tensors;
-}
 
 std::map<std::string, at::Tensor> weights_by_name(const torch::nn::Module& module) {
   std::map<std::string, at::Tensor> tensors;
@@ -54,17 +46,6 @@ void expect_equal(const std::map<std::string, at::Tensor>& actual,
     EXPECT_EQ(actual.at(name).scalar_type(), at::kFloat) << where << ", " << name;
     EXPECT_TRUE(at::equal(actual.at(name), tensor)) << where << ", " << name;
   }
-}
-
-/// The outcome of a load.
-std::string refusal(const std::function<void()>& load) {
-  try {
-    load();
-  } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kCheckpoint);
-    return error.what();
-  }
-  return "no error";
 }
 
 /// Patterns of the setups as names of a decoder have them.
@@ -336,16 +317,16 @@ TEST(StateDict, NamesEverythingThatDoesNotFitAndWritesNothing) {
                            {"layers.1.weight", at::zeros({9})},
                            {"layers.3.weight", at::zeros({3, 3})},
                            {"head", at::zeros({3})}};
-    EXPECT_EQ(refusal([&] { load_full_state_dict(*engine, state); }),
+    EXPECT_EQ(refusal_of_load([&] { load_full_state_dict(*engine, state); }),
               "load_full_state_dict(): expected the parameters and buffers of the model; found missing bias, "
               "layers.2.weight; unexpected layers.3.weight, head; misshapen layers.1.weight ([9] instead of "
               "[3, 3]); pass a state dict of the same model");
     EXPECT_EQ(
-        refusal([&] { load_full_state_dict(*engine, state, /*strict=*/false); }),
+        refusal_of_load([&] { load_full_state_dict(*engine, state, /*strict=*/false); }),
         "load_full_state_dict(): expected the parameters and buffers of the model; found misshapen layers.1.weight "
         "([9] instead of [3, 3]); pass a state dict of the same model");
     FullStateDict integers = {{"layers.0.weight", at::zeros({3, 3}, at::kLong)}, {"bias", {}}};
-    EXPECT_NE(refusal([&] {
+    EXPECT_NE(refusal_of_load([&] {
                 load_full_state_dict(*engine, integers);
               }).find("misshapen layers.0.weight (Long), bias (no tensor)"),
               std::string::npos);
@@ -367,7 +348,7 @@ TEST(StateDict, RangesMustCoverWhatTheRankHas) {
       return TensorSlice{"weight", {1, 5}, {begin, end}, at::arange(begin, end, at::kFloat)};
     };
     ShardedStateDict gap = {range(4, 5), range(0, 3)};
-    std::string message = refusal([&] { load_sharded_state_dict(*engine, gap); });
+    std::string message = refusal_of_load([&] { load_sharded_state_dict(*engine, gap); });
     if (communicator.rank() == 0) {
       EXPECT_EQ(message, "no error");  // has elements 0, 1 and 2
     } else {
@@ -377,8 +358,9 @@ TEST(StateDict, RangesMustCoverWhatTheRankHas) {
     EXPECT_TRUE(at::equal(full_state_dict(*engine)[0].tensor, at::arange(5, at::kFloat).view({1, 5})));
     ShardedStateDict torn = {range(0, 5)};
     torn[0].data = at::zeros({4});
-    EXPECT_NE(refusal([&] { load_sharded_state_dict(*engine, torn); }).find("4 elements instead of 5"),
-              std::string::npos);
+    EXPECT_NE(
+        refusal_of_load([&] { load_sharded_state_dict(*engine, torn); }).find("4 elements instead of 5"),
+        std::string::npos);
   });
 }
 
@@ -391,7 +373,7 @@ TEST(StateDict, LocalErrorsNameTheUnit) {
     const LocalStateDict good = {
         {"root", at::zeros({2})}, {"layers.0", at::zeros({numel})}, {"layers.1", at::zeros({numel})}};
     auto refused = [&](LocalStateDict state, const std::string& expected) {
-      std::string message = refusal([&] { load_local_state_dict(*engine, state); });
+      std::string message = refusal_of_load([&] { load_local_state_dict(*engine, state); });
       EXPECT_NE(message.find(expected), std::string::npos) << message;
       EXPECT_NE(message.find("use load_full_state_dict() or load_sharded"), std::string::npos) << message;
     };
@@ -412,102 +394,6 @@ TEST(StateDict, LocalErrorsNameTheUnit) {
     load_local_state_dict(*engine, good);
     for (const auto& unit : engine->units()) EXPECT_EQ(unit->storage().shard().abs().sum().item<float>(), 0);
   });
-}
-
-/// Batch normalization, whose running statistics each rank updates from its own rows, and a table that is not
-/// part of the state.
-struct StatisticsImpl : torch::nn::Module, nn::ComputedBuffers {
-  StatisticsImpl() {
-    linear = register_module("linear", torch::nn::Linear(3, 4));
-    norm = register_module("norm", torch::nn::BatchNorm1d(4));
-    register_buffer("table", at::arange(4, at::kFloat));
-  }
-  at::Tensor forward(const at::Tensor& x) { return norm(linear(x)); }
-  torch::nn::Linear linear{nullptr};
-  torch::nn::BatchNorm1d norm{nullptr};
-};
-using Statistics = nn::Hooked<StatisticsImpl>;
-
-/// The state of `from` after a forward on the rank's own rows, or on those of all ranks.
-void run_forward(Statistics& model, int row) {
-  at::NoGradGuard no_grad;
-  model(at::arange(6, at::kFloat).view({2, 3}).add(static_cast<float>(row)).sin());
-}
-
-struct TransposedImpl : torch::nn::Module {
-  TransposedImpl() {
-    linear = register_module("linear", torch::nn::Linear(3, 4));
-    register_buffer("table", at::arange(6, at::kFloat).view({2, 3}).t());
-  }
-  at::Tensor forward(const at::Tensor& x) { return linear(x); }
-  torch::nn::Linear linear{nullptr};
-};
-
-TEST(StateDict, TakesBuffersThatLieInAnyOrder) {
-  nn::Hooked<TransposedImpl> model;
-  auto engine =
-      testing::shard_under_test(*model, nested_options(), std::make_shared<comm::SingleCommunicator>());
-  EXPECT_TRUE(engine->buffers().front().tensor.is_contiguous());
-  const ShardedStateDict state = sharded_state_dict(*engine);
-  EXPECT_TRUE(at::equal(state.back().data.view({3, 2}), at::arange(6, at::kFloat).view({2, 3}).t()));
-}
-
-TEST(StateDict, HasTheBuffersOfTheModelButNotThoseThatItComputes) {
-  const std::vector<std::string> expected = {"norm.running_mean", "norm.running_var",
-                                             "norm.num_batches_tracked"};
-  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
-    Statistics from, to;
-    auto engine = testing::shard_under_test(*from, nested_options(), borrowed(communicator));
-    auto other = testing::shard_under_test(*to, nested_options(), borrowed(communicator));
-    run_forward(from, /*row=*/0);
-
-    const auto full = by_name(full_state_dict(*engine));
-    EXPECT_EQ(full.size(), 4 + expected.size());
-    EXPECT_EQ(full.at("norm.num_batches_tracked").item<int64_t>(), 1);
-    EXPECT_FALSE(full.at("norm.running_mean").is_same(from->norm->running_mean));
-    EXPECT_FALSE(at::equal(full.at("norm.running_mean"), to->norm->running_mean));
-
-    const auto expect_loaded = [&](const char* how) {
-      EXPECT_TRUE(at::equal(to->norm->running_mean, from->norm->running_mean)) << how;
-      EXPECT_TRUE(at::equal(to->norm->running_var, from->norm->running_var)) << how;
-      EXPECT_EQ(to->norm->num_batches_tracked.item<int64_t>(), 1) << how;
-      to->norm->reset_running_stats();
-    };
-    load_full_state_dict(*other, full_state_dict(*engine));
-    expect_loaded("full");
-    load_sharded_state_dict(*other, sharded_state_dict(*engine));
-    expect_loaded("sharded");
-    load_local_state_dict(*other, local_state_dict(*engine));
-    expect_loaded("local");
-
-    FullStateDict lacking = full_state_dict(*engine), wrong = lacking;
-    std::erase_if(lacking, [](const NamedTensor& each) { return each.name == "norm.running_var"; });
-    EXPECT_THAT(refusal([&] { load_full_state_dict(*other, lacking); }),
-                ::testing::HasSubstr("missing norm.running_var"));
-    for (NamedTensor& each : wrong) {
-      if (each.name == "norm.num_batches_tracked") each.tensor = at::zeros({}, at::kFloat);
-    }
-    EXPECT_THAT(refusal([&] { load_full_state_dict(*other, wrong); }),
-                ::testing::HasSubstr("misshapen norm.num_batches_tracked"));
-  });
-}
-
-TEST(StateDict, NamesBuffersThatDifferBetweenRanks) {
-  const std::string warnings = testing::log_lines([&] {
-    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
-      Statistics model;
-      auto engine = testing::shard_under_test(*model, nested_options(), borrowed(communicator));
-      EXPECT_TRUE(unequal_buffers(*engine).empty());
-      full_state_dict(*engine);
-      run_forward(model, communicator.rank());
-      EXPECT_EQ(unequal_buffers(*engine),
-                (std::vector<std::string>{"norm.running_mean", "norm.running_var"}));
-      full_state_dict(*engine);
-    });
-  });
-  EXPECT_EQ(std::count(warnings.begin(), warnings.end(), '\n'), 1) << warnings;
-  EXPECT_THAT(warnings, ::testing::HasSubstr("rank 0 are used for buffers that differ between ranks: "
-                                             "norm.running_mean, norm.running_var"));
 }
 
 }  // namespace

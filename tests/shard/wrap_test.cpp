@@ -9,6 +9,7 @@
 #include "shard/engine_sizes.h"
 #include "shard/option_conflicts.h"
 #include "shard/rank_checks.h"
+#include "shard/wrap_fixtures.h"
 #include "support/chain_run.h"
 #include "support/fake_collectives.h"
 #include "support/log_lines.h"
@@ -29,28 +30,13 @@ using ::testing::HasSubstr;
 using testing::matrix;
 using testing::Names;
 using testing::names_of;
+using testing::one_unit;
 using testing::OptionsByPath;
+using testing::plans_of;
 using testing::refusal_of;
 using testing::RunPlan;
 using testing::RunResult;
 using testing::wrap_paths;
-
-/// Nothing but the root would be a unit.
-ShardOptions one_unit() {
-  ShardOptions options;
-  options.min_num_params = 1'000'000;
-  return options;
-}
-
-/// The units of a chain in whose scope these are wrapped.
-std::vector<UnitPlan> plans_of(testing::ChainStage& chain, ShardOptions options, const OptionsByPath& wrapped,
-                               const UnitOverrides& defaults = {}) {
-  const EnableWrap scope(defaults);
-  wrap_paths(chain, wrapped);
-  options = WrappedModules::added_to(options);
-  WrappedModules::clear();
-  return plan_units(chain, options);
-}
 
 const UnitOptions& options_of(const std::vector<UnitPlan>& plans, const std::string& name) {
   for (const UnitPlan& plan : plans) {
@@ -313,257 +299,6 @@ TEST(Wrap, EachUnitHasItsGroup) {
   });
 }
 
-// ---- results, sizes, formula
-
-struct Wrapping {
-  std::string name;
-  OptionsByPath wrapped;
-  std::function<void(ShardOptions&)> change = [](ShardOptions&) {};
-};
-
-void PrintTo(const Wrapping& wrapping, std::ostream* out) { *out << wrapping.name; }
-
-/// In fp32, with blocks of a tiny llama.
-std::vector<Wrapping> wrappings() {
-  const auto nothing = [](ShardOptions&) {};
-  return {
-      {"resharding", {{"model.layers.0", {.reshard_after_forward = false}}}, nothing},
-      {"resharding_one",
-       {{"model.layers.1", {.reshard_after_forward = true}}},
-       [](ShardOptions& o) { o.reshard_after_forward = false; }},
-      {"offload",
-       {{"model.layers.0", {.cpu_offload = true}},
-        {"model.layers.1", {.cpu_offload = true, .move_grads_to_cpu = true}}},
-       nothing},
-      {"one_on_the_device",
-       {{"model.layers.2", {.cpu_offload = false}}},
-       [](ShardOptions& o) { o.cpu_offload = o.move_grads_to_cpu = true; }},
-      {"groups",
-       {{"model.layers.0", {.strategy = "no_shard"}},
-        {"model.layers.1", {.strategy = "hybrid_shard"}},
-        {"model.layers.2.mlp", {.strategy = "hybrid_shard_zero2"}}},
-       nothing},
-      {"one_that_is_cut",
-       {{"model.layers.1", {.strategy = "full_shard"}}},
-       [](ShardOptions& o) { o.strategy = "no_shard"; }},
-      {"groups_in_hybrid",
-       {{"model.layers.0", {.strategy = "full_shard"}}, {"model.embed_tokens", {.strategy = "no_shard"}}},
-       [](ShardOptions& o) {
-         o.strategy = "hybrid_shard";
-         o.replicated_parameters = {"*norm*"};
-       }},
-      {"everything",
-       {{"model.layers.0", {.strategy = "no_shard", .cpu_offload = true}},
-        {"model.layers.1", {.strategy = "hybrid_shard", .reshard_after_forward = false}},
-        {"model.layers.2", {.strategy = "shard_grad_op", .cpu_offload = true, .move_grads_to_cpu = true}}},
-       [](ShardOptions& o) { o.reduce_scatter_group = true; }},
-      {"everything_per_parameter",
-       {{"model.layers.0", {.strategy = "no_shard", .cpu_offload = true}},
-        {"model.layers.1", {.strategy = "hybrid_shard", .reshard_after_forward = false}},
-        {"model.layers.2", {.cpu_offload = true, .move_grads_to_cpu = true}}},
-       [](ShardOptions& o) { o.layout = "per_parameter"; }},
-  };
-}
-
-class WrapOf : public ::testing::TestWithParam<Wrapping> {
- protected:
-  static RunPlan plan() {
-    RunPlan plan;
-    plan.global_rows = 24;
-    plan.shard.min_num_params = 400;
-    plan.max_norm = 0.5;
-    GetParam().change(plan.shard);
-    plan.wrapped = GetParam().wrapped;
-    return plan;
-  }
-};
-
-TEST_P(WrapOf, SomeUnitsTrainsAsOneProcessDoes) {
-  for (bool no_sync : {false, true}) {
-    RunPlan plan = this->plan();
-    plan.accumulation = no_sync ? 2 : 1;
-    plan.no_sync = no_sync;
-    const RunResult expected = train_unsharded(plan);
-    for (const comm::MeshOptions& mesh : std::vector<comm::MeshOptions>{{}, {.dcn = 2, .data = 2}}) {
-      plan.mesh = mesh;
-      for (int world : {1, 2, 4}) {
-        if (world < mesh.dcn * 2 && mesh.dcn > 1) continue;
-        expect_close_runs(train_sharded(world, plan), expected,
-                          util::concat(GetParam().name, ", ", world, " ranks, dcn ", mesh.dcn));
-      }
-    }
-  }
-}
-
-TEST_P(WrapOf, SomeUnitsTrainsWithAdamWAndRecomputationAsOneProcessDoes) {
-  RunPlan plan = this->plan();
-  plan.learning_rate = 0.01;
-  plan.optimizer = optim::OptimizerOptions{};
-  plan.optimizer->eps = 1e-3;  // rounding in gradients near zero must not become a whole step
-  plan.recompute = {"block"};
-  const RunResult expected = train_unsharded(plan);
-  plan.mesh = {.dcn = 2, .data = 2};
-  expect_close_runs(train_sharded(4, plan), expected, GetParam().name);
-}
-
-TEST_P(WrapOf, SomeUnitsHasTheSizesTheTrafficAndTheMemoryThatTheFormulaGives) {
-  const RunPlan plan = this->plan();
-  testing::on_mesh({.dcn = 2, .data = 2}, [&](const comm::Mesh& mesh) {
-    auto model = testing::make_initialized(plan.model);
-    const EnableWrap scope;
-    wrap_paths(*model, plan.wrapped);
-    const ShardOptions options = testing::on_layout_under_test(plan.shard);
-    std::vector<UnitSizes> planned = unit_sizes(*model, options, mesh.shape());
-    const auto engine = fully_shard(*model, options, mesh);
-    EXPECT_EQ(planned, unit_sizes(*engine));
-    int64_t largest = 0;
-    for (const auto& unit : engine->units()) {
-      const UnitStorage& storage = unit->storage();
-      largest =
-          std::max({largest, storage.unsharded_bytes(), storage.gathered_bytes(), storage.gradient_bytes()});
-    }
-    for (int step = 0; step < 3; ++step) {
-      engine->reset_counters();
-      engine->zero_gradients();
-      testing::loss_of(*model, testing::token_rows(mesh.world()->rank(), 2, 9, plan.model.vocab_size))
-          .backward();
-      const StepFormula formula = step_formula(*engine);
-      EXPECT_EQ(engine->traffic(), formula.traffic) << step;
-      EXPECT_EQ(engine->shard_bytes(), formula.shard_bytes);
-      EXPECT_LE(engine->unsharded_memory().peak, formula.unsharded_bytes) << step;
-      // Which of several queues is ahead is a matter of timing, and a unit may be in gathering.
-      EXPECT_GE(engine->unsharded_memory().peak, formula.unsharded_bytes - 4 * largest) << step;
-    }
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Options, WrapOf, ::testing::ValuesIn(wrappings()),
-                         [](const auto& info) { return info.param.name; });
-
-TEST(Wrap, UnitsOfTwoTypesTrainCloseToThoseOfOne) {
-  RunPlan plan;
-  plan.global_rows = 24;
-  plan.shard.min_num_params = 1000;  // whole blocks: their inputs are cast
-  plan.learning_rate = 0.1;
-  const RunResult expected = train_unsharded(plan);
-  plan.shard.mixed_precision.param_dtype = "bfloat16";
-  plan.wrapped = {{"model.layers.0", {.param_dtype = "float16", .reduce_dtype = "float16"}},
-                  {"model.layers.1", {.param_dtype = "float32"}}};
-  for (const char* layout : {"flat", "per_parameter"}) {
-    plan.shard.layout = layout;
-    const RunResult run = train_sharded(4, plan);
-    for (size_t i = 0; i < run.losses.size(); ++i) {
-      EXPECT_NEAR(run.losses[i], expected.losses[i], 0.01 * expected.losses[i]) << layout;
-    }
-  }
-}
-
-TEST(Wrap, StateDictsMoveBetweenWrappings) {
-  const auto wrapped_model = [](comm::Communicator& rank, const OptionsByPath& wrapped, uint64_t seed) {
-    auto model = testing::make_initialized(testing::tiny_options(), seed);
-    const EnableWrap scope;
-    wrap_paths(*model, wrapped);
-    ShardOptions options;
-    options.min_num_params = 400;
-    auto engine = testing::shard_under_test(*model, options, comm::Mesh({.dcn = 2}, testing::borrowed(rank)));
-    return std::pair(model, engine);
-  };
-  comm::run_ranks_as_threads(4, [&](comm::Communicator& rank) {
-    const auto [from_model, from] = wrapped_model(
-        rank,
-        {{"model.layers.0", {.strategy = "no_shard"}}, {"model.layers.1", {.strategy = "hybrid_shard"}}}, 1);
-    const auto [to_model, to] = wrapped_model(rank, {{"model.layers.2", {.strategy = "hybrid_shard"}}}, 2);
-    const FullStateDict expected = full_state_dict(*from);
-    load_full_state_dict(*to, expected);
-    const FullStateDict found = full_state_dict(*to);
-    ASSERT_EQ(found.size(), expected.size());
-    std::map<std::string, at::Tensor> by_name;
-    for (const auto& [name, tensor] : found) by_name[name] = tensor;
-    for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(by_name.at(name), tensor)) << name;
-  });
-}
-
-// ---- errors
-
-testing::Refusal refusal_of_wrapping(const OptionsByPath& wrapped, const ShardOptions& options = one_unit()) {
-  testing::ChainStage chain(3, 4);
-  return refusal_of([&] { plans_of(chain, options, wrapped); });
-}
-
-TEST(WrapErrors, NameTheModuleThatIsNotInTheModel) {
-  testing::ChainStage chain(2, 4);
-  const auto refused = refusal_of([&] {
-    const EnableWrap scope;
-    wrap(std::make_shared<testing::MatrixStage>(4, 4, "stranger"));
-    plan_units(chain, WrappedModules::added_to(one_unit()));
-  });
-  EXPECT_EQ(refused.kind, util::ErrorKind::kUsage);
-  EXPECT_EQ(
-      refused.text.substr(0, refused.text.find('\n')),
-      "wrap(): expected stages inside the root; found a module of type stranger, which is not; register it as "
-      "a module of the root or take it out");
-}
-
-TEST(WrapErrors, NameTheModuleThatIsWrappedTwice) {
-  testing::ChainStage chain(2, 4);
-  const auto refused = refusal_of([&] {
-    const EnableWrap scope;
-    for (int i = 0; i < 2; ++i) wrap_paths(chain, {{"layers.1", {}}});
-    plan_units(chain, WrappedModules::added_to(one_unit()));
-  });
-  EXPECT_THAT(refused.text,
-              HasSubstr("wrap(): expected each module once; found \"layers.1\" again; leave one of the "
-                        "calls out"));
-}
-
-TEST(WrapErrors, OfAFailedCallLeaveTheModulesToTheNext) {
-  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
-    testing::ChainStage chain(2, 4);
-    const EnableWrap scope;
-    wrap_paths(chain, {{"layers.1", {}}});
-    ShardOptions options = one_unit();
-    options.wrap_stages = {"unknown"};
-    EXPECT_THROW(fully_shard(chain, options, testing::borrowed(communicator)), util::Error);
-    EXPECT_EQ(fully_shard(chain, one_unit(), testing::borrowed(communicator))->units().size(), 2);
-  });
-}
-
-TEST(WrapErrors, NameTheOptionsThatExcludeEachOther) {
-  const auto text = [](const UnitOverrides& own, const ShardOptions& options = one_unit()) {
-    return refusal_of_wrapping({{"layers.2", own}}, options).text;
-  };
-  EXPECT_THAT(text({.move_grads_to_cpu = true}),
-              HasSubstr("wrap() of \"layers.2\": fsdp.move_grads_to_cpu must be false, because with "
-                        "fsdp.cpu_offload = false"));
-  EXPECT_THAT(
-      text({.strategy = "no_shard", .reshard_after_forward = true}),
-      HasSubstr("wrap() of \"layers.2\": fsdp.reshard_after_forward must be false, but is true, and with "
-                "fsdp.strategy = no_shard the unit stays gathered from forward to backward; leave it out or "
-                "set the unit's strategy to full_shard or hybrid_shard"));
-  EXPECT_THAT(text({.keep_low_precision_grads = true}),
-              HasSubstr("wrap() of \"layers.2\": mixed_precision.keep_low_precision_grads must be false"));
-  EXPECT_THAT(text({.param_dtype = "bfloat16", .reduce_dtype = "float16"}),
-              HasSubstr("wrap() of \"layers.2\": mixed_precision.reduce_dtype must be float32 or"));
-  ShardOptions buffers = one_unit();
-  buffers.mixed_precision.buffer_dtype = "float16";
-  EXPECT_THAT(text({.param_dtype = "bfloat16"}, buffers),
-              HasSubstr("wrap() of \"layers.2\": mixed_precision.buffer_dtype must be float32 or"));
-}
-
-TEST(WrapErrors, NameTheModuleWithoutParameters) {
-  auto hollow = group({matrix(2)}, "hollow");
-  auto root = group({hollow}, "root");
-  const EnableWrap scope;
-  wrap(hollow);
-  ShardOptions options;
-  options.min_num_params = 1;
-  const auto refused = refusal_of([&] { plan_units(*root, WrappedModules::added_to(options)); });
-  WrappedModules::clear();
-  EXPECT_THAT(refused.text,
-              HasSubstr("wrap(): expected stages with parameters that no unit inside them holds; found "
-                        "\"0\" of type hollow, which has none; leave the call out"));
-}
-
 TEST(Wrap, AUnitMayHoldNothingButATiedParameter) {
   const at::Tensor tied = at::ones({6});
   const auto sharing = [&] { return std::make_shared<testing::SharingStage>(tied); };
@@ -576,61 +311,6 @@ TEST(Wrap, AUnitMayHoldNothingButATiedParameter) {
   WrappedModules::clear();
   EXPECT_THAT(names_of(plans), ElementsAre("root", "0", "0.0", "0.1"));
   EXPECT_THAT(testing::parameters_of(plans[1]), ElementsAre("0.0.0.weight"));
-}
-
-TEST(WrapErrors, AModuleMustHaveHooks) {
-  const EnableWrap scope;
-  const auto refused = refusal_of([] { wrap(torch::nn::Linear(2, 2)); });
-  EXPECT_EQ(refused.kind, util::ErrorKind::kUsage);
-  EXPECT_THAT(refused.text, HasSubstr("wrap(): expected a module whose calls can be hooked; found a plain "));
-  EXPECT_THAT(refused.text, HasSubstr("LinearImpl; declare the module as fsdp::nn::Hooked"));
-}
-
-TEST(WrapErrors, AScopeWithoutFullyShardIsWarnedOf) {
-  const auto lines = testing::log_lines([] {
-    const EnableWrap scope;
-    const EnableWrap inner;
-    wrap(std::make_shared<testing::MatrixStage>(4, 4));
-  });
-  EXPECT_THAT(
-      lines,
-      HasSubstr("EnableWrap: expected fully_shard() before the scope ends; found none after 1 calls of "
-                "wrap(), which have no effect; call it in the scope"));
-}
-
-TEST(WrapErrors, TheUseOfArrivingGradientsNeedsThoseOfAllUnits) {
-  comm::run_ranks_as_threads(1, [](comm::Communicator& communicator) {
-    ShardOptions options = every_matrix();
-    options.cpu_offload = options.move_grads_to_cpu = true;
-    ChainRun run(communicator, options, 3, {}, {}, {{"layers.1", {.cpu_offload = false}}});
-    const auto refused = refusal_of([&] { const GradientUse use(*run.engine, [](size_t) {}); });
-    EXPECT_THAT(refused.text, HasSubstr("fsdp.move_grads_to_cpu = false in unit layers.1"));
-  });
-}
-
-// ---- what the options of the model allow beside wrapped modules
-
-TEST(WrapConflicts, OptionsOfTheModelMayServeWrappedUnitsAlone) {
-  testing::MatrixStage stage(2, 2);
-  const auto conflicts = [&](const ShardOptions& options) { return find_option_conflicts(options).size(); };
-  ShardOptions options;
-  options.strategy = "no_shard";
-  options.forward_prefetch = "explicit";
-  options.reshard_last_after_forward = true;
-  options.reduce_scatter_group = true;
-  EXPECT_EQ(conflicts(options), 3);
-  options.wrapped = {{&stage, {.strategy = "full_shard"}}};
-  EXPECT_EQ(conflicts(options), 0);
-  ShardOptions types;
-  types.mixed_precision.keep_float32 = {"*bias"};
-  EXPECT_EQ(conflicts(types), 1);
-  types.wrapped = {{&stage, {.param_dtype = "bfloat16"}}};
-  EXPECT_EQ(conflicts(types), 0);
-  ShardOptions replicas;
-  replicas.replica_check_interval = 5;
-  EXPECT_EQ(conflicts(replicas), 1);
-  replicas.wrapped = {{&stage, {.strategy = "hybrid_shard"}}};
-  EXPECT_EQ(conflicts(replicas), 0);
 }
 
 }  // namespace

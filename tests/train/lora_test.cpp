@@ -147,6 +147,13 @@ TEST_F(LoraRun, StartsFromAdaptersThatWereExported) {
     c.lora.targets = {"*q_proj", "*k_proj", "*down_proj"};
   });
   refused("lora.init_from must be a folder of PEFT", [&](auto& c) { c.lora.init_from = folder_ / "none"; });
+  // A config that does not belong to the weights beside it.
+  const fs::path peft_config = folder_ / "adapter/adapter_config.json";
+  nlohmann::json other_rank = nlohmann::json::parse(util::read_file(peft_config));
+  other_rank["r"] = 4;
+  util::write_file_atomically(peft_config, other_rank.dump());
+  refused("of different shape: model.layers.0.self_attn.q_proj.lora_A.weight (",
+          [](auto& c) { c.lora.rank = 4; });
 }
 
 TEST_F(LoraRun, NamesTheBaseThatIsMissingOrHasChanged) {

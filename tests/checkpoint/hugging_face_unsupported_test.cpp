@@ -1,0 +1,116 @@
+// What a config.json may ask for that our models do not compute.
+
+#include "checkpoint/hugging_face_unsupported.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/hugging_face_config.h"
+#include "support/checkpoint_fixtures.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+/// Of a config of this family with these keys.
+std::string refusal(const char* family, const json& keys) {
+  try {
+    refuse_unsupported_traits(keys, *nn::find_family(family), "config.json");
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kCheckpoint);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(UnsupportedTraits, AreNamedAllAtOnceWithTheirValues) {
+  const std::string text = refusal(
+      "llama",
+      {{"embedding_multiplier", 12.0}, {"final_logit_softcapping", 30.0}, {"no_rope_layers", {1, 1, 0}}});
+  EXPECT_THAT(text, StartsWith("config.json: this version cannot compute"));
+  EXPECT_THAT(text, AllOf(HasSubstr("\"embedding_multiplier\": 12.0 (scaled embeddings)"),
+                          HasSubstr("\"final_logit_softcapping\": 30.0 (a soft cap of logits)"),
+                          HasSubstr("\"no_rope_layers\": [1,1,0] (layers without rotary positions)"),
+                          EndsWith("use a program that supports these")));
+  EXPECT_THAT(refusal("llama", {{"residual_multiplier", 0.2}}), EndsWith("use a program that supports it"));
+}
+
+TEST(UnsupportedTraits, AreThoseThatTheFamilyLacks) {
+  const std::vector<std::pair<const char*, json>> refused = {
+      {"llama", {{"partial_rotary_factor", 0.5}}},
+      {"llama", {{"use_qk_norm", true}}},
+      {"llama", {{"attention_chunk_size", 8192}}},
+      {"llama", {{"n_routed_experts", 8}}},
+      {"llama", {{"layer_types", {"full_attention", "linear_attention"}}}},
+      {"phi3", {{"parallel_attn", true}}},
+      {"gemma3_text", {{"attn_logit_softcapping", 50}}},
+      {"llama", {{"query_pre_attn_scalar", 256}}}};
+  for (const auto& [family, keys] : refused) {
+    EXPECT_THAT(refusal(family, keys), HasSubstr(keys.begin().key())) << family;
+  }
+  EXPECT_EQ(refusal("phi3", {{"partial_rotary_factor", 0.5}}), "");
+  EXPECT_EQ(refusal("gpt_neox", {{"rotary_pct", 0.25}, {"use_parallel_residual", true}}), "");
+  EXPECT_EQ(refusal("gemma2", {{"attn_logit_softcapping", 50}, {"query_pre_attn_scalar", 256}}), "");
+  EXPECT_EQ(refusal("smollm3", {{"no_rope_layers", {1, 1, 1, 0}}}), "");
+}
+
+TEST(UnsupportedTraits, MayBeNamedWithoutAnEffect) {
+  EXPECT_EQ(refusal("llama", {{"partial_rotary_factor", 1.0},
+                              {"residual_multiplier", 1},
+                              {"use_qk_norm", false},
+                              {"final_logit_softcapping", nullptr},
+                              {"n_routed_experts", 0},
+                              {"layer_types", {"full_attention", "full_attention", "full_attention"}}}),
+            "");
+  EXPECT_EQ(refusal("llama", {{"model_type", "mistral"}, {"layer_types", {"sliding_attention"}}}), "");
+}
+
+TEST(UnsupportedTraits, OfEndlessValuesAreCut) {
+  const std::string text = refusal("llama", {{"layer_types", std::vector<std::string>(1000, "chunked")}});
+  EXPECT_THAT(text, HasSubstr("..."));
+  EXPECT_LT(text.size(), 300U);
+}
+
+TEST(UnsupportedTypes, AreNamedWithWhatDiffers) {
+  for (const char* type : {"granite", "gemma", "stablelm", "starcoder2", "deepseek_v3", "bloom"}) {
+    EXPECT_NE(unsupported_type(type), "") << type;
+    const auto [kind, text] = testing::error_of([&] {
+      options_from_hugging_face({{"model_type", type}}, "config.json");
+    });
+    EXPECT_EQ(kind, util::ErrorKind::kCheckpoint);
+    EXPECT_THAT(text,
+                AllOf(StartsWith("config.json: \"model_type\" must be one of"), HasSubstr(type),
+                      HasSubstr(unsupported_type(type)), EndsWith("which this version cannot compute")));
+  }
+  EXPECT_EQ(unsupported_type("llama"), "");
+  const auto [kind, text] = testing::error_of([] {
+    options_from_hugging_face({{"model_type", "new"}}, "config.json");
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("but is \"new\""), Not(HasSubstr("differ"))));
+}
+
+/// By the reader, which knows the values of each family's keys.
+TEST(UnsupportedValues, AreRefusedByTheirKey) {
+  const std::pair<json, const char*> wrong[] = {
+      {{{"model_type", "qwen3"}, {"use_sliding_window", true}}, "\"use_sliding_window\" must be false"},
+      {{{"model_type", "phi3"}, {"rope_scaling", {{"type", "longrope"}, {"short_factor", {1}}}}},
+       "\"type\" must be \"default\", the only one supported for this model, but is \"longrope\""},
+      {{{"model_type", "gemma2"}, {"use_bidirectional_attention", true}}, "\"use_bidirectional_attention\""},
+      {{{"model_type", "smollm3"}, {"num_hidden_layers", 3}, {"no_rope_layers", {0, 1, 1}}},
+       "\"no_rope_layers\""},
+      {{{"model_type", "gemma3"}}, "it reads images, and its text model, gemma3_text, is a part of it"}};
+  for (const auto& [config, expected] : wrong) {
+    const auto [kind, text] = testing::error_of([&] { options_from_hugging_face(config, "x"); });
+    EXPECT_EQ(kind, util::ErrorKind::kCheckpoint) << config;
+    EXPECT_THAT(text, HasSubstr(expected));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint
