@@ -117,6 +117,10 @@ TEST(HuggingFaceConfig, OfEachFamilyIsReadAsItIsWritten) {
     EXPECT_EQ(read.partial_rotary_factor, options.partial_rotary_factor) << name;
     EXPECT_EQ(read.use_parallel_residual, options.use_parallel_residual) << name;
     EXPECT_EQ(read.layer_norm_epsilon, options.layer_norm_epsilon) << name;
+    EXPECT_EQ(read.num_experts, options.num_experts) << name;
+    EXPECT_EQ(read.num_experts_per_tok, options.num_experts_per_tok) << name;
+    EXPECT_EQ(read.moe_intermediate_size, options.moe_intermediate_size) << name;
+    EXPECT_EQ(read.decoder_sparse_step, options.decoder_sparse_step) << name;
   }
 }
 
@@ -204,6 +208,24 @@ TEST(HuggingFaceConfig, ReadsTheAnglesOfGemmaOldAndNew) {
   }
 }
 
+/// transformers 5 writes num_local_experts where published files of Qwen3-MoE have num_experts.
+TEST(HuggingFaceConfig, ReadsExpertsUnderBothNames) {
+  for (const char* type : {"mixtral", "qwen3_moe"}) {
+    for (const char* key : {"num_experts", "num_local_experts"}) {
+      const nlohmann::json config = {
+          {"model_type", type},         {key, 12},
+          {"num_experts_per_tok", 3},   {"router_aux_loss_coef", 0.02},
+          {"router_jitter_noise", 0.0}, {"mlp_only_layers", nlohmann::json::array()}};
+      const nn::ModelOptions read = options_from_hugging_face(config, "x");
+      EXPECT_EQ(read.num_experts, 12) << type << key;
+      EXPECT_EQ(read.num_experts_per_tok, 3) << type << key;
+      EXPECT_EQ(read.router_aux_loss_coef, 0.02) << type << key;
+    }
+  }
+  EXPECT_EQ(hugging_face_config(testing::family_options("mixtral"))["num_local_experts"], 4);
+  EXPECT_EQ(hugging_face_config(testing::family_options("qwen3_moe"))["num_experts"], 5);
+}
+
 TEST(HuggingFaceConfig, RefusesByNameWhatAFamilyLacks) {
   const std::pair<nlohmann::json, const char*> wrong[] = {
       {{{"model_type", "qwen3"}, {"use_sliding_window", true}}, "\"use_sliding_window\" must be false"},
@@ -214,6 +236,11 @@ TEST(HuggingFaceConfig, RefusesByNameWhatAFamilyLacks) {
       {{{"model_type", "smollm3"}, {"num_hidden_layers", 3}, {"no_rope_layers", {0, 1, 1}}},
        "\"no_rope_layers\""},
       {{{"model_type", "gemma3"}}, "it reads images, and its text model, gemma3_text, is a part of it"},
+      {{{"model_type", "qwen3_moe"}, {"mlp_only_layers", {0}}}, "\"mlp_only_layers\" must be []"},
+      {{{"model_type", "mixtral"}, {"router_jitter_noise", 0.1}}, "noise in the router's input"},
+      {{{"model_type", "mixtral"}, {"num_experts_per_tok", 9}}, "at most \"num_experts\", 8"},
+      {{{"model_type", "qwen3_moe"}, {"num_experts", 9000}}, "at most 200000 in all 24 layers"},
+      {{{"model_type", "qwen3"}, {"num_experts", 4}}, "experts"},
       {{{"model_type", "llama"}, {"query_pre_attn_scalar", 256}}, "a custom scale of attention"}};
   for (const auto& [config, expected] : wrong) {
     const auto [kind, text] = testing::error_of([&] { options_from_hugging_face(config, "x"); });
@@ -240,7 +267,7 @@ TEST(HuggingFaceConfig, HasTheDefaultsOfTransformers) {
 
 TEST(HuggingFaceConfig, OfAModelThatWouldComputeSomethingElseIsRefused) {
   const std::pair<const char*, nlohmann::json> wrong[] = {
-      {"model_type", "mixtral"},
+      {"model_type", "qwen2_moe"},
       {"model_type", nullptr},
       {"rope_scaling", {{"type", "linear"}}},
       {"rope_scaling", {{"type", "linear"}, {"factor", 0}}},
