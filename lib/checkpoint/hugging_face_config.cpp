@@ -78,6 +78,21 @@ json gemma_config(const nn::ModelOptions& options) {
   return config;
 }
 
+/// What models with experts have.
+json expert_config(const nn::ModelOptions& options) {
+  const nn::Family& family = nn::family_of(options);
+  const bool mixtral = options.architecture == "mixtral";
+  json config = {{mixtral ? "num_local_experts" : "num_experts", options.num_experts},
+                 {"num_experts_per_tok", options.num_experts_per_tok},
+                 {"router_aux_loss_coef", options.router_aux_loss_coef}};
+  if (family.has("moe_intermediate_size")) config["moe_intermediate_size"] = options.moe_intermediate_size;
+  if (family.has("norm_topk_prob")) config["norm_topk_prob"] = options.norm_topk_prob;
+  if (family.has("decoder_sparse_step")) {
+    config.update({{"decoder_sparse_step", options.decoder_sparse_step}, {"mlp_only_layers", json::array()}});
+  }
+  return config;
+}
+
 /// Of all but gpt2.
 json decoder_config(const nn::ModelOptions& options, const std::string& type) {
   const nn::Family& family = nn::family_of(options);
@@ -103,7 +118,9 @@ json decoder_config(const nn::ModelOptions& options, const std::string& type) {
   }
   if (family.has("mlp_bias") && type != "mistral" && type != "qwen2") config["mlp_bias"] = options.mlp_bias;
   if (type == "mistral") config["sliding_window"] = options.sliding_window;
-  if (type == "qwen2" || type == "qwen3" || type == "smollm3") config["use_sliding_window"] = false;
+  if (type == "mixtral")
+    config["sliding_window"] = options.sliding_window > 0 ? json(options.sliding_window) : json();
+  if (type.starts_with("qwen") || type == "smollm3") config["use_sliding_window"] = false;
   if (type == "smollm3") {
     config["no_rope_layers"] =
         each_layer(options, [&](int64_t layer) { return nn::is_rotary_layer(options, layer) ? 1 : 0; });
@@ -120,12 +137,14 @@ json decoder_config(const nn::ModelOptions& options, const std::string& type) {
                    {"hidden_dropout", options.hidden_dropout}});
   }
   if (family.has("query_pre_attn_scalar")) config.update(gemma_config(options));
+  if (family.has_experts()) config.update(expert_config(options));
   return config;
 }
 
 /// Keys of hugging_face_config() that weights do not determine.
-constexpr const char* kFree[] = {"initializer_range", "attention_dropout", "attn_pdrop",
-                                 "embd_pdrop",        "resid_pdrop",       "hidden_dropout"};
+constexpr const char* kFree[] = {"initializer_range",   "attention_dropout", "attn_pdrop",
+                                 "embd_pdrop",          "resid_pdrop",       "hidden_dropout",
+                                 "router_aux_loss_coef"};
 constexpr const char* kIds[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
 constexpr const char* kDtypeKeys[] = {"dtype", "torch_dtype"};
 
@@ -180,13 +199,19 @@ json inherited_config(const nn::ModelOptions& options, const json& source) {
 }
 
 const std::vector<HuggingFaceType>& hugging_face_types() {
-  static const std::vector<HuggingFaceType> types = {
-      {"gpt2", "gpt2", "GPT2LMHeadModel"},           {"llama", "llama", "LlamaForCausalLM"},
-      {"mistral", "llama", "MistralForCausalLM"},    {"qwen2", "llama", "Qwen2ForCausalLM"},
-      {"qwen3", "qwen3", "Qwen3ForCausalLM"},        {"olmo2", "olmo2", "Olmo2ForCausalLM"},
-      {"smollm3", "smollm3", "SmolLM3ForCausalLM"},  {"phi3", "phi3", "Phi3ForCausalLM"},
-      {"gemma2", "gemma2", "Gemma2ForCausalLM"},     {"gemma3_text", "gemma3_text", "Gemma3ForCausalLM"},
-      {"gpt_neox", "gpt_neox", "GPTNeoXForCausalLM"}};
+  static const std::vector<HuggingFaceType> types = {{"gpt2", "gpt2", "GPT2LMHeadModel"},
+                                                     {"llama", "llama", "LlamaForCausalLM"},
+                                                     {"mistral", "llama", "MistralForCausalLM"},
+                                                     {"qwen2", "llama", "Qwen2ForCausalLM"},
+                                                     {"qwen3", "qwen3", "Qwen3ForCausalLM"},
+                                                     {"olmo2", "olmo2", "Olmo2ForCausalLM"},
+                                                     {"smollm3", "smollm3", "SmolLM3ForCausalLM"},
+                                                     {"phi3", "phi3", "Phi3ForCausalLM"},
+                                                     {"gemma2", "gemma2", "Gemma2ForCausalLM"},
+                                                     {"gemma3_text", "gemma3_text", "Gemma3ForCausalLM"},
+                                                     {"gpt_neox", "gpt_neox", "GPTNeoXForCausalLM"},
+                                                     {"mixtral", "mixtral", "MixtralForCausalLM"},
+                                                     {"qwen3_moe", "qwen3_moe", "Qwen3MoeForCausalLM"}};
   return types;
 }
 

@@ -100,7 +100,9 @@ class ConfigReader {
 
 // The same as in lib/config/model_keys.cpp.
 constexpr int64_t kMostVocabulary = 10'000'000, kMostWidth = 1'000'000, kMostLayers = 10'000,
-                  kMostHeads = 1024, kMostPositions = 10'000'000;
+                  kMostHeads = 1024, kMostPositions = 10'000'000, kMostExperts = 10'000;
+/// Experts of all layers.
+constexpr int64_t kMostExpertsOfAll = 200'000;
 
 nn::ModelOptions read_gpt2(const ConfigReader& reader) {
   nn::ModelOptions options;
@@ -216,6 +218,20 @@ nn::ModelOptions defaults_of(const std::string& type) {
     options.use_parallel_residual = true;
     return options;
   }
+  if (type == "mixtral") {
+    nn::ModelOptions options = with("mixtral", {32000, 4096, 14336, 32, 32, 8, 131072});
+    options.rms_norm_eps = 1e-5;
+    options.rope_theta = 1e6;
+    options.num_experts = 8;
+    return options;
+  }
+  if (type == "qwen3_moe") {
+    nn::ModelOptions options = with("qwen3_moe", {151936, 2048, 6144, 24, 32, 4, 32768});
+    options.num_experts = 128;
+    options.num_experts_per_tok = 8;
+    options.moe_intermediate_size = 768;
+    return options;
+  }
   const bool gemma2 = type == "gemma2";
   nn::ModelOptions options = gemma2 ? with("gemma2", {256000, 2304, 9216, 26, 8, 4, 8192})
                                     : with("gemma3_text", {262208, 2304, 9216, 26, 8, 4, 131072});
@@ -259,7 +275,7 @@ int64_t read_interval(const ConfigReader& reader, const char* key, const nn::Mod
 
 void read_windows(const ConfigReader& reader, const std::string& type, nn::ModelOptions& options) {
   const nn::Family& family = nn::family_of(options);
-  if (type == "qwen2" || type == "qwen3" || type == "smollm3") reader.require("use_sliding_window", false);
+  if (type.starts_with("qwen") || type == "smollm3") reader.require("use_sliding_window", false);
   if (type == "llama" || !family.has("sliding_window")) return;
   if (type == "qwen2") return;
   if (reader.has("sliding_window")) {
@@ -280,6 +296,35 @@ void read_windows(const ConfigReader& reader, const std::string& type, nn::Model
   if (options.sliding_window == 0 || options.sliding_window_pattern == 1) {
     options.sliding_window = options.sliding_window_pattern = 0;
   }
+}
+
+void read_experts(const ConfigReader& reader, nn::ModelOptions& options) {
+  const nn::Family& family = nn::family_of(options);
+  if (!family.has_experts()) return;
+  // transformers takes both names for each of the families.
+  const char* used = "num_experts";
+  for (const char* key : {"num_experts", "num_local_experts"}) {
+    if (reader.has(key)) used = key;
+    options.num_experts = reader.size(key, kMostExperts, options.num_experts);
+  }
+  if (options.num_experts * options.num_hidden_layers > kMostExpertsOfAll) {
+    reader.refuse(used,
+                  concat("at most ", kMostExpertsOfAll, " in all ", options.num_hidden_layers, " layers"));
+  }
+  options.num_experts_per_tok = reader.size("num_experts_per_tok", kMostExperts, options.num_experts_per_tok);
+  if (options.num_experts_per_tok > options.num_experts) {
+    reader.refuse("num_experts_per_tok", concat("at most \"", used, "\", ", options.num_experts));
+  }
+  options.router_aux_loss_coef = reader.number("router_aux_loss_coef", options.router_aux_loss_coef);
+  if (!(options.router_aux_loss_coef >= 0)) reader.refuse("router_aux_loss_coef", "a number of at least 0");
+  if (family.has("moe_intermediate_size")) {
+    options.moe_intermediate_size =
+        reader.size("moe_intermediate_size", kMostWidth, options.moe_intermediate_size);
+  }
+  if (family.has("norm_topk_prob")) options.norm_topk_prob = reader.flag("norm_topk_prob", false);
+  if (!family.has("decoder_sparse_step")) return;
+  options.decoder_sparse_step = reader.size("decoder_sparse_step", kMostLayers, options.decoder_sparse_step);
+  reader.require("mlp_only_layers", json::array());
 }
 
 void read_all_rotary(const ConfigReader& reader, const std::string& type, nn::ModelOptions& options) {
@@ -363,6 +408,7 @@ nn::ModelOptions read_decoder(const ConfigReader& reader, const std::string& typ
             ? read_interval(reader, "no_rope_layers", options, {0, false}, {1, true})
             : reader.size("no_rope_layer_interval", kMostLayers, options.no_rope_layer_interval);
   }
+  read_experts(reader, options);
   read_windows(reader, type, options);
   read_all_rotary(reader, type, options);
   return options;

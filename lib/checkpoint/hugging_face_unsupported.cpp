@@ -42,9 +42,10 @@ constexpr Trait kTraits[] = {
     {"parallel_attn", Neutral::kOff, "parallel attention and feed-forward"},
     {"attention_chunk_size", Neutral::kOff, "attention in chunks"},
     {"is_encoder_decoder", Neutral::kOff, "an encoder"},
-    {"num_local_experts", Neutral::kOffOrOne, "experts"},
+    {"num_local_experts", Neutral::kOffOrOne, "experts", "num_experts"},
     {"num_experts", Neutral::kOffOrOne, "experts"},
     {"n_routed_experts", Neutral::kOffOrOne, "experts"},
+    {"router_jitter_noise", Neutral::kOff, "noise in the router's input"},
 };
 
 bool is_neutral(const json& value, Neutral neutral) {
@@ -93,10 +94,8 @@ void refuse_unsupported_traits(const json& config, const nn::Family& family, con
 }
 
 std::string unsupported_type(const std::string& model_type) {
-  constexpr const char* kExperts = "it has experts";
   constexpr const char* kParallel = "it has parallel attention and feed-forward";
   constexpr std::pair<std::string_view, const char*> kTypes[] = {
-      {"qwen3_moe", "it has norms of queries and keys, and experts"},
       {"olmo3", "it has norms after attention and feed-forward, and layers with and without windows"},
       {"olmo", "it has norms without weights"},
       {"granite", "it has multipliers of embeddings, attention, residuals and logits"},
@@ -111,8 +110,7 @@ std::string unsupported_type(const std::string& model_type) {
       {"cohere", kParallel},
       {"cohere2", kParallel},
       {"starcoder2", "it has layer norms with rotary positions"},
-      {"mixtral", kExperts},
-      {"qwen2_moe", kExperts},
+      {"qwen2_moe", "it has experts that all tokens share"},
       {"deepseek_v2", "it has experts and latent attention"},
       {"deepseek_v3", "it has experts and latent attention"},
       {"gpt_oss", "it has experts and attention sinks"},

@@ -75,6 +75,31 @@ void check_family(const nn::ModelOptions& model, Conflicts& conflicts) {
                    "leave out all but one");
 }
 
+bool has_experts(const nn::ModelOptions& model) {
+  return nn::is_built_in_architecture(model.architecture) && nn::family_of(model).has_experts();
+}
+
+void check_experts(const Config& config, Conflicts& conflicts) {
+  const nn::ModelOptions& model = config.model;
+  if (!has_experts(model)) return;
+  const std::string with = concat("with model.architecture = \"", model.architecture, "\", but is ");
+  conflicts.unless(model.num_experts >= 1, {"model.num_experts", "model.architecture"}, "must be at least 1 ",
+                   with, model.num_experts, "; give it");
+  conflicts.unless(model.num_experts_per_tok <= model.num_experts || model.num_experts < 1,
+                   {"model.num_experts_per_tok", "model.num_experts"},
+                   "must be at most model.num_experts = ", model.num_experts, ", but is ",
+                   model.num_experts_per_tok, "; change one of the two");
+  conflicts.unless(nn::expert_width(model) >= 1, {"model.moe_intermediate_size", "model.architecture"},
+                   "must be at least 1 ", with, model.moe_intermediate_size, "; give it");
+  conflicts.unless(
+      !config.training.cuda_graphs, {"training.cuda_graphs", "model.num_experts"},
+      "cannot be combined with experts, whose numbers of tokens differ between batches; leave it out");
+  conflicts.unless(
+      config.training.float8 == Float8Recipe::kNone, {"training.float8", "model.num_experts"},
+      "cannot be combined with experts, because 8-bit products need multiples of 16 tokens; leave it "
+      "out");
+}
+
 void check_rotary(const nn::ModelOptions& model, Conflicts& conflicts) {
   conflicts.unless(
       model.rope_type != nn::RopeType::kLlama3 || model.rope_low_freq_factor < model.rope_high_freq_factor,
@@ -357,6 +382,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   Conflicts conflicts;
   check_heads(config.model, conflicts);
   check_family(config.model, conflicts);
+  check_experts(config, conflicts);
   check_rotary(config.model, conflicts);
   check_lengths(config, conflicts);
   check_max_tokens(config, conflicts);

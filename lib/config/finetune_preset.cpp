@@ -34,11 +34,13 @@ std::string tokenizer_in(const fs::path& folder) {
 /// Parameters of the matrices of a block; norms and biases are a thousandth of these.
 struct BlockSizes {
   int64_t feed_forward = 0, whole = 0;
+  int64_t expert = 0;  ///< 0: the model has none
 };
 
 BlockSizes block_sizes(const nn::ModelOptions& model) {
-  const int64_t hidden = model.hidden_size, inner = model.intermediate_size;
-  BlockSizes sizes{.feed_forward = (nn::family_of(model).is_gated() ? 3 : 2) * hidden * inner};
+  const int64_t hidden = model.hidden_size;
+  BlockSizes sizes{.feed_forward = nn::feed_forward_elements(model, model.num_hidden_layers - 1)};
+  if (nn::family_of(model).has_experts()) sizes.expert = 3 * hidden * nn::expert_width(model);
   const int64_t attention = 2 * hidden * (nn::query_width(model) + nn::key_width(model));
   sizes.whole = sizes.feed_forward + attention;
   return sizes;
@@ -53,6 +55,17 @@ int64_t rounded(int64_t value) {
 
 /// In millions, for a note.
 std::string millions(int64_t value) { return util::fixed(static_cast<double>(value) / 1e6, 1); }
+
+/// The value of fsdp.min_num_params with which blocks become units, or experts and what else a block has.
+std::string least_unit(const BlockSizes& block) {
+  if (block.expert == 0) {
+    return concat(rounded((block.feed_forward + block.whole) / 2), "  # a block (", millions(block.whole),
+                  " million parameters) becomes a unit");
+  }
+  const int64_t rest = block.whole - block.feed_forward;
+  return concat(rounded(std::min(block.expert, rest) / 2), "  # each expert (", millions(block.expert),
+                " million parameters) and the rest of a block become units");
+}
 
 /// Lines of [model] for `model`.
 std::string model_lines(const nn::ModelOptions& model) {
@@ -140,8 +153,7 @@ std::string finetune_toml(const fs::path& folder) {
               {"data.validation", concat("[", quoted_text(validation), "]")},
               {"data.tokenizer", tokenizer.empty() ? no_tokenizer : quoted_text(tokenizer)},
               {"data.sequence_length", concat(std::min<int64_t>(1024, model.max_position_embeddings))},
-              {"fsdp.min_num_params", concat(rounded((block.feed_forward + block.whole) / 2), "  # a block (",
-                                             millions(block.whole), " million parameters) becomes a unit")}});
+              {"fsdp.min_num_params", least_unit(block)}});
 }
 
 }  // namespace fsdp::config

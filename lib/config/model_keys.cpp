@@ -12,6 +12,7 @@ namespace {
 constexpr double kMaxWidth = 1'000'000;
 constexpr double kMaxHeads = 1024;
 constexpr double kMaxLayers = 10'000;
+constexpr double kMaxExperts = 10'000;
 constexpr double kMaxPositions = 10'000'000;
 
 Condition has_adapters() { return is_above_0("lora.rank"); }
@@ -58,6 +59,22 @@ std::vector<Key> model_keys() {
        "activation of the feed-forward, or of its gate",
        {},
        architecture_reads("hidden_act")},
+      {KEY(model, num_experts), "feed-forwards of a layer, of which each token uses some",
+       between(0, kMaxExperts), architecture_reads("num_experts")},
+      {KEY(model, num_experts_per_tok), "experts that a token uses", between(1, kMaxExperts),
+       architecture_reads("num_experts_per_tok")},
+      {KEY(model, moe_intermediate_size), "width inside an expert", between(0, kMaxWidth),
+       architecture_reads("moe_intermediate_size")},
+      {KEY(model, norm_topk_prob),
+       "the weights of a token's experts are divided by their sum",
+       {},
+       architecture_reads("norm_topk_prob")},
+      {KEY(model, decoder_sparse_step),
+       "every how manyth layer has experts; the others have one feed-forward", between(1, kMaxLayers),
+       architecture_reads("decoder_sparse_step")},
+      {KEY(model, router_aux_loss_coef),
+       "weight, in the training loss, of the loss that balances experts over the tokens of a micro-batch; 0: none",
+       at_least(0), architecture_reads("num_experts")},
       {KEY(model, use_parallel_residual),
        "attention and feed-forward of a block both read its input",
        {},

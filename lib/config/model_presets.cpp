@@ -68,6 +68,11 @@ std::string qwen3(LlamaSizes sizes) {
   return llama(sizes) + "head_dim = 128\n";
 }
 
+constexpr const char* kMixtral = "num_experts = 8\nnum_experts_per_tok = 2\nrouter_aux_loss_coef = 0.02\n";
+constexpr const char* kQwen3Moe =
+    "head_dim = 128\nnum_experts = 128\nnum_experts_per_tok = 8\nmoe_intermediate_size = 768\n"
+    "norm_topk_prob = true\nrouter_aux_loss_coef = 0.001\n";
+
 std::vector<ModelPreset> make_model_presets() {
   return {
       {"gpt2-124m", gpt2(768, 12, 12)},
@@ -98,6 +103,10 @@ std::vector<ModelPreset> make_model_presets() {
       {"qwen3-1.7b", qwen3({151936, 2048, 6144, 28, 16, 8, 40960, "1000000.0", true, "1e-6"})},
       {"qwen3-4b", qwen3({151936, 2560, 9728, 36, 32, 8, 40960, "1000000.0", true, "1e-6"})},
       {"qwen3-8b", qwen3({151936, 4096, 12288, 36, 32, 8, 40960, "1000000.0", false, "1e-6"})},
+      {"mixtral-8x7b",
+       llama({32000, 4096, 14336, 32, 32, 8, 32768, "1000000.0", false, "1e-5", kMixtral, "mixtral"})},
+      {"qwen3-30b-a3b",
+       llama({151936, 2048, 6144, 48, 32, 4, 40960, "1000000.0", false, "1e-6", kQwen3Moe, "qwen3_moe"})},
       {"olmo2-1b", llama({100352, 2048, 8192, 16, 16, 16, 4096, "500000.0", false, "1e-6", "", "olmo2"})},
       {"olmo2-7b", llama({100352, 4096, 11008, 32, 32, 32, 4096, "500000.0", false, "1e-6", "", "olmo2"})},
       {"smollm3-3b", llama({128256, 2048, 11008, 36, 16, 4, 65536, "5000000.0", true, "1e-6",

@@ -14,6 +14,7 @@
 #include "nn/attention.h"
 #include "nn/decoder_plan.h"
 #include "nn/documents.h"
+#include "nn/experts.h"
 #include "nn/families.h"
 #include "nn/key_value_cache.h"
 #include "nn/layers.h"
@@ -42,7 +43,7 @@ class Block final : public Stage {
     const Family& family = family_of(options);
     if (family.norms_come_first) add_norms(options);
     attention_ = register_module(family.attention, std::make_shared<Attention>(options, layer));
-    feed_forward_ = register_module(family.feed_forward, std::make_shared<FeedForward>(options));
+    feed_forward_ = register_module(family.feed_forward, make_feed_forward(options, layer));
     if (!family.norms_come_first) add_norms(options);
   }
   std::string type_name() const override { return "block"; }
@@ -70,6 +71,10 @@ class Block final : public Stage {
   }
 
  private:
+  static std::shared_ptr<Stage> make_feed_forward(const ModelOptions& options, int64_t layer) {
+    if (is_expert_layer(options, layer)) return std::make_shared<ExpertFeedForward>(options);
+    return std::make_shared<FeedForward>(options, options.intermediate_size);
+  }
   void add_norms(const ModelOptions& options) {
     const Family& family = family_of(options);
     const auto add = [&](std::shared_ptr<Norm>& norm, const std::string& name) {
@@ -85,7 +90,7 @@ class Block final : public Stage {
   bool is_parallel_;
   std::shared_ptr<Norm> before_attention_, after_attention_, before_feed_forward_, after_feed_forward_;
   std::shared_ptr<Attention> attention_;
-  std::shared_ptr<FeedForward> feed_forward_;
+  std::shared_ptr<Stage> feed_forward_;
 };
 
 /// The decoders of nn/families.h.
@@ -249,6 +254,28 @@ void check_heads(const ModelOptions& options) {
   }
 }
 
+void check_experts(const ModelOptions& options) {
+  using util::ErrorKind;
+  const Family& family = family_of(options);
+  if (!family.has_experts()) return;
+  if (options.num_experts < 1) {
+    util::fail(ErrorKind::kUsage, "num_experts must be at least 1 with ", options.architecture, ", but is ",
+               options.num_experts, "; give it");
+  }
+  if (options.num_experts_per_tok < 1 || options.num_experts_per_tok > options.num_experts) {
+    util::fail(ErrorKind::kUsage, "num_experts_per_tok must be from 1 to num_experts = ", options.num_experts,
+               ", but is ", options.num_experts_per_tok, "; change one of the two");
+  }
+  if (expert_width(options) < 1) {
+    util::fail(ErrorKind::kUsage, "moe_intermediate_size must be at least 1 with ", options.architecture,
+               ", but is ", options.moe_intermediate_size, "; give it");
+  }
+  if (options.decoder_sparse_step < 1) {
+    util::fail(ErrorKind::kUsage, "decoder_sparse_step must be at least 1, but is ",
+               options.decoder_sparse_step, "; leave it out for experts in every layer");
+  }
+}
+
 /// transformers scales the other angles alone.
 void check_local_rotary(const ModelOptions& options) {
   const bool has_local = family_of(options).has("rope_local_base_freq");
@@ -275,7 +302,12 @@ void check_options(const ModelOptions& options) {
       {"query_pre_attn_scalar", options.query_pre_attn_scalar != 0},
       {"attn_logit_softcapping", options.attn_logit_softcapping != 0},
       {"final_logit_softcapping", options.final_logit_softcapping != 0},
-      {"use_parallel_residual", options.use_parallel_residual}};
+      {"use_parallel_residual", options.use_parallel_residual},
+      {"num_experts", options.num_experts != 0},
+      {"num_experts_per_tok", options.num_experts_per_tok != plain.num_experts_per_tok},
+      {"moe_intermediate_size", options.moe_intermediate_size != 0},
+      {"norm_topk_prob", options.norm_topk_prob},
+      {"decoder_sparse_step", options.decoder_sparse_step != plain.decoder_sparse_step}};
   std::vector<std::string> foreign;
   for (const auto& [name, is_changed] : changed) {
     if (is_changed && !family_of(options).has(name)) foreign.emplace_back(name);
@@ -290,6 +322,7 @@ void check_built_in(const ModelOptions& options) {
   check_heads(options);
   if (family_of(options).is_rotary()) check_rotary(options);
   check_local_rotary(options);
+  check_experts(options);
   if (options.architecture == "llama" &&
       (options.qkv_bias + options.attention_bias + (options.sliding_window > 0) > 1 ||
        (options.mlp_bias && (options.qkv_bias || options.sliding_window > 0)))) {

@@ -8,6 +8,7 @@ namespace {
 
 /// What keeps parts of heads and features from being computed apart; empty: nothing.
 std::string obstacle(const ModelOptions& options, const Family& family) {
+  if (family.has_experts()) return "each of its experts is computed by one process";
   if (family.query_key_norm == QueryKeyNorm::kOfAll)
     return "its norms of queries and keys are of all heads together";
   if (family.qkv_form == QkvForm::kSideBySide && key_value_heads(options) != options.num_attention_heads) {

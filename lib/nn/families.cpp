@@ -17,6 +17,7 @@ const std::vector<std::string> kRotary = {
     "rope_original_length"};
 /// Of all that began as a llama.
 const std::vector<std::string> kLlama = {"num_key_value_heads", "hidden_act", "rms_norm_eps"};
+const std::vector<std::string> kExperts = {"num_experts", "num_experts_per_tok"};
 const std::vector<std::string> kGemma = {"head_dim",
                                          "attention_bias",
                                          "sliding_window",
@@ -90,6 +91,22 @@ std::vector<Family> make_families() {
        .gate = "",
        .up = "gate_up_proj",
        .joined_gate = true},
+      // Jiang et al.: Mixtral of Experts, 2024.
+      {.architecture = "mixtral",
+       .options = kLlama + kRotary + kExperts + std::vector<std::string>{"head_dim", "sliding_window"},
+       .feed_forward = "block_sparse_moe",
+       .gate = "w1",
+       .up = "w3",
+       .down = "w2",
+       .router = "gate",
+       .renormalizes = true},
+      // Qwen Team: Qwen3, 2025.
+      {.architecture = "qwen3_moe",
+       .options = kLlama + kRotary + kExperts +
+                  std::vector<std::string>{"head_dim", "attention_bias", "moe_intermediate_size",
+                                           "norm_topk_prob", "decoder_sparse_step"},
+       .query_key_norm = QueryKeyNorm::kOfHead,
+       .router = "gate"},
       gemma("gemma2", {"attn_logit_softcapping"}),
       gemma3,
       // Black et al.: GPT-NeoX-20B, 2022, section 2; Biderman et al.: Pythia, 2023.
@@ -194,9 +211,26 @@ bool is_rotary_layer(const ModelOptions& options, int64_t layer) {
   return family_of(options).is_rotary() && !is_every(options.no_rope_layer_interval, layer);
 }
 
+bool is_expert_layer(const ModelOptions& options, int64_t layer) {
+  return family_of(options).has_experts() && is_every(options.decoder_sparse_step, layer);
+}
+int64_t expert_width(const ModelOptions& options) {
+  return family_of(options).has("moe_intermediate_size") ? options.moe_intermediate_size
+                                                         : options.intermediate_size;
+}
+double aux_loss_coef(const ModelOptions& options) {
+  const Family* family = find_family(options.architecture);
+  return family != nullptr && family->has_experts() ? options.router_aux_loss_coef : 0;
+}
+int64_t feed_forward_elements(const ModelOptions& options, int64_t layer) {
+  const int64_t hidden = options.hidden_size, matrices = family_of(options).is_gated() ? 3 : 2;
+  if (!is_expert_layer(options, layer)) return matrices * hidden * options.intermediate_size;
+  return options.num_experts * hidden * (matrices * expert_width(options) + 1);
+}
+
 std::map<std::string, std::vector<int64_t>> weight_shapes(const ModelOptions& options) {
   const Family& family = family_of(options);
-  const int64_t hidden = options.hidden_size, inner = options.intermediate_size;
+  const int64_t hidden = options.hidden_size;
   const int64_t queries = query_width(options), keys = key_width(options);
   const bool biased = has_qkv_bias(options), has_mlp_bias = has_feed_forward_bias(options);
   Shapes all(family);
@@ -228,9 +262,19 @@ std::map<std::string, std::vector<int64_t>> weight_shapes(const ModelOptions& op
       all.norm(attention + "q_norm", of_head ? head_width(options) : queries);
       all.norm(attention + "k_norm", of_head ? head_width(options) : keys);
     }
-    if (!family.gate.empty()) all.linear(feed_forward + family.gate, inner, hidden, has_mlp_bias);
-    all.linear(feed_forward + family.up, family.joined_gate ? 2 * inner : inner, hidden, has_mlp_bias);
-    all.linear(feed_forward + family.down, hidden, inner, has_mlp_bias);
+    const auto add_feed_forward = [&](const std::string& name, int64_t inner) {
+      if (!family.gate.empty()) all.linear(name + family.gate, inner, hidden, has_mlp_bias);
+      all.linear(name + family.up, family.joined_gate ? 2 * inner : inner, hidden, has_mlp_bias);
+      all.linear(name + family.down, hidden, inner, has_mlp_bias);
+    };
+    if (!is_expert_layer(options, i)) {
+      add_feed_forward(feed_forward, options.intermediate_size);
+      continue;
+    }
+    all.linear(feed_forward + family.router, options.num_experts, hidden, /*biased=*/false);
+    for (int64_t expert = 0; expert < options.num_experts; ++expert) {
+      add_feed_forward(util::concat(feed_forward, family.experts, ".", expert, "."), expert_width(options));
+    }
   }
   return all.shapes;
 }

@@ -59,10 +59,15 @@ struct Family {
   // Of the feed-forward. gate: empty where there is none, or where `up` has gate and up side by side.
   std::string gate = "gate_proj", up = "up_proj", down = "down_proj";
   bool joined_gate = false;
+  // Of a feed-forward of experts, each of which has the names above. router: empty in families without experts.
+  std::string router = {}, experts = "experts";
+  bool renormalizes =
+      false;  ///< weights of a token's experts always add up to 1; else where norm_topk_prob says so
 
   bool has(std::string_view option) const;
   bool is_rotary() const { return positions.empty(); }
   bool is_gated() const { return joined_gate || !gate.empty(); }
+  bool has_experts() const { return !router.empty(); }
   std::string token_weight() const { return inner + "." + tokens + ".weight"; }
   std::string head_weight() const { return head + ".weight"; }
 };
@@ -93,6 +98,15 @@ bool is_local_layer(const ModelOptions& options, int64_t layer);
 int64_t window_of_layer(const ModelOptions& options, int64_t layer);
 /// Whether the layer has rotary positions.
 bool is_rotary_layer(const ModelOptions& options, int64_t layer);
+
+/// Whether the feed-forward of the layer, from 0 on, consists of experts.
+bool is_expert_layer(const ModelOptions& options, int64_t layer);
+/// Width inside an expert.
+int64_t expert_width(const ModelOptions& options);
+/// router_aux_loss_coef; 0 for a model without experts, also one of a plug-in.
+double aux_loss_coef(const ModelOptions& options);
+/// Parameters of the matrices of a layer's feed-forward, all experts and the router.
+int64_t feed_forward_elements(const ModelOptions& options, int64_t layer);
 
 /// Every weight of the model, and its shape; a tied head is not one.
 std::map<std::string, std::vector<int64_t>> weight_shapes(const ModelOptions& options);

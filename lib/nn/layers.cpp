@@ -282,14 +282,17 @@ at::Tensor Head::compute(const at::Tensor& input, const StageContext& context) {
   return targets.defined() ? next_token_loss(logits, targets, context.loss_terms) : logits;
 }
 
-FeedForward::FeedForward(const ModelOptions& options)
-    : compute_(options), activation_(options.hidden_act), joined_(family_of(options).joined_gate) {
+FeedForward::FeedForward(const ModelOptions& options, int64_t inner, std::string type_name)
+    : type_name_(std::move(type_name)),
+      compute_(options),
+      activation_(options.hidden_act),
+      joined_(family_of(options).joined_gate) {
   const Family& family = family_of(options);
   const LinearForm form{.biased = has_feed_forward_bias(options), .transposed = family.transposed};
   const auto linear = [&](const std::string& name, int64_t in, int64_t out) {
     return register_module(name, std::make_shared<Linear>(in, out, compute_, form));
   };
-  const int64_t hidden = options.hidden_size, inner = options.intermediate_size;
+  const int64_t hidden = options.hidden_size;
   if (!family.has("hidden_act")) activation_ = Activation::kGeluTanh;
   if (!family.gate.empty()) gate_ = linear(family.gate, hidden, inner);
   up_ = linear(family.up, hidden, joined_ ? 2 * inner : inner);

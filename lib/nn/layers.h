@@ -236,8 +236,9 @@ class Head final : public Stage {
 ///   else:   down(hidden_act(up(x))); in GPT-2, always with GELU's approximation by tanh
 class FeedForward final : public Stage {
  public:
-  explicit FeedForward(const ModelOptions& options);
-  std::string type_name() const override { return "feed_forward"; }
+  /// inner: its width
+  FeedForward(const ModelOptions& options, int64_t inner, std::string type_name = "feed_forward");
+  std::string type_name() const override { return type_name_; }
 
  protected:
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
@@ -245,6 +246,7 @@ class FeedForward final : public Stage {
  private:
   at::Tensor activated(const at::Tensor& x) const;
 
+  std::string type_name_;
   Compute compute_;
   Activation activation_;
   bool joined_;                               ///< up_ gives gate and up side by side

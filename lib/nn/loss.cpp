@@ -3,6 +3,8 @@
 #include <ATen/Functions.h>
 #include <ATen/core/Reduction.h>
 
+#include "nn/experts.h"
+
 namespace fsdp::nn {
 
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
@@ -29,9 +31,14 @@ at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& target
   context.dropout = options.dropout;
   context.documents = options.documents;
   context.cut = options.cut;
-  at::Tensor output = model.forward(ids, context);
-  if (options.function) return options.function(output, targets, options.plugin_values);
-  return output.dim() == 0 ? output : next_token_loss(output, targets, options.terms);
+  if (options.router_aux_loss_coef > 0) {
+    context.balance = std::make_shared<ExpertBalance>(options.router_aux_loss_coef);
+  }
+  const at::Tensor output = model.forward(ids, context);
+  const at::Tensor loss = options.function    ? options.function(output, targets, options.plugin_values)
+                          : output.dim() == 0 ? output
+                                              : next_token_loss(output, targets, options.terms);
+  return context.balance ? context.balance->added_to(loss) : loss;
 }
 
 }  // namespace fsdp::nn

@@ -20,6 +20,8 @@ struct LossOptions {
   std::optional<DropoutChoice> dropout = std::nullopt;
   std::shared_ptr<const DocumentStarts> documents = nullptr;   ///< null: a row is one document
   std::shared_ptr<const parallel::CutSequence> cut = nullptr;  ///< null: rows are whole
+  /// Of a model with experts: what balances them is added to the loss with this weight (ExpertBalance).
+  double router_aux_loss_coef = 0;
 };
 /// The mean loss of the model's scores of ids [B, T] against targets [B, T]; with a cut, of this rank's part of
 /// both. The model may return the loss itself (StageContext::targets) or its scores.

@@ -68,6 +68,13 @@ struct ModelOptions {
   double final_logit_softcapping = 0.0;  ///< logits likewise
   /// Of the feed-forward or of its gate: SwiGLU or GeGLU (Shazeer: GLU Variants Improve Transformer, 2020).
   Activation hidden_act = Activation::kSilu;
+  // Of models with experts (nn/experts.h).
+  int64_t num_experts = 0;              ///< feed-forwards of a layer (Mixtral's num_local_experts)
+  int64_t num_experts_per_tok = 2;      ///< of these, that compute for a token
+  int64_t moe_intermediate_size = 0;    ///< width inside an expert (Qwen3); others have intermediate_size
+  bool norm_topk_prob = false;          ///< the weights of a token's experts add up to 1 (Qwen3)
+  int64_t decoder_sparse_step = 1;      ///< every how manyth layer has experts (Qwen3)
+  double router_aux_loss_coef = 0.001;  ///< weight of the loss that balances experts, in training
   double rope_theta = 10000.0;
   util::Named<RopeType> rope_type = RopeType::kDefault;
   double rope_factor = 1.0;             ///< linear, llama3

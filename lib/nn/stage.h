@@ -25,6 +25,7 @@ struct CutSequence;
 namespace fsdp::nn {
 
 class KeyValueCache;
+class ExpertBalance;
 
 /// What determines the values that a training step drops (dropout() in kernels/fused.h).
 struct DropoutChoice {
@@ -58,6 +59,8 @@ struct StageContext {
   kernels::RowPieces tokens = {};
   /// Keys and values of earlier tokens (nn/key_value_cache.h), without autograd; or null.
   KeyValueCache* cache = nullptr;
+  /// Layers of experts tell it how they have routed (nn/experts.h); null: no loss balances them.
+  std::shared_ptr<ExpertBalance> balance = nullptr;
   bool only_last = false;  ///< a model returns the last token's scores only: [B, 1, vocab_size]
 };
 
@@ -106,6 +109,7 @@ class Stage : public torch::nn::Module, public Hookable {
   void attach(std::shared_ptr<CallHook> hook) override;
   void replace(const CallHook& attached, std::shared_ptr<CallHook> hook) override;
   void detach_hooks() override { hooks_ = nullptr; }
+  bool has_hooks() const { return hooks_ != nullptr; }
 
  protected:
   virtual at::Tensor compute(const at::Tensor& input, const StageContext& context) = 0;

@@ -16,6 +16,7 @@
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
 #include "nn/decoder.h"
+#include "nn/families.h"
 #include "nn/layers.h"
 #include "nn/lora.h"
 #include "nn/loss.h"
@@ -103,7 +104,8 @@ class Recorder {
     const auto inputs = function.inputs();
     if (!(multiplies || adds) || inputs.size() < first + 2) return nullptr;
     const at::Tensor &a = inputs[first].toTensor(), &b = inputs[first + 1].toTensor();
-    if (a.is_meta()) kernels::note_product(a.numel() / a.size(-1), b.size(-1), a.size(-1));
+    // Experts may have no rows.
+    if (a.is_meta() && a.numel() > 0) kernels::note_product(a.numel() / a.size(-1), b.size(-1), a.size(-1));
     return nullptr;
   }
 
@@ -240,6 +242,7 @@ nn::LossOptions loss_options(const config::Config& config) {
   options.terms = {.label_smoothing = config.training.label_smoothing, .z_loss = config.training.z_loss};
   options.function = nn::losses().get(config.training.loss, "training.loss");
   options.plugin_values = config.plugin_values;
+  options.router_aux_loss_coef = nn::aux_loss_coef(model);
   if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.hidden_dropout > 0 ||
       (config.lora.is_on() && config.lora.dropout > 0)) {
     options.dropout.emplace();

@@ -10,6 +10,7 @@
 #include "comm/communicator.h"
 #include "data/tokenizer.h"
 #include "nn/decoder.h"
+#include "nn/families.h"
 #include "nn/recompute.h"
 #include "optim/engine_shards.h"
 #include "parallel/cut_sequence.h"
@@ -296,7 +297,8 @@ TrainStep make_train_step(const config::Config& config, RunParts& parts, const d
                           .z_loss = config.training.z_loss},
                 .function = nn::losses().get(config.training.loss, "training.loss"),
                 .plugin_values = config.plugin_values,
-                .cut = parts.cut},
+                .cut = parts.cut,
+                .router_aux_loss_coef = nn::aux_loss_coef(model)},
        .counts_vary = data::counts_vary(config.data),
        .dropout_key = dropout_key,
        .max_grad_norm = config.training.max_grad_norm,

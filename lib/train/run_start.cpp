@@ -19,6 +19,7 @@
 #include "config/print.h"
 #include "kernels/flash_attention.h"
 #include "kernels/matmul.h"
+#include "nn/families.h"
 #include "plan/memory.h"
 #include "plan/unit_memory.h"
 #include "shard/engine_sizes.h"
@@ -243,6 +244,10 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
   if (config.training.label_smoothing > 0 || config.training.z_loss > 0) {
     text += concat("loss       cross-entropy with label smoothing ", config.training.label_smoothing,
                    " and z-loss ", config.training.z_loss, "; validation uses neither\n");
+  }
+  if (const double weight = nn::aux_loss_coef(config.model); weight > 0) {
+    text += concat("experts    ", config.model.num_experts_per_tok, " of ", config.model.num_experts,
+                   " for each token; the loss that balances them counts ", weight, ", in training alone\n");
   }
   if (config.model.attention_dropout > 0) {
     text +=

@@ -85,6 +85,24 @@ TEST(HuggingFaceConfigReader, ReadsTheAnglesOfGemmaOldAndNew) {
   }
 }
 
+/// transformers 5 writes num_local_experts where published files of Qwen3-MoE have num_experts.
+TEST(HuggingFaceConfigReader, ReadsExpertsUnderBothNames) {
+  for (const char* type : {"mixtral", "qwen3_moe"}) {
+    for (const char* key : {"num_experts", "num_local_experts"}) {
+      const nlohmann::json config = {
+          {"model_type", type},         {key, 12},
+          {"num_experts_per_tok", 3},   {"router_aux_loss_coef", 0.02},
+          {"router_jitter_noise", 0.0}, {"mlp_only_layers", nlohmann::json::array()}};
+      const nn::ModelOptions read = options_from_hugging_face(config, "x");
+      EXPECT_EQ(read.num_experts, 12) << type << key;
+      EXPECT_EQ(read.num_experts_per_tok, 3) << type << key;
+      EXPECT_EQ(read.router_aux_loss_coef, 0.02) << type << key;
+    }
+  }
+  EXPECT_EQ(hugging_face_config(testing::family_options("mixtral"))["num_local_experts"], 4);
+  EXPECT_EQ(hugging_face_config(testing::family_options("qwen3_moe"))["num_experts"], 5);
+}
+
 TEST(HuggingFaceConfigReader, HasTheDefaultsOfTransformers) {
   auto gpt2 = options_from_hugging_face({{"model_type", "gpt2"}, {"n_inner", nullptr}, {"n_ctx", 1024}}, "x");
   EXPECT_EQ(gpt2.hidden_size, 768);
@@ -103,7 +121,7 @@ TEST(HuggingFaceConfigReader, HasTheDefaultsOfTransformers) {
 
 TEST(HuggingFaceConfigReader, OfAModelThatWouldComputeSomethingElseIsRefused) {
   const std::pair<const char*, nlohmann::json> wrong[] = {
-      {"model_type", "mixtral"},
+      {"model_type", "qwen2_moe"},
       {"model_type", nullptr},
       {"rope_scaling", {{"type", "linear"}}},
       {"rope_scaling", {{"type", "linear"}, {"factor", 0}}},

@@ -113,6 +113,10 @@ TEST(HuggingFaceConfig, OfEachFamilyIsReadAsItIsWritten) {
     EXPECT_EQ(read.partial_rotary_factor, options.partial_rotary_factor) << name;
     EXPECT_EQ(read.use_parallel_residual, options.use_parallel_residual) << name;
     EXPECT_EQ(read.layer_norm_epsilon, options.layer_norm_epsilon) << name;
+    EXPECT_EQ(read.num_experts, options.num_experts) << name;
+    EXPECT_EQ(read.num_experts_per_tok, options.num_experts_per_tok) << name;
+    EXPECT_EQ(read.moe_intermediate_size, options.moe_intermediate_size) << name;
+    EXPECT_EQ(read.decoder_sparse_step, options.decoder_sparse_step) << name;
   }
 }
 

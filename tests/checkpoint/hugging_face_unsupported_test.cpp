@@ -78,7 +78,7 @@ TEST(UnsupportedTraits, OfEndlessValuesAreCut) {
 }
 
 TEST(UnsupportedTypes, AreNamedWithWhatDiffers) {
-  for (const char* type : {"granite", "gemma", "stablelm", "starcoder2", "deepseek_v3", "bloom"}) {
+  for (const char* type : {"granite", "gemma", "stablelm", "starcoder2", "qwen2_moe", "deepseek_v3", "bloom"}) {
     EXPECT_NE(unsupported_type(type), "") << type;
     const auto [kind, text] = testing::error_of([&] {
       options_from_hugging_face({{"model_type", type}}, "config.json");
@@ -104,7 +104,12 @@ TEST(UnsupportedValues, AreRefusedByTheirKey) {
       {{{"model_type", "gemma2"}, {"use_bidirectional_attention", true}}, "\"use_bidirectional_attention\""},
       {{{"model_type", "smollm3"}, {"num_hidden_layers", 3}, {"no_rope_layers", {0, 1, 1}}},
        "\"no_rope_layers\""},
-      {{{"model_type", "gemma3"}}, "it reads images, and its text model, gemma3_text, is a part of it"}};
+      {{{"model_type", "gemma3"}}, "it reads images, and its text model, gemma3_text, is a part of it"},
+      {{{"model_type", "qwen3_moe"}, {"mlp_only_layers", {0}}}, "\"mlp_only_layers\" must be []"},
+      {{{"model_type", "mixtral"}, {"router_jitter_noise", 0.1}}, "noise in the router's input"},
+      {{{"model_type", "mixtral"}, {"num_experts_per_tok", 9}}, "at most \"num_experts\", 8"},
+      {{{"model_type", "qwen3_moe"}, {"num_experts", 9000}}, "at most 200000 in all 24 layers"},
+      {{{"model_type", "qwen3"}, {"num_experts", 4}}, "experts"}};
   for (const auto& [config, expected] : wrong) {
     const auto [kind, text] = testing::error_of([&] { options_from_hugging_face(config, "x"); });
     EXPECT_EQ(kind, util::ErrorKind::kCheckpoint) << config;

@@ -83,6 +83,35 @@ TEST(Conflicts, GraphsAreOfWhatIsTheSameInEveryStep) {
   }
 }
 
+TEST(Conflicts, ExpertsHaveSizesAndNoFixedNumbersOfTokens) {
+  Config config;
+  config.model.architecture = "qwen3_moe";
+  config.model.num_experts = 8;
+  config.model.moe_intermediate_size = 64;
+  EXPECT_TRUE(find_conflicts(config).empty());
+  const std::vector<std::pair<std::string, std::function<void(Config&)>>> ways = {
+      {"model.num_experts must be at least 1 with model.architecture = \"qwen3_moe\", but is 0",
+       [](Config& changed) { changed.model.num_experts = 0; }},
+      {"model.moe_intermediate_size must be at least 1",
+       [](Config& changed) { changed.model.moe_intermediate_size = 0; }},
+      {"model.num_experts_per_tok must be at most model.num_experts = 8, but is 9",
+       [](Config& changed) { changed.model.num_experts_per_tok = 9; }},
+      {"training.cuda_graphs cannot be combined with experts",
+       [](Config& changed) { changed.training.cuda_graphs = true; }},
+      {"training.float8 cannot be combined with experts",
+       [](Config& changed) {
+         changed.training.float8 = Float8Recipe::kTensorwise;
+         changed.mixed_precision.param_dtype = "bfloat16";
+       }},
+  };
+  for (const auto& [text, change] : ways) {
+    Config changed = config;
+    change(changed);
+    const std::string message = only_conflict(changed);
+    EXPECT_EQ(message.find(text), 0u) << message;
+  }
+}
+
 TEST(Conflicts, AdaptersAreNotCutOverRanksAndNameTheirBase) {
   Config config;
   config.lora.rank = 8;

@@ -32,6 +32,9 @@ struct Row {
 const Settings kLora = {"lora.rank = 8"};
 const Settings kGpt2 = {"model.architecture = \"gpt2\""};
 const Settings kGemma2 = {"model.architecture = \"gemma2\""}, kNeox = {"model.architecture = \"gpt_neox\""};
+const Settings kMixtral = {"model.architecture = \"mixtral\"", "model.num_experts = 8"};
+const Settings kQwen3Moe = {"model.architecture = \"qwen3_moe\"", "model.num_experts = 8",
+                            "model.moe_intermediate_size = 32"};
 const Settings kValidates = {"data.validation = [\"v.bin\"]"};
 const Settings kValidatesOften = {"data.validation = [\"v.bin\"]", "evaluation.interval_steps = 5"};
 const Settings kScaled = {"mixed_precision.param_dtype = \"float16\""};
@@ -85,6 +88,12 @@ const std::map<std::string, Row>& rows() {
       {"model.sliding_window_pattern",
        {"6", {{kGemma2[0], "model.sliding_window = 512"}}, {none, {kGemma2[0], "model.sliding_window = 0"}}}},
       {"model.use_parallel_residual", {"true", {kNeox}, {none}}},
+      {"model.num_experts", {"16", {{kMixtral[0]}, {kQwen3Moe[0], kQwen3Moe[2]}}, {none}}},
+      {"model.num_experts_per_tok", {"3", {kMixtral, kQwen3Moe}, {none}}},
+      {"model.moe_intermediate_size", {"64", {{kQwen3Moe[0], kQwen3Moe[1]}}, {none, kMixtral}}},
+      {"model.norm_topk_prob", {"true", {kQwen3Moe}, {none, kMixtral}}},
+      {"model.decoder_sparse_step", {"2", {kQwen3Moe}, {none, kMixtral}}},
+      {"model.router_aux_loss_coef", {"0.01", {kMixtral, kQwen3Moe}, {none}}},
       {"model.query_pre_attn_scalar", {"256", {kGemma2}, {none}}},
       {"model.attn_logit_softcapping", {"50.0", {kGemma2}, {none}}},
       {"model.final_logit_softcapping", {"30.0", {kGemma2}, {none}}},

@@ -335,7 +335,8 @@ def main():
             print(configuration.ranks, configuration.modes, configuration.name)
         return 0
     chosen = [matrix[name] for name in arguments.names]
-    chosen = chosen or [one for one in matrix.values() if arguments.all or mode in one.modes]
+    chosen = chosen or [one for one in matrix.values()
+                        if (one.modes == "N") <= (mode == "n") and (arguments.all or mode in one.modes.lower())]
     failures = 0
     for configuration in chosen:
         with tempfile.TemporaryDirectory(prefix="standin-") as folder:

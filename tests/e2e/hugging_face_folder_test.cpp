@@ -130,7 +130,7 @@ TEST_F(HuggingFaceFolder, OfAnotherKindOfModelIsNeitherTrainedNorEvaluated) {
   must_run("fsdp-train", on_data({path("scratch.toml"), "run.output_dir=scratch", "model.vocab_size=704"}));
   must_run("fsdp-ckpt", {"export", "scratch", "source"});
   json config = read("source/config.json");
-  config["model_type"] = "qwen3_moe";
+  config["model_type"] = "qwen2_moe";
   write("source/config.json", config);
   const std::string toml = path("scratch.toml");
   for (const Words& words : {Words{toml, "model.vocab_size=704", "model.init_from=source"},

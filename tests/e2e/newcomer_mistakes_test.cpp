@@ -55,7 +55,7 @@ class NewcomerMistakes : public ::testing::TestWithParam<Mistake> {
     write("wide.bin", wide);
     fs::create_directories(*folder_ / "empty");
     make_model("qwen3",
-               R"("architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 10)");
+               R"("architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "head_dim": 10)");
     make_model("llama", R"("architectures": ["LlamaForCausalLM"], "model_type": "llama")");
     fs::create_directories(*folder_ / "pickled");
     write("pickled/config.json", config_json(R"("model_type": "llama")"));

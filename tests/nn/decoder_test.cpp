@@ -231,6 +231,8 @@ TEST(Decoder, OfFusedKernelsIsThatOfComposedOperations) {
   for (const std::string& architecture : testing::family_names()) {
     for (const auto& [type, tolerance] : {std::pair(at::kFloat, 1e-5), std::pair(at::kBFloat16, 3e-2)}) {
       for (const char* matmul : {"mkl", "onednn", "amx"}) {
+        // A rounding may choose another expert.
+        if (type == at::kBFloat16 && testing::family_options(architecture).num_experts > 0) continue;
         if (std::string(matmul) == "amx" && !util::has_matrix_unit()) continue;
         // More norms, and so more roundings.
         const double of_family = architecture.starts_with("gemma") ? 2 * tolerance : tolerance;

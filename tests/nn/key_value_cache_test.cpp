@@ -109,7 +109,8 @@ INSTANTIATE_TEST_SUITE_P(
         Shape{"mistral_composed", "mistral", 4, 2, false, false}, Shape{"qwen3", "qwen3", 4, 2, false, true},
         Shape{"smollm3", "smollm3", 4, 2, true, true}, Shape{"phi3", "phi3", 4, 2, false, true},
         Shape{"gemma2", "gemma2", 4, 2, true, true}, Shape{"gemma3_text", "gemma3_text", 4, 2, true, true},
-        Shape{"gpt_neox", "gpt_neox", 3, 3, false, true}),
+        Shape{"gpt_neox", "gpt_neox", 3, 3, false, true}, Shape{"mixtral", "mixtral", 4, 2, false, true},
+        Shape{"qwen3_moe", "qwen3_moe", 4, 2, false, true}),
     [](const auto& info) { return info.param.name; });
 
 TEST(KeyValueCache, EndsWithThePositionsOfTheModel) {

@@ -199,7 +199,7 @@ TEST(FeedForward, FollowsTheFormulas) {
   options.intermediate_size = 6;
   at::Tensor x = sample({2, 3, 4}, 0.1), gate = sample({6, 4}, 0.2), up = sample({6, 4}, 0.3),
              down = sample({4, 6}, 0.4);
-  FeedForward glu(options);
+  FeedForward glu(options, options.intermediate_size);
   fill(glu, "gate_proj.weight", gate);
   fill(glu, "up_proj.weight", up);
   fill(glu, "down_proj.weight", down);
@@ -210,7 +210,7 @@ TEST(FeedForward, FollowsTheFormulas) {
     return h * 0.5 * (1.0 + (std::sqrt(2.0 / M_PI) * (h + 0.044715 * h.pow(3))).tanh());
   };
   options.hidden_act = Activation::kGeluTanh;
-  FeedForward geglu(options);
+  FeedForward geglu(options, options.intermediate_size);
   fill(geglu, "gate_proj.weight", gate);
   fill(geglu, "up_proj.weight", up);
   fill(geglu, "down_proj.weight", down);
@@ -219,7 +219,7 @@ TEST(FeedForward, FollowsTheFormulas) {
   options = testing::tiny_options("gpt2");
   options.hidden_size = 4;
   options.intermediate_size = 6;
-  FeedForward gelu(options);
+  FeedForward gelu(options, options.intermediate_size);
   fill(gelu, "c_fc.weight", gate.t());
   fill(gelu, "c_fc.bias", sample({6}, 0.5));
   fill(gelu, "c_proj.weight", down.t());

@@ -3,6 +3,7 @@
 
   transformers_round_trip.py make KIND FOLDER           saves it there; prints its logits as transformers_reference.py does
   transformers_round_trip.py loss FOLDER TOKENS LENGTH  prints the mean loss over all whole samples of a uint16 token file
+  transformers_round_trip.py train FOLDER               prints the losses of five steps of a model with experts, balanced ones
 
 Needs torch, transformers, numpy and safetensors.
 """
@@ -32,6 +33,11 @@ def make(kind):
         return transformers.MistralConfig(**SIZES | dict(num_key_value_heads=2, sliding_window=5))
     if kind == "qwen3":
         return transformers.Qwen3Config(**SIZES | dict(num_key_value_heads=2, head_dim=12))
+    if kind == "mixtral":
+        return transformers.MixtralConfig(**SIZES | dict(num_key_value_heads=2, num_local_experts=6))
+    if kind == "qwen3_moe":
+        return transformers.Qwen3MoeConfig(**SIZES | dict(num_key_value_heads=2, head_dim=12, num_experts=6, num_experts_per_tok=3,
+                                                          moe_intermediate_size=20, decoder_sparse_step=2, norm_topk_prob=True))
     if kind == "olmo2":
         return transformers.Olmo2Config(**SIZES | dict(num_key_value_heads=2, pad_token_id=0, eos_token_id=1))
     if kind == "smollm3":
@@ -58,8 +64,30 @@ def make(kind):
     return transformers.LlamaConfig(**SIZES | extra)
 
 
+def token_rows(columns, vocabulary):  # that of C++
+    row, column = torch.arange(2)[:, None], torch.arange(columns)[None, :]
+    return (row * 7 + column * column * 3 + row * column * 5 + 1) % vocabulary
+
+
+def train(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = token_rows(13, model.config.vocab_size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    print("# losses of transformers", transformers.__version__)
+    for _ in range(5):
+        optimizer.zero_grad()
+        output = model(tokens[:, :-1], output_router_logits=True)
+        loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss = loss + model.config.router_aux_loss_coef * output.aux_loss
+        loss.backward()
+        optimizer.step()
+        print(f"{loss.item():.9g}")
+
+
 def main():
     command, *arguments = sys.argv[1:]
+    if command == "train":
+        return train(*arguments)
     if command == "make":
         kind, folder = arguments
         torch.manual_seed(1)
@@ -69,8 +97,7 @@ def main():
                 if parameter.dim() == 1:
                     parameter.add_(0.1 * torch.randn_like(parameter))
         model.save_pretrained(folder)
-        row, column = torch.arange(2)[:, None], torch.arange(12)[None, :]
-        tokens = (row * 7 + column * column * 3 + row * column * 5 + 1) % model.config.vocab_size  # token_rows in C++
+        tokens = token_rows(12, model.config.vocab_size)
         with torch.no_grad():
             print("\n".join(f"{value:.9g}" for value in model(tokens).logits.flatten().tolist()))
         return

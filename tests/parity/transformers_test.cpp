@@ -245,7 +245,54 @@ TEST_P(Families, HaveTheLogitsOfTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Families,
                          ::testing::Values("mistral", "qwen3", "olmo2", "smollm3", "phi3", "gemma2",
-                                           "gemma3_text", "gpt_neox"),
+                                           "gemma3_text", "gpt_neox", "mixtral", "qwen3_moe"),
+                         [](const auto& info) { return std::string(info.param); });
+
+/// Models with experts, trained with the loss that balances these.
+class Experts : public Families {
+ protected:
+  Experts() { model_.router_aux_loss_coef = 0.5; }
+
+  /// Losses of five steps of gradient descent.
+  at::Tensor our_losses() const {
+    nn::ModelOptions options = model_;
+    options.init_from = path();
+    auto model = testing::build_model(options, 1);
+    const at::Tensor rows = testing::token_rows(0, 2, 12, options.vocab_size);
+    std::vector<float> losses;
+    for (int step = 0; step < 5; ++step) {
+      model->zero_grad();
+      const at::Tensor loss = nn::loss_of(*model, rows.narrow(1, 0, 12), rows.narrow(1, 1, 12).contiguous(),
+                                          {.router_aux_loss_coef = options.router_aux_loss_coef});
+      loss.backward();
+      losses.push_back(loss.item<float>());
+      at::NoGradGuard no_grad;
+      for (at::Tensor& parameter : model->parameters()) parameter.sub_(parameter.grad(), 0.1);
+    }
+    return at::tensor(losses);
+  }
+  std::string committed() const {
+    return testing::source_folder() + "/tests/parity/transformers_balanced_" + GetParam() + ".txt";
+  }
+};
+
+TEST_P(Experts, HaveTheLossesThatTransformersGave) {
+  expect_logits(our_losses(), util::read_file(committed()), GetParam());
+}
+
+TEST_P(Experts, HaveTheLossesOfTransformers) {
+  const std::string python = python_with_transformers();
+  if (python.empty()) GTEST_SKIP() << "set FSDP_TEST_PYTHON to a Python that has transformers";
+  auto result =
+      testing::run({"/usr/bin/env", python,
+                    testing::source_folder() + "/tests/parity/transformers_round_trip.py", "train", path()},
+                   {.timeout_seconds = 300});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  if (std::getenv("FSDP_TEST_RECORD") != nullptr) std::ofstream(committed()) << result.out;
+  expect_logits(our_losses(), result.out, GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Experts, ::testing::Values("mixtral", "qwen3_moe"),
                          [](const auto& info) { return std::string(info.param); });
 
 /// A random model of transformers is imported, gives the same logits, is trained on two processes and
@@ -318,7 +365,7 @@ INSTANTIATE_TEST_SUITE_P(Models, RoundTrip,
                          ::testing::Values("llama", "llama_tied", "llama_gqa", "gpt2", "qwen2", "mistral",
                                            "llama3", "mistral_window", "qwen3", "olmo2", "smollm3", "phi3",
                                            "phi3_window", "gemma2", "gemma3_text", "gpt_neox",
-                                           "gpt_neox_serial"),
+                                           "gpt_neox_serial", "mixtral", "qwen3_moe"),
                          [](const auto& info) { return std::string(info.param); });
 
 /// Adapters that PEFT has made are read, trained on two processes and exported, and compute there what they do here,

@@ -53,6 +53,8 @@ TEST(ModelPresets, HaveThePublishedNumbersOfParameters) {
                                                     {"qwen3-1.7b", 1'720'574'976},
                                                     {"qwen3-4b", 4'022'468'096},
                                                     {"qwen3-8b", 8'190'735'360},
+                                                    {"mixtral-8x7b", 46'702'792'704},
+                                                    {"qwen3-30b-a3b", 30'532'122'624},
                                                     {"olmo2-1b", 1'484'916'736},
                                                     {"olmo2-7b", 7'298'617'344},
                                                     {"smollm3-3b", 3'075'098'624},

@@ -73,6 +73,25 @@ TEST(HardwareFlops, AddTheForwardOfRecomputedStages) {
   }
 }
 
+/// A token multiplies by the router and by two experts of four.
+TEST(ModelFlops, CountTheExpertsThatATokenUses) {
+  nn::ModelOptions model;
+  model.architecture = "mixtral";
+  model.vocab_size = 500;
+  model.hidden_size = 96;
+  model.intermediate_size = 200;
+  model.num_hidden_layers = 3;
+  model.num_attention_heads = model.num_key_value_heads = 4;
+  model.num_experts = 4;
+  const auto forward = [&](int64_t tokens) { return flops_a_token(model, tokens).model / 3; };
+  const double attention = 2 * 4 * 96.0 * 96.0, head = 2 * 500 * 96.0, expert = 2 * 3 * 96.0 * 200.0;
+  // Also where tokens cannot be spread evenly, or are fewer than experts.
+  for (const int64_t tokens : {64, 9, 1}) {
+    const double scores = 4 * static_cast<double>(tokens) * 96;
+    EXPECT_NEAR(forward(tokens), head + 3 * (attention + scores + 2 * 4 * 96.0 + 2 * expert), 1) << tokens;
+  }
+}
+
 TEST(PlanTime, ExposesAllThatNoComputeHides) {
   TimePlan time = plan_time(two_blocks(), units_of({.shards = 4}), kSlow);
   // Gathers: three forward, one backward (root and last unit are there); three reductions.

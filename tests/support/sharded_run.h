@@ -52,7 +52,10 @@ struct RunPlan {
   std::vector<std::string> recompute;  ///< stage types
   bool recomputes_outside = false;     ///< of the units' hooks, not inside
   util::MakeGraphPool graph_pools;     ///< blocks become graphs of these
-  bool spmd = false;                   ///< through spmd_fully_shard(), on rows that are marked
+  double router_aux_loss_coef = 0;     ///< of sharded runs
+  /// Called on every rank with its model, before that is sharded.
+  std::function<void(int rank, nn::Stage& model)> prepare;
+  bool spmd = false;  ///< through spmd_fully_shard(), on rows that are marked
   /// Puts something between an engine and its rank's communicator.
   std::function<std::shared_ptr<comm::Communicator>(comm::Communicator&)> interpose;
   /// Called on every rank before the optimizer of a step.
@@ -141,7 +144,12 @@ inline double accumulate_gradients(nn::Stage& model, shard::Engine& engine, cons
     std::optional<shard::GradientUse> scope;
     if (use && micro + 1 == plan.accumulation) scope.emplace(engine, use);
     const at::Tensor tokens = token_rows(first, rows, 9, plan.model.vocab_size).to(communicator.device());
-    at::Tensor loss = loss_of(model, tokens) / static_cast<double>(plan.accumulation);
+    const at::Tensor whole =
+        plan.router_aux_loss_coef > 0
+            ? nn::loss_of(model, tokens.narrow(1, 0, 9), tokens.narrow(1, 1, 9).contiguous(),
+                          {.router_aux_loss_coef = plan.router_aux_loss_coef})
+            : loss_of(model, tokens);
+    at::Tensor loss = whole / static_cast<double>(plan.accumulation);
     loss.backward();
     losses.push_back(loss.detach());
   }
@@ -156,6 +164,7 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
     at::set_num_threads(1);  // ranks with a team each on a few cores wait for each other most of the time
     comm::Mesh mesh(plan.mesh, plan.interpose ? plan.interpose(communicator) : borrowed(communicator));
     auto model = make_model(plan, mesh.world()->device());
+    if (plan.prepare) plan.prepare(communicator.rank(), *model);
     const auto recompute = [&](bool outside) {
       if (plan.recompute.empty() || plan.recomputes_outside != outside) return;
       nn::checkpoint_activations(*model, plan.recompute);

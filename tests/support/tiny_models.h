@@ -31,8 +31,9 @@ inline nn::ModelOptions tiny_options(const std::string& architecture = "llama") 
 
 /// Of tests over all families; "mistral" is a llama with a window.
 inline const std::vector<std::string>& family_names() {
-  static const std::vector<std::string> names = {"llama",   "gpt2", "mistral", "qwen3",       "olmo2",
-                                                 "smollm3", "phi3", "gemma2",  "gemma3_text", "gpt_neox"};
+  static const std::vector<std::string> names = {"llama",       "gpt2",     "mistral", "qwen3",
+                                                 "olmo2",       "smollm3",  "phi3",    "gemma2",
+                                                 "gemma3_text", "gpt_neox", "mixtral", "qwen3_moe"};
   return names;
 }
 
@@ -68,6 +69,15 @@ inline nn::ModelOptions family_options(const std::string& name) {
     options.attention_bias = true;
     options.partial_rotary_factor = 0.25;
     options.use_parallel_residual = true;
+  }
+  if (name == "mixtral") options.num_experts = 4;
+  if (name == "qwen3_moe") {
+    options.head_dim = 12;
+    options.num_experts = 5;
+    options.num_experts_per_tok = 3;
+    options.moe_intermediate_size = 8;
+    options.num_hidden_layers = 3;
+    options.decoder_sparse_step = 2;  // dense layers too
   }
   return options;
 }

@@ -209,6 +209,16 @@ INSTANTIATE_TEST_SUITE_P(Configs, PlanOf,
                c.training.gradient_accumulation_steps = 2;
                c.training.no_sync = true;
              }},
+        PlannedCase{"experts", 2, "mixtral", [](auto& c) { c.model.num_experts = 4; }},
+        PlannedCase{"experts_recomputed_bf16", 4, "qwen3_moe",
+             [](auto& c) {
+               bf16(c);
+               recompute(c);
+               c.activation_checkpointing.stage_types = {"attention", "expert"};
+               c.model.num_experts = 8;
+               c.model.moe_intermediate_size = 192;
+               c.fsdp.min_num_params = 50'000;
+             }},
         PlannedCase{"gpt2", 4, "gpt2", [](auto&) {}},
         PlannedCase{"gpt2_bf16", 4, "gpt2", bf16},
         PlannedCase{"float8", 4, "llama", float8},
