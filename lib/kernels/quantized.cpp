@@ -84,21 +84,37 @@ void put(const at::Tensor& bytes, int64_t offset, const at::Tensor& x) {
   std::memcpy(bytes.data_ptr<uint8_t>() + offset, from.const_data_ptr(), from.nbytes());
 }
 
-void quantize_nf4(const at::Tensor& blocks, const Places& places, const at::Tensor& bytes) {
+/// Calls use(first, blocks) for some of the blocks of x at a time, in fp32, so that no other copy of a whole matrix
+/// exists. x: [n]
+template <typename Use>
+void for_blocks(const at::Tensor& x, const Use& use) {
+  constexpr int64_t kAtATime = 1 << 14;
+  for (int64_t first = 0; first < parts(x.size(0), kBlock); first += kAtATime) {
+    const int64_t begin = first * kBlock, count = std::min(kAtATime * kBlock, x.size(0) - begin);
+    use(first, in_blocks(x.narrow(0, begin, count).to(at::kFloat), kBlock));
+  }
+}
+
+void quantize_nf4(const at::Tensor& x, const Places& places, const at::Tensor& bytes) {
   static const at::Tensor kMiddles = [] {
     const at::Tensor values = at::tensor(at::ArrayRef<float>(cpu::kNf4Values, 16));
     return values.slice(0, 0, -1).add(values.slice(0, 1)).div(2);
   }();
-  const at::Tensor largest = largest_of(blocks);
-  const at::Tensor scaled = blocks.mul(largest.clamp_min(1e-38).reciprocal());
-  if (places.elements % kBlock != 0) {  // as bitsandbytes
-    scaled[-1].copy_(blocks[-1].div(largest[-1].clamp_min_(1e-38)));
-  }
-  scaled.clamp_(-1, 1);
-  const at::Tensor found =
-      at::bucketize(scaled.view({-1}), kMiddles, /*out_int32=*/true).to(at::kByte).view({-1, 2});
-  const at::Tensor pairs = found.select(1, 0).bitwise_left_shift(4).bitwise_or(found.select(1, 1));
-  put(bytes, 0, pairs.narrow(0, 0, places.magnitudes));
+  const at::Tensor largest = at::empty({places.blocks, 1}, at::TensorOptions(at::kFloat));
+  for_blocks(x, [&](int64_t first, const at::Tensor& blocks) {
+    const at::Tensor here = largest.narrow(0, first, blocks.size(0));
+    here.copy_(largest_of(blocks));
+    const at::Tensor scaled = blocks.mul(here.clamp_min(1e-38).reciprocal());
+    if (places.elements % kBlock != 0 && first + blocks.size(0) == places.blocks) {  // as bitsandbytes
+      scaled[-1].copy_(blocks[-1].div(here[-1].clamp_min_(1e-38)));
+    }
+    scaled.clamp_(-1, 1);
+    const at::Tensor found =
+        at::bucketize(scaled.view({-1}), kMiddles, /*out_int32=*/true).to(at::kByte).view({-1, 2});
+    const at::Tensor pairs = found.select(1, 0).bitwise_left_shift(4).bitwise_or(found.select(1, 1));
+    const int64_t begin = first * kBlock / 2;
+    put(bytes, begin, pairs.narrow(0, 0, std::min(pairs.size(0), places.magnitudes - begin)));
+  });
 
   at::Tensor mean;
   util::on_one_thread([&] {  // sums of parts, one for each thread, would be rounded otherwise
@@ -114,11 +130,14 @@ void quantize_nf4(const at::Tensor& blocks, const Places& places, const at::Tens
   put(bytes, places.mean, mean);
 }
 
-void quantize_int8(const at::Tensor& blocks, const Places& places, const at::Tensor& bytes) {
-  const at::Tensor largest = largest_of(blocks);
-  const at::Tensor found = blocks.div(largest).nan_to_num_().mul_(127).round_().to(at::kChar);
-  put(bytes, 0, found.view({-1}).narrow(0, 0, places.elements));
-  put(bytes, places.magnitudes, largest);
+void quantize_int8(const at::Tensor& x, const Places& places, const at::Tensor& bytes) {
+  for_blocks(x, [&](int64_t first, const at::Tensor& blocks) {
+    const at::Tensor largest = largest_of(blocks);
+    const at::Tensor found = blocks.div(largest).nan_to_num_().mul_(127).round_().to(at::kChar).view({-1});
+    const int64_t begin = first * kBlock;
+    put(bytes, begin, found.narrow(0, 0, std::min(found.size(0), places.elements - begin)));
+    put(bytes, places.magnitudes + 4 * first, largest);
+  });
 }
 
 // ---- and back
@@ -144,6 +163,14 @@ at::Tensor floats_at(const at::Tensor& bytes, int64_t begin, int64_t n) {
 /// Products of more elements are made in tiles of rows, so that the numbers of one tile exist at a time.
 constexpr int64_t kTile = 1 << 22;
 
+template <typename Use>
+void for_tiles(const QuantizedWeight& weight, at::ScalarType type, const Use& use) {
+  const int64_t most = std::max<int64_t>(kTile / weight.columns / 64 * 64, 64);
+  for (int64_t first = 0; first < weight.rows; first += most) {
+    use(first, dequantize(weight, first, std::min(most, weight.rows - first), type));
+  }
+}
+
 class QuantizedLinear final : public torch::autograd::Function<QuantizedLinear> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& bytes,
@@ -154,48 +181,19 @@ class QuantizedLinear final : public torch::autograd::Function<QuantizedLinear> 
     context->saved_data["columns"] = x.size(-1);
     context->saved_data["form"] = form;
     context->saved_data["matmul"] = matmul;
-    const at::Tensor matrix = as_matrix(x);
-    const QuantizedWeight weight{bytes, rows, matrix.size(1), static_cast<Quantization>(form)};
-    at::Tensor y;
-    for_tiles(weight, matrix.scalar_type(), [&](int64_t first, const at::Tensor& tile) {
-      const at::Tensor part = product(matrix, tile, static_cast<Matmul>(matmul));
-      if (tile.size(0) == rows) {
-        y = part;
-        return;
-      }
-      if (!y.defined()) y = at::empty({matrix.size(0), rows}, matrix.options());
-      y.narrow(1, first, tile.size(0)).copy_(part);
-    });
-    return shaped(y, x);
+    const QuantizedWeight weight{bytes, rows, x.size(-1), static_cast<Quantization>(form)};
+    return shaped(quantized_product(as_matrix(x), weight, static_cast<Matmul>(matmul)), x);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
     const at::Tensor bytes = context->get_saved_variables()[0];
-    const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
-    const at::Tensor dy = as_matrix(gradients[0]);
-    const int64_t rows = context->saved_data["rows"].toInt();
-    const QuantizedWeight weight{bytes, rows, context->saved_data["columns"].toInt(),
+    const QuantizedWeight weight{bytes, context->saved_data["rows"].toInt(),
+                                 context->saved_data["columns"].toInt(),
                                  static_cast<Quantization>(context->saved_data["form"].toInt())};
-    at::Tensor dx, sum;
-    for_tiles(weight, dy.scalar_type(), [&](int64_t first, const at::Tensor& tile) {
-      if (tile.size(0) == rows) {
-        dx = product(dy, tile.t(), matmul);
-      } else {
-        add_product(sum, dy.narrow(1, first, tile.size(0)), tile.t(), matmul);
-      }
-    });
-    if (!dx.defined()) dx = sum.to(dy.scalar_type());
+    const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
+    const at::Tensor dx = quantized_product_back(as_matrix(gradients[0]), weight, matmul);
     return {shaped(dx, gradients[0]), {}, {}, {}, {}};
-  }
-
- private:
-  template <typename Use>
-  static void for_tiles(const QuantizedWeight& weight, at::ScalarType type, const Use& use) {
-    const int64_t most = std::max<int64_t>(kTile / weight.columns / 64 * 64, 64);
-    for (int64_t first = 0; first < weight.rows; first += most) {
-      use(first, dequantize(weight, first, std::min(most, weight.rows - first), type));
-    }
   }
 };
 
@@ -209,8 +207,8 @@ at::Tensor quantize(const at::Tensor& weight, Quantization form) {
   if (weight.is_meta() || weight.numel() == 0) return bytes;
   FSDP_CHECK(weight.is_cpu(), weight.device());
   const at::NoGradGuard no_grad;
-  const at::Tensor blocks = in_blocks(weight.detach().reshape({-1}).to(at::kFloat), kBlock);
-  form == Quantization::kNf4 ? quantize_nf4(blocks, places, bytes) : quantize_int8(blocks, places, bytes);
+  const at::Tensor elements = weight.detach().reshape({-1});
+  form == Quantization::kNf4 ? quantize_nf4(elements, places, bytes) : quantize_int8(elements, places, bytes);
   return bytes;
 }
 
@@ -271,6 +269,32 @@ at::Tensor dequantize_composed(const QuantizedWeight& weight, int64_t first, int
   const at::Tensor of_elements =
       magnitudes.repeat_interleave(kBlock).narrow(0, begin - block * kBlock, elements);
   return values.mul(of_elements).to(type).view({count, weight.columns});
+}
+
+at::Tensor quantized_product(const at::Tensor& x, const QuantizedWeight& weight, Matmul matmul) {
+  at::Tensor y;
+  for_tiles(weight, x.scalar_type(), [&](int64_t first, const at::Tensor& tile) {
+    const at::Tensor part = product(x, tile, matmul);
+    if (tile.size(0) == weight.rows) {
+      y = part;
+      return;
+    }
+    if (!y.defined()) y = at::empty({x.size(0), weight.rows}, x.options());
+    y.narrow(1, first, tile.size(0)).copy_(part);
+  });
+  return y;
+}
+
+at::Tensor quantized_product_back(const at::Tensor& dy, const QuantizedWeight& weight, Matmul matmul) {
+  at::Tensor dx, sum;
+  for_tiles(weight, dy.scalar_type(), [&](int64_t first, const at::Tensor& tile) {
+    if (tile.size(0) == weight.rows) {
+      dx = product(dy, tile.t(), matmul);
+    } else {
+      add_product(sum, dy.narrow(1, first, tile.size(0)), tile.t(), matmul);
+    }
+  });
+  return dx.defined() ? dx : sum.to(dy.scalar_type());
 }
 
 at::Tensor quantized_linear(const at::Tensor& x, const QuantizedWeight& weight, Matmul matmul) {

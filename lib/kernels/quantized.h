@@ -53,6 +53,10 @@ at::Tensor dequantize(const QuantizedWeight& weight, int64_t first, int64_t coun
 at::Tensor dequantize_composed(const QuantizedWeight& weight, int64_t first, int64_t count,
                                at::ScalarType type);
 
+/// x W^T, and dy W, without autograd. x: [N, columns], dy: [N, rows]
+at::Tensor quantized_product(const at::Tensor& x, const QuantizedWeight& weight, Matmul matmul);
+at::Tensor quantized_product_back(const at::Tensor& dy, const QuantizedWeight& weight, Matmul matmul);
+
 /// y = x W^T; the gradient is that of x alone. x: [..., columns] -> [..., rows]
 at::Tensor quantized_linear(const at::Tensor& x, const QuantizedWeight& weight, Matmul matmul);
 

@@ -51,7 +51,7 @@ Linear::Linear(int64_t in_features, int64_t out_features, const Compute& compute
 }
 
 at::Tensor Linear::forward(const at::Tensor& given, const StageContext* context) const {
-  if (adapter_) return with_bias(adapted(given, product(given), context));  // not parallel: see add_lora()
+  if (adapter_) return with_bias(adapted_product(given, context));  // not parallel: see add_lora()
   const at::Tensor x = parallel_ ? parallel_->enter(given) : given;
   if (parallel_ && parallel_->sums) {
     return with_bias(parallel_->leave(product(x)));
@@ -61,7 +61,7 @@ at::Tensor Linear::forward(const at::Tensor& given, const StageContext* context)
 }
 
 at::Tensor Linear::forward_without_bias(const at::Tensor& x, const StageContext* context) const {
-  if (adapter_) return adapted(x, product(x), context);
+  if (adapter_) return adapted_product(x, context);
   return product(parallel_ ? parallel_->enter(x) : x);
 }
 
@@ -74,6 +74,25 @@ at::Tensor Linear::adapted(const at::Tensor& x, const at::Tensor& base, const St
   if (!adapter_) return base;
   const at::Tensor added = delta(x, base, context);
   return adapter_->has_magnitude() ? base + added : at::Tensor(base).add_(added);
+}
+
+kernels::AdaptedForm Linear::adapted_form() const {
+  return {.quantization = quantization_,
+          .transposed = transposed_,
+          .scale = adapter_->scale(),
+          .matmul = compute_.matmul};
+}
+
+kernels::AdaptedWeight Linear::adapted_weight() const { return {weight_, adapter_->a(), adapter_->b()}; }
+
+bool Linear::adapts_at_once(const at::Tensor& x, const StageContext* context) const {
+  return adapter_ && adapter_->is_plain(context) && !multiplies_float8(x) &&
+         kernels::can_adapt(x, adapted_weight(), adapted_form());
+}
+
+at::Tensor Linear::adapted_product(const at::Tensor& x, const StageContext* context) const {
+  if (!adapts_at_once(x, context)) return adapted(x, product(x), context);
+  return kernels::adapted_linears(x, {adapted_weight()}, adapted_form())[0];
 }
 
 void Linear::quantize(kernels::Quantization form) {
@@ -112,6 +131,14 @@ at::Tensor Linear::transposed_product(const at::Tensor& x, const std::optional<a
 
 std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<const Linear*> layers,
                                     const StageContext* context) {
+  if (std::all_of(layers.begin(), layers.end(),
+                  [&](const Linear* layer) { return layer->adapts_at_once(x, context); })) {
+    std::vector<kernels::AdaptedWeight> weights;
+    for (const Linear* layer : layers) weights.push_back(layer->adapted_weight());
+    std::vector<at::Tensor> results = kernels::adapted_linears(x, weights, (*layers.begin())->adapted_form());
+    for (size_t i = 0; i < results.size(); ++i) results[i] = layers.begin()[i]->with_bias(results[i]);
+    return results;
+  }
   const auto float8 = std::count_if(layers.begin(), layers.end(),
                                     [&](const Linear* layer) { return layer->multiplies_float8(x); });
   const bool together = std::none_of(layers.begin(), layers.end(), [](const Linear* layer) {

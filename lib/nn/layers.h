@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/adapted_linear.h"
 #include "kernels/matmul.h"
 #include "kernels/quantized.h"
 #include "nn/families.h"
@@ -94,6 +95,12 @@ class Linear : public torch::nn::Module {
   /// What the adapter adds to that product, `base`.
   at::Tensor delta(const at::Tensor& x, const at::Tensor& base, const StageContext* context) const;
   at::Tensor adapted(const at::Tensor& x, const at::Tensor& base, const StageContext* context) const;
+  /// Product and what the adapter adds.
+  at::Tensor adapted_product(const at::Tensor& x, const StageContext* context) const;
+  /// Whether kernels::adapted_linears() computes that at once.
+  bool adapts_at_once(const at::Tensor& x, const StageContext* context) const;
+  kernels::AdaptedForm adapted_form() const;
+  kernels::AdaptedWeight adapted_weight() const;
   at::Tensor with_bias(const at::Tensor& product) const;
   at::Tensor transposed_product(const at::Tensor& x, const std::optional<at::Tensor>& bias) const;
 

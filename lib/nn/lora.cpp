@@ -104,13 +104,13 @@ at::Tensor LoraAdapter::magnitude_ratio() const {
 at::Tensor LoraAdapter::delta(const at::Tensor& x, const at::Tensor& base, const StageContext* context,
                               kernels::Matmul matmul,
                               const std::function<at::Tensor(const at::Tensor& x)>& product) const {
-  const bool drops = dropout_ > 0 && context != nullptr && context->dropout;
-  const at::Tensor kept = drops ? dropout_at(x, dropout_, site_, *context, values_of_tokens(x, *context)) : x;
+  const at::Tensor kept =
+      drops(context) ? dropout_at(x, dropout_, site_, *context, values_of_tokens(x, *context)) : x;
   const at::Tensor narrow = kernels::linear(kept.to(a_.scalar_type()), a_, matmul) * scale_;
   const at::Tensor low_rank = kernels::linear(narrow, b_, matmul).to(base.scalar_type());
   if (!magnitude_.defined()) return low_rank;
   const at::Tensor ratio = magnitude_ratio(), of_type = ratio.to(base.scalar_type());
-  return (ratio - 1).to(base.scalar_type()) * (drops ? product(kept) : base) + of_type * low_rank;
+  return (ratio - 1).to(base.scalar_type()) * (drops(context) ? product(kept) : base) + of_type * low_rank;
 }
 
 LoraLayers add_lora(torch::nn::Module& model, const LoraOptions& options) {

@@ -49,8 +49,16 @@ class LoraAdapter {
                    kernels::Matmul matmul,
                    const std::function<at::Tensor(const at::Tensor& x)>& product) const;
   bool has_magnitude() const { return magnitude_.defined(); }
+  /// Whether it adds s B A x, and drops nothing of x: what kernels::adapted_linears() computes.
+  bool is_plain(const StageContext* context) const { return !has_magnitude() && !drops(context); }
+  const at::Tensor& a() const { return a_; }
+  const at::Tensor& b() const { return b_; }
+  double scale() const { return scale_; }
 
  private:
+  bool drops(const StageContext* context) const {
+    return dropout_ > 0 && context != nullptr && context->dropout;
+  }
   /// m / n
   at::Tensor magnitude_ratio() const;
 

@@ -19,7 +19,7 @@ class Choice:
 
 
 ON_GPUS = Choice(
-    models={"gpt2-124m": Model(12, 768, 12, 3072, 50257, 2048, "gpt2"),
+    models={"gpt2-124m": Model(12, 768, 12, 3072, 50257, 2048, "gpt2", tied=True),
             "llama-1.3b": Model(24, 2048, 16, 5504, 32000, 2048)},
     sequences={"gpt2-124m": 8, "llama-1.3b": 4, "largest": 1},
     families=[(32, Model(0, 4096, 32, 11008, 32000, 2048)),
@@ -31,7 +31,7 @@ ON_GPUS = Choice(
 
 # The same at a size for a trial without a GPU.
 ON_THE_CPU = Choice(
-    models={"tiny-gpt2": Model(2, 64, 4, 256, 512, 64, "gpt2"), "tiny-llama": Model(2, 64, 4, 172, 512, 64)},
+    models={"tiny-gpt2": Model(2, 64, 4, 256, 512, 64, "gpt2", tied=True), "tiny-llama": Model(2, 64, 4, 172, 512, 64)},
     sequences={"tiny-gpt2": 2, "tiny-llama": 2, "largest": 1},
     families=[(0, Model(0, 512, 8, 1376, 512, 64))],
     plans=[("the quickstart's model over 8 ranks", "configs/quickstart.toml", 8, []),

@@ -24,18 +24,23 @@ class Model:
     intermediate: int
     vocabulary: int
     sequence: int
-    architecture: str = "llama"  # gpt2 has a tied head
+    architecture: str = "llama"
+    kv_heads: int = 0  # 0: as many as heads
+    tied: bool = False  # the head uses the embedding's weight
+
+    def key_width(self):
+        return self.hidden // self.heads * (self.kv_heads or self.heads)
 
     def multiplied(self):
         """Weights that every token meets: the embedding table is looked up."""
         matrices, others = (3, 2) if self.architecture == "llama" else (2, 13)  # norms and biases
-        block = 4 * self.hidden**2 + matrices * self.hidden * self.intermediate + others * self.hidden
+        block = 2 * self.hidden * (self.hidden + self.key_width()) + matrices * self.hidden * self.intermediate + others * self.hidden
         return self.layers * block + self.hidden + self.vocabulary * self.hidden
 
     def parameters(self):
         """As near as figures need it."""
-        positions_or_embedding = self.sequence if self.architecture == "gpt2" else self.vocabulary
-        return self.multiplied() + positions_or_embedding * self.hidden
+        looked_up = self.sequence if self.architecture == "gpt2" else 0 if self.tied else self.vocabulary
+        return self.multiplied() + looked_up * self.hidden
 
     def training_flops_per_token(self):
         """As lib/nn/decoder.h has it."""
@@ -124,9 +129,9 @@ class Sides:
     def peer_command(self, model):
         m = self.models[model]
         return [self.peer_python, str(HERE / "torch_peer.py"), "--layers", str(m.layers), "--dim", str(m.hidden),
-                "--heads", str(m.heads), "--kv-heads", str(m.heads), "--ffn", str(m.intermediate),
+                "--heads", str(m.heads), "--kv-heads", str(m.kv_heads or m.heads), "--ffn", str(m.intermediate),
                 "--vocab", str(m.vocabulary), "--seq", str(m.sequence), "--architecture", m.architecture,
-                "--device", self.device, *(["--tie"] if m.architecture == "gpt2" else [])]
+                "--device", self.device, *(["--tie"] if m.tied else [])]
 
     def run_peer(self, setting, flags, stored_weights=True):
         """Without stored weights it draws its own."""
@@ -146,6 +151,10 @@ class Sides:
                    losses=[step["loss"] for _, step in steps], first_step_s=steps[0][0], peak_mib=group.peak_mib,
                    cpu_s=group.cpu_s, gpu_mib=summary.get("peak_cuda_mib"), gpu_reserved_mib=summary.get("peak_cuda_reserved_mib"))
 
+    def more_config(self, setting):
+        """Sections that our_config() lacks."""
+        return ""
+
     def our_config(self, setting, stored_weights=True):
         m = self.models[setting.model]
         on_host = "true" if setting.offload else "false"
@@ -159,8 +168,9 @@ hidden_size = {m.hidden}
 intermediate_size = {m.intermediate}
 num_hidden_layers = {m.layers}
 num_attention_heads = {m.heads}
+{f"num_key_value_heads = {m.kv_heads}" if m.kv_heads else ""}
 max_position_embeddings = {m.sequence}
-tie_word_embeddings = {"true" if m.architecture == "gpt2" else "false"}
+tie_word_embeddings = {"true" if m.tied else "false"}
 init_from = {weights}
 [data]
 train = [{json.dumps(str(self.tokens(setting.model)))}]
@@ -170,6 +180,7 @@ shuffle = false
 [training]
 steps = {setting.steps}
 device = "{self.device}"
+{self.more_config(setting)}
 [fsdp]
 wrap_stages = ["block"]  # and the rest is one unit more, as the peer has it
 min_num_params = {10**15}
@@ -230,10 +241,17 @@ resume = "never"
         lines = [line for _, line in group.lines]
         return json.loads("\n".join(lines[lines.index("{"):]))
 
-    def gemm_rates(self, threads):
-        output = subprocess.run([self.peer_python, str(HERE / "gemm_rate.py"), str(threads), self.device], check=True,
-                                capture_output=True, text=True, env={**os.environ, **self.peer_environment})
-        return json.loads(output.stdout)
+    def gemm_rates(self, threads, processes=1):
+        """Of one of so many processes that measure at once."""
+        command = [self.peer_python, str(HERE / "gemm_rate.py"), str(threads), self.device]
+        environment = {**os.environ, **self.peer_environment}
+        started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(processes)]
+        outputs = [process.communicate()[0] for process in started]
+        for process in started:
+            if process.returncode != 0:
+                raise RunFailed(f"gemm_rate.py ended with {process.returncode}")
+        rates = [json.loads(output) for output in outputs]
+        return {dtype: sum(rate[dtype] for rate in rates) / processes for dtype in rates[0]}
 
 
 def waited_s(trace, warmup):

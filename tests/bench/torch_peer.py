@@ -35,6 +35,7 @@ def parse_arguments():
     p.add_argument("--rope-theta", type=float, default=10000.0)
     p.add_argument("--norm-eps", type=float, default=1e-5)
     p.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"], help="of compute under FSDP")
+    p.add_argument("--lora", type=int, default=0, help="train adapters of this rank alone, by PEFT (torch_lora.py)")
     p.add_argument("--tie", action="store_true", help="the head uses the embedding's weight")
     p.add_argument("--tuned", action="store_true", help="let oneDNN do the fp32 matrix products")
     p.add_argument("--compile", action="store_true", help="torch.compile on each block")
@@ -139,10 +140,15 @@ class Llama(nn.Module):
 
 
 def blocks_of(model):
+    if a.lora:
+        return model.inner().layers
     return model.transformer.h if a.architecture == "gpt2" else model.model.layers
 
 
 def make_model(device):
+    if a.lora:
+        from torch_lora import LoraLlama
+        return LoraLlama(a)
     if a.architecture == "gpt2":
         from torch_gpt2 import Gpt2
         with device:
@@ -197,7 +203,8 @@ def wrap(model, device):
 
 def train(model, device):
     """Runs the steps; returns the seconds of those after the warm-up."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=a.lr, betas=(a.beta1, a.beta2), eps=a.eps,
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=a.lr, betas=(a.beta1, a.beta2), eps=a.eps,
                                   weight_decay=a.wd, fused=True)
     tokens = np.memmap(a.data, dtype="<u2", mode="r") if a.steps else []
     samples = (len(tokens) - 1) // a.seq
@@ -222,7 +229,7 @@ def train(model, device):
         if a.engine == "fsdp1":
             norm = model.clip_grad_norm_(a.clip)
         else:
-            norm = nn.utils.clip_grad_norm_(model.parameters(), a.clip)
+            norm = nn.utils.clip_grad_norm_(trained, a.clip)
             norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -256,6 +263,8 @@ def summarize(seconds, num_parameters, device):
 
 
 def save(model):
+    if a.lora:
+        return model.save(a.save, a.tie)
     weights = model.state_dict()
     if a.engine == "fsdp2":
         weights = {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in weights.items()}
@@ -279,6 +288,8 @@ def main():
     model = make_model(device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     model = wrap(model, device)
+    if a.lora:
+        model.fill(a)
     seconds = train(model, device)
     if rank == 0:
         summarize(seconds, num_parameters, device)

@@ -59,6 +59,22 @@ TEST(Quantized, Nf4HasTheBitsOfBitsAndBytes) {
   }
 }
 
+// A large matrix is quantized piece by piece.
+TEST(Quantized, ElementsOfALargeMatrixAreThoseOfItsRows) {
+  for (const Quantization form : {Quantization::kNf4, Quantization::kInt8}) {
+    const at::Tensor weight = random_weight(5, {1030, 2049});
+    const at::Tensor found = quantized(weight, form).bytes;
+    const int64_t a_byte = form == Quantization::kNf4 ? 2 : 1;
+    for (const int64_t row : {0, 448, 512, 960}) {  // 64 rows are whole blocks
+      const at::Tensor of_rows = quantized(weight.narrow(0, row, 64), form).bytes;
+      const int64_t count = 64 * 2049 / a_byte;
+      EXPECT_TRUE(at::equal(found.narrow(0, row * 2049 / a_byte, count), of_rows.narrow(0, 0, count))) << row;
+    }
+    const at::Tensor back = dequantize({found, 1030, 2049, form}, 0, 1030, at::kFloat);
+    EXPECT_LT((back - weight).norm().item<double>(), 0.12 * weight.norm().item<double>());
+  }
+}
+
 TEST(Quantized, TakesFourOrEightBitsAnElement) {
   EXPECT_EQ(quantized_bytes(Quantization::kNf4, 4096 * 4096), 4096 * 4096 / 2 + 4096 * 64 + 4 * 1024 + 4);
   EXPECT_EQ(quantized_bytes(Quantization::kInt8, 4096 * 4096), 4096 * 4096 + 4 * 4096 * 64);

@@ -1,0 +1,152 @@
+#include "kernels/adapted_linear.h"
+
+#include <ATen/ops/cat.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/below_autograd.h"
+#include "kernels/factor_products.h"
+#include "kernels/gradient_sink.h"
+#include "util/error.h"
+
+namespace fsdp::kernels {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor side_by_side(const variable_list& parts, int64_t dimension) {
+  return parts.size() == 1 ? parts[0] : at::cat(parts, dimension);
+}
+
+/// W^T, and W, as right factors.
+at::Tensor forward_factor(const at::Tensor& weight, const AdaptedForm& form) {
+  return form.transposed ? weight : flipped(weight);
+}
+at::Tensor backward_factor(const at::Tensor& weight, const AdaptedForm& form) {
+  return form.transposed ? flipped(weight) : weight;
+}
+
+class AdaptedProducts final : public torch::autograd::Function<AdaptedProducts> {
+ public:
+  /// adapters: A and B of each layer.
+  static variable_list forward(AutogradContext* context, const at::Tensor& given, at::TensorList,
+                               const Parameters& weights, const Parameters& adapters,
+                               const AdaptedForm& form) {
+    const BelowAutograd below;
+    const at::Tensor x = as_matrix(given);
+    const size_t count = weights.tensors.size();
+    variable_list results, narrow, saved{x};
+    std::vector<at::Tensor> factors;
+    if (form.quantization) {
+      for (size_t i = 0; i < count; ++i) {
+        results.push_back(quantized_product(x, bytes_of(weights, adapters, i, form), form.matmul));
+      }
+    } else {
+      for (const at::Tensor& weight : weights.tensors) factors.push_back(forward_factor(weight, form));
+    }
+    for (size_t i = 0; i < count; ++i) factors.push_back(flipped(adapters.tensors[2 * i]));
+    for (at::Tensor& product : products_of(x, factors, form.matmul)) {
+      (results.size() < count ? results : narrow).push_back(std::move(product));
+    }
+    for (size_t i = 0; i < count; ++i) {
+      narrow[i].mul_(form.scale);
+      add_product_of(results[i], narrow[i], flipped(adapters.tensors[2 * i + 1]), form.matmul);
+      results[i] = shaped(results[i], given);
+      for (const at::Tensor& each :
+           {weights.tensors[i], adapters.tensors[2 * i], adapters.tensors[2 * i + 1], narrow[i]}) {
+        saved.push_back(each);
+      }
+    }
+    context->save_for_backward(std::move(saved));
+    context->saved_data["form"] = form.quantization ? static_cast<int64_t>(*form.quantization) : int64_t{-1};
+    context->saved_data["transposed"] = form.transposed;
+    context->saved_data["scale"] = form.scale;
+    context->saved_data["matmul"] = static_cast<int64_t>(form.matmul);
+    return results;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
+    const variable_list saved = context->get_saved_variables();
+    const AdaptedForm form = form_of(*context);
+    const at::Tensor& x = saved[0];
+    const size_t count = gradients.size();
+    GradientsWith of_input(x, form.matmul);
+    variable_list results(1 + 2 * count + 3), narrow_gradients, as;
+    for (size_t i = 0; i < count; ++i) {
+      const at::Tensor &weight = saved[4 * i + 1], &a = saved[4 * i + 2], &b = saved[4 * i + 3],
+                       &narrow = saved[4 * i + 4];
+      const at::Tensor dy = as_matrix(gradients[i]);
+      at::Tensor dnarrow;
+      if (!context->needs_input_grad(0)) {
+        dnarrow = product_of(dy, b, form.matmul);
+      } else if (form.quantization) {
+        const QuantizedWeight bytes{weight, b.size(0), a.size(1), *form.quantization};
+        const at::Tensor dx = quantized_product_back(dy, bytes, form.matmul);
+        results[0].defined() ? results[0].add_(dx) : results[0] = dx;
+        dnarrow = product_of(dy, b, form.matmul);
+      } else {
+        dnarrow = add_product_of(results[0], dy, backward_factor(weight, form), b, form.matmul);
+      }
+      dnarrow.mul_(form.scale);
+      const size_t of_a = 2 * i + 1, of_b = 2 * i + 2;
+      if (is_wanted(*context, of_a, a)) {
+        results[of_a] = deliver(*context, of_a, a, of_input.add(a, flipped(dnarrow)));
+      }
+      if (is_wanted(*context, of_b, b)) {
+        results[of_b] = deliver(*context, of_b, b, weight_gradient(b, flipped(dy), narrow, form.matmul));
+      }
+      narrow_gradients.push_back(std::move(dnarrow));
+      as.push_back(a);
+    }
+    of_input.finish();
+    if (context->needs_input_grad(0)) {
+      add_product_of(results[0], side_by_side(narrow_gradients, 1), side_by_side(as, 0), form.matmul);
+      results[0] = shaped(results[0], gradients[0]);
+    }
+    return results;
+  }
+
+ private:
+  static QuantizedWeight bytes_of(const Parameters& weights, const Parameters& adapters, size_t layer,
+                                  const AdaptedForm& form) {
+    return {weights.tensors[layer], adapters.tensors[2 * layer + 1].size(0),
+            adapters.tensors[2 * layer].size(1), *form.quantization};
+  }
+
+  static AdaptedForm form_of(AutogradContext& context) {
+    const int64_t quantization = context.saved_data["form"].toInt();
+    return {.quantization =
+                quantization < 0 ? std::nullopt : std::optional(static_cast<Quantization>(quantization)),
+            .transposed = context.saved_data["transposed"].toBool(),
+            .scale = context.saved_data["scale"].toDouble(),
+            .matmul = static_cast<Matmul>(context.saved_data["matmul"].toInt())};
+  }
+};
+
+}  // namespace
+
+bool can_adapt(const at::Tensor& given, const AdaptedWeight& layer, const AdaptedForm& form) {
+  const at::Tensor x = autocast_operand(given);
+  const at::ScalarType type = x.scalar_type();
+  return computes_here(x, form.matmul) && layer.a.scalar_type() == type && layer.b.scalar_type() == type &&
+         (form.quantization || layer.weight.scalar_type() == type) && !layer.weight.requires_grad();
+}
+
+std::vector<at::Tensor> adapted_linears(const at::Tensor& given, const std::vector<AdaptedWeight>& layers,
+                                        const AdaptedForm& form) {
+  const at::Tensor x = autocast_operand(given);
+  Parameters weights, adapters;
+  for (const AdaptedWeight& layer : layers) {
+    FSDP_CHECK(can_adapt(x, layer, form), x.sizes(), " ", x.scalar_type(), " by ", layer.weight.sizes());
+    weights.tensors.push_back(layer.weight);
+    adapters.tensors.insert(adapters.tensors.end(), {layer.a, layer.b});
+  }
+  const std::vector<at::Tensor> seen = seen_parameters(adapters.tensors, x);
+  return AdaptedProducts::apply(x, at::TensorList(seen), weights, adapters, form);
+}
+
+}  // namespace fsdp::kernels

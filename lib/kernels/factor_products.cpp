@@ -1,0 +1,179 @@
+#include "kernels/factor_products.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+#include <string_view>
+#include <utility>
+
+#include "kernels/below_autograd.h"
+#include "kernels/fused.h"
+#include "kernels/gradient_sink.h"
+#include "kernels/meta.h"
+#include "kernels/tile_product.h"
+#include "util/matrix_units.h"
+
+namespace fsdp::kernels {
+namespace {
+
+// Before the first product of the process.
+[[maybe_unused]] const bool checked_tiles = util::keep_onednn_from_broken_tiles();
+
+/// With fewer rows, packing a weight does not pay.
+constexpr int64_t kLeastRows = 64;
+bool has_few_rows(const at::Tensor& a) { return a.size(0) < kLeastRows; }
+
+bool is_cpu_float(const at::Tensor& x) { return is_for_cpu(x) && x.scalar_type() == at::kFloat; }
+
+bool goes_to_tiles(const at::Tensor& x, Matmul matmul) {
+  return matmul == Matmul::kAmx && x.numel() > 0 && can_multiply_by_tiles(x);
+}
+
+bool is_packed_for_tiles(const at::Tensor& a, Matmul matmul) {
+  return goes_to_tiles(a, matmul) && !has_few_rows(a);
+}
+
+/// a b^T + bias
+at::Tensor onednn_product(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
+  if (a.is_meta()) {
+    note_product(a.size(0), b.size(0), a.size(1));
+    if (!a.is_contiguous()) a.contiguous();  // transposed factors are copied
+    if (!b.is_contiguous()) b.contiguous();
+    return at::empty({a.size(0), b.size(0)}, a.options());
+  }
+  using Operator =
+      at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
+                 c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
+  static const auto linear_pointwise =
+      c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "").typed<Operator>();
+  return linear_pointwise.call(a, b, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+}
+
+void multiply_here(const ProductOf& product, const at::Tensor& b, Matmul matmul) {
+  multiply_here(std::span(&product, 1), b, matmul);
+}
+
+}  // namespace
+
+bool computes_here(const at::Tensor& x, Matmul matmul) {
+  if (x.numel() == 0) return false;
+  if (is_for_cuda(x)) return can_fuse(x);
+  if (matmul == Matmul::kMkl) return false;
+  // In bf16 without tiles, only the gradient of the weight is computed here.
+  return is_cpu_float(x) || goes_to_tiles(x, matmul) ||
+         (is_for_cpu(x) && x.scalar_type() == at::kBFloat16 && has_small_products(at::kBFloat16));
+}
+
+bool multiplies_here(const at::Tensor& x, Matmul matmul) {
+  return goes_to_tiles(x, matmul) || (is_for_cpu(x) && has_small_products(x.scalar_type()));
+}
+
+void multiply_here(std::span<const ProductOf> products, const at::Tensor& b, Matmul matmul) {
+  if (!goes_to_tiles(b, matmul)) return multiply_all_into(products, b);
+  TileProducts by_tiles{.rights = {b}};
+  for (const ProductOf& product : products) {
+    by_tiles.lefts.push_back(product.a);
+    by_tiles.results.push_back({.c = product.c, .adds = product.adds});
+  }
+  multiply_by_tiles(by_tiles);
+}
+
+at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, Matmul matmul,
+                      const std::optional<at::Tensor>& bias) {
+  const bool is_float = is_cpu_float(a);
+  if (!is_float && !is_packed_for_tiles(a, matmul)) return bias ? at::addmm(*bias, a, b) : at::mm(a, b);
+  if (is_float && (has_few_rows(a) || !multiplies_here(a, matmul))) return onednn_product(a, b.t(), bias);
+  const bool begins_with_bias = bias && is_float;
+  at::Tensor product = begins_with_bias ? bias->expand({a.size(0), b.size(1)}).contiguous()
+                                        : at::empty({a.size(0), b.size(1)}, a.options());
+  if (bias && !is_float) {
+    multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = product, .bias = bias->contiguous()}}});
+  } else {
+    multiply_here({.c = product, .a = a, .adds = begins_with_bias}, b, matmul);
+  }
+  return product;
+}
+
+std::vector<at::Tensor> products_of(const at::Tensor& a, const std::vector<at::Tensor>& bs, Matmul matmul) {
+  std::vector<at::Tensor> results;
+  if (!is_packed_for_tiles(a, matmul)) {
+    for (const at::Tensor& b : bs) results.push_back(product_of(a, b, matmul));
+    return results;
+  }
+  TileProducts products{.lefts = {a}, .rights = bs};
+  for (const at::Tensor& b : bs) {
+    results.push_back(at::empty({a.size(0), b.size(1)}, a.options()));
+    products.results.push_back({.c = results.back()});
+  }
+  multiply_by_tiles(products);
+  return results;
+}
+
+void add_product_of(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, Matmul matmul) {
+  if (!sum.defined()) {
+    sum = product_of(a, b, matmul);
+  } else if (!is_cpu_float(a) && !is_packed_for_tiles(a, matmul)) {
+    sum.addmm_(a, b);
+  } else if (has_few_rows(a)) {
+    sum.add_(product_of(a, b, matmul));
+  } else {
+    multiply_here({.c = sum, .a = a, .adds = true}, b, matmul);
+  }
+}
+
+at::Tensor add_product_of(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
+                          Matmul matmul) {
+  if (!is_packed_for_tiles(a, matmul)) {
+    add_product_of(sum, a, b, matmul);
+    return product_of(a, c, matmul);
+  }
+  const bool adds = sum.defined();
+  if (!adds) sum = at::empty({a.size(0), b.size(1)}, a.options());
+  at::Tensor other = at::empty({a.size(0), c.size(1)}, a.options());
+  multiply_by_tiles({.lefts = {a}, .rights = {b, c}, .results = {{.c = sum, .adds = adds}, {.c = other}}});
+  return other;
+}
+
+bool multiplies_in_place(const at::Tensor& a, Matmul matmul) {
+  return is_for_cuda(a) || is_packed_for_tiles(a, matmul);
+}
+
+void multiply_in_place(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool adds, Matmul matmul) {
+  if (!is_for_cuda(a)) {
+    multiply_here({.c = c, .a = a, .adds = adds}, b, matmul);
+  } else if (c.scalar_type() == a.scalar_type()) {
+    adds ? at::addmm_out(c, c, a, b) : at::mm_out(c, a, b);
+  } else {
+    if (a.is_meta()) return note_product(a.size(0), b.size(1), a.size(1));
+    adds ? at::addmm_out(c, c, a, b, c.scalar_type()) : at::mm_out(c, a, b, c.scalar_type());
+  }
+}
+
+at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b,
+                           Matmul matmul) {
+  const bool on_cuda = is_for_cuda(a);
+  std::optional<GradientSink::Place> place;
+  if (on_cuda || multiplies_here(a, matmul)) place = take_gradient_place(weight, at::kFloat);
+  if (on_cuda && !place) place = take_gradient_place(weight, a.scalar_type());
+  if (!place) return product_of(a, b, matmul);
+  multiply_in_place(place->memory, a, b, place->adds, matmul);
+  return {};
+}
+
+at::Tensor GradientsWith::add(const at::Tensor& weight, const at::Tensor& a) {
+  if (!waits_) return weight_gradient(weight, a, b_, matmul_);
+  const auto place = take_gradient_place(weight, at::kFloat);
+  if (!place) return product_of(a, b_, matmul_);
+  // If the same weight comes twice, the second gradient is added to the first.
+  for (const ProductOf& other : products_) {
+    if (other.c.data_ptr() == place->memory.data_ptr()) finish();
+  }
+  products_.push_back({.c = place->memory, .a = a, .adds = place->adds});
+  return {};
+}
+
+void GradientsWith::finish() { multiply_here(std::exchange(products_, {}), b_, matmul_); }
+
+}  // namespace fsdp::kernels
