@@ -1,7 +1,7 @@
 #pragma once
 
 // Which of our models is which architecture of llama.cpp: the names of weights, how llama.cpp stores them, and
-// the metadata that describe the model. One row of kFamilies (families.cpp) an architecture.
+// the metadata that describe the model. One row of families.cpp an architecture.
 
 #include <ATen/core/Tensor.h>
 

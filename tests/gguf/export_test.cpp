@@ -202,8 +202,7 @@ TEST_F(GgufModel, DividesTheScoresOfGemmaAsLlamaCppDoes) {
 }
 
 TEST_F(GgufModel, WithoutWindowsHasNone) {
-  nn::ModelOptions options = gguf_options("gemma3_text");
-  options.sliding_window = options.sliding_window_pattern = 0;
+  nn::ModelOptions options = gguf_options("gemma3_without_windows");
   EXPECT_FALSE(
       export_as(write(options), TensorType::kF32).metadata().contains("gemma3.attention.sliding_window"));
   EXPECT_EQ(import().options.sliding_window, 0);

@@ -23,13 +23,27 @@
 
 namespace fsdp::testing {
 
-inline const std::vector<std::string> kGgufModels = {
-    "llama", "llama3",  "linear", "mistral", "qwen2",       "qwen3",    "gpt2",
-    "olmo2", "smollm3", "phi3",   "gemma2",  "gemma3_text", "gpt_neox", "gpt_neox_in_series"};
+inline const std::vector<std::string> kGgufModels = {"llama",
+                                                     "llama3",
+                                                     "linear",
+                                                     "mistral",
+                                                     "qwen2",
+                                                     "qwen3",
+                                                     "gpt2",
+                                                     "olmo2",
+                                                     "smollm3",
+                                                     "phi3",
+                                                     "gemma2",
+                                                     "gemma3_text",
+                                                     "gemma3_without_windows",
+                                                     "gpt_neox",
+                                                     "gpt_neox_in_series"};
 
 /// Rows are blocks of quantised types.
 inline nn::ModelOptions gguf_options(const std::string& name) {
-  const std::string architecture = name == "gpt_neox_in_series" ? "gpt_neox" : name;
+  const std::string architecture = name == "gpt_neox_in_series"       ? "gpt_neox"
+                                   : name == "gemma3_without_windows" ? "gemma3_text"
+                                                                      : name;
   nn::ModelOptions options =
       nn::find_family(architecture) != nullptr ? family_options(architecture) : tiny_options();
   options.vocab_size = 96;
@@ -68,6 +82,7 @@ inline nn::ModelOptions gguf_options(const std::string& name) {
     options.partial_rotary_factor = 0.75;
   }
   if (name == "gemma2") options.num_hidden_layers = 3;
+  if (name == "gemma3_without_windows") options.sliding_window = options.sliding_window_pattern = 0;
   if (name == "gpt_neox_in_series") {
     options.use_parallel_residual = false;
     options.partial_rotary_factor = 0.5;
