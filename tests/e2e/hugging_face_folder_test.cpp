@@ -137,7 +137,7 @@ TEST_F(HuggingFaceFolder, OfAnotherKindOfModelIsNeitherTrainedNorEvaluated) {
                              Words{toml, "model.vocab_size=704", "--evaluate", "source"}}) {
     const auto refused = run("fsdp-train", on_data(words));
     EXPECT_EQ(refused.exit_code, 4) << refused.err;
-    EXPECT_THAT(refused.err, HasSubstr("norms of queries and keys"));
+    EXPECT_THAT(refused.err, HasSubstr("experts that all tokens share"));
   }
   config["model_type"] = "llama";
   config["rope_theta"] = 5e5;
