@@ -1,6 +1,7 @@
 #include "kernels/adapted_linear.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -16,6 +17,33 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+/// narrow^T wide in fp32, where multiplies_here(). narrow: [N, rank], wide: [N, width] -> [rank, width]. By vectors in fp32:
+/// taking `wide` apart for tiles would cost more than so few multiplications.
+at::Tensor narrow_product(const at::Tensor& narrow, const at::Tensor& wide, Matmul matmul) {
+  const ProductOf product{.c = at::empty({narrow.size(1), wide.size(1)}, wide.options().dtype(at::kFloat)),
+                          .a = flipped(narrow),
+                          .adds = false};
+  if (has_small_products(at::kFloat) && wide.scalar_type() == at::kFloat) {
+    multiply_all_into({&product, 1}, wide);
+  } else {
+    multiply_here({&product, 1}, wide, matmul);
+  }
+  return product.c;
+}
+
+/// The gradient, in the parameter's type; undefined if it was written to the parameter's sink.
+at::Tensor put_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
+  const auto place = take_gradient_place(parameter, at::kFloat);
+  if (!place) return gradient.to(parameter.scalar_type()).contiguous();
+  place->adds ? place->memory.add_(gradient) : place->memory.copy_(gradient);
+  return {};
+}
+
+at::Tensor gradient_of_b(const at::Tensor& b, const at::Tensor& dy, const at::Tensor& narrow, Matmul matmul) {
+  return multiplies_here(dy, matmul) ? put_gradient(b, flipped(narrow_product(narrow, dy, matmul)))
+                                     : weight_gradient(b, flipped(dy), narrow, matmul);
+}
 
 at::Tensor side_by_side(const variable_list& parts, int64_t dimension) {
   return parts.size() == 1 ? parts[0] : at::cat(parts, dimension);
@@ -74,7 +102,6 @@ class AdaptedProducts final : public torch::autograd::Function<AdaptedProducts> 
     const AdaptedForm form = form_of(*context);
     const at::Tensor& x = saved[0];
     const size_t count = gradients.size();
-    GradientsWith of_input(x, form.matmul);
     variable_list results(1 + 2 * count + 3), narrow_gradients, as;
     for (size_t i = 0; i < count; ++i) {
       const at::Tensor &weight = saved[4 * i + 1], &a = saved[4 * i + 2], &b = saved[4 * i + 3],
@@ -92,19 +119,27 @@ class AdaptedProducts final : public torch::autograd::Function<AdaptedProducts> 
         dnarrow = add_product_of(results[0], dy, backward_factor(weight, form), b, form.matmul);
       }
       dnarrow.mul_(form.scale);
-      const size_t of_a = 2 * i + 1, of_b = 2 * i + 2;
-      if (is_wanted(*context, of_a, a)) {
-        results[of_a] = deliver(*context, of_a, a, of_input.add(a, flipped(dnarrow)));
-      }
+      const size_t of_b = 2 * i + 2;
       if (is_wanted(*context, of_b, b)) {
-        results[of_b] = deliver(*context, of_b, b, weight_gradient(b, flipped(dy), narrow, form.matmul));
+        results[of_b] = deliver(*context, of_b, b, gradient_of_b(b, dy, narrow, form.matmul));
       }
       narrow_gradients.push_back(std::move(dnarrow));
       as.push_back(a);
     }
-    of_input.finish();
+    const at::Tensor dnarrow = side_by_side(narrow_gradients, 1);
+    const bool here = multiplies_here(x, form.matmul);
+    const at::Tensor das = here ? narrow_product(dnarrow, x, form.matmul) : at::Tensor();
+    int64_t first = 0;
+    for (size_t i = 0; i < count; first += as[i++].size(0)) {
+      const at::Tensor& a = as[i];
+      const size_t of_a = 2 * i + 1;
+      if (!is_wanted(*context, of_a, a)) continue;
+      const at::Tensor da = here ? put_gradient(a, das.narrow(0, first, a.size(0)))
+                                 : weight_gradient(a, flipped(narrow_gradients[i]), x, form.matmul);
+      results[of_a] = deliver(*context, of_a, a, da);
+    }
     if (context->needs_input_grad(0)) {
-      add_product_of(results[0], side_by_side(narrow_gradients, 1), side_by_side(as, 0), form.matmul);
+      add_product_of(results[0], dnarrow, side_by_side(as, 0), form.matmul);
       results[0] = shaped(results[0], gradients[0]);
     }
     return results;

@@ -190,13 +190,14 @@ bool shares_memory(const config::Config& config, const std::vector<UnitSizes>& u
   return config.comm.backend != comm::Backend::kGloo && most_shards(units) > 1;
 }
 
-/// Through shared memory a rank reads its part of the other ranks' gradients in place; their pages count as
-/// resident here too. With several hosts it is less, because a rank reads only from its own host.
+/// The memory that ranks gather into together is no tensor, beside which the allocator would hold free blocks for reuse.
+/// Through shared memory a rank reads its part of the other ranks' gradients in place; their pages count as resident here
+/// too. With several hosts it is less, because a rank reads only from its own host.
 int64_t resident_bytes(const config::Config& config, const std::vector<UnitSizes>& units, int64_t beside) {
   const bool common = shares_memory(config, units);
   const StepPeak peak =
       step_peak_at_any_timing(config, units, record_pass(config, PassDevice::kCpu), {.common = common});
-  int64_t bytes = util::most_held_bytes(beside + peak.sum());
+  int64_t bytes = util::most_held_bytes(beside + peak.beside + peak.arena.length) + peak.common;
   if (common) {
     const int64_t ranks = most_shards(units);
     bytes += peak.arena.length * (ranks - 1) / ranks;
