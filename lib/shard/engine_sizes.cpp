@@ -2,6 +2,7 @@
 
 #include <c10/util/accumulate.h>
 
+#include "nn/layers.h"
 #include "shard/wrap.h"
 #include "shard/wrap_policy.h"
 
@@ -24,10 +25,15 @@ std::vector<UnitSizes> unit_sizes(const Engine& engine) {
   return all;
 }
 
-int64_t parameter_count(const Engine& engine) {
+int64_t parameter_count(const Engine& engine, const torch::nn::Module& model) {
   int64_t count = 0;
   for (const auto& segments : engine.segments_by_parameter()) {
     count += c10::multiply_integers(segments.front().shape);
+  }
+  for (const auto& module : model.modules()) {
+    const auto* linear = dynamic_cast<const nn::Linear*>(module.get());
+    if (linear == nullptr || !linear->quantization()) continue;
+    count += linear->in_features() * linear->out_features() - linear->weight().numel();
   }
   return count;
 }

@@ -16,8 +16,9 @@ namespace fsdp::shard {
 /// In the order of Engine::units().
 std::vector<UnitSizes> unit_sizes(const Engine& engine);
 
-/// Elements of the whole model's parameters.
-int64_t parameter_count(const Engine& engine);
+/// Elements of the whole model's parameters; of quantised ones, those of the weights, not their bytes. model: the one
+/// that the engine shards.
+int64_t parameter_count(const Engine& engine, const torch::nn::Module& model);
 
 /// unit_sizes() of the engine that fully_shard() would make of the model, before its first pass. The model
 /// may lie on the meta device. Throws Error(kUsage) as fully_shard() does.

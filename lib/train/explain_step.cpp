@@ -75,16 +75,17 @@ Counted count(const shard::Engine& engine, const StepRecord& step) {
 }
 
 /// The run in a few words.
-std::string one_line(const config::Config& config, const shard::Engine& engine) {
+std::string one_line(const config::Config& config, const ShardedModel& parts) {
+  const shard::Engine& engine = *parts.engine;
   int world = engine.communicator().world_size();
   std::string ranks = world == 1 ? "1 rank (no communication)"
                                  : concat(world, " ranks over ", engine.communicator().backend_name());
-  return concat(config.model.architecture, ", ", with_commas(shard::parameter_count(engine)), " parameters, ",
-                ranks, ", ", config.fsdp.strategy, ", ", engine.units().size(), " units");
+  return concat(config.model.architecture, ", ", with_commas(shard::parameter_count(engine, *parts.model)),
+                " parameters, ", ranks, ", ", config.fsdp.strategy, ", ", engine.units().size(), " units");
 }
 
-std::string heading(const config::Config& config, const shard::Engine& engine, const StepResult& result) {
-  std::string text = concat(one_line(config, engine), "\n",
+std::string heading(const config::Config& config, const ShardedModel& parts, const StepResult& result) {
+  std::string text = concat(one_line(config, parts), "\n",
                             "Rank 0 in the second of two steps: prefetching knows the order of the units "
                             "from then on. Nothing is saved.\n");
   if (result.skipped) text += "The gradients overflowed, so the weights were not updated.\n";
@@ -268,13 +269,13 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
 
   record.events = trace->events(kExplainedStep);
   write_timeline(options.timeline, record,
-                 concat("Step ", kExplainedStep, " on rank 0: ", one_line(config, *parts.engine)));
+                 concat("Step ", kExplainedStep, " on rank 0: ", one_line(config, parts)));
   const auto device = communicator->device().is_cpu() ? plan::PassDevice::kCpu : plan::PassDevice::kOfConfig;
   shard::StepFormula formula = step_formula(
       *parts.engine,
       {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
   return concat(
-      heading(config, *parts.engine, result), "\n", schedule(*parts.engine, options), "\n", kLegend, "\n",
+      heading(config, parts, result), "\n", schedule(*parts.engine, options), "\n", kLegend, "\n",
       timeline_text(record, limits_for(*parts.engine, options)), "\n",
       table(formula,
             {.attention = plan::attention_traffic(config, mesh.shape()),

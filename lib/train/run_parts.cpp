@@ -231,18 +231,11 @@ void warn_of_patterns_without_parameters(const optim::OptimizerOptions& options,
 }
 
 std::string describe_adapters(const ShardedModel& parts) {
-  int64_t trained = 0, all = 0;
+  int64_t trained = 0;
   for (const auto& segments : parts.engine->segments_by_parameter()) {
-    const int64_t numel = c10::multiply_integers(segments.front().shape);
-    all += numel;
-    if (segments.front().requires_grad) trained += numel;
+    if (segments.front().requires_grad) trained += c10::multiply_integers(segments.front().shape);
   }
-  for (const auto& module : parts.model->modules()) {
-    const auto* linear = dynamic_cast<const nn::Linear*>(module.get());
-    if (linear == nullptr || !linear->quantization()) continue;
-    all +=
-        linear->in_features() * linear->out_features() - linear->weight().numel();  // bytes are no parameters
-  }
+  const int64_t all = shard::parameter_count(*parts.engine, *parts.model);
   return util::concat("lora: adapters of ", parts.adapted.size(), " linear layers are trained, ",
                       util::with_commas(trained), " of ", util::with_commas(all), " parameters");
 }

@@ -202,8 +202,9 @@ std::string utc_now() {
 
 }  // namespace
 
-std::string banner(const config::Config& config, const shard::Engine& engine, const data::TrainLoader& loader,
+std::string banner(const config::Config& config, const ShardedModel& parts, const data::TrainLoader& loader,
                    const PeakRate& peak) {
+  const shard::Engine& engine = *parts.engine;
   int64_t largest_unit_bytes = 0;
   for (const auto& unit : engine.units()) {
     largest_unit_bytes = std::max(largest_unit_bytes, unit->storage().unsharded_bytes());
@@ -223,8 +224,8 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
       step.traffic.all_gather_bytes + step.traffic.reduce_scatter_bytes + step.traffic.all_reduce_bytes;
 
   std::string text = concat("run        ", config.run.name, " -> ", config.run.output_dir, "\n");
-  text += concat("model      ", config.model.architecture, ", ", with_commas(shard::parameter_count(engine)),
-                 " parameters\n");
+  text += concat("model      ", config.model.architecture, ", ",
+                 with_commas(shard::parameter_count(engine, *parts.model)), " parameters\n");
   text += concat("ranks      ", world,
                  world == 1 ? " (no communication)" : concat(" over ", engine.communicator().backend_name()),
                  ", ", how(config), "; ", engine.units().size(), " units, the largest ",

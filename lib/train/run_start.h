@@ -8,8 +8,8 @@
 #include "comm/communicator.h"
 #include "config/config.h"
 #include "data/loader.h"
-#include "shard/engine.h"
 #include "train/device.h"
+#include "train/run_parts.h"
 
 namespace fsdp::train {
 
@@ -20,7 +20,7 @@ namespace fsdp::train {
 void require_same_run(const config::Config& config, comm::Communicator& communicator);
 
 /// A few lines: model, ranks, compute, memory, batch and data of the run that begins.
-std::string banner(const config::Config& config, const shard::Engine& engine, const data::TrainLoader& loader,
+std::string banner(const config::Config& config, const ShardedModel& parts, const data::TrainLoader& loader,
                    const PeakRate& peak);
 
 /// environment.json: where and with which programs the run was last started, as texts and numbers of this

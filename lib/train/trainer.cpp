@@ -91,7 +91,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
         shard::blocks_in_root(shard::unit_sizes(*parts_.engine)).text(config_.fsdp.min_num_params)}) {
     if (!warning.empty()) util::log_warning(warning);
   }
-  util::log_info(banner(config_, *parts_.engine, *loader_, peak_));
+  util::log_info(banner(config_, parts_, *loader_, peak_));
 }
 
 /// The effect on the loss is for the user to judge, who may not know of the change: with another number of

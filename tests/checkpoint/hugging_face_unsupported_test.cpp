@@ -78,7 +78,8 @@ TEST(UnsupportedTraits, OfEndlessValuesAreCut) {
 }
 
 TEST(UnsupportedTypes, AreNamedWithWhatDiffers) {
-  for (const char* type : {"granite", "gemma", "stablelm", "starcoder2", "qwen2_moe", "deepseek_v3", "bloom"}) {
+  for (const char* type :
+       {"granite", "gemma", "stablelm", "starcoder2", "qwen2_moe", "deepseek_v3", "bloom"}) {
     EXPECT_NE(unsupported_type(type), "") << type;
     const auto [kind, text] = testing::error_of([&] {
       options_from_hugging_face({{"model_type", type}}, "config.json");

@@ -3,11 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
+#include "comm/mesh.h"
+#include "comm/thread_communicator.h"
 #include "kernels/quantized.h"
 #include "nn/decoder.h"
 #include "nn/initialize.h"
 #include "nn/layers.h"
+#include "shard/engine_sizes.h"
 #include "support/mesh_runs.h"
 #include "support/safetensors_files.h"
 #include "train/run_parts.h"
@@ -67,6 +71,20 @@ TEST_F(QuantizedBaseTest, OfTransposedLayersToo) {
   config_.model = testing::tiny_options("gpt2");
   config_.model.initializer_range = 0.1;
   expect_that_bits_train_as_their_numbers(Quantization::kNf4, 2);
+}
+
+TEST_F(QuantizedBaseTest, CountsWeightsAndNotTheirBytes) {
+  std::vector<int64_t> counts;
+  for (const char* form : {"none", "nf4", "int8"}) {
+    config_.lora.quantize = form;
+    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+      const comm::Mesh mesh(config_.mesh, testing::borrowed(communicator));
+      const ShardedModel parts = build_sharded_model(config_, mesh, nullptr);
+      if (communicator.rank() == 0) counts.push_back(shard::parameter_count(*parts.engine, *parts.model));
+    });
+  }
+  EXPECT_EQ(counts[1], counts[0]);
+  EXPECT_EQ(counts[2], counts[0]);
 }
 
 TEST_F(QuantizedBaseTest, HasTheSameBitsOnAnyNumberOfRanks) {

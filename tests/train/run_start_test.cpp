@@ -16,6 +16,13 @@
 namespace fsdp::train {
 namespace {
 
+ShardedModel sharded(std::shared_ptr<nn::Stage> model, std::shared_ptr<shard::Engine> engine) {
+  ShardedModel parts;
+  parts.model = std::move(model);
+  parts.engine = std::move(engine);
+  return parts;
+}
+
 TEST(Banner, SaysWhatIsTrainedOnWhatAndWhere) {
   testing::TemporaryFolder folder;
   config::Config config = testing::tiny_config(folder);
@@ -26,7 +33,7 @@ TEST(Banner, SaysWhatIsTrainedOnWhatAndWhere) {
     int64_t parameters = nn::count_parameters(*model);
     auto engine = shard::fully_shard(*model, config.fsdp, testing::borrowed(communicator));
     data::TrainLoader loader(config.data, config.model.vocab_size, 1, {communicator.rank(), 2, 3});
-    std::string text = banner(config, *engine, loader, {0.25e12, "measured"});
+    std::string text = banner(config, sharded(model, engine), loader, {0.25e12, "measured"});
     for (const std::string& part :
          {util::with_commas(parameters) + " parameters", std::string("4 units"),
           std::string("compute    float32, fused kernels, products by "),
@@ -47,7 +54,7 @@ TEST(Banner, SaysThatLinearLayersMultiplyInFloat8) {
     auto model = testing::make_initialized(config.model);
     auto engine = shard::fully_shard(*model, config::shard_options(config), testing::borrowed(communicator));
     data::TrainLoader loader(config.data, config.model.vocab_size, 1, {0, 1, 1});
-    const std::string text = banner(config, *engine, loader, {0.25e12, "logging.peak_tflops"});
+    const std::string text = banner(config, sharded(model, engine), loader, {0.25e12, "logging.peak_tflops"});
     EXPECT_NE(
         text.find("compute    bfloat16, fused kernels, linear layers in float8 (tensorwise); at best 0.250 "
                   "TFLOP/s a rank, in bfloat16, to which mfu is relative\n"),
@@ -66,7 +73,7 @@ TEST(Banner, SaysWhatTheMeshMeans) {
     comm::Mesh mesh(config.mesh, testing::borrowed(communicator));
     auto engine = shard::fully_shard(*model, config.fsdp, mesh);
     data::TrainLoader loader(config.data, config.model.vocab_size, 1, {communicator.rank(), 4, 1});
-    std::string text = banner(config, *engine, loader, {0.25e12});
+    std::string text = banner(config, sharded(model, engine), loader, {0.25e12});
     EXPECT_NE(
         text.find(
             "mesh       dcn 2 x data 2 x context 1 x model 1: units sharded over data (2), replicated over dcn (2)"),
@@ -77,7 +84,7 @@ TEST(Banner, SaysWhatTheMeshMeans) {
     global.fsdp.hybrid_optimizer = "global";
     auto other = testing::make_initialized(config.model);
     const auto divided = shard::fully_shard(*other, global.fsdp, mesh);
-    text = banner(global, *divided, loader, {0.25e12});
+    text = banner(global, sharded(other, divided), loader, {0.25e12});
     for (const char* part : {"hybrid_shard with a global optimizer", " of its slice's beside them",
                              "optimizer state sharded over dcn x data (4)"}) {
       EXPECT_NE(text.find(part), std::string::npos) << text;
@@ -95,7 +102,7 @@ TEST(Banner, CountsTheRowsOfAContextGroupOnce) {
     auto engine = shard::fully_shard(*model, config.fsdp, mesh);
     const data::TrainLoader loader = open_training_data(config, communicator);
     EXPECT_EQ(loader.samples_per_step(), 4);
-    const std::string text = banner(config, *engine, loader, {0.25e12});
+    const std::string text = banner(config, sharded(model, engine), loader, {0.25e12});
     for (
         const char* part :
         {"dcn 1 x data 2 x context 2 x model 1: units sharded over data x context (4)",
