@@ -1,6 +1,7 @@
 #include "gguf/adapter.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <map>
 #include <system_error>
@@ -54,7 +55,7 @@ NamedStorage checked_place(const Family& family, const Shapes& shapes, const Ada
 
 }  // namespace
 
-int64_t write_adapter(const AdapterRequest& request, const std::vector<AdapterTensors>& adapters) {
+AdapterFile write_adapter(const AdapterRequest& request, const std::vector<AdapterTensors>& adapters) {
   FSDP_CHECK(!is_quantised(request.type));
   if (!request.overwrite) {
     checkpoint::refuse_existing(request.output, "choose another output or replace it with `overwrite`");
@@ -64,15 +65,35 @@ int64_t write_adapter(const AdapterRequest& request, const std::vector<AdapterTe
   const Shapes shapes = nn::weight_shapes(options);
   std::vector<Tensor> tensors;
   std::vector<at::Tensor> contents;
+  std::map<std::string, at::Tensor> stacks;
+  const auto add = [&](const std::string& weight, const NamedStorage& place, const char* suffix,
+                       at::Tensor content) {
+    std::vector<int64_t> shape = content.sizes().vec();
+    const std::string name = place.name + suffix;
+    if (place.stored == Stored::kStacked) {
+      // llama.cpp wants the adapters of all experts; zeros are none.
+      shape.insert(shape.begin(), options.num_experts);
+      const auto [found, is_new] = stacks.try_emplace(name);
+      at::Tensor& stack = found->second;
+      if (is_new) stack = at::zeros(shape, at::TensorOptions(at::kFloat));
+      if (stack.sizes() != shape) {
+        fail(ErrorKind::kCheckpoint, "the adapter of ", weight, " must have the rank of the others in ",
+             place.name, ", but has another; merge the adapters into the model with `merge`");
+      }
+      stack.select(0, place.expert).copy_(content);
+      if (!is_new) return;
+      content = stack;
+    }
+    tensors.push_back({.name = name, .shape = std::move(shape), .type = request.type});
+    contents.push_back(std::move(content));
+  };
   for (const AdapterTensors& adapter : adapters) {
     const NamedStorage place = checked_place(family, shapes, adapter);
     // A transposed weight has the same linear map; only the order of B's rows differs.
     const bool transposed = place.stored == Stored::kTransposed;
     const at::Tensor b = transposed ? adapter.b : to_theirs(adapter.b, place.stored, options);
-    for (const auto& [suffix, content] : {std::pair(".lora_a", adapter.a), std::pair(".lora_b", b)}) {
-      tensors.push_back({.name = place.name + suffix, .shape = content.sizes().vec(), .type = request.type});
-      contents.push_back(content);
-    }
+    add(adapter.weight, place, ".lora_a", adapter.a);
+    add(adapter.weight, place, ".lora_b", b);
   }
   Writer writer(request.output,
                 {{"general.architecture", std::string(family.architecture)},
@@ -88,7 +109,8 @@ int64_t write_adapter(const AdapterRequest& request, const std::vector<AdapterTe
     writer.append(bytes.const_data_ptr(), bytes.numel());
   }
   writer.finish();
-  return static_cast<int64_t>(std::filesystem::file_size(request.output));
+  return {.tensors = static_cast<int64_t>(contents.size()),
+          .bytes = static_cast<int64_t>(std::filesystem::file_size(request.output))};
 }
 
 AdapterFile export_adapter(const AdapterExport& request) {
@@ -119,14 +141,13 @@ AdapterFile export_adapter(const AdapterExport& request) {
   for (const std::string& layer : stored.description.layers) {
     adapters.push_back({layer + ".weight", read(layer, nn::LoraPart::kA), read(layer, nn::LoraPart::kB)});
   }
-  const int64_t bytes = write_adapter({.output = request.output,
-                                       .model_config = model->config,
-                                       .where = model->where,
-                                       .alpha = nn::lora_scale(lora) * static_cast<double>(lora.rank),
-                                       .type = request.type,
-                                       .overwrite = request.overwrite},
-                                      adapters);
-  return {.tensors = 2 * static_cast<int64_t>(adapters.size()), .bytes = bytes};
+  return write_adapter({.output = request.output,
+                        .model_config = model->config,
+                        .where = model->where,
+                        .alpha = nn::lora_scale(lora) * static_cast<double>(lora.rank),
+                        .type = request.type,
+                        .overwrite = request.overwrite},
+                       adapters);
 }
 
 }  // namespace fsdp::gguf

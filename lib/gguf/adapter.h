@@ -31,19 +31,20 @@ struct AdapterRequest {
   bool overwrite = false;
 };
 
-/// Writes the adapters, in floats on the CPU, and returns the number of bytes of the file. B is permuted as its
-/// weight is. kUsage for a model that llama.cpp does not have; kCheckpoint for a weight that the model does not
-/// have or that cannot have an adapter (embeddings, a tied head, vectors), for shapes that do not fit it, and
-/// when the output exists and `overwrite` is off; kIo when writing fails.
-int64_t write_adapter(const AdapterRequest& request, const std::vector<AdapterTensors>& adapters);
+struct AdapterFile {
+  int64_t tensors = 0, bytes = 0;
+};
+
+/// Writes the adapters, in floats on the CPU. B is permuted as its weight is; those of experts are stacked, with
+/// zeros for an expert that has none. kUsage for a model that llama.cpp does not have; kCheckpoint for a weight
+/// that the model does not have or that cannot have an adapter (embeddings, a tied head, vectors), for shapes that
+/// do not fit it, and when the output exists and `overwrite` is off; kIo when writing fails.
+AdapterFile write_adapter(const AdapterRequest& request, const std::vector<AdapterTensors>& adapters);
 
 struct AdapterExport {
   std::filesystem::path checkpoint_folder, output;
   TensorType type = TensorType::kF32;  ///< f32, f16 or bf16
   bool overwrite = false;
-};
-struct AdapterFile {
-  int64_t tensors = 0, bytes = 0;
 };
 
 /// write_adapter() of a checkpoint of adapters. In addition, kUsage for DoRA's, which llama.cpp does not have, and

@@ -183,9 +183,7 @@ void read_windows(const Reader& file, const Family& family, const ArchitectureKe
 }  // namespace
 
 json described_config(const Reader& file) {
-  const std::string where = file.path().string();
-  const auto* architecture = file.find<std::string>("general.architecture");
-  const Family& family = family_of_architecture(architecture == nullptr ? "" : *architecture, where);
+  const Family& family = family_of_architecture(file);
   const nn::Family& ours = ours_of(family);
   json config = family.fixed;
   config["model_type"] = family.model_type;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -31,8 +32,8 @@ namespace {
 
 constexpr uint32_t kQuantisationVersion = 2;
 
-/// "135M", "1.2B", as llama.cpp's converter writes it.
-std::string size_label(int64_t parameters) {
+/// "135M", "1.2B", "8x7.2B" (with experts), as llama.cpp's converter writes it.
+std::string size_label(int64_t parameters, int64_t experts) {
   constexpr std::pair<double, char> kUnits[] = {{1e12, 'T'}, {1e9, 'B'}, {1e6, 'M'}, {1e3, 'K'}};
   const auto count = static_cast<double>(parameters);
   const auto* unit = std::find_if(std::begin(kUnits), std::end(kUnits) - 1,
@@ -44,12 +45,13 @@ std::string size_label(int64_t parameters) {
                 : std::lround(scaled) < 10 ? 1
                                            : 0,
                 scaled, unit->second);
-  return text;
+  return experts > 0 ? concat(experts, "x", text) : text;
 }
 
 /// A tensor of the file and where it comes from.
 struct Source {
-  std::string name;  ///< in the weights; empty: the divisors of rotary frequencies
+  /// In the weights: one, or that of each expert; none: the divisors of rotary frequencies.
+  std::vector<std::string> names;
   Stored stored = Stored::kSame;
 };
 
@@ -58,13 +60,15 @@ struct Plan {
   TensorType type;
   std::vector<Tensor> tensors;
   std::vector<Source> sources;
-  int64_t parameters = 0, bytes = 0;
+  int64_t parameters = 0;  ///< with one expert of each layer
+  int64_t bytes = 0;
 };
 
 /// The type of a tensor in a file of matrices of type `type`.
 TensorType type_for(const Tensor& tensor, TensorType type, bool makes_logits) {
   const bool plain = tensor.shape.size() < 2 || !tensor.name.ends_with(".weight") ||
-                     tensor.name.ends_with("_norm.weight") || tensor.name == "position_embd.weight";
+                     tensor.name.ends_with("_norm.weight") || tensor.name == "position_embd.weight" ||
+                     tensor.name.ends_with(".ffn_gate_inp.weight");
   if (plain) return TensorType::kF32;
   if (type == TensorType::kQ4_0 && makes_logits) type = TensorType::kQ8_0;
   return tensor.shape.back() % traits_of(type).block_elements == 0 ? type : TensorType::kF16;
@@ -95,16 +99,29 @@ Plan plan_of(const checkpoint::StoredModel& model, const ExportRequest& request)
   if (model.options.rope_type == nn::RopeType::kLlama3) {
     add({.name = kRopeFrequencies, .shape = {nn::head_width(model.options) / 2}}, {});
   }
+  std::map<std::string, size_t> stacks;  ///< their places in the plan
   for (const auto& [name, stored_name] : model.names) {
     auto theirs = their_tensor(*plan.family, name);
     FSDP_CHECK(theirs, name);
     Tensor tensor{.name = std::move(theirs->name), .shape = model.weights.shape(stored_name)};
     if (theirs->stored == Stored::kTransposed) std::reverse(tensor.shape.begin(), tensor.shape.end());
+    std::vector<std::string> names = {stored_name};
+    if (theirs->stored == Stored::kStacked) {
+      const auto expert = static_cast<size_t>(theirs->expert);
+      const auto [stack, is_new] = stacks.try_emplace(tensor.name, plan.sources.size());
+      if (!is_new) {
+        plan.sources[stack->second].names[expert] = stored_name;
+        continue;
+      }
+      tensor.shape.insert(tensor.shape.begin(), model.options.num_experts);
+      names.assign(static_cast<size_t>(model.options.num_experts), "");
+      names[expert] = stored_name;
+    }
+    plan.parameters += model.weights.numel(stored_name);
     const bool makes_logits =
         tensor.name == (model.options.tie_word_embeddings ? "token_embd.weight" : "output.weight");
     tensor.type = type_for(tensor, plan.type, makes_logits);
-    plan.parameters += model.weights.numel(stored_name);
-    add(std::move(tensor), {stored_name, theirs->stored});
+    add(std::move(tensor), {std::move(names), theirs->stored});
   }
   return plan;
 }
@@ -113,7 +130,7 @@ Metadata metadata_of(const checkpoint::StoredModel& model, const Plan& plan, con
   Metadata metadata = {{"general.architecture", std::string(plan.family->architecture)},
                        {"general.type", std::string("model")},
                        {"general.name", request.output.stem().string()},
-                       {"general.size_label", size_label(plan.parameters)},
+                       {"general.size_label", size_label(plan.parameters, model.options.num_experts)},
                        {"general.file_type", traits_of(plan.type).file_type},
                        {"general.quantization_version", kQuantisationVersion}};
   describe_model(*plan.family, model.options, metadata);
@@ -123,12 +140,13 @@ Metadata metadata_of(const checkpoint::StoredModel& model, const Plan& plan, con
 
 void write_tensor(const checkpoint::Weights& weights, const Source& source, const Tensor& tensor,
                   const nn::ModelOptions& options, Writer& writer, util::ByteCounter& counter) {
+  std::string name;
   const auto append = [&](const at::Tensor& elements) {
-    const at::Tensor bytes = encoded(elements, tensor.type, concat("the weight ", source.name));
+    const at::Tensor bytes = encoded(elements, tensor.type, concat("the weight ", name));
     writer.append(bytes.const_data_ptr(), bytes.numel());
     counter.add(bytes.numel());
   };
-  if (source.name.empty()) {
+  if (source.names.empty()) {
     std::vector<float> divisors = frequency_divisors(options);
     at::Tensor values =
         at::empty({static_cast<int64_t>(divisors.size())}, at::TensorOptions().dtype(at::kFloat));
@@ -136,16 +154,19 @@ void write_tensor(const checkpoint::Weights& weights, const Source& source, cons
     append(values);
     return;
   }
-  const int64_t numel = weights.numel(source.name);
-  if (source.stored == Stored::kSame) {
-    // Slices are whole blocks, since their size is a power of two.
-    weights.stream(source.name, 0, numel, weights.dtype(source.name), append);
-    return;
+  const bool is_same = source.stored == Stored::kSame || source.stored == Stored::kStacked;
+  for (const std::string& each : source.names) {
+    name = each;
+    const checkpoint::TensorInfo& info = weights.info(name);
+    if (is_same) {
+      // Slices are whole blocks, since their size is a power of two.
+      weights.stream(name, 0, weights.numel(name), info.dtype, append);
+      continue;
+    }
+    at::Tensor whole = at::empty(info.shape, at::TensorOptions().dtype(info.dtype));
+    weights.read_into(name, whole);
+    append(to_theirs(whole, source.stored, options).reshape({-1}));
   }
-  at::Tensor whole =
-      at::empty(weights.shape(source.name), at::TensorOptions().dtype(weights.dtype(source.name)));
-  weights.read_into(source.name, whole);
-  append(to_theirs(whole, source.stored, options).reshape({-1}));
 }
 
 }  // namespace

@@ -1,8 +1,5 @@
 #include "gguf/families.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "checkpoint/hugging_face_config.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -46,6 +43,14 @@ const Keys kLlama = kDecoder + kGroupedHeads +
                          {"attention.value_length", "head_dim", kSize, true},
                          {"rope.dimension_count", "head_dim", kSize, true}};
 
+const Keys kMixtral =
+    kLlama +
+    Keys{kWindow, {"expert_count", "num_local_experts"}, {"expert_used_count", "num_experts_per_tok"}};
+
+const Keys kQwen3Moe = kLlama + Keys{{"expert_count", "num_experts"},
+                                     {"expert_used_count", "num_experts_per_tok"},
+                                     {"expert_feed_forward_length", "moe_intermediate_size"}};
+
 const Keys kAlternatingWindows = {{"attention.sliding_window_pattern", kWindowPattern, kSize, true}};
 
 const Keys kGemma2 = kLlama + kAlternatingWindows +
@@ -82,11 +87,23 @@ std::vector<Family> make_families() {
        .flags = {{"attention_bias", "blk.0.attn_q.bias"}, {"mlp_bias", "blk.0.ffn_up.bias"}},
        .rotates_neighbours = true,
        .scales_frequencies = true},
+      {.model_type = "mixtral",
+       .architecture = "llama",
+       .keys = kMixtral,
+       .rotates_neighbours = true,
+       .scales_frequencies = true},
       {.model_type = "qwen2", .architecture = "qwen2", .keys = kLlama, .heads_fill_width = true},
       {.model_type = "qwen3",
        .architecture = "qwen3",
        .keys = kLlama,
        .fixed = {{"hidden_act", "silu"}, {"attention_bias", false}}},
+      {.model_type = "qwen3_moe",
+       .architecture = "qwen3moe",
+       .keys = kQwen3Moe,
+       .fixed = {{"hidden_act", "silu"},
+                 {"attention_bias", false},
+                 {"norm_topk_prob", true},
+                 {"decoder_sparse_step", 1}}},
       {.model_type = "gpt2", .architecture = "gpt2", .keys = kGpt2, .fixed = json::object()},
       {.model_type = "olmo2",
        .architecture = "olmo2",
@@ -172,9 +189,17 @@ std::vector<TensorRule> tensor_rules(const Family& family) {
   }
   add(ours.output, "attn_output", linear);
   module = concat(block, ours.feed_forward, ".");
-  add(ours.gate, "ffn_gate", linear);
-  add(ours.up, "ffn_up", linear);
-  add(ours.down, "ffn_down", linear);
+  if (!ours.has_experts()) {
+    add(ours.gate, "ffn_gate", linear);
+    add(ours.up, "ffn_up", linear);
+    add(ours.down, "ffn_down", linear);
+    return rules;
+  }
+  add(ours.router, "ffn_gate_inp");
+  module += ours.experts + ".#.";
+  add(ours.gate, "ffn_gate_exps", Stored::kStacked);
+  add(ours.up, "ffn_up_exps", Stored::kStacked);
+  add(ours.down, "ffn_down_exps", Stored::kStacked);
   return rules;
 }
 
@@ -185,27 +210,6 @@ const std::vector<Family>& families() {
     return families;
   }();
   return kFamilies;
-}
-
-/// A name by the pattern `to`, if it fits the pattern `from`.
-std::optional<std::string> renamed(std::string_view name, std::string_view from, std::string_view to) {
-  const size_t dot = name.rfind('.');
-  if (dot == name.npos) return std::nullopt;
-  const std::string_view kind = name.substr(dot);
-  if (kind != ".weight" && kind != ".bias") return std::nullopt;
-  name = name.substr(0, dot);
-  const size_t star = from.find('*');
-  if (star == from.npos) return name == from ? std::optional(concat(to, kind)) : std::nullopt;
-  const std::string_view head = from.substr(0, star), tail = from.substr(star + 1);
-  if (name.size() <= head.size() + tail.size() || !name.starts_with(head) || !name.ends_with(tail)) {
-    return std::nullopt;
-  }
-  const std::string_view number = name.substr(head.size(), name.size() - head.size() - tail.size());
-  if (!std::all_of(number.begin(), number.end(), [](char c) { return c >= '0' && c <= '9'; })) {
-    return std::nullopt;
-  }
-  const size_t place = to.find('*');
-  return concat(to.substr(0, place), number, to.substr(place + 1), kind);
 }
 
 std::string quoted_list(const std::vector<const char*>& words) {
@@ -225,9 +229,11 @@ json facts_of(const Family& family, const nn::ModelOptions& options) {
   return facts;
 }
 
+constexpr int64_t kMostExperts = 1024;  ///< LLAMA_MAX_EXPERTS
+
 /// kUsage for what the architecture cannot compute.
 void check_options(const Family& family, const nn::ModelOptions& options, const std::string& where) {
-  const auto refuse = [&](const std::string& what, const char* why = "does not have") {
+  const auto refuse = [&](const std::string& what, const std::string& why = "does not have") {
     fail(ErrorKind::kUsage, where, " ", what, ", which llama.cpp's architecture ", family.architecture, " ",
          why, "; export the model as safetensors");
   };
@@ -246,6 +252,9 @@ void check_options(const Family& family, const nn::ModelOptions& options, const 
   }
   if (family.heads_fill_width && nn::query_width(options) != options.hidden_size) {
     refuse("has heads whose widths do not add up to hidden_size");
+  }
+  if (options.num_experts > kMostExperts) {
+    refuse(concat("has \"num_experts\": ", options.num_experts), concat("limits to ", kMostExperts));
   }
   const int64_t scalar = score_scalar(family, options.num_hidden_layers, options.hidden_size,
                                       options.num_attention_heads, nn::head_width(options));
@@ -278,72 +287,25 @@ const Family& family_of(const json& config, const nn::ModelOptions& options, con
        " for a GGUF file, but is ", json(type).dump(), "; export the model as safetensors");
 }
 
-const Family& family_of_architecture(const std::string& architecture, const std::string& where) {
+const Family& family_of_architecture(const Reader& file) {
+  const auto* named = file.find<std::string>("general.architecture");
+  const std::string architecture = named == nullptr ? "" : *named;
+  // Llama and Mixtral have one architecture, and only Mixtral has experts.
+  const auto* experts = file.find<uint32_t>(concat(architecture, ".expert_count"));
+  const bool has_experts = experts != nullptr && *experts > 0;
+  const Family* found = nullptr;
   std::vector<const char*> known;
   for (const Family& family : families()) {
-    if (family.architecture == architecture) return family;
-    known.push_back(family.architecture);
+    const bool is_new = known.empty() || std::string_view(known.back()) != family.architecture;
+    if (is_new) known.push_back(family.architecture);
+    if (family.architecture != architecture) continue;
+    if (found == nullptr || ours_of(family).has_experts() == has_experts) found = &family;
   }
-  fail(ErrorKind::kCheckpoint, where, ": \"general.architecture\" must be one of ", quoted_list(known),
-       ", but is ", json(architecture).dump(-1, ' ', true, json::error_handler_t::replace),
+  if (found != nullptr) return *found;
+  fail(ErrorKind::kCheckpoint, file.path().string(), ": \"general.architecture\" must be one of ",
+       quoted_list(known), ", but is ",
+       json(architecture).dump(-1, ' ', true, json::error_handler_t::replace),
        "; this version cannot compute others");
-}
-
-std::optional<NamedStorage> their_tensor(const Family& family, std::string_view ours) {
-  for (const TensorRule& rule : family.tensors) {
-    if (auto name = renamed(ours, rule.ours, rule.theirs)) return NamedStorage{std::move(*name), rule.stored};
-  }
-  return std::nullopt;
-}
-
-std::optional<NamedStorage> our_tensor(const Family& family, std::string_view theirs) {
-  for (const TensorRule& rule : family.tensors) {
-    if (auto name = renamed(theirs, rule.theirs, rule.ours))
-      return NamedStorage{std::move(*name), rule.stored};
-  }
-  return std::nullopt;
-}
-
-namespace {
-
-/// The rows as a grid of outer x middle x inner, whose first axes change places (`axis` 0) or whose last.
-at::Tensor reordered(const at::Tensor& weight, int64_t outer, int64_t middle, int64_t axis) {
-  return weight.reshape({outer, middle, weight.size(0) / outer / middle, -1})
-      .transpose(axis, axis + 1)
-      .reshape(weight.sizes());
-}
-
-at::Tensor converted(const at::Tensor& weight, Stored stored, const nn::ModelOptions& options,
-                     bool to_theirs) {
-  const auto interleaved = [&](int64_t heads) {
-    return reordered(weight, heads, to_theirs ? 2 : weight.size(0) / heads / 2, 1);
-  };
-  const int64_t heads = options.num_attention_heads;
-  switch (stored) {
-    case Stored::kQueryHeads:
-      return interleaved(heads);
-    case Stored::kKeyHeads:
-      return interleaved(options.num_key_value_heads);
-    case Stored::kQkvByHead:
-      return to_theirs ? reordered(weight, heads, 3, 0) : reordered(weight, 3, heads, 0);
-    case Stored::kTransposed:
-      return weight.dim() == 2 ? weight.t().contiguous() : weight;
-    case Stored::kPlusOne:
-      return to_theirs ? weight.to(at::kFloat).add(1) : weight.to(at::kFloat).sub(1).to(weight.scalar_type());
-    case Stored::kSame:
-      break;
-  }
-  return weight;
-}
-
-}  // namespace
-
-at::Tensor to_theirs(const at::Tensor& weight, Stored stored, const nn::ModelOptions& options) {
-  return converted(weight, stored, options, true);
-}
-
-at::Tensor to_ours(const at::Tensor& weight, Stored stored, const nn::ModelOptions& options) {
-  return converted(weight, stored, options, false);
 }
 
 void describe_model(const Family& family, const nn::ModelOptions& options, Metadata& metadata) {

@@ -28,9 +28,10 @@ enum class Stored {
   kKeyHeads,
   kQkvByHead,  ///< all queries, all keys, all values; ours has the three of each head together
   kPlusOne,    ///< the factor of a norm, in f32; ours is the factor less 1
+  kStacked,    ///< [experts, out, in]: the matrices of all experts of a layer; ours has one of each expert
 };
 
-/// Names without ".weight" or ".bias"; * stands for the layer's number.
+/// Names without ".weight" or ".bias"; * stands for the layer's number, and # for the expert's.
 struct TensorRule {
   std::string ours, theirs;
   Stored stored = Stored::kSame;
@@ -85,19 +86,20 @@ const Family& family_of(const nlohmann::json& config, const nn::ModelOptions& op
                         const std::string& where);
 
 /// kCheckpoint for an architecture that is not supported.
-const Family& family_of_architecture(const std::string& architecture, const std::string& where);
+const Family& family_of_architecture(const Reader& file);
 
 struct NamedStorage {
   std::string name;
   Stored stored;
+  int64_t expert = 0;  ///< its place in a tensor that is stacked
 };
 
-/// The tensor of GGUF for a weight, and the weight for a tensor; nothing for a name that the family does not
-/// have.
+/// The tensor of GGUF for a weight, and the weight for a tensor, of a stacked one that of `expert`; nothing for a
+/// name that the family does not have.
 std::optional<NamedStorage> their_tensor(const Family& family, std::string_view ours);
-std::optional<NamedStorage> our_tensor(const Family& family, std::string_view theirs);
+std::optional<NamedStorage> our_tensor(const Family& family, std::string_view theirs, int64_t expert = 0);
 
-/// A whole weight or bias from our layout to GGUF's, and back.
+/// A whole weight or bias from our layout to GGUF's, and back; of a stacked tensor, that of one expert.
 at::Tensor to_theirs(const at::Tensor& weight, Stored stored, const nn::ModelOptions& options);
 at::Tensor to_ours(const at::Tensor& weight, Stored stored, const nn::ModelOptions& options);
 

@@ -35,12 +35,24 @@ class ConvertedTensors final : public checkpoint::TensorSource {
  public:
   ConvertedTensors(std::shared_ptr<const Reader> file, const Family& family, const nn::ModelOptions& options)
       : file_(std::move(file)), options_(options) {
+    const auto shapes = nn::weight_shapes(options);
     for (const auto& [name, tensor] : file_->tensors()) {
       if (name == kRopeFrequencies) continue;
       auto ours = our_tensor(family, name);
+      const bool is_stacked = ours && ours->stored == Stored::kStacked;
+      if (is_stacked && shapes.contains(ours->name) && tensor.shape.size() == 3 &&
+          tensor.shape[0] == options.num_experts) {
+        for (int64_t i = 0; i < options.num_experts; ++i) {
+          tensors_.emplace(our_tensor(family, name, i)->name,
+                           Entry{&tensor, Stored::kStacked, {tensor.shape[1], tensor.shape[2]}, i});
+        }
+        continue;
+      }
       // An unknown name stays, and is unexpected.
-      if (!ours) ours = NamedStorage{name, Stored::kSame};
-      tensors_.emplace(ours->name, Entry{&tensor, ours->stored});
+      if (!ours || is_stacked) ours = NamedStorage{name, Stored::kSame};
+      std::vector<int64_t> shape = tensor.shape;
+      if (ours->stored == Stored::kTransposed) std::reverse(shape.begin(), shape.end());
+      tensors_.emplace(ours->name, Entry{&tensor, ours->stored, std::move(shape)});
     }
   }
 
@@ -48,11 +60,7 @@ class ConvertedTensors final : public checkpoint::TensorSource {
 
   std::vector<TensorInfo> infos() const override {
     std::vector<TensorInfo> infos;
-    for (const auto& [name, entry] : tensors_) {
-      std::vector<int64_t> shape = entry.tensor->shape;
-      if (entry.stored == Stored::kTransposed) std::reverse(shape.begin(), shape.end());
-      infos.push_back({name, std::move(shape), dtype_of(entry)});
-    }
+    for (const auto& [name, entry] : tensors_) infos.push_back({name, entry.shape, dtype_of(entry)});
     return infos;
   }
 
@@ -60,7 +68,8 @@ class ConvertedTensors final : public checkpoint::TensorSource {
     const Entry& entry = tensors_.at(name);
     const auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(dtype_of(entry)));
     const int64_t bytes = (end - begin) * itemsize_bytes;
-    if (entry.stored == Stored::kSame) {
+    if (entry.stored == Stored::kSame || entry.stored == Stored::kStacked) {
+      if (entry.expert > 0) begin += entry.expert * entry.shape[0] * entry.shape[1];
       return file_->read(*entry.tensor, begin * itemsize_bytes, bytes, out);
     }
     if (converted_name_ != name) {
@@ -78,6 +87,8 @@ class ConvertedTensors final : public checkpoint::TensorSource {
   struct Entry {
     const Tensor* tensor;
     Stored stored;
+    std::vector<int64_t> shape;  ///< ours
+    int64_t expert = 0;
   };
   static c10::ScalarType dtype_of(const Entry& entry) { return *traits_of(entry.tensor->type).dtype; }
 

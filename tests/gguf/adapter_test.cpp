@@ -18,7 +18,7 @@ using util::ErrorKind;
 
 class GgufAdapter : public ::testing::Test {
  protected:
-  int64_t write(const nn::ModelOptions& options, const std::vector<AdapterTensors>& adapters) const {
+  AdapterFile write(const nn::ModelOptions& options, const std::vector<AdapterTensors>& adapters) const {
     return write_adapter({.output = file(),
                           .model_config = checkpoint::hugging_face_config(options),
                           .where = "config.json",
@@ -38,8 +38,8 @@ class GgufAdapter : public ::testing::Test {
 
 TEST_F(GgufAdapter, HasTheTensorsUnderTheNamesOfTheModel) {
   const at::Tensor a = at::randn({4, 64}), b = at::randn({96, 4});
-  const int64_t bytes = write(gguf_options("llama"), {{"model.layers.1.mlp.up_proj.weight", a, b}});
-  EXPECT_EQ(bytes, static_cast<int64_t>(std::filesystem::file_size(file())));
+  const AdapterFile written = write(gguf_options("llama"), {{"model.layers.1.mlp.up_proj.weight", a, b}});
+  EXPECT_EQ(written.bytes, static_cast<int64_t>(std::filesystem::file_size(file())));
   const Reader reader(file());
   EXPECT_EQ(*reader.find<std::string>("general.type"), "adapter");
   EXPECT_EQ(*reader.find<std::string>("general.architecture"), "llama");
@@ -77,6 +77,26 @@ TEST_F(GgufAdapter, OfTransposedWeightsIsTheSameLinearMap) {
   const Reader reader(file());
   EXPECT_TRUE(at::equal(dequantised(reader, "blk.0.attn_qkv.weight.lora_a"), a));
   EXPECT_TRUE(at::equal(dequantised(reader, "blk.0.attn_qkv.weight.lora_b"), b));
+}
+
+TEST_F(GgufAdapter, OfAnExpertIsStackedWithZerosForTheOthers) {
+  const std::string experts = "model.layers.1.block_sparse_moe.experts.";
+  const at::Tensor a = at::randn({2, 64}), b = at::randn({96, 2});
+  const AdapterTensors last{experts + "3.w1.weight", a, b}, first{experts + "0.w1.weight", 2 * a, 3 * b};
+  EXPECT_EQ(write(gguf_options("mixtral"), {last, first}).tensors, 2);
+  const Reader reader(file());
+  ASSERT_EQ(reader.tensors().size(), 2U);
+  const at::Tensor stacked_a = dequantised(reader, "blk.1.ffn_gate_exps.weight.lora_a"),
+                   stacked_b = dequantised(reader, "blk.1.ffn_gate_exps.weight.lora_b");
+  EXPECT_TRUE(at::equal(stacked_a, at::stack({2 * a, 0 * a, 0 * a, a})));
+  EXPECT_TRUE(at::equal(stacked_b, at::stack({3 * b, 0 * b, 0 * b, b})));
+  const AdapterTensors wider{experts + "0.w1.weight", at::ones({3, 64}), at::ones({96, 3})};
+  EXPECT_THAT(
+      error_of([&] {
+        write(gguf_options("mixtral"), {last, wider});
+      }).second,
+      HasSubstr("the adapter of model.layers.1.block_sparse_moe.experts.0.w1.weight must have the rank of "
+                "the others in blk.1.ffn_gate_exps.weight, but has another; merge"));
 }
 
 TEST_F(GgufAdapter, ThatDoesNotFitTheModelIsRefused) {

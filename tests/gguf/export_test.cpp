@@ -63,7 +63,8 @@ TEST_P(GgufExport, HasTheSameBitsWhenItIsImportedAgain) {
     const checkpoint::StoredModel back = import({}, 3);
     EXPECT_EQ(back.names.size(), weights_.size());
     for (const auto& [name, tensor] : weights_) {
-      const bool is_matrix = tensor.dim() == 2 && name != "transformer.wpe.weight";
+      const bool is_matrix =
+          tensor.dim() == 2 && name != "transformer.wpe.weight" && !name.ends_with(".gate.weight");
       const at::ScalarType dtype = is_matrix ? *traits_of(type).dtype : at::kFloat;
       at::Tensor read = at::empty_like(tensor, dtype);
       ASSERT_EQ(back.weights.dtype(back.names.at(name)), dtype) << name;
@@ -95,7 +96,8 @@ TEST_P(GgufExport, OfQuantisedTypesIsWithinTheirRounding) {
     for (const auto& [name, tensor] : reader.tensors()) {
       const bool makes_logits =
           name == (model.options.tie_word_embeddings ? "token_embd.weight" : "output.weight");
-      const bool is_matrix = tensor.shape.size() == 2 && name != "position_embd.weight";
+      const bool is_matrix = tensor.shape.size() >= 2 && name != "position_embd.weight" &&
+                             !name.ends_with(".ffn_gate_inp.weight");
       EXPECT_EQ(tensor.type, !is_matrix ? TensorType::kF32 : makes_logits ? TensorType::kQ8_0 : type) << name;
       const double largest = expected[name].abs().max().item<double>();
       const double difference = (expected[name] - dequantised(reader, name)).abs().max().item<double>();
@@ -296,6 +298,9 @@ TEST_F(GgufModel, ThatLlamaCppCannotComputeIsRefused) {
   for (const auto& [family, text, change] :
        std::vector<std::tuple<const char*, const char*, std::function<void(nn::ModelOptions&)>>>{
            {"qwen3", "\"attention_bias\": true", [](auto& o) { o.attention_bias = true; }},
+           {"qwen3_moe", "\"norm_topk_prob\": false", [](auto& o) { o.norm_topk_prob = false; }},
+           {"qwen3_moe", "\"decoder_sparse_step\": 2", [](auto& o) { o.decoder_sparse_step = 2; }},
+           {"qwen3_moe", "\"attention_bias\": true", [](auto& o) { o.attention_bias = true; }},
            {"olmo2", "\"tie_word_embeddings\": true", [](auto& o) { o.tie_word_embeddings = true; }},
            {"smollm3", "\"no_rope_layer_interval\": 2", [](auto& o) { o.no_rope_layer_interval = 2; }},
            {"smollm3", "\"no_rope_layer_interval\": null", [](auto& o) { o.no_rope_layer_interval = 0; }},
@@ -308,6 +313,67 @@ TEST_F(GgufModel, ThatLlamaCppCannotComputeIsRefused) {
            {"gpt_neox", "\"hidden_act\": \"silu\"", [](auto& o) { o.hidden_act = nn::Activation::kSilu; }}}) {
     EXPECT_THAT(refused_of(family, change), HasSubstr(text)) << family;
   }
+}
+
+TEST_F(GgufModel, HasAtMostAsManyExpertsAsLlamaCpp) {
+  nn::ModelOptions options = gguf_options("mixtral");
+  const auto family_is_found = [&](int64_t experts) {
+    options.num_experts = experts;
+    return family_of(checkpoint::hugging_face_config(options), options, "config.json");
+  };
+  EXPECT_NO_THROW(family_is_found(1024));
+  EXPECT_THAT(
+      error_of([&] { family_is_found(1025); }).second,
+      HasSubstr(
+          "config.json has \"num_experts\": 1025, which llama.cpp's architecture llama limits to 1024"));
+}
+
+TEST_F(GgufModel, StacksExpertsInTheOrderOfTheirNumbers) {
+  const Reader qwen = export_as(write(gguf_options("qwen3_moe")), TensorType::kF32);
+  for (const auto& [theirs, ours] : {std::pair("ffn_gate_exps", "gate_proj"),
+                                     {"ffn_up_exps", "up_proj"},
+                                     {"ffn_down_exps", "down_proj"}}) {
+    const at::Tensor stack = dequantised(qwen, util::concat("blk.1.", theirs, ".weight"));
+    ASSERT_EQ(stack.size(0), 12) << theirs;
+    for (int64_t i = 0; i < 12; ++i) {
+      EXPECT_TRUE(
+          at::equal(stack[i], weight(util::concat("model.layers.1.mlp.experts.", i, ".", ours, ".weight"))))
+          << theirs << " " << i;
+    }
+  }
+  EXPECT_TRUE(
+      at::equal(dequantised(qwen, "blk.1.ffn_gate_inp.weight"), weight("model.layers.1.mlp.gate.weight")));
+  EXPECT_EQ(*qwen.find<std::string>("general.architecture"), "qwen3moe");
+  EXPECT_EQ(*qwen.find<uint32_t>("qwen3moe.expert_count"), 12);
+  EXPECT_EQ(*qwen.find<uint32_t>("qwen3moe.expert_used_count"), 3);
+  EXPECT_EQ(*qwen.find<uint32_t>("qwen3moe.expert_feed_forward_length"), 32);
+  EXPECT_EQ(*qwen.find<uint32_t>("qwen3moe.feed_forward_length"), 96);
+
+  const Reader mixtral = export_as(write(gguf_options("mixtral")), TensorType::kF32);
+  const std::string second = "model.layers.0.block_sparse_moe.experts.1.";
+  for (const auto& [theirs, ours] :
+       {std::pair("ffn_gate_exps", "w1"), {"ffn_up_exps", "w3"}, {"ffn_down_exps", "w2"}}) {
+    EXPECT_TRUE(at::equal(dequantised(mixtral, util::concat("blk.0.", theirs, ".weight"))[1],
+                          weight(util::concat(second, ours, ".weight"))));
+  }
+  EXPECT_EQ(*mixtral.find<std::string>("general.architecture"), "llama");
+  EXPECT_EQ(*mixtral.find<std::string>("general.size_label"), "4x75K");
+  EXPECT_EQ(*mixtral.find<uint32_t>("llama.expert_count"), 4);
+  EXPECT_EQ(*mixtral.find<uint32_t>("llama.expert_used_count"), 2);
+}
+
+TEST_F(GgufModel, WithOtherExpertsThanItsConfigIsRefused) {
+  nn::ModelOptions options = gguf_options("mixtral");
+  export_as(write(options), TensorType::kF32);
+  options.num_experts = 3;
+  root_.write("config.json", checkpoint::hugging_face_config(options).dump());
+  const std::string text = error_of([&] { import(root_ / "config.json"); }).second;
+  EXPECT_THAT(text, HasSubstr("missing: model.layers.0.block_sparse_moe.experts.0.w1.weight"));
+  EXPECT_THAT(text, HasSubstr("unexpected: blk.0.ffn_down_exps.weight"));
+  options = gguf_options("llama");
+  root_.write("config.json", checkpoint::hugging_face_config(options).dump());
+  EXPECT_THAT(error_of([&] { import(root_ / "config.json"); }).second,
+              HasSubstr("missing: model.layers.0.mlp.down_proj.weight"));
 }
 
 /// Files of others may lack what llama.cpp has defaults for, which are not those of transformers.
@@ -352,7 +418,7 @@ TEST_F(GgufModel, ThatOursCannotComputeIsRefused) {
   expect_refused("missing: model.layers.1.mlp.up_proj.weight; unexpected: blk.1.ffn_xx.weight");
   with(std::string("\5\0\0\0\0\0\0\0llama", 13), std::string("\5\0\0\0\0\0\0\0gemma", 13));
   expect_refused(
-      "\"general.architecture\" must be one of \"llama\", \"qwen2\", \"qwen3\", \"gpt2\", \"olmo2\", \"smollm3\", "
+      "\"general.architecture\" must be one of \"llama\", \"qwen2\", \"qwen3\", \"qwen3moe\", \"gpt2\", \"olmo2\", \"smollm3\", "
       "\"phi3\", \"gemma2\", \"gemma3\", \"gptneox\", but is \"gemma\"");
   with(std::string("\5\0\0\0\0\0\0\0model", 13), std::string("\5\0\0\0\0\0\0\0mmprj", 13));
   expect_refused("must be a model, but its \"general.type\" is \"mmprj\"");

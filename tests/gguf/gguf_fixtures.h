@@ -29,6 +29,8 @@ inline const std::vector<std::string> kGgufModels = {"llama",
                                                      "mistral",
                                                      "qwen2",
                                                      "qwen3",
+                                                     "mixtral",
+                                                     "qwen3_moe",
                                                      "gpt2",
                                                      "olmo2",
                                                      "smollm3",
@@ -67,6 +69,13 @@ inline nn::ModelOptions gguf_options(const std::string& name) {
   if (name == "mistral") {
     options.head_dim = 24;
     options.sliding_window = 128;
+  }
+  if (name == "qwen3_moe") {
+    options.head_dim = 32;
+    options.num_experts = 12;  // beyond the order of their names
+    options.moe_intermediate_size = 32;
+    options.norm_topk_prob = true;
+    options.decoder_sparse_step = 1;
   }
   if (name == "qwen3" || name.starts_with("gemma")) {
     options.head_dim = 32;
