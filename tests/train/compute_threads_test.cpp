@@ -25,7 +25,8 @@ TEST(ComputeThreads, AreRunByAsManyThreadsWhateverTheEnvironmentSays) {
   const Environment unset = {{"OMP_NUM_THREADS", std::nullopt},
                              {"MKL_NUM_THREADS", std::nullopt},
                              {"MKL_DYNAMIC", std::nullopt},
-                             {"GTEST_TOTAL_SHARDS", std::nullopt}};
+                             {"GTEST_TOTAL_SHARDS", std::nullopt},
+                             {"GTEST_SHARD_INDEX", std::nullopt}};
   for (const Environment& changes :
        {Environment{}, Environment{{"OMP_NUM_THREADS", "1"}}, Environment{{"OMP_NUM_THREADS", "512"}},
         Environment{{"MKL_NUM_THREADS", "1"}, {"OMP_NUM_THREADS", "2"}},
