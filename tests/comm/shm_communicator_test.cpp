@@ -231,11 +231,11 @@ TEST(ShmCommunicator, LeavesNothingBehind) {
   EXPECT_EQ(survivor[99'999].item<float>(), 5) << "a tensor keeps its memory";
   survivor.reset();
   EXPECT_THAT(maps(), ::testing::Not(HasSubstr("memfd:fsdp-shared")));
-  // The store of the rendezvous closes its connections on a thread of its own, which may be late on a busy machine.
-  for (int looks = 0; looks < 500 && fds() != before; ++looks) {
+  // The stores of both rendezvous close their connections on threads of their own, which may be late on a busy machine.
+  for (int looks = 0; looks < 500 && fds() > before; ++looks) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  EXPECT_EQ(fds(), before);
+  EXPECT_LE(fds(), before);
 }
 
 /// Connects threads with these options and runs `body` where they can share memory. Returns why each cannot.
