@@ -70,7 +70,7 @@ std::vector<Key> model_keys() {
        {},
        architecture_reads("norm_topk_prob")},
       {KEY(model, decoder_sparse_step),
-       "every how manyth layer has experts; the others have one feed-forward", between(1, kMaxLayers),
+       "N: layers N, 2 N and so on have experts; the others have one feed-forward", between(1, kMaxLayers),
        architecture_reads("decoder_sparse_step")},
       {KEY(model, router_aux_loss_coef),
        "weight, in the training loss, of the loss that balances experts over the tokens of a micro-batch; 0: none",
