@@ -66,25 +66,31 @@ class AdaptedProducts final : public torch::autograd::Function<AdaptedProducts> 
     const BelowAutograd below;
     const at::Tensor x = as_matrix(given);
     const size_t count = weights.tensors.size();
-    variable_list results, narrow, saved{x};
-    std::vector<at::Tensor> factors;
+    std::vector<at::Tensor> as, factors;
+    for (size_t i = 0; i < count; ++i) as.push_back(flipped(adapters.tensors[2 * i]));
+    if (!form.quantization) {
+      for (const at::Tensor& weight : weights.tensors) factors.push_back(forward_factor(weight, form));
+    }
+    std::vector<Summands> summands{{x, factors}};
+    for (const at::Tensor& narrow : products_of(x, as, form.matmul)) {
+      const size_t i = summands.size() - 1;
+      std::vector<at::Tensor> bs(count);
+      bs[i] = flipped(adapters.tensors[2 * i + 1]);
+      summands.push_back({narrow.mul_(form.scale), std::move(bs)});
+    }
+    variable_list results, saved{x};
     if (form.quantization) {
       for (size_t i = 0; i < count; ++i) {
         results.push_back(quantized_product(x, bytes_of(weights, adapters, i, form), form.matmul));
+        add_product_of(results[i], summands[i + 1].a, summands[i + 1].bs[i], form.matmul);
       }
     } else {
-      for (const at::Tensor& weight : weights.tensors) factors.push_back(forward_factor(weight, form));
-    }
-    for (size_t i = 0; i < count; ++i) factors.push_back(flipped(adapters.tensors[2 * i]));
-    for (at::Tensor& product : products_of(x, factors, form.matmul)) {
-      (results.size() < count ? results : narrow).push_back(std::move(product));
+      results = sums_of_products(summands, form.matmul);
     }
     for (size_t i = 0; i < count; ++i) {
-      narrow[i].mul_(form.scale);
-      add_product_of(results[i], narrow[i], flipped(adapters.tensors[2 * i + 1]), form.matmul);
       results[i] = shaped(results[i], given);
       for (const at::Tensor& each :
-           {weights.tensors[i], adapters.tensors[2 * i], adapters.tensors[2 * i + 1], narrow[i]}) {
+           {weights.tensors[i], adapters.tensors[2 * i], adapters.tensors[2 * i + 1], summands[i + 1].a}) {
         saved.push_back(each);
       }
     }
@@ -103,22 +109,19 @@ class AdaptedProducts final : public torch::autograd::Function<AdaptedProducts> 
     const at::Tensor& x = saved[0];
     const size_t count = gradients.size();
     variable_list results(1 + 2 * count + 3), narrow_gradients, as;
+    std::vector<Summands> of_input;
     for (size_t i = 0; i < count; ++i) {
       const at::Tensor &weight = saved[4 * i + 1], &a = saved[4 * i + 2], &b = saved[4 * i + 3],
                        &narrow = saved[4 * i + 4];
       const at::Tensor dy = as_matrix(gradients[i]);
-      at::Tensor dnarrow;
-      if (!context->needs_input_grad(0)) {
-        dnarrow = product_of(dy, b, form.matmul);
-      } else if (form.quantization) {
+      at::Tensor dnarrow = product_of(dy, b, form.matmul).mul_(form.scale);
+      if (context->needs_input_grad(0) && form.quantization) {
         const QuantizedWeight bytes{weight, b.size(0), a.size(1), *form.quantization};
         const at::Tensor dx = quantized_product_back(dy, bytes, form.matmul);
         results[0].defined() ? results[0].add_(dx) : results[0] = dx;
-        dnarrow = product_of(dy, b, form.matmul);
-      } else {
-        dnarrow = add_product_of(results[0], dy, backward_factor(weight, form), b, form.matmul);
+      } else if (!form.quantization) {
+        of_input.push_back({dy, {backward_factor(weight, form)}});
       }
-      dnarrow.mul_(form.scale);
       const size_t of_b = 2 * i + 2;
       if (is_wanted(*context, of_b, b)) {
         results[of_b] = deliver(*context, of_b, b, gradient_of_b(b, dy, narrow, form.matmul));
@@ -139,7 +142,13 @@ class AdaptedProducts final : public torch::autograd::Function<AdaptedProducts> 
       results[of_a] = deliver(*context, of_a, a, da);
     }
     if (context->needs_input_grad(0)) {
-      add_product_of(results[0], dnarrow, side_by_side(as, 0), form.matmul);
+      const at::Tensor all_as = side_by_side(as, 0);
+      if (form.quantization) {
+        add_product_of(results[0], dnarrow, all_as, form.matmul);
+      } else {
+        of_input.push_back({dnarrow, {all_as}});
+        results[0] = sums_of_products(of_input, form.matmul)[0];
+      }
       results[0] = shaped(results[0], gradients[0]);
     }
     return results;

@@ -53,13 +53,15 @@ class Products {
                 float* c) const {
     if constexpr (std::is_same_v<T, at::BFloat16>) {
       if (by_tiles_) {
-        return cpu::multiply_tiles({.left = reinterpret_cast<const uint16_t*>(a.data),
-                                    .right = reinterpret_cast<const uint16_t*>(b.data),
+        const cpu::TileFactors factors{.left = reinterpret_cast<const uint16_t*>(a.data),
+                                       .right = reinterpret_cast<const uint16_t*>(b.data),
+                                       .steps = shape.k / cpu::kTileDepth,
+                                       .left_stride = a.stride,
+                                       .right_stride = b.stride};
+        return cpu::multiply_tiles({.terms = &factors,
+                                    .term_count = 1,
                                     .rows = shape.m,
                                     .columns = shape.n,
-                                    .steps = shape.k / cpu::kTileDepth,
-                                    .left_stride = a.stride,
-                                    .right_stride = b.stride,
                                     .sums = c,
                                     .sums_stride = shape.n,
                                     .adds = adds});

@@ -72,9 +72,9 @@ bool multiplies_here(const at::Tensor& x, Matmul matmul) {
 
 void multiply_here(std::span<const ProductOf> products, const at::Tensor& b, Matmul matmul) {
   if (!goes_to_tiles(b, matmul)) return multiply_all_into(products, b);
-  TileProducts by_tiles{.rights = {b}};
+  TileProducts by_tiles{.terms = {{.lefts = {}, .rights = {b}}}};
   for (const ProductOf& product : products) {
-    by_tiles.lefts.push_back(product.a);
+    by_tiles.terms[0].lefts.push_back(product.a);
     by_tiles.results.push_back({.c = product.c, .adds = product.adds});
   }
   multiply_by_tiles(by_tiles);
@@ -89,7 +89,7 @@ at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, Matmul matmul,
   at::Tensor product = begins_with_bias ? bias->expand({a.size(0), b.size(1)}).contiguous()
                                         : at::empty({a.size(0), b.size(1)}, a.options());
   if (bias && !is_float) {
-    multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = product, .bias = bias->contiguous()}}});
+    multiply_by_tiles({.terms = {{{a}, {b}}}, .results = {{.c = product, .bias = bias->contiguous()}}});
   } else {
     multiply_here({.c = product, .a = a, .adds = begins_with_bias}, b, matmul);
   }
@@ -97,43 +97,41 @@ at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, Matmul matmul,
 }
 
 std::vector<at::Tensor> products_of(const at::Tensor& a, const std::vector<at::Tensor>& bs, Matmul matmul) {
-  std::vector<at::Tensor> results;
+  return sums_of_products({{a, bs}}, matmul);
+}
+
+std::vector<at::Tensor> sums_of_products(const std::vector<Summands>& summands, Matmul matmul) {
+  const auto& [a, bs] = summands.front();
+  std::vector<at::Tensor> sums;
   if (!is_packed_for_tiles(a, matmul)) {
-    for (const at::Tensor& b : bs) results.push_back(product_of(a, b, matmul));
-    return results;
+    for (const at::Tensor& b : bs) sums.push_back(product_of(a, b, matmul));
+    for (size_t i = 1; i < summands.size(); ++i) {
+      for (size_t sum = 0; sum < sums.size(); ++sum) {
+        if (summands[i].bs[sum].defined()) {
+          add_product_of(sums[sum], summands[i].a, summands[i].bs[sum], matmul);
+        }
+      }
+    }
+    return sums;
   }
-  TileProducts products{.lefts = {a}, .rights = bs};
+  TileProducts products;
+  for (const auto& [left, rights] : summands) products.terms.push_back({{left}, rights});
   for (const at::Tensor& b : bs) {
-    results.push_back(at::empty({a.size(0), b.size(1)}, a.options()));
-    products.results.push_back({.c = results.back()});
+    sums.push_back(at::empty({a.size(0), b.size(1)}, a.options()));
+    products.results.push_back({.c = sums.back()});
   }
   multiply_by_tiles(products);
-  return results;
+  return sums;
 }
 
 void add_product_of(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, Matmul matmul) {
-  if (!sum.defined()) {
-    sum = product_of(a, b, matmul);
-  } else if (!is_cpu_float(a) && !is_packed_for_tiles(a, matmul)) {
+  if (!is_cpu_float(a) && !is_packed_for_tiles(a, matmul)) {
     sum.addmm_(a, b);
   } else if (has_few_rows(a)) {
     sum.add_(product_of(a, b, matmul));
   } else {
     multiply_here({.c = sum, .a = a, .adds = true}, b, matmul);
   }
-}
-
-at::Tensor add_product_of(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
-                          Matmul matmul) {
-  if (!is_packed_for_tiles(a, matmul)) {
-    add_product_of(sum, a, b, matmul);
-    return product_of(a, c, matmul);
-  }
-  const bool adds = sum.defined();
-  if (!adds) sum = at::empty({a.size(0), b.size(1)}, a.options());
-  at::Tensor other = at::empty({a.size(0), c.size(1)}, a.options());
-  multiply_by_tiles({.lefts = {a}, .rights = {b, c}, .results = {{.c = sum, .adds = adds}, {.c = other}}});
-  return other;
 }
 
 bool multiplies_in_place(const at::Tensor& a, Matmul matmul) {

@@ -25,13 +25,18 @@ void multiply_here(std::span<const ProductOf> products, const at::Tensor& b, Mat
 /// a b (+ bias)
 at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, Matmul matmul,
                       const std::optional<at::Tensor>& bias = std::nullopt);
+/// sum += a b, in the sum's type.
+void add_product_of(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, Matmul matmul);
 /// a b_i for each b.
 std::vector<at::Tensor> products_of(const at::Tensor& a, const std::vector<at::Tensor>& bs, Matmul matmul);
-/// sum += a b, in the sum's type; an undefined sum is 0.
-void add_product_of(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, Matmul matmul);
-/// The same, and -> a c.
-at::Tensor add_product_of(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
-                          Matmul matmul);
+
+/// a b_i for each of several sums; an undefined b_i adds nothing to its sum.
+struct Summands {
+  at::Tensor a;
+  std::vector<at::Tensor> bs;
+};
+/// Each sum in the factors' type; by tiles it is rounded once. The first `bs` are all defined.
+std::vector<at::Tensor> sums_of_products(const std::vector<Summands>& summands, Matmul matmul);
 
 /// Whether multiply_in_place() supports this left factor.
 bool multiplies_in_place(const at::Tensor& a, Matmul matmul);

@@ -103,15 +103,18 @@ class ProductsOfOne final : public torch::autograd::Function<ProductsOfOne> {
     variable_list results(saved.size() + 2);
     std::optional<GradientsWith> of_weights;
     if (saved[0].defined()) of_weights.emplace(saved[0], matmul);
+    std::vector<Summands> of_input;
     for (size_t i = 1; i < saved.size(); ++i) {
       const at::Tensor dy = as_matrix(gradients[i - 1]);
       if (is_wanted(*context, i, saved[i])) {
         results[i] = deliver(*context, i, saved[i], of_weights->add(saved[i], flipped(dy)));
       }
-      if (context->needs_input_grad(0)) add_product_of(results[0], dy, saved[i], matmul);
+      of_input.push_back({dy, {saved[i]}});
     }
     if (of_weights) of_weights->finish();
-    if (results[0].defined()) results[0] = shaped(results[0], gradients[0]);
+    if (context->needs_input_grad(0)) {
+      results[0] = shaped(sums_of_products(of_input, matmul)[0], gradients[0]);
+    }
     return results;
   }
 };

@@ -15,26 +15,28 @@
 namespace fsdp::kernels {
 namespace {
 
-// A thread's packed blocks of both factors, which stay in a second-level cache of 2 MiB with their results.
-constexpr int64_t kDepth = 768;
+// A thread's blocks of both factors, which stay in a second-level cache of 2 MiB with their results.
+constexpr int64_t kDepth = 1024;
 constexpr int64_t kDepthOfParts = 512;
 constexpr int64_t kLeftBytes = 384 << 10;
 constexpr int64_t kRightBytes = 768 << 10;
+constexpr int64_t kColumns = 1024;  ///< at most
 // What a group has before the next one begins.
-constexpr int64_t kKeptRows = 2048;     ///< of the left factor
-constexpr int64_t kKeptColumns = 1024;  ///< of the result, if sums are rounded
+constexpr int64_t kPackedRows = 2048;                        ///< of the left factor
+constexpr int64_t kSummedRows = 1024, kSummedColumns = 512;  ///< of the result, if sums are rounded
 
 std::atomic<int> parts_of_float32 = 3;
 
-thread_local Scratch tile_left_scratch, tile_right_scratch, tile_sum_scratch;
+thread_local Scratch tile_left_scratch, tile_right_scratch, tile_sum_scratch, tile_strip_scratch;
 
 struct Range {
   int64_t first, count;
   int64_t end() const { return first + count; }
 };
 
-/// x as a left factor (rows by depth) or a right one (columns by depth).
+/// x as a left factor (rows by depth) or a right one (columns by depth); without data if x is undefined.
 cpu::TileSource source(const at::Tensor& x, cpu::TileSide side) {
+  if (!x.defined()) return {};
   FSDP_CHECK(x.stride(1) == 1 || x.stride(0) == 1, x.sizes(), " ", x.strides());
   const int across = side == cpu::TileSide::kLeft ? 0 : 1, depth = 1 - across;
   const bool depth_is_contiguous = x.stride(depth) == 1;
@@ -75,19 +77,25 @@ class TiledProduct {
  public:
   explicit TiledProduct(const TileProducts& products)
       : results_(products.results),
-        k_(products.rights.front().size(0)),
-        parts_(products.rights.front().scalar_type() == at::kFloat ? float32_parts() : 1),
-        rounds_(results_.front().c.scalar_type() != at::kFloat),
-        depth_(equal_part(k_, parts_ == 1 ? kDepth : kDepthOfParts, cpu::kTileDepth)) {
-    for (const at::Tensor& left : products.lefts) lefts_.push_back(source(left, cpu::TileSide::kLeft));
-    for (const at::Tensor& right : products.rights) rights_.push_back(source(right, cpu::TileSide::kRight));
+        parts_(products.terms.front().rights.front().scalar_type() == at::kFloat ? float32_parts() : 1),
+        rounds_(results_.front().c.scalar_type() != at::kFloat) {
+    for (const TileProducts::Term& term : products.terms) {
+      if (term.lefts.front().size(1) == 0) continue;
+      Term& added = terms_.emplace_back();
+      for (const at::Tensor& left : term.lefts) added.lefts.push_back(source(left, cpu::TileSide::kLeft));
+      for (const at::Tensor& right : term.rights)
+        added.rights.push_back(source(right, cpu::TileSide::kRight));
+    }
+    make_slices();
   }
+
+  bool is_empty() const { return terms_.empty(); }
 
   void run() {
     int64_t units = 0, columns = 0;
-    for (const cpu::TileSource& left : lefts_) units += units_of(left);
-    for (const cpu::TileSource& right : rights_) columns += right.across;
-    const int64_t work = std::max<int64_t>(1, kMultiple * columns * k_);
+    for (const cpu::TileSource& left : terms_.front().lefts) units += units_of(left);
+    for (const cpu::TileSource& right : terms_.front().rights) columns += right.across;
+    const int64_t work = std::max<int64_t>(1, kMultiple * columns * total_depth());
     util::parallel_for(0, units, std::max<int64_t>(1, kLeastWork / work), [&](int64_t begin, int64_t end) {
       const std::vector<Group> column_groups = columns_in_groups();
       for (const Group& rows : rows_in_groups(begin, end)) {
@@ -97,6 +105,45 @@ class TiledProduct {
   }
 
  private:
+  struct Term {
+    std::vector<cpu::TileSource> lefts, rights;
+    int64_t depth() const { return lefts.front().depth; }
+  };
+
+  /// Of the depth of a term; `before` is the depth of the slice's parts before it.
+  struct Part {
+    size_t term;
+    Range range;
+    int64_t before;
+  };
+  /// What is multiplied at a time.
+  struct Slice {
+    std::vector<Part> parts;
+    int64_t depth = 0;  ///< of whole tiles
+  };
+
+  void make_slices() {
+    const int64_t most = parts_ == 1 ? kDepth : kDepthOfParts;
+    for (size_t term = 0; term < terms_.size(); ++term) {
+      const int64_t k = terms_[term].depth(), part = equal_part(k, most, cpu::kTileDepth);
+      for (int64_t first = 0; first < k; first += part) {
+        const int64_t count = std::min(part, k - first), depth = rounded_up(count, cpu::kTileDepth);
+        // What a term of few tiles exceeds the limit by is less than a slice of its own would cost.
+        const int64_t limit = most + (depth <= most / 8 ? most / 8 : 0);
+        if (slices_.empty() || slices_.back().depth + depth > limit) slices_.emplace_back();
+        slices_.back().parts.push_back({term, {first, count}, slices_.back().depth});
+        slices_.back().depth += depth;
+      }
+    }
+    for (const Slice& slice : slices_) depth_ = std::max(depth_, slice.depth);
+  }
+
+  int64_t total_depth() const {
+    int64_t total = 0;
+    for (const Term& term : terms_) total += term.depth();
+    return total;
+  }
+
   static int64_t units_of(const cpu::TileSource& left) {
     return rounded_up(left.across, kMultiple) / kMultiple;
   }
@@ -107,13 +154,14 @@ class TiledProduct {
     constexpr int64_t kPair = 2 * cpu::kTileSide;
     return std::max(bytes / (2 * depth_ * parts_) / kPair, int64_t{1}) * kPair;
   }
+  int64_t columns_of_a_block() const { return std::min(across_of(kRightBytes), kColumns); }
 
-  bool keeps_sums() const { return rounds_ && depth_ < k_; }
+  bool keeps_sums() const { return rounds_ && slices_.size() > 1; }
 
-  /// Cuts a range of a factor into blocks of about so many bytes; begins a new group after `most` sums.
-  void append(std::vector<Group>& groups, size_t factor, const Range& range, int64_t bytes,
-              int64_t most) const {
-    const int64_t part = equal_part(range.count, across_of(bytes));
+  /// Cuts a range of a factor into blocks of about so many; begins a new group after `most` sums.
+  static void append(std::vector<Group>& groups, size_t factor, const Range& range, int64_t across,
+                     int64_t most) {
+    const int64_t part = equal_part(range.count, across);
     for (int64_t first = range.first; first < range.end(); first += part) {
       if (groups.back().sums >= most) groups.emplace_back();
       Group& group = groups.back();
@@ -123,47 +171,96 @@ class TiledProduct {
     }
   }
 
-  /// Units [begin, end) of rows.
+  /// Units [begin, end) of rows. Rows in a partial tile have a block of their own, because whole tiles may be
+  /// read in place.
   std::vector<Group> rows_in_groups(int64_t begin, int64_t end) const {
+    const int64_t most = keeps_sums() ? kSummedRows : kPackedRows, across = across_of(kLeftBytes);
     std::vector<Group> groups(1);
     int64_t before = 0;
-    for (size_t left = 0; left < lefts_.size(); ++left) {
+    for (size_t left = 0; left < terms_.front().lefts.size(); ++left) {
+      const cpu::TileSource& source = terms_.front().lefts[left];
       const int64_t first = std::max<int64_t>(begin - before, 0) * kMultiple;
-      const int64_t last = std::min((end - before) * kMultiple, lefts_[left].across);
-      before += units_of(lefts_[left]);
-      if (first < last) append(groups, left, {first, last - first}, kLeftBytes, kKeptRows);
+      const int64_t last = std::min((end - before) * kMultiple, source.across);
+      before += units_of(source);
+      const int64_t whole = parts_ == 1 ? last / cpu::kTileSide * cpu::kTileSide : last;
+      if (first < whole) append(groups, left, {first, whole - first}, across, most);
+      if (const int64_t rest = std::max(first, whole); rest < last) {
+        append(groups, left, {rest, last - rest}, across, most);
+      }
     }
     return groups;
   }
 
   std::vector<Group> columns_in_groups() const {
     std::vector<Group> groups(1);
-    const int64_t most = keeps_sums() ? kKeptColumns : std::numeric_limits<int64_t>::max();
-    for (size_t right = 0; right < rights_.size(); ++right) {
-      append(groups, right, {0, rights_[right].across}, kRightBytes, most);
+    const int64_t most = keeps_sums() ? kSummedColumns : std::numeric_limits<int64_t>::max();
+    const std::vector<cpu::TileSource>& rights = terms_.front().rights;
+    for (size_t right = 0; right < rights.size(); ++right) {
+      append(groups, right, {0, rights[right].across}, columns_of_a_block(), most);
     }
     return groups;
+  }
+
+  cpu::TileSource left_part(const Block& block, const Part& part) const {
+    return cut(terms_[part.term].lefts[block.factor], block.range, part.range);
+  }
+  cpu::TileSource right_part(const Block& block, const Part& part) const {
+    return cut(terms_[part.term].rights[block.factor], block.range, part.range);
+  }
+
+  /// Whether the part has a factor for these columns.
+  bool adds_to(const Part& part, const Block& columns) const {
+    return terms_[part.term].rights[columns.factor].data != nullptr;
+  }
+
+  /// Where a part of a block of rows or columns is, or would be, packed.
+  uint16_t* place_of(uint16_t* packed, const Part& part, int64_t all_sums, int64_t sums) const {
+    return packed + cpu::tiled_elements(all_sums, part.before, parts_) +
+           cpu::tiled_elements(sums, part.range.count, parts_);
   }
 
   void multiply(const Group& rows, const Group& columns) const {
     auto* sums = keeps_sums() ? tile_sum_scratch.of<float>(rows.sums * columns.sums) : nullptr;
     auto* left = tile_left_scratch.of<uint16_t>(cpu::tiled_elements(rows.sums, depth_, parts_));
-    auto* right =
-        tile_right_scratch.of<uint16_t>(cpu::tiled_elements(across_of(kRightBytes), depth_, parts_));
-    for (int64_t k = 0; k < k_; k += depth_) {
-      const Range slice{.first = k, .count = std::min(depth_, k_ - k)};
+    auto* right = tile_right_scratch.of<uint16_t>(cpu::tiled_elements(columns_of_a_block(), depth_, parts_));
+    std::vector<cpu::TileFactors> factors;
+    for (const Slice& slice : slices_) {
       for (const Block& block : rows.blocks) {
-        cpu::pack_tiles(cut(lefts_[block.factor], block.range, slice), cpu::TileSide::kLeft, parts_,
-                        left + cpu::tiled_elements(block.sums, slice.count, parts_));
+        for (const Part& part : slice.parts) {
+          const cpu::TileSource from = left_part(block, part);
+          if (is_read_in_place(from)) continue;
+          cpu::pack_tiles(from, cpu::TileSide::kLeft, parts_, place_of(left, part, rows.sums, block.sums));
+        }
       }
       for (const Block& block : columns.blocks) {
-        cpu::pack_tiles(cut(rights_[block.factor], block.range, slice), cpu::TileSide::kRight, parts_, right);
+        for (const Part& part : slice.parts) {
+          if (!adds_to(part, block)) continue;
+          cpu::pack_tiles(right_part(block, part), cpu::TileSide::kRight, parts_,
+                          place_of(right, part, block.range.count, 0));
+        }
         for (const Block& row_block : rows.blocks) {
-          cpu::TileProduct product = place(row_block, block, slice);
-          product.left = left + cpu::tiled_elements(row_block.sums, slice.count, parts_);
-          product.right = right;
+          factors.clear();
+          for (const Part& part : slice.parts) {
+            if (!adds_to(part, block)) continue;
+            cpu::TileFactors& added = factors.emplace_back();
+            if (const cpu::TileSource from = left_part(row_block, part); is_read_in_place(from)) {
+              added.left = static_cast<const uint16_t*>(from.data);
+              added.left_stride = from.stride;
+            } else {
+              added.left = place_of(left, part, rows.sums, row_block.sums);
+            }
+            added.right = place_of(right, part, block.range.count, 0);
+            added.steps = rounded_up(part.range.count, cpu::kTileDepth) / cpu::kTileDepth;
+          }
+          cpu::TileProduct product = place(row_block, block, &slice == &slices_.back());
+          product.terms = factors.data();
+          product.term_count = static_cast<int64_t>(factors.size());
           if (sums != nullptr) {
             keep_sums(product, sums + row_block.sums * columns.sums + block.sums, columns.sums, slice);
+          }
+          product.adds = product.adds || &slice != &slices_.front();
+          if (&row_block == &rows.blocks.front() && &block != &columns.blocks.back()) {
+            product.upcoming = upcoming(*(&block + 1), slice);
           }
           const cpu::TileRegisters registers;
           cpu::multiply_tiles(product);
@@ -172,22 +269,45 @@ class TiledProduct {
     }
   }
 
-  cpu::TileProduct place(const Block& rows, const Block& columns, const Range& slice) const {
-    const TileProducts::Result& result = results_[rows.factor * rights_.size() + columns.factor];
-    cpu::TileProduct product{.rows = rows.range.count,
-                             .columns = columns.range.count,
-                             .steps = rounded_up(slice.count, cpu::kTileDepth) / cpu::kTileDepth,
-                             .parts = parts_};
-    const int64_t width = rights_[columns.factor].across;
+  /// Rows of the left factor whose whole tiles can be loaded from where they are. At a distance of whole pages
+  /// they would compete for the same lines of the first-level cache.
+  bool is_read_in_place(const cpu::TileSource& from) const {
+    constexpr int64_t kLine = 64, kPage = 4096;
+    return parts_ == 1 && from.depth_is_contiguous && from.across % cpu::kTileSide == 0 &&
+           from.depth % cpu::kTileDepth == 0 && 2 * from.stride % kLine == 0 &&
+           2 * from.stride % kPage != 0 && reinterpret_cast<uintptr_t>(from.data) % kLine == 0;
+  }
+
+  /// The largest part of the right factor's next block.
+  cpu::Upcoming upcoming(const Block& block, const Slice& slice) const {
+    const auto bytes_of = [&](const Part& part) { return adds_to(part, block) ? part.range.count : 0; };
+    const Part& part = *std::max_element(
+        slice.parts.begin(), slice.parts.end(),
+        [&](const Part& one, const Part& other) { return bytes_of(one) < bytes_of(other); });
+    if (!adds_to(part, block)) return {};
+    const cpu::TileSource from = right_part(block, part);
+    const int64_t bytes = from.element == cpu::Element::kFloat ? 4 : 2;
+    return {.first = static_cast<const char*>(from.data),
+            .bytes_between_rows = bytes * from.stride,
+            .bytes_of_a_row = bytes * (from.depth_is_contiguous ? from.depth : from.across),
+            .rows = from.depth_is_contiguous ? from.across : from.depth};
+  }
+
+  cpu::TileProduct place(const Block& rows, const Block& columns, bool is_last) const {
+    const std::vector<cpu::TileSource>& rights = terms_.front().rights;
+    const TileProducts::Result& result = results_[rows.factor * rights.size() + columns.factor];
+    cpu::TileProduct product{.rows = rows.range.count, .columns = columns.range.count, .parts = parts_};
+    const int64_t width = rights[columns.factor].across;
     const int64_t first = rows.range.first * width + columns.range.first;
     if (!rounds_) {
       product.sums = static_cast<float*>(result.c.data_ptr()) + first;
       product.sums_stride = width;
-      product.adds = result.adds || slice.first > 0;
-    } else if (slice.end() == k_) {
+      product.adds = result.adds;
+    } else if (is_last) {
       product.rounded = static_cast<uint16_t*>(result.c.data_ptr()) + first;
       product.rounded_stride = width;
       product.adds_to_rounded = result.adds;
+      if (!result.adds) product.strip = tile_strip_scratch.of<uint16_t>(2 * cpu::kTileSide * kColumns);
       if (result.bias.defined()) {
         product.bias = static_cast<const uint16_t*>(result.bias.const_data_ptr()) + columns.range.first;
       }
@@ -196,39 +316,41 @@ class TiledProduct {
   }
 
   /// Keeps sums in fp32, which are rounded with the last slice.
-  void keep_sums(cpu::TileProduct& product, float* sums, int64_t stride, const Range& slice) const {
+  void keep_sums(cpu::TileProduct& product, float* sums, int64_t stride, const Slice& slice) const {
     product.sums = sums;
     product.sums_stride = stride;
-    product.adds = slice.first > 0;
-    if (slice.end() < k_) {
+    if (&slice != &slices_.back()) {
       product.rows = rounded_up(product.rows, cpu::kTileSide);
       product.columns = rounded_up(product.columns, cpu::kTileSide);
     }
   }
 
-  std::vector<cpu::TileSource> lefts_, rights_;
+  std::vector<Term> terms_;
   const std::vector<TileProducts::Result>& results_;
-  int64_t k_;
+  std::vector<Slice> slices_;
   int parts_;
   bool rounds_;
-  int64_t depth_;
+  int64_t depth_ = 0;  ///< of the deepest slice
 };
 
 void check(const TileProducts& products) {
-  FSDP_CHECK(products.results.size() == products.lefts.size() * products.rights.size(),
-             products.results.size());
+  const size_t lefts = products.terms.front().lefts.size(), rights = products.terms.front().rights.size();
+  FSDP_CHECK(products.results.size() == lefts * rights, products.results.size());
   const at::Tensor& some = products.results.front().c;
   for (size_t i = 0; i < products.results.size(); ++i) {
-    const at::Tensor& a = products.lefts[i / products.rights.size()];
-    const at::Tensor& b = products.rights[i % products.rights.size()];
     const auto& [c, adds, bias] = products.results[i];
-    FSDP_CHECK(can_multiply_by_tiles(a) && b.scalar_type() == a.scalar_type() &&
-                   c.scalar_type() == some.scalar_type() &&
-                   (c.scalar_type() == at::kFloat || c.scalar_type() == a.scalar_type()) &&
-                   c.is_contiguous() && a.size(1) == b.size(0) && c.size(0) == a.size(0) &&
-                   c.size(1) == b.size(1),
-               c.sizes(), a.sizes(), b.sizes());
-    FSDP_CHECK(!bias.defined() || (bias.is_contiguous() && bias.numel() == b.size(1) &&
+    for (const TileProducts::Term& term : products.terms) {
+      FSDP_CHECK(term.lefts.size() == lefts && term.rights.size() == rights);
+      const at::Tensor &a = term.lefts[i / rights], &b = term.rights[i % rights];
+      if (!b.defined() && &term != &products.terms.front()) continue;
+      FSDP_CHECK(can_multiply_by_tiles(a) && b.scalar_type() == a.scalar_type() &&
+                     c.scalar_type() == some.scalar_type() &&
+                     (c.scalar_type() == at::kFloat || c.scalar_type() == a.scalar_type()) &&
+                     c.is_contiguous() && a.size(1) == b.size(0) && c.size(0) == a.size(0) &&
+                     c.size(1) == b.size(1),
+                 c.sizes(), a.sizes(), b.sizes());
+    }
+    FSDP_CHECK(!bias.defined() || (bias.is_contiguous() && bias.numel() == c.size(1) &&
                                    c.scalar_type() == at::kBFloat16 && bias.scalar_type() == at::kBFloat16),
                bias.sizes());
   }
@@ -251,13 +373,18 @@ bool can_multiply_by_tiles(const at::Tensor& x) {
 void multiply_by_tiles(const TileProducts& products) {
   if (products.results.empty()) return;
   check(products);
-  if (products.rights.front().is_meta()) {
-    for (const at::Tensor& a : products.lefts) {
-      for (const at::Tensor& b : products.rights) note_product(a.size(0), b.size(1), b.size(0));
+  if (products.results.front().c.is_meta()) {
+    for (const TileProducts::Term& term : products.terms) {
+      for (const at::Tensor& a : term.lefts) {
+        for (const at::Tensor& b : term.rights) {
+          if (b.defined()) note_product(a.size(0), b.size(1), b.size(0));
+        }
+      }
     }
     return;
   }
-  if (products.rights.front().size(0) > 0) return TiledProduct(products).run();
+  TiledProduct product(products);
+  if (!product.is_empty()) return product.run();
   for (const auto& [c, adds, bias] : products.results) {
     if (!adds) c.zero_();
     if (bias.defined()) c.add_(bias);

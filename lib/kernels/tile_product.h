@@ -21,17 +21,22 @@ int float32_parts();
 /// Whether the matrix unit, if any (util::has_matrix_unit()), multiplies x: fp32 and bf16.
 bool can_multiply_by_tiles(const at::Tensor& x);
 
-/// Each of `lefts` times each of `rights`; each factor is packed once.
+/// Each left factor times each right factor, summed over terms; each factor is packed once.
 struct TileProducts {
-  /// c = a b (+ bias) or, with `adds`, c += a b (+ bias).
+  /// a: [m, k], b: [k, n], each with contiguous rows or columns; all of one type that can_multiply_by_tiles(). An
+  /// undefined b adds nothing to its results; those of the first term are defined.
+  struct Term {
+    std::vector<at::Tensor> lefts, rights;
+  };
+
+  /// c = sum of a b (+ bias) or, with `adds`, c += sum of a b (+ bias).
   struct Result {
     at::Tensor c;  ///< [m, n], contiguous, fp32 or the factors' type
     bool adds = false;
     at::Tensor bias = {};  ///< [n], contiguous, or undefined; only with c in bf16
   };
 
-  /// a: [m, k], b: [k, n], of one type that can_multiply_by_tiles(), each with contiguous rows or columns.
-  std::vector<at::Tensor> lefts = {}, rights = {};
+  std::vector<Term> terms = {};      ///< of as many lefts and rights, of the same m and n; k differs
   std::vector<Result> results = {};  ///< [lefts][rights], of one type, without overlap
 };
 void multiply_by_tiles(const TileProducts& products);

@@ -39,7 +39,7 @@ class TileProduct : public ::testing::Test {
     at::Tensor c = at::randn({a.size(0), b.size(1)}).to(type);
     at::Tensor expected = exact(a, b);
     if (adds) expected = expected + c.to(at::kDouble);
-    multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = c, .adds = adds}}});
+    multiply_by_tiles({.terms = {{{a}, {b}}}, .results = {{.c = c, .adds = adds}}});
     EXPECT_LT(tile_error_of(c, expected), type == at::kFloat ? 1e-6 : 4e-3)
         << a.scalar_type() << a.sizes() << a.strides() << b.sizes() << b.strides() << adds << type;
   }
@@ -68,7 +68,7 @@ TEST_F(TileProduct, OfFp32HasTheErrorOfSumsInFp32) {
   for (int64_t k : {64, 512, 2048}) {
     const at::Tensor a = at::randn({256, k}), b = at::randn({k, 256}), expected = exact(a, b);
     at::Tensor c = at::empty({256, 256});
-    multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = c}}});
+    multiply_by_tiles({.terms = {{{a}, {b}}}, .results = {{.c = c}}});
     const auto mean_error = [&](const at::Tensor& found) {
       return (found.to(at::kDouble) - expected).square().mean().sqrt().item<double>();
     };
@@ -81,7 +81,7 @@ TEST_F(TileProduct, OfTwoNumbersIsRightToTwoUnitsInTheLastPlace) {
   const at::Tensor scale = at::exp2(at::arange(-100, 100, 2, at::kFloat)).unsqueeze(1);
   const at::Tensor a = scale * (1 + at::rand({100, 1})), b = 1 + at::rand({1, 64});
   at::Tensor c = at::empty({100, 64});
-  multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = c}}});
+  multiply_by_tiles({.terms = {{{a}, {b}}}, .results = {{.c = c}}});
   const at::Tensor expected = exact(a, b);
   EXPECT_LT(((c.to(at::kDouble) - expected) / expected).abs().max().item<double>(), 2.4e-7);
 }
@@ -90,7 +90,7 @@ TEST_F(TileProduct, OfTheLargestNumbersIsFinite) {
   const float most = std::numeric_limits<float>::max();
   at::Tensor c = at::empty({64, 64});
   multiply_by_tiles(
-      {.lefts = {at::full({64, 1}, most)}, .rights = {at::full({1, 64}, 0.5F)}, .results = {{.c = c}}});
+      {.terms = {{{at::full({64, 1}, most)}, {at::full({1, 64}, 0.5F)}}}, .results = {{.c = c}}});
   EXPECT_TRUE(c.eq(most / 2).all().item<bool>());
 }
 
@@ -98,7 +98,7 @@ TEST_F(TileProduct, OfSomethingThatIsNotFiniteIsNotFinite) {
   for (float value : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
     at::Tensor a = at::randn({64, 40}), c = at::empty({64, 64});
     a[5][7] = value;
-    multiply_by_tiles({.lefts = {a}, .rights = {at::randn({40, 64})}, .results = {{.c = c}}});
+    multiply_by_tiles({.terms = {{{a}, {at::randn({40, 64})}}}, .results = {{.c = c}}});
     EXPECT_FALSE(at::isfinite(c[5]).any().item<bool>());
     EXPECT_TRUE(at::isfinite(c.narrow(0, 6, 58)).all().item<bool>());
   }
@@ -108,7 +108,7 @@ TEST_F(TileProduct, OfTwoPartsHasSixteenBits) {
   const at::Tensor a = at::randn({200, 300}), b = at::randn({300, 100}), expected = exact(a, b);
   at::Tensor c = at::empty({200, 100});
   set_float32_parts(2);
-  multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = c}}});
+  multiply_by_tiles({.terms = {{{a}, {b}}}, .results = {{.c = c}}});
   EXPECT_LT(tile_error_of(c, expected), 2e-5);
   EXPECT_GT(tile_error_of(c, expected), 1e-6);
 }
@@ -117,17 +117,18 @@ TEST_F(TileProduct, OfSeveralFactorsIsEachOnesOwnForAnyNumberOfThreads) {
   const int before = at::get_num_threads();
   for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (at::ScalarType result : {at::kFloat, type}) {
-      TileProducts products;
-      for (int64_t rows : {1, 700, 37}) products.lefts.push_back(factor(rows, 1030, rows == 700, type));
+      TileProducts products{.terms = {{}}};
+      for (int64_t rows : {1, 700, 37})
+        products.terms[0].lefts.push_back(factor(rows, 1030, rows == 700, type));
       for (int64_t columns : {900, 17, 300})
-        products.rights.push_back(factor(1030, columns, columns == 17, type));
+        products.terms[0].rights.push_back(factor(1030, columns, columns == 17, type));
       std::vector<at::Tensor> alone;
-      for (const at::Tensor& a : products.lefts) {
-        for (const at::Tensor& b : products.rights) {
+      for (const at::Tensor& a : products.terms[0].lefts) {
+        for (const at::Tensor& b : products.terms[0].rights) {
           products.results.push_back(
               {.c = at::randn({a.size(0), b.size(1)}).to(result), .adds = b.size(1) == 17});
           if (result == at::kBFloat16) products.results.back().bias = at::randn({b.size(1)}).to(type);
-          TileProducts one{.lefts = {a}, .rights = {b}, .results = {products.results.back()}};
+          TileProducts one{.terms = {{{a}, {b}}}, .results = {products.results.back()}};
           one.results[0].c = one.results[0].c.clone();
           multiply_by_tiles(one);
           alone.push_back(one.results[0].c);
@@ -154,9 +155,9 @@ TEST_F(TileProduct, AddsAsOneThreadDoesWhereverOthersBegin) {
     const at::Tensor a = at::randn({272, k}), b = at::randn({k, 546}), c = at::randn({272, 546});
     at::Tensor one = c.clone(), three = c.clone();
     at::set_num_threads(1);
-    multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = one, .adds = true}}});
+    multiply_by_tiles({.terms = {{{a}, {b}}}, .results = {{.c = one, .adds = true}}});
     at::set_num_threads(3);
-    multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = three, .adds = true}}});
+    multiply_by_tiles({.terms = {{{a}, {b}}}, .results = {{.c = three, .adds = true}}});
     at::set_num_threads(before);
     EXPECT_TRUE(at::equal(one, three)) << k;
   }
@@ -165,9 +166,9 @@ TEST_F(TileProduct, AddsAsOneThreadDoesWhereverOthersBegin) {
 TEST_F(TileProduct, OfNothingIsZeroOrTheBias) {
   at::Tensor c = at::ones({2, 3});
   const at::Tensor a = at::empty({2, 0}), b = at::empty({0, 3});
-  multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = c, .adds = true}}});
+  multiply_by_tiles({.terms = {{{a}, {b}}}, .results = {{.c = c, .adds = true}}});
   EXPECT_TRUE(at::equal(c, at::ones({2, 3})));
-  multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = c}}});
+  multiply_by_tiles({.terms = {{{a}, {b}}}, .results = {{.c = c}}});
   EXPECT_TRUE(at::equal(c, at::zeros({2, 3})));
   multiply_by_tiles({});
 }
@@ -206,7 +207,7 @@ TEST_F(TileProduct, TouchesNothingBeyondItsFactorsAndResults) {
         const at::Tensor right = (way & 2) != 0 ? b.tensor.t() : b.tensor;
         for (at::ScalarType result : {at::kFloat, type}) {
           const Guarded c(at::zeros({m, n}).to(result));
-          multiply_by_tiles({.lefts = {left}, .rights = {right}, .results = {{.c = c.tensor, .adds = true}}});
+          multiply_by_tiles({.terms = {{{left}, {right}}}, .results = {{.c = c.tensor, .adds = true}}});
           EXPECT_LT(tile_error_of(c.tensor, exact(left, right)), result == at::kFloat ? 2e-6 : 4e-3)
               << m << way;
         }
@@ -220,7 +221,7 @@ TEST_F(TileProduct, IsTheSameWhenMoreThreadsThanCoresMultiply) {
   const at::Tensor a = at::randn({300, 500}), b = at::randn({500, 400});
   const auto multiply = [&] {
     at::Tensor c = at::empty({300, 400});
-    multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = c}}});
+    multiply_by_tiles({.terms = {{{a}, {b}}}, .results = {{.c = c}}});
     return c;
   };
   const at::Tensor expected = multiply();

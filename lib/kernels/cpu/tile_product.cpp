@@ -12,6 +12,7 @@ namespace {
 
 // Tile registers: 0 to 3 sums, [row block][column block]; 4, 5 left factor; 6, 7 right factor.
 constexpr int64_t kTileRow = 64;  ///< bytes
+constexpr int64_t kPair = 2 * kTileSide;
 
 /// Tiles of a factor; distances in elements of bf16 unless in bytes.
 struct TileReader {
@@ -20,38 +21,48 @@ struct TileReader {
   int64_t block, step;  ///< distances of neighbouring tiles
 };
 
-TileReader left_of(const TileProduct& product) {
-  const int64_t step = product.parts * kTileElements;
-  if (product.left_stride == kAsTiles) return {product.left, kTileRow, product.steps * step, step};
-  return {product.left, 2 * product.left_stride, kTileSide * product.left_stride, kTileDepth};
+TileReader left_of(const TileFactors& factors, int parts) {
+  const int64_t step = parts * kTileElements;
+  if (factors.left_stride == kAsTiles) return {factors.left, kTileRow, factors.steps * step, step};
+  return {factors.left, 2 * factors.left_stride, kTileSide * factors.left_stride, kTileDepth};
 }
 
-TileReader right_of(const TileProduct& product) {
-  const int64_t step = product.parts * kTileElements;
-  if (product.right_stride == kAsTiles) return {product.right, kTileRow, product.steps * step, step};
-  return {product.right, 4 * product.right_stride, 2 * kTileSide, kTileDepth * product.right_stride};
+TileReader right_of(const TileFactors& factors, int parts) {
+  const int64_t step = parts * kTileElements;
+  if (factors.right_stride == kAsTiles) return {factors.right, kTileRow, factors.steps * step, step};
+  return {factors.right, 4 * factors.right_stride, 2 * kTileSide, kTileDepth * factors.right_stride};
 }
 
-/// With one part, each tile is read once per pair of columns, so it bypasses the first-level cache, which
-/// holds the columns.
-template <int kParts, bool kTwoRows>
+/// What passes while the other factor's blocks stay in the first-level cache.
+enum class Passing { kRows, kColumns };
+
+// With one part, each tile of the passing factor is read once, so it bypasses the first-level cache.
+#define FSDP_LOAD_TILE(number, tile, bytes)  \
+  if constexpr (kBypasses) {                 \
+    _tile_stream_loadd(number, tile, bytes); \
+  } else {                                   \
+    _tile_loadd(number, tile, bytes);        \
+  }
+
+template <bool kBypasses, bool kTwoRows>
 inline void load_left(const TileReader& left, int part) {
   const uint16_t* tile = left.tile + part * kTileElements;
-  if constexpr (kParts == 1) {
-    _tile_stream_loadd(4, tile, left.bytes_between_rows);
-    if constexpr (kTwoRows) _tile_stream_loadd(5, tile + left.block, left.bytes_between_rows);
-  } else {
-    _tile_loadd(4, tile, left.bytes_between_rows);
-    if constexpr (kTwoRows) _tile_loadd(5, tile + left.block, left.bytes_between_rows);
+  FSDP_LOAD_TILE(4, tile, left.bytes_between_rows)
+  if constexpr (kTwoRows) {
+    FSDP_LOAD_TILE(5, tile + left.block, left.bytes_between_rows)
   }
 }
 
-template <bool kTwoColumns>
+template <bool kBypasses, bool kTwoColumns>
 inline void load_right(const TileReader& right, int part) {
   const uint16_t* tile = right.tile + part * kTileElements;
-  _tile_loadd(6, tile, right.bytes_between_rows);
-  if constexpr (kTwoColumns) _tile_loadd(7, tile + right.block, right.bytes_between_rows);
+  FSDP_LOAD_TILE(6, tile, right.bytes_between_rows)
+  if constexpr (kTwoColumns) {
+    FSDP_LOAD_TILE(7, tile + right.block, right.bytes_between_rows)
+  }
 }
+
+#undef FSDP_LOAD_TILE
 
 template <bool kTwoRows, bool kTwoColumns>
 inline void multiply_loaded() {
@@ -61,29 +72,45 @@ inline void multiply_loaded() {
   if constexpr (kTwoRows && kTwoColumns) _tile_dpbf16ps(3, 5, 7);
 }
 
-/// Prefetches the results of the next square while this one is multiplied.
+/// Lines of memory that are prefetched, some at each step.
+template <int kWrites, int kLocality>
 struct Ahead {
-  const char* row;
-  int64_t bytes_between_rows, lines, rows, rows_a_step;
+  const char* row = nullptr;
+  int64_t bytes_between_rows = 0, lines_of_a_row = 0, rows = 0, lines_a_step = 0, line = 0;
 
   inline void fetch() {
-    const int64_t now = least(rows, rows_a_step);
-    for (int64_t i = 0; i < now; ++i, row += bytes_between_rows) {
-      for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(row + 64 * line, 1);
+    for (int64_t i = 0; i < lines_a_step && rows > 0; ++i) {
+      __builtin_prefetch(row + 64 * line, kWrites, kLocality);
+      if (++line < lines_of_a_row) continue;
+      line = 0;
+      row += bytes_between_rows;
+      --rows;
     }
-    rows -= now;
   }
+};
+using AheadToWrite = Ahead<1, 3>;
+using AheadToRead = Ahead<0, 2>;  ///< to the second-level cache
+
+struct Prefetched {
+  AheadToWrite results;        ///< of the next square
+  AheadToRead rows, upcoming;  ///< the next rows of the left factor, and what the caller reads next
 };
 
 /// Adds the products of up to two blocks of each factor to the sums. Small products come first where the
 /// order is free, and consecutive products differ in one factor's part.
-template <int kParts, bool kTwoRows, bool kTwoColumns>
-inline void multiply_steps(TileReader left, TileReader right, int64_t steps, Ahead ahead) {
-  const auto left_part = [&](int part) { load_left<kParts, kTwoRows>(left, part); };
-  const auto right_part = [&](int part) { load_right<kTwoColumns>(right, part); };
+template <int kParts, Passing kPassing, bool kTwoRows, bool kTwoColumns>
+inline void multiply_steps(TileReader left, TileReader right, int64_t steps, Prefetched& ahead) {
+  const auto left_part = [&](int part) {
+    load_left<kParts == 1 && kPassing == Passing::kRows, kTwoRows>(left, part);
+  };
+  const auto right_part = [&](int part) {
+    load_right<kParts == 1 && kPassing == Passing::kColumns, kTwoColumns>(right, part);
+  };
   const auto multiply = [] { multiply_loaded<kTwoRows, kTwoColumns>(); };
   for (int64_t step = 0; step < steps; ++step) {
-    ahead.fetch();
+    ahead.results.fetch();
+    ahead.rows.fetch();
+    ahead.upcoming.fetch();
     left_part(0);
     if constexpr (kParts > 2) right_part(2), multiply();
     if constexpr (kParts > 1) right_part(1), multiply();
@@ -130,17 +157,47 @@ inline __m512 widened(__m256i x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
 
-void store_rounded(const Place& place, const float* values) {
+int64_t strip_stride(const TileProduct& product) { return (product.columns + kPair - 1) / kPair * kPair; }
+
+/// Copies the strip, from `row` on, so that memory is written row by row and not in pieces of 64 bytes.
+void copy_strip(const TileProduct& product, int64_t row) {
+  const uint16_t* from = product.strip;
+  uint16_t* to = product.rounded + row * product.rounded_stride;
+  const int64_t rows = least(product.rows - row, kPair), stride = strip_stride(product);
+  for (int64_t i = 0; i < rows; ++i, from += stride, to += product.rounded_stride) {
+    for (int64_t column = 0; column < product.columns; column += kPair) {
+      const int64_t columns = least(product.columns - column, kPair);
+      const __mmask32 lanes = static_cast<__mmask32>((uint64_t{1} << columns) - 1);
+      _mm512_mask_storeu_epi16(to + column, lanes, _mm512_maskz_loadu_epi16(lanes, from + column));
+    }
+  }
+}
+
+/// Stores two registers' `left` and `right` values side by side, rounded. One register has up to 16 columns.
+void store_rounded(const Place& place, const float* left, const float* right) {
   const TileProduct& product = place.product;
-  const __mmask16 lanes = first_lanes(place.columns());
-  __m512 bias = _mm512_setzero_ps();
-  if (product.bias != nullptr) bias = widened(_mm256_maskz_loadu_epi16(lanes, product.bias + place.column));
-  uint16_t* to = product.rounded + place.row * product.rounded_stride + place.column;
-  for (int64_t i = 0; i < place.rows(); ++i, to += product.rounded_stride) {
-    __m512 sum = _mm512_add_ps(_mm512_load_ps(values + i * kTileSide), bias);
-    if (product.adds_to_rounded) sum = _mm512_add_ps(sum, widened(_mm256_maskz_loadu_epi16(lanes, to)));
-    const __m256i rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(sum));
-    _mm256_mask_storeu_epi16(to, lanes, rounded);
+  const int64_t columns = least(product.columns - place.column, right == nullptr ? kTileSide : kPair);
+  const __mmask32 lanes = static_cast<__mmask32>((uint64_t{1} << columns) - 1);
+  const __mmask16 low = static_cast<__mmask16>(lanes), high = static_cast<__mmask16>(lanes >> kTileSide);
+  __m512 low_bias = _mm512_setzero_ps(), high_bias = _mm512_setzero_ps();
+  if (product.bias != nullptr) {
+    low_bias = widened(_mm256_maskz_loadu_epi16(low, product.bias + place.column));
+    high_bias = widened(_mm256_maskz_loadu_epi16(high, product.bias + place.column + kTileSide));
+  }
+  const float* second = right == nullptr ? left : right;  // `high` is empty without `right`
+  const bool fills = product.strip != nullptr;
+  const int64_t stride = fills ? strip_stride(product) : product.rounded_stride;
+  uint16_t* to = fills ? product.strip + place.row % kPair * stride : product.rounded + place.row * stride;
+  to += place.column;
+  for (int64_t i = 0; i < place.rows(); ++i, to += stride) {
+    __m512 low_sum = _mm512_add_ps(_mm512_load_ps(left + i * kTileSide), low_bias);
+    __m512 high_sum = _mm512_add_ps(_mm512_load_ps(second + i * kTileSide), high_bias);
+    if (product.adds_to_rounded) {
+      low_sum = _mm512_add_ps(low_sum, widened(_mm256_maskz_loadu_epi16(low, to)));
+      high_sum = _mm512_add_ps(high_sum, widened(_mm256_maskz_loadu_epi16(high, to + kTileSide)));
+    }
+    const __m512i rounded = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high_sum, low_sum));
+    _mm512_mask_storeu_epi16(to, lanes, rounded);
   }
 }
 
@@ -151,43 +208,72 @@ void store_rounded(const Place& place, const float* values) {
   } else {                                                             \
     _tile_zero(number);                                                \
   }
-#define FSDP_END_TILE(number, place)                                                               \
-  if ((place).product.rounded == nullptr && (place).is_whole()) {                                  \
-    _tile_stored(number, (place).sums(), (place).bytes_between_rows());                            \
-  } else {                                                                                         \
-    alignas(64) float values[kTileSide * kTileSide];                                               \
-    _tile_stored(number, values, kTileRow);                                                        \
-    (place).product.rounded != nullptr ? store_rounded(place, values) : store_part(place, values); \
+#define FSDP_END_TILE(number, place)                                    \
+  if ((place).is_whole()) {                                             \
+    _tile_stored(number, (place).sums(), (place).bytes_between_rows()); \
+  } else {                                                              \
+    alignas(64) float values[kTileSide * kTileSide];                    \
+    _tile_stored(number, values, kTileRow);                             \
+    store_part(place, values);                                          \
+  }
+#define FSDP_END_ROUNDED(number, next, two_columns, place)                       \
+  {                                                                              \
+    alignas(64) float left[kTileSide * kTileSide], right[kTileSide * kTileSide]; \
+    _tile_stored(number, left, kTileRow);                                        \
+    if constexpr (two_columns) _tile_stored(next, right, kTileRow);              \
+    store_rounded(place, left, two_columns ? right : nullptr);                   \
   }
 
-Ahead ahead_of(const TileProduct& product, int64_t row, int64_t column) {
-  row += 2 * kTileSide;
-  if (row >= product.rows) {
-    row = 0;
-    column += 2 * kTileSide;
-  }
-  Ahead ahead{.row = nullptr, .bytes_between_rows = 0, .lines = 0, .rows = 0, .rows_a_step = 0};
-  if (column >= product.columns) return ahead;
-  const int64_t rows = least(product.rows - row, 2 * kTileSide);
+/// Results of the square at (row, column), of which a share is prefetched at each of `steps`.
+AheadToWrite results_of(const TileProduct& product, int64_t row, int64_t column, int64_t steps) {
+  AheadToWrite ahead;
+  ahead.rows = least(product.rows - row, 2 * kTileSide);
   if (product.rounded != nullptr) {
     ahead.row = reinterpret_cast<const char*>(product.rounded + row * product.rounded_stride + column);
     ahead.bytes_between_rows = product.rounded_stride * 2;
-    ahead.lines = 1;
+    ahead.lines_of_a_row = 1;
   } else {
     ahead.row = reinterpret_cast<const char*>(product.sums + row * product.sums_stride + column);
     ahead.bytes_between_rows = product.sums_stride * 4;
-    ahead.lines = 2;
+    ahead.lines_of_a_row = 2;
   }
-  ahead.rows = rows;
-  ahead.rows_a_step = (rows + product.steps - 1) / product.steps;
+  ahead.lines_a_step = (ahead.rows * ahead.lines_of_a_row + steps - 1) / (steps > 0 ? steps : 1);
   return ahead;
 }
 
-template <int kParts, bool kTwoRows, bool kTwoColumns>
-void multiply_square(const TileProduct& product, int64_t row, int64_t column) {
-  TileReader left = left_of(product), right = right_of(product);
-  left.tile += row / kTileSide * left.block;
-  right.tile += column / kTileSide * right.block;
+/// `upcoming`, of which a share is prefetched at each step of all squares.
+AheadToRead ahead_of(const Upcoming& upcoming, int64_t steps) {
+  AheadToRead ahead;
+  ahead.row = upcoming.first;
+  ahead.bytes_between_rows = upcoming.bytes_between_rows;
+  ahead.lines_of_a_row = (upcoming.bytes_of_a_row + 63) / 64;
+  ahead.rows = upcoming.rows;
+  ahead.lines_a_step = (ahead.lines_of_a_row * ahead.rows + steps - 1) / (steps > 0 ? steps : 1);
+  return ahead;
+}
+
+/// A square of two by two tiles, which are multiplied in the order of Passing.
+template <Passing kPassing>
+struct Square {
+  const TileProduct& product;
+  int64_t row = 0, column = 0;
+
+  bool is_over() const { return row >= product.rows || column >= product.columns; }
+  void advance() {
+    if constexpr (kPassing == Passing::kColumns) {
+      column += kPair;
+      if (column >= product.columns) column = 0, row += kPair;
+    } else {
+      row += kPair;
+      if (row >= product.rows) row = 0, column += kPair;
+    }
+  }
+};
+
+template <int kParts, Passing kPassing, bool kTwoRows, bool kTwoColumns>
+void multiply_square(const Square<kPassing>& square, int64_t steps, Prefetched& ahead) {
+  const TileProduct& product = square.product;
+  const int64_t row = square.row, column = square.column;
   const Place places[2][2] = {
       {{product, row, column}, {product, row, column + kTileSide}},
       {{product, row + kTileSide, column}, {product, row + kTileSide, column + kTileSide}}};
@@ -201,7 +287,25 @@ void multiply_square(const TileProduct& product, int64_t row, int64_t column) {
   if constexpr (kTwoRows && kTwoColumns) {
     FSDP_BEGIN_TILE(3, places[1][1])
   }
-  multiply_steps<kParts, kTwoRows, kTwoColumns>(left, right, product.steps, ahead_of(product, row, column));
+  Square<kPassing> next = square;
+  next.advance();
+  ahead.results = {};
+  if (product.strip == nullptr && !next.is_over()) {
+    ahead.results = results_of(product, next.row, next.column, steps);
+  }
+  for (int64_t term = 0; term < product.term_count; ++term) {
+    TileReader left = left_of(product.terms[term], kParts), right = right_of(product.terms[term], kParts);
+    left.tile += row / kTileSide * left.block;
+    right.tile += column / kTileSide * right.block;
+    multiply_steps<kParts, kPassing, kTwoRows, kTwoColumns>(left, right, product.terms[term].steps, ahead);
+  }
+  if (product.rounded != nullptr) {
+    FSDP_END_ROUNDED(0, 1, kTwoColumns, places[0][0])
+    if constexpr (kTwoRows) {
+      FSDP_END_ROUNDED(2, 3, kTwoColumns, places[1][0])
+    }
+    return;
+  }
   FSDP_END_TILE(0, places[0][0])
   if constexpr (kTwoColumns) {
     FSDP_END_TILE(1, places[0][1])
@@ -216,25 +320,46 @@ void multiply_square(const TileProduct& product, int64_t row, int64_t column) {
 
 #undef FSDP_BEGIN_TILE
 #undef FSDP_END_TILE
+#undef FSDP_END_ROUNDED
 
-/// Two blocks of columns stay in the first-level cache while all rows pass.
-template <int kParts>
+/// The rows of the first term's left factor that follow those from `row` on, if they are not packed.
+AheadToRead rows_after(const TileProduct& product, int64_t row, int64_t steps) {
+  const int64_t rows = least(product.rows - row - kPair, kPair);
+  if (product.term_count == 0) return {};
+  const TileFactors& factors = product.terms[0];
+  if (factors.left_stride == kAsTiles || rows <= 0) return {};
+  return ahead_of({.first = reinterpret_cast<const char*>(factors.left + (row + kPair) * factors.left_stride),
+                   .bytes_between_rows = 2 * factors.left_stride,
+                   .bytes_of_a_row = factors.steps * kTileRow,
+                   .rows = rows},
+                  steps);
+}
+
+template <int kParts, Passing kPassing>
 void multiply_all(const TileProduct& product) {
-  constexpr int64_t kPair = 2 * kTileSide;
-  for (int64_t column = 0; column < product.columns; column += kPair) {
-    const bool two_columns = product.columns - column > kTileSide;
-    for (int64_t row = 0; row < product.rows; row += kPair) {
-      const bool two_rows = product.rows - row > kTileSide;
-      if (two_rows && two_columns) {
-        multiply_square<kParts, true, true>(product, row, column);
-      } else if (two_rows) {
-        multiply_square<kParts, true, false>(product, row, column);
-      } else if (two_columns) {
-        multiply_square<kParts, false, true>(product, row, column);
-      } else {
-        multiply_square<kParts, false, false>(product, row, column);
-      }
+  int64_t steps = 0;  // 0 only where a slice's terms all lack a factor
+  for (int64_t term = 0; term < product.term_count; ++term) steps += product.terms[term].steps;
+  const int64_t across = (product.columns + kPair - 1) / kPair, down = (product.rows + kPair - 1) / kPair;
+  Prefetched ahead;
+  ahead.upcoming = ahead_of(product.upcoming, across * down * steps);
+  for (Square<kPassing> square{product}; !square.is_over();) {
+    if (kPassing == Passing::kColumns && square.column == 0) {
+      ahead.rows = rows_after(product, square.row, across * steps);
     }
+    const bool two_rows = product.rows - square.row > kTileSide;
+    const bool two_columns = product.columns - square.column > kTileSide;
+    if (two_rows && two_columns) {
+      multiply_square<kParts, kPassing, true, true>(square, steps, ahead);
+    } else if (two_rows) {
+      multiply_square<kParts, kPassing, true, false>(square, steps, ahead);
+    } else if (two_columns) {
+      multiply_square<kParts, kPassing, false, true>(square, steps, ahead);
+    } else {
+      multiply_square<kParts, kPassing, false, false>(square, steps, ahead);
+    }
+    const int64_t row = square.row;
+    square.advance();
+    if (product.strip != nullptr && square.row != row) copy_strip(product, row);
   }
 }
 
@@ -251,9 +376,11 @@ static_assert(sizeof(TileConfiguration) == 64);
 }  // namespace
 
 void multiply_tiles(const TileProduct& product) {
-  if (product.parts == 1) return multiply_all<1>(product);
-  if (product.parts == 2) return multiply_all<2>(product);
-  multiply_all<3>(product);
+  if (product.parts == 2) return multiply_all<2, Passing::kRows>(product);
+  if (product.parts == 3) return multiply_all<3, Passing::kRows>(product);
+  // Columns pass, so that results in bf16 are written along their rows.
+  if (product.rounded != nullptr) return multiply_all<1, Passing::kColumns>(product);
+  multiply_all<1, Passing::kRows>(product);
 }
 
 TileRegisters::TileRegisters() {

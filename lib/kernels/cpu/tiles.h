@@ -47,16 +47,29 @@ constexpr int64_t tiled_elements(int64_t across, int64_t depth, int64_t parts) {
 void pack_tiles(const TileSource& from, TileSide side, int parts, uint16_t* to);
 
 /// left [rows, depth] times right [depth, columns], both packed; depth is `steps` of 32.
-struct TileProduct {
+struct TileFactors {
   const uint16_t* left = nullptr;
   const uint16_t* right = nullptr;
-  int64_t rows = 0, columns = 0, steps = 0;
-  int parts = 1;
+  int64_t steps = 0;
 
   /// If not kAsTiles: strides of bf16 factors that are not packed as tiles and whose sizes are multiples of
   /// tiles, between rows of the left factor, in elements, and between pairs of rows of the right one, in
   /// pairs (Packing, cpu/loops.h).
   int64_t left_stride = kAsTiles, right_stride = kAsTiles;
+};
+
+/// Memory that the caller reads next.
+struct Upcoming {
+  const char* first = nullptr;
+  int64_t bytes_between_rows = 0, bytes_of_a_row = 0, rows = 0;
+};
+
+/// The sum of products of `terms`.
+struct TileProduct {
+  const TileFactors* terms = nullptr;
+  int64_t term_count = 0;
+  int64_t rows = 0, columns = 0;
+  int parts = 1;
 
   /// [rows, columns], rows `sums_stride` apart. With `rounded`: summands, in whole tiles, or null.
   float* sums = nullptr;
@@ -67,7 +80,11 @@ struct TileProduct {
   uint16_t* rounded = nullptr;
   int64_t rounded_stride = 0;
   bool adds_to_rounded = false;
+  uint16_t* strip =
+      nullptr;  ///< of 32 rows of `rounded` that are not added to, contiguous, to be filled first
   const uint16_t* bias = nullptr;  ///< [columns], to be added before rounding; or null
+
+  Upcoming upcoming = {};  ///< prefetched to the second-level cache while tiles are multiplied
 };
 
 /// Requires a TileRegisters on this thread.
