@@ -16,11 +16,13 @@ namespace fsdp::kernels {
 namespace {
 
 // A thread's blocks of both factors, which stay in a second-level cache of 2 MiB with their results.
-constexpr int64_t kDepth = 1024;
+constexpr int64_t kDepth = 4096;
 constexpr int64_t kDepthOfParts = 512;
 constexpr int64_t kLeftBytes = 384 << 10;
-constexpr int64_t kRightBytes = 768 << 10;
+constexpr int64_t kRightBytes = 1024 << 10;
+constexpr int64_t kRightBytesOfParts = 768 << 10;
 constexpr int64_t kColumns = 1024;  ///< at most
+
 // What a group has before the next one begins.
 constexpr int64_t kPackedRows = 2048;                        ///< of the left factor
 constexpr int64_t kSummedRows = 1024, kSummedColumns = 512;  ///< of the result, if sums are rounded
@@ -154,7 +156,7 @@ class TiledProduct {
     constexpr int64_t kPair = 2 * cpu::kTileSide;
     return std::max(bytes / (2 * depth_ * parts_) / kPair, int64_t{1}) * kPair;
   }
-  int64_t columns_of_a_block() const { return std::min(across_of(kRightBytes), kColumns); }
+  int64_t columns_of_a_block() const { return std::min(across_of(parts_ == 1 ? kRightBytes : kRightBytesOfParts), kColumns); }
 
   bool keeps_sums() const { return rounds_ && slices_.size() > 1; }
 
