@@ -156,7 +156,9 @@ class TiledProduct {
     constexpr int64_t kPair = 2 * cpu::kTileSide;
     return std::max(bytes / (2 * depth_ * parts_) / kPair, int64_t{1}) * kPair;
   }
-  int64_t columns_of_a_block() const { return std::min(across_of(parts_ == 1 ? kRightBytes : kRightBytesOfParts), kColumns); }
+  int64_t columns_of_a_block() const {
+    return std::min(across_of(parts_ == 1 ? kRightBytes : kRightBytesOfParts), kColumns);
+  }
 
   bool keeps_sums() const { return rounds_ && slices_.size() > 1; }
 
