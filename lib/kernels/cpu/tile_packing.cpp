@@ -100,6 +100,21 @@ inline void read_pairs(const TileSource& from, int64_t across, int64_t depth, Wo
   }
 }
 
+/// 16 pairs of rows in bf16, of two times 16 elements of each: whole lines of memory.
+inline void read_wide_pairs(const TileSource& from, int64_t across, int64_t depth, Words* low, Words* high) {
+  const __m512i first_half = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
+                                              39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i second_half = _mm512_add_epi16(first_half, _mm512_set1_epi16(16));
+  const uint16_t* data = static_cast<const uint16_t*>(from.data) + depth * from.stride + across;
+  const int64_t rows = from.depth - depth;
+  for (int64_t i = 0; i < kSide; ++i, data += 2 * from.stride) {
+    const __m512i one = _mm512_maskz_loadu_epi16(2 * i < rows ? ~__mmask32{0} : 0, data);
+    const __m512i next = _mm512_maskz_loadu_epi16(2 * i + 1 < rows ? ~__mmask32{0} : 0, data + from.stride);
+    low[i] = reinterpret_cast<Words>(_mm512_permutex2var_epi16(one, first_half, next));
+    high[i] = reinterpret_cast<Words>(_mm512_permutex2var_epi16(one, second_half, next));
+  }
+}
+
 inline void store_square(Words* square, bool mirrors, uint16_t* tile) {
   if (mirrors) {
     store_mirrored(square, reinterpret_cast<uint32_t*>(tile), kSide);
@@ -130,8 +145,16 @@ void pack(const TileSource& from, TileSide side, uint16_t* to) {
       for (int64_t step = 0; step < steps; ++step) pack_tile(block, step);
     }
   } else {
+    const int64_t wide_blocks = sizeof(T) == 2 ? from.across / (2 * kTileSide) * 2 : 0;
     for (int64_t step = 0; step < steps; ++step) {
-      for (int64_t block = 0; block < blocks; ++block) pack_tile(block, step);
+      for (int64_t block = 0; block < wide_blocks; block += 2) {
+        Words low[kSide], high[kSide];
+        read_wide_pairs(from, block * kTileSide, step * kTileDepth, low, high);
+        uint16_t* tile = to + (block * steps + step) * kTileElements;
+        store_square(low, mirrors, tile);
+        store_square(high, mirrors, tile + steps * kTileElements);
+      }
+      for (int64_t block = wide_blocks; block < blocks; ++block) pack_tile(block, step);
     }
   }
 }
