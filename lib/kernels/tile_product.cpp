@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "kernels/block_product.h"
-#include "kernels/cpu/tiles.h"
 #include "kernels/meta.h"
+#include "kernels/tile_blocks.h"
 #include "util/error.h"
 #include "util/matrix_units.h"
 #include "util/parallel.h"
@@ -23,56 +23,13 @@ constexpr int64_t kRightBytes = 1024 << 10;
 constexpr int64_t kRightBytesOfParts = 768 << 10;
 constexpr int64_t kColumns = 1024;  ///< at most
 
-// What a group has before the next one begins.
-constexpr int64_t kPackedRows = 2048;                        ///< of the left factor
+// What a group of blocks has before the next one begins.
+constexpr int64_t kGroupBytes = 3072 << 10;                  ///< of the left factor
 constexpr int64_t kSummedRows = 1024, kSummedColumns = 512;  ///< of the result, if sums are rounded
 
 std::atomic<int> parts_of_float32 = 3;
 
 thread_local Scratch tile_left_scratch, tile_right_scratch, tile_sum_scratch, tile_strip_scratch;
-
-struct Range {
-  int64_t first, count;
-  int64_t end() const { return first + count; }
-};
-
-/// x as a left factor (rows by depth) or a right one (columns by depth); without data if x is undefined.
-cpu::TileSource source(const at::Tensor& x, cpu::TileSide side) {
-  if (!x.defined()) return {};
-  FSDP_CHECK(x.stride(1) == 1 || x.stride(0) == 1, x.sizes(), " ", x.strides());
-  const int across = side == cpu::TileSide::kLeft ? 0 : 1, depth = 1 - across;
-  const bool depth_is_contiguous = x.stride(depth) == 1;
-  return {.data = x.const_data_ptr(),
-          .element = x.scalar_type() == at::kFloat ? cpu::Element::kFloat : cpu::Element::kBFloat16,
-          .stride = depth_is_contiguous ? x.stride(across) : x.stride(depth),
-          .depth_is_contiguous = depth_is_contiguous,
-          .across = x.size(across),
-          .depth = x.size(depth)};
-}
-
-cpu::TileSource cut(const cpu::TileSource& from, const Range& across, const Range& depth) {
-  const int64_t bytes = from.element == cpu::Element::kFloat ? 4 : 2;
-  const int64_t first = from.depth_is_contiguous ? across.first * from.stride + depth.first
-                                                 : depth.first * from.stride + across.first;
-  cpu::TileSource part = from;
-  part.data = static_cast<const char*>(from.data) + bytes * first;
-  part.across = across.count;
-  part.depth = depth.count;
-  return part;
-}
-
-/// Rows of a left factor or columns of a right one; `sums` is the first of them among the sums of its group.
-struct Block {
-  size_t factor;
-  Range range;
-  int64_t sums;
-};
-
-/// Blocks that are packed at a time.
-struct Group {
-  std::vector<Block> blocks;
-  int64_t sums = 0;  ///< rows or columns of sums, of whole tiles
-};
 
 /// The products of all factors: left factors are stacked, right factors are side by side.
 class TiledProduct {
@@ -84,9 +41,10 @@ class TiledProduct {
     for (const TileProducts::Term& term : products.terms) {
       if (term.lefts.front().size(1) == 0) continue;
       Term& added = terms_.emplace_back();
-      for (const at::Tensor& left : term.lefts) added.lefts.push_back(source(left, cpu::TileSide::kLeft));
+      for (const at::Tensor& left : term.lefts)
+        added.lefts.push_back(tile_source(left, cpu::TileSide::kLeft));
       for (const at::Tensor& right : term.rights)
-        added.rights.push_back(source(right, cpu::TileSide::kRight));
+        added.rights.push_back(tile_source(right, cpu::TileSide::kRight));
     }
     make_slices();
   }
@@ -99,9 +57,9 @@ class TiledProduct {
     for (const cpu::TileSource& right : terms_.front().rights) columns += right.across;
     const int64_t work = std::max<int64_t>(1, kMultiple * columns * total_depth());
     util::parallel_for(0, units, std::max<int64_t>(1, kLeastWork / work), [&](int64_t begin, int64_t end) {
-      const std::vector<Group> column_groups = columns_in_groups();
-      for (const Group& rows : rows_in_groups(begin, end)) {
-        for (const Group& group : column_groups) multiply(rows, group);
+      const std::vector<TileGroup> column_groups = columns_in_groups();
+      for (const TileGroup& rows : rows_in_groups(begin, end)) {
+        for (const TileGroup& group : column_groups) multiply(rows, group);
       }
     });
   }
@@ -115,7 +73,7 @@ class TiledProduct {
   /// Of the depth of a term; `before` is the depth of the slice's parts before it.
   struct Part {
     size_t term;
-    Range range;
+    TileRange range;
     int64_t before;
   };
   /// What is multiplied at a time.
@@ -162,24 +120,11 @@ class TiledProduct {
 
   bool keeps_sums() const { return rounds_ && slices_.size() > 1; }
 
-  /// Cuts a range of a factor into blocks of about so many; begins a new group after `most` sums.
-  static void append(std::vector<Group>& groups, size_t factor, const Range& range, int64_t across,
-                     int64_t most) {
-    const int64_t part = equal_part(range.count, across);
-    for (int64_t first = range.first; first < range.end(); first += part) {
-      if (groups.back().sums >= most) groups.emplace_back();
-      Group& group = groups.back();
-      const int64_t count = std::min(part, range.end() - first);
-      group.blocks.push_back({.factor = factor, .range = {first, count}, .sums = group.sums});
-      group.sums += rounded_up(count, cpu::kTileSide);
-    }
-  }
-
   /// Units [begin, end) of rows. Rows in a partial tile have a block of their own, because whole tiles may be
   /// read in place.
-  std::vector<Group> rows_in_groups(int64_t begin, int64_t end) const {
-    const int64_t most = keeps_sums() ? kSummedRows : kPackedRows, across = across_of(kLeftBytes);
-    std::vector<Group> groups(1);
+  std::vector<TileGroup> rows_in_groups(int64_t begin, int64_t end) const {
+    const int64_t most = keeps_sums() ? kSummedRows : across_of(kGroupBytes), across = across_of(kLeftBytes);
+    std::vector<TileGroup> groups(1);
     int64_t before = 0;
     for (size_t left = 0; left < terms_.front().lefts.size(); ++left) {
       const cpu::TileSource& source = terms_.front().lefts[left];
@@ -187,33 +132,33 @@ class TiledProduct {
       const int64_t last = std::min((end - before) * kMultiple, source.across);
       before += units_of(source);
       const int64_t whole = parts_ == 1 ? last / cpu::kTileSide * cpu::kTileSide : last;
-      if (first < whole) append(groups, left, {first, whole - first}, across, most);
+      if (first < whole) append_blocks(groups, left, {first, whole - first}, across, most);
       if (const int64_t rest = std::max(first, whole); rest < last) {
-        append(groups, left, {rest, last - rest}, across, most);
+        append_blocks(groups, left, {rest, last - rest}, across, most);
       }
     }
     return groups;
   }
 
-  std::vector<Group> columns_in_groups() const {
-    std::vector<Group> groups(1);
+  std::vector<TileGroup> columns_in_groups() const {
+    std::vector<TileGroup> groups(1);
     const int64_t most = keeps_sums() ? kSummedColumns : std::numeric_limits<int64_t>::max();
     const std::vector<cpu::TileSource>& rights = terms_.front().rights;
     for (size_t right = 0; right < rights.size(); ++right) {
-      append(groups, right, {0, rights[right].across}, columns_of_a_block(), most);
+      append_blocks(groups, right, {0, rights[right].across}, columns_of_a_block(), most);
     }
     return groups;
   }
 
-  cpu::TileSource left_part(const Block& block, const Part& part) const {
-    return cut(terms_[part.term].lefts[block.factor], block.range, part.range);
+  cpu::TileSource left_part(const TileBlock& block, const Part& part) const {
+    return tile_part(terms_[part.term].lefts[block.factor], block.range, part.range);
   }
-  cpu::TileSource right_part(const Block& block, const Part& part) const {
-    return cut(terms_[part.term].rights[block.factor], block.range, part.range);
+  cpu::TileSource right_part(const TileBlock& block, const Part& part) const {
+    return tile_part(terms_[part.term].rights[block.factor], block.range, part.range);
   }
 
   /// Whether the part has a factor for these columns.
-  bool adds_to(const Part& part, const Block& columns) const {
+  bool adds_to(const Part& part, const TileBlock& columns) const {
     return terms_[part.term].rights[columns.factor].data != nullptr;
   }
 
@@ -223,54 +168,75 @@ class TiledProduct {
            cpu::tiled_elements(sums, part.range.count, parts_);
   }
 
-  void multiply(const Group& rows, const Group& columns) const {
-    auto* sums = keeps_sums() ? tile_sum_scratch.of<float>(rows.sums * columns.sums) : nullptr;
-    auto* left = tile_left_scratch.of<uint16_t>(cpu::tiled_elements(rows.sums, depth_, parts_));
-    auto* right = tile_right_scratch.of<uint16_t>(cpu::tiled_elements(columns_of_a_block(), depth_, parts_));
-    std::vector<cpu::TileFactors> factors;
+  /// A group's rows and columns, and this thread's memory for them.
+  struct Work {
+    const TileGroup &rows, &columns;
+    uint16_t *left, *right;
+    float* sums;  ///< [rows.sums, columns.sums], or null
+  };
+
+  void multiply(const TileGroup& rows, const TileGroup& columns) const {
+    const bool packs_rows = std::any_of(rows.blocks.begin(), rows.blocks.end(),
+                                        [&](const TileBlock& block) { return !is_read_in_place(block); });
+    const int64_t left = packs_rows ? cpu::tiled_elements(rows.sums, depth_, parts_) : 0;
+    const int64_t right = cpu::tiled_elements(columns_of_a_block(), depth_, parts_);
+    const Work work{.rows = rows,
+                    .columns = columns,
+                    .left = tile_left_scratch.of<uint16_t>(left),
+                    .right = tile_right_scratch.of<uint16_t>(right),
+                    .sums = keeps_sums() ? tile_sum_scratch.of<float>(rows.sums * columns.sums) : nullptr};
     for (const Slice& slice : slices_) {
-      for (const Block& block : rows.blocks) {
-        for (const Part& part : slice.parts) {
-          const cpu::TileSource from = left_part(block, part);
-          if (is_read_in_place(from)) continue;
-          cpu::pack_tiles(from, cpu::TileSide::kLeft, parts_, place_of(left, part, rows.sums, block.sums));
-        }
-      }
-      for (const Block& block : columns.blocks) {
-        for (const Part& part : slice.parts) {
-          if (!adds_to(part, block)) continue;
-          cpu::pack_tiles(right_part(block, part), cpu::TileSide::kRight, parts_,
-                          place_of(right, part, block.range.count, 0));
-        }
-        for (const Block& row_block : rows.blocks) {
-          factors.clear();
-          for (const Part& part : slice.parts) {
-            if (!adds_to(part, block)) continue;
-            cpu::TileFactors& added = factors.emplace_back();
-            if (const cpu::TileSource from = left_part(row_block, part); is_read_in_place(from)) {
-              added.left = static_cast<const uint16_t*>(from.data);
-              added.left_stride = from.stride;
-            } else {
-              added.left = place_of(left, part, rows.sums, row_block.sums);
-            }
-            added.right = place_of(right, part, block.range.count, 0);
-            added.steps = rounded_up(part.range.count, cpu::kTileDepth) / cpu::kTileDepth;
-          }
-          cpu::TileProduct product = place(row_block, block, &slice == &slices_.back());
-          product.terms = factors.data();
-          product.term_count = static_cast<int64_t>(factors.size());
-          if (sums != nullptr) {
-            keep_sums(product, sums + row_block.sums * columns.sums + block.sums, columns.sums, slice);
-          }
-          product.adds = product.adds || &slice != &slices_.front();
-          if (&row_block == &rows.blocks.front() && &block != &columns.blocks.back()) {
-            product.upcoming = upcoming(*(&block + 1), slice);
-          }
-          const cpu::TileRegisters registers;
-          cpu::multiply_tiles(product);
-        }
+      for (const TileBlock& block : rows.blocks) pack_left(work, slice, block);
+      for (const TileBlock& block : columns.blocks) {
+        pack_right(work, slice, block);
+        for (const TileBlock& row_block : rows.blocks) multiply(work, slice, row_block, block);
       }
     }
+  }
+
+  void pack_left(const Work& work, const Slice& slice, const TileBlock& rows) const {
+    for (const Part& part : slice.parts) {
+      const cpu::TileSource from = left_part(rows, part);
+      if (is_read_in_place(from)) continue;
+      cpu::pack_tiles(from, cpu::TileSide::kLeft, parts_,
+                      place_of(work.left, part, work.rows.sums, rows.sums));
+    }
+  }
+
+  void pack_right(const Work& work, const Slice& slice, const TileBlock& columns) const {
+    for (const Part& part : slice.parts) {
+      if (!adds_to(part, columns)) continue;
+      cpu::pack_tiles(right_part(columns, part), cpu::TileSide::kRight, parts_,
+                      place_of(work.right, part, columns.range.count, 0));
+    }
+  }
+
+  void multiply(const Work& work, const Slice& slice, const TileBlock& rows, const TileBlock& columns) const {
+    std::vector<cpu::TileFactors> factors;
+    for (const Part& part : slice.parts) {
+      if (!adds_to(part, columns)) continue;
+      cpu::TileFactors& added = factors.emplace_back();
+      if (const cpu::TileSource from = left_part(rows, part); is_read_in_place(from)) {
+        added.left = static_cast<const uint16_t*>(from.data);
+        added.left_stride = from.stride;
+      } else {
+        added.left = place_of(work.left, part, work.rows.sums, rows.sums);
+      }
+      added.right = place_of(work.right, part, columns.range.count, 0);
+      added.steps = rounded_up(part.range.count, cpu::kTileDepth) / cpu::kTileDepth;
+    }
+    cpu::TileProduct product = place(rows, columns, &slice == &slices_.back());
+    product.terms = factors.data();
+    product.term_count = static_cast<int64_t>(factors.size());
+    if (work.sums != nullptr) {
+      keep_sums(product, work.sums + rows.sums * work.columns.sums + columns.sums, work.columns.sums, slice);
+    }
+    product.adds = product.adds || &slice != &slices_.front();
+    if (&rows == &work.rows.blocks.front() && &columns != &work.columns.blocks.back()) {
+      product.upcoming = upcoming(*(&columns + 1), slice);
+    }
+    const cpu::TileRegisters registers;
+    cpu::multiply_tiles(product);
   }
 
   /// Rows of the left factor whose whole tiles can be loaded from where they are. At a distance of whole pages
@@ -282,8 +248,16 @@ class TiledProduct {
            2 * from.stride % kPage != 0 && reinterpret_cast<uintptr_t>(from.data) % kLine == 0;
   }
 
+  /// Whether that holds for every part of these rows.
+  bool is_read_in_place(const TileBlock& rows) const {
+    return std::all_of(slices_.begin(), slices_.end(), [&](const Slice& slice) {
+      return std::all_of(slice.parts.begin(), slice.parts.end(),
+                         [&](const Part& part) { return is_read_in_place(left_part(rows, part)); });
+    });
+  }
+
   /// The largest part of the right factor's next block.
-  cpu::Upcoming upcoming(const Block& block, const Slice& slice) const {
+  cpu::Upcoming upcoming(const TileBlock& block, const Slice& slice) const {
     const auto bytes_of = [&](const Part& part) { return adds_to(part, block) ? part.range.count : 0; };
     const Part& part = *std::max_element(
         slice.parts.begin(), slice.parts.end(),
@@ -297,7 +271,7 @@ class TiledProduct {
             .rows = from.depth_is_contiguous ? from.across : from.depth};
   }
 
-  cpu::TileProduct place(const Block& rows, const Block& columns, bool is_last) const {
+  cpu::TileProduct place(const TileBlock& rows, const TileBlock& columns, bool is_last) const {
     const std::vector<cpu::TileSource>& rights = terms_.front().rights;
     const TileProducts::Result& result = results_[rows.factor * rights.size() + columns.factor];
     cpu::TileProduct product{.rows = rows.range.count, .columns = columns.range.count, .parts = parts_};
