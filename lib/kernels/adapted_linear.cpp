@@ -10,6 +10,7 @@
 #include "kernels/below_autograd.h"
 #include "kernels/factor_products.h"
 #include "kernels/gradient_sink.h"
+#include "kernels/recomputed.h"
 #include "util/error.h"
 
 namespace fsdp::kernels {
@@ -62,39 +63,20 @@ class AdaptedProducts final : public torch::autograd::Function<AdaptedProducts> 
   /// adapters: A and B of each layer.
   static variable_list forward(AutogradContext* context, const at::Tensor& given, at::TensorList,
                                const Parameters& weights, const Parameters& adapters,
-                               const AdaptedForm& form) {
+                               const AdaptedForm& form, bool recomputed) {
     const BelowAutograd below;
     const at::Tensor x = as_matrix(given);
-    const size_t count = weights.tensors.size();
-    std::vector<at::Tensor> as, factors;
-    for (size_t i = 0; i < count; ++i) as.push_back(flipped(adapters.tensors[2 * i]));
-    if (!form.quantization) {
-      for (const at::Tensor& weight : weights.tensors) factors.push_back(forward_factor(weight, form));
+    variable_list saved{x}, narrow;
+    for (size_t i = 0; i < weights.tensors.size(); ++i) {
+      saved.insert(saved.end(), {weights.tensors[i], adapters.tensors[2 * i], adapters.tensors[2 * i + 1], {}});
     }
-    std::vector<Summands> summands{{x, factors}};
-    for (const at::Tensor& narrow : products_of(x, as, form.matmul)) {
-      const size_t i = summands.size() - 1;
-      std::vector<at::Tensor> bs(count);
-      bs[i] = flipped(adapters.tensors[2 * i + 1]);
-      summands.push_back({narrow.mul_(form.scale), std::move(bs)});
-    }
-    variable_list results, saved{x};
-    if (form.quantization) {
-      for (size_t i = 0; i < count; ++i) {
-        results.push_back(quantized_product(x, bytes_of(weights, adapters, i, form), form.matmul));
-        add_product_of(results[i], summands[i + 1].a, summands[i + 1].bs[i], form.matmul);
-      }
-    } else {
-      results = sums_of_products(summands, form.matmul);
-    }
-    for (size_t i = 0; i < count; ++i) {
+    variable_list results = run(x, saved, form, narrow);
+    for (size_t i = 0; i < results.size(); ++i) {
       results[i] = shaped(results[i], given);
-      for (const at::Tensor& each :
-           {weights.tensors[i], adapters.tensors[2 * i], adapters.tensors[2 * i + 1], summands[i + 1].a}) {
-        saved.push_back(each);
-      }
+      saved[4 * i + 4] = narrow[i];
     }
-    context->save_for_backward(std::move(saved));
+    save_operands(*context, std::move(saved), {{0, given}});
+    if (recomputed) context->saved_data["shape"] = given.sizes();
     context->saved_data["form"] = form.quantization ? static_cast<int64_t>(*form.quantization) : int64_t{-1};
     context->saved_data["transposed"] = form.transposed;
     context->saved_data["scale"] = form.scale;
@@ -104,11 +86,11 @@ class AdaptedProducts final : public torch::autograd::Function<AdaptedProducts> 
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
-    const variable_list saved = context->get_saved_variables();
+    const variable_list saved = operands_of(*context);
     const AdaptedForm form = form_of(*context);
-    const at::Tensor& x = saved[0];
+    const at::Tensor x = as_matrix(saved[0]);
     const size_t count = gradients.size();
-    variable_list results(1 + 2 * count + 3), narrow_gradients, as;
+    variable_list results(1 + 2 * count + 4), narrow_gradients, as;
     std::vector<Summands> of_input;
     for (size_t i = 0; i < count; ++i) {
       const at::Tensor &weight = saved[4 * i + 1], &a = saved[4 * i + 2], &b = saved[4 * i + 3],
@@ -154,11 +136,41 @@ class AdaptedProducts final : public torch::autograd::Function<AdaptedProducts> 
     return results;
   }
 
+  static variable_list again(AutogradContext* context) {
+    const BelowAutograd below;
+    const variable_list saved = operands_of(*context, OperandUse::kForwardAgain);
+    variable_list narrow, results = run(as_matrix(saved[0]), saved, form_of(*context), narrow);
+    for (at::Tensor& result : results) result = shaped(result, context->saved_data["shape"].toIntVector());
+    return results;
+  }
+
  private:
-  static QuantizedWeight bytes_of(const Parameters& weights, const Parameters& adapters, size_t layer,
-                                  const AdaptedForm& form) {
-    return {weights.tensors[layer], adapters.tensors[2 * layer + 1].size(0),
-            adapters.tensors[2 * layer].size(1), *form.quantization};
+  /// saved: x and, of each layer, the weight, A, B and x A^T, which is not read. -> [N, out_i]; x A^T in `narrow`
+  static variable_list run(const at::Tensor& x, const variable_list& saved, const AdaptedForm& form,
+                           variable_list& narrow) {
+    const size_t count = saved.size() / 4;
+    const auto of_layer = [&saved](size_t layer, size_t which) { return saved[4 * layer + which]; };
+    std::vector<at::Tensor> as;
+    for (size_t i = 0; i < count; ++i) as.push_back(flipped(of_layer(i, 2)));
+    narrow = products_of(x, as, form.matmul);
+    for (at::Tensor& each : narrow) each.mul_(form.scale);
+    if (form.quantization) {
+      variable_list results;
+      for (size_t i = 0; i < count; ++i) {
+        const QuantizedWeight bytes{of_layer(i, 1), of_layer(i, 3).size(0), of_layer(i, 2).size(1),
+                                    *form.quantization};
+        results.push_back(quantized_product(x, bytes, form.matmul));
+        add_product_of(results[i], narrow[i], flipped(of_layer(i, 3)), form.matmul);
+      }
+      return results;
+    }
+    std::vector<Summands> summands{{x, {}}};
+    for (size_t i = 0; i < count; ++i) {
+      summands[0].bs.push_back(forward_factor(of_layer(i, 1), form));
+      Summands& of_adapter = summands.emplace_back(Summands{narrow[i], std::vector<at::Tensor>(count)});
+      of_adapter.bs[i] = flipped(of_layer(i, 3));
+    }
+    return sums_of_products(summands, form.matmul);
   }
 
   static AdaptedForm form_of(AutogradContext& context) {
@@ -181,7 +193,7 @@ bool can_adapt(const at::Tensor& given, const AdaptedWeight& layer, const Adapte
 }
 
 std::vector<at::Tensor> adapted_linears(const at::Tensor& given, const std::vector<AdaptedWeight>& layers,
-                                        const AdaptedForm& form) {
+                                        const AdaptedForm& form, bool recomputed) {
   const at::Tensor x = autocast_operand(given);
   Parameters weights, adapters;
   for (const AdaptedWeight& layer : layers) {
@@ -190,7 +202,10 @@ std::vector<at::Tensor> adapted_linears(const at::Tensor& given, const std::vect
     adapters.tensors.insert(adapters.tensors.end(), {layer.a, layer.b});
   }
   const std::vector<at::Tensor> seen = seen_parameters(adapters.tensors, x);
-  return AdaptedProducts::apply(x, at::TensorList(seen), weights, adapters, form);
+  std::vector<at::Tensor> results =
+      AdaptedProducts::apply(x, at::TensorList(seen), weights, adapters, form, recomputed);
+  if (recomputed) recompute_results<AdaptedProducts>(results[0]);
+  return results;
 }
 
 }  // namespace fsdp::kernels

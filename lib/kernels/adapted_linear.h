@@ -35,8 +35,8 @@ struct AdaptedForm {
 /// regions of autocast to another type, and weights that need no gradient.
 bool can_adapt(const at::Tensor& x, const AdaptedWeight& layer, const AdaptedForm& form);
 
-/// x: [..., in] -> y of each layer: [..., out]
+/// x: [..., in] -> y of each layer: [..., out]. With `recomputed`, backward computes them again (recomputed.h).
 std::vector<at::Tensor> adapted_linears(const at::Tensor& x, const std::vector<AdaptedWeight>& layers,
-                                        const AdaptedForm& form);
+                                        const AdaptedForm& form, bool recomputed = false);
 
 }  // namespace fsdp::kernels

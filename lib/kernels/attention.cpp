@@ -13,6 +13,7 @@
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/meta.h"
+#include "kernels/recomputed.h"
 #include "kernels/tile_product.h"
 #include "util/error.h"
 #include "util/parallel.h"
@@ -371,10 +372,12 @@ void take_scratch_of(const AttentionInputs& in, bool backward) {
 class CausalAttention final : public torch::autograd::Function<CausalAttention> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, Matmul matmul, const AttentionForm& form) {
+                            const at::Tensor& v, Matmul matmul, const AttentionForm& form,
+                            bool recomputed) {
     const BelowAutograd below;
     const AttentionOutputs out = tiled_attention({.q = q, .k = k, .v = v, .matmul = matmul, .form = form});
-    context->save_for_backward({q, k, v, out.y, out.log_sums});
+    save_operands(*context, {q, k, v, recomputed ? at::Tensor() : out.y, out.log_sums},
+                  {{0, q}, {1, k}, {2, v}});
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);
     context->saved_data["scale"] = form.scale;
     context->saved_data["window"] = form.window;
@@ -384,14 +387,27 @@ class CausalAttention final : public torch::autograd::Function<CausalAttention> 
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
-    const variable_list s = context->get_saved_variables();
-    const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
-    const AttentionForm form{.scale = context->saved_data["scale"].toDouble(),
-                             .window = context->saved_data["window"].toInt(),
-                             .cap = context->saved_data["cap"].toDouble()};
-    const auto [dq, dk, dv] = tiled_attention_backward(
-        {.q = s[0], .k = s[1], .v = s[2], .matmul = matmul, .form = form}, {s[3], s[4]}, gradients[0]);
-    return {dq, dk, dv, {}, {}};
+    const variable_list s = operands_of(*context);
+    const auto [dq, dk, dv] = tiled_attention_backward(inputs(*context, s), {s[kY], s[4]}, gradients[0]);
+    return {dq, dk, dv, {}, {}, {}};
+  }
+
+  static variable_list again(AutogradContext* context) {
+    const BelowAutograd below;
+    return {tiled_attention(inputs(*context, operands_of(*context, OperandUse::kForwardAgain))).y};
+  }
+
+  static constexpr size_t kY = 3;  ///< the slot of the result
+
+ private:
+  static AttentionInputs inputs(AutogradContext& context, const variable_list& saved) {
+    return {.q = saved[0],
+            .k = saved[1],
+            .v = saved[2],
+            .matmul = static_cast<Matmul>(context.saved_data["matmul"].toInt()),
+            .form = {.scale = context.saved_data["scale"].toDouble(),
+                     .window = context.saved_data["window"].toInt(),
+                     .cap = context.saved_data["cap"].toDouble()}};
   }
 };
 
@@ -440,10 +456,12 @@ AttentionGradients tiled_attention_backward(const AttentionInputs& in, const Att
 }
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Matmul matmul,
-                            const AttentionForm& form) {
+                            const AttentionForm& form, bool recomputed) {
   FSDP_CHECK(q.dim() == 4 && k.sizes() == v.sizes() && q.size(2) % k.size(2) == 0, q.sizes(), k.sizes(),
              v.sizes());
-  return CausalAttention::apply(q, k, v, matmul, form);
+  const at::Tensor y = CausalAttention::apply(q, k, v, matmul, form, recomputed);
+  if (recomputed) recompute_results<CausalAttention>(y, CausalAttention::kY);
+  return y;
 }
 
 }  // namespace fsdp::kernels

@@ -33,8 +33,9 @@ struct AttentionForm {
 /// softmax(q k^T / sqrt(head_dim)) v, in which a token sees itself and earlier tokens, or `form` of it. Supports
 /// autograd (first derivatives). q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim], where kv_heads divides
 /// heads; a head's elements are contiguous, other strides are free -> [B, T, heads, head_dim]
+/// With `recomputed`, backward computes the result again (recomputed.h).
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Matmul matmul,
-                            const AttentionForm& form = {});
+                            const AttentionForm& form = {}, bool recomputed = false);
 
 /// Queries, and the keys and values that they see: all of them or, `causal`, those up to the query's own place,
 /// where the last query sees the last key (Tq <= Tk). q: [B, Tq, heads, head_dim]; k, v: [B, Tk, kv_heads,

@@ -16,6 +16,7 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
+#include "kernels/recomputed.h"
 #include "kernels/reduce.h"
 #include "util/cuda.h"
 #include "util/error.h"
@@ -142,7 +143,7 @@ class Float8Products final : public torch::autograd::Function<Float8Products> {
       products.push_back(product.of_type(x.scalar_type(), bias));
       saved.insert(saved.end(), {weight, largest_of_weight});
     }
-    context->save_for_backward(std::move(saved));
+    save_operands(*context, std::move(saved), {{0, given}});
     context->saved_data["transposed"] = transposed;
     context->saved_data["has_bias"] = bias.has_value();
     context->saved_data["matmul"] = matmul_number;
@@ -151,8 +152,8 @@ class Float8Products final : public torch::autograd::Function<Float8Products> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
-    const variable_list saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &largest = saved[1], &bias = saved[2];
+    const variable_list saved = operands_of(*context);
+    const at::Tensor &largest = saved[1], &bias = saved[2];
     const bool transposed = context->saved_data["transposed"].toBool();
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
     const size_t weights = gradients.size();
@@ -175,7 +176,7 @@ class Float8Products final : public torch::autograd::Function<Float8Products> {
       }
       if (of_weight) {
         if (!x8.transposed.defined()) {
-          x8 = to_float8(x, largest, kForward, {.values = false, .transposed = true});
+          x8 = to_float8(saved[0].contiguous(), largest, kForward, {.values = false, .transposed = true});
         }
         const Factor by_x{x8.transposed, x8.inverse_scale}, by_dy{dy8.transposed, dy8.inverse_scale};
         const Product product{

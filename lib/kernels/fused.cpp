@@ -19,6 +19,7 @@
 #include "kernels/element.h"
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
+#include "kernels/recomputed.h"
 #include "kernels/reduce.h"
 #include "util/error.h"
 #include "util/hash.h"
@@ -50,14 +51,21 @@ class Rotary final : public torch::autograd::Function<Rotary> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
                             const at::Tensor& sin) {
     const BelowAutograd below;
-    context->save_for_backward({cos, sin});
+    const at::Tensor operand = is_recomputed(x) ? x : at::Tensor();
+    save_operands(*context, {operand, cos, sin}, {{0, x}});
     return rotated(x.contiguous(), cos, sin, false);
+  }
+
+  static variable_list again(AutogradContext* context) {
+    const BelowAutograd below;
+    const variable_list saved = operands_of(*context, OperandUse::kForwardAgain);
+    return {rotated(saved[0].contiguous(), saved[1], saved[2], false)};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
-    const variable_list saved = context->get_saved_variables();
-    return {rotated(gradients[0].contiguous(), saved[0], saved[1], true), {}, {}};
+    const variable_list saved = operands_of(*context);
+    return {rotated(gradients[0].contiguous(), saved[1], saved[2], true), {}, {}};
   }
 };
 
@@ -66,21 +74,20 @@ class SwiGlu final : public torch::autograd::Function<SwiGlu> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& gate, const at::Tensor& up) {
     const BelowAutograd below;
     const at::Tensor g = gate.contiguous(), u = up.contiguous();
-    context->save_for_backward({g, u});
-    at::Tensor y = at::empty_like(g);
-    KernelsFor(g)->swiglu({.gate = g.data_ptr(),
-                           .up = u.data_ptr(),
-                           .y = y.data_ptr(),
-                           .rows = rows_of(g),
-                           .width = g.size(-1),
-                           .stride = g.size(-1)});
-    return y;
+    save_operands(*context, {g, u}, {{0, gate}, {1, up}});
+    return run(g, u);
+  }
+
+  static variable_list again(AutogradContext* context) {
+    const BelowAutograd below;
+    const variable_list saved = operands_of(*context, OperandUse::kForwardAgain);
+    return {run(saved[0].contiguous(), saved[1].contiguous())};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
-    const variable_list saved = context->get_saved_variables();
-    const at::Tensor &g = saved[0], &u = saved[1];
+    const variable_list saved = operands_of(*context);
+    const at::Tensor g = saved[0].contiguous(), u = saved[1].contiguous();
     const at::Tensor dy = gradients[0].contiguous();
     at::Tensor dg = at::empty_like(g), du = at::empty_like(u);
     KernelsFor(g)->swiglu_backward({.dy = dy.data_ptr(),
@@ -93,6 +100,18 @@ class SwiGlu final : public torch::autograd::Function<SwiGlu> {
                                     .stride = g.size(-1)});
     return {dg, du};
   }
+
+ private:
+  static at::Tensor run(const at::Tensor& g, const at::Tensor& u) {
+    at::Tensor y = at::empty_like(g);
+    KernelsFor(g)->swiglu({.gate = g.data_ptr(),
+                           .up = u.data_ptr(),
+                           .y = y.data_ptr(),
+                           .rows = rows_of(g),
+                           .width = g.size(-1),
+                           .stride = g.size(-1)});
+    return y;
+  }
 };
 
 class BiasGelu final : public torch::autograd::Function<BiasGelu> {
@@ -102,20 +121,20 @@ class BiasGelu final : public torch::autograd::Function<BiasGelu> {
     const BelowAutograd below;
     const at::Tensor x = given.contiguous();
     const at::Tensor& bias = parameters.tensors[0];
-    at::Tensor y = at::empty_like(x);
-    KernelsFor(x)->bias_gelu({.x = x.data_ptr(),
-                              .bias = bias.data_ptr(),
-                              .y = y.data_ptr(),
-                              .rows = rows_of(x),
-                              .width = bias.size(0)});
-    context->save_for_backward({x, bias});
-    return y;
+    save_operands(*context, {x, bias}, {{0, given}});
+    return run(x, bias);
+  }
+
+  static variable_list again(AutogradContext* context) {
+    const BelowAutograd below;
+    const variable_list saved = operands_of(*context, OperandUse::kForwardAgain);
+    return {run(saved[0].contiguous(), saved[1])};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
-    const variable_list saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &bias = saved[1];
+    const variable_list saved = operands_of(*context);
+    const at::Tensor x = saved[0].contiguous(), &bias = saved[1];
     const at::Tensor dy = gradients[0].contiguous();
     at::Tensor dx = at::empty_like(x);
     const ParameterSums sums(x, 1);
@@ -129,6 +148,17 @@ class BiasGelu final : public torch::autograd::Function<BiasGelu> {
                                       sums.parts());
     if (!is_wanted(*context, 1, bias)) return {dx, {}, {}};
     return {dx, deliver(*context, 1, bias, sums.gradient(0, bias)), {}};
+  }
+
+ private:
+  static at::Tensor run(const at::Tensor& x, const at::Tensor& bias) {
+    at::Tensor y = at::empty_like(x);
+    KernelsFor(x)->bias_gelu({.x = x.data_ptr(),
+                              .bias = bias.data_ptr(),
+                              .y = y.data_ptr(),
+                              .rows = rows_of(x),
+                              .width = bias.size(0)});
+    return y;
   }
 };
 
@@ -319,18 +349,24 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
   FSDP_CHECK(can_fuse(x) && x.dim() == 4 && x.size(3) % 2 == 0 && cos.scalar_type() == at::kFloat &&
              sin.scalar_type() == at::kFloat && cos.is_contiguous() && sin.is_contiguous() &&
              cos.size(0) >= x.size(1) && cos.size(1) == x.size(3));
-  return Rotary::apply(x, cos, sin);
+  const at::Tensor y = Rotary::apply(x, cos, sin);
+  if (is_recomputed(x)) recompute_results<Rotary>(y);
+  return y;
 }
 
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, bool recomputed) {
   FSDP_CHECK(can_fuse(gate) && up.scalar_type() == gate.scalar_type() && up.sizes() == gate.sizes());
-  return SwiGlu::apply(gate, up);
+  const at::Tensor y = SwiGlu::apply(gate, up);
+  if (recomputed || is_for_cpu(gate)) recompute_results<SwiGlu>(y);
+  return y;
 }
 
-at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias) {
+at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias, bool recomputed) {
   FSDP_CHECK(can_fuse(x) && bias.scalar_type() == x.scalar_type() && bias.dim() == 1 &&
              bias.size(0) == x.size(-1) && bias.is_contiguous());
-  return BiasGelu::apply(x, seen_parameter(bias, x), Parameters{{bias}});
+  const at::Tensor y = BiasGelu::apply(x, seen_parameter(bias, x), Parameters{{bias}});
+  if (recomputed || is_for_cpu(x)) recompute_results<BiasGelu>(y);
+  return y;
 }
 
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {

@@ -8,6 +8,9 @@
 //
 // On a GPU (cuda/) no function waits for the device, and the order of sums does not depend on scheduling.
 //
+// Backward computes results of norms and activations again (recomputed.h): on the CPU always, which takes less time
+// than there is noise in a step's, elsewhere if they are `recomputed`.
+//
 // All functions support autograd (first derivatives). Except embedding() and dropout(), they require tensors
 // that can_fuse() accepts; lib/nn composes libtorch's operations for others.
 
@@ -27,30 +30,32 @@ namespace fsdp::kernels {
 bool can_fuse(const at::Tensor& x);
 
 /// Zhang and Sennrich: Root Mean Square Layer Normalization, 2019. x: [..., D], weight: [D] of x's type.
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon, bool recomputed = false);
 
 /// {x + residual, rms_norm(x + residual)}, all [..., D].
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
-                                               const at::Tensor& weight, double epsilon);
+                                               const at::Tensor& weight, double epsilon,
+                                               bool recomputed = false);
 
 /// Ba, Kiros and Hinton: Layer Normalization, 2016. x: [..., D]; weight, bias: [D] of x's type.
-at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double epsilon);
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double epsilon,
+                      bool recomputed = false);
 
 /// {x + residual, layer_norm(x + residual)}, all [..., D].
 std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& residual,
                                                  const at::Tensor& weight, const at::Tensor& bias,
-                                                 double epsilon);
+                                                 double epsilon, bool recomputed = false);
 
 /// Su et al.: RoFormer, 2021, with the halves of a head as the pairs (Llama).
 /// x: [B, T, heads, head_dim]; cos, sin: [T, head_dim] fp32, halves alike.
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
 /// silu(gate) * up (Shazeer: GLU Variants Improve Transformer, 2020). Both [..., I].
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, bool recomputed = false);
 
 /// gelu(x + bias) in the tanh form (Hendrycks and Gimpel: Gaussian Error Linear Units, 2016, section 2), for
 /// a product x whose bias was not added yet. x: [..., I], bias: [I] of x's type.
-at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias);
+at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias, bool recomputed = false);
 
 /// Modifications of the cross-entropy of each row that counts.
 struct LossTerms {

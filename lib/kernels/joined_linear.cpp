@@ -12,6 +12,7 @@
 #include "kernels/fused.h"
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
+#include "kernels/recomputed.h"
 #include "kernels/row_kernels.h"
 #include "util/error.h"
 
@@ -68,25 +69,33 @@ std::optional<GradientSink::Place> take_joined_place(at::TensorList weights, at:
 class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given, at::TensorList,
-                            const Parameters& parameters, Matmul matmul) {
+                            const Parameters& parameters, Matmul matmul, bool recomputed) {
     const BelowAutograd below;
     const at::TensorList weights = parameters.tensors;
     const at::Tensor x = as_matrix(given);
-    variable_list saved{any_is_trained(parameters.tensors) ? x : at::Tensor()};
+    variable_list saved{recomputed || any_is_trained(parameters.tensors) ? x : at::Tensor()};
     saved.insert(saved.end(), weights.begin(), weights.end());
-    context->save_for_backward(std::move(saved));
+    save_operands(*context, std::move(saved), {{0, given}});
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);
+    if (recomputed) context->saved_data["shape"] = given.sizes();
     return shaped(product(x, joined(weights), matmul), given);
+  }
+
+  static variable_list again(AutogradContext* context) {
+    const BelowAutograd below;
+    const variable_list saved = operands_of(*context, OperandUse::kForwardAgain);
+    const at::Tensor y = product(as_matrix(saved[0]), joined(at::TensorList(saved).slice(1)),
+                                 static_cast<Matmul>(context->saved_data["matmul"].toInt()));
+    return {shaped(y, context->saved_data["shape"].toIntVector())};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
-    const variable_list saved = context->get_saved_variables();
-    const at::Tensor& x = saved[0];
+    const variable_list saved = operands_of(*context);
     const at::TensorList weights = at::TensorList(saved).slice(1);
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
     const at::Tensor dy = as_matrix(gradients[0]);
-    variable_list results(saved.size() + 2);
+    variable_list results(saved.size() + 3);
     if (context->needs_input_grad(0)) {
       results[0] = shaped(product(dy, flipped(joined(weights)), matmul), gradients[0]);
     }
@@ -95,6 +104,7 @@ class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {
       (is_wanted(*context, i + 1, weights[i]) ? none_needs : all_need) = false;
     }
     if (none_needs) return results;
+    const at::Tensor x = as_matrix(saved[0]);
     const at::Tensor a = flipped(dy), b = flipped(x);
     if (all_need && write(take_joined_place(weights, at::kFloat, a.scalar_type()), a, b, matmul))
       return results;
@@ -127,22 +137,18 @@ class JoinedSwiGlu final : public torch::autograd::Function<JoinedSwiGlu> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given) {
     const BelowAutograd below;
     const at::Tensor both = given.contiguous();
-    context->save_for_backward({both});
-    std::vector<int64_t> shape = both.sizes().vec();
-    shape.back() /= 2;
-    at::Tensor y = at::empty(shape, both.options());
-    KernelsFor(both)->swiglu({.gate = both.data_ptr(),
-                              .up = second_half(both),
-                              .y = y.data_ptr(),
-                              .rows = rows_of(both),
-                              .width = shape.back(),
-                              .stride = both.size(-1)});
-    return y;
+    save_operands(*context, {both}, {{0, given}});
+    return run(both);
+  }
+
+  static variable_list again(AutogradContext* context) {
+    const BelowAutograd below;
+    return {run(operands_of(*context, OperandUse::kForwardAgain)[0].contiguous())};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
-    const at::Tensor both = context->get_saved_variables()[0], dy = gradients[0].contiguous();
+    const at::Tensor both = operands_of(*context)[0].contiguous(), dy = gradients[0].contiguous();
     at::Tensor dboth = at::empty_like(both);
     KernelsFor(both)->swiglu_backward({.dy = dy.data_ptr(),
                                        .gate = both.data_ptr(),
@@ -156,6 +162,18 @@ class JoinedSwiGlu final : public torch::autograd::Function<JoinedSwiGlu> {
   }
 
  private:
+  static at::Tensor run(const at::Tensor& both) {
+    std::vector<int64_t> shape = both.sizes().vec();
+    shape.back() /= 2;
+    at::Tensor y = at::empty(shape, both.options());
+    KernelsFor(both)->swiglu({.gate = both.data_ptr(),
+                              .up = second_half(both),
+                              .y = y.data_ptr(),
+                              .rows = rows_of(both),
+                              .width = shape.back(),
+                              .stride = both.size(-1)});
+    return y;
+  }
   static void* second_half(const at::Tensor& both) {
     if (both.is_meta()) return nullptr;
     return static_cast<char*>(both.data_ptr()) + static_cast<size_t>(both.size(-1) / 2) * both.element_size();
@@ -194,16 +212,21 @@ bool can_join(const at::Tensor& given, const std::vector<at::Tensor>& weights) {
   return can_fuse(x) && alike && (x.is_meta() || lie_in_sequence(weights));
 }
 
-at::Tensor joined_linear(const at::Tensor& given, const std::vector<at::Tensor>& weights, Matmul matmul) {
+at::Tensor joined_linear(const at::Tensor& given, const std::vector<at::Tensor>& weights, Matmul matmul,
+                         bool recomputed) {
   const at::Tensor x = autocast_operand(given);
   FSDP_CHECK(weights[0].is_meta() || lie_in_sequence(weights));
   const std::vector<at::Tensor> seen = seen_parameters(weights, x);
-  return JoinedLinear::apply(x, at::TensorList(seen), Parameters{weights}, matmul);
+  const at::Tensor y = JoinedLinear::apply(x, at::TensorList(seen), Parameters{weights}, matmul, recomputed);
+  if (recomputed) recompute_results<JoinedLinear>(y);
+  return y;
 }
 
-at::Tensor joined_swiglu(const at::Tensor& both) {
+at::Tensor joined_swiglu(const at::Tensor& both, bool recomputed) {
   FSDP_CHECK(can_fuse(both) && both.size(-1) % 2 == 0);
-  return JoinedSwiGlu::apply(both);
+  const at::Tensor y = JoinedSwiGlu::apply(both);
+  if (recomputed || is_for_cpu(both)) recompute_results<JoinedSwiGlu>(y);
+  return y;
 }
 
 void rotate_joined(const at::Tensor& qkv, const JoinedHeads& heads, const at::Tensor& cos,

@@ -23,10 +23,12 @@ namespace fsdp::kernels {
 bool can_join(const at::Tensor& x, const std::vector<at::Tensor>& weights);
 
 /// x: [..., in]; weights: [out_i, in], one after another -> [..., sum of out_i]: the outputs side by side
-at::Tensor joined_linear(const at::Tensor& x, const std::vector<at::Tensor>& weights, Matmul matmul);
+/// With `recomputed`, backward computes the result again (recomputed.h); not for one that is overwritten.
+at::Tensor joined_linear(const at::Tensor& x, const std::vector<at::Tensor>& weights, Matmul matmul,
+                         bool recomputed = false);
 
 /// swiglu() (kernels/fused.h) of gate and up side by side. both: [..., 2 I] -> [..., I]
-at::Tensor joined_swiglu(const at::Tensor& both);
+at::Tensor joined_swiglu(const at::Tensor& both, bool recomputed = false);
 
 /// Heads side by side in a result of joined_linear().
 struct JoinedHeads {

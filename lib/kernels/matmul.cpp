@@ -13,6 +13,7 @@
 #include "kernels/factor_products.h"
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
+#include "kernels/recomputed.h"
 #include "kernels/reduce.h"
 #include "util/autocast.h"
 #include "util/error.h"
@@ -36,21 +37,31 @@ Matmul fastest_here() {
 class WeightProduct final : public torch::autograd::Function<WeightProduct> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor&,
-                            const at::Tensor&, const Parameters& parameters, bool transposed, Matmul matmul) {
+                            const at::Tensor&, const Parameters& parameters, bool transposed, Matmul matmul,
+                            bool recomputed) {
     const BelowAutograd below;
     const at::Tensor &weight = parameters.tensors[0], &bias = parameters.tensors[1];
-    const at::Tensor x = as_matrix(given), w = transposed ? weight : flipped(weight);
-    context->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight, bias});
+    const at::Tensor x = as_matrix(given);
+    const bool is_needed = recomputed || weight.requires_grad();
+    save_operands(*context, {is_needed ? x : at::Tensor(), weight, bias}, {{0, given}});
     context->saved_data["transposed"] = transposed;
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);
-    const auto added = bias.defined() ? std::optional(bias) : std::nullopt;
-    return shaped(product_of(x, w, matmul, added), given);
+    if (recomputed) context->saved_data["shape"] = given.sizes();
+    return shaped(run(x, weight, bias, transposed, matmul), given);
+  }
+
+  static variable_list again(AutogradContext* context) {
+    const BelowAutograd below;
+    const variable_list saved = operands_of(*context, OperandUse::kForwardAgain);
+    const at::Tensor y = run(as_matrix(saved[0]), saved[1], saved[2], context->saved_data["transposed"].toBool(),
+                             static_cast<Matmul>(context->saved_data["matmul"].toInt()));
+    return {shaped(y, context->saved_data["shape"].toIntVector())};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
-    const variable_list saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2];
+    const variable_list saved = operands_of(*context);
+    const at::Tensor &weight = saved[1], &bias = saved[2];
     const bool transposed = context->saved_data["transposed"].toBool();
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
     const at::Tensor dy = as_matrix(gradients[0]);
@@ -59,6 +70,7 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
       dx = shaped(product_of(dy, transposed ? flipped(weight) : weight, matmul), gradients[0]);
     }
     if (is_wanted(*context, 1, weight)) {
+      const at::Tensor x = as_matrix(saved[0]);
       dweight = transposed ? weight_gradient(weight, flipped(x), dy, matmul)
                            : weight_gradient(weight, flipped(dy), x, matmul);
       dweight = deliver(*context, 1, weight, dweight);
@@ -66,43 +78,57 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
     if (bias.defined() && is_wanted(*context, 2, bias)) {
       dbias = deliver(*context, 2, bias, gradient_of_bias(dy, bias));
     }
-    return {dx, dweight, dbias, {}, {}, {}};
+    return {dx, dweight, dbias, {}, {}, {}, {}};
+  }
+
+ private:
+  static at::Tensor run(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, bool transposed,
+                        Matmul matmul) {
+    const auto added = bias.defined() ? std::optional(bias) : std::nullopt;
+    return product_of(x, transposed ? weight : flipped(weight), matmul, added);
   }
 };
 
 at::Tensor weight_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                          bool transposed, Matmul matmul) {
-  return WeightProduct::apply(x, seen_parameter(weight, x), seen_parameter(bias, x),
-                              Parameters{{weight, bias}}, transposed, matmul);
+                          bool transposed, Matmul matmul, bool recomputed) {
+  const at::Tensor y = WeightProduct::apply(x, seen_parameter(weight, x), seen_parameter(bias, x),
+                                            Parameters{{weight, bias}}, transposed, matmul, recomputed);
+  if (recomputed) recompute_results<WeightProduct>(y);
+  return y;
 }
 
 /// y_i = x W_i^T. x: [..., in]
 class ProductsOfOne final : public torch::autograd::Function<ProductsOfOne> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& given, at::TensorList,
-                               const Parameters& parameters, Matmul matmul) {
+                               const Parameters& parameters, Matmul matmul, bool recomputed) {
     const BelowAutograd below;
     const at::Tensor x = as_matrix(given);
-    variable_list saved{any_is_trained(parameters.tensors) ? x : at::Tensor()};
-    std::vector<at::Tensor> transposed;
-    for (const at::Tensor& weight : parameters.tensors) {
-      saved.push_back(weight);
-      transposed.push_back(flipped(weight));
-    }
-    context->save_for_backward(std::move(saved));
+    const at::TensorList weights = parameters.tensors;
+    variable_list saved{recomputed || any_is_trained(parameters.tensors) ? x : at::Tensor()};
+    saved.insert(saved.end(), weights.begin(), weights.end());
+    save_operands(*context, std::move(saved), {{0, given}});
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);
-    variable_list results = products_of(x, transposed, matmul);
-    for (at::Tensor& result : results) result = shaped(result, given);
-    return results;
+    if (recomputed) context->saved_data["shape"] = given.sizes();
+    return run(x, weights, matmul, given.sizes());
+  }
+
+  static variable_list again(AutogradContext* context) {
+    const BelowAutograd below;
+    const variable_list saved = operands_of(*context, OperandUse::kForwardAgain);
+    return run(as_matrix(saved[0]), at::TensorList(saved).slice(1),
+               static_cast<Matmul>(context->saved_data["matmul"].toInt()),
+               context->saved_data["shape"].toIntVector());
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
-    const variable_list saved = context->get_saved_variables();
+    const variable_list saved = operands_of(*context);
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
-    variable_list results(saved.size() + 2);
+    variable_list results(saved.size() + 3);
     std::optional<GradientsWith> of_weights;
-    if (saved[0].defined()) of_weights.emplace(saved[0], matmul);
+    const at::Tensor x = saved[0].defined() ? as_matrix(saved[0]) : at::Tensor();
+    if (x.defined()) of_weights.emplace(x, matmul);
     std::vector<Summands> of_input;
     for (size_t i = 1; i < saved.size(); ++i) {
       const at::Tensor dy = as_matrix(gradients[i - 1]);
@@ -115,6 +141,15 @@ class ProductsOfOne final : public torch::autograd::Function<ProductsOfOne> {
     if (context->needs_input_grad(0)) {
       results[0] = shaped(sums_of_products(of_input, matmul)[0], gradients[0]);
     }
+    return results;
+  }
+
+ private:
+  static variable_list run(const at::Tensor& x, at::TensorList weights, Matmul matmul, at::IntArrayRef shape) {
+    std::vector<at::Tensor> transposed;
+    for (const at::Tensor& weight : weights) transposed.push_back(flipped(weight));
+    variable_list results = products_of(x, transposed, matmul);
+    for (at::Tensor& result : results) result = shaped(result, shape);
     return results;
   }
 };
@@ -144,27 +179,29 @@ at::Tensor autocast_operand(const at::Tensor& x) {
   return type && x.is_floating_point() ? x.to(*type) : x;
 }
 
-at::Tensor linear(const at::Tensor& given, const at::Tensor& given_weight, Matmul matmul) {
+at::Tensor linear(const at::Tensor& given, const at::Tensor& given_weight, Matmul matmul, bool recomputed) {
   const at::Tensor x = autocast_operand(given), weight = autocast_operand(given_weight);
   if (!computes_here(x, matmul)) return at::linear(x, weight);
-  return weight_product(x, weight, {}, false, matmul);
+  return weight_product(x, weight, {}, false, matmul, recomputed);
 }
 
 std::vector<at::Tensor> linears(const at::Tensor& given, const std::vector<at::Tensor>& given_weights,
-                                Matmul matmul) {
+                                Matmul matmul, bool recomputed) {
   const at::Tensor x = autocast_operand(given);
   std::vector<at::Tensor> weights, results;
   for (const at::Tensor& weight : given_weights) weights.push_back(autocast_operand(weight));
   if (!computes_here(x, matmul) || !(is_for_cuda(x) || multiplies_here(x, matmul))) {
-    for (const at::Tensor& weight : weights) results.push_back(linear(x, weight, matmul));
+    for (const at::Tensor& weight : weights) results.push_back(linear(x, weight, matmul, recomputed));
     return results;
   }
   const std::vector<at::Tensor> seen = seen_parameters(weights, x);
-  return ProductsOfOne::apply(x, at::TensorList(seen), Parameters{weights}, matmul);
+  results = ProductsOfOne::apply(x, at::TensorList(seen), Parameters{weights}, matmul, recomputed);
+  if (recomputed) recompute_results<ProductsOfOne>(results[0]);
+  return results;
 }
 
 at::Tensor transposed_linear(const at::Tensor& given, const at::Tensor& given_weight,
-                             const std::optional<at::Tensor>& given_bias, Matmul matmul) {
+                             const std::optional<at::Tensor>& given_bias, Matmul matmul, bool recomputed) {
   const at::Tensor x = autocast_operand(given), weight = autocast_operand(given_weight);
   const auto bias = given_bias ? std::optional(autocast_operand(*given_bias)) : std::nullopt;
   if (!computes_here(x, matmul)) {
@@ -173,14 +210,14 @@ at::Tensor transposed_linear(const at::Tensor& given, const at::Tensor& given_we
     const at::Tensor rows = x.reshape({-1, x.size(-1)});
     return (bias ? at::addmm(*bias, rows, weight) : at::mm(rows, weight)).view(shape);
   }
-  return weight_product(x, weight, bias.value_or(at::Tensor()), true, matmul);
+  return weight_product(x, weight, bias.value_or(at::Tensor()), true, matmul, recomputed);
 }
 
 at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}).contiguous(); }
 
-at::Tensor shaped(const at::Tensor& product, const at::Tensor& like) {
-  if (like.dim() == 2) return product;
-  std::vector<int64_t> shape = like.sizes().vec();
+at::Tensor shaped(const at::Tensor& product, at::IntArrayRef like) {
+  if (like.size() == 2) return product;
+  std::vector<int64_t> shape = like.vec();
   shape.back() = product.size(1);
   return at::_unsafe_view(product, shape);
 }

@@ -38,15 +38,18 @@ const char* name_of(Matmul matmul);
 /// x as a product takes it: cast to the type of the region of autocast that the thread is in, if any.
 at::Tensor autocast_operand(const at::Tensor& x);
 
+// With `recomputed`, backward computes results of products that are computed here again (recomputed.h).
+
 /// y = x W^T. x: [..., in], weight: [out, in] -> [..., out]
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul);
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul, bool recomputed = false);
 
 /// linear() for several weights, by fewer passes over x and its gradient if the products are computed here.
-std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tensor>& weights, Matmul matmul);
+std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tensor>& weights, Matmul matmul,
+                                bool recomputed = false);
 
 /// y = x W + b. x: [..., in], weight: [in, out], bias: [out], or none -> [..., out]
 at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
-                             const std::optional<at::Tensor>& bias, Matmul matmul);
+                             const std::optional<at::Tensor>& bias, Matmul matmul, bool recomputed = false);
 
 // For autograd functions, which take and give tensors of any dimensions: views outside of them would be nodes of
 // the graph, which cost the host more than a small product.
@@ -54,7 +57,10 @@ at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
 /// x: [..., n] -> [N, n], contiguous
 at::Tensor as_matrix(const at::Tensor& x);
 /// product: [N, n] -> [..., n], with the rows of `like` [..., m]. Not a view, which autograd would have to follow.
-at::Tensor shaped(const at::Tensor& product, const at::Tensor& like);
+at::Tensor shaped(const at::Tensor& product, at::IntArrayRef like);
+inline at::Tensor shaped(const at::Tensor& product, const at::Tensor& like) {
+  return shaped(product, like.sizes());
+}
 
 /// a b^T without autograd. a: [N, K], b: [M, K], of any strides -> [N, M]
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, Matmul matmul);

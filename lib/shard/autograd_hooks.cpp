@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "kernels/recomputed.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -48,6 +49,7 @@ void when_backward_ends(const std::vector<at::Tensor*>& inputs, std::function<vo
   for (at::Tensor* input : inputs) {
     at::Tensor output = input->detach();
     torch::autograd::set_history(output, node);
+    kernels::recompute_as(output, *input);
     *input = std::move(output);
   }
 }

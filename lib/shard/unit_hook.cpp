@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "kernels/recomputed.h"
 #include "shard/autograd_hooks.h"
 #include "shard/engine.h"
 #include "util/autocast.h"
@@ -51,6 +52,7 @@ class UnitHook final : public nn::CallHook {
     // The first gradient in a pass begins the backward of this call.
     const auto begun_in = std::make_shared<std::optional<int64_t>>();
     for (at::Tensor* output : with_gradient) {
+      kernels::keep_result(*output);  // the unit may not be gathered when another one needs it
       when_backward_begins(*output, [engine = engine_, unit = unit_, begun_in] {
         if (*begun_in == engine->backward_passes()) return;
         *begun_in = engine->backward_passes();
