@@ -4,7 +4,8 @@
     gemm_rate.py [THREADS [cpu | cuda]]
 
 On the CPU oneDNN's kernels for both types (fp32 in true fp32), on the shapes of a small model and on a large square
-one, by CPU time, which other programs on the machine do not add to; on a GPU cuBLAS's on large ones; the best of them is what a step of training is measured against.
+one, by CPU time, to which other programs on the machine do not add; on a GPU cuBLAS's on large ones. The best of them is what a
+step of training is measured against.
 """
 import json
 import sys

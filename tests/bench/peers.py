@@ -23,7 +23,11 @@ from steps import TOLERANCE, largest_difference, say
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    flags: tuple = ()  # of torch_peer.py; none: llm.c
+    flags: tuple = ()  # of torch_peer.py
+    program: str = ""  # built from a folder of its own, by PROGRAM.py
+    architecture: str = ""  # the only one that it has
+    contexts_of: int = 1  # its sequences are a multiple of this
+    compares: bool = True  # its losses are those of ours
     alone: bool = False  # one process with all threads
     copies: bool = False  # each rank keeps all parameters
     bf16: bool = False  # can compute in it
@@ -41,7 +45,8 @@ PEERS = {
     "one process tuned": Peer(("--engine", "none", "--tuned"), alone=True),
     "one process compiled": Peer(("--engine", "none", "--tuned", "--compile"), alone=True),
     "trainer": Peer(("--engine", "trainer", "--tuned"), bf16=True),
-    "llm.c": Peer(alone=True),
+    "llm.c": Peer(program="llm_c", architecture="gpt2", alone=True),
+    "llama.cpp": Peer(program="llama_cpp", architecture="llama", contexts_of=256, compares=False, alone=True),
 }
 
 
@@ -68,43 +73,62 @@ CELLS = {
 
 
 class PeerSides(Sides):
-    """`llm_c`: a folder with its sources, or nothing."""
+    """`folders`: of the sources of llm.c and llama.cpp, by the names of their programs."""
 
-    def __init__(self, *arguments, llm_c=None):
+    def __init__(self, *arguments, folders):
         super().__init__(*arguments, models={name: cell.model for name, cell in CELLS.items()})
-        self.llm_c = llm_c
+        self.folders = folders
 
-    def program_of_llm_c(self):
-        program = self.work / "llm_c"
-        if not program.exists():
-            self.tool("build", str(self.llm_c), str(program))
-        return program
+    def tool(self, program, *arguments):
+        run_group([self.peer_python, str(Path(__file__).parent / f"{program}.py"), *map(str, arguments)], 1, 1, self.work)
 
-    def tool(self, *arguments):
-        run_group([self.peer_python, str(Path(__file__).parent / "llm_c.py"), *arguments], 1, 1, self.work)
+    def built(self, program):
+        path = self.work / program
+        if not path.exists():
+            self.tool(program, "build", self.folders[program], path)
+        return path
+
+    def weights_for(self, program, name, *arguments):
+        path = self.work / f"{name}.{program}"
+        if not path.exists():
+            self.tool(program, "weights", self.weights(name), *arguments, path)
+        return path
 
     def forget(self, model):
         super().forget(model)
-        (self.work / f"{model}.llm_c.bin").unlink(missing_ok=True)
+        for program in self.folders:
+            (self.work / f"{model}.{program}").unlink(missing_ok=True)
 
-    def run_llm_c(self, setting):
-        weights = self.work / f"{setting.model}.llm_c.bin"
-        if not weights.exists():
-            self.tool("weights", str(self.weights(setting.model)), str(self.models[setting.model].heads), str(weights))
-        command = [str(self.program_of_llm_c()), str(weights), str(self.tokens(setting.model)), str(setting.sequences),
-                   str(self.models[setting.model].sequence), str(setting.steps)]
-        return self.run_of(run_group(command, 1, setting.threads, self.work), setting)
+    def run_program(self, program, setting):
+        m = self.models[setting.model]
+        if program == "llm_c":
+            weights = self.weights_for(program, setting.model, m.heads)
+            counts = [setting.sequences, m.sequence, setting.steps]
+        else:
+            weights = self.weights_for(program, setting.model, m.heads, m.kv_heads or m.heads, m.sequence)
+            counts = [m.sequence, setting.steps * setting.sequences, setting.threads]
+        command = [self.built(program), weights, self.tokens(setting.model), *counts]
+        group = run_group([str(word) for word in command], 1, setting.threads, self.work)
+        if program == "llm_c":
+            return self.run_of(group, setting)
+        # Each of its steps is one sequence of ours.
+        every = self.run_of(group, dataclasses.replace(setting, steps=setting.steps * setting.sequences, warmup=0))
+        seconds = [sum(every.seconds[first:first + setting.sequences])
+                   for first in range(setting.warmup * setting.sequences, len(every.seconds), setting.sequences)]
+        return dataclasses.replace(every, seconds=seconds)
 
     def run(self, setting, peer):
         if peer.alone:
             setting = dataclasses.replace(setting, ranks=1, threads=setting.ranks * setting.threads,
                                           sequences=setting.ranks * setting.sequences)
-        return self.run_peer(setting, peer.flags) if peer.flags else self.run_llm_c(setting)
+        return self.run_program(peer.program, setting) if peer.program else self.run_peer(setting, peer.flags)
 
 
-def can(peer, model, dtype, llm_c):
-    """Whether the peer has such a model in such a type."""
-    if not peer.flags and (llm_c is None or model.architecture != "gpt2"):
+def can(peer, model, dtype, folders):
+    """Whether the peer is there and has such a model in such a type."""
+    if peer.program and peer.program not in folders:
+        return False
+    if model.architecture != (peer.architecture or model.architecture) or model.sequence % peer.contexts_of != 0:
         return False
     return dtype == "fp32" or peer.bf16
 
@@ -129,6 +153,8 @@ def parse_arguments():
     p.add_argument("--steps", type=int, help="of a run, 1 or 2 of them not counted (6; quickstart 13, llama-1b 2)")
     p.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS of a rank (1)")
     p.add_argument("--llm-c", metavar="FOLDER", help="sources of llm.c, which is left out without them")
+    p.add_argument("--llama-cpp", metavar="FOLDER",
+                   help="sources of llama.cpp with libllama.so in build/bin; it is left out without them")
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="for fsdp-train; repeatable")
     p.add_argument("--write", action="store_true", help="put the tables into tests/bench/RESULTS.md")
     p.add_argument("--train-program", required=True, help=argparse.SUPPRESS)
@@ -141,8 +167,7 @@ def parse_arguments():
                 p.error(f"--{name}: expected some of {', '.join(known)}, found '{value}'")
     if min(a.ranks, a.rounds, a.threads) < 1 or (a.steps is not None and a.steps < 2):
         p.error("ranks, rounds and threads are at least 1, and steps 2")
-    if a.llm_c and not (Path(a.llm_c) / "train_gpt2.c").is_file():
-        p.error(f"--llm-c: expected a folder with llm.c's train_gpt2.c, found none in '{a.llm_c}'")
+    a.folders = {name: value for name, value in (("llm_c", a.llm_c), ("llama_cpp", a.llama_cpp)) if value}
     return a
 
 
@@ -164,11 +189,13 @@ class Bench:
     def compare(self, setting):
         """Comparisons, and the peers that do not fit into memory with the GiB that they lack."""
         model, lacking = CELLS[setting.model].model, {}
-        peers = {name: PEERS[name] for name in self.a.peers if can(PEERS[name], model, setting.dtype, self.a.llm_c)}
+        peers = {name: PEERS[name] for name in self.a.peers if can(PEERS[name], model, setting.dtype, self.a.folders)}
         for name, peer in peers.items():
             if (gib := lacking_gib(setting, model, peer.copies)) > 0:
                 lacking[name] = gib
         theirs = {name: [] for name in peers if name not in lacking}
+        for program in {peers[name].program for name in theirs} - {""}:
+            self.sides.built(program)  # says what is missing before anything is measured
         ours = []
         for number in range(self.a.rounds if theirs else 0):
             self.measure_gemm()
@@ -178,8 +205,8 @@ class Bench:
                 say(f"{setting.model}, {setting.dtype}, round {number + 1} of {self.a.rounds}: {name}")
                 runs.append(self.sides.run(setting, peers[name]))
         compared = [Comparison(setting, name, ours, runs,
-                               max(largest_difference(x.losses, y.losses) for x, y in zip(ours, runs)),
-                               TOLERANCE[setting.dtype]) for name, runs in theirs.items()]
+                               max(largest_difference(x.losses, y.losses) for x, y in zip(ours, runs))
+                               if peers[name].compares else 0.0, TOLERANCE[setting.dtype]) for name, runs in theirs.items()]
         return compared, lacking
 
     def row(self, c):
@@ -192,7 +219,8 @@ class Bench:
         behind = [what for what, is_so in (("speed", steps[0] > steps[1]), ("memory", memory[0] > memory[1])) if is_so]
         return [s.dtype, c.peer, with_spread(c.ours), with_spread(c.theirs), ratio(c.theirs, c.ours),
                 f"{tokens[0]:,.0f} / {tokens[1]:,.0f}", f"{shares[0]:.0%} / {shares[1]:.0%}", pair(*memory, 0),
-                f"**behind in {' and '.join(behind)}**" if behind else "ahead", differs_by(c)]
+                f"**behind in {' and '.join(behind)}**" if behind else "ahead",
+                differs_by(c) if peer.compares else "not compared"]
 
     def section(self, name):
         """The table of a cell, written after each type: an interrupted run keeps what it has."""
@@ -225,7 +253,7 @@ class Bench:
 def main():
     a = parse_arguments()
     with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as work:
-        bench = Bench(a, PeerSides(a.train_program, a.peer_python, work, a.set, llm_c=a.llm_c))
+        bench = Bench(a, PeerSides(a.train_program, a.peer_python, work, a.set, folders=a.folders))
         comparisons = []
         for name in a.cells:
             comparisons += bench.section(name)
