@@ -5,13 +5,15 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdlib>
+#include <filesystem>
 
 namespace {
 
 // Some tens of microseconds, longer than most gaps between the parallel loops of a step. libgomp itself uses
 // this number if it has more threads than cores; otherwise its default is 300,000.
 char spinning[] = "GOMP_SPINCOUNT=1000";
-char allocation[] = "GLIBC_TUNABLES=glibc.malloc.tcache_count=512";
+char allocation[] = "GLIBC_TUNABLES=glibc.malloc.tcache_count=512:glibc.malloc.hugetlb=1";
 
 /// strncmp() may depend on an initializer that has not run yet.
 bool begins_with(const char* text, const char* start) {
@@ -41,4 +43,15 @@ __attribute__((no_sanitize("address", "undefined"))) void set_early_environment(
   extended[count] = nullptr;
   // Under the name that it was started with, which ps and pkill show. If this fails, the program continues as it is.
   ::execve(reinterpret_cast<const char*>(::getauxval(AT_EXECFN)), arguments, extended);
+}
+
+void set_environment_of(const std::string& program) {
+  const std::string name = std::filesystem::path(program).filename().string();
+  if (name != "fsdp-train" && name != "fsdp-generate") return;
+  for (const std::string setting : {spinning, allocation}) {
+    const size_t equals = setting.find('=');
+    const std::string variable = setting.substr(0, equals);
+    if (variable == "GOMP_SPINCOUNT" && std::getenv("OMP_WAIT_POLICY") != nullptr) continue;
+    ::setenv(variable.c_str(), setting.c_str() + equals + 1, /*overwrite=*/0);
+  }
 }

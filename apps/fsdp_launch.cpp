@@ -1,10 +1,15 @@
 // fsdp-launch: starts the processes of a training run on this node and watches them, as torchrun does.
 
+#include <cstdlib>
+#include <string>
+
 #include "cli/program.h"
 #include "cli/usage_error.h"
+#include "early_environment.h"
 #include "launch/command_line.h"
 #include "launch/supervisor.h"
 #include "util/error.h"
+#include "util/start_clock.h"
 
 int main(int argc, char** argv) {
   using namespace fsdp;
@@ -27,7 +32,12 @@ int main(int argc, char** argv) {
         {.prepare = [&](CLI::App& app) { return cli::prepare(app, page, argc, argv); },
          .explain = [&](const CLI::App& app,
                         const CLI::ParseError& error) { return cli::usage_error_text(app, page, error); }});
-    if (options) return launch::launch(*options);
+    if (options) {
+      const double began = util::monotonic_seconds() - util::process_age_seconds();
+      ::setenv(kLaunchStart, std::to_string(began).c_str(), /*overwrite=*/1);
+      set_environment_of(options->program.front());
+      return launch::launch(*options);
+    }
     cli::print("");  // it was asked for its help or version, which is printed by now
     return 0;
   });

@@ -28,6 +28,7 @@
 #include "train/dry_run.h"
 #include "train/evaluate.h"
 #include "train/explain_step.h"
+#include "train/profile_start.h"
 #include "train/trainer.h"
 #include "train/watchdog.h"
 #include "train_commands.h"
@@ -35,6 +36,7 @@
 #include "util/file.h"
 #include "util/log.h"
 #include "util/mapped_allocator.h"
+#include "util/start_clock.h"
 #include "util/stop_signal.h"
 #include "util/text.h"
 
@@ -48,6 +50,7 @@ struct Arguments {
   bool explain_step = false;
   bool all_units = false;
   std::string timeline;  ///< the file of the explained step; empty: none
+  bool profile_start = false;
   bool plan = false;
   bool dry_run = false;
   std::string evaluate;                ///< the weights to be validated; empty: trains
@@ -86,10 +89,13 @@ std::shared_ptr<comm::Communicator> connect(const config::Config& config,
   return comm::make_communicator(environment, config.comm, std::move(activity), {}, device);
 }
 
+double loaded_at = 0;  ///< when the dynamic loader was done
+
 /// Before main(), because libtorch's initializers, which run before it, take most of the program's start. First
 /// the restart of the program, which would lose a signal that was remembered.
 void before_initializers(int count, char** arguments, char** environment) {
   set_early_environment(count, arguments, environment);
+  loaded_at = util::monotonic_seconds();
   util::StopSignal::begin_early();
 }
 [[gnu::section(".preinit_array"), gnu::used]] void (*const first_initializer)(int, char**,
@@ -152,6 +158,24 @@ void explain(const config::Config& config, const comm::LaunchEnvironment& enviro
              const train::ExplainOptions& options) {
   auto communicator = connect(config, environment);
   cli::print(cli::with_flags(train::explain_step(config, communicator, options)));
+}
+
+/// What is over when main() begins.
+void begin_start_record() {
+  const double now = util::monotonic_seconds(), created = now - util::process_age_seconds();
+  std::vector<util::StartPhase> phases;
+  if (const char* began = std::getenv(kLaunchStart)) {
+    phases.push_back({"fsdp-launch", std::max(0.0, created - std::atof(began))});
+  }
+  phases.push_back({"loading of the program and its libraries", loaded_at - created});
+  phases.push_back({"initializers of libraries", now - loaded_at});
+  util::begin_start_record(std::move(phases), now);
+}
+
+void profile_start(const config::Config& config, const comm::LaunchEnvironment& environment, bool json) {
+  util::start_phase("connection of the ranks");
+  const auto phases = train::profile_start(config, connect(config, environment));
+  if (environment.rank == 0) cli::print(json ? train::start_json(phases) : train::start_text(phases));
 }
 
 void evaluate(const config::Config& config, const comm::LaunchEnvironment& environment,
@@ -232,6 +256,8 @@ int run(const Arguments& arguments) {
   try {
     if (arguments.explain_step) {
       explain(config, environment, {.all_units = arguments.all_units, .timeline = arguments.timeline});
+    } else if (arguments.profile_start) {
+      profile_start(config, environment, arguments.planning.json);
     } else if (!arguments.evaluate.empty()) {
       evaluate(config, environment, arguments.evaluate);
     } else {
@@ -255,7 +281,7 @@ bool looks_at_runs(const Arguments& arguments) {
 /// Only what trains saves before it ends; all else ends by a signal as any program does.
 bool trains(const Arguments& arguments) {
   return !looks_at_runs(arguments) && !arguments.print_config && !arguments.plan && !arguments.dry_run &&
-         !arguments.explain_step && arguments.evaluate.empty();
+         !arguments.explain_step && !arguments.profile_start && arguments.evaluate.empty();
 }
 
 void add_plan_options(CLI::App& app, Arguments& arguments) {
@@ -277,7 +303,7 @@ void add_plan_options(CLI::App& app, Arguments& arguments) {
 void check_plan_options(const CLI::App& app, const Arguments& arguments) {
   if (arguments.plan || arguments.dry_run) return;
   for (const std::string& name : apps::plan_option_names()) {
-    if (app.count(name) == 0) continue;
+    if (app.count(name) == 0 || (arguments.profile_start && name == "--json")) continue;
     util::fail(util::ErrorKind::kUsage, name,
                ": expected --plan or --dry-run as well; found neither; add one");
   }
@@ -321,6 +347,8 @@ cli::Page page() {
            {"every key with its value and the origin of the value", "fsdp-train config.toml --print-config"},
            {"what happens in a step",
             "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml --explain-step"},
+           {"where the time to the first step goes",
+            "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml --profile-start"},
            {"a picture of that step",
             "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml --explain-step --timeline step.svg"},
            {"what each of 64 ranks would need, planned and measured",
@@ -337,6 +365,7 @@ cli::Page page() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  begin_start_record();
   CLI::App app("Trains a transformer with fully sharded data parallelism; one process of a run.",
                "fsdp-train");
   Arguments arguments;
@@ -389,6 +418,12 @@ int main(int argc, char** argv) {
       ->excludes(config)
       ->excludes(explain)
       ->excludes(report);
+  app.add_flag(
+         "--profile-start", arguments.profile_start,
+         "train one step from the first weights, or from the checkpoint that checkpoint.resume names, and "
+         "print where the time from the start of rank 0, or of fsdp-launch, to the end of the step went. "
+         "Leaves the run's folder alone. With --json, prints one JSON object")
+      ->excludes(explain);
   add_plan_options(app, arguments);
   std::function<int()> command;
   apps::add_train_commands(app, command);

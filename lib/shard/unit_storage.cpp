@@ -8,6 +8,7 @@
 #include "shard/layout_views.h"
 #include "shard/pinned_memory.h"
 #include "util/error.h"
+#include "util/start_clock.h"
 #include "util/storage.h"
 
 namespace fsdp::shard {
@@ -98,6 +99,7 @@ void UnitStorage::fill_shard(const Materialize& materialize) {
     at::Tensor read = as_it_is ? own : at::empty(own.sizes(), at::TensorOptions(read_type));
     NamedParameter whole = parameters_[i];
     if (whole.part) whole.tensor = at::empty(whole.part->whole_shape, parameter.options());
+    const util::InnerStartPhase phase("first weights");
     materialize.source->read(whole, parameters_[i].parts_of(range.columns), read);
     if (!as_it_is) own.copy_(read);
   }

@@ -191,7 +191,7 @@ double measured_matmul_rate(util::Named<util::FloatType> dtype, kernels::Matmul 
   if (!device.is_cpu()) return best_rate(numbers(8192), matmul, 0.08, clock ? clock : wall_seconds);
   double rate = 0;
   util::on_one_thread(
-      [&] { rate = best_rate(numbers(512), matmul, 0.02, clock ? clock : processor_seconds); });
+      [&] { rate = best_rate(numbers(512), matmul, 0.01, clock ? clock : processor_seconds); });
   return rate * at::get_num_threads();
 }
 

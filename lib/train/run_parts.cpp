@@ -24,6 +24,7 @@
 #include "util/hash.h"
 #include "util/log.h"
 #include "util/nearest_pattern.h"
+#include "util/start_clock.h"
 #include "util/text.h"
 
 namespace fsdp::train {
@@ -149,6 +150,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
                                  std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights) {
   ShardedModel parts;
   const std::shared_ptr<comm::Communicator>& communicator = mesh.world();
+  util::start_phase("model");
   parts.cut = cut_sequence(config, mesh);
   comm::agree(*communicator, "model", [&] {
     parts.model = nn::make_decoder(config.model, at::kMeta);
@@ -157,6 +159,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     if (config.lora.is_on()) parts.adapted = nn::add_lora(*parts.model, config.lora);
     parts.float8 = apply_float8(config, *parts.model, communicator->device());
   });
+  util::start_phase("first weights");
   std::unique_ptr<shard::ParameterSource> of_config;
   if (weights == nullptr) {
     const auto seed = static_cast<uint64_t>(config.run.seed);
@@ -167,6 +170,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     }
     weights = of_config.get();
   }
+  util::start_phase("shards");
   comm::agree(*communicator, "sharding the model", [&] {
     const shard::Materialize materialize{weights, communicator->device()};
     shard::ShardOptions options = config::shard_options(config);
@@ -175,6 +179,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
                        ? shard_by_spmd(*parts.model, options, mesh, std::move(trace), materialize)
                        : shard::fully_shard(*parts.model, options, mesh, std::move(trace), materialize);
     // Otherwise each buffer of the first step would be a separate allocation.
+    util::start_phase("buffers");
     comm::CommonMemory* common = parts.engine->groups().shard->common_memory();
     try {
       config::Config sized = config;
@@ -259,6 +264,7 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
         graph_blocks(*parts.model, *parts.engine, util::cuda_graph_pools(mesh.world()->device().index()));
     for (const auto& unit : parts.engine->units()) unit->storage().keep_gradients_in_place();
   });
+  util::start_phase("optimizer");
   comm::agree(*mesh.world(), "making the optimizer", [&] {
     optim::OptimizerOptions options = config.optimizer;
     options.rounding_seed = static_cast<uint64_t>(config.run.seed);

@@ -22,6 +22,7 @@
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
+#include "util/start_clock.h"
 #include "util/system.h"
 #include "util/text.h"
 
@@ -41,7 +42,9 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
     trace_ = std::make_shared<comm::Trace>();
     communicator_ = comm::make_tracing_communicator(communicator_, trace_);
   }
+  util::start_phase("comparison of the ranks' configs");
   require_same_run(config_, *communicator_);
+  util::start_phase("data");
   comm::agree(*communicator_, "set-up", [&] {
     config::check_world(config_, communicator_->world_size());
     config::resolve_batch(config_, communicator_->world_size());
@@ -53,6 +56,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   });
   mesh_.emplace(config_.mesh, communicator_);
   parts_ = build_run_parts(config_, *mesh_, trace_);
+  util::start_phase("data");
   comm::agree(*communicator_, "prefetching", [&] {
     prefetch_.emplace(*loader_, prefetch_options(config_, *mesh_));
     batches_.emplace(*prefetch_);
@@ -62,6 +66,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   comm::agree(*communicator_, "identity of the data", [&] {
     if (is_first_rank()) data = data_record(*loader_, validation_loader_ ? &*validation_loader_ : nullptr);
   });
+  util::start_phase("checkpoints");
   checkpointer_ = std::make_unique<Checkpointer>(
       config_,
       TrainingState{*parts_.engine, *parts_.optimizer, parts_.scaler ? &*parts_.scaler : nullptr,
@@ -72,10 +77,14 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
                           .in_the_middle = [this](int64_t step) { faults_.at(FaultPlace::kWrite, step); }});
   position_ = checkpointer_->restore();
   report_batch_change();
+  util::start_phase("comparison of replicas");
   shard::require_equal_replicas(*parts_.engine, "before the first step");
+  util::start_phase("rate of matrix products");
   peak_ = find_peak_rate(config_, *communicator_);
+  util::start_phase("count of operations");
   flops_ = plan::flops_a_token(config_.model, config_.data.sequence_length, config_.activation_checkpointing,
                                config_.lora);
+  util::start_phase("output folder and log");
   comm::agree(*communicator_, "output folder", [&] {
     if (config_.training.epochs > 0 && position_.step > 0) count_steps();  // of what is left
     prepare_output();
@@ -273,6 +282,7 @@ void Trainer::train() {
                       communicator_->device());
   const NvtxRanges nvtx(config_.logging.nvtx, communicator_->device());
   meter_.start(step, tokens_seen);
+  util::start_phase("first step");
   while (step < steps && !summary_.stopped && !summary_.ended_early) {
     if (hooks_.activity) hooks_.activity->begin_step(step + 1);
     faults_.at(FaultPlace::kStep, step + 1);
@@ -291,6 +301,7 @@ void Trainer::train() {
                                         .samples = samples,
                                         .micro_batches = micro_batches,
                                         .reads_outcome = reads});
+    util::end_start_record();
     profile.end_step();
     ++step;
     samples_seen += samples;

@@ -1,19 +1,20 @@
 #pragma once
 
-// MappedAllocator gives each CPU tensor of 128 KiB and more a memory map.
+// MappedAllocator gives each CPU tensor of 128 KiB and more mapped memory of its own.
 //
 // malloc keeps freed memory in holes that later requests may not fit, and a training process ends up with
 // half as much again as its tensors ever took at once. Here a freed block waits for a request of about its
 // size, and all blocks together take at most most_held_bytes(): a request for which no block waits first
 // returns to the system the blocks that have waited longest. So peak resident memory is close to the peak
-// that a plan computes, and steps that are alike reuse their blocks without system calls. Blocks of 4 MiB and
-// more ask for huge pages.
+// that a plan computes, and steps that are alike reuse their blocks without system calls. All ask for huge
+// pages: those of 4 MiB and more have maps of their own, smaller ones lie side by side in common ones.
 //
 // Process-wide, for programs: the library does not install it. Thread-safe.
 
 #include <c10/core/Allocator.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -53,9 +54,9 @@ class MappedAllocator final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* target, const void* source, std::size_t bytes) const override;
 
-  /// Bytes of all maps, used and waiting.
+  /// Bytes of all blocks, used and waiting.
   int64_t held_bytes() const;
-  /// Bytes of the maps in use, as asked for.
+  /// Bytes of the blocks in use, as asked for.
   int64_t live_bytes() const;
   /// Frees all waiting blocks.
   void trim();
@@ -64,6 +65,8 @@ class MappedAllocator final : public c10::Allocator {
   MappedAllocator() = default;
   static void release(void* data);
   void* take(int64_t bytes);
+  /// nullptr if the system refuses.
+  void* new_block(int64_t bytes);
   void give_up(size_t count);
 
   struct Block {
@@ -74,6 +77,8 @@ class MappedAllocator final : public c10::Allocator {
   std::vector<void*> waiting_;  ///< the one that has waited longest first
   std::vector<int64_t> waiting_sizes_;
   int64_t held_ = 0, live_ = 0, peak_ = 0;
+  std::byte* room_ = nullptr;  ///< the part of the newest common map in which no block lies yet
+  int64_t room_bytes_ = 0;
 };
 
 }  // namespace fsdp::util

@@ -141,8 +141,12 @@ class Sides:
                    "--dtype", setting.dtype, *(["--offload"] if setting.offload else []), *flags]
         if stored_weights:
             command += ["--init", str(self.weights(setting.model))]
-        group = run_group(command, setting.ranks, setting.threads, self.work,
-                          environment={**self.peer_environment, **self.environment})
+        return self.run_of(run_group(command, setting.ranks, setting.threads, self.work,
+                                     environment={**self.peer_environment, **self.environment}), setting)
+
+    @staticmethod
+    def run_of(group, setting):
+        """What a peer has printed: an object a step and one of the whole run."""
         steps = [(at, json.loads(line)) for at, line in group.lines if line.startswith('{"step"')]
         if len(steps) != setting.steps:
             raise RunFailed(f"the peer printed {len(steps)} of {setting.steps} steps")

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What fsdp-train is measured against: the same model trained by PyTorch, with FSDP2, FSDP1, DDP or alone.
+"""What fsdp-train is measured against: the same model trained by PyTorch, with FSDP2, FSDP1, DDP, alone, or
+by Hugging Face's Trainer (torch_trainer.py).
 
 One process a rank, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them. Rank 0 prints a JSON
 object a step and one of the whole run. The venv needs torch, numpy and, for --init and --save, safetensors.
@@ -24,7 +25,7 @@ import torch.nn.functional as F
 
 def parse_arguments():
     p = argparse.ArgumentParser()
-    p.add_argument("--engine", default="fsdp2", choices=["fsdp2", "fsdp1", "ddp", "none"])
+    p.add_argument("--engine", default="fsdp2", choices=["fsdp2", "fsdp1", "ddp", "none", "trainer"])
     p.add_argument("--architecture", default="llama", choices=["llama", "gpt2"])
     for name, value in dict(layers=4, dim=256, heads=8, kv_heads=8, ffn=688, vocab=256, seq=256).items():
         p.add_argument("--" + name.replace("_", "-"), type=int, default=value)
@@ -280,6 +281,12 @@ def main():
     if a.tuned:
         torch.set_float32_matmul_precision("medium")
     device = torch.device("cpu")
+    if a.engine == "trainer":
+        from torch_trainer import run
+        seconds, num_parameters = run(a, rank, world)
+        if rank == 0:
+            summarize(seconds, num_parameters, device)
+        os._exit(0)
     if a.device == "cuda":
         device = torch.device(f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}")
         torch.cuda.set_device(device)

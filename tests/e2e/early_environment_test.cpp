@@ -40,6 +40,23 @@ TEST(Spinning, IsAsTheUserHasSetIt) {
               Not(HasSubstr("GOMP_SPINCOUNT = '1000'")));
 }
 
+/// What a program of that name finds in GLIBC_TUNABLES under the launcher.
+std::string tunables_of(const std::string& name) {
+  testing::TemporaryFolder folder;
+  std::ofstream(folder / name) << "#!/bin/sh\necho \"tunables: $GLIBC_TUNABLES\"\n";
+  std::filesystem::permissions(folder / name, std::filesystem::perms::owner_all);
+  const auto result =
+      testing::run({program("fsdp-launch"), "--nproc-per-node", "1", "--", (folder / name).string()},
+                   {.env = {{"GLIBC_TUNABLES", std::nullopt}}});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return result.out;
+}
+
+TEST(EarlyEnvironment, ComesFromTheLauncherForProgramsThatWouldRestart) {
+  EXPECT_THAT(tunables_of("fsdp-train"), HasSubstr("tunables: glibc.malloc.tcache_count=512"));
+  EXPECT_THAT(tunables_of("python"), HasSubstr("tunables: \n"));
+}
+
 TEST(EarlyEnvironment, LeavesNameArgumentsInputAndProcessNumber) {
   testing::TemporaryFolder folder;
   const auto result = testing::run(

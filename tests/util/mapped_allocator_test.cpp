@@ -3,7 +3,10 @@
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "util/system.h"
@@ -53,6 +56,31 @@ TEST_F(MappedAllocatorTest, AlignsAsKernelsExpectAndLargeBlocksToHugePages) {
     }
     std::memset(block.get(), 1, bytes);
   }
+}
+
+/// Whether the kernel was asked for huge pages at the address.
+bool asks_for_huge_pages(const void* address) {
+  std::ifstream maps("/proc/self/smaps");
+  const auto place = reinterpret_cast<uintptr_t>(address);
+  bool is_here = false;
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) is_here = begin <= place && place < end;
+    if (is_here && line.starts_with("VmFlags:")) return line.find(" hg") != std::string::npos;
+  }
+  return false;
+}
+
+TEST_F(MappedAllocatorTest, PutsSmallBlocksSideBySideOnHugePages) {
+  std::vector<c10::DataPtr> blocks;
+  for (int i = 0; i < 100; ++i) blocks.push_back(allocator_.allocate(kMib));
+  int adjacent = 0;
+  for (size_t i = 1; i < blocks.size(); ++i) {
+    const auto* before = static_cast<const std::byte*>(blocks[i - 1].get());
+    adjacent += blocks[i].get() == before + kMib;
+    EXPECT_TRUE(asks_for_huge_pages(blocks[i].get())) << i;
+  }
+  EXPECT_GE(adjacent, 90);
 }
 
 TEST_F(MappedAllocatorTest, ServesRawPointersOfAllSizes) {
