@@ -62,13 +62,14 @@ class AdaptedProducts final : public torch::autograd::Function<AdaptedProducts> 
  public:
   /// adapters: A and B of each layer.
   static variable_list forward(AutogradContext* context, const at::Tensor& given, at::TensorList,
-                               const Parameters& weights, const Parameters& adapters,
-                               const AdaptedForm& form, bool recomputed) {
+                               const Parameters& weights, const Parameters& adapters, const AdaptedForm& form,
+                               bool recomputed) {
     const BelowAutograd below;
     const at::Tensor x = as_matrix(given);
     variable_list saved{x}, narrow;
     for (size_t i = 0; i < weights.tensors.size(); ++i) {
-      saved.insert(saved.end(), {weights.tensors[i], adapters.tensors[2 * i], adapters.tensors[2 * i + 1], {}});
+      saved.insert(saved.end(),
+                   {weights.tensors[i], adapters.tensors[2 * i], adapters.tensors[2 * i + 1], {}});
     }
     variable_list results = run(x, saved, form, narrow);
     for (size_t i = 0; i < results.size(); ++i) {

@@ -370,8 +370,7 @@ void take_scratch_of(const AttentionInputs& in, bool backward) {
 class CausalAttention final : public torch::autograd::Function<CausalAttention> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, Matmul matmul, const AttentionForm& form,
-                            bool recomputed) {
+                            const at::Tensor& v, Matmul matmul, const AttentionForm& form, bool recomputed) {
     const BelowAutograd below;
     const AttentionOutputs out = tiled_attention({.q = q, .k = k, .v = v, .matmul = matmul, .form = form});
     save_operands(*context, {q, k, v, recomputed ? at::Tensor() : out.y, out.log_sums},

@@ -35,10 +35,13 @@ class Norm final : public torch::autograd::Function<Norm> {
     run({x, added, weight, bias}, {sum, y, statistics}, epsilon);
     // The sum follows from its terms, if those are there anyway.
     const bool adds_again = residual && (is_recomputed(given) || is_recomputed(*residual));
-    save_operands(*context,
-                  {adds_again ? at::Tensor() : residual ? sum : x, weight, bias, statistics,
-                   adds_again ? x : at::Tensor(), adds_again ? added : at::Tensor()},
-                  {{kTerm, given}, {kOtherTerm, residual ? *residual : given}});
+    save_operands(
+        *context,
+        {adds_again ? at::Tensor()
+         : residual ? sum
+                    : x,
+         weight, bias, statistics, adds_again ? x : at::Tensor(), adds_again ? added : at::Tensor()},
+        {{kTerm, given}, {kOtherTerm, residual ? *residual : given}});
     context->saved_data["has_residual"] = residual.has_value();
     context->saved_data["epsilon"] = epsilon;
     return residual ? variable_list{sum, y} : variable_list{y};

@@ -53,8 +53,9 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
   static variable_list again(AutogradContext* context) {
     const BelowAutograd below;
     const variable_list saved = operands_of(*context, OperandUse::kForwardAgain);
-    const at::Tensor y = run(as_matrix(saved[0]), saved[1], saved[2], context->saved_data["transposed"].toBool(),
-                             static_cast<Matmul>(context->saved_data["matmul"].toInt()));
+    const at::Tensor y =
+        run(as_matrix(saved[0]), saved[1], saved[2], context->saved_data["transposed"].toBool(),
+            static_cast<Matmul>(context->saved_data["matmul"].toInt()));
     return {shaped(y, context->saved_data["shape"].toIntVector())};
   }
 
@@ -82,8 +83,8 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
   }
 
  private:
-  static at::Tensor run(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, bool transposed,
-                        Matmul matmul) {
+  static at::Tensor run(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                        bool transposed, Matmul matmul) {
     const auto added = bias.defined() ? std::optional(bias) : std::nullopt;
     return product_of(x, transposed ? weight : flipped(weight), matmul, added);
   }
@@ -142,7 +143,8 @@ class ProductsOfOne final : public torch::autograd::Function<ProductsOfOne> {
   }
 
  private:
-  static variable_list run(const at::Tensor& x, at::TensorList weights, Matmul matmul, at::IntArrayRef shape) {
+  static variable_list run(const at::Tensor& x, at::TensorList weights, Matmul matmul,
+                           at::IntArrayRef shape) {
     std::vector<at::Tensor> transposed;
     for (const at::Tensor& weight : weights) transposed.push_back(flipped(weight));
     variable_list results = products_of(x, transposed, matmul);

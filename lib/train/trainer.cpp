@@ -74,8 +74,8 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   report_batch_change();
   shard::require_equal_replicas(*parts_.engine, "before the first step");
   peak_ = find_peak_rate(config_, *communicator_);
-  flops_ = plan::flops_a_token(config_.model, config_.data.sequence_length, config_.activation_checkpointing,
-                               config_.lora);
+  flops_ =
+      plan::flops_a_token(config_.model, config_.data.sequence_length, parts_.checkpointing, config_.lora);
   comm::agree(*communicator_, "output folder", [&] {
     if (config_.training.epochs > 0 && position_.step > 0) count_steps();  // of what is left
     prepare_output();
