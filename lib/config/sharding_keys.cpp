@@ -140,7 +140,11 @@ std::vector<Key> sharding_keys() {
       {KEY(loss_scaler, min_scale), "an overflow at this scale ends the run", above(0), scales_the_loss()},
 
       {KEY(activation_checkpointing, mode),
-       "what backward recomputes; full: everything in a stage except its input"},
+       "what backward recomputes; full: everything in a stage except its input; selective: the operations of stages that "
+       "cost the least time for memory_budget"},
+      {KEY(activation_checkpointing, memory_budget),
+       "of the memory between that of mode full, 0, and none, 1, the share that activations may take",
+       between(0, 1), is("activation_checkpointing.mode", {"selective"})},
       {KEY(activation_checkpointing, stage_types),
        "types of the stages that are recomputed",
        {},

@@ -109,14 +109,20 @@ std::optional<Source> source_of(const at::Tensor& x) {
 constexpr const char* kSources = "sources";
 
 struct Sources final : torch::CustomClassHolder {
-  std::vector<std::pair<size_t, Source>> by_slot;
+  struct InSlot {
+    size_t slot;
+    Source source;
+    bool is_own;  ///< a result of the function itself
+  };
+  std::vector<InSlot> by_slot;
 };
 
-void put_into(size_t slot, Source source, AutogradContext& context) {
+void put_into(size_t slot, Source source, AutogradContext& context, bool is_own = false) {
   c10::IValue& sources = context.saved_data[kSources];
   if (sources.isNone()) sources = c10::IValue::make_capsule(c10::make_intrusive<Sources>());
   source.remaker->add_user();
-  static_cast<Sources&>(*sources.toCapsule()).by_slot.emplace_back(slot, std::move(source));
+  static_cast<Sources&>(*sources.toCapsule())
+      .by_slot.push_back({.slot = slot, .source = std::move(source), .is_own = is_own});
 }
 
 }  // namespace
@@ -137,8 +143,8 @@ variable_list operands_of(AutogradContext& context, OperandUse use) {
   const auto found = context.saved_data.find(kSources);
   if (found == context.saved_data.end()) return saved;
   const auto capsule = found->second.toCapsule();
-  for (const auto& [slot, source] : static_cast<const Sources&>(*capsule).by_slot) {
-    saved[slot] = source.get(use);
+  for (const auto& [slot, source, is_own] : static_cast<const Sources&>(*capsule).by_slot) {
+    if (!is_own || use == OperandUse::kBackward) saved[slot] = source.get(use);
   }
   return saved;
 }
@@ -151,7 +157,7 @@ void recompute_results_by(const at::Tensor& output, std::function<variable_list(
 }
 
 void save_own_result(AutogradContext& context, size_t slot, const at::Tensor& output) {
-  if (auto source = source_of(output)) put_into(slot, *std::move(source), context);
+  if (auto source = source_of(output)) put_into(slot, *std::move(source), context, /*is_own=*/true);
 }
 
 void keep_result(const at::Tensor& x) {

@@ -58,6 +58,7 @@ struct Way {
   kernels::AttentionForm scores;
   double dropout;
   Compute compute;
+  bool recomputed = false;  ///< backward computes the result again
 };
 
 /// Some queries of a row and the keys that they see, as numbers of tokens.
@@ -174,7 +175,7 @@ at::Tensor causal_attention(const Heads& heads, const Way& given, const StageCon
   if (context.documents) return attention_within_documents(heads, given, context);
   if (drops) return composed_attention(heads, way, context);
   if (way.compute.fused && kernels::can_attend(q)) {
-    return join_heads(kernels::causal_attention(q, k, v, way.compute.matmul, way.scores));
+    return join_heads(kernels::causal_attention(q, k, v, way.compute.matmul, way.scores, way.recomputed));
   }
   if (way.scores.window > 0 || way.scores.cap > 0) return composed_attention(heads, way, context);
   if (is_plain_form) {
@@ -233,11 +234,21 @@ Attention::Attention(const ModelOptions& options, int64_t layer)
   k_norm_ = register_module("k_norm", make_norm(options, of_head ? head_dim_ : keys));
 }
 
+void Attention::recompute(const std::vector<std::string>& operations) {
+  const auto is_one = [&](const char* name) { return std::ranges::count(operations, name) > 0; };
+  for (const auto& linear : {q_, k_, v_}) {
+    if (linear) linear->set_recomputed(is_one(kQkv));
+  }
+  output_->set_recomputed(is_one(kOutput));
+  recomputes_attention_ = is_one(kAttention);
+}
+
 at::Tensor Attention::compute(const at::Tensor& x, const StageContext& context) {
   Heads heads = heads_of(x, context);
   if (heads.attended.defined()) return output_->forward(heads.attended, &context);
   if (const auto& parallel = q_->parallel()) heads.first = parallel->ranks.rank() * heads.q.size(2);
-  const Way way{.scores = scores_, .dropout = dropout_, .compute = compute_};
+  const Way way{
+      .scores = scores_, .dropout = dropout_, .compute = compute_, .recomputed = recomputes_attention_};
   if (context.cache == nullptr) return output_->forward(causal_attention(heads, way, context), &context);
   const bool first = context.cache->length() == 0;
   const auto [keys, values] = context.cache->append(*this, heads.k, heads.v);

@@ -18,6 +18,12 @@ class Attention final : public Stage {
  public:
   explicit Attention(const ModelOptions& options, int64_t layer = 0);
   std::string type_name() const override { return "attention"; }
+  std::vector<std::string> recomputable() const override { return {kQkv, kAttention, kOutput}; }
+  void recompute(const std::vector<std::string>& operations) override;
+
+  static constexpr const char* kQkv = "qkv";                  ///< queries, keys and values
+  static constexpr const char* kAttention = "attention";      ///< of these
+  static constexpr const char* kOutput = "attention_output";  ///< its last product
 
   /// q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim]
   struct Heads {
@@ -48,6 +54,7 @@ class Attention final : public Stage {
   kernels::AttentionForm scores_;
   double dropout_;
   Compute compute_;
+  bool recomputes_attention_ = false;
   std::shared_ptr<Linear> q_, k_, v_;  ///< k_, v_: null if q_ gives queries, keys and values
   std::shared_ptr<Linear> output_;
   std::shared_ptr<Norm> q_norm_, k_norm_;

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/scalar_tensor.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <tuple>
@@ -47,6 +48,22 @@ class Block final : public Stage {
     if (!family.norms_come_first) add_norms(options);
   }
   std::string type_name() const override { return "block"; }
+  std::vector<std::string> recomputable() const override {
+    std::vector<std::string> operations{kNorms};
+    for (const Stage* stage : std::initializer_list<const Stage*>{attention_.get(), feed_forward_.get()}) {
+      const std::vector<std::string> inner = stage->recomputable();
+      operations.insert(operations.end(), inner.begin(), inner.end());
+    }
+    return operations;
+  }
+  void recompute(const std::vector<std::string>& operations) override {
+    for (const auto& norm :
+         {before_attention_, after_attention_, before_feed_forward_, after_feed_forward_}) {
+      if (norm) norm->set_recomputed(std::ranges::count(operations, kNorms) > 0);
+    }
+    attention_->recompute(operations);
+    feed_forward_->recompute(operations);
+  }
 
  protected:
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override {
@@ -85,6 +102,8 @@ class Block final : public Stage {
     add(before_feed_forward_, family.norm_before_feed_forward);
     add(after_feed_forward_, family.norm_after_feed_forward);
   }
+
+  static constexpr const char* kNorms = "norms";
 
   double hidden_dropout_;
   bool is_parallel_;

@@ -189,6 +189,14 @@ ExpertFeedForward::ExpertFeedForward(const ModelOptions& options)
   }
 }
 
+std::vector<std::string> ExpertFeedForward::recomputable() const {
+  return (*experts_->begin())->recomputable();
+}
+
+void ExpertFeedForward::recompute(const std::vector<std::string>& operations) {
+  for (const auto& expert : *experts_) expert->recompute(operations);
+}
+
 at::Tensor ExpertFeedForward::compute(const at::Tensor& x, const StageContext& context) {
   const at::Tensor rows = x.reshape({-1, x.size(-1)});
   const at::Tensor probabilities = router_->probabilities(rows);

@@ -62,6 +62,8 @@ class ExpertFeedForward final : public Stage {
  public:
   explicit ExpertFeedForward(const ModelOptions& options);
   std::string type_name() const override { return "feed_forward"; }
+  std::vector<std::string> recomputable() const override;
+  void recompute(const std::vector<std::string>& operations) override;
 
  protected:
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override;

@@ -92,7 +92,7 @@ bool Linear::adapts_at_once(const at::Tensor& x, const StageContext* context) co
 
 at::Tensor Linear::adapted_product(const at::Tensor& x, const StageContext* context) const {
   if (!adapts_at_once(x, context)) return adapted(x, product(x), context);
-  return kernels::adapted_linears(x, {adapted_weight()}, adapted_form())[0];
+  return kernels::adapted_linears(x, {adapted_weight()}, adapted_form(), recomputed_)[0];
 }
 
 void Linear::quantize(kernels::Quantization form) {
@@ -109,7 +109,7 @@ at::Tensor Linear::product(const at::Tensor& x) const {
   }
   if (transposed_) return transposed_product(x, std::nullopt);
   return multiplies_float8(x) ? kernels::float8_linears(x, {weight_}, compute_.matmul)[0]
-                              : kernels::linear(x, weight_, compute_.matmul);
+                              : kernels::linear(x, weight_, compute_.matmul, recomputed_);
 }
 
 bool Linear::multiplies_float8(const at::Tensor& x) const {
@@ -122,7 +122,9 @@ at::Tensor Linear::with_bias(const at::Tensor& product) const {
 
 at::Tensor Linear::transposed_product(const at::Tensor& x, const std::optional<at::Tensor>& bias) const {
   if (quantization_) return bias ? product(x) + bias->to(x.scalar_type()) : product(x);
-  if (!multiplies_float8(x)) return kernels::transposed_linear(x, weight_, bias, compute_.matmul);
+  if (!multiplies_float8(x)) {
+    return kernels::transposed_linear(x, weight_, bias, compute_.matmul, recomputed_);
+  }
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight_.size(1);
   return kernels::float8_transposed_linear(x.reshape({-1, weight_.size(0)}), weight_, bias, compute_.matmul)
@@ -135,7 +137,8 @@ std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<c
                   [&](const Linear* layer) { return layer->adapts_at_once(x, context); })) {
     std::vector<kernels::AdaptedWeight> weights;
     for (const Linear* layer : layers) weights.push_back(layer->adapted_weight());
-    std::vector<at::Tensor> results = kernels::adapted_linears(x, weights, (*layers.begin())->adapted_form());
+    std::vector<at::Tensor> results = kernels::adapted_linears(x, weights, (*layers.begin())->adapted_form(),
+                                                               (*layers.begin())->recomputed_);
     for (size_t i = 0; i < results.size(); ++i) results[i] = layers.begin()[i]->with_bias(results[i]);
     return results;
   }
@@ -151,7 +154,8 @@ std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<c
   }
   if (!alike) return results;
   const kernels::Matmul matmul = (*layers.begin())->compute_.matmul;
-  results = float8 > 0 ? kernels::float8_linears(x, weights, matmul) : kernels::linears(x, weights, matmul);
+  results = float8 > 0 ? kernels::float8_linears(x, weights, matmul)
+                       : kernels::linears(x, weights, matmul, (*layers.begin())->recomputed_);
   for (size_t i = 0; i < results.size(); ++i) {
     const Linear& layer = *layers.begin()[i];
     results[i] = layer.with_bias(layer.adapted(x, results[i], context));
@@ -170,7 +174,8 @@ at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linea
     weights.push_back(layer->weight_);
   }
   if (!kernels::can_join(x, weights)) return {};
-  const at::Tensor joined = kernels::joined_linear(x, weights, (*layers.begin())->compute_.matmul);
+  const at::Tensor joined =
+      kernels::joined_linear(x, weights, (*layers.begin())->compute_.matmul, (*layers.begin())->recomputed_);
   if (std::none_of(layers.begin(), layers.end(),
                    [](const Linear* layer) { return layer->adapter_ != nullptr; })) {
     return joined;
@@ -221,11 +226,11 @@ at::Tensor Norm::forward(const at::Tensor& x) const {
   const at::Tensor input = x.to(type);
   const bool fused = compute_.fused && kernels::can_fuse(input);
   if (!bias_.defined()) {
-    return (fused ? kernels::rms_norm(input, weight, epsilon_)
+    return (fused ? kernels::rms_norm(input, weight, epsilon_, recomputed_)
                   : at::rms_norm(input, weight.sizes(), weight, epsilon_))
         .to(x.scalar_type());
   }
-  if (fused) return kernels::layer_norm(input, weight, bias_, epsilon_).to(x.scalar_type());
+  if (fused) return kernels::layer_norm(input, weight, bias_, epsilon_, recomputed_).to(x.scalar_type());
   // libtorch's CPU kernel sums the gradients of weight and bias in their own type, its CUDA kernel in fp32.
   if (kernels::is_for_cpu(x) && at::isReducedFloatingType(type)) type = at::kFloat;
   return at::layer_norm(x.to(type), weight.sizes(), weight.to(type), bias_.to(type), epsilon_)
@@ -236,8 +241,8 @@ std::pair<at::Tensor, at::Tensor> Norm::forward_with(const at::Tensor& residual,
   const at::Tensor weight = factors();
   const at::ScalarType type = weight.scalar_type();
   if (compute_.fused && kernels::can_fuse(x) && x.scalar_type() == type && residual.scalar_type() == type) {
-    return bias_.defined() ? kernels::add_layer_norm(residual, x, weight, bias_, epsilon_)
-                           : kernels::add_rms_norm(residual, x, weight, epsilon_);
+    return bias_.defined() ? kernels::add_layer_norm(residual, x, weight, bias_, epsilon_, recomputed_)
+                           : kernels::add_rms_norm(residual, x, weight, epsilon_, recomputed_);
   }
   at::Tensor sum = residual + x;
   return {sum, forward(sum)};
@@ -326,6 +331,13 @@ FeedForward::FeedForward(const ModelOptions& options, int64_t inner, std::string
   down_ = linear(family.down, inner, hidden);
 }
 
+void FeedForward::recompute(const std::vector<std::string>& operations) {
+  const auto is_one = [&](const char* name) { return std::ranges::count(operations, name) > 0; };
+  up_->set_recomputed(is_one(kUp));
+  if (gate_) gate_->set_recomputed(is_one(kUp));
+  recomputes_activation_ = is_one(kActivation);
+}
+
 at::Tensor FeedForward::activated(const at::Tensor& x) const {
   switch (activation_) {
     case Activation::kSilu:
@@ -346,21 +358,22 @@ at::Tensor FeedForward::compute(const at::Tensor& x, const StageContext& given) 
     }
     const at::Tensor product = up_->forward_without_bias(x, context),
                      bias = up_->bias().to(product.scalar_type());
-    return down_->forward(
-        kernels::can_fuse(product) ? kernels::bias_gelu(product, bias) : at::gelu(product + bias, "tanh"),
-        context);
+    return down_->forward(kernels::can_fuse(product)
+                              ? kernels::bias_gelu(product, bias, recomputes_activation_)
+                              : at::gelu(product + bias, "tanh"),
+                          context);
   }
   const bool is_silu = activation_ == Activation::kSilu;
   if (const at::Tensor joined =
           is_silu && gate_ ? forward_joined(x, {gate_.get(), up_.get()}, context) : at::Tensor();
       joined.defined()) {
-    return down_->forward(kernels::joined_swiglu(joined), context);
+    return down_->forward(kernels::joined_swiglu(joined, recomputes_activation_), context);
   }
   const auto both = gate_ ? forward_all(x, {gate_.get(), up_.get()}, context)
                           : up_->forward(x, context).chunk(2, /*dim=*/-1);
   const at::Tensor &gate = both[0], &up = both[1];
   if (is_silu && compute_.fused && kernels::can_fuse(gate)) {
-    return down_->forward(kernels::swiglu(gate, up), context);
+    return down_->forward(kernels::swiglu(gate, up, recomputes_activation_), context);
   }
   return down_->forward(activated(gate) * up, context);
 }

@@ -81,6 +81,8 @@ class Linear : public torch::nn::Module {
   void set_adapter(std::shared_ptr<const LoraAdapter> adapter) { adapter_ = std::move(adapter); }
   void set_parallel(ParallelForm form) { parallel_ = std::move(form); }
   const std::optional<ParallelForm>& parallel() const { return parallel_; }
+  /// Whether backward computes the layer's products again, rather than keeping them for what follows.
+  void set_recomputed(bool recomputed) { recomputed_ = recomputed; }
 
  private:
   friend std::vector<at::Tensor> forward_all(const at::Tensor&, std::initializer_list<const Linear*>,
@@ -107,7 +109,7 @@ class Linear : public torch::nn::Module {
   at::Tensor weight_, bias_;  ///< bias_: undefined if there is none
   Compute compute_;
   int64_t in_features_, out_features_;
-  bool transposed_, float8_ = false;
+  bool transposed_, float8_ = false, recomputed_ = false;
   std::optional<kernels::Quantization> quantization_;
   std::shared_ptr<const LoraAdapter> adapter_;  ///< null: none
   std::optional<ParallelForm> parallel_;
@@ -151,6 +153,8 @@ class Norm : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) const;
   /// {x + residual, its norm}
   std::pair<at::Tensor, at::Tensor> forward_with(const at::Tensor& residual, const at::Tensor& x) const;
+  /// Whether backward computes the norm again, as it always does on the CPU, rather than keeping it for what follows.
+  void set_recomputed(bool recomputed) { recomputed_ = recomputed; }
 
  protected:
   Norm(NormKind kind, int64_t size, double epsilon, const Compute& compute);
@@ -163,6 +167,7 @@ class Norm : public torch::nn::Module {
   at::Tensor weight_, bias_;  ///< bias_: of NormKind::kLayer only
   double epsilon_;
   Compute compute_;
+  bool recomputed_ = false;
 };
 
 /// Root mean square normalisation (Zhang, Sennrich: Root Mean Square Layer Normalization, 2019, section 4).
@@ -246,6 +251,11 @@ class FeedForward final : public Stage {
   /// inner: its width
   FeedForward(const ModelOptions& options, int64_t inner, std::string type_name = "feed_forward");
   std::string type_name() const override { return type_name_; }
+  std::vector<std::string> recomputable() const override { return {kUp, kActivation}; }
+  void recompute(const std::vector<std::string>& operations) override;
+
+  static constexpr const char* kUp = "up";  ///< the products that widen, gate and up
+  static constexpr const char* kActivation = "activation";
 
  protected:
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
@@ -256,6 +266,7 @@ class FeedForward final : public Stage {
   std::string type_name_;
   Compute compute_;
   Activation activation_;
+  bool recomputes_activation_ = false;
   bool joined_;                               ///< up_ gives gate and up side by side
   std::shared_ptr<Linear> gate_, up_, down_;  ///< gate_: null without a gate of its own
 };

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -127,17 +128,29 @@ struct LoraOptions {
 /// What backward recomputes.
 enum class RecomputeMode {
   kNone,
-  kFull,  ///< all of a stage, of which only the input is kept
+  kSelective,  ///< some operations of stages, chosen for a budget of memory (plan/recomputation.h)
+  kFull,       ///< all of a stage, of which only the input is kept
 };
 constexpr auto enum_names(RecomputeMode) {
-  return std::to_array<util::EnumName<RecomputeMode>>(
-      {{RecomputeMode::kNone, "none"}, {RecomputeMode::kFull, "full"}});
+  return std::to_array<util::EnumName<RecomputeMode>>({{RecomputeMode::kNone, "none"},
+                                                       {RecomputeMode::kSelective, "selective"},
+                                                       {RecomputeMode::kFull, "full"}});
 }
+
+/// What backward recomputes of one stage.
+struct StageRecomputation {
+  std::string path;                          ///< of the stage in the model
+  std::vector<std::string> operations = {};  ///< of Stage::recomputable(); none: the whole stage
+};
 
 /// Which activations backward recomputes.
 struct CheckpointingOptions {
   util::Named<RecomputeMode> mode = RecomputeMode::kNone;
-  std::vector<std::string> stage_types = {"block"};  ///< with kFull: Stage::type_name() of the stages
+  std::vector<std::string> stage_types = {"block"};  ///< Stage::type_name() of the stages
+  /// With kSelective: share of the memory between that of kFull, 0, and that of kNone, 1.
+  double memory_budget = 0.5;
+  /// With kSelective; nothing before it is chosen.
+  std::optional<std::vector<StageRecomputation>> chosen = std::nullopt;
 };
 
 }  // namespace fsdp::nn

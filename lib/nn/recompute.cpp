@@ -148,7 +148,7 @@ at::Tensor Recompute::around(Stage& stage, const at::Tensor& input, const Next& 
   return output;
 }
 
-void checkpoint_activations(Stage& root, const std::vector<std::string>& stage_types) {
+void check_recomputed_types(const Stage& root, const std::vector<std::string>& stage_types) {
   if (stage_types.empty()) {
     util::fail(ErrorKind::kUsage,
                "activation_checkpointing.stage_types must list the types of the stages to "
@@ -173,6 +173,10 @@ void checkpoint_activations(Stage& root, const std::vector<std::string>& stage_t
                  near.empty() ? "" : util::concat("; did you mean \"", near, "\"?"));
     }
   }
+}
+
+void checkpoint_activations(Stage& root, const std::vector<std::string>& stage_types) {
+  check_recomputed_types(root, stage_types);
   for (const auto& [name, stage] : outermost_stages(root, stage_types)) {
     stage->attach(std::make_shared<Recompute>());
   }
@@ -180,6 +184,13 @@ void checkpoint_activations(Stage& root, const std::vector<std::string>& stage_t
 
 void apply_checkpointing(Stage& root, const CheckpointingOptions& options) {
   if (options.mode == RecomputeMode::kFull) checkpoint_activations(root, options.stage_types);
+  if (options.mode != RecomputeMode::kSelective) return;
+  FSDP_CHECK(options.chosen, "nothing was chosen for memory_budget ", options.memory_budget);
+  for (const auto& [path, operations] : *options.chosen) {
+    auto* stage = dynamic_cast<Stage*>(root.named_modules()[path].get());
+    FSDP_CHECK(stage != nullptr, path);
+    operations.empty() ? stage->attach(std::make_shared<Recompute>()) : stage->recompute(operations);
+  }
 }
 
 }  // namespace fsdp::nn

@@ -35,12 +35,16 @@ class Recompute final : public StageHook {
   at::Tensor around(Stage& stage, const at::Tensor& input, const Next& next) override;
 };
 
+/// Throws Error(kUsage) for an empty list, for a type that no stage inside `root` has and for the type of the root, whose
+/// recomputation would save no memory.
+void check_recomputed_types(const Stage& root, const std::vector<std::string>& stage_types);
+
 /// Attaches a Recompute to every stage inside `root` whose type_name() is in `stage_types`; to the outermost
-/// ones only, because stages inside these are recomputed with them. Throws Error(kUsage) for an empty list,
-/// for a type that no stage has and for the type of the root, whose recomputation would save no memory.
+/// ones only, because stages inside these are recomputed with them. Checks the types.
 void checkpoint_activations(Stage& root, const std::vector<std::string>& stage_types);
 
-/// checkpoint_activations() by options; nothing for mode "none".
+/// checkpoint_activations() by options; nothing for mode "none". With "selective", which needs options.chosen, stages
+/// recompute the operations chosen for them, or are recomputed as a whole.
 void apply_checkpointing(Stage& root, const CheckpointingOptions& options);
 
 }  // namespace fsdp::nn

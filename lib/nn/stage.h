@@ -111,6 +111,11 @@ class Stage : public torch::nn::Module, public Hookable {
   void detach_hooks() override { hooks_ = nullptr; }
   bool has_hooks() const { return hooks_ != nullptr; }
 
+  /// The operations whose results backward can compute again (kernels/recomputed.h), by name.
+  virtual std::vector<std::string> recomputable() const { return {}; }
+  /// From now on, backward computes again the results of exactly these of recomputable().
+  virtual void recompute(const std::vector<std::string>& /*operations*/) {}
+
  protected:
   virtual at::Tensor compute(const at::Tensor& input, const StageContext& context) = 0;
 

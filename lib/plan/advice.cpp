@@ -32,7 +32,7 @@ class Adviser {
   std::vector<Advice> run() {
     config::Config& config = run_.config;
     if (blocks_out_of_root()) return advice_;
-    if (config.activation_checkpointing.mode == nn::RecomputeMode::kNone) {
+    if (config.activation_checkpointing.mode != nn::RecomputeMode::kFull) {
       config.activation_checkpointing.mode = nn::RecomputeMode::kFull;
       if (try_it("activation_checkpointing.mode = full")) return advice_;
     }

@@ -170,10 +170,13 @@ StepPeak step_peak_at_any_timing(const config::Config& config, const std::vector
     most.beside = std::max(most.beside, peak.beside);
   }
   if (most.common == 0) return most;
-  // When the first rank takes memory for a unit, the others may not yet have given back that of one more.
+  // When the first rank takes memory for a unit, the others may not yet have given back that of one more; but where
+  // gradients are clipped, all ranks have given back the root when the next step begins.
+  const bool meet = config.training.max_grad_norm > 0 && config.training.gradient_accumulation_steps == 1;
   int64_t largest = 0;
   for (const UnitSizes& unit : units) {
-    largest = std::max(largest, std::max(unit.unsharded_bytes(), unit.communication_bytes()));
+    if (!(unit.is_root && meet))
+      largest = std::max(largest, std::max(unit.unsharded_bytes(), unit.communication_bytes()));
     most.common += util::Arena::kAlignment;
   }
   most.common += largest;
@@ -265,12 +268,16 @@ shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
 
 namespace {
 
-bool recomputes(const config::Config& config, std::initializer_list<const char*> stages) {
+/// The number of layers whose stages of such a type are recomputed as a whole.
+int64_t recomputed_layers(const config::Config& config, std::initializer_list<const char*> types) {
   const auto& checkpointing = config.activation_checkpointing;
-  return checkpointing.mode == nn::RecomputeMode::kFull &&
-         std::ranges::any_of(checkpointing.stage_types, [&](const std::string& type) {
-           return std::ranges::find(stages, type) != stages.end();
-         });
+  const bool are_meant = std::ranges::any_of(checkpointing.stage_types, [&](const std::string& type) {
+    return std::ranges::find(types, type) != types.end();
+  });
+  if (!are_meant || checkpointing.mode == nn::RecomputeMode::kNone) return 0;
+  if (checkpointing.mode == nn::RecomputeMode::kFull) return config.model.num_hidden_layers;
+  return std::ranges::count_if(*checkpointing.chosen,
+                               [](const auto& stage) { return stage.operations.empty(); });
 }
 
 }  // namespace
@@ -284,9 +291,9 @@ shard::Traffic attention_traffic(const config::Config& config, const comm::MeshS
   const int64_t keys = config.data.micro_batch_size * config.data.sequence_length / context * width;
   const int64_t sent = 2 * keys * util::element_size(util::scalar_type(config.mixed_precision.param_dtype)),
                 gradients = 2 * keys * 4;
-  const int64_t layers = model.num_hidden_layers * config.training.gradient_accumulation_steps;
+  const int64_t times = config.training.gradient_accumulation_steps, layers = times * model.num_hidden_layers;
   // Of forward, of forward again, and of backward.
-  const int64_t passes = layers * (recomputes(config, {"block", "attention"}) ? 3 : 2);
+  const int64_t passes = 2 * layers + times * recomputed_layers(config, {"block", "attention"});
   if (config.mesh.context_attention == comm::ContextAttention::kGather) {
     return {.all_gathers = passes,
             .all_gather_bytes = passes * sent,
@@ -318,7 +325,7 @@ shard::Traffic layer_traffic(const config::Config& config, const comm::MeshShape
                                   .element_bytes = element,
                                   .loss_chunks = (rows * tokens + chunk - 1) / chunk,
                                   .sequence_parallel = config.mesh.sequence_parallel,
-                                  .recomputes_blocks = recomputes(config, {"block"})});
+                                  .recomputes_blocks = recomputed_layers(config, {"block"}) > 0});
   const int64_t times = config.training.gradient_accumulation_steps;
   return {.all_gathers = times * micro_batch.all_gather.calls,
           .all_gather_bytes = times * micro_batch.all_gather.bytes,

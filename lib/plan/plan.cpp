@@ -157,6 +157,10 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
   plan.config.mesh.model = plan.mesh.model;
   config::resolve_batch(plan.config, plan.machines.world_size);
   config::plan_largest_batches(plan.config);
+  if (plan.config.activation_checkpointing.mode == nn::RecomputeMode::kSelective) {
+    plan.recomputation = choose_recomputation(plan.config);
+    plan.config.activation_checkpointing = plan.recomputation.options;
+  }
   const config::Config& config = plan.config;
   plan.units = planned_units(config, plan.mesh);
   config::Config counted = config;

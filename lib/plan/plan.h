@@ -12,6 +12,7 @@
 #include "comm/mesh_shape.h"
 #include "config/config.h"
 #include "plan/memory.h"
+#include "plan/recomputation.h"
 #include "plan/recorded_pass.h"
 #include "plan/time.h"
 #include "shard/unit_sizes.h"
@@ -56,6 +57,7 @@ struct Plan {
   MemoryPlan memory;
   TimePlan time;
   FlopsAToken flops;
+  Recomputation recomputation;        ///< with activation_checkpointing.mode "selective"
   int64_t largest_micro_batch = 0;    ///< largest data.micro_batch_size that fits; 0: none
   std::vector<Advice> advice;         ///< if the config does not fit: cumulative changes until it does
   std::vector<std::string> warnings;  ///< improvements, whether it fits or not

@@ -15,6 +15,7 @@
 #include "data/datasets.h"
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
+#include "kernels/recomputed.h"
 #include "nn/decoder.h"
 #include "nn/families.h"
 #include "nn/layers.h"
@@ -26,6 +27,7 @@
 #include "plan/meta_group.h"
 #include "plan/meta_memory.h"
 #include "shard/autograd_hooks.h"
+#include "shard/wrap_policy.h"
 #include "util/dtype.h"
 #include "util/error.h"
 #include "util/matrix_units.h"
@@ -122,7 +124,8 @@ class Recorder {
 /// Records the events of a stage as shard/unit_hook.cpp reports them.
 class StageHook final : public nn::CallHook {
  public:
-  StageHook(Recorder& recorder, size_t path) : recorder_(recorder), path_(path) {}
+  StageHook(Recorder& recorder, size_t path, bool is_unit)
+      : recorder_(recorder), path_(path), is_unit_(is_unit) {}
 
   std::shared_ptr<void> before(const nn::CallTensors& inputs) override {
     recorder_.at_stage(Kind::kForwardBegins, path_);
@@ -139,6 +142,7 @@ class StageHook final : public nn::CallHook {
     if (!at::GradMode::is_enabled()) return;
     const auto begun = std::make_shared<bool>(false);
     for (at::Tensor* output : shard::differentiable(outputs)) {
+      if (is_unit_) kernels::keep_result(*output);
       shard::when_backward_begins(*output, [this, begun] {
         if (!std::exchange(*begun, true)) recorder_.at_stage(Kind::kBackwardBegins, path_);
       });
@@ -148,7 +152,17 @@ class StageHook final : public nn::CallHook {
  private:
   Recorder& recorder_;
   size_t path_;
+  bool is_unit_;
 };
+
+std::set<std::string> unit_paths(nn::Stage& model, const config::Config& config,
+                                 std::vector<nn::ParameterPart> parts) {
+  shard::ShardOptions options = config::shard_options(config);
+  options.parts = std::move(parts);
+  std::set<std::string> paths;
+  for (const shard::UnitPlan& unit : shard::plan_units(model, options)) paths.insert(unit.name);
+  return paths;
+}
 
 /// Stands in for the place of a parameter's gradient in the buffer of its unit (shard/gradient_buffer.h),
 /// whose memory counts as the unit's.
@@ -259,13 +273,15 @@ RecordedPass record(const config::Config& config, c10::DeviceType device) {
     const MetaMemory::Muted muted;
     model = meta_model(config.model, config.lora, util::scalar_type(config.mixed_precision.param_dtype),
                        util::scalar_type(config.mixed_precision.buffer_dtype));
-    nn::parallelize_decoder(*model, config.model, {.sequence_parallel = config.mesh.sequence_parallel},
-                            recorder.group(static_cast<int>(std::max<int64_t>(1, config.mesh.model))));
+    const std::set<std::string> units = unit_paths(
+        *model, config,
+        nn::parallelize_decoder(*model, config.model, {.sequence_parallel = config.mesh.sequence_parallel},
+                                recorder.group(static_cast<int>(std::max<int64_t>(1, config.mesh.model)))));
     use_float8(*model, config);
     for (const auto& item : model->named_modules(/*name_prefix=*/std::string(), /*include_self=*/true)) {
       auto* stage = dynamic_cast<nn::Hookable*>(item.value().get());
       if (stage == nullptr) continue;
-      stage->attach(std::make_shared<StageHook>(recorder, paths.size()));
+      stage->attach(std::make_shared<StageHook>(recorder, paths.size(), units.contains(item.key())));
       paths.push_back(item.key());
     }
     keep_gradients_in_units(*model, config, device == c10::kCPU);
@@ -384,6 +400,31 @@ int64_t RecordedPass::saved_bytes() const {
     if (event.kind == Kind::kGive) live -= event.value;
   }
   return live;
+}
+
+std::vector<RecordedPass::StageShare> RecordedPass::shares(const std::vector<std::string>& stages) const {
+  std::map<int64_t, size_t> numbers;  // of stages, by number of their paths
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    const auto path = std::ranges::find(parts_.paths, stages[stage]);
+    FSDP_CHECK(path != parts_.paths.end(), stages[stage]);
+    numbers[path - parts_.paths.begin()] = stage;
+  }
+  std::vector<StageShare> shares(stages.size());
+  StageShare* current = nullptr;
+  bool is_backward = false;
+  for (const auto& [kind, flops, value] : parts_.events) {
+    if (kind == Kind::kTurn) is_backward = true;
+    const Kind begins = is_backward ? Kind::kBackwardBegins : Kind::kForwardBegins,
+               ends = is_backward ? Kind::kBackwardEnds : Kind::kForwardEnds;
+    if (kind == begins && numbers.contains(value)) current = &shares[numbers[value]];
+    if (kind == ends && numbers.contains(value)) current = nullptr;
+    if (current == nullptr) continue;
+    if (!is_backward && kind == Kind::kTake) current->saved_bytes += value;
+    if (!is_backward && kind == Kind::kGive) current->saved_bytes -= value;
+    const bool multiplies = kind == Kind::kMultiply || kind == Kind::kMultiplyInFloat8;
+    if (is_backward && multiplies) current->backward_flops += flops;
+  }
+  return shares;
 }
 
 double RecordedPass::flops() const {

@@ -96,6 +96,13 @@ class RecordedPass {
 
   /// Live when backward begins.
   int64_t saved_bytes() const;
+  /// A stage's part of saved_bytes(), and the products of its backward.
+  struct StageShare {
+    int64_t saved_bytes = 0;
+    double backward_flops = 0;
+  };
+  /// Of these stages, by path, none of which is inside another.
+  std::vector<StageShare> shares(const std::vector<std::string>& stages) const;
   /// Memory that outlives the pass, not on the tape: tokens, targets, and tables such as those of rotary
   /// positions.
   int64_t kept_bytes() const { return parts_.kept_bytes; }

@@ -132,6 +132,18 @@ std::string communication_table(const Plan& plan) {
   return text;
 }
 
+/// What activation_checkpointing.memory_budget keeps, and what it costs.
+std::string recomputation_rows(const Plan& plan) {
+  const Recomputation& r = plan.recomputation;
+  const double more =
+      static_cast<double>(plan.config.training.gradient_accumulation_steps) * r.recomputed_flops;
+  return table_row(printed("  with memory_budget = %g", r.options.memory_budget), human_bytes(r.kept),
+                   concat("of ", human_bytes(r.most), "; ", human_bytes(r.least), " with mode full")) +
+         table_row("  recomputed", printed("+%.1f%%", share(r.recomputed_flops, r.flops)),
+                   concat("of the products, ", duration(more / (plan.machines.flops_tflops * 1e12)),
+                          " a step: ", r.text()));
+}
+
 std::string memory_table(const Plan& plan) {
   const MemoryPlan& memory = plan.memory;
   auto row = [](const char* name, int64_t bytes, const char* remark) {
@@ -150,6 +162,7 @@ std::string memory_table(const Plan& plan) {
   text += row("gradients of shards", memory.gradients, moved ? host : "after backward");
   text += row("gathered parameters, unreduced gradients", memory.buffers, "at most");
   text += row("saved activations", memory.saved_activations, "when backward begins");
+  if (plan.recomputation.options.chosen) text += recomputation_rows(plan);
   text += row("peak", memory.peak, "of the sum");
   text += row("resident, trained on the CPUs of one host", memory.resident, "and about 160 MiB of libraries");
   if (offload || moved) text += row("pinned, where the device is a GPU", memory.pinned, host);
@@ -289,6 +302,19 @@ nlohmann::ordered_json json_of(const shard::Traffic& traffic) {
           {"payload_bytes", payload(traffic)}};
 }
 
+/// null unless activation_checkpointing.mode is "selective"
+nlohmann::ordered_json json_of(const Recomputation& recomputation) {
+  if (!recomputation.options.chosen) return nullptr;
+  nlohmann::ordered_json stages = nlohmann::ordered_json::object();
+  for (const auto& [path, operations] : *recomputation.options.chosen) stages[path] = operations;
+  return {{"memory_budget", recomputation.options.memory_budget},
+          {"most_bytes", recomputation.most},
+          {"least_bytes", recomputation.least},
+          {"kept_bytes", recomputation.kept},
+          {"recomputed_flops", recomputation.recomputed_flops},
+          {"operations_by_stage", std::move(stages)}};
+}
+
 }  // namespace
 
 std::string decimal_bytes(int64_t bytes) {
@@ -374,6 +400,7 @@ std::string plan_json(const Plan& plan) {
         {"gradient_bytes", memory.gradients},
         {"unsharded_bytes", memory.buffers},
         {"saved_activation_bytes", memory.saved_activations},
+        {"recomputation", json_of(plan.recomputation)},
         {"peak_bytes", memory.peak},
         {"resident_bytes", memory.resident},
         {"device_peak_bytes", memory.device_peak},

@@ -247,6 +247,7 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   });
   const comm::Mesh mesh(config.mesh, communicator);
   RunParts parts = build_run_parts(config, mesh, trace);
+  config.activation_checkpointing = parts.checkpointing;
   record_compute(*parts.model, *parts.engine, trace);
   const data::PrefetchingBatches batches(*loader, prefetch_options(config, mesh));
   TrainStep train_step = make_train_step(config, parts, batches);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "optim/engine_shards.h"
 #include "parallel/cut_sequence.h"
 #include "plan/memory.h"
+#include "plan/recomputation.h"
 #include "shard/engine_sizes.h"
 #include "shard/fully_shard.h"
 #include "shard/spmd_fully_shard.h"
@@ -144,6 +146,28 @@ std::shared_ptr<shard::Engine> shard_by_spmd(nn::Stage& model, const shard::Shar
   return shard::spmd_fully_shard(model, mesh, {}, std::move(spmd), std::move(trace));
 }
 
+/// The options, with what is to be recomputed for a budget of memory: the first rank's choice, since the kernels of
+/// another machine may keep other tensors. Collective.
+nn::CheckpointingOptions checkpointing_of(const config::Config& config, const comm::Mesh& mesh,
+                                          plan::PassDevice device) {
+  nn::CheckpointingOptions options = config.activation_checkpointing;
+  if (options.mode != nn::RecomputeMode::kSelective || options.chosen) return options;
+  comm::Communicator& world = *mesh.world();
+  nlohmann::json chosen = nlohmann::json::array();
+  comm::agree(world, "choice of what backward recomputes", [&] {
+    if (world.rank() != 0) return;
+    const plan::Recomputation choice = plan::choose_recomputation(config, device);
+    for (const auto& [path, operations] : *choice.options.chosen) chosen.push_back({path, operations});
+  });
+  const auto texts =
+      comm::all_gather_text(world, chosen.dump(), {.unit = "choice of what backward recomputes"});
+  options.chosen.emplace();
+  for (const nlohmann::json& stage : nlohmann::json::parse(texts[0])) {
+    options.chosen->push_back({stage[0].get<std::string>(), stage[1].get<std::vector<std::string>>()});
+  }
+  return options;
+}
+
 }  // namespace
 
 ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh& mesh,
@@ -171,6 +195,12 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     weights = of_config.get();
   }
   util::start_phase("shards");
+  config::Config sized = config;
+  sized.mesh.context = mesh.shape().context;
+  sized.mesh.model = mesh.shape().model;
+  const plan::PassDevice device =
+      communicator->device().is_cpu() ? plan::PassDevice::kCpu : plan::PassDevice::kOfConfig;
+  parts.checkpointing = sized.activation_checkpointing = checkpointing_of(sized, mesh, device);
   comm::agree(*communicator, "sharding the model", [&] {
     const shard::Materialize materialize{weights, communicator->device()};
     shard::ShardOptions options = config::shard_options(config);
@@ -182,19 +212,15 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     util::start_phase("buffers");
     comm::CommonMemory* common = parts.engine->groups().shard->common_memory();
     try {
-      config::Config sized = config;
-      sized.mesh.context = mesh.shape().context;
-      sized.mesh.model = mesh.shape().model;
-      const plan::BufferShapes buffers = plan::buffer_shapes(
-          sized, shard::unit_sizes(*parts.engine), common != nullptr,
-          communicator->device().is_cpu() ? plan::PassDevice::kCpu : plan::PassDevice::kOfConfig);
+      const plan::BufferShapes buffers =
+          plan::buffer_shapes(sized, shard::unit_sizes(*parts.engine), common != nullptr, device);
       parts.engine->buffer_pool().reserve(buffers.own);
       if (common != nullptr) common->reserve(buffers.common);
     } catch (const util::Error& error) {
       util::log_info(util::concat("buffers are allocated when the first step needs them: ", error.what()));
     }
     // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
-    nn::apply_checkpointing(*parts.model, config.activation_checkpointing);
+    nn::apply_checkpointing(*parts.model, parts.checkpointing);
   });
   return parts;
 }

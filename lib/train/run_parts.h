@@ -32,6 +32,7 @@ struct ShardedModel {
   nn::Float8Layers float8;                           ///< empty without training.float8
   nn::LoraLayers adapted;                            ///< empty without lora.rank
   std::vector<nn::ParameterPart> layers;             ///< of the model, if the mesh's axis model cuts them
+  nn::CheckpointingOptions checkpointing;            ///< with what was chosen for a budget
 };
 
 struct RunParts : ShardedModel {

@@ -82,8 +82,8 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   util::start_phase("rate of matrix products");
   peak_ = find_peak_rate(config_, *communicator_);
   util::start_phase("count of operations");
-  flops_ = plan::flops_a_token(config_.model, config_.data.sequence_length, config_.activation_checkpointing,
-                               config_.lora);
+  flops_ =
+      plan::flops_a_token(config_.model, config_.data.sequence_length, parts_.checkpointing, config_.lora);
   util::start_phase("output folder and log");
   comm::agree(*communicator_, "output folder", [&] {
     if (config_.training.epochs > 0 && position_.step > 0) count_steps();  // of what is left

@@ -46,6 +46,21 @@ void FreeRanges::give_back(int64_t offset, int64_t bytes) {
   free_[offset] = bytes;
 }
 
+std::pair<int64_t, int64_t> FreeRanges::largest() const {
+  std::pair<int64_t, int64_t> found;
+  for (const auto& [offset, bytes] : free_) {
+    if (bytes > found.second) found = {offset, bytes};
+  }
+  return found;
+}
+
+void FreeRanges::shorten(int64_t offset, int64_t bytes) {
+  const auto range = free_.find(offset);
+  FSDP_CHECK(range != free_.end() && range->second >= bytes);
+  range->second -= bytes;
+  if (range->second == 0) free_.erase(range);
+}
+
 Arena::Place Arena::take(int64_t bytes, Sort sort) {
   const int64_t room = room_of(bytes);
   Place place = {.sort = sort, .bytes = bytes};

@@ -7,16 +7,23 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <utility>
 
 namespace fsdp::util {
 
 /// The free parts of [begin, end). Best fit, the first among equals; neighbours are merged.
 class FreeRanges {
  public:
-  FreeRanges(int64_t begin, int64_t end) : free_{{begin, end - begin}} {}
+  FreeRanges(int64_t begin, int64_t end) {
+    if (end > begin) free_[begin] = end - begin;
+  }
   /// The offset; nothing if no part is large enough.
   std::optional<int64_t> take(int64_t bytes, int64_t alignment);
   void give_back(int64_t offset, int64_t bytes);
+  /// {offset, bytes} of the largest free part, the first among equals; {0, 0} if nothing is free.
+  std::pair<int64_t, int64_t> largest() const;
+  /// Takes the last `bytes` of the free part at `offset`.
+  void shorten(int64_t offset, int64_t bytes);
   /// Offset of the last free part.
   int64_t last_begin() const { return free_.rbegin()->first; }
 

@@ -1,13 +1,13 @@
 #pragma once
 
-// MappedAllocator gives each CPU tensor of 128 KiB and more mapped memory of its own.
+// MappedAllocator gives CPU tensors of 128 KiB and more places in one region of addresses.
 //
 // malloc keeps freed memory in holes that later requests may not fit, and a training process ends up with
-// half as much again as its tensors ever took at once. Here a freed block waits for a request of about its
-// size, and all blocks together take at most most_held_bytes(): a request for which no block waits first
-// returns to the system the blocks that have waited longest. So peak resident memory is close to the peak
-// that a plan computes, and steps that are alike reuse their blocks without system calls. All ask for huge
-// pages: those of 4 MiB and more have maps of their own, smaller ones lie side by side in common ones.
+// half as much again as its tensors ever took at once. Here freed neighbours become one place, so that a gradient takes
+// the place of the activations of several layers; and all memory together is at most most_held_bytes(): where a request
+// fits into no place that was freed, the largest of these first return to the system. So peak resident memory is close
+// to the peak that a plan computes, and steps that are alike find their places without system calls. The region asks
+// for huge pages.
 //
 // Process-wide, for programs: the library does not install it. Thread-safe.
 
@@ -17,30 +17,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <optional>
 #include <unordered_map>
-#include <vector>
+
+#include "util/free_ranges.h"
 
 namespace fsdp::util {
 
-/// Limit on the bytes of all blocks, given the peak of the bytes of tensors. The fixed part lets a small
-/// model, few of whose blocks are alike in size, keep what each step needs again.
+/// Limit on the memory that is held, given the peak of the bytes of tensors. What it is more leaves freed places apart
+/// for requests of different sizes; without it, the system would clear some memory again in each step.
 constexpr int64_t most_held_bytes(int64_t peak_bytes) {
   constexpr int64_t kLeastSpare = 16 << 20;
-  return peak_bytes + std::max(peak_bytes / 5, kLeastSpare);
+  return peak_bytes + std::max(peak_bytes / 32, kLeastSpare);
 }
-
-/// Which of the waiting blocks serves a request.
-struct BlockChoice {
-  std::optional<size_t> reuse;  ///< index of the waiting block; nothing: a new block of the size asked for
-  size_t give_up = 0;           ///< number of waiting blocks, from the first on, to free before
-};
-
-/// `waiting`: sizes of the unused blocks. `held`: bytes of all blocks. `most`: limit on `held`. If a new
-/// block would exceed it, a block of up to `largest_reuse` times the size asked for is taken before others
-/// are given up.
-BlockChoice choose_block(const std::vector<int64_t>& waiting, int64_t nbytes, int64_t held, int64_t most,
-                         int64_t largest_reuse = 1);
 
 class MappedAllocator final : public c10::Allocator {
  public:
@@ -54,31 +42,26 @@ class MappedAllocator final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* target, const void* source, std::size_t bytes) const override;
 
-  /// Bytes of all blocks, used and waiting.
+  /// Memory of the region that is used or was freed and not returned to the system.
   int64_t held_bytes() const;
-  /// Bytes of the blocks in use, as asked for.
+  /// Memory in use.
   int64_t live_bytes() const;
-  /// Frees all waiting blocks.
+  /// Returns all memory to the system that is not in use.
   void trim();
 
  private:
-  MappedAllocator() = default;
+  MappedAllocator();
   static void release(void* data);
-  void* take(int64_t bytes);
-  /// nullptr if the system refuses.
-  void* new_block(int64_t bytes);
-  void give_up(size_t count);
+  std::byte* take(int64_t bytes);
+  bool make_usable(int64_t end);
+  void give_up(int64_t bytes);
 
-  struct Block {
-    int64_t asked = 0, size = 0;
-  };
   mutable std::mutex mutex_;
-  std::unordered_map<void*, Block> used_;
-  std::vector<void*> waiting_;  ///< the one that has waited longest first
-  std::vector<int64_t> waiting_sizes_;
+  std::byte* region_ = nullptr;
+  int64_t length_ = 0, usable_ = 0;          ///< of the region, and of its beginning that may be written to
+  FreeRanges freed_{0, 0}, unused_{0, 0};    ///< places that hold memory, and others
+  std::unordered_map<void*, int64_t> used_;  ///< bytes
   int64_t held_ = 0, live_ = 0, peak_ = 0;
-  std::byte* room_ = nullptr;  ///< the part of the newest common map in which no block lies yet
-  int64_t room_bytes_ = 0;
 };
 
 }  // namespace fsdp::util

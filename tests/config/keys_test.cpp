@@ -254,6 +254,7 @@ const std::map<std::string, Sample>& samples() {
       {"activation_checkpointing.mode", {"\"full\"", "\"all\""}},
       {"activation_checkpointing.stage_types",
        {"[\"feed_forward\"]", "[\"\"]", {"activation_checkpointing.mode=full"}}},
+      {"activation_checkpointing.memory_budget", {"0.3", "1.5", {"activation_checkpointing.mode=selective"}}},
       {"mesh.dcn", {"2", "0"}},
       {"mesh.data", {"4", "0"}},
       {"mesh.context", {"2", "0"}},

@@ -8,6 +8,7 @@
 #include "support/tiny_models.h"
 #include "util/error.h"
 #include "util/storage.h"
+#include "util/text.h"
 
 namespace fsdp::nn {
 namespace {
@@ -93,6 +94,38 @@ TEST(Recompute, GivesTheSameLossAndGradientsBitForBit) {
     auto expected = plain->named_parameters();
     for (const auto& parameter : recomputed->named_parameters()) {
       EXPECT_TRUE(parameter.value().grad().equal(expected[parameter.key()].grad())) << parameter.key();
+    }
+  }
+}
+
+TEST(SelectiveRecomputation, GivesTheSameLossAndGradientsBitForBit) {
+  for (const std::string& family : testing::family_names()) {
+    nn::ModelOptions options = testing::family_options(family);
+    options.matmul = nn::MatmulChoice::kOneDnn;
+    auto plain = make_initialized(options);
+    const auto all = outermost_stages(*plain, {"block"}).front().second->recomputable();
+    ASSERT_EQ(all.size(), 6u);
+    std::vector<std::vector<std::string>> ways{all};
+    for (const std::string& operation : all) ways.push_back({operation});
+    const at::Tensor rows = testing::token_rows(0, 2, 8, options.vocab_size);
+    const at::Tensor expected = testing::loss_of(*plain, rows);
+    expected.backward();
+    for (const std::vector<std::string>& operations : ways) {
+      SCOPED_TRACE(family + ": " + util::join(operations, ", "));
+      auto selective = make_initialized(options);
+      CheckpointingOptions checkpointing{.mode = RecomputeMode::kSelective,
+                                         .chosen = std::vector<StageRecomputation>()};
+      for (const auto& stage : outermost_stages(*selective, {"block"})) {
+        checkpointing.chosen->push_back({stage.first, operations});
+      }
+      apply_checkpointing(*selective, checkpointing);
+      const at::Tensor loss = testing::loss_of(*selective, rows);
+      EXPECT_TRUE(loss.equal(expected));
+      loss.backward();
+      auto gradients = plain->named_parameters();
+      for (const auto& parameter : selective->named_parameters()) {
+        EXPECT_TRUE(parameter.value().grad().equal(gradients[parameter.key()].grad())) << parameter.key();
+      }
     }
   }
 }

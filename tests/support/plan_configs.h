@@ -67,6 +67,10 @@ inline void lora(config::Config& config) {
   config.lora.rank = 8;
   config.lora.alpha = 16;
 }
+inline void selective(config::Config& config) {
+  config.activation_checkpointing.mode = "selective";
+  config.activation_checkpointing.memory_budget = 0.3;
+}
 inline void recompute(config::Config& config) { config.activation_checkpointing.mode = "full"; }
 
 }  // namespace fsdp::testing

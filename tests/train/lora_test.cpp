@@ -197,6 +197,10 @@ TEST_F(LoraRun, TrainsTheSameWhateverIsSharded) {
   same("shard_grad_op", [](auto& c) { c.fsdp.strategy = "shard_grad_op"; });
   same("per_parameter", [](auto& c) { c.fsdp.layout = "per_parameter"; });
   same("recomputed", [](auto& c) { c.activation_checkpointing.mode = "full"; });
+  same("selective", [](auto& c) {
+    c.activation_checkpointing.mode = "selective";
+    c.activation_checkpointing.memory_budget = 0.3;
+  });
   same("offloaded", [](auto& c) { c.fsdp.cpu_offload = c.fsdp.move_grads_to_cpu = true; });
   same("spmd", [](auto& c) { c.fsdp.front = config::Front::kSpmd; });
   same("no_sync", [](auto& c) {

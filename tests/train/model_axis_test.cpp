@@ -230,6 +230,11 @@ std::vector<RunWay> equal_ways() {
   const Change llama = models().front().change;
   return {
       {"Recomputed", both, llama, [](auto& config) { config.activation_checkpointing.mode = "full"; }},
+      {"Selective", both, llama,
+       [](auto& config) {
+         config.activation_checkpointing.mode = "selective";
+         config.activation_checkpointing.memory_budget = 0.6;
+       }},
       {"Offloaded", both, llama, [](auto& config) { config.fsdp.cpu_offload = true; }},
       {"NotResharded", both, llama, [](auto& config) { config.fsdp.reshard_after_forward = false; }},
       {"WithoutPrefetch", both, llama,

@@ -11,6 +11,7 @@ using namespace plan;
 using testing::bf16;
 using testing::float8;
 using testing::recompute;
+using testing::selective;
 using testing::small_config;
 using testing::stored_in_bf16;
 
@@ -75,6 +76,29 @@ INSTANTIATE_TEST_SUITE_P(Configs, PlanOf,
              [](auto& c) {
                recompute(c);
                c.activation_checkpointing.stage_types = {"feed_forward"};
+             }},
+        PlannedCase{"selective", 4, "llama", selective},
+        PlannedCase{"selective_bf16_accumulated_without_sync", 2, "llama",
+             [](auto& c) {
+               bf16(c);
+               selective(c);
+               c.training.gradient_accumulation_steps = 2;
+               c.training.no_sync = true;
+             }},
+        PlannedCase{"selective_gpt2_per_parameter", 4, "gpt2",
+             [](auto& c) {
+               selective(c);
+               c.fsdp.layout = "per_parameter";
+             }},
+        PlannedCase{"selective_nested_units", 4, "llama",
+             [](auto& c) {
+               selective(c);
+               c.fsdp.min_num_params = 65'000;
+             }},
+        PlannedCase{"selective_almost_everything", 2, "llama",
+             [](auto& c) {
+               selective(c);
+               c.activation_checkpointing.memory_budget = 0.02;
              }},
         PlannedCase{"grouped_queries_offloaded", 3, "llama",
              [](auto& c) {
