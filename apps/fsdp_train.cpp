@@ -418,13 +418,16 @@ int main(int argc, char** argv) {
       ->excludes(config)
       ->excludes(explain)
       ->excludes(report);
-  app.add_flag(
-         "--profile-start", arguments.profile_start,
-         "train one step from the first weights, or from the checkpoint that checkpoint.resume names, and "
-         "print where the time from the start of rank 0, or of fsdp-launch, to the end of the step went. "
-         "Leaves the run's folder alone. With --json, prints one JSON object")
-      ->excludes(explain);
+  CLI::Option* profile = app.add_flag(
+      "--profile-start", arguments.profile_start,
+      "train one step from the first weights, or from the checkpoint that checkpoint.resume names, and "
+      "print where the time from the start of rank 0, or of fsdp-launch, to the end of the step went. "
+      "Leaves the run's folder alone. With --json, prints one JSON object");
   add_plan_options(app, arguments);
+  for (const char* other :
+       {"--print-config", "--explain-step", "--evaluate", "--report", "--watch", "--plan", "--dry-run"}) {
+    profile->excludes(app.get_option(other));
+  }
   std::function<int()> command;
   apps::add_train_commands(app, command);
   app.footer([&arguments] {

@@ -2,7 +2,8 @@
 """Training by fsdp-train against what a user could take instead, on models of several sizes; started by scripts/bench peers.
 
 In each round ours and every peer run once (A B C D A B C D), as new processes on the same weights and tokens, with the
-same number of threads in all: a peer of one process has those of all ranks, and their sequences. Losses are compared
+same number of threads in all: a peer of one process has those of all ranks, and their sequences. It is compared with
+ours as one process. Losses are compared
 step by step; where they differ by more than the tolerance, the exit code is 1.
 """
 import argparse
@@ -32,8 +33,12 @@ class Peer:
     copies: bool = False  # each rank keeps all parameters
     bf16: bool = False  # can compute in it
 
-    def processes(self, setting):
-        return 1 if self.alone else setting.ranks
+    def of(self, setting):
+        """The setting as this peer has it."""
+        if not self.alone:
+            return setting
+        return dataclasses.replace(setting, ranks=1, threads=setting.ranks * setting.threads,
+                                   sequences=setting.ranks * setting.sequences)
 
 
 FSDP2 = ("--engine", "fsdp2")
@@ -118,10 +123,12 @@ class PeerSides(Sides):
         return dataclasses.replace(every, seconds=seconds)
 
     def run(self, setting, peer):
-        if peer.alone:
-            setting = dataclasses.replace(setting, ranks=1, threads=setting.ranks * setting.threads,
-                                          sequences=setting.ranks * setting.sequences)
+        setting = peer.of(setting)
         return self.run_program(peer.program, setting) if peer.program else self.run_peer(setting, peer.flags)
+
+
+def processes(setting):
+    return f"{setting.ranks} x {setting.threads}"
 
 
 def can(peer, model, dtype, folders):
@@ -196,28 +203,31 @@ class Bench:
         theirs = {name: [] for name in peers if name not in lacking}
         for program in {peers[name].program for name in theirs} - {""}:
             self.sides.built(program)  # says what is missing before anything is measured
-        ours = []
+        ours = {setting: [] for setting in dict.fromkeys(peers[name].of(setting) for name in theirs)}
         for number in range(self.a.rounds if theirs else 0):
             self.measure_gemm()
-            say(f"{setting.model}, {setting.dtype}, round {number + 1} of {self.a.rounds}: ours")
-            ours.append(self.sides.run_ours(setting))
+            for one, runs in ours.items():
+                say(f"{setting.model}, {setting.dtype}, round {number + 1} of {self.a.rounds}: ours, {processes(one)}")
+                runs.append(self.sides.run_ours(one))
             for name, runs in theirs.items():
                 say(f"{setting.model}, {setting.dtype}, round {number + 1} of {self.a.rounds}: {name}")
                 runs.append(self.sides.run(setting, peers[name]))
-        compared = [Comparison(setting, name, ours, runs,
-                               max(largest_difference(x.losses, y.losses) for x, y in zip(ours, runs))
-                               if peers[name].compares else 0.0, TOLERANCE[setting.dtype]) for name, runs in theirs.items()]
-        return compared, lacking
+        return [self.comparison(peers[name].of(setting), name, ours, runs) for name, runs in theirs.items()], lacking
+
+    def comparison(self, setting, name, ours, theirs):
+        pairs = zip(ours[setting], theirs)
+        difference = max(largest_difference(x.losses, y.losses) for x, y in pairs) if PEERS[name].compares else 0.0
+        return Comparison(setting, name, ours[setting], theirs, difference, TOLERANCE[setting.dtype])
 
     def row(self, c):
         s, peer, model = c.setting, PEERS[c.peer], CELLS[c.setting.model].model
         steps = [median_step(runs) for runs in (c.ours, c.theirs)]
         tokens = [tokens_per_second(s, model, step_s) for step_s in steps]
-        flops = s.sequences * model.sequence * model.training_flops_per_token()
-        shares = [flops / step_s / (self.gemm[s.dtype] * 1e9) for step_s in steps]
-        memory = [median_of(c.ours, "peak_mib") * s.ranks, median_of(c.theirs, "peak_mib") * peer.processes(s)]
+        rate = self.gemm[s.dtype] * 1e9 * self.a.ranks
+        shares = [number * model.training_flops_per_token() / rate for number in tokens]
+        memory = [median_of(runs, "peak_mib") * s.ranks for runs in (c.ours, c.theirs)]
         behind = [what for what, is_so in (("speed", steps[0] > steps[1]), ("memory", memory[0] > memory[1])) if is_so]
-        return [s.dtype, c.peer, with_spread(c.ours), with_spread(c.theirs), ratio(c.theirs, c.ours),
+        return [s.dtype, c.peer, processes(s), with_spread(c.ours), with_spread(c.theirs), ratio(c.theirs, c.ours),
                 f"{tokens[0]:,.0f} / {tokens[1]:,.0f}", f"{shares[0]:.0%} / {shares[1]:.0%}", pair(*memory, 0),
                 f"**behind in {' and '.join(behind)}**" if behind else "ahead",
                 differs_by(c) if peer.compares else "not compared"]
@@ -231,9 +241,9 @@ class Bench:
             compared, lacking = self.compare(setting)
             comparisons += compared
             rows += [self.row(c) for c in compared]
-            rows += [[dtype, peer, "-", f"not run: needs {gib:.1f} GiB more than is free", *["-"] * 6]
+            rows += [[dtype, peer, "-", f"not run: needs {gib:.1f} GiB more than is free", *["-"] * 7]
                      for peer, gib in lacking.items()]
-            text = table(["type", "peer", "ours, s", "peer, s", "peer / ours", "tokens/s, ours / peer",
+            text = table(["type", "peer", "processes x threads", "ours, s", "peer, s", "peer / ours", "tokens/s, ours / peer",
                           "of the GEMM rate, ours / peer", "MiB in all, ours / peer", "ours is", "losses differ by"], rows)
             flags = self.flags(setting, cell)
             if self.a.write:

@@ -59,5 +59,16 @@ TEST_F(ProfileStart, IsOneJsonObjectOnRequest) {
   EXPECT_EQ(json["phases"][0]["name"], "loading of the program and its libraries");
 }
 
+TEST_F(ProfileStart, IsNotAskedForWithAnotherReport) {
+  for (const char* other : {"--plan", "--explain-step", "--print-config"}) {
+    std::vector<std::string> command = {program("fsdp-train"), (folder_ / "config.toml").string()};
+    const std::vector<std::string> more = arguments({other});
+    command.insert(command.end(), more.begin(), more.end());
+    const auto result = testing::run(command, {.timeout_seconds = 60});
+    EXPECT_EQ(result.exit_code, 2) << other;
+    EXPECT_THAT(result.err, HasSubstr("found both; leave one out")) << result.err;
+  }
+}
+
 }  // namespace
 }  // namespace fsdp::e2e
