@@ -386,7 +386,7 @@ TEST(ApplyCheckpointing, FollowsTheMode) {
   };
   EXPECT_EQ(computed_with({}), 1u);
   EXPECT_EQ(computed_with({"full", {"block"}}), 2u);
-  expect_usage_error([&] { computed_with({"some", {"block"}}); }, "expected one of none, full");
+  expect_usage_error([&] { computed_with({"some", {"block"}}); }, "expected one of none, selective, full");
 }
 
 }  // namespace

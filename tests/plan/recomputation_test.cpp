@@ -78,9 +78,12 @@ TEST(Recomputation, AProductIsComputedAgainOnceForAllThatNeedIt) {
   config::Config config = with_budget(1);
   config.activation_checkpointing.chosen.emplace();
   const double flops = record_pass(config).flops();
-  config.activation_checkpointing.chosen = {{"model.layers.1", {"up"}}};
+  const auto recompute = [&](const std::vector<std::string>& operations) {
+    config.activation_checkpointing.chosen->assign(1, {.path = "model.layers.1", .operations = operations});
+  };
+  recompute({"up"});
   EXPECT_EQ(record_pass(config).flops() - flops, 2.0 * 2 * 64 * 128 * (2 * 352));
-  config.activation_checkpointing.chosen = {{"model.layers.1", {"qkv", "attention", "attention_output"}}};
+  recompute({"qkv", "attention", "attention_output"});
   const double attention = 2.0 * (2 * 64) * (2 * 64) * 128;
   EXPECT_EQ(record_pass(config).flops() - flops, 2.0 * 2 * 64 * 128 * (4 * 128) + attention);
 }

@@ -143,9 +143,9 @@ TEST(RecordedPass, OfAFusedBlockSavesWhatTheFormulaSays) {
   for (int64_t e : {4, 2}) {
     const char* dtype = e == 4 ? "float32" : "bfloat16";
     EXPECT_EQ(saved_by_a_block(config_of("llama", dtype)),
-              2 * (2 * e * N * D + 4 * N) + e * N * (2 * D + 2 * K) + 4 * N * H + 3 * e * N * I);
+              2 * (e * N * D + 4 * N) + e * N * (2 * D + 2 * K) + 4 * N * H + 2 * e * N * I);
     EXPECT_EQ(saved_by_a_block(config_of("gpt2", dtype)),
-              2 * (2 * e * N * D + 8 * N) + 4 * e * N * D + 4 * N * H + 2 * e * N * I);
+              2 * (e * N * D + 8 * N) + 4 * e * N * D + 4 * N * H + e * N * I);
   }
 }
 

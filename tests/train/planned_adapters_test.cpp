@@ -53,7 +53,7 @@ INSTANTIATE_TEST_SUITE_P(Adapters, PlanOf,
                                                          stored_in_bf16(c);
                                                          lora(c);
                                                          c.lora.quantize = "nf4";
-                                                         c.data.micro_batch_size = 4;
+                                                         c.data.micro_batch_size = 5;
                                                        }},
                                            PlannedCase{"lora_beside_int8_recomputed", 2, "llama",
                                                        [](auto& c) {

@@ -142,6 +142,7 @@ PlannedCase{"model_axis_of_four_float8", 4, "llama",[](auto& c) {
 float8(c);
 c.mesh.model = 4;
 c.data.sequence_length = 128;
+c.data.micro_batch_size = 3;
 }},
 PlannedCase{"model_axis_of_whole_activations_gpt2", 4, "gpt2",
              [](auto& c) {
