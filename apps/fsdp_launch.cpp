@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
     if (options) {
       const double began = util::monotonic_seconds() - util::process_age_seconds();
       ::setenv(kLaunchStart, std::to_string(began).c_str(), /*overwrite=*/1);
-      set_environment_of(options->program.front());
+      if (!options->program.empty()) set_environment_of(options->program.front());
       return launch::launch(*options);
     }
     cli::print("");  // it was asked for its help or version, which is printed by now
