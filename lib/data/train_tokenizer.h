@@ -22,7 +22,7 @@ struct TrainTokenizerOptions {
   /// How many lines, drawn at random, to learn from at most.
   int64_t max_lines = 2'000'000;
   int threads = 1;
-  util::ByteProgress progress;  ///< of reading the texts
+  util::ByteProgress progress = {};  ///< of reading the texts
 };
 
 /// Learns a vocabulary from the lines of texts. Characters that are not in it become bytes, and texts are not
