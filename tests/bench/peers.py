@@ -9,17 +9,16 @@ step by step; where they differ by more than the tolerance, the exit code is 1.
 import argparse
 import collections
 import dataclasses
-import sys
 import tempfile
 from pathlib import Path
 
 import lora
-from ranks import RunFailed, run_group
+from ranks import run_group
 from results import describe_machine, replace_section
 from sides import MODELS, Model, Setting, Sides
 from step_tables import (Comparison, differs_by, median_of, median_step, pair, ratio, table, tokens_per_second,
                          with_spread)
-from steps import TOLERANCE, largest_difference, say
+from steps import TOLERANCE, end, largest_difference, run, say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,14 +267,8 @@ def main():
         for name in a.cells:
             comparisons += bench.section(name)
             bench.sides.forget(name)
-    too_far = [c for c in comparisons if c.difference > c.tolerance]
-    for c in too_far:
-        say(f"losses differ: {c.setting}, {c.peer}: {c.difference:.1e}, expected at most {c.tolerance:.0e}")
-    sys.exit(1 if too_far else 0)
+    end(comparisons)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (RunFailed, KeyboardInterrupt) as error:
-        sys.exit(f"bench: {error}" if str(error) else "bench: interrupted")
+    run(main)

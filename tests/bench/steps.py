@@ -163,12 +163,8 @@ class Bench:
                           *a.set])
 
 
-def main():
-    a = parse_arguments()
-    with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as work:
-        bench = Bench(a, Sides(a.train_program, a.peer_python, work, a.set))
-        pairs = itertools.product(a.models, a.ranks)
-        comparisons = [c for model, ranks in pairs for c in bench.section(model, ranks)]
+def end(comparisons):
+    """Ends the program: with 1 if losses differ by more than their tolerance."""
     too_far = [c for c in comparisons if c.difference > c.tolerance]
     for c in too_far:
         s = c.setting
@@ -177,8 +173,21 @@ def main():
     sys.exit(1 if too_far else 0)
 
 
-if __name__ == "__main__":
+def run(main):
     try:
         main()
     except (RunFailed, KeyboardInterrupt) as error:
         sys.exit(f"bench: {error}" if str(error) else "bench: interrupted")
+
+
+def main():
+    a = parse_arguments()
+    with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as work:
+        bench = Bench(a, Sides(a.train_program, a.peer_python, work, a.set))
+        pairs = itertools.product(a.models, a.ranks)
+        comparisons = [c for model, ranks in pairs for c in bench.section(model, ranks)]
+    end(comparisons)
+
+
+if __name__ == "__main__":
+    run(main)
