@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "kernels/below_autograd.h"
+#include "kernels/factor_products.h"
 #include "kernels/fused.h"
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
@@ -25,21 +27,82 @@ constexpr int64_t kChunkElements = 16 << 20;
 /// twice and its gradient once.
 constexpr int64_t kDeviceChunkBytes = 512 << 20;
 
+/// Rows of logits on a GPU, of whole tiles.
+constexpr int64_t kRowMultiple = 256;
+/// Columns of logits on a GPU; 16 bytes would do.
+constexpr int64_t kMultiple = 64;
+
 /// Elements from a row of logits to the next. The fast kernels of cuBLAS need leading dimensions of whole 16
 /// bytes, and a vocabulary such as GPT-2's, 50,257, is odd; all three products have the logits as a matrix.
 int64_t row_stride(const at::Tensor& x, int64_t vocabulary) {
-  constexpr int64_t kMultiple = 64;
   return is_for_cpu(x) ? vocabulary : (vocabulary + kMultiple - 1) / kMultiple * kMultiple;
 }
 
-/// -> [rows of x, vocabulary], whose rows are row_stride() apart
-at::Tensor logits_of(const at::Tensor& x, const at::Tensor& weight, Matmul matmul) {
-  const int64_t vocabulary = weight.size(0), stride = row_stride(x, vocabulary);
-  if (stride == vocabulary) return product(x, weight, matmul);
-  at::Tensor logits = at::empty({x.size(0), stride}, x.options()).narrow(1, 0, vocabulary);
-  product_into(logits, x, weight, matmul);
-  return logits;
-}
+/// The products with the weight [vocabulary, width]. The fast kernels of cuBLAS need sizes, too, of whole 16 bytes: with
+/// all 50,257 tokens of GPT-2 in one product, the head takes five times as long on an H100. So on GPUs the last few
+/// tokens have products of their own.
+class Head {
+ public:
+  Head(const at::Tensor& x, const at::Tensor& weight, Matmul matmul) : weight_(weight), matmul_(matmul) {
+    const int64_t all = weight.size(0), regular = all / kMultiple * kMultiple;
+    if (is_for_cpu(x) || regular == 0 || regular == all) {
+      parts_ = {{0, all}};
+    } else {
+      parts_ = {{regular, all - regular}, {0, regular}};
+    }
+  }
+
+  /// -> [rows of x, vocabulary], whose rows are row_stride() apart
+  at::Tensor logits(const at::Tensor& x) const {
+    const int64_t vocabulary = weight_.size(0), stride = row_stride(x, vocabulary);
+    if (stride == vocabulary) return product(x, weight_, matmul_);
+    at::Tensor logits = at::empty({x.size(0), stride}, x.options()).narrow(1, 0, vocabulary);
+    for (const Part& part : parts_) product_into(part.of(logits, 1), x, part.of(weight_, 0), matmul_);
+    return logits;
+  }
+
+  /// dx = dlogits weight. The small part comes first, so that the sum is rounded as that of one product.
+  void gradient_of_input(const at::Tensor& dx, const at::Tensor& dlogits) const {
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      const at::Tensor columns = parts_[i].of(dlogits, 1), rows = parts_[i].of(weight_, 0);
+      if (i == 0) {
+        product_into(dx, columns, rows.t(), matmul_);
+      } else {
+        at::Tensor sum = dx;
+        add_product_of(sum, columns, rows, matmul_);
+      }
+    }
+  }
+
+  /// dweight += dlogits^T x, where it is defined, else dweight = dlogits^T x: of all rows in their type, or of some in fp32.
+  void add_weight_gradient(at::Tensor& dweight, const at::Tensor& dlogits, const at::Tensor& x,
+                           bool of_all_rows) const {
+    if (parts_.size() == 1 && of_all_rows) {
+      dweight = product(dlogits.t(), x.t(), matmul_);
+    } else if (parts_.size() == 1) {
+      add_product(dweight, dlogits.t(), x.t(), matmul_);
+    } else {
+      const bool adds = dweight.defined();
+      if (!adds)
+        dweight = at::empty(weight_.sizes(), of_all_rows ? x.options() : x.options().dtype(at::kFloat));
+      for (const Part& part : parts_) {
+        at::Tensor rows = part.of(dweight, 0);
+        const at::Tensor columns = part.of(dlogits, 1).t();
+        adds ? add_product(rows, columns, x.t(), matmul_) : product_into(rows, columns, x.t(), matmul_);
+      }
+    }
+  }
+
+ private:
+  struct Part {
+    int64_t first, count;  ///< tokens
+    at::Tensor of(const at::Tensor& x, int64_t dimension) const { return x.narrow(dimension, first, count); }
+  };
+
+  const at::Tensor& weight_;
+  Matmul matmul_;
+  std::vector<Part> parts_;
+};
 
 /// Caps the logits in place -> the derivative, or an undefined tensor without a cap.
 at::Tensor cap_logits(at::Tensor& logits, double cap, bool differentiates) {
@@ -57,8 +120,8 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
                             bool differentiates, const LossTerms& terms, const VocabularyPart* part) {
     const BelowAutograd below;
     const at::Tensor& weight = parameters.tensors[0];
-    const auto matmul = static_cast<Matmul>(matmul_number);
     const at::Tensor x = given.contiguous();
+    const Head head(x, weight, static_cast<Matmul>(matmul_number));
     const int64_t rows = x.size(0), vocabulary = weight.size(0);
     const int64_t chunk = cross_entropy_chunk_rows(x, part == nullptr ? vocabulary : part->most);
     at::Tensor dx = differentiates ? at::empty_like(x) : at::Tensor(), dweight;
@@ -70,7 +133,7 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     for (int64_t first = 0; first < rows; first += chunk) {
       const int64_t count = std::min(chunk, rows - first);
       const at::Tensor some = x.narrow(0, first, count);
-      at::Tensor logits = logits_of(some, weight, matmul);
+      at::Tensor logits = head.logits(some);
       const at::Tensor slope = cap_logits(logits, terms.logit_cap, differentiates);
       LossRows loss_rows{.logits = logits.data_ptr(),
                          .stride = logits.stride(0),
@@ -96,13 +159,8 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
       KernelsFor(x)->losses(loss_rows);
       if (!differentiates) continue;
       if (slope.defined()) logits.mul_(slope);
-      product_into(dx.narrow(0, first, count), logits, weight.t(), matmul);
-      if (!is_trained) continue;
-      if (chunk < rows) {
-        add_product(dweight, logits.t(), some.t(), matmul);
-      } else {
-        dweight = product(logits.t(), some.t(), matmul);
-      }
+      head.gradient_of_input(dx.narrow(0, first, count), logits);
+      if (is_trained) head.add_weight_gradient(dweight, logits, some, count == rows);
     }
     if (differentiates) {
       context->saved_data["expected_gradient"] = terms.expected_gradient;
@@ -161,7 +219,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
 int64_t cross_entropy_chunk_rows(const at::Tensor& x, int64_t vocabulary) {
   if (is_for_cpu(x)) return cross_entropy_chunk_rows(x.size(0), vocabulary);
   const int64_t row_bytes = row_stride(x, vocabulary) * static_cast<int64_t>(x.element_size());
-  return std::clamp<int64_t>(kDeviceChunkBytes / row_bytes, 1, std::max<int64_t>(x.size(0), 1));
+  const int64_t most = kDeviceChunkBytes / row_bytes, regular = most / kRowMultiple * kRowMultiple;
+  return std::clamp<int64_t>(regular > 0 ? regular : most, 1, std::max<int64_t>(x.size(0), 1));
 }
 
 int64_t cross_entropy_chunk_rows(int64_t rows, int64_t vocabulary) {

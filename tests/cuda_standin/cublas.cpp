@@ -71,6 +71,7 @@ struct Sizes {
 cublasStatus_t product(const char* name, cublasHandle_t handle, const Sizes& sizes, const Factors& factors,
                        const Matrix& a, const Matrix& b, const Matrix& c) {
   const std::array<const Matrix*, 3> all = {&a, &b, &c};
+  const std::array<int, 3> all_sizes = {sizes.m, sizes.n, sizes.k};
   for (const Matrix* matrix : all) {
     if (matrix->leading < matrix->rows || matrix->leading < 1) {
       standin_violation("cuBLAS: a leading dimension is smaller than the rows");
@@ -95,6 +96,11 @@ cublasStatus_t product(const char* name, cublasHandle_t handle, const Sizes& siz
   standin_count("products");
   if (std::any_of(all.begin(), all.end(), [](const Matrix* matrix) { return matrix->is_unaligned(); })) {
     standin_count("products with unaligned rows");
+  }
+  const size_t bytes = bytes_of(a.type);
+  if (std::any_of(all_sizes.begin(), all_sizes.end(), [&](int size) { return size * bytes % 16 != 0; })) {
+    standin_count("multiplications in products of uneven sizes",
+                  int64_t{sizes.m} * sizes.n * sizes.k * c.batch);
   }
   return standin_submit(name, stream_of(handle), ranges, 3, std::move(work)) == 0
              ? CUBLAS_STATUS_SUCCESS

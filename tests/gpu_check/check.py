@@ -34,6 +34,7 @@ def parse_arguments():
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--output", type=Path, help="a new folder for the report (gpu-check-DATE-TIME)")
     p.add_argument("--steps", help=f"of {', '.join(names)} (all)")
+    p.add_argument("--configurations", help="of tests/cuda_standin/matrix.txt, for the step of that name (all that have losses)")
     p.add_argument("--minutes", type=float, default=20, help="that all steps may take (20)")
     p.add_argument("--libtorch", type=Path, help="the folder that contains torch/ and nvidia/ of torch 2.11 for CUDA 13, such as "
                                                  "a site-packages (.deps/, or the packages of this Python)")
@@ -92,7 +93,8 @@ def take(step, visit, seconds):
 
 def check(a, work):
     programs, facts = start(a, work)
-    visit = Visit(a.device, programs, Training(programs, work, a.device), work)
+    visit = Visit(a.device, programs, Training(programs, work, a.device), work,
+                  a.configurations.split(",") if a.configurations else [])
     steps, outcomes = [step for step in STEPS if step.name in a.steps], []
     ends_at = time.monotonic() + 60 * a.minutes
     # Other steps depend on what the first one learns.

@@ -22,7 +22,6 @@ PROGRAM = r'''#!/usr/bin/env python3
 import json, os, sys, time
 name, arguments = os.path.basename(sys.argv[0]), sys.argv[1:]
 keys = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-on_gpu = keys.get("training.device") == "cuda"
 slow, shifted, broken = os.environ.get("SLOW", ":"), os.environ.get("SHIFT", ": 1").split(), os.environ.get("BROKEN", ":")
 if slow in arguments + [name]:
     time.sleep(60)
@@ -30,13 +29,14 @@ if name == broken:
     sys.exit("it broke")
 if name == "fsdp-launch":
     print("processes exchange GPU tensors through host memory")
-    sys.exit(os.spawnv(os.P_WAIT, arguments[3], arguments[3:] + ["ranks=2"]))
+    command = arguments[arguments.index("--") + 1:]
+    sys.exit(os.spawnv(os.P_WAIT, command[0], command + ["ranks=2"]))
 elif name == "compute-sanitizer":
     print("========= ERROR SUMMARY: 0 errors")
     tested = arguments.index("kernel_substring=fsdp") + 1
     sys.exit(os.spawnv(os.P_WAIT, arguments[tested], arguments[tested:]))
 elif name.endswith("_gpu_test"):
-    for argument in arguments:
+    for argument in (one for one in arguments if one.startswith("--gtest_output=")):
         failures = [dict(failure="x")] if os.environ.get("TEST_FAILS") else []
         tests = [dict(classname="Cuda", name="Adds", result="COMPLETED", failures=failures),
                  dict(classname="TwoGpus", name="Send", result="SKIPPED")]
@@ -57,7 +57,7 @@ else:
     factor = float(os.environ.get("FLOAT8", "1.001")) if "training.float8" in keys else 1.0
     for argument in arguments:
         factor *= float(shifted[1]) if argument == shifted[0] else 1.0
-    folder = keys["run.output_dir"]
+    folder = keys.get("run.output_dir", "out")
     os.makedirs(folder)
     with open(folder + "/metrics.jsonl", "w") as lines:
         for step in range(1, 13):
@@ -118,15 +118,16 @@ class OfAGpu(Checks):
 
     def test_passes_and_reports_each_step(self):
         self.write_program(self.folder / "compute-sanitizer")
-        code, rows, text = self.check()
+        code, rows, text = self.check("--configurations", "fp32,bf16_2")
         self.assertEqual(code, 0, self.said)
         self.assertEqual({row[0] for row in rows.values()}, {"passed"}, text)
         self.assertIn("# Check of NVIDIA H100, ", text)
-        self.assertIn("**15 steps passed.**", text)
+        self.assertIn("**16 steps passed.**", text)
         self.assertEqual(rows["unit tests on the GPU"][1], "2 passed, 2 skipped")
         self.assertEqual(rows["CUDA graphs"][1], "no difference; 8 recorded, 64 launched")
         self.assertIn("from bf16: losses differ by 1.0e-03", rows["float8"][1])
         self.assertIn("on one GPU, through host memory: no difference", rows["two ranks and one"][1])
+        self.assertEqual(rows["configurations of the stand-in's matrix"][1], "2 passed")
         self.assertIn("1,034.2 MiB, planned 1,024.0 (+1.0%)", rows["memory of a step and its plan"][1])
         self.assertIn("1,000 tokens/s, 100.0 ms a step, MFU 50.0%", rows["speed and profile of a step"][1])
         self.assertIn("1 kernels and copies, 60% of the profiled step", rows["speed and profile of a step"][1])
@@ -145,6 +146,11 @@ class OfAGpu(Checks):
         self.assertEqual(self.failures("--steps", "float32,bfloat16,offload", SHIFT="training.device=cpu 1.001"),
                          ["losses of the GPU and of the CPU, fp32"])
         self.assertEqual(self.failures("--steps", "float8", FLOAT8="1"), ["float8"])  # of bf16: no 8-bit products
+
+    def test_names_the_configuration_whose_losses_are_not_those_of_the_cpu(self):
+        some = ("--steps", "configurations", "--configurations", "fp32,gpt2,bf16_2")
+        self.assertEqual(self.failures(*some, SHIFT="training.device=cpu 1.0005"), ["configurations of the stand-in's matrix"])
+        self.assertIn("2 failed (10-configurations.1.configurations.log): fp32, gpt2", self.said)  # and bf16 within its tolerance
 
     def test_takes_numbers_that_mean_nothing_for_failures(self):
         steps = ("--steps", "repeat,offload")
@@ -202,7 +208,7 @@ class OfTheCpu(Checks):
         environment = dict(script=moved / "scripts/gpu_check", FSDP_BIN_DIR="", OMP_NUM_THREADS="1")
         code, rows, text = self.check("--device", "cpu", **environment)
         self.assertEqual(code, 0, self.said)
-        self.assertIn("**11 steps passed, 4 were skipped.**", text)
+        self.assertIn("**11 steps passed, 5 were skipped.**", text)
         self.assertEqual(rows["the same run again"][0], "passed")
         self.assertIn("- fsdp-train", text)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from programs import Failed
 
-PROGRAMS = ("fsdp-train", "fsdp-launch", "engine_cost", "engine_overhead")
-SCRIPTS = ("scripts/gpu_check", "scripts/common.sh", "tests/bench/ranks.py", "tests/bench/sides.py")
+PROGRAMS = ("fsdp-train", "fsdp-launch", "fsdp-generate", "engine_cost", "engine_overhead")
+SCRIPTS = ("scripts/gpu_check", "scripts/common.sh", "tests/bench/ranks.py", "tests/bench/sides.py",
+           "tests/cuda_standin/matrix.txt", "tests/cuda_standin/run.py")
 LIMIT = 64 * 2**20
 # Of the system: newer ones serve, and a second one of another age does not.
 OF_THE_SYSTEM = re.compile(r"(ld-linux.*|lib(c|m|dl|pthread|rt|resolv|util|stdc\+\+|gcc_s|cuda|nvidia.*))\.so[.\d]*$")

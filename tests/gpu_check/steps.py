@@ -5,9 +5,11 @@ those in bf16 from fp32 by 6e-4 and 2e-2, those in float8 from bf16 by 6e-3 and 
 """
 import dataclasses
 import json
+import os
 import re
 import shutil
 import statistics
+import sys
 from pathlib import Path
 
 from programs import Failed, Skipped
@@ -39,6 +41,7 @@ class Visit:
     programs: object
     training: object
     work: Path
+    configurations: list
     gpus: int = 0
     capability: tuple = (0, 0)
     name: str = "a CPU, as a trial"
@@ -129,13 +132,17 @@ def sanitized(v, tool):
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if sanitizer is None:
         raise Skipped("compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin; it is part of the CUDA toolkit")
+    # The instrumented racecheck of CUDA 13.0 cannot run beside cuBLAS's kernels for compute capability 9.0 in 16 and 8 bits
+    # ("failed to handle a hardware exception"), though it leaves these alone: tests with such products are left out.
+    tests = ("-*Float8Products.AreThoseOfTheCpu:*Float8Products.PutGradients*:*LinearCrossEntropy/*16:*LinearCrossEntropy/Half:"
+             "*ProductsAdd*/*16:*ProductsAdd*/Half") if tool == "racecheck" else "*"
     # memcheck would also report calls that libtorch makes to see whether they fail.
     options = ["--tool", tool, *(["--report-api-errors", "no"] if tool == "memcheck" else []), "--error-exitcode", "9",
                "--kernel-name", "kernel_substring=fsdp"]
     done = 0
     for part in range(PARTS):
         try:
-            ended = v.programs.run("kernels_gpu_test", through=[sanitizer, *options], GTEST_TOTAL_SHARDS=str(PARTS),
+            ended = v.programs.run("kernels_gpu_test", f"--gtest_filter={tests}", through=[sanitizer, *options], GTEST_TOTAL_SHARDS=str(PARTS),
                                    GTEST_SHARD_INDEX=str(part))
         except Failed:
             if v.programs.seconds_left() > 0:
@@ -217,6 +224,20 @@ def two_ranks(v):
     return within(difference(run, v.training.run()), FLOAT32, f"{way}: ")
 
 
+def configurations(v):
+    """Of the stand-in's matrix, those whose losses can be compared with the CPU's."""
+    v.needs_gpu()
+    jobs = max(1, len(os.sched_getaffinity(0)) // 2)
+    ended = v.programs.command([sys.executable, HERE.parent / "cuda_standin/run.py", "--mode", "gpu", "--jobs", jobs, "--build",
+                                v.programs.folder.parent, *v.configurations], "configurations")
+    results = {what: re.findall(rf"^{what} (\S+)", ended.output, re.M) for what in ("passed", "FAILED")}
+    if results["FAILED"]:
+        raise Failed(f"{len(results['FAILED'])} failed ({ended.log}): {', '.join(results['FAILED'][:10])}")
+    if ended.code != 0 or not results["passed"]:
+        raise Failed(f"exit code {ended.code} ({ended.log}):{ended.last_lines()}")
+    return Finding(f"{len(results['passed'])} passed", "none fails")
+
+
 def engine_cost(v):
     config, less = ("medium", ()) if v.on_gpu() else ("small", ("data.sequence_length=16",))
     costs = []
@@ -289,6 +310,7 @@ STEPS = [
     Step("graphs", "CUDA graphs", 60, graphs),
     Step("float8", "float8", 60, float8),
     Step("two-ranks", "two ranks and one", 90, two_ranks),
+    Step("configurations", "configurations of the stand-in's matrix", 420, configurations),
     Step("memory", "memory of a step and its plan", 90, memory),
     Step("engine-cost", "cost of the engine", 120, engine_cost),
     Step("engine-overhead", "bookkeeping of the engine", 60, engine_overhead),
