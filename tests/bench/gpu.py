@@ -6,6 +6,7 @@
   engine    what sharding costs in a world of one, and the engine's own bookkeeping a unit
   offload   steps with shards, gradients and optimizer in host memory, against FSDP2's CPUOffloadPolicy
   graphs    steps with training.cuda_graphs against those without, of the smallest model, where launching takes longest
+  float8    steps with training.float8 against those in bf16, of llama-1.3b
   memory    one rank's step of 13B over 8, 175B over 128 and 1T over 256 ranks that are not there
 
 Where losses differ by more than the tolerance, the exit code is 1. --device cpu is a trial of all this without a
@@ -28,7 +29,8 @@ from results import RESULTS, describe_machine, replace_section
 from sides import Setting, Sides
 from step_tables import Comparison, table
 
-PARTS = ("steps", "engine", "offload", "graphs", "memory")
+PARTS = ("steps", "engine", "offload", "graphs", "float8", "memory")
+ON_GPUS_ALONE = ("graphs", "float8")
 LEARNING_RATE = 1e-4  # with 3e-4 the loss of gpt2-124m has a peak in the first 20 steps, and rounding decides how high
 FSDP2 = ["--engine", "fsdp2", "--lr", str(LEARNING_RATE)]
 PEERS = {"fsdp2": FSDP2, "fsdp2 compile": [*FSDP2, "--compile"]}
@@ -39,7 +41,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 def parse_arguments():
     p = argparse.ArgumentParser(prog="scripts/bench --gpu", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--parts", help=f"of {', '.join(PARTS)} (all; graphs need a GPU)")
+    p.add_argument("--parts", help=f"of {', '.join(PARTS)} (all; {' and '.join(ON_GPUS_ALONE)} need a GPU)")
     p.add_argument("--models", help="of gpt2-124m, llama-1.3b, largest (all)")
     p.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)} (all)")
     p.add_argument("--ranks", type=int, default=1, help="processes, a GPU each (1)")
@@ -61,7 +63,7 @@ def parse_arguments():
     a.choice = ON_GPUS if a.device == "cuda" else ON_THE_CPU
     known_models = [*a.choice.models, "largest"]
     a.models = a.models or ",".join(known_models)
-    known_parts = [part for part in PARTS if part != "graphs" or a.device == "cuda"]
+    known_parts = [part for part in PARTS if part not in ON_GPUS_ALONE or a.device == "cuda"]
     a.parts = a.parts or ",".join(known_parts)
     for name, known in (("parts", known_parts), ("models", known_models), ("peers", PEERS)):
         setattr(a, name, getattr(a, name).split(","))
@@ -175,17 +177,22 @@ class GpuBench:
         finally:
             self.a.peers = all_peers
 
-    def graphs(self):
-        """fsdp-train against itself. One sequence is where kernels are shortest."""
-        model = next(iter(self.a.choice.models))
-        graphs = ("training.cuda_graphs=true",)
-        comparisons = []
-        for setting in (self.setting(model, sequences=1), self.setting(model)):
-            comparisons.append(self.compared(setting, "without graphs",
-                                             lambda setting=setting: self.sides.run_ours(setting, overrides=graphs),
-                                             lambda setting=setting: self.sides.run_ours(setting)))
-        self.sides.forget(model)
+    def with_and_without(self, settings, key, without):
+        """fsdp-train against itself."""
+        comparisons = [self.compared(setting, without, lambda setting=setting: self.sides.run_ours(setting, overrides=(key,)),
+                                     lambda setting=setting: self.sides.run_ours(setting)) for setting in settings]
+        self.sides.forget(settings[0].model)
         return gpu_table(comparisons, self.sides.models, self.peak_tflops)
+
+    def graphs(self):
+        """One sequence is where kernels are shortest."""
+        model = next(iter(self.a.choice.models))
+        return self.with_and_without([self.setting(model, sequences=1), self.setting(model)], "training.cuda_graphs=true",
+                                     "without graphs")
+
+    def float8(self):
+        model = [*self.a.choice.models][-1]
+        return self.with_and_without([self.setting(model)], 'training.float8="tensorwise"', "bf16")
 
     def program(self, *command):
         say(" ".join(str(word) for word in command))
