@@ -12,6 +12,7 @@
 #include "data/options.h"
 #include "nn/options.h"
 #include "optim/options.h"
+#include "optim/parameter_groups.h"
 #include "shard/options.h"
 #include "util/enum_names.h"
 
@@ -76,6 +77,8 @@ struct TrainingOptions {
   double skip_zscore = 0.0;
   int64_t skip_window = 128;
   int64_t max_skipped_steps = 10;  ///< consecutive; one more ends the run
+
+  bool may_skip_updates() const { return skip_nonfinite || skip_zscore > 0; }
 };
 
 /// The metric of metrics.jsonl by which validations are compared; of the validated step where it is one of
@@ -163,6 +166,20 @@ inline shard::ShardOptions shard_options(const Config& config) {
   options.mixed_precision = config.mixed_precision;
   options.trained_apart = config.lora.is_on();
   return options;
+}
+
+/// Whether the loss is scaled (optim/grad_scaler.h).
+inline bool scales_loss(const Config& config) {
+  const auto half = util::FloatType::kFloat16;
+  return optim::uses_grad_scaler(config.loss_scaler, config.mixed_precision.param_dtype == half ||
+                                                         config.mixed_precision.reduce_dtype == half);
+}
+
+/// Whether the update of a unit has to wait for its own gradient alone (train/arriving_gradients.h).
+inline bool updates_units_alone(const Config& config) {
+  const optim::OptimizerTraits* traits = optim::optimizer_traits().find(config.optimizer.name);
+  return config.training.max_grad_norm == 0 && !scales_loss(config) && !config.training.may_skip_updates() &&
+         (traits == nullptr || traits->updates_alone);
 }
 
 }  // namespace fsdp::config

@@ -35,10 +35,6 @@ void check(const GradScalerOptions& options) {
 
 }  // namespace
 
-bool uses_grad_scaler(const GradScalerOptions& options, bool float16_in_use) {
-  return options.enabled == ScalerChoice::kAuto ? float16_in_use : options.enabled == ScalerChoice::kTrue;
-}
-
 GradScaler::GradScaler(const GradScalerOptions& options)
     : options_(options), state_{.scale = options.init_scale} {
   check(options_);

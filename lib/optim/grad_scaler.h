@@ -14,8 +14,6 @@
 
 namespace fsdp::optim {
 
-bool uses_grad_scaler(const GradScalerOptions& options, bool float16_in_use);
-
 /// For checkpoints.
 struct GradScalerState {
   double scale = 1;

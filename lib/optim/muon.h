@@ -24,8 +24,6 @@ class Muon : public Adam {
   /// Throws Error(kUsage) unless the momentum is above 0 and below 1, and for invalid ns_ or adjust options.
   Muon(const OptimizerOptions& options, std::vector<FlatParameter> parameters, WholeMatrices* matrices);
 
-  bool updates_alone() const override { return false; }  // other ranks hold parts of the matrices
-
  private:
   void update_matrices(size_t i, const at::Tensor& gradient, double lr) override;
   /// Updates `buffer` and sets `direction`; all [n].

@@ -196,6 +196,11 @@ void Optimizer::set_parameter_step_count(size_t i, int64_t count) {
   step_counts_.at(i) = count;
 }
 
+bool Optimizer::updates_alone() const {
+  const OptimizerTraits* traits = optimizer_traits().find(options_.name);
+  return traits == nullptr || traits->updates_alone;
+}
+
 void Optimizer::step(const std::vector<at::Tensor>& gradients, double lr, double gradient_scale) {
   check_gradients(gradients, parameters_);
   begin_step(lr, gradient_scale);

@@ -104,8 +104,8 @@ class Optimizer {
   // each parameter that has a gradient, in any order and on any thread, but one at a time, then end_step().
   // The result has the same bits as step()'s. Requires updates_alone().
 
-  /// Whether the update of a parameter depends on its own gradient and state only.
-  virtual bool updates_alone() const { return true; }
+  /// Whether the update of a parameter depends on its own gradient and state only, as its traits say.
+  bool updates_alone() const;
   /// Throws Error(kUsage) after a step that was begun and not ended, because its updates cannot be undone;
   /// set_step_count(), after other values were loaded, clears that state.
   void begin_step(double lr, double gradient_scale = 1);

@@ -118,4 +118,8 @@ struct GradScalerOptions {
   double min_scale = 1;            ///< an overflow at this scale means that the training has diverged
 };
 
+inline bool uses_grad_scaler(const GradScalerOptions& options, bool float16_in_use) {
+  return options.enabled == ScalerChoice::kAuto ? float16_in_use : options.enabled == ScalerChoice::kTrue;
+}
+
 }  // namespace fsdp::optim

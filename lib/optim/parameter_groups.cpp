@@ -80,6 +80,7 @@ std::vector<StateKind> of_adafactor(const OptimizerOptions& options) {
 
 util::Registry<OptimizerTraits>& optimizer_traits() {
   using Keys = std::vector<std::string>;
+  constexpr bool kTogether = false;  // other ranks hold parts of the tensors
   static util::Registry<OptimizerTraits> traits(
       "optimizer",
       {{"adamw", {of_adam, 0.1, Keys{"betas", "eps"}}},
@@ -89,14 +90,16 @@ util::Registry<OptimizerTraits>& optimizer_traits() {
        {"adadelta", {of_adadelta, 0, Keys{"rho", "eps"}, 1e-6}},
        {"sgd", {of_sgd, 0, Keys{"momentum", "dampening", "nesterov"}}},
        {"lion", {of_lion, 0, Keys{"betas"}}},
-       {"lamb", {of_adam, 0.01, Keys{"betas", "eps"}, 1e-6}},
+       {"lamb", {of_adam, 0.01, Keys{"betas", "eps"}, 1e-6, kTogether}},
        {"adafactor",
         {of_adafactor, 0,
-         Keys{"relative_step", "scale_parameter", "clip_threshold", "decay_rate", "beta1", "adafactor_eps"}}},
+         Keys{"relative_step", "scale_parameter", "clip_threshold", "decay_rate", "beta1", "adafactor_eps"},
+         1e-8, kTogether}},
        {"muon",
         {of_muon, 0.1,
          Keys{"betas", "eps", "momentum", "nesterov", "adamw_parameters", "ns_steps", "ns_coefficients",
-              "adjust_lr_fn"}}}});
+              "adjust_lr_fn"},
+         1e-8, kTogether}}});
   return traits;
 }
 

@@ -61,6 +61,7 @@ struct OptimizerTraits {
   /// plug-ins: unknown.
   std::optional<std::vector<std::string>> keys = std::nullopt;
   double default_eps = 1e-8;
+  bool updates_alone = true;  ///< see Optimizer::updates_alone()
 };
 
 /// By values of OptimizerOptions::name.

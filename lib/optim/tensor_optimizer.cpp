@@ -15,6 +15,7 @@ TensorOptimizer::TensorOptimizer(const OptimizerOptions& options, std::vector<Fl
                                  WholeMatrices* matrices)
     : Optimizer(options, std::move(parameters)), matrices_(matrices) {
   FSDP_CHECK(matrices_ != nullptr, options.name, " without a way to sums over whole tensors");
+  FSDP_CHECK(!updates_alone(), options.name, " needs sums over whole tensors");
 }
 
 at::Tensor TensorOptimizer::part_of(const at::Tensor& flat, const FlatParameter::Tensor& tensor) {

@@ -10,9 +10,6 @@ namespace fsdp::optim {
 ///
 /// step() is collective.
 class TensorOptimizer : public Optimizer {
- public:
-  bool updates_alone() const override { return false; }  // other ranks hold parts of the tensors
-
  protected:
   TensorOptimizer(const OptimizerOptions& options, std::vector<FlatParameter> parameters,
                   WholeMatrices* matrices);

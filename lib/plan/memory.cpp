@@ -129,6 +129,11 @@ std::vector<UnitSizes> on_device(const std::vector<UnitSizes>& units) {
   return found;
 }
 
+/// Whether gradients are freed in backward (train/arriving_gradients.h).
+bool updates_in_backward(const config::Config& config, const RecordedPass& pass) {
+  return !pass.on_device() && config::updates_units_alone(config);
+}
+
 struct StepPeak {
   util::Arena::Shape arena;  ///< of the pool of buffers
   int64_t common = 0;        ///< length of the arena that the ranks share
@@ -145,9 +150,13 @@ StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& u
   // between the first and the last need no more than these two.
   for (int step = 0; step < kStepsUntilAllAreAlike; ++step) {
     tape.reset_peak();
-    if (micro_batches > 1) pass.play(tape, memory.events(/*sync=*/!config.training.no_sync));
-    pass.play(tape, memory.events(/*sync=*/true));
-    tape.touch(update_temporaries(config, options.count_moved ? units : on_device(units)));
+    if (micro_batches > 1) {
+      pass.play(tape, memory.events(/*sync=*/!config.training.no_sync, /*is_last=*/false));
+    }
+    pass.play(tape, memory.events(/*sync=*/true, /*is_last=*/true));
+    if (options.update_temporaries.empty()) {
+      tape.touch(update_temporaries(config, options.count_moved ? units : on_device(units)));
+    }
     memory.zero_gradients();
   }
   return {.arena = memory.arena(),
@@ -161,6 +170,10 @@ StepPeak step_peak_at_any_timing(const config::Config& config, const std::vector
                                  const RecordedPass& pass, UnitMemory::Options options) {
   StepPeak most;
   options.on_device = pass.on_device();
+  if (updates_in_backward(config, pass)) {
+    for (const UnitSizes& unit : units)
+      options.update_temporaries.push_back(update_temporaries(config, {unit}));
+  }
   for (CollectiveTiming timing :
        {CollectiveTiming::kAtOnce, CollectiveTiming::kBesideCompute, CollectiveTiming::kWhenWaitedFor}) {
     options.timing = timing;
@@ -361,7 +374,7 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
   plan.slice_shards = step.slice_shard_bytes;
   plan.optimizer = optimizer_state_bytes(config.optimizer, units);
   for (const UnitSizes& unit : units) {
-    plan.gradients += unit.shard_gradient_bytes();
+    if (!updates_in_backward(config, pass)) plan.gradients += unit.shard_gradient_bytes();
     if (is_offloaded(unit)) plan.pinned += unit.shard_bytes();
     const bool is_moved = unit.options.storage.move_grads_to_cpu && unit.has_trainable_parameters;
     if (is_moved) plan.pinned += unit.result_bytes();

@@ -8,7 +8,8 @@
 //                momentum or 0; muon 4 (matrices) or 8; adafactor 4 per row and column of a matrix, on every
 //                rank, 4 per element of other tensors, and 4 more per element with beta1
 //   gradients    of the shards: 4 bytes per element, or reduce_dtype's with keep_low_precision_grads; from
-//                the end of a unit's backward to the beginning of the next step
+//                the end of a unit's backward to the beginning of the next step. On the CPU, where no update has to
+//                wait for other gradients, to the unit's update in backward: then none is left after it
 //   buffers      gathered parameters and unreduced gradients: the bound of shard/step_formula.h, which the
 //                pool keeps from step to step
 //   activations  what autograd saves and kernels allocate (plan/recorded_pass.h)
@@ -37,7 +38,7 @@ struct MemoryPlan {
   int64_t shards = 0;
   int64_t slice_shards = 0;
   int64_t optimizer = 0;
-  int64_t gradients = 0;
+  int64_t gradients = 0;  ///< after backward
   int64_t buffers = 0;
   int64_t saved_activations = 0;  ///< when backward begins
   int64_t peak = 0;               ///< of the sum

@@ -159,7 +159,9 @@ std::string memory_table(const Plan& plan) {
           memory.shards, offload ? host : "");
   if (memory.slice_shards > 0) text += row("shards of the slice, for gathers", memory.slice_shards, "");
   text += row("optimizer state", memory.optimizer, offload ? host : "");
-  text += row("gradients of shards", memory.gradients, moved ? host : "after backward");
+  const char* updated =
+      memory.gradients == 0 ? "after backward, in which units are updated" : "after backward";
+  text += row("gradients of shards", memory.gradients, moved && memory.gradients > 0 ? host : updated);
   text += row("gathered parameters, unreduced gradients", memory.buffers, "at most");
   text += row("saved activations", memory.saved_activations, "when backward begins");
   if (plan.recomputation.options.chosen) text += recomputation_rows(plan);

@@ -45,7 +45,8 @@ UnitMemory::UnitMemory(const config::Config& config, const std::vector<UnitSizes
   for (const UnitSizes& sizes : units) units_.push_back({.sizes = &sizes});
 }
 
-StageEvents UnitMemory::events(bool sync) {
+StageEvents UnitMemory::events(bool sync, bool is_last) {
+  updates_ = is_last && !options_.update_temporaries.empty();
   schedule_.set_requires_gradient_sync(sync);
   return run_schedule(schedule_, sizes_, [this] { progress(); });
 }
@@ -70,10 +71,12 @@ void UnitMemory::read(const shard::Command& command) {
     case Kind::kWaitForSending:
       return wait(unit.sent);
     case Kind::kWaitForMove:
-    case Kind::kWaitForReduction:
       return wait(unit.reduced);
+    case Kind::kWaitForReduction:
+      finish_reduction(unit);
+      return update_if_due(unit);
     case Kind::kHandOver:
-      return;
+      return hand_over(unit);
   }
 }
 
@@ -138,6 +141,7 @@ void UnitMemory::attach_gradients(Unit& unit) {
 }
 
 void UnitMemory::reduce(Unit& unit) {
+  unit.is_being_reduced = true;
   const size_t queue = reduction_queue(unit.sizes->groups, reduce_scatter_group_);
   if (!unit.sizes->has_parts()) {
     unit.sent = unit.reduced = issue(queue, [this, &unit] { add_to_shard_gradient(unit); });
@@ -165,6 +169,28 @@ void UnitMemory::add_to_shard_gradient(Unit& unit) {
     tape_.take(counted_gradient_bytes(unit));
     tape_.give(result);
   }
+}
+
+void UnitMemory::finish_reduction(Unit& unit) {
+  wait(unit.reduced);
+  unit.is_being_reduced = false;
+}
+
+// ---- its update, as in shard/engine.cpp
+
+void UnitMemory::hand_over(Unit& unit) {
+  if (!updates_) return;
+  unit.update_is_due = true;
+  if (!unit.sizes->is_cut() && unit.sizes->groups.replicas == 1 && !unit.sizes->has_slices()) {
+    finish_reduction(unit);
+  }
+  if (!unit.is_being_reduced) update_if_due(unit);
+}
+
+void UnitMemory::update_if_due(Unit& unit) {
+  if (!std::exchange(unit.update_is_due, false)) return;
+  tape_.touch(options_.update_temporaries[static_cast<size_t>(&unit - units_.data())]);
+  if (std::exchange(unit.has_shard_gradient, false)) tape_.give(counted_gradient_bytes(unit));
 }
 
 UnitMemory::Place UnitMemory::issue(size_t queue, std::function<void()> task) {

@@ -46,13 +46,16 @@ class UnitMemory final : private shard::CommandReader {
     bool count_moved = true;  ///< gradients that move_grads_to_cpu moves to host memory
     bool common = false;      ///< all-gathers write to memory that the ranks share
     bool on_device = false;   ///< shard::StepFormulaOptions
+    /// By unit: temporaries of its update, which in the last micro-batch follows its reduction and frees its
+    /// gradient. Empty: units are updated after backward.
+    std::vector<int64_t> update_temporaries = {};
   };
 
   UnitMemory(const config::Config& config, const std::vector<shard::UnitSizes>& units, MemoryTape& tape,
              const Options& options);
 
-  /// For playing one micro-batch; `sync`: whether it reduces gradients.
-  StageEvents events(bool sync);
+  /// For playing one micro-batch; `sync`: whether it reduces gradients; `is_last`: of the step.
+  StageEvents events(bool sync, bool is_last);
   /// Frees the gradients of shards.
   void zero_gradients();
   /// The shape of the pool's arena from the second step on.
@@ -76,6 +79,7 @@ class UnitMemory final : private shard::CommandReader {
     bool has_shard_gradient = false;
     std::optional<PoolMemory::Place> parameters = {}, communication = {}, gradients = {};
     Place gathered{}, sent{}, reduced{};  ///< to wait for
+    bool is_being_reduced = false, update_is_due = false;
   };
 
   void read(const shard::Command& command) override;
@@ -86,6 +90,9 @@ class UnitMemory final : private shard::CommandReader {
   void attach_gradients(Unit& unit);
   void reduce(Unit& unit);
   void add_to_shard_gradient(Unit& unit);
+  void finish_reduction(Unit& unit);
+  void hand_over(Unit& unit);
+  void update_if_due(Unit& unit);
   int64_t counted_gradient_bytes(const Unit& unit) const;
 
   Place issue(size_t queue, std::function<void()> task);
@@ -99,6 +106,7 @@ class UnitMemory final : private shard::CommandReader {
   PoolMemory pool_, common_;
   std::vector<Unit> units_;
   shard::Schedule schedule_;
+  bool updates_ = false;  ///< in the pass under way
   std::map<size_t, Queue> queues_;
 };
 

@@ -64,9 +64,21 @@ std::shared_ptr<BufferPool> pool_for(const std::vector<UnitPlan>& plans, const P
 }
 
 std::shared_ptr<OffloadStreams> offload_for(const std::vector<UnitPlan>& plans, at::Device device) {
-  const bool any =
-      std::ranges::any_of(plans, [](const UnitPlan& plan) { return plan.options.storage.cpu_offload; });
+  const bool any = !device.is_cpu() && std::ranges::any_of(plans, [](const UnitPlan& plan) {
+    return plan.options.storage.cpu_offload;
+  });
   return any ? std::make_shared<OffloadStreams>(device) : nullptr;
+}
+
+/// use(unit), which throws with the unit's name.
+void use_named(const std::function<void(size_t)>& use, size_t unit, const std::string& name) {
+  try {
+    use(unit);
+  } catch (const util::Error& error) {
+    throw util::Error(error.kind(), util::concat("gradient of unit ", name, ": ", error.what()));
+  } catch (const std::exception& error) {
+    util::fail(util::ErrorKind::kUnexpected, "gradient of unit ", name, ": ", error.what());
+  }
 }
 
 std::unique_ptr<util::Stream> stream_of(at::Device device) {
@@ -88,7 +100,8 @@ Engine::Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::v
       differentiable_output_(units_.size(), true),
       schedule_(options, scheduled(plans, units_), *this,
                 /*host_runs_ahead=*/!groups_.world->device().is_cpu()),
-      released_(stream_of(groups_.world->device())) {
+      released_(stream_of(groups_.world->device())),
+      use_is_due_(units_.size(), false) {
   for (size_t i = 0; i < plans.size(); ++i) {
     const bool shares_hook = i != 0 && plans[i].module == plans.front().module;
     modules_.push_back(shares_hook ? nullptr : plans[i].module);
@@ -209,7 +222,8 @@ void Engine::read(const Command& command) {
     case Kind::kWaitForMove:
       return unit.finish_moving();
     case Kind::kWaitForReduction:
-      return unit.finish_reduction();
+      unit.finish_reduction();
+      return use_gradient_if_due(command.unit);
     case Kind::kHandOver:
       return hand_over_gradient(command.unit);
   }
@@ -249,22 +263,29 @@ void Engine::report_changed_order(size_t unit) {
 void Engine::hand_over_gradient(size_t index) {
   if (!gradient_use_) return;
   Unit& unit = *units_[index];
-  unit.use_gradient([use = gradient_use_, index, name = unit.name()] {
-    try {
-      use(index);
-    } catch (const util::Error& error) {
-      throw util::Error(error.kind(), util::concat("gradient of unit ", name, ": ", error.what()));
-    } catch (const std::exception& error) {
-      util::fail(util::ErrorKind::kUnexpected, "gradient of unit ", name, ": ", error.what());
-    }
-  });
+  if (offload_) {
+    return unit.use_gradient(
+        [use = gradient_use_, index, name = unit.name()] { use_named(use, index, name); });
+  }
+  use_is_due_[index] = true;
+  if (!unit.is_reduced_over_ranks()) unit.finish_reduction();
+  if (!unit.is_being_reduced()) use_gradient_if_due(index);
+}
+
+void Engine::use_gradient_if_due(size_t index) {
+  if (!use_is_due_[index]) return;
+  use_is_due_[index] = false;
+  use_named(gradient_use_, index, units_[index]->name());
 }
 
 // ---- between steps
 
 void Engine::set_gradient_use(std::function<void(size_t unit)> use) {
+  const bool computes_on_host = groups_.world->device().is_cpu();
   for (const auto& unit : units_) {
-    if (!use || unit->options().storage.move_grads_to_cpu || unit->storage().layout().numel() == 0) continue;
+    if (!use || computes_on_host || unit->options().storage.move_grads_to_cpu ||
+        unit->storage().layout().numel() == 0)
+      continue;
     util::fail(util::ErrorKind::kUsage,
                "Engine::set_gradient_use(): expected gradients that move to host memory; found "
                "fsdp.move_grads_to_cpu = false in unit ",
@@ -272,6 +293,7 @@ void Engine::set_gradient_use(std::function<void(size_t unit)> use) {
   }
   if (!use && offload_) offload_->drain();
   gradient_use_ = std::move(use);
+  use_is_due_.assign(units_.size(), false);
 }
 
 void Engine::zero_gradients() {
@@ -308,6 +330,7 @@ void Engine::require_rest(const char* what) const {
 void Engine::reset() {
   schedule_.reset();
   for (auto& unit : units_) unit->reset();
+  use_is_due_.assign(units_.size(), false);
   if (offload_) offload_->reset();
   released_ = stream_of(groups_.world->device());
   zero_gradients();

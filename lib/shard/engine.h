@@ -92,11 +92,12 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// Whether a backward pass without sync has left gradients unreduced.
   bool has_unreduced_gradients() const { return schedule_.has_unreduced_gradients(); }
 
-  /// With move_grads_to_cpu of all units: calls `use(i)` for each unit i with a gradient in the next backward
-  /// passes, when that is complete and in host memory; the calls run in order of arrival on a thread of the
-  /// engine, beside the rest of the pass. `use` may write the unit's shard, which the pass no longer needs.
-  /// All calls have returned when backward() returns. An exception skips the remaining calls, and backward()
-  /// throws its message with the unit's name. null waits for a running call and ends the use. See
+  /// Calls `use(i)` for each unit i with a gradient in the next backward passes, when that is complete. `use` may
+  /// write the unit's shard, which the pass no longer needs, and free the gradient. Where the model computes on the
+  /// host, the calls run between those of backward, on its thread. On a device, gradients have to move to host memory
+  /// (move_grads_to_cpu of all units), and the calls run in order of arrival on a thread of the engine, beside the
+  /// rest of the pass. All calls have returned when backward() returns. An exception skips the remaining calls, and
+  /// backward() throws its message with the unit's name. null waits for a running call and ends the use. See
   /// GradientUse.
   void set_gradient_use(std::function<void(size_t unit)> use);
 
@@ -180,6 +181,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   void report_changed_order(size_t unit) override;
   std::string place_name(size_t unit) const;
   void hand_over_gradient(size_t unit);
+  void use_gradient_if_due(size_t unit);
   void require_no_full_parameters(const char* what) const;
   void report_recomputation_of_root();
   size_t index_of(const Unit& unit) const;
@@ -188,7 +190,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   comm::Mesh mesh_;
   ProcessGroups groups_;
   std::shared_ptr<BufferPool> pool_;
-  std::shared_ptr<OffloadStreams> offload_;  ///< null if no unit has cpu_offload
+  std::shared_ptr<OffloadStreams> offload_;  ///< null on the CPU, and if no unit has cpu_offload
   std::vector<Segment> segments_;
   std::vector<NamedTensor> buffers_;
   std::vector<std::unique_ptr<Unit>> units_;
@@ -200,6 +202,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// the compute of other units: the begin of the pass, and the releases of memory since. null on the CPU.
   std::unique_ptr<util::Stream> released_;
   std::function<void(size_t)> gradient_use_;
+  std::vector<bool> use_is_due_;  ///< on the CPU, by unit: handed over, but still being reduced
   mutable bool weights_changed_ =
       false;  ///< mutable as the shards are, of which an engine gives out the tensors
   bool shows_full_parameters_ = false;  ///< set by FullParameters

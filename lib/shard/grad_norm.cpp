@@ -26,7 +26,7 @@ bool has_gradient(const Unit& unit) {
 }
 
 /// Replicas have the same gradient, which must count once.
-bool counts(const Unit& unit) { return has_gradient(unit) && unit.groups().replica_rank() == 0; }
+bool counts(const Unit& unit) { return unit.groups().replica_rank() == 0; }
 
 /// Gradients whose norms are computed together, and those for which there is no kernel.
 struct Gradients {
@@ -48,8 +48,8 @@ struct Gradients {
   }
 };
 
-/// Norms of the shards' gradients by unit; 0 for units that `counted` excludes. In double, so that the norm
-/// is the same at any world size. One sync for each device.
+/// Norms of the shards' gradients by unit; 0 for units without one and for those that `counted` excludes. In
+/// double, so that the norm is the same at any world size. One sync for each device.
 std::vector<double> local_norms(const Engine& engine, double norm_type,
                                 const std::function<bool(const Unit&)>& counted,
                                 const KnownNorms& known = {}) {
@@ -62,6 +62,7 @@ std::vector<double> local_norms(const Engine& engine, double norm_type,
       norms[i] = *known[i];
       continue;
     }
+    if (!has_gradient(unit)) continue;
     const at::Tensor& gradient = unit.storage().shard_gradient();
     devices.at(gradient.is_cpu() ? 0 : 1).add(gradient, i, norm_type);
   }
@@ -100,8 +101,7 @@ std::vector<double> all_reduced(Engine& engine, const std::vector<double>& value
 double local_grad_norm(const Engine& engine, size_t i, double norm_type) {
   at::NoGradGuard no_grad;
   const Unit* one = engine.units().at(i).get();
-  return local_norms(engine, norm_type,
-                     [one](const Unit& unit) { return &unit == one && has_gradient(unit); })[i];
+  return local_norms(engine, norm_type, [one](const Unit& unit) { return &unit == one; })[i];
 }
 
 at::Tensor local_norm_sum(const Engine& engine, double norm_type) {
@@ -110,7 +110,7 @@ at::Tensor local_norm_sum(const Engine& engine, double norm_type) {
   FSDP_CHECK(std::isfinite(norm_type), norm_type);
   Gradients gradients;
   for (const auto& unit : engine.units()) {
-    if (counts(*unit)) gradients.add(unit->storage().shard_gradient(), 0, norm_type);
+    if (counts(*unit) && has_gradient(*unit)) gradients.add(unit->storage().shard_gradient(), 0, norm_type);
   }
   std::vector<at::Tensor> sums;
   if (!gradients.fused.empty()) sums.push_back(kernels::sums_of_squares_on_device(gradients.fused));
@@ -180,9 +180,10 @@ std::string unit_with_largest_gradient(Engine& engine) {
   return squares.empty() || squares[largest] == 0 ? std::string() : engine.units()[largest]->name();
 }
 
-std::string first_unit_that_is_not_finite(Engine& engine) {
+std::string first_unit_that_is_not_finite(Engine& engine, const KnownNorms& known) {
   at::NoGradGuard no_grad;
-  std::vector<double> flags = local_norms(engine, std::numeric_limits<double>::infinity(), has_gradient);
+  std::vector<double> flags = local_norms(
+      engine, std::numeric_limits<double>::infinity(), [](const Unit&) { return true; }, known);
   for (double& norm : flags) norm = std::isfinite(norm) ? 0 : 1;
   flags = all_reduced(engine, flags, comm::ReduceOp::kMax, "finite gradients");
   // Backward runs from the last unit to the first.

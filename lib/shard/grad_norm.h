@@ -8,7 +8,8 @@
 
 namespace fsdp::shard {
 
-/// By unit: the norm of this rank's part of its gradient, where it has been computed before.
+/// By unit: the norm of this rank's part of its gradient, where it has been computed before; the gradient need not
+/// exist any longer.
 using KnownNorms = std::vector<std::optional<double>>;
 
 /// The norm of this rank's part of the gradient of unit i, which must have a gradient. Not collective.
@@ -46,8 +47,8 @@ void clip_grad_value(const Engine& engine, double clip_value, double loss_scale 
 /// The name of the unit whose gradient has the largest 2-norm; empty when no unit has a gradient. Collective.
 std::string unit_with_largest_gradient(Engine& engine);
 
-/// The name of the unit nearest the loss whose gradient has an infinity or NaN on any rank; empty when all
-/// gradients are finite. Collective.
-std::string first_unit_that_is_not_finite(Engine& engine);
+/// The name of the unit nearest the loss whose gradient, or whose norm in `known`, has an infinity or NaN on any
+/// rank; empty when all gradients are finite. Collective.
+std::string first_unit_that_is_not_finite(Engine& engine, const KnownNorms& known = {});
 
 }  // namespace fsdp::shard

@@ -11,17 +11,18 @@
 
 namespace fsdp::shard {
 
-OffloadStreams::OffloadStreams(at::Device device) : device_(device) {
-  if (device_.is_cpu()) return;
-  to_device_.emplace(util::Stream::Options{.name = "fsdp to device", .device = device_});
-  to_host_.emplace(util::Stream::Options{.name = "fsdp to host", .device = device_});
+OffloadStreams::OffloadStreams(at::Device device)
+    : device_(device),
+      to_device_({.name = "fsdp to device", .device = device}),
+      to_host_({.name = "fsdp to host", .device = device}) {
+  FSDP_CHECK(!device_.is_cpu());
 }
 
 void OffloadStreams::expect_shard(int64_t bytes) { largest_shard_ = std::max(largest_shard_, bytes); }
 
 OffloadStreams::Place& OffloadStreams::send(const at::Tensor& shard) {
   const auto bytes = static_cast<int64_t>(shard.nbytes());
-  FSDP_CHECK(to_device_ && bytes <= largest_shard_);
+  FSDP_CHECK(bytes <= largest_shard_);
   Place& place = places_[next_];
   next_ = (next_ + 1) % places_.size();
   const bool is_new = !place.memory_.defined();
@@ -34,13 +35,12 @@ OffloadStreams::Place& OffloadStreams::send(const at::Tensor& shard) {
     values.copy_(shard, /*non_blocking=*/true);
   };
   // New memory may still be in use by earlier work of the caller's stream.
-  place.there = is_new ? to_device_->run(std::move(copy)) : to_device_->run_apart(std::move(copy));
+  place.there = is_new ? to_device_.run(std::move(copy)) : to_device_.run_apart(std::move(copy));
   return place;
 }
 
 util::Event OffloadStreams::receive(std::function<void()> copy) {
-  FSDP_CHECK(to_host_);
-  return to_host_->run_apart(std::move(copy));
+  return to_host_.run_apart(std::move(copy));
 }
 
 at::Tensor OffloadStreams::copy_to_host(const at::Tensor& gradient) {

@@ -9,7 +9,7 @@
 // after next for that all-gather, by events. The memory is allocated on the caller's stream at the first use
 // and kept.
 //
-// One per engine. On the CPU there is nothing to copy, and only the thread is used.
+// One per engine of a device other than the CPU.
 
 #include <ATen/core/Tensor.h>
 
@@ -17,7 +17,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -72,7 +71,7 @@ class OffloadStreams {
   int64_t largest_shard_ = 0;  ///< bytes
   std::array<Place, kPlaces> places_;
   size_t next_ = 0;
-  std::optional<util::Stream> to_device_, to_host_;
+  util::Stream to_device_, to_host_;
   std::vector<at::Tensor> on_host_;  ///< for gradients
   std::unique_ptr<util::Stream> thread_;
 };

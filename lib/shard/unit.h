@@ -93,7 +93,7 @@ struct UnitParts {
   std::shared_ptr<BufferPool> pool;
   std::shared_ptr<comm::Trace> trace = nullptr;  ///< is notified of unsharded buffers; may be null
   Materialize materialize = {};
-  std::shared_ptr<OffloadStreams> offload = nullptr;  ///< required with cpu_offload
+  std::shared_ptr<OffloadStreams> offload = nullptr;  ///< required with cpu_offload, except on the CPU
 };
 
 class Unit {
@@ -112,6 +112,8 @@ class Unit {
   const UnitStorage& storage() const { return storage_; }
   /// Whether gathering it communicates.
   bool is_cut() const { return groups_.shard->world_size() > 1 && storage_.layout().numel() > 0; }
+  /// Whether reducing its gradient communicates.
+  bool is_reduced_over_ranks() const { return is_cut() || groups_.across() != nullptr; }
   /// Whether this rank updates only a part of it.
   bool has_parts() const { return storage_.place().world_size > 1 && storage_.layout().numel() > 0; }
 
@@ -142,6 +144,8 @@ class Unit {
   void finish_moving();
   /// Waits until the mean over ranks has been added to the shard's gradient; no effect without a reduction.
   void finish_reduction();
+  /// Whether finish_reduction() has something to wait for, where gradients stay on the device.
+  bool is_being_reduced() const { return reduction_ != nullptr; }
   /// Runs `use` on the offload thread when the reductions issued so far are in the shard's gradient and the
   /// host can read it. finish_reduction() waits for `use` and rethrows its exception.
   void use_gradient(std::function<void()> use);

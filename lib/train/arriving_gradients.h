@@ -1,14 +1,14 @@
 #pragma once
 
-// What a step does with gradients as they arrive in host memory (fsdp.move_grads_to_cpu), beside the backward
-// of the units before them, on the engine's thread for that (shard::GradientUse):
+// What a step does with gradients as they arrive in host memory: where the model computes, or where
+// fsdp.move_grads_to_cpu moves them to. Before backward has ended (shard::GradientUse),
 //
-//   - it takes their norms, so that little of the global norm is left to compute when backward has ended;
+//   - it takes their norms, so that little of the global norm is left to compute;
 //   - where no update depends on all gradients, it updates their units.
 //
-// While a device computes, the host's cores are idle. Gradients that stay where the model computes are left
-// to the end of backward: on the CPU, an update beside backward would take its cores, and on a GPU, the same
-// kernels would run in the same stream, only earlier, and a divergence might find weights already changed.
+// Beside a device the host's cores are idle meanwhile. On the CPU an update takes the same time in backward as after
+// it; but the gradient can be freed at once, so that those of all units never exist together (with accumulation, their
+// sums do). Gradients that stay on a GPU are left to the end of backward, when one launch updates all units.
 
 #include <cstddef>
 #include <utility>
@@ -27,6 +27,7 @@ class ArrivingGradients {
     double norm_type = 2;
     double clip_grad_value = 0;  ///< before updates; 0: no clipping
     bool updates = false;        ///< only with an optimizer that updates_alone()
+    bool frees = false;          ///< gradients, after the updates
     double lr = 0;
   };
   /// The optimizer is over flat_parameters() of the engine; both must outlive the object.
@@ -57,7 +58,9 @@ class ArrivingGradients {
     // Not before there is a gradient: a step that fails in forward has changed nothing.
     if (!std::exchange(begun_, true)) optimizer_.begin_step(options_.lr);
     if (options_.clip_grad_value > 0) shard::clip_grad_value(engine_, i, options_.clip_grad_value);
-    optimizer_.update_parameter(i, engine_.units()[i]->storage().shard_gradient());
+    shard::UnitStorage& storage = engine_.units()[i]->storage();
+    optimizer_.update_parameter(i, storage.shard_gradient());
+    if (options_.frees) storage.clear_shard_gradient();
   }
 
   const shard::Engine& engine_;

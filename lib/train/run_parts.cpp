@@ -298,11 +298,8 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
     parts.optimizer =
         optim::make_optimizer(options, optim::flat_parameters(*parts.engine, options), parts.matrices.get());
   });
-  const auto& precision = config.mixed_precision;
-  const auto half = util::FloatType::kFloat16;
-  const bool float16_in_use = precision.param_dtype == half || precision.reduce_dtype == half;
-  if (optim::uses_grad_scaler(config.loss_scaler, float16_in_use)) parts.scaler.emplace(config.loss_scaler);
-  if (UpdateGuard::is_wanted(config.training)) parts.guard.emplace(config.training);
+  if (config::scales_loss(config)) parts.scaler.emplace(config.loss_scaler);
+  if (config.training.may_skip_updates()) parts.guard.emplace(config.training);
   return parts;
 }
 

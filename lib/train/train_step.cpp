@@ -18,12 +18,7 @@
 
 namespace fsdp::train {
 
-TrainStep::TrainStep(const Parts& parts, const StepOptions& options)
-    : parts_(parts),
-      options_(options),
-      updates_as_gradients_arrive_(parts.engine.options().move_grads_to_cpu && options.max_grad_norm == 0 &&
-                                   parts.scaler == nullptr && parts.guard == nullptr &&
-                                   parts.optimizer.updates_alone()) {
+TrainStep::TrainStep(const Parts& parts, const StepOptions& options) : parts_(parts), options_(options) {
   const bool on_host = parts.scaler != nullptr || parts.guard != nullptr ||
                        std::ranges::any_of(parts.engine.units(), [](const auto& unit) {
                          return unit->options().storage.cpu_offload;
@@ -32,7 +27,13 @@ TrainStep::TrainStep(const Parts& parts, const StepOptions& options)
       parts.optimizer.scales_on_device()) {
     outcome_.emplace(parts.engine.communicator().device());
   }
+  const bool arrive_on_host = computes_on_host() || parts.engine.options().move_grads_to_cpu;
+  updates_as_gradients_arrive_ = arrive_on_host && !outcome_ && options.max_grad_norm == 0 &&
+                                 parts.scaler == nullptr && parts.guard == nullptr &&
+                                 parts.optimizer.updates_alone();
 }
+
+bool TrainStep::computes_on_host() const { return parts_.engine.communicator().device().is_cpu(); }
 
 StepResult TrainStep::run(const StepPosition& position) {
   shard::Engine& engine = parts_.engine;
@@ -40,6 +41,7 @@ StepResult TrainStep::run(const StepPosition& position) {
                              {.norm_type = options_.norm_type,
                               .clip_grad_value = options_.clip_grad_value,
                               .updates = updates_as_gradients_arrive_,
+                              .frees = computes_on_host(),
                               .lr = position.lr});
   const at::Tensor loss_on_device = accumulate_gradients(position, arriving);
   if (outcome_) return update_without_waiting(position, loss_on_device);
@@ -59,7 +61,8 @@ StepResult TrainStep::run(const StepPosition& position) {
     parts_.scaler->count_skipped_step();
     result.skip_reason =
         util::concat("its gradients overflow; the loss scale is now ", parts_.scaler->scale());
-  } else if (!passes_guard(position, local_loss, std::isfinite(result.loss) && can_go_on, result)) {
+  } else if (!passes_guard(position, local_loss, std::isfinite(result.loss) && can_go_on, arriving.norms(),
+                           result)) {
     // skip_reason says why nothing is updated.
   } else if (updates_as_gradients_arrive_) {
     arriving.finish_updates();
@@ -108,7 +111,7 @@ void TrainStep::read_outcome(StepResult& result) {
   if (diverged != unread_.end()) {
     result.loss = outcome.diverged_loss;
     result.grad_norm = outcome.diverged_grad_norm;
-    report_divergence(*diverged, outcome.diverged_local_loss, result,
+    report_divergence(*diverged, outcome.diverged_local_loss, /*norms=*/{}, result,
                       /*gradients_are_left=*/diverged + 1 == unread_.end());
   }
   unread_.clear();
@@ -126,7 +129,7 @@ at::Tensor TrainStep::accumulate_gradients(const StepPosition& position, Arrivin
     const bool is_last = i + 1 == count;
     engine.set_requires_gradient_sync(!options_.no_sync || is_last);
     std::optional<shard::GradientUse> use;
-    if (is_last && engine.options().move_grads_to_cpu) {
+    if (is_last && (updates_as_gradients_arrive_ || engine.options().move_grads_to_cpu)) {
       use.emplace(engine, [&arriving](size_t unit) { arriving.take(unit); });
     }
     const MicroBatch micro_batch =
@@ -139,9 +142,9 @@ at::Tensor TrainStep::accumulate_gradients(const StepPosition& position, Arrivin
 }
 
 bool TrainStep::passes_guard(const StepPosition& position, double local_loss, bool finite,
-                             StepResult& result) {
+                             const shard::KnownNorms& norms, StepResult& result) {
   if (!finite && !(parts_.guard && parts_.guard->skips_nonfinite())) {
-    report_divergence(position, local_loss, result);
+    report_divergence(position, local_loss, norms, result);
   }
   if (!parts_.guard) return true;
   result.skip_reason = finite ? parts_.guard->outlier(result.loss, result.grad_norm)
@@ -151,7 +154,7 @@ bool TrainStep::passes_guard(const StepPosition& position, double local_loss, bo
     parts_.guard->accept(result.loss, result.grad_norm);
     return true;
   }
-  if (!parts_.guard->skip()) report_divergence(position, local_loss, result);
+  if (!parts_.guard->skip()) report_divergence(position, local_loss, norms, result);
   return false;
 }
 
@@ -226,11 +229,12 @@ std::string TrainStep::described_samples(const StepPosition& position, double lo
   return ranks.empty() ? text : util::concat(text, ", loss not finite on rank ", ranks);
 }
 
-void TrainStep::report_divergence(const StepPosition& position, double local_loss, const StepResult& result,
+void TrainStep::report_divergence(const StepPosition& position, double local_loss,
+                                  const shard::KnownNorms& norms, const StepResult& result,
                                   bool gradients_are_left) {
   const std::string samples = described_samples(position, local_loss);
   const std::string unit =
-      gradients_are_left ? shard::first_unit_that_is_not_finite(parts_.engine) : std::string();
+      gradients_are_left ? shard::first_unit_that_is_not_finite(parts_.engine, norms) : std::string();
   std::string where, how;
   if (!unit.empty()) {
     where = util::concat(", not finite first in the backward of unit ", unit);

@@ -15,6 +15,7 @@
 #include "optim/grad_scaler.h"
 #include "optim/optimizer.h"
 #include "shard/engine.h"
+#include "shard/grad_norm.h"
 #include "train/update_guard.h"
 
 namespace fsdp::train {
@@ -87,8 +88,8 @@ class TrainStep {
   /// Sets loss and norm in `result`, that of the last step, if it lacks them. Collective if it throws.
   void read_outcome(StepResult& result);
 
-  /// Whether units are updated during backward (train/arriving_gradients.h): gradients move to host memory,
-  /// and without clipping, scaler and guard no update depends on all of them.
+  /// Whether units are updated during backward (train/arriving_gradients.h): gradients are in host memory, or move
+  /// there, and without clipping, scaler and guard no update depends on all of them.
   bool updates_as_gradients_arrive() const { return updates_as_gradients_arrive_; }
 
  private:
@@ -105,21 +106,25 @@ class TrainStep {
   /// Adds the gradients of one micro-batch to the shards; returns its share of this rank's mean loss, a
   /// double on the device, without waiting for it.
   at::Tensor run_micro_batch(const MicroBatch& micro_batch);
+  bool computes_on_host() const;
   void share_loss(double local_loss, StepResult& result);
   /// Whether a stop is requested on any rank. Collective.
   bool share_stop();
   /// Whether to update: what the guard decides, where there is one. `finite`: loss and norm are, or the loss
   /// scaler goes on from a norm that is not.
-  bool passes_guard(const StepPosition& position, double local_loss, bool finite, StepResult& result);
-  /// `gradients_are_left`: those of the step that diverged.
+  /// `norms`: of gradients that may have been freed.
+  bool passes_guard(const StepPosition& position, double local_loss, bool finite,
+                    const shard::KnownNorms& norms, StepResult& result);
+  /// `gradients_are_left`: those of the step that diverged, or their `norms`.
   [[noreturn]] void report_divergence(const StepPosition& position, double local_loss,
-                                      const StepResult& result, bool gradients_are_left = true);
+                                      const shard::KnownNorms& norms, const StepResult& result,
+                                      bool gradients_are_left = true);
   /// ", samples 64 to 127 of the run, loss not finite on rank 1". Collective.
   std::string described_samples(const StepPosition& position, double local_loss);
 
   Parts parts_;
   StepOptions options_;
-  bool updates_as_gradients_arrive_;
+  bool updates_as_gradients_arrive_ = false;
   int64_t counted_ = 0;  ///< of the step under way
   std::optional<kernels::DeviceOutcome> outcome_;
   std::vector<StepPosition> unread_;  ///< the steps since the last reading

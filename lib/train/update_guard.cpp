@@ -34,10 +34,6 @@ UpdateGuard::UpdateGuard(const config::TrainingOptions& options)
       window_(static_cast<size_t>(options.skip_window)),
       max_skipped_steps_(options.max_skipped_steps) {}
 
-bool UpdateGuard::is_wanted(const config::TrainingOptions& options) {
-  return options.skip_nonfinite || options.skip_zscore > 0;
-}
-
 std::string UpdateGuard::outlier(double loss, double grad_norm) const {
   if (zscore_ == 0) return {};
   struct Number {

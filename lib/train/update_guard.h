@@ -21,9 +21,6 @@ class UpdateGuard {
   /// Of [training]: skip_nonfinite, skip_zscore, skip_window and max_skipped_steps.
   explicit UpdateGuard(const config::TrainingOptions& options);
 
-  /// Whether the options ask for a guard.
-  static bool is_wanted(const config::TrainingOptions& options);
-
   /// Whether a step whose loss or norm is not finite is skipped rather than ends the run.
   bool skips_nonfinite() const { return skip_nonfinite_; }
 

@@ -2,22 +2,10 @@
 //
 //   llm_c WEIGHTS TOKENS BATCH SEQUENCE STEPS
 //
-// The loop is that of train_gpt2.c, with this bench's tokens and AdamW, and gradients clipped to the norm 1 as its
-// peers clip them.
+// The loop is that of train_gpt2.c, which clips no gradients, with this bench's tokens and numbers of AdamW.
 
 #define TESTING  // without train_gpt2.c's main()
 #include "train_gpt2.c"
-
-static void clip(GPT2 *model, float most) {
-    double sum = 0;
-    #pragma omp parallel for reduction(+:sum)
-    for (size_t i = 0; i < model->num_parameters; i++) sum += (double)model->grads_memory[i] * model->grads_memory[i];
-    const float norm = (float)sqrt(sum);
-    if (norm <= most) return;
-    const float factor = most / (norm + 1e-6f);
-    #pragma omp parallel for
-    for (size_t i = 0; i < model->num_parameters; i++) model->grads_memory[i] *= factor;
-}
 
 int main(int argc, char **argv) {
     if (argc != 6) { fprintf(stderr, "usage: llm_c WEIGHTS TOKENS BATCH SEQUENCE STEPS\n"); return 2; }
@@ -43,7 +31,6 @@ int main(int argc, char **argv) {
         gpt2_forward(&model, inputs, targets, B, T);
         gpt2_zero_grad(&model);
         gpt2_backward(&model);
-        clip(&model, 1.0f);
         gpt2_update(&model, 3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1);
         clock_gettime(CLOCK_MONOTONIC, &end);
         const double seconds = (end.tv_sec - start.tv_sec) + (end.tv_nsec - start.tv_nsec) / 1e9;

@@ -31,6 +31,7 @@ class Peer:
     alone: bool = False  # one process with all threads
     copies: bool = False  # each rank keeps all parameters
     bf16: bool = False  # can compute in it
+    clips: bool = True  # gradients; ours does so against those that do
 
     def of(self, setting):
         """The setting as this peer has it."""
@@ -49,8 +50,8 @@ PEERS = {
     "one process tuned": Peer(("--engine", "none", "--tuned"), alone=True),
     "one process compiled": Peer(("--engine", "none", "--tuned", "--compile"), alone=True),
     "trainer": Peer(("--engine", "trainer", "--tuned"), bf16=True),
-    "llm.c": Peer(program="llm_c", architecture="gpt2", alone=True),
-    "llama.cpp": Peer(program="llama_cpp", architecture="llama", contexts_of=256, compares=False, alone=True),
+    "llm.c": Peer(program="llm_c", architecture="gpt2", alone=True, clips=False),
+    "llama.cpp": Peer(program="llama_cpp", architecture="llama", contexts_of=256, compares=False, alone=True, clips=False),
 }
 
 
@@ -202,21 +203,23 @@ class Bench:
         theirs = {name: [] for name in peers if name not in lacking}
         for program in {peers[name].program for name in theirs} - {""}:
             self.sides.built(program)  # says what is missing before anything is measured
-        ours = {setting: [] for setting in dict.fromkeys(peers[name].of(setting) for name in theirs)}
+        jobs = {name: (peers[name].of(setting), peers[name].clips) for name in theirs}
+        ours = {job: [] for job in jobs.values()}
         for number in range(self.a.rounds if theirs else 0):
             self.measure_gemm()
-            for one, runs in ours.items():
-                say(f"{setting.model}, {setting.dtype}, round {number + 1} of {self.a.rounds}: ours, {processes(one)}")
-                runs.append(self.sides.run_ours(one))
+            for (one, clips), runs in ours.items():
+                say(f"{setting.model}, {setting.dtype}, round {number + 1} of {self.a.rounds}: ours, {processes(one)}"
+                    f"{'' if clips else ', without clipping'}")
+                runs.append(self.sides.run_ours(one, overrides=() if clips else ("training.max_grad_norm=0",)))
             for name, runs in theirs.items():
                 say(f"{setting.model}, {setting.dtype}, round {number + 1} of {self.a.rounds}: {name}")
                 runs.append(self.sides.run(setting, peers[name]))
-        return [self.comparison(peers[name].of(setting), name, ours, runs) for name, runs in theirs.items()], lacking
+        return [self.comparison(jobs[name][0], name, ours[jobs[name]], runs) for name, runs in theirs.items()], lacking
 
     def comparison(self, setting, name, ours, theirs):
-        pairs = zip(ours[setting], theirs)
+        pairs = zip(ours, theirs)
         difference = max(largest_difference(x.losses, y.losses) for x, y in pairs) if PEERS[name].compares else 0.0
-        return Comparison(setting, name, ours[setting], theirs, difference, TOLERANCE[setting.dtype])
+        return Comparison(setting, name, ours, theirs, difference, TOLERANCE[setting.dtype])
 
     def row(self, c):
         s, peer, model = c.setting, PEERS[c.peer], CELLS[c.setting.model].model

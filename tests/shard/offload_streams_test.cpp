@@ -175,7 +175,6 @@ TEST_F(HostLinkStreams, GradientsAreCopiedBesideComputationAndCollectives) {
 
 RunPlan plan_with(const std::string& optimizer) {
   RunPlan plan;
-  plan.shard = offloaded({});
   plan.shard.min_num_params = 1;
   plan.global_rows = 8;
   plan.optimizer.emplace();
@@ -212,13 +211,37 @@ TEST_P(UpdatesInBackward, ChangeNoBit) {
   expect_no_bit_to_change(plan, "accumulation without sync");
   plan.frozen = {"*layers.1*"};
   expect_no_bit_to_change(plan, "frozen block");
-  plan.shard.strategy = "no_shard";
-  plan.shard.backward_prefetch = "none";
-  expect_no_bit_to_change(plan, "no_shard", 1);
+}
+
+TEST_P(UpdatesInBackward, ChangeNoBitWhereParametersAreTheShard) {
+  for (int ranks : {1, 2}) {
+    RunPlan plan = plan_with(GetParam());
+    plan.shard.strategy = "no_shard";
+    const auto what = [ranks](const char* how) { return util::concat(ranks, " ranks, ", how); };
+    expect_no_bit_to_change(plan, what("plain"), ranks);
+    plan.model.tie_word_embeddings = true;
+    plan.recompute = {"block"};
+    expect_no_bit_to_change(plan, what("tied, recomputed"), ranks);
+    plan.accumulation = 2;
+    expect_no_bit_to_change(plan, what("accumulation"), ranks);
+    plan.shard.param_storage = plan.shard.mixed_precision.param_dtype = "bfloat16";
+    expect_no_bit_to_change(plan, what("bfloat16"), ranks);
+  }
+}
+
+TEST_P(UpdatesInBackward, ChangeNoBitWithGroupsOfRanks) {
+  for (const char* optimizer_of : {"replicated", "global"}) {
+    RunPlan plan = plan_with(GetParam());
+    plan.shard.strategy = "hybrid_shard";
+    plan.shard.hybrid_optimizer = optimizer_of;
+    plan.mesh = {.dcn = 2, .data = 2};
+    expect_no_bit_to_change(plan, optimizer_of, 4);
+  }
 }
 
 TEST_P(UpdatesInBackward, ChangeNoBitOnADevice) {
   RunPlan plan = plan_with(GetParam());
+  plan.shard = offloaded(plan.shard);
   plan.model.fused_kernels = false;
   plan.interpose = testing::on_fake_device;
   for (int64_t accumulation : {1, 2}) {
@@ -238,9 +261,21 @@ TEST_P(UpdatesInBackward, ChangeNoBitOnADevice) {
 INSTANTIATE_TEST_SUITE_P(Optimizers, UpdatesInBackward, ::testing::Values("adamw", "adam", "sgd", "lion"),
                          [](const auto& info) { return info.param; });
 
-TEST(GradientUse, BeginsBeforeTheFirstUnitHasAGradient) {
-  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
-    ChainRun run(communicator, offloaded(testing::every_matrix()));
+/// With the parameter, on fake devices.
+class GradientUses : public ::testing::TestWithParam<bool> {
+ protected:
+  static std::shared_ptr<comm::Communicator> of(comm::Communicator& rank) {
+    return GetParam() ? testing::on_fake_device(rank) : testing::borrowed(rank);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Devices, GradientUses, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "OnADevice" : "OnTheHost"; });
+
+TEST_P(GradientUses, BeginsBeforeTheFirstUnitHasAGradient) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& rank) {
+    const auto communicator = of(rank);
+    ChainRun run(*communicator, offloaded(testing::every_matrix()));
     std::promise<void> last_unit;
     std::future<void> used = last_unit.get_future();
     // Were the gradients used after backward, this would wait in vain.
@@ -259,11 +294,12 @@ TEST(GradientUse, BeginsBeforeTheFirstUnitHasAGradient) {
   });
 }
 
-TEST(GradientUse, ComesOnceWhenAUnitThatIsUsedAgainIsDone) {
+TEST_P(GradientUses, ComesOnceWhenAUnitThatIsUsedAgainIsDone) {
   for (const std::vector<size_t>& order : {std::vector<size_t>{0, 1, 1, 2, 3}, {0, 1, 2, 0, 3, 2}}) {
     for (const testing::Names& recompute : {testing::Names{}, testing::Names{"block"}}) {
-      comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
-        ChainRun run(communicator, offloaded(testing::every_matrix("none", "pre")), 4, recompute);
+      comm::run_ranks_as_threads(2, [&](comm::Communicator& rank) {
+        const auto communicator = of(rank);
+        ChainRun run(*communicator, offloaded(testing::every_matrix("none", "pre")), 4, recompute);
         run.chain.order = order;
         for (int step = 0; step < 2; ++step) {
           run.engine->zero_gradients();
@@ -280,10 +316,11 @@ TEST(GradientUse, ComesOnceWhenAUnitThatIsUsedAgainIsDone) {
   }
 }
 
-TEST(GradientUse, ThatThrowsEndsBackwardWithTheUnitsName) {
-  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
-    ChainRun good(communicator, offloaded(testing::every_matrix()));
-    ChainRun run(communicator, offloaded(testing::every_matrix()));
+TEST_P(GradientUses, ThatThrowsEndsBackwardWithTheUnitsName) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& rank) {
+    const auto communicator = of(rank);
+    ChainRun good(*communicator, offloaded(testing::every_matrix()));
+    ChainRun run(*communicator, offloaded(testing::every_matrix()));
     const std::vector<at::Tensor> expected = good.gradients_of_a_step();
     for (size_t place : {4u, 2u, 0u}) {
       {
@@ -306,9 +343,10 @@ TEST(GradientUse, ThatThrowsEndsBackwardWithTheUnitsName) {
   });
 }
 
-TEST(GradientUse, LeavesOutUnitsWithoutAGradientAndPassesWithoutSync) {
-  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
-    ChainRun run(communicator, offloaded(testing::every_matrix()));
+TEST_P(GradientUses, LeavesOutUnitsWithoutAGradientAndPassesWithoutSync) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& rank) {
+    const auto communicator = of(rank);
+    ChainRun run(*communicator, offloaded(testing::every_matrix()));
     run.chain.order = {0, 2};
     std::vector<size_t> order;
     const GradientUse use(*run.engine, [&](size_t unit) { order.push_back(unit); });
@@ -322,9 +360,10 @@ TEST(GradientUse, LeavesOutUnitsWithoutAGradientAndPassesWithoutSync) {
   });
 }
 
-TEST(GradientUse, NeedsGradientsThatMoveToTheHost) {
-  comm::run_ranks_as_threads(1, [](comm::Communicator& communicator) {
-    ChainRun run(communicator, testing::every_matrix());
+TEST(GradientUseOnADevice, NeedsGradientsThatMoveToTheHost) {
+  comm::run_ranks_as_threads(1, [](comm::Communicator& rank) {
+    const auto communicator = testing::on_fake_device(rank);
+    ChainRun run(*communicator, testing::every_matrix());
     try {
       const GradientUse use(*run.engine, [](size_t) {});
       ADD_FAILURE() << "accepted";

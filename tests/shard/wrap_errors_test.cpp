@@ -8,6 +8,7 @@
 #include "shard/wrap.h"
 #include "shard/wrap_fixtures.h"
 #include "support/chain_run.h"
+#include "support/fake_collectives.h"
 #include "support/log_lines.h"
 #include "support/nested_models.h"
 #include "support/on_mesh.h"
@@ -128,10 +129,11 @@ TEST(WrapErrors, AScopeWithoutFullyShardIsWarnedOf) {
 }
 
 TEST(WrapErrors, TheUseOfArrivingGradientsNeedsThoseOfAllUnits) {
-  comm::run_ranks_as_threads(1, [](comm::Communicator& communicator) {
+  comm::run_ranks_as_threads(1, [](comm::Communicator& rank) {
+    const auto communicator = testing::on_fake_device(rank);
     ShardOptions options = every_matrix();
     options.cpu_offload = options.move_grads_to_cpu = true;
-    ChainRun run(communicator, options, 3, {}, {}, {{"layers.1", {.cpu_offload = false}}});
+    ChainRun run(*communicator, options, 3, {}, {}, {{"layers.1", {.cpu_offload = false}}});
     const auto refused = refusal_of([&] { const GradientUse use(*run.engine, [](size_t) {}); });
     EXPECT_THAT(refused.text, HasSubstr("fsdp.move_grads_to_cpu = false in unit layers.1"));
   });

@@ -34,6 +34,7 @@ struct ChainRun {
            const std::vector<std::string>& recompute = {}, const comm::MeshOptions& mesh = {},
            const OptionsByPath& wrapped = {})
       : calls(communicator), chain(layers, 4) {
+    move_parameters(chain, calls.device());
     const shard::EnableWrap scope;
     wrap_paths(chain, wrapped);
     engine = shard_under_test(chain, options, comm::Mesh(mesh, borrowed(calls)));
@@ -41,7 +42,9 @@ struct ChainRun {
   }
 
   /// The input differs among ranks.
-  at::Tensor input() const { return at::full({2, 4}, 0.1f * static_cast<float>(calls.rank() + 1)); }
+  at::Tensor input() const {
+    return at::full({2, 4}, 0.1f * static_cast<float>(calls.rank() + 1)).to(calls.device());
+  }
   void step() { chain.forward(input()).sum().backward(); }
 
   /// The mean gradients of all units, or undefined ones.

@@ -46,7 +46,7 @@ struct RunPlan {
   double max_norm = 0;
   double norm_type = 2;
   std::optional<optim::OptimizerOptions> optimizer;  ///< none: plain descent
-  /// Updates units as their gradients arrive in host memory; needs move_grads_to_cpu and an optimizer.
+  /// Updates units as their gradients arrive in host memory; needs an optimizer and, on a device, move_grads_to_cpu.
   bool updates_in_backward = false;
   std::vector<std::string> frozen;     ///< patterns of parameter names
   std::vector<std::string> recompute;  ///< stage types

@@ -157,4 +157,10 @@ class ChainStage final : public nn::Stage {
   at::Tensor bias_;
 };
 
+inline void move_parameters(nn::Stage& stage, at::Device device) {
+  for (const auto& parameter : stage.named_parameters()) {
+    parameter.value().set_data(parameter.value().to(device));
+  }
+}
+
 }  // namespace fsdp::testing

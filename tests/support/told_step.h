@@ -61,12 +61,6 @@ class StageMarks final : public nn::StageHook {
   std::string unit_;
 };
 
-inline void move_parameters(nn::Stage& stage, at::Device device) {
-  for (const auto& parameter : stage.named_parameters()) {
-    parameter.value().set_data(parameter.value().to(device));
-  }
-}
-
 struct StoryPlan {
   shard::ShardOptions options;
   int world_size = 2;

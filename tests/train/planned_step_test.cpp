@@ -1,5 +1,7 @@
 // Plans of steps against what the engine measures: types, recomputation, units, buffers.
 
+#include <limits>
+
 #include "plan/plan.h"
 #include "support/plan_of.h"
 #include "train/dry_run.h"
@@ -33,6 +35,37 @@ TEST_P(PlanOf, AStepIsWhatTheEngineMeasures) {
   RecordProperty("peak_difference_percent",
                  std::to_string(100 * (static_cast<double>(measured.peak) / peak - 1)));
   EXPECT_GT(measured.peak, 4 << 20) << "too small for a difference to mean anything";
+}
+
+/// Mostly weights; nothing has to see all gradients before the first update.
+void unclipped(config::Config& config) {
+  config.training.max_grad_norm = 0;
+  config.model.hidden_size = 256;
+  config.model.intermediate_size = 704;
+  config.data.micro_batch_size = 1;
+  config.data.sequence_length = 16;
+}
+
+TEST(UpdatesInBackward, KeepTheGradientsOfOneUnitInPlaceOfAll) {
+  for (int ranks : {1, 2}) {
+    config::Config config = small_config();
+    unclipped(config);
+    config.model.num_hidden_layers = 8;
+    const Plan alone = make_plan(config, {.world_size = ranks});
+    const DryRun measured = dry_run(config, ranks);
+    config.training.max_grad_norm = 1;
+    const Plan clipped = make_plan(config, {.world_size = ranks});
+    const DryRun measured_clipped = dry_run(config, ranks);
+    EXPECT_EQ(alone.memory.gradients, 0);
+    EXPECT_EQ(measured.gradients, 0);
+    const auto most = static_cast<double>(clipped.memory.gradients);
+    EXPECT_EQ(most, measured_clipped.gradients);
+    EXPECT_GT(static_cast<double>(measured_clipped.peak - measured.peak), 0.8 * most) << ranks;
+    EXPECT_NEAR(static_cast<double>(clipped.memory.peak - alone.memory.peak),
+                static_cast<double>(measured_clipped.peak - measured.peak), 0.05 * most)
+        << ranks;
+    EXPECT_LT(alone.memory.resident, clipped.memory.resident);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Configs, PlanOf,
@@ -281,6 +314,52 @@ INSTANTIATE_TEST_SUITE_P(Configs, PlanOf,
                float8(c);
                c.training.gradient_accumulation_steps = 3;
                c.training.no_sync = true;
+             }},
+        PlannedCase{"updated_in_backward", 4, "llama", unclipped},
+        PlannedCase{"updated_in_backward_on_one_rank", 1, "gpt2",
+             [](auto& c) {
+               unclipped(c);
+               c.model.tie_word_embeddings = true;
+             }},
+        PlannedCase{"updated_in_backward_accumulated", 2, "llama",
+             [](auto& c) {
+               unclipped(c);
+               c.training.gradient_accumulation_steps = 3;
+             }},
+        PlannedCase{"updated_in_backward_accumulated_without_sync", 2, "llama",
+             [](auto& c) {
+               unclipped(c);
+               c.training.gradient_accumulation_steps = 2;
+               c.training.no_sync = true;
+             }},
+        PlannedCase{"updated_in_backward_stored_in_bf16_low_precision_gradients", 2, "llama",
+             [](auto& c) {
+               unclipped(c);
+               stored_in_bf16(c);
+               c.mixed_precision.reduce_dtype = "bfloat16";
+               c.mixed_precision.keep_low_precision_grads = true;
+             }},
+        PlannedCase{"updated_in_backward_no_shard_largest_norm", 4, "llama",
+             [](auto& c) {
+               unclipped(c);
+               c.fsdp.strategy = "no_shard";
+               c.training.norm_type = std::numeric_limits<double>::infinity();
+             }},
+        PlannedCase{"updated_in_backward_offloaded", 2, "llama",
+             [](auto& c) {
+               unclipped(c);
+               c.fsdp.cpu_offload = c.fsdp.move_grads_to_cpu = true;
+             }},
+        PlannedCase{"updated_in_backward_hybrid", 4, "llama",
+             [](auto& c) {
+               unclipped(c);
+               c.fsdp.strategy = "hybrid_shard";
+               c.mesh.dcn = 2;
+             }},
+        PlannedCase{"updated_in_backward_global", 4, "llama",
+             [](auto& c) {
+               unclipped(c);
+               testing::global(c);
              }},
         PlannedCase{"gpt2_recomputed_tied", 4, "gpt2",
              [](auto& c) {

@@ -33,7 +33,7 @@ class TrainStepTest : public ::testing::Test {
     if (loss_scale > 0) {
       ready.scaler = std::make_unique<optim::GradScaler>(optim::GradScalerOptions{.init_scale = loss_scale});
     }
-    if (UpdateGuard::is_wanted(config_.training)) {
+    if (config_.training.may_skip_updates()) {
       ready.guard = std::make_unique<UpdateGuard>(config_.training);
     }
     ready.model = testing::make_initialized(config_.model);
@@ -92,18 +92,36 @@ TEST_F(TrainStepTest, DoesNotUpdateWhenTheLossIsNotFinite) {
   });
 }
 
-/// What three steps leave on two ranks.
+/// What three steps leave on each rank.
 struct Trained {
   std::vector<StepResult> results;
   std::vector<std::vector<at::Tensor>> tensors;  ///< [rank] shards and optimizer states
   bool updated_as_gradients_arrived = false;
 };
 
-TEST_F(TrainStepTest, UpdatesAsGradientsArriveBitForBitAsAfterBackward) {
-  auto train = [&](bool moves, const StepOptions& options) {
-    config_.fsdp.cpu_offload = config_.fsdp.move_grads_to_cpu = moves;
-    Trained trained{.results = {}, .tensors = std::vector<std::vector<at::Tensor>>(2)};
-    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+void expect_same(const Trained& found, const Trained& expected, const std::string& what) {
+  ASSERT_EQ(found.results.size(), expected.results.size());
+  for (size_t step = 0; step < found.results.size(); ++step) {
+    EXPECT_EQ(found.results[step].loss, expected.results[step].loss) << what << ", step " << step;
+    EXPECT_EQ(found.results[step].grad_norm, expected.results[step].grad_norm) << what << ", step " << step;
+  }
+  for (size_t rank = 0; rank < found.tensors.size(); ++rank) {
+    ASSERT_EQ(found.tensors[rank].size(), expected.tensors[rank].size());
+    for (size_t i = 0; i < found.tensors[rank].size(); ++i) {
+      EXPECT_TRUE(at::equal(found.tensors[rank][i], expected.tensors[rank][i])) << what << ", tensor " << i;
+    }
+  }
+}
+
+/// A limit that no gradient reaches, so that the numbers are those without clipping; but updates wait for the norm.
+constexpr double kNoLimit = 1e30;
+
+class UpdateOnArrivalTest : public TrainStepTest {
+ protected:
+  Trained train(int ranks, const StepOptions& options) {
+    const auto world = static_cast<size_t>(ranks);
+    Trained trained{.results = {}, .tensors = std::vector<std::vector<at::Tensor>>(world)};
+    comm::run_ranks_as_threads(ranks, [&](comm::Communicator& communicator) {
       Ready ready = make(communicator, options);
       for (int64_t step = 1; step <= 3; ++step) {
         const StepResult result = ready.step->run(
@@ -111,56 +129,80 @@ TEST_F(TrainStepTest, UpdatesAsGradientsArriveBitForBitAsAfterBackward) {
         if (communicator.rank() == 0) trained.results.push_back(result);
       }
       EXPECT_EQ(ready.optimizer->step_count(), 3);
+      const bool updated_early = ready.step->updates_as_gradients_arrive();
       auto& tensors = trained.tensors[static_cast<size_t>(communicator.rank())];
       for (size_t i = 0; i < ready.engine->units().size(); ++i) {
+        const shard::UnitStorage& storage = ready.engine->units()[i]->storage();
         EXPECT_EQ(ready.optimizer->parameter_step_count(i), 3);
-        tensors.push_back(ready.engine->units()[i]->storage().shard().clone());
+        EXPECT_EQ(storage.shard_gradient().defined(), !updated_early) << "unit " << i;
+        tensors.push_back(storage.shard().clone());
         for (const std::string& name : ready.optimizer->state_names()) {
           tensors.push_back(ready.optimizer->state(name, i).clone());
         }
       }
-      if (communicator.rank() == 0) {
-        trained.updated_as_gradients_arrived = ready.step->updates_as_gradients_arrive();
-      }
+      if (communicator.rank() == 0) trained.updated_as_gradients_arrived = updated_early;
     });
     return trained;
-  };
+  }
+
+  void expect_no_bit_to_change(int ranks, StepOptions options, const std::string& what) {
+    options.max_grad_norm = kNoLimit;
+    const Trained after_backward = train(ranks, options);
+    EXPECT_FALSE(after_backward.updated_as_gradients_arrived);
+    options.max_grad_norm = 0;
+    const Trained on_arrival = train(ranks, options);
+    EXPECT_TRUE(on_arrival.updated_as_gradients_arrived);
+    expect_same(on_arrival, after_backward, what);
+  }
+};
+
+TEST_F(UpdateOnArrivalTest, ChangesNoBitWithAnyOptimizer) {
   config_.optimizer.ema_decay = 0.9;
   for (const char* optimizer : {"adamw", "adam", "sgd", "lion", "adagrad", "adadelta", "adamax"}) {
-    for (double max_grad_norm : {0.0, 0.05}) {
-      for (double norm_type : {2.0, std::numeric_limits<double>::infinity()}) {
-        config_.optimizer.name = optimizer;
-        const StepOptions options{.gradient_accumulation_steps = 2,
-                                  .max_grad_norm = max_grad_norm,
-                                  .norm_type = norm_type,
-                                  .no_sync = norm_type == 2};
-        const Trained expected = train(false, options), found = train(true, options);
-        EXPECT_FALSE(expected.updated_as_gradients_arrived);
-        EXPECT_EQ(found.updated_as_gradients_arrived, max_grad_norm == 0);
-        for (size_t step = 0; step < 3; ++step) {
-          EXPECT_EQ(found.results[step].loss, expected.results[step].loss) << optimizer << step;
-          EXPECT_EQ(found.results[step].grad_norm, expected.results[step].grad_norm) << optimizer << step;
-        }
-        for (size_t rank = 0; rank < 2; ++rank) {
-          ASSERT_EQ(found.tensors[rank].size(), expected.tensors[rank].size());
-          for (size_t i = 0; i < found.tensors[rank].size(); ++i) {
-            EXPECT_TRUE(at::equal(found.tensors[rank][i], expected.tensors[rank][i]))
-                << optimizer << ", clipping at " << max_grad_norm << ", tensor " << i;
-          }
+    for (double norm_type : {2.0, std::numeric_limits<double>::infinity()}) {
+      config_.optimizer.name = optimizer;
+      expect_no_bit_to_change(
+          2, {.gradient_accumulation_steps = 2, .norm_type = norm_type, .no_sync = norm_type == 2},
+          optimizer);
+    }
+  }
+}
+
+TEST_F(UpdateOnArrivalTest, ChangesNoBitWithAnyStrategy) {
+  for (const char* strategy : {"full_shard", "shard_grad_op", "no_shard"}) {
+    for (int ranks : {1, 2}) {
+      for (const char* type : {"float32", "bfloat16"}) {
+        for (int64_t accumulation : {1, 2}) {
+          config_.fsdp.strategy = strategy;
+          config_.fsdp.param_storage = config_.mixed_precision.param_dtype = type;
+          config_.model.tie_word_embeddings = accumulation == 2;
+          expect_no_bit_to_change(
+              ranks, {.gradient_accumulation_steps = accumulation},
+              util::concat(strategy, ", ", ranks, " ranks, ", type, ", accumulation ", accumulation));
         }
       }
     }
   }
 }
 
+TEST_F(UpdateOnArrivalTest, NormsOnArrivalAreThoseAfterBackward) {
+  for (double norm_type : {2.0, std::numeric_limits<double>::infinity()}) {
+    const StepOptions options{
+        .gradient_accumulation_steps = 2, .max_grad_norm = 0.05, .norm_type = norm_type};
+    config_.fsdp.cpu_offload = config_.fsdp.move_grads_to_cpu = false;
+    const Trained expected = train(2, options);
+    config_.fsdp.cpu_offload = config_.fsdp.move_grads_to_cpu = true;
+    expect_same(train(2, options), expected, util::concat("norm type ", norm_type));
+  }
+}
+
 TEST_F(TrainStepTest, ClipsEachElementOfTheGradientWhateverTheLossScale) {
   config_.optimizer.name = "sgd";
-  const auto moved = [&](double clip_grad_value, double loss_scale, bool moves) {
-    config_.fsdp.cpu_offload = config_.fsdp.move_grads_to_cpu = moves;
+  const auto moved = [&](double clip_grad_value, double loss_scale) {
     std::vector<at::Tensor> moves_of_units;
     comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
       Ready ready = make(communicator, {.max_grad_norm = 0, .clip_grad_value = clip_grad_value}, loss_scale);
-      EXPECT_EQ(ready.step->updates_as_gradients_arrive(), moves && loss_scale == 0);
+      EXPECT_EQ(ready.step->updates_as_gradients_arrive(), loss_scale == 0);
       std::vector<at::Tensor> before;
       for (const auto& unit : ready.engine->units()) before.push_back(unit->storage().shard().clone());
       ready.step->run({.step = 1, .first_global_sample = 0, .lr = 1.0});
@@ -172,13 +214,11 @@ TEST_F(TrainStepTest, ClipsEachElementOfTheGradientWhateverTheLossScale) {
     return at::cat(moves_of_units);
   };
   const double limit = 1e-3;
-  const at::Tensor gradient = moved(0, 0, false), expected = gradient.clamp(-limit, limit);
+  const at::Tensor gradient = moved(0, 0), expected = gradient.clamp(-limit, limit);
   EXPECT_GT(gradient.abs().max().item<double>(), 2 * limit);
   for (double loss_scale : {0.0, 1024.0}) {
-    for (bool moves : {false, true}) {
-      // The weights round the differences.
-      EXPECT_TRUE(moved(limit, loss_scale, moves).allclose(expected, 0, 2e-7)) << loss_scale << moves;
-    }
+    // The weights round the differences.
+    EXPECT_TRUE(moved(limit, loss_scale).allclose(expected, 0, 2e-7)) << loss_scale;
   }
 }
 
@@ -264,7 +304,6 @@ TEST_F(TrainStepTest, WhatTheHostDecidesIsNotReadLate) {
 }
 
 TEST_F(TrainStepTest, SaysWhetherADivergenceHasReachedTheWeights) {
-  config_.fsdp.cpu_offload = config_.fsdp.move_grads_to_cpu = true;
   for (double max_grad_norm : {0.0, 1.0}) {
     comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
       Ready ready = make(communicator, {.max_grad_norm = max_grad_norm});
@@ -288,11 +327,12 @@ TEST_F(TrainStepTest, SaysWhetherADivergenceHasReachedTheWeights) {
 }
 
 TEST_F(TrainStepTest, LeavesUpdatesToTheEndWhereSomethingIsToBeKnownFirst) {
-  config_.fsdp.cpu_offload = config_.fsdp.move_grads_to_cpu = true;
   comm::run_ranks_as_threads(1, [&](comm::Communicator& communicator) {
     EXPECT_TRUE(make(communicator, {.max_grad_norm = 0}).step->updates_as_gradients_arrive());
     EXPECT_FALSE(make(communicator, {.max_grad_norm = 1}).step->updates_as_gradients_arrive());
     EXPECT_FALSE(make(communicator, {.max_grad_norm = 0}, 1024).step->updates_as_gradients_arrive());
+    const StepOptions late{.max_grad_norm = 0, .may_read_late = true};
+    EXPECT_FALSE(make(communicator, late).step->updates_as_gradients_arrive());
     config_.training.skip_nonfinite = true;
     EXPECT_FALSE(make(communicator, {.max_grad_norm = 0}).step->updates_as_gradients_arrive());
   });
