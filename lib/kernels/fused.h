@@ -82,7 +82,8 @@ struct VocabularyPart {
 };
 
 /// The mean cross-entropy of logits x W^T, which are computed in chunks of rows, in x's type: forward already
-/// overwrites each chunk with its gradient and multiplies it on. x: [N, D], weight: [V, D], targets: [N]
+/// overwrites each chunk with its gradient and multiplies it on; on the CPU, the only chunk of fewer rows than x has
+/// columns is kept for W's gradient instead. x: [N, D], weight: [V, D], targets: [N]
 /// int64 -> [] fp32. Targets are in [0, V) or kIgnored; ignored rows do not count, and if all are ignored,
 /// the loss is 0. Can be differentiated once.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,

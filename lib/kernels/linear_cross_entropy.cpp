@@ -104,6 +104,12 @@ class Head {
   std::vector<Part> parts_;
 };
 
+/// Whether backward computes the weight's gradient, from that of all logits, directly where it belongs: on the CPU,
+/// where these are fewer numbers than the weight has. Otherwise forward does, chunk by chunk.
+bool keeps_logits(const at::Tensor& x, const at::Tensor& weight, int64_t chunk) {
+  return is_for_cpu(x) && weight.requires_grad() && x.size(0) <= chunk && x.size(0) < x.size(1);
+}
+
 /// Caps the logits in place -> the derivative, or an undefined tensor without a cap.
 at::Tensor cap_logits(at::Tensor& logits, double cap, bool differentiates) {
   if (cap == 0) return {};
@@ -124,8 +130,8 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     const Head head(x, weight, static_cast<Matmul>(matmul_number));
     const int64_t rows = x.size(0), vocabulary = weight.size(0);
     const int64_t chunk = cross_entropy_chunk_rows(x, part == nullptr ? vocabulary : part->most);
-    at::Tensor dx = differentiates ? at::empty_like(x) : at::Tensor(), dweight;
-    const bool is_trained = weight.requires_grad();
+    at::Tensor dx = differentiates ? at::empty_like(x) : at::Tensor(), dweight, kept;
+    const bool is_trained = weight.requires_grad(), keeps = keeps_logits(x, weight, chunk);
     const auto* target = targets.const_data_ptr<int64_t>();
     const at::Tensor losses = at::empty({rows}, x.options().dtype(at::kDouble));
     const at::Tensor counted = at::empty({1}, losses.options());
@@ -160,12 +166,19 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
       if (!differentiates) continue;
       if (slope.defined()) logits.mul_(slope);
       head.gradient_of_input(dx.narrow(0, first, count), logits);
-      if (is_trained) head.add_weight_gradient(dweight, logits, some, count == rows);
+      if (keeps) {
+        kept = logits;
+      } else if (is_trained) {
+        head.add_weight_gradient(dweight, logits, some, count == rows);
+      }
     }
     if (differentiates) {
       context->saved_data["expected_gradient"] = terms.expected_gradient;
       context->saved_data["dx"] = dx;
-      context->saved_data["dweight"] = is_trained ? dweight.to(weight.scalar_type()) : at::Tensor();
+      context->saved_data["dweight"] = dweight.defined() ? dweight.to(weight.scalar_type()) : dweight;
+      context->saved_data["dlogits"] = kept;
+      context->saved_data["x"] = kept.defined() ? x : at::Tensor();
+      context->saved_data["matmul"] = matmul_number;
       context->saved_data["weight"] = weight;
     }
     at::Tensor loss = at::empty({}, x.options().dtype(at::kFloat));
@@ -177,15 +190,19 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
     at::Tensor dx = context->saved_data["dx"].toTensor(), dweight = context->saved_data["dweight"].toTensor();
-    const at::Tensor weight = context->saved_data["weight"].toTensor();
+    const at::Tensor dlogits = context->saved_data["dlogits"].toTensor(),
+                     x = context->saved_data["x"].toTensor(),
+                     weight = context->saved_data["weight"].toTensor();
+    const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
     const double expected = context->saved_data["expected_gradient"].toDouble();
     context->saved_data.clear();  // autograd may free the memory after its last use
     const at::Tensor rest = expected == 1 ? gradients[0] : gradients[0] / expected;
     const auto* factor = rest.const_data_ptr<float>();
-    for (const at::Tensor& gradient : {dx, dweight}) {
+    for (const at::Tensor& gradient : {dx, dweight, dlogits}) {
       if (gradient.defined()) KernelsFor(gradient)->scale(gradient.data_ptr(), gradient.numel(), factor);
     }
     if (!is_wanted(*context, 1, weight)) return {dx, {}, {}, {}, {}, {}, {}, {}};
+    if (dlogits.defined()) dweight = weight_gradient(weight, flipped(dlogits), x, matmul);
     return {dx, deliver(*context, 1, weight, dweight), {}, {}, {}, {}, {}, {}};
   }
 };

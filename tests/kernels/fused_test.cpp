@@ -294,14 +294,18 @@ TEST_P(Fused, SwiGluStaysFiniteForLargeInputs) {
 }
 
 TEST_P(Fused, LinearCrossEntropyIsTheMeanLossOfTheProduct) {
-  for (int64_t vocabulary : {2, 17, 5000}) {
-    const at::Tensor targets = at::randint(vocabulary, {31}, at::TensorOptions().dtype(at::kLong));
-    expect_equal(
-        [&](const Tensors& in) {
-          return Tensors{linear_cross_entropy(in[0], in[1], targets, Matmul::kOneDnn)};
-        },
-        [&](const Tensors& in) { return Tensors{at::cross_entropy_loss(at::linear(in[0], in[1]), targets)}; },
-        {random({31, 24}), random({vocabulary, 24}, 0.3)}, {at::scalar_tensor(0.5, at::kDouble)});
+  for (int64_t rows : {31, 9}) {  // more than columns, and fewer
+    for (int64_t vocabulary : {2, 17, 5000}) {
+      const at::Tensor targets = at::randint(vocabulary, {rows}, at::TensorOptions().dtype(at::kLong));
+      expect_equal(
+          [&](const Tensors& in) {
+            return Tensors{linear_cross_entropy(in[0], in[1], targets, Matmul::kOneDnn)};
+          },
+          [&](const Tensors& in) {
+            return Tensors{at::cross_entropy_loss(at::linear(in[0], in[1]), targets)};
+          },
+          {random({rows, 24}), random({vocabulary, 24}, 0.3)}, {at::scalar_tensor(0.5, at::kDouble)});
+    }
   }
 }
 
@@ -358,6 +362,24 @@ TEST(LinearCrossEntropy, MakesNoGradientOfAFrozenWeight) {
   weight.requires_grad_(true);
   EXPECT_GT(peak(), static_cast<int64_t>(weight.nbytes()));
   EXPECT_TRUE(at::equal(x.grad(), frozen));
+}
+
+TEST(LinearCrossEntropy, OfFewRowsKeepsTheirLogitsInPlaceOfAGradientOfTheWeight) {
+  const int64_t vocabulary = 1 << 14, width = 64;
+  const at::Tensor weight = at::randn({vocabulary, width}).requires_grad_(true);
+  for (int64_t rows : {4L, width}) {
+    const at::Tensor targets = at::arange(rows), x = at::randn({rows, width}).requires_grad_(true);
+    const testing::CountingAllocator::Scope memory;
+    const at::Tensor loss = linear_cross_entropy(x, weight, targets, Matmul::kMkl);
+    const auto of_weight = static_cast<int64_t>(weight.nbytes());
+    if (rows < width) {
+      EXPECT_LT(memory.peak_bytes(), of_weight / 2);
+    } else {
+      EXPECT_GT(memory.peak_bytes(), of_weight);
+    }
+    loss.backward();
+    EXPECT_GT(memory.peak_bytes(), of_weight);
+  }
 }
 
 /// The error of the gradients in fp16 of a mean over many rows, as a share of the largest.
