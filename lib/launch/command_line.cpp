@@ -108,7 +108,14 @@ void add_options(CLI::App& app, LaunchOptions& options, OptionTexts& texts) {
       "keep_alive_max_attempt, is_host, token_file");
   app.add_flag("--standalone", texts.standalone, "one node; the options of --rdzv and --master are ignored")
       ->envname("PET_STANDALONE");
-  add("--max-restarts", options.max_restarts, "how often all processes are restarted after a failure");
+  add("--max-restarts", options.max_restarts,
+      "how often all processes, or those of each replica, are restarted after a failure");
+  add("--replica-size", options.replica_size,
+      "processes of a replica, which has the whole state of the run: when a replica is lost the others "
+      "go on; 0: a failure ends all processes");
+  add("--min-replicas", options.min_replicas, "replicas without which the run does not go on");
+  add("--stop-timeout", options.stop_timeout_seconds,
+      "seconds that processes have to stop when a replica is lost, before they are lost too");
   add("--monitor-interval", options.monitor_interval_seconds, "seconds between the heartbeats of nodes");
   add("--shutdown-timeout", options.shutdown_timeout_seconds,
       "seconds that workers have to end after SIGTERM before SIGKILL");

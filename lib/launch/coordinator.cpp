@@ -48,6 +48,8 @@ std::string Coordinator::join(int id, const NodeInfo& node, Time now) {
   const auto most = static_cast<size_t>(settings_.terms.nodes.max);
   if (!is_in_round()) {
     gather(now);
+  } else if (replicas_change() && !vacancies_.empty()) {
+    fill_vacancies(now);
   } else if (is_elastic() && candidates().size() <= most && phase_ == Phase::kRunning) {
     change_ = concat(name_of_node(joined), " has joined");
     stop_round(-1, change_ + ", so all workers are restarted with it");
@@ -80,14 +82,14 @@ void Coordinator::gather(Time now) {
   const int present = static_cast<int>(ids.size());
   if (present >= most) {
     ids.resize(static_cast<size_t>(most));
-    return start_round(ids);
+    return start_round(ids, now);
   }
   if (present < least) {
     last_call_.reset();
   } else if (!last_call_) {
     last_call_ = after(now, settings_.last_call_timeout_seconds);
   }
-  if (last_call_ && now >= *last_call_) return start_round(ids);
+  if (last_call_ && now >= *last_call_) return start_round(ids, now);
   constexpr double kQuietSeconds = 5;
   if (present < least && !said_who_is_missing_ && now >= after(gathering_since_, kQuietSeconds)) {
     said_who_is_missing_ = true;
@@ -116,7 +118,7 @@ std::string Coordinator::missing(double waited_seconds) const {
                 absent.empty() ? "" : "; missing: ", util::join(absent, ", "));
 }
 
-void Coordinator::start_round(const std::vector<int>& ids) {
+void Coordinator::start_round(const std::vector<int>& ids, Time now) {
   phase_ = Phase::kRunning;
   last_call_.reset();
   ends_.clear();
@@ -126,24 +128,32 @@ void Coordinator::start_round(const std::vector<int>& ids) {
   int world_size = 0, first_rank = 0;
   for (auto& [id, node] : nodes_) node.in_round = false;
   for (int id : ids) world_size += nodes_[id].info.workers;
-  NodePlacement placement{.nodes = static_cast<int>(ids.size()),
-                          .world_size = world_size,
-                          .master_addr = settings_.master_addr,
-                          .master_port = settings_.free_port(),
-                          .run_id = settings_.terms.run_id,
-                          .restarts = restarts_,
-                          .max_restarts = settings_.terms.max_restarts};
+  placement_ = {.nodes = static_cast<int>(ids.size()),
+                .world_size = world_size,
+                .master_addr = settings_.master_addr,
+                .master_port = settings_.free_port(),
+                .run_id = settings_.terms.run_id,
+                .restarts = restarts_,
+                .max_restarts = settings_.terms.max_restarts};
   for (size_t place = 0; place < ids.size(); ++place) {
-    Node& node = nodes_[ids[place]];
-    node.in_round = true;
-    node.has_ended = false;
-    node.order_of_ends.clear();
-    placement.node_rank = node.place = static_cast<int>(place);
-    placement.workers_per_node = node.info.workers;
-    placement.first_rank = node.first_rank = first_rank;
-    first_rank += node.info.workers;
-    settings_.send(ids[place], {{"type", "start"}, {"placement", to_message(placement)}});
+    placement_.node_rank = static_cast<int>(place);
+    placement_.first_rank = first_rank;
+    first_rank += nodes_[ids[place]].info.workers;
+    start_node(ids[place], placement_);
   }
+  if (settings_.terms.replica_size > 0) start_membership(now);
+}
+
+void Coordinator::start_node(int id, const NodePlacement& placement) {
+  Node& node = nodes_[id];
+  node.in_round = true;
+  node.has_ended = false;
+  node.order_of_ends.clear();
+  node.place = placement.node_rank;
+  node.first_rank = placement.first_rank;
+  NodePlacement own = placement;
+  own.workers_per_node = node.info.workers;
+  settings_.send(id, {{"type", "start"}, {"placement", to_message(own)}});
 }
 
 void Coordinator::stop_round(int except, const std::string& why) {
@@ -155,9 +165,15 @@ void Coordinator::stop_round(int except, const std::string& why) {
   }
 }
 
-void Coordinator::worker_ended(int id, const WorkerEnd& end) {
+void Coordinator::worker_ended(int id, const WorkerEnd& end, Time now) {
   const auto node = nodes_.find(id);
   if (node == nodes_.end() || !node->second.in_round || !is_in_round()) return;
+  if (membership_) {
+    if (replicas_change() && has_rank(node->second, end.rank)) {
+      membership_->ended(end.rank, end.incarnation, end, now);
+    }
+    return;
+  }
   // Ends are ordered by when the host receives them, because the clocks of the nodes differ.
   node->second.order_of_ends.emplace(end.rank, ++events_);
   if (kind_of(end) == EndKind::kFinished) return;
@@ -178,7 +194,7 @@ void Coordinator::round_ended(int id, const std::vector<WorkerEnd>& ends, Time n
     ends_.push_back(std::move(end));
   }
   // Before training they end at once, and then the other nodes' workers would wait for them.
-  if (node.leaving != 0 && std::ranges::any_of(ends, was_preempted)) {
+  if (node.leaving != 0 && (membership_ || std::ranges::any_of(ends, was_preempted))) {
     stop_round(id, concat(name_of_node(node), " was told to stop"));
   }
   conclude_if_ended(now);
@@ -204,11 +220,19 @@ void Coordinator::leave(int id, int signal, Time now) {
   tick(now);
 }
 
-void Coordinator::lost(int id, const std::string& why, Time now) {
+void Coordinator::lost(int id, const std::string& why, bool is_gone, Time now) {
   const auto node = nodes_.find(id);
   if (node == nodes_.end() || phase_ == Phase::kOver) return;
   const bool matters = node->second.in_round && !node->second.has_ended && is_in_round();
   const std::string cause = concat("lost ", name_of_node(node->second), ": ", why);
+  if (matters && replicas_change()) {
+    const int first_rank = node->second.first_rank, workers = node->second.info.workers;
+    vacancies_[first_rank] = workers;
+    places_of_vacancies_[first_rank] = node->second.place;
+    nodes_.erase(node);
+    membership_->node_lost(first_rank, workers, cause, !is_gone, now);
+    return fill_vacancies(now);
+  }
   if (matters) {
     const Node& silent = node->second;
     silent_.push_back({silent.place, silent.info.host, silent.first_rank, silent.info.workers});
@@ -251,7 +275,18 @@ std::optional<WorkerEnd> Coordinator::ended_by_a_node_that_leaves() const {
 }
 
 void Coordinator::conclude(Time now) {
-  Verdict verdict = judge(ends_);
+  if (membership_) {
+    std::erase_if(ends_, [&](const WorkerEnd& end) {
+      return !verdict_ && membership_->is_lost(end.rank / settings_.terms.replica_size);
+    });
+  }
+  Verdict verdict = verdict_ ? *verdict_ : judge(ends_);
+  for (const WorkerEnd& end : ends_) {
+    // With its last lines, which were not known yet.
+    if (verdict_ && verdict.culprit && end.rank == verdict.culprit->rank && end.pid == verdict.culprit->pid) {
+      verdict.culprit = end;
+    }
+  }
   if (verdict.culprit && kind_of(*verdict.culprit) == EndKind::kPeerLost) {
     // If a node was told to stop and its workers ended by the signal that it passed on, the losses of peers are
     // consequences.
@@ -270,6 +305,7 @@ void Coordinator::conclude(Time now) {
     any_leaves |= node.leaving != 0;
     host_leaves |= node.leaving != 0 && node.info.is_host;
   }
+  if (membership_) return finish(verdict);
   const bool finished = !verdict.culprit && verdict.cause.empty();
   const bool stays =
       is_elastic() && !host_leaves && static_cast<int>(candidates().size()) >= settings_.terms.nodes.min;
@@ -298,6 +334,109 @@ void Coordinator::conclude(Time now) {
   gather(now);
 }
 
+/// Whether replicas may still be lost, replaced and joined: not once some node was told to stop, or the run is
+/// over.
+bool Coordinator::replicas_change() const {
+  return membership_ && phase_ == Phase::kRunning &&
+         std::ranges::none_of(nodes_, [](const auto& entry) { return entry.second.leaving != 0; });
+}
+
+bool Coordinator::has_rank(const Node& node, int rank) const {
+  return node.in_round && rank >= node.first_rank && rank < node.first_rank + node.info.workers;
+}
+
+void Coordinator::start_membership(Time now) {
+  const int size = settings_.terms.replica_size, world_size = placement_.world_size;
+  if (world_size % size != 0 || settings_.terms.min_replicas > world_size / size) {
+    verdict_ = {.exit_code = static_cast<int>(util::ErrorKind::kUsage),
+                .cause = concat("expected workers for a whole number of replicas, and for at least ",
+                                settings_.terms.min_replicas, " (--min-replicas), of ", size,
+                                " each (--replica-size), but all nodes together have ", world_size,
+                                "; change --nproc-per-node")};
+    return stop_round(-1, verdict_->cause);
+  }
+  using Kind = WorkerOrder::Kind;
+  membership_.emplace(Membership::Settings{
+      .replicas = world_size / size,
+      .replica_size = size,
+      .min_replicas = settings_.terms.min_replicas,
+      .max_restarts = settings_.terms.max_restarts,
+      .join_timeout_seconds = settings_.join_timeout_seconds,
+      .stop_timeout_seconds = settings_.stop_timeout_seconds,
+      .fence_seconds = settings_.fence_seconds,
+      .start = [this](int replica, int incarnation) { order(replica, Kind::kStart, incarnation); },
+      .fence = [this](int replica, int incarnation) { order(replica, Kind::kKill, incarnation); },
+      .pause =
+          [this](int replica, int incarnation) {
+            order(replica, Kind::kTell, incarnation,
+                  {{"type", "pause"}, {"epoch", membership_->epoch().number}});
+          },
+      .break_off =
+          [this](int replica, int incarnation, const std::string& why) {
+            order(replica, Kind::kTell, incarnation,
+                  {{"type", "break_off"}, {"epoch", membership_->epoch().number}, {"why", why}});
+          },
+      .begin =
+          [this](int replica, int incarnation, const Epoch& epoch) {
+            Epoch told = epoch;
+            const int first = epoch.replicas.front() * epoch.replica_size;
+            for (const auto& [id, node] : nodes_) {
+              if (has_rank(node, first))
+                told.master_addr = node.info.is_host ? settings_.master_addr : node.info.address;
+            }
+            order(replica, Kind::kTell, incarnation, to_message(told));
+          },
+      .over =
+          [this](const Verdict& verdict) {
+            verdict_ = verdict;
+            stop_round(-1, verdict.is_failure() ? "the run cannot go on" : "the run is over");
+          }});
+  membership_->begin(now);
+}
+
+/// To the nodes that have workers of the replica.
+void Coordinator::order(int replica, WorkerOrder::Kind kind, int incarnation, const Message& line) {
+  const int size = settings_.terms.replica_size;
+  for (const auto& [id, node] : nodes_) {
+    WorkerOrder own{.kind = kind, .incarnation = incarnation, .line = line.is_null() ? "" : line_of(line)};
+    for (int rank = replica * size; rank < (replica + 1) * size; ++rank) {
+      if (has_rank(node, rank)) own.ranks.push_back(rank);
+    }
+    if (!own.ranks.empty()) settings_.send(id, {{"type", "order"}, {"order", to_message(own)}});
+  }
+}
+
+void Coordinator::worker_said(int id, const Said& said, Time now) {
+  const auto node = nodes_.find(id);
+  if (node == nodes_.end() || !replicas_change() || !has_rank(node->second, said.rank)) return;
+  membership_->said(said.rank, said.incarnation, said.report, now);
+}
+
+/// Nodes that wait take the places of lost ones with as many workers.
+void Coordinator::fill_vacancies(Time now) {
+  for (auto vacancy = vacancies_.begin(); vacancy != vacancies_.end() && replicas_change();) {
+    const auto [first_rank, workers] = *vacancy;
+    const int place = places_of_vacancies_.at(first_rank);
+    const auto fits = [&](const auto& entry) {
+      const Node& node = entry.second;
+      return !node.in_round && node.info.workers == workers &&
+             (!settings_.terms.is_static || node.info.node_rank == place);
+    };
+    const auto found = std::ranges::find_if(nodes_, fits);
+    if (found == nodes_.end()) {
+      ++vacancy;
+      continue;
+    }
+    vacancy = vacancies_.erase(vacancy);
+    util::log_info(concat(name_of_node(found->second), " takes the place of a lost node, ranks ", first_rank,
+                          " to ", first_rank + workers - 1));
+    placement_.node_rank = place;
+    placement_.first_rank = first_rank;
+    start_node(found->first, placement_);
+    membership_->node_found(first_rank, workers, now);
+  }
+}
+
 void Coordinator::finish(const Verdict& verdict) {
   phase_ = Phase::kOver;
   for (const auto& [id, node] : nodes_) {
@@ -307,9 +446,11 @@ void Coordinator::finish(const Verdict& verdict) {
 
 void Coordinator::tick(Time now) {
   if (phase_ == Phase::kGathering) gather(now);
+  if (replicas_change()) membership_->tick(now);
 }
 
 std::optional<Coordinator::Time> Coordinator::next_due() const {
+  if (replicas_change()) return membership_->next_due();
   if (phase_ != Phase::kGathering) return std::nullopt;
   if (last_call_) return last_call_;
   return after(gathering_since_, settings_.join_timeout_seconds);

@@ -11,6 +11,9 @@
 // With Backend::kStatic nodes keep their given ranks, and all of them must join. With kC10d the host has node
 // rank 0 and the others follow in the order of joining; a round starts when the maximum of nodes have joined, or
 // at the end of the last call after the minimum have. Nodes beyond the maximum wait as spares.
+//
+// With replicas (RunTerms::replica_size) there is one round. Workers, and whole nodes, are lost and replaced in
+// it as membership.h decides; another node with as many workers may take the place of a lost one.
 
 #include <chrono>
 #include <functional>
@@ -19,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/membership.h"
 #include "launch/message.h"
 #include "launch/verdict.h"
 #include "launch/wait_table.h"
@@ -34,6 +38,8 @@ class Coordinator {
     RunTerms terms;
     double join_timeout_seconds = 600;
     double last_call_timeout_seconds = 30;
+    double stop_timeout_seconds = 30;
+    double fence_seconds = 0;        ///< after which a node that is out of reach has ended its workers
     std::string master_addr;         ///< the host's address, for rank 0's store
     std::function<int()> free_port;  ///< on the host, for each round
     /// Sends an order (start, stop, table, finish, note) to the node that joined as `id`.
@@ -44,13 +50,20 @@ class Coordinator {
 
   /// Adds a node; returns a sentence why it is refused, or "".
   std::string join(int id, const NodeInfo& node, Time now);
-  void worker_ended(int id, const WorkerEnd& end);
+  void worker_ended(int id, const WorkerEnd& end, Time now);
+  struct Said {
+    int rank = 0;
+    int incarnation = 0;
+    WorkerReport report;
+  };
+  /// With replicas: a worker of the node has said something.
+  void worker_said(int id, const Said& said, Time now);
   /// All workers of the node have ended. Ends of ranks that are not the node's are ignored.
   void round_ended(int id, const std::vector<WorkerEnd>& ends, Time now);
   /// The node was told to stop by this signal.
   void leave(int id, int signal, Time now);
-  /// The node does not answer any more, for the reason `why`.
-  void lost(int id, const std::string& why, Time now);
+  /// The node does not answer any more, for the reason `why`; `is_gone`: its launcher has ended for certain.
+  void lost(int id, const std::string& why, bool is_gone, Time now);
 
   /// Takes the actions that are due.
   void tick(Time now);
@@ -74,7 +87,13 @@ class Coordinator {
   };
 
   void gather(Time now);
-  void start_round(const std::vector<int>& ids);
+  void start_round(const std::vector<int>& ids, Time now);
+  void start_node(int id, const NodePlacement& placement);
+  void start_membership(Time now);
+  void order(int replica, WorkerOrder::Kind kind, int incarnation, const Message& line = {});
+  void fill_vacancies(Time now);
+  bool replicas_change() const;
+  bool has_rank(const Node& node, int rank) const;
   void stop_round(int except, const std::string& why);
   void conclude_if_ended(Time now);
   void conclude(Time now);
@@ -94,11 +113,16 @@ class Coordinator {
   std::optional<Time> last_call_;
   bool said_who_is_missing_ = false;
   int restarts_ = 0;
-  int events_ = 0;                  ///< number of ends reported
-  std::vector<WorkerEnd> ends_;     ///< of the present round
-  std::vector<SilentNode> silent_;  ///< lost in it before they reported their ends
-  std::string lost_cause_;          ///< the first node lost in it
-  std::string change_;              ///< why it stops, unless for a failure
+  int events_ = 0;                          ///< number of ends reported
+  std::vector<WorkerEnd> ends_;             ///< of the present round
+  std::vector<SilentNode> silent_;          ///< lost in it before they reported their ends
+  std::string lost_cause_;                  ///< the first node lost in it
+  std::string change_;                      ///< why it stops, unless for a failure
+  NodePlacement placement_;                 ///< of it, as of its last node
+  std::optional<Membership> membership_;    ///< with replicas
+  std::map<int, int> vacancies_;            ///< first rank -> workers of a node that was lost
+  std::map<int, int> places_of_vacancies_;  ///< first rank -> its node rank
+  std::optional<Verdict> verdict_;          ///< of membership_
 };
 
 }  // namespace fsdp::launch

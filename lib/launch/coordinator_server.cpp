@@ -42,6 +42,9 @@ CoordinatorServer::CoordinatorServer(Descriptor listener, const LaunchOptions& o
       coordinator_({.terms = terms_,
                     .join_timeout_seconds = options.rendezvous.join_timeout_seconds,
                     .last_call_timeout_seconds = options.rendezvous.last_call_timeout_seconds,
+                    .stop_timeout_seconds = options.stop_timeout_seconds,
+                    // Its launcher may have heard from here later, and then its workers may be saving.
+                    .fence_seconds = 2 * silence_seconds_ + options.shutdown_timeout_seconds,
                     .master_addr = options.local_addr.empty() ? options.rendezvous.host : options.local_addr,
                     .free_port = free_port,
                     .send =
@@ -94,7 +97,7 @@ void CoordinatorServer::serve(int id, Peer& peer) {
 
 void CoordinatorServer::tell_if_lost(int id, Peer& peer) {
   if (peer.socket.is_open() || !std::exchange(peer.has_joined, false)) return;
-  coordinator_.lost(id, peer.socket.failure(), Clock::now());
+  coordinator_.lost(id, peer.socket.failure(), peer.socket.peer_has_closed(), Clock::now());
 }
 
 void CoordinatorServer::handle(int id, Peer& peer, const std::string& line) {
@@ -106,7 +109,13 @@ void CoordinatorServer::handle(int id, Peer& peer, const std::string& line) {
     } else if (type == "beat") {
       return;
     } else if (type == "ended") {
-      return coordinator_.worker_ended(id, end_from(message->at("end")));
+      return coordinator_.worker_ended(id, end_from(message->at("end")), Clock::now());
+    } else if (type == "said") {
+      const auto integer = [&](const char* name) {
+        return static_cast<int>(message->at(name).get_ref<const Message::number_integer_t&>());
+      };
+      return coordinator_.worker_said(
+          id, {integer("rank"), integer("incarnation"), report_from(message->at("report"))}, Clock::now());
     } else if (type == "round_ended") {
       return coordinator_.round_ended(id, ends_from(message->at("ends")), Clock::now());
     } else if (type == "leave") {
@@ -125,7 +134,8 @@ void CoordinatorServer::handle(int id, Peer& peer, const std::string& line) {
 
 void CoordinatorServer::join(int id, Peer& peer, const Message& message) {
   std::string why;
-  const NodeInfo node = node_from(message.at("node"));
+  NodeInfo node = node_from(message.at("node"));
+  if (node.address.empty()) node.address = peer.address;
   if (!same_token(message.at("token"), token_)) {
     why =
         "its token is not the run's; give all nodes the same FSDP_LAUNCH_TOKEN or token_file of --rdzv-conf";

@@ -146,6 +146,7 @@ void LineSocket::exchange() {
       received_.append(buffer, static_cast<size_t>(count));
       continue;
     }
+    peer_has_closed_ = count == 0 || errno == ECONNRESET;
     if (count == 0) return close("the connection was closed");
     if (errno != EAGAIN && errno != EINTR && errno != ENOTCONN) close(util::errno_text(errno));
     return;

@@ -37,7 +37,9 @@ RunTerms terms_of(const LaunchOptions& options) {
   return {.run_id = options.rendezvous.id,
           .nodes = options.nnodes,
           .is_static = options.rendezvous.is_static(),
-          .max_restarts = options.max_restarts};
+          .max_restarts = options.max_restarts,
+          .replica_size = options.replica_size,
+          .min_replicas = options.min_replicas};
 }
 
 std::string difference(const RunTerms& found, const RunTerms& expected) {
@@ -57,15 +59,18 @@ std::string difference(const RunTerms& found, const RunTerms& expected) {
   if (found.max_restarts != expected.max_restarts) {
     return differ("--max-restarts", found.max_restarts, expected.max_restarts);
   }
+  if (found.replica_size != expected.replica_size) {
+    return differ("--replica-size", found.replica_size, expected.replica_size);
+  }
+  if (found.min_replicas != expected.min_replicas) {
+    return differ("--min-replicas", found.min_replicas, expected.min_replicas);
+  }
   return "";
 }
 
 Message to_message(const NodeInfo& node) {
-  return {{"host", node.host},
-          {"pid", node.pid},
-          {"node_rank", node.node_rank},
-          {"workers", node.workers},
-          {"is_host", node.is_host}};
+  return {{"host", node.host},       {"pid", node.pid},         {"node_rank", node.node_rank},
+          {"workers", node.workers}, {"is_host", node.is_host}, {"address", node.address}};
 }
 
 NodeInfo node_from(const Message& message) {
@@ -73,12 +78,19 @@ NodeInfo node_from(const Message& message) {
           .pid = integer_at(message, "pid"),
           .node_rank = integer_at(message, "node_rank"),
           .workers = integer_at(message, "workers"),
-          .is_host = message.at("is_host")};
+          .is_host = message.at("is_host"),
+          .address = text_or_none(message, "address", kLongestNameBytes)};
 }
 
 Message to_message(const RunTerms& terms) {
-  return {{"version", terms.version}, {"run_id", terms.run_id},       {"min", terms.nodes.min},
-          {"max", terms.nodes.max},   {"is_static", terms.is_static}, {"max_restarts", terms.max_restarts}};
+  return {{"version", terms.version},
+          {"run_id", terms.run_id},
+          {"min", terms.nodes.min},
+          {"max", terms.nodes.max},
+          {"is_static", terms.is_static},
+          {"max_restarts", terms.max_restarts},
+          {"replica_size", terms.replica_size},
+          {"min_replicas", terms.min_replicas}};
 }
 
 RunTerms terms_from(const Message& message) {
@@ -86,7 +98,10 @@ RunTerms terms_from(const Message& message) {
           .run_id = message.at("run_id"),
           .nodes = {message.at("min"), message.at("max")},
           .is_static = message.at("is_static"),
-          .max_restarts = message.at("max_restarts")};
+          .max_restarts = message.at("max_restarts"),
+          // Absent in older versions, which are refused by their number.
+          .replica_size = message.value("replica_size", 0),
+          .min_replicas = message.value("min_replicas", 1)};
 }
 
 Message to_message(const WorkerEnd& end) {
@@ -96,7 +111,8 @@ Message to_message(const WorkerEnd& end) {
                      {"signal", end.status.signal},
                      {"round", end.round},
                      {"stop_signals_sent", end.stop_signals_sent},
-                     {"host", end.host}};
+                     {"host", end.host},
+                     {"incarnation", end.incarnation}};
   // Texts are only shown for failures.
   if (kind_of(end) != EndKind::kFinished) {
     message["last_lines"] = end.last_lines;
@@ -123,7 +139,8 @@ WorkerEnd end_from(const Message& message) {
           .last_lines = lines_or_none(message, "last_lines"),
           .message = text_or_none(message, "message", kLongestMessageBytes),
           .standing = standing_from(message.value("standing", Message::object())),
-          .log_path = text_or_none(message, "log_path", kLongestPathBytes)};
+          .log_path = text_or_none(message, "log_path", kLongestPathBytes),
+          .incarnation = integer_at(message, "incarnation")};
 }
 
 Message to_message(const std::vector<WorkerEnd>& ends) {
@@ -170,6 +187,69 @@ Verdict verdict_from(const Message& message) {
   Verdict verdict{.exit_code = message.at("exit_code"), .cause = message.at("cause")};
   if (message.contains("culprit")) verdict.culprit = end_from(message["culprit"]);
   return verdict;
+}
+
+Message to_message(const WorkerOrder& order) {
+  return {{"kind", static_cast<int>(order.kind)},
+          {"ranks", order.ranks},
+          {"incarnation", order.incarnation},
+          {"line", order.line}};
+}
+
+WorkerOrder order_from(const Message& message) {
+  return {.kind = static_cast<WorkerOrder::Kind>(integer_at(message, "kind")),
+          .ranks = message.at("ranks"),
+          .incarnation = message.at("incarnation"),
+          .line = message.at("line")};
+}
+
+Message to_message(const WorkerReport& report) {
+  if (report.kind == WorkerReport::Kind::kReady) return {{"type", "ready"}, {"port", report.port}};
+  return {{"type", "stopped"},           {"epoch", report.epoch},
+          {"step", report.step},         {"can_finish_step", report.can_finish_step},
+          {"suspects", report.suspects}, {"port", report.port}};
+}
+
+WorkerReport report_from(const Message& message) {
+  const auto& type = message.at("type").get_ref<const std::string&>();
+  WorkerReport report;
+  if (message.contains("port")) report.port = integer_at(message, "port");
+  if (type == "ready") return report;
+  // Throws for another type, as for everything that is missing.
+  const Message& step = message.at(type == "stopped" ? "step" : "a message that workers send");
+  report.kind = WorkerReport::Kind::kStopped;
+  report.epoch = integer_at(message, "epoch");
+  report.step = step.get_ref<const Message::number_integer_t&>();
+  report.can_finish_step = message.value("can_finish_step", false);
+  constexpr size_t kMostSuspects = 1 << 16;
+  for (const Message& rank : message.value("suspects", Message::array())) {
+    if (report.suspects.size() == kMostSuspects) break;
+    report.suspects.push_back(static_cast<int>(rank.get_ref<const Message::number_integer_t&>()));
+  }
+  return report;
+}
+
+Message to_message(const Epoch& epoch) {
+  return {{"type", "epoch"},
+          {"epoch", epoch.number},
+          {"replicas", epoch.replicas},
+          {"replica_size", epoch.replica_size},
+          {"step", epoch.step},
+          {"sources", epoch.sources},
+          {"behind", epoch.behind},
+          {"master_addr", epoch.master_addr},
+          {"master_port", epoch.master_port}};
+}
+
+Epoch epoch_from(const Message& message) {
+  return {.number = message.at("epoch"),
+          .replicas = message.at("replicas"),
+          .replica_size = message.at("replica_size"),
+          .step = message.at("step"),
+          .sources = message.at("sources"),
+          .behind = message.at("behind"),
+          .master_addr = message.at("master_addr"),
+          .master_port = message.at("master_port")};
 }
 
 std::optional<Message> parse_message(std::string_view line) {

@@ -3,9 +3,9 @@
 // The messages between the nodes of a run: one JSON object per line, distinguished by "type".
 //
 //   node to coordinator   join (NodeInfo, RunTerms, token), beat, ended (a worker), round_ended (all of
-//   them), leave
+//   them), leave; with replicas: said (rank, incarnation, WorkerReport)
 //   coordinator to node   welcome, refuse (why), note (text), beat, start (NodePlacement), stop (why), table
-//   (text; who waited for whom when the round failed), finish (Verdict)
+//   (text; who waited for whom when the round failed), finish (Verdict); with replicas: order (WorkerOrder)
 //
 // c10d's TCPStore, over which torchrun's agents meet, is not used: agents have to poll a store, and notice a
 // dead one late. Agents of torchrun could not join anyway, because they store pickled Python objects. Workers of
@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "launch/epoch.h"
 #include "launch/options.h"
 #include "launch/verdict.h"
 #include "launch/worker_environment.h"
@@ -32,16 +33,28 @@ struct NodeInfo {
   int pid = 0;
   int node_rank = 0;  ///< as given by the user; ignored with Backend::kC10d
   int workers = 1;
-  bool is_host = false;  ///< the coordinator runs in this process
+  bool is_host = false;   ///< the coordinator runs in this process
+  std::string address{};  ///< by which others reach it, if it was told
 };
 
 /// The options that must be equal on all nodes of a run.
 struct RunTerms {
-  int version = 1;  ///< of these messages
+  int version = 2;  ///< of these messages
   std::string run_id;
   NodeRange nodes;
   bool is_static = true;
   int max_restarts = 0;
+  int replica_size = 0;  ///< 0: a run without replicas
+  int min_replicas = 1;
+};
+
+/// Something to do with single workers of a node, in a run with replicas.
+struct WorkerOrder {
+  enum class Kind { kStart, kKill, kTell };
+  Kind kind = Kind::kStart;
+  std::vector<int> ranks{};
+  int incarnation = 0;
+  std::string line{};  ///< kTell: for their channels (epoch.h)
 };
 
 RunTerms terms_of(const LaunchOptions& options);
@@ -55,6 +68,9 @@ Message to_message(const WorkerEnd& end);
 Message to_message(const std::vector<WorkerEnd>& ends);
 Message to_message(const NodePlacement& placement);
 Message to_message(const Verdict& verdict);
+Message to_message(const WorkerOrder& order);
+Message to_message(const WorkerReport& report);
+Message to_message(const Epoch& epoch);
 
 /// The reverse. They throw nlohmann::json::exception for malformed messages. Texts of a NodeInfo and a WorkerEnd
 /// are cut to the lengths used by to_message(), and made printable.
@@ -64,6 +80,9 @@ WorkerEnd end_from(const Message& message);
 std::vector<WorkerEnd> ends_from(const Message& message);
 NodePlacement placement_from(const Message& message);
 Verdict verdict_from(const Message& message);
+WorkerOrder order_from(const Message& message);
+WorkerReport report_from(const Message& message);
+Epoch epoch_from(const Message& message);
 
 /// The object on a line; nullopt unless it has a "type".
 std::optional<Message> parse_message(std::string_view line);

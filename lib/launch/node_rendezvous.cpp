@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <deque>
 
 #include "launch/coordinator_server.h"
 #include "launch/rendezvous.h"
@@ -143,6 +144,7 @@ class NodeRendezvous final : public Rendezvous {
     std::optional<NodePlacement> start = std::exchange(start_, std::nullopt);
     if (!start) return start;
     in_round_ = true;
+    if (!options_.is_multi_node()) return start;
     util::log_info(concat("node ", start->node_rank, " of ", start->nodes, ", ranks ", start->first_rank,
                           " to ", start->first_rank + start->workers_per_node - 1, " of ", start->world_size,
                           ", rank 0 at ", start->master_addr, ":", start->master_port));
@@ -156,7 +158,23 @@ class NodeRendezvous final : public Rendezvous {
 
   void worker_ended(const WorkerEnd& end) override { send({{"type", "ended"}, {"end", to_message(end)}}); }
 
+  std::optional<WorkerOrder> take_order() override {
+    if (orders_.empty()) return std::nullopt;
+    WorkerOrder order = std::move(orders_.front());
+    orders_.pop_front();
+    return order;
+  }
+
+  bool may_end_round() const override {
+    return !options_.has_replicas() || stop_reason_ || outcome_ || leaving_ != 0;
+  }
+
+  void worker_said(int rank, int incarnation, const WorkerReport& report) override {
+    send({{"type", "said"}, {"rank", rank}, {"incarnation", incarnation}, {"report", to_message(report)}});
+  }
+
   void round_ended(const std::vector<WorkerEnd>& ends) override {
+    orders_.clear();
     in_round_ = false;
     stop_reason_.reset();
     unreported_ = ends;
@@ -208,7 +226,8 @@ class NodeRendezvous final : public Rendezvous {
                         .pid = ::getpid(),
                         .node_rank = options_.node_rank,
                         .workers = options_.nproc_per_node,
-                        .is_host = server_ != nullptr};
+                        .is_host = server_ != nullptr,
+                        .address = options_.local_addr};
     send({{"type", "join"},
           {"token", *token},
           {"node", to_message(node)},
@@ -260,6 +279,8 @@ class NodeRendezvous final : public Rendezvous {
       start_ = placement_from(message.at("placement"));
       start_->role = options_.role;
       stop_reason_.reset();
+    } else if (type == "order") {
+      if (in_round_ || start_) orders_.push_back(order_from(message.at("order")));
     } else if (type == "stop") {
       stop_reason_ = message.at("why");
     } else if (type == "finish") {
@@ -303,6 +324,7 @@ class NodeRendezvous final : public Rendezvous {
   bool in_round_ = false;
   std::vector<WorkerEnd> unreported_;  ///< this node's, until the table of all nodes has come
   std::optional<NodePlacement> start_;
+  std::deque<WorkerOrder> orders_;
   std::optional<std::string> stop_reason_;
   std::optional<Verdict> outcome_;
   const std::optional<Verdict> none_;

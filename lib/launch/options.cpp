@@ -91,6 +91,45 @@ void check_nodes(const LaunchOptions& options) {
   }
 }
 
+void check_replicas(const LaunchOptions& options) {
+  if (options.replica_size < 0) {
+    refuse_option("--replica-size must be at least 1, or 0 for a run without replicas, but is ",
+                  options.replica_size);
+  }
+  if (options.min_replicas < 1) {
+    refuse_option("--min-replicas must be at least 1, but is ", options.min_replicas);
+  }
+  if (!options.has_replicas()) {
+    const bool has_time = options.stop_timeout_seconds != LaunchOptions().stop_timeout_seconds;
+    const char* needless = options.min_replicas != 1 ? "--min-replicas"
+                           : has_time                ? "--stop-timeout"
+                                                     : nullptr;
+    if (needless) refuse_option(needless, " has no effect without --replica-size; add that or leave it out");
+    return;
+  }
+  const auto& [least, most] = options.nnodes;
+  if (least != most) {
+    refuse_option(
+        "--replica-size requires --nnodes N, the nodes of the whole run, whose places stay open while "
+        "they are lost, but --nnodes is ",
+        least, ":", most);
+  }
+  if (!options.is_multi_node() && options.master_port != 0) {
+    refuse_option(
+        "--master-port names one port, but with --replica-size each change of the replicas uses another "
+        "one; leave it out");
+  }
+  const int workers = options.nproc_per_node * most;
+  if (!options.is_multi_node() && workers % options.replica_size != 0) {
+    refuse_option("--nproc-per-node must be a multiple of --replica-size, which is ", options.replica_size,
+                  ", but is ", workers);
+  }
+  if (!options.is_multi_node() && options.min_replicas > workers / options.replica_size) {
+    refuse_option("--min-replicas must be at most ", workers / options.replica_size,
+                  ", the replicas of the run, but is ", options.min_replicas);
+  }
+}
+
 }  // namespace
 
 int workers_from_text(const std::string& text) {
@@ -259,6 +298,8 @@ void validate(const LaunchOptions& options) {
   if (options.max_restarts < 0) {
     refuse_option("--max-restarts must be at least 0, but is ", options.max_restarts);
   }
+  check_replicas(options);
+  check_seconds("--stop-timeout", options.stop_timeout_seconds, 0);
   constexpr double kShortestIntervalSeconds = 0.001;
   check_seconds("--monitor-interval", options.monitor_interval_seconds, kShortestIntervalSeconds);
   check_seconds("--shutdown-timeout", options.shutdown_timeout_seconds, 0);

@@ -67,7 +67,10 @@ struct LaunchOptions {
   std::string local_addr;                 ///< this node's address for the others; empty: detected
   RendezvousOptions rendezvous;
   std::string role = "default";          ///< ROLE_NAME of the workers
-  int max_restarts = 0;                  ///< of all workers, after a failure
+  int max_restarts = 0;                  ///< of all workers, or of each replica, after a failure
+  int replica_size = 0;                  ///< workers of a replica (see membership.h); 0: no replicas
+  int min_replicas = 1;                  ///< without which the run does not go on
+  double stop_timeout_seconds = 30;      ///< for workers to leave an epoch that is broken off
   double monitor_interval_seconds = 1;   ///< between the heartbeats of nodes
   double shutdown_timeout_seconds = 30;  ///< from SIGTERM to SIGKILL
   std::vector<int> signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};  ///< passed on to workers
@@ -79,6 +82,7 @@ struct LaunchOptions {
   std::vector<std::string> program;  ///< the program and its arguments
 
   bool is_multi_node() const { return nnodes.max > 1; }
+  bool has_replicas() const { return replica_size > 0; }
   bool has_stream_files() const { return redirects.any() || tee.any(); }
 };
 

@@ -123,7 +123,9 @@ OutputPump::OutputPump(Console& console, const std::vector<OutputPlan>& plans) :
 }
 
 void OutputPump::attach(int index, Descriptor out, Descriptor err) {
-  FSDP_CHECK(streams_.size() == 2 * static_cast<size_t>(index), "workers are attached in order");
+  std::erase_if(streams_, [](const auto& stream) { return !stream->pipe.is_open(); });
+  // It may point to a stream that has just gone.
+  polled_.clear();
   Worker* worker = &workers_[static_cast<size_t>(index)];
   const auto add = [&](Worker::Sink& sink, ConsoleStream& console, Descriptor pipe) {
     streams_.push_back(std::make_unique<Stream>(Stream{worker, &sink, &console, std::move(pipe)}));
@@ -133,9 +135,10 @@ void OutputPump::attach(int index, Descriptor out, Descriptor err) {
 }
 
 void OutputPump::worker_ended(int index) {
-  for (size_t i : {2 * static_cast<size_t>(index), 2 * static_cast<size_t>(index) + 1}) {
-    Stream& stream = *streams_[i];
-    if (!stream.pipe.is_open()) continue;
+  for (const auto& each : streams_) {
+    Stream& stream = *each;
+    const bool is_its = stream.worker == &workers_[static_cast<size_t>(index)];
+    if (!is_its || !stream.pipe.is_open() || stream.left_bytes) continue;
     int bytes = 0;
     if (::ioctl(stream.pipe.get(), FIONREAD, &bytes) != 0) bytes = 0;
     stream.left_bytes = static_cast<size_t>(bytes);

@@ -86,7 +86,8 @@ class OutputPump {
   /// Opens the log files. Throws Error(kIo). The console must outlive the pump.
   OutputPump(Console& console, const std::vector<OutputPlan>& plans);
 
-  /// Takes the read ends of the standard output and error of worker `index`, non-blocking. In order from 0.
+  /// Takes the read ends of the standard output and error of worker `index`, non-blocking. Output of an
+  /// earlier process of the worker that is still in its pipes is read, too.
   void attach(int index, Descriptor out, Descriptor err);
 
   /// The worker has ended: its output is still passed on, but not what other processes that hold its pipes (a
@@ -141,7 +142,7 @@ class OutputPump {
 
   Console& console_;
   std::deque<Worker> workers_;
-  std::vector<std::unique_ptr<Stream>> streams_;  ///< 2 * index: stdout, 2 * index + 1: stderr
+  std::vector<std::unique_ptr<Stream>> streams_;
   std::vector<Stream*> polled_;
   size_t first_entry_ = 0;
 };

@@ -53,7 +53,7 @@ struct ChildPlan {
   cpu_set_t cpus;
   bool binds_cpus;
   pid_t launcher;
-  int in, out, err, report;
+  int in, out, err, report, channel;
 };
 
 /// Runs in the child. On failure it writes errno to the report pipe, which exec closes on success.
@@ -72,6 +72,7 @@ struct ChildPlan {
 
   // May fail if CPUs went offline since they were listed; then the worker runs unbound.
   if (plan.binds_cpus) ::sched_setaffinity(0, sizeof(plan.cpus), &plan.cpus);
+  if (plan.channel >= 0) ::fcntl(plan.channel, F_SETFD, 0);
   if (::dup2(plan.in, 0) >= 0 && ::dup2(plan.out, 1) >= 0 && ::dup2(plan.err, 2) >= 0) {
     ::execvpe(plan.argv[0], plan.argv.data(), plan.environment.data());
   }
@@ -121,7 +122,8 @@ Process spawn(const ProcessSpec& spec) {
                        .in = spec.inherit_stdin ? STDIN_FILENO : null.get(),
                        .out = out.write_end.get(),
                        .err = err.write_end.get(),
-                       .report = report.write_end.get()};
+                       .report = report.write_end.get(),
+                       .channel = spec.channel};
   const pid_t pid = ::fork();
   if (pid < 0) {
     fail(ErrorKind::kUsage, "cannot start another worker process: ", util::errno_text(errno),

@@ -16,6 +16,7 @@ struct ProcessSpec {
   std::vector<std::string> argv;         ///< program (looked up in PATH without a slash) and arguments
   std::vector<std::string> environment;  ///< "NAME=value"
   bool inherit_stdin = false;            ///< otherwise its standard input is /dev/null
+  int channel = -1;                      ///< a descriptor that it inherits under the same number
   std::vector<int> cpus{};               ///< on which it may run; empty: those of this process
 };
 

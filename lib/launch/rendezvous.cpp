@@ -1,5 +1,6 @@
 #include "launch/rendezvous.h"
 
+#include <limits>
 #include <utility>
 
 #include "launch/wait_table.h"
@@ -59,10 +60,24 @@ class LocalRendezvous final : public Rendezvous {
   std::optional<Verdict> outcome_;
 };
 
+/// A run of one node with replicas, whose coordinator and node meet within this process.
+LaunchOptions alone(LaunchOptions options) {
+  RendezvousOptions& rendezvous = options.rendezvous;
+  rendezvous = {.host = "127.0.0.1",
+                .port = free_port(),
+                .id = rendezvous.id,
+                .join_timeout_seconds = rendezvous.join_timeout_seconds};
+  if (rendezvous.id.empty()) rendezvous.id = new_run_id();
+  // It cannot lose itself, though it may be stopped and continued.
+  rendezvous.keep_alive_max_attempt = std::numeric_limits<int>::max();
+  return options;
+}
+
 }  // namespace
 
 std::unique_ptr<Rendezvous> make_rendezvous(const LaunchOptions& options) {
   if (options.is_multi_node()) return make_node_rendezvous(options);
+  if (options.has_replicas()) return make_node_rendezvous(alone(options));
   return std::make_unique<LocalRendezvous>(options);
 }
 

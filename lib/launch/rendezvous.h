@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/message.h"
 #include "launch/options.h"
 #include "launch/verdict.h"
 #include "launch/worker_environment.h"
@@ -31,11 +32,17 @@ class Rendezvous {
   virtual std::optional<NodePlacement> take_start() = 0;
   /// Why the workers of the present round must stop, if another node gave a reason.
   virtual std::optional<std::string> stop_reason() const { return std::nullopt; }
+  /// With replicas: what to do next with single workers, which live for as long as the round lasts.
+  virtual std::optional<WorkerOrder> take_order() { return std::nullopt; }
+  /// Whether the round ends once no worker of this node runs.
+  virtual bool may_end_round() const { return true; }
   /// How the run ended, once that is known and no worker runs.
   virtual const std::optional<Verdict>& outcome() const = 0;
 
   /// A worker of this node has ended (its output may still be incomplete).
   virtual void worker_ended(const WorkerEnd&) {}
+  /// A worker of this node has said something over its channel.
+  virtual void worker_said(int /*rank*/, int /*incarnation*/, const WorkerReport&) {}
   /// All workers of this node have ended; these are their complete ends. After a failure this logs the table of
   /// who waited for whom, at once or when the ends of the other nodes' workers are known.
   virtual void round_ended(const std::vector<WorkerEnd>& ends) = 0;
@@ -46,7 +53,7 @@ class Rendezvous {
 /// For a run of one node or of several. Throws Error(kUsage) when the endpoint cannot be used.
 std::unique_ptr<Rendezvous> make_rendezvous(const LaunchOptions& options);
 
-/// For a node of a run of several: finds the coordinator, or hosts it, and follows its orders.
+/// For a node of a run of several, or with replicas: finds the coordinator, or hosts it, and follows its orders.
 std::unique_ptr<Rendezvous> make_node_rendezvous(const LaunchOptions& options);
 
 /// Logs what ended the round and that the workers are started again: "restart 1 of 3".

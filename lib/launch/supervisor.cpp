@@ -90,8 +90,9 @@ class Supervisor {
     placement.terminal_columns = terminal_columns(console_.err().fd());
     stopping_ = false;
     group_ = std::make_unique<WorkerGroup>(GroupSurroundings{options_, console_, folder_, guard_}, placement);
-    group_->start();
-    while (running() > 0 || !group_->pump().is_done()) step();
+    if (!options_.has_replicas()) group_->start();
+    carry_out_orders();
+    while (running() > 0 || !group_->pump().is_done() || !rendezvous_->may_end_round()) step();
     console_.settle();
     kill_at_.reset();
     stop_.reset();
@@ -108,6 +109,7 @@ class Supervisor {
   void step() {
     std::vector<pollfd> entries{{signals_.fd(), POLLIN, 0}};
     if (group_) group_->pump().add_poll_entries(entries);
+    if (group_) group_->add_channel_entries(entries);
     console_.add_poll_entries(entries);
     rendezvous_->add_poll_entries(entries);
     const int ready = ::poll(entries.data(), entries.size(), milliseconds_to_wait());
@@ -117,7 +119,9 @@ class Supervisor {
       if (group_) group_->pump().read_ready(entries);
       for (int signal : signals_.take()) handle_signal(signal);
     }
+    pass_on_reports();
     rendezvous_->step();
+    carry_out_orders();
     if (const auto reason = rendezvous_->stop_reason(); reason && running() > 0) stop_workers(*reason);
     if (group_) group_->pump().show_paused();
     if (group_) group_->send_waiting();
@@ -171,6 +175,12 @@ class Supervisor {
   void reap_workers() {
     ++ends_seen_;
     if (!group_) return;
+    if (options_.has_replicas()) {
+      // What a worker has said last comes before its end.
+      pass_on_reports();
+      for (const WorkerEnd& end : group_->reap(ends_seen_)) rendezvous_->worker_ended(end);
+      return;
+    }
     const auto reason = [](const WorkerEnd& end) { return concat(name_of(end), " ", ending(end.status)); };
     const std::vector<WorkerEnd> ended = group_->reap(ends_seen_);
     for (const WorkerEnd& end : ended) {
@@ -185,6 +195,43 @@ class Supervisor {
     }
     const std::optional<WorkerEnd> culprit = judge(ended).culprit;
     if (culprit && kind_of(*culprit) != EndKind::kPeerLost) stop_workers(reason(*culprit));
+  }
+
+  void pass_on_reports() {
+    if (!group_) return;
+    for (const WorkerGroup::Line& line : group_->take_lines()) {
+      const std::optional<Message> message = parse_message(line.text);
+      try {
+        WorkerReport report = report_from(message.value());
+        report.port = free_port();
+        rendezvous_->worker_said(line.rank, line.incarnation, report);
+      } catch (const std::exception&) {
+        util::log_warning(concat("rank ", line.rank, " sent a line over ", kChannelVariable,
+                                 " that is no message of launch/epoch.h; it is ignored"));
+      }
+    }
+  }
+
+  void carry_out_orders() {
+    while (auto order = group_ ? rendezvous_->take_order() : std::nullopt) carry_out(*order);
+  }
+
+  void carry_out(const WorkerOrder& order) {
+    for (int rank : order.ranks) {
+      if (order.kind == WorkerOrder::Kind::kKill) group_->kill(rank, order.incarnation);
+      if (order.kind == WorkerOrder::Kind::kTell) group_->tell(rank, order.incarnation, order.line);
+      if (order.kind != WorkerOrder::Kind::kStart || stopping_) continue;
+      try {
+        group_->start(rank, order.incarnation);
+      } catch (const util::Error& error) {
+        // At first it is a mistake of the user. Later, the others go on.
+        if (order.incarnation == 1) throw;
+        util::log_error(error.what());
+        rendezvous_->worker_ended({.rank = rank,
+                                   .status = {.exit_code = static_cast<int>(util::ErrorKind::kUnexpected)},
+                                   .incarnation = order.incarnation});
+      }
+    }
   }
 
   /// After their cause, if that is known: the other nodes stop for the first end that they hear of.

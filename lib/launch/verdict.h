@@ -50,6 +50,7 @@ struct WorkerEnd {
   std::string message{};                  ///< from its error file
   Standing standing{};                    ///< from its activity file
   std::string log_path{};
+  int incarnation = 0;  ///< with replicas: of its replica, how often that had been started
 };
 
 enum class EndKind {

@@ -40,7 +40,8 @@ std::vector<std::string> worker_environment(const NodePlacement& placement, cons
   values["MASTER_ADDR"] = placement.master_addr;
   values["MASTER_PORT"] = std::to_string(placement.master_port);
   values["TORCHELASTIC_RUN_ID"] = placement.run_id;
-  values["TORCHELASTIC_RESTART_COUNT"] = std::to_string(placement.restarts);
+  values["TORCHELASTIC_RESTART_COUNT"] =
+      std::to_string(worker.restarts < 0 ? placement.restarts : worker.restarts);
   values["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(placement.max_restarts);
   // With True rank 0 would expect a store hosted by the launcher; here rank 0 hosts it.
   values["TORCHELASTIC_USE_AGENT_STORE"] = "False";
@@ -49,6 +50,9 @@ std::vector<std::string> worker_environment(const NodePlacement& placement, cons
   values.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, worker.cores)));
   values[OrphanGuard::kVariable] = worker.launch_marks;
   values.erase(kTokenVariable);
+  // Inherited, it would be the channel of another launcher.
+  values.erase(kChannelVariable);
+  if (worker.channel >= 0) values[kChannelVariable] = std::to_string(worker.channel);
   // Inherited if this launcher runs under another one, but only its own terminal counts.
   values.erase("FSDP_TERMINAL_COLUMNS");
   if (placement.terminal_columns > 0) {

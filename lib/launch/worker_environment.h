@@ -30,6 +30,8 @@ struct WorkerPlace {
   int cores = 1;               ///< its share of the node's
   std::string error_file{};    ///< to which it may write why it failed
   std::string launch_marks{};  ///< see OrphanGuard
+  int channel = -1;            ///< to its launcher, with replicas
+  int restarts = -1;           ///< of its replica; -1: NodePlacement::restarts
 };
 
 /// "[rank3] ", before each line of that worker on the launcher's console.
@@ -38,12 +40,15 @@ std::string line_prefix(int rank);
 /// `inherited` ("NAME=value" entries) with the variables of a worker added or replaced. In addition to torchrun's:
 /// OMP_NUM_THREADS, unless inherited, is the worker's share of cores (torchrun sets 1, which leaves cores idle);
 /// FSDP_TERMINAL_COLUMNS is the width available to a progress bar, and absent if nobody would see one;
-/// FSDP_LAUNCH_ID. The launcher's FSDP_LAUNCH_TOKEN is removed.
+/// FSDP_LAUNCH_ID; FSDP_LAUNCH_CHANNEL with replicas (worker_channel.h). The launcher's FSDP_LAUNCH_TOKEN is removed.
 std::vector<std::string> worker_environment(const NodePlacement& placement, const WorkerPlace& worker,
                                             const std::vector<std::string>& inherited);
 
 /// The token that protects the nodes of a run from strangers (see coordinator_server.h).
 inline constexpr const char* kTokenVariable = "FSDP_LAUNCH_TOKEN";
+
+/// The number of the descriptor through which a worker and its launcher talk.
+inline constexpr const char* kChannelVariable = "FSDP_LAUNCH_CHANNEL";
 
 /// This process's environment as "NAME=value" entries.
 std::vector<std::string> current_environment();

@@ -1,9 +1,12 @@
 #include "launch/worker_group.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "launch/node_hardware.h"
@@ -24,6 +27,19 @@ int share_of_cores(const std::vector<std::vector<int>>& cpus, size_t index) {
   return (own.empty() ? available_cores() : static_cast<int>(own.size())) / sharers;
 }
 
+/// The launcher's end, which does not block, and the worker's.
+std::pair<Descriptor, Descriptor> make_channel() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    util::fail(util::ErrorKind::kUsage, "cannot open a channel to another worker: ", util::errno_text(errno),
+               "; start fewer workers or raise the limit with ulimit -n");
+  }
+  std::pair<Descriptor, Descriptor> channel{Descriptor(ends[0]), Descriptor(ends[1])};
+  const int flags = ::fcntl(ends[0], F_GETFL);
+  FSDP_CHECK(flags >= 0 && ::fcntl(ends[0], F_SETFL, flags | O_NONBLOCK) == 0);
+  return channel;
+}
+
 }  // namespace
 
 WorkerGroup::WorkerGroup(const GroupSurroundings& surroundings, const NodePlacement& placement)
@@ -32,7 +48,9 @@ WorkerGroup::WorkerGroup(const GroupSurroundings& surroundings, const NodePlacem
       host_(util::host_name()),
       cpus_(bind_workers(surroundings.options.numa_binding, read_cpus(), gpu_numa_nodes(),
                          placement.workers_per_node)),
-      pump_(surroundings.console, output_plans()) {}
+      pump_(surroundings.console, output_plans()) {
+  for (int local_rank = 0; local_rank < size(); ++local_rank) workers_.push_back({.local_rank = local_rank});
+}
 
 WorkerGroup::~WorkerGroup() {
   send_to_all(SIGKILL);
@@ -65,25 +83,80 @@ std::vector<OutputPlan> WorkerGroup::output_plans() const {
 }
 
 void WorkerGroup::start() {
-  const std::vector<std::string> inherited = current_environment();
-  for (int local_rank = 0; local_rank < placement_.workers_per_node; ++local_rank) {
-    const auto index = static_cast<size_t>(local_rank);
-    const auto error_file = error_file_in(surroundings_.folder.of_worker(placement_.restarts, local_rank));
-    const WorkerPlace place{.local_rank = local_rank,
-                            .cores = share_of_cores(cpus_, index),
-                            .error_file = error_file,
-                            .launch_marks = surroundings_.guard.marks()};
-    Process process = spawn({.argv = surroundings_.options.program,
-                             .environment = worker_environment(placement_, place, inherited),
-                             // A terminal would stop a worker that reads it from its own process group.
-                             .inherit_stdin = placement_.first_rank + local_rank == 0 &&
-                                              placement_.restarts == 0 && !::isatty(STDIN_FILENO),
-                             .cpus = cpus_[index]});
-    workers_.push_back(
-        {.local_rank = local_rank, .pid = process.pid, .error_file = error_file, .started = Clock::now()});
-    ++running_;
-    pump_.attach(local_rank, std::move(process.out), std::move(process.err));
+  for (Worker& worker : workers_) start_process(worker);
+}
+
+void WorkerGroup::start(int rank, int incarnation) {
+  const int local_rank = rank - placement_.first_rank;
+  if (local_rank < 0 || local_rank >= size()) return;
+  Worker& worker = workers_[static_cast<size_t>(local_rank)];
+  FSDP_CHECK(!worker.is_running, "rank ", rank, " is started while it runs");
+  worker = {.local_rank = local_rank, .incarnation = incarnation};
+  start_process(worker);
+}
+
+void WorkerGroup::start_process(Worker& worker) {
+  const int local_rank = worker.local_rank;
+  const auto index = static_cast<size_t>(local_rank);
+  const bool has_channel = worker.incarnation > 0;
+  const int restarts = has_channel ? worker.incarnation - 1 : placement_.restarts;
+  worker.error_file = error_file_in(surroundings_.folder.of_worker(restarts, local_rank));
+  auto [own_end, its_end] = has_channel ? make_channel() : std::pair<Descriptor, Descriptor>();
+  const WorkerPlace place{.local_rank = local_rank,
+                          .cores = share_of_cores(cpus_, index),
+                          .error_file = worker.error_file,
+                          .launch_marks = surroundings_.guard.marks(),
+                          .channel = its_end.get(),
+                          .restarts = restarts};
+  Process process = spawn(
+      {.argv = surroundings_.options.program,
+       .environment = worker_environment(placement_, place, current_environment()),
+       // A terminal would stop a worker that reads it from its own process group.
+       .inherit_stdin = placement_.first_rank + local_rank == 0 && restarts == 0 && !::isatty(STDIN_FILENO),
+       .channel = its_end.get(),
+       .cpus = cpus_[index]});
+  worker.pid = process.pid;
+  worker.started = Clock::now();
+  worker.is_running = true;
+  if (has_channel) worker.channel.emplace(std::move(own_end));
+  ++running_;
+  pump_.attach(local_rank, std::move(process.out), std::move(process.err));
+}
+
+WorkerGroup::Worker* WorkerGroup::find(int rank, int incarnation) {
+  const int local_rank = rank - placement_.first_rank;
+  if (local_rank < 0 || local_rank >= size()) return nullptr;
+  Worker& worker = workers_[static_cast<size_t>(local_rank)];
+  return worker.is_running && worker.incarnation == incarnation ? &worker : nullptr;
+}
+
+void WorkerGroup::kill(int rank, int incarnation) {
+  if (Worker* worker = find(rank, incarnation)) send(*worker, SIGKILL);
+}
+
+void WorkerGroup::tell(int rank, int incarnation, const std::string& line) {
+  Worker* worker = find(rank, incarnation);
+  if (!worker) return;
+  worker->channel->send(line);
+  worker->channel->flush();
+}
+
+void WorkerGroup::add_channel_entries(std::vector<pollfd>& entries) const {
+  for (const Worker& worker : workers_) {
+    if (worker.channel) worker.channel->add_poll_entry(entries);
   }
+}
+
+std::vector<WorkerGroup::Line> WorkerGroup::take_lines() {
+  std::vector<Line> lines;
+  for (Worker& worker : workers_) {
+    if (!worker.channel) continue;
+    worker.channel->exchange();
+    while (auto line = worker.channel->take_line()) {
+      lines.push_back({placement_.first_rank + worker.local_rank, worker.incarnation, std::move(*line)});
+    }
+  }
+  return lines;
 }
 
 std::vector<WorkerEnd> WorkerGroup::reap(int round) {
@@ -101,7 +174,8 @@ std::vector<WorkerEnd> WorkerGroup::reap(int round) {
                   .round = round,
                   .stop_signals_sent = worker.stop_signals_sent,
                   .host = host_,
-                  .log_path = pump_.log_path(worker.local_rank)};
+                  .log_path = pump_.log_path(worker.local_rank),
+                  .incarnation = worker.incarnation};
     ended.push_back(worker.end);
   }
   return ended;
@@ -110,7 +184,7 @@ std::vector<WorkerEnd> WorkerGroup::reap(int round) {
 std::vector<WorkerEnd> WorkerGroup::ends() const {
   std::vector<WorkerEnd> ends;
   for (const Worker& worker : workers_) {
-    if (worker.is_running) continue;
+    if (worker.is_running || worker.pid < 0) continue;
     WorkerEnd& end = ends.emplace_back(worker.end);
     end.last_lines = pump_.last_lines(worker.local_rank);
     end.message = read_error_file(worker.error_file);

@@ -1,13 +1,17 @@
 #pragma once
 
-// The workers of this node in one round: started together, told to stop together, and ended by the destructor.
+// The workers of this node in one round: started together, or with replicas one by one and again; told to stop
+// together, and ended by the destructor.
 
 #include <chrono>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "launch/console.h"
+#include "launch/endpoint.h"
 #include "launch/options.h"
 #include "launch/orphan_guard.h"
 #include "launch/output_pump.h"
@@ -34,8 +38,24 @@ class WorkerGroup {
   WorkerGroup(const WorkerGroup&) = delete;
   WorkerGroup& operator=(const WorkerGroup&) = delete;
 
-  /// Throws as spawn() does.
+  /// Starts all workers. Throws as spawn() does.
   void start();
+  /// Starts worker `rank` of the run with a channel to this launcher. Its process of an earlier incarnation must
+  /// have ended. Throws as spawn() does.
+  void start(int rank, int incarnation);
+  /// With SIGKILL, if that incarnation runs.
+  void kill(int rank, int incarnation);
+  /// Sends a line to the worker's channel, if that incarnation runs.
+  void tell(int rank, int incarnation, const std::string& line);
+
+  struct Line {
+    int rank;
+    int incarnation;
+    std::string text;
+  };
+  void add_channel_entries(std::vector<pollfd>& entries) const;
+  /// Lines that have come over the channels.
+  std::vector<Line> take_lines();
 
   int running() const { return running_; }
   int size() const { return placement_.workers_per_node; }
@@ -61,17 +81,21 @@ class WorkerGroup {
   using Clock = std::chrono::steady_clock;
 
   struct Worker {
-    int local_rank;
-    pid_t pid;
-    std::string error_file;
+    int local_rank = 0;
+    pid_t pid = -1;  ///< not started yet
+    std::string error_file{};
     Clock::time_point started{};
+    int incarnation = 0;  ///< 0: without replicas
+    std::optional<LineSocket> channel{};
     std::vector<int> waiting{};  ///< signals held back
-    bool is_running = true;
+    bool is_running = false;
     std::set<int> stop_signals_sent{};
     WorkerEnd end{};
   };
 
   std::vector<OutputPlan> output_plans() const;
+  void start_process(Worker& worker);
+  Worker* find(int rank, int incarnation);
   void send(Worker& worker, int signal);
   bool may_send(const Worker& worker, int signal) const;
 

@@ -52,7 +52,7 @@ class CoordinatorTest : public ::testing::Test {
   }
   void ends(int id, int rank, int code, std::set<int> sent = {}) {
     const WorkerEnd end{.rank = rank, .pid = rank, .status = {.exit_code = code}, .stop_signals_sent = sent};
-    coordinator_->worker_ended(id, end);
+    coordinator_->worker_ended(id, end, now_);
     pending_[id].push_back(end);
   }
   void round_ended(int id) {
@@ -98,7 +98,7 @@ TEST_F(CoordinatorTest, RefusesANodeRankThatIsTakenAndNamesItsHolder) {
   now_ += std::chrono::seconds(3);
   EXPECT_THAT(join(1, 1),
               AllOf(HasSubstr("node rank 1"), HasSubstr("h0 (pid 100)"), HasSubstr("3.0 seconds")));
-  coordinator_->lost(0, "gone", now_);
+  coordinator_->lost(0, "gone", true, now_);
   EXPECT_EQ(join(2, 1), "");
 }
 
@@ -182,7 +182,7 @@ TEST_F(CoordinatorTest, EndsTheRunWithALostNode) {
   join(0, 0, 1);
   join(1, 1, 1);
   ends(0, 0, 9);
-  coordinator_->lost(1, "no heartbeat for 5.0 seconds", now_);
+  coordinator_->lost(1, "no heartbeat for 5.0 seconds", true, now_);
   round_ended(0);
   EXPECT_EQ(verdict(0).exit_code, static_cast<int>(util::ErrorKind::kPeerLost));
   EXPECT_THAT(verdict(0).cause, HasSubstr("lost node 1 (h1, pid 101): no heartbeat for 5.0 seconds"));
@@ -192,7 +192,7 @@ TEST_F(CoordinatorTest, WaitsForTheReplacementOfALostNode) {
   make({2, 2}, true, 1);
   join(0, 0, 1);
   join(1, 1, 1);
-  coordinator_->lost(1, "gone", now_);
+  coordinator_->lost(1, "gone", true, now_);
   EXPECT_EQ(last(0), "stop");
   ends(0, 0, 143, {SIGTERM});
   round_ended(0);
@@ -208,7 +208,7 @@ TEST_F(CoordinatorTest, GoesOnWithFewerNodesOrASpareOne) {
   join(1, 0, 1);
   join(2, 0, 1);
   EXPECT_EQ(last(2), "note") << "a spare";
-  coordinator_->lost(1, "gone", now_);
+  coordinator_->lost(1, "gone", true, now_);
   ends(0, 0, 143, {SIGTERM});
   round_ended(0);
   EXPECT_EQ(placement(2).nodes, 2);
@@ -281,7 +281,7 @@ TEST_F(CoordinatorTest, SendsTheTableToAllBeforeTheEnd) {
   WorkerEnd waits{.status = {.exit_code = 6}};
   waits.standing = {.doing = "in barrier of start", .collective = "barrier of start"};
   coordinator_->round_ended(0, {waits}, now_);
-  coordinator_->lost(1, "gone", now_);
+  coordinator_->lost(1, "gone", true, now_);
   ends(2, 2, 5);
   round_ended(2);
   for (int id : {0, 2}) {

@@ -67,6 +67,47 @@ TEST(Message, CarriesWhereAWorkerStood) {
   EXPECT_EQ(end.standing.seconds, 5);
 }
 
+TEST(Message, CarriesEpochsReportsAndOrders) {
+  const Epoch sent{.number = 3,
+                   .replicas = {0, 2},
+                   .replica_size = 2,
+                   .step = 17,
+                   .sources = {0, 3},
+                   .behind = {1, 2},
+                   .master_addr = "host0",
+                   .master_port = 4711};
+  const Epoch epoch = epoch_from(*parse_message(line_of(to_message(sent))));
+  EXPECT_EQ(epoch.number, 3);
+  EXPECT_EQ(epoch.replicas, sent.replicas);
+  EXPECT_EQ(epoch.step, 17);
+  EXPECT_EQ(epoch.sources, sent.sources);
+  EXPECT_EQ(epoch.behind, sent.behind);
+  EXPECT_EQ(epoch.master_addr, "host0");
+  EXPECT_EQ(epoch.master_port, 4711);
+  EXPECT_EQ(epoch.world_size(), 4);
+  EXPECT_EQ(epoch.rank_of(5), 3);
+  EXPECT_EQ(epoch.rank_of(2), -1);
+  const WorkerReport report = report_from(to_message(WorkerReport{.kind = WorkerReport::Kind::kStopped,
+                                                                  .epoch = 3,
+                                                                  .step = 16,
+                                                                  .can_finish_step = true,
+                                                                  .suspects = {2}}));
+  EXPECT_EQ(report.kind, WorkerReport::Kind::kStopped);
+  EXPECT_EQ(report.epoch, 3);
+  EXPECT_EQ(report.step, 16);
+  EXPECT_TRUE(report.can_finish_step);
+  EXPECT_EQ(report.suspects, std::vector{2});
+  EXPECT_EQ(report_from({{"type", "ready"}}).kind, WorkerReport::Kind::kReady);
+  EXPECT_THROW(report_from({{"type", "stopped"}, {"epoch", 1}}), Message::exception);
+  EXPECT_THROW(report_from({{"type", "other"}, {"step", 1}}), Message::exception);
+  const WorkerOrder order = order_from(to_message(
+      WorkerOrder{.kind = WorkerOrder::Kind::kTell, .ranks = {4}, .incarnation = 2, .line = "{}"}));
+  EXPECT_EQ(order.kind, WorkerOrder::Kind::kTell);
+  EXPECT_EQ(order.ranks, std::vector{4});
+  EXPECT_EQ(order.incarnation, 2);
+  EXPECT_EQ(order.line, "{}");
+}
+
 TEST(Message, StandingOfAnotherFormIsAsIfItWereAbsent) {
   for (const char* text : {"7", "[]", "null", R"({"doing": 7, "step": "x", "seconds": []})",
                            R"({"step": -4, "collectives": -9, "seconds": -1.5})", R"({"seconds": 1e999})"}) {
@@ -192,7 +233,7 @@ TEST(Message, EndsOfAnyKindLeaveTheCoordinatorWithATableThatCanBeShown) {
     try {
       coordinator.round_ended(1, ends_from(changed), now);
     } catch (const Message::exception&) {
-      coordinator.lost(1, "it sent a line that is not a message of fsdp-launch", now);
+      coordinator.lost(1, "it sent a line that is not a message of fsdp-launch", true, now);
     }
     EXPECT_TRUE(coordinator.is_over());
   }

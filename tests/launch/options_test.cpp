@@ -75,6 +75,36 @@ TEST(LaunchOptions, NameTheOptionThatIsOutOfRange) {
   EXPECT_THAT(refusal(options), HasSubstr("program"));
 }
 
+TEST(LaunchOptions, FitReplicasToTheWorkersAndNodes) {
+  LaunchOptions options = valid_options();
+  options.nproc_per_node = 6;
+  options.replica_size = 2;
+  options.min_replicas = 3;
+  options.stop_timeout_seconds = 1;
+  EXPECT_EQ(refusal(options), "");
+  options.min_replicas = 4;
+  EXPECT_THAT(refusal(options), HasSubstr("--min-replicas must be at most 3"));
+  options.min_replicas = 1;
+  options.replica_size = 4;
+  EXPECT_THAT(refusal(options),
+              HasSubstr("--nproc-per-node must be a multiple of --replica-size, which is 4, but is 6"));
+  options.replica_size = 2;
+  options.master_port = 4711;
+  EXPECT_THAT(refusal(options), HasSubstr("--master-port"));
+  options.master_port = 0;
+  options.nnodes = {1, 2};
+  options.rendezvous.backend = RendezvousOptions::Backend::kC10d;
+  options.rendezvous.host = "host0";
+  options.rendezvous.port = 1;
+  EXPECT_THAT(refusal(options), HasSubstr("--replica-size requires --nnodes N"));
+  options = valid_options();
+  options.min_replicas = 2;
+  EXPECT_THAT(refusal(options), HasSubstr("--min-replicas has no effect without --replica-size"));
+  options = valid_options();
+  options.stop_timeout_seconds = 2;
+  EXPECT_THAT(refusal(options), HasSubstr("--stop-timeout has no effect without --replica-size"));
+}
+
 TEST(LaunchOptions, NeedAMeetingPlaceForSeveralNodes) {
   LaunchOptions options = valid_options();
   options.nnodes = {1, 2};
