@@ -48,16 +48,19 @@ std::string Coordinator::join(int id, const NodeInfo& node, Time now) {
   const auto most = static_cast<size_t>(settings_.terms.nodes.max);
   if (!is_in_round()) {
     gather(now);
-  } else if (replicas_change() && !vacancies_.empty()) {
-    fill_vacancies(now);
   } else if (is_elastic() && candidates().size() <= most && phase_ == Phase::kRunning) {
     change_ = concat(name_of_node(joined), " has joined");
     stop_round(-1, change_ + ", so all workers are restarted with it");
   } else {
-    settings_.send(
-        id,
-        {{"type", "note"},
-         {"text", concat("the run already has its ", most, " nodes; this one waits in case one is lost")}});
+    fill_vacancies(now);
+    if (joined.in_round) return "";
+    const std::string text =
+        vacancies_.empty()
+            ? concat("the run already has its ", most, " nodes; this one waits in case one is lost")
+            : concat("the place of a lost node is open for one with --nproc-per-node ",
+                     vacancies_.begin()->second.workers, ", but this one has ", joined.info.workers,
+                     " and waits");
+    settings_.send(id, {{"type", "note"}, {"text", text}});
   }
   return "";
 }
@@ -227,8 +230,7 @@ void Coordinator::lost(int id, const std::string& why, bool is_gone, Time now) {
   const std::string cause = concat("lost ", name_of_node(node->second), ": ", why);
   if (matters && replicas_change()) {
     const int first_rank = node->second.first_rank, workers = node->second.info.workers;
-    vacancies_[first_rank] = workers;
-    places_of_vacancies_[first_rank] = node->second.place;
+    vacancies_[first_rank] = {workers, node->second.place};
     nodes_.erase(node);
     membership_->node_lost(first_rank, workers, cause, !is_gone, now);
     return fill_vacancies(now);
@@ -305,7 +307,7 @@ void Coordinator::conclude(Time now) {
     any_leaves |= node.leaving != 0;
     host_leaves |= node.leaving != 0 && node.info.is_host;
   }
-  if (membership_) return finish(verdict);
+  if (settings_.terms.replica_size > 0) return finish(verdict);
   const bool finished = !verdict.culprit && verdict.cause.empty();
   const bool stays =
       is_elastic() && !host_leaves && static_cast<int>(candidates().size()) >= settings_.terms.nodes.min;
@@ -415,12 +417,12 @@ void Coordinator::worker_said(int id, const Said& said, Time now) {
 /// Nodes that wait take the places of lost ones with as many workers.
 void Coordinator::fill_vacancies(Time now) {
   for (auto vacancy = vacancies_.begin(); vacancy != vacancies_.end() && replicas_change();) {
-    const auto [first_rank, workers] = *vacancy;
-    const int place = places_of_vacancies_.at(first_rank);
+    const int first_rank = vacancy->first;
+    const auto [workers, place] = vacancy->second;
     const auto fits = [&](const auto& entry) {
       const Node& node = entry.second;
-      return !node.in_round && node.info.workers == workers &&
-             (!settings_.terms.is_static || node.info.node_rank == place);
+      const bool has_place = !settings_.terms.is_static || node.info.node_rank == vacancy->second.place;
+      return has_place && !node.in_round && node.info.workers == vacancy->second.workers;
     };
     const auto found = std::ranges::find_if(nodes_, fits);
     if (found == nodes_.end()) {

@@ -113,16 +113,19 @@ class Coordinator {
   std::optional<Time> last_call_;
   bool said_who_is_missing_ = false;
   int restarts_ = 0;
-  int events_ = 0;                          ///< number of ends reported
-  std::vector<WorkerEnd> ends_;             ///< of the present round
-  std::vector<SilentNode> silent_;          ///< lost in it before they reported their ends
-  std::string lost_cause_;                  ///< the first node lost in it
-  std::string change_;                      ///< why it stops, unless for a failure
-  NodePlacement placement_;                 ///< of it, as of its last node
-  std::optional<Membership> membership_;    ///< with replicas
-  std::map<int, int> vacancies_;            ///< first rank -> workers of a node that was lost
-  std::map<int, int> places_of_vacancies_;  ///< first rank -> its node rank
-  std::optional<Verdict> verdict_;          ///< of membership_
+  int events_ = 0;                        ///< number of ends reported
+  std::vector<WorkerEnd> ends_;           ///< of the present round
+  std::vector<SilentNode> silent_;        ///< lost in it before they reported their ends
+  std::string lost_cause_;                ///< the first node lost in it
+  std::string change_;                    ///< why it stops, unless for a failure
+  NodePlacement placement_;               ///< of it, as of its last node
+  std::optional<Membership> membership_;  ///< with replicas
+  struct Vacancy {
+    int workers;
+    int place;
+  };
+  std::map<int, Vacancy> vacancies_;  ///< first rank -> of a node that was lost
+  std::optional<Verdict> verdict_;    ///< of membership_
 };
 
 }  // namespace fsdp::launch

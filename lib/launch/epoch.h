@@ -12,6 +12,7 @@
 // A worker takes part in one epoch at a time. It says that it has stopped once for each, of its own accord or
 // after a pause or break_off, and then waits for the next epoch.
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,7 +25,8 @@ struct Epoch {
   int number = 0;               ///< 1 is the first
   std::vector<int> replicas{};  ///< that take part, ascending; numbers in the whole run
   int replica_size = 1;         ///< workers of each
-  int64_t step = -1;            ///< to continue after; -1: read the newest checkpoint, if there is one
+  int64_t step =
+      -1;  ///< to continue after; -1: forget any state and read the newest checkpoint, if there is one
   /// Unless step is -1: for each index in a replica, the rank in this epoch that has that part of the state after
   /// `step`, perhaps once it has finished the step by itself (WorkerReport::can_finish_step), and gives it to...
   std::vector<int> sources{};
@@ -33,9 +35,14 @@ struct Epoch {
   std::string master_addr{};  ///< where rank 0 of the epoch listens, as MASTER_ADDR and MASTER_PORT
   int master_port = 0;
 
+  bool operator==(const Epoch&) const = default;
   int world_size() const { return static_cast<int>(replicas.size()) * replica_size; }
   /// The rank in this epoch of the worker that has rank `home` among all of the run; -1 if it has none.
-  int rank_of(int home) const;
+  int rank_of(int home) const {
+    const auto found = std::find(replicas.begin(), replicas.end(), home / replica_size);
+    if (found == replicas.end()) return -1;
+    return static_cast<int>(found - replicas.begin()) * replica_size + home % replica_size;
+  }
 };
 
 /// What a worker says.

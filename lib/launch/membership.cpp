@@ -24,12 +24,6 @@ std::string numbered(const char* noun, const std::vector<int>& numbers) {
 
 }  // namespace
 
-int Epoch::rank_of(int home) const {
-  const auto found = std::ranges::find(replicas, home / replica_size);
-  if (found == replicas.end()) return -1;
-  return static_cast<int>(found - replicas.begin()) * replica_size + home % replica_size;
-}
-
 Membership::Membership(Settings settings)
     : settings_(std::move(settings)), replicas_(static_cast<size_t>(settings_.replicas)) {
   for (Replica& each : replicas_) each.workers.resize(static_cast<size_t>(settings_.replica_size));
@@ -103,6 +97,8 @@ void Membership::said(int rank, int incarnation, const WorkerReport& report, Tim
   } else if (report.kind == WorkerReport::Kind::kStopped && own.state == State::kMember &&
              report.epoch == epoch_.number && !speaker.stopped) {
     speaker.stopped = report;
+    if (phase_ == Phase::kPausing)
+      stop_by_ = std::min(stop_by_, now + util::duration_of(settings_.pause_grace_seconds));
     if (phase_ == Phase::kRunning || (phase_ == Phase::kPausing && !report.suspects.empty())) {
       std::vector<int> homes;
       for (int suspect : report.suspects) {
@@ -110,9 +106,10 @@ void Membership::said(int rank, int incarnation, const WorkerReport& report, Tim
         const int member = epoch_.replicas[static_cast<size_t>(suspect / settings_.replica_size)];
         homes.push_back(member * settings_.replica_size + suspect % settings_.replica_size);
       }
-      break_off(concat("rank ", rank, " cannot go on",
-                       homes.empty() ? "" : concat(": it waits for ", numbered("rank", homes))),
-                now);
+      const std::string why = concat("rank ", rank, " cannot go on",
+                                     homes.empty() ? "" : concat(": it waits for ", numbered("rank", homes)));
+      util::log_warning(why);
+      break_off(why, now);
     }
   }
   advance(now);
@@ -225,7 +222,8 @@ bool Membership::advance_once(Time now) {
       if (in_state(State::kReady).empty() || is_ending()) return false;
       phase_ = Phase::kPausing;
       explained_ = true;
-      stop_by_.reset();
+      // A step may be long; but whoever hangs now must be found.
+      stop_by_ = now + util::duration_of(settings_.join_timeout_seconds);
       for (int number : members) settings_.pause(number, replica(number).incarnation);
       return true;
     case Phase::kPausing:
@@ -234,15 +232,9 @@ bool Membership::advance_once(Time now) {
         waiting_since_ = now;
         return true;
       }
-      if (stop_by_ && now >= *stop_by_) {
-        break_off("other workers have stopped between two steps", now);
+      if (now >= stop_by_) {
+        break_off("not all workers have stopped between two steps", now);
         return true;
-      }
-      if (!stop_by_ && std::ranges::any_of(members, [&](int number) {
-            return std::ranges::any_of(replica(number).workers,
-                                       [](const Worker& each) { return each.stopped.has_value(); });
-          })) {
-        stop_by_ = now + util::duration_of(settings_.pause_grace_seconds);
       }
       return false;
     case Phase::kStopping:
@@ -309,7 +301,7 @@ bool Membership::collect_stops(Time now) {
     const auto& workers = replica(number).workers;
     if (std::ranges::all_of(workers, has_answered)) {
       lost.emplace_back(number, "some of its workers have finished, and the others cannot without them");
-    } else if (now >= *stop_by_) {
+    } else if (now >= stop_by_) {
       lost.emplace_back(
           number, concat("no word within ", settings_.stop_timeout_seconds, " seconds (--stop-timeout) of ",
                          ranks_that_have_not(has_answered, number)));
@@ -319,6 +311,7 @@ bool Membership::collect_stops(Time now) {
   }
   for (const auto& [number, why] : lost) lose(number, why, now);
   if (pending) return !lost.empty();
+  lose_if_fruitless(now);
   phase_ = Phase::kWaiting;
   waiting_since_ = now;
   return true;
@@ -376,7 +369,6 @@ bool Membership::continue_from(const std::vector<int>& holders, const std::vecto
     }
     return true;
   }
-  if (lose_if_fruitless(step, holders, now)) return true;
   form(members, step, givers);
   return true;
 }
@@ -399,10 +391,15 @@ std::vector<int> Membership::givers_of(int64_t step, const std::vector<int>& hol
 }
 
 /// Links between nodes that all answer may be broken; the same epoch again would fail again.
-bool Membership::lose_if_fruitless(int64_t step, const std::vector<int>& holders, Time now) {
-  const bool is_fruitless = !explained_ && epoch_.number > 0 && step <= epoch_.step;
+void Membership::lose_if_fruitless(Time now) {
+  const std::vector<int> holders = in_state(State::kMember);
+  int64_t step = -1;
+  for (int number : holders) {
+    for (const Worker& each : replica(number).workers) step = std::max(step, each.stopped->step);
+  }
+  const bool is_fruitless = !explained_ && !holders.empty() && step <= epoch_.step;
   if (!is_fruitless) fruitless_ = 0;
-  if (!is_fruitless || ++fruitless_ <= kMostFruitless) return false;
+  if (!is_fruitless || ++fruitless_ <= kMostFruitless) return;
   fruitless_ = 0;
   std::map<int, int> accusers;
   for (int accuser : holders) {
@@ -420,10 +417,9 @@ bool Membership::lose_if_fruitless(int64_t step, const std::vector<int>& holders
     if (accusers[number] >= accusers[worst]) worst = number;
   }
   lose(worst,
-       concat(kMostFruitless + 1, " attempts to go on after step ", step, " have failed, and ",
-              accusers[worst], " replicas waited for it"),
+       concat(kMostFruitless + 1, " attempts to go on", step < 0 ? "" : concat(" after step ", step),
+              " have failed, and ", accusers[worst], " replicas waited for it"),
        now);
-  return true;
 }
 
 void Membership::form(std::vector<int> members, int64_t step, const std::vector<int>& givers) {
@@ -488,7 +484,7 @@ std::optional<Membership::Time> Membership::next_due() const {
   const auto join_timeout = util::duration_of(settings_.join_timeout_seconds);
   for (int number : in_state(State::kStarting)) consider(replica(number).since + join_timeout);
   if (ending_since_) consider(*ending_since_ + join_timeout);
-  if (stop_by_ && (phase_ == Phase::kPausing || phase_ == Phase::kStopping)) consider(*stop_by_);
+  if (phase_ == Phase::kPausing || phase_ == Phase::kStopping) consider(stop_by_);
   if (phase_ == Phase::kWaiting) {
     consider(waiting_since_ + join_timeout);
     consider(state_lives_until_);

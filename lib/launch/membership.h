@@ -44,7 +44,7 @@ class Membership {
     int min_replicas = 1;
     int max_restarts = 0;  ///< of each replica
     double join_timeout_seconds =
-        600;  ///< for processes to be ready, for enough replicas, and for the last to end
+        600;  ///< for processes to be ready, for enough replicas, for a pause, and for the last to end
     double stop_timeout_seconds = 30;  ///< for workers to stop once their epoch is broken off
     double pause_grace_seconds = 1;    ///< from the first that stopped for a pause until the rest break off
     double fence_seconds = 0;          ///< after which the workers of a node that is silent have ended
@@ -119,7 +119,7 @@ class Membership {
   bool collect_stops(Time now);
   bool form_if_possible(Time now);
   bool continue_from(const std::vector<int>& holders, const std::vector<int>& members, Time now);
-  bool lose_if_fruitless(int64_t step, const std::vector<int>& holders, Time now);
+  void lose_if_fruitless(Time now);
   void form(std::vector<int> members, int64_t step, const std::vector<int>& givers);
   std::vector<int> givers_of(int64_t step, const std::vector<int>& holders) const;
   void lose(int replica, const std::string& why, Time now);
@@ -139,8 +139,8 @@ class Membership {
   std::vector<Replica> replicas_;
   Epoch epoch_;
   Time waiting_since_{};
-  std::optional<Time>
-      stop_by_;               ///< kPausing: then the epoch is broken off; kStopping: the silent ones are lost
+  /// kPausing: when the epoch is broken off; kStopping: when those that have not stopped are lost.
+  Time stop_by_{};
   Time state_lives_until_{};  ///< perhaps, on a silent node; no other may continue from a checkpoint before
   std::optional<Time> ending_since_;  ///< when the first worker of this epoch finished
   bool explained_ = false;            ///< the end of the epoch: a replica was lost, or one joins

@@ -27,11 +27,12 @@ class CoordinatorTest : public ::testing::Test {
 
   using Time = Coordinator::Time;
 
-  Coordinator& make(NodeRange nodes, bool is_static, int max_restarts = 0) {
+  Coordinator& make(NodeRange nodes, bool is_static, int max_restarts = 0, int replica_size = 0) {
     Coordinator::Settings settings;
     settings.terms.nodes = nodes;
     settings.terms.is_static = is_static;
     settings.terms.max_restarts = max_restarts;
+    settings.terms.replica_size = replica_size;
     settings.join_timeout_seconds = 60;
     settings.last_call_timeout_seconds = 5;
     settings.master_addr = "host0";
@@ -66,6 +67,7 @@ class CoordinatorTest : public ::testing::Test {
   /// The type of the last order to a node, "" without one.
   std::string last(int id) { return orders_[id].empty() ? "" : orders_[id].back().at("type"); }
   NodePlacement placement(int id) { return placement_from(orders_[id].back().at("placement")); }
+  WorkerOrder order_of(int id) { return order_from(orders_[id].back().at("order")); }
   Verdict verdict(int id) { return verdict_from(orders_[id].back().at("verdict")); }
 
   Time now_ = Coordinator::Clock::now();
@@ -291,6 +293,54 @@ TEST_F(CoordinatorTest, SendsTheTableToAllBeforeTheEnd) {
                 AllOf(HasSubstr("rank 0 waits in barrier of start"), HasSubstr("node 1 (h1): no report")));
     EXPECT_EQ(last(id), "finish");
   }
+}
+
+TEST_F(CoordinatorTest, AnotherNodeTakesTheRanksOfALostOneAndItsReplica) {
+  make({2, 2}, true, 1, 2);
+  join(0, 0, 2, true);
+  join(1, 1, 2);
+  EXPECT_EQ(order_of(1).kind, WorkerOrder::Kind::kStart);
+  EXPECT_EQ(order_of(1).ranks, (std::vector{2, 3}));
+  for (int rank : {0, 1, 2, 3}) {
+    coordinator_->worker_said(rank / 2, {.rank = rank, .incarnation = 1, .report = {.port = 7 + rank}}, now_);
+  }
+  EXPECT_EQ(epoch_from(*parse_message(order_of(1).line)).master_addr, "host0");
+  EXPECT_EQ(epoch_from(*parse_message(order_of(1).line)).master_port, 7);
+  coordinator_->lost(1, "gone", true, now_);
+  EXPECT_EQ(parse_message(order_of(0).line)->at("type"), "break_off");
+  EXPECT_EQ(join(2, 1, 1), "") << "too few workers: it waits";
+  EXPECT_EQ(last(2), "note");
+  coordinator_->lost(2, "gone", true, now_);
+  EXPECT_EQ(join(3, 1, 2), "");
+  EXPECT_EQ(orders_[3].at(0).at("type"), "start");
+  EXPECT_EQ(placement_from(orders_[3].at(0).at("placement")).first_rank, 2);
+  EXPECT_EQ(order_of(3).incarnation, 2);
+}
+
+TEST_F(CoordinatorTest, RefusesReplicasThatTheWorkersOfAllNodesDoNotFill) {
+  make({2, 2}, true, 1, 2);
+  join(0, 0, 2, true);
+  join(1, 1, 1);
+  EXPECT_EQ(last(0), "stop");
+  round_ended(0);
+  round_ended(1);
+  EXPECT_EQ(verdict(0).exit_code, static_cast<int>(util::ErrorKind::kUsage));
+  EXPECT_THAT(verdict(1).cause, HasSubstr("all nodes together have 3"));
+}
+
+TEST_F(CoordinatorTest, ReplicasThatWereLostBeforeTheStopDoNotCount) {
+  make({1, 1}, true, 0, 1);
+  join(0, 0, 2, true);
+  for (int rank : {0, 1}) coordinator_->worker_said(0, {.rank = rank, .incarnation = 1, .report = {}}, now_);
+  const auto end = [](int rank, int code, std::set<int> sent) {
+    return WorkerEnd{
+        .rank = rank, .status = {.exit_code = code}, .stop_signals_sent = sent, .incarnation = 1};
+  };
+  coordinator_->worker_ended(0, end(1, 3, {}), now_);
+  coordinator_->leave(0, SIGTERM, now_);
+  coordinator_->worker_ended(0, end(0, 75, {SIGTERM}), now_);
+  coordinator_->round_ended(0, {end(0, 75, {SIGTERM}), end(1, 3, {})}, now_);
+  EXPECT_EQ(verdict(0).exit_code, 75);
 }
 
 TEST_F(CoordinatorTest, EndsForAllWhenANodeIsToldToStopWhileTheyGather) {

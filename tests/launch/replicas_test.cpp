@@ -91,6 +91,7 @@ TEST_F(Replicas, WithoutFaultsTheRunIsOneEpoch) {
 TEST_F(Replicas, SurvivorsGoOnAndTheLostReplicaComesBack) {
   RunningProgram& run = launch_locally({"--nproc-per-node", "6", "--max-restarts", "2"}, worker(150));
   ASSERT_TRUE(reaches(3, 20)) << run.err();
+  folder_.write("delay.3", "500");  // long enough for the others to go on first
   kill_newest(3, SIGKILL);
   const ProgramResult result = run.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
