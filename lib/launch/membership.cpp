@@ -29,11 +29,6 @@ Membership::Membership(Settings settings)
   for (Replica& each : replicas_) each.workers.resize(static_cast<size_t>(settings_.replica_size));
 }
 
-void Membership::begin(Time now) {
-  waiting_since_ = now;
-  advance(now);
-}
-
 Membership::Worker& Membership::worker(int rank) {
   return replica(rank / settings_.replica_size).workers[static_cast<size_t>(rank % settings_.replica_size)];
 }
@@ -59,6 +54,12 @@ bool Membership::is_given_up(int number) const {
 bool Membership::has_stopped(int number) const {
   return std::ranges::all_of(replica(number).workers,
                              [](const Worker& each) { return each.stopped.has_value(); });
+}
+
+/// Once it has stopped.
+bool Membership::lacks_state(int number) const {
+  return std::ranges::any_of(replica(number).workers,
+                             [](const Worker& each) { return each.stopped->step < 0; });
 }
 
 /// Some worker has done all steps: nobody can join any more.
@@ -178,19 +179,17 @@ void Membership::lose(int number, const std::string& why, Time now) {
   lost.state = runs ? State::kFenced : State::kAbsent;
   if (is_over()) return;
   const std::string next =
-      is_ending() ? "the run is about to end"
-      : is_given_up(number)
-          ? concat("it is not started again, after ", settings_.max_restarts,
-                   settings_.max_restarts == 1 ? " restart" : " restarts", " (--max-restarts)")
-          : concat("starting it again, restart ", lost.incarnation, " of ", settings_.max_restarts,
-                   " (--max-restarts)");
+      is_ending()           ? "the run is about to end"
+      : is_given_up(number) ? concat("it is not started again (--max-restarts ", settings_.max_restarts, ")")
+                            : concat("starting it again, restart ", lost.incarnation, " of ",
+                                     settings_.max_restarts, " (--max-restarts)");
   util::log_warning(concat(name_of(number), " is lost: ", why, "; ", next));
   if (runs) settings_.fence(number, lost.incarnation);
   if (!was_member) return;
   explained_ = true;
   if (phase_ == Phase::kWaiting) waiting_since_ = now;
-  if (phase_ == Phase::kRunning || phase_ == Phase::kPausing)
-    break_off(concat(name_of(number), " is lost"), now);
+  const bool is_in_epoch = phase_ == Phase::kRunning || phase_ == Phase::kPausing;
+  if (is_in_epoch) break_off(concat(name_of(number), " is lost"), now);
 }
 
 void Membership::break_off(const std::string& why, Time now) {
@@ -321,8 +320,7 @@ bool Membership::collect_stops(Time now) {
 bool Membership::form_if_possible(Time now) {
   for (int number : in_state(State::kMember)) {
     // It joined an epoch that ended before it had the state.
-    const auto has_none = [](const Worker& each) { return each.stopped->step < 0; };
-    if (!std::ranges::any_of(replica(number).workers, has_none)) continue;
+    if (!lacks_state(number)) continue;
     replica(number).state = State::kReady;
     for (Worker& each : replica(number).workers) each.stopped.reset();
   }
@@ -344,7 +342,8 @@ bool Membership::form_if_possible(Time now) {
   const bool is_late = now >= waiting_since_ + util::duration_of(settings_.join_timeout_seconds);
   const bool is_enough = present >= settings_.min_replicas || is_done;
   if (is_enough && !holders.empty()) return continue_from(holders, members, now);
-  if (is_enough && (present == left || is_late)) {
+  // A process that is still being killed could go on with the state that others take from the checkpoint.
+  if (is_enough && in_state(State::kFenced).empty() && (present == left || is_late)) {
     form(members, -1, {});
     return true;
   }
@@ -397,7 +396,10 @@ void Membership::lose_if_fruitless(Time now) {
   for (int number : holders) {
     for (const Worker& each : replica(number).workers) step = std::max(step, each.stopped->step);
   }
-  const bool is_fruitless = !explained_ && !holders.empty() && step <= epoch_.step;
+  // In an epoch from a checkpoint, some may have read it while others did not even come to that.
+  const bool has_begun =
+      epoch_.step >= 0 || std::ranges::none_of(holders, [&](int number) { return lacks_state(number); });
+  const bool is_fruitless = !explained_ && !holders.empty() && (step <= epoch_.step || !has_begun);
   if (!is_fruitless) fruitless_ = 0;
   if (!is_fruitless || ++fruitless_ <= kMostFruitless) return;
   fruitless_ = 0;
@@ -412,9 +414,11 @@ void Membership::lose_if_fruitless(Time now) {
     }
     for (int number : accused) ++accusers[number];
   }
+  // One that was not given the state, if there is one, so that none with it is lost in vain.
   int worst = holders.front();
   for (int number : holders) {
-    if (accusers[number] >= accusers[worst]) worst = number;
+    if (std::pair(lacks_state(number), accusers[number]) >= std::pair(lacks_state(worst), accusers[worst]))
+      worst = number;
   }
   lose(worst,
        concat(kMostFruitless + 1, " attempts to go on", step < 0 ? "" : concat(" after step ", step),
@@ -466,11 +470,11 @@ void Membership::give_up(int replicas_left, const std::string& what) {
   if (replicas_left > 0 || !verdict.culprit) {
     verdict.cause = concat("only ", replicas_left, " of ", settings_.replicas, " replicas ", what,
                            ", but at least ", settings_.min_replicas, " must (--min-replicas)");
-    if (verdict.culprit) {
-      verdict.cause +=
-          concat("; ", fsdp::launch::name_of(*verdict.culprit), " ", ending(verdict.culprit->status));
+    if (const auto& end = verdict.culprit) {
+      verdict.cause += concat("; ", fsdp::launch::name_of(*end), " ", ending(end->status));
+    } else {
+      verdict.exit_code = static_cast<int>(util::ErrorKind::kPeerLost);
     }
-    if (!verdict.culprit) verdict.exit_code = static_cast<int>(util::ErrorKind::kPeerLost);
   }
   settings_.over(verdict);
 }

@@ -61,7 +61,7 @@ class Membership {
   explicit Membership(Settings settings);
 
   /// Starts all replicas.
-  void begin(Time now);
+  void begin(Time now) { advance(waiting_since_ = now); }
   /// Worker `rank` of the run has said something. Incarnations other than the present one are ignored, here and
   /// below.
   void said(int rank, int incarnation, const WorkerReport& report, Time now);
@@ -131,6 +131,7 @@ class Membership {
   std::vector<int> in_state(State state) const;
   bool is_ending() const;
   bool has_stopped(int number) const;
+  bool lacks_state(int number) const;
   std::string ranks_that_have_not(bool (*done)(const Worker&), int number) const;
   std::string name_of(int number) const;
 

@@ -29,7 +29,7 @@ namespace {
 
 constexpr uint64_t kAllSamples = (uint64_t{1} << 24) - 1;
 constexpr int64_t kStepsOfCheckpoint = 7;
-constexpr int kStopTimeout = 300, kJoinTimeout = 3000, kSilence = 400, kCollectiveTimeout = 200;
+constexpr int kStopTimeout = 300, kJoinTimeout = 1000, kSilence = 400, kCollectiveTimeout = 200;
 
 using testing::Process;
 
@@ -47,8 +47,10 @@ class Simulation : private testing::SimulatedNetwork {
     nodes_.resize(
         static_cast<size_t>(divisors[static_cast<size_t>(pick(0, static_cast<int>(divisors.size()) - 1))]));
     per_node_ = replicas_ * size_ / static_cast<int>(nodes_.size());
-    steps_ = pick(20, 120);
-    faults_until_ = pick(0, 4000);
+    // Some are long after the last fault, to see who takes part then.
+    const bool is_long = pick(0, 3) == 0;
+    steps_ = is_long ? 500 : pick(20, 120);
+    faults_until_ = pick(0, is_long ? 800 : 4000);
     fault_every_ = pick(20, 800);
     Membership::Settings settings{.replicas = replicas_,
                                   .replica_size = size_,
@@ -100,7 +102,7 @@ class Simulation : private testing::SimulatedNetwork {
   void run() {
     membership_->begin(time(now_));
     schedule(pick(0, 2 * fault_every_), [this] { inject(); });
-    constexpr int64_t kRecovery = 12 * kJoinTimeout, kEnd = 400000;
+    constexpr int64_t kRecovery = 4 * kJoinTimeout, kEnd = 400000;
     bool checked = false;
     while (!verdict_ && failure_.empty()) {
       int64_t due = events_.empty() ? kEnd : events_.top().at;
@@ -118,7 +120,7 @@ class Simulation : private testing::SimulatedNetwork {
         action();
       }
       if (!verdict_) membership_->tick(time(now_));
-      if (!verdict_ && !checked && now_ > faults_until_ + kRecovery) {
+      if (!verdict_ && !checked && cut_for_good_.empty() && now_ > faults_until_ + kRecovery) {
         checked = true;
         for (int replica = 0; replica < replicas_; ++replica) {
           if (!membership_->is_member(replica) && !membership_->is_given_up(replica)) {
@@ -375,7 +377,10 @@ class Simulation : private testing::SimulatedNetwork {
       const int other = pick(0, static_cast<int>(nodes_.size()) - 1);
       const std::pair pair(std::min(victims_node, other), std::max(victims_node, other));
       cut_pairs_.insert(pair);
-      schedule(pick(1, 2000), [=, this] { cut_pairs_.erase(pair); });
+      if (pick(0, 30) == 0) cut_for_good_.insert(pair);
+      schedule(pick(1, 2000), [=, this] {
+        if (!cut_for_good_.contains(pair)) cut_pairs_.erase(pair);
+      });
     }
   }
   /// The launcher is killed, and its workers with it.
@@ -416,7 +421,7 @@ class Simulation : private testing::SimulatedNetwork {
       if (!node(number).cut || node(number).session != session) return;
       leave(number, true);
       // Its launcher notices a moment later.
-      schedule(pick(0, 30), [=, this] {
+      schedule(pick(0, kSilence), [=, this] {
         kill_all_on(number);
         schedule(pick(10, 1000), [=, this] { join(number); });
       });
@@ -431,7 +436,7 @@ class Simulation : private testing::SimulatedNetwork {
   int replicas_ = 0, size_ = 0, per_node_ = 0;
   int64_t steps_ = 0, faults_until_ = 0;
   int fault_every_ = 0;
-  std::set<std::pair<int, int>> cut_pairs_;
+  std::set<std::pair<int, int>> cut_pairs_, cut_for_good_;
   /// Epoch, step, name -> the ranks that have reached that collective, with their samples or nothing.
   std::map<std::tuple<int, int64_t, std::string>, std::map<int, uint64_t>> collectives_;
   std::unique_ptr<Membership> membership_;

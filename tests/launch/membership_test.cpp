@@ -204,7 +204,7 @@ TEST_F(MembershipTest, WorkersThatHearOfAPauseTooLateAreToldToBreakOff) {
 }
 
 TEST_F(MembershipTest, WaitsForEnoughReplicasAndEndsByName) {
-  start_all(1, 3);
+  start_all(2, 3);
   ended(3, 9);
   for (int rank : {0, 1, 4, 5}) stopped(rank, 7);
   ended(2, 137);
