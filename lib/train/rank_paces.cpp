@@ -1,7 +1,6 @@
 #include "train/rank_paces.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 
 #include <utility>
 
@@ -73,10 +72,11 @@ void RankPaces::end_step() {
 
 std::vector<SlowRanks::Message> RankPaces::compare(int64_t step) {
   if (steps_ == 0) return {};
-  const at::Tensor own = at::full({1}, own_seconds_ / work_, at::kDouble);
-  const at::Tensor all = at::empty({communicator_->world_size()}, at::kDouble);
-  communicator_->all_gather(all, own, {.unit = "paces of the ranks"})->wait();
-  const auto* paces = all.const_data_ptr<double>();
+  // A sum, so that the all-gathers of a trace remain those of parameters.
+  const at::Tensor all = at::zeros({communicator_->world_size()}, at::kDouble);
+  auto* paces = all.data_ptr<double>();
+  paces[communicator_->rank()] = own_seconds_ / work_;
+  communicator_->all_reduce(all, comm::ReduceOp::kSum, {.unit = "paces of the ranks"})->wait();
   auto messages = slow_.add(step, std::exchange(steps_, 0), {paces, paces + all.numel()});
   own_seconds_ = work_ = 0;
   compared_ = true;
