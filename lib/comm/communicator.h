@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -103,6 +104,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                                       const CallSite& site) = 0;
 
   virtual void barrier(const CallSite& site) = 0;
+
+  /// How long callers were blocked in wait() while a collective ran, of this group or of any that was made from
+  /// the same world: what is left of a step's time is this rank's own. Counts all of a collective, with the
+  /// copying that this rank does in it. Not collective. nullopt where it is not known: of a world of one, of
+  /// devices, and of communicators that complete collectives at the call.
+  virtual std::optional<double> waited_seconds() const { return std::nullopt; }
 
   /// Runs `task` on this rank in the order of issue: after the collectives issued before it have completed
   /// and before those issued after it begin. The task may allocate memory that later collectives use; it must

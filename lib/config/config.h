@@ -77,6 +77,8 @@ struct TrainingOptions {
   double skip_zscore = 0.0;
   int64_t skip_window = 128;
   int64_t max_skipped_steps = 10;  ///< consecutive; one more ends the run
+  double slow_rank_factor = 1.5;   ///< by which a slow rank's own time is above the others'; 0: not compared
+  int64_t slow_rank_steps = 20;    ///< consecutive, until it is named
 
   bool may_skip_updates() const { return skip_nonfinite || skip_zscore > 0; }
 };

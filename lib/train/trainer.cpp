@@ -84,6 +84,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   util::start_phase("count of operations");
   flops_ =
       plan::flops_a_token(config_.model, config_.data.sequence_length, parts_.checkpointing, config_.lora);
+  paces_ = RankPaces::make(config_, communicator_, *batches_, flops_.model);
   util::start_phase("output folder and log");
   comm::agree(*communicator_, "output folder", [&] {
     if (config_.training.epochs > 0 && position_.step > 0) count_steps();  // of what is left
@@ -285,6 +286,7 @@ void Trainer::train() {
   util::start_phase("first step");
   while (step < steps && !summary_.stopped && !summary_.ended_early) {
     if (hooks_.activity) hooks_.activity->begin_step(step + 1);
+    if (paces_) paces_->begin_step();
     faults_.at(FaultPlace::kStep, step + 1);
     if (trace_) trace_->begin_step(step + 1);
     double lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step + 1, steps);
@@ -301,6 +303,7 @@ void Trainer::train() {
                                         .samples = samples,
                                         .micro_batches = micro_batches,
                                         .reads_outcome = reads});
+    if (paces_) paces_->end_step();
     util::end_start_record();
     profile.end_step();
     ++step;
@@ -369,7 +372,17 @@ void Trainer::save_if(bool due, bool best) {
   best ? checkpointer_->save_best(position_) : checkpointer_->save(position_);
 }
 
+void Trainer::compare_ranks() {
+  if (!paces_) return;
+  for (const auto& [warns, text] : paces_->compare(position_.step)) {
+    if (!is_first_rank()) continue;
+    progress_.finish_line();
+    warns ? util::log_warning(text) : util::log_info(text);
+  }
+}
+
 void Trainer::report(const StepResult& result, double lr) {
+  compare_ranks();
   if (!is_first_rank()) return;
   StepMeter::Reading reading = meter_.read(position_.step, position_.tokens_seen);
   StepMetrics metrics{.step = position_.step,
@@ -398,6 +411,10 @@ void Trainer::report(const StepResult& result, double lr) {
   if (parts_.scaler || parts_.guard) {
     metrics.skipped_steps = (parts_.scaler ? parts_.scaler->state().skipped_steps : 0) +
                             (parts_.guard ? parts_.guard->skipped() : 0);
+  }
+  if (paces_ && paces_->compared() != nullptr) {
+    metrics.slowest = paces_->compared()->slowest();
+    metrics.slow = paces_->compared()->slowest_named();
   }
   metrics_->write(metrics);
   progress_.show(metrics);

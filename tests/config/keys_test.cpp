@@ -170,6 +170,8 @@ const std::map<std::string, Sample>& samples() {
       {"training.skip_zscore", {"6", "-1"}},
       {"training.skip_window", {"64", "1", {"training.skip_zscore=6"}}},
       {"training.max_skipped_steps", {"0", "-1", {"training.skip_zscore=6"}}},
+      {"training.slow_rank_factor", {"2", "0.5"}},
+      {"training.slow_rank_steps", {"5", "0"}},
       {"evaluation.interval_steps", {"50", "-1", {"data.validation=[\"v\"]"}}},
       {"evaluation.max_samples", {"128", "-1", {"data.validation=[\"v\"]"}}},
       {"evaluation.accuracy", {"true", "1", {"data.validation=[\"v.bin\"]"}}},
