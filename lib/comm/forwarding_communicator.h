@@ -57,6 +57,7 @@ class ForwardingCommunicator : public UniformCommunicator, protected CommonMemor
   int world_size() const override { return inner_->world_size(); }
   std::string backend_name() const override { return inner_->backend_name(); }
   at::Device device() const override { return inner_->device(); }
+  bool adds_in_pairs() const override { return inner_->adds_in_pairs(); }
 
   std::unique_ptr<Work> enqueue(std::function<void()> task) override {
     return inner_->enqueue(std::move(task));

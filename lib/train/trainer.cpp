@@ -14,6 +14,7 @@
 #include "shard/engine_sizes.h"
 #include "shard/rank_checks.h"
 #include "shard/root_unit.h"
+#include "train/arithmetic.h"
 #include "train/layer_modes.h"
 #include "train/run_start.h"
 #include "train/step_profile.h"
@@ -33,6 +34,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
                  ProgressOutput progress, RunHooks hooks)
     : config_(config),
       given_micro_steps_(config.training.gradient_accumulation_steps),
+      given_rows_(config.data.micro_batch_size),
       communicator_(std::move(communicator)),
       validations_(config.evaluation),
       progress_(progress, config.training.steps),
@@ -54,6 +56,9 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
     }
     open_data();
   });
+  if (config_.training.reproducible == config::Reproducible::kWorldSize) {
+    require_equal_arithmetic(config_, *communicator_);
+  }
   mesh_.emplace(config_.mesh, communicator_);
   parts_ = build_run_parts(config_, *mesh_, trace_);
   util::start_phase("data");
@@ -121,6 +126,7 @@ void Trainer::report_batch_change() {
 config::Config Trainer::config_as_given() const {
   config::Config config = config_;
   config.training.gradient_accumulation_steps = given_micro_steps_;
+  config.data.micro_batch_size = given_rows_;
   return config;
 }
 
@@ -422,6 +428,7 @@ bool Trainer::validate() {
                                          .accuracy = config_.evaluation.accuracy,
                                          .prefetch = prefetch_options(config_, *mesh_),
                                          .cut = parts_.cut,
+                                         .by_sample = config_.training.reproducible == config::Reproducible::kWorldSize,
                                          .copies = mesh_->shape().model,
                                          .stop_requested = [this] { return stop_is_requested(); }});
   summary_.stopped = !finished.has_value();
