@@ -326,8 +326,8 @@ void reduce_in_rank_order(void* out, const std::vector<const void*>& parts, int6
                           at::ScalarType dtype, ReduceOp op) {
   count_reduction(parts.size(), numel, dtype, c10::elementSize(dtype));
   if (dtype == at::kFloat && op == ReduceOp::kSum) {
-    return sum_in_pairs(static_cast<float*>(out), reinterpret_cast<const float* const*>(parts.data()), parts.size(),
-                        numel);
+    return sum_in_pairs(static_cast<float*>(out), reinterpret_cast<const float* const*>(parts.data()),
+                        parts.size(), numel);
   }
   if (dtype == at::kBFloat16) return reduce<BFloat16Bits>(out, parts, numel, op);
   if (dtype == at::kBool) return reduce<uint8_t>(out, parts, numel, ReduceOp::kMax);

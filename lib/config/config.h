@@ -191,8 +191,7 @@ inline bool scales_loss(const Config& config) {
 inline bool updates_units_alone(const Config& config) {
   const optim::OptimizerTraits* traits = optim::optimizer_traits().find(config.optimizer.name);
   return config.training.max_grad_norm == 0 && !scales_loss(config) && !config.training.may_skip_updates() &&
-         config.training.reproducible == Reproducible::kRun &&
-         (traits == nullptr || traits->updates_alone);
+         config.training.reproducible == Reproducible::kRun && (traits == nullptr || traits->updates_alone);
 }
 
 }  // namespace fsdp::config

@@ -62,12 +62,10 @@ void multiply_here(const ProductOf& product, const at::Tensor& b, Matmul matmul)
 at::Tensor product_by_rows(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
   const std::array<int64_t, 2> shape{a.size(0), b.size(1)};
   const auto options = a.options().dtype(at::kFloat);
-  const at::Tensor sum =
-      bias ? bias->to(at::kFloat).expand(shape).contiguous() : at::empty(shape, options);
+  const at::Tensor sum = bias ? bias->to(at::kFloat).expand(shape).contiguous() : at::empty(shape, options);
   // In bf16 the blocks take the depth in pairs.
   const bool pads = a.scalar_type() == at::kBFloat16 && a.size(1) % 2 != 0;
-  const ProductOf product{
-      .c = sum, .a = pads ? at::constant_pad_nd(a, {0, 1}) : a, .adds = bias.has_value()};
+  const ProductOf product{.c = sum, .a = pads ? at::constant_pad_nd(a, {0, 1}) : a, .adds = bias.has_value()};
   multiply_all_into(std::span(&product, 1), pads ? at::constant_pad_nd(b, {0, 0, 0, 1}) : b);
   return sum.to(a.scalar_type());
 }

@@ -204,36 +204,39 @@ void sum_rows_along_tree(const at::Tensor& table, const at::Tensor& rows, const 
     if (i == 0 || id[i] != id[i - 1]) begins.push_back(i);
   }
   begins.push_back(count);
-  util::parallel_for(0, std::ssize(begins) - 1, std::max<int64_t>(1, kGrain / width), [&](int64_t first, int64_t last) {
-    std::vector<uint64_t> samples;  // whose sums wait, one below another
-    std::vector<float> sums;
-    const auto merge = [&] {
-      float* left = sums.data() + (samples.size() - 2) * static_cast<size_t>(width);
-      for (int64_t k = 0; k < width; ++k) left[k] += left[width + k];
-      samples.pop_back();
-      sums.resize(samples.size() * static_cast<size_t>(width));
-    };
-    for (int64_t each = first; each < last; ++each) {
-      const auto begin = static_cast<size_t>(each);
-      for (int64_t i = begins[begin]; i < begins[begin + 1]; ++i) {
-        const auto sample = static_cast<uint64_t>(place[i] / rows_of_sample);
-        if (samples.empty() || samples.back() != sample) {
-          // The level at which two samples meet is the highest bit in which they differ.
-          const auto level = [](uint64_t one, uint64_t other) { return std::bit_width(one ^ other); };
-          while (samples.size() > 1 && level(samples[samples.size() - 2], samples.back()) < level(samples.back(), sample)) merge();
-          samples.push_back(sample);
-          sums.resize(samples.size() * static_cast<size_t>(width), 0.0F);
+  util::parallel_for(
+      0, std::ssize(begins) - 1, std::max<int64_t>(1, kGrain / width), [&](int64_t first, int64_t last) {
+        std::vector<uint64_t> samples;  // whose sums wait, one below another
+        std::vector<float> sums;
+        const auto merge = [&] {
+          float* left = sums.data() + (samples.size() - 2) * static_cast<size_t>(width);
+          for (int64_t k = 0; k < width; ++k) left[k] += left[width + k];
+          samples.pop_back();
+          sums.resize(samples.size() * static_cast<size_t>(width));
+        };
+        for (int64_t each = first; each < last; ++each) {
+          const auto begin = static_cast<size_t>(each);
+          for (int64_t i = begins[begin]; i < begins[begin + 1]; ++i) {
+            const auto sample = static_cast<uint64_t>(place[i] / rows_of_sample);
+            if (samples.empty() || samples.back() != sample) {
+              // The level at which two samples meet is the highest bit in which they differ.
+              const auto level = [](uint64_t one, uint64_t other) { return std::bit_width(one ^ other); };
+              while (samples.size() > 1 &&
+                     level(samples[samples.size() - 2], samples.back()) < level(samples.back(), sample))
+                merge();
+              samples.push_back(sample);
+              sums.resize(samples.size() * static_cast<size_t>(width), 0.0F);
+            }
+            float* sum = sums.data() + (samples.size() - 1) * static_cast<size_t>(width);
+            const T* part = from + place[i] * width;
+            for (int64_t k = 0; k < width; ++k) sum[k] += static_cast<float>(part[k]);
+          }
+          while (samples.size() > 1) merge();
+          std::copy_n(sums.data(), width, to + id[begins[begin]] * width);
+          samples.clear();
+          sums.clear();
         }
-        float* sum = sums.data() + (samples.size() - 1) * static_cast<size_t>(width);
-        const T* part = from + place[i] * width;
-        for (int64_t k = 0; k < width; ++k) sum[k] += static_cast<float>(part[k]);
-      }
-      while (samples.size() > 1) merge();
-      std::copy_n(sums.data(), width, to + id[begins[begin]] * width);
-      samples.clear();
-      sums.clear();
-    }
-  });
+      });
 }
 
 /// add_rows() on a GPU, for a table that is fp32 or, without `adds`, of the rows' type. Rows are sorted by id,

@@ -311,9 +311,10 @@ void Engine::begin_sample_sums(int64_t micro_batches) {
 void Engine::require_all_sample_sums() const {
   for (const auto& unit : units_) {
     if (unit->has_all_rounds()) continue;
-    util::fail(util::ErrorKind::kUsage, "unit ", unit->name(),
-               ": expected gradients in every micro-batch of a step, whose sums would depend on the number of ranks "
-               "otherwise; found none in some; leave training.reproducible = \"world_size\" out");
+    util::fail(
+        util::ErrorKind::kUsage, "unit ", unit->name(),
+        ": expected gradients in every micro-batch of a step, whose sums would depend on the number of ranks "
+        "otherwise; found none in some; leave training.reproducible = \"world_size\" out");
   }
 }
 

@@ -12,7 +12,9 @@ std::vector<SampleNode> nodes_of(int64_t first, int64_t count, int64_t most) {
   std::vector<SampleNode> nodes;
   for (const int64_t end = first + count; first < end;) {
     int level = 0;
-    const auto fits = [&](int64_t leaves) { return leaves <= most && first % leaves == 0 && first + leaves <= end; };
+    const auto fits = [&](int64_t leaves) {
+      return leaves <= most && first % leaves == 0 && first + leaves <= end;
+    };
     while (fits(int64_t{2} << level)) ++level;
     nodes.push_back({first, level});
     first += nodes.back().leaves();

@@ -56,8 +56,8 @@ void Unit::begin_sample_sums(int64_t rounds) {
 }
 
 Unit::SampleRound Unit::sample_round() const {
-  const int64_t ranks = groups_.shard->world_size(), rank = groups_.shard->rank(), replicas = groups_.replicas(),
-                first = round_ * replicas * ranks;
+  const int64_t ranks = groups_.shard->world_size(), rank = groups_.shard->rank(),
+                replicas = groups_.replicas(), first = round_ * replicas * ranks;
   const auto of_replica = [&](int64_t replica) {
     return nodes_of(first + replica * ranks, ranks, most_leaves_of(*groups_.reduce_scatter));
   };
@@ -134,8 +134,8 @@ void Unit::start_sample_reduction() {
 /// Whatever the order in which a group's all-reduce adds, its reduce-scatter adds in that of the ranks.
 void Unit::reduce_slots_across(Reduction& job, const SampleRound& round) {
   comm::Communicator& group = *groups_.replicate;
-  const int64_t n = storage_.layout().shard_numel(), inside = std::ssize(round.inside), all = std::ssize(round.all),
-                count = round.gradients * all * n;
+  const int64_t n = storage_.layout().shard_numel(), inside = std::ssize(round.inside),
+                all = std::ssize(round.all), count = round.gradients * all * n;
   const at::Tensor own = job.output;
   const at::Tensor slots = at::empty({rounded_up(count, group.world_size())}, own.options());
   group.enqueue([own, slots, n, inside, all, round] {

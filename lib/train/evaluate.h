@@ -40,7 +40,7 @@ struct ValidationHooks {
   data::PrefetchOptions prefetch = {};                         ///< device and end are set by validate()
   std::shared_ptr<const parallel::CutSequence> cut = nullptr;  ///< of the rows that `prefetch` yields
   bool by_sample = false;  ///< the loss is the same number at any world size (kernels/sample_sums.h)
-  int64_t copies = 1;  ///< ranks that compute the same rows: those of the mesh's axis model
+  int64_t copies = 1;      ///< ranks that compute the same rows: those of the mesh's axis model
   /// Collective, called between batches; true ends the validation.
   std::function<bool()> stop_requested = nullptr;
 };

@@ -20,6 +20,7 @@
 #include "shard/engine_sizes.h"
 #include "shard/fully_shard.h"
 #include "shard/spmd_fully_shard.h"
+#include "train/arithmetic.h"
 #include "train/initial_weights.h"
 #include "train/layer_modes.h"
 #include "util/error.h"
@@ -174,6 +175,9 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
                                  std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights) {
   ShardedModel parts;
   const std::shared_ptr<comm::Communicator>& communicator = mesh.world();
+  if (config.training.reproducible == config::Reproducible::kWorldSize) {
+    require_equal_arithmetic(config, *communicator);
+  }
   util::start_phase("model");
   parts.cut = cut_sequence(config, mesh);
   comm::agree(*communicator, "model", [&] {
@@ -314,7 +318,8 @@ TrainStep make_train_step(const config::Config& config, RunParts& parts, const d
   std::optional<SamplePlaces> by_sample;
   if (config.training.reproducible == config::Reproducible::kWorldSize) {
     const data::Placement place = placement(config, parts.engine->communicator());
-    by_sample = {.rank = place.rank, .ranks = place.world_size, .batch_is_sample = config.data.max_tokens > 0};
+    by_sample = {
+        .rank = place.rank, .ranks = place.world_size, .batch_is_sample = config.data.max_tokens > 0};
   }
   return TrainStep(
       {*parts.model, *parts.engine, *parts.optimizer, batches, parts.scaler ? &*parts.scaler : nullptr,

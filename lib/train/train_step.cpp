@@ -31,9 +31,9 @@ TrainStep::TrainStep(const Parts& parts, const StepOptions& options) : parts_(pa
   }
   const bool arrive_on_host = computes_on_host() || parts.engine.options().move_grads_to_cpu;
   FSDP_CHECK(options.by_sample.has_value() == parts.engine.options().sums_by_sample);
-  updates_as_gradients_arrive_ = arrive_on_host && !options.by_sample && !outcome_ && options.max_grad_norm == 0 &&
-                                 parts.scaler == nullptr && parts.guard == nullptr &&
-                                 parts.optimizer.updates_alone();
+  updates_as_gradients_arrive_ = arrive_on_host && !options.by_sample && !outcome_ &&
+                                 options.max_grad_norm == 0 && parts.scaler == nullptr &&
+                                 parts.guard == nullptr && parts.optimizer.updates_alone();
 }
 
 bool TrainStep::computes_on_host() const { return parts_.engine.communicator().device().is_cpu(); }
@@ -153,8 +153,9 @@ at::Tensor TrainStep::accumulate_by_sample(const StepPosition& position, int64_t
   if (options_.counts_vary) batches = batches_with_shares(position, count);
   sample_losses_.clear();
   for (int64_t i = 0; i < count; ++i) {
-    const MicroBatch micro_batch{options_.counts_vary ? std::move(batches[static_cast<size_t>(i)].batch)
-                                                      : parts_.batches.batch(position.first_global_sample, i)};
+    const MicroBatch micro_batch{options_.counts_vary
+                                     ? std::move(batches[static_cast<size_t>(i)].batch)
+                                     : parts_.batches.batch(position.first_global_sample, i)};
     const at::Tensor& targets = micro_batch.batch.targets;
     const int64_t samples = batch_is_sample ? 1 : targets.size(0);
     targets_of_step_ = static_cast<double>(

@@ -14,7 +14,6 @@
 #include "shard/engine_sizes.h"
 #include "shard/rank_checks.h"
 #include "shard/root_unit.h"
-#include "train/arithmetic.h"
 #include "train/layer_modes.h"
 #include "train/run_start.h"
 #include "train/step_profile.h"
@@ -56,9 +55,6 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
     }
     open_data();
   });
-  if (config_.training.reproducible == config::Reproducible::kWorldSize) {
-    require_equal_arithmetic(config_, *communicator_);
-  }
   mesh_.emplace(config_.mesh, communicator_);
   parts_ = build_run_parts(config_, *mesh_, trace_);
   util::start_phase("data");
@@ -423,14 +419,15 @@ bool Trainer::validation_is_due() const {
 
 bool Trainer::validate() {
   progress_.begin("validation", position_.step);
-  const auto finished = train::validate(*parts_.model, *validation_loader_, *communicator_,
-                                        {.bytes = token_bytes_.get(),
-                                         .accuracy = config_.evaluation.accuracy,
-                                         .prefetch = prefetch_options(config_, *mesh_),
-                                         .cut = parts_.cut,
-                                         .by_sample = config_.training.reproducible == config::Reproducible::kWorldSize,
-                                         .copies = mesh_->shape().model,
-                                         .stop_requested = [this] { return stop_is_requested(); }});
+  const auto finished =
+      train::validate(*parts_.model, *validation_loader_, *communicator_,
+                      {.bytes = token_bytes_.get(),
+                       .accuracy = config_.evaluation.accuracy,
+                       .prefetch = prefetch_options(config_, *mesh_),
+                       .cut = parts_.cut,
+                       .by_sample = config_.training.reproducible == config::Reproducible::kWorldSize,
+                       .copies = mesh_->shape().model,
+                       .stop_requested = [this] { return stop_is_requested(); }});
   summary_.stopped = !finished.has_value();
   if (!finished) return false;
   const Validation& validation = *finished;

@@ -1,10 +1,13 @@
 #include <ATen/Parallel.h>
 
-#include <map>
+#include <algorithm>
+#include <random>
 #include <string>
 #include <vector>
 
+#include "kernels/block_product.h"
 #include "support/checkpoint_contents.h"
+#include "support/log_lines.h"
 #include "support/trainer_fixture.h"
 #include "train/arithmetic.h"
 
@@ -78,7 +81,8 @@ TEST_F(ReproducibleTest, ResultsDoNotDependOnTheSizeOfMicroBatches) {
 }
 
 TEST_F(ReproducibleTest, ResultsDoNotDependOnTheNumberOfRanks) {
-  expect_same_results({{.ranks = 2}, {.ranks = 2, .rows = 2}, {.ranks = 4, .rows = 2}, {.ranks = 8, .rows = 1}});
+  expect_same_results(
+      {{.ranks = 2}, {.ranks = 2, .rows = 2}, {.ranks = 4, .rows = 2}, {.ranks = 8, .rows = 1}});
 }
 
 TEST_F(ReproducibleTest, ResultsDoNotDependOnThreads) {
@@ -91,7 +95,93 @@ TEST_F(ReproducibleTest, ResultsDoNotDependOnThreads) {
 }
 
 TEST_F(ReproducibleTest, ResultsAreTheSameOnOtherNumbersThanPowersOfTwo) {
-  expect_same_results({{.ranks = 3}, {.ranks = 3, .rows = 2}, {.ranks = 6, .rows = 1}});
+  expect_same_results(
+      {{.ranks = 3}, {.ranks = 3, .rows = 2}, {.ranks = 6, .rows = 1}, {.ranks = 12, .rows = 1}});
+}
+
+TEST_F(ReproducibleTest, ResultsDoNotDependOnReplicas) {
+  using enum shard::Strategy;
+  expect_same_results({{.ranks = 3, .strategy = kNoShard},
+                       {.ranks = 4, .rows = 2, .strategy = kHybridShard, .replicas = 2},
+                       {.ranks = 6, .rows = 1, .strategy = kHybridShard, .replicas = 2},
+                       {.ranks = 6, .rows = 4, .strategy = kHybridShard, .replicas = 3},
+                       {.ranks = 6, .rows = 2, .strategy = kFullShard, .replicas = 2}});
+}
+
+/// Of all models that are not refused, on numbers of ranks, with micro-batches, strategies and layouts that are drawn.
+TEST_F(ReproducibleTest, ResultsOfDrawnRunsAreTheSame) {
+  struct Model {
+    std::string architecture;
+    bool tied, bf16;
+  };
+  std::vector<Model> models;
+  for (const std::string architecture : {"llama", "gpt2", "qwen3", "olmo2", "smollm3", "phi3"}) {
+    for (const bool tied : {false, true}) models.push_back({architecture, tied, false});
+    if (kernels::has_small_products(at::kBFloat16)) models.push_back({architecture, true, true});
+  }
+  std::mt19937 source(5);
+  const auto draw = [&](const auto& values) { return values[source() % values.size()]; };
+  for (const Model& model : models) {
+    SCOPED_TRACE(util::concat(model.architecture, model.tied ? ", tied" : "", model.bf16 ? ", bf16" : ""));
+    config_.model = testing::family_options(model.architecture);
+    config_.model.tie_word_embeddings = model.tied;
+    config_.model.hidden_dropout = model.tied ? 0.1 : 0;
+    config_.mixed_precision.param_dtype = model.bf16 ? util::FloatType::kBFloat16 : util::FloatType::kFloat32;
+    config_.data.document_separator = 3;
+    config_.data.documents = model.tied ? data::DocumentTreatment::kMask : data::DocumentTreatment::kJoin;
+    config_.activation_checkpointing.mode = model.tied ? nn::RecomputeMode::kFull : nn::RecomputeMode::kNone;
+    std::vector<Sharing> drawn;
+    while (drawn.size() < 3) {
+      Sharing sharing{
+          .ranks = draw(std::vector<int>{1, 2, 3, 4, 6, 8}),
+          .rows = draw(std::vector<int64_t>{1, 2, 3, 4, 6, 8}),
+          .strategy =
+              draw(std::vector<shard::Strategy>{shard::Strategy::kFullShard, shard::Strategy::kShardGradOp,
+                                                shard::Strategy::kNoShard, shard::Strategy::kHybridShard}),
+          .layout = draw(std::vector<shard::Layout>{shard::Layout::kFlat, shard::Layout::kPerParameter}),
+          .offload = source() % 2 == 0};
+      if (sharing.strategy == shard::Strategy::kHybridShard)
+        sharing.replicas = sharing.ranks % 2 == 0 ? 2 : 1;
+      if (24 % (sharing.ranks * sharing.rows) == 0) drawn.push_back(sharing);
+    }
+    expect_same_results(drawn);
+  }
+}
+
+TEST_F(ReproducibleTest, RunsResumeOnOtherNumbersOfRanks) {
+  const auto whole = checkpoint_of({});
+  config::Config config = config_of({.ranks = 3}, "resumed");
+  config.training.steps = 2;
+  config.lr_scheduler.name = "constant";
+  train(3, config);
+  config = config_of({.ranks = 4, .rows = 2, .strategy = shard::Strategy::kShardGradOp}, "resumed");
+  train(4, config);
+  testing::expect_equal_checkpoints(whole, folder_ / "resumed" / "step-00000003");
+}
+
+TEST_F(ReproducibleTest, SumsOfTargetsThatDoNotAllCountAreTheSame) {
+  config_.data.documents = data::DocumentTreatment::kSplit;
+  config_.data.document_separator = 3;
+  expect_same_results({{.rows = 1}, {.ranks = 3, .rows = 2}, {.ranks = 4, .rows = 1}});
+}
+
+TEST_F(ReproducibleTest, TheDefaultDependsOnTheNumberOfRanks) {
+  config_.training.reproducible = config::Reproducible::kRun;
+  const auto one = testing::contents_of(checkpoint_of({})),
+             three = testing::contents_of(checkpoint_of({.ranks = 3}));
+  EXPECT_TRUE(std::ranges::any_of(
+      one, [&](const auto& item) { return !at::equal(item.second, three.at(item.first)); }));
+}
+
+TEST_F(ReproducibleTest, CheckpointsOfAnotherArithmeticAreNamed) {
+  util::set_log_level(util::LogLevel::kInfo);
+  const auto told = [](const std::string& before) {
+    return testing::log_lines([&] { warn_of_other_arithmetic({{"arithmetic", before}}, "step-1"); });
+  };
+  EXPECT_EQ(told(arithmetic()), "");
+  const std::string lines = told("Other family 1");
+  EXPECT_NE(lines.find("Other family 1"), std::string::npos) << lines;
+  EXPECT_NE(lines.find(arithmetic()), std::string::npos) << lines;
 }
 
 }  // namespace
