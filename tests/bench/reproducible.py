@@ -5,6 +5,8 @@ consolidated weights, the optimizer state and the metrics. --draws takes some of
 Ways: 1, 2, 3, 4, 6 and 8 processes; full_shard, shard_grad_op, no_shard and hybrid_shard; both layouts; shards in host memory
 or not; micro-batches of 1 to 24 sequences; 1 and 2 threads a process; shared memory, gloo and, over two "hosts" with process
 numbers of their own (which needs the right to make namespaces), hierarchical. For each of the models, in fp32 and bf16.
+
+--cost instead measures how long steps take, against the default order of sums, in turns.
 """
 import argparse
 import collections
@@ -16,10 +18,15 @@ import pathlib
 import random
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+
+from results import describe_machine, replace_section
+from sides import Setting, Sides
+from step_tables import median_step, table, with_spread
 
 GLOBAL_BATCH = 24
 Way = collections.namedtuple("Way", "processes strategy layout offload rows threads backend")
@@ -127,12 +134,41 @@ def parse_arguments():
     p.add_argument("--seed", type=int, default=0, help="of the draws (0)")
     p.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)} (all)")
     p.add_argument("--dtypes", default="float32,bfloat16", help="of float32, bfloat16 (both)")
+    p.add_argument("--cost", action="store_true", help="measure times of steps")
+    p.add_argument("--cost-of", default="quickstart:1,quickstart:2,quickstart:3,quickstart:4,small:2", metavar="MODEL:RANKS,...",
+                   help="settings of --cost (quickstart:1,quickstart:2,quickstart:3,quickstart:4,small:2)")
+    p.add_argument("--write", action="store_true", help="with --cost: put the table into tests/bench/RESULTS.md")
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="for fsdp-train; repeatable")
     return p.parse_args()
 
 
+def measure_cost(a):
+    rows, rounds, steps, warmup = [], 3, 10, 3
+    head = ["model", "ranks", "type", "sequences a rank", "default, s", "world_size, s", "world_size / default", "peak MiB a rank, each"]
+    with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as work:
+        sides = Sides(pathlib.Path(a.bin) / "fsdp-train", None, work, a.set)
+        for (model, ranks), dtype in itertools.product((each.split(":") for each in a.cost_of.split(",")), ("fp32", "bf16")):
+            setting = Setting(model, int(ranks), dtype, 4, steps, warmup, threads=1)
+            runs = {"run": [], "world_size": []}
+            for _ in range(rounds):
+                for value, done in runs.items():
+                    done.append(sides.run_ours(setting, overrides=[f"training.reproducible={value}"], stored_weights=False))
+            ratios = [statistics.median(own.seconds) / statistics.median(base.seconds) for base, own in zip(*runs.values())]
+            ratio = median_step(runs["world_size"]) / median_step(runs["run"])
+            peaks = " / ".join(f"{statistics.median(run.peak_mib for run in done):.0f}" for done in runs.values())
+            rows.append([model, ranks, dtype, "4", with_spread(runs["run"]), with_spread(runs["world_size"]),
+                         f"{ratio:.3f} ({min(ratios):.3f}..{max(ratios):.3f})", peaks])
+            print("| " + " | ".join(rows[-1]) + " |", flush=True)
+            if a.write:  # an interrupted run keeps what it has
+                flags = "; ".join([f"{rounds} rounds of {steps} steps, {warmup} not counted", *a.set])
+                replace_section("reproducible", f"{describe_machine(flags)}\n\n{table(head, rows)}")
+    return 0
+
+
 def main():
     a = parse_arguments()
+    if a.cost:
+        return measure_cost(a)
     cases = list(itertools.product(a.models.split(","), a.dtypes.split(",")))
     todo = [(case, way) for case in cases for way in ways()]
     if a.draws:

@@ -165,6 +165,19 @@ TEST_F(ReproducibleTest, SumsOfTargetsThatDoNotAllCountAreTheSame) {
   expect_same_results({{.rows = 1}, {.ranks = 3, .rows = 2}, {.ranks = 4, .rows = 1}});
 }
 
+TEST_F(ReproducibleTest, BatchesByNumberOfTokensAreSamples) {
+  config_.data.documents = data::DocumentTreatment::kSplit;
+  config_.data.document_separator = 3;
+  config_.data.max_tokens = 16;
+  expect_same_results({{.ranks = 2}, {.ranks = 3}, {.ranks = 8}});
+}
+
+TEST_F(ReproducibleTest, ResultsAreTheSameByMarks) {
+  const auto one = checkpoint_of({});
+  config_.fsdp.front = config::Front::kSpmd;
+  testing::expect_equal_checkpoints(one, checkpoint_of({.ranks = 3}));
+}
+
 TEST_F(ReproducibleTest, TheDefaultDependsOnTheNumberOfRanks) {
   config_.training.reproducible = config::Reproducible::kRun;
   const auto one = testing::contents_of(checkpoint_of({})),
