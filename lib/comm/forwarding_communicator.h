@@ -59,6 +59,7 @@ class ForwardingCommunicator : public UniformCommunicator, protected CommonMemor
   std::string backend_name() const override { return inner_->backend_name(); }
   at::Device device() const override { return inner_->device(); }
   std::optional<double> waited_seconds() const override { return inner_->waited_seconds(); }
+  bool adds_in_pairs() const override { return inner_->adds_in_pairs(); }
 
   std::unique_ptr<Work> enqueue(std::function<void()> task) override {
     return inner_->enqueue(std::move(task));

@@ -89,6 +89,9 @@ std::vector<Key> training_keys() {
        "use only kernels whose results are the same in every run, like torch.use_deterministic_algorithms(True): on "
        "GPUs attention's backward is slower, and an operation of a plug-in without such a kernel ends the run; on "
        "the CPU built-in models compute the same either way"},
+      {KEY(training, reproducible),
+       "run: a run on as many ranks and threads repeats all bits; world_size: weights, optimizer state and metrics do "
+       "not depend on the number of ranks, of threads and of samples in a micro-batch (CPU only)"},
       {KEY(training, no_sync),
        "accumulate gradients of micro-batches unsharded and reduce after the last: less traffic, more "
        "memory",

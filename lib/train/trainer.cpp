@@ -33,6 +33,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
                  ProgressOutput progress, RunHooks hooks)
     : config_(config),
       given_micro_steps_(config.training.gradient_accumulation_steps),
+      given_rows_(config.data.micro_batch_size),
       communicator_(std::move(communicator)),
       validations_(config.evaluation),
       progress_(progress, config.training.steps),
@@ -122,6 +123,7 @@ void Trainer::report_batch_change() {
 config::Config Trainer::config_as_given() const {
   config::Config config = config_;
   config.training.gradient_accumulation_steps = given_micro_steps_;
+  config.data.micro_batch_size = given_rows_;
   return config;
 }
 
@@ -434,13 +436,15 @@ bool Trainer::validation_is_due() const {
 
 bool Trainer::validate() {
   progress_.begin("validation", position_.step);
-  const auto finished = train::validate(*parts_.model, *validation_loader_, *communicator_,
-                                        {.bytes = token_bytes_.get(),
-                                         .accuracy = config_.evaluation.accuracy,
-                                         .prefetch = prefetch_options(config_, *mesh_),
-                                         .cut = parts_.cut,
-                                         .copies = mesh_->shape().model,
-                                         .stop_requested = [this] { return stop_is_requested(); }});
+  const auto finished =
+      train::validate(*parts_.model, *validation_loader_, *communicator_,
+                      {.bytes = token_bytes_.get(),
+                       .accuracy = config_.evaluation.accuracy,
+                       .prefetch = prefetch_options(config_, *mesh_),
+                       .cut = parts_.cut,
+                       .by_sample = config_.training.reproducible == config::Reproducible::kWorldSize,
+                       .copies = mesh_->shape().model,
+                       .stop_requested = [this] { return stop_is_requested(); }});
   summary_.stopped = !finished.has_value();
   if (!finished) return false;
   const Validation& validation = *finished;

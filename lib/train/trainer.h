@@ -94,7 +94,7 @@ class Trainer {
   std::filesystem::path output_folder() const { return config_.run.output_dir; }
 
   config::Config config_;  ///< its batch is resolved
-  int64_t given_micro_steps_;
+  int64_t given_micro_steps_, given_rows_;
   std::shared_ptr<comm::Communicator> communicator_;
   std::optional<comm::Mesh> mesh_;      ///< of the communicator
   std::shared_ptr<comm::Trace> trace_;  ///< null unless logging.trace_communication

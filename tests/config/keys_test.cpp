@@ -164,6 +164,7 @@ const std::map<std::string, Sample>& samples() {
         {"training.float8=\"tensorwise\"", "mixed_precision.param_dtype=\"bfloat16\""}}},
       {"training.cuda_graphs", {"true", "1"}},
       {"training.deterministic", {"true", "1"}},
+      {"training.reproducible", {"\"world_size\"", "\"ranks\""}},
       {"training.no_sync", {"true", "1", {"training.gradient_accumulation_steps=2"}}},
       {"training.clip_grad_value", {"0.5", "-1", {"training.max_grad_norm=0"}}},
       {"training.skip_nonfinite", {"true", "1"}},
