@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -86,7 +87,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   virtual std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                            const CallSite& site) = 0;
 
-  /// output [n] = the sum over ranks of part rank() of their inputs [W * n], added in rank order.
+  /// output [n] = the sum over ranks of part rank() of their inputs [W * n], added in the order of
+  /// sum_in_rank_order() (memory_operations.h).
   virtual std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                                const CallSite& site) = 0;
 
@@ -103,6 +105,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                                       const CallSite& site) = 0;
 
   virtual void barrier(const CallSite& site) = 0;
+
+  /// How long callers were blocked in wait() while a collective ran, of this group or of any that was made from
+  /// the same world: what is left of a step's time is this rank's own. Counts all of a collective, with the
+  /// copying that this rank does in it. Not collective. nullopt where it is not known: of a world of one, of
+  /// devices, and of communicators that complete collectives at the call.
+  virtual std::optional<double> waited_seconds() const { return std::nullopt; }
+
+  /// Whether sums of float32 over the ranks of a reduce-scatter are those of sum_in_rank_order(). Else their order is
+  /// fixed too, but another.
+  virtual bool adds_in_pairs() const { return true; }
 
   /// Runs `task` on this rank in the order of issue: after the collectives issued before it have completed
   /// and before those issued after it begin. The task may allocate memory that later collectives use; it must

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,6 +58,8 @@ class ForwardingCommunicator : public UniformCommunicator, protected CommonMemor
   int world_size() const override { return inner_->world_size(); }
   std::string backend_name() const override { return inner_->backend_name(); }
   at::Device device() const override { return inner_->device(); }
+  std::optional<double> waited_seconds() const override { return inner_->waited_seconds(); }
+  bool adds_in_pairs() const override { return inner_->adds_in_pairs(); }
 
   std::unique_ptr<Work> enqueue(std::function<void()> task) override {
     return inner_->enqueue(std::move(task));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <exception>
 #include <map>
@@ -65,6 +66,14 @@ class HierarchicalCommunicator final : public Communicator {
   int rank() const override { return identity_.rank; }
   int world_size() const override { return identity_.size(); }
   std::string backend_name() const override { return "hierarchical"; }
+  /// Sums of hosts are added, which is the same where they are of as many neighbours as a power of two.
+  bool adds_in_pairs() const override {
+    if (!std::has_single_bit(static_cast<unsigned>(per_host()))) return false;
+    for (int host = 0; host < hosts(); ++host) {
+      if (!consecutive(host) || member(host, 0) != host * per_host()) return false;
+    }
+    return true;
+  }
 
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                    const CallSite& site) override {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <type_traits>
@@ -249,6 +250,23 @@ void reduce_halves(Out* out, const HalfBits* const* parts, size_t count, int64_t
   }
 }
 
+/// Sums in pairs; up to three are the same in order. In blocks that stay in the L1 cache.
+void sum_in_pairs(float* out, const float* const* parts, size_t count, int64_t numel) {
+  static const auto sum = chosen_reduce<float, ReduceOp::kSum>();
+  if (count <= 3) return sum(out, parts, count, numel);
+  const size_t half = std::bit_floor(count - 1);
+  alignas(64) float right[kBlock], left[kBlock];
+  std::vector<const float*> some(count);
+  for (int64_t begin = 0; begin < numel; begin += kBlock) {
+    const int64_t length = std::min(kBlock, numel - begin);
+    for (size_t part = 0; part < count; ++part) some[part] = parts[part] + begin;
+    sum_in_pairs(left, some.data(), half, length);
+    sum_in_pairs(right, some.data() + half, count - half, length);
+    const float* both[] = {left, right};
+    sum(out + begin, both, 2, length);
+  }
+}
+
 template <typename T>
 void reduce(void* out, const std::vector<const void*>& parts, int64_t numel, ReduceOp op) {
   static const auto sum = chosen_reduce<T, ReduceOp::kSum>();
@@ -307,6 +325,10 @@ void sum_unrounded(float* out, const std::vector<const void*>& parts, int64_t nu
 void reduce_in_rank_order(void* out, const std::vector<const void*>& parts, int64_t numel,
                           at::ScalarType dtype, ReduceOp op) {
   count_reduction(parts.size(), numel, dtype, c10::elementSize(dtype));
+  if (dtype == at::kFloat && op == ReduceOp::kSum) {
+    return sum_in_pairs(static_cast<float*>(out), reinterpret_cast<const float* const*>(parts.data()),
+                        parts.size(), numel);
+  }
   if (dtype == at::kBFloat16) return reduce<BFloat16Bits>(out, parts, numel, op);
   if (dtype == at::kBool) return reduce<uint8_t>(out, parts, numel, ReduceOp::kMax);
   if (dtype == at::kHalf) {

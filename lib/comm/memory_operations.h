@@ -15,11 +15,12 @@ namespace fsdp::comm {
 /// Whether sums of this type are accumulated in float32 and rounded once (bfloat16, float16).
 bool sums_in_float(at::ScalarType dtype);
 
-/// out [n] = parts[0] + parts[1] + ..., each [n], added in this order. `out` may be one of the parts, but must
+/// out [n] = parts[0] + parts[1] + ..., each [n], added in this order: float32 in pairs, (0 + 1) + (2 + 3) and so on, the
+/// rest, of 5 the last, behind the largest power of two; other types one after another. `out` may be one of the parts, but must
 /// not overlap a part in any other way.
 void sum_in_rank_order(const at::Tensor& out, const std::vector<at::Tensor>& parts);
 
-/// The same on contiguous memory, for both operations: out [numel] = parts[0] op parts[1] op ..., in one pass.
+/// The same on contiguous memory, for both operations: out [numel] = parts[0] op parts[1] op ....
 /// The maximum is NaN if any part is. Sums of bools are "or". Types: floating point, integers, bool.
 void reduce_in_rank_order(void* out, const std::vector<const void*>& parts, int64_t numel,
                           at::ScalarType dtype, ReduceOp op);

@@ -3,7 +3,14 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <optional>
+#include <utility>
+
 #include "comm/forwarding_communicator.h"
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/stream.h"
 
@@ -61,6 +68,8 @@ class OnDevice : public ForwardingCommunicator {
     return at::empty({numel}, at::TensorOptions().dtype(dtype).device(device_));
   }
   CommonMemory* common_memory() override { return nullptr; }
+  /// The caller's stream waits, and the host does not know for how long.
+  std::optional<double> waited_seconds() const override { return std::nullopt; }
 
  private:
   const at::Device device_;
@@ -136,20 +145,67 @@ class StagedCommunicator final : public OnDevice {
   }
 };
 
+/// How long the collectives of one queue have run, the one under way included. Thread-safe.
+class CollectiveClock {
+ public:
+  void begin() {
+    std::lock_guard lock(mutex_);
+    began_ = Clock::now();
+  }
+  void end() {
+    std::lock_guard lock(mutex_);
+    ran_ += util::seconds_since(*std::exchange(began_, std::nullopt));
+  }
+  double seconds() const {
+    std::lock_guard lock(mutex_);
+    return ran_ + (began_ ? util::seconds_since(*began_) : 0);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  mutable std::mutex mutex_;
+  double ran_ = 0;
+  std::optional<Clock::time_point> began_;
+};
+
+using Seconds = std::shared_ptr<std::atomic<double>>;
+
+/// Tells waiting for the other ranks from waiting for this rank's own tasks of the queue, such as casts.
+class QueuedWork final : public Work {
+ public:
+  QueuedWork(util::Event done, std::shared_ptr<const CollectiveClock> clock, Seconds waited)
+      : done_(std::move(done)), clock_(std::move(clock)), waited_(std::move(waited)) {}
+
+  void wait() override {
+    const double before = clock_->seconds();
+    done_.wait();
+    *waited_ += clock_->seconds() - before;
+  }
+
+ private:
+  util::Event done_;
+  std::shared_ptr<const CollectiveClock> clock_;
+  Seconds waited_;
+};
+
 class QueuedCommunicator final : public ForwardingCommunicator {
  public:
-  QueuedCommunicator(std::shared_ptr<Communicator> inner, const std::string& thread_name)
-      : ForwardingCommunicator(std::move(inner)), stream_({.name = thread_name}) {}
+  QueuedCommunicator(std::shared_ptr<Communicator> inner, const std::string& thread_name, Seconds waited)
+      : ForwardingCommunicator(std::move(inner)),
+        waited_(std::move(waited)),
+        stream_({.name = thread_name}) {}
+
+  std::optional<double> waited_seconds() const override { return waited_->load(); }
 
   std::unique_ptr<Work> enqueue(std::function<void()> task) override {
-    return std::make_unique<StreamWork>(stream_.run(std::move(task)));
+    return std::make_unique<QueuedWork>(stream_.run(std::move(task)), clock_, waited_);
   }
   std::unique_ptr<Work> enqueue_release(std::function<void()> task) override {
     return enqueue(std::move(task));
   }
 
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
-    return std::make_shared<QueuedCommunicator>(inner().new_group(name, ranks), "fsdp " + name);
+    return std::make_shared<QueuedCommunicator>(inner().new_group(name, ranks), "fsdp " + name, waited_);
   }
 
  protected:
@@ -185,11 +241,16 @@ class QueuedCommunicator final : public ForwardingCommunicator {
 
   template <typename Operation>
   std::unique_ptr<Work> push(const CallSite& site, Operation operation) {
-    return enqueue(
-        [inner = shared_inner(), unit = site.unit, pass = std::string(site.pass),
-         operation = std::move(operation)] { operation(*inner, {.unit = unit, .pass = pass.c_str()}); });
+    return enqueue([inner = shared_inner(), unit = site.unit, pass = std::string(site.pass),
+                    operation = std::move(operation), clock = clock_] {
+      clock->begin();
+      operation(*inner, {.unit = unit, .pass = pass.c_str()});
+      clock->end();
+    });
   }
 
+  std::shared_ptr<CollectiveClock> clock_ = std::make_shared<CollectiveClock>();
+  Seconds waited_;
   util::Stream stream_;
 };
 
@@ -197,7 +258,8 @@ class QueuedCommunicator final : public ForwardingCommunicator {
 
 std::shared_ptr<Communicator> make_queued_communicator(std::shared_ptr<Communicator> inner) {
   if (inner->world_size() == 1) return inner;
-  return std::make_shared<QueuedCommunicator>(std::move(inner), "fsdp comm");
+  return std::make_shared<QueuedCommunicator>(std::move(inner), "fsdp comm",
+                                              std::make_shared<std::atomic<double>>(0));
 }
 
 std::shared_ptr<Communicator> make_device_communicator(const DeviceParts& parts) {

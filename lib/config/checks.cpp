@@ -1,6 +1,7 @@
 #include "config/checks.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "comm/mesh_shape.h"
@@ -400,6 +401,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_sharding(config, conflicts);
   check_loss_scaler(config, conflicts);
   check_checkpoints(config, conflicts);
+  std::ranges::move(find_conflicts_of_reproducible(config), std::back_inserter(conflicts.found));
   return std::move(conflicts.found);
 }
 

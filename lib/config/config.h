@@ -39,6 +39,16 @@ constexpr auto enum_names(Float32Precision) {
       {{Float32Precision::kHighest, "highest"}, {Float32Precision::kHigh, "high"}});
 }
 
+/// What a run has in common with another of the same config, bit for bit.
+enum class Reproducible {
+  kRun,        ///< everything, on as many ranks, with as many threads
+  kWorldSize,  ///< weights, optimizer state and metrics, on any number of ranks: kernels/sample_sums.h
+};
+constexpr auto enum_names(Reproducible) {
+  return std::to_array<util::EnumName<Reproducible>>(
+      {{Reproducible::kRun, "run"}, {Reproducible::kWorldSize, "world_size"}});
+}
+
 /// How the tensors of 8-bit products are scaled (kernels/float8.h).
 enum class Float8Recipe { kNone, kTensorwise };
 constexpr auto enum_names(Float8Recipe) {
@@ -68,6 +78,7 @@ struct TrainingOptions {
   std::vector<std::string> float8_exclude;  ///< patterns of weights whose layers do not use float8
   bool cuda_graphs = false;                 ///< nn/stage_graphs.h
   bool deterministic = false;               ///< only kernels with the same results every time: train/device.h
+  util::Named<Reproducible> reproducible = Reproducible::kRun;
   /// Accumulate gradients of micro-batches unsharded and reduce after the last one (PyTorch's no_sync).
   bool no_sync = false;
   /// Skip the update, instead of ending the run, when the loss or the gradient norm is not finite.
@@ -77,6 +88,8 @@ struct TrainingOptions {
   double skip_zscore = 0.0;
   int64_t skip_window = 128;
   int64_t max_skipped_steps = 10;  ///< consecutive; one more ends the run
+  double slow_rank_factor = 1.5;   ///< by which a slow rank's own time is above the others'; 0: not compared
+  int64_t slow_rank_steps = 20;    ///< consecutive, until it is named
 
   bool may_skip_updates() const { return skip_nonfinite || skip_zscore > 0; }
 };
@@ -165,6 +178,7 @@ inline shard::ShardOptions shard_options(const Config& config) {
   shard::ShardOptions options = config.fsdp;
   options.mixed_precision = config.mixed_precision;
   options.trained_apart = config.lora.is_on();
+  options.sums_by_sample = config.training.reproducible == Reproducible::kWorldSize;
   return options;
 }
 
@@ -179,7 +193,7 @@ inline bool scales_loss(const Config& config) {
 inline bool updates_units_alone(const Config& config) {
   const optim::OptimizerTraits* traits = optim::optimizer_traits().find(config.optimizer.name);
   return config.training.max_grad_norm == 0 && !scales_loss(config) && !config.training.may_skip_updates() &&
-         (traits == nullptr || traits->updates_alone);
+         config.training.reproducible == Reproducible::kRun && (traits == nullptr || traits->updates_alone);
 }
 
 }  // namespace fsdp::config

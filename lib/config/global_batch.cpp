@@ -30,7 +30,18 @@ int64_t row_ranks(const Config& config, int64_t world_size) {
   return comm::resolve_mesh(config.mesh, static_cast<int>(world_size)).row_ranks();
 }
 
-void resolve_batch(Config& config, int64_t world_size) {
+namespace {
+
+/// Micro-batches of 12 samples become three of 4.
+void divide_micro_batches(Config& config) {
+  if (config.training.reproducible != Reproducible::kWorldSize || config.data.max_tokens > 0) return;
+  int64_t& rows = config.data.micro_batch_size;
+  const int64_t power = rows & -rows;
+  config.training.gradient_accumulation_steps *= rows / power;
+  rows = power;
+}
+
+void derive_micro_batches(Config& config, int64_t world_size) {
   const int64_t batch = config.training.global_batch_size, rows = data::samples_at_once(config.data);
   const std::string rows_text =
       config.data.max_tokens > 0 ? "" : concat(" * ", rows, " (data.micro_batch_size)");
@@ -52,6 +63,13 @@ void resolve_batch(Config& config, int64_t world_size) {
          rows_text, ", but is ", micro_batches, "; leave one of the two out, or set it to 0");
   }
   micro_batches = batch / at_once;
+}
+
+}  // namespace
+
+void resolve_batch(Config& config, int64_t world_size) {
+  derive_micro_batches(config, world_size);
+  divide_micro_batches(config);
 }
 
 int64_t samples_per_step(const Config& config, int64_t world_size) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-Constraint at_least_one_or_inf() { return {.min = 1, .also = kInfinity}; }
+Constraint at_least_one_or(double also) { return {.min = 1, .also = also}; }
 Constraint two_betas() { return {.min = 0, .max = 1, .below_max = true, .length = 2}; }
 Constraint three_numbers() { return {.length = 3}; }
 Constraint two_numbers() { return {.min = 0, .length = 2}; }
@@ -56,7 +56,8 @@ std::vector<Key> training_keys() {
        "weight of the squared log of the sum of exp(logits) in the loss; 1e-4 is usual; 0: none", at_least(0),
        is("training.loss", {nn::kCrossEntropy})},
       {KEY(training, max_grad_norm), "clip gradients to this norm; 0: no clipping", at_least(0)},
-      {KEY(training, norm_type), "p of the gradient norm; inf: the largest magnitude", at_least_one_or_inf()},
+      {KEY(training, norm_type), "p of the gradient norm; inf: the largest magnitude",
+       at_least_one_or(kInfinity)},
       {KEY(training, clip_grad_value),
        "instead of max_grad_norm: clip each element of the gradient to [-value, value]; 0: no clipping",
        at_least(0)},
@@ -88,6 +89,9 @@ std::vector<Key> training_keys() {
        "use only kernels whose results are the same in every run, like torch.use_deterministic_algorithms(True): on "
        "GPUs attention's backward is slower, and an operation of a plug-in without such a kernel ends the run; on "
        "the CPU built-in models compute the same either way"},
+      {KEY(training, reproducible),
+       "run: a run on as many ranks and threads repeats all bits; world_size: weights, optimizer state and metrics do "
+       "not depend on the number of ranks, of threads and of samples in a micro-batch (CPU only)"},
       {KEY(training, no_sync),
        "accumulate gradients of micro-batches unsharded and reduce after the last: less traffic, more "
        "memory",
@@ -104,6 +108,12 @@ std::vector<Key> training_keys() {
       {KEY(training, max_skipped_steps),
        "consecutive skipped steps that are tolerated; one more ends the run", at_least(0),
        is("training.skip_nonfinite", {"true"}) || is_above_0("training.skip_zscore")},
+      {KEY(training, slow_rank_factor),
+       "name a rank that needs at least this many times as long as the others for its own part of the steps, "
+       "waits for them left out; compared at logged steps, on CPUs; 0: off",
+       at_least_one_or(0), is_not("training.device", "cuda")},
+      {KEY(training, slow_rank_steps), "consecutive steps after which a slow rank is named, or has recovered",
+       between(1, 1'000'000), is_not("training.device", "cuda") && is_above_0("training.slow_rank_factor")},
 
       {KEY(evaluation, interval_steps), "steps between validations; 0: only after the last step", at_least(0),
        is_given("data.validation")},

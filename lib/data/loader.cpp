@@ -257,7 +257,7 @@ int64_t ValidationLoader::num_batches() const {
 Batch ValidationLoader::batch(int64_t index) const {
   FSDP_CHECK(index >= 0 && index < num_batches(), "validation batch ", index, " of ", num_batches());
   int64_t rows = options_.micro_batch_size;
-  int64_t first = (index * placement_.world_size + placement_.rank) * rows;
+  int64_t first = first_sample(index);
   BatchBuilder builder(options_);
   for (int64_t row = 0; row < rows; ++row) {
     if (first + row < num_samples_) {

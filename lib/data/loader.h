@@ -109,6 +109,12 @@ class ValidationLoader {
   /// micro_batch_size or, when that is less, the number of samples.
   Batch batch(int64_t index) const;
 
+  /// The sample of row 0 of this rank's batch, and the rows of the batches of all ranks.
+  int64_t first_sample(int64_t index) const {
+    return (index * placement_.world_size + placement_.rank) * options_.micro_batch_size;
+  }
+  int64_t num_rows() const { return num_batches() * placement_.world_size * options_.micro_batch_size; }
+
   const Samples& samples() const { return *samples_; }
 
   /// Samples that all ranks read together.

@@ -2,9 +2,11 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
+#include <array>
 #include <string_view>
 #include <utility>
 
@@ -12,6 +14,7 @@
 #include "kernels/fused.h"
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
+#include "kernels/sample_sums.h"
 #include "kernels/tile_product.h"
 #include "util/matrix_units.h"
 
@@ -28,7 +31,8 @@ bool has_few_rows(const at::Tensor& a) { return a.size(0) < kLeastRows; }
 bool is_cpu_float(const at::Tensor& x) { return is_for_cpu(x) && x.scalar_type() == at::kFloat; }
 
 bool goes_to_tiles(const at::Tensor& x, Matmul matmul) {
-  return matmul == Matmul::kAmx && x.numel() > 0 && can_multiply_by_tiles(x);
+  return matmul == Matmul::kAmx && SampleSums::current() == nullptr && x.numel() > 0 &&
+         can_multiply_by_tiles(x);
 }
 
 bool is_packed_for_tiles(const at::Tensor& a, Matmul matmul) {
@@ -52,6 +56,18 @@ at::Tensor onednn_product(const at::Tensor& a, const at::Tensor& b, const std::o
 
 void multiply_here(const ProductOf& product, const at::Tensor& b, Matmul matmul) {
   multiply_here(std::span(&product, 1), b, matmul);
+}
+
+/// a b + bias, rounded once: in blocks, in which no row depends on the number of rows or threads.
+at::Tensor product_by_rows(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
+  const std::array<int64_t, 2> shape{a.size(0), b.size(1)};
+  const auto options = a.options().dtype(at::kFloat);
+  const at::Tensor sum = bias ? bias->to(at::kFloat).expand(shape).contiguous() : at::empty(shape, options);
+  // In bf16 the blocks take the depth in pairs.
+  const bool pads = a.scalar_type() == at::kBFloat16 && a.size(1) % 2 != 0;
+  const ProductOf product{.c = sum, .a = pads ? at::constant_pad_nd(a, {0, 1}) : a, .adds = bias.has_value()};
+  multiply_all_into(std::span(&product, 1), pads ? at::constant_pad_nd(b, {0, 0, 0, 1}) : b);
+  return sum.to(a.scalar_type());
 }
 
 }  // namespace
@@ -81,6 +97,7 @@ void multiply_here(std::span<const ProductOf> products, const at::Tensor& b, Mat
 
 at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, Matmul matmul,
                       const std::optional<at::Tensor>& bias) {
+  if (SampleSums::current() != nullptr) return product_by_rows(a, b, bias);
   const bool is_float = is_cpu_float(a);
   if (!is_float && !is_packed_for_tiles(a, matmul)) return bias ? at::addmm(*bias, a, b) : at::mm(a, b);
   if (is_float && (has_few_rows(a) || !multiplies_here(a, matmul))) return onednn_product(a, b.t(), bias);
@@ -124,7 +141,9 @@ std::vector<at::Tensor> sums_of_products(const std::vector<Summands>& summands, 
 }
 
 void add_product_of(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, Matmul matmul) {
-  if (!is_cpu_float(a) && !is_packed_for_tiles(a, matmul)) {
+  if (SampleSums::current() != nullptr) {
+    sum.add_(product_by_rows(a, b, std::nullopt));
+  } else if (!is_cpu_float(a) && !is_packed_for_tiles(a, matmul)) {
     sum.addmm_(a, b);
   } else if (has_few_rows(a)) {
     sum.add_(product_of(a, b, matmul));
@@ -150,6 +169,13 @@ void multiply_in_place(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, 
 
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b,
                            Matmul matmul) {
+  if (const SampleSums* sums = SampleSums::current()) {
+    const int64_t rows = sums->rows_of_sample(b.size(0));
+    return gradient_along_tree(weight, sums->samples(), [&](int64_t sample, const at::Tensor& to) {
+      const ProductOf product{.c = to, .a = a.narrow(1, sample * rows, rows), .adds = false};
+      multiply_all_into(std::span(&product, 1), b.narrow(0, sample * rows, rows));
+    });
+  }
   const bool on_cuda = is_for_cuda(a);
   std::optional<GradientSink::Place> place;
   if (on_cuda || multiplies_here(a, matmul)) place = take_gradient_place(weight, at::kFloat);

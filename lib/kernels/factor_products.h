@@ -11,6 +11,7 @@
 
 #include "kernels/block_product.h"
 #include "kernels/matmul.h"
+#include "kernels/sample_sums.h"
 
 namespace fsdp::kernels {
 
@@ -50,7 +51,7 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& a, const 
 class GradientsWith {
  public:
   GradientsWith(const at::Tensor& b, Matmul matmul)
-      : b_(b), matmul_(matmul), waits_(multiplies_here(b, matmul)) {}
+      : b_(b), matmul_(matmul), waits_(SampleSums::current() == nullptr && multiplies_here(b, matmul)) {}
 
   /// As weight_gradient(), but sinks may be written to by finish() only.
   at::Tensor add(const at::Tensor& weight, const at::Tensor& a);

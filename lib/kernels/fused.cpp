@@ -13,6 +13,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <bit>
+#include <vector>
 
 #include "kernels/below_autograd.h"
 #include "kernels/cuda/kernels.h"
@@ -21,6 +23,7 @@
 #include "kernels/meta.h"
 #include "kernels/recomputed.h"
 #include "kernels/reduce.h"
+#include "kernels/sample_sums.h"
 #include "util/error.h"
 #include "util/hash.h"
 #include "util/parallel.h"
@@ -184,7 +187,59 @@ void add_rows(const at::Tensor& table, const at::Tensor& rows, const at::Tensor&
   });
 }
 
-/// The same on a GPU, for a table that is fp32 or, without `adds`, of the rows' type. Rows are sorted by id,
+/// table [V, D] = for each id, the sum along the tree of the sums over a sample's rows. Samples without the id count as 0,
+/// which no sum that begins with 0 can tell from being left out.
+template <typename T>
+void sum_rows_along_tree(const at::Tensor& table, const at::Tensor& rows, const at::Tensor& ids,
+                         int64_t rows_of_sample) {
+  table.zero_();
+  const auto [sorted, order] = at::sort(ids.flatten(), /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const auto* id = sorted.const_data_ptr<int64_t>();
+  const auto* place = order.const_data_ptr<int64_t>();
+  const T* from = rows.const_data_ptr<T>();
+  auto* to = table.data_ptr<float>();
+  const int64_t width = table.size(1), count = ids.numel();
+  std::vector<int64_t> begins;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i == 0 || id[i] != id[i - 1]) begins.push_back(i);
+  }
+  begins.push_back(count);
+  util::parallel_for(
+      0, std::ssize(begins) - 1, std::max<int64_t>(1, kGrain / width), [&](int64_t first, int64_t last) {
+        std::vector<uint64_t> samples;  // whose sums wait, one below another
+        std::vector<float> sums;
+        const auto merge = [&] {
+          float* left = sums.data() + (samples.size() - 2) * static_cast<size_t>(width);
+          for (int64_t k = 0; k < width; ++k) left[k] += left[width + k];
+          samples.pop_back();
+          sums.resize(samples.size() * static_cast<size_t>(width));
+        };
+        for (int64_t each = first; each < last; ++each) {
+          const auto begin = static_cast<size_t>(each);
+          for (int64_t i = begins[begin]; i < begins[begin + 1]; ++i) {
+            const auto sample = static_cast<uint64_t>(place[i] / rows_of_sample);
+            if (samples.empty() || samples.back() != sample) {
+              // The level at which two samples meet is the highest bit in which they differ.
+              const auto level = [](uint64_t one, uint64_t other) { return std::bit_width(one ^ other); };
+              while (samples.size() > 1 &&
+                     level(samples[samples.size() - 2], samples.back()) < level(samples.back(), sample))
+                merge();
+              samples.push_back(sample);
+              sums.resize(samples.size() * static_cast<size_t>(width), 0.0F);
+            }
+            float* sum = sums.data() + (samples.size() - 1) * static_cast<size_t>(width);
+            const T* part = from + place[i] * width;
+            for (int64_t k = 0; k < width; ++k) sum[k] += static_cast<float>(part[k]);
+          }
+          while (samples.size() > 1) merge();
+          std::copy_n(sums.data(), width, to + id[begins[begin]] * width);
+          samples.clear();
+          sums.clear();
+        }
+      });
+}
+
+/// add_rows() on a GPU, for a table that is fp32 or, without `adds`, of the rows' type. Rows are sorted by id,
 /// so that the order of each sum is fixed.
 void add_rows_on_gpu(const at::Tensor& table, const at::Tensor& rows, const at::Tensor& ids, bool adds) {
   const c10::DeviceGuard guard(rows.device());
@@ -213,6 +268,16 @@ class Embedding final : public torch::autograd::Function<Embedding> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& weight = saved[0];
     const at::Tensor dy = gradients[0].contiguous(), ids = saved[1].contiguous();
+    if (const SampleSums* sums = SampleSums::current()) {
+      return {gradient_along_tree(weight, 1,
+                                  [&](int64_t, const at::Tensor& to) {
+                                    const int64_t of_sample = sums->rows_of_sample(ids.numel());
+                                    with_element(element_of(dy), [&]<typename T>(T) {
+                                      sum_rows_along_tree<T>(to, dy, ids, of_sample);
+                                    });
+                                  }),
+              at::Tensor()};
+    }
     if (!can_fuse(dy)) return {at::embedding_dense_backward(dy, ids, weight.size(0), -1, false), {}};
     if (auto place = take_gradient_place(weight, at::kFloat)) {
       if (!place->adds) place->memory.zero_();

@@ -57,6 +57,9 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, bool recomputed 
 /// a product x whose bias was not added yet. x: [..., I], bias: [I] of x's type.
 at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias, bool recomputed = false);
 
+/// x + bias. x: [..., D], bias: [D] of x's type. Unlike libtorch, sums the bias's gradient in the order of these kernels.
+at::Tensor add_bias(const at::Tensor& x, const at::Tensor& bias);
+
 /// Modifications of the cross-entropy of each row that counts.
 struct LossTerms {
   /// e: mixes the target, with weight 1 - e, with the uniform distribution (Szegedy et al.: Rethinking the

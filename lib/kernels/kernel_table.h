@@ -27,21 +27,25 @@ class RowParts {
   /// A part is a block of threads, of which a large GPU runs this many at once.
   static constexpr Cut kDevice{1 << 13, 512};
 
-  RowParts(int64_t rows, int64_t width, const Cut& cut = kCpu) : rows_(rows), width_(width) {
-    const int64_t wanted = std::clamp<int64_t>(rows * width / cut.grain, 1, cut.most);
-    each_ = std::max<int64_t>(1, (rows + wanted - 1) / wanted);
-    count_ = std::max<int64_t>(1, (rows + each_ - 1) / each_);
+  /// The rows may be those of `samples` equal samples, each of which is cut in the same way.
+  RowParts(int64_t rows, int64_t width, const Cut& cut = kCpu, int64_t samples = 1)
+      : all_rows_(rows), rows_(rows / samples), width_(width) {
+    const int64_t wanted = std::clamp<int64_t>(rows_ * width / cut.grain, 1, cut.most);
+    each_ = std::max<int64_t>(1, (rows_ + wanted - 1) / wanted);
+    of_sample_ = std::max<int64_t>(1, (rows_ + each_ - 1) / each_);
+    count_ = of_sample_ * samples;
   }
   int64_t count() const { return count_; }
-  int64_t first(int64_t part) const { return part * each_; }
-  int64_t rows(int64_t part) const { return std::min(each_, rows_ - first(part)); }
+  int64_t of_sample() const { return of_sample_; }
+  int64_t first(int64_t part) const { return part / of_sample_ * rows_ + part % of_sample_ * each_; }
+  int64_t rows(int64_t part) const { return std::min(each_, rows_ - part % of_sample_ * each_); }
   /// Rows of a part; the last part may have fewer.
   int64_t each() const { return each_; }
-  int64_t all_rows() const { return rows_; }
+  int64_t all_rows() const { return all_rows_; }
   int64_t width() const { return width_; }
 
  private:
-  int64_t rows_, width_, each_, count_;
+  int64_t all_rows_, rows_, width_, each_, of_sample_, count_;
 };
 
 /// For one element type. Pointers are to memory of the device.

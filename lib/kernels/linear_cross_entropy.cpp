@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
 #include "kernels/row_kernels.h"
+#include "kernels/sample_sums.h"
 #include "util/error.h"
 
 namespace fsdp::kernels {
@@ -119,6 +121,16 @@ at::Tensor cap_logits(at::Tensor& logits, double cap, bool differentiates) {
   return slope;
 }
 
+/// The losses [rows] as those of samples.
+void add_up_samples(const at::Tensor& losses, SampleSums& samples) {
+  const auto* loss = losses.const_data_ptr<double>();
+  const int64_t rows = samples.rows_of_sample(losses.numel());
+  samples.losses.assign(static_cast<size_t>(samples.samples()), 0.0);
+  for (int64_t row = 0; row < losses.numel(); ++row) {
+    samples.losses[static_cast<size_t>(row / rows)] += loss[row];
+  }
+}
+
 class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEntropy> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor&,
@@ -135,11 +147,15 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     const auto* target = targets.const_data_ptr<int64_t>();
     const at::Tensor losses = at::empty({rows}, x.options().dtype(at::kDouble));
     const at::Tensor counted = at::empty({1}, losses.options());
-    KernelsFor(x)->count_targets(target, rows, counted.data_ptr<double>());
-    for (int64_t first = 0; first < rows; first += chunk) {
-      const int64_t count = std::min(chunk, rows - first);
-      const at::Tensor some = x.narrow(0, first, count);
-      at::Tensor logits = head.logits(some);
+    SampleSums* const samples = SampleSums::current();
+    if (samples != nullptr) {
+      counted.fill_(samples->counted());
+    } else {
+      KernelsFor(x)->count_targets(target, rows, counted.data_ptr<double>());
+    }
+    // Logits of some rows, which become their gradients, with the losses and the gradient of the rows.
+    const auto logits_of = [&](int64_t first, int64_t count) {
+      at::Tensor logits = head.logits(x.narrow(0, first, count));
       const at::Tensor slope = cap_logits(logits, terms.logit_cap, differentiates);
       LossRows loss_rows{.logits = logits.data_ptr(),
                          .stride = logits.stride(0),
@@ -163,19 +179,40 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
         loss_rows.known = std::exchange(loss_rows.found, nullptr);
       }
       KernelsFor(x)->losses(loss_rows);
-      if (!differentiates) continue;
+      if (!differentiates) return logits;
       if (slope.defined()) logits.mul_(slope);
       head.gradient_of_input(dx.narrow(0, first, count), logits);
-      if (keeps) {
-        kept = logits;
-      } else if (is_trained) {
-        head.add_weight_gradient(dweight, logits, some, count == rows);
+      return logits;
+    };
+    if (samples != nullptr && differentiates && is_trained && !keeps) {
+      dweight = at::empty(weight.sizes(), x.options().dtype(at::kFloat));
+      const int64_t of_sample = samples->rows_of_sample(rows),
+                    most = cross_entropy_chunk_rows(of_sample, vocabulary);
+      sum_along_tree(samples->samples(), dweight, [&](int64_t sample, const at::Tensor& to) {
+        for (int64_t begin = 0; begin < of_sample; begin += most) {
+          const int64_t first = sample * of_sample + begin, count = std::min(most, of_sample - begin);
+          const ProductOf product{.c = to, .a = flipped(logits_of(first, count)), .adds = begin > 0};
+          multiply_all_into(std::span(&product, 1), x.narrow(0, first, count));
+        }
+      });
+    } else {
+      for (int64_t first = 0; first < rows; first += chunk) {
+        const int64_t count = std::min(chunk, rows - first);
+        const at::Tensor logits = logits_of(first, count);
+        if (!differentiates) continue;
+        if (keeps) {
+          kept = logits;
+        } else if (is_trained) {
+          head.add_weight_gradient(dweight, logits, x.narrow(0, first, count), count == rows);
+        }
       }
     }
+    if (samples != nullptr) add_up_samples(losses, *samples);
     if (differentiates) {
       context->saved_data["expected_gradient"] = terms.expected_gradient;
       context->saved_data["dx"] = dx;
-      context->saved_data["dweight"] = dweight.defined() ? dweight.to(weight.scalar_type()) : dweight;
+      const bool rounds = dweight.defined() && samples == nullptr;
+      context->saved_data["dweight"] = rounds ? dweight.to(weight.scalar_type()) : dweight;
       context->saved_data["dlogits"] = kept;
       context->saved_data["x"] = kept.defined() ? x : at::Tensor();
       context->saved_data["matmul"] = matmul_number;
@@ -202,7 +239,11 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
       if (gradient.defined()) KernelsFor(gradient)->scale(gradient.data_ptr(), gradient.numel(), factor);
     }
     if (!is_wanted(*context, 1, weight)) return {dx, {}, {}, {}, {}, {}, {}, {}};
-    if (dlogits.defined()) dweight = weight_gradient(weight, flipped(dlogits), x, matmul);
+    if (dlogits.defined()) {
+      dweight = weight_gradient(weight, flipped(dlogits), x, matmul);
+    } else if (SampleSums::current() != nullptr) {
+      dweight = gradient_along_tree(weight, 1, [&](int64_t, const at::Tensor& to) { to.copy_(dweight); });
+    }
     return {dx, deliver(*context, 1, weight, dweight), {}, {}, {}, {}, {}, {}};
   }
 };

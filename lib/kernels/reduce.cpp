@@ -8,6 +8,7 @@
 #include "kernels/fused.h"
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
+#include "kernels/sample_sums.h"
 #include "util/error.h"
 
 namespace fsdp::kernels {
@@ -33,9 +34,20 @@ std::vector<double> sums_of_squares(const std::vector<at::Tensor>& tensors) {
   return {first, first + here.numel()};
 }
 
+namespace {
+
+/// Of the thread's samples; 1: one sum over all rows.
+int64_t samples_of(int64_t rows) {
+  const SampleSums* sums = SampleSums::current();
+  return sums == nullptr ? 1 : rows / sums->rows_of_sample(rows);
+}
+
+}  // namespace
+
 ParameterSums::ParameterSums(const at::Tensor& x, int64_t vectors)
     : element_(element_of(x)),
-      parts_(rows_of(x), x.size(-1), is_for_cpu(x) ? RowParts::kCpu : RowParts::kDevice) {
+      parts_(rows_of(x), x.size(-1), is_for_cpu(x) ? RowParts::kCpu : RowParts::kDevice,
+             samples_of(rows_of(x))) {
   const auto options = x.options().dtype(at::kFloat);
   const std::array<int64_t, 3> shape{vectors, parts_.count(), parts_.width()};
   sums_ = is_for_cpu(x) ? at::zeros(shape, options) : at::empty(shape, options);
@@ -45,11 +57,12 @@ float* ParameterSums::of(int64_t vector) const {
   return sums_.data_ptr<float>() + vector * parts_.count() * parts_.width();
 }
 
-void ParameterSums::total_into(int64_t vector, const at::Tensor& to, bool adds) const {
+void ParameterSums::total_into(const Total& total) const {
+  const auto& [vector, sample, to, adds] = total;
   FSDP_CHECK(to.is_contiguous() && to.numel() == parts_.width() && to.device() == sums_.device(), to.sizes());
   KernelsFor(element_, sums_.device())
-      ->total({.sums = of(vector),
-               .parts = parts_.count(),
+      ->total({.sums = of(vector) + sample * parts_.of_sample() * parts_.width(),
+               .parts = parts_.of_sample(),
                .width = parts_.width(),
                .to = to.data_ptr(),
                .to_fp32 = to.scalar_type() == at::kFloat,
@@ -57,13 +70,18 @@ void ParameterSums::total_into(int64_t vector, const at::Tensor& to, bool adds) 
 }
 
 at::Tensor ParameterSums::gradient(int64_t vector, const at::Tensor& parameter) const {
+  if (const SampleSums* sums = SampleSums::current()) {
+    return gradient_along_tree(parameter, sums->samples(), [&](int64_t sample, const at::Tensor& to) {
+      total_into({.vector = vector, .sample = sample, .to = to});
+    });
+  }
   if (auto place = take_gradient_place(parameter, at::kFloat)) {
-    total_into(vector, place->memory, place->adds);
+    total_into({.vector = vector, .to = place->memory, .adds = place->adds});
     return {};
   }
   FSDP_CHECK(element_of(parameter) == element_, parameter.scalar_type());
   at::Tensor gradient = at::empty(parameter.sizes(), parameter.options().requires_grad(false));
-  total_into(vector, gradient, false);
+  total_into({.vector = vector, .to = gradient});
   return gradient;
 }
 

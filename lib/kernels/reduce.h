@@ -22,7 +22,7 @@ class ParameterSums {
  public:
   ParameterSums(const at::Tensor& x, int64_t vectors);
   const RowParts& parts() const { return parts_; }
-  /// [parts, width] for a vector, to be filled by kernels.
+  /// [parts, width] for a vector, to be filled by kernels; with SampleSums, one sample's parts after another's.
   float* of(int64_t vector) const;
 
   /// The gradient that backward returns for the vector's parameter: in the parameter's type, or undefined if
@@ -30,7 +30,12 @@ class ParameterSums {
   at::Tensor gradient(int64_t vector, const at::Tensor& parameter) const;
 
  private:
-  void total_into(int64_t vector, const at::Tensor& to, bool adds) const;
+  struct Total {
+    int64_t vector, sample = 0;
+    at::Tensor to;
+    bool adds = false;
+  };
+  void total_into(const Total& total) const;
 
   Element element_;
   RowParts parts_;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "kernels/meta.h"
+#include "kernels/sample_sums.h"
 #include "nn/attention.h"
 #include "nn/decoder_plan.h"
 #include "nn/documents.h"
@@ -177,6 +178,8 @@ class Decoder final : public Stage {
     if (positions_) {
       at::Tensor positions = given.documents ? document_positions(*given.documents, whole, ids.device())
                                              : at::arange(first, first + whole, ids.options());
+      // Then the gradient of each sample's positions can be computed apart.
+      if (kernels::SampleSums::current() != nullptr) positions = positions.expand(ids.sizes());
       if (given.cut) positions = given.cut->part_of(positions, positions.dim() - 1);
       x = tokens_->forward(ids, context);
       x = x + positions_->forward(positions.narrow(-1, first_of_part(x.size(1), length), x.size(1)), context);

@@ -15,6 +15,7 @@
 #include "kernels/fused.h"
 #include "kernels/joined_linear.h"
 #include "kernels/meta.h"
+#include "kernels/sample_sums.h"
 #include "nn/lora.h"
 #include "nn/loss.h"
 #include "nn/parallel_layers.h"
@@ -117,7 +118,9 @@ bool Linear::multiplies_float8(const at::Tensor& x) const {
 }
 
 at::Tensor Linear::with_bias(const at::Tensor& product) const {
-  return bias_.defined() ? product + bias_.to(product.scalar_type()) : product;
+  if (!bias_.defined()) return product;
+  const at::Tensor bias = bias_.to(product.scalar_type());
+  return kernels::SampleSums::current() != nullptr ? kernels::add_bias(product, bias) : product + bias;
 }
 
 at::Tensor Linear::transposed_product(const at::Tensor& x, const std::optional<at::Tensor>& bias) const {

@@ -36,6 +36,10 @@ const std::vector<Subject>& subjects() {
       {"Tokens per second, all processes", {{"tokens_per_second", "tokens per second"}}},
       {"Peak memory of process 0", {{"peak_memory_bytes", "peak memory"}}, Scale::kBytes},
       {"FLOPs utilisation", {{"mfu", "of the model"}, {"hfu", "of the hardware"}}, Scale::kPercent},
+      {"Time of the slowest rank, in times of the others",
+       {{"slowest_rank_factor", "slowest rank"}},
+       Scale::kNumber,
+       false},
       {"Loss scale", {{"loss_scale", "loss scale"}}, Scale::kNumber, false}};
   return kSubjects;
 }

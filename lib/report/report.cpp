@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <numeric>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "config/load.h"
 #include "config/print.h"
@@ -26,6 +29,7 @@ using util::concat;
 namespace {
 
 constexpr size_t kMostUnits = 8;  ///< shown one by one in the schedule
+constexpr size_t kMostSlowRanks = 8;
 
 /// A run in a number.
 struct Fact {
@@ -41,6 +45,24 @@ double mean_of(const std::vector<Point>& points) {
 }
 
 bool lower(const Point& a, const Point& b) { return a.y < b.y; }
+
+/// Each with the steps of the lines that name it first and last.
+std::optional<Fact> slow_ranks(const RunRecord& run) {
+  std::map<double, std::pair<double, double>> steps;
+  for (const Point& named : run.values("slow_rank")) {
+    const auto [span, is_new] = steps.try_emplace(named.y, named.x, named.x);
+    span->second.second = named.x;
+  }
+  if (steps.empty()) return std::nullopt;
+  std::vector<std::string> names;
+  for (const auto& [rank, span] : steps) {
+    names.push_back(concat(run.slow_rank_name(rank), ", steps ", util::with_commas(std::llround(span.first)),
+                           " to ", util::with_commas(std::llround(span.second))));
+    if (names.size() == kMostSlowRanks) break;
+  }
+  return Fact{"slow ranks", util::with_commas(static_cast<int64_t>(steps.size())),
+              concat(": ", util::join(names, "; "), names.size() < steps.size() ? "; and others" : "")};
+}
 
 /// Those without a value are left out.
 std::vector<Fact> facts(const RunRecord& run) {
@@ -72,6 +94,7 @@ std::vector<Fact> facts(const RunRecord& run) {
     found.push_back({"peak memory of process 0",
                      value_text(std::max_element(memory.begin(), memory.end(), lower)->y, Scale::kBytes)});
   }
+  if (const auto slow = slow_ranks(run)) found.push_back(*slow);
   return found;
 }
 

@@ -17,6 +17,7 @@ namespace {
 
 constexpr size_t kMostTextBytes = 1 << 20;
 constexpr size_t kMostSeries = 64;
+constexpr size_t kMostHosts = 4096;
 constexpr size_t kMostTraceEvents = 200'000;  ///< of a step
 
 /// At most kMostTextBytes of a file, without control characters; empty when there is no file.
@@ -43,6 +44,11 @@ bool add_metrics(const std::string& line, RunRecord& run) {
     if (!std::isfinite(y)) continue;
     if (!run.series.contains(name) && run.series.size() >= kMostSeries) continue;
     run.series[name].push_back({x, y});
+  }
+  const auto slow = object.find("slow_rank"), host = object.find("slow_rank_host");
+  if (slow != object.end() && slow->is_number_integer() && host != object.end() && host->is_string() &&
+      run.slow_hosts.size() < kMostHosts) {
+    run.slow_hosts[slow->get<double>()] = util::printable(host->get<std::string>());
   }
   return true;
 }
@@ -127,6 +133,11 @@ const std::vector<Point>& RunRecord::values(const std::string& name) const {
   static const std::vector<Point> kNone;
   const auto found = series.find(name);
   return found == series.end() ? kNone : found->second;
+}
+
+std::string RunRecord::slow_rank_name(double rank) const {
+  const auto host = slow_hosts.find(rank);
+  return util::concat("rank ", rank, host == slow_hosts.end() ? "" : " on " + host->second);
 }
 
 RunRecord read_run(const fs::path& folder) {

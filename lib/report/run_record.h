@@ -31,14 +31,17 @@ struct RunRecord {
   std::filesystem::path folder;
   /// The finite values of each number of metrics.jsonl, sorted by step.
   std::map<std::string, std::vector<Point>> series;
-  int64_t skipped_lines = 0;  ///< of metrics.jsonl: torn, or not written by fsdp-train
-  std::string config;         ///< config.toml; empty when there is none
+  std::map<double, std::string> slow_hosts;  ///< of the ranks that metrics.jsonl names as slow
+  int64_t skipped_lines = 0;                 ///< of metrics.jsonl: torn, or not written by fsdp-train
+  std::string config;                        ///< config.toml; empty when there is none
   std::vector<std::pair<std::string, std::string>> environment;  ///< of environment.json
   /// Of the lowest rank that has a trace: the last step but one, since the last may be torn, or the only one.
   std::optional<StepTrace> trace;
   int64_t skipped_trace_lines = 0;
 
   const std::vector<Point>& values(const std::string& name) const;
+  /// "rank 3 on node-b".
+  std::string slow_rank_name(double rank) const;
 };
 
 /// Adds the finite numbers of a line of metrics.jsonl behind those of their series. False for a line that

@@ -107,6 +107,11 @@ std::vector<std::string> numbers(const WatchedState& state) {
   }
   add("loss_scale", [](double value) { return concat("scale ", value); });
   add("skipped_steps", [](double value) { return concat("skipped ", value); });
+  if (const auto& slow = run.values("slow_rank"); !slow.empty() && slow.back().x == state.step()) {
+    parts.push_back(concat("slow: ", run.slow_rank_name(slow.back().y)));
+    add("slow_rank_factor",
+        [](double value) { return concat(util::fixed(value, 2), " times the others' time"); });
+  }
   return parts;
 }
 

@@ -187,6 +187,7 @@ void WatchedRun::add_line(const std::string& line) {
     }
     all.push_back(points.front());
   }
+  for (const auto& [rank, host] : one.slow_hosts) state_.run.slow_hosts[rank] = host;
   if (const auto& losses = one.values("validation_loss"); !losses.empty()) {
     const auto& all = state_.run.values("validation_loss");
     const bool best = all.size() == 1 || losses.front().y < best_validation_;

@@ -304,6 +304,20 @@ void Engine::zero_gradients() {
   }
 }
 
+void Engine::begin_sample_sums(int64_t micro_batches) {
+  for (auto& unit : units_) unit->begin_sample_sums(micro_batches);
+}
+
+void Engine::require_all_sample_sums() const {
+  for (const auto& unit : units_) {
+    if (unit->has_all_rounds()) continue;
+    util::fail(
+        util::ErrorKind::kUsage, "unit ", unit->name(),
+        ": expected gradients in every micro-batch of a step, whose sums would depend on the number of ranks "
+        "otherwise; found none in some; leave training.reproducible = \"world_size\" out");
+  }
+}
+
 void Engine::require_no_full_parameters(const char* what) const {
   if (!shows_full_parameters_) return;
   util::fail(util::ErrorKind::kUsage, what,

@@ -103,6 +103,10 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
 
   /// Discards all gradients, before the first micro-batch of a step.
   void zero_gradients();
+  /// With ShardOptions::sums_by_sample, after zero_gradients(): the step has this many micro-batches a rank.
+  void begin_sample_sums(int64_t micro_batches);
+  /// Throws Error(kUsage) if a unit had gradients in some of them only.
+  void require_all_sample_sums() const;
 
   /// Must be called where shards are written to other than by an optimizer: the next forward has to gather those
   /// of all slices again (hybrid_optimizer = "global"). After an update, zero_gradients() says so, or a forward

@@ -13,6 +13,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/exact_squares.h"
 #include "kernels/fused.h"
 #include "kernels/reduce.h"
 #include "util/error.h"
@@ -96,6 +97,18 @@ std::vector<double> all_reduced(Engine& engine, const std::vector<double>& value
   return {data, data + values.size()};
 }
 
+/// Collective.
+double exact_norm(Engine& engine) {
+  kernels::ExactSquares squares;
+  for (const auto& unit : engine.units()) {
+    if (counts(*unit) && has_gradient(*unit)) squares.add(unit->storage().shard_gradient());
+  }
+  engine.communicator()
+      .all_reduce(squares.counts(), comm::ReduceOp::kSum, {.unit = "gradient norm", .pass = "optimizer"})
+      ->wait();
+  return std::sqrt(squares.sum());
+}
+
 }  // namespace
 
 double local_grad_norm(const Engine& engine, size_t i, double norm_type) {
@@ -121,6 +134,7 @@ at::Tensor local_norm_sum(const Engine& engine, double norm_type) {
 double grad_norm(Engine& engine, double norm_type, const KnownNorms& known) {
   at::NoGradGuard no_grad;
   check_reduced(engine);
+  if (engine.options().sums_by_sample && norm_type == 2) return exact_norm(engine);
   bool largest = std::isinf(norm_type);
   double local = 0;
   for (double norm : local_norms(engine, norm_type, counts, known)) {

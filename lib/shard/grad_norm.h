@@ -21,7 +21,8 @@ double local_grad_norm(const Engine& engine, size_t i, double norm_type = 2.0);
 at::Tensor local_norm_sum(const Engine& engine, double norm_type = 2.0);
 
 /// p-norm of the whole gradient over all ranks as one vector (p > 0; infinity: the largest magnitude);
-/// replicas count once. One all-reduce of a double. Throws Error(kUsage) when gradients are unreduced.
+/// replicas count once. One all-reduce of a double; of the integers of an exact sum, for p = 2, where gradients are sums by
+/// sample. Throws Error(kUsage) when gradients are unreduced.
 /// `known`: empty, or results of local_grad_norm(). Collective.
 double grad_norm(Engine& engine, double norm_type = 2.0, const KnownNorms& known = {});
 

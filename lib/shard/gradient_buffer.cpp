@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -28,19 +29,20 @@ class GradientBuffer::Sink final : public kernels::GradientSink {
   std::optional<Place> place(at::ScalarType dtype) const override {
     const bool has_place = buffer_.is_attached() && buffer_.layout_.gathers_in_place();
     if (!has_place || dtype != buffer_.dtype_) return std::nullopt;
-    return Place{whole_view(buffer_.layout_, index_, buffer_.flat_), buffer_.holds_[index_]};
+    return Place{whole_view(buffer_.layout_, index_, buffer_.next_of(index_)),
+                 !buffer_.apart_ && buffer_.held_[index_] > 0};
   }
 
  private:
-  void note_taken() override { buffer_.holds_[index_] = true; }
+  void note_taken() override { ++buffer_.held_[index_]; }
 
   GradientBuffer& buffer_;
   size_t index_;
 };
 
 GradientBuffer::GradientBuffer(const std::vector<NamedParameter>& parameters, const UnitLayout& layout,
-                               at::ScalarType dtype)
-    : parameters_(parameters), layout_(layout), dtype_(dtype), holds_(parameters.size(), false) {
+                               at::ScalarType dtype, bool apart)
+    : parameters_(parameters), layout_(layout), dtype_(dtype), apart_(apart), held_(parameters.size(), 0) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     torch::autograd::impl::set_post_acc_grad_hooks(parameters_[i].tensor, std::make_unique<Sink>(*this, i));
   }
@@ -52,11 +54,19 @@ GradientBuffer::~GradientBuffer() {
   }
 }
 
+at::Tensor GradientBuffer::next_of(size_t parameter) {
+  const size_t held = held_[parameter];
+  if (!apart_ || held == 0) return flat_;
+  if (more_.size() < held) more_.push_back(at::zeros_like(flat_));
+  return more_[held - 1];
+}
+
 void GradientBuffer::put(size_t parameter, const at::Tensor& gradient) {
-  for (auto& piece : pieces_of(layout_, parameter, gradient.contiguous(), flat_)) {
-    holds_[parameter] ? piece.gathered.add_(piece.whole) : piece.gathered.copy_(piece.whole);
+  const bool adds = !apart_ && held_[parameter] > 0;
+  for (auto& piece : pieces_of(layout_, parameter, gradient.contiguous(), next_of(parameter))) {
+    adds ? piece.gathered.add_(piece.whole) : piece.gathered.copy_(piece.whole);
   }
-  holds_[parameter] = true;
+  ++held_[parameter];
 }
 
 at::Tensor GradientBuffer::own_buffer(bool stays) {
@@ -74,7 +84,7 @@ void GradientBuffer::attach(BufferPool* pool, bool stays) {
   FSDP_CHECK(!is_attached());
   const int64_t numel = layout_.gathered_numel();
   flat_ = pool != nullptr ? pool->acquire_tensor(numel, dtype_, BufferKind::kGradients) : own_buffer(stays);
-  holds_.assign(parameters_.size(), false);
+  held_.assign(parameters_.size(), 0);
   const int64_t padding = numel - layout_.numel();
   if (padding == 0) return;
   (layout_.gathers_in_place() ? flat_.narrow(0, layout_.numel(), padding) : flat_).zero_();
@@ -83,9 +93,16 @@ void GradientBuffer::attach(BufferPool* pool, bool stays) {
 at::Tensor GradientBuffer::detach() {
   if (!is_attached()) return {};
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!holds_[i]) put(i, at::zeros(layout_.parameters()[i].shape, flat_.options()));
+    if (held_[i] == 0) put(i, at::zeros(layout_.parameters()[i].shape, flat_.options()));
   }
+  more_.clear();
   return std::exchange(flat_, at::Tensor());
+}
+
+std::vector<at::Tensor> GradientBuffer::detach_all() {
+  std::vector<at::Tensor> all = more_;
+  all.insert(all.begin(), detach());
+  return all;
 }
 
 int64_t GradientBuffer::nbytes() const {

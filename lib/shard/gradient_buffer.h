@@ -21,9 +21,10 @@ namespace fsdp::shard {
 
 class GradientBuffer {
  public:
-  /// The parameters must all have the type in which they are used. The references must outlive the object.
+  /// The parameters must all have the type in which they are used. The references must outlive the object. With `apart`,
+  /// further gradients of a parameter (of tied weights) are not added to its first.
   GradientBuffer(const std::vector<NamedParameter>& parameters, const UnitLayout& layout,
-                 at::ScalarType dtype);
+                 at::ScalarType dtype, bool apart = false);
   ~GradientBuffer();
   GradientBuffer(const GradientBuffer&) = delete;
   GradientBuffer& operator=(const GradientBuffer&) = delete;
@@ -34,20 +35,26 @@ class GradientBuffer {
   bool is_attached() const { return flat_.defined(); }
   /// Returns the buffer with the accumulated gradients and zeros elsewhere; undefined when none is attached.
   at::Tensor detach();
+  /// With `apart`: that buffer, and one more for the second gradients of parameters, and so on as far as there are any.
+  std::vector<at::Tensor> detach_all();
 
   int64_t nbytes() const;
 
  private:
   class Sink;
   void put(size_t parameter, const at::Tensor& gradient);
+  /// The buffer for the next gradient of a parameter.
+  at::Tensor next_of(size_t parameter);
   at::Tensor own_buffer(bool stays);
 
   const std::vector<NamedParameter>& parameters_;
   const UnitLayout& layout_;
   at::ScalarType dtype_;
-  std::vector<bool>
-      holds_;  ///< by parameter: whether flat_ has its gradient; otherwise its place is uninitialised
+  bool apart_;
+  /// By parameter: gradients that the buffers have of it; where there is none, its place in flat_ is uninitialised.
+  std::vector<size_t> held_;
   at::Tensor flat_;
+  std::vector<at::Tensor> more_;  ///< of further gradients; zeros where there are none
   /// With `stays`: one for accumulation, and one that an earlier micro-batch made the gradient of the shard.
   std::array<at::Tensor, 2> kept_;
 };

@@ -226,6 +226,10 @@ struct ShardOptions {
   /// afterwards. 0: 1, or for a float16 reduction the power of two nearest the square root of the world size.
   double gradient_predivide_factor = 0;
 
+  /// Gradients of micro-batches, whose kernels sum by sample (kernels/sample_sums.h), are added up along the tree of
+  /// shard/sample_tree.h, and are sums over ranks, not means; see Engine::begin_sample_sums(). On the CPU only.
+  bool sums_by_sample = false;
+
   MixedPrecisionOptions mixed_precision = {};
 };
 

@@ -5,6 +5,7 @@
 #include <ATen/record_function.h>
 
 #include "comm/communicator.h"
+#include "shard/unit_reduction.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -183,17 +184,11 @@ void Unit::drop_gradients() {
   note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
 }
 
-/// Shared with the communication streams, which release the input when it has been sent.
-struct Unit::Reduction {
-  at::Tensor input, output;
-  at::Tensor of_slice;  ///< the input of a second reduce-scatter
-  at::Tensor on_host;   ///< the output, where gradients are kept there
-};
-
 void Unit::start_reduction() {
   FSDP_CHECK(!reduction_ && !leaving_.defined(), "unit ", name_, " is being reduced already");
   RECORD_USER_SCOPE("unit/reduce " + name_);
   at::NoGradGuard no_grad;
+  if (options_.storage.sums_by_sample) return start_sample_reduction();
   auto job = std::make_shared<Reduction>();
   job->input = storage_.detach_gradients();
   FSDP_CHECK(job->input.defined(), "unit ", name_, " has no gradients to reduce");

@@ -46,6 +46,7 @@
 #include "comm/mesh.h"
 #include "comm/trace.h"
 #include "shard/offload_streams.h"
+#include "shard/sample_tree.h"
 #include "shard/unit_sizes.h"
 #include "shard/unit_storage.h"
 #include "shard/wrap_policy.h"
@@ -130,6 +131,11 @@ class Unit {
 
   /// Gives autograd a zeroed buffer for this unit's gradients; no effect when one is attached.
   void attach_gradients();
+  /// With sums_by_sample: the next reductions are those of a step of `rounds` micro-batches a rank; the shard's gradient
+  /// appears after the last.
+  void begin_sample_sums(int64_t rounds);
+  /// Whether none of these reductions is missing, unless all are.
+  bool has_all_rounds() const { return round_ == 0 || round_ == rounds_; }
   /// Discards gradients that have not been reduced.
   void drop_gradients();
   /// Issues the reduction of the accumulated gradients: a reduce-scatter, an all-reduce where every rank
@@ -165,7 +171,13 @@ class Unit {
 
  private:
   struct Reduction;
+  struct SampleRound;
   void wait_for_gather();
+  // With sums_by_sample (unit_samples.cpp).
+  SampleRound sample_round() const;
+  void start_sample_reduction();
+  void reduce_slots_across(Reduction& job, const SampleRound& round);
+  void add_nodes(const Reduction& job, const SampleRound& round);
   void move_to_host(const std::shared_ptr<Reduction>& job, std::shared_ptr<comm::Work> reduced);
   void note_buffer(bool allocated, BufferKind kind, int64_t bytes);
   /// The collective that reduces the buffer of the whole unit, and the second one, if there is one.
@@ -189,6 +201,8 @@ class Unit {
   std::unique_ptr<comm::Work> collective_, sent_, across_, across_sent_, reduction_;
   std::shared_ptr<comm::Work> added_;  ///< the addition, for use_gradient()
   at::Tensor leaving_;                 ///< the gradient that is being copied to the host
+  int64_t round_ = 0, rounds_ = 0;     ///< with sums_by_sample: reductions so far, and in the step
+  std::vector<SampleTree> trees_;      ///< by gradient of a parameter: the second is that of tied weights
   util::Event left_, on_host_;         ///< the end of that copy, and of the host's work on the gradient
   Traffic traffic_;
 };

@@ -23,6 +23,7 @@ struct StorageOptions {
   bool keep_low_precision_grads = false;
   bool cpu_offload = false;
   bool move_grads_to_cpu = false;
+  bool sums_by_sample = false;
 
   /// Of a slice's shard (hybrid_optimizer = "global"): what is gathered is rounded to it at the latest, so no more
   /// bytes cross the network between slices.

@@ -71,7 +71,8 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPla
   show_parameters_in(unsharded_);
   if (!shard_is_unsharded_) util::free_storage(unsharded_);
   if (!layout_->gathers_in_place()) util::free_storage(gathered_);
-  gradients_ = std::make_unique<GradientBuffer>(parameters_, *layout_, options_.reduce_dtype);
+  gradients_ =
+      std::make_unique<GradientBuffer>(parameters_, *layout_, options_.reduce_dtype, options_.sums_by_sample);
 }
 
 void UnitStorage::fill_shard(const Materialize& materialize) {

@@ -117,6 +117,7 @@ class UnitStorage {
   /// on one rank, whose buffer may become the shard's gradient, then keeps its memory between steps.
   void keep_gradients_in_place() { gradients_stay_ = true; }
   at::Tensor detach_gradients() { return gradients_->detach(); }
+  std::vector<at::Tensor> detach_all_gradients() { return gradients_->detach_all(); }
   bool gradients_are_attached() const { return gradients_->is_attached(); }
 
   int64_t slice_shard_bytes() const {

@@ -18,6 +18,7 @@
 #include "nn/lora.h"
 #include "optim/parameter_groups.h"
 #include "shard/rank_checks.h"
+#include "train/arithmetic.h"
 #include "train/model_record.h"
 #include "util/dtype.h"
 #include "util/error.h"
@@ -228,6 +229,9 @@ void Checkpointer::load_all(const fs::path& folder) {
     require_same_data(manifest.training["data"], state_.data, config_.data.allow_changed, folder.string());
   }
   if (is_first_rank()) require_same_adapter(manifest, folder);
+  if (is_first_rank() && config_.training.reproducible == config::Reproducible::kWorldSize) {
+    warn_of_other_arithmetic(manifest.training, folder.string());
+  }
   require_same_max_tokens(manifest.training, config_.data.max_tokens, folder.string());
   const auto is_average = [](const auto& item) { return item.first.starts_with(checkpoint::kAveragePrefix); };
   const bool has_averages = std::any_of(manifest.tensors.begin(), manifest.tensors.end(), is_average);

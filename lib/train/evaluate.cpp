@@ -7,11 +7,13 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <numeric>
 #include <utility>
 
 #include "comm/mesh.h"
 #include "config/checks.h"
 #include "data/tokenizer.h"
+#include "kernels/sample_sums.h"
 #include "nn/loss.h"
 #include "train/run_parts.h"
 #include "util/error.h"
@@ -73,7 +75,8 @@ std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoade
                                    comm::Communicator& communicator, const ValidationHooks& hooks) {
   at::NoGradGuard no_grad;
   enum Sum { kLosses, kTokens, kBytes, kForeignBatches, kCorrect, kSums };
-  at::Tensor totals = at::zeros({kSums}, at::kDouble);
+  const int64_t places = hooks.by_sample ? loader.num_rows() : 0;
+  at::Tensor totals = at::zeros({kSums + places}, at::kDouble);
   double* sums = totals.data_ptr<double>();
   data::PrefetchOptions prefetch = hooks.prefetch;
   const NumberedBatches numbered(loader, hooks.bytes, std::exchange(prefetch.on_reading, nullptr));
@@ -84,16 +87,24 @@ std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoade
     if (hooks.stop_requested && hooks.stop_requested()) return std::nullopt;
     const data::Batch batch = batches.batch(index, 0);
     // A batch in which nothing counts still runs: its forward is collective.
+    std::optional<kernels::SampleSums> samples;
+    if (hooks.by_sample) samples.emplace(batch.targets.size(0), 1.0);
     const at::Tensor loss =
         loss_of_batch(model, batch, hooks.cut, hooks.accuracy ? &sums[kCorrect] : nullptr);
     if (batch.counted == 0) continue;
     const auto tokens = static_cast<double>(batch.counted);
-    sums[kLosses] += loss.item<double>() * tokens;
+    if (samples) {
+      std::ranges::copy(samples->losses, sums + kSums + loader.first_sample(index));
+    } else {
+      sums[kLosses] += loss.item<double>() * tokens;
+    }
     sums[kTokens] += tokens;
     if (hooks.bytes == nullptr) continue;
     batch.text_bytes ? sums[kBytes] += static_cast<double>(*batch.text_bytes) : sums[kForeignBatches] += 1;
   }
   communicator.all_reduce(totals, comm::ReduceOp::kSum, {.unit = "validation loss"})->wait();
+  // Each is one rank's, and 0 on the others.
+  sums[kLosses] = std::accumulate(sums + kSums, sums + kSums + places, sums[kLosses]);
   if (hooks.copies > 1) totals.div_(static_cast<double>(hooks.copies));
   Validation validation{.loss = sums[kLosses] / sums[kTokens],
                         .samples = loader.num_samples(),
@@ -152,6 +163,7 @@ Validation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
                     .accuracy = config.evaluation.accuracy,
                     .prefetch = prefetch_options(config, mesh),
                     .cut = sharded.cut,
+                    .by_sample = config.training.reproducible == config::Reproducible::kWorldSize,
                     .copies = mesh.shape().model});
 }
 

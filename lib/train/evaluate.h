@@ -39,7 +39,8 @@ struct ValidationHooks {
   bool accuracy = false;                                       ///< keeps all scores of a batch in memory
   data::PrefetchOptions prefetch = {};                         ///< device and end are set by validate()
   std::shared_ptr<const parallel::CutSequence> cut = nullptr;  ///< of the rows that `prefetch` yields
-  int64_t copies = 1;  ///< ranks that compute the same rows: those of the mesh's axis model
+  bool by_sample = false;  ///< the loss is the same number at any world size (kernels/sample_sums.h)
+  int64_t copies = 1;      ///< ranks that compute the same rows: those of the mesh's axis model
   /// Collective, called between batches; true ends the validation.
   std::function<bool()> stop_requested = nullptr;
 };

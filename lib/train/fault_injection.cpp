@@ -15,7 +15,7 @@ namespace fsdp::train {
 namespace {
 
 constexpr const char* kForm =
-    "FSDP_INJECT_FAULT: expected rank=R,step=S,at=step|forward|collective|save|write,"
+    "FSDP_INJECT_FAULT: expected rank=R,step=S|FIRST-LAST,at=step|forward|collective|save|write,"
     "do=kill|stop|throw|exit:CODE|sleep:SECONDS; found \"";
 
 /// In the forward of the root stage, this rank computes while others wait for it.
@@ -73,7 +73,11 @@ FaultInjection FaultInjection::from_environment(int rank) {
   }
   Fault fault;
   fault.place = places.at(parts["at"]);
-  fault.step = static_cast<int64_t>(number(parts["step"], text));
+  const std::string& steps = parts["step"];
+  const size_t dash = steps.find('-', 1);
+  fault.first_step = static_cast<int64_t>(number(steps.substr(0, dash), text));
+  fault.last_step = dash == std::string::npos ? fault.first_step
+                                              : static_cast<int64_t>(number(steps.substr(dash + 1), text));
   fault.action = parts["do"].substr(0, parts["do"].find(':'));
   bool needs_argument = fault.action == "exit" || fault.action == "sleep";
   bool known = needs_argument || fault.action == "kill" || fault.action == "stop" || fault.action == "throw";
@@ -89,7 +93,7 @@ FaultInjection FaultInjection::from_environment(int rank) {
 }
 
 bool FaultInjection::is_due(FaultPlace place, int64_t step) const {
-  return fault_ && fault_->place == place && fault_->step == step;
+  return fault_ && fault_->place == place && fault_->first_step <= step && step <= fault_->last_step;
 }
 
 void FaultInjection::at(FaultPlace place, int64_t step) const {

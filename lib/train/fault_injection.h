@@ -4,12 +4,13 @@
 //
 //   FSDP_INJECT_FAULT="rank=1,step=3,at=forward,do=kill" fsdp-launch ...
 //
-//   rank  of the faulty process        step  in which the fault happens
+//   rank  of the faulty process        step  in which the fault happens: S, or FIRST-LAST for each of these steps,
+//                                            as for sleep in a rank that is to be slow
 //   at    step (before it begins), forward, collective (the communication stream, beside forward), save
 //         (before it begins), write (of the checkpoint: the file is half written)
 //   do    kill (SIGKILL), stop (SIGSTOP), exit:CODE, sleep:SECONDS, throw
 //
-// It happens once: not after a restart by a launcher (TORCHELASTIC_RESTART_COUNT above 0).
+// Not after a restart by a launcher (TORCHELASTIC_RESTART_COUNT above 0).
 
 #include <cstdint>
 #include <optional>
@@ -42,7 +43,7 @@ class FaultInjection {
  private:
   struct Fault {
     FaultPlace place = FaultPlace::kStep;
-    int64_t step = 0;
+    int64_t first_step = 0, last_step = 0;
     std::string action;
     double argument = 0;
   };

@@ -40,7 +40,7 @@ constexpr std::string_view kColumns =
     "step,loss,grad_norm,lr,tokens,tokens_per_second,step_seconds,peak_memory_bytes,minor_faults,"
     "data_wait_seconds,mfu,loss_scale,skipped_steps,validation_loss,validation_perplexity,"
     "validation_bits_per_byte,gpu_peak_allocated_bytes,gpu_peak_reserved_bytes,gpu_allocator_retries,"
-    "peak_tflops,validation_accuracy,hfu";
+    "peak_tflops,validation_accuracy,hfu,slowest_rank,slowest_rank_factor,slow_rank,slow_rank_factor";
 
 std::string csv_heading() { return util::concat(kColumns, "\n"); }
 
@@ -96,6 +96,9 @@ Scalars scalars_of(const nlohmann::ordered_json& line) {
       {"mfu", "train/mfu"},
       {"hfu", "train/hfu"},
       {"loss_scale", "train/loss_scale"},
+      {"slowest_rank", "train/slowest_rank"},
+      {"slowest_rank_factor", "train/slowest_rank_factor"},
+      {"slow_rank", "train/slow_rank"},
       {"validation_loss", "validation/loss"},
       {"validation_perplexity", "validation/perplexity"},
       {"validation_bits_per_byte", "validation/bits_per_byte"},
@@ -137,6 +140,15 @@ void MetricsFile::write(const StepMetrics& metrics) {
   if (metrics.peak_tflops) line["peak_tflops"] = *metrics.peak_tflops;
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.skipped_steps) line["skipped_steps"] = *metrics.skipped_steps;
+  if (metrics.slowest) {
+    line["slowest_rank"] = metrics.slowest->rank;
+    line["slowest_rank_factor"] = metrics.slowest->factor;
+  }
+  if (metrics.slow) {
+    line["slow_rank"] = metrics.slow->rank;
+    line["slow_rank_factor"] = metrics.slow->factor;
+    line["slow_rank_host"] = util::printable(metrics.slow->host);
+  }
   write_line(line);
 }
 

@@ -10,6 +10,7 @@
 
 #include "train/evaluate.h"
 #include "train/record_file.h"
+#include "train/slow_ranks.h"
 #include "train/tensorboard.h"
 #include "util/cuda.h"
 
@@ -37,6 +38,8 @@ struct StepMetrics {
   /// Steps of the run whose update was skipped, for their loss or norm or because gradients overflowed at
   /// their loss scale; only with a loss scaler or an update guard.
   std::optional<int64_t> skipped_steps = std::nullopt;
+  std::optional<RankFactor> slowest = std::nullopt;  ///< of the steps since the line before
+  std::optional<RankFactor> slow = std::nullopt;     ///< the slowest of those that are named as slow
 };
 
 /// Which metrics of an earlier start a run that resumes keeps: those from before it.

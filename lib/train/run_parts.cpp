@@ -20,6 +20,7 @@
 #include "shard/engine_sizes.h"
 #include "shard/fully_shard.h"
 #include "shard/spmd_fully_shard.h"
+#include "train/arithmetic.h"
 #include "train/initial_weights.h"
 #include "train/layer_modes.h"
 #include "util/error.h"
@@ -174,6 +175,9 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
                                  std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights) {
   ShardedModel parts;
   const std::shared_ptr<comm::Communicator>& communicator = mesh.world();
+  if (config.training.reproducible == config::Reproducible::kWorldSize) {
+    require_equal_arithmetic(config, *communicator);
+  }
   util::start_phase("model");
   parts.cut = cut_sequence(config, mesh);
   comm::agree(*communicator, "model", [&] {
@@ -311,6 +315,12 @@ TrainStep make_train_step(const config::Config& config, RunParts& parts, const d
       (config.lora.is_on() && config.lora.dropout > 0)) {
     dropout_key = util::mix64(static_cast<uint64_t>(config.run.seed));
   }
+  std::optional<SamplePlaces> by_sample;
+  if (config.training.reproducible == config::Reproducible::kWorldSize) {
+    const data::Placement place = placement(config, parts.engine->communicator());
+    by_sample = {
+        .rank = place.rank, .ranks = place.world_size, .batch_is_sample = config.data.max_tokens > 0};
+  }
   return TrainStep(
       {*parts.model, *parts.engine, *parts.optimizer, batches, parts.scaler ? &*parts.scaler : nullptr,
        std::move(stop_requested), parts.guard ? &*parts.guard : nullptr},
@@ -327,6 +337,7 @@ TrainStep make_train_step(const config::Config& config, RunParts& parts, const d
        .norm_type = config.training.norm_type,
        .clip_grad_value = config.training.clip_grad_value,
        .no_sync = config.training.no_sync,
+       .by_sample = by_sample,
        .may_read_late = !parts.engine->communicator().device().is_cpu()});
 }
 

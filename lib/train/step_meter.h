@@ -1,9 +1,11 @@
 #pragma once
 
-// How fast steps are, and how long they wait for their batches.
+// How fast steps are, how long they wait for their batches, and how much work these are.
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <utility>
 
 #include "data/loader.h"
 
@@ -45,8 +47,8 @@ class StepMeter {
   int64_t tokens_ = 0;
 };
 
-/// Batches of another source, which must outlive the object, and how long the training thread waited for
-/// them. Not thread-safe.
+/// Batches of another source, which must outlive the object, how long the training thread waited for them, and
+/// how much work they were. Not thread-safe.
 class TimedBatches final : public data::BatchSource {
  public:
   explicit TimedBatches(const data::BatchSource& source) : source_(source) {}
@@ -55,8 +57,14 @@ class TimedBatches final : public data::BatchSource {
     const auto begin = Clock::now();
     data::Batch batch = source_.batch(first_global_sample, micro_batch);
     waited_ += Clock::now() - begin;
+    if (work_of_) work_ += work_of_(batch);
     return batch;
   }
+
+  /// Sets how much work a batch is.
+  void count_work(std::function<double(const data::Batch&)> work_of) { work_of_ = std::move(work_of); }
+  /// Of all batches since then.
+  double work() const { return work_; }
 
   /// Since the last call, or the beginning.
   double take_seconds() const {
@@ -69,6 +77,8 @@ class TimedBatches final : public data::BatchSource {
   using Clock = std::chrono::steady_clock;
   const data::BatchSource& source_;
   mutable Clock::duration waited_{};
+  std::function<double(const data::Batch&)> work_of_;
+  mutable double work_ = 0;
 };
 
 }  // namespace fsdp::train

@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "kernels/below_autograd.h"
+#include "kernels/sample_sums.h"
 #include "optim/engine_shards.h"
 #include "shard/grad_norm.h"
 #include "train/arriving_gradients.h"
@@ -28,9 +30,10 @@ TrainStep::TrainStep(const Parts& parts, const StepOptions& options) : parts_(pa
     outcome_.emplace(parts.engine.communicator().device());
   }
   const bool arrive_on_host = computes_on_host() || parts.engine.options().move_grads_to_cpu;
-  updates_as_gradients_arrive_ = arrive_on_host && !outcome_ && options.max_grad_norm == 0 &&
-                                 parts.scaler == nullptr && parts.guard == nullptr &&
-                                 parts.optimizer.updates_alone();
+  FSDP_CHECK(options.by_sample.has_value() == parts.engine.options().sums_by_sample);
+  updates_as_gradients_arrive_ = arrive_on_host && !options.by_sample && !outcome_ &&
+                                 options.max_grad_norm == 0 && parts.scaler == nullptr &&
+                                 parts.guard == nullptr && parts.optimizer.updates_alone();
 }
 
 bool TrainStep::computes_on_host() const { return parts_.engine.communicator().device().is_cpu(); }
@@ -122,6 +125,7 @@ at::Tensor TrainStep::accumulate_gradients(const StepPosition& position, Arrivin
   engine.zero_gradients();
   const int64_t count =
       position.micro_batches > 0 ? position.micro_batches : options_.gradient_accumulation_steps;
+  if (options_.by_sample) return accumulate_by_sample(position, count);
   std::vector<MicroBatch> with_shares;
   if (options_.counts_vary) with_shares = batches_with_shares(position, count);
   at::Tensor losses = at::zeros({}, at::TensorOptions(at::kDouble).device(engine.communicator().device()));
@@ -139,6 +143,31 @@ at::Tensor TrainStep::accumulate_gradients(const StepPosition& position, Arrivin
     losses += run_micro_batch(micro_batch);
   }
   return losses;
+}
+
+at::Tensor TrainStep::accumulate_by_sample(const StepPosition& position, int64_t count) {
+  shard::Engine& engine = parts_.engine;
+  const auto& [rank, ranks, batch_is_sample] = *options_.by_sample;
+  engine.begin_sample_sums(count);
+  std::vector<MicroBatch> batches;
+  if (options_.counts_vary) batches = batches_with_shares(position, count);
+  sample_losses_.clear();
+  for (int64_t i = 0; i < count; ++i) {
+    const MicroBatch micro_batch{options_.counts_vary
+                                     ? std::move(batches[static_cast<size_t>(i)].batch)
+                                     : parts_.batches.batch(position.first_global_sample, i)};
+    const at::Tensor& targets = micro_batch.batch.targets;
+    const int64_t samples = batch_is_sample ? 1 : targets.size(0);
+    targets_of_step_ = static_cast<double>(
+        std::max<int64_t>(options_.counts_vary ? counted_ : count * ranks * targets.numel(), 1));
+    sample_losses_.resize(static_cast<size_t>(count * ranks * samples), 0.0);
+    kernels::SampleSums sums(samples, targets_of_step_);
+    run_micro_batch(micro_batch);
+    std::ranges::copy(sums.losses, sample_losses_.begin() + (i * ranks + rank) * samples);
+  }
+  engine.require_all_sample_sums();
+  return at::full({}, std::accumulate(sample_losses_.begin(), sample_losses_.end(), 0.0) / targets_of_step_,
+                  at::kDouble);
 }
 
 bool TrainStep::passes_guard(const StepPosition& position, double local_loss, bool finite,
@@ -203,6 +232,11 @@ bool TrainStep::share_stop() {
 /// The mean loss over ranks, and whether a stop is requested on any, in one collective.
 void TrainStep::share_loss(double local_loss, StepResult& result) {
   comm::Communicator& communicator = parts_.engine.communicator();
+  if (options_.by_sample) {
+    result.loss = loss_of_samples();
+    result.stop = share_stop();
+    return;
+  }
   at::Tensor sums = at::empty({2}, at::kDouble);
   double* values = sums.data_ptr<double>();
   values[0] = local_loss;
@@ -210,6 +244,17 @@ void TrainStep::share_loss(double local_loss, StepResult& result) {
   communicator.all_reduce(sums, comm::ReduceOp::kSum, {.unit = "loss"})->wait();
   result.loss = values[0] / communicator.world_size();
   result.stop = values[1] > 0;
+}
+
+/// Each loss is one rank's, and 0 on the others; they are added in the order of their positions.
+double TrainStep::loss_of_samples() {
+  const at::Tensor losses = at::empty({std::ssize(sample_losses_)}, at::kDouble);
+  auto* first = losses.data_ptr<double>();
+  std::ranges::copy(sample_losses_, first);
+  parts_.engine.communicator()
+      .all_reduce(losses, comm::ReduceOp::kSum, {.unit = "losses of samples"})
+      ->wait();
+  return std::accumulate(first, first + losses.numel(), 0.0) / targets_of_step_;
 }
 
 std::string TrainStep::described_samples(const StepPosition& position, double local_loss) {

@@ -20,6 +20,12 @@
 
 namespace fsdp::train {
 
+/// Where the samples of this rank's micro-batches are among those of a step.
+struct SamplePlaces {
+  int64_t rank = 0, ranks = 1;   ///< of those with batches of their own
+  bool batch_is_sample = false;  ///< data.max_tokens: a batch's rows count as one
+};
+
 struct StepOptions {
   int64_t gradient_accumulation_steps = 1;
   nn::LossOptions loss = {};  ///< without the members that a batch sets; its terms are reported too
@@ -31,6 +37,8 @@ struct StepOptions {
   double norm_type = 2.0;
   double clip_grad_value = 0.0;  ///< limit for each element of the gradient; 0: no clipping
   bool no_sync = false;          ///< reduce gradients after the last micro-batch only
+  /// With ShardOptions::sums_by_sample, which makes results independent of the number of ranks.
+  std::optional<SamplePlaces> by_sample = std::nullopt;
   /// Whether loss and norm may stay on the device (TrainStep::reads_late()), as they do on GPUs.
   bool may_read_late = false;
 };
@@ -99,6 +107,8 @@ class TrainStep {
   };
   /// Runs all micro-batches; returns this rank's mean loss, a double on the device.
   at::Tensor accumulate_gradients(const StepPosition& position, ArrivingGradients& arriving);
+  /// The same with StepOptions::by_sample; the mean over the global batch's targets, of this rank's losses.
+  at::Tensor accumulate_by_sample(const StepPosition& position, int64_t count);
   /// The end of run() with reads_late(). local_loss: this rank's.
   StepResult update_without_waiting(const StepPosition& position, const at::Tensor& local_loss);
   /// All micro-batches of a step, where their divisors depend on all of them. Collective.
@@ -107,6 +117,8 @@ class TrainStep {
   /// double on the device, without waiting for it.
   at::Tensor run_micro_batch(const MicroBatch& micro_batch);
   bool computes_on_host() const;
+  /// The mean over the samples of all ranks. Collective.
+  double loss_of_samples();
   void share_loss(double local_loss, StepResult& result);
   /// Whether a stop is requested on any rank. Collective.
   bool share_stop();
@@ -126,6 +138,9 @@ class TrainStep {
   StepOptions options_;
   bool updates_as_gradients_arrive_ = false;
   int64_t counted_ = 0;  ///< of the step under way
+  /// With by_sample, of the step under way: by position, 0 for those of other ranks; and the targets of all ranks, at least 1.
+  std::vector<double> sample_losses_;
+  double targets_of_step_ = 1;
   std::optional<kernels::DeviceOutcome> outcome_;
   std::vector<StepPosition> unread_;  ///< the steps since the last reading
 };

@@ -33,6 +33,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
                  ProgressOutput progress, RunHooks hooks)
     : config_(config),
       given_micro_steps_(config.training.gradient_accumulation_steps),
+      given_rows_(config.data.micro_batch_size),
       communicator_(std::move(communicator)),
       validations_(config.evaluation),
       progress_(progress, config.training.steps),
@@ -84,6 +85,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   util::start_phase("count of operations");
   flops_ =
       plan::flops_a_token(config_.model, config_.data.sequence_length, parts_.checkpointing, config_.lora);
+  paces_ = RankPaces::make(config_, communicator_, *batches_, flops_.model);
   util::start_phase("output folder and log");
   comm::agree(*communicator_, "output folder", [&] {
     if (config_.training.epochs > 0 && position_.step > 0) count_steps();  // of what is left
@@ -121,6 +123,7 @@ void Trainer::report_batch_change() {
 config::Config Trainer::config_as_given() const {
   config::Config config = config_;
   config.training.gradient_accumulation_steps = given_micro_steps_;
+  config.data.micro_batch_size = given_rows_;
   return config;
 }
 
@@ -285,6 +288,7 @@ void Trainer::train() {
   util::start_phase("first step");
   while (step < steps && !summary_.stopped && !summary_.ended_early) {
     if (hooks_.activity) hooks_.activity->begin_step(step + 1);
+    if (paces_) paces_->begin_step();
     faults_.at(FaultPlace::kStep, step + 1);
     if (trace_) trace_->begin_step(step + 1);
     double lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step + 1, steps);
@@ -301,6 +305,7 @@ void Trainer::train() {
                                         .samples = samples,
                                         .micro_batches = micro_batches,
                                         .reads_outcome = reads});
+    if (paces_) paces_->end_step();
     util::end_start_record();
     profile.end_step();
     ++step;
@@ -369,7 +374,17 @@ void Trainer::save_if(bool due, bool best) {
   best ? checkpointer_->save_best(position_) : checkpointer_->save(position_);
 }
 
+void Trainer::compare_ranks() {
+  if (!paces_) return;
+  for (const auto& [warns, text] : paces_->compare(position_.step)) {
+    if (!is_first_rank()) continue;
+    progress_.finish_line();
+    warns ? util::log_warning(text) : util::log_info(text);
+  }
+}
+
 void Trainer::report(const StepResult& result, double lr) {
+  compare_ranks();
   if (!is_first_rank()) return;
   StepMeter::Reading reading = meter_.read(position_.step, position_.tokens_seen);
   StepMetrics metrics{.step = position_.step,
@@ -399,6 +414,10 @@ void Trainer::report(const StepResult& result, double lr) {
     metrics.skipped_steps = (parts_.scaler ? parts_.scaler->state().skipped_steps : 0) +
                             (parts_.guard ? parts_.guard->skipped() : 0);
   }
+  if (paces_ && paces_->compared() != nullptr) {
+    metrics.slowest = paces_->compared()->slowest();
+    metrics.slow = paces_->compared()->slowest_named();
+  }
   metrics_->write(metrics);
   progress_.show(metrics);
 }
@@ -417,13 +436,15 @@ bool Trainer::validation_is_due() const {
 
 bool Trainer::validate() {
   progress_.begin("validation", position_.step);
-  const auto finished = train::validate(*parts_.model, *validation_loader_, *communicator_,
-                                        {.bytes = token_bytes_.get(),
-                                         .accuracy = config_.evaluation.accuracy,
-                                         .prefetch = prefetch_options(config_, *mesh_),
-                                         .cut = parts_.cut,
-                                         .copies = mesh_->shape().model,
-                                         .stop_requested = [this] { return stop_is_requested(); }});
+  const auto finished =
+      train::validate(*parts_.model, *validation_loader_, *communicator_,
+                      {.bytes = token_bytes_.get(),
+                       .accuracy = config_.evaluation.accuracy,
+                       .prefetch = prefetch_options(config_, *mesh_),
+                       .cut = parts_.cut,
+                       .by_sample = config_.training.reproducible == config::Reproducible::kWorldSize,
+                       .copies = mesh_->shape().model,
+                       .stop_requested = [this] { return stop_is_requested(); }});
   summary_.stopped = !finished.has_value();
   if (!finished) return false;
   const Validation& validation = *finished;

@@ -24,6 +24,7 @@
 #include "train/fault_injection.h"
 #include "train/metrics.h"
 #include "train/progress.h"
+#include "train/rank_paces.h"
 #include "train/run_parts.h"
 #include "train/sample_text.h"
 #include "train/step_meter.h"
@@ -80,6 +81,8 @@ class Trainer {
   std::filesystem::path memory_snapshot() const;
   void save_if(bool due, bool best);
   void report(const StepResult& result, double lr);
+  /// Collective.
+  void compare_ranks();
   /// Whether a stop is requested on any rank. Collective.
   bool stop_is_requested();
   /// At the intervals and after the last step, unless this step was validated already.
@@ -91,13 +94,14 @@ class Trainer {
   std::filesystem::path output_folder() const { return config_.run.output_dir; }
 
   config::Config config_;  ///< its batch is resolved
-  int64_t given_micro_steps_;
+  int64_t given_micro_steps_, given_rows_;
   std::shared_ptr<comm::Communicator> communicator_;
   std::optional<comm::Mesh> mesh_;      ///< of the communicator
   std::shared_ptr<comm::Trace> trace_;  ///< null unless logging.trace_communication
   std::optional<data::TrainLoader> loader_;
   std::optional<data::PrefetchingBatches> prefetch_;  ///< of the loader, on the device
   std::optional<TimedBatches> batches_;               ///< the same
+  std::unique_ptr<RankPaces> paces_;                  ///< null where ranks are not compared
   plan::FlopsAToken flops_;                           ///< of forward and backward
   PeakRate peak_;                                     ///< raised by rank 0 when a step was faster
   std::optional<data::ValidationLoader> validation_loader_;

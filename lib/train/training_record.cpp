@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "data/data_identity.h"
+#include "train/arithmetic.h"
 #include "util/error.h"
 #include "util/log.h"
 
@@ -56,6 +57,7 @@ nlohmann::json training_record(const config::Config& config, const TrainingState
                            {"seed", config.run.seed},
                            {"optimizer", config.optimizer.name}};
   if (config.data.max_tokens > 0) record["max_tokens"] = config.data.max_tokens;
+  if (config.training.reproducible == config::Reproducible::kWorldSize) record["arithmetic"] = arithmetic();
   if (position.samples_per_step > 0) record["samples_per_step"] = position.samples_per_step;
   if (auto uneven = uneven_step_counts(state.optimizer); !uneven.empty()) {
     record["optimizer_steps_of_units"] = std::move(uneven);

@@ -27,6 +27,7 @@ class Peer:
     program: str = ""  # built from a folder of its own, by PROGRAM.py
     architecture: str = ""  # the only one that it has
     contexts_of: int = 1  # its sequences are a multiple of this
+    one_sequence: bool = False  # updates the weights after each; ours does so against it
     compares: bool = True  # its losses are those of ours
     alone: bool = False  # one process with all threads
     copies: bool = False  # each rank keeps all parameters
@@ -38,7 +39,7 @@ class Peer:
         if not self.alone:
             return setting
         return dataclasses.replace(setting, ranks=1, threads=setting.ranks * setting.threads,
-                                   sequences=setting.ranks * setting.sequences)
+                                   sequences=1 if self.one_sequence else setting.ranks * setting.sequences)
 
 
 FSDP2 = ("--engine", "fsdp2")
@@ -51,7 +52,8 @@ PEERS = {
     "one process compiled": Peer(("--engine", "none", "--tuned", "--compile"), alone=True),
     "trainer": Peer(("--engine", "trainer", "--tuned"), bf16=True),
     "llm.c": Peer(program="llm_c", architecture="gpt2", alone=True, clips=False),
-    "llama.cpp": Peer(program="llama_cpp", architecture="llama", contexts_of=256, compares=False, alone=True, clips=False),
+    "llama.cpp": Peer(program="llama_cpp", architecture="llama", contexts_of=256, one_sequence=True,
+                      compares=False, alone=True, clips=False),
 }
 
 
@@ -111,16 +113,9 @@ class PeerSides(Sides):
             counts = [setting.sequences, m.sequence, setting.steps]
         else:
             weights = self.weights_for(program, setting.model, m.heads, m.kv_heads or m.heads, m.sequence)
-            counts = [m.sequence, setting.steps * setting.sequences, setting.threads]
+            counts = [m.sequence, setting.steps, setting.threads]
         command = [self.built(program), weights, self.tokens(setting.model), *counts]
-        group = run_group([str(word) for word in command], 1, setting.threads, self.work)
-        if program == "llm_c":
-            return self.run_of(group, setting)
-        # Each of its steps is one sequence of ours.
-        every = self.run_of(group, dataclasses.replace(setting, steps=setting.steps * setting.sequences, warmup=0))
-        seconds = [sum(every.seconds[first:first + setting.sequences])
-                   for first in range(setting.warmup * setting.sequences, len(every.seconds), setting.sequences)]
-        return dataclasses.replace(every, seconds=seconds)
+        return self.run_of(run_group([str(word) for word in command], 1, setting.threads, self.work), setting)
 
     def run(self, setting, peer):
         setting = peer.of(setting)

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <map>
 #include <thread>
@@ -34,20 +35,27 @@ at::Tensor numbers_of(int rank, int64_t numel, at::ScalarType dtype) {
   return (at::sin(index * 12.9898) * (rank % 2 == 0 ? 100.0 : 1.0)).to(dtype);
 }
 
-/// The sum over ranks of numbers_of(), added in float32 and rounded once: in rank order, where there are
-/// several hosts in that on each host, and then by host.
+/// One part after another or in pairs.
+at::Tensor sum_of(const std::vector<at::Tensor>& parts, bool in_pairs) {
+  const size_t count = parts.size();
+  if (count == 1) return parts[0];
+  const auto middle = parts.begin() + static_cast<int64_t>(in_pairs ? std::bit_floor(count - 1) : count - 1);
+  return sum_of({parts.begin(), middle}, in_pairs) + sum_of({middle, parts.end()}, in_pairs);
+}
+
+/// The sum over ranks of numbers_of(), added in float32 and rounded once: in rank order, numbers in float32 in pairs, where
+/// there are several hosts in that on each host, and then by host.
 at::Tensor sum_of_numbers(const Setting& setting, int64_t numel, at::ScalarType dtype) {
   std::vector<int> hosts = testing::hosts_in(setting.backend, setting.world_size);
   hosts.resize(static_cast<size_t>(setting.world_size));
-  std::map<int, at::Tensor> sums;
+  std::map<int, std::vector<at::Tensor>> on_hosts;
   for (int rank = 0; rank < setting.world_size; ++rank) {
-    at::Tensor& sum = sums[hosts[static_cast<size_t>(rank)]];
-    at::Tensor numbers = numbers_of(rank, numel, dtype).to(at::kFloat);
-    sum = sum.defined() ? sum + numbers : numbers;
+    on_hosts[hosts[static_cast<size_t>(rank)]].push_back(numbers_of(rank, numel, dtype).to(at::kFloat));
   }
-  at::Tensor all = sums[0];
-  for (size_t host = 1; host < sums.size(); ++host) all = all + sums[static_cast<int>(host)];
-  return all.to(dtype);
+  const bool in_pairs = dtype == at::kFloat;
+  std::vector<at::Tensor> sums;
+  for (const auto& [host, numbers] : on_hosts) sums.push_back(sum_of(numbers, in_pairs));
+  return sum_of(sums, in_pairs).to(dtype);
 }
 
 class Collectives : public ::testing::TestWithParam<Setting> {

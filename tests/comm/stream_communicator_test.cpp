@@ -5,8 +5,11 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <future>
 #include <stdexcept>
+#include <thread>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/thread_communicator.h"
@@ -52,6 +55,26 @@ TEST_P(QueuedCollectives, RunBesideTheirCaller) {
     EXPECT_TRUE(at::equal(all, at::arange(world).repeat_interleave(2).to(at::kFloat)));
     communicator.barrier({.unit = "end"});
   });
+}
+
+TEST_P(QueuedCollectives, CountTheTimeThatTheirCallersWaitForOthers) {
+  std::vector<double> waited(static_cast<size_t>(GetParam().world_size));
+  run([&](Communicator& communicator) {
+    const auto sleep = [] { std::this_thread::sleep_for(std::chrono::milliseconds(200)); };
+    auto copy = communicator.duplicate("copy");
+    communicator.barrier({.unit = "begin"});
+    const double before = *communicator.waited_seconds();
+    // Rank 0 is late, by itself and by what it has queued; the others wait, in this group and in its copy.
+    for (Communicator* each : {&communicator, copy.get()}) {
+      if (communicator.rank() == 0) sleep();
+      if (communicator.rank() == 0) each->enqueue(sleep)->wait();
+      each->barrier({.unit = "late"});
+    }
+    waited[static_cast<size_t>(communicator.rank())] = *communicator.waited_seconds() - before;
+    EXPECT_EQ(copy->waited_seconds(), communicator.waited_seconds());
+    communicator.barrier({.unit = "end"});
+  });
+  for (size_t rank = 1; rank < waited.size(); ++rank) EXPECT_GT(waited[rank], 0.2 + waited[0]) << rank;
 }
 
 TEST_P(QueuedCollectives, MayUseMemoryThatAnEarlierTaskRestores) {

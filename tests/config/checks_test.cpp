@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -333,6 +334,45 @@ TEST(CheckWorld, AsksForTheProductOfTheMesh) {
   EXPECT_NE(world_error(config, 4).find(
                 "mesh.dcn 2 x mesh.data 3 x mesh.context 1 x mesh.model 1 = 6, but the run has 4 processes"),
             std::string::npos);
+}
+
+TEST(Conflicts, ResultsOfAnyNumberOfRanksExcludeWhatDependsOnIt) {
+  Config plain;
+  plain.training.reproducible = Reproducible::kWorldSize;
+  EXPECT_TRUE(find_conflicts(plain).empty());
+  const auto refused = [&](const std::string& key, const std::function<void(Config&)>& change) {
+    Config config = plain;
+    change(config);
+    const std::vector<Conflict> conflicts = find_conflicts(config);
+    const auto is_named = [&](const Conflict& conflict) {
+      return conflict.keys.front() == key &&
+             conflict.message.find("training.reproducible") != std::string::npos;
+    };
+    EXPECT_TRUE(std::ranges::any_of(conflicts, is_named)) << key;
+  };
+  refused("model.architecture", [](Config& c) { c.model.architecture = "gpt_neox"; });
+  refused("model.architecture", [](Config& c) { c.model.architecture = "gemma2"; });
+  refused("model.architecture", [](Config& c) { c.model.architecture = "mixtral"; });
+  refused("model.architecture", [](Config& c) { c.model.hidden_act = nn::Activation::kGelu; });
+  refused("model.attention_dropout", [](Config& c) { c.model.attention_dropout = 0.1; });
+  refused("training.device", [](Config& c) { c.training.device = DeviceChoice::kCuda; });
+  refused("training.fused_kernels", [](Config& c) { c.training.fused_kernels = false; });
+  refused("training.matmul", [](Config& c) { c.training.matmul = nn::MatmulChoice::kMkl; });
+  refused("training.batch_warmup_steps", [](Config& c) { c.training.batch_warmup_steps = 2; });
+  refused("training.no_sync", [](Config& c) { c.training.no_sync = true; });
+  refused("training.norm_type", [](Config& c) { c.training.norm_type = 1; });
+  refused("lora.rank", [](Config& c) { c.lora.rank = 4; });
+  refused("evaluation.accuracy", [](Config& c) { c.evaluation.accuracy = true; });
+  refused("optimizer.name", [](Config& c) { c.optimizer.name = "lamb"; });
+  refused("mixed_precision.param_dtype",
+          [](Config& c) { c.mixed_precision.param_dtype = util::FloatType::kFloat16; });
+  refused("mixed_precision.reduce_dtype",
+          [](Config& c) { c.mixed_precision.reduce_dtype = util::FloatType::kBFloat16; });
+  refused("fsdp.hybrid_optimizer",
+          [](Config& c) { c.fsdp.hybrid_optimizer = shard::HybridOptimizer::kGlobal; });
+  refused("fsdp.gradient_predivide_factor", [](Config& c) { c.fsdp.gradient_predivide_factor = 2; });
+  refused("mesh.context", [](Config& c) { c.mesh.context = 2; });
+  refused("mesh.model", [](Config& c) { c.mesh.model = 2; });
 }
 
 }  // namespace

@@ -100,5 +100,14 @@ TEST(GlobalBatch, CountsTheRowsOfAContextGroupOnce) {
             std::string::npos);
 }
 
+TEST(GlobalBatch, IsDividedIntoPowersOfTwoWhereResultsAreThoseOfAnyNumberOfRanks) {
+  Config config = batch_of(48, 12);
+  config.training.reproducible = Reproducible::kWorldSize;
+  resolve_batch(config, 2);
+  EXPECT_EQ(config.data.micro_batch_size, 4);
+  EXPECT_EQ(config.training.gradient_accumulation_steps, 6);
+  EXPECT_EQ(samples_per_step(config, 2), 48);
+}
+
 }  // namespace
 }  // namespace fsdp::config

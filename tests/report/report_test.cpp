@@ -69,6 +69,21 @@ TEST(Report, HasTheUtilisationWithRecomputationBesideThatOfTheModel) {
   EXPECT_THAT(page_of("0.25"), HasSubstr("<b>25.0%</b><span>model FLOPs utilisation, mean</span>"));
 }
 
+TEST(Report, NamesSlowRanksWithTheirHosts) {
+  TemporaryFolder folder;
+  const auto line = [](int step, const std::string& more) {
+    return util::concat("{\"step\":", step, ",\"loss\":5,\"slowest_rank\":3,\"slowest_rank_factor\":2.5",
+                        more, "}\n");
+  };
+  const std::string named = ",\"slow_rank\":3,\"slow_rank_factor\":2.5,\"slow_rank_host\":\"node<b>\"";
+  write(folder / "metrics.jsonl", line(1, ""));
+  EXPECT_THAT(html_page({read_run(folder.path())}), Not(HasSubstr("slow ranks")));
+  write(folder / "metrics.jsonl", line(1, "") + line(2, named) + line(3, named) + line(4, ""));
+  const std::string page = html_page({read_run(folder.path())});
+  EXPECT_THAT(page, HasSubstr("<b>1</b><span>slow ranks: rank 3 on node&lt;b&gt;, steps 2 to 3</span>"));
+  EXPECT_THAT(page, HasSubstr("Time of the slowest rank, in times of the others"));
+}
+
 TEST(Report, ShowsTheScheduleOfTheRunsConfig) {
   TemporaryFolder folder;
   write(folder / "metrics.jsonl", kMetrics);

@@ -76,6 +76,17 @@ TEST(WatchView, ShowsHfuWhereItIsNotMfu) {
   EXPECT_THAT(joined(watch_view(state, 100, 24)), HasSubstr("mfu 25.0%   hfu 31.2%"));
 }
 
+TEST(WatchView, NamesASlowRankWhileItIsSlow) {
+  WatchedState state = state_of_a_run();
+  add_metrics(
+      "{\"step\":41,\"loss\":3,\"slow_rank\":3,\"slow_rank_factor\":2.5,\"slow_rank_host\":\"node-b\"}",
+      state.run);
+  EXPECT_THAT(joined(watch_view(state, 100, 24)),
+              HasSubstr("slow: rank 3 on node-b   2.50 times the others' time"));
+  add_metrics("{\"step\":42,\"loss\":3}", state.run);
+  EXPECT_THAT(joined(watch_view(state, 100, 24)), Not(HasSubstr("slow:")));
+}
+
 TEST(WatchView, FitsIntoAnyTerminal) {
   for (int width = 1; width < 130; width += 7) {
     for (int height = 0; height < 40; height += 3) {

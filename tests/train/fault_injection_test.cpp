@@ -32,6 +32,13 @@ TEST_F(FaultInjectionTest, HitsOneRankInOneStepAtOnePlace) {
   EXPECT_FALSE(faults(kText, 0).is_due(FaultPlace::kForward, 3));
 }
 
+TEST_F(FaultInjectionTest, HitsEachOfSeveralSteps) {
+  const FaultInjection injection = faults("rank=1,step=3-5,at=step,do=throw");
+  EXPECT_FALSE(injection.is_due(FaultPlace::kStep, 2));
+  for (int64_t step = 3; step <= 5; ++step) EXPECT_TRUE(injection.is_due(FaultPlace::kStep, step)) << step;
+  EXPECT_FALSE(injection.is_due(FaultPlace::kStep, 6));
+}
+
 TEST_F(FaultInjectionTest, DoesNotHappenAgainAfterARestart) {
   setenv("TORCHELASTIC_RESTART_COUNT", "1", 1);
   EXPECT_FALSE(faults("rank=1,step=3,at=step,do=kill").is_due(FaultPlace::kStep, 3));
@@ -49,7 +56,8 @@ TEST_F(FaultInjectionTest, RefusesTextsOfAnotherForm) {
   for (const char* text : {"x", "rank=1", "rank=1,step=3,at=forward", "rank=1,step=3,at=nowhere,do=kill",
                            "rank=1,step=3,at=step,do=nothing", "rank=1,step=3,at=step,do=exit",
                            "rank=1,step=3,at=step,do=kill:3", "rank=-1,step=3,at=step,do=kill",
-                           "rank=1,step=x,at=step,do=kill", "rank=1,step=3,at=step,do=kill,x=1"}) {
+                           "rank=1,step=x,at=step,do=kill", "rank=1,step=3-,at=step,do=kill",
+                           "rank=1,step=-3,at=step,do=kill", "rank=1,step=3,at=step,do=kill,x=1"}) {
     EXPECT_THROW(faults(text), util::Error) << text;
   }
   EXPECT_NO_THROW(faults(""));

@@ -84,8 +84,8 @@ TEST(MetricsFile, WritesTheSameNumbersAsATable) {
   auto lines = lines_of(folder / "metrics.csv");
   ASSERT_EQ(lines.size(), 5u);
   EXPECT_TRUE(lines[0].starts_with("step,loss,grad_norm,lr,tokens,tokens_per_second,")) << lines[0];
-  EXPECT_EQ(lines[3], "3,2.5,0.0,0.0,0,0.0,0.0,0,0,0.0,0.25,,,,,,,,,,,");
-  EXPECT_EQ(lines[4], "4,,,,,,,,,,,,,0.0,1.0,,,,,,,");
+  EXPECT_EQ(lines[3], "3,2.5,0.0,0.0,0,0.0,0.0,0,0,0.0,0.25,,,,,,,,,,,,,,,");
+  EXPECT_EQ(lines[4], "4,,,,,,,,,,,,,0.0,1.0,,,,,,,,,,,");
 }
 
 TEST(MetricsFile, DropsTheValidationThatTheRunBeginsWith) {
@@ -121,7 +121,23 @@ TEST(MetricsFile, HasTheMemoryOfAGpuWhereThereIsOne) {
                 "\"gpu_peak_allocated_bytes\":5,\"gpu_peak_reserved_bytes\":7,\"gpu_allocator_retries\":2"),
             std::string::npos)
       << lines[1];
-  EXPECT_TRUE(lines_of(folder / "metrics.csv")[2].ends_with(",5,7,2,,,"));
+  EXPECT_TRUE(lines_of(folder / "metrics.csv")[2].ends_with(",5,7,2,,,,,,,"));
+}
+
+TEST(MetricsFile, HasTheSlowestRankWhereRanksAreCompared) {
+  TemporaryFolder folder;
+  MetricsFile file(folder.path(), {.resumed_step = 0}, {.csv = true});
+  file.write({.step = 1});
+  const RankFactor slowest{.rank = 3, .host = "node-b", .factor = 2.5};
+  file.write({.step = 2, .slowest = slowest});
+  file.write({.step = 3, .slowest = slowest, .slow = slowest});
+  const auto lines = lines_of(file.path()), rows = lines_of(folder / "metrics.csv");
+  EXPECT_EQ(lines[0].find("slow"), std::string::npos);
+  EXPECT_TRUE(lines[1].ends_with("\"slowest_rank\":3,\"slowest_rank_factor\":2.5}")) << lines[1];
+  EXPECT_TRUE(lines[2].ends_with("\"slow_rank\":3,\"slow_rank_factor\":2.5,\"slow_rank_host\":\"node-b\"}"))
+      << lines[2];
+  EXPECT_TRUE(rows[2].ends_with(",3,2.5,,")) << rows[2];
+  EXPECT_TRUE(rows[3].ends_with(",3,2.5,3,2.5")) << rows[3];
 }
 
 TEST(MetricsFile, PutsAnOlderTableAndOneWithOtherColumnsAside) {

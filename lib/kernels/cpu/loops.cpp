@@ -56,6 +56,8 @@ const AttentionLoops* attention_loops(Element element) {
 
 void round_stochastically(bool to_half, const RoundedRun& run) { level_here().round[to_half ? 1 : 0](run); }
 
+void count_squares(const float* x, int64_t n, int64_t* counts) { level_here().count_squares(x, n, counts); }
+
 void dequantize(Element element, const QuantizedRun& run) {
   level_here().dequantize[static_cast<int>(element)](run);
 }

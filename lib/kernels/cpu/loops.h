@@ -166,6 +166,16 @@ struct QuantizedRun {
   void* to = nullptr;  ///< [end - begin]
 };
 
+// ---- exact sums of squares (kernels/exact_squares.h)
+
+/// Places of numbers: multiples of each unit, blocks of terms by their largest unit, and blocks that are not finite.
+struct SquareCounts {
+  static constexpr int kUnits = 22, kBits = 28, kKept = 3;
+  static constexpr int kSeen = kUnits, kNotFinite = 2 * kUnits, kNumbers = 2 * kUnits + 1;
+  /// Unit i is 2 to this power. Multiples of the third unit are those of the smallest square, 2^-298, too.
+  static constexpr int exponent(int unit) { return kBits * unit - 324; }
+};
+
 /// All loops of one level, by Element, products in fp32 and bf16 only; the roundings to bf16 and to fp16.
 struct Level {
   Loops loops[3];
@@ -173,6 +183,7 @@ struct Level {
   AttentionLoops attention[2];
   void (*round[2])(const RoundedRun&);
   void (*dequantize[3])(const QuantizedRun&);
+  void (*count_squares)(const float* x, int64_t n, int64_t* counts);
 };
 
 /// For this CPU; the latter two are null without fast small products.
@@ -181,6 +192,9 @@ const Packing* packing(Element element);
 const AttentionLoops* attention_loops(Element element);
 
 void round_stochastically(bool to_half, const RoundedRun& run);
+
+/// Adds those of x [n] to `counts` [SquareCounts::kNumbers].
+void count_squares(const float* x, int64_t n, int64_t* counts);
 
 /// To elements of this type.
 void dequantize(Element element, const QuantizedRun& run);

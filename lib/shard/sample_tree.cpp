@@ -1,0 +1,58 @@
+#include "shard/sample_tree.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "util/error.h"
+
+namespace fsdp::shard {
+
+std::vector<SampleNode> nodes_of(int64_t first, int64_t count, int64_t most) {
+  std::vector<SampleNode> nodes;
+  for (const int64_t end = first + count; first < end;) {
+    int level = 0;
+    const auto fits = [&](int64_t leaves) {
+      return leaves <= most && first % leaves == 0 && first + leaves <= end;
+    };
+    while (fits(int64_t{2} << level)) ++level;
+    nodes.push_back({first, level});
+    first += nodes.back().leaves();
+  }
+  return nodes;
+}
+
+int64_t most_leaves(int64_t ranks) {
+  const auto bits = static_cast<uint64_t>(ranks);
+  return int64_t{std::has_single_bit(bits) ? 1 : 2} << std::countr_zero(bits);
+}
+
+void SampleTree::begin(int64_t leaves) {
+  leaves_ = leaves;
+  found_ = 0;
+  parts_.clear();
+}
+
+void SampleTree::merge() {
+  at::Tensor right = std::move(parts_.back().sum);
+  parts_.pop_back();
+  parts_.back().sum.add_(right);
+  ++parts_.back().level;
+}
+
+void SampleTree::push(int level, at::Tensor sum) {
+  found_ += int64_t{1} << level;
+  FSDP_CHECK(found_ <= leaves_, "leaf ", found_, " of ", leaves_);
+  parts_.push_back({level, std::move(sum)});
+  while (parts_.size() > 1 && parts_[parts_.size() - 2].level == parts_.back().level) merge();
+}
+
+at::Tensor SampleTree::take() {
+  FSDP_CHECK(is_complete(), "leaf ", found_, " of ", leaves_);
+  while (parts_.size() > 1) merge();
+  at::Tensor sum = std::move(parts_.back().sum);
+  begin(0);
+  return sum;
+}
+
+}  // namespace fsdp::shard

@@ -1,0 +1,185 @@
+// Unit: reductions that sum by sample (sample_tree.h).
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <bit>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "shard/unit_reduction.h"
+#include "util/error.h"
+
+namespace fsdp::shard {
+namespace {
+
+constexpr int kNone = -1;
+
+int64_t rounded_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+int64_t most_leaves_of(const comm::Communicator& group) {
+  return group.adds_in_pairs() ? most_leaves(group.world_size()) : 1;
+}
+
+/// to [ranks, gradients, slots, n] = from [gradients][ranks, n] in the slots of `nodes` that have `leaf`, else -0.
+void fill_slots(const at::Tensor& to, const std::vector<at::Tensor>& from, int64_t ranks,
+                const std::vector<SampleNode>& nodes, int64_t leaf) {
+  const auto gradients = std::ssize(from), slots = std::ssize(nodes);
+  const at::Tensor places = to.view({ranks, gradients * slots, -1});
+  for (int64_t i = 0; i < gradients * slots; ++i) {
+    const at::Tensor place = places.select(1, i);
+    if (nodes[static_cast<size_t>(i % slots)].has(leaf)) {
+      place.copy_(from[static_cast<size_t>(i / slots)].view({ranks, -1}));
+    } else {
+      place.fill_(-0.0);
+    }
+  }
+}
+
+}  // namespace
+
+/// The nodes of one round of micro-batches.
+struct Unit::SampleRound {
+  int64_t leaf;                    ///< this rank's
+  std::vector<SampleNode> inside;  ///< of this rank's replica: what the reduce-scatter yields
+  std::vector<SampleNode> all;     ///< of all replicas
+  std::vector<int> from;           ///< by node of `all`: the one of `inside` that it has, or kNone
+  int64_t gradients = 1;           ///< of a parameter
+};
+
+void Unit::begin_sample_sums(int64_t rounds) {
+  round_ = 0;
+  rounds_ = rounds;
+  trees_.clear();
+}
+
+Unit::SampleRound Unit::sample_round() const {
+  const int64_t ranks = groups_.shard->world_size(), rank = groups_.shard->rank(),
+                replicas = groups_.replicas(), first = round_ * replicas * ranks;
+  const auto of_replica = [&](int64_t replica) {
+    return nodes_of(first + replica * ranks, ranks, most_leaves_of(*groups_.reduce_scatter));
+  };
+  SampleRound round{.leaf = first + groups_.replica_rank() * ranks + rank,
+                    .inside = of_replica(groups_.replica_rank()),
+                    .all = {},
+                    .from = {}};
+  if (replicas == 1) {
+    round.all = round.inside;
+    return round;
+  }
+  if (round.inside.size() == 1) {
+    // A replica is a leaf of the sum over replicas.
+    const int level = round.inside[0].level;
+    for (const SampleNode& node : nodes_of(round_ * replicas, replicas, most_leaves_of(*groups_.replicate))) {
+      round.all.push_back({node.first << level, node.level + level});
+      round.from.push_back(round.all.back().has(round.leaf) ? 0 : kNone);
+    }
+    return round;
+  }
+  for (int64_t replica = 0; replica < replicas; ++replica) {
+    const bool is_own = replica == groups_.replica_rank();
+    int number = 0;
+    for (const SampleNode& node : of_replica(replica)) {
+      round.all.push_back(node);
+      round.from.push_back(is_own ? number++ : kNone);
+    }
+  }
+  return round;
+}
+
+void Unit::start_sample_reduction() {
+  FSDP_CHECK(round_ < rounds_, "unit ", name_, " is reduced in round ", round_ + 1, " of ", rounds_);
+  auto job = std::make_shared<Reduction>();
+  const std::vector<at::Tensor> gradients = storage_.detach_all_gradients();
+  FSDP_CHECK(gradients.front().defined(), "unit ", name_, " has no gradients to reduce");
+  SampleRound round = sample_round();
+  round.gradients = std::ssize(gradients);
+  ++round_;
+  const int64_t ranks = groups_.shard->world_size(), slots = round.gradients * std::ssize(round.inside);
+  if (slots == 1) {
+    job->input = gradients[0];
+  } else {
+    job->input = at::empty({slots * gradients[0].numel()}, gradients[0].options());
+    fill_slots(job->input, gradients, ranks, round.inside, round.leaf);
+  }
+  comm::Communicator* const across = groups_.replicate.get();
+  comm::Communicator& first = is_cut() || across == nullptr ? *groups_.reduce_scatter : *across;
+  comm::Communicator& last = across != nullptr ? *across : *groups_.reduce_scatter;
+  if (is_cut()) {
+    collective_ = reduce_scatter(*groups_.reduce_scatter, job, job->input);
+  } else {
+    job->output = job->input;
+  }
+  const auto give_back_input = [this, job] {
+    job->input.reset();
+    note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
+  };
+  if (is_cut()) sent_ = first.enqueue_release(give_back_input);
+  if (across != nullptr) {
+    if (is_cut()) {
+      // Blocks only the second group's queue. Fails if the reduce-scatter fails.
+      last.enqueue([sent = std::shared_ptr<comm::Work>(first.enqueue([] {}))] { sent->wait(); });
+    }
+    reduce_slots_across(*job, round);
+  }
+  if (!is_cut()) sent_ = first.enqueue_release(give_back_input);
+  reduction_ = last.enqueue([this, job, round = std::move(round)] {
+    add_nodes(*job, round);
+    job->output.reset();
+  });
+}
+
+/// Whatever the order in which a group's all-reduce adds, its reduce-scatter adds in that of the ranks.
+void Unit::reduce_slots_across(Reduction& job, const SampleRound& round) {
+  comm::Communicator& group = *groups_.replicate;
+  const int64_t n = storage_.layout().shard_numel(), inside = std::ssize(round.inside),
+                all = std::ssize(round.all), count = round.gradients * all * n;
+  const at::Tensor own = job.output;
+  const at::Tensor slots = at::empty({rounded_up(count, group.world_size())}, own.options());
+  group.enqueue([own, slots, n, inside, all, round] {
+    const at::NoGradGuard no_grad;
+    for (int64_t i = 0; i < round.gradients * all; ++i) {
+      const at::Tensor slot = slots.narrow(0, i * n, n);
+      const int from = round.from[static_cast<size_t>(i % all)];
+      if (from == kNone) {
+        slot.fill_(-0.0);
+      } else {
+        slot.copy_(own.narrow(0, (i / all * inside + from) * n, n));
+      }
+    }
+    const int64_t used = round.gradients * all * n;
+    slots.narrow(0, used, slots.numel() - used).zero_();
+  });
+  const at::Tensor part = at::empty({slots.numel() / group.world_size()}, slots.options());
+  const comm::CallSite site{.unit = name_, .pass = "backward"};
+  group.reduce_scatter(part, slots, site);
+  across_ = group.all_gather(slots, part, site);
+  traffic_ += {.all_gathers = 1,
+               .all_gather_bytes = static_cast<int64_t>(part.nbytes()),
+               .reduce_scatters = 1,
+               .reduce_scatter_bytes = static_cast<int64_t>(part.nbytes())};
+  job.output = slots;
+}
+
+void Unit::add_nodes(const Reduction& job, const SampleRound& round) {
+  const at::NoGradGuard no_grad;
+  const int64_t n = storage_.layout().shard_numel(), all = std::ssize(round.all);
+  if (trees_.empty()) {
+    trees_.resize(static_cast<size_t>(round.gradients));
+    for (SampleTree& tree : trees_) tree.begin(rounds_ * groups_.replicas() * groups_.shard->world_size());
+  }
+  FSDP_CHECK(std::ssize(trees_) == round.gradients, "unit ", name_, ": ", trees_.size(), " and now ",
+             round.gradients, " gradients of a parameter");
+  for (int64_t i = 0; i < round.gradients * all; ++i) {
+    trees_[static_cast<size_t>(i / all)].push(round.all[static_cast<size_t>(i % all)].level,
+                                              job.output.narrow(0, i * n, n));
+  }
+  if (!trees_.front().is_complete()) return;
+  const at::Tensor sum = trees_[0].take();
+  for (size_t i = 1; i < trees_.size(); ++i) sum.add_(trees_[i].take());
+  storage_.add_to_shard_gradient(sum);
+}
+
+}  // namespace fsdp::shard

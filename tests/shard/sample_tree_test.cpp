@@ -1,0 +1,73 @@
+#include "shard/sample_tree.h"
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "comm/memory_operations.h"
+#include "util/error.h"
+
+namespace fsdp::shard {
+namespace {
+
+std::string text(const std::vector<SampleNode>& nodes) {
+  std::string text;
+  for (const SampleNode& node : nodes) {
+    text += util::concat(text.empty() ? "" : " ", node.first, "+", node.leaves());
+  }
+  return text;
+}
+
+TEST(NodesOf, CutARoundIntoTheFewest) {
+  EXPECT_EQ(text(nodes_of(0, 4, 4)), "0+4");
+  EXPECT_EQ(text(nodes_of(0, 3, 4)), "0+2 2+1");
+  EXPECT_EQ(text(nodes_of(3, 3, 4)), "3+1 4+2");
+  EXPECT_EQ(text(nodes_of(6, 6, 4)), "6+2 8+4");
+  EXPECT_EQ(text(nodes_of(8, 4, 1)), "8+1 9+1 10+1 11+1");
+}
+
+/// The sum of the leaves that ranks of any number get to by their rounds, for one element a rank and shard.
+at::Tensor sum_of(const at::Tensor& leaves, int64_t ranks) {
+  SampleTree tree;
+  tree.begin(leaves.size(0));
+  for (int64_t first = 0; first < leaves.size(0); first += ranks) {
+    for (const SampleNode& node : nodes_of(first, ranks, most_leaves(ranks))) {
+      // What the ranks put into the node's slot, summed as by a reduce-scatter.
+      std::vector<at::Tensor> parts;
+      for (int64_t leaf = first; leaf < first + ranks; ++leaf) {
+        parts.push_back(node.has(leaf) ? leaves[leaf].clone() : at::full_like(leaves[leaf], -0.0));
+      }
+      const at::Tensor sum = at::empty_like(leaves[0]);
+      comm::sum_in_rank_order(sum, parts);
+      tree.push(node.level, sum);
+    }
+  }
+  EXPECT_TRUE(tree.is_complete());
+  return tree.take();
+}
+
+TEST(SampleTree, SumsDoNotDependOnTheNumberOfRanks) {
+  const at::Tensor leaves = at::randn({240, 100});
+  leaves.select(1, 0).fill_(-0.0);  // stays -0
+  const at::Tensor one = sum_of(leaves, 1);
+  EXPECT_FALSE(at::equal(one, leaves.sum(0)));  // another order
+  for (const int64_t ranks : {2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 20, 24, 40}) {
+    const at::Tensor sum = sum_of(leaves, ranks);
+    EXPECT_TRUE(at::equal(sum.view(at::kInt), one.view(at::kInt))) << ranks << " ranks";
+  }
+}
+
+TEST(SampleTree, KnowsWhetherAllLeavesAreThere) {
+  SampleTree tree;
+  EXPECT_FALSE(tree.is_complete());
+  tree.begin(3);
+  tree.push(1, at::ones({1}));
+  EXPECT_FALSE(tree.is_complete());
+  tree.push(0, at::ones({1}));
+  EXPECT_TRUE(tree.is_complete());
+  EXPECT_EQ(tree.take().item<float>(), 2);
+}
+
+}  // namespace
+}  // namespace fsdp::shard
