@@ -32,7 +32,8 @@ TEST_P(PlanOf, AStepIsWhatTheEngineMeasures) {
   EXPECT_EQ(measured.attention, plan.attention_traffic);
   EXPECT_EQ(measured.layers, plan.layer_traffic);
   const double peak = static_cast<double>(plan.memory.peak);
-  // Without a matrix unit oneDNN multiplies in bf16 and may keep copies of the factors, which the plan does not have.
+  // Without a matrix unit oneDNN multiplies in bf16; measured peaks are up to 5.1 % over the plan there, probably by
+  // copies that it makes of factors.
   const bool copies = config.mixed_precision.param_dtype.name() == "bfloat16" && !util::has_matrix_unit();
   EXPECT_NEAR(static_cast<double>(measured.peak), peak, (copies ? 0.06 : 0.05) * peak);
   RecordProperty("peak_difference_percent",
