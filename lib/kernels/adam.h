@@ -1,7 +1,8 @@
 #pragma once
 
-// The step of Adam and AdamW (optim/element_optimizers.h) on a GPU: one pass over flat shards, usually in one
-// launch, which also scales gradients for clipping and loss scales. On other devices libtorch has such a step.
+// The step of Adam and AdamW (optim/element_optimizers.h): one pass over flat shards, on a GPU usually in one
+// launch, which also scales gradients for clipping and loss scales. The bits of an element depend neither on its
+// place nor on the number of threads.
 
 #include <ATen/core/Tensor.h>
 
@@ -20,11 +21,8 @@ struct AdamTensors {
   AdamRates rates = {};
 };
 
-/// Whether there is a kernel for such values.
-bool can_step_adam(const at::Tensor& value);
-
 /// Updates values and averages in place; all parts are on one device. A gradient_scale that is defined, a double
-/// on that device, replaces AdamNumbers::gradient_scale; NaN: nothing is updated.
+/// on that device, a GPU, replaces AdamNumbers::gradient_scale; NaN: nothing is updated.
 void step_adam(const std::vector<AdamTensors>& parts, const AdamNumbers& numbers,
                const at::Tensor& gradient_scale = {});
 

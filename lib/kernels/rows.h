@@ -140,4 +140,13 @@ struct AdamRates {
   float second_correction = 0;  ///< sqrt(1 - beta2^t)
 };
 
+/// Elements that Adam updates alike, all [n].
+struct AdamElements {
+  float* value = nullptr;
+  const void* gradient = nullptr;
+  float *exp_avg = nullptr, *exp_avg_sq = nullptr;
+  int64_t n = 0;
+  AdamRates rates = {};
+};
+
 }  // namespace fsdp::kernels

@@ -36,20 +36,13 @@ Adam::Adam(const OptimizerOptions& options, Decay decay, std::vector<FlatParamet
 }
 
 bool Adam::scales_gradients_of(const at::Tensor& value) const {
-  return options().fused && kernels::can_step_adam(value);
+  return options().fused && value.scalar_type() == at::kFloat;
 }
 
 void Adam::update(const Update& update) {
-  if (scales_gradients_of(update.values[0])) {
-    update_together(update);
-  } else if (options().fused) {
-    update_fused(update);
-  } else {
-    update_composed(update);
-  }
+  options().fused ? update_together(update) : update_composed(update);
 }
 
-// On a GPU.
 void Adam::update_together(c10::ArrayRef<Update> updates) {
   const bool decoupled = decay_ == Decay::kDecoupled;
   const kernels::AdamNumbers numbers{.gradient_scale = static_cast<float>(updates.front().gradient_scale),
@@ -75,21 +68,6 @@ void Adam::update_together(c10::ArrayRef<Update> updates) {
     }
   }
   kernels::step_adam(parts, numbers, updates.front().scale_on_device);
-}
-
-void Adam::update_fused(const Update& update) {
-  // The kernel takes the step as a float tensor for each value; it only reads it, so one serves all.
-  at::Tensor step = at::full({}, static_cast<double>(update.step), update.values[0].options());
-  std::vector<at::Tensor> steps(update.values.size(), step);
-  if (decay_ == Decay::kDecoupled) {
-    at::_fused_adamw_(update.values, update.gradients, update.states[0], update.states[1],
-                      /*max_exp_avg_sqs=*/{}, steps, update.lr, beta1_, beta2_, update.weight_decay, eps_,
-                      /*amsgrad=*/false, /*maximize=*/false);
-  } else {
-    at::_fused_adam_(update.values, update.gradients, update.states[0], update.states[1],
-                     /*max_exp_avg_sqs=*/{}, steps, update.lr, beta1_, beta2_, update.weight_decay, eps_,
-                     /*amsgrad=*/false, /*maximize=*/false);
-  }
 }
 
 // The order of torch.optim.adam's _single_tensor_adam.

@@ -31,7 +31,6 @@ class Adam : public Optimizer {
   bool scales_gradients_of(const at::Tensor& value) const override;
 
  private:
-  void update_fused(const Update& update);
   void update_composed(const Update& update);
 
   Decay decay_;

@@ -138,7 +138,7 @@ void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
   }
 
   std::vector<std::pair<at::Tensor, at::Tensor>> rests;  // originals and their padded copies
-  const bool pad = piece.is_cpu();
+  const bool pad = piece.is_cpu() && !is_scaled_by_update(i);  // those kernels need no padding
   for (const FlatParameter::Range& range : ranges) {
     int64_t length = range.end - range.begin;
     int64_t rest = pad ? length % kVectorFloats : 0;

@@ -277,8 +277,9 @@ TEST_P(EveryOptimizer, HoldsOneConvertedGradientAtATime) {
     EXPECT_EQ(counter.live_bytes(), 0);
     return counter.peak_bytes();
   };
+  const bool converts = !options().fused || !options().name.starts_with("adam") || options().name == "adamax";
   // The composed arithmetic allocates intermediates.
-  EXPECT_EQ(peak_with(at::kBFloat16), peak_with(at::kFloat) + kBytes);
+  EXPECT_EQ(peak_with(at::kBFloat16), peak_with(at::kFloat) + (converts ? kBytes : 0));
 }
 
 TEST_P(EveryOptimizer, CountsTheStepsOfEachParameterApart) {

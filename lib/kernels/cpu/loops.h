@@ -42,6 +42,8 @@ struct Loops {
   double (*sum_of_squares)(const void* x, int64_t n);
   /// sums [width] += the sum of the rows of x
   void (*add_rows)(const void* x, float* sums, int64_t rows, int64_t width);
+  /// By the type of the gradient.
+  void (*adam)(const AdamElements&, const AdamNumbers&);
 };
 
 // ---- factors of small products (kernels/block_product.h)

@@ -50,14 +50,6 @@ struct DropoutRows {
 };
 void dropout(Element element, const DropoutRows& rows);
 
-/// Elements that Adam updates alike, all [n].
-struct AdamElements {
-  float* value = nullptr;
-  const void* gradient = nullptr;
-  float *exp_avg = nullptr, *exp_avg_sq = nullptr;
-  int64_t n = 0;
-  AdamRates rates = {};
-};
 /// kernels/adam.h, in as few launches as the table of a launch permits; all gradients have the element type.
 struct AdamStep {
   std::vector<AdamElements> parts = {};
