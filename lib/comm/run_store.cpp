@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <random>
 #include <regex>
 #include <sstream>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -50,6 +51,7 @@ std::string key_of(const std::string& purpose, int rank) { return util::concat(p
 
 constexpr milliseconds kFirstPause{2}, kLongestPause{100};
 constexpr milliseconds kLongestAnswer{1000};  ///< of a host that runs
+constexpr milliseconds kShortestWait{1000};   ///< c10d takes less than a second for no time-out
 
 enum class Answer { kListens, kRefuses, kUnclear };
 
@@ -117,6 +119,75 @@ std::optional<int> bind_to_loopback(const std::string& host, int port) {
   return std::nullopt;
 }
 
+bool hosts_store(const LaunchEnvironment& environment) {
+  return environment.rank == 0 && !environment.launcher_keeps_store;
+}
+
+milliseconds left_until(Clock::time_point deadline) {
+  return std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
+}
+
+std::string mark_of_this_join() {
+  std::random_device random;
+  return util::concat(random(), "/", random());
+}
+
+/// One attempt to meet the other ranks.
+struct Arrival {
+  LaunchEnvironment environment{};
+  milliseconds timeout{};  ///< of later calls
+  milliseconds limit{};    ///< of the attempt
+  std::string mark{};      ///< distinguishes this call of join_run_store() from all others
+};
+
+/// The store once all ranks have joined it; null if another process or call has joined it as this rank, so
+/// that it is an earlier one, which its rank 0 has yet to end. Whoever meets one that it cannot tell waits
+/// there for a rank 0 that does not come, and is disconnected. c10d's own count of processes would count each
+/// attempt, and lets the others go before all have come.
+RunStore arrive(const Arrival& arrival) {
+  const LaunchEnvironment& environment = arrival.environment;
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(environment.master_port);
+  options.isServer = hosts_store(environment);
+  options.numWorkers = static_cast<size_t>(environment.world_size);
+  options.waitWorkers = false;
+  options.timeout = arrival.limit;
+  const auto deadline = Clock::now() + arrival.limit;
+  if (!options.isServer && !wait_for_listener(environment.master_addr, environment.master_port, deadline)) {
+    throw std::runtime_error("timeout: nothing listens there");
+  }
+  // Without this socket the store binds to the port itself, and says why if it cannot.
+  if (options.isServer) {
+    options.masterListenFd = bind_to_loopback(environment.master_addr, environment.master_port);
+  }
+  RunStore store = c10::make_intrusive<c10d::PrefixStore>(
+      util::concat("fsdp/", environment.restarts),
+      c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options));
+  const std::vector<uint8_t> mark(arrival.mark.begin(), arrival.mark.end());
+  if (const std::string key = key_of("joined", environment.rank); environment.rank != 0) {
+    if (environment.launcher_keeps_store) {
+      store->set(key, mark);
+    } else if (store->compareSet(key, {}, mark) != mark) {
+      return {};
+    }
+  }
+  const auto wait_for = [&](const char* purpose, int first, int end) {
+    std::vector<std::string> keys;
+    for (int rank = first; rank < end; ++rank) keys.push_back(key_of(purpose, rank));
+    if (!keys.empty()) store->wait(keys, std::max(left_until(deadline), kShortestWait));
+  };
+  if (environment.rank == 0) {
+    wait_for("joined", 1, environment.world_size);
+    store->set(key_of("joined", 0), mark);
+    wait_for("met", 1, environment.world_size);  // before that, the end of this store would part the others
+  } else {
+    wait_for("joined", 0, 1);
+    store->set(key_of("met", environment.rank), mark);
+  }
+  store->setTimeout(arrival.timeout);
+  return store;
+}
+
 }  // namespace
 
 bool wait_for_listener(const std::string& host, int port, Clock::time_point deadline) {
@@ -144,50 +215,46 @@ std::string first_line(const std::string& text) {
   return std::regex_replace(text.substr(0, text.find('\n')), never_set, "");
 }
 
-RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milliseconds timeout) {
+RunStore join_run_store(const LaunchEnvironment& environment, milliseconds timeout) {
   ignore_broken_pipes();
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(environment.master_port);
-  options.isServer = environment.rank == 0 && !environment.launcher_keeps_store;
-  options.numWorkers = static_cast<size_t>(environment.world_size);
-  options.waitWorkers = true;
-  options.timeout = timeout;
-  std::string where = util::concat(environment.master_addr, ":", environment.master_port);
-  if (!options.isServer && !wait_for_listener(environment.master_addr, environment.master_port,
-                                              std::chrono::steady_clock::now() + timeout)) {
-    not_all_came(environment, where, timeout, "nothing listens there");
-  }
-  // Without this socket the store binds to the port itself, and says why if it cannot.
-  if (options.isServer) {
-    options.masterListenFd = bind_to_loopback(environment.master_addr, environment.master_port);
-  }
-  try {
-    // c10d waits without a time-out for the answer of any process that accepts its connection.
-    auto store = call_within(timeout + kGrace, [host = environment.master_addr, options] {
-      return c10::make_intrusive<c10d::TCPStore>(host, options);
-    });
-    if (!store) {
-      util::fail(
-          ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank,
-          " is connected, but not to the run's store: the process that listens there has not answered in ",
-          timeout.count() / 1000,
-          " s, so it is another program, or rank 0 is stopped; choose a free MASTER_PORT (fsdp-launch "
-          "--master-port), the same for all processes, and check MASTER_ADDR");
+  const auto deadline = Clock::now() + timeout;
+  const std::string where = util::concat(environment.master_addr, ":", environment.master_port);
+  const std::string mark = mark_of_this_join();
+  for (;; std::this_thread::sleep_for(kLongestPause)) {
+    const Arrival arrival{environment, timeout, std::max(left_until(deadline), kShortestWait), mark};
+    try {
+      // c10d waits without a time-out for the answer of any process that accepts its connection.
+      auto store = call_within(arrival.limit + kGrace, [arrival] { return arrive(arrival); });
+      if (!store) {
+        util::fail(
+            ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank,
+            " is connected, but not to the run's store: the process that listens there has not answered in ",
+            timeout.count() / 1000,
+            " s, so it is another program, or rank 0 is stopped; choose a free MASTER_PORT (fsdp-launch "
+            "--master-port), the same for all processes, and check MASTER_ADDR");
+      }
+      if (*store) return *store;
+      if (Clock::now() >= deadline) {
+        not_all_came(environment, where, timeout,
+                     util::concat("rank ", environment.rank,
+                                  " has joined the store there before, so it is not this run's"));
+      }
+    } catch (const util::Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      std::string text = error.what();
+      if (contains(text, "EADDRINUSE") || contains(text, "ddress already in use")) {
+        util::fail(ErrorKind::kUsage, "rendezvous: port ", environment.master_port,
+                   " of this host is in use by another program; choose another with fsdp-launch "
+                   "--master-port");
+      }
+      if (says_timeout(text)) not_all_came(environment, where, timeout, first_line(text));
+      const bool lost = dynamic_cast<const c10::DistNetworkError*>(&error) != nullptr;
+      if (hosts_store(environment) || !lost || Clock::now() >= deadline) {
+        util::fail(ErrorKind::kPeerLost, "rendezvous at ", where, " failed on rank ", environment.rank, ": ",
+                   first_line(text));
+      }
     }
-    return c10::make_intrusive<c10d::PrefixStore>(util::concat("fsdp/", environment.restarts), *store);
-  } catch (const util::Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    std::string text = error.what();
-    if (contains(text, "EADDRINUSE") || contains(text, "ddress already in use")) {
-      util::fail(ErrorKind::kUsage, "rendezvous: port ", environment.master_port,
-                 " of this host is in use by another program; choose another with fsdp-launch --master-port");
-    }
-    if (says_timeout(text)) {
-      not_all_came(environment, where, timeout, first_line(text));
-    }
-    util::fail(ErrorKind::kPeerLost, "rendezvous at ", where, " failed on rank ", environment.rank, ": ",
-               first_line(text));
   }
 }
 

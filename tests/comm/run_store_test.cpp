@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <future>
+#include <latch>
+#include <memory>
 #include <thread>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "support/free_port.h"
 #include "util/error.h"
@@ -14,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// Listens on the loopback address for as long as it lives, and accepts nobody.
+/// Listens on the loopback address for as long as it lives, and accepts nobody by itself.
 class Listener {
  public:
   explicit Listener(int port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
@@ -28,6 +32,13 @@ class Listener {
     EXPECT_EQ(::listen(socket_, 8), 0);
   }
   ~Listener() { ::close(socket_); }
+  void accept_and_reset() const {
+    const int connection = ::accept(socket_, nullptr, nullptr);
+    EXPECT_GE(connection, 0);
+    const linger at_once{.l_onoff = 1, .l_linger = 0};
+    EXPECT_EQ(::setsockopt(connection, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)), 0);
+    ::close(connection);
+  }
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
@@ -113,6 +124,77 @@ TEST(RunStore, ListensAtAllAddressesOfAHostThatItIsGivenByName) {
 TEST(RunStore, ComesAgainAtThePortOfTheLast) {
   const LaunchEnvironment environment = alone_at("127.0.0.1");
   for (int i = 0; i < 3; ++i) EXPECT_NO_THROW(join(environment));
+}
+
+LaunchEnvironment one_of_two(int rank, int port) {
+  return {.rank = rank, .world_size = 2, .local_rank = rank, .local_world_size = 2, .master_port = port};
+}
+
+TEST(RunStore, IsNotTheOneOfAnEarlierRendezvousThatRank0HasYetToEnd) {
+  const int port = testing::free_port();
+  std::latch met(2), rank_1_comes_again(1);
+  const auto texts_of = [&](int rank) {
+    const LaunchEnvironment environment = one_of_two(rank, port);
+    RunStore first = join(environment);
+    exchange_texts(first, environment, "test", "old");
+    met.arrive_and_wait();
+    if (rank == 0) {
+      rank_1_comes_again.wait();
+      std::this_thread::sleep_for(milliseconds(150));
+    } else {
+      rank_1_comes_again.count_down();
+    }
+    first.reset();
+    RunStore second = join(environment);
+    return exchange_texts(second, environment, "test", "new");
+  };
+  auto rank_1 = std::async(std::launch::async, texts_of, 1);
+  const std::vector<std::string> both_new{"new", "new"};
+  EXPECT_EQ(texts_of(0), both_new);
+  EXPECT_EQ(rank_1.get(), both_new);
+}
+
+/// Rank 1 has joined the store of a rank 0 that ends before it has joined too.
+TEST(RunStore, IsJoinedAgainIfItEndsBeforeAllHaveMet) {
+  const LaunchEnvironment environment = one_of_two(1, testing::free_port());
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(environment.master_port);
+  options.isServer = true;
+  options.waitWorkers = false;
+  auto earlier = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  auto rank_1 = std::async(std::launch::async, [&] { return join(environment); });
+  earlier->wait({"fsdp/0/joined/1"}, seconds(60));
+  earlier.reset();
+  RunStore store = join(one_of_two(0, environment.master_port));
+  RunStore of_rank_1 = rank_1.get();
+  of_rank_1->set("test", std::vector<uint8_t>{1});
+  EXPECT_EQ(store->get("test"), std::vector<uint8_t>{1});
+}
+
+TEST(RunStore, IsJoinedAfterAnotherListenerHasHungUp) {
+  const int port = testing::free_port();
+  auto listener = std::make_unique<Listener>(port);
+  auto rank_1 = std::async(std::launch::async, join, one_of_two(1, port));
+  for (int i = 0; i < 2; ++i) listener->accept_and_reset();  // who asks whether somebody listens, and c10d
+  listener.reset();
+  RunStore store = join(one_of_two(0, port));
+  EXPECT_NO_THROW(rank_1.get());
+}
+
+/// Two runs at one port: rank 0 of the second cannot listen there, and rank 1 must not take part in the first.
+TEST(RunStore, NamesOneThatItHasJoinedBefore) {
+  const int port = testing::free_port();
+  auto rank_1 = std::async(std::launch::async, join, one_of_two(1, port));
+  RunStore store = join(one_of_two(0, port));
+  const RunStore of_rank_1 = rank_1.get();
+  try {
+    join_run_store(one_of_two(1, port), seconds(1));
+    ADD_FAILURE() << "joined twice";
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kTimeout);
+    EXPECT_NE(std::string(error.what()).find("rank 1 has joined the store there before"), std::string::npos)
+        << error.what();
+  }
 }
 
 TEST(FirstLine, IsWithoutAddressesThatWereNeverSet) {
