@@ -107,9 +107,12 @@ class Head {
 };
 
 /// Whether backward computes the weight's gradient, from that of all logits, directly where it belongs: on the CPU,
-/// where these are fewer numbers than the weight has. Otherwise forward does, chunk by chunk.
-bool keeps_logits(const at::Tensor& x, const at::Tensor& weight, int64_t chunk) {
-  return is_for_cpu(x) && weight.requires_grad() && x.size(0) <= chunk && x.size(0) < x.size(1);
+/// where these are fewer numbers than the weight has. Otherwise forward does, chunk by chunk. By sample, one that is
+/// cut into chunks must be so in any micro-batch; a cap computes with logits several times as large; parts of a vocabulary
+/// meet chunk by chunk.
+bool keeps_logits(const at::Tensor& x, const at::Tensor& weight, int64_t chunk, bool may_exceed_chunk) {
+  return is_for_cpu(x) && weight.requires_grad() && (x.size(0) <= chunk || may_exceed_chunk) &&
+         x.size(0) < x.size(1);
 }
 
 /// Caps the logits in place -> the derivative, or an undefined tensor without a cap.
@@ -141,13 +144,17 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     const at::Tensor x = given.contiguous();
     const Head head(x, weight, static_cast<Matmul>(matmul_number));
     const int64_t rows = x.size(0), vocabulary = weight.size(0);
-    const int64_t chunk = cross_entropy_chunk_rows(x, part == nullptr ? vocabulary : part->most);
+    SampleSums* const samples = SampleSums::current();
+    int64_t chunk = cross_entropy_chunk_rows(x, part == nullptr ? vocabulary : part->most);
+    const bool is_trained = weight.requires_grad(),
+               keeps = differentiates &&
+                       keeps_logits(x, weight, chunk,
+                                    samples == nullptr && part == nullptr && terms.logit_cap == 0);
+    if (keeps) chunk = rows;
     at::Tensor dx = differentiates ? at::empty_like(x) : at::Tensor(), dweight, kept;
-    const bool is_trained = weight.requires_grad(), keeps = keeps_logits(x, weight, chunk);
     const auto* target = targets.const_data_ptr<int64_t>();
     const at::Tensor losses = at::empty({rows}, x.options().dtype(at::kDouble));
     const at::Tensor counted = at::empty({1}, losses.options());
-    SampleSums* const samples = SampleSums::current();
     if (samples != nullptr) {
       counted.fill_(samples->counted());
     } else {

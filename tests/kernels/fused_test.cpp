@@ -347,6 +347,17 @@ TEST(LinearCrossEntropy, OfManyChunksIsThatOfOne) {
   }
 }
 
+TEST(LinearCrossEntropy, OfFewerTokensThanTheWeightIsWideTakesNoMemoryForItsGradientInForward) {
+  const int64_t vocabulary = 1 << 19, rows = 48, width = 64;
+  ASSERT_LT(cross_entropy_chunk_rows(rows, vocabulary), rows);
+  const at::Tensor x = at::randn({rows, width}).requires_grad_(true),
+                   weight = at::randn({vocabulary, width}).requires_grad_(true),
+                   targets = at::zeros({rows}, at::kLong);
+  const testing::CountingAllocator::Scope memory;
+  const at::Tensor loss = linear_cross_entropy(x, weight, targets, Matmul::kMkl);
+  EXPECT_LT(memory.peak_bytes(), static_cast<int64_t>(weight.nbytes()));
+}
+
 TEST(LinearCrossEntropy, MakesNoGradientOfAFrozenWeight) {
   const int64_t vocabulary = 1 << 14, width = 64, rows = 4;
   const at::Tensor targets = at::arange(rows), weight = at::randn({vocabulary, width});
