@@ -32,6 +32,8 @@ class Activity {
   /// Returns the number of the collective, for end_collective().
   int64_t begin_collective(const char* op, const CallSite& site);
   void end_collective(int64_t number);
+  /// For the time after a failure, in which this process goes on in another group.
+  void forget_collectives();
   Snapshot snapshot() const;
 
  private:
