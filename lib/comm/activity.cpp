@@ -66,10 +66,10 @@ void Activity::end_collective(int64_t number) {
   last_ended_ = Clock::now();
 }
 
-void Activity::forget_collectives() {
+void Activity::leave_step() {
   std::lock_guard lock(mutex_);
   in_progress_.clear();
-  last_ended_ = Clock::now();
+  state_.step = 0;
 }
 
 Activity::Snapshot Activity::snapshot() const {

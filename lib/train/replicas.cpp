@@ -60,7 +60,7 @@ class Worker {
       if (!obstacle.empty()) throw comm::AgreedError(util::ErrorKind::kUsage, obstacle);
       suspects_.clear();
       if (auto summary = take_part(*epoch)) return summary;
-      hooks_.activity->forget_collectives();
+      hooks_.activity->leave_step();
       epoch = channel_.stopped(
           {.step = kept_.step(), .can_finish_step = kept_.can_finish_step(), .suspects = suspects_}, wait);
     }

@@ -323,7 +323,7 @@ TrainStep make_train_step(const config::Config& config, RunParts& parts, const d
   }
   return TrainStep(
       {*parts.model, *parts.engine, *parts.optimizer, batches, parts.scaler ? &*parts.scaler : nullptr,
-       std::move(stop_requested), std::move(leave_requested), parts.guard ? &*parts.guard : nullptr},
+       std::move(stop_requested), parts.guard ? &*parts.guard : nullptr, std::move(leave_requested)},
       {.gradient_accumulation_steps = config.training.gradient_accumulation_steps,
        .loss = {.terms = {.label_smoothing = config.training.label_smoothing,
                           .z_loss = config.training.z_loss},

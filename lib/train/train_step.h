@@ -77,9 +77,9 @@ class TrainStep {
     const data::BatchSource& batches;                ///< on the device, see data::PrefetchingBatches
     optim::GradScaler* scaler = nullptr;             ///< null: the loss is not scaled
     std::function<bool()> stop_requested = nullptr;  ///< of this rank; called once a step
+    UpdateGuard* guard = nullptr;  ///< null: the first loss or norm that is not finite ends the run
     /// Of this rank, beside stop_requested: the group is to be left after this step. Null: it never is.
     std::function<bool()> leave_requested = nullptr;
-    UpdateGuard* guard = nullptr;  ///< null: the first loss or norm that is not finite ends the run
   };
   TrainStep(const Parts& parts, const StepOptions& options);
 
