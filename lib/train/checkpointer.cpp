@@ -28,7 +28,6 @@ using checkpoint::Manifest;
 using shard::TensorSlice;
 using util::concat;
 
-
 Checkpointer::Checkpointer(const config::Config& config, const TrainingState& state,
                            comm::Communicator& communicator, Hooks hooks)
     : config_(config),

@@ -123,7 +123,8 @@ bool MetricsFile::has_step(int64_t step) const {
   std::istringstream lines(util::read_file(path()));
   for (std::string line; std::getline(lines, line);) {
     const auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (parsed.is_object() && parsed.contains("loss") && parsed.value("step", int64_t{-1}) == step) return true;
+    if (parsed.is_object() && parsed.contains("loss") && parsed.value("step", int64_t{-1}) == step)
+      return true;
   }
   return false;
 }

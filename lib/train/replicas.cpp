@@ -79,10 +79,10 @@ class Worker {
           config_of(epoch, config_), connect(environment), is_first ? hooks_.progress : ProgressOutput{},
           RunHooks{.stop_requested = hooks_.stop_requested,
                    .activity = hooks_.activity,
-                   .epoch = EpochHooks{.epoch = epoch,
-                                       .home_rank = home_.rank,
-                                       .kept = &kept_,
-                                       .change_is_due = [this] { return channel_.change_is_due(); }}});
+                   .epoch = EpochHooks{
+                       .epoch = epoch, .home_rank = home_.rank, .kept = &kept_, .change_is_due = [this] {
+                         return channel_.change_is_due();
+                       }}});
       kept_.forget();
       ReplicaSummary summary{trainer->run(), is_first};
       if (!summary.left) return summary;
@@ -144,8 +144,8 @@ std::string obstacle_to_replicas(const config::Config& config, int replicas, con
                 "each replica must have the whole state", concat("\"", config.fsdp.strategy, "\""));
   }
   if (config.training.global_batch_size == 0) {
-    return must("training.global_batch_size", "given", "the samples of a step are those of any number of replicas",
-                "0");
+    return must("training.global_batch_size", "given",
+                "the samples of a step are those of any number of replicas", "0");
   }
   if (config.logging.trace_communication) {
     return must("logging.trace_communication", "false", "ranks change their numbers", "true");

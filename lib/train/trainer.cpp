@@ -98,7 +98,7 @@ void Trainer::train() {
   const double limit_seconds = config_.training.stop_after_hours * 3600;
   out_of_time_ = limit_seconds > 0 && position_.step < steps && seconds_before_ >= limit_seconds;
   int64_t& step = position_.step;
-  int64_t &samples_seen = position_.samples_seen;
+  int64_t& samples_seen = position_.samples_seen;
   const auto due = [](int64_t interval_steps, int64_t at_step) {
     return interval_steps > 0 && at_step % interval_steps == 0;
   };
@@ -133,11 +133,11 @@ void Trainer::train() {
                        due(config_.checkpoint.interval_steps, step + 1) ||
                        due(config_.evaluation.interval_steps, step + 1) || checkpointer_->wants_save();
     StepResult result = train_step_->run({.step = step + 1,
-                                        .first_global_sample = samples_seen,
-                                        .lr = lr,
-                                        .samples = samples,
-                                        .micro_batches = micro_batches,
-                                        .reads_outcome = reads});
+                                          .first_global_sample = samples_seen,
+                                          .lr = lr,
+                                          .samples = samples,
+                                          .micro_batches = micro_batches,
+                                          .reads_outcome = reads});
     if (paces_) paces_->end_step();
     util::end_start_record();
     profile.end_step();
