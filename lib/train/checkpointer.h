@@ -47,8 +47,8 @@ class Checkpointer {
   /// and removes the leftovers of killed runs. kUsage when another run has locked the folder.
   RunPosition restore();
 
-  /// In place of restore(), for a state that came from the memory of the run's ranks: takes the output folder over from
-  /// a rank that has left it or is lost. `origin`: that of the ranks before.
+  /// In place of restore(), for a state that came from the memory of the run's ranks: takes the output folder
+  /// over from a rank that has left it or is lost. `origin`: that of the ranks before.
   void take_over(const nlohmann::json& origin);
   /// Where the run's first weights came from. Not collective.
   nlohmann::json origin() const;

@@ -1,8 +1,8 @@
 #pragma once
 
-// What a process of a run with replicas keeps of the run, in host memory, while it goes from one epoch of the run
-// (launch/epoch.h) to the next: what a checkpoint would hold of this rank's part. A process that lacks it gets it from
-// the rank in another replica that has the same part.
+// What a process of a run with replicas keeps of the run, in host memory, while it goes from one epoch of the
+// run (launch/epoch.h) to the next: what a checkpoint would hold of this rank's part. A process that lacks it
+// gets it from the rank in another replica that has the same part.
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -32,8 +32,8 @@ class KeptState {
   /// Adds that after the next step.
   void keep_next(const TrainingState& state, nlohmann::json record);
 
-  /// Fills `state`, from this process or another, and returns the record. Collective over the epoch's ranks, which
-  /// are those of the mesh; epoch.step is not -1.
+  /// Fills `state`, from this process or another, and returns the record. Collective over the epoch's ranks,
+  /// which are those of the mesh; epoch.step is not -1.
   nlohmann::json restore(const TrainingState& state, const launch::Epoch& epoch, const comm::Mesh& mesh);
 
  private:

@@ -2,8 +2,9 @@
 
 #include <chrono>
 #include <future>
-#include <string>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/folders.h"
 #include "comm/group_failure.h"

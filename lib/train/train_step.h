@@ -103,9 +103,9 @@ class TrainStep {
   /// there, and without clipping, scaler and guard no update depends on all of them.
   bool updates_as_gradients_arrive() const { return updates_as_gradients_arrive_; }
 
-  /// Whether run() has failed in the last collective of its step, in which no rank learns anything that its update
-  /// depends on: with StepOptions::by_sample, ranks that came through it have updated their shards, so that the
-  /// others must be able to. Not collective.
+  /// Whether run() has failed in the last collective of its step, in which no rank learns anything that its
+  /// update depends on: with StepOptions::by_sample, ranks that came through it have updated their shards, so
+  /// that the others must be able to. Not collective.
   bool can_finish() const { return pending_.has_value(); }
   /// What is left of that step. Not collective, unless it throws.
   StepResult finish();

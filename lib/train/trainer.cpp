@@ -103,8 +103,8 @@ void Trainer::train() {
     return interval_steps > 0 && at_step % interval_steps == 0;
   };
   if (continues() && step > 0) summary_.loss = position_.loss;
-  // A run that was stopped in a step with a validation has left the validation to this one, and a rank that was lost
-  // its save.
+  // A run that was stopped in a step with a validation has left the validation to this one, and a rank that
+  // was lost its save.
   const bool best_at_start = validation_is_due() && validate();
   const bool saves_at_start = continues() && step > 0 && due(config_.checkpoint.interval_steps, step) &&
                               checkpointer_->saved_step() != step;

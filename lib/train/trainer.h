@@ -37,7 +37,8 @@ namespace fsdp::train {
 struct EpochHooks {
   launch::Epoch epoch;
   int home_rank = 0;  ///< among all of the run
-  /// What this rank has of the state after epoch.step, unless that is -1; receives the state that it leaves with.
+  /// What this rank has of the state after epoch.step, unless that is -1; receives the state that it leaves
+  /// with.
   KeptState* kept = nullptr;
   /// The epoch is to be left between two steps. Called once a step.
   std::function<bool()> change_is_due = nullptr;

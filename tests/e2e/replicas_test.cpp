@@ -3,10 +3,11 @@
 
 #include <gmock/gmock.h>
 
-#include <set>
+#include <memory>
 
 #include "e2e/programs.h"
 #include "support/checkpoint_contents.h"
+#include "support/free_port.h"
 #include "support/source_folder.h"
 #include "support/tiny_config.h"
 
@@ -127,6 +128,42 @@ TEST_F(Replicas, GoOnOverGloo) {
   const ProgramResult result = run(2, 2, "rank=2,step=5,at=collective,do=kill", {}, {"comm.backend=gloo"});
   expect_undisturbed_result(result);
   EXPECT_THAT(result.err, Not(HasSubstr("from the newest checkpoint")));
+}
+
+TEST_F(Replicas, ALostNodeIsReplacedWhileTheOtherGoesOn) {
+  const std::string port = std::to_string(testing::free_port());
+  const auto start = [&](int node) {
+    Words words{program("fsdp-launch"),
+                "--nnodes",
+                "2",
+                "--node-rank",
+                std::to_string(node),
+                "--master-port",
+                port,
+                "--monitor-interval",
+                "0.1",
+                "--nproc-per-node",
+                "2",
+                "--replica-size",
+                "2",
+                "--max-restarts",
+                "2"};
+    const Words train = training("out", {"fsdp.strategy=hybrid_shard", "mesh.dcn=-1", "mesh.data=2"});
+    words.insert(words.end(), train.begin(), train.end());
+    const std::string slow = "rank=0,step=1-12,at=step,do=sleep:0.5";
+    return std::make_unique<testing::RunningProgram>(
+        words, testing::RunOptions{.env = {{"OMP_NUM_THREADS", "1"}, {"FSDP_INJECT_FAULT", slow}},
+                                   .timeout_seconds = 60});
+  };
+  const auto first = start(0), second = start(1);
+  ASSERT_TRUE(first->wait_for("step 2/12")) << first->err();
+  second->send(SIGKILL);
+  ASSERT_TRUE(first->wait_for("replica 0 of 2 go on after step")) << first->err();
+  const auto replacement = start(1);
+  const ProgramResult result = first->wait();
+  EXPECT_EQ(replacement->wait().exit_code, 0) << replacement->err();
+  expect_undisturbed_result(result);
+  EXPECT_THAT(result.err, HasSubstr("replicas 0, 1 of 2 go on after step"));
 }
 
 TEST_F(Replicas, AreRefusedByNameForAConfigThatTheyCannotTrain) {
