@@ -18,6 +18,7 @@
 #include "config/value.h"
 #include "config_words.h"
 #include "early_environment.h"
+#include "launch/worker_channel.h"
 #include "plan/text.h"
 #include "plan_options.h"
 #include "plugin/load.h"
@@ -29,6 +30,7 @@
 #include "train/evaluate.h"
 #include "train/explain_step.h"
 #include "train/profile_start.h"
+#include "train/replicas.h"
 #include "train/trainer.h"
 #include "train/watchdog.h"
 #include "train_commands.h"
@@ -121,6 +123,24 @@ bool was_stopped_at_the_start(const util::Error& error, const comm::Activity& ac
   return util::StopSignal::received().has_value();
 }
 
+/// Under fsdp-launch --replica-size.
+std::optional<train::ReplicaSummary> train_with_replicas(const config::Config& config,
+                                                         const comm::LaunchEnvironment& environment,
+                                                         launch::WorkerChannel& channel,
+                                                         std::shared_ptr<comm::Activity> activity) {
+  const c10::Device device =
+      train::prepare_device(config.training, environment.local_rank, /*warns=*/environment.rank == 0);
+  return train::train_with_replicas(
+      config, environment, channel,
+      {.connect =
+           [options = config.comm, activity, device](const comm::LaunchEnvironment& epoch) {
+             return comm::make_communicator(epoch, options, activity, {}, device);
+           },
+       .stop_requested = [] { return util::StopSignal::received().has_value(); },
+       .activity = activity,
+       .progress = train::progress_on_stderr()});
+}
+
 /// Trains while a watchdog looks on; returns the exit code.
 int train(const config::Config& config, const comm::LaunchEnvironment& environment,
           const std::string& resume_command) {
@@ -137,6 +157,11 @@ int train(const config::Config& config, const comm::LaunchEnvironment& environme
                  .on_stuck_collective = [] { std::_Exit(static_cast<int>(util::ErrorKind::kTimeout)); },
                  .on_stop_before_training = [first](int signal) { stop_before_training(first, signal); }});
   try {
+    if (const auto channel = launch::WorkerChannel::from_environment()) {
+      const auto summary = train_with_replicas(config, environment, *channel, activity);
+      if (summary && summary->is_first) print(*summary, config, resume_command);
+      return summary && !summary->stopped ? 0 : util::kExitPreempted;
+    }
     auto communicator = connect(config, environment, activity);
     train::Trainer trainer(
         config, communicator, first ? train::progress_on_stderr() : train::ProgressOutput{},

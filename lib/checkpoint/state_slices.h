@@ -42,6 +42,8 @@ class HostCopies {
   void write_back(const std::vector<shard::TensorSlice>& slices) const;
 
   int64_t bytes() const { return buffer_.defined() ? buffer_.numel() : 0; }
+  /// All copies, uint8.
+  const at::Tensor& buffer() const { return buffer_; }
 
  private:
   bool fits(const std::vector<shard::TensorSlice>& slices) const;

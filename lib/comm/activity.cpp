@@ -60,9 +60,16 @@ int64_t Activity::begin_collective(const char* op, const CallSite& site) {
 void Activity::end_collective(int64_t number) {
   std::lock_guard lock(mutex_);
   auto ended = in_progress_.extract(number);
+  if (ended.empty()) return;  // forgotten
   state_.last = std::move(ended.mapped().text);
   ++state_.collectives;
   last_ended_ = Clock::now();
+}
+
+void Activity::leave_step() {
+  std::lock_guard lock(mutex_);
+  in_progress_.clear();
+  state_.step = 0;
 }
 
 Activity::Snapshot Activity::snapshot() const {

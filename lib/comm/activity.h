@@ -32,6 +32,9 @@ class Activity {
   /// Returns the number of the collective, for end_collective().
   int64_t begin_collective(const char* op, const CallSite& site);
   void end_collective(int64_t number);
+  /// No step is in progress any more, nor any collective, even one that has failed: this process goes on in
+  /// another group.
+  void leave_step();
   Snapshot snapshot() const;
 
  private:

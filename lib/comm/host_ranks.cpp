@@ -137,12 +137,14 @@ HostRanks::Meeting HostRanks::meet(const LaunchEnvironment& environment, RunStor
   if (!obstacle.empty()) return {nullptr, obstacle, apart};
   ranks->hosts_ = hosts_of(offers);
 
+  // Whole or not at all in `ranks`, which may be destroyed by an exception.
+  std::vector<std::shared_ptr<SharedSegment>> segments;
   try {
     for (int rank = 0; rank < environment.world_size; ++rank) {
       const Offer& offer = offers[static_cast<size_t>(rank)];
       if (ranks->hosts_[static_cast<size_t>(rank)] != ranks->hosts_[static_cast<size_t>(environment.rank)]) {
         ranks->pid_fds_.push_back(-1);
-        ranks->segments_.emplace_back();
+        segments.emplace_back();
         continue;
       }
       // The process is watched before its memory is opened, so its number cannot belong to another one by then.
@@ -153,17 +155,17 @@ HostRanks::Meeting HostRanks::meet(const LaunchEnvironment& environment, RunStor
         throw std::runtime_error(
             util::concat("process ", offer.pid, " cannot be watched: ", util::errno_text(errno)));
       }
-      ranks->segments_.push_back(rank == environment.rank
-                                     ? segment
-                                     : SharedSegment::open(offer.pid, offer.fd, offer.bytes, offer.sign));
+      segments.push_back(rank == environment.rank
+                             ? segment
+                             : SharedSegment::open(offer.pid, offer.fd, offer.bytes, offer.sign));
     }
+    ranks->segments_ = std::move(segments);
   } catch (const std::runtime_error& error) {
     obstacle = error.what();
   }
   const auto outcomes = exchange_texts(store, environment, "shm/outcome", obstacle);
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (!outcomes[rank].empty()) {
-      ranks->segments_.resize(outcomes.size(), segment);
       return {nullptr, util::concat("on rank ", rank, " ", outcomes[rank]), apart};
     }
   }

@@ -25,6 +25,7 @@ struct Epoch {
   int number = 0;               ///< 1 is the first
   std::vector<int> replicas{};  ///< that take part, ascending; numbers in the whole run
   int replica_size = 1;         ///< workers of each
+  int min_replicas = 1;         ///< that take part in any epoch of the run
   int64_t step =
       -1;  ///< to continue after; -1: forget any state and read the newest checkpoint, if there is one
   /// Unless step is -1: for each index in a replica, the rank in this epoch that has that part of the state after

@@ -430,6 +430,7 @@ void Membership::form(std::vector<int> members, int64_t step, const std::vector<
   Epoch next{.number = epoch_.number + 1,
              .replicas = std::move(members),
              .replica_size = settings_.replica_size,
+             .min_replicas = settings_.min_replicas,
              .step = step};
   next.master_port = replica(next.replicas.front()).workers.front().port;
   for (size_t index = 0; index < givers.size(); ++index) {

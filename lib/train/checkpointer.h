@@ -47,6 +47,12 @@ class Checkpointer {
   /// and removes the leftovers of killed runs. kUsage when another run has locked the folder.
   RunPosition restore();
 
+  /// In place of restore(), for a state that came from the memory of the run's ranks: takes the output folder
+  /// over from a rank that has left it or is lost. `origin`: that of the ranks before.
+  void take_over(const nlohmann::json& origin);
+  /// Where the run's first weights came from. Not collective.
+  nlohmann::json origin() const;
+
   /// Keeps the description and the small files of the run's original model, for the output folder and for
   /// manifests (train/model_record.h). After restore(), on rank 0, not collective.
   void remember_model();
@@ -95,6 +101,7 @@ class Checkpointer {
   void leave_damaged(const std::filesystem::path& folder, const std::vector<std::string>& files,
                      const std::string& cause);
   void take_folder();
+  void prepare_folder(double patience_seconds);
   void load_all(const std::filesystem::path& folder);
   void load_weights(const std::filesystem::path& folder);
   /// Of this run; computed at its first use.

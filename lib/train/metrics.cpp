@@ -119,6 +119,16 @@ MetricsFile::MetricsFile(const fs::path& folder, const KeptMetrics& kept, const 
   if (formats.tensorboard) tensorboard_.emplace(folder / "tensorboard", kept.resumed_step);
 }
 
+bool MetricsFile::has_step(int64_t step) const {
+  std::istringstream lines(util::read_file(path()));
+  for (std::string line; std::getline(lines, line);) {
+    const auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (parsed.is_object() && parsed.contains("loss") && parsed.value("step", int64_t{-1}) == step)
+      return true;
+  }
+  return false;
+}
+
 void MetricsFile::write(const StepMetrics& metrics) {
   nlohmann::ordered_json line = {{"step", metrics.step},
                                  {"loss", metrics.loss},

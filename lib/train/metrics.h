@@ -75,6 +75,9 @@ class MetricsFile {
   void write(const StepMetrics& metrics);
   void write_validation(int64_t step, const Validation& validation);
 
+  /// Whether there is a line of that step, other than one of a validation.
+  bool has_step(int64_t step) const;
+
   const std::filesystem::path& path() const { return file_.path(); }
 
  private:

@@ -308,7 +308,7 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
 }
 
 TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::BatchSource& batches,
-                          std::function<bool()> stop_requested) {
+                          std::function<bool()> stop_requested, std::function<bool()> leave_requested) {
   const nn::ModelOptions& model = config.model;
   std::optional<uint64_t> dropout_key;
   if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.hidden_dropout > 0 ||
@@ -323,7 +323,7 @@ TrainStep make_train_step(const config::Config& config, RunParts& parts, const d
   }
   return TrainStep(
       {*parts.model, *parts.engine, *parts.optimizer, batches, parts.scaler ? &*parts.scaler : nullptr,
-       std::move(stop_requested), parts.guard ? &*parts.guard : nullptr},
+       std::move(stop_requested), parts.guard ? &*parts.guard : nullptr, std::move(leave_requested)},
       {.gradient_accumulation_steps = config.training.gradient_accumulation_steps,
        .loss = {.terms = {.label_smoothing = config.training.label_smoothing,
                           .z_loss = config.training.z_loss},

@@ -39,6 +39,7 @@ TrainStep::TrainStep(const Parts& parts, const StepOptions& options) : parts_(pa
 bool TrainStep::computes_on_host() const { return parts_.engine.communicator().device().is_cpu(); }
 
 StepResult TrainStep::run(const StepPosition& position) {
+  pending_.reset();
   shard::Engine& engine = parts_.engine;
   ArrivingGradients arriving(engine, parts_.optimizer,
                              {.norm_type = options_.norm_type,
@@ -57,6 +58,23 @@ StepResult TrainStep::run(const StepPosition& position) {
   const shard::Clipping clipping =
       shard::clipping(engine, options_.max_grad_norm, options_.norm_type, loss_scale, arriving.norms());
   result.grad_norm = clipping.norm;
+  Pending step{position, local_loss, clipping, arriving.norms(), result};
+  if (!options_.by_sample) return update(std::move(step), &arriving);
+  pending_ = std::move(step);
+  share_requests(pending_->result);
+  return finish();
+}
+
+StepResult TrainStep::finish() {
+  Pending step = std::move(*pending_);
+  pending_.reset();
+  return update(std::move(step), /*arriving=*/nullptr);
+}
+
+StepResult TrainStep::update(Pending step, ArrivingGradients* arriving) {
+  shard::Engine& engine = parts_.engine;
+  StepResult& result = step.result;
+  const double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
   // Loss and norm come out of all-reduces, so every rank sees the same numbers and decides alike.
   const bool finite = std::isfinite(result.grad_norm);
   const bool can_go_on = parts_.scaler ? parts_.scaler->update(!finite) : finite;
@@ -64,17 +82,17 @@ StepResult TrainStep::run(const StepPosition& position) {
     parts_.scaler->count_skipped_step();
     result.skip_reason =
         util::concat("its gradients overflow; the loss scale is now ", parts_.scaler->scale());
-  } else if (!passes_guard(position, local_loss, std::isfinite(result.loss) && can_go_on, arriving.norms(),
-                           result)) {
+  } else if (!passes_guard(step.position, step.local_loss, std::isfinite(result.loss) && can_go_on,
+                           step.norms, result)) {
     // skip_reason says why nothing is updated.
   } else if (updates_as_gradients_arrive_) {
-    arriving.finish_updates();
+    arriving->finish_updates();
   } else {
     if (options_.clip_grad_value > 0) shard::clip_grad_value(engine, options_.clip_grad_value, loss_scale);
-    parts_.optimizer.step(optim::shard_gradients(engine), position.lr, clipping.scale);
+    parts_.optimizer.step(optim::shard_gradients(engine), step.position.lr, step.clipping.scale);
   }
   result.skipped = !result.skip_reason.empty();
-  return result;
+  return std::move(result);
 }
 
 StepResult TrainStep::update_without_waiting(const StepPosition& position, const at::Tensor& local_loss) {
@@ -85,7 +103,7 @@ StepResult TrainStep::update_without_waiting(const StepPosition& position, const
   StepResult result;
   result.is_read = false;
   result.counted = counted_;
-  result.stop = share_stop();
+  share_requests(result);
   const at::Tensor norm_sum = shard::local_norm_sum(engine, options_.norm_type).to(local_loss.device());
   const at::Tensor sums = at::stack({local_loss, norm_sum});
   communicator
@@ -220,21 +238,24 @@ at::Tensor TrainStep::run_micro_batch(const MicroBatch& micro_batch) {
   return loss.detach().to(at::kDouble);
 }
 
-bool TrainStep::share_stop() {
-  if (!parts_.stop_requested) return false;
-  at::Tensor requested = at::full({1}, parts_.stop_requested() ? 1 : 0, at::kLong);
+void TrainStep::share_requests(StepResult& result) {
+  if (!parts_.stop_requested) return;
+  at::Tensor requested = at::full({parts_.leave_requested ? 2 : 1}, 0, at::kLong);
+  auto* values = requested.data_ptr<int64_t>();
+  values[0] = parts_.stop_requested();
+  if (parts_.leave_requested) values[1] = parts_.leave_requested();
   parts_.engine.communicator()
       .all_reduce(requested, comm::ReduceOp::kMax, {.unit = "request to stop"})
       ->wait();
-  return requested.item<int64_t>() != 0;
+  result.stop = values[0] != 0;
+  result.leave = parts_.leave_requested && values[1] != 0;
 }
 
-/// The mean loss over ranks, and whether a stop is requested on any, in one collective.
+/// The mean loss over ranks and, without by_sample, whether a stop is requested on any, in one collective.
 void TrainStep::share_loss(double local_loss, StepResult& result) {
   comm::Communicator& communicator = parts_.engine.communicator();
   if (options_.by_sample) {
-    result.loss = loss_of_samples();
-    result.stop = share_stop();
+    result.loss = loss_of_samples();  // requests are shared last
     return;
   }
   at::Tensor sums = at::empty({2}, at::kDouble);

@@ -64,6 +64,7 @@ struct StepResult {
   std::string skip_reason;  ///< empty unless skipped
   int64_t counted = 0;      ///< targets that count, of all ranks; 0 unless StepOptions::counts_vary
   bool stop = false;        ///< a stop was requested on some rank; the same on every rank
+  bool leave = false;       ///< the same of Parts::leave_requested
 };
 
 class TrainStep {
@@ -77,6 +78,8 @@ class TrainStep {
     optim::GradScaler* scaler = nullptr;             ///< null: the loss is not scaled
     std::function<bool()> stop_requested = nullptr;  ///< of this rank; called once a step
     UpdateGuard* guard = nullptr;  ///< null: the first loss or norm that is not finite ends the run
+    /// Of this rank, beside stop_requested: the group is to be left after this step. Null: it never is.
+    std::function<bool()> leave_requested = nullptr;
   };
   TrainStep(const Parts& parts, const StepOptions& options);
 
@@ -100,7 +103,24 @@ class TrainStep {
   /// there, and without clipping, scaler and guard no update depends on all of them.
   bool updates_as_gradients_arrive() const { return updates_as_gradients_arrive_; }
 
+  /// Whether run() has failed in the last collective of its step, in which no rank learns anything that its
+  /// update depends on: with StepOptions::by_sample, ranks that came through it have updated their shards, so
+  /// that the others must be able to. Not collective.
+  bool can_finish() const { return pending_.has_value(); }
+  /// What is left of that step. Not collective, unless it throws.
+  StepResult finish();
+  /// Of that step.
+  const StepPosition& pending_position() const { return pending_->position; }
+
  private:
+  /// All that the update of a step depends on beside the gradients.
+  struct Pending {
+    StepPosition position;
+    double local_loss = 0;
+    shard::Clipping clipping;
+    shard::KnownNorms norms;
+    StepResult result;
+  };
   struct MicroBatch {
     data::Batch batch;
     double divisor = 1;  ///< of its loss: the sum over the micro-batches of a rank is what ranks average
@@ -120,8 +140,9 @@ class TrainStep {
   /// The mean over the samples of all ranks. Collective.
   double loss_of_samples();
   void share_loss(double local_loss, StepResult& result);
-  /// Whether a stop is requested on any rank. Collective.
-  bool share_stop();
+  /// Whether a stop, or leaving, is requested on any rank. Collective.
+  void share_requests(StepResult& result);
+  StepResult update(Pending step, ArrivingGradients* arriving);
   /// Whether to update: what the guard decides, where there is one. `finite`: loss and norm are, or the loss
   /// scaler goes on from a norm that is not.
   /// `norms`: of gradients that may have been freed.
@@ -143,6 +164,7 @@ class TrainStep {
   double targets_of_step_ = 1;
   std::optional<kernels::DeviceOutcome> outcome_;
   std::vector<StepPosition> unread_;  ///< the steps since the last reading
+  std::optional<Pending> pending_;    ///< the step under way, once every rank can finish it alone
 };
 
 }  // namespace fsdp::train

@@ -3,24 +3,14 @@
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
-#include "checkpoint/folders.h"
-#include "config/checks.h"
-#include "config/global_batch.h"
-#include "config/load.h"
-#include "config/print.h"
 #include "kernels/matmul.h"
 #include "optim/schedule.h"
-#include "plan/recorded_pass.h"
-#include "shard/engine_sizes.h"
 #include "shard/rank_checks.h"
-#include "shard/root_unit.h"
 #include "train/layer_modes.h"
-#include "train/run_start.h"
 #include "train/step_profile.h"
 #include "util/clock.h"
 #include "util/cuda.h"
 #include "util/error.h"
-#include "util/file.h"
 #include "util/log.h"
 #include "util/start_clock.h"
 #include "util/system.h"
@@ -28,169 +18,6 @@
 
 namespace fsdp::train {
 namespace fs = std::filesystem;
-
-Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
-                 ProgressOutput progress, RunHooks hooks)
-    : config_(config),
-      given_micro_steps_(config.training.gradient_accumulation_steps),
-      given_rows_(config.data.micro_batch_size),
-      communicator_(std::move(communicator)),
-      validations_(config.evaluation),
-      progress_(progress, config.training.steps),
-      hooks_(std::move(hooks)),
-      faults_(FaultInjection::from_environment(communicator_->rank())) {
-  if (config_.logging.trace_communication) {
-    trace_ = std::make_shared<comm::Trace>();
-    communicator_ = comm::make_tracing_communicator(communicator_, trace_);
-  }
-  util::start_phase("comparison of the ranks' configs");
-  require_same_run(config_, *communicator_);
-  util::start_phase("data");
-  comm::agree(*communicator_, "set-up", [&] {
-    config::check_world(config_, communicator_->world_size());
-    config::resolve_batch(config_, communicator_->world_size());
-    if (config_.logging.memory_snapshot) {  // before the shards are made, which the history then has too
-      require_gpu("logging.memory_snapshot", communicator_->device());
-      util::record_cuda_memory_history(communicator_->device().index(), memory_snapshot());
-    }
-    open_data();
-  });
-  mesh_.emplace(config_.mesh, communicator_);
-  parts_ = build_run_parts(config_, *mesh_, trace_);
-  util::start_phase("data");
-  comm::agree(*communicator_, "prefetching", [&] {
-    prefetch_.emplace(*loader_, prefetch_options(config_, *mesh_));
-    batches_.emplace(*prefetch_);
-  });
-  faults_.attach_to(*parts_.model, *communicator_, position_.step);
-  nlohmann::json data;
-  comm::agree(*communicator_, "identity of the data", [&] {
-    if (is_first_rank()) data = data_record(*loader_, validation_loader_ ? &*validation_loader_ : nullptr);
-  });
-  util::start_phase("checkpoints");
-  checkpointer_ = std::make_unique<Checkpointer>(
-      config_,
-      TrainingState{*parts_.engine, *parts_.optimizer, parts_.scaler ? &*parts_.scaler : nullptr,
-                    parts_.guard ? &*parts_.guard : nullptr, validation_loader_ ? &validations_ : nullptr,
-                    std::move(data)},
-      *communicator_,
-      Checkpointer::Hooks{.before_speaking = [this] { progress_.finish_line(); },
-                          .in_the_middle = [this](int64_t step) { faults_.at(FaultPlace::kWrite, step); }});
-  position_ = checkpointer_->restore();
-  report_batch_change();
-  util::start_phase("comparison of replicas");
-  shard::require_equal_replicas(*parts_.engine, "before the first step");
-  util::start_phase("rate of matrix products");
-  peak_ = find_peak_rate(config_, *communicator_);
-  util::start_phase("count of operations");
-  flops_ =
-      plan::flops_a_token(config_.model, config_.data.sequence_length, parts_.checkpointing, config_.lora);
-  paces_ = RankPaces::make(config_, communicator_, *batches_, flops_.model);
-  util::start_phase("output folder and log");
-  comm::agree(*communicator_, "output folder", [&] {
-    if (config_.training.epochs > 0 && position_.step > 0) count_steps();  // of what is left
-    prepare_output();
-  });
-  if (trace_) {
-    comm::agree(*communicator_, "trace files", [&] {
-      trace_->open(output_folder() / util::concat("trace.rank", communicator_->rank(), ".jsonl"));
-    });
-  }
-  if (!is_first_rank()) return;
-  for (const std::string& warning :
-       {optim::cut_of_schedule(config_.lr_scheduler, config_.training.steps),
-        shard::blocks_in_root(shard::unit_sizes(*parts_.engine)).text(config_.fsdp.min_num_params)}) {
-    if (!warning.empty()) util::log_warning(warning);
-  }
-  util::log_info(banner(config_, parts_, *loader_, peak_));
-}
-
-/// The effect on the loss is for the user to judge, who may not know of the change: with another number of
-/// ranks it comes by itself.
-void Trainer::report_batch_change() {
-  const int64_t before = position_.samples_per_step, now = loader_->samples_per_step();
-  position_.samples_per_step = now;
-  if (before == 0 || before == now || !is_first_rank()) return;
-  const bool by_tokens = config_.data.max_tokens > 0;
-  util::log_info(util::concat("the global batch is ", now, by_tokens ? " batches" : " samples",
-                              " per step from here on (", mesh_->shape().row_ranks(), " ranks x ",
-                              by_tokens ? "" : util::concat(config_.data.micro_batch_size, " x "),
-                              config_.training.gradient_accumulation_steps, " micro-batches); it was ",
-                              before, " up to step ", position_.step,
-                              "; training.global_batch_size = ", before, " keeps it"));
-}
-
-config::Config Trainer::config_as_given() const {
-  config::Config config = config_;
-  config.training.gradient_accumulation_steps = given_micro_steps_;
-  config.data.micro_batch_size = given_rows_;
-  return config;
-}
-
-void Trainer::open_data() {
-  loader_.emplace(open_training_data(config_, *communicator_));
-  if (config_.training.epochs > 0) count_steps();
-  if (config_.logging.sample_every > 0) sample_text_ = std::make_unique<SampleText>(config_);
-  if (config_.data.validation.empty()) return;
-  validation_loader_.emplace(open_validation_data(config_, *communicator_));
-  token_bytes_ = token_bytes(config_, is_first_rank());
-  if (!token_bytes_ && config_.evaluation.best_metric == config::BestMetric::kValidationBitsPerByte) {
-    util::fail(
-        util::ErrorKind::kUsage,
-        "evaluation.best_metric: expected another metric than validation_bits_per_byte, because the bytes "
-        "of tokens are not known; correct data.tokenizer or choose another metric");
-  }
-}
-
-void Trainer::count_steps() {
-  int64_t& steps = config_.training.steps;
-  steps = steps_of_epochs(config_.training, *loader_, position_);
-  progress_.set_total_steps(steps);
-  config::Config counted = config_;
-  counted.training.epochs = 0;
-  for (const config::Conflict& conflict : config::find_conflicts(counted)) {
-    util::fail(util::ErrorKind::kUsage, "training.epochs = ", config_.training.epochs, " means ", steps,
-               " steps here; ", conflict.message);
-  }
-}
-
-/// Refuses a folder with later steps of another run: this run's own would mix with them.
-void Trainer::prepare_output() {
-  if (!is_first_rank()) {
-    util::make_writable_folder(output_folder());
-    return;
-  }
-  auto found = checkpoint::find_checkpoints(output_folder());
-  if (!found.complete.empty() && found.complete.back().step > position_.step) {
-    util::fail(util::ErrorKind::kUsage, "run.output_dir ", output_folder().string(), " already contains ",
-               found.complete.back().folder.filename().string(), ", later than step ", position_.step,
-               " at which this run starts; choose another run.output_dir, remove it, or set "
-               "checkpoint.resume to auto");
-  }
-  if (const fs::path& from = checkpointer_->resumed_from(); !from.empty()) {
-    // Beside the checkpoint, which may lie in another run's folder.
-    fs::path resolved = fs::absolute(from).parent_path() / "config.toml";
-    if (fs::exists(resolved)) report_changes_since(resolved);
-  }
-  checkpointer_->remember_model();
-  util::write_file_atomically(output_folder() / "config.toml", config::to_toml(config_as_given()));
-  util::write_file_atomically(output_folder() / "environment.json",
-                              run_environment(*communicator_, peak_).dump(2) + "\n");
-  metrics_.emplace(output_folder(),
-                   KeptMetrics{.resumed_step = position_.step, .validates_again = validation_is_due()},
-                   MetricsFormats{.csv = config_.logging.csv, .tensorboard = config_.logging.tensorboard});
-}
-
-void Trainer::report_changes_since(const fs::path& resolved) const {
-  try {
-    for (const std::string& change :
-         config::differing_keys(config::load_resolved_config(resolved), config_as_given())) {
-      util::log_info("config differs from the run so far: " + change);
-    }
-  } catch (const util::Error& error) {
-    util::log_warning(util::concat("cannot compare with ", resolved.string(), ": ", error.what()));
-  }
-}
 
 RunSummary Trainer::run() {
   try {
@@ -209,6 +36,7 @@ RunSummary Trainer::run() {
   }
   progress_.finish_line();
   checkpointer_->finish();
+  if (summary_.left) return summary_;
   checkpointer_->end_of_training();
   const checkpoint::CheckpointOptions& options = config_.checkpoint;
   const bool save = options.save_at_end || ((summary_.stopped || out_of_time_) && options.interval_steps > 0);
@@ -260,7 +88,7 @@ void Trainer::report_out_of_memory() const {
 
 void Trainer::train() {
   const int64_t steps = config_.training.steps;
-  if (position_.step >= steps && is_first_rank()) {
+  if (position_.step >= steps && is_first_rank() && !continues()) {
     util::log_info(util::concat(
         "nothing to train: the checkpoint is at step ", position_.step, ", training.steps is ", steps,
         "; raise training.steps (or training.epochs) to go on, or set another run.output_dir to begin anew"));
@@ -269,24 +97,29 @@ void Trainer::train() {
   training_began_ = std::chrono::steady_clock::now();
   const double limit_seconds = config_.training.stop_after_hours * 3600;
   out_of_time_ = limit_seconds > 0 && position_.step < steps && seconds_before_ >= limit_seconds;
-  // A run that was stopped in a step with a validation has left the validation to this one.
-  if (validation_is_due()) save_if(/*due=*/false, validate());
-  summary_.ended_early = out_of_time_ || (position_.step < steps && validations_.patience_is_over());
-  TrainStep train_step = make_train_step(config_, parts_, *batches_, [this] {
-    return (hooks_.stop_requested && hooks_.stop_requested()) || time_is_over();
-  });
   int64_t& step = position_.step;
-  int64_t &samples_seen = position_.samples_seen, &tokens_seen = position_.tokens_seen;
+  int64_t& samples_seen = position_.samples_seen;
   const auto due = [](int64_t interval_steps, int64_t at_step) {
     return interval_steps > 0 && at_step % interval_steps == 0;
   };
-
+  if (continues() && step > 0) summary_.loss = position_.loss;
+  // A run that was stopped in a step with a validation has left the validation to this one, and a rank that
+  // was lost its save.
+  const bool best_at_start = validation_is_due() && validate();
+  const bool saves_at_start = continues() && step > 0 && due(config_.checkpoint.interval_steps, step) &&
+                              checkpointer_->saved_step() != step;
+  save_if(saves_at_start, best_at_start);
+  summary_.ended_early = out_of_time_ || (position_.step < steps && validations_.patience_is_over());
+  train_step_.emplace(make_train_step(
+      config_, parts_, *batches_,
+      [this] { return (hooks_.stop_requested && hooks_.stop_requested()) || time_is_over(); },
+      hooks_.epoch ? hooks_.epoch->change_is_due : nullptr));
   StepProfile profile(output_folder(), communicator_->rank(), config_.logging.profile_steps,
                       communicator_->device());
   const NvtxRanges nvtx(config_.logging.nvtx, communicator_->device());
-  meter_.start(step, tokens_seen);
+  meter_.start(step, position_.tokens_seen);
   util::start_phase("first step");
-  while (step < steps && !summary_.stopped && !summary_.ended_early) {
+  while (step < steps && !summary_.stopped && !summary_.ended_early && !summary_.left) {
     if (hooks_.activity) hooks_.activity->begin_step(step + 1);
     if (paces_) paces_->begin_step();
     faults_.at(FaultPlace::kStep, step + 1);
@@ -299,24 +132,18 @@ void Trainer::train() {
     const bool reads = step + 1 == steps || due(config_.logging.interval_steps, step + 1) ||
                        due(config_.checkpoint.interval_steps, step + 1) ||
                        due(config_.evaluation.interval_steps, step + 1) || checkpointer_->wants_save();
-    StepResult result = train_step.run({.step = step + 1,
-                                        .first_global_sample = samples_seen,
-                                        .lr = lr,
-                                        .samples = samples,
-                                        .micro_batches = micro_batches,
-                                        .reads_outcome = reads});
+    StepResult result = train_step_->run({.step = step + 1,
+                                          .first_global_sample = samples_seen,
+                                          .lr = lr,
+                                          .samples = samples,
+                                          .micro_batches = micro_batches,
+                                          .reads_outcome = reads});
     if (paces_) paces_->end_step();
     util::end_start_record();
     profile.end_step();
-    ++step;
-    samples_seen += samples;
-    tokens_seen += config_.data.max_tokens > 0 ? result.counted : samples * config_.data.sequence_length;
-    const bool ends = result.stop && step < steps;
-    if (ends) train_step.read_outcome(result);
-    if (result.is_read) {
-      summary_.loss = position_.loss = result.loss;
-      position_.grad_norm = result.grad_norm;
-    }
+    const bool ends = result.stop && step + 1 < steps;
+    if (ends) train_step_->read_outcome(result);
+    count_step(result, samples);
     out_of_time_ = ends && config_.training.stop_after_hours > 0 && !stop_is_requested();
     summary_.stopped = ends && !out_of_time_;
     summary_.ended_early = out_of_time_;
@@ -339,9 +166,20 @@ void Trainer::train() {
     if ((validates || samples_text) && !summary_.stopped && step < steps)
       summary_.stopped = stop_is_requested();
     summary_.ended_early = step < steps && validations_.patience_is_over();
+    summary_.left = result.leave && step < steps && !summary_.stopped && !summary_.ended_early;
     meter_.go_on();
   }
   if (summary_.ended_early && is_first_rank()) report_early_end();
+}
+
+void Trainer::count_step(const StepResult& result, int64_t samples) {
+  ++position_.step;
+  position_.samples_seen += samples;
+  position_.tokens_seen +=
+      config_.data.max_tokens > 0 ? result.counted : samples * config_.data.sequence_length;
+  if (!result.is_read) return;
+  summary_.loss = position_.loss = result.loss;
+  position_.grad_norm = result.grad_norm;
 }
 
 double Trainer::training_seconds() const { return seconds_before_ + util::seconds_since(training_began_); }

@@ -17,11 +17,13 @@
 #include "data/loader.h"
 #include "data/prefetch.h"
 #include "data/tokenizer.h"
+#include "launch/epoch.h"
 #include "plan/recorded_pass.h"
 #include "train/checkpointer.h"
 #include "train/device.h"
 #include "train/evaluate.h"
 #include "train/fault_injection.h"
+#include "train/kept_state.h"
 #include "train/metrics.h"
 #include "train/progress.h"
 #include "train/rank_paces.h"
@@ -31,11 +33,23 @@
 
 namespace fsdp::train {
 
+/// What a run with replicas adds (train/replicas.h): its Trainer lives for one epoch.
+struct EpochHooks {
+  launch::Epoch epoch;
+  int home_rank = 0;  ///< among all of the run
+  /// What this rank has of the state after epoch.step, unless that is -1; receives the state that it leaves
+  /// with.
+  KeptState* kept = nullptr;
+  /// The epoch is to be left between two steps. Called once a step.
+  std::function<bool()> change_is_due = nullptr;
+};
+
 /// Each may be null.
 struct RunHooks {
   /// Of this rank; called in each step, validation batch and sampled token, by the training thread.
   std::function<bool()> stop_requested = nullptr;
   std::shared_ptr<comm::Activity> activity = nullptr;  ///< notified of each step
+  std::optional<EpochHooks> epoch = std::nullopt;
 };
 
 /// The outcome of a run; the same on every rank.
@@ -48,6 +62,7 @@ struct RunSummary {
   bool stopped = false;                         ///< before training.steps, because a rank was asked to
   /// Before training.steps, because evaluation.patience or training.stop_after_hours was exhausted.
   bool ended_early = false;
+  bool left = false;  ///< the epoch, because a change is due on some rank; the run goes on in the next one
 };
 
 class Trainer {
@@ -62,7 +77,17 @@ class Trainer {
   /// after everything else, the error of the last save if it failed (Error(kIo) when the disk is full).
   RunSummary run();
 
+  /// With RunHooks::epoch, after run(), also after one that threw because a peer is lost: copies the state to
+  /// EpochHooks::kept. Not collective.
+  void keep_state();
+
  private:
+  TrainingState training_state(nlohmann::json data = nullptr);
+  /// The state comes from the memory of this epoch's ranks, not from a checkpoint.
+  bool continues() const { return hooks_.epoch && hooks_.epoch->epoch.step >= 0; }
+  void continue_from_memory();
+  nlohmann::json memory_record();
+  void count_step(const StepResult& result, int64_t samples);
   /// Informs about another global batch than before the run was resumed.
   void report_batch_change();
   /// With the number of micro-batches that was given, so that config.toml serves other numbers of ranks too.
@@ -115,9 +140,10 @@ class Trainer {
   FaultInjection faults_;
   StepMeter meter_;
   std::unique_ptr<Checkpointer> checkpointer_;
+  std::optional<TrainStep> train_step_;
   RunPosition position_;
   /// When run() began, after this many seconds of earlier starts.
-  std::chrono::steady_clock::time_point training_began_;
+  std::chrono::steady_clock::time_point training_began_ = std::chrono::steady_clock::now();
   double seconds_before_ = 0;
   bool out_of_time_ = false;
   RunSummary summary_;
