@@ -137,7 +137,7 @@ void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
     columns.push_back({states_[s][i], &todo.states.emplace_back(), 0, s});
   }
 
-  std::vector<std::pair<at::Tensor, at::Tensor>> rests;  // originals and their padded copies
+  std::vector<std::pair<at::Tensor, at::Tensor>> rests;        // originals and their padded copies
   const bool pad = piece.is_cpu() && !is_scaled_by_update(i);  // those kernels need no padding
   for (const FlatParameter::Range& range : ranges) {
     int64_t length = range.end - range.begin;
