@@ -4,6 +4,7 @@
 // the texts of c10d's exceptions.
 
 #include <chrono>
+#include <exception>
 #include <future>
 #include <memory>
 #include <optional>
@@ -44,12 +45,22 @@ bool wait_for_listener(const std::string& host, int port, std::chrono::steady_cl
 
 /// Runs `body` in a separate thread and returns its result, or throws its exception; nullopt if it does not
 /// end within `limit`. For calls into a library that may block on another process without a time-out. A late
-/// thread is abandoned, so `body` must own or share everything it uses.
+/// thread is abandoned, so `body` must own or share everything it uses; one in time has let go of it, so that
+/// a store which the body shares can be ended by its owner.
 template <typename Body>
 auto call_within(std::chrono::milliseconds limit, Body body) -> std::optional<std::invoke_result_t<Body>> {
-  auto task = std::make_shared<std::packaged_task<std::invoke_result_t<Body>()>>(std::move(body));
-  auto result = task->get_future();
-  util::start_thread([task] { (*task)(); }).detach();
+  std::promise<std::invoke_result_t<Body>> promise;
+  auto result = promise.get_future();
+  util::start_thread([promise = std::move(promise), body = std::optional<Body>(std::move(body))]() mutable {
+    try {
+      auto value = (*body)();
+      body.reset();
+      promise.set_value(std::move(value));
+    } catch (...) {
+      body.reset();
+      promise.set_exception(std::current_exception());
+    }
+  }).detach();
   if (result.wait_for(limit) != std::future_status::ready) return std::nullopt;
   return result.get();
 }

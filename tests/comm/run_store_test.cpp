@@ -5,6 +5,7 @@
 #include <future>
 #include <latch>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -194,6 +195,17 @@ TEST(RunStore, NamesOneThatItHasJoinedBefore) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kTimeout);
     EXPECT_NE(std::string(error.what()).find("rank 1 has joined the store there before"), std::string::npos)
         << error.what();
+  }
+}
+
+TEST(CallWithin, HasLetGoOfTheBodyWhenItReturns) {
+  for (int i = 0; i < 100; ++i) {
+    const auto shared = std::make_shared<int>(i);
+    EXPECT_EQ(call_within(seconds(60), [shared] { return *shared; }), i);
+    ASSERT_EQ(shared.use_count(), 1);
+    const auto fails = [shared]() -> int { throw std::runtime_error("no"); };
+    EXPECT_THROW(call_within(seconds(60), fails), std::runtime_error);
+    ASSERT_EQ(shared.use_count(), 2);  // `fails`
   }
 }
 
