@@ -194,6 +194,7 @@ void sum_rows_along_tree(const at::Tensor& table, const at::Tensor& rows, const 
                          int64_t rows_of_sample) {
   table.zero_();
   const auto [sorted, order] = at::sort(ids.flatten(), /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  if (rows.is_meta()) return;
   const auto* id = sorted.const_data_ptr<int64_t>();
   const auto* place = order.const_data_ptr<int64_t>();
   const T* from = rows.const_data_ptr<T>();

@@ -214,7 +214,7 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
         }
       }
     }
-    if (samples != nullptr) add_up_samples(losses, *samples);
+    if (samples != nullptr && !losses.is_meta()) add_up_samples(losses, *samples);
     if (differentiates) {
       context->saved_data["expected_gradient"] = terms.expected_gradient;
       context->saved_data["dx"] = dx;

@@ -147,10 +147,12 @@ StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& u
   MemoryTape tape;
   UnitMemory memory(config, units, tape, options);
   // From the second step on, the order of units is known and the pool has its final size. Micro-batches
-  // between the first and the last need no more than these two.
+  // between the first and the last need no more than these two, unless sums wait for their neighbours.
+  const bool by_sample = config.training.reproducible == config::Reproducible::kWorldSize;
+  const int64_t others = by_sample ? micro_batches - 1 : std::min<int64_t>(micro_batches - 1, 1);
   for (int step = 0; step < kStepsUntilAllAreAlike; ++step) {
     tape.reset_peak();
-    if (micro_batches > 1) {
+    for (int64_t i = 0; i < others; ++i) {
       pass.play(tape, memory.events(/*sync=*/!config.training.no_sync, /*is_last=*/false));
     }
     pass.play(tape, memory.events(/*sync=*/true, /*is_last=*/true));

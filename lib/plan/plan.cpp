@@ -23,6 +23,7 @@ namespace {
 
 constexpr double kBytesOfGib = 1024.0 * 1024.0 * 1024.0;
 constexpr int64_t kMostRows = 100'000;  ///< limit of data.micro_batch_size
+constexpr int64_t kMostSamples = 1024;  ///< of those tried with sums by sample
 
 void check_machines(const PlanOptions& options) {
   const std::pair<const char*, double> numbers[] = {{"`memory_gib`", options.memory_gib},
@@ -63,11 +64,16 @@ int64_t largest_micro_batch(config::Config config, const std::vector<shard::Unit
     return device_peak(config, units, record_pass(config)) <= limit;
   };
   if (!fits(1)) return 0;
+  // Sums by sample: other numbers than powers of two are divided (config::resolve_batch()), and a pass is recorded sample
+  // by sample, so larger ones are not tried.
+  const bool by_sample = config.training.reproducible == config::Reproducible::kWorldSize;
+  const int64_t most = by_sample ? kMostSamples : kMostRows;
   int64_t low = 1, high = 2;  // low fits
-  while (high <= kMostRows && fits(high)) {
+  while (high <= most && fits(high)) {
     low = high;
     high *= 2;
   }
+  if (by_sample) return low;
   high = std::min(high, kMostRows + 1);
   while (high - low > 1) {
     int64_t middle = low + (high - low) / 2;

@@ -16,6 +16,7 @@
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
 #include "kernels/recomputed.h"
+#include "kernels/sample_sums.h"
 #include "nn/decoder.h"
 #include "nn/families.h"
 #include "nn/layers.h"
@@ -173,6 +174,7 @@ class UnitGradient final : public kernels::GradientSink {
     bool in_one_piece = true;
     bool holds = false;  ///< has a gradient of an earlier micro-batch
     bool on_cpu = true;
+    bool apart = false;  ///< further gradients of a parameter are not added to its first
   };
   UnitGradient(const at::Tensor& parameter, const Options& options)
       : options_(options), holds_(options.holds) {
@@ -184,14 +186,15 @@ class UnitGradient final : public kernels::GradientSink {
     const at::Tensor& gradient = parameter.grad();
     if (!gradient.defined()) return;
     // On the CPU, a sum of two types needs a converted copy.
-    if (holds_ && options_.on_cpu && gradient.scalar_type() != options_.type) gradient.to(options_.type);
+    if (holds_ && !options_.apart && options_.on_cpu && gradient.scalar_type() != options_.type)
+      gradient.to(options_.type);
     holds_ = true;
     at::Tensor(parameter).mutable_grad() = at::Tensor();
   }
 
   std::optional<Place> place(at::ScalarType type) const override {
     if (!options_.in_one_piece || type != options_.type) return std::nullopt;
-    return Place{memory_, holds_};
+    return Place{memory_, holds_ && !options_.apart};
   }
 
  private:
@@ -220,12 +223,17 @@ at::Tensor meta_tokens(int64_t rows, int64_t tokens) {
   return at::empty({rows, tokens}, at::TensorOptions().dtype(at::kLong).device(at::kMeta));
 }
 
+bool sums_by_sample(const config::Config& config) {
+  return config.training.reproducible == config::Reproducible::kWorldSize;
+}
+
 void keep_gradients_in_units(nn::Stage& model, const config::Config& config, bool on_cpu) {
   const UnitGradient::Options options{
       .type = util::scalar_type(config.mixed_precision.reduce_dtype),
       .in_one_piece = config.fsdp.layout == shard::Layout::kFlat,
       .holds = config.training.no_sync && config.training.gradient_accumulation_steps > 1,
-      .on_cpu = on_cpu};
+      .on_cpu = on_cpu,
+      .apart = sums_by_sample(config)};
   std::set<const void*> seen;
   for (const at::Tensor& parameter : model.parameters()) {
     if (!parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
@@ -302,6 +310,8 @@ RecordedPass record(const config::Config& config, c10::DeviceType device) {
   for (int64_t i = 1; device != c10::kCPU && i < batches_on_device(config); ++i) {
     other_batches.push_back(meta_tokens(2 * rows, tokens));
   }
+  std::optional<kernels::SampleSums> sums;
+  if (sums_by_sample(config)) sums.emplace(config.data.max_tokens > 0 ? 1 : rows, /*counted=*/1);
   at::Tensor loss = nn::loss_of(*model, ids, targets, options);
   recorder.turn();
   loss.backward();
@@ -437,7 +447,8 @@ double RecordedPass::flops() const {
 }
 
 bool is_for_gpu(const config::Config& config, PassDevice device) {
-  return device == PassDevice::kOfConfig && config.training.device != config::DeviceChoice::kCpu;
+  return device == PassDevice::kOfConfig && config.training.device != config::DeviceChoice::kCpu &&
+         !sums_by_sample(config);
 }
 
 RecordedPass record_pass(const config::Config& config, PassDevice device) {

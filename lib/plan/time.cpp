@@ -107,7 +107,9 @@ void StepClock::reduce(size_t index) {
   }
   const double replicas = unit.groups.replicas;
   if (replicas < 2 && !unit.has_slices()) return;
-  const double bytes = static_cast<double>(unit.reduce_payload_bytes()) * 2 * (replicas - 1) / replicas;
+  const int64_t slots = unit.options.storage.sums_by_sample ? unit.slot_payload_bytes() * unit.groups.replicas
+                                                            : unit.reduce_payload_bytes();
+  const double bytes = static_cast<double>(slots) * 2 * (replicas - 1) / replicas;
   const double seconds = unit.has_slices() ? seconds_between_slices(unit, unit.result_bytes())
                                            : bytes / speed_.replica_bytes_per_second;
   if (unit.is_cut() || unit.has_slices()) {

@@ -35,6 +35,7 @@ void PoolMemory::give_back(const Place& place) {
 UnitMemory::UnitMemory(const config::Config& config, const std::vector<UnitSizes>& units, MemoryTape& tape,
                        const Options& options)
     : reduce_scatter_group_(config.fsdp.reduce_scatter_group),
+      rounds_(config.training.gradient_accumulation_steps),
       sizes_(units),
       tape_(tape),
       options_(options),
@@ -87,7 +88,10 @@ int64_t UnitMemory::counted_gradient_bytes(const Unit& unit) const {
 
 void UnitMemory::zero_gradients() {
   for (Unit& unit : units_) {
-    if (std::exchange(unit.has_shard_gradient, false)) tape_.give(counted_gradient_bytes(unit));
+    const bool has_gradient = std::exchange(unit.has_shard_gradient, false);
+    if (has_gradient && unit.shard_gradient.use_count() == 0) tape_.give(counted_gradient_bytes(unit));
+    unit.shard_gradient.reset();
+    unit.round = 0;
   }
   schedule_.forget_gradients();
 }
@@ -142,6 +146,7 @@ void UnitMemory::attach_gradients(Unit& unit) {
 
 void UnitMemory::reduce(Unit& unit) {
   unit.is_being_reduced = true;
+  if (unit.sizes->options.storage.sums_by_sample) return reduce_by_sample(unit);
   const size_t queue = reduction_queue(unit.sizes->groups, reduce_scatter_group_);
   if (!unit.sizes->has_parts()) {
     unit.sent = unit.reduced = issue(queue, [this, &unit] { add_to_shard_gradient(unit); });
@@ -169,6 +174,57 @@ void UnitMemory::add_to_shard_gradient(Unit& unit) {
     tape_.take(counted_gradient_bytes(unit));
     tape_.give(result);
   }
+}
+
+// ---- as in shard/unit_samples.cpp
+
+void UnitMemory::reduce_by_sample(Unit& unit) {
+  const UnitSizes& sizes = *unit.sizes;
+  const int64_t whole = sizes.gradient_bytes(), slots = sizes.slots_of_shards();
+  const shard::SampleRound round =
+      shard::sample_round({.ranks = sizes.groups.shards, .replicas = sizes.groups.replicas}, unit.round++);
+  const auto gives = [this](int64_t bytes) {
+    return Bytes(nullptr, [this, bytes](void*) { tape_.give(bytes); });
+  };
+  const auto takes = [this, gives](int64_t bytes) {
+    tape_.take(bytes);
+    return gives(bytes);
+  };
+  Bytes gradients;
+  if (auto place = std::exchange(unit.gradients, std::nullopt)) {
+    gradients = Bytes(nullptr, [this, place = *place](void*) { pool_.give_back(place); });
+  } else {
+    gradients = gives(whole);
+  }
+  const Bytes of_ties = sizes.most_uses > 1 ? takes((sizes.most_uses - 1) * whole) : nullptr;
+  Bytes input = slots > 1 ? takes(slots * whole) : std::exchange(gradients, nullptr);
+  Bytes of_shards = sizes.is_cut() ? takes(slots * sizes.result_bytes()) : input, result = of_shards, part;
+  if (sizes.groups.replicas > 1) {
+    result = takes(sizes.slot_payload_bytes() * sizes.groups.replicas);
+    part = takes(sizes.slot_payload_bytes());
+  }
+  const size_t queue = reduction_queue(sizes.groups, reduce_scatter_group_);
+  unit.sent = issue(queue, [input = std::move(input)]() mutable { input.reset(); });
+  unit.reduced = issue(queue, [this, &unit, round, of_shards = std::move(of_shards), part = std::move(part),
+                               result = std::move(result)]() mutable {
+    of_shards.reset();
+    part.reset();
+    add_nodes(unit, round, std::exchange(result, nullptr));
+  });
+}
+
+void UnitMemory::add_nodes(Unit& unit, const shard::SampleRound& round, const Bytes& slots) {
+  for (const shard::SampleNode& node : round.all) {
+    unit.sums.push_back({node.level, slots});
+    while (unit.sums.size() > 1 && unit.sums[unit.sums.size() - 2].level == unit.sums.back().level) {
+      unit.sums.pop_back();
+      ++unit.sums.back().level;
+    }
+  }
+  if (unit.round < rounds_) return;
+  unit.shard_gradient = unit.sums.front().memory;
+  unit.has_shard_gradient = true;
+  unit.sums.clear();
 }
 
 void UnitMemory::finish_reduction(Unit& unit) {

@@ -9,11 +9,13 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "config/config.h"
 #include "plan/recorded_pass.h"
+#include "shard/sample_nodes.h"
 #include "shard/schedule.h"
 #include "shard/unit_sizes.h"
 #include "util/free_ranges.h"
@@ -73,6 +75,13 @@ class UnitMemory final : private shard::CommandReader {
     size_t queue = 0, number = 0;
   };
 
+  /// Memory that is given back with the last owner.
+  using Bytes = std::shared_ptr<void>;
+  struct SampleSum {
+    int level = 0;
+    Bytes memory = nullptr;
+  };
+
   /// The counterpart of shard::Unit.
   struct Unit {
     const shard::UnitSizes* sizes = nullptr;
@@ -80,6 +89,9 @@ class UnitMemory final : private shard::CommandReader {
     std::optional<PoolMemory::Place> parameters = {}, communication = {}, gradients = {};
     Place gathered{}, sent{}, reduced{};  ///< to wait for
     bool is_being_reduced = false, update_is_due = false;
+    int64_t round = 0;               ///< with sums_by_sample: of the next reduction
+    std::vector<SampleSum> sums{};   ///< as shard::SampleTree has them, of each gradient alike
+    Bytes shard_gradient = nullptr;  ///< with sums_by_sample
   };
 
   void read(const shard::Command& command) override;
@@ -90,6 +102,8 @@ class UnitMemory final : private shard::CommandReader {
   void attach_gradients(Unit& unit);
   void reduce(Unit& unit);
   void add_to_shard_gradient(Unit& unit);
+  void reduce_by_sample(Unit& unit);
+  void add_nodes(Unit& unit, const shard::SampleRound& round, const Bytes& slots);
   void finish_reduction(Unit& unit);
   void hand_over(Unit& unit);
   void update_if_due(Unit& unit);
@@ -100,6 +114,7 @@ class UnitMemory final : private shard::CommandReader {
   void progress();
 
   const bool reduce_scatter_group_;
+  const int64_t rounds_;  ///< of micro-batches in a step
   const std::vector<shard::UnitSizes>& sizes_;
   MemoryTape& tape_;
   const Options options_;

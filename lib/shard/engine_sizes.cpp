@@ -2,6 +2,9 @@
 
 #include <c10/util/accumulate.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "nn/layers.h"
 #include "shard/wrap.h"
 #include "shard/wrap_policy.h"
@@ -14,7 +17,9 @@ std::vector<UnitSizes> unit_sizes(const Engine& engine) {
     UnitSizes& sizes = all.emplace_back(
         sizes_of_unit(unit->name(), unit->options(), unit->storage().layout(), unit->groups().sizes()));
     for (size_t i = 0; i < sizes.parameters.size(); ++i) {
-      sizes.parameters[i].shape = unit->storage().parameters()[i].whole_shape();
+      const NamedParameter& parameter = unit->storage().parameters()[i];
+      sizes.parameters[i].shape = parameter.whole_shape();
+      sizes.most_uses = std::max(sizes.most_uses, std::ssize(parameter.other_names) + 1);
     }
     sizes.model_ranks = engine.mesh().model;
     sizes.is_root = engine.is_root(*unit);

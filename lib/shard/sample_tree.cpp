@@ -1,31 +1,10 @@
 #include "shard/sample_tree.h"
 
-#include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "util/error.h"
 
 namespace fsdp::shard {
-
-std::vector<SampleNode> nodes_of(int64_t first, int64_t count, int64_t most) {
-  std::vector<SampleNode> nodes;
-  for (const int64_t end = first + count; first < end;) {
-    int level = 0;
-    const auto fits = [&](int64_t leaves) {
-      return leaves <= most && first % leaves == 0 && first + leaves <= end;
-    };
-    while (fits(int64_t{2} << level)) ++level;
-    nodes.push_back({first, level});
-    first += nodes.back().leaves();
-  }
-  return nodes;
-}
-
-int64_t most_leaves(int64_t ranks) {
-  const auto bits = static_cast<uint64_t>(ranks);
-  return int64_t{std::has_single_bit(bits) ? 1 : 2} << std::countr_zero(bits);
-}
 
 void SampleTree::begin(int64_t leaves) {
   leaves_ = leaves;

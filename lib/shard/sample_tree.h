@@ -18,23 +18,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "shard/sample_nodes.h"
+
 namespace fsdp::shard {
-
-/// 2^level leaves, of which the first is a multiple of that.
-struct SampleNode {
-  int64_t first;
-  int level;
-
-  int64_t leaves() const { return int64_t{1} << level; }
-  bool has(int64_t leaf) const { return leaf >= first && leaf < first + leaves(); }
-};
-
-/// The fewest nodes of at most `most` leaves, a power of two, that make up [first, first + count).
-std::vector<SampleNode> nodes_of(int64_t first, int64_t count, int64_t most);
-
-/// The most leaves of a node that a sum in pairs over `ranks` ranks in a row adds up as the tree does, wherever the node
-/// begins: twice the largest power of two that divides their number. For a power of two, all.
-int64_t most_leaves(int64_t ranks);
 
 class SampleTree {
  public:

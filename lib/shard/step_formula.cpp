@@ -142,7 +142,10 @@ class Counter final : public CommandReader {
     const UnitSizes& unit = units_[command.unit];
     const int64_t payload = times_ * unit.reduce_payload_bytes();
     if (unit.is_cut()) formula_.traffic += {.reduce_scatters = times_, .reduce_scatter_bytes = payload};
-    if (unit.has_parts()) {
+    if (unit.has_parts() && unit.slots_of_shards() > 1) {
+      bytes_.add(-unit.gradient_bytes());  // copied into slots at once
+      sent_[command.unit] = {};
+    } else if (unit.has_parts()) {
       sent_[command.unit] =
           bytes_.issue(reduction_queue(unit.groups, reduce_scatter_group_), -unit.gradient_bytes());
     }
@@ -150,7 +153,12 @@ class Counter final : public CommandReader {
       formula_.between_slices +=
           {.reduce_scatters = times_, .reduce_scatter_bytes = times_ * unit.result_bytes()};
     }
-    if (unit.groups.replicas > 1) {
+    if (unit.groups.replicas > 1 && unit.options.storage.sums_by_sample) {
+      const int64_t slots = times_ * unit.slot_payload_bytes();
+      formula_.traffic += {.reduce_scatters = times_, .reduce_scatter_bytes = slots};
+      formula_.backward_all_gathers += times_;
+      formula_.backward_all_gather_bytes += slots;
+    } else if (unit.groups.replicas > 1) {
       formula_.traffic += {.all_reduces = times_, .all_reduce_bytes = payload};
     }
   }

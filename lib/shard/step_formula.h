@@ -19,6 +19,10 @@
 //                                   param_dtype
 //   reduce-scatters between slices  in place of the all-reduce of the shard; payload m of reduce_dtype
 //
+// With sums_by_sample, a reduce-scatter has as many slots of s as one round of micro-batches has nodes (shard/sample_tree.h),
+// once more for the second gradient of tied weights, and the all-reduce over R replicas, whose ranks have slots for the nodes of
+// all replicas, is a reduce-scatter and an all-gather in backward of 1/R of them.
+//
 // Units without trainable parameters are not reduced; with adapters (trained_apart) those that stay gathered after forward are gathered once a step,
 // and those with no differentiable output (frozen embeddings) in forward only.
 // A world of one communicates nothing. Gradient accumulation multiplies everything by the number of
@@ -31,7 +35,7 @@
 // reduce_scatter_group, reduce-scatters have another, and queues are in no order. Where a layout does not
 // gather in place, the gathered shards count beside the unit until they are copied out. Gradients count where
 // units are cut; the gradient of a whole unit becomes the shard's own. Not in the bound: the gradient of one
-// parameter at a time, until it is added to its unit's.
+// parameter at a time, until it is added to its unit's, and slots.
 //
 // On a device, whose streams run behind the calls, an all-gather takes its memory when it is issued, and a
 // reduction gives its input back when the caller waits for it: no memory is handed on in between.

@@ -171,10 +171,8 @@ class Unit {
 
  private:
   struct Reduction;
-  struct SampleRound;
   void wait_for_gather();
   // With sums_by_sample (unit_samples.cpp).
-  SampleRound sample_round() const;
   void start_sample_reduction();
   void reduce_slots_across(Reduction& job, const SampleRound& round);
   void add_nodes(const Reduction& job, const SampleRound& round);

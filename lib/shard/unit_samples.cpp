@@ -15,13 +15,7 @@
 namespace fsdp::shard {
 namespace {
 
-constexpr int kNone = -1;
-
 int64_t rounded_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-int64_t most_leaves_of(const comm::Communicator& group) {
-  return group.adds_in_pairs() ? most_leaves(group.world_size()) : 1;
-}
 
 /// to [ranks, gradients, slots, n] = from [gradients][ranks, n] in the slots of `nodes` that have `leaf`, else -0.
 void fill_slots(const at::Tensor& to, const std::vector<at::Tensor>& from, int64_t ranks,
@@ -40,53 +34,10 @@ void fill_slots(const at::Tensor& to, const std::vector<at::Tensor>& from, int64
 
 }  // namespace
 
-/// The nodes of one round of micro-batches.
-struct Unit::SampleRound {
-  int64_t leaf;                    ///< this rank's
-  std::vector<SampleNode> inside;  ///< of this rank's replica: what the reduce-scatter yields
-  std::vector<SampleNode> all;     ///< of all replicas
-  std::vector<int> from;           ///< by node of `all`: the one of `inside` that it has, or kNone
-  int64_t gradients = 1;           ///< of a parameter
-};
-
 void Unit::begin_sample_sums(int64_t rounds) {
   round_ = 0;
   rounds_ = rounds;
   trees_.clear();
-}
-
-Unit::SampleRound Unit::sample_round() const {
-  const int64_t ranks = groups_.shard->world_size(), rank = groups_.shard->rank(),
-                replicas = groups_.replicas(), first = round_ * replicas * ranks;
-  const auto of_replica = [&](int64_t replica) {
-    return nodes_of(first + replica * ranks, ranks, most_leaves_of(*groups_.reduce_scatter));
-  };
-  SampleRound round{.leaf = first + groups_.replica_rank() * ranks + rank,
-                    .inside = of_replica(groups_.replica_rank()),
-                    .all = {},
-                    .from = {}};
-  if (replicas == 1) {
-    round.all = round.inside;
-    return round;
-  }
-  if (round.inside.size() == 1) {
-    // A replica is a leaf of the sum over replicas.
-    const int level = round.inside[0].level;
-    for (const SampleNode& node : nodes_of(round_ * replicas, replicas, most_leaves_of(*groups_.replicate))) {
-      round.all.push_back({node.first << level, node.level + level});
-      round.from.push_back(round.all.back().has(round.leaf) ? 0 : kNone);
-    }
-    return round;
-  }
-  for (int64_t replica = 0; replica < replicas; ++replica) {
-    const bool is_own = replica == groups_.replica_rank();
-    int number = 0;
-    for (const SampleNode& node : of_replica(replica)) {
-      round.all.push_back(node);
-      round.from.push_back(is_own ? number++ : kNone);
-    }
-  }
-  return round;
 }
 
 void Unit::start_sample_reduction() {
@@ -94,15 +45,22 @@ void Unit::start_sample_reduction() {
   auto job = std::make_shared<Reduction>();
   const std::vector<at::Tensor> gradients = storage_.detach_all_gradients();
   FSDP_CHECK(gradients.front().defined(), "unit ", name_, " has no gradients to reduce");
-  SampleRound round = sample_round();
+  const SamplePlace place{
+      .ranks = groups_.shard->world_size(),
+      .rank = groups_.shard->rank(),
+      .replicas = groups_.replicas(),
+      .replica = groups_.replica_rank(),
+      .ranks_in_pairs = groups_.reduce_scatter->adds_in_pairs(),
+      .replicas_in_pairs = groups_.replicate == nullptr || groups_.replicate->adds_in_pairs()};
+  SampleRound round = sample_round(place, round_);
   round.gradients = std::ssize(gradients);
   ++round_;
-  const int64_t ranks = groups_.shard->world_size(), slots = round.gradients * std::ssize(round.inside);
+  const int64_t slots = round.gradients * std::ssize(round.inside);
   if (slots == 1) {
     job->input = gradients[0];
   } else {
     job->input = at::empty({slots * gradients[0].numel()}, gradients[0].options());
-    fill_slots(job->input, gradients, ranks, round.inside, round.leaf);
+    fill_slots(job->input, gradients, place.ranks, round.inside, round.leaf);
   }
   comm::Communicator* const across = groups_.replicate.get();
   comm::Communicator& first = is_cut() || across == nullptr ? *groups_.reduce_scatter : *across;
@@ -143,7 +101,7 @@ void Unit::reduce_slots_across(Reduction& job, const SampleRound& round) {
     for (int64_t i = 0; i < round.gradients * all; ++i) {
       const at::Tensor slot = slots.narrow(0, i * n, n);
       const int from = round.from[static_cast<size_t>(i % all)];
-      if (from == kNone) {
+      if (from == SampleRound::kNone) {
         slot.fill_(-0.0);
       } else {
         slot.copy_(own.narrow(0, (i / all * inside + from) * n, n));

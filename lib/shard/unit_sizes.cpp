@@ -1,8 +1,11 @@
 #include "shard/unit_sizes.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "shard/option_conflicts.h"
+#include "shard/sample_nodes.h"
 
 namespace fsdp::shard {
 
@@ -35,6 +38,21 @@ bool shard_is_unsharded(const StorageOptions& options, const UnitLayout& layout,
          options.param_dtype == (has_slices ? options.slice_dtype() : options.param_storage);
 }
 
+int64_t UnitSizes::slots_of_shards() const {
+  if (!options.storage.sums_by_sample) return 1;
+  return most_uses *
+         std::ssize(sample_round({.ranks = groups.shards, .replicas = groups.replicas}, 0).inside);
+}
+
+int64_t UnitSizes::slots_of_replicas() const {
+  if (!options.storage.sums_by_sample) return 1;
+  return most_uses * std::ssize(sample_round({.ranks = groups.shards, .replicas = groups.replicas}, 0).all);
+}
+
+int64_t UnitSizes::slot_payload_bytes() const {
+  return (slots_of_replicas() * shard_numel + groups.replicas - 1) / groups.replicas * reduce_element();
+}
+
 UnitSizes sizes_of_unit(std::string name, const UnitOptions& options, const UnitLayout& layout,
                         const GroupSizes& groups) {
   UnitSizes sizes{.name = std::move(name),
@@ -63,11 +81,13 @@ std::vector<UnitSizes> unit_sizes(const nn::ModelOutline& model, const ShardOpti
   std::vector<UnitSizes> all;
   for (const UnitChoice& choice : choose_units(model, options, decisions)) {
     bool is_trainable = false;
+    std::ptrdiff_t most_uses = 1;
     std::vector<UnitLayout::Parameter> parameters;
     for (const UnitChoice::Parameter& chosen : choice.parameters) {
       const nn::OutlineParameter& parameter = model.parameters[chosen.index];
       parameters.push_back({parameter.names.front(), parameter.shape, chosen.shard_dimension});
       is_trainable = is_trainable || parameter.requires_grad;
+      most_uses = std::max(most_uses, std::ssize(parameter.names));
     }
     const GroupSizes groups =
         group_sizes(mesh, choice.options.strategy, choice.options.hybrid_optimizer, choice.options.holders);
@@ -75,6 +95,7 @@ std::vector<UnitSizes> unit_sizes(const nn::ModelOutline& model, const ShardOpti
     UnitSizes& sizes = all.emplace_back(sizes_of_unit(choice.name, choice.options, *layout, groups));
     sizes.is_root = choice.is_root();
     sizes.has_trainable_parameters = is_trainable;
+    sizes.most_uses = most_uses;
     sizes.model_ranks = mesh.model;
     for (size_t i = 0; i < sizes.parameters.size(); ++i) {
       sizes.parameters[i].shape = model.parameters[choice.parameters[i].index].shape_of_whole();

@@ -61,6 +61,7 @@ struct UnitSizes {
   bool gathers_in_place = true;  ///< see UnitLayout
   bool is_root = false;          ///< see Engine::is_root()
   bool has_trainable_parameters = true;
+  int64_t most_uses = 1;                ///< of one parameter in the model: 2 with tied weights
   bool shard_is_unsharded = false;      ///< see UnitStorage
   bool input_is_differentiable = true;  ///< see Engine
   bool output_is_differentiable = true;
@@ -95,9 +96,16 @@ struct UnitSizes {
   }
   /// This rank's payload of an all-gather and of a reduction in a slice, and of those between slices.
   int64_t gather_payload_bytes() const { return slice_shard_numel() * param_element(); }
-  int64_t reduce_payload_bytes() const { return slice_shard_numel() * reduce_element(); }
+  int64_t reduce_payload_bytes() const { return slots_of_shards() * slice_shard_numel() * reduce_element(); }
   int64_t slice_gather_payload_bytes() const { return slice_shard_bytes() / groups.slices; }
   int64_t result_bytes() const { return shard_numel * reduce_element(); }
+
+  /// The shards that one reduction yields: with sums_by_sample, one for each node of the tree and gradient of a
+  /// parameter (shard/sample_tree.h). In those over replicas likewise.
+  int64_t slots_of_shards() const;
+  int64_t slots_of_replicas() const;
+  /// This rank's payload of the reduce-scatter over replicas that sums by sample, and of the all-gather behind it.
+  int64_t slot_payload_bytes() const;
 
   bool operator==(const UnitSizes&) const = default;
 

@@ -27,6 +27,23 @@ TEST(NodesOf, CutARoundIntoTheFewest) {
   EXPECT_EQ(text(nodes_of(8, 4, 1)), "8+1 9+1 10+1 11+1");
 }
 
+/// Plans rely on it (shard/unit_sizes.h).
+TEST(SampleRound, HasAsManyNodesInEveryRoundAndReplica) {
+  for (const int64_t ranks : {1, 2, 3, 5, 6, 7, 8, 10, 12, 14}) {
+    for (const int64_t replicas : {1, 2, 3, 6}) {
+      const SampleRound first = sample_round({.ranks = ranks, .replicas = replicas}, 0);
+      for (int64_t round = 0; round < 9; ++round) {
+        for (int64_t replica = 0; replica < replicas; ++replica) {
+          const SampleRound other =
+              sample_round({.ranks = ranks, .replicas = replicas, .replica = replica}, round);
+          EXPECT_EQ(other.inside.size(), first.inside.size()) << ranks << " ranks, round " << round;
+          EXPECT_EQ(other.all.size(), first.all.size()) << ranks << " ranks, " << replicas << " replicas";
+        }
+      }
+    }
+  }
+}
+
 /// The sum of the leaves that ranks of any number get to by their rounds, for one element a rank and shard.
 at::Tensor sum_of(const at::Tensor& leaves, int64_t ranks) {
   SampleTree tree;

@@ -195,7 +195,25 @@ INSTANTIATE_TEST_SUITE_P(
                config.mixed_precision.param_dtype = "float16";
                config.mixed_precision.reduce_dtype = "float16";
              }},
-        Case{"recomputed", 2, [](auto& config) { config.activation_checkpointing.mode = "full"; }}),
+        Case{"recomputed", 2, [](auto& config) { config.activation_checkpointing.mode = "full"; }},
+        Case{"by_sample", 2, [](auto& config) { config.training.reproducible = "world_size"; }},
+        Case{"by_sample_on_three_ranks_tied", 3,
+             [](auto& config) {
+               config.training.reproducible = "world_size";
+               config.training.gradient_accumulation_steps = 2;
+               config.model.tie_word_embeddings = true;
+             }},
+        Case{"by_sample_in_three_replicas", 6,
+             [](auto& config) {
+               config.training.reproducible = "world_size";
+               config.fsdp.strategy = "hybrid_shard";
+               config.mesh.dcn = 3;
+             }},
+        Case{"by_sample_without_shards", 3,
+             [](auto& config) {
+               config.training.reproducible = "world_size";
+               config.fsdp.strategy = "no_shard";
+             }}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -32,8 +32,8 @@ TEST_P(PlanOf, AStepIsWhatTheEngineMeasures) {
   EXPECT_EQ(measured.attention, plan.attention_traffic);
   EXPECT_EQ(measured.layers, plan.layer_traffic);
   const double peak = static_cast<double>(plan.memory.peak);
-  // Without a matrix unit oneDNN multiplies in bf16; measured peaks are up to 5.1 % over the plan there, probably by
-  // copies that it makes of factors.
+  // Without a matrix unit oneDNN multiplies in bf16, with scratch memory for each thread from libtorch's allocator, which
+  // plans do not know: measured peaks are up to 5.4 % over them with two threads, and half of that with one.
   const bool copies = config.mixed_precision.param_dtype.name() == "bfloat16" && !util::has_matrix_unit();
   EXPECT_NEAR(static_cast<double>(measured.peak), peak, (copies ? 0.06 : 0.05) * peak);
   RecordProperty("peak_difference_percent",
@@ -71,6 +71,72 @@ TEST(UpdatesInBackward, KeepTheGradientsOfOneUnitInPlaceOfAll) {
     EXPECT_LT(alone.memory.resident, clipped.memory.resident);
   }
 }
+
+void by_sample(config::Config& config) { config.training.reproducible = "world_size"; }
+
+INSTANTIATE_TEST_SUITE_P(BySample, PlanOf,
+                         ::testing::Values(PlannedCase{"one_rank", 1, "llama",
+                                                       [](auto& c) {
+                                                         by_sample(c);
+                                                         c.training.gradient_accumulation_steps = 5;
+                                                       }},
+                                           PlannedCase{"power_of_two", 4, "llama", by_sample},
+                                           PlannedCase{"three_ranks_accumulated", 3, "llama",
+                                                       [](auto& c) {
+                                                         by_sample(c);
+                                                         c.training.gradient_accumulation_steps = 4;
+                                                       }},
+                                           PlannedCase{"six_ranks_bf16_per_parameter", 6, "llama",
+                                                       [](auto& c) {
+                                                         by_sample(c);
+                                                         bf16(c);
+                                                         c.fsdp.layout = "per_parameter";
+                                                         c.training.gradient_accumulation_steps = 3;
+                                                       }},
+                                           PlannedCase{"tied_on_three_ranks", 3, "gpt2",
+                                                       [](auto& c) {
+                                                         by_sample(c);
+                                                         c.model.tie_word_embeddings = true;
+                                                         c.training.gradient_accumulation_steps = 2;
+                                                       }},
+                                           PlannedCase{"tied_on_one_rank", 1, "llama",
+                                                       [](auto& c) {
+                                                         by_sample(c);
+                                                         c.model.tie_word_embeddings = true;
+                                                       }},
+                                           PlannedCase{"many_samples_recomputed", 2, "llama",
+                                                       [](auto& c) {
+                                                         by_sample(c);
+                                                         recompute(c);
+                                                         c.data.micro_batch_size = 8;
+                                                         c.data.sequence_length = 16;
+                                                       }},
+                                           PlannedCase{"no_shard", 3, "llama",
+                                                       [](auto& c) {
+                                                         by_sample(c);
+                                                         c.fsdp.strategy = "no_shard";
+                                                         c.training.gradient_accumulation_steps = 3;
+                                                       }},
+                                           PlannedCase{"hybrid_of_three", 6, "llama",
+                                                       [](auto& c) {
+                                                         by_sample(c);
+                                                         c.fsdp.strategy = "hybrid_shard";
+                                                         c.mesh.dcn = 2;
+                                                         c.training.gradient_accumulation_steps = 2;
+                                                       }},
+                                           PlannedCase{"three_replicas_zero2_offloaded", 6, "llama",
+                                                       [](auto& c) {
+                                                         by_sample(c);
+                                                         c.fsdp.strategy = "hybrid_shard";
+                                                         c.fsdp.cpu_offload = true;
+                                                         c.mesh.dcn = 3;
+                                                       }},
+                                           PlannedCase{"unclipped", 2, "llama",
+                                                       [](auto& c) {
+                                                         by_sample(c);
+                                                         unclipped(c);
+                                                       }}),
+                         [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Configs, PlanOf,
     ::testing::Values(
