@@ -55,7 +55,7 @@ struct RendezvousOptions {
   double keep_alive_interval_seconds = 0;  ///< between heartbeats; 0: the monitor interval
   int keep_alive_max_attempt = 10;         ///< missed heartbeats after which a node is lost
   std::optional<bool> is_host{};           ///< whether this node is the host; unset: by its address
-  std::string token_file;                  ///< contains the job's token; the host creates it if absent
+  std::string token_file = {};             ///< contains the job's token; the host creates it if absent
 };
 
 struct LaunchOptions {
