@@ -7,6 +7,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "comm/memory_operations.h"
 #include "util/limits.h"
 #include "util/text.h"
 
@@ -24,6 +25,14 @@ std::unique_ptr<Work> done_work() { return std::make_unique<DoneWork>(); }
 
 std::unique_ptr<Work> Communicator::enqueue(std::function<void()> task) {
   task();
+  return done_work();
+}
+
+std::unique_ptr<Work> Communicator::reduce_scatter_and_finish(const at::Tensor& output,
+                                                              const at::Tensor& input, FinishSums finish,
+                                                              const CallSite& site) {
+  reduce_scatter(output, input, site)->wait();
+  finish_sums(output, finish);
   return done_work();
 }
 

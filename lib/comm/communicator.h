@@ -36,6 +36,11 @@ struct CallSite {
 /// What a reduction makes of the ranks' elements: their sum or the largest.
 enum class ReduceOp { kSum, kMax };
 
+/// Called with a rank's sums in their order, kFinishedRun at a time, the last time with the rest: changes them in place
+/// before they are stored, while they are in the cache.
+using FinishSums = std::function<void(float* sums, int64_t n)>;
+inline constexpr int64_t kFinishedRun = 512;
+
 /// A collective or task in progress. Its tensors must not be read or written until it is done. Destroying a
 /// Work without waiting does not cancel the operation, which keeps its tensors alive.
 class Work {
@@ -91,6 +96,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// sum_in_rank_order() (memory_operations.h).
   virtual std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                                const CallSite& site) = 0;
+
+  /// reduce_scatter() of float32 in host memory, and `finish` for the output. The default finishes it afterwards.
+  virtual std::unique_ptr<Work> reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input,
+                                                          FinishSums finish, const CallSite& site);
 
   /// tensor = the sum or maximum of the ranks' tensors, in place.
   virtual std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) = 0;

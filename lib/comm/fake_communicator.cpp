@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/memory_operations.h"
 #include "comm/stream_communicator.h"
 #include "util/error.h"
 
@@ -146,11 +147,12 @@ std::unique_ptr<Work> FakeCommunicator::collective(const Collective& call, const
   const int64_t part = call.payload().numel();
   FSDP_CHECK((gathers ? call.output : call.input).numel() == world_size_ * part, call.output.numel(),
              " elements out, ", call.input.numel(), " in, ", world_size_, " ranks");
-  return issue([output = call.output, input = call.input, part, gathers] {
+  return issue([output = call.output, input = call.input, finish = call.finish, part, gathers] {
     at::NoGradGuard no_grad;
     const at::Tensor own = output.narrow(0, 0, part), from = input.narrow(0, 0, part);
     if (own.data_ptr() != from.data_ptr()) own.copy_(from);
     if (gathers) output.narrow(0, part, output.numel() - part).zero_();
+    if (finish) finish_sums(output, finish);
   });
 }
 

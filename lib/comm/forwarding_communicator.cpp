@@ -13,7 +13,8 @@ std::unique_ptr<Work> Collective::issue(Communicator& communicator, const CallSi
     case Kind::kAllGather:
       return communicator.all_gather(output, input, site);
     case Kind::kReduceScatter:
-      return communicator.reduce_scatter(output, input, site);
+      return finish ? communicator.reduce_scatter_and_finish(output, input, finish, site)
+                    : communicator.reduce_scatter(output, input, site);
     case Kind::kAllReduce:
       return communicator.all_reduce(output, op, site);
     case Kind::kBroadcast:
@@ -34,6 +35,17 @@ std::unique_ptr<Work> UniformCommunicator::all_gather(const at::Tensor& output, 
 std::unique_ptr<Work> UniformCommunicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                                           const CallSite& site) {
   return collective({.kind = Collective::Kind::kReduceScatter, .output = output, .input = input}, site);
+}
+
+std::unique_ptr<Work> UniformCommunicator::reduce_scatter_and_finish(const at::Tensor& output,
+                                                                     const at::Tensor& input,
+                                                                     FinishSums finish,
+                                                                     const CallSite& site) {
+  return collective({.kind = Collective::Kind::kReduceScatter,
+                     .output = output,
+                     .input = input,
+                     .finish = std::move(finish)},
+                    site);
 }
 
 std::unique_ptr<Work> UniformCommunicator::all_reduce(const at::Tensor& tensor, ReduceOp op,

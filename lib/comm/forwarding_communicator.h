@@ -23,6 +23,7 @@ struct Collective {
   at::Tensor output{}, input{};  ///< the same tensor for an all-reduce and a broadcast; none for a barrier
   ReduceOp op = ReduceOp::kSum;  ///< of an all-reduce
   int root = 0;                  ///< of a broadcast
+  FinishSums finish{};           ///< of a reduce-scatter, or empty
 
   /// "all_gather" and so on.
   const char* name() const;
@@ -40,6 +41,8 @@ class UniformCommunicator : public Communicator {
                                    const CallSite& site) override;
   std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                        const CallSite& site) override;
+  std::unique_ptr<Work> reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input,
+                                                  FinishSums finish, const CallSite& site) override;
   std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override;
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override;
   std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,

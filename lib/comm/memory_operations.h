@@ -25,6 +25,12 @@ void sum_in_rank_order(const at::Tensor& out, const std::vector<at::Tensor>& par
 void reduce_in_rank_order(void* out, const std::vector<const void*>& parts, int64_t numel,
                           at::ScalarType dtype, ReduceOp op);
 
+/// out [numel] = the sum of float32 parts as reduce_in_rank_order() adds them, and `finish` for it, in one pass over memory.
+void sum_and_finish(float* out, const std::vector<const void*>& parts, int64_t numel,
+                    const FinishSums& finish);
+/// `finish` for sums that are there. Contiguous float32 in host memory.
+void finish_sums(const at::Tensor& sums, const FinishSums& finish);
+
 /// out [numel] = the sum of bfloat16 or float16 parts in rank order, not rounded. For sums in two stages that
 /// are rounded after the second.
 void sum_unrounded(float* out, const std::vector<const void*>& parts, int64_t numel, at::ScalarType dtype);

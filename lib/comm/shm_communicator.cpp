@@ -115,6 +115,11 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
 
   std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                        const CallSite& site) override {
+    return reduce_scatter_and_finish(output, input, {}, site);
+  }
+
+  std::unique_ptr<Work> reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input,
+                                                  FinishSums finish, const CallSite& site) override {
     const bool unrounded = output.scalar_type() == at::kFloat && sums_in_float(input.scalar_type());
     FSDP_CHECK(input.numel() == output.numel() * world_size() &&
                (output.scalar_type() == input.scalar_type() || unrounded) && output.is_contiguous() &&
@@ -124,7 +129,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     const std::byte* from = bytes_of(input);
     if (output.is_alias_of(input) && bytes_of(output) != from + rank() * bytes) {
       at::Tensor apart = at::empty(output.sizes(), output.options());
-      reduce_scatter(apart, input, site);
+      reduce_scatter_and_finish(apart, input, std::move(finish), site);
       output.copy_(apart);
       return done_work();
     }
@@ -132,8 +137,12 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     const int64_t all_bytes = static_cast<int64_t>(input.nbytes());
     const int64_t own = rank() * bytes;
     if (all_bytes > kSmallBytes && meet_directly(call, shared(from, all_bytes))) {
-      sum(output, input.scalar_type(), 0, bytes,
-          parts(from + own, [&](int peer) { return shown_by(peer) + own; }));
+      const auto all = parts(from + own, [&](int peer) { return shown_by(peer) + own; });
+      if (finish) {
+        sum_and_finish(output.data_ptr<float>(), all, output.numel(), finish);
+      } else {
+        sum(output, input.scalar_type(), 0, bytes, all);
+      }
       meet(call);
       return done_work();
     }
@@ -147,6 +156,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
       sum(output, input.scalar_type(), begin, length,
           parts(from + own + begin, [&](int peer) { return shown_by(peer) + at; }));
     });
+    if (finish) finish_sums(output, finish);
     return done_work();
   }
 

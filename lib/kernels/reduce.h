@@ -11,11 +11,17 @@
 
 namespace fsdp::kernels {
 
+/// The elements whose squares are summed at a time; the sums of these runs are added in their order, on the CPU.
+inline constexpr int64_t kSquareRun = 512;
+
 /// Sum of squares per tensor, in double precision, each in one pass without a copy; all tensors, of which there
 /// is at least one, are on one device. [n] double on that device.
 at::Tensor sums_of_squares_on_device(const std::vector<at::Tensor>& tensors);
 /// The same for the host, which waits once. No tensors: empty.
 std::vector<double> sums_of_squares(const std::vector<at::Tensor>& tensors);
+
+/// x [n] /= divisor on the CPU, and the sum of the squares then, as sums_of_squares() takes it of a run. n <= kSquareRun
+double divide_run(float* x, int64_t n, double divisor);
 
 /// Sums over the rows of x in a backward pass: gradients of parameters that are vectors [width].
 class ParameterSums {

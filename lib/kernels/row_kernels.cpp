@@ -7,6 +7,7 @@
 #include "kernels/cpu/loops.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/element.h"
+#include "kernels/reduce.h"
 #include "util/error.h"
 #include "util/parallel.h"
 
@@ -183,17 +184,17 @@ class OnCpu {
   }
 
   static void sum_of_squares(const void* x, int64_t n, double*, double* sum) {
-    constexpr int64_t kPart = 1 << 16;
-    const int64_t parts = (n + kPart - 1) / kPart;
-    std::vector<double> sums(static_cast<size_t>(parts));
-    util::parallel_for(0, parts, 16, [&](int64_t begin, int64_t end) {
-      for (int64_t part = begin; part < end; ++part) {
-        sums[static_cast<size_t>(part)] = loops().sum_of_squares(static_cast<const T*>(x) + part * kPart,
-                                                                 std::min(kPart, n - part * kPart));
+    const int64_t runs = (n + kSquareRun - 1) / kSquareRun;
+    std::vector<double> sums(static_cast<size_t>(runs));
+    util::parallel_for(0, runs, 2048, [&](int64_t first, int64_t last) {
+      for (int64_t run = first; run < last; ++run) {
+        const int64_t begin = run * kSquareRun;
+        sums[static_cast<size_t>(run)] =
+            loops().sum_of_squares(static_cast<const T*>(x) + begin, std::min(kSquareRun, n - begin));
       }
     });
     *sum = 0;
-    for (double part : sums) *sum += part;
+    for (double run : sums) *sum += run;
   }
 
  private:

@@ -64,6 +64,10 @@ std::vector<double> local_norms(const Engine& engine, double norm_type,
       continue;
     }
     if (!has_gradient(unit)) continue;
+    if (const auto squares = unit.storage().shard_gradient_squares(); squares && norm_type == 2) {
+      norms[i] = std::sqrt(*squares);
+      continue;
+    }
     const at::Tensor& gradient = unit.storage().shard_gradient();
     devices.at(gradient.is_cpu() ? 0 : 1).add(gradient, i, norm_type);
   }

@@ -197,6 +197,7 @@ void Unit::start_reduction() {
   comm::Communicator& last = across != nullptr ? *across : *groups_.reduce_scatter;
   const double predivide = predivide_factor(options_, groups_.world->world_size());
   if (predivide != 1) first.enqueue([job, predivide] { job->input.div_(predivide); });
+  job->divisor = groups_.divisor() / predivide;
 
   collective_ = reduce_whole(job);
   auto give_back_input = [this, job] {
@@ -210,14 +211,10 @@ void Unit::start_reduction() {
     across_ = reduce_across(job);
     across_sent_ = last.enqueue_release([job] { job->of_slice.reset(); });
   }
-  const double divisor = groups_.divisor() / predivide;
-  const auto divide = [job, divisor] {
-    if (divisor != 1) job->output.div_(divisor);
-  };
-  if (storage_.gradient_is_offloaded()) return move_to_host(job, last.enqueue(divide));
-  added_ = last.enqueue([this, job, divide] {
-    divide();
-    storage_.add_to_shard_gradient(job->output);
+  if (storage_.gradient_is_offloaded()) return move_to_host(job, last.enqueue([job] { job->finish(); }));
+  added_ = last.enqueue([this, job] {
+    job->finish();
+    storage_.add_to_shard_gradient(job->output, job->squares);
   });
   reduction_ = last.enqueue_release([job] { job->output.reset(); });
 }
@@ -259,7 +256,13 @@ std::unique_ptr<comm::Work> Unit::reduce_scatter(comm::Communicator& group,
   job->output = at::empty({whole.numel() / group.world_size()}, whole.options());
   traffic_ += {.reduce_scatters = 1, .reduce_scatter_bytes = static_cast<int64_t>(job->output.nbytes())};
   const char* pass = &group == groups_.slices.get() ? kBetweenSlices : "backward";
-  return group.reduce_scatter(job->output, whole, {.unit = name_, .pass = pass});
+  const comm::CallSite site{.unit = name_, .pass = pass};
+  const bool is_last = &group == groups_.slices.get() || groups_.across() == nullptr;
+  if (options_.storage.sums_by_sample || !is_last || !job->finishes_runs()) {
+    return group.reduce_scatter(job->output, whole, site);
+  }
+  const auto finish = [job](float* sums, int64_t n) { job->finish_run(sums, n); };
+  return group.reduce_scatter_and_finish(job->output, whole, finish, site);
 }
 
 void Unit::finish_sending() {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "kernels/cast.h"
 #include "shard/layout_views.h"
 #include "shard/pinned_memory.h"
 #include "util/error.h"
@@ -181,15 +182,23 @@ at::Tensor UnitStorage::gather_input(const at::Tensor& own) const {
 void UnitStorage::fill_gather_input(const at::Tensor& own) {
   at::NoGradGuard no_grad;
   at::Tensor input = gather_input(own);
-  if (input.unsafeGetTensorImpl() != own.unsafeGetTensorImpl()) input.copy_(own);
+  if (input.unsafeGetTensorImpl() != own.unsafeGetTensorImpl()) kernels::cast(input, own);
 }
 
-void UnitStorage::add_to_shard_gradient(const at::Tensor& mean) {
+void UnitStorage::add_to_shard_gradient(const at::Tensor& mean, std::optional<double> squares) {
+  squares_.reset();
   if (shard_gradient_.defined()) {
     shard_gradient_.add_(mean);
     return;
   }
   shard_gradient_ = mean.to(options_.keep_low_precision_grads ? options_.reduce_dtype : at::kFloat);
+  squares_ = squares;
+  squared_ = shard_gradient_._version();
+}
+
+std::optional<double> UnitStorage::shard_gradient_squares() const {
+  const bool holds = shard_gradient_.defined() && shard_gradient_._version() == squared_;
+  return holds ? squares_ : std::nullopt;
 }
 
 void UnitStorage::attach_gradients() {

@@ -19,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,9 +61,11 @@ class UnitStorage {
   /// keep_low_precision_grads. Undefined until a backward pass has ended.
   const at::Tensor& shard_gradient() const { return shard_gradient_; }
   void clear_shard_gradient() { shard_gradient_.reset(); }
-  /// Adds `mean`, [shard_numel] in reduce_dtype on the device of the parameters or of the gradient; may keep
-  /// a reference to it.
-  void add_to_shard_gradient(const at::Tensor& mean);
+  /// Adds `mean`, [shard_numel] in reduce_dtype on the device of the parameters or of the gradient, whose sum of
+  /// squares is `squares` if that is known; may keep a reference to it.
+  void add_to_shard_gradient(const at::Tensor& mean, std::optional<double> squares = std::nullopt);
+  /// The gradient's, if it is known without reading the gradient.
+  std::optional<double> shard_gradient_squares() const;
 
   /// Whether the shard (or its gradient) lives in host memory and the parameters on another device.
   bool shard_is_offloaded() const { return shard_.device() != unsharded_.device(); }
@@ -138,6 +141,8 @@ class UnitStorage {
   std::shared_ptr<BufferPool> pool_;
   bool shard_is_unsharded_ = false, gradients_stay_ = false;
   at::Tensor shard_, shard_gradient_;
+  std::optional<double> squares_;  ///< of the gradient's version `squared_`
+  int64_t squared_ = 0;
   at::Tensor slice_shard_;  ///< undefined without slices
   at::Tensor unsharded_;
   at::Tensor gathered_;  ///< unsharded_ itself where the layout gathers in place

@@ -6,6 +6,7 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <chrono>
@@ -114,6 +115,28 @@ TEST_P(Collectives, ReduceScatterAddsInRankOrderAndRoundsOnce) {
       at::Tensor in_place = input.narrow(0, communicator.rank() * kPart, kPart);
       communicator.reduce_scatter(in_place, input, {.unit = "in place"})->wait();
       EXPECT_TRUE(at::equal(in_place, expected)) << c10::toString(dtype);
+    }
+  });
+}
+
+TEST_P(Collectives, ReduceScatterFinishesTheSumsInRunsFromFrontToBack) {
+  run([](Communicator& communicator) {
+    const int world = communicator.world_size();
+    for (const int64_t part : {1'000L, 1'200'001L}) {  // the latter is written past the cache
+      const at::Tensor input = numbers_of(communicator.rank(), world * part, at::kFloat);
+      at::Tensor expected = at::empty({part});
+      communicator.reduce_scatter(expected, input, {.unit = "test"})->wait();
+      at::Tensor output = at::empty({part});
+      int64_t finished = 0;
+      const auto finish = [&](float* sums, int64_t n) {
+        EXPECT_EQ(n, std::min(kFinishedRun, part - finished));
+        EXPECT_EQ(sums[0], expected.const_data_ptr<float>()[finished]);
+        for (int64_t i = 0; i < n; ++i) sums[i] = 2 * sums[i] + 1;
+        finished += n;
+      };
+      communicator.reduce_scatter_and_finish(output, input, finish, {.unit = "test"})->wait();
+      EXPECT_EQ(finished, part);
+      EXPECT_TRUE(at::equal(output, 2 * expected + 1)) << part;
     }
   });
 }

@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace fsdp::kernels {
 namespace {
 
@@ -36,6 +38,19 @@ TEST(SumOfSquares, DoesNotDependOnTheNumberOfThreads) {
   at::set_num_threads(3);
   EXPECT_EQ(sum_of_squares(x), one);
   at::set_num_threads(before);
+}
+
+TEST(SumOfSquares, IsTheSumOverRunsThatWereDivided) {
+  for (const int64_t n : {5L, 512L, 3'000L, 100'001L}) {
+    at::Tensor x = at::randn({n});
+    const at::Tensor expected = x / 3.0;
+    double squares = 0;
+    for (int64_t begin = 0; begin < n; begin += kSquareRun) {
+      squares += divide_run(x.data_ptr<float>() + begin, std::min(kSquareRun, n - begin), 3.0);
+    }
+    EXPECT_TRUE(at::equal(x, expected)) << n;
+    EXPECT_EQ(squares, sum_of_squares(expected)) << n;
+  }
 }
 
 }  // namespace

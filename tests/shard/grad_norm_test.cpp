@@ -54,6 +54,28 @@ TEST(GradNorm, IsTheNormOfTheWholeGradientForEveryPAndWorldSize) {
   }
 }
 
+TEST(GradNorm, IsKnownFromTheReductionUntilGradientsChange) {
+  with_gradients(2, [](Engine& engine, testing::CountingCommunicator&) {
+    const double norm = grad_norm(engine);
+    for (const auto& unit : engine.units()) {
+      UnitStorage& storage = unit->storage();
+      const at::Tensor gradient = storage.shard_gradient().clone();
+      const auto squares = storage.shard_gradient_squares();
+      ASSERT_TRUE(squares.has_value());
+      EXPECT_NEAR(*squares, gradient.to(at::kDouble).square().sum().item<double>(), 1e-12 * *squares);
+      storage.shard_gradient().mul_(2);
+      EXPECT_FALSE(storage.shard_gradient_squares().has_value());
+    }
+    EXPECT_EQ(grad_norm(engine), 2 * norm);
+    for (const auto& unit : engine.units()) {
+      UnitStorage& storage = unit->storage();
+      storage.add_to_shard_gradient(storage.shard_gradient().clone(), 1.0);  // the squares of a part alone
+      EXPECT_FALSE(storage.shard_gradient_squares().has_value());
+    }
+    EXPECT_EQ(grad_norm(engine), 4 * norm);
+  });
+}
+
 TEST(GradNorm, ClipsToTheLargestNormAllowed) {
   with_gradients(3, [](Engine& engine, testing::CountingCommunicator&) {
     double before = clip_grad_norm(engine, 0.01);

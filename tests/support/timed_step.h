@@ -96,6 +96,11 @@ class TimedCommunicator : public ForwardingCommunicator {
                       const comm::CallSite& site) override {
     return pass(inner().reduce_scatter(output, input, site), shards_seconds(output, site));
   }
+  Work reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input, comm::FinishSums finish,
+                                 const comm::CallSite& site) override {
+    return pass(inner().reduce_scatter_and_finish(output, input, std::move(finish), site),
+                shards_seconds(output, site));
+  }
   Work all_reduce(const at::Tensor& tensor, comm::ReduceOp op, const comm::CallSite& site) override {
     const double ranks = world_size();
     const double bytes = 2 * (ranks - 1) / ranks * static_cast<double>(tensor.nbytes());

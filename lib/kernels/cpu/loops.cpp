@@ -58,6 +58,12 @@ void round_stochastically(bool to_half, const RoundedRun& run) { level_here().ro
 
 void count_squares(const float* x, int64_t n, int64_t* counts) { level_here().count_squares(x, n, counts); }
 
+void divide(float* x, int64_t n, float divisor) { level_here().divide(x, n, divisor); }
+
+void round_to_bfloat16(const float* from, uint16_t* to, int64_t n) {
+  level_here().round_to_bfloat16(from, to, n);
+}
+
 void dequantize(Element element, const QuantizedRun& run) {
   level_here().dequantize[static_cast<int>(element)](run);
 }

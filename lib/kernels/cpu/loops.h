@@ -186,6 +186,8 @@ struct Level {
   void (*round[2])(const RoundedRun&);
   void (*dequantize[3])(const QuantizedRun&);
   void (*count_squares)(const float* x, int64_t n, int64_t* counts);
+  void (*divide)(float* x, int64_t n, float divisor);
+  void (*round_to_bfloat16)(const float* from, uint16_t* to, int64_t n);
 };
 
 /// For this CPU; the latter two are null without fast small products.
@@ -197,6 +199,12 @@ void round_stochastically(bool to_half, const RoundedRun& run);
 
 /// Adds those of x [n] to `counts` [SquareCounts::kNumbers].
 void count_squares(const float* x, int64_t n, int64_t* counts);
+
+/// x [n] /= divisor
+void divide(float* x, int64_t n, float divisor);
+
+/// To nearest.
+void round_to_bfloat16(const float* from, uint16_t* to, int64_t n);
 
 /// To elements of this type.
 void dequantize(Element element, const QuantizedRun& run);
