@@ -120,12 +120,12 @@ void Checkpointer::take_over(const nlohmann::json& origin) {
   comm::agree(communicator_, "output folder", [&] {
     if (!is_first_rank()) return;
     const auto found = checkpoint::find_checkpoints(output_folder());
-    if (!found.complete.empty()) newest = found.complete.back().folder.string();
+    if (!found.complete.empty()) newest = found.complete.back().folder.filename().string();
   });
   newest = comm::all_gather_text(communicator_, newest, {.unit = "newest checkpoint"}).front();
   if (newest.empty()) return;
-  last_saved_ = resumed_from_ = newest;
-  saved_step_ = checkpoint::step_of_folder_name(last_saved_.filename().string());
+  last_saved_ = resumed_from_ = output_folder() / newest;
+  saved_step_ = checkpoint::step_of_folder_name(newest);
 }
 
 nlohmann::json Checkpointer::origin() const {
