@@ -5,12 +5,14 @@
 // gets it from the rank in another replica that has the same part.
 
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "checkpoint/state_slices.h"
 #include "comm/mesh.h"
 #include "launch/epoch.h"
+#include "plan/memory.h"
 #include "train/training_record.h"
 
 namespace fsdp::train {
@@ -18,6 +20,8 @@ namespace fsdp::train {
 /// Empty in a new process. Not thread-safe.
 class KeptState {
  public:
+  std::map<int64_t, plan::BufferShapes> buffer_shapes;  ///< see KnownParts
+
   /// The state is that after this step; -1: there is none.
   int64_t step() const { return now_ ? now_->step : -1; }
   /// That after the next step is there too.

@@ -58,8 +58,12 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
     open_data();
   });
   mesh_.emplace(config_.mesh, communicator_);
-  AnyWeights any;  // the memory of this epoch's ranks has all but those that are frozen
-  parts_ = build_run_parts(config_, *mesh_, trace_, continues() && !config_.lora.is_on() ? &any : nullptr);
+  AnyWeights any;
+  KnownParts known;
+  if (hooks_.epoch) known.buffers = &hooks_.epoch->kept->buffer_shapes;
+  // The memory of this epoch's ranks has all weights but those that are frozen.
+  if (continues() && !config_.lora.is_on()) known.weights = &any;
+  parts_ = build_run_parts(config_, *mesh_, trace_, known);
   util::start_phase("data");
   comm::agree(*communicator_, "prefetching", [&] {
     prefetch_.emplace(*loader_, prefetch_options(config_, *mesh_));
