@@ -72,7 +72,7 @@ std::vector<std::string> all_gather_text(Communicator& communicator, const std::
   int world = communicator.world_size();
   if (world == 1) return {text};
   // Most texts are short or empty, and come with their lengths.
-  constexpr int64_t kShort = 56, kLength = sizeof(int64_t);
+  constexpr int64_t kShort = 120, kLength = sizeof(int64_t);
   const auto gather = [&](int64_t size, const auto& fill) {
     at::Tensor mine = at::zeros({size}, at::kByte);
     fill(static_cast<char*>(mine.data_ptr()));

@@ -5,6 +5,7 @@
 // gets it from the rank in another replica that has the same part.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -37,8 +38,10 @@ class KeptState {
   void keep_next(const TrainingState& state, nlohmann::json record);
 
   /// Fills `state`, from this process or another, and returns the record. Collective over the epoch's ranks,
-  /// which are those of the mesh; epoch.step is not -1.
-  nlohmann::json restore(const TrainingState& state, const launch::Epoch& epoch, const comm::Mesh& mesh);
+  /// which are those of the mesh; epoch.step is not -1. `before_transfer`: called if this rank sends or receives.
+  nlohmann::json restore(
+      const TrainingState& state, const launch::Epoch& epoch, const comm::Mesh& mesh,
+      const std::function<void()>& before_transfer = [] {});
 
  private:
   struct Moment {

@@ -65,13 +65,11 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   if (continues() && !config_.lora.is_on()) known.weights = &any;
   parts_ = build_run_parts(config_, *mesh_, trace_, known);
   util::start_phase("data");
-  comm::agree(*communicator_, "prefetching", [&] {
-    prefetch_.emplace(*loader_, prefetch_options(config_, *mesh_));
-    batches_.emplace(*prefetch_);
-  });
   faults_.attach_to(*parts_.model, *communicator_, position_.step);
   nlohmann::json data;
-  comm::agree(*communicator_, "identity of the data", [&] {
+  comm::agree(*communicator_, "data", [&] {
+    prefetch_.emplace(*loader_, prefetch_options(config_, *mesh_));
+    batches_.emplace(*prefetch_);
     if (is_first_rank()) data = data_record(*loader_, validation_loader_ ? &*validation_loader_ : nullptr);
   });
   util::start_phase("checkpoints");
@@ -130,7 +128,8 @@ nlohmann::json Trainer::memory_record() {
 void Trainer::continue_from_memory() {
   const launch::Epoch& epoch = hooks_.epoch->epoch;
   const TrainingState state = training_state();
-  const nlohmann::json record = hooks_.epoch->kept->restore(state, epoch, *mesh_);
+  const nlohmann::json record = hooks_.epoch->kept->restore(
+      state, epoch, *mesh_, [&] { faults_.at(FaultPlace::kTransfer, epoch.step); });
   position_ = restore_training_record(record, epoch.step, state, "the state from memory");
   checkpointer_->take_over(record.at("origin"));
   record.at("flops_a_token").at(0).get_to(flops_.model);
