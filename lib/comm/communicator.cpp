@@ -80,21 +80,34 @@ std::vector<std::string> all_gather_text(Communicator& communicator, const std::
                                          const CallSite& site) {
   int world = communicator.world_size();
   if (world == 1) return {text};
-  at::Tensor length = at::empty({1}, at::kLong);
-  length.data_ptr<int64_t>()[0] = static_cast<int64_t>(text.size());
-  at::Tensor lengths = at::empty({world}, at::kLong);
-  communicator.all_gather(lengths, length, site)->wait();
-  const int64_t* sizes = lengths.data_ptr<int64_t>();
-  int64_t longest = 1;  // an empty collective is legal nowhere
-  for (int i = 0; i < world; ++i) longest = std::max(longest, sizes[i]);
-
-  at::Tensor mine = at::zeros({longest}, at::kByte);
-  std::memcpy(mine.data_ptr(), text.data(), text.size());
-  at::Tensor all = at::empty({longest * world}, at::kByte);
-  communicator.all_gather(all, mine, site)->wait();
+  // Most texts are short or empty, and come with their lengths.
+  constexpr int64_t kShort = 120, kLength = sizeof(int64_t);
+  const auto gather = [&](int64_t size, const auto& fill) {
+    at::Tensor mine = at::zeros({size}, at::kByte);
+    fill(static_cast<char*>(mine.data_ptr()));
+    at::Tensor all = at::empty({size * world}, at::kByte);
+    communicator.all_gather(all, mine, site)->wait();
+    return all;
+  };
+  const auto own_length = static_cast<int64_t>(text.size());
+  at::Tensor all = gather(kLength + kShort, [&](char* to) {
+    std::memcpy(to, &own_length, kLength);
+    if (own_length <= kShort) std::memcpy(to + kLength, text.data(), text.size());
+  });
+  std::vector<int64_t> lengths(static_cast<size_t>(world));
+  const char* from = static_cast<const char*>(all.data_ptr()) + kLength;
+  for (int64_t i = 0; i < world; ++i) {
+    std::memcpy(&lengths[static_cast<size_t>(i)], from + i * (kLength + kShort) - kLength, kLength);
+  }
+  int64_t stride = kLength + kShort;
+  if (const int64_t longest = *std::ranges::max_element(lengths); longest > kShort) {
+    all = gather(longest, [&](char* to) { std::memcpy(to, text.data(), text.size()); });
+    from = static_cast<const char*>(all.data_ptr());
+    stride = longest;
+  }
   std::vector<std::string> texts;
-  for (int i = 0; i < world; ++i) {
-    texts.emplace_back(static_cast<const char*>(all.data_ptr()) + i * longest, static_cast<size_t>(sizes[i]));
+  for (int64_t i = 0; i < world; ++i) {
+    texts.emplace_back(from + i * stride, static_cast<size_t>(lengths[static_cast<size_t>(i)]));
   }
   return texts;
 }

@@ -119,6 +119,7 @@ GroupIdentity GroupIdentity::subgroup(const std::string& its_name, const std::ve
   GroupIdentity group;
   group.name = name.empty() ? its_name : util::concat(name, "/", its_name);
   group.run_size = run_size;
+  group.is_broken_off = is_broken_off;
   for (int member : members) {
     if (member == rank) group.rank = group.size();
     group.ranks.push_back(ranks[static_cast<size_t>(member)]);
@@ -130,6 +131,7 @@ GroupIdentity run_identity(const LaunchEnvironment& environment) {
   GroupIdentity group;
   group.rank = environment.rank;
   group.run_size = environment.world_size;
+  group.is_broken_off = environment.is_broken_off;
   group.ranks.resize(static_cast<size_t>(environment.world_size));
   std::iota(group.ranks.begin(), group.ranks.end(), 0);
   return group;
@@ -180,12 +182,18 @@ GroupFailure share_failure(const RunStore& store, const std::string& prefix, con
     reports->changed.notify_all();
   }).detach();
   std::unique_lock lock(reports->mutex);
+  const auto wait_for = [&](milliseconds patience, const bool& event) {
+    const auto deadline = Clock::now() + patience;
+    while (!event && Clock::now() < deadline && !(group.is_broken_off && group.is_broken_off())) {
+      reports->changed.wait_for(lock, std::min(patience, kLookAgain), [&] { return event; });
+    }
+  };
   const milliseconds reason = sight.closed ? kReasonPatience : milliseconds(0);
-  reports->changed.wait_for(lock, reason + kStorePatience, [&] { return reports->reported; });
+  wait_for(reason + kStorePatience, reports->reported);
   lock.unlock();
   reported();
   lock.lock();
-  reports->changed.wait_for(lock, kPatience + kStorePatience, [&] { return reports->done; });
+  wait_for(kPatience + kStorePatience, reports->done);
 
   const Report& first = reports->first;
   GroupFailure failure{.timeout = first.sight.timeout, .cause = first.sight.cause};

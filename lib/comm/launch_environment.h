@@ -3,6 +3,7 @@
 // This process's place in the run, from the environment set by its launcher: fsdp-launch, torchrun, srun or
 // mpirun.
 
+#include <functional>
 #include <string>
 
 namespace fsdp::comm {
@@ -21,6 +22,9 @@ struct LaunchEnvironment {
   int restarts = 0;
   /// A launcher started this process, passes signals on to it and kills it if it does not end.
   bool has_launcher = false;
+  /// The launcher knows which ranks are lost, so that none need wait for what others know of a failure. Asked
+  /// while one does; null: only they know.
+  std::function<bool()> is_broken_off = nullptr;
 
   bool single_node() const { return local_world_size == world_size; }
 };

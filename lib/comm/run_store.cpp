@@ -201,7 +201,7 @@ bool wait_for_listener(const std::string& host, int port, Clock::time_point dead
   for (milliseconds pause = kFirstPause; ask(addresses.get()) == Answer::kRefuses;) {
     if (Clock::now() >= deadline) return false;
     std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 3 / 2 + milliseconds{1}, kLongestPause);
+    pause = std::min(pause * 3 / 2, kLongestPause);
   }
   return true;
 }

@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Interval at which a sleeping rank checks that the ranks it waits for still run.
-constexpr int64_t kLookMilliseconds = 100;
+constexpr int64_t kLookMilliseconds = 5;
 
 /// Some tens of microseconds, about as long as a sleep and a wake-up take.
 constexpr int kSpins = 2000;

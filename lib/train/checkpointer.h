@@ -101,7 +101,8 @@ class Checkpointer {
   void leave_damaged(const std::filesystem::path& folder, const std::vector<std::string>& files,
                      const std::string& cause);
   void take_folder();
-  void prepare_folder(double patience_seconds);
+  void hold_folder(double patience_seconds);
+  void prepare_copies();
   void load_all(const std::filesystem::path& folder);
   void load_weights(const std::filesystem::path& folder);
   /// Of this run; computed at its first use.

@@ -84,48 +84,49 @@ void Checkpointer::require_same_adapter(const Manifest& manifest, const fs::path
 RunPosition Checkpointer::restore() {
   while (!load_chosen(choose())) {
   }
-  prepare_folder(/*patience_seconds=*/0);
+  comm::agree(communicator_, "output folder", [&] { hold_folder(/*patience_seconds=*/0); });
+  prepare_copies();
   return restored_;
 }
 
-/// Waits for another process to let go of the folder, one that has been killed for example.
-void Checkpointer::prepare_folder(double patience_seconds) {
-  comm::agree(communicator_, "output folder", [&] {
-    if (!is_first_rank()) return;
-    const auto began = std::chrono::steady_clock::now();
-    while (!lock_) {
-      try {
-        take_folder();
-      } catch (const util::Error&) {
-        if (util::seconds_since(began) >= patience_seconds) throw;
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      }
+/// Waits for another process to let go of the folder, one that has been killed for example. Not collective.
+void Checkpointer::hold_folder(double patience_seconds) {
+  if (!is_first_rank()) return;
+  const auto began = std::chrono::steady_clock::now();
+  while (!lock_) {
+    try {
+      take_folder();
+    } catch (const util::Error&) {
+      if (util::seconds_since(began) >= patience_seconds) throw;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    for (const fs::path& removed : checkpoint::remove_leftovers(output_folder())) {
-      say(concat("removed ", removed.string(), ", left unfinished by a run that was stopped"));
-    }
-  });
-  if (config_.checkpoint.asynchronous) {
-    copies_.prepare(
-        checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kSave));
   }
+  for (const fs::path& removed : checkpoint::remove_leftovers(output_folder())) {
+    say(concat("removed ", removed.string(), ", left unfinished by a run that was stopped"));
+  }
+}
+
+void Checkpointer::prepare_copies() {
+  if (!config_.checkpoint.asynchronous) return;
+  copies_.prepare(checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kSave));
 }
 
 void Checkpointer::take_over(const nlohmann::json& origin) {
   constexpr double kPatienceSeconds = 20;
-  prepare_folder(kPatienceSeconds);
   started_from_ = origin.at("started_from").get<std::string>();
   resumed_from_ = origin.at("resumed_from").get<std::string>();
   std::string newest;
   comm::agree(communicator_, "output folder", [&] {
+    hold_folder(kPatienceSeconds);
     if (!is_first_rank()) return;
     const auto found = checkpoint::find_checkpoints(output_folder());
-    if (!found.complete.empty()) newest = found.complete.back().folder.string();
+    if (!found.complete.empty()) newest = found.complete.back().folder.filename().string();
   });
+  prepare_copies();
   newest = comm::all_gather_text(communicator_, newest, {.unit = "newest checkpoint"}).front();
   if (newest.empty()) return;
-  last_saved_ = resumed_from_ = newest;
-  saved_step_ = checkpoint::step_of_folder_name(last_saved_.filename().string());
+  last_saved_ = resumed_from_ = output_folder() / newest;
+  saved_step_ = checkpoint::step_of_folder_name(newest);
 }
 
 nlohmann::json Checkpointer::origin() const {

@@ -206,7 +206,7 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   const bool traces = shape.context > 1 || shape.model > 1;
   const comm::Mesh mesh(config.mesh,
                         traces ? comm::make_tracing_communicator(communicator, trace) : communicator);
-  RunParts parts = build_run_parts(config, mesh, nullptr, &weights);
+  RunParts parts = build_run_parts(config, mesh, nullptr, {.weights = &weights});
   auto progress = std::make_shared<bool>(false);
   const auto fake = std::dynamic_pointer_cast<comm::FakeCommunicator>(communicator);  // on the CPU
   if (fake) attach_progress(parts, fake, progress);

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <map>
@@ -15,7 +16,7 @@ namespace fsdp::train {
 namespace {
 
 constexpr const char* kForm =
-    "FSDP_INJECT_FAULT: expected rank=R,step=S|FIRST-LAST,at=step|forward|collective|save|write,"
+    "FSDP_INJECT_FAULT: expected rank=R,step=S|FIRST-LAST,at=step|forward|collective|save|write|transfer,"
     "do=kill|stop|throw|exit:CODE|sleep:SECONDS; found \"";
 
 /// In the forward of the root stage, this rank computes while others wait for it.
@@ -53,8 +54,19 @@ double number(const std::string& text, const std::string& whole) {
 
 FaultInjection FaultInjection::from_environment(int rank) {
   const char* variable = std::getenv("FSDP_INJECT_FAULT");
-  if (variable == nullptr || *variable == '\0') return {};
-  std::string text = variable;
+  const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  const bool is_restart = restarts != nullptr && std::atoi(restarts) > 0;
+  FaultInjection injection;
+  std::istringstream texts(variable == nullptr ? "" : variable);
+  for (std::string text; std::getline(texts, text, ';');) {
+    const std::optional<Fault> fault = parsed(text, rank);
+    if (fault && !is_restart) injection.faults_.push_back(*fault);
+  }
+  return injection;
+}
+
+/// nullopt for another rank's.
+std::optional<FaultInjection::Fault> FaultInjection::parsed(const std::string& text, int rank) {
   std::map<std::string, std::string> parts;
   std::istringstream stream(text);
   for (std::string part; std::getline(stream, part, ',');) {
@@ -62,11 +74,9 @@ FaultInjection FaultInjection::from_environment(int rank) {
     if (equals == std::string::npos) refuse(text);
     parts[part.substr(0, equals)] = part.substr(equals + 1);
   }
-  const std::map<std::string, FaultPlace> places = {{"step", FaultPlace::kStep},
-                                                    {"forward", FaultPlace::kForward},
-                                                    {"collective", FaultPlace::kCollective},
-                                                    {"save", FaultPlace::kSave},
-                                                    {"write", FaultPlace::kWrite}};
+  const std::map<std::string, FaultPlace> places = {
+      {"step", FaultPlace::kStep}, {"forward", FaultPlace::kForward}, {"collective", FaultPlace::kCollective},
+      {"save", FaultPlace::kSave}, {"write", FaultPlace::kWrite},     {"transfer", FaultPlace::kTransfer}};
   if (parts.size() != 4 || !parts.contains("rank") || !parts.contains("step") || !parts.contains("do") ||
       !places.contains(parts["at"])) {
     refuse(text);
@@ -84,32 +94,32 @@ FaultInjection FaultInjection::from_environment(int rank) {
   bool has_argument = parts["do"].size() > fault.action.size();
   if (!known || needs_argument != has_argument) refuse(text);
   if (has_argument) fault.argument = number(parts["do"].substr(fault.action.size() + 1), text);
-
-  const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  bool is_restart = restarts != nullptr && std::atoi(restarts) > 0;
-  FaultInjection injection;
-  if (number(parts["rank"], text) == rank && !is_restart) injection.fault_ = fault;
-  return injection;
+  if (number(parts["rank"], text) != rank) return std::nullopt;
+  return fault;
 }
 
-bool FaultInjection::is_due(FaultPlace place, int64_t step) const {
-  return fault_ && fault_->place == place && fault_->first_step <= step && step <= fault_->last_step;
+const FaultInjection::Fault* FaultInjection::due(FaultPlace place, int64_t step) const {
+  const auto found = std::ranges::find_if(faults_, [&](const Fault& fault) {
+    return fault.place == place && fault.first_step <= step && step <= fault.last_step;
+  });
+  return found == faults_.end() ? nullptr : &*found;
 }
 
 void FaultInjection::at(FaultPlace place, int64_t step) const {
-  if (!is_due(place, step)) return;
-  if (fault_->action == "kill") ::kill(::getpid(), SIGKILL);
-  if (fault_->action == "stop") ::kill(::getpid(), SIGSTOP);
-  if (fault_->action == "exit") ::_exit(static_cast<int>(fault_->argument));
-  if (fault_->action == "sleep") {
-    std::this_thread::sleep_for(std::chrono::duration<double>(fault_->argument));
+  const Fault* fault = due(place, step);
+  if (fault == nullptr) return;
+  if (fault->action == "kill") ::kill(::getpid(), SIGKILL);
+  if (fault->action == "stop") ::kill(::getpid(), SIGSTOP);
+  if (fault->action == "exit") ::_exit(static_cast<int>(fault->argument));
+  if (fault->action == "sleep") {
+    std::this_thread::sleep_for(std::chrono::duration<double>(fault->argument));
   }
-  if (fault_->action == "throw") throw std::runtime_error("injected by FSDP_INJECT_FAULT");
+  if (fault->action == "throw") throw std::runtime_error("injected by FSDP_INJECT_FAULT");
 }
 
 void FaultInjection::attach_to(nn::Stage& model, comm::Communicator& communicator,
                                const int64_t& steps_done) const {
-  if (fault_) model.attach(std::make_shared<FaultsInForward>(*this, communicator, steps_done));
+  if (!faults_.empty()) model.attach(std::make_shared<FaultsInForward>(*this, communicator, steps_done));
 }
 
 }  // namespace fsdp::train

@@ -7,32 +7,34 @@
 //   rank  of the faulty process        step  in which the fault happens: S, or FIRST-LAST for each of these steps,
 //                                            as for sleep in a rank that is to be slow
 //   at    step (before it begins), forward, collective (the communication stream, beside forward), save
-//         (before it begins), write (of the checkpoint: the file is half written)
+//         (before it begins), write (of the checkpoint: the file is half written), transfer (of the state after
+//         that step to a replica that joins: this rank is about to send or receive)
 //   do    kill (SIGKILL), stop (SIGSTOP), exit:CODE, sleep:SECONDS, throw
 //
-// Not after a restart by a launcher (TORCHELASTIC_RESTART_COUNT above 0).
+// Several faults are separated by ";". Not after a restart by a launcher (TORCHELASTIC_RESTART_COUNT above 0).
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "nn/stage.h"
 
 namespace fsdp::train {
 
-enum class FaultPlace { kStep, kForward, kCollective, kSave, kWrite };
+enum class FaultPlace { kStep, kForward, kCollective, kSave, kWrite, kTransfer };
 
 class FaultInjection {
  public:
   /// Injects nothing.
   FaultInjection() = default;
-  /// The fault of FSDP_INJECT_FAULT, if it is for this rank. Throws Error(kUsage) for a value of another
+  /// The faults of FSDP_INJECT_FAULT that are for this rank. Throws Error(kUsage) for a value of another
   /// form.
   static FaultInjection from_environment(int rank);
 
   /// Whether at(place, step) injects the fault.
-  bool is_due(FaultPlace place, int64_t step) const;
+  bool is_due(FaultPlace place, int64_t step) const { return due(place, step) != nullptr; }
   /// Injects the fault if it is due here; most faults do not return.
   void at(FaultPlace place, int64_t step) const;
 
@@ -47,7 +49,10 @@ class FaultInjection {
     std::string action;
     double argument = 0;
   };
-  std::optional<Fault> fault_;
+  static std::optional<Fault> parsed(const std::string& text, int rank);
+  const Fault* due(FaultPlace place, int64_t step) const;
+
+  std::vector<Fault> faults_;
 };
 
 }  // namespace fsdp::train

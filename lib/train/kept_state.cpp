@@ -33,7 +33,7 @@ void KeptState::keep_next(const TrainingState& state, nlohmann::json record) {
 }
 
 nlohmann::json KeptState::restore(const TrainingState& state, const launch::Epoch& epoch,
-                                  const comm::Mesh& mesh) {
+                                  const comm::Mesh& mesh, const std::function<void()>& before_transfer) {
   const comm::CallSite site{.unit = "state of the run"};
   const int place = mesh.world()->rank() % epoch.replica_size;
   const int source = epoch.sources.at(static_cast<size_t>(place));
@@ -50,6 +50,7 @@ nlohmann::json KeptState::restore(const TrainingState& state, const launch::Epoc
   checkpoint::HostCopies& tensors = is_behind ? received : now_->tensors;
   tensors.prepare(slices);
   if (is_sent) {
+    before_transfer();
     mesh.group({comm::MeshAxis::kDcn})
         ->broadcast(tensors.buffer(), source / epoch.replica_size, site)
         ->wait();

@@ -5,12 +5,15 @@
 // gets it from the rank in another replica that has the same part.
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "checkpoint/state_slices.h"
 #include "comm/mesh.h"
 #include "launch/epoch.h"
+#include "plan/memory.h"
 #include "train/training_record.h"
 
 namespace fsdp::train {
@@ -18,6 +21,8 @@ namespace fsdp::train {
 /// Empty in a new process. Not thread-safe.
 class KeptState {
  public:
+  std::map<int64_t, plan::BufferShapes> buffer_shapes;  ///< see KnownParts
+
   /// The state is that after this step; -1: there is none.
   int64_t step() const { return now_ ? now_->step : -1; }
   /// That after the next step is there too.
@@ -33,8 +38,10 @@ class KeptState {
   void keep_next(const TrainingState& state, nlohmann::json record);
 
   /// Fills `state`, from this process or another, and returns the record. Collective over the epoch's ranks,
-  /// which are those of the mesh; epoch.step is not -1.
-  nlohmann::json restore(const TrainingState& state, const launch::Epoch& epoch, const comm::Mesh& mesh);
+  /// which are those of the mesh; epoch.step is not -1. `before_transfer`: called if this rank sends or receives.
+  nlohmann::json restore(
+      const TrainingState& state, const launch::Epoch& epoch, const comm::Mesh& mesh,
+      const std::function<void()>& before_transfer = [] {});
 
  private:
   struct Moment {

@@ -1,6 +1,9 @@
 #include "train/metrics.h"
 
+#include <algorithm>
 #include <charconv>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -26,12 +29,39 @@ std::string kept_lines(const std::string& content, const KeptMetrics& kept_steps
   return kept;
 }
 
+/// The last lines of a file, which may be long, and where they begin.
+struct LastLines {
+  uint64_t begin = 0;
+  std::string text;
+};
+LastLines last_lines(const fs::path& path) {
+  constexpr uint64_t kMostBytes = 16 << 10;
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  const auto size = static_cast<uint64_t>(file.tellg());
+  LastLines last{.begin = size - std::min(size, kMostBytes), .text = {}};
+  file.seekg(static_cast<std::streamoff>(last.begin));
+  last.text.assign(std::istreambuf_iterator<char>(file), {});
+  if (!file) util::fail(util::ErrorKind::kIo, "cannot read ", path.string());
+  if (last.begin == 0) return last;
+  const size_t whole = last.text.find('\n') + 1;
+  last.begin += whole;
+  last.text.erase(0, whole);
+  return last;
+}
+
 fs::path prepared(const fs::path& path, const KeptMetrics& kept) {
   if (!fs::exists(path)) return path;
-  if (kept.resumed_step > 0) {
-    util::write_file_atomically(path, kept_lines(util::read_file(path), kept));
-  } else {
+  if (kept.resumed_step == 0) {
     put_aside(path);
+    return path;
+  }
+  // Steps ascend: if the last lines begin with one that is kept, so are those before, and nothing need be copied.
+  const LastLines last = last_lines(path);
+  const std::string lines = kept_lines(last.text, kept);
+  if (!lines.empty() && last.text.starts_with(lines)) {
+    if (lines.size() < last.text.size()) fs::resize_file(path, last.begin + lines.size());
+  } else {
+    util::write_file_atomically(path, kept_lines(util::read_file(path), kept));
   }
   return path;
 }
@@ -119,8 +149,8 @@ MetricsFile::MetricsFile(const fs::path& folder, const KeptMetrics& kept, const 
   if (formats.tensorboard) tensorboard_.emplace(folder / "tensorboard", kept.resumed_step);
 }
 
-bool MetricsFile::has_step(int64_t step) const {
-  std::istringstream lines(util::read_file(path()));
+bool MetricsFile::ends_with_step(int64_t step) const {
+  std::istringstream lines(last_lines(path()).text);
   for (std::string line; std::getline(lines, line);) {
     const auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (parsed.is_object() && parsed.contains("loss") && parsed.value("step", int64_t{-1}) == step)

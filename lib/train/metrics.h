@@ -75,8 +75,8 @@ class MetricsFile {
   void write(const StepMetrics& metrics);
   void write_validation(int64_t step, const Validation& validation);
 
-  /// Whether there is a line of that step, other than one of a validation.
-  bool has_step(int64_t step) const;
+  /// Whether there is a line of that step, other than one of a validation, among the last.
+  bool ends_with_step(int64_t step) const;
 
   const std::filesystem::path& path() const { return file_.path(); }
 

@@ -99,7 +99,8 @@ class Worker {
   }
 
   /// Others may be lost before they connect.
-  std::shared_ptr<comm::Communicator> connect(const comm::LaunchEnvironment& environment) {
+  std::shared_ptr<comm::Communicator> connect(comm::LaunchEnvironment environment) {
+    environment.is_broken_off = [this] { return channel_.is_broken_off(); };
     using Connected = std::shared_ptr<comm::Communicator>;
     auto task = std::make_shared<std::packaged_task<Connected()>>(
         [connect = hooks_.connect, environment] { return connect(environment); });

@@ -172,7 +172,7 @@ nn::CheckpointingOptions checkpointing_of(const config::Config& config, const co
 }  // namespace
 
 ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh& mesh,
-                                 std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights) {
+                                 std::shared_ptr<comm::Trace> trace, const KnownParts& known) {
   ShardedModel parts;
   const std::shared_ptr<comm::Communicator>& communicator = mesh.world();
   if (config.training.reproducible == config::Reproducible::kWorldSize) {
@@ -189,6 +189,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
   });
   util::start_phase("first weights");
   std::unique_ptr<shard::ParameterSource> of_config;
+  shard::ParameterSource* weights = known.weights;
   if (weights == nullptr) {
     const auto seed = static_cast<uint64_t>(config.run.seed);
     of_config = initial_weights(config.model, seed, communicator);
@@ -216,8 +217,13 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     util::start_phase("buffers");
     comm::CommonMemory* common = parts.engine->groups().shard->common_memory();
     try {
-      const plan::BufferShapes buffers =
-          plan::buffer_shapes(sized, shard::unit_sizes(*parts.engine), common != nullptr, device);
+      std::map<int64_t, plan::BufferShapes> own;
+      auto& shapes = known.buffers != nullptr ? *known.buffers : own;
+      const auto [found, is_new] = shapes.try_emplace(sized.training.gradient_accumulation_steps);
+      plan::BufferShapes& buffers = found->second;
+      if (is_new) {
+        buffers = plan::buffer_shapes(sized, shard::unit_sizes(*parts.engine), common != nullptr, device);
+      }
       parts.engine->buffer_pool().reserve(buffers.own);
       if (common != nullptr) common->reserve(buffers.common);
     } catch (const util::Error& error) {
@@ -278,22 +284,24 @@ std::string describe_adapters(const ShardedModel& parts) {
 }  // namespace
 
 RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
-                         std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights) {
+                         std::shared_ptr<comm::Trace> trace, const KnownParts& known) {
+  constexpr const char* kGraphs = "training.cuda_graphs";
   RunParts parts;
-  comm::agree(*mesh.world(), "training.cuda_graphs", [&] { prepare_graphs(config, mesh.world()->device()); });
-  static_cast<ShardedModel&>(parts) = build_sharded_model(config, mesh, std::move(trace), weights);
+  const bool graphs = config.training.cuda_graphs;
+  if (graphs) comm::agree(*mesh.world(), kGraphs, [&] { prepare_graphs(config, mesh.world()->device()); });
+  static_cast<ShardedModel&>(parts) = build_sharded_model(config, mesh, std::move(trace), known);
   if (mesh.world()->rank() == 0) {
     warn_of_patterns_without_parameters(config.optimizer, *parts.engine);
     if (config.lora.is_on()) util::log_info(describe_adapters(parts));
     if (!parts.float8.chosen.empty()) util::log_info(describe(parts.float8, mesh.world()->device()));
   }
-  comm::agree(*mesh.world(), "training.cuda_graphs", [&] {
-    if (!config.training.cuda_graphs) return;
-    // Attached after, and so inside, the hooks that gather and free, which run between the graphs.
-    parts.graphs =
-        graph_blocks(*parts.model, *parts.engine, util::cuda_graph_pools(mesh.world()->device().index()));
-    for (const auto& unit : parts.engine->units()) unit->storage().keep_gradients_in_place();
-  });
+  if (graphs)
+    comm::agree(*mesh.world(), kGraphs, [&] {
+      // Attached after, and so inside, the hooks that gather and free, which run between the graphs.
+      parts.graphs =
+          graph_blocks(*parts.model, *parts.engine, util::cuda_graph_pools(mesh.world()->device().index()));
+      for (const auto& unit : parts.engine->units()) unit->storage().keep_gradients_in_place();
+    });
   util::start_phase("optimizer");
   comm::agree(*mesh.world(), "making the optimizer", [&] {
     optim::OptimizerOptions options = config.optimizer;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -19,6 +20,7 @@
 #include "nn/stage_graphs.h"
 #include "optim/grad_scaler.h"
 #include "optim/optimizer.h"
+#include "plan/memory.h"
 #include "shard/engine.h"
 #include "train/train_step.h"
 #include "train/training_record.h"
@@ -33,6 +35,13 @@ struct ShardedModel {
   nn::LoraLayers adapted;                            ///< empty without lora.rank
   std::vector<nn::ParameterPart> layers;             ///< of the model, if the mesh's axis model cuts them
   nn::CheckpointingOptions checkpointing;            ///< with what was chosen for a budget
+};
+
+/// What need not be computed again; each may be null.
+struct KnownParts {
+  shard::ParameterSource* weights = nullptr;  ///< in place of those of the config
+  /// Of the run's groups with memory in common, by the micro-batches of a step; gets those that it lacks.
+  std::map<int64_t, plan::BufferShapes>* buffers = nullptr;
 };
 
 struct RunParts : ShardedModel {
@@ -76,16 +85,15 @@ int64_t steps_of_epochs(const config::TrainingOptions& options, const data::Trai
 
 /// The model with its first weights, sharded over the mesh, recomputed where the config says so. It is built
 /// on the meta device and gets its weights shard by shard, so that no rank ever holds it whole. `trace`,
-/// where not null, records the unsharded buffers. `weights`: in place of those of the config. Collective,
-/// with the same config on all ranks; throws comm::AgreedError.
+/// where not null, records the unsharded buffers. Collective, with the same config on all ranks; throws
+/// comm::AgreedError.
 ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh& mesh,
-                                 std::shared_ptr<comm::Trace> trace,
-                                 shard::ParameterSource* weights = nullptr);
+                                 std::shared_ptr<comm::Trace> trace, const KnownParts& known = {});
 
 /// The sharded model and what trains it. With training.cuda_graphs the calling thread, which must be the one
 /// that trains, launches on a stream of its own from then on. Collective; throws comm::AgreedError.
 RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
-                         std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights = nullptr);
+                         std::shared_ptr<comm::Trace> trace, const KnownParts& known = {});
 
 /// The parts and `batches`, which must be on the device, must outlive the step. The requests are those of
 /// TrainStep::Parts.

@@ -95,6 +95,7 @@ class Trainer {
   void open_data();
   void count_steps();
   void prepare_output();
+  void describe_run() const;
   void report_changes_since(const std::filesystem::path& resolved_config) const;
   void train();
   /// Whether training.stop_after_hours are over by this rank's clock.

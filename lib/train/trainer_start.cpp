@@ -21,6 +21,14 @@
 
 namespace fsdp::train {
 namespace fs = std::filesystem;
+namespace {
+
+/// For weights that are to be overwritten.
+class AnyWeights final : public shard::ParameterSource {
+  void read(const shard::NamedParameter&, const std::vector<util::Rectangle>&, const at::Tensor&) override {}
+};
+
+}  // namespace
 
 Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
                  ProgressOutput progress, RunHooks hooks)
@@ -50,15 +58,18 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
     open_data();
   });
   mesh_.emplace(config_.mesh, communicator_);
-  parts_ = build_run_parts(config_, *mesh_, trace_);
+  AnyWeights any;
+  KnownParts known;
+  if (hooks_.epoch) known.buffers = &hooks_.epoch->kept->buffer_shapes;
+  // The memory of this epoch's ranks has all weights but those that are frozen.
+  if (continues() && !config_.lora.is_on()) known.weights = &any;
+  parts_ = build_run_parts(config_, *mesh_, trace_, known);
   util::start_phase("data");
-  comm::agree(*communicator_, "prefetching", [&] {
-    prefetch_.emplace(*loader_, prefetch_options(config_, *mesh_));
-    batches_.emplace(*prefetch_);
-  });
   faults_.attach_to(*parts_.model, *communicator_, position_.step);
   nlohmann::json data;
-  comm::agree(*communicator_, "identity of the data", [&] {
+  comm::agree(*communicator_, "data", [&] {
+    prefetch_.emplace(*loader_, prefetch_options(config_, *mesh_));
+    batches_.emplace(*prefetch_);
     if (is_first_rank()) data = data_record(*loader_, validation_loader_ ? &*validation_loader_ : nullptr);
   });
   util::start_phase("checkpoints");
@@ -73,8 +84,10 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   util::start_phase("rate of matrix products");
   if (peak_.flops_per_second == 0) peak_ = find_peak_rate(config_, *communicator_);
   util::start_phase("count of operations");
-  flops_ =
-      plan::flops_a_token(config_.model, config_.data.sequence_length, parts_.checkpointing, config_.lora);
+  if (flops_.model == 0) {
+    flops_ =
+        plan::flops_a_token(config_.model, config_.data.sequence_length, parts_.checkpointing, config_.lora);
+  }
   paces_ = RankPaces::make(config_, communicator_, *batches_, flops_.model);
   util::start_phase("output folder and log");
   comm::agree(*communicator_, "output folder", [&] {
@@ -108,15 +121,19 @@ nlohmann::json Trainer::memory_record() {
   nlohmann::json record = training_record(config_, training_state(), position_);
   record["origin"] = checkpointer_->origin();
   record["peak_rate"] = {peak_.flops_per_second, peak_.share_of_threads};
+  record["flops_a_token"] = {flops_.model, flops_.hardware};
   return record;
 }
 
 void Trainer::continue_from_memory() {
   const launch::Epoch& epoch = hooks_.epoch->epoch;
   const TrainingState state = training_state();
-  const nlohmann::json record = hooks_.epoch->kept->restore(state, epoch, *mesh_);
+  const nlohmann::json record = hooks_.epoch->kept->restore(
+      state, epoch, *mesh_, [&] { faults_.at(FaultPlace::kTransfer, epoch.step); });
   position_ = restore_training_record(record, epoch.step, state, "the state from memory");
   checkpointer_->take_over(record.at("origin"));
+  record.at("flops_a_token").at(0).get_to(flops_.model);
+  record.at("flops_a_token").at(1).get_to(flops_.hardware);
   if (config_.logging.peak_tflops > 0) return;
   record.at("peak_rate").at(0).get_to(peak_.flops_per_second);
   record.at("peak_rate").at(1).get_to(peak_.share_of_threads);
@@ -185,12 +202,30 @@ void Trainer::count_steps() {
   }
 }
 
-/// Refuses a folder with later steps of another run: this run's own would mix with them.
 void Trainer::prepare_output() {
   if (!is_first_rank()) {
     util::make_writable_folder(output_folder());
     return;
   }
+  if (!continues()) describe_run();
+  checkpointer_->remember_model();
+  metrics_.emplace(output_folder(),
+                   KeptMetrics{.resumed_step = position_.step, .validates_again = validation_is_due()},
+                   MetricsFormats{.csv = config_.logging.csv, .tensorboard = config_.logging.tensorboard});
+  const int64_t step = position_.step, interval = config_.logging.interval_steps;
+  if (!continues() || step == 0 || (step < config_.training.steps && (interval == 0 || step % interval != 0)))
+    return;
+  // The rank that was to write it may have been lost.
+  if (metrics_->ends_with_step(step)) return;
+  metrics_->write({.step = step,
+                   .loss = position_.loss,
+                   .grad_norm = position_.grad_norm,
+                   .lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step, config_.training.steps),
+                   .tokens = position_.tokens_seen});
+}
+
+/// Refuses a folder with later steps of another run: this run's own would mix with them.
+void Trainer::describe_run() const {
   auto found = checkpoint::find_checkpoints(output_folder());
   if (!found.complete.empty() && found.complete.back().step > position_.step) {
     util::fail(util::ErrorKind::kUsage, "run.output_dir ", output_folder().string(), " already contains ",
@@ -203,23 +238,9 @@ void Trainer::prepare_output() {
     fs::path resolved = fs::absolute(from).parent_path() / "config.toml";
     if (fs::exists(resolved)) report_changes_since(resolved);
   }
-  checkpointer_->remember_model();
   util::write_file_atomically(output_folder() / "config.toml", config::to_toml(config_as_given()));
   util::write_file_atomically(output_folder() / "environment.json",
                               run_environment(*communicator_, peak_).dump(2) + "\n");
-  metrics_.emplace(output_folder(),
-                   KeptMetrics{.resumed_step = position_.step, .validates_again = validation_is_due()},
-                   MetricsFormats{.csv = config_.logging.csv, .tensorboard = config_.logging.tensorboard});
-  const int64_t step = position_.step, interval = config_.logging.interval_steps;
-  if (!continues() || step == 0 || (step < config_.training.steps && (interval == 0 || step % interval != 0)))
-    return;
-  // The rank that was to write it may have been lost.
-  if (metrics_->has_step(step)) return;
-  metrics_->write({.step = step,
-                   .loss = position_.loss,
-                   .grad_norm = position_.grad_norm,
-                   .lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step, config_.training.steps),
-                   .tokens = position_.tokens_seen});
 }
 
 void Trainer::report_changes_since(const fs::path& resolved) const {

@@ -78,6 +78,16 @@ TEST(FailureReport, TheFirstWhoKnowsSpeaksForAll) {
   }
 }
 
+TEST(FailureReport, NobodyWaitsForOthersOnceTheLauncherKnowsWhoIsLost) {
+  GroupIdentity group = member(1, 3);
+  group.is_broken_off = [] { return true; };
+  const GroupFailure failure =
+      share_failure(c10::make_intrusive<c10d::HashStore>(), "group", group, kClosed, [] {});
+  EXPECT_FALSE(failure.timeout);
+  EXPECT_THAT(failure.silent_ranks, ::testing::IsEmpty())
+      << "no report of ranks 0 and 2 can have been awaited";
+}
+
 /// A store in which rank 1 says late that it has read the reports.
 class StoreOfASlowReader final : public c10d::HashStore {
  public:

@@ -8,8 +8,10 @@
 #include "e2e/programs.h"
 #include "support/checkpoint_contents.h"
 #include "support/free_port.h"
+#include "support/network_hosts.h"
 #include "support/source_folder.h"
 #include "support/tiny_config.h"
+#include "util/error.h"
 
 namespace fsdp::e2e {
 namespace {
@@ -71,6 +73,34 @@ class Replicas : public ::testing::Test {
         words, {.env = {{"OMP_NUM_THREADS", "1"}, {"FSDP_INJECT_FAULT", fault}}, .timeout_seconds = 120});
   }
 
+  /// A launcher of two with a replica each, whose first rank is slow.
+  std::unique_ptr<testing::RunningProgram> start_node(int node, const Words& options,
+                                                      const testing::NetworkHosts* hosts = nullptr) const {
+    Words words{program("fsdp-launch"),
+                "--nnodes",
+                "2",
+                "--node-rank",
+                std::to_string(node),
+                "--monitor-interval",
+                "0.1",
+                "--shutdown-timeout",
+                "2",
+                "--nproc-per-node",
+                "2",
+                "--replica-size",
+                "2",
+                "--max-restarts",
+                "2"};
+    words.insert(words.end(), options.begin(), options.end());
+    const Words train = training("out", {"fsdp.strategy=hybrid_shard", "mesh.dcn=-1", "mesh.data=2"});
+    words.insert(words.end(), train.begin(), train.end());
+    const std::string slow = "rank=0,step=1-12,at=step,do=sleep:0.5";
+    return std::make_unique<testing::RunningProgram>(
+        hosts == nullptr ? words : hosts->on(node, words),
+        testing::RunOptions{.env = {{"OMP_NUM_THREADS", "1"}, {"FSDP_INJECT_FAULT", slow}},
+                            .timeout_seconds = 60});
+  }
+
   void expect_undisturbed_result(const ProgramResult& result) const {
     ASSERT_EQ(result.exit_code, 0) << result.err;
     Words words{program("fsdp-launch"), "--nproc-per-node", "1"};
@@ -130,31 +160,38 @@ TEST_F(Replicas, GoOnOverGloo) {
   EXPECT_THAT(result.err, Not(HasSubstr("from the newest checkpoint")));
 }
 
+TEST_F(Replicas, GoOnWhenTheOneThatSendsTheStateIsKilledWhileItDoes) {
+  const ProgramResult result = run(3, 1,
+                                   "rank=2,step=3,at=step,do=kill;rank=1,step=3-12,at=step,do=sleep:0.5;"
+                                   "rank=0,step=2-11,at=transfer,do=kill",
+                                   {}, {"fsdp.strategy=no_shard"});
+  expect_undisturbed_result(result);
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("replica 0 (rank 0) is lost"), HasSubstr("replica 2 (rank 2) is lost"),
+                    Not(HasSubstr("from the newest checkpoint"))));
+}
+
+TEST_F(Replicas, GoOnFromTheNewestCheckpointWhenThatWasTheLastWithTheState) {
+  const ProgramResult result = run(2, 2,
+                                   "rank=3,step=6,at=step,do=kill;rank=0,step=6-12,at=step,do=sleep:0.5;"
+                                   "rank=1,step=5-11,at=transfer,do=kill");
+  expect_undisturbed_result(result);
+  EXPECT_THAT(result.err, HasSubstr("replicas 0, 1 of 2 go on from the newest checkpoint"));
+}
+
+TEST_F(Replicas, EndWithANameAndAWholeCheckpointWhenAllCopiesOfAPartOfTheStateAreLost) {
+  const ProgramResult result =
+      run(2, 2, "rank=1,step=6,at=forward,do=kill;rank=3,step=6,at=forward,do=kill", {"--min-replicas", "1"});
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("replica 0 (ranks 0 to 1) is lost: rank 1 (pid "),
+                                HasSubstr("replica 1 (ranks 2 to 3) is lost: rank 3 (pid "),
+                                HasSubstr("was ended by SIGKILL")));
+  expect_undisturbed_result(run(2, 2, "", {}, {"checkpoint.resume=auto"}));
+}
+
 TEST_F(Replicas, ALostNodeIsReplacedWhileTheOtherGoesOn) {
   const std::string port = std::to_string(testing::free_port());
-  const auto start = [&](int node) {
-    Words words{program("fsdp-launch"),
-                "--nnodes",
-                "2",
-                "--node-rank",
-                std::to_string(node),
-                "--master-port",
-                port,
-                "--monitor-interval",
-                "0.1",
-                "--nproc-per-node",
-                "2",
-                "--replica-size",
-                "2",
-                "--max-restarts",
-                "2"};
-    const Words train = training("out", {"fsdp.strategy=hybrid_shard", "mesh.dcn=-1", "mesh.data=2"});
-    words.insert(words.end(), train.begin(), train.end());
-    const std::string slow = "rank=0,step=1-12,at=step,do=sleep:0.5";
-    return std::make_unique<testing::RunningProgram>(
-        words, testing::RunOptions{.env = {{"OMP_NUM_THREADS", "1"}, {"FSDP_INJECT_FAULT", slow}},
-                                   .timeout_seconds = 60});
-  };
+  const auto start = [&](int node) { return start_node(node, {"--master-port", port}); };
   const auto first = start(0), second = start(1);
   ASSERT_TRUE(first->wait_for("step 2/12")) << first->err();
   second->send(SIGKILL);
@@ -164,6 +201,35 @@ TEST_F(Replicas, ALostNodeIsReplacedWhileTheOtherGoesOn) {
   EXPECT_EQ(replacement->wait().exit_code, 0) << replacement->err();
   expect_undisturbed_result(result);
   EXPECT_THAT(result.err, HasSubstr("replicas 0, 1 of 2 go on after step"));
+}
+
+TEST_F(Replicas, EndWithTheLauncherThatDecidesAndTheNewestCheckpointIsWhole) {
+  const std::string port = std::to_string(testing::free_port());
+  const auto first = start_node(0, {"--master-port", port}), second = start_node(1, {"--master-port", port});
+  ASSERT_TRUE(first->wait_for("step 6/12")) << first->err();
+  first->send(SIGKILL);
+  const ProgramResult result = second->wait();
+  EXPECT_EQ(result.exit_code, static_cast<int>(util::ErrorKind::kPeerLost)) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("lost the node where all meet (127.0.0.1:" + port + ")"),
+                                Not(HasSubstr("go on"))));
+  expect_undisturbed_result(run(2, 2, "", {}, {"checkpoint.resume=auto"}));
+}
+
+TEST_F(Replicas, OfTwoHalvesThatNoLongerHearEachOtherTheOneThatDecidesGoesOn) {
+  using testing::NetworkHosts;
+  if (const std::string why = NetworkHosts::missing(); !why.empty()) GTEST_SKIP() << why;
+  NetworkHosts hosts(2);
+  const auto start = [&](int node) {
+    return start_node(node, {"--master-addr", NetworkHosts::address(0)}, &hosts);
+  };
+  const auto first = start(0), second = start(1);
+  ASSERT_TRUE(first->wait_for("step 3/12")) << first->err();
+  hosts.cut_off(1);
+  const ProgramResult cut_off = second->wait(), result = first->wait();
+  EXPECT_EQ(cut_off.exit_code, static_cast<int>(util::ErrorKind::kPeerLost)) << cut_off.err;
+  EXPECT_THAT(cut_off.err, AllOf(HasSubstr("lost the node where all meet"), Not(HasSubstr("go on"))));
+  expect_undisturbed_result(result);
+  EXPECT_THAT(result.err, HasSubstr("replica 0 of 2 go on after step"));
 }
 
 TEST_F(Replicas, AreRefusedByNameForAConfigThatTheyCannotTrain) {

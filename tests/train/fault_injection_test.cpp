@@ -39,6 +39,18 @@ TEST_F(FaultInjectionTest, HitsEachOfSeveralSteps) {
   EXPECT_FALSE(injection.is_due(FaultPlace::kStep, 6));
 }
 
+TEST_F(FaultInjectionTest, AreAsManyAsTold) {
+  constexpr const char* kText =
+      "rank=1,step=3,at=step,do=throw;rank=0,step=4,at=step,do=throw;"
+      "rank=1,step=5-6,at=transfer,do=throw";
+  const FaultInjection injection = faults(kText);
+  EXPECT_TRUE(injection.is_due(FaultPlace::kStep, 3));
+  EXPECT_FALSE(injection.is_due(FaultPlace::kStep, 4));
+  EXPECT_THROW(injection.at(FaultPlace::kTransfer, 6), std::runtime_error);
+  EXPECT_TRUE(faults(kText, 0).is_due(FaultPlace::kStep, 4));
+  EXPECT_THROW(faults("rank=1,step=3,at=step,do=kill;x"), util::Error);
+}
+
 TEST_F(FaultInjectionTest, DoesNotHappenAgainAfterARestart) {
   setenv("TORCHELASTIC_RESTART_COUNT", "1", 1);
   EXPECT_FALSE(faults("rank=1,step=3,at=step,do=kill").is_due(FaultPlace::kStep, 3));
