@@ -21,12 +21,13 @@ namespace fsdp::train {
 /// Empty in a new process. Not thread-safe.
 class KeptState {
  public:
-  std::map<int64_t, plan::BufferShapes> buffer_shapes;  ///< see KnownParts
-
   /// The state is that after this step; -1: there is none.
   int64_t step() const { return now_ ? now_->step : -1; }
   /// That after the next step is there too.
   bool can_finish_step() const { return next_.has_value(); }
+
+  /// Those that this process has computed so far: KnownParts::buffers.
+  std::map<int64_t, plan::BufferShapes>& buffer_shapes() { return buffer_shapes_; }
 
   /// The state that the epoch goes on from, or none if this rank lacks it.
   void begin(const launch::Epoch& epoch);
@@ -52,6 +53,7 @@ class KeptState {
   static Moment copy_of(const TrainingState& state, int64_t step, nlohmann::json record);
 
   std::optional<Moment> now_, next_;
+  std::map<int64_t, plan::BufferShapes> buffer_shapes_;
 };
 
 }  // namespace fsdp::train

@@ -219,11 +219,12 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     try {
       std::map<int64_t, plan::BufferShapes> own;
       auto& shapes = known.buffers != nullptr ? *known.buffers : own;
-      const auto [found, is_new] = shapes.try_emplace(sized.training.gradient_accumulation_steps);
-      plan::BufferShapes& buffers = found->second;
-      if (is_new) {
-        buffers = plan::buffer_shapes(sized, shard::unit_sizes(*parts.engine), common != nullptr, device);
+      const int64_t micro_batches = sized.training.gradient_accumulation_steps;
+      if (!shapes.contains(micro_batches)) {
+        shapes[micro_batches] =
+            plan::buffer_shapes(sized, shard::unit_sizes(*parts.engine), common != nullptr, device);
       }
+      const plan::BufferShapes& buffers = shapes.at(micro_batches);
       parts.engine->buffer_pool().reserve(buffers.own);
       if (common != nullptr) common->reserve(buffers.common);
     } catch (const util::Error& error) {
@@ -295,13 +296,14 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
     if (config.lora.is_on()) util::log_info(describe_adapters(parts));
     if (!parts.float8.chosen.empty()) util::log_info(describe(parts.float8, mesh.world()->device()));
   }
-  if (graphs)
+  if (graphs) {
     comm::agree(*mesh.world(), kGraphs, [&] {
       // Attached after, and so inside, the hooks that gather and free, which run between the graphs.
       parts.graphs =
           graph_blocks(*parts.model, *parts.engine, util::cuda_graph_pools(mesh.world()->device().index()));
       for (const auto& unit : parts.engine->units()) unit->storage().keep_gradients_in_place();
     });
+  }
   util::start_phase("optimizer");
   comm::agree(*mesh.world(), "making the optimizer", [&] {
     optim::OptimizerOptions options = config.optimizer;

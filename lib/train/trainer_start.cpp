@@ -60,7 +60,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   mesh_.emplace(config_.mesh, communicator_);
   AnyWeights any;
   KnownParts known;
-  if (hooks_.epoch) known.buffers = &hooks_.epoch->kept->buffer_shapes;
+  if (hooks_.epoch) known.buffers = &hooks_.epoch->kept->buffer_shapes();
   // The memory of this epoch's ranks has all weights but those that are frozen.
   if (continues() && !config_.lora.is_on()) known.weights = &any;
   parts_ = build_run_parts(config_, *mesh_, trace_, known);

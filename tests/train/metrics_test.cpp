@@ -71,6 +71,27 @@ std::vector<std::string> lines_of(const std::filesystem::path& path) {
   return lines;
 }
 
+// A run with replicas opens it again after each fault.
+TEST(MetricsFile, OfALongRunIsNotCopiedToDropItsLastSteps) {
+  TemporaryFolder folder;
+  {
+    MetricsFile file(folder.path(), {.resumed_step = 0});
+    for (int64_t step = 1; step <= 500; ++step) file.write({.step = step});
+  }
+  const auto first_steps = [&](int64_t step) {
+    const MetricsFile resumed(folder.path(), {.resumed_step = step});
+    EXPECT_TRUE(resumed.ends_with_step(step));
+    EXPECT_FALSE(resumed.ends_with_step(step + 1));
+    const auto steps = metrics_with(resumed.path(), "loss");
+    EXPECT_EQ(std::ssize(steps), step);
+    EXPECT_EQ(steps.back()["step"], step);
+  };
+  std::filesystem::create_hard_link(folder / "metrics.jsonl", folder / "the same file");
+  first_steps(498);
+  EXPECT_TRUE(std::filesystem::equivalent(folder / "metrics.jsonl", folder / "the same file"));
+  first_steps(10);  // the last lines do not tell where those end
+}
+
 TEST(MetricsFile, WritesTheSameNumbersAsATable) {
   TemporaryFolder folder;
   {
