@@ -11,6 +11,7 @@
 #include "util/clock.h"
 #include "util/cuda.h"
 #include "util/error.h"
+#include "util/library_pages.h"
 #include "util/log.h"
 #include "util/start_clock.h"
 #include "util/system.h"
@@ -102,6 +103,7 @@ void Trainer::train() {
   const auto due = [](int64_t interval_steps, int64_t at_step) {
     return interval_steps > 0 && at_step % interval_steps == 0;
   };
+  const int64_t first_step = step + 1;
   if (continues() && step > 0) summary_.loss = position_.loss;
   // A run that was stopped in a step with a validation has left the validation to this one, and a rank that
   // was lost its save.
@@ -155,6 +157,7 @@ void Trainer::train() {
     if (ends) break;  // run() saves
 
     meter_.pause();
+    if (step == first_step && !continues()) util::unmap_library_pages();  // what only the start has used
     if (due(config_.fsdp.replica_check_interval, step)) {
       shard::require_equal_replicas(*parts_.engine, util::concat("after step ", step));
     }
