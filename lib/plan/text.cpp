@@ -166,7 +166,7 @@ std::string memory_table(const Plan& plan) {
   text += row("saved activations", memory.saved_activations, "when backward begins");
   if (plan.recomputation.options.chosen) text += recomputation_rows(plan);
   text += row("peak", memory.peak, "of the sum");
-  text += row("resident, trained on the CPUs of one host", memory.resident, "and about 160 MiB of libraries");
+  text += row("resident, trained on the CPUs of one host", memory.resident, "and about 120 MiB of libraries");
   if (offload || moved) text += row("pinned, where the device is a GPU", memory.pinned, host);
   if (offload) text += row("peak of the device", memory.device_peak, "");
   text += row("memory of the device", plan.memory_limit(), plan.fits() ? "it fits" : "IT DOES NOT FIT");

@@ -120,6 +120,11 @@ void Trainer::train() {
                       communicator_->device());
   const NvtxRanges nvtx(config_.logging.nvtx, communicator_->device());
   meter_.start(step, position_.tokens_seen);
+  // Once before memory is at its peak, once for what the first step alone uses.
+  const auto unmap_what_starts = [this] {
+    if (!continues()) util::unmap_library_pages();
+  };
+  unmap_what_starts();
   util::start_phase("first step");
   while (step < steps && !summary_.stopped && !summary_.ended_early && !summary_.left) {
     if (hooks_.activity) hooks_.activity->begin_step(step + 1);
@@ -157,7 +162,7 @@ void Trainer::train() {
     if (ends) break;  // run() saves
 
     meter_.pause();
-    if (step == first_step && !continues()) util::unmap_library_pages();  // what only the start has used
+    if (step == first_step) unmap_what_starts();
     if (due(config_.fsdp.replica_check_interval, step)) {
       shard::require_equal_replicas(*parts_.engine, util::concat("after step ", step));
     }
