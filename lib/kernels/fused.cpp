@@ -87,24 +87,39 @@ class SwiGlu final : public torch::autograd::Function<SwiGlu> {
     return {run(saved[0].contiguous(), saved[1].contiguous())};
   }
 
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+  static variable_list again_with_gradients(AutogradContext* context, const at::Tensor& dy) {
     const BelowAutograd below;
     const variable_list saved = operands_of(*context);
-    const at::Tensor g = saved[0].contiguous(), u = saved[1].contiguous();
-    const at::Tensor dy = gradients[0].contiguous();
+    at::Tensor y = at::empty_like(dy);
+    keep_gradients(*context, dy, gradients_of(saved, dy, y));
+    return {y};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
+    variable_list kept = take_kept_gradients(*context, gradients[0]);
+    return kept.empty() ? gradients_of(operands_of(*context), gradients[0], {}) : kept;
+  }
+
+ private:
+  /// In the same pass, y again where it is defined.
+  static variable_list gradients_of(const variable_list& saved, const at::Tensor& given_dy,
+                                    const at::Tensor& y) {
+    const at::Tensor g = saved[0].contiguous(), u = saved[1].contiguous(), dy = given_dy.contiguous();
+    FSDP_CHECK(dy.sizes() == g.sizes(), dy.sizes(), " ", g.sizes());
     at::Tensor dg = at::empty_like(g), du = at::empty_like(u);
     KernelsFor(g)->swiglu_backward({.dy = dy.data_ptr(),
                                     .gate = g.data_ptr(),
                                     .up = u.data_ptr(),
                                     .dgate = dg.data_ptr(),
                                     .dup = du.data_ptr(),
+                                    .y = y.defined() ? y.data_ptr() : nullptr,
                                     .rows = rows_of(g),
                                     .width = g.size(-1),
                                     .stride = g.size(-1)});
     return {dg, du};
   }
 
- private:
   static at::Tensor run(const at::Tensor& g, const at::Tensor& u) {
     at::Tensor y = at::empty_like(g);
     KernelsFor(g)->swiglu({.gate = g.data_ptr(),

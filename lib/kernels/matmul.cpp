@@ -61,8 +61,10 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
-    const variable_list saved = operands_of(*context);
-    const at::Tensor &weight = saved[1], &bias = saved[2];
+    // The gradient of an x that is computed again comes first: who makes x may need it.
+    const bool makes_x = context->needs_input_grad(0) && is_computed_again(*context, 0);
+    variable_list saved = makes_x ? context->get_saved_variables() : operands_of(*context);
+    const at::Tensor weight = saved[1], bias = saved[2];
     const bool transposed = context->saved_data["transposed"].toBool();
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
     const at::Tensor dy = as_matrix(gradients[0]);
@@ -70,6 +72,7 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
     if (context->needs_input_grad(0)) {
       dx = shaped(product_of(dy, transposed ? flipped(weight) : weight, matmul), gradients[0]);
     }
+    if (makes_x) saved = operands_of(*context, OperandUse::kBackward, dx);
     if (is_wanted(*context, 1, weight)) {
       const at::Tensor x = as_matrix(saved[0]);
       dweight = transposed ? weight_gradient(weight, flipped(x), dy, matmul)

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -29,11 +30,12 @@ class ResultNote : public torch::autograd::FunctionPostHook {
 /// Computes the results of a node. These exist until all functions that need one have run their backward.
 class Remaker final : public ResultNote {
  public:
-  explicit Remaker(std::function<variable_list()> make) : make_(std::move(make)) {}
+  explicit Remaker(MakeAgain make) : make_(std::move(make)) {}
 
   void add_user() { ++users_; }
-  at::Tensor result(size_t number, OperandUse use) {
-    if (results_.empty()) results_ = make_();
+  at::Tensor result(size_t number, OperandUse use, const at::Tensor& gradient) {
+    // Of several users, each knows a part of the gradient.
+    if (results_.empty()) results_ = make_(users_ == 1 ? gradient : at::Tensor());
     const at::Tensor result = results_.at(number);
     if (use == OperandUse::kBackward && ++done_ == users_) {
       results_.clear();
@@ -45,7 +47,7 @@ class Remaker final : public ResultNote {
   bool is_open = true;  ///< to more users
 
  private:
-  std::function<variable_list()> make_;
+  MakeAgain make_;
   variable_list results_;
   int64_t users_ = 0, done_ = 0;
 };
@@ -57,11 +59,12 @@ struct Source {
   Remaker* remaker = nullptr;
   size_t number = 0;
   std::vector<int64_t> sizes = {}, strides = {};
-  int64_t offset = 0;  ///< behind the result's first element
+  int64_t offset = 0;     ///< behind the result's first element
+  bool is_whole = false;  ///< the result itself, so that its gradient is the operand's
 
-  at::Tensor get(OperandUse use) const {
+  at::Tensor get(OperandUse use, const at::Tensor& gradient) const {
     FSDP_CHECK(!node.expired());
-    const at::Tensor result = remaker->result(number, use);
+    const at::Tensor result = remaker->result(number, use, is_whole ? gradient : at::Tensor());
     return sizes == result.sizes() && strides == result.strides() && offset == 0
                ? result
                : strided_view(result, sizes, strides, offset);
@@ -92,6 +95,7 @@ std::optional<Source> source_of(const at::Tensor& x) {
     source.node = node;
     source.remaker = remaker;
     source.number = static_cast<size_t>(whole.output_nr());
+    source.is_whole = !x.is_view();
   } else if (auto* equal = note_of<EqualResults>(node)) {
     const auto found = equal->sources.find(static_cast<size_t>(whole.output_nr()));
     if (found == equal->sources.end()) return std::nullopt;
@@ -106,7 +110,7 @@ std::optional<Source> source_of(const at::Tensor& x) {
   return source;
 }
 
-constexpr const char* kSources = "sources";
+constexpr const char *kSources = "sources", *kGradient = "gradient", *kOwnGradients = "own gradients";
 
 struct Sources final : torch::CustomClassHolder {
   struct InSlot {
@@ -125,6 +129,12 @@ void put_into(size_t slot, Source source, AutogradContext& context, bool is_own 
       .by_slot.push_back({.slot = slot, .source = std::move(source), .is_own = is_own});
 }
 
+/// The Sources; null if there are none.
+c10::intrusive_ptr<torch::CustomClassHolder> sources_of(AutogradContext& context) {
+  const auto found = context.saved_data.find(kSources);
+  return found == context.saved_data.end() ? nullptr : found->second.toCapsule();
+}
+
 }  // namespace
 
 void save_operands(AutogradContext& context, variable_list saved, std::initializer_list<Operand> operands) {
@@ -138,20 +148,41 @@ void save_operands(AutogradContext& context, variable_list saved, std::initializ
   context.save_for_backward(std::move(saved));
 }
 
-variable_list operands_of(AutogradContext& context, OperandUse use) {
+variable_list operands_of(AutogradContext& context, OperandUse use, const at::Tensor& gradient) {
   variable_list saved = context.get_saved_variables();
-  const auto found = context.saved_data.find(kSources);
-  if (found == context.saved_data.end()) return saved;
-  const auto capsule = found->second.toCapsule();
+  const auto capsule = sources_of(context);
+  if (!capsule) return saved;
   for (const auto& [slot, source, is_own] : static_cast<const Sources&>(*capsule).by_slot) {
-    if (!is_own || use == OperandUse::kBackward) saved[slot] = source.get(use);
+    if (!is_own || use == OperandUse::kBackward) saved[slot] = source.get(use, gradient);
   }
   return saved;
 }
 
+bool is_computed_again(AutogradContext& context, size_t slot) {
+  const auto capsule = sources_of(context);
+  if (!capsule) return false;
+  const auto& sources = static_cast<const Sources&>(*capsule).by_slot;
+  return std::any_of(sources.begin(), sources.end(), [&](const auto& each) { return each.slot == slot; });
+}
+
+void keep_gradients(AutogradContext& context, const at::Tensor& gradient, variable_list own) {
+  context.saved_data[kGradient] = gradient;
+  context.saved_data[kOwnGradients] = std::move(own);
+}
+
+variable_list take_kept_gradients(AutogradContext& context, const at::Tensor& gradient) {
+  const auto kept = context.saved_data.find(kGradient);
+  if (kept == context.saved_data.end()) return {};
+  const bool is_same = kept->second.toTensor().is_same(gradient);
+  variable_list own = context.saved_data[kOwnGradients].toTensorVector();
+  context.saved_data.erase(kGradient);
+  context.saved_data.erase(kOwnGradients);
+  return is_same ? own : variable_list();
+}
+
 bool is_recomputed(const at::Tensor& x) { return source_of(x).has_value(); }
 
-void recompute_results_by(const at::Tensor& output, std::function<variable_list()> make) {
+void recompute_results_by(const at::Tensor& output, MakeAgain make) {
   const std::shared_ptr<Node>& node = output.grad_fn();
   if (node) node->add_post_hook(std::make_unique<Remaker>(std::move(make)));
 }

@@ -35,26 +35,47 @@ void save_operands(torch::autograd::AutogradContext& context, std::vector<at::Te
 enum class OperandUse { kBackward, kForwardAgain };
 
 /// The saved tensors. Operands that are computed again have the shape in which they were given.
+///
+/// `gradient`: that of the function's only operand that is computed again, if it is already known. The function which
+/// made that operand may then compute its own gradients in the same pass (gradients_with_again()).
 std::vector<at::Tensor> operands_of(torch::autograd::AutogradContext& context,
-                                    OperandUse use = OperandUse::kBackward);
+                                    OperandUse use = OperandUse::kBackward, const at::Tensor& gradient = {});
+
+/// Whether operands_of() computes the operand in this slot again.
+bool is_computed_again(torch::autograd::AutogradContext& context, size_t slot);
 
 /// Whether backward computes x again.
 bool is_recomputed(const at::Tensor& x);
 
-/// `make` computes all results of the function that made `output`, in their order.
-void recompute_results_by(const at::Tensor& output, std::function<std::vector<at::Tensor>()> make);
+/// Computes all results of a function, in their order. `gradient` may be undefined.
+using MakeAgain = std::function<std::vector<at::Tensor>(const at::Tensor& gradient)>;
+/// `make` computes the results of the function that made `output`.
+void recompute_results_by(const at::Tensor& output, MakeAgain make);
 /// Such a function, with this context, needs `output` itself in that slot, which it has left undefined.
 void save_own_result(torch::autograd::AutogradContext& context, size_t slot, const at::Tensor& output);
 
-/// recompute_results_by() F::again(context), if autograd records.
+/// recompute_results_by() F::again(context), if autograd records; where the result's gradient is known, by
+/// F::again_with_gradients(context, gradient), if there is one.
 template <typename F>
 void recompute_results(const at::Tensor& output, std::optional<size_t> own_slot = std::nullopt) {
   using Node = torch::autograd::CppNode<F>;
   auto* node = dynamic_cast<Node*>(output.grad_fn().get());
   if (node == nullptr) return;
-  recompute_results_by(output, [node] { return F::again(&node->ctx_); });
+  recompute_results_by(output, [node](const at::Tensor& gradient) {
+    if constexpr (requires { F::again_with_gradients(&node->ctx_, gradient); }) {
+      if (gradient.defined()) return F::again_with_gradients(&node->ctx_, gradient);
+    }
+    return F::again(&node->ctx_);
+  });
   if (own_slot) save_own_result(node->ctx_, *own_slot, output);
 }
+
+/// What again_with_gradients() keeps for F's backward: F's own gradients for this gradient of its result.
+void keep_gradients(torch::autograd::AutogradContext& context, const at::Tensor& gradient,
+                    std::vector<at::Tensor> own);
+/// Those, once, if backward has got the same gradient; else empty.
+std::vector<at::Tensor> take_kept_gradients(torch::autograd::AutogradContext& context,
+                                            const at::Tensor& gradient);
 
 /// From now on, x is kept by functions that need it.
 void keep_result(const at::Tensor& x);

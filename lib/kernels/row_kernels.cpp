@@ -89,7 +89,7 @@ class OnCpu {
   static void swiglu_backward(const SwiGluGradRows& all) {
     for_rows(all.rows, all.width, [&](int64_t first, int64_t rows) {
       SwiGluGradRows some = all;
-      advance(first * all.width, some.dy);
+      advance(first * all.width, some.dy, some.y);
       advance(first * all.stride, some.gate, some.up, some.dgate, some.dup);
       some.rows = rows;
       loops().swiglu_backward(some);

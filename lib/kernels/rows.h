@@ -70,6 +70,7 @@ struct SwiGluGradRows {
   const void* dy = nullptr;                   ///< [rows, width]
   const void *gate = nullptr, *up = nullptr;  ///< [rows, width], each row `stride` elements after the former
   void *dgate = nullptr, *dup = nullptr;      ///< likewise
+  void* y = nullptr;                          ///< [rows, width]: the result again; null: not wanted
   int64_t rows = 0, width = 0, stride = 0;
 };
 

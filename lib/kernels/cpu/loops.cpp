@@ -12,6 +12,9 @@ extern const Level kLevel;
 namespace avx512 {
 extern const Level kLevel;
 }
+namespace avx512bf16 {
+extern const Level kLevel;
+}
 #endif
 
 namespace {
@@ -21,7 +24,7 @@ const Level& level_here() {
   static const Level* const level = [] {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-      return &avx512::kLevel;
+      return __builtin_cpu_supports("avx512bf16") ? &avx512bf16::kLevel : &avx512::kLevel;
     }
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     return has_avx2 ? &avx2::kLevel : &baseline::kLevel;
@@ -34,9 +37,8 @@ const Level& level_here() {
 
 bool has_fast_products([[maybe_unused]] Element element) {
 #ifdef FSDP_X86_LEVELS
-  return &level_here() == &avx512::kLevel &&
-         (element == Element::kFloat ||
-          (element == Element::kBFloat16 && __builtin_cpu_supports("avx512bf16")));
+  if (&level_here() == &avx512bf16::kLevel) return element != Element::kHalf;
+  return &level_here() == &avx512::kLevel && element == Element::kFloat;
 #else
   return false;
 #endif

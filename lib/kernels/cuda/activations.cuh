@@ -60,7 +60,7 @@ struct SwiGluGradKernel {
     if (column >= a.width) return;
     for (int64_t row = group.begin; row < group.end; row += Tile::kWarps) {
       const int64_t at = row * a.stride + column;
-      const auto dy = load_pack<Tile::kPack>(static_cast<const T*>(a.dy) + row * a.width + column);
+      auto dy = load_pack<Tile::kPack>(static_cast<const T*>(a.dy) + row * a.width + column);
       auto gate = load_pack<Tile::kPack>(static_cast<const T*>(a.gate) + at);
       auto up = load_pack<Tile::kPack>(static_cast<const T*>(a.up) + at);
       FSDP_UNROLL
@@ -69,9 +69,11 @@ struct SwiGluGradKernel {
         const float up_value = to_float(up.at[i]);
         up.at[i] = T(gradient * value * s);
         gate.at[i] = T(gradient * up_value * s * (1.0F + value * (1.0F - s)));
+        dy.at[i] = T(value * s * up_value);
       }
       store_pack(static_cast<T*>(a.dgate) + at, gate);
       store_pack(static_cast<T*>(a.dup) + at, up);
+      if (a.y != nullptr) store_pack(static_cast<T*>(a.y) + row * a.width + column, dy);
     }
   }
 };
@@ -157,7 +159,7 @@ void swiglu(const Launch& launch, const SwiGluRows& a) {
 
 template <typename T, typename Launch>
 void swiglu_backward(const Launch& launch, const SwiGluGradRows& a) {
-  const bool fit = fit_packs<T>(a.width, a.dy, a.gate, a.up, a.dgate, a.dup) && fit_packs<T>(a.stride);
+  const bool fit = fit_packs<T>(a.width, a.dy, a.gate, a.up, a.dgate, a.dup, a.y) && fit_packs<T>(a.stride);
   with_column_tile<T>(fit, [&](auto tile) {
     using Tile = decltype(tile);
     launch.template run<SwiGluGradKernel<T, Tile>>(RowGroup<Tile>::grid(a.rows, a.width), a);
