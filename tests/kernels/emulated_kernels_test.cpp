@@ -32,6 +32,7 @@ TEST_P(CudaKernels, SwiGluIsThatOfTheFormulaAndOfTheCpu) {
       const std::vector<int64_t> shape{rows, width};
       const Buffer gate(random(shape) * 4, shift), up(random(shape), shift), dy(random(shape), shift);
       Buffer y(shape, type(), shift), dgate(shape, type(), shift), dup(shape, type(), shift);
+      Buffer again(shape, type(), shift);
       auto values = [&, rows = rows, width = width](const Buffer& to) {
         return SwiGluRows{.gate = gate.data(),
                           .up = up.data(),
@@ -40,20 +41,22 @@ TEST_P(CudaKernels, SwiGluIsThatOfTheFormulaAndOfTheCpu) {
                           .width = width,
                           .stride = width};
       };
-      auto gradients = [&, rows = rows, width = width](const Buffer& of_gate, const Buffer& of_up) {
+      auto gradients = [&, rows = rows, width = width](const Buffer& of_gate, const Buffer& of_up,
+                                                       const Buffer& result) {
         return SwiGluGradRows{.dy = dy.data(),
                               .gate = gate.data(),
                               .up = up.data(),
                               .dgate = of_gate.data(),
                               .dup = of_up.data(),
+                              .y = result.data(),
                               .rows = rows,
                               .width = width,
                               .stride = width};
       };
       with_type([&]<typename T>(T) {
-        run_under_all_schedules({&y, &dgate, &dup}, [&](const EmulatedLaunch& launch) {
+        run_under_all_schedules({&y, &dgate, &dup, &again}, [&](const EmulatedLaunch& launch) {
           swiglu<T>(launch, values(y));
-          swiglu_backward<T>(launch, gradients(dgate, dup));
+          swiglu_backward<T>(launch, gradients(dgate, dup, again));
         });
       });
       at::Tensor G = gate.in_double().requires_grad_(), U = up.in_double().requires_grad_();
@@ -62,10 +65,12 @@ TEST_P(CudaKernels, SwiGluIsThatOfTheFormulaAndOfTheCpu) {
       expect_near(y.values(), expected.detach(), "y");
       expect_near(dgate.values(), G.grad(), "dgate");
       expect_near(dup.values(), U.grad(), "dup");
+      EXPECT_TRUE(again.values().equal(y.values())) << "y, made with the gradients";
 
-      Buffer cpu_y(shape, type()), cpu_dgate(shape, type()), cpu_dup(shape, type());
+      Buffer cpu_y(shape, type()), cpu_dgate(shape, type()), cpu_dup(shape, type()), cpu_again(shape, type());
       cpu_row_kernels(element()).swiglu(values(cpu_y));
-      cpu_row_kernels(element()).swiglu_backward(gradients(cpu_dgate, cpu_dup));
+      cpu_row_kernels(element()).swiglu_backward(gradients(cpu_dgate, cpu_dup, cpu_again));
+      EXPECT_TRUE(cpu_again.values().equal(cpu_y.values())) << "y of the CPU, made with the gradients";
       expect_near(y.values(), cpu_y.values(), "y of the CPU");
       expect_near(dgate.values(), cpu_dgate.values(), "dgate of the CPU");
       expect_near(dup.values(), cpu_dup.values(), "dup of the CPU");

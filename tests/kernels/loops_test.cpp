@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 namespace fsdp::kernels::cpu {
@@ -33,6 +34,37 @@ TEST(Loops, OfAllLevelsComputeAlike) {
     EXPECT_NEAR(y[i], exact, 4e-7 * std::abs(exact) + 1e-30) << best.name << " at " << gate[i];
     EXPECT_NEAR(same[i], exact, 4e-7 * std::abs(exact) + 1e-30) << gate[i];
   }
+}
+
+TEST(Loops, OfAllLevelsRoundAlikeToBf16) {
+  const AttentionLoops* best = attention_loops(Element::kBFloat16);
+  if (best == nullptr) GTEST_SKIP() << "no loops of their own for this CPU";
+  std::vector<float> x{0.0F,
+                       -0.0F,
+                       1.0F,
+                       1.00390625F,
+                       1.01171875F,
+                       -1.00390626F,
+                       3.4e38F,
+                       1.2e-38F,
+                       -1.2e-38F,
+                       std::numeric_limits<float>::infinity(),
+                       std::numeric_limits<float>::quiet_NaN()};
+  for (int i = 1; i < 90; ++i)
+    x.push_back(std::sin(static_cast<float>(i)) * std::exp(static_cast<float>(i - 40)));
+  const auto n = static_cast<int64_t>(x.size());
+  for (int64_t width = 1; width <= n; ++width) {
+    std::vector<uint16_t> found(x.size(), 7), expected(x.size(), 7);
+    best->round(x.data(), found.data(), width, 1, width);
+    baseline::kLevel.attention[1].round(x.data(), expected.data(), width, 1, width);
+    ASSERT_EQ(found, expected) << width;
+  }
+  // Subnormal numbers may count as 0.
+  const float small[] = {1e-39F, -1e-39F};
+  uint16_t rounded[2];
+  best->round(small, rounded, 2, 1, 2);
+  EXPECT_LT(rounded[0] & 0x7fff, 0x80);
+  EXPECT_LT(rounded[1] & 0x7fff, 0x80);
 }
 
 TEST(Loops, OfAllLevelsNormAndActivateAlike) {

@@ -83,6 +83,24 @@ TEST(Recomputed, AGraphThatIsRetainedComputesThemEachTime) {
   expect_equal(FeedForward{.recomputes_up = true}.gradients(/*retain=*/true), FeedForward{}.gradients());
 }
 
+TEST(Recomputed, AnActivationWithSeveralUsersGetsTheSumOfTheirGradients) {
+  enum class Second { kLinear, kSum, kView };
+  const auto run = [](Second second, bool keeps) {
+    const at::Tensor gate = values({6, 24}, 0.7).requires_grad_(), up = values({6, 24}, 0.3).requires_grad_(),
+                     w = values({16, 24}, 0.11).requires_grad_();
+    const at::Tensor y = swiglu(gate * 2, up * 2);
+    if (keeps) keep_result(y);
+    at::Tensor loss = linear(y, w, kMatmul).square().sum();
+    if (second == Second::kLinear) loss = loss + linear(y, w, kMatmul).sum();
+    if (second == Second::kSum) loss = loss + y.sum();
+    if (second == Second::kView) loss = loss + linear(y.view({2, 3, 24}), w, kMatmul).sum();
+    return torch::autograd::grad({loss}, {gate, up, w});
+  };
+  for (const Second second : {Second::kLinear, Second::kSum, Second::kView}) {
+    expect_equal(run(second, false), run(second, true));
+  }
+}
+
 TEST(Recomputed, ASumWithARecomputedTermIsAddedAgain) {
   const auto run = [](bool recomputed, bool& expired) {
     const at::Tensor x = values({4, 16}, 0.7).requires_grad_(), w = values({16, 16}, 0.3).requires_grad_(),

@@ -41,15 +41,19 @@ TEST(SumOfSquares, DoesNotDependOnTheNumberOfThreads) {
 }
 
 TEST(SumOfSquares, IsTheSumOverRunsThatWereDivided) {
-  for (const int64_t n : {5L, 512L, 3'000L, 100'001L}) {
-    at::Tensor x = at::randn({n});
-    const at::Tensor expected = x / 3.0;
-    double squares = 0;
-    for (int64_t begin = 0; begin < n; begin += kSquareRun) {
-      squares += divide_run(x.data_ptr<float>() + begin, std::min(kSquareRun, n - begin), 3.0);
+  // A power of two may be multiplied by its inverse, and quotients may be subnormal.
+  for (const double divisor : {3.0, 8.0, 0x1p-90, 0x1p120}) {
+    for (const int64_t n : {5L, 512L, 3'000L, 100'001L}) {
+      at::Tensor x = at::randn({n});
+      x.slice(0, 0, n, 7).mul_(0x1p-126);
+      const at::Tensor expected = x / at::full_like(x, divisor);
+      double squares = 0;
+      for (int64_t begin = 0; begin < n; begin += kSquareRun) {
+        squares += divide_run(x.data_ptr<float>() + begin, std::min(kSquareRun, n - begin), divisor);
+      }
+      EXPECT_TRUE(at::equal(x, expected)) << n << " by " << divisor;
+      EXPECT_EQ(squares, sum_of_squares(expected)) << n << " by " << divisor;
     }
-    EXPECT_TRUE(at::equal(x, expected)) << n;
-    EXPECT_EQ(squares, sum_of_squares(expected)) << n;
   }
 }
 
