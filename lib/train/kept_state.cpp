@@ -56,7 +56,8 @@ nlohmann::json KeptState::restore(const TrainingState& state, const launch::Epoc
         ->wait();
   }
   tensors.write_back(slices);
-  return nlohmann::json::parse(records[static_cast<size_t>(source)]);
+  // One for all, also where only some ranks have come through the validation of that step.
+  return nlohmann::json::parse(records[static_cast<size_t>(epoch.sources.front())]);
 }
 
 }  // namespace fsdp::train

@@ -142,6 +142,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Fault{"KilledInACollective", "rank=1,step=6,at=collective,do=kill"},
                       Fault{"TheFirstRankIsKilledInForward", "rank=0,step=4,at=forward,do=kill"},
                       Fault{"TheFirstRankIsKilledInASave", "rank=0,step=4,at=write,do=kill"},
+                      // Once the others have the validation too.
+                      Fault{"TheFirstRankIsKilledBeforeItWritesAValidation",
+                            "rank=0,step=5,at=validation,do=sleep:0.5;rank=0,step=5,at=validation,do=kill"},
                       Fault{"KilledInTheFirstStep", "rank=0,step=1,at=forward,do=kill"},
                       Fault{"KilledInTheLastSave", "rank=3,step=12,at=write,do=kill"},
                       Fault{"Stopped", "rank=3,step=3,at=forward,do=stop"}),

@@ -8,31 +8,35 @@
 #include <array>
 #include <atomic>
 
+#include "checkpoint/folders.h"
 #include "comm/group_failure.h"
 #include "support/checkpoint_contents.h"
 #include "support/forwarding_communicator.h"
 #include "support/trainer_fixture.h"
+#include "util/file.h"
 
 namespace fsdp::train {
 namespace {
 
 using ::testing::HasSubstr;
 
-/// The answer of the step's last collective is lost: the others have it, and update.
+/// The answer of a collective is lost: the others have it, and go on.
 class LosesAnAnswer final : public testing::ForwardingCommunicator {
  public:
-  LosesAnAnswer(comm::Communicator& inner, int step) : ForwardingCommunicator(inner), left_(step) {}
+  /// That of the `count`th collective of the unit; requests to stop a validation, of one number, do not count.
+  LosesAnAnswer(comm::Communicator& inner, std::string unit, int count)
+      : ForwardingCommunicator(inner), unit_(std::move(unit)), left_(count) {}
 
  protected:
   std::unique_ptr<comm::Work> collective(const comm::Collective& call, const comm::CallSite& site) override {
     auto work = call.issue(inner(), site);
-    const bool is_of_step = site.unit == "request to stop" && call.payload().numel() == 2;
-    if (!is_of_step || --left_ != 0) return work;
+    if (site.unit != unit_ || call.payload().numel() == 1 || --left_ != 0) return work;
     work->wait();
     throw comm::GroupError("lost", {.silent_ranks = {1}});
   }
 
  private:
+  std::string unit_;
   int left_;
 };
 
@@ -54,8 +58,9 @@ class ReplicasTest : public TrainerTest {
   }
 
   struct Leaves {
-    int after_step = 0;     ///< when a change is due on one rank; 0: never
-    int loses_answer = -1;  ///< this rank, in the collective that tells so
+    int after_step = 0;          ///< when a change is due on one rank; 0: never
+    int loses_answer = -1;       ///< this rank, in the collective that tells so
+    bool of_validation = false;  ///< in the last one of the first validation instead
   };
 
   launch::Epoch epoch(int number, std::vector<int> replicas, int64_t step = -1) const {
@@ -78,8 +83,11 @@ class ReplicasTest : public TrainerTest {
       int64_t step = std::max<int64_t>(epoch.step, 0);
       const auto change_is_due = [&] { return ++step == leaves.after_step && rank == 1; };
       std::shared_ptr<comm::Communicator> world = testing::borrowed(communicator);
-      if (rank == leaves.loses_answer)
-        world = std::make_shared<LosesAnAnswer>(communicator, leaves.after_step);
+      if (rank == leaves.loses_answer) {
+        world = std::make_shared<LosesAnAnswer>(communicator,
+                                                leaves.of_validation ? "validation loss" : "request to stop",
+                                                leaves.of_validation ? 1 : leaves.after_step);
+      }
       Trainer trainer(
           config_, world, {},
           {.stop_requested = [] { return false; },
@@ -168,6 +176,31 @@ TEST_F(ReplicasTest, AStepWhoseSaveWasInterruptedIsSavedByTheNextEpoch) {
   take_part(epoch(2, {0, 1}, 3), {.after_step = 4});
   EXPECT_TRUE(std::filesystem::exists(folder_ / "out/step-00000003"));
   take_part(epoch(3, {0}, 4), {});
+  expect_undisturbed_result();
+}
+
+TEST_F(ReplicasTest, AValidationThatWasNotWrittenIsWrittenByTheNextEpoch) {
+  take_part(epoch(1, {0, 1}), {.after_step = 2});
+  const std::filesystem::path metrics = folder_ / "out/metrics.jsonl";
+  const std::string lines = util::read_file(metrics);
+  std::filesystem::resize_file(metrics, lines.find("{\"step\":2,\"validation_loss\""));
+  take_part(epoch(2, {1}, 2), {});
+  expect_undisturbed_result();
+}
+
+TEST_F(ReplicasTest, ABestCheckpointWhoseSaveWasInterruptedIsSavedByTheNextEpoch) {
+  config_.checkpoint.keep_best = true;
+  take_part(epoch(1, {0, 1}), {.after_step = 2});
+  ASSERT_EQ(checkpoint::best_step(folder_ / "out"), 2);
+  std::filesystem::remove_all(folder_ / "out");
+  take_part(epoch(2, {0, 1}, 2), {.after_step = 3});
+  EXPECT_EQ(checkpoint::best_step(folder_ / "out"), 2);
+}
+
+TEST_F(ReplicasTest, RanksGoOnTogetherWhenOnlySomeHaveComeThroughAValidation) {
+  take_part(epoch(1, {0, 1}), {.after_step = 2, .loses_answer = 1, .of_validation = true});
+  for (const KeptState& kept : kept_) EXPECT_EQ(kept.step(), 2);
+  take_part(epoch(2, {0}, 2), {});
   expect_undisturbed_result();
 }
 
