@@ -117,6 +117,7 @@ void Trainer::train() {
       config_, parts_, *batches_,
       [this] { return (hooks_.stop_requested && hooks_.stop_requested()) || time_is_over(); },
       hooks_.epoch ? hooks_.epoch->change_is_due : nullptr));
+  if (begun_) train_step_->continue_with(*std::exchange(begun_, std::nullopt));
   StepProfile profile(output_folder(), communicator_->rank(), config_.logging.profile_steps,
                       communicator_->device());
   const NvtxRanges nvtx(config_.logging.nvtx, communicator_->device());

@@ -132,6 +132,7 @@ void Trainer::continue_from_memory() {
   const nlohmann::json record = hooks_.epoch->kept->restore(
       state, epoch, *mesh_, [&] { faults_.at(FaultPlace::kTransfer, epoch.step); });
   position_ = restore_training_record(record, epoch.step, state, "the state from memory");
+  begun_ = hooks_.epoch->kept->begun(*communicator_);
   checkpointer_->take_over(record.at("origin"));
   validation_line_ = nlohmann::ordered_json::parse(record.at("validation_line").get<std::string>());
   record.at("flops_a_token").at(0).get_to(flops_.model);
@@ -145,7 +146,10 @@ void Trainer::keep_state() {
   KeptState& kept = *hooks_.epoch->kept;
   position_.training_seconds = training_seconds();
   kept.keep(training_state(), position_.step, memory_record());
-  if (!train_step_ || !train_step_->can_finish()) return;
+  if (!train_step_ || !train_step_->can_finish()) {
+    if (auto begun = train_step_ ? train_step_->begun() : begun_) kept.keep_begun(std::move(*begun));
+    return;
+  }
   const int64_t samples = train_step_->pending_position().samples;
   try {
     count_step(train_step_->finish(), samples);

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <span>
 
 #include "checkpoint/folders.h"
 #include "comm/group_failure.h"
@@ -58,9 +59,12 @@ class ReplicasTest : public TrainerTest {
   }
 
   struct Leaves {
-    int after_step = 0;          ///< when a change is due on one rank; 0: never
-    int loses_answer = -1;       ///< this rank, in the collective that tells so
-    bool of_validation = false;  ///< in the last one of the first validation instead
+    int after_step = 0;     ///< when a change is due on one rank; 0: never
+    int loses_answer = -1;  ///< this rank, in the collective that tells so
+    const char* unit = "request to stop";
+    int nth = 0;  ///< of these collectives; 0: that of the step
+
+    int count() const { return nth > 0 ? nth : after_step; }
   };
 
   launch::Epoch epoch(int number, std::vector<int> replicas, int64_t step = -1) const {
@@ -84,9 +88,7 @@ class ReplicasTest : public TrainerTest {
       const auto change_is_due = [&] { return ++step == leaves.after_step && rank == 1; };
       std::shared_ptr<comm::Communicator> world = testing::borrowed(communicator);
       if (rank == leaves.loses_answer) {
-        world = std::make_shared<LosesAnAnswer>(communicator,
-                                                leaves.of_validation ? "validation loss" : "request to stop",
-                                                leaves.of_validation ? 1 : leaves.after_step);
+        world = std::make_shared<LosesAnAnswer>(communicator, leaves.unit, leaves.count());
       }
       Trainer trainer(
           config_, world, {},
@@ -102,7 +104,7 @@ class ReplicasTest : public TrainerTest {
       finished = false;
       trainer.keep_state();
     });
-    EXPECT_EQ(finished, leaves.after_step == 0);
+    EXPECT_EQ(finished, leaves.after_step == 0 && leaves.nth == 0);
   }
 
   /// Weights, optimizer state and metrics are those of one rank that nothing disturbed.
@@ -123,12 +125,24 @@ class ReplicasTest : public TrainerTest {
 
   std::string obstacle() const { return obstacle_to_replicas(config_, kReplicas, epoch(1, {0, 1})); }
 
-  std::array<KeptState, kReplicas * kSize> kept_;
+  /// In that round of 24 micro-batches of 6 ranks, after step 2, rank 0 is lost; the others have `leaves` of them.
+  void lose_one_in_round(int round, int64_t leaves) {
+    config_.data.micro_batch_size = 1;
+    config_.training.global_batch_size = 24;
+    take_part(epoch(1, {0, 1, 2}), {.after_step = 2});
+    take_part(epoch(2, {0, 1, 2}, 2), {.loses_answer = 0, .unit = "losses of samples", .nth = round});
+    for (size_t home = kSize; home < kept_.size(); ++home) {
+      EXPECT_EQ(kept_[home].step(), 2);
+      EXPECT_EQ(kept_[home].begun_leaves(), leaves) << home;
+    }
+  }
+
+  std::array<KeptState, 3 * kSize> kept_;
 };
 
 TEST_F(ReplicasTest, AReplicaGoesOnAloneFromItsMemory) {
   take_part(epoch(1, {0, 1}), {.after_step = 3});
-  for (const KeptState& kept : kept_) {
+  for (const KeptState& kept : std::span(kept_).first(kReplicas * kSize)) {
     EXPECT_EQ(kept.step(), 3);
     EXPECT_FALSE(kept.can_finish_step());
   }
@@ -197,9 +211,47 @@ TEST_F(ReplicasTest, ABestCheckpointWhoseSaveWasInterruptedIsSavedByTheNextEpoch
   EXPECT_EQ(checkpoint::best_step(folder_ / "out"), 2);
 }
 
+TEST_F(ReplicasTest, OthersGoOnWithinTheStep) {
+  lose_one_in_round(2, 12);
+  take_part(epoch(3, {1, 2}, 2), {});
+  expect_undisturbed_result();
+}
+
+TEST_F(ReplicasTest, OthersGoOnWithinTheStepWithARoundThatNotAllHaveAPartIn) {
+  lose_one_in_round(3, 18);
+  take_part(epoch(3, {1, 2}, 2), {});
+  expect_undisturbed_result();
+}
+
+TEST_F(ReplicasTest, OthersGoOnWithinTheStepTwice) {
+  lose_one_in_round(1, 6);
+  take_part(epoch(3, {1, 2}, 2), {.loses_answer = 0, .unit = "losses of samples", .nth = 2});
+  EXPECT_EQ(kept_[4].begun_leaves(), 14);
+  take_part(epoch(4, {2}, 2), {});
+  expect_undisturbed_result();
+}
+
+TEST_F(ReplicasTest, AllGoOnFromWhatEachHasOfTheStep) {
+  lose_one_in_round(3, 18);
+  EXPECT_EQ(kept_[0].begun_leaves(), 12);
+  take_part(epoch(3, {0, 1, 2}, 2), {});
+  expect_undisturbed_result();
+}
+
+TEST_F(ReplicasTest, AStepIsDoneFromItsBeginningWithOneThatHasNothingOfIt) {
+  lose_one_in_round(2, 12);
+  launch::Epoch both = epoch(3, {0, 1}, 2);
+  kept_[0] = {};
+  kept_[1] = {};
+  both.sources = {2, 3};
+  both.behind = {0, 1};
+  take_part(both, {});
+  expect_undisturbed_result();
+}
+
 TEST_F(ReplicasTest, RanksGoOnTogetherWhenOnlySomeHaveComeThroughAValidation) {
-  take_part(epoch(1, {0, 1}), {.after_step = 2, .loses_answer = 1, .of_validation = true});
-  for (const KeptState& kept : kept_) EXPECT_EQ(kept.step(), 2);
+  take_part(epoch(1, {0, 1}), {.after_step = 2, .loses_answer = 1, .unit = "validation loss", .nth = 1});
+  for (const KeptState& kept : std::span(kept_).first(kReplicas * kSize)) EXPECT_EQ(kept.step(), 2);
   take_part(epoch(2, {0}, 2), {});
   expect_undisturbed_result();
 }
