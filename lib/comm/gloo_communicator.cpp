@@ -8,9 +8,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <condition_variable>
 #include <cstdlib>
 #include <map>
+#include <mutex>
 #include <stdexcept>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <vector>
@@ -18,6 +21,7 @@
 #include "comm/memory_operations.h"
 #include "util/error.h"
 #include "util/hash.h"
+#include "util/limits.h"
 
 namespace fsdp::comm {
 namespace {
@@ -107,6 +111,9 @@ auto translated(const Body& body) {
 
 using util::ErrorKind;
 
+constexpr const char* kBrokenOff = "the launcher has told the ranks to leave this group";
+constexpr std::chrono::milliseconds kLookForBreak{10};
+
 /// A view that does not own the memory: a thread of gloo keeps its tensors for some time after wait() has
 /// returned, and would keep memory that has been freed by then.
 at::Tensor borrowed(const at::Tensor& tensor) {
@@ -147,7 +154,7 @@ class GlooCommunicator final : public Communicator {
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                    const CallSite& site) override {
     FSDP_CHECK(output.numel() == input.numel() * world_size() && output.scalar_type() == input.scalar_type());
-    run("all_gather", site, [&](c10d::ProcessGroupGloo& gloo) {
+    run("all_gather", site, {output, input}, [&](c10d::ProcessGroupGloo& gloo) {
       at::Tensor out = borrowed_bytes(output), in = borrowed_bytes(input);
       return gloo._allgather_base(out, in);
     });
@@ -159,7 +166,7 @@ class GlooCommunicator final : public Communicator {
     FSDP_CHECK(input.numel() == output.numel() * world_size() && output.scalar_type() == input.scalar_type());
     // c10d's gloo reduce-scatter is a whole all-reduce; exchanging the parts moves half the bytes.
     at::Tensor received = receive_buffer(input);
-    run("reduce_scatter", site, [&](c10d::ProcessGroupGloo& gloo) {
+    run("reduce_scatter", site, {received, input}, [&](c10d::ProcessGroupGloo& gloo) {
       at::Tensor out = borrowed_bytes(received), in = borrowed_bytes(input);
       std::vector<int64_t> even;
       return gloo.alltoall_base(out, in, even, even);
@@ -170,7 +177,7 @@ class GlooCommunicator final : public Communicator {
 
   std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
     at::Tensor wide = sums_in_float(tensor.scalar_type()) ? tensor.to(at::kFloat) : tensor;
-    run("all_reduce", site, [&](c10d::ProcessGroupGloo& gloo) {
+    run("all_reduce", site, {wide}, [&](c10d::ProcessGroupGloo& gloo) {
       std::vector<at::Tensor> tensors{borrowed(wide)};
       c10d::AllreduceOptions options;
       options.reduceOp = op == ReduceOp::kSum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
@@ -181,7 +188,7 @@ class GlooCommunicator final : public Communicator {
   }
 
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
-    run("broadcast", site, [&](c10d::ProcessGroupGloo& gloo) {
+    run("broadcast", site, {tensor}, [&](c10d::ProcessGroupGloo& gloo) {
       std::vector<at::Tensor> tensors{borrowed_bytes(tensor)};
       c10d::BroadcastOptions options;
       options.rootRank = root;
@@ -194,7 +201,7 @@ class GlooCommunicator final : public Communicator {
                               const CallSite& site) override {
     check_shift(output, input, site);
     if (input.numel() == 0) return done_work();
-    run("shift", site, [&](c10d::ProcessGroupGloo& gloo) {
+    run("shift", site, {output, input}, [&](c10d::ProcessGroupGloo& gloo) {
       std::vector<at::Tensor> out{output}, in{input};
       const int tag = transfer_tag(0, input);
       // Sent first: from a lost rank, recv() fails at once, and the next rank would wait for this one's tensor.
@@ -207,7 +214,7 @@ class GlooCommunicator final : public Communicator {
 
   void barrier(const CallSite& site) override {
     at::Tensor token = at::empty({1}, at::kFloat).zero_();
-    run("barrier", site, [&](c10d::ProcessGroupGloo& gloo) {
+    run("barrier", site, {token}, [&](c10d::ProcessGroupGloo& gloo) {
       std::vector<at::Tensor> tensors{token};
       return gloo.allreduce(tensors);
     });
@@ -226,13 +233,37 @@ class GlooCommunicator final : public Communicator {
   }
 
  private:
+  /// `tensors`: those that the collective reads and writes.
   template <typename Issue>
-  void run(const char* op, const CallSite& site, const Issue& issue) {
+  void run(const char* op, const CallSite& site, const std::vector<at::Tensor>& tensors, const Issue& issue) {
     try {
-      issue(*process_group_)->wait();
+      const c10::intrusive_ptr<c10d::Work> work = issue(*process_group_);
+      place_.is_broken_off ? wait_until_broken_off(work, tensors) : static_cast<void>(work->wait());
     } catch (const std::exception& error) {
       fail(described(op, site), error.what());
     }
+  }
+
+  void wait_until_broken_off(const c10::intrusive_ptr<c10d::Work>& work,
+                             const std::vector<at::Tensor>& tensors) {
+    while (!work->isCompleted()) {
+      try {
+        work->wait(kLookForBreak);
+      } catch (const std::exception&) {
+        if (work->isCompleted() || !place_.is_broken_off()) continue;
+        // Nothing ends a collective of gloo before its time-out, until which it uses this memory.
+        util::start_thread([group = process_group_, work, tensors]() mutable {
+          try {
+            work->wait();
+          } catch (const std::exception&) {
+            // Nobody waits for it any more.
+          }
+          (void)group.release();
+        }).detach();
+        throw std::runtime_error(kBrokenOff);
+      }
+    }
+    work->wait();
   }
 
   /// Uninitialised, of the input's size and type. All reduce-scatters share one buffer, because fresh memory
@@ -262,7 +293,8 @@ GlooPlace gloo_place(const LaunchEnvironment& environment, const CommOptions& op
           .address = environment.single_node()
                          ? std::string("127.0.0.1")
                          : address_towards(environment.master_addr, environment.master_port),
-          .timeout = options.timeout()};
+          .timeout = options.timeout(),
+          .is_broken_off = environment.is_broken_off};
 }
 
 c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_gloo(const GlooPlace& place, const std::string& prefix,
@@ -284,8 +316,64 @@ int transfer_tag(uint64_t seed, const at::Tensor& tensor) {
   return static_cast<int>(tag & 0x7fffffff);
 }
 
+/// Ends the transfer that is waited for, once the ranks' epoch is broken off: gloo's own waiting has only a time-out, and a
+/// host that the network has lost closes no connection.
+class GlooExchange::Breaker {
+ public:
+  explicit Breaker(std::function<bool()> is_broken_off)
+      : thread_([this, is_broken_off = std::move(is_broken_off)] { watch(is_broken_off); }) {}
+  ~Breaker() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  void wait(const Transfer& transfer) {
+    bool done = set_waiting(transfer);
+    try {
+      done = done && transfer->wait();
+    } catch (...) {
+      set_waiting(nullptr);
+      throw;
+    }
+    set_waiting(nullptr);
+    if (!done) throw std::runtime_error(kBrokenOff);
+  }
+
+ private:
+  bool set_waiting(const Transfer& transfer) {
+    const std::lock_guard lock(mutex_);
+    waiting_ = transfer;
+    return !broken_;
+  }
+
+  void watch(const std::function<bool()>& is_broken_off) {
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, kLookForBreak, [this] { return over_; })) {
+      lock.unlock();
+      const bool broken = is_broken_off();
+      lock.lock();
+      if (!broken) continue;
+      broken_ = true;
+      if (waiting_) waiting_->abort();
+      return;
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Transfer waiting_;
+  bool over_ = false, broken_ = false;
+  std::thread thread_;  ///< last, because it uses the others
+};
+
 GlooExchange::GlooExchange(const GlooPlace& place, const std::string& prefix, int rank, int size)
-    : process_group_(translated([&] { return connect_gloo(place, prefix, rank, size); })) {}
+    : process_group_(translated([&] { return connect_gloo(place, prefix, rank, size); })) {
+  if (place.is_broken_off) breaker_ = std::make_unique<Breaker>(place.is_broken_off);
+}
 
 GlooExchange::~GlooExchange() = default;
 
@@ -300,7 +388,7 @@ GlooExchange::Transfer GlooExchange::receive(int from, int tag, const at::Tensor
 }
 
 void GlooExchange::wait(const Transfer& transfer) {
-  translated([&] { return transfer->wait(); });
+  translated([&] { breaker_ ? breaker_->wait(transfer) : static_cast<void>(transfer->wait()); });
 }
 
 // The destructor of the process group does not block: only collectives of c10d have threads.

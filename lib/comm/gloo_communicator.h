@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -26,6 +27,8 @@ struct GlooPlace {
   RunStore store{};                     ///< of the whole run
   std::string address{};                ///< of this host; its ranks listen there
   std::chrono::milliseconds timeout{};  ///< of a collective, and of connecting
+  /// That of the LaunchEnvironment: waiting for others ends with Error(kPeerLost) a few milliseconds after it says so.
+  std::function<bool()> is_broken_off = nullptr;
 };
 
 /// For processes that have all joined the store.
@@ -79,7 +82,10 @@ class GlooExchange {
   void close();
 
  private:
+  class Breaker;
+
   c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group_;
+  std::unique_ptr<Breaker> breaker_;  ///< null without GlooPlace::is_broken_off
 };
 
 }  // namespace fsdp::comm

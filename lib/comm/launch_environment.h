@@ -22,8 +22,8 @@ struct LaunchEnvironment {
   int restarts = 0;
   /// A launcher started this process, passes signals on to it and kills it if it does not end.
   bool has_launcher = false;
-  /// The launcher knows which ranks are lost, so that none need wait for what others know of a failure. Asked
-  /// while one does; null: only they know.
+  /// The launcher knows which ranks are lost, so that none need wait for others over the network, nor for what others know
+  /// of a failure. Asked while one does, from any thread; null: only they know.
   std::function<bool()> is_broken_off = nullptr;
 
   bool single_node() const { return local_world_size == world_size; }

@@ -36,6 +36,10 @@ std::string Coordinator::name_of_node(const Node& node) const {
 
 std::string Coordinator::join(int id, const NodeInfo& node, Time now) {
   if (phase_ == Phase::kOver) return "the run is over";
+  const auto cut_off = std::ranges::find_if(nodes_, [&](const auto& entry) {
+    return node.again && entry.second.info.host == node.host && entry.second.info.pid == node.pid;
+  });
+  if (cut_off != nodes_.end()) lost(cut_off->first, "it was cut off, and joins again", /*is_gone=*/true, now);
   for (const auto& [other_id, other] : nodes_) {
     if (settings_.terms.is_static && other.info.node_rank == node.node_rank) {
       return concat("node rank ", node.node_rank, " has been in use by ", other.info.host, " (pid ",

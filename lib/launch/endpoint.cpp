@@ -131,6 +131,7 @@ void LineSocket::flush() {
   if (count >= 0) {
     unsent_.erase(0, static_cast<size_t>(count));
   } else if (errno != EAGAIN && errno != EINTR && errno != ENOTCONN) {
+    peer_has_closed_ = errno == ECONNREFUSED;
     close(util::errno_text(errno));
   }
 }
@@ -146,7 +147,7 @@ void LineSocket::exchange() {
       received_.append(buffer, static_cast<size_t>(count));
       continue;
     }
-    peer_has_closed_ = count == 0 || errno == ECONNRESET;
+    peer_has_closed_ = count == 0 || errno == ECONNRESET || errno == ECONNREFUSED;
     if (count == 0) return close("the connection was closed");
     if (errno != EAGAIN && errno != EINTR && errno != ENOTCONN) close(util::errno_text(errno));
     return;

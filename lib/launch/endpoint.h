@@ -49,7 +49,7 @@ class LineSocket {
   bool is_open() const { return socket_.is_open(); }
   bool has_unsent() const { return !unsent_.empty(); }
   const std::string& failure() const { return failure_; }
-  /// The other end was closed, as by the end of its process; it is not merely out of reach.
+  /// The other end was closed, as by the end of its process, or nobody listens there; it is not merely out of reach.
   bool peer_has_closed() const { return peer_has_closed_; }
   void close(const std::string& why);
 

@@ -70,7 +70,8 @@ std::string difference(const RunTerms& found, const RunTerms& expected) {
 
 Message to_message(const NodeInfo& node) {
   return {{"host", node.host},       {"pid", node.pid},         {"node_rank", node.node_rank},
-          {"workers", node.workers}, {"is_host", node.is_host}, {"address", node.address}};
+          {"workers", node.workers}, {"is_host", node.is_host}, {"address", node.address},
+          {"again", node.again}};
 }
 
 NodeInfo node_from(const Message& message) {
@@ -79,7 +80,8 @@ NodeInfo node_from(const Message& message) {
           .node_rank = integer_at(message, "node_rank"),
           .workers = integer_at(message, "workers"),
           .is_host = message.at("is_host"),
-          .address = text_or_none(message, "address", kLongestNameBytes)};
+          .address = text_or_none(message, "address", kLongestNameBytes),
+          .again = message.value("again", false)};
 }
 
 Message to_message(const RunTerms& terms) {

@@ -35,6 +35,7 @@ struct NodeInfo {
   int workers = 1;
   bool is_host = false;   ///< the coordinator runs in this process
   std::string address{};  ///< by which others reach it, if it was told
+  bool again = false;     ///< it has been in the run, was cut off, and its workers have ended
 };
 
 /// The options that must be equal on all nodes of a run.

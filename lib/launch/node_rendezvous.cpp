@@ -104,7 +104,7 @@ class NodeRendezvous final : public Rendezvous {
   void step() override {
     if (server_) server_->step();
     if (outcome_) return;
-    if (!socket_ && Clock::now() >= next_attempt_) connect();
+    if (!socket_ && !in_round_ && Clock::now() >= next_attempt_) connect();
     if (!socket_) return;
     if (welcome_ && Clock::now() >= next_heartbeat_) {
       next_heartbeat_ = Clock::now() + util::duration_of(heartbeat_seconds_);
@@ -136,7 +136,7 @@ class NodeRendezvous final : public Rendezvous {
     Clock::time_point due = welcome_ ? next_heartbeat_ : next_attempt_;
     if (socket_ && !welcome_) due = connecting_since_ + kLongestAttempt;
     constexpr int kLookAgain = 100;  // as the host, until the others are gone
-    const int wait = outcome_ ? kLookAgain : milliseconds_until(due);
+    const int wait = outcome_ || (!socket_ && in_round_) ? kLookAgain : milliseconds_until(due);
     return server_ ? std::min(wait, server_->milliseconds_to_wait()) : wait;
   }
 
@@ -178,7 +178,11 @@ class NodeRendezvous final : public Rendezvous {
     in_round_ = false;
     stop_reason_.reset();
     unreported_ = ends;
-    if (!socket_) return show_own_table();
+    if (!socket_) {
+      show_own_table();
+      if (leaving_ != 0) lose_host(" before this node was told to stop");
+      return;
+    }
     send({{"type", "round_ended"}, {"ends", to_message(ends)}});
   }
 
@@ -195,6 +199,7 @@ class NodeRendezvous final : public Rendezvous {
   }
 
   std::optional<std::string> stop_reason() const override { return stop_reason_; }
+  bool is_cut_off() const override { return !outcome_ && !cut_off_.empty(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -227,7 +232,8 @@ class NodeRendezvous final : public Rendezvous {
                         .node_rank = options_.node_rank,
                         .workers = options_.nproc_per_node,
                         .is_host = server_ != nullptr,
-                        .address = options_.local_addr};
+                        .address = options_.local_addr,
+                        .again = !cut_off_.empty()};
     send({{"type", "join"},
           {"token", *token},
           {"node", to_message(node)},
@@ -236,12 +242,24 @@ class NodeRendezvous final : public Rendezvous {
 
   void connection_failed() {
     if (socket_) last_failure_ = socket_->failure();
+    const bool is_gone = socket_ && socket_->peer_has_closed();
     socket_.reset();
-    if (welcome_) {
-      show_own_table();
-      return end({.exit_code = static_cast<int>(ErrorKind::kPeerLost),
-                  .cause = concat("lost the node where all meet (", endpoint_, "): ", last_failure_)});
+    const std::string join_timeout =
+        concat(options_.rendezvous.join_timeout_seconds, " seconds (join_timeout of --rdzv-conf)");
+    if (std::exchange(welcome_, false)) {
+      cut_off_ = last_failure_;
+      if (is_gone || !options_.has_replicas() || leaving_ != 0) {
+        show_own_table();
+        return lose_host("");
+      }
+      // Replicas go on without this node, which may be there again before the run ends.
+      stop_reason_ = concat("lost the node where all meet (", endpoint_, "): ", cut_off_,
+                            "; trying to join again for up to ", join_timeout);
+      if (!in_round_) util::log_warning(*std::exchange(stop_reason_, std::nullopt));
+      started_ = Clock::now();
+      return;
     }
+    if (!cut_off_.empty() && is_gone) return lose_host("; nobody listens there any more");
     if (util::seconds_since(started_) < options_.rendezvous.join_timeout_seconds) {
       if (competes_ && !server_) become_host();
       constexpr double kQuietSeconds = 5;
@@ -252,10 +270,17 @@ class NodeRendezvous final : public Rendezvous {
       }
       return;
     }
+    if (!cut_off_.empty()) return lose_host(concat("; it could not be reached again within ", join_timeout));
     end({.exit_code = static_cast<int>(ErrorKind::kTimeout),
          .cause = concat("waited ", util::fixed(util::seconds_since(started_), 1),
                          " seconds (join_timeout of --rdzv-conf) for the node where all meet, ", endpoint_,
                          ": ", last_failure_, "; is fsdp-launch running there, and is that its address?")});
+  }
+
+  /// Ends the node's part, with what came of joining again.
+  void lose_host(const std::string& afterwards) {
+    end({.exit_code = static_cast<int>(ErrorKind::kPeerLost),
+         .cause = concat("lost the node where all meet (", endpoint_, "): ", cut_off_, afterwards)});
   }
 
   void handle(const Message& message) {
@@ -263,6 +288,11 @@ class NodeRendezvous final : public Rendezvous {
     if (type == "welcome") {
       welcome_ = true;
       silence_seconds_ = message.at("silence_seconds");
+      cut_off_.clear();
+      heard_at_ = Clock::now();
+    } else if (type == "refuse" && !cut_off_.empty()) {
+      lose_host(
+          concat("; when it was there again, it refused this node: ", message.at("why").get<std::string>()));
     } else if (type == "refuse") {
       end({.exit_code = static_cast<int>(ErrorKind::kUsage),
            .cause = concat("the run at ", endpoint_,
@@ -308,7 +338,8 @@ class NodeRendezvous final : public Rendezvous {
   const LaunchOptions options_;
   const double heartbeat_seconds_;
   const std::string endpoint_;  ///< "host:port"
-  const Clock::time_point started_;
+  Clock::time_point started_;   ///< looking for the coordinator
+  std::string cut_off_;         ///< why the coordinator was lost, until it is found again
   std::string token_;
   /// Several launchers on this machine may become the host. If two bind the port at once, Linux may let neither
   /// listen; so a launcher that finds no host tries again.

@@ -32,6 +32,9 @@ class Rendezvous {
   virtual std::optional<NodePlacement> take_start() = 0;
   /// Why the workers of the present round must stop, if another node gave a reason.
   virtual std::optional<std::string> stop_reason() const { return std::nullopt; }
+  /// Others go on without this node, so that its workers must be killed: one that saves or says that the run is to stop
+  /// could still reach the others' workers.
+  virtual bool is_cut_off() const { return false; }
   /// With replicas: what to do next with single workers, which live for as long as the round lasts.
   virtual std::optional<WorkerOrder> take_order() { return std::nullopt; }
   /// Whether the round ends once no worker of this node runs.

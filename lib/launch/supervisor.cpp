@@ -122,7 +122,8 @@ class Supervisor {
     pass_on_reports();
     rendezvous_->step();
     carry_out_orders();
-    if (const auto reason = rendezvous_->stop_reason(); reason && running() > 0) stop_workers(*reason);
+    if (const auto reason = rendezvous_->stop_reason(); reason && running() > 0)
+      rendezvous_->is_cut_off() ? kill_workers(*reason) : stop_workers(*reason);
     if (group_) group_->pump().show_paused();
     if (group_) group_->send_waiting();
     if (stop_ && Clock::now() >= stop_->at) stop_workers(stop_->reason);
@@ -259,6 +260,12 @@ class Supervisor {
     stopping_ = true;
     group_->send_to_all(SIGTERM);
     start_clock();
+  }
+
+  void kill_workers(const std::string& reason) {
+    if (std::exchange(stopping_, true)) return;
+    util::log_warning(concat(reason, ": killing ", running(), running() == 1 ? " worker" : " workers"));
+    kill_all();
   }
 
   void kill_if_overdue() {

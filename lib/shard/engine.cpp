@@ -304,8 +304,16 @@ void Engine::zero_gradients() {
   }
 }
 
-void Engine::begin_sample_sums(int64_t micro_batches) {
-  for (auto& unit : units_) unit->begin_sample_sums(micro_batches);
+void Engine::begin_sample_sums(const SampleStep& step, std::vector<SampleSums> begun) {
+  begun.resize(units_.size());
+  for (size_t i = 0; i < units_.size(); ++i) units_[i]->begin_sample_sums(step, std::move(begun[i]));
+}
+
+std::vector<std::vector<SampleSums>> Engine::begun_sums() {
+  reset();
+  std::vector<std::vector<SampleSums>> sums;
+  for (auto& unit : units_) sums.push_back(unit->begun_sums());
+  return sums;
 }
 
 void Engine::require_all_sample_sums() const {

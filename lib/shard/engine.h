@@ -103,8 +103,12 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
 
   /// Discards all gradients, before the first micro-batch of a step.
   void zero_gradients();
-  /// With ShardOptions::sums_by_sample, after zero_gradients(): the step has this many micro-batches a rank.
-  void begin_sample_sums(int64_t micro_batches);
+  /// With ShardOptions::sums_by_sample, after zero_gradients(): the micro-batches to come. `begun`: of each unit the sums
+  /// of the leaves before; may be empty if there are none.
+  void begin_sample_sums(const SampleStep& step, std::vector<SampleSums> begun = {});
+  /// Of a step that has failed, with SampleStep::may_break_off: the sums of each unit after the newest reductions that
+  /// have ended here, one or two. Resets the engine. Not collective.
+  std::vector<std::vector<SampleSums>> begun_sums();
   /// Throws Error(kUsage) if a unit had gradients in some of them only.
   void require_all_sample_sums() const;
 

@@ -15,7 +15,8 @@ void SampleTree::begin(int64_t leaves) {
 void SampleTree::merge() {
   at::Tensor right = std::move(parts_.back().sum);
   parts_.pop_back();
-  parts_.back().sum.add_(right);
+  at::Tensor& left = parts_.back().sum;
+  left = left.use_count() > 1 ? left.add(right) : left.add_(right);
   ++parts_.back().level;
 }
 

@@ -22,6 +22,7 @@
 
 namespace fsdp::shard {
 
+/// A copy shares its sums, which neither writes to any more.
 class SampleTree {
  public:
   /// Begins a sum over this many leaves.
@@ -42,6 +43,12 @@ class SampleTree {
 
   int64_t leaves_ = 0, found_ = 0;
   std::vector<Part> parts_;  ///< that wait for their neighbours; the largest first
+};
+
+/// The gradients of a unit's shard, of a step's first leaves.
+struct SampleSums {
+  int64_t leaves = 0;
+  std::vector<SampleTree> trees{};  ///< by gradient of a parameter: the second is that of tied weights
 };
 
 }  // namespace fsdp::shard

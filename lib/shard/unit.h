@@ -131,11 +131,14 @@ class Unit {
 
   /// Gives autograd a zeroed buffer for this unit's gradients; no effect when one is attached.
   void attach_gradients();
-  /// With sums_by_sample: the next reductions are those of a step of `rounds` micro-batches a rank; the shard's gradient
-  /// appears after the last.
-  void begin_sample_sums(int64_t rounds);
+  /// With sums_by_sample: the next reductions are those of a step; the shard's gradient appears after the last. `begun`:
+  /// the sums of the leaves before step.span.first.
+  void begin_sample_sums(const SampleStep& step, SampleSums begun = {});
+  /// With SampleStep::may_break_off: the sums after the newest reduction, unless that was the last, and after the one
+  /// before. After reset().
+  std::vector<SampleSums> begun_sums() const;
   /// Whether none of these reductions is missing, unless all are.
-  bool has_all_rounds() const { return round_ == 0 || round_ == rounds_; }
+  bool has_all_rounds() const { return round_ == 0 || round_ == step_.rounds; }
   /// Discards gradients that have not been reduced.
   void drop_gradients();
   /// Issues the reduction of the accumulated gradients: a reduce-scatter, an all-reduce where every rank
@@ -199,8 +202,10 @@ class Unit {
   std::unique_ptr<comm::Work> collective_, sent_, across_, across_sent_, reduction_;
   std::shared_ptr<comm::Work> added_;  ///< the addition, for use_gradient()
   at::Tensor leaving_;                 ///< the gradient that is being copied to the host
-  int64_t round_ = 0, rounds_ = 0;     ///< with sums_by_sample: reductions so far, and in the step
-  std::vector<SampleTree> trees_;      ///< by gradient of a parameter: the second is that of tied weights
+  SampleStep step_;                    ///< with sums_by_sample
+  int64_t round_ = 0;                  ///< of it: reductions so far
+  SampleSums sums_;                    ///< of those that have ended
+  std::optional<SampleSums> before_;   ///< the newest of them
   util::Event left_, on_host_;         ///< the end of that copy, and of the host's work on the gradient
   Traffic traffic_;
 };

@@ -34,14 +34,24 @@ void fill_slots(const at::Tensor& to, const std::vector<at::Tensor>& from, int64
 
 }  // namespace
 
-void Unit::begin_sample_sums(int64_t rounds) {
+void Unit::begin_sample_sums(const SampleStep& step, SampleSums begun) {
+  FSDP_CHECK(begun.leaves == step.span.first, "sums of ", begun.leaves, " leaves, not ", step.span.first);
+  step_ = step;
   round_ = 0;
-  rounds_ = rounds;
-  trees_.clear();
+  sums_ = std::move(begun);
+  before_.reset();
+}
+
+std::vector<SampleSums> Unit::begun_sums() const {
+  std::vector<SampleSums> sums;
+  if (before_) sums.push_back(*before_);
+  if (sums_.leaves < step_.span.leaves) sums.push_back(sums_);
+  return sums;
 }
 
 void Unit::start_sample_reduction() {
-  FSDP_CHECK(round_ < rounds_, "unit ", name_, " is reduced in round ", round_ + 1, " of ", rounds_);
+  FSDP_CHECK(round_ < step_.rounds, "unit ", name_, " is reduced in round ", round_ + 1, " of ",
+             step_.rounds);
   auto job = std::make_shared<Reduction>();
   const std::vector<at::Tensor> gradients = storage_.detach_all_gradients();
   FSDP_CHECK(gradients.front().defined(), "unit ", name_, " has no gradients to reduce");
@@ -51,7 +61,8 @@ void Unit::start_sample_reduction() {
       .replicas = groups_.replicas(),
       .replica = groups_.replica_rank(),
       .ranks_in_pairs = groups_.reduce_scatter->adds_in_pairs(),
-      .replicas_in_pairs = groups_.replicate == nullptr || groups_.replicate->adds_in_pairs()};
+      .replicas_in_pairs = groups_.replicate == nullptr || groups_.replicate->adds_in_pairs(),
+      .span = step_.span};
   SampleRound round = sample_round(place, round_);
   round.gradients = std::ssize(gradients);
   ++round_;
@@ -124,19 +135,22 @@ void Unit::reduce_slots_across(Reduction& job, const SampleRound& round) {
 void Unit::add_nodes(const Reduction& job, const SampleRound& round) {
   const at::NoGradGuard no_grad;
   const int64_t n = storage_.layout().shard_numel(), all = std::ssize(round.all);
-  if (trees_.empty()) {
-    trees_.resize(static_cast<size_t>(round.gradients));
-    for (SampleTree& tree : trees_) tree.begin(rounds_ * groups_.replicas() * groups_.shard->world_size());
+  if (step_.may_break_off) before_ = sums_;
+  std::vector<SampleTree>& trees = sums_.trees;
+  if (trees.empty()) {
+    trees.resize(static_cast<size_t>(round.gradients));
+    for (SampleTree& tree : trees) tree.begin(step_.span.leaves);
   }
-  FSDP_CHECK(std::ssize(trees_) == round.gradients, "unit ", name_, ": ", trees_.size(), " and now ",
+  FSDP_CHECK(std::ssize(trees) == round.gradients, "unit ", name_, ": ", trees.size(), " and now ",
              round.gradients, " gradients of a parameter");
   for (int64_t i = 0; i < round.gradients * all; ++i) {
-    trees_[static_cast<size_t>(i / all)].push(round.all[static_cast<size_t>(i % all)].level,
-                                              job.output.narrow(0, i * n, n));
+    trees[static_cast<size_t>(i / all)].push(round.all[static_cast<size_t>(i % all)].level,
+                                             job.output.narrow(0, i * n, n));
   }
-  if (!trees_.front().is_complete()) return;
-  const at::Tensor sum = trees_[0].take();
-  for (size_t i = 1; i < trees_.size(); ++i) sum.add_(trees_[i].take());
+  sums_.leaves = round.end;
+  if (!trees.front().is_complete()) return;
+  const at::Tensor sum = trees[0].take();
+  for (size_t i = 1; i < trees.size(); ++i) sum.add_(trees[i].take());
   storage_.add_to_shard_gradient(sum);
 }
 

@@ -16,7 +16,7 @@ namespace fsdp::train {
 namespace {
 
 constexpr const char* kForm =
-    "FSDP_INJECT_FAULT: expected rank=R,step=S|FIRST-LAST,at=step|forward|collective|save|write|transfer,"
+    "FSDP_INJECT_FAULT: expected rank=R,step=S|FIRST-LAST,at=step|forward|collective|save|write|validation|transfer,"
     "do=kill|stop|throw|exit:CODE|sleep:SECONDS; found \"";
 
 /// In the forward of the root stage, this rank computes while others wait for it.
@@ -74,9 +74,13 @@ std::optional<FaultInjection::Fault> FaultInjection::parsed(const std::string& t
     if (equals == std::string::npos) refuse(text);
     parts[part.substr(0, equals)] = part.substr(equals + 1);
   }
-  const std::map<std::string, FaultPlace> places = {
-      {"step", FaultPlace::kStep}, {"forward", FaultPlace::kForward}, {"collective", FaultPlace::kCollective},
-      {"save", FaultPlace::kSave}, {"write", FaultPlace::kWrite},     {"transfer", FaultPlace::kTransfer}};
+  const std::map<std::string, FaultPlace> places = {{"step", FaultPlace::kStep},
+                                                    {"forward", FaultPlace::kForward},
+                                                    {"collective", FaultPlace::kCollective},
+                                                    {"save", FaultPlace::kSave},
+                                                    {"write", FaultPlace::kWrite},
+                                                    {"validation", FaultPlace::kValidation},
+                                                    {"transfer", FaultPlace::kTransfer}};
   if (parts.size() != 4 || !parts.contains("rank") || !parts.contains("step") || !parts.contains("do") ||
       !places.contains(parts["at"])) {
     refuse(text);
@@ -98,23 +102,21 @@ std::optional<FaultInjection::Fault> FaultInjection::parsed(const std::string& t
   return fault;
 }
 
-const FaultInjection::Fault* FaultInjection::due(FaultPlace place, int64_t step) const {
-  const auto found = std::ranges::find_if(faults_, [&](const Fault& fault) {
-    return fault.place == place && fault.first_step <= step && step <= fault.last_step;
-  });
-  return found == faults_.end() ? nullptr : &*found;
+bool FaultInjection::is_due(FaultPlace place, int64_t step) const {
+  return std::ranges::any_of(faults_, [&](const Fault& fault) { return fault.is_due(place, step); });
 }
 
 void FaultInjection::at(FaultPlace place, int64_t step) const {
-  const Fault* fault = due(place, step);
-  if (fault == nullptr) return;
-  if (fault->action == "kill") ::kill(::getpid(), SIGKILL);
-  if (fault->action == "stop") ::kill(::getpid(), SIGSTOP);
-  if (fault->action == "exit") ::_exit(static_cast<int>(fault->argument));
-  if (fault->action == "sleep") {
-    std::this_thread::sleep_for(std::chrono::duration<double>(fault->argument));
+  for (const Fault& fault : faults_) {
+    if (!fault.is_due(place, step)) continue;
+    if (fault.action == "kill") ::kill(::getpid(), SIGKILL);
+    if (fault.action == "stop") ::kill(::getpid(), SIGSTOP);
+    if (fault.action == "exit") ::_exit(static_cast<int>(fault.argument));
+    if (fault.action == "sleep") {
+      std::this_thread::sleep_for(std::chrono::duration<double>(fault.argument));
+    }
+    if (fault.action == "throw") throw std::runtime_error("injected by FSDP_INJECT_FAULT");
   }
-  if (fault->action == "throw") throw std::runtime_error("injected by FSDP_INJECT_FAULT");
 }
 
 void FaultInjection::attach_to(nn::Stage& model, comm::Communicator& communicator,

@@ -7,11 +7,12 @@
 //   rank  of the faulty process        step  in which the fault happens: S, or FIRST-LAST for each of these steps,
 //                                            as for sleep in a rank that is to be slow
 //   at    step (before it begins), forward, collective (the communication stream, beside forward), save
-//         (before it begins), write (of the checkpoint: the file is half written), transfer (of the state after
-//         that step to a replica that joins: this rank is about to send or receive)
+//         (before it begins), write (of the checkpoint: the file is half written), validation (after it, before
+//         rank 0 writes its line), transfer (of the state after that step to a replica that joins: this rank is
+//         about to send or receive)
 //   do    kill (SIGKILL), stop (SIGSTOP), exit:CODE, sleep:SECONDS, throw
 //
-// Several faults are separated by ";". Not after a restart by a launcher (TORCHELASTIC_RESTART_COUNT above 0).
+// Several faults are separated by ";"; those at one place happen in that order. Not after a restart by a launcher (TORCHELASTIC_RESTART_COUNT above 0).
 
 #include <cstdint>
 #include <optional>
@@ -23,7 +24,7 @@
 
 namespace fsdp::train {
 
-enum class FaultPlace { kStep, kForward, kCollective, kSave, kWrite, kTransfer };
+enum class FaultPlace { kStep, kForward, kCollective, kSave, kWrite, kValidation, kTransfer };
 
 class FaultInjection {
  public:
@@ -34,8 +35,8 @@ class FaultInjection {
   static FaultInjection from_environment(int rank);
 
   /// Whether at(place, step) injects the fault.
-  bool is_due(FaultPlace place, int64_t step) const { return due(place, step) != nullptr; }
-  /// Injects the fault if it is due here; most faults do not return.
+  bool is_due(FaultPlace place, int64_t step) const;
+  /// Injects the faults that are due here; most do not return.
   void at(FaultPlace place, int64_t step) const;
 
   /// Makes kForward and kCollective happen in the forward of `model`, in the step after `steps_done`. The
@@ -48,9 +49,12 @@ class FaultInjection {
     int64_t first_step = 0, last_step = 0;
     std::string action;
     double argument = 0;
+
+    bool is_due(FaultPlace at, int64_t step) const {
+      return place == at && first_step <= step && step <= last_step;
+    }
   };
   static std::optional<Fault> parsed(const std::string& text, int rank);
-  const Fault* due(FaultPlace place, int64_t step) const;
 
   std::vector<Fault> faults_;
 };

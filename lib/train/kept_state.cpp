@@ -1,5 +1,7 @@
 #include "train/kept_state.h"
 
+#include <ATen/ops/full.h>
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -10,6 +12,7 @@
 namespace fsdp::train {
 
 void KeptState::begin(const launch::Epoch& epoch) {
+  if (step() != epoch.step) begun_.reset();
   if (next_ && next_->step == epoch.step) now_ = std::move(next_);
   next_.reset();
   if (step() != epoch.step) now_.reset();
@@ -23,13 +26,26 @@ KeptState::Moment KeptState::copy_of(const TrainingState& state, int64_t step, n
 }
 
 void KeptState::keep(const TrainingState& state, int64_t step, nlohmann::json record) {
-  now_.reset();  // frees the old one first
+  forget();  // frees the old one first
   next_.reset();
   now_ = copy_of(state, step, std::move(record));
 }
 
 void KeptState::keep_next(const TrainingState& state, nlohmann::json record) {
   next_ = copy_of(state, step() + 1, std::move(record));
+}
+
+std::optional<BegunStep> KeptState::begun(comm::Communicator& world) const {
+  const auto least = [&world](int64_t own) {
+    const at::Tensor value = at::full({1}, -own, at::kLong);
+    world.all_reduce(value, comm::ReduceOp::kMax, {.unit = "step that was broken off"})->wait();
+    return -value.item<int64_t>();
+  };
+  const int64_t leaves = least(begun_leaves());
+  if (leaves == 0 || least(begun_->has(leaves)) == 0) return std::nullopt;
+  BegunStep begun = *begun_;
+  begun.leaves = leaves;
+  return begun;
 }
 
 nlohmann::json KeptState::restore(const TrainingState& state, const launch::Epoch& epoch,
@@ -56,7 +72,8 @@ nlohmann::json KeptState::restore(const TrainingState& state, const launch::Epoc
         ->wait();
   }
   tensors.write_back(slices);
-  return nlohmann::json::parse(records[static_cast<size_t>(source)]);
+  // One for all, also where only some ranks have come through the validation of that step.
+  return nlohmann::json::parse(records[static_cast<size_t>(epoch.sources.front())]);
 }
 
 }  // namespace fsdp::train

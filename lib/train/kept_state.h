@@ -14,6 +14,7 @@
 #include "comm/mesh.h"
 #include "launch/epoch.h"
 #include "plan/memory.h"
+#include "train/begun_step.h"
 #include "train/training_record.h"
 
 namespace fsdp::train {
@@ -25,6 +26,8 @@ class KeptState {
   int64_t step() const { return now_ ? now_->step : -1; }
   /// That after the next step is there too.
   bool can_finish_step() const { return next_.has_value(); }
+  /// As many micro-batches of the next step are done, those of other ranks too.
+  int64_t begun_leaves() const { return begun_ ? begun_->leaves : 0; }
 
   /// Those that this process has computed so far: KnownParts::buffers.
   std::map<int64_t, plan::BufferShapes>& buffer_shapes() { return buffer_shapes_; }
@@ -32,9 +35,14 @@ class KeptState {
   /// The state that the epoch goes on from, or none if this rank lacks it.
   void begin(const launch::Epoch& epoch);
   /// Frees the memory.
-  void forget() { now_.reset(); }
+  void forget() {
+    now_.reset();
+    begun_.reset();
+  }
   /// Copies a state, for the time after the epoch. `record`: training_record(), with what else is to be kept.
   void keep(const TrainingState& state, int64_t step, nlohmann::json record);
+  /// Adds what is done of the next step.
+  void keep_begun(BegunStep begun) { begun_ = std::move(begun); }
   /// Adds that after the next step.
   void keep_next(const TrainingState& state, nlohmann::json record);
 
@@ -43,6 +51,8 @@ class KeptState {
   nlohmann::json restore(
       const TrainingState& state, const launch::Epoch& epoch, const comm::Mesh& mesh,
       const std::function<void()>& before_transfer = [] {});
+  /// What all ranks have of the next step; nullopt if one has nothing. Collective.
+  std::optional<BegunStep> begun(comm::Communicator& world) const;
 
  private:
   struct Moment {
@@ -53,6 +63,7 @@ class KeptState {
   static Moment copy_of(const TrainingState& state, int64_t step, nlohmann::json record);
 
   std::optional<Moment> now_, next_;
+  std::optional<BegunStep> begun_;  ///< after now_
   std::map<int64_t, plan::BufferShapes> buffer_shapes_;
 };
 

@@ -149,12 +149,11 @@ MetricsFile::MetricsFile(const fs::path& folder, const KeptMetrics& kept, const 
   if (formats.tensorboard) tensorboard_.emplace(folder / "tensorboard", kept.resumed_step);
 }
 
-bool MetricsFile::ends_with_step(int64_t step) const {
+bool MetricsFile::ends_with(int64_t step, const char* key) const {
   std::istringstream lines(last_lines(path()).text);
   for (std::string line; std::getline(lines, line);) {
     const auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (parsed.is_object() && parsed.contains("loss") && parsed.value("step", int64_t{-1}) == step)
-      return true;
+    if (parsed.is_object() && parsed.contains(key) && parsed.value("step", int64_t{-1}) == step) return true;
   }
   return false;
 }
@@ -192,13 +191,13 @@ void MetricsFile::write(const StepMetrics& metrics) {
   write_line(line);
 }
 
-void MetricsFile::write_validation(int64_t step, const Validation& validation) {
+nlohmann::ordered_json validation_line(int64_t step, const Validation& validation) {
   nlohmann::ordered_json line = {{"step", step},
                                  {"validation_loss", validation.loss},
                                  {"validation_perplexity", validation.perplexity()}};
   if (auto bits = validation.bits_per_byte()) line["validation_bits_per_byte"] = *bits;
   if (validation.accuracy) line["validation_accuracy"] = *validation.accuracy;
-  write_line(line);
+  return line;
 }
 
 void MetricsFile::write_line(const nlohmann::ordered_json& line) {

@@ -62,6 +62,9 @@ struct MetricsFormats {
   bool tensorboard = false;  ///< event files in folder/tensorboard, see tensorboard.h
 };
 
+/// The line of a validation.
+nlohmann::ordered_json validation_line(int64_t step, const Validation& validation);
+
 class MetricsFile {
  public:
   /// Opens folder/metrics.jsonl. Lines that are not `kept` are dropped: the run writes them again. A run that
@@ -73,10 +76,10 @@ class MetricsFile {
   /// A line that cannot be written, because the disk is full, is left out; the first of several such lines
   /// brings a warning. The run is worth more than its log.
   void write(const StepMetrics& metrics);
-  void write_validation(int64_t step, const Validation& validation);
+  void write_validation(const nlohmann::ordered_json& line) { write_line(line); }
 
-  /// Whether there is a line of that step, other than one of a validation, among the last.
-  bool ends_with_step(int64_t step) const;
+  /// Whether there is a line of that step with that key, such as "loss", among the last.
+  bool ends_with(int64_t step, const char* key) const;
 
   const std::filesystem::path& path() const { return file_.path(); }
 

@@ -68,6 +68,7 @@ StepResult TrainStep::run(const StepPosition& position) {
 StepResult TrainStep::finish() {
   Pending step = std::move(*pending_);
   pending_.reset();
+  leaves_ = 0;
   return update(std::move(step), /*arriving=*/nullptr);
 }
 
@@ -166,26 +167,64 @@ at::Tensor TrainStep::accumulate_gradients(const StepPosition& position, Arrivin
 at::Tensor TrainStep::accumulate_by_sample(const StepPosition& position, int64_t count) {
   shard::Engine& engine = parts_.engine;
   const auto& [rank, ranks, batch_is_sample] = *options_.by_sample;
-  engine.begin_sample_sums(count);
+  leaves_ = count * ranks;
+  if (begun_ && begun_->all != leaves_) begun_.reset();
+  const std::optional<BegunStep> begun = std::exchange(begun_, std::nullopt);
+  const int64_t begin = first_leaf_ = begun ? begun->leaves : 0,
+                rounds = (leaves_ - begin + ranks - 1) / ranks;
+  const bool may_break_off = parts_.leave_requested && !options_.counts_vary;
+  engine.begin_sample_sums({rounds, {begin, leaves_}, may_break_off},
+                           begun ? begun->sums() : std::vector<shard::SampleSums>{});
   std::vector<MicroBatch> batches;
   if (options_.counts_vary) batches = batches_with_shares(position, count);
-  sample_losses_.clear();
-  for (int64_t i = 0; i < count; ++i) {
-    const MicroBatch micro_batch{options_.counts_vary
-                                     ? std::move(batches[static_cast<size_t>(i)].batch)
-                                     : parts_.batches.batch(position.first_global_sample, i)};
+  sample_losses_ = at::Tensor();
+  if (begun) {
+    const int64_t known = begun->losses.numel() / leaves_ * begin;
+    sample_losses_ = at::zeros_like(begun->losses);
+    sample_losses_.narrow(0, 0, known).copy_(begun->losses.narrow(0, 0, known));
+  }
+  shared_losses_.clear();
+  const int64_t first_sample = position.first_global_sample + begin * (position.samples / leaves_);
+  double own_losses = 0;
+  for (int64_t i = 0; i < rounds; ++i) {
+    const MicroBatch micro_batch{options_.counts_vary ? std::move(batches[static_cast<size_t>(i)].batch)
+                                                      : parts_.batches.batch(first_sample, i)};
     const at::Tensor& targets = micro_batch.batch.targets;
     const int64_t samples = batch_is_sample ? 1 : targets.size(0);
     targets_of_step_ = static_cast<double>(
-        std::max<int64_t>(options_.counts_vary ? counted_ : count * ranks * targets.numel(), 1));
-    sample_losses_.resize(static_cast<size_t>(count * ranks * samples), 0.0);
+        std::max<int64_t>(options_.counts_vary ? counted_ : leaves_ * targets.numel(), 1));
+    if (!sample_losses_.defined()) sample_losses_ = at::zeros({leaves_ * samples}, at::kDouble);
     kernels::SampleSums sums(samples, targets_of_step_);
     run_micro_batch(micro_batch);
-    std::ranges::copy(sums.losses, sample_losses_.begin() + (i * ranks + rank) * samples);
+    const int64_t first = begin + i * ranks, end = std::min(first + ranks, leaves_);
+    if (first + rank < end) {  // in the last round some may have samples of the next step, which nobody adds
+      std::ranges::copy(sums.losses, sample_losses_.data_ptr<double>() + (first + rank) * samples);
+      own_losses = std::accumulate(sums.losses.begin(), sums.losses.end(), own_losses);
+    }
+    if (!may_break_off) continue;
+    const at::Tensor losses = sample_losses_.narrow(0, first * samples, (end - first) * samples);
+    shared_losses_.push_back({share_losses(losses), end});
   }
   engine.require_all_sample_sums();
-  return at::full({}, std::accumulate(sample_losses_.begin(), sample_losses_.end(), 0.0) / targets_of_step_,
-                  at::kDouble);
+  return at::full({}, own_losses / targets_of_step_, at::kDouble);
+}
+
+std::optional<BegunStep> TrainStep::begun() {
+  if (leaves_ == 0) return begun_;
+  BegunStep step{.leaves = first_leaf_, .all = leaves_, .units = parts_.engine.begun_sums(), .losses = {}};
+  try {
+    for (const auto& [work, leaves] : shared_losses_) {
+      work->wait();
+      step.leaves = leaves;
+    }
+  } catch (const util::Error&) {
+    // As the step.
+  }
+  for (const auto& unit : step.units)
+    step.leaves = std::min(step.leaves, unit.empty() ? 0 : unit.back().leaves);
+  if (step.leaves == 0 || !step.has(step.leaves)) return std::nullopt;
+  step.losses = sample_losses_;
+  return step;
 }
 
 bool TrainStep::passes_guard(const StepPosition& position, double local_loss, bool finite,
@@ -267,15 +306,17 @@ void TrainStep::share_loss(double local_loss, StepResult& result) {
   result.stop = values[1] > 0;
 }
 
-/// Each loss is one rank's, and 0 on the others; they are added in the order of their positions.
+/// Each loss is one rank's, and 0 on the others.
+std::unique_ptr<comm::Work> TrainStep::share_losses(const at::Tensor& losses) {
+  return parts_.engine.communicator().all_reduce(losses, comm::ReduceOp::kSum, {.unit = "losses of samples"});
+}
+
+/// They are added in the order of their positions.
 double TrainStep::loss_of_samples() {
-  const at::Tensor losses = at::empty({std::ssize(sample_losses_)}, at::kDouble);
-  auto* first = losses.data_ptr<double>();
-  std::ranges::copy(sample_losses_, first);
-  parts_.engine.communicator()
-      .all_reduce(losses, comm::ReduceOp::kSum, {.unit = "losses of samples"})
-      ->wait();
-  return std::accumulate(first, first + losses.numel(), 0.0) / targets_of_step_;
+  if (shared_losses_.empty()) share_losses(sample_losses_)->wait();
+  for (const SharedLosses& each : shared_losses_) each.work->wait();
+  const auto* first = sample_losses_.const_data_ptr<double>();
+  return std::accumulate(first, first + sample_losses_.numel(), 0.0) / targets_of_step_;
 }
 
 std::string TrainStep::described_samples(const StepPosition& position, double local_loss) {

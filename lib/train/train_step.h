@@ -16,6 +16,7 @@
 #include "optim/optimizer.h"
 #include "shard/engine.h"
 #include "shard/grad_norm.h"
+#include "train/begun_step.h"
 #include "train/update_guard.h"
 
 namespace fsdp::train {
@@ -109,6 +110,12 @@ class TrainStep {
   bool can_finish() const { return pending_.has_value(); }
   /// What is left of that step. Not collective, unless it throws.
   StepResult finish();
+
+  /// Of the step in which run() has failed: the micro-batches that are done, with Parts::leave_requested and unless
+  /// counts vary; nullopt if there are none. Resets the engine. Not collective.
+  std::optional<BegunStep> begun();
+  /// The next run() does the rest of this step. The same leaves on every rank.
+  void continue_with(BegunStep begun) { begun_ = std::move(begun); }
   /// Of that step.
   const StepPosition& pending_position() const { return pending_->position; }
 
@@ -137,6 +144,7 @@ class TrainStep {
   /// double on the device, without waiting for it.
   at::Tensor run_micro_batch(const MicroBatch& micro_batch);
   bool computes_on_host() const;
+  std::unique_ptr<comm::Work> share_losses(const at::Tensor& losses);
   /// The mean over the samples of all ranks. Collective.
   double loss_of_samples();
   void share_loss(double local_loss, StepResult& result);
@@ -159,9 +167,19 @@ class TrainStep {
   StepOptions options_;
   bool updates_as_gradients_arrive_ = false;
   int64_t counted_ = 0;  ///< of the step under way
-  /// With by_sample, of the step under way: by position, 0 for those of other ranks; and the targets of all ranks, at least 1.
-  std::vector<double> sample_losses_;
+  /// With by_sample, of the step under way: by position, 0 for those of other ranks until they are shared; and the
+  /// targets of all ranks, at least 1.
+  at::Tensor sample_losses_;
   double targets_of_step_ = 1;
+  /// Of the step under way, unless it ends as it should: its sharing of losses, and the leaves after each.
+  struct SharedLosses {
+    std::unique_ptr<comm::Work> work;
+    int64_t leaves;
+  };
+  std::vector<SharedLosses> shared_losses_;
+  std::optional<BegunStep> begun_;  ///< what the step under way, or the next, begins with
+  int64_t leaves_ = 0;              ///< of the step under way; 0: there is none
+  int64_t first_leaf_ = 0;          ///< of those that it computes itself
   std::optional<kernels::DeviceOutcome> outcome_;
   std::vector<StepPosition> unread_;  ///< the steps since the last reading
   std::optional<Pending> pending_;    ///< the step under way, once every rank can finish it alone

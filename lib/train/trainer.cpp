@@ -106,8 +106,9 @@ void Trainer::train() {
   const int64_t first_step = step + 1;
   if (continues() && step > 0) summary_.loss = position_.loss;
   // A run that was stopped in a step with a validation has left the validation to this one, and a rank that
-  // was lost its save.
-  const bool best_at_start = validation_is_due() && validate();
+  // was lost its save and the mark of the best.
+  const bool was_best = continues() && step > 0 && validations_.best() && validations_.best()->step == step;
+  const bool best_at_start = validation_is_due() ? validate() : was_best;
   const bool saves_at_start = continues() && step > 0 && due(config_.checkpoint.interval_steps, step) &&
                               checkpointer_->saved_step() != step;
   save_if(saves_at_start, best_at_start);
@@ -116,6 +117,7 @@ void Trainer::train() {
       config_, parts_, *batches_,
       [this] { return (hooks_.stop_requested && hooks_.stop_requested()) || time_is_over(); },
       hooks_.epoch ? hooks_.epoch->change_is_due : nullptr));
+  if (begun_) train_step_->continue_with(*std::exchange(begun_, std::nullopt));
   StepProfile profile(output_folder(), communicator_->rank(), config_.logging.profile_steps,
                       communicator_->device());
   const NvtxRanges nvtx(config_.logging.nvtx, communicator_->device());
@@ -298,6 +300,8 @@ bool Trainer::validate() {
   const auto& metric = config_.evaluation.best_metric;
   const bool best = validations_.add(
       position_.step, best_metric_value(metric.value(), validation, position_.loss, position_.grad_norm));
+  validation_line_ = validation_line(position_.step, validation);
+  faults_.at(FaultPlace::kValidation, position_.step);
   if (!is_first_rank()) return best;
   progress_.finish_line();
   std::string compared;
@@ -309,7 +313,7 @@ bool Trainer::validate() {
   }
   util::log_info(
       util::concat("validation at step ", position_.step, ": ", validation_text(validation), compared));
-  metrics_->write_validation(position_.step, validation);
+  metrics_->write_validation(validation_line_);
   return best;
 }
 

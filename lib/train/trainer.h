@@ -95,6 +95,7 @@ class Trainer {
   void open_data();
   void count_steps();
   void prepare_output();
+  void write_what_is_missing();
   void describe_run() const;
   void report_changes_since(const std::filesystem::path& resolved_config) const;
   void train();
@@ -134,6 +135,7 @@ class Trainer {
   std::unique_ptr<data::TokenBytes> token_bytes_;  ///< null: unknown
   std::unique_ptr<SampleText> sample_text_;        ///< null unless logging.sample_every
   ValidationHistory validations_;
+  nlohmann::ordered_json validation_line_;  ///< of the newest validation; null: unknown
   RunParts parts_;
   std::optional<MetricsFile> metrics_;
   Progress progress_;
@@ -142,6 +144,8 @@ class Trainer {
   StepMeter meter_;
   std::unique_ptr<Checkpointer> checkpointer_;
   std::optional<TrainStep> train_step_;
+  std::optional<BegunStep>
+      begun_;  ///< what other ranks have left of the first step, until train_step_ has it
   RunPosition position_;
   /// When run() began, after this many seconds of earlier starts.
   std::chrono::steady_clock::time_point training_began_ = std::chrono::steady_clock::now();

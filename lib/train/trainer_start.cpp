@@ -122,6 +122,7 @@ nlohmann::json Trainer::memory_record() {
   record["origin"] = checkpointer_->origin();
   record["peak_rate"] = {peak_.flops_per_second, peak_.share_of_threads};
   record["flops_a_token"] = {flops_.model, flops_.hardware};
+  record["validation_line"] = validation_line_.dump();  // as text, which keeps its order
   return record;
 }
 
@@ -131,7 +132,9 @@ void Trainer::continue_from_memory() {
   const nlohmann::json record = hooks_.epoch->kept->restore(
       state, epoch, *mesh_, [&] { faults_.at(FaultPlace::kTransfer, epoch.step); });
   position_ = restore_training_record(record, epoch.step, state, "the state from memory");
+  begun_ = hooks_.epoch->kept->begun(*communicator_);
   checkpointer_->take_over(record.at("origin"));
+  validation_line_ = nlohmann::ordered_json::parse(record.at("validation_line").get<std::string>());
   record.at("flops_a_token").at(0).get_to(flops_.model);
   record.at("flops_a_token").at(1).get_to(flops_.hardware);
   if (config_.logging.peak_tflops > 0) return;
@@ -143,7 +146,10 @@ void Trainer::keep_state() {
   KeptState& kept = *hooks_.epoch->kept;
   position_.training_seconds = training_seconds();
   kept.keep(training_state(), position_.step, memory_record());
-  if (!train_step_ || !train_step_->can_finish()) return;
+  if (!train_step_ || !train_step_->can_finish()) {
+    if (auto begun = train_step_ ? train_step_->begun() : begun_) kept.keep_begun(std::move(*begun));
+    return;
+  }
   const int64_t samples = train_step_->pending_position().samples;
   try {
     count_step(train_step_->finish(), samples);
@@ -212,16 +218,24 @@ void Trainer::prepare_output() {
   metrics_.emplace(output_folder(),
                    KeptMetrics{.resumed_step = position_.step, .validates_again = validation_is_due()},
                    MetricsFormats{.csv = config_.logging.csv, .tensorboard = config_.logging.tensorboard});
+  if (continues() && position_.step > 0) write_what_is_missing();
+}
+
+/// The rank that was to write it may have been lost.
+void Trainer::write_what_is_missing() {
   const int64_t step = position_.step, interval = config_.logging.interval_steps;
-  if (!continues() || step == 0 || (step < config_.training.steps && (interval == 0 || step % interval != 0)))
-    return;
-  // The rank that was to write it may have been lost.
-  if (metrics_->ends_with_step(step)) return;
-  metrics_->write({.step = step,
-                   .loss = position_.loss,
-                   .grad_norm = position_.grad_norm,
-                   .lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step, config_.training.steps),
-                   .tokens = position_.tokens_seen});
+  const bool is_reported = step >= config_.training.steps || (interval > 0 && step % interval == 0);
+  if (is_reported && !metrics_->ends_with(step, "loss")) {
+    metrics_->write(
+        {.step = step,
+         .loss = position_.loss,
+         .grad_norm = position_.grad_norm,
+         .lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step, config_.training.steps),
+         .tokens = position_.tokens_seen});
+  }
+  const bool is_validated = !validation_line_.is_null() && validation_line_.at("step") == step;
+  if (is_validated && !metrics_->ends_with(step, "validation_loss"))
+    metrics_->write_validation(validation_line_);
 }
 
 /// Refuses a folder with later steps of another run: this run's own would mix with them.

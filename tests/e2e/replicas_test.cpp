@@ -142,6 +142,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Fault{"KilledInACollective", "rank=1,step=6,at=collective,do=kill"},
                       Fault{"TheFirstRankIsKilledInForward", "rank=0,step=4,at=forward,do=kill"},
                       Fault{"TheFirstRankIsKilledInASave", "rank=0,step=4,at=write,do=kill"},
+                      // Once the others have the validation too.
+                      Fault{"TheFirstRankIsKilledBeforeItWritesAValidation",
+                            "rank=0,step=5,at=validation,do=sleep:0.5;rank=0,step=5,at=validation,do=kill"},
                       Fault{"KilledInTheFirstStep", "rank=0,step=1,at=forward,do=kill"},
                       Fault{"KilledInTheLastSave", "rank=3,step=12,at=write,do=kill"},
                       Fault{"Stopped", "rank=3,step=3,at=forward,do=stop"}),
@@ -219,17 +222,41 @@ TEST_F(Replicas, OfTwoHalvesThatNoLongerHearEachOtherTheOneThatDecidesGoesOn) {
   using testing::NetworkHosts;
   if (const std::string why = NetworkHosts::missing(); !why.empty()) GTEST_SKIP() << why;
   NetworkHosts hosts(2);
-  const auto start = [&](int node) {
-    return start_node(node, {"--master-addr", NetworkHosts::address(0)}, &hosts);
+  const auto start = [&](int node, const std::string& join_timeout) {
+    return start_node(
+        node, {"--master-addr", NetworkHosts::address(0), "--rdzv-conf", "join_timeout=" + join_timeout},
+        &hosts);
   };
-  const auto first = start(0), second = start(1);
+  const auto first = start(0, "600"), second = start(1, "4");
   ASSERT_TRUE(first->wait_for("step 3/12")) << first->err();
   hosts.cut_off(1);
   const ProgramResult cut_off = second->wait(), result = first->wait();
   EXPECT_EQ(cut_off.exit_code, static_cast<int>(util::ErrorKind::kPeerLost)) << cut_off.err;
-  EXPECT_THAT(cut_off.err, AllOf(HasSubstr("lost the node where all meet"), Not(HasSubstr("go on"))));
+  EXPECT_THAT(cut_off.err,
+              AllOf(HasSubstr("lost the node where all meet"),
+                    HasSubstr("could not be reached again within 4 seconds"), Not(HasSubstr("go on"))));
   expect_undisturbed_result(result);
   EXPECT_THAT(result.err, HasSubstr("replica 0 of 2 go on after step"));
+}
+
+TEST_F(Replicas, ANodeThatWasCutOffJoinsAgainWhenTheNetworkIsThere) {
+  using testing::NetworkHosts;
+  if (const std::string why = NetworkHosts::missing(); !why.empty()) GTEST_SKIP() << why;
+  NetworkHosts hosts(2);
+  const auto start = [&](int node) {
+    return start_node(node, {"--master-addr", NetworkHosts::address(0), "--min-replicas", "2"}, &hosts);
+  };
+  const auto first = start(0), second = start(1);
+  ASSERT_TRUE(first->wait_for("step 3/12")) << first->err();
+  hosts.cut_off(1);
+  ASSERT_TRUE(first->wait_for("replica 1 (ranks 2 to 3) is lost")) << first->err();
+  ASSERT_TRUE(second->wait_for("trying to join again")) << second->err();
+  hosts.cut_off(-1);
+  const ProgramResult rejoined = second->wait(), result = first->wait();
+  EXPECT_EQ(rejoined.exit_code, 0) << rejoined.err;
+  expect_undisturbed_result(result);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("takes the place of a lost node"),
+                                HasSubstr("replicas 0, 1 of 2 go on after step")));
 }
 
 TEST_F(Replicas, AreRefusedByNameForAConfigThatTheyCannotTrain) {

@@ -317,6 +317,18 @@ TEST_F(CoordinatorTest, AnotherNodeTakesTheRanksOfALostOneAndItsReplica) {
   EXPECT_EQ(order_of(3).incarnation, 2);
 }
 
+TEST_F(CoordinatorTest, ANodeThatWasCutOffTakesItsOwnPlaceThoughItsLossWasNotNoticed) {
+  make({2, 2}, true, 1, 2);
+  join(0, 0, 2, true);
+  join(1, 1, 2);
+  EXPECT_NE(join(2, 1, 2), "") << "another one is refused";
+  EXPECT_EQ(
+      coordinator_->join(3, {.host = "h1", .pid = 101, .node_rank = 1, .workers = 2, .again = true}, now_),
+      "");
+  EXPECT_EQ(orders_[3].at(0).at("type"), "start");
+  EXPECT_EQ(order_of(3).incarnation, 2);
+}
+
 TEST_F(CoordinatorTest, RefusesReplicasThatTheWorkersOfAllNodesDoNotFill) {
   make({2, 2}, true, 1, 2);
   join(0, 0, 2, true);

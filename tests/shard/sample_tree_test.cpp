@@ -75,6 +75,71 @@ TEST(SampleTree, SumsDoNotDependOnTheNumberOfRanks) {
   }
 }
 
+/// What all replicas add to the tree of the ranks with this part, from span.first on.
+void add_rounds(SampleTree& tree, const at::Tensor& leaves, SamplePlace place) {
+  place.span.leaves = leaves.size(0);
+  const int64_t of_all = place.ranks * place.replicas;
+  for (int64_t round = 0; place.span.first + round * of_all < leaves.size(0); ++round) {
+    std::vector<SampleNode> nodes;
+    std::vector<std::vector<at::Tensor>> slots(
+        static_cast<size_t>(place.replicas));  // of each replica, by node of `all`
+    for (place.replica = 0; place.replica < place.replicas; ++place.replica) {
+      std::vector<SampleRound> rounds;
+      for (place.rank = 0; place.rank < place.ranks; ++place.rank)
+        rounds.push_back(sample_round(place, round));
+      const at::Tensor nothing = at::full_like(leaves[0], -0.0);
+      std::vector<at::Tensor> sums;
+      for (const SampleNode& node : rounds[0].inside) {
+        std::vector<at::Tensor> parts;
+        for (const SampleRound& each : rounds) {
+          // One that has no leaf of the step puts in something else.
+          const at::Tensor own =
+              each.leaf < leaves.size(0) ? leaves[each.leaf] : at::full_like(leaves[0], 1e3);
+          parts.push_back(node.has(each.leaf) ? own.clone() : nothing.clone());
+        }
+        sums.push_back(at::empty_like(leaves[0]));
+        comm::sum_in_rank_order(sums.back(), parts);
+      }
+      nodes = rounds[0].all;
+      for (const int from : place.replicas == 1 ? std::vector<int>{} : rounds[0].from) {
+        slots[static_cast<size_t>(place.replica)].push_back(
+            from == SampleRound::kNone ? nothing : sums[static_cast<size_t>(from)]);
+      }
+      if (place.replicas == 1) slots[0] = sums;
+    }
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      std::vector<at::Tensor> parts;
+      for (const auto& of_replica : slots) parts.push_back(of_replica[i].clone());
+      const at::Tensor sum = at::empty_like(leaves[0]);
+      comm::sum_in_rank_order(sum, parts);
+      tree.push(nodes[i].level, sum);
+    }
+  }
+}
+
+TEST(SampleTree, MayBeContinuedByOtherRanks) {
+  const at::Tensor leaves = at::randn({120, 10});
+  const at::Tensor one = sum_of(leaves, 1);
+  for (const int64_t ranks : {1, 2, 3, 4, 6}) {
+    for (const int64_t replicas : {1, 2, 3, 4, 5, 8}) {
+      for (int64_t first = 0; first < 120; first += ranks) {
+        if (120 % ranks != 0) continue;
+        SampleTree tree;
+        tree.begin(120);
+        for (int64_t leaf = 0; leaf < first; ++leaf) tree.push(0, leaves[leaf].clone());
+        const SampleTree kept = tree;
+        add_rounds(tree, leaves, {.ranks = ranks, .replicas = replicas, .span = {.first = first}});
+        ASSERT_TRUE(tree.is_complete());
+        EXPECT_TRUE(at::equal(tree.take(), one)) << replicas << " replicas of " << ranks << " from " << first;
+        // What it was continued from can be continued again.
+        SampleTree again = kept;
+        add_rounds(again, leaves, {.ranks = ranks, .span = {.first = first}});
+        EXPECT_TRUE(at::equal(again.take(), one)) << ranks << " ranks from " << first;
+      }
+    }
+  }
+}
+
 TEST(SampleTree, KnowsWhetherAllLeavesAreThere) {
   SampleTree tree;
   EXPECT_FALSE(tree.is_complete());

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 
 #include "util/error.h"
@@ -49,6 +50,14 @@ TEST_F(FaultInjectionTest, AreAsManyAsTold) {
   EXPECT_THROW(injection.at(FaultPlace::kTransfer, 6), std::runtime_error);
   EXPECT_TRUE(faults(kText, 0).is_due(FaultPlace::kStep, 4));
   EXPECT_THROW(faults("rank=1,step=3,at=step,do=kill;x"), util::Error);
+}
+
+TEST_F(FaultInjectionTest, HappenInOrderAtOnePlace) {
+  const FaultInjection injection =
+      faults("rank=1,step=3,at=validation,do=sleep:0.05;rank=1,step=3,at=validation,do=throw");
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_THROW(injection.at(FaultPlace::kValidation, 3), std::runtime_error);
+  EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(50));
 }
 
 TEST_F(FaultInjectionTest, DoesNotHappenAgainAfterARestart) {

@@ -36,7 +36,7 @@ TEST(MetricsFile, WritesOneObjectAStepWithTheAgreedKeys) {
               .mfu = 0.5,
               .hfu = 0.6,
               .peak_tflops = 2});
-  file.write_validation(1, {.loss = 2.25, .samples = 1, .tokens = 8, .bytes = 16});
+  file.write_validation(validation_line(1, {.loss = 2.25, .samples = 1, .tokens = 8, .bytes = 16}));
   auto steps = metrics_with(file.path(), "loss");
   ASSERT_EQ(steps.size(), 1u);
   for (const char* key :
@@ -80,8 +80,8 @@ TEST(MetricsFile, OfALongRunIsNotCopiedToDropItsLastSteps) {
   }
   const auto first_steps = [&](int64_t step) {
     const MetricsFile resumed(folder.path(), {.resumed_step = step});
-    EXPECT_TRUE(resumed.ends_with_step(step));
-    EXPECT_FALSE(resumed.ends_with_step(step + 1));
+    EXPECT_TRUE(resumed.ends_with(step, "loss"));
+    EXPECT_FALSE(resumed.ends_with(step + 1, "loss"));
     const auto steps = metrics_with(resumed.path(), "loss");
     EXPECT_EQ(std::ssize(steps), step);
     EXPECT_EQ(steps.back()["step"], step);
@@ -97,11 +97,11 @@ TEST(MetricsFile, WritesTheSameNumbersAsATable) {
   {
     MetricsFile file(folder.path(), {.resumed_step = 0}, {.csv = true});
     for (int64_t step = 1; step <= 4; ++step) file.write({.step = step, .loss = 2.5, .mfu = 0.25});
-    file.write_validation(4, with_loss(2.0));
+    file.write_validation(validation_line(4, with_loss(2.0)));
   }
   std::ofstream(folder / "metrics.csv", std::ios::app) << "12";  // torn, where 12 was not all of it
   MetricsFile resumed(folder.path(), {.resumed_step = 3}, {.csv = true});
-  resumed.write_validation(4, with_loss(0.0));
+  resumed.write_validation(validation_line(4, with_loss(0.0)));
   auto lines = lines_of(folder / "metrics.csv");
   ASSERT_EQ(lines.size(), 5u);
   EXPECT_TRUE(lines[0].starts_with("step,loss,grad_norm,lr,tokens,tokens_per_second,")) << lines[0];
@@ -115,7 +115,8 @@ TEST(MetricsFile, DropsTheValidationThatTheRunBeginsWith) {
     MetricsFile file(folder.path(), {}, {.csv = true});
     for (int64_t step : {1, 2}) {
       file.write({.step = step});
-      file.write_validation(step, {.loss = 1, .samples = 1, .tokens = 1, .bytes = std::nullopt});
+      file.write_validation(
+          validation_line(step, {.loss = 1, .samples = 1, .tokens = 1, .bytes = std::nullopt}));
     }
   }
   MetricsFile(folder.path(), {.resumed_step = 2}, {.csv = true});

@@ -7,32 +7,37 @@
 
 #include <array>
 #include <atomic>
+#include <span>
 
+#include "checkpoint/folders.h"
 #include "comm/group_failure.h"
 #include "support/checkpoint_contents.h"
 #include "support/forwarding_communicator.h"
 #include "support/trainer_fixture.h"
+#include "util/file.h"
 
 namespace fsdp::train {
 namespace {
 
 using ::testing::HasSubstr;
 
-/// The answer of the step's last collective is lost: the others have it, and update.
+/// The answer of a collective is lost: the others have it, and go on.
 class LosesAnAnswer final : public testing::ForwardingCommunicator {
  public:
-  LosesAnAnswer(comm::Communicator& inner, int step) : ForwardingCommunicator(inner), left_(step) {}
+  /// That of the `count`th collective of the unit; requests to stop a validation, of one number, do not count.
+  LosesAnAnswer(comm::Communicator& inner, std::string unit, int count)
+      : ForwardingCommunicator(inner), unit_(std::move(unit)), left_(count) {}
 
  protected:
   std::unique_ptr<comm::Work> collective(const comm::Collective& call, const comm::CallSite& site) override {
     auto work = call.issue(inner(), site);
-    const bool is_of_step = site.unit == "request to stop" && call.payload().numel() == 2;
-    if (!is_of_step || --left_ != 0) return work;
+    if (site.unit != unit_ || call.payload().numel() == 1 || --left_ != 0) return work;
     work->wait();
     throw comm::GroupError("lost", {.silent_ranks = {1}});
   }
 
  private:
+  std::string unit_;
   int left_;
 };
 
@@ -56,6 +61,10 @@ class ReplicasTest : public TrainerTest {
   struct Leaves {
     int after_step = 0;     ///< when a change is due on one rank; 0: never
     int loses_answer = -1;  ///< this rank, in the collective that tells so
+    const char* unit = "request to stop";
+    int nth = 0;  ///< of these collectives; 0: that of the step
+
+    int count() const { return nth > 0 ? nth : after_step; }
   };
 
   launch::Epoch epoch(int number, std::vector<int> replicas, int64_t step = -1) const {
@@ -78,8 +87,9 @@ class ReplicasTest : public TrainerTest {
       int64_t step = std::max<int64_t>(epoch.step, 0);
       const auto change_is_due = [&] { return ++step == leaves.after_step && rank == 1; };
       std::shared_ptr<comm::Communicator> world = testing::borrowed(communicator);
-      if (rank == leaves.loses_answer)
-        world = std::make_shared<LosesAnAnswer>(communicator, leaves.after_step);
+      if (rank == leaves.loses_answer) {
+        world = std::make_shared<LosesAnAnswer>(communicator, leaves.unit, leaves.count());
+      }
       Trainer trainer(
           config_, world, {},
           {.stop_requested = [] { return false; },
@@ -94,7 +104,7 @@ class ReplicasTest : public TrainerTest {
       finished = false;
       trainer.keep_state();
     });
-    EXPECT_EQ(finished, leaves.after_step == 0);
+    EXPECT_EQ(finished, leaves.after_step == 0 && leaves.nth == 0);
   }
 
   /// Weights, optimizer state and metrics are those of one rank that nothing disturbed.
@@ -115,12 +125,24 @@ class ReplicasTest : public TrainerTest {
 
   std::string obstacle() const { return obstacle_to_replicas(config_, kReplicas, epoch(1, {0, 1})); }
 
-  std::array<KeptState, kReplicas * kSize> kept_;
+  /// In that round of 24 micro-batches of 6 ranks, after step 2, rank 0 is lost; the others have `leaves` of them.
+  void lose_one_in_round(int round, int64_t leaves) {
+    config_.data.micro_batch_size = 1;
+    config_.training.global_batch_size = 24;
+    take_part(epoch(1, {0, 1, 2}), {.after_step = 2});
+    take_part(epoch(2, {0, 1, 2}, 2), {.loses_answer = 0, .unit = "losses of samples", .nth = round});
+    for (size_t home = kSize; home < kept_.size(); ++home) {
+      EXPECT_EQ(kept_[home].step(), 2);
+      EXPECT_EQ(kept_[home].begun_leaves(), leaves) << home;
+    }
+  }
+
+  std::array<KeptState, 3 * kSize> kept_;
 };
 
 TEST_F(ReplicasTest, AReplicaGoesOnAloneFromItsMemory) {
   take_part(epoch(1, {0, 1}), {.after_step = 3});
-  for (const KeptState& kept : kept_) {
+  for (const KeptState& kept : std::span(kept_).first(kReplicas * kSize)) {
     EXPECT_EQ(kept.step(), 3);
     EXPECT_FALSE(kept.can_finish_step());
   }
@@ -168,6 +190,69 @@ TEST_F(ReplicasTest, AStepWhoseSaveWasInterruptedIsSavedByTheNextEpoch) {
   take_part(epoch(2, {0, 1}, 3), {.after_step = 4});
   EXPECT_TRUE(std::filesystem::exists(folder_ / "out/step-00000003"));
   take_part(epoch(3, {0}, 4), {});
+  expect_undisturbed_result();
+}
+
+TEST_F(ReplicasTest, AValidationThatWasNotWrittenIsWrittenByTheNextEpoch) {
+  take_part(epoch(1, {0, 1}), {.after_step = 2});
+  const std::filesystem::path metrics = folder_ / "out/metrics.jsonl";
+  const std::string lines = util::read_file(metrics);
+  std::filesystem::resize_file(metrics, lines.find("{\"step\":2,\"validation_loss\""));
+  take_part(epoch(2, {1}, 2), {});
+  expect_undisturbed_result();
+}
+
+TEST_F(ReplicasTest, ABestCheckpointWhoseSaveWasInterruptedIsSavedByTheNextEpoch) {
+  config_.checkpoint.keep_best = true;
+  take_part(epoch(1, {0, 1}), {.after_step = 2});
+  ASSERT_EQ(checkpoint::best_step(folder_ / "out"), 2);
+  std::filesystem::remove_all(folder_ / "out");
+  take_part(epoch(2, {0, 1}, 2), {.after_step = 3});
+  EXPECT_EQ(checkpoint::best_step(folder_ / "out"), 2);
+}
+
+TEST_F(ReplicasTest, OthersGoOnWithinTheStep) {
+  lose_one_in_round(2, 12);
+  take_part(epoch(3, {1, 2}, 2), {});
+  expect_undisturbed_result();
+}
+
+TEST_F(ReplicasTest, OthersGoOnWithinTheStepWithARoundThatNotAllHaveAPartIn) {
+  lose_one_in_round(3, 18);
+  take_part(epoch(3, {1, 2}, 2), {});
+  expect_undisturbed_result();
+}
+
+TEST_F(ReplicasTest, OthersGoOnWithinTheStepTwice) {
+  lose_one_in_round(1, 6);
+  take_part(epoch(3, {1, 2}, 2), {.loses_answer = 0, .unit = "losses of samples", .nth = 2});
+  EXPECT_EQ(kept_[4].begun_leaves(), 14);
+  take_part(epoch(4, {2}, 2), {});
+  expect_undisturbed_result();
+}
+
+TEST_F(ReplicasTest, AllGoOnFromWhatEachHasOfTheStep) {
+  lose_one_in_round(3, 18);
+  EXPECT_EQ(kept_[0].begun_leaves(), 12);
+  take_part(epoch(3, {0, 1, 2}, 2), {});
+  expect_undisturbed_result();
+}
+
+TEST_F(ReplicasTest, AStepIsDoneFromItsBeginningWithOneThatHasNothingOfIt) {
+  lose_one_in_round(2, 12);
+  launch::Epoch both = epoch(3, {0, 1}, 2);
+  kept_[0] = {};
+  kept_[1] = {};
+  both.sources = {2, 3};
+  both.behind = {0, 1};
+  take_part(both, {});
+  expect_undisturbed_result();
+}
+
+TEST_F(ReplicasTest, RanksGoOnTogetherWhenOnlySomeHaveComeThroughAValidation) {
+  take_part(epoch(1, {0, 1}), {.after_step = 2, .loses_answer = 1, .unit = "validation loss", .nth = 1});
+  for (const KeptState& kept : std::span(kept_).first(kReplicas * kSize)) EXPECT_EQ(kept.step(), 2);
+  take_part(epoch(2, {0}, 2), {});
   expect_undisturbed_result();
 }
 
