@@ -1,5 +1,6 @@
 #include "ckpt_commands.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -11,6 +12,9 @@
 #include "checkpoint/adapter.h"
 #include "checkpoint/average.h"
 #include "checkpoint/consolidate.h"
+#include "checkpoint/dcp_export.h"
+#include "checkpoint/dcp_folder.h"
+#include "checkpoint/dcp_import.h"
 #include "checkpoint/diff.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/hugging_face_config.h"
@@ -49,9 +53,10 @@ constexpr const char* kAboutAny =
 /// All that any command takes.
 struct Arguments {
   std::string source, other, output, dtype, config, format = "safetensors", max_shard_size, type, tokenizer;
+  std::string layout, model_key, optimizer_key;
   std::vector<std::string> sources;
   std::optional<double> tolerance;
-  std::optional<int64_t> last;
+  std::optional<int64_t> last, samples_seen, parts;
   int64_t world_size = 1;
   bool force = false, optimizer = false, ema = false, adapter = false, merge = false, as_json = false;
 };
@@ -167,6 +172,40 @@ int print(const checkpoint::ShardedResult& result, bool as_json) {
   return 0;
 }
 
+int print(const checkpoint::DcpImportResult& result, bool as_json) {
+  if (as_json) {
+    std::cout << text_of({{"output", result.folder.string()},
+                          {"files", result.files},
+                          {"tensors", result.tensors},
+                          {"bytes", result.bytes},
+                          {"step", result.step},
+                          {"optimizer", result.has_optimizer},
+                          {"param_groups", result.param_groups},
+                          {"samples_seen", result.samples_seen ? json(*result.samples_seen) : json()}});
+    return 0;
+  }
+  print(static_cast<const checkpoint::ShardedResult&>(result), false);
+  if (!result.has_optimizer) {
+    std::cout << "weights only, of step " << result.step << "\n";
+    return 0;
+  }
+  std::cout << "weights and optimizer state of step " << result.step << "; a run goes on from sample "
+            << result.samples_seen.value_or(0)
+            << (result.samples_seen ? "" : ", because the position in the data is not known (--samples-seen gives it)")
+            << "\n";
+  for (const json& group : result.param_groups) {
+    std::cout << "[optimizer] of the run was: ";
+    const char* separator = "";
+    for (const auto& [key, value] : group.items()) {
+      if (key == "params") continue;
+      std::cout << std::exchange(separator, ", ") << key << " = " << value.dump();
+    }
+    if (group.contains("params")) std::cout << ", for " << group["params"].size() << " parameters";
+    std::cout << "\n";
+  }
+  return 0;
+}
+
 CkptCommand add_consolidate(CLI::App& app) {
   Command command(app, "consolidate",
                   "writes the weights as safetensors, or everything as a checkpoint of one file");
@@ -265,10 +304,41 @@ int export_gguf_adapter(const Arguments& arguments) {
   return 0;
 }
 
+int export_dcp(const Arguments& arguments, const util::ByteProgress& progress) {
+  using checkpoint::DcpLayout;
+  const auto layout = util::parse_enum<DcpLayout>(arguments.layout).value_or(DcpLayout::kNested);
+  if (layout == DcpLayout::kTorchtitan) {
+    refuse_options({{"--model-key", arguments.model_key}, {"--optimizer-key", arguments.optimizer_key}},
+                   "--layout nested or flat");
+  }
+  checkpoint::DcpExportRequest request{.checkpoint_folder = chosen_checkpoint(arguments.source),
+                                       .output = arguments.output,
+                                       .layout = layout,
+                                       .world_size = arguments.parts.value_or(0),
+                                       .dtype = chosen_dtype(arguments),
+                                       .overwrite = arguments.force,
+                                       .progress = progress};
+  if (!arguments.model_key.empty()) request.model_key = arguments.model_key;
+  if (!arguments.optimizer_key.empty()) request.optimizer_key = arguments.optimizer_key;
+  const checkpoint::DcpExportResult result = checkpoint::export_dcp(request);
+  if (arguments.as_json) {
+    std::cout << text_of({{"output", result.folder.string()},
+                          {"files", result.files},
+                          {"tensors", result.tensors},
+                          {"bytes", result.bytes},
+                          {"optimizer", result.has_optimizer}});
+  } else {
+    std::cout << result.folder.string() << ": " << result.tensors << " tensors, " << util::human_bytes(result.bytes)
+              << " in " << result.files << " files, "
+              << (result.has_optimizer ? "with the optimizer's state\n" : "weights only\n");
+  }
+  return 0;
+}
+
 CkptCommand add_export(CLI::App& app) {
   Command command(
       app, "export",
-      "writes a built-in model as a folder for Hugging Face's transformers, or as a GGUF file for llama.cpp");
+      "writes a built-in model for Hugging Face's transformers or llama.cpp, or a run for PyTorch's FSDP2");
   command.positional(
       "CHECKPOINT", command->source,
       "a step's folder, or a run's output folder (its newest complete checkpoint); with --format "
@@ -279,8 +349,9 @@ CkptCommand add_export(CLI::App& app) {
   command
       .option(
           "--format", command->format,
-          "safetensors: a folder for transformers; gguf: one file for llama.cpp, with the tokenizer in it")
-      ->check(cli::one_of({"safetensors", "gguf"}));
+          "safetensors: a folder for transformers; gguf: one file for llama.cpp, with the tokenizer in it; dcp: a "
+          "folder for torch.distributed.checkpoint, with the state of Adam or AdamW")
+      ->check(cli::one_of({"safetensors", "gguf", "dcp"}));
   command.dtype_option(
       "cast floating-point weights to this type; default: the type of the model that the run started from");
   command.size_option();
@@ -299,13 +370,40 @@ CkptCommand add_export(CLI::App& app) {
       "with --format gguf: the tokenizer, if it is not the run's: \"none\", \"bytes\", a folder or a file");
   command.flag("--ema", command->ema,
                "write the moving averages of the weights (optimizer.ema_decay) instead of the weights");
-  command.flag("--force", command->force, "overwrite existing safetensors or GGUF");
+  command
+      .option("--layout", command->layout,
+              "with --format dcp: the keys of the state dict: nested (default) or flat, as get_state_dict() returns the "
+              "optimizer's, or torchtitan's")
+      ->check(cli::one_of(util::names_of_enum<checkpoint::DcpLayout>()));
+  command.option("--model-key", command->model_key,
+                 "with --format dcp: the key of the model's state dict, such as app.model; default: model");
+  command.option("--optimizer-key", command->optimizer_key,
+                 "with --format dcp: the key of the optimizer's; default: optimizer");
+  command.option("--world-size", command->parts,
+                 "with --format dcp: number of files to cut the tensors into; default: as many as the checkpoint has")
+      ->check(cli::between(1, 100'000));
+  command.flag("--force", command->force, "overwrite existing output of this format");
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
     if (arguments.adapter && (arguments.merge || arguments.ema || !arguments.max_shard_size.empty())) {
       util::fail(
           util::ErrorKind::kUsage,
           "--adapter cannot be combined with --merge, --ema or --max-shard-size; leave one of them out");
     }
+    if (arguments.format == "dcp") {
+      refuse_options({{"--type", arguments.type},
+                      {"--tokenizer", arguments.tokenizer},
+                      {"--max-shard-size", arguments.max_shard_size},
+                      {"--adapter", arguments.adapter ? "true" : ""},
+                      {"--merge", arguments.merge ? "true" : ""},
+                      {"--ema", arguments.ema ? "true" : ""}},
+                     "--format safetensors or gguf");
+      return export_dcp(arguments, progress);
+    }
+    refuse_options({{"--layout", arguments.layout},
+                    {"--model-key", arguments.model_key},
+                    {"--optimizer-key", arguments.optimizer_key},
+                    {"--world-size", arguments.parts ? std::to_string(*arguments.parts) : ""}},
+                   "--format dcp");
     if (arguments.format == "gguf") {
       refuse_options({{"--dtype", arguments.dtype}, {"--max-shard-size", arguments.max_shard_size}},
                      "--format safetensors; the type of a GGUF file is chosen by --type");
@@ -333,14 +431,20 @@ CkptCommand add_export(CLI::App& app) {
 
 CkptCommand add_import(CLI::App& app) {
   Command command(app, "import",
-                  "converts a model of Hugging Face's, or a GGUF file, to a checkpoint of weights only");
+                  "converts a model of Hugging Face's, a GGUF file, or a checkpoint of PyTorch's FSDP2 to a checkpoint");
   command.positional("WEIGHTS", command->source,
-                     "a folder with config.json and safetensors, one such file, or an unquantised GGUF file");
+                     "a folder with config.json and safetensors, one such file, an unquantised GGUF file, or a folder of "
+                     "torch.distributed.checkpoint (.metadata), whose optimizer state is converted too");
   command.positional("CHECKPOINT", command->output, "the new checkpoint's folder");
   command.option("--config", command->config,
                  "config.json; default: the one beside the weights, or what a GGUF file says of its model");
   command.world_size_option();
   command.dtype_option();
+  command
+      .option("--samples-seen", command->samples_seen,
+              "of a folder of torch.distributed.checkpoint: samples that the run has read, where it goes on; default: "
+              "what the folder says, or 0")
+      ->check(cli::at_least(0));
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
     const checkpoint::ImportRequest request{.source = arguments.source,
                                             .config = arguments.config,
@@ -348,6 +452,13 @@ CkptCommand add_import(CLI::App& app) {
                                             .world_size = arguments.world_size,
                                             .dtype = chosen_dtype(arguments),
                                             .progress = progress};
+    if (checkpoint::is_dcp_folder(request.source)) {
+      return print(checkpoint::import_dcp({request, arguments.samples_seen}), arguments.as_json);
+    }
+    if (arguments.samples_seen) {
+      util::fail(ErrorKind::kUsage, "--samples-seen: expected only with a folder of torch.distributed.checkpoint; found ",
+                 arguments.source, "; leave it out");
+    }
     const auto import = gguf::is_gguf(request.source) ? gguf::import_model : checkpoint::import_model;
     return print(import(request), arguments.as_json);
   });

@@ -2,12 +2,15 @@
 """Trains the parity test's model with PyTorch's FSDP2 and prints its table: step, loss, gradient norm.
 With --model-ranks, that many neighbours compute each block together (parallelize_module), as with mesh.model.
 
-Started by make_figures, which exports the initial weights and says what it is for. Needs torch 2.11.0 and safetensors.
+Started by make_figures, which exports the initial weights and says what it is for, and by dcp_test.cpp, which lets a
+run go on from a checkpoint of torch.distributed.checkpoint. Needs torch 2.11.0 and safetensors.
 Run one process a rank with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set.
 """
 import argparse, contextlib, os
 import numpy as np, torch, torch.nn as nn, torch.nn.functional as F, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -15,15 +18,20 @@ from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInp
                                                loss_parallel, parallelize_module)
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--weights", required=True)
+parser.add_argument("--weights", help="else the random ones of PyTorch")
 parser.add_argument("--tokens", required=True)
 parser.add_argument("--tied", action="store_true")
 parser.add_argument("--bf16", action="store_true", help="bf16 parameters, fp32 reduction")
 parser.add_argument("--model-ranks", type=int, default=1, help="of a group; the groups share the rows")
+parser.add_argument("--first", type=int, default=0, help="steps that the run has done")
+parser.add_argument("--steps", type=int, default=20, help="after which it ends")
+parser.add_argument("--load", help="folder of torch.distributed.checkpoint to go on from")
+parser.add_argument("--save", help="folder of torch.distributed.checkpoint to write at the end")
+parser.add_argument("--flat", action="store_true", help="flattened optimizer state in both")
 arguments = parser.parse_args()
 
 # The sizes stand in parity_test.cpp too.
-VOCAB, DIM, INNER, LAYERS, HEADS, KV_HEADS, LENGTH, ROWS, STEPS = 256, 64, 172, 3, 4, 2, 64, 8, 20
+VOCAB, DIM, INNER, LAYERS, HEADS, KV_HEADS, LENGTH, ROWS = 256, 64, 172, 3, 4, 2, 64, 8
 LR, BETAS, EPS, DECAY, CLIP = 3e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.set_num_threads(1)
@@ -135,10 +143,11 @@ def parallelize(model, mesh):
 
 
 model = Llama()
-weights = load_file(arguments.weights)
-if arguments.tied:
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-model.load_state_dict(weights)
+if arguments.weights:
+    weights = load_file(arguments.weights)
+    if arguments.tied:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model.load_state_dict(weights)
 cut = arguments.model_ranks > 1
 data_ranks = world // arguments.model_ranks
 mesh = init_device_mesh("cpu", (data_ranks, arguments.model_ranks), mesh_dim_names=("data", "model"))
@@ -150,10 +159,22 @@ for block in model.model.layers:
     fully_shard(block, mesh=mesh["data"], mp_policy=precision)
 fully_shard(model, mesh=mesh["data"], mp_policy=precision)
 optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY, fused=True)
+flat = StateDictOptions(flatten_optimizer_state_dict=arguments.flat)
+
+
+def state():
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=flat)
+    return {"model": model_state, "optimizer": optimizer_state}
+
+
+if arguments.load:
+    loaded = state()
+    dcp.load(loaded, checkpoint_id=arguments.load)
+    set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"], options=flat)
 tokens = np.fromfile(arguments.tokens, dtype="<u2").astype(np.int64)
 samples = (len(tokens) - 1) // LENGTH
 local_rows = ROWS // data_ranks
-for step in range(STEPS):
+for step in range(arguments.first, arguments.steps):
     first = step * ROWS + mesh.get_local_rank("data") * local_rows
     rows = np.stack([tokens[(first + b) % samples * LENGTH:][:LENGTH + 1] for b in range(local_rows)])
     ids = torch.from_numpy(rows)
@@ -167,5 +188,7 @@ for step in range(STEPS):
     dist.all_reduce(mean)
     if rank == 0:
         print(f"{step + 1} {mean.item() / world:.9g} {norm.item():.9g}", flush=True)
+if arguments.save:
+    dcp.save(state() | {"step": arguments.steps}, checkpoint_id=arguments.save)
 dist.barrier()
 os._exit(0)  # gloo's teardown may wait for a peer that is gone
