@@ -28,10 +28,11 @@ parser.add_argument("--steps", type=int, default=20, help="after which it ends")
 parser.add_argument("--load", help="folder of torch.distributed.checkpoint to go on from")
 parser.add_argument("--save", help="folder of torch.distributed.checkpoint to write at the end")
 parser.add_argument("--flat", action="store_true", help="flattened optimizer state in both")
+parser.add_argument("--rows", type=int, default=8, help="of a step")
 arguments = parser.parse_args()
 
 # The sizes stand in parity_test.cpp too.
-VOCAB, DIM, INNER, LAYERS, HEADS, KV_HEADS, LENGTH, ROWS = 256, 64, 172, 3, 4, 2, 64, 8
+VOCAB, DIM, INNER, LAYERS, HEADS, KV_HEADS, LENGTH = 256, 64, 172, 3, 4, 2, 64
 LR, BETAS, EPS, DECAY, CLIP = 3e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.set_num_threads(1)
@@ -142,6 +143,7 @@ def parallelize(model, mesh):
         })
 
 
+torch.manual_seed(1234)
 model = Llama()
 if arguments.weights:
     weights = load_file(arguments.weights)
@@ -173,9 +175,9 @@ if arguments.load:
     set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"], options=flat)
 tokens = np.fromfile(arguments.tokens, dtype="<u2").astype(np.int64)
 samples = (len(tokens) - 1) // LENGTH
-local_rows = ROWS // data_ranks
+local_rows = arguments.rows // data_ranks
 for step in range(arguments.first, arguments.steps):
-    first = step * ROWS + mesh.get_local_rank("data") * local_rows
+    first = step * arguments.rows + mesh.get_local_rank("data") * local_rows
     rows = np.stack([tokens[(first + b) % samples * LENGTH:][:LENGTH + 1] for b in range(local_rows)])
     ids = torch.from_numpy(rows)
     with loss_parallel() if cut else contextlib.nullcontext():
