@@ -13,8 +13,8 @@
 #include "checkpoint/average.h"
 #include "checkpoint/consolidate.h"
 #include "checkpoint/dcp_export.h"
-#include "checkpoint/dcp_folder.h"
 #include "checkpoint/dcp_import.h"
+#include "checkpoint/described_model.h"
 #include "checkpoint/diff.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/hugging_face_config.h"
@@ -191,7 +191,9 @@ int print(const checkpoint::DcpImportResult& result, bool as_json) {
   }
   std::cout << "weights and optimizer state of step " << result.step << "; a run goes on from sample "
             << result.samples_seen.value_or(0)
-            << (result.samples_seen ? "" : ", because the position in the data is not known (--samples-seen gives it)")
+            << (result.samples_seen
+                    ? ""
+                    : ", because the position in the data is not known (--samples-seen gives it)")
             << "\n";
   for (const json& group : result.param_groups) {
     std::cout << "[optimizer] of the run was: ";
@@ -328,8 +330,8 @@ int export_dcp(const Arguments& arguments, const util::ByteProgress& progress) {
                           {"bytes", result.bytes},
                           {"optimizer", result.has_optimizer}});
   } else {
-    std::cout << result.folder.string() << ": " << result.tensors << " tensors, " << util::human_bytes(result.bytes)
-              << " in " << result.files << " files, "
+    std::cout << result.folder.string() << ": " << result.tensors << " tensors, "
+              << util::human_bytes(result.bytes) << " in " << result.files << " files, "
               << (result.has_optimizer ? "with the optimizer's state\n" : "weights only\n");
   }
   return 0;
@@ -371,16 +373,19 @@ CkptCommand add_export(CLI::App& app) {
   command.flag("--ema", command->ema,
                "write the moving averages of the weights (optimizer.ema_decay) instead of the weights");
   command
-      .option("--layout", command->layout,
-              "with --format dcp: the keys of the state dict: nested (default) or flat, as get_state_dict() returns the "
-              "optimizer's, or torchtitan's")
+      .option(
+          "--layout", command->layout,
+          "with --format dcp: the keys of the state dict: nested (default) or flat, as get_state_dict() returns the "
+          "optimizer's, or torchtitan's")
       ->check(cli::one_of(util::names_of_enum<checkpoint::DcpLayout>()));
   command.option("--model-key", command->model_key,
                  "with --format dcp: the key of the model's state dict, such as app.model; default: model");
   command.option("--optimizer-key", command->optimizer_key,
                  "with --format dcp: the key of the optimizer's; default: optimizer");
-  command.option("--world-size", command->parts,
-                 "with --format dcp: number of files to cut the tensors into; default: as many as the checkpoint has")
+  command
+      .option(
+          "--world-size", command->parts,
+          "with --format dcp: number of files to cut the tensors into; default: as many as the checkpoint has")
       ->check(cli::between(1, 100'000));
   command.flag("--force", command->force, "overwrite existing output of this format");
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
@@ -430,20 +435,23 @@ CkptCommand add_export(CLI::App& app) {
 }
 
 CkptCommand add_import(CLI::App& app) {
-  Command command(app, "import",
-                  "converts a model of Hugging Face's, a GGUF file, or a checkpoint of PyTorch's FSDP2 to a checkpoint");
-  command.positional("WEIGHTS", command->source,
-                     "a folder with config.json and safetensors, one such file, an unquantised GGUF file, or a folder of "
-                     "torch.distributed.checkpoint (.metadata), whose optimizer state is converted too");
+  Command command(
+      app, "import",
+      "converts a model of Hugging Face's, a GGUF file, or a checkpoint of PyTorch's FSDP2 to a checkpoint");
+  command.positional(
+      "WEIGHTS", command->source,
+      "a folder with config.json and safetensors, one such file, an unquantised GGUF file, or a folder of "
+      "torch.distributed.checkpoint (.metadata), whose optimizer state is converted too");
   command.positional("CHECKPOINT", command->output, "the new checkpoint's folder");
   command.option("--config", command->config,
                  "config.json; default: the one beside the weights, or what a GGUF file says of its model");
   command.world_size_option();
   command.dtype_option();
   command
-      .option("--samples-seen", command->samples_seen,
-              "of a folder of torch.distributed.checkpoint: samples that the run has read, where it goes on; default: "
-              "what the folder says, or 0")
+      .option(
+          "--samples-seen", command->samples_seen,
+          "of a folder of torch.distributed.checkpoint: samples that the run has read, where it goes on; default: "
+          "what the folder says, or 0")
       ->check(cli::at_least(0));
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
     const checkpoint::ImportRequest request{.source = arguments.source,
@@ -456,7 +464,8 @@ CkptCommand add_import(CLI::App& app) {
       return print(checkpoint::import_dcp({request, arguments.samples_seen}), arguments.as_json);
     }
     if (arguments.samples_seen) {
-      util::fail(ErrorKind::kUsage, "--samples-seen: expected only with a folder of torch.distributed.checkpoint; found ",
+      util::fail(ErrorKind::kUsage,
+                 "--samples-seen: expected only with a folder of torch.distributed.checkpoint; found ",
                  arguments.source, "; leave it out");
     }
     const auto import = gguf::is_gguf(request.source) ? gguf::import_model : checkpoint::import_model;
@@ -511,7 +520,8 @@ CkptCommand add_verify(CLI::App& app) {
   Command command(app, "verify", "checks all hashes, and that nothing is missing");
   command.positional("CHECKPOINT", command->source, kAboutCheckpoint);
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
-    fs::path folder = chosen_checkpoint(arguments.source);
+    const bool is_dcp = checkpoint::is_dcp_folder(arguments.source);
+    const fs::path folder = is_dcp ? fs::path(arguments.source) : chosen_checkpoint(arguments.source);
     std::vector<std::string> damage = checkpoint::find_damage(folder, progress);
     if (arguments.as_json) {
       json result{{"path", folder.string()}, {"whole", damage.empty()}, {"problems", damage}};

@@ -36,8 +36,9 @@ class ExportPlan {
     }
     const std::string where = (request.checkpoint_folder / kManifestName).string();
     if (manifest_.model.is_object() && manifest_.model.contains(kAdapterKey)) {
-      fail(ErrorKind::kCheckpoint, request.checkpoint_folder.string(),
-           " must be of all weights, but holds adapters; fsdp-ckpt export --merge and fsdp-ckpt import make one");
+      fail(
+          ErrorKind::kCheckpoint, request.checkpoint_folder.string(),
+          " must be of all weights, but holds adapters; fsdp-ckpt export --merge and fsdp-ckpt import make one");
     }
     if (manifest_.model.is_object() && !manifest_.model.contains(kPluginConfig)) {
       options_ = options_from_hugging_face(manifest_.model, concat(where, ": \"model\""));
@@ -94,18 +95,21 @@ class ExportPlan {
     const json& training = manifest_.training;
     const std::string optimizer = training.is_object() ? training.value("optimizer", "") : "";
     if (optimizer != "adam" && optimizer != "adamw") {
-      fail(ErrorKind::kCheckpoint, where, " must be of a run with adam or adamw, but is of one with ",
-           optimizer.empty() ? "an unknown optimizer" : optimizer,
-           "; fsdp-ckpt consolidate --format full makes a checkpoint of its weights alone, which can be exported");
+      fail(
+          ErrorKind::kCheckpoint, where, " must be of a run with adam or adamw, but is of one with ",
+          optimizer.empty() ? "an unknown optimizer" : optimizer,
+          "; fsdp-ckpt consolidate --format full makes a checkpoint of its weights alone, which can be exported");
     }
     if (training.contains("optimizer_steps_of_units")) {
-      fail(ErrorKind::kCheckpoint, where, " must have one number of steps for all parameters, but some units had fewer");
+      fail(ErrorKind::kCheckpoint, where,
+           " must have one number of steps for all parameters, but some units had fewer");
     }
     if (!training.contains("param_groups") || !training["param_groups"].is_array() ||
         training["param_groups"].empty()) {
-      fail(ErrorKind::kCheckpoint, where,
-           " does not record the optimizer's hyperparameters (\"param_groups\"), as checkpoints of older releases; let a "
-           "run resume from it and save another");
+      fail(
+          ErrorKind::kCheckpoint, where,
+          " does not record the optimizer's hyperparameters (\"param_groups\"), as checkpoints of older releases; let a "
+          "run resume from it and save another");
     }
     std::vector<std::string> parameters;
     for (const TensorInfo& info : source_->infos()) {
@@ -145,15 +149,20 @@ class ExportPlan {
     }
     for (size_t i = 0, number = 0; i < groups.size(); ++i) {
       if (members[i].empty()) continue;
-      json values = {{"amsgrad", false},        {"maximize", false}, {"foreach", nullptr},
-                     {"capturable", false},     {"fused", nullptr},  {"differentiable", false},
+      json values = {{"amsgrad", false},
+                     {"maximize", false},
+                     {"foreach", nullptr},
+                     {"capturable", false},
+                     {"fused", nullptr},
+                     {"differentiable", false},
                      {"decoupled_weight_decay", decoupled}};
       for (const char* key : {"lr", "initial_lr", "betas", "eps", "weight_decay"}) {
         if (groups[i].contains(key)) values[key] = groups[i][key];
       }
       const auto add = [&](const std::string& owner) {
         for (const auto& [key, value] : values.items()) {
-          values_.push_back({concat(optimizer_prefix_, "param_groups.", owner, ".", key), value, key == "betas"});
+          values_.push_back(
+              {concat(optimizer_prefix_, "param_groups.", owner, ".", key), value, key == "betas"});
         }
       };
       if (request_.layout == DcpLayout::kNested) {

@@ -31,7 +31,7 @@ struct DcpExportRequest {
   DcpLayout layout = DcpLayout::kNested;
   /// Keys of the two state dicts: "app.model" for {"app": {"model": ...}}. Not with kTorchtitan.
   std::string model_key = "model", optimizer_key = "optimizer";
-  int64_t world_size = 0;                  ///< files to cut the tensors into; 0: as many as the checkpoint has
+  int64_t world_size = 0;  ///< files to cut the tensors into; 0: as many as the checkpoint has
   std::optional<c10::ScalarType> dtype{};  ///< floating-point weights are cast to it; nothing: as stored
   bool overwrite = false;
   util::ByteProgress progress{};

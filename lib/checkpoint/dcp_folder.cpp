@@ -41,20 +41,17 @@ json number_in(const char* bytes, c10::ScalarType dtype) {
 
 }  // namespace
 
-bool is_dcp_folder(const fs::path& path) {
-  std::error_code error;
-  return fs::exists(path / kDcpMetadataName, error);
-}
-
 DcpFolder::DcpFolder(fs::path folder) : folder_(std::move(folder)) {
   const fs::path path = folder_ / kDcpMetadataName;
-  metadata_ = parse_dcp_metadata(read_text(path, kLargestMetadataBytes, "metadata of a checkpoint"), path.string());
+  metadata_ =
+      parse_dcp_metadata(read_text(path, kLargestMetadataBytes, "metadata of a checkpoint"), path.string());
   begins_.assign(metadata_.items.size(), -1);
 }
 
 std::vector<TensorInfo> DcpFolder::infos() const {
   std::vector<TensorInfo> infos;
-  for (const auto& [key, entry] : metadata_.manifest.tensors) infos.push_back({key, entry.shape, entry.dtype});
+  for (const auto& [key, entry] : metadata_.manifest.tensors)
+    infos.push_back({key, entry.shape, entry.dtype});
   return infos;
 }
 
@@ -67,15 +64,17 @@ const RawFile& DcpFolder::open(const std::string& file) const {
   return found->second;
 }
 
-int64_t DcpFolder::begin_of(size_t item, const std::string& key, const TensorEntry& entry, int64_t numel) const {
+int64_t DcpFolder::begin_of(size_t item, const std::string& key, const TensorEntry& entry,
+                            int64_t numel) const {
   if (begins_[item] >= 0) return begins_[item];
   const DcpItem& place = metadata_.items[item];
   const std::string where = concat((folder_ / place.file).string(), ": ", key);
   const TorchTensor stored = read_torch_tensor(open(place.file), place.place, where);
   if (stored.dtype != entry.dtype || stored.data.bytes != numel * util::element_size(entry.dtype)) {
-    fail(ErrorKind::kCheckpoint, where, " must have ", numel, " elements of type ", util::dtype_name(entry.dtype),
-         ", as in ", kDcpMetadataName, ", but has the shape ", shape_text(stored.shape), " and the type ",
-         util::dtype_name(stored.dtype), "; the files are not of one checkpoint");
+    fail(ErrorKind::kCheckpoint, where, " must have ", numel, " elements of type ",
+         util::dtype_name(entry.dtype), ", as in ", kDcpMetadataName, ", but has the shape ",
+         shape_text(stored.shape), " and the type ", util::dtype_name(stored.dtype),
+         "; the files are not of one checkpoint");
   }
   return begins_[item] = stored.data.begin;
 }
@@ -90,7 +89,8 @@ void DcpFolder::read(const std::string& key, int64_t begin, int64_t end, void* o
     util::for_each_overlap(entry.numel, {begin, end}, range.part, [&](const util::Overlap& overlap) {
       const int64_t at = begin_of(range.file, key, entry, range.part.numel()) + overlap.in_b * itemsize_bytes;
       open(metadata_.items[range.file].file)
-          .read_at(at, static_cast<char*>(out) + overlap.in_a * itemsize_bytes, overlap.count * itemsize_bytes);
+          .read_at(at, static_cast<char*>(out) + overlap.in_a * itemsize_bytes,
+                   overlap.count * itemsize_bytes);
     });
   }
 }

@@ -11,17 +11,13 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/described_model.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/torch_object.h"
 #include "checkpoint/weights.h"
 #include "util/progress_bar.h"
 
 namespace fsdp::checkpoint {
-
-inline constexpr const char* kDcpMetadataName = ".metadata";
-
-/// Whether a folder is such a checkpoint.
-bool is_dcp_folder(const std::filesystem::path& path);
 
 /// Something that a file of the folder holds, as torch.save() writes it: a part of a tensor, or another object.
 struct DcpItem {
@@ -34,7 +30,7 @@ struct DcpMetadata {
   /// The tensors. Their `files` are the items, of which a part of a tensor is one each: FileEntry::name is the name
   /// of the item's file.
   Manifest manifest;
-  std::vector<DcpItem> items;            ///< by RangeEntry::file
+  std::vector<DcpItem> items;             ///< by RangeEntry::file
   std::map<std::string, DcpItem> values;  ///< objects that are no tensors
 };
 

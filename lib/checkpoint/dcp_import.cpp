@@ -130,7 +130,8 @@ int64_t add_states(const DcpFolder& folder, const Found& found, const Weights& a
       }
       const TensorInfo& info = all.info(source);
       compare_shape(source, info.shape, all.shape(kWeightsPrefix + stored), misfits);
-      if (!c10::isFloatingType(info.dtype)) misfits.unexpected.push_back(source + " (not of a floating-point type)");
+      if (!c10::isFloatingType(info.dtype))
+        misfits.unexpected.push_back(source + " (not of a floating-point type)");
       used.insert(source);
       tensors.push_back({source, {state_name(kind, name), info.shape, c10::ScalarType::Float}});
     }
@@ -139,18 +140,21 @@ int64_t add_states(const DcpFolder& folder, const Found& found, const Weights& a
       misfits.missing.push_back(state_name(kStepKind, parameter));
       continue;
     }
-    const int64_t count = number_of_steps(folder.value(key->second), concat(folder.path().string(), ": ", key->second));
+    const int64_t count =
+        number_of_steps(folder.value(key->second), concat(folder.path().string(), ": ", key->second));
     if (!steps) {
       steps = count;
       first = parameter;
     }
     if (count != *steps) {
-      fail(ErrorKind::kCheckpoint, folder.path().string(), " must have one number of steps for all parameters, but has ",
-           *steps, " for ", first, " and ", count, " for ", parameter, "; save it after a step of them all");
+      fail(ErrorKind::kCheckpoint, folder.path().string(),
+           " must have one number of steps for all parameters, but has ", *steps, " for ", first, " and ",
+           count, " for ", parameter, "; save it after a step of them all");
     }
   }
   for (const TensorInfo& info : found.tensors->infos()) {
-    if (info.name.starts_with(kOptimizerPrefix) && !used.contains(info.name)) misfits.unexpected.push_back(info.name);
+    if (info.name.starts_with(kOptimizerPrefix) && !used.contains(info.name))
+      misfits.unexpected.push_back(info.name);
   }
   misfits.refuse_any(concat("and optimizer states of ", folder.path().string()), "Adam's");
   return steps.value_or(0);
@@ -166,7 +170,8 @@ json read_param_groups(const DcpFolder& folder, const Found& found, std::string&
     const std::string owner = key.substr(prefix.size(), dot - prefix.size()), field = key.substr(dot + 1);
     json& group = by_owner[owner];
     if (!group.is_object()) group = json::object();
-    if (field == "lr" || field == "initial_lr" || field == "betas" || field == "eps" || field == "weight_decay") {
+    if (field == "lr" || field == "initial_lr" || field == "betas" || field == "eps" ||
+        field == "weight_decay") {
       group[field] = folder.value(key);
     } else if (field == "params") {
       group["params"] = folder.value(key);
@@ -205,8 +210,9 @@ fs::path dcp_config_path(const DcpImportRequest& request) {
   if (!request.config.empty()) return request.config;
   fs::path path = config_beside(request.source);
   if (!util::is_there(path)) {
-    fail(ErrorKind::kCheckpoint, "there is no model config at ", path.string(),
-         ", and checkpoints of torch.distributed.checkpoint do not describe their model; give it with `config`");
+    fail(
+        ErrorKind::kCheckpoint, "there is no model config at ", path.string(),
+        ", and checkpoints of torch.distributed.checkpoint do not describe their model; give it with `config`");
   }
   return path;
 }
@@ -251,7 +257,8 @@ DcpImportResult import_dcp(const DcpImportRequest& request) {
                 {"optimizer", optimizer},
                 {"param_groups", result.param_groups}};
   } else if (request.samples_seen) {
-    fail(ErrorKind::kUsage, "`samples_seen` requires a checkpoint with optimizer state, from which a run resumes, but ",
+    fail(ErrorKind::kUsage,
+         "`samples_seen` requires a checkpoint with optimizer state, from which a run resumes, but ",
          request.source.string(), " has none; leave it out");
   }
   static_cast<ShardedResult&>(result) =

@@ -18,8 +18,8 @@ struct DcpImportRequest : ImportRequest {
 
 struct DcpImportResult : ShardedResult {
   int64_t step = 0;
-  bool has_optimizer = false;          ///< a run can resume from the checkpoint
-  nlohmann::json param_groups{};       ///< as in a manifest (FORMAT.md)
+  bool has_optimizer = false;     ///< a run can resume from the checkpoint
+  nlohmann::json param_groups{};  ///< as in a manifest (FORMAT.md)
   std::optional<int64_t> samples_seen{};
 };
 

@@ -18,8 +18,9 @@ namespace {
 constexpr std::string_view kTitanTokens = "tok_embeddings.weight";
 
 using NamePair = std::pair<std::string_view, std::string_view>;  ///< torchtitan's, ours
-constexpr std::array<NamePair, 3> kOutside{
-    {{kTitanTokens, "model.embed_tokens.weight"}, {"norm.weight", "model.norm.weight"}, {"output.weight", "lm_head.weight"}}};
+constexpr std::array<NamePair, 3> kOutside{{{kTitanTokens, "model.embed_tokens.weight"},
+                                            {"norm.weight", "model.norm.weight"},
+                                            {"output.weight", "lm_head.weight"}}};
 constexpr std::array<NamePair, 9> kInLayer{{{"attention.wq.weight", "self_attn.q_proj.weight"},
                                             {"attention.wk.weight", "self_attn.k_proj.weight"},
                                             {"attention.wv.weight", "self_attn.v_proj.weight"},
@@ -41,7 +42,8 @@ std::optional<std::string_view> partner(const Pairs& pairs, std::string_view nam
 
 std::optional<std::string> translated(std::string_view name, bool of_theirs) {
   if (const auto outside = partner(kOutside, name, of_theirs)) return std::string(*outside);
-  const std::string_view from = of_theirs ? kTitanLayers : kOurLayers, to = of_theirs ? kOurLayers : kTitanLayers;
+  const std::string_view from = of_theirs ? kTitanLayers : kOurLayers,
+                         to = of_theirs ? kOurLayers : kTitanLayers;
   if (!name.starts_with(from)) return std::nullopt;
   name.remove_prefix(from.size());
   const size_t digits = std::min(name.find_first_not_of("0123456789"), name.size());
@@ -86,7 +88,8 @@ std::optional<DcpStateKey> split_state_key(std::string_view key, std::string_vie
   const std::string state = concat(prefix, "state.");
   const size_t dot = key.rfind('.');
   if (!key.starts_with(state) || dot == std::string_view::npos || dot < state.size()) return std::nullopt;
-  return DcpStateKey{std::string(key.substr(state.size(), dot - state.size())), std::string(key.substr(dot + 1))};
+  return DcpStateKey{std::string(key.substr(state.size(), dot - state.size())),
+                     std::string(key.substr(dot + 1))};
 }
 
 DcpKeys find_dcp_keys(const std::vector<std::string>& keys, const nn::ModelOptions& options,
@@ -105,7 +108,8 @@ DcpKeys find_dcp_keys(const std::vector<std::string>& keys, const nn::ModelOptio
     if (prefix) models.insert(*prefix);
   }
   if (models.size() != 1) {
-    fail(ErrorKind::kCheckpoint, where, " must hold one model of architecture ", options.architecture, ", but has ",
+    fail(ErrorKind::kCheckpoint, where, " must hold one model of architecture ", options.architecture,
+         ", but has ",
          models.empty() ? concat("no key that ends with ", inner_tokens,
                                  options.architecture == "llama" ? concat(" or ", kTitanTokens) : "",
                                  "; its parameters must have the names of transformers",
@@ -125,8 +129,8 @@ DcpKeys find_dcp_keys(const std::vector<std::string>& keys, const nn::ModelOptio
     });
   }
   if (optimizers.size() > 1) {
-    fail(ErrorKind::kCheckpoint, where, " must hold the state of one optimizer, but has that of ", optimizers.size(),
-         "; save one by itself");
+    fail(ErrorKind::kCheckpoint, where, " must hold the state of one optimizer, but has that of ",
+         optimizers.size(), "; save one by itself");
   }
   if (optimizers.empty() && has_numbers) {
     fail(ErrorKind::kCheckpoint, where,
@@ -137,7 +141,8 @@ DcpKeys find_dcp_keys(const std::vector<std::string>& keys, const nn::ModelOptio
   return found;
 }
 
-RenamedTensors::RenamedTensors(std::shared_ptr<const TensorSource> source, std::map<std::string, RenamedTensor> tensors)
+RenamedTensors::RenamedTensors(std::shared_ptr<const TensorSource> source,
+                               std::map<std::string, RenamedTensor> tensors)
     : source_(std::move(source)) {
   std::map<std::string, TensorInfo> infos;
   for (TensorInfo& info : source_->infos()) infos.emplace(info.name, info);
@@ -145,7 +150,8 @@ RenamedTensors::RenamedTensors(std::shared_ptr<const TensorSource> source, std::
     const TensorInfo& info = infos.at(tensor.source_name);
     TensorInfo renamed{name, info.shape, info.dtype};
     // A weight of another shape is refused later.
-    if (info.shape.size() != 2 || (tensor.heads > 0 && info.shape[0] % (2 * tensor.heads) != 0)) tensor.heads = 0;
+    if (info.shape.size() != 2 || (tensor.heads > 0 && info.shape[0] % (2 * tensor.heads) != 0))
+      tensor.heads = 0;
     tensors_.emplace(name, Entry{std::move(tensor), std::move(renamed)});
   }
 }
@@ -164,10 +170,12 @@ void RenamedTensors::read(const std::string& name, int64_t begin, int64_t end, v
   for (int64_t at = begin; at < end;) {
     const int64_t row = at / columns, column = at % columns, count = std::min(columns - column, end - at);
     const int64_t in_head = row % width;
-    const int64_t source_row = row - in_head + (tensor.as_neighbours ? in_head % 2 * half + in_head / 2
-                                                                     : in_head % half * 2 + in_head / half);
+    const int64_t source_row =
+        row - in_head +
+        (tensor.as_neighbours ? in_head % 2 * half + in_head / 2 : in_head % half * 2 + in_head / half);
     const int64_t from = source_row * columns + column;
-    source_->read(tensor.source_name, from, from + count, static_cast<char*>(out) + (at - begin) * itemsize_bytes);
+    source_->read(tensor.source_name, from, from + count,
+                  static_cast<char*>(out) + (at - begin) * itemsize_bytes);
     at += count;
   }
 }

@@ -27,7 +27,8 @@ struct DcpKeys {
 
 /// From the keys of a checkpoint. kCheckpoint that starts with `where` when they hold no model of `options`, several, or
 /// optimizer state under numbers instead of names.
-DcpKeys find_dcp_keys(const std::vector<std::string>& keys, const nn::ModelOptions& options, const std::string& where);
+DcpKeys find_dcp_keys(const std::vector<std::string>& keys, const nn::ModelOptions& options,
+                      const std::string& where);
 
 /// The parts of "state.FQN.KIND" after `prefix`.
 struct DcpStateKey {
@@ -46,7 +47,7 @@ int64_t rotated_heads(const nn::ModelOptions& options, std::string_view name);
 /// A tensor of another source under a name of its own.
 struct RenamedTensor {
   std::string source_name;
-  int64_t heads = 0;          ///< rotated_heads(), if the order of rows is to change
+  int64_t heads = 0;           ///< rotated_heads(), if the order of rows is to change
   bool as_neighbours = false;  ///< to torchtitan's order; else from it
 };
 

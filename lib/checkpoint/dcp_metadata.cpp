@@ -26,12 +26,32 @@ constexpr std::string_view kMetadata = FSDP_DCP "metadata.Metadata",
                            kIndex = FSDP_DCP "metadata.MetadataIndex",
                            kStorage = FSDP_DCP "filesystem._StorageInfo";
 /// All that the pickle may name.
-constexpr auto kMetadataGlobals = std::to_array<std::string_view>(
-    {kMetadata, kTensor, kBytes, kProperties, kChunk, kIndex, kStorage, FSDP_DCP "metadata.StorageMeta",
-     FSDP_DCP "metadata._MEM_FORMAT_ENCODING", "torch.Size", "torch.serialization._get_layout",
-     "collections.OrderedDict", "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.WindowsPath",
-     "pathlib._local.PosixPath", "torch.float32", "torch.float64", "torch.float16", "torch.bfloat16", "torch.int64",
-     "torch.int32", "torch.int16", "torch.int8", "torch.uint8", "torch.bool"});
+constexpr auto kMetadataGlobals = std::to_array<std::string_view>({kMetadata,
+                                                                   kTensor,
+                                                                   kBytes,
+                                                                   kProperties,
+                                                                   kChunk,
+                                                                   kIndex,
+                                                                   kStorage,
+                                                                   FSDP_DCP "metadata.StorageMeta",
+                                                                   FSDP_DCP "metadata._MEM_FORMAT_ENCODING",
+                                                                   "torch.Size",
+                                                                   "torch.serialization._get_layout",
+                                                                   "collections.OrderedDict",
+                                                                   "pathlib.PosixPath",
+                                                                   "pathlib.PurePosixPath",
+                                                                   "pathlib.WindowsPath",
+                                                                   "pathlib._local.PosixPath",
+                                                                   "torch.float32",
+                                                                   "torch.float64",
+                                                                   "torch.float16",
+                                                                   "torch.bfloat16",
+                                                                   "torch.int64",
+                                                                   "torch.int32",
+                                                                   "torch.int16",
+                                                                   "torch.int8",
+                                                                   "torch.uint8",
+                                                                   "torch.bool"});
 #undef FSDP_DCP
 
 constexpr int64_t kMostValues = 1 << 25;
@@ -109,7 +129,8 @@ class MetadataParser {
  private:
   template <typename... Parts>
   [[noreturn]] void refuse(const Parts&... parts) const {
-    fail(ErrorKind::kCheckpoint, where_, " must be the metadata of torch.distributed.checkpoint, but ", parts...);
+    fail(ErrorKind::kCheckpoint, where_, " must be the metadata of torch.distributed.checkpoint, but ",
+         parts...);
   }
 
   const PickleValue& dict_of(const PickleValue& object, const char* field) const {
@@ -136,14 +157,15 @@ class MetadataParser {
       const PickleValue *name = field_of(index, "fqn"), *offset = field_of(index, "offset"),
                         *file = field_of(info, "relative_path"), *begin = field_of(info, "offset"),
                         *length = field_of(info, "length");
-      if (!index.is_object(kIndex) || !info.is_object(kStorage) || name == nullptr || !name->is(Kind::kText) ||
-          file == nullptr || !file->is(Kind::kText) || begin == nullptr || !begin->is(Kind::kInt) ||
-          length == nullptr || !length->is(Kind::kInt)) {
+      if (!index.is_object(kIndex) || !info.is_object(kStorage) || name == nullptr ||
+          !name->is(Kind::kText) || file == nullptr || !file->is(Kind::kText) || begin == nullptr ||
+          !begin->is(Kind::kInt) || length == nullptr || !length->is(Kind::kInt)) {
         refuse("has an entry of storage_data that is something else");
       }
       const PickleValue* transforms = field_of(info, "transform_descriptors");
       if (transforms != nullptr && !(transforms->is(Kind::kNone) || transforms->items.empty())) {
-        refuse("stores ", std::string(name->text), " through an extension of PyTorch, which is not supported; save it "
+        refuse("stores ", std::string(name->text),
+               " through an extension of PyTorch, which is not supported; save it "
                "without extensions");
       }
       if (!is_file_name(file->text)) {
@@ -168,7 +190,8 @@ class MetadataParser {
 
   DcpItem item_of(const std::string& name, const std::vector<int64_t>& offsets) const {
     const auto found = storage_.find(part_key(name, offsets));
-    if (found == storage_.end()) refuse("does not say where ", name, " at ", shape_text(offsets), " is stored");
+    if (found == storage_.end())
+      refuse("does not say where ", name, " at ", shape_text(offsets), " is stored");
     return found->second;
   }
 
@@ -179,7 +202,8 @@ class MetadataParser {
     const PickleValue* dtype = nullptr;
     if (properties != nullptr && properties->is_object(kProperties) && properties->state != nullptr) {
       const PickleValue& state = *properties->state;
-      dtype = state.is(Kind::kTuple) && !state.items.empty() ? state.items.front() : find_item(state, "dtype");
+      dtype =
+          state.is(Kind::kTuple) && !state.items.empty() ? state.items.front() : find_item(state, "dtype");
     }
     if (dtype == nullptr || !find_torch_dtype(dtype->text, entry.dtype)) refuse("has no type for ", name);
     const int64_t itemsize_bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
@@ -197,14 +221,15 @@ class MetadataParser {
         is_empty = is_empty || chunk.sizes[d] == 0;
       }
       if (!fits) {
-        refuse("has a chunk of ", name, " of the sizes ", shape_text(chunk.sizes), " at ", shape_text(chunk.offsets),
-               ", which is not in its shape ", shape_text(entry.shape));
+        refuse("has a chunk of ", name, " of the sizes ", shape_text(chunk.sizes), " at ",
+               shape_text(chunk.offsets), ", which is not in its shape ", shape_text(entry.shape));
       }
       if (!is_empty) chunks.push_back(std::move(chunk));
     }
     const auto cut = cut_dimension(entry.shape, chunks);
     if (!cut) {
-      refuse("cuts ", name, " along several dimensions in a way that is not supported; save it with another mesh");
+      refuse("cuts ", name,
+             " along several dimensions in a way that is not supported; save it with another mesh");
     }
     for (const Chunk& chunk : chunks) {
       DcpItem item = item_of(name, chunk.offsets);

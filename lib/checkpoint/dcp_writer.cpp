@@ -46,12 +46,18 @@ std::vector<Rows> parts_in(const TensorInfo& info, int64_t file, int64_t files) 
 class PartsWriter {
  public:
   PartsWriter(const DcpFiles& request, const Weights& source, const std::vector<DcpTensor>& tensors)
-      : request_(request), source_(source), tensors_(tensors), parts_(tensors.size()), counter_(request.progress, "writing", total()) {}
+      : request_(request),
+        source_(source),
+        tensors_(tensors),
+        parts_(tensors.size()),
+        counter_(request.progress, "writing", total()) {}
 
   void write_file(int64_t number, const std::vector<DcpValue>& values) {
     RawFile file = RawFile::create_locked(request_.folder / file_name(number));
     int64_t at = 0;
-    const auto place_of = [&](int64_t bytes) { return DcpItem{file_name(number), {std::exchange(at, at + bytes), bytes}}; };
+    const auto place_of = [&](int64_t bytes) {
+      return DcpItem{file_name(number), {std::exchange(at, at + bytes), bytes}};
+    };
     for (size_t i = 0; i < tensors_.size(); ++i) {
       for (const Rows& rows : parts_in(tensors_[i].info, number, request_.files)) {
         Written part{.sizes = tensors_[i].info.shape};
@@ -83,7 +89,11 @@ class PartsWriter {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       for (size_t part = 0; part < parts_[i].size(); ++part) {
         begin_object(pickle, "metadata", "MetadataIndex").text("fqn").text(tensors_[i].info.name);
-        pickle.text("offset").size(parts_[i][part].offsets).text("index").number(static_cast<int64_t>(part)).op("ub");
+        pickle.text("offset")
+            .size(parts_[i][part].offsets)
+            .text("index")
+            .number(static_cast<int64_t>(part))
+            .op("ub");
         place(pickle, parts_[i][part].item);
       }
     }
@@ -103,18 +113,21 @@ class PartsWriter {
     return bytes;
   }
 
-  int64_t write_part(RawFile& file, const DcpTensor& tensor, const Rows& rows, const std::vector<int64_t>& sizes) {
+  int64_t write_part(RawFile& file, const DcpTensor& tensor, const Rows& rows,
+                     const std::vector<int64_t>& sizes) {
     const TensorInfo& info = tensor.info;
     return write_torch_tensor(file, info.dtype, sizes, [&](ZipWriter& zip) {
       const auto append = [&](const void* data, int64_t bytes) {
         zip.append(data, bytes);
         counter_.add(bytes);
       };
-      if (!tensor.number.empty()) return append(tensor.number.data(), static_cast<int64_t>(tensor.number.size()));
+      if (!tensor.number.empty())
+        return append(tensor.number.data(), static_cast<int64_t>(tensor.number.size()));
       const int64_t row_numel = info.shape.empty() ? 1 : source_.numel(info.name) / info.shape.front();
-      source_.stream(info.name, rows.begin * row_numel, rows.end * row_numel, info.dtype, [&](const at::Tensor& slice) {
-        append(slice.const_data_ptr(), static_cast<int64_t>(slice.nbytes()));
-      });
+      source_.stream(info.name, rows.begin * row_numel, rows.end * row_numel, info.dtype,
+                     [&](const at::Tensor& slice) {
+                       append(slice.const_data_ptr(), static_cast<int64_t>(slice.nbytes()));
+                     });
     });
   }
 
@@ -135,7 +148,9 @@ class PartsWriter {
     const std::string_view dtype = torch_dtype_name(info.dtype);
     pickle.global("torch", dtype.substr(dtype.find('.') + 1));
     pickle.global("torch.serialization", "_get_layout").text("torch.strided").op("\x85R\x89");
-    pickle.global("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING").number(0).op("\x85R\x89tb");
+    pickle.global("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING")
+        .number(0)
+        .op("\x85R\x89tb");
     pickle.text("size").size(info.shape).text("chunks").op("](");
     for (const Written& part : parts) {
       begin_object(pickle, "metadata", "ChunkStorageMetadata").text("offsets").size(part.offsets);
@@ -157,7 +172,8 @@ class PartsWriter {
 void write_dcp_files(const DcpFiles& request, const Weights& source, const std::vector<DcpTensor>& tensors,
                      const std::vector<DcpValue>& values) {
   if (request.files < 1 || request.files > kLargestWorldSize) {
-    fail(ErrorKind::kUsage, "the world size must be from 1 to ", kLargestWorldSize, ", but is ", request.files);
+    fail(ErrorKind::kUsage, "the world size must be from 1 to ", kLargestWorldSize, ", but is ",
+         request.files);
   }
   PartsWriter writer(request, source, tensors);
   for (int64_t file = 0; file < request.files; ++file) writer.write_file(file, values);

@@ -103,7 +103,8 @@ class Machine {
   }
   /// The last `count` values, in the order in which they were pushed.
   std::vector<const PickleValue*> pop_several(size_t count) {
-    if (stack_.size() - (marks_.empty() ? 0 : marks_.back()) < count) refuse("takes more values than it has made");
+    if (stack_.size() - (marks_.empty() ? 0 : marks_.back()) < count)
+      refuse("takes more values than it has made");
     std::vector<const PickleValue*> items(stack_.end() - static_cast<ptrdiff_t>(count), stack_.end());
     stack_.resize(stack_.size() - count);
     return items;
@@ -178,7 +179,7 @@ class Machine {
         if (const uint64_t protocol = take_number(1); protocol > 5) refuse("has the protocol ", protocol);
         return true;
       case 0x95:  // FRAME
-        take(8);
+        if (take_number(8) > bytes_.size() - at_) refuse("is cut off at byte ", bytes_.size());
         return true;
       case '(':  // MARK
         marks_.push_back(stack_.size());
@@ -222,7 +223,8 @@ class Machine {
 
   bool remember(uint64_t index) {
     // Picklers count, so a larger index would only take memory.
-    if (index > memo_.size()) refuse("keeps a value under ", index, ", but has kept ", memo_.size(), " so far");
+    if (index > memo_.size())
+      refuse("keeps a value under ", index, ", but has kept ", memo_.size(), " so far");
     PickleValue* value = &top();
     if (index == memo_.size()) memo_.push_back(value);
     memo_[index] = value;
@@ -253,7 +255,8 @@ class Machine {
       case 'R':     // REDUCE
       case 0x81: {  // NEWOBJ
         const PickleValue *arguments = pop(), *callable = pop();
-        if (!callable->is(Kind::kGlobal) || !arguments->is(Kind::kTuple)) refuse("calls a value that is no function");
+        if (!callable->is(Kind::kGlobal) || !arguments->is(Kind::kTuple))
+          refuse("calls a value that is no function");
         if (callable->text == kOrderedDict && arguments->items.empty()) {
           push(Kind::kDict);
           return true;
@@ -266,7 +269,8 @@ class Machine {
       case 'b': {  // BUILD
         const PickleValue* state = pop();
         PickleValue& object = top();
-        if (!object.is(Kind::kObject) || object.state != nullptr) refuse("sets the state of a value that has none");
+        if (!object.is(Kind::kObject) || object.state != nullptr)
+          refuse("sets the state of a value that has none");
         object.state = state;
         return true;
       }

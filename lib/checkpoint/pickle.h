@@ -32,12 +32,12 @@ struct PickleValue {
   };
 
   Kind kind = Kind::kNone;
-  int64_t number = 0;                            ///< kInt, kBool
-  double real = 0;                               ///< kFloat
-  std::string_view text = {};                    ///< kText; the name of kGlobal and kObject: "torch.Size"
-  std::vector<const PickleValue*> items = {};    ///< of a dict: keys and values by turns
-  const PickleValue* inner = nullptr;            ///< of kObject and kPersistent
-  const PickleValue* state = nullptr;            ///< of an object whose state is set
+  int64_t number = 0;                          ///< kInt, kBool
+  double real = 0;                             ///< kFloat
+  std::string_view text = {};                  ///< kText; the name of kGlobal and kObject: "torch.Size"
+  std::vector<const PickleValue*> items = {};  ///< of a dict: keys and values by turns
+  const PickleValue* inner = nullptr;          ///< of kObject and kPersistent
+  const PickleValue* state = nullptr;          ///< of an object whose state is set
 
   bool is(Kind expected) const { return kind == expected; }
   /// Whether it is an object of this global.

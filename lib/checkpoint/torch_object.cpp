@@ -38,7 +38,8 @@ constexpr std::string_view kRebuild = "torch._utils._rebuild_tensor_v2",
 
 /// All that a tensor or a plain value may name.
 constexpr auto kObjectGlobals = [] {
-  std::array<std::string_view, kTorchTypes.size() + 3> names{kRebuild, kRebuildParameter, "collections.OrderedDict"};
+  std::array<std::string_view, kTorchTypes.size() + 3> names{kRebuild, kRebuildParameter,
+                                                             "collections.OrderedDict"};
   for (size_t i = 0; i < kTorchTypes.size(); ++i) names[i + 3] = kTorchTypes[i].storage;
   return names;
 }();
@@ -46,8 +47,8 @@ constexpr auto kObjectGlobals = [] {
 constexpr int64_t kLargestPickleBytes = 1 << 24;
 
 const TorchType& traits_of(c10::ScalarType dtype) {
-  const auto found =
-      std::find_if(kTorchTypes.begin(), kTorchTypes.end(), [&](const TorchType& type) { return type.type == dtype; });
+  const auto found = std::find_if(kTorchTypes.begin(), kTorchTypes.end(),
+                                  [&](const TorchType& type) { return type.type == dtype; });
   FSDP_CHECK(found != kTorchTypes.end(), c10::toString(dtype));
   return *found;
 }
@@ -79,7 +80,8 @@ OpenArchive open_archive(const RawFile& file, const FilePart& part, const std::s
 }
 
 /// Arguments of a call to `global`; null for anything else, or for fewer.
-const std::vector<const PickleValue*>* arguments_of(const PickleValue& value, std::string_view global, size_t count) {
+const std::vector<const PickleValue*>* arguments_of(const PickleValue& value, std::string_view global,
+                                                    size_t count) {
   return value.is_object(global) && value.inner->items.size() >= count ? &value.inner->items : nullptr;
 }
 
@@ -98,8 +100,8 @@ bool is_contiguous(const std::vector<int64_t>& shape, const std::vector<int64_t>
 std::string_view torch_dtype_name(c10::ScalarType dtype) { return traits_of(dtype).dtype; }
 
 bool find_torch_dtype(std::string_view name, c10::ScalarType& dtype) {
-  const auto found =
-      std::find_if(kTorchTypes.begin(), kTorchTypes.end(), [&](const TorchType& type) { return type.dtype == name; });
+  const auto found = std::find_if(kTorchTypes.begin(), kTorchTypes.end(),
+                                  [&](const TorchType& type) { return type.dtype == name; });
   if (found != kTorchTypes.end()) dtype = found->type;
   return found != kTorchTypes.end();
 }

@@ -79,8 +79,7 @@ ZipReader::ZipReader(const RawFile& file, const FilePart& part, std::string wher
   if (end.four(0) != kEnd) refuse("has no end of a zip archive at its end; the file is cut off or damaged");
   uint64_t count = end.two(10), bytes = end.four(12), begin = end.four(16);
   if ((count == 0xffff || bytes == kIn64 || begin == kIn64) && end_begin >= kLocator64Bytes) {
-    const std::string locator =
-        bytes_at(file, part.begin + end_begin - kLocator64Bytes, kLocator64Bytes);
+    const std::string locator = bytes_at(file, part.begin + end_begin - kLocator64Bytes, kLocator64Bytes);
     const uint64_t at = Fields(locator).eight(8);
     if (Fields(locator).four(0) != kLocator64 || end_begin < kEnd64Bytes ||
         at > static_cast<uint64_t>(end_begin - kEnd64Bytes)) {
@@ -139,8 +138,8 @@ FilePart ZipReader::place_of(const Record& record) const {
       return {record.header_begin + kLocalHeaderBytes + names, record.bytes};
     }
   }
-  util::fail(ErrorKind::kCheckpoint, where_, " must be what torch.save() writes, but a record of ", record.bytes,
-             " bytes is not in it; the file is damaged");
+  util::fail(ErrorKind::kCheckpoint, where_, " must be what torch.save() writes, but a record of ",
+             record.bytes, " bytes is not in it; the file is damaged");
 }
 
 std::string ZipReader::read(const Record& record, int64_t largest_bytes) const {
@@ -163,7 +162,8 @@ void ZipReader::verify(const Record& record) const {
     found = ::crc32_z(found, reinterpret_cast<const Bytef*>(block.data()), static_cast<size_t>(count));
   }
   if (found == record.crc32) return;
-  util::fail(ErrorKind::kCheckpoint, where_, " is damaged: the checksum of its bytes is not the one that was stored");
+  util::fail(ErrorKind::kCheckpoint, where_,
+             " is damaged: the checksum of its bytes is not the one that was stored");
 }
 
 namespace {
@@ -228,8 +228,8 @@ int64_t ZipWriter::finish() {
     write(record.name);
   }
   const int64_t bytes = written_ - begin, count = static_cast<int64_t>(records_.size());
-  write(packed(kEnd, kNone, kNone, static_cast<uint16_t>(count), static_cast<uint16_t>(count), static_cast<uint32_t>(bytes),
-               static_cast<uint32_t>(begin), kNone));
+  write(packed(kEnd, kNone, kNone, static_cast<uint16_t>(count), static_cast<uint16_t>(count),
+               static_cast<uint32_t>(bytes), static_cast<uint32_t>(begin), kNone));
   return written_;
 }
 

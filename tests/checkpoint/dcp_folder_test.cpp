@@ -36,9 +36,7 @@ at::Tensor counted(std::vector<int64_t> shape, at::ScalarType dtype) {
 class TestOfDcpFolder : public ::testing::Test {
  protected:
   /// Of PyTorch 2.11 on two ranks (pytorch_dcp/make), a copy that may be changed.
-  void SetUp() override {
-    fs::copy(source_folder() + "/tests/checkpoint/pytorch_dcp", folder());
-  }
+  void SetUp() override { fs::copy(source_folder() + "/tests/checkpoint/pytorch_dcp", folder()); }
   fs::path folder() const { return root_.path() / "dcp"; }
   void replace(const std::string& file, const std::string& from, const std::string& to) const {
     std::string bytes = util::read_file(folder() / file);
@@ -88,7 +86,8 @@ TEST_F(TestOfDcpFolder, ReadsAnyRangeOfATensor) {
       for (int64_t end = begin; end <= whole.numel(); ++end) {
         at::Tensor part = at::empty({end - begin}, whole.options());
         dcp.read(key, begin, end, part.data_ptr());
-        ASSERT_TRUE(same_bits(part, whole.narrow(0, begin, end - begin).clone())) << key << ' ' << begin << ' ' << end;
+        ASSERT_TRUE(same_bits(part, whole.narrow(0, begin, end - begin).clone()))
+            << key << ' ' << begin << ' ' << end;
       }
     }
   }
@@ -112,8 +111,12 @@ TEST_F(TestOfDcpFolder, ReadsWhatItsWriterWritesInAnyNumberOfFiles) {
 TEST_F(TestOfDcpFolder, RunsNothingOfAMaliciousPickle) {
   const fs::path trace = root_.path() / "trace";
   const std::string command = "touch " + trace.string();
-  const std::string call = "X" + std::string(1, static_cast<char>(command.size())) + "\0\0\0"s + command + "\x85R.";
-  write_metadata("\x80\x02" "cposix\nsystem\n"s + call);
+  const std::string call =
+      "X" + std::string(1, static_cast<char>(command.size())) + "\0\0\0"s + command + "\x85R.";
+  write_metadata(
+      "\x80\x02"
+      "cposix\nsystem\n"s +
+      call);
   expect_refused(R"(.metadata: the pickle names "posix.system", which no such file needs)");
   write_metadata("\x80\x04\x8c\x05posix\x8c\x06system\x93"s + call);
   expect_refused(R"(names "posix.system")");
@@ -186,7 +189,12 @@ std::string metadata_of(const std::vector<int64_t>& shape, const std::vector<Sto
   }
   pickle.op("eubu").text("storage_data").op("}(");
   for (const Stored& part : parts) {
-    object(pickle, "metadata", "MetadataIndex").text("fqn").text("t").text("offset").size(part.offsets).op("ub");
+    object(pickle, "metadata", "MetadataIndex")
+        .text("fqn")
+        .text("t")
+        .text("offset")
+        .size(part.offsets)
+        .op("ub");
     object(pickle, "filesystem", "_StorageInfo").text("relative_path").text(part.file).text("offset");
     pickle.number(part.begin).text("length").number(part.bytes).op(extra).op("ub");
   }
@@ -226,7 +234,8 @@ TEST_F(TestOfDcpFolder, RefusesShapesAndPlacesThatCannotBe) {
   write_metadata(metadata_of({4, 4}, {{{0, 0}, {4, 4}, 0, 100}}));
   expect_refused("must be what torch.save() writes");
   // Another item of the same file: rows [3, 7].
-  const int64_t other = static_cast<int64_t>(util::read_file(folder() / "__0_0.distcp").find("PK\x05\x06") + 22);
+  const int64_t other =
+      static_cast<int64_t>(util::read_file(folder() / "__0_0.distcp").find("PK\x05\x06") + 22);
   write_metadata(metadata_of({4, 4}, {{{0, 0}, {4, 4}, 0, other}}));
   expect_refused("t must have 16 elements of type float32, as in .metadata, but has the shape");
 }
@@ -239,14 +248,12 @@ TEST_F(TestOfDcpFolder, OpensNothingOutsideOfTheFolder) {
 }
 
 TEST_F(TestOfDcpFolder, RefusesWhatItCannotRead) {
-  write_metadata(metadata_of(
-      {4}, {{{0}, {4}, 0, 100}},
-      "X\x15\0\0\0transform_descriptors]X\x04\0\0\0zstda"s));
+  write_metadata(
+      metadata_of({4}, {{{0}, {4}, 0, 100}}, "X\x15\0\0\0transform_descriptors]X\x04\0\0\0zstda"s));
   expect_refused("through an extension of PyTorch");
-  write_metadata(metadata_of({2, 2, 2}, {{{0, 0, 0}, {2, 1, 1}},
-                                         {{0, 1, 0}, {2, 1, 1}},
-                                         {{0, 0, 1}, {2, 1, 1}},
-                                         {{0, 1, 1}, {2, 1, 1}}}));
+  write_metadata(metadata_of(
+      {2, 2, 2},
+      {{{0, 0, 0}, {2, 1, 1}}, {{0, 1, 0}, {2, 1, 1}}, {{0, 0, 1}, {2, 1, 1}}, {{0, 1, 1}, {2, 1, 1}}}));
   expect_refused("along several dimensions");
   write_metadata("\x80\x02N."s);
   expect_refused("must be the metadata of torch.distributed.checkpoint, but is something else");

@@ -54,8 +54,9 @@ class DcpModel : public ::testing::Test {
     nlohmann::json names = nlohmann::json::array();
     for (const auto& [name, tensor] : weights_) names.push_back(name);
     const std::string group = "optimizer.param_groups.0.";
-    return {{group + "lr", 0.01},           {group + "betas", {0.9, 0.99}, true}, {group + "eps", 1e-8},
-            {group + "weight_decay", 0.1}, {group + "params", names},            {"step", 7}};
+    return {{group + "lr", 0.01},      {group + "betas", {0.9, 0.99}, true},
+            {group + "eps", 1e-8},     {group + "weight_decay", 0.1},
+            {group + "params", names}, {"step", 7}};
   }
   DcpImportResult import(const std::string& from, const std::string& to, int64_t world_size = 2) const {
     DcpImportRequest request;
@@ -121,7 +122,8 @@ TEST_F(DcpModel, IsTheSameAfterExportAndImportInEveryLayout) {
                 .world_size = 3});
     import("exported_" + name, "again_" + name);
     expect_state("again_" + name);
-    Manifest first = read_manifest(root_.path() / "first"), again = read_manifest(root_.path() / ("again_" + name));
+    Manifest first = read_manifest(root_.path() / "first"),
+             again = read_manifest(root_.path() / ("again_" + name));
     EXPECT_EQ(first.step, again.step);
     EXPECT_EQ(first.training, again.training);
   }
@@ -173,7 +175,8 @@ TEST_F(DcpModel, RefusesStatesThatDoNotFit) {
   tensors.emplace_back("optimizer.state.model.norm.weight.max_exp_avg_sq", at::zeros({12}));
   expect_import_refused(tensors, "max_exp_avg_sq");
   tensors = state();
-  std::erase_if(tensors, [](const auto& item) { return item.first.ends_with("model.norm.weight.exp_avg_sq"); });
+  std::erase_if(tensors,
+                [](const auto& item) { return item.first.ends_with("model.norm.weight.exp_avg_sq"); });
   expect_import_refused(tensors, "missing: optimizer/exp_avg_sq/model.norm.weight");
   tensors = state();
   for (auto& [name, tensor] : tensors) {
@@ -200,7 +203,8 @@ TEST_F(DcpModel, RefusesStatesUnderNumbersAndNoOrSeveralModels) {
   tensors = state();
   tensors.emplace_back("ema.model.embed_tokens.weight", at::zeros({3}));
   expect_import_refused(tensors, "2 keys that end with it");
-  expect_import_refused({{"model.wte.weight", at::zeros({3})}}, "no key that ends with embed_tokens.weight or tok_embeddings.weight");
+  expect_import_refused({{"model.wte.weight", at::zeros({3})}},
+                        "no key that ends with embed_tokens.weight or tok_embeddings.weight");
   tensors = state();
   std::erase_if(tensors, [](const auto& item) { return item.first == "model.model.norm.weight"; });
   expect_import_refused(tensors, "missing: model.norm.weight");
@@ -215,22 +219,27 @@ TEST_F(DcpModel, RefusesToExportWhatPyTorchCouldNotGoOnFrom) {
     fs::remove_all(root_.path() / "changed");
     fs::copy(root_.path() / "ours", root_.path() / "changed");
     std::ofstream(root_.path() / "changed" / kManifestName) << manifest_text(manifest);
-    const auto [kind, found] = error_of([&] {
-      export_dcp({.checkpoint_folder = root_.path() / "changed", .output = root_.path() / "out"});
-    });
+    const auto [kind, found] = error_of(
+        [&] { export_dcp({.checkpoint_folder = root_.path() / "changed", .output = root_.path() / "out"}); });
     EXPECT_EQ(kind, ErrorKind::kCheckpoint) << found;
     EXPECT_THAT(found, HasSubstr(text));
     EXPECT_FALSE(fs::exists(root_.path() / "out"));
   };
   expect([](auto& training) { training["optimizer"] = "lion"; }, "is of one with lion");
-  expect([](auto& training) { training.erase("param_groups"); }, "does not record the optimizer's hyperparameters");
-  expect([](auto& training) { training["optimizer_steps_of_units"] = {{"model", 3}}; }, "some units had fewer");
+  expect([](auto& training) { training.erase("param_groups"); },
+         "does not record the optimizer's hyperparameters");
+  expect(
+      [](auto& training) {
+        training["optimizer_steps_of_units"] = {{"model", 3}};
+      },
+      "some units had fewer");
 }
 
 TEST_F(DcpModel, ReplacesAnExportOnlyWhenAsked) {
   write_dcp(root_.path() / "dcp", state(), values());
   import("dcp", "ours");
-  DcpExportRequest request{.checkpoint_folder = root_.path() / "ours", .output = root_.path() / "out", .world_size = 3};
+  DcpExportRequest request{
+      .checkpoint_folder = root_.path() / "ours", .output = root_.path() / "out", .world_size = 3};
   export_dcp(request);
   EXPECT_EQ(error_of([&] { export_dcp(request); }).first, ErrorKind::kCheckpoint);
   request.overwrite = true;

@@ -18,7 +18,10 @@ int torch_object(const uint8_t* data, size_t size) {
     file.read_at(tensor.data.begin + tensor.data.bytes - static_cast<int64_t>(bytes.size()), bytes.data(),
                  static_cast<int64_t>(bytes.size()));
   });
-  refuse_or_read([&] { checkpoint::read_torch_value(file, whole, "fuzz").dump(-1, ' ', true, nlohmann::json::error_handler_t::replace); });
+  refuse_or_read([&] {
+    checkpoint::read_torch_value(file, whole, "fuzz")
+        .dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  });
   return 0;
 }
 

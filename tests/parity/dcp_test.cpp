@@ -43,22 +43,33 @@ class Dcp : public ::testing::TestWithParam<const char*> {
     if (form_.layout == "tied") form_ = {"nested", {"--tied"}, true, 1e-4};
     if (form_.layout == "torchtitan") form_.flags = {"--torchtitan"};
     testing::write_token_file(folder_ / "train.bin", 40000, 256);
-    std::ofstream(folder_ / "config.json") << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+    std::ofstream(folder_ / "config.json")
+        << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
       "vocab_size": 256, "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 3, "num_attention_heads": 4,
       "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
       "hidden_act": "silu", "tie_word_embeddings": )"
-                                           << (form_.tied ? "true}" : "false}");
+        << (form_.tied ? "true}" : "false}");
   }
 
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
 
   /// Steps (first, last] with PyTorch, from a checkpoint if `load` names one.
   Losses torch(int ranks, int first, int last, const std::string& load, const std::string& save) const {
-    std::vector<std::string> command = {e2e::program("fsdp-launch"), "--nproc-per-node", std::to_string(ranks), "--",
-                                        "/usr/bin/env", python_,
+    std::vector<std::string> command = {e2e::program("fsdp-launch"),
+                                        "--nproc-per-node",
+                                        std::to_string(ranks),
+                                        "--",
+                                        "/usr/bin/env",
+                                        python_,
                                         testing::source_folder() + "/tests/parity/torch_reference.py",
-                                        "--tokens", path("train.bin"), "--rows", std::to_string(kRows),
-                                        "--first", std::to_string(first), "--steps", std::to_string(last)};
+                                        "--tokens",
+                                        path("train.bin"),
+                                        "--rows",
+                                        std::to_string(kRows),
+                                        "--first",
+                                        std::to_string(first),
+                                        "--steps",
+                                        std::to_string(last)};
     if (!load.empty()) command.insert(command.end(), {"--load", path(load)});
     if (!save.empty()) command.insert(command.end(), {"--save", path(save)});
     command.insert(command.end(), form_.flags.begin(), form_.flags.end());
@@ -102,8 +113,8 @@ class Dcp : public ::testing::TestWithParam<const char*> {
   }
 
   void export_to(const std::string& to, const std::string& run) const {
-    const auto result = testing::run({e2e::program("fsdp-ckpt"), "export", path(run), path(to), "--format", "dcp",
-                                      "--layout", form_.layout});
+    const auto result = testing::run({e2e::program("fsdp-ckpt"), "export", path(run), path(to), "--format",
+                                      "dcp", "--layout", form_.layout});
     EXPECT_EQ(result.exit_code, 0) << result.err;
   }
 
