@@ -2,36 +2,24 @@
 
 #include <filesystem>
 #include <iostream>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <utility>
 
-#include "checkpoint/adapter.h"
 #include "checkpoint/average.h"
 #include "checkpoint/consolidate.h"
+#include "checkpoint/described_model.h"
 #include "checkpoint/diff.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/hugging_face_config.h"
-#include "checkpoint/hugging_face_model.h"
 #include "checkpoint/inspect.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/peft_folder.h"
 #include "checkpoint/sharded_writer.h"
 #include "checkpoint/stored_model.h"
-#include "cli/program.h"
+#include "ckpt_command.h"
 #include "config/print.h"
 #include "config/value.h"
-#include "generate/load.h"
-#include "gguf/adapter.h"
-#include "gguf/export.h"
-#include "gguf/import.h"
-#include "gguf/reader.h"
-#include "util/dtype.h"
 #include "util/error.h"
 #include "util/log.h"
-#include "util/progress_bar.h"
 #include "util/text.h"
 
 namespace fsdp::apps {
@@ -40,132 +28,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using util::ErrorKind;
-
-constexpr const char* kAboutCheckpoint =
-    "a step's folder, or a run's output folder (its newest complete checkpoint)";
-constexpr const char* kAboutAny =
-    "a checkpoint, a run's output folder, a safetensors file or a folder of them";
-
-/// All that any command takes.
-struct Arguments {
-  std::string source, other, output, dtype, config, format = "safetensors", max_shard_size, type, tokenizer;
-  std::vector<std::string> sources;
-  std::optional<double> tolerance;
-  std::optional<int64_t> last;
-  int64_t world_size = 1;
-  bool force = false, optimizer = false, ema = false, adapter = false, merge = false, as_json = false;
-};
-
-/// A command under construction.
-class Command {
- public:
-  Command(CLI::App& app, const char* name, const char* about)
-      : parser_(app.add_subcommand(name, about)), arguments_(std::make_shared<Arguments>()) {
-    parser_->add_flag("--json", arguments_->as_json, "print the result as JSON");
-  }
-  Arguments* operator->() const { return arguments_.get(); }
-  CLI::Option* positional(const char* name, std::string& value, const char* about) const {
-    return parser_->add_option(name, value, about)->required()->check(cli::not_empty());
-  }
-  template <typename Value>
-  CLI::Option* option(const char* name, Value& value, const char* about) const {
-    return parser_->add_option(name, value, about);
-  }
-  void flag(const char* name, bool& value, const char* about) const { parser_->add_flag(name, value, about); }
-  void dtype_option(const char* about = "cast floating-point weights to this type") const {
-    option("--dtype", arguments_->dtype, about)
-        ->check(cli::one_of({"float32", "bfloat16", "float16", "float64"}));
-  }
-  void size_option() const {
-    option("--max-shard-size", arguments_->max_shard_size,
-           "split into files of at most this size, such as 5GB, with model.safetensors.index.json");
-  }
-  CLI::Option* world_size_option() const {
-    return option("--world-size", arguments_->world_size, "number of files to shard the tensors into");
-  }
-  /// `body` gets the arguments and where progress goes.
-  CkptCommand runs(std::function<int(const Arguments&, const util::ByteProgress&)> body) const {
-    return {parser_, [arguments = arguments_, body = std::move(body)] {
-              util::ByteProgressBar bar(util::progress_on_stderr());
-              return body(*arguments, [&bar](auto phase, int64_t done_bytes, int64_t total_bytes) {
-                bar.show(phase, done_bytes, total_bytes);
-                if (done_bytes == total_bytes) bar.clear();
-              });
-            }};
-  }
-
- private:
-  CLI::App* parser_;
-  std::shared_ptr<Arguments> arguments_;
-};
-
-/// The step folder that the user means; says so when it is one of several.
-fs::path chosen_checkpoint(const std::string& path) {
-  std::error_code error;
-  if (fs::exists(fs::path(path) / checkpoint::kManifestName, error)) return path;  // whole or not
-  fs::path folder = checkpoint::checkpoint_folder(path);
-  if (folder != fs::path(path)) util::log_info("using the newest complete checkpoint, " + folder.string());
-  return folder;
-}
-
-std::optional<c10::ScalarType> chosen_dtype(const Arguments& arguments) {
-  if (arguments.dtype.empty()) return std::nullopt;
-  return util::dtype_from_name(arguments.dtype);
-}
-
-int64_t chosen_max_bytes(const Arguments& arguments) {
-  return arguments.max_shard_size.empty() ? 0 : checkpoint::parse_size(arguments.max_shard_size);
-}
-
-/// Paths and names from files may hold bytes that are no text.
-std::string text_of(const json& value) {
-  return value.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
-}
-
-/// Options that have no meaning with the chosen format.
-void refuse_options(const std::vector<std::pair<const char*, std::string>>& options, const char* needed) {
-  for (const auto& [option, value] : options) {
-    if (value.empty()) continue;
-    util::fail(ErrorKind::kUsage, option, ": expected only with ", needed, "; found \"", value,
-               "\"; leave it out");
-  }
-}
-
-int print(const checkpoint::ConsolidateResult& result, bool as_json,
-          const char* about_config = "the model's config") {
-  if (as_json) {
-    std::cout << text_of({{"output", result.output.string()},
-                          {"config", result.config ? json(result.config->string()) : json()},
-                          {"model_files", result.model_files},
-                          {"files", result.files},
-                          {"tensors", result.tensors},
-                          {"bytes", result.bytes}});
-    return 0;
-  }
-  std::cout << result.output.string() << ": " << result.tensors << " tensors, "
-            << util::human_bytes(result.bytes);
-  if (result.files > 1) std::cout << " in " << result.files << " files";
-  std::cout << "\n";
-  if (result.config) std::cout << result.config->string() << ": " << about_config << "\n";
-  if (!result.model_files.empty()) {
-    std::cout << "also copied, from the model that the run started from: "
-              << util::join(result.model_files, ", ") << "\n";
-  }
-  return 0;
-}
-
-int print(const checkpoint::ShardedResult& result, bool as_json) {
-  if (as_json) {
-    std::cout << text_of({{"output", result.folder.string()},
-                          {"files", result.files},
-                          {"tensors", result.tensors},
-                          {"bytes", result.bytes}});
-    return 0;
-  }
-  std::cout << result.folder.string() << ": " << result.tensors << " tensors, "
-            << util::human_bytes(result.bytes) << ", world size " << result.files << "\n";
-  return 0;
-}
 
 CkptCommand add_consolidate(CLI::App& app) {
   Command command(app, "consolidate",
@@ -194,162 +56,6 @@ CkptCommand add_consolidate(CLI::App& app) {
                                            .progress = progress};
     return print(checkpoint::consolidate(chosen_checkpoint(arguments.source), arguments.output, options),
                  arguments.as_json);
-  });
-}
-
-int print(const gguf::ExportResult& result, bool as_json) {
-  if (as_json) {
-    std::cout << text_of({{"output", result.output.string()},
-                          {"type", util::name_of(result.type)},
-                          {"tokenizer", result.tokenizer},
-                          {"tensors", result.tensors},
-                          {"bytes", result.bytes}});
-    return 0;
-  }
-  std::cout << result.output.string() << ": " << result.tensors << " tensors in "
-            << util::name_of(result.type) << ", " << util::human_bytes(result.bytes) << ", ";
-  if (result.tokenizer == gguf::kWithoutVocabulary) {
-    std::cout << "without tokenizer\n";
-  } else {
-    std::cout << "with a tokenizer of llama.cpp's kind " << result.tokenizer << "\n";
-  }
-  return 0;
-}
-
-/// The tokenizer that the user names, or that of the model.
-std::string chosen_tokenizer(const Arguments& arguments, const checkpoint::StoredModel& model) {
-  if (!arguments.tokenizer.empty()) return arguments.tokenizer;
-  if (const auto name = generate::tokenizer_name(model)) return *name;
-  util::log_info(util::concat("the model has no tokenizer: ", model.folder.string(),
-                              " has none and belongs to no run; --tokenizer names one"));
-  return gguf::kNoTokenizer;
-}
-
-int export_gguf(const Arguments& arguments, const util::ByteProgress& progress) {
-  const bool is_checkpoint =
-      checkpoint::format_of(arguments.source) == checkpoint::WeightsFormat::kCheckpoint;
-  const fs::path source = is_checkpoint ? chosen_checkpoint(arguments.source) : fs::path(arguments.source);
-  const checkpoint::StoredModel model = checkpoint::open_model(source, arguments.ema);
-  const bool has_adapters = checkpoint::described_adapter(model.config, model.where).has_value();
-  if (has_adapters != arguments.merge) {
-    util::fail(util::ErrorKind::kUsage, source.string(),
-               has_adapters
-                   ? " holds adapters; choose --merge for the whole model or --adapter for them alone"
-                   : " holds all weights of a model, without adapters; leave out --merge");
-  }
-  return print(gguf::export_model(model, {.output = arguments.output,
-                                          .type = util::parse_enum<gguf::TensorType>(arguments.type),
-                                          .tokenizer = chosen_tokenizer(arguments, model),
-                                          .overwrite = arguments.force,
-                                          .progress = progress}),
-               arguments.as_json);
-}
-
-int export_gguf_adapter(const Arguments& arguments) {
-  refuse_options({{"--tokenizer", arguments.tokenizer}}, "the whole model");
-  const auto type = util::parse_enum<gguf::TensorType>(arguments.type).value_or(gguf::TensorType::kF32);
-  const gguf::AdapterFile file =
-      gguf::export_adapter({.checkpoint_folder = chosen_checkpoint(arguments.source),
-                            .output = arguments.output,
-                            .type = type,
-                            .overwrite = arguments.force});
-  if (arguments.as_json) {
-    std::cout << text_of({{"output", arguments.output},
-                          {"type", util::name_of(type)},
-                          {"tensors", file.tensors},
-                          {"bytes", file.bytes}});
-  } else {
-    std::cout << arguments.output << ": " << file.tensors << " tensors of adapters in " << util::name_of(type)
-              << ", " << util::human_bytes(file.bytes) << "\n";
-  }
-  return 0;
-}
-
-CkptCommand add_export(CLI::App& app) {
-  Command command(
-      app, "export",
-      "writes a built-in model as a folder for Hugging Face's transformers, or as a GGUF file for llama.cpp");
-  command.positional(
-      "CHECKPOINT", command->source,
-      "a step's folder, or a run's output folder (its newest complete checkpoint); with --format "
-      "gguf also a Hugging Face folder");
-  command.positional("OUTPUT", command->output,
-                     "a folder, which receives config.json, model.safetensors and the run's tokenizer; with "
-                     "--format gguf a file");
-  command
-      .option(
-          "--format", command->format,
-          "safetensors: a folder for transformers; gguf: one file for llama.cpp, with the tokenizer in it")
-      ->check(cli::one_of({"safetensors", "gguf"}));
-  command.dtype_option(
-      "cast floating-point weights to this type; default: the type of the model that the run started from");
-  command.size_option();
-  command.flag(
-      "--adapter", command->adapter,
-      "of a run with lora.rank: write its adapters alone, as a folder that PEFT loads or, with --format gguf, as a file for llama.cpp's --lora");
-  command.flag("--merge", command->merge,
-               "of a run with lora.rank: write the whole model, with the adapters merged into its weights");
-  command
-      .option(
-          "--type", command->type,
-          "with --format gguf: the type of matrices; default: the type of the model that the run started from")
-      ->check(cli::one_of(util::names_of_enum<gguf::TensorType>()));
-  command.option(
-      "--tokenizer", command->tokenizer,
-      "with --format gguf: the tokenizer, if it is not the run's: \"none\", \"bytes\", a folder or a file");
-  command.flag("--ema", command->ema,
-               "write the moving averages of the weights (optimizer.ema_decay) instead of the weights");
-  command.flag("--force", command->force, "overwrite existing safetensors or GGUF");
-  return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
-    if (arguments.adapter && (arguments.merge || arguments.ema || !arguments.max_shard_size.empty())) {
-      util::fail(
-          util::ErrorKind::kUsage,
-          "--adapter cannot be combined with --merge, --ema or --max-shard-size; leave one of them out");
-    }
-    if (arguments.format == "gguf") {
-      refuse_options({{"--dtype", arguments.dtype}, {"--max-shard-size", arguments.max_shard_size}},
-                     "--format safetensors; the type of a GGUF file is chosen by --type");
-      return arguments.adapter ? export_gguf_adapter(arguments) : export_gguf(arguments, progress);
-    }
-    refuse_options({{"--type", arguments.type}, {"--tokenizer", arguments.tokenizer}}, "--format gguf");
-    if (arguments.adapter) {
-      return print(checkpoint::export_adapter({.checkpoint_folder = chosen_checkpoint(arguments.source),
-                                               .output = arguments.output,
-                                               .dtype = chosen_dtype(arguments),
-                                               .overwrite = arguments.force}),
-                   arguments.as_json, "PEFT's config of the adapters");
-    }
-    return print(checkpoint::export_model({.checkpoint_folder = chosen_checkpoint(arguments.source),
-                                           .output = arguments.output,
-                                           .dtype = chosen_dtype(arguments),
-                                           .merge = arguments.merge,
-                                           .ema = arguments.ema,
-                                           .overwrite = arguments.force,
-                                           .max_file_bytes = chosen_max_bytes(arguments),
-                                           .progress = progress}),
-                 arguments.as_json);
-  });
-}
-
-CkptCommand add_import(CLI::App& app) {
-  Command command(app, "import",
-                  "converts a model of Hugging Face's, or a GGUF file, to a checkpoint of weights only");
-  command.positional("WEIGHTS", command->source,
-                     "a folder with config.json and safetensors, one such file, or an unquantised GGUF file");
-  command.positional("CHECKPOINT", command->output, "the new checkpoint's folder");
-  command.option("--config", command->config,
-                 "config.json; default: the one beside the weights, or what a GGUF file says of its model");
-  command.world_size_option();
-  command.dtype_option();
-  return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
-    const checkpoint::ImportRequest request{.source = arguments.source,
-                                            .config = arguments.config,
-                                            .output = arguments.output,
-                                            .world_size = arguments.world_size,
-                                            .dtype = chosen_dtype(arguments),
-                                            .progress = progress};
-    const auto import = gguf::is_gguf(request.source) ? gguf::import_model : checkpoint::import_model;
-    return print(import(request), arguments.as_json);
   });
 }
 
@@ -400,7 +106,8 @@ CkptCommand add_verify(CLI::App& app) {
   Command command(app, "verify", "checks all hashes, and that nothing is missing");
   command.positional("CHECKPOINT", command->source, kAboutCheckpoint);
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
-    fs::path folder = chosen_checkpoint(arguments.source);
+    const bool is_dcp = checkpoint::is_dcp_folder(arguments.source);
+    const fs::path folder = is_dcp ? fs::path(arguments.source) : chosen_checkpoint(arguments.source);
     std::vector<std::string> damage = checkpoint::find_damage(folder, progress);
     if (arguments.as_json) {
       json result{{"path", folder.string()}, {"whole", damage.empty()}, {"problems", damage}};

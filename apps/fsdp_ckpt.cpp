@@ -28,6 +28,10 @@ int main(int argc, char** argv) {
                       "fsdp-ckpt export checkpoints/run model.gguf --format gguf --type q8_0"},
                      {"a Hugging Face model as a checkpoint of weights",
                       "fsdp-ckpt import models/llama checkpoints/llama"},
+                     {"for torch.distributed.checkpoint.load(), with the optimizer's state",
+                      "fsdp-ckpt export checkpoints/run fsdp2 --format dcp"},
+                     {"and a run of PyTorch's FSDP2, to resume it here",
+                      "fsdp-ckpt import fsdp2 checkpoints/run/step-00000100 --config config.json"},
                      {"the [model] section of a config that fine-tunes it",
                       "fsdp-ckpt config models/llama >> finetune.toml"},
                      {"the tensors of a checkpoint", "fsdp-ckpt inspect checkpoints/run"},
@@ -47,6 +51,7 @@ int main(int argc, char** argv) {
                                                     {"merge", "--merge"},
                                                     {"max_file_bytes", "--max-shard-size"},
                                                     {"config", "--config"},
+                                                    {"samples_seen", "--samples-seen"},
                                                     {"last", "--last"}});
     // A result that could not be printed (a full disk behind a redirection) is a failure.
     if (!std::cout.flush()) util::fail(util::ErrorKind::kIo, "cannot write to standard output");

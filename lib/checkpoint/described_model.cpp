@@ -41,6 +41,11 @@ std::string pickle_in(const fs::path& folder) {
 
 }  // namespace
 
+bool is_dcp_folder(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path / kDcpMetadataName, error);
+}
+
 WeightsFormat format_of(const fs::path& path) {
   std::error_code error;
   if (!util::is_there(path)) {
@@ -65,6 +70,11 @@ WeightsFormat format_of(const fs::path& path) {
   }
   const FoundCheckpoints found = find_checkpoints(path);
   if (!found.complete.empty() || !found.torn.empty()) return WeightsFormat::kCheckpoint;
+  if (is_dcp_folder(path)) {
+    fail(
+        ErrorKind::kCheckpoint, path.string(),
+        " is a checkpoint of torch.distributed.checkpoint; fsdp-ckpt import makes one of this toolkit of it");
+  }
   const std::string pickle = pickle_in(path);
   if (!pickle.empty()) {
     fail(ErrorKind::kCheckpoint, path.string(), " must contain ", kSingleFileName, " or ", kIndexFileName,

@@ -21,8 +21,12 @@ enum class WeightsFormat { kSafetensors, kCheckpoint };
 
 /// The format of a file, of a folder in Hugging Face's layout, of a step's folder or of a run's. kCheckpoint
 /// for anything else, with the remedy for what is often given instead: a name on the Hugging Face hub, a GGUF
-/// file, and pickled PyTorch files, which are never read.
+/// file, checkpoints of torch.distributed.checkpoint, and other pickled PyTorch files, which are never read.
 WeightsFormat format_of(const std::filesystem::path& path);
+
+/// Whether a folder is a checkpoint of torch.distributed.checkpoint (checkpoint/dcp_folder.h).
+inline constexpr const char* kDcpMetadataName = ".metadata";
+bool is_dcp_folder(const std::filesystem::path& path);
 
 struct DescribedModel {
   std::filesystem::path folder;  ///< the step's folder, or the one of Hugging Face's files

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "checkpoint/dcp_folder.h"
 #include "checkpoint/described_model.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/shard_set.h"
@@ -133,6 +134,18 @@ Description describe_weights(const fs::path& path) {
   return description;
 }
 
+Description describe_dcp(const fs::path& path) {
+  const DcpFolder folder(path);
+  Description description{.whole = {}, .tensors = folder.infos()};
+  int64_t total_bytes = 0;
+  for (const TensorInfo& info : description.tensors) total_bytes += bytes_of(info);
+  description.whole = {{"path", path.string()},
+                       {"format", "torch.distributed.checkpoint"},
+                       {"values", folder.value_keys()},
+                       {"bytes", total_bytes}};
+  return description;
+}
+
 /// Paths and names from files may hold bytes that are not UTF-8.
 std::string indented(const json& value) { return value.dump(2, ' ', false, json::error_handler_t::replace); }
 
@@ -143,6 +156,7 @@ std::string count_text(size_t count, const char* noun) {
 }  // namespace
 
 Description describe(const fs::path& path) {
+  if (is_dcp_folder(path)) return describe_dcp(path);
   return format_of(path) == WeightsFormat::kCheckpoint ? describe_checkpoint(checkpoint_folder(path))
                                                        : describe_weights(path);
 }
@@ -178,7 +192,7 @@ void write_as_text(const Description& description, std::ostream& out) {
         << (whole["contents"] == util::name_of(Contents::kWeights) ? "weights only, " : "")
         << count_text(whole["files"].size(), "file") << ", ";
   } else {
-    out << "safetensors, ";
+    out << whole["format"].get<std::string>() << ", ";
   }
   out << count_text(description.tensors.size(), "tensor") << ", "
       << util::human_bytes(whole["bytes"].get<int64_t>()) << "\n";
@@ -205,6 +219,10 @@ std::vector<std::string> find_damage(const fs::path& folder, const util::BytePro
       return false;
     }
   };
+  if (is_dcp_folder(folder)) {
+    note([&] { DcpFolder(folder).verify_all(progress); });
+    return damage;
+  }
   Manifest manifest;
   if (!note([&] { manifest = read_manifest(folder); })) return damage;
   ShardSet shards(folder, manifest);

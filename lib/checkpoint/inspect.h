@@ -23,7 +23,8 @@ struct Description {
 
 /// For a step's folder: format, step, world_size, layout, contents, files, training, model, tensors, and
 /// optimizer: {state: {tensors, bytes}}. For a safetensors file or a folder of them: format, tensors. `bytes`
-/// is the sum over the tensors. kCheckpoint when there is nothing of either kind.
+/// is the sum over the tensors. For a checkpoint of torch.distributed.checkpoint: format, tensors, and `values`, the
+/// keys of objects that are no tensors. kCheckpoint when there is nothing of either kind.
 Description describe(const std::filesystem::path& path);
 
 /// As one JSON object, in which each tensor has name, shape, dtype and bytes.
@@ -33,7 +34,8 @@ void write_as_json(const Description& description, std::ostream& out);
 void write_as_text(const Description& description, std::ostream& out);
 
 /// Everything that is wrong with a step's folder, one line each: the manifest, the size and hash of every
-/// file, and whether the files hold the ranges of every tensor as the manifest says. Empty when nothing is.
+/// file, and whether the files hold the ranges of every tensor as the manifest says. Empty when nothing is. For a
+/// folder of torch.distributed.checkpoint, the first that is wrong.
 std::vector<std::string> find_damage(const std::filesystem::path& folder,
                                      const util::ByteProgress& progress = {});
 

@@ -1,8 +1,15 @@
 #include "train/training_record.h"
 
+#include <algorithm>
 #include <limits>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "data/data_identity.h"
+#include "optim/parameter_groups.h"
+#include "optim/schedule.h"
 #include "train/arithmetic.h"
 #include "util/error.h"
 #include "util/log.h"
@@ -18,6 +25,38 @@ nlohmann::json uneven_step_counts(const optim::Optimizer& optimizer) {
     if (count != optimizer.step_count()) counts[optimizer.parameters()[i].name] = count;
   }
   return counts;
+}
+
+/// The hyperparameters of Adam and AdamW, for the export to PyTorch: `lr` is the rate of the next step. Of parameters
+/// that no group names there is one group, without "params".
+nlohmann::json param_groups(const config::Config& config, const optim::Optimizer& optimizer, int64_t step) {
+  const optim::OptimizerOptions& options = config.optimizer;
+  const double lr = optim::lr_at(options, config.lr_scheduler, step + 1, config.training.steps);
+  std::map<std::pair<double, double>, std::pair<optim::Treatment, std::vector<std::string>>> groups;
+  for (const optim::FlatParameter& unit : optimizer.parameters()) {
+    for (const auto& tensor : unit.tensors) {
+      const optim::Treatment& treatment = tensor.treatment;
+      auto& [of_group, names] =
+          groups[{optim::lr_of(options, treatment, options.lr), optim::weight_decay_of(options, treatment)}];
+      of_group = treatment;
+      names.push_back(tensor.name);
+    }
+  }
+  const auto largest = std::max_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
+    return a.second.second.size() < b.second.second.size();
+  });
+  nlohmann::json list = nlohmann::json::array();
+  for (auto group = groups.begin(); group != groups.end(); ++group) {
+    auto& [treatment, names] = group->second;
+    list.push_back({{"lr", optim::lr_of(options, treatment, lr)},
+                    {"initial_lr", group->first.first},
+                    {"weight_decay", group->first.second},
+                    {"betas", options.betas},
+                    {"eps", optim::eps_of(options)}});
+    std::sort(names.begin(), names.end());  // whatever the units are
+    if (group != largest) list.back()["params"] = std::move(names);
+  }
+  return list;
 }
 
 void restore_step_counts(optim::Optimizer& optimizer, const nlohmann::json& record) {
@@ -56,6 +95,9 @@ nlohmann::json training_record(const config::Config& config, const TrainingState
                            {"optimizer_steps", state.optimizer.step_count()},
                            {"seed", config.run.seed},
                            {"optimizer", config.optimizer.name}};
+  if (config.optimizer.name == "adam" || config.optimizer.name == "adamw") {
+    record["param_groups"] = param_groups(config, state.optimizer, position.step);
+  }
   if (config.data.max_tokens > 0) record["max_tokens"] = config.data.max_tokens;
   if (config.training.reproducible == config::Reproducible::kWorldSize) record["arithmetic"] = arithmetic();
   if (position.samples_per_step > 0) record["samples_per_step"] = position.samples_per_step;

@@ -12,6 +12,7 @@
 #include "support/checkpoint_fixtures.h"
 #include "support/run_program.h"
 #include "support/safetensors_files.h"
+#include "support/source_folder.h"
 #include "support/tiny_models.h"
 
 namespace fsdp::checkpoint {
@@ -256,6 +257,50 @@ TEST_F(FsdpCkpt, FailsWhenItsResultCannotBePrinted) {
   std::string command = util::concat(quoted(program_), " inspect ", quoted(step), " >/dev/full 2>/dev/null");
   int status = std::system(command.c_str());
   EXPECT_EQ(WEXITSTATUS(status), 7);
+}
+
+TEST_F(FsdpCkpt, ReadsAFolderOfPyTorchsDistributedCheckpoints) {
+  const fs::path dcp = root_.path() / "dcp";
+  fs::copy(source_folder() + "/tests/checkpoint/pytorch_dcp", dcp);
+  ASSERT_EQ(run("inspect " + quoted(dcp)), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("torch.distributed.checkpoint, 4 tensors"));
+  EXPECT_THAT(out_, HasSubstr("bfloat16 [2, 3, 4]"));
+  EXPECT_EQ(run("verify " + quoted(dcp)), 0) << err_;
+  EXPECT_EQ(run("consolidate " + quoted(dcp) + " " + quoted(root_.path() / "out.safetensors")), 4);
+  EXPECT_EQ(run("config " + quoted(dcp)), 4);
+  EXPECT_THAT(err_, HasSubstr("fsdp-ckpt import makes one of this toolkit of it"));
+  EXPECT_EQ(run("import " + quoted(dcp) + " " + quoted(root_.path() / "ours")), 4);
+  EXPECT_THAT(err_, HasSubstr("do not describe their model; give it with --config"));
+}
+
+TEST_F(FsdpCkpt, RefusesPicklesAndFoldersThatAreNotWholeWithCode4AndRunsNothing) {
+  const fs::path dcp = root_.path() / "dcp", trace = root_.path() / "trace";
+  const std::string source = source_folder() + "/tests/checkpoint/pytorch_dcp",
+                    command = "touch " + trace.string();
+  root_.write("config.json", hugging_face_config(tiny_options()).dump());
+  const auto expect = [&](const std::string& arguments, const std::string& text) {
+    EXPECT_EQ(run(arguments), 4) << arguments;
+    EXPECT_THAT(err_, HasSubstr(text));
+    EXPECT_EQ(std::count(err_.begin(), err_.end(), '\n'), 1) << err_;
+    EXPECT_FALSE(fs::exists(trace));
+  };
+  const std::string import = util::concat("import ", quoted(dcp), " ", quoted(root_.path() / "ours"),
+                                          " --config ", quoted(root_.path() / "config.json"));
+  fs::copy(source, dcp);
+  const std::string call =
+      "X" + std::string(1, static_cast<char>(command.size())) + std::string(3, '\0') + command;
+  std::ofstream(dcp / ".metadata", std::ios::binary) << "\x80\x02"
+                                                        "cposix\nsystem\n"
+                                                     << call << "\x85R.";
+  expect(import, R"(names "posix.system")");
+  expect("inspect " + quoted(dcp), R"(names "posix.system")");
+  fs::copy(source + "/.metadata", dcp / ".metadata", fs::copy_options::overwrite_existing);
+  fs::resize_file(dcp / "__0_0.distcp", 3000);
+  EXPECT_EQ(run("verify " + quoted(dcp)), 4);
+  EXPECT_THAT(err_, HasSubstr("the file is cut off"));
+  fs::remove(dcp / "__0_0.distcp");
+  EXPECT_EQ(run("verify " + quoted(dcp)), 4);
+  EXPECT_THAT(err_, HasSubstr("__0_0.distcp: No such file"));
 }
 
 }  // namespace

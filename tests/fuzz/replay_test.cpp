@@ -32,6 +32,8 @@ TEST(FuzzCorpus, TokenFile) { replay("token_file", token_file); }
 TEST(FuzzCorpus, TokenizerJson) { replay("tokenizer_json", tokenizer_json); }
 TEST(FuzzCorpus, TextInput) { replay("text_input", text_input); }
 TEST(FuzzCorpus, Parquet) { replay("parquet", parquet); }
+TEST(FuzzCorpus, DcpMetadata) { replay("dcp_metadata", dcp_metadata); }
+TEST(FuzzCorpus, TorchObject) { replay("torch_object", torch_object); }
 
 }  // namespace
 }  // namespace fsdp::fuzz

@@ -381,5 +381,30 @@ TEST_F(CheckpointerTest, AResumeRefusesOptimizerStateThatItHasNoPlaceFor) {
   EXPECT_THAT(text, HasSubstr("unexpected: optimizer/exp_avg/"));
 }
 
+TEST_F(CheckpointerTest, RecordsTheHyperparametersOfTheNextStepForPyTorch) {
+  config_.optimizer.no_decay = {"*norm*"};
+  config_.optimizer.lr = 0.5;
+  config_.lr_scheduler.name = "linear";
+  config_.training.steps = 5;
+  for (const int world : {1, 2}) {
+    config_.run.output_dir = folder_ / ("of" + std::to_string(world));
+    const auto groups = checkpoint::read_manifest(save_run(world, config_)).training.at("param_groups");
+    ASSERT_EQ(groups.size(), 2u) << groups.dump();
+    for (const auto& group : groups) {
+      const bool decays = group.at("weight_decay") != 0;
+      EXPECT_EQ(group.contains("params"), !decays) << "the largest group has all other parameters";
+      EXPECT_EQ(group.at("initial_lr"), 0.5);
+      EXPECT_DOUBLE_EQ(group.at("lr").get<double>(), 0.25) << "of step 3 of 5";
+      EXPECT_EQ(group.at("betas"), nlohmann::json(config_.optimizer.betas));
+      EXPECT_EQ(group.at("eps"), 1e-8);
+      if (decays) continue;
+      for (const auto& name : group.at("params")) EXPECT_THAT(name.get<std::string>(), HasSubstr("norm"));
+    }
+  }
+  config_.optimizer.name = "lion";
+  config_.run.output_dir = folder_ / "lion";
+  EXPECT_FALSE(checkpoint::read_manifest(save_run(1, config_)).training.contains("param_groups"));
+}
+
 }  // namespace
 }  // namespace fsdp::train

@@ -1,0 +1,17 @@
+// The reader of .metadata of torch.distributed.checkpoint: pickles, which come from strangers.
+
+#include <string>
+
+#include "checkpoint/dcp_folder.h"
+#include "fuzz/fuzz_target.h"
+
+namespace fsdp::fuzz {
+
+int dcp_metadata(const uint8_t* data, size_t size) {
+  refuse_or_read([&] {
+    checkpoint::parse_dcp_metadata(std::string(reinterpret_cast<const char*>(data), size), "fuzz");
+  });
+  return 0;
+}
+
+}  // namespace fsdp::fuzz
