@@ -17,8 +17,8 @@ namespace fsdp::train {
 struct BegunStep {
   int64_t leaves = 0;  ///< micro-batches, those of other ranks too, that are done
   int64_t all = 0;     ///< of the step
-  std::vector<std::vector<shard::SampleSums>>
-      units;          ///< of each unit, after some numbers of leaves that ascend
+  /// Of each unit, after some numbers of leaves that ascend.
+  std::vector<std::vector<shard::SampleSums>> units;
   at::Tensor losses;  ///< of all samples, double; those of `leaves` are there
 
   bool has(int64_t some_leaves) const {

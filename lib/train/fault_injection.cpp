@@ -16,7 +16,8 @@ namespace fsdp::train {
 namespace {
 
 constexpr const char* kForm =
-    "FSDP_INJECT_FAULT: expected rank=R,step=S|FIRST-LAST,at=step|forward|collective|save|write|validation|transfer,"
+    "FSDP_INJECT_FAULT: expected rank=R,step=S|FIRST-LAST,"
+    "at=step|forward|collective|save|write|validation|transfer,"
     "do=kill|stop|throw|exit:CODE|sleep:SECONDS; found \"";
 
 /// In the forward of the root stage, this rank computes while others wait for it.

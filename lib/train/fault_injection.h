@@ -12,7 +12,8 @@
 //         about to send or receive)
 //   do    kill (SIGKILL), stop (SIGSTOP), exit:CODE, sleep:SECONDS, throw
 //
-// Several faults are separated by ";"; those at one place happen in that order. Not after a restart by a launcher (TORCHELASTIC_RESTART_COUNT above 0).
+// Several faults are separated by ";"; those at one place happen in that order. Not after a restart by a launcher
+// (TORCHELASTIC_RESTART_COUNT above 0).
 
 #include <cstdint>
 #include <optional>

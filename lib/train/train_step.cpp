@@ -217,7 +217,7 @@ std::optional<BegunStep> TrainStep::begun() {
       work->wait();
       step.leaves = leaves;
     }
-  } catch (const util::Error&) {
+  } catch (const std::exception&) {
     // As the step.
   }
   for (const auto& unit : step.units)

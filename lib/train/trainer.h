@@ -144,8 +144,7 @@ class Trainer {
   StepMeter meter_;
   std::unique_ptr<Checkpointer> checkpointer_;
   std::optional<TrainStep> train_step_;
-  std::optional<BegunStep>
-      begun_;  ///< what other ranks have left of the first step, until train_step_ has it
+  std::optional<BegunStep> begun_;  ///< what is done of the first step, until train_step_ has it
   RunPosition position_;
   /// When run() began, after this many seconds of earlier starts.
   std::chrono::steady_clock::time_point training_began_ = std::chrono::steady_clock::now();
