@@ -60,7 +60,10 @@ Found find_tensors(const std::shared_ptr<const DcpFolder>& folder, const nn::Mod
   };
   std::map<std::string, RenamedTensor> renamed;
   const auto add = [&](const std::string& name, const std::string& key, const std::string& parameter) {
-    renamed.emplace(name, RenamedTensor{key, is_titan ? rotated_heads(options, parameter) : 0});
+    if (renamed.emplace(name, RenamedTensor{key, is_titan ? rotated_heads(options, parameter) : 0}).second)
+      return;
+    fail(ErrorKind::kCheckpoint, folder->path().string(), " has ", parameter, " twice, under ",
+         renamed[name].source_name, " and ", key, "; save one state dict by itself");
   };
   for (const std::string& key : keys) {
     if (found.keys.optimizer && key.starts_with(*found.keys.optimizer + "state.")) {
@@ -242,12 +245,13 @@ DcpImportResult import_dcp(const DcpImportRequest& request) {
 
   DcpImportResult result;
   result.has_optimizer = found.keys.optimizer.has_value();
-  result.step = find_count(*folder, {"step", "train_state.step"}).value_or(0);
+  const std::optional<int64_t> step = find_count(*folder, {"step", "train_state.step"});
+  result.step = step.value_or(0);
   json training = nullptr;
   if (result.has_optimizer) {
     const std::string head = options.tie_word_embeddings ? nn::family_of(options).head_weight() : "";
     const int64_t steps = add_states(*folder, found, all, matched.names, head, tensors);
-    if (result.step == 0) result.step = steps;
+    if (!step) result.step = steps;
     std::string optimizer = "adamw";
     result.param_groups = read_param_groups(*folder, found, optimizer);
     result.samples_seen = request.samples_seen ? request.samples_seen : find_count(*folder, {"samples_seen"});

@@ -150,6 +150,15 @@ TEST_F(DcpModel, TorchtitanHasTheRowsOfPairsSideBySide) {
   }
 }
 
+TEST_F(DcpModel, RefusesAWeightUnderBothNames) {
+  expect_import_refused(
+      {{"tok_embeddings.weight", weights_.back().second},
+       {"layers.0.attention.wq.weight", weights_.back().second},
+       {"model.layers.0.self_attn.q_proj.weight", weights_.back().second}},
+      "has model.layers.0.self_attn.q_proj.weight twice, under layers.0.attention.wq.weight and "
+      "model.layers.0.self_attn.q_proj.weight");
+}
+
 TEST_F(DcpModel, ImportsWeightsAlone) {
   NamedTensors weights;
   for (const auto& [name, tensor] : weights_) weights.emplace_back(name, tensor);
