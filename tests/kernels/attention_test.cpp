@@ -131,6 +131,16 @@ TEST_P(Attention, IsTheFormulaOfWindowsCapsAndScales) {
   expect_formula(random(320), "all", {.scale = 0.1, .window = 100, .cap = 5});
 }
 
+TEST_P(Attention, AQueryMaySeeNoKeyOfATileThatOthersSee) {
+  const auto random = [](int64_t tokens) { return at::randn({1, tokens, 2, 32}).to(type()); };
+  const AttentionInputs in{.q = random(40), .k = random(530), .v = random(530), .matmul = GetParam().matmul};
+  const AttentionOutputs found = attention_block(in, /*fused=*/true),
+                         expected = attention_block(in, /*fused=*/false);
+  const double tolerance = type() == at::kFloat ? 1e-5 : 2e-2;
+  EXPECT_TRUE(at::allclose(found.y.to(at::kFloat), expected.y.to(at::kFloat), 0, tolerance));
+  EXPECT_TRUE(at::allclose(found.log_sums, expected.log_sums, 0, tolerance));
+}
+
 TEST_P(Attention, TakesPartsOfOneTensor) {
   const at::Tensor qkv = at::randn({2, 70, 3 * 4 * 16}).to(type());
   Tensors parts = qkv.chunk(3, -1);
