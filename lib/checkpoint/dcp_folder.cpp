@@ -85,14 +85,14 @@ void DcpFolder::read(const std::string& key, int64_t begin, int64_t end, void* o
   const TensorEntry& entry = found->second;
   FSDP_CHECK(begin >= 0 && begin <= end && end <= entry.numel, key);
   const int64_t itemsize_bytes = util::element_size(entry.dtype);
-  for (const RangeEntry& range : entry.ranges) {
-    util::for_each_overlap(entry.numel, {begin, end}, range.part, [&](const util::Overlap& overlap) {
-      const int64_t at = begin_of(range.file, key, entry, range.part.numel()) + overlap.in_b * itemsize_bytes;
-      open(metadata_.items[range.file].file)
+  for_each_range(entry.ranges, {}, [&](const util::Rectangle& part, size_t item, const RangeEntry&) {
+    util::for_each_overlap(entry.numel, {begin, end}, part, [&](const util::Overlap& overlap) {
+      const int64_t at = begin_of(item, key, entry, part.numel()) + overlap.in_b * itemsize_bytes;
+      open(metadata_.items[item].file)
           .read_at(at, static_cast<char*>(out) + overlap.in_a * itemsize_bytes,
                    overlap.count * itemsize_bytes);
     });
-  }
+  });
 }
 
 std::vector<std::string> DcpFolder::value_keys() const {
@@ -118,10 +118,10 @@ void DcpFolder::verify_all(const util::ByteProgress& progress) const {
   for (const FileEntry& item : metadata_.manifest.files) total_bytes += item.bytes;
   util::ByteCounter counter(progress, "verifying", total_bytes);
   for (const auto& [key, entry] : metadata_.manifest.tensors) {
-    for (const RangeEntry& range : entry.ranges) {
-      begin_of(range.file, key, entry, range.part.numel());
-      counter.add(metadata_.items[range.file].place.bytes);
-    }
+    for_each_range(entry.ranges, {}, [&](const util::Rectangle& part, size_t item, const RangeEntry&) {
+      begin_of(item, key, entry, part.numel());
+      counter.add(metadata_.items[item].place.bytes);
+    });
   }
 }
 

@@ -28,11 +28,17 @@ class NewerFormat : public util::Error {
   explicit NewerFormat(const std::string& message) : util::Error(ErrorKind::kCheckpoint, message) {}
 };
 
-/// A plain name, so that a manifest can point at nothing outside its own folder.
-bool is_file_name(std::string_view name) {
+/// Plain names, so that a manifest can point at nothing outside its own folder.
+bool is_plain_name(std::string_view name) {
   constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
   return !name.empty() && name.size() <= 200 && name.front() != '.' && name != kManifestName &&
          name.find_first_not_of(kAllowed) == std::string_view::npos;
+}
+
+bool is_file_name(std::string_view name) {
+  const size_t folder = name.find('/');
+  if (folder == std::string_view::npos) return is_plain_name(name);
+  return is_plain_name(name.substr(0, folder)) && is_plain_name(name.substr(folder + 1));
 }
 
 /// For names that come from a file: in quotes, control characters escaped.
@@ -94,115 +100,18 @@ TensorEntry parse_tensor(const json& value, const std::unordered_map<std::string
     if (range.contains("row_begin")) part.row_begin = number_of(range, "row_begin", in_range);
     if (range.contains("row_end")) part.row_end = number_of(range, "row_end", in_range);
     entry.ranges.push_back({.part = part, .file = found->second});
+    if (!range.contains("repeat")) continue;
+    for (const json& repeat : list_of(range, "repeat", in_range)) {
+      const auto distance = [&](const char* key) {
+        return repeat.contains(key) ? number_of(repeat, key, in_range) : 0;
+      };
+      entry.ranges.back().repeats.push_back({.count = number_of(repeat, "count", in_range),
+                                             .files = number_of(repeat, "files", in_range),
+                                             .columns = distance("begin"),
+                                             .rows = distance("row_begin")});
+    }
   }
   return entry;
-}
-
-/// A view may have as many rows as the product of its first k dimensions, or that times a divisor of the next
-/// dimension. Returns the product, for the largest k that is possible; 0 if none is.
-int64_t dimensions_in(const std::vector<int64_t>& shape, int64_t rows) {
-  int64_t product = 1, found = 0;
-  for (size_t k = 0; rows > 0 && k <= shape.size() && product > 0; ++k) {
-    const int64_t size = k < shape.size() ? shape[k] : 1;
-    if (product == rows || (rows % product == 0 && size % (rows / product) == 0)) found = product;
-    if (__builtin_mul_overflow(product, size, &product)) break;
-  }
-  return found;
-}
-
-/// "elements 3 to 5", "columns 0 to 4 of rows 2 to 7".
-std::string part_text(const util::Rectangle& part) {
-  std::string text = concat(part.rows == 1 ? "elements " : "columns ", part.begin, " to ", part.end);
-  if (!part.has_all_rows()) text += concat(" of rows ", part.row_begin, " to ", part.row_end);
-  return text;
-}
-
-/// Calls overlap(first, second) with two parts, if any, that have elements in common.
-template <typename Overlap>
-void find_overlap(const std::vector<RangeEntry>& ranges, const Overlap& overlap) {
-  // A sweep over the rows, with the parts that contain a row by their first columns.
-  struct Border {
-    int64_t row;
-    bool begins;
-    const RangeEntry* range;
-  };
-  std::vector<Border> borders;
-  for (const RangeEntry& range : ranges) {
-    borders.push_back({range.part.row_begin, true, &range});
-    borders.push_back({range.part.row_end, false, &range});
-  }
-  std::sort(borders.begin(), borders.end(), [](const Border& a, const Border& b) {
-    return a.row != b.row ? a.row < b.row : !a.begins && b.begins;
-  });
-  std::map<int64_t, const RangeEntry*> open;
-  for (const auto& [row, begins, range] : borders) {
-    if (!begins) {
-      open.erase(range->part.begin);
-      continue;
-    }
-    const auto next = open.lower_bound(range->part.begin);
-    if (next != open.end() && next->first < range->part.end) return overlap(*next->second, *range);
-    if (next != open.begin()) {
-      const RangeEntry& before = *std::prev(next)->second;
-      if (before.part.end > range->part.begin) return overlap(before, *range);
-    }
-    open.emplace_hint(next, range->part.begin, range);
-  }
-}
-
-/// complete_manifest() for one tensor.
-void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest& manifest,
-                     const std::string& where) {
-  auto refuse = [&](const auto&... parts) {
-    fail(ErrorKind::kCheckpoint, where, ": tensor ", name, " ", parts...);
-  };
-  entry.numel = checked_numel(entry.shape, util::element_size(entry.dtype));
-  if (entry.numel < 0) refuse("has an impossible shape ", shape_text(entry.shape));
-  if (dimensions_in(entry.shape, entry.rows) == 0) {
-    refuse("of shape ", shape_text(entry.shape), " cannot have ", entry.rows, " rows");
-  }
-  const int64_t columns = entry.numel / entry.rows;
-  const auto file_of = [&](const RangeEntry& range) { return manifest.files[range.file].name; };
-  std::sort(entry.ranges.begin(), entry.ranges.end(),
-            [](const RangeEntry& a, const RangeEntry& b) { return util::precedes(a.part, b.part); });
-  for (const RangeEntry& range : entry.ranges) {
-    const util::Rectangle& part = range.part;
-    if (part.fits(entry.numel) && part.numel() > 0) continue;
-    refuse("has an impossible range [", part.begin, ", ", part.end, ")",
-           part.row_begin == 0 && part.row_end == part.rows
-               ? ""
-               : concat(" of rows [", part.row_begin, ", ", part.row_end, ")"),
-           " in ", file_of(range), " (it has ", columns,
-           entry.rows == 1 ? " elements)" : concat(" columns and ", entry.rows, " rows)"));
-  }
-  const auto refuse_overlap = [&](const RangeEntry& first, const RangeEntry& second) {
-    refuse("is stored twice: ", part_text(second.part), " in ", file_of(second), " overlap ",
-           part_text(first.part), " in ", file_of(first));
-  };
-  if (entry.is_cut_in_columns()) {
-    const RangeEntry* before = nullptr;
-    for (const RangeEntry& range : entry.ranges) {
-      const int64_t begin = range.part.begin, covered = before == nullptr ? 0 : before->part.end;
-      if (begin < covered) refuse_overlap(*before, range);
-      if (begin > covered) {
-        refuse("lacks ", part_text({covered, begin, entry.rows}), ", before those in ", file_of(range));
-      }
-      before = &range;
-    }
-    const int64_t covered = before == nullptr ? 0 : before->part.end;
-    if (covered != columns) refuse("lacks ", part_text({covered, columns, entry.rows}), " at its end");
-  } else {
-    find_overlap(entry.ranges, refuse_overlap);
-  }
-  entry.numel_in_file.clear();
-  int64_t stored = 0;
-  for (RangeEntry& range : entry.ranges) {
-    int64_t& offset = entry.numel_in_file[range.file];
-    range.offset = offset;
-    offset += range.part.numel();
-    stored += range.part.numel();
-  }
-  if (stored != entry.numel) refuse("lacks ", entry.numel - stored, " of its ", entry.numel, " elements");
 }
 
 /// All members that are read except "tensors"; empty when the text is not an object.
@@ -215,25 +124,62 @@ json without_tensors(const util::CanonicalJson& canonical) {
   return object;
 }
 
+json part_json(const util::Rectangle& part) {
+  json object = {{"begin", part.begin}, {"end", part.end}};
+  if (part.has_all_rows()) return object;
+  object["row_begin"] = part.row_begin;
+  object["row_end"] = part.row_end;
+  return object;
+}
+
+json tensor_json(const TensorEntry& entry, json ranges) {
+  json object = {
+      {"shape", entry.shape}, {"dtype", util::dtype_name(entry.dtype)}, {"ranges", std::move(ranges)}};
+  if (entry.rows != 1) object["rows"] = entry.rows;
+  return object;
+}
+
+/// Fewer ranges are written one by one, which releases before version 4 can read.
+constexpr int64_t kFewestRepeated = 8;
+
+json ranges_json(const TensorEntry& entry, const Manifest& manifest, int64_t& version) {
+  std::vector<RangeEntry> ranges;
+  for (const RangeEntry& range : entry.ranges) {
+    if (range.count() >= kFewestRepeated) {
+      ranges.push_back(range);
+      version = 4;
+    } else {
+      for (RangeEntry& single : expanded({range})) ranges.push_back(std::move(single));
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(),
+            [](const RangeEntry& a, const RangeEntry& b) { return util::precedes(a.part, b.part); });
+  json array = json::array();
+  for (const RangeEntry& range : ranges) {
+    json& object = array.emplace_back(part_json(range.part));
+    object["file"] = manifest.files[range.file].name;
+    for (const Repeat& repeat : range.repeats) {
+      json& step = object["repeat"].emplace_back(json{{"count", repeat.count}, {"files", repeat.files}});
+      if (repeat.columns > 0) step["begin"] = repeat.columns;
+      if (repeat.rows > 0) step["row_begin"] = repeat.rows;
+    }
+  }
+  return array;
+}
+
 json to_json(const Manifest& manifest) {
   json tensors = json::object();
   int64_t version = 1;
+  for (const FileEntry& file : manifest.files) {
+    if (file.name.find('/') != std::string::npos) version = 4;
+  }
   for (const auto& [name, entry] : manifest.tensors) {
-    json ranges = json::array();
-    for (const auto& [part, file, offset] : entry.ranges) {
-      json range = {{"file", manifest.files[file].name}, {"begin", part.begin}, {"end", part.end}};
-      if (!part.has_all_rows()) {
-        range["row_begin"] = part.row_begin;
-        range["row_end"] = part.row_end;
-      }
-      ranges.push_back(std::move(range));
-    }
-    tensors[name] = {
-        {"shape", entry.shape}, {"dtype", util::dtype_name(entry.dtype)}, {"ranges", std::move(ranges)}};
+    tensors[name] = tensor_json(entry, ranges_json(entry, manifest, version));
     if (entry.rows == 1) continue;
-    tensors[name]["rows"] = entry.rows;
     // A reader that ignores the rows would misread the ranges.
-    const bool is_of_2 = entry.is_cut_in_columns() && dimensions_in(entry.shape, entry.rows) == entry.rows;
+    const bool in_columns = std::ranges::all_of(
+        entry.ranges, [](const RangeEntry& range) { return range.part.has_all_rows(); });
+    const bool is_of_2 = in_columns && dimensions_in(entry.shape, entry.rows) == entry.rows;
     version = std::max<int64_t>(version, is_of_2 ? 2 : 3);
   }
   return {{"format", kFormatName},         {"version", version},
@@ -244,6 +190,16 @@ json to_json(const Manifest& manifest) {
 }
 
 }  // namespace
+
+int64_t dimensions_in(const std::vector<int64_t>& shape, int64_t rows) {
+  int64_t product = 1, found = 0;
+  for (size_t k = 0; rows > 0 && k <= shape.size() && product > 0; ++k) {
+    const int64_t size = k < shape.size() ? shape[k] : 1;
+    if (product == rows || (rows % product == 0 && size % (rows / product) == 0)) found = product;
+    if (__builtin_mul_overflow(product, size, &product)) break;
+  }
+  return found;
+}
 
 int64_t checked_numel(const std::vector<int64_t>& shape, int64_t itemsize_bytes) {
   int64_t numel = 1, bytes = itemsize_bytes;
@@ -282,8 +238,26 @@ bool is_tensor_name(std::string_view name) {
   }
 }
 
-void complete_manifest(Manifest& manifest, const std::string& where) {
-  for (auto& [name, entry] : manifest.tensors) complete_tensor(name, entry, manifest, where);
+std::string describe_file(const Manifest& manifest, size_t file) {
+  json tensors = json::object();
+  const auto at = static_cast<int64_t>(file);
+  for (const auto& [name, entry] : manifest.tensors) {
+    std::vector<util::Rectangle> parts;
+    for_each_range(entry.ranges, {.file_begin = at, .file_end = at + 1},
+                   [&](const util::Rectangle& part, size_t, const RangeEntry&) { parts.push_back(part); });
+    if (parts.empty()) continue;
+    std::ranges::sort(parts, util::precedes);
+    json ranges = json::array();
+    for (const util::Rectangle& part : parts) ranges.push_back(part_json(part));
+    tensors[name] = tensor_json(entry, std::move(ranges));
+  }
+  return json{{"format", kFormatName},
+              {"step", manifest.step},
+              {"world_size", manifest.world_size},
+              {"layout", manifest.layout},
+              {"file", file},
+              {"tensors", std::move(tensors)}}
+      .dump();
 }
 
 std::string seal_of(json manifest) {

@@ -12,20 +12,19 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "checkpoint/ranges.h"
 #include "util/enum_names.h"
 #include "util/error.h"
-#include "util/rectangle.h"
 
 namespace fsdp::checkpoint {
 
 inline constexpr const char* kManifestName = "manifest.json";
 inline constexpr const char* kFullFileName = "full.h5";  ///< the one file of a full checkpoint
 inline constexpr const char* kFormatName = "fsdp-checkpoint";
-inline constexpr int64_t kFormatVersion = 3;  ///< the newest that can be read; see FORMAT.md
+inline constexpr int64_t kFormatVersion = 4;  ///< the newest that can be read; see FORMAT.md
 
 /// Whether a run can be resumed from the checkpoint, or only its weights can be used.
 enum class Contents { kState, kWeights };
@@ -49,31 +48,21 @@ class DamageError : public util::Error {
 
 /// A file of the checkpoint.
 struct FileEntry {
-  std::string name;  ///< without any folder
+  std::string name;  ///< in the step's folder, or in one of the folders in it
   int64_t bytes = 0;
   std::string xxh3_64;  ///< as digest_file() writes it
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FileEntry, name, bytes, xxh3_64)
 
-/// A part of a tensor that is in a file.
-struct RangeEntry {
-  util::Rectangle part{};  ///< in the view of TensorEntry::rows
-  size_t file = 0;         ///< index into Manifest::files
-  int64_t offset = 0;      ///< of its first element in the file's data set; set by complete_manifest()
-};
-
 struct TensorEntry {
   std::vector<int64_t> shape;
   c10::ScalarType dtype = c10::ScalarType::Float;
-  std::vector<RangeEntry> ranges{};  ///< sorted by util::precedes(); they cover the tensor without overlap
+  std::vector<RangeEntry> ranges{};  ///< they cover the tensor without overlap
   int64_t rows = 1;                  ///< of the view in which all ranges are rectangles
+  int64_t numel = 0;                 ///< set by complete_manifest()
 
-  /// Whether all ranges have all rows; of a complete entry.
-  bool is_cut_in_columns() const { return ranges.empty() || ranges.back().part.row_begin == 0; }
-
-  // Set by complete_manifest():
-  int64_t numel = 0;
-  std::unordered_map<size_t, int64_t> numel_in_file{};  ///< elements in each file that holds any
+  /// Elements in a file; of a complete entry.
+  int64_t numel_in(size_t file) const;
 };
 
 /// The content of manifest.json.
@@ -84,12 +73,16 @@ struct Manifest {
   Contents contents = Contents::kState;
   std::map<std::string, TensorEntry> tensors{};
   std::vector<FileEntry> files{};
-  nlohmann::json training;  ///< the trainer's own: sample position, seed, ...
-  nlohmann::json model;     ///< the model's config with Hugging Face's keys
+  nlohmann::json training{};  ///< the trainer's own: sample position, seed, ...
+  nlohmann::json model{};     ///< the model's config with Hugging Face's keys
 };
 
 /// Product of the dimensions; -1 when one is negative or `itemsize_bytes` times the product exceeds 62 bits.
 int64_t checked_numel(const std::vector<int64_t>& shape, int64_t itemsize_bytes);
+
+/// A view of a tensor may have as many rows as the product of its first k dimensions, or that times a divisor of the
+/// next dimension. Returns the product, for the largest k that is possible; 0 if none is.
+int64_t dimensions_in(const std::vector<int64_t>& shape, int64_t rows);
 
 /// "[2, 3]".
 std::string shape_text(const std::vector<int64_t>& shape);
@@ -101,9 +94,12 @@ inline constexpr size_t kLongestTensorName = 1000;
 /// "..", without control characters, at most kLongestTensorName bytes.
 bool is_tensor_name(std::string_view name);
 
-/// Sorts the ranges, sets the fields that follow from them, and throws kCheckpoint that names tensor and file
-/// unless every element of every tensor is there exactly once. The message starts with `where`.
+/// Joins ranges that are repeated, sets the fields that follow from them, and throws kCheckpoint that names tensor and
+/// file unless every element of every tensor is there exactly once. The message starts with `where`.
 void complete_manifest(Manifest& manifest, const std::string& where);
+
+/// What one of the files holds, as JSON: what the shard says of itself.
+std::string describe_file(const Manifest& manifest, size_t file);
 
 /// The text of manifest.json.
 std::string manifest_text(const Manifest& manifest);

@@ -8,60 +8,67 @@
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
-using nlohmann::json;
-
 namespace {
 
 constexpr const char* kPurpose = "checkpoint";
 
-/// Writes this rank's file and returns its description for rank 0: a FileEntry and "tensors".
-json write_rank(const SaveRequest& request, const fs::path& folder, int rank,
-                const std::vector<shard::TensorSlice>& slices) {
-  std::map<std::string, RankTensor> tensors = group_by_tensor(slices);
-  std::vector<DatasetSpec> datasets;
+/// Writes this rank's file and returns its report.
+std::string write_rank(const SaveRequest& request, const fs::path& folder, const comm::Communicator& ranks,
+                       const std::vector<shard::TensorSlice>& slices) {
+  const std::map<std::string, RankTensor> tensors = group_by_tensor(slices);
+  const auto rank = static_cast<size_t>(ranks.rank());
+  Manifest own{.step = request.step,
+               .world_size = ranks.world_size(),
+               .layout = request.layout,
+               .tensors = entries_of(tensors, rank)};
+  const std::string description = describe_file(own, rank);
+  std::vector<DatasetSpec> datasets = {description_spec(description)};
   for (const auto& [name, tensor] : tensors) {
     int64_t numel = 0;
     for (const shard::TensorSlice* slice : tensor.slices) numel += slice->numel();
     if (numel > 0) datasets.push_back({name, tensor.any->data.scalar_type(), numel});
   }
-  json report = write_named(folder / shard_file_name(rank), [&](const fs::path& path) {
-    ShardFileWriter file(path, datasets);
-    for (const auto& [name, tensor] : tensors) {
-      int64_t offset = 0;
-      for (const shard::TensorSlice* slice : tensor.slices) {
-        file.write(name, offset, slice->numel(), slice->data.const_data_ptr());
-        offset += slice->numel();
-      }
-    }
-    file.finish();
-    if (request.in_the_middle) request.in_the_middle();
-  });
-  report["tensors"] = describe(tensors);
-  return report;
+  const FileEntry written =
+      write_named(folder / shard_file_name(ranks.rank(), own.world_size), [&](const fs::path& path) {
+        ShardFileWriter file(path, datasets);
+        file.write(kDescriptionName, 0, datasets.front().numel, description.data());
+        for (const auto& [name, tensor] : tensors) {
+          int64_t offset = 0;
+          for (const shard::TensorSlice* slice : tensor.slices) {
+            file.write(name, offset, slice->numel(), slice->data.const_data_ptr());
+            offset += slice->numel();
+          }
+        }
+        file.finish();
+        if (request.in_the_middle) request.in_the_middle();
+      });
+  // Rank 0 names the tensors of which no rank may hold an element.
+  if (rank > 0) std::erase_if(own.tensors, [](const auto& item) { return item.second.ranges.empty(); });
+  return report_of(written, own.tensors);
 }
 
-SavedCheckpoint write_manifest(const SaveRequest& request, const fs::path& folder,
-                               const std::vector<std::string>& reports) {
+SavedCheckpoint write_manifest(const SaveRequest& request, const fs::path& folder, int64_t world_size,
+                               const std::string& report) {
   Manifest manifest{.step = request.step,
-                    .world_size = static_cast<int64_t>(reports.size()),
+                    .world_size = world_size,
                     .layout = request.layout,
                     .training = request.training,
                     .model = request.model};
-  for (const std::string& text : reports) {
-    json report = json::parse(text);
-    auto file = report.get<FileEntry>();
-    require_visible(folder, file);
-    add_described(manifest, report["tensors"], manifest.files.size(), file.name);
-    manifest.files.push_back(std::move(file));
-  }
+  add_report(manifest, report);
+  for (const FileEntry& file : manifest.files) require_visible(folder, file);
   return commit(request, std::move(manifest), folder);
 }
 
 }  // namespace
 
-std::string shard_file_name(int rank) {
-  char name[40];
-  std::snprintf(name, sizeof(name), "rank-%05d.h5", rank);
+std::string shard_file_name(int rank, int64_t world_size) {
+  constexpr int kMostInAFolder = 1024;
+  char name[60];
+  if (world_size <= kMostInAFolder) {
+    std::snprintf(name, sizeof(name), "rank-%05d.h5", rank);
+  } else {
+    std::snprintf(name, sizeof(name), "ranks-%05d/rank-%05d.h5", rank / kMostInAFolder * kMostInAFolder, rank);
+  }
   return name;
 }
 
@@ -72,7 +79,7 @@ SaveUnderWay::SaveUnderWay(SaveRequest request, std::vector<shard::TensorSlice> 
       slices_(std::move(slices)),
       communicator_(communicator) {
   begin(Part::kFolder, [this] {
-    if (communicator_.rank() == 0) create_step_folder(request_.root, folder_);
+    if (communicator_.rank() == 0) create_step_folder(request_.root, folder_, communicator_.world_size());
   });
 }
 
@@ -97,13 +104,17 @@ void SaveUnderWay::begin_next() {
   or_remove_folder(communicator_, folder_, [&] {
     task_->join();
     if (part_ == Part::kFolder) {
-      begin(Part::kFiles,
-            [this, rank = communicator_.rank()] { report_ = write_rank(request_, folder_, rank, slices_); });
+      begin(Part::kFiles, [this] { report_ = write_rank(request_, folder_, communicator_, slices_); });
     } else if (part_ == Part::kFiles) {
-      auto reports = comm::all_gather_text(communicator_, report_.dump(), {.unit = kPurpose});
-      begin(Part::kManifest, [this, rank = communicator_.rank(), reports = std::move(reports)] {
+      if (!request_.tree) request_.tree = std::make_shared<comm::RankTree>(communicator_);
+      const int world = communicator_.world_size();
+      report_ = request_.tree->reduce(
+          std::move(report_),
+          [&](const auto& reports, int first, int last) { return combined_reports(reports, first, last, world); },
+          {.unit = kPurpose});
+      begin(Part::kManifest, [this, world, rank = communicator_.rank()] {
         saved_.folder = folder_;
-        if (rank == 0) saved_ = write_manifest(request_, folder_, reports);
+        if (rank == 0) saved_ = write_manifest(request_, folder_, world, report_);
       });
     } else {
       part_ = Part::kNone;

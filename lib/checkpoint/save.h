@@ -14,6 +14,7 @@
 #include "checkpoint/background_task.h"
 #include "checkpoint/folders.h"
 #include "comm/communicator.h"
+#include "comm/rank_tree.h"
 #include "shard/tensor_slice.h"
 
 namespace fsdp::checkpoint {
@@ -25,6 +26,8 @@ struct SaveRequest {
   std::string layout;          ///< of the shards: "flat" or "per_parameter"
   nlohmann::json training{};   ///< the trainer's own: sample position, seed, ...; rank 0's counts
   nlohmann::json model{};      ///< the model's config with Hugging Face's keys; rank 0's counts
+  /// The tree up which ranks report to rank 0, for several saves; made for each where there is none.
+  std::shared_ptr<const comm::RankTree> tree{};
   Retention retention{};       ///< which older checkpoints stay in `root` once this one is complete
   /// Called by each rank that writes a file, in the writing thread, when the data is written under a
   /// temporary name and nothing is synced yet. May be empty.
@@ -38,8 +41,8 @@ struct SavedCheckpoint {
   std::string removal_failure{};                 ///< why old ones were not removed, or ""; rank 0 only
 };
 
-/// "rank-00003.h5".
-std::string shard_file_name(int rank);
+/// "rank-00003.h5"; in worlds of more than 1024 ranks "ranks-01024/rank-01027.h5", as folders of so many files are slow.
+std::string shard_file_name(int rank, int64_t world_size);
 
 /// Writes the slices of this rank. The slices of all ranks together must hold every element of every tensor
 /// exactly once (other replicas give empty slices); a tensor may have any number of slices. The data must be
@@ -65,7 +68,9 @@ SavedCheckpoint save_full(const SaveRequest& request, const std::vector<shard::T
 /// or lost rank then surfaces in the call as anywhere else.
 ///
 /// A save has three parts, each of which begins when the previous one has ended on every rank: rank 0 creates
-/// the folder; all ranks write their files; rank 0 writes the manifest and removes old checkpoints.
+/// the folder; all ranks write their files; rank 0 writes the manifest and removes old checkpoints. What the manifest
+/// says of the files comes to rank 0 up a tree, on which ranges that follow a rule become one, so that no rank hears of
+/// each rank's.
 ///
 /// Any collective call may throw the errors of save_sharded(); afterwards the object can only be destroyed.
 class SaveUnderWay {
@@ -97,7 +102,7 @@ class SaveUnderWay {
   comm::Communicator& communicator_;
   Part part_ = Part::kNone;
   // Owned by the thread until the task has been joined:
-  nlohmann::json report_;  ///< describes what this rank wrote
+  std::string report_;  ///< describes what this rank wrote; on rank 0, then all ranks
   SavedCheckpoint saved_;
   std::unique_ptr<BackgroundTask> task_;
 };

@@ -37,9 +37,9 @@ Itinerary plan_rank(const Manifest& held, size_t rank, int64_t share_bytes) {
   int64_t filled = 0;
   for (const auto& [name, entry] : held.tensors) {
     const auto itemsize = static_cast<int64_t>(c10::elementSize(entry.dtype));
-    for (const RangeEntry& range : entry.ranges) {
-      if (range.file != rank) continue;
-      const util::Rectangle& part = range.part;
+    const auto file = static_cast<int64_t>(rank);
+    const RangeQuery own{.file_begin = file, .file_end = file + 1};
+    for_each_range(entry.ranges, own, [&](const util::Rectangle& part, size_t, const RangeEntry& range) {
       const int64_t length = part.length(), columns = entry.numel / entry.rows;
       for (int64_t done = 0; done < part.numel();) {
         const int64_t row = part.row_begin + done / length, column = done % length;
@@ -54,7 +54,7 @@ Itinerary plan_rank(const Manifest& held, size_t rank, int64_t share_bytes) {
         filled += count * itemsize;
         done += count;
       }
-    }
+    });
   }
   return rounds;
 }
@@ -62,14 +62,14 @@ Itinerary plan_rank(const Manifest& held, size_t rank, int64_t share_bytes) {
 /// What all ranks hold, with rank r as "file" r. Collective; kCheckpoint when it does not add up.
 Manifest gather_descriptions(const SaveRequest& request, const std::map<std::string, RankTensor>& tensors,
                              comm::Communicator& communicator) {
+  const auto rank = static_cast<size_t>(communicator.rank());
   std::vector<std::string> texts =
-      comm::all_gather_text(communicator, describe(tensors).dump(), {.unit = kFullPurpose});
-  Manifest held{
-      .step = request.step, .world_size = 1, .layout = "full", .training = nullptr, .model = nullptr};
+      comm::all_gather_text(communicator, described(entries_of(tensors, rank)).dump(), {.unit = kFullPurpose});
+  Manifest held{.step = request.step, .world_size = 1, .layout = "full"};
   comm::agree(communicator, kFullPurpose, [&] {
-    for (size_t rank = 0; rank < texts.size(); ++rank) {
-      held.files.push_back({.name = util::concat("rank ", rank), .bytes = 0, .xxh3_64 = {}});
-      add_described(held, json::parse(texts[rank]), rank, held.files.back().name);
+    for (const std::string& text : texts) {
+      held.files.push_back({.name = util::concat("rank ", held.files.size()), .bytes = 0, .xxh3_64 = {}});
+      add_described(held.tensors, json::parse(text));
     }
     complete_manifest(held, (request.root / step_folder_name(request.step)).string());
   });
@@ -173,7 +173,7 @@ SavedCheckpoint save_full(const SaveRequest& request, const std::vector<shard::T
   const std::map<std::string, RankTensor> tensors = group_by_tensor(slices);
   Manifest held = gather_descriptions(request, tensors, communicator);
   comm::agree(communicator, kFullPurpose, [&] {
-    if (first) create_step_folder(request.root, folder);
+    if (first) create_step_folder(request.root, folder, 1);
   });
   SavedCheckpoint saved{.folder = folder};
   or_remove_folder(communicator, folder, [&] {

@@ -40,45 +40,112 @@ std::map<std::string, RankTensor> group_by_tensor(const std::vector<shard::Tenso
   return tensors;
 }
 
-json describe(const std::map<std::string, RankTensor>& tensors) {
-  json described = json::object();
+TensorEntries entries_of(const std::map<std::string, RankTensor>& tensors, size_t file) {
+  TensorEntries entries;
   for (const auto& [name, tensor] : tensors) {
+    TensorEntry& entry = entries[name];
+    entry.shape = tensor.any->shape;
+    entry.dtype = tensor.any->data.scalar_type();
+    entry.rows = tensor.any->range.rows;
+    for (const shard::TensorSlice* slice : tensor.slices) entry.ranges.push_back({.part = slice->range, .file = file});
+  }
+  return entries;
+}
+
+json described(const TensorEntries& tensors) {
+  json all = json::object();
+  for (const auto& [name, entry] : tensors) {
     json ranges = json::array();
-    for (const shard::TensorSlice* slice : tensor.slices) {
-      const util::Rectangle& range = slice->range;
-      ranges.push_back({range.begin, range.end, range.row_begin, range.row_end});
+    for (const RangeEntry& range : entry.ranges) {
+      const util::Rectangle& part = range.part;
+      json repeats = json::array();
+      for (const Repeat& repeat : range.repeats) {
+        repeats.push_back({repeat.count, repeat.files, repeat.columns, repeat.rows});
+      }
+      ranges.push_back({range.file, part.begin, part.end, part.row_begin, part.row_end, std::move(repeats)});
     }
-    described[name] = {{"shape", tensor.any->shape},
-                       {"dtype", util::dtype_name(tensor.any->data.scalar_type())},
-                       {"rows", tensor.any->range.rows},
-                       {"ranges", std::move(ranges)}};
+    all[name] = {{"shape", entry.shape},
+                 {"dtype", util::dtype_name(entry.dtype)},
+                 {"rows", entry.rows},
+                 {"ranges", std::move(ranges)}};
   }
-  return described;
+  return all;
 }
 
-void add_described(Manifest& manifest, const json& described, size_t file, const std::string& who) {
+void add_described(TensorEntries& tensors, const json& described) {
   for (const auto& [name, value] : described.items()) {
-    auto shape = value["shape"].get<std::vector<int64_t>>();
-    auto dtype = util::dtype_from_name(value["dtype"].get<std::string>());
-    auto rows = value["rows"].get<int64_t>();
-    auto [at, is_new] =
-        manifest.tensors.try_emplace(name, TensorEntry{.shape = shape, .dtype = dtype, .rows = rows});
-    TensorEntry& entry = at->second;
-    if (!is_new && (entry.shape != shape || entry.dtype != dtype || entry.rows != rows)) {
-      util::fail(util::ErrorKind::kCheckpoint, "the ranks disagree about the tensor ", name, ": ", who,
-                 " has ", util::dtype_name(dtype), " ", shape_text(shape), " in ", rows,
-                 " rows, others have ", util::dtype_name(entry.dtype), " ", shape_text(entry.shape), " in ",
-                 entry.rows);
-    }
+    TensorEntry given{.shape = value["shape"].get<std::vector<int64_t>>(),
+                      .dtype = util::dtype_from_name(value["dtype"].get<std::string>()),
+                      .rows = value["rows"].get<int64_t>()};
+    TensorEntry& entry = tensors.try_emplace(name, given).first->second;
     for (const json& range : value["ranges"]) {
-      entry.ranges.push_back({.part = {range[0].get<int64_t>(), range[1].get<int64_t>(), rows,
-                                       range[2].get<int64_t>(), range[3].get<int64_t>()},
-                              .file = file});
+      RangeEntry& added = entry.ranges.emplace_back(
+          RangeEntry{.part = {range[1].get<int64_t>(), range[2].get<int64_t>(), given.rows,
+                              range[3].get<int64_t>(), range[4].get<int64_t>()},
+                     .file = range[0].get<size_t>()});
+      for (const json& repeat : range[5]) {
+        added.repeats.push_back({repeat[0].get<int64_t>(), repeat[1].get<int64_t>(), repeat[2].get<int64_t>(),
+                                 repeat[3].get<int64_t>()});
+      }
     }
+    if (entry.shape == given.shape && entry.dtype == given.dtype && entry.rows == given.rows) continue;
+    const auto text_of = [](const TensorEntry& of) {
+      return concat(util::dtype_name(of.dtype), " ", shape_text(of.shape), " in ", of.rows, " rows");
+    };
+    fail(ErrorKind::kCheckpoint, "the ranks disagree about the tensor ", name, ": ",
+         value["ranges"].empty() ? "one" : concat("rank ", entry.ranges.back().file), " has ", text_of(given),
+         ", others have ", text_of(entry));
   }
 }
 
-void create_step_folder(const fs::path& root, const fs::path& folder) {
+std::string report_of(const FileEntry& file, TensorEntries tensors) {
+  return json{{"files", {{file.bytes, file.xxh3_64}}}, {"tensors", described(tensors)}}.dump();
+}
+
+std::string combined_reports(const std::vector<std::string>& reports, int first, int last, int world) {
+  try {
+    json files = json::array();
+    TensorEntries tensors;
+    for (const std::string& text : reports) {
+      json report = json::parse(text);
+      if (report.contains("error")) return text;
+      for (json& file : report["files"]) files.push_back(std::move(file));
+      add_described(tensors, report["tensors"]);
+    }
+    const std::pair<int64_t, int64_t> edges(first, last);
+    const bool all = last - first + 1 == world;
+    for (auto& [name, entry] : tensors) entry.ranges = joined(std::move(entry.ranges), all ? nullptr : &edges);
+    return json{{"files", std::move(files)}, {"tensors", described(tensors)}}.dump();
+  } catch (const std::exception& error) {
+    return json{{"error", error.what()}}.dump(-1, ' ', false, json::error_handler_t::replace);
+  }
+}
+
+void add_report(Manifest& manifest, const std::string& report) {
+  const json all = json::parse(report);
+  if (all.contains("error")) fail(ErrorKind::kCheckpoint, all["error"].get<std::string>());
+  for (const json& file : all["files"]) {
+    const auto rank = static_cast<int>(manifest.files.size());
+    manifest.files.push_back({.name = shard_file_name(rank, manifest.world_size),
+                              .bytes = file[0].get<int64_t>(),
+                              .xxh3_64 = file[1].get<std::string>()});
+  }
+  add_described(manifest.tensors, all["tensors"]);
+}
+
+void create_shard_folders(const fs::path& folder, int64_t world_size) {
+  fs::path made;
+  for (int64_t rank = 0; rank < world_size; ++rank) {
+    const fs::path parent = (folder / shard_file_name(static_cast<int>(rank), world_size)).parent_path();
+    if (parent == folder || parent == made) continue;
+    std::error_code error;
+    fs::create_directory(made = parent, error);
+    if (error) fail(ErrorKind::kIo, "cannot create the folder ", made.string(), ": ", error.message());
+  }
+  if (!made.empty()) util::sync_path(folder);
+}
+
+void create_step_folder(const fs::path& root, const fs::path& folder, int64_t world_size) {
   util::make_writable_folder(root);
   std::error_code error;
   if (fs::exists(fs::symlink_status(folder, error))) {
@@ -100,6 +167,7 @@ void create_step_folder(const fs::path& root, const fs::path& folder) {
   }
   fs::create_directory(folder, error);
   if (error) fail(ErrorKind::kIo, "cannot create the folder ", folder.string(), ": ", error.message());
+  create_shard_folders(folder, world_size);
   util::sync_path(root);
 }
 

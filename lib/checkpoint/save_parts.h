@@ -26,16 +26,33 @@ struct RankTensor {
 /// By name; the slices must outlive the result. Checks that they are contiguous in CPU memory.
 std::map<std::string, RankTensor> group_by_tensor(const std::vector<shard::TensorSlice>& slices);
 
-/// {name: {shape, dtype, rows, ranges: [[begin, end], ...]}}, to be sent to other ranks.
-nlohmann::json describe(const std::map<std::string, RankTensor>& tensors);
+using TensorEntries = std::map<std::string, TensorEntry>;
 
-/// Adds the describe() of one rank to the manifest, as ranges in file number `file`. kCheckpoint when it
-/// contradicts another rank's; the message calls this rank `who`.
-void add_described(Manifest& manifest, const nlohmann::json& described, size_t file, const std::string& who);
+/// The tensors, with this rank's ranges of them in file number `file`.
+TensorEntries entries_of(const std::map<std::string, RankTensor>& tensors, size_t file);
+
+/// {name: {shape, dtype, rows, ranges}}, to be sent to other ranks.
+nlohmann::json described(const TensorEntries& tensors);
+
+/// Adds what other ranks have described. kCheckpoint when it contradicts `tensors`.
+void add_described(TensorEntries& tensors, const nlohmann::json& described);
+
+/// What ranks say of the files that they have written, on its way to rank 0: {files: [[bytes, xxh3_64], ...], tensors},
+/// or {error}.
+std::string report_of(const FileEntry& file, TensorEntries tensors);
+
+/// The reports of ranks `first` to `last` of `world` as one, in which their ranges are joined.
+std::string combined_reports(const std::vector<std::string>& reports, int first, int last, int world);
+
+/// The manifest's files and tensors from the report of all ranks; kCheckpoint for an error in it.
+void add_report(Manifest& manifest, const std::string& report);
+
+/// Creates the folders of a large world's shards in the step's folder.
+void create_shard_folders(const std::filesystem::path& folder, int64_t world_size);
 
 /// Creates the step's folder in `root`. Removes what an unfinished save left there; renames a finished but
 /// damaged checkpoint; kCheckpoint for a complete one. Rank 0 only.
-void create_step_folder(const std::filesystem::path& root, const std::filesystem::path& folder);
+void create_step_folder(const std::filesystem::path& root, const std::filesystem::path& folder, int64_t world_size);
 
 /// Calls `write` to fill a file under its temporary name (the argument), then hashes it, syncs it and renames
 /// it. After an error nothing is left of it.

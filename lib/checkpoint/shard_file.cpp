@@ -13,6 +13,10 @@ using util::concat;
 using util::ErrorKind;
 using util::fail;
 
+DatasetSpec description_spec(const std::string& description) {
+  return {kDescriptionName, c10::kByte, static_cast<int64_t>(description.size())};
+}
+
 namespace {
 
 Hdf5Id file_access(const fs::path& path) {
@@ -193,6 +197,23 @@ Hdf5Id open_dataset(hid_t file, int64_t file_bytes, const DatasetSpec& spec, con
 void ShardFile::check(const DatasetSpec& spec) const {
   Hdf5Lock lock;
   open_dataset(impl_->file.get(), impl_->size_bytes, spec, impl_->path);
+}
+
+void ShardFile::check_description(const std::string& expected) const {
+  {
+    Hdf5Lock lock;
+    if (check_hdf5(H5Lexists(impl_->file.get(), kDescriptionName, H5P_DEFAULT), ErrorKind::kCheckpoint,
+                   "read the description in", impl_->path) == 0) {
+      return;
+    }
+  }
+  const DatasetSpec spec = description_spec(expected);
+  std::string found(expected.size(), ' ');
+  read(spec, {.count = spec.numel}, found.data());
+  if (found == expected) return;
+  throw DamageError(impl_->path, concat(impl_->path.string(), " does not say of itself what the manifest says of it: \"",
+                                        kDescriptionName, "\" in it is ", found, ", but ", expected,
+                                        " follows from the manifest; one of them is of another checkpoint"));
 }
 
 void ShardFile::read(const DatasetSpec& spec, const DatasetBlocks& blocks, void* out) const {

@@ -19,6 +19,10 @@ struct DatasetSpec {
   int64_t numel;
 };
 
+/// The data set with what a shard says of itself (describe_file()), as bytes.
+inline constexpr const char* kDescriptionName = "description";
+DatasetSpec description_spec(const std::string& description);
+
 /// Blocks of equal size at equal distances, in a data set and in memory.
 struct DatasetBlocks {
   int64_t offset = 0;  ///< first element of the first block in the data set
@@ -58,6 +62,9 @@ class ShardFile {
 
   /// Throws unless the data set is there as specified and all its bytes lie in the file.
   void check(const DatasetSpec& spec) const;
+
+  /// Throws if the file says other things of itself; files before version 4 of the format say nothing.
+  void check_description(const std::string& expected) const;
 
   /// Reads the blocks; the first one goes to `out`.
   void read(const DatasetSpec& spec, const DatasetBlocks& blocks, void* out) const;

@@ -47,8 +47,12 @@ const ShardFile& ShardSet::open(size_t file) {
   return open_.front().shard;
 }
 
-void ShardSet::check(size_t file, const std::string& name, const TensorEntry& entry) {
-  open(file).check({name, entry.dtype, entry.numel_in_file.at(file)});
+void ShardSet::check(size_t file, const std::function<void(const std::function<void()>& check)>& note) {
+  for (const auto& [name, entry] : manifest_.tensors) {
+    const int64_t held = entry.numel_in(file);
+    if (held > 0) note([&] { open(file).check({name, entry.dtype, held}); });
+  }
+  note([&] { open(file).check_description(describe_file(manifest_, file)); });
 }
 
 namespace {
@@ -107,27 +111,31 @@ std::vector<ShardRead> ShardSet::plan(const std::string& name, const util::Recta
   const TensorEntry& entry = tensor->second;
   FSDP_CHECK(part.fits(entry.numel), name);
   std::vector<ShardRead> reads;
-  const bool alike = part.rows == entry.rows, in_columns = alike && entry.is_cut_in_columns();
-  auto range = entry.ranges.begin();
-  if (in_columns) {
-    // The ranges have no gaps or overlaps, so the first one that ends after `begin` holds it.
-    range = std::upper_bound(entry.ranges.begin(), entry.ranges.end(), part.begin,
-                             [](int64_t value, const RangeEntry& r) { return value < r.part.end; });
+  if (part.numel() == 0) return reads;
+  // The rows and columns, of the entry's view, between the first and the last element of the part.
+  RangeQuery query{.row_begin = part.row_begin, .row_end = part.row_end, .begin = part.begin, .end = part.end};
+  if (part.rows != entry.rows) {
+    const int64_t of_part = entry.numel / part.rows, columns = entry.numel / entry.rows;
+    const int64_t first = part.row_begin * of_part + part.begin, last = (part.row_end - 1) * of_part + part.end - 1;
+    query = {.row_begin = first / columns, .row_end = last / columns + 1};
+    if (query.row_end - query.row_begin == 1) {
+      query.begin = first % columns;
+      query.end = last % columns + 1;
+    }
   }
-  for (; range != entry.ranges.end(); ++range) {
-    if (in_columns && range->part.begin >= part.end) break;
-    if (alike && range->part.row_begin >= part.row_end) break;
-    ReadJoiner joiner({.file = range->file, .name = &tensor->first, .entry = &entry, .out = out},
-                      static_cast<int64_t>(c10::elementSize(entry.dtype)), reads);
-    util::for_each_overlap(entry.numel, part, range->part, [&](const util::Overlap& overlap) {
-      joiner.add(overlap.in_a, range->offset + overlap.in_b, overlap.count);
+  for_each_range(entry.ranges, query, [&](const util::Rectangle& range, size_t file, const RangeEntry& stored) {
+    ReadJoiner joiner(
+        {.file = file, .name = &tensor->first, .entry = &entry, .held = stored.held, .out = out},
+        static_cast<int64_t>(c10::elementSize(entry.dtype)), reads);
+    util::for_each_overlap(entry.numel, part, range, [&](const util::Overlap& overlap) {
+      joiner.add(overlap.in_a, stored.offset + overlap.in_b, overlap.count);
     });
-  }
+  });
   return reads;
 }
 
 void ShardSet::read(const ShardRead& read) {
-  DatasetSpec spec{*read.name, read.entry->dtype, read.entry->numel_in_file.at(read.file)};
+  DatasetSpec spec{*read.name, read.entry->dtype, read.held};
   open(read.file).read(spec, read.blocks, read.out);
 }
 

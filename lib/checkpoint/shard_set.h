@@ -23,6 +23,7 @@ struct ShardRead {
   size_t file = 0;                    ///< index into Manifest::files
   const std::string* name = nullptr;  ///< of the tensor; owned by the manifest
   const TensorEntry* entry = nullptr;
+  int64_t held = 0;  ///< elements of the tensor in the file
   DatasetBlocks blocks{};
   void* out = nullptr;
 };
@@ -37,8 +38,9 @@ class ShardSet {
   /// digest_file().
   void verify(size_t file, const std::function<void(int64_t)>& on_bytes = {});
 
-  /// Throws unless a file, which is verified if it was not, holds what the manifest says of a tensor.
-  void check(size_t file, const std::string& name, const TensorEntry& entry);
+  /// Throws unless a file, which is verified if it was not, holds what the manifest says, of itself and in data sets;
+  /// `note` gets the check of each, and runs it.
+  void check(size_t file, const std::function<void(const std::function<void()>& check)>& note);
 
   /// The reads that bring a part of a tensor to `out`, contiguous as [height, length].
   std::vector<ShardRead> plan(const std::string& name, const util::Rectangle& part, void* out) const;

@@ -5,6 +5,7 @@
 
 #include "checkpoint/raw_file.h"
 #include "checkpoint/save.h"
+#include "checkpoint/save_parts.h"
 #include "checkpoint/shard_set.h"
 #include "checkpoint/staged_output.h"
 #include "util/error.h"
@@ -38,14 +39,30 @@ std::vector<Part> parts_of(const std::vector<ShardedTensor>& tensors, int64_t ra
   return parts;
 }
 
+/// The ranges that parts_of() makes.
+std::vector<RangeEntry> ranges_of(const TensorInfo& info, int64_t world_size) {
+  const int64_t numel = checked_numel(info.shape, static_cast<int64_t>(c10::elementSize(info.dtype)));
+  const int64_t size = (numel + world_size - 1) / world_size, whole = size == 0 ? 0 : numel / size;
+  std::vector<RangeEntry> ranges;
+  if (whole > 0) ranges.push_back({.part = {0, size}, .file = 0});
+  if (whole > 1) ranges.front().repeats = {{.count = whole, .files = 1, .columns = size}};
+  if (whole * size < numel) ranges.push_back({.part = {whole * size, numel}, .file = static_cast<size_t>(whole)});
+  return ranges;
+}
+
+/// `description`: "" for a file without one. The file has no name yet.
 FileEntry write_shard(const fs::path& path, const Weights& source, const std::vector<Part>& parts,
-                      util::ByteCounter& counter) {
+                      const std::string& description, util::ByteCounter& counter) {
   std::vector<DatasetSpec> datasets;
+  if (!description.empty()) datasets.push_back(description_spec(description));
   for (const Part& part : parts) {
     datasets.push_back({part.tensor->info.name, part.tensor->info.dtype, part.end - part.begin});
   }
   {
     ShardFileWriter writer(path, std::move(datasets));
+    if (!description.empty()) {
+      writer.write(kDescriptionName, 0, static_cast<int64_t>(description.size()), description.data());
+    }
     for (const Part& part : parts) {
       const TensorInfo& info = part.tensor->info;
       int64_t at = 0;
@@ -57,8 +74,10 @@ FileEntry write_shard(const fs::path& path, const Weights& source, const std::ve
     }
     writer.finish();
   }
+  util::start_writing_out(path);
   FileDigest digest = digest_file(path);
-  return {path.filename().string(), digest.bytes, digest.xxh3_64};
+  util::sync_path(path);
+  return {.name = {}, .bytes = digest.bytes, .xxh3_64 = digest.xxh3_64};
 }
 
 }  // namespace
@@ -81,21 +100,23 @@ ShardedResult write_sharded(const ShardedWrite& request, const Weights& source,
   for (const ShardedTensor& tensor : tensors) {
     const TensorInfo& info = tensor.info;
     bool is_new =
-        manifest.tensors.emplace(info.name, TensorEntry{.shape = info.shape, .dtype = info.dtype}).second;
+        manifest.tensors
+            .emplace(info.name, TensorEntry{.shape = info.shape,
+                                            .dtype = info.dtype,
+                                            .ranges = ranges_of(info, request.world_size)})
+            .second;
     FSDP_CHECK(is_new && is_tensor_name(info.name), info.name);
     result.tensors += 1;
     result.bytes += bytes_of(info);
   }
+  create_shard_folders(staged.path(), request.world_size);
   util::ByteCounter counter(request.progress, "writing", result.bytes);
   for (int64_t rank = 0; rank < request.world_size; ++rank) {
-    std::vector<Part> parts = parts_of(tensors, rank, request.world_size);
-    for (const Part& part : parts) {
-      manifest.tensors.at(part.tensor->info.name)
-          .ranges.push_back({.part = {part.begin, part.end}, .file = manifest.files.size()});
-    }
-    manifest.files.push_back(
-        write_shard(staged.path() / (request.full ? kFullFileName : shard_file_name(static_cast<int>(rank))),
-                    source, parts, counter));
+    const auto file = static_cast<size_t>(rank);
+    const std::string name = request.full ? kFullFileName : shard_file_name(static_cast<int>(rank), request.world_size);
+    manifest.files.push_back(write_shard(staged.path() / name, source, parts_of(tensors, rank, request.world_size),
+                                         request.full ? "" : describe_file(manifest, file), counter));
+    manifest.files.back().name = name;
   }
   copy_model_files(request.model_files, staged.path() / kModelFilesName);
   complete_manifest(manifest, request.folder.string());

@@ -14,9 +14,11 @@ namespace fsdp::checkpoint {
 
 namespace {
 
-/// Part number `part` of [0, n) in `parts` parts whose lengths differ by one at most, as [begin, end).
+/// Part number `part` of [0, n) in `parts` equal parts, of which the last ones may hold less or nothing, as
+/// [begin, end): manifests say equal parts by one rule.
 std::pair<int64_t, int64_t> even_part(int64_t n, int64_t part, int64_t parts) {
-  return {n * part / parts, n * (part + 1) / parts};
+  const int64_t size = (n + parts - 1) / parts;
+  return {std::min(part * size, n), std::min((part + 1) * size, n)};
 }
 
 /// The part of a segment that this replica saves, which must be contiguous in it: columns of one row, or rows.

@@ -1,6 +1,7 @@
 #include "comm/communicator.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -112,6 +113,22 @@ std::vector<std::string> all_gather_text(Communicator& communicator, const std::
   return texts;
 }
 
+std::string first_text(Communicator& communicator, const std::string& text, const CallSite& site) {
+  const int64_t world = communicator.world_size();
+  if (world == 1) return text;
+  // The lowest rank gives the largest number.
+  at::Tensor number = at::full({1}, text.empty() ? 0 : world - communicator.rank(), at::kLong);
+  communicator.all_reduce(number, ReduceOp::kMax, site)->wait();
+  if (number.item<int64_t>() == 0) return "";
+  const auto first = static_cast<int>(world - number.item<int64_t>());
+  at::Tensor length = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
+  communicator.broadcast(length, first, site)->wait();
+  at::Tensor bytes = at::empty({length.item<int64_t>()}, at::kByte);
+  if (communicator.rank() == first) std::memcpy(bytes.data_ptr(), text.data(), text.size());
+  communicator.broadcast(bytes, first, site)->wait();
+  return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
+}
+
 void agree(Communicator& communicator, const std::string& purpose, const std::function<void()>& body) {
   // One character for the kind, then the message; empty when all went well.
   std::string outcome;
@@ -121,17 +138,18 @@ void agree(Communicator& communicator, const std::string& purpose, const std::fu
     const util::Error brief = util::without_backtrace(error);
     outcome = static_cast<char>('0' + brief.exit_code()) + std::string(brief.what());
   }
-  std::vector<std::string> outcomes = all_gather_text(communicator, outcome, {.unit = purpose});
+  const std::string first = first_text(communicator, outcome, {.unit = purpose});
+  if (first.empty()) return;
+  at::Tensor failures = at::zeros({communicator.world_size()}, at::kByte);
+  failures[communicator.rank()] = outcome.empty() ? 0 : 1;
+  communicator.all_reduce(failures, ReduceOp::kMax, {.unit = purpose})->wait();
   std::vector<std::string> failed;
-  const std::string* first = nullptr;
-  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
-    if (outcomes[rank].empty()) continue;
-    failed.push_back(std::to_string(rank));
-    if (first == nullptr) first = &outcomes[rank];
+  for (int rank = 0; rank < communicator.world_size(); ++rank) {
+    if (failures.const_data_ptr<uint8_t>()[rank] != 0) failed.push_back(std::to_string(rank));
   }
-  if (first == nullptr) return;
-  std::string where = failed.size() == outcomes.size() ? "" : " (on rank " + util::join(failed, ", ") + ")";
-  throw AgreedError(static_cast<util::ErrorKind>(first->front() - '0'), first->substr(1) + where);
+  const bool all = failed.size() == static_cast<size_t>(communicator.world_size());
+  throw AgreedError(static_cast<util::ErrorKind>(first.front() - '0'),
+                    first.substr(1) + (all ? "" : " (on rank " + util::join(failed, ", ") + ")"));
 }
 
 std::unique_ptr<Work> SingleCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,

@@ -212,6 +212,10 @@ class AgreedError : public util::Error {
 std::vector<std::string> all_gather_text(Communicator& communicator, const std::string& text,
                                          const CallSite& site);
 
+/// The text of the lowest rank that gives one, on all ranks; "" if none does. Collective: a maximum of eight bytes
+/// and, if there is a text, broadcasts of it.
+std::string first_text(Communicator& communicator, const std::string& text, const CallSite& site);
+
 /// Runs `body` on every rank. If it throws on any rank, every rank throws an AgreedError with the kind and the
 /// message of the lowest failing rank, followed by the list of failing ranks unless all failed. Collective: no
 /// rank is left waiting for one that has failed.

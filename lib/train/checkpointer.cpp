@@ -84,12 +84,14 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
   step_being_saved_ = position.step;
   wants_save_ = false;
   best_is_being_saved_ = best;
+  if (!tree_) tree_ = std::make_shared<comm::RankTree>(communicator_);
   attempt([&] {
     checkpoint::SaveRequest request{.root = output_folder(),
                                     .step = position.step,
                                     .layout = config_.fsdp.layout.name(),
                                     .training = training_record(config_, state_, position),
                                     .model = model_,
+                                    .tree = tree_,
                                     .retention = verifies() ? checkpoint::Retention{} : retention(),
                                     .in_the_middle = [this, step = position.step] {
                                       if (hooks_.in_the_middle) hooks_.in_the_middle(step);
@@ -128,7 +130,7 @@ void Checkpointer::begin_verification(const fs::path& folder) {
   verification_->folder = folder;
   verification_->step = step_being_saved_;
   verification_->best = best_is_being_saved_;
-  auto takes = [own = checkpoint::shard_file_name(communicator_.rank()),
+  auto takes = [own = checkpoint::shard_file_name(communicator_.rank(), communicator_.world_size()),
                 first = is_first_rank()](const std::string& name) {
     return name == own || (first && name == checkpoint::kFullFileName);
   };
@@ -145,10 +147,9 @@ void Checkpointer::settle_verification() {
     return say(concat(done->folder.string(), " could not be read back to verify it: ", error.what()),
                /*warning=*/true);
   }
-  const auto found =
-      comm::all_gather_text(communicator_, done->damage, {.unit = "verification of a checkpoint"});
-  const auto first = std::find_if(found.begin(), found.end(), [](const auto& text) { return !text.empty(); });
-  if (first == found.end()) return done->best ? mark_best(done->step) : prune();
+  const std::string damage =
+      comm::first_text(communicator_, done->damage, {.unit = "verification of a checkpoint"});
+  if (damage.empty()) return done->best ? mark_best(done->step) : prune();
   if (saved_step_ == done->step) saved_step_.reset();
   if (last_saved_ == done->folder) last_saved_.clear();
   wants_save_ = true;
@@ -162,7 +163,7 @@ void Checkpointer::settle_verification() {
   }
   failure_ = comm::AgreedError(
       util::ErrorKind::kCheckpoint,
-      concat("the checkpoint of step ", done->step, " was damaged when it was read back: ", *first));
+      concat("the checkpoint of step ", done->step, " was damaged when it was read back: ", damage));
   say(concat(failure_->what(), "; ", aside, "; the next step is saved in its place"), /*warning=*/true);
 }
 

@@ -139,6 +139,7 @@ class Checkpointer {
   bool training_is_over_ = false;
   std::optional<comm::AgreedError> failure_;
   checkpoint::HostCopies copies_;
+  std::shared_ptr<const comm::RankTree> tree_;           ///< made by the first save
   std::unique_ptr<checkpoint::SaveUnderWay> under_way_;  ///< from copies_
   /// The newest checkpoint while it is read back.
   struct Verification {

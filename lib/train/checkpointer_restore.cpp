@@ -143,7 +143,7 @@ bool Checkpointer::load_chosen(const Choice& choice) {
       if (!choice.init.empty()) load_weights(choice.init);
     } catch (const checkpoint::DamageError& error) {
       if (config_.checkpoint.resume != "auto" || choice.resume.empty()) throw;
-      file = error.file().filename().string();
+      file = error.file().lexically_relative(choice.resume).string();
       cause = error.what();
     }
   });

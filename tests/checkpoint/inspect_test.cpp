@@ -116,7 +116,7 @@ Json& embedding(Json& m) { return m["tensors"]["model/embed_tokens.weight"]; }
 
 const Lie kLies[] = {
     {"another_format", [](Json& m) { m["format"] = "zip"; }, "is not a manifest"},
-    {"newer_version", [](Json& m) { m["version"] = 4; }, "format version 4"},
+    {"newer_version", [](Json& m) { m["version"] = 5; }, "format version 5"},
     {"version_text", [](Json& m) { m["version"] = "1"; }, "\"version\" is not a whole number"},
     {"no_step", [](Json& m) { m.erase("step"); }, "no entry \"step\""},
     {"negative_step", [](Json& m) { m["step"] = -1; }, "impossible step"},

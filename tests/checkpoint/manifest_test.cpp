@@ -33,7 +33,7 @@ TEST(Manifest, OfManyTensorsIsReadInLinearTime) {
   ASSERT_EQ(read.tensors.size(), static_cast<size_t>(tensors));
   const TensorEntry& entry = read.tensors.at("model/layers.1499.w99");
   EXPECT_EQ(entry.shape, (std::vector<int64_t>{2, 3}));
-  EXPECT_EQ(entry.numel_in_file.at(0), 6);
+  EXPECT_EQ(entry.numel_in(0), 6);
   EXPECT_EQ(read.training["scale"], 65536.0);
 }
 
