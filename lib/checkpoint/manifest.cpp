@@ -177,8 +177,8 @@ json to_json(const Manifest& manifest) {
     tensors[name] = tensor_json(entry, ranges_json(entry, manifest, version));
     if (entry.rows == 1) continue;
     // A reader that ignores the rows would misread the ranges.
-    const bool in_columns = std::ranges::all_of(
-        entry.ranges, [](const RangeEntry& range) { return range.part.has_all_rows(); });
+    const bool in_columns =
+        std::ranges::all_of(entry.ranges, [](const RangeEntry& range) { return range.part.has_all_rows(); });
     const bool is_of_2 = in_columns && dimensions_in(entry.shape, entry.rows) == entry.rows;
     version = std::max<int64_t>(version, is_of_2 ? 2 : 3);
   }
@@ -251,12 +251,8 @@ std::string describe_file(const Manifest& manifest, size_t file) {
     for (const util::Rectangle& part : parts) ranges.push_back(part_json(part));
     tensors[name] = tensor_json(entry, std::move(ranges));
   }
-  return json{{"format", kFormatName},
-              {"step", manifest.step},
-              {"world_size", manifest.world_size},
-              {"layout", manifest.layout},
-              {"file", file},
-              {"tensors", std::move(tensors)}}
+  return json{{"format", kFormatName},     {"step", manifest.step}, {"world_size", manifest.world_size},
+              {"layout", manifest.layout}, {"file", file},          {"tensors", std::move(tensors)}}
       .dump();
 }
 

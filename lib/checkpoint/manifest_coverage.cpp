@@ -62,7 +62,9 @@ void find_overlap(const std::vector<RangeEntry>& ranges, const Overlap& overlap)
 bool is_possible(const RangeEntry& range, int64_t numel, int64_t files) {
   if (!range.part.fits(numel) || range.part.numel() == 0) return false;
   RangeEntry reach{.part = range.part, .file = range.file};
-  const auto fits = [](int64_t times, int64_t step, int64_t room) { return step == 0 || times <= room / step; };
+  const auto fits = [](int64_t times, int64_t step, int64_t room) {
+    return step == 0 || times <= room / step;
+  };
   for (const Repeat& repeat : range.repeats) {
     const int64_t times = repeat.count - 1, files_before = static_cast<int64_t>(reach.file - range.file);
     const int64_t left = files - 1 - static_cast<int64_t>(reach.file);
@@ -97,13 +99,15 @@ void require_coverage(std::vector<RangeEntry> ranges, const TensorEntry& entry, 
       const int64_t begin = range.part.begin;
       if (begin < covered) refuse_overlap(*before, range);
       if (begin > covered) {
-        refuse(concat("lacks ", part_text({covered, begin, entry.rows}), ", before those in ", file_of(range)));
+        refuse(
+            concat("lacks ", part_text({covered, begin, entry.rows}), ", before those in ", file_of(range)));
       }
       before = &range;
       covered = range.part.end;
     }
     const int64_t columns = entry.numel / entry.rows;
-    if (covered != columns) refuse(concat("lacks ", part_text({covered, columns, entry.rows}), " at its end"));
+    if (covered != columns)
+      refuse(concat("lacks ", part_text({covered, columns, entry.rows}), " at its end"));
   } else {
     find_overlap(ranges, refuse_overlap);
   }

@@ -54,7 +54,8 @@ std::optional<Repeat> distance(const RangeEntry& a, const RangeEntry& b) {
                     .files = static_cast<int64_t>(b.file) - static_cast<int64_t>(a.file),
                     .columns = b.part.begin - a.part.begin,
                     .rows = b.part.row_begin - a.part.row_begin};
-  if (step.files <= 0 || step.columns < 0 || step.rows < 0 || step.columns + step.rows == 0) return std::nullopt;
+  if (step.files <= 0 || step.columns < 0 || step.rows < 0 || step.columns + step.rows == 0)
+    return std::nullopt;
   return step;
 }
 

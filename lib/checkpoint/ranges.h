@@ -51,8 +51,8 @@ inline util::Rectangle moved(const util::Rectangle& part, const Repeat& repeat, 
 }
 
 /// The copies, [first, second) of repeat.count, that an interval may meet: each extends over [at, at + extent) plus its distance.
-inline void narrow(std::pair<int64_t, int64_t>& copies, int64_t at, int64_t extent, int64_t step, int64_t begin,
-                   int64_t end) {
+inline void narrow(std::pair<int64_t, int64_t>& copies, int64_t at, int64_t extent, int64_t step,
+                   int64_t begin, int64_t end) {
   if (at >= end || (step == 0 && at + extent <= begin)) copies.second = 0;
   if (step == 0) return;
   if (at + extent <= begin) copies.first = std::max(copies.first, (begin - at - extent) / step + 1);
@@ -60,8 +60,8 @@ inline void narrow(std::pair<int64_t, int64_t>& copies, int64_t at, int64_t exte
 }
 
 template <typename Visit>
-void visit_copies(const RangeEntry& range, util::Rectangle part, int64_t file, size_t levels, const RangeQuery& query,
-                  const Visit& visit) {
+void visit_copies(const RangeEntry& range, util::Rectangle part, int64_t file, size_t levels,
+                  const RangeQuery& query, const Visit& visit) {
   int64_t files = 1, rows = part.height(), columns = part.length();
   for (size_t i = 0; i + 1 < levels; ++i) {
     const Repeat& inner = range.repeats[i];
@@ -91,7 +91,8 @@ void visit_copies(const RangeEntry& range, util::Rectangle part, int64_t file, s
 template <typename Visit>
 void for_each_range(const std::vector<RangeEntry>& ranges, const RangeQuery& query, const Visit& visit) {
   for (const RangeEntry& range : ranges) {
-    ranges_detail::visit_copies(range, range.part, static_cast<int64_t>(range.file), range.repeats.size(), query, visit);
+    ranges_detail::visit_copies(range, range.part, static_cast<int64_t>(range.file), range.repeats.size(),
+                                query, visit);
   }
 }
 
@@ -100,6 +101,7 @@ std::vector<RangeEntry> expanded(const std::vector<RangeEntry>& ranges);
 
 /// Joins ranges that are repeated, in the order of files, where offset and held agree. `edges`: first and last file
 /// of which there are ranges, if others will be joined to these: what may go on there is not repeated as a whole.
-std::vector<RangeEntry> joined(std::vector<RangeEntry> ranges, const std::pair<int64_t, int64_t>* edges = nullptr);
+std::vector<RangeEntry> joined(std::vector<RangeEntry> ranges,
+                               const std::pair<int64_t, int64_t>* edges = nullptr);
 
 }  // namespace fsdp::checkpoint

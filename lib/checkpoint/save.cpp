@@ -67,7 +67,8 @@ std::string shard_file_name(int rank, int64_t world_size) {
   if (world_size <= kMostInAFolder) {
     std::snprintf(name, sizeof(name), "rank-%05d.h5", rank);
   } else {
-    std::snprintf(name, sizeof(name), "ranks-%05d/rank-%05d.h5", rank / kMostInAFolder * kMostInAFolder, rank);
+    std::snprintf(name, sizeof(name), "ranks-%05d/rank-%05d.h5", rank / kMostInAFolder * kMostInAFolder,
+                  rank);
   }
   return name;
 }
@@ -108,10 +109,11 @@ void SaveUnderWay::begin_next() {
     } else if (part_ == Part::kFiles) {
       if (!request_.tree) request_.tree = std::make_shared<comm::RankTree>(communicator_);
       const int world = communicator_.world_size();
-      report_ = request_.tree->reduce(
-          std::move(report_),
-          [&](const auto& reports, int first, int last) { return combined_reports(reports, first, last, world); },
-          {.unit = kPurpose});
+      report_ = request_.tree->reduce(std::move(report_),
+                                      [&](const auto& reports, int first, int last) {
+                                        return combined_reports(reports, first, last, world);
+                                      },
+                                      {.unit = kPurpose});
       begin(Part::kManifest, [this, world, rank = communicator_.rank()] {
         saved_.folder = folder_;
         if (rank == 0) saved_ = write_manifest(request_, folder_, world, report_);

@@ -28,7 +28,7 @@ struct SaveRequest {
   nlohmann::json model{};      ///< the model's config with Hugging Face's keys; rank 0's counts
   /// The tree up which ranks report to rank 0, for several saves; made for each where there is none.
   std::shared_ptr<const comm::RankTree> tree{};
-  Retention retention{};       ///< which older checkpoints stay in `root` once this one is complete
+  Retention retention{};  ///< which older checkpoints stay in `root` once this one is complete
   /// Called by each rank that writes a file, in the writing thread, when the data is written under a
   /// temporary name and nothing is synced yet. May be empty.
   std::function<void()> in_the_middle{};

@@ -63,8 +63,8 @@ Itinerary plan_rank(const Manifest& held, size_t rank, int64_t share_bytes) {
 Manifest gather_descriptions(const SaveRequest& request, const std::map<std::string, RankTensor>& tensors,
                              comm::Communicator& communicator) {
   const auto rank = static_cast<size_t>(communicator.rank());
-  std::vector<std::string> texts =
-      comm::all_gather_text(communicator, described(entries_of(tensors, rank)).dump(), {.unit = kFullPurpose});
+  std::vector<std::string> texts = comm::all_gather_text(
+      communicator, described(entries_of(tensors, rank)).dump(), {.unit = kFullPurpose});
   Manifest held{.step = request.step, .world_size = 1, .layout = "full"};
   comm::agree(communicator, kFullPurpose, [&] {
     for (const std::string& text : texts) {

@@ -47,7 +47,8 @@ TensorEntries entries_of(const std::map<std::string, RankTensor>& tensors, size_
     entry.shape = tensor.any->shape;
     entry.dtype = tensor.any->data.scalar_type();
     entry.rows = tensor.any->range.rows;
-    for (const shard::TensorSlice* slice : tensor.slices) entry.ranges.push_back({.part = slice->range, .file = file});
+    for (const shard::TensorSlice* slice : tensor.slices)
+      entry.ranges.push_back({.part = slice->range, .file = file});
   }
   return entries;
 }
@@ -114,7 +115,8 @@ std::string combined_reports(const std::vector<std::string>& reports, int first,
     }
     const std::pair<int64_t, int64_t> edges(first, last);
     const bool all = last - first + 1 == world;
-    for (auto& [name, entry] : tensors) entry.ranges = joined(std::move(entry.ranges), all ? nullptr : &edges);
+    for (auto& [name, entry] : tensors)
+      entry.ranges = joined(std::move(entry.ranges), all ? nullptr : &edges);
     return json{{"files", std::move(files)}, {"tensors", described(tensors)}}.dump();
   } catch (const std::exception& error) {
     return json{{"error", error.what()}}.dump(-1, ' ', false, json::error_handler_t::replace);

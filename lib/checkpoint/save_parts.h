@@ -52,7 +52,8 @@ void create_shard_folders(const std::filesystem::path& folder, int64_t world_siz
 
 /// Creates the step's folder in `root`. Removes what an unfinished save left there; renames a finished but
 /// damaged checkpoint; kCheckpoint for a complete one. Rank 0 only.
-void create_step_folder(const std::filesystem::path& root, const std::filesystem::path& folder, int64_t world_size);
+void create_step_folder(const std::filesystem::path& root, const std::filesystem::path& folder,
+                        int64_t world_size);
 
 /// Calls `write` to fill a file under its temporary name (the argument), then hashes it, syncs it and renames
 /// it. After an error nothing is left of it.

@@ -211,9 +211,10 @@ void ShardFile::check_description(const std::string& expected) const {
   std::string found(expected.size(), ' ');
   read(spec, {.count = spec.numel}, found.data());
   if (found == expected) return;
-  throw DamageError(impl_->path, concat(impl_->path.string(), " does not say of itself what the manifest says of it: \"",
-                                        kDescriptionName, "\" in it is ", found, ", but ", expected,
-                                        " follows from the manifest; one of them is of another checkpoint"));
+  throw DamageError(impl_->path,
+                    concat(impl_->path.string(), " does not say of itself what the manifest says of it: \"",
+                           kDescriptionName, "\" in it is ", found, ", but ", expected,
+                           " follows from the manifest; one of them is of another checkpoint"));
 }
 
 void ShardFile::read(const DatasetSpec& spec, const DatasetBlocks& blocks, void* out) const {

@@ -113,24 +113,27 @@ std::vector<ShardRead> ShardSet::plan(const std::string& name, const util::Recta
   std::vector<ShardRead> reads;
   if (part.numel() == 0) return reads;
   // The rows and columns, of the entry's view, between the first and the last element of the part.
-  RangeQuery query{.row_begin = part.row_begin, .row_end = part.row_end, .begin = part.begin, .end = part.end};
+  RangeQuery query{
+      .row_begin = part.row_begin, .row_end = part.row_end, .begin = part.begin, .end = part.end};
   if (part.rows != entry.rows) {
     const int64_t of_part = entry.numel / part.rows, columns = entry.numel / entry.rows;
-    const int64_t first = part.row_begin * of_part + part.begin, last = (part.row_end - 1) * of_part + part.end - 1;
+    const int64_t first = part.row_begin * of_part + part.begin,
+                  last = (part.row_end - 1) * of_part + part.end - 1;
     query = {.row_begin = first / columns, .row_end = last / columns + 1};
     if (query.row_end - query.row_begin == 1) {
       query.begin = first % columns;
       query.end = last % columns + 1;
     }
   }
-  for_each_range(entry.ranges, query, [&](const util::Rectangle& range, size_t file, const RangeEntry& stored) {
-    ReadJoiner joiner(
-        {.file = file, .name = &tensor->first, .entry = &entry, .held = stored.held, .out = out},
-        static_cast<int64_t>(c10::elementSize(entry.dtype)), reads);
-    util::for_each_overlap(entry.numel, part, range, [&](const util::Overlap& overlap) {
-      joiner.add(overlap.in_a, stored.offset + overlap.in_b, overlap.count);
-    });
-  });
+  for_each_range(
+      entry.ranges, query, [&](const util::Rectangle& range, size_t file, const RangeEntry& stored) {
+        ReadJoiner joiner(
+            {.file = file, .name = &tensor->first, .entry = &entry, .held = stored.held, .out = out},
+            static_cast<int64_t>(c10::elementSize(entry.dtype)), reads);
+        util::for_each_overlap(entry.numel, part, range, [&](const util::Overlap& overlap) {
+          joiner.add(overlap.in_a, stored.offset + overlap.in_b, overlap.count);
+        });
+      });
   return reads;
 }
 

@@ -46,7 +46,8 @@ std::vector<RangeEntry> ranges_of(const TensorInfo& info, int64_t world_size) {
   std::vector<RangeEntry> ranges;
   if (whole > 0) ranges.push_back({.part = {0, size}, .file = 0});
   if (whole > 1) ranges.front().repeats = {{.count = whole, .files = 1, .columns = size}};
-  if (whole * size < numel) ranges.push_back({.part = {whole * size, numel}, .file = static_cast<size_t>(whole)});
+  if (whole * size < numel)
+    ranges.push_back({.part = {whole * size, numel}, .file = static_cast<size_t>(whole)});
   return ranges;
 }
 
@@ -99,12 +100,11 @@ ShardedResult write_sharded(const ShardedWrite& request, const Weights& source,
   ShardedResult result{.folder = staged.target(), .files = request.world_size};
   for (const ShardedTensor& tensor : tensors) {
     const TensorInfo& info = tensor.info;
-    bool is_new =
-        manifest.tensors
-            .emplace(info.name, TensorEntry{.shape = info.shape,
-                                            .dtype = info.dtype,
-                                            .ranges = ranges_of(info, request.world_size)})
-            .second;
+    bool is_new = manifest.tensors
+                      .emplace(info.name, TensorEntry{.shape = info.shape,
+                                                      .dtype = info.dtype,
+                                                      .ranges = ranges_of(info, request.world_size)})
+                      .second;
     FSDP_CHECK(is_new && is_tensor_name(info.name), info.name);
     result.tensors += 1;
     result.bytes += bytes_of(info);
@@ -113,8 +113,10 @@ ShardedResult write_sharded(const ShardedWrite& request, const Weights& source,
   util::ByteCounter counter(request.progress, "writing", result.bytes);
   for (int64_t rank = 0; rank < request.world_size; ++rank) {
     const auto file = static_cast<size_t>(rank);
-    const std::string name = request.full ? kFullFileName : shard_file_name(static_cast<int>(rank), request.world_size);
-    manifest.files.push_back(write_shard(staged.path() / name, source, parts_of(tensors, rank, request.world_size),
+    const std::string name =
+        request.full ? kFullFileName : shard_file_name(static_cast<int>(rank), request.world_size);
+    manifest.files.push_back(write_shard(staged.path() / name, source,
+                                         parts_of(tensors, rank, request.world_size),
                                          request.full ? "" : describe_file(manifest, file), counter));
     manifest.files.back().name = name;
   }

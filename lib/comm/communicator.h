@@ -159,6 +159,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// As subgroup(), of two ranks or more, but always with connections and a queue of its own, also for all
   /// ranks of this group.
   virtual std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) = 0;
+  /// As subgroup(), for tensors in host memory alone: a GPU's needs no communicator of NCCL.
+  virtual std::shared_ptr<Communicator> host_group(const std::string& name, const std::vector<int>& ranks) {
+    return subgroup(name, ranks);
+  }
   /// new_group() of all ranks; this communicator itself for a group of one.
   std::shared_ptr<Communicator> duplicate(const std::string& name);
 

@@ -75,6 +75,9 @@ class ForwardingCommunicator : public UniformCommunicator, protected CommonMemor
     return inner_->allocate_on_host(numel, dtype);
   }
   CommonMemory* common_memory() override { return inner_->common_memory() == nullptr ? nullptr : this; }
+  std::shared_ptr<Communicator> host_group(const std::string& name, const std::vector<int>& ranks) override {
+    return device().is_cpu() ? subgroup(name, ranks) : inner_->host_group(name, ranks);
+  }
   /// The same decorator around inner().new_group().
   std::shared_ptr<Communicator> new_group(const std::string& name,
                                           const std::vector<int>& ranks) override = 0;

@@ -18,8 +18,9 @@ std::vector<std::vector<int>> RankTree::groups_of(int rank, int world_size) {
 }
 
 RankTree::RankTree(Communicator& communicator)
-    : ranks_(groups_of(communicator.rank(), communicator.world_size())), world_size_(communicator.world_size()) {
-  for (const auto& ranks : ranks_) groups_.push_back(communicator.subgroup("tree", ranks));
+    : ranks_(groups_of(communicator.rank(), communicator.world_size())),
+      world_size_(communicator.world_size()) {
+  for (const auto& ranks : ranks_) groups_.push_back(communicator.host_group("tree", ranks));
 }
 
 std::string RankTree::reduce(std::string text, const Combine& combine, const CallSite& site) const {

@@ -100,6 +100,9 @@ class DeviceCommunicator final : public OnDevice {
     return make_device_communicator({device(), alone, alone});
   }
 
+  std::shared_ptr<Communicator> host_group(const std::string& name, const std::vector<int>& ranks) override {
+    return inner().subgroup(name, ranks);
+  }
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     return make_device_communicator(
         {device(), inner().new_group(name, ranks), on_device_->new_group(name, ranks)});

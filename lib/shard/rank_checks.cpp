@@ -79,13 +79,17 @@ std::optional<OrderDifference> check_across_ranks(comm::Communicator& world, siz
 std::vector<std::string> unequal_buffers(const Engine& engine) {
   comm::Communicator& world = engine.communicator();
   if (engine.buffers().empty() || world.world_size() == 1) return {};
-  std::vector<int64_t> hashes;
-  for (const NamedTensor& buffer : engine.buffers()) hashes.push_back(hash_of(buffer.tensor));
-  const at::Tensor all = gathered(world, hashes);
+  // Hashes and their complements: where all are equal, so are the largest of both.
+  at::Tensor largest = at::empty({static_cast<int64_t>(engine.buffers().size()), 2}, at::kLong);
+  auto hashes = largest.accessor<int64_t, 2>();
+  for (int64_t i = 0; i < hashes.size(0); ++i) {
+    hashes[i][0] = hash_of(engine.buffers()[static_cast<size_t>(i)].tensor);
+    hashes[i][1] = ~hashes[i][0];
+  }
+  world.all_reduce(largest, comm::ReduceOp::kMax, {.unit = "comparison of replicas"})->wait();
   std::vector<std::string> names;
-  for (size_t i = 0; i < hashes.size(); ++i) {
-    const at::Tensor column = all.select(1, static_cast<int64_t>(i));
-    if (!column.eq(column[0]).all().item<bool>()) names.push_back(engine.buffers()[i].name);
+  for (int64_t i = 0; i < hashes.size(0); ++i) {
+    if (hashes[i][0] != ~hashes[i][1]) names.push_back(engine.buffers()[static_cast<size_t>(i)].name);
   }
   return names;
 }

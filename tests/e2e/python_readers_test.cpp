@@ -122,6 +122,10 @@ print(json.dumps(found))
       ++data_sets;
     }
   }
+  for (const char* shard : {"rank-00000.h5", "rank-00001.h5"}) {
+    EXPECT_EQ(shards[shard]["description"][1], "uint8");
+    ++data_sets;
+  }
   EXPECT_EQ(data_sets, shards["rank-00000.h5"].size() + shards["rank-00001.h5"].size());
 }
 

@@ -194,6 +194,15 @@ int main(int argc, char** argv) {
     std::ofstream(folder / "manifest" / ("world" + std::to_string(world)))
         << manifest_text(small_manifest(world));
   }
+  Manifest by_rule = small_manifest(18);
+  for (auto& [name, entry] : by_rule.tensors) {
+    // Columns of two rows, then rows of them: nine files and two copies of these.
+    entry = {.shape = {2, 9},
+             .ranges = {{.part = {0, 1, 2, 0, 1}, .file = 0, .repeats = {{9, 1, 1, 0}, {2, 9, 0, 1}}}},
+             .rows = 2};
+  }
+  complete_manifest(by_rule, "the seed");
+  std::ofstream(folder / "manifest/by_rule") << manifest_text(by_rule);
   Manifest in_rows = small_manifest(2);
   in_rows.tensors.at("model/a.weight") = {.shape = {2, 3},
                                           .ranges = {{.part = {0, 2, 2, 0, 1}, .file = 0},

@@ -30,9 +30,15 @@ struct SyntheticCheckpoint {
 
   std::vector<shard::UnitLayout::Parameter> parameters() const {
     const int64_t h = hidden, part = h / columns, inner = intermediate / columns, d = dimension;
-    return {{"q", {h, part}, d},          {"k", {h, part}, d},  {"v", {h, part}, d},
-            {"o", {h, part}, d},          {"gate", {h, inner}, d}, {"up", {h, inner}, d},
-            {"down", {intermediate, part}, d}, {"norm1", {part}},   {"norm2", {part}}};
+    return {{"q", {h, part}, d},
+            {"k", {h, part}, d},
+            {"v", {h, part}, d},
+            {"o", {h, part}, d},
+            {"gate", {h, inner}, d},
+            {"up", {h, inner}, d},
+            {"down", {intermediate, part}, d},
+            {"norm1", {part}},
+            {"norm2", {part}}};
   }
   std::unique_ptr<shard::UnitLayout> layout_of_unit() const {
     return shard::make_layout(layout, parameters(), shards());
@@ -84,7 +90,8 @@ struct SyntheticCheckpoint {
     for (size_t p = 0; p < unit->parameters().size(); ++p) {
       const checkpoint::TensorEntry each = entry(*unit, p, rank);
       if (rank > 0 && each.ranges.empty()) continue;
-      for_each_name(unit->parameters()[p].name, [&](const std::string& name) { entries.emplace(name, each); });
+      for_each_name(unit->parameters()[p].name,
+                    [&](const std::string& name) { entries.emplace(name, each); });
     }
     return checkpoint::report_of({.name = {}, .bytes = 4096 + rank, .xxh3_64 = "0123456789abcdef"},
                                  std::move(entries));
@@ -95,15 +102,15 @@ struct SyntheticCheckpoint {
     checkpoint::Manifest manifest{.step = 7, .world_size = world, .layout = layout};
     const auto unit = layout_of_unit();
     for (int rank = 0; rank < world; ++rank) {
-      manifest.files.push_back(
-          {checkpoint::shard_file_name(rank, world), 4096 + rank, "0123456789abcdef"});
+      manifest.files.push_back({checkpoint::shard_file_name(rank, world), 4096 + rank, "0123456789abcdef"});
     }
     for (size_t p = 0; p < unit->parameters().size(); ++p) {
       checkpoint::TensorEntry all = entry(*unit, p, 0);
       for (int rank = 1; rank < world; ++rank) {
         for (checkpoint::RangeEntry& range : entry(*unit, p, rank).ranges) all.ranges.push_back(range);
       }
-      for_each_name(unit->parameters()[p].name, [&](const std::string& name) { manifest.tensors.emplace(name, all); });
+      for_each_name(unit->parameters()[p].name,
+                    [&](const std::string& name) { manifest.tensors.emplace(name, all); });
     }
     return manifest;
   }
