@@ -72,6 +72,7 @@ void visit_copies(const RangeEntry& range, util::Rectangle part, int64_t file, s
   const Repeat repeat = levels == 0 ? Repeat{} : range.repeats[levels - 1];
   std::pair<int64_t, int64_t> copies{0, repeat.count};
   narrow(copies, file, files, repeat.files, query.file_begin, query.file_end);
+  if (copies.first >= copies.second) return;
   narrow(copies, part.row_begin, rows, repeat.rows, query.row_begin, query.row_end);
   narrow(copies, part.begin, columns, repeat.columns, query.begin, query.end);
   const util::Rectangle first = part;
