@@ -278,6 +278,7 @@ int run(const Arguments& arguments) {
     if (environment.rank == 0) plan(config, arguments);
     return 0;
   }
+  if (comm::is_over_mpi(config.comm.backend)) environment = comm::launch_environment(config.comm);
   try {
     if (arguments.explain_step) {
       explain(config, environment, {.all_units = arguments.all_units, .timeline = arguments.timeline});

@@ -5,6 +5,7 @@
 
 #include "comm/gloo_communicator.h"
 #include "comm/hierarchical_communicator.h"
+#include "comm/mpi_communicator.h"
 #include "comm/nccl_communicator.h"
 #include "comm/run_store.h"
 #include "comm/stream_communicator.h"
@@ -27,6 +28,8 @@ std::unique_ptr<Communicator> connect(const LaunchEnvironment& environment, cons
                                       const HostRanks::Options& host, RunStore store) {
   if (options.backend == Backend::kGloo)
     return make_gloo_communicator(environment, options, std::move(store));
+  if (options.backend == Backend::kMpi)
+    return make_mpi_communicator({&MpiRun::get(), std::move(store), options.timeout()});
   HostRanks::Meeting meeting = HostRanks::meet(environment, store, host);
   if (options.backend == Backend::kShm && !(meeting.ranks && meeting.apart.empty())) {
     refuse_backend(store, environment, "\"shm\" requires processes that can share memory",
@@ -86,10 +89,15 @@ std::shared_ptr<Communicator> device_collectives(Backend backend, const NcclPlac
 
 }  // namespace
 
-std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environment,
-                                                const CommOptions& options,
+LaunchEnvironment launch_environment(const CommOptions& options) {
+  return is_over_mpi(options.backend) ? MpiRun::get().environment() : read_launch_environment();
+}
+
+std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& given, const CommOptions& options,
                                                 std::shared_ptr<Activity> activity,
                                                 const HostRanks::Options& host, at::Device device) {
+  const bool over_mpi = is_over_mpi(options.backend);
+  const LaunchEnvironment environment = over_mpi ? MpiRun::get().environment() : given;
   if (options.backend == Backend::kNccl && !device.is_cuda()) {
     util::fail(util::ErrorKind::kUsage, "comm.backend = \"nccl\" requires ranks on GPUs, but they are on ",
                device.str(), "; set training.device to cuda, or comm.backend to auto");
@@ -99,7 +107,8 @@ std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environ
     if (device.is_cpu()) return alone;
     return make_device_communicator({device, alone, alone});
   }
-  RunStore store = join_run_store(environment, options.timeout());
+  RunStore store =
+      over_mpi ? MpiRun::get().store(options.timeout()) : join_run_store(environment, options.timeout());
   CommOptions on_host = options;
   if (options.backend == Backend::kNccl) on_host.backend = Backend::kAuto;
   std::shared_ptr<Communicator> communicator = host_communicator(environment, on_host, activity, host, store);

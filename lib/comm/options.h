@@ -16,6 +16,7 @@ enum class Backend {
   kShm,           ///< shared memory of one host
   kGloo,          ///< gloo over TCP
   kHierarchical,  ///< shared memory inside each host, gloo between hosts
+  kMpi,           ///< the system's MPI, whose launcher has started the processes
   kNccl,          ///< NCCL for tensors on GPUs; for tensors in host memory as kAuto
 };
 
@@ -24,8 +25,11 @@ constexpr auto enum_names(Backend) {
                                                  {Backend::kShm, "shm"},
                                                  {Backend::kGloo, "gloo"},
                                                  {Backend::kHierarchical, "hierarchical"},
+                                                 {Backend::kMpi, "mpi"},
                                                  {Backend::kNccl, "nccl"}});
 }
+
+constexpr bool is_over_mpi(Backend backend) { return backend == Backend::kMpi; }
 
 /// For make_communicator().
 struct CommOptions {
