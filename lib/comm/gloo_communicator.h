@@ -8,9 +8,9 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "comm/communicator.h"
+#include "comm/exchange.h"
 #include "comm/group_failure.h"
 #include "comm/launch_environment.h"
 #include "comm/options.h"
@@ -53,33 +53,21 @@ std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& en
 std::unique_ptr<Communicator> make_gloo_group(const GlooPlace& place, GroupIdentity identity,
                                               const std::string& prefix);
 
-/// A tag for transfers of tensors of this size and type for the purpose `seed`: one in another collective has
-/// another tag, so that data is not mixed up.
-int transfer_tag(uint64_t seed, const at::Tensor& tensor);
-
-/// Point-to-point transfers between the ranks of a group. Transfers run concurrently and are waited for one by
-/// one. Those between two ranks with the same tag arrive in the order of sending; a transfer without a
-/// counterpart of its tag waits until the time-out. One thread per rank. After a failure the exchange cannot
-/// be used again; close() makes the others notice.
-class GlooExchange {
+/// Transfers between the ranks of a group over gloo. Those of one tag arrive in the order of sending; a transfer without a
+/// counterpart of its tag waits until the time-out.
+class GlooExchange final : public Exchange {
  public:
-  /// In progress; destroying it without waiting abandons it.
-  using Transfer = c10::intrusive_ptr<c10d::Work>;
-
   /// Like connect_gloo(). All methods throw Error(kTimeout) or Error(kPeerLost) with gloo's message.
   GlooExchange(const GlooPlace& place, const std::string& prefix, int rank, int size);
-  ~GlooExchange();
+  ~GlooExchange() override;
   GlooExchange(const GlooExchange&) = delete;
   GlooExchange& operator=(const GlooExchange&) = delete;
 
-  /// Contiguous tensors of at least one element, which must not be touched until the transfer is done. Both
-  /// sides must give the same number of bytes; `tag` must not be negative.
-  Transfer send(int to, int tag, const at::Tensor& tensor);
-  Transfer receive(int from, int tag, const at::Tensor& tensor);
-  void wait(const Transfer& transfer);
-
-  /// Closes the connections: ranks that wait for this one fail at once.
-  void close();
+  Transfer send(int to, int tag, const at::Tensor& tensor) override;
+  Transfer receive(int from, int tag, const at::Tensor& tensor) override;
+  void wait(const Transfer& transfer) override;
+  /// Closes the connections.
+  void close() override;
 
  private:
   class Breaker;

@@ -21,7 +21,7 @@
 namespace fsdp::comm {
 namespace {
 
-using Transfers = std::vector<GlooExchange::Transfer>;
+using Transfers = std::vector<Exchange::Transfer>;
 
 /// Up to this size, all-reduces exchange whole tensors between all hosts: one exchange costs less than three
 /// steps.
@@ -56,8 +56,14 @@ class HierarchicalCommunicator final : public Communicator {
                              util::hash_of(0, local_key));
     local_ = make_shm_communicator(shm_, local_key);
     try {
-      cross_ = std::make_unique<GlooExchange>(connections_.gloo, util::concat(key_, "/cross/", place_), host_,
-                                              hosts());
+      const std::string cross_key = util::concat(key_, "/cross/", place_);
+      if (connections_.mpi) {
+        std::vector<int> counterparts;
+        for (int host = 0; host < hosts(); ++host) counterparts.push_back(member(host, place_));
+        cross_ = make_mpi_exchange(*connections_.mpi, identity_.subgroup("cross", counterparts), cross_key);
+      } else {
+        cross_ = std::make_unique<GlooExchange>(connections_.gloo, cross_key, host_, hosts());
+      }
     } catch (const std::exception& error) {
       give_up("connecting", error);
     }
@@ -65,7 +71,7 @@ class HierarchicalCommunicator final : public Communicator {
 
   int rank() const override { return identity_.rank; }
   int world_size() const override { return identity_.size(); }
-  std::string backend_name() const override { return "hierarchical"; }
+  std::string backend_name() const override { return connections_.mpi ? "hierarchical_mpi" : "hierarchical"; }
   /// Sums of hosts are added, which is the same where they are of as many neighbours as a power of two.
   bool adds_in_pairs() const override {
     if (!std::has_single_bit(static_cast<unsigned>(per_host()))) return false;
@@ -440,7 +446,7 @@ class HierarchicalCommunicator final : public Communicator {
   int places_shifted_ = 0;
   std::shared_ptr<ShmGroup> shm_;
   std::unique_ptr<Communicator> local_;  ///< over shm_: the ranks of this host
-  std::unique_ptr<GlooExchange> cross_;  ///< the counterparts, numbered as the hosts
+  std::unique_ptr<Exchange> cross_;      ///< the counterparts, numbered as the hosts
   std::array<at::Tensor, 2> scratch_;
   at::Tensor shared_scratch_;
   std::map<std::string, int> groups_made_;
@@ -453,7 +459,10 @@ std::unique_ptr<Communicator> connect_group(const RunConnections& connections, G
                                             const std::string& key) {
   const HostLayout layout = host_layout(connections.host->hosts(), identity.ranks);
   if (layout.even()) return std::make_unique<HierarchicalCommunicator>(connections, std::move(identity), key);
-  if (layout.hosts() > 1) return make_gloo_group(connections.gloo, std::move(identity), key);
+  if (layout.hosts() > 1) {
+    return connections.mpi ? make_mpi_group(*connections.mpi, std::move(identity), key)
+                           : make_gloo_group(connections.gloo, std::move(identity), key);
+  }
   const double timeout_seconds = std::chrono::duration<double>(connections.gloo.timeout).count();
   auto group =
       ShmGroup::connect(connections.host, std::move(identity), timeout_seconds, util::hash_of(0, key));

@@ -1,7 +1,7 @@
 #pragma once
 
 // Collectives of ranks on several hosts with several ranks each: through shared memory inside a host, over
-// gloo (TCP) between hosts. They are complete at the call.
+// gloo (TCP) or MPI between hosts. They are complete at the call.
 //
 // With H hosts of L ranks each, a rank exchanges data with the other ranks of its host and with its
 // counterparts, the ranks with the same local index on the other hosts; the L sets of counterparts use the
@@ -33,17 +33,19 @@
 #include "comm/gloo_communicator.h"
 #include "comm/group_failure.h"
 #include "comm/host_ranks.h"
+#include "comm/mpi_communicator.h"
 
 namespace fsdp::comm {
 
 /// What is needed to connect ranks of the run.
 struct RunConnections {
   std::shared_ptr<HostRanks> host;
-  GlooPlace gloo;
+  GlooPlace gloo;                   ///< with `mpi`, only its store and time-out count
+  std::shared_ptr<MpiGroup> mpi{};  ///< of the whole run: between hosts, in place of gloo; or null
 };
 
 /// Connects a group of the run's ranks: through shared memory if all are on one host, hierarchically if they
-/// are distributed evenly over several hosts (HostLayout::even()), else over gloo. Collective over the group;
+/// are distributed evenly over several hosts (HostLayout::even()), else over gloo or MPI. Collective over the group;
 /// `key` must be unique to it in the run. Buffers of a hierarchical communicator lie in shared memory.
 std::unique_ptr<Communicator> connect_group(const RunConnections& connections, GroupIdentity identity,
                                             const std::string& key);

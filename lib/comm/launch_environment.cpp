@@ -109,11 +109,8 @@ LaunchEnvironment from_mpirun() {
                                 .world_size = required("OMPI_COMM_WORLD_SIZE", 1, kMostRanks),
                                 .local_rank = required("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMostRanks - 1),
                                 .local_world_size = required("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMostRanks)};
-  if (!environment.single_node() && !variable("MASTER_ADDR")) {
-    util::fail(util::ErrorKind::kUsage, "mpirun does not tell where rank 0 is; with ", environment.world_size,
-               " processes on several nodes, add -x MASTER_ADDR=HOST to its command line, where "
-               "HOST is that of rank 0");
-  }
+  // mpirun does not tell where rank 0 is; join_run_store() asks for it.
+  if (!environment.single_node()) environment.master_addr.clear();
   return environment;
 }
 

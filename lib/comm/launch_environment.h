@@ -14,7 +14,7 @@ struct LaunchEnvironment {
   int world_size = 1;
   int local_rank = 0;
   int local_world_size = 1;
-  std::string master_addr = "127.0.0.1";
+  std::string master_addr = "127.0.0.1";  ///< empty: the launcher has not said it
   int master_port = 29500;
   /// The launcher hosts the store at master_addr:master_port; otherwise rank 0 does.
   bool launcher_keeps_store = false;
@@ -36,7 +36,7 @@ struct LaunchEnvironment {
 ///   master is the first host of SLURM_STEP_NODELIST, at a port made of SLURM_JOB_ID, unless MASTER_ADDR and
 ///   MASTER_PORT say otherwise;
 /// - Open MPI's mpirun: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; over several nodes MASTER_ADDR
-///   too.
+///   too, except for communication over MPI.
 /// Without any of them, a world of one. Throws Error(kUsage) that names the variable, its value and the values
 /// that are expected.
 LaunchEnvironment read_launch_environment();

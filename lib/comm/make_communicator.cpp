@@ -17,11 +17,11 @@ namespace fsdp::comm {
 namespace {
 
 /// Ends the run because the requested backend is not possible.
-[[noreturn]] void refuse_backend(RunStore& store, const LaunchEnvironment& environment,
+[[noreturn]] void refuse_backend(RunStore& store, const LaunchEnvironment& environment, Backend backend,
                                  const std::string& expected, const std::string& found) {
   leave_store(store, environment);
-  util::fail(util::ErrorKind::kUsage, "comm.backend = ", expected, ", but ", found,
-             "; set it to auto or gloo");
+  util::fail(util::ErrorKind::kUsage, "comm.backend = \"", util::name_of(backend), "\" requires ", expected,
+             ", but ", found, "; set it to ", is_over_mpi(backend) ? "mpi" : "auto or gloo");
 }
 
 std::unique_ptr<Communicator> connect(const LaunchEnvironment& environment, const CommOptions& options,
@@ -32,24 +32,30 @@ std::unique_ptr<Communicator> connect(const LaunchEnvironment& environment, cons
     return make_mpi_communicator({&MpiRun::get(), std::move(store), options.timeout()});
   HostRanks::Meeting meeting = HostRanks::meet(environment, store, host);
   if (options.backend == Backend::kShm && !(meeting.ranks && meeting.apart.empty())) {
-    refuse_backend(store, environment, "\"shm\" requires processes that can share memory",
+    refuse_backend(store, environment, options.backend, "processes that can share memory",
                    meeting.apart.empty() ? meeting.obstacle : meeting.apart);
   }
   GroupIdentity identity = run_identity(environment);
   const HostLayout layout =
       meeting.ranks ? host_layout(meeting.ranks->hosts(), identity.ranks) : HostLayout{};
   const std::string obstacle = meeting.ranks ? layout.odd_one() : meeting.obstacle;
-  if (options.backend == Backend::kHierarchical && !obstacle.empty()) {
-    refuse_backend(store, environment,
-                   "\"hierarchical\" requires several hosts with the same number of processes, 2 or more",
-                   obstacle);
+  const bool over_mpi = options.backend == Backend::kHierarchicalMpi;
+  if ((options.backend == Backend::kHierarchical || over_mpi) && !obstacle.empty()) {
+    refuse_backend(store, environment, options.backend,
+                   "several hosts with the same number of processes, 2 or more", obstacle);
   }
   if (meeting.ranks && (obstacle.empty() || layout.hosts() == 1)) {
     GlooPlace gloo;
-    if (layout.hosts() > 1) gloo = gloo_place(environment, options, std::move(store));
+    std::shared_ptr<MpiGroup> mpi;
+    if (over_mpi) {
+      mpi = make_mpi_world({&MpiRun::get(), store, options.timeout()});
+      gloo.store = std::move(store);
+    } else if (layout.hosts() > 1) {
+      gloo = gloo_place(environment, options, std::move(store));
+    }
     gloo.timeout = options.timeout();
-    return connect_group({.host = std::move(meeting.ranks), .gloo = std::move(gloo)}, std::move(identity),
-                         "run");
+    return connect_group({.host = std::move(meeting.ranks), .gloo = std::move(gloo), .mpi = std::move(mpi)},
+                         std::move(identity), "run");
   }
   if (environment.rank == 0) {
     util::log_info(util::concat("processes communicate over gloo, not through shared memory: ", obstacle));

@@ -40,47 +40,51 @@ class MpiCommunicator final : public Communicator {
 
   std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                        const CallSite& site) override {
-    FSDP_CHECK(input.numel() == output.numel() * world_size() &&
-               output.scalar_type() == input.scalar_type() && input.is_contiguous());
-    const at::Tensor received = scratch(received_, input.numel(), input.scalar_type());
-    return run({Op::kReduceScatter, "reduce_scatter", output}, site, {received, input},
-               [&](const std::string& what) {
-                 exchange(bytes_of(received), bytes_of(input), output.nbytes(), what);
-                 sum_in_rank_order(output, received.chunk(world_size()));
-               });
+    return sum_parts(output, input, site,
+                     [&](char* out, const std::vector<const void*>& parts, int64_t numel) {
+                       reduce_in_rank_order(out, parts, numel, output.scalar_type(), ReduceOp::kSum);
+                     });
+  }
+
+  std::unique_ptr<Work> reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input,
+                                                  FinishSums finish, const CallSite& site) override {
+    return sum_parts(output, input, site,
+                     [&](char* out, const std::vector<const void*>& parts, int64_t numel) {
+                       sum_and_finish(reinterpret_cast<float*>(out), parts, numel, finish);
+                     });
   }
 
   std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
     const at::Tensor dense = tensor.contiguous().view({-1});
-    const bool whole = static_cast<int64_t>(dense.nbytes()) <= kGatheredBytes;
-    const int64_t numel = whole ? dense.numel() : (dense.numel() + world_size() - 1) / world_size();
-    const at::Tensor received = scratch(received_, numel * world_size(), dense.scalar_type());
-    at::Tensor padded = dense;
-    if (!whole && numel * world_size() > dense.numel()) {
-      padded = scratch(padded_, numel * world_size(), dense.scalar_type());
-      padded.narrow(0, 0, dense.numel()).copy_(dense);
-      padded.narrow(0, dense.numel(), padded.numel() - dense.numel()).zero_();
-    }
-    const Op kind = op == ReduceOp::kSum ? Op::kSum : Op::kMax;
-    auto done = run({kind, "all_reduce", dense}, site, {received, padded}, [&](const std::string& what) {
-      const auto reduce = [&](const at::Tensor& into) {
+    const Call call{op == ReduceOp::kSum ? Op::kSum : Op::kMax, "all_reduce", dense};
+    const auto reduce = [&](char* out, const std::vector<const void*>& parts, int64_t numel) {
+      reduce_in_rank_order(out, parts, numel, dense.scalar_type(), op);
+    };
+    if (static_cast<int64_t>(dense.nbytes()) <= kGatheredBytes) {
+      const at::Tensor all = scratch(received_, dense.numel() * world_size(), dense.scalar_type());
+      run(call, site, {all, dense}, [&](const std::string& what) {
+        gather(bytes_of(all), bytes_of(dense), dense.nbytes(), what);
         std::vector<const void*> parts;
-        for (const at::Tensor& part : received.chunk(world_size())) parts.push_back(part.data_ptr());
-        reduce_in_rank_order(into.data_ptr(), parts, numel, dense.scalar_type(), op);
-      };
-      if (whole) {
-        gather(bytes_of(received), bytes_of(dense), dense.nbytes(), what);
-        if (numel > 0) reduce(dense);
-        return;
+        for (int i = 0; i < world_size(); ++i) parts.push_back(bytes_of(all) + i * dense.nbytes());
+        reduce(bytes_of(dense), parts, dense.numel());
+      });
+    } else {
+      const int64_t numel = (dense.numel() + world_size() - 1) / world_size();
+      at::Tensor whole = dense;
+      if (numel * world_size() > dense.numel()) {
+        whole = scratch(padded_, numel * world_size(), dense.scalar_type());
+        whole.narrow(0, 0, dense.numel()).copy_(dense);
+        whole.narrow(0, dense.numel(), whole.numel() - dense.numel()).zero_();
       }
-      const at::Tensor piece = padded.narrow(0, rank() * numel, numel);
-      exchange(bytes_of(received), bytes_of(padded), piece.nbytes(), what);
-      reduce(piece);
-      gather(bytes_of(padded), bytes_of(piece), piece.nbytes(), what);
-    });
-    if (!padded.is_same(dense)) dense.copy_(padded.narrow(0, 0, dense.numel()));
+      const at::Tensor received = scratch(received_, whole.numel(), whole.scalar_type());
+      run(call, site, {received, whole}, [&](const std::string& what) {
+        char* const own = bytes_of(whole) + rank() * static_cast<int64_t>(whole.nbytes()) / world_size();
+        reduce_pieces({received, whole, own}, reduce, /*to_all=*/true, what);
+      });
+      if (!whole.is_same(dense)) dense.copy_(whole.narrow(0, 0, dense.numel()));
+    }
     if (dense.data_ptr() != tensor.data_ptr()) tensor.copy_(dense.view(tensor.sizes()));
-    return done;
+    return done_work();
   }
 
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
@@ -105,8 +109,8 @@ class MpiCommunicator final : public Communicator {
         {Op::kShift, "shift", input}, site, {output, input},
         [&](const std::string& what) {
           MpiGroup::Requests requests;
-          receive(requests, previous_rank(), bytes_of(output), input.nbytes());
-          send(requests, next_rank(), bytes_of(input), input.nbytes());
+          group_->receive(requests, previous_rank(), kDataTag, bytes_of(output), input.nbytes());
+          group_->send(requests, next_rank(), kDataTag, bytes_of(input), input.nbytes());
           group_->wait(requests, what);
         },
         neighbours);
@@ -141,6 +145,8 @@ class MpiCommunicator final : public Communicator {
 
   /// Pieces of what an int does not count.
   static constexpr int64_t kPiece = int64_t{1} << 30;
+  /// Large enough for the network, small enough for the cache; of whole runs (kFinishedRun).
+  static constexpr int64_t kReducedPiece = 1 << 20;
 
   MpiLibrary& library() const { return group_->library(); }
   MpiLibrary::Group mpi() const { return group_->mpi(); }
@@ -176,18 +182,6 @@ class MpiCommunicator final : public Communicator {
     return run(call, site, std::move(memory), body, others_);
   }
 
-  void receive(MpiGroup::Requests& requests, int from, char* data, int64_t bytes) {
-    for (int64_t begin = 0; begin < bytes; begin += kPiece) {
-      requests.push_back(
-          library().receive(mpi(), from, kDataTag, data + begin, std::min(kPiece, bytes - begin)));
-    }
-  }
-  void send(MpiGroup::Requests& requests, int to, const char* data, int64_t bytes) {
-    for (int64_t begin = 0; begin < bytes; begin += kPiece) {
-      requests.push_back(library().send(mpi(), to, kDataTag, data + begin, std::min(kPiece, bytes - begin)));
-    }
-  }
-
   /// out [W * bytes] = the ranks' `in` [bytes], which may be this rank's part of it.
   void gather(char* out, const char* in, int64_t bytes, const std::string& what) {
     if (bytes * world_size() <= MpiLibrary::kMostBytes) {
@@ -195,29 +189,62 @@ class MpiCommunicator final : public Communicator {
     }
     char* const own = out + rank() * bytes;
     if (own != in) copy_memory(own, in, bytes);
-    move(
-        out, bytes, [&](int) { return own; }, what);
-  }
-
-  /// out [W * bytes] = this rank's part [bytes] of the ranks' in [W * bytes].
-  void exchange(char* out, const char* in, int64_t bytes, const std::string& what) {
-    if (bytes * world_size() <= MpiLibrary::kMostBytes) {
-      return group_->wait({library().all_to_all(mpi(), out, in, bytes)}, what);
-    }
-    copy_memory(out + rank() * bytes, in + rank() * bytes, bytes);
-    move(
-        out, bytes, [&](int to) { return in + to * bytes; }, what);
-  }
-
-  template <typename To>
-  void move(char* out, int64_t bytes, const To& to, const std::string& what) {
     MpiGroup::Requests requests;
-    for (int other : others_) receive(requests, other, out + other * bytes, bytes);
-    for (int i = 1; i < world_size(); ++i) {
-      const int other = (rank() + i) % world_size();
-      send(requests, other, to(other), bytes);
-    }
+    for (int other : others_) group_->receive(requests, other, kDataTag, out + other * bytes, bytes);
+    for (int other : others_) group_->send(requests, other, kDataTag, own, bytes);
     group_->wait(std::move(requests), what);
+  }
+
+  template <typename Reduce>
+  std::unique_ptr<Work> sum_parts(const at::Tensor& output, const at::Tensor& input, const CallSite& site,
+                                  const Reduce& reduce) {
+    FSDP_CHECK(input.numel() == output.numel() * world_size() &&
+               output.scalar_type() == input.scalar_type() && input.is_contiguous() &&
+               output.is_contiguous());
+    const at::Tensor received = scratch(received_, input.numel(), input.scalar_type());
+    return run({Op::kReduceScatter, "reduce_scatter", output}, site, {received, input},
+               [&](const std::string& what) {
+                 reduce_pieces({received, input, bytes_of(output)}, reduce, /*to_all=*/false, what);
+               });
+  }
+
+  struct Parts {
+    const at::Tensor &received, &whole;  ///< [W * n]
+    char* own;                           ///< [n]: the result; may be this rank's part of `whole`
+  };
+
+  /// own = the ranks' parts rank() of `whole`, reduced; with `to_all`, `own` is there, and the parts of `whole` become the results of all.
+  /// Piece by piece: one is reduced, and sent on, while the next are under way.
+  template <typename Reduce>
+  void reduce_pieces(const Parts& parts, const Reduce& reduce, bool to_all, const std::string& what) {
+    const auto element = static_cast<int64_t>(parts.whole.element_size());
+    const int64_t bytes = static_cast<int64_t>(parts.whole.nbytes()) / world_size();
+    char *const whole = bytes_of(parts.whole), *const received = bytes_of(parts.received);
+    std::vector<MpiGroup::Requests> first;  // by piece
+    MpiGroup::Requests second;
+    const auto piece_at = [&](int64_t begin) { return std::min(kReducedPiece, bytes - begin); };
+    for (int64_t begin = 0; begin < bytes; begin += kReducedPiece) {
+      first.emplace_back();
+      for (int i = 1; i < world_size(); ++i) {
+        const int from = (rank() + world_size() - i) % world_size(), to = (rank() + i) % world_size();
+        group_->receive(first.back(), from, kDataTag, received + from * bytes + begin, piece_at(begin));
+        group_->send(first.back(), to, kDataTag, whole + to * bytes + begin, piece_at(begin));
+      }
+    }
+    for (int64_t begin = 0; begin < bytes; begin += kReducedPiece) {
+      group_->wait(std::exchange(first[static_cast<size_t>(begin / kReducedPiece)], {}), what);
+      std::vector<const void*> pieces;
+      for (int i = 0; i < world_size(); ++i) {
+        pieces.push_back((i == rank() ? whole : received) + i * bytes + begin);
+      }
+      reduce(parts.own + begin, pieces, piece_at(begin) / element);
+      for (int i = 1; to_all && i < world_size(); ++i) {
+        const int from = (rank() + world_size() - i) % world_size(), to = (rank() + i) % world_size();
+        group_->receive(second, from, kDataTag, whole + from * bytes + begin, piece_at(begin));
+        group_->send(second, to, kDataTag, parts.own + begin, piece_at(begin));
+      }
+    }
+    group_->wait(std::move(second), what);
   }
 
   /// Uninitialised. Collectives share it, because fresh memory costs a page fault per 4 KiB.
@@ -237,11 +264,75 @@ class MpiCommunicator final : public Communicator {
   std::exception_ptr failure_;  ///< the first
 };
 
+/// Of messages, without meetings: transfers have tags of their own.
+class MpiExchange final : public Exchange {
+ public:
+  explicit MpiExchange(std::unique_ptr<MpiGroup> group) : group_(std::move(group)) {}
+
+  Transfer send(int to, int tag, const at::Tensor& tensor) override {
+    auto transfer = c10::make_intrusive<MpiTransfer>(tensor);
+    group_->send(transfer->requests, to, tag_of(tag), transfer->data(), transfer->bytes());
+    return transfer;
+  }
+  Transfer receive(int from, int tag, const at::Tensor& tensor) override {
+    auto transfer = c10::make_intrusive<MpiTransfer>(tensor);
+    group_->receive(transfer->requests, from, tag_of(tag), transfer->data(), transfer->bytes());
+    return transfer;
+  }
+  void wait(const Transfer& transfer) override {
+    auto& ours = static_cast<MpiTransfer&>(*transfer);
+    GroupFailure failure;
+    try {
+      return group_->wait(std::exchange(ours.requests, {}), "transfer");
+    } catch (const MpiGroup::Failed& failed) {
+      failure = {
+          .timeout = failed.sight.timeout, .silent_ranks = failed.sight.silent, .cause = failed.sight.cause};
+    } catch (const std::exception& error) {
+      failure.cause = first_line(error.what());
+    }
+    // MPI may still write it.
+    (void)Transfer(transfer).release();
+    throw GroupError(failure.cause, failure);
+  }
+  void close() override { group_->tell_all(kFailedTag); }
+
+ private:
+  struct MpiTransfer final : c10d::Work {
+    explicit MpiTransfer(at::Tensor its_tensor) : tensor(std::move(its_tensor)) {}
+    char* data() const { return static_cast<char*>(tensor.data_ptr()); }
+    int64_t bytes() const { return static_cast<int64_t>(tensor.nbytes()); }
+
+    at::Tensor tensor;
+    MpiGroup::Requests requests;
+  };
+
+  int tag_of(int tag) const {
+    return kFirstAnswerTag + tag % (group_->place().run->world().max_tag - kFirstAnswerTag);
+  }
+
+  const std::unique_ptr<MpiGroup> group_;
+};
+
 }  // namespace
 
+std::unique_ptr<MpiGroup> make_mpi_world(const MpiPlace& place) {
+  return std::make_unique<MpiGroup>(place, run_identity(place.run->environment()), "mpi");
+}
+
 std::unique_ptr<Communicator> make_mpi_communicator(const MpiPlace& place) {
-  GroupIdentity identity = run_identity(place.run->environment());
-  return std::make_unique<MpiCommunicator>(std::make_unique<MpiGroup>(place, std::move(identity), "mpi"));
+  return std::make_unique<MpiCommunicator>(make_mpi_world(place));
+}
+
+std::unique_ptr<Communicator> make_mpi_group(MpiGroup& world, GroupIdentity identity,
+                                             const std::string& key) {
+  const std::vector<int> ranks = identity.ranks;
+  return std::make_unique<MpiCommunicator>(
+      std::make_unique<MpiGroup>(world, ranks, std::move(identity), key));
+}
+
+std::unique_ptr<Exchange> make_mpi_exchange(MpiGroup& world, const GroupIdentity& identity,
+                                            const std::string& key) {
+  return std::make_unique<MpiExchange>(std::make_unique<MpiGroup>(world, identity.ranks, identity, key));
 }
 
 }  // namespace fsdp::comm

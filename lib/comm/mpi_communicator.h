@@ -4,13 +4,12 @@
 //
 // Each begins with a message to every rank that takes part, which says what the collective is; data follows once all
 // have come. So ranks in different collectives are told apart before data is mixed up, a time-out knows for whom it waits, and from
-// then on the transfer has the processor to itself. Data moves by MPI's non-blocking collectives, or, where an int does not
-// count its bytes, by messages:
+// then on the transfer has the processor to itself. Data moves without blocking MPI:
 //
-//   all_gather      Iallgather
-//   reduce_scatter  Ialltoall, and the sum of what comes in rank order: the bytes are those of Ireduce_scatter, whose
-//                   order of additions is MPI's own, and which does not add bfloat16 in float32
-//   all_reduce      the same for this rank's piece, then Iallgather; small tensors in one Iallgather
+//   all_gather      Iallgather; Isend and Irecv where an int does not count the bytes
+//   reduce_scatter  Isend and Irecv of pieces, each of which is added up in rank order while the next are under way. The bytes are those
+//                   of Ireduce_scatter, whose order of additions is MPI's own, and which does not add bfloat16 in float32
+//   all_reduce      the same, and each sum is sent on; small tensors in one Iallgather
 //   broadcast       Ibcast
 //   shift           Isend, Irecv
 //
@@ -24,6 +23,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/exchange.h"
 #include "comm/group_failure.h"
 #include "comm/mpi_run.h"
 #include "comm/run_store.h"
@@ -65,28 +65,37 @@ class MpiGroup {
   };
   /// Returns when all `peers` have come with this record.
   void meet(const Record& record, const std::string& what, const std::vector<int>& peers, int tag = kMeetTag);
+  /// Adds the transfer of any number of bytes.
+  void receive(Requests& requests, int from, int tag, char* data, int64_t bytes) const;
+  void send(Requests& requests, int to, int tag, const char* data, int64_t bytes) const;
   /// Until all are done.
   void wait(Requests requests, const std::string& what);
 
-  /// Runs `body`; what MPI itself says is a failure of the group.
+  /// What meet() and wait() throw.
+  struct Failed {
+    FailureSight sight;
+  };
+  /// Runs `body`, and makes a failure that this rank sees in it one of the group, after an exchange with the others.
   template <typename Body>
   void guard(const std::string& what, const Body& body) {
     try {
       body();
+    } catch (const Failed& failed) {
+      fail(failed.sight);
     } catch (const util::Error&) {
       throw;
     } catch (const std::exception& error) {
       fail({.closed = true, .what = what, .cause = first_line(error.what())});
     }
   }
-  /// Throws the failure of the group that this rank has seen, after an exchange with the others.
-  [[noreturn]] void fail(FailureSight sight);
+  /// Makes the others notice that this rank has failed.
+  void tell_all(int tag);
   /// Keeps `memory`, which MPI may still write, until the process ends, if the group has failed.
   void keep_if_failed(std::vector<at::Tensor> memory);
 
  private:
   class Look;
-  void tell_all(int tag);
+  [[noreturn]] void fail(const FailureSight& sight);
 
   const MpiPlace place_;
   const GroupIdentity identity_;
@@ -95,7 +104,13 @@ class MpiGroup {
   bool failed_ = false;
 };
 
-/// The communicator of the run. Collective.
+/// Of the whole run. Not collective.
+std::unique_ptr<MpiGroup> make_mpi_world(const MpiPlace& place);
 std::unique_ptr<Communicator> make_mpi_communicator(const MpiPlace& place);
+
+/// Of a group of the run's ranks; `key` must be unique to it. Collective over the group.
+std::unique_ptr<Communicator> make_mpi_group(MpiGroup& world, GroupIdentity identity, const std::string& key);
+std::unique_ptr<Exchange> make_mpi_exchange(MpiGroup& world, const GroupIdentity& identity,
+                                            const std::string& key);
 
 }  // namespace fsdp::comm

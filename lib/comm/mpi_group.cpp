@@ -13,10 +13,14 @@ namespace fsdp::comm {
 
 using Clock = std::chrono::steady_clock;
 
+/// An int counts its bytes.
+constexpr int64_t kMessage = int64_t{1} << 30;
+
 /// Waiting for others, which ends by the time-out, or by what is known of them.
 class MpiGroup::Look {
  public:
-  Look(MpiGroup& group, const std::string& what) : group_(group), what_(what) {}
+  Look(MpiGroup& group, const std::string& what, MpiPause pause)
+      : group_(group), what_(what), pause_(pause) {}
 
   /// Ends the group if that is due; `awaited`: members that have not come, as far as known.
   void again(const std::vector<int>& awaited) {
@@ -31,7 +35,7 @@ class MpiGroup::Look {
     if (now > begin_ + timeout) {
       sight.timeout = true;
       sight.cause = missing.empty() ? "the data does not arrive" : who_waits(missing);
-      group_.fail(std::move(sight));
+      throw Failed{std::move(sight)};
     }
     for (int rank : group_.identity_.ranks) {
       if (!run->has_ended(rank)) continue;
@@ -39,18 +43,18 @@ class MpiGroup::Look {
       if (!missing.empty() && std::ranges::find(missing, rank) == missing.end()) continue;
       sight.silent = {rank};
       sight.cause = util::concat("the process of rank ", rank, " has ended");
-      group_.fail(std::move(sight));
+      throw Failed{std::move(sight)};
     }
     if (const auto message = group_.library().probe(group_.mpi_, -1, kFailedTag)) {
       sight.closed = true;
       sight.silent.clear();
       sight.cause = util::concat("rank ", global({message->from})[0], " has failed");
-      group_.fail(std::move(sight));
+      throw Failed{std::move(sight)};
     }
     if (const auto message = group_.library().probe(group_.mpi_, -1, kLeftTag)) {
       sight.silent = global({message->from});
       sight.cause = util::concat("the process of rank ", sight.silent[0], " has ended after an error");
-      group_.fail(std::move(sight));
+      throw Failed{std::move(sight)};
     }
     tell_when_stopped(missing);
   }
@@ -119,7 +123,7 @@ void MpiGroup::meet(const Record& record, const std::string& what, const std::ve
       mail->sent.push_back(library().send(mpi_, peer, tag, &mail->mine, sizeof(Record)));
     }
     std::vector<int> awaited = peers;
-    for (Look look(*this, what);;) {
+    for (Look look(*this, what, MpiPause());;) {
       for (size_t i = 0; i < peers.size(); ++i) {
         if (mail->received[i] != nullptr && library().is_done(mail->received[i]))
           std::erase(awaited, peers[i]);
@@ -142,15 +146,29 @@ void MpiGroup::meet(const Record& record, const std::string& what, const std::ve
   }
 }
 
+void MpiGroup::receive(Requests& requests, int from, int tag, char* data, int64_t bytes) const {
+  for (int64_t begin = 0; begin < bytes; begin += kMessage) {
+    requests.push_back(library().receive(mpi_, from, tag, data + begin, std::min(kMessage, bytes - begin)));
+  }
+}
+
+void MpiGroup::send(Requests& requests, int to, int tag, const char* data, int64_t bytes) const {
+  for (int64_t begin = 0; begin < bytes; begin += kMessage) {
+    requests.push_back(library().send(mpi_, to, tag, data + begin, std::min(kMessage, bytes - begin)));
+  }
+}
+
 void MpiGroup::wait(Requests requests, const std::string& what) {
-  for (Look look(*this, what);;) {
+  // All are here and send: MPI moves only while it is looked at.
+  constexpr int kWithoutPause = 200'000;
+  for (Look look(*this, what, MpiPause(kWithoutPause));;) {
     std::erase_if(requests, [&](MpiLibrary::Request& request) { return library().is_done(request); });
     if (requests.empty()) return;
     look.again({});
   }
 }
 
-void MpiGroup::fail(FailureSight sight) {
+void MpiGroup::fail(const FailureSight& sight) {
   GroupFailure failure =
       share_failure(place_.store, prefix_, identity_, sight, [&] { tell_all(kFailedTag); });
   failure.timeout_seconds = std::chrono::duration<double>(place_.timeout).count();

@@ -76,13 +76,13 @@ struct Process {
 }  // namespace
 
 void MpiPause::operator()() {
-  constexpr int kYields = 64, kGrowth = 256, kMostDoublings = 6;
+  constexpr int kGrowth = 256, kMostDoublings = 6;
   constexpr std::chrono::microseconds kShortest{20};
-  if (looks_++ < kYields) {
+  if (left_-- > 0) {
     std::this_thread::yield();
     return;
   }
-  std::this_thread::sleep_for(kShortest * (1 << std::min((looks_ - kYields) / kGrowth, kMostDoublings)));
+  std::this_thread::sleep_for(kShortest * (1 << std::min(-left_ / kGrowth, kMostDoublings)));
 }
 
 MpiRun& MpiRun::get() {

@@ -66,10 +66,11 @@ class MpiRun {
 /// Pauses between looks at what takes long: none at first, because most does not.
 class MpiPause {
  public:
+  explicit MpiPause(int looks_without = 64) : left_(looks_without) {}
   void operator()();
 
  private:
-  int looks_ = 0;
+  int left_;
 };
 
 }  // namespace fsdp::comm

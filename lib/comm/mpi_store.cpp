@@ -80,7 +80,7 @@ void wait_for(MpiLibrary& library, MpiLibrary::Request request) {
       pause();
       continue;
     }
-    pause = {};
+    pause = MpiPause();
     Bytes text(static_cast<size_t>(message->bytes));
     wait_for(library, library.receive(group, message->from, kAskTag, text.data(), message->bytes));
     const StoreQuestion question = nlohmann::json::from_cbor(text).get<StoreQuestion>();

@@ -13,11 +13,12 @@ enum class Backend {
   /// with the same number of ranks on each, 2 or more; else kGloo. For tensors on GPUs: kNccl if each rank has a
   /// separate GPU.
   kAuto,
-  kShm,           ///< shared memory of one host
-  kGloo,          ///< gloo over TCP
-  kHierarchical,  ///< shared memory inside each host, gloo between hosts
-  kMpi,           ///< the system's MPI, whose launcher has started the processes
-  kNccl,          ///< NCCL for tensors on GPUs; for tensors in host memory as kAuto
+  kShm,              ///< shared memory of one host
+  kGloo,             ///< gloo over TCP
+  kHierarchical,     ///< shared memory inside each host, gloo between hosts
+  kHierarchicalMpi,  ///< shared memory inside each host, MPI between hosts
+  kMpi,              ///< the system's MPI, whose launcher has started the processes
+  kNccl,             ///< NCCL for tensors on GPUs; for tensors in host memory as kAuto
 };
 
 constexpr auto enum_names(Backend) {
@@ -25,11 +26,14 @@ constexpr auto enum_names(Backend) {
                                                  {Backend::kShm, "shm"},
                                                  {Backend::kGloo, "gloo"},
                                                  {Backend::kHierarchical, "hierarchical"},
+                                                 {Backend::kHierarchicalMpi, "hierarchical_mpi"},
                                                  {Backend::kMpi, "mpi"},
                                                  {Backend::kNccl, "nccl"}});
 }
 
-constexpr bool is_over_mpi(Backend backend) { return backend == Backend::kMpi; }
+constexpr bool is_over_mpi(Backend backend) {
+  return backend == Backend::kMpi || backend == Backend::kHierarchicalMpi;
+}
 
 /// For make_communicator().
 struct CommOptions {

@@ -217,6 +217,12 @@ std::string first_line(const std::string& text) {
 
 RunStore join_run_store(const LaunchEnvironment& environment, milliseconds timeout) {
   ignore_broken_pipes();
+  if (environment.master_addr.empty()) {
+    util::fail(
+        ErrorKind::kUsage, "mpirun does not tell where rank 0 is; with ", environment.world_size,
+        " processes on several nodes, add -x MASTER_ADDR=HOST to its command line, where HOST is that of rank 0, or set "
+        "comm.backend to mpi");
+  }
   const auto deadline = Clock::now() + timeout;
   const std::string where = util::concat(environment.master_addr, ":", environment.master_port);
   const std::string mark = mark_of_this_join();

@@ -205,7 +205,8 @@ int most_shards(const std::vector<UnitSizes>& units) {
 }
 
 bool shares_memory(const config::Config& config, const std::vector<UnitSizes>& units) {
-  return config.comm.backend != comm::Backend::kGloo && config.comm.backend != comm::Backend::kMpi && most_shards(units) > 1;
+  return config.comm.backend != comm::Backend::kGloo && config.comm.backend != comm::Backend::kMpi &&
+         most_shards(units) > 1;
 }
 
 /// The memory that ranks gather into together is no tensor, beside which the allocator would hold free blocks for reuse.

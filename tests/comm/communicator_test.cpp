@@ -311,6 +311,21 @@ INSTANTIATE_TEST_SUITE_P(All, Collectives,
                            return info.param.backend + "_" + std::to_string(info.param.world_size);
                          });
 
+// In the processes that tests/comm/mpi_test.cpp starts.
+std::vector<Setting> over_mpi() {
+  if (!testing::is_started_by_mpirun()) return {};
+  return {{"mpi", 2},
+          {"mpi", 3},
+          {"mpi", 5},
+          {"direct_mpi", 2},
+          {"mpi_hierarchical2", 4},
+          {"mpi_hierarchical3", 6},
+          {"mpi_scattered2", 4}};
+}
+INSTANTIATE_TEST_SUITE_P(Mpi, Collectives, ::testing::ValuesIn(over_mpi()), [](const auto& info) {
+  return info.param.backend + "_" + std::to_string(info.param.world_size);
+});
+
 TEST(ThreadCommunicator, ARankThatThrowsEndsTheOthers) {
   EXPECT_THROW(run_ranks_as_threads(3,
                                     [](Communicator& communicator) {

@@ -47,6 +47,18 @@ class Listener {
   int socket_;
 };
 
+TEST(RunStore, AsksForTheAddressThatMpirunDoesNotTell) {
+  LaunchEnvironment environment{.rank = 1, .world_size = 2};
+  environment.master_addr.clear();
+  try {
+    join_run_store(environment, seconds(1));
+    FAIL();
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find("-x MASTER_ADDR=HOST"), std::string::npos) << error.what();
+  }
+}
+
 TEST(WaitForListener, EndsWhenSomebodyListensOrAtTheDeadline) {
   const int port = testing::free_port();
   const auto deadline = Clock::now() + milliseconds(50);

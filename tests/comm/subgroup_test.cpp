@@ -111,6 +111,13 @@ INSTANTIATE_TEST_SUITE_P(All, Subgroups,
                          ::testing::Values("threads", "gloo", "direct_gloo", "shm", "direct_shm"),
                          [](const auto& info) { return info.param; });
 
+// In the processes that tests/comm/mpi_test.cpp starts.
+INSTANTIATE_TEST_SUITE_P(Mpi, Subgroups,
+                         ::testing::ValuesIn(testing::is_started_by_mpirun()
+                                                 ? std::vector<std::string>{"mpi", "direct_mpi"}
+                                                 : std::vector<std::string>{}),
+                         [](const auto& info) { return info.param; });
+
 class QueuedSubgroups : public Subgroups {};
 
 // Rank 0 comes late to one group, while the others use theirs and rank 0 the other one of its own.

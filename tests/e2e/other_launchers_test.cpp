@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -67,6 +68,33 @@ TEST_F(OtherLaunchers, MpirunTrainsTheSameModel) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_NE(last_loss("mpirun"), "");
   EXPECT_EQ(last_loss("mpirun"), loss_under_fsdp_launch());
+}
+
+TEST_F(OtherLaunchers, ModelsTrainedOverMpiAreTheSame) {
+  const auto module =
+      std::filesystem::path(program("fsdp-train")).parent_path().parent_path() / "lib/fsdp/fsdp_mpi.so";
+  if (testing::run({"/bin/sh", "-c", "command -v mpirun"}).exit_code != 0 ||
+      !std::filesystem::exists(module)) {
+    GTEST_SKIP() << "no MPI here (Debian: libopenmpi-dev, openmpi-bin)";
+  }
+  std::vector<std::string> command{"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2",
+                                   "-x",     "OMP_NUM_THREADS=1"};
+  for (const std::string& argument : training("mpi")) command.push_back(argument);
+  command.push_back("comm.backend=mpi");
+  const ProgramResult result = testing::run(command);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(last_loss("mpi"), "");
+  EXPECT_EQ(last_loss("mpi"), loss_under_fsdp_launch());
+}
+
+TEST_F(OtherLaunchers, WithoutAModuleMpiSaysWhatIsMissing) {
+  std::vector<std::string> command = training("none");
+  command.push_back("comm.backend=mpi");
+  const ProgramResult result = testing::run(command, {.env = {{"FSDP_MPI_MODULE", "/nowhere/fsdp_mpi.so"}}});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.err.find("comm.backend = \"mpi\" requires the module fsdp_mpi.so"), std::string::npos)
+      << result.err;
+  EXPECT_NE(result.err.find("install an MPI"), std::string::npos) << result.err;
 }
 
 TEST_F(OtherLaunchers, SrunsVariablesAreEnough) {

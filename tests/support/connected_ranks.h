@@ -9,10 +9,12 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
 #include "comm/gloo_communicator.h"
 #include "comm/hierarchical_communicator.h"
+#include "comm/mpi_communicator.h"
 #include "comm/shm_communicator.h"
 #include "comm/stream_communicator.h"
 #include "support/free_port.h"
@@ -114,10 +116,43 @@ inline std::vector<int> hosts_in(const std::string& backend, int world_size) {
   return hosts;
 }
 
-/// "gloo", "shm", "hierarchical2", "scattered3", and with "direct_" before it: not queued.
+/// Whether this process is one of those that tests/comm/mpi_test.cpp has started by mpirun.
+inline bool is_started_by_mpirun() { return std::getenv("FSDP_TEST_MPI") != nullptr; }
+
+/// The first ranks of the run of MPI, of which this process is one: the body runs in each of theirs. On hosts as they are, with
+/// "hierarchical2" and the like in the backend's name on pretended ones.
+inline void run_ranks_over_mpi(const std::string& backend, const ConnectedRanks& ranks,
+                               const std::function<void(std::shared_ptr<comm::Communicator>&)>& body) {
+  static int runs = 0;
+  const std::string key = util::concat("run ", runs++);
+  comm::MpiRun& process = comm::MpiRun::get();
+  comm::LaunchEnvironment environment = process.environment();
+  FSDP_CHECK(ranks.world_size <= environment.world_size);
+  if (environment.rank >= ranks.world_size) return;
+  environment.world_size = environment.local_world_size = ranks.world_size;
+  const std::chrono::milliseconds timeout(static_cast<int64_t>(1000 * ranks.timeout_seconds));
+  const std::shared_ptr<comm::MpiGroup> world =
+      comm::make_mpi_world({&process, process.store(timeout), timeout});
+  comm::RunStore store = c10::make_intrusive<c10d::PrefixStore>(key, world->place().store);
+  std::shared_ptr<comm::Communicator> communicator;
+  if (const auto hosts = hosts_in(backend, ranks.world_size); hosts.empty()) {
+    communicator = comm::make_mpi_group(*world, comm::run_identity(environment), key);
+  } else {
+    const int host = hosts[static_cast<size_t>(environment.rank)];
+    auto meeting = comm::HostRanks::meet(environment, store, pretended_host(host));
+    FSDP_CHECK(meeting.ranks != nullptr, meeting.obstacle);
+    communicator = comm::connect_group({meeting.ranks, {.store = store, .timeout = timeout}, world},
+                                       comm::run_identity(environment), key);
+  }
+  if (ranks.queued) communicator = comm::make_queued_communicator(std::move(communicator));
+  body(communicator);
+}
+
+/// "gloo", "shm", "hierarchical2", "scattered3", and with "direct_" before it: not queued; with "mpi": run_ranks_over_mpi().
 inline void run_ranks_over(const std::string& backend, ConnectedRanks ranks,
                            const std::function<void(std::shared_ptr<comm::Communicator>&)>& body) {
   ranks.queued = backend.find("direct_") == std::string::npos;
+  if (backend.find("mpi") != std::string::npos) return run_ranks_over_mpi(backend, ranks, body);
   if (auto hosts = hosts_in(backend, ranks.world_size); !hosts.empty()) {
     return run_connected_ranks(ranks, connect_over_hosts(std::move(hosts)), body);
   }

@@ -115,13 +115,6 @@ class Library final : public MpiLibrary {
     });
   }
 
-  Request all_to_all(Group group, void* out, const void* in, int64_t bytes) override {
-    const int count = static_cast<int>(bytes);
-    return start("MPI_Ialltoall", [&](MPI_Request* request) {
-      return MPI_Ialltoall(in, count, MPI_BYTE, out, count, MPI_BYTE, comm_of(group), request);
-    });
-  }
-
   Request broadcast(Group group, void* data, int64_t bytes, int root) override {
     return start("MPI_Ibcast", [&](MPI_Request* request) {
       return MPI_Ibcast(data, static_cast<int>(bytes), MPI_BYTE, root, comm_of(group), request);

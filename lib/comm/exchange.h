@@ -1,0 +1,34 @@
+#pragma once
+
+// Point-to-point transfers between the ranks of a group.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace fsdp::comm {
+
+/// A tag for transfers of tensors of this size and type for the purpose `seed`: one in another collective has
+/// another tag, so that data is not mixed up.
+int transfer_tag(uint64_t seed, const at::Tensor& tensor);
+
+/// Transfers run concurrently and are waited for one by one. Those between two ranks with the same tag arrive in the
+/// order of sending. One thread per rank. After a failure the exchange cannot be used again; close() makes the others notice.
+class Exchange {
+ public:
+  /// In progress; destroying it without waiting abandons it.
+  using Transfer = c10::intrusive_ptr<c10d::Work>;
+
+  virtual ~Exchange() = default;
+
+  /// Contiguous tensors of at least one element, which must not be touched until the transfer is done. Both
+  /// sides must give the same number of bytes; `tag` must not be negative.
+  virtual Transfer send(int to, int tag, const at::Tensor& tensor) = 0;
+  virtual Transfer receive(int from, int tag, const at::Tensor& tensor) = 0;
+  virtual void wait(const Transfer& transfer) = 0;
+  /// Ranks that wait for this one fail at once.
+  virtual void close() = 0;
+};
+
+}  // namespace fsdp::comm
