@@ -96,6 +96,8 @@ class MpiGroup {
  private:
   class Look;
   [[noreturn]] void fail(const FailureSight& sight);
+  /// For a peer that is in another collective.
+  [[noreturn]] void refuse(const Record& other, int peer, const Record& record, const std::string& what);
 
   const MpiPlace place_;
   const GroupIdentity identity_;

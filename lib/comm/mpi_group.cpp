@@ -123,27 +123,35 @@ void MpiGroup::meet(const Record& record, const std::string& what, const std::ve
       mail->sent.push_back(library().send(mpi_, peer, tag, &mail->mine, sizeof(Record)));
     }
     std::vector<int> awaited = peers;
-    for (Look look(*this, what, MpiPause());;) {
+    const auto open_mail = [&] {
       for (size_t i = 0; i < peers.size(); ++i) {
-        if (mail->received[i] != nullptr && library().is_done(mail->received[i]))
-          std::erase(awaited, peers[i]);
+        if (mail->received[i] == nullptr || !library().is_done(mail->received[i])) continue;
+        std::erase(awaited, peers[i]);
+        if (!mail->theirs[i].same_collective(record)) refuse(mail->theirs[i], peers[i], record, what);
       }
+    };
+    for (Look look(*this, what, MpiPause());;) {
+      open_mail();
       if (awaited.empty()) break;
-      look.again(awaited);
+      try {
+        look.again(awaited);
+      } catch (const Failed&) {
+        open_mail();  // what a rank has said before it left tells more
+        throw;
+      }
     }
     wait(mail->sent, what);
   } catch (...) {
     (void)mail.release();  // MPI may still write it
     throw;
   }
-  for (size_t i = 0; i < peers.size(); ++i) {
-    const Record& other = mail->theirs[i];
-    if (other.same_collective(record)) continue;
-    tell_all(kFailedTag);  // those that are not in touch with this rank
-    util::fail(util::ErrorKind::kUnexpected, "rank ", identity_.ranks[static_cast<size_t>(peers[i])],
-               " is in another collective (", other.what, ", ", other.numel,
-               " elements) than this rank, which is in ", what, ", ", record.numel, " elements");
-  }
+}
+
+void MpiGroup::refuse(const Record& other, int peer, const Record& record, const std::string& what) {
+  tell_all(kFailedTag);  // those that are not in touch with this rank
+  util::fail(util::ErrorKind::kUnexpected, "rank ", identity_.ranks[static_cast<size_t>(peer)],
+             " is in another collective (", other.what, ", ", other.numel,
+             " elements) than this rank, which is in ", what, ", ", record.numel, " elements");
 }
 
 void MpiGroup::receive(Requests& requests, int from, int tag, char* data, int64_t bytes) const {

@@ -264,7 +264,7 @@ const std::map<std::string, Sample>& samples() {
       {"mesh.context_attention", {"\"gather\"", "\"rings\"", {"mesh.context=2"}}},
       {"mesh.model", {"2", "0"}},
       {"mesh.sequence_parallel", {"false", "0", {"mesh.model=2"}}},
-      {"comm.backend", {"\"hierarchical\"", "\"mpi\""}},
+      {"comm.backend", {"\"hierarchical\"", "\"tcp\""}},
       {"comm.timeout_seconds", {"30", "0"}},
       {"checkpoint.interval_steps", {"0", "-1"}},
       {"checkpoint.save_at_end", {"false", "0"}},
