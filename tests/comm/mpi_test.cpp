@@ -72,7 +72,8 @@ TEST_F(Mpi, NamesARankThatIsKilled) {
   }
   EXPECT_THAT(result.err,
               HasSubstr("all_reduce of test (other) failed on rank 0 of 3: a process of the run is gone; "
-                        "no answer from rank 2 (the process of rank 2 has ended)"));
+                        "no answer from rank 2 ("));
+  EXPECT_THAT(result.err, HasSubstr("the process of rank 2 has ended)"));
 }
 
 TEST_F(Mpi, NamesARankThatLeavesWithAnError) {
