@@ -18,7 +18,8 @@
 namespace fsdp::launch {
 namespace {
 
-constexpr std::chrono::seconds kLongestLoading{1};  ///< of a program; signals are held back no longer
+/// Of a program, from a slow disk too; signals are held back no longer.
+constexpr std::chrono::seconds kLongestLoading{5};
 
 /// A worker's share of all cores, or of those to which it and other workers are bound.
 int share_of_cores(const std::vector<std::vector<int>>& cpus, size_t index) {

@@ -69,8 +69,8 @@ class WorkerGroup {
   std::vector<std::string> names_of_running() const;
 
   void send_to_all(int signal);
-  /// Sends to all workers a signal that the launcher has received. For a worker that was started less than a
-  /// second ago and would be ended by the signal, it is held back for send_waiting(): a program handles signals
+  /// Sends to all workers a signal that the launcher has received. For a worker that was started less than five
+  /// seconds ago and would be ended by the signal, it is held back for send_waiting(): a program handles signals
   /// only once it has been loaded, and then it can save or report that there was nothing to save.
   void pass_on(int signal);
   void send_waiting();
