@@ -145,7 +145,7 @@ LaunchEnvironment one_of_two(int rank, int port) {
 
 TEST(RunStore, IsNotTheOneOfAnEarlierRendezvousThatRank0HasYetToEnd) {
   const int port = testing::free_port();
-  std::latch met(2), rank_1_comes_again(1);
+  std::latch met(2), rank_1_comes_again(1), done(2);
   const auto texts_of = [&](int rank) {
     const LaunchEnvironment environment = one_of_two(rank, port);
     RunStore first = join(environment);
@@ -159,7 +159,9 @@ TEST(RunStore, IsNotTheOneOfAnEarlierRendezvousThatRank0HasYetToEnd) {
     }
     first.reset();
     RunStore second = join(environment);
-    return exchange_texts(second, environment, "test", "new");
+    const auto texts = exchange_texts(second, environment, "test", "new");
+    done.arrive_and_wait();  // rank 0 keeps the store until then
+    return texts;
   };
   auto rank_1 = std::async(std::launch::async, texts_of, 1);
   const std::vector<std::string> both_new{"new", "new"};
