@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <functional>
 #include <iostream>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -103,8 +105,11 @@ void before_initializers(int count, char** arguments, char** environment) {
 [[gnu::section(".preinit_array"), gnu::used]] void (*const first_initializer)(int, char**,
                                                                               char**) = before_initializers;
 
-/// Whatever the process is doing: most of what it waits for now cannot be interrupted otherwise.
+/// Whatever the process is doing: most of what it waits for now cannot be interrupted otherwise. Two threads may find
+/// out at once; one of them tells of it.
 [[noreturn]] void stop_before_training(bool first, int signal) {
+  static std::mutex ends_the_process;
+  const std::lock_guard lock(ends_the_process);
   if (first) {
     std::cout << "stopped by " << util::stop_signal_name(signal)
               << " before the first step; nothing was trained, and nothing needs to be saved" << std::endl;
@@ -112,15 +117,15 @@ void before_initializers(int count, char** arguments, char** environment) {
   std::_Exit(util::kExitPreempted);
 }
 
-/// A peer that is told to stop before training ends at once. Whether that may be why it is gone: the same
-/// word has come to this rank, or is on its way, and the first step has not ended.
-bool was_stopped_at_the_start(const util::Error& error, const comm::Activity& activity) {
-  if (error.kind() != util::ErrorKind::kPeerLost || activity.snapshot().steps_begun > 1) return false;
+/// A peer that is told to stop before training ends at once. The signal, if that may be why the peer is gone: the
+/// same signal has come to this rank, or is on its way, and the first step has not ended.
+std::optional<int> stopped_at_the_start_by(const util::Error& error, const comm::Activity& activity) {
+  if (error.kind() != util::ErrorKind::kPeerLost || activity.snapshot().steps_begun > 1) return std::nullopt;
   constexpr std::chrono::milliseconds kLookAgain{10};
   for (int looks = 0; looks < 30 && !util::StopSignal::received(); ++looks) {
     std::this_thread::sleep_for(kLookAgain);
   }
-  return util::StopSignal::received().has_value();
+  return util::StopSignal::received();
 }
 
 /// Under fsdp-launch --replica-size.
@@ -170,7 +175,7 @@ int train(const config::Config& config, const comm::LaunchEnvironment& environme
     if (first) print(summary, config, resume_command);
     return summary.stopped ? util::kExitPreempted : 0;
   } catch (const util::Error& error) {
-    if (was_stopped_at_the_start(error, *activity)) return util::kExitPreempted;
+    if (const auto signal = stopped_at_the_start_by(error, *activity)) stop_before_training(first, *signal);
     watchdog.report_failure(error.what());
     throw;
   } catch (const std::exception& error) {

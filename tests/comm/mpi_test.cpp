@@ -39,8 +39,9 @@ class Mpi : public ::testing::Test {
     }
     command.insert(command.end(), {"-n", std::to_string(count)});
     command.insert(command.end(), arguments.begin(), arguments.end());
-    testing::RunOptions options{.env = {{"OMP_NUM_THREADS", "1"}, {"FSDP_TEST_MPI", "1"}},
-                                .timeout_seconds = 300};
+    testing::RunOptions options{
+        .env = {{"OMP_NUM_THREADS", "1"}, {"FSDP_TEST_MPI", "1"}, {"GTEST_BRIEF", "0"}},
+        .timeout_seconds = 300};
     // Other tests of this program set them.
     for (const char* name :
          {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"}) {

@@ -87,7 +87,7 @@ TEST_F(StartFaults, BeingToldToStopIsPreemptionWhileTheProgramsAreLoaded) {
       EXPECT_EQ(result.exit_code, 75) << result.err;
       // On a fast machine the ranks may have met by then; what they did is saved in that case.
       if (result.out.find("stopped on request at step ") == std::string::npos) {
-        EXPECT_THAT(result.out, HasSubstr("before the first step; nothing was trained"));
+        EXPECT_THAT(result.out, HasSubstr("before the first step; nothing was trained")) << result.err;
         EXPECT_FALSE(std::filesystem::exists(folder_ / "run" / "step-00000001"));
       }
     }
