@@ -36,19 +36,18 @@ class Stalls:
     def __init__(self, folder, name, replicas):
         self.metrics, self.log = Follower(folder / name / "metrics.jsonl"), Follower(folder / f"{name}.log")
         self.steps = []  # (when, members, why the group changed since the last step or None)
-        self.members, self.cause = replicas, None
+        self.members, self.cause, self.last_step = replicas, None, 0
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.watch)
         self.thread.start()
 
     def watch(self):
-        last = 0
-        while not self.over.wait(0.002):
+        while not self.over.wait(0.005):
             for line in self.metrics.lines():
                 found = self.STEP.match(line)
-                if not found or int(found[1]) <= last:
+                if not found or int(found[1]) <= self.last_step:
                     continue
-                last = int(found[1])
+                self.last_step = int(found[1])
                 self.steps.append((time.monotonic(), self.members, self.cause))
                 self.cause = None
             for line in self.log.lines():
