@@ -5,16 +5,19 @@
 #include <cstdlib>
 #include <functional>
 #include <iostream>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cli/program.h"
 #include "cli/usage_error.h"
 #include "comm/launch_environment.h"
 #include "comm/make_communicator.h"
+#include "comm/mpi_run.h"
 #include "config/load.h"
 #include "config/print.h"
 #include "config/value.h"
@@ -31,6 +34,7 @@
 #include "train/dry_run.h"
 #include "train/evaluate.h"
 #include "train/explain_step.h"
+#include "train/peer_standings.h"
 #include "train/profile_start.h"
 #include "train/replicas.h"
 #include "train/trainer.h"
@@ -155,12 +159,18 @@ int train(const config::Config& config, const comm::LaunchEnvironment& environme
   new util::StopSignal(environment.has_launcher ? Repeated::kIsIgnored : Repeated::kEndsTheProcess);
   const bool first = environment.rank == 0;
   auto activity = std::make_shared<comm::Activity>();
-  train::Watchdog watchdog(
-      activity, {.rank = environment.rank,
-                 .timeout_seconds = config.comm.timeout_seconds,
-                 .report_file = train::activity_file_of_launcher(),
-                 .on_stuck_collective = [] { std::_Exit(static_cast<int>(util::ErrorKind::kTimeout)); },
-                 .on_stop_before_training = [first](int signal) { stop_before_training(first, signal); }});
+  train::WatchdogOptions watching{
+      .rank = environment.rank,
+      .timeout_seconds = config.comm.timeout_seconds,
+      .report_file = train::activity_file_of_launcher(),
+      .on_stuck_collective = [] { std::_Exit(static_cast<int>(util::ErrorKind::kTimeout)); },
+      .on_stop_before_training = [first](int signal) { stop_before_training(first, signal); }};
+  std::unique_ptr<train::PeerStandings> standings;  // a launcher of MPI does not tell who waits for whom
+  if (comm::is_over_mpi(config.comm.backend) && environment.world_size > 1) {
+    standings = std::make_unique<train::PeerStandings>(train::posts_over_mpi(comm::MpiRun::get()), activity);
+    watching.on_look = [&standings] { standings->answer(); };
+  }
+  train::Watchdog watchdog(activity, std::move(watching));
   try {
     if (const auto channel = launch::WorkerChannel::from_environment()) {
       const auto summary = train_with_replicas(config, environment, *channel, activity);
@@ -177,9 +187,12 @@ int train(const config::Config& config, const comm::LaunchEnvironment& environme
   } catch (const util::Error& error) {
     if (const auto signal = stopped_at_the_start_by(error, *activity)) stop_before_training(first, *signal);
     watchdog.report_failure(error.what());
+    const bool is_agreed = dynamic_cast<const comm::AgreedError*>(&error) != nullptr;
+    if (standings && !is_agreed) standings->tell(error.exit_code());
     throw;
   } catch (const std::exception& error) {
     watchdog.report_failure(error.what());
+    if (standings) standings->tell(static_cast<int>(util::ErrorKind::kUnexpected));
     throw;
   }
 }

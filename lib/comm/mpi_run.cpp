@@ -172,6 +172,36 @@ void MpiRun::tell(MpiLibrary::Group group, int rank, int size, int tag) {
   }
 }
 
+void MpiRun::post(const std::string& text) {
+  auto* const kept = new std::string(text);  // a rank that is gone does not take it
+  try {
+    for (int other = 0; other < world_.size; ++other) {
+      if (other == world_.rank) continue;
+      auto sent =
+          library_.send(store_group_, other, kPostTag, kept->data(), static_cast<int64_t>(kept->size()));
+      library_.is_done(sent);
+    }
+  } catch (const std::exception&) {
+    // As in tell().
+  }
+}
+
+std::optional<std::pair<int, std::string>> MpiRun::next_post() {
+  try {
+    if (world_.size == 1) return std::nullopt;
+    const auto message = library_.probe(store_group_, -1, kPostTag);
+    if (!message) return std::nullopt;
+    auto text = std::make_unique<std::string>(static_cast<size_t>(message->bytes), ' ');
+    auto received = library_.receive(store_group_, message->from, kPostTag, text->data(), message->bytes);
+    constexpr std::chrono::milliseconds kOfSmallText{500};
+    if (done_within(library_, received, kOfSmallText)) return std::pair(message->from, std::move(*text));
+    (void)text.release();  // MPI may still write it
+  } catch (const std::exception&) {
+    // MPI has failed, or has ended.
+  }
+  return std::nullopt;
+}
+
 void MpiRun::leave(int exit_code) {
   constexpr std::chrono::milliseconds kForOthers{60'000}, kAfterErrors{1'000};
   try {

@@ -7,7 +7,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/launch_environment.h"
@@ -17,7 +19,16 @@
 namespace fsdp::comm {
 
 /// What ranks of one group must not receive as something else.
-enum MpiTag : int { kMeetTag = 1, kConnectTag, kDataTag, kLeftTag, kFailedTag, kAskTag, kFirstAnswerTag };
+enum MpiTag : int {
+  kMeetTag = 1,
+  kConnectTag,
+  kDataTag,
+  kLeftTag,
+  kFailedTag,
+  kAskTag,
+  kPostTag,
+  kFirstAnswerTag
+};
 
 class MpiRun {
  public:
@@ -41,6 +52,10 @@ class MpiRun {
   MpiLibrary::Group make_group(MpiLibrary::Group of, const std::vector<int>& ranks, int rank);
   /// Sends an empty message to all of a group, and does not wait for it.
   void tell(MpiLibrary::Group group, int rank, int size, int tag);
+  /// Sends a text to all other ranks of the run, and does not wait for them.
+  void post(const std::string& text);
+  /// A rank and what it has posted, in order; each is returned once. One thread at a time.
+  std::optional<std::pair<int, std::string>> next_post();
   /// That a group has failed: other ranks may be gone, for whom the end of this process must not wait.
   void note_failure() { failed_ = true; }
 

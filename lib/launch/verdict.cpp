@@ -98,6 +98,7 @@ std::string ending(const ExitStatus& status) {
 }
 
 std::string name_of(const WorkerEnd& end) {
+  if (end.pid < 0) return util::concat("rank ", end.rank);
   return util::concat("rank ", end.rank, " (pid ", end.pid, end.host.empty() ? "" : " on ", end.host, ")");
 }
 

@@ -41,7 +41,7 @@ std::string one_line(std::string_view text, size_t most_bytes);
 /// How one worker ended.
 struct WorkerEnd {
   int rank = 0;
-  pid_t pid = -1;
+  pid_t pid = -1;  ///< -1: nothing is known of it but its rank
   ExitStatus status;
   int round = 0;                      ///< equal for ends seen at the same time, higher for later ones
   std::set<int> stop_signals_sent{};  ///< by the launcher, to end it
@@ -80,7 +80,7 @@ Verdict judge(const std::vector<WorkerEnd>& ends);
 /// "ended with exit code 3", "was ended by SIGKILL".
 std::string ending(const ExitStatus& status);
 
-/// "rank 3 (pid 4711 on host0)".
+/// "rank 3 (pid 4711 on host0)"; "rank 3" if nothing else is known.
 std::string name_of(const WorkerEnd& end);
 
 }  // namespace fsdp::launch

@@ -74,8 +74,9 @@ std::string place_of(const WorkerEnd& end) {
   return concat("computing, step ", standing.step, ", after ", standing.last_collective);
 }
 
-/// How the worker ended, unless it only waited too long or was stopped; else "".
+/// How the worker ended, if that is known, unless it only waited too long or was stopped; else "".
 std::string ending_worth_telling(const WorkerEnd& end) {
+  if (end.pid < 0) return "";
   const bool timed_out = end.status.code() == static_cast<int>(util::ErrorKind::kTimeout);
   const bool is_cause = kind_of(end) == EndKind::kFailed && !timed_out;
   return is_cause || !end.standing.is_reported() ? ending(end.status) : "";
@@ -121,8 +122,9 @@ std::string rows(const Ends& ends, const std::vector<SilentNode>& silent) {
   } else {
     for (const Ends& group : grouped(ends, story_of)) {
       const bool waits = group[0]->standing.is_in_collective();
-      rows.push_back(concat(names_of_ranks(group), " (", names_of_hosts(group), "): ", story_of(*group[0]),
-                            waits ? seconds_of(group) : ""));
+      const std::string hosts = group[0]->pid < 0 ? "" : concat(" (", names_of_hosts(group), ")");
+      rows.push_back(
+          concat(names_of_ranks(group), hosts, ": ", story_of(*group[0]), waits ? seconds_of(group) : ""));
     }
   }
   for (const SilentNode& node : silent) {

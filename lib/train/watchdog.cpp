@@ -17,8 +17,8 @@
 namespace fsdp::train {
 namespace {
 
-constexpr double kPeriod = 1, kPeriodAtStart = 0.05;               // seconds
-constexpr double kPatienceAfterStop = 5, kGraceOfCollective = 10;  // seconds
+constexpr double kPeriod = 1, kShortPeriod = 0.25, kPeriodAtStart = 0.05;  // seconds
+constexpr double kPatienceAfterStop = 5, kGraceOfCollective = 10;          // seconds
 
 }  // namespace
 
@@ -26,6 +26,16 @@ std::filesystem::path activity_file_of_launcher() {
   const char* error_file = std::getenv("TORCHELASTIC_ERROR_FILE");
   if (error_file == nullptr || *error_file == '\0') return {};
   return std::filesystem::path(error_file).parent_path() / "activity.json";
+}
+
+launch::Standing standing_of(const comm::Activity& activity) {
+  const comm::Activity::Snapshot now = activity.snapshot();
+  return {.doing = describe(now),
+          .collective = now.collective,
+          .last_collective = now.last,
+          .step = now.step,
+          .collectives = now.collectives,
+          .seconds = now.seconds};
 }
 
 Watchdog::Watchdog(std::shared_ptr<comm::Activity> activity, WatchdogOptions options)
@@ -48,10 +58,12 @@ void Watchdog::report_failure(const std::string& message) {
 
 void Watchdog::watch() {
   std::unique_lock lock(mutex_);
+  const double later = options_.on_look ? kShortPeriod : kPeriod;
   double period = kPeriodAtStart;
   while (!ending_.wait_for(lock, std::chrono::duration<double>(period), [this] { return ended_; })) {
+    if (options_.on_look) options_.on_look();
     if (!failed_) look(period);
-    period = activity_->snapshot().steps_begun == 0 ? kPeriodAtStart : kPeriod;
+    period = activity_->snapshot().steps_begun == 0 ? kPeriodAtStart : later;
   }
 }
 
@@ -91,16 +103,10 @@ void Watchdog::look(double seconds_since_last) {
 
 void Watchdog::write_report(const std::string& message) {
   if (options_.report_file.empty()) return;
-  comm::Activity::Snapshot now = activity_->snapshot();
-  nlohmann::json report = {{"message", util::printable(message)},
-                           {"rank", options_.rank},
-                           {"pid", ::getpid()},
-                           {"step", now.step},
-                           {"collective", now.collective},
-                           {"last_collective", now.last},
-                           {"collectives", now.collectives},
-                           {"seconds", now.seconds},
-                           {"doing", describe(now)}};
+  nlohmann::json report = launch::to_json(standing_of(*activity_));
+  report["message"] = util::printable(message);
+  report["rank"] = options_.rank;
+  report["pid"] = ::getpid();
   try {
     util::write_file_atomically(options_.report_file, report.dump() + "\n");
   } catch (const util::Error& error) {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "comm/activity.h"
+#include "launch/verdict.h"
 
 namespace fsdp::train {
 
@@ -24,7 +25,11 @@ struct WatchdogOptions {
   /// Called once, if not null, when a stop is requested before this process has begun a step, whatever it is
   /// doing: nothing is lost if it ends there and then.
   std::function<void(int signal)> on_stop_before_training = nullptr;
+  /// Called at every look, then four times a second or more often.
+  std::function<void()> on_look = nullptr;
 };
+
+launch::Standing standing_of(const comm::Activity& activity);
 
 /// Where fsdp-launch looks for the report: beside TORCHELASTIC_ERROR_FILE; empty without such a launcher.
 std::filesystem::path activity_file_of_launcher();

@@ -46,6 +46,23 @@ class OtherLaunchers : public ::testing::Test {
     return last_loss("launch");
   }
 
+  /// Why no run over MPI can be started here; "" if one can.
+  static std::string why_no_mpi() {
+    const auto module =
+        std::filesystem::path(program("fsdp-train")).parent_path().parent_path() / "lib/fsdp/fsdp_mpi.so";
+    const bool starts = testing::run({"/bin/sh", "-c", "command -v mpirun"}).exit_code == 0;
+    return starts && std::filesystem::exists(module) ? ""
+                                                     : "no MPI here (Debian: libopenmpi-dev, openmpi-bin)";
+  }
+
+  std::vector<std::string> over_mpi(const std::string& run) const {
+    std::vector<std::string> command{"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2",
+                                     "-x",     "OMP_NUM_THREADS=1"};
+    for (const std::string& argument : training(run)) command.push_back(argument);
+    command.push_back("comm.backend=mpi");
+    return command;
+  }
+
   testing::TemporaryFolder folder_;
 };
 
@@ -71,20 +88,27 @@ TEST_F(OtherLaunchers, MpirunTrainsTheSameModel) {
 }
 
 TEST_F(OtherLaunchers, ModelsTrainedOverMpiAreTheSame) {
-  const auto module =
-      std::filesystem::path(program("fsdp-train")).parent_path().parent_path() / "lib/fsdp/fsdp_mpi.so";
-  if (testing::run({"/bin/sh", "-c", "command -v mpirun"}).exit_code != 0 ||
-      !std::filesystem::exists(module)) {
-    GTEST_SKIP() << "no MPI here (Debian: libopenmpi-dev, openmpi-bin)";
-  }
-  std::vector<std::string> command{"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2",
-                                   "-x",     "OMP_NUM_THREADS=1"};
-  for (const std::string& argument : training("mpi")) command.push_back(argument);
-  command.push_back("comm.backend=mpi");
-  const ProgramResult result = testing::run(command);
+  if (const std::string why = why_no_mpi(); !why.empty()) GTEST_SKIP() << why;
+  const ProgramResult result = testing::run(over_mpi("mpi"));
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_NE(last_loss("mpi"), "");
   EXPECT_EQ(last_loss("mpi"), loss_under_fsdp_launch());
+}
+
+TEST_F(OtherLaunchers, RanksOverMpiShowWhoWaitsForWhom) {
+  if (const std::string why = why_no_mpi(); !why.empty()) GTEST_SKIP() << why;
+  std::vector<std::string> command = over_mpi("late");
+  command.emplace_back("comm.timeout_seconds=3");
+  const ProgramResult result =
+      testing::run(command, {.env = {{"FSDP_INJECT_FAULT", "rank=1,step=3,at=forward,do=sleep:30"}}});
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_LT(result.seconds, 28) << "the ranks that wait end the one that sleeps";
+  const size_t table = result.err.find("state of the ranks:\n    rank 0 (pid ");
+  ASSERT_NE(table, std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find("state of the ranks:", table + 1), std::string::npos) << "shown by one";
+  EXPECT_NE(result.err.find("    rank 0 waits in ", table), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find(", step 3, for rank 1, which is computing, step 3, ", table), std::string::npos)
+      << result.err;
 }
 
 TEST_F(OtherLaunchers, WithoutAModuleMpiSaysWhatIsMissing) {

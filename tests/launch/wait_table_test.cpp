@@ -39,6 +39,15 @@ WorkerEnd computing(int rank, const std::string& last, int64_t step, int64_t col
                       .collectives = collectives});
 }
 
+TEST(WaitTable, NamesWorkersOfWhichNothingIsKnownByTheirRanks) {
+  std::vector<WorkerEnd> ends{waiting(0, "all_gather of b", 4), {.rank = 1, .status = {}}};
+  EXPECT_THAT(wait_table(ends, {}),
+              AllOf(HasSubstr("\n    rank 1: no report\n"),
+                    EndsWith("rank 0 waits in all_gather of b, step 4, for rank 1, which sent no report")));
+  for (int rank = 2; rank < 40; ++rank) ends.push_back({.rank = rank, .status = {}});
+  EXPECT_THAT(wait_table(ends, {}), HasSubstr("\n    ranks 1-39: no report\n"));
+}
+
 TEST(WaitTable, NamesTheRankThatTheOthersWaitFor) {
   const std::string table =
       wait_table({waiting(0, "reduce_scatter of b", 4), computing(2, "all_gather of a", 4),

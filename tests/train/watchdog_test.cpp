@@ -60,6 +60,16 @@ TEST_F(WatchdogTest, EndsACollectiveThatDoesNotTimeOutByItself) {
   EXPECT_EQ(report()["collective"], "all_gather of root (forward)");
 }
 
+TEST_F(WatchdogTest, CallsWhatWantsToLookToo) {
+  std::promise<void> looked;
+  WatchdogOptions options = this->options();
+  options.on_look = [&, looks = 0]() mutable {
+    if (++looks == 3) looked.set_value();
+  };
+  Watchdog watchdog(activity_, options);
+  EXPECT_EQ(looked.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+}
+
 TEST_F(WatchdogTest, ReportsTheFirstFailure) {
   activity_->begin_step(9);
   Watchdog watchdog(activity_, options());
