@@ -91,9 +91,10 @@ class MpiCommunicator final : public Communicator {
     FSDP_CHECK(root >= 0 && root < world_size() && tensor.is_contiguous());
     return run({Op::kBroadcast, "broadcast", tensor, root}, site, {tensor}, [&](const std::string& what) {
       const auto bytes = static_cast<int64_t>(tensor.nbytes());
-      for (int64_t begin = 0; begin < bytes; begin += kPiece) {
+      const int64_t most = group_->place().most_bytes;
+      for (int64_t begin = 0; begin < bytes; begin += most) {
         group_->wait(
-            {library().broadcast(mpi(), bytes_of(tensor) + begin, std::min(kPiece, bytes - begin), root)},
+            {library().broadcast(mpi(), bytes_of(tensor) + begin, std::min(most, bytes - begin), root)},
             what);
       }
     });
@@ -143,8 +144,6 @@ class MpiCommunicator final : public Communicator {
     int root = 0;
   };
 
-  /// Pieces of what an int does not count.
-  static constexpr int64_t kPiece = int64_t{1} << 30;
   /// Large enough for the network, small enough for the cache; of whole runs (kFinishedRun).
   static constexpr int64_t kReducedPiece = 1 << 20;
 
@@ -184,7 +183,7 @@ class MpiCommunicator final : public Communicator {
 
   /// out [W * bytes] = the ranks' `in` [bytes], which may be this rank's part of it.
   void gather(char* out, const char* in, int64_t bytes, const std::string& what) {
-    if (bytes * world_size() <= MpiLibrary::kMostBytes) {
+    if (bytes * world_size() <= group_->place().most_bytes) {
       return group_->wait({library().all_gather(mpi(), out, in, bytes)}, what);
     }
     char* const own = out + rank() * bytes;

@@ -6,7 +6,7 @@
 // have come. So ranks in different collectives are told apart before data is mixed up, a time-out knows for whom it waits, and from
 // then on the transfer has the processor to itself. Data moves without blocking MPI:
 //
-//   all_gather      Iallgather; Isend and Irecv where an int does not count the bytes
+//   all_gather      Iallgather; Isend and Irecv of pieces where the whole is larger than a message may be
 //   reduce_scatter  Isend and Irecv of pieces, each of which is added up in rank order while the next are under way. The bytes are those
 //                   of Ireduce_scatter, whose order of additions is MPI's own, and which does not add bfloat16 in float32
 //   all_reduce      the same, and each sum is sent on; small tensors in one Iallgather
@@ -17,6 +17,7 @@
 // killed is noticed at once by those on the same machine, and elsewhere ended by MPI's launcher, or noticed by the time-out.
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -35,6 +36,8 @@ struct MpiPlace {
   MpiRun* run = nullptr;
   RunStore store{};
   std::chrono::milliseconds timeout{};  ///< of a collective, and of connecting
+  /// Of a message: what is larger goes in pieces. The same on all ranks.
+  int64_t most_bytes = MpiLibrary::kMostBytes;
 };
 
 /// A group of the run's ranks in MPI, and how they wait for each other.

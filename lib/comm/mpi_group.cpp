@@ -13,9 +13,6 @@ namespace fsdp::comm {
 
 using Clock = std::chrono::steady_clock;
 
-/// An int counts its bytes.
-constexpr int64_t kMessage = int64_t{1} << 30;
-
 /// Waiting for others, which ends by the time-out, or by what is known of them.
 class MpiGroup::Look {
  public:
@@ -29,7 +26,7 @@ class MpiGroup::Look {
     if (now < next_) return;
     constexpr std::chrono::milliseconds kApart{5};
     next_ = now + kApart;
-    const auto& [run, store, timeout] = group_.place_;
+    const auto& [run, store, timeout, most_bytes] = group_.place_;
     const std::vector<int> missing = global(awaited);
     FailureSight sight{.what = what_, .silent = missing};
     if (now > begin_ + timeout) {
@@ -155,14 +152,16 @@ void MpiGroup::refuse(const Record& other, int peer, const Record& record, const
 }
 
 void MpiGroup::receive(Requests& requests, int from, int tag, char* data, int64_t bytes) const {
-  for (int64_t begin = 0; begin < bytes; begin += kMessage) {
-    requests.push_back(library().receive(mpi_, from, tag, data + begin, std::min(kMessage, bytes - begin)));
+  const int64_t most = place_.most_bytes;
+  for (int64_t begin = 0; begin < bytes; begin += most) {
+    requests.push_back(library().receive(mpi_, from, tag, data + begin, std::min(most, bytes - begin)));
   }
 }
 
 void MpiGroup::send(Requests& requests, int to, int tag, const char* data, int64_t bytes) const {
-  for (int64_t begin = 0; begin < bytes; begin += kMessage) {
-    requests.push_back(library().send(mpi_, to, tag, data + begin, std::min(kMessage, bytes - begin)));
+  const int64_t most = place_.most_bytes;
+  for (int64_t begin = 0; begin < bytes; begin += most) {
+    requests.push_back(library().send(mpi_, to, tag, data + begin, std::min(most, bytes - begin)));
   }
 }
 

@@ -42,11 +42,11 @@ class MpiLibrary {
 
   virtual Request send(Group group, int to, int tag, const void* data, int64_t bytes) = 0;
   virtual Request receive(Group group, int from, int tag, void* data, int64_t bytes) = 0;
-  /// `bytes` of each rank. The collectives take less than kMostBytes in all; an all-gather's `in` may be its place in `out`.
+  /// `bytes` of each rank, kMostBytes of all at most; an all-gather's `in` may be its place in `out`.
   virtual Request all_gather(Group group, void* out, const void* in, int64_t bytes) = 0;
   virtual Request broadcast(Group group, void* data, int64_t bytes, int root) = 0;
   virtual Request barrier(Group group) = 0;
-  static constexpr int64_t kMostBytes = (int64_t{1} << 31) - 1;  ///< an int holds them
+  static constexpr int64_t kMostBytes = int64_t{1} << 30;  ///< of a call: MPI 3 counts them by an int
 
   /// Whether the operation is done; it becomes null then. Moves all others on too.
   virtual bool is_done(Request& request) = 0;

@@ -184,9 +184,11 @@ TEST_P(Collectives, AllReduceSumsAndFindsTheMaximum) {
 TEST_P(Collectives, BroadcastCopiesTheRoot) {
   run([](Communicator& communicator) {
     int root = communicator.world_size() - 1;
-    at::Tensor value = at::full({4}, communicator.rank(), at::kFloat);
-    communicator.broadcast(value, root, {.unit = "test"})->wait();
-    EXPECT_TRUE(at::equal(value, at::full({4}, root, at::kFloat)));
+    for (int64_t numel : {4, 5'001}) {
+      at::Tensor value = numbers_of(communicator.rank(), numel, at::kFloat);
+      communicator.broadcast(value, root, {.unit = "test"})->wait();
+      EXPECT_TRUE(at::equal(value, numbers_of(root, numel, at::kFloat)));
+    }
   });
 }
 
@@ -318,6 +320,8 @@ std::vector<Setting> over_mpi() {
           {"mpi", 3},
           {"mpi", 5},
           {"direct_mpi", 2},
+          {"mpi_pieces", 3},
+          {"mpi_pieces_hierarchical2", 4},
           {"mpi_hierarchical2", 4},
           {"mpi_hierarchical3", 6},
           {"mpi_scattered2", 4}};

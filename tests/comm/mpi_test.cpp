@@ -62,6 +62,7 @@ TEST_F(Mpi, KeepsThePromisesOfCommunicators) {
   const ProgramResult result = run(6, {testing::program_path("comm_test"), "--gtest_filter=Mpi/*"});
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_THAT(result.out, HasSubstr("Mpi/Collectives.ReduceScatterAddsInRankOrderAndRoundsOnce/mpi_5"));
+  EXPECT_THAT(result.out, HasSubstr("Mpi/Collectives.BroadcastCopiesTheRoot/mpi_pieces_3"));
   EXPECT_THAT(result.out, HasSubstr("Mpi/Subgroups."));
 }
 

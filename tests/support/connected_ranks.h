@@ -120,7 +120,7 @@ inline std::vector<int> hosts_in(const std::string& backend, int world_size) {
 inline bool is_started_by_mpirun() { return std::getenv("FSDP_TEST_MPI") != nullptr; }
 
 /// The first ranks of the run of MPI, of which this process is one: the body runs in each of theirs. On hosts as they are, with
-/// "hierarchical2" and the like in the backend's name on pretended ones.
+/// "hierarchical2" and the like in the backend's name on pretended ones; with "pieces", in messages of 3000 bytes at most.
 inline void run_ranks_over_mpi(const std::string& backend, const ConnectedRanks& ranks,
                                const std::function<void(std::shared_ptr<comm::Communicator>&)>& body) {
   static int runs = 0;
@@ -131,8 +131,9 @@ inline void run_ranks_over_mpi(const std::string& backend, const ConnectedRanks&
   if (environment.rank >= ranks.world_size) return;
   environment.world_size = environment.local_world_size = ranks.world_size;
   const std::chrono::milliseconds timeout(static_cast<int64_t>(1000 * ranks.timeout_seconds));
-  const std::shared_ptr<comm::MpiGroup> world =
-      comm::make_mpi_world({&process, process.store(timeout), timeout});
+  comm::MpiPlace place{&process, process.store(timeout), timeout};
+  if (backend.find("pieces") != std::string::npos) place.most_bytes = 3000;
+  const std::shared_ptr<comm::MpiGroup> world = comm::make_mpi_world(place);
   comm::RunStore store = c10::make_intrusive<c10d::PrefixStore>(key, world->place().store);
   std::shared_ptr<comm::Communicator> communicator;
   if (const auto hosts = hosts_in(backend, ranks.world_size); hosts.empty()) {

@@ -23,6 +23,11 @@ void check(int code, const char* what) {
   throw std::runtime_error(std::string(what) + ": " + std::string(text.data(), static_cast<size_t>(length)));
 }
 
+int count_of(int64_t bytes) {
+  if (bytes > MpiLibrary::kMostBytes) throw std::runtime_error("a message is too large for MPI to count it");
+  return static_cast<int>(bytes);
+}
+
 MPI_Comm& comm_of(MpiLibrary::Group group) { return *static_cast<MPI_Comm*>(group); }
 
 MpiLibrary::Group owned(MPI_Comm comm) {
@@ -94,18 +99,18 @@ class Library final : public MpiLibrary {
 
   Request send(Group group, int to, int tag, const void* data, int64_t bytes) override {
     return start("MPI_Isend", [&](MPI_Request* request) {
-      return MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, tag, comm_of(group), request);
+      return MPI_Isend(data, count_of(bytes), MPI_BYTE, to, tag, comm_of(group), request);
     });
   }
 
   Request receive(Group group, int from, int tag, void* data, int64_t bytes) override {
     return start("MPI_Irecv", [&](MPI_Request* request) {
-      return MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, tag, comm_of(group), request);
+      return MPI_Irecv(data, count_of(bytes), MPI_BYTE, from, tag, comm_of(group), request);
     });
   }
 
   Request all_gather(Group group, void* out, const void* in, int64_t bytes) override {
-    const int count = static_cast<int>(bytes);
+    const int count = count_of(bytes);
     return start("MPI_Iallgather", [&](MPI_Request* request) {
       int rank = 0;
       MPI_Comm_rank(comm_of(group), &rank);
@@ -117,7 +122,7 @@ class Library final : public MpiLibrary {
 
   Request broadcast(Group group, void* data, int64_t bytes, int root) override {
     return start("MPI_Ibcast", [&](MPI_Request* request) {
-      return MPI_Ibcast(data, static_cast<int>(bytes), MPI_BYTE, root, comm_of(group), request);
+      return MPI_Ibcast(data, count_of(bytes), MPI_BYTE, root, comm_of(group), request);
     });
   }
 
