@@ -2,7 +2,7 @@
 #   find_package(fsdp 0.2 CONFIG REQUIRED)
 #   target_link_libraries(mine PRIVATE fsdp::fsdp)        # or single components: fsdp::shard
 # libtorch stays where it is, and a link in the prefix names it; with --component libtorch it is copied into the prefix,
-# which then stands alone. The components programs and development are packages (Package.cmake), as are the two parts of libtorch.
+# which then stands alone. The components programs, development and mpi are packages (Package.cmake), as are the two parts of libtorch.
 include(CMakePackageConfigHelpers)
 set(package_dir lib/cmake/fsdp)
 set(libtorch_dir lib/fsdp/libtorch)  # below the prefix

@@ -1,5 +1,6 @@
 # Debian packages by CPack, which scripts/package runs: fsdp-toolkit has the programs, fsdp-toolkit-dev the static libraries,
-# headers and the CMake package, fsdp-libtorch and fsdp-libtorch-dev the libtorch that both were built with.
+# headers and the CMake package, fsdp-libtorch and fsdp-libtorch-dev the libtorch that both were built with; where there was an MPI,
+# fsdp-toolkit-mpi has the module of comm.backend = "mpi", so that the programs need none.
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME fsdp)
 set(CPACK_PACKAGE_CONTACT "fsdp maintainers <maintainers@fsdp.invalid>")
@@ -10,6 +11,10 @@ set(CPACK_THREADS 0)
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_COMPONENTS_GROUPING IGNORE)
 set(CPACK_COMPONENTS_ALL programs development libtorch_runtime libtorch_headers)
+if(TARGET fsdp_mpi)
+  list(APPEND CPACK_COMPONENTS_ALL mpi)
+  set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SUGGESTS fsdp-toolkit-mpi)
+endif()
 set(CPACK_COMPONENT_PROGRAMS_DESCRIPTION "train language models with fully sharded data parallelism
 Programs that train transformer language models on CPUs, on one host or many,
 and convert, verify and sample what was trained. fsdp-quickstart trains a small one.")
@@ -19,7 +24,11 @@ set(CPACK_COMPONENT_LIBTORCH_RUNTIME_DESCRIPTION "libtorch 2.11 for fsdp-toolkit
 The CPU half of PyTorch's C++ library, in a folder of its own.")
 set(CPACK_COMPONENT_LIBTORCH_HEADERS_DESCRIPTION "headers of libtorch 2.11 for fsdp-toolkit-dev
 The headers of PyTorch's C++ library, in a folder of its own.")
+set(CPACK_COMPONENT_MPI_DESCRIPTION "communication over MPI for fsdp-toolkit
+The module of comm.backend = mpi, for the MPI that this package depends on.")
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_NAME fsdp-toolkit)
+set(CPACK_DEBIAN_MPI_PACKAGE_NAME fsdp-toolkit-mpi)
+set(CPACK_DEBIAN_MPI_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME fsdp-toolkit-dev)
 set(CPACK_DEBIAN_LIBTORCH_RUNTIME_PACKAGE_NAME fsdp-libtorch)
 set(CPACK_DEBIAN_LIBTORCH_HEADERS_PACKAGE_NAME fsdp-libtorch-dev)
@@ -30,9 +39,11 @@ set(CPACK_DEBIAN_LIBTORCH_HEADERS_PACKAGE_SECTION libdevel)
 
 # What the programs link, by dpkg-shlibdeps; what a program that embeds the library needs, as find_package(fsdp) looks for it.
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_MPI_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS "${FSDP_LIBTORCH_DIR}/torch/lib" "${FSDP_LIBTORCH_DIR}/nvidia/cu13/lib" "${arrow_dir}")
 set(CPACK_DEBIAN_ENABLE_COMPONENT_DEPENDS ON)
 set(CPACK_COMPONENT_PROGRAMS_DEPENDS libtorch_runtime)
+set(CPACK_COMPONENT_MPI_DEPENDS programs)
 set(CPACK_COMPONENT_DEVELOPMENT_DEPENDS libtorch_headers)
 set(CPACK_COMPONENT_LIBTORCH_HEADERS_DEPENDS libtorch_runtime)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS
