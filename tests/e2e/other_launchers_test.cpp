@@ -95,6 +95,21 @@ TEST_F(OtherLaunchers, ModelsTrainedOverMpiAreTheSame) {
   EXPECT_EQ(last_loss("mpi"), loss_under_fsdp_launch());
 }
 
+TEST_F(OtherLaunchers, AStepOverMpiMovesTheBytesOfTheFormula) {
+  if (const std::string why = why_no_mpi(); !why.empty()) GTEST_SKIP() << why;
+  std::vector<std::string> command = over_mpi("explained");
+  command.emplace_back("--explain-step");
+  const ProgramResult result = testing::run(command);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("2 ranks over mpi, full_shard"), std::string::npos) << result.out;
+  const std::string equal = "  equal\n";
+  int rows = 0;
+  for (size_t at = result.out.find(equal); at != std::string::npos; at = result.out.find(equal, at + 1)) {
+    ++rows;
+  }
+  EXPECT_EQ(rows, 9) << "as over other backends (tests/e2e/explain_step_test.cpp): " << result.out;
+}
+
 TEST_F(OtherLaunchers, RanksOverMpiShowWhoWaitsForWhom) {
   if (const std::string why = why_no_mpi(); !why.empty()) GTEST_SKIP() << why;
   std::vector<std::string> command = over_mpi("late");
