@@ -20,7 +20,7 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr milliseconds kPatience{1000}, kLookAgain{10};
-constexpr const char* kShown = "shown";
+constexpr const char* kShown = "shown";  // the only post that is a text
 constexpr size_t kLongestHostBytes = 100;
 
 launch::WorkerEnd end_from(int rank, const nlohmann::json& post) {
@@ -85,7 +85,7 @@ void PeerStandings::take_posts() {
   while (const auto posted = posts_.next()) {
     const auto& [rank, text] = *posted;
     const nlohmann::json post = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (post == kShown) shown_ = true;
+    if (post.is_string()) shown_ = true;
     if (post.is_object()) ends_[rank] = end_from(rank, post);
   }
 }
