@@ -1,6 +1,7 @@
 #include "launch/coordinator.h"
 
 #include <algorithm>
+#include <iterator>
 #include <tuple>
 
 #include "launch/rendezvous.h"
@@ -36,23 +37,26 @@ std::string Coordinator::name_of_node(const Node& node) const {
 
 std::string Coordinator::join(int id, const NodeInfo& node, Time now) {
   if (phase_ == Phase::kOver) return "the run is over";
-  const auto cut_off = std::ranges::find_if(nodes_, [&](const auto& entry) {
-    return node.again && entry.second.info.host == node.host && entry.second.info.pid == node.pid;
-  });
-  if (cut_off != nodes_.end()) lost(cut_off->first, "it was cut off, and joins again", /*is_gone=*/true, now);
-  for (const auto& [other_id, other] : nodes_) {
-    if (settings_.terms.is_static && other.info.node_rank == node.node_rank) {
-      return concat("node rank ", node.node_rank, " has been in use by ", other.info.host, " (pid ",
-                    other.info.pid, ") for ", util::fixed(seconds_between(other.joined_at, now), 1),
-                    " seconds; give each node a --node-rank of its own");
-    }
+  if (node.again) {
+    const auto cut_off = std::ranges::find_if(nodes_, [&](const auto& entry) {
+      return entry.second.info.host == node.host && entry.second.info.pid == node.pid;
+    });
+    if (cut_off != nodes_.end())
+      lost(cut_off->first, "it was cut off, and joins again", /*is_gone=*/true, now);
+  }
+  if (const auto holder = ids_by_node_rank_.find(node.node_rank); holder != ids_by_node_rank_.end()) {
+    const Node& other = nodes_.at(holder->second);
+    return concat("node rank ", node.node_rank, " has been in use by ", other.info.host, " (pid ",
+                  other.info.pid, ") for ", util::fixed(seconds_between(other.joined_at, now), 1),
+                  " seconds; give each node a --node-rank of its own");
   }
   nodes_[id] = {.info = node, .joined_at = now};
+  if (settings_.terms.is_static) ids_by_node_rank_[node.node_rank] = id;
   const Node& joined = nodes_[id];
-  const auto most = static_cast<size_t>(settings_.terms.nodes.max);
+  const int most = settings_.terms.nodes.max;
   if (!is_in_round()) {
     gather(now);
-  } else if (is_elastic() && candidates().size() <= most && phase_ == Phase::kRunning) {
+  } else if (is_elastic() && present() <= most && phase_ == Phase::kRunning) {
     change_ = concat(name_of_node(joined), " has joined");
     stop_round(-1, change_ + ", so all workers are restarted with it");
   } else {
@@ -64,7 +68,7 @@ std::string Coordinator::join(int id, const NodeInfo& node, Time now) {
             : concat("the place of a lost node is open for one with --nproc-per-node ",
                      vacancies_.begin()->second.workers, ", but this one has ", joined.info.workers,
                      " and waits");
-    settings_.send(id, {{"type", "note"}, {"text", text}});
+    settings_.send({id}, {{"type", "note"}, {"text", text}});
   }
   return "";
 }
@@ -84,10 +88,10 @@ std::vector<int> Coordinator::candidates() const {
 }
 
 void Coordinator::gather(Time now) {
-  std::vector<int> ids = candidates();
   const auto [least, most] = settings_.terms.nodes;
-  const int present = static_cast<int>(ids.size());
+  const int present = this->present();
   if (present >= most) {
+    std::vector<int> ids = candidates();
     ids.resize(static_cast<size_t>(most));
     return start_round(ids, now);
   }
@@ -96,7 +100,7 @@ void Coordinator::gather(Time now) {
   } else if (!last_call_) {
     last_call_ = after(now, settings_.last_call_timeout_seconds);
   }
-  if (last_call_ && now >= *last_call_) return start_round(ids, now);
+  if (last_call_ && now >= *last_call_) return start_round(candidates(), now);
   constexpr double kQuietSeconds = 5;
   if (present < least && !said_who_is_missing_ && now >= after(gathering_since_, kQuietSeconds)) {
     said_who_is_missing_ = true;
@@ -110,19 +114,15 @@ void Coordinator::gather(Time now) {
 
 std::string Coordinator::missing(double waited_seconds) const {
   std::vector<std::string> here, absent;
-  std::set<int> ranks;
-  for (const auto& [id, node] : nodes_) {
-    here.push_back(name_of_node(node));
-    ranks.insert(node.info.node_rank);
-  }
+  for (const auto& [id, node] : nodes_) here.push_back(name_of_node(node));
   for (int rank = 0; rank < settings_.terms.nodes.min && settings_.terms.is_static; ++rank) {
-    if (!ranks.contains(rank)) absent.push_back(concat("node ", rank));
+    if (!ids_by_node_rank_.contains(rank)) absent.push_back(concat("node ", rank));
   }
   return concat("waited ", util::fixed(waited_seconds, 1), " of ",
                 util::fixed(settings_.join_timeout_seconds, 1), " seconds (join_timeout of --rdzv-conf) for ",
                 settings_.terms.nodes.min, " nodes, but only ", here.size(),
-                " joined: ", util::join(here, ", "),
-                absent.empty() ? "" : "; missing: ", util::join(absent, ", "));
+                " joined: ", util::name_list(here),
+                absent.empty() ? "" : "; missing: ", util::name_list(absent));
 }
 
 void Coordinator::start_round(const std::vector<int>& ids, Time now) {
@@ -134,6 +134,8 @@ void Coordinator::start_round(const std::vector<int>& ids, Time now) {
   change_.clear();
   int world_size = 0, first_rank = 0;
   for (auto& [id, node] : nodes_) node.in_round = false;
+  ids_by_first_rank_.clear();
+  running_ = 0;
   for (int id : ids) world_size += nodes_[id].info.workers;
   placement_ = {.nodes = static_cast<int>(ids.size()),
                 .world_size = world_size,
@@ -158,18 +160,19 @@ void Coordinator::start_node(int id, const NodePlacement& placement) {
   node.order_of_ends.clear();
   node.place = placement.node_rank;
   node.first_rank = placement.first_rank;
+  ids_by_first_rank_[node.first_rank] = id;
+  ++running_;
   NodePlacement own = placement;
   own.workers_per_node = node.info.workers;
-  settings_.send(id, {{"type", "start"}, {"placement", to_message(own)}});
+  settings_.send({id}, {{"type", "start"}, {"placement", to_message(own)}});
 }
 
 void Coordinator::stop_round(int except, const std::string& why) {
   if (phase_ != Phase::kRunning) return;
   phase_ = Phase::kStopping;
-  for (const auto& [id, node] : nodes_) {
-    if (id != except && node.in_round && !node.has_ended)
-      settings_.send(id, {{"type", "stop"}, {"why", why}});
-  }
+  settings_.send(
+      ids_of([&](int id, const Node& node) { return id != except && node.in_round && !node.has_ended; }),
+      {{"type", "stop"}, {"why", why}});
 }
 
 void Coordinator::worker_ended(int id, const WorkerEnd& end, Time now) {
@@ -192,6 +195,7 @@ void Coordinator::round_ended(int id, const std::vector<WorkerEnd>& ends, Time n
   if (found == nodes_.end() || !found->second.in_round || !is_in_round()) return;
   Node& node = found->second;
   if (std::exchange(node.has_ended, true)) return;
+  --running_;
   std::set<int> ranks;
   for (WorkerEnd end : ends) {
     const int index = end.rank - node.first_rank;
@@ -212,7 +216,7 @@ void Coordinator::leave(int id, int signal, Time now) {
   if (node == nodes_.end()) return;
   if (node->second.in_round && is_in_round()) {
     // The round goes on: its workers may save together with those of the other nodes, and finish.
-    node->second.leaving = signal;
+    if (std::exchange(node->second.leaving, signal) == 0) ++leaving_;
     if (node->second.has_ended) {
       stop_round(id, concat(name_of_node(node->second), " was told to stop by ", signal_name(signal)));
     }
@@ -223,8 +227,18 @@ void Coordinator::leave(int id, int signal, Time now) {
                                         signal_name(signal), " while the nodes were joining")};
   const bool ends_all = settings_.terms.is_static || node->second.info.is_host;
   if (ends_all && phase_ == Phase::kGathering) return finish(stopped);
-  nodes_.erase(node);
+  erase(node);
   tick(now);
+}
+
+/// Returns the next one.
+std::map<int, Coordinator::Node>::iterator Coordinator::erase(std::map<int, Node>::iterator node) {
+  const Node& gone = node->second;
+  if (gone.leaving != 0) --leaving_;
+  if (gone.in_round) ids_by_first_rank_.erase(gone.first_rank);
+  if (gone.in_round && !gone.has_ended) --running_;
+  if (settings_.terms.is_static) ids_by_node_rank_.erase(gone.info.node_rank);
+  return nodes_.erase(node);
 }
 
 void Coordinator::lost(int id, const std::string& why, bool is_gone, Time now) {
@@ -235,7 +249,7 @@ void Coordinator::lost(int id, const std::string& why, bool is_gone, Time now) {
   if (matters && replicas_change()) {
     const int first_rank = node->second.first_rank, workers = node->second.info.workers;
     vacancies_[first_rank] = {workers, node->second.place};
-    nodes_.erase(node);
+    erase(node);
     membership_->node_lost(first_rank, workers, cause, !is_gone, now);
     return fill_vacancies(now);
   }
@@ -243,7 +257,7 @@ void Coordinator::lost(int id, const std::string& why, bool is_gone, Time now) {
     const Node& silent = node->second;
     silent_.push_back({silent.place, silent.info.host, silent.first_rank, silent.info.workers});
   }
-  nodes_.erase(node);
+  erase(node);
   if (matters) {
     if (lost_cause_.empty()) lost_cause_ = cause;
     stop_round(-1, cause);
@@ -255,20 +269,29 @@ void Coordinator::lost(int id, const std::string& why, bool is_gone, Time now) {
 }
 
 void Coordinator::conclude_if_ended(Time now) {
-  const auto runs = [](const auto& entry) { return entry.second.in_round && !entry.second.has_ended; };
-  if (std::ranges::none_of(nodes_, runs)) conclude(now);
+  if (running_ == 0) conclude(now);
+}
+
+template <typename Condition>
+std::vector<int> Coordinator::ids_of(const Condition& holds) const {
+  std::vector<int> ids;
+  for (const auto& [id, node] : nodes_) {
+    if (holds(id, node)) ids.push_back(id);
+  }
+  return ids;
 }
 
 void Coordinator::send_table() {
   const std::string table = wait_table(ends_, silent_);
-  for (const auto& [id, node] : nodes_) {
-    if (node.in_round && !table.empty()) settings_.send(id, {{"type", "table"}, {"text", table}});
-  }
+  if (table.empty()) return;
+  settings_.send(ids_of([](int, const Node& node) { return node.in_round; }),
+                 {{"type", "table"}, {"text", table}});
 }
 
 std::optional<WorkerEnd> Coordinator::ended_by_a_node_that_leaves() const {
   std::vector<WorkerEnd> stopped;
   for (const auto& [id, node] : nodes_) {
+    if (node.leaving == 0) continue;
     for (const WorkerEnd& end : ends_) {
       const int index = end.rank - node.first_rank;
       const bool is_its = node.in_round && index >= 0 && index < node.info.workers;
@@ -306,6 +329,8 @@ void Coordinator::conclude(Time now) {
   }
   if (verdict.is_failure()) send_table();
   bool host_leaves = false, any_leaves = false;
+  ids_by_first_rank_.clear();
+  running_ = 0;
   for (auto& [id, node] : nodes_) {
     node.in_round = false;
     any_leaves |= node.leaving != 0;
@@ -313,8 +338,7 @@ void Coordinator::conclude(Time now) {
   }
   if (settings_.terms.replica_size > 0) return finish(verdict);
   const bool finished = !verdict.culprit && verdict.cause.empty();
-  const bool stays =
-      is_elastic() && !host_leaves && static_cast<int>(candidates().size()) >= settings_.terms.nodes.min;
+  const bool stays = is_elastic() && !host_leaves && present() >= settings_.terms.nodes.min;
   const bool membership = !verdict.is_failure() && (!change_.empty() || (any_leaves && stays));
   const bool saved_for_change = finished && !change_.empty() && verdict.exit_code != 0;
   if ((finished && !saved_for_change) || (any_leaves && !stays) ||
@@ -328,8 +352,8 @@ void Coordinator::conclude(Time now) {
   }
   for (auto node = nodes_.begin(); node != nodes_.end();) {
     if (node->second.leaving) {
-      settings_.send(node->first, {{"type", "finish"}, {"verdict", to_message(verdict)}});
-      node = nodes_.erase(node);
+      settings_.send({node->first}, {{"type", "finish"}, {"verdict", to_message(verdict)}});
+      node = erase(node);
     } else {
       ++node;
     }
@@ -343,8 +367,7 @@ void Coordinator::conclude(Time now) {
 /// Whether replicas may still be lost, replaced and joined: not once some node was told to stop, or the run is
 /// over.
 bool Coordinator::replicas_change() const {
-  return membership_ && phase_ == Phase::kRunning &&
-         std::ranges::none_of(nodes_, [](const auto& entry) { return entry.second.leaving != 0; });
+  return membership_ && phase_ == Phase::kRunning && leaving_ == 0;
 }
 
 bool Coordinator::has_rank(const Node& node, int rank) const {
@@ -385,10 +408,10 @@ void Coordinator::start_membership(Time now) {
       .begin =
           [this](int replica, int incarnation, const Epoch& epoch) {
             Epoch told = epoch;
-            const int first = epoch.replicas.front() * epoch.replica_size;
-            for (const auto& [id, node] : nodes_) {
-              if (has_rank(node, first))
-                told.master_addr = node.info.is_host ? settings_.master_addr : node.info.address;
+            if (const auto first = node_of(epoch.replicas.front() * epoch.replica_size);
+                first != nodes_.end()) {
+              const NodeInfo& node = first->second.info;
+              told.master_addr = node.is_host ? settings_.master_addr : node.address;
             }
             order(replica, Kind::kTell, incarnation, to_message(told));
           },
@@ -403,13 +426,25 @@ void Coordinator::start_membership(Time now) {
 /// To the nodes that have workers of the replica.
 void Coordinator::order(int replica, WorkerOrder::Kind kind, int incarnation, const Message& line) {
   const int size = settings_.terms.replica_size;
-  for (const auto& [id, node] : nodes_) {
-    WorkerOrder own{.kind = kind, .incarnation = incarnation, .line = line.is_null() ? "" : line_of(line)};
-    for (int rank = replica * size; rank < (replica + 1) * size; ++rank) {
-      if (has_rank(node, rank)) own.ranks.push_back(rank);
-    }
-    if (!own.ranks.empty()) settings_.send(id, {{"type", "order"}, {"order", to_message(own)}});
+  std::map<int, WorkerOrder> orders;  // by node
+  const WorkerOrder order{
+      .kind = kind, .incarnation = incarnation, .line = line.is_null() ? "" : line_of(line)};
+  for (int rank = replica * size; rank < (replica + 1) * size; ++rank) {
+    const auto node = node_of(rank);
+    if (node == nodes_.end()) continue;
+    orders.try_emplace(node->first, order).first->second.ranks.push_back(rank);
   }
+  for (const auto& [id, own] : orders) {
+    settings_.send({id}, {{"type", "order"}, {"order", to_message(own)}});
+  }
+}
+
+/// The node in the round that has this worker, or the end.
+std::map<int, Coordinator::Node>::iterator Coordinator::node_of(int rank) {
+  const auto after = ids_by_first_rank_.upper_bound(rank);
+  if (after == ids_by_first_rank_.begin()) return nodes_.end();
+  const auto node = nodes_.find(std::prev(after)->second);
+  return node != nodes_.end() && has_rank(node->second, rank) ? node : nodes_.end();
 }
 
 void Coordinator::worker_said(int id, const Said& said, Time now) {
@@ -445,9 +480,8 @@ void Coordinator::fill_vacancies(Time now) {
 
 void Coordinator::finish(const Verdict& verdict) {
   phase_ = Phase::kOver;
-  for (const auto& [id, node] : nodes_) {
-    settings_.send(id, {{"type", "finish"}, {"verdict", to_message(verdict)}});
-  }
+  settings_.send(ids_of([](int, const Node&) { return true; }),
+                 {{"type", "finish"}, {"verdict", to_message(verdict)}});
 }
 
 void Coordinator::tick(Time now) {

@@ -42,8 +42,8 @@ class Coordinator {
     double fence_seconds = 0;        ///< after which a node that is out of reach has ended its workers
     std::string master_addr;         ///< the host's address, for rank 0's store
     std::function<int()> free_port;  ///< on the host, for each round
-    /// Sends an order (start, stop, table, finish, note) to the node that joined as `id`.
-    std::function<void(int id, const Message& order)> send;
+    /// Sends an order (start, stop, table, finish, note), the same to all, to the nodes that joined as these.
+    std::function<void(const std::vector<int>& ids, const Message& order)> send;
   };
 
   Coordinator(Settings settings, Time now);
@@ -94,6 +94,11 @@ class Coordinator {
   void fill_vacancies(Time now);
   bool replicas_change() const;
   bool has_rank(const Node& node, int rank) const;
+  std::map<int, Node>::iterator node_of(int rank);
+  std::map<int, Node>::iterator erase(std::map<int, Node>::iterator node);
+  template <typename Condition>
+  std::vector<int> ids_of(const Condition& holds) const;
+  int present() const { return static_cast<int>(nodes_.size()) - leaving_; }
   void stop_round(int except, const std::string& why);
   void conclude_if_ended(Time now);
   void conclude(Time now);
@@ -108,7 +113,12 @@ class Coordinator {
 
   const Settings settings_;
   Phase phase_ = Phase::kGathering;
-  std::map<int, Node> nodes_;  ///< by id, ascending in the order of joining
+  // Nothing that happens to one node of ten thousand looks at all of them, unless all are to be told of it.
+  std::map<int, Node> nodes_;             ///< by id, ascending in the order of joining
+  std::map<int, int> ids_by_node_rank_;   ///< with Backend::kStatic
+  std::map<int, int> ids_by_first_rank_;  ///< of the nodes in the round
+  int leaving_ = 0;                       ///< nodes that are told to stop
+  int running_ = 0;                       ///< nodes in the round whose part of it has not ended
   Time gathering_since_;
   std::optional<Time> last_call_;
   bool said_who_is_missing_ = false;

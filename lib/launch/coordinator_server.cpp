@@ -3,11 +3,13 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <optional>
 #include <utility>
 
 #include "util/clock.h"
 #include "util/error.h"
+#include "util/limits.h"
 #include "util/log.h"
 #include "util/text.h"
 
@@ -18,9 +20,11 @@ using util::concat;
 
 constexpr std::chrono::seconds kTimeToJoin{5};
 constexpr std::chrono::seconds kTimeToFinish{5};
-constexpr size_t kMaxUnknownPeers = 256;
+constexpr int kMostUnknownPeers = 256;
+constexpr int kListener = -1;  ///< in the poller, where peers have their ids
 constexpr size_t kLongestLineBytes = 16 << 20;
 constexpr int kMostWorkersOfANode = 1 << 16;
+constexpr size_t kLongestShownBytes = 80;  ///< of what a stranger sends
 
 /// In constant time, so that the time does not reveal the position of a difference.
 bool same_token(const std::string& a, const std::string& b) {
@@ -29,15 +33,26 @@ bool same_token(const std::string& a, const std::string& b) {
   return different == 0;
 }
 
+/// Makes room for the connections of all nodes, some strangers, and the pipes of this node's workers.
+Descriptor with_room(Descriptor listener, const LaunchOptions& options) {
+  const int64_t nodes = options.nnodes.max;
+  constexpr int64_t kFilesOfAWorker = 3, kOthers = 16;
+  util::make_room_for_files(nodes + std::min<int64_t>(nodes, kMostUnknownPeers) +
+                                kFilesOfAWorker * options.nproc_per_node + kOthers,
+                            concat(nodes, " nodes may meet here (--nnodes)"));
+  return listener;
+}
+
 }  // namespace
 
 CoordinatorServer::CoordinatorServer(Descriptor listener, const LaunchOptions& options, std::string token,
                                      double heartbeat_seconds)
-    : listener_(std::move(listener)),
+    : listener_(with_room(std::move(listener), options)),
       token_(std::move(token)),
       heartbeat_seconds_(heartbeat_seconds),
       silence_seconds_(heartbeat_seconds * options.rendezvous.keep_alive_max_attempt),
       terms_(terms_of(options)),
+      beat_(line_of({{"type", "beat"}})),
       next_heartbeat_(Clock::now()),
       coordinator_({.terms = terms_,
                     .join_timeout_seconds = options.rendezvous.join_timeout_seconds,
@@ -48,45 +63,57 @@ CoordinatorServer::CoordinatorServer(Descriptor listener, const LaunchOptions& o
                     .master_addr = options.local_addr.empty() ? options.rendezvous.host : options.local_addr,
                     .free_port = free_port,
                     .send =
-                        [this](int id, const Message& order) {
-                          const auto peer = peers_.find(id);
-                          if (peer != peers_.end()) peer->second.socket.send(line_of(order));
+                        [this](const std::vector<int>& ids, const Message& order) {
+                          const std::string line = line_of(order);
+                          for (int id : ids) send(id, line);
                         }},
-                   Clock::now()) {}
+                   Clock::now()) {
+  poller_.watch(listener_.get(), kListener);
+}
 
 void CoordinatorServer::add_poll_entries(std::vector<pollfd>& entries) const {
-  if (peers_.size() < kMaxUnknownPeers + static_cast<size_t>(terms_.nodes.max)) {
-    entries.push_back({listener_.get(), POLLIN, 0});
-  }
-  for (const auto& [id, peer] : peers_) peer.socket.add_poll_entry(entries);
+  entries.push_back({poller_.fd(), POLLIN, 0});
 }
 
 void CoordinatorServer::step() {
-  accept_all();
-  for (auto& [id, peer] : peers_) serve(id, peer);
-  for (auto& [id, peer] : peers_) drop_silent(id, peer);
-  send_heartbeats();
+  for (int id : poller_.ready()) id == kListener ? accept_all() : serve(id);
+  look_at_the_clock();
   coordinator_.tick(Clock::now());
-  for (auto& [id, peer] : peers_) {
-    peer.socket.flush();
-    if (peer.closing && !peer.socket.has_unsent()) peer.socket.close("");
-    tell_if_lost(id, peer);
-  }
-  std::erase_if(peers_, [](const auto& entry) { return !entry.second.socket.is_open(); });
+  settle();
 }
 
 void CoordinatorServer::accept_all() {
+  // Not for as long as somebody connects: the others have to be served as well.
+  constexpr int kMostAtOnce = 1024;
   std::string address;
-  while (peers_.size() < kMaxUnknownPeers + static_cast<size_t>(terms_.nodes.max)) {
+  for (int i = 0; i < kMostAtOnce; ++i) {
+    if (peers_.size() >= static_cast<size_t>(kMostUnknownPeers) + static_cast<size_t>(terms_.nodes.max))
+      break;
     std::optional<Descriptor> socket = accept_from(listener_, address);
-    if (!socket) return;
+    if (!socket && errno != EMFILE && errno != ENFILE) return;
+    if (!socket) {
+      if (!std::exchange(warned_of_files_, true)) {
+        util::log_warning(concat("cannot accept the connection of another node beside ", peers_.size(), ": ",
+                                 util::errno_text(errno), "; raise the limit on open files, ulimit -n"));
+      }
+      break;
+    }
     const auto now = Clock::now();
-    peers_.emplace(next_id_++, Peer{LineSocket(std::move(*socket)), address, now, now});
+    const auto [entry, is_new] =
+        peers_.emplace(next_id_++, Peer{LineSocket(std::move(*socket)), address, now, now});
+    poller_.watch(entry->second.socket.fd(), entry->first);
+    if (i + 1 == kMostAtOnce) return;
   }
+  // Until a connection has ended, or the next heartbeat: those that wait would be reported over and over.
+  is_accepting_ = false;
+  poller_.forget(listener_.get());
 }
 
-void CoordinatorServer::serve(int id, Peer& peer) {
-  if (!peer.socket.is_open()) return;
+void CoordinatorServer::serve(int id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end() || !found->second.socket.is_open()) return;
+  Peer& peer = found->second;
+  touch(id, peer);
   peer.socket.exchange();
   while (auto line = peer.socket.take_line()) {
     peer.heard_at = Clock::now();
@@ -95,9 +122,61 @@ void CoordinatorServer::serve(int id, Peer& peer) {
   tell_if_lost(id, peer);
 }
 
+/// Orders of many nodes do not wait for each other in the memory of this process.
+void CoordinatorServer::send(int id, std::string_view line) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return;
+  found->second.socket.send(line);
+  found->second.socket.flush();
+  touch(id, found->second);
+}
+
+void CoordinatorServer::touch(int id, Peer& peer) {
+  if (!std::exchange(peer.touched, true)) touched_.push_back(id);
+}
+
+/// The end of a step: sends what is left, and lets go of those that have left.
+void CoordinatorServer::settle() {
+  // Grows where orders follow from the loss of a node.
+  for (size_t i = 0; i < touched_.size(); ++i) {
+    const int id = touched_[i];
+    const auto found = peers_.find(id);
+    if (found == peers_.end()) continue;
+    Peer& peer = found->second;
+    peer.touched = false;
+    peer.socket.flush();
+    if (peer.closing && !peer.socket.has_unsent()) peer.socket.close("");
+    tell_if_lost(id, peer);
+    if (!peer.socket.is_open()) {
+      if (const std::string_view rest = peer.socket.rest(); !peer.is_known && !rest.empty()) {
+        report_stranger(peer, concat("sent \"", one_line(rest, kLongestShownBytes), "\""));
+      }
+      peers_.erase(found);
+      if (!std::exchange(is_accepting_, true)) poller_.watch(listener_.get(), kListener);
+    } else if (peer.congested != peer.socket.has_unsent()) {
+      peer.congested = !peer.congested;
+      poller_.watch(peer.socket.fd(), id, peer.congested);
+    }
+  }
+  touched_.clear();
+}
+
 void CoordinatorServer::tell_if_lost(int id, Peer& peer) {
   if (peer.socket.is_open() || !std::exchange(peer.has_joined, false)) return;
+  --joined_;
   coordinator_.lost(id, peer.socket.failure(), peer.socket.peer_has_closed(), Clock::now());
+}
+
+/// Of the first few: somebody may knock for as long as the run lasts.
+void CoordinatorServer::report_stranger(Peer& peer, const std::string& what) {
+  constexpr int kMostReported = 8;
+  if (std::exchange(peer.is_known, true) || ++strangers_ > kMostReported) return;
+  util::log_warning(
+      concat("a program other than fsdp-launch connected from ", peer.address,
+             " to the port where the nodes meet, and ", what,
+             "; it was disconnected, and the run goes on without it: if it is a node of the run, start "
+             "fsdp-launch there, else give it, or the run, another port",
+             strangers_ == kMostReported ? " (others will not be reported)" : ""));
 }
 
 void CoordinatorServer::handle(int id, Peer& peer, const std::string& line) {
@@ -125,10 +204,8 @@ void CoordinatorServer::handle(int id, Peer& peer, const std::string& line) {
   } catch (const Message::exception&) {
     // A known type with malformed contents is treated like an unknown type.
   }
-  if (!peer.has_joined && !std::exchange(warned_of_strangers_, true)) {
-    util::log_warning(concat("a program other than fsdp-launch connected from ", peer.address,
-                             " to the port where the nodes meet; such connections are closed"));
-  }
+  report_stranger(peer, concat("sent \"", one_line(line, kLongestShownBytes), "\""));
+  peer.closing = true;
   peer.socket.close("it sent a line that is not a message of fsdp-launch");
 }
 
@@ -152,7 +229,9 @@ void CoordinatorServer::join(int id, Peer& peer, const Message& message) {
   }
   peer.has_joined = why.empty();
   peer.closing = !why.empty();
+  peer.is_known = true;
   if (peer.has_joined) {
+    ++joined_;
     peer.socket.set_longest_line(kLongestLineBytes);
     return;
   }
@@ -161,26 +240,32 @@ void CoordinatorServer::join(int id, Peer& peer, const Message& message) {
   peer.socket.send(line_of({{"type", "refuse"}, {"why", why}}));
 }
 
-void CoordinatorServer::drop_silent(int id, Peer& peer) {
-  if (!peer.socket.is_open()) return;
-  const auto now = Clock::now();
-  if (!peer.has_joined) {
-    if (now - peer.connected_at > kTimeToJoin) peer.socket.close("");
-    return;
-  }
-  const double silence = std::chrono::duration<double>(now - peer.heard_at).count();
-  if (silence <= silence_seconds_) return;
-  peer.socket.close(concat("no heartbeat for ", util::fixed(silence, 1), " seconds"));
-  tell_if_lost(id, peer);
-}
-
-void CoordinatorServer::send_heartbeats() {
+void CoordinatorServer::look_at_the_clock() {
   const auto now = Clock::now();
   if (now < next_heartbeat_) return;
   next_heartbeat_ = now + util::duration_of(heartbeat_seconds_);
   for (auto& [id, peer] : peers_) {
-    if (peer.has_joined) peer.socket.send(line_of({{"type", "beat"}}));
+    drop_if_silent(id, peer);
+    if (peer.has_joined) send(id, beat_);
   }
+  if (!std::exchange(is_accepting_, true)) poller_.watch(listener_.get(), kListener);
+}
+
+void CoordinatorServer::drop_if_silent(int id, Peer& peer) {
+  if (!peer.socket.is_open()) return;
+  const auto now = Clock::now();
+  if (!peer.has_joined) {
+    if (now - peer.connected_at <= kTimeToJoin) return;
+    if (peer.socket.rest().empty())
+      report_stranger(peer, concat("sent nothing in ", kTimeToJoin.count(), " seconds"));
+    peer.socket.close("");
+    return touch(id, peer);
+  }
+  const double silence = std::chrono::duration<double>(now - peer.heard_at).count();
+  if (silence <= silence_seconds_) return;
+  peer.socket.close(concat("no heartbeat for ", util::fixed(silence, 1), " seconds"));
+  touch(id, peer);
+  tell_if_lost(id, peer);
 }
 
 int CoordinatorServer::milliseconds_to_wait() const {
@@ -193,8 +278,7 @@ bool CoordinatorServer::is_done() const {
   if (!coordinator_.is_over()) return false;
   const auto now = Clock::now();
   if (over_since_ == Clock::time_point{}) over_since_ = now;
-  const bool all_gone = std::ranges::none_of(peers_, [](const auto& peer) { return peer.second.has_joined; });
-  return all_gone || now - over_since_ > kTimeToFinish;
+  return joined_ == 0 || now - over_since_ > kTimeToFinish;
 }
 
 }  // namespace fsdp::launch

@@ -3,24 +3,31 @@
 // The network side of the coordinator: nodes connect, prove that they belong to the run, and send heartbeats.
 //
 // Anybody who reaches the port can connect. A connection whose first line is not a join message with the run's
-// token, or does not arrive within seconds, is closed without any effect on the run.
+// token, or does not arrive within seconds, is closed without any effect on the run; a warning says from where it
+// came and what it sent.
+//
+// What a step costs grows with the nodes that have sent something, or are sent something, and once per heartbeat with
+// all of them: runs may have ten thousand nodes.
 
 #include <poll.h>
 
 #include <chrono>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launch/coordinator.h"
 #include "launch/descriptor.h"
 #include "launch/endpoint.h"
+#include "launch/poller.h"
 
 namespace fsdp::launch {
 
 class CoordinatorServer {
  public:
-  /// For the host of a run with these options. No token is required if `token` is empty.
+  /// For the host of a run with these options. No token is required if `token` is empty. Throws Error(kUsage) when
+  /// this process may not have a connection open to each node.
   CoordinatorServer(Descriptor listener, const LaunchOptions& options, std::string token,
                     double heartbeat_seconds);
 
@@ -39,27 +46,40 @@ class CoordinatorServer {
     std::string address;
     Clock::time_point connected_at, heard_at;
     bool has_joined = false;
-    bool closing = false;  ///< closed once everything is sent
+    bool is_known = false;   ///< it has asked to join, or was reported as a stranger
+    bool closing = false;    ///< closed once everything is sent
+    bool touched = false;    ///< in touched_
+    bool congested = false;  ///< watched for room to send
   };
 
   void accept_all();
-  void serve(int id, Peer& peer);
+  void serve(int id);
   void handle(int id, Peer& peer, const std::string& line);
   void join(int id, Peer& peer, const Message& message);
-  void send_heartbeats();
-  void drop_silent(int id, Peer& peer);
+  void send(int id, std::string_view line);
+  void touch(int id, Peer& peer);
+  void look_at_the_clock();
+  void drop_if_silent(int id, Peer& peer);
+  void settle();
   void tell_if_lost(int id, Peer& peer);
+  void report_stranger(Peer& peer, const std::string& what);
 
   Descriptor listener_;
   const std::string token_;
   const double heartbeat_seconds_;
   const double silence_seconds_;  ///< after which a node is lost
   const RunTerms terms_;
+  const std::string beat_;  ///< a line
+  Poller poller_;
   std::map<int, Peer> peers_;
+  std::vector<int> touched_;  ///< peers that were heard or sent something in this step
+  int joined_ = 0;            ///< peers
   int next_id_ = 0;
+  bool is_accepting_ = true;
+  bool warned_of_files_ = false;
   Clock::time_point next_heartbeat_;
   mutable Clock::time_point over_since_{};
-  bool warned_of_strangers_ = false;
+  int strangers_ = 0;  ///< reported
   Coordinator coordinator_;
 };
 

@@ -76,7 +76,7 @@ std::optional<Descriptor> listen_at(const std::string& host, int port) {
     const int yes = 1;
     // Connections of the last run may still be in TIME_WAIT.
     ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-    constexpr int kWaiting = 1024;
+    constexpr int kWaiting = 1 << 16;  // as many as net.core.somaxconn permits
     if (listener.is_open() && ::bind(listener.get(), entry->ai_addr, entry->ai_addrlen) == 0 &&
         ::listen(listener.get(), kWaiting) == 0) {
       return listener;
@@ -128,7 +128,9 @@ void LineSocket::send(std::string_view line) {
 void LineSocket::flush() {
   if (!is_open() || !has_unsent()) return;
   const ssize_t count = ::send(socket_.get(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
-  if (count >= 0) {
+  if (count == static_cast<ssize_t>(unsent_.size())) {
+    std::string().swap(unsent_);  // a large message shall not hold its memory for the rest of the run
+  } else if (count >= 0) {
     unsent_.erase(0, static_cast<size_t>(count));
   } else if (errno != EAGAIN && errno != EINTR && errno != ENOTCONN) {
     peer_has_closed_ = errno == ECONNREFUSED;

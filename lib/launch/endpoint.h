@@ -34,6 +34,8 @@ class LineSocket {
   explicit LineSocket(Descriptor socket) : socket_(std::move(socket)) {}
 
   void add_poll_entry(std::vector<pollfd>& entries) const;
+  /// -1 once it is closed.
+  int fd() const { return socket_.get(); }
   /// Queues the line and a newline.
   void send(std::string_view line);
   /// Sends and receives as much as possible without blocking. Stops receiving while more than the longest line is
@@ -43,6 +45,8 @@ class LineSocket {
   void flush();
   /// The next line that has arrived, without its newline.
   std::optional<std::string> take_line();
+  /// What has arrived of the next line, also after the end of the connection.
+  std::string_view rest() const { return std::string_view(received_).substr(taken_); }
 
   /// Longer lines close the connection.
   void set_longest_line(size_t bytes) { longest_line_bytes_ = bytes; }

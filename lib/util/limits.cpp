@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <new>
 #include <optional>
 
@@ -36,6 +37,24 @@ void prepare_for_limits() {
   fail(ErrorKind::kUsage, "this process may have only ", files.rlim_cur,
        " files and connections open at once (ulimit -n), but needs at least ", kFewestFiles,
        "; raise the limit, for example with ulimit -n ", kUsualFiles);
+}
+
+void make_room_for_files(int64_t more, const std::string& purpose) {
+  int64_t open = 0;
+  std::error_code unreadable;
+  for (std::filesystem::directory_iterator entry("/proc/self/fd", unreadable), end;
+       !unreadable && entry != end; entry.increment(unreadable)) {
+    ++open;
+  }
+  rlimit files{};
+  const auto needed = static_cast<rlim_t>(open + more);
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= needed) return;
+  files.rlim_cur = std::min(needed, files.rlim_max);
+  if (::setrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur == needed) return;
+  fail(ErrorKind::kUsage, purpose, ", for which this process needs ", needed,
+       " files and connections open at once, but it may have only ", files.rlim_max,
+       " (ulimit -Hn); raise the limit on this host, by ulimit -n ", needed, " as root, LimitNOFILE=", needed,
+       " of a systemd service or --ulimit nofile=", needed, " of a container");
 }
 
 std::string file_size_limit_text() { return limit_text(RLIMIT_FSIZE, "the size of files, ulimit -f"); }

@@ -2,6 +2,7 @@
 
 // The system's limits on a process (setrlimit(2), control groups), which messages name when one is reached.
 
+#include <cstdint>
 #include <exception>
 #include <string>
 #include <system_error>
@@ -16,6 +17,10 @@ namespace fsdp::util {
 /// fatal signal, and raises the limit on open files to 1024 if permitted. Throws Error(kUsage) if it is below
 /// 64, since errors due to missing descriptors seldom name the cause.
 void prepare_for_limits();
+
+/// Raises the limit on open files, if permitted, so that `more` can be opened beside those that are open. Throws
+/// Error(kUsage) if they cannot; the message begins with what they are for: "10240 nodes are to meet here".
+void make_room_for_files(int64_t more, const std::string& purpose);
 
 /// " (the limit on the size of files, ulimit -f, is 65536 bytes)"; empty if there is none.
 std::string file_size_limit_text();

@@ -37,7 +37,10 @@ class CoordinatorTest : public ::testing::Test {
     settings.last_call_timeout_seconds = 5;
     settings.master_addr = "host0";
     settings.free_port = [this] { return ++port_; };
-    settings.send = [this](int id, const Message& order) { orders_[id].push_back(order); };
+    settings.send = [this](const std::vector<int>& ids, const Message& order) {
+      ++sent_;
+      for (int id : ids) orders_[id].push_back(order);
+    };
     coordinator_.emplace(std::move(settings), now_);
     return *coordinator_;
   }
@@ -72,6 +75,7 @@ class CoordinatorTest : public ::testing::Test {
 
   Time now_ = Coordinator::Clock::now();
   int port_ = 1000;
+  int sent_ = 0;  ///< orders, one that is for several nodes counted once
   std::optional<Coordinator> coordinator_;
   std::map<int, std::vector<Message>> orders_;
   std::map<int, std::vector<WorkerEnd>> pending_;
@@ -116,6 +120,29 @@ TEST_F(CoordinatorTest, NamesTheNodesThatDidNotComeInTime) {
   EXPECT_THAT(verdict(1).cause, AllOf(HasSubstr("waited 60.0 of 60.0 seconds"), HasSubstr("h0"),
                                       HasSubstr("h1"), HasSubstr("missing: node 1")));
   EXPECT_NE(join(2, 1), "") << "too late";
+}
+
+TEST_F(CoordinatorTest, NamesTheNodesThatDidNotComeAmongThousandsInAShortSentence) {
+  make({2000, 2000}, true);
+  for (int node = 0; node < 2000; ++node) {
+    if (node != 1234) join(node, node, 8);
+  }
+  pass(60);
+  EXPECT_THAT(verdict(7).cause, AllOf(HasSubstr("for 2000 nodes, but only 1999 joined"),
+                                      HasSubstr("and 1989 more; missing: node 1234")));
+  EXPECT_LT(verdict(7).cause.size(), 1000u);
+  EXPECT_EQ(sent_, 1) << "the same to all";
+}
+
+TEST_F(CoordinatorTest, ForgetsNodesThatAreGoneBeforeTheStart) {
+  make({1, 3}, false);
+  join(0, 0, 2, true);
+  join(1, 0);
+  coordinator_->leave(1, SIGTERM, now_);
+  join(2, 0);
+  coordinator_->lost(2, "gone", true, now_);
+  pass(5);
+  EXPECT_EQ(placement(0).nodes, 1) << "neither of the two that are gone counts";
 }
 
 TEST_F(CoordinatorTest, StartsElasticNodesAfterTheLastCall) {

@@ -66,6 +66,22 @@ TEST(LimitsDeathTest, RaisesTheLimitOnOpenFilesAsFarAsItMay) {
   EXPECT_EXIT(soft_limit(2000, 5000), ::testing::ExitedWithCode(0), "now 2000");
 }
 
+TEST(LimitsDeathTest, MakesRoomForFilesOrSaysHowManyAreAllowedAndWhatToDo) {
+  const auto room = [](rlim_t soft, rlim_t hard, int64_t more) {
+    end_with_error_of([&] {
+      rlimit files{soft, hard};
+      if (::setrlimit(RLIMIT_NOFILE, &files) != 0) ::_exit(99);
+      make_room_for_files(more, "300 nodes are to meet here");
+      ::getrlimit(RLIMIT_NOFILE, &files);
+      std::fprintf(stderr, files.rlim_cur > soft ? "raised\n" : "as it was\n");
+    });
+  };
+  EXPECT_EXIT(room(200, 1000, 100), ::testing::ExitedWithCode(0), "as it was");
+  EXPECT_EXIT(room(200, 1000, 300), ::testing::ExitedWithCode(0), "raised");
+  EXPECT_EXIT(room(200, 250, 300), ::testing::ExitedWithCode(2),
+              "300 nodes are to meet here.* only 250 .ulimit -Hn.*LimitNOFILE=3[0-9][0-9] ");
+}
+
 TEST(LimitsDeathTest, MakesAFileThatGrowsTooLargeAnErrorThatNamesTheLimit) {
   EXPECT_EXIT(end_with_error_of([] {
                 prepare_for_limits();
