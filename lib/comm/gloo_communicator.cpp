@@ -88,6 +88,8 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_members(const GlooPlace& plac
                                  : c10d::ProcessGroupGloo::createDeviceForHostname(place.address));
   auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, place.store);
   try {
+    util::make_room_for_files(size, util::concat("rank ", rank, " of a group is to be connected with ",
+                                                 size - 1, " others over gloo"));
     auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
     wait_for_all(*store, rank, size);
     return group;
@@ -227,7 +229,7 @@ class GlooCommunicator final : public Communicator {
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     // Several groups may have this name, of other ranks or of the same.
     GroupIdentity identity = identity_.subgroup(name, ranks);
-    std::string prefix = util::concat(prefix_, "/", name, "/", identity.joined_ranks());
+    std::string prefix = util::concat(prefix_, "/", name, "/", identity.key());
     prefix += util::concat("/", groups_made_[prefix]++);
     return make_gloo_group(place_, std::move(identity), prefix);
   }

@@ -11,6 +11,7 @@
 #include <set>
 #include <thread>
 
+#include "util/hash.h"
 #include "util/limits.h"
 #include "util/text.h"
 
@@ -86,6 +87,7 @@ void exchange_reports(const RunStore& store, const std::string& prefix, const Gr
   const auto deadline = Clock::now() + kPatience;
   const auto all_known = [&] {
     for (int other : reports.without_report(group.ranks)) {
+      if (Clock::now() >= deadline) break;
       if (store->check({key(other)})) reports.add(other, parse_report(store->get(key(other))).sight);
     }
     return std::ranges::includes(reports.silent(), reports.without_report(group.ranks));
@@ -100,19 +102,25 @@ void exchange_reports(const RunStore& store, const std::string& prefix, const Gr
   while (!store->check(readers) && Clock::now() < deadline) std::this_thread::sleep_for(kLookAgain);
 }
 
-std::string joined(const std::vector<int>& ranks, const char* separator) {
+std::vector<std::string> texts_of(const std::vector<int>& ranks) {
   std::vector<std::string> texts;
   for (int rank : ranks) texts.push_back(std::to_string(rank));
-  return util::join(texts, separator);
+  return texts;
 }
 
 }  // namespace
 
-std::string GroupIdentity::joined_ranks(const char* separator) const { return joined(ranks, separator); }
+std::string GroupIdentity::key() const {
+  constexpr size_t kFew = 16;
+  const std::string all = util::join(texts_of(ranks), "-");
+  if (ranks.size() <= kFew) return all;
+  // It is a part of each of the group's keys in the store.
+  return util::concat(ranks.front(), "-of-", ranks.size(), "-", std::hex, util::hash_of(0, all));
+}
 
 std::string GroupIdentity::shown() const {
   if (name.empty()) return "";
-  return util::concat(" (group ", name, ": ranks ", joined_ranks(", "), ")");
+  return util::concat(" (group ", name, ": ranks ", util::name_list(texts_of(ranks)), ")");
 }
 
 GroupIdentity GroupIdentity::subgroup(const std::string& its_name, const std::vector<int>& members) const {
@@ -150,7 +158,7 @@ void fail_group(const GroupIdentity& group, const std::string& what, const Group
   if (!failure.silent.empty()) {
     text += util::concat("; ", failure.silent);
   } else if (!failure.silent_ranks.empty()) {
-    text += util::concat("; no answer from rank ", joined(failure.silent_ranks, ", "));
+    text += util::concat("; no answer from rank ", util::name_list(texts_of(failure.silent_ranks)));
   }
   throw GroupError(util::concat(text, " (", failure.cause, ")"), failure);
 }

@@ -23,9 +23,9 @@ struct GroupIdentity {
 
   int size() const { return static_cast<int>(ranks.size()); }
   int global_rank() const { return ranks[static_cast<size_t>(rank)]; }
-  /// "0-2-4".
-  std::string joined_ranks(const char* separator = "-") const;
-  /// " (group data: ranks 0, 1)" for a subgroup, empty for the whole run.
+  /// "0-2-4", of more than a few ranks a hash: short, and different for groups of other ranks.
+  std::string key() const;
+  /// " (group data: ranks 0, 1)" for a subgroup, the first ten at most; empty for the whole run.
   std::string shown() const;
   /// The subgroup `name` of `members`, which are ranks of this group and include this rank.
   GroupIdentity subgroup(const std::string& name, const std::vector<int>& members) const;

@@ -202,7 +202,7 @@ class HierarchicalCommunicator final : public Communicator {
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     // Several groups may have this name, of other ranks or of the same.
     GroupIdentity identity = identity_.subgroup(name, ranks);
-    std::string key = util::concat(key_, "/", name, "/", identity.joined_ranks());
+    std::string key = util::concat(key_, "/", name, "/", identity.key());
     key += util::concat("/", groups_made_[key]++);
     return connect_group(connections_, std::move(identity), key);
   }

@@ -21,16 +21,29 @@ namespace {
 
 constexpr size_t kPosts = 64;  ///< groups that one rank may be making at the same time
 
-/// What a rank sends to the others before they share memory.
+/// How the ranks of a host open the memory of one.
 struct Offer {
-  std::string obstacle;  ///< why it cannot share memory; empty: it can
-  HostIdentity identity;
   pid_t pid = 0;
   int fd = -1;
   int64_t bytes = 0;
   uint64_t sign = 0;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Offer, obstacle, identity, pid, fd, bytes, sign)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Offer, pid, fd, bytes, sign)
+
+/// What is said of some consecutive ranks, and in the end of all.
+struct RollText {
+  std::string apart{}, obstacle{};
+  std::vector<HostIdentity> identities{};  ///< of the hosts; not in the end
+  std::vector<int> runs{};                 ///< runs_of() the ranks' hosts
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RollText, apart, obstacle, identities, runs)
+
+template <typename Value>
+std::string cbor_of(const Value& value) {
+  std::string text;
+  nlohmann::json::to_cbor(nlohmann::json(value), text);
+  return text;
+}
 
 int64_t default_segment_bytes(int ranks) {
   const int64_t memory = ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE);
@@ -39,39 +52,84 @@ int64_t default_segment_bytes(int ranks) {
   return std::max(bytes, 2 * SharedSegment::kControlBytes) >> 21 << 21;
 }
 
-std::string first_obstacle(const std::vector<Offer>& offers) {
-  for (size_t rank = 0; rank < offers.size(); ++rank) {
-    if (!offers[rank].obstacle.empty()) return util::concat("on rank ", rank, " ", offers[rank].obstacle);
+/// The hosts of ranks in a form that is short where hosts have consecutive ranks and each the same number. The three
+/// numbers host, hosts and ranks stand for so many ranks of each of so many hosts from that one on.
+std::vector<int> runs_of(const std::vector<int>& hosts) {
+  std::vector<int> runs;
+  for (size_t i = 0, next = 0; i < hosts.size(); i = next) {
+    for (next = i + 1; next < hosts.size() && hosts[next] == hosts[i];) ++next;
+    const int ranks = static_cast<int>(next - i);
+    int* const last = runs.empty() ? nullptr : &runs.back() - 2;
+    if (last != nullptr && last[0] + last[1] == hosts[i] && last[2] == ranks) {
+      ++last[1];
+    } else {
+      runs.insert(runs.end(), {hosts[i], 1, ranks});
+    }
   }
-  return "";
+  return runs;
 }
 
-std::vector<int> hosts_of(const std::vector<Offer>& offers) {
-  std::vector<HostIdentity> known;
+std::vector<int> hosts_of(const std::vector<int>& runs) {
   std::vector<int> hosts;
-  for (const Offer& offer : offers) {
-    const auto found = std::ranges::find(known, offer.identity);
-    hosts.push_back(static_cast<int>(found - known.begin()));
-    if (found == known.end()) known.push_back(offer.identity);
+  for (size_t i = 0; i + 2 < runs.size(); i += 3) {
+    for (int host = runs[i]; host < runs[i] + runs[i + 1]; ++host) {
+      hosts.insert(hosts.end(), static_cast<size_t>(runs[i + 2]), host);
+    }
   }
   return hosts;
 }
 
 /// Why the first rank that is not on rank 0's host is apart; empty if all are on one host.
-std::string difference(const std::vector<Offer>& offers) {
-  const HostIdentity& first = offers[0].identity;
-  for (size_t rank = 1; rank < offers.size(); ++rank) {
-    const HostIdentity& other = offers[rank].identity;
-    if (other == first) continue;
-    const char* apart = "in containers with separate networks";
-    if (other.boot_id != first.boot_id) {
-      apart = "on different hosts";
-    } else if (other.pid_namespace != first.pid_namespace) {
-      apart = "in different containers and cannot see each other's processes";
-    }
-    return util::concat("ranks 0 and ", rank, " are ", apart);
+std::string difference(const std::vector<HostIdentity>& identities, const std::vector<int>& hosts) {
+  if (identities.size() == 1) return "";
+  const HostIdentity &first = identities[0], &other = identities[1];
+  const char* apart = "in containers with separate networks";
+  if (other.boot_id != first.boot_id) {
+    apart = "on different hosts";
+  } else if (other.pid_namespace != first.pid_namespace) {
+    apart = "in different containers and cannot see each other's processes";
   }
-  return "";
+  return util::concat("ranks 0 and ", std::ranges::find(hosts, 1) - hosts.begin(), " are ", apart);
+}
+
+std::string combined_roll(const std::vector<std::string>& texts, int world_size) {
+  RollText all;
+  std::vector<int> hosts;
+  std::map<HostIdentity, int> numbers;
+  for (const std::string& text : texts) {
+    const auto part = nlohmann::json::from_cbor(text).get<RollText>();
+    if (all.obstacle.empty()) all.obstacle = part.obstacle;
+    std::vector<int> own;  // the numbers of the part's hosts among all
+    for (const HostIdentity& identity : part.identities) {
+      const auto [number, is_new] = numbers.try_emplace(identity, static_cast<int>(numbers.size()));
+      if (is_new) all.identities.push_back(identity);
+      own.push_back(number->second);
+    }
+    for (int host : hosts_of(part.runs)) hosts.push_back(own[static_cast<size_t>(host)]);
+  }
+  all.runs = runs_of(hosts);
+  if (static_cast<int>(hosts.size()) == world_size) {
+    all.apart = difference(all.identities, hosts);
+    all.identities.clear();
+  }
+  return cbor_of(all);
+}
+
+/// Of the ranks of this host, which are `here`.
+std::vector<Offer> exchange_offers(const LaunchEnvironment& environment, RunStore& store,
+                                   const std::vector<int>& here, const Offer& own) {
+  const auto combine = [](const std::vector<std::string>& texts) {
+    std::vector<Offer> all;
+    for (const std::string& text : texts) {
+      for (const Offer& offer : nlohmann::json::from_cbor(text).get<std::vector<Offer>>())
+        all.push_back(offer);
+    }
+    return cbor_of(all);
+  };
+  const std::string all =
+      combine_texts(store, environment, {.purpose = "shm/offers", .combine = combine, .ranks = here},
+                    cbor_of(std::vector<Offer>{own}));
+  return nlohmann::json::from_cbor(all).get<std::vector<Offer>>();
 }
 
 /// The target of a link in /proc/self/ns.
@@ -104,15 +162,28 @@ struct HostRanks::Board {
   Post posts[kPosts];
 };
 
+HostRoll call_the_roll(const LaunchEnvironment& environment, RunStore& store, const HostIdentity& identity,
+                       const std::string& obstacle) {
+  RollText own{.identities = {identity}, .runs = {0, 1, 1}};
+  if (!obstacle.empty()) own.obstacle = util::concat("on rank ", environment.rank, " ", obstacle);
+  const TextMeeting meeting{
+      .purpose = "shm/hosts",
+      .combine = [world_size = environment.world_size](const std::vector<std::string>& texts) {
+        return combined_roll(texts, world_size);
+      }};
+  const std::string text = combine_texts(store, environment, meeting, cbor_of(own));
+  const auto all = nlohmann::json::from_cbor(text).get<RollText>();
+  return {.hosts = hosts_of(all.runs), .apart = all.apart, .obstacle = all.obstacle};
+}
+
 HostRanks::Meeting HostRanks::meet(const LaunchEnvironment& environment, RunStore& store,
                                    const Options& options) {
   std::shared_ptr<HostRanks> ranks(new HostRanks);
   ranks->rank_ = environment.rank;
-  Offer own;
-  own.identity = options.identity;
-  own.pid = ::getpid();
-  if (own.identity.boot_id.empty() || own.identity.pid_namespace.empty()) {
-    own.obstacle = "/proc does not show the host's boot id and the process's namespace";
+  Offer own{.pid = ::getpid()};
+  std::string obstacle;
+  if (options.identity.boot_id.empty() || options.identity.pid_namespace.empty()) {
+    obstacle = "/proc does not show the host's boot id and the process's namespace";
   }
   std::shared_ptr<SharedSegment> segment;
   try {
@@ -124,52 +195,48 @@ HostRanks::Meeting HostRanks::meet(const LaunchEnvironment& environment, RunStor
     own.bytes = segment->size();
     own.sign = segment->sign();
   } catch (const std::runtime_error& error) {
-    own.obstacle = error.what();
+    obstacle = error.what();
   }
-  std::vector<Offer> offers;
-  std::string text;
-  nlohmann::json::to_cbor(own, text);
-  for (const std::string& offer : exchange_texts(store, environment, "shm/offer", text)) {
-    offers.push_back(nlohmann::json::from_cbor(offer).get<Offer>());
+  HostRoll roll = call_the_roll(environment, store, options.identity, obstacle);
+  if (!roll.obstacle.empty()) return {nullptr, roll.obstacle, roll.apart};
+  const int host = roll.hosts[static_cast<size_t>(environment.rank)];
+  std::vector<int> here;
+  for (int rank = 0; rank < environment.world_size; ++rank) {
+    if (roll.hosts[static_cast<size_t>(rank)] == host) here.push_back(rank);
   }
-  std::string obstacle = first_obstacle(offers);
-  const std::string apart = difference(offers);
-  if (!obstacle.empty()) return {nullptr, obstacle, apart};
-  ranks->hosts_ = hosts_of(offers);
+  ranks->hosts_ = std::move(roll.hosts);
+  const std::vector<Offer> offers = exchange_offers(environment, store, here, own);
 
   // Whole or not at all in `ranks`, which may be destroyed by an exception.
-  std::vector<std::shared_ptr<SharedSegment>> segments;
+  std::vector<std::shared_ptr<SharedSegment>> segments(ranks->hosts_.size());
+  ranks->pid_fds_.assign(ranks->hosts_.size(), -1);
   try {
-    for (int rank = 0; rank < environment.world_size; ++rank) {
-      const Offer& offer = offers[static_cast<size_t>(rank)];
-      if (ranks->hosts_[static_cast<size_t>(rank)] != ranks->hosts_[static_cast<size_t>(environment.rank)]) {
-        ranks->pid_fds_.push_back(-1);
-        segments.emplace_back();
-        continue;
-      }
+    for (size_t i = 0; i < here.size(); ++i) {
+      const Offer& offer = offers[i];
+      const auto rank = static_cast<size_t>(here[i]);
       // The process is watched before its memory is opened, so its number cannot belong to another one by then.
       const int pid_fd =
           offer.pid == own.pid ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, offer.pid, 0));
-      ranks->pid_fds_.push_back(pid_fd);
+      ranks->pid_fds_[rank] = pid_fd;
       if (pid_fd < 0 && offer.pid != own.pid) {
         throw std::runtime_error(
             util::concat("process ", offer.pid, " cannot be watched: ", util::errno_text(errno)));
       }
-      segments.push_back(rank == environment.rank
-                             ? segment
-                             : SharedSegment::open(offer.pid, offer.fd, offer.bytes, offer.sign));
+      segments[rank] = here[i] == environment.rank
+                           ? segment
+                           : SharedSegment::open(offer.pid, offer.fd, offer.bytes, offer.sign);
     }
     ranks->segments_ = std::move(segments);
   } catch (const std::runtime_error& error) {
-    obstacle = error.what();
+    obstacle = util::concat("on rank ", environment.rank, " ", error.what());
   }
-  const auto outcomes = exchange_texts(store, environment, "shm/outcome", obstacle);
-  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
-    if (!outcomes[rank].empty()) {
-      return {nullptr, util::concat("on rank ", rank, " ", outcomes[rank]), apart};
-    }
-  }
-  return {ranks, "", apart};
+  const auto first = [](const std::vector<std::string>& texts) {
+    const auto found = std::ranges::find_if(texts, [](const std::string& text) { return !text.empty(); });
+    return found == texts.end() ? std::string() : *found;
+  };
+  obstacle = combine_texts(store, environment, {.purpose = "shm/outcome", .combine = first}, obstacle);
+  if (!obstacle.empty()) return {nullptr, obstacle, roll.apart};
+  return {ranks, "", roll.apart};
 }
 
 HostRanks::~HostRanks() {

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <compare>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -26,8 +27,20 @@ struct HostIdentity {
   std::string network_namespace;  ///< /proc/self/ns/net
 
   static HostIdentity read();
-  bool operator==(const HostIdentity&) const = default;
+  auto operator<=>(const HostIdentity&) const = default;
 };
+
+/// Where all ranks of the run are.
+struct HostRoll {
+  std::vector<int> hosts;  ///< of every rank; numbered in the order of their first ranks
+  std::string apart;       ///< "ranks 0 and 2 are on different hosts"; empty if all are on one
+  std::string obstacle;    ///< that of the first rank which has one, after "on rank 2 "
+};
+
+/// Collective over the run, by combine_texts(): what a rank reads grows with the logarithm of the world, where each host
+/// has consecutive ranks and each the same number. `obstacle`: why this rank cannot share memory; empty if it can.
+HostRoll call_the_roll(const LaunchEnvironment& environment, RunStore& store, const HostIdentity& identity,
+                       const std::string& obstacle);
 
 class HostRanks {
  public:
@@ -39,7 +52,7 @@ class HostRanks {
   struct Meeting {
     std::shared_ptr<HostRanks> ranks;  ///< null if the ranks of any host cannot share memory
     std::string obstacle;              ///< the reason then; the same text on all ranks
-    std::string apart;                 ///< "ranks 0 and 2 are on different hosts"; empty if all are on one
+    std::string apart;                 ///< that of the HostRoll
   };
 
   /// Makes the ranks of every host map each other's memory, or of none. Collective over the run.

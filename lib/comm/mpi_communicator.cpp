@@ -128,7 +128,7 @@ class MpiCommunicator final : public Communicator {
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     // Several groups may have this name, of other ranks or of the same.
     GroupIdentity identity = group_->identity().subgroup(name, ranks);
-    std::string prefix = util::concat(group_->prefix(), "/", name, "/", identity.joined_ranks());
+    std::string prefix = util::concat(group_->prefix(), "/", name, "/", identity.key());
     prefix += util::concat("/", groups_made_[prefix]++);
     return std::make_shared<MpiCommunicator>(
         std::make_unique<MpiGroup>(*group_, ranks, std::move(identity), prefix));

@@ -17,7 +17,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "comm/group_failure.h"
+#include "comm/rank_tree.h"
 #include "util/error.h"
+#include "util/text.h"
 
 namespace fsdp::comm {
 namespace {
@@ -48,6 +51,23 @@ void ignore_broken_pipes() {
 constexpr std::chrono::seconds kGrace{2};
 
 std::string key_of(const std::string& purpose, int rank) { return util::concat(purpose, "/", rank); }
+
+/// Of the ranks from `first` to before `end`.
+std::vector<std::string> keys_of(const std::string& purpose, int first, int end) {
+  std::vector<std::string> keys;
+  for (int rank = first; rank < end; ++rank) keys.push_back(key_of(purpose, rank));
+  return keys;
+}
+
+/// Those of these ranks whose keys are not there; asks for halves, because few of many are.
+std::vector<std::string> absent(c10d::Store& store, const std::string& purpose, int first, int end) {
+  if (first >= end || store.check(keys_of(purpose, first, end))) return {};
+  if (end - first == 1) return {std::to_string(first)};
+  const int middle = first + (end - first) / 2;
+  std::vector<std::string> ranks = absent(store, purpose, first, middle);
+  for (std::string& rank : absent(store, purpose, middle, end)) ranks.push_back(std::move(rank));
+  return ranks;
+}
 
 constexpr milliseconds kFirstPause{2}, kLongestPause{100};
 constexpr milliseconds kLongestAnswer{1000};  ///< of a host that runs
@@ -153,6 +173,12 @@ RunStore arrive(const Arrival& arrival) {
   options.waitWorkers = false;
   options.timeout = arrival.limit;
   const auto deadline = Clock::now() + arrival.limit;
+  if (options.isServer) {
+    // Each process asks first whether anybody listens.
+    util::make_room_for_files(
+        2 * int64_t{environment.world_size},
+        util::concat(environment.world_size, " processes are to meet at this one, rank 0"));
+  }
   if (!options.isServer && !wait_for_listener(environment.master_addr, environment.master_port, deadline)) {
     throw std::runtime_error("timeout: nothing listens there");
   }
@@ -172,9 +198,15 @@ RunStore arrive(const Arrival& arrival) {
     }
   }
   const auto wait_for = [&](const char* purpose, int first, int end) {
-    std::vector<std::string> keys;
-    for (int rank = first; rank < end; ++rank) keys.push_back(key_of(purpose, rank));
-    if (!keys.empty()) store->wait(keys, std::max(left_until(deadline), kShortestWait));
+    if (first == end) return;
+    try {
+      store->wait(keys_of(purpose, first, end), std::max(left_until(deadline), kShortestWait));
+    } catch (const std::exception& error) {
+      if (environment.rank != 0 || !says_timeout(error.what())) throw;
+      const auto ranks = absent(*store, purpose, first, end);
+      throw std::runtime_error(
+          util::concat("timeout: no word from rank", ranks.size() == 1 ? " " : "s ", util::name_list(ranks)));
+    }
   };
   if (environment.rank == 0) {
     wait_for("joined", 1, environment.world_size);
@@ -264,37 +296,73 @@ RunStore join_run_store(const LaunchEnvironment& environment, milliseconds timeo
   }
 }
 
-std::vector<std::string> exchange_texts(RunStore& store, const LaunchEnvironment& environment,
-                                        const std::string& purpose, const std::string& text) {
-  const auto exchange = [store, purpose, text, rank = environment.rank, size = environment.world_size] {
-    store->set(key_of(purpose, rank), std::vector<uint8_t>(text.begin(), text.end()));
-    std::vector<std::string> keys;
-    for (int other = 0; other < size; ++other) keys.push_back(key_of(purpose, other));
-    std::vector<std::string> texts;
-    for (const auto& bytes : store->multiGet(keys)) texts.emplace_back(bytes.begin(), bytes.end());
-    return texts;
-  };
+namespace {
+
+/// What `body` returns, which waits for other ranks at the store.
+template <typename Body>
+auto from_the_others(const RunStore& store, const LaunchEnvironment& environment, size_t others, Body body) {
   try {
-    auto texts = call_within(store->getTimeout() + kGrace, exchange);
-    if (!texts) throw std::runtime_error("timeout: the store does not answer");
-    return std::move(*texts);
+    auto result = call_within(store->getTimeout() + kGrace, std::move(body));
+    if (!result) throw std::runtime_error("timeout: the store does not answer");
+    return std::move(*result);
   } catch (const util::Error&) {
     throw;
   } catch (const std::exception& error) {
     std::string cause = first_line(error.what());
     util::fail(says_timeout(cause) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,
-               " has not heard from all of its ", environment.world_size - 1, " peers at ",
-               environment.master_addr, ":", environment.master_port, ": ", cause);
+               " has not heard from all of its ", others, " peers at ", environment.master_addr, ":",
+               environment.master_port, ": ", cause);
   }
+}
+
+/// A rank's part of a meeting.
+std::string speak_and_listen(c10d::Store& store, const TextMeeting& meeting, int rank, std::string text) {
+  const std::vector<int>& ranks = meeting.ranks;
+  const auto own = std::ranges::find(ranks, rank) - ranks.begin();
+  const std::string result_key = key_of(meeting.purpose + "/result", ranks.front());
+  size_t level = 0;
+  for (const auto& group : RankTree::groups_of(static_cast<int>(own), static_cast<int>(ranks.size()))) {
+    const std::string purpose = util::concat(meeting.purpose, "/", level++);
+    if (group.front() != own) {
+      store.set(key_of(purpose, rank), std::vector<uint8_t>(text.begin(), text.end()));
+      const std::vector<uint8_t> result = store.get(result_key);
+      return {result.begin(), result.end()};
+    }
+    std::vector<std::string> keys, texts{std::move(text)};
+    for (int member : group) {
+      if (member != own) keys.push_back(key_of(purpose, ranks[static_cast<size_t>(member)]));
+    }
+    if (!keys.empty()) {
+      for (const auto& bytes : store.multiGet(keys)) texts.emplace_back(bytes.begin(), bytes.end());
+    }
+    text = meeting.combine(texts);
+  }
+  if (ranks.size() > 1) store.set(result_key, std::vector<uint8_t>(text.begin(), text.end()));
+  return text;
+}
+
+}  // namespace
+
+std::string combine_texts(RunStore& store, const LaunchEnvironment& environment, const TextMeeting& meeting,
+                          const std::string& text) {
+  TextMeeting all = meeting;
+  if (all.ranks.empty()) all.ranks = run_identity(environment).ranks;
+  const size_t others = all.ranks.size() - 1;
+  return from_the_others(store, environment, others,
+                         [store, meeting = std::move(all), rank = environment.rank, text = text] {
+                           return speak_and_listen(*store, meeting, rank, text);
+                         });
 }
 
 void leave_store(RunStore& store, const LaunchEnvironment& environment) {
   const std::string purpose = "left";
-  if (environment.rank == 0) {
-    exchange_texts(store, environment, purpose, "");
-  } else {
-    store->set(key_of(purpose, environment.rank), std::vector<uint8_t>());
-  }
+  if (environment.rank != 0) return store->set(key_of(purpose, environment.rank), std::vector<uint8_t>());
+  const int world_size = environment.world_size;
+  from_the_others(store, environment, static_cast<size_t>(world_size) - 1,
+                  [store, keys = keys_of(purpose, 1, world_size)] {
+                    if (!keys.empty()) store->wait(keys);
+                    return true;
+                  });
 }
 
 // The first line gives the place in c10d, the second the error; NCCL's own message follows "Last error:".

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -29,9 +30,22 @@ using RunStore = c10::intrusive_ptr<c10d::Store>;
 /// be used.
 RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milliseconds timeout);
 
-/// Every rank's text, in rank order. Collective over the run; each call needs a new `purpose`.
-std::vector<std::string> exchange_texts(RunStore& store, const LaunchEnvironment& environment,
-                                        const std::string& purpose, const std::string& text);
+/// Ranks of the run that combine what each has to say, up a tree (RankTree::groups_of()): the first rank of a group reads
+/// the texts of the others and combines them to its own text in a group of the level above. The last result is that of
+/// the first of all ranks, and is what everybody reads: its size should not grow with the world.
+struct TextMeeting {
+  std::string
+      purpose{};  ///< unique in the run; also among meetings of other ranks that share a rank with this one
+  /// The text of some members of a group from theirs, which are in the order of ranks. On other threads than the
+  /// caller's, perhaps after its return: it must own what it uses.
+  std::function<std::string(const std::vector<std::string>& texts)> combine{};
+  std::vector<int> ranks{};  ///< that meet: ascending, with the caller's; empty: all of the run
+};
+
+/// The last result of the meeting, from this rank's `text` and those of the others. Collective over its ranks, each of which
+/// reads and writes a number of entries of the store that grows with the logarithm of theirs.
+std::string combine_texts(RunStore& store, const LaunchEnvironment& environment, const TextMeeting& meeting,
+                          const std::string& text);
 
 /// Called before an error that ends the run: rank 0, which may host the store, waits until the other ranks
 /// have read everything they need.

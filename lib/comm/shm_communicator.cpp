@@ -257,7 +257,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     GroupIdentity identity = group_->identity().subgroup(name, ranks);
     // Several groups may have this name, of other ranks or of the same.
-    std::string key = util::concat(key_, "/", name, "/", identity.joined_ranks());
+    std::string key = util::concat(key_, "/", name, "/", identity.key());
     key += util::concat("/", groups_made_[key]++);
     auto group = ShmGroup::connect(group_->host(), std::move(identity), group_->timeout_seconds(),
                                    util::hash_of(0, key));

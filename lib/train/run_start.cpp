@@ -95,20 +95,19 @@ void require_same_run(const config::Config& config, comm::Communicator& communic
                {"data.train", file_marks(config.data.train)},
                {"data.validation", file_marks(config.data.validation)},
                {"host", util::host_name()}};
-  std::vector<std::string> all =
-      comm::all_gather_text(communicator, mine.dump(-1, ' ', false, json::error_handler_t::replace),
-                            {.unit = "comparison of the ranks"});
-  json first = json::parse(all[0]);
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    json other = json::parse(all[rank]);
-    std::string what = difference(first, other);
-    if (what.empty()) continue;
-    throw comm::AgreedError(
-        util::ErrorKind::kUsage,
-        concat("all ranks must have the same program, config and data, but rank ", rank, " on ",
-               other["host"].get<std::string>(), " differs from rank 0 on ", first["host"].get<std::string>(),
-               " in ", what, "; start all processes alike"));
-  }
+  const char* const kPurpose = "comparison of the ranks";
+  const std::string own = mine.dump(-1, ' ', false, json::error_handler_t::replace);
+  const int rank = communicator.rank();
+  // Each compares itself with rank 0: in a world of thousands the texts of all would be gigabytes.
+  const std::string first_text = comm::first_text(communicator, rank == 0 ? own : "", {.unit = kPurpose});
+  comm::agree(communicator, kPurpose, [&] {
+    const json first = json::parse(first_text);
+    const std::string what = difference(first, json::parse(own));
+    if (what.empty()) return;
+    util::fail(util::ErrorKind::kUsage, "all ranks must have the same program, config and data, but rank ",
+               rank, " on ", util::host_name(), " differs from rank 0 on ", first["host"].get<std::string>(),
+               " in ", what, "; start all processes alike");
+  });
 }
 
 namespace {

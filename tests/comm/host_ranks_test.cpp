@@ -12,30 +12,28 @@
 namespace fsdp::comm {
 namespace {
 
-/// A rank that has offered its memory; of another host, or of this one.
-void offer(RunStore& store, int rank, pid_t pid, bool elsewhere) {
-  const HostIdentity own = HostIdentity::read();
-  const nlohmann::json offer = {{"obstacle", ""},
-                                {"identity",
-                                 {{"boot_id", elsewhere ? "another" : own.boot_id},
-                                  {"pid_namespace", own.pid_namespace},
-                                  {"network_namespace", own.network_namespace}}},
-                                {"pid", pid},
-                                {"fd", 3},
-                                {"bytes", 1 << 21},
-                                {"sign", 1}};
-  store->set("shm/offer/" + std::to_string(rank), nlohmann::json::to_cbor(offer));
-}
+using nlohmann::json;
 
+/// Of three ranks, the first of which is on another host, the second is this process, which hears from the third only what
+/// it has left in the store.
 TEST(HostRanks, APeerThatEndsBetweenOfferAndAnswerIsAnError) {
   const pid_t ended = ::fork();
   if (ended == 0) ::_exit(0);
   ::waitpid(ended, nullptr, 0);
   RunStore store = c10::make_intrusive<c10d::HashStore>();
   store->setTimeout(std::chrono::milliseconds(300));
-  offer(store, 0, 1, /*elsewhere=*/true);
-  offer(store, 1, ended, /*elsewhere=*/false);
-  EXPECT_THROW(HostRanks::meet({.rank = 2, .world_size = 3}, store, {}), util::Error);
+  const json roll = {{"apart", "ranks 0 and 1 are on different hosts"},
+                     {"obstacle", ""},
+                     {"identities", json::array()},
+                     {"runs", {0, 1, 1, 1, 1, 2}}};
+  json offers = json::array();
+  offers.push_back(json::object({{"pid", ended}, {"fd", 3}, {"bytes", 1 << 21}, {"sign", 1}}));
+  store->set("shm/hosts/result/0", json::to_cbor(roll));
+  store->set("shm/offers/0/2", json::to_cbor(offers));
+  EXPECT_THROW(HostRanks::meet({.rank = 1, .world_size = 3}, store, {}), util::Error);
+  // What this rank has said of it to the others.
+  const std::string said = store->get_to_str("shm/outcome/0/1");
+  EXPECT_TRUE(said.starts_with(util::concat("on rank 1 process ", ended, " cannot be watched"))) << said;
 }
 
 TEST(SharedGpu, IsOneOfTheSameHost) {

@@ -12,10 +12,10 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 /// Two sockets that are connected.
-struct Pair {
+struct SocketPair {
   Descriptor a, b;
 
-  Pair() {
+  SocketPair() {
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
     a = Descriptor(ends[0]);
@@ -30,7 +30,7 @@ bool is_readable(const Poller& poller) {
 
 TEST(Poller, TellsWhichSocketsHaveData) {
   Poller poller;
-  Pair first, second;
+  SocketPair first, second;
   poller.watch(first.a.get(), 1);
   poller.watch(second.a.get(), 2);
   EXPECT_THAT(poller.ready(), IsEmpty());
@@ -48,7 +48,7 @@ TEST(Poller, TellsWhichSocketsHaveData) {
 
 TEST(Poller, TellsOfRoomToSendOnlyWhoAsks) {
   Poller poller;
-  Pair pair;
+  SocketPair pair;
   poller.watch(pair.a.get(), 7, /*for_sending=*/true);
   EXPECT_THAT(poller.ready(), ElementsAre(7));
   poller.watch(pair.a.get(), 7);
@@ -57,10 +57,10 @@ TEST(Poller, TellsOfRoomToSendOnlyWhoAsks) {
 
 TEST(Poller, ForgetsWhatIsClosedOrNotToBeWatchedAnyMore) {
   Poller poller;
-  Pair closed, forgotten;
+  SocketPair closed, forgotten;
   poller.watch(closed.a.get(), 1);
   poller.watch(forgotten.a.get(), 2);
-  for (const Pair* pair : {&closed, &forgotten}) ASSERT_EQ(::send(pair->b.get(), "x", 1, 0), 1);
+  for (const SocketPair* pair : {&closed, &forgotten}) ASSERT_EQ(::send(pair->b.get(), "x", 1, 0), 1);
   closed.a.close();
   poller.forget(forgotten.a.get());
   EXPECT_THAT(poller.ready(), IsEmpty());

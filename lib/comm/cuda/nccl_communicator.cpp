@@ -228,7 +228,7 @@ class NcclCommunicator final : public Communicator {
     NcclPlace place = place_;
     place.identity = place_.identity.subgroup(name, ranks);
     // Several groups may have this name, of other ranks or of the same.
-    std::string prefix = util::concat(prefix_, "/", name, "/", place.identity.joined_ranks());
+    std::string prefix = util::concat(prefix_, "/", name, "/", place.identity.key());
     prefix += util::concat("/", groups_made_[prefix]++);
     return std::make_shared<NcclCommunicator>(place, prefix);
   }
