@@ -108,7 +108,7 @@ TEST_F(ManyNodes, NamesAStrangerThatDoesNotFinishItsLine) {
   RunningProgram& host = start_host(1);
   std::string why;
   auto torchrun = start_connecting("127.0.0.1", plan_.port, why);
-  ASSERT_TRUE(torchrun) << why;
+  ASSERT_TRUE(torchrun.has_value()) << why;
   const std::string bytes("\x00\xce\xf7\x85\x3c", 5);
   ASSERT_TRUE(testing::eventually(
       [&] { return ::send(torchrun->get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == 5; }));
