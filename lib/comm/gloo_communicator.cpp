@@ -9,7 +9,9 @@
 #include <unistd.h>
 
 #include <condition_variable>
+#include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -22,6 +24,7 @@
 #include "util/error.h"
 #include "util/hash.h"
 #include "util/limits.h"
+#include "util/text.h"
 
 namespace fsdp::comm {
 namespace {
@@ -52,6 +55,72 @@ std::string address_towards(const std::string& host, int port) {
   freeaddrinfo(found);
   return address;
 }
+
+/// What gloo sees of a group's store while it connects the group. Each member sets an entry, "0/RANK" of a few words for each
+/// other, and reads those of all, one after the other: here they go up and down a tree, and are read at once.
+class MeshStore final : public c10d::Store {
+ public:
+  MeshStore(RunStore store, int rank, int size)
+      : Store(store->getTimeout()), store_(std::move(store)), rank_(rank), size_(size) {}
+
+  using Store::compareSet;
+  using Store::set;
+  c10::intrusive_ptr<Store> clone() override { return store_->clone(); }
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    const std::string own = util::concat("/", rank_);
+    if (!key.ends_with(own)) return store_->set(key, value);
+    const std::string folder = key.substr(0, key.size() - own.size() + 1);
+    TextMeeting meeting{.purpose = folder + "mesh", .combine = [](const std::vector<std::string>& texts) {
+                          return util::join(texts, "");
+                        }};
+    for (int rank = 0; rank < size_; ++rank) meeting.ranks.push_back(rank);
+    // Each with its length before it, so that they can be joined.
+    const uint64_t length = value.size();
+    std::string text(sizeof(length), '\0');
+    std::memcpy(text.data(), &length, sizeof(length));
+    text.append(value.begin(), value.end());
+    read_entries(folder, combine_texts(*store_, meeting, rank_, std::move(text)));
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    const auto entry = entries_.find(key);
+    return entry == entries_.end() ? store_->get(key) : entry->second;
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    if (const auto others = without_entries(keys); !others.empty()) store_->wait(others, timeout);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    const auto others = without_entries(keys);
+    return others.empty() || store_->check(others);
+  }
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& desired) override {
+    return store_->compareSet(key, expected, desired);
+  }
+  int64_t add(const std::string& key, int64_t value) override { return store_->add(key, value); }
+  bool deleteKey(const std::string& key) override { return store_->deleteKey(key); }
+  int64_t getNumKeys() override { return store_->getNumKeys(); }
+
+ private:
+  void read_entries(const std::string& folder, const std::string& all) {
+    auto from = all.begin();
+    for (int rank = 0; rank < size_; ++rank) {
+      uint64_t length = 0;
+      std::memcpy(&length, &*from, sizeof(length));
+      const auto begin = from + sizeof(length);
+      from = begin + static_cast<std::ptrdiff_t>(length);
+      entries_[util::concat(folder, rank)].assign(begin, from);
+    }
+  }
+  std::vector<std::string> without_entries(std::vector<std::string> keys) const {
+    std::erase_if(keys, [this](const std::string& key) { return entries_.contains(key); });
+    return keys;
+  }
+
+  const RunStore store_;
+  const int rank_, size_;
+  std::map<std::string, std::vector<uint8_t>> entries_;
+};
 
 constexpr const char* kConnected = "all are connected";
 
@@ -90,7 +159,8 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_members(const GlooPlace& plac
   try {
     util::make_room_for_files(size, util::concat("rank ", rank, " of a group is to be connected with ",
                                                  size - 1, " others over gloo"));
-    auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+    auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(
+        c10::make_intrusive<MeshStore>(store, rank, size), rank, size, options);
     wait_for_all(*store, rank, size);
     return group;
   } catch (const std::exception& error) {

@@ -315,8 +315,9 @@ auto from_the_others(const RunStore& store, const LaunchEnvironment& environment
   }
 }
 
-/// A rank's part of a meeting.
-std::string speak_and_listen(c10d::Store& store, const TextMeeting& meeting, int rank, std::string text) {
+}  // namespace
+
+std::string combine_texts(c10d::Store& store, const TextMeeting& meeting, int rank, std::string text) {
   const std::vector<int>& ranks = meeting.ranks;
   const auto own = std::ranges::find(ranks, rank) - ranks.begin();
   const std::string result_key = key_of(meeting.purpose + "/result", ranks.front());
@@ -341,8 +342,6 @@ std::string speak_and_listen(c10d::Store& store, const TextMeeting& meeting, int
   return text;
 }
 
-}  // namespace
-
 std::string combine_texts(RunStore& store, const LaunchEnvironment& environment, const TextMeeting& meeting,
                           const std::string& text) {
   TextMeeting all = meeting;
@@ -350,7 +349,7 @@ std::string combine_texts(RunStore& store, const LaunchEnvironment& environment,
   const size_t others = all.ranks.size() - 1;
   return from_the_others(store, environment, others,
                          [store, meeting = std::move(all), rank = environment.rank, text = text] {
-                           return speak_and_listen(*store, meeting, rank, text);
+                           return combine_texts(*store, meeting, rank, text);
                          });
 }
 

@@ -47,6 +47,9 @@ struct TextMeeting {
 std::string combine_texts(RunStore& store, const LaunchEnvironment& environment, const TextMeeting& meeting,
                           const std::string& text);
 
+/// The same at a store of the ranks that meet, which `meeting` names, with the store's own time-out and exceptions.
+std::string combine_texts(c10d::Store& store, const TextMeeting& meeting, int rank, std::string text);
+
 /// Called before an error that ends the run: rank 0, which may host the store, waits until the other ranks
 /// have read everything they need.
 void leave_store(RunStore& store, const LaunchEnvironment& environment);

@@ -37,7 +37,11 @@ class CountingStore final : public c10d::Store {
                                   const std::vector<uint8_t>& desired) override {
     return inner_->compareSet(key, expected, desired);
   }
-  std::vector<uint8_t> get(const std::string& key) override { return inner_->get(key); }
+  std::vector<uint8_t> get(const std::string& key) override {
+    ++reads_;
+    return inner_->get(key);
+  }
+  int reads() const { return reads_; }
   int64_t add(const std::string& key, int64_t value) override {
     if (before_) before_();
     return inner_->add(key, value);
@@ -53,6 +57,7 @@ class CountingStore final : public c10d::Store {
  private:
   c10::intrusive_ptr<c10d::Store> inner_;
   std::function<void()> before_;
+  std::atomic<int> reads_ = 0;
 };
 
 /// What connecting two ranks says on each, "" where nothing went wrong, and when rank 0 was through.
@@ -86,6 +91,26 @@ TEST(GlooConnecting, SurvivesPeersThatLeaveAtOnce) {
   for (int round = 0; round < 40; ++round) {
     ASSERT_NO_THROW(testing::run_ranks_over_gloo({.queued = false}, [](auto&) {})) << "round " << round;
   }
+}
+
+/// Of the entries of all others, which gloo would ask for one by one.
+TEST(GlooConnecting, ReadsWhatTheOthersHaveToSayUpAndDownATree) {
+  setenv("TORCH_FR_BUFFER_SIZE", "0", 1);  // as in support/connected_ranks.h
+  constexpr int kRanks = 20;
+  const RunStore shared = c10::make_intrusive<c10d::HashStore>();
+  std::vector<c10::intrusive_ptr<CountingStore>> stores;
+  std::vector<std::future<void>> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    stores.push_back(c10::make_intrusive<CountingStore>(shared, nullptr));
+    ranks.push_back(std::async(std::launch::async, [rank, store = stores.back()] {
+      const GlooPlace place{.store = store, .address = "127.0.0.1", .timeout = milliseconds(20'000)};
+      connect_gloo(place, "test", rank, kRanks);
+    }));
+  }
+  for (auto& rank : ranks) EXPECT_NO_THROW(rank.get());
+  EXPECT_LE(stores[0]->reads(), 15 + 1 + 1)
+      << "its group, the first of the other group, and that all are connected";
+  EXPECT_LE(stores[kRanks - 1]->reads(), 2);
 }
 
 TEST(GlooConnecting, IsOverForNobodyBeforeAllAreConnected) {
