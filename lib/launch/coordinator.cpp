@@ -441,9 +441,9 @@ void Coordinator::order(int replica, WorkerOrder::Kind kind, int incarnation, co
 
 /// The node in the round that has this worker, or the end.
 std::map<int, Coordinator::Node>::iterator Coordinator::node_of(int rank) {
-  const auto after = ids_by_first_rank_.upper_bound(rank);
-  if (after == ids_by_first_rank_.begin()) return nodes_.end();
-  const auto node = nodes_.find(std::prev(after)->second);
+  const auto next = ids_by_first_rank_.upper_bound(rank);
+  if (next == ids_by_first_rank_.begin()) return nodes_.end();
+  const auto node = nodes_.find(std::prev(next)->second);
   return node != nodes_.end() && has_rank(node->second, rank) ? node : nodes_.end();
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 using util::concat;
 
-constexpr std::chrono::seconds kTimeToJoin{5};
+constexpr double kSecondsToJoin = 5;
 constexpr std::chrono::seconds kTimeToFinish{5};
 constexpr int kMostUnknownPeers = 256;
 constexpr int kListener = -1;  ///< in the poller, where peers have their ids
@@ -252,19 +252,20 @@ void CoordinatorServer::look_at_the_clock() {
 }
 
 void CoordinatorServer::drop_if_silent(int id, Peer& peer) {
-  if (!peer.socket.is_open()) return;
-  const auto now = Clock::now();
-  if (!peer.has_joined) {
-    if (now - peer.connected_at <= kTimeToJoin) return;
-    if (peer.socket.rest().empty())
-      report_stranger(peer, concat("sent nothing in ", kTimeToJoin.count(), " seconds"));
-    peer.socket.close("");
-    return touch(id, peer);
-  }
-  const double silence = std::chrono::duration<double>(now - peer.heard_at).count();
-  if (silence <= silence_seconds_) return;
-  peer.socket.close(concat("no heartbeat for ", util::fixed(silence, 1), " seconds"));
+  const auto silence = [&] {
+    return util::seconds_since(peer.has_joined ? peer.heard_at : peer.connected_at);
+  };
+  const auto is_late = [&] { return silence() > (peer.has_joined ? silence_seconds_ : kSecondsToJoin); };
+  if (!peer.socket.is_open() || !is_late()) return;
+  serve(id);  // it may be this process that was late, and has not read what the node sent
+  if (!peer.socket.is_open() || !is_late()) return;
   touch(id, peer);
+  if (!peer.has_joined) {
+    if (peer.socket.rest().empty())
+      report_stranger(peer, concat("sent nothing in ", kSecondsToJoin, " seconds"));
+    return peer.socket.close("");
+  }
+  peer.socket.close(concat("no heartbeat for ", util::fixed(silence(), 1), " seconds"));
   tell_if_lost(id, peer);
 }
 
