@@ -44,6 +44,12 @@ class HierarchicalCommunicator final : public Communicator {
         key_(key),
         layout_(host_layout(connections_.host->hosts(), identity_.ranks)) {
     FSDP_CHECK(layout_.even(), layout_.odd_one());
+    locations_.resize(identity_.ranks.size());
+    for (int host = 0; host < hosts(); ++host) {
+      for (int place = 0; place < per_host(); ++place) {
+        locations_[static_cast<size_t>(member(host, place))] = {host, place};
+      }
+    }
     std::tie(host_, place_) = location_of(rank());
     for (int from = 0; from < world_size(); ++from) {
       const int places = location_of((from + 1) % world_size()).second - location_of(from).second;
@@ -214,13 +220,7 @@ class HierarchicalCommunicator final : public Communicator {
     return layout_.members[static_cast<size_t>(host)][static_cast<size_t>(place)];
   }
   /// The host of a rank, and its place among the ranks there.
-  std::pair<int, int> location_of(int rank) const {
-    for (int host = 0;; ++host) {
-      const std::vector<int>& ranks = layout_.members[static_cast<size_t>(host)];
-      const auto found = std::ranges::find(ranks, rank);
-      if (found != ranks.end()) return {host, static_cast<int>(found - ranks.begin())};
-    }
-  }
+  std::pair<int, int> location_of(int rank) const { return locations_[static_cast<size_t>(rank)]; }
   /// The hosts form a ring: each rank sends to the hosts after its own and receives from those before, in turn.
   int after(int steps) const { return (host_ + steps) % hosts(); }
   int before(int steps) const { return (host_ - steps + hosts()) % hosts(); }
@@ -440,8 +440,9 @@ class HierarchicalCommunicator final : public Communicator {
   const GroupIdentity identity_;
   const std::string key_;  ///< unique to this group in the run
   const HostLayout layout_;
-  int host_ = 0;   ///< of this rank, in layout_
-  int place_ = 0;  ///< of this rank among those of its host
+  std::vector<std::pair<int, int>> locations_;  ///< of each rank: host and place there
+  int host_ = 0;                                ///< of this rank, in layout_
+  int place_ = 0;                               ///< of this rank among those of its host
   /// How far a shift's receiver is from the sender, in places: at most; 1 where a host's ranks are consecutive.
   int places_shifted_ = 0;
   std::shared_ptr<ShmGroup> shm_;
