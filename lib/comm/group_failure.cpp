@@ -128,6 +128,7 @@ GroupIdentity GroupIdentity::subgroup(const std::string& its_name, const std::ve
   group.name = name.empty() ? its_name : util::concat(name, "/", its_name);
   group.run_size = run_size;
   group.is_broken_off = is_broken_off;
+  group.timeout_source = timeout_source;
   for (int member : members) {
     if (member == rank) group.rank = group.size();
     group.ranks.push_back(ranks[static_cast<size_t>(member)]);
@@ -153,7 +154,7 @@ void fail_group(const GroupIdentity& group, const std::string& what, const Group
   std::string text = util::concat(what, " failed on rank ", group.global_rank(), " of ", group.run_size,
                                   group.shown(), ": ");
   text += failure.timeout
-              ? util::concat("no result within ", failure.timeout_seconds, " s (comm.timeout_seconds)")
+              ? util::concat("no result within ", failure.timeout_seconds, " s (", group.timeout_source, ")")
               : std::string("a process of the run is gone");
   if (!failure.silent.empty()) {
     text += util::concat("; ", failure.silent);

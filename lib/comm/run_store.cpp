@@ -309,9 +309,9 @@ auto from_the_others(const RunStore& store, const LaunchEnvironment& environment
     throw;
   } catch (const std::exception& error) {
     std::string cause = first_line(error.what());
+    const std::string port = environment.master_port > 0 ? util::concat(":", environment.master_port) : "";
     util::fail(says_timeout(cause) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,
-               " has not heard from all of its ", others, " peers at ", environment.master_addr, ":",
-               environment.master_port, ": ", cause);
+               " has not heard from all of its ", others, " peers at ", environment.master_addr, port, ": ", cause);
   }
 }
 

@@ -163,7 +163,8 @@ void ShmGroup::meet(const Record& record, const std::string& what) {
     arrive(what);
     for (int rank = 0; rank < identity_.size(); ++rank) {
       const Record& theirs = this->record(rank);
-      FSDP_CHECK(theirs.same_collective(record), "rank ", identity_.ranks[static_cast<size_t>(rank)],
+      if (theirs.same_collective(record)) continue;
+      util::fail(util::ErrorKind::kUnexpected, "rank ", identity_.ranks[static_cast<size_t>(rank)],
                  " is in another collective (", theirs.unit, ", ", theirs.numel,
                  " elements) than this rank, which is in ", what, ", ", record.numel, " elements");
     }

@@ -49,6 +49,8 @@ class ShmGroup {
   const GroupIdentity& identity() const { return identity_; }
   const std::shared_ptr<HostRanks>& host() const { return host_; }
   double timeout_seconds() const { return timeout_seconds_; }
+  /// Of the meetings from now on; each rank has its own.
+  void set_timeout(double seconds) { timeout_seconds_ = seconds; }
 
   /// Waits for all ranks. `what` names the collective in errors (described()). After a failure every later
   /// call throws the same error.
