@@ -43,6 +43,7 @@ def parse_arguments():
     p.add_argument("--ac", action="store_true", help="activation checkpointing of each block")
     p.add_argument("--offload", action="store_true", help="FSDP2's CPU offload")
     p.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    p.add_argument("--backend", default="gloo", choices=["gloo", "fsdp_shm"], help="for tensors in host memory (scripts/torch_backend)")
     p.add_argument("--data", help="token file; not needed with --steps 0")
     p.add_argument("--init", help="safetensors of the first weights, with Hugging Face's names")
     p.add_argument("--save", help="write the last weights to this safetensors file")
@@ -291,7 +292,9 @@ def main():
         device = torch.device(f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}")
         torch.cuda.set_device(device)
     if a.engine != "none":
-        dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+        if a.backend == "fsdp_shm":
+            import fsdp_shm  # noqa: F401  (registers the backend)
+        dist.init_process_group(a.backend if device.type == "cpu" else f"cpu:{a.backend},cuda:nccl")
     model = make_model(device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     model = wrap(model, device)
