@@ -14,6 +14,7 @@
 #include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
 #include <vector>
 
 #include "comm/mailboxes.h"
