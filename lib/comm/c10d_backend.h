@@ -4,8 +4,8 @@
 // nothing of Python; the module in scripts/torch_backend registers it there.
 //
 // A group of processes of torch.distributed has its own memory, which its ranks find through its store. Collectives run in
-// the order of issue: in the caller's thread if it waits for them anyway (asyncOp) and none is under way, otherwise in a
-// thread of the group. Messages (send, recv) need neither order nor thread (mailboxes.h). Errors are thrown by wait().
+// the order of issue: in the caller's thread if it waits for them anyway (asyncOp) and none is under way, otherwise in
+// threads of the group. Messages (send, recv) need neither order nor thread (mailboxes.h). Errors are thrown by wait().
 
 #include <atomic>
 #include <chrono>

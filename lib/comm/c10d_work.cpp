@@ -15,17 +15,16 @@ CollectiveWork::CollectiveWork(int rank, C10dOperation operation)
       operation_(std::move(operation)),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
-void CollectiveWork::run(TensorCollectives& collectives) {
-  std::exception_ptr error;
+std::exception_ptr CollectiveWork::run(TensorCollectives& collectives) {
   try {
     // Results are written past autograd, as by all backends.
     const at::AutoDispatchBelowADInplaceOrView guard;
     collectives.set_timeout(operation_.timeout_seconds);
     operation_.body(collectives);
+    return nullptr;
   } catch (...) {
-    error = std::current_exception();
+    return std::current_exception();
   }
-  complete(error);
 }
 
 void CollectiveWork::complete(const std::exception_ptr& error) {
@@ -75,23 +74,31 @@ bool ReceiveWork::wait(std::chrono::milliseconds timeout) {
 }
 
 void C10dQueue::add(const c10::intrusive_ptr<CollectiveWork>& work) {
+  constexpr int kThreads = 2;
   std::unique_lock lock(mutex_);
   if (ended_) util::fail(util::ErrorKind::kUsage, "the process group has been shut down");
   ++issued_;
-  if (!work->is_async() && waiting_.empty() && !busy_) {
-    busy_ = true;
-    lock.unlock();
-    work->run(*collectives_);
-    lock.lock();
-    busy_ = false;
-  } else {
-    waiting_.push_back(work);
-    if (!thread_.joinable()) {
-      thread_ = util::start_thread([self = shared_from_this()] { self->work_through(); });
+  if (!work->is_async() && waiting_.empty() && !busy_) return run(lock, work);
+  waiting_.push_back(work);
+  if (threads_.empty()) {
+    for (int i = 0; i < kThreads; ++i) {
+      threads_.push_back(util::start_thread([self = shared_from_this()] { self->work_through(); }));
     }
   }
   lock.unlock();
   changed_.notify_all();
+}
+
+/// Leaves the lock released. The next work may begin before this one is complete, whose callbacks may take long.
+void C10dQueue::run(std::unique_lock<std::mutex>& lock, c10::intrusive_ptr<CollectiveWork> work) {
+  busy_ = true;
+  lock.unlock();
+  const std::exception_ptr error = work->run(*collectives_);
+  lock.lock();
+  busy_ = false;
+  lock.unlock();
+  changed_.notify_all();
+  work->complete(error);
 }
 
 void C10dQueue::end() {
@@ -100,12 +107,14 @@ void C10dQueue::end() {
     ended_ = true;
   }
   changed_.notify_all();
-  if (!thread_.joinable()) return;
-  if (thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();
-  } else {
-    thread_.join();
+  for (std::thread& thread : threads_) {
+    if (thread.get_id() == std::this_thread::get_id()) {
+      thread.detach();
+    } else {
+      thread.join();
+    }
   }
+  threads_.clear();
 }
 
 uint64_t C10dQueue::issued() const {
@@ -120,12 +129,8 @@ void C10dQueue::work_through() {
     if (waiting_.empty()) return;
     c10::intrusive_ptr<CollectiveWork> work = std::move(waiting_.front());
     waiting_.pop_front();
-    busy_ = true;
-    lock.unlock();
-    work->run(*collectives_);
-    work.reset();
+    run(lock, std::move(work));  // lets go of it without the lock
     lock.lock();
-    busy_ = false;
   }
 }
 

@@ -37,7 +37,9 @@ class CollectiveWork final : public c10d::Work {
   CollectiveWork(int rank, C10dOperation operation);
 
   bool is_async() const { return operation_.async; }
-  void run(TensorCollectives& collectives);
+  /// Does it; returns what it threw.
+  std::exception_ptr run(TensorCollectives& collectives);
+  /// Calls the callbacks of the future, and then ends wait().
   void complete(const std::exception_ptr& error);
 
   bool wait(std::chrono::milliseconds timeout) override;
@@ -66,8 +68,9 @@ class ReceiveWork final : public c10d::Work {
   const double timeout_seconds_;
 };
 
-/// Runs works in the order of add(): in the caller's thread those that are not asynchronous, if none is under way, the others
-/// in a thread of its own. The thread shares the queue, since a callback there may end whatever has it. Thread-safe.
+/// Runs works in the order of add(), one at a time: in the caller's thread those that are not asynchronous, if none is under
+/// way, the others in threads of its own. There are two of these, so that a callback in one may wait for a later work. They
+/// share the queue, since a callback may end whatever has it. Thread-safe.
 class C10dQueue : public std::enable_shared_from_this<C10dQueue> {
  public:
   explicit C10dQueue(std::shared_ptr<TensorCollectives> collectives) : collectives_(std::move(collectives)) {}
@@ -80,6 +83,7 @@ class C10dQueue : public std::enable_shared_from_this<C10dQueue> {
 
  private:
   void work_through();
+  void run(std::unique_lock<std::mutex>& lock, c10::intrusive_ptr<CollectiveWork> work);
 
   const std::shared_ptr<TensorCollectives> collectives_;
   mutable std::mutex mutex_;  ///< guards the following
@@ -87,7 +91,7 @@ class C10dQueue : public std::enable_shared_from_this<C10dQueue> {
   std::deque<c10::intrusive_ptr<CollectiveWork>> waiting_;
   bool busy_ = false, ended_ = false;
   uint64_t issued_ = 0;
-  std::thread thread_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace fsdp::comm

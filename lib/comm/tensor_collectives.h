@@ -79,7 +79,7 @@ class TensorCollectives {
   const std::shared_ptr<Communicator> communicator_;
 };
 
-/// "float[1024]".
+/// "Float[1024]".
 std::string shown(const at::Tensor& tensor);
 
 }  // namespace fsdp::comm

@@ -6,7 +6,7 @@
 
 namespace {
 
-/// Ends its thread without Python's lock, for which callbacks in that thread may wait.
+/// Ends its threads without Python's lock, for which callbacks in them may wait.
 class PythonBackend final : public fsdp::comm::C10dBackend {
  public:
   using C10dBackend::C10dBackend;
