@@ -12,6 +12,7 @@
 #include <sstream>
 #include <string>
 
+#include "launch/descriptor.h"
 #include "launch/node_hardware.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
