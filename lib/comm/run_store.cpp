@@ -1,6 +1,8 @@
 #include "comm/run_store.h"
 
 #include <arpa/inet.h>
+#include <c10/util/Logging.h>
+#include <c10/util/env.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -174,9 +176,9 @@ RunStore arrive(const Arrival& arrival) {
   options.timeout = arrival.limit;
   const auto deadline = Clock::now() + arrival.limit;
   if (options.isServer) {
-    // Each process asks first whether anybody listens.
+    // A process asks first whether anybody listens: as many such connections as the kernel queues may be open beside.
     util::make_room_for_files(
-        2 * int64_t{environment.world_size},
+        int64_t{environment.world_size} + SOMAXCONN,
         util::concat(environment.world_size, " processes are to meet at this one, rank 0"));
   }
   if (!options.isServer && !wait_for_listener(environment.master_addr, environment.master_port, deadline)) {
@@ -247,7 +249,16 @@ std::string first_line(const std::string& text) {
   return std::regex_replace(text.substr(0, text.find('\n')), never_set, "");
 }
 
+void configure_c10d_log() {
+  if (c10::utils::has_env("TORCH_CPP_LOG_LEVEL")) {
+    c10::initLogging();
+  } else {
+    FLAGS_caffe2_log_level = c10::GLOG_FATAL;
+  }
+}
+
 RunStore join_run_store(const LaunchEnvironment& environment, milliseconds timeout) {
+  configure_c10d_log();
   ignore_broken_pipes();
   if (environment.master_addr.empty()) {
     util::fail(
@@ -311,7 +322,8 @@ auto from_the_others(const RunStore& store, const LaunchEnvironment& environment
     std::string cause = first_line(error.what());
     const std::string port = environment.master_port > 0 ? util::concat(":", environment.master_port) : "";
     util::fail(says_timeout(cause) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,
-               " has not heard from all of its ", others, " peers at ", environment.master_addr, port, ": ", cause);
+               " has not heard from all of its ", others, " peers at ", environment.master_addr, port, ": ",
+               cause);
   }
 }
 

@@ -50,6 +50,9 @@ std::string combine_texts(RunStore& store, const LaunchEnvironment& environment,
 /// The same at a store of the ranks that meet, which `meeting` names, with the store's own time-out and exceptions.
 std::string combine_texts(c10d::Store& store, const TextMeeting& meeting, int rank, std::string text);
 
+/// c10d's own log is off unless TORCH_CPP_LOG_LEVEL is set: failures are reported as errors of this library.
+void configure_c10d_log();
+
 /// Called before an error that ends the run: rank 0, which may host the store, waits until the other ranks
 /// have read everything they need.
 void leave_store(RunStore& store, const LaunchEnvironment& environment);

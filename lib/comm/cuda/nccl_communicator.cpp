@@ -3,7 +3,6 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <c10/util/Logging.h>
 #include <c10/util/env.h>
 #include <unistd.h>
 
@@ -21,6 +20,7 @@
 #include <utility>
 
 #include "comm/collective_guard.h"
+#include "comm/run_store.h"
 #include "util/cuda.h"
 #include "util/error.h"
 
@@ -51,11 +51,7 @@ void set_up_c10d(milliseconds timeout) {
   // If the watchdog is stuck in CUDA or NCCL, only ending the process helps.
   const std::string heartbeat = std::to_string(std::max<int64_t>(seconds, 30));
   c10::utils::set_env("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", heartbeat.c_str(), false);
-  if (c10::utils::has_env("TORCH_CPP_LOG_LEVEL")) {
-    c10::initLogging();
-  } else {
-    FLAGS_caffe2_log_level = c10::GLOG_FATAL;  // failures are reported as errors of this library
-  }
+  configure_c10d_log();
 }
 
 /// Runs `body` in a separate thread and returns whether it ended in time; throws its exception. A late thread
