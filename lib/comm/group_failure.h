@@ -19,7 +19,7 @@ struct GroupIdentity {
   std::vector<int> ranks;  ///< global ranks of the members
   int rank = 0;            ///< this rank's number in the group
   int run_size = 1;        ///< number of ranks in the run
-  std::function<bool()> is_broken_off = nullptr;  ///< that of the LaunchEnvironment
+  std::function<bool()> is_broken_off = nullptr;        ///< that of the LaunchEnvironment
   const char* timeout_source = "comm.timeout_seconds";  ///< what sets the group's time-out, for messages
 
   int size() const { return static_cast<int>(ranks.size()); }

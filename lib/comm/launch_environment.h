@@ -15,7 +15,7 @@ struct LaunchEnvironment {
   int local_rank = 0;
   int local_world_size = 1;
   std::string master_addr = "127.0.0.1";  ///< empty: the launcher has not said it
-  int master_port = 29500;  ///< 0: another kind of store, of which master_addr is the name
+  int master_port = 29500;                ///< 0: another kind of store, of which master_addr is the name
   /// The launcher hosts the store at master_addr:master_port; otherwise rank 0 does.
   bool launcher_keeps_store = false;
   /// How often the launcher has restarted all processes. A store that it hosts keeps earlier entries.
