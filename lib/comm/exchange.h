@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace fsdp::comm {
@@ -29,6 +30,12 @@ class Exchange {
   virtual void wait(const Transfer& transfer) = 0;
   /// Ranks that wait for this one fail at once.
   virtual void close() = 0;
+
+  /// Receives `from(other)` from each other rank and sends it `to(other)`; empty tensors are not transferred. Done at
+  /// the return. Receiving is announced first: gloo's announcement travels in the connection that carries the data, so behind a
+  /// tensor it would hold up the other side's until that has arrived, and links would carry one direction at a time.
+  void swap_with_all(int rank, int size, int tag, const std::function<at::Tensor(int)>& from,
+                     const std::function<at::Tensor(int)>& to);
 };
 
 }  // namespace fsdp::comm

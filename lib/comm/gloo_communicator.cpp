@@ -186,6 +186,9 @@ using util::ErrorKind;
 constexpr const char* kBrokenOff = "the launcher has told the ranks to leave this group";
 constexpr std::chrono::milliseconds kLookForBreak{10};
 
+/// Of tags; the collectives of c10d have numbers of their own.
+constexpr uint64_t kShiftTag = 0, kAllGatherTag = 1, kReduceScatterTag = 2;
+
 /// A view that does not own the memory: a thread of gloo keeps its tensors for some time after wait() has
 /// returned, and would keep memory that has been freed by then.
 at::Tensor borrowed(const at::Tensor& tensor) {
@@ -208,7 +211,10 @@ class GlooCommunicator final : public Communicator {
   }
 
   /// Collective over the members.
-  void connect() { process_group_ = connect_gloo(place_, prefix_, rank(), world_size()); }
+  void connect() {
+    process_group_ = connect_gloo(place_, prefix_, rank(), world_size());
+    exchange_ = std::make_unique<GlooExchange>(process_group_, place_.is_broken_off);
+  }
 
   [[noreturn]] void fail(const std::string& description, const std::string& cause) {
     failed_ = true;
@@ -225,10 +231,15 @@ class GlooCommunicator final : public Communicator {
 
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                    const CallSite& site) override {
-    FSDP_CHECK(output.numel() == input.numel() * world_size() && output.scalar_type() == input.scalar_type());
-    run("all_gather", site, {output, input}, [&](c10d::ProcessGroupGloo& gloo) {
-      at::Tensor out = borrowed_bytes(output), in = borrowed_bytes(input);
-      return gloo._allgather_base(out, in);
+    FSDP_CHECK(output.numel() == input.numel() * world_size() &&
+               output.scalar_type() == input.scalar_type() && input.is_contiguous());
+    const at::Tensor flat = output.view({-1});
+    const auto part_of = [&](int rank) { return flat.narrow(0, rank * input.numel(), input.numel()); };
+    const at::Tensor own = part_of(rank());
+    if (own.data_ptr() != input.data_ptr()) std::memmove(own.data_ptr(), input.data_ptr(), own.nbytes());
+    transfer("all_gather", site, [&] {
+      const int tag = transfer_tag(kAllGatherTag, input);
+      exchange_->swap_with_all(rank(), world_size(), tag, part_of, [&](int) { return own; });
     });
     return done_work();
   }
@@ -237,13 +248,20 @@ class GlooCommunicator final : public Communicator {
                                        const CallSite& site) override {
     FSDP_CHECK(input.numel() == output.numel() * world_size() && output.scalar_type() == input.scalar_type());
     // c10d's gloo reduce-scatter is a whole all-reduce; exchanging the parts moves half the bytes.
-    at::Tensor received = receive_buffer(input);
-    run("reduce_scatter", site, {received, input}, [&](c10d::ProcessGroupGloo& gloo) {
-      at::Tensor out = borrowed_bytes(received), in = borrowed_bytes(input);
-      std::vector<int64_t> even;
-      return gloo.alltoall_base(out, in, even, even);
+    const at::Tensor flat = input.view({-1}), received = receive_buffer(output);
+    const int64_t numel = output.numel();
+    std::vector<at::Tensor> parts;
+    for (int other = 0; other < world_size(); ++other) {
+      parts.push_back(other == rank() ? flat.narrow(0, other * numel, numel)
+                                      : received.narrow(0, (other - (other > rank())) * numel, numel));
+    }
+    transfer("reduce_scatter", site, [&] {
+      exchange_->swap_with_all(
+          rank(), world_size(), transfer_tag(kReduceScatterTag, output),
+          [&](int other) { return parts[static_cast<size_t>(other)]; },
+          [&](int other) { return flat.narrow(0, other * numel, numel); });
     });
-    sum_in_rank_order(output, received.chunk(world_size()));
+    sum_in_rank_order(output.view({-1}), parts);
     return done_work();
   }
 
@@ -273,13 +291,19 @@ class GlooCommunicator final : public Communicator {
                               const CallSite& site) override {
     check_shift(output, input, site);
     if (input.numel() == 0) return done_work();
-    run("shift", site, {output, input}, [&](c10d::ProcessGroupGloo& gloo) {
-      std::vector<at::Tensor> out{output}, in{input};
-      const int tag = transfer_tag(0, input);
-      // Sent first: from a lost rank, recv() fails at once, and the next rank would wait for this one's tensor.
-      const auto sent = gloo.send(in, next_rank(), tag);
-      gloo.recv(out, previous_rank(), tag)->wait();
-      return sent;
+    transfer("shift", site, [&] {
+      const int tag = transfer_tag(kShiftTag, input);
+      Exchange::Transfer received;
+      std::exception_ptr lost;
+      try {
+        received = exchange_->receive(previous_rank(), tag, output);
+      } catch (const std::exception&) {
+        lost = std::current_exception();  // the next rank waits for this one's tensor all the same
+      }
+      const Exchange::Transfer sent = exchange_->send(next_rank(), tag, input);
+      if (lost) std::rethrow_exception(lost);
+      exchange_->wait(received);
+      exchange_->wait(sent);
     });
     return done_work();
   }
@@ -316,6 +340,15 @@ class GlooCommunicator final : public Communicator {
     }
   }
 
+  template <typename Body>
+  void transfer(const char* op, const CallSite& site, const Body& body) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      fail(described(op, site), error.what());
+    }
+  }
+
   void wait_until_broken_off(const c10::intrusive_ptr<c10d::Work>& work,
                              const std::vector<at::Tensor>& tensors) {
     while (!work->isCompleted()) {
@@ -338,21 +371,22 @@ class GlooCommunicator final : public Communicator {
     work->wait();
   }
 
-  /// Uninitialised, of the input's size and type. All reduce-scatters share one buffer, because fresh memory
-  /// costs a page fault per 4 KiB.
-  at::Tensor receive_buffer(const at::Tensor& input) {
-    int64_t bytes = static_cast<int64_t>(input.nbytes());
+  /// Uninitialised, for a tensor like `part` of each other rank. All reduce-scatters share one buffer, because
+  /// fresh memory costs a page fault per 4 KiB.
+  at::Tensor receive_buffer(const at::Tensor& part) {
+    const int64_t bytes = (world_size() - 1) * static_cast<int64_t>(part.nbytes());
     if (!received_.defined() || received_.numel() < bytes) {
       received_.reset();  // frees the old buffer first
       received_ = at::empty({bytes}, at::kByte);
     }
-    return received_.narrow(0, 0, bytes).view(input.scalar_type());
+    return received_.narrow(0, 0, bytes).view(part.scalar_type());
   }
 
   const GlooPlace place_;
   const GroupIdentity identity_;
   const std::string prefix_;  ///< in the store, unique to the group
   c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group_;
+  std::unique_ptr<GlooExchange> exchange_;  ///< over the same connections
   bool failed_ = false;
   at::Tensor received_;
   std::map<std::string, int> groups_made_;  ///< by prefix in the store
@@ -443,8 +477,13 @@ class GlooExchange::Breaker {
 };
 
 GlooExchange::GlooExchange(const GlooPlace& place, const std::string& prefix, int rank, int size)
-    : process_group_(translated([&] { return connect_gloo(place, prefix, rank, size); })) {
-  if (place.is_broken_off) breaker_ = std::make_unique<Breaker>(place.is_broken_off);
+    : GlooExchange(translated([&] { return connect_gloo(place, prefix, rank, size); }), place.is_broken_off) {
+}
+
+GlooExchange::GlooExchange(c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group,
+                           const std::function<bool()>& is_broken_off)
+    : process_group_(std::move(process_group)) {
+  if (is_broken_off) breaker_ = std::make_unique<Breaker>(is_broken_off);
 }
 
 GlooExchange::~GlooExchange() = default;

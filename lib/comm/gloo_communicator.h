@@ -59,6 +59,9 @@ class GlooExchange final : public Exchange {
  public:
   /// Like connect_gloo(). All methods throw Error(kTimeout) or Error(kPeerLost) with gloo's message.
   GlooExchange(const GlooPlace& place, const std::string& prefix, int rank, int size);
+  /// Over connections that there are.
+  GlooExchange(c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group,
+               const std::function<bool()>& is_broken_off);
   ~GlooExchange() override;
   GlooExchange(const GlooExchange&) = delete;
   GlooExchange& operator=(const GlooExchange&) = delete;

@@ -277,20 +277,10 @@ class HierarchicalCommunicator final : public Communicator {
     local_->reduce_scatter(sum, together, site);
   }
 
-  /// Receives `from(host)` from this rank's counterpart on each other host and sends it `to(host)`. Empty
-  /// tensors are not transferred.
-  template <typename From, typename To>
-  void transfer(int tag, const From& from, const To& to) {
-    Transfers transfers;
-    for (int i = 1; i < hosts(); ++i) {
-      at::Tensor theirs = from(before(i));
-      if (theirs.numel() > 0) transfers.push_back(cross_->receive(before(i), tag, theirs));
-    }
-    for (int i = 1; i < hosts(); ++i) {
-      at::Tensor ours = to(after(i));
-      if (ours.numel() > 0) transfers.push_back(cross_->send(after(i), tag, ours));
-    }
-    wait_for(transfers);
+  /// Receives `from(host)` from this rank's counterpart on each other host and sends it `to(host)`.
+  void transfer(int tag, const std::function<at::Tensor(int)>& from,
+                const std::function<at::Tensor(int)>& to) {
+    cross_->swap_with_all(host_, hosts(), tag, from, to);
   }
 
   /// all [H * n] = `to_host(host_)` [n] and the tensors that the counterparts send to this host, by host.
