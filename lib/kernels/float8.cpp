@@ -72,7 +72,7 @@ struct Product {
   bool fast = false;
 
   at::Tensor of_type(at::ScalarType type, const std::optional<at::Tensor>& bias = std::nullopt) const {
-    if (a.values.is_meta()) note_product(a.values.size(0), b.values.size(0), b.values.size(1), true);
+    if (a.values.is_meta()) note();
     if (is_for_cuda(a.values)) {
       if (a.values.is_meta()) {
         return at::empty({a.values.size(0), b.values.size(0)}, a.inverse_scale.options().dtype(type));
@@ -87,9 +87,13 @@ struct Product {
     return sums.to(type);
   }
 
+  void note() const {
+    note_product(a.values.size(0), b.values.size(0), b.values.size(1), MetaProduct::Kind::kFloat8);
+  }
+
   void put(const GradientSink::Place& place) const {
     if (!place.adds && place.memory.is_meta() && is_for_cuda(place.memory)) {
-      note_product(a.values.size(0), b.values.size(0), b.values.size(1), true);
+      note();
     } else if (!place.adds && place.memory.is_cuda() && is_aligned(place.memory)) {
       at::Tensor to = place.memory;
       at::_scaled_mm_out(to, a.values, b.values.t(), a.inverse_scale, b.inverse_scale, std::nullopt,

@@ -12,15 +12,16 @@
 #include <cstdint>
 #include <functional>
 
+#include "kernels/meta_product.h"
+
 namespace fsdp::kernels {
 
 /// The device that a thread's meta tensors stand for.
 struct MetaDevice {
   c10::DeviceType type = c10::kCPU;  ///< kCPU or kCUDA
   int64_t threads = 1;               ///< of the CPU, each with its scratch memory
-  /// Is called for products that are computed here, not by a libtorch operation. A multiplication and an
-  /// addition are two FLOP.
-  std::function<void(double flops, bool in_float8)> multiplies = [](double, bool) {};
+  /// Is called for products that are computed here, not by a libtorch operation.
+  std::function<void(const MetaProduct& product)> multiplies = [](const MetaProduct&) {};
 };
 
 /// Sets the calling thread's meta_device() in a scope; outside, it is a CPU with one thread.
@@ -44,9 +45,9 @@ inline bool is_for_cpu(const at::Tensor& x) { return x.is_cpu() || served_by(x) 
 inline bool is_for_cuda(const at::Tensor& x) { return x.is_cuda() || served_by(x) == c10::kCUDA; }
 
 /// To be called for a product [m, k] [k, n] of meta tensors.
-inline void note_product(int64_t m, int64_t n, int64_t k, bool in_float8 = false) {
-  meta_device().multiplies(2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k),
-                           in_float8);
+inline void note_product(int64_t m, int64_t n, int64_t k,
+                         MetaProduct::Kind kind = MetaProduct::Kind::kPlain) {
+  meta_device().multiplies({.m = m, .n = n, .k = k, .kind = kind});
 }
 /// To be called for each of the two passes over a block of causal attention (kernels/attention_block.h): two
 /// products with all of its keys. As in all counts of attention, what causality hides of a whole sequence is
@@ -55,7 +56,7 @@ inline void note_product(int64_t m, int64_t n, int64_t k, bool in_float8 = false
 inline void note_attention_block(const at::Tensor& q, const at::Tensor& k, bool causal, int64_t window = 0) {
   const int64_t all = 2 * k.size(1) - (causal ? q.size(1) : 0),
                 keys = window > 0 && window < all ? window : all;
-  note_product(q.size(0) * q.size(1) * q.size(2), 2 * keys, q.size(3));
+  note_product(q.size(0) * q.size(1) * q.size(2), 2 * keys, q.size(3), MetaProduct::Kind::kAttention);
 }
 /// Allocates and frees the memory that a kernel uses temporarily: one tensor for each of the device's
 /// `threads`, but at most `most_threads`.

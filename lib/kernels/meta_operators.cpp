@@ -59,7 +59,9 @@ constexpr int64_t kFloat = sizeof(float);
 bool is_low(const at::Tensor& x) { return x.element_size() < kFloat; }
 
 void note_attention(const at::Tensor& q, const at::Tensor& k, int times) {
-  for (int i = 0; i < times; ++i) note_product(q.size(0) * q.size(1) * q.size(2), 2 * k.size(2), q.size(3));
+  for (int i = 0; i < times; ++i) {
+    note_product(q.size(0) * q.size(1) * q.size(2), 2 * k.size(2), q.size(3), MetaProduct::Kind::kAttention);
+  }
 }
 
 /// [B, heads, T, head_dim], stored as [B, T, heads, head_dim].
@@ -103,7 +105,7 @@ struct FlashSizes {
         heads(q.size(-2)),
         head_dim(q.size(-1)),
         keys(window_left ? std::min(longest, *window_left + 1) : longest) {}
-  void note() const { note_product(tokens * heads, 2 * keys, head_dim); }
+  void note() const { note_product(tokens * heads, 2 * keys, head_dim, MetaProduct::Kind::kAttention); }
 };
 
 /// As mha_varlen_fwd() and mha_fwd() of libtorch's kernels for GPUs.

@@ -61,8 +61,9 @@ PlanOptions machines_of(const config::Config& config, const GivenMachines& given
   machines.world_size = given.world_size;
   machines.bandwidth_gbps = given.bandwidth_gbps;
   machines.dcn_bandwidth_gbps = given.dcn_bandwidth_gbps;
-  if (!(given.efficiency > 0 && given.efficiency <= 1)) {
-    fail(ErrorKind::kUsage, "`efficiency` must be above 0 and at most 1, but is ", given.efficiency);
+  const double efficiency = given.efficiency.value_or(kEfficiency);
+  if (!(efficiency > 0 && efficiency <= 1)) {
+    fail(ErrorKind::kUsage, "`efficiency` must be above 0 and at most 1, but is ", efficiency);
   }
   if (!given.gpu.empty()) {
     const util::GpuDataSheet& sheet = sheet_of(given.gpu);
@@ -71,7 +72,7 @@ PlanOptions machines_of(const config::Config& config, const GivenMachines& given
     machines.node_bandwidth_gbps = sheet.link_bytes_per_second * kBitsOfByte / kGiga;
     machines.gpus_per_node = kGpusOfNode;
     machines.peak_tflops = rate_of(sheet, config);
-    machines.flops_tflops = given.efficiency * machines.peak_tflops;
+    machines.flops_tflops = efficiency * machines.peak_tflops;
   }
   machines.memory_gib = given.memory_gib.value_or(machines.memory_gib);
   machines.flops_tflops = given.flops_tflops.value_or(machines.flops_tflops);

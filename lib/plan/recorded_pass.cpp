@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "data/datasets.h"
@@ -47,10 +48,7 @@ class Recorder {
                  .gives = [this](size_t number) { give(number); }}),
         device_{.type = device,
                 .threads = util::default_compute_threads(),
-                .multiplies =
-                    [this](double flops, bool in_float8) {
-                      events_.push_back({in_float8 ? Kind::kMultiplyInFloat8 : Kind::kMultiply, flops});
-                    }},
+                .multiplies = [this](const kernels::MetaProduct& product) { multiply(product); }},
         device_guard_(device_),
         callback_(at::addThreadLocalCallback(
             at::RecordFunctionCallback(&called).needsInputs(true).scopes({at::RecordScope::FUNCTION}))) {
@@ -84,10 +82,19 @@ class Recorder {
     return RecordedPass({.events = std::move(events_),
                          .paths = std::move(paths),
                          .kept_bytes = kept,
-                         .on_device = device_.type != c10::kCPU});
+                         .on_device = device_.type != c10::kCPU,
+                         .shapes = std::move(shapes_)});
   }
 
  private:
+  void multiply(const kernels::MetaProduct& product) {
+    const bool in_float8 = product.kind == kernels::MetaProduct::Kind::kFloat8;
+    const auto [place, is_new] = numbers_of_shapes_.try_emplace(
+        {product.m, product.n, product.k, product.kind}, static_cast<int64_t>(shapes_.size()));
+    if (is_new) shapes_.push_back(product);
+    events_.push_back(
+        {in_float8 ? Kind::kMultiplyInFloat8 : Kind::kMultiply, product.flops(), place->second});
+  }
   size_t take(int64_t bytes) {
     open_.insert(events_.size());
     events_.push_back({Kind::kTake, 0, bytes});
@@ -113,6 +120,8 @@ class Recorder {
   }
 
   std::vector<RecordedPass::Event> events_;
+  std::vector<kernels::MetaProduct> shapes_;
+  std::map<std::tuple<int64_t, int64_t, int64_t, kernels::MetaProduct::Kind>, int64_t> numbers_of_shapes_;
   int64_t sends_ = 0;
   std::set<size_t> open_;  ///< kTake events without a kGive
   MetaMemory memory_;
@@ -338,15 +347,18 @@ void RecordedPass::play(MemoryTape& tape, const StageEvents& events) const {
     switch (kind) {
       case Kind::kTake:
         tape.take(value);
+        events.takes(value);
         break;
       case Kind::kGive:
         tape.give(value);
         break;
       case Kind::kMultiply:
-        events.computes({.flops = flops});
+        events.computes({.flops = flops, .shape = parts_.shapes[static_cast<size_t>(value)]});
         break;
       case Kind::kMultiplyInFloat8:
-        events.computes({.flops = flops, .flops_in_float8 = flops});
+        events.computes({.flops = flops,
+                         .flops_in_float8 = flops,
+                         .shape = parts_.shapes[static_cast<size_t>(value)]});
         break;
       case Kind::kSend:
         events.sends(value, static_cast<int64_t>(flops));

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "kernels/meta_product.h"
 #include "shard/schedule.h"
 #include "shard/unit_sizes.h"
 
@@ -47,6 +48,7 @@ class MemoryTape {
 struct Products {
   double flops = 0;
   double flops_in_float8 = 0;  ///< of these
+  kernels::MetaProduct shape = {};
 };
 
 /// Called at the events of a pass; stages are named by their paths, the outermost by an empty one. A forward
@@ -58,6 +60,8 @@ struct StageEvents {
   std::function<void(const std::string& path)> backward_begins = [](const std::string&) {};
   std::function<void(const std::string& path)> backward_ends = [](const std::string&) {};
   std::function<void(const Products& products)> computes = [](const Products&) {};
+  /// Memory for a result, or for what a kernel works in.
+  std::function<void(int64_t bytes)> takes = [](int64_t) {};
   /// Collectives inside layers, numbered: bytes that the rank receives.
   std::function<void(int64_t number, int64_t bytes)> sends = [](int64_t, int64_t) {};
   std::function<void(int64_t number)> waits = [](int64_t) {};
@@ -81,13 +85,14 @@ class RecordedPass {
     };
     Kind kind;
     double flops = 0;
-    int64_t value = 0;  ///< bytes, or the number of a path or a collective
+    int64_t value = 0;  ///< bytes, or the number of a path, a collective or the shape of a product
   };
   struct Parts {
     std::vector<Event> events;
     std::vector<std::string> paths;
     int64_t kept_bytes = 0;
     bool on_device = false;
+    std::vector<kernels::MetaProduct> shapes = {};  ///< of products, each once
   };
   explicit RecordedPass(Parts parts) : parts_(std::move(parts)) {}
 
