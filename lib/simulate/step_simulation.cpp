@@ -1,0 +1,565 @@
+#include "simulate/step_simulation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "shard/group_sizes.h"
+#include "simulate/shared_resources.h"
+#include "util/error.h"
+
+namespace fsdp::simulate {
+namespace {
+
+using shard::UnitSizes;
+using Activity = SharedResources::Activity;
+using Job = size_t;  ///< the number of a collective; 0: none, which is done
+
+constexpr double kForever = std::numeric_limits<double>::infinity();
+constexpr double kMicroseconds = 1e6;
+/// Queues: between replicas, and of layers; no queue of shards has these numbers.
+constexpr size_t kReplicas = 0, kLayers = 1;
+
+/// The clock: time that only passes, and activities that share resources.
+class Clock {
+ public:
+  double now() const { return now_; }
+  SharedResources& resources() { return resources_; }
+  void pass(double seconds) {
+    resources_.pass(seconds);
+    now_ += seconds;
+  }
+
+ private:
+  SharedResources resources_;
+  double now_ = 0;
+};
+
+struct Collective {
+  // What it is.
+  size_t queue = 0;
+  Job after = 0;
+  Cost cost;
+  std::string kind;  ///< for StepTimes::exposed_by_kind
+  Obstacle obstacle = Obstacle::kLatency;
+  comm::TraceEvent event;
+
+  // How far it is.
+  size_t arrived = 0;  ///< kinds of ranks that have issued it
+  double complete_at = kForever;  ///< all have
+  std::optional<double> begun_at = std::nullopt;
+  size_t stage = 0;
+  double delay_ends = 0;
+  bool is_in_delay = false, is_done = false;
+  Activity transfer = 0;
+};
+
+/// Which part of the cost takes longest.
+Obstacle obstacle_of(const Cost& cost, const NetworkTable& network, double cores) {
+  std::array<double, kObstacles> seconds{};
+  const auto at = [&seconds](Obstacle obstacle) -> double& { return seconds[static_cast<size_t>(obstacle)]; };
+  for (const Stage& stage : cost) {
+    at(Obstacle::kLatency) += stage.delay_seconds;
+    const double whole = transfer_seconds(stage, network, cores);
+    Obstacle slowest = Obstacle::kCores;
+    for (const auto& [level, obstacle] : {std::pair(Level::kInside, Obstacle::kInside),
+                                          std::pair(Level::kBetween, Obstacle::kBetween),
+                                          std::pair(Level::kSlices, Obstacle::kSlices)}) {
+      const double speed = network.at(level).bytes_per_second;
+      if (speed > 0 && stage.bytes_at(level) / speed >= whole) slowest = obstacle;
+    }
+    at(slowest) += whole;
+  }
+  return static_cast<Obstacle>(std::ranges::max_element(seconds) - seconds.begin());
+}
+
+class Simulation {
+ public:
+  Simulation(const StepProgram& program, const std::vector<UnitSizes>& units, const Cluster& cluster,
+             const StepOptions& options)
+      : program_(program), units_(units), cluster_(cluster), options_(options) {
+    for (size_t& link : links_) link = clock_.resources().add();
+    for (const double slowness : options.slowness) {
+      ranks_.push_back({.slowness = slowness, .cores = clock_.resources().add()});
+      ranks_.back().jobs.resize(units.size());
+    }
+  }
+
+  StepTimes run() {
+    for (const Section& section : program_.sections) run(section);
+    return std::move(times_);
+  }
+
+ private:
+  /// The collectives of a unit.
+  struct Jobs {
+    Job slices = 0, gather = 0, sending = 0, reduction = 0;
+  };
+
+  /// Ranks that are alike.
+  struct Rank {
+    double slowness = 1;
+    SharedResources::Resource cores = 0;
+    size_t next = 0;    ///< operation
+    size_t issued = 0;  ///< collectives
+    std::vector<Jobs> jobs = {};
+    std::map<int64_t, Job> sends = {};
+    Activity computing = 0;
+    double computing_since = 0;
+    Job waiting_for = 0;
+    double waiting_since = 0;
+    std::map<int64_t, size_t> open = {};  ///< units that compute, with their events
+  };
+
+  void run(const Section& section) {
+    const double begin = clock_.now();
+    operations_ = &section.operations;
+    times_of_section_ = section.times;
+    for (Rank& rank : ranks_) rank.next = 0;
+    while (!advance_all()) {
+      double next = clock_.resources().until_next();
+      for (const Job job : under_way_) {
+        const Collective& collective = of(job);
+        if (collective.is_in_delay) next = std::min(next, collective.delay_ends - clock_.now());
+      }
+      FSDP_CHECK(std::isfinite(next), "nothing is under way, but a rank waits");
+      clock_.pass(std::max(next, 0.0));
+      progress();
+    }
+    times_.step += section.times * (clock_.now() - begin);
+  }
+
+  /// Lets all ranks and collectives go on until they wait; whether all ranks have done the section.
+  bool advance_all() {
+    bool all_are_done = true;
+    for (size_t i = 0; i < ranks_.size(); ++i) all_are_done = advance(i) && all_are_done;
+    while (begin_collectives()) {
+      all_are_done = true;
+      for (size_t i = 0; i < ranks_.size(); ++i) all_are_done = advance(i) && all_are_done;
+    }
+    return all_are_done;
+  }
+
+  // ---- ranks
+
+  /// Whether the rank has done the section.
+  bool advance(size_t index) {
+    Rank& rank = ranks_[index];
+    for (;;) {
+      if (rank.computing != 0) {
+        if (!clock_.resources().is_done(rank.computing)) return false;
+        rank.computing = 0;
+        if (index == 0) times_.computing += times_of_section_ * (clock_.now() - rank.computing_since);
+      }
+      if (rank.waiting_for != 0) {
+        if (!of(rank.waiting_for).is_done) return false;
+        note_wait(index);
+        rank.waiting_for = 0;
+      }
+      if (rank.next == operations_->size()) return true;
+      execute(index, (*operations_)[rank.next++]);
+    }
+  }
+
+  void execute(size_t index, const Operation& operation) {
+    Rank& rank = ranks_[index];
+    switch (operation.kind) {
+      case Operation::Kind::kCompute:
+        return compute(rank, operation.seconds.sum());
+      case Operation::Kind::kCommand:
+        return execute(index, operation.command);
+      case Operation::Kind::kSend:
+        rank.sends[operation.number] = issue(
+            index, {.queue = kLayers,
+                    .kind = "layers",
+                    .call = {.kind = CollectiveKind::kExchange,
+                             .bytes = operation.bytes,
+                             .group = group(cluster_.mesh.context * cluster_.mesh.model, /*stride=*/1)},
+                    .op = "shift",
+                    .unit = "layers",
+                    .pass = pass_});
+        return;
+      case Operation::Kind::kWaitForSend:
+        return wait(index, rank.sends.at(operation.number));
+      case Operation::Kind::kCollective: {
+        const int world = cluster_.mesh.world_size();
+        return wait(index, issue(index, {.queue = gather_queue({.shards = world}),
+                                         .kind = operation.what,
+                                         .call = {.kind = operation.collective,
+                                                  .bytes = operation.bytes,
+                                                  .group = group(world, /*stride=*/1)},
+                                         .op = name_of_kind(operation.collective),
+                                         .unit = operation.what,
+                                         .pass = "optimizer"}));
+      }
+      case Operation::Kind::kBegin:
+      case Operation::Kind::kEnd:
+        if (index == 0) note_stage(operation);
+        return;
+    }
+  }
+
+  void compute(Rank& rank, double seconds) {
+    seconds *= rank.slowness;
+    rank.computing_since = clock_.now();
+    const double cores = cluster_.cores_of_rank;
+    if (cores == 0) {
+      rank.computing = clock_.resources().start(seconds, {});
+      return;
+    }
+    const auto threads = static_cast<double>(cluster_.threads);
+    const double share = std::min(1.0, threads / cores);
+    rank.computing = clock_.resources().start(seconds * std::max(1.0, threads / cores),
+                                              {{.resource = rank.cores, .share = share}}, threads);
+  }
+
+  void wait(size_t index, Job job) {
+    if (job == 0 || of(job).is_done) {
+      if (index == 0 && job != 0 && !of(job).event.wait_us) note_wait_of(of(job), clock_.now());
+      return;
+    }
+    ranks_[index].waiting_for = job;
+    ranks_[index].waiting_since = clock_.now();
+  }
+
+  void execute(size_t index, const shard::Command& command) {
+    using Kind = shard::Command::Kind;
+    Jobs& jobs = ranks_[index].jobs[command.unit];
+    pass_ = command.pass == shard::Pass::kForward ? "forward" : "backward";
+    switch (command.kind) {
+      case Kind::kGatherSlices:
+        return gather_slices(index, command.unit);
+      case Kind::kWaitForSlices:
+        return wait(index, jobs.slices);
+      case Kind::kGather:
+        return gather(index, command.unit);
+      case Kind::kWaitForGather:
+        return wait(index, jobs.gather);
+      case Kind::kReduce:
+        return reduce(index, command.unit);
+      case Kind::kWaitForSending:
+        return wait(index, jobs.sending);
+      case Kind::kWaitForMove:
+      case Kind::kWaitForReduction:
+        return wait(index, jobs.reduction);
+      case Kind::kReshard:
+        if (index == 0) note_buffer(command.unit, /*is_taken=*/false);
+        return;
+      case Kind::kAttachGradients:
+      case Kind::kHandOver:
+        return;
+    }
+  }
+
+  // ---- collectives of units, as in shard/unit.cpp
+
+  Group group(int ranks, int64_t stride, bool is_between_slices = false) const {
+    Group of{.ranks = ranks, .ranks_of_host = ranks, .is_between_slices = is_between_slices};
+    if (cluster_.ranks_of_host > 0) {
+      const int64_t here = std::max<int64_t>(1, cluster_.ranks_of_host / std::max<int64_t>(1, stride));
+      of.ranks_of_host = static_cast<int>(std::min<int64_t>(ranks, here));
+    }
+    return of;
+  }
+  /// Ranks of the axis model have other parts of the unit, unless they hold it alike.
+  Group shard_group(const UnitSizes& unit) const {
+    return group(unit.groups.shards, unit.model_ranks > 1 ? cluster_.mesh.model : 1);
+  }
+  Group replica_group(const UnitSizes& unit, int ranks) const {
+    const bool is_of_slices = unit.options.holders == 1 && cluster_.mesh.dcn > 1;
+    return group(ranks, is_of_slices ? cluster_.mesh.world_size() / cluster_.mesh.dcn : 1, is_of_slices);
+  }
+
+  struct Call {
+    size_t queue = 0;
+    Job after = 0;
+    std::string kind;
+    CollectiveCall call;
+    const char* op = "";
+    std::string unit;
+    std::string pass;
+  };
+
+  static const char* name_of_kind(CollectiveKind kind) {
+    switch (kind) {
+      case CollectiveKind::kAllGather:
+        return "all_gather";
+      case CollectiveKind::kReduceScatter:
+        return "reduce_scatter";
+      case CollectiveKind::kAllReduce:
+        return "all_reduce";
+      case CollectiveKind::kExchange:
+        break;
+    }
+    return "shift";
+  }
+
+  void gather_slices(size_t index, size_t unit) {
+    const UnitSizes& sizes = units_[unit];
+    ranks_[index].jobs[unit].slices =
+        issue(index, {.queue = kReplicas,
+                      .kind = "between slices",
+                      .call = {.kind = CollectiveKind::kAllGather,
+                               .bytes = static_cast<double>(sizes.slice_gather_payload_bytes()),
+                               .group = replica_group(sizes, sizes.groups.slices)},
+                      .op = "all_gather",
+                      .unit = sizes.name,
+                      .pass = shard::kBetweenSlices});
+  }
+
+  void gather(size_t index, size_t unit) {
+    const UnitSizes& sizes = units_[unit];
+    Jobs& jobs = ranks_[index].jobs[unit];
+    jobs.gather = jobs.slices;
+    if (sizes.is_cut()) {
+      jobs.gather = issue(index, {.queue = gather_queue(sizes.groups),
+                                  .after = jobs.slices,
+                                  .kind = "all-gathers in " + pass_,
+                                  .call = {.kind = CollectiveKind::kAllGather,
+                                           .bytes = static_cast<double>(sizes.gather_payload_bytes()),
+                                           .group = shard_group(sizes)},
+                                  .op = "all_gather",
+                                  .unit = sizes.name,
+                                  .pass = pass_});
+    }
+    if (index == 0) note_buffer(unit, /*is_taken=*/true);
+  }
+
+  void reduce(size_t index, size_t unit) {
+    const UnitSizes& sizes = units_[unit];
+    Jobs& jobs = ranks_[index].jobs[unit];
+    jobs.sending = jobs.reduction = 0;
+    const size_t queue = reduction_queue(sizes.groups, options_.reduce_scatter_group);
+    const bool is_cut = sizes.is_cut(), has_slices = sizes.has_slices();
+    const auto issue_it = [&](size_t in, Job after, CollectiveKind kind, double bytes, const Group& group) {
+      return issue(index, {.queue = in,
+                           .after = after,
+                           .kind = group.is_between_slices ? "between slices" : "reductions",
+                           .call = {.kind = kind, .bytes = bytes, .group = group},
+                           .op = name_of_kind(kind),
+                           .unit = sizes.name,
+                           .pass = "backward"});
+    };
+    if (is_cut) {
+      jobs.sending = jobs.reduction =
+          issue_it(queue, 0, CollectiveKind::kReduceScatter, static_cast<double>(sizes.reduce_payload_bytes()),
+                   shard_group(sizes));
+    }
+    if (sizes.groups.replicas < 2 && !has_slices) return;
+    const bool by_sample = sizes.options.storage.sums_by_sample;
+    const auto bytes = static_cast<double>(
+        has_slices  ? sizes.result_bytes()
+        : by_sample ? sizes.slot_payload_bytes() * sizes.groups.replicas
+                    : sizes.reduce_payload_bytes());
+    const CollectiveKind kind = has_slices ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
+    const Group among = replica_group(sizes, has_slices ? sizes.groups.slices : sizes.groups.replicas);
+    const bool is_apart = is_cut || has_slices;
+    jobs.reduction = issue_it(is_apart ? kReplicas : queue, jobs.sending, kind, bytes, among);
+    if (!is_cut) jobs.sending = jobs.reduction;
+  }
+
+  // ---- collectives
+
+  Collective& of(Job job) { return collectives_[job - 1]; }
+
+  Job issue(size_t index, const Call& call) {
+    Rank& rank = ranks_[index];
+    const Job job = ++rank.issued;
+    if (job > collectives_.size()) {
+      Collective& made = collectives_.emplace_back();
+      made.queue = call.queue;
+      made.after = call.after;
+      made.kind = call.kind;
+      made.cost = cost_of(call.call, cluster_.backend, cluster_.network);
+      made.obstacle = obstacle_of(made.cost, cluster_.network, cluster_.cores_of_rank);
+      queues_[call.queue].push_back(job);
+    }
+    Collective& collective = of(job);
+    if (index == 0) {
+      collective.event = {.step = 1,
+                          .op = call.op,
+                          .unit = call.unit,
+                          .pass_or_event = call.pass,
+                          .bytes = static_cast<int64_t>(call.call.bytes),
+                          .issue_us = kMicroseconds * clock_.now()};
+    }
+    if (++collective.arrived == ranks_.size()) collective.complete_at = clock_.now();
+    return job;
+  }
+
+  /// Whether any has begun.
+  bool begin_collectives() {
+    bool any = false;
+    for (auto& [number, queue] : queues_) {
+      while (!queue.empty()) {
+        const Job job = queue.front();
+        Collective& collective = of(job);
+        if (collective.is_done) {
+          queue.pop_front();
+          continue;
+        }
+        const bool is_due = collective.arrived == ranks_.size() && !collective.begun_at &&
+                            (collective.after == 0 || of(collective.after).is_done);
+        if (!is_due) break;
+        collective.begun_at = clock_.now();
+        under_way_.push_back(job);
+        begin_stage(collective);
+        any = true;
+        if (!collective.is_done) break;
+      }
+    }
+    return any;
+  }
+
+  void begin_stage(Collective& collective) {
+    while (collective.stage < collective.cost.size()) {
+      const double delay = collective.cost[collective.stage].delay_seconds;
+      if (delay > 0) {
+        collective.is_in_delay = true;
+        collective.delay_ends = clock_.now() + delay;
+        return;
+      }
+      if (begin_transfer(collective)) return;
+    }
+    end(collective);
+  }
+
+  /// Whether there is anything to transfer in the stage; if not, the stage is over.
+  bool begin_transfer(Collective& collective) {
+    collective.is_in_delay = false;
+    const Stage& stage = collective.cost[collective.stage];
+    const double cores = cluster_.cores_of_rank;
+    const double seconds = transfer_seconds(stage, cluster_.network, cores);
+    if (!(seconds > 0)) {
+      ++collective.stage;
+      return false;
+    }
+    std::vector<SharedResources::Use> uses;
+    for (const Level level : {Level::kInside, Level::kBetween, Level::kSlices}) {
+      const double speed = cluster_.network.at(level).bytes_per_second;
+      if (speed > 0 && stage.bytes_at(level) > 0) {
+        uses.push_back({links_[static_cast<size_t>(level)],
+                        std::min(1.0, stage.bytes_at(level) / speed / seconds)});
+      }
+    }
+    if (cores > 0 && stage.core_seconds > 0) {
+      const double share = std::min(1.0, stage.core_seconds / seconds / cores);
+      for (const Rank& rank : ranks_) uses.push_back({rank.cores, share});
+    }
+    collective.transfer = clock_.resources().start(seconds, std::move(uses));
+    return true;
+  }
+
+  void end(Collective& collective) {
+    collective.is_done = true;
+    collective.event.start_us = kMicroseconds * *collective.begun_at;
+    collective.event.done_us = kMicroseconds * clock_.now();
+    times_.communication += times_of_section_ * (clock_.now() - *collective.begun_at);
+  }
+
+  /// What ends now.
+  void progress() {
+    for (const Job job : under_way_) {
+      Collective& collective = of(job);
+      if (collective.is_in_delay) {
+        constexpr double kRounding = 1e-12;
+        if (collective.delay_ends - clock_.now() > kRounding * std::max(1.0, clock_.now())) continue;
+        if (!begin_transfer(collective)) begin_stage(collective);
+      } else if (collective.transfer != 0 && clock_.resources().is_done(collective.transfer)) {
+        collective.transfer = 0;
+        ++collective.stage;
+        begin_stage(collective);
+      }
+    }
+    std::erase_if(under_way_, [this](Job job) { return of(job).is_done; });
+  }
+
+  // ---- what is reported, of the first rank
+
+  void note_wait(size_t index) {
+    const Rank& rank = ranks_[index];
+    if (index != 0) return;
+    Collective& collective = of(rank.waiting_for);
+    const double waited = clock_.now() - rank.waiting_since;
+    const double for_ranks =
+        ranks_.size() > 1 ? std::clamp(collective.complete_at - rank.waiting_since, 0.0, waited) : 0;
+    times_.exposed += times_of_section_ * waited;
+    times_.exposed_by_kind[collective.kind] += times_of_section_ * waited;
+    times_.exposed_by_obstacle[static_cast<size_t>(Obstacle::kOtherRanks)] += times_of_section_ * for_ranks;
+    times_.exposed_by_obstacle[static_cast<size_t>(collective.obstacle)] +=
+        times_of_section_ * (waited - for_ranks);
+    note_wait_of(collective, rank.waiting_since);
+  }
+
+  void note_wait_of(Collective& collective, double since) {
+    collective.event.wait_us = kMicroseconds * since;
+    if (options_.records) times_.events.push_back(collective.event);
+  }
+
+  void note_buffer(size_t unit, bool is_taken) {
+    const int64_t bytes = units_[unit].unsharded_bytes();
+    if (!options_.records || bytes == 0) return;
+    times_.events.push_back({.step = 1,
+                             .op = "buffer",
+                             .unit = units_[unit].name,
+                             .pass_or_event = is_taken ? "allocate" : "free",
+                             .bytes = bytes,
+                             .issue_us = kMicroseconds * clock_.now(),
+                             .buffer_kind = "parameters"});
+  }
+
+  void note_stage(const Operation& operation) {
+    if (!options_.records) return;
+    Rank& rank = ranks_.front();
+    const double now = kMicroseconds * clock_.now();
+    if (operation.kind == Operation::Kind::kEnd) {
+      const auto open = rank.open.find(operation.number);
+      if (open == rank.open.end()) return;
+      comm::TraceEvent& event = times_.events[open->second];
+      event.done_us = now;
+      event.left_alone = false;
+      rank.open.erase(open);
+      return;
+    }
+    rank.open[operation.number] = times_.events.size();
+    times_.events.push_back({.step = 1,
+                             .op = "compute",
+                             .unit = units_[static_cast<size_t>(operation.number)].name,
+                             .pass_or_event = operation.what,
+                             .issue_us = now,
+                             .start_us = now,
+                             .left_alone = true});
+  }
+
+  const StepProgram& program_;
+  const std::vector<UnitSizes>& units_;
+  const Cluster& cluster_;
+  const StepOptions& options_;
+  Clock clock_;
+  std::array<SharedResources::Resource, 3> links_{};  ///< by level
+  std::vector<Rank> ranks_;
+  std::deque<Collective> collectives_;  ///< by number
+  std::map<size_t, std::deque<Job>> queues_;
+  std::vector<Job> under_way_;
+  const std::vector<Operation>* operations_ = nullptr;
+  double times_of_section_ = 1;
+  std::string pass_ = "forward";
+  StepTimes times_;
+};
+
+}  // namespace
+
+int64_t Cluster::hosts() const {
+  const int64_t world = mesh.world_size();
+  return ranks_of_host > 0 ? (world + ranks_of_host - 1) / ranks_of_host : 1;
+}
+
+StepTimes simulate_step(const StepProgram& program, const std::vector<UnitSizes>& units, const Cluster& cluster,
+                        const StepOptions& options) {
+  return Simulation(program, units, cluster, options).run();
+}
+
+}  // namespace fsdp::simulate
