@@ -23,8 +23,8 @@ namespace fsdp::simulate {
 
 struct Calibration {
   double cores_of_host = 0;  ///< that ranks on CPUs share; 0: a GPU's host
-  ComputeTable compute;
-  std::map<std::string, NetworkTable> networks;  ///< by backend
+  ComputeTable compute = {};
+  std::map<std::string, NetworkTable> networks = {};  ///< by backend
 };
 
 std::string calibration_json(const Calibration& calibration);

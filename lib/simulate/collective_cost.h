@@ -50,7 +50,7 @@ struct CollectiveCall {
   /// This rank's payload, as in comm/trace_event.h: its shard; the whole tensor of an all-reduce. Of an exchange,
   /// what it receives.
   double bytes = 0;
-  Group group;
+  Group group = {};
 };
 
 /// `backend` must not be kAuto.

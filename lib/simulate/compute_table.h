@@ -44,18 +44,18 @@ struct KernelSeconds {
 };
 
 struct ProductRate {
-  kernels::MetaProduct shape;
+  kernels::MetaProduct shape = {};
   double flops_per_second = 0;
 };
 
 struct ComputeTable {
-  std::string machine;      ///< for people: a processor, "h100-sxm"
-  std::string source;       ///< "measured", "data sheet"
-  std::string dtype;        ///< of products
-  int64_t threads = 0;      ///< of a rank on a CPU; 0: a GPU, whose host runs ahead
+  std::string machine = {};  ///< for people: a processor, "h100-sxm"
+  std::string source = {};   ///< "measured", "data sheet"
+  std::string dtype = {};    ///< of products
+  int64_t threads = 0;       ///< of a rank on a CPU; 0: a GPU, whose host runs ahead
   double element_bytes = 2;  ///< of dtype
 
-  std::vector<ProductRate> products;  ///< measured; of kinds that are missing, the rates below hold
+  std::vector<ProductRate> products = {};  ///< measured; of kinds that are missing, the rates below hold
   double flops_per_second = 0;        ///< of large products
   double memory_bytes_per_second = 0;
 

@@ -26,9 +26,9 @@ struct Link {
 };
 
 struct NetworkTable {
-  std::string name;    ///< for people
-  std::string source;  ///< "measured", or where the figures of a preset come from
-  Link inside, between, slices;
+  std::string name = {};    ///< for people
+  std::string source = {};  ///< "measured", or where the figures of a preset come from
+  Link inside = {}, between = {}, slices = {};
   double base_seconds = 0;  ///< of each collective
   // Of one core of the rank, in collectives of host memory.
   double copy_bytes_per_second = 0;

@@ -38,7 +38,7 @@ struct Operation {
 
 /// A micro-batch, or what follows the last.
 struct Section {
-  std::vector<Operation> operations;
+  std::vector<Operation> operations = {};
   double times = 1;  ///< in a row
 };
 

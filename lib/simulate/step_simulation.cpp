@@ -186,7 +186,7 @@ class Simulation {
         return wait(index, rank.sends.at(operation.number));
       case Operation::Kind::kCollective: {
         const int world = cluster_.mesh.world_size();
-        return wait(index, issue(index, {.queue = gather_queue({.shards = world}),
+        return wait(index, issue(index, {.queue = shard::gather_queue({.shards = world}),
                                          .kind = operation.what,
                                          .call = {.kind = operation.collective,
                                                   .bytes = operation.bytes,
@@ -264,13 +264,17 @@ class Simulation {
     }
     return of;
   }
-  /// Ranks of the axis model have other parts of the unit, unless they hold it alike.
+  /// Neighbours are on the axis model, over which no unit is cut.
   Group shard_group(const UnitSizes& unit) const {
-    return group(unit.groups.shards, unit.model_ranks > 1 ? cluster_.mesh.model : 1);
+    const comm::MeshShape& mesh = cluster_.mesh;
+    return group(unit.groups.shards, mesh.model, unit.groups.shards > mesh.data * mesh.context);
   }
+  /// Of replicas or slices: the counterparts of other slices, or all ranks with the same parameters.
   Group replica_group(const UnitSizes& unit, int ranks) const {
-    const bool is_of_slices = unit.options.holders == 1 && cluster_.mesh.dcn > 1;
-    return group(ranks, is_of_slices ? cluster_.mesh.world_size() / cluster_.mesh.dcn : 1, is_of_slices);
+    const comm::MeshShape& mesh = cluster_.mesh;
+    const int holders = unit.options.holders;
+    if (mesh.dcn > 1 && ranks == mesh.dcn * holders) return group(ranks, mesh.world_size() / mesh.dcn, true);
+    return group(ranks, holders > 1 ? 1 : mesh.model, ranks > mesh.data * mesh.context * holders);
   }
 
   struct Call {

@@ -28,10 +28,10 @@ namespace fsdp::simulate {
 
 /// Where the ranks are and how they communicate.
 struct Cluster {
-  comm::MeshShape mesh;
+  comm::MeshShape mesh = {};
   int64_t ranks_of_host = 0;  ///< 0: all are on one
   comm::Backend backend = comm::Backend::kNccl;
-  NetworkTable network;
+  NetworkTable network = {};
   double cores_of_rank = 0;  ///< that compute and communication share; 0: they share none
   int64_t threads = 1;       ///< of the compute
 

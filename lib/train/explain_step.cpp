@@ -1,9 +1,7 @@
 #include "train/explain_step.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <fstream>
 #include <set>
 
 #include "config/checks.h"
@@ -11,13 +9,12 @@
 #include "optim/schedule.h"
 #include "parallel/context_attention.h"
 #include "plan/memory.h"
-#include "report/step_picture.h"
+#include "report/timeline_file.h"
 #include "shard/engine_sizes.h"
 #include "shard/schedule_text.h"
 #include "train/run_parts.h"
 #include "train/step_timeline.h"
 #include "util/error.h"
-#include "util/file.h"
 #include "util/text.h"
 
 namespace fsdp::train {
@@ -195,38 +192,6 @@ TimelineLimits limits_for(const shard::Engine& engine, const ExplainOptions& opt
   return limits;
 }
 
-bool is_picture(const std::filesystem::path& timeline) { return timeline.extension() == ".svg"; }
-
-/// What write_timeline() would find only after the steps.
-void check_timeline(const std::filesystem::path& path) {
-  if (path.empty()) return;
-  if (!is_picture(path) && path.extension() != ".json") {
-    util::fail(util::ErrorKind::kUsage,
-               "--timeline must be a file that ends in .svg (a picture) or .json (a Chrome trace), "
-               "but is ",
-               path.string(), "; add one of these endings");
-  }
-  const std::filesystem::path probe = util::temporary_name(path);
-  std::error_code ignored;
-  const bool is_folder = std::filesystem::is_directory(path, ignored);
-  if (is_folder || !std::ofstream(probe)) {
-    util::fail(util::ErrorKind::kIo, "--timeline: cannot write ", path.string(), ": ",
-               is_folder ? "it is a folder" : util::errno_text(errno));
-  }
-  std::filesystem::remove(probe, ignored);
-}
-
-void write_timeline(const std::filesystem::path& path, const StepRecord& step, const std::string& title) {
-  if (path.empty()) return;
-  const comm::StepTracks tracks = comm::tracks_of(step.events);
-  util::write_file_atomically(path, is_picture(path)
-                                        ? report::step_picture(tracks, {.title = title,
-                                                                        .begin_us = step.begin_us,
-                                                                        .end_us = step.end_us,
-                                                                        .stands_alone = true})
-                                        : comm::chrome_trace(tracks, /*rank=*/0, step.begin_us));
-}
-
 }  // namespace
 
 std::string explain_step(const config::Config& given, std::shared_ptr<comm::Communicator> communicator,
@@ -240,7 +205,7 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   }
   std::optional<data::TrainLoader> loader;
   comm::agree(*communicator, "set-up", [&] {
-    if (communicator->rank() == 0) check_timeline(options.timeline);  // not after the steps
+    if (communicator->rank() == 0) report::check_timeline(options.timeline);  // not after the steps
     config::check_world(config, communicator->world_size());
     config::resolve_batch(config, communicator->world_size());
     loader.emplace(open_training_data(config, *communicator));
@@ -269,8 +234,9 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   if (communicator->rank() != 0) return {};
 
   record.events = trace->events(kExplainedStep);
-  write_timeline(options.timeline, record,
-                 concat("Step ", kExplainedStep, " on rank 0: ", one_line(config, parts)));
+  report::write_timeline(options.timeline, comm::tracks_of(record.events),
+                         concat("Step ", kExplainedStep, " on rank 0: ", one_line(config, parts)),
+                         {.begin_us = record.begin_us, .end_us = record.end_us});
   const auto device = communicator->device().is_cpu() ? plan::PassDevice::kCpu : plan::PassDevice::kOfConfig;
   shard::StepFormula formula = step_formula(
       *parts.engine,

@@ -1,0 +1,46 @@
+#include "report/timeline_file.h"
+
+#include <cerrno>
+#include <fstream>
+#include <system_error>
+
+#include "report/step_picture.h"
+#include "util/error.h"
+#include "util/file.h"
+
+namespace fsdp::report {
+namespace {
+
+bool is_picture(const std::filesystem::path& timeline) { return timeline.extension() == ".svg"; }
+
+}  // namespace
+
+void check_timeline(const std::filesystem::path& path) {
+  if (path.empty()) return;
+  if (!is_picture(path) && path.extension() != ".json") {
+    util::fail(util::ErrorKind::kUsage,
+               "--timeline must be a file that ends in .svg (a picture) or .json (a Chrome trace), "
+               "but is ",
+               path.string(), "; add one of these endings");
+  }
+  const std::filesystem::path probe = util::temporary_name(path);
+  std::error_code ignored;
+  const bool is_folder = std::filesystem::is_directory(path, ignored);
+  if (is_folder || !std::ofstream(probe)) {
+    util::fail(util::ErrorKind::kIo, "--timeline: cannot write ", path.string(), ": ",
+               is_folder ? "it is a folder" : util::errno_text(errno));
+  }
+  std::filesystem::remove(probe, ignored);
+}
+
+void write_timeline(const std::filesystem::path& path, const comm::StepTracks& tracks, const std::string& title,
+                    const TimelineRange& range) {
+  if (path.empty()) return;
+  util::write_file_atomically(path, is_picture(path) ? step_picture(tracks, {.title = title,
+                                                                             .begin_us = range.begin_us,
+                                                                             .end_us = range.end_us,
+                                                                             .stands_alone = true})
+                                                     : comm::chrome_trace(tracks, /*rank=*/0, range.begin_us));
+}
+
+}  // namespace fsdp::report
