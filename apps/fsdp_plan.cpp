@@ -13,6 +13,7 @@
 #include "plan_options.h"
 #include "plugin/load.h"
 #include "plugin_option.h"
+#include "simulate_options.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -59,6 +60,7 @@ int main(int argc, char** argv) {
   std::string config_path, preset;
   std::vector<std::string> overrides, plugins;
   apps::PlanArguments arguments;
+  apps::SimulateArguments simulation;
   CLI::Option* config = app.add_option("config", config_path, "TOML file")->check(cli::not_empty());
   app.add_option("overrides", overrides, "section.key=value, overrides the file");
   app.add_option(
@@ -67,6 +69,7 @@ int main(int argc, char** argv) {
          "with recomputation; overrides change that")
       ->check(cli::one_of(preset_names()));
   apps::add_plan_options(app, arguments);
+  apps::add_simulate_options(app, simulation);
   apps::add_plugin_option(app, plugins, "run.plugins");
   app.footer([&] { return apps::keys_for_help(plugins, config_path, overrides); });
   const cli::Page page{
@@ -78,6 +81,9 @@ int main(int argc, char** argv) {
                     "fsdp-plan config.toml --world-size 256 --bandwidth-gbps 200 --flops-tflops 300"},
                    {"a well-known model on GPUs by their data sheet, and how long 15 trillion tokens take",
                     "fsdp-plan --preset llama3-8b --gpus 64 --gpu h100 --tokens 15T"},
+                   {"a simulated step, with a network by its name, and what faults make of the run",
+                    "fsdp-plan --preset llama3-8b --gpus 1024 --gpu h100-sxm --simulate --network ib-400 "
+                    "--mtbf-hours 5000"},
                    {"as JSON, with a key changed", "fsdp-plan config.toml data.micro_batch_size=8 --json"}},
       .words = apps::config_words()};
   if (const auto code = cli::parse(app, page, argc, argv)) return *code;
@@ -91,6 +97,10 @@ int main(int argc, char** argv) {
     }
     const config::Config planned = preset.empty() ? config::load_config(config_path, overrides)
                                                   : preset_config(preset, config_path, overrides);
+    if (simulation.is_on) {
+      apps::print_simulation(planned, arguments, simulation);
+      return 0;
+    }
     const plan::Plan plan = apps::make_plan(planned, arguments);
     cli::print(arguments.json ? plan_json(plan) : plan_text(plan));
     return 0;

@@ -335,7 +335,9 @@ std::string decimal_bytes(int64_t bytes) {
   return printed(unit == 0 ? "%.0f %s" : "%.2f %s", value, kUnits[unit]);
 }
 
-std::string plan_heading(const Plan& plan) {
+std::string plan_heading(const Plan& plan) { return plan_subject(plan) + machines_text(plan); }
+
+std::string plan_subject(const Plan& plan) {
   const config::Config& config = plan.config;
   const auto& precision = config.mixed_precision;
   std::string text = concat("model      ", config.model.architecture, ", ", with_commas(plan.parameters),
@@ -354,7 +356,7 @@ std::string plan_heading(const Plan& plan) {
                  plan.mesh.row_ranks(), plan.mesh.context > 1 ? concat(" groups of ", plan.mesh.context) : "",
                  " ranks x ", config.training.gradient_accumulation_steps, " micro-batches x ",
                  config.data.micro_batch_size, " sequences x ", config.data.sequence_length, " tokens)\n");
-  return text + machines_text(plan);
+  return text;
 }
 
 std::string plan_text(const Plan& plan) {

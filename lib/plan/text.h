@@ -11,6 +11,8 @@ std::string plan_text(const Plan& plan);
 
 /// Its first lines: model, ranks, batch, machines.
 std::string plan_heading(const Plan& plan);
+/// These without the machines.
+std::string plan_subject(const Plan& plan);
 
 /// The plan as one JSON object, for programs, in bytes and seconds.
 std::string plan_json(const Plan& plan);

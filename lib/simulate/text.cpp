@@ -51,6 +51,12 @@ std::string machines_text(const Simulation& simulation) {
   return text + "\n";
 }
 
+std::string memory_text(const plan::Plan& plan) {
+  return concat("memory     ", util::human_bytes(plan.memory.device_peak), " of ",
+                util::human_bytes(plan.memory_limit()), " per rank: ", plan.fits() ? "it fits" : "IT DOES NOT FIT",
+                "\n");
+}
+
 std::string faults_text(const Simulation& simulation) {
   if (!simulation.faults) return {};
   const FaultTimes& faults = *simulation.faults;
@@ -88,7 +94,7 @@ std::string simulation_text(const plan::Plan& plan, const Simulation& simulation
                              duration(simulation.step_seconds), " a step");
   if (simulation.mfu > 0) speed += printed(", MFU %.1f%%", 100 * simulation.mfu);
   std::string text = concat("simulated  ", speed, "; most of it: ", simulation.bound(), "\n\n",
-                            plan::plan_heading(plan), machines_text(simulation), "\n");
+                            plan::plan_subject(plan), machines_text(simulation), memory_text(plan), "\n");
   text += "compute of a rank in a step, alone\n";
   const double computed = simulation.kernels.sum();
   for (const auto& [kernels, name] : enum_names(KernelClass{})) {
@@ -115,7 +121,13 @@ std::string simulation_text(const plan::Plan& plan, const Simulation& simulation
   if (simulation.step_seconds != times.step) {
     text += row("step, with slow hosts", duration(simulation.step_seconds), "the mean of those drawn");
   }
-  return text + faults_text(simulation);
+  text += faults_text(simulation);
+  if (plan.machines.tokens > 0) {
+    const double share = simulation.faults ? simulation.faults->effective_share : 1;
+    text += concat("\ntraining on ", util::with_commas(std::llround(plan.machines.tokens)), " tokens takes ",
+                   printed("%.1f days\n", plan.machines.tokens / (simulation.tokens_per_second * share) / 86400));
+  }
+  return text;
 }
 
 std::string simulation_json(const plan::Plan& plan, const Simulation& simulation) {
@@ -151,6 +163,13 @@ std::string simulation_json(const plan::Plan& plan, const Simulation& simulation
        plan.flops.model * simulation.tokens_per_second / 1e12 / plan.ranks()},
       {"hardware_tflops_per_rank",
        plan.flops.hardware * simulation.tokens_per_second / 1e12 / plan.ranks()},
+      {"training_seconds",
+       plan.machines.tokens > 0
+           ? ordered_json(plan.machines.tokens /
+                          (simulation.tokens_per_second *
+                           (simulation.faults ? simulation.faults->effective_share : 1)))
+           : ordered_json()},
+      {"fits", plan.fits()},
       {"faults", simulation.faults ? json_of(*simulation.faults) : ordered_json()}};
   return json.dump(2) + "\n";
 }

@@ -1,0 +1,108 @@
+#include "simulate_options.h"
+
+#include <utility>
+
+#include "cli/program.h"
+#include "cli/usage_error.h"
+#include "report/timeline_file.h"
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::apps {
+
+void add_simulate_options(CLI::App& app, SimulateArguments& arguments) {
+  simulate::SimulationOptions& options = arguments.options;
+  CLI::Option* simulates = app.add_flag(
+      "--simulate", arguments.is_on,
+      "simulate a step instead: latency, links that collectives share, kernels by their class, optimizer and "
+      "norm. Products of --gpu then reach 0.7 of its rate unless --efficiency says otherwise");
+  app.add_option("--calibration", options.calibration,
+                 "with --simulate: time compute and collectives by this file of fsdp-train doctor --calibrate")
+      ->check(cli::not_empty())
+      ->excludes("--gpu")
+      ->excludes("--efficiency")
+      ->excludes("--flops-tflops")
+      ->needs(simulates);
+  app.add_option("--network", options.network,
+                 "with --simulate: the network between hosts, by name; the end of the name is the rate in Gbit/s of a GPU")
+      ->check(cli::one_of(simulate::network_names()))
+      ->excludes("--bandwidth-gbps")
+      ->needs(simulates);
+  app.add_option("--compute-scale", options.compute_scale,
+                 "with --simulate: all compute takes so many times as long")
+      ->capture_default_str()
+      ->check(cli::above(0))
+      ->needs(simulates);
+  app.add_option("--measured-tokens-per-second", options.measured_tokens_per_second,
+                 "with --simulate: choose --compute-scale so that the simulated speed is this, measured one")
+      ->check(cli::above(0))
+      ->excludes("--compute-scale")
+      ->needs(simulates);
+  app.add_option("--timeline", arguments.timeline,
+                 "with --simulate: also write the step as a picture (FILE.svg) or as JSON for chrome://tracing and "
+                 "ui.perfetto.dev (FILE.json)")
+      ->check(cli::not_empty())
+      ->needs(simulates);
+  CLI::Option* mtbf = app.add_option("--mtbf-hours", options.mtbf_hours,
+                                     "with --simulate: mean time between two faults of a host; also print the effective "
+                                     "time of the run and the best interval between checkpoints")
+                          ->check(cli::above(0))
+                          ->needs(simulates);
+  app.add_option("--checkpoint-seconds", options.checkpoint_seconds,
+                 "with --mtbf-hours: for which training stands still at a save")
+      ->capture_default_str()
+      ->check(cli::above(0))
+      ->needs(mtbf);
+  app.add_option("--restart-seconds", options.restart_seconds,
+                 "with --mtbf-hours: from a fault to the first new step")
+      ->capture_default_str()
+      ->check(cli::at_least(0))
+      ->needs(mtbf);
+  app.add_option("--checkpoint-interval-minutes", options.checkpoint_interval_minutes,
+                 "with --mtbf-hours: of steps between two saves; default: the best")
+      ->check(cli::above(0))
+      ->needs(mtbf);
+  app.add_option("--straggler-sigma", options.stragglers.sigma,
+                 "with --simulate: in each step a host computes exp(SIGMA z) times as long, z from the normal "
+                 "distribution")
+      ->check(cli::at_least(0))
+      ->needs(simulates);
+  CLI::Option* slow_hosts =
+      app.add_option("--slow-hosts", options.stragglers.slow_share,
+                     "with --simulate: the share of hosts that are slow in a step, drawn for each of them")
+          ->check(cli::at_least(0))
+          ->needs(simulates);
+  app.add_option("--slow-host-factor", options.stragglers.slow_factor,
+                 "with --slow-hosts: they compute so many times as long")
+      ->capture_default_str()
+      ->check(cli::at_least(1))
+      ->needs(slow_hosts);
+  app.add_option("--seed", options.seed, "with --simulate: of what is drawn")
+      ->capture_default_str()
+      ->needs(simulates);
+}
+
+void print_simulation(config::Config config, PlanArguments planning, const SimulateArguments& arguments) {
+  report::check_timeline(arguments.timeline);
+  plan::GivenMachines& machines = planning.machines;
+  if (!machines.efficiency) machines.efficiency = simulate::kProductShare;
+  if (!arguments.options.network.empty()) {
+    machines.bandwidth_gbps = simulate::network_preset(arguments.options.network).gbps;
+  }
+  try {
+    const plan::Plan plan = make_plan(simulate::config_for(std::move(config), arguments.options), planning);
+    const simulate::Simulation simulation = simulate::simulate(plan, arguments.options);
+    cli::print(planning.json ? simulation_json(plan, simulation) : simulation_text(plan, simulation));
+    constexpr double kMicroseconds = 1e6;
+    if (!arguments.timeline.empty()) {
+      report::write_timeline(
+          arguments.timeline, comm::tracks_of(simulation.times.events),
+          util::concat("A simulated step of ", plan.machines.world_size, " ranks: ", plan.config.model.architecture),
+          {.begin_us = 0, .end_us = kMicroseconds * simulation.times.step});
+    }
+  } catch (const util::Error& error) {
+    throw util::Error(error.kind(), cli::with_flags(error.what()));
+  }
+}
+
+}  // namespace fsdp::apps
