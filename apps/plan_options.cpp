@@ -15,9 +15,9 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments, const std::string
                      "take memory, speed and links from the data sheet of this GPU, such as h100; explicit "
                      "options take precedence")
       ->check(cli::not_empty());
-  app.add_option("--efficiency", machines.efficiency,
-                 condition +
-                     "with --gpu: the share of the data sheet's rate that matrix products reach; default: 0.5");
+  app.add_option(
+      "--efficiency", machines.efficiency,
+      condition + "with --gpu: the share of the data sheet's rate that matrix products reach; default: 0.5");
   app.add_option("--gpu-memory-gib", machines.memory_gib,
                  condition + "memory of a rank's device; default: 80, or that of the GPU");
   app.add_option("--gpus-per-node", machines.gpus_per_node,

@@ -16,15 +16,17 @@ void add_simulate_options(CLI::App& app, SimulateArguments& arguments) {
       "--simulate", arguments.is_on,
       "simulate a step instead: latency, links that collectives share, kernels by their class, optimizer and "
       "norm. Products of --gpu then reach 0.7 of its rate unless --efficiency says otherwise");
-  app.add_option("--calibration", options.calibration,
-                 "with --simulate: time compute and collectives by this file of fsdp-train doctor --calibrate")
+  app.add_option(
+         "--calibration", options.calibration,
+         "with --simulate: time compute and collectives by this file of fsdp-train doctor --calibrate")
       ->check(cli::not_empty())
       ->excludes("--gpu")
       ->excludes("--efficiency")
       ->excludes("--flops-tflops")
       ->needs(simulates);
-  app.add_option("--network", options.network,
-                 "with --simulate: the network between hosts, by name; the end of the name is the rate in Gbit/s of a GPU")
+  app.add_option(
+         "--network", options.network,
+         "with --simulate: the network between hosts, by name; the end of the name is the rate in Gbit/s of a GPU")
       ->check(cli::one_of(simulate::network_names()))
       ->excludes("--bandwidth-gbps")
       ->needs(simulates);
@@ -38,16 +40,18 @@ void add_simulate_options(CLI::App& app, SimulateArguments& arguments) {
       ->check(cli::above(0))
       ->excludes("--compute-scale")
       ->needs(simulates);
-  app.add_option("--timeline", arguments.timeline,
-                 "with --simulate: also write the step as a picture (FILE.svg) or as JSON for chrome://tracing and "
-                 "ui.perfetto.dev (FILE.json)")
+  app.add_option(
+         "--timeline", arguments.timeline,
+         "with --simulate: also write the step as a picture (FILE.svg) or as JSON for chrome://tracing and "
+         "ui.perfetto.dev (FILE.json)")
       ->check(cli::not_empty())
       ->needs(simulates);
-  CLI::Option* mtbf = app.add_option("--mtbf-hours", options.mtbf_hours,
-                                     "with --simulate: mean time between two faults of a host; also print the effective "
-                                     "time of the run and the best interval between checkpoints")
-                          ->check(cli::above(0))
-                          ->needs(simulates);
+  CLI::Option* mtbf =
+      app.add_option("--mtbf-hours", options.mtbf_hours,
+                     "with --simulate: mean time between two faults of a host; also print the effective "
+                     "time of the run and the best interval between checkpoints")
+          ->check(cli::above(0))
+          ->needs(simulates);
   app.add_option("--checkpoint-seconds", options.checkpoint_seconds,
                  "with --mtbf-hours: for which training stands still at a save")
       ->capture_default_str()
@@ -62,9 +66,10 @@ void add_simulate_options(CLI::App& app, SimulateArguments& arguments) {
                  "with --mtbf-hours: of steps between two saves; default: the best")
       ->check(cli::above(0))
       ->needs(mtbf);
-  app.add_option("--straggler-sigma", options.stragglers.sigma,
-                 "with --simulate: in each step a host computes exp(SIGMA z) times as long, z from the normal "
-                 "distribution")
+  app.add_option(
+         "--straggler-sigma", options.stragglers.sigma,
+         "with --simulate: in each step a host computes exp(SIGMA z) times as long, z from the normal "
+         "distribution")
       ->check(cli::at_least(0))
       ->needs(simulates);
   CLI::Option* slow_hosts =
@@ -95,10 +100,10 @@ void print_simulation(config::Config config, PlanArguments planning, const Simul
     cli::print(planning.json ? simulation_json(plan, simulation) : simulation_text(plan, simulation));
     constexpr double kMicroseconds = 1e6;
     if (!arguments.timeline.empty()) {
-      report::write_timeline(
-          arguments.timeline, comm::tracks_of(simulation.times.events),
-          util::concat("A simulated step of ", plan.machines.world_size, " ranks: ", plan.config.model.architecture),
-          {.begin_us = 0, .end_us = kMicroseconds * simulation.times.step});
+      report::write_timeline(arguments.timeline, comm::tracks_of(simulation.times.events),
+                             util::concat("A simulated step of ", plan.machines.world_size,
+                                          " ranks: ", plan.config.model.architecture),
+                             {.begin_us = 0, .end_us = kMicroseconds * simulation.times.step});
     }
   } catch (const util::Error& error) {
     throw util::Error(error.kind(), cli::with_flags(error.what()));

@@ -7,9 +7,13 @@
 
 #include "cli/program.h"
 #include "cli/usage_error.h"
+#include "comm/make_communicator.h"
+#include "config/load.h"
 #include "config/presets.h"
 #include "config/print.h"
+#include "doctor/calibrate.h"
 #include "doctor/doctor.h"
+#include "train/device.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/text.h"
@@ -83,18 +87,52 @@ void add_init(CLI::App& app, std::function<int()>& run) {
   });
 }
 
+struct DoctorArguments {
+  doctor::Subject subject;
+  std::string calibration;  ///< the file to write; empty: examines
+};
+
+/// Without a config, its place has the first override.
+config::Config config_of(const doctor::Subject& subject) {
+  std::vector<std::string> overrides = subject.overrides;
+  const std::string& first = subject.config_path;
+  if (!first.empty() && first.find('=') == std::string::npos) return config::load_config(first, overrides);
+  if (!first.empty()) overrides.insert(overrides.begin(), first);
+  return config::parse_config("[data]\ntrain = [\"none\"]\n", "doctor --calibrate", overrides);
+}
+
+int calibrate(const DoctorArguments& arguments) {
+  const config::Config config = config_of(arguments.subject);
+  const comm::LaunchEnvironment environment = comm::launch_environment(config.comm);
+  const c10::Device device = train::prepare_device(config.training, environment.local_rank,
+                                                   /*warns=*/environment.rank == 0);
+  const auto communicator = comm::make_communicator(environment, config.comm, nullptr, {}, device);
+  const simulate::Calibration calibration =
+      doctor::calibrate(config, *communicator, {.local_world_size = environment.local_world_size});
+  if (environment.rank == 0) cli::print(doctor::write_calibration(arguments.calibration, calibration));
+  communicator->barrier({.unit = "end of the calibration"});
+  return 0;
+}
+
 void add_doctor(CLI::App& app, std::function<int()>& run) {
   CLI::App* command = app.add_subcommand(
       "doctor", "check this machine for a run, and print findings that can be pasted into a bug report");
-  auto arguments = std::make_shared<doctor::Subject>();
+  auto arguments = std::make_shared<DoctorArguments>();
   command
-      ->add_option("config", arguments->config_path,
+      ->add_option("config", arguments->subject.config_path,
                    "TOML file of a run, to check its folder, disk and options too")
       ->check(cli::not_empty());
-  command->add_option("overrides", arguments->overrides, "section.key=value, overrides the file");
+  command->add_option("overrides", arguments->subject.overrides, "section.key=value, overrides the file");
+  command
+      ->add_option(
+          "--calibrate", arguments->calibration,
+          "instead: measure kernels, and under a launcher the links between ranks, and write this file for "
+          "fsdp-plan --simulate; with a config, its products and its backend")
+      ->check(cli::not_empty());
   command->callback([arguments, &run] {
     run = [arguments] {
-      const std::vector<doctor::Finding> findings = doctor::examine(*arguments);
+      if (!arguments->calibration.empty()) return cli::run_command([&] { return calibrate(*arguments); });
+      const std::vector<doctor::Finding> findings = doctor::examine(arguments->subject);
       cli::print(doctor::report_text(findings));
       return doctor::exit_code(findings);
     };

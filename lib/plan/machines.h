@@ -17,7 +17,7 @@ inline constexpr double kEfficiency = 0.5;
 /// Values that are not given come from the data sheet of `gpu`, or are the defaults of PlanOptions.
 struct GivenMachines {
   int64_t world_size = 0;
-  std::string gpu;          ///< a name of util::gpu_data_sheet(); empty: none
+  std::string gpu;  ///< a name of util::gpu_data_sheet(); empty: none
   /// Share of the data sheet's rate that matrix products sustain; default: kEfficiency.
   std::optional<double> efficiency;
   std::optional<double> memory_gib, flops_tflops, node_bandwidth_gbps;

@@ -356,9 +356,8 @@ void RecordedPass::play(MemoryTape& tape, const StageEvents& events) const {
         events.computes({.flops = flops, .shape = parts_.shapes[static_cast<size_t>(value)]});
         break;
       case Kind::kMultiplyInFloat8:
-        events.computes({.flops = flops,
-                         .flops_in_float8 = flops,
-                         .shape = parts_.shapes[static_cast<size_t>(value)]});
+        events.computes(
+            {.flops = flops, .flops_in_float8 = flops, .shape = parts_.shapes[static_cast<size_t>(value)]});
         break;
       case Kind::kSend:
         events.sends(value, static_cast<int64_t>(flops));

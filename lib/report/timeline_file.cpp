@@ -33,14 +33,15 @@ void check_timeline(const std::filesystem::path& path) {
   std::filesystem::remove(probe, ignored);
 }
 
-void write_timeline(const std::filesystem::path& path, const comm::StepTracks& tracks, const std::string& title,
-                    const TimelineRange& range) {
+void write_timeline(const std::filesystem::path& path, const comm::StepTracks& tracks,
+                    const std::string& title, const TimelineRange& range) {
   if (path.empty()) return;
-  util::write_file_atomically(path, is_picture(path) ? step_picture(tracks, {.title = title,
-                                                                             .begin_us = range.begin_us,
-                                                                             .end_us = range.end_us,
-                                                                             .stands_alone = true})
-                                                     : comm::chrome_trace(tracks, /*rank=*/0, range.begin_us));
+  util::write_file_atomically(path, is_picture(path)
+                                        ? step_picture(tracks, {.title = title,
+                                                                .begin_us = range.begin_us,
+                                                                .end_us = range.end_us,
+                                                                .stands_alone = true})
+                                        : comm::chrome_trace(tracks, /*rank=*/0, range.begin_us));
 }
 
 }  // namespace fsdp::report

@@ -19,7 +19,7 @@ struct TimelineRange {
 };
 
 /// Of the first rank. Nothing for an empty path.
-void write_timeline(const std::filesystem::path& path, const comm::StepTracks& tracks, const std::string& title,
-                    const TimelineRange& range);
+void write_timeline(const std::filesystem::path& path, const comm::StepTracks& tracks,
+                    const std::string& title, const TimelineRange& range);
 
 }  // namespace fsdp::report

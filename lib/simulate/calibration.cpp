@@ -72,7 +72,8 @@ class Reader {
     const json& value = member(key);
     const double number = value.is_number() ? value.get<double>() : -1;
     if (!std::isfinite(number) || number < 0 || (above_zero && number == 0)) {
-      fail(key + " must be a number " + (above_zero ? "above 0" : "of at least 0") + ", but is " + value.dump());
+      fail(key + " must be a number " + (above_zero ? "above 0" : "of at least 0") + ", but is " +
+           value.dump());
     }
     return number;
   }
@@ -80,8 +81,9 @@ class Reader {
     return static_cast<int64_t>(number(key, above_zero));
   }
   [[noreturn]] void fail(const std::string& what) const {
-    util::fail(util::ErrorKind::kUsage, "`calibration` must be a file of fsdp-train doctor --calibrate, but in ",
-               source_, " ", name_, what, "; measure again");
+    util::fail(util::ErrorKind::kUsage,
+               "`calibration` must be a file of fsdp-train doctor --calibrate, but in ", source_, " ", name_,
+               what, "; measure again");
   }
 
  private:
@@ -150,24 +152,23 @@ std::string calibration_json(const Calibration& calibration) {
   ordered_json products = ordered_json::array(), networks = ordered_json::object();
   for (const ProductRate& rate : compute.products) products.push_back(json_of(rate));
   for (const auto& [backend, network] : calibration.networks) networks[backend] = json_of(network);
-  const ordered_json file = {
-      {"format", kFormat},
-      {"cores_of_host", calibration.cores_of_host},
-      {"compute",
-       {{"machine", compute.machine},
-        {"dtype", compute.dtype},
-        {"threads", compute.threads},
-        {"element_bytes", compute.element_bytes},
-        {"flops_per_second", compute.flops_per_second},
-        {"memory_bytes_per_second", compute.memory_bytes_per_second},
-        {"elementwise_bytes_per_second", compute.elementwise_bytes_per_second},
-        {"loss_bytes_per_second", compute.loss_bytes_per_second},
-        {"optimizer_bytes_per_second", compute.optimizer_bytes_per_second},
-        {"norm_bytes_per_second", compute.norm_bytes_per_second},
-        {"host_seconds", compute.host_seconds},
-        {"scale", compute.scale},
-        {"products", std::move(products)}}},
-      {"networks", std::move(networks)}};
+  const ordered_json file = {{"format", kFormat},
+                             {"cores_of_host", calibration.cores_of_host},
+                             {"compute",
+                              {{"machine", compute.machine},
+                               {"dtype", compute.dtype},
+                               {"threads", compute.threads},
+                               {"element_bytes", compute.element_bytes},
+                               {"flops_per_second", compute.flops_per_second},
+                               {"memory_bytes_per_second", compute.memory_bytes_per_second},
+                               {"elementwise_bytes_per_second", compute.elementwise_bytes_per_second},
+                               {"loss_bytes_per_second", compute.loss_bytes_per_second},
+                               {"optimizer_bytes_per_second", compute.optimizer_bytes_per_second},
+                               {"norm_bytes_per_second", compute.norm_bytes_per_second},
+                               {"host_seconds", compute.host_seconds},
+                               {"scale", compute.scale},
+                               {"products", std::move(products)}}},
+                             {"networks", std::move(networks)}};
   return file.dump(2) + "\n";
 }
 

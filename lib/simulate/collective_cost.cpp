@@ -29,7 +29,8 @@ Level level_of(const Group& group) {
 /// A stage in which the rank receives `bytes` in so many steps on this level.
 Stage transfer(const NetworkTable& network, Level level, double steps, double bytes) {
   const Link& link = network.at(level);
-  Stage stage{.delay_seconds = steps * link.latency_seconds, .core_seconds = bytes * link.core_seconds_per_byte};
+  Stage stage{.delay_seconds = steps * link.latency_seconds,
+              .core_seconds = bytes * link.core_seconds_per_byte};
   (level == Level::kInside    ? stage.inside_bytes
    : level == Level::kBetween ? stage.between_bytes
                               : stage.slice_bytes) = bytes;
@@ -54,8 +55,8 @@ Cost shared_memory(Kind kind, double bytes, double ranks, const NetworkTable& ne
       return {{.delay_seconds = 2 * meeting, .core_seconds = sums(ranks * bytes)}};
     case Kind::kAllReduce:
       if (bytes <= kSmallBytes) return {{.delay_seconds = meeting, .core_seconds = sums(ranks * bytes)}};
-      return {{.delay_seconds = 3 * meeting,
-               .core_seconds = sums(bytes) + copies((ranks - 1) / ranks * bytes)}};
+      return {
+          {.delay_seconds = 3 * meeting, .core_seconds = sums(bytes) + copies((ranks - 1) / ranks * bytes)}};
     case Kind::kExchange:
       return {{.delay_seconds = 2 * meeting, .core_seconds = copies(bytes)}};
   }

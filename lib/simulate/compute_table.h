@@ -56,7 +56,7 @@ struct ComputeTable {
   double element_bytes = 2;  ///< of dtype
 
   std::vector<ProductRate> products = {};  ///< measured; of kinds that are missing, the rates below hold
-  double flops_per_second = 0;        ///< of large products
+  double flops_per_second = 0;             ///< of large products
   double memory_bytes_per_second = 0;
 
   /// Of their results: a kernel that allocates b bytes takes b divided by this.
@@ -64,7 +64,7 @@ struct ComputeTable {
   /// Of what is read and written.
   double optimizer_bytes_per_second = 0, norm_bytes_per_second = 0;
   double host_seconds = 0;  ///< to launch one kernel
-  double scale = 1;         ///< all compute takes so many times as long: what one measured step adds to the table
+  double scale = 1;  ///< all compute takes so many times as long: what one measured step adds to the table
 
   bool is_gpu() const { return threads == 0; }
 

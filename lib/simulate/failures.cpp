@@ -15,7 +15,8 @@ double uniform(std::mt19937_64& source) { return static_cast<double>(source() >>
 std::vector<double> gaps_of(const Faults& faults) {
   std::mt19937_64 source(faults.seed);
   std::vector<double> gaps;
-  for (int64_t i = 0; i < faults.draws; ++i) gaps.push_back(-faults.mean_seconds * std::log1p(-uniform(source)));
+  for (int64_t i = 0; i < faults.draws; ++i)
+    gaps.push_back(-faults.mean_seconds * std::log1p(-uniform(source)));
   return gaps;
 }
 
@@ -60,8 +61,8 @@ BestInterval best_interval(const Faults& faults, double step_seconds) {
   const double about = std::max(young_interval(faults), step_seconds);
   BestInterval best;
   for (double interval = std::max(step_seconds, about / 30); interval <= 30 * about; interval *= kApart) {
-    const double whole_steps = step_seconds > 0 ? step_seconds * std::max(1.0, std::round(interval / step_seconds))
-                                                : interval;
+    const double whole_steps =
+        step_seconds > 0 ? step_seconds * std::max(1.0, std::round(interval / step_seconds)) : interval;
     const double share = effective_share(faults, gaps, whole_steps);
     if (share > best.effective_share) best = {.seconds = whole_steps, .effective_share = share};
   }

@@ -12,7 +12,7 @@ namespace fsdp::simulate {
 struct Faults {
   double mean_seconds = 0;        ///< between two of the whole run; above 0
   double checkpoint_seconds = 0;  ///< for which training stands still at a save
-  double restart_seconds = 0;     ///< from a fault to the first new step; a fault in that time begins it again
+  double restart_seconds = 0;  ///< from a fault to the first new step; a fault in that time begins it again
   int64_t draws = 20'000;
   uint64_t seed = 1;
 };
@@ -40,9 +40,9 @@ double daly_interval(const Faults& faults);
 
 /// How slow hosts are in a step, independently of each other.
 struct Stragglers {
-  double sigma = 0;            ///< a host takes exp(sigma z) times as long, z from the normal distribution
-  double slow_share = 0;       ///< a host is slow in a step with this probability
-  double slow_factor = 1.5;    ///< and takes so many times as long
+  double sigma = 0;          ///< a host takes exp(sigma z) times as long, z from the normal distribution
+  double slow_share = 0;     ///< a host is slow in a step with this probability
+  double slow_factor = 1.5;  ///< and takes so many times as long
   int64_t draws = 1000;
   uint64_t seed = 1;
 

@@ -27,11 +27,16 @@ const Link& NetworkTable::at(Level level) const {
 
 const std::vector<NetworkPreset>& network_presets() {
   static const std::vector<NetworkPreset> presets = {
-      {"ib-100", 100, kNetworkLatency, kInfiniBand}, {"ib-200", 200, kNetworkLatency, kInfiniBand},
-      {"ib-400", 400, kNetworkLatency, kInfiniBand}, {"ib-800", 800, kNetworkLatency, kInfiniBand},
-      {"roce-100", 100, kNetworkLatency, kRoce},     {"roce-200", 200, kNetworkLatency, kRoce},
-      {"roce-250", 250, kNetworkLatency, kRoce},     {"roce-400", 400, kNetworkLatency, kRoce},
-      {"tcp-10", 10, kTcpLatency, kTcp},             {"tcp-25", 25, kTcpLatency, kTcp},
+      {"ib-100", 100, kNetworkLatency, kInfiniBand},
+      {"ib-200", 200, kNetworkLatency, kInfiniBand},
+      {"ib-400", 400, kNetworkLatency, kInfiniBand},
+      {"ib-800", 800, kNetworkLatency, kInfiniBand},
+      {"roce-100", 100, kNetworkLatency, kRoce},
+      {"roce-200", 200, kNetworkLatency, kRoce},
+      {"roce-250", 250, kNetworkLatency, kRoce},
+      {"roce-400", 400, kNetworkLatency, kRoce},
+      {"tcp-10", 10, kTcpLatency, kTcp},
+      {"tcp-25", 25, kTcpLatency, kTcp},
       {"tcp-100", 100, kTcpLatency, kTcp},
   };
   return presets;
@@ -48,8 +53,9 @@ const NetworkPreset& network_preset(const std::string& name) {
     if (preset.name == name) return preset;
   }
   const std::string near = util::nearest_choice(name, network_names());
-  util::fail(util::ErrorKind::kUsage, "`network` must be a network whose rate is known, but is ", name,
-             near.empty() ? "; known are " + util::join(network_names(), ", ") : "; did you mean " + near + "?");
+  util::fail(
+      util::ErrorKind::kUsage, "`network` must be a network whose rate is known, but is ", name,
+      near.empty() ? "; known are " + util::join(network_names(), ", ") : "; did you mean " + near + "?");
 }
 
 }  // namespace fsdp::simulate

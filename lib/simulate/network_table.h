@@ -14,13 +14,14 @@ namespace fsdp::simulate {
 /// Where bytes travel; ranks of a slice (mesh.dcn) are closer than those of others.
 enum class Level { kInside, kBetween, kSlices };
 constexpr auto enum_names(Level) {
-  return std::to_array<util::EnumName<Level>>(
-      {{Level::kInside, "inside a host"}, {Level::kBetween, "between hosts"}, {Level::kSlices, "between slices"}});
+  return std::to_array<util::EnumName<Level>>({{Level::kInside, "inside a host"},
+                                               {Level::kBetween, "between hosts"},
+                                               {Level::kSlices, "between slices"}});
 }
 
 /// What a rank has of it while all ranks use it.
 struct Link {
-  double latency_seconds = 0;  ///< of one step of a collective
+  double latency_seconds = 0;   ///< of one step of a collective
   double bytes_per_second = 0;  ///< that the rank receives, while it sends as many; 0: there is no such link
   double core_seconds_per_byte = 0;  ///< of a core of the rank, to receive and send a byte
 };

@@ -49,15 +49,17 @@ void check(const SimulationOptions& options) {
 ComputeTable table_of_gpu(const plan::PlanOptions& machines, const config::Config& config) {
   const util::GpuDataSheet* sheet = util::gpu_data_sheet(machines.gpu);
   if (machines.gpu.empty() || sheet == nullptr) {
-    fail(ErrorKind::kUsage,
-         "`simulate` requires the speed of the machines, but neither `calibration` nor `gpu` is given; add one of them");
+    fail(
+        ErrorKind::kUsage,
+        "`simulate` requires the speed of the machines, but neither `calibration` nor `gpu` is given; add one of them");
   }
   const double memory = kMemoryShare * sheet->memory_bytes_per_second;
   return {.machine = machines.gpu,
           .source = "data sheet",
           .dtype = config.mixed_precision.param_dtype.name(),
           .threads = 0,
-          .element_bytes = static_cast<double>(util::element_size(util::scalar_type(config.mixed_precision.param_dtype))),
+          .element_bytes =
+              static_cast<double>(util::element_size(util::scalar_type(config.mixed_precision.param_dtype))),
           .products = {},
           .flops_per_second = machines.flops_tflops * 1e12,
           .memory_bytes_per_second = memory,
@@ -94,8 +96,8 @@ NetworkTable measured_network(const Calibration& calibration, Backend backend,
                               const SimulationOptions& options) {
   const auto found = calibration.networks.find(util::name_of(backend));
   if (found == calibration.networks.end()) {
-    fail(ErrorKind::kUsage, "`calibration` must have the links of the run's backend, but ", options.calibration,
-         " has none of ", util::name_of(backend),
+    fail(ErrorKind::kUsage, "`calibration` must have the links of the run's backend, but ",
+         options.calibration, " has none of ", util::name_of(backend),
          "; measure them by fsdp-launch ... -- fsdp-train doctor --calibrate FILE comm.backend=",
          util::name_of(backend));
   }
@@ -209,7 +211,8 @@ Simulation simulate(const plan::Plan& plan, const SimulationOptions& options) {
     };
     double low = 1.0 / 64, high = 64;
     if (seconds_with(low) > wanted || seconds_with(high) < wanted) {
-      fail(ErrorKind::kUsage, "`measured_tokens_per_second` is ", options.measured_tokens_per_second, ", but ",
+      fail(ErrorKind::kUsage, "`measured_tokens_per_second` is ", options.measured_tokens_per_second,
+           ", but ",
            seconds_with(low) > wanted ? "communication alone takes longer than that"
                                       : "the machines are more than 64 times as fast",
            "; check machines and network");

@@ -23,13 +23,13 @@ inline constexpr double kProductShare = 0.7, kMemoryShare = 0.8;
 inline constexpr double kLaunchSeconds = 4e-6;
 
 struct SimulationOptions {
-  std::string calibration;  ///< a file; empty: the data sheet of PlanOptions::gpu
-  std::string network;      ///< a preset for the links between hosts; empty: PlanOptions::bandwidth_gbps
+  std::string calibration;   ///< a file; empty: the data sheet of PlanOptions::gpu
+  std::string network;       ///< a preset for the links between hosts; empty: PlanOptions::bandwidth_gbps
   double compute_scale = 1;  ///< all compute takes so many times as long
   /// The compute_scale with which the simulated tokens per second are these; 0: as given.
   double measured_tokens_per_second = 0;
   double checkpoint_seconds = 60, restart_seconds = 300;
-  double mtbf_hours = 0;  ///< between two faults of a host; 0: none
+  double mtbf_hours = 0;                   ///< between two faults of a host; 0: none
   double checkpoint_interval_minutes = 0;  ///< 0: the best
   Stragglers stragglers;
   uint64_t seed = 1;
@@ -67,7 +67,8 @@ struct Simulation {
 Simulation simulate(const plan::Plan& plan, const SimulationOptions& options);
 
 /// The backend that "auto" is on such ranks.
-comm::Backend backend_of(const config::Config& config, int64_t world_size, int64_t ranks_of_host, bool on_device);
+comm::Backend backend_of(const config::Config& config, int64_t world_size, int64_t ranks_of_host,
+                         bool on_device);
 
 /// For people.
 std::string simulation_text(const plan::Plan& plan, const Simulation& simulation);

@@ -224,7 +224,10 @@ class ProgramWriter final : private shard::CommandReader {
   std::vector<Operation> end_of_step() {
     constexpr double kSums = 16;  ///< bytes of the loss and a flag, or of loss and norm
     const auto all_reduce = [this](const char* what) {
-      add({.kind = Kind::kCollective, .bytes = kSums, .collective = CollectiveKind::kAllReduce, .what = what});
+      add({.kind = Kind::kCollective,
+           .bytes = kSums,
+           .collective = CollectiveKind::kAllReduce,
+           .what = what});
     };
     double elements = 0, update = 0;
     for (const shard::UnitSizes& unit : units_) {

@@ -28,12 +28,12 @@ struct Operation {
     kEnd,
   };
   Kind kind = Kind::kCompute;
-  KernelSeconds seconds = {};     ///< kCompute
-  shard::Command command = {};    ///< kCommand
-  int64_t number = 0;             ///< kSend, kWaitForSend: which one; kBegin, kEnd: the unit
-  double bytes = 0;               ///< kSend: received; kCollective: the payload
+  KernelSeconds seconds = {};      ///< kCompute
+  shard::Command command = {};     ///< kCommand
+  int64_t number = 0;              ///< kSend, kWaitForSend: which one; kBegin, kEnd: the unit
+  double bytes = 0;                ///< kSend: received; kCollective: the payload
   CollectiveKind collective = {};  ///< kCollective
-  std::string what = {};          ///< kCollective: its purpose; kBegin: "forward", "recompute" or "backward"
+  std::string what = {};           ///< kCollective: its purpose; kBegin: "forward", "recompute" or "backward"
 };
 
 /// A micro-batch, or what follows the last.

@@ -48,7 +48,7 @@ struct Collective {
   comm::TraceEvent event;
 
   // How far it is.
-  size_t arrived = 0;  ///< kinds of ranks that have issued it
+  size_t arrived = 0;             ///< kinds of ranks that have issued it
   double complete_at = kForever;  ///< all have
   std::optional<double> begun_at = std::nullopt;
   size_t stage = 0;
@@ -65,9 +65,9 @@ Obstacle obstacle_of(const Cost& cost, const NetworkTable& network, double cores
     at(Obstacle::kLatency) += stage.delay_seconds;
     const double whole = transfer_seconds(stage, network, cores);
     Obstacle slowest = Obstacle::kCores;
-    for (const auto& [level, obstacle] : {std::pair(Level::kInside, Obstacle::kInside),
-                                          std::pair(Level::kBetween, Obstacle::kBetween),
-                                          std::pair(Level::kSlices, Obstacle::kSlices)}) {
+    for (const auto& [level, obstacle] :
+         {std::pair(Level::kInside, Obstacle::kInside), std::pair(Level::kBetween, Obstacle::kBetween),
+          std::pair(Level::kSlices, Obstacle::kSlices)}) {
       const double speed = network.at(level).bytes_per_second;
       if (speed > 0 && stage.bytes_at(level) / speed >= whole) slowest = obstacle;
     }
@@ -172,15 +172,15 @@ class Simulation {
       case Operation::Kind::kCommand:
         return execute(index, operation.command);
       case Operation::Kind::kSend:
-        rank.sends[operation.number] = issue(
-            index, {.queue = kLayers,
-                    .kind = "layers",
-                    .call = {.kind = CollectiveKind::kExchange,
-                             .bytes = operation.bytes,
-                             .group = group(cluster_.mesh.context * cluster_.mesh.model, /*stride=*/1)},
-                    .op = "shift",
-                    .unit = "layers",
-                    .pass = pass_});
+        rank.sends[operation.number] =
+            issue(index, {.queue = kLayers,
+                          .kind = "layers",
+                          .call = {.kind = CollectiveKind::kExchange,
+                                   .bytes = operation.bytes,
+                                   .group = group(cluster_.mesh.context * cluster_.mesh.model, /*stride=*/1)},
+                          .op = "shift",
+                          .unit = "layers",
+                          .pass = pass_});
         return;
       case Operation::Kind::kWaitForSend:
         return wait(index, rank.sends.at(operation.number));
@@ -349,15 +349,14 @@ class Simulation {
     };
     if (is_cut) {
       jobs.sending = jobs.reduction =
-          issue_it(queue, 0, CollectiveKind::kReduceScatter, static_cast<double>(sizes.reduce_payload_bytes()),
-                   shard_group(sizes));
+          issue_it(queue, 0, CollectiveKind::kReduceScatter,
+                   static_cast<double>(sizes.reduce_payload_bytes()), shard_group(sizes));
     }
     if (sizes.groups.replicas < 2 && !has_slices) return;
     const bool by_sample = sizes.options.storage.sums_by_sample;
-    const auto bytes = static_cast<double>(
-        has_slices  ? sizes.result_bytes()
-        : by_sample ? sizes.slot_payload_bytes() * sizes.groups.replicas
-                    : sizes.reduce_payload_bytes());
+    const auto bytes = static_cast<double>(has_slices  ? sizes.result_bytes()
+                                           : by_sample ? sizes.slot_payload_bytes() * sizes.groups.replicas
+                                                       : sizes.reduce_payload_bytes());
     const CollectiveKind kind = has_slices ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
     const Group among = replica_group(sizes, has_slices ? sizes.groups.slices : sizes.groups.replicas);
     const bool is_apart = is_cut || has_slices;
@@ -445,8 +444,8 @@ class Simulation {
     for (const Level level : {Level::kInside, Level::kBetween, Level::kSlices}) {
       const double speed = cluster_.network.at(level).bytes_per_second;
       if (speed > 0 && stage.bytes_at(level) > 0) {
-        uses.push_back({links_[static_cast<size_t>(level)],
-                        std::min(1.0, stage.bytes_at(level) / speed / seconds)});
+        uses.push_back(
+            {links_[static_cast<size_t>(level)], std::min(1.0, stage.bytes_at(level) / speed / seconds)});
       }
     }
     if (cores > 0 && stage.core_seconds > 0) {
@@ -561,8 +560,8 @@ int64_t Cluster::hosts() const {
   return ranks_of_host > 0 ? (world + ranks_of_host - 1) / ranks_of_host : 1;
 }
 
-StepTimes simulate_step(const StepProgram& program, const std::vector<UnitSizes>& units, const Cluster& cluster,
-                        const StepOptions& options) {
+StepTimes simulate_step(const StepProgram& program, const std::vector<UnitSizes>& units,
+                        const Cluster& cluster, const StepOptions& options) {
   return Simulation(program, units, cluster, options).run();
 }
 

@@ -60,9 +60,9 @@ constexpr auto enum_names(Obstacle) {
 /// Seconds of a step of the first kind of ranks.
 struct StepTimes {
   double step = 0;
-  double computing = 0;      ///< with what communication slowed it down
-  double communication = 0;  ///< of all collectives, from their begin to their end
-  double exposed = 0;        ///< the rank waited
+  double computing = 0;                           ///< with what communication slowed it down
+  double communication = 0;                       ///< of all collectives, from their begin to their end
+  double exposed = 0;                             ///< the rank waited
   std::map<std::string, double> exposed_by_kind;  ///< "all-gathers in forward"
   std::array<double, kObstacles> exposed_by_obstacle{};
 

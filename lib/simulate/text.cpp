@@ -1,10 +1,11 @@
+#include "plan/text.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "plan/text.h"
 #include "simulate/simulate.h"
 #include "util/text.h"
 
@@ -37,7 +38,8 @@ std::string machines_text(const Simulation& simulation) {
   const ComputeTable& compute = simulation.compute;
   const NetworkTable& network = simulation.cluster.network;
   std::string text = concat("compute    ", compute.machine, " (", compute.source, ")");
-  if (!compute.is_gpu()) text += concat(", ", compute.threads, compute.threads == 1 ? " thread" : " threads", " a rank");
+  if (!compute.is_gpu())
+    text += concat(", ", compute.threads, compute.threads == 1 ? " thread" : " threads", " a rank");
   if (compute.scale != 1) text += printed(", all of it %.3f times as long", compute.scale);
   text += concat("\nnetwork    ", util::name_of(simulation.cluster.backend));
   for (const auto& [level, name] : enum_names(Level{})) {
@@ -53,8 +55,8 @@ std::string machines_text(const Simulation& simulation) {
 
 std::string memory_text(const plan::Plan& plan) {
   return concat("memory     ", util::human_bytes(plan.memory.device_peak), " of ",
-                util::human_bytes(plan.memory_limit()), " per rank: ", plan.fits() ? "it fits" : "IT DOES NOT FIT",
-                "\n");
+                util::human_bytes(plan.memory_limit()),
+                " per rank: ", plan.fits() ? "it fits" : "IT DOES NOT FIT", "\n");
 }
 
 std::string faults_text(const Simulation& simulation) {
@@ -99,7 +101,8 @@ std::string simulation_text(const plan::Plan& plan, const Simulation& simulation
   const double computed = simulation.kernels.sum();
   for (const auto& [kernels, name] : enum_names(KernelClass{})) {
     const double seconds = simulation.kernels[kernels];
-    if (seconds > 0) text += row(std::string(name), duration(seconds), printed("%.0f%%", share(seconds, computed)));
+    if (seconds > 0)
+      text += row(std::string(name), duration(seconds), printed("%.0f%%", share(seconds, computed)));
   }
   text += row("all", duration(computed));
   text += "\na step\n";
@@ -124,8 +127,9 @@ std::string simulation_text(const plan::Plan& plan, const Simulation& simulation
   text += faults_text(simulation);
   if (plan.machines.tokens > 0) {
     const double share = simulation.faults ? simulation.faults->effective_share : 1;
-    text += concat("\ntraining on ", util::with_commas(std::llround(plan.machines.tokens)), " tokens takes ",
-                   printed("%.1f days\n", plan.machines.tokens / (simulation.tokens_per_second * share) / 86400));
+    text +=
+        concat("\ntraining on ", util::with_commas(std::llround(plan.machines.tokens)), " tokens takes ",
+               printed("%.1f days\n", plan.machines.tokens / (simulation.tokens_per_second * share) / 86400));
   }
   return text;
 }
@@ -159,16 +163,13 @@ std::string simulation_json(const plan::Plan& plan, const Simulation& simulation
       {"exposed_seconds", times.exposed},
       {"exposed_seconds_by_kind", std::move(kinds)},
       {"exposed_seconds_by_obstacle", std::move(obstacles)},
-      {"model_tflops_per_rank",
-       plan.flops.model * simulation.tokens_per_second / 1e12 / plan.ranks()},
-      {"hardware_tflops_per_rank",
-       plan.flops.hardware * simulation.tokens_per_second / 1e12 / plan.ranks()},
-      {"training_seconds",
-       plan.machines.tokens > 0
-           ? ordered_json(plan.machines.tokens /
-                          (simulation.tokens_per_second *
-                           (simulation.faults ? simulation.faults->effective_share : 1)))
-           : ordered_json()},
+      {"model_tflops_per_rank", plan.flops.model * simulation.tokens_per_second / 1e12 / plan.ranks()},
+      {"hardware_tflops_per_rank", plan.flops.hardware * simulation.tokens_per_second / 1e12 / plan.ranks()},
+      {"training_seconds", plan.machines.tokens > 0
+                               ? ordered_json(plan.machines.tokens /
+                                              (simulation.tokens_per_second *
+                                               (simulation.faults ? simulation.faults->effective_share : 1)))
+                               : ordered_json()},
       {"fits", plan.fits()},
       {"faults", simulation.faults ? json_of(*simulation.faults) : ordered_json()}};
   return json.dump(2) + "\n";
