@@ -10,14 +10,8 @@ namespace fsdp::simulate {
 namespace {
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
-constexpr double kRounding = 1e-9;  ///< of speeds and shares
-
-/// The largest share that an activity uses of a resource.
-double dominant(const std::vector<SharedResources::Use>& uses) {
-  double most = 0;
-  for (const SharedResources::Use& use : uses) most = std::max(most, use.share);
-  return most;
-}
+constexpr double kRounding = 1e-9;    ///< of speeds and shares
+constexpr double kLeastSpeed = 1e-6;  ///< so that all end
 
 }  // namespace
 
@@ -51,36 +45,59 @@ void SharedResources::pass(double seconds) {
   if (any_ended) share_out();
 }
 
-void SharedResources::share_out() {
-  std::vector<double> used(resources_, 0);
-  std::vector<Running*> growing;
-  for (auto& [activity, running] : running_) {
-    running.speed = dominant(running.uses) > 0 ? 0 : 1;
-    if (running.speed == 0) growing.push_back(&running);
-  }
-  const auto growth = [](const Running* running) { return running->weight / dominant(running->uses); };
-  while (!growing.empty()) {
-    // The step of the common level after which one has its full speed or a resource is exhausted.
-    std::vector<double> demand(resources_, 0);
-    double step = kForever;
-    for (const Running* running : growing) {
-      step = std::min(step, (1 - running->speed) / growth(running));
-      for (const Use& use : running->uses) demand[use.resource] += growth(running) * use.share;
+/// The level at which a resource's `left` is used up by those that share it: each gets its share, or less if that is
+/// above level x weight; infinite if there is enough.
+double SharedResources::level(Resource resource, double left, const std::vector<Running*>& undecided) {
+  struct Demand {
+    double share, weight;
+  };
+  std::vector<Demand> demands;
+  double sum = 0;
+  for (const Running* running : undecided) {
+    for (const Use& use : running->uses) {
+      if (use.resource != resource || use.share <= 0) continue;
+      demands.push_back({use.share, running->weight});
+      sum += use.share;
     }
+  }
+  if (sum <= left + kRounding) return kForever;
+  std::ranges::sort(demands, {}, [](const Demand& demand) { return demand.share / demand.weight; });
+  double weights = 0;
+  for (const Demand& demand : demands) weights += demand.weight;
+  for (const Demand& demand : demands) {
+    const double level = std::max(left, 0.0) / weights;
+    if (demand.share > level * demand.weight) return level;
+    left -= demand.share;
+    weights -= demand.weight;
+  }
+  return kForever;
+}
+
+void SharedResources::share_out() {
+  std::vector<double> left(resources_, 1);
+  std::vector<Running*> undecided;
+  for (auto& [activity, running] : running_) {
+    running.speed = 1;
+    undecided.push_back(&running);
+  }
+  while (!undecided.empty()) {
+    Resource contended = 0;
+    double least = kForever;
     for (Resource resource = 0; resource < resources_; ++resource) {
-      if (demand[resource] > 0) {
-        step = std::min(step, std::max(0.0, 1 - used[resource]) / demand[resource]);
+      const double of_resource = level(resource, left[resource], undecided);
+      if (of_resource < least) {
+        least = of_resource;
+        contended = resource;
       }
     }
-    for (Running* running : growing) {
-      const double more = growth(running) * step;
-      running->speed += more;
-      for (const Use& use : running->uses) used[use.resource] += more * use.share;
-    }
-    std::erase_if(growing, [&used](const Running* running) {
-      return running->speed >= 1 - kRounding || std::ranges::any_of(running->uses, [&used](const Use& use) {
-               return use.share > 0 && used[use.resource] >= 1 - kRounding;
-             });
+    if (least == kForever) return;
+    // Those that the level limits are decided, and what they use elsewhere is taken.
+    std::erase_if(undecided, [&](Running* running) {
+      const auto use = std::ranges::find(running->uses, contended, &Use::resource);
+      if (use == running->uses.end() || use->share <= least * running->weight) return false;
+      running->speed = std::max(least * running->weight / use->share, kLeastSpeed);
+      for (const Use& each : running->uses) left[each.resource] -= each.share * running->speed;
+      return true;
     });
   }
 }

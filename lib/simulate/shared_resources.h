@@ -3,10 +3,9 @@
 // SharedResources: activities that use cores and links, and how fast they are beside each other.
 //
 // An activity takes a set time when it is alone, and uses a share of some resources meanwhile. Where those under
-// way ask for more of a resource than there is, they slow down: the largest share that an activity uses grows
-// alike for all, weighted, until it has its full speed or a resource that it uses is exhausted (Ghodsi et al.:
-// Dominant Resource Fairness, NSDI 2011). So two activities that each need all of a link take twice as long, and
-// one that needs little of it is not held up.
+// way ask for more of a resource than there is, it is divided fairly: all that ask for more than a level get that
+// level, weighted, and those that ask for less are not held up (max-min fairness). So two activities that each need
+// all of a link take twice as long. The most contended resource is divided first.
 
 #include <cstddef>
 #include <map>
@@ -42,6 +41,7 @@ class SharedResources {
     double weight = 1;
     double speed = 1;
   };
+  static double level(Resource resource, double left, const std::vector<Running*>& undecided);
   void share_out();
 
   std::map<Activity, Running> running_;

@@ -7,8 +7,8 @@
 #include <optional>
 #include <utility>
 
-#include "shard/group_sizes.h"
 #include "simulate/shared_resources.h"
+#include "simulate/unit_calls.h"
 #include "util/error.h"
 
 namespace fsdp::simulate {
@@ -20,8 +20,6 @@ using Job = size_t;  ///< the number of a collective; 0: none, which is done
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
 constexpr double kMicroseconds = 1e6;
-/// Queues: between replicas, and of layers; no queue of shards has these numbers.
-constexpr size_t kReplicas = 0, kLayers = 1;
 
 /// The clock: time that only passes, and activities that share resources.
 class Clock {
@@ -76,11 +74,15 @@ Obstacle obstacle_of(const Cost& cost, const NetworkTable& network, double cores
   return static_cast<Obstacle>(std::ranges::max_element(seconds) - seconds.begin());
 }
 
-class Simulation {
+class StepRun {
  public:
-  Simulation(const StepProgram& program, const std::vector<UnitSizes>& units, const Cluster& cluster,
-             const StepOptions& options)
-      : program_(program), units_(units), cluster_(cluster), options_(options) {
+  StepRun(const StepProgram& program, const std::vector<UnitSizes>& units, const Cluster& cluster,
+          const StepOptions& options)
+      : program_(program),
+        units_(units),
+        cluster_(cluster),
+        options_(options),
+        calls_(cluster, options.reduce_scatter_group) {
     for (size_t& link : links_) link = clock_.resources().add();
     for (const double slowness : options.slowness) {
       ranks_.push_back({.slowness = slowness, .cores = clock_.resources().add()});
@@ -172,29 +174,12 @@ class Simulation {
       case Operation::Kind::kCommand:
         return execute(index, operation.command);
       case Operation::Kind::kSend:
-        rank.sends[operation.number] =
-            issue(index, {.queue = kLayers,
-                          .kind = "layers",
-                          .call = {.kind = CollectiveKind::kExchange,
-                                   .bytes = operation.bytes,
-                                   .group = group(cluster_.mesh.context * cluster_.mesh.model, /*stride=*/1)},
-                          .op = "shift",
-                          .unit = "layers",
-                          .pass = pass_});
+        rank.sends[operation.number] = issue(index, calls_.exchange_in_layer(operation.bytes, pass_));
         return;
       case Operation::Kind::kWaitForSend:
         return wait(index, rank.sends.at(operation.number));
-      case Operation::Kind::kCollective: {
-        const int world = cluster_.mesh.world_size();
-        return wait(index, issue(index, {.queue = shard::gather_queue({.shards = world}),
-                                         .kind = operation.what,
-                                         .call = {.kind = operation.collective,
-                                                  .bytes = operation.bytes,
-                                                  .group = group(world, /*stride=*/1)},
-                                         .op = name_of_kind(operation.collective),
-                                         .unit = operation.what,
-                                         .pass = "optimizer"}));
-      }
+      case Operation::Kind::kCollective:
+        return wait(index, issue(index, calls_.of_all_ranks(operation)));
       case Operation::Kind::kBegin:
       case Operation::Kind::kEnd:
         if (index == 0) note_stage(operation);
@@ -231,7 +216,8 @@ class Simulation {
     pass_ = command.pass == shard::Pass::kForward ? "forward" : "backward";
     switch (command.kind) {
       case Kind::kGatherSlices:
-        return gather_slices(index, command.unit);
+        jobs.slices = issue(index, calls_.slice_gather(units_[command.unit]));
+        return;
       case Kind::kWaitForSlices:
         return wait(index, jobs.slices);
       case Kind::kGather:
@@ -256,125 +242,36 @@ class Simulation {
 
   // ---- collectives of units, as in shard/unit.cpp
 
-  Group group(int ranks, int64_t stride, bool is_between_slices = false) const {
-    Group of{.ranks = ranks, .ranks_of_host = ranks, .is_between_slices = is_between_slices};
-    if (cluster_.ranks_of_host > 0) {
-      const int64_t here = std::max<int64_t>(1, cluster_.ranks_of_host / std::max<int64_t>(1, stride));
-      of.ranks_of_host = static_cast<int>(std::min<int64_t>(ranks, here));
-    }
-    return of;
-  }
-  /// Neighbours are on the axis model, over which no unit is cut.
-  Group shard_group(const UnitSizes& unit) const {
-    const comm::MeshShape& mesh = cluster_.mesh;
-    return group(unit.groups.shards, mesh.model, unit.groups.shards > mesh.data * mesh.context);
-  }
-  /// Of replicas or slices: the counterparts of other slices, or all ranks with the same parameters.
-  Group replica_group(const UnitSizes& unit, int ranks) const {
-    const comm::MeshShape& mesh = cluster_.mesh;
-    const int holders = unit.options.holders;
-    if (mesh.dcn > 1 && ranks == mesh.dcn * holders) return group(ranks, mesh.world_size() / mesh.dcn, true);
-    return group(ranks, holders > 1 ? 1 : mesh.model, ranks > mesh.data * mesh.context * holders);
-  }
-
-  struct Call {
-    size_t queue = 0;
-    Job after = 0;
-    std::string kind;
-    CollectiveCall call;
-    const char* op = "";
-    std::string unit;
-    std::string pass;
-  };
-
-  static const char* name_of_kind(CollectiveKind kind) {
-    switch (kind) {
-      case CollectiveKind::kAllGather:
-        return "all_gather";
-      case CollectiveKind::kReduceScatter:
-        return "reduce_scatter";
-      case CollectiveKind::kAllReduce:
-        return "all_reduce";
-      case CollectiveKind::kExchange:
-        break;
-    }
-    return "shift";
-  }
-
-  void gather_slices(size_t index, size_t unit) {
-    const UnitSizes& sizes = units_[unit];
-    ranks_[index].jobs[unit].slices =
-        issue(index, {.queue = kReplicas,
-                      .kind = "between slices",
-                      .call = {.kind = CollectiveKind::kAllGather,
-                               .bytes = static_cast<double>(sizes.slice_gather_payload_bytes()),
-                               .group = replica_group(sizes, sizes.groups.slices)},
-                      .op = "all_gather",
-                      .unit = sizes.name,
-                      .pass = shard::kBetweenSlices});
-  }
-
   void gather(size_t index, size_t unit) {
-    const UnitSizes& sizes = units_[unit];
     Jobs& jobs = ranks_[index].jobs[unit];
     jobs.gather = jobs.slices;
-    if (sizes.is_cut()) {
-      jobs.gather = issue(index, {.queue = gather_queue(sizes.groups),
-                                  .after = jobs.slices,
-                                  .kind = "all-gathers in " + pass_,
-                                  .call = {.kind = CollectiveKind::kAllGather,
-                                           .bytes = static_cast<double>(sizes.gather_payload_bytes()),
-                                           .group = shard_group(sizes)},
-                                  .op = "all_gather",
-                                  .unit = sizes.name,
-                                  .pass = pass_});
+    if (units_[unit].is_cut()) {
+      jobs.gather = issue(index, calls_.gather(units_[unit], pass_), jobs.slices);
     }
     if (index == 0) note_buffer(unit, /*is_taken=*/true);
   }
 
   void reduce(size_t index, size_t unit) {
-    const UnitSizes& sizes = units_[unit];
     Jobs& jobs = ranks_[index].jobs[unit];
     jobs.sending = jobs.reduction = 0;
-    const size_t queue = reduction_queue(sizes.groups, options_.reduce_scatter_group);
-    const bool is_cut = sizes.is_cut(), has_slices = sizes.has_slices();
-    const auto issue_it = [&](size_t in, Job after, CollectiveKind kind, double bytes, const Group& group) {
-      return issue(index, {.queue = in,
-                           .after = after,
-                           .kind = group.is_between_slices ? "between slices" : "reductions",
-                           .call = {.kind = kind, .bytes = bytes, .group = group},
-                           .op = name_of_kind(kind),
-                           .unit = sizes.name,
-                           .pass = "backward"});
-    };
-    if (is_cut) {
-      jobs.sending = jobs.reduction =
-          issue_it(queue, 0, CollectiveKind::kReduceScatter,
-                   static_cast<double>(sizes.reduce_payload_bytes()), shard_group(sizes));
-    }
-    if (sizes.groups.replicas < 2 && !has_slices) return;
-    const bool by_sample = sizes.options.storage.sums_by_sample;
-    const auto bytes = static_cast<double>(has_slices  ? sizes.result_bytes()
-                                           : by_sample ? sizes.slot_payload_bytes() * sizes.groups.replicas
-                                                       : sizes.reduce_payload_bytes());
-    const CollectiveKind kind = has_slices ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
-    const Group among = replica_group(sizes, has_slices ? sizes.groups.slices : sizes.groups.replicas);
-    const bool is_apart = is_cut || has_slices;
-    jobs.reduction = issue_it(is_apart ? kReplicas : queue, jobs.sending, kind, bytes, among);
-    if (!is_cut) jobs.sending = jobs.reduction;
+    const UnitCalls::Reduction reduction = calls_.reduction(units_[unit]);
+    if (reduction.first) jobs.sending = jobs.reduction = issue(index, *reduction.first);
+    if (!reduction.second) return;
+    jobs.reduction = issue(index, *reduction.second, jobs.sending);
+    if (!reduction.first) jobs.sending = jobs.reduction;
   }
 
   // ---- collectives
 
   Collective& of(Job job) { return collectives_[job - 1]; }
 
-  Job issue(size_t index, const Call& call) {
+  Job issue(size_t index, const IssuedCall& call, Job after = 0) {
     Rank& rank = ranks_[index];
     const Job job = ++rank.issued;
     if (job > collectives_.size()) {
       Collective& made = collectives_.emplace_back();
       made.queue = call.queue;
-      made.after = call.after;
+      made.after = after;
       made.kind = call.kind;
       made.cost = cost_of(call.call, cluster_.backend, cluster_.network);
       made.obstacle = obstacle_of(made.cost, cluster_.network, cluster_.cores_of_rank);
@@ -383,7 +280,7 @@ class Simulation {
     Collective& collective = of(job);
     if (index == 0) {
       collective.event = {.step = 1,
-                          .op = call.op,
+                          .op = call.op(),
                           .unit = call.unit,
                           .pass_or_event = call.pass,
                           .bytes = static_cast<int64_t>(call.call.bytes),
@@ -541,6 +438,7 @@ class Simulation {
   const std::vector<UnitSizes>& units_;
   const Cluster& cluster_;
   const StepOptions& options_;
+  const UnitCalls calls_;
   Clock clock_;
   std::array<SharedResources::Resource, 3> links_{};  ///< by level
   std::vector<Rank> ranks_;
@@ -555,14 +453,9 @@ class Simulation {
 
 }  // namespace
 
-int64_t Cluster::hosts() const {
-  const int64_t world = mesh.world_size();
-  return ranks_of_host > 0 ? (world + ranks_of_host - 1) / ranks_of_host : 1;
-}
-
 StepTimes simulate_step(const StepProgram& program, const std::vector<UnitSizes>& units,
                         const Cluster& cluster, const StepOptions& options) {
-  return Simulation(program, units, cluster, options).run();
+  return StepRun(program, units, cluster, options).run();
 }
 
 }  // namespace fsdp::simulate

@@ -17,26 +17,12 @@
 #include <string>
 #include <vector>
 
-#include "comm/mesh_shape.h"
-#include "comm/options.h"
 #include "comm/trace_event.h"
 #include "shard/unit_sizes.h"
-#include "simulate/network_table.h"
+#include "simulate/cluster.h"
 #include "simulate/step_program.h"
 
 namespace fsdp::simulate {
-
-/// Where the ranks are and how they communicate.
-struct Cluster {
-  comm::MeshShape mesh = {};
-  int64_t ranks_of_host = 0;  ///< 0: all are on one
-  comm::Backend backend = comm::Backend::kNccl;
-  NetworkTable network = {};
-  double cores_of_rank = 0;  ///< that compute and communication share; 0: they share none
-  int64_t threads = 1;       ///< of the compute
-
-  int64_t hosts() const;
-};
 
 struct StepOptions {
   /// By kind of ranks: its compute takes so many times as long. The first is the one that is reported.

@@ -1,0 +1,59 @@
+#pragma once
+
+// UnitCalls: the collectives of a step as the engine issues them (shard/unit.cpp): their queues, payloads and groups,
+// and where the ranks of a group are.
+
+#include <cstddef>
+#include <optional>
+#include <string>
+
+#include "shard/unit_sizes.h"
+#include "simulate/cluster.h"
+#include "simulate/collective_cost.h"
+#include "simulate/step_program.h"
+
+namespace fsdp::simulate {
+
+struct IssuedCall {
+  size_t queue = 0;  ///< collectives of one queue run in order
+  CollectiveCall call = {};
+  std::string kind = {};  ///< "all-gathers in forward"
+  // As in comm/trace_event.h.
+  std::string unit = {}, pass = {};
+
+  /// Of the trace: "all_gather".
+  const char* op() const;
+};
+
+class UnitCalls {
+ public:
+  /// `cluster` must outlive the calls.
+  UnitCalls(const Cluster& cluster, bool reduce_scatter_group)
+      : cluster_(cluster), reduce_scatter_group_(reduce_scatter_group) {}
+
+  /// With hybrid_optimizer = "global": between slices.
+  IssuedCall slice_gather(const shard::UnitSizes& unit) const;
+  /// Of a unit that is cut.
+  IssuedCall gather(const shard::UnitSizes& unit, const std::string& pass) const;
+
+  /// Absent parts communicate nothing. The second begins when the first has ended.
+  struct Reduction {
+    std::optional<IssuedCall> first = std::nullopt, second = std::nullopt;
+  };
+  Reduction reduction(const shard::UnitSizes& unit) const;
+
+  /// Inside a layer, over the axes context and model.
+  IssuedCall exchange_in_layer(double bytes, const std::string& pass) const;
+  /// `operation`: of the kind kCollective.
+  IssuedCall of_all_ranks(const Operation& operation) const;
+
+ private:
+  Group group(int ranks, int stride, bool is_between_slices = false) const;
+  Group shard_group(const shard::UnitSizes& unit) const;
+  Group replica_group(const shard::UnitSizes& unit, int ranks) const;
+
+  const Cluster& cluster_;
+  const bool reduce_scatter_group_;
+};
+
+}  // namespace fsdp::simulate
