@@ -16,14 +16,20 @@ void add_simulate_options(CLI::App& app, SimulateArguments& arguments) {
       "--simulate", arguments.is_on,
       "simulate a step instead: latency, links that collectives share, kernels by their class, optimizer and "
       "norm. Products of --gpu then reach 0.7 of its rate unless --efficiency says otherwise");
+  CLI::Option* calibration =
+      app.add_option(
+             "--calibration", options.calibration,
+             "with --simulate: time compute and collectives by this file of fsdp-train doctor --calibrate")
+          ->check(cli::not_empty())
+          ->excludes("--gpu")
+          ->excludes("--efficiency")
+          ->excludes("--flops-tflops")
+          ->needs(simulates);
   app.add_option(
-         "--calibration", options.calibration,
-         "with --simulate: time compute and collectives by this file of fsdp-train doctor --calibrate")
-      ->check(cli::not_empty())
-      ->excludes("--gpu")
-      ->excludes("--efficiency")
-      ->excludes("--flops-tflops")
-      ->needs(simulates);
+         "--cores-per-rank", options.cores_per_rank,
+         "with --calibration of a CPU: cores that a rank has; default: those of the host, divided by its ranks")
+      ->check(cli::above(0))
+      ->needs(calibration);
   app.add_option(
          "--network", options.network,
          "with --simulate: the network between hosts, by name; the end of the name is the rate in Gbit/s of a GPU")

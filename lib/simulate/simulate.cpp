@@ -31,6 +31,7 @@ void check(const SimulationOptions& options) {
   const std::pair<const char*, double> others[] = {
       {"`measured_tokens_per_second`", options.measured_tokens_per_second},
       {"`restart_seconds`", options.restart_seconds},
+      {"`cores_per_rank`", options.cores_per_rank},
       {"`mtbf_hours`", options.mtbf_hours},
       {"`checkpoint_interval_minutes`", options.checkpoint_interval_minutes},
       {"`straggler_sigma`", options.stragglers.sigma},
@@ -192,7 +193,9 @@ Simulation simulate(const plan::Plan& plan, const SimulationOptions& options) {
     if (world > 1) cluster.network = measured_network(calibration, cluster.backend, options);
     if (!simulation.compute.is_gpu()) {
       const int64_t here = ranks_of_host > 0 ? ranks_of_host : world;
-      cluster.cores_of_rank = calibration.cores_of_host / static_cast<double>(here);
+      cluster.cores_of_rank = options.cores_per_rank > 0
+                                  ? options.cores_per_rank
+                                  : calibration.cores_of_host / static_cast<double>(here);
       cluster.threads = simulation.compute.threads;
     }
   }

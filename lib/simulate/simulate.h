@@ -23,9 +23,10 @@ inline constexpr double kProductShare = 0.7, kMemoryShare = 0.8;
 inline constexpr double kLaunchSeconds = 4e-6;
 
 struct SimulationOptions {
-  std::string calibration;   ///< a file; empty: the data sheet of PlanOptions::gpu
-  std::string network;       ///< a preset for the links between hosts; empty: PlanOptions::bandwidth_gbps
-  double compute_scale = 1;  ///< all compute takes so many times as long
+  std::string calibration;    ///< a file; empty: the data sheet of PlanOptions::gpu
+  std::string network;        ///< a preset for the links between hosts; empty: PlanOptions::bandwidth_gbps
+  double cores_per_rank = 0;  ///< on CPUs; 0: those of the calibration, divided by the ranks of a host
+  double compute_scale = 1;   ///< all compute takes so many times as long
   /// The compute_scale with which the simulated tokens per second are these; 0: as given.
   double measured_tokens_per_second = 0;
   double checkpoint_seconds = 60, restart_seconds = 300;
