@@ -9,6 +9,7 @@
 //   step_formula()      counts them, and the bytes held at once (shard/step_formula.h)
 //   plan::UnitMemory    adds up memory beside activations (plan/unit_memory.h)
 //   plan::StepClock     adds up seconds (plan/time.h)
+//   simulate            writes them into the program that it simulates (simulate/step_program.h)
 //   schedule_text()     prints them (shard/schedule_text.h); lib/README.md shows such a text
 //
 // The rules, with the ShardOptions that change them:

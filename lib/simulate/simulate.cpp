@@ -173,7 +173,6 @@ Simulation simulate(const plan::Plan& plan, const SimulationOptions& options) {
   const int64_t ranks_of_host =
       plan.machines.gpus_per_node >= world ? int64_t{0} : plan.machines.gpus_per_node;
   Simulation simulation;
-  simulation.measured_tokens_per_second = options.measured_tokens_per_second;
   Cluster& cluster = simulation.cluster;
   cluster.mesh = plan.mesh;
   cluster.ranks_of_host = ranks_of_host;

@@ -23,16 +23,16 @@ inline constexpr double kProductShare = 0.7, kMemoryShare = 0.8;
 inline constexpr double kLaunchSeconds = 4e-6;
 
 struct SimulationOptions {
-  std::string calibration;    ///< a file; empty: the data sheet of PlanOptions::gpu
-  std::string network;        ///< a preset for the links between hosts; empty: PlanOptions::bandwidth_gbps
-  double cores_per_rank = 0;  ///< on CPUs; 0: those of the calibration, divided by the ranks of a host
-  double compute_scale = 1;   ///< all compute takes so many times as long
+  std::string calibration = {};  ///< a file; empty: the data sheet of PlanOptions::gpu
+  std::string network = {};      ///< a preset for the links between hosts; empty: PlanOptions::bandwidth_gbps
+  double cores_per_rank = 0;     ///< on CPUs; 0: those of the calibration, divided by the ranks of a host
+  double compute_scale = 1;      ///< all compute takes so many times as long
   /// The compute_scale with which the simulated tokens per second are these; 0: as given.
   double measured_tokens_per_second = 0;
   double checkpoint_seconds = 60, restart_seconds = 300;
   double mtbf_hours = 0;                   ///< between two faults of a host; 0: none
   double checkpoint_interval_minutes = 0;  ///< 0: the best
-  Stragglers stragglers;
+  Stragglers stragglers = {};
   uint64_t seed = 1;
 };
 
@@ -57,7 +57,6 @@ struct Simulation {
   double tokens_per_second = 0;
   double mfu = 0;  ///< 0: the peak is not known
   std::optional<FaultTimes> faults;
-  double measured_tokens_per_second = 0;  ///< as given; 0: none
 
   /// What takes most of the step: the largest of the kernels' classes and of the obstacles.
   std::string bound() const;

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <mutex>
+#include <vector>
 
 #include "comm/thread_communicator.h"
 #include "support/program_path.h"
@@ -51,9 +51,10 @@ TEST(Calibrate, KeepsTheLinksOfOtherBackendsInItsFile) {
 /// The whole of it, on a model that is quickly multiplied.
 TEST(Calibrate, WritesAFileOfTheMachine) {
   testing::TemporaryFolder folder;
-  const auto result = testing::run({testing::program_path("fsdp-train"), "doctor", "data.sequence_length=32",
-                                    "data.micro_batch_size=1", "model.hidden_size=64", "training.device=cpu",
-                                    "--calibrate", (folder / "c.json").string()});
+  const auto result = testing::run(
+      {testing::program_path("fsdp-train"), "doctor", "data.sequence_length=32", "data.micro_batch_size=1",
+       "model.hidden_size=64", "training.device=cpu", "--calibrate", (folder / "c.json").string()},
+      {.env = {{"OMP_NUM_THREADS", "1"}}});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_NE(result.out.find("wrote "), std::string::npos) << result.out;
   const simulate::Calibration calibration = simulate::read_calibration(folder / "c.json");

@@ -53,6 +53,26 @@ config::Config cut(config::Config config, int64_t context, comm::ContextAttentio
   return config;
 }
 
+TEST(RecordedPass, KnowsTheShapesOfProductsAndTheBytesOfResults) {
+  const config::Config config = config_of("llama", "float32");
+  const RecordedPass pass = record_pass(config);
+  double flops = 0, of_heads = 0;
+  int64_t bytes = 0;
+  StageEvents events;
+  events.computes = [&](const Products& products) {
+    flops += products.shape.flops();
+    if (products.shape.kind == kernels::MetaProduct::Kind::kAttention) of_heads += products.shape.flops();
+    EXPECT_EQ(products.shape.flops(), products.flops);
+  };
+  events.takes = [&](int64_t of_result) { bytes += of_result; };
+  MemoryTape tape;
+  pass.play(tape, events);
+  EXPECT_DOUBLE_EQ(flops, pass.flops());
+  // Of 3 layers, each in a forward and twice that in backward: scores and values of 8 tokens in 2 rows.
+  EXPECT_DOUBLE_EQ(of_heads, 3 * 3 * 2.0 * (2 * 8 * 4) * (2 * 8) * 6);
+  EXPECT_GT(bytes, tape.peak());
+}
+
 TEST(RecordedPass, OfACutSequenceHasItsShareOfMemoryAndCompute) {
   for (const char* architecture : {"llama", "gpt2"}) {
     config::Config config = config_of(architecture, "bfloat16");

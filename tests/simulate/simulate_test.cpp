@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "config/load.h"
 #include "plan/machines.h"
@@ -93,7 +96,7 @@ TEST(Simulate, TellsWhatFaultsAndSlowHostsCost) {
   EXPECT_LT(undisturbed.faults->effective_share, 1);
   options.stragglers.slow_share = 0.05;
   const Simulation disturbed = simulate(plan, options);
-  EXPECT_GT(disturbed.step_seconds, 1.2 * undisturbed.step_seconds)
+  EXPECT_GT(disturbed.step_seconds, 1.1 * undisturbed.step_seconds)
       << "of 128 hosts one is slow nearly always";
 }
 
