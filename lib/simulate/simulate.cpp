@@ -198,6 +198,11 @@ Simulation simulate(const plan::Plan& plan, const SimulationOptions& options) {
       cluster.threads = simulation.compute.threads;
     }
   }
+  if (simulation.compute.is_gpu() != pass.on_device()) {
+    fail(ErrorKind::kUsage, "`simulate` requires the speed of what the run computes on, ",
+         pass.on_device() ? "GPUs" : "CPUs", " (training.device), but has that of ",
+         simulation.compute.machine, "; give a `calibration` of it");
+  }
   const double scale_of_table = simulation.compute.scale;
   const auto with_scale = [&](double scale) {
     simulation.compute.scale = scale_of_table * scale;

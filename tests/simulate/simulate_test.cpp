@@ -100,6 +100,12 @@ TEST(Simulate, TellsWhatFaultsAndSlowHostsCost) {
       << "of 128 hosts one is slow nearly always";
 }
 
+TEST(Simulate, NeedsTheSpeedOfWhatTheRunComputesOn) {
+  const plan::Plan on_cpus = planned(llama_8b({"training.device=cpu"}), 8);
+  EXPECT_NE(refusal([&] { simulate(on_cpus, {}); }).find("computes on, CPUs (training.device)"),
+            std::string::npos);
+}
+
 TEST(Simulate, OfAGroupOfOneRankIsCompute) {
   const Simulation one = simulate(planned(llama_8b(), 1), {});
   EXPECT_EQ(one.times.exposed, 0);
