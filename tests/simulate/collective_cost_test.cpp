@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "simulate/network_table.h"
 #include "util/error.h"
 

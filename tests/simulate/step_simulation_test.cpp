@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include "plan/plan.h"
 #include "plan/time.h"
 #include "shard/nominal_pass.h"
