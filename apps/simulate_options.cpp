@@ -80,17 +80,14 @@ void add_simulate_options(CLI::App& app, SimulateArguments& arguments) {
       ->needs(simulates);
   CLI::Option* slow_hosts =
       app.add_option("--slow-hosts", options.stragglers.slow_share,
-                     "with --simulate: the share of hosts that are slow in a step, drawn for each of them")
-          ->check(cli::at_least(0))
+                     "with --simulate: the probability that a host is slow in a step")
+          ->check(cli::between(0, 1))
           ->needs(simulates);
   app.add_option("--slow-host-factor", options.stragglers.slow_factor,
                  "with --slow-hosts: they compute so many times as long")
       ->capture_default_str()
       ->check(cli::at_least(1))
       ->needs(slow_hosts);
-  app.add_option("--seed", options.seed, "with --simulate: of what is drawn")
-      ->capture_default_str()
-      ->needs(simulates);
 }
 
 void print_simulation(config::Config config, PlanArguments planning, const SimulateArguments& arguments) {

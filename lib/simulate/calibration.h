@@ -5,7 +5,8 @@
 //   {"format": "fsdp calibration 1",
 //    "cores_of_host": 2,
 //    "compute": {"machine": "AMD EPYC 9554", "dtype": "float32", "threads": 1, "element_bytes": 4,
-//                "products": [{"m": 512, "n": 512, "k": 512, "kind": "plain", "flops_per_second": 2.1e11}, ...],
+//                "products": [{"shape": {"m": 512, "n": 512, "k": 512, "kind": "plain"}, "flops_per_second": 2.1e11},
+//                             ...],
 //                "elementwise_bytes_per_second": 3.1e9, ...},
 //    "networks": {"shm": {"inside": {"latency_seconds": 3e-6, "bytes_per_second": 0, "core_seconds_per_byte": 0},
 //                         "between": {...}, "slices": {...}, "copy_bytes_per_second": 9e9, ...}}}

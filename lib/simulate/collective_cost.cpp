@@ -10,7 +10,6 @@ namespace fsdp::simulate {
 namespace {
 
 using comm::Backend;
-using Kind = CollectiveKind;
 
 /// What shm copies through stages with one meeting (comm/shm_communicator.cpp).
 constexpr double kSmallBytes = 32 << 10;
@@ -43,21 +42,21 @@ Cost with_base(Cost cost, const NetworkTable& network) {
 }
 
 /// Of `ranks` ranks that share memory.
-Cost shared_memory(Kind kind, double bytes, double ranks, const NetworkTable& network) {
+Cost shared_memory(CollectiveKind kind, double bytes, double ranks, const NetworkTable& network) {
   const double meeting = network.inside.latency_seconds;
   const auto copies = [&](double count) { return over(count, network.copy_bytes_per_second); };
   const auto sums = [&](double count) { return over(count, network.sum_bytes_per_second); };
   switch (kind) {
-    case Kind::kAllGather:
+    case CollectiveKind::kAllGather:
       if (bytes <= kSmallBytes) return {{.delay_seconds = meeting, .core_seconds = copies(ranks * bytes)}};
       return {{.delay_seconds = 2 * meeting, .core_seconds = copies(bytes)}};
-    case Kind::kReduceScatter:
+    case CollectiveKind::kReduceScatter:
       return {{.delay_seconds = 2 * meeting, .core_seconds = sums(ranks * bytes)}};
-    case Kind::kAllReduce:
+    case CollectiveKind::kAllReduce:
       if (bytes <= kSmallBytes) return {{.delay_seconds = meeting, .core_seconds = sums(ranks * bytes)}};
       return {
           {.delay_seconds = 3 * meeting, .core_seconds = sums(bytes) + copies((ranks - 1) / ranks * bytes)}};
-    case Kind::kExchange:
+    case CollectiveKind::kExchange:
       return {{.delay_seconds = 2 * meeting, .core_seconds = copies(bytes)}};
   }
   return {};
@@ -68,14 +67,14 @@ Cost gloo(const CollectiveCall& call, const NetworkTable& network) {
   const Level level = level_of(call.group);
   const Stage sums{.core_seconds = over(ranks * bytes, network.sum_bytes_per_second)};
   switch (call.kind) {
-    case Kind::kAllGather:  // into memory of its own, then to the output
+    case CollectiveKind::kAllGather:  // into memory of its own, then to the output
       return {transfer(network, level, ranks - 1, (ranks - 1) * bytes),
               {.core_seconds = over(ranks * bytes, network.copy_bytes_per_second)}};
-    case Kind::kReduceScatter:
+    case CollectiveKind::kReduceScatter:
       return {transfer(network, level, 1, (ranks - 1) * bytes), sums};
-    case Kind::kAllReduce:
+    case CollectiveKind::kAllReduce:
       return {transfer(network, level, 2 * (ranks - 1), 2 * (ranks - 1) / ranks * bytes)};
-    case Kind::kExchange:
+    case CollectiveKind::kExchange:
       return {transfer(network, level, 1, bytes)};
   }
   return {};
@@ -86,19 +85,19 @@ Cost mpi(const CollectiveCall& call, const NetworkTable& network) {
   const Level level = level_of(call.group);
   const auto sums = [&](double count) { return over(count, network.sum_bytes_per_second); };
   switch (call.kind) {
-    case Kind::kAllGather:
+    case CollectiveKind::kAllGather:
       return {transfer(network, level, std::ceil(std::log2(ranks)), (ranks - 1) * bytes)};
-    case Kind::kReduceScatter: {  // pieces are added up while the next are under way
+    case CollectiveKind::kReduceScatter: {  // pieces are added up while the next are under way
       Stage stage = transfer(network, level, 1, (ranks - 1) * bytes);
       stage.core_seconds += sums(ranks * bytes);
       return {stage};
     }
-    case Kind::kAllReduce: {
+    case CollectiveKind::kAllReduce: {
       Stage stage = transfer(network, level, 2, 2 * (ranks - 1) / ranks * bytes);
       stage.core_seconds += sums(bytes);
       return {stage};
     }
-    case Kind::kExchange:
+    case CollectiveKind::kExchange:
       return {transfer(network, level, 1, bytes)};
   }
   return {};
@@ -112,19 +111,19 @@ Cost hierarchical(const CollectiveCall& call, const NetworkTable& network) {
   const auto copies = [&](double count) { return over(count, network.copy_bytes_per_second); };
   const auto sums = [&](double count) { return over(count, network.sum_bytes_per_second); };
   switch (call.kind) {
-    case Kind::kAllGather: {
+    case CollectiveKind::kAllGather: {
       Stage stage = transfer(network, level, 1, (hosts - 1) * bytes);
       stage.delay_seconds += 2 * meeting * hosts;
       stage.core_seconds += copies(hosts * (here - 1) * bytes);
       return {stage};
     }
-    case Kind::kReduceScatter: {
+    case CollectiveKind::kReduceScatter: {
       Stage stage = transfer(network, level, 1, (hosts - 1) * bytes);
       stage.delay_seconds += 2 * meeting * hosts;
       stage.core_seconds += sums(hosts * here * bytes);
       return {stage, {.core_seconds = sums(hosts * bytes)}};
     }
-    case Kind::kAllReduce: {
+    case CollectiveKind::kAllReduce: {
       if (bytes <= kSmallBytes / 2) {  // whole tensors, in one exchange
         Stage stage = transfer(network, level, 1, (hosts - 1) * bytes);
         stage.delay_seconds += meeting;
@@ -136,7 +135,7 @@ Cost hierarchical(const CollectiveCall& call, const NetworkTable& network) {
       stage.core_seconds += sums(bytes + piece) + copies((here - 1) * piece);
       return {stage};
     }
-    case Kind::kExchange:
+    case CollectiveKind::kExchange:
       return {transfer(network, level, 1, bytes)};
   }
   return {};
@@ -158,14 +157,14 @@ constexpr NcclProtocol kNcclProtocols[] = {
 
 Cost nccl(const CollectiveCall& call, const NetworkTable& network) {
   const double ranks = call.group.ranks, here = call.group.ranks_of_host, hosts = call.group.hosts();
-  const bool reduces_all = call.kind == Kind::kAllReduce;
+  const bool reduces_all = call.kind == CollectiveKind::kAllReduce;
   const Level level = level_of(call.group);
   const double times = reduces_all ? 2 : 1, payload = reduces_all ? call.bytes / ranks : call.bytes;
   const double inside_bytes =
-      here == 1 ? 0 : (call.kind == Kind::kExchange ? call.bytes : times * (ranks - 1) * payload);
+      here == 1 ? 0 : (call.kind == CollectiveKind::kExchange ? call.bytes : times * (ranks - 1) * payload);
   double between_bytes = 0;
   if (hosts > 1) {
-    between_bytes = call.kind == Kind::kExchange ? call.bytes : times * (ranks - here) * payload / here;
+    between_bytes = call.kind == CollectiveKind::kExchange ? call.bytes : times * (ranks - here) * payload / here;
   }
   Cost best;
   double least = std::numeric_limits<double>::infinity();
@@ -176,7 +175,7 @@ Cost nccl(const CollectiveCall& call, const NetworkTable& network) {
       inside_steps = 2 * (here - 1);
       between_steps = 2 * std::ceil(std::log2(hosts));
     }
-    if (call.kind == Kind::kExchange) {
+    if (call.kind == CollectiveKind::kExchange) {
       inside_steps = hosts > 1 ? 0 : 1;
       between_steps = hosts > 1 ? 1 : 0;
     }

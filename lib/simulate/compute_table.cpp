@@ -9,8 +9,6 @@
 namespace fsdp::simulate {
 namespace {
 
-using Kind = kernels::MetaProduct::Kind;
-
 double squared_distance(const kernels::MetaProduct& a, const kernels::MetaProduct& b) {
   const auto of = [](int64_t left, int64_t right) {
     const double ratio = std::log2(static_cast<double>(std::max<int64_t>(left, 1)) /
@@ -44,13 +42,13 @@ void KernelSeconds::add(const KernelSeconds& other, double times) {
 double ComputeTable::product_seconds(const kernels::MetaProduct& product) const {
   const double rate = measured_rate(products, product);
   if (rate > 0) return product.flops() / rate;
-  if (product.kind == Kind::kFloat8) {
+  if (product.kind == kernels::MetaProduct::Kind::kFloat8) {
     kernels::MetaProduct plain = product;
-    plain.kind = Kind::kPlain;
+    plain.kind = kernels::MetaProduct::Kind::kPlain;
     return product_seconds(plain) / plan::kFloat8Speed;
   }
   const double arithmetic = flops_per_second > 0 ? product.flops() / flops_per_second : 0;
-  if (product.kind == Kind::kAttention || memory_bytes_per_second == 0) return arithmetic;
+  if (product.kind == kernels::MetaProduct::Kind::kAttention || memory_bytes_per_second == 0) return arithmetic;
   const auto m = static_cast<double>(product.m), n = static_cast<double>(product.n),
              k = static_cast<double>(product.k);
   return std::max(arithmetic, element_bytes * (m * n + m * k + n * k) / memory_bytes_per_second);

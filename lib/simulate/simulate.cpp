@@ -21,32 +21,6 @@ constexpr double kHour = 3600, kMinute = 60;
 /// A kernel reads two tensors as large as its result.
 constexpr double kBytesOfResult = 3;
 
-void check(const SimulationOptions& options) {
-  const std::pair<const char*, double> above_zero[] = {{"`compute_scale`", options.compute_scale},
-                                                       {"`checkpoint_seconds`", options.checkpoint_seconds}};
-  for (const auto& [name, value] : above_zero) {
-    if (value > 0 && std::isfinite(value)) continue;
-    fail(ErrorKind::kUsage, name, " must be above 0, but is ", value, "; leave it out for the default");
-  }
-  const std::pair<const char*, double> others[] = {
-      {"`measured_tokens_per_second`", options.measured_tokens_per_second},
-      {"`restart_seconds`", options.restart_seconds},
-      {"`cores_per_rank`", options.cores_per_rank},
-      {"`mtbf_hours`", options.mtbf_hours},
-      {"`checkpoint_interval_minutes`", options.checkpoint_interval_minutes},
-      {"`straggler_sigma`", options.stragglers.sigma},
-      {"`slow_hosts`", options.stragglers.slow_share},
-      {"`slow_host_factor`", options.stragglers.slow_factor}};
-  for (const auto& [name, value] : others) {
-    if (value >= 0 && std::isfinite(value)) continue;
-    fail(ErrorKind::kUsage, name, " must be at least 0, but is ", value, "; leave it out for the default");
-  }
-  if (options.stragglers.slow_share > 1) {
-    fail(ErrorKind::kUsage, "`slow_hosts` must be a share of the hosts, from 0 to 1, but is ",
-         options.stragglers.slow_share, "; 0.01 is one in a hundred");
-  }
-}
-
 ComputeTable table_of_gpu(const plan::PlanOptions& machines, const config::Config& config) {
   const util::GpuDataSheet* sheet = util::gpu_data_sheet(machines.gpu);
   if (machines.gpu.empty() || sheet == nullptr) {
@@ -115,17 +89,14 @@ NetworkTable measured_network(const Calibration& calibration, Backend backend,
 }
 
 FaultTimes fault_times(const SimulationOptions& options, int64_t hosts, double step_seconds) {
-  FaultTimes times{.faults = {.mean_seconds = mean_seconds_between_faults(options.mtbf_hours * kHour, hosts),
+  FaultTimes times{.faults = {.mean_seconds = options.mtbf_hours * kHour / static_cast<double>(hosts),
                               .checkpoint_seconds = options.checkpoint_seconds,
-                              .restart_seconds = options.restart_seconds,
-                              .seed = options.seed}};
-  times.best = best_interval(times.faults, step_seconds);
-  times.young = young_interval(times.faults);
-  times.daly = daly_interval(times.faults);
+                              .restart_seconds = options.restart_seconds}};
+  times.best_interval = best_interval(times.faults, step_seconds);
+  times.best_effective_share = effective_share(times.faults, times.best_interval);
   times.interval = options.checkpoint_interval_minutes > 0 ? options.checkpoint_interval_minutes * kMinute
-                                                           : times.best.seconds;
+                                                           : times.best_interval;
   times.effective_share = effective_share(times.faults, times.interval);
-  times.expected_share = expected_effective_share(times.faults, times.interval);
   return times;
 }
 
@@ -166,7 +137,6 @@ std::string Simulation::bound() const {
 }
 
 Simulation simulate(const plan::Plan& plan, const SimulationOptions& options) {
-  check(options);
   const config::Config& config = plan.config;
   const plan::RecordedPass pass = plan::record_pass(config);
   const int64_t world = plan.machines.world_size;
@@ -237,10 +207,8 @@ Simulation simulate(const plan::Plan& plan, const SimulationOptions& options) {
   recorded.records = true;
   simulation.times = simulate_step(program, plan.units, cluster, recorded);
   simulation.step_seconds = simulation.times.step;
-  Stragglers stragglers = options.stragglers;
-  stragglers.seed = options.seed;
-  if (stragglers.any()) {
-    simulation.step_seconds = mean_step_seconds(stragglers, cluster.hosts(), [&](double slowness) {
+  if (options.stragglers.any()) {
+    simulation.step_seconds = mean_step_seconds(options.stragglers, cluster.hosts(), [&](double slowness) {
       StepOptions slow = step_options;
       slow.slowness = {std::min(1.0, slowness), slowness};
       return simulate_step(program, plan.units, cluster, slow).step;

@@ -33,7 +33,6 @@ struct SimulationOptions {
   double mtbf_hours = 0;                   ///< between two faults of a host; 0: none
   double checkpoint_interval_minutes = 0;  ///< 0: the best
   Stragglers stragglers = {};
-  uint64_t seed = 1;
 };
 
 /// With the calibration of a CPU, the config of a run there; else the same. For plan::make_plan().
@@ -42,10 +41,8 @@ config::Config config_for(config::Config config, const SimulationOptions& option
 /// What faults make of the run.
 struct FaultTimes {
   Faults faults = {};
-  BestInterval best = {};
-  double young = 0, daly = 0;  ///< seconds
-  double interval = 0;         ///< of SimulationOptions, or the best
-  double effective_share = 0, expected_share = 0;
+  double interval = 0, best_interval = 0;  ///< seconds; that of SimulationOptions, or the best
+  double effective_share = 0, best_effective_share = 0;
 };
 
 struct Simulation {
@@ -63,7 +60,7 @@ struct Simulation {
 };
 
 /// `plan` is that of config_for(). Throws Error(kUsage) for a calibration without the links of the run's backend, where
-/// neither a calibration nor a GPU is given, and for impossible numbers.
+/// neither a calibration nor a GPU is given.
 Simulation simulate(const plan::Plan& plan, const SimulationOptions& options);
 
 /// The backend that "auto" is on such ranks.

@@ -18,7 +18,7 @@ using shard::UnitSizes;
 using Activity = SharedResources::Activity;
 using Job = size_t;  ///< the number of a collective; 0: none, which is done
 
-constexpr double kForever = std::numeric_limits<double>::infinity();
+constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kMicroseconds = 1e6;
 
 /// The clock: time that only passes, and activities that share resources.
@@ -47,7 +47,7 @@ struct Collective {
 
   // How far it is.
   size_t arrived = 0;             ///< kinds of ranks that have issued it
-  double complete_at = kForever;  ///< all have
+  double complete_at = kNever;  ///< all have
   std::optional<double> begun_at = std::nullopt;
   size_t stage = 0;
   double delay_ends = 0;

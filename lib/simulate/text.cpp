@@ -63,13 +63,11 @@ std::string faults_text(const Simulation& simulation) {
   if (!simulation.faults) return {};
   const FaultTimes& faults = *simulation.faults;
   std::string text = concat("\nfaults of ", simulation.cluster.hosts(), " hosts, one in ",
-                            duration(faults.faults.mean_seconds), ", drawn\n");
+                            duration(faults.faults.mean_seconds), "\n");
   text += row("effective time", printed("%.2f%%", 100 * faults.effective_share),
-              concat("saving every ", duration(faults.interval), "; expected ",
-                     printed("%.2f%%", 100 * faults.expected_share)));
-  text += row("best interval", duration(faults.best.seconds),
-              concat(printed("%.2f%% effective; by Young ", 100 * faults.best.effective_share),
-                     duration(faults.young), ", by Daly ", duration(faults.daly)));
+              concat("saving every ", duration(faults.interval)));
+  text += row("best interval", duration(faults.best_interval),
+              printed("%.2f%% effective", 100 * faults.best_effective_share));
   text += row("tokens/s over the run",
               util::with_commas(std::llround(simulation.tokens_per_second * faults.effective_share)));
   return text;
@@ -81,11 +79,8 @@ ordered_json json_of(const FaultTimes& faults) {
           {"restart_seconds", faults.faults.restart_seconds},
           {"interval_seconds", faults.interval},
           {"effective_share", faults.effective_share},
-          {"expected_effective_share", faults.expected_share},
-          {"best_interval_seconds", faults.best.seconds},
-          {"best_effective_share", faults.best.effective_share},
-          {"young_interval_seconds", faults.young},
-          {"daly_interval_seconds", faults.daly}};
+          {"best_interval_seconds", faults.best_interval},
+          {"best_effective_share", faults.best_effective_share}};
 }
 
 }  // namespace
@@ -122,7 +117,7 @@ std::string simulation_text(const plan::Plan& plan, const Simulation& simulation
   }
   text += row("step", duration(times.step));
   if (simulation.step_seconds != times.step) {
-    text += row("step, with slow hosts", duration(simulation.step_seconds), "the mean of those drawn");
+    text += row("step, with slow hosts", duration(simulation.step_seconds), "the mean over their distribution");
   }
   text += faults_text(simulation);
   if (plan.machines.tokens > 0) {
