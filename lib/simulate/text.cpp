@@ -36,15 +36,19 @@ std::string row(const std::string& name, const std::string& value, const std::st
 
 std::string machines_text(const Simulation& simulation) {
   const ComputeTable& compute = simulation.compute;
-  const NetworkTable& network = simulation.cluster.network;
+  const Cluster& cluster = simulation.cluster;
+  const NetworkTable& network = cluster.network;
   std::string text = concat("compute    ", compute.machine, " (", compute.source, ")");
   if (!compute.is_gpu())
     text += concat(", ", compute.threads, compute.threads == 1 ? " thread" : " threads", " a rank");
   if (compute.scale != 1) text += printed(", all of it %.3f times as long", compute.scale);
-  text += concat("\nnetwork    ", util::name_of(simulation.cluster.backend));
+  text += concat("\nnetwork    ", util::name_of(cluster.backend));
   for (const auto& [level, name] : enum_names(Level{})) {
     const Link& link = network.at(level);
-    if (link.bytes_per_second == 0) continue;
+    const bool is_used = level == Level::kInside    ? cluster.ranks_of_host != 1
+                         : level == Level::kBetween ? cluster.hosts() > 1
+                                                    : cluster.mesh.dcn > 1;
+    if (!is_used || link.bytes_per_second == 0) continue;
     text += printed(",\n           %.4g GB/s and %.3g us a step ", link.bytes_per_second / 1e9,
                     1e6 * link.latency_seconds) +
             std::string(name);
