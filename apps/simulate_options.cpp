@@ -78,11 +78,10 @@ void add_simulate_options(CLI::App& app, SimulateArguments& arguments) {
          "distribution")
       ->check(cli::at_least(0))
       ->needs(simulates);
-  CLI::Option* slow_hosts =
-      app.add_option("--slow-hosts", options.stragglers.slow_share,
-                     "with --simulate: the probability that a host is slow in a step")
-          ->check(cli::between(0, 1))
-          ->needs(simulates);
+  CLI::Option* slow_hosts = app.add_option("--slow-hosts", options.stragglers.slow_share,
+                                           "with --simulate: the probability that a host is slow in a step")
+                                ->check(cli::between(0, 1))
+                                ->needs(simulates);
   app.add_option("--slow-host-factor", options.stragglers.slow_factor,
                  "with --slow-hosts: they compute so many times as long")
       ->capture_default_str()

@@ -45,12 +45,14 @@ constexpr util::JsonLimits kLimits = {.deepest_level = 8, .most_values = 100'000
 void check_rates(const Calibration& calibration, const std::string& source) {
   const ComputeTable& compute = calibration.compute;
   const auto is_rate = [](double rate) { return std::isfinite(rate) && rate > 0; };
-  for (const auto& [name, rate] : {std::pair("elementwise_bytes_per_second", compute.elementwise_bytes_per_second),
-                                   std::pair("loss_bytes_per_second", compute.loss_bytes_per_second),
-                                   std::pair("optimizer_bytes_per_second", compute.optimizer_bytes_per_second),
-                                   std::pair("norm_bytes_per_second", compute.norm_bytes_per_second),
-                                   std::pair("scale", compute.scale)}) {
-    if (!is_rate(rate)) refuse(source, util::concat("has a compute.", name, " of ", rate, ", which must be above 0"));
+  for (const auto& [name, rate] :
+       {std::pair("elementwise_bytes_per_second", compute.elementwise_bytes_per_second),
+        std::pair("loss_bytes_per_second", compute.loss_bytes_per_second),
+        std::pair("optimizer_bytes_per_second", compute.optimizer_bytes_per_second),
+        std::pair("norm_bytes_per_second", compute.norm_bytes_per_second),
+        std::pair("scale", compute.scale)}) {
+    if (!is_rate(rate))
+      refuse(source, util::concat("has a compute.", name, " of ", rate, ", which must be above 0"));
   }
   const auto is_measured = [&](const ProductRate& product) {
     const auto& [m, n, k, kind] = product.shape;

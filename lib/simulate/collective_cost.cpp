@@ -164,7 +164,8 @@ Cost nccl(const CollectiveCall& call, const NetworkTable& network) {
       here == 1 ? 0 : (call.kind == CollectiveKind::kExchange ? call.bytes : times * (ranks - 1) * payload);
   double between_bytes = 0;
   if (hosts > 1) {
-    between_bytes = call.kind == CollectiveKind::kExchange ? call.bytes : times * (ranks - here) * payload / here;
+    between_bytes =
+        call.kind == CollectiveKind::kExchange ? call.bytes : times * (ranks - here) * payload / here;
   }
   Cost best;
   double least = std::numeric_limits<double>::infinity();

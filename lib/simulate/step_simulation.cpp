@@ -46,7 +46,7 @@ struct Collective {
   comm::TraceEvent event;
 
   // How far it is.
-  size_t arrived = 0;             ///< kinds of ranks that have issued it
+  size_t arrived = 0;           ///< kinds of ranks that have issued it
   double complete_at = kNever;  ///< all have
   std::optional<double> begun_at = std::nullopt;
   size_t stage = 0;

@@ -121,7 +121,8 @@ std::string simulation_text(const plan::Plan& plan, const Simulation& simulation
   }
   text += row("step", duration(times.step));
   if (simulation.step_seconds != times.step) {
-    text += row("step, with slow hosts", duration(simulation.step_seconds), "the mean over their distribution");
+    text +=
+        row("step, with slow hosts", duration(simulation.step_seconds), "the mean over their distribution");
   }
   text += faults_text(simulation);
   if (plan.machines.tokens > 0) {

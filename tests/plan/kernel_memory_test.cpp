@@ -25,8 +25,9 @@ TEST(AttentionOfDocuments, TakesTheMemoryOfLibtorchsKernels) {
                                },
                            .gives = [](size_t) {}});
   double flops = 0;
-  const kernels::MetaDevice gpu{.type = c10::kCUDA,
-                                .multiplies = [&](const kernels::MetaProduct& product) { flops += product.flops(); }};
+  const kernels::MetaDevice gpu{.type = c10::kCUDA, .multiplies = [&](const kernels::MetaProduct& product) {
+                                  flops += product.flops();
+                                }};
   const kernels::MetaDeviceGuard on_gpu(gpu);
   const at::TensorOptions meta(at::kMeta);
   const auto heads = [&](int64_t count) {
