@@ -218,20 +218,22 @@ def verdict(misses, count, tolerance):
     return text + (" Misses: " + "; ".join(misses) + "." if misses else "")
 
 
-def compare_runs(bench, rounds):
-    lines, misses = ["| links | run | measured, s | simulated, s | off by |", "| --- | --- | ---: | ---: | ---: |"], []
-    for links, ranks, model, keys in RUNS:
-        keys = {**model, **keys, "comm.backend": "gloo" if links.mbit else "shm"}
-        shown = {key: value for key, value in keys.items() if key not in model and key != "comm.backend"}
+def compare_runs(bench, rounds, only):
+    lines, misses, count = ["| links | run | measured, s | simulated, s | off by |", "| --- | --- | ---: | ---: | ---: |"], [], 0
+    for links, ranks, model, shown in RUNS:
+        name = name_of(ranks, model, shown)
+        if only not in f"{links}, {name}":
+            continue
+        count += 1
+        keys = {**model, **shown, "comm.backend": "gloo" if links.mbit else "shm"}
         simulated = bench.predicted(links, ranks, keys)
         measured = statistics.median(bench.measured(links, ranks, keys) for _ in range(rounds))
         off = simulated / measured - 1
-        name = name_of(ranks, model, shown)
         lines.append(f"| {links} | {name} | {measured:.4f} | {simulated:.4f} | {off:+.1%} |")
         print(lines[-1], flush=True)
         if abs(off) > TOLERANCE:
             misses.append(f"{links}, {name} ({off:+.1%})")
-    return "\n".join([*lines, "", verdict(misses, len(RUNS), TOLERANCE)])
+    return "\n".join([*lines, "", verdict(misses, count, TOLERANCE)])
 
 
 def compare_published(bench):
@@ -279,16 +281,17 @@ def main():
     parser.add_argument("--bin", required=True, help="folder of fsdp-train and fsdp-plan")
     parser.add_argument("--published", action="store_true", help="compare published speeds alone")
     parser.add_argument("--rounds", type=int, default=3, help="of which the median counts")
+    parser.add_argument("--only", default="", metavar="TEXT", help="compare only the runs that have it in their row")
     parser.add_argument("--write", action="store_true", help="put the figures into RESULTS.md")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(arguments.bin, pathlib.Path(folder))
-        parts = [compare_published(bench)]
+        parts = [compare_published(bench)] if not arguments.only else []
         if not arguments.published:
-            parts.insert(0, compare_runs(bench, arguments.rounds))
+            parts.insert(0, compare_runs(bench, arguments.rounds, arguments.only))
     for part in parts:
         print(f"\n{part}")
-    if arguments.write:
+    if arguments.write and not arguments.only:
         heading = "## Simulated steps\n\n" + describe_machine("one thread a rank")
         if not arguments.published:
             replace_section("simulate", f"{heading}\n\n{parts[0]}")
