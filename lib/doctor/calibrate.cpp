@@ -2,13 +2,11 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <cmath>
@@ -47,12 +45,8 @@ constexpr double kMostFlops = 4e11;  ///< of a product that is measured on a CPU
 constexpr double kMostFlopsOfGpu = 4e13;
 constexpr size_t kMostShapes = 40;  ///< of the config's products
 
-/// The cores that this process may use.
 double usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  double cores = 1;
-  if (::sched_getaffinity(0, sizeof(set), &set) == 0) cores = CPU_COUNT(&set);
+  const double cores = std::max(1, allowed_cpus());
   return std::min(cores, cpu_quota().value_or(cores));
 }
 
@@ -82,7 +76,6 @@ class Bench {
         table.flops_per_second = std::max(table.flops_per_second, shape.flops() / seconds);
       }
     }
-    table.memory_bytes_per_second = memory_rate();
     table.elementwise_bytes_per_second = elementwise_rate();
     table.loss_bytes_per_second = loss_rate();
     table.optimizer_bytes_per_second = optimizer_rate();
@@ -180,13 +173,6 @@ class Bench {
     return std::clamp<int64_t>(config_.data.micro_batch_size * config_.data.sequence_length, 64, 16384);
   }
   int64_t width() const { return config_.model.hidden_size; }
-
-  /// A copy reads and writes.
-  double memory_rate() const {
-    const at::NoGradGuard no_grad;
-    const at::Tensor from = in_float32(1 << 24), to = at::empty_like(from);
-    return 2.0 * static_cast<double>(from.nbytes()) / seconds_of([&] { at::Tensor(to).copy_(from); });
-  }
 
   /// Norm, activation and sum, with their backward, which have three results each way.
   double elementwise_rate() const {
@@ -342,8 +328,7 @@ std::string write_calibration(const std::filesystem::path& path, simulate::Calib
   const auto giga = [](double rate) { return util::fixed(rate / 1e9, 1); };
   std::string text =
       concat("wrote ", path.string(), ": ", compute.machine, ", ", compute.dtype, "\n  products up to ",
-             giga(compute.flops_per_second), " GFLOP/s in ", compute.products.size(), " shapes, memory ",
-             giga(compute.memory_bytes_per_second), " GB/s, optimizer ",
+             giga(compute.flops_per_second), " GFLOP/s in ", compute.products.size(), " shapes, optimizer ",
              giga(compute.optimizer_bytes_per_second), " GB/s, a kernel ",
              util::fixed(1e6 * compute.host_seconds, 1), " us of the host\n  a whole pass takes ",
              util::fixed(compute.scale, 3), " times as long as its kernels\n");

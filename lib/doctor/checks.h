@@ -44,6 +44,9 @@ Findings check_disk(const config::Config& config);
 /// weights fit it.
 Findings check_files(const config::Config& config);
 
+/// Logical CPUs that the process may run on; 0: not known.
+int allowed_cpus();
+
 /// Limits of this process's control group (a container's, a job's) or of its parents, whichever are lower.
 
 /// Bytes of memory; nothing: no known limit.

@@ -74,12 +74,6 @@ Finding check_kernels(const std::string& matmul) {
           ""};
 }
 
-int allowed_cpus() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  return ::sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 0;
-}
-
 Finding check_cores() {
   const int allowed = allowed_cpus();
   const long online = ::sysconf(_SC_NPROCESSORS_ONLN);
@@ -117,6 +111,12 @@ Finding check_threads() {
 }
 
 }  // namespace
+
+int allowed_cpus() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  return ::sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 0;
+}
 
 Findings check_processors(const std::string& matmul) {
   return {check_instructions(), check_kernels(matmul), check_cores(), check_threads()};

@@ -298,16 +298,6 @@ KernelSeconds StepProgram::computed() const {
   return seconds;
 }
 
-std::vector<shard::Command> StepProgram::commands() const {
-  std::vector<shard::Command> commands;
-  for (const Section& section : sections) {
-    for (const Operation& operation : section.operations) {
-      if (operation.kind == Kind::kCommand) commands.push_back(operation.command);
-    }
-  }
-  return commands;
-}
-
 double update_bytes(const config::Config& config, const shard::UnitSizes& unit) {
   if (!unit.has_trainable_parameters) return 0;
   const int64_t states = plan::optimizer_state_bytes(config.optimizer, {unit});

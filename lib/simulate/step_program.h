@@ -47,8 +47,6 @@ struct StepProgram {
 
   /// Of all operations, without waiting.
   KernelSeconds computed() const;
-  /// Those of the schedule.
-  std::vector<shard::Command> commands() const;
 };
 
 /// A step after the first one: the order of the units is known. `pass` must be the config's.
