@@ -65,13 +65,13 @@ double reduce_scatter_seconds(Communicator& group, int64_t n) {
 
 /// To hand a task to the communication's thread and back.
 double base_seconds(Communicator& group) {
-  return median_seconds([&] { group.enqueue([] {})->synchronize(); });
+  return steady_seconds([&] { group.enqueue([] {})->synchronize(); });
 }
 
 double copy_rate() {
   const at::Tensor from = at::full({kMany}, 1, at::kFloat), to = at::empty({kMany}, at::kFloat);
   const double bytes = static_cast<double>(from.nbytes());
-  return bytes / median_seconds([&] { at::Tensor(to).copy_(from); });
+  return bytes / steady_seconds([&] { at::Tensor(to).copy_(from); });
 }
 
 double part_bytes() { return 4 * static_cast<double>(kMany); }

@@ -20,8 +20,9 @@ inline double processor_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-/// The median duration of `run`, which is repeated for so long, at least three times after a first one.
-inline double median_seconds(const std::function<void()>& run, double least_seconds = 0.05) {
+/// The lower quartile of durations of `run`, which is repeated for so long, at least three times after a first one: what
+/// else goes on in a machine only adds to them.
+inline double steady_seconds(const std::function<void()>& run, double least_seconds = 0.05) {
   run();
   std::vector<double> seconds;
   double spent = 0;
@@ -31,8 +32,8 @@ inline double median_seconds(const std::function<void()>& run, double least_seco
     seconds.push_back(util::seconds_since(begin));
     spent += seconds.back();
   }
-  std::ranges::nth_element(seconds, seconds.begin() + std::ssize(seconds) / 2);
-  return seconds[seconds.size() / 2];
+  std::ranges::nth_element(seconds, seconds.begin() + std::ssize(seconds) / 4);
+  return seconds[seconds.size() / 4];
 }
 
 }  // namespace fsdp::doctor
