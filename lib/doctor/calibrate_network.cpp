@@ -17,8 +17,7 @@ using comm::Communicator;
 using simulate::Link;
 using simulate::NetworkTable;
 
-/// Elements of 4 bytes in a rank's part. Of a link as many as in that of a usual unit: gloo is slower with 16 MB between
-/// two ranks.
+/// Elements of 4 bytes in a rank's part; of a link as many as in that of a usual unit.
 constexpr int64_t kFew = 256, kManyOfLink = int64_t{1} << 20, kMany = int64_t{4} << 20;
 constexpr int kLeastTimes = 3, kMostTimes = 100;
 constexpr double kSecondsEach = 0.4;
