@@ -90,6 +90,7 @@ void add_init(CLI::App& app, std::function<int()>& run) {
 struct DoctorArguments {
   doctor::Subject subject;
   std::string calibration;  ///< the file to write; empty: examines
+  bool links_only = false;
 };
 
 /// Without a config, its place has the first override.
@@ -107,8 +108,8 @@ int calibrate(const DoctorArguments& arguments) {
   const c10::Device device = train::prepare_device(config.training, environment.local_rank,
                                                    /*warns=*/environment.rank == 0);
   const auto communicator = comm::make_communicator(environment, config.comm, nullptr, {}, device);
-  const simulate::Calibration calibration =
-      doctor::calibrate(config, *communicator, {.local_world_size = environment.local_world_size});
+  const simulate::Calibration calibration = doctor::calibrate(
+      config, *communicator, {.local_world_size = environment.local_world_size}, arguments.links_only);
   if (environment.rank == 0) cli::print(doctor::write_calibration(arguments.calibration, calibration));
   communicator->barrier({.unit = "end of the calibration"});
   return 0;
@@ -123,12 +124,16 @@ void add_doctor(CLI::App& app, std::function<int()>& run) {
                    "TOML file of a run, to check its folder, disk and options too")
       ->check(cli::not_empty());
   command->add_option("overrides", arguments->subject.overrides, "section.key=value, overrides the file");
+  CLI::Option* calibration = command->add_option(
+      "--calibrate", arguments->calibration,
+      "instead: measure kernels, and under a launcher the links between ranks, and write this file for "
+      "fsdp-plan --simulate; with a config, its products and its backend");
+  calibration->check(cli::not_empty());
   command
-      ->add_option(
-          "--calibrate", arguments->calibration,
-          "instead: measure kernels, and under a launcher the links between ranks, and write this file for "
-          "fsdp-plan --simulate; with a config, its products and its backend")
-      ->check(cli::not_empty());
+      ->add_flag(
+          "--links-only", arguments->links_only,
+          "with --calibrate: add links between ranks to the file, whose compute stays; ranks may then be more than cores")
+      ->needs(calibration);
   command->callback([arguments, &run] {
     run = [arguments] {
       if (!arguments->calibration.empty()) return cli::run_command([&] { return calibrate(*arguments); });

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
@@ -11,7 +12,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <limits>
 #include <memory>
 #include <set>
 #include <tuple>
@@ -48,18 +48,14 @@ constexpr double kMostFlopsOfGpu = 4e13;
 constexpr int kRounds = 3;
 constexpr size_t kMostShapes = 40;  ///< of the config's products
 
-double usable_cores() {
-  const double cores = std::max(1, allowed_cpus());
-  return std::min(cores, cpu_quota().value_or(cores));
-}
-
 /// What is measured, where.
 class Bench {
  public:
-  Bench(const config::Config& config, at::Device device)
+  Bench(const config::Config& config, comm::Communicator& communicator)
       : config_(config),
+        communicator_(communicator),
         type_(util::scalar_type(config.mixed_precision.param_dtype)),
-        options_(at::TensorOptions().dtype(type_).device(device)),
+        options_(at::TensorOptions().dtype(type_).device(communicator.device())),
         matmul_(kernels::matmul_by_name(config.training.matmul.name())) {}
 
   simulate::ComputeTable table() const {
@@ -73,9 +69,9 @@ class Bench {
         .element_bytes = static_cast<double>(c10::elementSize(type_))};
     for (const MetaProduct& shape : shapes(is_gpu)) table.products.push_back({.shape = shape});
     const auto raise = [](double& rate, double measured) { rate = std::max(rate, measured); };
-    double reference = std::numeric_limits<double>::infinity();
+    std::vector<double> references;
     for (int round = 0; round < kRounds; ++round) {
-      reference = std::min(reference, reference_seconds());
+      for (int pass = 0; pass < 2; ++pass) references.push_back(reference_seconds());
       for (simulate::ProductRate& rate : table.products) {
         const bool is_attention = rate.shape.kind == MetaProduct::Kind::kAttention;
         raise(rate.flops_per_second, rate.shape.flops() / (is_attention ? attention_seconds(rate.shape)
@@ -88,18 +84,24 @@ class Bench {
       raise(table.norm_bytes_per_second, norm_rate());
     }
     table.host_seconds = host_seconds();
-    table.scale = reference / predicted_seconds(table);
+    // The median, unlike of kernels: a step takes what steps usually take.
+    std::ranges::sort(references);
+    table.scale = references[references.size() / 2] / predicted_seconds(table);
     return table;
   }
 
  private:
-  double seconds_of(const std::function<void()>& run, double least = 0.05) const {
-    return steady_seconds(
+  std::vector<double> sorted_seconds_of(const std::function<void()>& run, double least) const {
+    return sorted_seconds(
         [&] {
           run();
           wait();
         },
         least);
+  }
+  double seconds_of(const std::function<void()>& run, double least = 0.05) const {
+    const std::vector<double> seconds = sorted_seconds_of(run, least);
+    return seconds[seconds.size() / 4];
   }
   /// For the device.
   void wait() const {
@@ -253,10 +255,10 @@ class Bench {
   config::Config reference() const {
     config::Config config;
     config.model.vocab_size = 1000;
-    config.model.hidden_size = 320;
-    config.model.intermediate_size = 840;
-    config.model.num_hidden_layers = 3;
-    config.model.num_attention_heads = config.model.num_key_value_heads = 5;
+    config.model.hidden_size = 512;  // so many weights that no cache keeps them, as in training
+    config.model.intermediate_size = 1376;
+    config.model.num_hidden_layers = 4;
+    config.model.num_attention_heads = config.model.num_key_value_heads = 8;
     config.model.max_position_embeddings = 320;
     config.data.sequence_length = 320;
     config.data.micro_batch_size = 2;
@@ -281,12 +283,20 @@ class Bench {
                          options_.dtype(at::kLong));
     };
     const at::Tensor ids = tokens(), targets = tokens();
-    return seconds_of(
+    const std::vector<double> seconds = sorted_seconds_of(
         [&] {
           nn::loss_of(*model, ids, targets).backward();
           for (const at::Tensor& parameter : model->parameters()) parameter.mutable_grad() = at::Tensor();
         },
-        0.5);
+        1);
+    return of_slowest_rank(seconds[seconds.size() / 2]);
+  }
+
+  /// For which the others wait in a step: cores are not alike.
+  double of_slowest_rank(double seconds) const {
+    const at::Tensor slowest = at::full({1}, seconds, options_.dtype(at::kDouble));
+    communicator_.all_reduce(slowest, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize();
+    return slowest.item<double>();
   }
 
   double predicted_seconds(const simulate::ComputeTable& table) const {
@@ -299,6 +309,7 @@ class Bench {
   }
 
   const config::Config& config_;
+  comm::Communicator& communicator_;
   const at::ScalarType type_;
   const at::TensorOptions options_;
   const kernels::Matmul matmul_;
@@ -306,18 +317,24 @@ class Bench {
 
 }  // namespace
 
+double usable_cores() {
+  const double cores = std::max(1, allowed_cpus());
+  return std::min(cores, cpu_quota().value_or(cores));
+}
+
 simulate::Calibration calibrate(const config::Config& config, comm::Communicator& communicator,
-                                const RankPlaces& places) {
+                                const RankPlaces& places, bool links_only) {
   const bool is_gpu = !communicator.device().is_cpu();
   simulate::Calibration calibration{.cores_of_host = is_gpu ? 0 : usable_cores()};
   const double threads = static_cast<double>(places.local_world_size) * at::get_num_threads();
-  if (!is_gpu && threads > calibration.cores_of_host) {
+  if (!is_gpu && !links_only && threads > calibration.cores_of_host) {
     util::fail(util::ErrorKind::kUsage, "`calibrate` requires a core for each thread, but the ",
                places.local_world_size, " ranks of this host have ", threads, " threads on ",
-               calibration.cores_of_host, " cores; launch fewer ranks, or set OMP_NUM_THREADS");
+               calibration.cores_of_host,
+               " cores; launch fewer ranks, set OMP_NUM_THREADS, or measure links only");
   }
   communicator.barrier({.unit = "calibration"});
-  calibration.compute = Bench(config, communicator.device()).table();
+  if (!links_only) calibration.compute = Bench(config, communicator).table();
   communicator.barrier({.unit = "calibration"});
   if (communicator.world_size() > 1) {
     calibration.networks[communicator.backend_name()] = measure_network(communicator, places);
@@ -329,6 +346,14 @@ std::string write_calibration(const std::filesystem::path& path, simulate::Calib
   if (util::is_there(path)) {
     const simulate::Calibration before = simulate::read_calibration(path);
     for (const auto& [backend, network] : before.networks) calibration.networks.emplace(backend, network);
+    if (calibration.compute.products.empty()) {
+      calibration.compute = before.compute;
+      calibration.cores_of_host = before.cores_of_host;
+    }
+  }
+  if (calibration.compute.products.empty()) {
+    util::fail(util::ErrorKind::kUsage, "`links-only` requires a file with the compute of this machine, but ",
+               path.string(), " is not there; calibrate first with a process for each core");
   }
   util::write_file_atomically(path, simulate::calibration_json(calibration));
   const simulate::ComputeTable& compute = calibration.compute;

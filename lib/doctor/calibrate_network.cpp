@@ -1,12 +1,20 @@
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "comm/memory_operations.h"
 #include "doctor/calibrate.h"
 #include "doctor/stopwatch.h"
 
@@ -19,15 +27,16 @@ using simulate::NetworkTable;
 
 /// Elements of 4 bytes in a rank's part; of a link as many as in that of a usual unit.
 constexpr int64_t kFew = 256, kManyOfLink = int64_t{1} << 20, kMany = int64_t{4} << 20;
+constexpr int64_t kWidth = 256;  ///< of products that take cores
 constexpr int kLeastTimes = 3, kMostTimes = 100;
 constexpr double kSecondsEach = 0.4;
 
 /// As steady_seconds(), of a collective that all ranks run as often.
 double seconds_of(Communicator& group, const std::function<void()>& run) {
   const auto timed = [&run] {
-    const auto begin = std::chrono::steady_clock::now();
+    const double begin = wall_seconds();
     run();
-    return util::seconds_since(begin);
+    return wall_seconds() - begin;
   };
   run();
   at::Tensor first = at::full({1}, timed(), at::kDouble);
@@ -75,44 +84,129 @@ double copy_rate() {
   return bytes / steady_seconds([&] { at::Tensor(to).copy_(from); });
 }
 
-/// Of the tensor that is added to another.
-double sum_rate() {
-  const at::Tensor from = at::full({kMany}, 1, at::kFloat), to = at::full({kMany}, 1, at::kFloat);
-  return static_cast<double>(from.nbytes()) / steady_seconds([&] { at::Tensor(to).add_(from); });
+/// Of the tensors that are added up, as those of so many ranks.
+double sum_rate(int ranks) {
+  std::vector<at::Tensor> parts;
+  for (int rank = 0; rank < ranks; ++rank) parts.push_back(at::full({kMany / ranks}, 1, at::kFloat));
+  const at::Tensor sum = at::empty_like(parts.front());
+  return ranks * static_cast<double>(sum.nbytes()) /
+         steady_seconds([&] { comm::sum_in_rank_order(sum, parts); });
 }
 
 double part_bytes(int64_t elements = kMany) { return 4 * static_cast<double>(elements); }
 
+/// Computes in a thread of its own as long as it lives.
+class Computing {
+ public:
+  Computing() : thread_([this] { compute(); }) {}
+  ~Computing() {
+    over_ = true;
+    thread_.join();
+  }
+
+ private:
+  void compute() const {
+    const at::Tensor x = at::full({kWidth, kWidth}, 1, at::kFloat);
+    at::Tensor y = at::empty_like(x);
+    while (!over_) at::mm_out(y, x, x);
+  }
+
+  std::atomic<bool> over_ = false;
+  std::thread thread_;
+};
+
 /// Meetings, copies and sums of ranks that share memory.
-void measure_shared_memory(Communicator& group, NetworkTable& network) {
+void measure_shared_memory(Communicator& group, NetworkTable& network, double ranks_on_core) {
   const double ranks = group.world_size();
   const at::Tensor small = at::full({4}, 1, at::kFloat);
-  const double meeting = seconds_of(
-      group, [&] { group.all_reduce(small, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize(); });
-  network.inside.latency_seconds = std::max(0.0, meeting - network.base_seconds);
+  const auto meeting = [&] {
+    return seconds_of(group, [&] {
+      group.all_reduce(small, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize();
+    });
+  };
+  const double alone = meeting();
+  network.inside.latency_seconds = std::max(0.0, alone - network.base_seconds);
   const double fixed = network.base_seconds + 2 * network.inside.latency_seconds;
-  const auto rate = [&](double seconds) { return ranks * part_bytes() / std::max(seconds - fixed, 1e-6); };
+  const auto rate = [&](double seconds) {
+    return ranks_on_core * ranks * part_bytes() / std::max(seconds - fixed, 1e-6);
+  };
   network.copy_bytes_per_second = rate(all_gather_seconds(group, kMany));
   network.sum_bytes_per_second = rate(reduce_scatter_seconds(group, kMany));
+  const Computing computing;
+  network.inside.latency_beside_compute = std::max(0.0, meeting() - alone);
 }
 
-/// A link over which whole rings of the group go: gloo's, or the direct sends of MPI.
-Link measure_link(Communicator& group, const NetworkTable& network, bool is_ring) {
-  const double others = group.world_size() - 1;
-  const double steps = is_ring ? others : std::max(1.0, std::ceil(std::log2(group.world_size())));
+/// The mean of gathers that follow each other: of one alone a rank knows only when its own part is over.
+double mean_all_gather_seconds(Communicator& group, int64_t n) {
+  const Tensors tensors(group, n);
+  const auto gather = [&] {
+    group.all_gather(tensors.whole, tensors.part, {.unit = "calibration"})->synchronize();
+  };
+  const double one = seconds_of(group, gather);
+  at::Tensor times = at::full({1}, std::clamp(std::ceil(3 * kSecondsEach / one), 4.0, 40.0), at::kDouble);
+  group.all_reduce(times, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize();
+  const double begin = wall_seconds();
+  for (int i = 0; i < times.item<double>(); ++i) gather();
+  group.barrier({.unit = "calibration"});
+  return (wall_seconds() - begin) / times.item<double>();
+}
+
+/// A link to which all ranks send at once. `steps` of a small all-gather follow each other.
+Link measure_link(Communicator& group, const NetworkTable& network, double steps) {
+  const double bytes = (group.world_size() - 1) * part_bytes(kManyOfLink);
   Link link;
-  link.latency_seconds = std::max(0.0, all_gather_seconds(group, kFew) - network.base_seconds) / steps;
-  const double begin = processor_seconds();
-  const auto wall_begin = std::chrono::steady_clock::now();
-  const double gather = all_gather_seconds(group, kManyOfLink);
-  const double busy = (processor_seconds() - begin) / util::seconds_since(wall_begin);
-  const double part = part_bytes(kManyOfLink);
-  const double copies = is_ring ? group.world_size() * part / network.copy_bytes_per_second : 0;
-  const double fixed = network.base_seconds + steps * link.latency_seconds + copies;
-  const double bytes = others * part;
-  link.bytes_per_second = bytes / std::max(gather - fixed, 1e-6);
-  link.core_seconds_per_byte = std::max(0.0, busy * gather - copies) / bytes;
+  const double few = all_gather_seconds(group, kFew);
+  link.latency_seconds = std::max(0.0, few - network.base_seconds) / steps;
+  const double busy = processor_seconds(), begin = wall_seconds();
+  const double gather = mean_all_gather_seconds(group, kManyOfLink);
+  const double cores = (processor_seconds() - busy) / (wall_seconds() - begin);
+  link.bytes_per_second =
+      bytes / std::max(gather - network.base_seconds - steps * link.latency_seconds, 1e-6);
+  link.core_seconds_per_byte = cores * gather / bytes;
+  const Computing computing;
+  link.speed_beside_compute = std::clamp(gather / mean_all_gather_seconds(group, kManyOfLink),
+                                         simulate::kLeastSpeedBesideCompute, 1.0);
   return link;
+}
+
+/// Of a small all-gather, as simulate/collective_cost.cpp has them.
+double steps_of(const Communicator& group) {
+  return group.backend_name().ends_with("mpi") ? std::max(1.0, std::ceil(std::log2(group.world_size()))) : 1;
+}
+
+/// What an all-gather takes from the compute beside it: its thread needs a core, and ranks wait for each other.
+double core_seconds(Communicator& group) {
+  constexpr int kCollectives = 20, kRounds = 12;
+  constexpr int64_t kElements = int64_t{16} << 10;
+  constexpr double kSecondsBeside = 5e-3;  // as long as a layer computes, in which its collectives are hidden
+  const Tensors tensors(group, kElements);
+  const at::Tensor x = at::full({kWidth, kWidth}, 1, at::kFloat), y = at::empty_like(x);
+  const auto gather = [&] { return group.all_gather(tensors.whole, tensors.part, {.unit = "calibration"}); };
+  const double product = steady_seconds([&] { at::mm_out(const_cast<at::Tensor&>(y), x, x); });
+  const double beside = std::max(kSecondsBeside, 3 * seconds_of(group, [&] { gather()->synchronize(); }));
+  at::Tensor products = at::full({1}, std::ceil(beside / product), at::kDouble);
+  group.all_reduce(products, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize();
+  const auto timed = [&](bool communicates) {
+    group.barrier({.unit = "calibration"});
+    const double wall = wall_seconds(), busy = thread_seconds();
+    for (int i = 0; i < kCollectives; ++i) {
+      const std::unique_ptr<comm::Work> work = communicates ? gather() : nullptr;
+      for (int j = 0; j < products.item<double>(); ++j) at::mm_out(const_cast<at::Tensor&>(y), x, x);
+      if (work) work->synchronize();
+    }
+    return std::pair(wall_seconds() - wall, thread_seconds() - busy);
+  };
+  std::vector<double> with, without;
+  double ranks_on_core = 1;
+  for (int round = 0; round < kRounds; ++round) {
+    with.push_back(timed(true).first);
+    const auto [wall, busy] = timed(false);
+    without.push_back(wall);
+    ranks_on_core = std::max(ranks_on_core, wall / busy);
+  }
+  std::ranges::sort(with);
+  std::ranges::sort(without);
+  return std::max(0.0, with[kRounds / 2] - without[kRounds / 2]) / kCollectives / ranks_on_core;
 }
 
 /// NCCL's latencies stay those of its own model.
@@ -148,19 +242,21 @@ NetworkTable measure_network(Communicator& communicator, const RankPlaces& place
     return network;
   }
   network.base_seconds = base_seconds(communicator);
+  const double ranks_on_core = std::max(1.0, here * at::get_num_threads() / usable_cores());
   if (backend.starts_with("hierarchical")) {
-    measure_shared_memory(*host(), network);
-    network.between = network.slices =
-        measure_link(*counterparts(), network, /*is_ring=*/backend == "hierarchical");
+    measure_shared_memory(*host(), network, ranks_on_core);
+    const std::shared_ptr<Communicator> across = counterparts();
+    network.between = network.slices = measure_link(*across, network, steps_of(*across));
   } else if (backend == "shm") {
-    measure_shared_memory(communicator, network);
+    measure_shared_memory(communicator, network, ranks_on_core);
   } else {
     network.copy_bytes_per_second = copy_rate();
-    network.sum_bytes_per_second = sum_rate();
+    network.sum_bytes_per_second = sum_rate(world);
     Link& link = here == world ? network.inside : network.between;
-    link = measure_link(communicator, network, /*is_ring=*/backend == "gloo");
+    link = measure_link(communicator, network, steps_of(communicator));
     network.slices = network.between;
   }
+  network.core_seconds = core_seconds(communicator);
   return network;
 }
 

@@ -5,34 +5,39 @@
 #include <time.h>
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <vector>
 
-#include "util/clock.h"
-
 namespace fsdp::doctor {
 
-/// CPU time of all threads of this process.
-inline double processor_seconds() {
+inline double seconds_on(clockid_t clock) {
   timespec time{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  ::clock_gettime(clock, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
+/// CPU time of all threads of this process.
+inline double processor_seconds() { return seconds_on(CLOCK_PROCESS_CPUTIME_ID); }
+/// CPU time of this thread.
+inline double thread_seconds() { return seconds_on(CLOCK_THREAD_CPUTIME_ID); }
+inline double wall_seconds() { return seconds_on(CLOCK_MONOTONIC); }
 
-/// The lower quartile of durations of `run`, which is repeated for so long, at least three times after a first one: what
-/// else goes on in a machine only adds to them.
-inline double steady_seconds(const std::function<void()>& run, double least_seconds = 0.05) {
+/// What `run` takes, which is repeated for so long, at least three times after a first one; sorted.
+inline std::vector<double> sorted_seconds(const std::function<void()>& run, double least_seconds) {
   run();
   std::vector<double> seconds;
-  double spent = 0;
-  while (spent < least_seconds || seconds.size() < 3) {
-    const auto begin = std::chrono::steady_clock::now();
+  const double begin = wall_seconds();
+  while (wall_seconds() - begin < least_seconds || seconds.size() < 3) {
+    const double before = wall_seconds();
     run();
-    seconds.push_back(util::seconds_since(begin));
-    spent += seconds.back();
+    seconds.push_back(wall_seconds() - before);
   }
-  std::ranges::nth_element(seconds, seconds.begin() + std::ssize(seconds) / 4);
+  std::ranges::sort(seconds);
+  return seconds;
+}
+
+/// The lower quartile: what else goes on in a machine only adds to durations.
+inline double steady_seconds(const std::function<void()>& run, double least_seconds = 0.05) {
+  const std::vector<double> seconds = sorted_seconds(run, least_seconds);
   return seconds[seconds.size() / 4];
 }
 

@@ -29,6 +29,7 @@ Level level_of(const Group& group) {
 Stage transfer(const NetworkTable& network, Level level, double steps, double bytes) {
   const Link& link = network.at(level);
   Stage stage{.delay_seconds = steps * link.latency_seconds,
+              .delay_beside_compute = steps * link.latency_beside_compute,
               .core_seconds = bytes * link.core_seconds_per_byte};
   (level == Level::kInside    ? stage.inside_bytes
    : level == Level::kBetween ? stage.between_bytes
@@ -37,27 +38,39 @@ Stage transfer(const NetworkTable& network, Level level, double steps, double by
 }
 
 Cost with_base(Cost cost, const NetworkTable& network) {
-  if (!cost.empty()) cost.front().delay_seconds += network.base_seconds;
+  if (!cost.empty()) {
+    cost.front().delay_seconds += network.base_seconds;
+    cost.front().core_seconds += network.core_seconds;
+  }
   return cost;
+}
+
+/// The ranks of a host meet so many times, and their cores work for so long.
+Stage meetings(const NetworkTable& network, double count, double core_seconds) {
+  Stage stage = transfer(network, Level::kInside, count, 0);
+  stage.core_seconds = core_seconds;
+  return stage;
+}
+void add_meetings(Stage& stage, const NetworkTable& network, double count) {
+  stage.delay_seconds += count * network.inside.latency_seconds;
+  stage.delay_beside_compute += count * network.inside.latency_beside_compute;
 }
 
 /// Of `ranks` ranks that share memory.
 Cost shared_memory(CollectiveKind kind, double bytes, double ranks, const NetworkTable& network) {
-  const double meeting = network.inside.latency_seconds;
   const auto copies = [&](double count) { return over(count, network.copy_bytes_per_second); };
   const auto sums = [&](double count) { return over(count, network.sum_bytes_per_second); };
   switch (kind) {
     case CollectiveKind::kAllGather:
-      if (bytes <= kSmallBytes) return {{.delay_seconds = meeting, .core_seconds = copies(ranks * bytes)}};
-      return {{.delay_seconds = 2 * meeting, .core_seconds = copies(bytes)}};
+      if (bytes <= kSmallBytes) return {meetings(network, 1, copies(ranks * bytes))};
+      return {meetings(network, 2, copies(bytes))};
     case CollectiveKind::kReduceScatter:
-      return {{.delay_seconds = 2 * meeting, .core_seconds = sums(ranks * bytes)}};
+      return {meetings(network, 2, sums(ranks * bytes))};
     case CollectiveKind::kAllReduce:
-      if (bytes <= kSmallBytes) return {{.delay_seconds = meeting, .core_seconds = sums(ranks * bytes)}};
-      return {
-          {.delay_seconds = 3 * meeting, .core_seconds = sums(bytes) + copies((ranks - 1) / ranks * bytes)}};
+      if (bytes <= kSmallBytes) return {meetings(network, 1, sums(ranks * bytes))};
+      return {meetings(network, 3, sums(bytes) + copies((ranks - 1) / ranks * bytes))};
     case CollectiveKind::kExchange:
-      return {{.delay_seconds = 2 * meeting, .core_seconds = copies(bytes)}};
+      return {meetings(network, 2, copies(bytes))};
   }
   return {};
 }
@@ -65,15 +78,21 @@ Cost shared_memory(CollectiveKind kind, double bytes, double ranks, const Networ
 Cost gloo(const CollectiveCall& call, const NetworkTable& network) {
   const double ranks = call.group.ranks, bytes = call.bytes;
   const Level level = level_of(call.group);
-  const Stage sums{.core_seconds = over(ranks * bytes, network.sum_bytes_per_second)};
+  const auto sums = [&](double count) { return over(count, network.sum_bytes_per_second); };
   switch (call.kind) {
-    case CollectiveKind::kAllGather:  // into memory of its own, then to the output
-      return {transfer(network, level, ranks - 1, (ranks - 1) * bytes),
-              {.core_seconds = over(ranks * bytes, network.copy_bytes_per_second)}};
+    case CollectiveKind::kAllGather: {
+      Stage stage = transfer(network, level, 1, (ranks - 1) * bytes);
+      stage.core_seconds += over(bytes, network.copy_bytes_per_second);
+      return {stage};
+    }
     case CollectiveKind::kReduceScatter:
-      return {transfer(network, level, 1, (ranks - 1) * bytes), sums};
-    case CollectiveKind::kAllReduce:
-      return {transfer(network, level, 2 * (ranks - 1), 2 * (ranks - 1) / ranks * bytes)};
+      return {transfer(network, level, 1, (ranks - 1) * bytes), {.core_seconds = sums(ranks * bytes)}};
+    case CollectiveKind::kAllReduce: {  // segments are added up while the next are under way
+      const double received = 2 * (ranks - 1) / ranks * bytes;
+      Stage stage = transfer(network, level, 2 * (ranks - 1), received);
+      stage.core_seconds += sums(received / 2);
+      return {stage};
+    }
     case CollectiveKind::kExchange:
       return {transfer(network, level, 1, bytes)};
   }
@@ -107,31 +126,30 @@ Cost mpi(const CollectiveCall& call, const NetworkTable& network) {
 Cost hierarchical(const CollectiveCall& call, const NetworkTable& network) {
   const double hosts = call.group.hosts(), here = call.group.ranks_of_host, bytes = call.bytes;
   const Level level = level_of(call.group);
-  const double meeting = network.inside.latency_seconds;
   const auto copies = [&](double count) { return over(count, network.copy_bytes_per_second); };
   const auto sums = [&](double count) { return over(count, network.sum_bytes_per_second); };
   switch (call.kind) {
     case CollectiveKind::kAllGather: {
       Stage stage = transfer(network, level, 1, (hosts - 1) * bytes);
-      stage.delay_seconds += 2 * meeting * hosts;
+      add_meetings(stage, network, 2 * hosts);
       stage.core_seconds += copies(hosts * (here - 1) * bytes);
       return {stage};
     }
     case CollectiveKind::kReduceScatter: {
       Stage stage = transfer(network, level, 1, (hosts - 1) * bytes);
-      stage.delay_seconds += 2 * meeting * hosts;
+      add_meetings(stage, network, 2 * hosts);
       stage.core_seconds += sums(hosts * here * bytes);
       return {stage, {.core_seconds = sums(hosts * bytes)}};
     }
     case CollectiveKind::kAllReduce: {
       if (bytes <= kSmallBytes / 2) {  // whole tensors, in one exchange
         Stage stage = transfer(network, level, 1, (hosts - 1) * bytes);
-        stage.delay_seconds += meeting;
+        add_meetings(stage, network, 1);
         return {stage};
       }
       const double piece = bytes / here;
       Stage stage = transfer(network, level, 2, 2 * (hosts - 1) / hosts * piece);
-      stage.delay_seconds += 4 * meeting;
+      add_meetings(stage, network, 4);
       stage.core_seconds += sums(bytes + piece) + copies((here - 1) * piece);
       return {stage};
     }

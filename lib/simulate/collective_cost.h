@@ -6,7 +6,7 @@
 //
 //   shm           an all-gather copies the rank's own part into memory that all share; a reduce-scatter reads the rank's
 //                 part of all tensors; an all-reduce reduces a share for all and copies the others'. All by cores
-//   gloo          all-gather in a ring; reduce-scatter by direct sends, then sums; all-reduce in a ring
+//   gloo          direct sends, of a reduce-scatter then sums; all-reduce in a ring
 //   mpi           direct sends
 //   hierarchical  counterparts on the hosts exchange, beside shared memory inside the hosts
 //   nccl          rings, and for all-reduces trees, by NCCL's own model of latency and bandwidth of its protocols
@@ -26,6 +26,7 @@ namespace fsdp::simulate {
 /// A part of a collective: first the delay, then all the rest at once.
 struct Stage {
   double delay_seconds = 0;
+  double delay_beside_compute = 0;  ///< in addition, if the ranks compute when it begins
   double inside_bytes = 0, between_bytes = 0, slice_bytes = 0;  ///< that the rank receives
   double core_seconds = 0;                                      ///< of one core of the rank
 

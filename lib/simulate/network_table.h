@@ -21,10 +21,16 @@ constexpr auto enum_names(Level) {
 
 /// What a rank has of it while all ranks use it.
 struct Link {
-  double latency_seconds = 0;   ///< of one step of a collective
+  double latency_seconds = 0;  ///< of one step of a collective
+  double latency_beside_compute =
+      0;                        ///< in addition, while the rank's cores compute: its threads wait for one
   double bytes_per_second = 0;  ///< that the rank receives, while it sends as many; 0: there is no such link
   double core_seconds_per_byte = 0;  ///< of a core of the rank, to receive and send a byte
+  /// Against the rate above, which a rank has while it waits: its threads are scheduled later beside others.
+  double speed_beside_compute = 1;
 };
+/// Of Link::speed_beside_compute.
+inline constexpr double kLeastSpeedBesideCompute = 0.5;
 
 struct NetworkTable {
   std::string name = {};    ///< for people
@@ -32,6 +38,7 @@ struct NetworkTable {
   Link inside = {}, between = {}, slices = {};
   double base_seconds = 0;  ///< of each collective
   // Of one core of the rank, in collectives of host memory.
+  double core_seconds = 0;  ///< that each takes from the compute beside it, whatever its size
   double copy_bytes_per_second = 0;
   double sum_bytes_per_second = 0;  ///< of the tensors that are added up
 

@@ -85,7 +85,8 @@ class StepRun {
         calls_(cluster, options.reduce_scatter_group) {
     for (size_t& link : links_) link = clock_.resources().add();
     for (const double slowness : options.slowness) {
-      ranks_.push_back({.slowness = slowness, .cores = clock_.resources().add()});
+      ranks_.push_back(
+          {.slowness = slowness, .cores = clock_.resources().add(), .attention = clock_.resources().add()});
       ranks_.back().jobs.resize(units.size());
     }
   }
@@ -105,6 +106,8 @@ class StepRun {
   struct Rank {
     double slowness = 1;
     SharedResources::Resource cores = 0;
+    /// What compute takes from transfers beside the cores' time (Link::speed_beside_compute).
+    SharedResources::Resource attention = 0;
     size_t next = 0;    ///< operation
     size_t issued = 0;  ///< collectives
     std::vector<Jobs> jobs = {};
@@ -197,8 +200,12 @@ class StepRun {
     }
     const auto threads = static_cast<double>(cluster_.threads);
     const double share = std::min(1.0, threads / cores);
-    rank.computing = clock_.resources().start(seconds * std::max(1.0, threads / cores),
-                                              {{.resource = rank.cores, .share = share}}, threads);
+    const Level level = cluster_.ranks_of_host > 0 ? Level::kBetween : Level::kInside;
+    rank.computing = clock_.resources().start(
+        seconds * std::max(1.0, threads / cores),
+        {{.resource = rank.cores, .share = share},
+         {.resource = rank.attention, .share = 1 - cluster_.network.at(level).speed_beside_compute}},
+        threads);
   }
 
   void wait(size_t index, Job job) {
@@ -316,7 +323,9 @@ class StepRun {
 
   void begin_stage(Collective& collective) {
     while (collective.stage < collective.cost.size()) {
-      const double delay = collective.cost[collective.stage].delay_seconds;
+      const Stage& stage = collective.cost[collective.stage];
+      const bool computes = std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.computing != 0; });
+      const double delay = stage.delay_seconds + (computes ? stage.delay_beside_compute : 0);
       if (delay > 0) {
         collective.is_in_delay = true;
         collective.delay_ends = clock_.now() + delay;
@@ -343,6 +352,7 @@ class StepRun {
       if (speed > 0 && stage.bytes_at(level) > 0) {
         uses.push_back(
             {links_[static_cast<size_t>(level)], std::min(1.0, stage.bytes_at(level) / speed / seconds)});
+        for (const Rank& rank : ranks_) uses.push_back({rank.attention, cores > 0 ? 1.0 : 0.0});
       }
     }
     if (cores > 0 && stage.core_seconds > 0) {

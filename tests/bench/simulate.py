@@ -2,8 +2,8 @@
 """Steps of fsdp-plan --simulate against measured ones: real runs of this machine over shared memory and over gloo between
 network namespaces whose links are slowed down, and published speeds of others (published_steps.json).
 
-Calibration measures the machine (fsdp-train doctor --calibrate), with two processes over each kind of link; no run of the
-comparison is used for it. Of published speeds one row of each table is. --published compares these alone, which needs neither
+Calibration measures the machine (fsdp-train doctor --calibrate): compute with a process for each core, links with as many
+processes as a run has over them. No run of the comparison is used for it. Of published speeds one row of each table is. --published compares these alone, which needs neither
 measurements nor namespaces; runs over gloo need root and iproute2 with tc.
 """
 import argparse
@@ -182,13 +182,17 @@ class Bench:
                 raise SystemExit(f"a rank ended with {process.returncode}:\n{text[-3000:]}")
         return texts[0]
 
-    def calibrate(self, links, dtype):
-        """The file of what two ranks over these links measure."""
-        path = self.folder / f"{links.mbit}-{links.delay_ms}-{dtype}.json"
+    def calibrate(self, links, ranks, dtype):
+        """The file of what a rank a core computes, and of the links of so many ranks."""
+        compute = self.folder / f"compute-{dtype}.json"
+        path = self.folder / f"{links.mbit}-{links.delay_ms}-{ranks}-{dtype}.json"
+        backend = "gloo" if links.mbit else "shm"
+        config = self.config({"mixed_precision.param_dtype": dtype, "comm.backend": backend})
+        if not compute.exists():
+            print(self.launch(SHM, self.cores, ["doctor", config, "comm.backend=shm", "--calibrate", str(compute)]), end="", flush=True)
         if not path.exists():
-            backend = "gloo" if links.mbit else "shm"
-            config = self.config({"mixed_precision.param_dtype": dtype, "comm.backend": backend})
-            print(self.launch(links, 2, ["doctor", config, "--calibrate", str(path)]), end="", flush=True)
+            shutil.copy(compute, path)
+            print(self.launch(links, ranks, ["doctor", config, "--calibrate", str(path), "--links-only"]), end="", flush=True)
         return str(path)
 
     def measured(self, links, ranks, keys):
@@ -199,7 +203,7 @@ class Bench:
         return statistics.median(line["step_seconds"] for line in steps if line.get("step", 0) > WARM_UP and "step_seconds" in line)
 
     def predicted(self, links, ranks, keys):
-        calibration = self.calibrate(links, keys.get("mixed_precision.param_dtype", "float32"))
+        calibration = self.calibrate(links, ranks, keys.get("mixed_precision.param_dtype", "float32"))
         arguments = [self.config(keys), "--world-size", str(ranks), "--calibration", calibration, "--cores-per-rank", str(self.cores / ranks)]
         if links.mbit:
             arguments += ["--gpus-per-node", "1"]
