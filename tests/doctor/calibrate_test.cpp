@@ -9,6 +9,7 @@
 #include "support/program_path.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
+#include "util/error.h"
 
 namespace fsdp::doctor {
 namespace {
@@ -29,14 +30,19 @@ TEST(Calibrate, MeasuresTheLinksOfAllRanksAtOnce) {
   }
 }
 
-TEST(Calibrate, KeepsTheLinksOfOtherBackendsInItsFile) {
-  testing::TemporaryFolder folder;
+simulate::Calibration with_compute() {
   simulate::Calibration calibration{.cores_of_host = 2};
   simulate::ComputeTable& compute = calibration.compute;
   compute.dtype = "float32";
   compute.products = {{.shape = {.m = 1, .n = 1, .k = 1}, .flops_per_second = 1}};
   compute.elementwise_bytes_per_second = compute.loss_bytes_per_second = compute.optimizer_bytes_per_second =
       compute.norm_bytes_per_second = 1;
+  return calibration;
+}
+
+TEST(Calibrate, KeepsTheLinksOfOtherBackendsInItsFile) {
+  testing::TemporaryFolder folder;
+  simulate::Calibration calibration = with_compute();
   calibration.networks["shm"].copy_bytes_per_second = 3;
   write_calibration(folder / "c.json", calibration);
   calibration.networks.clear();
@@ -46,6 +52,23 @@ TEST(Calibrate, KeepsTheLinksOfOtherBackendsInItsFile) {
   EXPECT_EQ(both.networks.at("shm").copy_bytes_per_second, 3);
   EXPECT_EQ(both.networks.at("gloo").copy_bytes_per_second, 4);
   EXPECT_NE(text.find("  gloo:"), std::string::npos) << text;
+}
+
+TEST(Calibrate, AddsLinksAloneToAFileThatHasTheCompute) {
+  testing::TemporaryFolder folder;
+  const simulate::Calibration links{.networks = {{"gloo", {.copy_bytes_per_second = 4}}}};
+  try {
+    write_calibration(folder / "c.json", links);
+    ADD_FAILURE() << "there is no file";
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage) << error.what();
+  }
+  write_calibration(folder / "c.json", with_compute());
+  write_calibration(folder / "c.json", links);
+  const simulate::Calibration both = simulate::read_calibration(folder / "c.json");
+  EXPECT_EQ(both.compute.products.size(), 1u);
+  EXPECT_EQ(both.cores_of_host, 2);
+  EXPECT_EQ(both.networks.at("gloo").copy_bytes_per_second, 4);
 }
 
 /// The whole of it, on a model that is quickly multiplied.

@@ -92,6 +92,21 @@ TEST(SimulatedStep, SharesTheCoresOfAHostWithCompute) {
   EXPECT_NEAR(simulated(operations, cluster).step, 4, 1e-12) << "two seconds of half a core each";
 }
 
+TEST(SimulatedStep, TransfersMoreSlowlyBesideCompute) {
+  Cluster cluster = slow_links();
+  cluster.cores_of_rank = 1;
+  cluster.network.inside.latency_seconds = 0.5;
+  cluster.network.inside.latency_beside_compute = 0.25;
+  cluster.network.inside.speed_beside_compute = 0.5;
+  const double steps = 2;  // of a gather of four
+  const std::vector<Operation> waits = {command(CommandKind::kGather, 1),
+                                        command(CommandKind::kWaitForGather, 1)};
+  EXPECT_NEAR(simulated(waits, cluster).step, steps * 0.5 + 1, 1e-9);
+  const StepTimes beside = simulated({waits[0], computes(10), waits[1]}, cluster);
+  EXPECT_NEAR(beside.step, 10, 1e-9) << "the compute is no slower";
+  EXPECT_NEAR(beside.communication, steps * 0.75 + 2, 1e-9);
+}
+
 TEST(SimulatedStep, WaitsForTheSlowestRanks) {
   const Operation all_reduce{
       .kind = Kind::kCollective, .bytes = 0, .collective = CollectiveKind::kAllReduce, .what = "loss"};
