@@ -328,15 +328,18 @@ void TensorCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs
   const int64_t* bytes = all.const_data_ptr<int64_t>();
   Show call = show_of("all_to_all", inputs.front());
   call.longest = 0;
-  call.mine = dense(inputs);
+  // Each rank shows the next rank's tensor first, so that all have something to read at any time. Its own it only copies.
   for (int64_t from = 0; from < ranks; ++from) {
     int64_t shows = 0;
-    for (int64_t to = 0; to < ranks; ++to) {
+    for (int64_t step = 1; step <= ranks; ++step) {
+      const int64_t to = (from + step) % ranks;
       const int64_t sent = bytes[from * row + to], expected = bytes[to * row + ranks + from];
       if (sent != expected) {
         util::fail(util::ErrorKind::kUsage, "all_to_all: rank ", from, " sends ", sent, " bytes to rank ", to,
                    ", which expects ", expected);
       }
+      if (to == from) break;
+      if (from == rank()) call.mine.push_back(inputs[static_cast<size_t>(to)].contiguous());
       if (to == rank()) {
         call.wanted.push_back({static_cast<int>(from), shows, contiguous[static_cast<size_t>(from)]});
       }
@@ -344,6 +347,9 @@ void TensorCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs
     }
     call.longest = std::max(call.longest, shows);
   }
+  const auto own_place = static_cast<size_t>(rank());
+  const at::Tensor kept = inputs[own_place].contiguous();
+  copy_memory(memory_of_dense(contiguous[own_place]), memory_of_dense(kept), byte_count(kept));
   show(call);
   write_back(outputs, contiguous);
 }
