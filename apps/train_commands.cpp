@@ -16,6 +16,7 @@
 #include "train/device.h"
 #include "util/error.h"
 #include "util/file.h"
+#include "util/mapped_allocator.h"
 #include "util/text.h"
 
 namespace fsdp::apps {
@@ -103,6 +104,7 @@ config::Config config_of(const doctor::Subject& subject) {
 }
 
 int calibrate(const DoctorArguments& arguments) {
+  util::MappedAllocator::install();  // as in training
   const config::Config config = config_of(arguments.subject);
   const comm::LaunchEnvironment environment = comm::launch_environment(config.comm);
   const c10::Device device = train::prepare_device(config.training, environment.local_rank,
