@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "util/error.h"
 #include "util/text.h"
 
 namespace fsdp::comm {
@@ -19,6 +20,7 @@ class RecordedExchange final : public Exchange {
     return {};
   }
   Transfer receive(int from, int tag, const at::Tensor& tensor) override {
+    if (from == lost) util::fail(util::ErrorKind::kPeerLost, "rank ", from, " is gone");
     calls.push_back(util::concat("receive ", tensor.numel(), " from ", from, " as ", tag));
     return {};
   }
@@ -26,6 +28,7 @@ class RecordedExchange final : public Exchange {
   void close() override {}
 
   std::vector<std::string> calls;
+  int lost = -1;
 };
 
 TEST(SwapWithAll, AnnouncesAllThatItReceivesBeforeItSends) {
@@ -35,6 +38,15 @@ TEST(SwapWithAll, AnnouncesAllThatItReceivesBeforeItSends) {
   EXPECT_THAT(exchange.calls,
               ::testing::ElementsAre("receive 10 from 0 as 7", "receive 12 from 2 as 7", "send 22 to 2 as 7",
                                      "send 20 to 0 as 7", "wait", "wait", "wait", "wait"));
+}
+
+// They would wait for this rank until the time-out, and could not say who is gone.
+TEST(SwapWithAll, GivesTheOthersTheirTensorsWhenOneIsGone) {
+  RecordedExchange exchange;
+  exchange.lost = 2;
+  const auto tensor = [](int) { return at::empty({1}); };
+  EXPECT_THROW(exchange.swap_with_all(0, 3, 7, tensor, tensor), util::Error);
+  EXPECT_THAT(exchange.calls, ::testing::IsSupersetOf({"receive 1 from 1 as 7", "send 1 to 1 as 7"}));
 }
 
 TEST(SwapWithAll, LeavesOutEmptyTensors) {
