@@ -32,8 +32,10 @@ class Exchange {
   virtual void close() = 0;
 
   /// Receives `from(other)` from each other rank and sends it `to(other)`; empty tensors are not transferred. Done at
-  /// the return. Receiving is announced first: gloo's announcement travels in the connection that carries the data, so behind a
-  /// tensor it would hold up the other side's until that has arrived, and links would carry one direction at a time.
+  /// the return. Receiving is announced first: gloo's announcement travels in the connection that carries the data, so
+  /// behind a tensor it would hold up the other side's until that has arrived, and links would carry one direction at a
+  /// time. Where a peer is gone, throws only when the others have their tensors: they do not wait for this rank, and
+  /// all name the same one.
   void swap_with_all(int rank, int size, int tag, const std::function<at::Tensor(int)>& from,
                      const std::function<at::Tensor(int)>& to);
 };
