@@ -45,9 +45,15 @@ struct RunConnections {
 };
 
 /// Connects a group of the run's ranks: through shared memory if all are on one host, hierarchically if they
-/// are distributed evenly over several hosts (HostLayout::even()), else over gloo or MPI. Collective over the group;
-/// `key` must be unique to it in the run. Buffers of a hierarchical communicator lie in shared memory.
+/// are distributed evenly over several hosts (HostLayout::even()), else over gloo or MPI. Groups of this group are
+/// connected likewise. Collective over the group; `key` must be unique to it in the run. Buffers of a hierarchical
+/// communicator lie in shared memory.
 std::unique_ptr<Communicator> connect_group(const RunConnections& connections, GroupIdentity identity,
                                             const std::string& key);
+
+/// `over_network`, of the ranks of `identity`, with groups from connect_group().
+std::unique_ptr<Communicator> with_groups_by_host(std::unique_ptr<Communicator> over_network,
+                                                  const RunConnections& connections, GroupIdentity identity,
+                                                  const std::string& key);
 
 }  // namespace fsdp::comm

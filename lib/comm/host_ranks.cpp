@@ -302,6 +302,10 @@ void HostRanks::keep_until_unused(Retired retired) {
   if (!retired.done()) retired_.push_back(std::move(retired));
 }
 
+bool HostLayout::shares_hosts() const {
+  return std::ranges::any_of(members, [](const std::vector<int>& ranks) { return ranks.size() > 1; });
+}
+
 std::string HostLayout::odd_one() const {
   if (members.size() == 1) return "all ranks are on one host";
   const size_t each = members.front().size();

@@ -106,6 +106,8 @@ struct HostLayout {
   int hosts() const { return static_cast<int>(members.size()); }
   /// Several hosts with several ranks each, the same number on all.
   bool even() const { return odd_one().empty(); }
+  /// Whether any host has several ranks.
+  bool shares_hosts() const;
   /// Why the layout is not even: "all ranks are on one host"; empty if it is.
   std::string odd_one() const;
 };

@@ -57,10 +57,18 @@ std::unique_ptr<Communicator> connect(const LaunchEnvironment& environment, cons
     return connect_group({.host = std::move(meeting.ranks), .gloo = std::move(gloo), .mpi = std::move(mpi)},
                          std::move(identity), "run");
   }
+  const bool shares_hosts = layout.shares_hosts();  // unevenly
   if (environment.rank == 0) {
-    util::log_info(util::concat("processes communicate over gloo, not through shared memory: ", obstacle));
+    util::log_info(util::concat("processes communicate over gloo, ",
+                                shares_hosts ? "and in groups on one host through" : "not through",
+                                " shared memory: ", obstacle));
   }
-  return make_gloo_communicator(environment, options, std::move(store));
+  std::unique_ptr<Communicator> over_gloo = make_gloo_communicator(environment, options, store);
+  if (!shares_hosts) return over_gloo;
+  return with_groups_by_host(
+      std::move(over_gloo),
+      {.host = std::move(meeting.ranks), .gloo = gloo_place(environment, options, std::move(store))},
+      std::move(identity), "run");
 }
 
 /// For tensors in host memory.

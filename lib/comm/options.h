@@ -10,8 +10,8 @@ namespace fsdp::comm {
 /// How the processes of a run exchange data (comm.backend).
 enum class Backend {
   /// kShm when all ranks are on one host and can share memory, kHierarchical when they are on several hosts
-  /// with the same number of ranks on each, 2 or more; else kGloo. For tensors on GPUs: kNccl if each rank has a
-  /// separate GPU.
+  /// with the same number of ranks on each, 2 or more; else kGloo, with kShm or kHierarchical for groups of ranks
+  /// whose places allow it. For tensors on GPUs: kNccl if each rank has a separate GPU.
   kAuto,
   kShm,              ///< shared memory of one host
   kGloo,             ///< gloo over TCP

@@ -176,7 +176,7 @@ std::vector<Key> sharding_keys() {
       {KEY(comm, backend),
        "how processes communicate: shm: shared memory inside one host; gloo: TCP; hierarchical: shm inside "
        "each host and gloo between hosts; auto: shm on one host, hierarchical on several with the same "
-       "number of processes, 2 or more, else gloo; mpi: the system's MPI, by whose mpirun or srun the processes are started; "
+       "number of processes, 2 or more, else gloo, with shm for groups on one host; mpi: the system's MPI, by whose mpirun or srun the processes are started; "
        "hierarchical_mpi: shm inside each host and MPI between hosts; tensors on GPUs use NCCL with auto and with nccl, which "
        "is auto for everything else; with the other backends they go through host memory",
        Constraint{.because = "this version has no other backend"}},

@@ -1,8 +1,11 @@
 #include "comm/make_communicator.h"
 
+#include <ATen/ops/full.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -56,8 +59,34 @@ TEST(MakeCommunicator, TakesWhatFitsThePlacesOfRanks) {
   EXPECT_EQ(made(Backend::kGloo, {0, 0, 1, 1}), Made("gloo", ""));
   EXPECT_EQ(made(Backend::kAuto, {0, 1}), Made("gloo", line + "every rank has a host to itself\n"));
   EXPECT_EQ(made(Backend::kAuto, {0, 0, 1}),
-            Made("gloo", line + "hosts have different numbers of ranks: the host of rank 0 "
-                                "has 2, the host of rank 2 has 1\n"));
+            Made("gloo",
+                 "processes communicate over gloo, and in groups on one host through shared memory: hosts have "
+                 "different numbers of ranks: the host of rank 0 has 2, the host of rank 2 has 1\n"));
+}
+
+TEST(MakeCommunicator, GroupsOfUnevenHostsTakeWhatFitsTheirOwnPlaces) {
+  const auto connect = [](const LaunchEnvironment& environment, const CommOptions& options) {
+    constexpr int kHosts[] = {0, 0, 1, 1, 1};
+    return make_communicator(environment, options, nullptr,
+                             testing::pretended_host(kHosts[environment.rank]));
+  };
+  testing::run_connected_ranks({.world_size = 5, .queued = false}, connect, [](Group& all) {
+    EXPECT_EQ(all->backend_name(), "gloo");
+    const auto expect = [&](const std::vector<int>& ranks, const std::string& backend) {
+      if (std::ranges::find(ranks, all->rank()) == ranks.end()) return;
+      const auto group = all->subgroup("group", ranks);
+      EXPECT_EQ(group->backend_name(), backend);
+      at::Tensor sum = at::full({3}, all->rank(), at::kFloat);
+      group->all_reduce(sum, ReduceOp::kSum, {.unit = "test"})->synchronize();
+      EXPECT_TRUE(sum.eq(std::accumulate(ranks.begin(), ranks.end(), 0)).all().item<bool>());
+    };
+    expect({0, 1}, "shm");
+    expect({2, 3, 4}, "shm");
+    expect({0, 1, 2, 3}, "hierarchical");
+    expect({0, 2}, "gloo");
+    expect({0, 2, 3}, "gloo");
+    all->barrier({.unit = "end"});
+  });
 }
 
 TEST(MakeCommunicator, RefusesNcclForTensorsInHostMemory) {
