@@ -20,6 +20,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <vector>
 
+#include "comm/call_within.h"
 #include "comm/memory_operations.h"
 #include "util/error.h"
 #include "util/hash.h"

@@ -178,6 +178,13 @@ HostRoll call_the_roll(const LaunchEnvironment& environment, RunStore& store, co
 
 HostRanks::Meeting HostRanks::meet(const LaunchEnvironment& environment, RunStore& store,
                                    const Options& options) {
+  return at_the_store(
+      store, environment, static_cast<size_t>(environment.world_size) - 1,
+      [environment, store, options]() mutable { return meet_here(environment, store, options); });
+}
+
+HostRanks::Meeting HostRanks::meet_here(const LaunchEnvironment& environment, RunStore& store,
+                                        const Options& options) {
   std::shared_ptr<HostRanks> ranks(new HostRanks);
   ranks->rank_ = environment.rank;
   Offer own{.pid = ::getpid()};

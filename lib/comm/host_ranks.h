@@ -90,6 +90,7 @@ class HostRanks {
  private:
   struct Board;
   Board& board(int rank) const;
+  static Meeting meet_here(const LaunchEnvironment& environment, RunStore& store, const Options& options);
 
   int rank_ = 0;
   std::vector<int> hosts_;

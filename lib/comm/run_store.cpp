@@ -10,18 +10,23 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <random>
+#include <memory>
+#include <optional>
 #include <regex>
 #include <sstream>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
 
+#include "comm/call_within.h"
 #include "comm/group_failure.h"
 #include "comm/rank_tree.h"
 #include "util/error.h"
+#include "util/limits.h"
 #include "util/text.h"
 
 namespace fsdp::comm {
@@ -49,9 +54,6 @@ void ignore_broken_pipes() {
              cause, ")");
 }
 
-/// Most of c10d's waits end by its time-out; this is for those without one.
-constexpr std::chrono::seconds kGrace{2};
-
 std::string key_of(const std::string& purpose, int rank) { return util::concat(purpose, "/", rank); }
 
 /// Of the ranks from `first` to before `end`.
@@ -72,6 +74,8 @@ std::vector<std::string> absent(c10d::Store& store, const std::string& purpose, 
 }
 
 constexpr milliseconds kFirstPause{2}, kLongestPause{100};
+/// What the store needs for a connection. Thousands that come at once overflow the kernel's queue, and try again after seconds.
+constexpr std::chrono::microseconds kBetweenRanks{200};
 constexpr milliseconds kLongestAnswer{1000};  ///< of a host that runs
 constexpr milliseconds kShortestWait{1000};   ///< c10d takes less than a second for no time-out
 
@@ -150,8 +154,11 @@ milliseconds left_until(Clock::time_point deadline) {
 }
 
 std::string mark_of_this_join() {
-  std::random_device random;
-  return util::concat(random(), "/", random());
+  std::array<uint64_t, 2> random{};
+  if (::getentropy(random.data(), sizeof(random)) != 0) {
+    throw std::runtime_error(util::concat("the system gives no random numbers: ", util::errno_text(errno)));
+  }
+  return util::concat(random[0], "/", random[1]);
 }
 
 /// One attempt to meet the other ranks.
@@ -269,11 +276,12 @@ RunStore join_run_store(const LaunchEnvironment& environment, milliseconds timeo
   const auto deadline = Clock::now() + timeout;
   const std::string where = util::concat(environment.master_addr, ":", environment.master_port);
   const std::string mark = mark_of_this_join();
+  if (!hosts_store(environment)) std::this_thread::sleep_for(environment.rank * kBetweenRanks);
   for (;; std::this_thread::sleep_for(kLongestPause)) {
     const Arrival arrival{environment, timeout, std::max(left_until(deadline), kShortestWait), mark};
     try {
       // c10d waits without a time-out for the answer of any process that accepts its connection.
-      auto store = call_within(arrival.limit + kGrace, [arrival] { return arrive(arrival); });
+      auto store = call_within(arrival.limit + kStoreGrace, [arrival] { return arrive(arrival); });
       if (!store) {
         util::fail(
             ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank,
@@ -307,27 +315,13 @@ RunStore join_run_store(const LaunchEnvironment& environment, milliseconds timeo
   }
 }
 
-namespace {
-
-/// What `body` returns, which waits for other ranks at the store.
-template <typename Body>
-auto from_the_others(const RunStore& store, const LaunchEnvironment& environment, size_t others, Body body) {
-  try {
-    auto result = call_within(store->getTimeout() + kGrace, std::move(body));
-    if (!result) throw std::runtime_error("timeout: the store does not answer");
-    return std::move(*result);
-  } catch (const util::Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    std::string cause = first_line(error.what());
-    const std::string port = environment.master_port > 0 ? util::concat(":", environment.master_port) : "";
-    util::fail(says_timeout(cause) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,
-               " has not heard from all of its ", others, " peers at ", environment.master_addr, port, ": ",
-               cause);
-  }
+void fail_at_the_store(const LaunchEnvironment& environment, size_t others, const std::exception& error) {
+  std::string cause = first_line(error.what());
+  const std::string port = environment.master_port > 0 ? util::concat(":", environment.master_port) : "";
+  util::fail(says_timeout(cause) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,
+             " has not heard from all of its ", others, " peers at ", environment.master_addr, port, ": ",
+             cause);
 }
-
-}  // namespace
 
 std::string combine_texts(c10d::Store& store, const TextMeeting& meeting, int rank, std::string text) {
   const std::vector<int>& ranks = meeting.ranks;
@@ -359,21 +353,21 @@ std::string combine_texts(RunStore& store, const LaunchEnvironment& environment,
   TextMeeting all = meeting;
   if (all.ranks.empty()) all.ranks = run_identity(environment).ranks;
   const size_t others = all.ranks.size() - 1;
-  return from_the_others(store, environment, others,
-                         [store, meeting = std::move(all), rank = environment.rank, text = text] {
-                           return combine_texts(*store, meeting, rank, text);
-                         });
+  return at_the_store(store, environment, others,
+                      [store, meeting = std::move(all), rank = environment.rank, text = text] {
+                        return combine_texts(*store, meeting, rank, text);
+                      });
 }
 
 void leave_store(RunStore& store, const LaunchEnvironment& environment) {
   const std::string purpose = "left";
   if (environment.rank != 0) return store->set(key_of(purpose, environment.rank), std::vector<uint8_t>());
   const int world_size = environment.world_size;
-  from_the_others(store, environment, static_cast<size_t>(world_size) - 1,
-                  [store, keys = keys_of(purpose, 1, world_size)] {
-                    if (!keys.empty()) store->wait(keys);
-                    return true;
-                  });
+  at_the_store(store, environment, static_cast<size_t>(world_size) - 1,
+               [store, keys = keys_of(purpose, 1, world_size)] {
+                 if (!keys.empty()) store->wait(keys);
+                 return true;
+               });
 }
 
 // The first line gives the place in c10d, the second the error; NCCL's own message follows "Last error:".

@@ -6,18 +6,15 @@
 #include <chrono>
 #include <exception>
 #include <functional>
-#include <future>
-#include <memory>
-#include <optional>
+#include <stdexcept>
 #include <string>
-#include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "comm/call_within.h"
 #include "comm/launch_environment.h"
-#include "util/limits.h"
+#include "util/error.h"
 
 namespace fsdp::comm {
 
@@ -29,6 +26,15 @@ using RunStore = c10::intrusive_ptr<c10d::Store>;
 /// left for the next. Throws Error(kTimeout) when not all arrive in time, Error(kUsage) when the address cannot
 /// be used.
 RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milliseconds timeout);
+
+/// Most of c10d's waits at the store end by its time-out; this is for those without one.
+constexpr std::chrono::seconds kStoreGrace{2};
+
+/// What `body` returns, which talks to the `others` at the store. It has the store's time-out for all it does there, other
+/// functions of this header included, and may be abandoned then (call_within()). Throws Error(kTimeout) or
+/// Error(kPeerLost), which name this rank and the store, in place of c10d's exceptions.
+template <typename Body>
+auto at_the_store(const RunStore& store, const LaunchEnvironment& environment, size_t others, Body body);
 
 /// Ranks of the run that combine what each has to say, up a tree (RankTree::groups_of()): the first rank of a group reads
 /// the texts of the others and combines them to its own text in a group of the level above. The last result is that of
@@ -63,28 +69,6 @@ void leave_store(RunStore& store, const LaunchEnvironment& environment);
 /// reply), because the error of the subsequent connect() is more precise.
 bool wait_for_listener(const std::string& host, int port, std::chrono::steady_clock::time_point deadline);
 
-/// Runs `body` in a separate thread and returns its result, or throws its exception; nullopt if it does not
-/// end within `limit`. For calls into a library that may block on another process without a time-out. A late
-/// thread is abandoned, so `body` must own or share everything it uses; one in time has let go of it, so that
-/// a store which the body shares can be ended by its owner.
-template <typename Body>
-auto call_within(std::chrono::milliseconds limit, Body body) -> std::optional<std::invoke_result_t<Body>> {
-  std::promise<std::invoke_result_t<Body>> promise;
-  auto result = promise.get_future();
-  util::start_thread([promise = std::move(promise), body = std::optional<Body>(std::move(body))]() mutable {
-    try {
-      auto value = (*body)();
-      body.reset();
-      promise.set_value(std::move(value));
-    } catch (...) {
-      body.reset();
-      promise.set_exception(std::current_exception());
-    }
-  }).detach();
-  if (result.wait_for(limit) != std::future_status::ready) return std::nullopt;
-  return result.get();
-}
-
 /// Whether the text of a c10d exception reports a time-out.
 bool says_timeout(const std::string& text);
 
@@ -94,5 +78,21 @@ std::string first_line(const std::string& text);
 
 /// The cause, in one line, in the text of a c10d exception about NCCL.
 std::string nccl_cause(const std::string& text);
+
+[[noreturn]] void fail_at_the_store(const LaunchEnvironment& environment, size_t others,
+                                    const std::exception& error);
+
+template <typename Body>
+auto at_the_store(const RunStore& store, const LaunchEnvironment& environment, size_t others, Body body) {
+  try {
+    auto result = call_within(store->getTimeout() + kStoreGrace, std::move(body));
+    if (!result) throw std::runtime_error("timeout: the store does not answer");
+    return std::move(*result);
+  } catch (const util::Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail_at_the_store(environment, others, error);
+  }
+}
 
 }  // namespace fsdp::comm

@@ -406,17 +406,6 @@ TEST(CallTheRoll, KnowsRanksOfAHostThatDoNotFollowEachOther) {
   });
 }
 
-TEST(CallWithin, HasLetGoOfTheBodyWhenItReturns) {
-  for (int i = 0; i < 100; ++i) {
-    const auto shared = std::make_shared<int>(i);
-    EXPECT_EQ(call_within(seconds(60), [shared] { return *shared; }), i);
-    ASSERT_EQ(shared.use_count(), 1);
-    const auto fails = [shared]() -> int { throw std::runtime_error("no"); };
-    EXPECT_THROW(call_within(seconds(60), fails), std::runtime_error);
-    ASSERT_EQ(shared.use_count(), 2);  // `fails`
-  }
-}
-
 TEST(FirstLine, IsWithoutAddressesThatWereNeverSet) {
   EXPECT_EQ(first_line("Connection closed by peer [249.85.0.0]:0\nframe #0"), "Connection closed by peer");
   EXPECT_EQ(first_line("no way to 249.85.0.0, and no other"), "no way to, and no other");
