@@ -11,7 +11,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -27,7 +26,7 @@ using simulate::Link;
 using simulate::NetworkTable;
 
 /// Elements of 4 bytes in a rank's part; of a link as many as in that of a usual unit.
-constexpr int64_t kFew = 256, kManyOfLink = int64_t{1} << 19, kMany = int64_t{4} << 20;
+constexpr int64_t kFew = 256, kManyOfLink = int64_t{1} << 20, kMany = int64_t{4} << 20;
 constexpr int64_t kWidth = 256;  ///< of products that take cores
 constexpr int kLeastTimes = 3, kMostTimes = 100;
 constexpr double kSecondsEach = 0.4;
@@ -96,60 +95,6 @@ double sum_rate(int ranks) {
 
 double part_bytes(int64_t elements = kMany) { return 4 * static_cast<double>(elements); }
 
-/// All-gathers of a queue, of which one follows the other as in steps.
-struct Queued {
-  double seconds = 0;       ///< of one
-  double core_seconds = 0;  ///< of a core, that one takes from the compute beside it
-};
-
-double mean_of_ranks(Communicator& group, double value) {
-  at::Tensor sum = at::full({1}, value, at::kDouble);
-  group.all_reduce(sum, comm::ReduceOp::kSum, {.unit = "calibration"})->synchronize();
-  return sum.item<double>() / group.world_size();
-}
-
-/// `n`: elements of a rank's part. With `computes` the ranks compute until all have ended. The medians of some rounds, since
-/// much else may go on in the machine; of a round the mean, since steps wait for the ranks that are scheduled late.
-Queued queued_gathers(Communicator& group, int64_t n, double ranks_on_core, bool computes) {
-  constexpr int kRounds = 5;
-  const Tensors tensors(group, n);
-  const auto gather = [&] { return group.all_gather(tensors.whole, tensors.part, {.unit = "calibration"}); };
-  const double one = mean_of_ranks(group, seconds_of(group, [&] { gather()->synchronize(); }));
-  const int count = static_cast<int>(std::clamp(std::ceil(kSecondsEach / one), 3.0, 60.0));
-  const at::Tensor x = at::full({kWidth, kWidth}, 1, at::kFloat), y = at::empty_like(x);
-  const auto products_until = [&](const auto& is_over) {
-    int products = 0;
-    for (; !is_over(); ++products) at::mm_out(const_cast<at::Tensor&>(y), x, x);
-    return products;
-  };
-  std::vector<double> seconds, core_seconds;
-  for (int round = 0; round < kRounds; ++round) {
-    group.barrier({.unit = "calibration"});
-    const double since = wall_seconds();
-    const auto is_measured = [&] { return wall_seconds() - since >= (computes ? kSecondsEach / 2 : 0); };
-    const double products_alone = products_until(is_measured);
-    const double rate = products_alone / (wall_seconds() - since);
-    group.barrier({.unit = "calibration"});
-    std::atomic<bool> over = false;
-    double end = 0;
-    const double begin = wall_seconds();
-    std::vector<std::unique_ptr<comm::Work>> works;
-    for (int i = 0; i < count; ++i) works.push_back(gather());
-    works.push_back(group.enqueue([&] {
-      end = wall_seconds();
-      over = true;
-    }));
-    const double products = computes ? products_until([&] { return over.load(); }) : 0;
-    for (const std::unique_ptr<comm::Work>& work : works) work->synchronize();
-    const double whole = end - begin, computing = computes ? products / rate : whole;
-    seconds.push_back(mean_of_ranks(group, whole / count));
-    core_seconds.push_back(mean_of_ranks(group, (whole - computing) / ranks_on_core / count));
-  }
-  std::ranges::sort(seconds);
-  std::ranges::sort(core_seconds);
-  return {.seconds = seconds[kRounds / 2], .core_seconds = std::max(0.0, core_seconds[kRounds / 2])};
-}
-
 /// Computes in a thread of its own as long as it lives.
 class Computing {
  public:
@@ -191,26 +136,40 @@ void measure_shared_memory(Communicator& group, NetworkTable& network, double ra
   network.inside.latency_beside_compute = std::max(0.0, meeting() - alone);
 }
 
+/// The mean of gathers of a queue, as steps have them: of one alone a rank knows only when its own part is over, and steps wait
+/// for threads that are scheduled late too.
+double mean_all_gather_seconds(Communicator& group, int64_t n) {
+  const Tensors tensors(group, n);
+  const auto gather = [&] { return group.all_gather(tensors.whole, tensors.part, {.unit = "calibration"}); };
+  const double one = seconds_of(group, [&] { gather()->synchronize(); });
+  at::Tensor times = at::full({1}, std::clamp(std::ceil(3 * kSecondsEach / one), 4.0, 400.0), at::kDouble);
+  group.all_reduce(times, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize();
+  std::vector<std::unique_ptr<comm::Work>> works;
+  const double begin = wall_seconds();
+  for (int i = 0; i < times.item<double>(); ++i) works.push_back(gather());
+  for (const std::unique_ptr<comm::Work>& work : works) work->synchronize();
+  group.barrier({.unit = "calibration"});
+  return (wall_seconds() - begin) / times.item<double>();
+}
+
 /// A link to which all ranks send at once. `steps` of a small all-gather follow each other.
-/// With the seconds of a core that each collective takes from the compute beside it.
-std::pair<Link, double> measure_link(Communicator& group, const NetworkTable& network, double steps,
-                                     double ranks_on_core) {
+Link measure_link(Communicator& group, const NetworkTable& network, double steps) {
   const double bytes = (group.world_size() - 1) * part_bytes(kManyOfLink);
-  const auto gathers = [&](int64_t n, bool computes) {
-    return queued_gathers(group, n, ranks_on_core, computes);
-  };
-  const Queued few = gathers(kFew, false), few_beside = gathers(kFew, true);
-  const Queued many = gathers(kManyOfLink, false), many_beside = gathers(kManyOfLink, true);
-  const double transfer = std::max(many.seconds - few.seconds, 1e-6),
-               transfer_beside = std::max(many_beside.seconds - few_beside.seconds, 1e-6),
-               cores = std::max(0.0, many_beside.core_seconds - few_beside.core_seconds);
-  const Link link{.latency_seconds = std::max(0.0, few.seconds - network.base_seconds) / steps,
-                  .latency_beside_compute = std::max(0.0, few_beside.seconds - few.seconds) / steps,
-                  .bytes_per_second = bytes / transfer,
-                  .core_seconds_per_byte = cores / bytes,
-                  .speed_beside_compute =
-                      std::clamp(transfer / transfer_beside, simulate::kLeastSpeedBesideCompute, 1.0)};
-  return {link, few_beside.core_seconds};
+  Link link;
+  const double few = all_gather_seconds(group, kFew);
+  link.latency_seconds = std::max(0.0, few - network.base_seconds) / steps;
+  const double busy = processor_seconds(), begin = wall_seconds();
+  const double gather = mean_all_gather_seconds(group, kManyOfLink);
+  const double cores = (processor_seconds() - busy) / (wall_seconds() - begin);
+  link.bytes_per_second =
+      bytes / std::max(gather - network.base_seconds - steps * link.latency_seconds, 1e-6);
+  link.core_seconds_per_byte = cores * gather / bytes;
+  const double small = mean_all_gather_seconds(group, kFew);
+  const Computing computing;
+  link.latency_beside_compute = std::max(0.0, mean_all_gather_seconds(group, kFew) - small) / steps;
+  link.speed_beside_compute = std::clamp(gather / mean_all_gather_seconds(group, kManyOfLink),
+                                         simulate::kLeastSpeedBesideCompute, 1.0);
+  return link;
 }
 
 /// Of a small all-gather, as simulate/collective_cost.cpp has them.
@@ -290,19 +249,17 @@ NetworkTable measure_network(Communicator& communicator, const RankPlaces& place
   if (backend.starts_with("hierarchical")) {
     measure_shared_memory(*host(), network, ranks_on_core);
     const std::shared_ptr<Communicator> across = counterparts();
-    network.between = network.slices = measure_link(*across, network, steps_of(*across), ranks_on_core).first;
-    network.core_seconds = core_seconds(communicator);
+    network.between = network.slices = measure_link(*across, network, steps_of(*across));
   } else if (backend == "shm") {
     measure_shared_memory(communicator, network, ranks_on_core);
-    network.core_seconds = core_seconds(communicator);
   } else {
     network.copy_bytes_per_second = copy_rate();
     network.sum_bytes_per_second = sum_rate(world);
     Link& link = here == world ? network.inside : network.between;
-    std::tie(link, network.core_seconds) =
-        measure_link(communicator, network, steps_of(communicator), ranks_on_core);
+    link = measure_link(communicator, network, steps_of(communicator));
     network.slices = network.between;
   }
+  network.core_seconds = core_seconds(communicator);
   return network;
 }
 
