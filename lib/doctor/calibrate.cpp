@@ -10,6 +10,7 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <memory>
@@ -25,9 +26,10 @@
 #include "kernels/matmul.h"
 #include "nn/decoder.h"
 #include "nn/loss.h"
-#include "nn/parameter.h"
+#include "optim/engine_shards.h"
 #include "plan/plan.h"
 #include "plan/recorded_pass.h"
+#include "shard/fully_shard.h"
 #include "simulate/step_program.h"
 #include "util/cuda.h"
 #include "util/dtype.h"
@@ -183,18 +185,30 @@ class Bench {
   }
   int64_t width() const { return config_.model.hidden_size; }
 
-  /// Norm, activation and sum, with their backward, which have three results each way.
+  /// Norm, activation and sum, with their backward, which have three results each way. Of so many tensors that no cache keeps
+  /// them from forward to backward, as in training.
   double elementwise_rate() const {
-    constexpr double kResults = 6;
+    constexpr double kResults = 6, kBytes = 256 << 20;
     const auto tensor = [&] { return random({rows(), width()}).requires_grad_(true); };
-    const at::Tensor x = tensor(), residual = tensor(), gate = tensor(), dy = random({rows(), width()});
-    const at::Tensor weight = at::ones({width()}, options_).requires_grad_(true);
+    const at::Tensor dy = random({rows(), width()}),
+                     weight = at::ones({width()}, options_).requires_grad_(true);
+    const double bytes = static_cast<double>(dy.nbytes());
+    std::vector<std::array<at::Tensor, 3>> inputs(
+        static_cast<size_t>(std::clamp(kBytes / ((3 + kResults) * bytes), 1.0, 64.0)));
+    for (auto& [x, residual, gate] : inputs) x = tensor(), residual = tensor(), gate = tensor();
     const double seconds = seconds_of([&] {
-      const auto [sum, y] = kernels::add_rms_norm(x, residual, weight, 1e-5);
-      kernels::swiglu(gate, y).backward(dy);
-      for (const at::Tensor* input : {&x, &residual, &gate, &weight}) input->mutable_grad() = at::Tensor();
+      std::vector<at::Tensor> results;
+      for (const auto& [x, residual, gate] : inputs) {
+        const auto [sum, y] = kernels::add_rms_norm(x, residual, weight, 1e-5);
+        results.push_back(kernels::swiglu(gate, y));
+      }
+      for (; !results.empty(); results.pop_back()) {
+        results.back().backward(dy);
+        for (const at::Tensor& input : inputs[results.size() - 1]) input.mutable_grad() = at::Tensor();
+      }
     });
-    return kResults * static_cast<double>(x.nbytes()) / seconds;
+    weight.mutable_grad() = at::Tensor();
+    return kResults * bytes * static_cast<double>(inputs.size()) / seconds;
   }
 
   /// Beside the three products.
@@ -250,7 +264,7 @@ class Bench {
            (2 * kTimes);
   }
 
-  // ---- a whole forward and backward, of a model that no config has
+  // ---- a whole step of a rank alone, of a model that no config has
 
   config::Config reference() const {
     config::Config config;
@@ -272,12 +286,16 @@ class Bench {
 
   double reference_seconds() const {
     const config::Config config = reference();
-    const nn::ParameterType parameters_of(type_);
     const std::shared_ptr<nn::Stage> model = nn::make_decoder(config.model, options_.device());
     {
       const at::NoGradGuard no_grad;
       for (const at::Tensor& parameter : model->parameters()) at::Tensor(parameter).normal_(0, 0.02);
     }
+    const std::shared_ptr<shard::Engine> engine =
+        shard::fully_shard(*model, config::shard_options(config),
+                           communicator_.subgroup("calibration rank", {communicator_.rank()}));
+    const std::unique_ptr<optim::Optimizer> optimizer =
+        optim::make_optimizer(config.optimizer, optim::flat_parameters(*engine, config.optimizer));
     const auto tokens = [&] {
       return at::randint(config.model.vocab_size, {config.data.micro_batch_size, config.data.sequence_length},
                          options_.dtype(at::kLong));
@@ -285,8 +303,9 @@ class Bench {
     const at::Tensor ids = tokens(), targets = tokens();
     const std::vector<double> seconds = sorted_seconds_of(
         [&] {
+          engine->zero_gradients();
           nn::loss_of(*model, ids, targets).backward();
-          for (const at::Tensor& parameter : model->parameters()) parameter.mutable_grad() = at::Tensor();
+          optimizer->step(optim::shard_gradients(*engine), config.optimizer.lr);
         },
         1);
     return of_slowest_rank(seconds[seconds.size() / 2]);
@@ -304,7 +323,7 @@ class Bench {
     const std::vector<shard::UnitSizes> units = plan::planned_units(config, {});
     const plan::RecordedPass pass = plan::record_pass(config);
     simulate::KernelSeconds seconds = simulate::step_program(config, units, pass, table).computed();
-    seconds[simulate::KernelClass::kOptimizer] = seconds[simulate::KernelClass::kNorm] = 0;
+    seconds[simulate::KernelClass::kNorm] = 0;
     return seconds.sum();
   }
 

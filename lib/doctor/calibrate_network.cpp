@@ -136,17 +136,18 @@ void measure_shared_memory(Communicator& group, NetworkTable& network, double ra
   network.inside.latency_beside_compute = std::max(0.0, meeting() - alone);
 }
 
-/// The mean of gathers that follow each other: of one alone a rank knows only when its own part is over.
+/// The mean of gathers of a queue, as steps have them: of one alone a rank knows only when its own part is over, and steps wait
+/// for threads that are scheduled late too.
 double mean_all_gather_seconds(Communicator& group, int64_t n) {
   const Tensors tensors(group, n);
-  const auto gather = [&] {
-    group.all_gather(tensors.whole, tensors.part, {.unit = "calibration"})->synchronize();
-  };
-  const double one = seconds_of(group, gather);
-  at::Tensor times = at::full({1}, std::clamp(std::ceil(3 * kSecondsEach / one), 4.0, 40.0), at::kDouble);
+  const auto gather = [&] { return group.all_gather(tensors.whole, tensors.part, {.unit = "calibration"}); };
+  const double one = seconds_of(group, [&] { gather()->synchronize(); });
+  at::Tensor times = at::full({1}, std::clamp(std::ceil(3 * kSecondsEach / one), 4.0, 400.0), at::kDouble);
   group.all_reduce(times, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize();
+  std::vector<std::unique_ptr<comm::Work>> works;
   const double begin = wall_seconds();
-  for (int i = 0; i < times.item<double>(); ++i) gather();
+  for (int i = 0; i < times.item<double>(); ++i) works.push_back(gather());
+  for (const std::unique_ptr<comm::Work>& work : works) work->synchronize();
   group.barrier({.unit = "calibration"});
   return (wall_seconds() - begin) / times.item<double>();
 }
@@ -163,7 +164,9 @@ Link measure_link(Communicator& group, const NetworkTable& network, double steps
   link.bytes_per_second =
       bytes / std::max(gather - network.base_seconds - steps * link.latency_seconds, 1e-6);
   link.core_seconds_per_byte = cores * gather / bytes;
+  const double small = mean_all_gather_seconds(group, kFew);
   const Computing computing;
+  link.latency_beside_compute = std::max(0.0, mean_all_gather_seconds(group, kFew) - small) / steps;
   link.speed_beside_compute = std::clamp(gather / mean_all_gather_seconds(group, kManyOfLink),
                                          simulate::kLeastSpeedBesideCompute, 1.0);
   return link;

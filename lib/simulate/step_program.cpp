@@ -19,20 +19,19 @@ using Kind = Operation::Kind;
 /// a kernel that is bound by memory.
 class Kernels {
  public:
-  /// `vocabulary`: of the rank's part of the head.
-  Kernels(const ComputeTable& table, int64_t vocabulary) : table_(table), vocabulary_(vocabulary) {}
+  /// `width`: of the hidden states.
+  Kernels(const ComputeTable& table, int64_t width) : table_(table), width_(static_cast<double>(width)) {}
 
-  /// `in_root`: in the model's forward, outside of its layers, where the logits are made and the loss of them, in place.
-  void product(const kernels::MetaProduct& shape, bool in_root) {
+  /// `in_head`: in the model's forward, outside of its layers, where the logits are made and, in place, their loss and
+  /// gradient: with those of the states and of the weight three products of as many operations.
+  void product(const kernels::MetaProduct& shape, bool in_head) {
     const bool is_attention = shape.kind == kernels::MetaProduct::Kind::kAttention;
     seconds_[is_attention ? KernelClass::kAttention : KernelClass::kProduct] += table_.product_seconds(shape);
     ++launches_;
     // The result was allocated just before, or will be.
     const double numbers = static_cast<double>(shape.m) * static_cast<double>(shape.n);
     if (is_attention) return;
-    if (in_root && shape.n >= vocabulary_ && shape.n < vocabulary_ + kPadding) {
-      logit_bytes_ += numbers * table_.element_bytes;
-    }
+    if (in_head) logit_bytes_ += shape.flops() / (3 * 2 * width_) * table_.element_bytes;
     if (last_result_ && is_of(*last_result_, numbers)) {
       bytes_ -= *std::exchange(last_result_, std::nullopt);
       --launches_;
@@ -71,15 +70,13 @@ class Kernels {
   }
 
  private:
-  static constexpr int64_t kPadding = 64;  ///< of a vocabulary on GPUs
-
   /// In a type of 2 or 4 bytes.
   static bool is_of(double bytes, double numbers) {
     return numbers > 0 && (bytes == 2 * numbers || bytes == 4 * numbers);
   }
 
   const ComputeTable& table_;
-  const int64_t vocabulary_;
+  const double width_;
   KernelSeconds seconds_;
   double bytes_ = 0;  ///< of results that are no products'
   double logit_bytes_ = 0;
@@ -97,8 +94,7 @@ class ProgramWriter final : private shard::CommandReader {
         pass_(pass),
         table_(table),
         updates_alone_(!pass.on_device() && config::updates_units_alone(config)),
-        kernels_(table, (config.model.vocab_size + std::max<int64_t>(1, config.mesh.model) - 1) /
-                            std::max<int64_t>(1, config.mesh.model)),
+        kernels_(table, config.model.hidden_size),
         schedule_(config::shard_options(config), shard::scheduled_units(units), *this,
                   /*host_runs_ahead=*/pass.on_device()),
         updates_(units.size()) {
@@ -175,13 +171,13 @@ class ProgramWriter final : private shard::CommandReader {
     updates_now_ = is_last && updates_alone_;
     schedule_.set_requires_gradient_sync(sync);
     const plan::StageEvents of_schedule = plan::run_schedule(schedule_, units_);
-    int64_t open_stages = 0;
+    std::vector<std::string> open;  ///< stages in forward
     bool is_backward = false;
     plan::StageEvents events;
     // Gathering and waiting are no compute of a unit, as in a trace.
     events.forward_begins = [&](const std::string& path) {
       flush();
-      ++open_stages;
+      open.push_back(path);
       of_schedule.forward_begins(path);
       mark(Kind::kBegin, path, schedule_.in_backward() ? "recompute" : "forward");
     };
@@ -189,7 +185,7 @@ class ProgramWriter final : private shard::CommandReader {
       flush();
       mark(Kind::kEnd, path, schedule_.in_backward() ? "recompute" : "forward");
       of_schedule.forward_ends(path);
-      --open_stages;
+      open.pop_back();
     };
     events.backward_begins = [&](const std::string& path) {
       flush();
@@ -204,7 +200,9 @@ class ProgramWriter final : private shard::CommandReader {
       of_schedule.backward_ends(path);
     };
     events.computes = [&](const plan::Products& products) {
-      kernels_.product(products.shape, /*in_root=*/!is_backward && open_stages <= 1);
+      const bool in_head =
+          open.empty() || open.back().find('.') == std::string::npos;  // the model or its head
+      kernels_.product(products.shape, !is_backward && in_head);
     };
     events.takes = [&](int64_t bytes) { kernels_.result(bytes); };
     events.sends = [&](int64_t number, int64_t bytes) {

@@ -157,6 +157,16 @@ config::Config small_config() {
   return config;
 }
 
+TEST(StepProgram, TimesTheLossOfTheHeadsLogits) {
+  const config::Config config = small_config();
+  const StepProgram program =
+      step_program(config, plan::planned_units(config, {.data = 4}), plan::record_pass(config),
+                   {.element_bytes = 4, .loss_bytes_per_second = 1});
+  const int64_t tokens = config.data.micro_batch_size * config.data.sequence_length;
+  const auto logits = static_cast<double>(tokens * config.model.vocab_size);
+  EXPECT_NEAR(program.computed()[KernelClass::kLoss], 4 * logits, 1e-9);
+}
+
 class CommandList final : public shard::CommandReader {
  public:
   void read(const shard::Command& command) override { commands.push_back(command); }
