@@ -26,6 +26,7 @@
 #include "kernels/matmul.h"
 #include "nn/decoder.h"
 #include "nn/loss.h"
+#include "nn/parameter.h"
 #include "optim/engine_shards.h"
 #include "plan/plan.h"
 #include "plan/recorded_pass.h"
@@ -266,6 +267,9 @@ class Bench {
 
   // ---- a whole step of a rank alone, of a model that no config has
 
+  /// Whether the engine would cast all weights, of which ranks of a world cast their shards: then only forward and backward.
+  bool would_cast() const { return type_ != at::kFloat; }
+
   config::Config reference() const {
     config::Config config;
     config.model.vocab_size = 1000;
@@ -286,16 +290,19 @@ class Bench {
 
   double reference_seconds() const {
     const config::Config config = reference();
+    const nn::ParameterType parameters_of(type_);
     const std::shared_ptr<nn::Stage> model = nn::make_decoder(config.model, options_.device());
     {
       const at::NoGradGuard no_grad;
       for (const at::Tensor& parameter : model->parameters()) at::Tensor(parameter).normal_(0, 0.02);
     }
-    const std::shared_ptr<shard::Engine> engine =
-        shard::fully_shard(*model, config::shard_options(config),
-                           communicator_.subgroup("calibration rank", {communicator_.rank()}));
-    const std::unique_ptr<optim::Optimizer> optimizer =
-        optim::make_optimizer(config.optimizer, optim::flat_parameters(*engine, config.optimizer));
+    std::shared_ptr<shard::Engine> engine;
+    std::unique_ptr<optim::Optimizer> optimizer;
+    if (!would_cast()) {
+      engine = shard::fully_shard(*model, config::shard_options(config),
+                                  communicator_.subgroup("calibration rank", {communicator_.rank()}));
+      optimizer = optim::make_optimizer(config.optimizer, optim::flat_parameters(*engine, config.optimizer));
+    }
     const auto tokens = [&] {
       return at::randint(config.model.vocab_size, {config.data.micro_batch_size, config.data.sequence_length},
                          options_.dtype(at::kLong));
@@ -303,9 +310,10 @@ class Bench {
     const at::Tensor ids = tokens(), targets = tokens();
     const std::vector<double> seconds = sorted_seconds_of(
         [&] {
-          engine->zero_gradients();
+          if (engine) engine->zero_gradients();
           nn::loss_of(*model, ids, targets).backward();
-          optimizer->step(optim::shard_gradients(*engine), config.optimizer.lr);
+          if (engine) return optimizer->step(optim::shard_gradients(*engine), config.optimizer.lr);
+          for (const at::Tensor& parameter : model->parameters()) parameter.mutable_grad() = at::Tensor();
         },
         1);
     return of_slowest_rank(seconds[seconds.size() / 2]);
@@ -324,6 +332,7 @@ class Bench {
     const plan::RecordedPass pass = plan::record_pass(config);
     simulate::KernelSeconds seconds = simulate::step_program(config, units, pass, table).computed();
     seconds[simulate::KernelClass::kNorm] = 0;
+    if (would_cast()) seconds[simulate::KernelClass::kOptimizer] = 0;
     return seconds.sum();
   }
 
