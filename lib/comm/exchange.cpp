@@ -4,8 +4,18 @@
 #include <vector>
 
 #include "util/error.h"
+#include "util/hash.h"
 
 namespace fsdp::comm {
+
+int transfer_tag(uint64_t seed, const at::Tensor& tensor) {
+  uint64_t tag = util::mix64(seed);
+  if (tensor.defined()) {
+    tag = util::mix64(tag ^ static_cast<uint64_t>(tensor.scalar_type()));
+    tag = util::mix64(tag ^ static_cast<uint64_t>(tensor.numel()));
+  }
+  return static_cast<int>(tag & 0x7fffffff);
+}
 
 void Exchange::swap_with_all(int rank, int size, int tag, const std::function<at::Tensor(int)>& from,
                              const std::function<at::Tensor(int)>& to) {

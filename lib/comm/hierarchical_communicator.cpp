@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "comm/forwarding_communicator.h"
+#include "comm/gloo_communicator.h"
+#include "comm/gloo_exchange.h"
 #include "comm/memory_operations.h"
 #include "comm/shm_communicator.h"
 #include "util/error.h"

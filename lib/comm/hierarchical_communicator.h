@@ -30,7 +30,7 @@
 #include <string>
 
 #include "comm/communicator.h"
-#include "comm/gloo_communicator.h"
+#include "comm/gloo_place.h"
 #include "comm/group_failure.h"
 #include "comm/host_ranks.h"
 #include "comm/mpi_communicator.h"

@@ -1,6 +1,8 @@
 #include "comm/exchange.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 
 #include <string>
@@ -56,6 +58,16 @@ TEST(SwapWithAll, LeavesOutEmptyTensors) {
       [](int rank) { return at::empty({2 - rank}); });
   EXPECT_THAT(exchange.calls,
               ::testing::ElementsAre("receive 1 from 2 as 7", "send 1 to 1 as 7", "wait", "wait"));
+}
+
+// So that tensors of different collectives wait for each other until the time-out instead of being mixed up.
+TEST(TransferTag, DependsOnPurposeTypeAndSize) {
+  const int tag = transfer_tag(1, at::ones({3}));
+  EXPECT_GE(tag, 0);
+  EXPECT_EQ(tag, transfer_tag(1, at::zeros({3})));
+  EXPECT_NE(tag, transfer_tag(2, at::ones({3})));
+  EXPECT_NE(tag, transfer_tag(1, at::ones({4})));
+  EXPECT_NE(tag, transfer_tag(1, at::ones({3}, at::kInt)));
 }
 
 }  // namespace

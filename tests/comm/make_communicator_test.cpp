@@ -58,10 +58,11 @@ TEST(MakeCommunicator, TakesWhatFitsThePlacesOfRanks) {
   EXPECT_EQ(made(Backend::kHierarchical, {0, 1, 0, 1}), Made("hierarchical", ""));
   EXPECT_EQ(made(Backend::kGloo, {0, 0, 1, 1}), Made("gloo", ""));
   EXPECT_EQ(made(Backend::kAuto, {0, 1}), Made("gloo", line + "every rank has a host to itself\n"));
-  EXPECT_EQ(made(Backend::kAuto, {0, 0, 1}),
-            Made("gloo",
-                 "processes communicate over gloo, and in groups on one host through shared memory: hosts have "
-                 "different numbers of ranks: the host of rank 0 has 2, the host of rank 2 has 1\n"));
+  EXPECT_EQ(
+      made(Backend::kAuto, {0, 0, 1}),
+      Made("gloo",
+           "processes communicate over gloo, and in groups on one host through shared memory: hosts have "
+           "different numbers of ranks: the host of rank 0 has 2, the host of rank 2 has 1\n"));
 }
 
 TEST(MakeCommunicator, GroupsOfUnevenHostsTakeWhatFitsTheirOwnPlaces) {
