@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -104,14 +105,23 @@ class Computing {
     thread_.join();
   }
 
+  /// Products that it does in a second of `run`.
+  double speed_beside(const std::function<void()>& run) const {
+    const int64_t before = products_;
+    const double begin = wall_seconds();
+    run();
+    return static_cast<double>(products_ - before) / (wall_seconds() - begin);
+  }
+
  private:
-  void compute() const {
+  void compute() {
     const at::Tensor x = at::full({kWidth, kWidth}, 1, at::kFloat);
     at::Tensor y = at::empty_like(x);
-    while (!over_) at::mm_out(y, x, x);
+    for (; !over_; ++products_) at::mm_out(y, x, x);
   }
 
   std::atomic<bool> over_ = false;
+  std::atomic<int64_t> products_ = 0;
   std::thread thread_;
 };
 
@@ -152,23 +162,26 @@ double mean_all_gather_seconds(Communicator& group, int64_t n) {
   return (wall_seconds() - begin) / times.item<double>();
 }
 
-/// A link to which all ranks send at once. `steps` of a small all-gather follow each other.
-Link measure_link(Communicator& group, const NetworkTable& network, double steps) {
+/// A link to which all ranks send at once. `steps` of a small all-gather follow each other; `cores`: of a rank that computes.
+Link measure_link(Communicator& group, const NetworkTable& network, double steps, double cores) {
   const double bytes = (group.world_size() - 1) * part_bytes(kManyOfLink);
   Link link;
   const double few = all_gather_seconds(group, kFew);
   link.latency_seconds = std::max(0.0, few - network.base_seconds) / steps;
-  const double busy = processor_seconds(), begin = wall_seconds();
   const double gather = mean_all_gather_seconds(group, kManyOfLink);
-  const double cores = (processor_seconds() - busy) / (wall_seconds() - begin);
   link.bytes_per_second =
       bytes / std::max(gather - network.base_seconds - steps * link.latency_seconds, 1e-6);
-  link.core_seconds_per_byte = cores * gather / bytes;
   const double small = mean_all_gather_seconds(group, kFew);
   const Computing computing;
   link.latency_beside_compute = std::max(0.0, mean_all_gather_seconds(group, kFew) - small) / steps;
-  link.speed_beside_compute = std::clamp(gather / mean_all_gather_seconds(group, kManyOfLink),
-                                         simulate::kLeastSpeedBesideCompute, 1.0);
+  group.barrier({.unit = "calibration"});
+  const double alone = computing.speed_beside(
+      [] { std::this_thread::sleep_for(std::chrono::duration<double>(2 * kSecondsEach)); });
+  double beside = 0;
+  const double speed = computing.speed_beside([&] { beside = mean_all_gather_seconds(group, kManyOfLink); });
+  link.speed_beside_compute = std::clamp(gather / beside, simulate::kLeastSpeedBesideCompute, 1.0);
+  // What the compute loses: the kernel's part in transfers is no time of this process.
+  link.core_seconds_per_byte = cores * std::max(0.0, 1 - speed / alone) * beside / bytes;
   return link;
 }
 
@@ -249,14 +262,14 @@ NetworkTable measure_network(Communicator& communicator, const RankPlaces& place
   if (backend.starts_with("hierarchical")) {
     measure_shared_memory(*host(), network, ranks_on_core);
     const std::shared_ptr<Communicator> across = counterparts();
-    network.between = network.slices = measure_link(*across, network, steps_of(*across));
+    network.between = network.slices = measure_link(*across, network, steps_of(*across), 1 / ranks_on_core);
   } else if (backend == "shm") {
     measure_shared_memory(communicator, network, ranks_on_core);
   } else {
     network.copy_bytes_per_second = copy_rate();
     network.sum_bytes_per_second = sum_rate(world);
     Link& link = here == world ? network.inside : network.between;
-    link = measure_link(communicator, network, steps_of(communicator));
+    link = measure_link(communicator, network, steps_of(communicator), 1 / ranks_on_core);
     network.slices = network.between;
   }
   network.core_seconds = core_seconds(communicator);
