@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "e2e/programs.h"
 #include "support/free_port.h"
+#include "support/network_hosts.h"
 
 namespace fsdp::e2e {
 namespace {
@@ -63,6 +65,29 @@ class OtherLaunchers : public ::testing::Test {
     return command;
   }
 
+  /// What mpirun takes for ssh, to the second host: it is called with the host's address and a command.
+  std::string agent_for(const testing::NetworkHosts& hosts) const {
+    const std::string path = folder_ / "agent";
+    std::ofstream script(path);
+    script << "#!/bin/sh\nshift\nexec";
+    for (const std::string& word : hosts.on(1, {"sh", "-c"})) script << " '" << word << "'";
+    script << " \"$*\"\n";
+    script.close();
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path;
+  }
+
+  static void expect_bytes_of_the_formula(const ProgramResult& result, const std::string& ranks) {
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_NE(result.out.find(ranks), std::string::npos) << result.out;
+    const std::string equal = "  equal\n";
+    int rows = 0;
+    for (size_t at = result.out.find(equal); at != std::string::npos; at = result.out.find(equal, at + 1)) {
+      ++rows;
+    }
+    EXPECT_EQ(rows, 9) << "as over other backends (tests/e2e/explain_step_test.cpp): " << result.out;
+  }
+
   testing::TemporaryFolder folder_;
 };
 
@@ -99,15 +124,33 @@ TEST_F(OtherLaunchers, AStepOverMpiMovesTheBytesOfTheFormula) {
   if (const std::string why = why_no_mpi(); !why.empty()) GTEST_SKIP() << why;
   std::vector<std::string> command = over_mpi("explained");
   command.emplace_back("--explain-step");
-  const ProgramResult result = testing::run(command);
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_NE(result.out.find("2 ranks over mpi, full_shard"), std::string::npos) << result.out;
-  const std::string equal = "  equal\n";
-  int rows = 0;
-  for (size_t at = result.out.find(equal); at != std::string::npos; at = result.out.find(equal, at + 1)) {
-    ++rows;
+  expect_bytes_of_the_formula(testing::run(command), "2 ranks over mpi, full_shard");
+}
+
+TEST_F(OtherLaunchers, AStepOverSharedMemoryAndMpiMovesTheBytesOfTheFormula) {
+  std::string why = why_no_mpi();
+  if (why.empty()) why = testing::NetworkHosts::missing();
+  if (why.empty() && testing::run({"mpirun", "--version"}).out.find("Open MPI") == std::string::npos) {
+    why = "Open MPI alone knows these options";
   }
-  EXPECT_EQ(rows, 9) << "as over other backends (tests/e2e/explain_step_test.cpp): " << result.out;
+  if (!why.empty()) GTEST_SKIP() << why;
+  const testing::NetworkHosts hosts(2);
+  std::vector<std::string> command{"mpirun",
+                                   "--allow-run-as-root",
+                                   "--oversubscribe",
+                                   "--mca",
+                                   "plm_rsh_agent",
+                                   agent_for(hosts),
+                                   "--host",
+                                   hosts.address(0) + ":2," + hosts.address(1) + ":2",
+                                   "-n",
+                                   "4",
+                                   "-x",
+                                   "OMP_NUM_THREADS=1"};
+  for (const std::string& argument : training("explained")) command.push_back(argument);
+  command.insert(command.end(), {"comm.backend=hierarchical_mpi", "--explain-step"});
+  expect_bytes_of_the_formula(testing::run(hosts.on(0, command)),
+                              "4 ranks over hierarchical_mpi, full_shard");
 }
 
 TEST_F(OtherLaunchers, RanksOverMpiShowWhoWaitsForWhom) {
