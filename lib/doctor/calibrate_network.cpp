@@ -105,23 +105,31 @@ class Computing {
     thread_.join();
   }
 
-  /// Products that it does in a second of `run`.
-  double speed_beside(const std::function<void()>& run) const {
-    const int64_t before = products_;
-    const double begin = wall_seconds();
+  /// What it does in a second of `run`.
+  struct Speed {
+    double products, core_seconds;
+  };
+  Speed speed_beside(const std::function<void()>& run) const {
+    const int64_t products = products_;
+    const double begin = wall_seconds(), cores = core_seconds_;
     run();
-    return static_cast<double>(products_ - before) / (wall_seconds() - begin);
+    const double seconds = wall_seconds() - begin;
+    return {static_cast<double>(products_ - products) / seconds, (core_seconds_ - cores) / seconds};
   }
 
  private:
   void compute() {
     const at::Tensor x = at::full({kWidth, kWidth}, 1, at::kFloat);
     at::Tensor y = at::empty_like(x);
-    for (; !over_; ++products_) at::mm_out(y, x, x);
+    for (; !over_; ++products_) {
+      at::mm_out(y, x, x);
+      core_seconds_ = thread_seconds();
+    }
   }
 
   std::atomic<bool> over_ = false;
   std::atomic<int64_t> products_ = 0;
+  std::atomic<double> core_seconds_ = 0;
   std::thread thread_;
 };
 
@@ -162,8 +170,8 @@ double mean_all_gather_seconds(Communicator& group, int64_t n) {
   return (wall_seconds() - begin) / times.item<double>();
 }
 
-/// A link to which all ranks send at once. `steps` of a small all-gather follow each other; `cores`: of a rank that computes.
-Link measure_link(Communicator& group, const NetworkTable& network, double steps, double cores) {
+/// A link to which all ranks send at once. `steps` of a small all-gather follow each other.
+Link measure_link(Communicator& group, const NetworkTable& network, double steps) {
   const double bytes = (group.world_size() - 1) * part_bytes(kManyOfLink);
   Link link;
   const double few = all_gather_seconds(group, kFew);
@@ -175,13 +183,15 @@ Link measure_link(Communicator& group, const NetworkTable& network, double steps
   const Computing computing;
   link.latency_beside_compute = std::max(0.0, mean_all_gather_seconds(group, kFew) - small) / steps;
   group.barrier({.unit = "calibration"});
-  const double alone = computing.speed_beside(
+  const Computing::Speed alone = computing.speed_beside(
       [] { std::this_thread::sleep_for(std::chrono::duration<double>(2 * kSecondsEach)); });
   double beside = 0;
-  const double speed = computing.speed_beside([&] { beside = mean_all_gather_seconds(group, kManyOfLink); });
+  const Computing::Speed slowed =
+      computing.speed_beside([&] { beside = mean_all_gather_seconds(group, kManyOfLink); });
   link.speed_beside_compute = std::clamp(gather / beside, simulate::kLeastSpeedBesideCompute, 1.0);
-  // What the compute loses: the kernel's part in transfers is no time of this process.
-  link.core_seconds_per_byte = cores * std::max(0.0, 1 - speed / alone) * beside / bytes;
+  // What compute loses: the kernel's part in transfers is no time of this process.
+  const double lost = std::max(0.0, alone.products - slowed.products) / alone.products * alone.core_seconds;
+  link.core_seconds_per_byte = lost * beside / bytes;
   return link;
 }
 
@@ -262,14 +272,14 @@ NetworkTable measure_network(Communicator& communicator, const RankPlaces& place
   if (backend.starts_with("hierarchical")) {
     measure_shared_memory(*host(), network, ranks_on_core);
     const std::shared_ptr<Communicator> across = counterparts();
-    network.between = network.slices = measure_link(*across, network, steps_of(*across), 1 / ranks_on_core);
+    network.between = network.slices = measure_link(*across, network, steps_of(*across));
   } else if (backend == "shm") {
     measure_shared_memory(communicator, network, ranks_on_core);
   } else {
     network.copy_bytes_per_second = copy_rate();
     network.sum_bytes_per_second = sum_rate(world);
     Link& link = here == world ? network.inside : network.between;
-    link = measure_link(communicator, network, steps_of(communicator), 1 / ranks_on_core);
+    link = measure_link(communicator, network, steps_of(communicator));
     network.slices = network.between;
   }
   network.core_seconds = core_seconds(communicator);
