@@ -134,8 +134,8 @@ class Unit {
   /// With sums_by_sample: the next reductions are those of a step; the shard's gradient appears after the last. `begun`:
   /// the sums of the leaves before step.span.first.
   void begin_sample_sums(const SampleStep& step, SampleSums begun = {});
-  /// With SampleStep::may_break_off: the sums after the newest reduction, unless that was the last, and after the one
-  /// before. After reset().
+  /// With SampleStep::may_break_off: the sums after the newest reduction, unless that was the last, and after up to
+  /// kSumsBefore before it, oldest first. After reset().
   std::vector<SampleSums> begun_sums() const;
   /// Whether none of these reductions is missing, unless all are.
   bool has_all_rounds() const { return round_ == 0 || round_ == step_.rounds; }
@@ -205,7 +205,10 @@ class Unit {
   SampleStep step_;                    ///< with sums_by_sample
   int64_t round_ = 0;                  ///< of it: reductions so far
   SampleSums sums_;                    ///< of those that have ended
-  std::optional<SampleSums> before_;   ///< the newest of them
+  /// Before the newest of them, oldest first. When a peer hangs, ranks end in different rounds: a reduction that waits for
+  /// it holds up those behind it, while ranks whose counterparts still answer go on.
+  std::vector<SampleSums> before_;
+  static constexpr size_t kSumsBefore = 3;
   util::Event left_, on_host_;         ///< the end of that copy, and of the host's work on the gradient
   Traffic traffic_;
 };

@@ -39,12 +39,11 @@ void Unit::begin_sample_sums(const SampleStep& step, SampleSums begun) {
   step_ = step;
   round_ = 0;
   sums_ = std::move(begun);
-  before_.reset();
+  before_.clear();
 }
 
 std::vector<SampleSums> Unit::begun_sums() const {
-  std::vector<SampleSums> sums;
-  if (before_) sums.push_back(*before_);
+  std::vector<SampleSums> sums = before_;
   if (sums_.leaves < step_.span.leaves) sums.push_back(sums_);
   return sums;
 }
@@ -135,7 +134,10 @@ void Unit::reduce_slots_across(Reduction& job, const SampleRound& round) {
 void Unit::add_nodes(const Reduction& job, const SampleRound& round) {
   const at::NoGradGuard no_grad;
   const int64_t n = storage_.layout().shard_numel(), all = std::ssize(round.all);
-  if (step_.may_break_off) before_ = sums_;
+  if (step_.may_break_off) {
+    if (before_.size() == kSumsBefore) before_.erase(before_.begin());
+    before_.push_back(sums_);
+  }
   std::vector<SampleTree>& trees = sums_.trees;
   if (trees.empty()) {
     trees.resize(static_cast<size_t>(round.gradients));

@@ -132,7 +132,12 @@ void Trainer::continue_from_memory() {
   const nlohmann::json record = hooks_.epoch->kept->restore(
       state, epoch, *mesh_, [&] { faults_.at(FaultPlace::kTransfer, epoch.step); });
   position_ = restore_training_record(record, epoch.step, state, "the state from memory");
+  util::log_debug(util::concat("has ", hooks_.epoch->kept->begun_leaves(), " micro-batches of the step"));
   begun_ = hooks_.epoch->kept->begun(*communicator_);
+  if (begun_ && is_first_rank()) {
+    util::log_info(util::concat(begun_->leaves, " of ", begun_->all, " micro-batches of step ",
+                                position_.step + 1, " are done"));
+  }
   checkpointer_->take_over(record.at("origin"));
   validation_line_ = nlohmann::ordered_json::parse(record.at("validation_line").get<std::string>());
   record.at("flops_a_token").at(0).get_to(flops_.model);
