@@ -209,7 +209,7 @@ class Unit {
   /// it holds up those behind it, while ranks whose counterparts still answer go on.
   std::vector<SampleSums> before_;
   static constexpr size_t kSumsBefore = 3;
-  util::Event left_, on_host_;         ///< the end of that copy, and of the host's work on the gradient
+  util::Event left_, on_host_;  ///< the end of that copy, and of the host's work on the gradient
   Traffic traffic_;
 };
 

@@ -148,5 +148,22 @@ TEST(Engine, MayGoWhileAGatherIsUnderWay) {
   }
 }
 
+// Others may be up to two reductions behind, and go on from what all have.
+TEST(FailedStep, KeepsTheSumsBeforeItsLastReductions) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
+    ShardOptions options = every_matrix();
+    options.sums_by_sample = true;
+    ChainRun run(communicator, options, 3);
+    run.engine->zero_gradients();
+    run.engine->begin_sample_sums({.rounds = 8, .span = {0, 16}, .may_break_off = true});
+    for (int round = 0; round < 6; ++round) run.step();
+    for (const std::vector<SampleSums>& unit : run.engine->begun_sums()) {
+      std::vector<int64_t> leaves;
+      for (const SampleSums& sums : unit) leaves.push_back(sums.leaves);
+      EXPECT_EQ(leaves, (std::vector<int64_t>{6, 8, 10, 12}));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::shard
