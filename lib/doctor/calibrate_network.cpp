@@ -176,7 +176,9 @@ Link measure_link(Communicator& group, const NetworkTable& network, double steps
   Link link;
   const double few = all_gather_seconds(group, kFew);
   link.latency_seconds = std::max(0.0, few - network.base_seconds) / steps;
+  const double busy = processor_seconds(), begin = wall_seconds();
   const double gather = mean_all_gather_seconds(group, kManyOfLink);
+  const double own = (processor_seconds() - busy) / (wall_seconds() - begin) * gather;
   link.bytes_per_second =
       bytes / std::max(gather - network.base_seconds - steps * link.latency_seconds, 1e-6);
   const double small = mean_all_gather_seconds(group, kFew);
@@ -189,9 +191,11 @@ Link measure_link(Communicator& group, const NetworkTable& network, double steps
   const Computing::Speed slowed =
       computing.speed_beside([&] { beside = mean_all_gather_seconds(group, kManyOfLink); });
   link.speed_beside_compute = std::clamp(gather / beside, simulate::kLeastSpeedBesideCompute, 1.0);
-  // What compute loses: the kernel's part in transfers is no time of this process.
+  // What compute loses: the kernel's part in transfers is no time of this process. Where ranks take turns on a core, they
+  // lose to each other too, and only the process's own time is known.
+  constexpr double kCoreOfItsOwn = 0.9;
   const double lost = std::max(0.0, alone.products - slowed.products) / alone.products * alone.core_seconds;
-  link.core_seconds_per_byte = lost * beside / bytes;
+  link.core_seconds_per_byte = (alone.core_seconds > kCoreOfItsOwn ? lost * beside : own) / bytes;
   return link;
 }
 
