@@ -8,13 +8,10 @@
 #include <bit>
 #include <cstring>
 #include <exception>
-#include <map>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "comm/forwarding_communicator.h"
-#include "comm/gloo_communicator.h"
 #include "comm/gloo_exchange.h"
 #include "comm/memory_operations.h"
 #include "comm/shm_communicator.h"
@@ -38,44 +35,6 @@ CrossOp reduction(ReduceOp op) { return op == ReduceOp::kSum ? CrossOp::kSum : C
 int tag_of(CrossOp op, const at::Tensor& tensor, uint64_t step = 0) {
   return transfer_tag(static_cast<uint64_t>(op) * 256 + step, tensor);
 }
-
-/// The groups of a group.
-class Subgroups {
- public:
-  Subgroups(RunConnections connections, std::string key)
-      : connections_(std::move(connections)), key_(std::move(key)) {}
-
-  std::shared_ptr<Communicator> connect(const GroupIdentity& of, const std::string& name,
-                                        const std::vector<int>& ranks) {
-    // Several groups may have this name, of other ranks or of the same.
-    GroupIdentity identity = of.subgroup(name, ranks);
-    std::string key = util::concat(key_, "/", name, "/", identity.key());
-    key += util::concat("/", made_[key]++);
-    return connect_group(connections_, std::move(identity), key);
-  }
-
- private:
-  const RunConnections connections_;
-  const std::string key_;
-  std::map<std::string, int> made_;
-};
-
-/// Of hosts with different numbers of ranks: its groups may be on one host, or evenly on several.
-class UnevenCommunicator final : public ForwardingCommunicator {
- public:
-  UnevenCommunicator(std::shared_ptr<Communicator> over_network, GroupIdentity identity, Subgroups groups)
-      : ForwardingCommunicator(std::move(over_network)),
-        identity_(std::move(identity)),
-        groups_(std::move(groups)) {}
-
-  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
-    return groups_.connect(identity_, name, ranks);
-  }
-
- private:
-  const GroupIdentity identity_;
-  Subgroups groups_;
-};
 
 class HierarchicalCommunicator final : public Communicator {
  public:
@@ -484,27 +443,9 @@ class HierarchicalCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> connect_group(const RunConnections& connections, GroupIdentity identity,
-                                            const std::string& key) {
-  const HostLayout layout = host_layout(connections.host->hosts(), identity.ranks);
-  if (layout.even()) return std::make_unique<HierarchicalCommunicator>(connections, std::move(identity), key);
-  if (layout.hosts() > 1) {
-    auto over_network = connections.mpi ? make_mpi_group(*connections.mpi, identity, key)
-                                        : make_gloo_group(connections.gloo, identity, key);
-    if (!layout.shares_hosts()) return over_network;
-    return with_groups_by_host(std::move(over_network), connections, std::move(identity), key);
-  }
-  const double timeout_seconds = std::chrono::duration<double>(connections.gloo.timeout).count();
-  auto group =
-      ShmGroup::connect(connections.host, std::move(identity), timeout_seconds, util::hash_of(0, key));
-  return make_shm_communicator(std::move(group), key);
-}
-
-std::unique_ptr<Communicator> with_groups_by_host(std::unique_ptr<Communicator> over_network,
-                                                  const RunConnections& connections, GroupIdentity identity,
-                                                  const std::string& key) {
-  return std::make_unique<UnevenCommunicator>(std::move(over_network), std::move(identity),
-                                              Subgroups(connections, key));
+std::unique_ptr<Communicator> make_hierarchical_communicator(const RunConnections& connections,
+                                                             GroupIdentity identity, const std::string& key) {
+  return std::make_unique<HierarchicalCommunicator>(connections, std::move(identity), key);
 }
 
 }  // namespace fsdp::comm

@@ -30,30 +30,14 @@
 #include <string>
 
 #include "comm/communicator.h"
-#include "comm/gloo_place.h"
-#include "comm/group_failure.h"
-#include "comm/host_ranks.h"
-#include "comm/mpi_communicator.h"
+#include "comm/connect_group.h"
 
 namespace fsdp::comm {
 
-/// What is needed to connect ranks of the run.
-struct RunConnections {
-  std::shared_ptr<HostRanks> host;
-  GlooPlace gloo;                   ///< with `mpi`, only its store and time-out count
-  std::shared_ptr<MpiGroup> mpi{};  ///< of the whole run: between hosts, in place of gloo; or null
-};
-
-/// Connects a group of the run's ranks: through shared memory if all are on one host, hierarchically if they
-/// are distributed evenly over several hosts (HostLayout::even()), else over gloo or MPI. Groups of this group are
-/// connected likewise. Collective over the group; `key` must be unique to it in the run. Buffers of a hierarchical
-/// communicator lie in shared memory.
-std::unique_ptr<Communicator> connect_group(const RunConnections& connections, GroupIdentity identity,
-                                            const std::string& key);
-
-/// `over_network`, of the ranks of `identity`, with groups from connect_group().
-std::unique_ptr<Communicator> with_groups_by_host(std::unique_ptr<Communicator> over_network,
-                                                  const RunConnections& connections, GroupIdentity identity,
-                                                  const std::string& key);
+/// Of ranks that are distributed evenly over several hosts (HostLayout::even()); its groups are those of
+/// connect_group(), of which this is a part. Collective over the group; `key` must be unique to it in the run.
+/// Buffers lie in shared memory.
+std::unique_ptr<Communicator> make_hierarchical_communicator(const RunConnections& connections,
+                                                             GroupIdentity identity, const std::string& key);
 
 }  // namespace fsdp::comm

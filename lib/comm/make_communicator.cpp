@@ -3,8 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "comm/connect_group.h"
 #include "comm/gloo_communicator.h"
-#include "comm/hierarchical_communicator.h"
 #include "comm/mpi_communicator.h"
 #include "comm/nccl_communicator.h"
 #include "comm/run_store.h"

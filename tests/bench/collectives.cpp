@@ -31,8 +31,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/connect_group.h"
 #include "comm/gloo_communicator.h"
-#include "comm/hierarchical_communicator.h"
 #include "comm/memory_operations.h"
 #include "support/free_port.h"
 #include "util/error.h"

@@ -12,8 +12,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
+#include "comm/connect_group.h"
 #include "comm/gloo_communicator.h"
-#include "comm/hierarchical_communicator.h"
 #include "comm/mpi_communicator.h"
 #include "comm/shm_communicator.h"
 #include "comm/stream_communicator.h"
