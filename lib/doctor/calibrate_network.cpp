@@ -74,6 +74,13 @@ double reduce_scatter_seconds(Communicator& group, int64_t n) {
   });
 }
 
+/// Of as few numbers as the loss of a step.
+double all_reduce_seconds(Communicator& group) {
+  const at::Tensor few = at::full({4}, 1, at::kFloat);
+  return seconds_of(
+      group, [&] { group.all_reduce(few, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize(); });
+}
+
 /// To hand a task to the communication's thread and back.
 double base_seconds(Communicator& group) {
   return steady_seconds([&] { group.enqueue([] {})->synchronize(); });
@@ -136,13 +143,7 @@ class Computing {
 /// Meetings, copies and sums of ranks that share memory.
 void measure_shared_memory(Communicator& group, NetworkTable& network, double ranks_on_core) {
   const double ranks = group.world_size();
-  const at::Tensor small = at::full({4}, 1, at::kFloat);
-  const auto meeting = [&] {
-    return seconds_of(group, [&] {
-      group.all_reduce(small, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize();
-    });
-  };
-  const double alone = meeting();
+  const double alone = all_reduce_seconds(group);
   network.inside.latency_seconds = std::max(0.0, alone - network.base_seconds);
   const double fixed = network.base_seconds + 2 * network.inside.latency_seconds;
   const auto rate = [&](double seconds) {
@@ -151,7 +152,7 @@ void measure_shared_memory(Communicator& group, NetworkTable& network, double ra
   network.copy_bytes_per_second = rate(all_gather_seconds(group, kMany));
   network.sum_bytes_per_second = rate(reduce_scatter_seconds(group, kMany));
   const Computing computing;
-  network.inside.latency_beside_compute = std::max(0.0, meeting() - alone);
+  network.inside.latency_beside_compute = std::max(0.0, all_reduce_seconds(group) - alone);
 }
 
 /// The mean of gathers of a queue, as steps have them: of one alone a rank knows only when its own part is over, and steps wait
@@ -176,6 +177,10 @@ Link measure_link(Communicator& group, const NetworkTable& network, double steps
   Link link;
   const double few = all_gather_seconds(group, kFew);
   link.latency_seconds = std::max(0.0, few - network.base_seconds) / steps;
+  if (group.backend_name() == "gloo") {
+    const double ring = all_reduce_seconds(group) - network.base_seconds;
+    link.ring_latency_seconds = std::max(0.0, ring) / (2 * (group.world_size() - 1));
+  }
   const double busy = processor_seconds(), begin = wall_seconds();
   const double gather = mean_all_gather_seconds(group, kManyOfLink);
   const double own = (processor_seconds() - busy) / (wall_seconds() - begin) * gather;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <tuple>
 
 #include "shard/nominal_pass.h"
 
@@ -13,8 +14,8 @@ using shard::UnitSizes;
 namespace {
 
 constexpr size_t kShardLink = 0, kReplicaLink = 1;
-/// Streams: between replicas, and of layers; no queue of shards has these numbers.
-constexpr size_t kReplicas = 0, kLayers = 1;
+/// A stream; no queue of units has this number.
+constexpr size_t kLayers = shard::kNoQueue;
 
 }  // namespace
 
@@ -24,22 +25,28 @@ StepClock::StepClock(const std::vector<UnitSizes>& units, const MachineSpeed& sp
 
 void StepClock::read(const shard::Command& command) {
   using Kind = shard::Command::Kind;
+  Jobs& jobs = jobs_[command.unit];
   switch (command.kind) {
     case Kind::kGatherSlices:
-      return gather_slices(command.unit);
+      jobs.slices = issue(command).second;
+      return;
     case Kind::kWaitForSlices:
-      return wait_for(jobs_[command.unit].slices);
+      return wait_for(jobs.slices);
     case Kind::kGather:
-      return gather(command.unit);
+      jobs.gather = issue(command, jobs.slices).second;
+      return;
     case Kind::kWaitForGather:
-      return wait_for(jobs_[command.unit].gather);
+      return wait_for(jobs.gather);
     case Kind::kReduce:
-      return reduce(command.unit);
+    case Kind::kReduceInSlice:
+      std::tie(jobs.sending, jobs.reduction) = issue(command);
+      if (!units_[command.unit].is_cut()) jobs.sending = jobs.reduction;
+      return;
     case Kind::kWaitForSending:
-      return wait_for(jobs_[command.unit].sending);
+      return wait_for(jobs.sending);
     case Kind::kWaitForMove:
     case Kind::kWaitForReduction:
-      return wait_for(jobs_[command.unit].reduction);
+      return wait_for(jobs.reduction);
     case Kind::kReshard:
     case Kind::kAttachGradients:
     case Kind::kHandOver:
@@ -78,46 +85,25 @@ double StepClock::seconds_of_shards(const UnitSizes& unit, int64_t payload) cons
   return std::max(each * (shards - 1) / inside, between);
 }
 
-double StepClock::seconds_between_slices(const UnitSizes& unit, int64_t payload) const {
-  return static_cast<double>(payload * (unit.groups.slices - 1)) / speed_.replica_bytes_per_second;
+double StepClock::seconds_of(const UnitSizes& unit, const shard::UnitCollective& collective) const {
+  using Among = shard::UnitCollective::Among;
+  if (collective.among == Among::kShards) return seconds_of_shards(unit, collective.bytes);
+  const double ranks = collective.among == Among::kSlices ? unit.groups.slices : unit.groups.replicas;
+  const bool is_whole = collective.kind == shard::UnitCollective::Kind::kAllReduce;
+  const double received = static_cast<double>(collective.bytes) * (ranks - 1) * (is_whole ? 2 / ranks : 1);
+  return received / speed_.replica_bytes_per_second;
 }
 
-void StepClock::gather_slices(size_t index) {
-  const UnitSizes& unit = units_[index];
-  jobs_[index].slices =
-      put_on(kReplicas, kReplicaLink, seconds_between_slices(unit, unit.slice_gather_payload_bytes()));
-}
-
-void StepClock::gather(size_t index) {
-  const UnitSizes& unit = units_[index];
-  Jobs& jobs = jobs_[index];
-  jobs.gather = unit.is_cut() ? put_on(gather_queue(unit.groups), kShardLink,
-                                       seconds_of_shards(unit, unit.gather_payload_bytes()), jobs.slices)
-                              : jobs.slices;
-}
-
-void StepClock::reduce(size_t index) {
-  const UnitSizes& unit = units_[index];
-  Jobs& jobs = jobs_[index];
-  jobs.sending = jobs.reduction = 0;
-  const size_t queue = reduction_queue(unit.groups, reduce_scatter_group_);
-  if (unit.is_cut()) {
-    jobs.sending = jobs.reduction =
-        put_on(queue, kShardLink, seconds_of_shards(unit, unit.reduce_payload_bytes()));
+std::pair<StepClock::Job, StepClock::Job> StepClock::issue(const shard::Command& command, Job after) {
+  const UnitSizes& unit = units_[command.unit];
+  std::pair<Job, Job> jobs{after, after};
+  bool is_first = true;
+  for (const shard::UnitCollective& each : collectives_of(command.kind, unit, reduce_scatter_group_)) {
+    const size_t link = each.queue == shard::kQueueAcross ? kReplicaLink : kShardLink;
+    jobs.second = put_on(each.queue, link, seconds_of(unit, each), jobs.second);
+    if (std::exchange(is_first, false)) jobs.first = jobs.second;
   }
-  const double replicas = unit.groups.replicas;
-  if (replicas < 2 && !unit.has_slices()) return;
-  const int64_t slots = unit.options.storage.sums_by_sample ? unit.slot_payload_bytes() * unit.groups.replicas
-                                                            : unit.reduce_payload_bytes();
-  const double bytes = static_cast<double>(slots) * 2 * (replicas - 1) / replicas;
-  const double seconds = unit.has_slices() ? seconds_between_slices(unit, unit.result_bytes())
-                                           : bytes / speed_.replica_bytes_per_second;
-  if (unit.is_cut() || unit.has_slices()) {
-    jobs.reduction = put_on(kReplicas, kReplicaLink, seconds, jobs.sending);
-    if (!unit.is_cut()) jobs.sending = jobs.reduction;
-  } else {
-    jobs.sending = jobs.reduction = put_on(queue, kShardLink, seconds);
-  }
+  return jobs;
 }
 
 TimePlan plan_time(const config::Config& config, const std::vector<UnitSizes>& units,
@@ -126,9 +112,10 @@ TimePlan plan_time(const config::Config& config, const std::vector<UnitSizes>& u
   shard::Schedule schedule(config::shard_options(config), shard::scheduled_units(units), clock,
                            /*host_runs_ahead=*/pass.on_device());
   double flops = 0, flops_in_float8 = 0;
-  const auto micro_batch = [&](bool sync) {
+  const auto micro_batch = [&](bool sync, bool is_last) {
     const TimePlan before{clock.computed(), clock.communicated(), clock.exposed(), flops, flops_in_float8};
     schedule.set_requires_gradient_sync(sync);
+    schedule.set_requires_all_reduce(is_last);
     StageEvents events = run_schedule(schedule, units);
     events.computes = [&](const Products& products) {
       flops += products.flops;
@@ -148,7 +135,7 @@ TimePlan plan_time(const config::Config& config, const std::vector<UnitSizes>& u
                     clock.exposed() - before.exposed, flops - before.flops,
                     flops_in_float8 - before.flops_in_float8};
   };
-  micro_batch(true);  // makes the order of the units known
+  micro_batch(true, true);  // makes the order of the units known
   schedule.forget_gradients();
   // No collective is under way between micro-batches, so their times add up. The first gathers between slices.
   const int64_t count = config.training.gradient_accumulation_steps;
@@ -160,9 +147,9 @@ TimePlan plan_time(const config::Config& config, const std::vector<UnitSizes>& u
     sum.flops += times * part.flops;
     sum.flops_in_float8 += times * part.flops_in_float8;
   };
-  if (count > 1) add(micro_batch(!config.training.no_sync), 1);
-  if (count > 2) add(micro_batch(!config.training.no_sync), static_cast<double>(count - 2));
-  add(micro_batch(true), 1);
+  if (count > 1) add(micro_batch(!config.training.no_sync, false), 1);
+  if (count > 2) add(micro_batch(!config.training.no_sync, false), static_cast<double>(count - 2));
+  add(micro_batch(true, true), 1);
   return sum;
 }
 

@@ -10,12 +10,14 @@
 //     layers that multiply in 8 bits (training.float8).
 //   - Collectives wait and are waited for as the engine's schedule says (StepClock), without latency.
 
+#include <utility>
 #include <vector>
 
 #include "config/config.h"
 #include "plan/communication_streams.h"
 #include "plan/recorded_pass.h"
 #include "shard/schedule.h"
+#include "shard/unit_collectives.h"
 #include "shard/unit_sizes.h"
 
 namespace fsdp::plan {
@@ -71,13 +73,12 @@ class StepClock final : public shard::CommandReader {
   double exposed() const { return exposed_; }            ///< during which compute waited
 
  private:
-  void gather_slices(size_t unit);
-  void gather(size_t unit);
-  void reduce(size_t unit);
-  double seconds_between_slices(const shard::UnitSizes& unit, int64_t payload) const;
   double seconds_of_shards(const shard::UnitSizes& unit, int64_t payload) const;
+  double seconds_of(const shard::UnitSizes& unit, const shard::UnitCollective& collective) const;
 
   Job put_on(size_t stream, size_t link, double seconds, Job after = 0);
+  /// What the command communicates, after that job: its first collective and its last; 0: none.
+  std::pair<Job, Job> issue(const shard::Command& command, Job after = 0);
 
   /// The collectives of a unit.
   struct Jobs {

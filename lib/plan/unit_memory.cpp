@@ -9,13 +9,6 @@ namespace fsdp::plan {
 using shard::UnitSizes;
 using Sort = util::Arena::Sort;
 
-namespace {
-
-/// The queue of second reductions over slices; no queue of shards has this number.
-constexpr size_t kAcross = 0;
-
-}  // namespace
-
 PoolMemory::Place PoolMemory::take(int64_t bytes, Sort sort) {
   if (places_.live() == 0 && places_.longer()) {
     tape_.give(places_.length());
@@ -49,6 +42,7 @@ UnitMemory::UnitMemory(const config::Config& config, const std::vector<UnitSizes
 StageEvents UnitMemory::events(bool sync, bool is_last) {
   updates_ = is_last && !options_.update_temporaries.empty();
   schedule_.set_requires_gradient_sync(sync);
+  schedule_.set_requires_all_reduce(is_last);
   return run_schedule(schedule_, sizes_, [this] { progress(); });
 }
 
@@ -68,6 +62,7 @@ void UnitMemory::read(const shard::Command& command) {
     case Kind::kAttachGradients:
       return attach_gradients(unit);
     case Kind::kReduce:
+    case Kind::kReduceInSlice:
       return reduce(unit);
     case Kind::kWaitForSending:
       return wait(unit.sent);
@@ -156,7 +151,7 @@ void UnitMemory::reduce(Unit& unit) {
   const int64_t of_slice = twice ? unit.sizes->reduce_payload_bytes() : 0;
   tape_.take(of_slice + unit.sizes->result_bytes());
   unit.sent = issue(queue, [this, &unit] { pool_.give_back(*std::exchange(unit.gradients, std::nullopt)); });
-  unit.reduced = issue(twice ? kAcross : queue, [this, &unit, of_slice] {
+  unit.reduced = issue(twice ? shard::kQueueAcross : queue, [this, &unit, of_slice] {
     tape_.give(of_slice);
     add_to_shard_gradient(unit);
   });

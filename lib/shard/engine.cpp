@@ -158,6 +158,8 @@ std::vector<ScheduledUnit> Engine::scheduled(const std::vector<UnitPlan>& plans,
                    .is_root = plans[i].module == plans.front().module,
                    .is_cut = units[i]->is_cut(),
                    .is_reduced_twice = units[i]->is_cut() && units[i]->groups().across() != nullptr,
+                   .adds_before_all_reduce =
+                       adds_before_all_reduce(units[i]->groups().sizes(), plans[i].options.storage),
                    .has_slices = storage.has_slices(),
                    .stays_after_forward = plans[i].options.stays_after_forward,
                    .stays_in_step = plans[i].options.stays_in_step && !storage.has_trainable_parameters(),
@@ -216,7 +218,9 @@ void Engine::read(const Command& command) {
     case Kind::kAttachGradients:
       return unit.attach_gradients();
     case Kind::kReduce:
-      return unit.start_reduction();
+      return unit.start_reduction(Unit::Reach::kAll);
+    case Kind::kReduceInSlice:
+      return unit.start_reduction(Unit::Reach::kSlice);
     case Kind::kWaitForSending:
       return unit.finish_sending();
     case Kind::kWaitForMove:

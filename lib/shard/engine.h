@@ -89,7 +89,12 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// reduces the sum. Saves the reductions at the cost of the memory of the whole gradient. See NoSync.
   void set_requires_gradient_sync(bool sync) { schedule_.set_requires_gradient_sync(sync); }
   bool requires_gradient_sync() const { return schedule_.requires_gradient_sync(); }
-  /// Whether a backward pass without sync has left gradients unreduced.
+  /// Off: backward passes reduce gradients within slices only, and the first pass after it is on again adds the sums of
+  /// all replicas (hybrid_shard, no_shard, replicated parameters). Saves the all-reduces of the other passes, and costs no
+  /// memory. Without effect on units whose gradients move to host memory, with hybrid_optimizer = "global" and with
+  /// sums_by_sample. (PyTorch's FSDPModule.set_requires_all_reduce().)
+  void set_requires_all_reduce(bool all_reduce) { schedule_.set_requires_all_reduce(all_reduce); }
+  /// Whether a backward pass without either has left gradients unreduced.
   bool has_unreduced_gradients() const { return schedule_.has_unreduced_gradients(); }
 
   /// Calls `use(i)` for each unit i with a gradient in the next backward passes, when that is complete. `use` may

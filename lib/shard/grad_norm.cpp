@@ -88,7 +88,8 @@ void check_reduced(const Engine& engine) {
   util::fail(
       util::ErrorKind::kUsage,
       "expected reduced gradients for their norm or for clipping; found those of a backward pass without "
-      "sync; let the last micro-batch of a step run with set_requires_gradient_sync(true)");
+      "sync; let the last micro-batch of a step run with set_requires_gradient_sync(true) and "
+      "set_requires_all_reduce(true)");
 }
 
 /// `values` reduced over all ranks. Collective.

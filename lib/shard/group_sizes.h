@@ -63,8 +63,8 @@ inline size_t reduction_queue(const GroupSizes& groups, bool reduce_scatter_grou
   return gather_queue(groups) + (reduce_scatter_group && groups.shards > 1 ? 1 : 0);
 }
 
-/// Another number, of what waits for no queue.
-inline constexpr size_t kNoQueue = 1;
+/// Other numbers: of what follows between replicas or slices of a unit that is cut, and of what waits for no queue.
+inline constexpr size_t kQueueAcross = 0, kNoQueue = 1;
 
 /// For people: "units sharded over data (4), replicated over dcn (2)".
 std::string describe_groups(const comm::MeshShape& mesh, util::Named<Strategy> strategy,

@@ -9,6 +9,7 @@ std::vector<ScheduledUnit> scheduled_units(const std::vector<UnitSizes>& units) 
                    .is_root = unit.is_root,
                    .is_cut = unit.is_cut(),
                    .is_reduced_twice = unit.is_cut() && (unit.groups.replicas > 1 || unit.has_slices()),
+                   .adds_before_all_reduce = adds_before_all_reduce(unit.groups, unit.options.storage),
                    .has_slices = unit.has_slices(),
                    .stays_after_forward = unit.options.stays_after_forward,
                    .stays_in_step = unit.stays_in_step(),

@@ -238,7 +238,7 @@ void Schedule::gather_next_in_backward(size_t unit) {
 void Schedule::whole_backward_ends() {
   if (sync_) {
     for (size_t i = units_.size(); i-- > 0;) {
-      if (units_[i].has_gradients) reduce(i);
+      reduce_rest(i);
       hand_over(i);
     }
     sending_.reset();
@@ -265,11 +265,21 @@ void Schedule::reduce(size_t unit) {
   if (now.is_being_reduced) emit(Kind::kWaitForReduction, unit);  // of an earlier use in the same pass
   now.has_gradients = false;
   now.is_being_reduced = true;
-  now.is_to_be_handed_over = true;
-  emit(Kind::kReduce, unit);
+  now.is_reduced_in_slice = ends_in_slice(now);
+  now.is_to_be_handed_over = !now.is_reduced_in_slice;
+  emit(now.is_reduced_in_slice ? Kind::kReduceInSlice : Kind::kReduce, unit);
   // Where a forward has no backward, or one that cannot be seen to end, the end of the pass hands the
   // gradient over.
   if (now.backwards == now.forwards) hand_over(unit);
+}
+
+/// What the backward pass has left of the unit's gradients.
+void Schedule::reduce_rest(size_t unit) {
+  Unit& rest = units_[unit];
+  const bool is_left_in_slice = rest.is_reduced_in_slice && !ends_in_slice(rest);
+  // The pass may not have used the unit. Its replicas have the same commands, and so the same sums to add.
+  if (is_left_in_slice && !std::exchange(rest.has_gradients, true)) emit(Kind::kAttachGradients, unit);
+  if (rest.has_gradients) reduce(unit);
 }
 
 void Schedule::wait_until_sent(size_t unit) {
@@ -296,7 +306,8 @@ void Schedule::hand_over(size_t unit) {
 // ---- between passes
 
 bool Schedule::has_unreduced_gradients() const {
-  return std::any_of(units_.begin(), units_.end(), [](const Unit& unit) { return unit.has_gradients; });
+  return std::any_of(units_.begin(), units_.end(),
+                     [](const Unit& unit) { return unit.has_gradients || unit.is_reduced_in_slice; });
 }
 
 bool Schedule::any_is_gathered() const {
@@ -306,7 +317,7 @@ bool Schedule::any_is_gathered() const {
 
 void Schedule::forget_gradients() {
   reshard_frozen();
-  for (Unit& unit : units_) unit.has_gradients = false;
+  for (Unit& unit : units_) unit.has_gradients = unit.is_reduced_in_slice = false;
   expect_update(/*of_frozen=*/false);
 }
 

@@ -52,6 +52,9 @@
 //   micro-batches of a step, until the gradients are dropped or the weights may have changed.
 // - A unit whose output requires no gradient (frozen embeddings) has no backward.
 // - Without gradient sync nothing is reduced [training.no_sync]; the gradient buffers stay for the next pass.
+// - Without the all-reduce over replicas, which only the last micro-batch of a step needs, a reduction ends within
+//   the slice, and the rank adds up its results until one with the all-reduce takes them [not move_grads_to_cpu,
+//   with which they would be on the host, nor between slices, whose sums would be larger than the shard].
 // - A forward that runs within backward (activation checkpointing) gathers its units for the backward that
 //   follows and leaves them gathered.
 //
@@ -83,7 +86,8 @@ struct Command {
     kWaitForGather,     ///< afterwards the unsharded parameters may be used
     kReshard,           ///< free the unsharded parameters
     kAttachGradients,   ///< give autograd a zeroed buffer in which to accumulate the unit's gradients
-    kReduce,            ///< issue the reduction of that buffer over the ranks
+    kReduce,            ///< issue the reduction of that buffer, and of what is left in slices, over the ranks
+    kReduceInSlice,     ///< issue it over the ranks that share the unit, not over replicas
     kWaitForSending,    ///< until that buffer has been given back; later parts of the reduction may continue
     kWaitForMove,       ///< until the second collective over slices, and the copy to host memory, have ended
     kWaitForReduction,  ///< until the mean over the ranks is in the shard's gradient
@@ -116,12 +120,13 @@ class CommandReader {
 /// The properties of a unit on which the order depends.
 struct ScheduledUnit {
   std::string name;
-  bool is_root = false;              ///< a unit of the root stage
-  bool is_cut = true;                ///< its parameters are sharded over several ranks
-  bool is_reduced_twice = false;     ///< a second collective, over replicas or slices, follows the first
-  bool has_slices = false;           ///< the shards of slices are parts of each other's: see kGatherSlices
-  bool stays_after_forward = false;  ///< see UnitOptions
-  bool stays_in_step = false;        ///< is frozen, and stays gathered between the passes of a step
+  bool is_root = false;                 ///< a unit of the root stage
+  bool is_cut = true;                   ///< its parameters are sharded over several ranks
+  bool is_reduced_twice = false;        ///< a second collective, over replicas or slices, follows the first
+  bool adds_before_all_reduce = false;  ///< see the function in shard/unit_sizes.h
+  bool has_slices = false;              ///< the shards of slices are parts of each other's: see kGatherSlices
+  bool stays_after_forward = false;     ///< see UnitOptions
+  bool stays_in_step = false;           ///< is frozen, and stays gathered between the passes of a step
   bool has_trainable_parameters = true;
   bool gradient_moves = false;  ///< its gradient is copied from the device to host memory
 };
@@ -151,7 +156,9 @@ class Schedule {
   /// Whether backward passes from now on reduce gradients.
   void set_requires_gradient_sync(bool sync) { sync_ = sync; }
   bool requires_gradient_sync() const { return sync_; }
-  /// Whether a backward pass without sync has left gradients unreduced.
+  /// Whether reductions from now on include the all-reduce over replicas, where it can wait.
+  void set_requires_all_reduce(bool all_reduce) { all_reduce_ = all_reduce; }
+  /// Whether a backward pass without either has left gradients unreduced.
   bool has_unreduced_gradients() const;
   /// The gradients have been dropped: a step has ended, or begins.
   void forget_gradients();
@@ -188,7 +195,8 @@ class Schedule {
   struct Unit {
     ScheduledUnit traits;
     Parameters parameters = Parameters::kSharded;
-    bool has_gradients = false;  ///< attached and not reduced
+    bool has_gradients = false;        ///< attached and not reduced
+    bool is_reduced_in_slice = false;  ///< and not over replicas
     bool is_being_reduced = false;
     enum class Slices { kNone, kOld, kGathering, kThere } slices = Slices::kNone;
     // Since the last backward pass. The gradient is complete when as many backwards as forwards have ended.
@@ -212,7 +220,9 @@ class Schedule {
   void reshard_gathered_ahead();
   void reshard_kept(size_t except);
   void gather_next_in_backward(size_t unit);
+  bool ends_in_slice(const Unit& unit) const { return !all_reduce_ && unit.traits.adds_before_all_reduce; }
   void reduce(size_t unit);
+  void reduce_rest(size_t unit);
   void wait_until_sent(size_t unit);
   void wait_until_moved(size_t unit);
   void hand_over(size_t unit);
@@ -234,7 +244,7 @@ class Schedule {
   std::vector<size_t> ahead_;  ///< units gathered ahead whose forward in this pass has not begun
   Phase phase_ = Phase::kRest;
   Pass pass_ = Pass::kForward;
-  bool sync_ = true, records_ = false;
+  bool sync_ = true, all_reduce_ = true, records_ = false;
   int64_t backward_passes_ = 0;
   int64_t passes_of_slices_ = 0;  ///< backward_passes_ when slices were gathered last
   bool order_is_compared_ = false, changed_order_is_reported_ = false;

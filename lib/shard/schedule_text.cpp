@@ -30,6 +30,8 @@ std::string text_of(const Command& command, const UnitSizes& unit) {
       return "attach gradients of " + unit.name;
     case Kind::kReduce:
       return "reduce " + unit.name;
+    case Kind::kReduceInSlice:
+      return "reduce " + unit.name + " in the slice";
     case Kind::kWaitForSending:
       return "wait until " + unit.name + " is sent";
     case Kind::kWaitForMove:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "shard/nominal_pass.h"
+#include "shard/unit_collectives.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -72,10 +73,9 @@ class Counter final : public CommandReader {
 
   void read(const Command& command) override {
     const UnitSizes& unit = units_[command.unit];
+    count(command);
     switch (command.kind) {
-      case Command::Kind::kGatherSlices:  // in one of the micro-batches
-        formula_.between_slices += {.all_gathers = 1, .all_gather_bytes = unit.slice_gather_payload_bytes()};
-        return;
+      case Command::Kind::kGatherSlices:
       case Command::Kind::kWaitForSlices:
         return;
       case Command::Kind::kGather:
@@ -87,6 +87,7 @@ class Counter final : public CommandReader {
       case Command::Kind::kAttachGradients:
         return unit.has_parts() ? bytes_.add(unit.gradient_bytes()) : void();
       case Command::Kind::kReduce:
+      case Command::Kind::kReduceInSlice:
         return reduce(command);
       case Command::Kind::kWaitForSending:
       case Command::Kind::kWaitForReduction:
@@ -113,15 +114,28 @@ class Counter final : public CommandReader {
   }
 
  private:
+  void count(const Command& command) {
+    const UnitSizes& unit = units_[command.unit];
+    // The first micro-batch gathers for all.
+    const bool is_for_all = command.kind == Command::Kind::kGatherSlices ||
+                            (command.kind == Command::Kind::kGather && unit.stays_in_step());
+    const bool forward = command.pass == Pass::kForward;
+    for (const UnitCollective& each : collectives_of(command.kind, unit, reduce_scatter_group_)) {
+      const Traffic traffic = each.traffic(is_for_all ? 1 : times_);
+      if (each.among == UnitCollective::Among::kSlices) {
+        formula_.between_slices += traffic;
+      } else if (each.kind == UnitCollective::Kind::kAllGather) {
+        (forward ? formula_.forward_all_gathers : formula_.backward_all_gathers) += traffic.all_gathers;
+        (forward ? formula_.forward_all_gather_bytes : formula_.backward_all_gather_bytes) +=
+            traffic.all_gather_bytes;
+      } else {
+        formula_.traffic += traffic;
+      }
+    }
+  }
+
   void gather(const Command& command) {
     const UnitSizes& unit = units_[command.unit];
-    if (unit.is_cut()) {
-      const bool forward = command.pass == Pass::kForward;
-      const int64_t times = unit.stays_in_step() ? 1 : times_;  // the first micro-batch gathers for all
-      (forward ? formula_.forward_all_gathers : formula_.backward_all_gathers) += times;
-      (forward ? formula_.forward_all_gather_bytes : formula_.backward_all_gather_bytes) +=
-          times * unit.gather_payload_bytes();
-    }
     const int64_t bytes = unit.unsharded_bytes() + unit.communication_bytes();
     // Without communication there is no collective to wait behind.
     if (!on_device_ && !unit.is_cut()) {
@@ -140,26 +154,12 @@ class Counter final : public CommandReader {
 
   void reduce(const Command& command) {
     const UnitSizes& unit = units_[command.unit];
-    const int64_t payload = times_ * unit.reduce_payload_bytes();
-    if (unit.is_cut()) formula_.traffic += {.reduce_scatters = times_, .reduce_scatter_bytes = payload};
     if (unit.has_parts() && unit.slots_of_shards() > 1) {
       bytes_.add(-unit.gradient_bytes());  // copied into slots at once
       sent_[command.unit] = {};
     } else if (unit.has_parts()) {
       sent_[command.unit] =
           bytes_.issue(reduction_queue(unit.groups, reduce_scatter_group_), -unit.gradient_bytes());
-    }
-    if (unit.has_slices()) {
-      formula_.between_slices +=
-          {.reduce_scatters = times_, .reduce_scatter_bytes = times_ * unit.result_bytes()};
-    }
-    if (unit.groups.replicas > 1 && unit.options.storage.sums_by_sample) {
-      const int64_t slots = times_ * unit.slot_payload_bytes();
-      formula_.traffic += {.reduce_scatters = times_, .reduce_scatter_bytes = slots};
-      formula_.backward_all_gathers += times_;
-      formula_.backward_all_gather_bytes += slots;
-    } else if (unit.groups.replicas > 1) {
-      formula_.traffic += {.all_reduces = times_, .all_reduce_bytes = payload};
     }
   }
 
@@ -185,10 +185,12 @@ StepFormula step_formula(const std::vector<UnitSizes>& units, const ShardOptions
   if (step.micro_batches > 1) {
     counter.begin_counting(/*times=*/step.micro_batches - 1);
     schedule.set_requires_gradient_sync(!step.no_sync);
+    schedule.set_requires_all_reduce(false);
     pass.run(schedule);
   }
   counter.begin_counting(/*times=*/1);
   schedule.set_requires_gradient_sync(true);
+  schedule.set_requires_all_reduce(true);
   pass.run(schedule);
 
   StepFormula formula = counter.formula();

@@ -26,7 +26,8 @@
 // Units without trainable parameters are not reduced; with adapters (trained_apart) those that stay gathered after forward are gathered once a step,
 // and those with no differentiable output (frozen embeddings) in forward only.
 // A world of one communicates nothing. Gradient accumulation multiplies everything by the number of
-// micro-batches, except the all-gathers between slices, those of units that stay gathered for a step, and the reductions under no_sync. Prefetching changes
+// micro-batches, except the all-gathers between slices, those of units that stay gathered for a step, the all-reduces over replicas
+// (adds_before_all_reduce()), and the reductions under no_sync. Prefetching changes
 // when units are communicated, never how much.
 //
 // Memory: an upper bound on the bytes of gathered parameters and unreduced gradients, at any timing of the

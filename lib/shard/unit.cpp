@@ -184,7 +184,7 @@ void Unit::drop_gradients() {
   note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
 }
 
-void Unit::start_reduction() {
+void Unit::start_reduction(Reach reach) {
   FSDP_CHECK(!reduction_ && !leaving_.defined(), "unit ", name_, " is being reduced already");
   RECORD_USER_SCOPE("unit/reduce " + name_);
   at::NoGradGuard no_grad;
@@ -194,25 +194,27 @@ void Unit::start_reduction() {
   FSDP_CHECK(job->input.defined(), "unit ", name_, " has no gradients to reduce");
   comm::Communicator* const across = groups_.across();
   comm::Communicator& first = is_cut() || across == nullptr ? *groups_.reduce_scatter : *across;
-  comm::Communicator& last = across != nullptr ? *across : *groups_.reduce_scatter;
+  const bool goes_across = across != nullptr && reach == Reach::kAll;
+  comm::Communicator& last = goes_across ? *across : first;
   const double predivide = predivide_factor(options_, groups_.world->world_size());
   if (predivide != 1) first.enqueue([job, predivide] { job->input.div_(predivide); });
   job->divisor = groups_.divisor() / predivide;
 
-  collective_ = reduce_whole(job);
+  collective_ = reduce_whole(job, reach);
   auto give_back_input = [this, job] {
     job->input.reset();
     note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
   };
   sent_ = first.enqueue_release(give_back_input);
-  if (is_cut() && across != nullptr) {
+  if (is_cut() && goes_across) {
     // Blocks only the second group's queue. Fails if the reduce-scatter fails.
     last.enqueue([sent = std::shared_ptr<comm::Work>(first.enqueue([] {}))] { sent->wait(); });
     across_ = reduce_across(job);
     across_sent_ = last.enqueue_release([job] { job->of_slice.reset(); });
   }
   if (storage_.gradient_is_offloaded()) return move_to_host(job, last.enqueue([job] { job->finish(); }));
-  added_ = last.enqueue([this, job] {
+  added_ = last.enqueue([this, job, reach] {
+    if (reach == Reach::kSlice) return storage_.add_partial_sums(job->output);
     job->finish();
     storage_.add_to_shard_gradient(job->output, job->squares);
   });
@@ -233,16 +235,19 @@ void Unit::move_to_host(const std::shared_ptr<Reduction>& job, std::shared_ptr<c
   });
 }
 
-std::unique_ptr<comm::Work> Unit::reduce_whole(const std::shared_ptr<Reduction>& job) {
+std::unique_ptr<comm::Work> Unit::reduce_whole(const std::shared_ptr<Reduction>& job, Reach reach) {
   if (is_cut()) return reduce_scatter(*groups_.reduce_scatter, job, job->input);
   job->output = job->input;
-  return groups_.across() != nullptr ? reduce_across(job) : nullptr;
+  return groups_.across() != nullptr && reach == Reach::kAll ? reduce_across(job) : nullptr;
 }
 
 std::unique_ptr<comm::Work> Unit::reduce_across(const std::shared_ptr<Reduction>& job) {
   if (groups_.slices) {
     if (is_cut()) job->of_slice = job->output;
     return reduce_scatter(*groups_.slices, job, job->output);
+  }
+  if (storage_.has_partial_sums()) {
+    groups_.replicate->enqueue([this, job] { storage_.move_partial_sums_to(job->output); });
   }
   traffic_ += {.all_reduces = 1, .all_reduce_bytes = static_cast<int64_t>(job->output.nbytes())};
   return groups_.replicate->all_reduce(job->output, comm::ReduceOp::kSum,

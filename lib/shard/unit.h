@@ -141,9 +141,15 @@ class Unit {
   bool has_all_rounds() const { return round_ == 0 || round_ == step_.rounds; }
   /// Discards gradients that have not been reduced.
   void drop_gradients();
+  /// Over which ranks gradients are reduced.
+  enum class Reach {
+    kSlice,  ///< those that share the unit; the shard's gradient is a sum, of which replicas have others
+    kAll,
+  };
   /// Issues the reduction of the accumulated gradients: a reduce-scatter, an all-reduce where every rank
-  /// holds the whole unit, or both; with slices, a second reduce-scatter in place of the all-reduce.
-  void start_reduction();
+  /// holds the whole unit, or both; with slices, a second reduce-scatter in place of the all-reduce. The all-reduce
+  /// includes sums of earlier reductions with kSlice. kSlice: if adds_before_all_reduce() (shard/unit_sizes.h).
+  void start_reduction(Reach reach);
   /// Waits until the buffer of the whole unit's gradients has been given back; only the second collective of a
   /// unit that is cut and replicated, or cut again, may still be under way. No effect when there is no such
   /// buffer.
@@ -182,7 +188,7 @@ class Unit {
   void move_to_host(const std::shared_ptr<Reduction>& job, std::shared_ptr<comm::Work> reduced);
   void note_buffer(bool allocated, BufferKind kind, int64_t bytes);
   /// The collective that reduces the buffer of the whole unit, and the second one, if there is one.
-  std::unique_ptr<comm::Work> reduce_whole(const std::shared_ptr<Reduction>& job);
+  std::unique_ptr<comm::Work> reduce_whole(const std::shared_ptr<Reduction>& job, Reach reach);
   std::unique_ptr<comm::Work> reduce_across(const std::shared_ptr<Reduction>& job);
   std::unique_ptr<comm::Work> reduce_scatter(comm::Communicator& group, const std::shared_ptr<Reduction>& job,
                                              const at::Tensor& input);

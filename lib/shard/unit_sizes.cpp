@@ -53,6 +53,10 @@ int64_t UnitSizes::slot_payload_bytes() const {
   return (slots_of_replicas() * shard_numel + groups.replicas - 1) / groups.replicas * reduce_element();
 }
 
+bool adds_before_all_reduce(const GroupSizes& groups, const StorageOptions& options) {
+  return groups.replicas > 1 && groups.slices == 1 && !options.move_grads_to_cpu && !options.sums_by_sample;
+}
+
 UnitSizes sizes_of_unit(std::string name, const UnitOptions& options, const UnitLayout& layout,
                         const GroupSizes& groups) {
   UnitSizes sizes{.name = std::move(name),

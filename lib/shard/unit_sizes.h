@@ -114,6 +114,10 @@ struct UnitSizes {
   int64_t reduce_element() const { return util::element_size(options.storage.reduce_dtype); }
 };
 
+/// Whether a rank adds up a unit's gradients of several passes before the all-reduce over replicas. Those that move to
+/// host memory are elsewhere by then, and sums by sample have an order of their own.
+bool adds_before_all_reduce(const GroupSizes& groups, const StorageOptions& options);
+
 /// Whether the parameters are views of what is otherwise gathered: the shard or the slice's shard.
 bool shard_is_unsharded(const StorageOptions& options, const UnitLayout& layout, const GroupSizes& groups);
 

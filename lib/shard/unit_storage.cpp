@@ -196,6 +196,22 @@ void UnitStorage::add_to_shard_gradient(const at::Tensor& mean, std::optional<do
   squared_ = shard_gradient_._version();
 }
 
+void UnitStorage::add_partial_sums(const at::Tensor& sums) {
+  if (shard_gradient_.defined() && !has_partial_sums_) {
+    util::fail(
+        util::ErrorKind::kUsage,
+        "expected gradients of which all passes but the last leave out the all-reduce; found such a pass after "
+        "one with it; call zero_gradients() before set_requires_all_reduce(false)");
+  }
+  add_to_shard_gradient(sums);
+  has_partial_sums_ = true;
+}
+
+void UnitStorage::move_partial_sums_to(const at::Tensor& sums) {
+  sums.add_(shard_gradient_);
+  clear_shard_gradient();
+}
+
 std::optional<double> UnitStorage::shard_gradient_squares() const {
   const bool holds = shard_gradient_.defined() && shard_gradient_._version() == squared_;
   return holds ? squares_ : std::nullopt;

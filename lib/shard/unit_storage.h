@@ -60,10 +60,19 @@ class UnitStorage {
   /// [shard_numel] mean gradient over ranks, summed over micro-batches; fp32, or reduce_dtype with
   /// keep_low_precision_grads. Undefined until a backward pass has ended.
   const at::Tensor& shard_gradient() const { return shard_gradient_; }
-  void clear_shard_gradient() { shard_gradient_.reset(); }
+  void clear_shard_gradient() {
+    shard_gradient_.reset();
+    has_partial_sums_ = false;
+  }
   /// Adds `mean`, [shard_numel] in reduce_dtype on the device of the parameters or of the gradient, whose sum of
   /// squares is `squares` if that is known; may keep a reference to it.
   void add_to_shard_gradient(const at::Tensor& mean, std::optional<double> squares = std::nullopt);
+  /// Like add_to_shard_gradient(), of sums over some of the ranks only, before they are divided. Not where the gradient
+  /// is a mean already.
+  void add_partial_sums(const at::Tensor& sums);
+  /// Adds them to `sums`; there is no gradient then.
+  void move_partial_sums_to(const at::Tensor& sums);
+  bool has_partial_sums() const { return has_partial_sums_; }
   /// The gradient's, if it is known without reading the gradient.
   std::optional<double> shard_gradient_squares() const;
 
@@ -139,7 +148,7 @@ class UnitStorage {
   ShardPlace place_;
   StorageOptions options_;
   std::shared_ptr<BufferPool> pool_;
-  bool shard_is_unsharded_ = false, gradients_stay_ = false;
+  bool shard_is_unsharded_ = false, gradients_stay_ = false, has_partial_sums_ = false;
   at::Tensor shard_, shard_gradient_;
   std::optional<double> squares_;  ///< of the gradient's version `squared_`
   int64_t squared_ = 0;

@@ -8,7 +8,7 @@
 //                "products": [{"shape": {"m": 512, "n": 512, "k": 512, "kind": "plain"}, "flops_per_second": 2.1e11},
 //                             ...],
 //                "elementwise_bytes_per_second": 3.1e9, ...},
-//    "networks": {"shm": {"inside": {"latency_seconds": 3e-6, "bytes_per_second": 0, "core_seconds_per_byte": 0},
+//    "networks": {"shm": {"inside": {"latency_seconds": 3e-6, "bytes_per_second": 0, ...},
 //                         "between": {...}, "slices": {...}, "copy_bytes_per_second": 9e9, ...}}}
 //
 // Networks are those of backends (comm.backend), so that several measurements go into one file.

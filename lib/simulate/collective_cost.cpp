@@ -89,7 +89,9 @@ Cost gloo(const CollectiveCall& call, const NetworkTable& network) {
       return {transfer(network, level, 1, (ranks - 1) * bytes), {.core_seconds = sums(ranks * bytes)}};
     case CollectiveKind::kAllReduce: {  // segments are added up while the next are under way
       const double received = 2 * (ranks - 1) / ranks * bytes;
-      Stage stage = transfer(network, level, 2 * (ranks - 1), received);
+      const double steps = 2 * (ranks - 1), ring_latency = network.at(level).ring_latency_seconds;
+      Stage stage = transfer(network, level, steps, received);
+      if (ring_latency > 0) stage.delay_seconds = steps * ring_latency;
       stage.core_seconds += sums(received / 2);
       return {stage};
     }

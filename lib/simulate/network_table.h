@@ -22,6 +22,8 @@ constexpr auto enum_names(Level) {
 /// What a rank has of it while all ranks use it.
 struct Link {
   double latency_seconds = 0;  ///< of one step of a collective
+  /// Of one step of an all-reduce's ring, where receivers are ready before it begins; 0: the same.
+  double ring_latency_seconds = 0;
   double latency_beside_compute =
       0;                        ///< in addition, while the rank's cores compute: its threads wait for one
   double bytes_per_second = 0;  ///< that the rank receives, while it sends as many; 0: there is no such link

@@ -133,6 +133,7 @@ class ProgramWriter final : private shard::CommandReader {
     Update& update = updates_[command.unit];
     switch (command.kind) {
       case shard::Command::Kind::kReduce:
+      case shard::Command::Kind::kReduceInSlice:
         update.is_being_reduced = true;
         break;
       case shard::Command::Kind::kWaitForReduction:
@@ -170,6 +171,7 @@ class ProgramWriter final : private shard::CommandReader {
   std::vector<Operation> micro_batch(bool sync, bool is_last) {
     updates_now_ = is_last && updates_alone_;
     schedule_.set_requires_gradient_sync(sync);
+    schedule_.set_requires_all_reduce(is_last);
     const plan::StageEvents of_schedule = plan::run_schedule(schedule_, units_);
     std::vector<std::string> open;  ///< stages in forward
     bool is_backward = false;

@@ -5,6 +5,7 @@
 #include <deque>
 #include <limits>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "simulate/shared_resources.h"
@@ -223,16 +224,21 @@ class StepRun {
     pass_ = command.pass == shard::Pass::kForward ? "forward" : "backward";
     switch (command.kind) {
       case Kind::kGatherSlices:
-        jobs.slices = issue(index, calls_.slice_gather(units_[command.unit]));
+        jobs.slices = issue(index, command).second;
         return;
       case Kind::kWaitForSlices:
         return wait(index, jobs.slices);
       case Kind::kGather:
-        return gather(index, command.unit);
+        jobs.gather = issue(index, command, jobs.slices).second;
+        if (index == 0) note_buffer(command.unit, /*is_taken=*/true);
+        return;
       case Kind::kWaitForGather:
         return wait(index, jobs.gather);
       case Kind::kReduce:
-        return reduce(index, command.unit);
+      case Kind::kReduceInSlice:
+        std::tie(jobs.sending, jobs.reduction) = issue(index, command);
+        if (!units_[command.unit].is_cut()) jobs.sending = jobs.reduction;
+        return;
       case Kind::kWaitForSending:
         return wait(index, jobs.sending);
       case Kind::kWaitForMove:
@@ -247,30 +253,20 @@ class StepRun {
     }
   }
 
-  // ---- collectives of units, as in shard/unit.cpp
-
-  void gather(size_t index, size_t unit) {
-    Jobs& jobs = ranks_[index].jobs[unit];
-    jobs.gather = jobs.slices;
-    if (units_[unit].is_cut()) {
-      jobs.gather = issue(index, calls_.gather(units_[unit], pass_), jobs.slices);
-    }
-    if (index == 0) note_buffer(unit, /*is_taken=*/true);
-  }
-
-  void reduce(size_t index, size_t unit) {
-    Jobs& jobs = ranks_[index].jobs[unit];
-    jobs.sending = jobs.reduction = 0;
-    const UnitCalls::Reduction reduction = calls_.reduction(units_[unit]);
-    if (reduction.first) jobs.sending = jobs.reduction = issue(index, *reduction.first);
-    if (!reduction.second) return;
-    jobs.reduction = issue(index, *reduction.second, jobs.sending);
-    if (!reduction.first) jobs.sending = jobs.reduction;
-  }
-
   // ---- collectives
 
   Collective& of(Job job) { return collectives_[job - 1]; }
+
+  /// What the command communicates, after that job: its first collective and its last; 0: none.
+  std::pair<Job, Job> issue(size_t index, const shard::Command& command, Job after = 0) {
+    std::pair<Job, Job> jobs{after, after};
+    bool is_first = true;
+    for (const IssuedCall& call : calls_.of_command(command, units_[command.unit])) {
+      jobs.second = issue(index, call, jobs.second);
+      if (std::exchange(is_first, false)) jobs.first = jobs.second;
+    }
+    return jobs;
+  }
 
   Job issue(size_t index, const IssuedCall& call, Job after = 0) {
     Rank& rank = ranks_[index];

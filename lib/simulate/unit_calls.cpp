@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "shard/group_sizes.h"
 
@@ -11,8 +12,15 @@ using shard::UnitSizes;
 
 namespace {
 
-/// Queues: between replicas, and of layers; no queue of shards has these numbers.
-constexpr size_t kReplicas = 0, kLayers = 1;
+/// A queue; none of units has this number.
+constexpr size_t kLayers = shard::kNoQueue;
+
+CollectiveKind kind_of(shard::UnitCollective::Kind kind) {
+  using Kind = shard::UnitCollective::Kind;
+  return kind == Kind::kAllGather       ? CollectiveKind::kAllGather
+         : kind == Kind::kReduceScatter ? CollectiveKind::kReduceScatter
+                                        : CollectiveKind::kAllReduce;
+}
 
 }  // namespace
 
@@ -54,51 +62,29 @@ Group UnitCalls::replica_group(const UnitSizes& unit, int ranks) const {
   return group(ranks, holders > 1 ? 1 : mesh.model, ranks > mesh.data * mesh.context * holders);
 }
 
-IssuedCall UnitCalls::slice_gather(const UnitSizes& unit) const {
-  return {.queue = kReplicas,
-          .call = {.kind = CollectiveKind::kAllGather,
-                   .bytes = static_cast<double>(unit.slice_gather_payload_bytes()),
-                   .group = replica_group(unit, unit.groups.slices)},
-          .kind = "between slices",
-          .unit = unit.name,
-          .pass = shard::kBetweenSlices};
-}
-
-IssuedCall UnitCalls::gather(const UnitSizes& unit, const std::string& pass) const {
-  return {.queue = gather_queue(unit.groups),
-          .call = {.kind = CollectiveKind::kAllGather,
-                   .bytes = static_cast<double>(unit.gather_payload_bytes()),
-                   .group = shard_group(unit)},
-          .kind = "all-gathers in " + pass,
-          .unit = unit.name,
-          .pass = pass};
-}
-
-UnitCalls::Reduction UnitCalls::reduction(const UnitSizes& unit) const {
-  const auto call = [&](size_t queue, CollectiveKind kind, int64_t bytes, const Group& group) {
-    return IssuedCall{.queue = queue,
-                      .call = {.kind = kind, .bytes = static_cast<double>(bytes), .group = group},
-                      .kind = group.is_between_slices ? "between slices" : "reductions",
-                      .unit = unit.name,
-                      .pass = "backward"};
-  };
-  Reduction reduction;
-  const size_t queue = reduction_queue(unit.groups, reduce_scatter_group_);
-  if (unit.is_cut()) {
-    reduction.first =
-        call(queue, CollectiveKind::kReduceScatter, unit.reduce_payload_bytes(), shard_group(unit));
+std::vector<IssuedCall> UnitCalls::of_command(const shard::Command& command, const UnitSizes& unit) const {
+  using Among = shard::UnitCollective::Among;
+  const bool is_forward = command.pass == shard::Pass::kForward;
+  std::vector<IssuedCall> calls;
+  for (const shard::UnitCollective& each : collectives_of(command.kind, unit, reduce_scatter_group_)) {
+    const Group group = each.among == Among::kShards   ? shard_group(unit)
+                        : each.among == Among::kSlices ? replica_group(unit, unit.groups.slices)
+                                                       : replica_group(unit, unit.groups.replicas);
+    std::string kind = "reductions", pass = is_forward ? "forward" : "backward";
+    if (command.kind == shard::Command::Kind::kGather) {
+      kind = "all-gathers in " + pass;
+    } else if (each.among == Among::kSlices || group.is_between_slices) {
+      kind = "between slices";
+    }
+    if (command.kind == shard::Command::Kind::kGatherSlices) pass = shard::kBetweenSlices;
+    calls.push_back(
+        {.queue = each.queue,
+         .call = {.kind = kind_of(each.kind), .bytes = static_cast<double>(each.bytes), .group = group},
+         .kind = std::move(kind),
+         .unit = unit.name,
+         .pass = std::move(pass)});
   }
-  const int replicas = unit.groups.replicas;
-  if (unit.has_slices()) {
-    reduction.second = call(kReplicas, CollectiveKind::kReduceScatter, unit.result_bytes(),
-                            replica_group(unit, unit.groups.slices));
-  } else if (replicas > 1) {
-    const int64_t bytes = unit.options.storage.sums_by_sample ? unit.slot_payload_bytes() * replicas
-                                                              : unit.reduce_payload_bytes();
-    reduction.second = call(unit.is_cut() ? kReplicas : queue, CollectiveKind::kAllReduce, bytes,
-                            replica_group(unit, replicas));
-  }
-  return reduction;
+  return calls;
 }
 
 IssuedCall UnitCalls::exchange_in_layer(double bytes, const std::string& pass) const {

@@ -1,13 +1,13 @@
 #pragma once
 
-// UnitCalls: the collectives of a step as the engine issues them (shard/unit.cpp): their queues, payloads and groups,
-// and where the ranks of a group are.
+// UnitCalls: the collectives of a step as the engine issues them (shard/unit_collectives.h), and where the ranks of their
+// groups are.
 
 #include <cstddef>
-#include <optional>
 #include <string>
+#include <vector>
 
-#include "shard/unit_sizes.h"
+#include "shard/unit_collectives.h"
 #include "simulate/cluster.h"
 #include "simulate/collective_cost.h"
 #include "simulate/step_program.h"
@@ -31,16 +31,8 @@ class UnitCalls {
   UnitCalls(const Cluster& cluster, bool reduce_scatter_group)
       : cluster_(cluster), reduce_scatter_group_(reduce_scatter_group) {}
 
-  /// With hybrid_optimizer = "global": between slices.
-  IssuedCall slice_gather(const shard::UnitSizes& unit) const;
-  /// Of a unit that is cut.
-  IssuedCall gather(const shard::UnitSizes& unit, const std::string& pass) const;
-
-  /// Absent parts communicate nothing. The second begins when the first has ended.
-  struct Reduction {
-    std::optional<IssuedCall> first = std::nullopt, second = std::nullopt;
-  };
-  Reduction reduction(const shard::UnitSizes& unit) const;
+  /// Those of a command for this unit: each begins when the one before it has ended.
+  std::vector<IssuedCall> of_command(const shard::Command& command, const shard::UnitSizes& unit) const;
 
   /// Inside a layer, over the axes context and model.
   IssuedCall exchange_in_layer(double bytes, const std::string& pass) const;

@@ -151,6 +151,7 @@ at::Tensor TrainStep::accumulate_gradients(const StepPosition& position, Arrivin
   for (int64_t i = 0; i < count; ++i) {
     const bool is_last = i + 1 == count;
     engine.set_requires_gradient_sync(!options_.no_sync || is_last);
+    engine.set_requires_all_reduce(is_last);
     std::optional<shard::GradientUse> use;
     if (is_last && (updates_as_gradients_arrive_ || engine.options().move_grads_to_cpu)) {
       use.emplace(engine, [&arriving](size_t unit) { arriving.take(unit); });

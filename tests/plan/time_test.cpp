@@ -168,6 +168,13 @@ TEST(PlanTime, HalvesThatOfProductsInEightBits) {
                    3 * tokens * attention / 2);
 }
 
+TEST(PlanTime, ReducesOverReplicasInTheLastMicroBatchOnly) {
+  config::Config config = two_blocks();
+  config.training.gradient_accumulation_steps = 5;
+  const TimePlan time = plan_time(config, units_of({.shards = 4, .replicas = 2}), kSlow);
+  EXPECT_NEAR(time.communication, 5 * 7 + 3, 1e-9);
+}
+
 TEST(PlanTime, AddsUpMicroBatches) {
   config::Config config = two_blocks();
   TimePlan one = plan_time(config, units_of({.shards = 4}), kSlow);

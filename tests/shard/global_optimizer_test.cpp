@@ -41,7 +41,8 @@ std::ostream& operator<<(std::ostream& out, const Variant& variant) { return out
 
 class GlobalOptimizer : public ::testing::TestWithParam<Variant> {};
 
-// Each sum adds the same numbers in the same order: those of a slice, then those of the slices.
+// Each sum adds the same numbers in the same order: those of a slice, then those of the slices, then those of the
+// micro-batches.
 TEST_P(GlobalOptimizer, TrainsBitForBitAsReplicatedOnesDo) {
   for (const comm::MeshOptions& mesh : kSlicedMeshes) {
     RunPlan plan;
@@ -54,6 +55,7 @@ TEST_P(GlobalOptimizer, TrainsBitForBitAsReplicatedOnesDo) {
     const bool is_flat = plan.shard.layout == "flat" && testing::flat_is_under_test();
     const bool in_parts = mesh.data > 1 || is_flat;
     RunPlan reference = plan;
+    reference.always_all_reduces = true;
     if (!in_parts) reference.shard.strategy = "full_shard";
     const RunResult expected = train_sharded(ranks_of(mesh), reference);
     plan.shard.hybrid_optimizer = "global";

@@ -195,16 +195,22 @@ TEST(GradValue, LimitsEachElementWithoutCommunication) {
 
 TEST(GradNorm, RefusesGradientsThatAreNotReduced) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
-    testing::ChainStage chain(2, 3);
-    auto engine = testing::shard_under_test(chain, {}, testing::borrowed(communicator));
-    NoSync no_sync(*engine);
-    chain.forward(at::ones({1, 3})).sum().backward();
-    try {
-      grad_norm(*engine);
-      ADD_FAILURE() << "expected an error";
-    } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-      EXPECT_NE(std::string(error.what()).find("set_requires_gradient_sync"), std::string::npos);
+    for (const char* setter : {"set_requires_gradient_sync", "set_requires_all_reduce"}) {
+      testing::ChainStage chain(2, 3);
+      ShardOptions options;
+      options.strategy = "no_shard";
+      auto engine = testing::shard_under_test(chain, options, testing::borrowed(communicator));
+      const bool all_reduce = std::string(setter) == "set_requires_gradient_sync";
+      engine->set_requires_gradient_sync(!all_reduce);
+      engine->set_requires_all_reduce(all_reduce);
+      chain.forward(at::ones({1, 3})).sum().backward();
+      try {
+        grad_norm(*engine);
+        ADD_FAILURE() << "expected an error";
+      } catch (const util::Error& error) {
+        EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+        EXPECT_NE(std::string(error.what()).find(setter), std::string::npos);
+      }
     }
   });
 }

@@ -298,6 +298,60 @@ TEST(HybridCommunication, WithoutSyncReducesInTheLastPassOnly) {
   EXPECT_EQ(counts["all_reduce"], 5);
 }
 
+TEST(HybridCommunication, LeavesTheAllReduceToTheLastMicroBatch) {
+  struct Case {
+    const char *strategy, *optimizer;
+    bool moves;
+    int64_t in_slices, across;  ///< collectives of three micro-batches
+  };
+  for (const Case& each : {Case{"hybrid_shard", "replicated", false, 15, 5},
+                           {"hybrid_shard_zero2", "replicated", false, 15, 5},
+                           {"no_shard", "replicated", false, 0, 5},
+                           {"hybrid_shard", "replicated", true, 15, 15},
+                           {"hybrid_shard", "global", false, 30, 0}}) {
+    comm::run_ranks_as_threads(4, [&each](comm::Communicator& communicator) {
+      ShardOptions options = hybrid_matrices(each.strategy);
+      options.hybrid_optimizer = each.optimizer;
+      options.cpu_offload = options.move_grads_to_cpu = each.moves;
+      const auto gradients = [&](bool leaves) {
+        ChainRun run(communicator, options, 4, {}, {.dcn = 2, .data = 2});
+        for (int step = 0; step < 2; ++step) {
+          run.calls.clear();
+          run.engine->zero_gradients();
+          for (int micro = 0; micro < 3; ++micro) {
+            run.engine->set_requires_all_reduce(!leaves || micro == 2);
+            run.step();
+          }
+        }
+        if (leaves) {
+          EXPECT_EQ(run.calls.count("reduce_scatter"), each.in_slices) << each.strategy;
+          EXPECT_EQ(run.calls.count("all_reduce"), each.across) << each.strategy;
+        }
+        return run.gradients();
+      };
+      const auto actual = gradients(true), expected = gradients(false);
+      for (size_t i = 0; i < actual.size(); ++i) {
+        EXPECT_TRUE(at::allclose(actual[i], expected[i], 1e-5, 1e-7)) << each.strategy << i;
+      }
+    });
+  }
+}
+
+TEST(HybridCommunication, RefusesSumsOfASliceOnTopOfAMeanOverAll) {
+  comm::run_ranks_as_threads(4, [](comm::Communicator& communicator) {
+    ChainRun run(communicator, hybrid_matrices(), 4, {}, {.dcn = 2, .data = 2});
+    run.step();
+    run.engine->set_requires_all_reduce(false);
+    try {
+      run.step();
+      ADD_FAILURE() << "expected an error";
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(), HasSubstr("zero_gradients()"));
+    }
+    run.engine->reset();
+  });
+}
+
 TEST(HybridCommunication, IsInTheTraceWithTheShardAsPayload) {
   comm::run_ranks_as_threads(4, [](comm::Communicator& communicator) {
     auto trace = std::make_shared<comm::Trace>();

@@ -35,6 +35,7 @@ void run_step(nn::Stage& model, Engine& engine, const FormulaSetting& setting) {
   for (int64_t micro = 0; micro < setting.step.micro_batches; ++micro) {
     bool last = micro + 1 == setting.step.micro_batches;
     engine.set_requires_gradient_sync(!setting.step.no_sync || last);
+    engine.set_requires_all_reduce(last);
     bool chain = setting.model.starts_with("chain");
     (chain ? model.forward(at::ones({2, 32})).sum()
            : testing::loss_of(model, testing::token_rows(0, 2, 9, 17)))

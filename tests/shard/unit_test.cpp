@@ -72,7 +72,7 @@ TEST(Unit, ReducesToTheMeanAndAddsMicroBatches) {
       unit.attach_gradients();
       (stage.weight() * (communicator.rank() == 0 ? 1.0 : 3.0)).sum().backward();
       unit.reshard();
-      unit.start_reduction();
+      unit.start_reduction(Unit::Reach::kAll);
       EXPECT_FALSE(stage.weight().grad().defined());
       unit.finish_reduction();
     }

@@ -194,6 +194,32 @@ TEST(UnusualSteps, WithoutSyncAUnitThatTheLastMicroBatchDoesNotUseIsReducedAllTh
   });
 }
 
+TEST(UnusualSteps, AUnitThatTheLastMicroBatchDoesNotUseIsReducedOverReplicasAllTheSame) {
+  for (const comm::MeshOptions mesh : {comm::MeshOptions{.dcn = 2, .data = 2}, {.dcn = 4, .data = 1}}) {
+    comm::run_ranks_as_threads(4, [&mesh](comm::Communicator& communicator) {
+      const auto gradients = [&](bool each) {
+        ShardOptions options = every_matrix("implicit", "pre");
+        options.strategy = "hybrid_shard";
+        ChainRun run(communicator, options, 4, {}, mesh);
+        run.engine->set_requires_all_reduce(each);
+        run.step();
+        EXPECT_EQ(run.engine->has_unreduced_gradients(), !each);
+        run.engine->set_requires_all_reduce(true);
+        run.chain.order = {0, 1};
+        run.step();
+        EXPECT_FALSE(run.engine->has_unreduced_gradients());
+        EXPECT_EQ(run.engine->live_unsharded_bytes(), 0);
+        EXPECT_EQ(run.calls.count("all_reduce"), each ? 5 + 3 : 5);
+        return run.gradients();
+      };
+      const auto actual = gradients(false), expected = gradients(true);
+      for (size_t i = 0; i < actual.size(); ++i) {
+        EXPECT_TRUE(at::allclose(actual[i], expected[i], 1e-5, 1e-7)) << i;
+      }
+    });
+  }
+}
+
 // ---- nested and chosen units
 
 /// root {a {a.0, a.1}, b}: `a` has a weight beside those of its children and is a unit around units.

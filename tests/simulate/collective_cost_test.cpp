@@ -34,6 +34,11 @@ TEST(CollectiveCost, OfGlooIsDirectSendsButARingForAllReduces) {
   EXPECT_NEAR(seconds(CollectiveKind::kReduceScatter, 1e6, group, Backend::kGloo), 1e-2 + 12 + 4, 1e-9);
   EXPECT_NEAR(seconds(CollectiveKind::kAllReduce, 1e6, group, Backend::kGloo), 6 * 1e-2 + 1.5e6 / 0.25e6,
               1e-9);
+  NetworkTable network = slow();
+  network.between.ring_latency_seconds = 6e-3;
+  const Cost cost =
+      cost_of({.kind = CollectiveKind::kAllReduce, .bytes = 1e6, .group = group}, Backend::kGloo, network);
+  EXPECT_NEAR(seconds_alone(cost, network, 0), 6 * 6e-3 + 1.5e6 / 0.25e6, 1e-9) << "ready receivers";
 }
 
 TEST(CollectiveCost, TakesTimeFromTheComputeBesideIt) {

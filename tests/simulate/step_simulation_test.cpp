@@ -76,6 +76,22 @@ TEST(SimulatedStep, MakesTwoCollectivesOnOneLinkTakeTwiceAsLong) {
   EXPECT_NEAR(in_turn.communication, 2, 1e-12);
 }
 
+TEST(SimulatedStep, LeavesOutTheReplicasWhereAReductionEndsInTheSlice) {
+  std::vector<shard::UnitSizes> units = three_units();
+  for (shard::UnitSizes& unit : units) unit.groups.replicas = 2;
+  Cluster cluster = slow_links();
+  cluster.mesh.dcn = 2;
+  cluster.ranks_of_host = 4;
+  cluster.network.slices.bytes_per_second = 500;
+  const auto seconds = [&](CommandKind reduction) {
+    const std::vector<Operation> operations = {command(reduction, 1),
+                                               command(CommandKind::kWaitForReduction, 1)};
+    return simulate_step({.sections = {{.operations = operations}}}, units, cluster, {}).step;
+  };
+  EXPECT_NEAR(seconds(CommandKind::kReduceInSlice), 1, 1e-9);
+  EXPECT_NEAR(seconds(CommandKind::kReduce), 1 + 2, 1e-9) << "two ranks' 1000 bytes";
+}
+
 TEST(SimulatedStep, SharesTheCoresOfAHostWithCompute) {
   Cluster cluster = slow_links();
   cluster.backend = comm::Backend::kShm;

@@ -42,6 +42,7 @@ struct RunPlan {
   int64_t global_rows = 12;  ///< of a step, over all ranks and micro-batches
   int64_t accumulation = 1;
   bool no_sync = false;  ///< accumulate unsharded gradients, reduce after the last micro-batch
+  bool always_all_reduces = false;  ///< over replicas too, in every micro-batch
   double learning_rate = 0.5;
   double max_norm = 0;
   double norm_type = 2;
@@ -139,6 +140,7 @@ inline double accumulate_gradients(nn::Stage& model, shard::Engine& engine, cons
   std::vector<at::Tensor> losses;  // not read before the end: that would make the host wait
   for (int64_t micro = 0; micro < plan.accumulation; ++micro) {
     engine.set_requires_gradient_sync(!plan.no_sync || micro + 1 == plan.accumulation);
+    engine.set_requires_all_reduce(plan.always_all_reduces || micro + 1 == plan.accumulation);
     int64_t first =
         step * plan.global_rows + (micro * communicator.world_size() + communicator.rank()) * rows;
     std::optional<shard::GradientUse> scope;

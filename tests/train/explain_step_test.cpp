@@ -190,6 +190,17 @@ INSTANTIATE_TEST_SUITE_P(
                config.training.gradient_accumulation_steps = 2;
                config.training.no_sync = true;
              }},
+        Case{"accumulation_in_slices", 4,
+             [](auto& config) {
+               config.training.gradient_accumulation_steps = 3;
+               config.fsdp.strategy = "hybrid_shard";
+               config.mesh.dcn = 2;
+             }},
+        Case{"accumulation_without_shards", 2,
+             [](auto& config) {
+               config.training.gradient_accumulation_steps = 2;
+               config.fsdp.strategy = "no_shard";
+             }},
         Case{"float16", 2,
              [](auto& config) {
                config.mixed_precision.param_dtype = "float16";

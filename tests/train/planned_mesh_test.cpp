@@ -19,6 +19,12 @@ INSTANTIATE_TEST_SUITE_P(Meshes, PlanOf,
                c.fsdp.strategy = "hybrid_shard";
                c.mesh.dcn = 2;
              }},
+        PlannedCase{"hybrid_accumulated", 8, "llama",
+             [](auto& c) {
+               c.fsdp.strategy = "hybrid_shard";
+               c.mesh.dcn = 2;
+               c.training.gradient_accumulation_steps = 3;
+             }},
         PlannedCase{"global", 8, "llama", global},
         PlannedCase{"global_bf16_accumulated", 8, "llama",
              [](auto& c) {
