@@ -41,7 +41,7 @@ struct RunPlan {
   int64_t steps = 3;
   int64_t global_rows = 12;  ///< of a step, over all ranks and micro-batches
   int64_t accumulation = 1;
-  bool no_sync = false;  ///< accumulate unsharded gradients, reduce after the last micro-batch
+  bool no_sync = false;             ///< accumulate unsharded gradients, reduce after the last micro-batch
   bool always_all_reduces = false;  ///< over replicas too, in every micro-batch
   double learning_rate = 0.5;
   double max_norm = 0;
