@@ -157,50 +157,88 @@ void measure_shared_memory(Communicator& group, NetworkTable& network, double ra
 
 /// The mean of gathers of a queue, as steps have them: of one alone a rank knows only when its own part is over, and steps wait
 /// for threads that are scheduled late too.
-double mean_all_gather_seconds(Communicator& group, int64_t n) {
-  const Tensors tensors(group, n);
-  const auto gather = [&] { return group.all_gather(tensors.whole, tensors.part, {.unit = "calibration"}); };
-  const double one = seconds_of(group, [&] { gather()->synchronize(); });
-  at::Tensor times = at::full({1}, std::clamp(std::ceil(3 * kSecondsEach / one), 4.0, 400.0), at::kDouble);
-  group.all_reduce(times, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize();
-  std::vector<std::unique_ptr<comm::Work>> works;
-  const double begin = wall_seconds();
-  for (int i = 0; i < times.item<double>(); ++i) works.push_back(gather());
-  for (const std::unique_ptr<comm::Work>& work : works) work->synchronize();
+class QueuedGathers {
+ public:
+  QueuedGathers(Communicator& group, int64_t n) : group_(group), tensors_(group, n) {
+    const double one = seconds_of(group, [this] { gather()->synchronize(); });
+    at::Tensor times = at::full({1}, std::clamp(std::ceil(kSecondsEach / one), 4.0, 400.0), at::kDouble);
+    group.all_reduce(times, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize();
+    times_ = static_cast<int>(times.item<double>());
+  }
+
+  double mean_seconds() const {
+    std::vector<std::unique_ptr<comm::Work>> works;
+    const double begin = wall_seconds();
+    for (int i = 0; i < times_; ++i) works.push_back(gather());
+    for (const std::unique_ptr<comm::Work>& work : works) work->synchronize();
+    group_.barrier({.unit = "calibration"});
+    return (wall_seconds() - begin) / times_;
+  }
+
+ private:
+  std::unique_ptr<comm::Work> gather() const {
+    return group_.all_gather(tensors_.whole, tensors_.part, {.unit = "calibration"});
+  }
+
+  Communicator& group_;
+  const Tensors tensors_;
+  int times_ = 0;
+};
+
+/// Seconds of gathers of many and of few elements, alone and beside compute, and of a core that a gather of many takes.
+struct LinkSample {
+  double many = 0, few = 0, many_beside = 0, few_beside = 0, of_core = 0;
+};
+
+LinkSample sample_link(Communicator& group, const QueuedGathers& many, const QueuedGathers& few) {
+  LinkSample sample;
+  const double busy = processor_seconds(), begin = wall_seconds();
+  sample.many = many.mean_seconds();
+  const double own = (processor_seconds() - busy) / (wall_seconds() - begin) * sample.many;
+  sample.few = few.mean_seconds();
+  const Computing computing;
+  sample.few_beside = few.mean_seconds();
   group.barrier({.unit = "calibration"});
-  return (wall_seconds() - begin) / times.item<double>();
+  const Computing::Speed alone = computing.speed_beside(
+      [] { std::this_thread::sleep_for(std::chrono::duration<double>(kSecondsEach)); });
+  const Computing::Speed slowed = computing.speed_beside([&] { sample.many_beside = many.mean_seconds(); });
+  // What compute loses: the kernel's part in transfers is no time of this process. Where ranks take turns on a core, they
+  // lose to each other too, and only the process's own time is known.
+  constexpr double kCoreOfItsOwn = 0.9;
+  const double lost = (alone.products - slowed.products) / alone.products * alone.core_seconds;
+  sample.of_core = alone.core_seconds > kCoreOfItsOwn ? lost * sample.many_beside : own;
+  return sample;
 }
 
 /// A link to which all ranks send at once. `steps` of a small all-gather follow each other.
 Link measure_link(Communicator& group, const NetworkTable& network, double steps) {
   const double bytes = (group.world_size() - 1) * part_bytes(kManyOfLink);
   Link link;
-  const double few = all_gather_seconds(group, kFew);
-  link.latency_seconds = std::max(0.0, few - network.base_seconds) / steps;
+  const double few_alone = all_gather_seconds(group, kFew);
+  link.latency_seconds = std::max(0.0, few_alone - network.base_seconds) / steps;
   if (group.backend_name() == "gloo") {
     const double ring = all_reduce_seconds(group) - network.base_seconds;
     link.ring_latency_seconds = std::max(0.0, ring) / (2 * (group.world_size() - 1));
   }
-  const double busy = processor_seconds(), begin = wall_seconds();
-  const double gather = mean_all_gather_seconds(group, kManyOfLink);
-  const double own = (processor_seconds() - busy) / (wall_seconds() - begin) * gather;
+  // One sample depends on which cores threads happen to be on.
+  constexpr int kSamples = 7;
+  const QueuedGathers many(group, kManyOfLink), few(group, kFew);
+  std::vector<LinkSample> samples;
+  for (int i = 0; i < kSamples; ++i) samples.push_back(sample_link(group, many, few));
+  const auto median = [&samples](const auto& of) {
+    std::ranges::nth_element(samples, samples.begin() + kSamples / 2, {}, of);
+    return of(samples[kSamples / 2]);
+  };
+  const double gather = median([](const LinkSample& each) { return each.many; });
   link.bytes_per_second =
       bytes / std::max(gather - network.base_seconds - steps * link.latency_seconds, 1e-6);
-  const double small = mean_all_gather_seconds(group, kFew);
-  const Computing computing;
-  link.latency_beside_compute = std::max(0.0, mean_all_gather_seconds(group, kFew) - small) / steps;
-  group.barrier({.unit = "calibration"});
-  const Computing::Speed alone = computing.speed_beside(
-      [] { std::this_thread::sleep_for(std::chrono::duration<double>(2 * kSecondsEach)); });
-  double beside = 0;
-  const Computing::Speed slowed =
-      computing.speed_beside([&] { beside = mean_all_gather_seconds(group, kManyOfLink); });
-  link.speed_beside_compute = std::clamp(gather / beside, simulate::kLeastSpeedBesideCompute, 1.0);
-  // What compute loses: the kernel's part in transfers is no time of this process. Where ranks take turns on a core, they
-  // lose to each other too, and only the process's own time is known.
-  constexpr double kCoreOfItsOwn = 0.9;
-  const double lost = std::max(0.0, alone.products - slowed.products) / alone.products * alone.core_seconds;
-  link.core_seconds_per_byte = (alone.core_seconds > kCoreOfItsOwn ? lost * beside : own) / bytes;
+  link.latency_beside_compute =
+      std::max(0.0, median([](const LinkSample& each) { return each.few_beside - each.few; })) / steps;
+  link.speed_beside_compute =
+      std::clamp(median([](const LinkSample& each) { return each.many / each.many_beside; }),
+                 simulate::kLeastSpeedBesideCompute, 1.0);
+  link.core_seconds_per_byte =
+      std::max(0.0, median([](const LinkSample& each) { return each.of_core; })) / bytes;
   return link;
 }
 
@@ -211,7 +249,8 @@ double steps_of(const Communicator& group) {
 
 /// What an all-gather takes from the compute beside it: its thread needs a core, and ranks wait for each other.
 double core_seconds(Communicator& group) {
-  constexpr int kCollectives = 20, kRounds = 12;
+  constexpr int kCollectives = 10, kRounds = 51;
+  constexpr auto kBetweenRounds = std::chrono::milliseconds(20);  // in which the scheduler chooses cores anew
   constexpr int64_t kElements = int64_t{16} << 10;
   constexpr double kSecondsBeside = 5e-3;  // as long as a layer computes, in which its collectives are hidden
   const Tensors tensors(group, kElements);
@@ -221,7 +260,9 @@ double core_seconds(Communicator& group) {
   const double beside = std::max(kSecondsBeside, 3 * seconds_of(group, [&] { gather()->synchronize(); }));
   at::Tensor products = at::full({1}, std::ceil(beside / product), at::kDouble);
   group.all_reduce(products, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize();
+  // Wall time, and of that what this thread had a core.
   const auto timed = [&](bool communicates) {
+    std::this_thread::sleep_for(kBetweenRounds);
     group.barrier({.unit = "calibration"});
     const double wall = wall_seconds(), busy = thread_seconds();
     for (int i = 0; i < kCollectives; ++i) {
@@ -231,17 +272,16 @@ double core_seconds(Communicator& group) {
     }
     return std::pair(wall_seconds() - wall, thread_seconds() - busy);
   };
-  std::vector<double> with, without;
-  double ranks_on_core = 1;
+  std::vector<double> more, ranks_on_core;
   for (int round = 0; round < kRounds; ++round) {
-    with.push_back(timed(true).first);
-    const auto [wall, busy] = timed(false);
-    without.push_back(wall);
-    ranks_on_core = std::max(ranks_on_core, wall / busy);
+    const auto [with, busy_with] = timed(true);
+    const auto [without, busy_without] = timed(false);
+    more.push_back(with - without);
+    ranks_on_core.push_back(without / busy_without);
   }
-  std::ranges::sort(with);
-  std::ranges::sort(without);
-  return std::max(0.0, with[kRounds / 2] - without[kRounds / 2]) / kCollectives / ranks_on_core;
+  std::ranges::sort(more);
+  std::ranges::sort(ranks_on_core);
+  return std::max(0.0, more[kRounds / 2]) / kCollectives / std::max(1.0, ranks_on_core[kRounds / 2]);
 }
 
 /// NCCL's latencies stay those of its own model.
