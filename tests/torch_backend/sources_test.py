@@ -7,6 +7,7 @@ import sys
 
 PROJECT = pathlib.Path(__file__).resolve().parents[2]
 LIB = PROJECT / "lib"
+DEFINED_IN_HEADER = {"util/hash"}  # what they use of it
 
 
 def listed():
@@ -31,7 +32,7 @@ def main():
         if not source.exists():
             problems.append(f"{source} is listed and does not exist")
             continue
-        for name in sorted(included(source) - names):
+        for name in sorted(included(source) - names - DEFINED_IN_HEADER):
             if (LIB / f"{name}.cpp").exists():
                 problems.append(f"{source.relative_to(PROJECT)} includes {name}.h, but {name}.cpp is not listed")
     print("\n".join(problems))
