@@ -200,8 +200,8 @@ void UnitStorage::add_partial_sums(const at::Tensor& sums) {
   if (shard_gradient_.defined() && !has_partial_sums_) {
     util::fail(
         util::ErrorKind::kUsage,
-        "expected gradients of which all passes but the last leave out the all-reduce; found such a pass after "
-        "one with it; call zero_gradients() before set_requires_all_reduce(false)");
+        "expected every backward pass but the last to leave out the all-reduce; found a pass without it after one "
+        "with it; call zero_gradients() between them");
   }
   add_to_shard_gradient(sums);
   has_partial_sums_ = true;
