@@ -317,29 +317,35 @@ void TensorCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs
   check_count("all_to_all", outputs, size());
   check_count("all_to_all", inputs, size());
   const Tensors contiguous = dense(outputs);
-  // What each rank sends to each, and then what it expects of each, in bytes.
-  const int64_t ranks = size(), row = 2 * ranks;
-  const at::Tensor own = at::empty({row}, at::kLong), all = at::empty({ranks * row}, at::kLong);
+  // Before its tensors each rank shows what it sends to each, and then what it expects of each, in bytes.
+  const int64_t ranks = size();
+  const at::Tensor own = at::empty({(2 * ranks + 7) / 8 * 8}, at::kLong);  // whole cache lines
   for (int64_t i = 0; i < ranks; ++i) {
     own.data_ptr<int64_t>()[i] = byte_count(inputs[static_cast<size_t>(i)]);
     own.data_ptr<int64_t>()[ranks + i] = byte_count(outputs[static_cast<size_t>(i)]);
   }
-  communicator_->all_gather(all, own, {.unit = "sizes of all_to_all", .pass = name_.c_str()})->wait();
-  const int64_t* bytes = all.const_data_ptr<int64_t>();
   Show call = show_of("all_to_all", inputs.front());
-  call.longest = 0;
+  call.longest = 0;  // not known yet
+  call.mine.push_back(own);
   // Each rank shows the next rank's tensor first, so that all have something to read at any time. Its own it only copies.
+  for (int64_t step = 1; step < ranks; ++step) {
+    call.mine.push_back(inputs[static_cast<size_t>((rank() + step) % ranks)].contiguous());
+  }
+  FSDP_CHECK(byte_count(own) <= kShownBytes);
+  show_piece(call, 0);
+  std::vector<const int64_t*> bytes;
+  for (int from = 0; from < size(); ++from) bytes.push_back(reinterpret_cast<const int64_t*>(shown_by(from)));
   for (int64_t from = 0; from < ranks; ++from) {
-    int64_t shows = 0;
+    int64_t shows = byte_count(own);
     for (int64_t step = 1; step <= ranks; ++step) {
       const int64_t to = (from + step) % ranks;
-      const int64_t sent = bytes[from * row + to], expected = bytes[to * row + ranks + from];
+      const int64_t sent = bytes[static_cast<size_t>(from)][to];
+      const int64_t expected = bytes[static_cast<size_t>(to)][ranks + from];
       if (sent != expected) {
         util::fail(util::ErrorKind::kUsage, "all_to_all: rank ", from, " sends ", sent, " bytes to rank ", to,
                    ", which expects ", expected);
       }
       if (to == from) break;
-      if (from == rank()) call.mine.push_back(inputs[static_cast<size_t>(to)].contiguous());
       if (to == rank()) {
         call.wanted.push_back({static_cast<int>(from), shows, contiguous[static_cast<size_t>(from)]});
       }
@@ -347,38 +353,49 @@ void TensorCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs
     }
     call.longest = std::max(call.longest, shows);
   }
+  take_piece(call, 0);
   const auto own_place = static_cast<size_t>(rank());
   const at::Tensor kept = inputs[own_place].contiguous();
   copy_memory(memory_of_dense(contiguous[own_place]), memory_of_dense(kept), byte_count(kept));
-  show(call);
+  show(call, kShownBytes);
   write_back(outputs, contiguous);
 }
 
+void TensorCollectives::show(const Show& call, int64_t begin) {
+  for (; begin < call.longest; begin += kShownBytes) {
+    show_piece(call, begin);
+    take_piece(call, begin);
+  }
+}
+
 /// As ShmCommunicator does with tensors outside shared memory: through the ranks' stages, with one meeting a piece.
-void TensorCollectives::show(const Show& call) {
+void TensorCollectives::show_piece(const Show& call, int64_t begin) {
   ShmGroup::Record record;
   record.op = kShowOp;
   record.dtype = call.dtype;
   record.numel = call.longest;
   record.root = call.root;
   std::strncpy(record.unit, call.what.c_str(), sizeof(record.unit) - 1);
-  const int64_t mine = total_bytes(call.mine);
-  for (int64_t begin = 0; begin < call.longest; begin += kShownBytes) {
-    const int64_t length = std::min(kShownBytes, mine - begin);
-    record.offset = ShmGroup::kNowhere;
-    if (length > 0) {
-      copy_part(call.mine, begin, group_->stage(length), length);
-      record.offset = group_->stage_offset();
-    }
-    group_->meet(record, call.what);
-    for (const Wanted& wanted : call.wanted) {
-      const int64_t first = std::max(begin, wanted.begin);
-      const int64_t last = std::min(begin + kShownBytes, wanted.begin + byte_count(wanted.to));
-      if (first >= last) continue;
-      const std::byte* piece = group_->memory_of(wanted.from, group_->record(wanted.from).offset);
-      copy_memory(memory_of_dense(wanted.to) + (first - wanted.begin), piece + (first - begin), last - first);
-    }
+  const int64_t length = std::min(kShownBytes, total_bytes(call.mine) - begin);
+  if (length > 0) {
+    copy_part(call.mine, begin, group_->stage(length), length);
+    record.offset = group_->stage_offset();
   }
+  group_->meet(record, call.what);
+}
+
+void TensorCollectives::take_piece(const Show& call, int64_t begin) {
+  for (const Wanted& wanted : call.wanted) {
+    const int64_t first = std::max(begin, wanted.begin);
+    const int64_t last = std::min(begin + kShownBytes, wanted.begin + byte_count(wanted.to));
+    if (first >= last) continue;
+    copy_memory(memory_of_dense(wanted.to) + (first - wanted.begin), shown_by(wanted.from) + (first - begin),
+                last - first);
+  }
+}
+
+const std::byte* TensorCollectives::shown_by(int peer) const {
+  return group_->memory_of(peer, group_->record(peer).offset);
 }
 
 }  // namespace fsdp::comm

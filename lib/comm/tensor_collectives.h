@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -70,7 +71,12 @@ class TensorCollectives {
 
   CallSite site(const at::Tensor& tensor) const;
   Show show_of(const char* name, const at::Tensor& tensor) const;
-  void show(const Show& call);
+  /// From byte `begin` of what the ranks show.
+  void show(const Show& call, int64_t begin = 0);
+  void show_piece(const Show& call, int64_t begin);
+  void take_piece(const Show& call, int64_t begin);
+  /// Valid until the next meeting.
+  const std::byte* shown_by(int peer) const;
   void combine_gathered(const at::Tensor& flat, Op op);
   void divide(const at::Tensor& sums) const;
 

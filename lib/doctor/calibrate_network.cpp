@@ -10,6 +10,7 @@
 #include <cmath>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
@@ -31,6 +32,8 @@ constexpr int64_t kFew = 256, kManyOfLink = int64_t{1} << 20, kMany = int64_t{4}
 constexpr int64_t kWidth = 256;  ///< of products that take cores
 constexpr int kLeastTimes = 3, kMostTimes = 100;
 constexpr double kSecondsEach = 0.4;
+constexpr auto kUntilCoresChange =
+    std::chrono::milliseconds(20);  ///< of sleep, after which the scheduler chooses anew
 
 /// As steady_seconds(), of a collective that all ranks run as often.
 double seconds_of(Communicator& group, const std::function<void()>& run) {
@@ -159,7 +162,7 @@ void measure_shared_memory(Communicator& group, NetworkTable& network, double ra
 /// for threads that are scheduled late too.
 class QueuedGathers {
  public:
-  QueuedGathers(Communicator& group, int64_t n) : group_(group), tensors_(group, n) {
+  explicit QueuedGathers(Communicator& group) : group_(group), tensors_(group, kManyOfLink) {
     const double one = seconds_of(group, [this] { gather()->synchronize(); });
     at::Tensor times = at::full({1}, std::clamp(std::ceil(kSecondsEach / one), 4.0, 400.0), at::kDouble);
     group.all_reduce(times, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize();
@@ -185,28 +188,46 @@ class QueuedGathers {
   int times_ = 0;
 };
 
-/// Seconds of gathers of many and of few elements, alone and beside compute, and of a core that a gather of many takes.
+/// The mean of gathers of few elements in short queues. The scheduler chooses cores anew between these: how long a gather
+/// beside compute takes depends on whether its thread may run before that has used up its turn.
+double mean_seconds_of_few(Communicator& group) {
+  constexpr int kQueue = 10, kQueues = 60;
+  const Tensors tensors(group, kFew);
+  double seconds = 0;
+  for (int i = 0; i < kQueues; ++i) {
+    std::this_thread::sleep_for(kUntilCoresChange);
+    group.barrier({.unit = "calibration"});
+    std::vector<std::unique_ptr<comm::Work>> works;
+    const double begin = wall_seconds();
+    for (int j = 0; j < kQueue; ++j) {
+      works.push_back(group.all_gather(tensors.whole, tensors.part, {.unit = "calibration"}));
+    }
+    for (const std::unique_ptr<comm::Work>& work : works) work->synchronize();
+    seconds += wall_seconds() - begin;
+  }
+  return seconds / kQueues / kQueue;
+}
+
+/// Seconds of gathers of many elements, alone and beside compute, and of a core that one takes.
 struct LinkSample {
-  double many = 0, few = 0, many_beside = 0, few_beside = 0, of_core = 0;
+  double alone = 0, beside = 0, of_core = 0;
 };
 
-LinkSample sample_link(Communicator& group, const QueuedGathers& many, const QueuedGathers& few) {
+LinkSample sample_link(Communicator& group, const QueuedGathers& many) {
   LinkSample sample;
   const double busy = processor_seconds(), begin = wall_seconds();
-  sample.many = many.mean_seconds();
-  const double own = (processor_seconds() - busy) / (wall_seconds() - begin) * sample.many;
-  sample.few = few.mean_seconds();
+  sample.alone = many.mean_seconds();
+  const double own = (processor_seconds() - busy) / (wall_seconds() - begin) * sample.alone;
   const Computing computing;
-  sample.few_beside = few.mean_seconds();
   group.barrier({.unit = "calibration"});
   const Computing::Speed alone = computing.speed_beside(
       [] { std::this_thread::sleep_for(std::chrono::duration<double>(kSecondsEach)); });
-  const Computing::Speed slowed = computing.speed_beside([&] { sample.many_beside = many.mean_seconds(); });
+  const Computing::Speed slowed = computing.speed_beside([&] { sample.beside = many.mean_seconds(); });
   // What compute loses: the kernel's part in transfers is no time of this process. Where ranks take turns on a core, they
   // lose to each other too, and only the process's own time is known.
   constexpr double kCoreOfItsOwn = 0.9;
   const double lost = (alone.products - slowed.products) / alone.products * alone.core_seconds;
-  sample.of_core = alone.core_seconds > kCoreOfItsOwn ? lost * sample.many_beside : own;
+  sample.of_core = alone.core_seconds > kCoreOfItsOwn ? lost * sample.beside : own;
   return sample;
 }
 
@@ -222,20 +243,24 @@ Link measure_link(Communicator& group, const NetworkTable& network, double steps
   }
   // One sample depends on which cores threads happen to be on.
   constexpr int kSamples = 7;
-  const QueuedGathers many(group, kManyOfLink), few(group, kFew);
+  const QueuedGathers many(group);
   std::vector<LinkSample> samples;
-  for (int i = 0; i < kSamples; ++i) samples.push_back(sample_link(group, many, few));
+  for (int i = 0; i < kSamples; ++i) samples.push_back(sample_link(group, many));
   const auto median = [&samples](const auto& of) {
     std::ranges::nth_element(samples, samples.begin() + kSamples / 2, {}, of);
     return of(samples[kSamples / 2]);
   };
-  const double gather = median([](const LinkSample& each) { return each.many; });
+  const double gather = median([](const LinkSample& each) { return each.alone; });
   link.bytes_per_second =
       bytes / std::max(gather - network.base_seconds - steps * link.latency_seconds, 1e-6);
-  link.latency_beside_compute =
-      std::max(0.0, median([](const LinkSample& each) { return each.few_beside - each.few; })) / steps;
+  const double few_in_queues = mean_seconds_of_few(group);
+  const auto few_beside_compute = [&group] {
+    const Computing computing;
+    return mean_seconds_of_few(group);
+  };
+  link.latency_beside_compute = std::max(0.0, few_beside_compute() - few_in_queues) / steps;
   link.speed_beside_compute =
-      std::clamp(median([](const LinkSample& each) { return each.many / each.many_beside; }),
+      std::clamp(median([](const LinkSample& each) { return each.alone / each.beside; }),
                  simulate::kLeastSpeedBesideCompute, 1.0);
   link.core_seconds_per_byte =
       std::max(0.0, median([](const LinkSample& each) { return each.of_core; })) / bytes;
@@ -247,12 +272,20 @@ double steps_of(const Communicator& group) {
   return group.backend_name().ends_with("mpi") ? std::max(1.0, std::ceil(std::log2(group.world_size()))) : 1;
 }
 
+/// Without the tenth at either end, where something else ran.
+double trimmed_mean(std::vector<double> values) {
+  std::ranges::sort(values);
+  const auto cut = static_cast<std::ptrdiff_t>(values.size() / 10);
+  return std::accumulate(values.begin() + cut, values.end() - cut, 0.0) /
+         static_cast<double>(values.size() - 2 * cut);
+}
+
 /// What an all-gather takes from the compute beside it: its thread needs a core, and ranks wait for each other.
 double core_seconds(Communicator& group) {
   constexpr int kCollectives = 10, kRounds = 51;
-  constexpr auto kBetweenRounds = std::chrono::milliseconds(20);  // in which the scheduler chooses cores anew
   constexpr int64_t kElements = int64_t{16} << 10;
   constexpr double kSecondsBeside = 5e-3;  // as long as a layer computes, in which its collectives are hidden
+  constexpr double kTurns = 1.2;           // ranks on a core
   const Tensors tensors(group, kElements);
   const at::Tensor x = at::full({kWidth, kWidth}, 1, at::kFloat), y = at::empty_like(x);
   const auto gather = [&] { return group.all_gather(tensors.whole, tensors.part, {.unit = "calibration"}); };
@@ -260,28 +293,36 @@ double core_seconds(Communicator& group) {
   const double beside = std::max(kSecondsBeside, 3 * seconds_of(group, [&] { gather()->synchronize(); }));
   at::Tensor products = at::full({1}, std::ceil(beside / product), at::kDouble);
   group.all_reduce(products, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize();
-  // Wall time, and of that what this thread had a core.
-  const auto timed = [&](bool communicates) {
-    std::this_thread::sleep_for(kBetweenRounds);
+  struct Round {
+    double wall, thread, process;  ///< seconds: passed, and of a core of this thread and of all threads
+  };
+  const auto timed = [&](bool communicates) -> Round {
+    std::this_thread::sleep_for(kUntilCoresChange);
     group.barrier({.unit = "calibration"});
-    const double wall = wall_seconds(), busy = thread_seconds();
+    const Round begin{wall_seconds(), thread_seconds(), processor_seconds()};
     for (int i = 0; i < kCollectives; ++i) {
       const std::unique_ptr<comm::Work> work = communicates ? gather() : nullptr;
       for (int j = 0; j < products.item<double>(); ++j) at::mm_out(const_cast<at::Tensor&>(y), x, x);
       if (work) work->synchronize();
     }
-    return std::pair(wall_seconds() - wall, thread_seconds() - busy);
+    return {wall_seconds() - begin.wall, thread_seconds() - begin.thread,
+            processor_seconds() - begin.process};
   };
-  std::vector<double> more, ranks_on_core;
+  std::vector<double> longer, busier, ranks_on_core;
   for (int round = 0; round < kRounds; ++round) {
-    const auto [with, busy_with] = timed(true);
-    const auto [without, busy_without] = timed(false);
-    more.push_back(with - without);
-    ranks_on_core.push_back(without / busy_without);
+    const Round with = timed(true), without = timed(false);
+    longer.push_back(with.wall - without.wall);
+    busier.push_back(with.process - without.process);
+    ranks_on_core.push_back(without.wall / without.thread);
   }
-  std::ranges::sort(more);
-  std::ranges::sort(ranks_on_core);
-  return std::max(0.0, more[kRounds / 2]) / kCollectives / std::max(1.0, ranks_on_core[kRounds / 2]);
+  std::ranges::nth_element(ranks_on_core, ranks_on_core.begin() + kRounds / 2);
+  const double turns = std::max(1.0, ranks_on_core[kRounds / 2]);
+  // A mean, as a step has it: what one collective takes varies with whose turn it is.
+  const double lost = trimmed_mean(longer) / turns;
+  // Ranks that take turns also lose time in which none of their threads is ready, and a step has part of that elsewhere: it is
+  // between what is lost and what this process itself computed more.
+  const double taken = turns > kTurns ? (lost + trimmed_mean(busier)) / 2 : lost;
+  return std::max(0.0, taken) / kCollectives;
 }
 
 /// NCCL's latencies stay those of its own model.

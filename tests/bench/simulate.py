@@ -3,7 +3,7 @@
 network namespaces whose links are slowed down, and published speeds of others (published_steps.json).
 
 Calibration measures the machine (fsdp-train doctor --calibrate): compute with a process for each core, links with as many
-processes as a run has over them. No run of the comparison is used for it. Of published speeds one row of each table is. --published compares these alone, which needs neither
+processes as a run has over them, anew in each round, since the speed of a machine that others share changes. No run of the comparison is used for it. Of published speeds one row of each table is. --published compares these alone, which needs neither
 measurements nor namespaces; runs over gloo need root and iproute2 with tc.
 """
 import argparse
@@ -195,6 +195,10 @@ class Bench:
             print(self.launch(links, ranks, ["doctor", config, "--calibrate", str(path), "--links-only"]), end="", flush=True)
         return str(path)
 
+    def forget_calibration(self):
+        for path in self.folder.glob("*.json"):
+            path.unlink()
+
     def measured(self, links, ranks, keys):
         shutil.rmtree(self.folder / "run", ignore_errors=True)
         self.launch(links, ranks, [self.config(keys)])
@@ -223,21 +227,25 @@ def verdict(misses, count, tolerance):
 
 
 def compare_runs(bench, rounds, only):
-    lines, misses, count = ["| links | run | measured, s | simulated, s | off by |", "| --- | --- | ---: | ---: | ---: |"], [], 0
-    for links, ranks, model, shown in RUNS:
-        name = name_of(ranks, model, shown)
-        if only not in f"{links}, {name}":
-            continue
-        count += 1
-        keys = {**model, **shown, "comm.backend": "gloo" if links.mbit else "shm"}
-        simulated = bench.predicted(links, ranks, keys)
-        measured = statistics.median(bench.measured(links, ranks, keys) for _ in range(rounds))
-        off = simulated / measured - 1
-        lines.append(f"| {links} | {name} | {measured:.4f} | {simulated:.4f} | {off:+.1%} |")
-        print(lines[-1], flush=True)
+    compared = {}  # by row: how much the simulation is off, and the seconds, of each round
+    for _ in range(rounds):
+        bench.forget_calibration()
+        for links, ranks, model, shown in RUNS:
+            row = (links, name_of(ranks, model, shown))
+            if only not in f"{row[0]}, {row[1]}":
+                continue
+            keys = {**model, **shown, "comm.backend": "gloo" if links.mbit else "shm"}
+            simulated, measured = bench.predicted(links, ranks, keys), bench.measured(links, ranks, keys)
+            compared.setdefault(row, []).append((simulated / measured - 1, measured, simulated))
+            print(f"| {row[0]} | {row[1]} | {measured:.4f} | {simulated:.4f} | {simulated / measured - 1:+.1%} |", flush=True)
+    lines, misses = ["| links | run | measured, s | simulated, s | off by |", "| --- | --- | ---: | ---: | ---: |"], []
+    for (links, name), each in compared.items():
+        off, measured, simulated = sorted(each)[len(each) // 2]
+        of_rounds = f" ({min(each)[0]:+.1%}..{max(each)[0]:+.1%})" if len(each) > 1 else ""
+        lines.append(f"| {links} | {name} | {measured:.4f} | {simulated:.4f} | {off:+.1%}{of_rounds} |")
         if abs(off) > TOLERANCE:
             misses.append(f"{links}, {name} ({off:+.1%})")
-    return "\n".join([*lines, "", verdict(misses, count, TOLERANCE)])
+    return "\n".join([*lines, "", verdict(misses, len(compared), TOLERANCE)])
 
 
 def compare_published(bench):
@@ -284,7 +292,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", required=True, help="folder of fsdp-train and fsdp-plan")
     parser.add_argument("--published", action="store_true", help="compare published speeds alone")
-    parser.add_argument("--rounds", type=int, default=3, help="of which the median counts")
+    parser.add_argument("--rounds", type=int, default=3, help="each with its own calibration; the median counts")
     parser.add_argument("--only", default="", metavar="TEXT", help="compare only the runs that have it in their row")
     parser.add_argument("--write", action="store_true", help="put the figures into RESULTS.md")
     arguments = parser.parse_args()
@@ -296,7 +304,8 @@ def main():
     for part in parts:
         print(f"\n{part}")
     if arguments.write and not arguments.only:
-        heading = "## Simulated steps\n\n" + describe_machine("one thread a rank")
+        heading = "## Simulated steps\n\n" + describe_machine(
+            f"one thread a rank; {arguments.rounds} rounds: the median, and in parentheses the least and the most, of how much each was off")
         if not arguments.published:
             replace_section("simulate", f"{heading}\n\n{parts[0]}")
         replace_section("simulate-published", f"## Simulated steps of published tables\n\n{parts[-1]}")
