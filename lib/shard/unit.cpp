@@ -203,6 +203,7 @@ void Unit::start_reduction(Reach reach) {
   collective_ = reduce_whole(job, reach);
   auto give_back_input = [this, job] {
     job->input.reset();
+    if (!is_cut()) job->partial_sums.reset();  // else used behind this
     note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
   };
   sent_ = first.enqueue_release(give_back_input);
@@ -210,7 +211,10 @@ void Unit::start_reduction(Reach reach) {
     // Blocks only the second group's queue. Fails if the reduce-scatter fails.
     last.enqueue([sent = std::shared_ptr<comm::Work>(first.enqueue([] {}))] { sent->wait(); });
     across_ = reduce_across(job);
-    across_sent_ = last.enqueue_release([job] { job->of_slice.reset(); });
+    across_sent_ = last.enqueue_release([job] {
+      job->of_slice.reset();
+      job->partial_sums.reset();
+    });
   }
   if (storage_.gradient_is_offloaded()) return move_to_host(job, last.enqueue([job] { job->finish(); }));
   added_ = last.enqueue([this, job, reach] {
@@ -247,7 +251,10 @@ std::unique_ptr<comm::Work> Unit::reduce_across(const std::shared_ptr<Reduction>
     return reduce_scatter(*groups_.slices, job, job->output);
   }
   if (storage_.has_partial_sums()) {
-    groups_.replicate->enqueue([this, job] { storage_.move_partial_sums_to(job->output); });
+    groups_.replicate->enqueue([this, job] {
+      job->partial_sums = storage_.take_partial_sums();
+      job->output.add_(job->partial_sums);
+    });
   }
   traffic_ += {.all_reduces = 1, .all_reduce_bytes = static_cast<int64_t>(job->output.nbytes())};
   return groups_.replicate->all_reduce(job->output, comm::ReduceOp::kSum,

@@ -12,6 +12,7 @@ namespace fsdp::shard {
 struct Unit::Reduction {
   at::Tensor input, output;
   at::Tensor of_slice;            ///< the input of a second reduction
+  at::Tensor partial_sums;        ///< of the micro-batches before, which are added to the output
   at::Tensor on_host;             ///< the output, where gradients are kept there
   double divisor = 1;             ///< of the output
   std::optional<double> squares;  ///< of the divided output, where they were summed with the division

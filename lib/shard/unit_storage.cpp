@@ -207,9 +207,10 @@ void UnitStorage::add_partial_sums(const at::Tensor& sums) {
   has_partial_sums_ = true;
 }
 
-void UnitStorage::move_partial_sums_to(const at::Tensor& sums) {
-  sums.add_(shard_gradient_);
+at::Tensor UnitStorage::take_partial_sums() {
+  at::Tensor sums = std::move(shard_gradient_);
   clear_shard_gradient();
+  return sums;
 }
 
 std::optional<double> UnitStorage::shard_gradient_squares() const {

@@ -70,8 +70,8 @@ class UnitStorage {
   /// Like add_to_shard_gradient(), of sums over some of the ranks only, before they are divided. Not where the gradient
   /// is a mean already.
   void add_partial_sums(const at::Tensor& sums);
-  /// Adds them to `sums`; there is no gradient then.
-  void move_partial_sums_to(const at::Tensor& sums);
+  /// There is no gradient after that.
+  at::Tensor take_partial_sums();
   bool has_partial_sums() const { return has_partial_sums_; }
   /// The gradient's, if it is known without reading the gradient.
   std::optional<double> shard_gradient_squares() const;
