@@ -304,8 +304,8 @@ def main():
     for part in parts:
         print(f"\n{part}")
     if arguments.write and not arguments.only:
-        heading = "## Simulated steps\n\n" + describe_machine(
-            f"one thread a rank; {arguments.rounds} rounds: the median, and in parentheses the least and the most, of how much each was off")
+        of_rounds = f"; {arguments.rounds} rounds: the median, and in parentheses the least and the most, of how much each was off"
+        heading = "## Simulated steps\n\n" + describe_machine("one thread a rank" + (of_rounds if arguments.rounds > 1 else ""))
         if not arguments.published:
             replace_section("simulate", f"{heading}\n\n{parts[0]}")
         replace_section("simulate-published", f"## Simulated steps of published tables\n\n{parts[-1]}")
