@@ -319,8 +319,8 @@ double core_seconds(Communicator& group) {
   const double turns = std::max(1.0, ranks_on_core[kRounds / 2]);
   // A mean, as a step has it: what one collective takes varies with whose turn it is.
   const double lost = trimmed_mean(longer) / turns;
-  // Ranks that take turns also lose time in which none of their threads is ready, and a step has part of that elsewhere: it is
-  // between what is lost and what this process itself computed more.
+  // Ranks that take turns also wait for each other, and in a step part of that wait hides behind other waits. The cost is
+  // therefore between the time lost and the CPU time added: the middle of both.
   const double taken = turns > kTurns ? (lost + trimmed_mean(busier)) / 2 : lost;
   return std::max(0.0, taken) / kCollectives;
 }

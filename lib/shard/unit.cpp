@@ -203,7 +203,7 @@ void Unit::start_reduction(Reach reach) {
   collective_ = reduce_whole(job, reach);
   auto give_back_input = [this, job] {
     job->input.reset();
-    if (!is_cut()) job->partial_sums.reset();  // else used behind this
+    if (!is_cut()) job->partial_sums.reset();  // else they are added in the second group's queue
     note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
   };
   sent_ = first.enqueue_release(give_back_input);

@@ -70,7 +70,7 @@ class UnitStorage {
   /// Like add_to_shard_gradient(), of sums over some of the ranks only, before they are divided. Not where the gradient
   /// is a mean already.
   void add_partial_sums(const at::Tensor& sums);
-  /// There is no gradient after that.
+  /// Returns these sums and leaves no gradient. Who frees them must wait for what still reads them.
   at::Tensor take_partial_sums();
   bool has_partial_sums() const { return has_partial_sums_; }
   /// The gradient's, if it is known without reading the gradient.
