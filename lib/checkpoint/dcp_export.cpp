@@ -9,6 +9,7 @@
 #include "checkpoint/consolidate.h"
 #include "checkpoint/dcp_keys.h"
 #include "checkpoint/dcp_writer.h"
+#include "checkpoint/described_model.h"
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/shard_set.h"
 #include "checkpoint/staged_output.h"
