@@ -19,6 +19,8 @@
 #include "util/text.h"
 
 namespace fsdp::plan {
+using util::concat;
+
 namespace {
 
 constexpr double kBytesOfGib = 1024.0 * 1024.0 * 1024.0;

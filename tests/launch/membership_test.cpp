@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "util/error.h"
 #include "util/log.h"
 
 namespace fsdp::launch {

@@ -7,6 +7,7 @@
 #include "shard/wrap.h"
 #include "support/nested_models.h"
 #include "support/tiny_models.h"
+#include "support/wrapped_paths.h"
 
 namespace fsdp::testing {
 

@@ -15,6 +15,8 @@
 namespace fsdp::train {
 namespace {
 
+using ::testing::HasSubstr;
+
 class NoPool final : public util::DeviceGraphPool {
  public:
   std::unique_ptr<util::DeviceGraph> record(const std::function<void()>&) override { return nullptr; }
