@@ -105,7 +105,7 @@ void add_options(CLI::App& app, LaunchOptions& options, OptionTexts& texts) {
   add("--rdzv-id", options.rendezvous.id, "name of the run, the same on all nodes");
   add("--rdzv-conf", texts.conf,
       "KEY=VALUE,...: join_timeout, last_call_timeout, keep_alive_interval (seconds), "
-      "keep_alive_max_attempt, is_host, token_file");
+      "keep_alive_max_attempt, is_host, token_file, trust_network");
   app.add_flag("--standalone", texts.standalone, "one node; the options of --rdzv and --master are ignored")
       ->envname("PET_STANDALONE");
   add("--max-restarts", options.max_restarts,
@@ -179,8 +179,9 @@ std::optional<LaunchOptions> parse_command_line(int argc, const char* const* arg
       "torchrun's environment variable for it.",
       "fsdp-launch");
   app.footer(
-      "Nodes trust the network between them. A token, the same in FSDP_LAUNCH_TOKEN on all nodes or in a file\n"
-      "that they share (--rdzv-conf token_file=PATH), keeps out processes that do not know it.");
+      "Nodes of a run know each other by a token, which keeps out all others: that in FSDP_LAUNCH_TOKEN, the same\n"
+      "on all nodes; or that in a file which they share (--rdzv-conf token_file=PATH); or else that in\n"
+      "~/.config/fsdp/launch-token, which the first launcher makes. --rdzv-conf trust_network=true does without.");
   app.prefix_command();
   add_options(app, options, texts);
   add_torchrun_options(app);

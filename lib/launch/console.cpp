@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::string_view kEraseRow = "\r\033[K";
 constexpr size_t kPendingLimitBytes = 1 << 20;
+constexpr std::chrono::seconds kPatienceWithReader{2};
 
 bool same_place(int a, int b) {
   struct stat first, second;
@@ -69,7 +70,31 @@ ConsoleStream::ConsoleStream(int fd) : fd_(fd), is_terminal_(terminal_columns(fd
   }
 }
 
+bool ConsoleStream::has_room() const { return pending_bytes() < kPendingLimitBytes; }
+
+bool ConsoleStream::is_stalled() const {
+  return !has_room() && std::chrono::steady_clock::now() - progress_at_ >= kPatienceWithReader;
+}
+
+int ConsoleStream::milliseconds_to_stall() const {
+  return takes_lines() ? -1 : milliseconds_until(progress_at_ + kPatienceWithReader);
+}
+
+/// Once the reader has taken some of what is pending.
+void ConsoleStream::tell_of_dropped() {
+  if (dropped_ == 0 || discarding_ || pending_bytes() > kPendingLimitBytes / 2) return;
+  settle();
+  put(util::concat("warning: ", dropped_, dropped_ == 1 ? " line is" : " lines are",
+                   " missing here, because the launcher's output was not read; --log-dir keeps all lines\n"));
+  dropped_ = 0;
+}
+
 void ConsoleStream::line(const void* writer, std::string_view prefix, std::string_view text) {
+  if (writer != nullptr && (is_stalled() || dropped_ > 0)) {
+    ++dropped_;
+    abandon(writer);
+    return;
+  }
   if (open_writer_ == writer && writer != nullptr) {
     put(text.substr(std::min(open_bytes_, text.size())));
     open_writer_ = nullptr;
@@ -83,6 +108,7 @@ void ConsoleStream::line(const void* writer, std::string_view prefix, std::strin
 
 void ConsoleStream::beginning(const void* writer, std::string_view prefix, std::string_view text) {
   if (is_terminal_) return transient(prefix, text);
+  if (!has_room()) return;
   if (open_writer_ == writer) {
     put(text.substr(open_bytes_));
   } else {
@@ -118,7 +144,9 @@ void ConsoleStream::settle() {
 }
 
 void ConsoleStream::put(std::string_view bytes) {
-  if (!discarding_) buffer_ += bytes;
+  if (discarding_) return;
+  if (pending_bytes() == 0) progress_at_ = std::chrono::steady_clock::now();
+  buffer_ += bytes;
 }
 
 void ConsoleStream::flush() {
@@ -126,6 +154,8 @@ void ConsoleStream::flush() {
     const ssize_t count = write_some();
     if (count > 0) {
       written_ += static_cast<size_t>(count);
+      progress_at_ = std::chrono::steady_clock::now();
+      tell_of_dropped();
     } else if (errno == EAGAIN) {
       break;
     } else if (errno != EINTR) {
@@ -165,8 +195,8 @@ Console::Console(int out_fd, int err_fd) : err_(std::make_shared<ConsoleStream>(
   out_ = same_place(out_fd, err_fd) ? err_ : std::make_shared<ConsoleStream>(out_fd);
 }
 
-bool Console::has_room() const {
-  return std::max(out_->pending_bytes(), err_->pending_bytes()) < kPendingLimitBytes;
+int Console::milliseconds_to_stall() const {
+  return sooner(out_->milliseconds_to_stall(), err_->milliseconds_to_stall());
 }
 
 bool Console::has_pending() const { return out_->pending_bytes() + err_->pending_bytes() > 0; }

@@ -2,11 +2,15 @@
 
 // The launcher's stdout and stderr, shared by all workers.
 //
-// Nothing here blocks, so the launcher reacts to signals even if its output is not read: pending output is
-// buffered, and has_room() tells when to stop reading from workers.
+// Nothing here blocks, so the launcher reacts to signals even if its output is not read. Pending output is buffered up
+// to a limit, after which a slow reader slows the workers down; once a reader has taken nothing for two seconds, it is
+// no longer waited for: workers that were kept waiting would be lost to the others. Their lines are dropped and counted
+// until it reads again.
 
 #include <poll.h>
 
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -35,7 +39,7 @@ class ConsoleStream {
 
   bool is_terminal() const { return is_terminal_; }
 
-  /// Writes a whole line. `writer` is any address that identifies the writer.
+  /// Writes a whole line. `writer` is any address that identifies the writer; lines without one are never dropped.
   void line(const void* writer, std::string_view prefix, std::string_view text);
   /// Writes the beginning of a line.
   void beginning(const void* writer, std::string_view prefix, std::string_view text);
@@ -51,6 +55,10 @@ class ConsoleStream {
   /// Writes as much as possible without blocking.
   void flush();
   size_t pending_bytes() const { return buffer_.size() - written_; }
+  /// Whether more output is to be read from workers: it can be buffered, or is to be dropped.
+  bool takes_lines() const { return has_room() || is_stalled(); }
+  /// Until the reader is no longer waited for; -1: there is room, or it is not.
+  int milliseconds_to_stall() const;
   /// Drops pending and all later output.
   void discard();
   int fd() const { return fd_; }
@@ -58,6 +66,9 @@ class ConsoleStream {
   int failure() const { return failure_; }
 
  private:
+  bool has_room() const;
+  bool is_stalled() const;
+  void tell_of_dropped();
   void put(std::string_view bytes);
   ssize_t write_some();
 
@@ -68,7 +79,10 @@ class ConsoleStream {
   bool discarding_ = false;
   int failure_ = 0;
   std::string buffer_;
-  size_t written_ = 0;                 ///< bytes of buffer_ that have been written
+  size_t written_ = 0;   ///< bytes of buffer_ that have been written
+  int64_t dropped_ = 0;  ///< lines since the reader stalled
+  std::chrono::steady_clock::time_point
+      progress_at_{};                  ///< the reader took something, or had nothing to take
   bool row_is_drawn_ = false;          ///< terminal: the last row shows transient text
   const void* open_writer_ = nullptr;  ///< elsewhere: the writer of the unfinished line
   size_t open_bytes_ = 0;              ///< bytes of that line that have been written
@@ -83,8 +97,8 @@ class Console {
   ConsoleStream& out() { return *out_; }
   ConsoleStream& err() { return *err_; }
 
-  bool has_room() const;
   bool has_pending() const;
+  int milliseconds_to_stall() const;
   void add_poll_entries(std::vector<pollfd>& entries) const;
   void flush();
   void settle();

@@ -4,7 +4,6 @@
 #include <iterator>
 #include <tuple>
 
-#include "launch/rendezvous.h"
 #include "launch/signals.h"
 #include "util/clock.h"
 #include "util/error.h"
@@ -58,7 +57,7 @@ std::string Coordinator::join(int id, const NodeInfo& node, Time now) {
     gather(now);
   } else if (is_elastic() && present() <= most && phase_ == Phase::kRunning) {
     change_ = concat(name_of_node(joined), " has joined");
-    stop_round(-1, change_ + ", so all workers are restarted with it");
+    stop_round(-1, {change_ + ", so all workers are restarted with it", /*is_failure=*/false});
   } else {
     fill_vacancies(now);
     if (joined.in_round) return "";
@@ -167,12 +166,12 @@ void Coordinator::start_node(int id, const NodePlacement& placement) {
   settings_.send({id}, {{"type", "start"}, {"placement", to_message(own)}});
 }
 
-void Coordinator::stop_round(int except, const std::string& why) {
+void Coordinator::stop_round(int except, const StopReason& why) {
   if (phase_ != Phase::kRunning) return;
   phase_ = Phase::kStopping;
   settings_.send(
       ids_of([&](int id, const Node& node) { return id != except && node.in_round && !node.has_ended; }),
-      {{"type", "stop"}, {"why", why}});
+      {{"type", "stop"}, {"why", why.text}, {"is_failure", why.is_failure}});
 }
 
 void Coordinator::worker_ended(int id, const WorkerEnd& end, Time now) {
@@ -187,7 +186,7 @@ void Coordinator::worker_ended(int id, const WorkerEnd& end, Time now) {
   // Ends are ordered by when the host receives them, because the clocks of the nodes differ.
   node->second.order_of_ends.emplace(end.rank, ++events_);
   if (kind_of(end) == EndKind::kFinished) return;
-  stop_round(id, concat(name_of(end), " ", ending(end.status)));
+  stop_round(id, {concat(name_of(end), " ", ending(end.status))});
 }
 
 void Coordinator::round_ended(int id, const std::vector<WorkerEnd>& ends, Time now) {
@@ -206,7 +205,7 @@ void Coordinator::round_ended(int id, const std::vector<WorkerEnd>& ends, Time n
   }
   // Before training they end at once, and then the other nodes' workers would wait for them.
   if (node.leaving != 0 && (membership_ || std::ranges::any_of(ends, was_preempted))) {
-    stop_round(id, concat(name_of_node(node), " was told to stop"));
+    stop_round(id, {concat(name_of_node(node), " was told to stop"), /*is_failure=*/false});
   }
   conclude_if_ended(now);
 }
@@ -218,7 +217,8 @@ void Coordinator::leave(int id, int signal, Time now) {
     // The round goes on: its workers may save together with those of the other nodes, and finish.
     if (std::exchange(node->second.leaving, signal) == 0) ++leaving_;
     if (node->second.has_ended) {
-      stop_round(id, concat(name_of_node(node->second), " was told to stop by ", signal_name(signal)));
+      stop_round(id, {concat(name_of_node(node->second), " was told to stop by ", signal_name(signal)),
+                      /*is_failure=*/false});
     }
     return;
   }
@@ -260,7 +260,7 @@ void Coordinator::lost(int id, const std::string& why, bool is_gone, Time now) {
   erase(node);
   if (matters) {
     if (lost_cause_.empty()) lost_cause_ = cause;
-    stop_round(-1, cause);
+    stop_round(-1, {cause});
     conclude_if_ended(now);
   } else {
     util::log_warning(cause);
@@ -342,7 +342,7 @@ void Coordinator::conclude(Time now) {
   const bool membership = !verdict.is_failure() && (!change_.empty() || (any_leaves && stays));
   const bool saved_for_change = finished && !change_.empty() && verdict.exit_code != 0;
   if ((finished && !saved_for_change) || (any_leaves && !stays) ||
-      (!membership && !saved_for_change && restarts_ == settings_.terms.max_restarts)) {
+      (!membership && !saved_for_change && is_final(verdict, settings_.terms.max_restarts - restarts_))) {
     return finish(verdict);
   }
   if (membership || saved_for_change) {
@@ -382,7 +382,7 @@ void Coordinator::start_membership(Time now) {
                                 settings_.terms.min_replicas, " (--min-replicas), of ", size,
                                 " each (--replica-size), but all nodes together have ", world_size,
                                 "; change --nproc-per-node")};
-    return stop_round(-1, verdict_->cause);
+    return stop_round(-1, {verdict_->cause});
   }
   using Kind = WorkerOrder::Kind;
   membership_.emplace(Membership::Settings{
@@ -418,7 +418,8 @@ void Coordinator::start_membership(Time now) {
       .over =
           [this](const Verdict& verdict) {
             verdict_ = verdict;
-            stop_round(-1, verdict.is_failure() ? "the run cannot go on" : "the run is over");
+            stop_round(-1, {verdict.is_failure() ? "the run cannot go on" : "the run is over",
+                            verdict.is_failure()});
           }});
   membership_->begin(now);
 }

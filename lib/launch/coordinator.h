@@ -24,6 +24,7 @@
 
 #include "launch/membership.h"
 #include "launch/message.h"
+#include "launch/rendezvous.h"
 #include "launch/verdict.h"
 #include "launch/wait_table.h"
 
@@ -99,7 +100,7 @@ class Coordinator {
   template <typename Condition>
   std::vector<int> ids_of(const Condition& holds) const;
   int present() const { return static_cast<int>(nodes_.size()) - leaving_; }
-  void stop_round(int except, const std::string& why);
+  void stop_round(int except, const StopReason& why);
   void conclude_if_ended(Time now);
   void conclude(Time now);
   void send_table();

@@ -11,6 +11,7 @@
 #include "util/error.h"
 #include "util/limits.h"
 #include "util/log.h"
+#include "util/sha256.h"
 #include "util/text.h"
 
 namespace fsdp::launch {
@@ -21,17 +22,11 @@ using util::concat;
 constexpr double kSecondsToJoin = 5;
 constexpr std::chrono::seconds kTimeToFinish{5};
 constexpr int kMostUnknownPeers = 256;
-constexpr int kListener = -1;  ///< in the poller, where peers have their ids
+constexpr double kSecondsForStrangers = 1;  ///< before they make room for others
+constexpr int kListener = -1;               ///< in the poller, where peers have their ids
 constexpr size_t kLongestLineBytes = 16 << 20;
 constexpr int kMostWorkersOfANode = 1 << 16;
 constexpr size_t kLongestShownBytes = 80;  ///< of what a stranger sends
-
-/// In constant time, so that the time does not reveal the position of a difference.
-bool same_token(const std::string& a, const std::string& b) {
-  unsigned different = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < a.size() && i < b.size(); ++i) different |= static_cast<unsigned char>(a[i] ^ b[i]);
-  return different == 0;
-}
 
 /// Makes room for the connections of all nodes, some strangers, and the pipes of this node's workers.
 Descriptor with_room(Descriptor listener, const LaunchOptions& options) {
@@ -87,8 +82,10 @@ void CoordinatorServer::accept_all() {
   constexpr int kMostAtOnce = 1024;
   std::string address;
   for (int i = 0; i < kMostAtOnce; ++i) {
-    if (peers_.size() >= static_cast<size_t>(kMostUnknownPeers) + static_cast<size_t>(terms_.nodes.max))
+    if (peers_.size() >= static_cast<size_t>(kMostUnknownPeers) + static_cast<size_t>(terms_.nodes.max) &&
+        !drop_a_stranger()) {
       break;
+    }
     std::optional<Descriptor> socket = accept_from(listener_, address);
     if (!socket && errno != EMFILE && errno != ENFILE) return;
     if (!socket) {
@@ -107,6 +104,18 @@ void CoordinatorServer::accept_all() {
   // Until a connection has ended, or the next heartbeat: those that wait would be reported over and over.
   is_accepting_ = false;
   poller_.forget(listener_.get());
+}
+
+/// Disconnects the peer that has been connected for the longest without joining, so that strangers do not keep nodes
+/// out. Returns false if none has had time to join.
+bool CoordinatorServer::drop_a_stranger() {
+  const auto oldest =
+      std::ranges::find_if(peers_, [](const auto& entry) { return !entry.second.has_joined; });
+  if (oldest == peers_.end() || util::seconds_since(oldest->second.connected_at) < kSecondsForStrangers)
+    return false;
+  report_stranger(oldest->second, "did not join");
+  peers_.erase(oldest);
+  return true;
 }
 
 void CoordinatorServer::serve(int id) {
@@ -167,16 +176,19 @@ void CoordinatorServer::tell_if_lost(int id, Peer& peer) {
   coordinator_.lost(id, peer.socket.failure(), peer.socket.peer_has_closed(), Clock::now());
 }
 
-/// Of the first few: somebody may knock for as long as the run lasts.
 void CoordinatorServer::report_stranger(Peer& peer, const std::string& what) {
+  if (std::exchange(peer.is_known, true)) return;
+  warn(concat("a program other than fsdp-launch connected from ", peer.address,
+              " to the port where the nodes meet, and ", what,
+              "; it was disconnected, and the run goes on without it: if it is a node of the run, start "
+              "fsdp-launch there, else give it, or the run, another port"));
+}
+
+/// Logs the first few refusals: somebody may knock for as long as the run lasts.
+void CoordinatorServer::warn(const std::string& message) {
   constexpr int kMostReported = 8;
-  if (std::exchange(peer.is_known, true) || ++strangers_ > kMostReported) return;
-  util::log_warning(
-      concat("a program other than fsdp-launch connected from ", peer.address,
-             " to the port where the nodes meet, and ", what,
-             "; it was disconnected, and the run goes on without it: if it is a node of the run, start "
-             "fsdp-launch there, else give it, or the run, another port",
-             strangers_ == kMostReported ? " (others will not be reported)" : ""));
+  if (++refused_ > kMostReported) return;
+  util::log_warning(concat(message, refused_ == kMostReported ? " (others will not be reported)" : ""));
 }
 
 void CoordinatorServer::handle(int id, Peer& peer, const std::string& line) {
@@ -184,7 +196,8 @@ void CoordinatorServer::handle(int id, Peer& peer, const std::string& line) {
   try {
     const std::string type = message ? message->at("type").get<std::string>() : "";
     if (!peer.has_joined) {
-      if (type == "join") return join(id, peer, *message);
+      if (type == "hello" && peer.nonces.node.empty()) return challenge(peer, *message);
+      if (type == "join" && !peer.nonces.node.empty()) return join(id, peer, *message);
     } else if (type == "beat") {
       return;
     } else if (type == "ended") {
@@ -209,22 +222,33 @@ void CoordinatorServer::handle(int id, Peer& peer, const std::string& line) {
   peer.socket.close("it sent a line that is not a message of fsdp-launch");
 }
 
+void CoordinatorServer::challenge(Peer& peer, const Message& message) {
+  peer.nonces = {.node = message.at("nonce").get_ref<const std::string&>(), .coordinator = new_secret()};
+  peer.socket.send(
+      line_of({{"type", "challenge"}, {"version", kMessageVersion}, {"nonce", peer.nonces.coordinator}}));
+}
+
 void CoordinatorServer::join(int id, Peer& peer, const Message& message) {
-  std::string why;
+  if (!util::same_secret(message.at("proof").get_ref<const std::string&>(),
+                         proof_of_node(token_, peer.nonces))) {
+    peer.is_known = true;
+    peer.closing = true;
+    warn(concat(
+        "refused a connection from ", peer.address,
+        ": it does not know the run's token; the run goes on without it: if it is a node of the run, give it "
+        "the same FSDP_LAUNCH_TOKEN or token file"));
+    return peer.socket.close("");
+  }
   NodeInfo node = node_from(message.at("node"));
   if (node.address.empty()) node.address = peer.address;
-  if (!same_token(message.at("token"), token_)) {
-    why =
-        "its token is not the run's; give all nodes the same FSDP_LAUNCH_TOKEN or token_file of --rdzv-conf";
-  } else {
-    why = difference(terms_from(message.at("terms")), terms_);
-  }
+  std::string why = difference(terms_from(message.at("terms")), terms_);
+  const std::string proof = proof_of_coordinator(token_, peer.nonces);
   if (why.empty() && (node.workers < 1 || node.workers > kMostWorkersOfANode || node.node_rank < 0 ||
                       node.node_rank >= terms_.nodes.max)) {
     why = "its number of workers or its node rank is out of range";
   }
   if (why.empty()) {
-    peer.socket.send(line_of({{"type", "welcome"}, {"silence_seconds", silence_seconds_}}));
+    peer.socket.send(line_of({{"type", "welcome"}, {"proof", proof}, {"silence_seconds", silence_seconds_}}));
     why = coordinator_.join(id, node, Clock::now());
   }
   peer.has_joined = why.empty();
@@ -235,9 +259,8 @@ void CoordinatorServer::join(int id, Peer& peer, const Message& message) {
     peer.socket.set_longest_line(kLongestLineBytes);
     return;
   }
-  util::log_warning(
-      concat("refused a node at ", peer.address, " (", node.host, ", pid ", node.pid, "): ", why));
-  peer.socket.send(line_of({{"type", "refuse"}, {"why", why}}));
+  warn(concat("refused a node at ", peer.address, " (", node.host, ", pid ", node.pid, "): ", why));
+  peer.socket.send(line_of({{"type", "refuse"}, {"proof", proof}, {"why", why}}));
 }
 
 void CoordinatorServer::look_at_the_clock() {

@@ -2,9 +2,9 @@
 
 // The network side of the coordinator: nodes connect, prove that they belong to the run, and send heartbeats.
 //
-// Anybody who reaches the port can connect. A connection whose first line is not a join message with the run's
-// token, or does not arrive within seconds, is closed without any effect on the run; a warning says from where it
-// came and what it sent.
+// Anybody who reaches the port can connect. A connection that does not prove within seconds that it knows the run's
+// token (token.h) is closed without any effect on the run, and without an answer; a warning says from where it came and
+// what it sent. When there are too many of them, the oldest make room.
 //
 // What a step costs grows with the nodes that have sent something, or are sent something, and once per heartbeat with
 // all of them: runs may have ten thousand nodes.
@@ -21,13 +21,14 @@
 #include "launch/descriptor.h"
 #include "launch/endpoint.h"
 #include "launch/poller.h"
+#include "launch/token.h"
 
 namespace fsdp::launch {
 
 class CoordinatorServer {
  public:
-  /// For the host of a run with these options. No token is required if `token` is empty. Throws Error(kUsage) when
-  /// this process may not have a connection open to each node.
+  /// For the host of a run with these options. Throws Error(kUsage) when this process may not have a connection open to
+  /// each node.
   CoordinatorServer(Descriptor listener, const LaunchOptions& options, std::string token,
                     double heartbeat_seconds);
 
@@ -45,6 +46,7 @@ class CoordinatorServer {
     LineSocket socket;
     std::string address;
     Clock::time_point connected_at, heard_at;
+    Nonces nonces{};
     bool has_joined = false;
     bool is_known = false;   ///< it has asked to join, or was reported as a stranger
     bool closing = false;    ///< closed once everything is sent
@@ -53,8 +55,10 @@ class CoordinatorServer {
   };
 
   void accept_all();
+  bool drop_a_stranger();
   void serve(int id);
   void handle(int id, Peer& peer, const std::string& line);
+  void challenge(Peer& peer, const Message& message);
   void join(int id, Peer& peer, const Message& message);
   void send(int id, std::string_view line);
   void touch(int id, Peer& peer);
@@ -63,6 +67,7 @@ class CoordinatorServer {
   void settle();
   void tell_if_lost(int id, Peer& peer);
   void report_stranger(Peer& peer, const std::string& what);
+  void warn(const std::string& message);
 
   Descriptor listener_;
   const std::string token_;
@@ -79,7 +84,7 @@ class CoordinatorServer {
   bool warned_of_files_ = false;
   Clock::time_point next_heartbeat_;
   mutable Clock::time_point over_since_{};
-  int strangers_ = 0;  ///< reported
+  int refused_ = 0;  ///< strangers and nodes
   Coordinator coordinator_;
 };
 

@@ -133,7 +133,7 @@ void LineSocket::flush() {
   } else if (count >= 0) {
     unsent_.erase(0, static_cast<size_t>(count));
   } else if (errno != EAGAIN && errno != EINTR && errno != ENOTCONN) {
-    peer_has_closed_ = errno == ECONNREFUSED;
+    peer_has_closed_ = is_refused_ = errno == ECONNREFUSED;
     close(util::errno_text(errno));
   }
 }
@@ -150,6 +150,7 @@ void LineSocket::exchange() {
       continue;
     }
     peer_has_closed_ = count == 0 || errno == ECONNRESET || errno == ECONNREFUSED;
+    is_refused_ = count < 0 && errno == ECONNREFUSED;
     if (count == 0) return close("the connection was closed");
     if (errno != EAGAIN && errno != EINTR && errno != ENOTCONN) close(util::errno_text(errno));
     return;

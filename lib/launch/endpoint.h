@@ -55,13 +55,15 @@ class LineSocket {
   const std::string& failure() const { return failure_; }
   /// The other end was closed, as by the end of its process, or nobody listens there; it is not merely out of reach.
   bool peer_has_closed() const { return peer_has_closed_; }
+  /// Nobody listens there.
+  bool is_refused() const { return is_refused_; }
   void close(const std::string& why);
 
  private:
   Descriptor socket_;
   size_t longest_line_bytes_ = 16 << 10;
   std::string unsent_, received_, failure_;
-  bool peer_has_closed_ = false;
+  bool peer_has_closed_ = false, is_refused_ = false;
   size_t taken_ = 0;  ///< bytes of received_ that take_line() has returned
 };
 

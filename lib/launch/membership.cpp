@@ -48,7 +48,8 @@ bool Membership::is_lost(int number) const {
 }
 
 bool Membership::is_given_up(int number) const {
-  return is_lost(number) && replica(number).incarnation > settings_.max_restarts;
+  return is_lost(number) &&
+         (replica(number).is_hopeless || replica(number).incarnation > settings_.max_restarts);
 }
 
 bool Membership::has_stopped(int number) const {
@@ -139,6 +140,7 @@ void Membership::ended(int rank, int incarnation, const WorkerEnd& end, Time now
                         "start this program without --replica-size")});
   } else {
     if (kind != EndKind::kFinished) (failures_[rank] = end).round = ++events_;
+    own.is_hopeless |= !may_end_differently({.exit_code = end.status.code(), .culprit = end});
     lose(number, concat(fsdp::launch::name_of(end), " ", ending(end.status)), now);
   }
   advance(now);
@@ -180,6 +182,7 @@ void Membership::lose(int number, const std::string& why, Time now) {
   if (is_over()) return;
   const std::string next =
       is_ending()           ? "the run is about to end"
+      : lost.is_hopeless    ? "it would end so again, and is not restarted"
       : is_given_up(number) ? concat("it is not started again (--max-restarts ", settings_.max_restarts, ")")
                             : concat("starting it again, restart ", lost.incarnation, " of ",
                                      settings_.max_restarts, " (--max-restarts)");

@@ -12,7 +12,7 @@
 //     at which step they stand. One that does not say so in time is lost; one that does is not, whatever others
 //     suspect, unless epochs break off again and again without a step: then the most suspected replica is lost.
 //   - A lost replica is fenced: all its processes are killed. A new incarnation of it is started, max_restarts
-//     times, and joins between two steps.
+//     times unless its failure would come again (may_end_differently()), and joins between two steps.
 //   - The next epoch continues after the latest step that a member has reached. Workers differ by one step at
 //     most, because a step needs all members of its epoch. Parts of the state that no member has are lost, and
 //     then so is the state: all replicas start again from the newest checkpoint.
@@ -105,8 +105,9 @@ class Membership {
   };
   struct Replica {
     State state = State::kAbsent;
-    int incarnation = 0;  ///< how often it was started
-    Time since{};         ///< when it was last started
+    int incarnation = 0;       ///< how often it was started
+    bool is_hopeless = false;  ///< it failed in a way that would come again
+    Time since{};              ///< when it was last started
     std::vector<Worker> workers{};
   };
 

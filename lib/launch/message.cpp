@@ -1,6 +1,7 @@
 #include "launch/message.h"
 
 #include "util/error.h"
+#include "util/json.h"
 #include "util/text.h"
 
 namespace fsdp::launch {
@@ -113,6 +114,7 @@ Message to_message(const WorkerEnd& end) {
                      {"signal", end.status.signal},
                      {"round", end.round},
                      {"stop_signals_sent", end.stop_signals_sent},
+                     {"told_after_failure", end.told_after_failure},
                      {"host", end.host},
                      {"incarnation", end.incarnation}};
   // Texts are only shown for failures.
@@ -137,6 +139,7 @@ WorkerEnd end_from(const Message& message) {
           .status = status,
           .round = integer_at(message, "round"),
           .stop_signals_sent = std::move(stop_signals),
+          .told_after_failure = message.at("told_after_failure").get_ref<const Message::boolean_t&>(),
           .host = one_line(message.at("host").get_ref<const std::string&>(), kLongestNameBytes),
           .last_lines = lines_or_none(message, "last_lines"),
           .message = text_or_none(message, "message", kLongestMessageBytes),
@@ -257,9 +260,14 @@ Epoch epoch_from(const Message& message) {
 }
 
 std::optional<Message> parse_message(std::string_view line) {
-  Message message = Message::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!message.is_object() || !message.contains("type") || !message["type"].is_string()) return std::nullopt;
-  return message;
+  constexpr util::JsonLimits kLimits{.deepest_level = 16};
+  try {
+    Message message = util::parse_json(line, kLimits);
+    if (message.is_object() && message.contains("type") && message["type"].is_string()) return message;
+  } catch (const util::JsonError&) {
+    // Whoever sent it is told nothing.
+  }
+  return std::nullopt;
 }
 
 std::string line_of(const Message& message) {

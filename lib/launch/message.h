@@ -2,10 +2,14 @@
 
 // The messages between the nodes of a run: one JSON object per line, distinguished by "type".
 //
-//   node to coordinator   join (NodeInfo, RunTerms, token), beat, ended (a worker), round_ended (all of
+//   node to coordinator   hello (nonce), join (proof, NodeInfo, RunTerms), beat, ended (a worker), round_ended (all of
 //   them), leave; with replicas: said (rank, incarnation, WorkerReport)
-//   coordinator to node   welcome, refuse (why), note (text), beat, start (NodePlacement), stop (why), table
-//   (text; who waited for whom when the round failed), finish (Verdict); with replicas: order (WorkerOrder)
+//   coordinator to node   challenge (nonce, version), welcome (proof), refuse (proof, why), note (text), beat, start
+//   (NodePlacement), stop (why, is_failure), table (text; who waited for whom when the round failed), finish (Verdict);
+//   with replicas: order (WorkerOrder)
+//
+// Neither side acts on what the other sends before it has proved that it knows the token (token.h): until then a line
+// is short, and the answer to a stranger tells nothing.
 //
 // c10d's TCPStore, over which torchrun's agents meet, is not used: agents have to poll a store, and notice a
 // dead one late. Agents of torchrun could not join anyway, because they store pickled Python objects. Workers of
@@ -27,6 +31,8 @@ namespace fsdp::launch {
 
 using Message = nlohmann::json;
 
+inline constexpr int kMessageVersion = 3;
+
 /// A node that joins.
 struct NodeInfo {
   std::string host;
@@ -40,7 +46,7 @@ struct NodeInfo {
 
 /// The options that must be equal on all nodes of a run.
 struct RunTerms {
-  int version = 2;  ///< of these messages
+  int version = kMessageVersion;
   std::string run_id;
   NodeRange nodes;
   bool is_static = true;
@@ -85,7 +91,7 @@ WorkerOrder order_from(const Message& message);
 WorkerReport report_from(const Message& message);
 Epoch epoch_from(const Message& message);
 
-/// The object on a line; nullopt unless it has a "type".
+/// The object on a line; nullopt unless it has a "type", nests less deep than 16 levels, and repeats no key.
 std::optional<Message> parse_message(std::string_view line);
 
 /// The line, without newline. Bytes that are not UTF-8 are replaced.

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "util/error.h"
+#include "util/system.h"
 #include "util/text.h"
 
 namespace fsdp::launch {
@@ -91,12 +92,14 @@ std::vector<int> nodes_of_workers(const std::vector<LogicalCpu>& cpus, const std
 
 }  // namespace
 
-int available_cores() {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
+int available_cores(const fs::path& root) {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
   // The call fails on machines with more cores than cpu_set_t has bits.
-  if (sched_getaffinity(0, sizeof(cores), &cores) == 0) return std::max(1, CPU_COUNT(&cores));
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const bool known = sched_getaffinity(0, sizeof(mask), &mask) == 0;
+  const int cores =
+      std::max(1, known ? CPU_COUNT(&mask) : static_cast<int>(std::thread::hardware_concurrency()));
+  return std::min(cores, util::cpu_quota(root).value_or(cores));
 }
 
 int gpu_count() {

@@ -9,8 +9,9 @@
 
 namespace fsdp::launch {
 
-/// The number of cores in this process's affinity mask, at least 1.
-int available_cores();
+/// The number of cores in this process's affinity mask, no more than the CPU quota of its control groups allows, at
+/// least 1. `root` contains proc/ and sys/.
+int available_cores(const std::filesystem::path& root = "/");
 
 /// A logical CPU, and the smallest CPU number of each group to which it belongs.
 struct LogicalCpu {

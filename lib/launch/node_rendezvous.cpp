@@ -1,18 +1,16 @@
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <deque>
 
 #include "launch/coordinator_server.h"
 #include "launch/rendezvous.h"
+#include "launch/token.h"
 #include "util/clock.h"
 #include "util/error.h"
 #include "util/log.h"
+#include "util/sha256.h"
 #include "util/system.h"
 #include "util/text.h"
 
@@ -24,54 +22,6 @@ using util::ErrorKind;
 
 constexpr std::chrono::milliseconds kBetweenAttempts{250};
 constexpr std::chrono::seconds kLongestAttempt{5};
-
-constexpr mode_t kOwnerOnly = 0600;
-
-[[noreturn]] void fail_io(const char* what, const std::string& path) {
-  util::fail(util::ErrorKind::kIo, "cannot ", what, " the token file ", path, ": ", util::errno_text(errno),
-             "; choose another token_file in --rdzv-conf");
-}
-
-/// Writes the file under another name first, so that no node reads half a token.
-void make_token_file(const std::string& path) {
-  const std::string temporary = util::concat(path, ".", ::getpid());
-  const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kOwnerOnly));
-  if (!file.is_open()) fail_io("make", path);
-  const std::string token = new_run_id() + new_run_id();
-  const bool written = ::write(file.get(), token.data(), token.size()) == static_cast<ssize_t>(token.size());
-  // link() keeps a file that another launcher has made in the meantime.
-  const bool linked = written && (::link(temporary.c_str(), path.c_str()) == 0 || errno == EEXIST);
-  const int cause = errno;
-  ::unlink(temporary.c_str());
-  errno = cause;
-  if (!linked) fail_io("write", path);
-}
-
-/// The job's token: FSDP_LAUNCH_TOKEN, else the content of `token_file`, else "". If the file is absent, the host
-/// creates it with a random token, readable by the user alone; the other nodes get nullopt. Throws Error(kUsage)
-/// for a file that others may read, Error(kIo) for one that cannot be read or written.
-std::optional<std::string> job_token(const std::string& token_file, bool is_host) {
-  const char* given = std::getenv(kTokenVariable);
-  if (given && *given) return given;
-  if (token_file.empty()) return "";
-  if (is_host && ::access(token_file.c_str(), F_OK) != 0) make_token_file(token_file);
-  const Descriptor file(::open(token_file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file.is_open() && errno == ENOENT) return std::nullopt;
-  struct stat info;
-  if (!file.is_open() || ::fstat(file.get(), &info) != 0) fail_io("read", token_file);
-  if ((info.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-    util::fail(util::ErrorKind::kUsage, "the token file ", token_file,
-               " must be readable by its owner alone, but has mode ", std::oct, info.st_mode & ACCESSPERMS,
-               "; use chmod 600");
-  }
-  char text[4096];
-  const ssize_t count = ::read(file.get(), text, sizeof(text));
-  if (count < 0) fail_io("read", token_file);
-  std::string token(text, static_cast<size_t>(count));
-  while (!token.empty() && (token.back() == '\n' || token.back() == '\r')) token.pop_back();
-  if (token.empty()) util::fail(util::ErrorKind::kUsage, "the token file ", token_file, " is empty");
-  return token;
-}
 
 /// A node of a run of several.
 class NodeRendezvous final : public Rendezvous {
@@ -198,7 +148,7 @@ class NodeRendezvous final : public Rendezvous {
     }
   }
 
-  std::optional<std::string> stop_reason() const override { return stop_reason_; }
+  std::optional<StopReason> stop_reason() const override { return stop_reason_; }
   bool is_cut_off() const override { return !outcome_ && !cut_off_.empty(); }
 
  private:
@@ -208,25 +158,56 @@ class NodeRendezvous final : public Rendezvous {
     const RendezvousOptions& rendezvous = options_.rendezvous;
     std::optional<Descriptor> listener = listen_at(rendezvous.host, rendezvous.port);
     if (!listener) return;  // another launcher on this machine was first
-    token_ = *job_token(rendezvous.token_file, true);
-    server_ = std::make_unique<CoordinatorServer>(std::move(*listener), options_, token_, heartbeat_seconds_);
+    token_ = job_token(rendezvous, true);
+    server_ =
+        std::make_unique<CoordinatorServer>(std::move(*listener), options_, *token_, heartbeat_seconds_);
   }
 
   void connect() {
     connecting_since_ = Clock::now();
     next_attempt_ = connecting_since_ + kBetweenAttempts;
     const RendezvousOptions& rendezvous = options_.rendezvous;
-    const std::optional<std::string> token = server_ ? token_ : job_token(rendezvous.token_file, false);
+    if (!server_) token_ = job_token(rendezvous, false);
     std::optional<Descriptor> socket;
-    if (!token) {
-      last_failure_ = concat("there is no token file ", rendezvous.token_file);
+    if (!token_) {
+      last_failure_ = concat("there is no token file ", token_file(rendezvous),
+                             "; copy the one of that node, or set the same FSDP_LAUNCH_TOKEN on all nodes");
     } else {
       socket = start_connecting(rendezvous.host, rendezvous.port, last_failure_);
     }
     if (!socket) return connection_failed();
     socket_.emplace(std::move(*socket));
+    nonces_ = {.node = new_secret()};
+    send({{"type", "hello"}, {"nonce", nonces_.node}});
+  }
+
+  /// Before the welcome, when whoever listens there may be anybody.
+  void greet(const Message& message) {
+    const std::string type = message.at("type");
+    if (type == "challenge" && nonces_.coordinator.empty()) {
+      if (message.at("version") != kMessageVersion) {
+        return socket_->close("it has another version of fsdp-launch; install the same one on all nodes");
+      }
+      nonces_.coordinator = message.at("nonce");
+      return join();
+    }
+    if ((type != "welcome" && type != "refuse") || nonces_.coordinator.empty()) {
+      return socket_->close("its messages are not those of fsdp-launch");
+    }
+    if (!util::same_secret(message.at("proof").get_ref<const std::string&>(),
+                           proof_of_coordinator(*token_, nonces_))) {
+      return socket_->close("it does not know the run's token, so it is not this run");
+    }
+    if (type == "refuse") return refused(message.at("why"));
+    welcome_ = true;
     constexpr size_t kLongestLineBytes = 16 << 20;
     socket_->set_longest_line(kLongestLineBytes);
+    silence_seconds_ = message.at("silence_seconds");
+    cut_off_.clear();
+    heard_at_ = Clock::now();
+  }
+
+  void join() {
     const NodeInfo node{.host = util::host_name(),
                         .pid = ::getpid(),
                         .node_rank = options_.node_rank,
@@ -235,14 +216,27 @@ class NodeRendezvous final : public Rendezvous {
                         .address = options_.local_addr,
                         .again = !cut_off_.empty()};
     send({{"type", "join"},
-          {"token", *token},
+          {"proof", proof_of_node(*token_, nonces_)},
           {"node", to_message(node)},
           {"terms", to_message(terms_of(options_))}});
   }
 
   void connection_failed() {
     if (socket_) last_failure_ = socket_->failure();
-    const bool is_gone = socket_ && socket_->peer_has_closed();
+    const bool is_gone = socket_ && socket_->peer_has_closed(), is_refused = socket_ && socket_->is_refused();
+    // It says nothing to those whose token is wrong.
+    const bool has_other_token = is_gone && !welcome_ && !nonces_.coordinator.empty();
+    if (has_other_token) {
+      last_failure_ = concat(
+          "it closed the connection when this node had proved that it has the token, which is another one there",
+          options_.rendezvous.trust_network
+              ? ""
+              : "; set the same FSDP_LAUNCH_TOKEN on all nodes, or let them share the "
+                "file of the token (token_file of --rdzv-conf)");
+      if (!std::exchange(told_of_token_, true))
+        util::log_warning(concat("the node where all meet, ", endpoint_, ": ", last_failure_));
+    }
+    nonces_ = {};
     socket_.reset();
     const std::string join_timeout =
         concat(options_.rendezvous.join_timeout_seconds, " seconds (join_timeout of --rdzv-conf)");
@@ -253,13 +247,13 @@ class NodeRendezvous final : public Rendezvous {
         return lose_host("");
       }
       // Replicas go on without this node, which may be there again before the run ends.
-      stop_reason_ = concat("lost the node where all meet (", endpoint_, "): ", cut_off_,
-                            "; trying to join again for up to ", join_timeout);
-      if (!in_round_) util::log_warning(*std::exchange(stop_reason_, std::nullopt));
+      stop_reason_ = {concat("lost the node where all meet (", endpoint_, "): ", cut_off_,
+                             "; trying to join again for up to ", join_timeout)};
+      if (!in_round_) util::log_warning(std::exchange(stop_reason_, std::nullopt)->text);
       started_ = Clock::now();
       return;
     }
-    if (!cut_off_.empty() && is_gone) return lose_host("; nobody listens there any more");
+    if (!cut_off_.empty() && is_refused) return lose_host("; nobody listens there any more");
     if (util::seconds_since(started_) < options_.rendezvous.join_timeout_seconds) {
       if (competes_ && !server_) become_host();
       constexpr double kQuietSeconds = 5;
@@ -271,7 +265,7 @@ class NodeRendezvous final : public Rendezvous {
       return;
     }
     if (!cut_off_.empty()) return lose_host(concat("; it could not be reached again within ", join_timeout));
-    end({.exit_code = static_cast<int>(ErrorKind::kTimeout),
+    end({.exit_code = static_cast<int>(has_other_token ? ErrorKind::kUsage : ErrorKind::kTimeout),
          .cause = concat("waited ", util::fixed(util::seconds_since(started_), 1),
                          " seconds (join_timeout of --rdzv-conf) for the node where all meet, ", endpoint_,
                          ": ", last_failure_, "; is fsdp-launch running there, and is that its address?")});
@@ -283,20 +277,17 @@ class NodeRendezvous final : public Rendezvous {
          .cause = concat("lost the node where all meet (", endpoint_, "): ", cut_off_, afterwards)});
   }
 
+  void refused(const std::string& why) {
+    if (!cut_off_.empty()) return lose_host(concat("; when it was there again, it refused this node: ", why));
+    end({.exit_code = static_cast<int>(ErrorKind::kUsage),
+         .cause = concat("the run at ", endpoint_, " refused this node: ", why)});
+  }
+
   void handle(const Message& message) {
+    if (!welcome_) return greet(message);
     const std::string type = message.at("type");
-    if (type == "welcome") {
-      welcome_ = true;
-      silence_seconds_ = message.at("silence_seconds");
-      cut_off_.clear();
-      heard_at_ = Clock::now();
-    } else if (type == "refuse" && !cut_off_.empty()) {
-      lose_host(
-          concat("; when it was there again, it refused this node: ", message.at("why").get<std::string>()));
-    } else if (type == "refuse") {
-      end({.exit_code = static_cast<int>(ErrorKind::kUsage),
-           .cause = concat("the run at ", endpoint_,
-                           " refused this node: ", message.at("why").get<std::string>())});
+    if (type == "refuse") {
+      refused(message.at("why"));
     } else if (type == "note") {
       util::log_info(message.at("text").get<std::string>());
     } else if (type == "table") {
@@ -312,14 +303,15 @@ class NodeRendezvous final : public Rendezvous {
     } else if (type == "order") {
       if (in_round_ || start_) orders_.push_back(order_from(message.at("order")));
     } else if (type == "stop") {
-      stop_reason_ = message.at("why");
+      stop_reason_ = {message.at("why"), message.at("is_failure")};
     } else if (type == "finish") {
       end(verdict_from(message.at("verdict")));
     }
   }
 
   void end(Verdict verdict) {
-    if (in_round_ && !stop_reason_) stop_reason_ = verdict.cause.empty() ? "the run is over" : verdict.cause;
+    if (in_round_ && !stop_reason_)
+      stop_reason_ = {verdict.cause.empty() ? "the run is over" : verdict.cause, verdict.is_failure()};
     if (!outcome_) outcome_ = std::move(verdict);
     socket_.reset();  // which tells the coordinator that the outcome has arrived
   }
@@ -337,10 +329,12 @@ class NodeRendezvous final : public Rendezvous {
 
   const LaunchOptions options_;
   const double heartbeat_seconds_;
-  const std::string endpoint_;  ///< "host:port"
-  Clock::time_point started_;   ///< looking for the coordinator
-  std::string cut_off_;         ///< why the coordinator was lost, until it is found again
-  std::string token_;
+  const std::string endpoint_;        ///< "host:port"
+  Clock::time_point started_;         ///< looking for the coordinator
+  std::string cut_off_;               ///< why the coordinator was lost, until it is found again
+  std::optional<std::string> token_;  ///< nothing: its file is not there yet
+  Nonces nonces_{};                   ///< of the present connection
+  bool told_of_token_ = false;
   /// Several launchers on this machine may become the host. If two bind the port at once, Linux may let neither
   /// listen; so a launcher that finds no host tries again.
   bool competes_ = false;
@@ -356,7 +350,7 @@ class NodeRendezvous final : public Rendezvous {
   std::vector<WorkerEnd> unreported_;  ///< this node's, until the table of all nodes has come
   std::optional<NodePlacement> start_;
   std::deque<WorkerOrder> orders_;
-  std::optional<std::string> stop_reason_;
+  std::optional<StopReason> stop_reason_;
   std::optional<Verdict> outcome_;
   const std::optional<Verdict> none_;
 };

@@ -255,7 +255,7 @@ void read_rendezvous_conf(const std::string& text, RendezvousOptions& options) {
       {"keep_alive_interval", &RendezvousOptions::keep_alive_interval_seconds}};
   static const std::vector<std::string> kKeys = {
       "join_timeout",           "timeout", "last_call_timeout", "keep_alive_interval",
-      "keep_alive_max_attempt", "is_host", "token_file"};
+      "keep_alive_max_attempt", "is_host", "token_file",        "trust_network"};
   for (const std::string& part : split(text, ',')) {
     const size_t equals = part.find('=');
     const std::string key = part.substr(0, equals);
@@ -266,12 +266,13 @@ void read_rendezvous_conf(const std::string& text, RendezvousOptions& options) {
       options.*member->second = *seconds;
     } else if (key == "keep_alive_max_attempt") {
       options.keep_alive_max_attempt = number<int>(value).value_or(0);
-    } else if (key == "is_host") {
+    } else if (key == "is_host" || key == "trust_network") {
       const bool yes = value == "1" || value == "true" || value == "True";
       if (!yes && value != "0" && value != "false" && value != "False") {
-        refuse_option("is_host of --rdzv-conf must be true or false, but is \"", value, "\"");
+        refuse_option(key, " of --rdzv-conf must be true or false, but is \"", value, "\"");
       }
-      options.is_host = yes;
+      if (key == "is_host") options.is_host = yes;
+      if (key == "trust_network") options.trust_network = yes;
     } else if (key == "token_file") {
       options.token_file = value;
     } else {

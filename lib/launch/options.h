@@ -55,7 +55,9 @@ struct RendezvousOptions {
   double keep_alive_interval_seconds = 0;  ///< between heartbeats; 0: the monitor interval
   int keep_alive_max_attempt = 10;         ///< missed heartbeats after which a node is lost
   std::optional<bool> is_host{};           ///< whether this node is the host; unset: by its address
-  std::string token_file = {};             ///< contains the job's token; the host creates it if absent
+  std::string token_file = {};  ///< contains the job's token; the host creates it if absent (token.h)
+  std::string token = {};       ///< the token itself; empty: of the environment or the file
+  bool trust_network = false;   ///< a run without a token
 };
 
 struct LaunchOptions {
@@ -119,7 +121,8 @@ RendezvousOptions::Backend backend_from_text(const std::string& text);
 void read_endpoint(const std::string& text, int default_port, RendezvousOptions& options);
 
 /// Sets the members named in "join_timeout=60,last_call_timeout=5": join_timeout (with torchrun's static backend
-/// also "timeout"), last_call_timeout, keep_alive_interval, keep_alive_max_attempt, is_host and token_file.
+/// also "timeout"), last_call_timeout, keep_alive_interval, keep_alive_max_attempt, is_host, token_file and
+/// trust_network.
 void read_rendezvous_conf(const std::string& text, RendezvousOptions& options);
 
 }  // namespace fsdp::launch

@@ -31,6 +31,8 @@ class OrphanGuard {
   /// The value of kVariable for workers: the marks of the launchers above this one, then its own.
   const std::string& marks() const { return marks_; }
 
+  pid_t pid() const { return pid_; }
+
   /// Kills all processes with this launcher's mark, and returns when there are none left, or after some seconds
   /// if the system cannot end one.
   void end_marked() const;

@@ -153,9 +153,8 @@ bool OutputPump::is_done() const {
 void OutputPump::add_poll_entries(std::vector<pollfd>& entries) {
   first_entry_ = entries.size();
   polled_.clear();
-  if (!console_.has_room()) return;
   for (const auto& stream : streams_) {
-    if (!stream->pipe.is_open()) continue;
+    if (!stream->pipe.is_open() || (stream->sink->on_console && !stream->console->takes_lines())) continue;
     entries.push_back({stream->pipe.get(), POLLIN, 0});
     polled_.push_back(stream.get());
   }

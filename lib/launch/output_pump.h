@@ -97,7 +97,7 @@ class OutputPump {
   /// All output of all workers has been read.
   bool is_done() const;
 
-  /// Adds the streams to poll; none while the console is too far behind.
+  /// Adds the streams to poll; none of those whose console is too far behind.
   void add_poll_entries(std::vector<pollfd>& entries);
   /// Reads from the streams that are ready; `entries` as add_poll_entries() left them.
   void read_ready(const std::vector<pollfd>& entries);

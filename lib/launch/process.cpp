@@ -142,6 +142,14 @@ Process spawn(const ProcessSpec& spec) {
 
 std::optional<ExitStatus> reap(pid_t pid) { return reap_with(pid, WNOHANG); }
 
+void reap_orphans(const std::function<bool(pid_t)>& is_own) {
+  for (siginfo_t info{}; ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0; info = {}) {
+    // One of its own stands before others only until it is reaped, which is at its SIGCHLD.
+    if (info.si_pid == 0 || is_own(info.si_pid)) return;
+    ::waitpid(info.si_pid, nullptr, WNOHANG);
+  }
+}
+
 ExitStatus wait_and_reap(pid_t pid) { return *reap_with(pid, 0); }
 
 void signal_group(pid_t pid, int signal) { ::kill(-pid, signal); }

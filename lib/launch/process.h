@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -44,6 +45,10 @@ Process spawn(const ProcessSpec& spec);
 /// Returns nullopt while the process runs. Once it has ended, kills the rest of its process group, reaps it and
 /// returns how it ended.
 std::optional<ExitStatus> reap(pid_t pid);
+
+/// Reaps the children that have ended and are not `own`: orphans of other processes, which become children of the
+/// process with the number 1, such as a launcher in a container.
+void reap_orphans(const std::function<bool(pid_t)>& is_own);
 
 /// Like reap(), but waits for the end.
 ExitStatus wait_and_reap(pid_t pid);

@@ -3,6 +3,7 @@
 #include <limits>
 #include <utility>
 
+#include "launch/token.h"
 #include "launch/wait_table.h"
 #include "util/error.h"
 #include "util/log.h"
@@ -37,7 +38,7 @@ class LocalRendezvous final : public Rendezvous {
     Verdict verdict = judge(ends);
     const std::string table = verdict.is_failure() ? wait_table(ends, {}) : "";
     if (!table.empty()) util::log_error("state of the workers on this node:" + table);
-    if (!verdict.is_failure() || leaving_ || restarts_ == options_.max_restarts) {
+    if (!verdict.is_failure() || leaving_ || is_final(verdict, options_.max_restarts - restarts_)) {
       outcome_ = std::move(verdict);
       return;
     }
@@ -66,7 +67,8 @@ LaunchOptions alone(LaunchOptions options) {
   rendezvous = {.host = "127.0.0.1",
                 .port = free_port(),
                 .id = rendezvous.id,
-                .join_timeout_seconds = rendezvous.join_timeout_seconds};
+                .join_timeout_seconds = rendezvous.join_timeout_seconds,
+                .token = new_secret()};
   if (rendezvous.id.empty()) rendezvous.id = new_run_id();
   // It cannot lose itself, though it may be stopped and continued.
   rendezvous.keep_alive_max_attempt = std::numeric_limits<int>::max();
@@ -79,6 +81,17 @@ std::unique_ptr<Rendezvous> make_rendezvous(const LaunchOptions& options) {
   if (options.is_multi_node()) return make_node_rendezvous(options);
   if (options.has_replicas()) return make_node_rendezvous(alone(options));
   return std::make_unique<LocalRendezvous>(options);
+}
+
+bool is_final(const Verdict& verdict, int restarts_left) {
+  if (restarts_left <= 0) return true;
+  if (may_end_differently(verdict)) return false;
+  util::log_warning(util::concat(name_of(*verdict.culprit), " ", ending(verdict.culprit->status),
+                                 verdict.exit_code == static_cast<int>(util::ErrorKind::kDiverged)
+                                     ? ", which is for a loss or norm that is not finite"
+                                     : ", which is for a mistake in the command line, environment or config",
+                                 ": it would end so again, and is not restarted (--max-restarts)"));
+  return true;
 }
 
 void log_restart(const Verdict& verdict, int restarts, int max_restarts) {

@@ -17,6 +17,12 @@
 
 namespace fsdp::launch {
 
+/// Why the workers of a round must stop.
+struct StopReason {
+  std::string text;
+  bool is_failure = true;  ///< otherwise they were told from outside, or the nodes of the run change
+};
+
 /// A node's part. The supervisor calls it; nothing here blocks.
 class Rendezvous {
  public:
@@ -31,7 +37,7 @@ class Rendezvous {
   /// Once per round: the places of this node's workers in it.
   virtual std::optional<NodePlacement> take_start() = 0;
   /// Why the workers of the present round must stop, if another node gave a reason.
-  virtual std::optional<std::string> stop_reason() const { return std::nullopt; }
+  virtual std::optional<StopReason> stop_reason() const { return std::nullopt; }
   /// Others go on without this node, so that its workers must be killed: one that saves or says that the run is to stop
   /// could still reach the others' workers.
   virtual bool is_cut_off() const { return false; }
@@ -58,6 +64,9 @@ std::unique_ptr<Rendezvous> make_rendezvous(const LaunchOptions& options);
 
 /// For a node of a run of several, or with replicas: finds the coordinator, or hosts it, and follows its orders.
 std::unique_ptr<Rendezvous> make_node_rendezvous(const LaunchOptions& options);
+
+/// Whether the run is over although restarts may be left, which is logged then: the failure would come again.
+bool is_final(const Verdict& verdict, int restarts_left);
 
 /// Logs what ended the round and that the workers are started again: "restart 1 of 3".
 void log_restart(const Verdict& verdict, int restarts, int max_restarts);

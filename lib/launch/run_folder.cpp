@@ -9,6 +9,7 @@
 
 #include "util/error.h"
 #include "util/file.h"
+#include "util/json.h"
 
 namespace fsdp::launch {
 
@@ -58,7 +59,12 @@ nlohmann::json read_json(const std::filesystem::path& path) {
   std::string text(kLongestBytes, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
-  return nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  constexpr util::JsonLimits kLimits{.deepest_level = 16, .unique_keys = false};
+  try {
+    return util::parse_json(text, kLimits);
+  } catch (const util::JsonError&) {
+    return nullptr;
+  }
 }
 
 }  // namespace

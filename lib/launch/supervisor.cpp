@@ -17,6 +17,7 @@
 #include "launch/worker_group.h"
 #include "util/error.h"
 #include "util/log.h"
+#include "util/stop_signal.h"
 
 namespace fsdp::launch {
 namespace {
@@ -89,6 +90,7 @@ class Supervisor {
   void run_round(NodePlacement placement) {
     placement.terminal_columns = terminal_columns(console_.err().fd());
     stopping_ = false;
+    restarts_ = placement.restarts;
     group_ = std::make_unique<WorkerGroup>(GroupSurroundings{options_, console_, folder_, guard_}, placement);
     if (!options_.has_replicas()) group_->start();
     carry_out_orders();
@@ -123,10 +125,10 @@ class Supervisor {
     rendezvous_->step();
     carry_out_orders();
     if (const auto reason = rendezvous_->stop_reason(); reason && running() > 0)
-      rendezvous_->is_cut_off() ? kill_workers(*reason) : stop_workers(*reason);
+      rendezvous_->is_cut_off() ? kill_workers(reason->text) : stop_workers(*reason);
     if (group_) group_->pump().show_paused();
     if (group_) group_->send_waiting();
-    if (stop_ && Clock::now() >= stop_->at) stop_workers(stop_->reason);
+    if (stop_ && Clock::now() >= stop_->at) stop_workers({stop_->reason});
     if (passing_on_ && Clock::now() >= passing_on_->at) pass_on_stop(passing_on_->reason);
     kill_if_overdue();
     console_.flush();
@@ -136,7 +138,7 @@ class Supervisor {
   int milliseconds_to_wait() const {
     int wait =
         sooner(group_ ? group_->pump().milliseconds_to_pause() : -1, rendezvous_->milliseconds_to_wait());
-    if (group_) wait = sooner(wait, group_->milliseconds_to_wait());
+    if (group_) wait = sooner(wait, sooner(group_->milliseconds_to_wait(), console_.milliseconds_to_stall()));
     if (kill_at_) wait = sooner(wait, milliseconds_until(*kill_at_));
     if (stop_) wait = sooner(wait, milliseconds_until(stop_->at));
     if (passing_on_) wait = sooner(wait, milliseconds_until(passing_on_->at));
@@ -144,9 +146,18 @@ class Supervisor {
   }
 
   void handle_signal(int signal) {
-    if (signal == SIGCHLD) return reap_workers();
+    if (signal == SIGCHLD) {
+      reap_workers();
+      reap_orphans([this](pid_t pid) { return pid == guard_.pid() || (group_ && group_->has_process(pid)); });
+      return;
+    }
     const bool may_repeat = signal == SIGTERM || signal == SIGINT;
     const bool stops = signal != SIGUSR1 && signal != SIGUSR2;
+    if (may_repeat) {
+      // The same request once more, such as that of GNU timeout to the launcher and to its process group.
+      if (told_at_ && Clock::now() - *told_at_ < util::kOneRequest) return;
+      told_at_ = Clock::now();
+    }
     if (running() == 0) {
       const bool gathers = !group_ && !rendezvous_->outcome();
       // Otherwise only output is left, and its reader does not take it.
@@ -195,7 +206,7 @@ class Supervisor {
       }
     }
     const std::optional<WorkerEnd> culprit = judge(ended).culprit;
-    if (culprit && kind_of(*culprit) != EndKind::kPeerLost) stop_workers(reason(*culprit));
+    if (culprit && kind_of(*culprit) != EndKind::kPeerLost) stop_workers({reason(*culprit)});
   }
 
   void pass_on_reports() {
@@ -250,14 +261,16 @@ class Supervisor {
     group_->send_to_all(SIGTERM);
   }
 
-  void stop_workers(const std::string reason) {
+  void stop_workers(const StopReason reason) {
     stop_.reset();
     tell_of_lost_peers();
     if (stopping_ || running() == 0) return;
-    util::log_warning(concat(reason, ": stopping ", running(), group_->size() == running() ? "" : " other",
+    util::log_warning(concat(reason.text, ": stopping ", running(),
+                             group_->size() == running() ? "" : " other",
                              running() == 1 ? " worker" : " workers", ", which will be killed in ",
                              options_.shutdown_timeout_seconds, " seconds (--shutdown-timeout)"));
     stopping_ = true;
+    if (reason.is_failure) group_->mark_told_after_failure();
     group_->send_to_all(SIGTERM);
     start_clock();
   }
@@ -324,14 +337,13 @@ class Supervisor {
       util::log_error(concat("rank ", end.rank, " says: ", end.message));
     }
     const bool alone = options_.nproc_per_node == 1 && !options_.is_multi_node();
-    util::log_error(
-        concat(name_of(end), alone ? " failed: it " : " failed first: it ", ending(end.status),
-               end.status.signal == SIGKILL ? ", as the kernel does when memory runs out" : "",
-               options_.max_restarts > 0
-                   ? concat(", after ", options_.max_restarts,
-                            options_.max_restarts == 1 ? " restart" : " restarts", " (--max-restarts)")
-                   : "",
-               end.log_path.empty() ? "" : "; its output is in " + end.log_path));
+    util::log_error(concat(name_of(end), alone ? " failed: it " : " failed first: it ", ending(end.status),
+                           end.status.signal == SIGKILL ? ", as the kernel does when memory runs out" : "",
+                           options_.max_restarts > 0
+                               ? concat(", after ", restarts_, restarts_ == 1 ? " restart" : " restarts",
+                                        " of ", options_.max_restarts, " (--max-restarts)")
+                               : "",
+                           end.log_path.empty() ? "" : "; its output is in " + end.log_path));
   }
 
   int running() const { return group_ ? group_->running() : 0; }
@@ -342,10 +354,12 @@ class Supervisor {
   RunFolder folder_;
   OrphanGuard guard_;
   std::unique_ptr<Rendezvous> rendezvous_;
-  std::unique_ptr<WorkerGroup> group_;  ///< of the present round
-  int ends_seen_ = 0;                   ///< how often workers were found to have ended
-  bool stopping_ = false;               ///< the workers were told to end, for any reason
-  int told_to_stop_ = 0;                ///< the first SIGINT or SIGTERM; another one kills
+  std::unique_ptr<WorkerGroup> group_;        ///< of the present round
+  int restarts_ = 0;                          ///< of all workers, before the present round
+  int ends_seen_ = 0;                         ///< how often workers were found to have ended
+  bool stopping_ = false;                     ///< the workers were told to end, for any reason
+  int told_to_stop_ = 0;                      ///< the first SIGINT or SIGTERM; another one kills
+  std::optional<Clock::time_point> told_at_;  ///< by one of these, for the last time
   bool warned_of_console_ = false;
   std::optional<Clock::time_point> kill_at_;
   /// An action that is taken unless the workers are stopped before.

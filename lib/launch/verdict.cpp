@@ -69,11 +69,14 @@ nlohmann::json to_json(const Standing& standing) {
           {"seconds", standing.seconds}};
 }
 
-bool was_preempted(const WorkerEnd& end) { return end.status.code() == util::kExitPreempted; }
+bool was_preempted(const WorkerEnd& end) {
+  return end.status.code() == util::kExitPreempted && !end.told_after_failure;
+}
 
 EndKind kind_of(const WorkerEnd& end) {
   const int code = end.status.code();
   if (code == 0 || was_preempted(end)) return EndKind::kFinished;
+  if (code == util::kExitPreempted) return EndKind::kStopped;
   // A shell around the real worker reports the signal as an exit code.
   if (end.stop_signals_sent.contains(code - 128)) return EndKind::kStopped;
   if (code == static_cast<int>(util::ErrorKind::kPeerLost)) return EndKind::kPeerLost;
@@ -90,6 +93,13 @@ Verdict judge(const std::vector<WorkerEnd>& ends) {
     return {.exit_code = first->status.code(), .culprit = *first};
   }
   return {.exit_code = preempted ? util::kExitPreempted : 0};
+}
+
+bool may_end_differently(const Verdict& verdict) {
+  if (!verdict.culprit || kind_of(*verdict.culprit) != EndKind::kFailed) return true;
+  const ExitStatus& status = verdict.culprit->status;
+  return status.signal != 0 || (status.exit_code != static_cast<int>(util::ErrorKind::kUsage) &&
+                                status.exit_code != static_cast<int>(util::ErrorKind::kDiverged));
 }
 
 std::string ending(const ExitStatus& status) {

@@ -45,6 +45,7 @@ struct WorkerEnd {
   ExitStatus status;
   int round = 0;                      ///< equal for ends seen at the same time, higher for later ones
   std::set<int> stop_signals_sent{};  ///< by the launcher, to end it
+  bool told_after_failure = false;    ///< the launcher told it to end because another worker or node failed
   std::string host{};
   std::vector<std::string> last_lines{};  ///< of its output
   std::string message{};                  ///< from its error file
@@ -56,12 +57,13 @@ struct WorkerEnd {
 enum class EndKind {
   kFailed,    ///< of its own accord: a cause
   kPeerLost,  ///< exit code 5, which a worker returns when another one is gone: a consequence
-  kStopped,   ///< by a signal that the launcher sent: a consequence
+  kStopped,   ///< by a signal that the launcher sent, or with 75 after another's failure: a consequence
   kFinished,  ///< exit code 0, or 75: pre-empted, after saving if there was anything to save
 };
 
 EndKind kind_of(const WorkerEnd& end);
-/// Exit code 75.
+/// Exit code 75, by a request from outside: 75 after the failure of another worker means only that the rest was
+/// stopped, and a batch system that takes it for a saved run would start the failure again for ever.
 bool was_preempted(const WorkerEnd& end);
 
 struct Verdict {
@@ -76,6 +78,10 @@ struct Verdict {
 /// among ends of one round. Its exit code, or 128 + its signal, is the run's. If all finished: 75 if any was
 /// pre-empted, else 0. Also 75 if one was pre-empted and the others only lost it.
 Verdict judge(const std::vector<WorkerEnd>& ends);
+
+/// Whether all workers may be started again after this verdict. Exit codes 2 (command line or config) and 8
+/// (diverged) would come again.
+bool may_end_differently(const Verdict& verdict);
 
 /// "ended with exit code 3", "was ended by SIGKILL".
 std::string ending(const ExitStatus& status);

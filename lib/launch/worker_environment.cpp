@@ -13,6 +13,7 @@
 
 #include "launch/descriptor.h"
 #include "launch/orphan_guard.h"
+#include "launch/token.h"
 #include "util/error.h"
 
 namespace fsdp::launch {

@@ -44,9 +44,6 @@ std::string line_prefix(int rank);
 std::vector<std::string> worker_environment(const NodePlacement& placement, const WorkerPlace& worker,
                                             const std::vector<std::string>& inherited);
 
-/// The token that protects the nodes of a run from strangers (see coordinator_server.h).
-inline constexpr const char* kTokenVariable = "FSDP_LAUNCH_TOKEN";
-
 /// The number of the descriptor through which a worker and its launcher talk.
 inline constexpr const char* kChannelVariable = "FSDP_LAUNCH_CHANNEL";
 

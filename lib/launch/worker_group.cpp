@@ -21,11 +21,14 @@ namespace {
 /// Of a program, from a slow disk too; signals are held back no longer.
 constexpr std::chrono::seconds kLongestLoading{5};
 
-/// A worker's share of all cores, or of those to which it and other workers are bound.
+/// A worker's share of all cores, or of those to which it and other workers are bound; no more than its share of the
+/// time that control groups allow.
 int share_of_cores(const std::vector<std::vector<int>>& cpus, size_t index) {
+  const int share = available_cores() / static_cast<int>(cpus.size());
   const auto& own = cpus[index];
-  const auto sharers = static_cast<int>(std::ranges::count(cpus, own));
-  return (own.empty() ? available_cores() : static_cast<int>(own.size())) / sharers;
+  if (own.empty()) return share;
+  const int bound = static_cast<int>(own.size()) / static_cast<int>(std::ranges::count(cpus, own));
+  return util::cpu_quota() ? std::min(share, bound) : bound;
 }
 
 /// The launcher's end, which does not block, and the worker's.
@@ -160,6 +163,11 @@ std::vector<WorkerGroup::Line> WorkerGroup::take_lines() {
   return lines;
 }
 
+bool WorkerGroup::has_process(pid_t pid) const {
+  return std::ranges::any_of(workers_,
+                             [&](const Worker& each) { return each.is_running && each.pid == pid; });
+}
+
 std::vector<WorkerEnd> WorkerGroup::reap(int round) {
   std::vector<WorkerEnd> ended;
   for (Worker& worker : workers_) {
@@ -174,6 +182,7 @@ std::vector<WorkerEnd> WorkerGroup::reap(int round) {
                   .status = *status,
                   .round = round,
                   .stop_signals_sent = worker.stop_signals_sent,
+                  .told_after_failure = worker.told_after_failure,
                   .host = host_,
                   .log_path = pump_.log_path(worker.local_rank),
                   .incarnation = worker.incarnation};
@@ -218,6 +227,10 @@ void WorkerGroup::send(Worker& worker, int signal) {
 
 void WorkerGroup::send_to_all(int signal) {
   for (Worker& worker : workers_) send(worker, signal);
+}
+
+void WorkerGroup::mark_told_after_failure() {
+  for (Worker& worker : workers_) worker.told_after_failure |= worker.is_running;
 }
 
 bool WorkerGroup::may_send(const Worker& worker, int signal) const {

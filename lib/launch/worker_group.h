@@ -58,6 +58,8 @@ class WorkerGroup {
   std::vector<Line> take_lines();
 
   int running() const { return running_; }
+  /// Whether the process is a worker that has not been reaped.
+  bool has_process(pid_t pid) const;
   int size() const { return placement_.workers_per_node; }
   OutputPump& pump() { return pump_; }
 
@@ -69,6 +71,8 @@ class WorkerGroup {
   std::vector<std::string> names_of_running() const;
 
   void send_to_all(int signal);
+  /// The workers that still run are about to be told to end because another one, or a node, has failed.
+  void mark_told_after_failure();
   /// Sends to all workers a signal that the launcher has received. For a worker that was started less than five
   /// seconds ago and would be ended by the signal, it is held back for send_waiting(): a program handles signals
   /// only once it has been loaded, and then it can save or report that there was nothing to save.
@@ -90,6 +94,7 @@ class WorkerGroup {
     std::vector<int> waiting{};  ///< signals held back
     bool is_running = false;
     std::set<int> stop_signals_sent{};
+    bool told_after_failure = false;
     WorkerEnd end{};
   };
 

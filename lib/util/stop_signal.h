@@ -2,18 +2,24 @@
 
 // Signals that ask a run to stop, which finishes its step and saves first.
 
+#include <chrono>
 #include <optional>
 
 namespace fsdp::util {
 
-/// While one exists, the first SIGTERM, SIGINT or SIGUSR1 is only recorded. At most one object per process;
-/// the destructor restores the former handlers. A program whose exit code depends on the signal must not
-/// destroy it, or a signal during its exit would kill it.
+/// Signals that come within this time are one request to stop: GNU timeout signals the program and then its
+/// process group, and schedulers signal every process of a job, which then pass the signal on.
+inline constexpr std::chrono::milliseconds kOneRequest{1000};
+
+/// While one exists, the first SIGTERM, SIGINT, SIGHUP, SIGUSR1 or SIGUSR2 is only recorded; a SIGHUP that was
+/// ignored before (nohup) stays ignored. At most one object per process; the destructor restores the former
+/// handlers. A program whose exit code depends on the signal must not destroy it, or a signal during its exit
+/// would kill it.
 class StopSignal {
  public:
-  /// What another SIGTERM or SIGINT does. Under a launcher it may be the same signal again: SLURM and systemd
-  /// signal every process of a job, and the launcher forwards its own. It can be ignored there, since a
-  /// launcher kills processes that do not exit.
+  /// What another SIGTERM or SIGINT does after kOneRequest. Under a launcher it may be the same signal again:
+  /// SLURM and systemd signal every process of a job, and the launcher forwards its own. It can be ignored
+  /// there, since a launcher kills processes that do not exit.
   enum class Repeated {
     kEndsTheProcess,  ///< by the default action
     kIsIgnored,
@@ -35,7 +41,7 @@ class StopSignal {
   static void end_early();
 };
 
-/// "SIGTERM", "SIGINT", "SIGUSR1".
+/// "SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2".
 const char* stop_signal_name(int signal);
 
 }  // namespace fsdp::util

@@ -6,12 +6,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <exception>
 #include <fstream>
+#include <limits>
 #include <set>
 
 #include "util/error.h"
+#include "util/text.h"
 
 namespace fsdp::util {
 namespace {
@@ -28,6 +31,26 @@ int physical_cores() {
     cores.insert(siblings >> first ? first : cpu);
   }
   return std::max<int>(1, static_cast<int>(cores.size()));
+}
+
+/// Returns the number of cores whose time the group may take, or infinity. Version 2: "MICROSECONDS PERIOD" or "max PERIOD" in cpu.max.
+double quota_of(const std::filesystem::path& group) {
+  double quota = -1, period = 0;
+  if (std::ifstream file(group / "cpu.max"); file >> quota >> period) {
+    return quota > 0 && period > 0 ? quota / period : std::numeric_limits<double>::infinity();
+  }
+  std::ifstream(group / "cpu.cfs_quota_us") >> quota;
+  std::ifstream(group / "cpu.cfs_period_us") >> period;
+  return quota > 0 && period > 0 ? quota / period : std::numeric_limits<double>::infinity();
+}
+
+/// Returns the least quota of a group and the groups around it. A container may see its own group as the outermost one, under a
+/// path that does not exist inside.
+double least_quota(const std::filesystem::path& mount, const std::filesystem::path& group) {
+  double least = quota_of(mount);
+  std::filesystem::path at = mount;
+  for (const auto& part : group.relative_path()) least = std::min(least, quota_of(at /= part));
+  return least;
 }
 
 /// 0: not set. MKL reads a malformed value as one thread.
@@ -50,7 +73,28 @@ int threads_of_openmp() {
 std::string host_name() {
   char name[256] = "";
   ::gethostname(name, sizeof(name) - 1);
-  return *name ? name : "this machine";
+  return *name ? printable(name) : "this machine";
+}
+
+std::optional<int> cpu_quota(const std::filesystem::path& root) {
+  double least = std::numeric_limits<double>::infinity();
+  std::ifstream groups(root / "proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {  // "4:cpu,cpuacct:/a/b" of v1, "0::/a/b" of v2
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1),
+                      group = line.substr(second + 1);
+    const std::filesystem::path mounts = root / "sys/fs/cgroup";
+    if (controllers.empty()) {
+      for (const auto& mount : {mounts, mounts / "unified"})
+        least = std::min(least, least_quota(mount, group));
+    } else if (("," + controllers + ",").find(",cpu,") != std::string::npos) {
+      for (const auto& mount : {mounts / controllers, mounts / "cpu"})
+        least = std::min(least, least_quota(mount, group));
+    }
+  }
+  if (!std::isfinite(least)) return std::nullopt;
+  return std::max(1, static_cast<int>(std::min(least, double{1 << 20})));
 }
 
 std::optional<std::string> line_value(const std::filesystem::path& file, std::string_view name) {
@@ -105,7 +149,7 @@ int64_t minor_faults() {
 
 // MKL's rule, which libtorch follows.
 int default_compute_threads() {
-  const int cores = physical_cores();
+  const int allowed = physical_cores(), cores = std::min(allowed, cpu_quota().value_or(allowed));
   int threads = threads_of_mkl();
   if (threads == 0) threads = threads_of_openmp();
   if (threads == 0) return cores;

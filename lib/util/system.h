@@ -9,8 +9,12 @@
 
 namespace fsdp::util {
 
-/// The host's name, or "this machine" if it has none.
+/// The host's name, printable(), or "this machine" if it has none.
 std::string host_name();
+
+/// Number of cores' worth of time that the CPU quotas of this process's control groups (v1 and v2) allow, rounded
+/// down, at least 1; nothing without a quota. `root` contains proc/ and sys/.
+std::optional<int> cpu_quota(const std::filesystem::path& root = "/");
 
 /// The value of the first line "NAME : VALUE" of a file such as /proc/cpuinfo; nothing if there is none.
 std::optional<std::string> line_value(const std::filesystem::path& file, std::string_view name);
@@ -32,7 +36,8 @@ int64_t page_bytes();
 int64_t minor_faults();
 
 /// at::get_num_threads() for programs that do not load libtorch, as long as nothing has set that number:
-/// MKL_NUM_THREADS or OMP_NUM_THREADS, else one thread for each physical core that the process may run on.
+/// MKL_NUM_THREADS or OMP_NUM_THREADS, else one thread for each physical core that the process may run on, no more
+/// than cpu_quota() (train::prepare_device()).
 int default_compute_threads();
 
 }  // namespace fsdp::util

@@ -116,7 +116,7 @@ TEST_F(ConsoleOnAPipe, KeepsWhatASlowReaderDoesNotTake) {
     console.flush();  // would block for ever if it waited
   }
   EXPECT_TRUE(console.has_pending());
-  EXPECT_FALSE(console.has_room());
+  EXPECT_FALSE(console.out().takes_lines());
   std::vector<pollfd> entries;
   console.add_poll_entries(entries);
   EXPECT_EQ(entries.size(), 1u);
@@ -129,7 +129,36 @@ TEST_F(ConsoleOnAPipe, KeepsWhatASlowReaderDoesNotTake) {
   }
   got += read();
   EXPECT_TRUE(got == expected);
-  EXPECT_TRUE(console.has_room());
+  EXPECT_TRUE(console.out().takes_lines());
+}
+
+TEST_F(ConsoleOnAPipe, DropsAndCountsLinesWhileTheReaderTakesNothing) {
+  ConsoleStream stream(writer_.get());
+  const int worker = 0;
+  const std::string text(100000, 'x');
+  while (stream.takes_lines()) {
+    stream.line(&worker, "", text);
+    stream.flush();
+  }
+  EXPECT_GT(stream.milliseconds_to_stall(), 1000);
+  ::usleep(1000 * static_cast<useconds_t>(stream.milliseconds_to_stall() + 10));
+  ASSERT_TRUE(stream.takes_lines()) << "it no longer waits for the reader";
+  const size_t pending = stream.pending_bytes();
+  for (int i = 0; i < 7; ++i) stream.line(&worker, "", text);
+  EXPECT_EQ(stream.pending_bytes(), pending);
+  stream.line(nullptr, "", "the launcher's own");
+  std::string got;
+  while (stream.pending_bytes() > 0) {
+    got += read();
+    stream.flush();
+  }
+  stream.line(&worker, "", "the next");
+  stream.flush();
+  got += read();
+  EXPECT_NE(got.find("\nthe launcher's own\n"), std::string::npos);
+  EXPECT_NE(got.find("\nwarning: 7 lines are missing here, because the launcher's output was not read"),
+            std::string::npos);
+  EXPECT_TRUE(got.ends_with("\nthe next\n"));
 }
 
 TEST_F(ConsoleOnAPipe, GoesOnWithoutAReader) {

@@ -206,6 +206,35 @@ TEST_F(CoordinatorTest, RestartsAsOftenAsAllowed) {
   EXPECT_EQ(verdict(1).exit_code, 3);
 }
 
+TEST_F(CoordinatorTest, DoesNotRestartWhatWouldEndSoAgain) {
+  make({2, 2}, true, 3);
+  join(0, 0, 1);
+  join(1, 1, 1);
+  ends(0, 0, 8);
+  round_ended(0);
+  ends(1, 1, 143, {SIGTERM});
+  round_ended(1);
+  EXPECT_EQ(last(1), "finish");
+  EXPECT_EQ(verdict(1).exit_code, 8);
+}
+
+TEST_F(CoordinatorTest, TellsWhetherNodesStopForAFailure) {
+  make({2, 2}, true);
+  join(0, 0, 1);
+  join(1, 1, 1);
+  ends(0, 0, 3);
+  EXPECT_EQ(last(1), "stop");
+  EXPECT_TRUE(orders_[1].back().at("is_failure"));
+  make({2, 2}, true);
+  join(2, 0, 1);
+  join(3, 1, 1);
+  coordinator_->leave(2, SIGTERM, now_);
+  ends(2, 0, 75, {SIGTERM});
+  round_ended(2);
+  EXPECT_EQ(last(3), "stop");
+  EXPECT_FALSE(orders_[3].back().at("is_failure"));
+}
+
 TEST_F(CoordinatorTest, EndsTheRunWithALostNode) {
   make({2, 2}, true);
   join(0, 0, 1);

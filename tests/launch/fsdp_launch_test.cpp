@@ -5,14 +5,17 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include <chrono>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/program_path.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
+#include "util/stop_signal.h"
 
 namespace fsdp::launch {
 namespace {
@@ -236,12 +239,40 @@ TEST(FsdpLaunch, SavesAndStopsWhenToldTo) {
   EXPECT_THAT(result.out, AllOf(HasSubstr("[rank0] saved"), HasSubstr("[rank1] saved")));
 }
 
+TEST(FsdpLaunch, TakesSignalsWithinASecondForOneRequest) {
+  // GNU timeout signals the launcher, and then its process group.
+  std::vector<std::string> argv = command({"--nproc-per-node", "2"},
+                                          "trap 'sleep 0.3; echo saved; exit 75' TERM; echo ready $RANK; "
+                                          "while :; do sleep 0.05; done");
+  argv.insert(argv.begin(), {"timeout", "--preserve-status", "1"});
+  const ProgramResult result = run(argv);
+  EXPECT_EQ(result.exit_code, 75) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("[rank0] saved"), HasSubstr("[rank1] saved")));
+  EXPECT_THAT(result.err, Not(HasSubstr("again")));
+}
+
+TEST(FsdpLaunch, DoesNotKeepWorkersWaitingForAReaderThatHasStalled) {
+  testing::TemporaryFolder folder;
+  const std::string done = folder.path() / "done";
+  RunningProgram program(
+      command({"--log-dir", folder.path()},
+              "i=0; while [ $i -lt 40000 ]; do echo line $i is a line of fifty characters or more; "
+              "i=$((i + 1)); done; touch " +
+                  done));
+  ASSERT_TRUE(eventually([&] { return std::filesystem::exists(done); }, 40)) << "nothing has read its 2 MB";
+  const ProgramResult result = program.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("[rank0] line 0 is"), HasSubstr(" lines are missing here")));
+  EXPECT_THAT(folder.read("rank0.log"), HasSubstr("line 39999 is"));
+}
+
 TEST(FsdpLaunch, KillsAtOnceWhenToldTwice) {
   RunningProgram program(
       command({"--nproc-per-node", "2"}, "trap '' TERM INT; echo $RANK pid $$; while :; do sleep 0.1; done"));
   ASSERT_TRUE(program.wait_for("[rank0] 0 pid") && program.wait_for("[rank1] 1 pid"));
   program.send(SIGINT);
   ASSERT_TRUE(program.wait_for("received SIGINT"));
+  std::this_thread::sleep_for(util::kOneRequest + std::chrono::milliseconds(100));
   program.send(SIGTERM);
   const ProgramResult result = program.wait();
   EXPECT_EQ(result.exit_code, 137);

@@ -233,6 +233,14 @@ TEST_F(MembershipTest, DoesNotReadACheckpointWhileASilentNodeMayGoOn) {
   EXPECT_EQ(epoch().number, 2);
 }
 
+TEST_F(MembershipTest, DoesNotStartAReplicaAgainThatWouldEndSoAgain) {
+  start_all(3);
+  for (int rank = 0; rank < 6; ++rank) ended(rank, 8);
+  EXPECT_THAT(orders_, ::testing::Not(::testing::Contains(HasSubstr("start"))));
+  ASSERT_TRUE(verdict_);
+  EXPECT_EQ(verdict_->exit_code, 8);
+}
+
 TEST_F(MembershipTest, IsOverWhenAReplicaHasDoneAllSteps) {
   start_all(1);
   for (int rank : {0, 1, 2, 3, 4}) ended(rank, 0);

@@ -1,17 +1,22 @@
 // Several launchers of one run, on this machine: each is a node. tests/e2e has them on hosts of their own.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <atomic>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "launch/endpoint.h"
 #include "support/launched_nodes.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
@@ -23,6 +28,7 @@ namespace {
 using ::testing::AllOf;
 using testing::eventually;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 using ::testing::Not;
 using testing::process_runs;
 using testing::ProgramResult;
@@ -179,9 +185,13 @@ TEST_F(MultiNode, AsksForTheToken) {
   ASSERT_TRUE(eventually([&] { return std::filesystem::exists(file); }));
   EXPECT_EQ(std::filesystem::status(file).permissions(),
             std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
-  const ProgramResult without = start_static(1, 2, "true").wait();
+  const ProgramResult without = start_static(1, 2, "true", {"--rdzv-conf", "join_timeout=1"},
+                                             {.env = {{"FSDP_LAUNCH_TOKEN", "another"}}})
+                                    .wait();
   EXPECT_EQ(without.exit_code, 2);
-  EXPECT_THAT(without.err, HasSubstr("its token is not the run's"));
+  EXPECT_THAT(without.err,
+              HasSubstr("which is another one there; set the same FSDP_LAUNCH_TOKEN on all nodes"));
+  EXPECT_TRUE(first.wait_for("refused a connection from 127.0.0.1: it does not know the run's token"));
   RunningProgram& second =
       start_static(1, 2, "true", {}, {.env = {{"FSDP_LAUNCH_TOKEN", folder.read("token")}}});
   EXPECT_EQ(first.wait().exit_code, 0);
@@ -192,6 +202,133 @@ TEST_F(MultiNode, AsksForTheToken) {
       start_static(0, 2, "true", {"--rdzv-conf", util::concat("token_file=", file)}).wait();
   EXPECT_EQ(open.exit_code, 2);
   EXPECT_THAT(open.err, HasSubstr("chmod 600"));
+}
+
+TEST_F(MultiNode, NodesWithACommonHomeFolderShareATokenWithoutBeingTold) {
+  testing::TemporaryFolder home;
+  const testing::RunOptions at_home{.env = {{"XDG_CONFIG_HOME", home.path()}}};
+  RunningProgram& second = start_static(1, 2, "true", {}, at_home);
+  RunningProgram& first = start_static(0, 2, "true", {}, at_home);
+  EXPECT_EQ(first.wait().exit_code, 0) << first.err();
+  EXPECT_EQ(second.wait().exit_code, 0) << second.err();
+  const std::string file = home.path() / "fsdp" / "launch-token";
+  EXPECT_EQ(std::filesystem::status(file).permissions(),
+            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  EXPECT_EQ(std::filesystem::file_size(file), 32u);
+  // Where the home folder is not shared, the remedy is named; or the network is trusted in so many words.
+  const testing::RunOptions elsewhere{.env = {{"XDG_CONFIG_HOME", home.path() / "elsewhere"}}};
+  RunningProgram& host = start_static(0, 2, "true", {}, at_home);
+  const ProgramResult lost =
+      start_static(1, 2, "true", {"--rdzv-conf", "join_timeout=0.5"}, elsewhere).wait();
+  EXPECT_EQ(lost.exit_code, 6);
+  EXPECT_THAT(lost.err,
+              AllOf(HasSubstr("there is no token file"), HasSubstr("set the same FSDP_LAUNCH_TOKEN")));
+  host.send(SIGTERM);
+  EXPECT_EQ(host.wait().exit_code, 143);
+  const Options trusting{"--rdzv-conf", "trust_network=true"};
+  RunningProgram& third = start_static(0, 2, "true", trusting, at_home);
+  EXPECT_EQ(start_static(1, 2, "true", trusting, elsewhere).wait().exit_code, 0);
+  EXPECT_EQ(third.wait().exit_code, 0);
+}
+
+TEST_F(MultiNode, AStrangerIsToldNothingAndCannotJoinAsASpareNode) {
+  RunningProgram& first =
+      start_elastic("1:2", "echo ready; sleep 2", {"--rdzv-conf", "last_call_timeout=0.1"});
+  ASSERT_TRUE(first.wait_for("ready"));
+  const std::string node =
+      R"("node":{"host":"evil","pid":1,"node_rank":0,"workers":1,"is_host":false,"address":"","again":false},)"
+      R"("terms":{"version":3,"run_id":"run7","min":1,"max":2,"is_static":false,"max_restarts":0,"replica_size":0,)"
+      R"("min_replicas":1}})";
+  const std::string hello = "{\"type\":\"hello\",\"nonce\":\"00\"}\n";
+  // To what is sent at first, and to what is sent after that.
+  const auto answers_to = [&](const std::string& text, const std::string& next = "") {
+    const int fd = connect_to_port();
+    ::send(fd, text.data(), text.size(), MSG_NOSIGNAL);
+    std::string answer(4096, '\0');
+    answer.resize(static_cast<size_t>(std::max<ssize_t>(0, ::recv(fd, answer.data(), answer.size(), 0))));
+    ::send(fd, next.data(), next.size(), MSG_NOSIGNAL);
+    std::string rest(4096, '\0');
+    const ssize_t count = next.empty() ? 0 : ::recv(fd, rest.data(), rest.size(), 0);
+    ::close(fd);
+    return answer + (count > 0 ? "told more: " + rest.substr(0, static_cast<size_t>(count)) : "");
+  };
+  EXPECT_EQ(answers_to("{\"type\":\"join\",\"token\":\"\"," + node + "\n"), "");
+  EXPECT_EQ(answers_to("{\"type\":\"join\",\"proof\":\"\"," + node + "\n"), "");
+  EXPECT_EQ(answers_to(std::string(300000, '[')), "");
+  const std::string nested =
+      "{\"type\":\"join\",\"proof\":" + std::string(7000, '[') + std::string(7000, ']') + "}\n";
+  for (const std::string& next : {"{\"type\":\"join\",\"proof\":\"\"," + node + "\n", nested, hello}) {
+    EXPECT_THAT(answers_to(hello, next),
+                MatchesRegex("\\{\"nonce\":\"[0-9a-f]*\",\"type\":\"challenge\",\"version\":3\\}\n"));
+  }
+  const ProgramResult result = first.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, Not(HasSubstr("has joined")));
+}
+
+TEST_F(MultiNode, WhoeverListensInPlaceOfTheHostCannotEndANode) {
+  std::optional<Descriptor> listener = listen_at("127.0.0.1", port_);
+  ASSERT_TRUE(listener);
+  RunningProgram& node = start_static(1, 2, "true");
+  const std::string challenge = "{\"type\":\"challenge\",\"version\":3,\"nonce\":\"00\"}\n",
+                    ending = R"("proof":"00","why":"leave","verdict":{"exit_code":1,"cause":"leave"}})";
+  for (const std::string& text :
+       {"{\"type\":\"refuse\"," + ending + "\n", "{\"type\":\"finish\"," + ending + "\n",
+        challenge + "{\"type\":\"refuse\"," + ending + "\n",
+        challenge + "{\"type\":\"finish\"," + ending + "\n",
+        challenge + "{\"type\":\"welcome\",\"silence_seconds\":1," + ending + "\n",
+        "{\"type\":" + std::string(7000, '[') + "\n", std::string(1 << 20, '[')}) {
+    std::string from;
+    std::optional<Descriptor> peer;
+    ASSERT_TRUE(eventually([&] { return (peer = accept_from(*listener, from)).has_value(); }));
+    ::fcntl(peer->get(), F_SETFL, 0);
+    char hello[256];
+    EXPECT_GT(::recv(peer->get(), hello, sizeof(hello), 0), 0);
+    ::send(peer->get(), text.data(), text.size(), MSG_NOSIGNAL);
+    while (::recv(peer->get(), hello, sizeof(hello), 0) > 0) {
+    }
+  }
+  listener.reset();
+  EXPECT_EQ(start_static(0, 2, "true").wait().exit_code, 0);
+  EXPECT_EQ(node.wait().exit_code, 0) << node.err();
+}
+
+TEST_F(MultiNode, EndsWellBesideHundredsOfHostileConnections) {
+  RunningProgram& first = start_static(0, 2, kTellPlace + "; sleep 2");
+  ::close(connect_to_port());
+  std::atomic<bool> ended = false;
+  std::vector<std::thread> crowd;
+  for (int number = 0; number < 4; ++number) {
+    crowd.emplace_back([&, number] {
+      const std::string texts[] = {"", std::string(100000, '['), "{\"type\":\"hello\",\"nonce\":\"0\"}\n",
+                                   "{\"type\":\"join\"}\n"};
+      std::vector<int> open;
+      for (size_t i = 0; !ended; ++i) {
+        const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        sockaddr_in address{};
+        address.sin_family = AF_INET;
+        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        address.sin_port = htons(static_cast<uint16_t>(port_));
+        if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
+          const std::string& text = texts[(i + static_cast<size_t>(number)) % std::size(texts)];
+          ::send(fd, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+        }
+        open.push_back(fd);
+        if (open.size() < 100) continue;  // 400 of them all the time
+        ::close(open.front());
+        open.erase(open.begin());
+        ::usleep(1000);
+      }
+      for (const int fd : open) ::close(fd);
+    });
+  }
+  ::usleep(300000);
+  RunningProgram& second = start_static(1, 2, kTellPlace + "; sleep 2");
+  EXPECT_EQ(second.wait().exit_code, 0) << second.err();
+  EXPECT_EQ(first.wait().exit_code, 0) << first.err();
+  ended = true;
+  for (std::thread& each : crowd) each.join();
+  EXPECT_LT(first.err().size(), 20000u) << "refusals are logged with a limit";
 }
 
 TEST_F(MultiNode, StopsAllNodesWhenOneIsToldTo) {

@@ -23,6 +23,16 @@ std::vector<LogicalCpu> sixteen_cpus() {
   return cpus;
 }
 
+TEST(AvailableCores, AreNoMoreThanTheQuotaOfTheControlGroup) {
+  testing::TemporaryFolder root;
+  EXPECT_GE(available_cores(root.path()), 1);
+  std::filesystem::create_directories(root.path() / "proc/self");
+  std::filesystem::create_directories(root.path() / "sys/fs/cgroup");
+  root.write("proc/self/cgroup", "0::/\n");
+  root.write("sys/fs/cgroup/cpu.max", "100000 100000\n");
+  EXPECT_EQ(available_cores(root.path()), 1);
+}
+
 TEST(CpuBinding, BindsNobodyUnlessAsked) {
   EXPECT_EQ(bind_workers(NumaBinding::kNone, sixteen_cpus(), {}, 2), (Cpus{{}, {}}));
 }

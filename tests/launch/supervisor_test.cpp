@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -187,6 +188,18 @@ TEST(Supervisor, TellsTheOthersToStopAfterOneThatWasToldAlone) {
   EXPECT_LT(outcome.seconds, 10);
 }
 
+TEST(Supervisor, SaysNothingOfASaveWhenTheOthersStopAfterALostPeer) {
+  LaunchOptions options =
+      shells(2,
+             "echo attempt; [ $RANK = 0 ] && { sleep 0.2; exit 5; }; trap 'exit 75' TERM; "
+             "while :; do sleep 0.05; done");
+  options.max_restarts = 1;
+  const Outcome outcome = launch_captured(options);
+  EXPECT_EQ(outcome.exit_code, 5) << "with 75 a batch system would start the failure again for ever";
+  EXPECT_EQ(lines_of(outcome.out).count("[rank0] attempt"), 2u);
+  EXPECT_THAT(last_line(outcome.err), HasSubstr("rank 0"));
+}
+
 TEST(Supervisor, KillsAWorkerThatIgnoresBeingTold) {
   LaunchOptions options =
       shells(2, "trap '' TERM; [ $RANK = 0 ] && { sleep 0.2; exit 4; }; while :; do sleep 0.1; done");
@@ -216,6 +229,17 @@ TEST(Supervisor, KillsWhatAWorkerLeavesBehind) {
   EXPECT_TRUE(testing::eventually([&] { return !testing::process_runs(grandchild); }));
 }
 
+TEST(Supervisor, ReapsOrphansThatBecomeItsChildren) {
+  // As a process with the number 1 has them, in a container.
+  ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+  const Outcome outcome = launch_captured(shells(
+      1,
+      "orphan=$(sh -c 'sleep 0.2 >/dev/null 2>&1 & echo $!'); sleep 0.2; for i in 1 2 3 4 5 6 7 8 9; do "
+      "[ -e /proc/$orphan ] || { echo reaped; break; }; sleep 0.2; done"));
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
+  EXPECT_EQ(outcome.out, "[rank0] reaped\n");
+}
+
 TEST(Supervisor, EndsADaemonThatAWorkerStarted) {
   const Outcome outcome = launch_captured(shells(1, "setsid sleep 100 & echo $!; sleep 0.2"));
   EXPECT_EQ(outcome.exit_code, 0);
@@ -243,7 +267,19 @@ TEST(Supervisor, GivesUpAfterTheLastRestart) {
   const Outcome outcome = launch_captured(options);
   EXPECT_EQ(outcome.exit_code, 3);
   EXPECT_EQ(lines_of(outcome.out).count("[rank0] attempt"), 3u);
-  EXPECT_THAT(last_line(outcome.err), HasSubstr("exit code 3, after 2 restarts"));
+  EXPECT_THAT(last_line(outcome.err), HasSubstr("exit code 3, after 2 restarts of 2"));
+}
+
+TEST(Supervisor, DoesNotStartAgainWhatWouldEndSoAgain) {
+  for (const int code : {2, 8}) {
+    LaunchOptions options = shells(1, util::concat("echo attempt; exit ", code));
+    options.max_restarts = 2;
+    const Outcome outcome = launch_captured(options);
+    EXPECT_EQ(outcome.exit_code, code);
+    EXPECT_EQ(outcome.out, "[rank0] attempt\n");
+    EXPECT_THAT(outcome.err, HasSubstr("is not restarted (--max-restarts)"));
+    EXPECT_THAT(last_line(outcome.err), HasSubstr("after 0 restarts of 2"));
+  }
 }
 
 TEST(Supervisor, DoesNotStartAgainWhatSavedAndStopped) {

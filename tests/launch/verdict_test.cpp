@@ -39,6 +39,24 @@ TEST(Verdict, TakesALostPeerAsAConsequenceOfItsPreemption) {
   EXPECT_EQ(judge({exited(0, 6, 1), exited(1, 75, 2)}).exit_code, 6);
 }
 
+TEST(Verdict, TakesAStopAfterAFailureForNoPreemption) {
+  WorkerEnd stopped = exited(1, 75, 2, {SIGTERM});
+  stopped.told_after_failure = true;
+  const Verdict verdict = judge({exited(0, 5, 1), stopped});
+  EXPECT_EQ(verdict.exit_code, 5) << "nothing was saved, and a batch system would queue the job again";
+  EXPECT_TRUE(verdict.is_failure());
+  EXPECT_EQ(kind_of(stopped), EndKind::kStopped);
+  EXPECT_FALSE(was_preempted(stopped));
+}
+
+TEST(Verdict, ExpectsAnotherEndOfAllButMistakesAndDivergence) {
+  for (const int code : {1, 3, 4, 5, 6, 7, 130})
+    EXPECT_TRUE(may_end_differently(judge({exited(0, code, 1)}))) << code;
+  for (const int code : {2, 8}) EXPECT_FALSE(may_end_differently(judge({exited(0, code, 1)}))) << code;
+  EXPECT_TRUE(may_end_differently(judge({killed(0, 2, 1), exited(1, 2, 2)}))) << "a signal is no exit code";
+  EXPECT_TRUE(may_end_differently({.exit_code = 2, .cause = "lost a node"}));
+}
+
 TEST(Verdict, NamesTheFirstThatFailed) {
   const Verdict verdict = judge({exited(3, 7, 2), exited(2, 4, 1), exited(0, 1, 3)});
   EXPECT_EQ(verdict.exit_code, 4);

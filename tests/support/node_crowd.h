@@ -22,6 +22,7 @@
 #include "launch/endpoint.h"
 #include "launch/message.h"
 #include "launch/poller.h"
+#include "launch/token.h"
 #include "util/error.h"
 #include "util/limits.h"
 
@@ -56,7 +57,7 @@ class NodeCrowd {
             "--rdzv-id",
             kRun,
             "--rdzv-conf",
-            "keep_alive_max_attempt=100000,join_timeout=" + join_timeout,
+            "trust_network=true,keep_alive_max_attempt=100000,join_timeout=" + join_timeout,
             "--nproc-per-node",
             std::to_string(plan.workers),
             "--",
@@ -68,11 +69,12 @@ class NodeCrowd {
     const launch::NodeInfo node{
         .host = "crowd", .pid = pid, .node_rank = node_rank, .workers = plan_.workers};
     const launch::RunTerms terms{.run_id = kRun, .nodes = {plan_.nodes, plan_.nodes}};
-    add(address(1, node_rank), node_rank,
-        launch::line_of({{"type", "join"},
-                         {"token", ""},
-                         {"node", launch::to_message(node)},
-                         {"terms", launch::to_message(terms)}}));
+    const launch::Nonces nonces{.node = launch::new_secret()};
+    Member& member =
+        add(address(1, node_rank), node_rank, launch::line_of({{"type", "hello"}, {"nonce", nonces.node}}));
+    member.nonces = nonces;
+    member.join = {
+        {"type", "join"}, {"node", launch::to_message(node)}, {"terms", launch::to_message(terms)}};
   }
   /// Something else, at 127.2.0.0, that sends this line.
   void add_stranger(const std::string& line) { add(address(2, 0), -1, line); }
@@ -143,13 +145,15 @@ class NodeCrowd {
     bool congested = true;
     bool has_started = false;
     launch::NodePlacement placement{};  ///< then
+    launch::Nonces nonces{};
+    launch::Message join{};  ///< without its proof
   };
 
   static in_addr_t address(uint32_t net, int number) {
     return htonl((uint32_t{127} << 24) + (net << 16) + static_cast<uint32_t>(number));
   }
 
-  void add(in_addr_t from, int node_rank, const std::string& line) {
+  Member& add(in_addr_t from, int node_rank, const std::string& line) {
     launch::Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const int yes = 1;
     ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
@@ -168,6 +172,7 @@ class NodeCrowd {
     member.socket.set_longest_line(1 << 20);
     member.socket.send(line);
     poller_.watch(member.socket.fd(), static_cast<int>(members_.size()) - 1, /*for_sending=*/true);
+    return member;
   }
 
   void update(int number) {
@@ -184,7 +189,11 @@ class NodeCrowd {
   void hear(Member& member, const std::string& line) {
     const launch::Message message = launch::parse_message(line).value();
     const std::string type = message.at("type");
-    if (type == "start") {
+    if (type == "challenge") {
+      member.nonces.coordinator = message.at("nonce");
+      member.join["proof"] = launch::proof_of_node("", member.nonces);
+      member.socket.send(launch::line_of(member.join));
+    } else if (type == "start") {
       member.placement = launch::placement_from(message.at("placement"));
       member.has_started = true;
       ++started_;

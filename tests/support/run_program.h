@@ -180,6 +180,12 @@ class RunningProgram {
       const std::string text = *entry;
       if (!options_.env.contains(text.substr(0, text.find('=')))) entries.push_back(text);
     }
+    // The token that launchers make for all runs of a user is none of the tests' business.
+    if (std::getenv("XDG_CONFIG_HOME") == nullptr && !options_.env.contains("XDG_CONFIG_HOME")) {
+      const auto folder =
+          std::filesystem::temp_directory_path() / ("fsdp-test-config-" + std::to_string(::getuid()));
+      entries.push_back("XDG_CONFIG_HOME=" + folder.string());
+    }
     for (const auto& [name, value] : options_.env) {
       if (value) entries.push_back(name + "=" + *value);
     }

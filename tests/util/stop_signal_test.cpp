@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <chrono>
+#include <thread>
+
 namespace fsdp::util {
 namespace {
 
@@ -13,6 +16,32 @@ TEST(StopSignal, RemembersTheFirstSignal) {
   EXPECT_EQ(StopSignal::received(), SIGUSR1);
   raise(SIGUSR1);
   EXPECT_EQ(StopSignal::received(), SIGUSR1);
+}
+
+TEST(StopSignal, TakesEverySignalThatTellsARunToStop) {
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2}) {
+    StopSignal stop;
+    raise(signal);
+    EXPECT_EQ(StopSignal::received(), signal);
+  }
+}
+
+TEST(StopSignal, LeavesAHangupIgnoredUnderNohup) {
+  auto* before = signal(SIGHUP, SIG_IGN);
+  {
+    StopSignal stop;
+    raise(SIGHUP);
+    EXPECT_FALSE(StopSignal::received().has_value());
+  }
+  signal(SIGHUP, before);
+}
+
+TEST(StopSignal, TakesSignalsWithinASecondForOneRequest) {
+  StopSignal stop;
+  raise(SIGTERM);
+  raise(SIGTERM);
+  raise(SIGINT);
+  EXPECT_EQ(StopSignal::received(), SIGTERM) << "GNU timeout signals a program and its process group";
 }
 
 TEST(StopSignal, RestoresWhatWasBefore) {
@@ -67,6 +96,7 @@ TEST(StopSignalDeathTest, ASecondTermEndsTheProcess) {
   auto twice = [](int first, int second) {
     StopSignal stop;
     raise(first);
+    std::this_thread::sleep_for(kOneRequest + std::chrono::milliseconds(100));
     raise(second);
     std::exit(0);
   };

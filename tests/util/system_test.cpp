@@ -5,6 +5,10 @@
 #include <sys/utsname.h>
 
 #include <cstring>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
 
 #include "support/temporary_folder.h"
 
@@ -30,6 +34,40 @@ TEST(HostName, IsTheKernels) {
   utsname names{};
   ASSERT_EQ(::uname(&names), 0);
   EXPECT_EQ(host_name(), *names.nodename ? std::string(names.nodename) : "this machine");
+}
+
+std::optional<int> quota_with(const std::map<std::string, std::string>& files) {
+  testing::TemporaryFolder root;
+  for (const auto& [path, text] : files) {
+    std::filesystem::create_directories((root.path() / path).parent_path());
+    root.write(path, text);
+  }
+  return cpu_quota(root.path());
+}
+
+TEST(CpuQuota, IsThatOfControlGroupsOfBothVersions) {
+  EXPECT_EQ(quota_with({}), std::nullopt);
+  EXPECT_EQ(quota_with({{"proc/self/cgroup", "0::/a/b\n"}, {"sys/fs/cgroup/a/b/cpu.max", "max 100000\n"}}),
+            std::nullopt);
+  EXPECT_EQ(quota_with({{"proc/self/cgroup", "0::/a/b\n"}, {"sys/fs/cgroup/a/b/cpu.max", "350000 100000\n"}}),
+            3);
+  EXPECT_EQ(quota_with({{"proc/self/cgroup", "0::/a/b\n"},
+                        {"sys/fs/cgroup/a/cpu.max", "50000 100000\n"},
+                        {"sys/fs/cgroup/a/b/cpu.max", "max 100000\n"}}),
+            1)
+      << "of the group around it, at least one";
+  EXPECT_EQ(
+      quota_with({{"proc/self/cgroup", "0::/docker/7\n"}, {"sys/fs/cgroup/cpu.max", "200000 100000\n"}}), 2)
+      << "a container may see its own group as the outermost one";
+  const std::string v1 = "12:memory:/a\n4:cpu,cpuacct:/a\n";
+  EXPECT_EQ(quota_with({{"proc/self/cgroup", v1},
+                        {"sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "400000\n"},
+                        {"sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us", "100000\n"}}),
+            4);
+  EXPECT_EQ(quota_with({{"proc/self/cgroup", v1},
+                        {"sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "-1\n"},
+                        {"sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us", "100000\n"}}),
+            std::nullopt);
 }
 
 TEST(ProcessMemory, ThePeakStaysWhenMemoryIsGivenBack) {

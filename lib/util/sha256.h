@@ -1,0 +1,17 @@
+#pragma once
+
+// SHA-256 (FIPS 180-4) and HMAC with it (RFC 2104), for proofs that a process knows a secret.
+
+#include <string>
+#include <string_view>
+
+namespace fsdp::util {
+
+/// In lower-case hexadecimal digits.
+std::string sha256(std::string_view text);
+std::string hmac_sha256(std::string_view key, std::string_view text);
+
+/// Whether two texts are equal. Takes the same time wherever they differ.
+bool same_secret(std::string_view a, std::string_view b);
+
+}  // namespace fsdp::util
