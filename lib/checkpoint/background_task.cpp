@@ -34,12 +34,7 @@ bool BackgroundTask::done_everywhere(std::chrono::milliseconds patience) {
 void BackgroundTask::join() {
   while (!done_everywhere(kBetweenMeetings)) {
   }
-  comm::agree(communicator_, purpose_, [&] { body_.get(); });
-}
-
-void agree_in_background(comm::Communicator& communicator, const std::string& purpose,
-                         std::function<void()> body) {
-  BackgroundTask(communicator, purpose, std::move(body)).join();
+  comm::agree_at_once(communicator_, purpose_, [&] { body_.get(); });
 }
 
 }  // namespace fsdp::checkpoint

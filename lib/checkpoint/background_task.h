@@ -38,8 +38,4 @@ class BackgroundTask {
   std::future<void> body_;
 };
 
-/// comm::agree() for bodies that may take long.
-void agree_in_background(comm::Communicator& communicator, const std::string& purpose,
-                         std::function<void()> body);
-
 }  // namespace fsdp::checkpoint

@@ -186,14 +186,14 @@ SavedCheckpoint save_full(const SaveRequest& request, const std::vector<shard::T
     });
     Transfer(held, tensors, communicator).run(file.get());
     FileEntry entry;
-    agree_in_background(communicator, kFullPurpose, [&] {
+    comm::agree(communicator, kFullPurpose, [&] {
       if (first)
         entry = write_named(folder / kFullFileName, [&](const fs::path&) {
           file->finish();
           if (request.in_the_middle) request.in_the_middle();
         });
     });
-    agree_in_background(communicator, kFullPurpose, [&] {
+    comm::agree(communicator, kFullPurpose, [&] {
       if (first) saved = commit(request, whole_manifest(request, std::move(held), std::move(entry)), folder);
     });
   });

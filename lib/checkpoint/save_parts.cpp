@@ -214,11 +214,15 @@ void or_remove_folder(comm::Communicator& communicator, const fs::path& folder,
   try {
     part();
   } catch (const util::Error& error) {
-    bool all_here = error.kind() != ErrorKind::kPeerLost && error.kind() != ErrorKind::kTimeout;
-    std::error_code ignored;
-    if (communicator.rank() == 0 && all_here && !fs::exists(folder / kManifestName, ignored)) {
+    const bool all_here = error.kind() != ErrorKind::kPeerLost && error.kind() != ErrorKind::kTimeout;
+    const bool on_every_rank = dynamic_cast<const comm::AgreedError*>(&error) != nullptr;
+    const auto remove = [&] {
+      std::error_code ignored;
+      if (communicator.rank() != 0 || fs::exists(folder / kManifestName, ignored)) return;
       fs::remove_all(folder, ignored);
-    }
+    };
+    if (all_here && on_every_rank) comm::agree(communicator, "removal of a checkpoint that failed", remove);
+    if (all_here && !on_every_rank) remove();
     throw;
   }
 }

@@ -9,7 +9,6 @@
 #include <numeric>
 
 #include "comm/memory_operations.h"
-#include "util/limits.h"
 #include "util/text.h"
 
 namespace fsdp::comm {
@@ -127,29 +126,6 @@ std::string first_text(Communicator& communicator, const std::string& text, cons
   if (communicator.rank() == first) std::memcpy(bytes.data_ptr(), text.data(), text.size());
   communicator.broadcast(bytes, first, site)->wait();
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
-}
-
-void agree(Communicator& communicator, const std::string& purpose, const std::function<void()>& body) {
-  // One character for the kind, then the message; empty when all went well.
-  std::string outcome;
-  try {
-    body();
-  } catch (const std::exception& error) {
-    const util::Error brief = util::without_backtrace(error);
-    outcome = static_cast<char>('0' + brief.exit_code()) + std::string(brief.what());
-  }
-  const std::string first = first_text(communicator, outcome, {.unit = purpose});
-  if (first.empty()) return;
-  at::Tensor failures = at::zeros({communicator.world_size()}, at::kByte);
-  failures[communicator.rank()] = outcome.empty() ? 0 : 1;
-  communicator.all_reduce(failures, ReduceOp::kMax, {.unit = purpose})->wait();
-  std::vector<std::string> failed;
-  for (int rank = 0; rank < communicator.world_size(); ++rank) {
-    if (failures.const_data_ptr<uint8_t>()[rank] != 0) failed.push_back(std::to_string(rank));
-  }
-  const bool all = failed.size() == static_cast<size_t>(communicator.world_size());
-  throw AgreedError(static_cast<util::ErrorKind>(first.front() - '0'),
-                    first.substr(1) + (all ? "" : " (on rank " + util::join(failed, ", ") + ")"));
 }
 
 std::unique_ptr<Work> SingleCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,

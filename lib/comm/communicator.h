@@ -220,9 +220,14 @@ std::vector<std::string> all_gather_text(Communicator& communicator, const std::
 /// and, if there is a text, broadcasts of it.
 std::string first_text(Communicator& communicator, const std::string& text, const CallSite& site);
 
-/// Runs `body` on every rank. If it throws on any rank, every rank throws an AgreedError with the kind and the
-/// message of the lowest failing rank, followed by the list of failing ranks unless all failed. Collective: no
-/// rank is left waiting for one that has failed.
+/// Runs `body` on every rank, in the calling thread. If it throws on any rank, every rank throws an AgreedError with
+/// the kind and the message of the lowest failing rank, followed by the list of failing ranks unless all failed.
+/// Collective: no rank is left waiting for one that has failed. A body may take longer than the time-out of a
+/// collective, such as one that reads or deletes files on a slow disk: meanwhile the ranks meet twice a second, so
+/// that it is not mistaken for a lost peer. Requires: the body issues no collectives.
 void agree(Communicator& communicator, const std::string& purpose, const std::function<void()>& body);
+
+/// agree() for a body that issues collectives itself, or is known to be short. The ranks meet only after it.
+void agree_at_once(Communicator& communicator, const std::string& purpose, const std::function<void()>& body);
 
 }  // namespace fsdp::comm

@@ -1,6 +1,7 @@
 #include "comm/launch_environment.h"
 
 #include <charconv>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -18,16 +19,21 @@ std::optional<std::string> variable(const char* name) {
   return std::string(value);
 }
 
-std::optional<int> integer_variable(const char* name, int least, int most) {
+std::optional<int64_t> number_variable(const char* name, int64_t least, int64_t most) {
   auto text = variable(name);
   if (!text) return std::nullopt;
-  int value = 0;
+  int64_t value = 0;
   auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
   if (error != std::errc() || end != text->data() + text->size() || value < least || value > most) {
     util::fail(util::ErrorKind::kUsage, "environment variable ", name, ": expected an integer from ", least,
                " to ", most, "; found \"", *text, "\" (start the processes with fsdp-launch or torchrun)");
   }
   return value;
+}
+
+std::optional<int> integer_variable(const char* name, int least, int most) {
+  const auto value = number_variable(name, least, most);
+  return value ? std::optional(static_cast<int>(*value)) : std::nullopt;
 }
 
 constexpr int kMostRanks = 1 << 20;
@@ -84,6 +90,16 @@ LaunchEnvironment from_torchrun() {
   return environment;
 }
 
+constexpr int64_t kMostSlurmId = std::numeric_limits<uint32_t>::max();
+
+/// Whether this process belongs to a step that SLURM makes for a job's batch script or interactive shell (slurm.h:
+/// SLURM_BATCH_SCRIPT, SLURM_INTERACTIVE_STEP and others at the end of 32 bits). Its variables look like those of
+/// srun, but what the user starts there is one process.
+bool is_in_shell_of_slurm() {
+  constexpr int64_t kFirstSpecialStep = 0xfffffff0;
+  return number_variable("SLURM_STEP_ID", 0, kMostSlurmId).value_or(0) >= kFirstSpecialStep;
+}
+
 LaunchEnvironment from_srun() {
   LaunchEnvironment environment{.rank = required("SLURM_PROCID", 0, kMostRanks - 1),
                                 .world_size = required("SLURM_STEP_NUM_TASKS", 1, kMostRanks),
@@ -96,11 +112,12 @@ LaunchEnvironment from_srun() {
   }
   // Different ports for jobs that share a node, the same port for all tasks of a job.
   constexpr int kFirstPort = 20000, kPorts = 12000;
-  const auto job = integer_variable("SLURM_JOB_ID", 0, std::numeric_limits<int>::max());
-  const auto step = integer_variable("SLURM_STEP_ID", 0, std::numeric_limits<int>::max());
+  const auto job = number_variable("SLURM_JOB_ID", 0, kMostSlurmId);
+  const auto step = number_variable("SLURM_STEP_ID", 0, kMostSlurmId);
   constexpr int kStepsApart = 101;
   environment.master_port =
-      kFirstPort + (job.value_or(0) % kPorts + step.value_or(0) % kPorts * kStepsApart) % kPorts;
+      kFirstPort +
+      static_cast<int>((job.value_or(0) % kPorts + step.value_or(0) % kPorts * kStepsApart) % kPorts);
   return environment;
 }
 
@@ -122,7 +139,7 @@ LaunchEnvironment read_launch_environment() {
     environment = from_torchrun();
   } else if (variable("OMPI_COMM_WORLD_SIZE")) {
     environment = from_mpirun();
-  } else if (variable("SLURM_STEP_NUM_TASKS")) {
+  } else if (variable("SLURM_STEP_NUM_TASKS") && !is_in_shell_of_slurm()) {
     // Batch scripts have SLURM_PROCID and SLURM_NTASKS too, but only processes of srun have this one.
     environment = from_srun();
   } else {

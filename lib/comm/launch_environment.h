@@ -34,7 +34,7 @@ struct LaunchEnvironment {
 ///   TORCHELASTIC_USE_AGENT_STORE, TORCHELASTIC_RESTART_COUNT;
 /// - srun: SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NODEID, SLURM_STEP_TASKS_PER_NODE; the
 ///   master is the first host of SLURM_STEP_NODELIST, at a port made of SLURM_JOB_ID, unless MASTER_ADDR and
-///   MASTER_PORT say otherwise;
+///   MASTER_PORT say otherwise. The step of an interactive shell (salloc) is none;
 /// - Open MPI's mpirun: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; over several nodes MASTER_ADDR
 ///   too, except for communication over MPI.
 /// Without any of them, a world of one. Throws Error(kUsage) that names the variable, its value and the values

@@ -301,7 +301,7 @@ RunStore join_run_store(const LaunchEnvironment& environment, milliseconds timeo
     } catch (const std::exception& error) {
       std::string text = error.what();
       if (contains(text, "EADDRINUSE") || contains(text, "ddress already in use")) {
-        util::fail(ErrorKind::kUsage, "rendezvous: port ", environment.master_port,
+        util::fail(ErrorKind::kIo, "rendezvous: port ", environment.master_port,
                    " of this host is in use by another program; choose another with fsdp-launch "
                    "--master-port");
       }

@@ -23,8 +23,8 @@ using RunStore = c10::intrusive_ptr<c10d::Store>;
 /// Joins the store at MASTER_ADDR:MASTER_PORT (TCP), which rank 0 hosts unless the launcher does, and waits
 /// until all processes of the run have joined. Entries that earlier starts of the run left in a launcher's
 /// store are not visible; the store of an earlier rank 0 at the same address, which may be about to end, is
-/// left for the next. Throws Error(kTimeout) when not all arrive in time, Error(kUsage) when the address cannot
-/// be used.
+/// left for the next. Throws Error(kTimeout) when not all arrive in time, Error(kIo) when another program uses the
+/// port, Error(kUsage) when the address cannot be used.
 RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milliseconds timeout);
 
 /// Most of c10d's waits at the store end by its time-out; this is for those without one.

@@ -28,6 +28,12 @@ using checkpoint::Manifest;
 using shard::TensorSlice;
 using util::concat;
 
+namespace {
+
+constexpr const char* kRemoval = "removal of old checkpoints";
+
+}  // namespace
+
 Checkpointer::Checkpointer(const config::Config& config, const TrainingState& state,
                            comm::Communicator& communicator, Hooks hooks)
     : config_(config),
@@ -78,8 +84,10 @@ void Checkpointer::save_best(const RunPosition& position) {
 void Checkpointer::begin_save(const RunPosition& position, bool best) {
   const checkpoint::CheckpointOptions& options = config_.checkpoint;
   // Unlike failures of the save itself, this one ends the run: nothing that it saves would be found.
+  checkpoint::Retention kept;
   comm::agree(communicator_, "output folder", [&] {
     if (lock_) lock_->require_same_folder();
+    if (!verifies()) kept = retention();
   });
   step_being_saved_ = position.step;
   wants_save_ = false;
@@ -92,7 +100,7 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
                                     .training = training_record(config_, state_, position),
                                     .model = model_,
                                     .tree = tree_,
-                                    .retention = verifies() ? checkpoint::Retention{} : retention(),
+                                    .retention = kept,
                                     .in_the_middle = [this, step = position.step] {
                                       if (hooks_.in_the_middle) hooks_.in_the_middle(step);
                                     }};
@@ -169,6 +177,11 @@ void Checkpointer::settle_verification() {
 
 /// With checkpoint.verify_saved, older checkpoints stay until the new one is verified.
 void Checkpointer::prune() {
+  comm::agree(communicator_, kRemoval, [&] { remove_old(); });
+}
+
+/// On rank 0, not collective. Deleting may take longer than a collective waits.
+void Checkpointer::remove_old() {
   if (!is_first_rank()) return;
   try {
     for (const fs::path& removed : checkpoint::prune(output_folder(), retention())) {
@@ -204,15 +217,17 @@ void Checkpointer::succeeded(const checkpoint::SavedCheckpoint& saved) {
 
 /// The previous best is kept until the new one is marked.
 void Checkpointer::mark_best(int64_t step) {
-  if (!is_first_rank()) return;
-  try {
-    // The checkpoint of a step that was resumed from another folder is not here.
-    if (!fs::exists(output_folder() / checkpoint::step_folder_name(step))) return;
-    checkpoint::mark_best(output_folder(), step);
-    prune();
-  } catch (const util::Error& error) {
-    say(concat("step ", step, " is not marked as the best checkpoint: ", error.what()), /*warning=*/true);
-  }
+  comm::agree(communicator_, "mark of the best checkpoint", [&] {
+    if (!is_first_rank()) return;
+    try {
+      // The checkpoint of a step that was resumed from another folder is not here.
+      if (!fs::exists(output_folder() / checkpoint::step_folder_name(step))) return;
+      checkpoint::mark_best(output_folder(), step);
+      remove_old();
+    } catch (const util::Error& error) {
+      say(concat("step ", step, " is not marked as the best checkpoint: ", error.what()), /*warning=*/true);
+    }
+  });
 }
 
 checkpoint::Retention Checkpointer::retention() const {

@@ -114,6 +114,7 @@ class Checkpointer {
   void begin_verification(const std::filesystem::path& folder);
   void settle_verification();
   void prune();
+  void remove_old();
   bool verifies() const { return config_.checkpoint.verify_saved == checkpoint::VerifySaved::kBackground; }
   void mark_best(int64_t step);
   checkpoint::Retention retention() const;

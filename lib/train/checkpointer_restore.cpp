@@ -161,7 +161,7 @@ bool Checkpointer::load_chosen(const Choice& choice) {
 void Checkpointer::leave_damaged(const fs::path& folder, const std::vector<std::string>& files,
                                  const std::string& cause) {
   fs::path aside;
-  checkpoint::agree_in_background(communicator_, "damaged checkpoint", [&] {
+  comm::agree(communicator_, "damaged checkpoint", [&] {
     if (!is_first_rank()) return;
     const std::string seen = checkpoint::damage_in(
         folder, [&](const auto& name) { return std::find(files.begin(), files.end(), name) != files.end(); });

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <thread>
@@ -25,6 +26,7 @@
 #include "util/gpu_data_sheets.h"
 #include "util/log.h"
 #include "util/parallel.h"
+#include "util/system.h"
 
 namespace fsdp::train {
 
@@ -74,7 +76,15 @@ void explain_nondeterminism(const c10::Error& error) {
       what.substr(0, end), " has none; replace the operation, or leave the key out");
 }
 
+/// libtorch takes a thread for each core, though a control group may give the process the time of fewer.
+void keep_to_cpu_quota() {
+  if (std::getenv("OMP_NUM_THREADS") != nullptr || std::getenv("MKL_NUM_THREADS") != nullptr) return;
+  const auto quota = util::cpu_quota();
+  if (quota && *quota < at::get_num_threads()) at::set_num_threads(*quota);
+}
+
 c10::Device prepare_device(const config::TrainingOptions& training, int local_rank, bool warns) {
+  keep_to_cpu_quota();
   set_float32_matmul_precision(training.float32_matmul_precision);
   set_deterministic(training.deterministic);
   const c10::Device device = training_device(training.device, local_rank);

@@ -85,25 +85,11 @@ class BroadcastWeights final : public shard::ParameterSource {
   void read(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,
             const at::Tensor& out) override {
     const int64_t numel = parameter.tensor.numel();
-    // The last element says whether rank 0 has failed, which saves a collective for each parameter.
-    at::Tensor sent = at::empty({numel + 1}, at::kFloat);
-    at::Tensor whole = sent.narrow(0, 0, numel);
-    float& failed = sent.data_ptr<float>()[numel];
-    std::exception_ptr failure;
-    if (communicator_->rank() == 0) {
-      try {
-        source_->read(parameter, {{0, numel}}, whole);
-      } catch (const std::exception&) {
-        failure = std::current_exception();
-      }
-      failed = failure ? 1 : 0;
-    }
-    communicator_->broadcast(sent, /*root=*/0, {.unit = parameter.name})->wait();
-    if (failed != 0) {
-      comm::agree(*communicator_, "initial weights", [&] {
-        if (failure) std::rethrow_exception(failure);
-      });
-    }
+    at::Tensor whole = at::empty({numel}, at::kFloat);
+    comm::agree(*communicator_, "initial weights", [&] {
+      if (communicator_->rank() == 0) source_->read(parameter, {{0, numel}}, whole);
+    });
+    communicator_->broadcast(whole, /*root=*/0, {.unit = parameter.name})->wait();
     util::for_each_part(parts, out, [&whole](const util::Rectangle& part, const at::Tensor& values) {
       values.view({part.height(), part.length()}).copy_(util::rectangle_view(whole, part));
     });
@@ -114,6 +100,27 @@ class BroadcastWeights final : public shard::ParameterSource {
       if (communicator_->rank() == 0) source_->read_buffer(buffer);
     });
     communicator_->broadcast(buffer.tensor, /*root=*/0, {.unit = buffer.name})->wait();
+  }
+
+ private:
+  std::unique_ptr<shard::ParameterSource> source_;
+  std::shared_ptr<comm::Communicator> communicator_;
+};
+
+/// Weights that every rank reads by itself. Disks are uneven, so the ranks meet while they read (comm::agree()).
+class PatientWeights final : public shard::ParameterSource {
+ public:
+  PatientWeights(std::unique_ptr<shard::ParameterSource> source,
+                 std::shared_ptr<comm::Communicator> communicator)
+      : source_(std::move(source)), communicator_(std::move(communicator)) {}
+
+  void read(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,
+            const at::Tensor& out) override {
+    comm::agree(*communicator_, "initial weights", [&] { source_->read(parameter, parts, out); });
+  }
+
+  void read_buffer(const shard::NamedTensor& buffer) override {
+    comm::agree(*communicator_, "initial weights", [&] { source_->read_buffer(buffer); });
   }
 
  private:
@@ -273,8 +280,9 @@ std::unique_ptr<shard::ParameterSource> initial_weights(const nn::ModelOptions& 
     config::require_same_model(options, options.init_from);
     source = stored_weights(options, checkpoint::open_weights(options.init_from));
   });
-  if (options.init_broadcast) source = broadcast_weights(std::move(source), std::move(communicator));
-  return source;
+  if (options.init_broadcast) return broadcast_weights(std::move(source), std::move(communicator));
+  if (options.init_from.empty()) return source;
+  return std::make_unique<PatientWeights>(std::move(source), std::move(communicator));
 }
 
 }  // namespace fsdp::train

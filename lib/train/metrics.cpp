@@ -149,7 +149,12 @@ MetricsFile::MetricsFile(const fs::path& folder, const KeptMetrics& kept, const 
   if (formats.tensorboard) tensorboard_.emplace(folder / "tensorboard", kept.resumed_step);
 }
 
+void MetricsFile::finish() const {
+  if (last_.valid()) last_.wait();
+}
+
 bool MetricsFile::ends_with(int64_t step, const char* key) const {
+  finish();
   std::istringstream lines(last_lines(path()).text);
   for (std::string line; std::getline(lines, line);) {
     const auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
@@ -201,9 +206,11 @@ nlohmann::ordered_json validation_line(int64_t step, const Validation& validatio
 }
 
 void MetricsFile::write_line(const nlohmann::ordered_json& line) {
-  file_.append(line.dump() + "\n");
-  if (csv_) csv_->append(csv_row(line));
-  if (tensorboard_) tensorboard_->write(line["step"].get<int64_t>(), scalars_of(line));
+  last_ = writer_.add([this, line] {
+    file_.append(line.dump() + "\n");
+    if (csv_) csv_->append(csv_row(line));
+    if (tensorboard_) tensorboard_->write(line["step"].get<int64_t>(), scalars_of(line));
+  });
 }
 
 }  // namespace fsdp::train

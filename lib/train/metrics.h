@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -13,6 +14,7 @@
 #include "train/slow_ranks.h"
 #include "train/tensorboard.h"
 #include "util/cuda.h"
+#include "util/work_queue.h"
 
 namespace fsdp::train {
 
@@ -65,6 +67,7 @@ struct MetricsFormats {
 /// The line of a validation.
 nlohmann::ordered_json validation_line(int64_t step, const Validation& validation);
 
+/// Lines are written by a thread: rank 0 would otherwise keep the other ranks waiting while a disk stalls.
 class MetricsFile {
  public:
   /// Opens folder/metrics.jsonl. Lines that are not `kept` are dropped: the run writes them again. A run that
@@ -72,11 +75,17 @@ class MetricsFile {
   /// metrics.csv; a table with other columns is put aside too.
   MetricsFile(const std::filesystem::path& folder, const KeptMetrics& kept,
               const MetricsFormats& formats = {});
+  ~MetricsFile() { finish(); }
+  MetricsFile(const MetricsFile&) = delete;
+  MetricsFile& operator=(const MetricsFile&) = delete;
 
   /// A line that cannot be written, because the disk is full, is left out; the first of several such lines
   /// brings a warning. The run is worth more than its log.
   void write(const StepMetrics& metrics);
   void write_validation(const nlohmann::ordered_json& line) { write_line(line); }
+
+  /// Returns when all lines are written.
+  void finish() const;
 
   /// Whether there is a line of that step with that key, such as "loss", among the last.
   bool ends_with(int64_t step, const char* key) const;
@@ -89,6 +98,8 @@ class MetricsFile {
   RecordFile file_;
   std::optional<RecordFile> csv_;
   std::optional<TensorBoardFile> tensorboard_;
+  std::future<void> last_;           ///< of the line that was added last
+  util::WorkQueue<void> writer_{1};  ///< ends first
 };
 
 }  // namespace fsdp::train

@@ -206,7 +206,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
   const plan::PassDevice device =
       communicator->device().is_cpu() ? plan::PassDevice::kCpu : plan::PassDevice::kOfConfig;
   parts.checkpointing = sized.activation_checkpointing = checkpointing_of(sized, mesh, device);
-  comm::agree(*communicator, "sharding the model", [&] {
+  comm::agree_at_once(*communicator, "sharding the model", [&] {
     const shard::Materialize materialize{weights, communicator->device()};
     shard::ShardOptions options = config::shard_options(config);
     options.parts = parts.layers;

@@ -47,6 +47,7 @@ RunSummary Trainer::run() {
     save_if(/*due=*/true, /*best=*/false);
     checkpointer_->finish();
   }
+  finish_metrics();
   communicator_->barrier({.unit = "end of the run"});
   checkpointer_->require_last_save();
   progress_.finish_line();
@@ -217,9 +218,17 @@ void Trainer::save_if(bool due, bool best) {
   due = due || checkpointer_->wants_save();
   if (!due && !best) return checkpointer_->poll();
   position_.training_seconds = training_seconds();
+  finish_metrics();
   faults_.at(FaultPlace::kSave, position_.step);
   progress_.begin("saving", position_.step);
   best ? checkpointer_->save_best(position_) : checkpointer_->save(position_);
+}
+
+/// A checkpoint is not older than the metrics of its step, which a run that resumes from it keeps.
+void Trainer::finish_metrics() {
+  comm::agree(*communicator_, "metrics", [&] {
+    if (metrics_) metrics_->finish();
+  });
 }
 
 void Trainer::compare_ranks() {

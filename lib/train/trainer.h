@@ -107,6 +107,7 @@ class Trainer {
   /// The file of logging.memory_snapshot, written when the GPU's memory is full.
   std::filesystem::path memory_snapshot() const;
   void save_if(bool due, bool best);
+  void finish_metrics();
   void report(const StepResult& result, double lr);
   /// Collective.
   void compare_ranks();

@@ -108,6 +108,28 @@ TEST(LaunchEnvironment, TakesABatchScriptForAWorldOfOne) {
   EXPECT_EQ(read_with({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "0"}}).world_size, 1);
 }
 
+TEST(LaunchEnvironment, TakesAnInteractiveShellOfSlurmForAWorldOfOne) {
+  for (const char* step : {"4294967290", "4294967291"}) {
+    const LaunchEnvironment environment = read_with({{"SLURM_PROCID", "0"},
+                                                     {"SLURM_STEP_NUM_TASKS", "2"},
+                                                     {"SLURM_LOCALID", "0"},
+                                                     {"SLURM_NODEID", "0"},
+                                                     {"SLURM_JOB_ID", "7"},
+                                                     {"SLURM_STEP_ID", step}});
+    EXPECT_EQ(environment.world_size, 1);
+    EXPECT_FALSE(environment.has_launcher) << "a shell kills nobody that does not end";
+  }
+  // Numbers of jobs have 32 bits too.
+  EXPECT_EQ(read_with({{"SLURM_PROCID", "0"},
+                       {"SLURM_STEP_NUM_TASKS", "2"},
+                       {"SLURM_LOCALID", "0"},
+                       {"SLURM_JOB_ID", "4000000000"},
+                       {"SLURM_STEP_ID", "0"}})
+                .master_port,
+            20000 + 4000000000 % 12000);
+  expect_refused({{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_STEP_ID", "4294967296"}}, "SLURM_STEP_ID");
+}
+
 TEST(LaunchEnvironment, ReadsWhatMpirunSets) {
   LaunchEnvironment environment = read_with({{"OMPI_COMM_WORLD_RANK", "1"},
                                              {"OMPI_COMM_WORLD_SIZE", "2"},

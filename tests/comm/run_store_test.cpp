@@ -420,7 +420,7 @@ TEST(RunStore, NamesAPortThatIsInUse) {
     join(environment);
     ADD_FAILURE() << "two at one port";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), util::ErrorKind::kIo);
     EXPECT_NE(std::string(error.what()).find(std::to_string(environment.master_port)), std::string::npos)
         << error.what();
   }

@@ -153,7 +153,7 @@ TEST_F(LaunchFaults, PortInUseIsSaid) {
   const std::string port = std::to_string(ntohs(address.sin6_port));
   const ProgramResult result = testing::run(endless_run({"--master-port", port}), kOptions);
   ::close(fd);
-  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_EQ(result.exit_code, 7) << result.err;
   EXPECT_THAT(result.err, HasSubstr("port " + port));
 }
 

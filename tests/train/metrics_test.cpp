@@ -37,6 +37,7 @@ TEST(MetricsFile, WritesOneObjectAStepWithTheAgreedKeys) {
               .hfu = 0.6,
               .peak_tflops = 2});
   file.write_validation(validation_line(1, {.loss = 2.25, .samples = 1, .tokens = 8, .bytes = 16}));
+  file.finish();
   auto steps = metrics_with(file.path(), "loss");
   ASSERT_EQ(steps.size(), 1u);
   for (const char* key :
@@ -59,6 +60,7 @@ TEST(MetricsFile, DropsStepsThatAreDoneAgainAndTornLines) {
   std::ofstream(folder / "metrics.jsonl", std::ios::app) << "{\"step\": 6, \"lo";
   MetricsFile resumed(folder.path(), {.resumed_step = 3});
   resumed.write({.step = 4});
+  resumed.finish();
   auto steps = metrics_with(resumed.path(), "step");
   ASSERT_EQ(steps.size(), 4u);
   EXPECT_EQ(steps.back()["step"], 4);
@@ -102,6 +104,7 @@ TEST(MetricsFile, WritesTheSameNumbersAsATable) {
   std::ofstream(folder / "metrics.csv", std::ios::app) << "12";  // torn, where 12 was not all of it
   MetricsFile resumed(folder.path(), {.resumed_step = 3}, {.csv = true});
   resumed.write_validation(validation_line(4, with_loss(0.0)));
+  resumed.finish();
   auto lines = lines_of(folder / "metrics.csv");
   ASSERT_EQ(lines.size(), 5u);
   EXPECT_TRUE(lines[0].starts_with("step,loss,grad_norm,lr,tokens,tokens_per_second,")) << lines[0];
@@ -137,6 +140,7 @@ TEST(MetricsFile, HasTheMemoryOfAGpuWhereThereIsOne) {
   memory.peak_reserved_bytes = 7;
   memory.retries = 2;
   file.write({.step = 2, .gpu = memory});
+  file.finish();
   const auto lines = lines_of(file.path());
   EXPECT_EQ(lines[0].find("gpu"), std::string::npos);
   EXPECT_NE(lines[1].find(
@@ -153,6 +157,7 @@ TEST(MetricsFile, HasTheSlowestRankWhereRanksAreCompared) {
   const RankFactor slowest{.rank = 3, .host = "node-b", .factor = 2.5};
   file.write({.step = 2, .slowest = slowest});
   file.write({.step = 3, .slowest = slowest, .slow = slowest});
+  file.finish();
   const auto lines = lines_of(file.path()), rows = lines_of(folder / "metrics.csv");
   EXPECT_EQ(lines[0].find("slow"), std::string::npos);
   EXPECT_TRUE(lines[1].ends_with("\"slowest_rank\":3,\"slowest_rank_factor\":2.5}")) << lines[1];
