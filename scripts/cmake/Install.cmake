@@ -28,12 +28,21 @@ install(FILES "${PROJECT_BINARY_DIR}/fsdpConfig.cmake" "${PROJECT_BINARY_DIR}/fs
               "${PROJECT_SOURCE_DIR}/scripts/cmake/Libtorch.cmake"
               "${PROJECT_SOURCE_DIR}/scripts/cmake/Plugin.cmake" DESTINATION ${package_dir} COMPONENT development)
 
-# Programs look for libtorch in the prefix alone.
+# Programs look for libtorch in the prefix alone, and those of the build folder by links in the same places: a run path for
+# the build that is changed at the installation would be padded by CMake with empty elements, and the loader takes those for
+# the current folder.
 get_property(programs DIRECTORY "${PROJECT_SOURCE_DIR}/apps" PROPERTY BUILDSYSTEM_TARGETS)
+set(build_prefix "${PROJECT_BINARY_DIR}")
+if(CMAKE_RUNTIME_OUTPUT_DIRECTORY)
+  cmake_path(GET CMAKE_RUNTIME_OUTPUT_DIRECTORY PARENT_PATH build_prefix)
+endif()
+file(MAKE_DIRECTORY "${build_prefix}/lib/fsdp")
+file(CREATE_LINK "${FSDP_LIBTORCH_DIR}" "${build_prefix}/${libtorch_dir}" SYMBOLIC)
+file(CREATE_LINK "${arrow_dir}" "${build_prefix}/${arrow_install_dir}" SYMBOLIC)
 foreach(program IN LISTS programs)
   get_target_property(type ${program} TYPE)
   if(type STREQUAL "EXECUTABLE")
-    set_target_properties(${program} PROPERTIES
+    set_target_properties(${program} PROPERTIES BUILD_WITH_INSTALL_RPATH ON
       INSTALL_RPATH "$ORIGIN/../${libtorch_dir}/torch/lib;$ORIGIN/../${libtorch_dir}/nvidia/cu13/lib;$ORIGIN/../${arrow_install_dir}")
     install(TARGETS ${program} RUNTIME DESTINATION bin COMPONENT programs)
   endif()
