@@ -18,6 +18,7 @@
 #include "util/error.h"
 #include "util/log.h"
 #include "util/progress_bar.h"
+#include "util/system.h"
 #include "util/text.h"
 
 namespace fsdp::apps {
@@ -30,7 +31,10 @@ void print(std::string_view text) {
   }
 }
 
-int default_threads() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
+int default_threads() {
+  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  return std::min(cores, util::cpu_quota().value_or(cores));
+}
 
 std::string format_names() { return "One of: " + util::join(data::token_format_names(), ", "); }
 

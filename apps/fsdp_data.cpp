@@ -5,6 +5,7 @@
 
 #include "cli/program.h"
 #include "cli/usage_error.h"
+#include "data/lost_pages.h"
 #include "data_commands.h"
 #include "util/error.h"
 
@@ -36,6 +37,7 @@ int main(int argc, char** argv) {
   fsdp::apps::add_convert(app, run);
   fsdp::apps::add_decode(app, run);
   if (const auto code = fsdp::cli::parse(app, page, argc, argv)) return *code;
+  fsdp::data::exit_at_lost_pages();
   return fsdp::util::run_guarded([&run] {
     return fsdp::cli::run_command(
         [&run] {

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <functional>
 #include <iostream>
@@ -22,6 +23,7 @@
 #include "config/print.h"
 #include "config/value.h"
 #include "config_words.h"
+#include "data/lost_pages.h"
 #include "early_environment.h"
 #include "launch/worker_channel.h"
 #include "plan/text.h"
@@ -155,6 +157,8 @@ int train(const config::Config& config, const comm::LaunchEnvironment& environme
           const std::string& resume_command) {
   util::limit_permissions(config.checkpoint.permissions);
   using Repeated = util::StopSignal::Repeated;
+  // Output that nobody reads any more is no reason to lose what is trained: the run goes on without it.
+  std::signal(SIGPIPE, SIG_IGN);
   // Never destroyed: a signal that comes while the process ends must not change its exit code.
   new util::StopSignal(environment.has_launcher ? Repeated::kIsIgnored : Repeated::kEndsTheProcess);
   const bool first = environment.rank == 0;
@@ -488,6 +492,7 @@ int main(int argc, char** argv) {
     if (code != 0) return code;
   }
   if (command) return util::run_guarded([&] { return run_command(*config, command); });
+  data::exit_at_lost_pages();
   util::MappedAllocator::install();
   return util::run_guarded([&] {
     check_plan_options(app, arguments);

@@ -112,8 +112,9 @@ int calibrate(const DoctorArguments& arguments) {
   const auto communicator = comm::make_communicator(environment, config.comm, nullptr, {}, device);
   const simulate::Calibration calibration = doctor::calibrate(
       config, *communicator, {.local_world_size = environment.local_world_size}, arguments.links_only);
-  if (environment.rank == 0) cli::print(doctor::write_calibration(arguments.calibration, calibration));
-  communicator->barrier({.unit = "end of the calibration"});
+  comm::agree(*communicator, "end of the calibration", [&] {
+    if (environment.rank == 0) cli::print(doctor::write_calibration(arguments.calibration, calibration));
+  });
   return 0;
 }
 

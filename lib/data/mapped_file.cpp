@@ -25,6 +25,7 @@ MappedFile::MappedFile(std::string kind, const std::string& path) : kind_(std::m
 }
 
 MappedFile::~MappedFile() {
+  range_.reset();
   if (data_ != nullptr) ::munmap(const_cast<char*>(data_), static_cast<size_t>(size_bytes_));
   ::close(fd_);
 }
@@ -44,6 +45,7 @@ void MappedFile::map() {
            "put it on a file system that allows it, or raise the limit on memory (ulimit -v)");
   }
   data_ = static_cast<const char*>(address);
+  range_.emplace(data_, static_cast<size_t>(size_bytes_), kind_ + " " + path_);
 }
 
 int64_t MappedFile::current_size_bytes() const {

@@ -1,10 +1,13 @@
 #pragma once
 
 // A file mapped read-only. The descriptor stays open, so that the size can be checked again: access to a page
-// that a truncation has removed kills the process with SIGBUS.
+// that a truncation has removed ends the process (lost_pages.h).
 
 #include <cstdint>
+#include <optional>
 #include <string>
+
+#include "data/lost_pages.h"
 
 namespace fsdp::data {
 
@@ -38,6 +41,7 @@ class MappedFile {
   int fd_ = -1;
   const char* data_ = nullptr;
   int64_t size_bytes_ = 0;
+  std::optional<MappedRange> range_;
 };
 
 }  // namespace fsdp::data

@@ -1,26 +1,66 @@
 #include "data/output_file.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include "util/error.h"
 #include "util/file.h"
+#include "util/log.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;
 
 OutputFile::OutputFile(const fs::path& path) : path_(path), temporary_(path) {
   if (path_.has_parent_path()) util::make_writable_folder(path_.parent_path());
-  temporary_ += util::concat(".tmp-", ::getpid());
-  file_ = std::fopen(temporary_.c_str(), "w+be");
-  if (file_ == nullptr) fail_with_errno("open");
+  remove_abandoned();
+  temporary_ = util::temporary_name(path_);
+  for (struct stat status{}; status.st_nlink == 0;) {
+    lock_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (lock_ < 0) fail_with_errno("open");
+    // On a file system without locks, what is abandoned stays.
+    if (::flock(lock_, LOCK_EX) != 0 || ::fstat(lock_, &status) != 0) break;
+    if (status.st_nlink == 0) ::close(lock_);  // another process took it for abandoned, before it was locked
+  }
+  const int fd = ::fcntl(lock_, F_DUPFD_CLOEXEC, 0);
+  file_ = fd < 0 ? nullptr : ::fdopen(fd, "w+b");
+  if (file_ != nullptr) return;
+  const int cause = errno;
+  if (fd >= 0) ::close(fd);
+  ::close(lock_);
+  ::unlink(temporary_.c_str());
+  errno = cause;
+  fail_with_errno("open");
 }
 
 OutputFile::~OutputFile() {
   if (file_ != nullptr) std::fclose(file_);
   if (!committed_) ::unlink(temporary_.c_str());
+  ::close(lock_);
+}
+
+/// A file that no process has locked belongs to one that was killed.
+void OutputFile::remove_abandoned() const {
+  const std::string own = path_.filename().string();
+  std::error_code error;
+  const fs::path folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with(own + ".tmp-") || !util::is_temporary_name(name)) continue;
+    const int fd = ::open(entry->path().c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) continue;
+    if (::flock(fd, LOCK_EX | LOCK_NB) == 0 && ::unlink(entry->path().c_str()) == 0) {
+      util::log_info(util::concat("removed ", entry->path().string(),
+                                  ", left unfinished by a process that was stopped"));
+    }
+    ::close(fd);
+  }
 }
 
 void OutputFile::append(const void* data, int64_t bytes) {

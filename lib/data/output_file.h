@@ -9,8 +9,8 @@
 namespace fsdp::data {
 
 /// A file that appears under its name only when it is complete and on the disk. Not thread-safe. Destroyed
-/// before commit(), it leaves nothing behind and an older file of that name as it was. Failures are Errors of
-/// kind kIo.
+/// before commit(), it leaves nothing behind and an older file of that name as it was; temporary files for the same name
+/// that killed processes have left are removed. Failures are Errors of kind kIo.
 class OutputFile {
  public:
   /// Makes the folder of `path` when it does not exist, and a temporary file in it.
@@ -31,11 +31,13 @@ class OutputFile {
   void commit();
 
  private:
+  void remove_abandoned() const;
   [[noreturn]] void fail_with_errno(const char* action) const;
 
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   std::FILE* file_ = nullptr;  ///< null once finished
+  int lock_ = -1;              ///< of the temporary file, which shows others that it is in use
   bool committed_ = false;
 };
 
