@@ -88,6 +88,11 @@ void print_conversations(const std::string& path, int64_t tokens, int64_t conver
                      " of the assistant\n"));
 }
 
+void print_lengths(const data::ChatLengths& lengths) {
+  print(util::concat(lengths.text(), "\ndata.documents = \"split\" and data.sequence_length = ",
+                     std::max<int64_t>(lengths.longest() - 1, 1), " keep each in one row\n"));
+}
+
 struct ChatArguments {
   bool chat = false;
   data::ChatOptions options;
@@ -110,6 +115,12 @@ void add_chat_options(CLI::App* command, ChatArguments& arguments) {
                    "JSON object of more variables for the template, such as '{\"enable_thinking\": false}'")
       ->needs(chat)
       ->check(cli::not_empty());
+  command
+      ->add_flag(
+          "--spell-markers", arguments.options.spell_markers,
+          "Spell markers of the template, such as <|im_start|>, that the tokenizer has no token for as text, "
+          "for models that were trained so (OLMo 2); without it they are an error (exit code 3)")
+      ->needs(chat);
 }
 
 }  // namespace
@@ -188,9 +199,11 @@ void add_tokenize(CLI::App& app, Command& run) {
       if (!report.warning.empty()) util::log_warning(cli::with_flags(report.warning));
       if (arguments->chat.chat) {
         print_conversations(options.output, report.tokens, report.documents, report.assistant_tokens);
-        if (options.validation_output.empty()) return;
-        print_conversations(options.validation_output, report.validation_tokens, report.validation_documents,
-                            report.validation_assistant_tokens);
+        if (!options.validation_output.empty()) {
+          print_conversations(options.validation_output, report.validation_tokens,
+                              report.validation_documents, report.validation_assistant_tokens);
+        }
+        if (!report.lengths.empty()) print_lengths(report.lengths);
         return;
       }
       bool documents = options.format && data::has_documents(*options.format);

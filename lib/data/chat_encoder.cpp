@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "data/chat_markers.h"
 #include "data/chat_rows.h"
 #include "data/chat_source.h"
 #include "util/error.h"
@@ -76,8 +77,11 @@ void check_special_tokens(const ChatTemplateSource& source, const Tokenizer& tok
 
 class ChatEncoder final : public RowEncoder {
  public:
-  ChatEncoder(const Tokenizer& tokenizer, ChatTemplateSource source, const ChatOptions& options)
-      : tokenizer_(tokenizer), template_(std::move(source), options.threads, options.limits) {}
+  ChatEncoder(const Tokenizer& tokenizer, ChatTemplateSource source, const ChatOptions& options,
+              bool checks_markers)
+      : tokenizer_(tokenizer), template_(std::move(source), options.threads, options.limits) {
+    if (checks_markers) markers_ = std::make_unique<MarkerCheck>(tokenizer, template_.name());
+  }
 
   std::vector<std::string> columns() const override { return {"messages", "prompt", "completion", "tools"}; }
 
@@ -89,6 +93,12 @@ class ChatEncoder final : public RowEncoder {
       rendered = template_.render(row.messages, row.tools);
     } catch (const TemplateError& error) {
       throw RowError(util::concat("cannot be rendered: ", error.what()));
+    }
+    if (markers_) markers_->check(rendered.text, row.messages, row.tools);
+    if (!rendered.dropped_calls.empty()) {
+      throw RowError(util::concat("has tool_calls in message ", rendered.dropped_calls.front() + 1,
+                                  ", which the chat template ", template_.name(),
+                                  " does not write; choose a template that writes tool calls"));
     }
     std::vector<TextSpan> turns;
     for (const AssistantTurn& turn : rendered.turns) {
@@ -110,6 +120,7 @@ class ChatEncoder final : public RowEncoder {
  private:
   const Tokenizer& tokenizer_;
   ChatTemplate template_;
+  std::unique_ptr<MarkerCheck> markers_;  ///< null: markers may be spelled
 };
 
 class PlainEncoder final : public RowEncoder {
@@ -161,7 +172,8 @@ std::unique_ptr<RowEncoder> make_chat_encoder(const ChatOptions& options, const 
   ChatTemplateSource source =
       find_chat_template(options.chat_template, tokenizer_name, options.chat_variables);
   if (options.chat_variables.find("_token") == std::string::npos) check_special_tokens(source, tokenizer);
-  return std::make_unique<ChatEncoder>(tokenizer, std::move(source), options);
+  const bool checks_markers = !options.spell_markers && tokenizer_name != "bytes";
+  return std::make_unique<ChatEncoder>(tokenizer, std::move(source), options, checks_markers);
 }
 
 }  // namespace fsdp::data

@@ -15,6 +15,8 @@ namespace fsdp::data {
 struct ChatOptions {
   std::string chat_template = {};   ///< as find_chat_template() takes it
   std::string chat_variables = {};  ///< a JSON object; empty: none
+  /// Allows markers of the template that the tokenizer has no token for (chat_markers.h).
+  bool spell_markers = false;
   int threads = 1;
   ProcessLimits limits = {};
 };
@@ -22,7 +24,8 @@ struct ChatOptions {
 /// Rows of messages, or of prompt and completion, through a chat template; with kNoChatTemplate, prompts and their
 /// completions as they are, with the tokenizer's end of text. A token is the assistant's if any of it is, as in
 /// transformers. `tokenizer` must outlive the object; `tokenizer_name` is what it was made from. Throws as
-/// find_chat_template() and ChatTemplate do.
+/// find_chat_template() and ChatTemplate do; encode() also throws what MarkerCheck does, unless the tokenizer is "bytes",
+/// which spells everything.
 std::unique_ptr<RowEncoder> make_chat_encoder(const ChatOptions& options, const Tokenizer& tokenizer,
                                               const std::string& tokenizer_name);
 

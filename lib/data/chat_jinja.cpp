@@ -6,6 +6,8 @@
 #include <jinja/value.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -136,7 +138,38 @@ bool mark_generations(jinja::lexer_result& lexed) {
   return found;
 }
 
+/// An integer beyond 64 bits, which templates can print and compare, but not compute with.
+struct LargeInteger final : jinja::value_int_t {
+  explicit LargeInteger(std::string digits) : value_int_t(0), digits(std::move(digits)) {
+    val_flt = std::strtod(this->digits.c_str(), nullptr);
+  }
+  int64_t as_int() const override {
+    throw std::runtime_error(
+        concat(digits, " is an integer beyond 64 bits, with which templates cannot compute"));
+  }
+  double as_float() const override { return val_flt; }
+  jinja::string as_string() const override { return digits; }
+  bool as_bool() const override { return true; }
+  jinja::hasher unique_hash() const noexcept override {
+    return jinja::hasher(typeid(*this)).update(digits.data(), digits.size());
+  }
+
+  std::string digits;
+
+ protected:
+  bool equivalent(const jinja::value_t& other) const override {
+    const auto* large = dynamic_cast<const LargeInteger*>(&other);
+    return large != nullptr
+               ? large->digits == digits
+               : dynamic_cast<const jinja::value_float_t*>(&other) != nullptr && other.val_flt == val_flt;
+  }
+  bool nonequal(const jinja::value_t& other) const override { return !equivalent(other); }
+};
+
 jinja::value value_of(const OrderedJson& json) {
+  if (std::optional<std::string> digits = large_integer(json)) {
+    return std::make_shared<LargeInteger>(std::move(*digits));
+  }
   switch (json.type()) {
     case OrderedJson::value_t::boolean:
       return jinja::mk_val<jinja::value_bool>(json.get<bool>());

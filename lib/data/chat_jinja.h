@@ -1,14 +1,16 @@
 #pragma once
 
-// Templates in Jinja, parsed and rendered by llama.cpp's engine. Nothing here limits time, memory or recursion, so
+// Templates in Jinja, parsed and rendered by llama.cpp's engine, with values as Python prints them
+// (chat_python.h). Nothing here limits time, memory or recursion, so
 // templates that are not trusted belong into a process of their own (chat_process.h).
 
 #include <cstddef>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "data/chat_json.h"
 
 namespace fsdp::data {
 
@@ -17,9 +19,6 @@ class TemplateError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
-
-/// JSON whose objects keep their order, which templates print.
-using OrderedJson = nlohmann::ordered_json;
 
 /// Bytes of a text.
 struct TextSpan {

@@ -26,7 +26,7 @@ OrderedJson parse_row(std::string_view row) {
   } catch (const util::JsonError& error) {
     refuse(concat(error.what(), ", but must be a JSON object with messages, or prompt and completion"));
   }
-  OrderedJson object = OrderedJson::parse(row);
+  OrderedJson object = parse_chat_json(row);
   if (!object.is_object()) {
     refuse(concat("is a JSON ", object.type_name(),
                   ", but must be an object with messages, or prompt and completion"));
@@ -71,7 +71,7 @@ void parse_arguments(OrderedJson& calls, const std::string& where) {
     const auto text = function["arguments"].get<std::string>();
     try {
       util::parse_json(text, {.deepest_level = kMaxRowDepth, .unique_keys = false});
-      OrderedJson arguments = OrderedJson::parse(text);
+      OrderedJson arguments = parse_chat_json(text);
       if (arguments.is_object()) function["arguments"] = std::move(arguments);
     } catch (const util::JsonError&) {
       // A text that is no JSON is for the template to print as it is.
@@ -90,6 +90,24 @@ void name_thoughts(OrderedJson& message) {
   }
 }
 
+/// Other tools' keys that leave a message out of the loss, which nothing here would obey.
+void refuse_foreign_weight(const OrderedJson& object, const std::string& has) {
+  for (const char* key : {"train", "training", "trainable", "loss"}) {
+    const auto found = object.find(key);
+    if (found == object.end() || (*found != false && *found != 0)) continue;
+    refuse(concat(
+        has, " \"", key, "\": ", found->dump(),
+        ", which is not read; write \"weight\": 0 into each message that is to be left out of the loss"));
+  }
+  for (const char* key : {"train_detail", "training_detail"}) {
+    if (object.contains(key)) {
+      refuse(concat(has, " \"", key,
+                    "\", but parts of a message cannot be left out of the loss; write \"weight\": 0 "
+                    "to leave out the message"));
+    }
+  }
+}
+
 void add_message(const OrderedJson& given, bool learnt, ChatRow& row) {
   const std::string where = concat("message ", row.messages.size() + 1);
   if (!given.is_object())
@@ -98,6 +116,7 @@ void add_message(const OrderedJson& given, bool learnt, ChatRow& row) {
   for (const auto& [key, value] : given.items()) {
     if (!value.is_null()) message[key] = value;
   }
+  refuse_foreign_weight(message, where + " has");
   const std::string role =
       message.contains("role") && message["role"].is_string() ? message["role"].get<std::string>() : "";
   constexpr std::array<std::string_view, 5> kRoles = {"system", "developer", "user", "assistant", "tool"};
@@ -142,6 +161,7 @@ void add_messages(const OrderedJson& given, const char* field, const char* role,
 
 ChatRow parse_chat_row(std::string_view text) {
   const OrderedJson object = parse_row(text);
+  refuse_foreign_weight(object, "has");
   ChatRow row;
   // A table has null in the columns of which a row has nothing.
   const auto has = [&object](const char* field) {

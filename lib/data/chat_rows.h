@@ -2,6 +2,7 @@
 
 // Rows of conversations: OpenAI's form ("messages"), and prompts with their completions.
 
+#include <string>
 #include <string_view>
 #include <vector>
 

@@ -26,8 +26,8 @@ struct Preset {
 constexpr std::array<Preset, 2> kPresets = {{
     {"chatml",
      "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}"
-     "{% if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}"
-     "{% else %}{{ message.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+     "{% if message.role == 'assistant' %}{% generation %}{{ message.content ~ '<|im_end|>' }}{% endgeneration %}"
+     "{% else %}{{ message.content ~ '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
      "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"},
     {"llama3",
      "{{ bos_token if bos_token is defined else '<|begin_of_text|>' }}{% for message in messages %}"
@@ -61,7 +61,7 @@ OrderedJson parsed(const std::string& text, const std::string& name, ErrorKind k
   } catch (const util::JsonError& error) {
     fail(kind, name, " ", error.what(), "; correct it");
   }
-  OrderedJson json = OrderedJson::parse(text);
+  OrderedJson json = parse_chat_json(text);
   if (!json.is_object())
     fail(kind, name, " must be a JSON object, but is a ", json.type_name(), "; correct it");
   return json;

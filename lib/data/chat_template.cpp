@@ -17,7 +17,7 @@ class Renderer {
   std::string answer(const std::string& request) {
     OrderedJson answer;
     try {
-      answer = render(OrderedJson::parse(request));
+      answer = render(OrderedJson::from_cbor(request));
     } catch (const TemplateError& error) {
       // The engine turns every exception into one of its own.
       if (std::string_view(error.what()).find("std::bad_alloc") != std::string_view::npos)
@@ -49,9 +49,27 @@ class Renderer {
         return rendered(some, with_prompt).text;
       });
     }
+    OrderedJson dropped = OrderedJson::array();
+    for (size_t i = 0; i < messages.size(); ++i) {
+      if (!messages[i].contains("tool_calls") || messages[i]["tool_calls"].empty()) continue;
+      OrderedJson without = messages;
+      without[i].erase("tool_calls");
+      if (writes_same(rendered, without, prompts, output.text)) dropped.push_back(i);
+    }
     OrderedJson spans = OrderedJson::array();
     for (const AssistantTurn& turn : turns) spans.push_back({turn.span.begin, turn.span.end, turn.message});
-    return {{"text", std::move(output.text)}, {"turns", std::move(spans)}};
+    return {{"text", std::move(output.text)}, {"turns", std::move(spans)}, {"dropped", std::move(dropped)}};
+  }
+
+  /// Whether the template writes that text for these messages; not if it refuses them.
+  template <typename Render>
+  static bool writes_same(const Render& rendered, const OrderedJson& messages, bool prompts,
+                          const std::string& text) {
+    try {
+      return rendered(messages, prompts).text == text;
+    } catch (const TemplateError&) {
+      return false;
+    }
   }
 
   /// Each assistant's message has one block in most templates.
@@ -129,7 +147,8 @@ std::string ChatTemplate::answer_of(const std::string& request) const {
 OrderedJson ChatTemplate::checked_answer(const OrderedJson& request) const {
   OrderedJson answer;
   try {
-    answer = OrderedJson::parse(answer_of(request.dump()));
+    const std::vector<uint8_t> bytes = OrderedJson::to_cbor(request);  // JSON has no large integers
+    answer = OrderedJson::parse(answer_of({bytes.begin(), bytes.end()}));
   } catch (const ProcessEnded& ended) {
     throw TemplateError(util::concat("the chat template ", source_.name, " ", ended.what()));
   }
@@ -144,7 +163,9 @@ ChatTemplate::Rendered ChatTemplate::render(const OrderedJson& messages, const O
                                             bool add_generation_prompt) const {
   OrderedJson answer = checked_answer(
       {{"messages", messages}, {"tools", tools}, {"add_generation_prompt", add_generation_prompt}});
-  Rendered rendered{.text = std::move(answer["text"].get_ref<std::string&>()), .turns = {}};
+  Rendered rendered{
+      .text = std::move(answer["text"].get_ref<std::string&>()), .turns = {}, .dropped_calls = {}};
+  answer["dropped"].get_to(rendered.dropped_calls);
   for (const OrderedJson& turn : answer["turns"]) {
     rendered.turns.push_back({{turn[0].get<size_t>(), turn[1].get<size_t>()}, turn[2].get<int64_t>()});
   }

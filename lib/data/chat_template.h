@@ -35,6 +35,8 @@ class ChatTemplate {
     /// apply_chat_template(return_assistant_tokens_mask=True); else find_assistant_turns(). Empty with a generation
     /// prompt.
     std::vector<AssistantTurn> turns;
+    /// Messages whose tool_calls the template does not write: without them it writes the same text.
+    std::vector<int64_t> dropped_calls;
   };
   /// messages: a list of objects; tools: a list, or null. The variables are those of transformers. Throws
   /// TemplateError, whose text begins with the template's name.

@@ -180,13 +180,16 @@ std::vector<int64_t> separator_ids(const TokenizeOptions& options, const Tokeniz
 /// part was not encoded exactly up to the next one, the next is encoded again from there.
 class Collector {
  public:
-  Collector(const Tokenizer& tokenizer, std::vector<int64_t> separator, TokenWriter& train,
-            TokenWriter* validation, BadRows& bad_rows)
+  Collector(const Tokenizer& tokenizer, const std::vector<std::string>& files, std::vector<int64_t> separator,
+            TokenWriter& train, TokenWriter* validation, BadRows& bad_rows)
       : tokenizer_(tokenizer),
+        files_(files),
         separator_(std::move(separator)),
         train_(train),
         validation_(validation),
         bad_rows_(bad_rows) {}
+
+  const ChatLengths& lengths() const { return lengths_; }
 
   void add(const EncodedJob& encoded) {
     size_t ids_begin = 0;
@@ -206,6 +209,7 @@ class Collector {
         ids_.assign(encoded.ids.begin() + first, encoded.ids.begin() + last);
         if (!encoded.token_parts.empty()) {
           token_parts_.assign(encoded.token_parts.begin() + first, encoded.token_parts.begin() + last);
+          lengths_.add(last - first, {files_[part.file], part.row});
         }
         if (!part.ends_document) keep_rest(text, result.consumed, part.stop);
       }
@@ -252,10 +256,12 @@ class Collector {
   }
 
   const Tokenizer& tokenizer_;
+  const std::vector<std::string>& files_;
   const std::vector<int64_t> separator_;  ///< appended to every document
   TokenWriter& train_;
   TokenWriter* validation_;
   BadRows& bad_rows_;
+  ChatLengths lengths_;
   TokenWriter* writer_ = nullptr;
   std::vector<int64_t> ids_;
   std::vector<TokenPart> token_parts_;
@@ -292,7 +298,7 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
   }
   TextJobs jobs(files, options.json_lines, options.json_field, share, *tokenizer, encoder.get());
   BadRows bad_rows(options.skip_bad);
-  Collector collector(*tokenizer, separator, train, validation ? &*validation : nullptr, bad_rows);
+  Collector collector(*tokenizer, files, separator, train, validation ? &*validation : nullptr, bad_rows);
   jobs.encode(options.threads, [&](const EncodedJob& encoded) {
     collector.add(encoded);
     if (options.progress && text_bytes > 0)
@@ -326,6 +332,7 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
           .bad_rows = bad_rows,
           .assistant_tokens = train.assistant_tokens(),
           .validation_assistant_tokens = validation ? validation->assistant_tokens() : 0,
+          .lengths = collector.lengths(),
           .warning = std::move(warning)};
 }
 

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/chat_lengths.h"
 #include "data/row_encoder.h"
 #include "data/rows.h"
 #include "data/token_files.h"
@@ -57,6 +58,7 @@ struct TokenizeReport {
   int64_t documents = 0, validation_documents = 0;
   BadRows bad_rows{0};                                            ///< that were left out
   int64_t assistant_tokens = 0, validation_assistant_tokens = 0;  ///< with make_row_encoder
+  ChatLengths lengths{};                                          ///< of both outputs, with make_row_encoder
   std::string warning{};  ///< about what may not be intended: documents that nothing separates
 };
 

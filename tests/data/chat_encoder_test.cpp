@@ -92,6 +92,16 @@ TEST_F(ChatEncoder, SaysWhatIsWrongWithARow) {
        R"(message 1 has a content of type "image_url", but only text is supported)"},
       {R"({"messages": [{"role": "assistant", "content": "a", "weight": 2}]})", "message 1 has the weight 2"},
       {R"({"prompt": "a", "completion": 3})", "has a completion that is a number"},
+      {R"({"messages": [{"role": "assistant", "content": "a", "train": false}]})",
+       R"(message 1 has "train": false, which is not read; write "weight": 0)"},
+      {R"({"messages": [{"role": "assistant", "content": "a", "training": 0}]})",
+       R"(message 1 has "training": 0)"},
+      {R"({"messages": [{"role": "assistant", "content": "a", "train_detail": []}]})",
+       R"(has "train_detail")"},
+      {R"({"train": false, "prompt": "a", "completion": "b"})", R"(has "train": false)"},
+      {R"({"messages": [{"role": "user", "content": "a"},
+          {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}]})",
+       "has tool_calls in message 2, which the chat template chatml does not write"},
   };
   for (const auto& [row, part] : rows) EXPECT_NE(error(row).find(part), std::string::npos) << error(row);
   const fsdp::testing::TemporaryFolder folder;
@@ -115,6 +125,22 @@ TEST(ChatRows, AreChangedAsTemplatesNeedThem) {
       R"("thinking":"t","reasoning_content":"t"})");
 }
 
+TEST_F(ChatEncoder, KeepsNumbersAndWhiteSpaceAsPythonDoes) {
+  const fsdp::testing::TemporaryFolder folder;
+  const std::string calls =
+      folder.write("t.jinja",
+                   "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}{% if m.tool_calls %}"
+                   "{{ m.tool_calls[0].function.arguments | tojson }}{% endif %}{% endfor %}");
+  EXPECT_EQ(
+      runs(R"({"messages": [{"role": "user", "content": "\u3000x\u2028"}, {"role": "assistant", "content": "",
+          "tool_calls": [{"type": "function", "function": {"name": "f", "arguments":
+          "{\"lat\": 52.520008, \"amount\": 1250000.0, \"id\": 12345678901234567890, \"n\": null}"}}]}]})",
+           calls),
+      (Runs{
+          "c:[user]x",
+          "l:[assistant]{\"lat\": 52.520008, \"amount\": 1250000.0, \"id\": 12345678901234567890, \"n\": null}"}));
+}
+
 TEST(PlacesOf, AreTheBytesOfTokens) {
   const auto bytes = make_tokenizer("bytes");
   EXPECT_EQ(places_of(*bytes, "ab", {'a', 'b'}), (std::vector<TextSpan>{{0, 1}, {1, 2}}));
@@ -131,6 +157,33 @@ TEST(ChatEncoderTokens, RefusesATokenizerThatSpellsSpecialTokensOut) {
   const auto tokenizer = make_tokenizer(kChatFolder + "llama3");
   expect_error(util::ErrorKind::kData, {"bos_token <|nowhere|> of chat templates as one token"},
                [&] { make_chat_encoder({}, *tokenizer, name); });
+}
+
+TEST(ChatEncoderTokens, RefusesMarkersThatTheTokenizerHasNoTokenFor) {
+  const std::string row = R"({"prompt": "<|mine|> [x]", "completion": "a"})";
+  for (const std::string name : {"llama3", "mistral"}) {
+    const std::string path = kChatFolder + name;
+    const auto tokenizer = make_tokenizer(path);
+    const auto encoded = [&](const ChatOptions& options) {
+      std::vector<int64_t> ids;
+      std::vector<TokenPart> parts;
+      make_chat_encoder(options, *tokenizer, path)->encode(row, ids, parts);
+      return ids.size();
+    };
+    const ChatOptions chatml{.chat_template = "chatml", .chat_variables = R"({"bos_token": ""})"};
+    expect_error(
+        util::ErrorKind::kData,
+        {"chat template chatml writes <|im_start|>, <|im_end|>, but the tokenizer", "has no such tokens"},
+        [&] { encoded(chatml); });
+    ChatOptions spelled = chatml;
+    spelled.spell_markers = true;
+    EXPECT_GT(encoded(spelled), 20u);
+  }
+  const auto tokenizer = make_tokenizer(kChatFolder + "qwen2");
+  std::vector<int64_t> ids;
+  std::vector<TokenPart> parts;
+  make_chat_encoder({.chat_template = "chatml"}, *tokenizer, kChatFolder + "qwen2")->encode(row, ids, parts);
+  EXPECT_FALSE(ids.empty());
 }
 
 }  // namespace

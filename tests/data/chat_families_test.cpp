@@ -86,6 +86,10 @@ TEST(ChatFigures, AreThoseOfTheTransformersAtHand) {
                    folder.path().string(), "' >/dev/null 2>&1");
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
   EXPECT_EQ(OrderedJson::parse(folder.read("chats.json"))["families"], chats()["families"]);
+  const std::string values =
+      util::concat("'", python, "' '", kChatFolder, "make_values.py' '", folder.path().string(), "' 2>&1");
+  ASSERT_EQ(std::system(values.c_str()), 0) << values;
+  EXPECT_EQ(folder.read("values.json"), util::read_file(kChatFolder + "values.json"));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ChatFamilies, ::testing::ValuesIn(families()), [](const auto& test) {

@@ -240,7 +240,12 @@ const char* const kChats =
 TEST_F(FsdpData, TokenizesConversations) {
   folder.write("chats.jsonl", kChats);
   ASSERT_EQ(run("tokenize chats.jsonl --chat --chat-template chatml --output a.bin --threads 2"), 0) << err;
-  EXPECT_EQ(out, "a.bin: 2 conversations, 126 tokens, 22 of the assistant\n");
+  EXPECT_EQ(
+      out,
+      "a.bin: 2 conversations, 126 tokens, 22 of the assistant\n"
+      "half of the conversations have at most 63 tokens, 99 % at most 63; the longest have 63 (line 1 of "
+      "chats.jsonl) and 63 (line 2 of chats.jsonl)\n"
+      "data.documents = \"split\" and data.sequence_length = 62 keep each in one row\n");
   EXPECT_EQ(err, "");
   ASSERT_EQ(run("inspect a.bin"), 0) << err;
   EXPECT_NE(out.find("2 documents, 22 tokens of the assistant"), std::string::npos) << out;
