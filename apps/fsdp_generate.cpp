@@ -14,6 +14,7 @@
 #include "config/load.h"
 #include "early_environment.h"
 #include "generate/generate.h"
+#include "generate/generation_defaults.h"
 #include "generate/load.h"
 #include "generate/sampler.h"
 #include "generate/score.h"
@@ -39,6 +40,7 @@ struct Arguments {
   int64_t window = 0, stride = 0;
   std::vector<std::string> plugins;
   std::optional<int64_t> max_new_tokens;
+  generate::SamplingChoice sampling;
   generate::GenerationOptions options;
 };
 
@@ -91,6 +93,7 @@ struct Model {
   checkpoint::StoredModel stored;
   std::unique_ptr<data::Tokenizer> tokenizer = nullptr;
   std::shared_ptr<nn::Stage> stage = nullptr;
+  generate::GenerationDefaults defaults{};
 };
 
 /// As a shell has it: a script must not take half a text for all of it.
@@ -106,7 +109,10 @@ int generate_texts(const Arguments& arguments, const Model& model, const std::st
   const std::vector<int64_t> ids = encode(*model.tokenizer, prompt, arguments.begin_token);
   generate::GenerationOptions options = arguments.options;
   options.max_new_tokens = new_tokens(arguments, model.stored.options, ids.size());
+  options.sampling = generate::chosen_sampling(arguments.sampling, model.defaults);
   options.stop_ids = generate::stop_ids(model.stored.config, *model.tokenizer);
+  options.stop_ids.insert(options.stop_ids.end(), model.defaults.stop_ids.begin(),
+                          model.defaults.stop_ids.end());
   options.allowed_ids = std::min(model.tokenizer->vocab_size(), model.stored.options.vocab_size);
 
   util::StopSignal stop_signal;
@@ -167,7 +173,7 @@ int score(const Arguments& arguments, const Model& model) {
 }
 
 int run(const Arguments& arguments) {
-  generate::check_sampling(arguments.options.sampling);
+  generate::check_sampling(generate::chosen_sampling(arguments.sampling, {}));
   const bool has_prompt = arguments.score.empty() && !arguments.interactive;
   const std::string prompt = has_prompt ? read_prompt(arguments) : "";
   plugin::load_with_configs(arguments.plugins);
@@ -179,6 +185,11 @@ int run(const Arguments& arguments) {
   if (has_prompt) {  // refused before the weights are read
     new_tokens(arguments, model.stored.options,
                encode(*model.tokenizer, prompt, arguments.begin_token).size());
+  }
+  if (arguments.score.empty()) {
+    model.defaults = generate::generation_defaults(model.stored);
+    const std::string text = generate::defaults_text(arguments.sampling, model.defaults);
+    if (!text.empty()) util::log_info(util::concat("sampling by ", model.defaults.file.string(), ": ", text));
   }
   model.stage = generate::load_model(model.stored, dtype);
   if (!arguments.score.empty()) return score(arguments, model);
@@ -208,7 +219,10 @@ int main(int argc, char** argv) {
   CLI::App app("Continues or scores a text with a trained model.", "fsdp-generate");
   Arguments arguments;
   generate::GenerationOptions& options = arguments.options;
-  generate::SamplingOptions& sampling = options.sampling;
+  const generate::SamplingOptions sampling;  // where neither the user nor the model says otherwise
+  const auto default_of = [](auto value) {
+    return util::concat("; default: that of the model's generation_config.json, else ", value);
+  };
   app.add_option("CHECKPOINT", arguments.checkpoint,
                  "a run's folder (its newest checkpoint; RUN/best: its best), a step's folder, a safetensors "
                  "file with config.json beside it, or a Hugging Face folder")
@@ -253,13 +267,13 @@ int main(int argc, char** argv) {
   app.add_option("--num-samples", options.num_samples, "number of texts for the prompt")
       ->capture_default_str()
       ->check(cli::between(1, 1'000'000));
-  app.add_option("--temperature", sampling.temperature, "0: always the most likely token")
-      ->capture_default_str();
-  app.add_option("--top-k", sampling.top_k, "sample from this many most likely tokens; 0: from all")
-      ->capture_default_str();
-  app.add_option("--top-p", sampling.top_p,
-                 "sample from the most likely tokens that have this probability together")
-      ->capture_default_str();
+  app.add_option("--temperature", arguments.sampling.temperature,
+                 "0: always the most likely token" + default_of(sampling.temperature));
+  app.add_option("--top-k", arguments.sampling.top_k,
+                 "sample from this many most likely tokens; 0: from all" + default_of(sampling.top_k));
+  app.add_option(
+      "--top-p", arguments.sampling.top_p,
+      "sample from the most likely tokens that have this probability together" + default_of(sampling.top_p));
   app.add_option("--seed", options.seed, "the same seed gives the same texts")->capture_default_str();
   app.add_option("--dtype", arguments.dtype,
                  "compute type: float32, bfloat16, float16, or auto (bfloat16 for weights stored in "

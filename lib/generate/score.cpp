@@ -49,7 +49,15 @@ Score score(nn::Stage& model, const nn::ModelOptions& model_options, const std::
     targets.narrow(0, 0, scored).fill_(kernels::kIgnored);
     const at::Tensor loss = nn::loss_of(model, tokens.narrow(0, 0, count).unsqueeze(0).to(options.device),
                                         targets.unsqueeze(0).to(options.device));
-    score.nats += loss.item<double>() * static_cast<double>(count - scored);
+    const auto mean = loss.item<double>();
+    if (!std::isfinite(mean)) {
+      util::fail(
+          util::ErrorKind::kDiverged, "the score of the tokens ", begin + scored + 1, " to ", begin + count,
+          " of the text is ", mean,
+          "; either the weights come from a run that diverged, or the range of the compute type is too small "
+          "for them");
+    }
+    score.nats += mean * static_cast<double>(count - scored);
     score.tokens += count - scored;
     ++score.windows;
   }

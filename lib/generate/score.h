@@ -33,7 +33,8 @@ struct Score {
 };
 
 /// Predicts each of `ids` but the first, which has no context, once. Throws Error(kUsage) for fewer than two
-/// ids, ids outside the vocabulary, a window beyond the positions of the model and a stride beyond the window.
+/// ids, ids outside the vocabulary, a window beyond the positions of the model and a stride beyond the window;
+/// Error(kDiverged) for scores that are not finite.
 Score score(nn::Stage& model, const nn::ModelOptions& model_options, const std::vector<int64_t>& ids,
             const ScoreOptions& options = {});
 

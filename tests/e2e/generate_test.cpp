@@ -129,6 +129,34 @@ TEST_F(GenerateProgram, RepeatsItselfForASeed) {
   EXPECT_NE(generate(other).out, first.out);
 }
 
+TEST_F(GenerateProgram, SamplesAsTheModelsGenerationConfigSays) {
+  const std::vector<std::string> words = {path("exported"),   "--prompt", "the",
+                                          "--max-new-tokens", "40",       "--json"};
+  const auto with_options = [&](std::vector<std::string> options) {
+    options.insert(options.begin(), words.begin(), words.end());
+    const auto result = generate(options);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    json line = json::parse(result.out);
+    line.erase("tokens_per_second");
+    line["err"] = result.err;
+    return line;
+  };
+  const json greedy = with_options({"--temperature", "0"}), hot = with_options({"--temperature", "2.5"});
+  const int64_t end = greedy["ids"][10];
+  std::ofstream(path("exported/generation_config.json"))
+      << json{{"do_sample", true}, {"temperature", 2.5}, {"eos_token_id", {end, 300}}};
+  const json by_config = with_options({}), by_user = with_options({"--temperature", "0"});
+  std::filesystem::remove(path("exported/generation_config.json"));
+  EXPECT_THAT(by_config["err"].get<std::string>(), HasSubstr("generation_config.json: temperature 2.5"));
+  EXPECT_EQ(by_user["err"], "");
+  EXPECT_EQ(by_user["ending"], "end_of_text");
+  const auto first_end = std::ranges::find(greedy["ids"], end) - greedy["ids"].begin();
+  EXPECT_EQ(by_user["ids"].size(), static_cast<size_t>(first_end));
+  std::vector<int64_t> until_end = hot["ids"];
+  until_end.erase(std::ranges::find(until_end, end), until_end.end());
+  EXPECT_EQ(by_config["ids"].get<std::vector<int64_t>>(), until_end);
+}
+
 TEST_F(GenerateProgram, EndsCleanlyWhenInterrupted) {
   // So many samples that it is under way whenever the signal comes.
   testing::RunningProgram running(

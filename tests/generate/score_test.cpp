@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "support/tiny_models.h"
@@ -85,6 +86,19 @@ TEST_P(ScoreOf, WhatCannotBeScoredIsRefused) {
   EXPECT_TRUE(refused({1, options_.vocab_size}, {}));
   EXPECT_TRUE(refused(ids_, {.window = longest + 1}));
   EXPECT_TRUE(refused(ids_, {.window = 5, .stride = 6}));
+}
+
+TEST_P(ScoreOf, WeightsThatAreNotFiniteHaveNoScore) {
+  const at::NoGradGuard no_grad;
+  model_->parameters()[0].fill_(std::numeric_limits<float>::quiet_NaN());
+  try {
+    score(*model_, options_, ids_);
+    FAIL() << "went on";
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kDiverged);
+    EXPECT_NE(std::string(error.what()).find("the score of the tokens 1 to "), std::string::npos)
+        << error.what();
+  }
 }
 
 TEST_P(ScoreOf, EndsWhenTold) {
