@@ -73,7 +73,7 @@ std::vector<Key> model_keys() {
        "N: layers N, 2 N and so on have experts; the others have one feed-forward", between(1, kMaxLayers),
        architecture_reads("decoder_sparse_step")},
       {KEY(model, router_aux_loss_coef),
-       "weight, in the training loss, of the loss that balances experts over the tokens of a micro-batch; 0: none",
+       "weight, in the training loss, of the loss that balances experts over the tokens of a micro-batch without padding; 0: none",
        at_least(0), architecture_reads("num_experts")},
       {KEY(model, use_parallel_residual),
        "attention and feed-forward of a block both read its input",

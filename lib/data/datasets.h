@@ -6,10 +6,12 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "data/options.h"
+#include "data/row_survey.h"
 #include "util/registry.h"
 
 namespace fsdp::data {
@@ -24,6 +26,9 @@ class Samples {
  public:
   struct Row {
     int64_t counted = 0;  ///< targets that are not kIgnoredTarget
+    /// Inputs that are tokens of a document, the first ones of the row; behind them is padding. -1: as many as
+    /// length() says, or all.
+    int64_t tokens = -1;
     /// With data.documents = "mask": where documents begin in the row, 0 first. Else empty.
     std::vector<int64_t> document_starts = {};
   };
@@ -39,6 +44,8 @@ class Samples {
   virtual Row read(int64_t sample, int64_t* inputs, int64_t* targets) const = 0;
   /// Places of the row up to its last target that counts, 1 to T; 0: unknown, then data.max_tokens is refused.
   virtual int64_t length(int64_t /*sample*/) const { return 0; }
+  /// The survey of the first `rows` samples, where data.train_on leaves out targets of conversations; else nothing.
+  virtual std::optional<RowSurvey> survey(int64_t /*rows*/) const { return std::nullopt; }
   /// Distinguishes these samples from others when a run resumes (data_identity.h): a list of objects, each
   /// with "name", "tokens", "documents" and "sampled_xxh3_64". Empty: the loader hashes some rows instead.
   virtual nlohmann::json identity() const { return nlohmann::json::array(); }

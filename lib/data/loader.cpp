@@ -139,6 +139,7 @@ class BatchBuilder {
     }
     if (starts_) starts_->push_back(std::move(row.document_starts));
     batch_.counted += row.counted;
+    batch_.row_tokens.push_back(std::min(row.tokens, length_));
     ++batch_.valid_rows;
     advance();
   }
@@ -147,6 +148,7 @@ class BatchBuilder {
   void add_ignored() {
     std::fill_n(input_, length_, int64_t{0});
     std::fill_n(target_, length_, kIgnoredTarget);
+    batch_.row_tokens.push_back(0);
     if (starts_) starts_->push_back({0});
     advance();
   }
@@ -190,6 +192,17 @@ int64_t TrainLoader::num_samples() const {
 int64_t TrainLoader::num_tokens() const {
   int64_t sum = 0;
   for (const Set& set : sets_) sum += set.samples->num_tokens();
+  return sum;
+}
+
+std::optional<RowSurvey> TrainLoader::survey() const {
+  std::optional<RowSurvey> sum;
+  for (const Set& set : sets_) {
+    const std::optional<RowSurvey> survey = set.samples->survey(set.samples->num_samples());
+    if (!survey) continue;
+    sum = sum.value_or(RowSurvey{});
+    *sum += *survey;
+  }
   return sum;
 }
 

@@ -27,6 +27,11 @@ struct Batch {
   at::Tensor inputs, targets;
   int64_t valid_rows = 0;  ///< only the first valid_rows rows count; in training all
   int64_t counted = 0;     ///< targets that count
+  /// Of each row the inputs that are tokens; those behind them are padding. The mesh's axis context divides inputs and
+  /// targets, but not these numbers.
+  std::vector<int64_t> row_tokens = {};
+  /// [B, T] bool: which inputs are tokens, on the same device as these; undefined: all, or nobody asks.
+  at::Tensor is_token = {};
   /// For each row where documents begin, 0 first; null unless data.documents = "mask".
   std::shared_ptr<const std::vector<std::vector<int64_t>>> document_starts = nullptr;
   int64_t first_row = 0;  ///< training: the global position of row 0 in the run
@@ -81,6 +86,8 @@ class TrainLoader final : public BatchSource {
   /// Samples per epoch, of all sets together.
   int64_t num_samples() const;
   int64_t num_tokens() const;
+  /// Of all sets that have a survey; nothing where none has.
+  std::optional<RowSurvey> survey() const;
 
  private:
   Batch batch_by_tokens(int64_t position) const;

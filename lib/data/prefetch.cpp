@@ -34,6 +34,7 @@ Batch PrefetchingBatches::batch(int64_t first_global_sample, int64_t micro_batch
   Batch batch = std::move(*read);
   batch.inputs = tensors[0];
   batch.targets = tensors[1];
+  if (tensors.size() > 2) batch.is_token = tensors[2];
   if (options_.on_arrival) options_.on_arrival(batch);
   return batch;
 }
@@ -43,7 +44,9 @@ void PrefetchingBatches::read_ahead(int64_t position) const {
   feed_.add([this, position, batch = ahead_.back().batch] {
     *batch = source_.batch(position, 0);
     if (options_.on_reading) options_.on_reading(*batch);
-    return util::DeviceFeed::Tensors{std::move(batch->inputs), std::move(batch->targets)};
+    util::DeviceFeed::Tensors tensors{std::move(batch->inputs), std::move(batch->targets)};
+    if (batch->is_token.defined()) tensors.push_back(std::move(batch->is_token));
+    return tensors;
   });
 }
 

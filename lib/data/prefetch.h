@@ -16,7 +16,7 @@ namespace fsdp::data {
 
 struct PrefetchOptions {
   int64_t depth = 2;             ///< batches read ahead by a thread, one of them sent ahead; 0: no thread
-  at::Device device = at::kCPU;  ///< to which inputs and targets are copied
+  at::Device device = at::kCPU;  ///< to which inputs, targets and Batch::is_token are copied
   int64_t end = std::numeric_limits<int64_t>::max();  ///< position from which on nothing is prefetched
   /// Called with each batch of the source in host memory, by the thread that reads; sets the tensors to be sent.
   std::function<void(Batch&)> on_reading = nullptr;

@@ -78,6 +78,8 @@ class ForeignSamples final : public Samples {
     Row row = samples_->read(sample, inputs, targets);
     row.counted = 0;
     if (masks_) require_document_starts(row, sample);
+    if (row.tokens < 0) row.tokens = length(sample) > 0 ? length(sample) : length_;
+    row.tokens = std::min(row.tokens, length_);
     for (int64_t i = 0; i < length_; ++i) {
       const bool counts = targets[i] != kIgnoredTarget;
       row.counted += counts ? 1 : 0;
@@ -156,14 +158,51 @@ int64_t SampleReader::length(int64_t sample) const {
   return document_samples_ ? document_samples_->sample(sample).tokens - 1 : sequence_length_;
 }
 
+DocumentSamples::Range SampleReader::range_of(int64_t sample) const {
+  if (document_samples_) return document_samples_->sample(sample);
+  return {.begin = sample * sequence_length_, .tokens = sequence_length_ + 1};
+}
+
+/// Whether one row has all predictions of the document that is the tokens [begin, end) of the joined files.
+bool SampleReader::fits_a_row(int64_t begin, int64_t end) const {
+  const int64_t last_input = end - 2;
+  if (document_samples_) return last_input - begin < sequence_length_;
+  return last_input < begin || begin / sequence_length_ == last_input / sequence_length_;
+}
+
+std::optional<RowSurvey> SampleReader::survey(int64_t rows) const {
+  if (train_on_ == TrainOn::kAll) return std::nullopt;
+  RowSurvey survey{.rows = std::min(rows, num_samples_)};
+  std::vector<TokenPart> parts;
+  for (int64_t sample = 0; sample < survey.rows; ++sample) {
+    const DocumentSamples::Range range = range_of(sample);
+    parts.resize(static_cast<size_t>(range.tokens - 1));
+    files_->read_parts(range.begin + 1, range.tokens - 1, parts.data());
+    const bool has_targets =
+        std::ranges::any_of(parts, [this](TokenPart part) { return counts(train_on_, part); });
+    survey.without_targets += has_targets ? 0 : 1;
+  }
+  for (size_t i = 0; i < files_->paths().size(); ++i) {
+    const TokenFile& file = files_->file(i);
+    for (int64_t begin = 0, at = 1; at <= file.size(); ++at) {
+      if (at < file.size() && file.turns()->at(at) != TokenPart::kDocumentStart) continue;
+      ++survey.conversations;
+      survey.longest = std::max(survey.longest, at - begin);
+      const int64_t first = files_->file_begin(i);
+      survey.divided += fits_a_row(first + begin, first + at) ? 0 : 1;
+      begin = at;
+    }
+  }
+  return survey;
+}
+
 SampleReader::Row SampleReader::read(int64_t sample, int64_t* inputs, int64_t* targets) const {
-  DocumentSamples::Range range{.begin = sample * sequence_length_, .tokens = sequence_length_ + 1};
-  if (document_samples_) range = document_samples_->sample(sample);
+  const DocumentSamples::Range range = range_of(sample);
   std::vector<int64_t> tokens(static_cast<size_t>(range.tokens));
   files_->read(range.begin, range.tokens, tokens.data());
   check_ids(*files_, range.begin, range.tokens, tokens.data(), vocab_size_);
 
-  Row row{.counted = range.tokens - 1, .document_starts = {}};
+  Row row{.counted = range.tokens - 1, .tokens = range.tokens - 1, .document_starts = {}};
   // After the end of a document any input will do, and id 0 is in every vocabulary.
   std::fill(std::copy_n(tokens.data(), row.counted, inputs), inputs + sequence_length_, 0);
   std::fill(std::copy_n(tokens.data() + 1, row.counted, targets), targets + sequence_length_, kIgnoredTarget);

@@ -36,8 +36,12 @@ class SampleReader final : public Samples {
   Row read(int64_t sample, int64_t* inputs, int64_t* targets) const override;
   int64_t length(int64_t sample) const override;
   nlohmann::json identity() const override;
+  std::optional<RowSurvey> survey(int64_t rows) const override;
 
  private:
+  /// Tokens of a sample: its inputs and the target behind them.
+  DocumentSamples::Range range_of(int64_t sample) const;
+  bool fits_a_row(int64_t begin, int64_t end) const;
   void leave_out_uncounted(int64_t begin, int64_t count, int64_t* targets, Row& row) const;
 
   int64_t sequence_length_;

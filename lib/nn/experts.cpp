@@ -9,6 +9,7 @@
 #include "kernels/below_autograd.h"
 #include "nn/families.h"
 #include "nn/parameter.h"
+#include "util/error.h"
 #include "util/hash.h"
 
 namespace fsdp::nn {
@@ -120,36 +121,56 @@ StageContext context_of_experts(const StageContext& context) {
 
 }  // namespace
 
-void ExpertBalance::note(const at::Tensor& probabilities, const at::Tensor& assignments) {
+ExpertBalance::ExpertBalance(double coefficient, const at::Tensor& is_token)
+    : state_(std::make_shared<State>(State{.coefficient = coefficient})) {
+  if (is_token.defined()) state_->counts = is_token.flatten().to(at::kDouble);
+}
+
+void ExpertBalance::note(const at::Tensor& probabilities, const at::Tensor& chosen,
+                         const at::Tensor& assignments) {
   State& state = *state_;
   if (!state.has_ended) {
     const at::NoGradGuard no_grad;
-    const at::Tensor sum = probabilities.detach().sum(0, /*keepdim=*/false, at::kDouble),
-                     count = assignments.to(at::kDouble);
-    state.probabilities = state.rows > 0 ? state.probabilities + sum : sum;
-    state.assignments = state.rows > 0 ? state.assignments + count : count;
-    state.rows += probabilities.size(0);
+    const at::Tensor p = probabilities.detach(), &counts = state.counts;
+    const at::TensorOptions numbers = p.options().dtype(at::kDouble);
+    at::Tensor sum, assigned, tokens;
+    if (counts.defined()) {
+      FSDP_CHECK(counts.numel() == p.size(0), counts.numel(), " and ", p.size(0));
+      sum = (p * counts.unsqueeze(1)).sum(0);
+      assigned = at::zeros({p.size(1)}, numbers)
+                     .scatter_add_(0, chosen.flatten(), counts.unsqueeze(1).expand_as(chosen).flatten());
+      tokens = counts.sum();
+    } else {
+      sum = p.sum(0, /*keepdim=*/false, at::kDouble);
+      assigned = assignments.to(at::kDouble);
+      tokens = at::full({}, static_cast<double>(p.size(0)), numbers);
+    }
+    const bool is_first = !state.tokens.defined();
+    state.probabilities = is_first ? sum : state.probabilities + sum;
+    state.assignments = is_first ? assigned : state.assignments + assigned;
+    state.tokens = is_first ? tokens : state.tokens + tokens;
   }
   if (!probabilities.requires_grad()) return;
   probabilities.register_hook([shared = state_](const at::Tensor& gradient) {
-    return shared->gradient.defined() ? gradient + shared->gradient_of_row() : gradient;
+    return shared->gradient.defined() ? gradient + shared->gradient_of_rows() : gradient;
   });
 }
 
-at::Tensor ExpertBalance::State::gradient_of_row() const {
-  const auto all = static_cast<double>(rows), experts = static_cast<double>(assignments.numel());
-  return (assignments * (experts / (all * all)) * gradient).to(at::kFloat);
+at::Tensor ExpertBalance::State::gradient_of_rows() const {
+  const auto experts = static_cast<double>(assignments.numel());
+  const at::Tensor of_token = assignments * (gradient * experts / tokens.clamp_min(1).square());
+  return (counts.defined() ? counts.unsqueeze(1) * of_token : of_token.unsqueeze(0)).to(at::kFloat);
 }
 
 at::Tensor ExpertBalance::value() const {
-  const auto all = static_cast<double>(state_->rows),
-             experts = static_cast<double>(state_->assignments.numel());
-  return (state_->assignments * state_->probabilities).sum() * (experts / (all * all));
+  const auto experts = static_cast<double>(state_->assignments.numel());
+  return (state_->assignments * state_->probabilities).sum() *
+         (experts / state_->tokens.clamp_min(1).square());
 }
 
 at::Tensor ExpertBalance::added_to(const at::Tensor& loss) {
   state_->has_ended = true;
-  if (state_->rows == 0) return loss;
+  if (!state_->tokens.defined()) return loss;
   const at::Tensor total = loss + (value() * state_->coefficient).to(loss.scalar_type());
   if (total.requires_grad()) {
     total.register_hook([shared = state_](const at::Tensor& gradient) {
@@ -205,7 +226,7 @@ at::Tensor ExpertFeedForward::compute(const at::Tensor& x, const StageContext& c
   const at::Tensor flat = chosen.flatten();
   const at::Tensor assignments =
       at::zeros({router_->experts()}, flat.options()).scatter_add_(0, flat, at::ones_like(flat));
-  if (context.balance) context.balance->note(probabilities, assignments);
+  if (context.balance) context.balance->note(probabilities, chosen, assignments);
   const Places places(chosen);
   const std::vector<at::Tensor> parts =
       RowsOfExperts::apply(rows, places).split_with_sizes(on_host(assignments, flat.numel()));

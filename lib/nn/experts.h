@@ -27,15 +27,17 @@ namespace fsdp::nn {
 ///
 ///   experts * sum over experts of (assignments / R) * (sum of p / R)      R: tokens times layers with experts
 ///
-/// Of the tokens of this pass, which are those of a rank's micro-batch. Its gradient does not come through the graph, but
+/// over the tokens of this pass, which are those of a rank's micro-batch; padding does not count, as with transformers'
+/// attention mask. Its gradient does not come through the graph, but
 /// is added to that of each layer's p, which layers that backward recomputes have too.
 class ExpertBalance {
  public:
-  explicit ExpertBalance(double coefficient)
-      : state_(std::make_shared<State>(State{.coefficient = coefficient})) {}
+  /// is_token: bool, one for each of the N rows of a layer; undefined: all are tokens.
+  explicit ExpertBalance(double coefficient, const at::Tensor& is_token = {});
 
-  /// What a layer has routed. probabilities: [N, experts] fp32, assignments: [experts] int64
-  void note(const at::Tensor& probabilities, const at::Tensor& assignments);
+  /// What a layer has routed. probabilities: [N, experts] fp32, chosen: the experts of each row, [N, k] int64,
+  /// assignments: how often each expert was chosen, [experts] int64
+  void note(const at::Tensor& probabilities, const at::Tensor& chosen, const at::Tensor& assignments);
   /// loss + coefficient * value(); the loss itself if there was no layer. Ends the pass: layers that run afterwards are
   /// recomputed, and do not count again.
   at::Tensor added_to(const at::Tensor& loss);
@@ -45,13 +47,14 @@ class ExpertBalance {
  private:
   struct State {
     double coefficient = 0;
+    at::Tensor counts = {};  ///< [N] fp64: 1 for a token, 0 for padding; or undefined
     at::Tensor assignments = {}, probabilities = {};  ///< sums over tokens and layers: [experts] fp64
-    int64_t rows = 0;                                 ///< tokens times layers
+    at::Tensor tokens = {};                           ///< times layers: [] fp64
     bool has_ended = false;
     at::Tensor gradient = {};  ///< of the coefficient's term, while backward runs
 
-    /// Of one token's probabilities: [experts] fp32
-    at::Tensor gradient_of_row() const;
+    /// Of the probabilities of a layer's tokens: [N or 1, experts] fp32
+    at::Tensor gradient_of_rows() const;
   };
 
   std::shared_ptr<State> state_;  ///< of autograd's hooks too

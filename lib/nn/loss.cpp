@@ -32,7 +32,7 @@ at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& target
   context.documents = options.documents;
   context.cut = options.cut;
   if (options.router_aux_loss_coef > 0) {
-    context.balance = std::make_shared<ExpertBalance>(options.router_aux_loss_coef);
+    context.balance = std::make_shared<ExpertBalance>(options.router_aux_loss_coef, options.is_token);
   }
   const at::Tensor output = model.forward(ids, context);
   const at::Tensor loss = options.function    ? options.function(output, targets, options.plugin_values)

@@ -20,6 +20,7 @@ struct LossOptions {
   std::optional<DropoutChoice> dropout = std::nullopt;
   std::shared_ptr<const DocumentStarts> documents = nullptr;   ///< null: a row is one document
   std::shared_ptr<const parallel::CutSequence> cut = nullptr;  ///< null: rows are whole
+  at::Tensor is_token = {};  ///< [B, T] bool, of `ids`: the others are padding; undefined: all are tokens
   /// Of a model with experts: what balances them is added to the loss with this weight (ExpertBalance).
   double router_aux_loss_coef = 0;
 };

@@ -29,6 +29,9 @@ std::optional<double> Validation::bits_per_byte() const {
 
 namespace {
 
+const char* const kRemedyForRows =
+    "raise data.sequence_length or evaluation.max_samples, choose other files, or check data.train_on";
+
 /// The mean loss of a batch, of this rank's part of its rows with a cut. `correct`: where to add the number of targets with the highest score; null: not
 /// counted, and the scores need not exist all at once.
 at::Tensor loss_of_batch(nn::Stage& model, const data::Batch& batch,
@@ -106,6 +109,12 @@ std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoade
   // Each is one rank's, and 0 on the others.
   sums[kLosses] = std::accumulate(sums + kSums, sums + kSums + places, sums[kLosses]);
   if (hooks.copies > 1) totals.div_(static_cast<double>(hooks.copies));
+  if (sums[kTokens] == 0) {
+    throw comm::AgreedError(
+        util::ErrorKind::kData,
+        util::concat("validation: expected targets that count, found none in ", loader.num_samples(),
+                     " samples from ", loader.samples().name(), " on; ", kRemedyForRows));
+  }
   Validation validation{.loss = sums[kLosses] / sums[kTokens],
                         .samples = loader.num_samples(),
                         .tokens = static_cast<int64_t>(sums[kTokens]),
@@ -125,6 +134,15 @@ std::string validation_text(const Validation& validation) {
       validation.accuracy ? util::concat(", accuracy ", util::fixed(*validation.accuracy * 100, 2), " %")
                           : "",
       " over ", validation.samples, " samples");
+}
+
+void require_finite(const Validation& validation, const std::string& where) {
+  if (std::isfinite(validation.loss)) return;
+  throw comm::AgreedError(
+      util::ErrorKind::kDiverged,
+      util::concat(where, ": expected a finite loss, found ", validation.loss, " over ", validation.samples,
+                   " samples; the weights are not usable, or the range of "
+                   "mixed_precision.param_dtype is too small for them"));
 }
 
 std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool is_first_rank) {
@@ -158,13 +176,16 @@ Validation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
   const comm::Mesh mesh(config.mesh, communicator);
   const ShardedModel sharded = build_sharded_model(config, mesh, /*trace=*/nullptr);
   const auto bytes = token_bytes(config, communicator->rank() == 0);
-  return *validate(*sharded.model, *loader, *communicator,
-                   {.bytes = bytes.get(),
-                    .accuracy = config.evaluation.accuracy,
-                    .prefetch = prefetch_options(config, mesh),
-                    .cut = sharded.cut,
-                    .by_sample = config.training.reproducible == config::Reproducible::kWorldSize,
-                    .copies = mesh.shape().model});
+  const Validation validation =
+      *validate(*sharded.model, *loader, *communicator,
+                {.bytes = bytes.get(),
+                 .accuracy = config.evaluation.accuracy,
+                 .prefetch = prefetch_options(config, mesh),
+                 .cut = sharded.cut,
+                 .by_sample = config.training.reproducible == config::Reproducible::kWorldSize,
+                 .copies = mesh.shape().model});
+  require_finite(validation, weights.string());
+  return validation;
 }
 
 double best_metric_value(config::BestMetric metric, const Validation& validation, double loss,

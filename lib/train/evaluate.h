@@ -46,12 +46,15 @@ struct ValidationHooks {
 };
 
 /// The same numbers at any world size, up to rounding; nullopt when `stop_requested` ended it. Collective;
-/// nothing is recorded for backward.
+/// nothing is recorded for backward. Throws comm::AgreedError(kData) when no target counts.
 std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoader& loader,
                                    comm::Communicator& communicator, const ValidationHooks& hooks = {});
 
 /// "loss 1.8342, perplexity 6.26, 2.6462 bits per byte, accuracy 46.10 % over 512 samples".
 std::string validation_text(const Validation& validation);
+
+/// Throws comm::AgreedError(kDiverged) for a loss that is not finite. The same on every rank.
+void require_finite(const Validation& validation, const std::string& where);
 
 /// Of data.tokenizer; null, with a warning on the first rank, where it cannot be loaded: losses need no
 /// tokenizer. Not collective.
@@ -59,7 +62,8 @@ std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool
 
 /// Validates the weights of a checkpoint, a run's newest checkpoint, a safetensors file or a Hugging Face
 /// folder on data.validation, sharded as the config says. Makes no optimizer and writes no file. Collective.
-/// Throws Error(kUsage) when the config names no validation data, and what opening data and weights throws.
+/// Throws Error(kUsage) when the config names no validation data, Error(kDiverged) for a loss that is not finite, and
+/// what validate() and opening data and weights throw.
 Validation evaluate(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
                     const std::filesystem::path& weights);
 

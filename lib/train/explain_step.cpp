@@ -85,7 +85,7 @@ std::string heading(const config::Config& config, const ShardedModel& parts, con
   std::string text = concat(one_line(config, parts), "\n",
                             "Rank 0 in the second of two steps: prefetching knows the order of the units "
                             "from then on. Nothing is saved.\n");
-  if (result.skipped) text += "The gradients overflowed, so the weights were not updated.\n";
+  if (result.skipped) text += concat("The weights were not updated: ", result.skip_reason, ".\n");
   return text;
 }
 

@@ -20,7 +20,7 @@ namespace fsdp::train {
 
 struct StepMetrics {
   int64_t step = 0;
-  double loss = 0.0;
+  double loss = 0.0;  ///< NaN, as the norm, of a step without targets
   double grad_norm = 0.0;
   double lr = 0.0;
   int64_t tokens = 0;  ///< seen since the run began, over all ranks
@@ -37,8 +37,9 @@ struct StepMetrics {
   std::optional<double> hfu = std::nullopt;          ///< hardware FLOPs utilisation: recomputation counts too
   std::optional<double> peak_tflops = std::nullopt;  ///< per rank: these are shares of it, see PeakRate
   double data_wait_seconds = 0.0;  ///< mean per step since the line before: the rank waited for its batches
-  /// Steps of the run whose update was skipped, for their loss or norm or because gradients overflowed at
-  /// their loss scale; only with a loss scaler or an update guard.
+  /// Steps of the run whose update was skipped, for their loss or norm, because gradients overflowed at
+  /// their loss scale, or because no target counted; only with a loss scaler, an update guard or a step without
+  /// targets.
   std::optional<int64_t> skipped_steps = std::nullopt;
   std::optional<RankFactor> slowest = std::nullopt;  ///< of the steps since the line before
   std::optional<RankFactor> slow = std::nullopt;     ///< the slowest of those that are named as slow

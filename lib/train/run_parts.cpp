@@ -1,5 +1,7 @@
 #include "train/run_parts.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/tensor.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -79,18 +81,34 @@ std::shared_ptr<const parallel::CutSequence> cut_sequence(const config::Config& 
                             .attention = config.mesh.context_attention.value()});
 }
 
+namespace {
+
+/// Sets Batch::is_token of a batch with padding.
+void mark_tokens(data::Batch& batch) {
+  const int64_t length = batch.inputs.size(1);
+  if (std::ranges::all_of(batch.row_tokens, [&](int64_t tokens) { return tokens == length; })) return;
+  batch.is_token = at::arange(length).unsqueeze(0) < at::tensor(batch.row_tokens).unsqueeze(1);
+}
+
+}  // namespace
+
 data::PrefetchOptions prefetch_options(const config::Config& config, const comm::Mesh& mesh) {
   data::PrefetchOptions options{.depth = config.data.prefetch_batches, .device = mesh.world()->device()};
+  const bool balances = nn::aux_loss_coef(config.model) > 0;
+  if (balances) options.on_reading = mark_tokens;
   if (const auto cut = cut_sequence(config, mesh)) {
-    options.on_reading = [cut](data::Batch& batch) {
-      for (at::Tensor* tokens : {&batch.inputs, &batch.targets}) *tokens = cut->part_of(*tokens, 1);
+    options.on_reading = [cut, balances](data::Batch& batch) {
+      if (balances) mark_tokens(batch);
+      for (at::Tensor* tokens : {&batch.inputs, &batch.targets, &batch.is_token}) {
+        if (tokens->defined()) *tokens = cut->part_of(*tokens, 1);
+      }
       batch.counted = batch.targets.ne(data::kIgnoredTarget).sum().item<int64_t>();
     };
   }
   if (config.fsdp.front == config::Front::kSpmd) {
     options.on_arrival = [mesh](data::Batch& batch) {
-      for (const at::Tensor& tensor : {batch.inputs, batch.targets}) {
-        shard::mark_local_shard(tensor, mesh, shard::batch_spec());
+      for (const at::Tensor& tensor : {batch.inputs, batch.targets, batch.is_token}) {
+        if (tensor.defined()) shard::mark_local_shard(tensor, mesh, shard::batch_spec());
       }
     };
   }

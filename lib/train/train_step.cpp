@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -40,6 +41,11 @@ bool TrainStep::computes_on_host() const { return parts_.engine.communicator().d
 
 StepResult TrainStep::run(const StepPosition& position) {
   pending_.reset();
+  std::vector<MicroBatch> counted;
+  if (options_.counts_vary) {
+    counted = batches_with_shares(position, micro_batches(position));
+    if (counted_ == 0) return step_without_targets(position);
+  }
   shard::Engine& engine = parts_.engine;
   ArrivingGradients arriving(engine, parts_.optimizer,
                              {.norm_type = options_.norm_type,
@@ -47,12 +53,13 @@ StepResult TrainStep::run(const StepPosition& position) {
                               .updates = updates_as_gradients_arrive_,
                               .frees = computes_on_host(),
                               .lr = position.lr});
-  const at::Tensor loss_on_device = accumulate_gradients(position, arriving);
+  const at::Tensor loss_on_device = accumulate_gradients(position, arriving, std::move(counted));
   if (outcome_) return update_without_waiting(position, loss_on_device);
   const auto local_loss = loss_on_device.item<double>();
 
   StepResult result;
   result.counted = counted_;
+  result.tokens = tokens_;
   share_loss(local_loss, result);
   const double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
   const shard::Clipping clipping =
@@ -75,6 +82,7 @@ StepResult TrainStep::finish() {
 StepResult TrainStep::update(Pending step, ArrivingGradients* arriving) {
   shard::Engine& engine = parts_.engine;
   StepResult& result = step.result;
+  if (result.without_targets) return std::move(result);
   const double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
   // Loss and norm come out of all-reduces, so every rank sees the same numbers and decides alike.
   const bool finite = std::isfinite(result.grad_norm);
@@ -104,6 +112,7 @@ StepResult TrainStep::update_without_waiting(const StepPosition& position, const
   StepResult result;
   result.is_read = false;
   result.counted = counted_;
+  result.tokens = tokens_;
   share_requests(result);
   const at::Tensor norm_sum = shard::local_norm_sum(engine, options_.norm_type).to(local_loss.device());
   const at::Tensor sums = at::stack({local_loss, norm_sum});
@@ -139,14 +148,34 @@ void TrainStep::read_outcome(StepResult& result) {
   unread_.clear();
 }
 
-at::Tensor TrainStep::accumulate_gradients(const StepPosition& position, ArrivingGradients& arriving) {
+int64_t TrainStep::micro_batches(const StepPosition& position) const {
+  return position.micro_batches > 0 ? position.micro_batches : options_.gradient_accumulation_steps;
+}
+
+StepResult TrainStep::step_without_targets(const StepPosition& position) {
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  StepResult result{.loss = kNone, .grad_norm = kNone, .skipped = true, .without_targets = true};
+  result.skip_reason = "none of its targets counts";
+  result.tokens = tokens_;
+  if (outcome_ && position.reads_outcome) {
+    StepResult before{.is_read = false};
+    read_outcome(before);  // throws if an earlier step has diverged
+  }
+  if (!options_.by_sample) {
+    share_requests(result);
+    return result;
+  }
+  pending_ = Pending{.position = position, .clipping = {}, .norms = {}, .result = std::move(result)};
+  share_requests(pending_->result);
+  return finish();
+}
+
+at::Tensor TrainStep::accumulate_gradients(const StepPosition& position, ArrivingGradients& arriving,
+                                           std::vector<MicroBatch> counted) {
   shard::Engine& engine = parts_.engine;
   engine.zero_gradients();
-  const int64_t count =
-      position.micro_batches > 0 ? position.micro_batches : options_.gradient_accumulation_steps;
-  if (options_.by_sample) return accumulate_by_sample(position, count);
-  std::vector<MicroBatch> with_shares;
-  if (options_.counts_vary) with_shares = batches_with_shares(position, count);
+  if (options_.by_sample) return accumulate_by_sample(position, std::move(counted));
+  const int64_t count = micro_batches(position);
   at::Tensor losses = at::zeros({}, at::TensorOptions(at::kDouble).device(engine.communicator().device()));
   for (int64_t i = 0; i < count; ++i) {
     const bool is_last = i + 1 == count;
@@ -158,17 +187,17 @@ at::Tensor TrainStep::accumulate_gradients(const StepPosition& position, Arrivin
     }
     const MicroBatch micro_batch =
         options_.counts_vary
-            ? std::move(with_shares[static_cast<size_t>(i)])
+            ? std::move(counted[static_cast<size_t>(i)])
             : MicroBatch{parts_.batches.batch(position.first_global_sample, i), static_cast<double>(count)};
     losses += run_micro_batch(micro_batch);
   }
   return losses;
 }
 
-at::Tensor TrainStep::accumulate_by_sample(const StepPosition& position, int64_t count) {
+at::Tensor TrainStep::accumulate_by_sample(const StepPosition& position, std::vector<MicroBatch> counted) {
   shard::Engine& engine = parts_.engine;
   const auto& [rank, ranks, batch_is_sample] = *options_.by_sample;
-  leaves_ = count * ranks;
+  leaves_ = micro_batches(position) * ranks;
   if (begun_ && begun_->all != leaves_) begun_.reset();
   const std::optional<BegunStep> begun = std::exchange(begun_, std::nullopt);
   const int64_t begin = first_leaf_ = begun ? begun->leaves : 0,
@@ -176,8 +205,6 @@ at::Tensor TrainStep::accumulate_by_sample(const StepPosition& position, int64_t
   const bool may_break_off = parts_.leave_requested && !options_.counts_vary;
   engine.begin_sample_sums({rounds, {begin, leaves_}, may_break_off},
                            begun ? begun->sums() : std::vector<shard::SampleSums>{});
-  std::vector<MicroBatch> batches;
-  if (options_.counts_vary) batches = batches_with_shares(position, count);
   sample_losses_ = at::Tensor();
   if (begun) {
     const int64_t known = begun->losses.numel() / leaves_ * begin;
@@ -188,7 +215,7 @@ at::Tensor TrainStep::accumulate_by_sample(const StepPosition& position, int64_t
   const int64_t first_sample = position.first_global_sample + begin * (position.samples / leaves_);
   double own_losses = 0;
   for (int64_t i = 0; i < rounds; ++i) {
-    const MicroBatch micro_batch{options_.counts_vary ? std::move(batches[static_cast<size_t>(i)].batch)
+    const MicroBatch micro_batch{options_.counts_vary ? std::move(counted[static_cast<size_t>(i)].batch)
                                                       : parts_.batches.batch(first_sample, i)};
     const at::Tensor& targets = micro_batch.batch.targets;
     const int64_t samples = batch_is_sample ? 1 : targets.size(0);
@@ -248,15 +275,20 @@ bool TrainStep::passes_guard(const StepPosition& position, double local_loss, bo
 std::vector<TrainStep::MicroBatch> TrainStep::batches_with_shares(const StepPosition& position,
                                                                   int64_t count) {
   std::vector<MicroBatch> batches;
-  at::Tensor sum = at::zeros({1}, at::kDouble);
-  double& counted = *sum.data_ptr<double>();
+  at::Tensor sums = at::zeros({2}, at::kDouble);
+  double &counted = sums.data_ptr<double>()[0], &tokens = sums.data_ptr<double>()[1];
   for (int64_t i = 0; i < count; ++i) {
     batches.push_back({parts_.batches.batch(position.first_global_sample, i)});
-    counted += static_cast<double>(batches.back().batch.counted);
+    const data::Batch& batch = batches.back().batch;
+    counted += static_cast<double>(batch.counted);
+    tokens +=
+        static_cast<double>(std::accumulate(batch.row_tokens.begin(), batch.row_tokens.end(), int64_t{0}));
   }
   comm::Communicator& communicator = parts_.engine.communicator();
-  communicator.all_reduce(sum, comm::ReduceOp::kSum, {.unit = "counted targets"})->wait();
-  counted_ = static_cast<int64_t>(counted) / parts_.engine.mesh().model;  // whose ranks have the same tokens
+  communicator.all_reduce(sums, comm::ReduceOp::kSum, {.unit = "counted targets"})->wait();
+  const comm::MeshShape& mesh = parts_.engine.mesh();
+  counted_ = static_cast<int64_t>(counted) / mesh.model;  // whose ranks have the same tokens
+  tokens_ = static_cast<int64_t>(tokens) / (mesh.model * mesh.context);
   // Gradients are averaged over ranks. A batch in which no target counts has the loss 0.
   for (MicroBatch& each : batches) {
     each.divisor = std::max(counted, 1.0) /
@@ -269,6 +301,7 @@ at::Tensor TrainStep::run_micro_batch(const MicroBatch& micro_batch) {
   const data::Batch& batch = micro_batch.batch;
   nn::LossOptions how = options_.loss;
   how.documents = batch.document_starts;
+  how.is_token = batch.is_token;
   if (options_.dropout_key) how.dropout = {.key = *options_.dropout_key, .first_row = batch.first_row};
   const double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1;
   if (parts_.scaler) how.terms.expected_gradient = loss_scale / micro_batch.divisor;

@@ -59,13 +59,16 @@ struct StepResult {
   bool is_read = true;     ///< false: loss and norm are on the device, for TrainStep::read_outcome()
   double loss = 0.0;       ///< mean over all tokens of the global batch, in nats
   double grad_norm = 0.0;  ///< before clipping; not finite when the step was skipped
-  /// Nothing was updated: the gradients overflowed at this loss scale, which is lower in the next step, or
-  /// the guard decided so.
+  /// Nothing was updated: the gradients overflowed at this loss scale, which is lower in the next step, the
+  /// guard decided so, or no target counts.
   bool skipped = false;
-  std::string skip_reason;  ///< empty unless skipped
-  int64_t counted = 0;      ///< targets that count, of all ranks; 0 unless StepOptions::counts_vary
-  bool stop = false;        ///< a stop was requested on some rank; the same on every rank
-  bool leave = false;       ///< the same of Parts::leave_requested
+  /// No target of any rank counts: nothing was computed, and loss and norm are NaN.
+  bool without_targets = false;
+  std::string skip_reason = {};  ///< empty unless skipped
+  int64_t counted = 0;           ///< targets that count, of all ranks; 0 unless StepOptions::counts_vary
+  int64_t tokens = 0;            ///< inputs that are no padding, likewise
+  bool stop = false;             ///< a stop was requested on some rank; the same on every rank
+  bool leave = false;            ///< the same of Parts::leave_requested
 };
 
 class TrainStep {
@@ -132,10 +135,16 @@ class TrainStep {
     data::Batch batch;
     double divisor = 1;  ///< of its loss: the sum over the micro-batches of a rank is what ranks average
   };
-  /// Runs all micro-batches; returns this rank's mean loss, a double on the device.
-  at::Tensor accumulate_gradients(const StepPosition& position, ArrivingGradients& arriving);
+  /// Micro-batches of the step.
+  int64_t micro_batches(const StepPosition& position) const;
+  /// Runs all micro-batches; returns this rank's mean loss, a double on the device. `counted`: those of
+  /// batches_with_shares(), with StepOptions::counts_vary.
+  at::Tensor accumulate_gradients(const StepPosition& position, ArrivingGradients& arriving,
+                                  std::vector<MicroBatch> counted);
   /// The same with StepOptions::by_sample; the mean over the global batch's targets, of this rank's losses.
-  at::Tensor accumulate_by_sample(const StepPosition& position, int64_t count);
+  at::Tensor accumulate_by_sample(const StepPosition& position, std::vector<MicroBatch> counted);
+  /// The whole step, if none of its targets counts.
+  StepResult step_without_targets(const StepPosition& position);
   /// The end of run() with reads_late(). local_loss: this rank's.
   StepResult update_without_waiting(const StepPosition& position, const at::Tensor& local_loss);
   /// All micro-batches of a step, where their divisors depend on all of them. Collective.
@@ -166,7 +175,7 @@ class TrainStep {
   Parts parts_;
   StepOptions options_;
   bool updates_as_gradients_arrive_ = false;
-  int64_t counted_ = 0;  ///< of the step under way
+  int64_t counted_ = 0, tokens_ = 0;  ///< of the step under way
   /// With by_sample, of the step under way: by position, 0 for those of other ranks until they are shared; and the
   /// targets of all ranks, at least 1.
   at::Tensor sample_losses_;

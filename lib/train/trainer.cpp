@@ -3,6 +3,8 @@
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
+#include <bit>
+
 #include "kernels/matmul.h"
 #include "optim/schedule.h"
 #include "shard/rank_checks.h"
@@ -157,10 +159,7 @@ void Trainer::train() {
     out_of_time_ = ends && config_.training.stop_after_hours > 0 && !stop_is_requested();
     summary_.stopped = ends && !out_of_time_;
     summary_.ended_early = out_of_time_;
-    if (result.skipped && is_first_rank()) {
-      progress_.finish_line();
-      util::log_warning(util::concat("step ", step, " was skipped: ", result.skip_reason));
-    }
+    report_skip(result);
     if (step == steps || ends || due(config_.logging.interval_steps, step)) report(result, lr);
     if (ends) break;  // run() saves
 
@@ -187,10 +186,25 @@ void Trainer::count_step(const StepResult& result, int64_t samples) {
   ++position_.step;
   position_.samples_seen += samples;
   position_.tokens_seen +=
-      config_.data.max_tokens > 0 ? result.counted : samples * config_.data.sequence_length;
-  if (!result.is_read) return;
+      data::counts_vary(config_.data) ? result.tokens : samples * config_.data.sequence_length;
+  if (result.without_targets) ++position_.steps_without_targets;
+  if (!result.is_read || result.without_targets) return;
   summary_.loss = position_.loss = result.loss;
   position_.grad_norm = result.grad_norm;
+}
+
+/// Of steps without targets, which may be many, fewer and fewer are reported.
+void Trainer::report_skip(const StepResult& result) {
+  if (!result.skipped || !is_first_rank()) return;
+  const int64_t without_targets = position_.steps_without_targets;
+  if (result.without_targets && !std::has_single_bit(static_cast<uint64_t>(without_targets))) return;
+  progress_.finish_line();
+  std::string text = util::concat("step ", position_.step, " was skipped: ", result.skip_reason);
+  if (result.without_targets) {
+    text += util::concat(" (", without_targets, without_targets == 1 ? " such step" : " such steps",
+                         " so far); raise data.sequence_length or the batch, or check data.train_on");
+  }
+  util::log_warning(text);
 }
 
 double Trainer::training_seconds() const { return seconds_before_ + util::seconds_since(training_began_); }
@@ -267,8 +281,9 @@ void Trainer::report(const StepResult& result, double lr) {
   metrics.peak_tflops = peak_.flops_per_second / 1e12;
   metrics.data_wait_seconds = batches_->take_seconds() / static_cast<double>(reading.steps);
   if (parts_.scaler) metrics.loss_scale = parts_.scaler->scale();
-  if (parts_.scaler || parts_.guard) {
-    metrics.skipped_steps = (parts_.scaler ? parts_.scaler->state().skipped_steps : 0) +
+  if (parts_.scaler || parts_.guard || position_.steps_without_targets > 0) {
+    metrics.skipped_steps = position_.steps_without_targets +
+                            (parts_.scaler ? parts_.scaler->state().skipped_steps : 0) +
                             (parts_.guard ? parts_.guard->skipped() : 0);
   }
   if (paces_ && paces_->compared() != nullptr) {
@@ -311,10 +326,19 @@ bool Trainer::validate() {
       position_.step, best_metric_value(metric.value(), validation, position_.loss, position_.grad_norm));
   validation_line_ = validation_line(position_.step, validation);
   faults_.at(FaultPlace::kValidation, position_.step);
-  if (!is_first_rank()) return best;
+  if (is_first_rank()) report_validation(validation, best);
+  // A run that skips what is not finite has sound weights, and goes on.
+  if (!config_.training.skip_nonfinite) {
+    require_finite(validation, util::concat("validation at step ", position_.step));
+  }
+  return best;
+}
+
+void Trainer::report_validation(const Validation& validation, bool best) {
   progress_.finish_line();
   std::string compared;
   if (!best && validations_.best()) {
+    const auto& metric = config_.evaluation.best_metric;
     const bool by_loss = metric == config::BestMetric::kValidationLoss;
     compared =
         util::concat("; the best ", by_loss ? "" : words_of(metric) + " ", "is ",
@@ -323,7 +347,6 @@ bool Trainer::validate() {
   util::log_info(
       util::concat("validation at step ", position_.step, ": ", validation_text(validation), compared));
   metrics_->write_validation(validation_line_);
-  return best;
 }
 
 void Trainer::show_sample() {

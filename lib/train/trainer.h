@@ -102,6 +102,7 @@ class Trainer {
   /// Whether training.stop_after_hours are over by this rank's clock.
   bool time_is_over() const;
   double training_seconds() const;
+  void report_skip(const StepResult& result);
   void report_early_end();
   [[noreturn]] void report_out_of_memory() const;
   /// The file of logging.memory_snapshot, written when the GPU's memory is full.
@@ -117,6 +118,7 @@ class Trainer {
   bool validation_is_due() const;
   /// Returns whether it is the best so far. One that is stopped leaves no trace and is due again on resume.
   bool validate();
+  void report_validation(const Validation& validation, bool best);
   void show_sample();
   bool is_first_rank() const { return communicator_->rank() == 0; }
   std::filesystem::path output_folder() const { return config_.run.output_dir; }
@@ -136,6 +138,7 @@ class Trainer {
   std::unique_ptr<data::TokenBytes> token_bytes_;  ///< null: unknown
   std::unique_ptr<SampleText> sample_text_;        ///< null unless logging.sample_every
   ValidationHistory validations_;
+  std::optional<data::RowSurvey> survey_;   ///< of data.train, on rank 0; nothing where all targets count
   nlohmann::ordered_json validation_line_;  ///< of the newest validation; null: unknown
   RunParts parts_;
   std::optional<MetricsFile> metrics_;

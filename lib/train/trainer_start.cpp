@@ -102,7 +102,12 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   if (!is_first_rank() || continues()) return;
   for (const std::string& warning :
        {optim::cut_of_schedule(config_.lr_scheduler, config_.training.steps),
-        shard::blocks_in_root(shard::unit_sizes(*parts_.engine)).text(config_.fsdp.min_num_params)}) {
+        shard::blocks_in_root(shard::unit_sizes(*parts_.engine)).text(config_.fsdp.min_num_params),
+        survey_ && survey_->loses_tokens()
+            ? util::concat("data.train has ", data::survey_text(*survey_, config_.data),
+                           "; a row that does not begin a conversation lacks its prompt: ",
+                           data::survey_remedy(*survey_, config_.data), " keeps every conversation whole")
+            : std::string()}) {
     if (!warning.empty()) util::log_warning(warning);
   }
   util::log_info(banner(config_, parts_, *loader_, peak_));
@@ -189,9 +194,17 @@ config::Config Trainer::config_as_given() const {
 void Trainer::open_data() {
   loader_.emplace(open_training_data(config_, *communicator_));
   if (config_.training.epochs > 0) count_steps();
+  if (is_first_rank() && !continues()) {
+    survey_ = loader_->survey();
+    if (survey_) data::require_targets(*survey_, config_.data, "data.train");
+  }
   if (config_.logging.sample_every > 0) sample_text_ = std::make_unique<SampleText>(config_);
   if (config_.data.validation.empty()) return;
   validation_loader_.emplace(open_validation_data(config_, *communicator_));
+  if (is_first_rank() && !continues()) {
+    const auto survey = validation_loader_->samples().survey(validation_loader_->num_samples());
+    if (survey) data::require_targets(*survey, config_.data, "data.validation");
+  }
   token_bytes_ = token_bytes(config_, is_first_rank());
   if (!token_bytes_ && config_.evaluation.best_metric == config::BestMetric::kValidationBitsPerByte) {
     util::fail(

@@ -100,6 +100,7 @@ nlohmann::json training_record(const config::Config& config, const TrainingState
   }
   if (config.data.max_tokens > 0) record["max_tokens"] = config.data.max_tokens;
   if (config.training.reproducible == config::Reproducible::kWorldSize) record["arithmetic"] = arithmetic();
+  if (position.steps_without_targets > 0) record["steps_without_targets"] = position.steps_without_targets;
   if (position.samples_per_step > 0) record["samples_per_step"] = position.samples_per_step;
   if (auto uneven = uneven_step_counts(state.optimizer); !uneven.empty()) {
     record["optimizer_steps_of_units"] = std::move(uneven);
@@ -122,6 +123,7 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
     position.samples_seen = record.at("samples_seen").get<int64_t>();
     position.tokens_seen = record.at("tokens_seen").get<int64_t>();
     position.samples_per_step = record.value("samples_per_step", int64_t{0});
+    position.steps_without_targets = record.value("steps_without_targets", int64_t{0});
     position.training_seconds = record.value("training_seconds", 0.0);
     position.loss = number_of(record, "loss");
     position.grad_norm = number_of(record, "grad_norm");

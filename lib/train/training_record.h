@@ -32,8 +32,9 @@ struct RunPosition {
   int64_t samples_seen = 0;  ///< the run's global sample position
   int64_t tokens_seen = 0;
   int64_t samples_per_step = 0;    ///< over all ranks, when it was saved; 0: unknown
-  double loss = 0, grad_norm = 0;  ///< of the last step
-  double training_seconds = 0;     ///< spent in Trainer::run(), over all starts of the run
+  double loss = 0, grad_norm = 0;  ///< of the last step that had targets
+  int64_t steps_without_targets = 0;
+  double training_seconds = 0;  ///< spent in Trainer::run(), over all starts of the run
 };
 
 nlohmann::json training_record(const config::Config& config, const TrainingState& state,

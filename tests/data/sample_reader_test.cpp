@@ -175,6 +175,49 @@ TEST(SampleReader, FindsConversationsWithoutASeparator) {
   EXPECT_EQ(samples[2].targets, (std::vector<int64_t>{kNo, kNo, 10, 11}));
 }
 
+TEST(SampleReader, CountsConversationsThatAreDividedAndRowsWithoutTargets) {
+  const TemporaryFolder folder;
+  TokenWriter writer(folder / "chats.bin", {.has_turns = true});
+  // 4, 9 and 3 tokens, of which the last ones are the assistant's.
+  for (const auto& [context, assistant] : {std::pair{2, 1}, {6, 2}, {1, 1}}) {
+    std::vector<TokenPart> parts = {TokenPart::kDocumentStart};
+    parts.insert(parts.end(), static_cast<size_t>(context), TokenPart::kContext);
+    parts.insert(parts.end(), static_cast<size_t>(assistant), TokenPart::kLastTurn);
+    writer.append(std::vector<int64_t>(parts.size(), 1), parts);
+  }
+  writer.finish();
+  writer.commit();
+  DataOptions options;
+  options.sequence_length = 4;
+  options.train_on = TrainOn::kAssistant;
+  const auto survey = [&] {
+    const SampleReader reader({folder / "chats.bin"}, options, 16);
+    return *reader.survey(reader.num_samples());
+  };
+  options.documents = DocumentTreatment::kSplit;  // rows of predictions: 3; 4 and 4; 2
+  RowSurvey found = survey();
+  EXPECT_EQ(found.rows, 4);
+  EXPECT_EQ(found.without_targets, 1);
+  EXPECT_EQ(found.conversations, 3);
+  EXPECT_EQ(found.divided, 1);
+  EXPECT_EQ(found.longest, 9);
+  EXPECT_EQ(survey_remedy(found, options), "data.sequence_length = 8");
+  options.sequence_length = 8;
+  EXPECT_FALSE(survey().loses_tokens());
+  options.documents = DocumentTreatment::kMask;  // one row, which ends within the second conversation
+  found = survey();
+  EXPECT_EQ(found.rows, 1);
+  EXPECT_EQ(found.divided, 1);
+  EXPECT_EQ(
+      survey_text(found, options),
+      "3 conversations, the longest 9 tokens; 1 are divided among rows of 8 tokens, and 0 of 1 rows have no "
+      "target that counts");
+  EXPECT_EQ(survey_remedy(found, options), "data.documents = split and data.sequence_length = 8");
+  options.train_on = TrainOn::kAll;
+  const SampleReader all({folder / "chats.bin"}, options, 16);
+  EXPECT_FALSE(all.survey(1).has_value());
+}
+
 TEST(SampleReader, RefusesToTrainOnTheAssistantOfTexts) {
   const TemporaryFolder folder;
   DataOptions options = options_of("join");

@@ -197,12 +197,50 @@ struct Batch {
 TEST(ExpertBalance, IsTheProductOfSharesAndProbabilities) {
   ExpertBalance balance(0.5);
   const at::Tensor p = at::tensor({0.5F, 0.25F, 0.25F, 0.1F, 0.6F, 0.3F}).view({2, 3});
-  balance.note(p, at::tensor({1, 2, 1}, at::kLong));
-  balance.note(p, at::tensor({2, 2, 0}, at::kLong));
+  balance.note(p, {}, at::tensor({1, 2, 1}, at::kLong));
+  balance.note(p, {}, at::tensor({2, 2, 0}, at::kLong));
   // R is 4; the experts have 3, 4 and 1 assignments, and 1.2, 1.7 and 1.1 of probabilities.
   const double expected = 3 * (3 * 1.2 + 4 * 1.7 + 1 * 1.1) / 16;
   EXPECT_NEAR(balance.value().item<double>(), expected, 1e-6);
   EXPECT_NEAR(balance.added_to(at::full({}, 2.0)).item<double>(), 2 + 0.5 * expected, 1e-6);
+}
+
+// The expected value is that of transformers' load_balancing_loss_func with this attention mask.
+TEST(ExpertBalance, LeavesOutPaddingAsTheAttentionMaskOfTransformersDoes) {
+  ExpertBalance balance(1, at::tensor({1, 1, 0, 1}).to(at::kBool));
+  const at::Tensor logits =
+      at::tensor({1.F, 0.F, -1.F, 0.5F, 2.F, 0.F, 3.F, -2.F, 1.F, -1.F, 0.25F, 0.75F}).view({4, 3});
+  for (const at::Tensor& each : {logits, logits.flip(1)}) {
+    const at::Tensor p = each.softmax(-1), chosen = std::get<1>(at::topk(p, 2));
+    balance.note(p, chosen, at::bincount(chosen.flatten(), {}, 3));
+  }
+  EXPECT_NEAR(balance.value().item<double>(), 2.1607714, 1e-6);
+}
+
+TEST(ExpertBalance, PaddingChangesNeitherLossNorGradients) {
+  for (const char* family : {"mixtral", "qwen3_moe"}) {
+    const ModelOptions options = family_options(family);
+    auto model = make_initialized(options), padded = make_initialized(options);
+    checkpoint_activations(*padded, {"block"});
+    const Batch batch(options);
+    const int64_t rows = batch.ids.size(0), tokens = batch.ids.size(1), padding = 5;
+    const auto with_padding = [&](const at::Tensor& x, int64_t value) {
+      return at::cat({x, at::full({rows, padding}, value, at::kLong)}, 1);
+    };
+    const at::Tensor is_token = (at::arange(tokens + padding) < tokens).expand({rows, -1});
+    const at::Tensor loss = loss_of(*model, batch.ids, batch.targets, balanced(0.3));
+    LossOptions how = balanced(0.3);
+    how.is_token = is_token;
+    const at::Tensor same =
+        loss_of(*padded, with_padding(batch.ids, 0), with_padding(batch.targets, -100), how);
+    EXPECT_NEAR(same.item<double>(), loss.item<double>(), 1e-6) << family;
+    loss.backward();
+    same.backward();
+    for (const auto& [name, parameter] : parameters_of(*model)) {
+      if (!parameter.grad().defined()) continue;
+      EXPECT_TRUE(at::allclose(parameters_of(*padded).at(name).grad(), parameter.grad(), 1e-4, 1e-6)) << name;
+    }
+  }
 }
 
 TEST(ExpertBalance, IsPartOfTheLossThatAsksForIt) {

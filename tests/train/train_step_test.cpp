@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "support/late_targets.h"
 #include "support/train_step_fixture.h"
 #include "util/error.h"
 
@@ -139,6 +140,34 @@ TEST_F(TrainStepTest, ADivergenceThatIsReadLateHasUpdatedNothing) {
       EXPECT_NE(text.find("nan"), std::string::npos) << text;
       EXPECT_NE(text.find("the weights were not updated"), std::string::npos) << text;
     }
+  });
+}
+
+TEST_F(TrainStepTest, AStepWithoutTargetsLaunchesNothingOnTheDevice) {
+  testing::write_late_targets(folder_ / "late.bin", 16, 8, config_.data.sequence_length,
+                              config_.model.vocab_size);
+  config_.data.train = {folder_ / "late.bin"};
+  config_.data.train_on = data::TrainOn::kAssistant;
+  config_.data.shuffle = false;
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    Ready ready = make(communicator, {.counts_vary = true, .may_read_late = true});
+    ASSERT_TRUE(ready.step->reads_late());
+    const at::Tensor shard = ready.engine->units()[0]->storage().shard(), first = shard.clone();
+    StepResult result = ready.step->run({.step = 1, .first_global_sample = 0, .lr = 1e-2});
+    EXPECT_TRUE(result.without_targets && result.skipped && result.is_read);
+    EXPECT_TRUE(std::isnan(result.loss));
+    EXPECT_TRUE(at::equal(shard, first));
+    EXPECT_EQ(ready.optimizer->step_count(), 0);
+    result = ready.step->run({.step = 2, .first_global_sample = 8, .lr = 1e-2});
+    EXPECT_FALSE(result.without_targets);
+    EXPECT_TRUE(std::isfinite(result.loss));
+    EXPECT_FALSE(at::equal(shard, first));
+    // A divergence before it is reported by the step that reads.
+    const at::Tensor good = shard.clone();
+    shard.fill_(std::numeric_limits<float>::quiet_NaN());
+    ready.step->run({.step = 3, .first_global_sample = 8, .lr = 1e-2, .reads_outcome = false});
+    shard.copy_(good);
+    EXPECT_THROW(ready.step->run({.step = 4, .first_global_sample = 0, .lr = 1e-2}), comm::AgreedError);
   });
 }
 
