@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <map>
 #include <thread>
 #include <utility>
@@ -51,6 +52,14 @@ void require_matches(const char* key, const std::vector<std::string>& patterns, 
                names.front(), "; found \"", pattern, "\", which matches none; ",
                util::pattern_remedy(pattern, names));
   }
+}
+
+/// When the launcher has restarted all processes, those of a node that was lost without a word may hold the folder until
+/// their own launcher has noticed and ended them. 0 at the first start.
+double patience_after_restart() {
+  constexpr double kSeconds = 60;
+  const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  return restarts != nullptr && std::atoi(restarts) > 0 ? kSeconds : 0;
 }
 
 /// checkpoint::load_slices(), through host memory where the state is on a device.
@@ -214,7 +223,15 @@ Checkpointer::Choice Checkpointer::choose() {
 
 void Checkpointer::take_folder() {
   util::make_writable_folder(output_folder());
-  if (!lock_) lock_.emplace(output_folder());
+  const auto began = std::chrono::steady_clock::now();
+  while (!lock_) {
+    try {
+      lock_.emplace(output_folder());
+    } catch (const util::Error&) {
+      if (util::seconds_since(began) >= patience_after_restart()) throw;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  }
 }
 
 void Checkpointer::load_all(const fs::path& folder) {

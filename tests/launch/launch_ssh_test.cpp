@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <chrono>
 #include <cstdio>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/free_port.h"
@@ -101,6 +103,20 @@ TEST_F(LaunchSsh, NamesAHostThatCannotBeReachedAndStopsTheOthers) {
   EXPECT_EQ(result.exit_code, 255);
   EXPECT_THAT(result.err, HasSubstr("== unreachable: cannot be reached"));
   EXPECT_LT(result.seconds, 20);
+}
+
+TEST_F(LaunchSsh, TakesSignalsWithinASecondForOneRequest) {
+  // GNU timeout signals the script, and then its process group.
+  RunningProgram program(
+      command("trap 'sleep 1; echo saved; exit 75' TERM; echo ready; while :; do sleep 0.05; done"),
+      options());
+  ASSERT_TRUE(program.wait_for("ready", 2));
+  program.send(SIGTERM);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  program.send(SIGTERM);
+  const ProgramResult result = program.wait();
+  EXPECT_EQ(result.exit_code, 75) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("[rank0] saved"), HasSubstr("[rank1] saved")));
 }
 
 TEST_F(LaunchSsh, StopsAllHostsWhenItIsStoppedOrKilled) {
