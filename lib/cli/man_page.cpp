@@ -55,7 +55,7 @@ std::string exit_status() {
       {5, "another process of the run is gone"},
       {6, "a collective or the rendezvous timed out"},
       {7, "disk or permission"},
-      {8, "diverged: loss or gradient norm not finite, or too many skipped steps"},
+      {8, "diverged: loss, gradient norm, validation or score not finite, or too many skipped steps"},
       {util::kExitPreempted, "stopped by a signal: saved, not finished"}};
   std::string text;
   for (const auto& [code, meaning] : codes) text += item(bold(std::to_string(code)), meaning);

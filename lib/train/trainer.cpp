@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <bit>
+#include <cmath>
 
 #include "kernels/matmul.h"
 #include "optim/schedule.h"
@@ -107,7 +108,7 @@ void Trainer::train() {
     return interval_steps > 0 && at_step % interval_steps == 0;
   };
   const int64_t first_step = step + 1;
-  if (continues() && step > 0) summary_.loss = position_.loss;
+  if (continues() && step > 0 && !std::isnan(position_.loss)) summary_.loss = position_.loss;
   // A run that was stopped in a step with a validation has left the validation to this one, and a rank that
   // was lost its save and the mark of the best.
   const bool was_best = continues() && step > 0 && validations_.best() && validations_.best()->step == step;
@@ -188,9 +189,10 @@ void Trainer::count_step(const StepResult& result, int64_t samples) {
   position_.tokens_seen +=
       data::counts_vary(config_.data) ? result.tokens : samples * config_.data.sequence_length;
   if (result.without_targets) ++position_.steps_without_targets;
-  if (!result.is_read || result.without_targets) return;
-  summary_.loss = position_.loss = result.loss;
+  if (!result.is_read) return;
+  position_.loss = result.loss;
   position_.grad_norm = result.grad_norm;
+  if (!result.without_targets) summary_.loss = result.loss;
 }
 
 /// Of steps without targets, which may be many, fewer and fewer are reported.
@@ -254,6 +256,12 @@ void Trainer::compare_ranks() {
   }
 }
 
+std::optional<int64_t> Trainer::skipped_steps() const {
+  if (!parts_.scaler && !parts_.guard && position_.steps_without_targets == 0) return std::nullopt;
+  return position_.steps_without_targets + (parts_.scaler ? parts_.scaler->state().skipped_steps : 0) +
+         (parts_.guard ? parts_.guard->skipped() : 0);
+}
+
 void Trainer::report(const StepResult& result, double lr) {
   compare_ranks();
   if (!is_first_rank()) return;
@@ -281,11 +289,7 @@ void Trainer::report(const StepResult& result, double lr) {
   metrics.peak_tflops = peak_.flops_per_second / 1e12;
   metrics.data_wait_seconds = batches_->take_seconds() / static_cast<double>(reading.steps);
   if (parts_.scaler) metrics.loss_scale = parts_.scaler->scale();
-  if (parts_.scaler || parts_.guard || position_.steps_without_targets > 0) {
-    metrics.skipped_steps = position_.steps_without_targets +
-                            (parts_.scaler ? parts_.scaler->state().skipped_steps : 0) +
-                            (parts_.guard ? parts_.guard->skipped() : 0);
-  }
+  metrics.skipped_steps = skipped_steps();
   if (paces_ && paces_->compared() != nullptr) {
     metrics.slowest = paces_->compared()->slowest();
     metrics.slow = paces_->compared()->slowest_named();

@@ -103,6 +103,8 @@ class Trainer {
   bool time_is_over() const;
   double training_seconds() const;
   void report_skip(const StepResult& result);
+  /// Of the whole run; nullopt where none can be and none was.
+  std::optional<int64_t> skipped_steps() const;
   void report_early_end();
   [[noreturn]] void report_out_of_memory() const;
   /// The file of logging.memory_snapshot, written when the GPU's memory is full.

@@ -249,7 +249,8 @@ void Trainer::write_what_is_missing() {
          .loss = position_.loss,
          .grad_norm = position_.grad_norm,
          .lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step, config_.training.steps),
-         .tokens = position_.tokens_seen});
+         .tokens = position_.tokens_seen,
+         .skipped_steps = skipped_steps()});
   }
   const bool is_validated = !validation_line_.is_null() && validation_line_.at("step") == step;
   if (is_validated && !metrics_->ends_with(step, "validation_loss"))

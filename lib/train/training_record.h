@@ -32,7 +32,7 @@ struct RunPosition {
   int64_t samples_seen = 0;  ///< the run's global sample position
   int64_t tokens_seen = 0;
   int64_t samples_per_step = 0;    ///< over all ranks, when it was saved; 0: unknown
-  double loss = 0, grad_norm = 0;  ///< of the last step that had targets
+  double loss = 0, grad_norm = 0;  ///< of the last step; NaN if it had no targets
   int64_t steps_without_targets = 0;
   double training_seconds = 0;  ///< spent in Trainer::run(), over all starts of the run
 };

@@ -13,6 +13,7 @@
 #include "comm/group_failure.h"
 #include "support/checkpoint_contents.h"
 #include "support/forwarding_communicator.h"
+#include "support/late_targets.h"
 #include "support/trainer_fixture.h"
 #include "util/file.h"
 
@@ -167,6 +168,27 @@ TEST_F(ReplicasTest, ARankFinishesAStepThatOthersHaveFinishedByItself) {
   EXPECT_EQ(kept_[1].step(), 3);
   take_part(epoch(2, {0}, 3), {});
   expect_undisturbed_result();
+}
+
+TEST_F(ReplicasTest, AStepWithoutTargetsIsDoneOnceByAll) {
+  testing::write_late_targets(folder_ / "late.bin", 48, 24, config_.data.sequence_length,
+                              config_.model.vocab_size);
+  config_.data.train = config_.data.validation = {folder_ / "late.bin"};
+  config_.data.train_on = data::TrainOn::kAssistant;
+  config_.data.shuffle = false;  // the first three steps of six have no targets
+  take_part(epoch(1, {0, 1}), {.after_step = 3, .loses_answer = 0});
+  EXPECT_EQ(kept_[0].step(), 2);
+  EXPECT_TRUE(kept_[0].can_finish_step());
+  EXPECT_EQ(kept_[1].step(), 3);
+  take_part(epoch(2, {0}, 3), {});
+  config::Config alone = config_;
+  alone.run.output_dir = folder_ / "alone";
+  alone.mesh = {};
+  alone.fsdp.strategy = shard::Strategy::kFullShard;
+  train(1, alone);
+  testing::expect_equal_checkpoints(folder_ / "alone/step-00000006", folder_ / "out/step-00000006");
+  EXPECT_EQ(testing::values_of(folder_ / "out/metrics.jsonl", "skipped_steps"),
+            (std::vector<double>{1, 2, 3, 3, 3, 3}));
 }
 
 TEST_F(ReplicasTest, AStepThatNobodyHasFinishedIsDoneAgain) {
