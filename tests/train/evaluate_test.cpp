@@ -42,6 +42,28 @@ TEST(ValidationLoss, IsTheExactMeanWhateverTheSplit) {
   }
 }
 
+TEST(ValidationLoss, OfWeightsThatAreNotFiniteIsADivergence) {
+  testing::TemporaryFolder folder;
+  config::Config config = testing::tiny_config(folder);
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    auto model = testing::make_initialized(config.model);
+    auto engine = shard::fully_shard(*model, config.fsdp, testing::borrowed(communicator));
+    const data::ValidationLoader loader(config.data, config.model.vocab_size, 7, {communicator.rank(), 2});
+    require_finite(*validate(*model, loader, communicator), "validation at step 3");
+    for (const auto& unit : engine->units()) unit->storage().shard().fill_(std::nan(""));
+    try {
+      require_finite(*validate(*model, loader, communicator), "validation at step 3");
+      ADD_FAILURE() << "went on";
+    } catch (const comm::AgreedError& error) {
+      EXPECT_EQ(error.kind(), util::ErrorKind::kDiverged);
+      const std::string text = error.what();
+      EXPECT_NE(text.find("validation at step 3: expected a finite loss, found nan over 7 samples"),
+                std::string::npos)
+          << text;
+    }
+  });
+}
+
 /// Token i stands for i bytes, but the last for none.
 class Lengths final : public data::Tokenizer {
  public:
