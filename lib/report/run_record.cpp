@@ -7,6 +7,7 @@
 
 #include "util/error.h"
 #include "util/file.h"
+#include "util/json.h"
 #include "util/text.h"
 
 namespace fsdp::report {
@@ -77,8 +78,13 @@ void read_metrics(RunRecord& run) {
 }  // namespace
 
 void read_environment(RunRecord& run) {
-  const auto object = nlohmann::ordered_json::parse(shown_text(run.folder / "environment.json"), nullptr,
-                                                    /*allow_exceptions=*/false);
+  const std::string text = shown_text(run.folder / "environment.json");
+  try {
+    util::parse_json(text, {.deepest_level = 16});  // printing a value takes stack for each level
+  } catch (const util::JsonError&) {
+    return;
+  }
+  const auto object = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) return;
   for (const auto& [name, value] : object.items()) {
     run.environment.emplace_back(name, value.is_string() ? value.get<std::string>() : value.dump());

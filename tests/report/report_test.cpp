@@ -133,6 +133,15 @@ TEST(Report, ShowsNoTextOfAFileAsMarkup) {
   EXPECT_THAT(page, HasSubstr("\\x1b[2J\\xff"));
 }
 
+TEST(Report, LeavesOutAnEnvironmentThatNestsDeeply) {
+  TemporaryFolder folder;
+  write(folder / "metrics.jsonl", kMetrics);
+  write(folder / "config.toml", "[run]\nname = \"a\"\n");
+  write(folder / "environment.json",
+        "{\"ranks\":" + std::string(400000, '[') + std::string(400000, ']') + "}");
+  EXPECT_THAT(util::read_file(write_report({folder.path()})), Not(HasSubstr("<td>ranks</td>")));
+}
+
 TEST(Report, TellsOfARunThatHasLoggedNothing) {
   TemporaryFolder folder;
   write(folder / "metrics.jsonl", "");
