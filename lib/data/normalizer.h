@@ -32,10 +32,20 @@ class Normalizer {
   /// Throws Error(kData) for a pattern or map that cannot be used.
   explicit Normalizer(const std::vector<NormalizerStep>& steps);
 
-  /// `text` must be valid UTF-8. begins: no text lies before it, so that kPrepend applies.
+  /// `text` must be valid UTF-8. begins: no text lies before it, so that kPrepend applies. Throws Error(kData) when
+  /// the text becomes more than 64 times as long (but for its first KiB).
   std::string operator()(std::string_view text, bool begins) const;
 
-  using Step = std::function<std::string(std::string&& text, bool begins)>;
+  /// A text under normalization, and how long it may become.
+  struct Text {
+    std::string text;
+    bool begins = true;
+    size_t most_bytes = 0;
+
+    /// Throws Error(kData) for more bytes than that.
+    void check(size_t bytes) const;
+  };
+  using Step = std::function<void(Text& text)>;
 
  private:
   std::vector<Step> steps_;

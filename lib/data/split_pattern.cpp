@@ -3,9 +3,11 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
+#include "data/unicode_additions.h"
 #include "data/utf8.h"
 #include "util/error.h"
 
@@ -17,6 +19,41 @@ using util::fail;
 
 /// Unicode's White_Space, for the inside of a class.
 constexpr const char* kWhiteSpace = "\\t-\\r\\x{85}\\p{Z}";
+
+std::string lower_case(std::string_view text) {
+  std::string lower;
+  for (const char c : text) {
+    if (c != '_') lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  return lower;
+}
+
+/// The characters that PCRE2's tables may lack of a general category ("L", "Lu") or script, for the inside of a class.
+std::string additions_to(const std::string& property) {
+  const std::string name = lower_case(property);
+  std::string ranges;
+  uint32_t first = 1, last = 0;  // the range under construction
+  auto end_range = [&] {
+    if (first > last) return;
+    std::array<char, 40> text{};
+    const int length = first == last
+                           ? std::snprintf(text.data(), text.size(), "\\x{%x}", first)
+                           : std::snprintf(text.data(), text.size(), "\\x{%x}-\\x{%x}", first, last);
+    ranges.append(text.data(), static_cast<size_t>(length));
+  };
+  for (const UnicodeAddition& addition : kUnicodeAdditionTable) {
+    const std::string category = lower_case(addition.category);
+    const bool has_it = name.size() > 2 ? lower_case(addition.script) == name : category.starts_with(name);
+    if (!has_it) continue;
+    if (first > last || addition.first != last + 1) {
+      end_range();
+      first = addition.first;
+    }
+    last = addition.last;
+  }
+  end_range();
+  return ranges;
+}
 
 /// Translates a pattern from front to back.
 class Translator {
@@ -61,7 +98,10 @@ class Translator {
       out_ += in_class_ ? kWhiteSpace : util::concat(c == 's' ? "[" : "[^", kWhiteSpace, "]");
     } else if (c == 'p' || c == 'P') {
       property();
-    } else if (std::strchr("rntdD", c) != nullptr || std::ispunct(static_cast<unsigned char>(c))) {
+    } else if (c == 'd' || c == 'D') {
+      i_ += 2;
+      write_property("Nd", c == 'D');
+    } else if (std::strchr("rnt", c) != nullptr || std::ispunct(static_cast<unsigned char>(c))) {
       take(2);
     } else if (next_is("x{", 1)) {
       size_t end = pattern_.find('}', i_);
@@ -72,7 +112,6 @@ class Translator {
     }
   }
 
-  /// Categories are the same for both; a script is written so that PCRE2 takes it without its extensions.
   void property() {
     size_t end = pattern_.find('}', i_);
     if (!next_is("{", 2) || end == std::string::npos) refuse("\\p without braces");
@@ -82,9 +121,23 @@ class Translator {
     for (char c : bare) {
       if (!std::isalpha(static_cast<unsigned char>(c)) && c != '_') refuse("\\p{" + name + "}");
     }
-    std::string script = bare.size() > 2 ? "sc:" : "";
-    out_ += util::concat("\\", pattern_[i_ + 1], "{", negated ? "^" : "", script, bare, "}");
+    negated = negated != (pattern_[i_ + 1] == 'P');
     i_ = end + 1;
+    write_property(bare, negated);
+  }
+
+  /// Categories are the same for both, but for the version of Unicode; a script is written so that PCRE2 takes it
+  /// without its extensions.
+  void write_property(const std::string& name, bool negated) {
+    const std::string additions = additions_to(name);
+    if (in_class_ && negated && !additions.empty()) refuse("the complement of " + name + " in a class");
+    const std::string bare =
+        util::concat(negated && additions.empty() ? "\\P{" : "\\p{", name.size() > 2 ? "sc:" : "", name, "}");
+    if (in_class_ || additions.empty()) {
+      out_ += bare + additions;
+    } else {
+      out_ += util::concat(negated ? "[^" : "[", bare, additions, "]");
+    }
   }
 
   void class_character(char c) {
@@ -95,7 +148,12 @@ class Translator {
   }
 
   void character(char c) {
-    if (c == '^' || c == '$') refuse(util::concat("the anchor ", c));
+    if (c == '^') refuse("the anchor ^");
+    if (c == '$') {  // Oniguruma's: at every line end
+      out_ += "(?=\\n|\\z)";
+      ++i_;
+      return;
+    }
     if (c == '[') {
       in_class_ = true;
       take(next_is("[^") ? 2 : 1);
@@ -129,12 +187,30 @@ std::string pcre2_text(int code) {
 /// Enough for patterns that backtrack over a text of many MiB.
 constexpr size_t kMaxStackBytes = size_t{256} << 20;
 
+/// A search begins with this much of a text, and with so many steps from each of its places.
+constexpr size_t kFirstBytes = 1024;
+constexpr uint32_t kFirstSteps = 512;
+/// What searches that need more may cost together, in bytes looked at: so much, and so much more for each byte of text.
+constexpr int64_t kFreeEffort = int64_t{1} << 20, kEffortPerByte = 64;
+
 }  // namespace
 
 SplitPattern::Scratch::Scratch()
     : data_(pcre2_match_data_create(1, nullptr), pcre2_match_data_free),
       context_(pcre2_match_context_create(nullptr), pcre2_match_context_free) {
   FSDP_CHECK(data_ != nullptr && context_ != nullptr, "out of memory");
+}
+
+void SplitPattern::Scratch::begin_text(size_t bytes) {
+  bytes_ = bytes;
+  effort_left_ = kFreeEffort + kEffortPerByte * static_cast<int64_t>(bytes);
+}
+
+void SplitPattern::Scratch::spend(size_t bytes, uint32_t steps) {
+  effort_left_ -= static_cast<int64_t>(bytes) * std::max<int64_t>(1, steps / kFirstSteps);
+  if (effort_left_ >= 0) return;
+  fail(ErrorKind::kData, "the split pattern of the tokenizer takes too many steps on a text of ", bytes_,
+       " bytes; cut the text into smaller documents or use another tokenizer");
 }
 
 std::string SplitPattern::translate(const std::string& pattern) { return Translator(pattern).run(); }
@@ -165,10 +241,9 @@ SplitPattern::SplitPattern(const std::string& pattern, bool literal) {
   jit_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
 }
 
-SplitPattern::Found SplitPattern::find(std::string_view text, bool goes_on, Scratch& scratch,
-                                       Match& match) const {
+int SplitPattern::match_at(std::string_view text, uint32_t options, uint32_t steps, Scratch& scratch) const {
   auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-  uint32_t options = goes_on ? PCRE2_PARTIAL_HARD : 0;
+  pcre2_set_match_limit(scratch.context_.get(), steps);
   auto run = [&] {
     if (jit_) {
       return pcre2_jit_match(code_.get(), subject, text.size(), 0, options, scratch.data_.get(),
@@ -177,23 +252,49 @@ SplitPattern::Found SplitPattern::find(std::string_view text, bool goes_on, Scra
     return pcre2_match(code_.get(), subject, text.size(), 0, options | PCRE2_NO_UTF_CHECK,
                        scratch.data_.get(), scratch.context_.get());
   };
-  int count = run();
-  if (count == PCRE2_ERROR_JIT_STACKLIMIT && scratch.stack_ == nullptr) {
-    scratch.stack_.reset(pcre2_jit_stack_create(size_t{1} << 20, kMaxStackBytes, nullptr),
-                         pcre2_jit_stack_free);
-    pcre2_jit_stack_assign(scratch.context_.get(), nullptr, scratch.stack_.get());
-    count = run();
+  const int count = run();
+  if (count != PCRE2_ERROR_JIT_STACKLIMIT || scratch.stack_ != nullptr) return count;
+  scratch.stack_.reset(pcre2_jit_stack_create(size_t{1} << 20, kMaxStackBytes, nullptr),
+                       pcre2_jit_stack_free);
+  pcre2_jit_stack_assign(scratch.context_.get(), nullptr, scratch.stack_.get());
+  return run();
+}
+
+// Searches a little of the text first. What needs more of it, or more steps, is tried again with four times as much, and
+// pays for it: so the sum of steps is bounded by the bytes of the text, whatever the pattern.
+SplitPattern::Found SplitPattern::find(std::string_view text, bool goes_on, Scratch& scratch,
+                                       Match& match) const {
+  size_t begin = 0, most = kFirstBytes;
+  uint32_t steps = kFirstSteps;
+  while (true) {
+    size_t end = std::min(text.size() - begin, most) + begin;
+    const bool is_rest = end == text.size();
+    while (!is_rest && is_continuation(text[end])) --end;
+    const std::string_view part = text.substr(begin, end - begin);
+    const bool is_partial = goes_on || !is_rest;
+    const int count = match_at(part, is_partial ? PCRE2_PARTIAL_HARD : 0, steps, scratch);
+    const size_t* bounds = pcre2_get_ovector_pointer(scratch.data_.get());
+    if (count == PCRE2_ERROR_NOMATCH) {
+      if (is_rest) return Found::kNone;
+      begin += part.size();
+      most = kFirstBytes;
+    } else if (count == PCRE2_ERROR_PARTIAL) {
+      if (is_rest) return Found::kUncertain;
+      begin += bounds[0];
+      most *= 4;
+      scratch.spend(most, steps);
+    } else if (count == PCRE2_ERROR_MATCHLIMIT) {
+      steps = std::min(steps, UINT32_MAX / 4) * 4;
+      scratch.spend(part.size(), steps);
+    } else if (count < 0) {
+      fail(ErrorKind::kData, "the split pattern of the tokenizer fails on a text of ", text.size(),
+           " bytes (", pcre2_text(count), "); cut the text into smaller documents or use another tokenizer");
+    } else {
+      match = {begin + bounds[0], begin + bounds[1]};
+      FSDP_CHECK(match.end > match.begin, "an empty match");
+      return Found::kMatch;
+    }
   }
-  if (count == PCRE2_ERROR_NOMATCH) return Found::kNone;
-  if (count == PCRE2_ERROR_PARTIAL) return Found::kUncertain;
-  if (count < 0) {
-    fail(ErrorKind::kData, "the split pattern of the tokenizer fails on a text of ", text.size(), " bytes (",
-         pcre2_text(count), "); cut the text into smaller documents or use another tokenizer");
-  }
-  const size_t* bounds = pcre2_get_ovector_pointer(scratch.data_.get());
-  match = {bounds[0], bounds[1]};
-  FSDP_CHECK(match.end > match.begin, "an empty match");
-  return Found::kMatch;
 }
 
 }  // namespace fsdp::data

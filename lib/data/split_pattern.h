@@ -3,11 +3,13 @@
 // The patterns by which tokenizers split a text before they merge bytes, run by PCRE2 (UTF, UCP).
 //
 // They are written for Oniguruma, which Hugging Face's tokenizers uses. A pattern is translated: \s becomes
-// Unicode's White_Space, which differs from PCRE2's \s. Refused is what both engines read differently, and
-// what could look behind the place where a match begins: \w, anchors, look-behind, nested classes, possessive
-// or lazy {n,m} and the like.
+// Unicode's White_Space, which differs from PCRE2's \s, and categories and scripts get the characters of newer
+// versions of Unicode (unicode_additions.h). Refused is what both engines read differently, and what could look
+// behind the place where a match begins: \w, anchors but $, look-behind, nested classes, possessive or lazy {n,m}
+// and the like.
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -29,8 +31,16 @@ class SplitPattern {
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
 
+    /// Sets what all searches in a text, one after the other, may cost together; without a call they cost nothing.
+    void begin_text(size_t bytes);
+
    private:
     friend class SplitPattern;
+    /// Throws Error(kData) when the text has cost too much.
+    void spend(size_t bytes, uint32_t steps);
+
+    size_t bytes_ = 0;  ///< of the text
+    int64_t effort_left_ = INT64_MAX;
     std::shared_ptr<pcre2_real_match_data_8> data_;
     std::shared_ptr<pcre2_real_match_context_8> context_;
     std::shared_ptr<pcre2_real_jit_stack_8> stack_;  ///< made when PCRE2's own of 32 KiB is too small
@@ -48,13 +58,16 @@ class SplitPattern {
   /// `literal`: the pattern is a text, not an expression. Throws Error(kData), naming what is not supported.
   SplitPattern(const std::string& pattern, bool literal);
 
-  /// The first match in `text`, which must be valid UTF-8. goes_on: more text follows.
+  /// The first match in `text`, which must be valid UTF-8. goes_on: more text follows. Throws Error(kData) when the
+  /// searches in a text take too many steps (Scratch::begin_text()).
   Found find(std::string_view text, bool goes_on, Scratch& scratch, Match& match) const;
 
   /// The pattern in PCRE2's syntax.
   static std::string translate(const std::string& pattern);
 
  private:
+  int match_at(std::string_view text, uint32_t options, uint32_t steps, Scratch& scratch) const;
+
   std::shared_ptr<pcre2_real_code_8> code_;
   bool jit_ = false;
 };

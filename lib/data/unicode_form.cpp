@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 
+#include "data/unicode_additions.h"
 #include "data/utf8.h"
 #include "util/error.h"
 
@@ -18,11 +19,20 @@ const utf8proc_property_t& property_of(uint32_t value) {
   return *utf8proc_get_property(static_cast<utf8proc_int32_t>(value));
 }
 
+/// Whether the form leaves the character, its neighbours and their order alone, because tokenizers does not know it.
+bool is_unformed(uint32_t value) {
+  if (value < kUnformedTable.front().first) return false;
+  const auto* const range =
+      std::lower_bound(kUnformedTable.begin(), kUnformedTable.end(), value,
+                       [](const UnicodeRange& each, uint32_t code) { return each.last < code; });
+  return range != kUnformedTable.end() && value >= range->first;
+}
+
 /// Whether the text before the character has the same form without it. Marks combine with the character
 /// before them, and so do the parts of Korean syllables, including those that the compatibility forms make of
 /// other characters. (Only some of these do; a boundary that is missed costs nothing.)
 bool starts_segment(uint32_t value) {
-  if (value < 0x300) return true;
+  if (value < 0x300 || is_unformed(value)) return true;
   const utf8proc_propval_t category = property_of(value).category;
   if (category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_MC ||
       category == UTF8PROC_CATEGORY_ME) {
@@ -39,7 +49,7 @@ bool stays(uint32_t value, UnicodeForm form) {
   if (form == UnicodeForm::kNfc && value < 0x300) return true;
   const bool syllable = value >= 0xac00 && value <= 0xd7a3;  // not in utf8proc's table
   if (syllable) return form == UnicodeForm::kNfc || form == UnicodeForm::kNfkc;
-  return starts_segment(value) && property_of(value).decomp_seqindex == UINT16_MAX;
+  return is_unformed(value) || (starts_segment(value) && property_of(value).decomp_seqindex == UINT16_MAX);
 }
 
 std::string formed(std::string_view text, UnicodeForm form) {
@@ -71,7 +81,7 @@ size_t last_form_boundary(std::string_view text) {
 FormedText::FormedText(std::string_view text, UnicodeForm form) : raw_(text) {
   size_t copied = 0;  // of the raw text
   size_t part = 0;    // where the current part begins, between two boundaries
-  bool may_change = false;
+  bool may_change = false, ends_after = false;
   auto end_part = [&](size_t end) {
     if (may_change) {
       std::string_view before = text.substr(part, end - part);
@@ -91,13 +101,15 @@ FormedText::FormedText(std::string_view text, UnicodeForm form) : raw_(text) {
     if (i + sizeof(word) <= text.size()) std::memcpy(&word, text.data() + i, sizeof(word));
     if ((word & 0x8080808080808080ULL) == 0) {
       end_part(i);
+      ends_after = false;
       i += sizeof(word);
       part = i - 1;
       continue;
     }
     CodePoint character = first_code_point(text.substr(i));
-    if (starts_segment(character.value)) end_part(i);
+    if (ends_after || starts_segment(character.value)) end_part(i);
     may_change = may_change || !stays(character.value, form);
+    ends_after = is_unformed(character.value);
     i += character.bytes;
   }
   end_part(text.size());

@@ -75,6 +75,26 @@ bool is_white_space(uint32_t value) {
          value == 0x202f || value == 0x205f || value == 0x3000;
 }
 
+std::string_view trimmed_left(std::string_view text) {
+  while (!text.empty()) {
+    const CodePoint first = decoded(text);
+    if (first.bytes == 0 || !is_white_space(first.value)) break;
+    text.remove_prefix(first.bytes);
+  }
+  return text;
+}
+
+std::string_view trimmed_right(std::string_view text) {
+  while (!text.empty()) {
+    size_t last = text.size() - 1;
+    while (last > 0 && is_continuation(text[last])) --last;
+    const CodePoint character = decoded(text.substr(last));
+    if (last + character.bytes != text.size() || !is_white_space(character.value)) break;
+    text = text.substr(0, last);
+  }
+  return text;
+}
+
 std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {
   std::string out;
   while (true) {

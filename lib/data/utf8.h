@@ -31,6 +31,10 @@ CodePoint first_code_point(std::string_view text);
 /// Unicode's White_Space.
 bool is_white_space(uint32_t code_point);
 
+/// `text` without the white space at its beginning, or at its end.
+std::string_view trimmed_left(std::string_view text);
+std::string_view trimmed_right(std::string_view text);
+
 /// `text` with each `from`, which must not be empty, replaced by `to`.
 std::string replace_all(std::string_view text, std::string_view from, std::string_view to);
 

@@ -39,6 +39,71 @@ TEST(SplitPattern, WhiteSpaceIsUnicodes) {
   }
 }
 
+TEST(SplitPattern, KnowsTheCharactersOfNewerVersionsOfUnicode) {
+  const std::string wireless = "\U0001f6dc", letter = "\u1c89", han = "\U00031350", digit = "\U00011f50",
+                    mark = "\u0897";
+  for (const auto& [pattern, character] : {std::pair<std::string, std::string>{"\\p{S}", wireless},
+                                           {"\\p{So}", wireless},
+                                           {"[a\\p{S}]", wireless},
+                                           {"\\p{L}", letter},
+                                           {"\\p{Lu}", letter},
+                                           {"\\p{Lo}", han},
+                                           {"\\p{Han}", han},
+                                           {"\\p{N}", digit},
+                                           {"\\d", digit},
+                                           {"[\\d]", digit},
+                                           {"\\p{M}", mark},
+                                           {"\\P{L}", digit},
+                                           {"\\p{^Han}", letter}}) {
+    EXPECT_EQ(matches(SplitPattern(pattern, false), character).size(), 1u) << pattern;
+  }
+  for (const auto& [pattern, character] : {std::pair<std::string, std::string>{"\\P{S}", wireless},
+                                           {"[^\\p{S}]", wireless},
+                                           {"\\p{L}", wireless},
+                                           {"\\D", digit},
+                                           {"\\P{L}", letter},
+                                           {"\\p{Ll}", letter},
+                                           {"\\p{^L}", han}}) {
+    EXPECT_EQ(matches(SplitPattern(pattern, false), character).size(), 0u) << pattern;
+  }
+}
+
+TEST(SplitPattern, AnchorsAtLineEndsAsOnigurumaDoes) {
+  EXPECT_EQ(matches(SplitPattern("x$", false), "x\nxx x").size(), 3u);
+  EXPECT_EQ(matches(SplitPattern("\\s+$", false), "a  \nb  c \t"), (std::vector<std::string>{"  ", " \t"}));
+}
+
+TEST(SplitPattern, FindsMatchesOfAnyLengthAnywhere) {
+  const SplitPattern pattern("\\p{L}+|x(?=[0-9]+z)", false);
+  const std::string words(5'000'000, 'a'), blanks(3'000'000, ' ');
+  EXPECT_EQ(matches(pattern, blanks + words + blanks + "\u00e9" + blanks).size(), 2u);
+  const SplitPattern literal("needle", true);
+  EXPECT_EQ(matches(literal, blanks + "needle" + blanks + "needle").size(), 2u);
+  SplitPattern::Scratch scratch;
+  scratch.begin_text(blanks.size() + words.size());
+  SplitPattern::Match match;
+  EXPECT_EQ(pattern.find(blanks + words, true, scratch, match), SplitPattern::Found::kUncertain);
+  EXPECT_EQ(pattern.find(blanks + words + " ", true, scratch, match), SplitPattern::Found::kMatch);
+  EXPECT_EQ(match.end - match.begin, words.size());
+}
+
+// Without a sum of steps, each of a million places could take ten million.
+TEST(SplitPattern, RefusesTextsThatTakeTooManySteps) {
+  const std::string text(1 << 20, 'a');
+  for (const char* expression : {"(?:a+)+b", "a(?=a*b)|a", "(?:a|a?)+b", "a*a*a*a*a*b"}) {
+    const SplitPattern pattern(expression, false);
+    expect_error(ErrorKind::kData, {"too many steps on a text of 1048576 bytes"}, [&] {
+      SplitPattern::Scratch scratch;
+      scratch.begin_text(text.size());
+      SplitPattern::Match match;
+      std::string_view rest = text;
+      while (!rest.empty() && pattern.find(rest, false, scratch, match) == SplitPattern::Found::kMatch) {
+        rest.remove_prefix(match.end);
+      }
+    });
+  }
+}
+
 TEST(SplitPattern, IsUncertainWhereMoreTextCouldMatter) {
   SplitPattern pattern(kGpt2SplitPattern, false);
   SplitPattern::Scratch scratch;
