@@ -154,6 +154,10 @@ void add_tokenize(CLI::App& app, Command& run) {
       "What to put after every document: a token's text, eos (the tokenizer's own), id:N (any id), "
       "text:TEXT (tokenized; \\n is a line end), or none (default: eos where the tokenizer has "
       "one; bytes has none)");
+  command->add_option(
+      "--document-start", options.document_start,
+      "What to put before every document, in the same forms, bos for the tokenizer's own (default: "
+      "what the tokenizer's files put before texts, often bos or nothing)");
   command->add_flag(
       "--split-special-tokens", options.split_special_tokens,
       "Treat the name of a special token in a document, such as <|endoftext|>, as text (by default "
@@ -188,6 +192,7 @@ void add_tokenize(CLI::App& app, Command& run) {
       };
       data::ChatOptions& chat = arguments->chat.options;
       chat.threads = options.threads;
+      chat.begin_of_text = options.document_start != "none";
       if (arguments->chat.chat) {
         options.make_row_encoder = [&](const data::Tokenizer& tokenizer) {
           return data::make_chat_encoder(chat, tokenizer, options.tokenizer);
@@ -197,6 +202,7 @@ void add_tokenize(CLI::App& app, Command& run) {
       bar.clear();
       warn_of(report.bad_rows);
       if (!report.warning.empty()) util::log_warning(cli::with_flags(report.warning));
+      if (!report.note.empty()) util::log_info(cli::with_flags(report.note));
       if (arguments->chat.chat) {
         print_conversations(options.output, report.tokens, report.documents, report.assistant_tokens);
         if (!options.validation_output.empty()) {

@@ -64,6 +64,7 @@ std::string read_prompt(const Arguments& arguments) {
 
 std::vector<int64_t> encode(const data::Tokenizer& tokenizer, const std::string& prompt,
                             const std::string& begin_token) {
+  if (begin_token == "none") return generate::encode_prompt(tokenizer, prompt, /*begins=*/false);
   std::vector<int64_t> ids;
   if (!begin_token.empty()) {
     const std::optional<int64_t> id = tokenizer.id_of(begin_token);
@@ -74,7 +75,7 @@ std::vector<int64_t> encode(const data::Tokenizer& tokenizer, const std::string&
     ids.push_back(*id);
     if (prompt.empty()) return ids;
   }
-  const std::vector<int64_t> text = generate::encode_prompt(tokenizer, prompt);
+  const std::vector<int64_t> text = generate::encode_prompt(tokenizer, prompt, begin_token.empty());
   ids.insert(ids.end(), text.begin(), text.end());
   return ids;
 }
@@ -258,8 +259,10 @@ int main(int argc, char** argv) {
          "--tokenizer", arguments.tokenizer,
          util::concat("default: the one in the folder, or in the run's config; ", data::kTokenizerChoices))
       ->check(cli::not_empty());
-  app.add_option("--begin-token", arguments.begin_token,
-                 "a token to put before the prompt, such as '<|begin_of_text|>' for models trained with it");
+  app.add_option(
+      "--begin-token", arguments.begin_token,
+      "a token to put before the prompt or text, such as '<|begin_of_text|>', or none; default: what the "
+      "tokenizer's files put before texts, as fsdp-data tokenize does");
   app.add_option("--max-new-tokens", arguments.max_new_tokens,
                  util::concat("tokens of a sample; default: ", kDefaultNewTokens,
                               ", or as many as the model's positions allow"))

@@ -27,6 +27,7 @@ std::string tokenizer_in(const fs::path& folder) {
   if (has("tokenizer.json")) return (folder / "tokenizer.json").string();
   if (has("vocab.json") && has("merges.txt")) return folder.string();
   if (has("encoder.json") && has("vocab.bpe")) return folder.string();
+  if (has("tekken.json")) return (folder / "tekken.json").string();
   if (has("tokenizer.model")) return (folder / "tokenizer.model").string();
   return "";
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "data/utf8.h"
+
 namespace fsdp::data {
 
 AddedTokens::AddedTokens(const std::vector<Vocabulary::AddedToken>& tokens) {
@@ -10,6 +12,7 @@ AddedTokens::AddedTokens(const std::vector<Vocabulary::AddedToken>& tokens) {
     group.tokens.push_back(token);
     group.begins[static_cast<unsigned char>(token.content[0])] = true;
     longest_bytes_ = std::max(longest_bytes_, token.content.size());
+    strips_left_ = strips_left_ || token.lstrip;
   }
   for (Group* group : {&plain_, &normalized_}) {
     // Of several tokens with the same content the first counts.
@@ -41,7 +44,8 @@ const Vocabulary::AddedToken* AddedTokens::longest_at(const Group& group, std::s
   return longest;
 }
 
-AddedTokens::Match AddedTokens::find_in(const Group& group, std::string_view text, size_t from) {
+AddedTokens::Search::Found AddedTokens::Search::find_in(const Group& group, std::string_view text,
+                                                        size_t from) const {
   if (group.tokens.empty()) return {};
   for (size_t i = from; i < text.size(); ++i) {
     if (!group.only_byte.empty()) {
@@ -50,20 +54,45 @@ AddedTokens::Match AddedTokens::find_in(const Group& group, std::string_view tex
     } else if (!group.begins[static_cast<unsigned char>(text[i])]) {
       continue;
     }
-    if (const auto* token = longest_at(group, text.substr(i))) {
-      return {i, i + token->content.size(), token->id};
-    }
+    if (const auto* token = longest_at(group, text.substr(i))) return {i, i + token->content.size(), token};
   }
   return {};
 }
 
+/// `text` ends where the search for the token did.
+AddedTokens::Match AddedTokens::Search::with_white_space(const Found& found, std::string_view text,
+                                                         size_t from) const {
+  if (found.token == nullptr) return {};
+  Match match{.begin = std::max(found.begin, from),
+              .end = found.end,
+              .id = found.token->id,
+              .content_begin = found.begin};
+  if (found.token->lstrip) match.begin = from + trimmed_right(text.substr(from, match.begin - from)).size();
+  if (found.token->rstrip) {
+    const std::string_view rest = trimmed_left(text.substr(found.end));
+    match.end = text.size() - rest.size();
+    match.is_open = incomplete_utf8_tail(rest) == rest.size();
+  }
+  return match;
+}
+
 AddedTokens::Match AddedTokens::Search::next(size_t from) {
   // Kept from call to call: the text before it is searched once, however many normalized tokens are in it.
-  if (!is_known_ || plain_.begin < from) plain_ = find_in(tokens_.plain_, text_, from);
+  if (!is_known_) plain_ = find_in(tokens_.plain_, text_, plain_from_);
   is_known_ = true;
-  Match normalized =
-      find_in(tokens_.normalized_, text_.substr(0, std::min(plain_.begin, text_.size())), from);
-  return normalized.id >= 0 ? normalized : plain_;
+  const Match plain = with_white_space(plain_, text_, from);
+  const std::string_view before = text_.substr(0, std::min(plain.begin, text_.size()));
+  const Found normalized = find_in(tokens_.normalized_, before, normalized_from_);
+  if (normalized.token != nullptr) {
+    normalized_from_ = normalized.end;
+    return with_white_space(normalized, before, from);
+  }
+  if (plain.id >= 0) {
+    is_known_ = false;
+    plain_from_ = plain_.end;
+    normalized_from_ = plain.end;
+  }
+  return plain;
 }
 
 }  // namespace fsdp::data

@@ -17,11 +17,19 @@ constexpr size_t kFormedStepBytes = 1 << 12;
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
+/// Whether a token of normalized text can be looked for in raw text: neither form makes a blank, a tab or a line
+/// end of other characters, or joins them with a mark.
+bool is_inert(const std::string& content, UnicodeForm form) {
+  return (form == UnicodeForm::kNfc || form == UnicodeForm::kNfd) &&
+         content.find_first_not_of(" \t\r\n") == std::string::npos;
+}
+
 /// The added tokens that are looked for in raw text, or those for normalized text, in their normalized form.
 std::vector<Vocabulary::AddedToken> added_tokens(const Vocabulary& vocabulary, bool in_normalized_text) {
   std::vector<Vocabulary::AddedToken> chosen;
   for (Vocabulary::AddedToken& token : vocabulary.matched_tokens()) {
-    const bool normalizes = token.normalized && !vocabulary.normalizer.empty();
+    const bool normalizes = token.normalized && !vocabulary.normalizer.empty() &&
+                            !is_inert(token.content, vocabulary.normalizer[0].form);
     if (normalizes != in_normalized_text) continue;
     if (normalizes) token.content = FormedText(token.content, vocabulary.normalizer[0].form).text();
     chosen.push_back(std::move(token));
@@ -86,20 +94,26 @@ class BpeTokenizer final : public VocabularyTokenizer {
   size_t encode_up_to(std::string_view text, size_t stop, bool goes_on, std::vector<int64_t>& ids) const {
     std::unique_ptr<Scratch> scratch = scratch_.take();
     Output out{*scratch, ids};
+    scratch->pattern.begin_text(text.size());
     // Where the text goes on, its end is not certain: an added token or a character may begin there.
     size_t certain = text.size();
     if (goes_on) {
       certain -= std::min(certain, std::max(added_.longest_bytes(), size_t{1}) - 1);
       certain = std::min(certain, text.size() - incomplete_utf8_tail(text));
       certain -= incomplete_utf8_tail(text.substr(0, certain));
+      // A token that begins there may take this white space along.
+      if (added_.any_strips_left()) certain = trimmed_right(text.substr(0, certain)).size();
     }
     size_t done = 0;
     AddedTokens::Search tokens(added_, text);
-    while (done < text.size() && (done < stop || !goes_on)) {
+    while (!goes_on || (done < text.size() && done < stop)) {
       AddedTokens::Match token = tokens.next(done);
       // Behind `certain` a longer token may begin at the same place.
-      bool found = token.id >= 0 && (!goes_on || token.begin < certain);
-      size_t end = found ? token.begin : goes_on ? std::max(certain, done) : text.size();
+      // Nor is it known how much white space a token takes along that reaches to the end.
+      bool found = token.id >= 0 && (!goes_on || (token.content_begin < certain && !token.is_open));
+      size_t end = found     ? token.begin
+                   : goes_on ? std::max(std::min(certain, token.begin), done)
+                             : text.size();
       std::string_view part = text.substr(done, end - done);
       size_t consumed = 0;
       if (!part.empty() && add_prefix_space_ && !part.starts_with(' ')) {

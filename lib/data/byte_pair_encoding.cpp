@@ -34,7 +34,9 @@ class MergeTable {
     for (const auto& [left, right] : vocabulary.merges) {
       const uint64_t pair = pair_of(needed_token(vocabulary, left), needed_token(vocabulary, right));
       // A pair that is listed twice has its last rank, as in tokenizers.
-      merges_[pair] = {rank++, needed_token(vocabulary, left + right)};
+      const uint32_t merged = needed_token(vocabulary, left + right);
+      merges_[pair] = {vocabulary.ranks_are_ids ? merged : rank, merged};
+      ++rank;
     }
   }
 
@@ -146,9 +148,12 @@ class MergeTable {
 
 class ByteLevelBpe {
  public:
-  explicit ByteLevelBpe(const Vocabulary& vocabulary) : merges_(vocabulary) {
+  explicit ByteLevelBpe(const Vocabulary& vocabulary)
+      : merges_(vocabulary), fuse_unknown_(vocabulary.fuse_unknown) {
+    if (vocabulary.unknown_id) unknown_ = static_cast<uint32_t>(*vocabulary.unknown_id);
     for (size_t byte = 0; byte < byte_ids_.size(); ++byte) {
-      byte_ids_[byte] = needed_token(vocabulary, byte_symbol(static_cast<unsigned char>(byte)));
+      const auto found = vocabulary.tokens.find(byte_symbol(static_cast<unsigned char>(byte)));
+      byte_ids_[byte] = found == vocabulary.tokens.end() ? kNone : static_cast<uint32_t>(found->second);
     }
     for (const auto& [token, id] : vocabulary.tokens) {
       auto bytes = vocabulary.ignore_merges ? symbols_to_bytes(token) : std::nullopt;
@@ -158,7 +163,7 @@ class ByteLevelBpe {
 
   void encode(std::string_view piece, std::vector<int64_t>& ids) const {
     auto id_of = [this](char byte) { return byte_ids_[static_cast<unsigned char>(byte)]; };
-    if (piece.size() == 1) {
+    if (piece.size() == 1 && id_of(piece[0]) != kNone) {
       ids.push_back(id_of(piece[0]));
       return;
     }
@@ -168,14 +173,28 @@ class ByteLevelBpe {
         return;
       }
     }
-    c10::SmallVector<uint32_t, MergeTable::kShort> tokens(piece.size());
-    std::transform(piece.begin(), piece.end(), tokens.begin(), id_of);
+    c10::SmallVector<uint32_t, MergeTable::kShort> tokens;
+    bool unknown_before = false;
+    for (const char byte : piece) {
+      const uint32_t id = id_of(byte);
+      const bool is_unknown = id == kNone;
+      if (!is_unknown) {
+        tokens.push_back(id);
+      } else if (unknown_ && !(unknown_before && fuse_unknown_)) {
+        tokens.push_back(*unknown_);
+      }
+      unknown_before = is_unknown;
+    }
     merges_.merge(tokens.data(), tokens.size(), ids);
   }
 
  private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
   std::array<uint32_t, 256> byte_ids_{};
   MergeTable merges_;
+  std::optional<uint32_t> unknown_;
+  bool fuse_unknown_;
   std::unordered_map<std::string, uint32_t> whole_pieces_;  ///< with ignore_merges only: bytes to id
 };
 

@@ -42,13 +42,14 @@ TextSpan tokens_in(TextSpan span, const Tokenizer& tokenizer, std::string_view t
   return {begin.tokens, std::min(end.tokens + (end.is_inside ? 1 : 0), ids.size())};
 }
 
-/// Appends the tokens of a text of which `turns` are to be learnt, in order.
+/// Appends `begin` and the tokens of a text of which `turns` are to be learnt, in order.
 void append_tokens(const Tokenizer& tokenizer, std::string_view text, const std::vector<TextSpan>& turns,
-                   std::vector<int64_t>& ids, std::vector<TokenPart>& parts) {
+                   const std::vector<int64_t>& begin, std::vector<int64_t>& ids,
+                   std::vector<TokenPart>& parts) {
   std::vector<int64_t> own;
   tokenizer.encode(text, own);
   const std::optional<std::vector<TextSpan>> places = places_of(tokenizer, text, own);
-  const size_t offset = parts.size();
+  const size_t first = parts.size(), offset = first + begin.size();
   parts.resize(offset + own.size(), TokenPart::kContext);
   for (size_t i = 0; i < turns.size(); ++i) {
     const TextSpan tokens = tokens_in(turns[i], tokenizer, text, own, places);
@@ -56,7 +57,8 @@ void append_tokens(const Tokenizer& tokenizer, std::string_view text, const std:
       parts[offset + k] = i + 1 == turns.size() ? TokenPart::kLastTurn : TokenPart::kAssistant;
     }
   }
-  if (parts.size() > offset) parts[offset] = TokenPart::kDocumentStart;
+  if (parts.size() > first) parts[first] = TokenPart::kDocumentStart;
+  ids.insert(ids.end(), begin.begin(), begin.end());
   ids.insert(ids.end(), own.begin(), own.end());
 }
 
@@ -114,7 +116,7 @@ class ChatEncoder final : public RowEncoder {
       throw RowError(util::concat("has no tokens of the assistant, because the chat template ",
                                   template_.name(), " writes none of its messages"));
     }
-    append_tokens(tokenizer_, rendered.text, turns, ids, parts);
+    append_tokens(tokenizer_, rendered.text, turns, {}, ids, parts);
   }
 
  private:
@@ -125,7 +127,8 @@ class ChatEncoder final : public RowEncoder {
 
 class PlainEncoder final : public RowEncoder {
  public:
-  explicit PlainEncoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  PlainEncoder(const Tokenizer& tokenizer, std::vector<int64_t> begin)
+      : tokenizer_(tokenizer), begin_(std::move(begin)) {}
 
   std::vector<std::string> columns() const override { return {"prompt", "completion"}; }
 
@@ -134,7 +137,7 @@ class PlainEncoder final : public RowEncoder {
     const PlainRow row = parse_plain_row(text);
     if (row.completion.empty()) throw RowError("has an empty completion");
     const std::string whole = row.prompt + row.completion;
-    append_tokens(tokenizer_, whole, {{row.prompt.size(), whole.size()}}, ids, parts);
+    append_tokens(tokenizer_, whole, {{row.prompt.size(), whole.size()}}, begin_, ids, parts);
     const std::optional<int64_t> end = tokenizer_.end_of_text();
     if (!end || (!ids.empty() && ids.back() == *end)) return;
     ids.push_back(*end);
@@ -143,6 +146,7 @@ class PlainEncoder final : public RowEncoder {
 
  private:
   const Tokenizer& tokenizer_;
+  std::vector<int64_t> begin_;
 };
 
 }  // namespace
@@ -168,7 +172,10 @@ std::optional<std::vector<TextSpan>> places_of(const Tokenizer& tokenizer, std::
 
 std::unique_ptr<RowEncoder> make_chat_encoder(const ChatOptions& options, const Tokenizer& tokenizer,
                                               const std::string& tokenizer_name) {
-  if (options.chat_template == kNoChatTemplate) return std::make_unique<PlainEncoder>(tokenizer);
+  if (options.chat_template == kNoChatTemplate) {
+    return std::make_unique<PlainEncoder>(
+        tokenizer, options.begin_of_text ? tokenizer.begin_of_text() : std::vector<int64_t>{});
+  }
   ChatTemplateSource source =
       find_chat_template(options.chat_template, tokenizer_name, options.chat_variables);
   if (options.chat_variables.find("_token") == std::string::npos) check_special_tokens(source, tokenizer);

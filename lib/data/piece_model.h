@@ -22,8 +22,9 @@ using PieceModel = std::function<void(std::string_view piece, std::vector<int64_
 /// ACL 2016): of all pairs of neighbouring tokens the one that comes first in the list of merges becomes one
 /// token, the leftmost of several, until no pair is in the list.
 ///
-/// Over bytes, as in GPT-2: a piece begins as one token per byte. Throws Error(kData) when a byte has no
-/// token, or a merge takes or makes one that the vocabulary lacks.
+/// Over bytes, as in GPT-2: a piece begins as one token per byte. A byte without a token becomes the token for
+/// unknown ones, or nothing where there is none. Throws Error(kData) when a merge takes or makes a token that the
+/// vocabulary lacks.
 PieceModel make_byte_level_bpe(const Vocabulary& vocabulary);
 /// Over characters, as in Llama 2 and Mistral: a piece, which must be valid UTF-8, begins as one token per
 /// character, or one for each of its bytes where the character has none. Throws Error(kData) when a merge

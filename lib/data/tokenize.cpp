@@ -55,6 +55,12 @@ void check_chat(const TokenizeOptions& options) {
          "`chat` records where conversations end in the output's companion and needs no "
          "`document_separator`; leave it out");
   }
+  if (!options.document_start.empty() && options.document_start != "none") {
+    fail(ErrorKind::kUsage,
+         "`document_start` must be none with `chat`, whose template begins conversations, "
+         "but is ",
+         options.document_start, "; leave it out");
+  }
   if (options.split_special_tokens) {
     fail(ErrorKind::kUsage,
          "`chat` cannot be combined with `split_special_tokens`, which would split the special "
@@ -149,9 +155,11 @@ std::string without_escapes(std::string_view text) {
   return out;
 }
 
-std::vector<int64_t> separator_ids(const TokenizeOptions& options, const Tokenizer& tokenizer) {
-  const std::string& name = options.document_separator;
+/// The ids of a token or text that stands between documents; `own` is the tokenizer's, which `own_name` names too.
+std::vector<int64_t> marker_ids(const char* option, const std::string& name, const Tokenizer& tokenizer,
+                                const std::string& own_name, const std::vector<int64_t>& own) {
   if (name == "none") return {};
+  if (name.empty() || (name == own_name && !own.empty())) return own;
   if (name.starts_with("text:")) {
     std::vector<int64_t> ids;
     tokenizer.encode(without_escapes(name.substr(std::strlen("text:"))), ids);
@@ -162,28 +170,38 @@ std::vector<int64_t> separator_ids(const TokenizeOptions& options, const Tokeniz
     const char* const begin = name.data() + std::strlen("id:");
     const auto [end, error] = std::from_chars(begin, name.data() + name.size(), id);
     if (error != std::errc() || end != name.data() + name.size() || id < 0 || id >= kMaxVocabSize) {
-      fail(ErrorKind::kUsage, "`document_separator` must be from id:0 to id:", kMaxVocabSize - 1, ", but is ",
+      fail(ErrorKind::kUsage, "`", option, "` must be from id:0 to id:", kMaxVocabSize - 1, ", but is ",
            name);
     }
     return {id};
   }
-  std::optional<int64_t> id = name.empty() || name == "eos" ? tokenizer.end_of_text() : tokenizer.id_of(name);
-  if (!id && !name.empty()) {
-    fail(ErrorKind::kUsage, "`document_separator` ", name, " is not a token of the tokenizer ",
-         tokenizer.name(),
+  const std::optional<int64_t> id = name == own_name ? std::nullopt : tokenizer.id_of(name);
+  if (!id) {
+    fail(ErrorKind::kUsage, "`", option, "` ", name, " is not a token of the tokenizer ", tokenizer.name(),
          "; give one that it has, id:N for another id, text:TEXT for a text that is tokenized, or none");
   }
-  return id ? std::vector{*id} : std::vector<int64_t>{};
+  return {*id};
+}
+
+std::vector<int64_t> separator_ids(const TokenizeOptions& options, const Tokenizer& tokenizer) {
+  const std::optional<int64_t> end = tokenizer.end_of_text();
+  return marker_ids("document_separator", options.document_separator, tokenizer, "eos",
+                    end ? std::vector{*end} : std::vector<int64_t>{});
+}
+
+std::vector<int64_t> start_ids(const TokenizeOptions& options, const Tokenizer& tokenizer) {
+  return marker_ids("document_start", options.document_start, tokenizer, "bos", tokenizer.begin_of_text());
 }
 
 /// Takes encoded jobs in order and writes their ids. Joins documents that were cut between two jobs: where a
 /// part was not encoded exactly up to the next one, the next is encoded again from there.
 class Collector {
  public:
-  Collector(const Tokenizer& tokenizer, const std::vector<std::string>& files, std::vector<int64_t> separator,
-            TokenWriter& train, TokenWriter* validation, BadRows& bad_rows)
+  Collector(const Tokenizer& tokenizer, const std::vector<std::string>& files, std::vector<int64_t> start,
+            std::vector<int64_t> separator, TokenWriter& train, TokenWriter* validation, BadRows& bad_rows)
       : tokenizer_(tokenizer),
         files_(files),
+        start_(std::move(start)),
         separator_(std::move(separator)),
         train_(train),
         validation_(validation),
@@ -201,7 +219,10 @@ class Collector {
         continue;
       }
       std::string_view text = std::string_view(encoded.job.text).substr(part.begin, part.end - part.begin);
-      if (part.begins_document) writer_ = result.validation ? validation_ : &train_;
+      if (part.begins_document) {
+        writer_ = result.validation ? validation_ : &train_;
+        if (!start_.empty()) writer_->append(start_);
+      }
       if (skip_ > 0 || !carried_.empty()) {
         join(part, text);
       } else {
@@ -257,7 +278,7 @@ class Collector {
 
   const Tokenizer& tokenizer_;
   const std::vector<std::string>& files_;
-  const std::vector<int64_t> separator_;  ///< appended to every document
+  const std::vector<int64_t> start_, separator_;  ///< put before and behind every document
   TokenWriter& train_;
   TokenWriter* validation_;
   BadRows& bad_rows_;
@@ -283,8 +304,11 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
       options.make_row_encoder ? options.make_row_encoder(*tokenizer) : nullptr;
   const std::vector<int64_t> separator =
       encoder ? std::vector<int64_t>{} : separator_ids(options, *tokenizer);
+  const std::vector<int64_t> start = encoder ? std::vector<int64_t>{} : start_ids(options, *tokenizer);
   int64_t vocab_size = tokenizer->vocab_size();
-  for (int64_t id : separator) vocab_size = std::max(vocab_size, id + 1);
+  for (const auto* ids : {&separator, &start}) {
+    for (int64_t id : *ids) vocab_size = std::max(vocab_size, id + 1);
+  }
   const TokenFormat format = output_format(options, options.output, vocab_size);
   int64_t text_bytes = check_texts(options, files, encoder.get(), share);
 
@@ -298,7 +322,8 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
   }
   TextJobs jobs(files, options.json_lines, options.json_field, share, *tokenizer, encoder.get());
   BadRows bad_rows(options.skip_bad);
-  Collector collector(*tokenizer, files, separator, train, validation ? &*validation : nullptr, bad_rows);
+  Collector collector(*tokenizer, files, start, separator, train, validation ? &*validation : nullptr,
+                      bad_rows);
   jobs.encode(options.threads, [&](const EncodedJob& encoded) {
     collector.add(encoded);
     if (options.progress && text_bytes > 0)
@@ -322,6 +347,11 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
                            " (with model.vocab_size = ", vocab_size + 1,
                            ") or text:'\\n\\n' separates them, and none joins them without this warning");
   }
+  std::string note;
+  if (!start.empty() && options.document_start.empty()) {
+    note = util::concat("each document begins with the token ", start.front(),
+                        ", which the tokenizer puts before texts; `document_start` none leaves it out");
+  }
   train.commit();
   if (validation) validation->commit();
   return {.text_bytes = jobs.read_bytes(),
@@ -333,7 +363,8 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
           .assistant_tokens = train.assistant_tokens(),
           .validation_assistant_tokens = validation ? validation->assistant_tokens() : 0,
           .lengths = collector.lengths(),
-          .warning = std::move(warning)};
+          .warning = std::move(warning),
+          .note = std::move(note)};
 }
 
 void decode(const TokenFiles& files, const Tokenizer& tokenizer, int64_t begin, int64_t count,

@@ -38,6 +38,9 @@ struct TokenizeOptions {
   /// be an id beyond its vocabulary; "text:TEXT", which is tokenized (\n, \t and \\ stand for a line end, a
   /// tab and a backslash); or "none". Empty: eos where the tokenizer has one.
   std::string document_separator;
+  /// What precedes every document, in the same forms ("bos" in the place of "eos"). Empty: what the tokenizer puts
+  /// before texts, if anything (Tokenizer::begin_of_text()).
+  std::string document_start;
   /// Names of special tokens in documents are ordinary text (TokenizerOptions).
   bool split_special_tokens = false;
   std::string validation_output;  ///< empty: everything goes to `output`
@@ -60,6 +63,7 @@ struct TokenizeReport {
   int64_t assistant_tokens = 0, validation_assistant_tokens = 0;  ///< with make_row_encoder
   ChatLengths lengths{};                                          ///< of both outputs, with make_row_encoder
   std::string warning{};  ///< about what may not be intended: documents that nothing separates
+  std::string note{};     ///< about what the tokenizer puts before documents
 };
 
 /// Writes the token files; both appear complete or, after an Error, not at all. Errors: kUsage for options

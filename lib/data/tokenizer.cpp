@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "data/rank_vocabulary.h"
 #include "data/sentencepiece_tokenizer.h"
 #include "data/utf8.h"
 #include "data/vocabulary_tokenizer.h"
@@ -59,6 +60,12 @@ class ByteTokenizer final : public Tokenizer {
   }
 };
 
+/// A .model is SentencePiece's, or tiktoken's, as that of Llama 3.
+NamedVocabulary read_model(const fs::path& path) {
+  if (is_tiktoken(path)) return read_tiktoken(path);
+  return path;
+}
+
 /// The vocabulary in a folder.
 NamedVocabulary find_in_folder(const fs::path& folder) {
   std::error_code error;
@@ -68,9 +75,11 @@ NamedVocabulary find_in_folder(const fs::path& folder) {
       return read_two_files(folder / vocabulary, folder / merges);
     }
   }
-  if (fs::exists(folder / "tokenizer.model", error)) return folder / "tokenizer.model";
+  if (fs::exists(folder / "tekken.json", error)) return read_tekken(folder / "tekken.json");
+  if (const fs::path model = folder / "tokenizer.model"; fs::exists(model, error)) return read_model(model);
   util::fail(util::ErrorKind::kData, "the folder ", folder.string(), " contains no vocabulary: expected ",
-             "tokenizer.json, encoder.json and vocab.bpe, vocab.json and merges.txt, or tokenizer.model; "
+             "tokenizer.json, encoder.json and vocab.bpe, vocab.json and merges.txt, tekken.json, or "
+             "tokenizer.model; "
              "give the folder or file that does");
 }
 
@@ -134,8 +143,11 @@ NamedVocabulary find_vocabulary(const std::string& name) {
     if (file == "encoder.json" || file == "vocab.json") {
       return find_in_folder(path.has_parent_path() ? path.parent_path() : fs::path("."));
     }
-    if (path.extension() == ".json") return read_tokenizer_json(path);
-    if (path.extension() == ".model") return path;
+    const bool is_tekken = file.find("tekken") != std::string::npos;
+    if (path.extension() == ".json") return is_tekken ? read_tekken(path) : read_tokenizer_json(path);
+    if (path.extension() == ".tiktoken") return read_tiktoken(path);
+    // Mistral's have names such as tokenizer.model.v3.
+    if ((file + ".").find(".model.") != std::string::npos) return read_model(path);
   }
   const bool there = fs::exists(path, error);
   util::fail(util::ErrorKind::kUsage, "unknown tokenizer \"", name, "\", ",
@@ -146,7 +158,7 @@ NamedVocabulary find_vocabulary(const std::string& name) {
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& options) {
   NamedVocabulary found = find_vocabulary(name);
   if (std::holds_alternative<Bytes>(found)) return std::make_unique<ByteTokenizer>();
-  if (const auto* model = std::get_if<fs::path>(&found)) return make_sentencepiece_tokenizer(*model);
+  if (const auto* model = std::get_if<fs::path>(&found)) return make_sentencepiece_tokenizer(*model, options);
   auto& vocabulary = std::get<Vocabulary>(found);
   vocabulary.split_special_tokens = options.split_special_tokens;
   return make_tokenizer(vocabulary);
@@ -158,7 +170,9 @@ std::unique_ptr<Tokenizer> make_tokenizer(const Vocabulary& vocabulary) {
 }
 
 VocabularyTokenizer::VocabularyTokenizer(const Vocabulary& vocabulary)
-    : name_(vocabulary.source), ids_(vocabulary.tokens) {
+    : name_(vocabulary.source),
+      ids_(vocabulary.tokens),
+      begin_of_text_(vocabulary.begin_ids.value_or(std::vector<int64_t>{})) {
   for (const auto& token : vocabulary.added) ids_[token.content] = token.id;
   if (!vocabulary.end_of_text.empty()) end_of_text_ = id_of(vocabulary.end_of_text);
 }
@@ -171,7 +185,7 @@ void VocabularyTokenizer::keep(int64_t id, std::string bytes, std::optional<std:
 }
 
 std::optional<std::string> VocabularyTokenizer::bytes_of(int64_t id, bool begins) const {
-  if (id < 0 || id >= vocab_size() || !bytes_[static_cast<size_t>(id)]) {
+  if (id < 0 || id >= vocab_size()) {
     util::fail(util::ErrorKind::kData, "the id ", id, " is not a token of the vocabulary ", name_, " (0 to ",
                vocab_size() - 1, "); decode it with the tokenizer that made it");
   }

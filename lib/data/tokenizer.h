@@ -39,13 +39,15 @@ class Tokenizer {
   virtual size_t likely_cut(std::string_view /*text*/) const { return 0; }
 
   /// The bytes that a token stands for: not always whole characters. Nothing for a token that only marks a
-  /// place (as SentencePiece's <s> does). `begins`: no token that stands for bytes came before. Throws
+  /// place (as SentencePiece's <s> does), and for an id in a gap of the vocabulary. `begins`: no token that stands for bytes came before. Throws
   /// Error(kData) for an id outside the vocabulary.
   virtual std::optional<std::string> bytes_of(int64_t id, bool begins) const = 0;
 
   /// Throws Error(kData) for an id outside the vocabulary.
   virtual std::string decode(const std::vector<int64_t>& ids) const;
 
+  /// The tokens that the tokenizer's author puts before every text, which encode() does not append. Often one, bos.
+  virtual std::vector<int64_t> begin_of_text() const { return {}; }
   /// The token that ends a text, where there is one.
   virtual std::optional<int64_t> end_of_text() const { return std::nullopt; }
   /// The id of a token by its text, as vocabularies write it ("<|endoftext|>").
@@ -87,11 +89,12 @@ class TokenBytes {
 inline constexpr const char* kTokenizerChoices =
     "bytes; a tokenizer.json of Hugging Face (BPE, Unigram); a folder that contains one, "
     "or vocab.json and merges.txt (GPT-2, Qwen2), or encoder.json and vocab.bpe; a "
+    "tekken.json of Mistral; a .tiktoken or tokenizer.model of cl100k_base, o200k_base, Llama 3 or Qwen; a "
     ".model of SentencePiece";
 
 struct TokenizerOptions {
   /// The name of a special token in a text is ordinary text, not that token (Hugging Face's option of this
-  /// name). For the tokenizers of bytes and of SentencePiece it always is.
+  /// name). For the tokenizers of bytes, and of a SentencePiece model without files beside it, it always is.
   bool split_special_tokens = false;
 };
 

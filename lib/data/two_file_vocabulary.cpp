@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <charconv>
 #include <sstream>
 
+#include "data/companions.h"
 #include "data/vocabulary_reader.h"
 #include "util/error.h"
 
@@ -10,6 +10,8 @@ namespace fs = std::filesystem;
 
 const char* const kGpt2SplitPattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+const char* const kLlama3SplitPattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 const char* const kQwen2SplitPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
@@ -17,20 +19,13 @@ namespace {
 
 using json = nlohmann::json;
 
-/// A JSON file beside the vocabulary; null when it is not there.
-json read_beside(const fs::path& path) {
-  std::error_code error;
-  if (!fs::exists(path, error)) return nullptr;
-  return VocabularyReader(path.string()).parse(read_vocabulary_file(path));
-}
-
 /// The class, "GPT2Tokenizer" or "Qwen2Tokenizer"; their fast variants count as these.
 std::string tokenizer_class(const fs::path& folder, const json& config) {
   std::string name;
   fs::path source = folder / "tokenizer_config.json";
   if (config.is_object() && VocabularyReader::at(config, "tokenizer_class").is_string()) {
     name = config["tokenizer_class"].get<std::string>();
-  } else if (json model = read_beside(folder / "config.json");
+  } else if (json model = read_json_if_there(folder / "config.json");
              model.is_object() && VocabularyReader::at(model, "model_type").is_string()) {
     const std::string type = model["model_type"].get<std::string>();
     source = folder / "config.json";
@@ -58,36 +53,20 @@ void read_merges(const fs::path& path, Vocabulary& vocabulary) {
   }
 }
 
-/// "added_tokens_decoder" of tokenizer_config.json: options of tokens by id.
-void read_added_tokens(const VocabularyReader& reader, const json& config, Vocabulary& vocabulary) {
-  const json& list = VocabularyReader::at(config, "added_tokens_decoder");
-  if (list.is_null()) return;
-  reader.object(list, "\"added_tokens_decoder\"");
-  for (const auto& [key, options] : list.items()) {
-    reader.object(options, "in each of \"added_tokens_decoder\"");
-    Vocabulary::AddedToken token = reader.added_token(options);
-    int64_t number = -1;
-    auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), number);
-    if (error != std::errc() || end != key.data() + key.size()) number = -1;
-    token.id = reader.id(number, token.content);
-    vocabulary.added.push_back(std::move(token));
-  }
-}
-
 }  // namespace
 
 Vocabulary read_two_files(const fs::path& vocabulary_path, const fs::path& merges_path) {
   const fs::path folder = vocabulary_path.parent_path();
-  const json config = read_beside(folder / "tokenizer_config.json");
+  const Companions companions = read_companions(folder);
+  const json& config = companions.config;
   const std::string kind = tokenizer_class(folder, config);
   Vocabulary vocabulary;
   vocabulary.source = vocabulary_path.string();
   VocabularyReader reader(vocabulary.source);
   reader.tokens(reader.parse(read_vocabulary_file(vocabulary_path)), vocabulary);
   read_merges(merges_path, vocabulary);
-  VocabularyReader config_reader((folder / "tokenizer_config.json").string());
+  const VocabularyReader config_reader(companions.config_source);
   if (config.is_object()) {
-    read_added_tokens(config_reader, config, vocabulary);
     vocabulary.add_prefix_space = config_reader.flag(config, "add_prefix_space", false);
   }
   if (kind == "Qwen2Tokenizer") {
@@ -97,7 +76,7 @@ Vocabulary read_two_files(const fs::path& vocabulary_path, const fs::path& merge
   } else {
     vocabulary.splits.emplace_back().pattern = kGpt2SplitPattern;
   }
-  if (config.is_object()) vocabulary.end_of_text = config_reader.end_of_text(config, vocabulary);
+  add_companions(companions, vocabulary);
   if (vocabulary.end_of_text.empty()) vocabulary.end_of_text = usual_end_of_text(vocabulary);
   const bool known = std::any_of(vocabulary.added.begin(), vocabulary.added.end(),
                                  [&](const auto& token) { return token.content == vocabulary.end_of_text; });

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "data/base64.h"
+#include "data/companions.h"
 #include "data/vocabulary_reader.h"
 #include "util/error.h"
 
@@ -13,24 +15,8 @@ using nlohmann::json;
 using util::concat;
 using Kind = NormalizerStep::Kind;
 
-/// The bytes that base64 stands for; nothing when it is none.
-std::optional<std::string> from_base64(std::string_view text) {
-  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  while (text.ends_with('=')) text.remove_suffix(1);
-  std::string bytes;
-  uint32_t bits = 0;
-  int count = 0;
-  for (char c : text) {
-    const size_t value = kDigits.find(c);
-    if (value == std::string_view::npos) return std::nullopt;
-    bits = bits << 6 | static_cast<uint32_t>(value);
-    count += 6;
-    if (count < 8) continue;
-    count -= 8;
-    bytes.push_back(static_cast<char>(bits >> count & 0xff));
-  }
-  return bytes;
-}
+/// Each costs time for every text.
+constexpr size_t kMostSteps = 64;
 
 /// Reads a tokenizer.json part by part.
 class TokenizerJson : public VocabularyReader {
@@ -140,6 +126,7 @@ class TokenizerJson : public VocabularyReader {
     pattern(at(value, "pattern"), rule.pattern, rule.literal);
     std::string behavior = text(value, "behavior");
     bool invert = flag(value, "invert", false);
+    if (rule.literal && !invert && !can_occur(rule.pattern)) return;
     if (behavior == "Removed" && invert) {
       rule.matches_only = true;
     } else if (behavior != "Isolated") {
@@ -147,6 +134,22 @@ class TokenizerJson : public VocabularyReader {
       unsupported(concat("a split with the behavior ", behavior, invert ? " (inverted)" : ""));
     }
     out_.splits.push_back(std::move(rule));
+  }
+
+  /// Whether a normalized text can have the text in it: not where the normalizer replaces it, as Gemma's does with
+  /// the blanks by which its pre-tokenizer splits.
+  bool can_occur(const std::string& searched) const {
+    bool can = true;
+    for (const NormalizerStep& step : out_.normalizer) {
+      const bool replaces = step.kind == Kind::kReplace && step.literal;
+      if (replaces && searched.find(step.pattern) != std::string::npos && !step.content.empty() &&
+          step.content.find_first_of(searched) == std::string::npos) {
+        can = false;
+      } else if (!replaces || step.content.find_first_of(searched) != std::string::npos) {
+        can = true;
+      }
+    }
+    return can;
   }
 
   /// "prepend_scheme", or "add_prefix_space" of older files.
@@ -194,10 +197,11 @@ class TokenizerJson : public VocabularyReader {
     out_.fuse_unknown = flag(value, "fuse_unk", false);
     out_.ignore_merges = flag(value, "ignore_merges", false);
     tokens(at(value, "vocab"), out_);
-    if (const json& unknown = at(value, "unk_token"); unknown.is_string() && !bytes_) {
+    if (const json& unknown = at(value, "unk_token"); unknown.is_string()) {
       auto found = out_.tokens.find(unknown.get<std::string>());
-      if (found == out_.tokens.end()) damaged("has no token for its \"unk_token\"");
-      out_.unknown_id = found->second;
+      if (found != out_.tokens.end()) out_.unknown_id = found->second;
+      // A vocabulary of all bytes never needs it.
+      if (!out_.unknown_id && !bytes_) damaged("has no token for its \"unk_token\"");
     }
     const json& merges = at(value, "merges");
     if (!merges.is_array()) damaged("has no list \"merges\"");
@@ -275,22 +279,71 @@ class TokenizerJson : public VocabularyReader {
     }
   }
 
-  void post_processor(const json& value) const {
+  /// What is put around a text.
+  void post_processor(const json& value) {
     if (value.is_null()) return;
     std::string type = text(object(value, "\"post_processor\""), "type");
     if (type == "Sequence") {
       for (const json& part : list(value, "processors")) post_processor(part);
-      return;
+    } else if (type == "TemplateProcessing") {
+      template_of_texts(value);
+    } else if (type == "BertProcessing" || type == "RobertaProcessing") {
+      out_.begin_ids = named_token(value, "cls");
+      out_.end_ids = named_token(value, "sep");
+    } else if (type != "ByteLevel") {
+      unsupported("the post-processor " + type);
     }
-    for (const char* known : {"ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing"}) {
-      if (type == known) return;
+  }
+
+  void template_of_texts(const json& value) {
+    const json& single = at(value, "single");
+    if (!single.is_array()) damaged("has a post-processor without a template \"single\"");
+    std::vector<int64_t> begin, end;
+    bool is_behind = false;
+    for (const json& part : single) {
+      if (object(part, "in each part of a template").contains("Sequence")) {
+        is_behind = true;
+        continue;
+      }
+      for (const int64_t token : template_token(value, at(part, "SpecialToken"))) {
+        (is_behind ? end : begin).push_back(token);
+      }
     }
-    unsupported("the post-processor " + type);
+    out_.begin_ids.emplace(std::move(begin));
+    out_.end_ids.emplace(std::move(end));
+  }
+
+  /// The token of a pair of text and id.
+  std::vector<int64_t> named_token(const json& value, const char* key) const {
+    const json& pair = at(value, key);
+    if (!pair.is_array() || pair.size() != 2) {
+      damaged(concat("has a post-processor without a token \"", key, "\""));
+    }
+    return {id(pair[1], key)};
+  }
+
+  /// The ids that a template puts for a token.
+  std::vector<int64_t> template_token(const json& value, const json& part) const {
+    const std::string name = text(object(part, "\"SpecialToken\" in a template"), "id");
+    const json& tokens = at(value, "special_tokens");
+    const json& token = tokens.is_object() ? at(tokens, name.c_str()) : tokens;
+    const json& ids = token.is_object() ? at(token, "ids") : token;
+    std::vector<int64_t> found;
+    for (const json& each : ids.is_array() ? ids : json::array()) found.push_back(id(each, name));
+    if (found.empty()) {
+      const auto known = out_.find(name);
+      if (!known) damaged("has a post-processor with the token \"" + name + "\", which it lacks");
+      found.push_back(*known);
+    }
+    return found;
   }
 
   /// Refuses unsupported combinations of parts.
   void check() const {
     const auto& steps = out_.normalizer;
+    if (steps.size() > kMostSteps || out_.splits.size() > kMostSteps) {
+      unsupported(concat("more than ", kMostSteps, " normalizers or pre-tokenizers"));
+    }
     const bool forms_only = std::all_of(steps.begin(), steps.end(),
                                         [](const NormalizerStep& step) { return step.kind == Kind::kForm; });
     if (bytes_) {
@@ -323,6 +376,15 @@ std::vector<Vocabulary::AddedToken> Vocabulary::matched_tokens() const {
   return matched;
 }
 
+std::optional<int64_t> Vocabulary::find(const std::string& content) const {
+  if (content.empty()) return std::nullopt;
+  const auto token = std::find_if(added.begin(), added.end(),
+                                  [&](const AddedToken& each) { return each.content == content; });
+  if (token != added.end()) return token->id;
+  const auto plain = tokens.find(content);
+  return plain == tokens.end() ? std::nullopt : std::optional(plain->second);
+}
+
 Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source) {
   TokenizerJson reader(source);
   return reader.read(reader.parse(text));
@@ -330,13 +392,7 @@ Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source
 
 Vocabulary read_tokenizer_json(const fs::path& path) {
   Vocabulary vocabulary = parse_tokenizer_json(read_vocabulary_file(path), path.string());
-  fs::path config_path = path.parent_path() / "tokenizer_config.json";
-  std::error_code error;
-  if (!fs::exists(config_path, error)) return vocabulary;
-  VocabularyReader reader(config_path.string());
-  const std::string end_of_text =
-      reader.end_of_text(reader.parse(read_vocabulary_file(config_path)), vocabulary);
-  if (!end_of_text.empty()) vocabulary.end_of_text = end_of_text;
+  add_companions(read_companions(path.parent_path()), vocabulary);
   return vocabulary;
 }
 

@@ -21,8 +21,9 @@ struct Vocabulary {
   struct AddedToken {
     std::string content;
     int64_t id = 0;
-    bool normalized = false;  ///< looked for in the normalized text, after all others
-    bool special = false;     ///< marks a place, such as the end of a text
+    bool normalized = false;              ///< looked for in the normalized text, after all others
+    bool special = false;                 ///< marks a place, such as the end of a text
+    bool lstrip = false, rstrip = false;  ///< takes the white space before or after it along
   };
   /// A pattern that splits texts before bytes are merged.
   struct Split {
@@ -55,7 +56,8 @@ struct Vocabulary {
   /// By text; byte-level models write bytes as byte_symbol() (piece_model.h).
   std::unordered_map<std::string, int64_t> tokens;
   std::vector<std::pair<std::string, std::string>> merges;  ///< by priority
-  std::vector<std::pair<std::string, double>> pieces;       ///< kUnigram: by id, with their log probabilities
+  bool ranks_are_ids = false;  ///< the priority of a merge is the id of the token that it makes
+  std::vector<std::pair<std::string, double>> pieces;  ///< kUnigram: by id, with their log probabilities
   std::vector<AddedToken> added;
   bool split_special_tokens = false;  ///< special tokens are not looked for in texts
   std::vector<NormalizerStep> normalizer;
@@ -70,19 +72,28 @@ struct Vocabulary {
   bool fuse_unknown = false;          ///< consecutive unknown characters become one token
   Decoding decoding;
   std::string end_of_text;  ///< content of that token; empty: none
+  /// What is put before every text, if a file says so: the tokens that a post-processor puts there, or the config's
+  /// bos_token.
+  std::optional<std::vector<int64_t>> begin_ids;
+  std::optional<std::vector<int64_t>> end_ids;  ///< the same behind every text
 
+  /// The id of a token by its content; nothing when there is none.
+  std::optional<int64_t> find(const std::string& content) const;
   /// The added tokens that are looked for in texts.
   std::vector<AddedToken> matched_tokens() const;
 };
 
-/// GPT-2's pattern, and Qwen2's.
+/// The patterns of GPT-2, Llama 3, Qwen2, o200k_base and Mistral's tekken.json.
 extern const char* const kGpt2SplitPattern;
+extern const char* const kLlama3SplitPattern;
 extern const char* const kQwen2SplitPattern;
+extern const char* const kO200kSplitPattern;
+extern const char* const kTekkenSplitPattern;
 
 /// Hugging Face's tokenizer.json with a model of type BPE or Unigram. Unsupported features that would change
 /// ids are refused by name, with Error(kData): other models, normalizers, pre-tokenizers, decoders, options
-/// of tokens. Truncation, padding and what a post-processor adds around a text are ignored. The end-of-text
-/// token is that of tokenizer_config.json beside it, or one of the usual names.
+/// of tokens. Truncation and padding are ignored. The end-of-text token is that of tokenizer_config.json beside it,
+/// or one of the usual names; added tokens beside it count too (companions.h).
 Vocabulary read_tokenizer_json(const std::filesystem::path& path);
 /// The same for the content of such a file.
 Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source);
@@ -93,7 +104,7 @@ Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source
 /// GPT-2's. Throws Error(kData) for another class.
 Vocabulary read_two_files(const std::filesystem::path& vocabulary, const std::filesystem::path& merges);
 
-/// What a name that make_tokenizer() takes stands for: bytes, a Hugging Face vocabulary, or the path of a model
+/// What a name that make_tokenizer() takes stands for: bytes, a vocabulary, or the path of a model
 /// of SentencePiece, which is not read. Throws as make_tokenizer() does.
 struct Bytes {};
 using NamedVocabulary = std::variant<Bytes, Vocabulary, std::filesystem::path>;

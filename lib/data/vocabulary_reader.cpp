@@ -19,12 +19,6 @@ constexpr int kMaxDepth = 32;
 /// Above all vocabularies that exist; ids index tables.
 constexpr int64_t kMaxId = (int64_t{1} << 24) - 1;
 
-bool has_token(const Vocabulary& vocabulary, const std::string& content) {
-  return vocabulary.tokens.contains(content) ||
-         std::any_of(vocabulary.added.begin(), vocabulary.added.end(),
-                     [&](const auto& token) { return token.content == content; });
-}
-
 }  // namespace
 
 void VocabularyReader::refuse(const std::string& found, const std::string& remedy) const {
@@ -111,28 +105,17 @@ Vocabulary::AddedToken VocabularyReader::added_token(const json& options) const 
   if (token.content.empty()) damaged("has an added token without content");
   token.special = flag(options, "special", false);
   token.normalized = flag(options, "normalized", !token.special);
-  for (const char* option : {"lstrip", "rstrip", "single_word"}) {
-    if (flag(options, option, false)) {
-      unsupported(concat("the option \"", option, "\" of the token \"", token.content, "\""));
-    }
+  token.lstrip = flag(options, "lstrip", false);
+  token.rstrip = flag(options, "rstrip", false);
+  if (flag(options, "single_word", false)) {
+    unsupported(concat("the option \"single_word\" of the token \"", token.content, "\""));
   }
   return token;
 }
 
-std::string VocabularyReader::end_of_text(const json& config, const Vocabulary& vocabulary) const {
-  const json* token = &at(config, "eos_token");
-  if (token->is_object()) token = &at(*token, "content");
-  if (!token->is_string()) return "";
-  const auto content = token->get<std::string>();
-  if (!content.empty() && !has_token(vocabulary, content)) {
-    damaged("names the eos_token \"" + content + "\", which " + vocabulary.source + " does not have");
-  }
-  return content;
-}
-
 std::string usual_end_of_text(const Vocabulary& vocabulary) {
   for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"}) {
-    if (has_token(vocabulary, name)) return name;
+    if (vocabulary.find(name)) return name;
   }
   return "";
 }
@@ -147,6 +130,12 @@ std::string read_vocabulary_file(const fs::path& path) {
     fail(ErrorKind::kData, "the vocabulary ", path.string(), " cannot be read (", error.what(),
          "); give the path of a readable file");
   }
+}
+
+VocabularyReader::json read_json_if_there(const fs::path& path) {
+  std::error_code error;
+  if (!fs::exists(path, error)) return nullptr;
+  return VocabularyReader(path.string()).parse(read_vocabulary_file(path));
 }
 
 }  // namespace fsdp::data

@@ -42,9 +42,6 @@ class VocabularyReader {
   /// The token that `options` describe; all but its id.
   Vocabulary::AddedToken added_token(const json& options) const;
 
-  /// The eos_token of a tokenizer_config.json, which the vocabulary must have; empty when it names none.
-  std::string end_of_text(const json& config, const Vocabulary& vocabulary) const;
-
   const std::string& source() const { return source_; }
 
  private:
@@ -56,5 +53,8 @@ std::string usual_end_of_text(const Vocabulary& vocabulary);
 
 /// Reads a file that the user named, or one beside it. Throws Error(kData) if it cannot be read.
 std::string read_vocabulary_file(const std::filesystem::path& path);
+
+/// The JSON object in a file beside it; null where there is no such file.
+nlohmann::json read_json_if_there(const std::filesystem::path& path);
 
 }  // namespace fsdp::data

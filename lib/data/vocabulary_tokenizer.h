@@ -37,6 +37,7 @@ class VocabularyTokenizer : public Tokenizer {
   std::string name() const override { return name_; }
   int64_t vocab_size() const override { return static_cast<int64_t>(bytes_.size()); }
   std::optional<std::string> bytes_of(int64_t id, bool begins) const override;
+  std::vector<int64_t> begin_of_text() const override { return begin_of_text_; }
   std::optional<int64_t> end_of_text() const override { return end_of_text_; }
   std::optional<int64_t> id_of(const std::string& token) const override;
 
@@ -49,6 +50,7 @@ class VocabularyTokenizer : public Tokenizer {
  private:
   std::string name_;
   std::unordered_map<std::string, int64_t> ids_;  ///< of each token, as the vocabulary writes it
+  std::vector<int64_t> begin_of_text_;
   std::optional<int64_t> end_of_text_;
   std::vector<std::optional<std::string>> bytes_;  ///< by id; nothing where the vocabulary has a gap
   std::unordered_map<int64_t, std::string> first_bytes_;

@@ -23,7 +23,8 @@ using util::ErrorKind;
 using util::fail;
 
 bool holds_vocabulary(const fs::path& folder) {
-  constexpr const char* kNames[] = {"tokenizer.json", "vocab.bpe", "merges.txt", "tokenizer.model"};
+  constexpr const char* kNames[] = {"tokenizer.json", "vocab.bpe", "merges.txt", "tekken.json",
+                                    "tokenizer.model"};
   return std::any_of(std::begin(kNames), std::end(kNames), [&](const char* name) {
     std::error_code error;
     return fs::exists(folder / name, error);
@@ -113,10 +114,15 @@ std::vector<int64_t> stop_ids(const nlohmann::json& config, const data::Tokenize
   return ids;
 }
 
-std::vector<int64_t> encode_prompt(const data::Tokenizer& tokenizer, const std::string& text) {
+std::vector<int64_t> encode_prompt(const data::Tokenizer& tokenizer, const std::string& text, bool begins) {
   std::vector<int64_t> ids;
+  const std::vector<int64_t> begin = tokenizer.begin_of_text();
   if (!text.empty()) {
     tokenizer.encode(text, ids);
+    const bool has_begin = ids.size() >= begin.size() && std::equal(begin.begin(), begin.end(), ids.begin());
+    if (begins && !has_begin) ids.insert(ids.begin(), begin.begin(), begin.end());
+  } else if (begins && !begin.empty()) {
+    ids = begin;
   } else if (tokenizer.end_of_text()) {
     ids.push_back(*tokenizer.end_of_text());
   } else {

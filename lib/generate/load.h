@@ -39,8 +39,11 @@ std::unique_ptr<data::Tokenizer> find_tokenizer(const checkpoint::StoredModel& s
 /// The tokens that end a text: the tokenizer's, and the eos_token_id of the model's config.
 std::vector<int64_t> stop_ids(const nlohmann::json& config, const data::Tokenizer& tokenizer);
 
-/// A text's ids. An empty text becomes what precedes a new text: the end of another, or, for tokenizers
-/// without a token for that, a line end.
-std::vector<int64_t> encode_prompt(const data::Tokenizer& tokenizer, const std::string& text);
+/// A text's ids, with the tokens before them that the tokenizer's author puts before texts, as fsdp-data does with
+/// documents; not with `begins` = false, nor where the text begins with them itself. An empty text becomes what
+/// precedes a new text: these tokens, the end of another text, or, for tokenizers without a token for that, a line
+/// end.
+std::vector<int64_t> encode_prompt(const data::Tokenizer& tokenizer, const std::string& text,
+                                   bool begins = true);
 
 }  // namespace fsdp::generate

@@ -8,16 +8,17 @@
 #include <vector>
 
 #include "data/piece_model.h"
+#include "data/sentencepiece_model.h"
 #include "data/utf8.h"
 #include "data/vocabulary_reader.h"
 #include "gguf/export.h"
-#include "gguf/sentencepiece_model.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/text.h"
 
 namespace fsdp::gguf {
 namespace fs = std::filesystem;
+using data::SentencePieceModel;
 using data::Vocabulary;
 using data::VocabularyReader;
 using nlohmann::json;
@@ -29,8 +30,6 @@ namespace {
 
 using Kind = SentencePieceModel::Kind;
 
-constexpr const char* kLlama3SplitPattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kBlank = "\xe2\x96\x81";
 
 /// How llama.cpp's pre-tokenizers split texts, of several alike one.
@@ -43,10 +42,12 @@ struct PreTokenizer {
 const std::vector<PreTokenizer>& pre_tokenizers() {
   static const std::vector<PreTokenizer> kPreTokenizers = {
       {"gpt-2", {data::kGpt2SplitPattern}, false},
-      {"llama-bpe", {kLlama3SplitPattern}, true},
-      {"dbrx", {kLlama3SplitPattern}, false},
+      {"llama-bpe", {data::kLlama3SplitPattern}, true},
+      {"dbrx", {data::kLlama3SplitPattern}, false},
       {"qwen2", {data::kQwen2SplitPattern}, false},
       {"smollm", {"\\p{N}", data::kGpt2SplitPattern}, false},
+      {"tekken", {data::kTekkenSplitPattern}, true},
+      {"gpt-4o", {data::kO200kSplitPattern}, true},
   };
   return kPreTokenizers;
 }
@@ -66,49 +67,11 @@ bool is_byte_token(std::string_view token) {
          token.substr(3, 2).find_first_not_of("0123456789ABCDEFabcdef") == token.npos;
 }
 
-/// A JSON file beside the vocabulary; null where there is none.
-json json_beside(const fs::path& folder, const char* name) {
-  const fs::path path = folder / name;
-  std::error_code error;
-  if (folder.empty() || !fs::exists(path, error)) return nullptr;
-  return VocabularyReader(path.string()).parse(data::read_vocabulary_file(path));
-}
-
 std::string text_at(const json& object, const char* key) {
   if (!object.is_object()) return "";
   const json& value = VocabularyReader::at(object, key);
   if (value.is_object()) return text_at(value, "content");
   return value.is_string() ? value.get<std::string>() : "";
-}
-
-/// What is put before and after a text.
-struct Ends {
-  std::optional<bool> begin, end;
-  std::string begin_token, end_token;
-};
-
-/// Of the post-processor of a tokenizer.json.
-void read_ends(const json& processor, Ends& ends) {
-  const std::string type = text_at(processor, "type");
-  if (type == "Sequence") {
-    const json& list = VocabularyReader::at(processor, "processors");
-    for (const json& part : list.is_array() ? list : json::array()) read_ends(part, ends);
-  } else if (type == "ByteLevel") {
-    if (!ends.begin) ends.begin = false;
-    if (!ends.end) ends.end = false;
-  } else if (type == "RobertaProcessing" || type == "BertProcessing") {
-    ends.begin = ends.end = true;
-  } else if (type == "TemplateProcessing") {
-    const json& single = VocabularyReader::at(processor, "single");
-    if (!single.is_array() || single.size() < 2) return;
-    const auto special = [](const json& part) {
-      return part.is_object() ? text_at(VocabularyReader::at(part, "SpecialToken"), "id") : "";
-    };
-    ends.begin_token = special(single.front());
-    ends.end_token = special(single.back());
-    if (!ends.begin_token.empty()) ends.begin = true;
-    if (!ends.end_token.empty()) ends.end = true;
-  }
 }
 
 /// The tokenizer under construction.
@@ -210,9 +173,9 @@ void put_characters(const Vocabulary& vocabulary, Description& out, Metadata& me
   metadata.emplace_back("tokenizer.ggml.add_space_prefix", blank_first);
 }
 
-void put_sentencepiece(const fs::path& path, Description& out, Metadata& metadata) {
-  const SentencePieceModel model = parse_sentencepiece_model(data::read_vocabulary_file(path), path.string());
-  if (!model.bpe) {
+void put_sentencepiece(const SentencePieceModel& model, const fs::path& path, Description& out,
+                       Metadata& metadata) {
+  if (model.type != SentencePieceModel::Type::kBpe) {
     fail(ErrorKind::kUsage, "the tokenizer must be byte pair encoding for a GGUF file, but ", path.string(),
          " is of another type (Unigram, ...); export the model without tokenizer (\"", kNoTokenizer, "\")");
   }
@@ -226,18 +189,6 @@ void put_sentencepiece(const fs::path& path, Description& out, Metadata& metadat
   metadata.emplace_back("tokenizer.ggml.remove_extra_whitespaces", model.drops_blanks);
 }
 
-/// Tokens that tokenizer_config.json adds to a SentencePiece model.
-void put_added_of_config(const json& config, Description& out) {
-  const json& added = config.is_object() ? VocabularyReader::at(config, "added_tokens_decoder") : config;
-  if (!added.is_object()) return;
-  for (const auto& [id, token] : added.items()) {
-    const std::string text = text_at(token, "content");
-    const bool is_number = !id.empty() && id.size() < 10 && id.find_first_not_of("0123456789") == id.npos;
-    if (!text.empty() && is_number)
-      out.put_added(std::stoll(id), text, VocabularyReader::at(token, "special") == true);
-  }
-}
-
 struct SpecialToken {
   const char *name, *key;
 };
@@ -246,15 +197,21 @@ constexpr SpecialToken kSpecialTokens[] = {{"bos", "bos_token_id"},     {"eos", 
                                            {"pad", "padding_token_id"}, {"mask", "mask_token_id"}};
 
 void put_special_tokens(const Description& tokens, const json& tokenizer_config, const json& model_config,
-                        const Ends& ends, const std::string& end_of_text, Metadata& metadata) {
+                        const Vocabulary& vocabulary, const std::string& usual_begin, Metadata& metadata) {
+  const auto last = [](const std::optional<std::vector<int64_t>>& ids) -> std::optional<uint32_t> {
+    if (!ids || ids->empty()) return std::nullopt;
+    return static_cast<uint32_t>(ids->back());
+  };
   for (const SpecialToken& special : kSpecialTokens) {
     const std::string name = special.name;
     std::optional<uint32_t> id = tokens.id_of(text_at(tokenizer_config, concat(name, "_token").c_str()));
     const json& configured = VocabularyReader::at(model_config, concat(name, "_token_id").c_str());
     const bool in_range = configured.is_number_integer() && configured >= 0 && configured < tokens.size();
     if (!id && in_range) id = configured.get<uint32_t>();
-    if (!id && name == "bos") id = tokens.id_of(ends.begin_token);
-    if (!id && name == "eos") id = tokens.id_of(end_of_text.empty() ? ends.end_token : end_of_text);
+    if (!id && name == "bos") id = last(vocabulary.begin_ids);
+    if (!id && name == "bos") id = tokens.id_of(usual_begin);
+    if (!id && name == "eos") id = tokens.id_of(vocabulary.end_of_text);
+    if (!id && name == "eos") id = last(vocabulary.end_ids);
     if (!id && name == "unk") id = tokens.id_of_kind(Kind::kUnknown);
     if (id) metadata.emplace_back(concat("tokenizer.ggml.", special.key), *id);
   }
@@ -267,7 +224,8 @@ void put_chat_templates(const fs::path& folder, const json& tokenizer_config, Me
   std::error_code error;
   if (!folder.empty() && fs::exists(folder / "chat_template.jinja", error)) {
     found = data::read_vocabulary_file(folder / "chat_template.jinja");
-  } else if (const json other = json_beside(folder, "chat_template.json");
+  } else if (const json other =
+                 folder.empty() ? json() : data::read_json_if_there(folder / "chat_template.json");
              found.is_null() && other.is_object()) {
     found = VocabularyReader::at(other, "chat_template");
   }
@@ -313,52 +271,51 @@ void describe_tokenizer(const std::string& tokenizer, int64_t vocab_size, const 
   }
   Description tokens(tokenizer, vocab_size);
   Merges merges;
-  Ends ends;
-  std::string end_of_text;
-  bool scored = false;
+  Vocabulary vocabulary;
   fs::path folder;
-  const data::NamedVocabulary found = data::find_vocabulary(tokenizer);
-  if (const auto* vocabulary = std::get_if<Vocabulary>(&found)) {
-    folder = fs::path(vocabulary->source).parent_path();
-    if (folder.empty()) folder = ".";
-    scored = vocabulary->model != Vocabulary::Model::kByteLevelBpe;
-    if (scored) {
-      put_characters(*vocabulary, tokens, metadata);
-    } else {
-      put_byte_level(*vocabulary, tokens, metadata, merges);
+  bool scored = false;
+  std::string usual_begin;
+  data::NamedVocabulary found = data::find_vocabulary(tokenizer);
+  if (const auto* path = std::get_if<fs::path>(&found)) {
+    const SentencePieceModel model = data::read_sentencepiece_model(*path);
+    put_sentencepiece(model, *path, tokens, metadata);
+    vocabulary = data::vocabulary_of(model, *path);
+    for (const Vocabulary::AddedToken& token : vocabulary.added) {
+      tokens.put_added(token.id, token.content, token.special);
     }
-    for (const Vocabulary::AddedToken& token : vocabulary->added) {
-      if (vocabulary->unknown_id != token.id) tokens.put_added(token.id, token.content, token.special);
-    }
-    end_of_text = vocabulary->end_of_text;
-    const json file =
-        VocabularyReader(vocabulary->source).parse(data::read_vocabulary_file(vocabulary->source));
-    read_ends(VocabularyReader::at(file, "post_processor"), ends);
-  } else if (const auto* path = std::get_if<fs::path>(&found)) {
-    folder = path->has_parent_path() ? path->parent_path() : fs::path(".");
+    if (vocabulary.end_of_text.empty()) vocabulary.end_of_text = model.end_piece;
+    usual_begin = model.begin_piece;
     scored = true;
-    put_sentencepiece(*path, tokens, metadata);
-    put_added_of_config(json_beside(folder, "tokenizer_config.json"), tokens);
-    end_of_text = "</s>";
-    ends.begin_token = "<s>";
-  } else {
-    Vocabulary bytes;
+  } else if (std::holds_alternative<data::Bytes>(found)) {
     for (int byte = 0; byte < 256; ++byte)
-      bytes.tokens[data::byte_symbol(static_cast<unsigned char>(byte))] = byte;
-    bytes.splits.push_back({.pattern = data::kGpt2SplitPattern});
-    put_byte_level(bytes, tokens, metadata, merges);
+      vocabulary.tokens[data::byte_symbol(static_cast<unsigned char>(byte))] = byte;
+    vocabulary.splits.push_back({.pattern = data::kGpt2SplitPattern});
+    put_byte_level(vocabulary, tokens, metadata, merges);
+  } else {
+    vocabulary = std::move(std::get<Vocabulary>(found));
+    scored = vocabulary.model != Vocabulary::Model::kByteLevelBpe;
+    if (scored) {
+      put_characters(vocabulary, tokens, metadata);
+    } else {
+      put_byte_level(vocabulary, tokens, metadata, merges);
+    }
+    for (const Vocabulary::AddedToken& token : vocabulary.added) {
+      const bool is_unknown = scored && vocabulary.unknown_id == token.id;
+      if (!is_unknown) tokens.put_added(token.id, token.content, token.special);
+    }
   }
-  const json config = json_beside(folder, "tokenizer_config.json");
-  put_special_tokens(tokens, config, model_config, ends, end_of_text, metadata);
+  if (!vocabulary.source.empty()) folder = fs::path(vocabulary.source).parent_path();
+  if (!vocabulary.source.empty() && folder.empty()) folder = ".";
+  const json config = folder.empty() ? json() : data::read_json_if_there(folder / "tokenizer_config.json");
+  put_special_tokens(tokens, config, model_config, vocabulary, usual_begin, metadata);
   tokens.append_to(metadata, scored);
   if (!scored) metadata.emplace_back("tokenizer.ggml.merges", std::move(merges));
-  for (auto [key, adds] : {std::pair("add_bos_token", ends.begin), std::pair("add_eos_token", ends.end)}) {
-    if (!adds && config.is_object() && VocabularyReader::at(config, key).is_boolean())
-      adds = config[key].get<bool>();
-    // Where files of transformers say nothing, llama.cpp's default for the tokenizer is theirs; the tokenizers
-    // that are trained here put nothing around texts.
-    if (!adds && config.is_null()) adds = false;
-    if (adds) metadata.emplace_back(concat("tokenizer.ggml.", key), *adds);
+  for (const auto& [key, ids] :
+       {std::pair("add_bos_token", &vocabulary.begin_ids), std::pair("add_eos_token", &vocabulary.end_ids)}) {
+    // Where files of transformers say nothing about a SentencePiece model, llama.cpp's default is theirs. Other
+    // tokenizers, and those that are trained here, then put nothing around texts.
+    const bool knows = ids->has_value() || config.is_null() || !scored;
+    if (knows) metadata.emplace_back(concat("tokenizer.ggml.", key), *ids && !(*ids)->empty());
   }
   put_chat_templates(folder, config, metadata);
 }

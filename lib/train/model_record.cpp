@@ -79,7 +79,12 @@ ModelFiles tokenizer_files(const std::string& tokenizer) {
     return files;
   }
   // A tokenizer with an unusual file name: the files beside it may belong to another tokenizer.
-  return {{path.extension() == ".model" ? "tokenizer.model" : "tokenizer.json", path}};
+  const std::string file = path.filename().string();
+  const bool is_model = path.extension() == ".tiktoken" || (file + ".").find(".model.") != std::string::npos;
+  return {{is_model                                   ? "tokenizer.model"
+           : file.find("tekken") != std::string::npos ? "tekken.json"
+                                                      : "tokenizer.json",
+           path}};
 }
 
 /// The tokenizer files of `own` and all other files of the origin; all files of the origin, which may have

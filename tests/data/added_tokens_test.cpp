@@ -35,6 +35,34 @@ TEST(AddedTokens, ThoseThatAreNotNormalizedComeBeforeTheOthers) {
   EXPECT_EQ(found_in(tokens, "abcab"), (Found{{0, 3}, {1, 2}, {3, 1}}));
 }
 
+/// Begin, end and id of all tokens in a text.
+std::vector<std::array<int64_t, 3>> spans_in(const AddedTokens& tokens, std::string_view text) {
+  AddedTokens::Search search(tokens, text);
+  std::vector<std::array<int64_t, 3>> spans;
+  for (size_t from = 0;;) {
+    const AddedTokens::Match match = search.next(from);
+    if (match.id < 0) return spans;
+    spans.push_back({static_cast<int64_t>(match.begin), static_cast<int64_t>(match.end), match.id});
+    from = match.end;
+  }
+}
+
+TEST(AddedTokens, TakeTheWhiteSpaceAlongThatTheirOptionsName) {
+  const AddedTokens tokens({{.content = "<l>", .id = 1, .lstrip = true},
+                            {.content = "<r>", .id = 2, .rstrip = true},
+                            {.content = "<b>", .id = 3, .lstrip = true, .rstrip = true},
+                            {.content = "\n", .id = 4}});
+  using Spans = std::vector<std::array<int64_t, 3>>;
+  EXPECT_EQ(spans_in(tokens, "a \t<l> b"), (Spans{{1, 6, 1}}));
+  EXPECT_EQ(spans_in(tokens, " <r>\u3000 b"), (Spans{{1, 8, 2}}));
+  EXPECT_EQ(spans_in(tokens, "<r>  <b>  <l> "), (Spans{{0, 5, 2}, {5, 10, 3}, {10, 13, 1}}));
+  // A byte of a character of white space is none.
+  EXPECT_EQ(spans_in(tokens, "\x85<l>"), (Spans{{1, 4, 1}}));
+  EXPECT_EQ(spans_in(tokens, "<r>\xa0"), (Spans{{0, 3, 2}}));
+  // As in tokenizers, white space that a token took along may be a token too.
+  EXPECT_EQ(spans_in(tokens, "<r> \nx"), (Spans{{0, 5, 2}, {5, 5, 4}}));
+}
+
 // One look at each of the tokens for each place of the text would be 10^11 looks.
 TEST(AddedTokens, HundredsOfThousandsAreReadAndFoundInLinearTime) {
   const int64_t count = 200'000;

@@ -4,11 +4,13 @@
 
 #include <cmath>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "data/compressed_fixtures.h"
 #include "data/parquet_fixtures.h"
 #include "data/tokenize.h"
 #include "data/tokenize_fixtures.h"
+#include "util/file.h"
 
 namespace fsdp::data {
 namespace {
@@ -51,6 +53,43 @@ TEST(Tokenize, PutsTheSeparatorThatIsAskedFor) {
   options.tokenizer = "bytes";
   options.document_separator = "eos";
   expect_error(ErrorKind::kUsage, {"eos", "bytes"}, [&] { tokenize(options); });
+}
+
+TEST(Tokenize, PutsBeforeDocumentsWhatTheTokenizerDoes) {
+  TemporaryFolder folder;
+  nlohmann::json file = nlohmann::json::parse(util::read_file(kGpt2Kind));
+  file["added_tokens"].push_back({{"id", 2000}, {"content", "<bos>"}, {"special", true}});
+  file["post_processor"] = {
+      {"type", "TemplateProcessing"},
+      {"single", {{{"SpecialToken", {{"id", "<bos>"}}}}, {{"Sequence", {{"id", "A"}}}}}}};
+  folder.write("tokenizer.json", file.dump());
+  // More than a job of the second document.
+  const std::string words = [] {
+    std::string text;
+    for (int i = 0; i < 200'000; ++i) text += "the quick ";
+    return text;
+  }();
+  auto options = tokenize_options(folder, {folder.write("a", "the"), folder.write("b", words)});
+  options.tokenizer = folder / "tokenizer.json";
+  options.threads = 3;
+  std::string note;
+  auto decoded = [&](const std::string& start) {
+    options.document_start = start;
+    note = tokenize(options).note;
+    return make_tokenizer(options.tokenizer)->decode(tokenized_ids(options.output));
+  };
+  const std::string begun = "<bos>the<|endoftext|><bos>" + words + "<|endoftext|>";
+  EXPECT_TRUE(decoded("") == begun);
+  EXPECT_THAT(note, HasSubstr("begins with the token 2000"));
+  EXPECT_THAT(note, HasSubstr("`document_start` none"));
+  EXPECT_TRUE(decoded("bos") == begun);
+  EXPECT_EQ(note, "");
+  EXPECT_TRUE(decoded("none") == "the<|endoftext|>" + words + "<|endoftext|>");
+  EXPECT_TRUE(decoded("text:> ") == "> the<|endoftext|>> " + words + "<|endoftext|>");
+  options.tokenizer = kGpt2Kind;
+  EXPECT_TRUE(decoded("") == "the<|endoftext|>" + words + "<|endoftext|>");
+  EXPECT_EQ(note, "");
+  expect_error(ErrorKind::kUsage, {"document_start", "bos"}, [&] { decoded("bos"); });
 }
 
 TEST(Tokenize, SeparatesDocumentsByAnyIdOrText) {

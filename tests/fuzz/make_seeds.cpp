@@ -12,6 +12,7 @@
 #include "data/compressed_fixtures.h"
 #include "data/parquet_fixtures.h"
 #include "data/piece_model.h"
+#include "data/sentencepiece_model.h"
 #include "data/token_format.h"
 #include "data/vocabulary.h"
 #include "gguf/writer.h"
@@ -115,6 +116,45 @@ nlohmann::json small_tokenizer() {
   return tokenizer;
 }
 
+/// Vocabularies of the bytes, "th" and "the".
+template <typename Write>
+void write_rank_seeds(const Write& write) {
+  nlohmann::json vocabulary = nlohmann::json::array();
+  std::string lines;
+  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  for (size_t byte = 0; byte < 258; ++byte) {
+    std::string base64 = byte == 256 ? "dGg=" : "dGhl";
+    if (byte < 256) base64 = {kDigits[byte >> 2], kDigits[(byte & 3) << 4], '=', '='};
+    vocabulary.push_back({{"rank", byte}, {"token_bytes", base64}});
+    lines += base64 + " " + std::to_string(byte) + "\n";
+  }
+  write("rank_vocabulary/tiktoken", lines);
+  nlohmann::json tekken;
+  tekken["config"] = {{"pattern", "\\p{L}+|\\s+(?!\\S)|\\s+"},
+                      {"default_vocab_size", 262},
+                      {"default_num_special_tokens", 4}};
+  tekken["vocab"] = vocabulary;
+  write("rank_vocabulary/tekken", tekken.dump());
+  tekken["special_tokens"] = {{{"rank", 0}, {"token_str", "<unk>"}}, {{"rank", 1}, {"token_str", "<s>"}}};
+  write("rank_vocabulary/tekken_special", tekken.dump());
+
+  using Kind = fsdp::data::SentencePieceModel::Kind;
+  fsdp::data::SentencePieceModel model;
+  model.pieces = {{"<unk>", 0, Kind::kUnknown},
+                  {"<s>", 0, Kind::kControl},
+                  {"</s>", 0, Kind::kControl},
+                  {"\u2581", -1},
+                  {"t", -2},
+                  {"h", -3},
+                  {"th", -0.5F},
+                  {"<tag>", 0, Kind::kUserDefined},
+                  {"x", -9, Kind::kUnused}};
+  write("sentencepiece_model/unigram", model.serialized());
+  model.type = fsdp::data::SentencePieceModel::Type::kBpe;
+  model.adds_blank = false;
+  write("sentencepiece_model/bpe", model.serialized());
+}
+
 void write_data_seeds(const fs::path& folder) {
   auto write = [&folder](const std::string& name, const std::string& bytes) {
     std::ofstream(folder / name, std::ios::binary) << bytes;
@@ -141,6 +181,8 @@ void write_data_seeds(const fs::path& folder) {
   tokenizer["normalizer"] = {{"type", "NFC"}};
   write("tokenizer_json/refused", tokenizer.dump());
 
+  write_rank_seeds(write);
+
   const std::string text = "{\"text\": \"a document\"}\n{\"text\": \"another\"}\n";
   write("text_input/plain", text);
   write("text_input/gzip", fsdp::data::gzip(text) + fsdp::data::gzip(text));
@@ -164,8 +206,9 @@ int main(int argc, char** argv) {
     return 2;
   }
   fs::path folder = argv[1];
-  for (const char* target : {"safetensors", "gguf_file", "manifest", "shard_file", "token_file",
-                             "tokenizer_json", "text_input", "parquet"})
+  for (const char* target :
+       {"safetensors", "gguf_file", "manifest", "shard_file", "token_file", "tokenizer_json", "text_input",
+        "parquet", "rank_vocabulary", "sentencepiece_model"})
     fs::create_directories(folder / target);
 
   write_safetensors(folder / "safetensors/empty", {});

@@ -34,6 +34,8 @@ TEST(FuzzCorpus, TextInput) { replay("text_input", text_input); }
 TEST(FuzzCorpus, Parquet) { replay("parquet", parquet); }
 TEST(FuzzCorpus, DcpMetadata) { replay("dcp_metadata", dcp_metadata); }
 TEST(FuzzCorpus, TorchObject) { replay("torch_object", torch_object); }
+TEST(FuzzCorpus, SentencePieceModel) { replay("sentencepiece_model", sentencepiece_model); }
+TEST(FuzzCorpus, RankVocabulary) { replay("rank_vocabulary", rank_vocabulary); }
 
 }  // namespace
 }  // namespace fsdp::fuzz

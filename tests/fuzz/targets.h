@@ -17,5 +17,7 @@ int text_input(const uint8_t* data, size_t size);
 int parquet(const uint8_t* data, size_t size);
 int dcp_metadata(const uint8_t* data, size_t size);
 int torch_object(const uint8_t* data, size_t size);
+int sentencepiece_model(const uint8_t* data, size_t size);
+int rank_vocabulary(const uint8_t* data, size_t size);
 
 }  // namespace fsdp::fuzz

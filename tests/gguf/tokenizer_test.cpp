@@ -6,10 +6,10 @@
 #include <gtest/gtest.h>
 
 #include "data/piece_model.h"
+#include "data/sentencepiece_model.h"
 #include "data/sentencepiece_tokenizer.h"
 #include "data/train_tokenizer.h"
 #include "gguf/export.h"
-#include "gguf/sentencepiece_model.h"
 #include "support/checkpoint_fixtures.h"
 #include "support/source_folder.h"
 
@@ -87,6 +87,41 @@ TEST(GgufTokenizer, HasWhatTheFilesBesideTheVocabularySay) {
   EXPECT_EQ(value_of<std::string>(metadata, "tokenizer.chat_template"), "{{ b }}");
 }
 
+TEST(GgufTokenizer, HasTheAddedTokensBesideTheMainFile) {
+  TemporaryFolder folder;
+  folder.write("tokenizer.json", small_tokenizer().dump());
+  folder.write("added_tokens.json", R"({"<x>": 260, "tool": 259})");
+  const auto metadata = described(folder.path().string(), 262);
+  EXPECT_EQ(value_of<Strings>(metadata, "tokenizer.ggml.tokens").at(260), "<x>");
+  EXPECT_EQ(value_of<Numbers>(metadata, "tokenizer.ggml.token_type").at(260), 4);
+  folder.write("added_tokens.json", R"({"<x>": 5})");
+  EXPECT_THAT(error_of([&] { described(folder.path().string(), 262); }).second,
+              HasSubstr("gives the token \"<x>\" the id 5"));
+}
+
+TEST(GgufTokenizer, OfRanksHasTheirMerges) {
+  TemporaryFolder folder;
+  nlohmann::json vocabulary = nlohmann::json::array();
+  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  for (size_t byte = 0; byte < 256; ++byte) {
+    const std::string base64 = {kDigits[byte >> 2], kDigits[(byte & 3) << 4], '=', '='};
+    vocabulary.push_back({{"rank", byte}, {"token_bytes", base64}});
+  }
+  vocabulary.push_back({{"rank", 256}, {"token_bytes", "dGg="}});
+  vocabulary.push_back({{"rank", 257}, {"token_bytes", "dGhl"}});
+  nlohmann::json file;
+  file["vocab"] = vocabulary;
+  file["config"] = {
+      {"pattern", data::kTekkenSplitPattern}, {"default_vocab_size", 261}, {"default_num_special_tokens", 3}};
+  folder.write("tekken.json", file.dump());
+  const auto metadata = described(folder.path().string(), 261);
+  EXPECT_EQ(value_of<std::string>(metadata, "tokenizer.ggml.pre"), "tekken");
+  EXPECT_THAT(value_of<Strings>(metadata, "tokenizer.ggml.merges"), ElementsAre("t h", "th e"));
+  EXPECT_EQ(value_of<uint32_t>(metadata, "tokenizer.ggml.bos_token_id"), 1U);
+  EXPECT_EQ(value_of<uint32_t>(metadata, "tokenizer.ggml.eos_token_id"), 2U);
+  EXPECT_TRUE(value_of<bool>(metadata, "tokenizer.ggml.add_bos_token"));
+}
+
 TEST(GgufTokenizer, NamesTheSplitOfEachFamily) {
   const std::string families = source_folder() + "/tests/data/bpe/families/";
   for (const auto& [family, pre] :
@@ -142,7 +177,7 @@ TEST(GgufTokenizer, OfSentencePieceHasItsPiecesAndScores) {
 
   const std::string whole = util::read_file(path);
   for (const size_t length : {size_t{1}, size_t{7}, whole.size() - 1}) {
-    auto [kind, found] = error_of([&] { parse_sentencepiece_model(whole.substr(0, length), "m"); });
+    auto [kind, found] = error_of([&] { data::parse_sentencepiece_model(whole.substr(0, length), "m"); });
     EXPECT_EQ(kind, util::ErrorKind::kData) << length;
     EXPECT_THAT(found, HasSubstr("the tokenizer m is not a SentencePiece model"));
   }

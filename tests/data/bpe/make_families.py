@@ -81,14 +81,22 @@ TEXTS = [
     " " * 70 + "the" + "\n" * 40 + " " * 3 + "\t" * 9,
     "the" * 40 + " " + "=" * 90 + "e\u0301" * 40,
     "\U0001f600" * 20 + "\u6f22" * 60,
+    # Tokens that take white space along, or are white space.
+    "the \n<|im_start|>\u3000 the\t<|im_end|>\u00a0\n  <|im_start|> <|im_end|>  ", "<|im_start|>", " <|im_start|> ",
+    "</s>  the </s>\n\n</s><s>  </s>", "the  the   the    the\n\n\n  \t\tthe  e\u0301  \u0301  ",
+    # Characters of Unicode 15 to 16.
+    "\U0001faf8 \U0001f6dc\U0001fae8a \u1c89\u1c8a \ua7cb\ua7cc \U00010d50\U00010d70 \U00031350\U0002ebf0x \U0001e4d0 \U00011f02",
+    # Marks and letters that came after Unicode 9, by which tokenizers normalizes.
+    "x\U00010f4c\U00010f46 \u0301\U00010f4d\u0316\u0301\u0316 a\u0897\u0316 \u32ff \U0001fbf3 e\u08d3abcdefghij\u0301 e\u0301\u1abf\u0301",
+    "9\U00011f50\U00010d40 +\U00010d8e !\u1b4e!\U00011f43 \u0897a \u31e4\u2ffc-\u2427",
 ]
 
 
-def byte_level(pattern, size, special, normalizer=None, **options):
+def byte_level(pattern, size, special, normalizer=None, pre_tokenizer=None, alphabet=None, **options):
     tokenizer = Tokenizer(models.BPE(**options))
     if normalizer:
         tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = (
+    tokenizer.pre_tokenizer = pre_tokenizer or (
         pre_tokenizers.ByteLevel(add_prefix_space=False)
         if pattern == GPT2
         else pre_tokenizers.Sequence(
@@ -101,7 +109,7 @@ def byte_level(pattern, size, special, normalizer=None, **options):
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=size, initial_alphabet=alphabet or pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_special_tokens(special)
@@ -241,6 +249,34 @@ def main():
             decoders.Metaspace(BLANK, prepend_scheme="always"), ends,
         ),
     }
+    # Vocabularies without all bytes, as of SmolLM2 and Pythia: they drop the others, or have a token for them.
+    some = sorted(pre_tokenizers.ByteLevel.alphabet())[:200]
+    digits = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    made["smollm2"] = byte_level(GPT2, 300, im, pre_tokenizer=digits, alphabet=some)
+    made["unknown_bytes"] = byte_level(GPT2, 300, im, alphabet=some)
+    made["pythia"] = byte_level(GPT2, 300, ["<|endoftext|>"], normalizers.NFC(), alphabet=some)
+    made["pythia"].add_tokens([AddedToken(" " * count, normalized=True) for count in range(4, 1, -1)])
+    # Phi-4's tokens take the white space on both sides along, those of Phi-3 the one behind them.
+    removed = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA3), behavior="removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    both = [AddedToken(t, lstrip=True, rstrip=True, normalized=False, special=True) for t in im]
+    made["phi4"] = byte_level(LLAMA3, 300, both, pre_tokenizer=removed)
+    right = [AddedToken(t, rstrip=t in ("</s>", "<|im_end|>"), normalized=False, special=True) for t in ends + im]
+    made["phi3"] = characters(prepend, None, sequence, right)
+    # Gemma's pre-tokenizer splits by the blanks that its normalizer has replaced.
+    made["gemma"] = characters(
+        normalizers.Replace(" ", BLANK),
+        pre_tokenizers.Split(" ", behavior="merged_with_previous", invert=False),
+        decoders.Sequence([decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]),
+        ends + ["<bos>"],
+    )
+    made["gemma"].add_tokens([AddedToken(t, normalized=False) for t in ("\n\n", "\n\n\n", BLANK * 3, "<table>")])
     # A token that users add is looked for in the normalized text.
     made["qwen2_nfkc"].add_tokens([AddedToken("ca\ufb01\u0301", normalized=True, special=False)])
     pieces, characters_map = model_of_sentencepiece(rules())
@@ -262,8 +298,11 @@ def main():
     vectors = {"tokenizers_version": tokenizers.__version__, "texts": TEXTS, "ids": {}, "decoded": {}}
     for name, tokenizer in made.items():
         path = os.path.join(OUT, name + ".json")
+        content = json.loads(tokenizer.to_str())
+        if name == "unknown_bytes":
+            content["model"] |= {"unk_token": "!", "fuse_unk": True}
         with open(path, "w") as file:
-            json.dump(json.loads(tokenizer.to_str()), file, ensure_ascii=False, separators=(",", ":"))
+            json.dump(content, file, ensure_ascii=False, separators=(",", ":"))
         read = Tokenizer.from_file(path)
         encoded = [read.encode(text, add_special_tokens=False).ids for text in TEXTS]
         vectors["ids"][name] = encoded
