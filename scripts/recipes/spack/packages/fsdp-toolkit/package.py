@@ -21,6 +21,7 @@ class FsdpToolkit(CMakePackage):
     depends_on("c", type="build")
     depends_on("cmake@3.25:", type="build")
     depends_on("ninja", type="build")
+    depends_on("git", type="build")  # applies scripts/cmake/jinja.patch
     depends_on("python", type="build")
     depends_on("py-pip", type="build")
     depends_on("mpi", when="+mpi")
