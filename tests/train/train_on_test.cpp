@@ -66,7 +66,7 @@ class LongConversationTest : public TrainerTest {
   void SetUp() override {
     TrainerTest::SetUp();
     write("late.bin", 40, 20);
-    write("none.bin", 39, 39);  // its last token, which is no target of a whole sample, is the assistant's
+    write("none.bin", 39, 39, 1);  // the assistant's only token is no target of a whole sample
     config_.data.train = config_.data.validation = {folder_ / "late.bin"};
     config_.data.train_on = data::TrainOn::kAssistant;
     config_.data.shuffle = false;
@@ -77,9 +77,9 @@ class LongConversationTest : public TrainerTest {
     config_.logging.interval_steps = 1;
   }
 
-  void write(const std::string& name, int64_t samples, int64_t without) {
+  void write(const std::string& name, int64_t samples, int64_t without, int64_t behind = 0) {
     testing::write_late_targets(folder_ / name, samples, without, config_.data.sequence_length,
-                                config_.model.vocab_size);
+                                config_.model.vocab_size, behind);
   }
 
   std::filesystem::path step(int64_t step) const {
@@ -153,7 +153,8 @@ TEST_F(LongConversationTest, RefusesDataInWhichNoRowHasATarget) {
 
 TEST_F(LongConversationTest, RefusesValidationWithoutTargetsBeforeTheFirstStep) {
   config_.evaluation.max_samples = 20;
-  EXPECT_EQ(failure(2, config_, "data.sequence_length = 320 keeps"), util::ErrorKind::kData);
+  EXPECT_EQ(failure(2, config_, "data.validation: expected rows with targets that count"),
+            util::ErrorKind::kData);
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out/metrics.jsonl"));
 }
 
