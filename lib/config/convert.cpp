@@ -1,6 +1,7 @@
 #include "config/convert.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string_view>
 #include <type_traits>
@@ -98,6 +99,12 @@ namespace {
 
 using Kind = Literal::Kind;
 
+/// Whether a float is an integer exactly, such as 1e6: above 2^53 several integers have one float.
+bool is_whole(double number) {
+  constexpr double kLargest = 9007199254740992.0;
+  return std::abs(number) <= kLargest && std::trunc(number) == number;
+}
+
 /// The literal as a T, or nothing if it is of another type.
 template <typename T>
 std::optional<T> read_as(const Literal& literal) {
@@ -108,6 +115,7 @@ std::optional<T> read_as(const Literal& literal) {
     if (literal.kind == Kind::kBool) return literal.boolean;
   } else if constexpr (std::is_same_v<T, int64_t>) {
     if (literal.kind == Kind::kInteger) return literal.integer;
+    if (literal.kind == Kind::kFloat && is_whole(literal.number)) return static_cast<int64_t>(literal.number);
   } else {
     static_assert(std::is_same_v<T, double>);
     if (literal.kind == Kind::kFloat) return literal.number;

@@ -94,7 +94,8 @@ TEST(LoadErrors, NumbersThatDoNotFit) {
   expect_in(error_of(kTrain + "[run]\nseed = 0xFFFFFFFFFFFFFFFFFF\n"), "which does not fit in 64 bits");
   expect_in(error_of(kTrain + "[optimizer]\nlr = 1e400\n"),
             "but is the float 1e400, which does not fit in 64 bits");
-  expect_in(error_of(kTrain + "[training]\nsteps = 3.0\n"), "but is the float 3.0");
+  expect_in(error_of(kTrain + "[training]\nsteps = 3.5\n"), "but is the float 3.5");
+  expect_in(error_of(kTrain + "[run]\nseed = 1e17\n"), "but is the float 1e17");
   expect_in(error_of(kTrain + "[optimizer]\nlr = nan\n"), "but is nan");
   expect_in(error_of(kTrain + "[optimizer]\nlr = -inf\n"), "but is -inf");
 }

@@ -138,6 +138,14 @@ TEST(Load, TakesIntegersForFloatsAndSeparatorsAndBases) {
   EXPECT_EQ(config.comm.timeout_seconds, 10.5);
 }
 
+TEST(Load, TakesFloatsThatAreWholeNumbersForIntegers) {
+  const Config config =
+      parsed(kTrain + "[fsdp]\nmin_num_params = 1e6\n[training]\nsteps = 2.5e1\n", {"run.seed=7.0"});
+  EXPECT_EQ(config.fsdp.min_num_params, 1'000'000);
+  EXPECT_EQ(config.training.steps, 25);
+  EXPECT_EQ(config.run.seed, 7);
+}
+
 TEST(Load, TakesWindowsLineEndsByteOrderMarksAndDottedKeys) {
   Config config = parsed("\xEF\xBB\xBF[data]\r\ntrain = [\r\n  \"a.bin\", # one\r\n  \"b.bin\",\r\n]\r\n");
   EXPECT_EQ(config.data.train, (std::vector<std::string>{"a.bin", "b.bin"}));
