@@ -163,6 +163,12 @@ std::string memory_table(const Plan& plan) {
       memory.gradients == 0 ? "after backward, in which units are updated" : "after backward";
   text += row("gradients of shards", memory.gradients, moved && memory.gradients > 0 ? host : updated);
   text += row("gathered parameters, unreduced gradients", memory.buffers, "at most");
+  if (plan.step.separate_forward_bytes > 0 && collectives(plan.step.traffic) > 0) {
+    text += row("  two units and two shards, kept apart", plan.step.separate_forward_bytes,
+                concat(decimal_bytes(plan.step.separate_forward_bytes), "; with two gradients ",
+                       decimal_bytes(plan.step.separate_buffers_bytes))
+                    .c_str());
+  }
   text += row("saved activations", memory.saved_activations, "when backward begins");
   if (plan.recomputation.options.chosen) text += recomputation_rows(plan);
   text += row("peak", memory.peak, "of the sum");
@@ -403,6 +409,8 @@ std::string plan_json(const Plan& plan) {
         {"optimizer_bytes", memory.optimizer},
         {"gradient_bytes", memory.gradients},
         {"unsharded_bytes", memory.buffers},
+        {"separate_buffers_bytes", plan.step.separate_buffers_bytes},
+        {"separate_forward_bytes", plan.step.separate_forward_bytes},
         {"saved_activation_bytes", memory.saved_activations},
         {"recomputation", json_of(plan.recomputation)},
         {"peak_bytes", memory.peak},

@@ -202,7 +202,8 @@ StepFormula step_formula(const std::vector<UnitSizes>& units, const ShardOptions
     formula.shard_bytes += unit.shard_bytes();
     formula.slice_shard_bytes += unit.slice_shard_bytes();
   }
-  formula.separate_buffers_bytes = 2 * (parameters + shard + gradients);
+  formula.separate_forward_bytes = 2 * (parameters + shard);
+  formula.separate_buffers_bytes = formula.separate_forward_bytes + 2 * gradients;
   return formula;
 }
 

@@ -79,6 +79,7 @@ struct StepFormula {
   /// one being gathered), two communication buffers of a shard, and two unsharded gradients (one accumulated,
   /// one copied into the input of the reduce-scatter).
   int64_t separate_buffers_bytes = 0;
+  int64_t separate_forward_bytes = 0;  ///< without the gradients
 };
 
 /// `units`: from unit_sizes(), of an outline or of an engine (shard/engine_sizes.h).

@@ -69,6 +69,15 @@ TEST(Plan, OfTheTenBlocksGivesThePayloadsOfTheNotes) {
       << text;
 }
 
+// Two units of 6.4 GB and two shards of 0.8 GB.
+TEST(Plan, OfTheTenBlocksGivesTheBuffersOfTheNotes) {
+  const Plan plan = make_plan(plan_config("ten_blocks"), {});
+  EXPECT_NEAR(static_cast<double>(plan.step.separate_forward_bytes), 14.4e9, 1e6);
+  const std::string text = plan_text(plan);
+  EXPECT_NE(text.find("13.4 GiB  14.40 GB; with two gradients 27.20 GB"), std::string::npos) << text;
+  EXPECT_LT(plan.memory.buffers, plan.step.separate_buffers_bytes);
+}
+
 TEST(Plan, CountsWhatMuonExchangesForWholeMatrices) {
   config::Config config = small_config();
   EXPECT_EQ(make_plan(config, {.world_size = 2}).optimizer_traffic.all_gathers, 0);
