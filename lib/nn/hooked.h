@@ -225,6 +225,11 @@ class Hooked : public torch::nn::ModuleHolder<HookedModule<M>> {
   auto operator()(Arguments&&... arguments) {
     return (*this)->forward(std::forward<Arguments>(arguments)...);
   }
+  /// Indexes the module, such as a Sequential.
+  template <typename Index>
+  decltype(auto) operator[](Index index) {
+    return (**this)[index];
+  }
 };
 /// Hooked for the elements of a torch::nn::Sequential.
 template <typename M, typename Signature = at::Tensor(const at::Tensor&)>

@@ -144,6 +144,15 @@ class StageAdaptor final : public Stage {
 
   std::string type_name() const override { return type_name_; }
 
+  const std::shared_ptr<Wrapped>& module() const { return module_; }
+  /// Its members.
+  Wrapped* operator->() const { return module_.get(); }
+  /// Indexes the module, such as a Sequential.
+  template <typename Index>
+  decltype(auto) operator[](Index index) {
+    return (*module_)[index];
+  }
+
  protected:
   at::Tensor compute(const at::Tensor& input, const StageContext&) override {
     return module_->forward(input);

@@ -129,6 +129,8 @@ class SpmdFullyShardedDataParallel : public torch::nn::Module, public nn::Hooked
   }
 
   const std::shared_ptr<Wrapped>& module() const { return module_; }
+  /// Its members.
+  Wrapped* operator->() const { return module_.get(); }
   Engine& engine() const { return *engine_; }
 
   /// Indexes the module, such as a Sequential.

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "comm/thread_communicator.h"
+#include "nn/stage.h"
 #include "optim/optimizer.h"
 #include "shard/full_parameters.h"
 #include "shard/fully_shard.h"
@@ -196,6 +197,17 @@ TEST(AnyModule, KeepsTheNamesOfParameters) {
   for (const auto& parameter : hooked->named_parameters()) names.push_back(parameter.key());
   for (const auto& parameter : plain.named_parameters()) expected.push_back(parameter.key());
   EXPECT_EQ(names, expected);
+}
+
+TEST(AnyModule, ForwardsMembersAndIndices) {
+  Hooked<torch::nn::SequentialImpl> sequence(torch::nn::Linear(2, 3), torch::nn::Linear(3, 4));
+  EXPECT_EQ(sequence->size(), 2u);
+  EXPECT_EQ(sequence[1], sequence->ptr(1));
+  const auto plain = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(2, 3));
+  nn::StageAdaptor<torch::nn::SequentialImpl> adaptor(plain);
+  EXPECT_EQ(adaptor->size(), 1u);
+  EXPECT_EQ(adaptor[0], plain->ptr(0));
+  EXPECT_EQ(adaptor.module(), plain);
 }
 
 TEST(AnyModule, IsNamedAfterItsType) {
