@@ -18,6 +18,7 @@
 #include <fsdp/decoder.h>
 #include <fsdp/device_loader.h>
 #include <fsdp/error.h>
+#include <fsdp/full_parameters.h>
 #include <fsdp/fully_shard.h>
 #include <fsdp/grad_norm.h>
 #include <fsdp/log.h>

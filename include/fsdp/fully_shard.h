@@ -13,7 +13,8 @@
 /// for a root module that cannot be hooked, and for ranks that call different collectives.
 ///
 /// Lifetime: module and engine share their state; either may outlive the other. Parameters are unsharded only
-/// while their unit is in use: read them with fsdp/state_dict.h.
+/// while their unit is in use, and reading one elsewhere is an error: see fsdp/full_parameters.h and fsdp/state_dict.h. The
+/// gradients of the module's parameters cannot be read either: see fsdp/optimizer.h.
 ///
 /// \code{.cpp}
 /// void train(fsdp::Stage& model, const at::Tensor& inputs, const at::Tensor& targets,
@@ -29,6 +30,12 @@
 ///     optimizer->step(fsdp::shard_gradients(*engine), options.lr);
 ///   }
 /// }
+/// /// Each block a unit, the rest with the model.
+/// std::shared_ptr<fsdp::Engine> one_by_one(fsdp::StageList& blocks, fsdp::Stage& model,
+///                                          const std::shared_ptr<fsdp::Communicator>& communicator) {
+///   for (const auto& block : blocks) fsdp::fully_shard(*block, {}, communicator);
+///   return fsdp::fully_shard(model, {}, communicator);
+/// }
 /// \endcode
 
 #include "shard/fully_shard.h"
@@ -37,6 +44,7 @@
 namespace fsdp {
 
 using shard::BackwardPrefetch;
+using shard::BufferType;
 using shard::Engine;
 using shard::ForwardPrefetch;
 using shard::fully_shard;

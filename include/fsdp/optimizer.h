@@ -4,7 +4,8 @@
 /// Optimizers over this rank's shards (optimizer_names()), with parameter groups by name (see
 /// OptimizerOptions). They update fp32 master weights in place, or weights in 16 bits
 /// (ShardOptions::param_storage), which they round stochastically. full_optimizer_state() gathers the state whole, and
-/// load_full_optimizer_state() or scatter_full_optimizer_state() bring it back, on any number of ranks.
+/// load_full_optimizer_state() or scatter_full_optimizer_state() bring it back, on any number of ranks. parameters() and
+/// named_parameters() are this rank's parts of the parameters for an optimizer of torch::optim.
 ///
 /// Collective: Optimizer::step() with muon, which gathers matrices, and with lamb and adafactor, which add up
 /// sums over tensors (these three need a ShardedMatrices); full_optimizer_state() and
@@ -14,7 +15,7 @@
 /// ended; Error(kCheckpoint) that names missing, unexpected and misshapen states, before any is written.
 ///
 /// Lifetime: the optimizer holds the shards' tensors, not the engine; ShardedMatrices must not outlive the
-/// engine.
+/// engine. parameters() are of use as long as the engine has its units.
 ///
 /// \code{.cpp}
 /// std::unique_ptr<fsdp::Optimizer> muon_of(fsdp::Engine& engine,
@@ -47,10 +48,12 @@ using optim::FullOptimizerState;
 using optim::load_full_optimizer_state;
 using optim::load_sharded_optimizer_state;
 using optim::make_optimizer;
+using optim::named_parameters;
 using optim::Optimizer;
 using optim::optimizer_names;
 using optim::OptimizerOptions;
 using optim::ParameterGroupOptions;
+using optim::parameters;
 using optim::ParameterState;
 using optim::scatter_full_optimizer_state;
 using optim::shard_gradients;

@@ -113,7 +113,9 @@ std::vector<Key> sharding_keys() {
 
       {KEY(mixed_precision, param_dtype), "type of gathered parameters and of compute"},
       {KEY(mixed_precision, reduce_dtype), "type in which gradients are accumulated and reduced"},
-      {KEY(mixed_precision, buffer_dtype), "type of the model's buffers"},
+      {KEY(mixed_precision, buffer_dtype),
+       "type of the model's buffers; param_dtype: that of the parameters of their module, except of tables that a module "
+       "computes, such as rotary angles, which are float32"},
       {KEY(mixed_precision, cast_forward_inputs), "cast the inputs of units to param_dtype"},
       {KEY(mixed_precision, keep_low_precision_grads),
        "the shard's gradient stays in reduce_dtype until the optimizer uses it",

@@ -101,12 +101,14 @@ class GraphInput {
   at::Tensor memory_;
 };
 
-/// Of the storages of tensors whose shapes and offsets do not change.
+/// Addresses of the storages of tensors whose shapes and offsets do not change; null for those without memory.
 using Addresses = std::vector<const void*>;
 
 void append_addresses(Addresses& addresses, const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) {
-    addresses.push_back(tensor.defined() ? tensor.storage().data() : nullptr);
+    addresses.push_back(tensor.defined()
+                            ? tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get()
+                            : nullptr);
   }
 }
 

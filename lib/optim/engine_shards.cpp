@@ -1,6 +1,27 @@
 #include "optim/engine_shards.h"
 
+#include "util/error.h"
+
 namespace fsdp::optim {
+namespace {
+
+void require_leaves_that_torch_updates(const shard::Unit& unit) {
+  const shard::UnitStorage& storage = unit.storage();
+  if (storage.shard().scalar_type() != at::kFloat) {
+    util::fail(
+        util::ErrorKind::kUsage, "fsdp::parameters(): expected shards in float32; found ",
+        c10::toString(storage.shard().scalar_type()), " in unit ", unit.name(),
+        "; optimizers of torch::optim round each update to nearest, so take make_optimizer(), or leave "
+        "fsdp.param_storage out");
+  }
+  if (storage.shard_is_offloaded() && !storage.gradient_is_offloaded()) {
+    util::fail(util::ErrorKind::kUsage,
+               "fsdp::parameters(): expected gradients where the shards are; found the shard of unit ",
+               unit.name(), " in host memory and its gradient on the device; set fsdp.move_grads_to_cpu too");
+  }
+}
+
+}  // namespace
 
 std::vector<FlatParameter> flat_parameters(const shard::Engine& engine, const OptimizerOptions& options) {
   std::vector<FlatParameter> parameters;
@@ -23,6 +44,24 @@ std::vector<at::Tensor> shard_gradients(const shard::Engine& engine) {
   std::vector<at::Tensor> gradients;
   for (const auto& unit : engine.units()) gradients.push_back(unit->storage().shard_gradient());
   return gradients;
+}
+
+std::vector<shard::NamedTensor> named_parameters(const shard::Engine& engine) {
+  std::vector<shard::NamedTensor> parameters;
+  for (const auto& unit : engine.units()) {
+    if (!unit->storage().has_trainable_parameters()) continue;
+    require_leaves_that_torch_updates(*unit);
+    for (const shard::ShardLeaf& leaf : unit->storage().leaves()) {
+      parameters.push_back({unit->storage().parameters()[leaf.parameter].name, leaf.tensor});
+    }
+  }
+  return parameters;
+}
+
+std::vector<at::Tensor> parameters(const shard::Engine& engine) {
+  std::vector<at::Tensor> tensors;
+  for (auto& [name, tensor] : named_parameters(engine)) tensors.push_back(std::move(tensor));
+  return tensors;
 }
 
 ShardedMatrices::ShardedMatrices(const shard::Engine& engine, const OptimizerOptions& options)

@@ -12,6 +12,7 @@
 #include "optim/optimizer.h"
 #include "shard/engine.h"
 #include "shard/matrix_exchange.h"
+#include "shard/tensor_slice.h"
 
 namespace fsdp::optim {
 
@@ -21,6 +22,18 @@ std::vector<FlatParameter> flat_parameters(const shard::Engine& engine, const Op
 
 /// The gradients for Optimizer::step(); undefined for units without one.
 std::vector<at::Tensor> shard_gradients(const shard::Engine& engine);
+
+/// This rank's parts of the trainable parameters, for optimizers of torch::optim that treat each element alone (SGD, Adam,
+/// AdamW, RMSprop, Adagrad): 1-D leaves of autograd that are views of the shards, fp32, under the names of the model. Ranks
+/// may have different ones. After a backward pass their gradients are this rank's parts of the mean gradient; both
+/// Engine::zero_gradients() and the optimizer's zero_grad() begin a new sum. Valid as long as the engine has its units.
+/// Norms of them are norms of parts: clip with shard::clip_grad_norm().
+///
+/// Throws Error(kUsage) for shards in 16 bits, which need stochastic rounding (make_optimizer()), and for shards in host
+/// memory whose gradients are on a device (fsdp.move_grads_to_cpu).
+std::vector<shard::NamedTensor> named_parameters(const shard::Engine& engine);
+/// The tensors of named_parameters().
+std::vector<at::Tensor> parameters(const shard::Engine& engine);
 
 /// The whole matrices of flat_parameters(), for muon, and sums over its tensors, for lamb and adafactor.
 class ShardedMatrices final : public WholeMatrices {

@@ -288,8 +288,10 @@ RecordedPass record(const config::Config& config, c10::DeviceType device) {
   std::shared_ptr<nn::Stage> model;
   {
     const MetaMemory::Muted muted;
+    // The buffers of these models are tables that their modules compute.
+    const auto buffers = shard::float_type_of(config.mixed_precision.buffer_dtype);
     model = meta_model(config.model, config.lora, util::scalar_type(config.mixed_precision.param_dtype),
-                       util::scalar_type(config.mixed_precision.buffer_dtype));
+                       buffers ? util::scalar_type(*buffers) : at::kFloat);
     const std::set<std::string> units = unit_paths(
         *model, config,
         nn::parallelize_decoder(*model, config.model, {.sequence_parallel = config.mesh.sequence_parallel},

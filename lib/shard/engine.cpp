@@ -1,5 +1,7 @@
 #include "shard/engine.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -9,6 +11,7 @@
 #include "shard/rank_checks.h"
 #include "util/error.h"
 #include "util/log.h"
+#include "util/storage.h"
 
 namespace fsdp::shard {
 namespace {
@@ -362,33 +365,44 @@ void Engine::reset() {
   zero_gradients();
 }
 
-HookPlaces Engine::hand_over() {
-  require_rest("Engine::unshard()");
-  at::NoGradGuard no_grad;
+HandedOver Engine::hand_over() {
+  require_rest("Engine::hand_over()");
+  HandedOver handed;
+  for (size_t unit = 0; unit < hooks_.size(); ++unit) {
+    if (auto hook = hooks_[unit].lock()) handed.places.emplace(modules_[unit], std::move(hook));
+  }
   for (const auto& unit : units_) {
-    at::Tensor whole = unit->gather_weights();
-    const UnitStorage& storage = unit->storage();
-    for (size_t i = 0; i < storage.parameters().size(); ++i) {
-      at::Tensor parameter = storage.parameters()[i].tensor;
-      parameter.set_data(
-          whole_view(storage.layout(), i, whole).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true));
+    for (const NamedParameter& parameter : unit->storage().parameters()) {
+      const at::ScalarType type = parameter.tensor.scalar_type() == at::kByte ? at::kByte : at::kFloat;
+      util::point_at(parameter.tensor,
+                     at::empty(parameter.tensor.sizes(), at::TensorOptions(at::kMeta).dtype(type)));
     }
   }
-  HookPlaces places;
-  for (size_t unit = 0; unit < hooks_.size(); ++unit) {
-    if (auto hook = hooks_[unit].lock()) places.emplace(modules_[unit], std::move(hook));
-  }
+  handed.units = std::exchange(units_, {});
   modules_.clear();
   hooks_.clear();
   segments_.clear();
   buffers_.clear();
-  units_.clear();
-  return places;
+  return handed;
 }
 
 void Engine::unshard() {
   const auto keep = shared_from_this();  // the hooks may be the last owners of the engine
-  for (const auto& [module, hook] : hand_over()) module->replace(*hook, nullptr);
+  require_rest("Engine::unshard()");
+  at::NoGradGuard no_grad;
+  std::vector<std::pair<at::Tensor, at::Tensor>> values;  // of parameters
+  for (const auto& unit : units_) {
+    const at::Tensor whole = unit->gather_weights();
+    const UnitStorage& storage = unit->storage();
+    for (size_t i = 0; i < storage.parameters().size(); ++i) {
+      values.emplace_back(
+          storage.parameters()[i].tensor,
+          whole_view(storage.layout(), i, whole).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true));
+    }
+  }
+  const HandedOver handed = hand_over();
+  for (const auto& [parameter, value] : values) util::point_at(parameter, value);
+  for (const auto& [module, hook] : handed.places) module->replace(*hook, nullptr);
 }
 
 void Engine::attach_hooks(HookPlaces places) {

@@ -55,6 +55,12 @@ inline int64_t numel_of(std::span<const Segment> segments) {
 /// The hooks of units, by the module that each is attached to.
 using HookPlaces = std::map<nn::Hookable*, std::shared_ptr<nn::CallHook>>;
 
+/// The rest of an engine from which another takes over.
+struct HandedOver {
+  HookPlaces places;
+  std::vector<std::unique_ptr<Unit>> units;  ///< only their weights are of use: Unit::gather_weights()
+};
+
 class Engine final : public std::enable_shared_from_this<Engine>, private CommandReader {
  public:
   /// Called by fully_shard(), which attaches the hooks. Collective if the source of `materialize` is, and
@@ -133,8 +139,9 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// Ends the sharding: the parameters are whole and fp32 again, each in separate memory, the engine's hooks
   /// are detached (those of others stay), and it has no units. Collective, between steps.
   void unshard();
-  /// unshard() for an engine that is to take over: the hooks stay where they are, to be replaced by its own.
-  HookPlaces hand_over();
+  /// Ends the sharding for an engine that takes over: the hooks stay where they are, to be replaced by its own. The
+  /// parameters are on the meta device, in fp32. Not collective; between steps.
+  HandedOver hand_over();
 
   /// Gathered parameters and unreduced gradients; nothing is live between steps.
   BufferAccount unsharded_memory() const { return pool_->account(); }

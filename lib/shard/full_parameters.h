@@ -22,6 +22,7 @@
 
 namespace fsdp::shard {
 
+/// How FullParameters shows the parameters.
 struct FullParametersOptions {
   /// On closing, each rank copies its range of the parameters to its shard. Every rank must have written the
   /// same values. Unlike in PyTorch the default is off, so that rank0_only needs no second option.

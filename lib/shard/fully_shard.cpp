@@ -1,41 +1,16 @@
 #include "shard/fully_shard.h"
 
-#include "nn/buffers.h"
+#include "shard/inner_modules.h"
 #include "shard/option_conflicts.h"
 #include "shard/wrap.h"
-#include "util/dtype.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
 namespace {
 
-void require_real_buffers(torch::nn::Module& root) {
-  for (const auto& buffer : root.named_buffers()) {
-    if (!buffer.value().is_meta()) continue;
-    util::fail(util::ErrorKind::kUsage, "buffer ", buffer.key(),
-               ": expected values; found a tensor on the meta device, which has none; make buffers on a real "
-               "device, on which only parameters may be missing");
-  }
-}
-
-void cast_buffers(torch::nn::Module& root, at::ScalarType dtype) {
-  at::NoGradGuard no_grad;
-  for (const auto& buffer : root.named_buffers()) {
-    at::Tensor tensor = buffer.value();
-    if (tensor.is_floating_point() && tensor.scalar_type() != dtype) tensor.set_data(tensor.to(dtype));
-  }
-}
-
-/// Those that belong to the model's state, with the source's values. Collective if the source is.
-std::vector<NamedTensor> take_buffers(torch::nn::Module& root, ParameterSource* source) {
-  at::NoGradGuard no_grad;
-  std::vector<NamedTensor> buffers;
-  for (auto& [name, tensor] : nn::persistent_buffers(root)) {
-    if (!tensor.is_contiguous()) tensor.set_data(tensor.contiguous());  // state dicts have views of it
-    if (source != nullptr) source->read_buffer({name, tensor});
-    buffers.push_back({name, tensor});
-  }
-  return buffers;
+const ShardingFront& plain_front() {
+  static const ShardingFront kFront{.name = "fully_shard()", .defaults = {}, .units_keep_all_options = true};
+  return kFront;
 }
 
 }  // namespace
@@ -57,16 +32,13 @@ std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions&
 
 std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& given,
                                     const comm::Mesh& mesh, std::shared_ptr<comm::Trace> trace,
-                                    const Materialize& materialize, HookPlaces places) {
-  const ShardOptions options = WrappedModules::added_to(given);
+                                    const Materialize& materialize) {
+  InnerModules inner(root, plain_front());
+  ShardOptions options = WrappedModules::added_to(given);
+  inner.add_to(options, mesh);
   require_no_option_conflicts(options);
   require_parts(mesh, options);
-  require_real_buffers(root);
-  auto engine = std::make_shared<Engine>(options, mesh, plan_units(root, options), trace, materialize);
-  cast_buffers(root, util::scalar_type(options.mixed_precision.buffer_dtype));
-  engine->set_buffers(take_buffers(root, materialize.source));
-  // Nothing fails from here on, so hooks may be attached.
-  engine->attach_hooks(std::move(places));
+  auto engine = inner.shard(options, mesh, std::move(trace), materialize);
   WrappedModules::clear();
   return engine;
 }

@@ -10,8 +10,20 @@
 #include "kernels/gradient_sink.h"
 #include "shard/layout_views.h"
 #include "util/error.h"
+#include "util/storage.h"
 
 namespace fsdp::shard {
+namespace {
+
+std::string taken_text(const std::string& parameter) {
+  return util::concat(
+      "gradient of parameter ", parameter,
+      ": expected a read of this rank's part of it; found one of the module's parameter, whose gradient has gone to the "
+      "shards; pass fsdp::parameters(engine) to an optimizer of torch::optim, and clip with "
+      "fsdp::clip_grad_norm(engine, max_norm)");
+}
+
+}  // namespace
 
 class GradientBuffer::Sink final : public kernels::GradientSink {
  public:
@@ -44,13 +56,36 @@ GradientBuffer::GradientBuffer(const std::vector<NamedParameter>& parameters, co
                                at::ScalarType dtype, bool apart)
     : parameters_(parameters), layout_(layout), dtype_(dtype), apart_(apart), held_(parameters.size(), 0) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    torch::autograd::impl::set_post_acc_grad_hooks(parameters_[i].tensor, std::make_unique<Sink>(*this, i));
+    const at::Tensor& parameter = parameters_[i].tensor;
+    auto sink = std::make_unique<Sink>(*this, i);
+    sinks_.push_back(sink.get());
+    torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(sink));
+    taken_.push_back(parameter.requires_grad()
+                         ? util::tensor_that_throws(parameter.sizes(),
+                                                    parameter.options().requires_grad(false),
+                                                    taken_text(parameters_[i].name))
+                         : at::Tensor());
   }
 }
 
 GradientBuffer::~GradientBuffer() {
-  for (const NamedParameter& parameter : parameters_) {
-    torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, nullptr);
+  show_taken_gradients(false);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    // Another engine may have taken over.
+    auto& attached = torch::autograd::impl::post_acc_grad_hooks(parameters_[i].tensor);
+    if (attached.get() == sinks_[i]) attached.reset();
+  }
+}
+
+void GradientBuffer::show_taken_gradients(bool shown) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!taken_[i].defined()) continue;
+    at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
+    if (shown) {
+      gradient = taken_[i];
+    } else if (gradient.is_same(taken_[i])) {
+      gradient.reset();
+    }
   }
 }
 
@@ -82,6 +117,7 @@ at::Tensor GradientBuffer::own_buffer(bool stays) {
 
 void GradientBuffer::attach(BufferPool* pool, bool stays) {
   FSDP_CHECK(!is_attached());
+  show_taken_gradients(false);
   const int64_t numel = layout_.gathered_numel();
   flat_ = pool != nullptr ? pool->acquire_tensor(numel, dtype_, BufferKind::kGradients) : own_buffer(stays);
   held_.assign(parameters_.size(), 0);
@@ -96,7 +132,14 @@ at::Tensor GradientBuffer::detach() {
     if (held_[i] == 0) put(i, at::zeros(layout_.parameters()[i].shape, flat_.options()));
   }
   more_.clear();
+  show_taken_gradients(true);
   return std::exchange(flat_, at::Tensor());
+}
+
+void GradientBuffer::drop() {
+  flat_.reset();
+  more_.clear();
+  show_taken_gradients(false);
 }
 
 std::vector<at::Tensor> GradientBuffer::detach_all() {

@@ -6,6 +6,9 @@
 // Kernels that support it (kernels/gradient_sink.h) write into the buffer directly. Any other gradient is
 // copied or added as soon as autograd has computed it, and dropped: beside the buffer only one gradient
 // exists at a time.
+//
+// Once the buffer has been taken, the parameters have gradients that throw when they are read: an optimizer of torch::optim
+// over the module's parameters, for example, would train nothing.
 
 #include <ATen/core/Tensor.h>
 
@@ -35,6 +38,8 @@ class GradientBuffer {
   bool is_attached() const { return flat_.defined(); }
   /// Returns the buffer with the accumulated gradients and zeros elsewhere; undefined when none is attached.
   at::Tensor detach();
+  /// Drops the buffer, if one is attached, and the gradients that throw.
+  void drop();
   /// With `apart`: that buffer, and one more for the second gradients of parameters, and so on as far as there are any.
   std::vector<at::Tensor> detach_all();
 
@@ -43,6 +48,7 @@ class GradientBuffer {
  private:
   class Sink;
   void put(size_t parameter, const at::Tensor& gradient);
+  void show_taken_gradients(bool shown);
   /// The buffer for the next gradient of a parameter.
   at::Tensor next_of(size_t parameter);
   at::Tensor own_buffer(bool stays);
@@ -54,7 +60,9 @@ class GradientBuffer {
   /// By parameter: gradients that the buffers have of it; where there is none, its place in flat_ is uninitialised.
   std::vector<size_t> held_;
   at::Tensor flat_;
-  std::vector<at::Tensor> more_;  ///< of further gradients; zeros where there are none
+  std::vector<const void*> sinks_;  ///< by parameter
+  std::vector<at::Tensor> taken_;   ///< by parameter: the gradient that throws; undefined for frozen ones
+  std::vector<at::Tensor> more_;    ///< of further gradients; zeros where there are none
   /// With `stays`: one for accumulation, and one that an earlier micro-batch made the gradient of the shard.
   std::array<at::Tensor, 2> kept_;
 };

@@ -221,7 +221,8 @@ class OptionChecks {
               {"mixed_precision.reduce_dtype", "mixed_precision.param_dtype"},
               expected + ", because neither of bfloat16 and float16 holds every value of the other",
               mixed_.reduce_dtype.name(), "set it to one of these");
-    refuse_if(are_different_and_low(mixed_.param_dtype, mixed_.buffer_dtype),
+    const auto buffers = float_type_of(mixed_.buffer_dtype);
+    refuse_if(buffers && are_different_and_low(mixed_.param_dtype, *buffers),
               {"mixed_precision.buffer_dtype", "mixed_precision.param_dtype"},
               expected +
                   ", because bfloat16 and float16 together promote to float32, and the operands of the "

@@ -103,13 +103,32 @@ constexpr auto enum_names(BackwardPrefetch) {
                                                           {BackwardPrefetch::kPre, "pre"}});
 }
 
+/// The type of the model's floating-point buffers.
+enum class BufferType {
+  kParamDtype,  ///< that of the parameters of their module; tables that a module computes (nn/buffers.h) keep theirs
+  kFloat32,
+  kBFloat16,
+  kFloat16,
+};
+constexpr auto enum_names(BufferType) {
+  return std::to_array<util::EnumName<BufferType>>({{BufferType::kParamDtype, "param_dtype"},
+                                                    {BufferType::kFloat32, "float32"},
+                                                    {BufferType::kBFloat16, "bfloat16"},
+                                                    {BufferType::kFloat16, "float16"}});
+}
+
+/// The type that is named; nullopt for kParamDtype.
+inline std::optional<util::FloatType> float_type_of(util::Named<BufferType> type) {
+  return type == BufferType::kParamDtype ? std::nullopt : util::parse_enum<util::FloatType>(type.name());
+}
+
 /// What a unit computes and communicates in. What its shards are kept in is ShardOptions::param_storage.
 struct MixedPrecisionOptions {
   using FloatType = util::FloatType;
   util::Named<FloatType> param_dtype = FloatType::kFloat32;  ///< of gathered parameters and of compute
   util::Named<FloatType> reduce_dtype =
       FloatType::kFloat32;  ///< in which gradients are accumulated and reduced
-  util::Named<FloatType> buffer_dtype = FloatType::kFloat32;  ///< of the model's floating-point buffers
+  util::Named<BufferType> buffer_dtype = BufferType::kParamDtype;
   /// Floating-point inputs of units are cast to param_dtype; but not to float32 in a region of autocast.
   bool cast_forward_inputs = true;
   /// The shard's gradient stays in reduce_dtype until the optimizer uses it.
@@ -180,6 +199,8 @@ struct ShardOptions {
   std::vector<const nn::Hookable*> units = {};
   /// These are units in addition, with options of their own; see wrap() in shard/wrap.h. Library only.
   std::vector<WrappedModule> wrapped = {};
+  /// Inside these no policy is asked: nothing but `wrapped` becomes a unit. Library only.
+  std::vector<const nn::Hookable*> closed = {};
   /// For adapters in a frozen model. Parameters that require a gradient form a unit of their own, with the lifetime of
   /// the root, whose shards stay in fp32; so the other units have neither gradients nor state of an optimizer. Units that
   /// stay gathered after forward then stay so for all micro-batches of a step. Library only.

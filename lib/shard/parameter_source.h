@@ -59,4 +59,7 @@ struct Materialize {
   at::Device device = at::kCPU;  ///< where the parameters are gathered and used
 };
 
+/// Throws Error(kUsage) for a parameter on the meta device without a source.
+void require_source(const Materialize& materialize, const std::string& parameter);
+
 }  // namespace fsdp::shard

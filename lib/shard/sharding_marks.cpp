@@ -6,6 +6,7 @@
 
 #include <set>
 
+#include "shard/inner_modules.h"
 #include "shard/marks.h"
 #include "shard/model_marks.h"
 #include "util/error.h"
@@ -183,6 +184,12 @@ at::Tensor local_part(const char* what, const at::Tensor& whole, const comm::Mes
 }
 
 at::Tensor mark_sharding(const at::Tensor& tensor, const comm::Mesh& mesh, const PartitionSpec& spec) {
+  if (ShardedModules::instance().others_have({}, tensor.unsafeGetTensorImpl())) {
+    fail(
+        ErrorKind::kUsage,
+        "mark_sharding(): expected a parameter that is not sharded yet; found one of shape ", tensor.sizes(),
+        " of a sharded module, where a mark would have no effect; mark it before the module is sharded or wrapped");
+  }
   check_spec("mark_sharding()", spec, tensor.sizes().vec());
   if (tensor.is_leaf() && tensor.requires_grad()) {
     mark_parameter(tensor, {mesh.shape(), spec, tensor.sizes().vec()});

@@ -69,7 +69,7 @@ struct Sharding {
 /// operands determine it, is returned as it is: nothing is cut twice. One that is marked so but for the axis model is
 /// cut over that.
 ///
-/// Throws Error(kUsage) for a spec that does not fit, for a dimension that does not divide evenly, for an
+/// Throws Error(kUsage) for a parameter of a module that is sharded already, for a spec that does not fit, for a dimension that does not divide evenly, for an
 /// activation that is marked with another spec, for one whose operands were marked and do not determine it,
 /// and, inside a sharded module, for one that has no mark and no such operands.
 at::Tensor mark_sharding(const at::Tensor& tensor, const comm::Mesh& mesh, const PartitionSpec& spec);

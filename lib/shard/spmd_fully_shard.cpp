@@ -6,10 +6,10 @@
 
 #include "shard/fully_shard.h"
 #include "shard/group_sizes.h"
+#include "shard/inner_modules.h"
 #include "shard/model_marks.h"
 #include "shard/option_conflicts.h"
 #include "shard/spmd_hook.h"
-#include "shard/spmd_inner.h"
 #include "shard/wrap.h"
 #include "util/error.h"
 #include "util/log.h"
@@ -37,19 +37,18 @@ std::optional<int64_t> marked_dimension(const std::string& name, const Sharding&
   return static_cast<int64_t>(cut.front());
 }
 
-/// Marks decide, then the calls that sharded inner modules, then the options.
-DimensionPolicy dimension_policy_of(const ModelTree& tree, const comm::Mesh& mesh,
-                                    const ShardOptions& options, const InnerCuts& inner) {
+/// Marks decide, then the options, in which the calls that sharded inner modules have decided before.
+DimensionPolicy policy_of_marks(const InnerModules& inner, const comm::Mesh& mesh,
+                                const ShardOptions& options) {
+  const ModelTree& tree = inner.tree();
   auto decided = std::make_shared<std::map<std::string, std::optional<int64_t>>>();
   for (size_t i = 0; i < tree.tensors.size(); ++i) {
     const std::string& name = tree.outline.parameters[i].names.front();
-    const auto before = inner.find(tree.tensors[i].unsafeGetTensorImpl());
-    if (const auto sharding = sharding_of(tree.tensors[i])) {
-      const auto strategy = before == inner.end() ? options.strategy : before->second.strategy;
-      decided->emplace(name, marked_dimension(name, *sharding, mesh, strategy));
-    } else if (before != inner.end()) {
-      decided->emplace(name, before->second.dimension);
-    }
+    const auto sharding = sharding_of(tree.tensors[i]);
+    if (!sharding) continue;
+    const auto before = inner.cuts().find(tree.tensors[i].unsafeGetTensorImpl());
+    const auto strategy = before == inner.cuts().end() ? options.strategy : before->second.strategy;
+    decided->emplace(name, marked_dimension(name, *sharding, mesh, strategy));
   }
   DimensionPolicy others = options.dimension_policy
                                ? options.dimension_policy
@@ -60,28 +59,27 @@ DimensionPolicy dimension_policy_of(const ModelTree& tree, const comm::Mesh& mes
   };
 }
 
-/// The modules outside of inner ones that the policy wants; it notes in `policy_found_one` whether there is
-/// one.
-WrapPolicy wrap_policy_of(const std::vector<InnerModule>& inner, const SpmdOptions& options,
-                          const std::shared_ptr<bool>& policy_found_one) {
-  std::vector<std::string> paths;
-  for (const InnerModule& each : inner) paths.push_back(each.path);
-  return [paths, policy = options.auto_wrap_policy, excluded = options.shard.exclude_stages,
+/// The modules that the policy wants; it notes in `policy_found_one` whether there is one.
+WrapPolicy wrap_policy_of(const SpmdOptions& options, const std::shared_ptr<bool>& policy_found_one) {
+  return [policy = options.auto_wrap_policy, excluded = options.shard.exclude_stages,
           policy_found_one](const StageInfo& info) {
     const bool is_excluded =
         std::find(excluded.begin(), excluded.end(), info.module.type_name()) != excluded.end();
-    const bool is_inner = std::any_of(paths.begin(), paths.end(), [&](const std::string& path) {
-      return info.path == path || info.path.starts_with(path + ".");
-    });
-    if (!policy || is_excluded || is_inner || !policy(info)) return false;
+    if (!policy || is_excluded || !policy(info)) return false;
     *policy_found_one = true;
     return true;
   };
 }
 
+const ShardingFront& spmd_front() {
+  static const ShardingFront kFront{
+      .name = "spmd_fully_shard()", .defaults = SpmdOptions().shard, .units_keep_all_options = false};
+  return kFront;
+}
+
 /// What marks with the axis model ask for. Throws Error(kUsage) where that cannot be done.
 nn::ParallelPlan parallel_plan_of(torch::nn::Module& module, const comm::Mesh& mesh,
-                                  const std::vector<InnerModule>& inner, const ShardOptions& options) {
+                                  const InnerModules& inner, const ShardOptions& options) {
   if (mesh.shape().context > 1) {
     fail(ErrorKind::kUsage, "spmd_fully_shard(): expected a mesh whose axis context has 1 rank; found ",
          to_string(mesh.shape()), ", and marks say nothing of parts of sequences; use fully_shard()");
@@ -99,7 +97,7 @@ nn::ParallelPlan parallel_plan_of(torch::nn::Module& module, const comm::Mesh& m
   if (!inner.empty()) {
     fail(ErrorKind::kUsage,
          "spmd_fully_shard(): expected one call for a module with parameters marked with the axis ",
-         "model; found ", inner.front().path,
+         "model; found ", inner.first(),
          " sharded before; make it a unit with auto_wrap_policy or wrap() instead");
   }
   return plan;
@@ -132,54 +130,37 @@ std::shared_ptr<Engine> detail::spmd_fully_shard(torch::nn::Module& module, cons
                                                  ShardOutput shard_output, SpmdOptions options,
                                                  std::shared_ptr<comm::Trace> trace,
                                                  bool first_output_is_chosen) {
-  const ModelTree tree = make_model_tree(module);
-  nn::Hookable* root = tree.modules.front();
-  if (root != nullptr && SpmdRoots::instance().engine_of(root)) {
-    fail(ErrorKind::kUsage, "spmd_fully_shard(): expected a module that is not sharded; found one of type ",
-         root->type_name(), " that is; shard each module once, inner ones before those around them");
-  }
-  const std::vector<InnerModule> inner = find_inner_modules(tree);
+  InnerModules inner(module, spmd_front());
   ShardOptions& shard = options.shard;
   const nn::ParallelPlan plan = parallel_plan_of(module, mesh, inner, shard);
-  InnerCuts cuts;
-  for (const InnerModule& each : inner) {
-    require_options_of(each, shard);
-    take_options(each, shard, cuts);
-  }
-  if (shard.layout == Layout::kPerParameter) {
-    shard.dimension_policy = dimension_policy_of(tree, mesh, shard, cuts);
-  }
+  inner.add_to(shard, mesh);
+  if (shard.layout == Layout::kPerParameter) shard.dimension_policy = policy_of_marks(inner, mesh, shard);
   const auto policy_found_one = std::make_shared<bool>(false);
-  shard.wrap_policy = wrap_policy_of(inner, options, policy_found_one);
+  shard.wrap_policy = wrap_policy_of(options, policy_found_one);
   if (!inner.empty()) shard.exclude_stages.clear();  // inner units may be of such a type; the policy has them
   // Errors come before the inner engines end.
-  const ShardOptions with_noted = WrappedModules::added_to(shard);
+  ShardOptions with_noted = WrappedModules::added_to(shard);
   require_no_option_conflicts(with_noted);
   plan_units(module, with_noted);
-  if (options.auto_wrap_policy && !*policy_found_one && mesh.world()->rank() == 0) warn_of_idle_policy(tree);
+  if (options.auto_wrap_policy && !*policy_found_one && mesh.world()->rank() == 0)
+    warn_of_idle_policy(inner.tree());
 
-  if (!plan.empty()) shard.parts = share_layers(module, plan, mesh);
-  HookPlaces places;
-  for (const InnerModule& each : inner) places.merge(each.engine->hand_over());
+  if (!plan.empty()) with_noted.parts = share_layers(module, plan, mesh);
+  nn::Hookable* root = inner.tree().modules.front();
   const auto hook = std::make_shared<SpmdHook>(mesh, std::move(shard_output), first_output_is_chosen);
   // Attached before the engine's hooks, so that it runs around them.
   root->attach(hook);
-  std::shared_ptr<Engine> engine;
   try {
-    engine = fully_shard(module, shard, mesh, std::move(trace), options.materialize, places);
+    auto engine =
+        inner.shard(with_noted, mesh, std::move(trace), options.materialize, [weak = std::weak_ptr(hook)] {
+          if (const auto inner_hook = weak.lock()) inner_hook->set_inner();
+        });
+    WrappedModules::clear();
+    return engine;
   } catch (...) {
     root->replace(*hook, nullptr);
-    for (const auto& [place, unit_hook] : places) place->replace(*unit_hook, nullptr);
     throw;
   }
-  for (const InnerModule& each : inner) {
-    if (const auto inner_hook = SpmdRoots::instance().hook_of(each.module)) inner_hook->set_inner();
-    SpmdRoots::instance().remove(each.module);
-  }
-  SpmdRoots::Root entry{engine, hook, {}};
-  for (const at::Tensor& parameter : tree.tensors) entry.parameters.insert(parameter.unsafeGetTensorImpl());
-  SpmdRoots::instance().add(root, std::move(entry));
-  return engine;
 }
 
 }  // namespace fsdp::shard

@@ -92,7 +92,7 @@ struct SpmdOptions {
 /// options: the dimension on which each parameter is cut, the parameters that it keeps whole or in float32,
 /// and for its units what wrap() (shard/wrap.h) takes: strategy, resharding, types, offload, where they are
 /// not the default. Options that only a whole engine has (layout, prefetch) must be the outer call's too if
-/// they are not the default. The layers' weights are whole in memory meanwhile, unlike with auto_wrap_policy.
+/// they are not the default. The weights of one unit at a time are whole in memory meanwhile.
 ///
 /// Parameters that are marked with the axis model make their layers ones that its ranks compute together
 /// (shard/model_marks.h), and set ShardOptions::parts. Such a module has no inner ones sharded before.

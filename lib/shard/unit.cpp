@@ -158,6 +158,7 @@ void Unit::wait_for_gather() {
   finish_slice_gather();
   finish(gather_);
   finish(unpacking_);
+  storage_.show_parameters();
   state_ = State::kUnsharded;
 }
 
@@ -179,9 +180,9 @@ void Unit::attach_gradients() {
 }
 
 void Unit::drop_gradients() {
-  if (!storage_.gradients_are_attached()) return;
-  storage_.detach_gradients();
-  note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
+  const bool has_buffer = storage_.gradients_are_attached();
+  storage_.drop_gradients();
+  if (has_buffer) note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
 }
 
 void Unit::start_reduction(Reach reach) {

@@ -198,7 +198,8 @@ class Chooser {
 
   void choose_inside(size_t around, bool wrapped_only) {
     const nn::OutlineNode& outer = model_.nodes[around];
-    wrapped_only = wrapped_only || (outer.is_stage && contains(options_.leaf_stages, outer.type));
+    wrapped_only = wrapped_only || decisions_.closed.contains(around) ||
+                   (outer.is_stage && contains(options_.leaf_stages, outer.type));
     if (wrapped_only && wrapped_.empty()) return;
     for (size_t node = around + 1; node < outer.end; node = model_.nodes[node].end) {
       choose_inside(node, wrapped_only);

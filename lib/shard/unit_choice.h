@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,8 @@ struct UnitDecisions {
     UnitOverrides options{};
   };
   std::vector<Wrapped> wrapped{};
+  /// The stages inside which nothing else becomes a unit.
+  std::set<size_t> closed{};
 };
 
 /// As plan_units(). Ignores options.units, wrapped and wrap_policy in favour of `decisions`.

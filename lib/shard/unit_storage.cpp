@@ -37,6 +37,14 @@ std::unique_ptr<UnitLayout> layout_of(util::Named<Layout> layout,
   return make_layout(layout, shapes, world_size);
 }
 
+std::string at_rest_text(const std::string& parameter) {
+  return util::concat(
+      "parameter ", parameter,
+      ": expected a read in forward or backward of its module; found one at rest, when each rank has its shard only; open "
+      "an fsdp::FullParameters(engine) around the read, take fsdp::full_state_dict(engine), or give an optimizer "
+      "fsdp::parameters(engine)");
+}
+
 /// Pinned where the host keeps it for another device.
 at::Tensor empty_shard(int64_t numel, at::ScalarType type, at::Device device, bool on_host) {
   return on_host && !device.is_cpu() ? empty_pinned(numel, type, device)
@@ -57,6 +65,8 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPla
   at::Device device = device_of(parameters_, materialize);
   shard_ = empty_shard(layout_->shard_numel(), options_.param_storage, device, options_.cpu_offload);
   fill_shard(materialize);
+  gradient_ =
+      std::make_unique<ShardGradient>(options_.keep_low_precision_grads ? options_.reduce_dtype : at::kFloat);
   shard_is_unsharded_ = fsdp::shard::shard_is_unsharded(options_, *layout_, place_.groups());
   at::TensorOptions gathered = at::TensorOptions().dtype(options_.param_dtype).device(device);
   if (place_.slices > 1) {
@@ -70,7 +80,12 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPla
   const int64_t sent = source().numel();
   own_part_ = gathered_.narrow(0, place_.rank / place_.slices * sent, sent);
   show_parameters_in(unsharded_);
-  if (!shard_is_unsharded_) util::free_storage(unsharded_);
+  if (!shard_is_unsharded_) {
+    for (const NamedParameter& parameter : parameters_) {
+      at_rest_.push_back(util::storage_that_throws(device, unsharded_bytes(), at_rest_text(parameter.name)));
+    }
+    free_unsharded();
+  }
   if (!layout_->gathers_in_place()) util::free_storage(gathered_);
   gradients_ =
       std::make_unique<GradientBuffer>(parameters_, *layout_, options_.reduce_dtype, options_.sums_by_sample);
@@ -89,11 +104,7 @@ void UnitStorage::fill_shard(const Materialize& materialize) {
       local.gathered.copy_(local.whole);
       continue;
     }
-    if (materialize.source == nullptr) {
-      util::fail(util::ErrorKind::kUsage, "parameter ", parameters_[i].name,
-                 ": expected values; found a tensor on the meta device, which has none; build the model on a "
-                 "real device or give fully_shard() a ParameterSource");
-    }
+    require_source(materialize, parameters_[i].name);
     LocalRange range = layout_->local_range(i, place_.rank);
     at::Tensor own = shard_.narrow(0, range.shard_offset, range.columns.numel());
     const at::ScalarType read_type = parameter.scalar_type();
@@ -154,7 +165,14 @@ void UnitStorage::take_shard_of(const at::Tensor& whole) {
 
 void UnitStorage::free_unsharded() {
   FSDP_CHECK(!shard_is_unsharded_);
+  for (size_t i = 0; i < parameters_.size(); ++i) util::set_storage(parameters_[i].tensor, at_rest_[i]);
   util::free_storage(unsharded_);
+}
+
+void UnitStorage::show_parameters() {
+  if (shard_is_unsharded_) return;
+  for (const NamedParameter& parameter : parameters_)
+    util::set_storage(parameter.tensor, unsharded_.storage());
 }
 
 void UnitStorage::free_gathered() {
@@ -183,39 +201,6 @@ void UnitStorage::fill_gather_input(const at::Tensor& own) {
   at::NoGradGuard no_grad;
   at::Tensor input = gather_input(own);
   if (input.unsafeGetTensorImpl() != own.unsafeGetTensorImpl()) kernels::cast(input, own);
-}
-
-void UnitStorage::add_to_shard_gradient(const at::Tensor& mean, std::optional<double> squares) {
-  squares_.reset();
-  if (shard_gradient_.defined()) {
-    shard_gradient_.add_(mean);
-    return;
-  }
-  shard_gradient_ = mean.to(options_.keep_low_precision_grads ? options_.reduce_dtype : at::kFloat);
-  squares_ = squares;
-  squared_ = shard_gradient_._version();
-}
-
-void UnitStorage::add_partial_sums(const at::Tensor& sums) {
-  if (shard_gradient_.defined() && !has_partial_sums_) {
-    util::fail(
-        util::ErrorKind::kUsage,
-        "expected every backward pass but the last to leave out the all-reduce; found a pass without it after one "
-        "with it; call zero_gradients() between them");
-  }
-  add_to_shard_gradient(sums);
-  has_partial_sums_ = true;
-}
-
-at::Tensor UnitStorage::take_partial_sums() {
-  at::Tensor sums = std::move(shard_gradient_);
-  clear_shard_gradient();
-  return sums;
-}
-
-std::optional<double> UnitStorage::shard_gradient_squares() const {
-  const bool holds = shard_gradient_.defined() && shard_gradient_._version() == squared_;
-  return holds ? squares_ : std::nullopt;
 }
 
 void UnitStorage::attach_gradients() {

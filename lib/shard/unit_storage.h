@@ -3,9 +3,10 @@
 // The memory of one unit: the shard that this rank keeps, and the buffers that exist only while the unit is
 // in use.
 //
-// The module's parameters always are views of the unsharded buffer. Freeing that buffer releases its memory
-// but not its identity, so tensors that autograd saved in forward are valid again once backward has gathered
-// the unit. The gradients of the unit accumulate in one flat buffer, the input of the reduce-scatter.
+// While a unit is gathered, the module's parameters are views of the unsharded buffer. Freeing that buffer releases
+// its memory but not its identity, so tensors that autograd saved in forward are valid again once backward has gathered
+// the unit. At rest the parameters have storages without memory: reading one is an error with a remedy. The gradients of
+// the unit accumulate in one flat buffer, the input of the reduce-scatter.
 //
 // The shard is in param_storage. Where param_dtype is that type, the all-gather sends the shard as it is;
 // otherwise the shard is cast directly into its place in the output of the all-gather: there is no second,
@@ -26,6 +27,7 @@
 #include "shard/buffer_pool.h"
 #include "shard/gradient_buffer.h"
 #include "shard/parameter_source.h"
+#include "shard/shard_gradient.h"
 #include "shard/unit_layout.h"
 #include "shard/unit_sizes.h"
 
@@ -59,22 +61,25 @@ class UnitStorage {
   const at::Tensor& shard() const { return shard_; }
   /// [shard_numel] mean gradient over ranks, summed over micro-batches; fp32, or reduce_dtype with
   /// keep_low_precision_grads. Undefined until a backward pass has ended.
-  const at::Tensor& shard_gradient() const { return shard_gradient_; }
-  void clear_shard_gradient() {
-    shard_gradient_.reset();
-    has_partial_sums_ = false;
-  }
+  const at::Tensor& shard_gradient() const { return gradient_->sum(); }
+  void clear_shard_gradient() { gradient_->clear(); }
   /// Adds `mean`, [shard_numel] in reduce_dtype on the device of the parameters or of the gradient, whose sum of
   /// squares is `squares` if that is known; may keep a reference to it.
-  void add_to_shard_gradient(const at::Tensor& mean, std::optional<double> squares = std::nullopt);
+  void add_to_shard_gradient(const at::Tensor& mean, std::optional<double> squares = std::nullopt) {
+    gradient_->add(mean, squares);
+  }
   /// Like add_to_shard_gradient(), of sums over some of the ranks only, before they are divided. Not where the gradient
   /// is a mean already.
-  void add_partial_sums(const at::Tensor& sums);
+  void add_partial_sums(const at::Tensor& sums) { gradient_->add_partial(sums); }
   /// Returns these sums and leaves no gradient. Who frees them must wait for what still reads them.
-  at::Tensor take_partial_sums();
-  bool has_partial_sums() const { return has_partial_sums_; }
+  at::Tensor take_partial_sums() { return gradient_->take_partial(); }
+  bool has_partial_sums() const { return gradient_->is_partial(); }
   /// The gradient's, if it is known without reading the gradient.
-  std::optional<double> shard_gradient_squares() const;
+  std::optional<double> shard_gradient_squares() const { return gradient_->squares(); }
+  /// This rank's parts of the trainable parameters, as leaves of autograd; see ShardGradient.
+  const std::vector<ShardLeaf>& leaves() {
+    return gradient_->leaves_of(*layout_, place_.rank, shard_, parameters_);
+  }
 
   /// Whether the shard (or its gradient) lives in host memory and the parameters on another device.
   bool shard_is_offloaded() const { return shard_.device() != unsharded_.device(); }
@@ -112,7 +117,10 @@ class UnitStorage {
   /// [unsharded_numel] the parameters; has memory from unpack() to free_unsharded().
   const at::Tensor& unsharded() const { return unsharded_; }
   bool unsharded_is_allocated() const;
+  /// Also hides the parameters.
   void free_unsharded();
+  /// Makes the parameters views of the unsharded buffer, until free_unsharded(). Thread of the caller.
+  void show_parameters();
 
   /// Copies this rank's ranges of `whole` [unsharded_numel] to the shard.
   void take_shard_of(const at::Tensor& whole);
@@ -130,6 +138,7 @@ class UnitStorage {
   void keep_gradients_in_place() { gradients_stay_ = true; }
   at::Tensor detach_gradients() { return gradients_->detach(); }
   std::vector<at::Tensor> detach_all_gradients() { return gradients_->detach_all(); }
+  void drop_gradients() { gradients_->drop(); }
   bool gradients_are_attached() const { return gradients_->is_attached(); }
 
   int64_t slice_shard_bytes() const {
@@ -144,14 +153,14 @@ class UnitStorage {
   void copy_unpacked(const at::Tensor& to, const at::Tensor& gathered) const;
 
   std::vector<NamedParameter> parameters_;
+  std::vector<at::Storage> at_rest_;  ///< by parameter; empty where they are always there
   std::unique_ptr<const UnitLayout> layout_;
   ShardPlace place_;
   StorageOptions options_;
   std::shared_ptr<BufferPool> pool_;
-  bool shard_is_unsharded_ = false, gradients_stay_ = false, has_partial_sums_ = false;
-  at::Tensor shard_, shard_gradient_;
-  std::optional<double> squares_;  ///< of the gradient's version `squared_`
-  int64_t squared_ = 0;
+  bool shard_is_unsharded_ = false, gradients_stay_ = false;
+  at::Tensor shard_;
+  std::unique_ptr<ShardGradient> gradient_;
   at::Tensor slice_shard_;  ///< undefined without slices
   at::Tensor unsharded_;
   at::Tensor gathered_;  ///< unsharded_ itself where the layout gathers in place

@@ -138,6 +138,9 @@ UnitDecisions unit_decisions(const ModelTree& tree, const ShardOptions& options)
   for (const auto& [module, own] : options.wrapped) {
     decisions.wrapped.push_back({place_of_given(tree, module, "wrap()", "a module"), own});
   }
+  for (const nn::Hookable* module : options.closed) {
+    decisions.closed.insert(place_of_given(tree, module, "fully_shard()", "a sharded module"));
+  }
   return decisions;
 }
 

@@ -2,7 +2,10 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include <utility>
 
 #include "util/error.h"
 
@@ -41,12 +44,34 @@ at::Tensor empty_without_memory(int64_t numel, const at::TensorOptions& options)
   return tensor;
 }
 
+at::Storage storage_that_throws(at::Device device, int64_t nbytes, std::string message) {
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
+                                                       c10::DataPtr(nullptr, device), /*allocator=*/nullptr,
+                                                       /*resizable=*/false);
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message));
+  return at::Storage(std::move(storage));
+}
+
+void set_storage(const at::Tensor& tensor, at::Storage storage) {
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  impl->set_allow_tensor_metadata_change(true);
+  impl->set_storage_keep_dtype(std::move(storage));
+}
+
+at::Tensor tensor_that_throws(at::IntArrayRef shape, const at::TensorOptions& options, std::string message) {
+  at::Tensor tensor = at::empty({0}, options);
+  const auto nbytes = c10::multiply_integers(shape) * static_cast<int64_t>(tensor.element_size());
+  set_storage(tensor, storage_that_throws(tensor.device(), nbytes, std::move(message)));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
+  return tensor;
+}
+
 void point_at(const at::Tensor& tensor, const at::Tensor& data) {
-  if (!tensor.is_meta() || data.is_meta()) {
+  if (tensor.is_meta() == data.is_meta()) {
     at::Tensor(tensor).set_data(data);
     return;
   }
-  FSDP_CHECK((tensor.scalar_type() == at::kFloat && data.is_floating_point()) ||
+  FSDP_CHECK((tensor.is_floating_point() && data.is_floating_point()) ||
                  (tensor.scalar_type() == at::kByte && data.scalar_type() == at::kByte),
              tensor.scalar_type(), " to ", data.scalar_type());
   // The gradient accumulator has the former device; set_data() drops it too.

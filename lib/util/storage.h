@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 namespace fsdp::util {
 
 /// Frees the memory of the tensor's storage. Reading any view of it before restore_storage() is undefined. No
@@ -24,7 +26,18 @@ at::Tensor empty_without_memory(int64_t numel, const at::TensorOptions& options)
 
 bool storage_is_free(const at::Tensor& tensor);
 
-/// tensor.set_data(data), also from the meta device to another one, which set_data() refuses. Modules that
+/// A storage of `nbytes` without memory. Views of it can be made. Reading or writing its data throws a c10::Error
+/// with `message`.
+at::Storage storage_that_throws(at::Device device, int64_t nbytes, std::string message);
+
+/// A contiguous tensor of such a storage.
+at::Tensor tensor_that_throws(at::IntArrayRef shape, const at::TensorOptions& options, std::string message);
+
+/// Puts `storage` in the place of the tensor's own. Sizes, strides and offset stay, and views made before keep the former
+/// storage.
+void set_storage(const at::Tensor& tensor, at::Storage storage);
+
+/// tensor.set_data(data), also to the meta device and from it, which set_data() refuses. Modules that
 /// hold the tensor see the data.
 void point_at(const at::Tensor& tensor, const at::Tensor& data);
 

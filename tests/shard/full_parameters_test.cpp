@@ -6,10 +6,10 @@
 
 #include "support/counting_communicator.h"
 #include "support/layout_under_test.h"
+#include "support/readable.h"
 #include "support/shard_setups.h"
 #include "support/sharded_run.h"
 #include "util/error.h"
-#include "util/storage.h"
 
 namespace fsdp::shard {
 namespace {
@@ -214,7 +214,7 @@ TEST(FullParameters, GivesItsMemoryBackAndTakesNoneOfThePool) {
     for (const auto& unit : engine->units()) {
       if (unit->storage().shard_is_unsharded()) continue;
       for (const auto& parameter : unit->storage().parameters()) {
-        EXPECT_TRUE(util::storage_is_free(parameter.tensor)) << where << parameter.name;
+        EXPECT_FALSE(testing::is_readable(parameter.tensor)) << where << parameter.name;
         EXPECT_EQ(parameter.tensor.scalar_type(), unit->options().storage.param_dtype) << where;
       }
     }
@@ -237,7 +237,7 @@ TEST(FullParameters, OnRank0OnlyTheOthersKeepNothing) {
           EXPECT_TRUE(at::equal(chain.layer(0).weight(), plain.layer(0).weight()));
         } else {
           EXPECT_EQ(full.bytes(), 0);
-          EXPECT_EQ(util::storage_is_free(chain.layer(0).weight()), engine->units()[1]->is_cut());
+          EXPECT_EQ(testing::is_readable(chain.layer(0).weight()), !engine->units()[1]->is_cut());
         }
         EXPECT_THROW(chain.forward(input()), util::Error);  // on every rank
       }
@@ -257,9 +257,9 @@ TEST(FullParameters, ShowsTheUnitsThatThePatternsMatch) {
       FullParameters full(*engine, {.units = {"layers.1"}});
       EXPECT_EQ(communicator.count("all_gather"), 1);
       EXPECT_TRUE(at::equal(chain.layer(1).weight(), plain.layer(1).weight()));
-      EXPECT_TRUE(util::storage_is_free(chain.layer(0).weight()));
+      EXPECT_FALSE(testing::is_readable(chain.layer(0).weight()));
     }
-    EXPECT_TRUE(util::storage_is_free(chain.layer(1).weight()));
+    EXPECT_FALSE(testing::is_readable(chain.layer(1).weight()));
     contains(usage_error([&] { FullParameters(*engine, {.units = {"layer.1"}}); }), "\"layer.1\"");
     EXPECT_EQ(communicator.count("all_gather"), 1);
   });

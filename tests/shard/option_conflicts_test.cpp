@@ -344,6 +344,14 @@ TEST(OptionConflicts, ListsAllConflictsAtOnce) {
                                               "fsdp.replicated_parameters", "fsdp.move_grads_to_cpu"));
 }
 
+TEST(ShardOptions, DefaultsAreThoseOfThePageOnSources) {
+  const ShardOptions options;
+  EXPECT_EQ(options.min_num_params, 100'000);
+  EXPECT_EQ(options.layout, Layout::kFlat);
+  EXPECT_EQ(options.mixed_precision.reduce_dtype, util::FloatType::kFloat32);
+  EXPECT_EQ(options.mixed_precision.buffer_dtype, BufferType::kParamDtype);
+}
+
 TEST(ShardOptions, RefuseANameThatDoesNotExistWhereItIsSet) {
   ShardOptions options;
   EXPECT_THROW(options.layout = "per_block", util::Error);

@@ -15,6 +15,7 @@
 #include "shard/state_dict.h"
 #include "support/log_lines.h"
 #include "support/on_mesh.h"
+#include "support/readable.h"
 #include "support/sharded_run.h"
 #include "util/error.h"
 #include "util/rectangle_view.h"
@@ -131,7 +132,7 @@ class MemorySpy final : public nn::CallHook {
  public:
   explicit MemorySpy(at::Tensor parameter) : parameter_(std::move(parameter)) {}
   std::shared_ptr<void> before(const nn::CallTensors&) override {
-    is_gathered.push_back(parameter_.storage().nbytes() > 0);
+    is_gathered.push_back(testing::is_readable(parameter_));
     return nullptr;
   }
   void after(const nn::CallTensors&) override {}

@@ -323,6 +323,23 @@ TEST(SpmdModule, KeepsNamesAndForwardsIndices) {
     }
     EXPECT_EQ(sharded.module(), layers);
     EXPECT_EQ(sharded[1], layers->ptr(1));
+    EXPECT_EQ(sharded->size(), 2u);  // a member of the module
+  });
+}
+
+TEST(ShardingMarks, OfAParameterComeBeforeItIsSharded) {
+  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+    auto layers = two_layers();
+    const at::Tensor weight = layers->parameters().front();
+    SpmdFullyShardedDataParallel<torch::nn::SequentialImpl> sharded(layers, mesh);
+    const auto refused = refusal_of([&] { mark_sharding(weight, mesh, {{}, {kData}}); });
+    EXPECT_EQ(refused.kind, util::ErrorKind::kUsage);
+    EXPECT_THAT(
+        refused.text,
+        HasSubstr("mark_sharding(): expected a parameter that is not sharded yet; found one of shape"));
+    EXPECT_THAT(refused.text, HasSubstr("mark it before the module is sharded or wrapped"));
+    sharded.engine().unshard();
+    mark_sharding(weight, mesh, {{}, {kData}});
   });
 }
 

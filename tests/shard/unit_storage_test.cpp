@@ -4,6 +4,7 @@
 
 #include "comm/communicator.h"
 #include "comm/thread_communicator.h"
+#include "support/readable.h"
 #include "support/sharded_run.h"
 #include "util/error.h"
 
@@ -58,6 +59,8 @@ TEST(UnitStorage, ParametersComeBackWhenTheBufferIsFilledAgain) {
     for (int round = 0; round < 3; ++round) {
       storage.allocate_gathered();
       communicator.all_gather(storage.unsharded(), storage.shard(), {.unit = "test"})->wait();
+      EXPECT_FALSE(testing::is_readable(stage.weight()));
+      storage.show_parameters();
       EXPECT_TRUE(at::equal(stage.weight(), before));
       EXPECT_EQ(test.live_bytes(), 6 * 4);
       storage.free_unsharded();
@@ -84,6 +87,8 @@ TEST(UnitStorage, AutogradAccumulatesIntoOneFlatBuffer) {
   (stage.weight() * 3).sum().backward();
   at::Tensor gradients = storage.detach_gradients();
   EXPECT_TRUE(at::equal(gradients, at::full({6}, 5.0f)));
+  EXPECT_FALSE(testing::is_readable(stage.weight().grad()));
+  storage.drop_gradients();
   EXPECT_FALSE(stage.weight().grad().defined());
 }
 
