@@ -80,7 +80,7 @@ move_grads_to_cpu = false
 [mixed_precision]
 param_dtype = "float32"
 reduce_dtype = "float32"
-buffer_dtype = "float32"
+buffer_dtype = "param_dtype"
 
 [activation_checkpointing]
 mode = "none"
