@@ -10,6 +10,7 @@
 #include "checkpoint/raw_file.h"
 #include "util/error.h"
 #include "util/file.h"
+#include "util/log.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
@@ -149,6 +150,9 @@ bool is_tokenizer_file(const std::string& name) {
 }
 
 ModelFiles model_files_in(const fs::path& folder) {
+  // The hub's cache consists of links. A checkpoint's own copies are files: a link among them was put there to have
+  // another file copied.
+  const bool takes_links = folder.filename() != kModelFilesName;
   ModelFiles files;
   std::error_code error;
   for (fs::directory_iterator at(folder, error); !error && at != fs::directory_iterator();
@@ -156,7 +160,10 @@ ModelFiles model_files_in(const fs::path& folder) {
     const std::string name = at->path().filename().string();
     if (!is_tokenizer_file(name) && name != "generation_config.json") continue;
     std::error_code ignored;
-    // Links count: the hub's cache consists of them.
+    if (!takes_links && at->is_symlink(ignored)) {
+      util::log_warning(util::concat(at->path().string(), " is left out, because it is a symbolic link"));
+      continue;
+    }
     if (!fs::is_regular_file(at->path(), ignored) || at->file_size(ignored) > kLargestModelFileBytes)
       continue;
     files.emplace(name, at->path());
@@ -170,7 +177,8 @@ fs::path kept_model_files(const fs::path& checkpoint_folder) {
   std::error_code error;
   // A link such as RUN/best lies in the run's folder, too.
   for (const fs::path& around : {folder, folder.parent_path()}) {
-    if (fs::is_directory(around / kModelFilesName, error)) return around / kModelFilesName;
+    if (fs::is_directory(fs::symlink_status(around / kModelFilesName, error)))
+      return around / kModelFilesName;
   }
   return {};
 }

@@ -66,7 +66,7 @@ inline constexpr const char* kModelFilesName = "model_files";
 using ModelFiles = std::map<std::string, std::filesystem::path>;
 
 /// Those in a folder in Hugging Face's layout, recognized by transformers' names for them. Empty if the
-/// folder does not exist.
+/// folder does not exist. Symbolic links in a folder of copies (kModelFilesName) are left out with a warning.
 ModelFiles model_files_in(const std::filesystem::path& folder);
 
 /// Whether a file of this name is part of a tokenizer.

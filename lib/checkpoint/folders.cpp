@@ -13,6 +13,7 @@
 #include <string>
 
 #include "checkpoint/manifest.h"
+#include "checkpoint/raw_file.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
@@ -296,9 +297,7 @@ std::string holder_of(int fd) {
 
 RunLock::RunLock(const fs::path& folder) : path_(folder / kRunLockName) {
   // The file is never removed: that would let two runs lock two files of the same name.
-  fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (fd_ < 0)
-    fail(ErrorKind::kIo, "cannot write into the folder ", folder.string(), ": ", errno_text(errno));
+  fd_ = open_lock_file(path_);
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
     int cause = errno;
     if (cause == EWOULDBLOCK) {

@@ -15,6 +15,7 @@
 
 #include "util/error.h"
 #include "util/file.h"
+#include "util/regular_file.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
@@ -38,7 +39,7 @@ std::string hexadecimal(uint64_t hash) {
 bool still_has_its_name(int fd, const fs::path& path) {
   struct stat opened {
   }, named{};
-  return ::fstat(fd, &opened) == 0 && ::stat(path.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
+  return ::fstat(fd, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
          opened.st_dev == named.st_dev;
 }
 
@@ -55,27 +56,35 @@ auto naming(const std::string& where, const Body& body) {
 }  // namespace
 
 RawFile RawFile::open(const fs::path& path) {
-  // O_NONBLOCK: opening a named pipe must not block; no effect on regular files.
-  int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) {
-    bool missing = errno == ENOENT || errno == ENOTDIR;
+  const util::OpenedFile opened = util::open_regular(path);
+  if (opened.found != nullptr) {
+    fail(ErrorKind::kCheckpoint, path.string(), " must be a file, but is ", opened.found);
+  }
+  if (opened.fd < 0) {
+    const bool missing = opened.error == ENOENT || opened.error == ENOTDIR;
     fail(missing ? ErrorKind::kCheckpoint : ErrorKind::kIo, "cannot open ", path.string(), ": ",
-         errno_text(errno));
+         errno_text(opened.error));
   }
-  RawFile file(path, fd);
+  return {path, opened.fd};
+}
+
+int open_lock_file(const fs::path& path) {
+  // A link would lead to a file that is no lock, and would be emptied.
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
   struct stat status {};
-  if (::fstat(fd, &status) != 0) fail(ErrorKind::kIo, "cannot read ", path.string(), ": ", errno_text(errno));
-  if (!S_ISREG(status.st_mode)) {
-    fail(ErrorKind::kCheckpoint, path.string(), " must be a file, but is ",
-         S_ISDIR(status.st_mode) ? "a folder" : "a device or pipe");
+  if (fd >= 0 && ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode)) return fd;
+  const int cause = errno;
+  if (fd >= 0) ::close(fd);
+  if (fd >= 0 || cause == ELOOP) {
+    fail(ErrorKind::kIo, path.string(), " must be a file of this toolkit, but is ",
+         fd >= 0 ? "a device or pipe" : "a symbolic link", "; remove it");
   }
-  return file;
+  fail(ErrorKind::kIo, "cannot create ", path.string(), ": ", errno_text(cause));
 }
 
 RawFile RawFile::create_locked(const fs::path& path) {
   for (;;) {
-    int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) fail(ErrorKind::kIo, "cannot create ", path.string(), ": ", errno_text(errno));
+    const int fd = open_lock_file(path);
     RawFile file(path, fd);
     if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
       if (errno == EWOULDBLOCK) {

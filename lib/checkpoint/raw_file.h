@@ -49,6 +49,10 @@ class RawFile {
   int fd_;
 };
 
+/// Opens a file to be locked, and creates it if there is none. A symbolic link is not followed but refused, as is all else
+/// that is no regular file (kIo).
+int open_lock_file(const std::filesystem::path& path);
+
 /// ".NAME.tmp" beside `path`: the name of a file until it is complete.
 std::filesystem::path temporary_name(const std::filesystem::path& path);
 

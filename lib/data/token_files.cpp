@@ -4,12 +4,12 @@
 #include <bit>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string_view>
 #include <type_traits>
 
 #include "data/foreign_content.h"
 #include "util/error.h"
+#include "util/regular_file.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;
@@ -34,11 +34,7 @@ std::string tokens_path(const std::string& path) {
 }
 
 std::string first_bytes(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string bytes(static_cast<size_t>(kIndexMagicBytes), '\0');
-  file.read(bytes.data(), kIndexMagicBytes);
-  bytes.resize(static_cast<size_t>(file.gcount()));
-  return bytes;
+  return util::read_beginning(path, static_cast<size_t>(kIndexMagicBytes));
 }
 
 /// Above all vocabularies that exist, by a factor of four.

@@ -1,16 +1,17 @@
 #include "report/metrics_tail.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 
+#include "util/regular_file.h"
+
 namespace fsdp::report {
 
 bool MetricsTail::poll(const std::function<void()>& restart,
                        const std::function<void(const std::string&)>& line) {
-  const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = util::open_regular(path_).fd;
   if (fd < 0) return false;
   struct stat now {};
   ::fstat(fd, &now);

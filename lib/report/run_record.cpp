@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "util/error.h"
 #include "util/file.h"
 #include "util/json.h"
+#include "util/regular_file.h"
 #include "util/text.h"
 
 namespace fsdp::report {
@@ -20,21 +22,23 @@ constexpr size_t kMostTextBytes = 1 << 20;
 constexpr size_t kMostSeries = 64;
 constexpr size_t kMostHosts = 4096;
 constexpr size_t kMostTraceEvents = 200'000;  ///< of a step
+constexpr size_t kLongestLine = 1 << 20;
+constexpr util::JsonLimits kLineLimits{.deepest_level = 8, .most_values = 100'000, .unique_keys = false};
 
 /// At most kMostTextBytes of a file, without control characters; empty when there is no file.
 std::string shown_text(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return "";
-  std::string text(kMostTextBytes, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(file.gcount()));
-  return util::printable(text);
+  return util::printable(util::read_beginning(path, kMostTextBytes));
 }
 
 }  // namespace
 
 bool add_metrics(const std::string& line, RunRecord& run) {
-  const json object = json::parse(line, nullptr, /*allow_exceptions=*/false);
+  json object;
+  try {
+    object = util::parse_json(line, kLineLimits);
+  } catch (const util::JsonError&) {
+    return false;
+  }
   if (!object.is_object()) return false;
   const auto step = object.find("step");
   if (step == object.end() || !step->is_number_integer()) return false;
@@ -65,11 +69,9 @@ namespace {
 void read_metrics(RunRecord& run) {
   const fs::path path = run.folder / "metrics.jsonl";
   require_metrics(run.folder);
-  std::ifstream file(path, std::ios::binary);
-  if (!file) util::fail(util::ErrorKind::kIo, "cannot read ", path.string());
-  for (std::string line; std::getline(file, line);) {
+  util::read_lines(path, kLongestLine, [&run](const std::string& line) {
     if (!add_metrics(line, run)) ++run.skipped_lines;
-  }
+  });
   for (auto& [name, points] : run.series) {
     std::stable_sort(points.begin(), points.end(), [](const Point& a, const Point& b) { return a.x < b.x; });
   }
@@ -79,16 +81,15 @@ void read_metrics(RunRecord& run) {
 
 void read_environment(RunRecord& run) {
   const std::string text = shown_text(run.folder / "environment.json");
+  std::vector<std::pair<std::string, std::string>> entries;
   try {
-    util::parse_json(text, {.deepest_level = 16});  // printing a value takes stack for each level
+    util::read_json_members(text, kLineLimits, [&](std::string&& name, json&& value) {
+      entries.emplace_back(std::move(name), value.is_string() ? value.get<std::string>() : value.dump());
+    });
   } catch (const util::JsonError&) {
     return;
   }
-  const auto object = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!object.is_object()) return;
-  for (const auto& [name, value] : object.items()) {
-    run.environment.emplace_back(name, value.is_string() ? value.get<std::string>() : value.dump());
-  }
+  std::move(entries.begin(), entries.end(), std::back_inserter(run.environment));
 }
 
 namespace {
@@ -103,6 +104,7 @@ fs::path first_trace(const fs::path& folder) {
     int64_t rank = 0;
     int length = 0;
     if (std::sscanf(name.c_str(), "trace.rank%9ld.jsonl%n", &rank, &length) != 1) continue;
+    if (!entry.is_regular_file(ignored)) continue;
     if (static_cast<size_t>(length) != name.size() || (!first.empty() && rank >= lowest)) continue;
     first = entry.path();
     lowest = rank;
@@ -112,15 +114,14 @@ fs::path first_trace(const fs::path& folder) {
 
 /// Holds two steps in memory at a time. Lines that are not of a trace are counted.
 std::optional<StepTrace> read_step_trace(const fs::path& path, int64_t& skipped_lines) {
-  std::ifstream file(path, std::ios::binary);
   const std::string name = path.filename().string();
   StepTrace now{.file = name};
   std::optional<StepTrace> before;
-  for (std::string line; std::getline(file, line);) {
+  util::read_lines(path, kLongestLine, [&](const std::string& line) {
     std::optional<comm::TraceEvent> event = comm::parse_trace_line(line);
     if (!event) {
       ++skipped_lines;
-      continue;
+      return;
     }
     if (event->step != now.step) {
       if (!now.events.empty() && now.step > 0) before = std::move(now);  // step 0: before the first
@@ -128,7 +129,7 @@ std::optional<StepTrace> read_step_trace(const fs::path& path, int64_t& skipped_
     }
     const bool is_shown = event->is_buffer() || (event->is_collective() && event->done_us.has_value());
     if (is_shown && now.events.size() < kMostTraceEvents) now.events.push_back(*std::move(event));
-  }
+  });
   if (before || now.events.empty()) return before;
   return now;
 }

@@ -1,12 +1,14 @@
 #include "report/timeline_file.h"
 
+#include <unistd.h>
+
 #include <cerrno>
-#include <fstream>
 #include <system_error>
 
 #include "report/step_picture.h"
 #include "util/error.h"
 #include "util/file.h"
+#include "util/regular_file.h"
 
 namespace fsdp::report {
 namespace {
@@ -26,10 +28,12 @@ void check_timeline(const std::filesystem::path& path) {
   const std::filesystem::path probe = util::temporary_name(path);
   std::error_code ignored;
   const bool is_folder = std::filesystem::is_directory(path, ignored);
-  if (is_folder || !std::ofstream(probe)) {
+  const int fd = is_folder ? -1 : util::create_own_file(probe);
+  if (fd < 0) {
     util::fail(util::ErrorKind::kIo, "--timeline: cannot write ", path.string(), ": ",
                is_folder ? "it is a folder" : util::errno_text(errno));
   }
+  ::close(fd);
   std::filesystem::remove(probe, ignored);
 }
 

@@ -36,6 +36,10 @@ struct LastLines {
 };
 LastLines last_lines(const fs::path& path) {
   constexpr uint64_t kMostBytes = 16 << 10;
+  if (!fs::is_regular_file(path)) {
+    util::fail(util::ErrorKind::kIo, path.string(),
+               " must be a file, but is a folder, a device or a pipe; remove it");
+  }
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   const auto size = static_cast<uint64_t>(file.tellg());
   LastLines last{.begin = size - std::min(size, kMostBytes), .text = {}};

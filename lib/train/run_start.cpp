@@ -10,7 +10,6 @@
 #include <chrono>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -25,6 +24,7 @@
 #include "shard/engine_sizes.h"
 #include "util/error.h"
 #include "util/hash.h"
+#include "util/regular_file.h"
 #include "util/system.h"
 #include "util/text.h"
 #include "util/version.h"
@@ -40,14 +40,11 @@ namespace {
 using nlohmann::json;
 
 constexpr uint64_t kSeed = 0x66736470;
-constexpr std::streamsize kHashedBytes = 1 << 16;
+constexpr size_t kHashedBytes = 1 << 16;
 
 /// Size and hash of the beginning: enough to detect a different file.
 json file_mark(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string begin(kHashedBytes, '\0');
-  file.read(begin.data(), kHashedBytes);
-  begin.resize(static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
+  const std::string begin = util::read_beginning(path, kHashedBytes);
   std::error_code error;
   auto bytes = std::filesystem::file_size(path, error);
   // A file that cannot be read is reported when it is opened.

@@ -9,6 +9,7 @@
 #include <cerrno>
 
 #include "util/error.h"
+#include "util/regular_file.h"
 
 namespace fsdp::util {
 namespace fs = std::filesystem;
@@ -26,7 +27,7 @@ bool is_number(std::string_view text) {
 
 class Descriptor {
  public:
-  Descriptor(const fs::path& path, int flags, const char* purpose) : fd_(::open(path.c_str(), flags, 0666)) {
+  Descriptor(int fd, const fs::path& path, const char* purpose) : fd_(fd) {
     if (fd_ < 0) fail(ErrorKind::kIo, "cannot open ", path.string(), " ", purpose, ": ", errno_text(errno));
   }
   ~Descriptor() {
@@ -65,7 +66,10 @@ bool has_file_suffix(const std::string& name) {
 }  // namespace
 
 std::string read_file(const fs::path& path) {
-  Descriptor file(path, O_RDONLY | O_CLOEXEC, "for reading");
+  const OpenedFile opened = open_regular(path);
+  if (opened.found != nullptr) fail(ErrorKind::kIo, path.string(), " must be a file, but is ", opened.found);
+  errno = opened.error;
+  const Descriptor file(opened.fd, path, "for reading");
   std::string content;
   char buffer[1 << 16];
   for (;;) {
@@ -98,7 +102,7 @@ void write_all(int fd, std::string_view content, const fs::path& path) {
 void write_file_atomically(const fs::path& path, std::string_view content) {
   const fs::path temporary = temporary_name(path);
   try {
-    Descriptor file(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, "for writing");
+    Descriptor file(create_own_file(temporary), temporary, "for writing");
     write_all(file.get(), content, temporary);
     if (::fsync(file.get()) != 0 || file.close() != 0) {
       fail(ErrorKind::kIo, "cannot flush ", temporary.string(), ": ", errno_text(errno));
@@ -123,12 +127,12 @@ bool is_temporary_name(std::string_view name) {
 }
 
 void start_writing_out(const fs::path& path) {
-  Descriptor file(path, O_RDONLY | O_CLOEXEC, "to flush it");
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC), path, "to flush it");
   ::sync_file_range(file.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
 }
 
 void sync_path(const fs::path& path) {
-  Descriptor file(path, O_RDONLY | O_CLOEXEC, "to flush it");
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC), path, "to flush it");
   if (::fsync(file.get()) != 0) fail(ErrorKind::kIo, "cannot flush ", path.string(), ": ", errno_text(errno));
 }
 
@@ -154,7 +158,7 @@ void make_writable_folder(const fs::path& folder) {
          error ? error.message() : "a file of that name is in the way");
   }
   fs::path probe = folder / concat(kProbePrefix, ::getpid());
-  int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  const int fd = create_own_file(probe);
   if (fd < 0) fail(ErrorKind::kIo, "cannot write into the folder ", folder.string(), ": ", errno_text(errno));
   ::close(fd);
   ::unlink(probe.c_str());

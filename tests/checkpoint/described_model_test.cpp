@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "checkpoint/hugging_face_config.h"
+#include "support/log_lines.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_models.h"
 #include "util/file.h"
@@ -88,6 +89,25 @@ TEST(InheritedConfig, OfAnotherModelHasItsIdsAndTypeOnly) {
   expected.update({{"eos_token_id", 2}, {"torch_dtype", "float16"}});
   EXPECT_EQ(inherited_config(options, source), expected);
   EXPECT_EQ(inherited_config(options, nullptr), hugging_face_config(options));
+}
+
+/// A link among the copies of a checkpoint would have the file that it leads to copied out with the next export.
+TEST(ModelFiles, OfACheckpointLeaveOutLinks) {
+  const testing::TemporaryFolder root;
+  root.write("secret", "secret");
+  const auto kept = root / kModelFilesName, hub = root / "hub";
+  for (const auto& folder : {kept, hub}) {
+    fs::create_directories(folder);
+    std::ofstream(folder / "merges.txt") << "a b";
+    fs::create_symlink(root / "secret", folder / "tokenizer.json");
+  }
+  std::string lines = testing::log_lines([&] { EXPECT_EQ(model_files_in(kept).size(), 1U); });
+  EXPECT_NE(lines.find("tokenizer.json is left out, because it is a symbolic link"), std::string::npos)
+      << lines;
+  EXPECT_EQ(model_files_in(hub).size(), 2U) << "the hub's cache consists of links";
+  fs::create_directories(root / "step");
+  fs::create_directory_symlink(hub, root / "step" / kModelFilesName);
+  EXPECT_EQ(kept_model_files(root / "step"), kept);
 }
 
 }  // namespace

@@ -273,5 +273,16 @@ TEST(RunLock, NeedsAFolderThatCanBeWritten) {
   EXPECT_EQ(kind, ErrorKind::kIo);
 }
 
+TEST(RunLock, FollowsNoLink) {
+  TemporaryFolder root;
+  const auto victim = root.write("victim", "precious");
+  std::filesystem::create_directory(root / "run");
+  std::filesystem::create_symlink(victim, root / "run" / kRunLockName);
+  auto [kind, text] = error_of([&] { RunLock lock(root / "run"); });
+  EXPECT_EQ(kind, ErrorKind::kIo);
+  EXPECT_THAT(text, AllOf(HasSubstr(kRunLockName), HasSubstr("is a symbolic link; remove it")));
+  EXPECT_EQ(root.read("victim"), "precious");
+}
+
 }  // namespace
 }  // namespace fsdp::checkpoint

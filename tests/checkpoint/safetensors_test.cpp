@@ -168,5 +168,17 @@ const Malformed kMalformed[] = {
 INSTANTIATE_TEST_SUITE_P(Safetensors, MalformedSafetensors, ::testing::ValuesIn(kMalformed),
                          [](const auto& info) { return std::string(info.param.name); });
 
+TEST(Safetensors, FollowNoLinkOfTheirTemporaryFile) {
+  TemporaryFolder root;
+  const auto victim = root.write("victim", "precious");
+  std::filesystem::create_symlink(victim, root / ".a.safetensors.tmp");
+  const auto [kind, text] = error_of([&] {
+    SafetensorsWriter writer(root / "a.safetensors", {{"a", {2}, at::kFloat}});
+  });
+  EXPECT_EQ(kind, ErrorKind::kIo);
+  EXPECT_THAT(text, HasSubstr("is a symbolic link; remove it"));
+  EXPECT_EQ(root.read("victim"), "precious");
+}
+
 }  // namespace
 }  // namespace fsdp::checkpoint

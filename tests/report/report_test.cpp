@@ -2,11 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <fstream>
 
 #include "config/print.h"
 #include "report/chart.h"
+#include "report/run_record.h"
 #include "support/temporary_folder.h"
 #include "util/error.h"
 #include "util/file.h"
@@ -280,6 +282,25 @@ TEST(LineChart, DrawsASinglePointAndValuesThatAreAllAlike) {
   EXPECT_THAT(line_chart({{"loss", one}}, {.label = "loss"}), HasSubstr("<circle"));
   EXPECT_THAT(line_chart({{"loss", same}}, {.label = "loss"}), HasSubstr("<path"));
   EXPECT_EQ(line_chart({{"loss", none}}, {.label = "loss"}), "");
+}
+
+TEST(RunRecordOf, AFolderFromOthersCannotStopTheReader) {
+  const TemporaryFolder folder;
+  folder.write("metrics.jsonl",
+               "{\"step\": 1, \"loss\": 2}\n" + std::string(100'000, '[') + "\n{\"step\":2,\"loss\":1}\n");
+  folder.write("environment.json",
+               "{\"deep\": " + std::string(200'000, '[') + std::string(200'000, ']') + "}");
+  ASSERT_EQ(::mkfifo((folder / "config.toml").c_str(), 0600), 0);
+  ASSERT_EQ(::mkfifo((folder / "trace.rank0.jsonl").c_str(), 0600), 0);
+  const auto read = [&] { return read_run(folder.path()); };
+  const RunRecord run = read();
+  EXPECT_EQ(run.values("loss").size(), 2U);
+  EXPECT_EQ(run.skipped_lines, 1);
+  EXPECT_TRUE(run.environment.empty());
+  EXPECT_EQ(run.config, "");
+  std::filesystem::remove(folder / "metrics.jsonl");
+  ASSERT_EQ(::mkfifo((folder / "metrics.jsonl").c_str(), 0600), 0);
+  EXPECT_THROW(read(), util::Error);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -10,8 +11,10 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "util/error.h"
+#include "util/regular_file.h"
 
 namespace fsdp::util {
 namespace {
@@ -110,6 +113,46 @@ TEST(HubRemedy, IsForNamesThatCanBeOnTheHub) {
                            "tokenizer.json", "a b/c", "owner/", "/name", "~/models"}) {
     EXPECT_EQ(hub_remedy(name), "") << name;
   }
+}
+
+TEST_F(FileTest, TemporaryFilesFollowNoLink) {
+  std::ofstream(folder_ / "victim") << "precious";
+  fs::create_symlink(folder_ / "victim", temporary_name(folder_ / "a.txt"));
+  write_file_atomically(folder_ / "a.txt", "hello");
+  EXPECT_EQ(read_file(folder_ / "victim"), "precious");
+  EXPECT_EQ(read_file(folder_ / "a.txt"), "hello");
+  EXPECT_FALSE(fs::is_symlink(folder_ / "a.txt"));
+  // Also one that a killed process of the same number has left, and the probe of a folder.
+  std::ofstream(temporary_name(folder_ / "a.txt")) << "left";
+  write_file_atomically(folder_ / "a.txt", "again");
+  EXPECT_EQ(read_file(folder_ / "a.txt"), "again");
+  fs::create_symlink(folder_ / "victim", folder_ / concat(".probe-", ::getpid()));
+  make_writable_folder(folder_);
+  EXPECT_EQ(read_file(folder_ / "victim"), "precious");
+}
+
+TEST_F(FileTest, APipeInPlaceOfAFileIsRefusedAtOnce) {
+  const fs::path pipe = folder_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const fs::path& path : {pipe, fs::path("/dev/zero"), folder_}) {
+    try {
+      read_file(path);
+      FAIL() << path;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("must be a file, but is a"), std::string::npos)
+          << error.what();
+    }
+    EXPECT_EQ(read_beginning(path, 10), "");
+    EXPECT_THROW(read_lines(path, 10, [](const std::string&) {}), Error);
+  }
+}
+
+TEST_F(FileTest, LinesAreReadUpToALength) {
+  std::ofstream(folder_ / "a.txt") << "one\n\n" << std::string(200'000, 'x') << "\nlast";
+  std::vector<std::string> lines;
+  read_lines(folder_ / "a.txt", 5, [&](const std::string& line) { lines.push_back(line); });
+  EXPECT_EQ(lines, (std::vector<std::string>{"one", "", "xxxxx", "last"}));
+  EXPECT_EQ(read_beginning(folder_ / "a.txt", 5), "one\n\n");
 }
 
 }  // namespace
