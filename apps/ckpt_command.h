@@ -34,7 +34,8 @@ struct Arguments {
   std::optional<double> tolerance;
   std::optional<int64_t> last, samples_seen, parts;
   int64_t world_size = 1;
-  bool force = false, optimizer = false, ema = false, adapter = false, merge = false, as_json = false;
+  bool force = false, saturate = false, optimizer = false, ema = false, adapter = false, merge = false,
+       as_json = false;
 };
 
 /// A command under construction.
@@ -56,6 +57,10 @@ class Command {
   void dtype_option(const char* about = "cast floating-point weights to this type") const {
     option("--dtype", arguments_->dtype, about)
         ->check(cli::one_of({"float32", "bfloat16", "float16", "float64"}));
+    flag(
+        "--saturate", arguments_->saturate,
+        "values that are too large for the type, as beyond 65504 for float16, become its largest one; default: refuse "
+        "them");
   }
   void size_option() const {
     option("--max-shard-size", arguments_->max_shard_size,

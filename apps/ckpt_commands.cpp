@@ -49,6 +49,7 @@ CkptCommand add_consolidate(CLI::App& app) {
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
     checkpoint::ConsolidateOptions options{.dtype = chosen_dtype(arguments),
                                            .ema = arguments.ema,
+                                           .saturate = arguments.saturate,
                                            .overwrite = arguments.force,
                                            .full = arguments.format == "full",
                                            .optimizer = arguments.optimizer,

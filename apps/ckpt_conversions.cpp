@@ -105,6 +105,7 @@ int export_gguf(const Arguments& arguments, const util::ByteProgress& progress) 
   return print(gguf::export_model(model, {.output = arguments.output,
                                           .type = util::parse_enum<gguf::TensorType>(arguments.type),
                                           .tokenizer = chosen_tokenizer(arguments, model),
+                                          .saturate = arguments.saturate,
                                           .overwrite = arguments.force,
                                           .progress = progress}),
                arguments.as_json);
@@ -117,6 +118,7 @@ int export_gguf_adapter(const Arguments& arguments) {
       gguf::export_adapter({.checkpoint_folder = chosen_checkpoint(arguments.source),
                             .output = arguments.output,
                             .type = type,
+                            .saturate = arguments.saturate,
                             .overwrite = arguments.force});
   if (arguments.as_json) {
     std::cout << text_of({{"output", arguments.output},
@@ -142,6 +144,7 @@ int export_dcp(const Arguments& arguments, const util::ByteProgress& progress) {
                                        .layout = layout,
                                        .world_size = arguments.parts.value_or(0),
                                        .dtype = chosen_dtype(arguments),
+                                       .saturate = arguments.saturate,
                                        .overwrite = arguments.force,
                                        .progress = progress};
   if (!arguments.model_key.empty()) request.model_key = arguments.model_key;
@@ -245,6 +248,7 @@ CkptCommand add_export(CLI::App& app) {
       return print(checkpoint::export_adapter({.checkpoint_folder = chosen_checkpoint(arguments.source),
                                                .output = arguments.output,
                                                .dtype = chosen_dtype(arguments),
+                                               .saturate = arguments.saturate,
                                                .overwrite = arguments.force}),
                    arguments.as_json, "PEFT's config of the adapters");
     }
@@ -253,6 +257,7 @@ CkptCommand add_export(CLI::App& app) {
                                            .dtype = chosen_dtype(arguments),
                                            .merge = arguments.merge,
                                            .ema = arguments.ema,
+                                           .saturate = arguments.saturate,
                                            .overwrite = arguments.force,
                                            .max_file_bytes = chosen_max_bytes(arguments),
                                            .progress = progress}),
@@ -285,6 +290,7 @@ CkptCommand add_import(CLI::App& app) {
                                             .output = arguments.output,
                                             .world_size = arguments.world_size,
                                             .dtype = chosen_dtype(arguments),
+                                            .saturate = arguments.saturate,
                                             .progress = progress};
     if (checkpoint::is_dcp_folder(request.source)) {
       return print(checkpoint::import_dcp({request, arguments.samples_seen}), arguments.as_json);

@@ -89,7 +89,7 @@ class MergedSource final : public TensorSource {
       merged_ = merged(stored, layer->second);
       merged_name_ = name;
     }
-    values.copy_(merged_.view({-1}).narrow(0, begin, end - begin));
+    convert_values(merged_.view({-1}).narrow(0, begin, end - begin), values, name, /*saturates=*/false);
   }
 
  private:

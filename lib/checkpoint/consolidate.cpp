@@ -289,6 +289,7 @@ ConsolidateResult consolidate(const fs::path& checkpoint_folder, const fs::path&
   } else {
     source.state.add(shards);
   }
+  source.state.set_saturating(options.saturate);
   ConsolidateResult result{.output = output,
                            .config = std::nullopt,
                            .tensors = static_cast<int64_t>(source.infos.size()),

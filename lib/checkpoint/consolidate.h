@@ -24,6 +24,7 @@ struct ConsolidateOptions {
   std::optional<c10::ScalarType> dtype{};  ///< floating-point weights are cast to it; nothing: as stored
   bool merge = false;                      ///< adapters into the weights of their base; not with `full`
   bool ema = false;            ///< the averages of the weights instead of the weights, where there are any
+  bool saturate = false;       ///< Weights::set_saturating()
   bool overwrite = false;      ///< safetensors only; checkpoints are never overwritten
   bool full = false;           ///< a full checkpoint instead of safetensors
   bool optimizer = false;      ///< the optimizer state too, so that runs can resume from it; `full` only

@@ -218,7 +218,9 @@ DcpExportResult export_dcp(const DcpExportRequest& request) {
                          .tensors = static_cast<int64_t>(plan.tensors().size()),
                          .has_optimizer = source->manifest().contents == Contents::kState};
   for (const DcpTensor& tensor : plan.tensors()) result.bytes += bytes_of(tensor.info);
-  write_dcp_files({.folder = staged.path(), .files = files, .progress = request.progress}, plan.weights(),
+  Weights weights = plan.weights();
+  weights.set_saturating(request.saturate);
+  write_dcp_files({.folder = staged.path(), .files = files, .progress = request.progress}, weights,
                   plan.tensors(), plan.values());
   staged.commit(is_dcp_file);
   return result;

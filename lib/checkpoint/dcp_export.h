@@ -33,6 +33,7 @@ struct DcpExportRequest {
   std::string model_key = "model", optimizer_key = "optimizer";
   int64_t world_size = 0;  ///< files to cut the tensors into; 0: as many as the checkpoint has
   std::optional<c10::ScalarType> dtype{};  ///< floating-point weights are cast to it; nothing: as stored
+  bool saturate = false;                   ///< Weights::set_saturating()
   bool overwrite = false;
   util::ByteProgress progress{};
 };

@@ -16,6 +16,7 @@
 #include "nn/families.h"
 #include "util/error.h"
 #include "util/file.h"
+#include "util/log.h"
 #include "util/text.h"
 
 namespace fsdp::checkpoint {
@@ -30,7 +31,7 @@ namespace {
 constexpr std::array kStates{"exp_avg", "exp_avg_sq"};
 constexpr const char* kStepKind = "step";
 
-/// Keys beside a model without prefix that a training script saves too.
+/// Keys beside a model and its optimizer that a training script saves too.
 bool is_of_script(std::string_view key) {
   return key == "step" || key.starts_with("train_state.") || key.starts_with("lr_scheduler.") ||
          key.starts_with("dataloader.");
@@ -46,6 +47,7 @@ struct Found {
   std::shared_ptr<const RenamedTensors> tensors;
   std::map<std::string, std::string> step_keys;  ///< by parameter
   std::vector<std::string> other_states;         ///< keys of states that Adam does not have
+  std::vector<std::string> unused;               ///< keys of tensors that belong to none of these
 };
 
 Found find_tensors(const std::shared_ptr<const DcpFolder>& folder, const nn::ModelOptions& options) {
@@ -66,9 +68,14 @@ Found find_tensors(const std::shared_ptr<const DcpFolder>& folder, const nn::Mod
          renamed[name].source_name, " and ", key, "; save one state dict by itself");
   };
   for (const std::string& key : keys) {
+    const bool is_param_group =
+        found.keys.optimizer && key.starts_with(*found.keys.optimizer + "param_groups.");
     if (found.keys.optimizer && key.starts_with(*found.keys.optimizer + "state.")) {
       const auto state = split_state_key(key, *found.keys.optimizer);
-      if (!state) continue;
+      if (!state) {
+        found.unused.push_back(key);
+        continue;
+      }
       const std::string parameter = our_name(state->parameter);
       if (state->kind == kStepKind) {
         found.step_keys.emplace(parameter, key);
@@ -78,9 +85,11 @@ Found find_tensors(const std::shared_ptr<const DcpFolder>& folder, const nn::Mod
         found.other_states.push_back(key);
       }
     } else if (key.starts_with(found.keys.model) && !(found.keys.model.empty() && is_of_script(key)) &&
-               !(found.keys.optimizer && key.starts_with(*found.keys.optimizer + "param_groups."))) {
+               !is_param_group) {
       const std::string parameter = our_name(key.substr(found.keys.model.size()));
       add(kWeightsPrefix + parameter, key, parameter);
+    } else if (!is_param_group && !is_of_script(key)) {
+      found.unused.push_back(key);
     }
   }
   for (const std::string& key : folder->value_keys()) {  // older releases save a number of steps as such
@@ -230,7 +239,13 @@ DcpImportResult import_dcp(const DcpImportRequest& request) {
 
   const auto folder = std::make_shared<const DcpFolder>(request.source);
   const Found found = find_tensors(folder, options);
+  if (!found.unused.empty()) {
+    util::log_warning(concat(request.source.string(),
+                             ": not imported, because they belong to neither the model nor its ",
+                             "optimizer: ", util::name_list(found.unused)));
+  }
   Weights all(request.source), weights(request.source);
+  all.set_saturating(request.saturate);
   all.add(found.tensors);
   weights.add(found.tensors, kWeightsPrefix);
   const MatchedWeights matched = match_weights(weights, options);

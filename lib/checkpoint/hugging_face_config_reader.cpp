@@ -1,7 +1,9 @@
 // options_from_hugging_face(): config.json as options, and everything that is refused in it.
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -20,7 +22,7 @@ using util::fail;
 
 namespace {
 
-/// Reads the keys of a config and refuses impossible values.
+/// Reads the keys of a config, refuses impossible values, and tells the keys that nothing has read.
 class ConfigReader {
  public:
   ConfigReader(const json& config, const std::string& where) : config_(config), where_(where) {
@@ -82,9 +84,25 @@ class ConfigReader {
     return *known;
   }
 
-  bool has(const char* key) const { return config_.contains(key) && !config_[key].is_null(); }
+  bool has(const char* key) const {
+    read_.insert(key);
+    return config_.contains(key) && !config_[key].is_null();
+  }
   /// null differs from a missing key where the default is not null.
-  bool is_null(const char* key) const { return config_.contains(key) && config_[key].is_null(); }
+  bool is_null(const char* key) const {
+    read_.insert(key);
+    return config_.contains(key) && config_[key].is_null();
+  }
+  /// "KEY": VALUE of each key that has not been read and is neither null, false, 0 nor empty.
+  std::vector<std::string> unread() const {
+    std::vector<std::string> unread;
+    for (const auto& [key, value] : config_.items()) {
+      const bool is_off = value.is_null() || value == false || value == 0 || value == "" ||
+                          (value.is_structured() && value.empty());
+      if (!is_off && !read_.contains(key)) unread.push_back(shown_entry(key, value));
+    }
+    return unread;
+  }
   json value(const char* key) const { return has(key) ? config_[key] : json(); }
   const std::string& where() const { return where_; }
 
@@ -96,6 +114,7 @@ class ConfigReader {
  private:
   const json& config_;
   const std::string& where_;
+  mutable std::set<std::string, std::less<>> read_;
 };
 
 // The same as in lib/config/model_keys.cpp.
@@ -108,12 +127,16 @@ nn::ModelOptions read_gpt2(const ConfigReader& reader) {
   nn::ModelOptions options;
   options.architecture = "gpt2";
   options.vocab_size = reader.size("vocab_size", kMostVocabulary, 50257);
-  options.hidden_size = reader.size("n_embd", kMostWidth, 768);
+  // transformers also takes the names that other models have for these.
+  const auto size = [&reader](const char* key, const char* other, int64_t most, int64_t otherwise) {
+    return reader.size(key, most, reader.size(other, most, otherwise));
+  };
+  options.hidden_size = size("n_embd", "hidden_size", kMostWidth, 768);
   options.intermediate_size = reader.size("n_inner", kMostWidth, 4 * options.hidden_size);
-  options.num_hidden_layers = reader.size("n_layer", kMostLayers, 12);
-  options.num_attention_heads = reader.size("n_head", kMostHeads, 12);
+  options.num_hidden_layers = size("n_layer", "num_hidden_layers", kMostLayers, 12);
+  options.num_attention_heads = size("n_head", "num_attention_heads", kMostHeads, 12);
   options.num_key_value_heads = options.num_attention_heads;
-  options.max_position_embeddings = reader.size("n_positions", kMostPositions, 1024);
+  options.max_position_embeddings = size("n_positions", "max_position_embeddings", kMostPositions, 1024);
   options.layer_norm_epsilon = reader.positive("layer_norm_epsilon", 1e-5);
   options.attention_dropout = reader.share("attn_pdrop", 0.1);
   options.embedding_dropout = reader.share("embd_pdrop", 0.1);
@@ -124,6 +147,17 @@ nn::ModelOptions read_gpt2(const ConfigReader& reader) {
   reader.require("scale_attn_by_inverse_layer_idx", false);
   reader.require("add_cross_attention", false);
   return options;
+}
+
+/// Refuses keys of an object of rotary positions that nothing has read: each of them changes the positions.
+void refuse_unread_rotary(const ConfigReader& reader) {
+  // They describe how the model was made.
+  for (const char* key : {"original_max_position_embeddings", "finetuned"}) reader.has(key);
+  const std::vector<std::string> unread = reader.unread();
+  if (unread.empty()) return;
+  fail(ErrorKind::kCheckpoint, reader.where(),
+       " must have keys that this version knows with its type, but has ", util::join(unread, ", "),
+       "; use a program that supports ", unread.size() > 1 ? "these" : "it");
 }
 
 /// Scaling of the rotary positions. `found`: its object, or null.
@@ -139,24 +173,28 @@ void read_rotary(const ConfigReader& all, const char* key, const json& found, nn
   } else {
     reader.require("partial_rotary_factor", 1);
   }
-  // "type" is what older releases wrote.
-  const char* name = reader.has("rope_type") ? "rope_type" : "type";
-  if (!reader.has(name)) return;
-  const json& type = found[name];
-  if (type == "default") return;
-  if (!family.has("rope_type")) reader.refuse(name, "\"default\", the only one supported for this model");
-  if (type != "linear" && type != "llama3") {
-    reader.refuse(name, "\"default\", \"linear\" or \"llama3\", the only ones supported");
+  // "type" is what older releases wrote, and "rope_type" counts where both are there.
+  const char* name = reader.has("type") && !reader.has("rope_type") ? "type" : "rope_type";
+  const json type = reader.has(name) ? found[name] : json("default");
+  if (type != "default") {
+    if (!family.has("rope_type")) {
+      reader.refuse(name, "\"default\", the only one supported for this model");
+    }
+    if (type != "linear" && type != "llama3") {
+      reader.refuse(name, "\"default\", \"linear\" or \"llama3\", the only ones supported");
+    }
+    options.rope_type = type.get<std::string>();
+    options.rope_factor = reader.positive("factor", 0);
   }
-  options.rope_type = type.get<std::string>();
-  options.rope_factor = reader.positive("factor", 0);
-  if (options.rope_type == nn::RopeType::kLinear) return;
-  options.rope_low_freq_factor = reader.positive("low_freq_factor", 0);
-  options.rope_high_freq_factor = reader.positive("high_freq_factor", 0);
-  options.rope_original_length = reader.size("original_max_position_embeddings", kMostPositions);
-  if (!(options.rope_low_freq_factor < options.rope_high_freq_factor)) {
-    reader.refuse("low_freq_factor", "less than \"high_freq_factor\"");
+  if (type == "llama3") {
+    options.rope_low_freq_factor = reader.positive("low_freq_factor", 0);
+    options.rope_high_freq_factor = reader.positive("high_freq_factor", 0);
+    options.rope_original_length = reader.size("original_max_position_embeddings", kMostPositions);
+    if (!(options.rope_low_freq_factor < options.rope_high_freq_factor)) {
+      reader.refuse("low_freq_factor", "less than \"high_freq_factor\"");
+    }
   }
+  refuse_unread_rotary(reader);
 }
 
 /// transformers' defaults, which are those of one size of the family.
@@ -334,16 +372,24 @@ void read_all_rotary(const ConfigReader& reader, const std::string& type, nn::Mo
     options.partial_rotary_factor =
         reader.positive(neox ? "rotary_pct" : "partial_rotary_factor", options.partial_rotary_factor);
   }
-  read_rotary(reader, "rope_scaling", reader.value("rope_scaling"), options);
-  const json parameters = reader.value("rope_parameters");
-  if (type != "gemma3_text") return read_rotary(reader, "rope_parameters", parameters, options);
+  const json scaling = reader.value("rope_scaling"), parameters = reader.value("rope_parameters");
+  read_rotary(reader, "rope_scaling", scaling, options);
+  if (type != "gemma3_text") {
+    if (scaling.is_object() && !scaling.empty() && parameters.is_object() && scaling != parameters) {
+      reader.refuse("rope_parameters", "the same as \"rope_scaling\"");
+    }
+    return read_rotary(reader, "rope_parameters", parameters, options);
+  }
   options.rope_local_base_freq = reader.positive("rope_local_base_freq", options.rope_local_base_freq);
   if (!parameters.is_object()) return;
-  read_rotary(reader, "rope_parameters", parameters.value("full_attention", json()), options);
+  const std::string where = concat("\"rope_parameters\" of ", reader.where());
+  const ConfigReader of_layers(parameters, where);
+  read_rotary(reader, "rope_parameters", of_layers.value("full_attention"), options);
   nn::ModelOptions local = options;
   local.rope_theta = options.rope_local_base_freq;
   local.rope_type = nn::RopeType::kDefault;
-  read_rotary(reader, "rope_parameters", parameters.value("sliding_attention", json()), local);
+  read_rotary(reader, "rope_parameters", of_layers.value("sliding_attention"), local);
+  refuse_unread_rotary(of_layers);
   if (local.rope_type != nn::RopeType::kDefault) {
     reader.refuse("rope_parameters", "without scaling for \"sliding_attention\"");
   }
@@ -388,6 +434,8 @@ nn::ModelOptions read_decoder(const ConfigReader& reader, const std::string& typ
     if (options.head_dim * options.num_attention_heads == options.hidden_size) options.head_dim = 0;
   } else if (options.hidden_size % options.num_attention_heads != 0) {
     reader.refuse("num_attention_heads", "a divisor of \"hidden_size\"");
+  } else {
+    reader.require("head_dim", options.hidden_size / options.num_attention_heads);
   }
   const bool gemma = family.has("query_pre_attn_scalar");
   options.hidden_act = reader.choice(gemma ? "hidden_activation" : "hidden_act", options.hidden_act);
@@ -441,6 +489,10 @@ nn::ModelOptions options_from_hugging_face(const json& config, const std::string
   refuse_unsupported_traits(config, nn::family_of(options), where);
   options.initializer_range = reader.number("initializer_range", 0.02);
   if (!(options.initializer_range >= 0)) reader.refuse("initializer_range", "a number of at least 0");
+  for (const std::string& key : keys_without_effect(config)) reader.has(key.c_str());
+  if (const std::vector<std::string> unread = reader.unread(); !unread.empty()) {
+    report_unknown_keys(unread, reader.has("auto_map"), where);
+  }
   return options;
 }
 

@@ -46,7 +46,8 @@ ShardedResult import_model(const ImportRequest& request) {
   // A model without its head (LlamaModel) becomes the whole one, where the head is tied.
   config["architectures"] = {causal_model_class(config["model_type"])};
 
-  const Weights source = open_weights(request.source);
+  Weights source = open_weights(request.source);
+  source.set_saturating(request.saturate);
   const MatchedWeights matched = match_weights(source, options);
   matched.misfits.refuse_any(request.source.string(), config_path.string());
   if (const auto dtype = request.dtype ? request.dtype : common_dtype(source)) set_dtype(config, *dtype);
@@ -112,6 +113,7 @@ ConsolidateResult export_model(const ExportRequest& request) {
                      {.dtype = request.dtype ? request.dtype : dtype_of_config(source.manifest().model),
                       .merge = request.merge,
                       .ema = request.ema,
+                      .saturate = request.saturate,
                       .overwrite = request.overwrite,
                       .max_file_bytes = request.max_file_bytes,
                       .progress = request.progress});

@@ -22,6 +22,7 @@ struct ImportRequest {
   std::filesystem::path output;  ///< the checkpoint's folder: must not exist, or be empty
   int64_t world_size = 1;
   std::optional<c10::ScalarType> dtype{};  ///< floating-point weights are cast to it; nothing: as stored
+  bool saturate = false;                   ///< Weights::set_saturating()
   util::ByteProgress progress{};
 };
 
@@ -41,6 +42,7 @@ struct ExportRequest {
   std::optional<c10::ScalarType> dtype{};
   bool merge = false;  ///< ConsolidateOptions::merge
   bool ema = false;    ///< ConsolidateOptions::ema
+  bool saturate = false;
   bool overwrite = false;
   int64_t max_file_bytes = 0;  ///< 0: one file
   util::ByteProgress progress{};

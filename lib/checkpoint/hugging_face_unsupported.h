@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "nn/families.h"
 
@@ -13,6 +14,18 @@ namespace fsdp::checkpoint {
 /// have not.
 void refuse_unsupported_traits(const nlohmann::json& config, const nn::Family& family,
                                const std::string& where);
+
+/// Keys of the config that change nothing a supported model computes from its weights: names, ids, how text is generated,
+/// and what the weights themselves show; and those that refuse_unsupported_traits() has looked at.
+std::vector<std::string> keys_without_effect(const nlohmann::json& config);
+
+/// `"KEY": VALUE`, shortened.
+std::string shown_entry(const std::string& key, const nlohmann::json& value);
+
+/// For entries of the config that this version does not know. transformers' own classes ignore such keys, so each is
+/// named in a warning, once in a process. Code that comes with the model (`has_own_code`) may read them: then kCheckpoint.
+void report_unknown_keys(const std::vector<std::string>& entries, bool has_own_code,
+                         const std::string& where);
 
 /// How models of an unsupported "model_type" differ from ours; "" for unknown types.
 std::string unsupported_type(const std::string& model_type);

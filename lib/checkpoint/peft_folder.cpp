@@ -1,6 +1,8 @@
 #include "checkpoint/peft_folder.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -59,20 +61,95 @@ json peft_config(const AdapterDescription& adapter) {
   return config;
 }
 
+/// Keys of PEFT's LoraConfig and what they may say. Others are refused unless they are off, as PEFT's new options are
+/// where nobody has chosen them.
+enum class PeftKey {
+  kRead,  ///< by read_peft_config() or lora_of_json()
+  kFree,  ///< the weights in the folder show it, or it changes nothing that the adapter computes
+  kOff,   ///< computes something else unless it is null, false or empty
+};
+constexpr std::pair<const char*, PeftKey> kPeftKeys[] = {
+    {"peft_type", PeftKey::kRead},
+    {"r", PeftKey::kRead},
+    {"lora_alpha", PeftKey::kRead},
+    {"lora_dropout", PeftKey::kRead},
+    {"use_rslora", PeftKey::kRead},
+    {"use_dora", PeftKey::kRead},
+    {"fan_in_fan_out", PeftKey::kRead},
+    {"bias", PeftKey::kRead},
+    {"init_lora_weights", PeftKey::kRead},
+    {"task_type", PeftKey::kFree},
+    {"auto_mapping", PeftKey::kFree},
+    {"base_model_name_or_path", PeftKey::kFree},
+    {"revision", PeftKey::kFree},
+    {"peft_version", PeftKey::kFree},
+    {"inference_mode", PeftKey::kFree},
+    {"runtime_config", PeftKey::kFree},
+    {"target_modules", PeftKey::kFree},
+    {"exclude_modules", PeftKey::kFree},
+    {"layers_to_transform", PeftKey::kFree},
+    {"layers_pattern", PeftKey::kFree},
+    {"megatron_core", PeftKey::kFree},
+    {"qalora_group_size", PeftKey::kFree},
+    // PEFT ignores these unless init_lora_weights names their method.
+    {"loftq_config", PeftKey::kFree},
+    {"eva_config", PeftKey::kFree},
+    {"corda_config", PeftKey::kFree},
+    {"lora_ga_config", PeftKey::kFree},
+    {"modules_to_save", PeftKey::kOff},
+    {"rank_pattern", PeftKey::kOff},
+    {"alpha_pattern", PeftKey::kOff},
+    {"layer_replication", PeftKey::kOff},
+    {"trainable_token_indices", PeftKey::kOff},
+    {"target_parameters", PeftKey::kOff},
+    {"megatron_config", PeftKey::kOff},
+    {"ensure_weight_tying", PeftKey::kOff},
+    {"lora_bias", PeftKey::kOff},
+    {"use_qalora", PeftKey::kOff},
+    {"use_bdlora", PeftKey::kOff},
+    {"alora_invocation_tokens", PeftKey::kOff},
+    {"arrow_config", PeftKey::kOff},
+    {"kasa_config", PeftKey::kOff},
+    {"monteclora_config", PeftKey::kOff},
+    {"velora_config", PeftKey::kOff},
+};
+
+/// First values of adapters with which PEFT leaves the base's weights as they are. The others (PiSSA, OLoRA, CorDA, LoftQ,
+/// LoRA-GA) subtract the adapter's first product from the base whenever the folder is opened.
+bool leaves_base_alone(const json& init) {
+  return init.is_boolean() || init.is_null() || init == "gaussian" || init == "eva" || init == "orthogonal" ||
+         init == "mica";
+}
+
+bool is_off(const json& value) {
+  return value == false || value == "" || (!value.is_primitive() && value.empty()) || value.is_null();
+}
+
 /// Refuses what would compute something else. Throws json::exception where a value has another type.
 AdapterDescription read_peft_config(const json& config, const std::string& where) {
   const auto refuse = [&](const std::string& key, const std::string& expected) {
     fail(ErrorKind::kCheckpoint, where, ": ", key, " must be ", expected, ", but is ",
-         config.value(key, json()).dump(), "; train another adapter with PEFT, or merge it into its base");
+         config.value(key, json()).dump(-1, ' ', true, json::error_handler_t::replace),
+         "; train another adapter with PEFT, or merge it into its base",
+         key == "init_lora_weights"
+             ? " (save_pretrained() with path_initial_model_for_weight_conversion makes LoRA of it)"
+             : "");
   };
   if (config.at("peft_type") != "LORA") refuse("peft_type", "\"LORA\"");
   if (config.value("bias", json("none")) != "none") refuse("bias", "\"none\"");
-  for (const char* key : {"modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication",
-                          "trainable_token_indices", "target_parameters"}) {
-    if (config.contains(key) && !config[key].empty()) refuse(key, "empty");
+  if (!leaves_base_alone(config.value("init_lora_weights", json(true)))) {
+    refuse(
+        "init_lora_weights",
+        "true, false, \"gaussian\", \"eva\", \"orthogonal\" or \"mica\", which leave the base's weights alone");
   }
-  for (const char* key : {"lora_bias", "use_qalora", "use_bdlora"}) {
-    if (config.value(key, json(false)) == json(true)) refuse(key, "false");
+  for (const auto& [key, value] : config.items()) {
+    const auto known = std::find_if(std::begin(kPeftKeys), std::end(kPeftKeys),
+                                    [&name = key](const auto& row) { return name == row.first; });
+    if (known == std::end(kPeftKeys)) {
+      if (!is_off(value)) refuse(key, "null, false or empty, because this version does not know it");
+    } else if (known->second == PeftKey::kOff && !is_off(value)) {
+      refuse(key, "null, false or empty");
+    }
   }
   AdapterDescription adapter;
   adapter.lora = lora_of_json(config, where);
@@ -145,7 +222,8 @@ ConsolidateResult export_adapter(const AdapterExport& request) {
          " must hold adapters, but holds all weights of a model; leave out `adapter`");
   }
   StagedFolder staged(request.output, request.overwrite);
-  const Weights weights = stored_alone(request.checkpoint_folder);
+  Weights weights = stored_alone(request.checkpoint_folder);
+  weights.set_saturating(request.saturate);
   std::vector<TensorInfo> infos;
   std::map<std::string, std::string> stored;
   ConsolidateResult result{.output = {}, .config = {}};

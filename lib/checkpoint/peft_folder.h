@@ -31,6 +31,7 @@ StoredAdapter open_adapter(const std::filesystem::path& path);
 struct AdapterExport {
   std::filesystem::path checkpoint_folder, output;
   std::optional<c10::ScalarType> dtype{};  ///< nothing: as stored
+  bool saturate = false;                   ///< Weights::set_saturating()
   bool overwrite = false;
 };
 /// Writes a folder of PEFT. kUsage for a checkpoint that holds all weights.

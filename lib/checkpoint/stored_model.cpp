@@ -1,7 +1,12 @@
 #include "checkpoint/stored_model.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
+#include <charconv>
+#include <cstring>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "checkpoint/adapter.h"
@@ -24,13 +29,51 @@ namespace {
 
 constexpr size_t kMostListed = 20;
 
-/// Buffers that older releases of transformers stored among the weights.
-bool is_buffer(const std::string& name) {
-  for (const char* buffer : {".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
-                             ".rotary_emb.inv_freq"}) {
-    if (name.ends_with(buffer)) return true;
+/// Buffers that older releases of transformers stored among the weights, by their names in the file. A model computes
+/// them from its config, so they are not read.
+class KnownBuffers {
+ public:
+  KnownBuffers(const nn::Family& family, int64_t layers) : family_(family), layers_(layers) {}
+
+  bool contains(const std::string& name, const std::vector<int64_t>& shape) const {
+    std::string_view rest = name;
+    const std::string inner = family_.inner + ".", blocks = family_.blocks + ".";
+    if (rest.starts_with(inner)) rest.remove_prefix(inner.size());
+    if (rest == kFrequencies) return family_.is_rotary() && shape.size() == 1;
+    if (!rest.starts_with(blocks)) return false;
+    rest.remove_prefix(blocks.size());
+    int64_t layer = 0;
+    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), layer);
+    if (error != std::errc() || layer < 0 || layer >= layers_) return false;
+    rest.remove_prefix(static_cast<size_t>(end - rest.data()));
+    const std::string attention = concat(".", family_.attention, ".");
+    if (!rest.starts_with(attention)) return false;
+    rest.remove_prefix(attention.size());
+    if (rest == kFrequencies) return family_.is_rotary() && shape.size() == 1;
+    const bool has_masks = family_.norm == nn::NormKind::kLayer;  // GPT-2 and GPT-NeoX
+    return has_masks && ((rest == "bias" && shape.size() == 4) || (rest == "masked_bias" && shape.empty()));
   }
-  return false;
+
+ private:
+  static constexpr std::string_view kFrequencies = "rotary_emb.inv_freq";
+  const nn::Family& family_;
+  int64_t layers_;
+};
+
+/// Whether two tensors of one shape have the same values. Reads both.
+bool are_equal(const Weights& source, const std::string& a, const std::string& b) {
+  constexpr int64_t kStep = int64_t{1} << 20;
+  const int64_t numel = source.numel(a);
+  at::Tensor values = at::empty({std::min(kStep, numel)}, at::TensorOptions(at::kFloat)),
+             others = values.clone();
+  for (int64_t at = 0; at < numel; at += kStep) {
+    const int64_t count = std::min(kStep, numel - at);
+    const at::Tensor of_a = values.narrow(0, 0, count), of_b = others.narrow(0, 0, count);
+    source.read_range_into(a, at, of_a);
+    source.read_range_into(b, at, of_b);
+    if (std::memcmp(of_a.const_data_ptr(), of_b.const_data_ptr(), of_a.nbytes()) != 0) return false;
+  }
+  return true;
 }
 
 /// "a, b, c and 7 more".
@@ -48,9 +91,14 @@ void Misfits::refuse_any(const std::string& who, const std::string& config) cons
   if (!missing.empty()) problems.push_back("missing: " + listed(missing));
   if (!unexpected.empty()) problems.push_back("unexpected: " + listed(unexpected));
   if (!misshapen.empty()) problems.push_back("of different shape: " + listed(misshapen));
+  if (!untied.empty()) problems.push_back("of a head that is not tied: " + listed(untied));
   if (problems.empty()) return;
   fail(ErrorKind::kCheckpoint, "the weights ", who, " do not match ", config, "; ",
-       util::join(problems, "; "));
+       util::join(problems, "; "),
+       untied.empty()
+           ? ""
+           : "; set \"tie_word_embeddings\": false in the model's config.json to use the stored head, as "
+             "transformers 5 does, or remove it from the file to use the embedding");
 }
 
 void compare_shape(const std::string& name, const std::vector<int64_t>& found,
@@ -59,6 +107,24 @@ void compare_shape(const std::string& name, const std::vector<int64_t>& found,
   misfits.misshapen.push_back(
       concat(name, " (", shape_text(found), " instead of ", shape_text(expected), ")"));
 }
+
+namespace {
+
+/// Notes a stored head of a tied model that is not the embedding.
+void compare_tied_head(const Weights& source, const std::string& embedding, const std::string& head,
+                       Misfits& misfits) {
+  if (head == embedding) return;
+  const TensorInfo &tied = source.info(embedding), &stored = source.info(head);
+  if (!c10::isFloatingType(stored.dtype)) {
+    misfits.unexpected.push_back(head + " (not of a floating-point type)");
+  } else if (stored.shape != tied.shape) {
+    compare_shape(head, stored.shape, tied.shape, misfits);
+  } else if (c10::isFloatingType(tied.dtype) && !are_equal(source, embedding, head)) {
+    misfits.untied.push_back(concat(head, " (its values differ from those of ", embedding, ")"));
+  }
+}
+
+}  // namespace
 
 MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& options,
                              const std::vector<std::string>& may_be_unused) {
@@ -71,18 +137,20 @@ MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& opti
   const nn::Family& family = nn::family_of(options);
   const std::string prefix = family.inner + ".", embedding = family.token_weight(),
                     head = family.head_weight();
+  const KnownBuffers buffers(family, options.num_hidden_layers);
   Misfits& misfits = matched.misfits;
   for (const std::string& name : source.names()) {
     std::string known = shapes.contains(name) ? name : prefix + name;
     if (shapes.contains(known)) {
       if (!matched.names.emplace(known, name).second) misfits.unexpected.push_back(name + " (stored twice)");
-    } else if (!is_buffer(name) && !(options.tie_word_embeddings && name == head) &&
-               !util::matches_any(name, may_be_unused)) {
+    } else if (!buffers.contains(name, source.shape(name)) &&
+               !(options.tie_word_embeddings && name == head) && !util::matches_any(name, may_be_unused)) {
       misfits.unexpected.push_back(name);
     }
   }
   // A tied weight may be stored under either name.
-  if (options.tie_word_embeddings && source.contains(head)) matched.names.emplace(embedding, head);
+  const bool has_tied_head = options.tie_word_embeddings && source.contains(head);
+  if (has_tied_head) matched.names.emplace(embedding, head);
   for (const auto& [name, shape] : shapes) {
     const auto found = matched.names.find(name);
     if (found == matched.names.end()) {
@@ -95,19 +163,25 @@ MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& opti
       misfits.unexpected.push_back(found->second + " (not of a floating-point type)");
     }
   }
+  if (has_tied_head && !util::matches_any(head, may_be_unused))
+    compare_tied_head(source, matched.names.at(embedding), head, misfits);
   return matched;
+}
+
+void refuse_initial(const Misfits& misfits, const Weights& source) {
+  try {
+    misfits.refuse_any("of model.init_from " + source.path().string(), "[model]");
+  } catch (const util::Error& error) {
+    if (misfits.unexpected.empty() && misfits.untied.empty()) throw;
+    fail(error.kind(), error.what(),
+         "; to allow tensors that the model does not use, list them in model.init_unused = [\"PATTERN\"]");
+  }
 }
 
 std::map<std::string, std::string> match_initial_weights(const Weights& source,
                                                          const nn::ModelOptions& options) {
   MatchedWeights matched = match_weights(source, options, options.init_unused);
-  try {
-    matched.misfits.refuse_any("of model.init_from " + source.path().string(), "[model]");
-  } catch (const util::Error& error) {
-    if (matched.misfits.unexpected.empty()) throw;
-    fail(error.kind(), error.what(),
-         "; to allow tensors that the model does not use, list them in model.init_unused = [\"PATTERN\"]");
-  }
+  refuse_initial(matched.misfits, source);
   return std::move(matched.names);
 }
 

@@ -2,7 +2,7 @@
 
 // A stored model in any format: its description, its weights, and which stored tensor is which weight.
 // Accepts weights as found in practice: names without the prefix of the language model ("h.0.ln_1.weight"), a
-// stored copy of a tied head, and buffers (causal masks, rotary frequencies), which are ignored.
+// stored copy of a tied head, and the buffers of transformers (causal masks, rotary frequencies), which are ignored.
 
 #include <cstdint>
 #include <filesystem>
@@ -19,6 +19,7 @@ namespace fsdp::checkpoint {
 /// How stored weights differ from a model's; an entry per tensor.
 struct Misfits {
   std::vector<std::string> missing, unexpected, misshapen;
+  std::vector<std::string> untied;  ///< heads of a tied model that differ from its embedding
 
   /// kCheckpoint that lists all, if there are any: the weights `who` do not match `config`.
   void refuse_any(const std::string& who, const std::string& config) const;
@@ -34,14 +35,18 @@ struct MatchedWeights {
 };
 
 /// For a plug-in's model, whose shapes are not known here, every tensor keeps its name. `may_be_unused`:
-/// patterns of stored names that may exist without being weights of the model.
+/// patterns of stored names that may exist without being weights of the model. Reads values only where a tied model has
+/// both an embedding and a head.
 MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& options,
                              const std::vector<std::string>& may_be_unused = {});
 
 /// MatchedWeights::names for the weights that model.init_from opens. kCheckpoint that lists all misfits,
-/// including unused tensors that match none of options.init_unused. Reads no values.
+/// including unused tensors that match none of options.init_unused.
 std::map<std::string, std::string> match_initial_weights(const Weights& source,
                                                          const nn::ModelOptions& options);
+
+/// kCheckpoint that lists the misfits of the weights that model.init_from opens, with the keys that allow some of them.
+void refuse_initial(const Misfits& misfits, const Weights& source);
 
 struct StoredModel : DescribedModel {
   Weights weights;  ///< not read yet

@@ -1,8 +1,13 @@
 #include "checkpoint/weights.h"
 
+#include <ATen/ops/clamp.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/isinf.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "checkpoint/adapter.h"
 #include "checkpoint/described_model.h"
@@ -84,7 +89,7 @@ void Weights::read_range_into(const std::string& name, int64_t begin, const at::
   require_convertible(name, tensor.scalar_type());
   int64_t at = 0;
   stream(name, begin, end, place.info.dtype, [&](const at::Tensor& slice) {
-    tensor.detach().narrow(0, at, slice.numel()).copy_(slice);
+    convert_values(slice, tensor.detach().narrow(0, at, slice.numel()), name, saturates_);
     at += slice.numel();
   });
 }
@@ -114,7 +119,8 @@ void Weights::read_part_into(const std::string& name, const util::Rectangle& par
     const int64_t count = std::min(step, height - row), first = (part.row_begin + row) * row_numel;
     at::Tensor block = stored_.elements(count * row_numel, place.info.dtype);
     place.source->read(place.info.name, first, first + count * row_numel, block.data_ptr());
-    rows.narrow(0, row, count).copy_(block.view({count, row_numel}).narrow(1, part.begin, columns));
+    convert_values(block.view({count, row_numel}).narrow(1, part.begin, columns), rows.narrow(0, row, count),
+                   name, saturates_);
   }
 }
 
@@ -130,10 +136,46 @@ void Weights::stream(const std::string& name, int64_t begin, int64_t end, at::Sc
       sink(slice);
     } else {
       at::Tensor converted = converted_.elements(count, dtype);
-      converted.copy_(slice);
+      convert_values(slice, converted, name, saturates_);
       sink(converted);
     }
   }
+}
+
+namespace {
+
+/// The largest finite number of a floating-point type.
+double largest_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kHalf:
+      return 65504;
+    case at::kBFloat16:
+      return static_cast<double>(std::numeric_limits<c10::BFloat16>::max());
+    case at::kFloat:
+      return static_cast<double>(std::numeric_limits<float>::max());
+    default:
+      return std::numeric_limits<double>::max();
+  }
+}
+
+}  // namespace
+
+void convert_values(const at::Tensor& from, const at::Tensor& to, const std::string& name, bool saturates) {
+  to.copy_(from);
+  if (!to.is_floating_point() || !from.is_floating_point()) return;
+  const double largest = largest_of(to.scalar_type());
+  if (largest >= largest_of(from.scalar_type())) return;
+  const at::Tensor infinite = at::isinf(to);
+  if (!infinite.any().item<bool>()) return;
+  const at::Tensor too_large = infinite.logical_and(at::isfinite(from));
+  if (!too_large.any().item<bool>()) return;
+  if (!saturates) {
+    fail(ErrorKind::kCheckpoint, "the values of tensor ", name, " must fit into ",
+         util::dtype_name(to.scalar_type()), ", whose largest is ", largest, ", but ",
+         too_large.sum().item<int64_t>(),
+         " are larger; choose another type, or make them the largest with `saturate`");
+  }
+  to.copy_(at::where(too_large, at::clamp(from, -largest, largest), from));
 }
 
 at::Tensor Weights::Scratch::elements(int64_t count, at::ScalarType dtype) {

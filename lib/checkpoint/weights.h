@@ -66,8 +66,12 @@ class Weights {
 
   const std::filesystem::path& path() const { return path_; }
 
+  /// Whether a conversion makes a value that is too large for its type the type's largest one instead of an error.
+  void set_saturating(bool saturates) { saturates_ = saturates; }
+
   /// Fills a contiguous CPU tensor of the same shape, converting between floating-point types. kCheckpoint
-  /// when the name is missing, the shape differs, or only one of the two types is a floating-point type.
+  /// when the name is missing, the shape differs, or only one of the two types is a floating-point type, and as
+  /// convert_values().
   void read_into(const std::string& name, const at::Tensor& tensor) const;
 
   /// The same for elements [begin, begin + tensor.numel()) of the flattened tensor; `tensor` is 1-D.
@@ -112,8 +116,13 @@ class Weights {
 
   std::filesystem::path path_;
   std::map<std::string, Place> where_;
+  bool saturates_ = false;
   mutable Scratch stored_, converted_;
 };
+
+/// Copies floating-point values to a tensor of another type. Where finite values do not fit it (in float16, those from
+/// 65520 on), throws kCheckpoint that names the tensor, or makes them the largest that fit if `saturates`.
+void convert_values(const at::Tensor& from, const at::Tensor& to, const std::string& name, bool saturates);
 
 /// The weights, under the names of the model's parameters. `path` is a file, a folder, or a run's output
 /// folder (its newest complete checkpoint). Of a checkpoint of adapters: those of its base with the adapters merged in. kCheckpoint when the path holds no weights or damaged ones.

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "checkpoint/described_model.h"
@@ -57,10 +58,12 @@ std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at:
   nn::ParameterType type(dtype);
   auto model = nn::make_decoder(stored.options);
   std::set<const void*> loaded;  // a tied weight under one of its names
+  std::map<std::string, std::string> unused = stored.names;
   checkpoint::Misfits misfits;
   const auto parameters = model->named_parameters();
   for (const auto& parameter : parameters) {
     parameter.value().set_requires_grad(false);
+    unused.erase(parameter.key());
     const auto name = stored.names.find(parameter.key());
     if (name == stored.names.end()) continue;
     loaded.insert(parameter.value().unsafeGetTensorImpl());
@@ -69,6 +72,7 @@ std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at:
     if (misfits.misshapen.empty()) stored.weights.read_into(name->second, parameter.value());
   }
   for (const auto& [name, tensor] : nn::persistent_buffers(*model)) {
+    unused.erase(name);
     const auto found = stored.names.find(name);
     if (found == stored.names.end()) {
       misfits.missing.push_back(name);
@@ -79,6 +83,7 @@ std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at:
   for (const auto& parameter : parameters) {
     if (!loaded.contains(parameter.value().unsafeGetTensorImpl())) misfits.missing.push_back(parameter.key());
   }
+  for (const auto& [name, stored_name] : unused) misfits.unexpected.push_back(stored_name);
   misfits.refuse_any(stored.folder.string(), stored.where);
   return model;
 }

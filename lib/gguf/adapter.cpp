@@ -104,8 +104,8 @@ AdapterFile write_adapter(const AdapterRequest& request, const std::vector<Adapt
                  {"adapter.lora.alpha", static_cast<float>(request.alpha)}},
                 std::move(tensors));
   for (size_t i = 0; i < contents.size(); ++i) {
-    const at::Tensor bytes =
-        encoded(contents[i].detach().contiguous().view({-1}), request.type, writer.tensors()[i].name);
+    const at::Tensor bytes = encoded(contents[i].detach().contiguous().view({-1}), request.type,
+                                     writer.tensors()[i].name, request.saturate);
     writer.append(bytes.const_data_ptr(), bytes.numel());
   }
   writer.finish();
@@ -146,6 +146,7 @@ AdapterFile export_adapter(const AdapterExport& request) {
                         .where = model->where,
                         .alpha = nn::lora_scale(lora) * static_cast<double>(lora.rank),
                         .type = request.type,
+                        .saturate = request.saturate,
                         .overwrite = request.overwrite},
                        adapters);
 }

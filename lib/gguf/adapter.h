@@ -28,6 +28,7 @@ struct AdapterRequest {
   std::string where;            ///< that description, for messages
   double alpha = 0;
   TensorType type = TensorType::kF32;  ///< f32, f16 or bf16
+  bool saturate = false;               ///< of values that f16 cannot hold
   bool overwrite = false;
 };
 
@@ -44,6 +45,7 @@ AdapterFile write_adapter(const AdapterRequest& request, const std::vector<Adapt
 struct AdapterExport {
   std::filesystem::path checkpoint_folder, output;
   TensorType type = TensorType::kF32;  ///< f32, f16 or bf16
+  bool saturate = false;
   bool overwrite = false;
 };
 

@@ -139,10 +139,11 @@ Metadata metadata_of(const checkpoint::StoredModel& model, const Plan& plan, con
 }
 
 void write_tensor(const checkpoint::Weights& weights, const Source& source, const Tensor& tensor,
-                  const nn::ModelOptions& options, Writer& writer, util::ByteCounter& counter) {
+                  const nn::ModelOptions& options, bool saturate, Writer& writer,
+                  util::ByteCounter& counter) {
   std::string name;
   const auto append = [&](const at::Tensor& elements) {
-    const at::Tensor bytes = encoded(elements, tensor.type, concat("the weight ", name));
+    const at::Tensor bytes = encoded(elements, tensor.type, concat("the weight ", name), saturate);
     writer.append(bytes.const_data_ptr(), bytes.numel());
     counter.add(bytes.numel());
   };
@@ -189,7 +190,8 @@ ExportResult export_model(const checkpoint::StoredModel& model, const ExportRequ
   util::ByteCounter counter(request.progress, "writing", plan.bytes);
   Writer writer(request.output, metadata, std::move(plan.tensors));
   for (size_t i = 0; i < plan.sources.size(); ++i) {
-    write_tensor(model.weights, plan.sources[i], writer.tensors()[i], model.options, writer, counter);
+    write_tensor(model.weights, plan.sources[i], writer.tensors()[i], model.options, request.saturate, writer,
+                 counter);
   }
   if (!request.overwrite) {  // another process may have created the file in the meantime
     checkpoint::refuse_existing(request.output, "choose another output or replace it with `overwrite`");

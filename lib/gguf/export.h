@@ -25,6 +25,7 @@ struct ExportRequest {
   /// all weights have.
   std::optional<TensorType> type{};
   std::string tokenizer = kNoTokenizer;  ///< what data::make_tokenizer() takes, or kNoTokenizer
+  bool saturate = false;                 ///< of values that f16 cannot hold
   bool overwrite = false;
   util::ByteProgress progress{};
 };

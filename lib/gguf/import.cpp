@@ -156,6 +156,7 @@ checkpoint::ShardedResult import_model(const checkpoint::ImportRequest& request)
   compare_scaling(*file, options, where);
 
   checkpoint::Weights source;
+  source.set_saturating(request.saturate);
   source.add(std::make_shared<ConvertedTensors>(file, family, options));
   const checkpoint::MatchedWeights matched = checkpoint::match_weights(source, options);
   matched.misfits.refuse_any(request.source.string(), where);

@@ -1,7 +1,10 @@
 #include "gguf/quantise.h"
 
+#include <ATen/ops/abs.h>
+#include <ATen/ops/clamp.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/where.h>
 #include <c10/util/Half.h>
 
 #include <algorithm>
@@ -64,7 +67,7 @@ void quantise_q4_0(const float* values, int64_t count, uint8_t* out) {
   }
 }
 
-at::Tensor encoded(const at::Tensor& elements, TensorType type, const std::string& where) {
+at::Tensor encoded(const at::Tensor& elements, TensorType type, const std::string& where, bool saturate) {
   FSDP_CHECK(elements.dim() == 1 && elements.is_contiguous() && elements.device().is_cpu());
   const TypeTraits& traits = traits_of(type);
   const auto refuse_infinite = [&](const at::Tensor& values, const char* remedy) {
@@ -73,14 +76,22 @@ at::Tensor encoded(const at::Tensor& elements, TensorType type, const std::strin
                " cannot hold: they are not finite, or too large; ", remedy);
   };
   if (traits.dtype) {
-    at::Tensor converted = elements.to(*traits.dtype).contiguous();
+    at::Tensor fitting = elements;
     if (type == TensorType::kF16 && elements.scalar_type() != at::kHalf) {
-      refuse_infinite(converted, "choose the type bf16 or f32");
+      constexpr double kLargest = 65504;
+      if (saturate)
+        fitting = at::where(at::isfinite(elements), at::clamp(elements, -kLargest, kLargest), elements);
+      refuse_infinite(fitting.to(at::kHalf),
+                      "choose the type bf16 or f32, or make them 65504 with `saturate`");
     }
+    at::Tensor converted = fitting.to(*traits.dtype).contiguous();
     return converted.view(at::kByte);
   }
   const at::Tensor values = elements.to(at::kFloat).contiguous();
   refuse_infinite(values, "choose the type f32, or other weights");
+  // The scale of a block is its largest value divided by the number of levels, in float16.
+  const double levels = type == TensorType::kQ8_0 ? 127 : 8;
+  refuse_infinite(at::abs(values).div(levels).to(at::kHalf), "choose the type bf16 or f32");
   at::Tensor out = at::empty({values.numel() / traits.block_elements * traits.block_bytes},
                              at::TensorOptions().dtype(at::kByte));
   const auto quantise = type == TensorType::kQ8_0 ? quantise_q8_0 : quantise_q4_0;

@@ -22,7 +22,9 @@ void quantise_q8_0(const float* values, int64_t count, uint8_t* out);
 void quantise_q4_0(const float* values, int64_t count, uint8_t* out);
 
 /// The bytes of elements of a floating-point type: a contiguous 1-D tensor on the CPU. kCheckpoint that names
-/// `where` for values that the type cannot hold: in f16 beyond 65504, and quantised if they are not finite.
-at::Tensor encoded(const at::Tensor& elements, TensorType type, const std::string& where);
+/// `where` for values that the type cannot hold: those beyond 65504 in f16, which `saturate` makes 65504, and in
+/// quantised types those that are not finite or whose block would have a scale beyond 65504.
+at::Tensor encoded(const at::Tensor& elements, TensorType type, const std::string& where,
+                   bool saturate = false);
 
 }  // namespace fsdp::gguf

@@ -12,11 +12,13 @@
 #include "checkpoint/peft_folder.h"
 #include "checkpoint/stored_model.h"
 #include "config/model_description.h"
+#include "nn/buffers.h"
 #include "nn/initialize.h"
 #include "nn/layers.h"
 #include "nn/lora.h"
 #include "util/error.h"
 #include "util/rectangle_view.h"
+#include "util/text.h"
 
 namespace fsdp::train {
 namespace {
@@ -42,6 +44,18 @@ class StoredWeights final : public shard::ParameterSource {
  public:
   StoredWeights(const nn::ModelOptions& options, checkpoint::Weights weights)
       : weights_(std::move(weights)), names_(checkpoint::match_initial_weights(weights_, options)) {}
+
+  /// Throws kCheckpoint that lists the stored tensors that `model` has not and that match none of the patterns.
+  void require_used_by(const torch::nn::Module& model, const std::vector<std::string>& may_be_unused) const {
+    std::map<std::string, std::string> left = names_;
+    for (const auto& parameter : model.named_parameters()) left.erase(parameter.key());
+    for (const auto& [name, tensor] : nn::persistent_buffers(model)) left.erase(name);
+    checkpoint::Misfits misfits;
+    for (const auto& [name, stored] : left) {
+      if (!util::matches_any(stored, may_be_unused)) misfits.unexpected.push_back(stored);
+    }
+    checkpoint::refuse_initial(misfits, weights_);
+  }
 
   void read(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,
             const at::Tensor& out) override {
@@ -269,7 +283,8 @@ std::unique_ptr<shard::ParameterSource> broadcast_weights(std::unique_ptr<shard:
 }
 
 std::unique_ptr<shard::ParameterSource> initial_weights(const nn::ModelOptions& options, uint64_t seed,
-                                                        std::shared_ptr<comm::Communicator> communicator) {
+                                                        std::shared_ptr<comm::Communicator> communicator,
+                                                        const torch::nn::Module& model) {
   std::unique_ptr<shard::ParameterSource> source;
   comm::agree(*communicator, "initial weights", [&] {
     if (options.init_broadcast && communicator->rank() != 0) return;
@@ -278,7 +293,9 @@ std::unique_ptr<shard::ParameterSource> initial_weights(const nn::ModelOptions& 
       return;
     }
     config::require_same_model(options, options.init_from);
-    source = stored_weights(options, checkpoint::open_weights(options.init_from));
+    auto stored = std::make_unique<StoredWeights>(options, checkpoint::open_weights(options.init_from));
+    stored->require_used_by(model, options.init_unused);
+    source = std::move(stored);
   });
   if (options.init_broadcast) return broadcast_weights(std::move(source), std::move(communicator));
   if (options.init_from.empty()) return source;

@@ -42,8 +42,10 @@ std::unique_ptr<shard::ParameterSource> with_adapters(std::unique_ptr<shard::Par
 
 /// Random weights or those of options.init_from, by broadcast or not, as the options say. Collective, with
 /// the same options on all ranks; throws comm::AgreedError of kind kCheckpoint for weights that do not fit
-/// the model, whose description names another model, or that cannot be opened.
+/// the model, whose description names another model, or that cannot be opened. `model` is the module of the options,
+/// which may be on meta; a plug-in's must use every stored tensor as well.
 std::unique_ptr<shard::ParameterSource> initial_weights(const nn::ModelOptions& options, uint64_t seed,
-                                                        std::shared_ptr<comm::Communicator> communicator);
+                                                        std::shared_ptr<comm::Communicator> communicator,
+                                                        const torch::nn::Module& model);
 
 }  // namespace fsdp::train

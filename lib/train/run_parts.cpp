@@ -210,7 +210,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
   shard::ParameterSource* weights = known.weights;
   if (weights == nullptr) {
     const auto seed = static_cast<uint64_t>(config.run.seed);
-    of_config = initial_weights(config.model, seed, communicator);
+    of_config = initial_weights(config.model, seed, communicator, *parts.model);
     if (config.lora.is_on()) {
       comm::agree(*communicator, "initial adapters",
                   [&] { of_config = with_adapters(std::move(of_config), *parts.model, config.lora, seed); });

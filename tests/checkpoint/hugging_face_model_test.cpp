@@ -163,6 +163,54 @@ TEST_F(HuggingFaceModel, MayStoreATiedWeightUnderTheHeadsName) {
   expect_weights(output(), weights);
 }
 
+TEST_F(HuggingFaceModel, IsRefusedWhereTheConfigTiesAHeadThatIsStoredWithOtherValues) {
+  nn::ModelOptions options = tiny_options("llama");
+  options.tie_word_embeddings = true;
+  NamedTensors stored = weights_of(options);
+  const at::Tensor embedding = stored.front().second;
+  ASSERT_EQ(stored.front().first, "model.embed_tokens.weight");
+  at::Tensor head = embedding.clone();
+  head.view({-1})[head.numel() - 1] += 1;
+  stored.emplace_back("lm_head.weight", head);
+  write(options, stored);
+  const auto expect_refused = [](const std::pair<ErrorKind, std::string>& error) {
+    EXPECT_EQ(error.first, ErrorKind::kCheckpoint);
+    EXPECT_THAT(error.second, AllOf(HasSubstr("lm_head.weight"), HasSubstr("model.embed_tokens.weight"),
+                                    HasSubstr("\"tie_word_embeddings\": false")));
+  };
+  expect_refused(error_of([&] { import(); }));
+  expect_refused(error_of([&] { open_model(folder()); }));
+  options.init_from = folder().string();
+  const auto initial = error_of([&] { match_initial_weights(open_weights(folder()), options); });
+  expect_refused(initial);
+  EXPECT_THAT(initial.second, HasSubstr("model.init_unused"));
+  options.init_unused = {"lm_head.weight"};
+  EXPECT_EQ(match_initial_weights(open_weights(folder()), options).count("lm_head.weight"), 0U);
+  // The key that the message names takes the stored head.
+  options.tie_word_embeddings = false;
+  write_config(hugging_face_config(options));
+  import();
+  expect_weights(output(), stored);
+}
+
+TEST_F(HuggingFaceModel, MayHaveOnlyTheBuffersThatTransformersIsKnownToStore) {
+  const NamedTensors weights = weights_of(tiny_options());
+  const auto unexpected = [&](const std::string& name, const at::Tensor& tensor) {
+    NamedTensors stored = weights;
+    stored.emplace_back(name, tensor);
+    write(tiny_options(), stored);
+    const auto misfits = match_weights(open_weights(folder()), tiny_options()).misfits;
+    return misfits.unexpected == std::vector{name};
+  };
+  EXPECT_FALSE(unexpected("model.layers.0.self_attn.rotary_emb.inv_freq", at::ones({3})));
+  EXPECT_FALSE(unexpected("model.rotary_emb.inv_freq", at::ones({3})));
+  // Biases of another model's attention, a layer that the model has not, and a mask of a model without masks.
+  EXPECT_TRUE(unexpected("model.layers.0.attention.bias", at::ones({12})));
+  EXPECT_TRUE(unexpected("model.layers.0.attn.bias", at::ones({1, 1, 4, 4})));
+  EXPECT_TRUE(unexpected("model.layers.77.self_attn.rotary_emb.inv_freq", at::ones({3})));
+  EXPECT_TRUE(unexpected("vision.rotary_emb.inv_freq", at::ones({3})));
+}
+
 TEST_F(HuggingFaceModel, ComesFromOneFileWithTheConfigBesideItOrNamed) {
   const NamedTensors weights = weights_of(tiny_options());
   write(tiny_options(), weights);
@@ -242,6 +290,30 @@ TEST_F(HuggingFaceModel, IsExportedOnlyFromACheckpointThatHasAllOfIt) {
                 [](nlohmann::json& manifest) { manifest["model"] = hugging_face_config(tiny_options()); });
   expect_no_export(step, "unexpected: w");
   expect_no_export(step, "and 10 more");
+}
+
+TEST_F(HuggingFaceModel, IsExportedInFloat16WithoutInfinities) {
+  NamedTensors weights = weights_of(tiny_options());
+  weights.front().second.view({-1})[3] = 1e5;
+  write(tiny_options(), weights);
+  import();
+  const ExportRequest request{
+      .checkpoint_folder = output(), .output = root_.path() / "half", .dtype = at::kHalf};
+  auto [kind, text] = error_of([&] { export_model(request); });
+  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+  EXPECT_THAT(text, HasSubstr(weights.front().first));
+  EXPECT_FALSE(fs::exists(root_.path() / "half"));
+  EXPECT_THAT(error_of([&] {
+                import_model(
+                    {.source = folder(), .config = {}, .output = root_.path() / "again", .dtype = at::kHalf});
+              }).second,
+              HasSubstr(weights.front().first));
+  ExportRequest saturating = request;
+  saturating.saturate = true;
+  export_model(saturating);
+  at::Tensor read = at::empty(weights.front().second.sizes(), at::kHalf);
+  open_weights(root_.path() / "half").read_into(weights.front().first, read);
+  EXPECT_EQ(read.view({-1})[3].item<float>(), 65504);
 }
 
 }  // namespace

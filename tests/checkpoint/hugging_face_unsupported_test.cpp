@@ -7,6 +7,7 @@
 
 #include "checkpoint/hugging_face_config.h"
 #include "support/checkpoint_fixtures.h"
+#include "support/log_lines.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -116,6 +117,85 @@ TEST(UnsupportedValues, AreRefusedByTheirKey) {
     EXPECT_EQ(kind, util::ErrorKind::kCheckpoint) << config;
     EXPECT_THAT(text, HasSubstr(expected));
   }
+}
+
+TEST(UnknownKeys, OfRotaryPositionsAreRefused) {
+  const std::pair<json, const char*> wrong[] = {
+      {{{"factor", 4.0}}, "\"factor\": 4.0"},
+      {{{"rope_type", "linear"}, {"factor", 2.0}, {"attention_factor", 1.3}}, "\"attention_factor\": 1.3"},
+      {{{"type", "mrope"}, {"rope_type", "default"}, {"mrope_section", {16, 24, 24}}}, "\"mrope_section\""}};
+  for (const auto& [scaling, expected] : wrong) {
+    for (const char* key : {"rope_scaling", "rope_parameters"}) {
+      const json config = {{"model_type", "llama"}, {key, scaling}};
+      const auto [kind, text] = testing::error_of([&] { options_from_hugging_face(config, "x"); });
+      EXPECT_EQ(kind, util::ErrorKind::kCheckpoint) << config;
+      EXPECT_THAT(text, AllOf(HasSubstr(key), HasSubstr(expected)));
+    }
+  }
+  const json both = {{"model_type", "llama"},
+                     {"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}},
+                     {"rope_parameters", {{"rope_type", "default"}}}};
+  EXPECT_THAT(testing::error_of([&] { options_from_hugging_face(both, "x"); }).second,
+              HasSubstr("\"rope_parameters\" must be the same as \"rope_scaling\""));
+}
+
+TEST(UnknownKeys, AreNamedOnceOrRefusedWhereTheModelHasCodeOfItsOwn) {
+  json config = {{"model_type", "llama"}, {"logit_tilt", 0.5}, {"off", false}, {"use_cache", true}};
+  const auto read = [&] { options_from_hugging_face(config, "config.json"); };
+  EXPECT_THAT(testing::log_lines(read), AllOf(HasSubstr("config.json"), HasSubstr("\"logit_tilt\": 0.5"),
+                                              Not(HasSubstr("off")), Not(HasSubstr("use_cache"))));
+  EXPECT_EQ(testing::log_lines(read), "");
+  config["auto_map"] = {{"AutoModelForCausalLM", "modeling.Tilted"}};
+  const auto [kind, text] = testing::error_of(read);
+  EXPECT_EQ(kind, util::ErrorKind::kCheckpoint);
+  EXPECT_THAT(text, AllOf(HasSubstr("auto_map"), HasSubstr("\"logit_tilt\": 0.5")));
+}
+
+/// Keys with which published models come, as far as they are not those of transformers' classes.
+TEST(UnknownKeys, AreNoneInPublishedModels) {
+  const json configs[] = {
+      {{"model_type", "llama"},
+       {"is_llama_config", true},
+       {"rope_interleaved", false},
+       {"unsloth_version", "2025.1"},
+       {"transformers.js_config", {{"dtype", "q4"}}},
+       {"_name_or_path", "a/b"},
+       {"pretraining_tp", 1},
+       {"max_length", 20},
+       {"num_local_experts", 1},
+       {"sliding_window", 4096},
+       {"temperature", 1.0}},
+      {{"model_type", "qwen2"}, {"use_mrope", false}, {"max_window_layers", 28}, {"sliding_window", 32768}},
+      {{"model_type", "phi3"},
+       {"auto_map", {{"AutoConfig", "configuration_phi3.Phi3Config"}}},
+       {"full_attn_mod", 1},
+       {"interpolate_factor", 1},
+       {"lm_head_bias", false},
+       {"mlp_bias", false},
+       {"embd_pdrop", 0.0},
+       {"original_max_position_embeddings", 4096}},
+      {{"model_type", "gemma2"}, {"hidden_act", "gelu_pytorch_tanh"}, {"cache_implementation", "hybrid"}},
+      {{"model_type", "gpt2"},
+       {"n_ctx", 1024},
+       {"summary_type", "cls_index"},
+       {"summary_use_proj", true},
+       {"task_specific_params", {{"text-generation", {{"do_sample", true}}}}},
+       {"reorder_and_upcast_attn", true}},
+      {{"model_type", "gpt_neox"}, {"classifier_dropout", 0.1}, {"tokenizer_class", "GPTNeoXTokenizer"}}};
+  for (const json& config : configs) {
+    EXPECT_EQ(testing::log_lines([&] { options_from_hugging_face(config, "x"); }), "") << config;
+  }
+}
+
+TEST(UnsupportedValues, OfNamesThatTransformersMapsAreRead) {
+  const nn::ModelOptions gpt2 = options_from_hugging_face(
+      {{"model_type", "gpt2"}, {"num_attention_heads", 16}, {"hidden_size", 64}}, "x");
+  EXPECT_EQ(gpt2.num_attention_heads, 16);
+  EXPECT_EQ(gpt2.hidden_size, 64);
+  EXPECT_THAT(testing::error_of([] {
+                options_from_hugging_face({{"model_type", "olmo2"}, {"head_dim", 64}}, "x");
+              }).second,
+              HasSubstr("\"head_dim\" must be 128"));
 }
 
 }  // namespace

@@ -93,7 +93,7 @@ class PeftFolder : public ::testing::Test {
 
 TEST_F(PeftFolder, IsReadAsPeftSavesIt) {
   json config = peft_config();
-  config.update({{"modules_to_save", nullptr}, {"rank_pattern", json::object()}, {"unknown", 1}});
+  config.update({{"modules_to_save", nullptr}, {"rank_pattern", json::object()}, {"unknown", nullptr}});
   write(config);
   const StoredAdapter adapter = open();
   EXPECT_EQ(adapter.description.lora.rank, 2);
@@ -162,12 +162,42 @@ TEST_F(PeftFolder, ThatComputesSomethingElseIsRefusedByItsKey) {
                                                 {"target_parameters", {"experts"}},
                                                 {"lora_bias", true},
                                                 {"use_qalora", true},
-                                                {"use_bdlora", true}};
+                                                {"use_bdlora", true},
+                                                {"init_lora_weights", "pissa"},
+                                                {"init_lora_weights", "pissa_niter_16"},
+                                                {"init_lora_weights", "olora"},
+                                                {"init_lora_weights", "corda"},
+                                                {"init_lora_weights", "loftq"},
+                                                {"init_lora_weights", "lora_ga"},
+                                                {"init_lora_weights", "another"},
+                                                {"megatron_config", {{"hidden_size", 4}}},
+                                                {"alora_invocation_tokens", {1, 2}},
+                                                {"kasa_config", {{"beta", 1e-4}}},
+                                                {"unknown", 1},
+                                                {"unknown", "text"}};
   for (const auto& [key, value] : wrong) {
     EXPECT_THAT(
         refusal_of(key, value),
         AllOf(HasSubstr(util::concat((folder_ / "adapter_config.json").string(), ": ", key, " must be ")),
               HasSubstr("but is " + value.dump())));
+  }
+}
+
+TEST_F(PeftFolder, MayHaveFirstValuesThatLeaveTheBaseAlone) {
+  for (const json& init :
+       {json(true), json(false), json("gaussian"), json("eva"), json("orthogonal"), json("mica")}) {
+    json config = peft_config();
+    config.update({{"init_lora_weights", init},
+                   {"eva_config", {{"rho", 2.0}}},
+                   {"loftq_config", json::object()},
+                   {"base_model_name_or_path", "a/b"},
+                   {"task_type", "CAUSAL_LM"},
+                   {"qalora_group_size", 16},
+                   {"megatron_core", "megatron.core"},
+                   {"peft_version", "0.21.2"},
+                   {"inference_mode", true}});
+    write(config);
+    EXPECT_EQ(open().description.lora.rank, 2) << init;
   }
 }
 

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <limits>
+
 #include "support/checkpoint_fixtures.h"
 #include "support/safetensors_files.h"
 #include "util/rectangle_view.h"
@@ -12,6 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace fsdp::testing;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using util::ErrorKind;
@@ -170,6 +174,37 @@ TEST_F(WeightsTest, AreReadByRectanglesOfAnyView) {
     const at::Tensor expected = util::rectangle_view(whole, part).flatten();
     EXPECT_TRUE(at::equal(read, expected.to(at::kFloat))) << what;
     EXPECT_EQ(source->bytes, bytes) << what;
+  }
+}
+
+TEST(Weights, ThatDoNotFitAnotherTypeAreRefusedByNameOrMadeItsLargest) {
+  TemporaryFolder root;
+  const at::Tensor values =
+      at::tensor({1.0F, -70000.0F, 65503.0F, std::numeric_limits<float>::infinity(), 65519.0F});
+  write_safetensors(root / "a.safetensors", {{"big", values}, {"double", at::tensor({1e300}, at::kDouble)}});
+  Weights weights = open_weights(root / "a.safetensors");
+  at::Tensor read = at::empty({5}, at::kHalf);
+  const auto stream = [&] {
+    weights.stream("big", 0, 5, at::kHalf, [&](const at::Tensor& slice) { read.copy_(slice); });
+  };
+  for (const auto& convert :
+       {std::function([&] { weights.read_into("big", read); }), std::function(stream)}) {
+    const auto [kind, text] = error_of(convert);
+    EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+    EXPECT_THAT(text, AllOf(HasSubstr("tensor big"), HasSubstr("float16"), HasSubstr("but 1 are larger"),
+                            HasSubstr("`saturate`")));
+  }
+  at::Tensor narrow = at::empty({1});
+  EXPECT_THAT(error_of([&] { weights.read_into("double", narrow); }).second, HasSubstr("tensor double"));
+  weights.read_into("big", at::empty({5}, at::kBFloat16));
+  weights.set_saturating(true);
+  for (const auto& convert :
+       {std::function([&] { weights.read_into("big", read); }), std::function(stream)}) {
+    convert();
+    EXPECT_TRUE(
+        at::equal(read.to(at::kFloat),
+                  at::tensor({1.0F, -65504.0F, 65504.0F, std::numeric_limits<float>::infinity(), 65504.0F})))
+        << read;
   }
 }
 

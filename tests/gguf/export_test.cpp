@@ -426,5 +426,16 @@ TEST_F(GgufModel, ThatOursCannotComputeIsRefused) {
   expect_refused("has the type q8_0, but only f32, f16 and bf16 can be imported");
 }
 
+TEST_F(GgufModel, WithAHeadOfItsOwnIsNotTheOneOfAConfigThatTiesIt) {
+  nn::ModelOptions options = gguf_options("llama");
+  export_as(write(options), TensorType::kF32);
+  options.tie_word_embeddings = true;
+  std::ofstream(root_ / "tied.json") << checkpoint::hugging_face_config(options).dump();
+  const auto [kind, text] = error_of([&] { import(root_ / "tied.json"); });
+  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+  EXPECT_THAT(text,
+              ::testing::AllOf(HasSubstr("lm_head.weight"), HasSubstr("\"tie_word_embeddings\": false")));
+}
+
 }  // namespace
 }  // namespace fsdp::gguf

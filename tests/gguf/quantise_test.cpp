@@ -99,5 +99,20 @@ TEST(Quantised, RefusesWhatItsTypeCannotHold) {
               HasSubstr("choose the type bf16 or f32"));
 }
 
+TEST(Quantised, ValuesBeyondFloat16AreRefusedOrSaturated) {
+  const at::Tensor values = at::tensor({1.0F, -1e6F}).repeat({16});
+  const auto refused = [&](TensorType type) {
+    return error_of([&] { encoded(values * 1e3, type, "the weight w"); });
+  };
+  for (const TensorType type : {TensorType::kF16, TensorType::kQ8_0, TensorType::kQ4_0}) {
+    EXPECT_EQ(refused(type).first, util::ErrorKind::kCheckpoint);
+    EXPECT_NE(refused(type).second.find("the weight w"), std::string::npos);
+  }
+  const at::Tensor half =
+      encoded(values, TensorType::kF16, "the weight w", /*saturate=*/true).view(at::kHalf);
+  EXPECT_EQ(half[1].item<float>(), -65504);
+  EXPECT_EQ(half[2].item<float>(), 1);
+}
+
 }  // namespace
 }  // namespace fsdp::gguf

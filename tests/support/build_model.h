@@ -18,7 +18,7 @@ namespace fsdp::testing {
 inline std::shared_ptr<nn::Stage> build_model(const nn::ModelOptions& options, uint64_t seed) {
   at::NoGradGuard no_grad;
   auto model = nn::make_decoder(options);
-  auto source = train::initial_weights(options, seed, std::make_shared<comm::SingleCommunicator>());
+  auto source = train::initial_weights(options, seed, std::make_shared<comm::SingleCommunicator>(), *model);
   const shard::ModelTree tree = shard::make_model_tree(*model);
   for (size_t i = 0; i < tree.tensors.size(); ++i) {
     const at::Tensor& tensor = tree.tensors[i];
