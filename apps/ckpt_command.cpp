@@ -32,7 +32,8 @@ int64_t chosen_max_bytes(const Arguments& arguments) {
 }
 
 std::string text_of(const json& value) {
-  return value.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  // In ASCII, which is printable as it is.
+  return value.dump(2, ' ', true, json::error_handler_t::replace) + "\n";
 }
 
 void refuse_options(const std::vector<std::pair<const char*, std::string>>& options, const char* needed) {

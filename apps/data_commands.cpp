@@ -1,5 +1,7 @@
 #include "data_commands.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -25,7 +27,9 @@ namespace fsdp::apps {
 namespace {
 
 void print(std::string_view text) {
-  if (!(std::cout << text << std::flush)) {
+  // A file or pipe gets the very bytes of a text.
+  if (::isatty(STDOUT_FILENO) != 0 ? !(std::cout << util::printable(text) << std::flush)
+                                   : !(std::cout << text << std::flush)) {
     util::fail(util::ErrorKind::kIo,
                "cannot write to standard output; check the file or pipe that it is connected to");
   }

@@ -5,12 +5,14 @@
 #include <iostream>
 
 #include "ckpt_commands.h"
+#include "cli/printable_stream.h"
 #include "cli/program.h"
 #include "cli/usage_error.h"
 #include "util/error.h"
 
 int main(int argc, char** argv) {
   using namespace fsdp;
+  const cli::PrintableStream printable(std::cout);  // names in checkpoints may come from anyone
   return util::run_guarded([&] {
     CLI::App app("Inspects, verifies, compares and converts checkpoints.", "fsdp-ckpt");
     app.require_subcommand(1);
@@ -49,6 +51,7 @@ int main(int argc, char** argv) {
                                                     {"full", "--format full"},
                                                     {"adapter", "--adapter"},
                                                     {"merge", "--merge"},
+                                                    {"saturate", "--saturate"},
                                                     {"max_file_bytes", "--max-shard-size"},
                                                     {"config", "--config"},
                                                     {"samples_seen", "--samples-seen"},

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 
 #include "checkpoint/dcp_folder.h"
@@ -56,9 +56,12 @@ constexpr auto kMetadataGlobals = std::to_array<std::string_view>({kMetadata,
 
 constexpr int64_t kMostValues = 1 << 25;
 
-/// A field of a dataclass.
+/// A field of a dataclass. One with many more fields than PyTorch's has none: several objects may share its state, each
+/// of which would look through it.
 const PickleValue* field_of(const PickleValue& object, std::string_view name) {
-  return object.state != nullptr ? find_item(*object.state, name) : nullptr;
+  constexpr size_t kMostFields = 32;
+  if (object.state == nullptr || object.state->items.size() > 2 * kMostFields) return nullptr;
+  return find_item(*object.state, name);
 }
 
 struct Chunk {
@@ -101,7 +104,8 @@ util::Rectangle rectangle_of(const std::vector<int64_t>& shape, const Chunk& chu
 
 class MetadataParser {
  public:
-  MetadataParser(const Pickle& pickle, const std::string& where) : root_(pickle.root()), where_(where) {}
+  MetadataParser(const Pickle& pickle, const std::string& where)
+      : root_(pickle.root()), chunks_left_(kFewestChunks + pickle.bytes()), where_(where) {}
 
   DcpMetadata parse() {
     if (!root_.is_object(kMetadata)) refuse("is something else");
@@ -122,6 +126,7 @@ class MetadataParser {
         refuse("has neither a tensor nor another object under ", name);
       }
     }
+    refuse_shared_bytes();
     complete_manifest(result_.manifest, where_);
     return std::move(result_);
   }
@@ -146,9 +151,19 @@ class MetadataParser {
     return sizes;
   }
 
-  /// A text that names a part of a tensor.
-  static std::string part_key(std::string_view name, const std::vector<int64_t>& offsets) {
-    return concat(name, '\n', shape_text(offsets));
+  /// Refuses parts in the same bytes of a file, each of which would be read.
+  void refuse_shared_bytes() const {
+    std::vector<const DcpItem*> items;
+    for (const DcpItem& item : result_.items) items.push_back(&item);
+    for (const auto& [name, item] : result_.values) items.push_back(&item);
+    std::sort(items.begin(), items.end(), [](const DcpItem* a, const DcpItem* b) {
+      return a->file != b->file ? a->file < b->file : a->place.begin < b->place.begin;
+    });
+    for (size_t i = 1; i < items.size(); ++i) {
+      const DcpItem &before = *items[i - 1], &item = *items[i];
+      if (before.file != item.file || item.place.begin - before.place.begin >= before.place.bytes) continue;
+      refuse("stores two parts in the same bytes of ", item.file);
+    }
   }
 
   void read_storage(const PickleValue& storage) {
@@ -158,8 +173,9 @@ class MetadataParser {
                         *file = field_of(info, "relative_path"), *begin = field_of(info, "offset"),
                         *length = field_of(info, "length");
       if (!index.is_object(kIndex) || !info.is_object(kStorage) || name == nullptr ||
-          !name->is(Kind::kText) || file == nullptr || !file->is(Kind::kText) || begin == nullptr ||
-          !begin->is(Kind::kInt) || length == nullptr || !length->is(Kind::kInt)) {
+          !name->is(Kind::kText) || !is_tensor_name(name->text) || file == nullptr ||
+          !file->is(Kind::kText) || begin == nullptr || !begin->is(Kind::kInt) || length == nullptr ||
+          !length->is(Kind::kInt)) {
         refuse("has an entry of storage_data that is something else");
       }
       const PickleValue* transforms = field_of(info, "transform_descriptors");
@@ -175,8 +191,10 @@ class MetadataParser {
       if (offset != nullptr && !offset->is(Kind::kNone) && !read_torch_sizes(*offset, offsets)) {
         refuse("has an entry of storage_data that is something else");
       }
-      DcpItem item{std::string(file->text), {begin->number, length->number}};
-      if (!storage_.emplace(part_key(name->text, offsets), std::move(item)).second) {
+      if (begin->number < 0 || length->number < 0)
+        refuse("stores ", std::string(name->text), " at an impossible place");
+      const Place place{file->text, {begin->number, length->number}};
+      if (!storage_.emplace(std::pair(name->text, std::move(offsets)), place).second) {
         refuse("stores a part of ", std::string(name->text), " twice");
       }
     }
@@ -189,10 +207,10 @@ class MetadataParser {
   }
 
   DcpItem item_of(const std::string& name, const std::vector<int64_t>& offsets) const {
-    const auto found = storage_.find(part_key(name, offsets));
+    const auto found = storage_.find(std::pair(std::string_view(name), offsets));
     if (found == storage_.end())
       refuse("does not say where ", name, " at ", shape_text(offsets), " is stored");
-    return found->second;
+    return {std::string(found->second.file), found->second.place};
   }
 
   void read_tensor(const std::string& name, const PickleValue& value) {
@@ -210,6 +228,9 @@ class MetadataParser {
     if (checked_numel(entry.shape, itemsize_bytes) < 0) refuse("has an impossible shape for ", name);
     const PickleValue* list = field_of(value, "chunks");
     if (list == nullptr || !list->is(Kind::kList)) refuse("has no chunks for ", name);
+    // Tensors that share a list would read it again and again.
+    if (list->items.size() > chunks_left_) refuse("has more chunks of tensors than it has bytes");
+    chunks_left_ -= list->items.size();
     std::vector<Chunk> chunks;
     for (const PickleValue* stored : list->items) {
       Chunk chunk{sizes_of(*stored, "offsets", name), sizes_of(*stored, "sizes", name)};
@@ -241,9 +262,17 @@ class MetadataParser {
     result_.manifest.tensors.emplace(name, std::move(entry));
   }
 
+  /// In the pickle, whose texts may be shared.
+  struct Place {
+    std::string_view file;
+    FilePart place;
+  };
+
+  static constexpr size_t kFewestChunks = 1024;
   const PickleValue& root_;
+  size_t chunks_left_;
   const std::string& where_;
-  std::unordered_map<std::string, DcpItem> storage_;
+  std::map<std::pair<std::string_view, std::vector<int64_t>>, Place> storage_;
   DcpMetadata result_;
 };
 

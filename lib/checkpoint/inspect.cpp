@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -146,8 +147,9 @@ Description describe_dcp(const fs::path& path) {
   return description;
 }
 
-/// Paths and names from files may hold bytes that are not UTF-8.
-std::string indented(const json& value) { return value.dump(2, ' ', false, json::error_handler_t::replace); }
+/// Paths and names from files may hold bytes that are not UTF-8, or characters that confuse a terminal; in ASCII they
+/// are escapes.
+std::string indented(const json& value) { return value.dump(2, ' ', true, json::error_handler_t::replace); }
 
 std::string count_text(size_t count, const char* noun) {
   return concat(util::with_commas(static_cast<int64_t>(count)), " ", noun, count == 1 ? "" : "s");
@@ -183,7 +185,8 @@ void write_as_json(const Description& description, std::ostream& out) {
   out << (first ? "" : "\n  ") << text.substr(end) << '\n';
 }
 
-void write_as_text(const Description& description, std::ostream& out) {
+void write_as_text(const Description& description, std::ostream& to) {
+  std::ostringstream out;
   const json& whole = description.whole;
   out << whole["path"].get<std::string>() << ": ";
   if (whole.contains("step")) {
@@ -206,6 +209,7 @@ void write_as_text(const Description& description, std::ostream& out) {
     }
   }
   write_tensor_tree(description.tensors, out);
+  to << util::printable(out.str());
 }
 
 std::vector<std::string> find_damage(const fs::path& folder, const util::ByteProgress& progress) {

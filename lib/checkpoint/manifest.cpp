@@ -9,6 +9,7 @@
 #include "checkpoint/raw_file.h"
 #include "util/dtype.h"
 #include "util/error.h"
+#include "util/text.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
@@ -224,11 +225,13 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
+bool is_printable_name(std::string_view name) {
+  return name.find_first_of("\n\t") == std::string_view::npos && util::printable(name) == name;
+}
+
 bool is_tensor_name(std::string_view name) {
   if (name.size() > kLongestTensorName) return false;
-  for (unsigned char c : name) {
-    if (c < 0x20 || c == 0x7f) return false;
-  }
+  if (!is_printable_name(name)) return false;
   for (;;) {
     size_t end = name.find('/');
     std::string_view part = name.substr(0, end);
@@ -293,6 +296,10 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   manifest.step = number_of(object, "step", where);
   manifest.world_size = number_of(object, "world_size", where);
   manifest.layout = text_of(object, "layout", where);
+  if (!manifest.layout.empty() && !is_tensor_name(manifest.layout)) {
+    fail(ErrorKind::kCheckpoint, where, ": \"layout\" must be the name of a layout, but is ",
+         in_quotes(manifest.layout));
+  }
   if (object.contains("contents")) {
     const std::string text = text_of(object, "contents", where);
     const auto contents = util::parse_enum<Contents>(text);

@@ -90,8 +90,11 @@ std::string shape_text(const std::vector<int64_t>& shape);
 /// Maximum bytes of a tensor's name in a file.
 inline constexpr size_t kLongestTensorName = 1000;
 
+/// Whether a name of a file from others is one line that util::printable() would not change.
+bool is_printable_name(std::string_view name);
+
 /// Whether a tensor name can be a path of groups in HDF5: parts between slashes that are not empty, "." or
-/// "..", without control characters, at most kLongestTensorName bytes.
+/// "..", is_printable_name(), at most kLongestTensorName bytes.
 bool is_tensor_name(std::string_view name);
 
 /// Joins ranges that are repeated, sets the fields that follow from them, and throws kCheckpoint that names tensor and

@@ -80,6 +80,30 @@ bool is_possible(const RangeEntry& range, int64_t numel, int64_t files) {
   return true;
 }
 
+/// How many single ranges may be made of those that a manifest says by rule. What a rank holds of a tensor is few
+/// rectangles, and most rules are never expanded, so that these limits bound files that were made to exhaust memory.
+class ExpansionBudget {
+ public:
+  explicit ExpansionBudget(const Manifest& manifest) : files_(std::ssize(manifest.files)) {
+    int64_t listed = files_;
+    for (const auto& [name, entry] : manifest.tensors) listed += std::ssize(entry.ranges);
+    left_ = kFewest + kMostPerEntry * listed;
+  }
+
+  /// Whether the ranges of one tensor, each of which is_possible(), may be expanded.
+  bool allows(const std::vector<RangeEntry>& ranges) {
+    int64_t count = 0;
+    for (const RangeEntry& range : ranges) count += range.count();
+    if (count <= std::ssize(ranges)) return true;
+    left_ -= count;
+    return left_ >= 0 && count <= kFewest + std::ssize(ranges) + kMostPerFile * files_;
+  }
+
+ private:
+  static constexpr int64_t kFewest = 1024, kMostPerFile = 16, kMostPerEntry = 1024;
+  int64_t files_, left_;
+};
+
 using Refuse = std::function<void(const std::string& what)>;
 
 /// Refuses ranges without copies that overlap or leave something out.
@@ -118,8 +142,11 @@ void require_coverage(std::vector<RangeEntry> ranges, const TensorEntry& entry, 
   }
 }
 
+constexpr const char* kTooMany =
+    "has more ranges in a file than any layout makes; it is damaged, so use another checkpoint";
+
 /// Sets offset and held, which follow from the ranges in the same file.
-void set_offsets(std::vector<RangeEntry>& ranges) {
+void set_offsets(std::vector<RangeEntry>& ranges, ExpansionBudget& budget, const Refuse& refuse) {
   std::sort(ranges.begin(), ranges.end(),
             [](const RangeEntry& a, const RangeEntry& b) { return a.file < b.file; });
   const auto later = [last = int64_t{-1}](const RangeEntry& range) mutable {
@@ -130,6 +157,7 @@ void set_offsets(std::vector<RangeEntry>& ranges) {
     for (RangeEntry& range : ranges) range.held = range.part.numel();
     return;
   }
+  if (!budget.allows(ranges)) refuse(kTooMany);
   ranges = expanded(ranges);
   std::sort(ranges.begin(), ranges.end(), [](const RangeEntry& a, const RangeEntry& b) {
     return a.file != b.file ? a.file < b.file : util::precedes(a.part, b.part);
@@ -147,7 +175,7 @@ void set_offsets(std::vector<RangeEntry>& ranges) {
 
 /// complete_manifest() for one tensor.
 void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest& manifest,
-                     const std::string& where) {
+                     ExpansionBudget& budget, const std::string& where) {
   const auto refuse = [&](const std::string& what) {
     fail(ErrorKind::kCheckpoint, where, ": tensor ", name, " ", what);
   };
@@ -169,7 +197,11 @@ void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest
                   entry.rows == 1 ? " elements)" : concat(" columns and ", entry.rows, " rows)")));
   }
   entry.ranges = joined(std::move(entry.ranges));
-  std::vector<RangeEntry> rectangles;
+  std::vector<RangeEntry> rectangles, by_rule;
+  for (const RangeEntry& range : entry.ranges) {
+    if (!range.fills_rectangle()) by_rule.push_back(range);
+  }
+  if (!budget.allows(by_rule)) refuse(kTooMany);
   for (const RangeEntry& range : entry.ranges) {
     if (!range.fills_rectangle()) {
       for (RangeEntry& single : expanded({range})) rectangles.push_back(std::move(single));
@@ -182,10 +214,12 @@ void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest
   try {
     require_coverage(std::move(rectangles), entry, manifest, refuse);
   } catch (const util::Error&) {
-    require_coverage(expanded(entry.ranges), entry, manifest, refuse);  // names the very ranges
+    if (budget.allows(entry.ranges)) {
+      require_coverage(expanded(entry.ranges), entry, manifest, refuse);  // names the very ranges
+    }
     throw;
   }
-  set_offsets(entry.ranges);
+  set_offsets(entry.ranges, budget, refuse);
   std::sort(entry.ranges.begin(), entry.ranges.end(),
             [](const RangeEntry& a, const RangeEntry& b) { return util::precedes(a.part, b.part); });
 }
@@ -201,7 +235,8 @@ int64_t TensorEntry::numel_in(size_t file) const {
 }
 
 void complete_manifest(Manifest& manifest, const std::string& where) {
-  for (auto& [name, entry] : manifest.tensors) complete_tensor(name, entry, manifest, where);
+  ExpansionBudget budget(manifest);
+  for (auto& [name, entry] : manifest.tensors) complete_tensor(name, entry, manifest, budget, where);
 }
 
 }  // namespace fsdp::checkpoint

@@ -28,7 +28,11 @@ class Machine {
  public:
   Machine(std::string_view bytes, std::span<const std::string_view> globals, const std::string& where,
           const PickleLimits& limits, std::deque<PickleValue>& values)
-      : bytes_(bytes), globals_(globals), where_(where), limits_(limits), values_(values) {}
+      : bytes_(bytes),
+        globals_(globals),
+        where_(where),
+        most_values_(std::min(limits.most_values, kFewestValues + static_cast<int64_t>(bytes.size() / 2))),
+        values_(values) {}
 
   const PickleValue* run() {
     for (;;) {
@@ -71,8 +75,8 @@ class Machine {
   }
 
   PickleValue& make(Kind kind) {
-    if (static_cast<int64_t>(values_.size()) >= limits_.most_values) {
-      refuse("has more than ", limits_.most_values, " values, the most that such a file may have");
+    if (static_cast<int64_t>(values_.size()) >= most_values_) {
+      refuse("has more than ", most_values_, " values, the most that such a file may have");
     }
     values_.push_back({.kind = kind});
     return values_.back();
@@ -83,7 +87,22 @@ class Machine {
     return value;
   }
   bool push_number(int64_t number, Kind kind = Kind::kInt) {
-    push(kind).number = number;
+    if (number < 0 || number >= static_cast<int64_t>(small_numbers_.size())) {
+      push(kind).number = number;
+      return true;
+    }
+    PickleValue*& known = (kind == Kind::kBool ? booleans_ : small_numbers_)[static_cast<size_t>(number)];
+    if (known == nullptr) {
+      known = &make(kind);
+      known->number = number;
+    }
+    stack_.push_back(known);
+    return true;
+  }
+  /// A value that is the same wherever it is.
+  bool push_constant(Kind kind, PickleValue*& known) {
+    if (known == nullptr) known = &make(kind);
+    stack_.push_back(known);
     return true;
   }
   bool push_text(std::string_view text) {
@@ -130,8 +149,7 @@ class Machine {
   bool execute_value(unsigned char opcode) {
     switch (opcode) {
       case 'N':  // NONE
-        push(Kind::kNone);
-        return true;
+        return push_constant(Kind::kNone, none_);
       case 0x88:  // NEWTRUE
       case 0x89:  // NEWFALSE
         return push_number(opcode == 0x88, Kind::kBool);
@@ -169,7 +187,7 @@ class Machine {
     std::array<char, sizeof(double)> number;
     const std::string_view taken = take(number.size());
     std::reverse_copy(taken.begin(), taken.end(), number.begin());  // big-endian
-    std::memcpy(&push(Kind::kFloat).real, number.data(), number.size());
+    std::memcpy(&push(Kind::kFloat).number, number.data(), number.size());
     return true;
   }
 
@@ -185,7 +203,7 @@ class Machine {
         marks_.push_back(stack_.size());
         return true;
       case ')':  // EMPTY_TUPLE
-        return push_tuple({});
+        return push_constant(Kind::kTuple, empty_tuple_);
       case 't':  // TUPLE
         return push_tuple(pop_to_mark());
       case 0x85:  // TUPLE1
@@ -300,10 +318,14 @@ class Machine {
   size_t at_ = 0;
   std::span<const std::string_view> globals_;
   const std::string& where_;
-  const PickleLimits& limits_;
+  static constexpr int64_t kFewestValues = 256;
+  int64_t most_values_;
   std::deque<PickleValue>& values_;
-  std::vector<PickleValue*> stack_, memo_;
-  std::vector<size_t> marks_;  ///< heights of the stack
+  // Deques, which take no more memory than they hold.
+  std::deque<PickleValue*> stack_, memo_;
+  std::deque<size_t> marks_;  ///< heights of the stack
+  PickleValue *none_ = nullptr, *empty_tuple_ = nullptr;
+  std::array<PickleValue*, 256> small_numbers_{}, booleans_{};
 };
 
 }  // namespace
@@ -322,13 +344,14 @@ const PickleValue* find_item(const PickleValue& dict, std::string_view key) {
   return nullptr;
 }
 
-json json_of(const PickleValue& value) {
-  const auto simple = [](const PickleValue& of) -> json {
+json json_of(const PickleValue& value, size_t most_text_bytes) {
+  const auto simple = [&most_text_bytes](const PickleValue& of) -> json {
     if (of.is(Kind::kBool)) return of.number != 0;
     if (of.is(Kind::kInt)) return of.number;
-    if (of.is(Kind::kFloat)) return of.real;
-    if (of.is(Kind::kText)) return of.text;
-    return nullptr;
+    if (of.is(Kind::kFloat)) return of.real();
+    if (!of.is(Kind::kText) || of.text.size() > most_text_bytes) return nullptr;
+    most_text_bytes -= of.text.size();
+    return of.text;
   };
   if (!value.is(Kind::kTuple) && !value.is(Kind::kList)) return simple(value);
   json list = json::array();

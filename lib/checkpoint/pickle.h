@@ -4,6 +4,7 @@
 // here a call only makes a value that names what would be called. Nothing is ever run, and a pickle that names
 // anything outside a given list is refused.
 
+#include <bit>
 #include <cstdint>
 #include <deque>
 #include <nlohmann/json.hpp>
@@ -32,20 +33,22 @@ struct PickleValue {
   };
 
   Kind kind = Kind::kNone;
-  int64_t number = 0;                          ///< kInt, kBool
-  double real = 0;                             ///< kFloat
+  int64_t number = 0;                          ///< kInt, kBool; kFloat: the bits of its real()
   std::string_view text = {};                  ///< kText; the name of kGlobal and kObject: "torch.Size"
   std::vector<const PickleValue*> items = {};  ///< of a dict: keys and values by turns
   const PickleValue* inner = nullptr;          ///< of kObject and kPersistent
   const PickleValue* state = nullptr;          ///< of an object whose state is set
 
   bool is(Kind expected) const { return kind == expected; }
+  double real() const { return std::bit_cast<double>(number); }
   /// Whether it is an object of this global.
   bool is_object(std::string_view global) const { return kind == Kind::kObject && text == global; }
 };
 
+/// Values that are made, of which there are no more than a fixed number and half of the bytes: a value takes 72 bytes and
+/// up to 16 of references. Values that are often the same (None, small numbers, the empty tuple) are made once.
 struct PickleLimits {
-  int64_t most_values = 1 << 16;  ///< they bound the memory: about 100 bytes each
+  int64_t most_values = 1 << 16;
 };
 
 class Pickle {
@@ -59,6 +62,7 @@ class Pickle {
   Pickle& operator=(const Pickle&) = delete;
 
   const PickleValue& root() const { return *root_; }
+  size_t bytes() const { return bytes_.size(); }
 
  private:
   std::string bytes_;  ///< texts are views into it
@@ -69,7 +73,8 @@ class Pickle {
 /// The value under a key of a dict, the last where there are several; null where there is none.
 const PickleValue* find_item(const PickleValue& dict, std::string_view key);
 
-/// Numbers, texts, and lists and tuples of them as JSON, and null in place of anything else.
-nlohmann::json json_of(const PickleValue& value);
+/// Numbers, texts, and lists and tuples of them as JSON, and null in place of anything else, and of texts beyond
+/// `most_text_bytes` in all: a pickle may name one text many times.
+nlohmann::json json_of(const PickleValue& value, size_t most_text_bytes);
 
 }  // namespace fsdp::checkpoint

@@ -114,8 +114,9 @@ void check_name(const std::string& tensor, const std::string& path) {
     fail(ErrorKind::kCheckpoint, path, " has a tensor whose name has ", tensor.size(),
          " bytes, more than the ", kLongestTensorName, " that a name may have");
   }
-  if (std::any_of(tensor.begin(), tensor.end(), [](unsigned char c) { return c < 0x20; })) {
-    fail(ErrorKind::kCheckpoint, path, " has a tensor with control characters in its name");
+  if (!is_printable_name(tensor)) {
+    fail(ErrorKind::kCheckpoint, path, " has a tensor with control characters in its name, ",
+         util::printable(tensor));
   }
 }
 

@@ -163,7 +163,8 @@ TorchTensor read_torch_tensor(const RawFile& file, const FilePart& part, const s
 }
 
 nlohmann::json read_torch_value(const RawFile& file, const FilePart& part, const std::string& where) {
-  return json_of(open_archive(file, part, where).pickle.root());
+  const OpenArchive archive = open_archive(file, part, where);
+  return json_of(archive.pickle.root(), archive.pickle.bytes());
 }
 
 template <typename Number>

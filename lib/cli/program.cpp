@@ -61,7 +61,7 @@ CLI::Validator number_that(const std::string& bounds, std::function<bool(double)
 }  // namespace
 
 void print(const std::string& text) {
-  std::cout << text << std::flush;
+  std::cout << util::printable(text) << std::flush;
   if (!std::cout) util::fail(util::ErrorKind::kIo, "cannot write to standard output");
 }
 

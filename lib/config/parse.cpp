@@ -4,11 +4,13 @@
 #include <cctype>
 #include <charconv>
 #include <exception>
+#include <iterator>
 #include <sstream>
 #include <system_error>
 #include <toml.hpp>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "config/source.h"
 #include "config/value.h"
@@ -17,17 +19,44 @@
 namespace fsdp::config {
 namespace {
 
-/// toml11 4 has other names for it than toml11 3.
-template <typename Location>
-Region region_of(const Location& location) {
-  if constexpr (requires { location.first_line_number(); }) {
-    return {.line = location.first_line_number(),
-            .column = location.first_column_number() - 1,
-            .length = location.length()};
-  } else {
-    return {.line = location.line(), .column = location.column() - 1, .length = location.region()};
+/// Where the library's values are in the text.
+class Places {
+ public:
+  explicit Places(const Source& source) : source_(source) {
+    const std::string& text = source.text();
+    for (size_t begin = 0; begin < text.size(); begin = text.find('\n', begin) + 1)
+      line_begins_.push_back(begin);
   }
-}
+
+  const Source& source() const { return source_; }
+
+  Region of(const toml::value& value) const { return region_of(value); }
+
+ private:
+  /// toml11 4 counts lines once; toml11 3 counts them from the beginning for each value that is asked for its location,
+  /// so that its region is looked up here.
+  template <typename Value>
+  Region region_of(const Value& value) const {
+    if constexpr (requires { value.location().first_line_number(); }) {
+      const auto location = value.location();
+      return {.line = location.first_line_number(),
+              .column = location.first_column_number() - 1,
+              .length = location.length()};
+    } else {
+      const auto* region = dynamic_cast<const toml::detail::region*>(toml::detail::get_region(value));
+      if (region == nullptr) return {};  // a table without a heading of its own
+      const auto at = static_cast<size_t>(region->first() - region->begin());
+      const auto next = std::upper_bound(line_begins_.begin(), line_begins_.end(), at);
+      if (next == line_begins_.begin()) return {};
+      return {.line = static_cast<size_t>(next - line_begins_.begin()),
+              .column = at - *std::prev(next),
+              .length = region->size()};
+    }
+  }
+
+  const Source& source_;
+  std::vector<size_t> line_begins_;
+};
 
 /// The number without underscores and plus sign.
 std::string bare_number(std::string_view written) {
@@ -59,20 +88,20 @@ bool stands_before(const Region& a, const Region& b) {
   return std::tie(a.line, a.column) < std::tie(b.line, b.column);
 }
 
-Literal literal_of(const toml::value& value, const Source& source);
+Literal literal_of(const toml::value& value, const Places& places);
 
-std::vector<Literal::Field> fields_of(const toml::value& table, const Source& source) {
+std::vector<Literal::Field> fields_of(const toml::value& table, const Places& places) {
   std::vector<Literal::Field> fields;
-  for (const auto& [name, value] : table.as_table()) fields.push_back({name, literal_of(value, source)});
+  for (const auto& [name, value] : table.as_table()) fields.push_back({name, literal_of(value, places)});
   std::sort(fields.begin(), fields.end(),
             [](const auto& a, const auto& b) { return stands_before(a.value.region, b.value.region); });
   return fields;
 }
 
-Literal literal_of(const toml::value& value, const Source& source) {
+Literal literal_of(const toml::value& value, const Places& places) {
   Literal literal;
-  literal.region = region_of(value.location());
-  literal.text = source.text_of(literal.region);
+  literal.region = places.of(value);
+  literal.text = places.source().text_of(literal.region);
   using Kind = Literal::Kind;
   switch (value.type()) {
     case toml::value_t::string:
@@ -94,8 +123,8 @@ Literal literal_of(const toml::value& value, const Source& source) {
     case toml::value_t::array:
       literal.kind = Kind::kList;
       for (const toml::value& item : value.as_array()) {
-        Literal& added = literal.items.emplace_back(literal_of(item, source));
-        if (item.is_table()) added.fields = fields_of(item, source);
+        Literal& added = literal.items.emplace_back(literal_of(item, places));
+        if (item.is_table()) added.fields = fields_of(item, places);
       }
       break;
     case toml::value_t::table:
@@ -109,15 +138,16 @@ Literal literal_of(const toml::value& value, const Source& source) {
 }
 
 std::vector<Entry> entries_of(const toml::value& root, const Source& source) {
+  const Places places(source);
   std::vector<Entry> entries;
   for (const auto& [name, value] : root.as_table()) {
     if (!value.is_table()) {
-      entries.push_back({.section = "", .name = name, .value = literal_of(value, source)});
+      entries.push_back({.section = "", .name = name, .value = literal_of(value, places)});
       continue;
     }
-    entries.push_back({.section = name, .name = "", .value = literal_of(value, source)});
+    entries.push_back({.section = name, .name = "", .value = literal_of(value, places)});
     for (const auto& [key, item] : value.as_table()) {
-      entries.push_back({.section = name, .name = key, .value = literal_of(item, source)});
+      entries.push_back({.section = name, .name = key, .value = literal_of(item, places)});
     }
   }
   // The library's tables are unordered.

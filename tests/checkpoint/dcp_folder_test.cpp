@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+
 #include "support/checkpoint_fixtures.h"
 #include "support/memory_source.h"
 #include "support/source_folder.h"
@@ -257,6 +259,113 @@ TEST_F(TestOfDcpFolder, RefusesWhatItCannotRead) {
   expect_refused("along several dimensions");
   write_metadata("\x80\x02N."s);
   expect_refused("must be the metadata of torch.distributed.checkpoint, but is something else");
+}
+
+/// Pickles whose values are shared: a list, a dict or a text that is there once is named many times.
+class SharedValues {
+ public:
+  SharedValues() { raw("\x80\x02"); }
+  SharedValues& raw(const std::string& bytes) {
+    bytes_ += bytes;
+    return *this;
+  }
+  SharedValues& text(const std::string& value) { return raw("X" + number(value.size()) + value); }
+  SharedValues& integer(int64_t value) { return raw("J" + number(static_cast<size_t>(value))); }
+  SharedValues& object(const std::string& name) {
+    return raw("ctorch.distributed.checkpoint." + name + "\n)\x81}(");
+  }
+  std::string keep() {
+    raw("r" + number(kept_));
+    return "j" + number(kept_++);
+  }
+  std::string bytes() const { return bytes_ + "."; }
+
+ private:
+  static std::string number(size_t value) {
+    std::string bytes;
+    for (int i = 0; i < 4; ++i) bytes += static_cast<char>(value >> 8 * i & 0xff);
+    return bytes;
+  }
+  std::string bytes_;
+  size_t kept_ = 0;
+};
+
+std::string repeated(const std::string& text, int times) {
+  std::string many;
+  for (int i = 0; i < times; ++i) many += text;
+  return many;
+}
+
+TEST_F(TestOfDcpFolder, TakesNoLongerForSharedValuesThanForItsBytes) {
+  constexpr int kMany = 30'000;
+  // Many entries whose state has many fields.
+  SharedValues fields;
+  fields.object("metadata\nMetadata").text("state_dict_metadata").raw("}").text("storage_data").raw("}(");
+  std::string shared;
+  for (int i = 0; i < kMany; ++i) {
+    fields.object("metadata\nMetadataIndex")
+        .text("fqn")
+        .text("a")
+        .text("offset")
+        .raw("(")
+        .integer(i)
+        .raw("t")
+        .raw("ub");
+    if (i > 0) {
+      fields.raw(shared);
+      continue;
+    }
+    fields.object("filesystem\n_StorageInfo")
+        .text("relative_path")
+        .text("x")
+        .text("offset")
+        .integer(0)
+        .text("length");
+    fields.integer(1).raw(repeated("N", 2 * kMany)).raw("ub");
+    shared = fields.keep();
+  }
+  write_metadata(fields.raw("u").raw("ub").bytes());
+  const auto begin = std::chrono::steady_clock::now();
+  expect_refused("has an entry of storage_data that is something else");
+
+  // Many tensors with one list of many empty chunks.
+  SharedValues chunks;
+  chunks.object("metadata\nMetadata")
+      .text("storage_data")
+      .raw("}")
+      .text("state_dict_metadata")
+      .raw("}(")
+      .text("k0");
+  chunks.object("metadata\nTensorStorageMetadata").text("properties");
+  chunks.raw("ctorch.distributed.checkpoint.metadata\nTensorProperties\n)\x81(ctorch\nfloat32\ntb");
+  chunks.text("size").raw("(").integer(0).raw("t").text("chunks").raw("](");
+  chunks.object("metadata\nChunkStorageMetadata").text("offsets").raw("(").integer(0).raw("t");
+  chunks.text("sizes").raw("(").integer(0).raw("t").raw("ub");
+  const std::string chunk = chunks.keep();
+  chunks.raw(repeated(chunk, kMany)).raw("e").raw("ub");
+  const std::string tensor = chunks.keep();
+  for (int i = 1; i < kMany; ++i) chunks.text("k" + std::to_string(i)).raw(tensor);
+  write_metadata(chunks.raw("u").raw("ub").bytes());
+  expect_refused("has more chunks of tensors than it has bytes");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+}
+
+TEST_F(TestOfDcpFolder, RefusesPartsInTheSameBytes) {
+  // The place of one value becomes that of another: each would be read, and a file of a few would take long.
+  const DcpMetadata metadata = parse_dcp_metadata(util::read_file(folder() / kDcpMetadataName), "metadata");
+  EXPECT_GT(metadata.values.size(), 1u);
+  SharedValues same;
+  same.object("metadata\nMetadata").text("state_dict_metadata").raw("}(");
+  for (const char* key : {"a", "b"})
+    same.text(key).raw("ctorch.distributed.checkpoint.metadata\nBytesStorageMetadata\n)\x81");
+  same.raw("u").text("storage_data").raw("}(");
+  for (const char* key : {"a", "b"}) {
+    same.object("metadata\nMetadataIndex").text("fqn").text(key).raw("ub");
+    same.object("filesystem\n_StorageInfo").text("relative_path").text("x").text("offset").integer(0);
+    same.text("length").integer(100).raw("ub");
+  }
+  write_metadata(same.raw("u").raw("ub").bytes());
+  expect_refused("stores two parts in the same bytes of x");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "support/checkpoint_fixtures.h"
+#include "support/resident_memory.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -39,8 +40,8 @@ TEST(Pickle, ReadsPlainValues) {
       "\107\077\354\314\314\314\314\314\315\107\077\356\146\146\146\146\146\146\206\161\002\145\056"s);
   const PickleValue& list = value.root();
   ASSERT_EQ(list.items.size(), 9u);
-  EXPECT_EQ(json_of(list).dump(), R"([1,-2,70000,1099511627776,2.5,null,true,"text",null])");
-  EXPECT_EQ(json_of(*list.items.back()).dump(), "[0.9,0.95]");
+  EXPECT_EQ(json_of(list, 100).dump(), R"([1,-2,70000,1099511627776,2.5,null,true,"text",null])");
+  EXPECT_EQ(json_of(*list.items.back(), 0).dump(), "[0.9,0.95]");
 }
 
 TEST(Pickle, ReadsNegativeNumbersOfAnyLength) {
@@ -175,7 +176,7 @@ TEST(Pickle, ReadsValuesThatContainThemselves) {
       "a."s);  // a = []; a.append(a)
   ASSERT_EQ(value.root().items.size(), 1u);
   EXPECT_EQ(value.root().items.front(), &value.root());
-  EXPECT_EQ(json_of(value.root()).dump(), "[null]");
+  EXPECT_EQ(json_of(value.root(), 100).dump(), "[null]");
 }
 
 TEST(Pickle, KeepsNoMoreValuesThanAllowed) {
@@ -189,6 +190,36 @@ TEST(Pickle, KeepsNoMoreValuesThanAllowed) {
   std::string deep = "\x80\x02]";
   for (int i = 0; i < 60'000; ++i) deep += "\x85";
   EXPECT_EQ(read(deep + ".").root().items.size(), 1u);
+}
+
+TEST(Pickle, MakesNoMoreValuesThanItsBytesAccountFor) {
+  const std::string many(1 << 20, 'N');
+  const auto measured = [](const std::string& bytes) {
+    return rise_of_resident_memory([&] {
+      try {
+        read(bytes, {.most_values = int64_t{1} << 40});
+      } catch (const util::Error&) {
+      }
+    });
+  };
+  for (const std::string& opcode :
+       {"N"s, "]"s, "}"s, ")"s, "K\x01"s, "M\x01\x01"s, "\x88"s, "N\x94"s, "]N"s, "]\x85"s}) {
+    std::string bytes = "\x80\x02(";
+    while (bytes.size() < size_t{2} << 20) bytes += opcode;
+    bytes += "t.";
+    EXPECT_LT(measured(bytes), 64 * static_cast<int64_t>(bytes.size())) << testing::PrintToString(opcode);
+  }
+  expect_refused("\x80\x02(" + std::string(100'000, ']') + "t.", "values, the most that such a file may have",
+                 {.most_values = int64_t{1} << 40});
+}
+
+TEST(Pickle, CopiesNoTextForEachOfItsNames) {
+  // One text, kept under 0, many times.
+  std::string bytes = "\x80\x02(X" + "\xe8\x03\0\0"s + std::string(1000, 'x') + "q" + std::string(1, '\0');
+  for (int i = 0; i < 1000; ++i) bytes += "h" + std::string(1, '\0');
+  bytes += "t.";
+  const auto value = read(bytes);
+  EXPECT_LT(json_of(value.root(), bytes.size()).dump().size(), 20'000U);
 }
 
 }  // namespace

@@ -20,4 +20,9 @@ int torch_object(const uint8_t* data, size_t size);
 int sentencepiece_model(const uint8_t* data, size_t size);
 int rank_vocabulary(const uint8_t* data, size_t size);
 
+// Of linked_targets.cpp:
+int config_toml(const uint8_t* data, size_t size);
+int model_config(const uint8_t* data, size_t size);
+int run_folder(const uint8_t* data, size_t size);
+
 }  // namespace fsdp::fuzz

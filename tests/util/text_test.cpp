@@ -99,5 +99,11 @@ TEST(NamePatterns, ManyStarsTakeNoExponentialTime) {
   EXPECT_FALSE(matches(std::string(5000, 'a').append("b"), pattern));
 }
 
+TEST(Text, ThatTurnsTheDirectionIsEscaped) {
+  EXPECT_EQ(printable("a\u202eb"), "a\\xe2\\x80\\xaeb");
+  EXPECT_EQ(printable("a\u2067b\u2028"), "a\\xe2\\x81\\xa7b\\xe2\\x80\\xa8");
+  EXPECT_EQ(printable("\u05d0\u2019"), "\u05d0\u2019");
+}
+
 }  // namespace
 }  // namespace fsdp::util

@@ -1,0 +1,31 @@
+#pragma once
+
+// Makes what a program prints harmless for a terminal, whatever names and texts of files are in it.
+
+#include <ostream>
+#include <streambuf>
+#include <string>
+
+namespace fsdp::cli {
+
+/// As long as it lives, `stream` passes on util::printable() of what is written to it. Not thread-safe.
+class PrintableStream final : private std::streambuf {
+ public:
+  explicit PrintableStream(std::ostream& stream) : stream_(stream), to_(stream.rdbuf(this)) {}
+  ~PrintableStream() override;
+  PrintableStream(const PrintableStream&) = delete;
+  PrintableStream& operator=(const PrintableStream&) = delete;
+
+ private:
+  int_type overflow(int_type character) override;
+  std::streamsize xsputn(const char* text, std::streamsize count) override;
+  int sync() override;
+  /// Passes on the first `count` bytes that wait; returns whether that succeeded.
+  bool pass_on(size_t count);
+
+  std::ostream& stream_;
+  std::streambuf* to_;
+  std::string waiting_;  ///< so that no character is passed on in two pieces
+};
+
+}  // namespace fsdp::cli
