@@ -4,6 +4,7 @@
 #include "config/load.h"
 #include "config/print.h"
 #include "plugin/load.h"
+#include "util/error.h"
 
 namespace fsdp::apps {
 
@@ -22,10 +23,12 @@ std::vector<cli::Word> config_words() {
   return words;
 }
 
-std::string keys_for_help(const std::vector<std::string>& plugins, const std::string& config_path,
-                          const std::vector<std::string>& overrides) {
-  plugin::load_with_configs(plugins);
-  config::try_to_load_plugins(config_path, overrides);
+std::string keys_for_help(const std::vector<std::string>& plugins) {
+  plugin::load_with_configs(plugins, plugin::OfConfigs::kAreRefused);
+  try {
+    config::load_plugins({}, config::PluginsNamedBy::kUser);
+  } catch (const util::Error&) {  // reported when the configuration is loaded
+  }
   return "Keys of the config:\n\n" + config::key_reference();
 }
 

@@ -12,9 +12,7 @@ namespace fsdp::apps {
 /// section.key of every key, with its meaning, its default, and the values to choose from.
 std::vector<cli::Word> config_words();
 
-/// The part of --help on the keys of the config, with those of the plug-ins that the command line and the config
-/// name.
-std::string keys_for_help(const std::vector<std::string>& plugins, const std::string& config_path,
-                          const std::vector<std::string>& overrides);
+/// The part of --help on the keys of the config, with those of the plug-ins that --plugin names.
+std::string keys_for_help(const std::vector<std::string>& plugins);
 
 }  // namespace fsdp::apps

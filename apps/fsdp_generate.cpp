@@ -177,7 +177,7 @@ int run(const Arguments& arguments) {
   generate::check_sampling(generate::chosen_sampling(arguments.sampling, {}));
   const bool has_prompt = arguments.score.empty() && !arguments.interactive;
   const std::string prompt = has_prompt ? read_prompt(arguments) : "";
-  plugin::load_with_configs(arguments.plugins);
+  plugin::load_with_configs(arguments.plugins, plugin::OfConfigs::kAreRefused);
   config::load_plugins({}, config::PluginsNamedBy::kUser);
   Model model{.stored = generate::open_model(arguments.checkpoint, arguments.ema)};
   const at::ScalarType dtype = generate::compute_type(model.stored, arguments.dtype);
@@ -286,7 +286,7 @@ int main(int argc, char** argv) {
   app.add_flag("--json", arguments.json,
                "print a JSON object per sample: prompt, text, tokens, ids, tokens_per_second, ending; with "
                "--score: nats, tokens, nats_per_token, perplexity, bits_per_byte");
-  apps::add_plugin_option(app, arguments.plugins, "");
+  apps::add_plugin_option(app, arguments.plugins, "; a checkpoint that names a plug-in does not load it");
   for (const char* name : {"STDIN", "--prompt", "--prompt-file", "--interactive", "--max-new-tokens",
                            "--num-samples", "--temperature", "--top-k", "--top-p", "--seed"}) {
     score->excludes(app.get_option(name));

@@ -70,8 +70,8 @@ int main(int argc, char** argv) {
       ->check(cli::one_of(preset_names()));
   apps::add_plan_options(app, arguments);
   apps::add_simulate_options(app, simulation);
-  apps::add_plugin_option(app, plugins, "run.plugins");
-  app.footer([&] { return apps::keys_for_help(plugins, config_path, overrides); });
+  apps::add_plugin_option(app, plugins, "; a config that names one in run.plugins does not load it here");
+  app.footer([&] { return apps::keys_for_help(plugins); });
   const cli::Page page{
       .name = "fsdp-plan",
       .summary = "what a rank of a training run would need, computed from its config",
@@ -87,7 +87,7 @@ int main(int argc, char** argv) {
                    {"as JSON, with a key changed", "fsdp-plan config.toml data.micro_batch_size=8 --json"}},
       .words = apps::config_words()};
   if (const auto code = cli::parse(app, page, argc, argv)) return *code;
-  plugin::load_with_configs(plugins);
+  plugin::load_with_configs(plugins, plugin::OfConfigs::kAreRefused);
   return util::run_guarded([&] {
     if (preset.empty() && config->count() == 0) {
       util::fail(

@@ -326,6 +326,11 @@ bool looks_at_runs(const Arguments& arguments) {
   return !arguments.report.empty() || !arguments.watch.empty();
 }
 
+/// Whether the model of the config is computed. Only then does a plug-in that the config names run.
+bool computes(const Arguments& arguments) {
+  return !looks_at_runs(arguments) && !arguments.print_config && !arguments.plan;
+}
+
 /// Only what trains saves before it ends; all else ends by a signal as any program does.
 bool trains(const Arguments& arguments) {
   return !looks_at_runs(arguments) && !arguments.print_config && !arguments.plan && !arguments.dry_run &&
@@ -419,7 +424,10 @@ int main(int argc, char** argv) {
   Arguments arguments;
   CLI::Option* config = app.add_option("config", arguments.config_path, "TOML file")->check(cli::not_empty());
   app.add_option("overrides", arguments.overrides, "section.key=value, overrides the file");
-  apps::add_plugin_option(app, arguments.plugins, "run.plugins");
+  apps::add_plugin_option(
+      app, arguments.plugins,
+      "; those that the config names in run.plugins are loaded when its model is computed, but not "
+      "by --help, --print-config, --plan and doctor");
   app.add_flag("--print-config", arguments.print_config,
                "print every key with its value and the origin of the value (default, line of "
                "the file, command line), and exit");
@@ -478,11 +486,11 @@ int main(int argc, char** argv) {
   }
   std::function<int()> command;
   apps::add_train_commands(app, command);
-  app.footer([&arguments] {
-    return apps::keys_for_help(arguments.plugins, arguments.config_path, arguments.overrides);
-  });
+  app.footer([&arguments] { return apps::keys_for_help(arguments.plugins); });
   if (const auto code = cli::parse(app, page(), argc, argv)) return *code;
-  plugin::load_with_configs(arguments.plugins);
+  plugin::load_with_configs(arguments.plugins, !command && computes(arguments)
+                                                   ? plugin::OfConfigs::kAreLoaded
+                                                   : plugin::OfConfigs::kAreRefused);
   std::vector<std::string> words;
   for (char** word = argv; *word != nullptr; ++word) words.push_back(util::shell_word(*word));
   arguments.command = util::join(words, " ");

@@ -8,11 +8,8 @@
 
 namespace fsdp::apps {
 
-/// Adds --plugin, which may be given several times. `key`: of the config that names plug-ins too; empty: what
-/// the program reads names none that it would load.
-inline void add_plugin_option(CLI::App& app, std::vector<std::string>& plugins, const std::string& key) {
-  const std::string beside =
-      key.empty() ? "; a checkpoint that names a plug-in does not load it" : ", as " + key + " does";
+/// Adds --plugin, which may be given several times. `beside`: which plug-ins are loaded without it, for --help.
+inline void add_plugin_option(CLI::App& app, std::vector<std::string>& plugins, const std::string& beside) {
   app.add_option(
          "--plugin", plugins,
          "load this plug-in, a shared library that adds models, losses and so on (<fsdp/plugin.h>)" + beside)

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "config/include.h"
 #include "config/loader.h"
 #include "util/error.h"
 #include "util/log.h"
@@ -41,16 +40,6 @@ std::vector<std::string> load_plugins(const std::vector<std::string>& named, Plu
   util::fail(util::ErrorKind::kUsage,
              "run.plugins must be empty, because this program loads no plug-ins, but is ",
              util::join(named, ", "), "; leave it out");
-}
-
-void try_to_load_plugins(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
-  try {
-    Report ignored;
-    const std::deque<Source> files =
-        file.empty() ? std::deque<Source>() : with_included(Source::from_file(file), ignored);
-    load_plugins(named_plugins(files, overrides), PluginsNamedBy::kUser);
-  } catch (const util::Error&) {  // reported when the configuration is loaded
-  }
 }
 
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {

@@ -55,8 +55,8 @@ Config parse_config(const std::string& text, const std::string& name,
 enum class PluginsNamedBy { kUser, kStoredFile };
 
 /// Loads, once each, the plug-ins that the user asked for and, if `by` is kUser, those in `named`
-/// (run.plugins); returns the new value of run.plugins. Throws Error(kUsage), also if a stored file names
-/// plug-ins that are not loaded.
+/// (run.plugins); returns the new value of run.plugins. Throws Error(kUsage), also for plug-ins that are named and
+/// neither loaded nor to be loaded.
 using PluginLoader =
     std::function<std::vector<std::string>(const std::vector<std::string>& named, PluginsNamedBy by)>;
 
@@ -65,9 +65,5 @@ using PluginLoader =
 void set_plugin_loader(PluginLoader loader);
 
 std::vector<std::string> load_plugins(const std::vector<std::string>& named, PluginsNamedBy by);
-
-/// Loads the plug-ins of a configuration (arguments as of load_config()) as far as it can be read, ignoring
-/// errors. For --help, which lists their keys.
-void try_to_load_plugins(const std::filesystem::path& file, const std::vector<std::string>& overrides);
 
 }  // namespace fsdp::config

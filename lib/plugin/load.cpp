@@ -119,13 +119,14 @@ std::vector<std::string> joined(const std::vector<std::string>& named, const std
 
 }  // namespace
 
-void load_with_configs(std::vector<std::string> given) {
-  config::set_plugin_loader(
-      [given = std::move(given)](const std::vector<std::string>& named, config::PluginsNamedBy by) {
-        std::vector<std::string> all = joined(named, given, by);
-        for (const std::string& path : by == config::PluginsNamedBy::kUser ? all : given) load(path);
-        return all;
-      });
+void load_with_configs(std::vector<std::string> given, OfConfigs of_configs) {
+  config::set_plugin_loader([given = std::move(given), of_configs](const std::vector<std::string>& named,
+                                                                   config::PluginsNamedBy by) {
+    if (of_configs == OfConfigs::kAreRefused) by = config::PluginsNamedBy::kStoredFile;
+    std::vector<std::string> all = joined(named, given, by);
+    for (const std::string& path : by == config::PluginsNamedBy::kUser ? all : given) load(path);
+    return all;
+  });
 }
 
 }  // namespace fsdp::plugin

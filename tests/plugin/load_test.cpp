@@ -16,7 +16,7 @@ constexpr const char* kTrain = "[data]\ntrain = [\"a.bin\"]\n";
 
 /// The error of loading a config with these plug-ins.
 std::string error_of(const std::vector<std::string>& given, const std::string& text) {
-  load_with_configs(given);
+  load_with_configs(given, OfConfigs::kAreLoaded);
   std::string message;
   try {
     config::parse_config(text, "c.toml");
@@ -72,13 +72,26 @@ TEST(LoadWithConfigs, LoadsNothingThatAStoredConfigNames) {
   testing::TemporaryFolder folder;
   const std::string path = folder.path() / "config.toml";
   std::ofstream(path) << "[run]\nplugins = [\"libevil.so\"]\n" << kTrain;
-  load_with_configs({});
+  load_with_configs({}, OfConfigs::kAreLoaded);
   try {
     config::load_resolved_config(path);
     FAIL();
   } catch (const util::Error& error) {
     EXPECT_NE(std::string(error.what()).find("if you trust that library, add --plugin libevil.so"),
               std::string::npos);
+  }
+  config::set_plugin_loader(nullptr);
+}
+
+TEST(LoadWithConfigs, LoadsNothingThatAConfigNamesForAProgramThatDoesNotRunIt) {
+  load_with_configs({}, OfConfigs::kAreRefused);
+  try {
+    config::parse_config(std::string("[run]\nplugins = [\"libstranger.so\"]\n") + kTrain, "c.toml");
+    FAIL();
+  } catch (const util::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("if you trust that library, add --plugin libstranger.so"),
+              std::string::npos)
+        << error.what();
   }
   config::set_plugin_loader(nullptr);
 }
