@@ -261,6 +261,7 @@ std::shared_ptr<Engine> InnerModules::shard(const ShardOptions& options, const c
                                             std::function<void()> becomes_inner) {
   require_real_buffers(root_);
   const std::vector<UnitPlan> plans = plan_units(root_, options);
+  for (const Module& inner : modules_) inner.engine->require_rest(front_.name);  // before any of them ends
   InnerShards shards(materialize);
   HookPlaces places;
   for (const Module& inner : modules_) {

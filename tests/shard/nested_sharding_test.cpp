@@ -236,6 +236,21 @@ TEST(NestedSharding, AnOptionOfWholeEnginesIsRefusedUnlessBothHaveIt) {
   });
 }
 
+TEST(NestedSharding, AnInnerEngineInUseIsRefusedBeforeAnyEnds) {
+  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+    Net net;
+    for (size_t i = 0; i < 2; ++i) shard(*net->blocks[i], mesh);
+    const at::Tensor rows = rows_of(0, mesh.world()->rank(), 2);
+    const at::Tensor loss = net->blocks[1](rows).sum();
+    EXPECT_THAT(refusal_of([&] { shard(*net, mesh); }).text,
+                HasSubstr("fully_shard(): expected an engine between steps"));
+    net->blocks[0](rows).sum().backward();
+    loss.backward();
+    shard(*net, mesh);
+    net(rows).sum().backward();
+  });
+}
+
 TEST(NestedSharding, AnotherMeshIsRefused) {
   on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
     Net net;
