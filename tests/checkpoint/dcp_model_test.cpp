@@ -11,6 +11,7 @@
 #include "checkpoint/inspect.h"
 #include "nn/families.h"
 #include "support/checkpoint_contents.h"
+#include "support/log_lines.h"
 #include "support/memory_source.h"
 #include "support/tiny_models.h"
 
@@ -257,6 +258,17 @@ TEST_F(DcpModel, ReplacesAnExportOnlyWhenAsked) {
   EXPECT_FALSE(fs::exists(root_.path() / "out/__1_0.distcp"));
   import("out", "again");
   expect_state("again");
+}
+
+TEST_F(DcpModel, NamesTensorsThatBelongToNeitherModelNorOptimizer) {
+  NamedTensors tensors = state();
+  tensors.emplace_back("ema.model.norm.weight", at::ones({12}));
+  tensors.emplace_back("train_state.step", at::full({}, 7));
+  write_dcp(root_.path() / "dcp", tensors, values());
+  const std::string lines = log_lines([&] { import("dcp", "imported"); });
+  EXPECT_THAT(lines, HasSubstr("not imported, because they belong to neither the model nor its optimizer: "
+                               "ema.model.norm.weight\n"));
+  expect_state("imported");
 }
 
 }  // namespace

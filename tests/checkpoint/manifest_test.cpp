@@ -73,7 +73,7 @@ TEST(Manifest, ThatSaysMillionsOfRangesByRuleIsRefusedWithoutMakingThem) {
     object["seal"] = seal_of(object);
     return object.dump();
   };
-  const auto range = [](int64_t begin) {
+  const auto range = [=](int64_t begin) {
     return nlohmann::json{{"file", "rank-0.h5"},
                           {"begin", begin},
                           {"end", begin + 1},
@@ -84,7 +84,7 @@ TEST(Manifest, ThatSaysMillionsOfRangesByRuleIsRefusedWithoutMakingThem) {
   for (int64_t i = 0; i < kRanges; ++i) {
     one["ranges"].push_back(range(2 * i));
     many[util::concat("model/", i)] = {
-        {"dtype", "uint8"}, {"shape", {3 * kRanges * kFiles}}, {"ranges", {range(0)}}};
+        {"dtype", "uint8"}, {"shape", {3 * kRanges * kFiles}}, {"ranges", nlohmann::json::array({range(0)})}};
   }
   for (const auto& [what, text] :
        {std::pair{"one", text_with({{"model/w", one}})}, {"many", text_with(many)}}) {
