@@ -140,7 +140,7 @@ Finding check_space(const fs::path& folder, const config::Config& config) {
   return finding;
 }
 
-/// Compares names and shapes; reads no values.
+/// Compares names and shapes; reads no values, but those of a head that is stored beside the embedding it is tied to.
 Finding check_first_weights(const nn::ModelOptions& model) {
   constexpr const char* kSubject = "first weights";
   try {

@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "util/error.h"
 #include "util/file.h"
 #include "util/json.h"
+#include "util/regular_file.h"
 
 namespace fsdp::launch {
 
@@ -55,10 +55,7 @@ namespace {
 
 nlohmann::json read_json(const std::filesystem::path& path) {
   constexpr size_t kLongestBytes = 1 << 20;  // a traceback may be long, but the file is untrusted
-  std::ifstream file(path, std::ios::binary);
-  std::string text(kLongestBytes, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
+  const std::string text = util::read_beginning(path, kLongestBytes);
   constexpr util::JsonLimits kLimits{.deepest_level = 16, .unique_keys = false};
   try {
     return util::parse_json(text, kLimits);
