@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -172,6 +173,13 @@ int64_t add_states(const DcpFolder& folder, const Found& found, const Weights& a
   return steps.value_or(0);
 }
 
+/// Fields of PyTorch's param_groups that say how an update is computed, and not which.
+bool changes_no_update(std::string_view field) {
+  constexpr std::array<std::string_view, 6> kFields{"foreach",        "fused",       "capturable",
+                                                    "differentiable", "param_names", "name"};
+  return std::find(kFields.begin(), kFields.end(), field) != kFields.end();
+}
+
 /// The hyperparameters in the folder, as a manifest has them.
 json read_param_groups(const DcpFolder& folder, const Found& found, std::string& optimizer) {
   const std::string prefix = *found.keys.optimizer + "param_groups.";
@@ -187,8 +195,14 @@ json read_param_groups(const DcpFolder& folder, const Found& found, std::string&
       group[field] = folder.value(key);
     } else if (field == "params") {
       group["params"] = folder.value(key);
-    } else if (field == "decoupled_weight_decay" && folder.value(key) == false) {
-      optimizer = "adam";
+    } else if (field == "decoupled_weight_decay") {
+      if (folder.value(key) == false) optimizer = "adam";
+    } else if (!changes_no_update(field)) {
+      if (folder.value(key) != true) continue;  // numbers are those of schedules
+      fail(
+          ErrorKind::kCheckpoint, folder.path().string(), ": ", key,
+          " must be false or missing, but is true, with which this toolkit has no Adam; save the model's state dict by "
+          "itself to import the weights alone");
     }
   }
   std::map<std::string, json> groups;  // by their values: flattened, each parameter has a group of its own

@@ -271,5 +271,21 @@ TEST_F(DcpModel, NamesTensorsThatBelongToNeitherModelNorOptimizer) {
   expect_state("imported");
 }
 
+TEST_F(DcpModel, OfAnotherAdamIsRefusedByItsOption) {
+  std::vector<DcpValue> group = values();
+  for (const char* field : {"foreach", "fused", "capturable", "differentiable"}) {
+    group.push_back({std::string("optimizer.param_groups.0.") + field, true});
+  }
+  group.push_back({"optimizer.param_groups.0.maximize", false});
+  write_dcp(root_.path() / "dcp", state(), group);
+  import("dcp", "imported");
+  group.back().value = true;
+  fs::remove_all(root_.path() / "dcp");
+  write_dcp(root_.path() / "dcp", state(), group);
+  const auto [kind, text] = error_of([&] { import("dcp", "refused"); });
+  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+  EXPECT_THAT(text, HasSubstr("optimizer.param_groups.0.maximize must be false or missing, but is true"));
+}
+
 }  // namespace
 }  // namespace fsdp::checkpoint
