@@ -189,9 +189,11 @@ constexpr size_t kMaxStackBytes = size_t{256} << 20;
 
 /// A search begins with this much of a text, and with so many steps from each of its places.
 constexpr size_t kFirstBytes = 1024;
-constexpr uint32_t kFirstSteps = 512;
-/// What searches that need more may cost together, in bytes looked at: so much, and so much more for each byte of text.
+constexpr uint32_t kFirstSteps = 256;
+/// What searches that need more may cost together, in bytes that are looked at again: so much, and so much for each byte
+/// of text. Steps cost as much as fewer bytes.
 constexpr int64_t kFreeEffort = int64_t{1} << 20, kEffortPerByte = 64;
+constexpr uint32_t kStepsPerByte = 32;
 
 }  // namespace
 
@@ -206,8 +208,8 @@ void SplitPattern::Scratch::begin_text(size_t bytes) {
   effort_left_ = kFreeEffort + kEffortPerByte * static_cast<int64_t>(bytes);
 }
 
-void SplitPattern::Scratch::spend(size_t bytes, uint32_t steps) {
-  effort_left_ -= static_cast<int64_t>(bytes) * std::max<int64_t>(1, steps / kFirstSteps);
+void SplitPattern::Scratch::spend(size_t bytes) {
+  effort_left_ -= static_cast<int64_t>(bytes);
   if (effort_left_ >= 0) return;
   fail(ErrorKind::kData, "the split pattern of the tokenizer takes too many steps on a text of ", bytes_,
        " bytes; cut the text into smaller documents or use another tokenizer");
@@ -221,7 +223,7 @@ SplitPattern::SplitPattern(const std::string& pattern, bool literal) {
     fail(ErrorKind::kData, "the split pattern ", for_message(pattern),
          " is not UTF-8; repair the tokenizer's file");
   }
-  uint32_t options = PCRE2_UTF | PCRE2_NO_UTF_CHECK;
+  uint32_t options = PCRE2_UTF | PCRE2_NO_UTF_CHECK | PCRE2_USE_OFFSET_LIMIT;
   options |= literal ? PCRE2_LITERAL : PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
   int error = 0;
   size_t place = 0;
@@ -241,9 +243,11 @@ SplitPattern::SplitPattern(const std::string& pattern, bool literal) {
   jit_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
 }
 
-int SplitPattern::match_at(std::string_view text, uint32_t options, uint32_t steps, Scratch& scratch) const {
+int SplitPattern::match_at(std::string_view text, uint32_t options, uint32_t steps, bool at_begin,
+                           Scratch& scratch) const {
   auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   pcre2_set_match_limit(scratch.context_.get(), steps);
+  pcre2_set_offset_limit(scratch.context_.get(), at_begin ? 0 : PCRE2_UNSET);
   auto run = [&] {
     if (jit_) {
       return pcre2_jit_match(code_.get(), subject, text.size(), 0, options, scratch.data_.get(),
@@ -260,32 +264,38 @@ int SplitPattern::match_at(std::string_view text, uint32_t options, uint32_t ste
   return run();
 }
 
-// Searches a little of the text first. What needs more of it, or more steps, is tried again with four times as much, and
-// pays for it: so the sum of steps is bounded by the bytes of the text, whatever the pattern.
+// Searches a little of the text first. What needs more of it is tried again with four times as much; where steps run out,
+// each place is tried by itself, with four times as many each time. Both cost effort, so the sum of steps is bounded by
+// the bytes of the text, whatever the pattern.
 SplitPattern::Found SplitPattern::find(std::string_view text, bool goes_on, Scratch& scratch,
                                        Match& match) const {
-  size_t begin = 0, most = kFirstBytes;
+  size_t begin = 0, most = kFirstBytes, single_end = 0;  // before it, a match begins at `begin` or not
   uint32_t steps = kFirstSteps;
   while (true) {
     size_t end = std::min(text.size() - begin, most) + begin;
     const bool is_rest = end == text.size();
     while (!is_rest && is_continuation(text[end])) --end;
     const std::string_view part = text.substr(begin, end - begin);
+    const bool is_single = begin < single_end;
     const bool is_partial = goes_on || !is_rest;
-    const int count = match_at(part, is_partial ? PCRE2_PARTIAL_HARD : 0, steps, scratch);
+    const int count = match_at(part, is_partial ? PCRE2_PARTIAL_HARD : 0, steps, is_single, scratch);
     const size_t* bounds = pcre2_get_ovector_pointer(scratch.data_.get());
     if (count == PCRE2_ERROR_NOMATCH) {
-      if (is_rest) return Found::kNone;
-      begin += part.size();
+      if (is_rest && !is_single) return Found::kNone;
+      begin += is_single ? first_code_point(part).bytes : part.size();
       most = kFirstBytes;
+      steps = kFirstSteps;
     } else if (count == PCRE2_ERROR_PARTIAL) {
       if (is_rest) return Found::kUncertain;
       begin += bounds[0];
       most *= 4;
-      scratch.spend(most, steps);
+      scratch.spend(most);
+    } else if (count == PCRE2_ERROR_MATCHLIMIT && !is_single) {
+      single_end = end;
+      scratch.spend(part.size());
     } else if (count == PCRE2_ERROR_MATCHLIMIT) {
       steps = std::min(steps, UINT32_MAX / 4) * 4;
-      scratch.spend(part.size(), steps);
+      scratch.spend(steps / kStepsPerByte);
     } else if (count < 0) {
       fail(ErrorKind::kData, "the split pattern of the tokenizer fails on a text of ", text.size(),
            " bytes (", pcre2_text(count), "); cut the text into smaller documents or use another tokenizer");

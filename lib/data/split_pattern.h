@@ -37,7 +37,7 @@ class SplitPattern {
    private:
     friend class SplitPattern;
     /// Throws Error(kData) when the text has cost too much.
-    void spend(size_t bytes, uint32_t steps);
+    void spend(size_t bytes);
 
     size_t bytes_ = 0;  ///< of the text
     int64_t effort_left_ = INT64_MAX;
@@ -66,7 +66,8 @@ class SplitPattern {
   static std::string translate(const std::string& pattern);
 
  private:
-  int match_at(std::string_view text, uint32_t options, uint32_t steps, Scratch& scratch) const;
+  int match_at(std::string_view text, uint32_t options, uint32_t steps, bool at_begin,
+               Scratch& scratch) const;
 
   std::shared_ptr<pcre2_real_code_8> code_;
   bool jit_ = false;
