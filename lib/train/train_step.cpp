@@ -155,8 +155,7 @@ int64_t TrainStep::micro_batches(const StepPosition& position) const {
 StepResult TrainStep::step_without_targets(const StepPosition& position) {
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
   StepResult result{.loss = kNone, .grad_norm = kNone, .skipped = true, .without_targets = true};
-  result.skip_reason = "none of its targets counts";
-  result.tokens = tokens_;
+  result.skip_reason = "none of its targets counts";  // its tokens are not computed, so none are counted
   if (outcome_ && position.reads_outcome) {
     StepResult before{.is_read = false};
     read_outcome(before);  // throws if an earlier step has diverged
