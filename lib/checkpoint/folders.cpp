@@ -14,6 +14,7 @@
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/raw_file.h"
+#include "checkpoint/run_identity.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
@@ -91,7 +92,8 @@ std::optional<int64_t> step_of_folder_name(const std::string& name) {
 
 namespace {
 
-std::optional<TornCheckpoint> tear_of(int64_t step, const fs::path& folder) {
+/// Why a folder is no complete checkpoint; sets `run` to the id in its manifest.
+std::optional<TornCheckpoint> tear_of(int64_t step, const fs::path& folder, std::string* run = nullptr) {
   const auto torn = [&](Tear tear, std::string reason, ErrorKind kind = ErrorKind::kCheckpoint) {
     return TornCheckpoint{step, folder, std::move(reason), tear, kind};
   };
@@ -119,6 +121,7 @@ std::optional<TornCheckpoint> tear_of(int64_t step, const fs::path& folder) {
                                          " bytes, but the manifest gives ", file.bytes));
     }
   }
+  if (run != nullptr) *run = run_of(manifest.training);
   return std::nullopt;
 }
 
@@ -134,10 +137,11 @@ FoundCheckpoints find_checkpoints(const fs::path& root) {
   for (const fs::path& folder : children(root)) {
     auto step = step_of_folder_name(folder.filename().string());
     if (!step) continue;
-    if (auto torn = tear_of(*step, folder)) {
+    std::string run;
+    if (auto torn = tear_of(*step, folder, &run)) {
       found.torn.push_back(std::move(*torn));
     } else {
-      found.complete.push_back({*step, folder});
+      found.complete.push_back({*step, folder, std::move(run)});
     }
   }
   std::sort(found.complete.begin(), found.complete.end(),
@@ -151,6 +155,7 @@ std::vector<fs::path> prune(const fs::path& root, const Retention& retention) {
   std::vector<fs::path> removed;
   if (retention.keep_last == 0) return removed;
   std::vector<CompleteCheckpoint> complete = find_checkpoints(root).complete;
+  std::erase_if(complete, [&](const CompleteCheckpoint& each) { return !is_of_run(each, retention.run); });
   for (size_t i = 0; i + static_cast<size_t>(retention.keep_last) < complete.size(); ++i) {
     if (retention.keep_every > 0 && complete[i].step % retention.keep_every == 0) continue;
     if (retention.keep_step == complete[i].step) continue;
@@ -163,17 +168,53 @@ std::vector<fs::path> prune(const fs::path& root, const Retention& retention) {
   return removed;
 }
 
-std::vector<fs::path> remove_leftovers(const fs::path& root) {
-  std::vector<fs::path> removed = remove_half_deleted(root);
+namespace {
+
+/// Whether nothing is in a folder but empty folders.
+bool holds_no_file(const fs::path& folder) {
   std::error_code error;
-  for (const fs::path& child : children(root)) {
-    bool unfinished_step = step_of_folder_name(child.filename().string()) && fs::is_directory(child, error) &&
-                           !fs::exists(child / kManifestName, error) && !error;
-    if (!unfinished_step && !util::is_temporary_name(child.filename().string())) continue;
-    remove_folder(child);
-    removed.push_back(child);
+  for (fs::recursive_directory_iterator at(folder, error); !error && at != fs::recursive_directory_iterator();
+       at.increment(error)) {
+    if (!at->is_directory(error)) return false;
   }
-  return removed;
+  return !error;
+}
+
+/// Whether `run` began to fill a step's folder, and not before the newest manifest was written.
+bool was_begun_by(const fs::path& folder, const std::string& run, fs::file_time_type newest_manifest) {
+  if (run.empty() || run_that_fills(folder) != run) return false;
+  std::error_code error;
+  const auto begun = fs::last_write_time(folder / kUnfinishedName, error);
+  return !error && begun >= newest_manifest;
+}
+
+}  // namespace
+
+Leftovers remove_leftovers(const fs::path& root, const std::string& run) {
+  Leftovers found{.removed = remove_half_deleted(root), .set_aside = {}};
+  std::vector<fs::path> unfinished;
+  auto newest = fs::file_time_type::min();
+  for (const fs::path& child : children(root)) {
+    std::error_code error;
+    const std::string name = child.filename().string();
+    if (step_of_folder_name(name) && fs::is_directory(child, error)) {
+      const bool has_manifest = fs::exists(child / kManifestName, error);
+      if (!has_manifest && !error) unfinished.push_back(child);
+      if (has_manifest) newest = std::max(newest, fs::last_write_time(child / kManifestName, error));
+    }
+    if (!util::is_temporary_name(name)) continue;
+    remove_folder(child);
+    found.removed.push_back(child);
+  }
+  for (const fs::path& folder : unfinished) {
+    if (holds_no_file(folder) || was_begun_by(folder, run, newest)) {
+      remove_folder(folder);
+      found.removed.push_back(folder);
+    } else {
+      found.set_aside.push_back(set_aside(folder, kIncomplete));
+    }
+  }
+  return found;
 }
 
 namespace {
@@ -200,15 +241,42 @@ std::vector<TornCheckpoint> damaged_after_newest(const FoundCheckpoints& found, 
 
 }  // namespace
 
-fs::path set_aside(const fs::path& folder) {
+fs::path set_aside(const fs::path& folder, const char* reason) {
   std::error_code error;
   fs::path aside;
   for (int i = 1; i == 1 || fs::exists(fs::symlink_status(aside, error)); ++i) {
-    aside = concat(folder.string(), ".damaged-", i);
+    aside = concat(folder.string(), ".", reason, "-", i);
   }
   util::rename_and_sync(folder, aside);
   return aside;
 }
+
+namespace {
+
+/// Refuses to go on with another run's checkpoint that lies among those of a run.
+void require_own(const FoundCheckpoints& found, const fs::path& root) {
+  const std::string own = recorded_run(root);
+  const CompleteCheckpoint& newest = found.complete.back();
+  const auto remedy = [&] {
+    return concat(
+        "; move the other run's checkpoints out of the folder, or set checkpoint.resume to the path of the "
+        "one to resume from");
+  };
+  if (!is_of_run(newest, own)) {
+    fail(ErrorKind::kCheckpoint, "the newest checkpoint in ", root.string(), " must be of the run ", own,
+         ", as ", kRunName, " there records, but ", newest.folder.string(), " is of the run ", newest.run,
+         remedy());
+  }
+  if (!own.empty()) return;
+  for (const CompleteCheckpoint& other : found.complete) {
+    if (is_of_run(other, newest.run)) continue;
+    fail(ErrorKind::kCheckpoint, "the checkpoints in ", root.string(), " must be of one run, but ",
+         newest.folder.string(), " is of the run ", newest.run, " and ", other.folder.string(),
+         " of the run ", other.run, remedy());
+  }
+}
+
+}  // namespace
 
 ResumeChoice resolve_resume(const fs::path& root, const std::string& resume) {
   if (resume == "never")
@@ -222,6 +290,7 @@ ResumeChoice resolve_resume(const fs::path& root, const std::string& resume) {
   std::vector<TornCheckpoint> damaged;
   if (resume == "auto") damaged = damaged_after_newest(found, root);
   if (!found.complete.empty()) {
+    require_own(found, root);
     const CompleteCheckpoint& newest = found.complete.back();
     require_state(read_manifest(newest.folder), newest.folder);
     return {newest.folder,

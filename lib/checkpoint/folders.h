@@ -23,6 +23,7 @@ std::optional<int64_t> step_of_folder_name(const std::string& name);
 struct CompleteCheckpoint {
   int64_t step = 0;
   std::filesystem::path folder;
+  std::string run;  ///< the id of the run that wrote it (run_identity.h); "": unknown
 };
 
 enum class Tear {
@@ -56,22 +57,38 @@ struct Retention {
   int64_t keep_last = 0;                            ///< number of newest ones; 0: all
   int64_t keep_every = 0;                           ///< also those whose step is a multiple; 0: none
   std::optional<int64_t> keep_step = std::nullopt;  ///< also the one of this step
+  std::string run =
+      {};  ///< checkpoints of other runs are neither counted nor removed; "": all are of one run
 };
+
+/// Whether a checkpoint is one of the run's own: one without an id fits every run.
+inline bool is_of_run(const CompleteCheckpoint& checkpoint, const std::string& run) {
+  return run.empty() || checkpoint.run.empty() || checkpoint.run == run;
+}
 
 /// Removes the complete checkpoints that are not kept, and finishes interrupted removals. Each is renamed to
 /// a hidden name first, so that a half-deleted one is never taken for a checkpoint. Returns the folders
 /// removed; kIo when the system refuses.
 std::vector<std::filesystem::path> prune(const std::filesystem::path& root, const Retention& retention);
 
-/// Removes what killed runs left in a run's output folder: unfinished step folders, interrupted removals,
-/// files under temporary names. Finished checkpoints stay, even damaged ones: a person may want to look at
-/// them. Call it only while no run writes there (RunLock). Returns what was removed; kIo when the system
-/// refuses.
-std::vector<std::filesystem::path> remove_leftovers(const std::filesystem::path& root);
+struct Leftovers {
+  std::vector<std::filesystem::path> removed;
+  /// Step folders without a manifest that may have been complete, by their new names.
+  std::vector<std::filesystem::path> set_aside;
+};
 
-/// Renames a step's folder to NAME.damaged-1, or the next free number: a name that readers ignore and that no
+/// Removes what killed runs left in a run's output folder: interrupted removals, files under temporary names, and the
+/// step folders that `run` began after the newest manifest there and never finished. A step folder without a manifest
+/// that was not provably left so is renamed to NAME.incomplete-1: it may be a copy under way, or a checkpoint that has
+/// lost its manifest. Finished checkpoints stay, even damaged ones: a person may want to look at them. Call it only
+/// while no run writes there (RunLock). kIo when the system refuses.
+Leftovers remove_leftovers(const std::filesystem::path& root, const std::string& run);
+
+/// Renames a step's folder to NAME.REASON-1, or the next free number: a name that readers ignore and that no
 /// run removes. Returns the new path; kIo when the system refuses.
-std::filesystem::path set_aside(const std::filesystem::path& folder);
+inline constexpr const char* kDamaged = "damaged";
+inline constexpr const char* kIncomplete = "incomplete";
+std::filesystem::path set_aside(const std::filesystem::path& folder, const char* reason);
 
 struct ResumeChoice {
   std::optional<std::filesystem::path> folder;  ///< nothing: start anew
@@ -81,9 +98,10 @@ struct ResumeChoice {
 
 /// Which checkpoint to resume from. `resume` is
 /// - "auto": the newest complete one in `root`, else start anew. kCheckpoint when some were finished there
-///   and none is complete any more; an error of its kind when a newer one cannot be read, since it may be
+///   and none is complete any more, and when the newest is of another run than `root` records, or `root` records none
+///   and holds checkpoints of several; an error of its kind when a newer one cannot be read, since it may be
 ///   complete;
-/// - "latest": the newest; kCheckpoint when there is none;
+/// - "latest": the newest, with the same refusals; kCheckpoint when there is none;
 /// - "never";
 /// - the path of a step's folder or of another run's output folder: kCheckpoint when no complete checkpoint
 ///   is there.

@@ -80,7 +80,7 @@ SaveUnderWay::SaveUnderWay(SaveRequest request, std::vector<shard::TensorSlice> 
       slices_(std::move(slices)),
       communicator_(communicator) {
   begin(Part::kFolder, [this] {
-    if (communicator_.rank() == 0) create_step_folder(request_.root, folder_, communicator_.world_size());
+    if (communicator_.rank() == 0) create_step_folder(request_, folder_, communicator_.world_size());
   });
 }
 
@@ -102,8 +102,10 @@ void SaveUnderWay::begin(Part part, std::function<void()> body) {
 }
 
 void SaveUnderWay::begin_next() {
+  // A folder that could not be created may be an older save's, which stays.
+  if (part_ == Part::kFolder) task_->join();
   or_remove_folder(communicator_, folder_, [&] {
-    task_->join();
+    if (part_ != Part::kFolder) task_->join();
     if (part_ == Part::kFolder) {
       begin(Part::kFiles, [this] { report_ = write_rank(request_, folder_, communicator_, slices_); });
     } else if (part_ == Part::kFiles) {

@@ -173,7 +173,7 @@ SavedCheckpoint save_full(const SaveRequest& request, const std::vector<shard::T
   const std::map<std::string, RankTensor> tensors = group_by_tensor(slices);
   Manifest held = gather_descriptions(request, tensors, communicator);
   comm::agree(communicator, kFullPurpose, [&] {
-    if (first) create_step_folder(request.root, folder, 1);
+    if (first) create_step_folder(request, folder, 1);
   });
   SavedCheckpoint saved{.folder = folder};
   or_remove_folder(communicator, folder, [&] {

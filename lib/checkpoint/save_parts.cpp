@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "checkpoint/raw_file.h"
+#include "checkpoint/run_identity.h"
 #include "util/dtype.h"
 #include "util/error.h"
 #include "util/file.h"
@@ -147,7 +148,9 @@ void create_shard_folders(const fs::path& folder, int64_t world_size) {
   if (!made.empty()) util::sync_path(folder);
 }
 
-void create_step_folder(const fs::path& root, const fs::path& folder, int64_t world_size) {
+void create_step_folder(const SaveRequest& request, const fs::path& folder, int64_t world_size) {
+  const fs::path& root = request.root;
+  const std::string run = run_of(request.training);
   util::make_writable_folder(root);
   std::error_code error;
   if (fs::exists(fs::symlink_status(folder, error))) {
@@ -158,8 +161,11 @@ void create_step_folder(const fs::path& root, const fs::path& folder, int64_t wo
     }
     if (fs::exists(folder / kManifestName, error)) {
       // Damaged since it was finished, or of a newer format: a person may want to look at it.
-      const fs::path aside = set_aside(folder);
+      const fs::path aside = set_aside(folder, kDamaged);
       util::log_warning(concat("renamed the damaged checkpoint ", folder.string(), " to ", aside.string()));
+    } else if (run.empty() || run_that_fills(folder) != run) {
+      const fs::path aside = set_aside(folder, kIncomplete);
+      util::log_warning(concat("renamed ", folder.string(), ", which has no manifest, to ", aside.string()));
     } else {
       fs::remove_all(folder, error);
       if (error)
@@ -169,8 +175,14 @@ void create_step_folder(const fs::path& root, const fs::path& folder, int64_t wo
   }
   fs::create_directory(folder, error);
   if (error) fail(ErrorKind::kIo, "cannot create the folder ", folder.string(), ": ", error.message());
-  create_shard_folders(folder, world_size);
-  util::sync_path(root);
+  try {
+    mark_unfinished(folder, run);
+    create_shard_folders(folder, world_size);
+    util::sync_path(root);
+  } catch (...) {
+    fs::remove_all(folder, error);
+    throw;
+  }
 }
 
 FileEntry write_named(const fs::path& path, const std::function<void(const fs::path&)>& write) {
@@ -199,6 +211,7 @@ void require_visible(const fs::path& folder, const FileEntry& file) {
 
 SavedCheckpoint commit(const SaveRequest& request, Manifest manifest, const fs::path& folder) {
   complete_manifest(manifest, folder.string());
+  unmark_unfinished(folder);
   util::write_file_atomically(folder / kManifestName, manifest_text(manifest));
   SavedCheckpoint saved{.folder = folder};
   try {

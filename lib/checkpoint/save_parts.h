@@ -50,10 +50,9 @@ void add_report(Manifest& manifest, const std::string& report);
 /// Creates the folders of a large world's shards in the step's folder.
 void create_shard_folders(const std::filesystem::path& folder, int64_t world_size);
 
-/// Creates the step's folder in `root`. Removes what an unfinished save left there; renames a finished but
-/// damaged checkpoint; kCheckpoint for a complete one. Rank 0 only.
-void create_step_folder(const std::filesystem::path& root, const std::filesystem::path& folder,
-                        int64_t world_size);
+/// Creates the step's folder in the output folder. Removes what an unfinished save of the same run left there; renames
+/// what another left, and a finished but damaged checkpoint; kCheckpoint for a complete one. Rank 0 only.
+void create_step_folder(const SaveRequest& request, const std::filesystem::path& folder, int64_t world_size);
 
 /// Calls `write` to fill a file under its temporary name (the argument), then hashes it, syncs it and renames
 /// it. After an error nothing is left of it.
@@ -67,7 +66,8 @@ void require_visible(const std::filesystem::path& folder, const FileEntry& file)
 /// does not keep; failing to remove is not an error. Rank 0 only.
 SavedCheckpoint commit(const SaveRequest& request, Manifest manifest, const std::filesystem::path& folder);
 
-/// Runs one part of a save and rethrows its errors, after rank 0 has removed the unfinished folder. Errors of
+/// Runs one part of a save that has created its folder and rethrows its errors, after rank 0 has removed the unfinished
+/// folder. Errors of
 /// a lost peer leave the folder, since that rank may still be writing; the next run removes it.
 void or_remove_folder(comm::Communicator& communicator, const std::filesystem::path& folder,
                       const std::function<void()>& part);

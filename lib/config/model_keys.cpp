@@ -192,7 +192,8 @@ std::vector<Key> model_keys() {
        "targets that the loss counts, of conversations that fsdp-data tokenize --chat has written: all tokens, "
        "those of the assistant, or those of its last turn in each conversation"},
       {KEY(data, allow_changed),
-       "resume, with a warning, even if the token files differ from those that the checkpoint was trained on",
+       "resume, with a warning, even if the token files or the settings that define a sample differ from those that the "
+       "checkpoint was trained with",
        {},
        is_not("checkpoint.resume", "never")},
       {KEY(data, prefetch_batches), "batches that a thread prepares ahead of the step; 0: none",

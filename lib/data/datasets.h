@@ -46,6 +46,8 @@ class Samples {
   virtual int64_t length(int64_t /*sample*/) const { return 0; }
   /// The survey of the first `rows` samples, where data.train_on leaves out targets of conversations; else nothing.
   virtual std::optional<RowSurvey> survey(int64_t /*rows*/) const { return std::nullopt; }
+  /// The token that ends a document, where samples depend on it and no index says where documents end.
+  virtual std::optional<int64_t> document_separator() const { return std::nullopt; }
   /// Distinguishes these samples from others when a run resumes (data_identity.h): a list of objects, each
   /// with "name", "tokens", "documents" and "sampled_xxh3_64". Empty: the loader hashes some rows instead.
   virtual nlohmann::json identity() const { return nlohmann::json::array(); }

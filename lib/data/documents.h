@@ -21,6 +21,8 @@ class Documents {
   /// no separator.
   Documents(const TokenFiles& files, std::optional<int64_t> separator);
 
+  std::optional<int64_t> separator() const { return separator_; }
+
   /// The places in [1, count) of the tokens [begin, begin + count) of the joined files where a document
   /// begins, in order. `tokens` are these tokens.
   std::vector<int64_t> starts_in(int64_t begin, int64_t count, const int64_t* tokens) const;

@@ -37,6 +37,9 @@ class SampleReader final : public Samples {
   int64_t length(int64_t sample) const override;
   nlohmann::json identity() const override;
   std::optional<RowSurvey> survey(int64_t rows) const override;
+  std::optional<int64_t> document_separator() const override {
+    return documents_ ? documents_->separator() : std::nullopt;
+  }
 
  private:
   /// Tokens of a sample: its inputs and the target behind them.

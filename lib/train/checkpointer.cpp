@@ -94,10 +94,12 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
   best_is_being_saved_ = best;
   if (!tree_) tree_ = std::make_shared<comm::RankTree>(communicator_);
   attempt([&] {
+    nlohmann::json training = training_record(config_, state_, position);
+    if (is_first_rank()) training["run"] = run_;
     checkpoint::SaveRequest request{.root = output_folder(),
                                     .step = position.step,
                                     .layout = config_.fsdp.layout.name(),
-                                    .training = training_record(config_, state_, position),
+                                    .training = std::move(training),
                                     .model = model_,
                                     .tree = tree_,
                                     .retention = kept,
@@ -164,7 +166,8 @@ void Checkpointer::settle_verification() {
   std::string aside = "it could not be renamed";
   try {
     comm::agree(communicator_, "damaged checkpoint", [&] {
-      if (is_first_rank()) aside = concat("renamed to ", checkpoint::set_aside(done->folder).string());
+      if (is_first_rank())
+        aside = concat("renamed to ", checkpoint::set_aside(done->folder, checkpoint::kDamaged).string());
     });
   } catch (const comm::AgreedError& error) {
     aside = error.what();
@@ -231,8 +234,8 @@ void Checkpointer::mark_best(int64_t step) {
 }
 
 checkpoint::Retention Checkpointer::retention() const {
-  checkpoint::Retention retention{.keep_last = config_.checkpoint.keep_last,
-                                  .keep_every = config_.checkpoint.keep_every};
+  checkpoint::Retention retention{
+      .keep_last = config_.checkpoint.keep_last, .keep_every = config_.checkpoint.keep_every, .run = run_};
   // A best checkpoint stays, even if the config no longer asks for one. Only rank 0 removes.
   if (is_first_rank()) retention.keep_step = checkpoint::best_step(output_folder());
   return retention;

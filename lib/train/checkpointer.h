@@ -102,6 +102,7 @@ class Checkpointer {
                      const std::string& cause);
   void take_folder();
   void hold_folder(double patience_seconds);
+  void identify_run();
   void prepare_copies();
   void load_all(const std::filesystem::path& folder);
   void load_weights(const std::filesystem::path& folder);
@@ -130,6 +131,7 @@ class Checkpointer {
   comm::Communicator& communicator_;
   Hooks hooks_;
   std::optional<checkpoint::RunLock> lock_;  ///< rank 0's
+  std::string run_;                          ///< id of the run (checkpoint/run_identity.h); rank 0's
   RunPosition restored_;
   std::filesystem::path resumed_from_, started_from_, last_saved_;
   nlohmann::json model_;                                   ///< for manifests; only rank 0's is used

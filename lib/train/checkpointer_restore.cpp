@@ -11,11 +11,13 @@
 #include "checkpoint/folders.h"
 #include "checkpoint/inspect.h"
 #include "checkpoint/load.h"
+#include "checkpoint/run_identity.h"
 #include "checkpoint/state_slices.h"
 #include "checkpoint/weights.h"
 #include "config/config.h"
 #include "train/arithmetic.h"
 #include "train/checkpointer.h"
+#include "train/sample_position.h"
 #include "util/clock.h"
 #include "util/dtype.h"
 #include "util/error.h"
@@ -93,7 +95,10 @@ void Checkpointer::require_same_adapter(const Manifest& manifest, const fs::path
 RunPosition Checkpointer::restore() {
   while (!load_chosen(choose())) {
   }
-  comm::agree(communicator_, "output folder", [&] { hold_folder(/*patience_seconds=*/0); });
+  comm::agree(communicator_, "output folder", [&] {
+    hold_folder(/*patience_seconds=*/0);
+    identify_run();
+  });
   prepare_copies();
   return restored_;
 }
@@ -110,9 +115,30 @@ void Checkpointer::hold_folder(double patience_seconds) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
-  for (const fs::path& removed : checkpoint::remove_leftovers(output_folder())) {
+  run_ = checkpoint::recorded_run(output_folder());
+  const checkpoint::Leftovers leftovers = checkpoint::remove_leftovers(output_folder(), run_);
+  for (const fs::path& removed : leftovers.removed) {
     say(concat("removed ", removed.string(), ", left unfinished by a run that was stopped"));
   }
+  for (const fs::path& aside : leftovers.set_aside) {
+    say(concat(
+            "found a step's folder without ", checkpoint::kManifestName, " and renamed it to ",
+            aside.string(),
+            ": it is not known to be an unfinished save of this run; restore its manifest from a copy, or remove it"),
+        /*warning=*/true);
+  }
+}
+
+/// Gives the run its id: the one before if it goes on in its own folder, else a new one. Not collective.
+void Checkpointer::identify_run() {
+  if (!is_first_rank()) return;
+  std::error_code error;
+  const bool goes_on =
+      !resumed_from_.empty() && fs::equivalent(resumed_from_.parent_path(), output_folder(), error);
+  if (goes_on && !run_.empty()) return;
+  run_ = goes_on ? checkpoint::run_of(checkpoint::read_manifest(resumed_from_).training) : "";
+  if (run_.empty()) run_ = checkpoint::new_run_id();
+  checkpoint::record_run(output_folder(), run_);
 }
 
 void Checkpointer::prepare_copies() {
@@ -128,8 +154,9 @@ void Checkpointer::take_over(const nlohmann::json& origin) {
   comm::agree(communicator_, "output folder", [&] {
     hold_folder(kPatienceSeconds);
     if (!is_first_rank()) return;
-    const auto found = checkpoint::find_checkpoints(output_folder());
-    if (!found.complete.empty()) newest = found.complete.back().folder.filename().string();
+    for (const auto& found : checkpoint::find_checkpoints(output_folder()).complete) {
+      if (checkpoint::is_of_run(found, run_)) newest = found.folder.filename().string();
+    }
   });
   prepare_copies();
   newest = comm::all_gather_text(communicator_, newest, {.unit = "newest checkpoint"}).front();
@@ -187,7 +214,7 @@ void Checkpointer::leave_damaged(const fs::path& folder, const std::vector<std::
                  ": start from scratch with checkpoint.resume=never or another run.output_dir, unless "
                  "there is a copy");
     }
-    aside = checkpoint::set_aside(folder);
+    aside = checkpoint::set_aside(folder, checkpoint::kDamaged);
   });
   say(concat("renamed the damaged checkpoint ", folder.string(), " to ", aside.string(), ": ", cause),
       /*warning=*/true);
@@ -205,7 +232,7 @@ Checkpointer::Choice Checkpointer::choose() {
     checkpoint::ResumeChoice choice = checkpoint::resolve_resume(output_folder(), config_.checkpoint.resume);
     for (const checkpoint::TornCheckpoint& damaged : choice.damaged) {
       say(concat("renamed the damaged checkpoint ", damaged.folder.string(), " to ",
-                 checkpoint::set_aside(damaged.folder).string(), ": ", damaged.reason),
+                 checkpoint::set_aside(damaged.folder, checkpoint::kDamaged).string(), ": ", damaged.reason),
           /*warning=*/true);
     }
     say(choice.message);
@@ -243,7 +270,11 @@ void Checkpointer::load_all(const fs::path& folder) {
   if (is_first_rank() && config_.training.reproducible == config::Reproducible::kWorldSize) {
     warn_of_other_arithmetic(manifest.training, folder.string());
   }
-  require_same_max_tokens(manifest.training, config_.data.max_tokens, folder.string());
+  ResumedPosition position;
+  if (!state_.sampling.is_null()) {
+    position =
+        resumed_position(manifest.training, state_.sampling, config_.data.allow_changed, folder.string());
+  }
   const auto is_average = [](const auto& item) { return item.first.starts_with(checkpoint::kAveragePrefix); };
   const bool has_averages = std::any_of(manifest.tensors.begin(), manifest.tensors.end(), is_average);
   const bool keeps_averages = config_.optimizer.ema_decay > 0;
@@ -272,6 +303,10 @@ void Checkpointer::load_all(const fs::path& folder) {
   }
   restored_ = restore_training_record(manifest.training, manifest.step, state_,
                                       (folder / checkpoint::kManifestName).string());
+  if (!position.note.empty()) {
+    restored_.samples_seen = position.samples_seen;
+    say(position.note, /*warning=*/!position.is_exact);
+  }
   resumed_from_ = folder;
   saved_step_ = manifest.step;
 }

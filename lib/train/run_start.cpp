@@ -199,7 +199,7 @@ std::string utc_now() {
 }  // namespace
 
 std::string banner(const config::Config& config, const ShardedModel& parts, const data::TrainLoader& loader,
-                   const PeakRate& peak) {
+                   const PeakRate& peak, const RunPosition& position) {
   const shard::Engine& engine = *parts.engine;
   int64_t largest_unit_bytes = 0;
   for (const auto& unit : engine.units()) {
@@ -212,8 +212,9 @@ std::string banner(const config::Config& config, const ShardedModel& parts, cons
       concat(mesh.row_ranks(), together > 1 ? concat(" groups of ", together) : "", " ranks");
   const int64_t micro_batches = config.training.gradient_accumulation_steps;
   const int64_t tokens = loader.samples_per_step() * config.data.sequence_length;
-  const double epochs = static_cast<double>(loader.samples_per_step() * config.training.steps) /
-                        static_cast<double>(loader.num_samples());
+  const int64_t samples =
+      position.samples_seen + loader.samples_per_step() * (config.training.steps - position.step);
+  const double epochs = static_cast<double>(samples) / static_cast<double>(loader.num_samples());
   const shard::StepFormula step =
       shard::step_formula(engine, {.micro_batches = micro_batches, .no_sync = config.training.no_sync});
   const int64_t sent =
@@ -286,7 +287,6 @@ std::string banner(const config::Config& config, const ShardedModel& parts, cons
   text += concat("data       ", with_commas(loader.num_tokens()), " tokens; ", config.training.steps,
                  " steps are ");
   if (loader.sets().size() == 1) return concat(text, util::fixed(epochs, 2), " epochs");
-  const int64_t samples = loader.samples_per_step() * config.training.steps;
   for (size_t set = 0; set < loader.sets().size(); ++set) {
     const data::TrainLoader::Set& each = loader.sets()[set];
     const double passes = loader.samples_of(set, samples) / static_cast<double>(each.order.num_samples());

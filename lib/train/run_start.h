@@ -19,9 +19,9 @@ namespace fsdp::train {
 /// differ would wait for each other forever.
 void require_same_run(const config::Config& config, comm::Communicator& communicator);
 
-/// A few lines: model, ranks, compute, memory, batch and data of the run that begins.
+/// A few lines: model, ranks, compute, memory, batch and data of the run that begins at `position`.
 std::string banner(const config::Config& config, const ShardedModel& parts, const data::TrainLoader& loader,
-                   const PeakRate& peak);
+                   const PeakRate& peak, const RunPosition& position = {});
 
 /// environment.json: where and with which programs the run was last started, as texts and numbers of this
 /// process for people and reports; the toolkit itself never reads them back to decide anything.

@@ -11,6 +11,7 @@
 #include "shard/rank_checks.h"
 #include "shard/root_unit.h"
 #include "train/run_start.h"
+#include "train/sample_position.h"
 #include "train/trainer.h"
 #include "util/cuda.h"
 #include "util/error.h"
@@ -110,7 +111,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
             : std::string()}) {
     if (!warning.empty()) util::log_warning(warning);
   }
-  util::log_info(banner(config_, parts_, *loader_, peak_));
+  util::log_info(banner(config_, parts_, *loader_, peak_, position_));
 }
 
 TrainingState Trainer::training_state(nlohmann::json data) {
@@ -119,7 +120,8 @@ TrainingState Trainer::training_state(nlohmann::json data) {
           parts_.scaler ? &*parts_.scaler : nullptr,
           parts_.guard ? &*parts_.guard : nullptr,
           validation_loader_ ? &validations_ : nullptr,
-          std::move(data)};
+          std::move(data),
+          sampling_record(config_, *loader_)};
 }
 
 nlohmann::json Trainer::memory_record() {

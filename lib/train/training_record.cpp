@@ -98,7 +98,7 @@ nlohmann::json training_record(const config::Config& config, const TrainingState
   if (config.optimizer.name == "adam" || config.optimizer.name == "adamw") {
     record["param_groups"] = param_groups(config, state.optimizer, position.step);
   }
-  if (config.data.max_tokens > 0) record["max_tokens"] = config.data.max_tokens;
+  if (!state.sampling.is_null()) record["sampling"] = state.sampling;
   if (config.training.reproducible == config::Reproducible::kWorldSize) record["arithmetic"] = arithmetic();
   if (position.steps_without_targets > 0) record["steps_without_targets"] = position.steps_without_targets;
   if (position.samples_per_step > 0) record["samples_per_step"] = position.samples_per_step;
@@ -157,16 +157,6 @@ nlohmann::json data_record(const data::TrainLoader& training, const data::Valida
   nlohmann::json record = {{"train", std::move(files)}};
   if (validation != nullptr) record["validation"] = validation->samples().identity();
   return record;
-}
-
-void require_same_max_tokens(const nlohmann::json& record, int64_t max_tokens, const std::string& where) {
-  const bool is_given = record.is_object() && record.contains("max_tokens");
-  const int64_t before =
-      is_given && record["max_tokens"].is_number_integer() ? record["max_tokens"].get<int64_t>() : 0;
-  if (before == max_tokens) return;
-  util::fail(util::ErrorKind::kUsage, "data.max_tokens: expected ", before, ", with which ", where,
-             " was trained, because the position of a run counts batches of that size; found ", max_tokens,
-             "; set it back, or start from the weights with checkpoint.init_from");
 }
 
 void require_same_data(const nlohmann::json& recorded, const nlohmann::json& found, bool may_differ,

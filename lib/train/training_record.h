@@ -24,6 +24,7 @@ struct TrainingState {
   UpdateGuard* guard = nullptr;              ///< null: no step is skipped for its loss or norm
   ValidationHistory* validations = nullptr;  ///< null: the run has none
   nlohmann::json data = nullptr;             ///< data_record(), on rank 0; null: neither kept nor compared
+  nlohmann::json sampling = nullptr;         ///< sampling_record() (sample_position.h); null: as above
 };
 
 /// How far a run has come.
@@ -47,10 +48,6 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
 
 /// Which data a run reads: data::Samples::identity() of training and, where there is any, of validation.
 nlohmann::json data_record(const data::TrainLoader& training, const data::ValidationLoader* validation);
-
-/// Throws Error(kUsage) when data.max_tokens is not the recorded one, because the position of a run counts its
-/// batches. `where` names the checkpoint.
-void require_same_max_tokens(const nlohmann::json& record, int64_t max_tokens, const std::string& where);
 
 /// Throws Error(kData) when the files that a run resumes with are not the `recorded` ones; only warns when
 /// they may differ (data.allow_changed). `where` names the checkpoint. Keys that the record lacks are not

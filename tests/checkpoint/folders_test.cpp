@@ -7,6 +7,8 @@
 
 #include <csignal>
 
+#include "checkpoint/manifest.h"
+#include "checkpoint/run_identity.h"
 #include "support/checkpoint_fixtures.h"
 
 namespace fsdp::checkpoint {
@@ -34,7 +36,11 @@ TEST(StepFolders, HaveOneNameAStep) {
 
 class Folders : public ::testing::Test {
  protected:
-  fs::path save(int64_t step) { return save_checkpoint(root_.path(), {{"model/w", at::ones({4})}}, 1, step); }
+  static constexpr const char* kRun = "0123456789abcdef";
+
+  fs::path save(int64_t step, const std::string& run = "") {
+    return save_checkpoint(root_.path(), {{"model/w", at::ones({4})}}, 1, step, run);
+  }
   fs::path tear(int64_t step) {
     fs::path folder = root_.path() / step_folder_name(step);
     fs::create_directory(folder);
@@ -87,8 +93,10 @@ TEST_F(Folders, PruneKeepsEachMultipleBesides) {
   EXPECT_THAT(complete_steps(), ElementsAre(3, 6, 7));
 }
 
-TEST_F(Folders, LeftoversAreWhatNobodyFinished) {
+TEST_F(Folders, LeftoversAreWhatTheRunDidNotFinish) {
   fs::path whole = save(1), damaged = save(2), torn = tear(3), hidden = root_ / ".deleting-step-00000001";
+  mark_unfinished(torn, kRun);
+  fs::create_directories(root_ / "step-00000004/ranks-00000");
   fs::remove(damaged / "rank-00000.h5");
   fs::create_directory(hidden);
   std::ofstream(root_ / "config.toml.tmp-123") << "half";
@@ -97,13 +105,74 @@ TEST_F(Folders, LeftoversAreWhatNobodyFinished) {
     std::ofstream(root_ / other) << "kept";
   }
   fs::create_directory(root_ / "step-00000002.damaged-1");
-  EXPECT_THAT(
-      remove_leftovers(root_.path()),
-      ::testing::UnorderedElementsAre(hidden, torn, root_ / "config.toml.tmp-123", root_ / ".probe-123"));
+  const Leftovers found = remove_leftovers(root_.path(), kRun);
+  EXPECT_THAT(found.removed,
+              ::testing::UnorderedElementsAre(hidden, torn, root_ / "step-00000004",
+                                              root_ / "config.toml.tmp-123", root_ / ".probe-123"));
+  EXPECT_THAT(found.set_aside, IsEmpty());
   for (const char* kept : {"step-00000001", "step-00000002", "step-00000002.damaged-1", "config.toml",
                            "metrics.jsonl", "notes.tmp-old", ".lock"}) {
     EXPECT_TRUE(fs::exists(root_ / kept)) << kept;
   }
+}
+
+TEST_F(Folders, AStepThatMayHaveBeenCompleteIsSetAside) {
+  const fs::path lost = save(1), older = tear(3), of_another = tear(4), of_nobody = tear(5);
+  fs::remove(lost / kManifestName);
+  mark_unfinished(older, kRun);
+  mark_unfinished(of_another, "fedcba9876543210");
+  mark_unfinished(of_nobody, "");
+  const fs::path newest = save(6);
+  fs::last_write_time(newest / kManifestName,
+                      fs::last_write_time(older / kUnfinishedName) + std::chrono::seconds(9));
+  const Leftovers found = remove_leftovers(root_.path(), kRun);
+  EXPECT_THAT(found.removed, IsEmpty());
+  EXPECT_THAT(found.set_aside,
+              ElementsAre(root_ / "step-00000001.incomplete-1", root_ / "step-00000003.incomplete-1",
+                          root_ / "step-00000004.incomplete-1", root_ / "step-00000005.incomplete-1"));
+  EXPECT_TRUE(fs::exists(root_ / "step-00000001.incomplete-1/rank-00000.h5"));
+  EXPECT_THAT(complete_steps(), ElementsAre(6));
+}
+
+TEST_F(Folders, AStepIsOfNoKnownRunWhereTheFolderRecordsNone) {
+  const fs::path torn = tear(3);
+  mark_unfinished(torn, "");
+  EXPECT_THAT(remove_leftovers(root_.path(), "").set_aside,
+              ElementsAre(root_ / "step-00000003.incomplete-1"));
+}
+
+TEST_F(Folders, PruneNeitherCountsNorRemovesCheckpointsOfOtherRuns) {
+  for (int64_t step : {1, 2, 3}) save(step, kRun);
+  for (int64_t step : {4, 5}) save(step, "fedcba9876543210");
+  save(6);
+  prune(root_.path(), {.keep_last = 2, .run = kRun});
+  EXPECT_THAT(complete_steps(), ElementsAre(3, 4, 5, 6))
+      << "step 6 records no run and counts as the run's own";
+}
+
+TEST_F(Folders, AnotherRunsCheckpointIsResumedByItsPathAlone) {
+  record_run(root_.path(), kRun);
+  save(1, kRun);
+  const fs::path other = save(2, "fedcba9876543210");
+  for (const char* resume : {"auto", "latest"}) {
+    const auto [kind, text] = error_of([&] { resolve_resume(root_.path(), resume); });
+    EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+    EXPECT_THAT(text, AllOf(HasSubstr(kRun), HasSubstr("fedcba9876543210"), HasSubstr(other.string()),
+                            HasSubstr("checkpoint.resume")));
+  }
+  EXPECT_EQ(resolve_resume("elsewhere", other.string()).folder, other);
+  const fs::path own = save(3, kRun);
+  EXPECT_EQ(resolve_resume(root_.path(), "auto").folder, own)
+      << "an older one of another run does not matter";
+}
+
+TEST_F(Folders, OfSeveralRunsNoneIsChosenWhereTheFolderRecordsNone) {
+  save(1);
+  save(2, kRun);
+  EXPECT_TRUE(resolve_resume(root_.path(), "auto").folder);
+  save(3, "fedcba9876543210");
+  EXPECT_THAT(error_of([&] { resolve_resume(root_.path(), "auto"); }).second,
+              HasSubstr("must be of one run"));
 }
 
 TEST_F(Folders, PruneFinishesARemovalThatWasInterrupted) {

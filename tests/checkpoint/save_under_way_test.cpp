@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "checkpoint/load.h"
+#include "checkpoint/run_identity.h"
 #include "checkpoint/save.h"
 #include "checkpoint/state_slices.h"
 #include "support/checkpoint_fixtures.h"
@@ -17,8 +18,10 @@ using namespace fsdp::testing;
 using ::testing::HasSubstr;
 using util::ErrorKind;
 
+constexpr const char* kRun = "0123456789abcdef";
+
 SaveRequest request_in(const fs::path& root, int64_t step) {
-  return {.root = root, .step = step, .layout = "flat", .training = {}, .model = {}};
+  return {.root = root, .step = step, .layout = "flat", .training = {{"run", kRun}}, .model = {}};
 }
 
 TEST(SaveUnderWay, BecomesCompleteWhileItsCallerGoesOn) {
@@ -46,7 +49,35 @@ TEST(SaveUnderWay, ThatIsGivenUpIsNoCheckpoint) {
                  communicator);
   });
   EXPECT_TRUE(find_checkpoints(root.path()).complete.empty());
-  EXPECT_EQ(remove_leftovers(root.path()), std::vector<fs::path>{root.path() / "step-00000005"});
+  EXPECT_EQ(remove_leftovers(root.path(), kRun).removed,
+            std::vector<fs::path>{root.path() / "step-00000005"});
+}
+
+TEST(SaveUnderWay, ThatIsCompleteHasNoMarkOfItsRun) {
+  TemporaryFolder root;
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    save_sharded(request_in(root.path(), 5), slices_of(assorted_tensors(), communicator.rank(), 2),
+                 communicator);
+  });
+  EXPECT_EQ(run_that_fills(root / "step-00000005"), std::nullopt);
+  EXPECT_EQ(find_checkpoints(root.path()).complete.front().run, kRun);
+  fs::remove(root / "step-00000005/manifest.json");
+  EXPECT_EQ(remove_leftovers(root.path(), kRun).set_aside,
+            std::vector<fs::path>{root / "step-00000005.incomplete-1"});
+}
+
+TEST(SaveUnderWay, SetsAsideAStepThatIsNotKnownToBeItsOwnRemains) {
+  TemporaryFolder root;
+  for (const char* run : {kRun, "fedcba9876543210"}) {
+    fs::create_directory(root / "step-00000005");
+    std::ofstream(root / "step-00000005/rank-00000.h5") << "half";
+    mark_unfinished(root / "step-00000005", run);
+    comm::run_ranks_as_threads(1, [&](comm::Communicator& communicator) {
+      save_sharded(request_in(root.path(), 5), slices_of(assorted_tensors(), 0, 1), communicator);
+    });
+    EXPECT_EQ(fs::exists(root / "step-00000005.incomplete-1"), run != std::string(kRun));
+    fs::remove_all(root / "step-00000005");
+  }
 }
 
 TEST(SaveUnderWay, RemovesOlderCheckpointsOnceItIsComplete) {

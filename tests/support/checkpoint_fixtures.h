@@ -82,14 +82,17 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
                     static_cast<const char*>(b.data_ptr()));
 }
 
-/// Saves from threads as ranks and returns the step's folder.
+/// Saves from threads as ranks, as the run of that id if one is given, and returns the step's folder.
 inline std::filesystem::path save_checkpoint(const std::filesystem::path& root, const NamedTensors& tensors,
-                                             int world_size, int64_t step = 100) {
+                                             int world_size, int64_t step = 100,
+                                             const std::string& run = "") {
+  nlohmann::json training = {{"sample_position", 4096}, {"seed", 1234}};
+  if (!run.empty()) training["run"] = run;
   comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
     checkpoint::SaveRequest request{.root = root,
                                     .step = step,
                                     .layout = "flat",
-                                    .training = {{"sample_position", 4096}, {"seed", 1234}},
+                                    .training = training,
                                     .model = {{"architecture", "llama"}, {"vocab_size", 13}}};
     checkpoint::save_sharded(request, slices_of(tensors, communicator.rank(), world_size), communicator);
   });

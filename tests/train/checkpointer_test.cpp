@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/folders.h"
+#include "checkpoint/run_identity.h"
 #include "support/checkpoint_contents.h"
 #include "support/checkpointer_fixture.h"
 
@@ -95,6 +96,59 @@ TEST_F(CheckpointerTest, AnAbandonedAsynchronousSaveIsNotACheckpointAndIsRemoved
   EXPECT_FALSE(fs::exists(torn));
   EXPECT_THAT(lines_, Contains(AllOf(HasSubstr("starting from scratch"), HasSubstr(torn.string()))));
   EXPECT_THAT(lines_, Contains(AllOf(HasSubstr("removed "), HasSubstr(torn.string()))));
+}
+
+TEST_F(CheckpointerTest, WritesOneFileWhereTheKindIsFull) {
+  config_.checkpoint.kind = "full";
+  const fs::path saved = save_run(2, config_);
+  EXPECT_TRUE(fs::exists(saved / checkpoint::kFullFileName));
+  EXPECT_FALSE(fs::exists(saved / "rank-00000.h5"));
+}
+
+TEST_F(CheckpointerTest, AStepThatHasLostItsManifestIsRenamedWithAWarning) {
+  const fs::path saved = save_run(2, config_);
+  fs::remove(saved / "manifest.json");
+  on_ranks(2, config_, [](Rank& rank) { EXPECT_EQ(rank.position.step, 0); });
+  EXPECT_TRUE(fs::exists(saved.string() + ".incomplete-1/rank-00000.h5"));
+  EXPECT_THAT(warnings_, ElementsAre(AllOf(HasSubstr("without manifest.json"), HasSubstr("incomplete-1"))));
+}
+
+TEST_F(CheckpointerTest, AnotherRunsCheckpointInTheFolderIsNotResumedAndRemovesNothing) {
+  const fs::path own = save_run(1, config_);
+  config::Config other = config_;
+  other.run.output_dir = folder_ / "other";
+  on_ranks(1, other, [](Rank& rank) {
+    for (int i = 0; i < 3; ++i) rank.train(1);
+    rank.checkpointer.save(rank.position);
+    rank.checkpointer.finish();
+  });
+  const fs::path copied = folder_ / "out/step-00000003";
+  fs::copy(folder_ / "other/step-00000003", copied, fs::copy_options::recursive);
+  const auto [kind, text] = error_of([&] { on_ranks(1, config_, [](Rank&) {}); });
+  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("step-00000003"), HasSubstr("is of the run"), HasSubstr("checkpoint.resume")));
+
+  config_.checkpoint.resume = own;
+  config_.checkpoint.keep_last = 2;
+  on_ranks(1, config_, [](Rank& rank) {
+    EXPECT_EQ(rank.position.step, 2);
+    rank.train(2);
+    rank.checkpointer.save(rank.position);
+    rank.checkpointer.finish();
+  });
+  EXPECT_TRUE(fs::exists(own) && fs::exists(copied)) << "of the run's own there are two";
+  config_.checkpoint.resume = "auto";
+  on_ranks(1, config_, [](Rank& rank) { EXPECT_EQ(rank.position.step, 4); });
+}
+
+TEST_F(CheckpointerTest, ARunThatGoesOnInAnotherFolderIsAnother) {
+  config_.checkpoint.resume = save_run(1, config_);
+  config_.run.output_dir = folder_ / "fork";
+  on_ranks(1, config_, [](Rank&) {});
+  EXPECT_EQ(checkpoint::recorded_run(folder_ / "out").size(), 16u);
+  EXPECT_EQ(checkpoint::recorded_run(folder_ / "fork").size(), 16u);
+  EXPECT_NE(checkpoint::recorded_run(folder_ / "fork"), checkpoint::recorded_run(folder_ / "out"));
 }
 
 TEST_F(CheckpointerTest, AFailedSaveIsReportedAndTriedAgainAtTheNext) {
