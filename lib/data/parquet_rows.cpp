@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "data/growth_limit.h"
 #include "data/text_input.h"
 #include "data/utf8.h"
 #include "util/error.h"
@@ -18,6 +19,11 @@ namespace fsdp::data {
 namespace {
 
 constexpr int64_t kMaxMemory = int64_t{512} << 20;
+/// Memory for small files: so much, and so many times their size.
+constexpr int64_t kFreeMemory = int64_t{64} << 20;
+constexpr int64_t kMemoryAByte = 64;
+/// Of a row as JSON, as of a line.
+constexpr size_t kMaxRowBytes = size_t{256} << 20;
 /// Of the footer, whose structures take up to twenty times as much memory.
 constexpr int64_t kMaxFooterBytes = int64_t{32} << 20;
 constexpr int64_t kBatchBytes = int64_t{4} << 20;
@@ -27,19 +33,26 @@ constexpr int64_t kPageReadBytes = int64_t{1} << 20;
 /// Structures and lists within a column; readers of rows take 64 levels of JSON.
 constexpr int kMaxColumnDepth = 30;
 
+/// A row that becomes longer than kMaxRowBytes.
+class RowTooLong : public std::exception {};
+
 void append_string(std::string& json, std::string_view text) {
   constexpr char kDigits[] = "0123456789abcdef";
+  const auto is_special = [](char c) { return c == '"' || c == '\\' || static_cast<unsigned char>(c) < ' '; };
   json += '"';
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      json += '\\';
+  while (!text.empty()) {
+    const auto plain = static_cast<size_t>(std::ranges::find_if(text, is_special) - text.begin());
+    json.append(text, 0, plain);
+    if (plain == text.size()) break;
+    const char c = text[plain];
+    text.remove_prefix(plain + 1);
+    json += '\\';
+    if (static_cast<unsigned char>(c) >= ' ') {
       json += c;
-    } else if (static_cast<unsigned char>(c) < ' ') {
-      json += "\\u00";
+    } else {
+      json += "u00";
       json += kDigits[c >> 4];
       json += kDigits[c & 15];
-    } else {
-      json += c;
     }
   }
   json += '"';
@@ -71,6 +84,7 @@ void append_object(std::string& json, int fields, const Field& field) {
 /// Appends a value as JSON. Strings are copied as they are: what is not UTF-8 in them is found when the row is
 /// parsed, as in a line.
 void append_value(std::string& json, const arrow::Array& values, int64_t at) {
+  if (json.size() > kMaxRowBytes) throw RowTooLong();
   if (values.IsNull(at)) {
     json += "null";
     return;
@@ -131,7 +145,9 @@ int depth_of(const parquet::schema::Node& node) {
 class ParquetRows final : public Rows {
  public:
   ParquetRows(const std::string& path, const std::vector<std::string>& columns)
-      : file_(path), memory_(arrow::system_memory_pool(), kMaxMemory) {
+      : file_(path),
+        most_memory_(std::min(kMaxMemory, kFreeMemory + kMemoryAByte * file_.size_bytes())),
+        memory_(arrow::system_memory_pool(), most_memory_) {
     if (file_.size_bytes() < 0) file_.refuse("must be a file to be read as a parquet table; name the file");
     checked([&] {
       open();
@@ -145,11 +161,20 @@ class ParquetRows final : public Rows {
       checked([&] { read_batch(); });
       if (!batch_) return 0;
     }
-    append_object(text, batch_->num_columns(), [&](int i) {
-      append_string(text, batch_->column_name(i));
-      text += ':';
-      append_value(text, *batch_->column(i), at_);
-    });
+    std::string row;
+    try {
+      append_object(row, batch_->num_columns(), [&](int i) {
+        append_string(row, batch_->column_name(i));
+        row += ':';
+        append_value(row, *batch_->column(i), at_);
+      });
+    } catch (const RowTooLong&) {
+      file_.refuse(util::concat("has a row of more than ", util::human_bytes(kMaxRowBytes), " as JSON",
+                                place(), "; leave it out"));
+    }
+    text += row;
+    growth_.add(static_cast<int64_t>(row.size()));
+    if (const auto excess = growth_.excess(compressed_bytes_)) file_.refuse(*excess);
     ++at_;
     return ++number_;
   }
@@ -177,7 +202,7 @@ class ParquetRows final : public Rows {
 
   [[noreturn]] void refuse_status(const arrow::Status& status) {
     if (status.IsOutOfMemory()) {
-      file_.refuse(util::concat("needs more than ", kMaxMemory >> 20, " MiB to be read", place(),
+      file_.refuse(util::concat("needs more than ", util::human_bytes(most_memory_), " to be read", place(),
                                 "; write it again with smaller pages and row groups"));
     }
     refuse_damage(status.message());
@@ -201,6 +226,7 @@ class ParquetRows final : public Rows {
     parquet::ReaderProperties properties(&memory_);
     properties.enable_buffered_stream();
     properties.set_buffer_size(kPageReadBytes);
+    properties.set_page_checksum_verification(true);
     parquet::ArrowReaderProperties arrow_properties(/*use_threads=*/false);
     arrow_properties.set_pre_buffer(false);
     auto source = value_of(arrow::io::ReadableFile::Open(::dup(file_.fd()), &memory_));
@@ -250,11 +276,21 @@ class ParquetRows final : public Rows {
       if (!batches_) {
         if (group_ == metadata.num_row_groups()) return;
         reader_->set_batch_size(batch_rows(metadata));
+        add_compressed_bytes(metadata);
         batches_ = value_of(reader_->GetRecordBatchReader({group_++}, columns_));
       }
       batch_ = value_of(batches_->Next());
       if (batch_ && batch_->num_rows() > 0) return;
       if (!batch_) batches_.reset();
+    }
+  }
+
+  /// Counts the next group, whose columns cannot take more of the file than it has.
+  void add_compressed_bytes(const parquet::FileMetaData& metadata) {
+    const auto group = metadata.RowGroup(group_);
+    for (const int column : columns_) {
+      compressed_bytes_ += std::max<int64_t>(group->ColumnChunk(column)->total_compressed_size(), 0);
+      compressed_bytes_ = std::min(compressed_bytes_, file_.size_bytes());
     }
   }
 
@@ -268,7 +304,10 @@ class ParquetRows final : public Rows {
   }
 
   InputFile file_;
+  int64_t most_memory_;
   arrow::CappedMemoryPool memory_;
+  GrowthLimit growth_;
+  int64_t compressed_bytes_ = 0;  ///< of the columns in the row groups that are begun
   std::unique_ptr<parquet::arrow::FileReader> reader_;
   std::vector<int> columns_;  ///< leaves of the schema
   int group_ = 0;             ///< the next row group

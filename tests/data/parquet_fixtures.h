@@ -62,7 +62,8 @@ inline std::string write_parquet(const std::string& path, const NamedColumns& co
     arrays.push_back(array);
   }
   auto file = arrow::io::FileOutputStream::Open(path).ValueOrDie();
-  auto properties = parquet::WriterProperties::Builder().compression(compression)->build();
+  auto properties =
+      parquet::WriterProperties::Builder().compression(compression)->enable_page_checksum()->build();
   check_status(parquet::arrow::WriteTable(*arrow::Table::Make(arrow::schema(fields), arrays),
                                           arrow::system_memory_pool(), file, rows_per_group, properties));
   check_status(file->Close());

@@ -66,6 +66,48 @@ TEST(ParquetRows, AreTheSameWhateverTheTypeOfStringAndTheCompression) {
   }
 }
 
+TEST(ParquetRows, RefuseAPageWhoseChecksumDiffers) {
+  TemporaryFolder folder;
+  const std::string path = write_parquet(folder / "a.parquet", {{"text", column_of(documents(100))}}, 1 << 20,
+                                         parquet::Compression::UNCOMPRESSED);
+  std::string bytes = util::read_file(path);
+  bytes[bytes.find("document 7919")] = 'D';  // a text as good as any
+  util::write_file_atomically(path, bytes);
+  expect_error(ErrorKind::kData, {path, "is damaged", "CRC"}, [&] { rows_of(path, {"text"}); });
+}
+
+/// A column of `rows` equal values.
+std::shared_ptr<arrow::Array> repeated_value(const std::string& value, int rows) {
+  arrow::Int32Builder indices;
+  for (int i = 0; i < rows; ++i) check_status(indices.Append(0));
+  return arrow::DictionaryArray::FromArrays(indices.Finish().ValueOrDie(), column_of({value})).ValueOrDie();
+}
+
+TEST(ParquetRows, RefuseWhatOnlyFillsTheDisk) {
+  TemporaryFolder folder;
+  const std::string path =
+      write_parquet(folder / "a.parquet", {{"text", repeated_value(std::string(1 << 20, 'a'), 1000)}},
+                    1 << 20, parquet::Compression::ZSTD);
+  const auto read = [&] {
+    const std::unique_ptr<Rows> rows = open_parquet(path, {"text"});
+    for (std::string row; rows->next(row) > 0;) row.clear();
+  };
+  const int64_t rise = fsdp::testing::rise_of_resident_memory([&] {
+    expect_error(ErrorKind::kData, {path, "more than 500 times as large"}, read);
+  });
+  EXPECT_LT(rise, 160 << 20);
+}
+
+TEST(ParquetRows, RefuseARowThatIsTooLong) {
+  TemporaryFolder folder;
+  arrow::ListBuilder lists(arrow::system_memory_pool(), std::make_shared<arrow::Int8Builder>());
+  check_status(lists.Append());
+  check_status(static_cast<arrow::Int8Builder*>(lists.value_builder())->AppendNulls(60'000'000));
+  const std::string path = write_parquet(folder / "a.parquet", {{"text", lists.Finish().ValueOrDie()}},
+                                         1 << 20, parquet::Compression::ZSTD);
+  expect_error(ErrorKind::kData, {path}, [&] { rows_of(path, {"text"}); });
+}
+
 TEST(ParquetRows, KeepListsOfStructures) {
   TemporaryFolder folder;
   const std::string path = write_parquet(folder / "chat.parquet", {{"messages", messages_column(3)}}, 2);
