@@ -66,7 +66,7 @@ void add_rows(CLI::App* command, Options& options) {
                    "Field of a JSON line, or column of a table, that contains the document")
       ->capture_default_str();
   command->add_flag("--json-lines", options.json_lines,
-                    "The texts are JSON lines, whatever their names, except .parquet");
+                    "The texts are JSON lines, whatever their names (.json too), except .parquet");
   command
       ->add_option("--skip-bad", options.skip_bad,
                    "Leave out up to so many JSON lines and rows that cannot be used")

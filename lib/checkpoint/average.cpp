@@ -16,6 +16,7 @@
 #include "checkpoint/weights.h"
 #include "util/dtype.h"
 #include "util/error.h"
+#include "util/extension.h"
 #include "util/file.h"
 #include "util/text.h"
 
@@ -152,7 +153,7 @@ AverageResult average(const AverageRequest& request) {
   }
   std::error_code error;
   const bool is_file =
-      request.output.extension() == ".safetensors" && !fs::is_directory(request.output, error);
+      util::extension_of(request.output) == ".safetensors" && !fs::is_directory(request.output, error);
   if (is_file || !is_empty_folder(request.output)) refuse_existing(request.output, kOutputRemedy);
   std::vector<Weights> inputs;
   for (const fs::path& input : request.inputs) inputs.push_back(open_weights(input));

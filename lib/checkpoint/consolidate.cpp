@@ -15,6 +15,7 @@
 #include "checkpoint/sharded_writer.h"
 #include "checkpoint/staged_output.h"
 #include "util/error.h"
+#include "util/extension.h"
 #include "util/file.h"
 
 namespace fsdp::checkpoint {
@@ -197,13 +198,13 @@ enum class OutputKind { kSafetensorsFile, kFolder, kFull };
 OutputKind output_kind(const fs::path& output, const ConsolidateOptions& options) {
   std::error_code error;
   const bool is_folder = fs::is_directory(output, error);
-  if (!is_folder && (output.extension() == ".h5" || output.extension() == ".hdf5")) {
+  if (!is_folder && (util::extension_of(output) == ".h5" || util::extension_of(output) == ".hdf5")) {
     fail(ErrorKind::kUsage, "the output must be a folder or a .safetensors file, but is ", output.string(),
          "; for HDF5 give a folder, which receives full.h5 and manifest.json, and choose "
          "`full`");
   }
-  OutputKind kind =
-      !is_folder && output.extension() == ".safetensors" ? OutputKind::kSafetensorsFile : OutputKind::kFolder;
+  OutputKind kind = !is_folder && util::extension_of(output) == ".safetensors" ? OutputKind::kSafetensorsFile
+                                                                               : OutputKind::kFolder;
   if (options.full) {
     if (kind == OutputKind::kSafetensorsFile) {
       fail(ErrorKind::kUsage, "`full` writes a folder, but ", output.string(),

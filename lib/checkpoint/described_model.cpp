@@ -9,6 +9,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/raw_file.h"
 #include "util/error.h"
+#include "util/extension.h"
 #include "util/file.h"
 #include "util/log.h"
 
@@ -26,7 +27,7 @@ constexpr const char* kPickleRemedy =
     ".save_pretrained(sys.argv[2], safe_serialization=True)' FROM TO, and copy the tokenizer's files along";
 
 bool is_pickle(const fs::path& file) {
-  const std::string suffix = file.extension().string();
+  const std::string suffix = util::extension_of(file);
   return suffix == ".bin" || suffix == ".pt" || suffix == ".pth" || suffix == ".ckpt";
 }
 
@@ -59,7 +60,7 @@ WeightsFormat format_of(const fs::path& path) {
       fail(ErrorKind::kCheckpoint, path.string(),
            " must be a safetensors file, but is a pickled PyTorch file; ", kPickleRemedy);
     }
-    if (path.extension() == ".gguf") {
+    if (util::extension_of(path) == ".gguf") {
       fail(ErrorKind::kCheckpoint, path.string(),
            " must be a safetensors file, but is a GGUF file; fsdp-ckpt import makes a checkpoint of it");
     }

@@ -11,6 +11,7 @@
 #include "checkpoint/stored_model.h"
 #include "nn/families.h"
 #include "util/error.h"
+#include "util/extension.h"
 #include "util/file.h"
 #include "util/text.h"
 
@@ -105,7 +106,7 @@ ConsolidateResult export_model(const ExportRequest& request) {
   for (const auto& [name, shape] : shapes) misfits.missing.push_back(name);
   misfits.refuse_any(request.checkpoint_folder.string(), manifest);
   std::error_code error;
-  if (request.output.extension() == ".safetensors" && !fs::is_directory(request.output, error)) {
+  if (util::extension_of(request.output) == ".safetensors" && !fs::is_directory(request.output, error)) {
     fail(ErrorKind::kUsage, "the output must be a folder, but is ", request.output.string(),
          "; fsdp-ckpt consolidate writes one file");
   }

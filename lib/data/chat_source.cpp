@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "util/error.h"
+#include "util/extension.h"
 #include "util/file.h"
 #include "util/json.h"
 #include "util/text.h"
@@ -178,7 +179,7 @@ ChatTemplateSource find_chat_template(const std::string& name, const std::string
     fail(ErrorKind::kUsage, "unknown chat template \"", name,
          "\", which is not a file either; expected a file, a ", "folder or one of ",
          util::join(chat_template_presets(), ", "));
-  } else if (fs::path(name).extension() == ".json") {
+  } else if (util::extension_of(name) == ".json") {
     const std::optional<std::string> text =
         template_of(parsed(read(name, kMostBytes), name, ErrorKind::kData), name);
     if (!text) fail(ErrorKind::kData, name, " has no chat_template; give a file that has one");

@@ -1,11 +1,10 @@
 #include "data/rows.h"
 
-#include <filesystem>
-
 #include "data/parquet_rows.h"
 #include "data/text_input.h"
 #include "data/utf8.h"
 #include "util/error.h"
+#include "util/extension.h"
 #include "util/json.h"
 #include "util/text.h"
 
@@ -19,7 +18,7 @@ constexpr int kMaxRowDepth = 64;
 
 class JsonLines final : public Rows {
  public:
-  explicit JsonLines(const std::string& path) : input_(path) {}
+  explicit JsonLines(const std::string& path) : input_(path, TextKind::kRows) {}
 
   int64_t next(std::string& text) override {
     while (true) {
@@ -63,7 +62,7 @@ class JsonLines final : public Rows {
 
 }  // namespace
 
-bool is_parquet(const std::string& path) { return std::filesystem::path(path).extension() == ".parquet"; }
+bool is_parquet(const std::string& path) { return util::extension_of(path) == ".parquet"; }
 
 bool has_rows(const std::string& path) { return is_json_lines(path) || is_parquet(path); }
 
@@ -72,12 +71,13 @@ std::unique_ptr<Rows> open_rows(const std::string& path, const std::vector<std::
   return std::make_unique<JsonLines>(path);
 }
 
-int64_t check_files(const std::vector<std::string>& files, const std::vector<std::string>& columns) {
+int64_t check_files(const std::vector<std::string>& files, const std::vector<std::string>& columns,
+                    TextKind kind) {
   int64_t bytes = 0;
   bool known = true;
   for (const std::string& path : files) {
     if (is_parquet(path)) open_parquet(path, columns);
-    const int64_t size = is_parquet(path) ? InputFile(path).size_bytes() : TextInput(path).file_bytes();
+    const int64_t size = is_parquet(path) ? InputFile(path).size_bytes() : TextInput(path, kind).file_bytes();
     known = known && size >= 0;
     bytes += std::max<int64_t>(size, 0);
   }

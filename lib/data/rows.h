@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "data/foreign_content.h"
+
 namespace fsdp::data {
 
 /// The rows of a file, read once from front to back. Not thread-safe.
@@ -33,9 +35,10 @@ bool is_parquet(const std::string& path);
 /// to have, as far as the table has them; it must have one of them. All failures are Errors of kind kData.
 std::unique_ptr<Rows> open_rows(const std::string& path, const std::vector<std::string>& columns);
 
-/// Opens every file once, so that a wrong name or column is reported before the work. Returns the bytes of all;
-/// 0 if standard input is among them.
-int64_t check_files(const std::vector<std::string>& files, const std::vector<std::string>& columns);
+/// Opens every file once, so that a wrong name or column is reported before the work. `kind`: of files that are no
+/// tables. Returns the bytes of all; 0 if standard input is among them.
+int64_t check_files(const std::vector<std::string>& files, const std::vector<std::string>& columns,
+                    TextKind kind = TextKind::kPlain);
 
 /// Where a row stands.
 struct RowPlace {

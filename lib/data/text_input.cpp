@@ -6,12 +6,17 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <filesystem>
+#include <utility>
 
 #include "data/file_patterns.h"
 #include "data/foreign_content.h"
 #include "data/rows.h"
+#include "data/utf8.h"
 #include "util/error.h"
+#include "util/extension.h"
+#include "util/log.h"
 #include "util/text.h"
 
 namespace fsdp::data {
@@ -20,10 +25,7 @@ namespace {
 
 constexpr size_t kHeadBytes = 512;
 constexpr size_t kCompressedBytes = 1 << 17;
-/// A text that becomes so many times as large, beyond so many bytes, was made to fill memory or disks: prose
-/// takes a fifth to a tenth of its size.
-constexpr int64_t kMostExpansion = 500;
-constexpr int64_t kExpandedBytes = int64_t{256} << 20;
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";  // of UTF-8
 
 /// The name without .gz or .zst.
 std::string uncompressed_name(const std::string& path) {
@@ -31,7 +33,7 @@ std::string uncompressed_name(const std::string& path) {
 }
 
 bool is_text_name(const fs::path& path) {
-  return has_rows(path.string()) || fs::path(uncompressed_name(path.string())).extension() == ".txt";
+  return has_rows(path.string()) || util::extension_of(uncompressed_name(path.string())) == ".txt";
 }
 
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
@@ -54,7 +56,7 @@ void add_folder(const std::string& folder, std::vector<std::string>& files) {
   if (found.empty()) {
     util::fail(
         util::ErrorKind::kData, "the folder ", folder,
-        " has no text in it: no .txt, .jsonl or .ndjson, with or without .gz or .zst, and no .parquet; "
+        " has no text in it: no .txt, .jsonl, .jsonlines, .jl or .ndjson, with or without .gz or .zst, and no .parquet; "
         "give files of other names by a pattern, for example ",
         folder, "/*");
   }
@@ -78,13 +80,13 @@ std::vector<std::string> expand_texts(const std::vector<std::string>& texts) {
 }
 
 bool is_named_compressed(const std::string& path) {
-  const fs::path extension = fs::path(path).extension();
+  const std::string extension = util::extension_of(path);
   return extension == ".gz" || extension == ".zst";
 }
 
 bool is_json_lines(const std::string& path) {
-  const fs::path extension = fs::path(uncompressed_name(path)).extension();
-  return extension == ".jsonl" || extension == ".ndjson";
+  const std::string extension = util::extension_of(uncompressed_name(path));
+  return extension == ".jsonl" || extension == ".jsonlines" || extension == ".jl" || extension == ".ndjson";
 }
 
 InputFile::InputFile(const std::string& path) : path_(path) {
@@ -138,7 +140,7 @@ void InputFile::refuse(const std::string& reason) const {
   util::fail(util::ErrorKind::kData, "the text ", path_, " ", reason);
 }
 
-TextInput::TextInput(const std::string& path) : file_(path) {
+TextInput::TextInput(const std::string& path, TextKind kind) : file_(path), kind_(kind) {
   // Standard input is not touched before the first read: it may be opened more than once.
   if (file_.size_bytes() >= 0) begin();
 }
@@ -160,11 +162,17 @@ void TextInput::begin() {
   } else {
     size_bytes_ = file_.size_bytes();
   }
-  if (const auto foreign = foreign_to_text(head_, uncompressed_name(path()))) {
+  if (const auto foreign = foreign_to_text(head_, uncompressed_name(path()), kind_)) {
     if (decompressor_)
       refuse(util::concat("holds a compressed file that ", foreign->found, "; unpack it first"));
     refuse(util::concat(foreign->found, "; ", foreign->remedy));
   }
+  if (!std::string_view(head_).starts_with(kByteOrderMark)) return;
+  has_mark_ = true;
+  head_.erase(0, kByteOrderMark.size());
+  checked_bytes_ = static_cast<int64_t>(kByteOrderMark.size());
+  if (size_bytes_ >= 0) size_bytes_ -= checked_bytes_;
+  if (size_bytes_ == 0) refuse("has only a byte order mark; leave it out");
 }
 
 int64_t TextInput::read_bytes() const {
@@ -182,7 +190,31 @@ int64_t TextInput::read(int64_t bytes, std::string& buffer) {
   char* const rest = buffer.data() + before + of_head;
   const size_t got = decompressor_ ? decompress(wanted - of_head, rest) : file_.read(wanted - of_head, rest);
   buffer.resize(before + of_head + got);
+  if (std::exchange(has_mark_, false)) {
+    util::log_info(util::concat("left out the byte order mark at the beginning of ", path()));
+  }
+  const bool ends = of_head + got < wanted;
+  if (kind_ == TextKind::kPlain) check_utf8(std::string_view(buffer).substr(before), ends);
   return static_cast<int64_t>(of_head + got);
+}
+
+/// Refuses text that is not UTF-8, with the place. `ends`: nothing follows.
+void TextInput::check_utf8(std::string_view text, bool ends) {
+  const std::string part = cut_character_.append(text);
+  const size_t valid = valid_utf8_prefix(part);
+  cut_character_ = part.substr(valid);
+  checked_bytes_ += static_cast<int64_t>(valid);
+  ends = ends ||
+         (size_bytes_ >= 0 && checked_bytes_ + static_cast<int64_t>(cut_character_.size()) >= file_bytes());
+  const bool may_go_on = !ends && incomplete_utf8_tail(cut_character_) == cut_character_.size();
+  if (cut_character_.empty() || may_go_on) return;
+  char byte[8];
+  std::snprintf(byte, sizeof(byte), "0x%02X", static_cast<unsigned char>(cut_character_.front()));
+  refuse(util::concat(
+      "must be UTF-8, but the byte ", byte, " at offset ", checked_bytes_,
+      decompressor_ ? " of its decompressed text" : "",
+      " begins no character; convert it first, from Latin-1 for example by iconv -f LATIN1 -t UTF-8 ",
+      util::shell_word(path()), " > NEW"));
 }
 
 size_t TextInput::decompress(size_t bytes, char* to) {
@@ -209,17 +241,12 @@ size_t TextInput::decompress(size_t bytes, char* to) {
     }
     decompressed_ += step.read;
     done += step.written;
-    text_bytes_ += static_cast<int64_t>(step.written);
-    check_ratio();
+    growth_.add(static_cast<int64_t>(step.written));
+    if (const auto excess = growth_.excess(read_bytes())) {
+      refuse(*excess + ", or give its content as - if it is meant");
+    }
   }
   return done;
-}
-
-void TextInput::check_ratio() const {
-  if (text_bytes_ <= kExpandedBytes || text_bytes_ / kMostExpansion <= read_bytes()) return;
-  refuse(util::concat("becomes more than ", kMostExpansion, " times as large when decompressed, ",
-                      util::human_bytes(text_bytes_), " from the first ", util::human_bytes(read_bytes()),
-                      ", which no text does; leave it out, or give its content as - if it is meant"));
 }
 
 }  // namespace fsdp::data

@@ -9,6 +9,7 @@
 
 #include "data/foreign_content.h"
 #include "util/error.h"
+#include "util/extension.h"
 #include "util/regular_file.h"
 
 namespace fsdp::data {
@@ -24,7 +25,7 @@ static_assert(std::endian::native == std::endian::little,
 std::string tokens_path(const std::string& path) {
   std::error_code error;
   fs::path given = path;
-  if (given.extension() == ".idx") {
+  if (util::extension_of(given) == ".idx") {
     fs::path tokens = fs::path(given).replace_extension(".bin");
     return fs::exists(tokens, error) ? tokens.string() : path;
   }
@@ -86,8 +87,7 @@ TokenFile::TokenFile(const std::string& path, std::optional<TokenFormat> expecte
   if (file_->size_bytes() == 0) file_->refuse("is empty", "create it again with fsdp-data tokenize");
   std::optional<TokenFormat> found;
   if (expected != TokenFormat::kU16 && expected != TokenFormat::kU32) found = format_of_content();
-  bool four_bytes =
-      expected ? expected == TokenFormat::kU32 : fs::path(path_).extension() == kUint32Extension;
+  bool four_bytes = expected ? expected == TokenFormat::kU32 : util::extension_of(path_) == kUint32Extension;
   format_ = found.value_or(four_bytes ? TokenFormat::kU32 : TokenFormat::kU16);
   type_ = has_two_bytes(format_) ? TokenType::kUint16 : TokenType::kUint32;
   if (data::has_documents(format_)) {
@@ -95,7 +95,7 @@ TokenFile::TokenFile(const std::string& path, std::optional<TokenFormat> expecte
   } else if (is_llmc(format_)) {
     open_llmc();
   } else {
-    if (format_ == TokenFormat::kU16 && !expected) require_tokens();
+    require_tokens(/*any_content=*/expected.has_value());
     open_flat();
   }
   if (expected && *expected != format_) {
@@ -118,7 +118,7 @@ std::optional<TokenFormat> TokenFile::format_of_content() const {
           "use a file of tokens");
     }
   }
-  if (fs::path(path_).extension() != ".bin") return std::nullopt;
+  if (util::extension_of(path_) != ".bin") return std::nullopt;
   fs::path index = index_path(path_);
   std::error_code error;
   if (!fs::exists(index, error)) return std::nullopt;
@@ -135,13 +135,15 @@ std::optional<TokenFormat> TokenFile::format_of_content() const {
 }
 
 /// Every file that is not recognised as something else counts as 16-bit tokens, so refuses what looks like
-/// none.
-void TokenFile::require_tokens() const {
+/// none; tokens that are wider than their file's format in any case.
+void TokenFile::require_tokens(bool any_content) const {
   constexpr int64_t kSample = 8192;
   const std::string_view content(file_->data(), static_cast<size_t>(file_->size_bytes()));
-  const int64_t middle = std::max<int64_t>(file_->size_bytes() / 2 - kSample / 2, 0) / 4 * 4;
-  const auto foreign =
-      foreign_to_tokens(content.substr(0, 512), content.substr(static_cast<size_t>(middle), kSample), path_);
+  const int64_t middle = std::max<int64_t>(file_->size_bytes() / 2 - kSample / 2, 0) / 8 * 8;
+  const std::string_view sample = content.substr(static_cast<size_t>(middle), kSample);
+  const auto foreign = format_ == TokenFormat::kU16 && !any_content
+                           ? foreign_to_tokens(content.substr(0, 512), sample, path_)
+                           : wide_tokens(sample, path_);
   if (foreign) file_->refuse(foreign->found, foreign->remedy);
 }
 

@@ -59,7 +59,7 @@ class TokenFile {
 
  private:
   std::optional<TokenFormat> format_of_content() const;
-  void require_tokens() const;
+  void require_tokens(bool any_content) const;
   void open_flat();
   void open_llmc();
   void open_pair();

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "util/error.h"
+#include "util/extension.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;
@@ -28,7 +29,7 @@ TokenType stored_type(const TokenWriterOptions& options) {
 }  // namespace
 
 void check_output_name(const fs::path& path, TokenFormat format, bool has_turns) {
-  std::string extension = path.extension().string();
+  const std::string extension = util::extension_of(path);
   if (format == TokenFormat::kU32 && extension != kUint32Extension) {
     fail(ErrorKind::kUsage, "the output ", path.string(), " would have four bytes per token (u32), which is ",
          "recognised by the name NAME", kUint32Extension, "; name it that way or choose another `format`");

@@ -11,6 +11,7 @@
 #include "data/token_writer.h"
 #include "data/utf8.h"
 #include "util/error.h"
+#include "util/extension.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;
@@ -119,7 +120,8 @@ ValidationShare validation_share(const TokenizeOptions& options, const std::vect
 int64_t check_texts(const TokenizeOptions& options, const std::vector<std::string>& files,
                     const RowEncoder* encoder, const ValidationShare& share) {
   const int64_t bytes =
-      check_files(files, encoder != nullptr ? encoder->columns() : std::vector{options.json_field});
+      check_files(files, encoder != nullptr ? encoder->columns() : std::vector{options.json_field},
+                  options.json_lines || encoder != nullptr ? TextKind::kRows : TextKind::kPlain);
   if (share.fraction > 0 && !share.by_document) {
     int64_t validation = 0;
     for (const std::string& path : files) {
@@ -132,7 +134,7 @@ int64_t check_texts(const TokenizeOptions& options, const std::vector<std::strin
 }
 
 TokenFormat output_format(const TokenizeOptions& options, const std::string& output, int64_t vocab_size) {
-  bool four = fs::path(output).extension() == kUint32Extension;
+  bool four = util::extension_of(output) == kUint32Extension;
   TokenFormat format = options.format.value_or(four ? TokenFormat::kU32 : TokenFormat::kU16);
   if (has_two_bytes(format) && vocab_size > largest_id_of(TokenType::kUint16) + 1) {
     fail(ErrorKind::kUsage, "the tokenizer ", options.tokenizer, " has ", vocab_size,

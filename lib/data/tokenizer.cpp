@@ -8,6 +8,7 @@
 #include "data/utf8.h"
 #include "data/vocabulary_tokenizer.h"
 #include "util/error.h"
+#include "util/extension.h"
 #include "util/file.h"
 
 namespace fsdp::data {
@@ -144,8 +145,8 @@ NamedVocabulary find_vocabulary(const std::string& name) {
       return find_in_folder(path.has_parent_path() ? path.parent_path() : fs::path("."));
     }
     const bool is_tekken = file.find("tekken") != std::string::npos;
-    if (path.extension() == ".json") return is_tekken ? read_tekken(path) : read_tokenizer_json(path);
-    if (path.extension() == ".tiktoken") return read_tiktoken(path);
+    if (util::extension_of(path) == ".json") return is_tekken ? read_tekken(path) : read_tokenizer_json(path);
+    if (util::extension_of(path) == ".tiktoken") return read_tiktoken(path);
     // Mistral's have names such as tokenizer.model.v3.
     if ((file + ".").find(".model.") != std::string::npos) return read_model(path);
   }

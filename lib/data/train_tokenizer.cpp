@@ -9,6 +9,7 @@
 #include "data/text_input.h"
 #include "data/utf8.h"
 #include "util/error.h"
+#include "util/extension.h"
 #include "util/file.h"
 
 namespace fsdp::data {
@@ -128,7 +129,7 @@ void check_training(const TrainTokenizerOptions& options) {
   if (options.model_type != "bpe" && options.model_type != "unigram") {
     fail(ErrorKind::kUsage, "`model_type` must be bpe or unigram, but is \"", options.model_type, "\"");
   }
-  if (!options.output.ends_with(".model")) {
+  if (util::extension_of(options.output) != ".model") {
     fail(ErrorKind::kUsage, "the output ", options.output, " does not end with .model; name it NAME.model");
   }
 }
@@ -138,7 +139,8 @@ void check_training(const TrainTokenizerOptions& options) {
 BadRows train_tokenizer(const TrainTokenizerOptions& options) {
   check_training(options);
   const std::vector<std::string> files = expand_texts(options.texts);
-  const int64_t file_bytes = check_files(files, {options.json_field});
+  const int64_t file_bytes =
+      check_files(files, {options.json_field}, options.json_lines ? TextKind::kRows : TextKind::kPlain);
   std::unordered_map<std::string, std::string> settings = {
       {"vocab_size", std::to_string(options.vocab_size)},
       {"model_type", options.model_type},

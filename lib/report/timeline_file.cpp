@@ -7,19 +7,20 @@
 
 #include "report/step_picture.h"
 #include "util/error.h"
+#include "util/extension.h"
 #include "util/file.h"
 #include "util/regular_file.h"
 
 namespace fsdp::report {
 namespace {
 
-bool is_picture(const std::filesystem::path& timeline) { return timeline.extension() == ".svg"; }
+bool is_picture(const std::filesystem::path& timeline) { return util::extension_of(timeline) == ".svg"; }
 
 }  // namespace
 
 void check_timeline(const std::filesystem::path& path) {
   if (path.empty()) return;
-  if (!is_picture(path) && path.extension() != ".json") {
+  if (!is_picture(path) && util::extension_of(path) != ".json") {
     util::fail(util::ErrorKind::kUsage,
                "--timeline must be a file that ends in .svg (a picture) or .json (a Chrome trace), "
                "but is ",

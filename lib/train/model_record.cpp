@@ -14,6 +14,7 @@
 #include "data/tokenizer.h"
 #include "nn/architectures.h"
 #include "util/error.h"
+#include "util/extension.h"
 #include "util/file.h"
 #include "util/log.h"
 
@@ -80,7 +81,7 @@ ModelFiles tokenizer_files(const std::string& tokenizer) {
   }
   // A tokenizer with an unusual file name: the files beside it may belong to another tokenizer.
   const std::string file = path.filename().string();
-  const bool is_model = path.extension() == ".tiktoken" || (file + ".").find(".model.") != std::string::npos;
+  const bool is_model = util::extension_of(path) == ".tiktoken" || (file + ".").find(".model.") != std::string::npos;
   return {{is_model                                   ? "tokenizer.model"
            : file.find("tekken") != std::string::npos ? "tekken.json"
                                                       : "tokenizer.json",

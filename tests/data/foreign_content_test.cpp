@@ -68,7 +68,13 @@ TEST(ForeignContent, AmongTokensIsTextAndWiderTokens) {
   for (uint32_t vocab_size : {2u, 17u, 256u, 258u, 32000u, 50257u, 65535u}) {
     EXPECT_EQ(found_in(tokens<uint16_t>(2048, vocab_size)), std::nullopt) << vocab_size;
   }
+  EXPECT_THAT(found_in(tokens<uint32_t>(1024, 128256))->remedy, HasSubstr(".u32")) << "ids above 65535";
+  for (uint32_t vocab_size : {300u, 50257u, 128256u, 201088u}) {
+    EXPECT_THAT(found_in(tokens<uint64_t>(512, vocab_size))->remedy, HasSubstr("astype('uint32')"))
+        << vocab_size;
+  }
   EXPECT_EQ(found_in(std::string(4096, '\0')), std::nullopt) << "tokens that are all 0";
+  EXPECT_EQ(found_in(std::string("\x05\x07", 2) + std::string(4096, '\0')), std::nullopt) << "padding";
   EXPECT_EQ(found_in("ab"), std::nullopt);
 }
 
@@ -94,7 +100,15 @@ TEST(ForeignContent, IsNeitherReadAsTextNorAsTokens) {
               HasSubstr(".u32"));
   EXPECT_EQ(error_of([&] { TokenFiles files({write("wide.u32", tokens<uint32_t>(5000, 50257))}); }), "");
   EXPECT_EQ(error_of([&] { TokenFiles files({write("good.bin", tokens<uint16_t>(5000, 50257))}); }), "");
-  // An explicit format overrides the content.
+  for (const char* name : {"wide8.bin", "wide8.u32", "wide8.U32"}) {
+    const std::string wide = write(name, tokens<uint64_t>(5000, 128256));
+    EXPECT_THAT(error_of([&] { TokenFiles files({wide}); }), HasSubstr("eight bytes per token"));
+    for (const TokenFormat format : {TokenFormat::kU16, TokenFormat::kU32}) {
+      EXPECT_THAT(error_of([&] { TokenFiles files({wide}, format); }), HasSubstr("eight bytes per token"));
+    }
+  }
+  EXPECT_EQ(error_of([&] { TokenFiles files({write("wide.U32", tokens<uint32_t>(5000, 128256))}); }), "");
+  // An explicit format overrides other content.
   EXPECT_EQ(error_of([&] { TokenFiles files({write("told.bin", text(5000))}, TokenFormat::kU16); }), "");
 }
 

@@ -1,8 +1,11 @@
 #include "data/text_input.h"
 
 #include "data/compressed_fixtures.h"
+#include "data/rows.h"
 #include "data/token_fixtures.h"
 #include "support/resident_memory.h"
+#include "util/file.h"
+#include "util/log.h"
 
 namespace fsdp::data {
 namespace {
@@ -109,6 +112,90 @@ TEST(TextInput, RefusesOtherContentThanTheNameSays) {
   refuse("twice.gz", gzip(gzip("text")), "holds a compressed file that is compressed by gzip");
   refuse("a.json.gz", gzip("[1, 2]"), "is a JSON array");
   refuse("table.txt", "PAR1....", "is a parquet table; name it .parquet");
+}
+
+TEST(TextInput, LeavesOutTheByteOrderMarkOfUtf8AndSaysSo) {
+  TemporaryFolder folder;
+  std::vector<std::string> lines;
+  util::set_log_sink([&](util::LogLevel, std::string_view line) { lines.emplace_back(line); });
+  const std::string path = folder.write("a.txt", "\xef\xbb\xbfText");
+  EXPECT_EQ(content_of(path), "Text");
+  EXPECT_EQ(TextInput(path).size_bytes(), 4);
+  EXPECT_EQ(content_of(folder.write("a.txt.gz", gzip("\xef\xbb\xbfText"))), "Text");
+  util::set_log_sink({});
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_NE(lines[0].find("byte order mark at the beginning of " + path), std::string::npos) << lines[0];
+  const std::string only = folder.write("b.txt", "\xef\xbb\xbf");
+  expect_error(ErrorKind::kData, {only, "only a byte order mark"}, [&] { TextInput input(only); });
+}
+
+TEST(TextInput, RefusesOtherEncodingsThanUtf8) {
+  TemporaryFolder folder;
+  const std::string prose_text = prose(600);
+  for (const auto& [mark, encoding, first] : {std::tuple{std::string("\xff\xfe"), "UTF-16", true},
+                                              {std::string("\xfe\xff"), "UTF-16", false},
+                                              {std::string(), "UTF-16LE", true},
+                                              {std::string(), "UTF-16BE", false}}) {
+    std::string wide = mark;
+    for (const char c : prose_text) wide += first ? std::string{c, '\0'} : std::string{'\0', c};
+    for (const char* name : {"a.txt", "a.jsonl"}) {
+      const std::string path = folder.write(name, wide);
+      expect_error(ErrorKind::kData, {path, encoding, "offset 0", std::string("iconv -f ") + encoding},
+                   [&] { TextInput input(path); });
+    }
+  }
+}
+
+TEST(TextInput, RefusesBytesThatAreNotUtf8AndSaysWhere) {
+  TemporaryFolder folder;
+  for (const size_t offset : {size_t{0}, size_t{1}, size_t{511}, size_t{512}, size_t{513}, size_t{5000}}) {
+    SCOPED_TRACE(offset);
+    std::string text = prose(6000).insert(offset, "\xe9 ");
+    const std::string place = "0xE9 at offset " + std::to_string(offset);
+    const std::string path = folder.write("a.txt", text), packed = folder.write("a.txt.gz", gzip(text));
+    for (const std::string& each : {path, packed}) {
+      for (const int64_t at_once : {1, 7, 1000, 10000}) {
+        expect_error(ErrorKind::kData, {each, place, "iconv -f LATIN1"}, [&] { content_of(each, at_once); });
+      }
+    }
+  }
+  const std::string cut = folder.write("cut.txt", "caf\xc3");
+  for (const int64_t at_once : {1, 4, 10}) {
+    expect_error(ErrorKind::kData, {cut, "0xC3 at offset 3"}, [&] { content_of(cut, at_once); });
+  }
+  const std::string marked = folder.write("marked.txt",
+                                          "\xef\xbb\xbf"
+                                          "caf\xe9!");
+  expect_error(ErrorKind::kData, {"0xE9 at offset 6"}, [&] { content_of(marked); });
+  const std::string good = folder.write("good.txt", "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
+  for (const int64_t at_once : {1, 2, 3, 100}) EXPECT_EQ(content_of(good, at_once), util::read_file(good));
+}
+
+TEST(TextInput, TakesAJsonObjectOfThatNameWhereRowsAreExpected) {
+  TemporaryFolder folder;
+  for (const auto& [name, content] :
+       {std::pair{"a.json", std::string("{}\n{}")}, {"a.json.gz", gzip("{}\n{}")}, {"a.JSON", "{}\n{}"}}) {
+    const std::string path = folder.write(name, content);
+    expect_error(ErrorKind::kData, {path, "is a JSON object", "json_lines"}, [&] { TextInput input(path); });
+    EXPECT_NO_THROW(TextInput(path, TextKind::kRows));
+  }
+  const std::string array = folder.write("b.json", "[{}]");
+  expect_error(ErrorKind::kData, {array, "is a JSON array"},
+               [&] { TextInput input(array, TextKind::kRows); });
+}
+
+TEST(Texts, AreKnownByTheirNamesInAnyCase) {
+  for (const char* name :
+       {"a.jsonl", "a.JSONL", "a.jl", "a.jsonlines", "a.ndjson", "a.jsonl.GZ", "a.Jl.Zst"}) {
+    EXPECT_TRUE(is_json_lines(name)) << name;
+    EXPECT_TRUE(has_rows(name)) << name;
+  }
+  EXPECT_TRUE(is_parquet("a.PARQUET"));
+  EXPECT_TRUE(is_named_compressed("a.TXT.GZ"));
+  EXPECT_FALSE(is_json_lines("a.json"));
+  TemporaryFolder folder;
+  for (const char* name : {"a.TXT", "b.JsonLines", "c.Parquet", "d.MD"}) folder.write(name, "x");
+  EXPECT_EQ(expand_texts({folder.path().string()}).size(), 3u);
 }
 
 TEST(Texts, InAFolderAreSortedAndTakenByTheirNames) {
