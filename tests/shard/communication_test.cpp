@@ -30,10 +30,13 @@ Counts counts_of_a_step(const ShardOptions& options, const std::vector<std::stri
   Counts counts;
   on_two_ranks([&](comm::Communicator& communicator) {
     ChainRun run(communicator, options, 4, recompute);
+    int forwards = 0;
+    run.chain.layer(0).probe = [&](const at::Tensor&) { ++forwards; };
     for (int step = 0; step < 3; ++step) {
       run.calls.clear();
       run.step();
     }
+    EXPECT_EQ(forwards, recompute.empty() ? 3 : 6) << "of the first matrix";
     if (communicator.rank() == 0) counts = counts_of(run.calls);
   });
   return counts;
@@ -98,17 +101,22 @@ TEST(Communication, RecomputationGathersInnerUnitsOnceInBackward) {
     Counts result;
     on_two_ranks([&](comm::Communicator& inner) {
       testing::CountingCommunicator calls(inner);
-      auto pair = [] { return testing::group({testing::matrix(4), testing::matrix(4)}, "pair"); };
-      auto model = testing::group({pair(), pair()}, "root", 4);
+      const auto first = std::make_shared<testing::MatrixStage>(4, 4, "linear");
+      auto model = testing::group({testing::group({first, testing::matrix(4)}, "pair"),
+                                   testing::group({testing::matrix(4), testing::matrix(4)}, "pair")},
+                                  "root", 4);
       ShardOptions options = every_matrix("implicit", "pre");
       options.reshard_after_forward = reshard;
       auto engine = testing::shard_under_test(*model, options, testing::borrowed(calls));
       if (recompute) nn::checkpoint_activations(*model, {"pair"});
+      int forwards = 0;
+      first->probe = [&](const at::Tensor&) { ++forwards; };
       for (int i = 0; i < 2; ++i) {
         calls.clear();
         model->forward(at::ones({2, 4})).sum().backward();
         EXPECT_EQ(engine->live_unsharded_bytes(), 0);
       }
+      EXPECT_EQ(forwards, recompute ? 4 : 2);
       if (inner.rank() == 0) result = counts_of(calls);
     });
     return result;

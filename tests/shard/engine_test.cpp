@@ -7,6 +7,7 @@
 #include <string>
 
 #include "shard/full_parameters.h"
+#include "shard/fully_shard.h"
 #include "support/counting_communicator.h"
 #include "support/layout_under_test.h"
 #include "support/readable.h"
@@ -87,6 +88,102 @@ TEST(Engine, EachRankKeepsOneShareAndNothingStaysGatheredAfterAStep) {
       EXPECT_LT(engine->peak_unsharded_bytes(), 2 * (parameters + padding) * 4);
     });
   }
+}
+
+TEST(Engine, FullShardDividesParametersGradientsAndOptimizerState) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
+    ChainStage chain(3, 4);
+    auto engine = testing::shard_under_test(chain, wrap_every_matrix(), borrowed(communicator));
+    chain.forward(at::ones({2, 4})).sum().backward();
+    testing::RunPlan plan;
+    plan.optimizer = optim::OptimizerOptions{};
+    const auto optimizer = testing::optimizer_over(*engine, plan);
+    optimizer->step(optim::shard_gradients(*engine), 0.01);
+    int matrices = 0;
+    for (size_t i = 0; i < engine->units().size(); ++i) {
+      const Unit& unit = *engine->units()[i];
+      if (!unit.name().starts_with("layers.")) continue;
+      ++matrices;
+      EXPECT_EQ(unit.storage().shard().numel(), 16 / 2);
+      EXPECT_EQ(unit.storage().shard_gradient().numel(), 16 / 2);
+      EXPECT_EQ(optimizer->state("exp_avg", i).numel(), 16 / 2);
+    }
+    EXPECT_EQ(matrices, 3);
+  });
+}
+
+TEST(Engine, TheOptimizerUpdatesTheShardsThemselves) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
+    ChainStage chain(2, 4);
+    auto engine = testing::shard_under_test(chain, wrap_every_matrix(), borrowed(communicator));
+    testing::RunPlan plan;
+    plan.optimizer = optim::OptimizerOptions{};
+    const auto optimizer = testing::optimizer_over(*engine, plan);
+    const at::Tensor before = chain.forward(at::ones({2, 4}));
+    before.sum().backward();
+    for (size_t i = 0; i < engine->units().size(); ++i) {
+      EXPECT_EQ(optimizer->parameters()[i].value.data_ptr(),
+                engine->units()[i]->storage().shard().data_ptr());
+    }
+    optimizer->step(optim::shard_gradients(*engine), 0.1);
+    engine->zero_gradients();
+    EXPECT_FALSE(at::allclose(chain.forward(at::ones({2, 4})), before))
+        << "the next forward has the new weights";
+  });
+}
+
+TEST(Engine, FreesTheShardsOfOthersAfterTheForwardOfAUnit) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
+    ChainStage chain(3, 4);
+    auto engine = testing::shard_under_test(chain, wrap_every_matrix(), borrowed(communicator));
+    const auto state_of = [&](const std::string& name) {
+      return (*std::ranges::find(engine->units(), name, [](const auto& unit) { return unit->name(); }))
+          ->state();
+    };
+    std::vector<Unit::State> states;
+    chain.layer(2).probe = [&](const at::Tensor&) { states = {state_of("layers.0"), state_of("layers.1")}; };
+    const at::Tensor loss = chain.forward(at::ones({2, 4})).sum();
+    EXPECT_EQ(states, (std::vector(2, Unit::State::kSharded)));
+    EXPECT_EQ(state_of("layers.2"), Unit::State::kUnsharded) << "backward begins with it";
+    loss.backward();
+    EXPECT_EQ(engine->live_unsharded_bytes(), 0);
+  });
+}
+
+TEST(Engine, BackwardComputesTheGradientsOfWholeParameters) {
+  const at::Tensor x = at::ones({2, 4});
+  ChainStage plain(2, 4);
+  plain.forward(x).sum().backward();
+  const at::Tensor expected = plain.layer(0).weight().grad();
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    ChainStage chain(2, 4);
+    auto engine = testing::shard_under_test(chain, wrap_every_matrix(), borrowed(communicator));
+    at::Tensor seen;
+    chain.layer(0).weight().register_hook([&](const at::Tensor& gradient) { seen = gradient.clone(); });
+    chain.forward(x).sum().backward();
+    ASSERT_TRUE(seen.defined());
+    EXPECT_TRUE(at::allclose(seen, expected, 1e-6, 1e-7)) << "before the reduction, on every rank";
+    for (const auto& unit : engine->units()) {
+      if (unit->name() != "layers.0") continue;
+      EXPECT_EQ(unit->storage().shard_gradient().numel(), 16 / 2);
+    }
+  });
+}
+
+TEST(Engine, WithoutInnerUnitsGathersTheWholeModelAtOnce) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& inner) {
+    CountingCommunicator communicator(inner);
+    ChainStage chain(3, 4);
+    ShardOptions options = wrap_every_matrix();
+    options.min_num_params = 1'000'000;
+    auto engine = fully_shard(chain, options, borrowed(communicator));
+    chain.forward(at::ones({2, 4})).sum().backward();
+    const int64_t model = 3 * 16 + 4;
+    std::vector<CountingCommunicator::Call> expected = {{"all_gather", "root", "forward", model / 2},
+                                                        {"reduce_scatter", "root", "backward", model / 2}};
+    EXPECT_EQ(communicator.calls(), expected);
+    EXPECT_GE(engine->peak_unsharded_bytes(), model * 4);
+  });
 }
 
 // A chain of N matrix units and the root.

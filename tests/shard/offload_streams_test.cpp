@@ -60,6 +60,28 @@ TEST(Offload, ShardsAndTheirGradientsLieWhereTheOptionsSay) {
   });
 }
 
+TEST(Offload, AddsMicroBatchesOnTheShardsInHostMemory) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& rank) {
+    for (bool grads : {false, true}) {
+      const auto communicator = testing::on_fake_device(rank);
+      ShardOptions options = testing::every_matrix();
+      options.cpu_offload = true;
+      options.move_grads_to_cpu = grads;
+      ChainRun run(*communicator, options, 3);
+      const std::vector<at::Tensor> once = run.gradients_of_a_step();
+      run.calls.clear();
+      run.step();
+      EXPECT_EQ(run.calls.count("reduce_scatter"), 4) << "the micro-batch is reduced";
+      const std::vector<at::Tensor> twice = run.gradients();
+      for (size_t i = 0; i < once.size(); ++i) {
+        EXPECT_EQ(twice[i].is_cpu(), grads);
+        EXPECT_TRUE(run.engine->units()[i]->storage().shard().is_cpu());
+        EXPECT_TRUE(at::allclose(twice[i].cpu(), 2 * once[i].cpu(), 1e-6, 1e-7));
+      }
+    }
+  });
+}
+
 // ---- streams
 
 constexpr StreamName kCompute{0, 0};

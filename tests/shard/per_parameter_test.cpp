@@ -42,6 +42,29 @@ TEST(PerParameter, TrainsAsTheUnshardedModelDoes) {
   }
 }
 
+// A matrix of 3 x 5 over two ranks: half of its elements, two of its rows, or three of its columns are the first rank's.
+TEST(Layout, CutsTheUnitAsOneOrEachParameterOnTheDimensionThatTheOptionSays) {
+  struct Case {
+    const char *layout, *dimension;
+    int64_t numel, rows;
+  };
+  for (const Case& each : {Case{"flat", "largest", 8, 1}, Case{"per_parameter", "first", 10, 1},
+                           Case{"per_parameter", "largest", 9, 3}}) {
+    SCOPED_TRACE(util::concat(each.layout, ", ", each.dimension));
+    comm::run_ranks_as_threads(2, [&each](comm::Communicator& communicator) {
+      testing::MatrixStage stage(5, 3);
+      ShardOptions options;
+      options.layout = each.layout;
+      options.shard_dimension = each.dimension;
+      const auto engine = fully_shard(stage, options, testing::borrowed(communicator));
+      ASSERT_EQ(engine->segments().size(), 1u);
+      const Segment segment = engine->segments().front();
+      EXPECT_EQ(segment.numel(), communicator.rank() == 0 ? each.numel : 15 - each.numel);
+      EXPECT_EQ(segment.range.rows, each.rows);
+    });
+  }
+}
+
 TEST(PerParameter, EveryElementOfOddShapesIsUpdated) {
   // Vocabulary 4 W + 1, and matrices smaller than the world.
   RunPlan plan;

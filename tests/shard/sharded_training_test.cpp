@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "shard/wrap_policy.h"
 #include "support/sharded_run.h"
 #include "util/error.h"
 
@@ -51,10 +52,14 @@ TEST(ShardedTraining, IsThatOfTheWholeModel) {
 TEST(ShardedTraining, DoesNotDependOnWhatBecomesAUnit) {
   RunPlan plan = training_plan();
   RunResult expected = train_unsharded(plan);
+  std::vector<size_t> units;
   for (int64_t threshold : {1, 200, 450, 1176, 1'000'000}) {
     plan.shard.min_num_params = threshold;
+    units.push_back(plan_units(*testing::make_model(plan), plan.shard).size());
     expect_close_runs(train_sharded(3, plan), expected, util::concat("threshold ", threshold));
   }
+  EXPECT_GT(units.front(), units[2]) << "the threshold decides what is a unit";
+  EXPECT_GT(units[2], units.back());
   plan.shard.min_num_params = 1;
   plan.shard.exclude_stages = {};
   expect_close_runs(train_sharded(3, plan), expected, "attention apart");

@@ -40,6 +40,15 @@ TEST(WrapPolicy, MakesEachBlockAUnitWhenOnlyTheBlockReachesTheThreshold) {
   EXPECT_EQ(unit_names(*model, 1177), std::vector<std::string>{"root"});
 }
 
+TEST(WrapPolicy, MakesEachBlockAUnitByTheDefaultThreshold) {
+  nn::ModelOptions options = testing::tiny_options();
+  options.hidden_size = 132;
+  options.intermediate_size = 220;
+  auto model = testing::make_initialized(options);
+  const std::vector<std::string> names = unit_names(*model, ShardOptions{}.min_num_params);
+  EXPECT_EQ(names, (std::vector<std::string>{"root", "model.layers.0", "model.layers.1", "model.layers.2"}));
+}
+
 TEST(WrapPolicy, SplitsAChildThatReachesTheThresholdAndCountsWhatIsLeft) {
   auto model = testing::make_initialized(testing::tiny_options());
   // Without its feed-forward a block has 456 parameters: under 700, so they go to the root; at 400 it is a
