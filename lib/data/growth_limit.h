@@ -16,7 +16,7 @@ class GrowthLimit {
  public:
   static constexpr int64_t kMostExpansion = 500;
   /// So many bytes of text may come from any input.
-  static constexpr int64_t kFreeBytes = int64_t{256} << 20;
+  static constexpr int64_t kFreeBytes = int64_t{64} << 20;
 
   void add(int64_t text_bytes) { text_bytes_ += text_bytes; }
 

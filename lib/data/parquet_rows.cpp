@@ -20,10 +20,10 @@ namespace {
 
 constexpr int64_t kMaxMemory = int64_t{512} << 20;
 /// Memory for small files: so much, and so many times their size.
-constexpr int64_t kFreeMemory = int64_t{64} << 20;
+constexpr int64_t kFreeMemory = int64_t{16} << 20;
 constexpr int64_t kMemoryAByte = 64;
-/// Of a row as JSON, as of a line.
-constexpr size_t kMaxRowBytes = size_t{256} << 20;
+/// Of a row as JSON, as of a line; in small files half of the memory.
+constexpr int64_t kMaxRowBytes = int64_t{256} << 20;
 /// Of the footer, whose structures take up to twenty times as much memory.
 constexpr int64_t kMaxFooterBytes = int64_t{32} << 20;
 constexpr int64_t kBatchBytes = int64_t{4} << 20;
@@ -33,7 +33,7 @@ constexpr int64_t kPageReadBytes = int64_t{1} << 20;
 /// Structures and lists within a column; readers of rows take 64 levels of JSON.
 constexpr int kMaxColumnDepth = 30;
 
-/// A row that becomes longer than kMaxRowBytes.
+/// A row that becomes longer than it may.
 class RowTooLong : public std::exception {};
 
 void append_string(std::string& json, std::string_view text) {
@@ -58,15 +58,15 @@ void append_string(std::string& json, std::string_view text) {
   json += '"';
 }
 
-void append_value(std::string& json, const arrow::Array& values, int64_t at);
+void append_value(std::string& json, const arrow::Array& values, int64_t at, size_t most);
 
 template <typename List>
-void append_list(std::string& json, const arrow::Array& values, int64_t at) {
+void append_list(std::string& json, const arrow::Array& values, int64_t at, size_t most) {
   const auto& list = static_cast<const List&>(values);
   json += '[';
   for (int64_t i = list.value_offset(at), end = i + list.value_length(at); i < end; ++i) {
     if (json.back() != '[') json += ',';
-    append_value(json, *list.values(), i);
+    append_value(json, *list.values(), i, most);
   }
   json += ']';
 }
@@ -83,8 +83,8 @@ void append_object(std::string& json, int fields, const Field& field) {
 
 /// Appends a value as JSON. Strings are copied as they are: what is not UTF-8 in them is found when the row is
 /// parsed, as in a line.
-void append_value(std::string& json, const arrow::Array& values, int64_t at) {
-  if (json.size() > kMaxRowBytes) throw RowTooLong();
+void append_value(std::string& json, const arrow::Array& values, int64_t at, size_t most) {
+  if (json.size() > most) throw RowTooLong();
   if (values.IsNull(at)) {
     json += "null";
     return;
@@ -101,25 +101,25 @@ void append_value(std::string& json, const arrow::Array& values, int64_t at) {
       return append_string(json, static_cast<const arrow::BinaryViewArray&>(values).GetView(at));
     case arrow::Type::LIST:
     case arrow::Type::MAP:
-      return append_list<arrow::ListArray>(json, values, at);
+      return append_list<arrow::ListArray>(json, values, at, most);
     case arrow::Type::LARGE_LIST:
-      return append_list<arrow::LargeListArray>(json, values, at);
+      return append_list<arrow::LargeListArray>(json, values, at, most);
     case arrow::Type::FIXED_SIZE_LIST:
-      return append_list<arrow::FixedSizeListArray>(json, values, at);
+      return append_list<arrow::FixedSizeListArray>(json, values, at, most);
     case arrow::Type::STRUCT: {
       const auto& object = static_cast<const arrow::StructArray&>(values);
       return append_object(json, object.num_fields(), [&](int i) {
         append_string(json, object.struct_type()->field(i)->name());
         json += ':';
-        append_value(json, *object.field(i), at);
+        append_value(json, *object.field(i), at, most);
       });
     }
     case arrow::Type::DICTIONARY: {
       const auto& coded = static_cast<const arrow::DictionaryArray&>(values);
-      return append_value(json, *coded.dictionary(), coded.GetValueIndex(at));
+      return append_value(json, *coded.dictionary(), coded.GetValueIndex(at), most);
     }
     case arrow::Type::EXTENSION:
-      return append_value(json, *static_cast<const arrow::ExtensionArray&>(values).storage(), at);
+      return append_value(json, *static_cast<const arrow::ExtensionArray&>(values).storage(), at, most);
     default:
       break;
   }
@@ -161,19 +161,19 @@ class ParquetRows final : public Rows {
       checked([&] { read_batch(); });
       if (!batch_) return 0;
     }
-    std::string row;
+    const size_t before = text.size();
+    const int64_t most = std::min(kMaxRowBytes, most_memory_ / 2);
     try {
-      append_object(row, batch_->num_columns(), [&](int i) {
-        append_string(row, batch_->column_name(i));
-        row += ':';
-        append_value(row, *batch_->column(i), at_);
+      append_object(text, batch_->num_columns(), [&](int i) {
+        append_string(text, batch_->column_name(i));
+        text += ':';
+        append_value(text, *batch_->column(i), at_, before + static_cast<size_t>(most));
       });
     } catch (const RowTooLong&) {
-      file_.refuse(util::concat("has a row of more than ", util::human_bytes(kMaxRowBytes), " as JSON",
-                                place(), "; leave it out"));
+      file_.refuse(util::concat("has a row of more than ", util::human_bytes(most), " as JSON", place(),
+                                "; leave it out"));
     }
-    text += row;
-    growth_.add(static_cast<int64_t>(row.size()));
+    growth_.add(static_cast<int64_t>(text.size() - before));
     if (const auto excess = growth_.excess(compressed_bytes_)) file_.refuse(*excess);
     ++at_;
     return ++number_;

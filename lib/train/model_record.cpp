@@ -81,7 +81,8 @@ ModelFiles tokenizer_files(const std::string& tokenizer) {
   }
   // A tokenizer with an unusual file name: the files beside it may belong to another tokenizer.
   const std::string file = path.filename().string();
-  const bool is_model = util::extension_of(path) == ".tiktoken" || (file + ".").find(".model.") != std::string::npos;
+  const bool is_model =
+      util::extension_of(path) == ".tiktoken" || (file + ".").find(".model.") != std::string::npos;
   return {{is_model                                   ? "tokenizer.model"
            : file.find("tekken") != std::string::npos ? "tekken.json"
                                                       : "tokenizer.json",

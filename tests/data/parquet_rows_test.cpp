@@ -86,7 +86,7 @@ std::shared_ptr<arrow::Array> repeated_value(const std::string& value, int rows)
 TEST(ParquetRows, RefuseWhatOnlyFillsTheDisk) {
   TemporaryFolder folder;
   const std::string path =
-      write_parquet(folder / "a.parquet", {{"text", repeated_value(std::string(1 << 20, 'a'), 1000)}},
+      write_parquet(folder / "a.parquet", {{"text", repeated_value(std::string(1 << 16, 'a'), 2000)}},
                     1 << 20, parquet::Compression::ZSTD);
   const auto read = [&] {
     const std::unique_ptr<Rows> rows = open_parquet(path, {"text"});
@@ -95,14 +95,14 @@ TEST(ParquetRows, RefuseWhatOnlyFillsTheDisk) {
   const int64_t rise = fsdp::testing::rise_of_resident_memory([&] {
     expect_error(ErrorKind::kData, {path, "more than 500 times as large"}, read);
   });
-  EXPECT_LT(rise, 160 << 20);
+  EXPECT_LT(rise, 48 << 20);
 }
 
 TEST(ParquetRows, RefuseARowThatIsTooLong) {
   TemporaryFolder folder;
   arrow::ListBuilder lists(arrow::system_memory_pool(), std::make_shared<arrow::Int8Builder>());
   check_status(lists.Append());
-  check_status(static_cast<arrow::Int8Builder*>(lists.value_builder())->AppendNulls(60'000'000));
+  check_status(static_cast<arrow::Int8Builder*>(lists.value_builder())->AppendNulls(4'000'000));
   const std::string path = write_parquet(folder / "a.parquet", {{"text", lists.Finish().ValueOrDie()}},
                                          1 << 20, parquet::Compression::ZSTD);
   expect_error(ErrorKind::kData, {path}, [&] { rows_of(path, {"text"}); });
@@ -168,7 +168,7 @@ TEST(ParquetRows, ThatNeedTooMuchMemoryAreRefused) {
   for (int i = 0; i < 200; ++i) check_status(builder.Append(text));
   const std::string path = write_parquet(folder / "bomb.parquet", {{"text", builder.Finish().ValueOrDie()}});
   EXPECT_LT(std::filesystem::file_size(path), 1u << 20);
-  expect_error(ErrorKind::kData, {path, "needs more than 512 MiB", "smaller pages"},
+  expect_error(ErrorKind::kData, {path, "needs more than ", "smaller pages"},
                [&] { rows_of(path, {"text"}); });
 }
 
