@@ -25,7 +25,7 @@ nlohmann::json object_of(const fs::path& file) {
     refuse(file, util::concat("has ", bytes, " bytes, but may have ", kMostBytes));
   }
   try {
-    nlohmann::json object = util::parse_json(util::read_file(file), {});
+    nlohmann::json object = util::parse_json(util::read_file(file), {.deepest_level = 16});
     if (!object.is_object())
       refuse(file, util::concat("must be a JSON object, but is a ", object.type_name()));
     return object;
