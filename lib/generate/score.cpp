@@ -53,7 +53,7 @@ Score score(nn::Stage& model, const nn::ModelOptions& model_options, const std::
     if (!std::isfinite(mean)) {
       util::fail(
           util::ErrorKind::kDiverged, "the score of the tokens ", begin + scored + 1, " to ", begin + count,
-          " of the text is ", mean,
+          " of the text is ", std::abs(mean),
           "; either the weights come from a run that diverged, or the range of the compute type is too small "
           "for them");
     }

@@ -138,11 +138,11 @@ std::string validation_text(const Validation& validation) {
 
 void require_finite(const Validation& validation, const std::string& where) {
   if (std::isfinite(validation.loss)) return;
-  throw comm::AgreedError(
-      util::ErrorKind::kDiverged,
-      util::concat(where, ": expected a finite loss, found ", validation.loss, " over ", validation.samples,
-                   " samples; the weights are not usable, or the range of "
-                   "mixed_precision.param_dtype is too small for them"));
+  throw comm::AgreedError(util::ErrorKind::kDiverged,
+                          util::concat(where, ": expected a finite loss, found ", std::abs(validation.loss),
+                                       " over ", validation.samples,
+                                       " samples; the weights are not usable, or the range of "
+                                       "mixed_precision.param_dtype is too small for them"));
 }
 
 std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool is_first_rank) {
