@@ -65,7 +65,7 @@ TEST_F(Alone, SavesAtEachSignalThatTellsARunToStop) {
 
 TEST_F(Alone, SavesUnderTheTimeoutOfGnuWhichSignalsTwice) {
   const ProgramResult result =
-      testing::run(command("1000000", {"timeout", "--preserve-status", "4"}), kOptions);
+      testing::run(command("1000000", {"timeout", "--preserve-status", "6"}), kOptions);
   EXPECT_EQ(result.exit_code, 75) << result.err;
   EXPECT_EQ(checkpoints(), 1u);
 }
