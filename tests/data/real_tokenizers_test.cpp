@@ -64,7 +64,10 @@ TEST_P(RealTokenizers, GiveTheIdsOfTheirLibraries) {
   };
   int64_t different = 0, tokens = 0;
   for (size_t i = 0; i < texts.size(); ++i) {
+    const auto left = static_cast<size_t>(file.data() + file.size() - at) / sizeof(uint32_t);
+    ASSERT_GT(left, 0U);
     Ids expected(next());
+    ASSERT_LT(expected.size(), left) << "ids.bin is not of texts.json; make both again";
     for (int64_t& id : expected) id = next();
     const Ids ids = ids_of(*tokenizer_, texts[i]);
     tokens += static_cast<int64_t>(ids.size());

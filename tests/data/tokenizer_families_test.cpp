@@ -35,7 +35,7 @@ Ids encode(const Tokenizer& tokenizer, std::string_view text) {
   return ids;
 }
 
-/// Replaces bytes that are not UTF-8 as tokenizers does.
+/// Replaces bytes that are not UTF-8 as tokenizers does: the beginning of a character by one U+FFFD, and each other byte.
 std::string with_replacement_characters(std::string_view text) {
   std::string out;
   while (!text.empty()) {
@@ -44,7 +44,11 @@ std::string with_replacement_characters(std::string_view text) {
     text.remove_prefix(valid);
     if (text.empty()) break;
     out += "\xef\xbf\xbd";
-    text.remove_prefix(1);
+    size_t bytes = 1;
+    for (const size_t more : {2, 3}) {
+      if (more <= text.size() && incomplete_utf8_tail(text.substr(0, more)) == more) bytes = more;
+    }
+    text.remove_prefix(bytes);
   }
   return out;
 }

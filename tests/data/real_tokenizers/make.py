@@ -324,8 +324,9 @@ def main():
     tekken = packages / "mistral_common/mistral_common/data"
     openai = packages / "bpe_openai/bpe_openai/data"
     markers = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>", "<bos>", "<|user|>", "<|end|>", "<|assistant|>", "[INST]", "<unused5>", "<table>"]
-    texts = texts_of(root, packages, markers)
-    (folder / "texts.json").write_text(json.dumps(texts))
+    stored = folder / "texts.json"  # kept where only some tokenizers are made anew
+    texts = json.loads(stored.read_text()) if sys.argv[3:] and stored.exists() else texts_of(root, packages, markers)
+    stored.write_text(json.dumps(texts))
     print(len(texts), "texts of", sum(len(text.encode()) for text in texts), "bytes")
 
     def put(name, files, encode):
