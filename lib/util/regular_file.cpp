@@ -86,8 +86,14 @@ void read_lines(const fs::path& path, size_t longest_bytes,
 
 int create_own_file(const fs::path& path) {
   constexpr int kFlags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-  int fd = ::open(path.c_str(), kFlags, 0666);
-  if (fd < 0 && errno == EEXIST && ::unlink(path.c_str()) == 0) fd = ::open(path.c_str(), kFlags, 0666);
+  constexpr int kAttempts = 100;
+  int fd = -1;
+  // Another thread, or a process of the same number on another host, may create and remove the file meanwhile.
+  for (int i = 0; i < kAttempts; ++i) {
+    fd = ::open(path.c_str(), kFlags, 0666);
+    if (fd >= 0 || errno != EEXIST) return fd;
+    if (::unlink(path.c_str()) != 0 && errno != ENOENT) return -1;
+  }
   return fd;
 }
 
