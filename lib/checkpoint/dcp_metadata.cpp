@@ -161,7 +161,11 @@ class MetadataParser {
     });
     for (size_t i = 1; i < items.size(); ++i) {
       const DcpItem &before = *items[i - 1], &item = *items[i];
-      if (before.file != item.file || item.place.begin - before.place.begin >= before.place.bytes) continue;
+      // Impossible places are refused when they are read.
+      if (before.file != item.file || before.place.begin < 0 ||
+          item.place.begin - before.place.begin >= before.place.bytes) {
+        continue;
+      }
       refuse("stores two parts in the same bytes of ", item.file);
     }
   }
@@ -191,8 +195,6 @@ class MetadataParser {
       if (offset != nullptr && !offset->is(Kind::kNone) && !read_torch_sizes(*offset, offsets)) {
         refuse("has an entry of storage_data that is something else");
       }
-      if (begin->number < 0 || length->number < 0)
-        refuse("stores ", std::string(name->text), " at an impossible place");
       const Place place{file->text, {begin->number, length->number}};
       if (!storage_.emplace(std::pair(name->text, std::move(offsets)), place).second) {
         refuse("stores a part of ", std::string(name->text), " twice");
