@@ -130,8 +130,8 @@ TEST_F(GenerateProgram, RepeatsItselfForASeed) {
 }
 
 TEST_F(GenerateProgram, SamplesAsTheModelsGenerationConfigSays) {
-  const std::vector<std::string> words = {path("exported"),   "--prompt", "the",
-                                          "--max-new-tokens", "40",       "--json"};
+  const std::vector<std::string> words = {path("exported"),   "--tokenizer", "bytes", "--prompt", "the",
+                                          "--max-new-tokens", "40",          "--json"};
   const auto with_options = [&](std::vector<std::string> options) {
     options.insert(options.begin(), words.begin(), words.end());
     const auto result = generate(options);
