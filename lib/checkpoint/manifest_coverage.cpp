@@ -87,7 +87,7 @@ class ExpansionBudget {
   explicit ExpansionBudget(const Manifest& manifest) : files_(std::ssize(manifest.files)) {
     int64_t listed = files_;
     for (const auto& [name, entry] : manifest.tensors) listed += std::ssize(entry.ranges);
-    left_ = kFewest + kMostPerEntry * listed;
+    left_ = kFewestOfAll + kMostPerEntry * listed;
   }
 
   /// Whether the ranges of one tensor, each of which is_possible(), may be expanded.
@@ -100,7 +100,10 @@ class ExpansionBudget {
   }
 
  private:
-  static constexpr int64_t kFewest = 1024, kMostPerFile = 16, kMostPerEntry = 1024;
+  static constexpr int64_t kFewest = 1024, kMostPerFile = 16;
+  /// Those of all tensors, of which one is expanded at a time: thousands of tensors in thousands of files, each of which
+  /// holds some rectangles of each tensor, as with tensor parallelism.
+  static constexpr int64_t kFewestOfAll = int64_t{1} << 26, kMostPerEntry = 8192;
   int64_t files_, left_;
 };
 
