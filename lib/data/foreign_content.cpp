@@ -122,11 +122,11 @@ std::optional<ForeignContent> foreign_to_text(std::string_view head, const std::
   if (util::extension_of(path) != ".json" || first == std::string_view::npos) return std::nullopt;
   if (head[first] == '[') {
     return ForeignContent{"is a JSON array, not one JSON object per line",
-                          concat("write its objects as lines: jq -c '.[]' ", path, " > texts.jsonl")};
+                          concat("write its objects as lines: jq -c '.[]' ", path, " > texts.jsonl"), true};
   }
   if (head[first] != '{' || kind == TextKind::kRows) return std::nullopt;
   return ForeignContent{"is a JSON object, and its name does not end with .jsonl",
-                        "name it .jsonl or set `json_lines` if it has one object per line"};
+                        "name it .jsonl or set `json_lines` if it has one object per line", true};
 }
 
 std::optional<ForeignContent> wide_tokens(std::string_view sample, const std::string& path) {

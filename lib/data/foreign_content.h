@@ -12,6 +12,7 @@ namespace fsdp::data {
 struct ForeignContent {
   std::string found;   ///< "is compressed by gzip"
   std::string remedy;  ///< "give its content: zcat PATH | fsdp-data tokenize - ..."
+  bool is_json = false;
 };
 
 /// What a text holds.

@@ -163,8 +163,10 @@ void TextInput::begin() {
     size_bytes_ = file_.size_bytes();
   }
   if (const auto foreign = foreign_to_text(head_, uncompressed_name(path()), kind_)) {
-    if (decompressor_)
-      refuse(util::concat("holds a compressed file that ", foreign->found, "; unpack it first"));
+    if (decompressor_) {
+      refuse(util::concat("holds a compressed file that ", foreign->found, "; ",
+                          foreign->is_json ? foreign->remedy : "unpack it first"));
+    }
     refuse(util::concat(foreign->found, "; ", foreign->remedy));
   }
   if (!std::string_view(head_).starts_with(kByteOrderMark)) return;

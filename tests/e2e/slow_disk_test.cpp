@@ -65,7 +65,8 @@ TEST_F(SlowDisk, DeletesWhatAStoppedRunHasLeft) {
   const fs::path left = folder_ / "out" / "step-00000009";
   fs::create_directories(left);
   std::ofstream(left / "rank-00000.h5") << "unfinished";
-  for (const fs::path& id : {folder_ / "out" / ".run", left / ".unfinished"}) std::ofstream(id) << "0123456789abcdef\n";
+  for (const fs::path& id : {folder_ / "out" / ".run", left / ".unfinished"})
+    std::ofstream(id) << "0123456789abcdef\n";
   const ProgramResult result =
       run("rank-00000.h5", {"checkpoint.interval_steps=0", "checkpoint.save_at_end=false"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
