@@ -94,7 +94,7 @@ class BpeTokenizer final : public VocabularyTokenizer {
   size_t encode_up_to(std::string_view text, size_t stop, bool goes_on, std::vector<int64_t>& ids) const {
     std::unique_ptr<Scratch> scratch = scratch_.take();
     Output out{*scratch, ids};
-    scratch->pattern.begin_text(text.size());
+    scratch->pattern.begin_text(text);
     // Where the text goes on, its end is not certain: an added token or a character may begin there.
     size_t certain = text.size();
     if (goes_on) {

@@ -78,7 +78,7 @@ void replace(Normalizer::Text& text, const SplitPattern& pattern, const std::str
   BoundedText out(text);
   std::string_view rest = text.text;
   SplitPattern::Scratch scratch;
-  scratch.begin_text(rest.size());
+  scratch.begin_text(rest);
   SplitPattern::Match match;
   while (!rest.empty() && pattern.find(rest, false, scratch, match) == SplitPattern::Found::kMatch) {
     (out += rest.substr(0, match.begin)) += content;

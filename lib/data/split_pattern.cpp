@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bitset>
 #include <cstring>
 
 #include "data/unicode_additions.h"
@@ -55,10 +56,35 @@ std::string additions_to(const std::string& property) {
   return ranges;
 }
 
+/// Whether the text has one of these characters. Their first two bytes in UTF-8 tell most others from them.
+bool has_additions(std::string_view text) {
+  static const auto kBeginnings = [] {
+    std::bitset<1 << 16> beginnings;
+    for (const UnicodeAddition& addition : kUnicodeAdditionTable) {
+      for (uint32_t code = addition.first; code <= addition.last; ++code) {
+        std::string bytes;
+        append_utf8(bytes, code);
+        beginnings.set(static_cast<unsigned char>(bytes[0]) << 8 | static_cast<unsigned char>(bytes[1]));
+      }
+    }
+    return beginnings;
+  }();
+  for (size_t i = 0; i + 1 < text.size(); ++i) {
+    const auto first = static_cast<unsigned char>(text[i]);
+    if (first < 0xe0 || !kBeginnings[first << 8 | static_cast<unsigned char>(text[i + 1])]) continue;
+    const uint32_t code = first_code_point(text.substr(i)).value;
+    const auto* const found =
+        std::lower_bound(kUnicodeAdditionTable.begin(), kUnicodeAdditionTable.end(), code,
+                         [](const UnicodeAddition& each, uint32_t value) { return each.last < value; });
+    if (found != kUnicodeAdditionTable.end() && code >= found->first) return true;
+  }
+  return false;
+}
+
 /// Translates a pattern from front to back.
 class Translator {
  public:
-  explicit Translator(const std::string& pattern) : pattern_(pattern) {}
+  Translator(const std::string& pattern, bool additions) : pattern_(pattern), additions_(additions) {}
 
   std::string run() {
     if (valid_utf8_prefix(pattern_) != pattern_.size()) refuse("bytes that are not UTF-8");
@@ -129,7 +155,7 @@ class Translator {
   /// Categories are the same for both, but for the version of Unicode; a script is written so that PCRE2 takes it
   /// without its extensions.
   void write_property(const std::string& name, bool negated) {
-    const std::string additions = additions_to(name);
+    const std::string additions = additions_ ? additions_to(name) : "";
     if (in_class_ && negated && !additions.empty()) refuse("the complement of " + name + " in a class");
     const std::string bare =
         util::concat(negated && additions.empty() ? "\\P{" : "\\p{", name.size() > 2 ? "sc:" : "", name, "}");
@@ -173,6 +199,7 @@ class Translator {
   }
 
   const std::string& pattern_;
+  bool additions_;
   std::string out_;
   size_t i_ = 0;
   bool in_class_ = false;
@@ -203,9 +230,10 @@ SplitPattern::Scratch::Scratch()
   FSDP_CHECK(data_ != nullptr && context_ != nullptr, "out of memory");
 }
 
-void SplitPattern::Scratch::begin_text(size_t bytes) {
-  bytes_ = bytes;
-  effort_left_ = kFreeEffort + kEffortPerByte * static_cast<int64_t>(bytes);
+void SplitPattern::Scratch::begin_text(std::string_view text) {
+  bytes_ = text.size();
+  effort_left_ = kFreeEffort + kEffortPerByte * static_cast<int64_t>(text.size());
+  is_newer_ = has_additions(text);
 }
 
 void SplitPattern::Scratch::spend(size_t bytes) {
@@ -215,32 +243,43 @@ void SplitPattern::Scratch::spend(size_t bytes) {
        " bytes; cut the text into smaller documents or use another tokenizer");
 }
 
-std::string SplitPattern::translate(const std::string& pattern) { return Translator(pattern).run(); }
+std::string SplitPattern::translate(const std::string& pattern, bool additions) {
+  return Translator(pattern, additions).run();
+}
 
 SplitPattern::SplitPattern(const std::string& pattern, bool literal) {
-  std::string text = literal ? pattern : translate(pattern);
+  const std::string text = literal ? pattern : translate(pattern);
   if (literal && valid_utf8_prefix(text) != text.size()) {
     fail(ErrorKind::kData, "the split pattern ", for_message(pattern),
          " is not UTF-8; repair the tokenizer's file");
   }
+  full_ = compile(pattern, text, literal);
+  const std::string plain = literal ? pattern : translate(pattern, /*additions=*/false);
+  plain_ = plain == text ? full_ : compile(pattern, plain, literal);
+}
+
+SplitPattern::Compiled SplitPattern::compile(const std::string& pattern, const std::string& text,
+                                             bool literal) {
+  Compiled out;
   uint32_t options = PCRE2_UTF | PCRE2_NO_UTF_CHECK | PCRE2_USE_OFFSET_LIMIT;
   options |= literal ? PCRE2_LITERAL : PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
   int error = 0;
   size_t place = 0;
-  code_.reset(
+  out.code.reset(
       pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), options, &error, &place, nullptr),
       pcre2_code_free);
-  if (code_ == nullptr) {
+  if (out.code == nullptr) {
     fail(ErrorKind::kData, "the split pattern ", for_message(pattern), " cannot be used (", pcre2_text(error),
          " at byte ", place, " of ", for_message(text), "); use a tokenizer with another pattern");
   }
   uint32_t matches_empty = 0;
-  pcre2_pattern_info(code_.get(), PCRE2_INFO_MATCHEMPTY, &matches_empty);
+  pcre2_pattern_info(out.code.get(), PCRE2_INFO_MATCHEMPTY, &matches_empty);
   if (matches_empty != 0) {
     fail(ErrorKind::kData, "the split pattern ", for_message(pattern),
          " can match an empty text, which is not supported; use a tokenizer with another pattern");
   }
-  jit_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
+  out.jit = pcre2_jit_compile(out.code.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
+  return out;
 }
 
 int SplitPattern::match_at(std::string_view text, uint32_t options, uint32_t steps, bool at_begin,
@@ -248,12 +287,13 @@ int SplitPattern::match_at(std::string_view text, uint32_t options, uint32_t ste
   auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   pcre2_set_match_limit(scratch.context_.get(), steps);
   pcre2_set_offset_limit(scratch.context_.get(), at_begin ? 0 : PCRE2_UNSET);
+  const Compiled& compiled = scratch.is_newer_ ? full_ : plain_;
   auto run = [&] {
-    if (jit_) {
-      return pcre2_jit_match(code_.get(), subject, text.size(), 0, options, scratch.data_.get(),
+    if (compiled.jit) {
+      return pcre2_jit_match(compiled.code.get(), subject, text.size(), 0, options, scratch.data_.get(),
                              scratch.context_.get());
     }
-    return pcre2_match(code_.get(), subject, text.size(), 0, options | PCRE2_NO_UTF_CHECK,
+    return pcre2_match(compiled.code.get(), subject, text.size(), 0, options | PCRE2_NO_UTF_CHECK,
                        scratch.data_.get(), scratch.context_.get());
   };
   const int count = run();

@@ -31,8 +31,9 @@ class SplitPattern {
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
 
-    /// Sets what all searches in a text, one after the other, may cost together; without a call they cost nothing.
-    void begin_text(size_t bytes);
+    /// Sets the text in which all searches follow, one after the other, and with it what they may cost together. Without
+    /// a call they cost nothing.
+    void begin_text(std::string_view text);
 
    private:
     friend class SplitPattern;
@@ -41,6 +42,7 @@ class SplitPattern {
 
     size_t bytes_ = 0;  ///< of the text
     int64_t effort_left_ = INT64_MAX;
+    bool is_newer_ = true;  ///< the text may have characters that PCRE2's tables lack
     std::shared_ptr<pcre2_real_match_data_8> data_;
     std::shared_ptr<pcre2_real_match_context_8> context_;
     std::shared_ptr<pcre2_real_jit_stack_8> stack_;  ///< made when PCRE2's own of 32 KiB is too small
@@ -62,15 +64,20 @@ class SplitPattern {
   /// searches in a text take too many steps (Scratch::begin_text()).
   Found find(std::string_view text, bool goes_on, Scratch& scratch, Match& match) const;
 
-  /// The pattern in PCRE2's syntax.
-  static std::string translate(const std::string& pattern);
+  /// The pattern in PCRE2's syntax; with `additions`, of characters that its tables lack too.
+  static std::string translate(const std::string& pattern, bool additions = true);
 
  private:
   int match_at(std::string_view text, uint32_t options, uint32_t steps, bool at_begin,
                Scratch& scratch) const;
 
-  std::shared_ptr<pcre2_real_code_8> code_;
-  bool jit_ = false;
+  struct Compiled {
+    std::shared_ptr<pcre2_real_code_8> code;
+    bool jit = false;
+  };
+  static Compiled compile(const std::string& pattern, const std::string& text, bool literal);
+
+  Compiled full_, plain_;  ///< plain_: without the characters that PCRE2's tables lack, which is faster
 };
 
 }  // namespace fsdp::data

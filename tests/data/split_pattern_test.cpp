@@ -18,6 +18,19 @@ std::vector<std::string> matches(const SplitPattern& pattern, std::string_view t
   return found;
 }
 
+/// Searches to the end of a text.
+int count_matches(const SplitPattern& pattern, std::string_view text) {
+  SplitPattern::Scratch scratch;
+  scratch.begin_text(text);
+  SplitPattern::Match match;
+  int count = 0;
+  while (!text.empty() && pattern.find(text, false, scratch, match) == SplitPattern::Found::kMatch) {
+    text.remove_prefix(match.end);
+    ++count;
+  }
+  return count;
+}
+
 TEST(SplitPattern, SplitsAsGpt2Does) {
   SplitPattern pattern(kGpt2SplitPattern, false);
   EXPECT_EQ(matches(pattern, "It's  12 o'clock,\n\n  né"),
@@ -68,6 +81,17 @@ TEST(SplitPattern, KnowsTheCharactersOfNewerVersionsOfUnicode) {
   }
 }
 
+TEST(SplitPattern, KnowsThemWhereverTheyAreInAText) {
+  const SplitPattern pattern("\\p{L}+|\\p{S}+", false);
+  for (const auto& [text, count] : {std::pair<std::string, int>{"ab \u1c89\u1c8aa \U0001f6dc\U0001f600", 3},
+                                    {"\U00031350", 1},
+                                    {"\u65e5\u672c", 1},
+                                    {"\U0001f6dd!\U0001f6dc", 2},
+                                    {"\xc3\xa9\u0897", 1}}) {
+    EXPECT_EQ(count_matches(pattern, text), count) << text;
+  }
+}
+
 TEST(SplitPattern, AnchorsAtLineEndsAsOnigurumaDoes) {
   EXPECT_EQ(matches(SplitPattern("x$", false), "x\nxx x").size(), 2u);
   EXPECT_EQ(matches(SplitPattern("\\s+$", false), "a  \nb  c \t"), (std::vector<std::string>{"  ", " \t"}));
@@ -80,24 +104,11 @@ TEST(SplitPattern, FindsMatchesOfAnyLengthAnywhere) {
   const SplitPattern literal("needle", true);
   EXPECT_EQ(matches(literal, blanks + "needle" + blanks + "needle").size(), 2u);
   SplitPattern::Scratch scratch;
-  scratch.begin_text(blanks.size() + words.size());
+  scratch.begin_text(blanks + words);
   SplitPattern::Match match;
   EXPECT_EQ(pattern.find(blanks + words, true, scratch, match), SplitPattern::Found::kUncertain);
   EXPECT_EQ(pattern.find(blanks + words + " ", true, scratch, match), SplitPattern::Found::kMatch);
   EXPECT_EQ(match.end - match.begin, words.size());
-}
-
-/// Searches to the end of a text.
-int count_matches(const SplitPattern& pattern, std::string_view text) {
-  SplitPattern::Scratch scratch;
-  scratch.begin_text(text.size());
-  SplitPattern::Match match;
-  int count = 0;
-  while (!text.empty() && pattern.find(text, false, scratch, match) == SplitPattern::Found::kMatch) {
-    text.remove_prefix(match.end);
-    ++count;
-  }
-  return count;
 }
 
 // Without a sum of steps, each of a million places could take ten million.
