@@ -148,18 +148,33 @@ void require_coverage(std::vector<RangeEntry> ranges, const TensorEntry& entry, 
 constexpr const char* kTooMany =
     "has more ranges in a file than any layout makes; it is damaged, so use another checkpoint";
 
+/// Sets offset and held, if ranges that share files are repeated alike, so that every file holds of them what their first
+/// file does. `ranges`: by file. Otherwise returns false.
+bool set_offsets_by_rule(std::vector<RangeEntry>& ranges) {
+  int64_t last = -1;
+  for (auto begin = ranges.begin(), end = begin; begin != ranges.end(); begin = end) {
+    if (static_cast<int64_t>(begin->file) <= last) return false;
+    last = static_cast<int64_t>(begin->last().file);
+    end = std::find_if(begin, ranges.end(), [&](const RangeEntry& range) {
+      return range.file != begin->file || range.repeats != begin->repeats;
+    });
+    std::sort(begin, end,
+              [](const RangeEntry& x, const RangeEntry& y) { return util::precedes(x.part, y.part); });
+    int64_t held = 0;
+    for (auto range = begin; range != end; ++range) {
+      range->offset = held;
+      held += range->part.numel();
+    }
+    for (auto range = begin; range != end; ++range) range->held = held;
+  }
+  return true;
+}
+
 /// Sets offset and held, which follow from the ranges in the same file.
 void set_offsets(std::vector<RangeEntry>& ranges, ExpansionBudget& budget, const Refuse& refuse) {
   std::sort(ranges.begin(), ranges.end(),
             [](const RangeEntry& a, const RangeEntry& b) { return a.file < b.file; });
-  const auto later = [last = int64_t{-1}](const RangeEntry& range) mutable {
-    return std::exchange(last, std::max(last, static_cast<int64_t>(range.last().file))) <
-           static_cast<int64_t>(range.file);
-  };
-  if (std::all_of(ranges.begin(), ranges.end(), later)) {
-    for (RangeEntry& range : ranges) range.held = range.part.numel();
-    return;
-  }
+  if (set_offsets_by_rule(ranges)) return;
   if (!budget.allows(ranges)) refuse(kTooMany);
   ranges = expanded(ranges);
   std::sort(ranges.begin(), ranges.end(), [](const RangeEntry& a, const RangeEntry& b) {
