@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,10 @@
 namespace fsdp::train {
 namespace fs = std::filesystem;
 namespace {
+
+/// A process that ends at once after a step has usually written the step's line, which nobody writes again when replicas
+/// go on. A disk that stalls for longer keeps no rank waiting.
+constexpr std::chrono::seconds kPatienceWithDisk{1};
 
 /// The lines of the steps that are kept; a line torn by a crash ends the file.
 std::string kept_lines(const std::string& content, const KeptMetrics& kept_steps) {
@@ -215,6 +220,7 @@ void MetricsFile::write_line(const nlohmann::ordered_json& line) {
     if (csv_) csv_->append(csv_row(line));
     if (tensorboard_) tensorboard_->write(line["step"].get<int64_t>(), scalars_of(line));
   });
+  last_.wait_for(kPatienceWithDisk);
 }
 
 }  // namespace fsdp::train

@@ -68,7 +68,8 @@ struct MetricsFormats {
 /// The line of a validation.
 nlohmann::ordered_json validation_line(int64_t step, const Validation& validation);
 
-/// Lines are written by a thread: rank 0 would otherwise keep the other ranks waiting while a disk stalls.
+/// Lines are written by a thread, for which write() waits for a second at most: rank 0 would otherwise keep the other
+/// ranks waiting while a disk stalls.
 class MetricsFile {
  public:
   /// Opens folder/metrics.jsonl. Lines that are not `kept` are dropped: the run writes them again. A run that
