@@ -213,7 +213,8 @@ TEST_F(Saving, ResumingSaysWhatItChoseAndWhatDiffers) {
   EXPECT_THAT(second.err, HasSubstr("resuming from " + (folder_ / "out/step-00000002").string()));
   EXPECT_THAT(second.err, HasSubstr("step-00000004 (it has no manifest.json, so it was never finished)"));
   EXPECT_THAT(second.err, HasSubstr("config differs from the run so far: optimizer.lr: 0.001 -> 0.002"));
-  EXPECT_THAT(second.err, HasSubstr("renamed it to " + (folder_ / "out/step-00000004.incomplete-1").string()));
+  EXPECT_THAT(second.err,
+              HasSubstr("renamed it to " + (folder_ / "out/step-00000004.incomplete-1").string()));
 }
 
 }  // namespace

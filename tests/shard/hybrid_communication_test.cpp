@@ -20,15 +20,18 @@ namespace {
 using testing::ChainRun;
 using ::testing::HasSubstr;
 
-/// Of a third step over a mesh of 2 x 2; the chain is `layers` matrices and the root.
+/// Calls of a third step over a mesh of 2 x 2, with `no_sync` of the two before it too; the chain is four matrices and the
+/// root.
 std::vector<testing::CountingCommunicator::Call> calls_of_a_step(const ShardOptions& options,
                                                                  bool no_sync = false) {
   std::vector<testing::CountingCommunicator::Call> calls;
   comm::run_ranks_as_threads(4, [&](comm::Communicator& communicator) {
     ChainRun run(communicator, options, 4, {}, {.dcn = 2, .data = 2});
     for (int step = 0; step < 3; ++step) {
-      run.calls.clear();
-      run.engine->reset_counters();
+      if (!no_sync) {
+        run.calls.clear();
+        run.engine->reset_counters();
+      }
       run.engine->set_requires_gradient_sync(!no_sync || step == 2);
       run.step();
     }

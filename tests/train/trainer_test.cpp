@@ -50,6 +50,12 @@ TEST_F(TrainerTest, RecordsOfWhatMfuIsAShareAndNoMoreThanAllOfIt) {
   const auto environment = nlohmann::json::parse(util::read_file(folder_ / "out/environment.json"));
   EXPECT_EQ(environment.at("peak_tflops_source"), "measured");
   EXPECT_GE(peaks.front(), environment.at("peak_tflops_a_rank").get<double>());
+  config_.logging.peak_tflops = 1'000;  // more than two threads reach, so that it stays
+  config_.run.output_dir = folder_ / "given";
+  train(2, config_);
+  for (const double given : values_of(folder_ / "given/metrics.jsonl", "peak_tflops"))
+    EXPECT_EQ(given, 1'000);
+  EXPECT_LT(values_of(folder_ / "given/metrics.jsonl", "mfu").back(), 0.1);
 }
 
 TEST_F(TrainerTest, HfuCountsRecomputationAndMfuDoesNot) {
