@@ -1,5 +1,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <chrono>
 #include <future>
@@ -73,6 +74,8 @@ class Meetings {
 
  private:
   void meet() {
+    // A new thread is at device 0, on which another rank may be.
+    const c10::DeviceGuard current(communicator_.device());
     const auto began = std::chrono::steady_clock::now();
     double told_after = kSecondsUntilTold;
     for (;;) {
