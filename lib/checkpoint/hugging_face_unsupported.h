@@ -22,8 +22,9 @@ std::vector<std::string> keys_without_effect(const nlohmann::json& config);
 /// `"KEY": VALUE`, shortened.
 std::string shown_entry(const std::string& key, const nlohmann::json& value);
 
-/// For entries of the config that this version does not know. transformers' own classes ignore such keys, so each is
-/// named in a warning, once in a process. Code that comes with the model (`has_own_code`) may read them: then kCheckpoint.
+/// Reports entries of the config that this version does not know. The classes of transformers ignore such keys, so each
+/// is named in a warning, once in a process. Throws Error(kCheckpoint) if `has_own_code`, because code that comes with the
+/// model may read them.
 void report_unknown_keys(const std::vector<std::string>& entries, bool has_own_code,
                          const std::string& where);
 

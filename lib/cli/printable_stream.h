@@ -8,7 +8,7 @@
 
 namespace fsdp::cli {
 
-/// As long as it lives, `stream` passes on util::printable() of what is written to it. Not thread-safe.
+/// Makes everything printable (util::printable()) that is written to `stream` during its lifetime. Not thread-safe.
 class PrintableStream final : private std::streambuf {
  public:
   explicit PrintableStream(std::ostream& stream) : stream_(stream), to_(stream.rdbuf(this)) {}

@@ -18,7 +18,7 @@ struct ChatOptions {
   /// Allows markers of the template that the tokenizer has no token for (chat_markers.h).
   bool spell_markers = false;
   int threads = 1;
-  /// With kNoChatTemplate: the tokens that the tokenizer puts before texts are put before the prompt.
+  /// Whether the tokens that the tokenizer puts before texts are put before the prompt, with kNoChatTemplate.
   bool begin_of_text = true;
   ProcessLimits limits = {};
 };

@@ -27,8 +27,8 @@ struct Batch {
   at::Tensor inputs, targets;
   int64_t valid_rows = 0;  ///< only the first valid_rows rows count; in training all
   int64_t counted = 0;     ///< targets that count
-  /// Of each row the inputs that are tokens; those behind them are padding. The mesh's axis context divides inputs and
-  /// targets, but not these numbers.
+  /// Number of inputs of each row that are tokens; the inputs behind them are padding. The mesh's axis context divides
+  /// inputs and targets, but not these numbers.
   std::vector<int64_t> row_tokens = {};
   /// [B, T] bool: which inputs are tokens, on the same device as these; undefined: all, or nobody asks.
   at::Tensor is_token = {};
@@ -86,7 +86,7 @@ class TrainLoader final : public BatchSource {
   /// Samples per epoch, of all sets together.
   int64_t num_samples() const;
   int64_t num_tokens() const;
-  /// Of all sets that have a survey; nothing where none has.
+  /// Survey of all sets that have one; nothing if no set has one.
   std::optional<RowSurvey> survey() const;
 
  private:

@@ -8,8 +8,8 @@
 
 namespace fsdp::data {
 
-/// For a program, early in main(): an access to a lost page of a file that is told of below ends the process with a line
-/// on stderr that names the file, and exit code 7, instead of by SIGBUS. Other causes of SIGBUS end it as before.
+/// Makes an access to a lost page of a registered file end the process with a line on stderr that names the file, and
+/// exit code 7, instead of by SIGBUS. Other causes of SIGBUS end it as before. To be called early in main().
 void exit_at_lost_pages();
 
 /// Tells of one mapped file during its lifetime. Thread-safe.
