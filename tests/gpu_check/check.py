@@ -64,7 +64,7 @@ def start(a, work):
         raise CannotStart(f"expected fsdp-train in {a.bin}, found none; build it (scripts/build --cuda)")
     ended = None if a.libtorch else programs.run("fsdp-train", "--version")
     if ended is None or ended.code != 0:
-        folder = libtorch.find(PROJECT, a.libtorch)
+        folder = libtorch.find(PROJECT, a.libtorch, a.device)
         programs, source = Programs(a.bin, work, logs, libtorch.libraries(folder)), str(folder)
         ended = programs.run("fsdp-train", "--version")
     if ended.code != 0:

@@ -205,8 +205,10 @@ class OfTheCpu(Checks):
         made = subprocess.run([PROJECT / "scripts/gpu_check", "--device", "cpu", "--pack", packed], capture_output=True, text=True)
         self.assertEqual(made.returncode, 0, made.stderr)
         packed.rename(moved)
-        environment = dict(script=moved / "scripts/gpu_check", FSDP_BIN_DIR="", OMP_NUM_THREADS="1")
-        code, rows, text = self.check("--device", "cpu", **environment)
+        # Programs that were moved away from their libtorch have to be told where it is.
+        trial = ("--device", "cpu", "--libtorch", (Path(os.environ["FSDP_BIN_DIR"]).parent / "lib/fsdp/libtorch").resolve())
+        environment = dict(script=moved / "scripts/gpu_check", FSDP_BIN_DIR="", FSDP_DEPS_DIR="", OMP_NUM_THREADS="1")
+        code, rows, text = self.check(*trial, **environment)
         self.assertEqual(code, 0, self.said)
         self.assertIn("**11 steps passed, 5 were skipped.**", text)
         self.assertEqual(rows["the same run again"][0], "passed")
@@ -218,7 +220,7 @@ class OfTheCpu(Checks):
                         "case \"$*\" in *move_grads_to_cpu*) sed -i '12s/\"loss\":\\([0-9]\\)/\"loss\":1\\1/' $folder/metrics.jsonl;; "
                         "esac\n", encoding="utf-8")
         real.chmod(0o755)
-        code, rows, _ = self.check("--device", "cpu", "--steps", "float32,offload,two-ranks", **environment)
+        code, rows, _ = self.check(*trial, "--steps", "float32,offload,two-ranks", **environment)
         self.assertEqual(code, 1, self.said)
         self.assertEqual({title: row[0] for title, row in rows.items()}, {
             "losses of the GPU and of the CPU, fp32": "passed", "shards in host memory": "failed", "two ranks and one": "passed"})
@@ -228,8 +230,8 @@ class Libtorch(unittest.TestCase):
     def test_is_taken_where_all_of_it_is_there_in_the_right_version(self):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            for file in libtorch.FILES:
-                self.assertIsNotNone(libtorch.obstacle(folder))
+            for file in libtorch.FILES["cuda"]:
+                self.assertIsNotNone(libtorch.obstacle(folder, "cuda"))
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
                 (folder / file).touch()
             self.assertEqual(libtorch.find(folder, folder), folder.resolve())

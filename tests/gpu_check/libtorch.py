@@ -1,12 +1,13 @@
-"""Where libtorch 2.11 with its CUDA half lies: a folder with torch/lib and nvidia/*/lib, as the wheels make it in .deps/ and
-in a Python's site-packages."""
+"""Where libtorch 2.11 lies, for GPUs with its CUDA half: a folder with torch/lib and nvidia/*/lib, as the wheels make it in
+.deps/ and in a Python's site-packages."""
 import os
 import re
 import sys
 from pathlib import Path
 
 VERSION = "2.11"
-FILES = ("torch/lib/libtorch_cuda.so", "torch/lib/libtorch_cpu.so", "nvidia/cu13/lib/libcudart.so.13")
+FILES = {"cuda": ("torch/lib/libtorch_cuda.so", "torch/lib/libtorch_cpu.so", "nvidia/cu13/lib/libcudart.so.13"),
+         "cpu": ("torch/lib/libtorch_cpu.so", "nvidia/cu13/lib/libcudart.so.13")}
 
 
 class NoLibtorch(Exception):
@@ -23,9 +24,9 @@ def version_of(folder):
     return found.group(1) if found else None
 
 
-def obstacle(folder):
-    """Why the programs cannot use what lies in `folder`; None where they can."""
-    missing = [name for name in FILES if not (folder / name).exists()]
+def obstacle(folder, device):
+    """Why programs for `device` cannot use what lies in `folder`; None where they can."""
+    missing = [name for name in FILES[device] if not (folder / name).exists()]
     if missing:
         return f"{missing[0]} is missing"
     version = version_of(folder)
@@ -39,25 +40,25 @@ def libraries(folder):
     return [folder / "torch/lib", *sorted(folder.glob("nvidia/*/lib"))]
 
 
-def candidates(project):
+def candidates(project, device):
     deps = Path(os.environ.get("FSDP_DEPS_DIR") or project / ".deps")
-    yield deps / "libtorch-2.11.0-cuda"
+    yield deps / f"libtorch-2.11.0-{device}"
     for path in sys.path:
         if path and (Path(path) / "torch").is_dir():
             yield Path(path)
 
 
-def find(project, given=None):
+def find(project, given=None, device="cuda"):
     """The folder, in the order: given, .deps/, the packages of this Python."""
-    looked = [Path(given).resolve()] if given else list(candidates(project))
+    looked = [Path(given).resolve()] if given else list(candidates(project, device))
     found = []
     for folder in looked:
-        why = obstacle(folder)
+        why = obstacle(folder, device)
         if why is None:
             return folder
         if given or folder.exists():
             found.append(f"{folder}, where {why}")
     raise NoLibtorch(
-        f"expected libtorch {VERSION} for CUDA 13 in {project / '.deps'}, or as the package torch of {sys.executable}; found "
+        f"expected libtorch {VERSION}{' for CUDA 13' if device == 'cuda' else ''} in {project / '.deps'}, or as the package torch of {sys.executable}; found "
         f"{'; '.join(found) or 'none'}; install it (python3 -m pip install torch==2.11.0), or name the folder that contains "
         "torch/ and nvidia/ with --libtorch")
