@@ -2,12 +2,12 @@
 
 #include <iostream>
 
-#include "checkpoint/folders.h"
-#include "checkpoint/manifest.h"
-#include "util/dtype.h"
-#include "util/error.h"
-#include "util/log.h"
-#include "util/text.h"
+#include "base/dtype/dtype.h"
+#include "base/util/error.h"
+#include "base/util/log.h"
+#include "base/util/text.h"
+#include "state/manifest/folders.h"
+#include "state/manifest/manifest.h"
 
 namespace fsdp::apps {
 namespace fs = std::filesystem;

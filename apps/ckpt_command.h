@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/consolidate.h"
-#include "checkpoint/sharded_writer.h"
+#include "base/cli/program.h"
+#include "base/util/progress_bar.h"
 #include "ckpt_commands.h"
-#include "cli/program.h"
-#include "util/progress_bar.h"
+#include "state/convert/consolidate.h"
+#include "state/convert/sharded_writer.h"
 
 namespace fsdp::apps {
 

@@ -6,21 +6,21 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/average.h"
-#include "checkpoint/consolidate.h"
-#include "checkpoint/described_model.h"
-#include "checkpoint/diff.h"
-#include "checkpoint/folders.h"
-#include "checkpoint/hugging_face_config.h"
-#include "checkpoint/inspect.h"
-#include "checkpoint/sharded_writer.h"
-#include "checkpoint/stored_model.h"
+#include "base/util/error.h"
+#include "base/util/log.h"
+#include "base/util/text.h"
 #include "ckpt_command.h"
-#include "config/print.h"
-#include "config/value.h"
-#include "util/error.h"
-#include "util/log.h"
-#include "util/text.h"
+#include "setup/config/print.h"
+#include "setup/config/value.h"
+#include "state/convert/average.h"
+#include "state/convert/consolidate.h"
+#include "state/convert/diff.h"
+#include "state/convert/inspect.h"
+#include "state/convert/sharded_writer.h"
+#include "state/hugging_face/described_model.h"
+#include "state/hugging_face/hugging_face_config.h"
+#include "state/manifest/folders.h"
+#include "state/weights/stored_model.h"
 
 namespace fsdp::apps {
 namespace {

@@ -2,22 +2,22 @@
 
 #include <iostream>
 
-#include "checkpoint/adapter.h"
-#include "checkpoint/dcp_export.h"
-#include "checkpoint/dcp_import.h"
-#include "checkpoint/described_model.h"
-#include "checkpoint/hugging_face_model.h"
-#include "checkpoint/peft_folder.h"
-#include "checkpoint/stored_model.h"
+#include "base/util/error.h"
+#include "base/util/log.h"
+#include "base/util/text.h"
 #include "ckpt_command.h"
-#include "generate/load.h"
-#include "gguf/adapter.h"
-#include "gguf/export.h"
-#include "gguf/import.h"
-#include "gguf/reader.h"
-#include "util/error.h"
-#include "util/log.h"
-#include "util/text.h"
+#include "state/convert/dcp_export.h"
+#include "state/convert/dcp_import.h"
+#include "state/convert/hugging_face_model.h"
+#include "state/convert/peft_folder.h"
+#include "state/gguf/adapter.h"
+#include "state/gguf/export.h"
+#include "state/gguf/import.h"
+#include "state/gguf/reader.h"
+#include "state/hugging_face/described_model.h"
+#include "state/weights/adapter.h"
+#include "state/weights/stored_model.h"
+#include "tools/generate/load.h"
 
 namespace fsdp::apps {
 namespace fs = std::filesystem;

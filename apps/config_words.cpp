@@ -1,10 +1,10 @@
 #include "config_words.h"
 
-#include "config/keys.h"
-#include "config/load.h"
-#include "config/print.h"
-#include "plugin/load.h"
-#include "util/error.h"
+#include "base/util/error.h"
+#include "setup/config/keys.h"
+#include "setup/config/load.h"
+#include "setup/config/print.h"
+#include "setup/plugin/load.h"
 
 namespace fsdp::apps {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/page.h"
+#include "base/cli/page.h"
 
 namespace fsdp::apps {
 

@@ -7,21 +7,21 @@
 #include <memory>
 #include <thread>
 
-#include "cli/program.h"
-#include "cli/usage_error.h"
-#include "data/chat_encoder.h"
-#include "data/chat_source.h"
-#include "data/convert.h"
-#include "data/inspect.h"
-#include "data/token_files.h"
-#include "data/tokenize.h"
-#include "data/tokenizer.h"
-#include "data/train_tokenizer.h"
-#include "util/error.h"
-#include "util/log.h"
-#include "util/progress_bar.h"
-#include "util/system.h"
-#include "util/text.h"
+#include "base/cli/program.h"
+#include "base/cli/usage_error.h"
+#include "base/util/error.h"
+#include "base/util/log.h"
+#include "base/util/progress_bar.h"
+#include "base/util/system.h"
+#include "base/util/text.h"
+#include "data/chat/chat_encoder.h"
+#include "data/chat/chat_source.h"
+#include "data/texts/tokenize.h"
+#include "data/texts/train_tokenizer.h"
+#include "data/tokenizers/tokenizer.h"
+#include "data/tokens/convert.h"
+#include "data/tokens/inspect.h"
+#include "data/tokens/token_files.h"
 
 namespace fsdp::apps {
 namespace {

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <iostream>
 
+#include "base/cli/printable_stream.h"
+#include "base/cli/program.h"
+#include "base/cli/usage_error.h"
+#include "base/util/error.h"
 #include "ckpt_commands.h"
-#include "cli/printable_stream.h"
-#include "cli/program.h"
-#include "cli/usage_error.h"
-#include "util/error.h"
 
 int main(int argc, char** argv) {
   using namespace fsdp;

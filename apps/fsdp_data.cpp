@@ -3,11 +3,11 @@
 
 #include <CLI/CLI.hpp>
 
-#include "cli/program.h"
-#include "cli/usage_error.h"
-#include "data/lost_pages.h"
+#include "base/cli/program.h"
+#include "base/cli/usage_error.h"
+#include "base/util/error.h"
+#include "data/tokens/lost_pages.h"
 #include "data_commands.h"
-#include "util/error.h"
 
 int main(int argc, char** argv) {
   CLI::App app("Tokenizes text for fsdp-train, and converts, inspects and decodes token files.", "fsdp-data");

@@ -3,13 +3,13 @@
 #include <cstdlib>
 #include <string>
 
-#include "cli/program.h"
-#include "cli/usage_error.h"
+#include "base/cli/program.h"
+#include "base/cli/usage_error.h"
+#include "base/util/error.h"
+#include "base/util/start_clock.h"
 #include "early_environment.h"
-#include "launch/command_line.h"
-#include "launch/supervisor.h"
-#include "util/error.h"
-#include "util/start_clock.h"
+#include "tools/launch/command_line.h"
+#include "tools/launch/supervisor.h"
 
 int main(int argc, char** argv) {
   using namespace fsdp;

@@ -5,17 +5,17 @@
 #include <string>
 #include <vector>
 
-#include "cli/program.h"
-#include "config/load.h"
-#include "config/presets.h"
+#include "base/cli/program.h"
+#include "base/util/error.h"
+#include "base/util/text.h"
 #include "config_words.h"
-#include "plan/text.h"
 #include "plan_options.h"
-#include "plugin/load.h"
 #include "plugin_option.h"
+#include "setup/config/load.h"
+#include "setup/config/presets.h"
+#include "setup/plugin/load.h"
 #include "simulate_options.h"
-#include "util/error.h"
-#include "util/text.h"
+#include "tools/plan/text.h"
 
 namespace {
 

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
-#include "util/error.h"
-#include "util/text.h"
+#include "base/util/error.h"
+#include "base/util/text.h"
 
 namespace fsdp::apps {
 

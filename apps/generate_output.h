@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "data/tokenizer.h"
-#include "generate/generate.h"
-#include "generate/score.h"
+#include "data/tokenizers/tokenizer.h"
+#include "tools/generate/generate.h"
+#include "tools/generate/score.h"
 
 namespace fsdp::apps {
 

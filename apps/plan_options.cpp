@@ -1,8 +1,8 @@
 #include "plan_options.h"
 
-#include "cli/program.h"
-#include "cli/usage_error.h"
-#include "util/error.h"
+#include "base/cli/program.h"
+#include "base/cli/usage_error.h"
+#include "base/util/error.h"
 
 namespace fsdp::apps {
 

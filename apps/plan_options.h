@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "config/config.h"
-#include "plan/machines.h"
-#include "plan/plan.h"
+#include "setup/config/config.h"
+#include "tools/plan/machines.h"
+#include "tools/plan/plan.h"
 
 namespace fsdp::apps {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/program.h"
+#include "base/cli/program.h"
 
 namespace fsdp::apps {
 

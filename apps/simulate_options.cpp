@@ -2,11 +2,11 @@
 
 #include <utility>
 
-#include "cli/program.h"
-#include "cli/usage_error.h"
-#include "report/timeline_file.h"
-#include "util/error.h"
-#include "util/text.h"
+#include "base/cli/program.h"
+#include "base/cli/usage_error.h"
+#include "base/util/error.h"
+#include "base/util/text.h"
+#include "tools/report/timeline_file.h"
 
 namespace fsdp::apps {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "plan_options.h"
-#include "simulate/simulate.h"
+#include "tools/simulate/simulate.h"
 
 namespace fsdp::apps {
 

@@ -5,19 +5,19 @@
 #include <string>
 #include <vector>
 
-#include "cli/program.h"
-#include "cli/usage_error.h"
-#include "comm/make_communicator.h"
-#include "config/load.h"
-#include "config/presets.h"
-#include "config/print.h"
-#include "doctor/calibrate.h"
-#include "doctor/doctor.h"
-#include "train/device.h"
-#include "util/error.h"
-#include "util/file.h"
-#include "util/mapped_allocator.h"
-#include "util/text.h"
+#include "base/cli/program.h"
+#include "base/cli/usage_error.h"
+#include "base/tensor/mapped_allocator.h"
+#include "base/util/error.h"
+#include "base/util/file.h"
+#include "base/util/text.h"
+#include "comm/backends/make_communicator.h"
+#include "run/train/device.h"
+#include "setup/config/load.h"
+#include "setup/config/presets.h"
+#include "setup/config/print.h"
+#include "tools/doctor/calibrate.h"
+#include "tools/doctor/doctor.h"
 
 namespace fsdp::apps {
 namespace {

@@ -25,9 +25,9 @@
 /// }
 /// \endcode
 
-#include "checkpoint/load.h"
-#include "checkpoint/save.h"
-#include "checkpoint/state_slices.h"
+#include "state/checkpoint/load.h"
+#include "state/checkpoint/save.h"
+#include "state/checkpoint/state_slices.h"
 
 namespace fsdp {
 

@@ -24,11 +24,11 @@
 /// }
 /// \endcode
 
-#include "comm/communicator.h"
-#include "comm/launch_environment.h"
-#include "comm/make_communicator.h"
-#include "comm/options.h"
-#include "comm/thread_communicator.h"
+#include "comm/api/communicator.h"
+#include "comm/api/launch_environment.h"
+#include "comm/backends/make_communicator.h"
+#include "comm/options/options.h"
+#include "comm/threads/thread_communicator.h"
 
 namespace fsdp {
 

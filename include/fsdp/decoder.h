@@ -22,10 +22,10 @@
 /// }
 /// \endcode
 
-#include "nn/decoder.h"
-#include "nn/initialize.h"
-#include "nn/loss.h"
-#include "nn/options.h"
+#include "model/families/options.h"
+#include "model/nn/decoder.h"
+#include "model/nn/initialize.h"
+#include "model/nn/loss.h"
 
 namespace fsdp {
 

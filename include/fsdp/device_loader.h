@@ -27,7 +27,7 @@
 /// }
 /// \endcode
 
-#include "shard/device_loader.h"
+#include "shard/spmd/device_loader.h"
 
 namespace fsdp {
 

@@ -24,7 +24,7 @@
 /// }
 /// \endcode
 
-#include "util/error.h"
+#include "base/util/error.h"
 
 namespace fsdp {
 

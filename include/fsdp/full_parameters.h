@@ -20,7 +20,7 @@
 /// }  // the shards have the new values
 /// \endcode
 
-#include "shard/full_parameters.h"
+#include "shard/state/full_parameters.h"
 
 namespace fsdp {
 

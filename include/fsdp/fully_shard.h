@@ -38,8 +38,8 @@
 /// }
 /// \endcode
 
-#include "shard/fully_shard.h"
-#include "shard/options.h"
+#include "shard/engine/fully_shard.h"
+#include "shard/units/options.h"
 
 namespace fsdp {
 

@@ -21,7 +21,7 @@
 /// }
 /// \endcode
 
-#include "shard/grad_norm.h"
+#include "shard/state/grad_norm.h"
 
 namespace fsdp {
 

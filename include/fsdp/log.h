@@ -14,7 +14,7 @@
 /// }
 /// \endcode
 
-#include "util/log.h"
+#include "base/util/log.h"
 
 namespace fsdp {
 

@@ -19,8 +19,8 @@
 /// }
 /// \endcode
 
-#include "comm/mesh.h"
-#include "comm/options.h"
+#include "comm/api/mesh.h"
+#include "comm/options/options.h"
 
 namespace fsdp {
 

@@ -31,8 +31,8 @@
 /// using Net = fsdp::Hooked<NetImpl>;
 /// \endcode
 
-#include "nn/hooked.h"
-#include "nn/stage.h"
+#include "model/nn/hooked.h"
+#include "model/nn/stage.h"
 
 namespace fsdp {
 

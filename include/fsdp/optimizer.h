@@ -34,10 +34,10 @@
 /// }
 /// \endcode
 
-#include "optim/engine_shards.h"
-#include "optim/optimizer.h"
-#include "optim/optimizer_state.h"
-#include "optim/options.h"
+#include "state/groups/options.h"
+#include "state/optim/engine_shards.h"
+#include "state/optim/optimizer.h"
+#include "state/optim/optimizer_state.h"
 
 namespace fsdp {
 

@@ -2,7 +2,7 @@
 
 /// \file
 /// parallelize(): tensor and sequence parallelism by a plan in the words of torch's parallelize_module, for the
-/// built-in decoders (parallelize_decoder()) and for modules made of the layers of nn/layers.h or of libtorch's Linear and
+/// built-in decoders (parallelize_decoder()) and for modules made of the layers of model/nn/layers.h or of libtorch's Linear and
 /// Embedding, declared as Hooked. The ranks of the mesh's axis model compute each layer together, and fully_shard() cuts their parts over the other axes.
 ///
 /// Collective: not itself, but every forward and backward afterwards, over the group that it was given:
@@ -31,10 +31,10 @@
 /// }
 /// \endcode
 
-#include "nn/decoder.h"
-#include "nn/parallel_plan.h"
-#include "nn/parallelize.h"
-#include "nn/parameter_part.h"
+#include "model/families/parameter_part.h"
+#include "model/nn/decoder.h"
+#include "model/nn/parallel_plan.h"
+#include "model/nn/parallelize.h"
 
 namespace fsdp {
 

@@ -29,8 +29,8 @@
 /// // FSDP_PLUGIN(scores, add_to) at the end of the file, outside all namespaces
 /// \endcode
 
-#include "nn/parameter.h"
-#include "plugin/plugin.h"
+#include "model/nn/parameter.h"
+#include "setup/plugin/plugin.h"
 
 namespace fsdp {
 

@@ -20,7 +20,7 @@
 /// }
 /// \endcode
 
-#include "nn/recompute.h"
+#include "model/nn/recompute.h"
 
 namespace fsdp {
 

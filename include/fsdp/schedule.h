@@ -21,9 +21,9 @@
 /// }
 /// \endcode
 
-#include "optim/grad_scaler.h"
-#include "optim/options.h"
-#include "optim/schedule.h"
+#include "state/groups/grad_scaler.h"
+#include "state/groups/options.h"
+#include "state/groups/schedule.h"
 
 namespace fsdp {
 

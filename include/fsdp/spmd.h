@@ -39,9 +39,9 @@
 /// }
 /// \endcode
 
-#include "shard/optimization_barrier.h"
-#include "shard/spmd_fully_shard.h"
-#include "shard/spmd_module.h"
+#include "shard/spmd/optimization_barrier.h"
+#include "shard/spmd/spmd_fully_shard.h"
+#include "shard/spmd/spmd_module.h"
 
 namespace fsdp {
 

@@ -17,7 +17,7 @@
 /// }
 /// \endcode
 
-#include "shard/state_dict.h"
+#include "shard/state/state_dict.h"
 
 namespace fsdp {
 

@@ -32,8 +32,8 @@
 /// }
 /// \endcode
 
-#include "shard/options.h"
-#include "shard/wrap.h"
+#include "shard/engine/wrap.h"
+#include "shard/units/options.h"
 
 namespace fsdp {
 

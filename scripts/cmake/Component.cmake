@@ -1,4 +1,5 @@
-# fsdp_component(NAME [TORCH] [COLD] [CUDA] [INTERNAL] [LINK targets...]): one folder of lib/ as the static library fsdp::NAME.
+# fsdp_component(NAME [TORCH] [COLD] [CUDA] [INTERNAL] [LINK targets...]): one folder of a zone of lib/ as the static library
+# fsdp::NAME. Its LINK names every component that its files include, and no other.
 # TORCH: shares a precompiled header of libtorch's tensors and modules, a second of templates in each file.
 # COLD: no time of a training step is spent in it, so it is compiled in half the time, with -Og.
 # Each component is installed (Install.cmake), except those that are INTERNAL, of our programs alone.
@@ -15,7 +16,7 @@ endif()
 
 # fsdp::headers: the public headers (include/fsdp), which name what is internal (lib/) by the components' folders.
 file(GLOB public_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/fsdp/*.h")
-file(GLOB internal_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/lib/*/*.h")
+file(GLOB internal_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/lib/*/*/*.h")
 list(FILTER internal_headers EXCLUDE REGEX "_precompiled\\.h$")
 add_library(fsdp_headers INTERFACE)
 add_library(fsdp::headers ALIAS fsdp_headers)
@@ -43,7 +44,7 @@ function(fsdp_use_torch_header target)
     return()
   endif()
   if(target STREQUAL "fsdp_tensor")
-    set(header "${PROJECT_SOURCE_DIR}/lib/util/torch_precompiled.h")
+    set(header "${PROJECT_SOURCE_DIR}/lib/base/tensor/torch_precompiled.h")
     target_precompile_headers(${target} PRIVATE "${header}")
     # What ccache takes for the compiled header (CCACHE_PCH_EXTSUM), which itself has the path of the checkout in it.
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")
@@ -54,6 +55,25 @@ function(fsdp_use_torch_header target)
   else()
     target_precompile_headers(${target} REUSE_FROM fsdp_tensor)
   endif()
+endfunction()
+
+# Notes a component for its zone, the folder around it, and for fsdp::fsdp (Install.cmake).
+function(fsdp_join_zone name)
+  cmake_path(GET CMAKE_CURRENT_SOURCE_DIR PARENT_PATH zone)
+  cmake_path(GET zone FILENAME zone)
+  set_property(GLOBAL APPEND PROPERTY FSDP_COMPONENTS fsdp::${name})
+  set_property(GLOBAL APPEND PROPERTY FSDP_ZONE_${zone} fsdp::${name})
+endfunction()
+
+# fsdp_zone(NAME [LINK targets...]): fsdp::NAME for those who link all components of a zone, and what they need with them.
+function(fsdp_zone name)
+  cmake_parse_arguments(ZONE "" "" "LINK" ${ARGN})
+  get_property(components GLOBAL PROPERTY FSDP_ZONE_${name})
+  add_library(fsdp_${name} INTERFACE)
+  add_library(fsdp::${name} ALIAS fsdp_${name})
+  set_target_properties(fsdp_${name} PROPERTIES EXPORT_NAME ${name})
+  target_link_libraries(fsdp_${name} INTERFACE ${components} ${ZONE_LINK})
+  install(TARGETS fsdp_${name} EXPORT fsdp COMPONENT development)
 endfunction()
 
 function(fsdp_component name)
@@ -70,7 +90,7 @@ function(fsdp_component name)
   set_target_properties(fsdp_${name} PROPERTIES EXPORT_NAME ${name})
   if(NOT ROOM_INTERNAL)
     install(TARGETS fsdp_${name} EXPORT fsdp ARCHIVE DESTINATION lib COMPONENT development)
-    set_property(GLOBAL APPEND PROPERTY FSDP_COMPONENTS fsdp::${name})
+    fsdp_join_zone(${name})
   endif()
   target_link_libraries(fsdp_${name} PUBLIC fsdp::headers ${ROOM_LINK})
   fsdp_flags(fsdp_${name})
@@ -91,8 +111,7 @@ function(fsdp_component name)
   endif()
 endfunction()
 
-# fsdp_options(NAME [LINK targets...]): the plain headers of a component (options.h, ...) as fsdp::NAME, for components
-# that link no libtorch.
+# fsdp_options(NAME [LINK targets...]): a component of headers alone.
 function(fsdp_options name)
   cmake_parse_arguments(OPTIONS "" "" "LINK" ${ARGN})
   add_library(fsdp_${name} INTERFACE)
@@ -100,7 +119,17 @@ function(fsdp_options name)
   target_link_libraries(fsdp_${name} INTERFACE fsdp::headers ${OPTIONS_LINK})
   set_target_properties(fsdp_${name} PROPERTIES EXPORT_NAME ${name})
   install(TARGETS fsdp_${name} EXPORT fsdp COMPONENT development)
+  fsdp_join_zone(${name})
 endfunction()
+
+# fsdp::plugin_interface: what a plug-in compiles against (fsdp_add_plugin() of the CMake package). It takes symbols from the
+# program that loads it.
+add_library(fsdp_plugin_interface INTERFACE)
+add_library(fsdp::plugin_interface ALIAS fsdp_plugin_interface)
+set_target_properties(fsdp_plugin_interface PROPERTIES EXPORT_NAME plugin_interface)
+target_link_libraries(fsdp_plugin_interface INTERFACE fsdp::headers libtorch::cpu nlohmann_json::nlohmann_json)
+target_compile_definitions(fsdp_plugin_interface INTERFACE FSDP_VERSION="${PROJECT_VERSION}")
+install(TARGETS fsdp_plugin_interface EXPORT fsdp COMPONENT development)
 
 # PLUGINS: a program that loads plug-ins. They take symbols from it, so it has all of the components that they build on.
 function(fsdp_program name sources)
@@ -111,7 +140,7 @@ function(fsdp_program name sources)
     set_target_properties(${name} PROPERTIES ENABLE_EXPORTS ON)
     target_link_libraries(${name} PRIVATE fsdp::plugin)
     set(whole "")
-    foreach(component IN ITEMS plugin nn parallel kernels optim data data_options groups outline config tensor dtype util)
+    foreach(component IN ITEMS plugin nn parallel kernels optim loading tokens tokenizers data_options groups families config tensor dtype util)
       list(APPEND whole "$<TARGET_FILE:fsdp_${component}>")
     endforeach()
     list(JOIN whole "," whole)
@@ -163,15 +192,22 @@ function(fsdp_gtest name target)
   endforeach()
 endfunction()
 
-# fsdp_component_test(COMPONENT [LABEL LABEL] [PARTS COUNT] ...): every *_test.cpp of tests/COMPONENT in one binary.
-# Those of tests/ROOM/cuda, in the CUDA flavour, are a binary of their own, which is skipped where there is no GPU.
+# fsdp_component_test(NAME [FOLDERS folder...] [LABEL LABEL] [PARTS COUNT] ...): every *_test.cpp of these folders of tests/, or of
+# tests/NAME, in one binary. Those of their folders cuda/, in the CUDA flavour, are a binary of their own, which is skipped where
+# there is no GPU.
 function(fsdp_component_test component)
-  cmake_parse_arguments(TEST "" "LABEL;PARTS" "" ${ARGN})
+  cmake_parse_arguments(TEST "" "LABEL;PARTS" "FOLDERS;LINK" ${ARGN})
+  if(NOT TEST_FOLDERS)
+    set(TEST_FOLDERS ${component})
+  endif()
+  set(flags ${TEST_UNPARSED_ARGUMENTS} LINK ${TEST_LINK})
   if(NOT TEST_LABEL)
     set(TEST_LABEL unit)
   endif()
-  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${component}/*_test.cpp)
-  fsdp_test_program(${component}_test "${sources}" ${ARGN})
+  list(TRANSFORM TEST_FOLDERS PREPEND "${PROJECT_SOURCE_DIR}/tests/")
+  list(TRANSFORM TEST_FOLDERS APPEND "/*_test.cpp" OUTPUT_VARIABLE patterns)
+  file(GLOB sources CONFIGURE_DEPENDS ${patterns})
+  fsdp_test_program(${component}_test "${sources}" ${flags})
   target_link_libraries(${component}_test PRIVATE GTest::gtest_main)
   # The longest start first.
   set(properties LABELS ${TEST_LABEL} COST $<IF:$<STREQUAL:${TEST_LABEL},processes>,1000,0>)
@@ -180,10 +216,11 @@ function(fsdp_component_test component)
   endif()
   fsdp_gtest(${component} ${component}_test ${properties})
 
-  file(GLOB gpu_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${component}/cuda/*_test.cpp)
+  list(TRANSFORM TEST_FOLDERS APPEND "/cuda/*_test.cpp" OUTPUT_VARIABLE patterns)
+  file(GLOB gpu_sources CONFIGURE_DEPENDS ${patterns})
   if(FSDP_WITH_CUDA AND gpu_sources)
-    fsdp_test_program(${component}_gpu_test "${gpu_sources};${PROJECT_SOURCE_DIR}/tests/support/gpu_main.cpp" ${ARGN})
-    target_link_libraries(${component}_gpu_test PRIVATE GTest::gtest fsdp::cuda libtorch::cuda libtorch::cuda_headers)
+    fsdp_test_program(${component}_gpu_test "${gpu_sources};${PROJECT_SOURCE_DIR}/tests/support/gpu_main.cpp" ${flags})
+    target_link_libraries(${component}_gpu_test PRIVATE GTest::gtest fsdp::device libtorch::cuda libtorch::cuda_headers)
     add_test(NAME ${FSDP_TEST_PREFIX}${component}_gpu COMMAND ${component}_gpu_test)
     # One at a time: each measures memory that it takes to be its own.
     set_tests_properties(${FSDP_TEST_PREFIX}${component}_gpu PROPERTIES TIMEOUT 1800 LABELS "unit;gpu" SKIP_RETURN_CODE 77

@@ -7,7 +7,7 @@ if(NOT EXISTS "${FSDP_JINJA_DIR}/common/jinja/runtime.h")
   message(FATAL_ERROR "llama.cpp's engine for chat templates was expected in ${FSDP_JINJA_DIR} and is not there; "
                       "run scripts/install_dependencies or set FSDP_JINJA_DIR")
 endif()
-# A copy whose conversions of values call lib/data/chat_python.h.
+# A copy whose conversions of values call lib/data/chat/chat_python.h.
 set(jinja_folder "${CMAKE_BINARY_DIR}/jinja")
 set(jinja_common "${jinja_folder}/common")
 set(jinja_patch "${CMAKE_CURRENT_LIST_DIR}/jinja.patch")

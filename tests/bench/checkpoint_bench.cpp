@@ -13,14 +13,14 @@
 #include <functional>
 #include <iostream>
 
-#include "checkpoint/load.h"
-#include "checkpoint/state_slices.h"
+#include "base/util/log.h"
+#include "run/train/checkpointer.h"
+#include "run/train/run_parts.h"
+#include "state/checkpoint/load.h"
+#include "state/checkpoint/state_slices.h"
 #include "support/checkpoint_fixtures.h"
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
-#include "train/checkpointer.h"
-#include "train/run_parts.h"
-#include "util/log.h"
 
 namespace fsdp {
 namespace {

@@ -8,9 +8,9 @@
 #include <cstdlib>
 #include <functional>
 
-#include "checkpoint/shard_set.h"
+#include "base/util/log.h"
+#include "state/weights/shard_set.h"
 #include "support/synthetic_checkpoint.h"
-#include "util/log.h"
 
 namespace fsdp {
 namespace {

@@ -6,7 +6,7 @@
 // For worlds of 2 and of 4 processes and wholes of 256 KiB to 64 MiB (what an all-gather gives, what a
 // reduce-scatter takes; float32), each round runs all of them in turn, so that a busy machine disturbs all
 // alike. An all-gather's input is a shard of its own, as in training in fp32; its output over shared memory
-// is taken anew each time, as for a unit, and common to the ranks (comm/communicator.h). Other buffers are
+// is taken anew each time, as for a unit, and common to the ranks (comm/api/communicator.h). Other buffers are
 // those that the communicator allocates. The memcpy is of the bytes that an all-gather without common memory
 // fetches from others, in all processes at once. A shift is of as many. Times are medians on rank 0, from a barrier to its end of
 // the collective. "moved" is what all ranks' copies and additions over shared memory have read and written,
@@ -30,12 +30,12 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <vector>
 
-#include "comm/communicator.h"
-#include "comm/connect_group.h"
-#include "comm/gloo_communicator.h"
-#include "comm/memory_operations.h"
+#include "base/util/error.h"
+#include "comm/api/communicator.h"
+#include "comm/api/memory_operations.h"
+#include "comm/backends/connect_group.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "support/free_port.h"
-#include "util/error.h"
 
 namespace fsdp {
 namespace {

@@ -17,15 +17,15 @@
 #include <string>
 #include <vector>
 
-#include "comm/make_communicator.h"
-#include "config/load.h"
-#include "nn/decoder.h"
-#include "nn/loss.h"
-#include "shard/fully_shard.h"
-#include "train/device.h"
-#include "util/clock.h"
-#include "util/dtype.h"
-#include "util/error.h"
+#include "base/dtype/dtype.h"
+#include "base/util/clock.h"
+#include "base/util/error.h"
+#include "comm/backends/make_communicator.h"
+#include "model/nn/decoder.h"
+#include "model/nn/loss.h"
+#include "run/train/device.h"
+#include "setup/config/load.h"
+#include "shard/engine/fully_shard.h"
 
 namespace fsdp {
 namespace {

@@ -16,11 +16,11 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "comm/fake_communicator.h"
-#include "shard/fully_shard.h"
+#include "base/device/cuda.h"
+#include "base/util/error.h"
+#include "comm/fake/fake_communicator.h"
+#include "shard/engine/fully_shard.h"
 #include "support/tiny_models.h"
-#include "util/cuda.h"
-#include "util/error.h"
 
 namespace fsdp {
 namespace {

@@ -17,7 +17,7 @@
 #include <random>
 #include <vector>
 
-#include "util/matrix_units.h"
+#include "base/util/matrix_units.h"
 
 // g++ 12 takes the undefined operands within intrinsics for uninitialized ones in functions with a target attribute.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

@@ -7,9 +7,9 @@
 #include <cstdlib>
 #include <thread>
 
-#include "data/loader.h"
-#include "data/prefetch.h"
-#include "util/error.h"
+#include "base/util/error.h"
+#include "data/loading/loader.h"
+#include "data/loading/prefetch.h"
 
 namespace {
 

@@ -16,9 +16,9 @@
 #include <iterator>
 #include <vector>
 
-#include "comm/gloo_communicator.h"
-#include "comm/mpi_communicator.h"
-#include "util/error.h"
+#include "base/util/error.h"
+#include "comm/gloo/gloo_communicator.h"
+#include "comm/mpi/mpi_communicator.h"
 
 namespace fsdp {
 namespace {

@@ -37,15 +37,15 @@
 #include <thread>
 #include <vector>
 
-#include "comm/host_ranks.h"
-#include "comm/run_store.h"
+#include "base/util/error.h"
+#include "base/util/start_clock.h"
+#include "base/util/text.h"
+#include "comm/api/run_store.h"
+#include "comm/shm/host_ranks.h"
 #include "support/free_port.h"
 #include "support/node_crowd.h"
 #include "support/program_path.h"
 #include "support/run_program.h"
-#include "util/error.h"
-#include "util/start_clock.h"
-#include "util/text.h"
 
 namespace fsdp {
 namespace {

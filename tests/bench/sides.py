@@ -43,7 +43,7 @@ class Model:
         return self.multiplied() + looked_up * self.hidden
 
     def training_flops_per_token(self):
-        """As lib/nn/decoder.h has it."""
+        """As lib/model/nn/decoder.h has it."""
         return 6.0 * self.multiplied() + 12.0 * self.layers * self.hidden * self.sequence
 
 
@@ -259,7 +259,7 @@ resume = "never"
 
 
 def waited_s(trace, warmup):
-    """Seconds that a rank waited for collectives after the warm-up (lib/comm/trace_event.h)."""
+    """Seconds that a rank waited for collectives after the warm-up (lib/comm/events/trace_event.h)."""
     total = 0.0
     for line in trace.read_text(encoding="utf-8").splitlines():
         event = json.loads(line)

@@ -43,7 +43,7 @@ def parse_arguments():
     p.add_argument("--ac", action="store_true", help="activation checkpointing of each block")
     p.add_argument("--offload", action="store_true", help="FSDP2's CPU offload")
     p.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    p.add_argument("--backend", default="gloo", choices=["gloo", "fsdp_shm"], help="for tensors in host memory (scripts/torch_backend)")
+    p.add_argument("--backend", default="gloo", choices=["gloo", "fsdp_shm"], help="for tensors in host memory (torch_backend)")
     p.add_argument("--data", help="token file; not needed with --steps 0")
     p.add_argument("--init", help="safetensors of the first weights, with Hugging Face's names")
     p.add_argument("--save", help="write the last weights to this safetensors file")

@@ -17,19 +17,19 @@
 #include <string>
 #include <vector>
 
-#include "comm/launch_environment.h"
-#include "comm/make_communicator.h"
-#include "comm/mesh.h"
-#include "config/load.h"
-#include "nn/decoder.h"
-#include "nn/initialize.h"
-#include "nn/loss.h"
-#include "optim/engine_shards.h"
-#include "shard/fully_shard.h"
-#include "shard/grad_norm.h"
-#include "shard/spmd_fully_shard.h"
-#include "util/clock.h"
-#include "util/error.h"
+#include "base/util/clock.h"
+#include "base/util/error.h"
+#include "comm/api/launch_environment.h"
+#include "comm/api/mesh.h"
+#include "comm/backends/make_communicator.h"
+#include "model/nn/decoder.h"
+#include "model/nn/initialize.h"
+#include "model/nn/loss.h"
+#include "setup/config/load.h"
+#include "shard/engine/fully_shard.h"
+#include "shard/spmd/spmd_fully_shard.h"
+#include "shard/state/grad_norm.h"
+#include "state/optim/engine_shards.h"
 
 namespace fsdp {
 namespace {

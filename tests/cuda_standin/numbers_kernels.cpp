@@ -1,4 +1,4 @@
-// Runs the kernels of lib/kernels/cuda by the emulator (tests/support/cuda_emulator.h), on the arguments with
+// Runs the kernels of lib/model/kernels/cuda by the emulator (tests/support/cuda_emulator.h), on the arguments with
 // which the program launches them.
 
 #include <cxxabi.h>
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/stream_launch.cuh"
+#include "model/kernels/cuda/stream_launch.cuh"
 #include "standin.h"
 
 namespace standin {

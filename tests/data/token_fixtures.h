@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/util/error.h"
 #include "support/temporary_folder.h"
-#include "util/error.h"
 
 namespace fsdp::data {
 

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "data/token_files.h"
+#include "data/texts/tokenize.h"
 #include "data/token_fixtures.h"
-#include "data/tokenize.h"
-#include "data/tokenizer.h"
+#include "data/tokenizers/tokenizer.h"
+#include "data/tokens/token_files.h"
 #include "support/source_folder.h"
 
 namespace fsdp::data {

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/folders.h"
 #include "e2e/programs.h"
+#include "state/manifest/folders.h"
 #include "support/tiny_config.h"
 
 namespace fsdp::e2e {

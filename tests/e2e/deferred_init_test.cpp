@@ -5,10 +5,10 @@
 
 #include <cstdio>
 
-#include "config/load.h"
 #include "e2e/programs.h"
-#include "plan/plan.h"
+#include "setup/config/load.h"
 #include "support/tiny_config.h"
+#include "tools/plan/plan.h"
 
 namespace fsdp::e2e {
 namespace {

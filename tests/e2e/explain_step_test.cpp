@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/util/error.h"
 #include "e2e/programs.h"
-#include "util/error.h"
 
 namespace fsdp::e2e {
 namespace {

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/util/file.h"
 #include "e2e/programs.h"
-#include "util/file.h"
 
 namespace fsdp::e2e {
 namespace {

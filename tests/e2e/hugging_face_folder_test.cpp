@@ -5,9 +5,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/util/file.h"
 #include "e2e/programs.h"
 #include "support/source_folder.h"
-#include "util/file.h"
 
 namespace fsdp::e2e {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "base/util/file.h"
 #include "e2e/programs.h"
 #include "support/source_folder.h"
-#include "util/file.h"
 
 namespace fsdp::e2e {
 namespace {

@@ -5,11 +5,11 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include "checkpoint/folders.h"
+#include "base/util/error.h"
 #include "e2e/programs.h"
+#include "state/manifest/folders.h"
 #include "support/checkpoint_fixtures.h"
 #include "support/tiny_config.h"
-#include "util/error.h"
 
 namespace fsdp::e2e {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "base/util/error.h"
+#include "base/util/file.h"
 #include "e2e/programs.h"
-#include "util/error.h"
-#include "util/file.h"
 
 namespace fsdp::e2e {
 namespace {

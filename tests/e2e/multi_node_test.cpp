@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/folders.h"
 #include "e2e/programs.h"
+#include "state/manifest/folders.h"
 #include "support/free_port.h"
 #include "support/network_hosts.h"
 

@@ -1,17 +1,17 @@
 // fsdp-train under fsdp-launch --replica-size: processes die, are replaced, and the run ends with the weights, the
-// optimizer state and the metrics of one process that nothing disturbed. tests/train/replicas_test.cpp has the parts.
+// optimizer state and the metrics of one process that nothing disturbed. tests/run/train/replicas_test.cpp has the parts.
 
 #include <gmock/gmock.h>
 
 #include <memory>
 
+#include "base/util/error.h"
 #include "e2e/programs.h"
 #include "support/checkpoint_contents.h"
 #include "support/free_port.h"
 #include "support/network_hosts.h"
 #include "support/source_folder.h"
 #include "support/tiny_config.h"
-#include "util/error.h"
 
 namespace fsdp::e2e {
 namespace {

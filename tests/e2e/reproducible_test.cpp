@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "base/util/file.h"
 #include "e2e/programs.h"
 #include "support/network_hosts.h"
 #include "support/tiny_config.h"
-#include "util/file.h"
 
 namespace fsdp::e2e {
 namespace {

@@ -8,9 +8,9 @@
 #include <cstdlib>
 #include <random>
 
-#include "checkpoint/folders.h"
-#include "checkpoint/inspect.h"
 #include "e2e/programs.h"
+#include "state/convert/inspect.h"
+#include "state/manifest/folders.h"
 #include "support/checkpoint_contents.h"
 #include "support/tiny_config.h"
 

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/util/error.h"
 #include "e2e/programs.h"
-#include "util/error.h"
 
 namespace fsdp::e2e {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <cmath>
 
-#include "checkpoint/weights.h"
 #include "e2e/programs.h"
+#include "state/weights/weights.h"
 #include "support/tiny_config.h"
 
 namespace fsdp::e2e {

@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "checkpoint/dcp_folder.h"
 #include "fuzz/fuzz_target.h"
+#include "state/dcp/dcp_folder.h"
 
 namespace fsdp::fuzz {
 

@@ -15,7 +15,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "util/error.h"
+#include "base/util/error.h"
 
 namespace fsdp::fuzz {
 

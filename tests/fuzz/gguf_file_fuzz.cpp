@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "fuzz/fuzz_target.h"
-#include "gguf/reader.h"
+#include "state/gguf/reader.h"
 
 namespace fsdp::fuzz {
 

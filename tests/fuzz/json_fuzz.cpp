@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/util/json.h"
 #include "fuzz/fuzz_target.h"
-#include "util/json.h"
 
 namespace fsdp::fuzz {
 namespace {

@@ -13,11 +13,11 @@
 #include <string>
 #include <vector>
 
+#include "base/util/file.h"
+#include "base/util/json.h"
+#include "base/util/text.h"
 #include "fuzz/targets.h"
 #include "support/resident_memory.h"
-#include "util/file.h"
-#include "util/json.h"
-#include "util/text.h"
 
 namespace fsdp::fuzz {
 namespace {

@@ -5,13 +5,13 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/hugging_face_config.h"
-#include "checkpoint/peft_folder.h"
-#include "config/load.h"
+#include "base/util/json.h"
 #include "fuzz/fuzz_target.h"
 #include "fuzz/targets.h"
-#include "report/run_record.h"
-#include "util/json.h"
+#include "setup/config/load.h"
+#include "state/convert/peft_folder.h"
+#include "state/hugging_face/hugging_face_config.h"
+#include "tools/report/run_record.h"
 
 namespace fsdp::fuzz {
 namespace {

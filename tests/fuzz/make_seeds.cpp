@@ -6,17 +6,17 @@
 #include <fstream>
 #include <iostream>
 
-#include "checkpoint/manifest.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/shard_file.h"
+#include "base/util/file.h"
 #include "data/compressed_fixtures.h"
 #include "data/parquet_fixtures.h"
-#include "data/piece_model.h"
-#include "data/sentencepiece_model.h"
-#include "data/token_format.h"
-#include "data/vocabulary.h"
-#include "gguf/writer.h"
-#include "util/file.h"
+#include "data/tokenizers/piece_model.h"
+#include "data/tokenizers/sentencepiece_model.h"
+#include "data/tokenizers/vocabulary.h"
+#include "data/tokens/token_format.h"
+#include "state/gguf/writer.h"
+#include "state/manifest/manifest.h"
+#include "state/weights/safetensors.h"
+#include "state/weights/shard_file.h"
 
 namespace fs = std::filesystem;
 using namespace fsdp::checkpoint;

@@ -3,9 +3,9 @@
 
 #include <string_view>
 
-#include "checkpoint/manifest.h"
-#include "checkpoint/raw_file.h"
 #include "fuzz/fuzz_target.h"
+#include "state/manifest/manifest.h"
+#include "state/manifest/raw_file.h"
 
 namespace fsdp::fuzz {
 

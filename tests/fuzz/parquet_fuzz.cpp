@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "data/parquet_rows.h"
+#include "data/texts/parquet_rows.h"
 #include "fuzz/fuzz_target.h"
 
 namespace fsdp::fuzz {

@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <string>
 
+#include "base/util/file.h"
 #include "fuzz/targets.h"
-#include "util/file.h"
 
 namespace fsdp::fuzz {
 namespace {

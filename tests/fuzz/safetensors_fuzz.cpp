@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "checkpoint/safetensors.h"
 #include "fuzz/fuzz_target.h"
+#include "state/weights/safetensors.h"
 
 namespace fsdp::fuzz {
 

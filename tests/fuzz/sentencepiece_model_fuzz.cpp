@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/sentencepiece_tokenizer.h"
+#include "data/tokenizers/sentencepiece_tokenizer.h"
 #include "fuzz/fuzz_target.h"
 
 namespace fsdp::fuzz {

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "checkpoint/shard_file.h"
 #include "fuzz/fuzz_target.h"
+#include "state/weights/shard_file.h"
 
 namespace fsdp::fuzz {
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "data/text_input.h"
+#include "data/texts/text_input.h"
 #include "fuzz/fuzz_target.h"
 
 namespace fsdp::fuzz {

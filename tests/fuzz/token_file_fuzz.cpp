@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/token_files.h"
+#include "data/tokens/token_files.h"
 #include "fuzz/fuzz_target.h"
 
 namespace fsdp::fuzz {

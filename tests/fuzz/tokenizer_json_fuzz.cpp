@@ -4,8 +4,8 @@
 #include <string_view>
 #include <vector>
 
-#include "data/vocabulary.h"
-#include "data/vocabulary_tokenizer.h"
+#include "data/tokenizers/vocabulary.h"
+#include "data/tokenizers/vocabulary_tokenizer.h"
 #include "fuzz/fuzz_target.h"
 
 namespace fsdp::fuzz {

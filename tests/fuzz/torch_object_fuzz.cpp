@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "checkpoint/torch_object.h"
 #include "fuzz/fuzz_target.h"
+#include "state/dcp/torch_object.h"
 
 namespace fsdp::fuzz {
 

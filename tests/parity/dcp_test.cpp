@@ -7,10 +7,10 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "base/util/text.h"
 #include "e2e/programs.h"
 #include "support/source_folder.h"
 #include "support/tiny_config.h"
-#include "util/text.h"
 
 namespace fsdp::parity {
 namespace {

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "e2e/programs.h"
-#include "gguf/gguf_fixtures.h"
+#include "state/gguf/gguf_fixtures.h"
 #include "support/build_model.h"
 
 namespace fsdp::parity {

@@ -10,16 +10,16 @@
 #include <sstream>
 #include <tuple>
 
-#include "checkpoint/hugging_face_config.h"
+#include "base/util/error.h"
+#include "base/util/file.h"
 #include "e2e/programs.h"
-#include "nn/options.h"
+#include "model/families/options.h"
+#include "state/hugging_face/hugging_face_config.h"
 #include "support/build_model.h"
 #include "support/safetensors_files.h"
 #include "support/source_folder.h"
 #include "support/tiny_config.h"
 #include "support/tiny_models.h"
-#include "util/error.h"
-#include "util/file.h"
 
 namespace fsdp::parity {
 namespace {

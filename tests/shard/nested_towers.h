@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "nn/stage.h"
+#include "model/nn/stage.h"
 #include "support/readable.h"
 
 namespace fsdp::shard::nesting {

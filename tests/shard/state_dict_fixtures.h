@@ -8,9 +8,9 @@
 #include <map>
 #include <string>
 
-#include "shard/state_dict.h"
+#include "base/util/error.h"
+#include "shard/state/state_dict.h"
 #include "support/shard_setups.h"
-#include "util/error.h"
 
 namespace fsdp::testing {
 

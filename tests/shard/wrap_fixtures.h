@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "shard/wrap.h"
+#include "shard/engine/wrap.h"
 #include "support/nested_models.h"
 #include "support/tiny_models.h"
 #include "support/wrapped_paths.h"

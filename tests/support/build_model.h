@@ -4,15 +4,15 @@
 
 #include <memory>
 
-#include "comm/communicator.h"
-#include "nn/decoder.h"
-#include "shard/wrap_policy.h"
-#include "train/initial_weights.h"
+#include "comm/api/communicator.h"
+#include "model/nn/decoder.h"
+#include "run/train/initial_weights.h"
+#include "shard/engine/wrap_policy.h"
 
 namespace fsdp::testing {
 
 /// The whole model of the options with its first weights, in the memory of this process; a sharded run builds
-/// it part by part (train/run_parts.h) and starts with the same values. Weights are random from (seed, name),
+/// it part by part (run/train/run_parts.h) and starts with the same values. Weights are random from (seed, name),
 /// or read from options.init_from, where every parameter must be found with its shape. Throws Error(kUsage)
 /// for impossible shapes and Error(kCheckpoint) for weights that do not fit.
 inline std::shared_ptr<nn::Stage> build_model(const nn::ModelOptions& options, uint64_t seed) {

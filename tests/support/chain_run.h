@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/thread_communicator.h"
-#include "nn/recompute.h"
-#include "shard/engine.h"
+#include "comm/threads/thread_communicator.h"
+#include "model/nn/recompute.h"
+#include "shard/engine/engine.h"
 #include "support/counting_communicator.h"
 #include "support/layout_under_test.h"
 #include "support/tiny_models.h"

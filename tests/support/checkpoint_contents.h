@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/load.h"
+#include "state/checkpoint/load.h"
 #include "support/checkpoint_fixtures.h"
 
 namespace fsdp::testing {

@@ -12,14 +12,14 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/folders.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/raw_file.h"
-#include "checkpoint/save.h"
-#include "comm/thread_communicator.h"
+#include "base/util/error.h"
+#include "base/util/file.h"
+#include "comm/threads/thread_communicator.h"
+#include "state/checkpoint/save.h"
+#include "state/manifest/folders.h"
+#include "state/manifest/manifest.h"
+#include "state/manifest/raw_file.h"
 #include "support/temporary_folder.h"
-#include "util/error.h"
-#include "util/file.h"
 
 namespace fsdp::testing {
 

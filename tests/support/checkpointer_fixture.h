@@ -9,14 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "comm/thread_communicator.h"
+#include "base/util/log.h"
+#include "comm/threads/thread_communicator.h"
+#include "run/train/checkpointer.h"
+#include "run/train/run_parts.h"
 #include "support/blocked_folder.h"
 #include "support/sharded_run.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_config.h"
-#include "train/checkpointer.h"
-#include "train/run_parts.h"
-#include "util/log.h"
 
 namespace fsdp::train {
 

@@ -12,13 +12,13 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
-#include "comm/connect_group.h"
-#include "comm/gloo_communicator.h"
-#include "comm/mpi_communicator.h"
-#include "comm/shm_communicator.h"
-#include "comm/stream_communicator.h"
+#include "base/util/error.h"
+#include "comm/api/stream_communicator.h"
+#include "comm/backends/connect_group.h"
+#include "comm/gloo/gloo_communicator.h"
+#include "comm/mpi/mpi_communicator.h"
+#include "comm/shm/shm_communicator.h"
 #include "support/free_port.h"
-#include "util/error.h"
 
 namespace fsdp::testing {
 
@@ -116,7 +116,7 @@ inline std::vector<int> hosts_in(const std::string& backend, int world_size) {
   return hosts;
 }
 
-/// Whether this process is one of those that tests/comm/mpi_test.cpp has started by mpirun.
+/// Whether this process is one of those that tests/comm/mpi/mpi_test.cpp has started by mpirun.
 inline bool is_started_by_mpirun() { return std::getenv("FSDP_TEST_MPI") != nullptr; }
 
 /// The first ranks of the run of MPI, of which this process is one: the body runs in each of theirs. On hosts as they are, with

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "util/tensor_memory.h"
+#include "base/tensor/tensor_memory.h"
 
 namespace fsdp::testing {
 

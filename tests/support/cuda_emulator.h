@@ -1,6 +1,6 @@
 #pragma once
 
-// Runs the kernels of lib/kernels/cuda on the CPU, without a GPU: a block's threads are fibers, which give
+// Runs the kernels of lib/model/kernels/cuda on the CPU, without a GPU: a block's threads are fibers, which give
 // way to each other where a GPU's threads wait for each other. It finds
 //   - barriers and shuffles that not all threads reach, or that they reach at different places in the source,
 //   - packs that are not aligned (require()),
@@ -24,7 +24,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/thread_model.cuh"
+#include "model/kernels/cuda/thread_model.cuh"
 
 namespace fsdp::kernels::cuda {
 
@@ -205,7 +205,7 @@ class EmulatedBlock {
   std::exception_ptr failure_;
 };
 
-/// Launches kernels (kernels/cuda/thread_model.cuh).
+/// Launches kernels (model/kernels/cuda/thread_model.cuh).
 class EmulatedLaunch {
  public:
   explicit EmulatedLaunch(Schedule schedule = Schedule::kAscending) : schedule_(schedule) {}

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "nn/decoder.h"
-#include "shard/wrap_policy.h"
+#include "model/nn/decoder.h"
+#include "shard/engine/wrap_policy.h"
 
 namespace fsdp::testing {
 

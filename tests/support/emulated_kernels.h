@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/element.h"
+#include "model/kernels/element.h"
 #include "support/cuda_emulator.h"
 
 namespace fsdp::kernels::cuda {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/stream_communicator.h"
+#include "comm/api/stream_communicator.h"
 #include "support/fake_device.h"
 #include "support/forwarding_communicator.h"
 

@@ -9,8 +9,8 @@
 #include <chrono>
 #include <utility>
 
+#include "base/util/error.h"
 #include "support/fake_device_parts.h"
-#include "util/error.h"
 
 namespace fsdp::testing {
 namespace {

@@ -28,8 +28,8 @@
 #include <string>
 #include <vector>
 
+#include "base/device/device_graph.h"
 #include "support/stream_recorder.h"
-#include "util/device_graph.h"
 
 namespace fsdp::testing {
 

@@ -3,8 +3,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/from_blob.h>
 
+#include "base/util/error.h"
 #include "support/fake_device_parts.h"
-#include "util/error.h"
 
 namespace fsdp::testing {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/util/error.h"
 #include "support/fake_device_parts.h"
-#include "util/error.h"
 
 namespace fsdp::testing {
 namespace {

@@ -14,8 +14,8 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "base/util/error.h"
 #include "support/fake_device_parts.h"
-#include "util/error.h"
 
 namespace fsdp::testing {
 namespace {

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/forwarding_communicator.h"
+#include "comm/api/forwarding_communicator.h"
 
 namespace fsdp::testing {
 

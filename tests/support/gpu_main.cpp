@@ -5,7 +5,7 @@
 
 #include <cstdio>
 
-#include "util/cuda.h"
+#include "base/device/cuda.h"
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);

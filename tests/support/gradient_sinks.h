@@ -7,7 +7,7 @@
 #include <memory>
 #include <optional>
 
-#include "kernels/gradient_sink.h"
+#include "model/kernels/gradient_sink.h"
 
 namespace fsdp::kernels {
 

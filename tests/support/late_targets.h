@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <vector>
 
-#include "data/token_writer.h"
+#include "data/tokens/token_writer.h"
 #include "support/token_file.h"
 
 namespace fsdp::testing {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "shard/fully_shard.h"
+#include "shard/engine/fully_shard.h"
 
 namespace fsdp::testing {
 

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <string>
 
-#include "util/log.h"
+#include "base/util/log.h"
 
 namespace fsdp::testing {
 

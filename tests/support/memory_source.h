@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "checkpoint/dcp_writer.h"
-#include "checkpoint/weights.h"
+#include "state/dcp/dcp_writer.h"
+#include "state/weights/weights.h"
 #include "support/checkpoint_fixtures.h"
 
 namespace fsdp::testing {

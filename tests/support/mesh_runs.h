@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/folders.h"
+#include "state/manifest/folders.h"
 #include "support/checkpoint_contents.h"
 #include "support/trainer_fixture.h"
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "shard/wrap_policy.h"
+#include "base/util/error.h"
+#include "shard/engine/wrap_policy.h"
 #include "support/tiny_models.h"
-#include "util/error.h"
 
 namespace fsdp::testing {
 

@@ -19,12 +19,12 @@
 #include <utility>
 #include <vector>
 
-#include "launch/endpoint.h"
-#include "launch/message.h"
-#include "launch/poller.h"
-#include "launch/token.h"
-#include "util/error.h"
-#include "util/limits.h"
+#include "base/util/error.h"
+#include "base/util/limits.h"
+#include "tools/launch/endpoint.h"
+#include "tools/launch/message.h"
+#include "tools/launch/poller.h"
+#include "tools/launch/token.h"
 
 namespace fsdp::testing {
 

@@ -8,10 +8,10 @@
 #include <functional>
 #include <string>
 
-#include "comm/mesh.h"
-#include "comm/thread_communicator.h"
+#include "base/util/error.h"
+#include "comm/api/mesh.h"
+#include "comm/threads/thread_communicator.h"
 #include "support/forwarding_communicator.h"
-#include "util/error.h"
 
 namespace fsdp::testing {
 

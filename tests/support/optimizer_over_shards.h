@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "optim/engine_shards.h"
-#include "shard/fully_shard.h"
-#include "shard/layout_views.h"
+#include "base/tensor/seeded_random.h"
+#include "shard/engine/fully_shard.h"
+#include "shard/engine/layout_views.h"
+#include "state/optim/engine_shards.h"
 #include "support/segments_in_rows.h"
 #include "support/sharded_run.h"
-#include "util/seeded_random.h"
 
 namespace fsdp::testing {
 

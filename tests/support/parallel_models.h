@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/thread_communicator.h"
-#include "nn/parallelize.h"
-#include "nn/recompute.h"
+#include "comm/threads/thread_communicator.h"
+#include "model/nn/parallelize.h"
+#include "model/nn/recompute.h"
 #include "support/counting_communicator.h"
 #include "support/tiny_models.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "config/load.h"
+#include "setup/config/load.h"
 #include "support/source_folder.h"
 
 namespace fsdp::testing {

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "base/util/error.h"
 #include "support/connected_ranks.h"
 #include "support/free_port.h"
-#include "util/error.h"
 
 namespace fsdp::testing {
 

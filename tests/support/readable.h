@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "util/storage.h"
+#include "base/tensor/storage.h"
 
 namespace fsdp::testing {
 

@@ -3,7 +3,7 @@
 #include <fstream>
 #include <stdexcept>
 
-#include "util/system.h"
+#include "base/util/system.h"
 
 namespace fsdp::testing {
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "checkpoint/safetensors.h"
+#include "state/weights/safetensors.h"
 #include "support/checkpoint_fixtures.h"
 
 namespace fsdp::testing {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "shard/engine.h"
+#include "shard/engine/engine.h"
 
 namespace fsdp::testing {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "shard/options.h"
+#include "shard/units/options.h"
 
 namespace fsdp::testing {
 

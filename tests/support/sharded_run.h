@@ -16,20 +16,20 @@
 #include <string>
 #include <vector>
 
-#include "comm/thread_communicator.h"
-#include "nn/recompute.h"
-#include "nn/stage_graphs.h"
-#include "optim/engine_shards.h"
-#include "shard/engine.h"
-#include "shard/engine_sizes.h"
-#include "shard/grad_norm.h"
-#include "shard/spmd_fully_shard.h"
-#include "shard/state_dict.h"
+#include "base/util/text.h"
+#include "comm/threads/thread_communicator.h"
+#include "model/nn/recompute.h"
+#include "model/nn/stage_graphs.h"
+#include "shard/engine/engine.h"
+#include "shard/engine/engine_sizes.h"
+#include "shard/spmd/spmd_fully_shard.h"
+#include "shard/state/grad_norm.h"
+#include "shard/state/state_dict.h"
+#include "state/optim/engine_shards.h"
 #include "support/forwarding_communicator.h"
 #include "support/layout_under_test.h"
 #include "support/tiny_models.h"
 #include "support/wrapped_paths.h"
-#include "util/text.h"
 
 namespace fsdp::testing {
 

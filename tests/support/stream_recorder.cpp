@@ -4,7 +4,7 @@
 #include <iterator>
 #include <utility>
 
-#include "util/error.h"
+#include "base/util/error.h"
 
 namespace fsdp::testing {
 namespace {

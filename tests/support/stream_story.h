@@ -21,8 +21,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/util/error.h"
 #include "support/stream_recorder.h"
-#include "util/error.h"
 
 namespace fsdp::testing {
 

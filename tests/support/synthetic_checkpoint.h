@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/manifest.h"
-#include "checkpoint/save_parts.h"
-#include "comm/rank_tree.h"
-#include "shard/unit_layout.h"
-#include "util/text.h"
+#include "base/util/text.h"
+#include "comm/api/rank_tree.h"
+#include "shard/units/unit_layout.h"
+#include "state/checkpoint/save_parts.h"
+#include "state/manifest/manifest.h"
 
 namespace fsdp::testing {
 

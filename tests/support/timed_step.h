@@ -13,14 +13,14 @@
 #include <utility>
 #include <vector>
 
-#include "comm/fake_communicator.h"
-#include "comm/thread_communicator.h"
-#include "plan/time.h"
-#include "shard/engine_sizes.h"
-#include "shard/fully_shard.h"
-#include "shard/nominal_pass.h"
+#include "comm/fake/fake_communicator.h"
+#include "comm/threads/thread_communicator.h"
+#include "shard/engine/engine_sizes.h"
+#include "shard/engine/fully_shard.h"
+#include "shard/units/nominal_pass.h"
 #include "support/forwarding_communicator.h"
 #include "support/tiny_models.h"
+#include "tools/plan/time.h"
 
 namespace fsdp::testing {
 

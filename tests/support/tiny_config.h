@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "config/config.h"
+#include "base/util/file.h"
+#include "setup/config/config.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_models.h"
 #include "support/token_file.h"
-#include "util/file.h"
 
 namespace fsdp::testing {
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "nn/decoder.h"
-#include "nn/initialize.h"
-#include "nn/loss.h"
+#include "model/nn/decoder.h"
+#include "model/nn/initialize.h"
+#include "model/nn/loss.h"
 
 namespace fsdp::testing {
 

@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "comm/thread_communicator.h"
-#include "comm/trace.h"
-#include "shard/fully_shard.h"
+#include "base/util/error.h"
+#include "comm/api/trace.h"
+#include "comm/threads/thread_communicator.h"
+#include "shard/engine/fully_shard.h"
 #include "support/fake_collectives.h"
 #include "support/stream_story.h"
 #include "support/tiny_models.h"
-#include "util/error.h"
 
 namespace fsdp::testing {
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "comm/trace_event.h"
+#include "comm/events/trace_event.h"
 
 namespace fsdp::testing {
 

@@ -4,12 +4,12 @@
 
 #include <memory>
 
-#include "nn/loss.h"
-#include "optim/engine_shards.h"
-#include "shard/fully_shard.h"
+#include "model/nn/loss.h"
+#include "run/train/train_step.h"
+#include "shard/engine/fully_shard.h"
+#include "state/optim/engine_shards.h"
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
-#include "train/train_step.h"
 
 namespace fsdp::train {
 

@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "comm/thread_communicator.h"
+#include "base/util/error.h"
+#include "base/util/log.h"
+#include "comm/threads/thread_communicator.h"
+#include "run/train/trainer.h"
 #include "support/sharded_run.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_config.h"
-#include "train/trainer.h"
-#include "util/error.h"
-#include "util/log.h"
 
 namespace fsdp::train {
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "shard/wrap.h"
+#include "shard/engine/wrap.h"
 
 namespace fsdp::testing {
 

@@ -269,7 +269,7 @@ def texts_of(root, packages, markers):
     """About a megabyte: sources of this project, llama.cpp's inputs, words of all scripts, all kinds of characters, white space, numbers and markers."""
     chance = random.Random(7)
     texts = []
-    for path in sorted([*root.glob("docs/*.md"), *root.glob("lib/data/*.cpp"), *root.glob("scripts/*"), *root.glob("tests/data/**/*.py")]):
+    for path in sorted([*root.glob("docs/*.md"), *root.glob("lib/data/*/*.cpp"), *root.glob("scripts/*"), *root.glob("tests/data/**/*.py")]):
         if not path.is_file():
             continue
         body = path.read_text(errors="ignore")

@@ -1,0 +1,91 @@
+#pragma once
+
+// DeviceFeed: sets of tensors, such as batches, that are read ahead of their use and copied to a device in the
+// background.
+//
+//   a thread             reads a set and writes it to a slab: pinned memory that serves one set after another
+//   a stream for copies  copies the slab to the device, beside the computation
+//   the caller's stream  waits for that copy, by an event, when the caller takes the set
+//
+// Memory of the device is allocated on the caller's stream, and a copy begins after what was issued there
+// before. So nothing uses that memory any more, and the caller's tensors may be freed like any others. A slab
+// is written again only when its copy has ended. On the CPU there is nothing to copy: the caller gets what
+// was read.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/tensor/stream.h"
+#include "base/util/work_queue.h"
+
+namespace fsdp::util {
+
+/// Used by one thread. The destructor waits for the read under way and discards the others.
+class DeviceFeed {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+
+  struct Options {
+    at::Device device = at::kCPU;
+    bool has_thread = true;  ///< off: add() reads
+    size_t sent_ahead = 1;   ///< sets on the device, or on their way, besides those that were taken
+  };
+
+  explicit DeviceFeed(const Options& options);
+  ~DeviceFeed();
+  DeviceFeed(const DeviceFeed&) = delete;
+  DeviceFeed& operator=(const DeviceFeed&) = delete;
+
+  /// Appends a set. `read` runs on the thread, in the order of the calls, and without autograd.
+  void add(std::function<Tensors()> read);
+
+  /// The oldest set, on the device (tensors that are not in host memory stay where they are). Throws what its
+  /// `read` has thrown. Then issues the copies of the following sets that have been read.
+  Tensors take();
+
+  /// Sets that can be taken.
+  size_t size() const { return sets_.size(); }
+
+  /// Discards them.
+  void clear();
+
+ private:
+  /// Pinned memory of one set at a time.
+  struct Slab {
+    at::Tensor memory;  ///< [bytes]
+    Event copied;
+  };
+  struct ReadSet {
+    Tensors tensors;
+    std::exception_ptr failure;
+  };
+  struct Set {
+    std::shared_ptr<Slab> slab;
+    std::future<ReadSet> read;
+    Tensors tensors = {};  ///< on the device, once sent
+    Event arrived = {};
+    std::exception_ptr failure = nullptr;
+    bool is_sent = false;
+  };
+
+  static void write_to(Slab& slab, Tensors& tensors, at::Device device);
+  std::shared_ptr<Slab> slab_to_write();
+  void send(Set& set);
+
+  at::Device device_;
+  size_t sent_ahead_;
+  std::optional<Stream> copies_;             ///< none on the CPU
+  std::deque<std::shared_ptr<Slab>> slabs_;  ///< whose copies were issued, the oldest first
+  std::deque<Set> sets_;
+  WorkQueue<ReadSet> queue_;  ///< stopped first
+};
+
+}  // namespace fsdp::util

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "base/util/rectangle.h"
+
+namespace fsdp::util {
+
+/// [height, length], a view of a contiguous tensor.
+inline at::Tensor rectangle_view(const at::Tensor& whole, const Rectangle& part) {
+  return whole.view({part.rows, whole.numel() / part.rows})
+      .narrow(0, part.row_begin, part.height())
+      .narrow(1, part.begin, part.length());
+}
+
+/// Calls use(part, values) with the place of each part in `values`, [n], where their elements follow each
+/// other.
+template <typename Rectangles, typename Use>
+void for_each_part(const Rectangles& parts, const at::Tensor& values, const Use& use) {
+  int64_t begin = 0;
+  for (const Rectangle& part : parts) {
+    use(part, values.narrow(0, begin, part.numel()));
+    begin += part.numel();
+  }
+}
+
+}  // namespace fsdp::util

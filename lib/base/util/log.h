@@ -1,0 +1,28 @@
+#pragma once
+
+// All output of the library: lines on stderr, by spdlog. Thread-safe. Messages are made printable()
+// (base/util/text.h), so that text of files and users cannot control the terminal. Only log.cpp includes spdlog,
+// whose fmt clashes with libtorch's.
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace fsdp::util {
+
+/// Severity of a line, least first; kOff is above all.
+enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
+
+void log_debug(std::string_view message);
+void log_info(std::string_view message);
+void log_warning(std::string_view message);
+void log_error(std::string_view message);
+
+/// The least severe level that is logged. The default is that of the environment variable FSDP_LOG_LEVEL
+/// (debug, info, warning, error, off), or kInfo.
+void set_log_level(LogLevel level);
+
+/// Sends every line to `sink` instead of stderr, for a program that embeds the library. Empty: stderr again.
+void set_log_sink(std::function<void(LogLevel, std::string_view)> sink);
+
+}  // namespace fsdp::util

@@ -1,0 +1,64 @@
+#pragma once
+
+// What this rank is doing at the moment, for reports of a run that hangs or has lost a rank.
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "comm/api/communicator.h"
+
+namespace fsdp::comm {
+
+/// Written by the communication streams and the training loop. Thread-safe.
+class Activity {
+ public:
+  struct Snapshot {
+    int64_t step = 0;         ///< in progress; 0: before the first
+    int64_t steps_begun = 0;  ///< by this process
+    /// In progress: "all_gather of model.layers.3 (backward)". Several groups can have one each; then they are
+    /// joined by "and", oldest first. Empty: none.
+    std::string collective;
+    std::string last;    ///< the collective that ended last; empty: none has
+    double seconds = 0;  ///< since the oldest collective in progress began, else since the last one ended
+    double step_seconds = 0;  ///< since the step began
+    int64_t collectives = 0;  ///< ended so far
+  };
+
+  void begin_step(int64_t step);
+  /// Returns the number of the collective, for end_collective().
+  int64_t begin_collective(const char* op, const CallSite& site);
+  void end_collective(int64_t number);
+  /// No step is in progress any more, nor any collective, even one that has failed: this process goes on in
+  /// another group.
+  void leave_step();
+  Snapshot snapshot() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Collective {
+    std::string text;
+    Clock::time_point began;
+  };
+
+  mutable std::mutex mutex_;
+  Snapshot state_;
+  std::map<int64_t, Collective> in_progress_;  ///< by number, which orders them by age
+  int64_t next_number_ = 0;
+  Clock::time_point last_ended_ = Clock::now(), step_began_ = Clock::now();
+};
+
+/// "in all_gather of model.layers.3 (backward) of step 7 for 60.0 s" or "computing in step 7, 12.5 s after
+/// all_gather of ...".
+std::string describe(const Activity::Snapshot& snapshot);
+
+/// Records the collectives of `inner` and its subgroups in `activity` while they run. One that fails stays in
+/// progress.
+std::shared_ptr<Communicator> make_activity_communicator(std::shared_ptr<Communicator> inner,
+                                                         std::shared_ptr<Activity> activity);
+
+}  // namespace fsdp::comm

@@ -1,0 +1,84 @@
+#include "comm/api/call_within.h"
+
+#include <condition_variable>
+#include <mutex>
+
+#include "base/util/limits.h"
+
+namespace fsdp::comm {
+namespace {
+
+thread_local bool serves = false;  ///< whether this thread is that of a Helper
+
+/// A thread that runs the tasks of another. Each call with a thread of its own would cost more than many of the calls do.
+class Helper {
+ public:
+  Helper() : state_(std::make_shared<State>()) {
+    util::start_thread([state = state_] { serve(*state); }).detach();
+  }
+  ~Helper() {
+    const std::lock_guard lock(state_->mutex);
+    state_->is_over = true;
+    state_->changed.notify_one();
+  }
+  Helper(const Helper&) = delete;
+  Helper& operator=(const Helper&) = delete;
+
+  enum class Answer { kDone, kLate, kGone };
+  Answer run(std::chrono::milliseconds limit, const std::function<void()>& task) {
+    std::unique_lock lock(state_->mutex);
+    if (state_->is_over) return Answer::kGone;
+    state_->task = task;
+    state_->changed.notify_one();
+    return state_->changed.wait_for(lock, limit, [this] { return !state_->task; }) ? Answer::kDone
+                                                                                   : Answer::kLate;
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::function<void()> task;  ///< until it is done
+    bool is_over = false;
+  };
+
+  static void serve(State& state) {
+    constexpr std::chrono::seconds kPatience{1};
+    serves = true;
+    std::unique_lock lock(state.mutex);
+    while (!state.is_over) {
+      if (!state.changed.wait_for(lock, kPatience, [&] { return state.task || state.is_over; })) {
+        state.is_over = true;
+      }
+      if (!state.task) continue;
+      auto task = state.task;
+      lock.unlock();
+      task();
+      task = nullptr;
+      lock.lock();
+      state.task = nullptr;
+      state.changed.notify_one();
+    }
+  }
+
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace
+
+bool run_within(std::chrono::milliseconds limit, std::function<void()> task) {
+  if (serves) {
+    task();
+    return true;
+  }
+  thread_local std::unique_ptr<Helper> helper;
+  auto answer = helper ? helper->run(limit, task) : Helper::Answer::kGone;
+  if (answer == Helper::Answer::kGone) {
+    helper = std::make_unique<Helper>();
+    answer = helper->run(limit, task);
+  }
+  if (answer == Helper::Answer::kLate) helper.reset();
+  return answer == Helper::Answer::kDone;
+}
+
+}  // namespace fsdp::comm

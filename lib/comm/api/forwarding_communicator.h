@@ -1,0 +1,104 @@
+#pragma once
+
+// The base of every decorator: a communicator that forwards each call to the one it holds. A decorator
+// overrides only what it changes: most override collective() and new_group(). lib/README.md draws the
+// decorators of a run.
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/api/communicator.h"
+
+namespace fsdp::comm {
+
+/// A call of one of the collectives, without its CallSite.
+struct Collective {
+  enum class Kind { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kShift, kBarrier };
+
+  Kind kind;
+  at::Tensor output{}, input{};  ///< the same tensor for an all-reduce and a broadcast; none for a barrier
+  ReduceOp op = ReduceOp::kSum;  ///< of an all-reduce
+  int root = 0;                  ///< of a broadcast
+  FinishSums finish{};           ///< of a reduce-scatter, or empty
+
+  /// "all_gather" and so on.
+  const char* name() const;
+  /// This rank's payload: the part that it contributes to an all-gather or receives from a reduce-scatter,
+  /// the whole tensor of an all-reduce or broadcast, what it sends in a shift; undefined for a barrier.
+  const at::Tensor& payload() const { return kind == Kind::kReduceScatter ? output : input; }
+  /// Makes the call. The Work of a barrier is complete.
+  std::unique_ptr<Work> issue(Communicator& communicator, const CallSite& site) const;
+};
+
+/// Handles all collectives in one function.
+class UniformCommunicator : public Communicator {
+ public:
+  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
+                                   const CallSite& site) override;
+  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                       const CallSite& site) override;
+  std::unique_ptr<Work> reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input,
+                                                  FinishSums finish, const CallSite& site) override;
+  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override;
+  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override;
+  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
+                              const CallSite& site) override;
+  void barrier(const CallSite& site) override;
+
+ protected:
+  virtual std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) = 0;
+};
+
+class ForwardingCommunicator : public UniformCommunicator, protected CommonMemory {
+ public:
+  explicit ForwardingCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
+
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  std::string backend_name() const override { return inner_->backend_name(); }
+  at::Device device() const override { return inner_->device(); }
+  std::optional<double> waited_seconds() const override { return inner_->waited_seconds(); }
+  bool adds_in_pairs() const override { return inner_->adds_in_pairs(); }
+
+  std::unique_ptr<Work> enqueue(std::function<void()> task) override {
+    return inner_->enqueue(std::move(task));
+  }
+  std::unique_ptr<Work> enqueue_release(std::function<void()> task) override {
+    return inner_->enqueue_release(std::move(task));
+  }
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_->allocate(numel, dtype); }
+  at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override {
+    return inner_->allocate_on_host(numel, dtype);
+  }
+  CommonMemory* common_memory() override { return inner_->common_memory() == nullptr ? nullptr : this; }
+  std::shared_ptr<Communicator> host_group(const std::string& name, const std::vector<int>& ranks) override {
+    return device().is_cpu() ? subgroup(name, ranks) : inner_->host_group(name, ranks);
+  }
+  /// The same decorator around inner().new_group().
+  std::shared_ptr<Communicator> new_group(const std::string& name,
+                                          const std::vector<int>& ranks) override = 0;
+
+ protected:
+  Communicator& inner() const { return *inner_; }
+  const std::shared_ptr<Communicator>& shared_inner() const { return inner_; }
+
+  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
+    return call.issue(*inner_, site);
+  }
+
+  // CommonMemory
+  std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
+                                            std::function<void(c10::DataPtr)> task) override {
+    return inner_->common_memory()->enqueue_with_memory(nbytes, site, std::move(task));
+  }
+  void reserve(int64_t nbytes) override { inner_->common_memory()->reserve(nbytes); }
+
+ private:
+  std::shared_ptr<Communicator> inner_;
+};
+
+}  // namespace fsdp::comm

@@ -1,0 +1,88 @@
+#pragma once
+
+// The identity of a group of ranks, and its failures: one wording for all backends, and one cause on all ranks
+// although each rank sees a different part of the failure.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/util/error.h"
+#include "comm/api/communicator.h"
+#include "comm/api/launch_environment.h"
+#include "comm/api/run_store.h"
+
+namespace fsdp::comm {
+
+struct GroupIdentity {
+  std::string name;        ///< of a subgroup, "data/rows" for a nested one; empty for the whole run
+  std::vector<int> ranks;  ///< global ranks of the members
+  int rank = 0;            ///< this rank's number in the group
+  int run_size = 1;        ///< number of ranks in the run
+  std::function<bool()> is_broken_off = nullptr;        ///< that of the LaunchEnvironment
+  const char* timeout_source = "comm.timeout_seconds";  ///< what sets the group's time-out, for messages
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  int global_rank() const { return ranks[static_cast<size_t>(rank)]; }
+  /// "0-2-4", of more than a few ranks a hash: short, and different for groups of other ranks.
+  std::string key() const;
+  /// " (group data: ranks 0, 1)" for a subgroup, the first ten at most; empty for the whole run.
+  std::string shown() const;
+  /// The subgroup `name` of `members`, which are ranks of this group and include this rank.
+  GroupIdentity subgroup(const std::string& name, const std::vector<int>& members) const;
+};
+
+/// The whole run.
+GroupIdentity run_identity(const LaunchEnvironment& environment);
+
+/// "all_gather of model.layers.1 (forward)".
+std::string described(const char* op, const CallSite& site);
+
+struct GroupFailure {
+  bool timeout = false;             ///< the time is up, but no rank is known to be lost
+  double timeout_seconds = 0;       ///< comm.timeout_seconds
+  std::vector<int> silent_ranks{};  ///< global ranks that did not answer, as far as known
+  std::string silent{};             ///< replaces them: "no answer from rank 0, which hosts the store"
+  std::string cause{};
+};
+
+/// A failure of a group, kTimeout or kPeerLost.
+class GroupError : public util::Error {
+ public:
+  GroupError(const std::string& message, GroupFailure failure);
+  const GroupFailure& failure() const { return failure_; }
+
+ private:
+  GroupFailure failure_;
+};
+
+/// Throws the GroupError for the operation `what`.
+[[noreturn]] void fail_group(const GroupIdentity& group, const std::string& what,
+                             const GroupFailure& failure);
+
+/// What one rank has seen of a failure.
+struct FailureSight {
+  bool timeout = false;
+  /// The rank knows only that a connection was closed, and another rank may report why: gloo closes all
+  /// connections of a rank whose time is up.
+  bool closed = false;
+  std::string what{};         ///< the collective in progress, described()
+  std::string cause{};        ///< one line
+  std::vector<int> silent{};  ///< global ranks for which it waited in vain, as far as known
+};
+
+/// Combines the sights of all ranks of a failed group through the run's store; the result is for fail_group().
+/// The first rank to report decides whether the failure was a time-out; a rank that has only seen a connection
+/// closed waits half a second for an earlier report. Silent ranks are those for which others waited and that
+/// reported nothing themselves or, if there are none, those without a report within two seconds.
+///
+/// `prefix` in the store must be unique to the group. `reported` is called once the first report is in the
+/// store, or the store has not answered in time: from then on this rank may let the others notice the failure.
+/// Takes up to 3.5 seconds.
+GroupFailure share_failure(const RunStore& store, const std::string& prefix, const GroupIdentity& group,
+                           const FailureSight& sight, const std::function<void()>& reported);
+
+/// The store's key for the first report; it exists once a rank of the group has failed.
+std::string failure_key(const std::string& prefix);
+
+}  // namespace fsdp::comm

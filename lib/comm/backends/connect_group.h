@@ -1,0 +1,52 @@
+#pragma once
+
+// Which communicator connects a group of the run's ranks: it depends on the hosts that they are on.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/api/communicator.h"
+#include "comm/api/group_failure.h"
+#include "comm/gloo/gloo_place.h"
+#include "comm/mpi/mpi_communicator.h"
+#include "comm/shm/host_ranks.h"
+
+namespace fsdp::comm {
+
+/// What is needed to connect ranks of the run.
+struct RunConnections {
+  std::shared_ptr<HostRanks> host;
+  GlooPlace gloo;                   ///< with `mpi`, only its store and time-out count
+  std::shared_ptr<MpiGroup> mpi{};  ///< of the whole run: between hosts, in place of gloo; or null
+};
+
+/// Connects a group of the run's ranks: through shared memory if all are on one host, hierarchically if they
+/// are distributed evenly over several hosts (hierarchical_communicator.h), else over gloo or MPI. Groups of this
+/// group are connected likewise. Collective over the group; `key` must be unique to it in the run.
+std::unique_ptr<Communicator> connect_group(const RunConnections& connections, GroupIdentity identity,
+                                            const std::string& key);
+
+/// `over_network`, of the ranks of `identity`, with groups from connect_group().
+std::unique_ptr<Communicator> with_groups_by_host(std::unique_ptr<Communicator> over_network,
+                                                  const RunConnections& connections, GroupIdentity identity,
+                                                  const std::string& key);
+
+/// The groups of a group, each with a key of its own.
+class Subgroups {
+ public:
+  /// `key`: that of the group itself.
+  Subgroups(RunConnections connections, std::string key);
+
+  /// Collective over the ranks, which are numbered as in `of`.
+  std::shared_ptr<Communicator> connect(const GroupIdentity& of, const std::string& name,
+                                        const std::vector<int>& ranks);
+
+ private:
+  const RunConnections connections_;
+  const std::string key_;
+  std::map<std::string, int> made_;
+};
+
+}  // namespace fsdp::comm

@@ -1,0 +1,260 @@
+#include "comm/gloo/gloo_communicator.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <utility>
+#include <vector>
+
+#include "base/util/error.h"
+#include "base/util/limits.h"
+#include "base/util/text.h"
+#include "comm/api/memory_operations.h"
+#include "comm/gloo/gloo_exchange.h"
+
+namespace fsdp::comm {
+namespace {
+
+using util::ErrorKind;
+
+/// Of tags; the collectives of c10d have numbers of their own.
+constexpr uint64_t kShiftTag = 0, kAllGatherTag = 1, kReduceScatterTag = 2;
+
+/// A view that does not own the memory: a thread of gloo keeps its tensors for some time after wait() has
+/// returned, and would keep memory that has been freed by then.
+at::Tensor borrowed(const at::Tensor& tensor) {
+  FSDP_CHECK(tensor.is_contiguous());
+  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.options());
+}
+
+at::Tensor borrowed_bytes(const at::Tensor& tensor) { return borrowed(tensor).view(at::kByte); }
+
+/// Collectives are complete at the call. Tensors travel as bytes where no arithmetic is done on the way,
+/// because gloo knows fewer element types than the toolkit.
+class GlooCommunicator final : public Communicator {
+ public:
+  GlooCommunicator(GlooPlace place, GroupIdentity identity, std::string prefix)
+      : place_(std::move(place)), identity_(std::move(identity)), prefix_(std::move(prefix)) {}
+
+  ~GlooCommunicator() override {
+    // The destructor of a group with a lost peer may never return; the process is about to end anyway.
+    if (failed_) (void)process_group_.release();
+  }
+
+  /// Collective over the members.
+  void connect() {
+    process_group_ = connect_gloo(place_, prefix_, rank(), world_size());
+    exchange_ = std::make_unique<GlooExchange>(process_group_, place_.is_broken_off);
+  }
+
+  [[noreturn]] void fail(const std::string& description, const std::string& cause) {
+    failed_ = true;
+    FailureSight sight{.timeout = says_timeout(cause), .what = description, .cause = first_line(cause)};
+    sight.closed = !sight.timeout;
+    GroupFailure failure = share_failure(place_.store, prefix_, identity_, sight, [] {});
+    failure.timeout_seconds = std::chrono::duration<double>(place_.timeout).count();
+    fail_group(identity_, description, failure);
+  }
+
+  int rank() const override { return identity_.rank; }
+  int world_size() const override { return identity_.size(); }
+  std::string backend_name() const override { return "gloo"; }
+
+  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
+                                   const CallSite& site) override {
+    FSDP_CHECK(output.numel() == input.numel() * world_size() &&
+               output.scalar_type() == input.scalar_type() && input.is_contiguous());
+    const at::Tensor flat = output.view({-1});
+    const auto part_of = [&](int rank) { return flat.narrow(0, rank * input.numel(), input.numel()); };
+    const at::Tensor own = part_of(rank());
+    if (own.data_ptr() != input.data_ptr()) std::memmove(own.data_ptr(), input.data_ptr(), own.nbytes());
+    transfer("all_gather", site, [&] {
+      const int tag = transfer_tag(kAllGatherTag, input);
+      exchange_->swap_with_all(rank(), world_size(), tag, part_of, [&](int) { return own; });
+    });
+    return done_work();
+  }
+
+  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                       const CallSite& site) override {
+    FSDP_CHECK(input.numel() == output.numel() * world_size() && output.scalar_type() == input.scalar_type());
+    // c10d's gloo reduce-scatter is a whole all-reduce; exchanging the parts moves half the bytes.
+    const at::Tensor flat = input.view({-1}), received = receive_buffer(output);
+    const int64_t numel = output.numel();
+    std::vector<at::Tensor> parts;
+    for (int other = 0; other < world_size(); ++other) {
+      parts.push_back(other == rank() ? flat.narrow(0, other * numel, numel)
+                                      : received.narrow(0, (other - (other > rank())) * numel, numel));
+    }
+    transfer("reduce_scatter", site, [&] {
+      exchange_->swap_with_all(
+          rank(), world_size(), transfer_tag(kReduceScatterTag, output),
+          [&](int other) { return parts[static_cast<size_t>(other)]; },
+          [&](int other) { return flat.narrow(0, other * numel, numel); });
+    });
+    sum_in_rank_order(output.view({-1}), parts);
+    return done_work();
+  }
+
+  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
+    at::Tensor wide = sums_in_float(tensor.scalar_type()) ? tensor.to(at::kFloat) : tensor;
+    run("all_reduce", site, {wide}, [&](c10d::ProcessGroupGloo& gloo) {
+      std::vector<at::Tensor> tensors{borrowed(wide)};
+      c10d::AllreduceOptions options;
+      options.reduceOp = op == ReduceOp::kSum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
+      return gloo.allreduce(tensors, options);
+    });
+    if (!wide.is_same(tensor)) tensor.copy_(wide);
+    return done_work();
+  }
+
+  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
+    run("broadcast", site, {tensor}, [&](c10d::ProcessGroupGloo& gloo) {
+      std::vector<at::Tensor> tensors{borrowed_bytes(tensor)};
+      c10d::BroadcastOptions options;
+      options.rootRank = root;
+      return gloo.broadcast(tensors, options);
+    });
+    return done_work();
+  }
+
+  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
+                              const CallSite& site) override {
+    check_shift(output, input, site);
+    if (input.numel() == 0) return done_work();
+    transfer("shift", site, [&] {
+      const int tag = transfer_tag(kShiftTag, input);
+      Exchange::Transfer received;
+      std::exception_ptr lost;
+      try {
+        received = exchange_->receive(previous_rank(), tag, output);
+      } catch (const std::exception&) {
+        lost = std::current_exception();  // the next rank waits for this one's tensor all the same
+      }
+      const Exchange::Transfer sent = exchange_->send(next_rank(), tag, input);
+      if (lost) std::rethrow_exception(lost);
+      exchange_->wait(received);
+      exchange_->wait(sent);
+    });
+    return done_work();
+  }
+
+  void barrier(const CallSite& site) override {
+    at::Tensor token = at::empty({1}, at::kFloat).zero_();
+    run("barrier", site, {token}, [&](c10d::ProcessGroupGloo& gloo) {
+      std::vector<at::Tensor> tensors{token};
+      return gloo.allreduce(tensors);
+    });
+  }
+
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
+    return at::empty({numel}, at::TensorOptions().dtype(dtype));
+  }
+
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
+    // Several groups may have this name, of other ranks or of the same.
+    GroupIdentity identity = identity_.subgroup(name, ranks);
+    std::string prefix = util::concat(prefix_, "/", name, "/", identity.key());
+    prefix += util::concat("/", groups_made_[prefix]++);
+    return make_gloo_group(place_, std::move(identity), prefix);
+  }
+
+ private:
+  /// `tensors`: those that the collective reads and writes.
+  template <typename Issue>
+  void run(const char* op, const CallSite& site, const std::vector<at::Tensor>& tensors, const Issue& issue) {
+    try {
+      const c10::intrusive_ptr<c10d::Work> work = issue(*process_group_);
+      place_.is_broken_off ? wait_until_broken_off(work, tensors) : static_cast<void>(work->wait());
+    } catch (const std::exception& error) {
+      fail(described(op, site), error.what());
+    }
+  }
+
+  template <typename Body>
+  void transfer(const char* op, const CallSite& site, const Body& body) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      fail(described(op, site), error.what());
+    }
+  }
+
+  void wait_until_broken_off(const c10::intrusive_ptr<c10d::Work>& work,
+                             const std::vector<at::Tensor>& tensors) {
+    while (!work->isCompleted()) {
+      try {
+        work->wait(kLookForBreak);
+      } catch (const std::exception&) {
+        if (work->isCompleted() || !place_.is_broken_off()) continue;
+        // Nothing ends a collective of gloo before its time-out, until which it uses this memory.
+        util::start_thread([group = process_group_, work, tensors]() mutable {
+          try {
+            work->wait();
+          } catch (const std::exception&) {
+            // Nobody waits for it any more.
+          }
+          (void)group.release();
+        }).detach();
+        throw std::runtime_error(kBrokenOff);
+      }
+    }
+    work->wait();
+  }
+
+  /// Uninitialised, for a tensor like `part` of each other rank. All reduce-scatters share one buffer, because
+  /// fresh memory costs a page fault per 4 KiB.
+  at::Tensor receive_buffer(const at::Tensor& part) {
+    const int64_t bytes = (world_size() - 1) * static_cast<int64_t>(part.nbytes());
+    if (!received_.defined() || received_.numel() < bytes) {
+      received_.reset();  // frees the old buffer first
+      received_ = at::empty({bytes}, at::kByte);
+    }
+    return received_.narrow(0, 0, bytes).view(part.scalar_type());
+  }
+
+  const GlooPlace place_;
+  const GroupIdentity identity_;
+  const std::string prefix_;  ///< in the store, unique to the group
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group_;
+  std::unique_ptr<GlooExchange> exchange_;  ///< over the same connections
+  bool failed_ = false;
+  at::Tensor received_;
+  std::map<std::string, int> groups_made_;  ///< by prefix in the store
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
+                                                     const CommOptions& options, RunStore store) {
+  if (!store) store = join_run_store(environment, options.timeout());
+  const GlooPlace place = gloo_place(environment, options, std::move(store));
+  auto communicator = std::make_unique<GlooCommunicator>(place, run_identity(environment), "world");
+  try {
+    communicator->connect();
+  } catch (const std::exception& error) {
+    std::string text = error.what();
+    util::fail(says_timeout(text) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,
+               " could not connect to its ", environment.world_size - 1, " peers from address ",
+               place.address, ": ", first_line(text),
+               " (GLOO_SOCKET_IFNAME chooses another network interface)");
+  }
+  return communicator;
+}
+
+std::unique_ptr<Communicator> make_gloo_group(const GlooPlace& place, GroupIdentity identity,
+                                              const std::string& prefix) {
+  auto communicator = std::make_unique<GlooCommunicator>(place, std::move(identity), prefix);
+  try {
+    communicator->connect();
+  } catch (const std::exception& error) {
+    communicator->fail("connecting", error.what());
+  }
+  return communicator;
+}
+
+}  // namespace fsdp::comm

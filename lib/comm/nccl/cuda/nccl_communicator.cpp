@@ -1,0 +1,304 @@
+#include "comm/nccl/nccl_communicator.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/env.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <future>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <utility>
+
+#include "base/device/cuda.h"
+#include "base/util/error.h"
+#include "comm/api/run_store.h"
+#include "comm/nccl/collective_guard.h"
+
+namespace fsdp::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using util::ErrorKind;
+using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
+
+constexpr milliseconds kEndPatience{5000};  ///< for NCCL to take a group down
+
+/// Sets the variables that c10d reads when it makes a group. Values set by the user are kept, except where
+/// they would make a failure end the process instead of being an error.
+void set_up_c10d(milliseconds timeout) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(timeout).count();
+  // Mode CleanUpOnly: the watchdog aborts collectives that have failed or are late. It does not throw, which
+  // would end the process.
+  c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
+  c10::utils::set_env("TORCH_NCCL_BLOCKING_WAIT", "0");
+  // An error of CUDA does not end the process there; the computing thread gets it too.
+  c10::utils::set_env("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0", false);
+  // The watchdog aborts at once: no time for dumps of the flight recorder, which is off.
+  c10::utils::set_env("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0", false);
+  c10::utils::set_env("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", false);
+  c10::utils::set_env("TORCH_FR_BUFFER_SIZE", "0", false);
+  c10::utils::set_env("TORCH_NCCL_TRACE_BUFFER_SIZE", "0", false);
+  // If the watchdog is stuck in CUDA or NCCL, only ending the process helps.
+  const std::string heartbeat = std::to_string(std::max<int64_t>(seconds, 30));
+  c10::utils::set_env("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", heartbeat.c_str(), false);
+  configure_c10d_log();
+}
+
+/// Runs `body` in a separate thread and returns whether it ended in time; throws its exception. A late thread
+/// is abandoned. Of any other nothing is left: it may hold the last reference to a group, whose threads must
+/// end before the process does.
+bool ends_within(milliseconds limit, std::function<void()> body) {
+  std::packaged_task<void()> task(std::move(body));
+  std::future<void> ended = task.get_future();
+  std::thread thread(std::move(task));
+  if (ended.wait_for(limit) != std::future_status::ready) {
+    thread.detach();
+    return false;
+  }
+  thread.join();
+  ended.get();
+  return true;
+}
+
+/// The process is to end without the destructors of static objects, which threads that are left behind still
+/// use: c10d's watchdog would abort the process, and its exit code would be lost.
+void end_without_destructors() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    ::on_exit(
+        [](int code, void*) {
+          std::cout.flush();
+          std::fflush(nullptr);
+          ::_exit(code);
+        },
+        nullptr);
+  });
+}
+
+/// The state of the collective according to c10d's watchdog. The Work itself would keep its tensors alive.
+std::function<CollectiveGuard::Outcome()> outcome_of(c10d::Work& work) {
+  return [result = work.getFutureResult()] {
+    using Outcome = CollectiveGuard::Outcome;
+    if (!result->completed()) return Outcome::kUnderWay;
+    switch (static_cast<c10d::WorkResult>(result->constValue().toInt())) {
+      case c10d::WorkResult::SUCCESS:
+        return Outcome::kDone;
+      case c10d::WorkResult::TIMEOUT:
+        return Outcome::kTimedOut;
+      default:
+        return Outcome::kFailed;
+    }
+  };
+}
+
+class NcclWork final : public Work {
+ public:
+  explicit NcclWork(std::shared_ptr<CollectiveGuard> guard) : guard_(std::move(guard)) {}
+  /// Issuing the collective made the stream wait for it.
+  void wait() override { guard_->check(); }
+
+ private:
+  std::shared_ptr<CollectiveGuard> guard_;
+};
+
+/// For collectives without arithmetic: NCCL knows fewer element types than the toolkit.
+at::Tensor as_bytes(const at::Tensor& tensor) {
+  FSDP_CHECK(tensor.is_cuda() && tensor.is_contiguous());
+  return tensor.view({-1}).view(at::kByte);
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(const NcclPlace& place, std::string prefix) : place_(place), prefix_(std::move(prefix)) {
+    auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
+    options->timeout = place.timeout;
+    options->group_name = prefix_;
+    for (int member : place.identity.ranks)
+      options->global_ranks_in_group.push_back(static_cast<uint64_t>(member));
+    group_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+        c10::make_intrusive<c10d::PrefixStore>(prefix_, place.store), rank(), world_size(),
+        std::move(options));
+    guard_ = std::make_shared<CollectiveGuard>(CollectiveGuard::Options{
+        .identity = place.identity,
+        .store = place.store,
+        .prefix = prefix_ + "/failure",
+        .timeout = place.timeout,
+        .abort = [group = group_] { ends_within(kEndPatience, [group] { group->abort(); }); },
+        .activity = place.activity});
+    connect();
+  }
+
+  /// A failed group is not shut down: that may wait for lost ranks, and the process is about to end anyway.
+  ~NcclCommunicator() override {
+    bool down = false;
+    if (!guard_->failed() && std::uncaught_exceptions() == 0) {
+      try {
+        down = ends_within(kEndPatience, [group = group_] { group->shutdown(); });
+      } catch (const std::exception&) {
+        // Treated like an earlier failure.
+      }
+    }
+    if (!down) leave();
+  }
+
+  int rank() const override { return place_.identity.rank; }
+  int world_size() const override { return place_.identity.size(); }
+  std::string backend_name() const override { return "nccl"; }
+
+  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
+                                   const CallSite& site) override {
+    FSDP_CHECK(output.numel() == input.numel() * world_size() && output.scalar_type() == input.scalar_type());
+    return run("all_gather", site, [&] {
+      at::Tensor out = as_bytes(output), in = as_bytes(input);
+      return group_->_allgather_base(out, in);
+    });
+  }
+
+  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                       const CallSite& site) override {
+    FSDP_CHECK(input.numel() == output.numel() * world_size() && output.scalar_type() == input.scalar_type());
+    return run("reduce_scatter", site, [&] {
+      at::Tensor out = output, in = input;
+      return group_->_reduce_scatter_base(out, in);
+    });
+  }
+
+  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
+    return run("all_reduce", site, [&] {
+      std::vector<at::Tensor> tensors{tensor};
+      c10d::AllreduceOptions options;
+      options.reduceOp = op == ReduceOp::kSum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
+      return group_->allreduce(tensors, options);
+    });
+  }
+
+  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
+    FSDP_CHECK(root >= 0 && root < world_size(), "broadcast of ", site.unit, " from rank ", root);
+    return run("broadcast", site, [&] {
+      std::vector<at::Tensor> tensors{as_bytes(tensor)};
+      c10d::BroadcastOptions options;
+      options.rootRank = root;
+      return group_->broadcast(tensors, options);
+    });
+  }
+
+  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
+                              const CallSite& site) override {
+    check_shift(output, input, site);
+    if (input.numel() == 0) return std::make_unique<NcclWork>(guard_);
+    // One operation of NCCL, and for c10d's watchdog. An all-to-all would connect each rank with all others.
+    return run("shift", site, [&] {
+      std::vector<at::Tensor> out{as_bytes(output)}, in{as_bytes(input)};
+      group_->startCoalescing();
+      group_->send(in, next_rank(), 0);
+      group_->recv(out, previous_rank(), 0);
+      return group_->endCoalescing();
+    });
+  }
+
+  void barrier(const CallSite& site) override {
+    std::vector<at::Tensor> token{at::zeros({1}, on_gpu(at::kFloat))};
+    guard_->finish(issue("barrier", site, [&] { return group_->allreduce(token); }));
+  }
+
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
+    return at::empty({numel}, on_gpu(dtype));
+  }
+
+  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
+    // A group of one needs a communicator for GPU tensors too, so only a group of all is reused.
+    if (auto existing = existing_subgroup(name, ranks); existing.get() == this) return existing;
+    return new_group(name, ranks);
+  }
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
+    NcclPlace place = place_;
+    place.identity = place_.identity.subgroup(name, ranks);
+    // Several groups may have this name, of other ranks or of the same.
+    std::string prefix = util::concat(prefix_, "/", name, "/", place.identity.key());
+    prefix += util::concat("/", groups_made_[prefix]++);
+    return std::make_shared<NcclCommunicator>(place, prefix);
+  }
+
+ private:
+  at::TensorOptions on_gpu(at::ScalarType dtype) const {
+    return at::TensorOptions().dtype(dtype).device(at::kCUDA, static_cast<c10::DeviceIndex>(place_.device));
+  }
+
+  /// The group's destructor would wait for its threads.
+  void leave() {
+    (void)ProcessGroup(group_).release();
+    end_without_destructors();
+  }
+
+  void connect() {
+    const std::string what = "connecting over NCCL";
+    bool in_time = false;
+    try {
+      in_time = ends_within(place_.timeout, [group = group_, device = on_gpu(at::kByte).device()] {
+        group->eagerConnectSingleDevice(device);
+      });
+    } catch (const std::exception& error) {
+      const std::string cause = nccl_cause(error.what());
+      leave();
+      if (cause.find("Duplicate GPU") != std::string::npos || cause.starts_with("ncclInvalidUsage")) {
+        util::fail(ErrorKind::kUsage, what, " failed on rank ", place_.identity.global_rank(),
+                   place_.identity.shown(), ": each process needs a GPU of its own, but NCCL reports ", cause,
+                   "; start no more processes per host than it has GPUs, or set comm.backend to gloo");
+      }
+      guard_->fail(what, {.timeout = says_timeout(cause), .cause = cause});
+    }
+    if (in_time) return;
+    leave();
+    guard_->fail(what, {.timeout = true, .cause = "NCCL_DEBUG=INFO shows how far it got"});
+  }
+
+  template <typename Issue>
+  int64_t issue(const char* op, const CallSite& site, const Issue& collective) {
+    guard_->check();
+    try {
+      c10::intrusive_ptr<c10d::Work> work = collective();
+      work->wait();  // the stream's, not the caller's
+      return guard_->add(op, site, outcome_of(*work));
+    } catch (const c10::Error& error) {
+      const std::string cause = nccl_cause(error.what());
+      // A failed kernel of this rank is reported by the next launch.
+      if (first_line(error.what()).find("NCCL") == std::string::npos) {
+        util::fail(ErrorKind::kUnexpected, described(op, site), " failed on rank ",
+                   place_.identity.global_rank(), place_.identity.shown(), ": ", cause);
+      }
+      guard_->fail(described(op, site), {.timeout = says_timeout(cause), .cause = cause});
+    }
+  }
+
+  template <typename Issue>
+  std::unique_ptr<Work> run(const char* op, const CallSite& site, const Issue& collective) {
+    issue(op, site, collective);
+    return std::make_unique<NcclWork>(guard_);
+  }
+
+  NcclPlace place_;
+  std::string prefix_;  ///< in the store, unique to the group
+  ProcessGroup group_;
+  std::shared_ptr<CollectiveGuard> guard_;
+  std::map<std::string, int> groups_made_;  ///< by prefix in the store
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_nccl_communicator(const NcclPlace& place) {
+  util::set_cuda_device(place.device);
+  set_up_c10d(place.timeout);
+  return std::make_shared<NcclCommunicator>(place, "nccl");
+}
+
+}  // namespace fsdp::comm

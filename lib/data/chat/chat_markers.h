@@ -1,0 +1,38 @@
+#pragma once
+
+// Markers that a chat template writes, such as <|im_start|>, and the tokenizer must have as one token each: spelled out,
+// they would be pieces of text that the model has never seen in this place.
+
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/chat/chat_json.h"
+#include "data/tokenizers/tokenizer.h"
+
+namespace fsdp::data {
+
+/// The parts of a text that look like a special token, each once: <|name|>, <start_of_turn>, <s>, </s>, [INST] and the
+/// like. Tags such as <tools> do not: templates write those as text.
+std::vector<std::string> markers_in(std::string_view text);
+
+/// Compares the markers of rendered conversations with a vocabulary. Thread-safe.
+class MarkerCheck {
+ public:
+  /// template_name: for messages.
+  MarkerCheck(const Tokenizer& tokenizer, std::string template_name)
+      : tokenizer_(tokenizer), template_name_(std::move(template_name)) {}
+
+  /// Throws Error(kData) for a marker in `rendered` that is not one token, unless the conversation's own texts have it.
+  void check(std::string_view rendered, const OrderedJson& messages, const OrderedJson& tools);
+
+ private:
+  const Tokenizer& tokenizer_;
+  const std::string template_name_;
+  std::mutex mutex_;
+  std::set<std::string> tokens_;  ///< markers that are one token
+};
+
+}  // namespace fsdp::data

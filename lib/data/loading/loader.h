@@ -1,0 +1,137 @@
+#pragma once
+
+// Batches from the samples of a data set. In token files, sample i of sequence length T is the tokens [i*T,
+// i*T + T + 1): the inputs, and the targets one token later. Tokens after the last whole sample are not used.
+//
+// Nothing here is collective and nothing is remembered between calls: a batch depends only on its global
+// position, so that a resumed run, at any world size, repeats and skips no sample.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/options/options.h"
+#include "data/tokens/sample_order.h"
+#include "data/tokens/sample_reader.h"
+#include "data/tokens/token_batches.h"
+
+namespace fsdp::data {
+
+struct Batch {
+  /// [B, T] int64; with data.max_tokens, other numbers in each batch. Loaders return them in host memory,
+  /// PrefetchingBatches on the device.
+  at::Tensor inputs, targets;
+  int64_t valid_rows = 0;  ///< only the first valid_rows rows count; in training all
+  int64_t counted = 0;     ///< targets that count
+  /// Number of inputs of each row that are tokens; the inputs behind them are padding. The mesh's axis context divides
+  /// inputs and targets, but not these numbers.
+  std::vector<int64_t> row_tokens = {};
+  /// [B, T] bool: which inputs are tokens, on the same device as these; undefined: all, or nobody asks.
+  at::Tensor is_token = {};
+  /// For each row where documents begin, 0 first; null unless data.documents = "mask".
+  std::shared_ptr<const std::vector<std::vector<int64_t>>> document_starts = nullptr;
+  int64_t first_row = 0;  ///< training: the global position of row 0 in the run
+  /// Of the text that the targets stand for, where the source counts them.
+  std::optional<int64_t> text_bytes = std::nullopt;
+};
+
+/// This process's place among those that share the work.
+struct Placement {
+  int rank = 0;
+  int world_size = 1;
+  int64_t gradient_accumulation_steps = 1;  ///< A: micro-batches per step (training only)
+};
+
+/// The source of a training step's batches.
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+  /// This rank's rows of a micro-batch; first_global_sample is the global position at the start of the step.
+  virtual Batch batch(int64_t first_global_sample, int64_t micro_batch) const = 0;
+};
+
+/// With data.max_tokens, a batch is one sample of the order: positions, epochs and mixtures count batches.
+class TrainLoader final : public BatchSource {
+ public:
+  /// Opens options.train (sample_reader.h). Throws Error(kData) for an entry that cannot be used, for fewer
+  /// samples than one step of all ranks consumes (of sets with weights: for a set without any), and for token
+  /// ids outside the vocabulary as far as open_samples() looks for them.
+  TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_t seed, const Placement& placement);
+
+  /// Row b is the sample at position first_global_sample + (micro_batch * W + rank) * B + b in the order of
+  /// the only set, or of the mixture. Throws Error(kData) for a token id outside the vocabulary.
+  Batch batch(int64_t first_global_sample, int64_t micro_batch) const override;
+
+  /// There is one, or one for each weight.
+  struct Set {
+    std::string name;  ///< its entry in options.train; "" of the only one
+    std::unique_ptr<Samples> samples;
+    std::unique_ptr<TokenBatches> batches;  ///< with data.max_tokens
+    SampleOrder order;                      ///< of the samples, or of the batches
+  };
+  const std::vector<Set>& sets() const { return sets_; }
+  /// About how many of the run's first `samples` samples are of a set.
+  double samples_of(size_t set, int64_t samples) const;
+
+  /// By how much a step of A micro-batches advances the global position: A * W * B; with data.max_tokens A * W.
+  int64_t samples_per_step() const { return samples_per_step_; }
+  /// By how much each of its micro-batches advances it.
+  int64_t samples_per_micro_step() const {
+    return samples_per_step_ / placement_.gradient_accumulation_steps;
+  }
+  /// Samples per epoch, of all sets together.
+  int64_t num_samples() const;
+  int64_t num_tokens() const;
+  /// Survey of all sets that have one; nothing if no set has one.
+  std::optional<RowSurvey> survey() const;
+
+ private:
+  Batch batch_by_tokens(int64_t position) const;
+  Mixture::Place place_of(int64_t position) const;
+
+  DataOptions options_;
+  Placement placement_;
+  std::vector<Set> sets_;
+  int64_t samples_per_step_;
+  std::optional<Mixture> mixture_;  ///< of several sets
+};
+
+/// Reads the samples of the validation files once, in file order; all ranks get the same number of batches.
+/// The last batches are padded with rows that do not count (targets kIgnoredTarget), possibly whole batches
+/// of them, so sum losses over tokens, add up the ranks' sums and divide by num_samples() * T.
+class ValidationLoader {
+ public:
+  /// Opens options.validation, which must not be empty. max_samples: how many samples to read at most; 0:
+  /// all. Throws Error(kData) as TrainLoader does, and for files without a single whole sample.
+  ValidationLoader(const DataOptions& options, int64_t vocab_size, int64_t max_samples,
+                   const Placement& placement);
+
+  /// Batches of every rank.
+  int64_t num_batches() const;
+  /// Batch `index` (from 0) of this rank: row b is the sample (index * W + rank) * B + b. B is
+  /// micro_batch_size or, when that is less, the number of samples.
+  Batch batch(int64_t index) const;
+
+  /// The sample of row 0 of this rank's batch, and the rows of the batches of all ranks.
+  int64_t first_sample(int64_t index) const {
+    return (index * placement_.world_size + placement_.rank) * options_.micro_batch_size;
+  }
+  int64_t num_rows() const { return num_batches() * placement_.world_size * options_.micro_batch_size; }
+
+  const Samples& samples() const { return *samples_; }
+
+  /// Samples that all ranks read together.
+  int64_t num_samples() const { return num_samples_; }
+
+ private:
+  DataOptions options_;
+  Placement placement_;
+  std::unique_ptr<Samples> samples_;
+  int64_t num_samples_;
+};
+
+}  // namespace fsdp::data

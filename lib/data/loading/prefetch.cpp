@@ -1,0 +1,53 @@
+#include "data/loading/prefetch.h"
+
+#include <utility>
+
+#include "base/util/error.h"
+
+namespace fsdp::data {
+
+PrefetchingBatches::PrefetchingBatches(const BatchSource& source, int64_t samples_per_micro_step,
+                                       const PrefetchOptions& options)
+    : source_(source),
+      step_(samples_per_micro_step),
+      options_(options),
+      feed_({.device = options.device, .has_thread = options.depth > 0}) {
+  FSDP_CHECK(options.depth >= 0 && step_ >= 1);
+}
+
+Batch PrefetchingBatches::batch(int64_t first_global_sample, int64_t micro_batch) const {
+  // A micro-batch depends only on where it begins, so one sequence covers steps of any length.
+  const int64_t position = first_global_sample + micro_batch * step_;
+  if (!ahead_.empty() && ahead_.front().position != position) {
+    feed_.clear();
+    ahead_.clear();
+  }
+  if (ahead_.empty()) read_ahead(position);
+  while (static_cast<int64_t>(ahead_.size()) <= options_.depth) {
+    const int64_t next = ahead_.back().position + step_;
+    if (next >= options_.end) break;
+    read_ahead(next);
+  }
+  const std::shared_ptr<Batch> read = std::move(ahead_.front().batch);
+  ahead_.pop_front();
+  const util::DeviceFeed::Tensors tensors = feed_.take();
+  Batch batch = std::move(*read);
+  batch.inputs = tensors[0];
+  batch.targets = tensors[1];
+  if (tensors.size() > 2) batch.is_token = tensors[2];
+  if (options_.on_arrival) options_.on_arrival(batch);
+  return batch;
+}
+
+void PrefetchingBatches::read_ahead(int64_t position) const {
+  ahead_.push_back({position, std::make_shared<Batch>()});
+  feed_.add([this, position, batch = ahead_.back().batch] {
+    *batch = source_.batch(position, 0);
+    if (options_.on_reading) options_.on_reading(*batch);
+    util::DeviceFeed::Tensors tensors{std::move(batch->inputs), std::move(batch->targets)};
+    if (batch->is_token.defined()) tensors.push_back(std::move(batch->is_token));
+    return tensors;
+  });
+}
+
+}  // namespace fsdp::data

@@ -1,0 +1,55 @@
+#pragma once
+
+// Batches are read in a separate thread and copied to the device in the background, so that slow disks and
+// copies are hidden behind compute.
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <memory>
+
+#include "base/tensor/device_feed.h"
+#include "data/loading/loader.h"
+
+namespace fsdp::data {
+
+struct PrefetchOptions {
+  int64_t depth = 2;             ///< batches read ahead by a thread, one of them sent ahead; 0: no thread
+  at::Device device = at::kCPU;  ///< to which inputs, targets and Batch::is_token are copied
+  int64_t end = std::numeric_limits<int64_t>::max();  ///< position from which on nothing is prefetched
+  /// Called with each batch of the source in host memory, by the thread that reads; sets the tensors to be sent.
+  std::function<void(Batch&)> on_reading = nullptr;
+  std::function<void(Batch&)> on_arrival = nullptr;  ///< called with each batch before it is returned
+};
+
+/// Returns the batches of `source`, in any order, on the device; those that follow the last one requested are
+/// prefetched. Where documents begin stays in host memory, where the model reads it. An error of the source is
+/// thrown when its batch is requested. Only one thread at a time may call batch(), the one that computes.
+class PrefetchingBatches final : public BatchSource {
+ public:
+  /// The source must outlive the object; the other thread calls it. A micro-batch depends only on where it
+  /// begins; the next one begins `samples_per_micro_step` later.
+  PrefetchingBatches(const BatchSource& source, int64_t samples_per_micro_step,
+                     const PrefetchOptions& options);
+  PrefetchingBatches(const TrainLoader& source, const PrefetchOptions& options)
+      : PrefetchingBatches(source, source.samples_per_micro_step(), options) {}
+
+  Batch batch(int64_t first_global_sample, int64_t micro_batch) const override;
+
+ private:
+  struct Prefetched {
+    int64_t position;
+    std::shared_ptr<Batch> batch;  ///< read by the thread; its tensors come by the feed
+  };
+
+  void read_ahead(int64_t position) const;
+
+  const BatchSource& source_;
+  const int64_t step_;
+  const PrefetchOptions options_;
+  mutable std::deque<Prefetched> ahead_;
+  mutable util::DeviceFeed feed_;
+};
+
+}  // namespace fsdp::data

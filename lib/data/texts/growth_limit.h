@@ -1,0 +1,35 @@
+#pragma once
+
+// The limit on what compressed input may become: text that grows beyond it was made to fill memory or disks.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/util/error.h"
+#include "base/util/text.h"
+
+namespace fsdp::data {
+
+/// Counts the text that comes out of compressed input, while it is read. Prose takes a fifth to a tenth of its size.
+class GrowthLimit {
+ public:
+  static constexpr int64_t kMostExpansion = 500;
+  /// So many bytes of text may come from any input.
+  static constexpr int64_t kFreeBytes = int64_t{64} << 20;
+
+  void add(int64_t text_bytes) { text_bytes_ += text_bytes; }
+
+  /// Describes the excess, once more has come out than `read_bytes` of compressed input may become.
+  std::optional<std::string> excess(int64_t read_bytes) const {
+    if (text_bytes_ <= kFreeBytes || text_bytes_ / kMostExpansion <= read_bytes) return std::nullopt;
+    return util::concat("becomes more than ", kMostExpansion, " times as large when decompressed, ",
+                        util::human_bytes(text_bytes_), " from the first ", util::human_bytes(read_bytes),
+                        ", which no text does; leave it out");
+  }
+
+ private:
+  int64_t text_bytes_ = 0;
+};
+
+}  // namespace fsdp::data

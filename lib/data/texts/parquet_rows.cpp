@@ -1,0 +1,326 @@
+#include "data/texts/parquet_rows.h"
+
+#include <arrow/api.h>
+#include <arrow/io/file.h>
+#include <parquet/arrow/reader.h>
+#include <parquet/file_reader.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/util/error.h"
+#include "base/util/text.h"
+#include "data/texts/growth_limit.h"
+#include "data/texts/text_input.h"
+#include "data/tokenizers/utf8.h"
+
+namespace fsdp::data {
+namespace {
+
+constexpr int64_t kMaxMemory = int64_t{512} << 20;
+/// Memory for small files: so much, and so many times their size.
+constexpr int64_t kFreeMemory = int64_t{16} << 20;
+constexpr int64_t kMemoryAByte = 64;
+/// Of a row as JSON, as of a line; in small files half of the memory.
+constexpr int64_t kMaxRowBytes = int64_t{256} << 20;
+/// Of the footer, whose structures take up to twenty times as much memory.
+constexpr int64_t kMaxFooterBytes = int64_t{32} << 20;
+constexpr int64_t kBatchBytes = int64_t{4} << 20;
+/// Few, because rows that refer to a dictionary are larger than the group says.
+constexpr int64_t kMostBatchRows = 64;
+constexpr int64_t kPageReadBytes = int64_t{1} << 20;
+/// Structures and lists within a column; readers of rows take 64 levels of JSON.
+constexpr int kMaxColumnDepth = 30;
+
+/// A row that becomes longer than it may.
+class RowTooLong : public std::exception {};
+
+void append_string(std::string& json, std::string_view text) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  const auto is_special = [](char c) { return c == '"' || c == '\\' || static_cast<unsigned char>(c) < ' '; };
+  json += '"';
+  while (!text.empty()) {
+    const auto plain = static_cast<size_t>(std::ranges::find_if(text, is_special) - text.begin());
+    json.append(text, 0, plain);
+    if (plain == text.size()) break;
+    const char c = text[plain];
+    text.remove_prefix(plain + 1);
+    json += '\\';
+    if (static_cast<unsigned char>(c) >= ' ') {
+      json += c;
+    } else {
+      json += "u00";
+      json += kDigits[c >> 4];
+      json += kDigits[c & 15];
+    }
+  }
+  json += '"';
+}
+
+void append_value(std::string& json, const arrow::Array& values, int64_t at, size_t most);
+
+template <typename List>
+void append_list(std::string& json, const arrow::Array& values, int64_t at, size_t most) {
+  const auto& list = static_cast<const List&>(values);
+  json += '[';
+  for (int64_t i = list.value_offset(at), end = i + list.value_length(at); i < end; ++i) {
+    if (json.back() != '[') json += ',';
+    append_value(json, *list.values(), i, most);
+  }
+  json += ']';
+}
+
+template <typename Field>
+void append_object(std::string& json, int fields, const Field& field) {
+  json += '{';
+  for (int i = 0; i < fields; ++i) {
+    if (i > 0) json += ',';
+    field(i);
+  }
+  json += '}';
+}
+
+/// Appends a value as JSON. Strings are copied as they are: what is not UTF-8 in them is found when the row is
+/// parsed, as in a line.
+void append_value(std::string& json, const arrow::Array& values, int64_t at, size_t most) {
+  if (json.size() > most) throw RowTooLong();
+  if (values.IsNull(at)) {
+    json += "null";
+    return;
+  }
+  switch (values.type_id()) {
+    case arrow::Type::STRING:
+    case arrow::Type::BINARY:
+      return append_string(json, static_cast<const arrow::BinaryArray&>(values).GetView(at));
+    case arrow::Type::LARGE_STRING:
+    case arrow::Type::LARGE_BINARY:
+      return append_string(json, static_cast<const arrow::LargeBinaryArray&>(values).GetView(at));
+    case arrow::Type::STRING_VIEW:
+    case arrow::Type::BINARY_VIEW:
+      return append_string(json, static_cast<const arrow::BinaryViewArray&>(values).GetView(at));
+    case arrow::Type::LIST:
+    case arrow::Type::MAP:
+      return append_list<arrow::ListArray>(json, values, at, most);
+    case arrow::Type::LARGE_LIST:
+      return append_list<arrow::LargeListArray>(json, values, at, most);
+    case arrow::Type::FIXED_SIZE_LIST:
+      return append_list<arrow::FixedSizeListArray>(json, values, at, most);
+    case arrow::Type::STRUCT: {
+      const auto& object = static_cast<const arrow::StructArray&>(values);
+      return append_object(json, object.num_fields(), [&](int i) {
+        append_string(json, object.struct_type()->field(i)->name());
+        json += ':';
+        append_value(json, *object.field(i), at, most);
+      });
+    }
+    case arrow::Type::DICTIONARY: {
+      const auto& coded = static_cast<const arrow::DictionaryArray&>(values);
+      return append_value(json, *coded.dictionary(), coded.GetValueIndex(at), most);
+    }
+    case arrow::Type::EXTENSION:
+      return append_value(json, *static_cast<const arrow::ExtensionArray&>(values).storage(), at, most);
+    default:
+      break;
+  }
+  const auto scalar = values.GetScalar(at);
+  const std::string text = scalar.ok() ? (*scalar)->ToString() : scalar.status().ToString();
+  const arrow::Type::type type = values.type_id();
+  const bool is_number =
+      arrow::is_integer(type) || type == arrow::Type::BOOL ||
+      (arrow::is_floating(type) && text.find_first_not_of("0123456789+-.e") == std::string::npos);
+  if (is_number) {
+    json += text;
+  } else {
+    append_string(json, text);
+  }
+}
+
+int depth_of(const parquet::schema::Node& node) {
+  int depth = 0;
+  for (const parquet::schema::Node* at = &node; at->parent() != nullptr; at = at->parent()) ++depth;
+  return depth;
+}
+
+class ParquetRows final : public Rows {
+ public:
+  ParquetRows(const std::string& path, const std::vector<std::string>& columns)
+      : file_(path),
+        most_memory_(std::min(kMaxMemory, kFreeMemory + kMemoryAByte * file_.size_bytes())),
+        memory_(arrow::system_memory_pool(), most_memory_) {
+    if (file_.size_bytes() < 0) file_.refuse("must be a file to be read as a parquet table; name the file");
+    checked([&] {
+      open();
+      choose(columns);
+    });
+  }
+
+  int64_t next(std::string& text) override {
+    while (!batch_ || at_ == batch_->num_rows()) {
+      batch_.reset();
+      checked([&] { read_batch(); });
+      if (!batch_) return 0;
+    }
+    const size_t before = text.size();
+    const int64_t most = std::min(kMaxRowBytes, most_memory_ / 2);
+    try {
+      append_object(text, batch_->num_columns(), [&](int i) {
+        append_string(text, batch_->column_name(i));
+        text += ':';
+        append_value(text, *batch_->column(i), at_, before + static_cast<size_t>(most));
+      });
+    } catch (const RowTooLong&) {
+      file_.refuse(util::concat("has a row of more than ", util::human_bytes(most), " as JSON", place(),
+                                "; leave it out"));
+    }
+    growth_.add(static_cast<int64_t>(text.size() - before));
+    if (const auto excess = growth_.excess(compressed_bytes_)) file_.refuse(*excess);
+    ++at_;
+    return ++number_;
+  }
+
+  int64_t read_bytes() const override {
+    const int64_t rows = std::max<int64_t>(reader_->parquet_reader()->metadata()->num_rows(), 1);
+    const double share = std::min(static_cast<double>(number_) / static_cast<double>(rows), 1.0);
+    return std::llround(share * static_cast<double>(file_.size_bytes()));
+  }
+
+ private:
+  /// libparquet tells of damage by exceptions and by arrow::Status, which the body turns into exceptions.
+  template <typename Body>
+  void checked(const Body& body) {
+    try {
+      body();
+    } catch (const util::Error&) {
+      throw;
+    } catch (const parquet::ParquetStatusException& error) {
+      refuse_status(error.status());
+    } catch (const std::exception& error) {
+      refuse_damage(error.what());
+    }
+  }
+
+  [[noreturn]] void refuse_status(const arrow::Status& status) {
+    if (status.IsOutOfMemory()) {
+      file_.refuse(util::concat("needs more than ", util::human_bytes(most_memory_), " to be read", place(),
+                                "; write it again with smaller pages and row groups"));
+    }
+    refuse_damage(status.message());
+  }
+
+  [[noreturn]] void refuse_damage(const std::string& reason) {
+    file_.refuse(util::concat("is damaged or not a parquet table (", for_message(reason), ")", place(),
+                              "; fetch it again, or correct its name"));
+  }
+
+  std::string place() const { return number_ > 0 ? util::concat(" behind row ", number_) : std::string(); }
+
+  template <typename Value>
+  Value value_of(arrow::Result<Value> result) {
+    if (!result.ok()) refuse_status(result.status());
+    return std::move(result).ValueUnsafe();
+  }
+
+  void open() {
+    check_footer();
+    parquet::ReaderProperties properties(&memory_);
+    properties.enable_buffered_stream();
+    properties.set_buffer_size(kPageReadBytes);
+    properties.set_page_checksum_verification(true);
+    parquet::ArrowReaderProperties arrow_properties(/*use_threads=*/false);
+    arrow_properties.set_pre_buffer(false);
+    auto source = value_of(arrow::io::ReadableFile::Open(::dup(file_.fd()), &memory_));
+    reader_ = value_of(parquet::arrow::FileReader::Make(
+        &memory_, parquet::ParquetFileReader::Open(std::move(source), properties), arrow_properties));
+  }
+
+  /// The footer is read as a whole, whatever its size.
+  void check_footer() {
+    unsigned char tail[8] = {};
+    if (file_.size_bytes() < 12 || ::pread(file_.fd(), tail, 8, file_.size_bytes() - 8) != 8) {
+      refuse_damage("too short");
+    }
+    const int64_t bytes = tail[0] | tail[1] << 8 | tail[2] << 16 | int64_t{tail[3]} << 24;
+    if (bytes <= kMaxFooterBytes || bytes > file_.size_bytes()) return;
+    file_.refuse(util::concat("has a footer of ", util::human_bytes(bytes), ", and at most ",
+                              util::human_bytes(kMaxFooterBytes),
+                              " are read; write it again with fewer row groups and columns"));
+  }
+
+  void choose(const std::vector<std::string>& names) {
+    const parquet::SchemaDescriptor& schema = *reader_->parquet_reader()->metadata()->schema();
+    std::vector<std::string> present;
+    for (int i = 0; i < schema.num_columns(); ++i) {
+      const std::string& name = schema.GetColumnRoot(i)->name();
+      if (present.empty() || present.back() != name) present.push_back(name);
+      if (std::find(names.begin(), names.end(), name) == names.end()) continue;
+      if (depth_of(*schema.Column(i)->schema_node()) > kMaxColumnDepth) {
+        file_.refuse(util::concat("has more than ", kMaxColumnDepth, " levels in the column \"",
+                                  for_message(name), "\"; leave it out"));
+      }
+      columns_.push_back(i);
+    }
+    if (!columns_.empty()) return;
+    const std::string near = names.empty() ? std::string() : util::nearest(names.front(), present);
+    file_.refuse(util::concat("has no column \"", util::join(names, "\" or \""), "\", but ",
+                              for_message(util::name_list(present)),
+                              near.empty() ? "" : "; did you mean \"" + for_message(near) + "\"?",
+                              near.empty() ? "; set the column with `json_field`" : ""));
+  }
+
+  /// Sets batch_, or leaves it empty at the end.
+  void read_batch() {
+    at_ = 0;
+    const parquet::FileMetaData& metadata = *reader_->parquet_reader()->metadata();
+    while (true) {
+      if (!batches_) {
+        if (group_ == metadata.num_row_groups()) return;
+        reader_->set_batch_size(batch_rows(metadata));
+        add_compressed_bytes(metadata);
+        batches_ = value_of(reader_->GetRecordBatchReader({group_++}, columns_));
+      }
+      batch_ = value_of(batches_->Next());
+      if (batch_ && batch_->num_rows() > 0) return;
+      if (!batch_) batches_.reset();
+    }
+  }
+
+  /// Counts the next group, whose columns cannot take more of the file than it has.
+  void add_compressed_bytes(const parquet::FileMetaData& metadata) {
+    const auto group = metadata.RowGroup(group_);
+    for (const int column : columns_) {
+      compressed_bytes_ += std::max<int64_t>(group->ColumnChunk(column)->total_compressed_size(), 0);
+      compressed_bytes_ = std::min(compressed_bytes_, file_.size_bytes());
+    }
+  }
+
+  /// As many rows of the next group as make kBatchBytes.
+  int64_t batch_rows(const parquet::FileMetaData& metadata) const {
+    const auto group = metadata.RowGroup(group_);
+    int64_t bytes = 0;
+    for (const int column : columns_) bytes += group->ColumnChunk(column)->total_uncompressed_size();
+    const int64_t row_bytes = std::max<int64_t>(bytes, 1) / std::max<int64_t>(group->num_rows(), 1) + 1;
+    return std::clamp<int64_t>(kBatchBytes / row_bytes, 1, kMostBatchRows);
+  }
+
+  InputFile file_;
+  int64_t most_memory_;
+  arrow::CappedMemoryPool memory_;
+  GrowthLimit growth_;
+  int64_t compressed_bytes_ = 0;  ///< of the columns in the row groups that are begun
+  std::unique_ptr<parquet::arrow::FileReader> reader_;
+  std::vector<int> columns_;  ///< leaves of the schema
+  int group_ = 0;             ///< the next row group
+  std::unique_ptr<arrow::RecordBatchReader> batches_;
+  std::shared_ptr<arrow::RecordBatch> batch_;
+  int64_t at_ = 0;      ///< the next row of batch_
+  int64_t number_ = 0;  ///< of the last row
+};
+
+}  // namespace
+
+std::unique_ptr<Rows> open_parquet(const std::string& path, const std::vector<std::string>& columns) {
+  return std::make_unique<ParquetRows>(path, columns);
+}
+
+}  // namespace fsdp::data

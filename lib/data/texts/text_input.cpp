@@ -1,0 +1,254 @@
+#include "data/texts/text_input.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+
+#include "base/util/error.h"
+#include "base/util/extension.h"
+#include "base/util/log.h"
+#include "base/util/text.h"
+#include "data/texts/rows.h"
+#include "data/tokenizers/utf8.h"
+#include "data/tokens/file_patterns.h"
+#include "data/tokens/foreign_content.h"
+
+namespace fsdp::data {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr size_t kHeadBytes = 512;
+constexpr size_t kCompressedBytes = 1 << 17;
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";  // of UTF-8
+
+/// The name without .gz or .zst.
+std::string uncompressed_name(const std::string& path) {
+  return is_named_compressed(path) ? fs::path(path).replace_extension().string() : path;
+}
+
+bool is_text_name(const fs::path& path) {
+  return has_rows(path.string()) || util::extension_of(uncompressed_name(path.string())) == ".txt";
+}
+
+bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
+
+/// Adds the texts of a folder, sorted.
+void add_folder(const std::string& folder, std::vector<std::string>& files) {
+  std::vector<std::string> found;
+  try {
+    for (fs::recursive_directory_iterator at(folder), end; at != end; ++at) {
+      if (is_hidden(at->path())) {
+        at.disable_recursion_pending();
+      } else if (at->is_regular_file() && is_text_name(at->path())) {
+        found.push_back(at->path().string());
+      }
+    }
+  } catch (const fs::filesystem_error& error) {
+    util::fail(util::ErrorKind::kData, "the folder ", folder, " cannot be read (", error.code().message(),
+               ", at ", error.path1().string(), "); give one that you may read");
+  }
+  if (found.empty()) {
+    util::fail(
+        util::ErrorKind::kData, "the folder ", folder,
+        " has no text in it: no .txt, .jsonl, .jsonlines, .jl or .ndjson, with or without .gz or .zst, and no .parquet; "
+        "give files of other names by a pattern, for example ",
+        folder, "/*");
+  }
+  std::sort(found.begin(), found.end());
+  files.insert(files.end(), found.begin(), found.end());
+}
+
+}  // namespace
+
+std::vector<std::string> expand_texts(const std::vector<std::string>& texts) {
+  std::vector<std::string> files;
+  for (const std::string& path : expand_patterns(texts)) {
+    std::error_code error;
+    if (path != kStandardInput && fs::is_directory(path, error)) {
+      add_folder(path, files);
+    } else {
+      files.push_back(path);
+    }
+  }
+  return files;
+}
+
+bool is_named_compressed(const std::string& path) {
+  const std::string extension = util::extension_of(path);
+  return extension == ".gz" || extension == ".zst";
+}
+
+bool is_json_lines(const std::string& path) {
+  const std::string extension = util::extension_of(uncompressed_name(path));
+  return extension == ".jsonl" || extension == ".jsonlines" || extension == ".jl" || extension == ".ndjson";
+}
+
+InputFile::InputFile(const std::string& path) : path_(path) {
+  if (path_ == kStandardInput) {
+    path_ = "standard input";
+    fd_ = STDIN_FILENO;
+    return;
+  }
+  // O_NONBLOCK: opening a pipe without a writer would otherwise wait for one.
+  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd_ < 0) refuse("cannot be opened (" + util::errno_text(errno) + "); give the path of a readable file");
+  try {
+    examine();
+  } catch (...) {
+    ::close(fd_);
+    throw;
+  }
+}
+
+InputFile::~InputFile() {
+  if (fd_ != STDIN_FILENO) ::close(fd_);
+}
+
+void InputFile::examine() {
+  struct stat status {};
+  if (::fstat(fd_, &status) != 0) refuse("cannot be examined (" + util::errno_text(errno) + ")");
+  if (S_ISDIR(status.st_mode)) refuse("is a folder; give the files in it, for example FOLDER/*.txt");
+  if (!S_ISREG(status.st_mode)) refuse("is not a regular file; write the text to a file or give it as -");
+  if (status.st_size == 0) refuse("is empty; leave it out");
+  size_bytes_ = status.st_size;
+}
+
+size_t InputFile::read(size_t bytes, char* to) {
+  if (size_bytes_ >= 0) bytes = std::min(bytes, static_cast<size_t>(size_bytes_ - read_bytes_));
+  size_t done = 0;
+  while (done < bytes) {
+    ssize_t got = ::read(fd_, to + done, bytes - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) refuse("cannot be read (" + util::errno_text(errno) + "); check the disk and run again");
+    if (got == 0) break;
+    done += static_cast<size_t>(got);
+  }
+  read_bytes_ += static_cast<int64_t>(done);
+  if (done < bytes && size_bytes_ >= 0) {
+    refuse("became shorter while it was read; run again when nothing writes to it");
+  }
+  return done;
+}
+
+void InputFile::refuse(const std::string& reason) const {
+  util::fail(util::ErrorKind::kData, "the text ", path_, " ", reason);
+}
+
+TextInput::TextInput(const std::string& path, TextKind kind) : file_(path), kind_(kind) {
+  // Standard input is not touched before the first read: it may be opened more than once.
+  if (file_.size_bytes() >= 0) begin();
+}
+
+/// Reads the beginning, which says what the text is.
+void TextInput::begin() {
+  begun_ = true;
+  head_.resize(kHeadBytes);
+  head_.resize(file_.read(head_.size(), head_.data()));
+  decompressor_ = make_decompressor(head_);
+  if (decompressor_) {
+    compressed_.swap(head_);
+    head_.resize(kHeadBytes);
+    head_.resize(decompress(head_.size(), head_.data()));
+    if (head_.empty()) refuse("is empty when decompressed; leave it out");
+  } else if (is_named_compressed(path())) {
+    refuse(
+        "is named like a compressed file, but its content is not compressed by gzip or zstd; correct its name");
+  } else {
+    size_bytes_ = file_.size_bytes();
+  }
+  if (const auto foreign = foreign_to_text(head_, uncompressed_name(path()), kind_)) {
+    if (decompressor_) {
+      refuse(util::concat("holds a compressed file that ", foreign->found, "; ",
+                          foreign->is_json ? foreign->remedy : "unpack it first"));
+    }
+    refuse(util::concat(foreign->found, "; ", foreign->remedy));
+  }
+  if (!std::string_view(head_).starts_with(kByteOrderMark)) return;
+  has_mark_ = true;
+  head_.erase(0, kByteOrderMark.size());
+  checked_bytes_ = static_cast<int64_t>(kByteOrderMark.size());
+  if (size_bytes_ >= 0) size_bytes_ -= checked_bytes_;
+  if (size_bytes_ == 0) refuse("has only a byte order mark; leave it out");
+}
+
+int64_t TextInput::read_bytes() const {
+  const size_t waiting = decompressor_ ? compressed_.size() - decompressed_ : head_.size();
+  return file_.read_bytes() - static_cast<int64_t>(waiting);
+}
+
+int64_t TextInput::read(int64_t bytes, std::string& buffer) {
+  if (!begun_) begin();
+  const auto wanted = static_cast<size_t>(bytes);
+  const size_t before = buffer.size(), of_head = std::min(wanted, head_.size());
+  buffer.append(head_, 0, of_head);
+  head_.erase(0, of_head);
+  buffer.resize(before + wanted);
+  char* const rest = buffer.data() + before + of_head;
+  const size_t got = decompressor_ ? decompress(wanted - of_head, rest) : file_.read(wanted - of_head, rest);
+  buffer.resize(before + of_head + got);
+  if (std::exchange(has_mark_, false)) {
+    util::log_info(util::concat("left out the byte order mark at the beginning of ", path()));
+  }
+  const bool ends = of_head + got < wanted;
+  if (kind_ == TextKind::kPlain) check_utf8(std::string_view(buffer).substr(before), ends);
+  return static_cast<int64_t>(of_head + got);
+}
+
+/// Refuses text that is not UTF-8, with the place. `ends`: nothing follows.
+void TextInput::check_utf8(std::string_view text, bool ends) {
+  const std::string part = cut_character_.append(text);
+  const size_t valid = valid_utf8_prefix(part);
+  cut_character_ = part.substr(valid);
+  checked_bytes_ += static_cast<int64_t>(valid);
+  ends = ends ||
+         (size_bytes_ >= 0 && checked_bytes_ + static_cast<int64_t>(cut_character_.size()) >= file_bytes());
+  const bool may_go_on = !ends && incomplete_utf8_tail(cut_character_) == cut_character_.size();
+  if (cut_character_.empty() || may_go_on) return;
+  char byte[8];
+  std::snprintf(byte, sizeof(byte), "0x%02X", static_cast<unsigned char>(cut_character_.front()));
+  refuse(util::concat(
+      "must be UTF-8, but the byte ", byte, " at offset ", checked_bytes_,
+      decompressor_ ? " of its decompressed text" : "",
+      " begins no character; convert it first, from Latin-1 for example by iconv -f LATIN1 -t UTF-8 ",
+      util::shell_word(path()), " > NEW"));
+}
+
+size_t TextInput::decompress(size_t bytes, char* to) {
+  size_t done = 0;
+  while (done < bytes) {
+    if (decompressed_ == compressed_.size()) {
+      compressed_.resize(kCompressedBytes);
+      compressed_.resize(file_.read(compressed_.size(), compressed_.data()));
+      decompressed_ = 0;
+    }
+    const bool file_ends = compressed_.empty();
+    if (file_ends && decompressor_->at_end()) break;
+    Decompressor::Step step;
+    try {
+      step =
+          decompressor_->step(std::string_view(compressed_).substr(decompressed_), to + done, bytes - done);
+    } catch (const DecompressorError& error) {
+      refuse(util::concat(error.what(), " at byte ", util::with_commas(read_bytes()), " of the file; ",
+                          error.remedy()));
+    }
+    if (file_ends && step.written == 0) {
+      refuse(util::concat("is cut short: the file ends at byte ", util::with_commas(read_bytes()),
+                          ", within compressed data; fetch it again"));
+    }
+    decompressed_ += step.read;
+    done += step.written;
+    growth_.add(static_cast<int64_t>(step.written));
+    if (const auto excess = growth_.excess(read_bytes())) {
+      refuse(*excess + ", or give its content as - if it is meant");
+    }
+  }
+  return done;
+}
+
+}  // namespace fsdp::data

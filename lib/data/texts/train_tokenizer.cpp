@@ -1,0 +1,172 @@
+#include "data/texts/train_tokenizer.h"
+
+#include <sentencepiece_trainer.h>
+
+#include <algorithm>
+#include <memory>
+#include <unordered_map>
+
+#include "base/util/error.h"
+#include "base/util/extension.h"
+#include "base/util/file.h"
+#include "data/texts/text_input.h"
+#include "data/tokenizers/utf8.h"
+
+namespace fsdp::data {
+namespace {
+
+using util::ErrorKind;
+using util::fail;
+
+constexpr int64_t kLineChunkBytes = 1 << 20;
+/// Longer lines are cut, so that texts without line ends can be used too.
+constexpr size_t kMaxSentenceBytes = 16384;
+
+/// Iterates over the lines of the texts, and of the documents of those that have rows.
+class Lines final : public sentencepiece::SentenceIterator {
+ public:
+  Lines(const std::vector<std::string>& files, const TrainTokenizerOptions& options, int64_t file_bytes)
+      : files_(files), options_(options), bad_rows_(options.skip_bad), file_bytes_(file_bytes) {
+    Next();
+  }
+
+  const BadRows& bad_rows() const { return bad_rows_; }
+
+  bool done() const override { return done_; }
+  const std::string& value() const override { return line_; }
+  sentencepiece::util::Status status() const override { return {}; }
+
+  void Next() override {
+    do {
+      done_ = !take_line();
+    } while (!done_ && line_.empty());
+  }
+
+ private:
+  bool take_line() {
+    while (true) {
+      size_t end = buffer_.find('\n', begin_);
+      if (end != std::string::npos || buffer_.size() - begin_ > kMaxSentenceBytes) {
+        size_t length = std::min(end, buffer_.size()) - begin_;
+        bool whole = length <= kMaxSentenceBytes;
+        length = std::min(length, kMaxSentenceBytes);
+        // A cut is not within a character.
+        while (!whole && length > 1 && is_continuation(buffer_[begin_ + length])) --length;
+        line_.assign(buffer_, begin_, length);
+        begin_ += length + (whole ? 1 : 0);
+        return true;
+      }
+      buffer_.erase(0, begin_);
+      begin_ = 0;
+      if (read_more()) continue;
+      if (!buffer_.empty()) {
+        line_.swap(buffer_);
+        buffer_.clear();
+        return true;
+      }
+      if (next_file_ == files_.size()) return false;
+      open_next();
+    }
+  }
+
+  void open_next() {
+    finished_bytes_ += read_bytes();
+    const std::string& path = files_[next_file_++];
+    input_.reset();
+    rows_.reset();
+    if (options_.json_lines || has_rows(path)) {
+      rows_ = open_rows(path, {options_.json_field});
+    } else {
+      input_ = std::make_unique<TextInput>(path);
+    }
+  }
+
+  int64_t read_bytes() const { return rows_ ? rows_->read_bytes() : input_ ? input_->read_bytes() : 0; }
+
+  /// Appends to the buffer; false at the end of the file.
+  bool read_more() {
+    if (options_.progress && file_bytes_ > 0) {
+      options_.progress("reading", finished_bytes_ + read_bytes(), file_bytes_);
+    }
+    if (input_) return input_->read(kLineChunkBytes, buffer_) > 0;
+    while (rows_) {
+      std::string row;
+      const int64_t number = rows_->next(row);
+      if (number == 0) return false;
+      try {
+        buffer_ += document_of_row(row, {files_[next_file_ - 1], number}, options_.json_field);
+      } catch (const util::Error& error) {
+        bad_rows_.add(error.what());
+        continue;
+      }
+      buffer_ += '\n';
+      return true;
+    }
+    return false;
+  }
+
+  const std::vector<std::string>& files_;
+  const TrainTokenizerOptions& options_;
+  BadRows bad_rows_;
+  int64_t file_bytes_, finished_bytes_ = 0;
+  size_t next_file_ = 0;
+  std::unique_ptr<TextInput> input_;  ///< the file that is read, or
+  std::unique_ptr<Rows> rows_;
+  std::string buffer_, line_;
+  size_t begin_ = 0;
+  bool done_ = false;
+};
+
+void check_training(const TrainTokenizerOptions& options) {
+  if (options.texts.empty()) {
+    fail(ErrorKind::kUsage, "no text to learn a vocabulary from was given; name at least one file");
+  }
+  // Bytes, three special tokens and a few characters are in every vocabulary.
+  if (options.vocab_size < 300 || options.vocab_size > (1 << 24)) {
+    fail(ErrorKind::kUsage, "`vocab_size` must be from 300 to 16,777,216, but is ", options.vocab_size,
+         "; 8,000 to 128,000 are usual");
+  }
+  if (options.model_type != "bpe" && options.model_type != "unigram") {
+    fail(ErrorKind::kUsage, "`model_type` must be bpe or unigram, but is \"", options.model_type, "\"");
+  }
+  if (util::extension_of(options.output) != ".model") {
+    fail(ErrorKind::kUsage, "the output ", options.output, " does not end with .model; name it NAME.model");
+  }
+}
+
+}  // namespace
+
+BadRows train_tokenizer(const TrainTokenizerOptions& options) {
+  check_training(options);
+  const std::vector<std::string> files = expand_texts(options.texts);
+  const int64_t file_bytes =
+      check_files(files, {options.json_field}, options.json_lines ? TextKind::kRows : TextKind::kPlain);
+  std::unordered_map<std::string, std::string> settings = {
+      {"vocab_size", std::to_string(options.vocab_size)},
+      {"model_type", options.model_type},
+      {"num_threads", std::to_string(std::max(options.threads, 1))},
+      {"input_sentence_size", std::to_string(options.max_lines)},
+      {"shuffle_input_sentence", "true"},
+      {"max_sentence_length", std::to_string(kMaxSentenceBytes)},
+      {"byte_fallback", "true"},
+      {"split_digits", "true"},
+      {"allow_whitespace_only_pieces", "true"},
+      {"normalization_rule_name", "identity"},
+      {"remove_extra_whitespaces", "false"},
+      {"character_coverage", "0.99995"},
+      {"minloglevel", "2"},
+  };
+  // So that the same lines are drawn each time.
+  sentencepiece::SetRandomGeneratorSeed(1234);
+  Lines lines(files, options, file_bytes);
+  std::string model;
+  auto status = sentencepiece::SentencePieceTrainer::Train(settings, &lines, &model);
+  if (!status.ok()) {
+    fail(ErrorKind::kData, "SentencePiece cannot learn ", options.vocab_size, " pieces from the texts (",
+         for_message(status.ToString()), "); give more text or another `vocab_size`");
+  }
+  util::write_file_atomically(options.output, model);
+  return lines.bad_rows();
+}
+
+}  // namespace fsdp::data

@@ -1,0 +1,59 @@
+#pragma once
+
+// Statistics of token files.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/tokens/token_format.h"
+
+namespace fsdp::data {
+
+/// Ids below this are counted one by one.
+inline constexpr int64_t kMaxCountedIds = int64_t{1} << 24;
+
+struct InspectOptions {
+  std::vector<std::string> files;  ///< read as if they were joined
+  int64_t vocab_size = 0;          ///< ids not below it are counted; 0: no limit
+  int64_t sequence_length = 256;
+  std::string tokenizer = "bytes";                   ///< decodes the beginning
+  std::optional<TokenFormat> format = std::nullopt;  ///< TokenFile's `expected`
+};
+
+struct TokenStatistics {
+  struct File {
+    std::string path;
+    int64_t tokens = 0;
+    TokenFormat format = TokenFormat::kU16;
+    TokenType type = TokenType::kUint16;
+    std::optional<int64_t> documents;         ///< where the format or a companion records them
+    std::optional<int64_t> assistant_tokens;  ///< of conversations (token_turns.h)
+  };
+  std::vector<File> files;
+  int64_t tokens = 0;
+  int64_t largest_id = 0;
+  /// Absent, as the entropy is, when an id is kMaxCountedIds or more: no vocabulary is that large.
+  std::optional<int64_t> distinct_ids;
+  /// Entropy of the ids' frequencies: the loss (nats per token) of a model that knows only these.
+  std::optional<double> unigram_entropy_nats;
+  int64_t sequence_length = 0;
+  int64_t samples = 0;  ///< whole samples of sequence_length
+  /// The first tokens as escaped ASCII; absent when an id is not in the tokenizer's vocabulary.
+  std::optional<std::string> beginning;
+  int64_t ids_outside_vocabulary = 0;
+};
+
+/// One pass over the files. Throws Error(kData) for a file that cannot be used.
+TokenStatistics inspect(const InspectOptions& options);
+
+std::string to_text(const TokenStatistics& statistics);
+/// One JSON object with the names of the fields above.
+std::string to_json(const TokenStatistics& statistics);
+
+/// Printable ASCII as it is; \n, \t, \r, \\ and \" by name; every other byte as \xNN.
+std::string escaped(std::string_view text);
+
+}  // namespace fsdp::data

@@ -1,3 +1,0 @@
-#define FSDP_CPU_LEVEL baseline
-#define FSDP_CPU_LEVEL_NAME "baseline"
-#include "kernels/cpu/loops.inc"

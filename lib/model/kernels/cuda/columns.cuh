@@ -1,0 +1,118 @@
+#pragma once
+
+// Kernels whose blocks compute a tile of some columns of some rows: each warp takes one row at a time, 32
+// packs wide. Columns are summed over a thread's rows, then over the warps, then over the blocks (total()),
+// in an order that depends on the sizes alone.
+
+#include "model/kernels/cuda/packs.cuh"
+#include "model/kernels/kernel_table.h"
+
+namespace fsdp::kernels::cuda {
+
+template <int kPackSize>
+struct ColumnTile {
+  static constexpr int kPack = kPackSize;
+  static constexpr int kThreads = 256;
+  static constexpr int kWarps = kThreads / kWarp;
+  static constexpr int kColumns = kWarp * kPack;
+
+  FSDP_DEVICE static int64_t first_column() { return block_y() * kColumns; }
+  FSDP_DEVICE static int64_t column() { return first_column() + lane() * kPack; }
+  static Grid grid(int64_t parts, int64_t width) { return {parts, (width + kColumns - 1) / kColumns}; }
+
+  struct Shared {
+    float of_warps[kWarps][kColumns];
+  };
+  /// Stores the sums of all warps at `to` [width]. To be called by all threads of the block.
+  FSDP_DEVICE static void store_sums(const float (&sums)[kPack], Shared& shared, float* to, int64_t width) {
+    FSDP_UNROLL
+    for (int i = 0; i < kPack; ++i) shared.of_warps[warp()][lane() * kPack + i] = sums[i];
+    sync_block();
+    const int64_t column = first_column() + thread();
+    if (thread() >= kColumns || column >= width) return;
+    float sum = shared.of_warps[0][thread()];
+    for (int w = 1; w < kWarps; ++w) sum += shared.of_warps[w][thread()];
+    to[column] = sum;
+  }
+};
+
+/// Calls use(ColumnTile()) with packs of 16 bytes or, if these do not fit, of one element.
+template <typename T, typename Use>
+void with_column_tile(bool packs_fit, const Use& use) {
+  packs_fit ? use(ColumnTile<kPackOf<T>>()) : use(ColumnTile<1>());
+}
+
+struct RowsToAdd {
+  const void* x = nullptr;
+  float* sums = nullptr;  ///< [parts, width]
+  int64_t rows = 0, width = 0;
+};
+
+template <typename T, typename Tile>
+struct AddRowsKernel {
+  using Arguments = RowsInParts<RowsToAdd>;
+  using Shared = typename Tile::Shared;
+  static constexpr int kThreads = Tile::kThreads;
+
+  FSDP_DEVICE static void run(const Arguments& arguments, Shared& shared) {
+    const RowsToAdd& a = arguments.rows;
+    const int64_t column = Tile::column(), end = arguments.end();
+    float sums[Tile::kPack] = {};
+    if (column < a.width) {
+      const T* x = static_cast<const T*>(a.x) + column;
+      FSDP_UNROLL_BY(4)
+      for (int64_t row = arguments.begin() + warp(); row < end; row += Tile::kWarps) {
+        add_pack(sums, load_pack<Tile::kPack>(x + row * a.width));
+      }
+    }
+    Tile::store_sums(sums, shared, a.sums + block() * a.width, a.width);
+  }
+};
+
+/// Kernel of total(): 8 threads of a block sum a column, each every eighth part.
+template <typename To>
+struct TotalKernel {
+  using Arguments = PartTotal;
+  static constexpr int kThreads = 256;
+  static constexpr int kGroups = kThreads / kWarp;
+  struct Shared {
+    float of_groups[kGroups][kWarp];
+  };
+
+  FSDP_DEVICE static void run(const Arguments& a, Shared& shared) {
+    const int64_t column = block() * kWarp + lane();
+    float sum = 0;
+    if (column < a.width) {
+      FSDP_UNROLL_BY(8)
+      for (int64_t part = warp(); part < a.parts; part += kGroups) sum += a.sums[part * a.width + column];
+    }
+    shared.of_groups[warp()][lane()] = sum;
+    sync_block();
+    if (warp() != 0 || column >= a.width) return;
+    for (int group = 1; group < kGroups; ++group) sum += shared.of_groups[group][lane()];
+    To& to = static_cast<To*>(a.to)[column];
+    to = To(a.adds ? static_cast<float>(to) + sum : sum);
+  }
+};
+
+template <typename T, typename Launch>
+void add_rows(const Launch& launch, const void* x, float* sums, const RowParts& parts) {
+  with_column_tile<T>(fit_packs<T>(parts.width(), x), [&](auto tile) {
+    using Tile = decltype(tile);
+    const RowsToAdd rows{.x = x, .sums = sums, .rows = parts.all_rows(), .width = parts.width()};
+    launch.template run<AddRowsKernel<T, Tile>>(Tile::grid(parts.count(), parts.width()),
+                                                {rows, parts.each()});
+  });
+}
+
+template <typename T, typename Launch>
+void total(const Launch& launch, const PartTotal& a) {
+  const Grid grid{(a.width + kWarp - 1) / kWarp};
+  if (a.to_fp32) {
+    launch.template run<TotalKernel<float>>(grid, a);
+  } else {
+    launch.template run<TotalKernel<T>>(grid, a);
+  }
+}
+
+}  // namespace fsdp::kernels::cuda

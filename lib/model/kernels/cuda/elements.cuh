@@ -1,0 +1,164 @@
+#pragma once
+
+// Kernels over elements, not rows: scaling and Adam; and the outcome of a step.
+
+#include "model/kernels/cuda/kernels.h"
+#include "model/kernels/cuda/packs.cuh"
+
+namespace fsdp::kernels::cuda {
+
+/// One pack per thread; the last may be short.
+template <int kPackSize>
+struct ElementShape {
+  static constexpr int kPack = kPackSize;
+  static constexpr int kThreads = 256;
+  /// Of a thread of the n-th block for these elements.
+  FSDP_DEVICE static int64_t first(int64_t n = block()) { return (n * kThreads + thread()) * kPack; }
+  static Grid grid(int64_t n) {
+    constexpr int64_t kOfBlock = static_cast<int64_t>(kThreads) * kPack;
+    return {(n + kOfBlock - 1) / kOfBlock};
+  }
+};
+
+/// Calls use(ElementShape()) with packs of 16 bytes or, if these do not fit, of one element.
+template <typename T, typename Use>
+void with_element_shape(bool packs_fit, const Use& use) {
+  packs_fit ? use(ElementShape<kPackOf<T>>()) : use(ElementShape<1>());
+}
+
+struct Scaling {
+  void* x = nullptr;
+  int64_t n = 0;
+  const float* factor = nullptr;
+};
+
+template <typename T, typename Shape>
+struct ScaleKernel {
+  using Arguments = Scaling;
+  using Shared = Nothing;
+  static constexpr int kThreads = Shape::kThreads;
+
+  FSDP_DEVICE static void run(const Arguments& a, Shared&) {
+    const float factor = *a.factor;
+    const int64_t first = Shape::first(), count = a.n - first;
+    if (factor == 1 || count <= 0) return;
+    T* x = static_cast<T*>(a.x) + first;
+    auto pack = load_pack<Shape::kPack>(x, count);
+    FSDP_UNROLL
+    for (int i = 0; i < Shape::kPack; ++i) pack.at[i] = T(to_float(pack.at[i]) * factor);
+    store_pack(x, pack, count);
+  }
+};
+
+template <typename T, typename Launch>
+void scale(const Launch& launch, const Scaling& a) {
+  with_element_shape<T>(fit_packs<T>(0, a.x), [&](auto shape) {
+    using Shape = decltype(shape);
+    launch.template run<ScaleKernel<T, Shape>>(Shape::grid(a.n), a);
+  });
+}
+
+/// What one launch of Adam updates. Arguments of a kernel, of which there are at most 4 KB.
+struct AdamTable {
+  static constexpr int kParts = 64;
+  static constexpr int64_t kBlocks = 0x7fffffff;  ///< of a launch
+
+  AdamElements parts[kParts] = {};
+  int32_t first_block[kParts] = {};  ///< of each part, ascending
+  int32_t blocks = 0;
+  int count = 0;  ///< of parts
+  AdamNumbers numbers;
+  const double* gradient_scale = nullptr;
+
+  /// The part to which a block of the launch belongs.
+  FSDP_DEVICE int part_of(int64_t block) const {
+    int part = 0;
+    FSDP_UNROLL
+    for (int step = kParts / 2; step > 0; step /= 2) {
+      if (part + step < count && first_block[part + step] <= block) part += step;
+    }
+    return part;
+  }
+};
+static_assert(sizeof(AdamTable) <= 4096);
+
+// Adam (model/kernels/adam.h). Elements are independent, so a shard gets the same bits whole or in parts.
+template <typename Gradient, typename Shape>
+struct AdamKernel {
+  using Arguments = AdamTable;
+  using Shared = Nothing;
+  static constexpr int kThreads = Shape::kThreads;
+
+  FSDP_DEVICE static void run(const Arguments& table, Shared&) {
+    constexpr int kPack = Shape::kPack;
+    const int part = table.part_of(block());
+    const AdamElements& a = table.parts[part];
+    const int64_t first = Shape::first(block() - table.first_block[part]), count = a.n - first;
+    if (count <= 0) return;
+    const AdamNumbers& numbers = table.numbers;
+    const AdamRates& rates = a.rates;
+    const float scale =
+        table.gradient_scale != nullptr ? static_cast<float>(*table.gradient_scale) : numbers.gradient_scale;
+    if (scale != scale) return;
+    const auto gradient = load_pack<kPack>(static_cast<const Gradient*>(a.gradient) + first, count);
+    auto value = load_pack<kPack>(a.value + first, count);
+    auto exp_avg = load_pack<kPack>(a.exp_avg + first, count);
+    auto exp_avg_sq = load_pack<kPack>(a.exp_avg_sq + first, count);
+    FSDP_UNROLL
+    for (int i = 0; i < kPack; ++i) {
+      const float g = to_float(gradient.at[i]) * scale + rates.decay * value.at[i];
+      const float m = numbers.beta1 * exp_avg.at[i] + numbers.one_minus_beta1 * g;
+      const float v = numbers.beta2 * exp_avg_sq.at[i] + numbers.one_minus_beta2 * g * g;
+      const float denominator = ::sqrtf(v) / rates.second_correction + numbers.eps;
+      value.at[i] = rates.keep * value.at[i] - rates.step_size * (m / denominator);
+      exp_avg.at[i] = m;
+      exp_avg_sq.at[i] = v;
+    }
+    store_pack(a.value + first, value, count);
+    store_pack(a.exp_avg + first, exp_avg, count);
+    store_pack(a.exp_avg_sq + first, exp_avg_sq, count);
+  }
+};
+
+/// Parts whose memory is aligned for packs, and the others.
+template <typename Gradient, typename Launch>
+void adam(const Launch& launch, const AdamStep& step) {
+  const auto update = [&](auto shape, bool packs_fit) {
+    using Shape = decltype(shape);
+    AdamTable table{.numbers = step.numbers, .gradient_scale = step.gradient_scale};
+    const auto run = [&] {
+      if (table.count > 0) launch.template run<AdamKernel<Gradient, Shape>>(Grid{table.blocks}, table);
+      table.count = table.blocks = 0;
+    };
+    for (const AdamElements& a : step.parts) {
+      const bool fit =
+          fit_packs<float>(0, a.value, a.exp_avg, a.exp_avg_sq) && fit_packs<Gradient>(0, a.gradient);
+      if (fit != packs_fit || a.n == 0) continue;
+      const int64_t blocks = Shape::grid(a.n).x;
+      if (table.count == AdamTable::kParts || table.blocks + blocks > AdamTable::kBlocks) run();
+      table.parts[table.count] = a;
+      table.first_block[table.count++] = table.blocks;
+      table.blocks += static_cast<int32_t>(blocks);
+    }
+    run();
+  };
+  update(ElementShape<kPackOf<float>>(), true);
+  update(ElementShape<1>(), false);
+}
+
+struct OutcomeKernel {
+  using Arguments = OutcomeDecision;
+  using Shared = Nothing;
+  static constexpr int kThreads = kWarp;
+
+  FSDP_DEVICE static void run(const Arguments& a, Shared&) {
+    if (thread() == 0) a.rule.decide(a.sums[0], a.sums[1], *a.local_loss, *a.outcome);
+  }
+};
+
+template <typename Launch>
+void decide_outcome(const Launch& launch, const OutcomeDecision& a) {
+  launch.template run<OutcomeKernel>(Grid{1}, a);
+}
+
+}  // namespace fsdp::kernels::cuda

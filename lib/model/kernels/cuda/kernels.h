@@ -1,0 +1,92 @@
+#pragma once
+
+// The kernels for CUDA devices, which enqueue on the current stream of the current device. cuda_absent.cpp
+// replaces them in programs built without CUDA.
+
+#include <c10/util/Float8_e4m3fn.h>
+#include <c10/util/Float8_e5m2.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "model/kernels/kernel_table.h"
+#include "model/kernels/outcome_rule.h"
+#include "model/kernels/rows.h"
+
+namespace fsdp::kernels::cuda {
+
+/// Null in programs built without CUDA.
+const RowKernels* row_kernels(Element element);
+
+/// Parts of the table, each defined in a .cu file of its own, which compile in parallel.
+template <typename T>
+void put_norms(RowKernels& table);
+template <typename T>
+void put_activations(RowKernels& table);
+template <typename T>
+void put_losses(RowKernels& table);
+
+/// Adds rows of gradients to the table rows of their ids.
+struct EmbeddingGradRows {
+  const void* dy = nullptr;        ///< [rows, width]
+  const int64_t* ids = nullptr;    ///< [rows], ascending
+  const int64_t* order = nullptr;  ///< [rows]: ids[i] belongs to row order[i] of dy
+  void* table = nullptr;           ///< [.., width]; rows without an id do not change
+  bool table_is_fp32 = false;      ///< else of dy's type
+  bool adds = false;               ///< to the former values, which are fp32
+  int64_t rows = 0, width = 0;
+};
+void embedding_backward(Element element, const EmbeddingGradRows& rows);
+
+/// dropout() of model/kernels/fused.h for x [rows, width], one piece of a row each.
+struct DropoutRows {
+  const void* x = nullptr;
+  void* y = nullptr;
+  int64_t rows = 0, width = 0;
+  uint64_t key = 0;
+  int64_t first_row = 0;
+  RowPieces pieces = {};
+  double p = 0;
+};
+void dropout(Element element, const DropoutRows& rows);
+
+/// model/kernels/adam.h, in as few launches as the table of a launch permits; all gradients have the element type.
+struct AdamStep {
+  std::vector<AdamElements> parts = {};
+  AdamNumbers numbers;
+  /// In place of numbers.gradient_scale, if not null; NaN: nothing is updated.
+  const double* gradient_scale = nullptr;
+};
+void adam(Element gradient, const AdamStep& step);
+
+/// model/kernels/step_outcome.h
+struct OutcomeDecision {
+  const double* sums = nullptr;        ///< [2]
+  const double* local_loss = nullptr;  ///< [1]
+  OutcomeRule rule;
+  StepOutcome* outcome = nullptr;
+};
+void decide_outcome(const OutcomeDecision& decision);
+
+/// The largest number of an 8-bit type.
+template <typename To>
+inline constexpr float kLargestNumber = 448;
+template <>
+inline constexpr float kLargestNumber<c10::Float8_e5m2> = 57344;
+
+/// Lower bound of a tensor's largest magnitude, so that the scale of zeros is finite; torchao's value.
+inline constexpr float kLeastMagnitude = 1e-12F;
+
+/// model/kernels/float8.h for x [rows, width] bf16; both are multiples of 16. Outputs are aligned to 16 bytes.
+struct Float8Rounding {
+  const void* x = nullptr;
+  const float* largest = nullptr;  ///< [1]
+  void* values = nullptr;          ///< [rows, width]; null: not wanted
+  void* transposed = nullptr;      ///< [width, rows]; null: not wanted
+  float* inverse_scale = nullptr;  ///< [1]
+  int64_t rows = 0, width = 0;
+  bool is_e5m2 = false;  ///< else e4m3
+};
+void round_to_float8(const Float8Rounding& matrix);
+
+}  // namespace fsdp::kernels::cuda

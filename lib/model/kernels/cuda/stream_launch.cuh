@@ -1,0 +1,42 @@
+#pragma once
+
+// How kernels (thread_model.cuh) are launched on a GPU.
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "model/kernels/cuda/thread_model.cuh"
+
+namespace fsdp::kernels::cuda {
+
+/// Blocks per multiprocessor for which registers are saved. Kernel::kRegistersFirst: as many registers as the kernel
+/// needs; for others the compiler decides, which may move values to memory for the sake of one more block.
+template <typename Kernel>
+constexpr int min_blocks() {
+  if constexpr (requires { Kernel::kRegistersFirst; }) return Kernel::kRegistersFirst ? 1 : 0;
+  return 0;
+}
+
+template <typename Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, min_blocks<Kernel>())
+    entry(const typename Kernel::Arguments arguments) {
+  __shared__ typename Kernel::Shared shared;
+  Kernel::run(arguments, shared);
+}
+
+/// On the current stream of the current device.
+class StreamLaunch {
+ public:
+  template <typename Kernel>
+  void run(const Grid& grid, const typename Kernel::Arguments& arguments) const {
+    if (grid.x == 0 || grid.y == 0) return;
+    const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y));
+    entry<Kernel><<<blocks, Kernel::kThreads, 0, stream_>>>(arguments);
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+
+ private:
+  cudaStream_t stream_ = c10::cuda::getCurrentCUDAStream();
+};
+
+}  // namespace fsdp::kernels::cuda

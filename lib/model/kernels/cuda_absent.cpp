@@ -1,0 +1,20 @@
+// Replaces cuda/*.cu in programs without CUDA.
+
+#include "base/util/error.h"
+#include "model/kernels/cuda/kernels.h"
+
+namespace fsdp::kernels::cuda {
+
+const RowKernels* row_kernels(Element) { return nullptr; }
+
+void embedding_backward(Element, const EmbeddingGradRows&) { FSDP_CHECK(false, "built without CUDA"); }
+
+void dropout(Element, const DropoutRows&) { FSDP_CHECK(false, "built without CUDA"); }
+
+void adam(Element, const AdamStep&) { FSDP_CHECK(false, "built without CUDA"); }
+
+void decide_outcome(const OutcomeDecision&) { FSDP_CHECK(false, "built without CUDA"); }
+
+void round_to_float8(const Float8Rounding&) { FSDP_CHECK(false, "built without CUDA"); }
+
+}  // namespace fsdp::kernels::cuda

@@ -1,0 +1,295 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/util/error.h"
+#include "model/kernels/below_autograd.h"
+#include "model/kernels/factor_products.h"
+#include "model/kernels/fused.h"
+#include "model/kernels/gradient_sink.h"
+#include "model/kernels/meta.h"
+#include "model/kernels/row_kernels.h"
+#include "model/kernels/sample_sums.h"
+
+namespace fsdp::kernels {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// About the elements of logits in memory at a time: 64 MiB of fp32.
+constexpr int64_t kChunkElements = 16 << 20;
+/// Bytes of logits in memory at a time on a GPU. More than on the CPU, because each chunk reads the weight
+/// twice and its gradient once.
+constexpr int64_t kDeviceChunkBytes = 512 << 20;
+
+/// Rows of logits on a GPU, of whole tiles.
+constexpr int64_t kRowMultiple = 256;
+/// Columns of logits on a GPU; 16 bytes would do.
+constexpr int64_t kMultiple = 64;
+
+/// Elements from a row of logits to the next. The fast kernels of cuBLAS need leading dimensions of whole 16
+/// bytes, and a vocabulary such as GPT-2's, 50,257, is odd; all three products have the logits as a matrix.
+int64_t row_stride(const at::Tensor& x, int64_t vocabulary) {
+  return is_for_cpu(x) ? vocabulary : (vocabulary + kMultiple - 1) / kMultiple * kMultiple;
+}
+
+/// The products with the weight [vocabulary, width]. The fast kernels of cuBLAS need sizes, too, of whole 16 bytes: with
+/// all 50,257 tokens of GPT-2 in one product, the head takes five times as long on an H100. So on GPUs the last few
+/// tokens have products of their own.
+class Head {
+ public:
+  Head(const at::Tensor& x, const at::Tensor& weight, Matmul matmul) : weight_(weight), matmul_(matmul) {
+    const int64_t all = weight.size(0), regular = all / kMultiple * kMultiple;
+    if (is_for_cpu(x) || regular == 0 || regular == all) {
+      parts_ = {{0, all}};
+    } else {
+      parts_ = {{regular, all - regular}, {0, regular}};
+    }
+  }
+
+  /// -> [rows of x, vocabulary], whose rows are row_stride() apart
+  at::Tensor logits(const at::Tensor& x) const {
+    const int64_t vocabulary = weight_.size(0), stride = row_stride(x, vocabulary);
+    if (stride == vocabulary) return product(x, weight_, matmul_);
+    at::Tensor logits = at::empty({x.size(0), stride}, x.options()).narrow(1, 0, vocabulary);
+    for (const Part& part : parts_) product_into(part.of(logits, 1), x, part.of(weight_, 0), matmul_);
+    return logits;
+  }
+
+  /// dx = dlogits weight. The small part comes first, so that the sum is rounded as that of one product.
+  void gradient_of_input(const at::Tensor& dx, const at::Tensor& dlogits) const {
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      const at::Tensor columns = parts_[i].of(dlogits, 1), rows = parts_[i].of(weight_, 0);
+      if (i == 0) {
+        product_into(dx, columns, rows.t(), matmul_);
+      } else {
+        at::Tensor sum = dx;
+        add_product_of(sum, columns, rows, matmul_);
+      }
+    }
+  }
+
+  /// dweight += dlogits^T x, where it is defined, else dweight = dlogits^T x: of all rows in their type, or of some in fp32.
+  void add_weight_gradient(at::Tensor& dweight, const at::Tensor& dlogits, const at::Tensor& x,
+                           bool of_all_rows) const {
+    if (parts_.size() == 1 && of_all_rows) {
+      dweight = product(dlogits.t(), x.t(), matmul_);
+    } else if (parts_.size() == 1) {
+      add_product(dweight, dlogits.t(), x.t(), matmul_);
+    } else {
+      const bool adds = dweight.defined();
+      if (!adds)
+        dweight = at::empty(weight_.sizes(), of_all_rows ? x.options() : x.options().dtype(at::kFloat));
+      for (const Part& part : parts_) {
+        at::Tensor rows = part.of(dweight, 0);
+        const at::Tensor columns = part.of(dlogits, 1).t();
+        adds ? add_product(rows, columns, x.t(), matmul_) : product_into(rows, columns, x.t(), matmul_);
+      }
+    }
+  }
+
+ private:
+  struct Part {
+    int64_t first, count;  ///< tokens
+    at::Tensor of(const at::Tensor& x, int64_t dimension) const { return x.narrow(dimension, first, count); }
+  };
+
+  const at::Tensor& weight_;
+  Matmul matmul_;
+  std::vector<Part> parts_;
+};
+
+/// Whether backward computes the weight's gradient, from that of all logits, directly where it belongs: on the CPU,
+/// where these are fewer numbers than the weight has. Otherwise forward does, chunk by chunk. By sample, one that is
+/// cut into chunks must be so in any micro-batch; a cap computes with logits several times as large; parts of a vocabulary
+/// meet chunk by chunk.
+bool keeps_logits(const at::Tensor& x, const at::Tensor& weight, int64_t chunk, bool may_exceed_chunk) {
+  return is_for_cpu(x) && weight.requires_grad() && (x.size(0) <= chunk || may_exceed_chunk) &&
+         x.size(0) < x.size(1);
+}
+
+/// Caps the logits in place -> the derivative, or an undefined tensor without a cap.
+at::Tensor cap_logits(at::Tensor& logits, double cap, bool differentiates) {
+  if (cap == 0) return {};
+  logits.div_(cap).tanh_();
+  const at::Tensor slope = differentiates ? logits.square().neg_().add_(1) : at::Tensor();
+  logits.mul_(cap);
+  return slope;
+}
+
+/// The losses [rows] as those of samples.
+void add_up_samples(const at::Tensor& losses, SampleSums& samples) {
+  const auto* loss = losses.const_data_ptr<double>();
+  const int64_t rows = samples.rows_of_sample(losses.numel());
+  samples.losses.assign(static_cast<size_t>(samples.samples()), 0.0);
+  for (int64_t row = 0; row < losses.numel(); ++row) {
+    samples.losses[static_cast<size_t>(row / rows)] += loss[row];
+  }
+}
+
+class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEntropy> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor&,
+                            const Parameters& parameters, const at::Tensor& targets, int64_t matmul_number,
+                            bool differentiates, const LossTerms& terms, const VocabularyPart* part) {
+    const BelowAutograd below;
+    const at::Tensor& weight = parameters.tensors[0];
+    const at::Tensor x = given.contiguous();
+    const Head head(x, weight, static_cast<Matmul>(matmul_number));
+    const int64_t rows = x.size(0), vocabulary = weight.size(0);
+    SampleSums* const samples = SampleSums::current();
+    int64_t chunk = cross_entropy_chunk_rows(x, part == nullptr ? vocabulary : part->most);
+    const bool is_trained = weight.requires_grad(),
+               keeps = differentiates &&
+                       keeps_logits(x, weight, chunk,
+                                    samples == nullptr && part == nullptr && terms.logit_cap == 0);
+    if (keeps) chunk = rows;
+    at::Tensor dx = differentiates ? at::empty_like(x) : at::Tensor(), dweight, kept;
+    const auto* target = targets.const_data_ptr<int64_t>();
+    const at::Tensor losses = at::empty({rows}, x.options().dtype(at::kDouble));
+    const at::Tensor counted = at::empty({1}, losses.options());
+    if (samples != nullptr) {
+      counted.fill_(samples->counted());
+    } else {
+      KernelsFor(x)->count_targets(target, rows, counted.data_ptr<double>());
+    }
+    // Logits of some rows, which become their gradients, with the losses and the gradient of the rows.
+    const auto logits_of = [&](int64_t first, int64_t count) {
+      at::Tensor logits = head.logits(x.narrow(0, first, count));
+      const at::Tensor slope = cap_logits(logits, terms.logit_cap, differentiates);
+      LossRows loss_rows{.logits = logits.data_ptr(),
+                         .stride = logits.stride(0),
+                         .targets = target + first,
+                         .losses = losses.data_ptr<double>() + first,
+                         .counted = counted.data_ptr<double>(),
+                         .rows = count,
+                         .vocabulary = vocabulary,
+                         .differentiates = differentiates,
+                         .factor = static_cast<float>(terms.expected_gradient),
+                         .label_smoothing = static_cast<float>(terms.label_smoothing),
+                         .z_loss = static_cast<float>(terms.z_loss)};
+      at::Tensor statistics;
+      if (part != nullptr) {
+        statistics = at::empty({count, kRowStatistics}, losses.options());
+        loss_rows.first = part->first;
+        loss_rows.whole = part->whole;
+        loss_rows.found = reinterpret_cast<RowStatistics*>(statistics.data_ptr<double>());
+        KernelsFor(x)->losses(loss_rows);
+        part->combine(statistics);
+        loss_rows.known = std::exchange(loss_rows.found, nullptr);
+      }
+      KernelsFor(x)->losses(loss_rows);
+      if (!differentiates) return logits;
+      if (slope.defined()) logits.mul_(slope);
+      head.gradient_of_input(dx.narrow(0, first, count), logits);
+      return logits;
+    };
+    if (samples != nullptr && differentiates && is_trained && !keeps) {
+      dweight = at::empty(weight.sizes(), x.options().dtype(at::kFloat));
+      const int64_t of_sample = samples->rows_of_sample(rows),
+                    most = cross_entropy_chunk_rows(of_sample, vocabulary);
+      sum_along_tree(samples->samples(), dweight, [&](int64_t sample, const at::Tensor& to) {
+        for (int64_t begin = 0; begin < of_sample; begin += most) {
+          const int64_t first = sample * of_sample + begin, count = std::min(most, of_sample - begin);
+          const ProductOf product{.c = to, .a = flipped(logits_of(first, count)), .adds = begin > 0};
+          multiply_all_into(std::span(&product, 1), x.narrow(0, first, count));
+        }
+      });
+    } else {
+      for (int64_t first = 0; first < rows; first += chunk) {
+        const int64_t count = std::min(chunk, rows - first);
+        const at::Tensor logits = logits_of(first, count);
+        if (!differentiates) continue;
+        if (keeps) {
+          kept = logits;
+        } else if (is_trained) {
+          head.add_weight_gradient(dweight, logits, x.narrow(0, first, count), count == rows);
+        }
+      }
+    }
+    if (samples != nullptr && !losses.is_meta()) add_up_samples(losses, *samples);
+    if (differentiates) {
+      context->saved_data["expected_gradient"] = terms.expected_gradient;
+      context->saved_data["dx"] = dx;
+      const bool rounds = dweight.defined() && samples == nullptr;
+      context->saved_data["dweight"] = rounds ? dweight.to(weight.scalar_type()) : dweight;
+      context->saved_data["dlogits"] = kept;
+      context->saved_data["x"] = kept.defined() ? x : at::Tensor();
+      context->saved_data["matmul"] = matmul_number;
+      context->saved_data["weight"] = weight;
+    }
+    at::Tensor loss = at::empty({}, x.options().dtype(at::kFloat));
+    KernelsFor(x)->mean_loss(losses.data_ptr<double>(), rows, counted.data_ptr<double>(),
+                             loss.data_ptr<float>());
+    return loss;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
+    at::Tensor dx = context->saved_data["dx"].toTensor(), dweight = context->saved_data["dweight"].toTensor();
+    const at::Tensor dlogits = context->saved_data["dlogits"].toTensor(),
+                     x = context->saved_data["x"].toTensor(),
+                     weight = context->saved_data["weight"].toTensor();
+    const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
+    const double expected = context->saved_data["expected_gradient"].toDouble();
+    context->saved_data.clear();  // autograd may free the memory after its last use
+    const at::Tensor rest = expected == 1 ? gradients[0] : gradients[0] / expected;
+    const auto* factor = rest.const_data_ptr<float>();
+    for (const at::Tensor& gradient : {dx, dweight, dlogits}) {
+      if (gradient.defined()) KernelsFor(gradient)->scale(gradient.data_ptr(), gradient.numel(), factor);
+    }
+    if (!is_wanted(*context, 1, weight)) return {dx, {}, {}, {}, {}, {}, {}, {}};
+    if (dlogits.defined()) {
+      dweight = weight_gradient(weight, flipped(dlogits), x, matmul);
+    } else if (SampleSums::current() != nullptr) {
+      dweight = gradient_along_tree(weight, 1, [&](int64_t, const at::Tensor& to) { to.copy_(dweight); });
+    }
+    return {dx, deliver(*context, 1, weight, dweight), {}, {}, {}, {}, {}, {}};
+  }
+};
+
+/// Throws unless all targets are in the vocabulary or ignored. On a GPU, where a check would wait for the
+/// device, the loss of a row with an invalid target is NaN.
+void check_targets(const at::Tensor& targets, int64_t vocabulary) {
+  if (!targets.is_cpu()) return;
+  const auto* first = targets.const_data_ptr<int64_t>();
+  const auto outside = std::find_if(first, first + targets.numel(), [&](int64_t token) {
+    return token != kIgnored && (token < 0 || token >= vocabulary);
+  });
+  if (outside == first + targets.numel()) return;
+  util::fail(util::ErrorKind::kUsage, "target tokens must be below ", vocabulary,
+             ", the size of the vocabulary, but one is ", *outside);
+}
+
+}  // namespace
+
+at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
+                                Matmul matmul, const LossTerms& terms, const VocabularyPart* part) {
+  FSDP_CHECK(can_fuse(x) && weight.scalar_type() == x.scalar_type() && x.dim() == 2 &&
+             weight.size(1) == x.size(1) && targets.numel() == x.size(0) && targets.device() == x.device());
+  const at::Tensor tokens = targets.contiguous();
+  check_targets(tokens, part == nullptr ? weight.size(0) : part->whole);
+  const bool differentiates = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
+  return LinearCrossEntropy::apply(x, seen_parameter(weight, x), Parameters{{weight}}, tokens,
+                                   static_cast<int64_t>(matmul), differentiates, terms, part);
+}
+
+int64_t cross_entropy_chunk_rows(const at::Tensor& x, int64_t vocabulary) {
+  if (is_for_cpu(x)) return cross_entropy_chunk_rows(x.size(0), vocabulary);
+  const int64_t row_bytes = row_stride(x, vocabulary) * static_cast<int64_t>(x.element_size());
+  const int64_t most = kDeviceChunkBytes / row_bytes, regular = most / kRowMultiple * kRowMultiple;
+  return std::clamp<int64_t>(regular > 0 ? regular : most, 1, std::max<int64_t>(x.size(0), 1));
+}
+
+int64_t cross_entropy_chunk_rows(int64_t rows, int64_t vocabulary) {
+  return std::clamp<int64_t>(kChunkElements / vocabulary, 1, std::max<int64_t>(rows, 1));
+}
+
+}  // namespace fsdp::kernels

@@ -1,0 +1,44 @@
+#include "model/nn/loss.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/Reduction.h>
+
+#include "model/nn/experts.h"
+
+namespace fsdp::nn {
+
+at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
+                           const kernels::LossTerms& terms) {
+  const at::Tensor rows = logits.to(at::kFloat).flatten(0, -2), target = targets.flatten();
+  const at::Tensor counts = target != kernels::kIgnored;
+  // Without any target the sum is 0, and so is the result; a test for this case would make the host wait for
+  // a device.
+  const at::Tensor count = counts.sum().clamp_min(1);
+  at::Tensor sum = at::cross_entropy_loss(rows, target, /*weight=*/{}, at::Reduction::Sum, kernels::kIgnored,
+                                          terms.label_smoothing);
+  if (terms.z_loss != 0) {
+    const at::Tensor squares = at::logsumexp(rows, -1).square().masked_fill(~counts, 0);
+    sum = sum + terms.z_loss * squares.sum();
+  }
+  return sum / count;
+}
+
+at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
+                   const LossOptions& options) {
+  StageContext context;
+  if (!options.function) context.targets = targets;
+  context.loss_terms = options.terms;
+  context.dropout = options.dropout;
+  context.documents = options.documents;
+  context.cut = options.cut;
+  if (options.router_aux_loss_coef > 0) {
+    context.balance = std::make_shared<ExpertBalance>(options.router_aux_loss_coef, options.is_token);
+  }
+  const at::Tensor output = model.forward(ids, context);
+  const at::Tensor loss = options.function    ? options.function(output, targets, options.plugin_values)
+                          : output.dim() == 0 ? output
+                                              : next_token_loss(output, targets, options.terms);
+  return context.balance ? context.balance->added_to(loss) : loss;
+}
+
+}  // namespace fsdp::nn

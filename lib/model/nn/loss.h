@@ -1,0 +1,32 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "model/families/architectures.h"
+#include "model/nn/stage.h"
+
+namespace fsdp::nn {
+
+/// Mean cross-entropy in nats over the targets that are not -100 (0 if there is none), with `terms`, in fp32
+/// for every type of logits. logits: [B, T, V], targets: [B, T] int64 -> scalar.
+at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
+                           const kernels::LossTerms& terms = {});
+
+/// The loss that loss_of() computes, and the rows it is computed for.
+struct LossOptions {
+  kernels::LossTerms terms = {};          ///< of the built-in loss
+  LossFunction function = nullptr;        ///< null: the built-in loss
+  util::PluginValues plugin_values = {};  ///< for `function`
+  std::optional<DropoutChoice> dropout = std::nullopt;
+  std::shared_ptr<const DocumentStarts> documents = nullptr;   ///< null: a row is one document
+  std::shared_ptr<const parallel::CutSequence> cut = nullptr;  ///< null: rows are whole
+  at::Tensor is_token = {};  ///< [B, T] bool, of `ids`: the others are padding; undefined: all are tokens
+  /// Of a model with experts: what balances them is added to the loss with this weight (ExpertBalance).
+  double router_aux_loss_coef = 0;
+};
+/// The mean loss of the model's scores of ids [B, T] against targets [B, T]; with a cut, of this rank's part of
+/// both. The model may return the loss itself (StageContext::targets) or its scores.
+at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
+                   const LossOptions& options = {});
+
+}  // namespace fsdp::nn

@@ -1,0 +1,112 @@
+#include "model/nn/stage.h"
+
+#include <algorithm>
+#include <set>
+
+#include "base/util/error.h"
+
+namespace fsdp::nn {
+
+/// One call of forward(), shared by the continuations that hooks keep.
+struct StageHook::Next::Pass {
+  std::shared_ptr<torch::nn::Module> owner;  ///< keeps the stage alive; null if no shared_ptr owns it
+  Stage& stage;
+  std::shared_ptr<const Stage::StageHooks> hooks;
+  StageContext context;
+};
+
+at::Tensor StageHook::Next::operator()(const at::Tensor& input) const {
+  FSDP_CHECK(pass_ != nullptr);
+  if (hook_ == pass_->hooks->size()) return pass_->stage.compute(input, pass_->context);
+  return (*pass_->hooks)[hook_]->around(pass_->stage, input, Next(pass_, hook_ + 1));
+}
+
+const StageContext& StageHook::Next::context() const {
+  FSDP_CHECK(pass_ != nullptr);
+  return pass_->context;
+}
+
+void Stage::attach(std::shared_ptr<StageHook> hook) {
+  auto hooks = hooks_ ? std::make_shared<StageHooks>(*hooks_) : std::make_shared<StageHooks>();
+  hooks->push_back(std::move(hook));
+  hooks_ = std::move(hooks);
+}
+
+namespace {
+
+class CallHookAdaptor final : public StageHook {
+ public:
+  explicit CallHookAdaptor(std::shared_ptr<CallHook> hook) : hook_(std::move(hook)) {}
+
+  at::Tensor around(Stage&, const at::Tensor& input, const Next& next) override {
+    at::Tensor inner = input, output;
+    {
+      const std::shared_ptr<void> during = hook_->before({&inner});
+      output = next(inner);
+    }
+    hook_->after({&output});
+    return output;
+  }
+  bool is_of(const CallHook& hook) const { return hook_.get() == &hook; }
+
+ private:
+  std::shared_ptr<CallHook> hook_;
+};
+
+}  // namespace
+
+void Stage::attach(std::shared_ptr<CallHook> hook) {
+  attach(std::make_shared<CallHookAdaptor>(std::move(hook)));
+}
+
+void Stage::replace(const CallHook& attached, std::shared_ptr<CallHook> hook) {
+  if (!hooks_) return;
+  auto hooks = std::make_shared<StageHooks>(*hooks_);
+  detail::replace_hook(
+      *hooks,
+      [&](const auto& each) {
+        const auto* adaptor = dynamic_cast<const CallHookAdaptor*>(each.get());
+        return adaptor != nullptr && adaptor->is_of(attached);
+      },
+      hook ? std::shared_ptr<StageHook>(std::make_shared<CallHookAdaptor>(std::move(hook))) : nullptr);
+  hooks_ = hooks->empty() ? nullptr : std::move(hooks);
+}
+
+at::Tensor Stage::forward(const at::Tensor& input, const StageContext& context) {
+  if (!hooks_) return compute(input, context);
+  return StageHook::Next(std::make_shared<const StageHook::Next::Pass>(
+                             StageHook::Next::Pass{weak_from_this().lock(), *this, hooks_, context}),
+                         0)(input);
+}
+
+namespace {
+
+struct StageSearch {
+  const std::vector<std::string>& stage_types;
+  std::vector<std::pair<std::string, Stage*>> found = {};
+  std::set<torch::nn::Module*> seen = {};
+
+  void look_below(torch::nn::Module& module, const std::string& prefix) {
+    for (const auto& child : module.named_children()) {
+      torch::nn::Module& inner = *child.value();
+      if (!seen.insert(&inner).second) continue;
+      auto* stage = dynamic_cast<Stage*>(&inner);
+      if (stage && std::count(stage_types.begin(), stage_types.end(), stage->type_name()) > 0) {
+        found.emplace_back(prefix + child.key(), stage);
+      } else {
+        look_below(inner, prefix + child.key() + ".");
+      }
+    }
+  }
+};
+
+}  // namespace
+
+std::vector<std::pair<std::string, Stage*>> outermost_stages(Stage& root,
+                                                             const std::vector<std::string>& stage_types) {
+  StageSearch search{stage_types};
+  search.look_below(root, "");
+  return std::move(search.found);
+}
+
+}  // namespace fsdp::nn

@@ -1,0 +1,77 @@
+#pragma once
+
+// Differentiable collectives inside of a layer that several ranks compute together (Shoeybi et al.:
+// Megatron-LM, 2019, section 3; Korthikanti et al.: Reducing activation recomputation in large transformer
+// models, 2022, section 4.2). In a region the ranks compute different things from the same input, so that the
+// gradient of the input is the sum of theirs.
+//
+//   function            forward          backward         between
+//   copy_to_ranks       nothing          all-reduce       outside, whole     -> a region
+//   gather              all-gather       reduce-scatter   outside, in parts  -> a region
+//   reduce_from_ranks   all-reduce       nothing          a region's sums    -> outside, whole
+//   reduce_scatter      reduce-scatter   all-gather       a region's sums    -> outside, in parts
+//   split               own part         all-gather       outside, whole     -> outside, in parts
+//   gather_alike        all-gather       own part         outside, in parts  -> outside, whole
+//
+// All are collective, in forward and in backward; every rank's graph must be the same. They keep the
+// communicator alive, return x itself for one rank, and wait as Work::wait() does: on a device the stream
+// waits. First derivatives only.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+
+#include "comm/api/communicator.h"
+
+namespace fsdp::parallel {
+
+/// Before the layer's name, in traces and messages.
+inline const std::string kLayerSite = "layer ";
+
+/// The ranks that share a layer.
+struct Ranks {
+  std::shared_ptr<comm::Communicator> group;
+  std::string layer;
+
+  int64_t count() const { return group->world_size(); }
+  int64_t rank() const { return group->rank(); }
+};
+
+at::Tensor copy_to_ranks(const at::Tensor& x, const Ranks& ranks);
+at::Tensor reduce_from_ranks(const at::Tensor& x, const Ranks& ranks);
+
+// Parts are equal, in the order of the ranks along `dimension` (negative: from the last). Throw Error(kUsage)
+// for a size that the ranks do not divide.
+
+at::Tensor gather(const at::Tensor& part, int64_t dimension, const Ranks& ranks);
+at::Tensor gather_alike(const at::Tensor& part, int64_t dimension, const Ranks& ranks);
+at::Tensor reduce_scatter(const at::Tensor& x, int64_t dimension, const Ranks& ranks);
+at::Tensor split(const at::Tensor& x, int64_t dimension, const Ranks& ranks);
+
+/// How an activation lies on the ranks, in the words of torch.distributed.tensor.
+struct Replicate {
+  bool operator==(const Replicate&) const = default;
+};
+struct Shard {
+  int64_t dim = 0;
+  bool operator==(const Shard&) const = default;
+};
+using Layout = std::variant<Replicate, Shard>;
+
+/// "Replicate", "Shard(1)".
+std::string to_string(const Layout& layout);
+
+/// An activation as a region takes it: whole.
+at::Tensor enter_region(const at::Tensor& x, const Layout& from, const Ranks& ranks);
+/// The sum of what the ranks have computed in a region.
+at::Tensor leave_region(const at::Tensor& x, const Layout& to, const Ranks& ranks);
+/// Outside of regions. Throws Error(kUsage) from one cut to another.
+at::Tensor redistribute(const at::Tensor& x, const Layout& from, const Layout& to, const Ranks& ranks);
+
+/// All ranks' tensors [...], without autograd -> [ranks, ...]
+at::Tensor gathered(const at::Tensor& mine, const Ranks& ranks);
+
+}  // namespace fsdp::parallel

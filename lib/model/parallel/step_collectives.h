@@ -1,0 +1,65 @@
+#pragma once
+
+// Which collectives tensor parallelism needs for a micro-batch of a decoder of lib/model/nn, and their bytes.
+//
+// S = rows * tokens * hidden * element_bytes, the activation between two blocks; M ranks, L layers. Each block
+// has two regions (attention, feed-forward), the embedding leaves one and the head enters one:
+//
+//                          calls                            bytes of a call (as in traces: the rank's payload)
+//   sequence parallelism
+//     all-gathers          forward: 2 L + 1                 S / M
+//                          backward: 2 L + 1                S / M
+//     reduce-scatters      forward: 2 L + 1                 S / M
+//                          backward: 2 L + 1                S / M
+//   otherwise
+//     all-reduces          forward: 2 L + 1                 S
+//                          backward: 2 L + 1                S
+//   the loss, both         all-gathers: loss_chunks         32 for each row of the chunk
+//   recomputed blocks      2 L more all-gathers and reduce-scatters, or all-reduces
+//
+// Between the networks, a call of S / M by all-gather or reduce-scatter sends S (M - 1) / M from each rank, and
+// an all-reduce of S twice that: both forms send as much.
+
+#include <cstdint>
+
+namespace fsdp::parallel {
+
+/// A micro-batch of one rank's group.
+struct DecoderStep {
+  int64_t ranks = 1;
+  int64_t layers = 0, hidden = 0;
+  int64_t rows = 0, tokens = 0;
+  int64_t element_bytes = 4;  ///< of activations
+  int64_t loss_chunks = 1;    ///< kernels::cross_entropy_chunk_rows() of ceil(vocabulary / ranks)
+  bool sequence_parallel = true;
+  bool recomputes_blocks = false;
+};
+
+struct CollectiveSum {
+  int64_t calls = 0;
+  int64_t bytes = 0;  ///< of payload, over all calls
+  bool operator==(const CollectiveSum&) const = default;
+};
+struct StepCollectives {
+  CollectiveSum all_gather, reduce_scatter, all_reduce;
+  bool operator==(const StepCollectives&) const = default;
+};
+
+/// Forward with the loss, and backward.
+inline StepCollectives step_collectives(const DecoderStep& step) {
+  StepCollectives sums;
+  if (step.ranks == 1) return sums;
+  constexpr int64_t kStatisticsBytes = 32;  // RowStatistics of model/kernels/rows.h
+  const int64_t whole = step.rows * step.tokens * step.hidden * step.element_bytes;
+  const int64_t calls = 2 * (2 * step.layers + 1) + (step.recomputes_blocks ? 2 * step.layers : 0);
+  if (step.sequence_parallel) {
+    sums.all_gather = sums.reduce_scatter = {calls, calls * (whole / step.ranks)};
+  } else {
+    sums.all_reduce = {calls, calls * whole};
+  }
+  sums.all_gather.calls += step.loss_chunks;
+  sums.all_gather.bytes += kStatisticsBytes * step.rows * step.tokens;
+  return sums;
+}
+
+}  // namespace fsdp::parallel

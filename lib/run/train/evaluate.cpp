@@ -1,0 +1,257 @@
+#include "run/train/evaluate.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <numeric>
+#include <utility>
+
+#include "base/util/error.h"
+#include "base/util/log.h"
+#include "base/util/text.h"
+#include "comm/api/mesh.h"
+#include "data/tokenizers/tokenizer.h"
+#include "model/kernels/sample_sums.h"
+#include "model/nn/loss.h"
+#include "run/train/run_parts.h"
+#include "setup/config/checks.h"
+
+namespace fsdp::train {
+
+std::optional<double> Validation::bits_per_byte() const {
+  if (!bytes || *bytes == 0) return std::nullopt;
+  return loss * static_cast<double>(tokens) / std::numbers::ln2 / static_cast<double>(*bytes);
+}
+
+namespace {
+
+const char* const kRemedyForRows =
+    "raise data.sequence_length or evaluation.max_samples, choose other files, or check data.train_on";
+
+/// The mean loss of a batch, of this rank's part of its rows with a cut. `correct`: where to add the number of targets with the highest score; null: not
+/// counted, and the scores need not exist all at once.
+at::Tensor loss_of_batch(nn::Stage& model, const data::Batch& batch,
+                         const std::shared_ptr<const parallel::CutSequence>& cut, double* correct) {
+  const at::Tensor &inputs = batch.inputs, &targets = batch.targets;
+  if (correct == nullptr) {
+    return nn::loss_of(model, inputs, targets, {.documents = batch.document_starts, .cut = cut});
+  }
+  nn::StageContext context;
+  context.documents = batch.document_starts;
+  context.cut = cut;
+  const at::Tensor scores = model.forward(inputs, context);
+  // Targets that do not count are no ids.
+  *correct += scores.argmax(-1).eq(targets).sum().item<double>();
+  return nn::next_token_loss(scores, targets);
+}
+
+/// The batches of a validation by number, with the bytes of their text where `bytes` is not null. `on_reading`: as
+/// in data::PrefetchOptions, before the bytes are counted.
+class NumberedBatches final : public data::BatchSource {
+ public:
+  NumberedBatches(const data::ValidationLoader& loader, const data::TokenBytes* bytes,
+                  std::function<void(data::Batch&)> on_reading)
+      : loader_(loader), bytes_(bytes), on_reading_(std::move(on_reading)) {}
+
+  data::Batch batch(int64_t index, int64_t /*micro_batch*/) const override {
+    data::Batch batch = loader_.batch(index);
+    if (on_reading_) on_reading_(batch);
+    if (bytes_ != nullptr && batch.counted > 0) {
+      batch.text_bytes = bytes_->count(batch.targets.const_data_ptr<int64_t>(), batch.targets.numel());
+    }
+    return batch;
+  }
+
+ private:
+  const data::ValidationLoader& loader_;
+  const data::TokenBytes* bytes_;
+  std::function<void(data::Batch&)> on_reading_;
+};
+
+}  // namespace
+
+std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoader& loader,
+                                   comm::Communicator& communicator, const ValidationHooks& hooks) {
+  at::NoGradGuard no_grad;
+  enum Sum { kLosses, kTokens, kBytes, kForeignBatches, kCorrect, kSums };
+  const int64_t places = hooks.by_sample ? loader.num_rows() : 0;
+  at::Tensor totals = at::zeros({kSums + places}, at::kDouble);
+  double* sums = totals.data_ptr<double>();
+  data::PrefetchOptions prefetch = hooks.prefetch;
+  const NumberedBatches numbered(loader, hooks.bytes, std::exchange(prefetch.on_reading, nullptr));
+  prefetch.device = communicator.device();
+  prefetch.end = loader.num_batches();
+  const data::PrefetchingBatches batches(numbered, /*samples_per_micro_step=*/1, prefetch);
+  for (int64_t index = 0; index < loader.num_batches(); ++index) {
+    if (hooks.stop_requested && hooks.stop_requested()) return std::nullopt;
+    const data::Batch batch = batches.batch(index, 0);
+    // A batch in which nothing counts still runs: its forward is collective.
+    std::optional<kernels::SampleSums> samples;
+    if (hooks.by_sample) samples.emplace(batch.targets.size(0), 1.0);
+    const at::Tensor loss =
+        loss_of_batch(model, batch, hooks.cut, hooks.accuracy ? &sums[kCorrect] : nullptr);
+    if (batch.counted == 0) continue;
+    const auto tokens = static_cast<double>(batch.counted);
+    if (samples) {
+      std::ranges::copy(samples->losses, sums + kSums + loader.first_sample(index));
+    } else {
+      sums[kLosses] += loss.item<double>() * tokens;
+    }
+    sums[kTokens] += tokens;
+    if (hooks.bytes == nullptr) continue;
+    batch.text_bytes ? sums[kBytes] += static_cast<double>(*batch.text_bytes) : sums[kForeignBatches] += 1;
+  }
+  communicator.all_reduce(totals, comm::ReduceOp::kSum, {.unit = "validation loss"})->wait();
+  // Each is one rank's, and 0 on the others.
+  sums[kLosses] = std::accumulate(sums + kSums, sums + kSums + places, sums[kLosses]);
+  if (hooks.copies > 1) totals.div_(static_cast<double>(hooks.copies));
+  if (sums[kTokens] == 0) {
+    throw comm::AgreedError(
+        util::ErrorKind::kData,
+        util::concat("validation: expected targets that count, found none in ", loader.num_samples(),
+                     " samples from ", loader.samples().name(), " on; ", kRemedyForRows));
+  }
+  Validation validation{.loss = sums[kLosses] / sums[kTokens],
+                        .samples = loader.num_samples(),
+                        .tokens = static_cast<int64_t>(sums[kTokens]),
+                        .bytes = std::nullopt};
+  if (hooks.accuracy) validation.accuracy = sums[kCorrect] / sums[kTokens];
+  if (hooks.bytes != nullptr && sums[kForeignBatches] == 0) {
+    validation.bytes = static_cast<int64_t>(sums[kBytes]);
+  }
+  return validation;
+}
+
+std::string validation_text(const Validation& validation) {
+  const std::optional<double> bits = validation.bits_per_byte();
+  return util::concat(
+      "loss ", util::fixed(validation.loss, 4), ", perplexity ", util::fixed(validation.perplexity(), 2),
+      bits ? util::concat(", ", util::fixed(*bits, 4), " bits per byte") : "",
+      validation.accuracy ? util::concat(", accuracy ", util::fixed(*validation.accuracy * 100, 2), " %")
+                          : "",
+      " over ", validation.samples, " samples");
+}
+
+void require_finite(const Validation& validation, const std::string& where) {
+  if (std::isfinite(validation.loss)) return;
+  throw comm::AgreedError(util::ErrorKind::kDiverged,
+                          util::concat(where, ": expected a finite loss, found ", std::abs(validation.loss),
+                                       " over ", validation.samples,
+                                       " samples; the weights are not usable, or the range of "
+                                       "mixed_precision.param_dtype is too small for them"));
+}
+
+std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool is_first_rank) {
+  try {
+    return std::make_unique<data::TokenBytes>(*data::make_tokenizer(config.data.tokenizer));
+  } catch (const util::Error& error) {
+    if (is_first_rank) {
+      util::log_warning(util::concat("validation will not report bits per byte: ", error.what()));
+    }
+    return nullptr;
+  }
+}
+
+Validation evaluate(const config::Config& given, std::shared_ptr<comm::Communicator> communicator,
+                    const std::filesystem::path& weights) {
+  config::Config config = given;
+  config.model.init_from = weights.string();
+  config.lora = {};                       // a checkpoint's adapters are merged into its weights
+  config.training.global_batch_size = 0;  // nothing is trained, so any world will do
+  config.training.gradient_accumulation_steps = 1;
+  std::optional<data::ValidationLoader> loader;
+  comm::agree(*communicator, "set-up", [&] {
+    config::check_world(config, communicator->world_size());
+    if (config.data.validation.empty()) {
+      util::fail(util::ErrorKind::kUsage,
+                 "data.validation must list the token files to evaluate on, but is empty; set it in "
+                 "the config or as data.validation='[\"FILE\"]'");
+    }
+    loader.emplace(open_validation_data(config, *communicator));
+  });
+  const comm::Mesh mesh(config.mesh, communicator);
+  const ShardedModel sharded = build_sharded_model(config, mesh, /*trace=*/nullptr);
+  const auto bytes = token_bytes(config, communicator->rank() == 0);
+  const Validation validation =
+      *validate(*sharded.model, *loader, *communicator,
+                {.bytes = bytes.get(),
+                 .accuracy = config.evaluation.accuracy,
+                 .prefetch = prefetch_options(config, mesh),
+                 .cut = sharded.cut,
+                 .by_sample = config.training.reproducible == config::Reproducible::kWorldSize,
+                 .copies = mesh.shape().model});
+  require_finite(validation, weights.string());
+  return validation;
+}
+
+double best_metric_value(config::BestMetric metric, const Validation& validation, double loss,
+                         double grad_norm) {
+  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  using Metric = config::BestMetric;
+  switch (metric) {
+    case Metric::kValidationLoss:
+      return validation.loss;
+    case Metric::kValidationPerplexity:
+      return validation.perplexity();
+    case Metric::kValidationBitsPerByte:
+      return validation.bits_per_byte().value_or(kUnknown);
+    case Metric::kValidationAccuracy:
+      return validation.accuracy.value_or(kUnknown);
+    case Metric::kLoss:
+      return loss;
+    case Metric::kGradNorm:
+      return grad_norm;
+  }
+  return kUnknown;
+}
+
+std::string words_of(const util::Named<config::BestMetric>& metric) {
+  std::string words = metric.name();
+  std::replace(words.begin(), words.end(), '_', ' ');
+  return words;
+}
+
+bool ValidationHistory::add(int64_t step, double value) {
+  validated_at_ = step;
+  const double sign = metric_ == config::BestMetric::kValidationAccuracy ? -1 : 1;
+  const bool better = std::isfinite(value) && (!best_ || sign * value < sign * best_->value - min_delta_);
+  if (better) best_ = Best{.step = step, .value = value};
+  not_better_in_a_row_ = better ? 0 : not_better_in_a_row_ + 1;
+  return better;
+}
+
+nlohmann::json ValidationHistory::state() const {
+  nlohmann::json state = {{"not_better_in_a_row", not_better_in_a_row_},
+                          {"validated_at", validated_at_},
+                          {"metric", metric_.name()}};
+  if (best_) state["best"] = {{"step", best_->step}, {"value", best_->value}};
+  return state;
+}
+
+void ValidationHistory::set_state(const nlohmann::json& state) {
+  not_better_in_a_row_ = state.at("not_better_in_a_row").get<int64_t>();
+  validated_at_ = state.at("validated_at").get<int64_t>();
+  best_.reset();
+  if (!state.contains("metric")) {  // of an older version, which compared losses
+    if (metric_ != config::BestMetric::kValidationLoss) {
+      not_better_in_a_row_ = 0;
+    } else if (state.contains("best")) {
+      best_ = Best{.step = state.at("best").at("step").get<int64_t>(),
+                   .value = state.at("best").at("loss").get<double>()};
+    }
+    return;
+  }
+  if (state.at("metric").get<std::string>() != metric_.name()) {
+    not_better_in_a_row_ = 0;
+    return;
+  }
+  if (!state.contains("best")) return;
+  const nlohmann::json& best = state.at("best");
+  best_ = Best{.step = best.at("step").get<int64_t>(), .value = best.at("value").get<double>()};
+}
+
+}  // namespace fsdp::train

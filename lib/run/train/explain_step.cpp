@@ -1,0 +1,255 @@
+#include "run/train/explain_step.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+
+#include "base/util/error.h"
+#include "base/util/text.h"
+#include "model/parallel/context_attention.h"
+#include "run/train/run_parts.h"
+#include "run/train/step_timeline.h"
+#include "setup/config/checks.h"
+#include "setup/config/global_batch.h"
+#include "shard/engine/engine_sizes.h"
+#include "shard/units/schedule_text.h"
+#include "state/groups/schedule.h"
+#include "tools/plan/memory.h"
+#include "tools/report/timeline_file.h"
+
+namespace fsdp::train {
+namespace {
+
+using util::concat;
+using util::with_commas;
+
+constexpr int64_t kExplainedStep = 2;
+constexpr size_t kScheduledUnits = 4;  ///< units in the schedule, of many
+
+/// How to read the timeline.
+constexpr const char* kLegend =
+    "unit        parameters that are gathered, used and freed together; root: those of no other unit\n"
+    "gather      all-gather of a unit's parameters; issued: queued beside the compute, with this rank's "
+    "payload\n"
+    "reduce      reduce-scatter of a unit's gradients; all-reduce of what several ranks hold\n"
+    "attention   with mesh.context: keys and values gathered, or shifted to the next rank, and their gradients\n"
+    "layer       with mesh.model: activations between the ranks that compute it together\n"
+    "waited      how long this rank stood still for it; hidden: not at all, it computed meanwhile\n"
+    "forward     where it begins and how long it takes, with the units inside; backward likewise\n"
+    "live        gathered parameters and unreduced gradients, of units that are cut\n";
+
+/// Measured in a step: collectives of units, of attention, of layers and of the optimizer by the communicator's trace,
+/// memory by the engine.
+struct Counted {
+  shard::Traffic forward{}, backward{}, between_slices{}, attention{}, layers{}, optimizer{};
+  int64_t unsharded_bytes = 0;
+  int64_t shard_bytes = 0, slice_shard_bytes = 0;
+
+  /// Where a collective belongs; null: to none of these.
+  shard::Traffic* place_of(const comm::TraceEvent& event, const std::set<std::string>& names) {
+    const std::string& pass = event.pass_or_event;
+    if (!event.is_collective()) return nullptr;
+    if (event.unit == parallel::kAttentionSite) return &attention;
+    if (event.unit.starts_with(parallel::kLayerSite)) return &layers;
+    if (!names.contains(event.unit)) return nullptr;  // of the loss, of the norm
+    if (pass == "optimizer") return &optimizer;
+    if (pass == shard::kBetweenSlices) return &between_slices;
+    return pass == "forward" ? &forward : &backward;
+  }
+};
+
+Counted count(const shard::Engine& engine, const StepRecord& step) {
+  Counted counted{.unsharded_bytes = engine.unsharded_memory().peak,
+                  .shard_bytes = engine.shard_bytes(),
+                  .slice_shard_bytes = engine.slice_shard_bytes()};
+  std::set<std::string> names;
+  for (const auto& unit : engine.units()) names.insert(unit->name());
+  for (const shard::Segment& segment : engine.segments()) names.insert(segment.name);
+  for (const auto& event : step.events) {
+    if (shard::Traffic* traffic = counted.place_of(event, names)) *traffic += traffic_of(event);
+  }
+  return counted;
+}
+
+/// The run in a few words.
+std::string one_line(const config::Config& config, const ShardedModel& parts) {
+  const shard::Engine& engine = *parts.engine;
+  int world = engine.communicator().world_size();
+  std::string ranks = world == 1 ? "1 rank (no communication)"
+                                 : concat(world, " ranks over ", engine.communicator().backend_name());
+  return concat(config.model.architecture, ", ", with_commas(shard::parameter_count(engine, *parts.model)),
+                " parameters, ", ranks, ", ", config.fsdp.strategy, ", ", engine.units().size(), " units");
+}
+
+std::string heading(const config::Config& config, const ShardedModel& parts, const StepResult& result) {
+  std::string text = concat(one_line(config, parts), "\n",
+                            "Rank 0 in the second of two steps: prefetching knows the order of the units "
+                            "from then on. Nothing is saved.\n");
+  if (result.skipped) text += concat("The weights were not updated: ", result.skip_reason, ".\n");
+  return text;
+}
+
+/// "equal" or the difference; for a bound, whether it holds.
+std::string verdict(int64_t formula, int64_t counted, bool bound) {
+  if (bound) return counted <= formula ? "within the bound" : "OVER THE BOUND";
+  return counted == formula ? "equal" : concat(counted > formula ? "+" : "", with_commas(counted - formula));
+}
+
+std::string row(const std::string& name, int64_t formula, int64_t counted, bool bound = false) {
+  char text[256];
+  std::snprintf(text, sizeof text, "%-34s %18s %18s  %s\n", name.c_str(), with_commas(formula).c_str(),
+                with_commas(counted).c_str(), verdict(formula, counted, bound).c_str());
+  return text;
+}
+
+/// What is no collective of a unit's passes: `whose` is "attention", over mesh.context, "layers", over mesh.model, or
+/// "the update".
+std::string collective_rows(const std::string& whose, const shard::Traffic& formula,
+                            const shard::Traffic& counted) {
+  std::string text;
+  const auto add = [&](const char* what, int64_t number, int64_t of, int64_t bytes, int64_t of_bytes) {
+    if (number > 0 || of > 0) {
+      text += concat(row(concat(what, " of ", whose), number, of), row("  bytes", bytes, of_bytes));
+    }
+  };
+  add("all-gathers", formula.all_gathers, counted.all_gathers, formula.all_gather_bytes,
+      counted.all_gather_bytes);
+  add("reduce-scatters", formula.reduce_scatters, counted.reduce_scatters, formula.reduce_scatter_bytes,
+      counted.reduce_scatter_bytes);
+  add("all-reduces", formula.all_reduces, counted.all_reduces, formula.all_reduce_bytes,
+      counted.all_reduce_bytes);
+  add("shifts", formula.shifts, counted.shifts, formula.shift_bytes, counted.shift_bytes);
+  return text;
+}
+
+/// Beside the formula.
+struct OtherTraffic {
+  shard::Traffic attention, layers, optimizer;
+};
+
+std::string table(const shard::StepFormula& formula, const OtherTraffic& other, const Counted& counted) {
+  const shard::Traffic &f = formula.traffic, &forward = counted.forward, &backward = counted.backward;
+  const shard::Traffic &between = formula.between_slices, &slices_counted = counted.between_slices;
+  std::string slices;
+  if (formula.slice_shard_bytes > 0) {
+    slices =
+        concat(row("all-gathers between slices", between.all_gathers, slices_counted.all_gathers),
+               row("  bytes", between.all_gather_bytes, slices_counted.all_gather_bytes),
+               row("reduce-scatters between slices", between.reduce_scatters, slices_counted.reduce_scatters),
+               row("  bytes", between.reduce_scatter_bytes, slices_counted.reduce_scatter_bytes),
+               row("bytes of the slice's shards", formula.slice_shard_bytes, counted.slice_shard_bytes));
+  }
+  char heading[256];
+  std::snprintf(heading, sizeof heading, "%-34s %18s %18s\n", "rank 0 in this step", "formula", "measured");
+  std::string text = concat(
+      heading, row("all-gathers in forward", formula.forward_all_gathers, forward.all_gathers),
+      row("  bytes", formula.forward_all_gather_bytes, forward.all_gather_bytes),
+      row("all-gathers in backward", formula.backward_all_gathers, backward.all_gathers),
+      row("  bytes", formula.backward_all_gather_bytes, backward.all_gather_bytes),
+      row("reduce-scatters of gradients", f.reduce_scatters - between.reduce_scatters,
+          backward.reduce_scatters),
+      row("  bytes", f.reduce_scatter_bytes - between.reduce_scatter_bytes, backward.reduce_scatter_bytes),
+      row("all-reduces of gradients", f.all_reduces, backward.all_reduces),
+      row("  bytes", f.all_reduce_bytes, backward.all_reduce_bytes), slices,
+      collective_rows("attention", other.attention, counted.attention),
+      collective_rows("layers", other.layers, counted.layers),
+      collective_rows("the update", other.optimizer, counted.optimizer),
+      row("shard bytes", formula.shard_bytes, counted.shard_bytes),
+      row("peak live bytes, at most", formula.unsharded_bytes, counted.unsharded_bytes, true));
+  // The estimate leaves out units that stay gathered and gradients that wait to be reduced.
+  if (formula.unsharded_bytes > 0 && formula.unsharded_bytes < formula.separate_buffers_bytes) {
+    text += concat(
+        "  separate buffers, for two units, two shards and two gradients of the largest unit, would need ",
+        with_commas(formula.separate_buffers_bytes), "\n");
+  }
+  return text;
+}
+
+std::string schedule(const shard::Engine& engine, const ExplainOptions& options) {
+  return concat(
+      "what a micro-batch does when the forward and backward of a unit begin and end\n",
+      schedule_text(shard::unit_sizes(engine), engine.options(), options.all_units ? 0 : kScheduledUnits));
+}
+
+std::string times(const StepRecord& step, int world_size) {
+  std::string text = concat("step ", milliseconds(step.end_us - step.begin_us));
+  if (world_size == 1) return concat(text, "\n");
+  CommunicationTime time = communication_time(step);
+  char share[32];
+  std::snprintf(share, sizeof share, "%.0f%%",
+                time.total_us > 0 ? std::min(100.0, 100 * time.exposed_us / time.total_us) : 0.0);
+  return concat(text, ", communication ", milliseconds(time.total_us),
+                "; exposed, without compute beside it, ", milliseconds(time.exposed_us), " (", share, ")\n");
+}
+
+TimelineLimits limits_for(const shard::Engine& engine, const ExplainOptions& options) {
+  TimelineLimits limits{.units = {}, .root_units = 0};
+  for (const auto& unit : engine.units()) {
+    limits.units.push_back(unit->name());
+    limits.root_units += engine.is_root(*unit);
+  }
+  if (options.all_units) limits.most_lines = 0;
+  return limits;
+}
+
+}  // namespace
+
+std::string explain_step(const config::Config& given, std::shared_ptr<comm::Communicator> communicator,
+                         const ExplainOptions& options) {
+  config::Config config = given;
+  config.training.cuda_graphs = false;  // no hook runs inside a graph
+  auto trace = std::make_shared<comm::Trace>();
+  // In a world of one, the collectives are those of the loss and the norm, which move nothing.
+  if (communicator->world_size() > 1) {
+    communicator = comm::make_tracing_communicator(std::move(communicator), trace);
+  }
+  std::optional<data::TrainLoader> loader;
+  comm::agree(*communicator, "set-up", [&] {
+    if (communicator->rank() == 0) report::check_timeline(options.timeline);  // not after the steps
+    config::check_world(config, communicator->world_size());
+    config::resolve_batch(config, communicator->world_size());
+    loader.emplace(open_training_data(config, *communicator));
+  });
+  const comm::Mesh mesh(config.mesh, communicator);
+  RunParts parts = build_run_parts(config, mesh, trace);
+  config.activation_checkpointing = parts.checkpointing;
+  record_compute(*parts.model, *parts.engine, trace);
+  const data::PrefetchingBatches batches(*loader, prefetch_options(config, mesh));
+  TrainStep train_step = make_train_step(config, parts, batches);
+
+  StepRecord record;
+  StepResult result;
+  for (int64_t step = 1; step <= kExplainedStep; ++step) {
+    communicator->barrier({.unit = "begin of a step"});
+    parts.engine->reset_counters();
+    trace->begin_step(step);
+    record.begin_us = trace->now_us();
+    double lr = optim::lr_at(config.optimizer, config.lr_scheduler, std::min(step, config.training.steps),
+                             config.training.steps);
+    result = train_step.run(
+        {.step = step, .first_global_sample = (step - 1) * loader->samples_per_step(), .lr = lr});
+    record.end_us = trace->now_us();
+  }
+  communicator->barrier({.unit = "end of the step"});
+  if (communicator->rank() != 0) return {};
+
+  record.events = trace->events(kExplainedStep);
+  report::write_timeline(options.timeline, comm::tracks_of(record.events),
+                         concat("Step ", kExplainedStep, " on rank 0: ", one_line(config, parts)),
+                         {.begin_us = record.begin_us, .end_us = record.end_us});
+  const auto device = communicator->device().is_cpu() ? plan::PassDevice::kCpu : plan::PassDevice::kOfConfig;
+  shard::StepFormula formula = step_formula(
+      *parts.engine,
+      {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
+  return concat(
+      heading(config, parts, result), "\n", schedule(*parts.engine, options), "\n", kLegend, "\n",
+      timeline_text(record, limits_for(*parts.engine, options)), "\n",
+      table(formula,
+            {.attention = plan::attention_traffic(config, mesh.shape()),
+             .layers = plan::layer_traffic(config, mesh.shape(), device),
+             .optimizer = plan::optimizer_traffic(config.optimizer, shard::unit_sizes(*parts.engine))},
+            count(*parts.engine, record)),
+      "\n", times(record, communicator->world_size()));
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,35 @@
+#pragma once
+
+// fsdp-train --explain-step: what one optimizer step does, event by event, and against the formula.
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "comm/api/communicator.h"
+#include "setup/config/config.h"
+
+namespace fsdp::train {
+
+struct ExplainOptions {
+  bool all_units = false;  ///< every event; otherwise as many units as fit into about 60 lines
+  /// Where rank 0 writes the step: a Chrome trace (comm/events/step_tracks.h) if it ends in .json, a picture
+  /// (tools/report/step_picture.h) if it ends in .svg; empty: nowhere.
+  std::filesystem::path timeline{};
+};
+
+/// Trains two optimizer steps from the first weights (no checkpoint is read) and explains the second, because
+/// prefetching knows the order of units only from then on:
+///
+///   - model, ranks, strategy, units
+///   - what the schedule does at each event of a unit, see shard/units/schedule_text.h
+///   - a timeline of rank 0, see step_timeline.h
+///   - a table of shard::step_formula() against what was measured
+///
+/// Writes no other file than options.timeline. Returns the text on rank 0 and an empty one on the others.
+/// Collective; throws as Trainer does, and before the first step Error(kUsage) for a timeline with another ending
+/// and Error(kIo) for one that cannot be written.
+std::string explain_step(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
+                         const ExplainOptions& options = {});
+
+}  // namespace fsdp::train

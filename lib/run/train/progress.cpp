@@ -1,0 +1,168 @@
+#include "run/train/progress.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "base/util/error.h"
+#include "base/util/limits.h"
+#include "base/util/text.h"
+
+namespace fsdp::train {
+namespace {
+
+constexpr std::chrono::seconds kTick{1};
+/// Before this, the bar does not say for how long something is under way.
+constexpr double kSlowSeconds = 2;
+/// The bar itself, with brackets and margin; of the fields, those up to this rank outlast it in a narrow
+/// terminal.
+constexpr size_t kSmallestBar = 7;
+constexpr int kMoreThanABar = 1;
+
+/// 0.4321 -> "43.2%".
+std::string percent(double share) { return util::fixed(100 * share, 1) + "%"; }
+
+std::string rate_text(double lr) {
+  if (lr == 0 || std::abs(lr) >= 1e-4) return util::fixed(lr, 6);
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1e", lr);
+  return text;
+}
+
+}  // namespace
+
+Progress::Progress(ProgressOutput output, int64_t total_steps) : output_(output), total_steps_(total_steps) {
+  if (output_.stream == nullptr || output_.columns <= 0) return;
+  ticker_ = util::start_thread([this] {
+    std::unique_lock lock(mutex_);
+    while (!end_.wait_for(lock, kTick, [this] { return ends_; })) {
+      lock.unlock();
+      tick(Clock::now());
+      lock.lock();
+    }
+  });
+}
+
+Progress::~Progress() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+    if (ticked_) *output_.stream << "\033[K" << std::flush;
+  }
+  end_.notify_all();
+  if (ticker_.joinable()) ticker_.join();
+}
+
+void Progress::set_total_steps(int64_t total_steps) {
+  const std::lock_guard lock(mutex_);
+  total_steps_ = total_steps;
+}
+
+void Progress::begin(std::string what, int64_t steps_done, Clock::time_point now) {
+  if (output_.stream == nullptr || output_.columns <= 0) return;
+  const std::lock_guard lock(mutex_);
+  under_way_ = std::move(what);
+  steps_done_ = steps_done;
+  begun_ = now;
+}
+
+void Progress::show(const StepMetrics& metrics) {
+  if (output_.stream == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  last_ = metrics;
+  const double left = seconds_left(metrics.step);
+  if (output_.columns > 0) {
+    shown_ = bar(metrics.step, "", left);
+    ticked_ = false;
+    util::draw_over(*output_.stream, shown_);
+    return;
+  }
+  std::string line = util::concat("step ", metrics.step, '/', total_steps_);
+  for (const Field& field : fields(left)) line += "  " + field.text;
+  *output_.stream << line << std::endl;
+}
+
+void Progress::tick(Clock::time_point now) {
+  if (output_.stream == nullptr || output_.columns <= 0) return;
+  const std::lock_guard lock(mutex_);
+  if (ends_ || under_way_.empty()) return;
+  const double seconds = std::chrono::duration<double>(now - begun_).count();
+  const std::string since =
+      seconds < kSlowSeconds ? "" : util::concat(under_way_, " for ", util::human_duration(seconds));
+  // The time left includes that of the step under way, part of which is over.
+  const double step_seconds = last_ ? last_->step_seconds : 0;
+  const double left = seconds_left(steps_done_) - std::min(seconds, step_seconds);
+  util::draw_over(*output_.stream, bar(steps_done_, since, std::max(left, 0.0)));
+  ticked_ = true;
+}
+
+void Progress::finish_line() {
+  if (output_.stream == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  under_way_.clear();
+  if (!shown_.empty()) {
+    *output_.stream << util::concat("\033[K", shown_, "\n") << std::flush;
+  } else if (ticked_) {
+    *output_.stream << "\033[K" << std::flush;
+  }
+  shown_.clear();
+  ticked_ = false;
+}
+
+double Progress::seconds_left(int64_t steps_done) const {
+  return last_ ? static_cast<double>(total_steps_ - steps_done) * last_->step_seconds : 0;
+}
+
+std::vector<Progress::Field> Progress::fields(double left_seconds) const {
+  if (!last_) return {};
+  const StepMetrics& metrics = *last_;
+  std::vector<Field> fields{
+      {0, util::concat("loss ", util::fixed(metrics.loss, 4))},
+      {8, util::concat("ppl ", util::fixed(std::exp(metrics.loss), 2))},
+      {1, util::concat("ETA ", util::human_duration(left_seconds))},
+      {2, util::concat(util::with_commas(std::llround(metrics.tokens_per_second)), " tok/s")},
+      {4, util::concat("norm ", util::fixed(metrics.grad_norm, 2))},
+      {3, util::concat("lr ", rate_text(metrics.lr))},
+      {6, util::human_bytes(metrics.gpu ? metrics.gpu->peak_reserved_bytes : metrics.peak_memory_bytes)}};
+  if (metrics.mfu) {
+    // Without recomputation they are equal in every line.
+    const bool differ = metrics.hfu && *metrics.hfu != *metrics.mfu;
+    fields.push_back({5, util::concat("mfu ", percent(*metrics.mfu),
+                                      differ ? util::concat("  hfu ", percent(*metrics.hfu)) : "")});
+  }
+  if (metrics.step_seconds > 0) {
+    fields.push_back({7, util::concat("data ", percent(metrics.data_wait_seconds / metrics.step_seconds))});
+  }
+  if (metrics.loss_scale) fields.push_back({9, util::concat("scale ", *metrics.loss_scale)});
+  if (metrics.skipped_steps) fields.push_back({10, util::concat("skipped ", *metrics.skipped_steps)});
+  return fields;
+}
+
+std::string Progress::bar(int64_t steps_done, const std::string& under_way, double left_seconds) const {
+  const std::string head = util::concat(steps_done, "/", total_steps_);
+  const size_t room = static_cast<size_t>(std::max(output_.columns - 1, 0));
+  if (head.size() > room) return "";
+  std::vector<Field> parts = fields(left_seconds);
+  if (!under_way.empty()) parts.insert(parts.begin(), {-1, under_way});
+  // Fields in the order of their ranks up to the first that does not fit, so that no field comes and goes
+  // with the width of another.
+  std::vector<int> ranks;
+  for (const Field& part : parts) ranks.push_back(part.rank);
+  std::sort(ranks.begin(), ranks.end());
+  std::string text;
+  for (const int last : ranks) {
+    std::string longer;
+    for (const Field& part : parts) {
+      if (part.rank <= last) longer += (longer.empty() ? " " : "  ") + part.text;
+    }
+    if (head.size() + longer.size() + (last > kMoreThanABar ? kSmallestBar : 0) > room) break;
+    text = std::move(longer);
+  }
+  const double share =
+      static_cast<double>(steps_done) / static_cast<double>(std::max<int64_t>(total_steps_, 1));
+  return util::bar_line(head + (text.size() + head.size() + kSmallestBar <= room ? " " : ""), share, text,
+                        output_.columns);
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,75 @@
+#pragma once
+
+// Progress of a run on stderr: on a terminal one line that is redrawn, elsewhere plain lines.
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/util/progress_bar.h"
+#include "run/train/metrics.h"
+
+namespace fsdp::train {
+
+using util::progress_on_stderr;
+using util::ProgressOutput;
+
+/// On a terminal, a thread redraws the line once a second while something is under way, so that a slow step
+/// looks different from a run that hangs. The methods may be called from any thread.
+class Progress {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Progress(ProgressOutput output, int64_t total_steps);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void set_total_steps(int64_t total_steps);
+
+  /// `what` ("step 7", "validation") is under way until the next begin() or finish_line(); `steps_done` steps
+  /// are done.
+  void begin(std::string what, int64_t steps_done, Clock::time_point now = Clock::now());
+
+  /// Shows a step, as the bar or as a line.
+  void show(const StepMetrics& metrics);
+
+  /// Redraws the line where something is under way on a terminal. Called once a second.
+  void tick(Clock::time_point now);
+
+  /// Ends the line with the bar's last state, so that other output may follow. Nothing is drawn until the
+  /// next begin() or show().
+  void finish_line();
+
+ private:
+  /// A part of the line that is shown as a whole or not at all.
+  struct Field {
+    int rank;  ///< fields with larger ranks are left out first
+    std::string text;
+  };
+
+  std::vector<Field> fields(double left_seconds) const;
+  /// The terminal's line after `steps_done` steps; `under_way`: "validation for 12s", or empty.
+  std::string bar(int64_t steps_done, const std::string& under_way, double left_seconds) const;
+  double seconds_left(int64_t steps_done) const;
+
+  ProgressOutput output_;
+  std::mutex mutex_;  ///< of all that follows
+  int64_t total_steps_;
+  std::optional<StepMetrics> last_;  ///< shown last
+  std::string shown_;                ///< the bar on a terminal, until finish_line()
+  bool ticked_ = false;              ///< the terminal shows a bar of tick()
+  std::string under_way_;            ///< empty: nothing is
+  int64_t steps_done_ = 0;
+  Clock::time_point begun_;
+  bool ends_ = false;
+  std::condition_variable end_;
+  std::thread ticker_;
+};
+
+}  // namespace fsdp::train

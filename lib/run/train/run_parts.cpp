@@ -1,0 +1,372 @@
+#include "run/train/run_parts.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/util/error.h"
+#include "base/util/hash.h"
+#include "base/util/log.h"
+#include "base/util/nearest_pattern.h"
+#include "base/util/start_clock.h"
+#include "base/util/text.h"
+#include "comm/api/communicator.h"
+#include "data/tokenizers/tokenizer.h"
+#include "model/families/families.h"
+#include "model/nn/decoder.h"
+#include "model/nn/recompute.h"
+#include "model/parallel/cut_sequence.h"
+#include "run/train/arithmetic.h"
+#include "run/train/initial_weights.h"
+#include "run/train/layer_modes.h"
+#include "shard/engine/engine_sizes.h"
+#include "shard/engine/fully_shard.h"
+#include "shard/spmd/spmd_fully_shard.h"
+#include "state/optim/engine_shards.h"
+#include "tools/plan/memory.h"
+#include "tools/plan/recomputation.h"
+
+namespace fsdp::train {
+
+static_assert(plan::kShardsOnTheDevice == shard::OffloadStreams::kPlaces);
+
+namespace {
+
+/// This rank's rows of the global batch: those of all ranks of its context group.
+data::Placement placement(const config::Config& config, const comm::Communicator& communicator) {
+  const comm::MeshShape mesh = comm::resolve_mesh(config.mesh, communicator.world_size());
+  const comm::MeshCoordinate place = mesh.coordinate_of(communicator.rank());
+  return {.rank = place.dcn * mesh.data + place.data,
+          .world_size = mesh.row_ranks(),
+          .gradient_accumulation_steps = config.training.gradient_accumulation_steps};
+}
+
+/// A tokenizer with more tokens than the model would yield its first unknown token in the middle of a run.
+/// Batches do not depend on the tokenizer, so one that cannot be loaded is no error.
+void require_tokenizer_fits(const config::Config& config) {
+  if (config.data.tokenizer == "bytes") return;  // the default, whatever the tokens are
+  std::unique_ptr<data::Tokenizer> tokenizer;
+  try {
+    tokenizer = data::make_tokenizer(config.data.tokenizer);
+  } catch (const util::Error&) {
+    return;
+  }
+  if (tokenizer->vocab_size() <= config.model.vocab_size) return;
+  util::fail(util::ErrorKind::kUsage, "model.vocab_size must be at least ", tokenizer->vocab_size(),
+             ", the number of tokens of data.tokenizer ", config.data.tokenizer, ", but is ",
+             config.model.vocab_size, "; increase it or set data.tokenizer to the tokenizer of this model");
+}
+
+}  // namespace
+
+data::TrainLoader open_training_data(const config::Config& config, const comm::Communicator& communicator) {
+  require_tokenizer_fits(config);
+  return data::TrainLoader(config.data, config.model.vocab_size, static_cast<uint64_t>(config.run.seed),
+                           placement(config, communicator));
+}
+
+std::shared_ptr<const parallel::CutSequence> cut_sequence(const config::Config& config,
+                                                          const comm::Mesh& mesh) {
+  if (mesh.shape().context == 1) return nullptr;
+  return std::make_shared<parallel::CutSequence>(
+      parallel::CutSequence{.rank = mesh.coordinate().context,
+                            .degree = mesh.shape().context,
+                            .group = mesh.context(),
+                            .attention = config.mesh.context_attention.value()});
+}
+
+namespace {
+
+/// Sets Batch::is_token of a batch with padding.
+void mark_tokens(data::Batch& batch) {
+  const int64_t length = batch.inputs.size(1);
+  if (std::ranges::all_of(batch.row_tokens, [&](int64_t tokens) { return tokens == length; })) return;
+  batch.is_token = at::arange(length).unsqueeze(0) < at::tensor(batch.row_tokens).unsqueeze(1);
+}
+
+}  // namespace
+
+data::PrefetchOptions prefetch_options(const config::Config& config, const comm::Mesh& mesh) {
+  data::PrefetchOptions options{.depth = config.data.prefetch_batches, .device = mesh.world()->device()};
+  const bool balances = nn::aux_loss_coef(config.model) > 0;
+  if (balances) options.on_reading = mark_tokens;
+  if (const auto cut = cut_sequence(config, mesh)) {
+    options.on_reading = [cut, balances](data::Batch& batch) {
+      if (balances) mark_tokens(batch);
+      for (at::Tensor* tokens : {&batch.inputs, &batch.targets, &batch.is_token}) {
+        if (tokens->defined()) *tokens = cut->part_of(*tokens, 1);
+      }
+      batch.counted = batch.targets.ne(data::kIgnoredTarget).sum().item<int64_t>();
+    };
+  }
+  if (config.fsdp.front == config::Front::kSpmd) {
+    options.on_arrival = [mesh](data::Batch& batch) {
+      for (const at::Tensor& tensor : {batch.inputs, batch.targets, batch.is_token}) {
+        if (tensor.defined()) shard::mark_local_shard(tensor, mesh, shard::batch_spec());
+      }
+    };
+  }
+  return options;
+}
+
+std::function<void(const at::Tensor&)> marks_whole_inputs(const config::Config& config,
+                                                          const comm::Mesh& mesh) {
+  if (config.fsdp.front != config::Front::kSpmd) return nullptr;
+  return [mesh](const at::Tensor& input) { shard::mark_local_shard(input, mesh, {}); };
+}
+
+data::ValidationLoader open_validation_data(const config::Config& config,
+                                            const comm::Communicator& communicator) {
+  return data::ValidationLoader(config.data, config.model.vocab_size, config.evaluation.max_samples,
+                                placement(config, communicator));
+}
+
+int64_t micro_steps_of(const config::TrainingOptions& options, int64_t step) {
+  const int64_t most = options.gradient_accumulation_steps, warmup = options.batch_warmup_steps;
+  if (step > warmup) return most;
+  const auto risen = static_cast<__int128>(most - 1) * (step - 1) / warmup;  // the product may need 128 bits
+  return 1 + static_cast<int64_t>(risen);
+}
+
+int64_t steps_of_epochs(const config::TrainingOptions& options, const data::TrainLoader& loader,
+                        const RunPosition& position) {
+  double left =
+      options.epochs * static_cast<double>(loader.num_samples()) - static_cast<double>(position.samples_seen);
+  int64_t step = position.step;
+  for (; step < options.batch_warmup_steps && left > 0; ++step) {
+    left -= static_cast<double>(loader.samples_per_micro_step() * micro_steps_of(options, step + 1));
+  }
+  // The last step of the warm-up is left out where it would see too many samples.
+  if (left < 0 && step > position.step) --step;
+  left = std::max(left, 0.0);
+  const auto whole = static_cast<int64_t>(std::floor(left / static_cast<double>(loader.samples_per_step())));
+  return std::max<int64_t>(1, step + whole);
+}
+
+namespace {
+
+/// Makes the model's units those that fully_shard() would choose.
+std::shared_ptr<shard::Engine> shard_by_spmd(nn::Stage& model, const shard::ShardOptions& options,
+                                             const comm::Mesh& mesh, std::shared_ptr<comm::Trace> trace,
+                                             const shard::Materialize& materialize) {
+  shard::plan_units(model, options);  // for its errors: policies do not know which stage types there are
+  shard::SpmdOptions spmd;
+  spmd.shard = options;
+  spmd.auto_wrap_policy = shard::any_of(
+      {shard::stage_type_policy(options.wrap_stages), shard::threshold_policy(options.min_num_params)});
+  spmd.shard.wrap_stages.clear();
+  spmd.materialize = materialize;
+  return shard::spmd_fully_shard(model, mesh, {}, std::move(spmd), std::move(trace));
+}
+
+/// The options, with what is to be recomputed for a budget of memory: the first rank's choice, since the kernels of
+/// another machine may keep other tensors. Collective.
+nn::CheckpointingOptions checkpointing_of(const config::Config& config, const comm::Mesh& mesh,
+                                          plan::PassDevice device) {
+  nn::CheckpointingOptions options = config.activation_checkpointing;
+  if (options.mode != nn::RecomputeMode::kSelective || options.chosen) return options;
+  comm::Communicator& world = *mesh.world();
+  nlohmann::json chosen = nlohmann::json::array();
+  comm::agree(world, "choice of what backward recomputes", [&] {
+    if (world.rank() != 0) return;
+    const plan::Recomputation choice = plan::choose_recomputation(config, device);
+    for (const auto& [path, operations] : *choice.options.chosen) chosen.push_back({path, operations});
+  });
+  const auto texts =
+      comm::all_gather_text(world, chosen.dump(), {.unit = "choice of what backward recomputes"});
+  options.chosen.emplace();
+  for (const nlohmann::json& stage : nlohmann::json::parse(texts[0])) {
+    options.chosen->push_back({stage[0].get<std::string>(), stage[1].get<std::vector<std::string>>()});
+  }
+  return options;
+}
+
+}  // namespace
+
+ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh& mesh,
+                                 std::shared_ptr<comm::Trace> trace, const KnownParts& known) {
+  ShardedModel parts;
+  const std::shared_ptr<comm::Communicator>& communicator = mesh.world();
+  if (config.training.reproducible == config::Reproducible::kWorldSize) {
+    require_equal_arithmetic(config, *communicator);
+  }
+  util::start_phase("model");
+  parts.cut = cut_sequence(config, mesh);
+  comm::agree(*communicator, "model", [&] {
+    parts.model = nn::make_decoder(config.model, at::kMeta);
+    parts.layers = nn::parallelize_decoder(
+        *parts.model, config.model, {.sequence_parallel = config.mesh.sequence_parallel}, mesh.model());
+    if (config.lora.is_on()) parts.adapted = nn::add_lora(*parts.model, config.lora);
+    parts.float8 = apply_float8(config, *parts.model, communicator->device());
+  });
+  util::start_phase("first weights");
+  std::unique_ptr<shard::ParameterSource> of_config;
+  shard::ParameterSource* weights = known.weights;
+  if (weights == nullptr) {
+    const auto seed = static_cast<uint64_t>(config.run.seed);
+    of_config = initial_weights(config.model, seed, communicator, *parts.model);
+    if (config.lora.is_on()) {
+      comm::agree(*communicator, "initial adapters",
+                  [&] { of_config = with_adapters(std::move(of_config), *parts.model, config.lora, seed); });
+    }
+    weights = of_config.get();
+  }
+  util::start_phase("shards");
+  config::Config sized = config;
+  sized.mesh.context = mesh.shape().context;
+  sized.mesh.model = mesh.shape().model;
+  const plan::PassDevice device =
+      communicator->device().is_cpu() ? plan::PassDevice::kCpu : plan::PassDevice::kOfConfig;
+  parts.checkpointing = sized.activation_checkpointing = checkpointing_of(sized, mesh, device);
+  comm::agree_at_once(*communicator, "sharding the model", [&] {
+    const shard::Materialize materialize{weights, communicator->device()};
+    shard::ShardOptions options = config::shard_options(config);
+    options.parts = parts.layers;
+    parts.engine = config.fsdp.front == config::Front::kSpmd
+                       ? shard_by_spmd(*parts.model, options, mesh, std::move(trace), materialize)
+                       : shard::fully_shard(*parts.model, options, mesh, std::move(trace), materialize);
+    // Otherwise each buffer of the first step would be a separate allocation.
+    util::start_phase("buffers");
+    comm::CommonMemory* common = parts.engine->groups().shard->common_memory();
+    try {
+      std::map<int64_t, plan::BufferShapes> own;
+      auto& shapes = known.buffers != nullptr ? *known.buffers : own;
+      const int64_t micro_batches = sized.training.gradient_accumulation_steps;
+      if (!shapes.contains(micro_batches)) {
+        shapes[micro_batches] =
+            plan::buffer_shapes(sized, shard::unit_sizes(*parts.engine), common != nullptr, device);
+      }
+      const plan::BufferShapes& buffers = shapes.at(micro_batches);
+      parts.engine->buffer_pool().reserve(buffers.own);
+      if (common != nullptr) common->reserve(buffers.common);
+    } catch (const util::Error& error) {
+      util::log_info(util::concat("buffers are allocated when the first step needs them: ", error.what()));
+    }
+    // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
+    nn::apply_checkpointing(*parts.model, parts.checkpointing);
+  });
+  return parts;
+}
+
+namespace {
+
+/// A list of patterns none of which matches is most likely misspelt, or meant for another architecture.
+/// Single patterns may match nothing ("*.bias" serves models with biases and without), unless they look misspelt.
+void warn_of_patterns_without_parameters(const optim::OptimizerOptions& options,
+                                         const shard::Engine& engine) {
+  std::vector<std::string> names;
+  for (const shard::Segment& segment : engine.segments()) names.push_back(segment.name);
+  const auto check = [&](const std::string& key, const std::vector<std::string>& patterns) {
+    std::vector<std::string> unmatched, misspelt;
+    std::string near;
+    for (const std::string& pattern : patterns) {
+      if (std::any_of(names.begin(), names.end(),
+                      [&](const std::string& name) { return util::matches_any(name, {pattern}); })) {
+        continue;
+      }
+      unmatched.push_back(pattern);
+      const std::string meant = util::nearest_pattern(pattern, names);
+      if (meant.empty()) continue;
+      misspelt.push_back(pattern);
+      if (near.empty()) near = meant;
+    }
+    const std::vector<std::string>& told = unmatched.size() == patterns.size() ? unmatched : misspelt;
+    if (told.empty()) return;
+    util::log_warning(
+        util::concat(key, " has no effect, because ", util::name_list(told),
+                     told.size() == 1 ? " matches" : " match", " no parameter such as ", names.front(), "; ",
+                     near.empty() ? "correct it or take it out" : "did you mean \"" + near + "\"?"));
+  };
+  check("optimizer.no_decay", options.no_decay);
+  if (options.name == "muon") check("optimizer.adamw_parameters", options.adamw_parameters);
+  for (size_t i = 0; i < options.groups.size(); ++i) {
+    check(util::concat("optimizer.groups, number ", i + 1), options.groups[i].pattern);
+  }
+}
+
+std::string describe_adapters(const ShardedModel& parts) {
+  int64_t trained = 0;
+  for (const auto& segments : parts.engine->segments_by_parameter()) {
+    if (segments.front().requires_grad) trained += c10::multiply_integers(segments.front().shape);
+  }
+  const int64_t all = shard::parameter_count(*parts.engine, *parts.model);
+  return util::concat("lora: adapters of ", parts.adapted.size(), " linear layers are trained, ",
+                      util::with_commas(trained), " of ", util::with_commas(all), " parameters");
+}
+
+}  // namespace
+
+RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
+                         std::shared_ptr<comm::Trace> trace, const KnownParts& known) {
+  constexpr const char* kGraphs = "training.cuda_graphs";
+  RunParts parts;
+  const bool graphs = config.training.cuda_graphs;
+  if (graphs) comm::agree(*mesh.world(), kGraphs, [&] { prepare_graphs(config, mesh.world()->device()); });
+  static_cast<ShardedModel&>(parts) = build_sharded_model(config, mesh, std::move(trace), known);
+  if (mesh.world()->rank() == 0) {
+    warn_of_patterns_without_parameters(config.optimizer, *parts.engine);
+    if (config.lora.is_on()) util::log_info(describe_adapters(parts));
+    if (!parts.float8.chosen.empty()) util::log_info(describe(parts.float8, mesh.world()->device()));
+  }
+  if (graphs) {
+    comm::agree(*mesh.world(), kGraphs, [&] {
+      // Attached after, and so inside, the hooks that gather and free, which run between the graphs.
+      parts.graphs =
+          graph_blocks(*parts.model, *parts.engine, util::cuda_graph_pools(mesh.world()->device().index()));
+      for (const auto& unit : parts.engine->units()) unit->storage().keep_gradients_in_place();
+    });
+  }
+  util::start_phase("optimizer");
+  comm::agree(*mesh.world(), "making the optimizer", [&] {
+    optim::OptimizerOptions options = config.optimizer;
+    options.rounding_seed = static_cast<uint64_t>(config.run.seed);
+    parts.matrices = std::make_unique<optim::ShardedMatrices>(*parts.engine, options);
+    parts.optimizer =
+        optim::make_optimizer(options, optim::flat_parameters(*parts.engine, options), parts.matrices.get());
+  });
+  if (config::scales_loss(config)) parts.scaler.emplace(config.loss_scaler);
+  if (config.training.may_skip_updates()) parts.guard.emplace(config.training);
+  return parts;
+}
+
+TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::BatchSource& batches,
+                          std::function<bool()> stop_requested, std::function<bool()> leave_requested) {
+  const nn::ModelOptions& model = config.model;
+  std::optional<uint64_t> dropout_key;
+  if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.hidden_dropout > 0 ||
+      (config.lora.is_on() && config.lora.dropout > 0)) {
+    dropout_key = util::mix64(static_cast<uint64_t>(config.run.seed));
+  }
+  std::optional<SamplePlaces> by_sample;
+  if (config.training.reproducible == config::Reproducible::kWorldSize) {
+    const data::Placement place = placement(config, parts.engine->communicator());
+    by_sample = {
+        .rank = place.rank, .ranks = place.world_size, .batch_is_sample = config.data.max_tokens > 0};
+  }
+  return TrainStep(
+      {*parts.model, *parts.engine, *parts.optimizer, batches, parts.scaler ? &*parts.scaler : nullptr,
+       std::move(stop_requested), parts.guard ? &*parts.guard : nullptr, std::move(leave_requested)},
+      {.gradient_accumulation_steps = config.training.gradient_accumulation_steps,
+       .loss = {.terms = {.label_smoothing = config.training.label_smoothing,
+                          .z_loss = config.training.z_loss},
+                .function = nn::losses().get(config.training.loss, "training.loss"),
+                .plugin_values = config.plugin_values,
+                .cut = parts.cut,
+                .router_aux_loss_coef = nn::aux_loss_coef(model)},
+       .counts_vary = data::counts_vary(config.data),
+       .dropout_key = dropout_key,
+       .max_grad_norm = config.training.max_grad_norm,
+       .norm_type = config.training.norm_type,
+       .clip_grad_value = config.training.clip_grad_value,
+       .no_sync = config.training.no_sync,
+       .by_sample = by_sample,
+       .may_read_late = !parts.engine->communicator().device().is_cpu()});
+}
+
+}  // namespace fsdp::train

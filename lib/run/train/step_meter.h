@@ -1,0 +1,84 @@
+#pragma once
+
+// How fast steps are, how long they wait for their batches, and how much work these are.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "data/loading/loader.h"
+
+namespace fsdp::train {
+
+/// Speed of training alone: the time of validation and saving does not count.
+class StepMeter {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  struct Reading {
+    double tokens_per_second = 0.0;
+    double step_seconds = 0.0;  ///< mean of a step
+    int64_t steps = 0;          ///< since the last reading
+  };
+
+  void start(int64_t step, int64_t tokens, Clock::time_point now = Clock::now()) {
+    since_ = now;
+    step_ = step;
+    tokens_ = tokens;
+  }
+
+  /// The time between pause() and go_on() does not count.
+  void pause(Clock::time_point now = Clock::now()) { paused_at_ = now; }
+  void go_on(Clock::time_point now = Clock::now()) { since_ += now - paused_at_; }
+
+  /// Speed since the last reading, or the start.
+  Reading read(int64_t step, int64_t tokens, Clock::time_point now = Clock::now()) {
+    double seconds = std::chrono::duration<double>(now - since_).count();
+    Reading reading{static_cast<double>(tokens - tokens_) / seconds,
+                    seconds / static_cast<double>(step - step_), step - step_};
+    start(step, tokens, now);
+    return reading;
+  }
+
+ private:
+  Clock::time_point since_, paused_at_;
+  int64_t step_ = 0;
+  int64_t tokens_ = 0;
+};
+
+/// Batches of another source, which must outlive the object, how long the training thread waited for them, and
+/// how much work they were. Not thread-safe.
+class TimedBatches final : public data::BatchSource {
+ public:
+  explicit TimedBatches(const data::BatchSource& source) : source_(source) {}
+
+  data::Batch batch(int64_t first_global_sample, int64_t micro_batch) const override {
+    const auto begin = Clock::now();
+    data::Batch batch = source_.batch(first_global_sample, micro_batch);
+    waited_ += Clock::now() - begin;
+    if (work_of_) work_ += work_of_(batch);
+    return batch;
+  }
+
+  /// Sets how much work a batch is.
+  void count_work(std::function<double(const data::Batch&)> work_of) { work_of_ = std::move(work_of); }
+  /// Of all batches since then.
+  double work() const { return work_; }
+
+  /// Since the last call, or the beginning.
+  double take_seconds() const {
+    const double seconds = std::chrono::duration<double>(waited_).count();
+    waited_ = Clock::duration::zero();
+    return seconds;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const data::BatchSource& source_;
+  mutable Clock::duration waited_{};
+  std::function<double(const data::Batch&)> work_of_;
+  mutable double work_ = 0;
+};
+
+}  // namespace fsdp::train

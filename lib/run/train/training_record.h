@@ -1,0 +1,58 @@
+#pragma once
+
+// "training" in a checkpoint's manifest: what a run needs to resume, apart from its tensors.
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "data/loading/loader.h"
+#include "run/train/evaluate.h"
+#include "run/train/update_guard.h"
+#include "setup/config/config.h"
+#include "shard/engine/engine.h"
+#include "state/groups/grad_scaler.h"
+#include "state/optim/optimizer.h"
+
+namespace fsdp::train {
+
+/// What is saved of a run and restored into it; all must outlive the object.
+struct TrainingState {
+  const shard::Engine& engine;
+  optim::Optimizer& optimizer;
+  optim::GradScaler* scaler = nullptr;       ///< null: the loss is not scaled
+  UpdateGuard* guard = nullptr;              ///< null: no step is skipped for its loss or norm
+  ValidationHistory* validations = nullptr;  ///< null: the run has none
+  nlohmann::json data = nullptr;             ///< data_record(), on rank 0; null: neither kept nor compared
+  nlohmann::json sampling = nullptr;         ///< sampling_record() (sample_position.h); null: as above
+};
+
+/// How far a run has come.
+struct RunPosition {
+  int64_t step = 0;          ///< optimizer steps done
+  int64_t samples_seen = 0;  ///< the run's global sample position
+  int64_t tokens_seen = 0;
+  int64_t samples_per_step = 0;    ///< over all ranks, when it was saved; 0: unknown
+  double loss = 0, grad_norm = 0;  ///< of the last step; NaN if it had no targets
+  int64_t steps_without_targets = 0;
+  double training_seconds = 0;  ///< spent in Trainer::run(), over all starts of the run
+};
+
+nlohmann::json training_record(const config::Config& config, const TrainingState& state,
+                               const RunPosition& position);
+
+/// Restores step counts, loss scale, guard and past validations, and returns the position. Throws
+/// Error(kCheckpoint) for a record that training_record() did not make; `where` opens the message.
+RunPosition restore_training_record(const nlohmann::json& record, int64_t step, const TrainingState& state,
+                                    const std::string& where);
+
+/// Which data a run reads: data::Samples::identity() of training and, where there is any, of validation.
+nlohmann::json data_record(const data::TrainLoader& training, const data::ValidationLoader* validation);
+
+/// Throws Error(kData) when the files that a run resumes with are not the `recorded` ones; only warns when
+/// they may differ (data.allow_changed). `where` names the checkpoint. Keys that the record lacks are not
+/// compared.
+void require_same_data(const nlohmann::json& recorded, const nlohmann::json& found, bool may_differ,
+                       const std::string& where);
+
+}  // namespace fsdp::train

@@ -1,0 +1,29 @@
+#pragma once
+
+// Conditions on several keys together.
+
+#include <string>
+#include <vector>
+
+#include "comm/options/mesh_shape.h"
+#include "setup/config/config.h"
+
+namespace fsdp::config {
+
+struct Conflict {
+  std::vector<std::string> keys;  ///< full names of the keys involved, the likeliest culprit first
+  std::string message;            ///< what was expected and found, with the arithmetic
+};
+
+/// Every condition that the configuration breaks. Each key must already be within its own limits.
+std::vector<Conflict> find_conflicts(const Config& config);
+
+/// Those of training.reproducible = "world_size".
+std::vector<Conflict> find_conflicts_of_reproducible(const Config& config);
+
+/// The mesh of a run. Throws util::Error(kUsage) with the arithmetic unless the product of [mesh] is the world
+/// size, where -1, at most once, is the quotient (comm::resolve_mesh()), and unless sequences divide into the
+/// chunks of mesh.context.
+comm::MeshShape check_world(const Config& config, int world_size);
+
+}  // namespace fsdp::config

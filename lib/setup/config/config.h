@@ -1,0 +1,200 @@
+#pragma once
+
+// The whole configuration of a training run: the options of every component and of the run itself.
+// config/*_keys.cpp bind each field to its TOML key.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/util/enum_names.h"
+#include "comm/options/options.h"
+#include "data/options/options.h"
+#include "model/families/options.h"
+#include "shard/units/options.h"
+#include "state/groups/options.h"
+#include "state/groups/parameter_groups.h"
+#include "state/manifest/options.h"
+
+namespace fsdp::config {
+
+struct RunOptions {
+  std::string name = "run";
+  std::string output_dir = "checkpoints/run";  ///< checkpoints, metrics.jsonl, resolved config
+  int64_t seed = 1234;
+  std::vector<std::string> plugins;  ///< shared libraries (setup/plugin/plugin.h)
+};
+
+/// What a rank computes on; kAuto: a GPU if the program and the machine have one.
+enum class DeviceChoice { kAuto, kCpu, kCuda };
+constexpr auto enum_names(DeviceChoice) {
+  return std::to_array<util::EnumName<DeviceChoice>>(
+      {{DeviceChoice::kAuto, "auto"}, {DeviceChoice::kCpu, "cpu"}, {DeviceChoice::kCuda, "cuda"}});
+}
+
+/// Of fp32 matrix products (run/train/device.h).
+enum class Float32Precision { kHighest, kHigh };
+constexpr auto enum_names(Float32Precision) {
+  return std::to_array<util::EnumName<Float32Precision>>(
+      {{Float32Precision::kHighest, "highest"}, {Float32Precision::kHigh, "high"}});
+}
+
+/// What a run has in common with another of the same config, bit for bit.
+enum class Reproducible {
+  kRun,        ///< everything, on as many ranks, with as many threads
+  kWorldSize,  ///< weights, optimizer state and metrics, on any number of ranks: model/kernels/sample_sums.h
+};
+constexpr auto enum_names(Reproducible) {
+  return std::to_array<util::EnumName<Reproducible>>(
+      {{Reproducible::kRun, "run"}, {Reproducible::kWorldSize, "world_size"}});
+}
+
+/// How the tensors of 8-bit products are scaled (model/kernels/float8.h).
+enum class Float8Recipe { kNone, kTensorwise };
+constexpr auto enum_names(Float8Recipe) {
+  return std::to_array<util::EnumName<Float8Recipe>>(
+      {{Float8Recipe::kNone, "none"}, {Float8Recipe::kTensorwise, "tensorwise"}});
+}
+
+struct TrainingOptions {
+  int64_t steps = 200;
+  double epochs = 0;              ///< above 0: overrides steps with this many passes over the training data
+  double stop_after_hours = 0;    ///< of training, over all starts of the run; 0: no limit
+  int64_t global_batch_size = 0;  ///< samples per step over all ranks; 0: by gradient_accumulation_steps
+  /// 0: derived from global_batch_size and the world size (resolve_batch() in global_batch.h).
+  int64_t gradient_accumulation_steps = 1;
+  int64_t batch_warmup_steps = 0;      ///< over which micro-batches per step grow from 1 to that number
+  double max_grad_norm = 1.0;          ///< 0: no clipping (the norm is still reported)
+  double clip_grad_value = 0.0;        ///< limit for each element of the gradient; 0: no clipping
+  std::string loss = "cross_entropy";  ///< of losses() (model/families/architectures.h)
+  double label_smoothing = 0.0;        ///< kernels::LossTerms
+  double z_loss = 0.0;
+  double norm_type = 2.0;                                  ///< p of the p-norm; inf: the largest magnitude
+  util::Named<DeviceChoice> device = DeviceChoice::kAuto;  ///< run/train/device.h
+  util::Named<Float32Precision> float32_matmul_precision =
+      Float32Precision::kHighest;  ///< run/train/device.h
+  bool fused_kernels = true;
+  util::Named<nn::MatmulChoice> matmul = nn::MatmulChoice::kAuto;
+  util::Named<Float8Recipe> float8 = Float8Recipe::kNone;  ///< nn/float8.h
+  std::vector<std::string> float8_exclude;  ///< patterns of weights whose layers do not use float8
+  bool cuda_graphs = false;                 ///< model/nn/stage_graphs.h
+  bool deterministic = false;  ///< only kernels with the same results every time: run/train/device.h
+  util::Named<Reproducible> reproducible = Reproducible::kRun;
+  /// Accumulate gradients of micro-batches unsharded and reduce after the last one (PyTorch's no_sync).
+  bool no_sync = false;
+  /// Skip the update, instead of ending the run, when the loss or the gradient norm is not finite.
+  bool skip_nonfinite = false;
+  /// Skip the update when one of the two is more than this many standard deviations above its mean over the
+  /// last skip_window updates; 0: off.
+  double skip_zscore = 0.0;
+  int64_t skip_window = 128;
+  int64_t max_skipped_steps = 10;  ///< consecutive; one more ends the run
+  double slow_rank_factor = 1.5;   ///< by which a slow rank's own time is above the others'; 0: not compared
+  int64_t slow_rank_steps = 20;    ///< consecutive, until it is named
+
+  bool may_skip_updates() const { return skip_nonfinite || skip_zscore > 0; }
+};
+
+/// The metric of metrics.jsonl by which validations are compared; of the validated step where it is one of
+/// training.
+enum class BestMetric {
+  kValidationLoss,
+  kValidationPerplexity,
+  kValidationBitsPerByte,
+  kValidationAccuracy,
+  kLoss,
+  kGradNorm
+};
+constexpr auto enum_names(BestMetric) {
+  return std::to_array<util::EnumName<BestMetric>>(
+      {{BestMetric::kValidationLoss, "validation_loss"},
+       {BestMetric::kValidationPerplexity, "validation_perplexity"},
+       {BestMetric::kValidationBitsPerByte, "validation_bits_per_byte"},
+       {BestMetric::kValidationAccuracy, "validation_accuracy"},
+       {BestMetric::kLoss, "loss"},
+       {BestMetric::kGradNorm, "grad_norm"}});
+}
+
+struct EvaluationOptions {
+  int64_t interval_steps = 0;  ///< between validations; 0: only after the last step
+  int64_t max_samples = 0;     ///< of the validation files; 0: all
+  bool accuracy = false;       ///< count the tokens that the model finds likeliest
+  util::Named<BestMetric> best_metric = BestMetric::kValidationLoss;
+  int64_t patience = 0;    ///< consecutive validations without a better one that end the run; 0: never
+  double min_delta = 0.0;  ///< a better validation is better by more than this
+};
+
+struct LoggingOptions {
+  int64_t interval_steps = 1;
+  bool trace_communication = false;
+  /// Peak of a rank's matrix products in param_dtype, which MFU is relative to; 0: from the GPU's data sheet,
+  /// or measured.
+  double peak_tflops = 0.0;
+  bool csv = false;          ///< metrics.csv beside metrics.jsonl
+  bool tensorboard = false;  ///< event files of TensorBoard
+  std::vector<int64_t> profile_steps;
+  bool nvtx = false;             ///< ranges of operations and units for NVIDIA's profilers
+  bool memory_snapshot = false;  ///< util::record_cuda_memory_history()
+  int64_t sample_every = 0;      ///< steps between generated texts in the log; 0: never
+  std::string sample_prompt;     ///< empty: a new text
+  int64_t sample_tokens = 64;
+};
+
+/// The function that shards the model. Both have all options of the engine.
+enum class Front {
+  kFullyShard,  ///< fully_shard()
+  kSpmd,        ///< spmd_fully_shard()
+};
+constexpr auto enum_names(Front) {
+  return std::to_array<util::EnumName<Front>>({{Front::kFullyShard, "fully_shard"}, {Front::kSpmd, "spmd"}});
+}
+
+struct FsdpOptions : shard::ShardOptions {
+  util::Named<Front> front = Front::kFullyShard;
+};
+
+struct Config {
+  RunOptions run;
+  nn::ModelOptions model;
+  nn::LoraOptions lora;
+  data::DataOptions data;
+  TrainingOptions training;
+  EvaluationOptions evaluation;
+  optim::OptimizerOptions optimizer;
+  optim::ScheduleOptions lr_scheduler;
+  FsdpOptions fsdp;
+  shard::MixedPrecisionOptions mixed_precision;
+  optim::GradScalerOptions loss_scaler;
+  nn::CheckpointingOptions activation_checkpointing;
+  comm::MeshOptions mesh;
+  comm::CommOptions comm;
+  checkpoint::CheckpointOptions checkpoint;
+  LoggingOptions logging;
+  /// Values of the keys that plug-ins have added; options above that take such values hold copies.
+  util::PluginValues plugin_values;
+};
+
+/// [fsdp] and [mixed_precision] in one struct, for the engine.
+inline shard::ShardOptions shard_options(const Config& config) {
+  shard::ShardOptions options = config.fsdp;
+  options.mixed_precision = config.mixed_precision;
+  options.trained_apart = config.lora.is_on();
+  options.sums_by_sample = config.training.reproducible == Reproducible::kWorldSize;
+  return options;
+}
+
+/// Whether the loss is scaled (state/groups/grad_scaler.h).
+inline bool scales_loss(const Config& config) {
+  const auto half = util::FloatType::kFloat16;
+  return optim::uses_grad_scaler(config.loss_scaler, config.mixed_precision.param_dtype == half ||
+                                                         config.mixed_precision.reduce_dtype == half);
+}
+
+/// Whether the update of a unit has to wait for its own gradient alone (run/train/arriving_gradients.h).
+inline bool updates_units_alone(const Config& config) {
+  const optim::OptimizerTraits* traits = optim::optimizer_traits().find(config.optimizer.name);
+  return config.training.max_grad_norm == 0 && !scales_loss(config) && !config.training.may_skip_updates() &&
+         config.training.reproducible == Reproducible::kRun && (traits == nullptr || traits->updates_alone);
+}
+
+}  // namespace fsdp::config

@@ -1,0 +1,28 @@
+#pragma once
+
+// training.global_batch_size: samples per step, whatever the number of ranks.
+
+#include <cstdint>
+
+#include "setup/config/config.h"
+
+namespace fsdp::config {
+
+/// Over how many ranks the rows of a batch are distributed: those of mesh.dcn x mesh.data. Throws as
+/// comm::resolve_mesh().
+int64_t row_ranks(const Config& config, int64_t world_size);
+
+/// Derives training.gradient_accumulation_steps from training.global_batch_size; without that size changes
+/// nothing. Throws util::Error(kUsage), with the nearest numbers that work, where one micro-batch of all
+/// ranks does not divide the size, or where the given gradient_accumulation_steps contradict it. With training.reproducible
+/// = "world_size", micro-batches are then divided until their number of samples is a power of two.
+void resolve_batch(Config& config, int64_t world_size);
+
+/// Samples per step over all ranks, after training.batch_warmup_steps. Call resolve_batch() first.
+int64_t samples_per_step(const Config& config, int64_t world_size);
+
+/// For plans and dry runs, after resolve_batch(): with data.max_tokens, the number of rows of
+/// data.sequence_length that the largest micro-batch has, rounded up, becomes data.micro_batch_size.
+void plan_largest_batches(Config& config);
+
+}  // namespace fsdp::config

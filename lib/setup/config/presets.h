@@ -1,0 +1,45 @@
+#pragma once
+
+// Presets: well-known models for model.preset, and whole configurations for `fsdp-train init`.
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fsdp::config {
+
+struct ModelPreset {
+  std::string name;
+  std::string toml;  ///< a section [model]; may omit keys that follow others
+};
+
+/// GPT-2 in its four sizes (Radford et al., 2019), llama2.c's stories15M and stories110M (Karpathy, 2023),
+/// Llama 3 8B and 70B, Llama 3.2 1B and 3B (The Llama 3 herd of models, 2024), Qwen2.5 from 0.5B to 7B (its
+/// technical report, 2024), SmolLM2 in its three sizes (2025), Mistral 7B (2023), and sizes of the other families
+/// of model/families/families.h.
+const std::vector<ModelPreset>& model_presets();
+
+/// nullptr if there is none.
+const ModelPreset* find_model_preset(std::string_view name);
+
+/// A file of configs/, which the build embeds (CMakeLists.txt of this folder).
+struct Preset {
+  std::string name;   ///< configs/NAME.toml
+  std::string about;  ///< its purpose: the first line of the file, without the full stop
+  std::string text;   ///< the file
+};
+
+const std::vector<Preset>& all_presets();
+
+std::vector<std::string> preset_names();
+
+/// Throws util::Error(kUsage) that names the presets if there is none of that name.
+const Preset& find_preset(std::string_view name);
+
+/// The preset "finetune" for the model in `folder`, which is Hugging Face's or a checkpoint: with its [model],
+/// its tokenizer, and units and token files that suit its size. Error(kCheckpoint) for a folder that
+/// model.init_from would refuse or that does not describe its model. Reads no weights.
+std::string finetune_toml(const std::filesystem::path& folder);
+
+}  // namespace fsdp::config

@@ -1,0 +1,171 @@
+#pragma once
+
+// The memory of one unit: the shard that this rank keeps, and the buffers that exist only while the unit is
+// in use.
+//
+// While a unit is gathered, the module's parameters are views of the unsharded buffer. Freeing that buffer releases
+// its memory but not its identity, so tensors that autograd saved in forward are valid again once backward has gathered
+// the unit. At rest the parameters have storages without memory: reading one is an error with a remedy. The gradients of
+// the unit accumulate in one flat buffer, the input of the reduce-scatter.
+//
+// The shard is in param_storage. Where param_dtype is that type, the all-gather sends the shard as it is;
+// otherwise the shard is cast directly into its place in the output of the all-gather: there is no second,
+// low-precision shard. The output is the unsharded buffer if the layout gathers in place, otherwise a
+// communication buffer that exists until it has been copied there.
+//
+// With hybrid_optimizer = "global" the all-gather sends the slice's shard instead, which this rank keeps beside
+// its own: the shards of the ranks of other slices that follow each other in the layout, in the lower of the two
+// types. An all-gather between slices fills it.
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shard/engine/buffer_pool.h"
+#include "shard/engine/gradient_buffer.h"
+#include "shard/engine/parameter_source.h"
+#include "shard/engine/shard_gradient.h"
+#include "shard/units/unit_layout.h"
+#include "shard/units/unit_sizes.h"
+
+namespace fsdp::shard {
+
+/// This rank's place among the ranks over which the unit is cut. `slices` of them in a row make up what one rank
+/// gathers from.
+struct ShardPlace {
+  int rank = 0;
+  int world_size = 1;
+  int slices = 1;
+
+  GroupSizes groups() const { return {.shards = world_size / slices, .slices = slices}; }
+};
+
+class UnitStorage {
+ public:
+  /// Fills this rank's shard from the parameters' values, or from materialize.source for those on the meta
+  /// device, and points the parameters at the (freed) unsharded buffer. Throws Error(kUsage) for parameters
+  /// that are not fp32, and for parameters on the meta device without a source. Values are rounded to nearest
+  /// where param_storage has 16 bits. Collective if the source is.
+  UnitStorage(const std::vector<NamedParameter>& parameters, ShardPlace place, const StorageOptions& options,
+              std::shared_ptr<BufferPool> pool, const Materialize& materialize = {});
+
+  const UnitLayout& layout() const { return *layout_; }
+  const ShardPlace& place() const { return place_; }
+  const std::vector<NamedParameter>& parameters() const { return parameters_; }
+  bool has_trainable_parameters() const;
+
+  /// [shard_numel] weights of this rank in param_storage, by default fp32 master weights; padding is zero.
+  const at::Tensor& shard() const { return shard_; }
+  /// [shard_numel] mean gradient over ranks, summed over micro-batches; fp32, or reduce_dtype with
+  /// keep_low_precision_grads. Undefined until a backward pass has ended.
+  const at::Tensor& shard_gradient() const { return gradient_->sum(); }
+  void clear_shard_gradient() { gradient_->clear(); }
+  /// Adds `mean`, [shard_numel] in reduce_dtype on the device of the parameters or of the gradient, whose sum of
+  /// squares is `squares` if that is known; may keep a reference to it.
+  void add_to_shard_gradient(const at::Tensor& mean, std::optional<double> squares = std::nullopt) {
+    gradient_->add(mean, squares);
+  }
+  /// Like add_to_shard_gradient(), of sums over some of the ranks only, before they are divided. Not where the gradient
+  /// is a mean already.
+  void add_partial_sums(const at::Tensor& sums) { gradient_->add_partial(sums); }
+  /// Returns these sums and leaves no gradient. Who frees them must wait for what still reads them.
+  at::Tensor take_partial_sums() { return gradient_->take_partial(); }
+  bool has_partial_sums() const { return gradient_->is_partial(); }
+  /// The gradient's, if it is known without reading the gradient.
+  std::optional<double> shard_gradient_squares() const { return gradient_->squares(); }
+  /// This rank's parts of the trainable parameters, as leaves of autograd; see ShardGradient.
+  const std::vector<ShardLeaf>& leaves() {
+    return gradient_->leaves_of(*layout_, place_.rank, shard_, parameters_);
+  }
+
+  /// Whether the shard (or its gradient) lives in host memory and the parameters on another device.
+  bool shard_is_offloaded() const { return shard_.device() != unsharded_.device(); }
+  bool gradient_is_offloaded() const { return options_.move_grads_to_cpu && !unsharded_.is_cpu(); }
+
+  /// Whether the parameters are views of source() itself: a group of one that computes in its type on its device.
+  bool shard_is_unsharded() const { return shard_is_unsharded_; }
+
+  /// Whether the shards of all slices have to be gathered before source() can be.
+  bool has_slices() const { return place_.slices > 1 && layout_->numel() > 0; }
+  /// [shard_numel * slices] this rank's place in the slice, on the device of the parameters.
+  const at::Tensor& slice_shard() const { return slice_shard_; }
+  /// This rank's part of it.
+  at::Tensor own_slice_part() const;
+  /// What the ranks of a slice gather: the shard or, with slices, the slice's shard.
+  const at::Tensor& source() const { return place_.slices > 1 ? slice_shard_ : shard_; }
+
+  // The steps by which parameters reach the unsharded buffer. Not used if shard_is_unsharded().
+
+  /// [gathered_numel] the output of the all-gather; has memory from allocate_gathered() to free_gathered().
+  const at::Tensor& gathered() const { return gathered_; }
+  /// Uses `common` if it is not null: memory of all ranks, in which each writes only its own part.
+  void allocate_gathered(c10::DataPtr common = {});
+  /// The input of the all-gather: `own`, which is source() or its copy on the device of the parameters, or this
+  /// rank's place in the output.
+  at::Tensor gather_input(const at::Tensor& own) const;
+  /// Casts and copies `own` to gather_input(); no effect where that is `own`.
+  void fill_gather_input(const at::Tensor& own);
+  /// Copies gathered() to the unsharded buffer; no effect if the layout gathers in place.
+  void unpack();
+  /// Frees the communication buffer. Only if the layout does not gather in place.
+  void free_gathered();
+  bool gathered_is_allocated() const;
+
+  /// [unsharded_numel] the parameters; has memory from unpack() to free_unsharded().
+  const at::Tensor& unsharded() const { return unsharded_; }
+  bool unsharded_is_allocated() const;
+  /// Also hides the parameters.
+  void free_unsharded();
+  /// Makes the parameters views of the unsharded buffer, until free_unsharded(). Thread of the caller.
+  void show_parameters();
+
+  /// Copies this rank's ranges of `whole` [unsharded_numel] to the shard.
+  void take_shard_of(const at::Tensor& whole);
+  /// `gathered` [gathered_numel] as [unsharded_numel]: the same tensor, or a copy in the order of the
+  /// parameters.
+  at::Tensor unpacked(const at::Tensor& gathered) const;
+
+  /// Points the parameters at `flat` [unsharded_numel] of any floating type.
+  void show_parameters_in(const at::Tensor& flat);
+
+  /// Attaches a buffer in which gradients accumulate, see GradientBuffer.
+  void attach_gradients();
+  /// From now on gradients accumulate at the same addresses in every step, as graphs of a device need. A unit
+  /// on one rank, whose buffer may become the shard's gradient, then keeps its memory between steps.
+  void keep_gradients_in_place() { gradients_stay_ = true; }
+  at::Tensor detach_gradients() { return gradients_->detach(); }
+  std::vector<at::Tensor> detach_all_gradients() { return gradients_->detach_all(); }
+  void drop_gradients() { gradients_->drop(); }
+  bool gradients_are_attached() const { return gradients_->is_attached(); }
+
+  int64_t slice_shard_bytes() const {
+    return slice_shard_.defined() ? static_cast<int64_t>(slice_shard_.nbytes()) : 0;
+  }
+  int64_t unsharded_bytes() const;
+  int64_t gathered_bytes() const;
+  int64_t gradient_bytes() const { return gradients_->nbytes(); }
+
+ private:
+  void fill_shard(const Materialize& materialize);
+  void copy_unpacked(const at::Tensor& to, const at::Tensor& gathered) const;
+
+  std::vector<NamedParameter> parameters_;
+  std::vector<at::Storage> at_rest_;  ///< by parameter; empty where they are always there
+  std::unique_ptr<const UnitLayout> layout_;
+  ShardPlace place_;
+  StorageOptions options_;
+  std::shared_ptr<BufferPool> pool_;
+  bool shard_is_unsharded_ = false, gradients_stay_ = false;
+  at::Tensor shard_;
+  std::unique_ptr<ShardGradient> gradient_;
+  at::Tensor slice_shard_;  ///< undefined without slices
+  at::Tensor unsharded_;
+  at::Tensor gathered_;  ///< unsharded_ itself where the layout gathers in place
+  at::Tensor own_part_;  ///< view of gathered_; a view can only be made while that has memory
+  std::unique_ptr<GradientBuffer> gradients_;
+};
+
+}  // namespace fsdp::shard

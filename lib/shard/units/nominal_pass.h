@@ -1,0 +1,36 @@
+#pragma once
+
+// The pass of most models, to run a schedule without running a step: each unit is used once, in the order of
+// the units, nested as the names of their stages are, and backward reaches all with a differentiable output. Needs no libtorch.
+
+#include <functional>
+#include <vector>
+
+#include "shard/units/schedule.h"
+#include "shard/units/unit_sizes.h"
+
+namespace fsdp::shard {
+
+/// The units as a Schedule takes them.
+std::vector<ScheduledUnit> scheduled_units(const std::vector<UnitSizes>& units);
+
+class NominalPass {
+ public:
+  explicit NominalPass(const std::vector<UnitSizes>& units);
+
+  /// The forward or backward of a unit begins or ends; unit 0 stands for all units of the root stage.
+  struct Event {
+    size_t unit;
+    bool begins;
+  };
+  using Observer = std::function<void(const Event& event, Pass pass)>;
+
+  /// Runs one forward and backward. `observe` is called before each event.
+  void run(Schedule& schedule, const Observer& observe = nullptr) const;
+
+ private:
+  std::vector<Event> forward_;  ///< backward has the same in reverse, with begin and end exchanged
+  std::vector<bool> has_backward_, backward_is_seen_to_end_;  ///< by unit
+};
+
+}  // namespace fsdp::shard

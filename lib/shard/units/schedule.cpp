@@ -1,0 +1,339 @@
+#include "shard/units/schedule.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/util/error.h"
+
+namespace fsdp::shard {
+namespace {
+
+using Kind = Command::Kind;
+
+/// Whether the reduction continues after the collective that consumes the buffer of the whole unit's
+/// gradients.
+bool continues_after_sending(const ScheduledUnit& unit) {
+  return unit.gradient_moves || unit.is_reduced_twice;
+}
+
+}  // namespace
+
+Schedule::Schedule(const ShardOptions& options, std::vector<ScheduledUnit> units, CommandReader& reader,
+                   bool host_runs_ahead)
+    : forward_prefetch_(options.forward_prefetch.value()),
+      limits_gathers_(options.limit_all_gathers),
+      guesses_(options.forward_prefetch == ForwardPrefetch::kImplicit && !host_runs_ahead),
+      gathers_beside_kept_(options.forward_prefetch == ForwardPrefetch::kImplicit && host_runs_ahead),
+      backward_prefetch_(options.backward_prefetch.value()),
+      keeps_last_(!options.reshard_last_after_forward),
+      reader_(reader),
+      root_units_(static_cast<size_t>(std::ranges::count_if(units, &ScheduledUnit::is_root))),
+      order_(units.size(), root_units_) {
+  ahead_.reserve(units.size());
+  for (ScheduledUnit& unit : units) units_.push_back({.traits = std::move(unit)});
+  weights_changed();
+}
+
+void Schedule::emit(Kind kind, size_t unit) { reader_.read({kind, unit, pass_}); }
+
+// ---- parameters
+
+void Schedule::gather(size_t unit) {
+  if (units_[unit].parameters != Parameters::kSharded) return;
+  units_[unit].parameters = Parameters::kGathering;
+  emit(Kind::kGather, unit);
+}
+
+void Schedule::use(size_t unit) {
+  gather(unit);
+  if (units_[unit].slices == Unit::Slices::kGathering) units_[unit].slices = Unit::Slices::kThere;
+  if (std::exchange(units_[unit].parameters, Parameters::kUnsharded) == Parameters::kGathering) {
+    emit(Kind::kWaitForGather, unit);
+  }
+}
+
+void Schedule::reshard(size_t unit) {
+  if (units_[unit].parameters == Parameters::kSharded) return;
+  use(unit);  // a gather under way still writes to the memory
+  units_[unit].parameters = Parameters::kSharded;
+  emit(Kind::kReshard, unit);
+}
+
+/// `of_step`: those too that stay gathered for all of a step.
+void Schedule::reshard_all(bool of_step) {
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (of_step || !units_[i].traits.stays_in_step) reshard(i);
+    if (units_[i].slices != Unit::Slices::kGathering) continue;
+    units_[i].slices = Unit::Slices::kThere;
+    emit(Kind::kWaitForSlices, i);
+  }
+}
+
+void Schedule::reshard_frozen() {
+  if (in_pass() || backward_is_due()) return;
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i].traits.stays_in_step) reshard(i);
+  }
+}
+
+void Schedule::weights_changed() {
+  reshard_frozen();
+  expect_update(/*of_frozen=*/true);
+}
+
+void Schedule::expect_update(bool of_frozen) {
+  for (Unit& unit : units_) {
+    const bool may_change = of_frozen || unit.traits.has_trainable_parameters;
+    if (unit.traits.has_slices && may_change) unit.slices = Unit::Slices::kOld;
+  }
+}
+
+void Schedule::gather_slices(bool records) {
+  if (!records && backward_passes_ != passes_of_slices_) expect_update(/*of_frozen=*/false);
+  passes_of_slices_ = backward_passes_;
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i].slices != Unit::Slices::kOld) continue;
+    units_[i].slices = Unit::Slices::kGathering;
+    emit(Kind::kGatherSlices, i);
+  }
+}
+
+// ---- forward
+
+void Schedule::forward_begins(size_t unit, bool records) {
+  if (unit == 0) {
+    begin_pass(records);
+  } else if (in_backward()) {  // recomputation, for the backward that follows
+    return use(unit);
+  }
+  if (unit == 0 || phase_ == Phase::kRest) gather_slices(records);
+  check_order(unit);
+  order_.begin(unit);
+  if (records_) ++units_[unit].forwards;
+  std::erase(ahead_, unit);
+  if (gathers_beside_kept_) gather_beside_kept(unit);
+  reshard_kept(/*except=*/unit);
+  for (size_t i = unit; i < end_of_group(unit); ++i) use(i);
+  gather_ahead();
+}
+
+void Schedule::forward_ends(size_t unit, bool backward_follows) {
+  if (in_backward()) return;
+  if (backward_follows) order_.end(unit);
+  if (unit == 0) return end_pass(backward_follows);
+  const bool is_used_again = backward_follows || (records_ && units_[unit].traits.stays_in_step);
+  if (is_used_again && units_[unit].traits.stays_after_forward) return;
+  reshard_kept(/*except=*/unit);
+  if (keeps_last_) {
+    kept_ = unit;
+  } else {
+    reshard(unit);
+  }
+}
+
+void Schedule::begin_pass(bool records) {
+  FSDP_CHECK(!in_backward(), "a backward pass has failed; call Engine::reset() before the next forward");
+  phase_ = Phase::kForward;
+  pass_ = Pass::kForward;
+  records_ = records;
+  // A forward without a backward has left units gathered, and the optimizer may have changed the shards
+  // since.
+  reshard_all(/*of_step=*/false);
+  kept_.reset();
+  ahead_.clear();
+  order_.begin_pass();
+}
+
+void Schedule::end_pass(bool backward_follows) {
+  records_ = false;
+  check_order(units_.size());
+  reshard_gathered_ahead();
+  order_.end_pass();
+  phase_ = backward_follows ? Phase::kBackwardIsDue : Phase::kRest;
+  if (!backward_follows) {
+    reshard_all();
+    kept_.reset();
+    return;
+  }
+  for (size_t i = 0; i < root_units_; ++i) {
+    if (!units_[i].traits.stays_after_forward) reshard(i);
+  }
+}
+
+void Schedule::check_order(size_t unit) {
+  if (forward_prefetch_ != ForwardPrefetch::kExplicit) return;
+  if (!order_is_compared_) {
+    reader_.compare_order(unit);
+    order_is_compared_ = unit == units_.size();
+    return;
+  }
+  const bool as_before = order_.follows_last_pass() && order_.expected().value_or(units_.size()) == unit;
+  if (unit == 0 || as_before || std::exchange(changed_order_is_reported_, true)) return;
+  reader_.report_changed_order(unit);
+}
+
+void Schedule::gather_beside_kept(size_t unit) {
+  if (units_[unit].parameters != Parameters::kSharded) return;
+  if (limits_gathers_) reshard_gathered_ahead();  // in vain, since this unit came in its place
+  for (size_t i = unit; i < end_of_group(unit); ++i) gather(i);
+}
+
+/// What is to be gathered ahead, where it is not gathered yet.
+std::span<const size_t> Schedule::next_in_forward() {
+  if (forward_prefetch_ == ForwardPrefetch::kNone) return {};
+  const size_t most = limits_gathers_ ? 1 : units_.size();
+  return guesses_ ? order_.likely_next(most) : order_.next(most);
+}
+
+void Schedule::gather_ahead() {
+  for (size_t next : next_in_forward()) {
+    if (units_[next].parameters != Parameters::kSharded) continue;
+    if (limits_gathers_) reshard_gathered_ahead();  // what was gathered in vain
+    gather(next);
+    ahead_.push_back(next);
+  }
+}
+
+void Schedule::reshard_gathered_ahead() {
+  for (size_t unit : ahead_) reshard(unit);
+  ahead_.clear();
+}
+
+void Schedule::reshard_kept(size_t except) {
+  if (!kept_ || kept_ == except) return;
+  reshard(*std::exchange(kept_, std::nullopt));
+}
+
+// ---- backward
+
+void Schedule::backward_begins(size_t unit) {
+  if (!in_backward()) {
+    phase_ = Phase::kBackward;
+    pass_ = Pass::kBackward;
+    order_.begin_backward_pass();
+    kept_.reset();  // from here on each unit is freed when its own backward has ended
+  }
+  order_.begin_in_backward(unit);
+  for (size_t i = unit; i < end_of_group(unit); ++i) use(i);
+  if (backward_prefetch_ == BackwardPrefetch::kPre) gather_next_in_backward(unit);
+  for (size_t i = unit; i < end_of_group(unit); ++i) {
+    if (!units_[i].traits.has_trainable_parameters || std::exchange(units_[i].has_gradients, true)) continue;
+    emit(Kind::kAttachGradients, i);
+  }
+}
+
+void Schedule::backward_ends(size_t unit) {
+  if (unit != 0) {
+    if (!units_[unit].traits.stays_in_step) reshard(unit);
+    ++units_[unit].backwards;
+    if (sync_ && units_[unit].has_gradients) reduce(unit);
+  }
+  if (backward_prefetch_ == BackwardPrefetch::kPost) gather_next_in_backward(unit);
+}
+
+void Schedule::gather_next_in_backward(size_t unit) {
+  if (const auto next = order_.next_in_backward(unit)) gather(*next);
+}
+
+void Schedule::whole_backward_ends() {
+  if (sync_) {
+    for (size_t i = units_.size(); i-- > 0;) {
+      reduce_rest(i);
+      hand_over(i);
+    }
+    sending_.reset();
+    moving_.reset();
+    for (size_t i = units_.size(); i-- > 0;) {
+      if (std::exchange(units_[i].is_being_reduced, false)) emit(Kind::kWaitForReduction, i);
+    }
+  }
+  for (Unit& each : units_) each.forwards = each.backwards = 0;
+  ++backward_passes_;
+  reshard_all(/*of_step=*/false);
+  phase_ = Phase::kRest;
+  pass_ = Pass::kForward;
+}
+
+// ---- gradients
+
+void Schedule::reduce(size_t unit) {
+  const auto before = std::exchange(sending_, unit);
+  if (before) wait_until_sent(*before);
+  const auto moving = std::exchange(moving_, before);
+  if (moving) wait_until_moved(*moving);
+  Unit& now = units_[unit];
+  if (now.is_being_reduced) emit(Kind::kWaitForReduction, unit);  // of an earlier use in the same pass
+  now.has_gradients = false;
+  now.is_being_reduced = true;
+  now.is_reduced_in_slice = ends_in_slice(now);
+  now.is_to_be_handed_over = !now.is_reduced_in_slice;
+  emit(now.is_reduced_in_slice ? Kind::kReduceInSlice : Kind::kReduce, unit);
+  // Where a forward has no backward, or one that cannot be seen to end, the end of the pass hands the
+  // gradient over.
+  if (now.backwards == now.forwards) hand_over(unit);
+}
+
+/// What the backward pass has left of the unit's gradients.
+void Schedule::reduce_rest(size_t unit) {
+  Unit& rest = units_[unit];
+  const bool is_left_in_slice = rest.is_reduced_in_slice && !ends_in_slice(rest);
+  // The pass may not have used the unit. Its replicas have the same commands, and so the same sums to add.
+  if (is_left_in_slice && !std::exchange(rest.has_gradients, true)) emit(Kind::kAttachGradients, unit);
+  if (rest.has_gradients) reduce(unit);
+}
+
+void Schedule::wait_until_sent(size_t unit) {
+  Unit& sent = units_[unit];
+  if (!sent.is_being_reduced) return;
+  if (continues_after_sending(sent.traits)) return emit(Kind::kWaitForSending, unit);
+  sent.is_being_reduced = false;
+  emit(Kind::kWaitForReduction, unit);
+}
+
+/// A copy that follows an all-reduce over replicas is not waited for: that may take until the end of the pass.
+void Schedule::wait_until_moved(size_t unit) {
+  const ScheduledUnit& traits = units_[unit].traits;
+  const bool is_bounded = traits.is_reduced_twice ? traits.has_slices : traits.gradient_moves;
+  if (units_[unit].is_being_reduced && is_bounded) {
+    emit(Kind::kWaitForMove, unit);
+  }
+}
+
+void Schedule::hand_over(size_t unit) {
+  if (std::exchange(units_[unit].is_to_be_handed_over, false)) emit(Kind::kHandOver, unit);
+}
+
+// ---- between passes
+
+bool Schedule::has_unreduced_gradients() const {
+  return std::any_of(units_.begin(), units_.end(),
+                     [](const Unit& unit) { return unit.has_gradients || unit.is_reduced_in_slice; });
+}
+
+bool Schedule::any_is_gathered() const {
+  return std::any_of(units_.begin(), units_.end(),
+                     [](const Unit& unit) { return unit.parameters != Parameters::kSharded; });
+}
+
+void Schedule::forget_gradients() {
+  reshard_frozen();
+  for (Unit& unit : units_) unit.has_gradients = unit.is_reduced_in_slice = false;
+  expect_update(/*of_frozen=*/false);
+}
+
+void Schedule::reset() {
+  for (Unit& unit : units_) unit = {.traits = std::move(unit.traits)};
+  weights_changed();
+  ahead_.clear();
+  kept_.reset();
+  sending_.reset();
+  moving_.reset();
+  phase_ = Phase::kRest;
+  pass_ = Pass::kForward;
+  ++backward_passes_;
+  records_ = false;
+  order_.forget();
+  order_is_compared_ = false;
+}
+
+}  // namespace fsdp::shard

@@ -1,0 +1,109 @@
+#include "state/checkpoint/load.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "base/dtype/dtype.h"
+#include "base/util/error.h"
+#include "base/util/text.h"
+#include "state/weights/shard_set.h"
+
+namespace fsdp::checkpoint {
+using util::concat;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+/// Throws one error with all misfits. Returns the names that are missing and may be.
+std::set<std::string> refuse_misfits(const std::filesystem::path& folder, const Manifest& manifest,
+                                     const std::vector<shard::TensorSlice>& destinations,
+                                     const LoadOptions& options) {
+  std::set<std::string> wanted, allowed;
+  std::vector<std::string> missing, unexpected, misshapen;
+  for (const shard::TensorSlice& slice : destinations) {
+    if (!wanted.insert(slice.name).second) continue;
+    auto found = manifest.tensors.find(slice.name);
+    if (found == manifest.tensors.end()) {
+      if (util::matches_any(slice.name, options.may_be_missing)) {
+        allowed.insert(slice.name);
+      } else {
+        missing.push_back(slice.name);
+      }
+      continue;
+    }
+    const TensorEntry& entry = found->second;
+    const bool fits = entry.dtype == slice.data.scalar_type() ||
+                      (c10::isFloatingType(entry.dtype) && slice.data.is_floating_point() &&
+                       util::matches_any(slice.name, options.may_be_converted));
+    if (entry.shape != slice.shape || !fits) {
+      misshapen.push_back(concat(slice.name, " (", util::dtype_name(entry.dtype), " ",
+                                 shape_text(entry.shape), " in the checkpoint, ",
+                                 util::dtype_name(slice.data.scalar_type()), " ", shape_text(slice.shape),
+                                 " here)"));
+    }
+  }
+  if (options.refuse_unexpected) {
+    for (const auto& [name, entry] : manifest.tensors) {
+      if (!wanted.contains(name)) unexpected.push_back(name);
+    }
+  }
+  std::vector<std::string> problems;
+  auto list = [&](const char* what, const std::vector<std::string>& names) {
+    if (!names.empty()) problems.push_back(what + util::name_list(names));
+  };
+  list("missing: ", missing);
+  list("unexpected: ", unexpected);
+  list("of different shape or type: ", misshapen);
+  if (problems.empty()) return allowed;
+  fail(ErrorKind::kCheckpoint, "the checkpoint ", folder.string(), " does not fit this model and optimizer; ",
+       util::join(problems, "; "),
+       "; check the [model] and [optimizer] keys against the run that saved it, or start a "
+       "new run from its weights with checkpoint.init_from and another run.output_dir");
+}
+
+void read_converted(ShardSet& shards, const shard::TensorSlice& slice, c10::ScalarType stored) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor read = at::empty(slice.data.sizes(), at::TensorOptions().dtype(stored));
+  for (const ShardRead& part : shards.plan(slice.name, slice.range, read.data_ptr())) shards.read(part);
+  slice.data.copy_(read);
+}
+
+}  // namespace
+
+std::vector<std::string> load_slices(const std::filesystem::path& folder, const Manifest& manifest,
+                                     const std::vector<shard::TensorSlice>& destinations,
+                                     const LoadOptions& options) {
+  for (const shard::TensorSlice& slice : destinations) {
+    FSDP_CHECK(slice.data.defined() && slice.data.device().is_cpu() && slice.data.is_contiguous(),
+               slice.name);
+    FSDP_CHECK(slice.data.numel() == slice.numel(), slice.name);
+  }
+  const std::set<std::string> absent = refuse_misfits(folder, manifest, destinations, options);
+
+  ShardSet shards(folder, manifest);
+  std::vector<ShardRead> reads;
+  for (const shard::TensorSlice& slice : destinations) {
+    if (slice.numel() == 0 || absent.contains(slice.name)) continue;
+    const c10::ScalarType stored = manifest.tensors.at(slice.name).dtype;
+    if (stored != slice.data.scalar_type()) {
+      read_converted(shards, slice, stored);
+      continue;
+    }
+    std::vector<ShardRead> more = shards.plan(slice.name, slice.range, slice.data.data_ptr());
+    reads.insert(reads.end(), more.begin(), more.end());
+  }
+  // File by file and ascending, so that every file is hashed, opened and read through once.
+  std::sort(reads.begin(), reads.end(), [](const ShardRead& a, const ShardRead& b) {
+    return std::tie(a.file, *a.name, a.blocks.offset) < std::tie(b.file, *b.name, b.blocks.offset);
+  });
+  for (const ShardRead& read : reads) shards.read(read);
+  return {absent.begin(), absent.end()};
+}
+
+}  // namespace fsdp::checkpoint

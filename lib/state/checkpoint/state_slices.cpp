@@ -1,0 +1,146 @@
+#include "state/checkpoint/state_slices.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "base/util/error.h"
+#include "state/optim/optimizer_state.h"
+
+namespace fsdp::checkpoint {
+
+namespace {
+
+/// Part number `part` of [0, n) in `parts` equal parts, of which the last ones may hold less or nothing, as
+/// [begin, end): manifests say equal parts by one rule.
+std::pair<int64_t, int64_t> even_part(int64_t n, int64_t part, int64_t parts) {
+  const int64_t size = (n + parts - 1) / parts;
+  return {std::min(part * size, n), std::min((part + 1) * size, n)};
+}
+
+/// The part of a segment that this replica saves, which must be contiguous in it: columns of one row, or rows.
+/// Of a segment with all of several rows, replicas take turns at whole segments: releases that read format
+/// version 2 know no parts of rows.
+util::Rectangle replicas_part(const shard::Segment& segment, size_t index,
+                              const shard::ProcessGroups& groups) {
+  const int64_t replica = groups.replica_rank(), replicas = groups.replicas();
+  util::Rectangle part = segment.range;
+  if (part.height() == 1) {
+    const auto [begin, end] = even_part(part.length(), replica, replicas);
+    part.end = part.begin + end;
+    part.begin += begin;
+  } else if (part.has_all_rows()) {
+    if (static_cast<int64_t>(index) % replicas != replica) part.end = part.begin;
+  } else {
+    const auto [begin, end] = even_part(part.height(), replica, replicas);
+    part.row_end = part.row_begin + end;
+    part.row_begin += begin;
+  }
+  return part;
+}
+
+/// A state [n] that every rank holds whole or, among `ranks`, this rank's part of it.
+shard::TensorSlice whole_slice(const std::string& name, const at::Tensor& state,
+                               const comm::Communicator* ranks) {
+  const int64_t n = state.numel();
+  util::Rectangle range{0, n};
+  if (ranks != nullptr) std::tie(range.begin, range.end) = even_part(n, ranks->rank(), ranks->world_size());
+  return {name, {n}, range, state.narrow(0, range.begin, range.length())};
+}
+
+}  // namespace
+
+std::vector<shard::TensorSlice> state_slices(const shard::Engine& engine, const optim::Optimizer& optimizer,
+                                             SlicePurpose purpose) {
+  std::vector<shard::TensorSlice> slices;
+  if (purpose == SlicePurpose::kLoad) engine.note_changed_weights();
+  const auto add = [&](const std::string& prefix, const shard::Segment& segment, const at::Tensor& part) {
+    const auto index = static_cast<size_t>(&segment - engine.segments().data());
+    const util::Rectangle range = purpose == SlicePurpose::kSave
+                                      ? replicas_part(segment, index, engine.units()[segment.unit]->groups())
+                                      : segment.range;
+    const int64_t offset = (range.row_begin - segment.range.row_begin) * segment.range.length() +
+                           range.begin - segment.range.begin;
+    slices.push_back({prefix + segment.name, segment.shape, range, part.narrow(0, offset, range.numel())});
+  };
+  const bool adapters_only = engine.options().trained_apart;  // the frozen weights are stored elsewhere
+  for (const shard::Segment& segment : engine.segments()) {
+    if (adapters_only && !segment.requires_grad) continue;
+    const at::Tensor& shard = engine.units()[segment.unit]->storage().shard();
+    add("model/", segment, shard.narrow(0, segment.shard_offset, segment.numel()));
+  }
+  const bool is_saved = purpose == SlicePurpose::kLoad || engine.communicator().rank() == 0;
+  for (const auto& [name, tensor] : engine.buffers()) {
+    if (adapters_only) break;
+    const int64_t end = is_saved ? tensor.numel() : 0;
+    slices.push_back(
+        {"model/" + name, tensor.sizes().vec(), {0, end}, tensor.detach().view({-1}).narrow(0, 0, end)});
+  }
+  optim::for_each_state(
+      engine, optimizer,
+      [&](const optim::StateKind& state, const shard::Segment& segment, const at::Tensor& data) {
+        const std::string prefix = "optimizer/" + state.name + "/";
+        if (!state.is_whole()) return add(prefix, segment, data);
+        slices.push_back(whole_slice(prefix + segment.name, data,
+                                     purpose == SlicePurpose::kSave ? &engine.communicator() : nullptr));
+      });
+  return slices;
+}
+
+namespace {
+
+/// A view of another dtype must begin at a multiple of its size. Fits all dtypes, and is a cache line.
+constexpr int64_t kAlignmentBytes = 64;
+
+int64_t aligned(int64_t bytes) { return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes; }
+
+int64_t slice_bytes(const shard::TensorSlice& slice) { return static_cast<int64_t>(slice.data.nbytes()); }
+
+}  // namespace
+
+bool in_host_memory(const std::vector<shard::TensorSlice>& slices) {
+  return std::all_of(slices.begin(), slices.end(),
+                     [](const shard::TensorSlice& slice) { return slice.data.device().is_cpu(); });
+}
+
+void HostCopies::prepare(const std::vector<shard::TensorSlice>& slices) {
+  if (buffer_.defined() && fits(slices)) return;
+  copies_.clear();
+  int64_t total = 0;
+  for (const shard::TensorSlice& slice : slices) total += aligned(slice_bytes(slice));
+  buffer_ = at::Tensor();  // frees the old one first
+  buffer_ = at::zeros({total}, at::kByte);
+  int64_t offset = 0;
+  for (const shard::TensorSlice& slice : slices) {
+    shard::TensorSlice copy = slice;
+    copy.data = buffer_.narrow(0, offset, slice_bytes(slice)).view(slice.data.scalar_type());
+    copies_.push_back(std::move(copy));
+    offset += aligned(slice_bytes(slice));
+  }
+}
+
+const std::vector<shard::TensorSlice>& HostCopies::take(const std::vector<shard::TensorSlice>& slices) {
+  prepare(slices);
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < slices.size(); ++i) copies_[i].data.copy_(slices[i].data);
+  return copies_;
+}
+
+void HostCopies::write_back(const std::vector<shard::TensorSlice>& slices) const {
+  FSDP_CHECK(fits(slices));
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < slices.size(); ++i) at::Tensor(slices[i].data).copy_(copies_[i].data);
+}
+
+bool HostCopies::fits(const std::vector<shard::TensorSlice>& slices) const {
+  return std::equal(slices.begin(), slices.end(), copies_.begin(), copies_.end(),
+                    [](const shard::TensorSlice& a, const shard::TensorSlice& b) {
+                      return a.name == b.name && a.shape == b.shape && a.range == b.range &&
+                             a.data.scalar_type() == b.data.scalar_type();
+                    });
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,198 @@
+#include "state/convert/average.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "base/dtype/dtype.h"
+#include "base/util/error.h"
+#include "base/util/extension.h"
+#include "base/util/file.h"
+#include "base/util/text.h"
+#include "state/convert/sharded_writer.h"
+#include "state/hugging_face/described_model.h"
+#include "state/manifest/folders.h"
+#include "state/manifest/manifest.h"
+#include "state/manifest/staged_output.h"
+#include "state/weights/safetensors.h"
+#include "state/weights/weights.h"
+
+namespace fsdp::checkpoint {
+namespace fs = std::filesystem;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+constexpr const char* kInputRemedy = "average checkpoints of one run, or of runs with the same model";
+
+/// Computes each range when it is read.
+class AveragedSource final : public TensorSource {
+ public:
+  explicit AveragedSource(std::vector<Weights> inputs) : inputs_(std::move(inputs)) {
+    for (size_t i = 1; i < inputs_.size(); ++i) require_same_tensors(inputs_.front(), inputs_[i]);
+  }
+
+  const fs::path& path() const override { return inputs_.front().path(); }
+
+  std::vector<TensorInfo> infos() const override {
+    std::vector<TensorInfo> infos;
+    for (const std::string& name : inputs_.front().names()) {
+      const TensorInfo& info = inputs_.front().info(name);
+      infos.push_back({name, info.shape, info.dtype});
+    }
+    return infos;
+  }
+
+  void read(const std::string& name, int64_t begin, int64_t end, void* out) const override {
+    const at::ScalarType dtype = inputs_.front().dtype(name);
+    auto* bytes = static_cast<char*>(out);
+    for (int64_t at = begin; at < end; at += kElementsAtOnce) {
+      const int64_t count = std::min(kElementsAtOnce, end - at);
+      const at::Tensor part =
+          c10::isFloatingType(dtype) ? mean(name, at, count).to(dtype) : common_value(name, at, count);
+      std::memcpy(bytes, part.const_data_ptr(), part.nbytes());
+      bytes += part.nbytes();
+    }
+  }
+
+ private:
+  static constexpr int64_t kElementsAtOnce = int64_t{1} << 20;
+
+  static void require_same_tensors(const Weights& first, const Weights& other) {
+    const auto refuse = [&](const std::string& name, const auto&... found) {
+      fail(ErrorKind::kCheckpoint, other.path().string(), ": expected the tensors of ", first.path().string(),
+           "; found ", name, found..., "; ", kInputRemedy);
+    };
+    for (const std::string& name : other.names()) {
+      if (!first.contains(name)) refuse(name, ", which is not among them");
+    }
+    for (const std::string& name : first.names()) {
+      if (!other.contains(name)) refuse("no ", name);
+      if (first.shape(name) != other.shape(name)) {
+        refuse(name, " of the shape ", shape_text(other.shape(name)), " instead of ",
+               shape_text(first.shape(name)));
+      }
+      if (first.dtype(name) != other.dtype(name)) {
+        refuse(name, " of the type ", util::dtype_name(other.dtype(name)), " instead of ",
+               util::dtype_name(first.dtype(name)));
+      }
+    }
+  }
+
+  /// [count] in fp64.
+  at::Tensor mean(const std::string& name, int64_t begin, int64_t count) const {
+    at::Tensor sum = sum_.narrow(0, 0, count), each = each_.narrow(0, 0, count);
+    inputs_.front().read_range_into(name, begin, sum);
+    for (size_t i = 1; i < inputs_.size(); ++i) {
+      inputs_[i].read_range_into(name, begin, each);
+      sum.add_(each);
+    }
+    return sum.div_(static_cast<double>(inputs_.size()));
+  }
+
+  /// Integers are counts, masks or indices, of which a mean makes no sense.
+  at::Tensor common_value(const std::string& name, int64_t begin, int64_t count) const {
+    const auto options = at::TensorOptions().dtype(inputs_.front().dtype(name));
+    at::Tensor value = at::empty({count}, options), each = at::empty({count}, options);
+    inputs_.front().read_range_into(name, begin, value);
+    for (size_t i = 1; i < inputs_.size(); ++i) {
+      inputs_[i].read_range_into(name, begin, each);
+      if (std::memcmp(value.const_data_ptr(), each.const_data_ptr(), value.nbytes()) == 0) continue;
+      fail(ErrorKind::kCheckpoint, inputs_[i].path().string(), ": expected in ", name,
+           ", which has the type ", util::dtype_name(value.scalar_type()), ", the values of ",
+           path().string(), ", because only floating-point tensors have a mean; found others; ",
+           kInputRemedy);
+    }
+    return value;
+  }
+
+  std::vector<Weights> inputs_;
+  at::Tensor sum_ = at::empty({kElementsAtOnce}, at::TensorOptions().dtype(at::kDouble));
+  at::Tensor each_ = at::empty({kElementsAtOnce}, at::TensorOptions().dtype(at::kDouble));
+};
+
+void write_file(const Weights& source, std::vector<TensorInfo> infos, const AverageRequest& request,
+                int64_t bytes) {
+  util::ByteCounter counter(request.progress, "averaging", bytes);
+  SafetensorsWriter writer(request.output, std::move(infos));
+  for (const TensorInfo& info : writer.infos()) {
+    source.stream(info.name, 0, source.numel(info.name), info.dtype, [&](const at::Tensor& slice) {
+      writer.append(slice.const_data_ptr(), static_cast<int64_t>(slice.nbytes()));
+      counter.add(static_cast<int64_t>(slice.nbytes()));
+    });
+  }
+  writer.finish();
+}
+
+/// What a checkpoint says beside its tensors, from the first input.
+void describe(const fs::path& first, ShardedWrite& request) {
+  if (format_of(first) == WeightsFormat::kCheckpoint) {
+    const fs::path folder = checkpoint_folder(first);
+    const Manifest manifest = read_manifest(folder);
+    request.step = manifest.step;
+    request.model = manifest.model;
+    request.model_files = model_files_in(kept_model_files(folder));
+    return;
+  }
+  const fs::path config = config_beside(first);
+  if (util::is_there(config)) request.model = read_config_json(config);
+  request.model_files = model_files_in(config.parent_path());
+}
+
+}  // namespace
+
+AverageResult average(const AverageRequest& request) {
+  constexpr const char* kOutputRemedy = "choose another output or remove it";
+  if (request.inputs.size() < 2) {
+    fail(ErrorKind::kUsage, "expected at least two checkpoints to average; found ", request.inputs.size(),
+         "; name more, or the last ones of a run with `last`");
+  }
+  std::error_code error;
+  const bool is_file =
+      util::extension_of(request.output) == ".safetensors" && !fs::is_directory(request.output, error);
+  if (is_file || !is_empty_folder(request.output)) refuse_existing(request.output, kOutputRemedy);
+  std::vector<Weights> inputs;
+  for (const fs::path& input : request.inputs) inputs.push_back(open_weights(input));
+  const auto averaged = std::make_shared<AveragedSource>(std::move(inputs));
+  Weights source;
+  source.add(averaged);
+  AverageResult result{.output = request.output};
+  for (const TensorInfo& info : averaged->infos()) {
+    ++result.tensors;
+    result.bytes += bytes_of(info);
+  }
+  util::make_writable_folder(request.output.has_parent_path() ? request.output.parent_path() : ".");
+  if (is_file) {
+    write_file(source, averaged->infos(), request, result.bytes);
+    return result;
+  }
+  ShardedWrite written{.folder = request.output,
+                       .contents = Contents::kWeights,
+                       .training = nullptr,
+                       .model = nullptr,
+                       .progress = request.progress};
+  describe(request.inputs.front(), written);
+  std::vector<ShardedTensor> tensors;
+  for (const TensorInfo& info : averaged->infos()) {
+    tensors.push_back({info.name, {kWeightsPrefix + info.name, info.shape, info.dtype}});
+  }
+  write_sharded(written, source, tensors);
+  return result;
+}
+
+std::vector<fs::path> last_checkpoints(const fs::path& run, int64_t count) {
+  const std::vector<CompleteCheckpoint> found = find_checkpoints(run).complete;
+  if (static_cast<int64_t>(found.size()) < count) {
+    fail(ErrorKind::kCheckpoint, run.string(), ": expected at least ", count, " complete checkpoints; found ",
+         found.size(), "; average fewer, or keep more with checkpoint.keep_last");
+  }
+  std::vector<fs::path> last;
+  for (auto each = found.end() - count; each != found.end(); ++each) last.push_back(each->folder);
+  return last;
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,42 @@
+#pragma once
+
+// The mean of the weights of several checkpoints, as fairseq's average_checkpoints.py makes it of the last ones
+// of a run.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/util/progress_bar.h"
+
+namespace fsdp::checkpoint {
+
+struct AverageRequest {
+  /// Checkpoints, run's folders (the newest checkpoint), safetensors files or folders of them: at least two.
+  std::vector<std::filesystem::path> inputs;
+  /// A .safetensors file; or the folder of a new checkpoint of weights only, with the description and the small
+  /// files of the first input's model.
+  std::filesystem::path output;
+  util::ByteProgress progress{};
+};
+
+struct AverageResult {
+  std::filesystem::path output;
+  int64_t tensors = 0;
+  int64_t bytes = 0;  ///< of the tensors
+};
+
+/// Each element is summed in fp64 and rounded once, to the type that the tensor has in all inputs. Optimizer
+/// state is left out. Hashes are compared before anything is read from a shard; memory is bounded.
+///
+/// kUsage for fewer than two inputs; kCheckpoint when the inputs differ in the names, shapes or types of their
+/// weights or in the values of integers, when one is damaged, or when the output exists; kIo when writing
+/// fails. The output appears under its name only when it is complete.
+AverageResult average(const AverageRequest& request);
+
+/// The newest `count` complete checkpoints in a run's output folder, oldest first. kCheckpoint when there are
+/// fewer.
+std::vector<std::filesystem::path> last_checkpoints(const std::filesystem::path& run, int64_t count);
+
+}  // namespace fsdp::checkpoint

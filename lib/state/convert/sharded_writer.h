@@ -1,0 +1,53 @@
+#pragma once
+
+// Checkpoints written by one process from tensors on disk: to change the world size offline, to make full
+// checkpoints and to import weights.
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/util/progress_bar.h"
+#include "state/hugging_face/described_model.h"
+#include "state/manifest/manifest.h"
+#include "state/weights/weights.h"
+
+namespace fsdp::checkpoint {
+
+struct ShardedWrite {
+  std::filesystem::path folder;  ///< the step's folder: must not exist, or be empty
+  int64_t world_size = 1;        ///< files to cut the tensors into
+  bool full = false;             ///< the one file of a full checkpoint; world_size is 1
+  int64_t step = 0;
+  Contents contents = Contents::kState;
+  nlohmann::json training;
+  nlohmann::json model;
+  ModelFiles model_files{};  ///< copied along
+  util::ByteProgress progress;
+};
+
+struct ShardedResult {
+  std::filesystem::path folder;
+  int64_t files = 0;
+  int64_t tensors = 0;
+  int64_t bytes = 0;  ///< of the tensors
+};
+
+/// A tensor of the source and what it becomes in the checkpoint.
+struct ShardedTensor {
+  std::string source_name;
+  TensorInfo info;  ///< in the checkpoint; floating-point values are converted
+};
+
+/// Writes the tensors, each cut evenly over the files, in slices of bounded memory. The folder appears under
+/// its name only when it is complete. kCheckpoint when the folder exists and is not empty, kIo when writing
+/// fails.
+ShardedResult write_sharded(const ShardedWrite& request, const Weights& source,
+                            const std::vector<ShardedTensor>& tensors);
+
+/// Rewrites a checkpoint for another world size, after comparing all hashes.
+ShardedResult reshard(const std::filesystem::path& checkpoint_folder, const std::filesystem::path& output,
+                      int64_t world_size, const util::ByteProgress& progress);
+
+}  // namespace fsdp::checkpoint

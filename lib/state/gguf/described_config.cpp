@@ -1,0 +1,218 @@
+// described_config(): a file's metadata as config.json, and what is refused in them.
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/util/error.h"
+#include "state/gguf/families.h"
+#include "state/gguf/rotary_scaling.h"
+
+namespace fsdp::gguf {
+using nlohmann::json;
+using util::concat;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+constexpr const char* kRemedy = "; if it is right, give the model's config.json with `config`";
+
+/// The shortest decimal number that rounds to this float: 1e-5, not 9.99999974e-06.
+double decimal(float value) {
+  char text[32];
+  const auto [end, error] = std::to_chars(text, text + sizeof(text), value);
+  FSDP_CHECK(error == std::errc());
+  double number = 0;
+  std::from_chars(text, end, number);
+  return number;
+}
+
+json json_of(const Value& value) {
+  if (const auto* number = std::get_if<uint32_t>(&value)) return *number;
+  if (const auto* number = std::get_if<float>(&value)) return decimal(*number);
+  if (const auto* flag = std::get_if<bool>(&value)) return *flag;
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  return nullptr;
+}
+
+std::string text_of(const json& value) { return value.dump(-1, ' ', true, json::error_handler_t::replace); }
+
+/// Reads the keys of the architecture, and tells those that nothing has read.
+class ArchitectureKeys {
+ public:
+  ArchitectureKeys(const Reader& file, const Family& family)
+      : file_(file), prefix_(concat(family.architecture, ".")) {}
+
+  json value(const std::string& key) {
+    read_.insert(prefix_ + key);
+    const auto found = file_.metadata().find(prefix_ + key);
+    if (found == file_.metadata().end()) return nullptr;
+    json value = json_of(found->second);
+    if (value.is_null()) refuse(key, "must be one value of at most 32 bits, but is not");
+    return value;
+  }
+
+  [[noreturn]] void refuse(const std::string& key, const std::string& what) const {
+    fail(ErrorKind::kCheckpoint, file_.path().string(), ": \"", prefix_, key, "\" ", what, kRemedy);
+  }
+
+  void refuse_unread() const {
+    for (const auto& [key, value] : file_.metadata()) {
+      if (!key.starts_with(prefix_) || read_.contains(key)) continue;
+      const json found = json_of(value);
+      if (found == 0 || found == false) continue;
+      fail(ErrorKind::kCheckpoint, file_.path().string(), ": \"", key, "\": ", text_of(found),
+           " describes something that this version cannot compute", kRemedy);
+    }
+  }
+
+ private:
+  const Reader& file_;
+  std::string prefix_;
+  std::set<std::string> read_;
+};
+
+/// Scaling of the rotary positions, linear by the metadata or Llama 3's by a tensor.
+void read_scaling(const Reader& file, const Family& family, ArchitectureKeys& keys, json& config) {
+  const json type = keys.value("rope.scaling.type");
+  json factor = keys.value("rope.scaling.factor");
+  if (factor.is_null()) factor = keys.value("rope.scale_linear");
+  for (const char* key : {"rope.scaling.original_context_length", "rope.scaling.finetuned"}) keys.value(key);
+  if (!type.is_null() && type != "none" && type != "linear") {
+    keys.refuse("rope.scaling.type", concat("must be \"none\" or \"linear\", but is ", text_of(type)));
+  }
+  if (factor.is_number() && factor != 0 && factor != 1 && type != "none") {
+    config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", factor}};
+  }
+  const auto found = file.tensors().find(kRopeFrequencies);
+  if (found == file.tensors().end()) return;
+  const Tensor& tensor = found->second;
+  constexpr int64_t kMost = 1 << 16;
+  std::vector<float> divisors;
+  if (tensor.type == TensorType::kF32 && tensor.shape.size() == 1 && tensor.shape[0] <= kMost) {
+    divisors.resize(static_cast<size_t>(tensor.shape[0]));
+    file.read(tensor, 0, bytes_of(tensor), divisors.data());
+  }
+  if (std::all_of(divisors.begin(), divisors.end(), [](float value) { return value == 1; }) &&
+      !divisors.empty()) {
+    return;
+  }
+  json scaling;
+  const double theta = config.contains("rope_theta") ? config["rope_theta"].get<double>() : 10000;
+  if (!family.scales_frequencies || config.contains("rope_scaling") ||
+      !find_scaling(divisors, theta, scaling)) {
+    fail(ErrorKind::kCheckpoint, file.path().string(), ": ", kRopeFrequencies,
+         " must be the rotary scaling of Llama 3, but is another", kRemedy);
+  }
+  config["rope_scaling"] = scaling;
+}
+
+/// The share of a head that rotates, by which nn::rotary_width() gives `width` again.
+double rotary_share(int64_t width, const json& config, const ArchitectureKeys& keys) {
+  const int64_t heads = config.value("num_attention_heads", int64_t{0});
+  const int64_t head_width = heads > 0 ? config.value("hidden_size", int64_t{0}) / heads : 0;
+  if (width > head_width) {
+    keys.refuse("rope.dimension_count",
+                concat("must be at most the width of a head, ", head_width, ", but is ", width));
+  }
+  const double share = static_cast<double>(width) / static_cast<double>(head_width);
+  const bool is_short = static_cast<int64_t>(static_cast<double>(head_width) * share) < width;
+  return is_short ? std::nextafter(share, 1.0) : share;
+}
+
+void read_key(const KeyRule& rule, ArchitectureKeys& keys, json& config) {
+  using Kind = KeyRule::Kind;
+  json value = keys.value(rule.key);
+  if (value.is_null()) {
+    if (!rule.optional) keys.refuse(rule.key, "must be there, but is missing");
+    // Where llama.cpp and config.json have different defaults.
+    if (rule.kind == Kind::kRotaryWidth) config[rule.config_key] = 1.0;
+    if (std::string_view(rule.key) == "rope.freq_base") config[rule.config_key] = 10000.0;
+    return;
+  }
+  const bool right = rule.kind == Kind::kNumber ? value.is_number()
+                     : rule.kind == Kind::kFlag ? value.is_boolean()
+                                                : value.is_number_unsigned();
+  if (!right) {
+    keys.refuse(rule.key, concat("must be ", rule.kind == Kind::kFlag ? "true or false" : "a number",
+                                 ", but is ", text_of(value)));
+  }
+  if (rule.kind == Kind::kRotaryWidth) value = rotary_share(value.get<int64_t>(), config, keys);
+  if (config.contains(rule.config_key) && config[rule.config_key] != value) {
+    keys.refuse(rule.key, concat("must be ", text_of(config[rule.config_key]),
+                                 " as another key says, but is ", text_of(value)));
+  }
+  config[rule.config_key] = value;
+}
+
+/// As in llama.cpp, which takes them from other sizes; config.json has defaults of one model of the family.
+void add_head_sizes(const nn::Family& ours, json& config) {
+  const json heads = config.value("num_attention_heads", json()),
+             hidden = config.value("hidden_size", json());
+  if (ours.has("num_key_value_heads") && !config.contains("num_key_value_heads")) {
+    config["num_key_value_heads"] = heads;
+  }
+  if (!ours.has("head_dim") || config.contains("head_dim") || heads == 0) return;
+  config["head_dim"] = hidden.get<int64_t>() / heads.get<int64_t>();
+}
+
+void read_windows(const Reader& file, const Family& family, const ArchitectureKeys& keys, json& config) {
+  if (config.value("sliding_window", json()) == 0) config.erase("sliding_window");  // none
+  const bool has_windows = config.contains("sliding_window");
+  if (has_windows && family.type_with_window != nullptr) config["model_type"] = family.type_with_window;
+  if (family.window_pattern == 0 || (has_windows && !config.contains(kWindowPattern))) return;
+  const auto layers = config["num_hidden_layers"].get<size_t>();
+  if (layers > file.tensors().size()) {
+    keys.refuse("block_count", concat("must be at most the number of tensors, ", file.tensors().size(),
+                                      ", but is ", layers));
+  }
+  const size_t pattern = has_windows ? config[kWindowPattern].get<size_t>() : 1;
+  config.erase(kWindowPattern);
+  config["layer_types"] = json::array();
+  for (size_t layer = 1; layer <= layers; ++layer) {
+    const bool is_full = pattern > 0 && layer % pattern == 0;
+    config["layer_types"].push_back(is_full ? "full_attention" : "sliding_attention");
+  }
+}
+
+}  // namespace
+
+json described_config(const Reader& file) {
+  const Family& family = family_of_architecture(file);
+  const nn::Family& ours = ours_of(family);
+  json config = family.fixed;
+  config["model_type"] = family.model_type;
+  config["pad_token_id"] = nullptr;
+  ArchitectureKeys keys(file, family);
+  for (const KeyRule& rule : family.keys) read_key(rule, keys, config);
+  add_head_sizes(ours, config);
+  read_windows(file, family, keys, config);
+  if (ours.has("query_pre_attn_scalar") && config["num_attention_heads"] != 0) {
+    config["query_pre_attn_scalar"] = score_scalar(family, config["num_hidden_layers"], config["hidden_size"],
+                                                   config["num_attention_heads"], config["head_dim"]);
+  }
+  keys.value("tensor_data_layout");
+  read_scaling(file, family, keys, config);
+  keys.refuse_unread();
+  for (const FlagRule& flag : family.flags) config[flag.config_key] = file.tensors().contains(flag.tensor);
+  if (!config.contains("tie_word_embeddings")) {
+    config["tie_word_embeddings"] = !file.tensors().contains("output.weight");
+  }
+  // Of the model; the metadata may be missing, or count the tokenizer's tokens.
+  const auto embedding = file.tensors().find("token_embd.weight");
+  if (embedding != file.tensors().end()) config["vocab_size"] = embedding->second.shape.front();
+  constexpr std::pair<const char*, const char*> kIds[] = {{"bos_token_id", "bos_token_id"},
+                                                          {"eos_token_id", "eos_token_id"},
+                                                          {"padding_token_id", "pad_token_id"}};
+  for (const auto& [theirs, key] : kIds) {
+    if (const auto* id = file.find<uint32_t>(concat("tokenizer.ggml.", theirs))) config[key] = *id;
+  }
+  return config;
+}
+
+}  // namespace fsdp::gguf

@@ -1,0 +1,84 @@
+#pragma once
+
+// What a GGUF file is made of (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): types of tensors and
+// of metadata. A file has a magic and a version, the metadata, the descriptions of the tensors, and their
+// bytes, each tensor aligned.
+
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/util/enum_names.h"
+
+namespace fsdp::gguf {
+
+inline constexpr char kMagic[] = {'G', 'G', 'U', 'F'};
+inline constexpr uint32_t kVersion = 3;
+inline constexpr int64_t kDefaultAlignment = 32;
+
+/// The types of tensors that are written; the values are the format's.
+enum class TensorType : uint32_t { kF32 = 0, kF16 = 1, kBF16 = 30, kQ8_0 = 8, kQ4_0 = 2 };
+constexpr auto enum_names(TensorType) {
+  return std::to_array<util::EnumName<TensorType>>({{TensorType::kF32, "f32"},
+                                                    {TensorType::kF16, "f16"},
+                                                    {TensorType::kBF16, "bf16"},
+                                                    {TensorType::kQ8_0, "q8_0"},
+                                                    {TensorType::kQ4_0, "q4_0"}});
+}
+
+struct TypeTraits {
+  TensorType type;
+  int64_t block_elements, block_bytes;
+  uint32_t file_type;                    ///< "general.file_type" of a file whose matrices have this type
+  std::optional<c10::ScalarType> dtype;  ///< nothing: quantised
+};
+
+const TypeTraits& traits_of(TensorType type);
+bool is_quantised(TensorType type);
+/// Nothing for types that GGUF files of this library do not have.
+std::optional<TensorType> type_of(c10::ScalarType dtype);
+
+/// A tensor; `shape` has the outermost dimension first, unlike the format.
+struct Tensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  TensorType type = TensorType::kF32;
+  int64_t begin_bytes = 0;  ///< from the start of the file
+};
+
+/// Of the elements, without padding. The last dimension is a multiple of the type's block.
+int64_t bytes_of(const Tensor& tensor);
+int64_t aligned(int64_t bytes, int64_t alignment);
+
+/// What nothing here needs is read as monostate: 64-bit and negative numbers, and lists of them.
+using Value = std::variant<std::monostate, uint32_t, float, bool, std::string, std::vector<std::string>,
+                           std::vector<float>, std::vector<int32_t>>;
+
+/// In the order of the file.
+using Metadata = std::vector<std::pair<std::string, Value>>;
+
+/// The numbers by which a file says what kind of value follows.
+enum class ValueKind : uint32_t {
+  kUint8,
+  kInt8,
+  kUint16,
+  kInt16,
+  kUint32,
+  kInt32,
+  kFloat32,
+  kBool,
+  kString,
+  kArray,
+  kUint64,
+  kInt64,
+  kFloat64
+};
+
+}  // namespace fsdp::gguf

@@ -1,0 +1,182 @@
+#include "state/gguf/import.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/util/error.h"
+#include "model/families/families.h"
+#include "state/gguf/families.h"
+#include "state/gguf/reader.h"
+#include "state/gguf/rotary_scaling.h"
+#include "state/hugging_face/described_model.h"
+#include "state/hugging_face/hugging_face_config.h"
+#include "state/weights/stored_model.h"
+
+namespace fsdp::gguf {
+namespace fs = std::filesystem;
+using checkpoint::TensorInfo;
+using nlohmann::json;
+using util::concat;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+/// The tensors of a file under our names and in our layout. A tensor in another layout is converted whole, and
+/// kept until another is read.
+class ConvertedTensors final : public checkpoint::TensorSource {
+ public:
+  ConvertedTensors(std::shared_ptr<const Reader> file, const Family& family, const nn::ModelOptions& options)
+      : file_(std::move(file)), options_(options) {
+    const auto shapes = nn::weight_shapes(options);
+    for (const auto& [name, tensor] : file_->tensors()) {
+      if (name == kRopeFrequencies) continue;
+      auto ours = our_tensor(family, name);
+      const bool is_stacked = ours && ours->stored == Stored::kStacked;
+      if (is_stacked && shapes.contains(ours->name) && tensor.shape.size() == 3 &&
+          tensor.shape[0] == options.num_experts) {
+        for (int64_t i = 0; i < options.num_experts; ++i) {
+          tensors_.emplace(our_tensor(family, name, i)->name,
+                           Entry{&tensor, Stored::kStacked, {tensor.shape[1], tensor.shape[2]}, i});
+        }
+        continue;
+      }
+      // An unknown name stays, and is unexpected.
+      if (!ours || is_stacked) ours = NamedStorage{name, Stored::kSame};
+      std::vector<int64_t> shape = tensor.shape;
+      if (ours->stored == Stored::kTransposed) std::reverse(shape.begin(), shape.end());
+      tensors_.emplace(ours->name, Entry{&tensor, ours->stored, std::move(shape)});
+    }
+  }
+
+  const fs::path& path() const override { return file_->path(); }
+
+  std::vector<TensorInfo> infos() const override {
+    std::vector<TensorInfo> infos;
+    for (const auto& [name, entry] : tensors_) infos.push_back({name, entry.shape, dtype_of(entry)});
+    return infos;
+  }
+
+  void read(const std::string& name, int64_t begin, int64_t end, void* out) const override {
+    const Entry& entry = tensors_.at(name);
+    const auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(dtype_of(entry)));
+    const int64_t bytes = (end - begin) * itemsize_bytes;
+    if (entry.stored == Stored::kSame || entry.stored == Stored::kStacked) {
+      if (entry.expert > 0) begin += entry.expert * entry.shape[0] * entry.shape[1];
+      return file_->read(*entry.tensor, begin * itemsize_bytes, bytes, out);
+    }
+    if (converted_name_ != name) {
+      converted_name_.clear();
+      at::Tensor whole = at::empty(entry.tensor->shape, at::TensorOptions().dtype(dtype_of(entry)));
+      file_->read(*entry.tensor, 0, bytes_of(*entry.tensor), whole.mutable_data_ptr());
+      converted_ = to_ours(whole, entry.stored, options_).contiguous();
+      converted_name_ = name;
+    }
+    std::memcpy(out, static_cast<const char*>(converted_.const_data_ptr()) + begin * itemsize_bytes,
+                static_cast<size_t>(bytes));
+  }
+
+ private:
+  struct Entry {
+    const Tensor* tensor;
+    Stored stored;
+    std::vector<int64_t> shape;  ///< ours
+    int64_t expert = 0;
+  };
+  static c10::ScalarType dtype_of(const Entry& entry) { return *traits_of(entry.tensor->type).dtype; }
+
+  std::shared_ptr<const Reader> file_;
+  nn::ModelOptions options_;
+  std::map<std::string, Entry> tensors_;
+  mutable std::string converted_name_;
+  mutable at::Tensor converted_;
+};
+
+void refuse_other_files(const Reader& file) {
+  const auto refuse = [&](const auto&... what) {
+    fail(ErrorKind::kCheckpoint, file.path().string(), what...);
+  };
+  if (const auto* type = file.find<std::string>("general.type"); type != nullptr && *type != "model") {
+    refuse(" must be a model, but its \"general.type\" is ",
+           json(*type).dump(-1, ' ', true, json::error_handler_t::replace), "; give the model itself");
+  }
+  if (const auto* count = file.find<uint32_t>("split.count"); count != nullptr && *count > 1) {
+    refuse(" is one of ", *count, " files; join them with llama.cpp's llama-gguf-split --merge");
+  }
+  for (const auto& [name, tensor] : file.tensors()) {
+    if (!is_quantised(tensor.type)) continue;
+    refuse(": tensor ", name, " has the type ", util::name_of(tensor.type),
+           ", but only f32, f16 and bf16 can be imported; take the model's unquantised GGUF file, or its "
+           "Hugging Face folder");
+  }
+}
+
+/// The scaling that the tensor says must be that of the config, if the file's metadata do not make the config.
+void compare_scaling(const Reader& file, const nn::ModelOptions& options, const std::string& config) {
+  const auto found = file.tensors().find(kRopeFrequencies);
+  std::vector<float> expected(static_cast<size_t>(nn::head_width(options)) / 2, 1.0F);
+  if (options.rope_type == nn::RopeType::kLlama3) expected = frequency_divisors(options);
+  std::vector<float> stored(expected.size(), 1.0F);
+  bool same = true;
+  if (found != file.tensors().end()) {
+    const Tensor& tensor = found->second;
+    same = tensor.type == TensorType::kF32 && bytes_of(tensor) == static_cast<int64_t>(4 * stored.size());
+    if (same) file.read(tensor, 0, bytes_of(tensor), stored.data());
+  }
+  same = same && std::equal(stored.begin(), stored.end(), expected.begin(),
+                            [](float a, float b) { return std::fabs(a - b) <= 1e-4F * std::fabs(b); });
+  if (same) return;
+  fail(ErrorKind::kCheckpoint, file.path().string(), ": ", kRopeFrequencies,
+       " must be the rotary scaling of ", config, ", but is another; give the config.json of this model");
+}
+
+}  // namespace
+
+checkpoint::ShardedResult import_model(const checkpoint::ImportRequest& request) {
+  const auto file = std::make_shared<const Reader>(request.source);
+  refuse_other_files(*file);
+  const std::string where = request.config.empty() ? request.source.string() : request.config.string();
+  json config =
+      request.config.empty() ? described_config(*file) : checkpoint::read_config_json(request.config);
+  const nn::ModelOptions options = checkpoint::options_from_hugging_face(config, where);
+  config["architectures"] = {checkpoint::causal_model_class(config["model_type"])};
+  const auto* architecture = file->find<std::string>("general.architecture");
+  const Family& family = family_of(config, options, where);
+  if (architecture == nullptr || *architecture != family.architecture) {
+    fail(ErrorKind::kCheckpoint, request.source.string(), " must have the architecture ", family.architecture,
+         " for ", where, ", but has another; give the config.json of this model");
+  }
+  compare_scaling(*file, options, where);
+
+  checkpoint::Weights source;
+  source.set_saturating(request.saturate);
+  source.add(std::make_shared<ConvertedTensors>(file, family, options));
+  const checkpoint::MatchedWeights matched = checkpoint::match_weights(source, options);
+  matched.misfits.refuse_any(request.source.string(), where);
+  // The type of the matrices; vectors and positions are in f32 in any file.
+  const auto embedding = file->tensors().find("token_embd.weight");
+  FSDP_CHECK(embedding != file->tensors().end());
+  checkpoint::set_dtype(config, request.dtype.value_or(*traits_of(embedding->second.type).dtype));
+  std::vector<checkpoint::ShardedTensor> tensors;
+  for (const auto& [name, stored] : matched.names) {
+    const TensorInfo& info = source.info(stored);
+    tensors.push_back(
+        {stored, {checkpoint::kWeightsPrefix + name, info.shape, request.dtype.value_or(info.dtype)}});
+  }
+  return checkpoint::write_sharded({.folder = request.output,
+                                    .world_size = request.world_size,
+                                    .contents = checkpoint::Contents::kWeights,
+                                    .training = nullptr,
+                                    .model = std::move(config),
+                                    .progress = request.progress},
+                                   source, tensors);
+}
+
+}  // namespace fsdp::gguf

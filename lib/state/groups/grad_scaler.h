@@ -1,0 +1,48 @@
+#pragma once
+
+// Dynamic loss scaling for float16 gradients (Micikevicius et al.: Mixed Precision Training, 2018, section
+// 3.2), with the arithmetic and the names of PyTorch's torch.amp.GradScaler. The loss is multiplied by the
+// scale, so that small gradients do not underflow in float16, and the gradients are divided by it before use.
+// A step whose gradients overflow is skipped and lowers the scale; many good steps in a row raise it.
+//
+// Not collective: every rank must call update() with the same value, such as whether the global gradient norm
+// is finite. Not thread-safe.
+
+#include <cstdint>
+
+#include "state/groups/options.h"
+
+namespace fsdp::optim {
+
+/// For checkpoints.
+struct GradScalerState {
+  double scale = 1;
+  int64_t growth_tracker = 0;  ///< good steps since the scale changed or a step was skipped
+  int64_t skipped_steps = 0;   ///< in the whole run, for reports
+};
+
+class GradScaler {
+ public:
+  /// Throws Error(kUsage) for invalid numbers (a growth factor of at most 1, ...).
+  explicit GradScaler(const GradScalerOptions& options);
+
+  /// The factor for the next backward's loss.
+  double scale() const { return state_.scale; }
+
+  /// To be called once per step, with whether a gradient is infinite or NaN; if so, the caller skips the
+  /// optimizer's step. Returns false if the scale is at min_scale already: the training has diverged.
+  [[nodiscard]] bool update(bool found_nonfinite);
+
+  /// To be called if the step of the last update() was skipped because of its overflow only; for reports.
+  void count_skipped_step() { ++state_.skipped_steps; }
+
+  const GradScalerState& state() const { return state_; }
+  /// Restores a state, with a scale of at least min_scale. Throws Error(kCheckpoint) for an invalid state.
+  void set_state(const GradScalerState& state);
+
+ private:
+  GradScalerOptions options_;
+  GradScalerState state_;
+};
+
+}  // namespace fsdp::optim

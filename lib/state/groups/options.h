@@ -1,0 +1,125 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/util/enum_names.h"
+#include "base/util/error.h"
+#include "base/util/plugin_values.h"
+
+namespace fsdp::optim {
+
+/// Throws Error(kUsage) with a sentence of `parts` unless `holds`.
+template <typename... Parts>
+void require(bool holds, const Parts&... parts) {
+  if (!holds) util::fail(util::ErrorKind::kUsage, parts...);
+}
+
+/// Parameters with a learning rate or weight decay of their own.
+struct ParameterGroupOptions {
+  std::vector<std::string> pattern = {};  ///< of names, with * and ?
+  /// Replaces OptimizerOptions::lr; follows the schedule too.
+  std::optional<double> lr = std::nullopt;
+  std::optional<double> lr_scale = std::nullopt;  ///< factor of OptimizerOptions::lr; excludes `lr`
+  std::optional<double> weight_decay = std::nullopt;
+
+  bool operator==(const ParameterGroupOptions&) const = default;
+};
+
+/// How the rate of a matrix follows from its shape under muon; kMatchRmsAdamw: steps as long as AdamW's.
+enum class LrAdjustment { kOriginal, kMatchRmsAdamw };
+constexpr auto enum_names(LrAdjustment) {
+  return std::to_array<util::EnumName<LrAdjustment>>(
+      {{LrAdjustment::kOriginal, "original"}, {LrAdjustment::kMatchRmsAdamw, "match_rms_adamw"}});
+}
+
+/// Which optimizer, and its numbers; names and defaults are PyTorch's.
+struct OptimizerOptions {
+  std::string name = "adamw";  ///< one of optimizer_names()
+  double lr = 3e-4;
+  std::vector<double> betas = {0.9, 0.95};  ///< adam, adamw, adamax, lion, lamb, muon's adamw
+  /// adam, adamw, adamax, adagrad, adadelta, lamb, muon's adamw. Not given: default_eps(name).
+  std::optional<double> eps = std::nullopt;
+  double rho = 0.9;        ///< adadelta
+  double momentum = 0.0;   ///< sgd, muon
+  double dampening = 0.0;  ///< sgd
+  bool nesterov = false;   ///< sgd, muon
+  /// Not given: default_weight_decay(name).
+  std::optional<double> weight_decay = std::nullopt;
+  /// Patterns (with * and ?) of parameter names without weight decay; empty: every parameter decays.
+  std::vector<std::string> no_decay = {};
+  /// muon: patterns of matrices that adamw updates, as well as all other parameters.
+  std::vector<std::string> adamw_parameters = {"*embed_tokens*", "*lm_head*", "*wte*", "*wpe*"};
+  int64_t ns_steps = 5;                                              ///< muon
+  std::vector<double> ns_coefficients = {3.4445, -4.7750, 2.0315};   ///< muon
+  util::Named<LrAdjustment> adjust_lr_fn = LrAdjustment::kOriginal;  ///< muon
+  bool relative_step = true;    ///< adafactor: the rate is at most 1 / sqrt(step)
+  bool scale_parameter = true;  ///< adafactor: the rate is a share of a tensor's rms
+  double clip_threshold = 1.0;  ///< adafactor: most rms of a tensor's direction
+  double decay_rate = -0.8;     ///< adafactor: exponent of the step in 1 - beta2
+  double beta1 = 0.0;           ///< adafactor: decay of an average of steps; 0: none
+  /// adafactor: added to squares of gradients; least rms of a tensor for scale_parameter
+  std::vector<double> adafactor_eps = {1e-30, 1e-3};
+  /// The first that matches applies. no_decay overrides its weight decay.
+  std::vector<ParameterGroupOptions> groups = {};
+  /// Of an exponential moving average of the weights, kept in fp32 and sharded like them; 0: none.
+  double ema_decay = 0.0;
+  /// Of the stochastic rounding of weights that are kept in 16 bits. The training loop takes run.seed.
+  uint64_t rounding_seed = 0;
+  bool fused = true;  ///< kernels with one pass over memory; off: the same arithmetic by tensor operations
+  util::PluginValues plugin_values = {};
+};
+
+/// 0.1 for the usual optimizers of large models (adamw, muon), 0.01 for lamb, 0 for the others (as in
+/// torch.optim, lion as in its authors' code).
+double default_weight_decay(std::string_view name);
+
+inline double weight_decay_of(const OptimizerOptions& options) {
+  return options.weight_decay.value_or(default_weight_decay(options.name));
+}
+
+/// As in torch.optim: 1e-10 for adagrad, 1e-6 for adadelta and (as in Apex) for lamb, 1e-8 for the others.
+double default_eps(std::string_view name);
+
+inline double eps_of(const OptimizerOptions& options) {
+  return options.eps.value_or(default_eps(options.name));
+}
+
+/// Which learning-rate schedule, and its numbers (state/groups/schedule.h).
+struct ScheduleOptions {
+  std::string name = "constant";  ///< one of schedule_names()
+  int64_t warmup_steps = 0;       ///< linear from 0; step 1 has 1/warmup_steps of the rate
+  double warmup_ratio = 0.0;      ///< alternative to warmup_steps: share of all steps, rounded up
+  int64_t hold_steps = 0;         ///< tri_stage: steps at the full rate after the warm-up
+  /// Length of the decay. wsd: at the end; 0: a tenth of the run. tri_stage: 0: the rest of the run.
+  int64_t decay_steps = 0;
+  double min_lr_ratio = 0.0;  ///< share of lr below which the rate never falls after warm-up
+  double power = 1.0;         ///< polynomial
+  util::PluginValues plugin_values = {};
+};
+
+/// Whether losses are scaled; kAuto: if any gradients are float16.
+enum class ScalerChoice { kAuto, kTrue, kFalse };
+constexpr auto enum_names(ScalerChoice) {
+  return std::to_array<util::EnumName<ScalerChoice>>(
+      {{ScalerChoice::kAuto, "auto"}, {ScalerChoice::kTrue, "true"}, {ScalerChoice::kFalse, "false"}});
+}
+
+/// Dynamic loss scaling (state/groups/grad_scaler.h).
+struct GradScalerOptions {
+  util::Named<ScalerChoice> enabled = ScalerChoice::kAuto;
+  double init_scale = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  int64_t growth_interval = 2000;  ///< good steps in a row after which the scale grows
+  double min_scale = 1;            ///< an overflow at this scale means that the training has diverged
+};
+
+inline bool uses_grad_scaler(const GradScalerOptions& options, bool float16_in_use) {
+  return options.enabled == ScalerChoice::kAuto ? float16_in_use : options.enabled == ScalerChoice::kTrue;
+}
+
+}  // namespace fsdp::optim

@@ -1,0 +1,197 @@
+#include "state/hugging_face/described_model.h"
+
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "base/util/error.h"
+#include "base/util/extension.h"
+#include "base/util/file.h"
+#include "base/util/log.h"
+#include "state/hugging_face/hugging_face_config.h"
+#include "state/manifest/folders.h"
+#include "state/manifest/manifest.h"
+#include "state/manifest/raw_file.h"
+
+namespace fsdp::checkpoint {
+namespace fs = std::filesystem;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+constexpr const char* kPickleRemedy =
+    "such files can run code when they are read, so they are refused; if you trust the "
+    "model, save it as safetensors: python3 -c 'import sys, transformers as t; "
+    "t.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=\"auto\")"
+    ".save_pretrained(sys.argv[2], safe_serialization=True)' FROM TO, and copy the tokenizer's files along";
+
+bool is_pickle(const fs::path& file) {
+  const std::string suffix = util::extension_of(file);
+  return suffix == ".bin" || suffix == ".pt" || suffix == ".pth" || suffix == ".ckpt";
+}
+
+/// The name of PyTorch's pickled file in a folder; empty when there is none.
+std::string pickle_in(const fs::path& folder) {
+  std::error_code error;
+  for (const char* name :
+       {"pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.pt"}) {
+    if (fs::exists(folder / name, error)) return name;
+  }
+  return "";
+}
+
+}  // namespace
+
+bool is_dcp_folder(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path / kDcpMetadataName, error);
+}
+
+WeightsFormat format_of(const fs::path& path) {
+  std::error_code error;
+  if (!util::is_there(path)) {
+    fail(ErrorKind::kCheckpoint, "there are no weights at ", path.string(),
+         "; give a Hugging Face folder, a safetensors file, or a checkpoint",
+         util::hub_remedy(path.string()));
+  }
+  if (!fs::is_directory(path, error)) {
+    if (is_pickle(path)) {
+      fail(ErrorKind::kCheckpoint, path.string(),
+           " must be a safetensors file, but is a pickled PyTorch file; ", kPickleRemedy);
+    }
+    if (util::extension_of(path) == ".gguf") {
+      fail(ErrorKind::kCheckpoint, path.string(),
+           " must be a safetensors file, but is a GGUF file; fsdp-ckpt import makes a checkpoint of it");
+    }
+    return WeightsFormat::kSafetensors;
+  }
+  if (fs::exists(path / kManifestName, error)) return WeightsFormat::kCheckpoint;
+  if (fs::exists(path / kSingleFileName, error) || fs::exists(path / kIndexFileName, error)) {
+    return WeightsFormat::kSafetensors;
+  }
+  const FoundCheckpoints found = find_checkpoints(path);
+  if (!found.complete.empty() || !found.torn.empty()) return WeightsFormat::kCheckpoint;
+  if (is_dcp_folder(path)) {
+    fail(
+        ErrorKind::kCheckpoint, path.string(),
+        " is a checkpoint of torch.distributed.checkpoint; fsdp-ckpt import makes one of this toolkit of it");
+  }
+  const std::string pickle = pickle_in(path);
+  if (!pickle.empty()) {
+    fail(ErrorKind::kCheckpoint, path.string(), " must contain ", kSingleFileName, " or ", kIndexFileName,
+         ", but has ", pickle, ", which PyTorch pickled; ", kPickleRemedy);
+  }
+  fail(ErrorKind::kCheckpoint, "the folder ", path.string(), " has neither ", kSingleFileName, " nor ",
+       kIndexFileName, " nor ", kManifestName,
+       "; give a safetensors file, a Hugging Face folder, or a checkpoint");
+}
+
+std::optional<DescribedModel> described_model(const fs::path& weights) {
+  DescribedModel model;
+  if (format_of(weights) == WeightsFormat::kCheckpoint) {
+    model.folder = checkpoint_folder(weights);
+    model.where = (model.folder / kManifestName).string();
+    model.config = read_manifest(model.folder).model;
+    // Programs that use the library may save other modules.
+    if (!model.config.is_object() || !model.config.contains("model_type")) return std::nullopt;
+  } else {
+    const fs::path config = config_beside(weights);
+    if (!util::is_there(config)) return std::nullopt;
+    model.folder = config.has_parent_path() ? config.parent_path() : ".";
+    model.where = config.string();
+    model.config = read_config_json(config);
+  }
+  read_model_config(model);
+  return model;
+}
+
+void read_model_config(DescribedModel& model) {
+  const nlohmann::json& config = model.config;
+  if (!config.is_object() || !config.contains(kPluginConfig)) {
+    model.options = options_from_hugging_face(config, model.where);
+    return;
+  }
+  try {
+    model.options.architecture = config.at("model_type").get<std::string>();
+    model.plugin_config = config.at(kPluginConfig).get<std::string>();
+    model.plugins = config.value(kPluginNames, std::vector<std::string>());
+  } catch (const nlohmann::json::exception&) {
+    fail(ErrorKind::kCheckpoint, model.where, ": \"model_type\" and \"", kPluginConfig,
+         "\" must be strings and \"", kPluginNames,
+         "\" a list of strings, but they are not; copy the file from the run's newest "
+         "checkpoint");
+  }
+}
+
+fs::path config_beside(const fs::path& weights) {
+  std::error_code error;
+  return (fs::is_directory(weights, error) ? weights : weights.parent_path()) / "config.json";
+}
+
+nlohmann::json read_config_json(const fs::path& path) {
+  constexpr int64_t kLargestBytes = 10'000'000;
+  return read_json(path, kLargestBytes, "config");
+}
+
+namespace {
+
+/// Larger files are not a tokenizer, whatever their name.
+constexpr uintmax_t kLargestModelFileBytes = 500'000'000;
+
+}  // namespace
+
+bool is_tokenizer_file(const std::string& name) {
+  static const std::vector<std::string> patterns = {
+      "tokenizer*.json",   "tokenizer*.model*", "special_tokens_map.json",
+      "added_tokens.json", "vocab.json",        "vocab.txt",
+      "vocab.bpe",         "merges.txt",        "encoder.json",
+      "spiece.model",      "tekken.json",       "chat_template*"};
+  return util::matches_any(name, patterns);
+}
+
+ModelFiles model_files_in(const fs::path& folder) {
+  // The hub's cache consists of links. A checkpoint's own copies are files: a link among them was put there to have
+  // another file copied.
+  const bool takes_links = folder.filename() != kModelFilesName;
+  ModelFiles files;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error); !error && at != fs::directory_iterator();
+       at.increment(error)) {
+    const std::string name = at->path().filename().string();
+    if (!is_tokenizer_file(name) && name != "generation_config.json") continue;
+    std::error_code ignored;
+    if (!takes_links && at->is_symlink(ignored)) {
+      util::log_warning(util::concat(at->path().string(), " is left out, because it is a symbolic link"));
+      continue;
+    }
+    if (!fs::is_regular_file(at->path(), ignored) || at->file_size(ignored) > kLargestModelFileBytes)
+      continue;
+    files.emplace(name, at->path());
+  }
+  return files;
+}
+
+fs::path kept_model_files(const fs::path& checkpoint_folder) {
+  fs::path folder = fs::absolute(checkpoint_folder).lexically_normal();
+  if (!folder.has_filename()) folder = folder.parent_path();  // of a path that ends in a slash
+  std::error_code error;
+  // A link such as RUN/best lies in the run's folder, too.
+  for (const fs::path& around : {folder, folder.parent_path()}) {
+    if (fs::is_directory(fs::symlink_status(around / kModelFilesName, error)))
+      return around / kModelFilesName;
+  }
+  return {};
+}
+
+void copy_model_files(const ModelFiles& files, const fs::path& folder) {
+  if (files.empty()) return;
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) fail(ErrorKind::kIo, "cannot create the folder ", folder.string(), ": ", error.message());
+  for (const auto& [name, path] : files) {
+    util::write_file_atomically(folder / name, util::read_file(path));
+  }
+}
+
+}  // namespace fsdp::checkpoint

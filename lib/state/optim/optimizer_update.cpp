@@ -1,0 +1,164 @@
+// Optimizer: the update of one parameter, its average, and values in 16 bits.
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/tensor/parallel.h"
+#include "base/util/error.h"
+#include "base/util/hash.h"
+#include "model/kernels/stochastic_rounding.h"
+#include "state/optim/optimizer.h"
+
+namespace fsdp::optim {
+namespace {
+
+// libtorch's CPU kernels compute whole vectors of up to 16 floats (AVX-512) in float and the remaining
+// elements one by one, partly in double, so an element's last bits would depend on its distance to the
+// tensor's end. We pass multiples of 16 only; the rest of a range is updated in a padded copy.
+constexpr int64_t kVectorFloats = 16;
+
+}  // namespace
+
+// ema = decay * ema + (1 - decay) * value, beginning with the first step's values.
+void Optimizer::update_average(size_t i) {
+  open_->averaged[i] = true;
+  const at::Tensor& average = states_[state_index(kEmaState)][i];
+  if (average.numel() == 0) return;
+  if (step_count_ == 1) {
+    average.copy_(parameters_[i].value);
+    return;
+  }
+  read_value(i, 0, average.numel(), [&](const at::Tensor& value, int64_t first) {
+    if (!options_.fused || !value.is_cpu()) {
+      average.narrow(0, first, value.numel()).lerp_(value, 1 - options_.ema_decay);
+      return;
+    }
+    // A plain loop: libtorch's kernel may round elements after the last whole vector differently, and which
+    // these are depends on the sharding.
+    const auto share = static_cast<float>(1 - options_.ema_decay);
+    float* to = average.data_ptr<float>() + first;
+    const float* from = value.const_data_ptr<float>();
+    util::parallel_for(0, value.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) to[k] += share * (from[k] - to[k]);
+    });
+  });
+}
+
+// ---- values in 16 bits
+
+bool Optimizer::is_rounded(size_t i) const { return parameters_.at(i).value.scalar_type() != at::kFloat; }
+
+void Optimizer::read_value(size_t i, int64_t begin, int64_t end, PieceFunction read) const {
+  const at::Tensor& value = parameters_.at(i).value;
+  if (!is_rounded(i)) return read(value.narrow(0, begin, end - begin), begin);
+  const at::Tensor memory = at::empty({std::min(kPiece, end - begin)}, value.options().dtype(at::kFloat));
+  for (; begin < end; begin += kPiece) {
+    const int64_t count = std::min(kPiece, end - begin);
+    read(memory.narrow(0, 0, count).copy_(value.narrow(0, begin, count)), begin);
+  }
+}
+
+void Optimizer::change_value(size_t i, int64_t begin, int64_t end, PieceFunction change) {
+  read_value(i, begin, end, [&](const at::Tensor& piece, int64_t first) {
+    change(piece, first);
+    if (is_rounded(i)) round_back(i, piece, first);
+  });
+}
+
+void Optimizer::round_back(size_t i, const at::Tensor& piece, int64_t begin) {
+  const FlatParameter& parameter = parameters_[i];
+  const int64_t end = begin + piece.numel();
+  int64_t rounded = 0;
+  for (const FlatParameter::Tensor& tensor : parameter.tensors) {
+    if (tensor.begin >= end || tensor.end() <= begin) continue;
+    const uint64_t key = util::mix64(util::hash_of(options_.rounding_seed, tensor.name) ^
+                                     util::mix64(static_cast<uint64_t>(step_count_)));
+    int64_t first = tensor.begin;
+    for (const util::Rectangle& part : tensor.parts) {
+      const int64_t from = std::max(begin, first), to = std::min(end, first + part.numel());
+      if (from < to) {
+        kernels::round_stochastically(piece.narrow(0, from - begin, to - from),
+                                      parameter.value.narrow(0, from, to - from),
+                                      {.key = key,
+                                       .columns = c10::multiply_integers(tensor.shape) / part.rows,
+                                       .part = part,
+                                       .first = from - first});
+        rounded += to - from;
+      }
+      first += part.numel();
+    }
+  }
+  FSDP_CHECK(rounded == piece.numel(), parameter.name, " has elements from ", begin, " to ", end,
+             " that are in none of its tensors");
+}
+
+// ---- elements
+
+void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment,
+                             double gradient_scale) {
+  Update numbers;
+  numbers.weight_decay = weight_decay_of(options_, treatment);
+  numbers.lr = lr_of(options_, treatment, open_->lr);
+  numbers.step = step_counts_[i];
+  numbers.gradient_scale = gradient_scale;
+  numbers.scale_on_device = open_->scale_on_device;
+  std::vector<FlatParameter::Range> ranges;
+  for (const FlatParameter::Range& range : parameters_[i].ranges) {
+    if (range.treatment == treatment) ranges.push_back(range);
+  }
+  if (!is_rounded(i)) return update_piece(i, parameters_[i].value, 0, ranges, gradient, numbers);
+  for (const FlatParameter::Range& range : ranges) {
+    change_value(i, range.begin, range.end, [&](const at::Tensor& piece, int64_t begin) {
+      update_piece(i, piece, begin, {{begin, begin + piece.numel(), treatment}}, gradient, numbers);
+    });
+  }
+}
+
+void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
+                             const std::vector<FlatParameter::Range>& ranges, const at::Tensor& gradient,
+                             Update todo) {
+  if (ranges.empty()) return;
+  // A tensor whose ranges are passed to the kernels.
+  struct Column {
+    at::Tensor whole;
+    std::vector<at::Tensor>* parts;
+    int64_t first = 0;                           ///< element of the parameter with which it begins
+    std::optional<size_t> state = std::nullopt;  ///< its index, if it is one
+  };
+  todo.states.reserve(states_.size());
+  std::vector<Column> columns = {{piece, &todo.values, first}, {gradient, &todo.gradients}};
+  for (size_t s = 0; s < states_.size(); ++s) {
+    if (state_kinds_[s].name == kEmaState || !state_kinds_[s].covers(ranges.front().treatment)) continue;
+    columns.push_back({states_[s][i], &todo.states.emplace_back(), 0, s});
+  }
+
+  std::vector<std::pair<at::Tensor, at::Tensor>> rests;        // originals and their padded copies
+  const bool pad = piece.is_cpu() && !is_scaled_by_update(i);  // those kernels need no padding
+  for (const FlatParameter::Range& range : ranges) {
+    int64_t length = range.end - range.begin;
+    int64_t rest = pad ? length % kVectorFloats : 0;
+    for (Column& column : columns) {
+      int64_t begin = column.state ? state_offset(*column.state, i, range.begin) : range.begin - column.first;
+      if (length > rest) column.parts->push_back(column.whole.narrow(0, begin, length - rest));
+      if (rest == 0) continue;
+      at::Tensor original = column.whole.narrow(0, begin + length - rest, rest);
+      at::Tensor padded = at::zeros({kVectorFloats}, column.whole.options());
+      at::Tensor copy = padded.narrow(0, 0, rest).copy_(original);
+      if (column.parts != &todo.gradients) rests.emplace_back(original, copy);  // gradients are only read
+      column.parts->push_back(std::move(padded));
+    }
+  }
+  if (open_->collects && is_scaled_by_update(i)) {
+    open_->collected.push_back(std::move(todo));
+    return;
+  }
+  update(todo);
+  for (auto& [original, copy] : rests) original.copy_(copy);
+}
+
+}  // namespace fsdp::optim

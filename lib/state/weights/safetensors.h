@@ -1,0 +1,76 @@
+#pragma once
+
+// Files of the safetensors format (https://huggingface.co/docs/safetensors): 8 bytes length of a JSON header,
+// the header, the tensors' bytes. A written file gets its name only when it is complete; a read file is not
+// trusted, so every limit is checked.
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "state/manifest/raw_file.h"
+#include "state/weights/weights.h"
+
+namespace fsdp::checkpoint {
+
+/// Writes one file in a stream: construct, append() every tensor's bytes in the order of infos(), finish().
+/// Nothing appears under the final name before finish(); a writer destroyed without it removes what it wrote.
+class SafetensorsWriter {
+ public:
+  /// Writes the header. The tensors are ordered so that each is aligned to its element size: larger elements
+  /// first, then by name. kIo when the file cannot be created.
+  SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> infos);
+  ~SafetensorsWriter();
+
+  const std::vector<TensorInfo>& infos() const { return infos_; }
+
+  void append(const void* data, int64_t bytes);
+
+  /// Syncs and renames, replacing a file of that name; an assertion unless exactly all bytes were appended.
+  void finish();
+
+ private:
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;
+  std::vector<TensorInfo> infos_;
+  RawFile file_;
+  int64_t missing_bytes_ = 0;
+  bool finished_ = false;
+};
+
+/// Reads one file by ranges; memory is bounded by the header. Not thread-safe.
+class SafetensorsReader final : public TensorSource {
+ public:
+  /// Reads and checks the header: its length, its JSON, the types, and that the tensors fill the file without
+  /// overlap or hole. kCheckpoint that names the file and the tensor otherwise.
+  explicit SafetensorsReader(const std::filesystem::path& path);
+
+  struct Entry {
+    std::vector<int64_t> shape;
+    c10::ScalarType dtype = c10::ScalarType::Float;
+    int64_t numel = 0;
+    int64_t begin_bytes = 0;  ///< from the start of the file
+  };
+
+  const std::filesystem::path& path() const override { return file_.path(); }
+  std::vector<TensorInfo> infos() const override;
+
+  const std::map<std::string, Entry>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+
+  /// kCheckpoint when the file has no such tensor.
+  const Entry& entry(const std::string& name) const;
+
+  void read(const std::string& name, int64_t begin, int64_t end, void* out) const override;
+
+ private:
+  RawFile file_;
+  std::map<std::string, Entry> tensors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,141 @@
+#pragma once
+
+// Named tensors on disk, read by ranges, from any format: safetensors as Hugging Face lays them out (one
+// file, or a folder with model.safetensors or with model.safetensors.index.json and the files it names), or a
+// checkpoint.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/util/rectangle.h"
+
+namespace fsdp::checkpoint {
+
+struct TensorInfo {
+  std::string name;
+  std::vector<int64_t> shape;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+};
+
+/// Bytes of the elements; negative when checked_numel() finds the shape impossible.
+int64_t bytes_of(const TensorInfo& info);
+
+/// One file, or one checkpoint of several files. Not thread-safe; memory is bounded by the description.
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+
+  virtual const std::filesystem::path& path() const = 0;
+
+  /// The tensors, sorted by name.
+  virtual std::vector<TensorInfo> infos() const = 0;
+
+  /// Elements [begin, end) of the flattened tensor, bitwise as stored.
+  virtual void read(const std::string& name, int64_t begin, int64_t end, void* out) const = 0;
+};
+
+/// Prefixes of names within a checkpoint: weights, optimizer state, and, as a part of that, the averages of
+/// the weights over the steps of a run (optim's "ema").
+inline constexpr const char* kWeightsPrefix = "model/";
+inline constexpr const char* kOptimizerPrefix = "optimizer/";
+inline constexpr const char* kAveragePrefix = "optimizer/ema/";
+
+/// The tensors of one or several sources, read on request. Not thread-safe.
+class Weights {
+ public:
+  Weights() = default;
+  /// Without tensors yet; `path` is for messages.
+  explicit Weights(std::filesystem::path path) : path_(std::move(path)) {}
+
+  std::vector<std::string> names() const;
+  bool contains(const std::string& name) const { return where_.contains(name); }
+  const std::vector<int64_t>& shape(const std::string& name) const { return info(name).shape; }
+  at::ScalarType dtype(const std::string& name) const { return info(name).dtype; }
+  int64_t numel(const std::string& name) const;
+
+  /// Shape and type under the tensor's name in the file; kCheckpoint when there is none.
+  const TensorInfo& info(const std::string& name) const;
+
+  const std::filesystem::path& path() const { return path_; }
+
+  /// Whether a conversion makes a value that is too large for its type the type's largest one instead of an error.
+  void set_saturating(bool saturates) { saturates_ = saturates; }
+
+  /// Fills a contiguous CPU tensor of the same shape, converting between floating-point types. kCheckpoint
+  /// when the name is missing, the shape differs, or only one of the two types is a floating-point type, and as
+  /// convert_values().
+  void read_into(const std::string& name, const at::Tensor& tensor) const;
+
+  /// The same for elements [begin, begin + tensor.numel()) of the flattened tensor; `tensor` is 1-D.
+  void read_range_into(const std::string& name, int64_t begin, const at::Tensor& tensor) const;
+
+  /// The same for the elements of a part; `tensor` is 1-D. Reads whole rows of the part's view where their
+  /// pieces are smaller than kSmallestPieceBytes, otherwise only the columns.
+  void read_part_into(const std::string& name, const util::Rectangle& part, const at::Tensor& tensor) const;
+
+  /// A smaller piece is not worth a read of its own: a file system reads no less.
+  static constexpr int64_t kSmallestPieceBytes = 4096;
+
+  /// Passes elements [begin, end) of the flattened tensor to `sink` in order, as 1-D tensors of type `dtype`
+  /// of at most kSliceBytes in the stored type. Their memory is reused when the sink has returned.
+  void stream(const std::string& name, int64_t begin, int64_t end, at::ScalarType dtype,
+              const std::function<void(const at::Tensor&)>& sink) const;
+
+  static constexpr int64_t kSliceBytes = int64_t{16} << 20;
+
+  /// Adds the tensors of a source whose names begin with `prefix`, under the names without it.
+  void add(std::shared_ptr<const TensorSource> source, const std::string& prefix = "");
+
+ private:
+  friend Weights open_weights(const std::filesystem::path& path);
+  friend Weights open_state(const std::filesystem::path& path);
+  struct Place {
+    TensorInfo info;
+    std::shared_ptr<const TensorSource> source;
+  };
+  /// Memory that is kept from slice to slice: freed and allocated again between the small blocks that HDF5
+  /// keeps, it would fragment the heap, which would grow to several times its size.
+  class Scratch {
+   public:
+    at::Tensor elements(int64_t count, at::ScalarType dtype);
+
+   private:
+    at::Tensor memory_;
+  };
+  const Place& place_of(const std::string& name) const;
+  void require_convertible(const std::string& name, at::ScalarType dtype) const;
+  void add_files_of_index(const std::filesystem::path& folder);
+
+  std::filesystem::path path_;
+  std::map<std::string, Place> where_;
+  bool saturates_ = false;
+  mutable Scratch stored_, converted_;
+};
+
+/// Copies floating-point values to a tensor of another type. Where finite values do not fit it (in float16, those from
+/// 65520 on), throws kCheckpoint that names the tensor, or makes them the largest that fit if `saturates`.
+void convert_values(const at::Tensor& from, const at::Tensor& to, const std::string& name, bool saturates);
+
+/// The weights, under the names of the model's parameters. `path` is a file, a folder, or a run's output
+/// folder (its newest complete checkpoint). Of a checkpoint of adapters: those of its base with the adapters merged in. kCheckpoint when the path holds no weights or damaged ones.
+Weights open_weights(const std::filesystem::path& path);
+
+/// All tensors of a checkpoint, the optimizer's too, under their full names ("model/...", "optimizer/...").
+/// `path` is a step's folder or a run's output folder.
+Weights open_state(const std::filesystem::path& path);
+
+/// kCheckpoint when a checkpoint has no averages of weights.
+void require_averages(const TensorSource& checkpoint);
+
+/// The type that all floating-point tensors share; nothing if they have several.
+std::optional<c10::ScalarType> common_dtype(const Weights& weights);
+
+}  // namespace fsdp::checkpoint

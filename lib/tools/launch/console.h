@@ -1,0 +1,111 @@
+#pragma once
+
+// The launcher's stdout and stderr, shared by all workers.
+//
+// Nothing here blocks, so the launcher reacts to signals even if its output is not read. Pending output is buffered up
+// to a limit, after which a slow reader slows the workers down; once a reader has taken nothing for two seconds, it is
+// no longer waited for: workers that were kept waiting would be lost to the others. Their lines are dropped and counted
+// until it reads again.
+
+#include <poll.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tools/launch/descriptor.h"
+
+namespace fsdp::launch {
+
+/// The width of the terminal (80 if unknown), or 0 if the descriptor is no terminal.
+int terminal_columns(int fd);
+
+/// The beginning of `text` that fits into `columns` cells, so that transient text never wraps (only its last row
+/// could be erased). Colour sequences (ESC [ ... letter) take no cell and are ended if the text is cut; other
+/// UTF-8 characters count as one cell; control characters are removed.
+std::string fit_columns(std::string_view text, int columns);
+
+/// One destination: a terminal, a pipe or a file.
+///
+/// A terminal shows an unfinished line on its last row and erases it before the next line. To a pipe or file the
+/// beginning of the line is written; the same writer can continue it, but if another writer comes between, the
+/// line is broken off and written again as a whole once it is complete. Complete lines are never torn.
+class ConsoleStream {
+ public:
+  explicit ConsoleStream(int fd);
+
+  bool is_terminal() const { return is_terminal_; }
+
+  /// Writes a whole line. `writer` is any address that identifies the writer; lines without one are never dropped.
+  void line(const void* writer, std::string_view prefix, std::string_view text);
+  /// Writes the beginning of a line.
+  void beginning(const void* writer, std::string_view prefix, std::string_view text);
+  /// Whether this writer has begun a line and can continue it.
+  bool is_continuing(const void* writer) const { return open_writer_ == writer; }
+  /// Breaks off the line that this writer has begun.
+  void abandon(const void* writer);
+  /// Shows text that is replaced by the next text of the same writer; only on a terminal.
+  void transient(std::string_view prefix, std::string_view text);
+  /// Ends unfinished text: erases it on a terminal, ends the line elsewhere.
+  void settle();
+
+  /// Writes as much as possible without blocking.
+  void flush();
+  size_t pending_bytes() const { return buffer_.size() - written_; }
+  /// Whether more output is to be read from workers: it can be buffered, or is to be dropped.
+  bool takes_lines() const { return has_room() || is_stalled(); }
+  /// Until the reader is no longer waited for; -1: there is room, or it is not.
+  int milliseconds_to_stall() const;
+  /// Drops pending and all later output.
+  void discard();
+  int fd() const { return fd_; }
+  /// The errno of the error that ended all writing, or 0.
+  int failure() const { return failure_; }
+
+ private:
+  bool has_room() const;
+  bool is_stalled() const;
+  void tell_of_dropped();
+  void put(std::string_view bytes);
+  ssize_t write_some();
+
+  int fd_;
+  Descriptor own_;  ///< the same file, opened again for non-blocking writes if possible
+  bool is_terminal_;
+  bool is_regular_file_ = false;
+  bool discarding_ = false;
+  int failure_ = 0;
+  std::string buffer_;
+  size_t written_ = 0;   ///< bytes of buffer_ that have been written
+  int64_t dropped_ = 0;  ///< lines since the reader stalled
+  std::chrono::steady_clock::time_point
+      progress_at_{};                  ///< the reader took something, or had nothing to take
+  bool row_is_drawn_ = false;          ///< terminal: the last row shows transient text
+  const void* open_writer_ = nullptr;  ///< elsewhere: the writer of the unfinished line
+  size_t open_bytes_ = 0;              ///< bytes of that line that have been written
+};
+
+/// stdout and stderr. They share one ConsoleStream if they are the same file, so that lines of one never tear
+/// lines of the other.
+class Console {
+ public:
+  Console(int out_fd, int err_fd);
+
+  ConsoleStream& out() { return *out_; }
+  ConsoleStream& err() { return *err_; }
+
+  bool has_pending() const;
+  int milliseconds_to_stall() const;
+  void add_poll_entries(std::vector<pollfd>& entries) const;
+  void flush();
+  void settle();
+  void discard();
+
+ private:
+  std::shared_ptr<ConsoleStream> out_, err_;
+};
+
+}  // namespace fsdp::launch

@@ -1,0 +1,150 @@
+#pragma once
+
+// Moves the workers' output to the launcher's console and to their log files, line by line.
+
+#include <poll.h>
+
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tools/launch/console.h"
+#include "tools/launch/descriptor.h"
+
+namespace fsdp::launch {
+
+/// Splits one output stream into lines. A line ends with "\n" or "\r\n". Text that ends with a lone "\r", such as
+/// a progress bar, is transient: the following text replaces it. At most `longest_line_bytes` are held; a longer
+/// line is passed on in pieces, cut between UTF-8 characters.
+class LineSplitter {
+ public:
+  using OnLine = std::function<void(std::string_view line)>;
+  static constexpr size_t kLongestLineBytes = 256 << 10;
+
+  explicit LineSplitter(size_t longest_line_bytes = kLongestLineBytes)
+      : longest_line_bytes_(longest_line_bytes) {}
+
+  /// Appends the next bytes and calls `on_line` for each line that they complete.
+  void feed(std::string_view bytes, const OnLine& on_line);
+
+  /// The stream has ended: completes a last line without a newline; drops transient text.
+  void finish(const OnLine& on_line);
+
+  std::string_view unfinished() const { return line_; }
+  /// unfinished() ended with '\r'.
+  bool is_transient() const { return after_return_; }
+  /// unfinished() replaced transient text, so it is probably transient too.
+  bool replaces_transient() const { return replaces_transient_; }
+
+ private:
+  void complete(const OnLine& on_line);
+
+  size_t longest_line_bytes_;
+  std::string line_;
+  bool after_return_ = false;
+  bool replaces_transient_ = false;
+};
+
+/// A log file with the output of one worker, in the order in which it was read, without prefixes and transient
+/// text. An existing file is continued. When writing fails (a full disk), that is logged once and the worker
+/// goes on without the file.
+class RankLog {
+ public:
+  /// Throws Error(kIo) when the file cannot be opened or is not a regular file.
+  explicit RankLog(std::filesystem::path path);
+
+  void line(std::string_view text);
+  /// Writes the buffered lines.
+  void flush();
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  Descriptor file_;
+  std::string buffer_;
+};
+
+/// Destinations of the output of one worker; its two streams may share a file.
+struct OutputPlan {
+  struct Target {
+    bool on_console = true;
+    std::filesystem::path file{};  ///< empty: none
+  };
+  int rank = 0;
+  Target out{}, err{};
+};
+
+class OutputPump {
+ public:
+  /// Opens the log files. Throws Error(kIo). The console must outlive the pump.
+  OutputPump(Console& console, const std::vector<OutputPlan>& plans);
+
+  /// Takes the read ends of the standard output and error of worker `index`, non-blocking. Output of an
+  /// earlier process of the worker that is still in its pipes is read, too.
+  void attach(int index, Descriptor out, Descriptor err);
+
+  /// The worker has ended: its output is still passed on, but not what other processes that hold its pipes (a
+  /// daemon that it left behind) write from now on.
+  void worker_ended(int index);
+
+  /// All output of all workers has been read.
+  bool is_done() const;
+
+  /// Adds the streams to poll; none of those whose console is too far behind.
+  void add_poll_entries(std::vector<pollfd>& entries);
+  /// Reads from the streams that are ready; `entries` as add_poll_entries() left them.
+  void read_ready(const std::vector<pollfd>& entries);
+
+  /// An unfinished line is shown when its writer pauses. Milliseconds until there is such a line, or -1.
+  int milliseconds_to_pause() const;
+  void show_paused();
+
+  /// The last few lines, shortened, that worker `index` wrote to its standard error or, if there are none, to
+  /// its standard output.
+  std::vector<std::string> last_lines(int index) const;
+  /// The file with its standard error, or "".
+  std::string log_path(int index) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Worker {
+    std::string prefix;
+    struct Sink {
+      bool on_console = true;
+      std::shared_ptr<RankLog> log;
+      std::deque<std::string> last_lines;
+    } out, err;
+  };
+
+  struct Stream {
+    Worker* worker;
+    Worker::Sink* sink;
+    ConsoleStream* console;
+    Descriptor pipe;
+    LineSplitter splitter{};
+    std::optional<size_t> left_bytes{};  ///< left in the pipe, once the worker has ended
+    Clock::time_point changed_at{};      ///< when the unfinished line last grew
+    size_t shown_bytes = 0;              ///< of the unfinished line
+  };
+
+  void read(Stream& stream);
+  void finish(Stream& stream);
+  void pass_on(Stream& stream, std::string_view line);
+  static bool has_more_to_show(const Stream& stream);
+
+  Console& console_;
+  std::deque<Worker> workers_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  std::vector<Stream*> polled_;
+  size_t first_entry_ = 0;
+};
+
+}  // namespace fsdp::launch

@@ -1,0 +1,403 @@
+#include "tools/plan/memory.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <iterator>
+
+#include "base/tensor/mapped_allocator.h"
+#include "model/families/architectures.h"
+#include "model/families/families.h"
+#include "model/kernels/fused.h"
+#include "model/kernels/meta.h"
+#include "model/parallel/step_collectives.h"
+#include "shard/state/matrix_exchange.h"
+#include "shard/units/step_formula.h"
+#include "state/groups/parameter_groups.h"
+#include "tools/plan/unit_memory.h"
+
+namespace fsdp::plan {
+namespace {
+
+using shard::UnitSizes;
+
+constexpr int kStepsUntilAllAreAlike = 3;
+
+/// The most temporaries of a range's size at once in the composed arithmetic of optimizers (lib/state/optim).
+int64_t composed_temporaries(const optim::OptimizerOptions& options) {
+  bool decays_in_gradient = optim::weight_decay_of(options) != 0;
+  for (const optim::ParameterGroupOptions& group : options.groups) {
+    decays_in_gradient = decays_in_gradient || group.weight_decay.value_or(0) != 0;
+  }
+  const int64_t decayed = decays_in_gradient ? 1 : 0;
+  if (options.name == "sgd") return decayed + (options.nesterov ? 1 : 0);
+  if (options.name == "adadelta") return decayed + 2;
+  const bool is_decoupled = options.name == "adamw" || options.name == "lion" || options.name == "muon";
+  return (is_decoupled ? 0 : decayed) + 1;
+}
+
+/// A matrix of a unit, which a rank of those that share the work on it computes (shard/state/matrix_exchange.h).
+struct Matrix {
+  int64_t rows = 0, columns = 0;
+  int64_t part = 0;  ///< elements that each rank of the axis model has; all, if there are no parts
+  bool is_of_this_group = true;  ///< a rank of this one's group along the axis model computes it
+  bool is_own = true;            ///< the first rank does
+  int64_t numel() const { return rows * columns; }
+  bool has_parts() const { return part < numel(); }
+};
+
+std::vector<Matrix> matrices_of(const optim::OptimizerOptions& options, const UnitSizes& unit) {
+  if (!unit.has_trainable_parameters) return {};
+  std::vector<Matrix> matrices;
+  std::vector<std::vector<int64_t>> shapes;
+  for (const shard::ParameterSizes& parameter : unit.parameters) {
+    const std::vector<int64_t>& shape = parameter.shape;
+    if (!optim::treatment_of(options, parameter.name, shape).matrix) continue;
+    shapes.push_back(shape);
+    matrices.push_back({.rows = shape[0], .columns = shape[1], .part = parameter.part_numel});
+  }
+  const int groups = unit.has_parts() ? unit.groups.parts() : unit.groups.replicas / unit.options.holders;
+  const std::vector<int> owners = shard::share_matrices(shapes, groups * unit.model_ranks);
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    matrices[i].is_of_this_group = owners[i] < unit.model_ranks;
+    matrices[i].is_own = matrices[i].has_parts() ? owners[i] == 0 : matrices[i].is_of_this_group;
+  }
+  return matrices;
+}
+
+/// The lengths of the sums over the tensors of a unit that the optimizer needs.
+std::vector<int64_t> sums_of(const optim::OptimizerOptions& options, const UnitSizes& unit) {
+  std::vector<std::vector<int64_t>> shapes;
+  for (const shard::ParameterSizes& parameter : unit.parameters) shapes.push_back(parameter.shape);
+  return unit.has_trainable_parameters ? optim::sums_of_tensors(options, shapes) : std::vector<int64_t>();
+}
+
+/// Temporaries of muon for the matrices of a unit (shard/state/matrix_exchange.h, state/optim/muon.h).
+int64_t matrix_temporaries(const optim::OptimizerOptions& options, const UnitSizes& unit) {
+  const std::vector<Matrix> matrices = matrices_of(options, unit);
+  if (matrices.empty()) return 0;
+  int64_t most = 0;
+  for (const Matrix& matrix : matrices) {
+    const int64_t whole = matrix.numel(), least = std::min(matrix.rows, matrix.columns);
+    const int64_t computed = matrix.is_own ? 2 * whole + least * least : 0;
+    if (!matrix.has_parts()) {
+      most = std::max(most, whole + computed);
+    } else if (matrix.is_of_this_group) {  // it is joined, beside its parts
+      most = std::max(most,
+                      matrix.part + whole + std::max(computed, unit.model_ranks * matrix.part + matrix.part));
+    } else {
+      most = std::max(most, matrix.part);
+    }
+  }
+  const int64_t of_slice = unit.is_cut() && unit.has_slices() ? unit.slice_shard_numel() : 0;
+  const int64_t gathered = unit.has_parts() ? unit.gathered_numel : 0;
+  return 4 * (unit.shard_numel + gathered + std::max(most, of_slice));
+}
+
+/// Temporaries of clipping and of the optimizer, for its largest unit.
+int64_t update_temporaries(const config::Config& config, const std::vector<UnitSizes>& units) {
+  int64_t largest = 0, largest_low = 0, matrices = 0, directions = 0, at_once = 0, piece = 0;
+  for (const UnitSizes& unit : units) {
+    if (!unit.has_trainable_parameters) continue;
+    const shard::StorageOptions& storage = unit.options.storage;
+    largest = std::max(largest, unit.shard_numel);
+    if (storage.keep_low_precision_grads) largest_low = std::max(largest_low, unit.shard_numel);
+    const bool in_pieces = storage.param_storage != c10::ScalarType::Float;
+    const int64_t updated = in_pieces ? std::min(optim::kPiece, unit.shard_numel) : unit.shard_numel;
+    at_once = std::max(at_once, updated);
+    if (in_pieces) piece = std::max(piece, updated);
+    matrices = std::max(matrices, matrix_temporaries(config.optimizer, unit));
+    if (!sums_of(config.optimizer, unit).empty()) {
+      directions = std::max(directions, unit.shard_bytes_in_float32());
+    }
+  }
+  // For norms other than the 2-norm, libtorch's kernel makes a copy in double precision.
+  int64_t norm = config.training.norm_type == 2 ? 0 : 8 * largest;
+  const int64_t update = 4 * largest_low;
+  if (directions > 0) return std::max(norm, update + directions + 4 * piece);
+  const int64_t composed = config.optimizer.fused ? 0 : 4 * at_once * composed_temporaries(config.optimizer);
+  return std::max(norm, update + std::max(4 * piece + composed, matrices));
+}
+
+bool is_offloaded(const UnitSizes& unit) { return unit.options.storage.cpu_offload; }
+
+/// Those whose shards and optimizer state are where the rank computes.
+std::vector<UnitSizes> on_device(const std::vector<UnitSizes>& units) {
+  std::vector<UnitSizes> found;
+  std::ranges::remove_copy_if(units, std::back_inserter(found), is_offloaded);
+  return found;
+}
+
+/// Whether gradients are freed in backward (run/train/arriving_gradients.h).
+bool updates_in_backward(const config::Config& config, const RecordedPass& pass) {
+  return !pass.on_device() && config::updates_units_alone(config);
+}
+
+struct StepPeak {
+  util::Arena::Shape arena;  ///< of the pool of buffers
+  int64_t common = 0;        ///< length of the arena that the ranks share
+  int64_t beside = 0;        ///< peak of everything else
+  int64_t sum() const { return arena.length + common + beside; }
+};
+
+StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& units,
+                   const RecordedPass& pass, const UnitMemory::Options& options) {
+  const int64_t micro_batches = config.training.gradient_accumulation_steps;
+  MemoryTape tape;
+  UnitMemory memory(config, units, tape, options);
+  // From the second step on, the order of units is known and the pool has its final size. Micro-batches
+  // between the first and the last need no more than these two, unless sums wait for their neighbours.
+  const bool by_sample = config.training.reproducible == config::Reproducible::kWorldSize;
+  const int64_t others = by_sample ? micro_batches - 1 : std::min<int64_t>(micro_batches - 1, 1);
+  for (int step = 0; step < kStepsUntilAllAreAlike; ++step) {
+    tape.reset_peak();
+    for (int64_t i = 0; i < others; ++i) {
+      pass.play(tape, memory.events(/*sync=*/!config.training.no_sync, /*is_last=*/false));
+    }
+    pass.play(tape, memory.events(/*sync=*/true, /*is_last=*/true));
+    if (options.update_temporaries.empty()) {
+      tape.touch(update_temporaries(config, options.count_moved ? units : on_device(units)));
+    }
+    memory.zero_gradients();
+  }
+  return {.arena = memory.arena(),
+          .common = memory.common_bytes(),
+          .beside = tape.peak() - memory.arena().length - memory.common_bytes()};
+}
+
+/// The bound for any network. The arena keeps its largest length, so the peak of the rest may be of another
+/// timing.
+StepPeak step_peak_at_any_timing(const config::Config& config, const std::vector<UnitSizes>& units,
+                                 const RecordedPass& pass, UnitMemory::Options options) {
+  StepPeak most;
+  options.on_device = pass.on_device();
+  if (updates_in_backward(config, pass)) {
+    for (const UnitSizes& unit : units)
+      options.update_temporaries.push_back(update_temporaries(config, {unit}));
+  }
+  for (CollectiveTiming timing :
+       {CollectiveTiming::kAtOnce, CollectiveTiming::kBesideCompute, CollectiveTiming::kWhenWaitedFor}) {
+    options.timing = timing;
+    const StepPeak peak = step_peak(config, units, pass, options);
+    if (peak.arena.length > most.arena.length) most.arena = peak.arena;
+    most.common = std::max(most.common, peak.common);
+    most.beside = std::max(most.beside, peak.beside);
+  }
+  if (most.common == 0) return most;
+  // When the first rank takes memory for a unit, the others may not yet have given back that of one more; but where
+  // gradients are clipped, all ranks have given back the root when the next step begins.
+  const bool meet = config.training.max_grad_norm > 0 && config.training.gradient_accumulation_steps == 1;
+  int64_t largest = 0;
+  for (const UnitSizes& unit : units) {
+    if (!(unit.is_root && meet))
+      largest = std::max(largest, std::max(unit.unsharded_bytes(), unit.communication_bytes()));
+    most.common += util::Arena::kAlignment;
+  }
+  most.common += largest;
+  return most;
+}
+
+int most_shards(const std::vector<UnitSizes>& units) {
+  int most = 1;
+  for (const UnitSizes& unit : units) most = std::max(most, unit.groups.shards);
+  return most;
+}
+
+bool shares_memory(const config::Config& config, const std::vector<UnitSizes>& units) {
+  return config.comm.backend != comm::Backend::kGloo && config.comm.backend != comm::Backend::kMpi &&
+         most_shards(units) > 1;
+}
+
+/// The memory that ranks gather into together is no tensor, beside which the allocator would hold free blocks for reuse.
+/// Through shared memory a rank reads its part of the other ranks' gradients in place; their pages count as resident here
+/// too. With several hosts it is less, because a rank reads only from its own host.
+int64_t resident_bytes(const config::Config& config, const std::vector<UnitSizes>& units, int64_t beside) {
+  const bool common = shares_memory(config, units);
+  const StepPeak peak =
+      step_peak_at_any_timing(config, units, record_pass(config, PassDevice::kCpu), {.common = common});
+  int64_t bytes = util::most_held_bytes(beside + peak.beside + peak.arena.length) + peak.common;
+  if (common) {
+    const int64_t ranks = most_shards(units);
+    bytes += peak.arena.length * (ranks - 1) / ranks;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+shard::StepFormula step_formula(const config::Config& config, const std::vector<UnitSizes>& units) {
+  const config::TrainingOptions& training = config.training;
+  return shard::step_formula(units, config::shard_options(config),
+                             {.micro_batches = training.gradient_accumulation_steps,
+                              .no_sync = training.no_sync,
+                              .on_device = is_for_gpu(config)});
+}
+
+int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const std::vector<UnitSizes>& units) {
+  int64_t bytes = 0;
+  for (const optim::StateKind& kind : optim::state_kinds(options)) {
+    for (const UnitSizes& unit : units) {
+      if (!unit.has_trainable_parameters) continue;
+      if (kind.elements == optim::StateKind::Elements::kAll) {
+        bytes += unit.shard_bytes_in_float32();
+        continue;
+      }
+      for (const shard::ParameterSizes& parameter : unit.parameters) {
+        if (!kind.covers(optim::treatment_of(options, parameter.name, parameter.shape))) continue;
+        bytes += 4 * (kind.is_whole() ? kind.numel(parameter.shape) : parameter.shard_numel);
+      }
+    }
+  }
+  return bytes;
+}
+
+shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
+                                 const std::vector<UnitSizes>& units) {
+  shard::Traffic traffic;
+  for (const UnitSizes& unit : units) {
+    if (unit.groups.parts() > 1 || unit.groups.replicas > 1 || unit.model_ranks > 1) {
+      for (int64_t sums : sums_of(options, unit)) {
+        ++traffic.all_reduces;
+        traffic.all_reduce_bytes += 8 * sums;
+      }
+    }
+    const std::vector<Matrix> matrices = matrices_of(options, unit);
+    if (matrices.empty()) continue;
+    const auto exchange = [&traffic](int64_t bytes) {
+      traffic +=
+          {.all_gathers = 1, .all_gather_bytes = bytes, .reduce_scatters = 1, .reduce_scatter_bytes = bytes};
+    };
+    for (const Matrix& matrix : matrices) {
+      if (matrix.has_parts() && matrix.is_of_this_group) exchange(4 * matrix.part);
+    }
+    if (unit.has_parts()) {
+      if (unit.has_slices()) exchange(unit.shard_bytes_in_float32());
+      if (unit.is_cut()) exchange(4 * unit.slice_shard_numel());
+    } else if (unit.groups.replicas > 1) {
+      ++traffic.all_reduces;
+      traffic.all_reduce_bytes += unit.shard_bytes_in_float32();
+    }
+  }
+  return traffic;
+}
+
+namespace {
+
+/// The number of layers whose stages of such a type are recomputed as a whole.
+int64_t recomputed_layers(const config::Config& config, std::initializer_list<const char*> types) {
+  const auto& checkpointing = config.activation_checkpointing;
+  const bool are_meant = std::ranges::any_of(checkpointing.stage_types, [&](const std::string& type) {
+    return std::ranges::find(types, type) != types.end();
+  });
+  if (!are_meant || checkpointing.mode == nn::RecomputeMode::kNone) return 0;
+  if (checkpointing.mode == nn::RecomputeMode::kFull) return config.model.num_hidden_layers;
+  return std::ranges::count_if(*checkpointing.chosen,
+                               [](const auto& stage) { return stage.operations.empty(); });
+}
+
+}  // namespace
+
+shard::Traffic attention_traffic(const config::Config& config, const comm::MeshShape& mesh) {
+  const int64_t context = mesh.context;
+  if (context == 1) return {};
+  const nn::ModelOptions& model = config.model;
+  const int64_t heads = nn::key_value_heads(model);
+  const int64_t width = nn::head_width(model) * std::max<int64_t>(1, heads / mesh.model);
+  const int64_t keys = config.data.micro_batch_size * config.data.sequence_length / context * width;
+  const int64_t sent = 2 * keys * util::element_size(util::scalar_type(config.mixed_precision.param_dtype)),
+                gradients = 2 * keys * 4;
+  const int64_t times = config.training.gradient_accumulation_steps, layers = times * model.num_hidden_layers;
+  // Of forward, of forward again, and of backward.
+  const int64_t passes = 2 * layers + times * recomputed_layers(config, {"block", "attention"});
+  if (config.mesh.context_attention == comm::ContextAttention::kGather) {
+    return {.all_gathers = passes,
+            .all_gather_bytes = passes * sent,
+            .reduce_scatters = layers,
+            .reduce_scatter_bytes = layers * gradients};
+  }
+  return {.shifts = passes * (context - 1) + layers * (context - 1),
+          .shift_bytes = passes * (context - 1) * sent + layers * (context - 1) * gradients};
+}
+
+shard::Traffic layer_traffic(const config::Config& config, const comm::MeshShape& mesh, PassDevice device) {
+  const nn::ModelOptions& model = config.model;
+  if (!nn::is_built_in_architecture(model.architecture)) return {};
+  const int64_t rows = config.data.micro_batch_size, tokens = config.data.sequence_length / mesh.context;
+  const int64_t vocabulary = (model.vocab_size + mesh.model - 1) / mesh.model;
+  const int64_t element = util::element_size(util::scalar_type(config.mixed_precision.param_dtype));
+  const kernels::MetaDevice scored_on{.type = is_for_gpu(config, device) ? c10::kCUDA : c10::kCPU};
+  const kernels::MetaDeviceGuard stands_for(scored_on);
+  const at::Tensor scored =
+      at::empty({rows * tokens, model.hidden_size},
+                at::TensorOptions(util::scalar_type(config.mixed_precision.param_dtype)).device(at::kMeta));
+  const int64_t chunk = kernels::cross_entropy_chunk_rows(scored, vocabulary);
+  const parallel::StepCollectives micro_batch =
+      parallel::step_collectives({.ranks = mesh.model,
+                                  .layers = model.num_hidden_layers,
+                                  .hidden = model.hidden_size,
+                                  .rows = rows,
+                                  .tokens = tokens,
+                                  .element_bytes = element,
+                                  .loss_chunks = (rows * tokens + chunk - 1) / chunk,
+                                  .sequence_parallel = config.mesh.sequence_parallel,
+                                  .recomputes_blocks = recomputed_layers(config, {"block"}) > 0});
+  const int64_t times = config.training.gradient_accumulation_steps;
+  return {.all_gathers = times * micro_batch.all_gather.calls,
+          .all_gather_bytes = times * micro_batch.all_gather.bytes,
+          .reduce_scatters = times * micro_batch.reduce_scatter.calls,
+          .reduce_scatter_bytes = times * micro_batch.reduce_scatter.bytes,
+          .all_reduces = times * micro_batch.all_reduce.calls,
+          .all_reduce_bytes = times * micro_batch.all_reduce.bytes};
+}
+
+int64_t device_peak(const config::Config& config, const std::vector<UnitSizes>& units,
+                    const RecordedPass& pass) {
+  int64_t shards = 0, largest_sent = 0, largest_moved = 0;
+  for (const UnitSizes& unit : units) {
+    shards += unit.slice_shard_bytes();
+    if (!is_offloaded(unit)) shards += unit.shard_bytes();
+    if (is_offloaded(unit)) largest_sent = std::max(largest_sent, unit.shard_bytes());
+    if (unit.options.storage.move_grads_to_cpu && unit.has_parts()) {
+      largest_moved = std::max(largest_moved, unit.result_bytes());
+    }
+  }
+  const bool none_offloaded = std::ranges::none_of(units, is_offloaded);
+  // While one gradient is copied to the host, the next is reduced.
+  return shards + optimizer_state_bytes(config.optimizer, on_device(units)) + pass.kept_bytes() +
+         step_peak_at_any_timing(config, units, pass, {.count_moved = none_offloaded}).sum() +
+         kShardsOnTheDevice * largest_sent + largest_moved;
+}
+
+MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes>& units,
+                       const RecordedPass& pass) {
+  const shard::StepFormula step = step_formula(config, units);
+  MemoryPlan plan;
+  plan.shards = step.shard_bytes;
+  plan.slice_shards = step.slice_shard_bytes;
+  plan.optimizer = optimizer_state_bytes(config.optimizer, units);
+  for (const UnitSizes& unit : units) {
+    if (!updates_in_backward(config, pass)) plan.gradients += unit.shard_gradient_bytes();
+    if (is_offloaded(unit)) plan.pinned += unit.shard_bytes();
+    const bool is_moved = unit.options.storage.move_grads_to_cpu && unit.has_trainable_parameters;
+    if (is_moved) plan.pinned += unit.result_bytes();
+  }
+  plan.buffers = step.unsharded_bytes;
+  plan.saved_activations = pass.saved_bytes();
+  const int64_t at_rest = plan.shards + plan.slice_shards + plan.optimizer + pass.kept_bytes();
+  plan.device_peak = device_peak(config, units, pass);
+  plan.peak = std::ranges::any_of(units, is_offloaded)
+                  ? at_rest + step_peak_at_any_timing(config, units, pass, {}).sum()
+                  : plan.device_peak;
+  plan.resident = resident_bytes(config, units, at_rest);
+  return plan;
+}
+
+BufferShapes buffer_shapes(const config::Config& config, const std::vector<UnitSizes>& units, bool common,
+                           PassDevice device) {
+  const StepPeak peak =
+      step_peak_at_any_timing(config, units, record_pass(config, device), {.common = common});
+  return {.own = peak.arena, .common = peak.common};
+}
+
+}  // namespace fsdp::plan

@@ -1,0 +1,199 @@
+#include "tools/plan/plan.h"
+
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "base/util/error.h"
+#include "base/util/text.h"
+#include "model/nn/decoder.h"
+#include "model/nn/lora.h"
+#include "setup/config/checks.h"
+#include "setup/config/global_batch.h"
+#include "shard/engine/wrap_policy.h"
+#include "shard/units/root_unit.h"
+#include "tools/plan/advice.h"
+#include "tools/plan/meta_group.h"
+
+namespace fsdp::plan {
+using util::concat;
+
+namespace {
+
+constexpr double kBytesOfGib = 1024.0 * 1024.0 * 1024.0;
+constexpr int64_t kMostRows = 100'000;  ///< limit of data.micro_batch_size
+constexpr int64_t kMostSamples = 1024;  ///< of those tried with sums by sample
+
+void check_machines(const PlanOptions& options) {
+  const std::pair<const char*, double> numbers[] = {{"`memory_gib`", options.memory_gib},
+                                                    {"`bandwidth_gbps`", options.bandwidth_gbps},
+                                                    {"`dcn_bandwidth_gbps`", options.dcn_bandwidth_gbps},
+                                                    {"`flops_tflops`", options.flops_tflops}};
+  if (options.gpus_per_node < 0 || !(options.node_bandwidth_gbps >= 0) ||
+      !std::isfinite(options.node_bandwidth_gbps)) {
+    util::fail(util::ErrorKind::kUsage, "`gpus_per_node` and `node_bandwidth_gbps` must be above 0, but are ",
+               options.gpus_per_node, " and ", options.node_bandwidth_gbps,
+               "; leave them out for the default");
+  }
+  for (const auto& [name, value] : numbers) {
+    if (value > 0 && std::isfinite(value)) continue;
+    util::fail(util::ErrorKind::kUsage, name, " must be above 0, but is ", value,
+               "; leave it out for the default");
+  }
+  if (options.world_size < 0 || options.world_size > std::numeric_limits<int>::max()) {
+    util::fail(util::ErrorKind::kUsage, "`world_size` must be a number of ranks, but is ", options.world_size,
+               "; leave it out if [mesh] gives every axis a size");
+  }
+}
+
+}  // namespace
+
+MachineSpeed PlanOptions::speed() const {
+  return {.flops_per_second = flops_tflops * 1e12,
+          .bytes_per_second = bandwidth_gbps * 1e9 / 8,
+          .replica_bytes_per_second = dcn_bandwidth_gbps * 1e9 / 8,
+          .ranks_of_node = gpus_per_node,
+          .node_bytes_per_second = node_bandwidth_gbps * 1e9 / 8};
+}
+
+int64_t largest_micro_batch(config::Config config, const std::vector<shard::UnitSizes>& units,
+                            int64_t limit) {
+  auto fits = [&](int64_t rows) {
+    config.data.micro_batch_size = rows;
+    return device_peak(config, units, record_pass(config)) <= limit;
+  };
+  if (!fits(1)) return 0;
+  // Sums by sample: other numbers than powers of two are divided (config::resolve_batch()), and a pass is recorded sample
+  // by sample, so larger ones are not tried.
+  const bool by_sample = config.training.reproducible == config::Reproducible::kWorldSize;
+  const int64_t most = by_sample ? kMostSamples : kMostRows;
+  int64_t low = 1, high = 2;  // low fits
+  while (high <= most && fits(high)) {
+    low = high;
+    high *= 2;
+  }
+  if (by_sample) return low;
+  high = std::min(high, kMostRows + 1);
+  while (high - low > 1) {
+    int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+namespace {
+
+/// What it saves to keep frozen units gathered, where memory suffices; empty: nothing.
+std::string kept_frozen_units(const Plan& plan, const RecordedPass& pass) {
+  config::Config config = plan.config;
+  if (!config.lora.is_on() || !shard::reshards(config.fsdp.strategy)) return {};
+  config.fsdp.keep_after_forward = {"*"};
+  const std::vector<shard::UnitSizes> units = planned_units(config, plan.mesh);
+  const int64_t bytes = step_formula(config, units).traffic.all_gather_bytes;
+  const int64_t before = plan.step.traffic.all_gather_bytes;
+  const int64_t peak = device_peak(config, units, pass);
+  if (bytes >= before || peak > plan.memory_limit()) return {};
+  return concat("frozen units can stay gathered for a whole step, with ", util::human_bytes(peak),
+                " of memory: all-gathers then send ", util::human_bytes(bytes),
+                " a rank and step instead of ", util::human_bytes(before),
+                "; set fsdp.keep_after_forward = [\"*\"]");
+}
+
+}  // namespace
+
+int64_t Plan::tokens_per_step() const {
+  return config::samples_per_step(config, machines.world_size) * config.data.sequence_length;
+}
+
+double Plan::tokens_per_second() const {
+  return time.step() > 0 ? static_cast<double>(tokens_per_step()) / time.step() : 0;
+}
+
+int64_t Plan::memory_limit() const { return static_cast<int64_t>(machines.memory_gib * kBytesOfGib); }
+
+int planned_world_size(const config::Config& config, const PlanOptions& options) {
+  check_machines(options);
+  if (options.world_size > 0) return static_cast<int>(options.world_size);
+  const comm::MeshOptions& mesh = config.mesh;
+  if (mesh.dcn < 1 || mesh.data < 1 || mesh.context < 1 || mesh.model < 1) return 1;
+  int64_t product = 0;
+  bool counts = !__builtin_mul_overflow(mesh.dcn, mesh.data, &product) &&
+                !__builtin_mul_overflow(product, mesh.context, &product) &&
+                !__builtin_mul_overflow(product, mesh.model, &product);
+  if (!counts || product > std::numeric_limits<int>::max()) {
+    util::fail(util::ErrorKind::kUsage, "[mesh]: expected at most ", std::numeric_limits<int>::max(),
+               " ranks; found ", mesh.dcn, " * ", mesh.data, " * ", mesh.context, " * ", mesh.model,
+               "; make an axis smaller");
+  }
+  return static_cast<int>(product);
+}
+
+std::vector<shard::UnitSizes> planned_units(const config::Config& config, const comm::MeshShape& mesh) {
+  const auto stages = nn::make_decoder(config.model, at::kMeta);
+  if (config.lora.is_on()) nn::add_lora(*stages, config.lora);
+  const auto parts =
+      nn::parallelize_decoder(*stages, config.model, {.sequence_parallel = config.mesh.sequence_parallel},
+                              std::make_shared<MetaGroup>(mesh.model, MetaGroup::Events{}));
+  const nn::ModelOutline model = shard::make_model_tree(*stages, parts).outline;
+  std::vector<shard::UnitSizes> units = unit_sizes(model, config::shard_options(config), mesh);
+  // The first place of a parameter that is trained: what comes before it requires no gradient.
+  size_t first_trained = model.nodes.size();
+  for (const nn::OutlineParameter& parameter : model.parameters) {
+    if (parameter.requires_grad) first_trained = std::min(first_trained, parameter.nodes.front());
+  }
+  for (size_t node = 1; node < model.nodes.size(); ++node) {
+    for (shard::UnitSizes& unit : units) {
+      if (unit.name != model.nodes[node].path) continue;
+      // Token ids require no gradient either, so the end of an embedding's backward cannot be seen.
+      unit.input_is_differentiable = first_trained < node && model.nodes[node].type != "embedding";
+      unit.output_is_differentiable = first_trained < model.nodes[node].end;
+    }
+  }
+  return units;
+}
+
+Plan make_plan(const config::Config& given, const PlanOptions& options) {
+  Plan plan;
+  plan.config = given;
+  plan.machines = options;
+  plan.machines.world_size = planned_world_size(given, options);
+  plan.mesh = config::check_world(given, static_cast<int>(plan.machines.world_size));
+  plan.config.mesh.context = plan.mesh.context;
+  plan.config.mesh.model = plan.mesh.model;
+  config::resolve_batch(plan.config, plan.machines.world_size);
+  config::plan_largest_batches(plan.config);
+  if (plan.config.activation_checkpointing.mode == nn::RecomputeMode::kSelective) {
+    plan.recomputation = choose_recomputation(plan.config);
+    plan.config.activation_checkpointing = plan.recomputation.options;
+  }
+  const config::Config& config = plan.config;
+  plan.units = planned_units(config, plan.mesh);
+  config::Config counted = config;
+  counted.lora.quantize = nn::BaseQuantization::kNone;  // bytes are no parameters
+  for (const shard::UnitSizes& unit :
+       config.lora.quantize == nn::BaseQuantization::kNone ? plan.units : planned_units(counted, plan.mesh)) {
+    for (const shard::ParameterSizes& parameter : unit.parameters) {
+      plan.parameters += c10::multiply_integers(parameter.shape);
+    }
+  }
+  plan.step = step_formula(config, plan.units);
+  plan.optimizer_traffic = optimizer_traffic(config.optimizer, plan.units);
+  plan.attention_traffic = attention_traffic(config, plan.mesh);
+  plan.layer_traffic = layer_traffic(config, plan.mesh);
+  const RecordedPass pass = record_pass(config);
+  plan.memory = plan_memory(config, plan.units, pass);
+  plan.time = plan_time(config, plan.units, options.speed(), pass);
+  plan.flops =
+      flops_a_token(config.model, config.data.sequence_length, config.activation_checkpointing, config.lora);
+  plan.largest_micro_batch = largest_micro_batch(config, plan.units, plan.memory_limit());
+  const std::string blocks = shard::blocks_in_root(plan.units).text(config.fsdp.min_num_params);
+  if (!blocks.empty()) plan.warnings.push_back(blocks);
+  if (const std::string kept = kept_frozen_units(plan, pass); !kept.empty()) plan.warnings.push_back(kept);
+  if (!plan.fits()) plan.advice = advise(plan, given);
+  return plan;
+}
+
+}  // namespace fsdp::plan

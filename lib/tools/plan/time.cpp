@@ -1,0 +1,156 @@
+#include "tools/plan/time.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <tuple>
+
+#include "shard/units/nominal_pass.h"
+
+namespace fsdp::plan {
+
+using shard::UnitSizes;
+
+namespace {
+
+constexpr size_t kShardLink = 0, kReplicaLink = 1;
+/// A stream; no queue of units has this number.
+constexpr size_t kLayers = shard::kNoQueue;
+
+}  // namespace
+
+StepClock::StepClock(const std::vector<UnitSizes>& units, const MachineSpeed& speed,
+                     bool reduce_scatter_group)
+    : units_(units), speed_(speed), reduce_scatter_group_(reduce_scatter_group), jobs_(units.size()) {}
+
+void StepClock::read(const shard::Command& command) {
+  using Kind = shard::Command::Kind;
+  Jobs& jobs = jobs_[command.unit];
+  switch (command.kind) {
+    case Kind::kGatherSlices:
+      jobs.slices = issue(command).second;
+      return;
+    case Kind::kWaitForSlices:
+      return wait_for(jobs.slices);
+    case Kind::kGather:
+      jobs.gather = issue(command, jobs.slices).second;
+      return;
+    case Kind::kWaitForGather:
+      return wait_for(jobs.gather);
+    case Kind::kReduce:
+    case Kind::kReduceInSlice:
+      std::tie(jobs.sending, jobs.reduction) = issue(command);
+      if (!units_[command.unit].is_cut()) jobs.sending = jobs.reduction;
+      return;
+    case Kind::kWaitForSending:
+      return wait_for(jobs.sending);
+    case Kind::kWaitForMove:
+    case Kind::kWaitForReduction:
+      return wait_for(jobs.reduction);
+    case Kind::kReshard:
+    case Kind::kAttachGradients:
+    case Kind::kHandOver:
+      return;
+  }
+}
+
+void StepClock::compute(double seconds) {
+  computed_ += seconds;
+  while (seconds > 0) seconds -= streams_.pass(seconds);
+}
+
+void StepClock::wait_for(Job job) {
+  while (!streams_.is_done(job)) exposed_ += streams_.pass(std::numeric_limits<double>::infinity());
+}
+
+StepClock::Job StepClock::put_on(size_t stream, size_t link, double seconds, Job after) {
+  seconds += speed_.latency_seconds;
+  communicated_ += seconds;
+  return streams_.issue(stream, link, seconds, after);
+}
+
+StepClock::Job StepClock::send(int64_t bytes, int ranks) {
+  const bool in_node = ranks <= speed_.ranks_of_node && speed_.node_bytes_per_second > 0;
+  const double speed = in_node ? speed_.node_bytes_per_second : speed_.bytes_per_second;
+  return put_on(kLayers, kShardLink, static_cast<double>(bytes) / speed);
+}
+
+double StepClock::seconds_of_shards(const UnitSizes& unit, int64_t payload) const {
+  const double each = static_cast<double>(payload), shards = unit.groups.shards;
+  if (speed_.ranks_of_node == 0) return each * (shards - 1) / speed_.bytes_per_second;
+  const double of_node = static_cast<double>(speed_.ranks_of_node);
+  const double inside =
+      speed_.node_bytes_per_second > 0 ? speed_.node_bytes_per_second : speed_.bytes_per_second;
+  const double between = each * std::max(shards - of_node, 0.0) / (of_node * speed_.bytes_per_second);
+  return std::max(each * (shards - 1) / inside, between);
+}
+
+double StepClock::seconds_of(const UnitSizes& unit, const shard::UnitCollective& collective) const {
+  using Among = shard::UnitCollective::Among;
+  if (collective.among == Among::kShards) return seconds_of_shards(unit, collective.bytes);
+  const double ranks = collective.among == Among::kSlices ? unit.groups.slices : unit.groups.replicas;
+  const bool is_whole = collective.kind == shard::UnitCollective::Kind::kAllReduce;
+  const double received = static_cast<double>(collective.bytes) * (ranks - 1) * (is_whole ? 2 / ranks : 1);
+  return received / speed_.replica_bytes_per_second;
+}
+
+std::pair<StepClock::Job, StepClock::Job> StepClock::issue(const shard::Command& command, Job after) {
+  const UnitSizes& unit = units_[command.unit];
+  std::pair<Job, Job> jobs{after, after};
+  bool is_first = true;
+  for (const shard::UnitCollective& each : collectives_of(command.kind, unit, reduce_scatter_group_)) {
+    const size_t link = each.queue == shard::kQueueAcross ? kReplicaLink : kShardLink;
+    jobs.second = put_on(each.queue, link, seconds_of(unit, each), jobs.second);
+    if (std::exchange(is_first, false)) jobs.first = jobs.second;
+  }
+  return jobs;
+}
+
+TimePlan plan_time(const config::Config& config, const std::vector<UnitSizes>& units,
+                   const MachineSpeed& speed, const RecordedPass& pass) {
+  StepClock clock(units, speed, config.fsdp.reduce_scatter_group);
+  shard::Schedule schedule(config::shard_options(config), shard::scheduled_units(units), clock,
+                           /*host_runs_ahead=*/pass.on_device());
+  double flops = 0, flops_in_float8 = 0;
+  const auto micro_batch = [&](bool sync, bool is_last) {
+    const TimePlan before{clock.computed(), clock.communicated(), clock.exposed(), flops, flops_in_float8};
+    schedule.set_requires_gradient_sync(sync);
+    schedule.set_requires_all_reduce(is_last);
+    StageEvents events = run_schedule(schedule, units);
+    events.computes = [&](const Products& products) {
+      flops += products.flops;
+      flops_in_float8 += products.flops_in_float8;
+      const double equivalent = products.flops - (1 - 1 / kFloat8Speed) * products.flops_in_float8;
+      clock.compute(equivalent / speed.flops_per_second);
+    };
+    std::map<int64_t, StepClock::Job> jobs;
+    events.sends = [&](int64_t number, int64_t bytes) {
+      jobs[number] = clock.send(bytes, static_cast<int>(std::max<int64_t>(1, config.mesh.context) *
+                                                        std::max<int64_t>(1, config.mesh.model)));
+    };
+    events.waits = [&](int64_t number) { clock.wait_for(jobs.at(number)); };
+    MemoryTape tape;
+    pass.play(tape, events);
+    return TimePlan{clock.computed() - before.compute, clock.communicated() - before.communication,
+                    clock.exposed() - before.exposed, flops - before.flops,
+                    flops_in_float8 - before.flops_in_float8};
+  };
+  micro_batch(true, true);  // makes the order of the units known
+  schedule.forget_gradients();
+  // No collective is under way between micro-batches, so their times add up. The first gathers between slices.
+  const int64_t count = config.training.gradient_accumulation_steps;
+  TimePlan sum;
+  const auto add = [&sum](const TimePlan& part, double times) {
+    sum.compute += times * part.compute;
+    sum.communication += times * part.communication;
+    sum.exposed += times * part.exposed;
+    sum.flops += times * part.flops;
+    sum.flops_in_float8 += times * part.flops_in_float8;
+  };
+  if (count > 1) add(micro_batch(!config.training.no_sync, false), 1);
+  if (count > 2) add(micro_batch(!config.training.no_sync, false), static_cast<double>(count - 2));
+  add(micro_batch(true, true), 1);
+  return sum;
+}
+
+}  // namespace fsdp::plan

@@ -1,0 +1,111 @@
+#pragma once
+
+// The duration of a step on machines of a given speed, and how much of its communication is exposed: compute
+// waits for it. The model is deliberately simple:
+//   - A stage takes 2 FLOP per weight of its matrices and token in forward and 4 in backward; attention takes
+//     4 * T * D per token in forward (T tokens in a row, width D, counting the half hidden by causality) and
+//     twice that in backward; a recomputed stage runs forward twice. Nothing else takes time: no norms, no
+//     optimizer.
+//   - A rank computes `flops_per_second` without interruption, and kFloat8Speed times as fast in linear
+//     layers that multiply in 8 bits (training.float8).
+//   - Collectives wait and are waited for as the engine's schedule says (StepClock), without latency.
+
+#include <utility>
+#include <vector>
+
+#include "setup/config/config.h"
+#include "shard/units/schedule.h"
+#include "shard/units/unit_collectives.h"
+#include "shard/units/unit_sizes.h"
+#include "tools/plan/communication_streams.h"
+#include "tools/plan/recorded_pass.h"
+
+namespace fsdp::plan {
+
+/// Speed of products in 8 bits relative to bf16: that of the matrix units of every GPU with both (NVIDIA's
+/// data sheets of H100, L40S and B200, without sparsity). Scaling and rounding are not included.
+inline constexpr double kFloat8Speed = 2;
+
+struct MachineSpeed {
+  double flops_per_second = 150e12;  ///< of products in the type of compute
+  double bytes_per_second = 50e9;
+  double replica_bytes_per_second = 50e9;
+  int64_t ranks_of_node = 0;         ///< 0: bytes_per_second holds between any two ranks
+  double node_bytes_per_second = 0;  ///< between ranks of a node; 0: bytes_per_second
+  double latency_seconds = 0;        ///< of each collective
+};
+
+/// StepClock: when a step computes and communicates, in seconds. It reads the commands of a schedule; the
+/// caller adds the compute between the schedule's events.
+///
+/// Compute is one stream, and so is the communication of each group (gather_queue() in shard/units/group_sizes.h).
+/// A collective begins when the one before it on its stream has ended; compute continues when the collectives
+/// for which it waits have ended. All-reduces over replicas follow the reduce-scatter of their shard in a
+/// separate stream, over a link of their own; those of units that are not cut share the stream of the
+/// gathers. With fsdp.reduce_scatter_group, reduce-scatters are a stream too. What it has under way beside a
+/// gather shares the link with it: a group of its own changes what comes first, not how fast bytes are.
+///
+/// A rank receives the other W - 1 shards of a unit in an all-gather, and as much in a reduce-scatter, at
+/// `bytes_per_second`. With g ranks per node (`ranks_of_node`) it receives all of them at the speed inside a
+/// node, and the ranks of a node together receive those of the other nodes once, at g times
+/// `bytes_per_second`; the slower counts. An all-reduce of b bytes over R replicas takes 2 (R - 1) / R * b at
+/// `replica_bytes_per_second`; an all-gather or a reduce-scatter between slices takes as long as (slices - 1) / slices
+/// of the slice's shard do there.
+///
+/// The collectives of attention over mesh.context are a stream as well. They share the link of the gathers, at the
+/// speed inside a node where a context group fits into one.
+class StepClock final : public shard::CommandReader {
+ public:
+  /// The first two arguments must outlive the clock.
+  StepClock(const std::vector<shard::UnitSizes>& units, const MachineSpeed& speed,
+            bool reduce_scatter_group = false);
+
+  void read(const shard::Command& command) override;
+  void compute(double seconds);
+
+  using Job = CommunicationStreams::Job;
+  /// A collective inside a layer, among `ranks` ranks, of which this one receives so many bytes.
+  Job send(int64_t bytes, int ranks);
+  void wait_for(Job job);
+
+  double computed() const { return computed_; }
+  double communicated() const { return communicated_; }  ///< sum of all collectives
+  double exposed() const { return exposed_; }            ///< during which compute waited
+
+ private:
+  double seconds_of_shards(const shard::UnitSizes& unit, int64_t payload) const;
+  double seconds_of(const shard::UnitSizes& unit, const shard::UnitCollective& collective) const;
+
+  Job put_on(size_t stream, size_t link, double seconds, Job after = 0);
+  /// What the command communicates, after that job: its first collective and its last; 0: none.
+  std::pair<Job, Job> issue(const shard::Command& command, Job after = 0);
+
+  /// The collectives of a unit.
+  struct Jobs {
+    Job slices = 0, gather = 0, sending = 0, reduction = 0;
+  };
+
+  const std::vector<shard::UnitSizes>& units_;
+  const MachineSpeed& speed_;
+  const bool reduce_scatter_group_;
+  std::vector<Jobs> jobs_;  ///< by unit
+  CommunicationStreams streams_;
+  double computed_ = 0, communicated_ = 0, exposed_ = 0;
+};
+
+/// Seconds of one optimizer step.
+struct TimePlan {
+  double compute = 0;
+  double communication = 0;  ///< sum of all collectives
+  double exposed = 0;
+  double flops = 0;            ///< of this rank, including recomputation
+  double flops_in_float8 = 0;  ///< of these
+
+  double step() const { return compute + exposed; }
+};
+
+/// `pass` must be the config's.
+TimePlan plan_time(const config::Config& config, const std::vector<shard::UnitSizes>& units,
+                   const MachineSpeed& speed, const RecordedPass& pass);
+
+}  // namespace fsdp::plan

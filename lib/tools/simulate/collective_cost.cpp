@@ -1,0 +1,265 @@
+#include "tools/simulate/collective_cost.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/util/error.h"
+
+namespace fsdp::simulate {
+namespace {
+
+using comm::Backend;
+
+/// What shm copies through stages with one meeting (comm/shm/shm_communicator.cpp).
+constexpr double kSmallBytes = 32 << 10;
+
+/// Seconds of bytes at a rate; a rate of 0 takes none.
+double over(double bytes, double bytes_per_second) {
+  return bytes_per_second > 0 ? bytes / bytes_per_second : 0;
+}
+
+/// The level on which a group of one rank a host communicates.
+Level level_of(const Group& group) {
+  if (group.hosts() == 1) return Level::kInside;
+  return group.is_between_slices ? Level::kSlices : Level::kBetween;
+}
+
+/// A stage in which the rank receives `bytes` in so many steps on this level.
+Stage transfer(const NetworkTable& network, Level level, double steps, double bytes) {
+  const Link& link = network.at(level);
+  Stage stage{.delay_seconds = steps * link.latency_seconds,
+              .delay_beside_compute = steps * link.latency_beside_compute,
+              .core_seconds = bytes * link.core_seconds_per_byte};
+  (level == Level::kInside    ? stage.inside_bytes
+   : level == Level::kBetween ? stage.between_bytes
+                              : stage.slice_bytes) = bytes;
+  return stage;
+}
+
+Cost with_base(Cost cost, const NetworkTable& network) {
+  if (!cost.empty()) {
+    cost.front().delay_seconds += network.base_seconds;
+    cost.front().core_seconds += network.core_seconds;
+  }
+  return cost;
+}
+
+/// The ranks of a host meet so many times, and their cores work for so long.
+Stage meetings(const NetworkTable& network, double count, double core_seconds) {
+  Stage stage = transfer(network, Level::kInside, count, 0);
+  stage.core_seconds = core_seconds;
+  return stage;
+}
+void add_meetings(Stage& stage, const NetworkTable& network, double count) {
+  stage.delay_seconds += count * network.inside.latency_seconds;
+  stage.delay_beside_compute += count * network.inside.latency_beside_compute;
+}
+
+/// Of `ranks` ranks that share memory.
+Cost shared_memory(CollectiveKind kind, double bytes, double ranks, const NetworkTable& network) {
+  const auto copies = [&](double count) { return over(count, network.copy_bytes_per_second); };
+  const auto sums = [&](double count) { return over(count, network.sum_bytes_per_second); };
+  switch (kind) {
+    case CollectiveKind::kAllGather:
+      if (bytes <= kSmallBytes) return {meetings(network, 1, copies(ranks * bytes))};
+      return {meetings(network, 2, copies(bytes))};
+    case CollectiveKind::kReduceScatter:
+      return {meetings(network, 2, sums(ranks * bytes))};
+    case CollectiveKind::kAllReduce:
+      if (bytes <= kSmallBytes) return {meetings(network, 1, sums(ranks * bytes))};
+      return {meetings(network, 3, sums(bytes) + copies((ranks - 1) / ranks * bytes))};
+    case CollectiveKind::kExchange:
+      return {meetings(network, 2, copies(bytes))};
+  }
+  return {};
+}
+
+Cost gloo(const CollectiveCall& call, const NetworkTable& network) {
+  const double ranks = call.group.ranks, bytes = call.bytes;
+  const Level level = level_of(call.group);
+  const auto sums = [&](double count) { return over(count, network.sum_bytes_per_second); };
+  switch (call.kind) {
+    case CollectiveKind::kAllGather: {
+      Stage stage = transfer(network, level, 1, (ranks - 1) * bytes);
+      stage.core_seconds += over(bytes, network.copy_bytes_per_second);
+      return {stage};
+    }
+    case CollectiveKind::kReduceScatter:
+      return {transfer(network, level, 1, (ranks - 1) * bytes), {.core_seconds = sums(ranks * bytes)}};
+    case CollectiveKind::kAllReduce: {  // segments are added up while the next are under way
+      const double received = 2 * (ranks - 1) / ranks * bytes;
+      const double steps = 2 * (ranks - 1), ring_latency = network.at(level).ring_latency_seconds;
+      Stage stage = transfer(network, level, steps, received);
+      if (ring_latency > 0) stage.delay_seconds = steps * ring_latency;
+      stage.core_seconds += sums(received / 2);
+      return {stage};
+    }
+    case CollectiveKind::kExchange:
+      return {transfer(network, level, 1, bytes)};
+  }
+  return {};
+}
+
+Cost mpi(const CollectiveCall& call, const NetworkTable& network) {
+  const double ranks = call.group.ranks, bytes = call.bytes;
+  const Level level = level_of(call.group);
+  const auto sums = [&](double count) { return over(count, network.sum_bytes_per_second); };
+  switch (call.kind) {
+    case CollectiveKind::kAllGather:
+      return {transfer(network, level, std::ceil(std::log2(ranks)), (ranks - 1) * bytes)};
+    case CollectiveKind::kReduceScatter: {  // pieces are added up while the next are under way
+      Stage stage = transfer(network, level, 1, (ranks - 1) * bytes);
+      stage.core_seconds += sums(ranks * bytes);
+      return {stage};
+    }
+    case CollectiveKind::kAllReduce: {
+      Stage stage = transfer(network, level, 2, 2 * (ranks - 1) / ranks * bytes);
+      stage.core_seconds += sums(bytes);
+      return {stage};
+    }
+    case CollectiveKind::kExchange:
+      return {transfer(network, level, 1, bytes)};
+  }
+  return {};
+}
+
+/// Counterparts on the hosts exchange parts while ranks inside a host do (comm/backends/hierarchical_communicator.h).
+Cost hierarchical(const CollectiveCall& call, const NetworkTable& network) {
+  const double hosts = call.group.hosts(), here = call.group.ranks_of_host, bytes = call.bytes;
+  const Level level = level_of(call.group);
+  const auto copies = [&](double count) { return over(count, network.copy_bytes_per_second); };
+  const auto sums = [&](double count) { return over(count, network.sum_bytes_per_second); };
+  switch (call.kind) {
+    case CollectiveKind::kAllGather: {
+      Stage stage = transfer(network, level, 1, (hosts - 1) * bytes);
+      add_meetings(stage, network, 2 * hosts);
+      stage.core_seconds += copies(hosts * (here - 1) * bytes);
+      return {stage};
+    }
+    case CollectiveKind::kReduceScatter: {
+      Stage stage = transfer(network, level, 1, (hosts - 1) * bytes);
+      add_meetings(stage, network, 2 * hosts);
+      stage.core_seconds += sums(hosts * here * bytes);
+      return {stage, {.core_seconds = sums(hosts * bytes)}};
+    }
+    case CollectiveKind::kAllReduce: {
+      if (bytes <= kSmallBytes / 2) {  // whole tensors, in one exchange
+        Stage stage = transfer(network, level, 1, (hosts - 1) * bytes);
+        add_meetings(stage, network, 1);
+        return {stage};
+      }
+      const double piece = bytes / here;
+      Stage stage = transfer(network, level, 2, 2 * (hosts - 1) / hosts * piece);
+      add_meetings(stage, network, 4);
+      stage.core_seconds += sums(bytes + piece) + copies((here - 1) * piece);
+      return {stage};
+    }
+    case CollectiveKind::kExchange:
+      return {transfer(network, level, 1, bytes)};
+  }
+  return {};
+}
+
+/// Figures of NCCL's model for its algorithms and protocols: seconds of a collective and of a step, relative to those
+/// of the ring's protocol "Simple", and the share of the bandwidth.
+struct NcclProtocol {
+  double base, inside, between, bandwidth;
+  bool is_tree;
+};
+constexpr NcclProtocol kNcclProtocols[] = {
+    {8.4 / 8.4, 3.4 / 3.4, 14.0 / 14.0, 1, false},            // Simple
+    {14.0 / 8.4, 1.9 / 3.4, 4.0 / 14.0, 120.0 / 128, false},  // LL128
+    {6.6 / 8.4, 0.6 / 3.4, 2.7 / 14.0, 0.25, false},          // LL
+    {8.4 / 8.4, 4.0 / 3.4, 14.0 / 14.0, 0.9, true},
+    {6.8 / 8.4, 0.6 / 3.4, 5.0 / 14.0, 0.25, true},  // LL
+};
+
+Cost nccl(const CollectiveCall& call, const NetworkTable& network) {
+  const double ranks = call.group.ranks, here = call.group.ranks_of_host, hosts = call.group.hosts();
+  const bool reduces_all = call.kind == CollectiveKind::kAllReduce;
+  const Level level = level_of(call.group);
+  const double times = reduces_all ? 2 : 1, payload = reduces_all ? call.bytes / ranks : call.bytes;
+  const double inside_bytes =
+      here == 1 ? 0 : (call.kind == CollectiveKind::kExchange ? call.bytes : times * (ranks - 1) * payload);
+  double between_bytes = 0;
+  if (hosts > 1) {
+    between_bytes =
+        call.kind == CollectiveKind::kExchange ? call.bytes : times * (ranks - here) * payload / here;
+  }
+  Cost best;
+  double least = std::numeric_limits<double>::infinity();
+  for (const NcclProtocol& protocol : kNcclProtocols) {
+    if (protocol.is_tree && !reduces_all) continue;
+    double inside_steps = times * (ranks - hosts), between_steps = times * (hosts - 1);
+    if (protocol.is_tree) {
+      inside_steps = 2 * (here - 1);
+      between_steps = 2 * std::ceil(std::log2(hosts));
+    }
+    if (call.kind == CollectiveKind::kExchange) {
+      inside_steps = hosts > 1 ? 0 : 1;
+      between_steps = hosts > 1 ? 1 : 0;
+    }
+    Stage stage{.delay_seconds = protocol.base * network.base_seconds +
+                                 inside_steps * protocol.inside * network.inside.latency_seconds +
+                                 between_steps * protocol.between * network.at(level).latency_seconds,
+                .inside_bytes = inside_bytes / protocol.bandwidth};
+    (level == Level::kSlices ? stage.slice_bytes : stage.between_bytes) = between_bytes / protocol.bandwidth;
+    const Cost cost{stage};
+    const double seconds = seconds_alone(cost, network, 0);
+    if (seconds >= least) continue;
+    least = seconds;
+    best = cost;
+  }
+  return best;
+}
+
+}  // namespace
+
+double Stage::bytes_at(Level level) const {
+  const double bytes[] = {inside_bytes, between_bytes, slice_bytes};
+  return bytes[static_cast<size_t>(level)];
+}
+
+Cost cost_of(const CollectiveCall& call, Backend backend, const NetworkTable& network) {
+  if (call.group.ranks < 2) return {};
+  switch (backend) {
+    case Backend::kShm:
+      return with_base(shared_memory(call.kind, call.bytes, call.group.ranks, network), network);
+    case Backend::kGloo:
+      return with_base(gloo(call, network), network);
+    case Backend::kMpi:
+      return with_base(mpi(call, network), network);
+    case Backend::kHierarchical:
+    case Backend::kHierarchicalMpi:
+      if (call.group.hosts() == 1) {
+        return with_base(shared_memory(call.kind, call.bytes, call.group.ranks, network), network);
+      }
+      if (call.group.ranks_of_host == 1) {
+        return with_base(backend == Backend::kHierarchicalMpi ? mpi(call, network) : gloo(call, network),
+                         network);
+      }
+      return with_base(hierarchical(call, network), network);
+    case Backend::kNccl:
+      return nccl(call, network);
+    case Backend::kAuto:
+      break;
+  }
+  util::fail(util::ErrorKind::kUnexpected, "a collective needs a backend");
+}
+
+double transfer_seconds(const Stage& stage, const NetworkTable& network, double cores) {
+  double seconds = cores > 0 ? stage.core_seconds * std::max(1.0, 1 / cores) : stage.core_seconds;
+  for (const Level level : {Level::kInside, Level::kBetween, Level::kSlices}) {
+    seconds = std::max(seconds, over(stage.bytes_at(level), network.at(level).bytes_per_second));
+  }
+  return seconds;
+}
+
+double seconds_alone(const Cost& cost, const NetworkTable& network, double cores) {
+  double seconds = 0;
+  for (const Stage& stage : cost) seconds += stage.delay_seconds + transfer_seconds(stage, network, cores);
+  return seconds;
+}
+
+}  // namespace fsdp::simulate

@@ -1,0 +1,312 @@
+#include "tools/simulate/step_program.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "shard/units/nominal_pass.h"
+#include "tools/plan/memory.h"
+
+namespace fsdp::simulate {
+namespace {
+
+using Kind = Operation::Kind;
+
+/// Adds up kernels until the schedule has a command or a stage an event.
+///
+/// A kernel shows by its result: an allocation is the result of the product beside it, if it has that size, or else of
+/// a kernel that is bound by memory.
+class Kernels {
+ public:
+  /// `width`: of the hidden states.
+  Kernels(const ComputeTable& table, int64_t width) : table_(table), width_(static_cast<double>(width)) {}
+
+  /// `in_head`: in the model's forward, outside of its layers, where the logits are made and, in place, their loss and
+  /// gradient: with those of the states and of the weight three products of as many operations.
+  void product(const kernels::MetaProduct& shape, bool in_head) {
+    const bool is_attention = shape.kind == kernels::MetaProduct::Kind::kAttention;
+    seconds_[is_attention ? KernelClass::kAttention : KernelClass::kProduct] += table_.product_seconds(shape);
+    ++launches_;
+    // The result was allocated just before, or will be.
+    const double numbers = static_cast<double>(shape.m) * static_cast<double>(shape.n);
+    if (is_attention) return;
+    if (in_head) logit_bytes_ += shape.flops() / (3 * 2 * width_) * table_.element_bytes;
+    if (last_result_ && is_of(*last_result_, numbers)) {
+      bytes_ -= *std::exchange(last_result_, std::nullopt);
+      --launches_;
+    } else {
+      awaited_numbers_ = numbers;
+    }
+  }
+
+  void result(int64_t bytes) {
+    const auto size = static_cast<double>(bytes);
+    if (is_of(size, std::exchange(awaited_numbers_, 0))) return;
+    bytes_ += size;
+    ++launches_;
+    last_result_ = size;
+  }
+
+  bool any() const { return launches_ > 0; }
+
+  /// What has come since the last call.
+  KernelSeconds take() {
+    const auto over = [](double bytes, double rate) { return rate > 0 ? std::max(0.0, bytes) / rate : 0; };
+    seconds_[KernelClass::kElementwise] += over(bytes_, table_.elementwise_bytes_per_second);
+    seconds_[KernelClass::kLoss] += over(logit_bytes_, table_.loss_bytes_per_second);
+    const double launching = static_cast<double>(launches_) * table_.host_seconds;
+    // The host of a GPU runs ahead by a stage at most; a CPU launches and computes in turn.
+    const double waited = table_.is_gpu() ? std::max(0.0, launching - seconds_.sum()) : launching;
+    seconds_[KernelClass::kHost] += waited;
+    KernelSeconds taken;
+    taken.add(seconds_, table_.scale);
+    seconds_ = {};
+    bytes_ = logit_bytes_ = 0;
+    launches_ = 0;
+    last_result_.reset();
+    awaited_numbers_ = 0;
+    return taken;
+  }
+
+ private:
+  /// In a type of 2 or 4 bytes.
+  static bool is_of(double bytes, double numbers) {
+    return numbers > 0 && (bytes == 2 * numbers || bytes == 4 * numbers);
+  }
+
+  const ComputeTable& table_;
+  const double width_;
+  KernelSeconds seconds_;
+  double bytes_ = 0;  ///< of results that are no products'
+  double logit_bytes_ = 0;
+  int64_t launches_ = 0;
+  std::optional<double> last_result_;
+  double awaited_numbers_ = 0;
+};
+
+class ProgramWriter final : private shard::CommandReader {
+ public:
+  ProgramWriter(const config::Config& config, const std::vector<shard::UnitSizes>& units,
+                const plan::RecordedPass& pass, const ComputeTable& table)
+      : config_(config),
+        units_(units),
+        pass_(pass),
+        table_(table),
+        updates_alone_(!pass.on_device() && config::updates_units_alone(config)),
+        kernels_(table, config.model.hidden_size),
+        schedule_(config::shard_options(config), shard::scheduled_units(units), *this,
+                  /*host_runs_ahead=*/pass.on_device()),
+        updates_(units.size()) {
+    for (size_t unit = 0; unit < units.size(); ++unit) {
+      if (!units[unit].is_root) unit_at_[units[unit].name] = unit;
+    }
+    unit_at_[""] = 0;
+  }
+
+  StepProgram write() {
+    micro_batch(/*sync=*/true, /*is_last=*/true);  // makes the order of the units known
+    schedule_.forget_gradients();
+    const int64_t count = config_.training.gradient_accumulation_steps;
+    StepProgram program;
+    // No collective is under way between micro-batches, so the middle ones are alike.
+    const bool sync = !config_.training.no_sync;
+    if (count > 1) program.sections.push_back({.operations = micro_batch(sync, false)});
+    if (count > 2) {
+      program.sections.push_back(
+          {.operations = micro_batch(sync, false), .times = static_cast<double>(count - 2)});
+    }
+    program.sections.push_back({.operations = micro_batch(true, true)});
+    program.sections.push_back({.operations = end_of_step()});
+    return program;
+  }
+
+ private:
+  /// The update of a unit alone, as in tools/plan/unit_memory.cpp.
+  struct Update {
+    bool is_due = false, is_being_reduced = false;
+  };
+
+  void read(const shard::Command& command) override {
+    flush();
+    add({.kind = Kind::kCommand, .command = command});
+    Update& update = updates_[command.unit];
+    switch (command.kind) {
+      case shard::Command::Kind::kReduce:
+      case shard::Command::Kind::kReduceInSlice:
+        update.is_being_reduced = true;
+        break;
+      case shard::Command::Kind::kWaitForReduction:
+        update.is_being_reduced = false;
+        update_if_due(command.unit);
+        break;
+      case shard::Command::Kind::kHandOver:
+        hand_over(command.unit);
+        break;
+      default:
+        break;
+    }
+  }
+
+  void hand_over(size_t index) {
+    if (!updates_now_) return;
+    const shard::UnitSizes& unit = units_[index];
+    updates_[index].is_due = true;
+    if (!unit.is_cut() && unit.groups.replicas == 1 && !unit.has_slices()) {
+      updates_[index].is_being_reduced = false;
+    }
+    if (!updates_[index].is_being_reduced) update_if_due(index);
+  }
+
+  void update_if_due(size_t index) {
+    if (!std::exchange(updates_[index].is_due, false)) return;
+    compute(KernelClass::kOptimizer, update_seconds(units_[index]));
+  }
+
+  double update_seconds(const shard::UnitSizes& unit) const {
+    const double rate = table_.optimizer_bytes_per_second;
+    return rate > 0 ? update_bytes(config_, unit) / rate : 0;
+  }
+
+  std::vector<Operation> micro_batch(bool sync, bool is_last) {
+    updates_now_ = is_last && updates_alone_;
+    schedule_.set_requires_gradient_sync(sync);
+    schedule_.set_requires_all_reduce(is_last);
+    const plan::StageEvents of_schedule = plan::run_schedule(schedule_, units_);
+    std::vector<std::string> open;  ///< stages in forward
+    bool is_backward = false;
+    plan::StageEvents events;
+    // Gathering and waiting are no compute of a unit, as in a trace.
+    events.forward_begins = [&](const std::string& path) {
+      flush();
+      open.push_back(path);
+      of_schedule.forward_begins(path);
+      mark(Kind::kBegin, path, schedule_.in_backward() ? "recompute" : "forward");
+    };
+    events.forward_ends = [&](const std::string& path) {
+      flush();
+      mark(Kind::kEnd, path, schedule_.in_backward() ? "recompute" : "forward");
+      of_schedule.forward_ends(path);
+      open.pop_back();
+    };
+    events.backward_begins = [&](const std::string& path) {
+      flush();
+      is_backward = true;
+      of_schedule.backward_begins(path);
+      mark(Kind::kBegin, path, "backward");
+    };
+    events.backward_ends = [&](const std::string& path) {
+      flush();
+      is_backward = true;
+      if (!path.empty()) mark(Kind::kEnd, path, "backward");
+      of_schedule.backward_ends(path);
+    };
+    events.computes = [&](const plan::Products& products) {
+      const bool in_head =
+          open.empty() || open.back().find('.') == std::string::npos;  // the model or its head
+      kernels_.product(products.shape, !is_backward && in_head);
+    };
+    events.takes = [&](int64_t bytes) { kernels_.result(bytes); };
+    events.sends = [&](int64_t number, int64_t bytes) {
+      flush();
+      add({.kind = Kind::kSend, .number = number, .bytes = static_cast<double>(bytes)});
+    };
+    events.waits = [&](int64_t number) {
+      flush();
+      add({.kind = Kind::kWaitForSend, .number = number});
+    };
+    plan::MemoryTape tape;
+    pass_.play(tape, events);
+    flush();
+    return std::exchange(operations_, {});
+  }
+
+  std::vector<Operation> end_of_step() {
+    constexpr double kSums = 16;  ///< bytes of the loss and a flag, or of loss and norm
+    const auto all_reduce = [this](const char* what) {
+      add({.kind = Kind::kCollective,
+           .bytes = kSums,
+           .collective = CollectiveKind::kAllReduce,
+           .what = what});
+    };
+    double elements = 0, update = 0;
+    for (const shard::UnitSizes& unit : units_) {
+      if (!unit.has_trainable_parameters) continue;
+      elements += static_cast<double>(unit.shard_gradient_bytes());
+      update += update_seconds(unit);
+    }
+    // Where collectives add up host memory, they add up squares too.
+    if (table_.is_gpu() && table_.norm_bytes_per_second > 0) {
+      compute(KernelClass::kNorm, elements / table_.norm_bytes_per_second);
+    }
+    all_reduce(table_.is_gpu() ? "loss and gradient norm" : "loss");
+    if (!table_.is_gpu()) all_reduce("gradient norm");
+    const shard::Traffic traffic = plan::optimizer_traffic(config_.optimizer, units_);
+    const auto exchange = [this](CollectiveKind kind, int64_t number, int64_t bytes) {
+      for (int64_t i = 0; i < number; ++i) {
+        add({.kind = Kind::kCollective,
+             .bytes = static_cast<double>(bytes) / static_cast<double>(number),
+             .collective = kind,
+             .what = "optimizer"});
+      }
+    };
+    exchange(CollectiveKind::kAllGather, traffic.all_gathers, traffic.all_gather_bytes);
+    exchange(CollectiveKind::kReduceScatter, traffic.reduce_scatters, traffic.reduce_scatter_bytes);
+    exchange(CollectiveKind::kAllReduce, traffic.all_reduces, traffic.all_reduce_bytes);
+    if (!updates_alone_) compute(KernelClass::kOptimizer, update);
+    return std::exchange(operations_, {});
+  }
+
+  void flush() {
+    if (kernels_.any()) add({.kind = Kind::kCompute, .seconds = kernels_.take()});
+  }
+
+  void compute(KernelClass kernels, double seconds) {
+    KernelSeconds of;
+    of[kernels] = table_.scale * seconds;
+    if (seconds > 0) add({.kind = Kind::kCompute, .seconds = of});
+  }
+
+  void mark(Kind kind, const std::string& path, const char* pass) {
+    const auto unit = unit_at_.find(path);
+    if (unit == unit_at_.end()) return;
+    add({.kind = kind, .number = static_cast<int64_t>(unit->second), .what = pass});
+  }
+
+  void add(Operation operation) { operations_.push_back(std::move(operation)); }
+
+  const config::Config& config_;
+  const std::vector<shard::UnitSizes>& units_;
+  const plan::RecordedPass& pass_;
+  const ComputeTable& table_;
+  const bool updates_alone_;
+  Kernels kernels_;
+  shard::Schedule schedule_;
+  std::map<std::string, size_t> unit_at_;  ///< by path
+  std::vector<Update> updates_;            ///< by unit
+  bool updates_now_ = false;
+  std::vector<Operation> operations_;
+};
+
+}  // namespace
+
+KernelSeconds StepProgram::computed() const {
+  KernelSeconds seconds;
+  for (const Section& section : sections) {
+    for (const Operation& operation : section.operations) seconds.add(operation.seconds, section.times);
+  }
+  return seconds;
+}
+
+double update_bytes(const config::Config& config, const shard::UnitSizes& unit) {
+  if (!unit.has_trainable_parameters) return 0;
+  const int64_t states = plan::optimizer_state_bytes(config.optimizer, {unit});
+  return static_cast<double>(2 * states + 2 * unit.shard_bytes() + unit.shard_gradient_bytes());
+}
+
+StepProgram step_program(const config::Config& config, const std::vector<shard::UnitSizes>& units,
+                         const plan::RecordedPass& pass, const ComputeTable& table) {
+  return ProgramWriter(config, units, pass, table).write();
+}
+
+}  // namespace fsdp::simulate

@@ -1,0 +1,59 @@
+#pragma once
+
+// StepProgram: what a rank does in a step, in order: the commands of the schedule (shard/units/schedule.h), as the engine gets
+// them, and between them the compute of the recorded pass (tools/plan/recorded_pass.h), in seconds. The simulation
+// executes it (tools/simulate/step_simulation.h).
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "setup/config/config.h"
+#include "shard/units/schedule.h"
+#include "shard/units/unit_sizes.h"
+#include "tools/plan/recorded_pass.h"
+#include "tools/simulate/collective_cost.h"
+#include "tools/simulate/compute_table.h"
+
+namespace fsdp::simulate {
+
+struct Operation {
+  enum class Kind {
+    kCompute,
+    kCommand,      ///< of the schedule
+    kSend,         ///< begin of a collective inside a layer
+    kWaitForSend,  ///< until it has ended
+    kCollective,   ///< a collective of all ranks, for whose end it waits
+    kBegin,        ///< of the compute of a unit's stage
+    kEnd,
+  };
+  Kind kind = Kind::kCompute;
+  KernelSeconds seconds = {};      ///< kCompute
+  shard::Command command = {};     ///< kCommand
+  int64_t number = 0;              ///< kSend, kWaitForSend: which one; kBegin, kEnd: the unit
+  double bytes = 0;                ///< kSend: received; kCollective: the payload
+  CollectiveKind collective = {};  ///< kCollective
+  std::string what = {};           ///< kCollective: its purpose; kBegin: "forward", "recompute" or "backward"
+};
+
+/// A micro-batch, or what follows the last.
+struct Section {
+  std::vector<Operation> operations = {};
+  double times = 1;  ///< in a row
+};
+
+struct StepProgram {
+  std::vector<Section> sections;
+
+  /// Of all operations, without waiting.
+  KernelSeconds computed() const;
+};
+
+/// A step after the first one: the order of the units is known. `pass` must be the config's.
+StepProgram step_program(const config::Config& config, const std::vector<shard::UnitSizes>& units,
+                         const plan::RecordedPass& pass, const ComputeTable& table);
+
+/// Bytes that the optimizer reads and writes for a unit: its weights and states both, its gradient once.
+double update_bytes(const config::Config& config, const shard::UnitSizes& unit);
+
+}  // namespace fsdp::simulate

@@ -1,0 +1,62 @@
+#pragma once
+
+// The simulation of a step: discrete events over the program of a step (tools/simulate/step_program.h).
+//
+// A rank computes in one stream, and communicates in a stream for each queue of the engine (gather_queue() in
+// shard/units/group_sizes.h). A collective begins when all ranks have issued it, those before it in its queue have ended
+// and, of a reduction over replicas, the first part has; then it passes its stages (tools/simulate/collective_cost.h).
+// Compute goes on when the collectives for which it waits have ended. Whatever is under way at the same time shares
+// links and, on CPUs, the cores of the host with the compute (tools/simulate/shared_resources.h).
+//
+// All ranks have the same program, so ranks that are alike in all else are simulated as one: a world of ten thousand
+// ranks takes no longer than one of two. Ranks that compute more slowly are another kind of ranks.
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "comm/events/trace_event.h"
+#include "shard/units/unit_sizes.h"
+#include "tools/simulate/cluster.h"
+#include "tools/simulate/step_program.h"
+
+namespace fsdp::simulate {
+
+struct StepOptions {
+  /// By kind of ranks: its compute takes so many times as long. The first is the one that is reported.
+  std::vector<double> slowness = {1};
+  bool reduce_scatter_group = false;
+  bool records = false;  ///< StepTimes::events
+};
+
+/// What made a rank wait.
+enum class Obstacle { kLatency, kInside, kBetween, kSlices, kCores, kOtherRanks };
+inline constexpr size_t kObstacles = 6;
+constexpr auto enum_names(Obstacle) {
+  return std::to_array<util::EnumName<Obstacle>>({{Obstacle::kLatency, "latency"},
+                                                  {Obstacle::kInside, "links inside a host"},
+                                                  {Obstacle::kBetween, "links between hosts"},
+                                                  {Obstacle::kSlices, "links between slices"},
+                                                  {Obstacle::kCores, "cores that copy and add"},
+                                                  {Obstacle::kOtherRanks, "slower ranks"}});
+}
+
+/// Seconds of a step of the first kind of ranks.
+struct StepTimes {
+  double step = 0;
+  double computing = 0;                           ///< with what communication slowed it down
+  double communication = 0;                       ///< of all collectives, from their begin to their end
+  double exposed = 0;                             ///< the rank waited
+  std::map<std::string, double> exposed_by_kind;  ///< "all-gathers in forward"
+  std::array<double, kObstacles> exposed_by_obstacle{};
+
+  std::vector<comm::TraceEvent> events;  ///< of each kind of micro-batch one
+};
+
+/// `units`: those of the program.
+StepTimes simulate_step(const StepProgram& program, const std::vector<shard::UnitSizes>& units,
+                        const Cluster& cluster, const StepOptions& options = {});
+
+}  // namespace fsdp::simulate

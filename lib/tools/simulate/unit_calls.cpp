@@ -1,0 +1,111 @@
+#include "tools/simulate/unit_calls.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "shard/units/group_sizes.h"
+
+namespace fsdp::simulate {
+
+using shard::UnitSizes;
+
+namespace {
+
+/// A queue; none of units has this number.
+constexpr size_t kLayers = shard::kNoQueue;
+
+CollectiveKind kind_of(shard::UnitCollective::Kind kind) {
+  using Kind = shard::UnitCollective::Kind;
+  return kind == Kind::kAllGather       ? CollectiveKind::kAllGather
+         : kind == Kind::kReduceScatter ? CollectiveKind::kReduceScatter
+                                        : CollectiveKind::kAllReduce;
+}
+
+}  // namespace
+
+const char* IssuedCall::op() const {
+  switch (call.kind) {
+    case CollectiveKind::kAllGather:
+      return "all_gather";
+    case CollectiveKind::kReduceScatter:
+      return "reduce_scatter";
+    case CollectiveKind::kAllReduce:
+      return "all_reduce";
+    case CollectiveKind::kExchange:
+      break;
+  }
+  return "shift";
+}
+
+/// Of ranks that are `stride` apart.
+Group UnitCalls::group(int ranks, int stride, bool is_between_slices) const {
+  Group group{.ranks = ranks, .ranks_of_host = ranks, .is_between_slices = is_between_slices};
+  if (cluster_.ranks_of_host > 0) {
+    const int64_t here = std::max<int64_t>(1, cluster_.ranks_of_host / std::max(1, stride));
+    group.ranks_of_host = static_cast<int>(std::min<int64_t>(ranks, here));
+  }
+  return group;
+}
+
+/// Neighbours are on the axis model, over which no unit is cut.
+Group UnitCalls::shard_group(const UnitSizes& unit) const {
+  const comm::MeshShape& mesh = cluster_.mesh;
+  return group(unit.groups.shards, mesh.model, unit.groups.shards > mesh.data * mesh.context);
+}
+
+/// Of replicas or slices: the counterparts of other slices, or all ranks with the same parameters.
+Group UnitCalls::replica_group(const UnitSizes& unit, int ranks) const {
+  const comm::MeshShape& mesh = cluster_.mesh;
+  const int holders = unit.options.holders;
+  if (mesh.dcn > 1 && ranks == mesh.dcn * holders) return group(ranks, mesh.world_size() / mesh.dcn, true);
+  return group(ranks, holders > 1 ? 1 : mesh.model, ranks > mesh.data * mesh.context * holders);
+}
+
+std::vector<IssuedCall> UnitCalls::of_command(const shard::Command& command, const UnitSizes& unit) const {
+  using Among = shard::UnitCollective::Among;
+  const bool is_forward = command.pass == shard::Pass::kForward;
+  std::vector<IssuedCall> calls;
+  for (const shard::UnitCollective& each : collectives_of(command.kind, unit, reduce_scatter_group_)) {
+    const Group group = each.among == Among::kShards   ? shard_group(unit)
+                        : each.among == Among::kSlices ? replica_group(unit, unit.groups.slices)
+                                                       : replica_group(unit, unit.groups.replicas);
+    std::string kind = "reductions", pass = is_forward ? "forward" : "backward";
+    if (command.kind == shard::Command::Kind::kGather) {
+      kind = "all-gathers in " + pass;
+    } else if (each.among == Among::kSlices || group.is_between_slices) {
+      kind = "between slices";
+    }
+    if (command.kind == shard::Command::Kind::kGatherSlices) pass = shard::kBetweenSlices;
+    calls.push_back(
+        {.queue = each.queue,
+         .call = {.kind = kind_of(each.kind), .bytes = static_cast<double>(each.bytes), .group = group},
+         .kind = std::move(kind),
+         .unit = unit.name,
+         .pass = std::move(pass)});
+  }
+  return calls;
+}
+
+IssuedCall UnitCalls::exchange_in_layer(double bytes, const std::string& pass) const {
+  return {.queue = kLayers,
+          .call = {.kind = CollectiveKind::kExchange,
+                   .bytes = bytes,
+                   .group = group(cluster_.mesh.context * cluster_.mesh.model, /*stride=*/1)},
+          .kind = "layers",
+          .unit = "layers",
+          .pass = pass};
+}
+
+IssuedCall UnitCalls::of_all_ranks(const Operation& operation) const {
+  const int world = cluster_.mesh.world_size();
+  return {.queue = shard::gather_queue({.shards = world}),
+          .call = {.kind = operation.collective,
+                   .bytes = operation.bytes,
+                   .group = group(world, /*stride=*/1, cluster_.mesh.dcn > 1)},
+          .kind = operation.what,
+          .unit = operation.what,
+          .pass = "optimizer"};
+}
+
+}  // namespace fsdp::simulate

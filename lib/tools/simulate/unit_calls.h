@@ -1,0 +1,51 @@
+#pragma once
+
+// UnitCalls: the collectives of a step as the engine issues them (shard/units/unit_collectives.h), and where the ranks of their
+// groups are.
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "shard/units/unit_collectives.h"
+#include "tools/simulate/cluster.h"
+#include "tools/simulate/collective_cost.h"
+#include "tools/simulate/step_program.h"
+
+namespace fsdp::simulate {
+
+struct IssuedCall {
+  size_t queue = 0;  ///< collectives of one queue run in order
+  CollectiveCall call = {};
+  std::string kind = {};  ///< "all-gathers in forward"
+  // As in comm/events/trace_event.h.
+  std::string unit = {}, pass = {};
+
+  /// Of the trace: "all_gather".
+  const char* op() const;
+};
+
+class UnitCalls {
+ public:
+  /// `cluster` must outlive the calls.
+  UnitCalls(const Cluster& cluster, bool reduce_scatter_group)
+      : cluster_(cluster), reduce_scatter_group_(reduce_scatter_group) {}
+
+  /// Those of a command for this unit: each begins when the one before it has ended.
+  std::vector<IssuedCall> of_command(const shard::Command& command, const shard::UnitSizes& unit) const;
+
+  /// Inside a layer, over the axes context and model.
+  IssuedCall exchange_in_layer(double bytes, const std::string& pass) const;
+  /// `operation`: of the kind kCollective.
+  IssuedCall of_all_ranks(const Operation& operation) const;
+
+ private:
+  Group group(int ranks, int stride, bool is_between_slices = false) const;
+  Group shard_group(const shard::UnitSizes& unit) const;
+  Group replica_group(const shard::UnitSizes& unit, int ranks) const;
+
+  const Cluster& cluster_;
+  const bool reduce_scatter_group_;
+};
+
+}  // namespace fsdp::simulate

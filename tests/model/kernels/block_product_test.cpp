@@ -1,0 +1,126 @@
+#include "model/kernels/block_product.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <vector>
+
+#include "model/kernels/cpu/loops.h"
+#include "support/factors.h"
+
+namespace fsdp::kernels {
+namespace {
+
+using testing::factor;
+
+void multiply_into(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool adds) {
+  multiply_all_into(std::array{ProductOf{.c = c, .a = a, .adds = adds}}, b);
+}
+
+void expect_product(const at::Tensor& a, const at::Tensor& b, bool adds) {
+  at::Tensor c = at::randn({a.size(0), b.size(1)});
+  at::Tensor expected = at::mm(a.to(at::kDouble), b.to(at::kDouble));
+  if (adds) expected = expected + c.to(at::kDouble);
+  multiply_into(c, a, b, adds);
+  const double error = (c.to(at::kDouble) - expected).abs().max().item<double>();
+  EXPECT_LT(error / expected.abs().max().item<double>(), 3e-6)
+      << a.scalar_type() << a.sizes() << a.strides() << b.sizes() << b.strides() << adds;
+}
+
+TEST(BlockProduct, IsThatOfDoublePrecisionWhateverIsTransposed) {
+  if (!has_small_products(at::kFloat)) GTEST_SKIP() << "no small products on this CPU";
+  at::manual_seed(1);
+  for (auto [m, k, n] : {std::tuple{1, 1, 1}, {3, 5, 7}, {64, 64, 64}, {70, 33, 130}, {600, 1100, 300}}) {
+    for (int way = 0; way < 8; ++way) {
+      expect_product(factor(m, k, (way & 1) != 0, at::kFloat), factor(k, n, (way & 2) != 0, at::kFloat),
+                     (way & 4) != 0);
+    }
+  }
+}
+
+TEST(BlockProduct, AddsProductsOfBf16InFp32) {
+  if (!has_small_products(at::kBFloat16)) GTEST_SKIP() << "no small products in bf16 on this CPU";
+  at::manual_seed(2);
+  for (auto [m, k, n] : {std::tuple{1, 1, 1}, {3, 5, 7}, {64, 64, 64}, {70, 33, 130}, {600, 1101, 300}}) {
+    for (bool adds : {false, true}) {
+      expect_product(factor(m, k, true, at::kBFloat16), factor(k, n, false, at::kBFloat16), adds);
+      // A gradient of one column, whose rows and columns both are contiguous.
+      expect_product(at::randn({k, 1}).to(at::kBFloat16).t(), factor(k, n, false, at::kBFloat16), adds);
+      const int64_t even = 2 * k;
+      expect_product(factor(m, even, false, at::kBFloat16), factor(even, n, true, at::kBFloat16), adds);
+    }
+  }
+}
+
+TEST(BlockProduct, IsTheSameForAnyNumberOfThreads) {
+  if (!has_small_products(at::kFloat)) GTEST_SKIP() << "no small products on this CPU";
+  const int before = at::get_num_threads();
+  const at::Tensor a = at::randn({700, 90}), b = at::randn({90, 200});
+  at::Tensor one = at::empty({700, 200}), three = at::empty({700, 200});
+  at::set_num_threads(1);
+  multiply_into(one, a, b, false);
+  at::set_num_threads(3);
+  multiply_into(three, a, b, false);
+  at::set_num_threads(before);
+  EXPECT_TRUE(at::equal(one, three));
+}
+
+TEST(BlockProduct, OfSeveralLeftFactorsIsEachOnesOwn) {
+  if (!has_small_products(at::kFloat)) GTEST_SKIP() << "no small products on this CPU";
+  const int before = at::get_num_threads();
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    if (!has_small_products(type)) continue;
+    at::manual_seed(3);
+    // More rows than a block, more columns than stay packed, more depth than a slice.
+    const at::Tensor b = factor(1030, 2100, false, type);
+    std::vector<ProductOf> products;
+    std::vector<at::Tensor> alone;
+    for (int64_t rows : {1, 700, 37}) {
+      products.push_back(
+          {.c = at::randn({rows, b.size(1)}), .a = factor(rows, 1030, true, type), .adds = rows == 37});
+      alone.push_back(products.back().c.clone());
+      multiply_into(alone.back(), products.back().a, b, products.back().adds);
+      expect_product(products.back().a, b, products.back().adds);
+    }
+    for (int threads : {1, 3}) {
+      const at::Tensor last = products[2].c.clone();
+      at::set_num_threads(threads);
+      multiply_all_into(products, b);
+      at::set_num_threads(before);
+      for (size_t i = 0; i < products.size(); ++i)
+        EXPECT_TRUE(at::equal(products[i].c, alone[i])) << type << i;
+      products[2].c.copy_(last);
+    }
+  }
+}
+
+TEST(BlockProduct, OfNothingIsZero) {
+  if (!has_small_products(at::kFloat)) GTEST_SKIP() << "no small products on this CPU";
+  at::Tensor c = at::ones({2, 3});
+  multiply_into(c, at::empty({2, 0}), at::empty({0, 3}), true);
+  EXPECT_TRUE(at::equal(c, at::ones({2, 3})));
+  multiply_into(c, at::empty({2, 0}), at::empty({0, 3}), false);
+  EXPECT_TRUE(at::equal(c, at::zeros({2, 3})));
+}
+
+TEST(Packing, TransposesAndPads) {
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const cpu::Packing* packing =
+        cpu::packing(type == at::kFloat ? cpu::Element::kFloat : cpu::Element::kBFloat16);
+    if (packing == nullptr) GTEST_SKIP() << "no fast products on this CPU";
+    for (auto [rows, width] : {std::pair{1, 1}, {16, 16}, {32, 16}, {35, 50}, {70, 33}}) {
+      const int64_t padded = (rows + 1) / 2 * 2;
+      const at::Tensor from = at::randn({rows, width}).to(type);
+      at::Tensor to = at::full({width, padded}, 7, type);
+      packing->transposed({.data = from.data_ptr(), .stride = width, .rows = rows, .width = width}, padded,
+                          to.data_ptr());
+      EXPECT_TRUE(at::equal(to.narrow(1, 0, rows), from.t())) << rows << "x" << width << type;
+      EXPECT_TRUE(at::equal(to.narrow(1, rows, padded - rows), at::zeros({width, padded - rows}, type)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::kernels

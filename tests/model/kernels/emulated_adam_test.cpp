@@ -1,0 +1,193 @@
+// The step of Adam for GPUs, emulated, against double precision.
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "model/kernels/cuda/elements.cuh"
+#include "support/emulated_kernels.h"
+
+namespace fsdp::kernels::cuda {
+namespace {
+
+/// By the type of the gradient.
+class CudaAdam : public OfType {
+ protected:
+  static constexpr AdamNumbers kNumbers{.gradient_scale = 0.3F,
+                                        .beta1 = 0.9F,
+                                        .one_minus_beta1 = 0.1F,
+                                        .beta2 = 0.95F,
+                                        .one_minus_beta2 = 0.05F,
+                                        .eps = 1e-5F};
+  static constexpr AdamRates kDecoupled{
+      .keep = 0.99F, .step_size = 0.01F / 0.19F, .second_correction = 0.31F};
+  static constexpr AdamRates kInGradient{
+      .decay = 0.1F, .step_size = 0.01F / 0.19F, .second_correction = 0.31F};
+
+  template <typename Launch>
+  static void step(const Launch& launch, const AdamStep& step) {
+    with_type([&]<typename T>(T) { adam<T>(launch, step); });
+  }
+
+  /// Elements [begin, end) of all.
+  static AdamElements part(const AdamElements& all, int64_t begin, int64_t end, const AdamRates& rates) {
+    const int64_t bytes = begin * static_cast<int64_t>(c10::elementSize(type()));
+    return {.value = all.value + begin,
+            .gradient = static_cast<const char*>(all.gradient) + bytes,
+            .exp_avg = all.exp_avg + begin,
+            .exp_avg_sq = all.exp_avg_sq + begin,
+            .n = end - begin,
+            .rates = rates};
+  }
+};
+
+/// Counts the launches of what it emulates.
+class CountingLaunch {
+ public:
+  template <typename Kernel>
+  void run(const Grid& grid, const typename Kernel::Arguments& arguments) const {
+    ++launches;
+    launch_.run<Kernel>(grid, arguments);
+  }
+  mutable int launches = 0;
+
+ private:
+  EmulatedLaunch launch_;
+};
+INSTANTIATE_TEST_SUITE_P(Types, CudaAdam, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         name_of_type);
+
+TEST_P(CudaAdam, StepsAsTheFormulaDoes) {
+  for (bool decoupled : {true, false}) {
+    const AdamRates rates = decoupled ? kDecoupled : kInGradient;
+    for (int64_t shift : {0, 1}) {
+      for (int64_t n : {0, 1, 3, 4, 1023, 5001}) {
+        SCOPED_TRACE(n);
+        const Buffer gradient(random({n}), shift);
+        Buffer value(at::randn({n}), shift), exp_avg(at::randn({n}), shift), exp_avg_sq(at::rand({n}), shift);
+        const at::Tensor V = value.in_double(),
+                         g = gradient.in_double() * double{kNumbers.gradient_scale} + double{rates.decay} * V;
+        const at::Tensor m = double{kNumbers.beta1} * exp_avg.in_double() +
+                             double{kNumbers.one_minus_beta1} * g,
+                         v = double{kNumbers.beta2} * exp_avg_sq.in_double() +
+                             double{kNumbers.one_minus_beta2} * g * g;
+        const at::Tensor expected =
+            double{rates.keep} * V -
+            double{rates.step_size} * m / (v.sqrt() / double{rates.second_correction} + double{kNumbers.eps});
+        run_under_all_schedules({&value, &exp_avg, &exp_avg_sq}, [&](const EmulatedLaunch& launch) {
+          step(launch, {.parts = {{.value = value.data<float>(),
+                                   .gradient = gradient.data(),
+                                   .exp_avg = exp_avg.data<float>(),
+                                   .exp_avg_sq = exp_avg_sq.data<float>(),
+                                   .n = n,
+                                   .rates = rates}},
+                        .numbers = kNumbers});
+        });
+        expect_near(value.values(), expected, "value", 1e-6);
+        expect_near(exp_avg.values(), m, "exp_avg", 1e-6);
+        expect_near(exp_avg_sq.values(), v, "exp_avg_sq", 1e-6);
+      }
+    }
+  }
+}
+
+TEST_P(CudaAdam, StepsPartsAsItStepsTheWhole) {
+  const Buffer gradient(random({1000}));
+  const at::Tensor first_value = at::randn({1000}), first_average = at::randn({1000}),
+                   squares = at::rand({1000});
+  const auto stepped = [&](const std::vector<int64_t>& cuts, bool together) {
+    const Buffer value(first_value), exp_avg(first_average), exp_avg_sq(squares);
+    const AdamElements all{.value = value.data<float>(),
+                           .gradient = gradient.data(),
+                           .exp_avg = exp_avg.data<float>(),
+                           .exp_avg_sq = exp_avg_sq.data<float>()};
+    AdamStep one{.numbers = kNumbers};
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      one.parts.push_back(part(all, cuts[i], cuts[i + 1], kDecoupled));
+      if (together && i + 2 < cuts.size()) continue;
+      step(EmulatedLaunch(), one);
+      one.parts.clear();
+    }
+    return value.values().clone();
+  };
+  const std::vector<int64_t> cuts{0, 1, 128, 131, 640, 640, 1000};
+  EXPECT_TRUE(have_equal_bits(stepped({0, 1000}, false), stepped(cuts, false)));
+  EXPECT_TRUE(have_equal_bits(stepped({0, 1000}, false), stepped(cuts, true)));
+}
+
+// A part has blocks of its own, and rates of its own.
+TEST_P(CudaAdam, StepsManyPartsInOneLaunch) {
+  constexpr int64_t kOfBlock = 1024;  // elements
+  std::vector<int64_t> cuts{0};
+  for (int64_t i = 0; i < 2 * AdamTable::kParts; ++i) {
+    cuts.push_back(cuts.back() + (i % 5 == 0 ? kOfBlock + 8 : 8 * (i % 3)));
+  }
+  const int64_t n = cuts.back();
+  const Buffer gradient(random({n}));
+  const at::Tensor value = at::randn({n}), exp_avg = at::randn({n}), exp_avg_sq = at::rand({n});
+  struct Stepped {
+    at::Tensor tensors;
+    int launches;
+  };
+  const auto stepped = [&](size_t parts_of_call) {
+    const at::Tensor values = value.clone(), averages = exp_avg.clone(), squares = exp_avg_sq.clone();
+    const AdamElements all{.value = values.data_ptr<float>(),
+                           .gradient = gradient.data(),
+                           .exp_avg = averages.data_ptr<float>(),
+                           .exp_avg_sq = squares.data_ptr<float>()};
+    const CountingLaunch launch;
+    AdamStep some{.numbers = kNumbers};
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      some.parts.push_back(part(all, cuts[i], cuts[i + 1], i % 2 == 0 ? kDecoupled : kInGradient));
+      if (some.parts.size() < parts_of_call && i + 2 < cuts.size()) continue;
+      step(launch, some);
+      some.parts.clear();
+    }
+    return Stepped{at::stack({values, averages, squares}), launch.launches};
+  };
+  const Stepped together = stepped(cuts.size()), one_by_one = stepped(1);
+  EXPECT_TRUE(have_equal_bits(together.tensors, one_by_one.tensors));
+  // A third of the short parts are empty.
+  EXPECT_GT(one_by_one.launches, AdamTable::kParts);
+  EXPECT_EQ(together.launches, 2);
+}
+
+TEST_P(CudaAdam, TakesTheScaleFromTheDevice) {
+  const int64_t n = 1023;
+  for (double scale : {0.25, std::nan("")}) {
+    const Buffer gradient(random({n}));
+    const at::Tensor value = at::randn({n}), exp_avg = at::randn({n}), exp_avg_sq = at::rand({n});
+    const auto stepped = [&](float gradient_scale, const double* on_device) {
+      AdamNumbers numbers = kNumbers;
+      numbers.gradient_scale = gradient_scale;
+      at::Tensor values = value.clone(), averages = exp_avg.clone(), squares = exp_avg_sq.clone();
+      step(EmulatedLaunch(), {.parts = {{.value = values.data_ptr<float>(),
+                                         .gradient = gradient.data(),
+                                         .exp_avg = averages.data_ptr<float>(),
+                                         .exp_avg_sq = squares.data_ptr<float>(),
+                                         .n = n,
+                                         .rates = kDecoupled}},
+                              .numbers = numbers,
+                              .gradient_scale = on_device});
+      return at::stack({values, averages, squares});
+    };
+    const at::Tensor expected = std::isnan(scale) ? at::stack({value, exp_avg, exp_avg_sq})
+                                                  : stepped(static_cast<float>(scale), nullptr);
+    EXPECT_TRUE(at::equal(stepped(1, &scale), expected));
+  }
+}
+
+TEST(CudaOutcome, IsThatOfTheRule) {
+  const double sums[] = {6, 25}, local = 2.5;
+  StepOutcome outcome;
+  const OutcomeRule rule{.ranks = 2, .norm_type = 2, .max_grad_norm = 1, .step = 4};
+  decide_outcome(EmulatedLaunch(), {.sums = sums, .local_loss = &local, .rule = rule, .outcome = &outcome});
+  EXPECT_EQ(outcome.loss, 3);
+  EXPECT_EQ(outcome.grad_norm, 5);
+  EXPECT_EQ(outcome.gradient_scale, 1 / (5 + 1e-6));
+  EXPECT_EQ(outcome.diverged_step, 0);
+}
+
+}  // namespace
+}  // namespace fsdp::kernels::cuda

@@ -1,0 +1,324 @@
+// The kernels of activations, rotary embedding and sums for GPUs, emulated, against double precision and
+// against those of the CPU. Norms, losses and embeddings have files of their own.
+
+#include "support/emulated_kernels.h"
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "model/kernels/cuda/activations.cuh"
+#include "model/kernels/cuda/block_sum.cuh"
+#include "model/kernels/cuda/elements.cuh"
+#include "model/kernels/cuda/rotary.cuh"
+#include "model/kernels/row_kernels.h"
+
+namespace fsdp::kernels::cuda {
+namespace {
+
+class CudaKernels : public OfType {};
+INSTANTIATE_TEST_SUITE_P(Types, CudaKernels, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         name_of_type);
+
+TEST_P(CudaKernels, SwiGluIsThatOfTheFormulaAndOfTheCpu) {
+  struct Size {
+    int64_t rows, width;
+  };
+  for (int64_t shift : {0, 1}) {
+    for (const auto& [rows, width] :
+         std::vector<Size>{{0, 8}, {3, 0}, {1, 1}, {5, 7}, {1, 8}, {70, 16}, {33, 264}, {3, 1001}}) {
+      SCOPED_TRACE(width);
+      const std::vector<int64_t> shape{rows, width};
+      const Buffer gate(random(shape) * 4, shift), up(random(shape), shift), dy(random(shape), shift);
+      Buffer y(shape, type(), shift), dgate(shape, type(), shift), dup(shape, type(), shift);
+      Buffer again(shape, type(), shift);
+      auto values = [&, rows = rows, width = width](const Buffer& to) {
+        return SwiGluRows{.gate = gate.data(),
+                          .up = up.data(),
+                          .y = to.data(),
+                          .rows = rows,
+                          .width = width,
+                          .stride = width};
+      };
+      auto gradients = [&, rows = rows, width = width](const Buffer& of_gate, const Buffer& of_up,
+                                                       const Buffer& result) {
+        return SwiGluGradRows{.dy = dy.data(),
+                              .gate = gate.data(),
+                              .up = up.data(),
+                              .dgate = of_gate.data(),
+                              .dup = of_up.data(),
+                              .y = result.data(),
+                              .rows = rows,
+                              .width = width,
+                              .stride = width};
+      };
+      with_type([&]<typename T>(T) {
+        run_under_all_schedules({&y, &dgate, &dup, &again}, [&](const EmulatedLaunch& launch) {
+          swiglu<T>(launch, values(y));
+          swiglu_backward<T>(launch, gradients(dgate, dup, again));
+        });
+      });
+      at::Tensor G = gate.in_double().requires_grad_(), U = up.in_double().requires_grad_();
+      const at::Tensor expected = at::silu(G) * U;
+      expected.backward(dy.in_double());
+      expect_near(y.values(), expected.detach(), "y");
+      expect_near(dgate.values(), G.grad(), "dgate");
+      expect_near(dup.values(), U.grad(), "dup");
+      EXPECT_TRUE(again.values().equal(y.values())) << "y, made with the gradients";
+
+      Buffer cpu_y(shape, type()), cpu_dgate(shape, type()), cpu_dup(shape, type()), cpu_again(shape, type());
+      cpu_row_kernels(element()).swiglu(values(cpu_y));
+      cpu_row_kernels(element()).swiglu_backward(gradients(cpu_dgate, cpu_dup, cpu_again));
+      EXPECT_TRUE(cpu_again.values().equal(cpu_y.values())) << "y of the CPU, made with the gradients";
+      expect_near(y.values(), cpu_y.values(), "y of the CPU");
+      expect_near(dgate.values(), cpu_dgate.values(), "dgate of the CPU");
+      expect_near(dup.values(), cpu_dup.values(), "dup of the CPU");
+    }
+  }
+}
+
+TEST_P(CudaKernels, SwiGluTakesRowsSideBySide) {
+  for (int64_t width : {5, 32}) {
+    constexpr int64_t kRows = 37;
+    const Buffer both(random({kRows, 2 * width})), dy(random({kRows, width}));
+    Buffer y({kRows, width}, type()), dboth({kRows, 2 * width}, type());
+    with_type([&]<typename T>(T) {
+      run_under_all_schedules({&y, &dboth}, [&](const EmulatedLaunch& launch) {
+        swiglu<T>(launch, {.gate = both.data<T>(),
+                           .up = both.data<T>() + width,
+                           .y = y.data(),
+                           .rows = kRows,
+                           .width = width,
+                           .stride = 2 * width});
+        swiglu_backward<T>(launch, {.dy = dy.data(),
+                                    .gate = both.data<T>(),
+                                    .up = both.data<T>() + width,
+                                    .dgate = dboth.data<T>(),
+                                    .dup = dboth.data<T>() + width,
+                                    .rows = kRows,
+                                    .width = width,
+                                    .stride = 2 * width});
+      });
+    });
+    const at::Tensor leaf = both.in_double().requires_grad_();
+    const at::Tensor expected = at::silu(leaf.narrow(1, 0, width)) * leaf.narrow(1, width, width);
+    expected.backward(dy.in_double());
+    expect_near(y.values(), expected.detach(), "y");
+    expect_near(dboth.values(), leaf.grad(), "dboth");
+  }
+}
+
+TEST_P(CudaKernels, SwiGluOfLargeGatesIsFinite) {
+  const double large = type() == at::kHalf ? 6e4 : 1e30;
+  const Buffer gate(at::tensor({-large, -200.0, 200.0, large}).to(type())), up(at::ones({4}, type()));
+  Buffer y({4}, type());
+  with_type([&]<typename T>(T) {
+    swiglu<T>(EmulatedLaunch(),
+              {.gate = gate.data(), .up = up.data(), .y = y.data(), .rows = 1, .width = 4, .stride = 4});
+  });
+  expect_near(y.values(), gate.in_double().clamp_min(0), "y");
+}
+
+struct Shape {
+  int64_t rows, width, shift;
+};
+const std::vector<Shape> kShapes = {{1, 1, 0},    {70, 32, 0}, {9, 33, 0},  {40, 256, 0}, {33, 264, 0},
+                                    {5, 1376, 0}, {3, 100, 1}, {0, 512, 0}, {200, 16, 0}};
+
+TEST_P(CudaKernels, BiasGeluIsThatOfTheFormulaAndOfTheCpu) {
+  for (const Shape& s : kShapes) {
+    SCOPED_TRACE(s.width);
+    const RowParts parts(s.rows, s.width, {.grain = 16 * s.width, .most = 4});
+    const Buffer x(random({s.rows, s.width}) * 3, s.shift), bias(random({s.width}), s.shift),
+        dy(random({s.rows, s.width}), s.shift);
+    Buffer y({s.rows, s.width}, type(), s.shift), dx({s.rows, s.width}, type(), s.shift),
+        sums({parts.count(), s.width}, at::kFloat), dbias({s.width}, at::kFloat);
+    auto forward = [&](const Buffer& to) {
+      return BiasGeluRows{
+          .x = x.data(), .bias = bias.data(), .y = to.data(), .rows = s.rows, .width = s.width};
+    };
+    auto backward = [&](const Buffer& to, const Buffer& sums_to) {
+      return BiasGeluGradRows{.dy = dy.data(),
+                              .x = x.data(),
+                              .bias = bias.data(),
+                              .dx = to.data(),
+                              .dbias = sums_to.data<float>(),
+                              .rows = s.rows,
+                              .width = s.width};
+    };
+    with_type([&]<typename T>(T) {
+      run_under_all_schedules({&y, &dx, &sums, &dbias}, [&](const EmulatedLaunch& launch) {
+        bias_gelu<T>(launch, forward(y));
+        bias_gelu_backward<T>(launch, backward(dx, sums), parts);
+        total<T>(launch,
+                 {.sums = sums.data<float>(), .parts = parts.count(), .width = s.width, .to = dbias.data()});
+      });
+    });
+    at::Tensor X = x.in_double().requires_grad_(), B = bias.in_double().requires_grad_();
+    const at::Tensor expected = at::gelu(X + B, "tanh");
+    expected.backward(dy.in_double());
+    expect_near(y.values(), expected.detach(), "y");
+    expect_near(dx.values(), X.grad(), "dx");
+    expect_near(dbias.values(), B.grad(), "dbias", 1e-5);
+
+    Buffer cpu_y({s.rows, s.width}, type()), cpu_dx({s.rows, s.width}, type()),
+        cpu_sums(at::zeros({parts.count(), s.width}));
+    cpu_row_kernels(element()).bias_gelu(forward(cpu_y));
+    cpu_row_kernels(element()).bias_gelu_backward(backward(cpu_dx, cpu_sums), parts);
+    expect_near(y.values(), cpu_y.values(), "y of the CPU");
+    expect_near(dx.values(), cpu_dx.values(), "dx of the CPU");
+    expect_near(sums.values(), cpu_sums.values(), "sums of the CPU", 1e-5);
+  }
+}
+
+TEST_P(CudaKernels, RowsAddUpToTheirSum) {
+  for (const Shape& s : kShapes) {
+    SCOPED_TRACE(s.width);
+    const RowParts parts(s.rows, s.width, {.grain = 8 * s.width, .most = 20});
+    const Buffer x(random({s.rows, s.width}), s.shift);
+    const at::Tensor before = random({s.width}).to(at::kFloat);
+    Buffer sums({parts.count(), s.width}, at::kFloat), rounded({s.width}, type()), added(before);
+    with_type([&]<typename T>(T) {
+      run_under_all_schedules({&sums, &rounded, &added}, [&](const EmulatedLaunch& launch) {
+        add_rows<T>(launch, x.data(), sums.data<float>(), parts);
+        PartTotal all{.sums = sums.data<float>(), .parts = parts.count(), .width = s.width};
+        all.to = rounded.data();
+        all.to_fp32 = type() == at::kFloat;
+        total<T>(launch, all);
+        all.to = added.data();
+        all.to_fp32 = all.adds = true;
+        total<T>(launch, all);
+      });
+    });
+    const at::Tensor expected = x.in_double().sum(0);
+    expect_near(rounded.values(), expected, "sums in the type");
+    expect_near(added.values(), expected + before.to(at::kDouble), "sums added", 1e-5);
+  }
+}
+
+TEST_P(CudaKernels, RotaryTurnsPairsAsTheFormulaAndTheCpuDo) {
+  struct Heads {
+    int64_t batch, tokens, heads, head_dim, shift;
+  };
+  for (const Heads& h : std::vector<Heads>{{1, 5, 3, 2, 0},
+                                           {2, 3, 1, 16, 0},
+                                           {1, 7, 2, 64, 0},
+                                           {1, 2, 40, 128, 0},
+                                           {2, 3, 3, 12, 0},
+                                           {1, 4, 2, 64, 1},
+                                           {0, 4, 2, 64, 0}}) {
+    for (bool back : {false, true}) {
+      SCOPED_TRACE(h.head_dim);
+      const std::vector<int64_t> shape{h.batch, h.tokens, h.heads, h.head_dim};
+      const Buffer x(random(shape), h.shift);
+      const at::Tensor half = at::rand({h.tokens, h.head_dim / 2}) * 6, angles = at::cat({half, half}, -1);
+      const Buffer cos(angles.cos(), h.shift), sin(angles.sin(), h.shift);
+      Buffer y(shape, type(), h.shift), in_place(x.values(), h.shift), cpu_y(shape, type());
+      auto arguments = [&](const Buffer& from, const Buffer& to) {
+        return RotaryRows{.x = from.data(),
+                          .y = to.data(),
+                          .cos = cos.data<float>(),
+                          .sin = sin.data<float>(),
+                          .rows = h.batch * h.tokens,
+                          .tokens = h.tokens,
+                          .heads = h.heads,
+                          .head_dim = h.head_dim,
+                          .stride = h.heads * h.head_dim,
+                          .back = back};
+      };
+      with_type([&]<typename T>(T) {
+        run_under_all_schedules({&y, &in_place}, [&](const EmulatedLaunch& launch) {
+          rotary<T>(launch, arguments(x, y));
+          rotary<T>(launch, arguments(in_place, in_place));
+        });
+      });
+      const at::Tensor X = x.in_double(), first = X.narrow(-1, 0, h.head_dim / 2),
+                       second = X.narrow(-1, h.head_dim / 2, h.head_dim / 2);
+      const at::Tensor c = cos.in_double().unsqueeze(1), s = sin.in_double().unsqueeze(1) * (back ? -1 : 1);
+      expect_near(y.values(), X * c + at::cat({-second, first}, -1) * s, "y");
+      EXPECT_TRUE(have_equal_bits(in_place.values(), y.values()));
+      cpu_row_kernels(element()).rotary(arguments(x, cpu_y));
+      expect_near(y.values(), cpu_y.values(), "y of the CPU");
+    }
+  }
+}
+
+TEST_P(CudaKernels, RotaryLeavesTheHeadsBehindItsOwnInARow) {
+  constexpr int64_t kTokens = 5, kHeads = 3, kDim = 32, kStride = 5 * kDim;
+  const Buffer x(random({2, kTokens, kStride}));
+  const at::Tensor half = at::rand({kTokens, kDim / 2}) * 6, angles = at::cat({half, half}, -1);
+  const Buffer cos(angles.cos()), sin(angles.sin());
+  Buffer y(x.values());
+  auto arguments = [&](const Buffer& from, const Buffer& to, int64_t stride) {
+    return RotaryRows{.x = from.data(),
+                      .y = to.data(),
+                      .cos = cos.data<float>(),
+                      .sin = sin.data<float>(),
+                      .rows = 2 * kTokens,
+                      .tokens = kTokens,
+                      .heads = kHeads,
+                      .head_dim = kDim,
+                      .stride = stride};
+  };
+  const Buffer alone(x.values().narrow(2, 0, kHeads * kDim).contiguous());
+  Buffer turned({2, kTokens, kHeads * kDim}, type());
+  with_type([&]<typename T>(T) {
+    run_under_all_schedules({&y, &turned}, [&](const EmulatedLaunch& launch) {
+      rotary<T>(launch, arguments(y, y, kStride));
+      rotary<T>(launch, arguments(alone, turned, kHeads * kDim));
+    });
+  });
+  constexpr int64_t kRest = kStride - kHeads * kDim;
+  EXPECT_TRUE(y.values().narrow(2, 0, kHeads * kDim).equal(turned.values()));
+  EXPECT_TRUE(y.values().narrow(2, kHeads * kDim, kRest).equal(x.values().narrow(2, kHeads * kDim, kRest)));
+}
+
+TEST_P(CudaKernels, SumOfSquaresIsThatOfDoublePrecision) {
+  for (int64_t shift : {0, 1}) {
+    for (int64_t n : {0, 1, 5, 1000, 40'001}) {
+      const Buffer x(random({n}), shift);
+      Buffer scratch({kSquareParts}, at::kDouble), sum({1}, at::kDouble);
+      with_type([&]<typename T>(T) {
+        run_under_all_schedules({&sum}, [&](const EmulatedLaunch& launch) {
+          sum_of_squares<T>(launch, x.data(), n, scratch.data<double>(), sum.data<double>());
+        });
+      });
+      const double expected = x.in_double().square().sum().item<double>();
+      EXPECT_NEAR(sum.values().item<double>(), expected, 1e-13 * expected) << n;
+    }
+  }
+}
+
+TEST_P(CudaKernels, SumOfSquaresKeepsInfinityAndNan) {
+  for (double odd : {double{INFINITY}, double{NAN}}) {
+    at::Tensor values = at::ones({3000}, type());
+    values[2999] = odd;
+    const Buffer x(values);
+    Buffer scratch({kSquareParts}, at::kDouble), sum({1}, at::kDouble);
+    with_type([&]<typename T>(T) {
+      sum_of_squares<T>(EmulatedLaunch(), x.data(), 3000, scratch.data<double>(), sum.data<double>());
+    });
+    EXPECT_EQ(std::isnan(sum.values().item<double>()), std::isnan(odd));
+    EXPECT_FALSE(std::isfinite(sum.values().item<double>()));
+  }
+}
+
+TEST_P(CudaKernels, ScaleMultipliesUnlessTheFactorIsOne) {
+  for (int64_t shift : {0, 1}) {
+    for (float factor : {0.3F, 1.0F}) {
+      const at::Tensor before = random({5001});
+      const Buffer by(at::full({1}, factor));
+      Buffer x(before, shift);
+      with_type([&]<typename T>(T) {
+        run_under_all_schedules({&x}, [&](const EmulatedLaunch& launch) {
+          scale<T>(launch, {.x = x.data(), .n = 5001, .factor = by.data<float>()});
+        });
+      });
+      EXPECT_TRUE(have_equal_bits(x.values(), before * factor));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::kernels::cuda

@@ -1,0 +1,180 @@
+#include "state/convert/average.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "state/checkpoint/load.h"
+#include "state/hugging_face/described_model.h"
+#include "state/weights/weights.h"
+#include "support/checkpoint_contents.h"
+#include "support/checkpoint_fixtures.h"
+#include "support/safetensors_files.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace fsdp::testing;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using util::ErrorKind;
+
+class Average : public ::testing::Test {
+ protected:
+  fs::path path(const std::string& name) { return root_.path() / name; }
+
+  fs::path file(const std::string& name, const NamedTensors& tensors) {
+    write_safetensors(path(name), tensors);
+    return path(name);
+  }
+
+  /// The mean of files with one tensor each.
+  at::Tensor mean_of(const std::vector<at::Tensor>& values) {
+    AverageRequest request{.inputs = {}, .output = path("mean.safetensors")};
+    for (size_t i = 0; i < values.size(); ++i) {
+      request.inputs.push_back(file("in" + std::to_string(i) + ".safetensors", {{"w", values[i]}}));
+    }
+    fs::remove(request.output);
+    average(request);
+    const Weights weights = open_weights(request.output);
+    at::Tensor mean = at::empty(weights.shape("w"), at::TensorOptions().dtype(weights.dtype("w")));
+    weights.read_into("w", mean);
+    return mean;
+  }
+
+  std::string refusal_of(const std::vector<fs::path>& inputs, ErrorKind kind = ErrorKind::kCheckpoint) {
+    try {
+      average({.inputs = inputs, .output = path("refused.safetensors")});
+    } catch (const util::Error& error) {
+      EXPECT_EQ(error.kind(), kind);
+      EXPECT_FALSE(fs::exists(path("refused.safetensors")));
+      return error.what();
+    }
+    ADD_FAILURE() << "was averaged";
+    return "";
+  }
+
+  TemporaryFolder root_;
+};
+
+TEST_F(Average, OfShardedCheckpointsIsTheMeanOfTheirWeights) {
+  at::Tensor a = at::rand({13, 7}), b = at::rand({13, 7}), c = at::rand({13, 7});
+  const auto tensors = [](const at::Tensor& w) {
+    return NamedTensors{
+        {"model/w", w}, {"optimizer/exp_avg/w", w}, {"optimizer/step", at::ones({1}, at::kLong)}};
+  };
+  const std::vector<fs::path> inputs = {save_checkpoint(path("a"), tensors(a), 1, 300),
+                                        save_checkpoint(path("b"), tensors(b), 2, 200),
+                                        save_checkpoint(path("c"), tensors(c), 3, 100)};
+  const AverageResult result = average({.inputs = inputs, .output = path("mean")});
+  EXPECT_EQ(result.tensors, 1);
+  EXPECT_EQ(result.bytes, 13 * 7 * 4);
+  const auto contents = contents_of(path("mean"));
+  ASSERT_EQ(contents.size(), 1u) << "optimizer state has no place in it";
+  const at::Tensor expected = ((a.to(at::kDouble) + b + c) / 3).to(at::kFloat);
+  EXPECT_TRUE(same_bits(contents.at("model/w"), expected));
+  const Manifest manifest = read_manifest(path("mean"));
+  EXPECT_EQ(manifest.contents, Contents::kWeights);
+  EXPECT_EQ(manifest.step, 300) << "of the first input";
+  EXPECT_EQ(manifest.model, read_manifest(inputs[0]).model);
+}
+
+TEST_F(Average, KeepsTheFilesOfTheFirstInputsModel) {
+  const fs::path run = path("run"), hugging_face = path("hf");
+  const fs::path checkpoint = save_checkpoint(run, {{"model/w", at::ones({2})}}, 1);
+  fs::create_directory(run / kModelFilesName);
+  std::ofstream(run / kModelFilesName / "tokenizer.json") << "of the run";
+  fs::create_directory(hugging_face);
+  write_safetensors(hugging_face / "model.safetensors", {{"w", at::ones({2})}});
+  std::ofstream(hugging_face / "config.json") << R"({"hidden_size": 2})";
+  std::ofstream(hugging_face / "tokenizer.json") << "of the folder";
+  const auto tokenizer_of = [](const fs::path& output) {
+    return util::read_file(output / kModelFilesName / "tokenizer.json");
+  };
+  average({.inputs = {checkpoint, hugging_face}, .output = path("a")});
+  EXPECT_EQ(tokenizer_of(path("a")), "of the run");
+  average({.inputs = {hugging_face, checkpoint}, .output = path("b")});
+  EXPECT_EQ(tokenizer_of(path("b")), "of the folder");
+  EXPECT_EQ(read_manifest(path("b")).model, nlohmann::json({{"hidden_size", 2}}));
+}
+
+TEST_F(Average, TakesFilesAndCheckpointsTogether) {
+  const at::Tensor w = at::rand({5});
+  const fs::path checkpoint = save_checkpoint(path("a"), {{"model/w", w}}, 2);
+  const fs::path other = file("b.safetensors", {{"w", w + 1}});
+  average({.inputs = {checkpoint, other}, .output = path("mean.safetensors")});
+  at::Tensor mean = at::empty({5});
+  open_weights(path("mean.safetensors")).read_into("w", mean);
+  EXPECT_TRUE(at::allclose(mean, w + 0.5));
+}
+
+TEST_F(Average, IsSummedInDoublePrecisionAndRoundedOnce) {
+  const at::Tensor mean = mean_of({at::full({1}, 1e8f), at::full({1}, 1.0f), at::full({1}, -1e8f)});
+  EXPECT_EQ(mean.item<float>(), static_cast<float>(1.0 / 3.0)) << "a sum in fp32 is 0";
+}
+
+TEST_F(Average, KeepsTheTypeOfItsInputs) {
+  for (at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kDouble}) {
+    const at::Tensor a = at::rand({50}).to(dtype), b = at::rand({50}).to(dtype);
+    const at::Tensor expected = ((a.to(at::kDouble) + b.to(at::kDouble)) / 2).to(dtype);
+    EXPECT_TRUE(same_bits(mean_of({a, b}), expected)) << dtype;
+  }
+}
+
+TEST_F(Average, CoversTensorsOfSeveralSlices) {
+  const at::Tensor a = at::arange(5'000'003, at::kInt).to(at::kFloat);
+  EXPECT_TRUE(same_bits(mean_of({a, a + 2}), a + 1));
+}
+
+TEST_F(Average, IntegersMustBeEqual) {
+  const at::Tensor counts = at::arange(7);
+  EXPECT_TRUE(same_bits(mean_of({counts, counts.clone()}), counts));
+  const auto a = file("a.safetensors", {{"w", counts}}), b = file("b.safetensors", {{"w", counts + 1}});
+  EXPECT_THAT(refusal_of({a, b}),
+              AllOf(HasSubstr("b.safetensors"), HasSubstr("only floating-point tensors")));
+}
+
+TEST_F(Average, NamesShapesAndTypesMustAgree) {
+  const at::Tensor w = at::rand({2, 3});
+  const auto a = file("a.safetensors", {{"w", w}, {"v", w}});
+  const auto fewer = file("fewer.safetensors", {{"w", w}});
+  EXPECT_THAT(refusal_of({a, fewer}),
+              AllOf(HasSubstr("fewer.safetensors: expected"), HasSubstr("found no v;")));
+  EXPECT_THAT(refusal_of({fewer, a}), HasSubstr("found v, which is not among them"));
+  const auto turned = file("turned.safetensors", {{"w", w.t().contiguous()}, {"v", w}});
+  EXPECT_THAT(refusal_of({a, turned}), HasSubstr("found w of the shape [3, 2] instead of [2, 3]"));
+  const auto half = file("half.safetensors", {{"w", w}, {"v", w.to(at::kHalf)}});
+  EXPECT_THAT(refusal_of({a, half}), HasSubstr("found v of the type float16 instead of float32"));
+  EXPECT_THAT(refusal_of({a}, ErrorKind::kUsage), HasSubstr("expected at least two"));
+}
+
+TEST_F(Average, OverwritesNothing) {
+  const auto a = file("a.safetensors", {{"w", at::rand({2})}});
+  try {
+    average({.inputs = {a, a}, .output = a});
+    ADD_FAILURE();
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kCheckpoint);
+  }
+}
+
+TEST_F(Average, RefusesADamagedShard) {
+  const fs::path a = save_checkpoint(path("a"), {{"model/w", at::rand({50})}}, 2);
+  const fs::path b = save_checkpoint(path("b"), {{"model/w", at::rand({50})}}, 2);
+  const fs::path shard = b / read_manifest(b).files.at(1).name;
+  flip_byte(shard, static_cast<int64_t>(fs::file_size(shard)) - 3);
+  EXPECT_THAT(refusal_of({a, b}), HasSubstr(shard.filename().string()));
+}
+
+TEST_F(Average, FindsTheLastCheckpointsOfARun) {
+  for (int64_t step : {100, 200, 300}) save_checkpoint(path("run"), {{"model/w", at::rand({3})}}, 1, step);
+  fs::create_directory(path("run") / "step-00000400");  // not complete
+  const auto last = last_checkpoints(path("run"), 2);
+  ASSERT_EQ(last.size(), 2u);
+  EXPECT_EQ(last[0].filename(), "step-00000200");
+  EXPECT_EQ(last[1].filename(), "step-00000300");
+  EXPECT_THROW(last_checkpoints(path("run"), 4), util::Error);
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,117 @@
+#include "tools/simulate/collective_cost.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "base/util/error.h"
+#include "tools/simulate/network_table.h"
+
+namespace fsdp::simulate {
+namespace {
+
+using comm::Backend;
+
+/// A megabyte a second inside a host, a quarter of it between hosts.
+NetworkTable slow() {
+  NetworkTable network;
+  network.inside = {.latency_seconds = 1e-3, .bytes_per_second = 1e6};
+  network.between = {.latency_seconds = 1e-2, .bytes_per_second = 0.25e6, .core_seconds_per_byte = 1e-7};
+  network.slices = {.latency_seconds = 1e-1, .bytes_per_second = 0.1e6};
+  network.copy_bytes_per_second = 2e6;
+  network.sum_bytes_per_second = 1e6;
+  return network;
+}
+
+double seconds(CollectiveKind kind, double bytes, const Group& group, Backend backend) {
+  const NetworkTable network = slow();
+  return seconds_alone(cost_of({.kind = kind, .bytes = bytes, .group = group}, backend, network), network, 0);
+}
+
+TEST(CollectiveCost, OfGlooIsDirectSendsButARingForAllReduces) {
+  const Group group{.ranks = 4, .ranks_of_host = 1};
+  EXPECT_NEAR(seconds(CollectiveKind::kAllGather, 1e6, group, Backend::kGloo), 1e-2 + 3e6 / 0.25e6, 1e-9);
+  EXPECT_NEAR(seconds(CollectiveKind::kReduceScatter, 1e6, group, Backend::kGloo), 1e-2 + 12 + 4, 1e-9);
+  EXPECT_NEAR(seconds(CollectiveKind::kAllReduce, 1e6, group, Backend::kGloo), 6 * 1e-2 + 1.5e6 / 0.25e6,
+              1e-9);
+  NetworkTable network = slow();
+  network.between.ring_latency_seconds = 6e-3;
+  const Cost cost =
+      cost_of({.kind = CollectiveKind::kAllReduce, .bytes = 1e6, .group = group}, Backend::kGloo, network);
+  EXPECT_NEAR(seconds_alone(cost, network, 0), 6 * 6e-3 + 1.5e6 / 0.25e6, 1e-9) << "ready receivers";
+}
+
+TEST(CollectiveCost, TakesTimeFromTheComputeBesideIt) {
+  NetworkTable network = slow();
+  network.core_seconds = 0.25;
+  const Cost cost =
+      cost_of({.kind = CollectiveKind::kAllGather, .bytes = 1e6, .group = {.ranks = 2, .ranks_of_host = 2}},
+              Backend::kShm, network);
+  EXPECT_NEAR(cost[0].core_seconds, 0.25 + 0.5, 1e-9);
+}
+
+TEST(CollectiveCost, OfSharedMemoryIsTheCoresTime) {
+  const NetworkTable network = slow();
+  const Cost cost =
+      cost_of({.kind = CollectiveKind::kAllGather, .bytes = 1e6, .group = {.ranks = 4, .ranks_of_host = 4}},
+              Backend::kShm, network);
+  EXPECT_NEAR(seconds_alone(cost, network, 0), 2e-3 + 0.5, 1e-9) << "the rank's own part";
+  EXPECT_NEAR(seconds_alone(cost, network, 0.5), 2e-3 + 1.0, 1e-9) << "on half a core";
+  EXPECT_NEAR(seconds(CollectiveKind::kReduceScatter, 1e6, {.ranks = 4, .ranks_of_host = 4}, Backend::kShm),
+              2e-3 + 4, 1e-9)
+      << "all ranks' parts for this one";
+}
+
+TEST(CollectiveCost, OfHierarchiesSendsOnlyToCounterparts) {
+  const Group group{.ranks = 4, .ranks_of_host = 2};
+  const NetworkTable network = slow();
+  const Cost cost = cost_of({.kind = CollectiveKind::kAllGather, .bytes = 1e6, .group = group},
+                            Backend::kHierarchical, network);
+  ASSERT_EQ(cost.size(), 1u);
+  EXPECT_EQ(cost[0].between_bytes, 1e6) << "of one counterpart; direct sends would receive three parts";
+}
+
+TEST(CollectiveCost, OfNcclIsThatOfTheSlowerOfTheLinksForLargeTensors) {
+  const double inside =
+      seconds(CollectiveKind::kAllGather, 1e9, {.ranks = 8, .ranks_of_host = 8}, Backend::kNccl);
+  EXPECT_NEAR(inside, 7e9 / 1e6, 1e-3 * inside);
+  const double between =
+      seconds(CollectiveKind::kAllGather, 1e9, {.ranks = 16, .ranks_of_host = 8}, Backend::kNccl);
+  EXPECT_NEAR(between, 15e9 / 1e6, 1e-3 * between)
+      << "a host's ports are eight times one: 8e9 / 8 / 0.25e6 is less";
+}
+
+TEST(CollectiveCost, OfNcclGrowsSlowlyWithTheRanksForSmallTensors) {
+  const auto of = [](int ranks) {
+    return seconds(CollectiveKind::kAllReduce, 16, {.ranks = ranks, .ranks_of_host = 8}, Backend::kNccl);
+  };
+  EXPECT_LT(of(4096), 3 * of(64)) << "a tree";
+  EXPECT_GT(of(4096), of(64));
+}
+
+TEST(CollectiveCost, OfSlicesIsOnTheirLinks) {
+  const NetworkTable network = slow();
+  const Cost cost = cost_of({.kind = CollectiveKind::kReduceScatter,
+                             .bytes = 1e6,
+                             .group = {.ranks = 2, .ranks_of_host = 1, .is_between_slices = true}},
+                            Backend::kNccl, network);
+  ASSERT_EQ(cost.size(), 1u);
+  EXPECT_EQ(cost[0].between_bytes, 0);
+  EXPECT_GE(cost[0].slice_bytes, 1e6);
+}
+
+TEST(CollectiveCost, OfAGroupOfOneIsNothing) {
+  EXPECT_TRUE(cost_of({.bytes = 1e6, .group = {}}, Backend::kNccl, slow()).empty());
+}
+
+TEST(Networks, HaveTheirRateInTheirName) {
+  for (const NetworkPreset& preset : network_presets()) {
+    const std::string name(preset.name);
+    EXPECT_DOUBLE_EQ(std::stod(name.substr(name.find('-') + 1)), preset.gbps) << name;
+    EXPECT_FALSE(preset.source.empty());
+  }
+  EXPECT_THROW(network_preset("ib-40"), util::Error);
+}
+
+}  // namespace
+}  // namespace fsdp::simulate
