@@ -82,6 +82,16 @@ class Tree(unittest.TestCase):
         self.assertEqual(problems_of(PROJECT / "lib"), [])
 
 
+    def test_the_map_lists_each_component_in_its_place(self):
+        lib = PROJECT / "lib"
+        text = (lib / "README.md").read_text(encoding="utf-8")
+        order = [f"{zone}/{component}" for zone in subfolders(lib) for component in subfolders(lib / zone)]
+        self.assertEqual(re.findall(r"^\| `(\w+/\w+)` \|", text, re.MULTILINE), order)
+        self.assertLessEqual(len(text.split()), 1300)
+        for line in text.splitlines():
+            self.assertLessEqual(len(line), 120 if line.startswith("| `") else 200, line)
+
+
 class Rule(unittest.TestCase):
     """Each on a small tree: base/util, base/tensor, which links libtorch, and run/train, which links base/util."""
 
