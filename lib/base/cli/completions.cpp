@@ -1,17 +1,18 @@
 #include "base/cli/shell_files.h"
 #include "base/util/error.h"
 
-// A script is a table of what can be completed and an awk program that looks up the words of the command line. Asking
-// the program itself would take a quarter of a second: it loads libtorch.
+// A script is a table of possible completions and an awk program that looks up the words of the command line
+// in it. It does not run the program itself, which would take long to load libtorch.
 
 namespace fsdp::cli {
 namespace {
 
-// The columns of the table are COMMAND, PLACE, WORD, MEANING. PLACE is the position of a positional argument ("*": any
-// other), "-" for options, an option for its values, and for the COMMAND "=" a key. The WORD "/" stands for files, "="
-// for the rows of the COMMAND "=". The arguments are the words after the program up to the cursor. Printed are the rows
-// for the last one, or "--" and the index of the first word of another program's command line. All three shells get
-// this in single quotes, so it has none, and no double backslash.
+// The columns of the table are COMMAND, PLACE, WORD, MEANING. PLACE is the position of a positional argument
+// ("*": any other position), "-" for options, an option for its values, and a key for the COMMAND "=". The
+// WORD "/" stands for files, "=" for the rows of the COMMAND "=". The arguments are the words after the
+// program up to the cursor. The output is the rows for the last word, or "--" and the index of the first word
+// of another program's command line. All three shells get the awk program in single quotes, so it contains no
+// single quote and no double backslash.
 constexpr const char* kLookUp = R"(
 BEGIN {
   FS = "\t"
@@ -41,7 +42,7 @@ END {
   }
 })";
 
-// For bash 4. Where "=" separates words, bash replaces only what follows it.
+// This script needs bash 4. Where "=" separates words, bash replaces only the part after it.
 constexpr const char* kBash = R"(# Completion of @program@ for bash: source <(@program@ completions bash)
 _@program@() {
   local lines files=() word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}
@@ -110,13 +111,13 @@ void replace_all(std::string& text, const std::string& from, const std::string& 
   }
 }
 
-/// The same in all three shells.
+/// Quotes the text, which all three shells do in the same way.
 std::string quoted(std::string text) {
   replace_all(text, "'", "'\\''");
   return util::concat("'", text, "'");
 }
 
-/// With the beginning of the meaning, at most about 100 characters.
+/// Returns a row with the beginning of the meaning, at most about 100 characters.
 std::string row(const std::string& command, const std::string& place, const std::string& word,
                 const std::string& meaning = "") {
   std::string text = meaning.substr(0, meaning.find_first_of(";\n\t"));
@@ -124,9 +125,9 @@ std::string row(const std::string& command, const std::string& place, const std:
   return command + "\t" + place + "\t" + word + "\t" + text + "\n";
 }
 
-/// Rows of the values of an option or a positional argument.
+/// Returns the rows of the values of an option or a positional argument.
 std::string rows_of_values(const std::string& command, const std::string& place, const CLI::Option& option) {
-  // one_of() (program.h) has the choices in braces behind the type; "TEXT" may be a file, "INT" not.
+  // one_of() (program.h) writes the choices in braces after the type. "TEXT" may be a file, "INT" may not.
   const std::string type = option.get_type_name();
   if (option.get_single_name() == "overrides") return row(command, place, "=");
   if (type.find('{') == std::string::npos) return row(command, place, type.starts_with("TEXT") ? "/" : "");
@@ -137,7 +138,7 @@ std::string rows_of_values(const std::string& command, const std::string& place,
   return rows;
 }
 
-/// `command` is empty for the program.
+/// Returns the rows of a command; `command` is "" for the program itself.
 std::string rows_of(const CLI::App& app, const std::string& command) {
   std::string rows;
   int position = 0;

@@ -5,7 +5,8 @@
 namespace fsdp::cli {
 namespace {
 
-/// Text for troff, with backslashes and hyphens escaped, and without lines that would be requests.
+/// Returns the text for troff, with backslashes and hyphens escaped, and without lines that would be
+/// requests.
 std::string escaped(const std::string& text) {
   std::string result;
   bool begins_line = true;
@@ -24,7 +25,7 @@ std::string item(const std::string& head, const std::string& body) {
   return ".TP\n" + head + "\n" + (body.empty() ? "\\&" : escaped(body)) + "\n";
 }
 
-/// Names and types as in --help, with spaces where a line may end.
+/// Returns names and types as in --help, with spaces where a line may end.
 std::string options_of(const CLI::App& app) {
   const CLI::Formatter formatter;
   std::string text;
@@ -38,7 +39,7 @@ std::string options_of(const CLI::App& app) {
   return text;
 }
 
-/// What --help has behind "Usage: ". `parent` is the program of a command.
+/// Returns the usage as --help prints it after "Usage: ". `parent` is the program of a command.
 std::string usage_of(const CLI::App& app, const std::string& parent) {
   const std::string help = app.help(parent);
   const size_t begin = help.find("Usage: ") + 7;

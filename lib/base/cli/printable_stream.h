@@ -1,6 +1,6 @@
 #pragma once
 
-// Makes what a program prints harmless for a terminal, whatever names and texts of files are in it.
+// Output streams that pass no control characters to a terminal, whatever names and texts of files contain.
 
 #include <ostream>
 #include <streambuf>
@@ -8,7 +8,8 @@
 
 namespace fsdp::cli {
 
-/// Makes everything printable (util::printable()) that is written to `stream` during its lifetime. Not thread-safe.
+/// Makes everything printable (util::printable()) that is written to `stream` during the object's lifetime.
+/// Not thread-safe.
 class PrintableStream final : private std::streambuf {
  public:
   explicit PrintableStream(std::ostream& stream) : stream_(stream), to_(stream.rdbuf(this)) {}
@@ -20,12 +21,12 @@ class PrintableStream final : private std::streambuf {
   int_type overflow(int_type character) override;
   std::streamsize xsputn(const char* text, std::streamsize count) override;
   int sync() override;
-  /// Passes on the first `count` bytes that wait; returns whether that succeeded.
+  /// Passes on the first `count` bytes of `waiting_`. Returns whether that succeeded.
   bool pass_on(size_t count);
 
   std::ostream& stream_;
   std::streambuf* to_;
-  std::string waiting_;  ///< so that no character is passed on in two pieces
+  std::string waiting_;  ///< bytes not passed on yet, so that no character is split
 };
 
 }  // namespace fsdp::cli

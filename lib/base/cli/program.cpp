@@ -19,7 +19,7 @@ namespace {
 
 using util::concat;
 
-/// CLI11's, with examples before the usage.
+/// CLI11's formatter, with examples before the usage.
 class HelpFormatter final : public CLI::Formatter {
  public:
   explicit HelpFormatter(Page page) : page_(std::move(page)) {}

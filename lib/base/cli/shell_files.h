@@ -1,6 +1,6 @@
 #pragma once
 
-// What is generated from a program's options: completions for shells and the man page.
+// Files generated from a program's options: completions for shells and the man page.
 
 #include <CLI/CLI.hpp>
 #include <optional>
@@ -10,12 +10,12 @@
 
 namespace fsdp::cli {
 
-/// A script for "bash", "zsh" or "fish" that completes options, commands, their values, and words name=value;
-/// nothing for another shell.
+/// Returns a script for "bash", "zsh" or "fish" that completes options, commands, their values, and words
+/// name=value; nothing for another shell.
 std::optional<std::string> completions(const CLI::App& app, const Page& page, const std::string& shell);
 
-/// The program's page for man(1), section 1, as troff with the man macros. The footer of --help is left out if
-/// the page has words, since it lists them too.
+/// Returns the program's page for man(1), section 1, as troff with the man macros. Omits the footer of --help
+/// if the page has words, since the footer lists them too.
 std::string man_page(const CLI::App& app, const Page& page);
 
 }  // namespace fsdp::cli

@@ -28,7 +28,7 @@ std::vector<CommandPlace> places_of(const CLI::App& app, const std::string& prog
   return places;
 }
 
-/// "fsdp-ckpt inspect [OPTIONS] path", as --help has it behind "Usage: ".
+/// Returns the usage as --help prints it after "Usage: ": "fsdp-ckpt inspect [OPTIONS] path".
 std::string usage_of(const CommandPlace& place) {
   const std::string text = CLI::Formatter().make_usage(place.app, place.name);
   const size_t begin = std::string("Usage: ").size();
@@ -47,7 +47,7 @@ bool contains(const Strings& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// The only option with that prefix: "--gpu-memory-gib" for "--gpu-memory"; empty if there is none or
+/// Returns the only option with that prefix: "--gpu-memory-gib" for "--gpu-memory"; "" if there is none or
 /// several.
 std::string only_completion(const std::string& name, const Strings& options) {
   std::string found;
@@ -59,7 +59,7 @@ std::string only_completion(const std::string& name, const Strings& options) {
   return found;
 }
 
-/// "training.steps=5" for "--training.steps=5" or "--steps=5"; empty if it is probably no key.
+/// Returns "training.steps=5" for "--training.steps=5" or "--steps=5"; "" if the word is probably not a key.
 std::string meant_key(const std::string& bare_name, const std::string& value, const Page& page) {
   Strings keys, homonyms;
   for (const Word& word : page.words) {
@@ -99,7 +99,7 @@ std::string unknown_option_text(const CLI::App& root, const CommandPlace& place,
                       : concat(what, "; did you mean ", near, "?");
 }
 
-/// The page's first example of the program or command.
+/// Returns the page's first example of the program or command.
 std::string remedy_at(const CommandPlace& place, const Page& page) {
   for (const Example& example : page.examples) {
     const bool fits = example.command.starts_with(concat(place.name, " "));
@@ -116,7 +116,7 @@ Strings all_commands(const CLI::App& app) {
   return names;
 }
 
-/// For the first word that no option or positional argument took.
+/// Describes the first word that no option or positional argument took.
 std::optional<std::string> leftover_text(const CLI::App& app, const Page& page,
                                          const std::vector<CommandPlace>& places) {
   for (const CommandPlace& place : places) {
@@ -138,7 +138,7 @@ std::optional<std::string> leftover_text(const CLI::App& app, const Page& page,
   return std::nullopt;
 }
 
-/// For a missing required option, positional argument or command.
+/// Describes a missing required option, positional argument or command.
 std::optional<std::string> missing_text(const CLI::App& app, const Page& page,
                                         const std::vector<CommandPlace>& places) {
   for (const CommandPlace& place : places) {
@@ -179,7 +179,7 @@ std::string kind_of_value(const CLI::Option& option) {
   return "a value";
 }
 
-/// For the option at the start of CLI11's message.
+/// Describes a wrong value of the option that begins CLI11's message.
 std::string wrong_value_text(const std::vector<CommandPlace>& places, const CLI::ParseError& error) {
   const std::string message = error.what();
   const std::string conversion = "Could not convert: ";

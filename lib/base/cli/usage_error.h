@@ -13,21 +13,21 @@
 
 namespace fsdp::cli {
 
-/// `error` was thrown by app.parse(). Unknown words come first, because a typo in an option's name makes
-/// other words seem to be missing.
+/// Describes `error`, thrown by app.parse(). Reports unknown words first, because a typo in an option's name
+/// makes other words seem to be missing.
 std::string usage_error_text(const CLI::App& app, const Page& page, const CLI::ParseError& error);
 
 std::vector<std::string> command_names(const CLI::App& app);
 
-/// The command that was probably meant by a word that is neither a command nor an existing file; empty if
-/// there is none.
+/// Returns the command that was probably meant by a word that is neither a command nor an existing file; ""
+/// if there is none.
 std::string misspelt_command(const CLI::App& app, const std::string& word);
 
 /// Flags of options whose fields have other names: {"overwrite", "--force"}.
 using FlagNames = std::map<std::string, std::string>;
 
 /// Replaces the names of fields in the library's messages, such as `max_lines` in back quotes, by flags:
-/// --max-lines, or that in `names`.
+/// --max-lines, or the flag in `names`.
 std::string with_flags(const std::string& text, const FlagNames& names = {});
 
 /// Runs a command of a program, and applies with_flags() to its Error.

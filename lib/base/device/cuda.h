@@ -1,9 +1,9 @@
 #pragma once
 
-// NVIDIA GPUs: which this program can use, and their memory. Both flavours of the build have the same
-// functions (cuda/cuda.cpp, cuda_absent.cpp), so that nothing else needs to tell them apart.
+// NVIDIA GPUs that this program can use, and their memory. Both flavours of the build have the same functions
+// (cuda/cuda.cpp, cuda_absent.cpp), so that no other code distinguishes the flavours.
 //
-// GPUs are numbered from 0 among those that CUDA_VISIBLE_DEVICES leaves. The first call loads the driver: a
+// GPUs are numbered from 0 among those listed in CUDA_VISIBLE_DEVICES. The first call loads the driver: a
 // process must not fork after it.
 
 #include <cstddef>
@@ -15,22 +15,22 @@ namespace fsdp::util {
 
 struct CudaStatus {
   int devices = 0;       ///< GPUs that the program can use
-  std::string obstacle;  ///< why there is none, such as "no NVIDIA driver"; empty if there are some
-  std::string remedy;    ///< what to do about it
+  std::string obstacle;  ///< reason why there is none, such as "no NVIDIA driver"; empty if there are some
+  std::string remedy;    ///< remedy for the obstacle
 };
 
 /// Whether this is the CUDA flavour of the build.
 bool built_with_cuda();
 
-/// Determined once; never throws.
+/// Returns the status, which is determined once. Never throws.
 const CudaStatus& cuda_status();
 
-/// Throws Error(kUsage) with obstacle and remedy if there is no GPU. `who` names what needs one:
+/// Throws Error(kUsage) with obstacle and remedy if there is no GPU. `who` names the user of the GPU:
 /// "training.device".
 void require_cuda(const std::string& who);
 
 /// Makes GPU `index` the calling thread's current device, and initializes it. Throws Error(kUsage) if there
-/// is none of that index, as do the functions below.
+/// is no GPU of that index, as do the functions below.
 void set_cuda_device(int index);
 
 struct CudaDevice {
@@ -44,35 +44,36 @@ CudaDevice cuda_device(int index);
 
 /// Statistics of libtorch's caching allocator in this process.
 struct CudaMemory {
-  int64_t allocated_bytes = 0, peak_allocated_bytes = 0;  ///< of tensors
-  int64_t reserved_bytes = 0, peak_reserved_bytes = 0;    ///< taken from the GPU
+  int64_t allocated_bytes = 0, peak_allocated_bytes = 0;  ///< memory of tensors
+  int64_t reserved_bytes = 0, peak_reserved_bytes = 0;    ///< memory taken from the GPU
   int64_t retries = 0;  ///< allocations that first had to free cached memory
 };
 
-/// Peaks are since the start or the last reset_cuda_peak_memory().
+/// Returns the statistics of GPU `index`. Peaks are since the start or the last reset_cuda_peak_memory().
 CudaMemory cuda_memory(int index);
 void reset_cuda_peak_memory(int index);
 
-/// Of the whole GPU, by everything: beside the allocator's memory, NCCL's buffers, the CUDA context and other
-/// processes. Takes a fraction of a millisecond.
+/// Bytes in use on the whole GPU, including NCCL's buffers, the CUDA context and other processes beside the
+/// allocator's memory. Takes a fraction of a millisecond.
 int64_t cuda_bytes_in_use(int index);
 
-/// Host memory of exactly this size, more than 0, which GPU `index` copies from and to beside the host.
-/// (libtorch's allocator for such memory rounds sizes up to powers of two.)
+/// Allocates host memory of exactly this size, more than 0, which GPU `index` copies from and to concurrently
+/// with the host. (libtorch's allocator for such memory rounds sizes up to powers of two.)
 void* allocate_pinned(int index, size_t bytes);
-/// Copies from and to the memory must have ended.
+/// Frees that memory. Requires: copies from and to it have ended.
 void free_pinned(int index, void* memory) noexcept;
 
-/// From now on libtorch's allocator keeps its last 100,000 events on GPU `index` with their C++ stacks (some
-/// microseconds each). When it runs out of memory it writes them and all allocations to `file`, before it
-/// throws and so before anything is freed. A file that cannot be written is a warning. For one GPU, once in a
-/// process.
+/// Makes libtorch's allocator keep its last 100,000 events on GPU `index` with their C++ stacks (some
+/// microseconds each). When the GPU's memory is exhausted, the allocator writes these events and all
+/// allocations to `file` before it throws, so before anything is freed. A file that cannot be written is a
+/// warning. May be called once in a process, for one GPU.
 ///
 /// The format is that of Python's torch.cuda.memory._dump_snapshot(), for
-/// https://docs.pytorch.org/memory_viz. Functions have the names that libraries export; the environment
-/// variable TORCH_SYMBOLIZE_MODE=addr2line adds lines where there is debug information, and takes minutes.
+/// https://docs.pytorch.org/memory_viz. Functions have the names that libraries export. The environment
+/// variable TORCH_SYMBOLIZE_MODE=addr2line adds line numbers where there is debug information, which takes
+/// minutes.
 void record_cuda_memory_history(int index, const std::filesystem::path& file);
-/// Writes that file now. Throws Error(kIo).
+/// Writes such a file now. Throws Error(kIo).
 void write_cuda_memory_snapshot(const std::filesystem::path& file);
 
 }  // namespace fsdp::util

@@ -1,4 +1,4 @@
-// base/device/cuda.h and base/device/device_graph.h in a build without CUDA.
+// Implements base/device/cuda.h and base/device/device_graph.h for a build without CUDA.
 
 #include "base/device/cuda.h"
 #include "base/device/device_graph.h"

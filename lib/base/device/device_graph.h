@@ -1,10 +1,10 @@
 #pragma once
 
-// DeviceGraph: work for a device that was recorded once and is launched again as one, without the host's work
+// DeviceGraph: work for a device that is recorded once and launched again as a whole, without the host's work
 // for each kernel. On NVIDIA GPUs these are CUDA graphs (CUDA C++ Programming Guide, "CUDA Graphs").
 //
 // A graph holds addresses, not tensors: it reads and writes the memory that its kernels used when they were
-// recorded, whatever that contains now. What the host did meanwhile is not repeated.
+// recorded, with its current contents. Work of the host during the recording is not repeated.
 
 #include <functional>
 #include <memory>
@@ -18,21 +18,22 @@ class DeviceGraph {
   virtual void launch() = 0;
 };
 
-/// Graphs that share the memory which they allocate and free while they are recorded. They must be launched
-/// in the order of recording; any may be left out. Memory that is still held when a recording ends stays its
-/// holder's: no later graph of the pool writes there.
+/// Graphs that share the memory that they allocate and free while they are recorded. They must be launched in
+/// the order of recording; any may be skipped. Memory that is still held when a recording ends stays with its
+/// holder: no later graph of the pool writes there.
 class DeviceGraphPool {
  public:
   virtual ~DeviceGraphPool() = default;
-  /// Records what `work` launches from this thread, and launches it once. `work` must not make the host wait
-  /// for the device. Throws what `work` throws, and the device's errors in recording.
+  /// Records the kernels that `work` launches from this thread, and launches them once. `work` must not make
+  /// the host wait for the device. Throws the exceptions of `work` and the device's errors in recording.
   virtual std::unique_ptr<DeviceGraph> record(const std::function<void()>& work) = 0;
 };
 
 using MakeGraphPool = std::function<std::shared_ptr<DeviceGraphPool>()>;
 
-/// Pools of CUDA graphs on GPU `index`. Throws Error(kUsage) if there is no such GPU, as does record() when
-/// the current stream is the device's default one, which CUDA cannot record; see use_own_cuda_stream().
+/// Returns pools of CUDA graphs on GPU `index`. Throws Error(kUsage) if there is no such GPU. record() throws
+/// Error(kUsage) if the current stream is the device's default one, which CUDA cannot record; see
+/// use_own_cuda_stream().
 MakeGraphPool cuda_graph_pools(int index);
 
 /// Makes a stream other than the default the calling thread's current stream on GPU `index`.

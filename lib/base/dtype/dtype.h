@@ -1,6 +1,6 @@
 #pragma once
 
-// Names and sizes of data types in configs, checkpoints and messages. Uses only a header of libtorch that
+// Names and sizes of data types in configs, checkpoints and messages. Includes only a libtorch header that
 // needs no library, for programs that do not load libtorch.
 
 #include <torch/headeronly/core/ScalarType.h>
@@ -23,13 +23,14 @@ constexpr auto enum_names(FloatType) {
 }
 c10::ScalarType scalar_type(Named<FloatType> type);
 
-/// "float32", "bfloat16", "float16", "float64", "int64", ...; asserts that the toolkit stores the type.
+/// Returns "float32", "bfloat16", "float16", "float64", "int64", .... Asserts that the toolkit stores the
+/// type.
 std::string dtype_name(c10::ScalarType dtype);
 
-/// Throws Error(kUsage) with the known names.
+/// Parses dtype_name(). Throws Error(kUsage) with the known names for any other name.
 c10::ScalarType dtype_from_name(std::string_view name);
 
-/// Bytes of an element; asserts as above.
+/// Returns the bytes of an element. Asserts that the toolkit stores the type.
 int64_t element_size(c10::ScalarType dtype);
 
 }  // namespace fsdp::util

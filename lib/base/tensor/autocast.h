@@ -1,12 +1,12 @@
 #pragma once
 
-// Regions of autocast, libtorch's at::autocast and Python's torch.autocast: in a region, products of fp32
-// tensors are computed in 16 bits, and sums and the like in fp32, by casts that libtorch inserts. Regions
+// Regions of autocast: libtorch's at::autocast and Python's torch.autocast. In a region, libtorch inserts
+// casts so that products of fp32 tensors are computed in 16 bits, and sums and the like in fp32. Regions
 // belong to threads.
 //
-// Where autograd records, libtorch keeps the cast copy of a weight until at::autocast::clear_cache(), and uses it
-// wherever a region sees that weight again, also if the weight has changed since. NoAutocastCache prevents this
-// for weights whose values come and go.
+// While autograd records, libtorch keeps the cast copy of a weight until at::autocast::clear_cache(), and
+// uses the copy wherever a region sees that weight again, even if the weight has changed since.
+// NoAutocastCache prevents this for weights that are gathered and freed repeatedly.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -16,10 +16,11 @@
 
 namespace fsdp::util {
 
-/// The type in which this thread's region computes products of tensors on the device; nullopt: no region.
+/// Returns the type in which this thread's region computes products of tensors on the device; nullopt: no
+/// region.
 std::optional<at::ScalarType> autocast_type(at::Device device);
 
-/// The thread's regions: of the CPU, and of one other device. Only AutocastScope reads it.
+/// A copy of the thread's regions: the CPU's and that of one other device. Only AutocastScope reads it.
 class AutocastState {
  public:
   explicit AutocastState(at::Device device);
@@ -37,7 +38,7 @@ class AutocastState {
   std::vector<Region> regions_;
 };
 
-/// Within its scope, libtorch neither uses nor makes kept copies in this thread.
+/// During the object's lifetime, libtorch neither uses nor keeps cast copies in this thread.
 class NoAutocastCache {
  public:
   NoAutocastCache();
@@ -49,7 +50,7 @@ class NoAutocastCache {
   bool before_;
 };
 
-/// Within its scope, the thread is in the regions of `state`, without kept copies.
+/// During the object's lifetime, the thread is in the regions of `state`, without cached copies.
 class AutocastScope {
  public:
   explicit AutocastScope(const AutocastState& state);
@@ -62,7 +63,7 @@ class AutocastScope {
   std::vector<AutocastState::Region> before_;
 };
 
-/// Within its scope, the thread is in no region.
+/// During the object's lifetime, the thread is in no region.
 class NoAutocast {
   c10::impl::ExcludeDispatchKeyGuard guard_{c10::autocast_dispatch_keyset};
 };

@@ -15,7 +15,7 @@
 namespace fsdp::util {
 namespace {
 
-constexpr size_t kAlignment = 64;  ///< of the tensors of a slab
+constexpr size_t kAlignment = 64;  ///< alignment of the tensors in a slab
 
 }  // namespace
 
@@ -28,7 +28,7 @@ DeviceFeed::~DeviceFeed() {
   try {
     clear();
   } catch (const std::exception&) {
-    // Of a copy that failed: there is nothing left to wait for.
+    // The copy has failed, so there is nothing left to wait for.
   }
 }
 
@@ -68,12 +68,14 @@ DeviceFeed::Tensors DeviceFeed::take() {
 
 void DeviceFeed::clear() {
   queue_.clear();
-  // The memory of a set that is on its way goes back to the caller's stream, which so waits for the copy.
+  // The memory of a set whose copy is pending returns to the caller's stream, which therefore waits for the
+  // copy.
   for (const Set& set : sets_) set.arrived.wait();
   sets_.clear();
 }
 
-/// A new one while the device has not copied the oldest: waiting for that would hold up the host.
+/// Returns a slab to write to: a new one while the device has not copied the oldest, since waiting would
+/// delay the host.
 std::shared_ptr<DeviceFeed::Slab> DeviceFeed::slab_to_write() {
   if (slabs_.empty() || !slabs_.front()->copied.reached()) return std::make_shared<Slab>();
   std::shared_ptr<Slab> slab = std::move(slabs_.front());

@@ -1,16 +1,16 @@
 #pragma once
 
-// DeviceFeed: sets of tensors, such as batches, that are read ahead of their use and copied to a device in the
-// background.
+// DeviceFeed: sets of tensors, such as batches, that are read ahead of their use and copied to a device in
+// the background.
 //
 //   a thread             reads a set and writes it to a slab: pinned memory that serves one set after another
 //   a stream for copies  copies the slab to the device, beside the computation
 //   the caller's stream  waits for that copy, by an event, when the caller takes the set
 //
-// Memory of the device is allocated on the caller's stream, and a copy begins after what was issued there
-// before. So nothing uses that memory any more, and the caller's tensors may be freed like any others. A slab
-// is written again only when its copy has ended. On the CPU there is nothing to copy: the caller gets what
-// was read.
+// Memory of the device is allocated on the caller's stream, and a copy begins after all work issued there
+// before. So no earlier work still uses that memory, and the caller may free its tensors like any others. A
+// slab is written again only after its copy has ended. On the CPU there is nothing to copy: the caller gets
+// the tensors that were read.
 
 #include <ATen/core/Tensor.h>
 
@@ -35,8 +35,8 @@ class DeviceFeed {
 
   struct Options {
     at::Device device = at::kCPU;
-    bool has_thread = true;  ///< off: add() reads
-    size_t sent_ahead = 1;   ///< sets on the device, or on their way, besides those that were taken
+    bool has_thread = true;  ///< whether a background thread reads; off: add() reads
+    size_t sent_ahead = 1;   ///< sets that are on the device or on their way, besides those taken
   };
 
   explicit DeviceFeed(const Options& options);
@@ -47,14 +47,15 @@ class DeviceFeed {
   /// Appends a set. `read` runs on the thread, in the order of the calls, and without autograd.
   void add(std::function<Tensors()> read);
 
-  /// The oldest set, on the device (tensors that are not in host memory stay where they are). Throws what its
-  /// `read` has thrown. Then issues the copies of the following sets that have been read.
+  /// Returns the oldest set, on the device (tensors that are not in host memory stay where they are). Then
+  /// issues the copies of the following sets that have been read. Throws whatever the set's `read` has
+  /// thrown.
   Tensors take();
 
-  /// Sets that can be taken.
+  /// Number of sets that can be taken.
   size_t size() const { return sets_.size(); }
 
-  /// Discards them.
+  /// Discards all sets.
   void clear();
 
  private:
@@ -83,7 +84,7 @@ class DeviceFeed {
   at::Device device_;
   size_t sent_ahead_;
   std::optional<Stream> copies_;             ///< none on the CPU
-  std::deque<std::shared_ptr<Slab>> slabs_;  ///< whose copies were issued, the oldest first
+  std::deque<std::shared_ptr<Slab>> slabs_;  ///< slabs whose copies were issued, the oldest first
   std::deque<Set> sets_;
   WorkQueue<ReadSet> queue_;  ///< stopped first
 };

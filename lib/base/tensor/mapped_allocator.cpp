@@ -14,15 +14,16 @@
 namespace fsdp::util {
 namespace {
 
-constexpr int64_t kSmallest = 128 << 10;  ///< malloc's first threshold for a map, too
+constexpr int64_t kSmallest = 128 << 10;  ///< also malloc's initial threshold for mmap()
 constexpr int64_t kHugePage = 2 << 20;
-constexpr int64_t kGrowth = 32 * kHugePage;  ///< of the usable part
+constexpr int64_t kGrowth = 32 * kHugePage;  ///< unit by which the usable part grows
 constexpr uint8_t kPriority = 100;
 
 int64_t rounded_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-/// Addresses, without memory, for several times what the machine has: places that hold no memory any more may be too
-/// short for what comes later. Less where the process may not have so many; {nullptr, 0} for very few.
+/// Reserves addresses, without memory, for several times the machine's memory, because places without memory
+/// may be too short for later requests. Reserves fewer if the process may not have so many; {nullptr, 0} for
+/// very few.
 std::pair<std::byte*, int64_t> reserve_region() {
   constexpr int64_t kTimes = 8, kLeast = int64_t{1} << 30;
   const int64_t memory = static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * page_bytes();
@@ -69,7 +70,7 @@ void MappedAllocator::copy_data(void* target, const void* source, std::size_t by
   default_copy_data(target, source, bytes);
 }
 
-/// nullptr if the system refuses.
+/// Returns nullptr if the system refuses the memory.
 std::byte* MappedAllocator::take(int64_t bytes) {
   std::lock_guard lock(mutex_);
   const int64_t most = most_held_bytes(std::max(peak_, live_ + bytes));
@@ -115,7 +116,7 @@ void MappedAllocator::release(void* data) {
   c10::GetDefaultCPUAllocator()->raw_deallocate(data);
 }
 
-/// The largest places first, which takes the fewest calls.
+/// Returns the largest places first, which takes the fewest system calls.
 void MappedAllocator::give_up(int64_t bytes) {
   while (bytes > 0) {
     const auto [offset, length] = freed_.largest();

@@ -14,7 +14,7 @@
 #error "at::parallel_for() would run on one thread"
 #endif
 
-// MKL's setting for the calling thread, which precedes OpenMP's, if libtorch has MKL.
+// MKL's number of threads for the calling thread, which precedes OpenMP's, if libtorch has MKL.
 extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int threads);
 
 namespace fsdp::util {

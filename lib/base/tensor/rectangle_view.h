@@ -6,15 +6,15 @@
 
 namespace fsdp::util {
 
-/// [height, length], a view of a contiguous tensor.
+/// Returns `part` of a contiguous tensor as a view, [height, length].
 inline at::Tensor rectangle_view(const at::Tensor& whole, const Rectangle& part) {
   return whole.view({part.rows, whole.numel() / part.rows})
       .narrow(0, part.row_begin, part.height())
       .narrow(1, part.begin, part.length());
 }
 
-/// Calls use(part, values) with the place of each part in `values`, [n], where their elements follow each
-/// other.
+/// Calls use(part, elements) for each part with its elements, which `values`, [n], stores one part after
+/// another.
 template <typename Rectangles, typename Use>
 void for_each_part(const Rectangles& parts, const at::Tensor& values, const Use& use) {
   int64_t begin = 0;

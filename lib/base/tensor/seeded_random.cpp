@@ -10,7 +10,7 @@
 namespace fsdp::util {
 namespace {
 
-constexpr int kWords = 624, kMiddle = 397;  ///< the paper's n and m
+constexpr int kWords = 624, kMiddle = 397;  ///< n and m of the paper
 
 uint32_t next_word(uint32_t middle, uint32_t upper, uint32_t lower) {
   const uint32_t joined = (upper & 0x80000000u) | (lower & 0x7fffffffu);

@@ -74,7 +74,7 @@ void point_at(const at::Tensor& tensor, const at::Tensor& data) {
   FSDP_CHECK((tensor.is_floating_point() && data.is_floating_point()) ||
                  (tensor.scalar_type() == at::kByte && data.scalar_type() == at::kByte),
              tensor.scalar_type(), " to ", data.scalar_type());
-  // The gradient accumulator has the former device; set_data() drops it too.
+  // The gradient accumulator records the former device; set_data() drops it too.
   if (torch::autograd::impl::try_get_grad_accumulator(tensor)) {
     torch::autograd::impl::set_grad_accumulator(tensor, {});
   }

@@ -69,7 +69,7 @@ class ThreadQueue final : public Stream::Queue {
           Error(ErrorKind::kUnexpected, "the stream was destroyed before this task of it began"));
     }
     for (Task& task : dropped) settle(task, failure);
-    if (thread_.get_id() == std::this_thread::get_id()) {  // a task released the last owner of the stream
+    if (thread_.get_id() == std::this_thread::get_id()) {  // a task released the last reference to the stream
       thread_.detach();
       return;
     }
@@ -105,7 +105,7 @@ class ThreadQueue final : public Stream::Queue {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Task> tasks;
-    std::exception_ptr failure;  ///< what the first failed task threw
+    std::exception_ptr failure;  ///< exception of the first task that failed
     bool closed = false, ended = false;
   };
 
@@ -152,8 +152,8 @@ class ThreadQueue final : public Stream::Queue {
 };
 
 /// Events of one device, which are recorded again and again: a step would otherwise create and destroy dozens
-/// for each unit. Re-recording does not change what streams wait for already. As many are kept as were in use
-/// at once. Thread-safe.
+/// of events for each unit. Re-recording does not change what streams already wait for. Keeps as many events
+/// as were in use at once. Thread-safe.
 class EventPool {
  public:
   explicit EventPool(c10::DeviceType type) : type_(type) {}
@@ -176,7 +176,7 @@ class EventPool {
   std::vector<c10::Event> free_;
 };
 
-/// An event of the pool, to which it returns.
+/// An event that returns to its pool.
 class PooledEvent {
  public:
   explicit PooledEvent(std::shared_ptr<EventPool> pool) : pool_(std::move(pool)), event_(pool_->take()) {}

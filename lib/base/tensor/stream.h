@@ -5,7 +5,7 @@
 //
 // On the CPU a stream is a thread with a FIFO. On other devices it is a stream of the device (c10::Stream):
 // the calling thread runs tasks at once with that stream current, and their kernels run concurrently with the
-// caller's stream. Either way a task sees what its caller did before run().
+// caller's stream. Either way a task sees everything that its caller did before run().
 //
 // On a device the host runs ahead. Memory that a task uses may be freed only after the stream that will reuse
 // it has waited for the task, because streams are not recorded with the allocator.
@@ -22,11 +22,11 @@ namespace fsdp::util {
 /// The end of one task of a stream. Copies refer to the same task; a default-constructed Event is reached.
 class Event {
  public:
-  /// CPU: blocks until the task is done and rethrows its exception. Devices: makes the caller's current
-  /// stream wait, and returns at once. May be called repeatedly, from any thread.
+  /// CPU: blocks until the task is done, and rethrows its exception. Devices: makes the caller's current
+  /// stream wait, and returns at once. May be called repeatedly. Thread-safe.
   void wait() const;
 
-  /// wait() that on devices, too, blocks the calling thread.
+  /// Like wait(), but blocks the calling thread on devices too.
   void synchronize() const;
 
   /// Whether the task is done.
@@ -40,12 +40,12 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
-/// Tasks run one after another in the order of run(). After one has thrown, the stream is broken: later tasks
-/// do not run, and their events throw the same exception.
+/// A queue of tasks that run one after another in the order of run(). After a task has thrown, the stream is
+/// broken: later tasks do not run, and their events throw the same exception.
 class Stream {
  public:
   struct Options {
-    std::string name = "fsdp stream";  ///< of the thread, cut to 15 characters
+    std::string name = "fsdp stream";  ///< name of the thread, cut to 15 characters
     c10::Device device = c10::kCPU;
     /// How long the destructor waits for the running task (CPU).
     std::chrono::milliseconds patience{2000};
@@ -55,7 +55,7 @@ class Stream {
   explicit Stream(const Options& options);
 
   /// CPU: drops the tasks that have not started (their events throw), and waits for the running one. If that
-  /// takes longer than Options::patience, its thread is detached and ends with it.
+  /// takes longer than Options::patience, the thread is detached and ends with its task.
   ~Stream();
 
   Stream(const Stream&) = delete;
@@ -66,7 +66,7 @@ class Stream {
   /// that they take no cores from computation. Thread-safe on the CPU only.
   Event run(std::function<void()> task);
 
-  /// run() for a task that on a device does not wait for the caller's stream, only for the events for which
+  /// Like run(), but on a device the task does not wait for the caller's stream, only for the events on which
   /// it calls wait().
   Event run_apart(std::function<void()> task);
 

@@ -12,7 +12,7 @@
 namespace fsdp::util {
 namespace {
 
-/// Higher than that of any allocator that libtorch sets.
+/// Higher than the priority of any allocator that libtorch sets.
 constexpr uint8_t kCounterPriority = 255;
 
 class CountingAllocator final : public c10::Allocator {
@@ -34,12 +34,13 @@ class CountingAllocator final : public c10::Allocator {
   }
 
   c10::Allocator* inner = nullptr;
-  std::atomic<uint64_t> generation = 0;  ///< of the current TensorMemory, which does not count older memory
+  /// Number of the current TensorMemory, which does not count older memory.
+  std::atomic<uint64_t> generation = 0;
   std::atomic<int64_t> live = 0, peak = 0;
 
  private:
-  /// Precedes the tensor's bytes: kernels that take scratch memory from the allocator (oneDNN's) free it by
-  /// its pointer alone.
+  /// Header before the tensor's bytes: kernels that take scratch memory from the allocator (oneDNN's) free it
+  /// by its pointer alone.
   struct Header {
     c10::DataPtr memory;
     int64_t bytes;

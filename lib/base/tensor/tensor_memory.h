@@ -7,8 +7,8 @@
 //   memory.peak_bytes();
 //
 // It wraps libtorch's CPU allocator (c10::SetCPUAllocator), so it counts the tensors of all threads,
-// including what autograd saves and temporaries of kernels, but not what kernels allocate by malloc. Bytes
-// are those asked for.
+// including tensors saved by autograd and temporaries of kernels, but not memory that kernels allocate by
+// malloc. Bytes are those requested.
 //
 // Process-wide: at most one object at a time. Counting is thread-safe; create and destroy the object while no
 // other thread allocates tensors. Tensors may outlive the object.
@@ -24,9 +24,9 @@ class TensorMemory {
   TensorMemory(const TensorMemory&) = delete;
   TensorMemory& operator=(const TensorMemory&) = delete;
 
-  /// Of tensors allocated since the object was created.
+  /// Bytes of live tensors that were allocated since the object was created.
   int64_t live_bytes() const;
-  /// Peak of live_bytes() since then, or since reset_peak().
+  /// Peak of live_bytes() since the object was created, or since reset_peak().
   int64_t peak_bytes() const;
   void reset_peak();
 };

@@ -1,7 +1,7 @@
 #pragma once
 
-// The precompiled header of everything that uses libtorch: the headers that most of its files need, compiled once.
-// Sources still include what they use.
+// The precompiled header of all code that uses libtorch: the headers that most of its files include. Sources
+// still include what they use.
 
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>

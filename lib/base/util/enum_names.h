@@ -8,8 +8,8 @@
 //   }
 //
 // Options have the type Named<Backend>, to which C++ programs assign the value or its name. A config key of
-// such a type needs only its line KEY(section, field) in config/*_keys.cpp: its choices are the names of the
-// table (setup/config/keys.h).
+// such a type needs only its line KEY(section, field) in setup/config/*_keys.cpp. Its choices are the names
+// in the table (setup/config/keys.h).
 
 #include <array>
 #include <concepts>
@@ -52,7 +52,7 @@ std::optional<E> parse_enum(std::string_view text) {
   return std::nullopt;
 }
 
-/// In the order of the table.
+/// Names of all values of E, in the order of the table.
 template <NamedEnum E>
 std::vector<std::string> names_of_enum() {
   std::vector<std::string> names;

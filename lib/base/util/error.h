@@ -13,7 +13,7 @@ namespace fsdp::util {
 
 /// The value is the exit code of the program.
 enum class ErrorKind : int {
-  kUnexpected = 1,  ///< any other: a defect, or a failure of a third-party library
+  kUnexpected = 1,  ///< any other error: a defect, or a failure of a third-party library
   kUsage = 2,       ///< command line, environment or config
   kData = 3,        ///< token files, texts, samples
   kCheckpoint = 4,  ///< a checkpoint or weights file is missing, torn or does not fit

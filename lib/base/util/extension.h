@@ -1,13 +1,13 @@
 #pragma once
 
-// File names, which are compared without regard to case.
+// Extensions of file names, compared without regard to case.
 
 #include <filesystem>
 #include <string>
 
 namespace fsdp::util {
 
-/// The extension of a path with its dot, in small letters: "a/B.JSONL" -> ".jsonl". "" when it has none.
+/// Returns the extension of a path with its dot, in lower case: "a/B.JSONL" -> ".jsonl". "" if there is none.
 inline std::string extension_of(const std::filesystem::path& path) {
   std::string extension = path.extension().string();
   for (char& c : extension) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Files, written so that a reader never sees an incomplete one. Every failure is an Error(kIo) that names the
-// path.
+// Reading files, and writing them so that a reader never sees an incomplete one. Every failure is an
+// Error(kIo) that names the path.
 
 #include <filesystem>
 #include <string>
@@ -12,8 +12,8 @@ namespace fsdp::util {
 /// Reads a whole small file.
 std::string read_file(const std::filesystem::path& path);
 
-/// Whether something is at the path. Throws where that cannot be determined, such as in a folder that this
-/// user may not enter.
+/// Whether the path exists. Throws if that cannot be determined, such as in a folder that this user may not
+/// enter.
 bool is_there(const std::filesystem::path& path);
 
 /// Writes all of `content` to the open file, or throws an error that names `path`.
@@ -22,7 +22,7 @@ void write_all(int fd, std::string_view content, const std::filesystem::path& pa
 /// Writes a temporary file in the same folder, syncs it, renames it to `path` and syncs the folder.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
-/// The path of this process for a file that it will rename to `path`.
+/// Returns the path at which this process writes a file before renaming it to `path`.
 std::filesystem::path temporary_name(const std::filesystem::path& path);
 
 /// Whether a killed process left the file of this name: a temporary_name(), or a probe of
@@ -45,8 +45,8 @@ void limit_permissions(const std::string& octal);
 /// Creates the folder and its parents, and checks that files can be created in it.
 void make_writable_folder(const std::filesystem::path& folder);
 
-/// For the end of a message about `name`, a path where nothing is: how to download the model if `name` can be
-/// one on the Hugging Face hub ("gpt2", "meta-llama/Llama-3.2-1B"); else empty.
+/// Returns the end of a message about `name`, a path that does not exist: how to download the model if `name`
+/// can be one on the Hugging Face hub ("gpt2", "meta-llama/Llama-3.2-1B"), otherwise "".
 std::string hub_remedy(const std::string& name);
 
 }  // namespace fsdp::util

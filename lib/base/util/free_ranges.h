@@ -1,6 +1,6 @@
 #pragma once
 
-// Placement of buffers in a memory region; on numbers alone, so that a plan can simulate it.
+// Placement of buffers in a memory region, computed on numbers alone so that a plan can simulate it.
 
 #include <array>
 #include <cstddef>
@@ -11,13 +11,14 @@
 
 namespace fsdp::util {
 
-/// The free parts of [begin, end). Best fit, the first among equals; neighbours are merged.
+/// The free parts of [begin, end). Allocation is best fit, the first part among equals. Freed neighbours are
+/// merged.
 class FreeRanges {
  public:
   FreeRanges(int64_t begin, int64_t end) {
     if (end > begin) free_[begin] = end - begin;
   }
-  /// The offset; nothing if no part is large enough.
+  /// Returns the offset of the range taken; nothing if no part is large enough.
   std::optional<int64_t> take(int64_t bytes, int64_t alignment);
   void give_back(int64_t offset, int64_t bytes);
   /// {offset, bytes} of the largest free part, the first among equals; {0, 0} if nothing is free.
@@ -31,21 +32,22 @@ class FreeRanges {
   std::map<int64_t, int64_t> free_;  ///< length by offset
 };
 
-/// Places of buffers in one region. A buffer for which the region is too short is outside, in separate
-/// memory. Two strategies ("ways") are tracked at once, and the one that needs less is used when the region
-/// grows: all buffers from the start, which suits buffers of similar sizes; or two sorts of buffers from the
-/// two ends, which leaves fewer holes if only buffers of the same sort have similar sizes.
+/// Places of buffers in one region. A buffer that does not fit into the region is outside, in separate
+/// memory. Two layouts ("ways") are tracked at once, and the one that needs less is used when the region
+/// grows. Way 0 places all buffers from the start, which suits buffers of similar sizes. Way 1 places two
+/// sorts of buffers from the two ends, which leaves fewer holes if only buffers of the same sort have similar
+/// sizes.
 class Arena {
  public:
-  static constexpr int64_t kAlignment = 64;  ///< of every offset; a cache line
+  static constexpr int64_t kAlignment = 64;  ///< alignment of every offset: a cache line
 
   enum class Sort { kFirst, kSecond };
   struct Place {
     Sort sort = Sort::kFirst;
     int64_t bytes = 0;
-    std::array<int64_t, 2> distances = {};  ///< by way: from the end that the sort is placed at
+    std::array<int64_t, 2> distances = {};  ///< distance from the end that the sort is placed at, by way
     bool is_outside = false;
-    int64_t offset = 0;  ///< unless it is outside
+    int64_t offset = 0;  ///< offset in the region; meaningless if the buffer is outside
   };
 
   struct Shape {
@@ -63,7 +65,8 @@ class Arena {
   /// Number of places in use.
   int64_t live() const { return live_; }
   int64_t length() const { return length_; }
-  /// If it exceeds length(): the length with which no place would have been outside, or the reserved one.
+  /// The length with which no buffer would have been outside, or the reserved one; nothing unless it exceeds
+  /// length().
   std::optional<int64_t> longer() const;
   /// Sets the length to longer(), if there is one. Only while no place is in use.
   void grow();
@@ -72,7 +75,7 @@ class Arena {
  private:
   static constexpr int64_t kEndless = int64_t{1} << 62;
   struct Way {
-    FreeRanges low{0, kEndless}, high{0, kEndless};  ///< by distance from the end
+    FreeRanges low{0, kEndless}, high{0, kEndless};  ///< free parts, by their distance from either end
     int64_t needed = 0;
   };
   static bool is_high(size_t way, Sort sort) { return way == 1 && sort == Sort::kSecond; }

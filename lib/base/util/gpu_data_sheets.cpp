@@ -44,7 +44,7 @@ constexpr Sheet kSheets[] = {
      {"h200-sxm", 989.5, 989.5, 494.5, 67, 1979, gib(141), 4800e9, 450e9, true}},
     {"h200(nvl|pcie|141gb|hbm3e)*",
      {"h200-nvl", 835.5, 835.5, 417.5, 60, 1670.5, gib(141), 4800e9, 450e9, true}},
-    // 480 GB are the host's.
+    // The 480 GB in the name are host memory.
     {"gh200(480gb|96gb|hbm3)*", {"gh200", 990, 990, 494, 67, 1979, gib(96), 4000e9, 450e9, true}},
     {"gh200(480gb|144gb|144g|hbm3e)*",
      {"gh200-144gb", 990, 990, 494, 67, 1979, gib(144), 4900e9, 450e9, true}},
@@ -59,7 +59,7 @@ constexpr Sheet kSheets[] = {
      {"rtx-6000-ada", 364.2, 364.2, 182.1, 91.1, 728.5, gib(48), 960e9, 32e9, false}},
 };
 
-/// In lower case, without separators, maker and brand.
+/// Returns `name` in lower case, without separators, maker and brand.
 std::string plain(std::string_view name) {
   std::string text;
   for (const unsigned char c : name) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// NVIDIA's data sheets of GPUs: peak rates for utilization, and for plans of machines that are not available.
+// NVIDIA's data sheets of GPUs: peak rates for reporting utilization, and for plans of machines that are not
+// available.
 
 #include <cstdint>
 #include <string>
@@ -9,14 +10,14 @@
 
 namespace fsdp::util {
 
-/// Rates of products are of dense matrices (without sparsity), accumulated in fp32; 0: the GPU's matrix units
-/// do not have the type.
+/// Peak rates of one GPU. Products are of dense matrices (without sparsity), accumulated in fp32. A rate of 0
+/// means that the GPU's matrix units do not have the type.
 struct GpuDataSheet {
-  std::string_view name;  ///< as a user types it: "h100-sxm"
+  std::string_view name;  ///< name as a user types it: "h100-sxm"
   double bf16_tflops;
   double fp16_tflops;
   double tf32_tflops;
-  double fp32_tflops;  ///< without matrix units
+  double fp32_tflops;  ///< fp32 products without matrix units
   double fp8_tflops;
   int64_t memory_bytes;            ///< the data sheet's GB as GiB, as drivers count; ECC of GDDR takes 1/16
   double memory_bytes_per_second;  ///< reads and writes together
@@ -28,10 +29,10 @@ struct GpuDataSheet {
   double dense_tflops(std::string_view dtype) const;
 };
 
-/// By CUDA's name of the device ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB") or by a short name
-/// ("h100", "H100-SXM", "a100-40gb", "rtx4090"), ignoring case and separators. A short name of several
-/// variants means the most common one, which has the most memory. Null if no name fits entirely: a slice of a
-/// GPU (MIG), a laptop's or another unknown variant has other rates.
+/// Returns the sheet of a GPU by CUDA's name of the device ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB")
+/// or by a short name ("h100", "H100-SXM", "a100-40gb", "rtx4090"), ignoring case and separators. A short
+/// name of several variants means the most common one, which has the most memory. Null if no name fits
+/// entirely, because a slice of a GPU (MIG), a laptop GPU or another unknown variant has other rates.
 const GpuDataSheet* gpu_data_sheet(std::string_view name);
 
 /// The short names of all GPUs in the table.

@@ -1,7 +1,7 @@
 #pragma once
 
-// Hashes. They are the same on every machine and in every release, because initial weights and the sample
-// order are derived from them.
+// Hash functions that give the same values on every machine and in every release: initial weights and the
+// sample order are derived from them.
 
 #include <cstddef>
 #include <cstdint>

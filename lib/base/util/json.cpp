@@ -9,8 +9,8 @@
 namespace fsdp::util {
 using nlohmann::json;
 
-/// The limit of levels, and the texts that are no JSON. The handlers throw out of the parser, which keeps its
-/// state in objects.
+/// Handler of parser events that enforces the limit on levels and reports texts that are not JSON. The
+/// handlers throw through the parser, which keeps its state in objects.
 class JsonHandler {
  public:
   [[noreturn]] bool parse_error(size_t /*position*/, const std::string& /*token*/,
@@ -50,7 +50,8 @@ namespace {
 
 using OnMember = std::function<void(std::string&& key, json&& value)>;
 
-/// Builds one structure of the text or, with `on_member`, one of each member of the object that the text is.
+/// Builds one structure from the text. With `on_member`, builds one from each member of the object that the
+/// text is.
 class Builder : public JsonHandler {
  public:
   Builder(const JsonLimits& limits, const OnMember* on_member)
@@ -135,7 +136,7 @@ class Builder : public JsonHandler {
 
   JsonLimits limits_;
   const OnMember* on_member_;
-  int outer_;  ///< levels of brackets outside of the structures
+  int outer_;  ///< number of bracket levels outside of the structures
   std::unordered_set<std::string> member_keys_;
   std::string member_key_;
   int64_t values_ = 0;
@@ -143,7 +144,7 @@ class Builder : public JsonHandler {
   // Pointers stay valid: an array does not grow while one of its values is open, and a map does not move its
   // nodes.
   std::vector<json*> open_;
-  json* slot_ = nullptr;  ///< for the value of the last key
+  json* slot_ = nullptr;  ///< destination of the value of the last key
 };
 
 template <typename SomeHandler>
@@ -175,7 +176,7 @@ void read_json_members(std::string_view text, const JsonLimits& limits,
   parse(text, builder);
 }
 
-/// Writes members in the order of the text; the end of an object sorts its members unless they are sorted.
+/// Writes members in the order of the text. The end of an object sorts its members unless they are sorted.
 /// The members of all open objects are one stack, their keys another.
 class CanonicalJson::Writer : public JsonHandler {
  public:
@@ -245,7 +246,7 @@ class CanonicalJson::Writer : public JsonHandler {
  private:
   struct Open {
     bool is_object = false, is_empty = true, is_sorted = true;
-    size_t first_member = 0, first_key = 0;  ///< sizes of members_ and keys_ before it
+    size_t first_member = 0, first_key = 0;  ///< sizes of members_ and keys_ before the object
   };
 
   static uint32_t position(const std::string& text) { return static_cast<uint32_t>(text.size()); }
@@ -333,7 +334,7 @@ std::string CanonicalJson::without(std::string_view key) const {
   const Member* found = find(key);
   if (found == nullptr) return text_;
   size_t begin = found->begin, end = found->end;
-  // With the comma after it or, if it is the last, before it.
+  // Also removes the comma after the member or, if the member is the last, the comma before it.
   if (text_[end] == ',') {
     ++end;
   } else if (text_[begin - 1] == ',') {

@@ -1,7 +1,8 @@
 #pragma once
 
-// JSON from outside: manifests, headers, vocabularies, lines of texts. Parsing takes time linear in the text,
-// except for sorting keys; has limits; and refuses duplicate keys, which readers treat differently.
+// Parsing of untrusted JSON: manifests, headers, vocabularies, lines of texts. Parsing takes time linear in
+// the text (except for sorting keys), has limits, and refuses duplicate keys, which readers treat
+// differently.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,32 +17,34 @@
 
 namespace fsdp::util {
 
-/// The message follows the text's name in a sentence: "is not valid JSON: ...".
+/// Error in a JSON text. The message continues a sentence that begins with the text's name: "is not valid
+/// JSON: ...".
 class JsonError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 struct JsonLimits {
-  /// Of nested brackets; the outermost is level 1.
+  /// Limit on nested brackets. The outermost bracket is level 1.
   int deepest_level = 64;
-  /// In one structure: that of parse_json() or of one member. Each takes up to 80 bytes.
+  /// Limit on the values of one structure: the one that parse_json() returns, or one member. A value takes up
+  /// to 80 bytes.
   int64_t most_values = std::numeric_limits<int64_t>::max();
   /// Whether parse_json() refuses duplicate keys; otherwise the last one counts.
   bool unique_keys = true;
 };
 
-/// Throws JsonError if the text is no JSON, exceeds a limit or has a duplicate key.
+/// Throws JsonError if the text is not JSON, exceeds a limit or has a duplicate key.
 nlohmann::json parse_json(std::string_view text, const JsonLimits& limits);
 
-/// The same for a text that is an object. `on_member` gets its members one after another in the order of the
-/// text, so that only one of them is a structure at a time. Exceptions of `on_member` pass. An error in the
-/// text may be found only after some members.
+/// Parses a text that is an object, and calls `on_member` for its members one after another in the order of
+/// the text, so that only one of them is in memory as a structure at a time. Exceptions of `on_member` pass
+/// through. An error in the text may be found only after some members have been reported.
 void read_json_members(std::string_view text, const JsonLimits& limits,
                        const std::function<void(std::string&& key, nlohmann::json&& value)>& on_member);
 
-/// The canonical form of a text, which equal values share: keys sorted by bytes, no white space, numbers and
-/// strings as nlohmann writes them. Needs little more memory than that form.
+/// The canonical form of a text, which is the same for equal values: keys sorted by bytes, no white space,
+/// numbers and strings as nlohmann writes them. Takes little more memory than the canonical text.
 class CanonicalJson {
  public:
   /// Throws JsonError as parse_json() does, and for a text beyond 2 GiB.
@@ -62,14 +65,14 @@ class CanonicalJson {
  private:
   class Writer;
   struct Member {
-    uint32_t key_begin = 0, key_end = 0;           ///< in keys_
-    uint32_t begin = 0, value_begin = 0, end = 0;  ///< in text_: of all of it and of its value
+    uint32_t key_begin = 0, key_end = 0;           ///< range of keys_
+    uint32_t begin = 0, value_begin = 0, end = 0;  ///< range of text_: the whole member, and its value
   };
   const Member* find(std::string_view key) const;
 
   std::string text_;
-  std::string keys_;             ///< of the outermost object, concatenated
-  std::vector<Member> members_;  ///< of the outermost object, by key
+  std::string keys_;             ///< keys of the outermost object, concatenated
+  std::vector<Member> members_;  ///< members of the outermost object, sorted by key
   int64_t comparisons_ = 0;
 };
 

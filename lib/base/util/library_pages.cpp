@@ -36,7 +36,7 @@ class Unmapping {
         size_t end = i;
         while (end < known && is_of_file(entries[end])) ++end;
         const size_t bytes = (end - i) * page;
-        // Refused for locked pages, which stay.
+        // The system refuses this for locked pages, which stay.
         if (bytes > 0 && ::madvise(reinterpret_cast<void*>(at + i * page), bytes, MADV_DONTNEED) == 0) {
           bytes_ += static_cast<int64_t>(bytes);
         }
@@ -58,7 +58,8 @@ class Unmapping {
 };
 
 int unmap_parts(dl_phdr_info* object, size_t, void* unmapping) {
-  if (std::string_view(object->dlpi_name).starts_with("linux-")) return 0;  // the kernel's own, of no file
+  // The kernel's vDSO, which no file backs.
+  if (std::string_view(object->dlpi_name).starts_with("linux-")) return 0;
   const auto page = static_cast<uintptr_t>(page_bytes());
   for (int i = 0; i < object->dlpi_phnum; ++i) {
     const auto& header = object->dlpi_phdr[i];

@@ -15,7 +15,7 @@
 namespace fsdp::util {
 namespace {
 
-/// By LogLevel.
+/// spdlog's levels, indexed by LogLevel.
 constexpr std::array kLevels = {spdlog::level::debug, spdlog::level::info, spdlog::level::warn,
                                 spdlog::level::err, spdlog::level::off};
 

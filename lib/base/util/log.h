@@ -1,8 +1,8 @@
 #pragma once
 
-// All output of the library: lines on stderr, by spdlog. Thread-safe. Messages are made printable()
-// (base/util/text.h), so that text of files and users cannot control the terminal. Only log.cpp includes spdlog,
-// whose fmt clashes with libtorch's.
+// All output of the library: lines on stderr, written by spdlog. Messages are made printable()
+// (base/util/text.h), so that text from files and users cannot control the terminal. Only log.cpp includes
+// spdlog, whose copy of fmt clashes with libtorch's. Thread-safe.
 
 #include <functional>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace fsdp::util {
 
-/// Severity of a line, least first; kOff is above all.
+/// Severity of a line, in ascending order. kOff turns logging off.
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
 void log_debug(std::string_view message);

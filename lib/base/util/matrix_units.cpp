@@ -94,7 +94,7 @@ bool keep_onednn_from_broken_tiles() {
 
 bool tiles_pass_a_trial() {
 #if defined(__x86_64__)
-  // fork() without a SIGCHLD, for which other code might wait.
+  // Forks without SIGCHLD, which other code might wait for.
   const auto child = static_cast<pid_t>(::syscall(SYS_clone, 0L, nullptr, nullptr, nullptr, 0L));
   if (child == 0) ::syscall(SYS_exit_group, multiplies_ones() ? 0 : 1);
   int status = 1;

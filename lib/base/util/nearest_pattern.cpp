@@ -9,7 +9,7 @@ namespace fsdp::util {
 
 std::string nearest_pattern(const std::string& pattern, const std::vector<std::string>& names) {
   constexpr const char* kBetweenWords = ".*?";
-  constexpr size_t kShortestWord = 3;  // shorter ones are near to everything
+  constexpr size_t kShortestWord = 3;  // a shorter word is similar to too many others
   if (pattern.find_first_of("*?") == std::string::npos) return nearest(pattern, names);
   std::vector<std::string> words;
   const auto add_words = [&](const std::string& text, const char* separators) {

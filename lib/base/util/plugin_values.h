@@ -1,6 +1,7 @@
 #pragma once
 
-// Values of the config keys that plug-ins add (setup/plugin/plugin.h), which are part of the components' options.
+// Values of the config keys that plug-ins add (setup/plugin/plugin.h). They are part of the components'
+// options.
 
 #include <cstdint>
 #include <map>
@@ -17,10 +18,10 @@ namespace fsdp::util {
 using PluginValue = std::variant<std::string, int64_t, double, bool, std::vector<std::string>,
                                  std::vector<double>, std::vector<int64_t>>;
 
-/// By the keys' full names, such as "mine.width_factor".
+/// Values by the keys' full names, such as "mine.width_factor".
 class PluginValues {
  public:
-  /// Throws Error(kUsage) if no loaded plug-in has added the key, or if its type is another.
+  /// Throws Error(kUsage) if no loaded plug-in has added the key, or if its type is not T.
   template <typename T>
   const T& get(const std::string& key) const {
     const auto found = values_.find(key);

@@ -45,7 +45,7 @@ std::string bar_line(std::string_view head, double share, std::string_view tail,
 }
 
 void draw_over(std::ostream& stream, std::string_view line) {
-  // In one write: other processes use the same terminal.
+  // The line is one write, because other processes use the same terminal.
   stream << concat("\033[K", line, '\r') << std::flush;
 }
 

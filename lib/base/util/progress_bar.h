@@ -1,6 +1,6 @@
 #pragma once
 
-// Progress as a line that is overwritten on a terminal. Nothing is drawn to a pipe or file.
+// Progress as a line that is overwritten on a terminal. Nothing is drawn if the output is a pipe or a file.
 
 #include <chrono>
 #include <cstdint>
@@ -17,14 +17,15 @@ struct ProgressOutput {
   int columns = 0;                 ///< width of the terminal; 0: not a terminal
 };
 
-/// stderr, whose terminal is that of the launcher if FSDP_TERMINAL_COLUMNS is set.
+/// Returns stderr. FSDP_TERMINAL_COLUMNS, if set, is the width of the launcher's terminal, to which stderr is
+/// passed on.
 ProgressOutput progress_on_stderr();
 
-/// "HEAD[####......]TAIL" in at most columns - 1 characters, since a line that wraps cannot be overwritten.
-/// Without room, the bar is omitted and the text cut.
+/// Returns "HEAD[####......]TAIL" in at most columns - 1 characters, since a line that wraps cannot be
+/// overwritten. If there is no room, the bar is omitted and the text cut.
 std::string bar_line(std::string_view head, double share, std::string_view tail, int columns);
 
-/// Overwrites the last line, and ends in a carriage return so that the next one overwrites this.
+/// Overwrites the last line. Ends with a carriage return, so that the next line overwrites this one.
 void draw_over(std::ostream& stream, std::string_view line);
 
 using ByteProgress = std::function<void(std::string_view phase, int64_t done_bytes, int64_t total_bytes)>;

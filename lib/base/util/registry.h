@@ -1,6 +1,6 @@
 #pragma once
 
-// What a config selects by name: built-in entries and those of plug-ins.
+// Entries that a config selects by name: built-in ones and those of plug-ins.
 
 #include <algorithm>
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace fsdp::util {
 
-/// Entries in the order of their addition. Not thread-safe: add before other threads read.
+/// Entries in the order in which they were added. Not thread-safe: add entries before other threads read.
 template <typename Entry>
 class Registry {
  public:
@@ -26,7 +26,7 @@ class Registry {
   Registry(std::string kind, std::vector<Named> built_in)
       : kind_(std::move(kind)), entries_(std::move(built_in)) {}
 
-  /// Throws Error(kUsage) if the name is empty or taken.
+  /// Adds an entry. Throws Error(kUsage) if the name is empty or taken.
   void add(std::string name, Entry entry) {
     if (name.empty() || find(name) != nullptr) {
       fail(ErrorKind::kUsage, "the name of each ", kind_, " must be unique, but \"", name,
@@ -35,14 +35,14 @@ class Registry {
     entries_.push_back({std::move(name), std::move(entry)});
   }
 
-  /// Null if there is none. Valid until the next add().
+  /// Returns the entry of that name, or null. The pointer is valid until the next add().
   const Entry* find(std::string_view name) const {
     const auto found =
         std::find_if(entries_.begin(), entries_.end(), [&](const Named& each) { return each.name == name; });
     return found == entries_.end() ? nullptr : &found->entry;
   }
 
-  /// Throws Error(kUsage) for an unknown name; `key` is its config key.
+  /// Returns the entry of that name. Throws Error(kUsage) if there is none, naming `key`, the config key.
   const Entry& get(std::string_view name, const char* key) const {
     if (const Entry* entry = find(name)) return *entry;
     const std::string near = nearest(name, names());

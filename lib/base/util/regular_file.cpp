@@ -32,7 +32,7 @@ OpenedFile open_regular(const fs::path& path) {
 
 namespace {
 
-/// Calls visit(bytes) for pieces of at most `most_bytes` bytes of the file in all, and closes it.
+/// Calls visit(bytes) for pieces of the file, at most `most_bytes` bytes in all, and closes it.
 template <typename Visit>
 void read_pieces(int fd, const fs::path& path, size_t most_bytes, const Visit& visit) {
   struct Closing {
@@ -88,7 +88,7 @@ int create_own_file(const fs::path& path) {
   constexpr int kFlags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   constexpr int kAttempts = 100;
   int fd = -1;
-  // Another thread, or a process of the same number on another host, may create and remove the file meanwhile.
+  // Another thread, or a process with the same id on another host, may create and remove the file meanwhile.
   for (int i = 0; i < kAttempts; ++i) {
     fd = ::open(path.c_str(), kFlags, 0666);
     if (fd >= 0 || errno != EEXIST) return fd;

@@ -7,7 +7,7 @@
 #include "base/util/limits.h"
 #include "base/util/log.h"
 
-// Apart from error.cpp, which is so of use without a log (torch_backend).
+// This file is apart from error.cpp, which torch_backend uses without the log.
 namespace fsdp::util::detail {
 namespace {
 

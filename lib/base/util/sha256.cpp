@@ -46,7 +46,7 @@ void add_block(State& state, std::string_view block) {
   for (size_t i = 0; i < state.size(); ++i) state[i] += added[i];
 }
 
-/// The 32 bytes of the digest.
+/// Returns the digest as 32 bytes.
 std::string digest(std::string_view text) {
   State state{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
   std::string padded(text);

@@ -1,13 +1,13 @@
 #pragma once
 
-// SHA-256 (FIPS 180-4) and HMAC with it (RFC 2104), for proofs that a process knows a secret.
+// SHA-256 (FIPS 180-4) and HMAC with it (RFC 2104), by which a process proves that it knows a secret.
 
 #include <string>
 #include <string_view>
 
 namespace fsdp::util {
 
-/// In lower-case hexadecimal digits.
+/// Returns the digest in lower-case hexadecimal digits.
 std::string sha256(std::string_view text);
 std::string hmac_sha256(std::string_view key, std::string_view text);
 

@@ -47,7 +47,7 @@ double monotonic_seconds() { return seconds_of(CLOCK_MONOTONIC); }
 double process_age_seconds() {
   std::ifstream file("/proc/self/stat");
   std::string text{std::istreambuf_iterator<char>(file), {}};
-  // Behind the program's name, which may contain anything, and 19 other fields.
+  // The field follows the program's name, which may contain anything, and 19 other fields.
   std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
   std::string field;
   for (int i = 0; i < 20; ++i) fields >> field;

@@ -1,8 +1,8 @@
 #pragma once
 
-// Where the time from the start of a program to its first step goes (fsdp-train --profile-start): phases one after
-// another, and shorter ones inside them. A record belongs to the thread that began it; on all others, and in
-// programs that began none, these functions do nothing.
+// Times the phases from the start of a program to its first step (fsdp-train --profile-start): phases one
+// after another, and shorter ones nested in them. A record belongs to the thread that began it. These
+// functions do nothing on other threads, and in programs that began no record.
 
 #include <cstddef>
 #include <string>
@@ -15,20 +15,21 @@ struct StartPhase {
   double seconds = 0;
 };
 
-/// Of CLOCK_MONOTONIC, which all processes of a host share.
+/// Reads CLOCK_MONOTONIC, which all processes of a host share.
 double monotonic_seconds();
 
-/// Time since this process was created, program loading included. The kernel tells it to a hundredth of a second; where
-/// the process has computed all the time, it is exact.
+/// Time since this process was created, program loading included. The kernel reports it to a hundredth of a
+/// second; for a process that has computed all the time, the result is exact.
 double process_age_seconds();
 
-/// Begins the record with the phases that were over at `until` on monotonic_seconds(); "command line and config" follows.
+/// Begins the record with the phases that ended at `until` on monotonic_seconds(). The phase "command line
+/// and config" follows.
 void begin_start_record(std::vector<StartPhase> so_far, double until);
 
-/// Ends the phase before; what follows belongs to `name`, whose time adds up if there was one of that name before.
+/// Ends the current phase and begins the phase `name`. The times of phases of the same name are added.
 void start_phase(const char* name);
 
-/// During its lifetime, time belongs to `name` and not to the phase around it.
+/// During the object's lifetime, time counts for `name` and not for the phase around it.
 class InnerStartPhase {
  public:
   explicit InnerStartPhase(const char* name);
@@ -40,10 +41,10 @@ class InnerStartPhase {
   size_t outer_;
 };
 
-/// Ends the last phase; later calls change nothing.
+/// Ends the last phase and the record. Later calls change nothing.
 void end_start_record();
 
-/// In the order of their begin; empty without a record.
+/// Returns the phases in the order in which they began; empty if there is no record.
 std::vector<StartPhase> start_record();
 
 }  // namespace fsdp::util

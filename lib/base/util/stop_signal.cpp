@@ -16,7 +16,8 @@ constexpr std::array kSignals = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 
 std::atomic<int> first_signal = 0;
 static_assert(std::atomic<int>::is_always_lock_free, "used in a signal handler");
-std::atomic<int64_t> first_nanoseconds = 0;  ///< of CLOCK_MONOTONIC; 0: no signal yet
+/// Time of the first signal on CLOCK_MONOTONIC; 0: no signal yet.
+std::atomic<int64_t> first_nanoseconds = 0;
 static_assert(std::atomic<int64_t>::is_always_lock_free, "used in a signal handler");
 std::atomic<bool> repeated_ends = true;
 static_assert(std::atomic<bool>::is_always_lock_free, "used in a signal handler");

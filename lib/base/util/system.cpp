@@ -33,7 +33,8 @@ int physical_cores() {
   return std::max<int>(1, static_cast<int>(cores.size()));
 }
 
-/// Returns the number of cores whose time the group may take, or infinity. Version 2: "MICROSECONDS PERIOD" or "max PERIOD" in cpu.max.
+/// Returns the number of cores whose time the group may take, or infinity. Version 2: "MICROSECONDS PERIOD"
+/// or "max PERIOD" in cpu.max.
 double quota_of(const std::filesystem::path& group) {
   double quota = -1, period = 0;
   if (std::ifstream file(group / "cpu.max"); file >> quota >> period) {
@@ -44,8 +45,8 @@ double quota_of(const std::filesystem::path& group) {
   return quota > 0 && period > 0 ? quota / period : std::numeric_limits<double>::infinity();
 }
 
-/// Returns the least quota of a group and the groups around it. A container may see its own group as the outermost one, under a
-/// path that does not exist inside.
+/// Returns the least quota of a group and the groups around it. A container may see its own group as the
+/// outermost one, under a path that does not exist inside.
 double least_quota(const std::filesystem::path& mount, const std::filesystem::path& group) {
   double least = quota_of(mount);
   std::filesystem::path at = mount;
@@ -53,7 +54,7 @@ double least_quota(const std::filesystem::path& mount, const std::filesystem::pa
   return least;
 }
 
-/// 0: not set. MKL reads a malformed value as one thread.
+/// Reads MKL's variable; 0: not set. MKL reads a malformed value as one thread.
 int threads_of_mkl() {
   const char* text = std::getenv("MKL_NUM_THREADS");
   if (text == nullptr || *text == '\0') return 0;
@@ -62,7 +63,8 @@ int threads_of_mkl() {
   return *end == '\0' && threads >= 0 ? static_cast<int>(threads) : 1;
 }
 
-/// 0: not set. Of a list, which is for nested teams, the first.
+/// Reads OpenMP's variable; 0: not set. The first number of a list counts, since the others are for nested
+/// teams.
 int threads_of_openmp() {
   const char* text = std::getenv("OMP_NUM_THREADS");
   return text == nullptr ? 0 : std::max(0, std::atoi(text));
@@ -147,7 +149,7 @@ int64_t minor_faults() {
   return usage.ru_minflt;
 }
 
-// MKL's rule, which libtorch follows.
+// This is MKL's rule, which libtorch follows.
 int default_compute_threads() {
   const int allowed = physical_cores(), cores = std::min(allowed, cpu_quota().value_or(allowed));
   int threads = threads_of_mkl();

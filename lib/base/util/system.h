@@ -1,5 +1,5 @@
 #pragma once
-// What the operating system reports about this host and this process.
+// Facts that the operating system reports about this host and this process.
 
 #include <cstdint>
 #include <filesystem>
@@ -9,20 +9,21 @@
 
 namespace fsdp::util {
 
-/// The host's name, printable(), or "this machine" if it has none.
+/// Returns the host's name, made printable(), or "this machine" if it has none.
 std::string host_name();
 
-/// Number of cores' worth of time that the CPU quotas of this process's control groups (v1 and v2) allow, rounded
+/// Number of cores whose full time the CPU quotas of this process's control groups (v1 and v2) allow, rounded
 /// down, at least 1; nothing without a quota. `root` contains proc/ and sys/.
 std::optional<int> cpu_quota(const std::filesystem::path& root = "/");
 
-/// The value of the first line "NAME : VALUE" of a file such as /proc/cpuinfo; nothing if there is none.
+/// Returns the value of the first line "NAME : VALUE" of a file such as /proc/cpuinfo; nothing if there is
+/// none.
 std::optional<std::string> line_value(const std::filesystem::path& file, std::string_view name);
 
-/// Nothing if the file cannot be read.
+/// Returns the first line of a file; nothing if the file cannot be read.
 std::optional<std::string> first_line(const std::filesystem::path& file);
 
-/// The value of a line such as "MemTotal:  1024 kB" in bytes.
+/// Returns the value in bytes of a line such as "MemTotal:  1024 kB"; nothing if there is none.
 std::optional<int64_t> kilobytes(const std::filesystem::path& file, std::string_view name);
 
 /// Resident memory of this process, its peak and now, in bytes.
@@ -35,9 +36,9 @@ int64_t page_bytes();
 /// Page faults of this process that needed no read from disk. A step that reuses its memory causes none.
 int64_t minor_faults();
 
-/// at::get_num_threads() for programs that do not load libtorch, as long as nothing has set that number:
-/// MKL_NUM_THREADS or OMP_NUM_THREADS, else one thread for each physical core that the process may run on, no more
-/// than cpu_quota() (train::prepare_device()).
+/// Returns what at::get_num_threads() would be before anything sets it, for programs that do not load
+/// libtorch: MKL_NUM_THREADS or OMP_NUM_THREADS, otherwise one thread for each physical core that the process
+/// may run on, at most cpu_quota() (train::prepare_device()).
 int default_compute_threads();
 
 }  // namespace fsdp::util

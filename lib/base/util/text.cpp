@@ -22,7 +22,7 @@ size_t printable_character(std::string_view text) {
   }
   constexpr uint32_t kSmallest[] = {0, 0, 0xa0, 0x800, 0x10000};  // from 0x80 to 0x9f: control characters
   bool surrogate = code >= 0xd800 && code <= 0xdfff;
-  // They turn the direction of what follows, or end a line: U+2028 to U+202E, U+2066 to U+2069.
+  // Characters that turn the direction of text, or end a line: U+2028 to U+202E, U+2066 to U+2069.
   if ((code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069)) return 0;
   return code < kSmallest[length] || code > 0x10ffff || surrogate ? 0 : length;
 }
@@ -173,7 +173,7 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 }
 
 std::string nearest_choice(std::string_view word, const std::vector<std::string>& choices) {
-  if (word.size() < 3 || word.size() > 80) return "";  // shorter words are near to everything
+  if (word.size() < 3 || word.size() > 80) return "";  // a shorter word is similar to too many others
   const auto lowered = [](std::string_view text) {
     std::string result(text);
     for (char& c : result) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;

@@ -9,38 +9,39 @@
 
 namespace fsdp::util {
 
-/// 1234567 -> "1,234,567".
+/// Formats with separators of thousands: 1234567 -> "1,234,567".
 std::string with_commas(int64_t value);
 
-/// Bytes with a binary unit: 1536 -> "1.5 KiB".
+/// Formats bytes with a binary unit: 1536 -> "1.5 KiB".
 std::string human_bytes(int64_t bytes);
 
-/// Seconds as "59s", "2m05s", "3h07m".
+/// Formats seconds as "59s", "2m05s", "3h07m".
 std::string human_duration(double seconds);
 
-/// The value as by printf's %.*f, or by %.*g if it is very large or very small.
+/// Formats like printf's %.*f, or like %.*g if the value is very large or very small.
 std::string fixed(double value, int digits);
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
-/// At most ten of the names: "a, b, c and 5 more".
+/// Lists at most ten of the names: "a, b, c and 5 more".
 std::string name_list(const std::vector<std::string>& names, const char* separator = ", ");
 
 /// Whether one of the patterns matches the whole name. In a pattern * stands for any number of characters
 /// (dots too), ? for exactly one, and every other character for itself: "*norm*", "*.bias".
 bool matches_any(std::string_view name, const std::vector<std::string>& patterns);
 
-/// The word quoted for a shell, in single quotes if it needs any.
+/// Quotes the word for a shell, in single quotes if it needs any.
 std::string shell_word(const std::string& word);
 
-/// `text` with everything that could confuse a terminal as \xNN: bytes that are not UTF-8, and control
+/// Replaces everything in `text` that could confuse a terminal by \xNN: bytes that are not UTF-8, and control
 /// characters except line ends and tabs.
 std::string printable(std::string_view text);
 
-/// The candidate with the smallest edit distance to `word`; "" if none is near enough to be a likely typo.
+/// Returns the candidate with the smallest edit distance to `word`; "" if none is near enough to be a likely
+/// typo.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
-/// The same, ignoring case, for words of 3 to 80 bytes; "" for others.
+/// The same, ignoring case, for words of 3 to 80 bytes. "" for other words.
 std::string nearest_choice(std::string_view word, const std::vector<std::string>& choices);
 
 }  // namespace fsdp::util

@@ -22,7 +22,8 @@ namespace fsdp::util {
 template <typename Result>
 class WorkQueue {
  public:
-  /// With 0 threads, add() runs the task. Throws Error(kUsage) when the system refuses a thread.
+  /// Starts the threads. If `threads` is 0, add() runs the task. Throws Error(kUsage) if the system refuses a
+  /// thread.
   explicit WorkQueue(int threads) {
     try {
       for (int i = 0; i < threads; ++i) {

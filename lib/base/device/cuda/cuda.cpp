@@ -27,10 +27,10 @@ std::string version_text(int version) {
 
 CudaStatus query_status() {
   CudaStatus status;
-  // Not by libtorch, which logs a warning of several lines.
+  // CUDA is asked directly, because libtorch logs a warning of several lines.
   const cudaError_t error = cudaGetDeviceCount(&status.devices);
   if (error == cudaSuccess && status.devices > 0) return status;
-  (void)cudaGetLastError();  // else a later call of libtorch would report it
+  (void)cudaGetLastError();  // clears the error, which a later call of libtorch would otherwise report
   status.devices = 0;
   int driver = 0, runtime = 0;
   (void)cudaDriverGetVersion(&driver);
@@ -66,7 +66,7 @@ c10::DeviceIndex checked(int index) {
   return static_cast<c10::DeviceIndex>(index);
 }
 
-/// libtorch has no statistics of a GPU before it is initialized.
+/// Initializes the GPU, before which libtorch has no statistics of it.
 c10::DeviceIndex prepared(int index) {
   const c10::DeviceIndex device = checked(index);
   at::globalContext().lazyInitDevice(at::kCUDA);
@@ -121,7 +121,7 @@ int64_t cuda_bytes_in_use(int index) {
 
 void reset_cuda_peak_memory(int index) { allocator::resetPeakStats(prepared(index)); }
 
-// A thread without a current device would initialize the first one.
+// Sets the device, because a thread without a current device would initialize the first one.
 void* allocate_pinned(int index, size_t bytes) {
   const c10::cuda::CUDAGuard on_device(prepared(index));
   void* memory = nullptr;
@@ -140,7 +140,7 @@ void free_pinned(int index, void* memory) noexcept {
 
 void record_cuda_memory_history(int index, const std::filesystem::path& file) {
   prepared(index);
-  // Otherwise a process for each library, one after another, resolves the names of functions.
+  // With the default mode, one process for each library, one after another, resolves the names of functions.
   ::setenv("TORCH_SYMBOLIZE_MODE", "dladdr", /*overwrite=*/0);
   constexpr size_t kEvents = 100'000;
   const std::string all = "all";  // a literal would select the overload for bool
@@ -150,7 +150,7 @@ void record_cuda_memory_history(int index, const std::filesystem::path& file) {
     try {
       write_cuda_memory_snapshot(file);
     } catch (const std::exception& error) {  // must not replace the error that is about to be thrown
-      log_warning(concat("no snapshot of the GPU's memory, which is full: ", error.what()));
+      log_warning(concat("cannot write a snapshot of the GPU's exhausted memory: ", error.what()));
     }
   });
 }

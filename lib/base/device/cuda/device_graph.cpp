@@ -12,7 +12,7 @@ namespace {
 class CudaGraph final : public DeviceGraph {
  public:
   void record(const c10::MempoolId_t& pool, const std::function<void()>& work) {
-    // Other threads may query events meanwhile, such as those that watch over collectives.
+    // Other threads may query events meanwhile, such as those that monitor collectives.
     graph_.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
     try {
       work();
@@ -38,9 +38,10 @@ class CudaGraphPool final : public DeviceGraphPool {
 
   std::unique_ptr<DeviceGraph> record(const std::function<void()>& work) override {
     if (c10::cuda::getCurrentCUDAStream(device_) == c10::cuda::getDefaultCUDAStream(device_)) {
-      fail(ErrorKind::kUsage,
-           "recording a CUDA graph: expected a current stream that is not the device's default; found that; "
-           "call util::use_own_cuda_stream() before anything is put on the device");
+      fail(
+          ErrorKind::kUsage,
+          "recording a CUDA graph: expected a current stream other than the device's default; found the default; "
+          "call util::use_own_cuda_stream() before anything is put on the device");
     }
     auto graph = std::make_unique<CudaGraph>();
     graph->record(id_, work);
