@@ -22,8 +22,8 @@
 /// \endcode
 
 #include "state/groups/grad_scaler.h"
+#include "state/groups/learning_rate.h"
 #include "state/groups/options.h"
-#include "state/groups/schedule.h"
 
 namespace fsdp {
 

@@ -13,7 +13,7 @@
 #include "setup/config/global_batch.h"
 #include "shard/engine/engine_sizes.h"
 #include "shard/units/schedule_text.h"
-#include "state/groups/schedule.h"
+#include "state/groups/learning_rate.h"
 #include "tools/plan/memory.h"
 #include "tools/report/timeline_file.h"
 

@@ -18,7 +18,7 @@
 #include "run/train/layer_modes.h"
 #include "run/train/step_profile.h"
 #include "shard/engine/rank_checks.h"
-#include "state/groups/schedule.h"
+#include "state/groups/learning_rate.h"
 
 namespace fsdp::train {
 namespace fs = std::filesystem;

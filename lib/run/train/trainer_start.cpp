@@ -16,7 +16,7 @@
 #include "shard/engine/engine_sizes.h"
 #include "shard/engine/rank_checks.h"
 #include "shard/units/root_unit.h"
-#include "state/groups/schedule.h"
+#include "state/groups/learning_rate.h"
 #include "state/manifest/folders.h"
 #include "tools/plan/recorded_pass.h"
 

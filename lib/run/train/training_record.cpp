@@ -11,8 +11,8 @@
 #include "base/util/log.h"
 #include "data/tokens/data_identity.h"
 #include "run/train/arithmetic.h"
+#include "state/groups/learning_rate.h"
 #include "state/groups/parameter_groups.h"
-#include "state/groups/schedule.h"
 
 namespace fsdp::train {
 namespace {

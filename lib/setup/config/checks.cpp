@@ -197,8 +197,8 @@ void check_optimizer(const Config& config, Conflicts& conflicts) {
 
 void check_schedule(const Config& config, Conflicts& conflicts) {
   const optim::ScheduleOptions& schedule = config.lr_scheduler;
-  // Phases that exceed the run are cut, with a warning (state/groups/schedule.h), so that a trial of a few steps
-  // needs no other config.
+  // Stages that exceed the run are cut, with a warning (state/groups/learning_rate.h), so that a trial of a
+  // few steps needs no other config.
   conflicts.unless(schedule.warmup_steps == 0 || schedule.warmup_ratio == 0,
                    {"lr_scheduler.warmup_ratio", "lr_scheduler.warmup_steps"},
                    "must be 0 if lr_scheduler.warmup_steps is set, but they are ", schedule.warmup_ratio,

@@ -7,8 +7,8 @@
 #include "base/util/text.h"
 #include "model/families/architectures.h"
 #include "setup/config/keys.h"
+#include "state/groups/learning_rate.h"
 #include "state/groups/parameter_groups.h"
-#include "state/groups/schedule.h"
 
 namespace fsdp::config {
 namespace {

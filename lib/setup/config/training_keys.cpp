@@ -4,8 +4,8 @@
 
 #include "model/families/architectures.h"
 #include "setup/config/key_tables.h"
+#include "state/groups/learning_rate.h"
 #include "state/groups/parameter_groups.h"
-#include "state/groups/schedule.h"
 
 namespace fsdp::config {
 namespace {

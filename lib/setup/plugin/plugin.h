@@ -20,7 +20,7 @@
 #include "model/nn/loss.h"
 #include "setup/config/keys.h"
 #include "setup/config/value.h"
-#include "state/groups/schedule.h"
+#include "state/groups/learning_rate.h"
 #include "state/optim/optimizer.h"
 
 namespace fsdp::plugin {

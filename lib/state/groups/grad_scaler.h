@@ -14,11 +14,11 @@
 
 namespace fsdp::optim {
 
-/// For checkpoints.
+/// The part of the scaler that checkpoints keep.
 struct GradScalerState {
   double scale = 1;
   int64_t growth_tracker = 0;  ///< good steps since the scale changed or a step was skipped
-  int64_t skipped_steps = 0;   ///< in the whole run, for reports
+  int64_t skipped_steps = 0;   ///< number of skipped steps in the whole run, for reports
 };
 
 class GradScaler {
@@ -29,11 +29,13 @@ class GradScaler {
   /// The factor for the next backward's loss.
   double scale() const { return state_.scale; }
 
-  /// To be called once per step, with whether a gradient is infinite or NaN; if so, the caller skips the
-  /// optimizer's step. Returns false if the scale is at min_scale already: the training has diverged.
+  /// Adapts the scale. Call it once per step. `found_nonfinite`: whether a gradient is infinite or NaN, in
+  /// which case the caller skips the optimizer's step. Returns false if the scale would fall below min_scale,
+  /// which means that the training has diverged.
   [[nodiscard]] bool update(bool found_nonfinite);
 
-  /// To be called if the step of the last update() was skipped because of its overflow only; for reports.
+  /// Counts a step that was skipped only because of the overflow that the last update() was told. For
+  /// reports.
   void count_skipped_step() { ++state_.skipped_steps; }
 
   const GradScalerState& state() const { return state_; }

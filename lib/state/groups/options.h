@@ -12,7 +12,7 @@
 
 namespace fsdp::optim {
 
-/// Throws Error(kUsage) with a sentence of `parts` unless `holds`.
+/// Throws Error(kUsage) with the concatenated `parts` as its message unless `holds`.
 template <typename... Parts>
 void require(bool holds, const Parts&... parts) {
   if (!holds) util::fail(util::ErrorKind::kUsage, parts...);
@@ -20,7 +20,7 @@ void require(bool holds, const Parts&... parts) {
 
 /// Parameters with a learning rate or weight decay of their own.
 struct ParameterGroupOptions {
-  std::vector<std::string> pattern = {};  ///< of names, with * and ?
+  std::vector<std::string> pattern = {};  ///< patterns of parameter names, with * and ?
   /// Replaces OptimizerOptions::lr; follows the schedule too.
   std::optional<double> lr = std::nullopt;
   std::optional<double> lr_scale = std::nullopt;  ///< factor of OptimizerOptions::lr; excludes `lr`
@@ -29,14 +29,14 @@ struct ParameterGroupOptions {
   bool operator==(const ParameterGroupOptions&) const = default;
 };
 
-/// How the rate of a matrix follows from its shape under muon; kMatchRmsAdamw: steps as long as AdamW's.
+/// How muon adjusts the rate to the shape of a matrix. kMatchRmsAdamw makes steps as long as AdamW's.
 enum class LrAdjustment { kOriginal, kMatchRmsAdamw };
 constexpr auto enum_names(LrAdjustment) {
   return std::to_array<util::EnumName<LrAdjustment>>(
       {{LrAdjustment::kOriginal, "original"}, {LrAdjustment::kMatchRmsAdamw, "match_rms_adamw"}});
 }
 
-/// Which optimizer, and its numbers; names and defaults are PyTorch's.
+/// The optimizer and its hyperparameters. Names and defaults are PyTorch's.
 struct OptimizerOptions {
   std::string name = "adamw";  ///< one of optimizer_names()
   double lr = 3e-4;
@@ -61,13 +61,15 @@ struct OptimizerOptions {
   double clip_threshold = 1.0;  ///< adafactor: most rms of a tensor's direction
   double decay_rate = -0.8;     ///< adafactor: exponent of the step in 1 - beta2
   double beta1 = 0.0;           ///< adafactor: decay of an average of steps; 0: none
-  /// adafactor: added to squares of gradients; least rms of a tensor for scale_parameter
+  /// adafactor: number added to squared gradients, and least rms of a tensor for scale_parameter.
   std::vector<double> adafactor_eps = {1e-30, 1e-3};
-  /// The first that matches applies. no_decay overrides its weight decay.
+  /// Parameter groups. The first group that matches a name applies; no_decay overrides the group's weight
+  /// decay.
   std::vector<ParameterGroupOptions> groups = {};
-  /// Of an exponential moving average of the weights, kept in fp32 and sharded like them; 0: none.
+  /// Decay of an exponential moving average of the weights, kept in fp32 and sharded like the weights. 0: no
+  /// average.
   double ema_decay = 0.0;
-  /// Of the stochastic rounding of weights that are kept in 16 bits. The training loop takes run.seed.
+  /// Seed of the stochastic rounding of weights that are kept in 16 bits. The training loop uses run.seed.
   uint64_t rounding_seed = 0;
   bool fused = true;  ///< kernels with one pass over memory; off: the same arithmetic by tensor operations
   util::PluginValues plugin_values = {};
@@ -81,14 +83,15 @@ inline double weight_decay_of(const OptimizerOptions& options) {
   return options.weight_decay.value_or(default_weight_decay(options.name));
 }
 
-/// As in torch.optim: 1e-10 for adagrad, 1e-6 for adadelta and (as in Apex) for lamb, 1e-8 for the others.
+/// The eps of torch.optim: 1e-10 for adagrad, 1e-6 for adadelta and (as in Apex) for lamb, 1e-8 for the
+/// others.
 double default_eps(std::string_view name);
 
 inline double eps_of(const OptimizerOptions& options) {
   return options.eps.value_or(default_eps(options.name));
 }
 
-/// Which learning-rate schedule, and its numbers (state/groups/schedule.h).
+/// The learning-rate schedule and its numbers (state/groups/learning_rate.h).
 struct ScheduleOptions {
   std::string name = "constant";  ///< one of schedule_names()
   int64_t warmup_steps = 0;       ///< linear from 0; step 1 has 1/warmup_steps of the rate
@@ -96,7 +99,7 @@ struct ScheduleOptions {
   int64_t hold_steps = 0;         ///< tri_stage: steps at the full rate after the warm-up
   /// Length of the decay. wsd: at the end; 0: a tenth of the run. tri_stage: 0: the rest of the run.
   int64_t decay_steps = 0;
-  double min_lr_ratio = 0.0;  ///< share of lr below which the rate never falls after warm-up
+  double min_lr_ratio = 0.0;  ///< least rate after the warm-up, as a share of lr
   double power = 1.0;         ///< polynomial
   util::PluginValues plugin_values = {};
 };

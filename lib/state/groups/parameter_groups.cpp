@@ -33,7 +33,7 @@ int64_t StateKind::numel(const std::vector<int64_t>& shape) const {
 double lr_of(const OptimizerOptions& options, const Treatment& treatment, double lr) {
   if (treatment.group == 0) return lr;
   const ParameterGroupOptions& group = options.groups[treatment.group - 1];
-  // `lr` is a share of options.lr, by the schedule.
+  // The schedule has already scaled `lr`, so the group's rate gets the same share.
   if (group.lr) return options.lr == 0 ? 0 : lr * (*group.lr / options.lr);
   return lr * group.lr_scale.value_or(1);
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// The treatment of each parameter by the optimizer, from its name and shape. Needs no libtorch.
+// The treatment of each parameter by the optimizer, which follows from its name and shape.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,19 +23,19 @@ struct Treatment {
   bool operator==(const Treatment&) const = default;
 };
 
-/// If patterns of several groups match, the first group applies.
+/// The treatment of a parameter. If patterns of several groups match, the first group applies.
 Treatment treatment_of(const OptimizerOptions& options, const std::string& name,
                        const std::vector<int64_t>& shape);
 
-/// The rate of such a parameter when `lr` is that of parameters without a group.
+/// The rate of a parameter with this treatment, given the rate `lr` of parameters without a group.
 double lr_of(const OptimizerOptions& options, const Treatment& treatment, double lr);
 
 double weight_decay_of(const OptimizerOptions& options, const Treatment& treatment);
 
-/// Elements of weights that are kept in 16 bits and are in fp32 at once during an update.
+/// Most elements of 16-bit weights that an update converts to fp32 at a time.
 inline constexpr int64_t kPiece = int64_t{1} << 20;
 
-/// The state with the average of the weights, for every optimizer.
+/// Name of the state that holds the average of the weights, for every optimizer.
 inline constexpr const char* kEmaState = "ema";
 
 /// A state that an optimizer keeps between steps: a number for each element, sharded like the parameters, or
@@ -43,34 +43,36 @@ inline constexpr const char* kEmaState = "ema";
 struct StateKind {
   enum class Elements { kAll, kMatrices, kOthers, kRows, kColumns };
 
-  std::string name;  ///< PyTorch's: "exp_avg"
+  std::string name;  ///< PyTorch's name of the state: "exp_avg"
   Elements elements = Elements::kAll;
 
   bool is_whole() const { return elements == Elements::kRows || elements == Elements::kColumns; }
-  /// Whether the elements, or the rows or columns, of such tensors have the state.
+  /// Whether the elements, or the rows or columns, of tensors with this treatment have the state.
   bool covers(const Treatment& treatment) const;
-  /// Numbers of a whole tensor of this shape, which the state covers.
+  /// How many numbers the state has for a whole tensor of this shape. Requires: the state covers the tensor.
   int64_t numel(const std::vector<int64_t>& shape) const;
 };
 
-/// What is known of an optimizer without making one.
+/// Properties of an optimizer that are known without making one.
 struct OptimizerTraits {
-  std::vector<StateKind> (*states)(const OptimizerOptions&) = nullptr;  ///< without the average; null: none
+  /// The states except the average of the weights; null: none.
+  std::vector<StateKind> (*states)(const OptimizerOptions&) = nullptr;
   double default_weight_decay = 0;
-  /// Keys of [optimizer] that not every optimizer reads, of those that this one does: "betas". Not given, for
-  /// plug-ins: unknown.
+  /// The keys of [optimizer] that this optimizer reads and some other does not, such as "betas". Not given
+  /// for plug-ins, whose keys are unknown.
   std::optional<std::vector<std::string>> keys = std::nullopt;
   double default_eps = 1e-8;
   bool updates_alone = true;  ///< see Optimizer::updates_alone()
 };
 
-/// By values of OptimizerOptions::name.
+/// Registry of optimizers, keyed by values of OptimizerOptions::name.
 util::Registry<OptimizerTraits>& optimizer_traits();
 /// The keys of optimizer_traits().
 std::vector<std::string> optimizer_names();
 
-/// The lengths of the sums that the optimizer adds up over the ranks in a step for a unit with tensors of
-/// these shapes (state/optim/tensor_optimizer.h), one all-reduce each; none unless it looks at whole tensors.
+/// Lengths of the all-reduces by which the optimizer adds up sums over the ranks in a step, for a unit with
+/// tensors of these shapes (state/optim/tensor_optimizer.h). Empty for optimizers that do not need whole
+/// tensors.
 std::vector<int64_t> sums_of_tensors(const OptimizerOptions& options,
                                      const std::vector<std::vector<int64_t>>& shapes);
 

@@ -12,7 +12,7 @@
 namespace fsdp::optim {
 namespace {
 
-/// The average of squares, [rows] or [columns], with this step's.
+/// Updates the average of squares, [rows] or [columns], with the squares of this step.
 void add_mean(const at::Tensor& average, const double* sums, double elements, double eps, double beta2) {
   const int64_t n = average.numel();
   const at::Tensor means = at::from_blob(const_cast<double*>(sums), {n}, at::kDouble).div(elements).add_(eps);

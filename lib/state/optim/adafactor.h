@@ -6,7 +6,8 @@ namespace fsdp::optim {
 
 /// Adafactor (Shazeer, Stern: Adafactor: Adaptive learning rates with sublinear memory cost, 2018) with the
 /// arithmetic and the names of fairseq's and Hugging Face's Adafactor. For each tensor with gradient g, at
-/// its t-th step, with {eps1, eps2} = adafactor_eps, beta2 = 1 - t^decay_rate and rms(x) = |x| / sqrt(elements):
+/// its t-th step, with {eps1, eps2} = adafactor_eps, beta2 = 1 - t^decay_rate and rms(x) = |x| / sqrt(number
+/// of elements):
 ///
 ///   rate  = lr; with relative_step at most 1 / sqrt(t)
 ///   rate *= scale_parameter ? max(eps2, rms(value)) : 1
@@ -20,10 +21,10 @@ namespace fsdp::optim {
 ///   d *= rate / max(1, rms(d) / clip_threshold)
 ///   with beta1 != 0: exp_avg = beta1 * exp_avg + (1 - beta1) * d, and d = exp_avg
 ///   value = (1 - rate * weight_decay) * value - d
-///
-/// With relative_step, lr = 0.01 and a constant schedule give Hugging Face's relative_step = True, together
-/// with a linear warm-up over 10,000 steps its warmup_init = True; with scale_parameter as well, steps are
-/// those of torch.optim.Adafactor, but for gradients near 0 and weight decay, which is not scaled there.
+/// With relative_step, lr = 0.01 and a constant schedule give Hugging Face's relative_step = True. A linear
+/// warm-up over 10,000 steps in addition gives its warmup_init = True. With scale_parameter as well, steps
+/// are those of torch.optim.Adafactor, except near gradients of 0 and for weight decay, which is not scaled
+/// there.
 ///
 /// A step communicates a number per row, column and tensor, in two all-reduces per unit. The averages of rows
 /// and columns are whole on every rank.

@@ -61,7 +61,7 @@ at::Tensor with_decay(const at::Tensor& gradient, const at::Tensor& value, doubl
 
 }  // namespace
 
-// The composed arithmetic has the order of torch.optim's _single_tensor functions.
+// The arithmetic without fused kernels has the order of torch.optim's _single_tensor functions.
 
 Adagrad::Adagrad(const OptimizerOptions& options, std::vector<FlatParameter> parameters)
     : Optimizer(options, std::move(parameters)), eps_(checked_eps(options)) {}

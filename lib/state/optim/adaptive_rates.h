@@ -1,6 +1,6 @@
 #pragma once
 
-// Optimizers with a rate for each element, beside Adam and AdamW.
+// Optimizers other than Adam and AdamW that adapt the rate of each element.
 
 #include "state/optim/optimizer.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// What optimizers that update element by element share.
+// Checks of options and the loop over elements, shared by optimizers that update element by element.
 
 #include <cmath>
 #include <utility>
@@ -29,8 +29,9 @@ inline double checked_eps(const OptimizerOptions& options) {
   return eps;
 }
 
-/// Calls loop(n, value, gradient, state, second state) for n contiguous elements on the CPU at a time, in
-/// several threads, until all of the update have been visited; states that it lacks are null.
+/// Calls loop(n, value, gradient, first state, second state) for runs of n contiguous elements on the CPU, in
+/// several threads, until every element of the update has been visited. A state that the update lacks is
+/// null.
 template <typename Update, typename Loop>
 void loop_over(const Update& update, const Loop& loop) {
   for (size_t k = 0; k < update.values.size(); ++k) {

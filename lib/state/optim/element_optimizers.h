@@ -7,8 +7,8 @@
 namespace fsdp::optim {
 
 /// Adam (Kingma, Ba: Adam: A method for stochastic optimization, 2015) with the arithmetic of PyTorch's
-/// torch.optim.Adam, and AdamW (Loshchilov, Hutter: Decoupled weight decay regularization, 2019) with that of
-/// torch.optim.AdamW. At the t-th step in which the parameter has a gradient, g:
+/// torch.optim.Adam, and AdamW (Loshchilov, Hutter: Decoupled weight decay regularization, 2019) with the
+/// arithmetic of torch.optim.AdamW. At the t-th step in which the parameter has a gradient, g:
 ///
 ///   Adam:   g     += weight_decay * value
 ///   AdamW:  value *= 1 - lr * weight_decay
@@ -68,8 +68,8 @@ class Lion : public Optimizer {
 /// (Sutskever et al.: On the importance of initialization and momentum in deep learning, 2013.)
 class Sgd : public Optimizer {
  public:
-  /// Throws Error(kUsage) unless the momentum is at least 0 and below 1 and the dampening from 0 to 1; for
-  /// dampening without momentum, and for Nesterov's momentum without momentum or with dampening.
+  /// Throws Error(kUsage) unless the momentum is at least 0 and below 1 and the dampening from 0 to 1. Also
+  /// throws for dampening without momentum, and for nesterov without momentum or with dampening.
   Sgd(const OptimizerOptions& options, std::vector<FlatParameter> parameters);
 
  private:

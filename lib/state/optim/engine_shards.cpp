@@ -73,8 +73,8 @@ void ShardedMatrices::add_up(size_t parameter, const at::Tensor& sums) {
   const shard::Unit& unit = *engine_.units().at(parameter);
   const shard::ProcessGroups& groups = unit.groups();
   if (groups.place().world_size == 1 && groups.replicas() == 1 && engine_.mesh().model == 1) return;
-  // Replicas hold the same parts. One counts and the others take its result, so that they stay the same even
-  // where their processors sum in different orders.
+  // Replicas hold the same parts. One replica computes the sums and the others copy its result, so that
+  // replicas stay equal even if their processors sum in different orders.
   if (groups.replica_rank() != 0) sums.zero_();
   engine_.communicator()
       .all_reduce(sums, comm::ReduceOp::kSum, {.unit = unit.name(), .pass = "optimizer"})

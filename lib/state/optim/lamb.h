@@ -13,8 +13,8 @@ namespace fsdp::optim {
 ///   direction  = exp_avg / (1 - beta1^t) / (sqrt(exp_avg_sq / (1 - beta2^t)) + eps) + weight_decay * value
 ///   value     -= lr * |value| / |direction| * direction
 ///
-/// with 2-norms over the whole tensor. As there, the ratio of the norms is left out for tensors without
-/// weight decay, usually biases and norms (optimizer.no_decay), and where one of the norms is 0.
+/// with 2-norms over the whole tensor. Like fairseq's lamb, it leaves out the ratio of the norms for tensors
+/// without weight decay, usually biases and norms (optimizer.no_decay), and if one of the norms is 0.
 ///
 /// A step communicates two numbers per tensor, in one all-reduce per unit.
 class Lamb final : public TensorOptimizer {

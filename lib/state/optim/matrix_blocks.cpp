@@ -12,7 +12,7 @@ namespace {
 
 double square(float x) { return static_cast<double>(x) * x; }
 
-/// In several sums side by side, which need not wait for each other.
+/// Adds up several sums side by side, because they do not depend on each other.
 double sum_of_squares(const float* x, int64_t n) {
   constexpr int64_t kSums = 8;
   double sums[kSums] = {};
@@ -57,7 +57,7 @@ std::vector<MatrixBlock> blocks_of(const std::vector<util::Rectangle>& parts, in
         first += block.numel();
       }
     } else if (part.numel() > 0) {
-      const int64_t pieces = part.rows / rows;  // of a row of the matrix, each a row of the view
+      const int64_t pieces = part.rows / rows;  // rows of the view that make up a row of the matrix
       for (int64_t piece = 0; piece < pieces; ++piece) {
         const auto rows_before = [&](int64_t end) { return (end - piece + pieces - 1) / pieces; };
         const int64_t row = rows_before(part.row_begin), count = rows_before(part.row_end) - row;

@@ -15,8 +15,8 @@ namespace {
 constexpr double kEpsilon = 1e-7;
 constexpr int64_t kMostSteps = 99;
 
-// Plain loops over the elements of matrices: libtorch's kernels may round elements after the last whole
-// vector differently, and which these are depends on the sharding.
+// Plain loops over the elements of matrices. libtorch's kernels may round the elements after the last whole
+// vector differently, and which elements come after it depends on the sharding.
 
 struct MomentumLoop {
   float momentum, rest;
@@ -115,10 +115,10 @@ at::Tensor Muon::scaled_orthogonal(const at::Tensor& matrix) const {
 }
 
 at::Tensor orthogonalized(const at::Tensor& matrix, int64_t steps, const std::vector<double>& coefficients) {
-  // Transposed if tall, so that A is the smaller of the two squares.
+  // A tall matrix is transposed, so that A is the smaller of the two squares.
   const bool tall = matrix.size(0) > matrix.size(1);
   const at::Tensor norm =
-      at::linalg_vector_norm(matrix, 2).clamp_min_(kEpsilon);  // the host need not know it
+      at::linalg_vector_norm(matrix, 2).clamp_min_(kEpsilon);  // stays on the device: no synchronisation
   at::Tensor x = tall ? matrix.t().contiguous().div_(norm) : matrix.div(norm);
   for (int64_t step = 0; step < steps; ++step) {
     at::Tensor a = x.mm(x.t());

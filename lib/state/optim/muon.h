@@ -15,13 +15,14 @@ namespace fsdp::optim {
 ///
 /// where r is sqrt(max(1, rows / columns)) with adjust_lr_fn "original", and 0.2 * sqrt(max(rows, columns))
 /// with "match_rms_adamw" (Liu et al.: Muon is scalable for LLM training, 2025), which makes steps about as
-/// long as AdamW's. Parameters that are no matrices, and those of adamw_parameters, are updated by AdamW with
-/// the same options. For weights that are stored transposed (gpt2's), rows and columns are the stored ones.
+/// long as AdamW's. AdamW with the same options updates parameters that are not matrices, and
+/// adamw_parameters. If weights are stored transposed (gpt2's), rows and columns are those of the stored
+/// tensor.
 ///
 /// step() is collective: it calls WholeMatrices::map() once for each parameter that has matrices.
 class Muon : public Adam {
  public:
-  /// Throws Error(kUsage) unless the momentum is above 0 and below 1, and for invalid ns_ or adjust options.
+  /// Throws Error(kUsage) unless the momentum is above 0 and below 1, and for invalid ns_ options.
   Muon(const OptimizerOptions& options, std::vector<FlatParameter> parameters, WholeMatrices* matrices);
 
  private:
@@ -36,8 +37,9 @@ class Muon : public Adam {
 };
 
 /// Newton-Schulz iteration towards the nearest matrix with orthonormal rows or columns: X becomes a X + (b A
-/// + c A^2) X, with A = X X^T and coefficients {a, b, c}, `steps` times, from matrix / its Frobenius norm.
-/// With the usual coefficients the singular values end near 1, not at it. matrix: [rows, columns].
+/// + c A^2) X, with A = X X^T and coefficients {a, b, c}, `steps` times, beginning with the matrix divided by
+/// its Frobenius norm. With the usual coefficients the singular values end near 1, not at it. matrix: [rows,
+/// columns].
 at::Tensor orthogonalized(const at::Tensor& matrix, int64_t steps, const std::vector<double>& coefficients);
 
 }  // namespace fsdp::optim

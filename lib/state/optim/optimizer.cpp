@@ -23,7 +23,7 @@ bool is_float(at::ScalarType type) {
 
 void check_parameter(const FlatParameter& parameter) {
   const at::Tensor& value = parameter.value;
-  // What is quantized is never updated.
+  // Quantized tensors are never updated.
   const bool fits = value.defined() && (is_float(value.scalar_type()) || parameter.ranges.empty());
   FSDP_CHECK(fits && value.dim() == 1 && value.is_contiguous(), parameter.name,
              " is not a flat contiguous tensor of float32, bfloat16 or float16");
@@ -43,7 +43,7 @@ void check_gradient(const at::Tensor& gradient, const FlatParameter& parameter) 
   FSDP_CHECK(is_float(type), "the gradient of ", parameter.name, " is of type ", at::toString(type));
 }
 
-/// Of all parameters; those without a gradient are undefined.
+/// The gradients of all parameters. Undefined for a parameter without a gradient.
 void check_gradients(const std::vector<at::Tensor>& gradients, const std::vector<FlatParameter>& parameters) {
   FSDP_CHECK(gradients.size() == parameters.size(), gradients.size(), " gradients for ", parameters.size());
   for (size_t i = 0; i < gradients.size(); ++i) {
@@ -96,7 +96,8 @@ std::vector<Treatment> treatments_in(const std::vector<FlatParameter::Range>& ra
   return treatments;
 }
 
-/// Elements of such a state; includes padding if it covers all elements. None where nothing is trained.
+/// Number of elements of a state of this kind. Includes padding if the kind covers all elements. 0 if nothing
+/// is trained.
 int64_t covered(const StateKind& kind, const FlatParameter& parameter) {
   if (parameter.ranges.empty() && parameter.tensors.empty()) return 0;  // frozen
   if (kind.elements == StateKind::Elements::kAll) return parameter.value.numel();
@@ -276,7 +277,7 @@ void Optimizer::update_parameter(size_t i, const at::Tensor& gradient_as_it_came
                                              : gradient_as_it_came.to(value.options().dtype(at::kFloat));
   if (!left_to_update && scale != 1) gradient.mul_(scale);
   update_ranges(i, gradient, open_->lr, left_to_update ? scale : 1);
-  // Copies of gradients are to exist one at a time.
+  // At most one copy of a gradient exists at a time.
   if (!gradient.is_same(gradient_as_it_came)) update_collected();
   if (options_.ema_decay > 0 && open_->collected.empty()) update_average(i);
 }

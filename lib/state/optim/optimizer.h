@@ -1,14 +1,14 @@
 #pragma once
 
-// Optimizers over this rank's flat shards. They see no shapes or other ranks: an element's update depends on
-// that element alone, so a parameter is updated to the same bits whole or sharded. The exceptions are muon,
-// lamb and adafactor, which get whole matrices or sums over tensors through WholeMatrices; their step() is
-// collective. Nothing else is.
+// Optimizers over this rank's flat shards. They know neither shapes nor other ranks: an element's update
+// depends on that element alone, so a parameter gets the same bits whole or sharded. The exceptions are muon,
+// lamb and adafactor, which get whole matrices or sums over tensors through WholeMatrices. Their step() is
+// collective; all else is not.
 //
 // Values may be kept in 16 bits, without fp32 master weights. An update is then computed in fp32, piece by
 // piece, and rounded stochastically (model/kernels/stochastic_rounding.h). The random numbers depend on
-// OptimizerOptions::rounding_seed, the tensor's name, the element's index in the whole tensor and the number of
-// the step: not on the sharding, nor on whether the run was resumed. States are in fp32.
+// OptimizerOptions::rounding_seed, the tensor's name, the element's index in the whole tensor and the number
+// of the step, but not on the sharding or on resumes. States are in fp32.
 //
 // Not thread-safe.
 
@@ -29,7 +29,7 @@
 
 namespace fsdp::optim {
 
-/// Elements of an update that are worth another thread.
+/// Number of elements of an update that justify another thread.
 inline constexpr int64_t kGrain = 32768;
 
 /// This rank's shard of one unit's parameters.
@@ -44,10 +44,10 @@ struct FlatParameter {
   /// A trainable tensor of the unit, and this rank's parts of it.
   struct Tensor {
     std::string name;
-    std::vector<int64_t> shape;  ///< of the whole tensor
+    std::vector<int64_t> shape;  ///< shape of the whole tensor
     Treatment treatment = {};
-    std::vector<util::Rectangle> parts = {};  ///< of the tensor, without overlap; may be empty
-    int64_t begin = 0;  ///< in the value, where the elements of the parts follow each other
+    std::vector<util::Rectangle> parts = {};  ///< parts of the tensor, without overlap; may be empty
+    int64_t begin = 0;  ///< position in `value`, where the elements of the parts follow each other
 
     int64_t numel() const { return util::numel_of(parts); }
     int64_t end() const { return begin + numel(); }
@@ -56,13 +56,13 @@ struct FlatParameter {
   std::string name;
   at::Tensor value;           ///< [n] float32, or bfloat16 or float16; contiguous
   std::vector<Range> ranges;  ///< ascending, without overlap
-  /// For optimizers that need more than elements, and for rounding to 16 bits: the same on every rank, but for
-  /// the parts.
+  /// Tensors of the unit, for optimizers that need more than elements and for rounding to 16 bits. All but
+  /// `parts` is the same on every rank.
   std::vector<Tensor> tensors = {};
 };
 
-/// Gives an optimizer over shards access to whole matrices, and to sums over whole tensors. Implemented where
-/// parameters are sharded.
+/// Gives an optimizer over shards access to whole matrices and to sums over whole tensors. Implemented by
+/// ShardedMatrices (state/optim/engine_shards.h).
 class WholeMatrices {
  public:
   /// matrix: [rows, columns], contiguous float32 -> the same shape
@@ -70,16 +70,17 @@ class WholeMatrices {
 
   virtual ~WholeMatrices() = default;
 
-  /// Whether the parameter (an index into Optimizer::parameters()) has matrices on any rank; alike on all.
+  /// Whether the parameter (an index into Optimizer::parameters()) has matrices on any rank. The same on
+  /// every rank.
   virtual bool has_matrices(size_t parameter) const = 0;
 
-  /// Replaces this rank's parts of the parameter's matrices in `flat` by those of function(matrix), which is
-  /// the same on every rank. `flat` is [n] float32, with the value's shape, and zero outside the matrices.
+  /// Replaces this rank's parts of the parameter's matrices in `flat` by its parts of function(matrix), which
+  /// is the same on every rank. `flat` is [n] float32, with the value's shape, and zero outside the matrices.
   /// Collective: every rank calls it for the same parameters in the same order.
   virtual void map(size_t parameter, const at::Tensor& flat, const Function& function) = 0;
 
-  /// Adds up sums that each rank has computed of its parts of the parameter, so that all ranks have the same
-  /// bits. sums: [n] double on the CPU. Collective, as map().
+  /// Adds up the sums that each rank has computed over its parts of the parameter, so that all ranks have the
+  /// same bits. sums: [n] double on the CPU. Collective, like map().
   virtual void add_up(size_t parameter, const at::Tensor& sums) = 0;
 };
 
@@ -94,20 +95,20 @@ class Optimizer {
   /// undefined gradient leaves its parameter, state and step count unchanged. Gradients are multiplied by
   /// gradient_scale (shard::clipping()), possibly in place.
   void step(const std::vector<at::Tensor>& gradients, double lr, double gradient_scale = 1);
-  /// step() with a factor that only the device of the values knows: a double there; NaN: nothing is updated.
-  /// Does not wait for a GPU. Requires scales_on_device().
+  /// Like step(), with gradient_scale as a double on the device of the values. Updates nothing if it is NaN.
+  /// Does not wait for a GPU. Requires: scales_on_device().
   void step_scaled_on_device(const std::vector<at::Tensor>& gradients, double lr,
                              const at::Tensor& gradient_scale);
   bool scales_on_device() const;
 
   // step() in parts, for gradients that arrive one by one: begin_step(), then update_parameter() once for
   // each parameter that has a gradient, in any order and on any thread, but one at a time, then end_step().
-  // The result has the same bits as step()'s. Requires updates_alone().
+  // The result has the same bits as step()'s. Requires: updates_alone().
 
   /// Whether the update of a parameter depends on its own gradient and state only, as its traits say.
   bool updates_alone() const;
-  /// Throws Error(kUsage) after a step that was begun and not ended, because its updates cannot be undone;
-  /// set_step_count(), after other values were loaded, clears that state.
+  /// Throws Error(kUsage) if a step was begun and not ended, because its updates cannot be undone. To
+  /// continue, load other values and call set_step_count().
   void begin_step(double lr, double gradient_scale = 1);
   void update_parameter(size_t i, const at::Tensor& gradient);
   void end_step();
@@ -119,30 +120,34 @@ class Optimizer {
   /// state_kinds() of the options.
   const std::vector<StateKind>& states() const { return state_kinds_; }
   std::vector<std::string> state_names() const;
-  /// The state of parameter i, initially zero: flat like its value; if the state covers some elements only,
-  /// these elements, range by range; if it is whole, tensor by tensor. May be written to, for resuming.
+  /// The state of parameter i, initially zero. It is flat like the parameter's value. A state that covers
+  /// only some elements has those elements, range by range; a state that is whole has tensor after tensor.
+  /// Writable, for resuming.
   at::Tensor state(const std::string& name, size_t i) const;
-  /// The state of elements [begin, end) of the value, which it covers and which are in one range or none.
+  /// The state of elements [begin, end) of the value. Requires: the state covers the elements, and they are
+  /// in one range or in none.
   at::Tensor state_of(const std::string& name, size_t i, int64_t begin, int64_t end) const;
-  /// The state, which is whole and covers it, of a tensor of parameter i.
+  /// The state of a tensor of parameter i. Requires: the state is whole and covers the tensor.
   at::Tensor state_of_tensor(const std::string& name, size_t i, const std::string& tensor) const;
 
   /// Calls of step() so far.
   int64_t step_count() const { return step_count_; }
-  /// For resuming, together with the contents of the states. Sets the count of every parameter too; for
-  /// parameters without a gradient in some steps, set_parameter_step_count() follows.
+  /// Sets the step count of the optimizer and of every parameter, for resuming together with the contents of
+  /// the states. Call set_parameter_step_count() afterwards for parameters that had no gradient in some
+  /// steps.
   void set_step_count(int64_t count);
 
   /// Steps in which parameter i had a gradient; as in PyTorch, Adam's bias correction uses this count.
   int64_t parameter_step_count(size_t i) const { return step_counts_.at(i); }
-  /// For resuming, after set_step_count(); at most step_count().
+  /// Sets the step count of parameter i, for resuming. Call it after set_step_count(). Requires: count <=
+  /// step_count().
   void set_parameter_step_count(size_t i, int64_t count);
 
  protected:
   /// Throws Error(kUsage) for rates and weight decays that are negative or not finite.
   Optimizer(const OptimizerOptions& options, std::vector<FlatParameter> parameters);
 
-  /// Tensors with the same treatment; entry k of each list belongs to the same elements.
+  /// Tensors with the same treatment. Entry k of each list belongs to the same elements.
   struct Update {
     std::vector<at::Tensor> values;
     std::vector<at::Tensor> gradients;
@@ -150,16 +155,16 @@ class Optimizer {
     std::vector<std::vector<at::Tensor>> states;
     double weight_decay = 0;
     double lr = 0;
-    int64_t step = 0;           ///< of the parameter that the elements belong to, from 1
-    double gradient_scale = 1;  ///< still to be multiplied into the gradients
-    /// In place of gradient_scale, if defined; see step_scaled_on_device().
+    int64_t step = 0;           ///< step of the parameter that the elements belong to, from 1
+    double gradient_scale = 1;  ///< factor that update() multiplies into the gradients
+    /// Replaces gradient_scale if defined. See step_scaled_on_device().
     at::Tensor scale_on_device = {};
   };
   /// Whether update() itself multiplies gradients by gradient_scale, and accepts gradients in 16 bits.
   virtual bool scales_gradients_of(const at::Tensor& value) const;
   /// Updates values and states in place.
   virtual void update(const Update& update) = 0;
-  /// The same for several parameters of one step, all of whose gradients it scales.
+  /// Updates several parameters of one step, and scales all of their gradients.
   virtual void update_together(c10::ArrayRef<Update> updates);
 
   /// Updates parameter i: its elements by update(), its matrices by update_matrices().
@@ -167,13 +172,14 @@ class Optimizer {
   /// Updates the ranges of parameter i that are matrices. Called for every parameter with a gradient.
   virtual void update_matrices(size_t i, const at::Tensor& gradient, double lr);
 
-  /// [n] fp32, of elements [begin, begin + n) of a parameter's value.
+  /// Gets `piece`, [n] fp32: elements [begin, begin + n) of a parameter's value.
   using PieceFunction = c10::function_ref<void(const at::Tensor& piece, int64_t begin)>;
-  /// Calls change(piece, begin) for pieces that together are elements [begin, end) of parameter i's value, and
-  /// that it updates in place: one piece, the value itself, in fp32; copies of at most kPiece elements, which
-  /// are rounded back, in 16 bits. The elements must belong to the parameter's tensors.
+  /// Calls change(piece, begin), which updates the piece in place, for pieces that make up elements [begin,
+  /// end) of parameter i's value. An fp32 value is one piece, without a copy. A 16-bit value is copied in
+  /// pieces of at most kPiece elements, which are rounded back. Requires: the elements belong to the
+  /// parameter's tensors.
   void change_value(size_t i, int64_t begin, int64_t end, PieceFunction change);
-  /// The same for pieces that are only read.
+  /// Like change_value(), for pieces that are only read.
   void read_value(size_t i, int64_t begin, int64_t end, PieceFunction read) const;
   /// Whether the value of parameter i is kept in 16 bits.
   bool is_rounded(size_t i) const;
@@ -183,8 +189,8 @@ class Optimizer {
   struct OpenStep {
     double lr = 0, gradient_scale = 1;
     std::vector<bool> averaged;       ///< [parameter]
-    at::Tensor scale_on_device = {};  ///< in place of gradient_scale, if defined
-    bool collects = false;            ///< updates, for update_together()
+    at::Tensor scale_on_device = {};  ///< replaces gradient_scale if defined
+    bool collects = false;            ///< whether updates are collected for update_together()
     std::vector<Update> collected = {};
   };
   bool has_matrices(size_t i) const;
@@ -194,7 +200,8 @@ class Optimizer {
   void update_all(const std::vector<at::Tensor>& gradients);
   /// Updates the ranges of parameter i with this treatment.
   void update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, double gradient_scale);
-  /// Updates a piece of the value, from element `first` on, and what belongs to it, in `ranges`.
+  /// Updates the elements in `ranges` of a piece of the value that begins at element `first`, with their
+  /// gradients and states.
   void update_piece(size_t i, const at::Tensor& piece, int64_t first,
                     const std::vector<FlatParameter::Range>& ranges, const at::Tensor& gradient,
                     Update numbers);
@@ -203,12 +210,13 @@ class Optimizer {
   void round_back(size_t i, const at::Tensor& piece, int64_t begin);
   void update_average(size_t i);
   size_t state_index(const std::string& name) const;
-  /// Offset in the state of element `begin`, which is in a range of parameter i.
+  /// Offset of element `begin` in the state. Requires: the element is in a range of parameter i.
   int64_t state_offset(size_t state, size_t i, int64_t begin) const;
 
   OptimizerOptions options_;
   std::vector<FlatParameter> parameters_;
-  std::vector<std::vector<Treatment>> treatments_;  ///< [parameter]: those of its ranges, without duplicates
+  /// [parameter]: the treatments of its ranges, without duplicates.
+  std::vector<std::vector<Treatment>> treatments_;
   std::vector<StateKind> state_kinds_;
   std::vector<std::vector<at::Tensor>> states_;  ///< [state][parameter]
   std::optional<OpenStep> open_;
@@ -216,15 +224,15 @@ class Optimizer {
   std::vector<int64_t> step_counts_;  ///< [parameter]
 };
 
-/// As make_optimizer(), for one name of optimizer_traits().
+/// Makes an optimizer, like make_optimizer(), for one name of optimizer_traits().
 using OptimizerFactory = std::function<std::unique_ptr<Optimizer>(
     const OptimizerOptions& options, std::vector<FlatParameter> parameters, WholeMatrices* matrices)>;
 
 /// Adds an optimizer under a name for OptimizerOptions::name. Throws Error(kUsage) if the name is taken.
 void register_optimizer(const std::string& name, const OptimizerTraits& traits, OptimizerFactory make);
 
-/// Throws Error(kUsage) for an unknown name or a number out of range. `matrices`, which muon, lamb and
-/// adafactor need, must outlive the optimizer.
+/// Makes the optimizer of `options`. Muon, lamb and adafactor need `matrices`, which must outlive the
+/// optimizer. Throws Error(kUsage) for an unknown name or a number out of range.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
                                           std::vector<FlatParameter> parameters,
                                           WholeMatrices* matrices = nullptr);

@@ -24,7 +24,7 @@ using shard::Segment;
 using shard::TensorSlice;
 using util::concat;
 
-using StepCounts = std::map<std::string, int64_t>;  ///< by the first names of parameters
+using StepCounts = std::map<std::string, int64_t>;  ///< step counts, keyed by the first names of parameters
 
 std::string slice_name(const std::string& state, const std::string& parameter) {
   return state + "/" + parameter;
@@ -34,7 +34,7 @@ bool has_state(const Optimizer& optimizer, const StateKind& kind, const Segment&
   return segment.requires_grad && kind.covers(treatment_of(optimizer.options(), segment.name, segment.shape));
 }
 
-/// The segments of a unit, by parameter.
+/// The segments of a unit, grouped by parameter.
 using SegmentsOfUnit = std::vector<std::span<const Segment>>;
 
 std::vector<SegmentsOfUnit> segments_by_unit(const Engine& engine) {
@@ -45,7 +45,7 @@ std::vector<SegmentsOfUnit> segments_by_unit(const Engine& engine) {
   return units;
 }
 
-/// Those that hold a part of such a state each: if it is whole, one.
+/// The segments that hold a part of a state of this kind. A whole state has one.
 std::span<const Segment> holders(const StateKind& kind, std::span<const Segment> segments) {
   return kind.is_whole() ? segments.first(1) : segments;
 }
@@ -69,7 +69,8 @@ at::Tensor flat_state(const Engine& engine, const Optimizer& optimizer, const St
   const at::Tensor state = optimizer.state(kind.name, unit);
   if (kind.elements == StateKind::Elements::kAll) return state;
   at::Tensor flat =
-      at::zeros_like(engine.units()[unit]->storage().shard(), state.options());  // elements without it are 0
+      // Elements without the state are 0.
+      at::zeros_like(engine.units()[unit]->storage().shard(), state.options());
   for (const auto& segments : parameters) {
     for (const Segment& segment : segments) {
       if (!has_state(optimizer, kind, segment)) continue;
@@ -79,7 +80,7 @@ at::Tensor flat_state(const Engine& engine, const Optimizer& optimizer, const St
   return flat;
 }
 
-/// The first name of each tied parameter, by the others.
+/// First names of tied parameters, keyed by their other names.
 std::map<std::string, std::string> names_of_tied(const Engine& engine) {
   std::map<std::string, std::string> first;
   for (const auto& unit : engine.units()) {
@@ -95,9 +96,9 @@ std::map<std::string, std::string> names_of_tied(const Engine& engine) {
              "; pass the state of the same optimizer over the same model");
 }
 
-/// What is to be loaded: whole states or ranges.
+/// Whole states or ranges that a function loads.
 struct Given {
-  const char* what;  ///< the function, for messages
+  const char* what;  ///< name of the function, for messages
   bool whole;
   int64_t step_count;
   StepCounts counts;
@@ -122,7 +123,7 @@ struct Checked {
   std::vector<int64_t> counts;  ///< the step count, then those of the units
 };
 
-/// The step count of a unit whose parameters have these.
+/// The step count of a unit whose parameters have these step counts.
 int64_t joint_count(const std::string& unit, const std::set<int64_t>& counts) {
   if (counts.size() > 1) {
     util::log_warning(concat("the parameters of unit ", unit, " have had ", *counts.begin(), " to ",
@@ -191,10 +192,10 @@ void load(const Engine& engine, Optimizer& optimizer, const Given& given) {
   set_counts(optimizer, checked.counts);
 }
 
-/// Whole states by the names of their places.
+/// Whole states, keyed by the names of their places.
 using WholeStates = std::map<std::string, at::Tensor>;
 
-/// One state of one unit, from rank 0, which has `states`, to this rank's places.
+/// Sends one state of one unit from rank 0, which has `states`, to this rank's places.
 void scatter(const Engine& engine, const Optimizer& optimizer, const StateKind& kind,
              const SegmentsOfUnit& parameters, const WholeStates& states) {
   comm::Communicator& ranks = engine.communicator();
@@ -287,7 +288,7 @@ void scatter_full_optimizer_state(Engine& engine, Optimizer& optimizer, const Fu
   constexpr const char* kWhat = "scatter_full_optimizer_state()";
   comm::Communicator& ranks = engine.communicator();
   at::NoGradGuard no_grad;
-  WholeStates states;  // of rank 0
+  WholeStates states;  // filled on rank 0 only
   std::vector<int64_t> counts(engine.units().size() + 1);
   comm::agree(ranks, kWhat, [&] {
     engine.require_rest(kWhat);

@@ -6,16 +6,16 @@
 // scatter_full_optim_state_dict() and sharded_optim_state_dict().
 //
 //   full     every state as a whole tensor: fits any world size, wrapping and strategy
-//   sharded  this rank's range of every state: fits any of them if the loaded ranges cover the rank's own
+//   sharded  this rank's range of every state: fits the same if the loaded ranges cover the rank's own
 //
 // A state has the shape of its parameter, except adafactor's averages of rows and columns, which have one
-// dimension. The average of the weights ("ema") is a state too. Frozen parameters have none. A tied parameter
-// is listed under the first of its names; loading accepts the others.
+// dimension. The average of the weights ("ema") is a state too. Frozen parameters have no state. A tied
+// parameter is listed under the first of its names; loading accepts the others.
 //
 // The optimizer must have been made from flat_parameters() of the engine. All functions but
-// sharded_optimizer_state() throw Error(kUsage) while the engine is in use (Engine::require_rest()), and those
-// that load throw Error(kCheckpoint) before they write anything, with a list of all that is missing,
-// unexpected or misshapen.
+// sharded_optimizer_state() throw Error(kUsage) while the engine is in use (Engine::require_rest()).
+// Functions that load throw Error(kCheckpoint) before they write anything, with a list of all states that are
+// missing, unexpected or of a wrong shape.
 
 #include <ATen/core/Tensor.h>
 
@@ -32,10 +32,10 @@
 
 namespace fsdp::optim {
 
-/// What an optimizer keeps of one parameter.
+/// The state that an optimizer keeps for one parameter.
 struct ParameterState {
   int64_t step_count = 0;                    ///< steps in which its unit had a gradient
-  std::map<std::string, at::Tensor> states;  ///< by Optimizer::state_names(): "exp_avg"
+  std::map<std::string, at::Tensor> states;  ///< keyed by Optimizer::state_names(), such as "exp_avg"
 };
 
 /// The states of all parameters, whole.
@@ -48,7 +48,7 @@ struct FullOptimizerState {
 struct ShardedOptimizerState {
   int64_t step_count = 0;
   std::map<std::string, int64_t> parameter_step_counts;
-  std::vector<shard::TensorSlice> slices;  ///< "<state>/<parameter>"
+  std::vector<shard::TensorSlice> slices;  ///< named "<state>/<parameter>"
 };
 
 /// All states, in separate memory and their own types, gathered unit by unit: beside the result at most one
@@ -57,29 +57,28 @@ FullOptimizerState full_optimizer_state(shard::Engine& engine, const Optimizer& 
                                         const shard::FullStateDictOptions& options = {});
 
 /// Copies this rank's ranges from whole states of any floating type. Not collective; all ranks must pass the
-/// same values.
-///
-/// Step counts are those of units. Where a unit takes parameters with several, it gets the largest, with a
-/// warning.
+/// same values. Step counts are kept per unit. A unit whose parameters have different counts gets the
+/// largest, with a warning.
 void load_full_optimizer_state(shard::Engine& engine, Optimizer& optimizer, const FullOptimizerState& state);
 
-/// load_full_optimizer_state() of rank 0's `state`, which is sent unit by unit: other ranks hold at most one
-/// state of one unit beside their own. Theirs is ignored. Collective; errors are thrown on all ranks.
+/// Loads rank 0's `state` on all ranks like load_full_optimizer_state(). It is sent unit by unit, so that
+/// other ranks hold at most one state of one unit beside their own. The `state` of other ranks is ignored.
+/// Collective. Errors are thrown on all ranks.
 void scatter_full_optimizer_state(shard::Engine& engine, Optimizer& optimizer,
                                   const FullOptimizerState& state);
 
-/// This rank's ranges, possibly empty, as views of the optimizer's states: clone() the data to keep it beyond
+/// This rank's ranges, possibly empty, as views of the optimizer's states. Clone the data to keep it beyond
 /// the next step. Averages of rows and columns are whole on every rank. Not collective.
 ShardedOptimizerState sharded_optimizer_state(const shard::Engine& engine, const Optimizer& optimizer);
 
-/// Loads ranges, of which a state may have several, such as those of all ranks of another run. Not collective;
+/// Loads ranges. A state may have several ranges, such as those of all ranks of another run. Not collective:
 /// it may throw on some ranks only, see comm::agree().
 void load_sharded_optimizer_state(shard::Engine& engine, Optimizer& optimizer,
                                   const ShardedOptimizerState& state);
 
-/// Calls visit(kind, segment, data) for each state of each trainable parameter that has it, state by state, in
-/// the order of the units. data: a view of this rank's part, [segment.numel()], or, if kind.is_whole(), of the
-/// whole state, with the parameter's first segment only.
+/// Calls visit(kind, segment, data) for each state of each trainable parameter that has the state, state by
+/// state, in the order of the units. data: a view of this rank's part, [segment.numel()]. If kind.is_whole(),
+/// data is a view of the whole state, passed once, with the parameter's first segment.
 void for_each_state(const shard::Engine& engine, const Optimizer& optimizer,
                     const std::function<void(const StateKind& kind, const shard::Segment& segment,
                                              const at::Tensor& data)>& visit);

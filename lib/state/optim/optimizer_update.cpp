@@ -19,7 +19,8 @@ namespace {
 
 // libtorch's CPU kernels compute whole vectors of up to 16 floats (AVX-512) in float and the remaining
 // elements one by one, partly in double, so an element's last bits would depend on its distance to the
-// tensor's end. We pass multiples of 16 only; the rest of a range is updated in a padded copy.
+// tensor's end. Kernels therefore get multiples of 16 elements only, and the rest of a range is updated in a
+// padded copy.
 constexpr int64_t kVectorFloats = 16;
 
 }  // namespace
@@ -38,8 +39,8 @@ void Optimizer::update_average(size_t i) {
       average.narrow(0, first, value.numel()).lerp_(value, 1 - options_.ema_decay);
       return;
     }
-    // A plain loop: libtorch's kernel may round elements after the last whole vector differently, and which
-    // these are depends on the sharding.
+    // A plain loop. libtorch's kernel may round the elements after the last whole vector differently, and
+    // which elements come after it depends on the sharding.
     const auto share = static_cast<float>(1 - options_.ema_decay);
     float* to = average.data_ptr<float>() + first;
     const float* from = value.const_data_ptr<float>();
@@ -127,8 +128,8 @@ void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
   struct Column {
     at::Tensor whole;
     std::vector<at::Tensor>* parts;
-    int64_t first = 0;                           ///< element of the parameter with which it begins
-    std::optional<size_t> state = std::nullopt;  ///< its index, if it is one
+    int64_t first = 0;                           ///< element of the parameter with which the tensor begins
+    std::optional<size_t> state = std::nullopt;  ///< index of the state; not given for values and gradients
   };
   todo.states.reserve(states_.size());
   std::vector<Column> columns = {{piece, &todo.values, first}, {gradient, &todo.gradients}};
@@ -138,7 +139,7 @@ void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
   }
 
   std::vector<std::pair<at::Tensor, at::Tensor>> rests;        // originals and their padded copies
-  const bool pad = piece.is_cpu() && !is_scaled_by_update(i);  // those kernels need no padding
+  const bool pad = piece.is_cpu() && !is_scaled_by_update(i);  // kernels that scale need no padding
   for (const FlatParameter::Range& range : ranges) {
     int64_t length = range.end - range.begin;
     int64_t rest = pad ? length % kVectorFloats : 0;

@@ -28,7 +28,7 @@ std::vector<double> TensorOptimizer::sums_of_squares(const std::vector<at::Tenso
   std::vector<double> sums;
   for (const at::Tensor& tensor : tensors) {
     double& sum = sums.emplace_back(0);
-    // 16 bits in pieces, whose copies are small.
+    // A 16-bit tensor is converted in pieces, whose copies are small.
     const int64_t most = tensor.scalar_type() == at::kFloat ? tensor.numel() : kPiece;
     for (int64_t begin = 0; begin < tensor.numel(); begin += most) {
       const at::Tensor piece = tensor.narrow(0, begin, std::min(most, tensor.numel() - begin)).to(at::kFloat);

@@ -1,4 +1,4 @@
-#include "state/groups/schedule.h"
+#include "state/groups/learning_rate.h"
 
 #include <gtest/gtest.h>
 

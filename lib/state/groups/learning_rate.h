@@ -17,8 +17,8 @@
 //   tri_stage     1 up to step f + h, then m^((s - f - h) / d), then m; h = hold_steps, d = decay_steps (0:
 //                 up to step S; never longer); m > 0    Park et al.: SpecAugment, 2019; fairseq's tri_stage
 //
-// So in schedules that fall to m, the last step has exactly m times the rate. If the stages are too long for
-// the run, first the warm-up is cut, then hold and decay. Steps after S keep the share of step S.
+// In schedules that fall to m, the last step has exactly m times the rate. If the stages are too long for the
+// run, the warm-up is cut first, then hold and decay. Steps after S keep the share of step S.
 
 #include <cstdint>
 #include <functional>
@@ -40,10 +40,10 @@ struct ScheduleMoment {
   double progress() const { return static_cast<double>(step - peak) / static_cast<double>(total - peak); }
 };
 
-/// The share of the rate at such a step; a pure function.
+/// Computes the share of the rate at a step after the warm-up. A pure function.
 using ScheduleShape = std::function<double(const ScheduleOptions&, const ScheduleMoment&)>;
 
-/// By values of ScheduleOptions::name.
+/// Registry of schedules, keyed by values of ScheduleOptions::name.
 util::Registry<ScheduleShape>& schedule_shapes();
 bool is_built_in_schedule(std::string_view name);
 /// The keys of schedule_shapes().
@@ -52,10 +52,10 @@ std::vector<std::string> schedule_names();
 /// Throws Error(kUsage) for an unknown name or a number out of range.
 void check_schedule(const ScheduleOptions& schedule);
 
-/// w for a run of total_steps.
+/// Number of warm-up steps (w above) in a run of total_steps.
 int64_t warmup_steps_of(const ScheduleOptions& schedule, int64_t total_steps);
 
-/// A sentence for a warning about what is cut from the schedule in so short a run; empty if nothing is.
+/// Describes, for a warning, which stages of the schedule are cut in a run of total_steps. Empty if none is.
 std::string cut_of_schedule(const ScheduleOptions& schedule, int64_t total_steps);
 
 /// The rate of `step` (from 1) in a run of total_steps. Throws as check_schedule() does.
