@@ -45,14 +45,22 @@ namespace fsdp::nn {
 /// Tensors of a call, which hooks may read or replace.
 using CallTensors = std::vector<at::Tensor*>;
 
-/// Sees the calls of a module. Not collective by itself.
+class Stage;
+
+/// Sees the calls of a module. A hook implements before() and after(), or for stages alone (model/nn/stage.h) around().
+/// Not collective by itself.
 class CallHook {
  public:
+  class Next;  ///< the rest of a stage's call
   virtual ~CallHook() = default;
-  /// Before forward(). What it returns lives until forward() has returned.
-  virtual std::shared_ptr<void> before(const CallTensors& inputs) = 0;
-  /// After forward(), unless it threw.
-  virtual void after(const CallTensors& outputs) = 0;
+
+  /// Runs before forward(). The result lives until forward() has returned. Throws Error(kUsage) in a hook that
+  /// implements around() and was attached to a module that is no stage.
+  virtual std::shared_ptr<void> before(const CallTensors& inputs);
+  /// Runs after forward(), unless it threw.
+  virtual void after(const CallTensors& /*outputs*/) {}
+  /// Returns what `next(input)` returns, or a tensor of equal value. The default runs before() and after().
+  virtual at::Tensor around(Stage& stage, const at::Tensor& input, const Next& next);
 };
 
 /// A module that hooks can be attached to.
@@ -118,22 +126,15 @@ inline std::string type_name_of(const std::type_info& type) {
 
 using Hooks = std::vector<std::shared_ptr<CallHook>>;
 
-/// Puts `hook` in the place of the one that `is_attached` finds; null erases that one.
-template <typename Hook, typename IsAttached>
-void replace_hook(std::vector<std::shared_ptr<Hook>>& hooks, const IsAttached& is_attached,
-                  std::shared_ptr<Hook> hook) {
-  const auto found = std::find_if(hooks.begin(), hooks.end(), is_attached);
+/// Puts `hook` in the place of `attached`; null erases that one.
+inline void replace_hook(Hooks& hooks, const CallHook& attached, std::shared_ptr<CallHook> hook) {
+  const auto found = std::ranges::find(hooks, &attached, &std::shared_ptr<CallHook>::get);
   if (found == hooks.end()) return;
   if (hook) {
     *found = std::move(hook);
   } else {
     hooks.erase(found);
   }
-}
-
-inline void replace_hook(Hooks& hooks, const CallHook& attached, std::shared_ptr<CallHook> hook) {
-  replace_hook(
-      hooks, [&](const auto& each) { return each.get() == &attached; }, std::move(hook));
 }
 
 /// Runs `forward` on `arguments`, which hooks may change, with the hooks around it, the first outermost.

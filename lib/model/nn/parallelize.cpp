@@ -204,7 +204,7 @@ std::shared_ptr<EnteredInputs> PlannedModel::entered_inputs(torch::nn::Module& m
   auto* around = found == members_.end() ? dynamic_cast<Hookable*>(&model) : found->as<Hookable>();
   if (parent.empty() != (found == members_.end()) || around == nullptr) return nullptr;
   entered = std::make_shared<EnteredInputs>();
-  around->attach(std::static_pointer_cast<CallHook>(entered));
+  around->attach(entered);
   return entered;
 }
 
@@ -231,8 +231,7 @@ void PlannedModel::apply(torch::nn::Module& model, const std::shared_ptr<comm::C
     const bool cuts_inputs = member.rowwise && member.is_linear();
     form.whole = layer.weight.size(cuts_inputs ? 1 - layer.output_dimension() : layer.output_dimension());
     if (layer.is_of_libtorch) {
-      member.as<Hookable>()->attach(
-          std::static_pointer_cast<CallHook>(parallel_layer(*member.module, std::move(form))));
+      member.as<Hookable>()->attach(parallel_layer(*member.module, std::move(form)));
     } else if (auto* linear = member.as<Linear>()) {
       linear->set_parallel(std::move(form));
     } else if (auto* head = member.as<Head>()) {

@@ -8,75 +8,59 @@
 namespace fsdp::nn {
 
 /// One call of forward(), shared by the continuations that hooks keep.
-struct StageHook::Next::Pass {
+struct CallHook::Next::Pass {
   std::shared_ptr<torch::nn::Module> owner;  ///< keeps the stage alive; null if no shared_ptr owns it
   Stage& stage;
-  std::shared_ptr<const Stage::StageHooks> hooks;
+  std::shared_ptr<const detail::Hooks> hooks;
   StageContext context;
 };
 
-at::Tensor StageHook::Next::operator()(const at::Tensor& input) const {
+at::Tensor CallHook::Next::operator()(const at::Tensor& input) const {
   FSDP_CHECK(pass_ != nullptr);
   if (hook_ == pass_->hooks->size()) return pass_->stage.compute(input, pass_->context);
   return (*pass_->hooks)[hook_]->around(pass_->stage, input, Next(pass_, hook_ + 1));
 }
 
-const StageContext& StageHook::Next::context() const {
+const StageContext& CallHook::Next::context() const {
   FSDP_CHECK(pass_ != nullptr);
   return pass_->context;
 }
 
-void Stage::attach(std::shared_ptr<StageHook> hook) {
-  auto hooks = hooks_ ? std::make_shared<StageHooks>(*hooks_) : std::make_shared<StageHooks>();
+std::shared_ptr<void> CallHook::before(const CallTensors&) {
+  util::fail(
+      util::ErrorKind::kUsage,
+      "hook: expected a module derived from fsdp::Stage, around whose compute() it runs; found another module; "
+      "implement before() and after() instead of around()");
+}
+
+at::Tensor CallHook::around(Stage&, const at::Tensor& input, const Next& next) {
+  at::Tensor inner = input, output;
+  {
+    const std::shared_ptr<void> during = before({&inner});
+    output = next(inner);
+  }
+  after({&output});
+  return output;
+}
+
+void Stage::attach(std::shared_ptr<CallHook> hook) {
+  auto hooks = hooks_ ? std::make_shared<detail::Hooks>(*hooks_) : std::make_shared<detail::Hooks>();
   hooks->push_back(std::move(hook));
   hooks_ = std::move(hooks);
 }
 
-namespace {
-
-class CallHookAdaptor final : public StageHook {
- public:
-  explicit CallHookAdaptor(std::shared_ptr<CallHook> hook) : hook_(std::move(hook)) {}
-
-  at::Tensor around(Stage&, const at::Tensor& input, const Next& next) override {
-    at::Tensor inner = input, output;
-    {
-      const std::shared_ptr<void> during = hook_->before({&inner});
-      output = next(inner);
-    }
-    hook_->after({&output});
-    return output;
-  }
-  bool is_of(const CallHook& hook) const { return hook_.get() == &hook; }
-
- private:
-  std::shared_ptr<CallHook> hook_;
-};
-
-}  // namespace
-
-void Stage::attach(std::shared_ptr<CallHook> hook) {
-  attach(std::make_shared<CallHookAdaptor>(std::move(hook)));
-}
-
 void Stage::replace(const CallHook& attached, std::shared_ptr<CallHook> hook) {
   if (!hooks_) return;
-  auto hooks = std::make_shared<StageHooks>(*hooks_);
-  detail::replace_hook(
-      *hooks,
-      [&](const auto& each) {
-        const auto* adaptor = dynamic_cast<const CallHookAdaptor*>(each.get());
-        return adaptor != nullptr && adaptor->is_of(attached);
-      },
-      hook ? std::shared_ptr<StageHook>(std::make_shared<CallHookAdaptor>(std::move(hook))) : nullptr);
+  auto hooks = std::make_shared<detail::Hooks>(*hooks_);
+  detail::replace_hook(*hooks, attached, std::move(hook));
   hooks_ = hooks->empty() ? nullptr : std::move(hooks);
 }
 
 at::Tensor Stage::forward(const at::Tensor& input, const StageContext& context) {
   if (!hooks_) return compute(input, context);
-  return StageHook::Next(std::make_shared<const StageHook::Next::Pass>(
-                             StageHook::Next::Pass{weak_from_this().lock(), *this, hooks_, context}),
-                         0)(input);
+  return CallHook::Next(std::make_shared<const CallHook::Next::Pass>(
+                            CallHook::Next::Pass{weak_from_this().lock(), *this, hooks_, context}),
+                        0)(input);
 }
 
 namespace {

@@ -64,23 +64,13 @@ struct StageContext {
   bool only_last = false;  ///< a model returns the last token's scores only: [B, 1, vocab_size]
 };
 
-class Stage;
-
-/// Something that runs around a stage's compute().
-class StageHook {
- public:
-  class Next;
-
-  virtual ~StageHook() = default;
-
-  /// Returns what `next(input)` returns, or a tensor of equal value.
-  virtual at::Tensor around(Stage& stage, const at::Tensor& input, const Next& next) = 0;
-};
+/// The name of CallHook for hooks that implement around().
+using StageHook = CallHook;
 
 /// Runs the inner hooks and compute(). A copy may be kept and called again after around() has returned, for
 /// instance in backward: it holds the context, the inner hooks as they were then, and the stage, if a
 /// shared_ptr owns it; a stage that none owns must outlive the copy.
-class StageHook::Next {
+class CallHook::Next {
  public:
   Next() = default;  ///< of no stage
   at::Tensor operator()(const at::Tensor& input) const;
@@ -103,9 +93,6 @@ class Stage : public torch::nn::Module, public Hookable {
   /// Runs the hooks around compute(). Shapes are those of the derived stage.
   at::Tensor forward(const at::Tensor& input, const StageContext& context = {});
 
-  /// Attaches a hook inside those attached before.
-  void attach(std::shared_ptr<StageHook> hook);
-  /// The hook sees the input and the output.
   void attach(std::shared_ptr<CallHook> hook) override;
   void replace(const CallHook& attached, std::shared_ptr<CallHook> hook) override;
   void detach_hooks() override { hooks_ = nullptr; }
@@ -120,10 +107,10 @@ class Stage : public torch::nn::Module, public Hookable {
   virtual at::Tensor compute(const at::Tensor& input, const StageContext& context) = 0;
 
  private:
-  friend class StageHook::Next;
-  using StageHooks = std::vector<std::shared_ptr<StageHook>>;
+  friend class CallHook::Next;
 
-  std::shared_ptr<const StageHooks> hooks_;  ///< null: none; passes share it, so it is replaced, not changed
+  std::shared_ptr<const detail::Hooks>
+      hooks_;  ///< null: none; passes share it, so it is replaced, not changed
 };
 
 /// Makes a stage from any module with `at::Tensor forward(at::Tensor)`. Parameters, buffers and children keep

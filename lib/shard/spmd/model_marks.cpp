@@ -245,10 +245,10 @@ std::vector<nn::ParameterPart> share_layers(torch::nn::Module& module, const nn:
     if (hookable == nullptr || !shared || shared->kind == Kind::kHead) continue;
     const auto* colwise = std::get_if<nn::ColwiseParallel>(&style);
     const auto* rowwise = std::get_if<nn::RowwiseParallel>(&style);
-    hookable->attach(std::static_pointer_cast<nn::CallHook>(std::make_shared<LayerMarks>(
+    hookable->attach(std::make_shared<LayerMarks>(
         path, *shared, /*takes_parts=*/rowwise != nullptr,
         /*takes_whole=*/rowwise == nullptr || rowwise->input == nn::Layout(nn::Replicate{}),
-        /*leaves_parts=*/colwise != nullptr && colwise->output == nn::Layout(nn::Shard{-1}))));
+        /*leaves_parts=*/colwise != nullptr && colwise->output == nn::Layout(nn::Shard{-1})));
   }
   return nn::parallelize(module, plan, group);
 }

@@ -117,7 +117,7 @@ void count_rows(torch::nn::Module& model, std::vector<int64_t>& rows) {
   for (const auto& module : model.modules()) {
     auto* stage = dynamic_cast<Stage*>(module.get());
     if (stage != nullptr && stage->type_name() == "expert") {
-      stage->attach(std::static_pointer_cast<CallHook>(std::make_shared<CountsRows>(rows)));
+      stage->attach(std::make_shared<CountsRows>(rows));
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
+#include "base/util/error.h"
 #include "model/nn/layers.h"
 #include "support/tiny_models.h"
 
@@ -45,7 +46,6 @@ class Noter final : public CallHook {
     log_ += name_;
     return nullptr;
   }
-  void after(const CallTensors&) override {}
 
  private:
   std::string name_;
@@ -105,6 +105,12 @@ TEST(Stage, LetsAHookGoOnLaterAsAtTheTimeOfTheCall) {
   EXPECT_FALSE(alive.expired());
   keeper->kept = {};
   EXPECT_TRUE(alive.expired());
+}
+
+TEST(CallHook, AroundIsRefusedByAModuleThatIsNoStage) {
+  HookedModule<torch::nn::LinearImpl> linear(2, 2);
+  linear.attach(std::make_shared<Keeper>());
+  EXPECT_THROW(linear.forward(at::ones({1, 2})), util::Error);
 }
 
 TEST(StageAdaptor, KeepsNamesAndTensorsOfTheModuleBehindIt) {

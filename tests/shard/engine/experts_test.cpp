@@ -131,7 +131,7 @@ TEST(ShardedExperts, MayHaveNoTokensOnSomeRanks) {
       size_t expert = 0;
       for (const auto& [name, stage] : nn::outermost_stages(model, {"expert"})) {
         bool& is_empty = empty[static_cast<size_t>(rank)][expert++];
-        stage->attach(std::static_pointer_cast<nn::CallHook>(std::make_shared<NotesEmpty>(is_empty)));
+        stage->attach(std::make_shared<NotesEmpty>(is_empty));
       }
     };
     train_sharded(4, plan);
