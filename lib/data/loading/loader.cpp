@@ -15,7 +15,8 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// Refuses options for which the arithmetic below is undefined; config does so too, other callers may not.
+/// Refuses options for which the arithmetic below is undefined. The config refuses them too, but other
+/// callers may not.
 const DataOptions& checked(const DataOptions& options, int64_t vocab_size, const Placement& placement) {
   if (options.sequence_length < 1 || options.micro_batch_size < 1) {
     fail(ErrorKind::kUsage, "data.sequence_length = ", options.sequence_length,
@@ -77,7 +78,7 @@ std::vector<TrainLoader::Set> open_sets(const DataOptions& options, int64_t voca
   return sets;
 }
 
-/// A * W * B; refuses an only set that holds fewer samples.
+/// Returns A * W * B. Refuses a single set that has fewer samples.
 int64_t checked_samples_per_step(const std::vector<TrainLoader::Set>& sets, const DataOptions& options,
                                  const Placement& placement) {
   const Samples& first = *sets.front().samples;
@@ -116,7 +117,7 @@ class BatchBuilder {
   explicit BatchBuilder(const DataOptions& options)
       : BatchBuilder(options, options.micro_batch_size, options.sequence_length) {}
 
-  /// Rows of the first `length` places of samples, which have no more.
+  /// Makes rows of the first `length` tokens of samples, which have no more.
   BatchBuilder(const DataOptions& options, int64_t rows, int64_t length) : length_(length) {
     batch_.inputs = at::empty({rows, length_}, at::kLong);
     batch_.targets = at::empty({rows, length_}, at::kLong);
@@ -144,7 +145,7 @@ class BatchBuilder {
     advance();
   }
 
-  /// A row that does not count: any input will do, and id 0 is in every vocabulary.
+  /// Adds a row that does not count. Any input is valid, and id 0 is in every vocabulary.
   void add_ignored() {
     std::fill_n(input_, length_, int64_t{0});
     std::fill_n(target_, length_, kIgnoredTarget);
@@ -167,7 +168,8 @@ class BatchBuilder {
   int64_t length_;
   std::shared_ptr<std::vector<std::vector<int64_t>>> starts_;
   Batch batch_;
-  std::vector<int64_t> whole_row_;  ///< inputs and targets of a sample; empty: it fits the batch's row
+  /// Inputs and targets of a sample; empty if the sample fits the batch's row.
+  std::vector<int64_t> whole_row_;
   int64_t* input_;
   int64_t* target_;
 };
@@ -262,7 +264,7 @@ ValidationLoader::ValidationLoader(const DataOptions& options, int64_t vocab_siz
 }
 
 int64_t ValidationLoader::num_batches() const {
-  // Divided one by one: W * B could overflow.
+  // The factors divide one by one, since W * B could overflow.
   int64_t batches = (num_samples_ + options_.micro_batch_size - 1) / options_.micro_batch_size;
   return (batches + placement_.world_size - 1) / placement_.world_size;
 }

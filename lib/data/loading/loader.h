@@ -3,8 +3,8 @@
 // Batches from the samples of a data set. In token files, sample i of sequence length T is the tokens [i*T,
 // i*T + T + 1): the inputs, and the targets one token later. Tokens after the last whole sample are not used.
 //
-// Nothing here is collective and nothing is remembered between calls: a batch depends only on its global
-// position, so that a resumed run, at any world size, repeats and skips no sample.
+// No function is collective and no state is kept between calls: a batch depends only on its global position,
+// so that a resumed run, at any world size, repeats and skips no sample.
 
 #include <ATen/core/Tensor.h>
 
@@ -22,20 +22,21 @@
 namespace fsdp::data {
 
 struct Batch {
-  /// [B, T] int64; with data.max_tokens, other numbers in each batch. Loaders return them in host memory,
-  /// PrefetchingBatches on the device.
+  /// Inputs and targets, [B, T] int64; with data.max_tokens, B and T differ between batches. Loaders return
+  /// them in host memory, PrefetchingBatches on the device.
   at::Tensor inputs, targets;
-  int64_t valid_rows = 0;  ///< only the first valid_rows rows count; in training all
-  int64_t counted = 0;     ///< targets that count
-  /// Number of inputs of each row that are tokens; the inputs behind them are padding. The mesh's axis context divides
+  int64_t valid_rows = 0;  ///< number of rows that count, which are the first ones; in training all
+  int64_t counted = 0;     ///< number of targets that count
+  /// Number of inputs of each row that are tokens. Padding follows them. The mesh's axis context divides
   /// inputs and targets, but not these numbers.
   std::vector<int64_t> row_tokens = {};
-  /// [B, T] bool: which inputs are tokens, on the same device as these; undefined: all, or nobody asks.
+  /// Mask of the inputs that are tokens, [B, T] bool, on the device of the inputs. Undefined: all inputs are
+  /// tokens, or the model does not use the mask.
   at::Tensor is_token = {};
-  /// For each row where documents begin, 0 first; null unless data.documents = "mask".
+  /// Positions at which documents begin, for each row, 0 first; null unless data.documents = "mask".
   std::shared_ptr<const std::vector<std::vector<int64_t>>> document_starts = nullptr;
-  int64_t first_row = 0;  ///< training: the global position of row 0 in the run
-  /// Of the text that the targets stand for, where the source counts them.
+  int64_t first_row = 0;  ///< global position of row 0 in the run (training only)
+  /// Bytes of the text that the targets stand for, if the source counts them.
   std::optional<int64_t> text_bytes = std::nullopt;
 };
 
@@ -54,39 +55,41 @@ class BatchSource {
   virtual Batch batch(int64_t first_global_sample, int64_t micro_batch) const = 0;
 };
 
-/// With data.max_tokens, a batch is one sample of the order: positions, epochs and mixtures count batches.
+/// The training set's batches. With data.max_tokens, a batch is one element of the order: positions, epochs
+/// and mixtures then count batches.
 class TrainLoader final : public BatchSource {
  public:
   /// Opens options.train (sample_reader.h). Throws Error(kData) for an entry that cannot be used, for fewer
-  /// samples than one step of all ranks consumes (of sets with weights: for a set without any), and for token
-  /// ids outside the vocabulary as far as open_samples() looks for them.
+  /// samples than one step of all ranks consumes (with weights: for a set without any), and for token ids
+  /// outside the vocabulary, as far as open_samples() checks them.
   TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_t seed, const Placement& placement);
 
-  /// Row b is the sample at position first_global_sample + (micro_batch * W + rank) * B + b in the order of
-  /// the only set, or of the mixture. Throws Error(kData) for a token id outside the vocabulary.
+  /// Returns the batch whose row b is the sample at position first_global_sample + (micro_batch * W + rank) *
+  /// B + b in the order of the only set, or of the mixture. Throws Error(kData) for a token id outside the
+  /// vocabulary.
   Batch batch(int64_t first_global_sample, int64_t micro_batch) const override;
 
-  /// There is one, or one for each weight.
+  /// A set of the mixture: the only one, or one for each weight.
   struct Set {
-    std::string name;  ///< its entry in options.train; "" of the only one
+    std::string name;  ///< its entry in options.train; "" if it is the only set
     std::unique_ptr<Samples> samples;
-    std::unique_ptr<TokenBatches> batches;  ///< with data.max_tokens
-    SampleOrder order;                      ///< of the samples, or of the batches
+    std::unique_ptr<TokenBatches> batches;  ///< null unless data.max_tokens is set
+    SampleOrder order;                      ///< order of the samples, or of the batches
   };
   const std::vector<Set>& sets() const { return sets_; }
-  /// About how many of the run's first `samples` samples are of a set.
+  /// Returns approximately how many of the run's first `samples` samples are from a set.
   double samples_of(size_t set, int64_t samples) const;
 
-  /// By how much a step of A micro-batches advances the global position: A * W * B; with data.max_tokens A * W.
+  /// Positions that a step of A micro-batches takes: A * W * B; with data.max_tokens A * W.
   int64_t samples_per_step() const { return samples_per_step_; }
-  /// By how much each of its micro-batches advances it.
+  /// Positions that each micro-batch of all ranks takes.
   int64_t samples_per_micro_step() const {
     return samples_per_step_ / placement_.gradient_accumulation_steps;
   }
   /// Samples per epoch, of all sets together.
   int64_t num_samples() const;
   int64_t num_tokens() const;
-  /// Survey of all sets that have one; nothing if no set has one.
+  /// Returns the survey of all sets that have one; nothing if no set has one.
   std::optional<RowSurvey> survey() const;
 
  private:
@@ -97,26 +100,26 @@ class TrainLoader final : public BatchSource {
   Placement placement_;
   std::vector<Set> sets_;
   int64_t samples_per_step_;
-  std::optional<Mixture> mixture_;  ///< of several sets
+  std::optional<Mixture> mixture_;  ///< mixture of several sets; nothing for one set
 };
 
-/// Reads the samples of the validation files once, in file order; all ranks get the same number of batches.
+/// Reads the samples of the validation files once, in file order. All ranks get the same number of batches.
 /// The last batches are padded with rows that do not count (targets kIgnoredTarget), possibly whole batches
-/// of them, so sum losses over tokens, add up the ranks' sums and divide by num_samples() * T.
+/// of them. The validation loss is therefore the sum over tokens and ranks, divided by num_samples() * T.
 class ValidationLoader {
  public:
-  /// Opens options.validation, which must not be empty. max_samples: how many samples to read at most; 0:
-  /// all. Throws Error(kData) as TrainLoader does, and for files without a single whole sample.
+  /// Opens options.validation, which must not be empty. Reads at most max_samples samples; 0: all. Throws
+  /// Error(kData) as TrainLoader does, and for files without a single whole sample.
   ValidationLoader(const DataOptions& options, int64_t vocab_size, int64_t max_samples,
                    const Placement& placement);
 
-  /// Batches of every rank.
+  /// Number of batches of each rank.
   int64_t num_batches() const;
-  /// Batch `index` (from 0) of this rank: row b is the sample (index * W + rank) * B + b. B is
-  /// micro_batch_size or, when that is less, the number of samples.
+  /// Returns batch `index` (from 0) of this rank: row b is the sample (index * W + rank) * B + b. B is
+  /// micro_batch_size, or the number of samples if that is less.
   Batch batch(int64_t index) const;
 
-  /// The sample of row 0 of this rank's batch, and the rows of the batches of all ranks.
+  /// The sample in row 0 of this rank's batch, and the number of rows in the batches of all ranks.
   int64_t first_sample(int64_t index) const {
     return (index * placement_.world_size + placement_.rank) * options_.micro_batch_size;
   }
@@ -124,7 +127,7 @@ class ValidationLoader {
 
   const Samples& samples() const { return *samples_; }
 
-  /// Samples that all ranks read together.
+  /// Number of samples that all ranks together read.
   int64_t num_samples() const { return num_samples_; }
 
  private:

@@ -16,7 +16,7 @@ PrefetchingBatches::PrefetchingBatches(const BatchSource& source, int64_t sample
 }
 
 Batch PrefetchingBatches::batch(int64_t first_global_sample, int64_t micro_batch) const {
-  // A micro-batch depends only on where it begins, so one sequence covers steps of any length.
+  // A micro-batch depends only on its first position, so one sequence covers steps of any length.
   const int64_t position = first_global_sample + micro_batch * step_;
   if (!ahead_.empty() && ahead_.front().position != position) {
     feed_.clear();

@@ -1,7 +1,7 @@
 #pragma once
 
-// Batches are read in a separate thread and copied to the device in the background, so that slow disks and
-// copies are hidden behind compute.
+// Batches that are read in a separate thread and copied to the device in the background, so that the time of
+// slow disks and copies is hidden by computation.
 
 #include <cstdint>
 #include <deque>
@@ -15,21 +15,22 @@
 namespace fsdp::data {
 
 struct PrefetchOptions {
-  int64_t depth = 2;             ///< batches read ahead by a thread, one of them sent ahead; 0: no thread
-  at::Device device = at::kCPU;  ///< to which inputs, targets and Batch::is_token are copied
-  int64_t end = std::numeric_limits<int64_t>::max();  ///< position from which on nothing is prefetched
-  /// Called with each batch of the source in host memory, by the thread that reads; sets the tensors to be sent.
+  int64_t depth = 2;             ///< batches that a thread reads ahead, one of them also copied; 0: no thread
+  at::Device device = at::kCPU;  ///< device to which inputs, targets and Batch::is_token are copied
+  int64_t end = std::numeric_limits<int64_t>::max();  ///< position from which on no batch is prefetched
+  /// Called with each batch of the source in host memory, by the thread that reads. Sets the tensors to be
+  /// copied.
   std::function<void(Batch&)> on_reading = nullptr;
   std::function<void(Batch&)> on_arrival = nullptr;  ///< called with each batch before it is returned
 };
 
-/// Returns the batches of `source`, in any order, on the device; those that follow the last one requested are
-/// prefetched. Where documents begin stays in host memory, where the model reads it. An error of the source is
-/// thrown when its batch is requested. Only one thread at a time may call batch(), the one that computes.
+/// Returns the batches of `source` in any order, on the device, and prefetches those that follow the last one
+/// requested. Document starts stay in host memory, where the model reads them. An error of the source is
+/// thrown when its batch is requested. Requires: one thread at a time calls batch(), the one that computes.
 class PrefetchingBatches final : public BatchSource {
  public:
-  /// The source must outlive the object; the other thread calls it. A micro-batch depends only on where it
-  /// begins; the next one begins `samples_per_micro_step` later.
+  /// Requires: the source outlives the object. Its thread calls the source. A micro-batch depends only on its
+  /// first position; the next one begins `samples_per_micro_step` later.
   PrefetchingBatches(const BatchSource& source, int64_t samples_per_micro_step,
                      const PrefetchOptions& options);
   PrefetchingBatches(const TrainLoader& source, const PrefetchOptions& options)
@@ -40,7 +41,7 @@ class PrefetchingBatches final : public BatchSource {
  private:
   struct Prefetched {
     int64_t position;
-    std::shared_ptr<Batch> batch;  ///< read by the thread; its tensors come by the feed
+    std::shared_ptr<Batch> batch;  ///< batch read by the thread; its tensors arrive through feed_
   };
 
   void read_ahead(int64_t position) const;

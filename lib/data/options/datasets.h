@@ -1,6 +1,6 @@
 #pragma once
 
-// Data sets: what data.dataset can name, and the samples that they make of data.train and data.validation.
+// Data sets that data.dataset can name, and the samples that they make of data.train and data.validation.
 
 #include <cstdint>
 #include <functional>
@@ -20,50 +20,54 @@ namespace fsdp::data {
 inline constexpr int64_t kIgnoredTarget = -100;
 
 /// A set of samples of one length, from which a loader takes its rows. SampleReader (sample_reader.h) reads
-/// them from token files. Thread-safe: any rank and thread may read any sample at any time, and gets the same
-/// each time.
+/// samples from token files. Thread-safe: any rank and thread may read any sample at any time, and gets the
+/// same sample each time.
 class Samples {
  public:
   struct Row {
-    int64_t counted = 0;  ///< targets that are not kIgnoredTarget
-    /// Inputs that are tokens of a document, the first ones of the row; behind them is padding. -1: as many as
-    /// length() says, or all.
+    int64_t counted = 0;  ///< number of targets that are not kIgnoredTarget
+    /// Number of inputs that are tokens of a document. They are the first ones of the row; padding follows.
+    /// -1: length() inputs, or all if length() is 0.
     int64_t tokens = -1;
-    /// With data.documents = "mask": where documents begin in the row, 0 first. Else empty.
+    /// Positions in the row at which documents begin, 0 first, with data.documents = "mask". Otherwise empty.
     std::vector<int64_t> document_starts = {};
   };
 
   virtual ~Samples() = default;
 
   virtual int64_t num_samples() const = 0;
-  /// Of all samples together, for messages.
+  /// Number of tokens of all samples together, for messages.
   virtual int64_t num_tokens() const = 0;
-  /// Where the samples come from, for messages.
+  /// Source of the samples, for messages.
   virtual std::string name() const = 0;
-  /// Sample `sample` (from 0) as a row of T = data.sequence_length tokens. inputs, targets: [T].
+  /// Reads sample `sample` (from 0) as a row of T = data.sequence_length tokens. inputs, targets: [T].
   virtual Row read(int64_t sample, int64_t* inputs, int64_t* targets) const = 0;
-  /// Places of the row up to its last target that counts, 1 to T; 0: unknown, then data.max_tokens is refused.
+  /// Length of the row up to its last target that counts, 1 to T. 0: unknown; data.max_tokens is then
+  /// refused.
   virtual int64_t length(int64_t /*sample*/) const { return 0; }
-  /// The survey of the first `rows` samples, where data.train_on leaves out targets of conversations; else nothing.
+  /// Returns the survey of the first `rows` samples if data.train_on excludes targets of conversations;
+  /// otherwise nothing.
   virtual std::optional<RowSurvey> survey(int64_t /*rows*/) const { return std::nullopt; }
-  /// The token that ends a document, where samples depend on it and no index says where documents end.
+  /// Returns the token that ends a document, if samples depend on it and no index records where documents
+  /// end.
   virtual std::optional<int64_t> document_separator() const { return std::nullopt; }
-  /// Distinguishes these samples from others when a run resumes (data_identity.h): a list of objects, each
-  /// with "name", "tokens", "documents" and "sampled_xxh3_64". Empty: the loader hashes some rows instead.
+  /// Identifies these samples when a run resumes (data_identity.h): a list of objects, each with "name",
+  /// "tokens", "documents" and "sampled_xxh3_64". Empty: the loader hashes some rows instead.
   virtual nlohmann::json identity() const { return nlohmann::json::array(); }
 };
 
-/// What a data set opens.
+/// The arguments with which a data set is opened.
 struct SamplesRequest {
-  std::vector<std::string> entries;  ///< of data.train or data.validation, as in the config
+  std::vector<std::string> entries;  ///< entries of data.train or data.validation, as in the config
   DataOptions options;
   int64_t vocab_size = 0;
 };
 
-/// Throws Error(kData) for entries that cannot be used.
+/// Opens the samples of a data set. Throws Error(kData) for entries that cannot be used.
 using OpenSamples = std::function<std::unique_ptr<Samples>(const SamplesRequest&)>;
 
-/// The built-in data set: token files, or patterns of them. Its function is null, since it needs libtorch.
+/// The built-in data set: token files, or patterns of them. Its function is null, since reading them needs
+/// libtorch.
 inline constexpr const char* kTokenFiles = "token_files";
 
 util::Registry<OpenSamples>& datasets();
@@ -74,7 +78,7 @@ inline bool counts_vary(const DataOptions& options) {
          options.dataset != kTokenFiles;
 }
 
-/// Where documents begin in `rows` rows of one document each, as plans and dry runs assume; null unless
+/// Returns the document starts of `rows` rows of one document each, as plans and dry runs assume; null unless
 /// options.documents = "mask".
 inline std::shared_ptr<const std::vector<std::vector<int64_t>>> one_document_a_row(const DataOptions& options,
                                                                                    int64_t rows) {

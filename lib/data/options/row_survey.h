@@ -1,7 +1,7 @@
 #pragma once
 
-// How many targets rows of conversations have, and how many conversations do not fit a row: a conversation that is
-// divided among rows loses its prompt in all rows but the first.
+// Statistics of rows of conversations: how many targets count, and how many conversations are divided among
+// rows. A divided conversation has its prompt only in the first of its rows.
 
 #include <cstdint>
 #include <string>
@@ -21,14 +21,15 @@ struct RowSurvey {
   bool loses_tokens() const { return divided > 0 || without_targets > 0; }
 };
 
-/// "300 conversations, the longest 812 tokens; 12 are divided among rows of 64 tokens, and 9 of 350 rows have no
-/// target that counts".
+/// Returns "300 conversations, the longest 812 tokens; 12 are divided among rows of 64 tokens, and 9 of 350
+/// rows have no target that counts".
 std::string survey_text(const RowSurvey& survey, const DataOptions& options);
 
-/// The settings with which no conversation is divided: "data.sequence_length = 811".
+/// Returns the settings with which no conversation is divided: "data.sequence_length = 811".
 std::string survey_remedy(const RowSurvey& survey, const DataOptions& options);
 
-/// Throws Error(kData) if there are rows and none has a target that counts. key: the files' key in the config.
+/// Throws Error(kData) if there are rows but none has a target that counts. `key` is the files' key in the
+/// config.
 void require_targets(const RowSurvey& survey, const DataOptions& options, const char* key);
 
 }  // namespace fsdp::data

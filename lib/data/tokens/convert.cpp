@@ -61,7 +61,7 @@ void copy_documents(const TokenFile& file, TokenWriter& writer) {
   });
 }
 
-/// With the companion, which says where conversations begin.
+/// Copies the companion too, which records where conversations begin.
 void copy_conversations(const TokenFile& file, TokenWriter& writer) {
   std::vector<TokenPart> parts;
   file.scan([&](int64_t begin, const std::vector<int64_t>& ids) {
@@ -80,7 +80,7 @@ void copy_conversations(const TokenFile& file, TokenWriter& writer) {
   writer.end_document();
 }
 
-/// Whether the files are of conversations: all or none.
+/// Whether the files are of conversations: all or none of them.
 bool have_turns(const TokenFiles& files) {
   const bool first = files.file(0).turns() != nullptr;
   for (size_t i = 1; i < files.paths().size(); ++i) {
@@ -97,7 +97,7 @@ bool have_turns(const TokenFiles& files) {
 ConvertReport convert(const ConvertOptions& options) {
   check(options);
   TokenFiles files(options.inputs, options.input_format);
-  // Decides how many bytes an indexed format takes per token.
+  // The largest id decides how many bytes an indexed format takes per token.
   const int64_t vocab_size = has_documents(options.format) ? largest_id(files, files.size()) + 1 : 0;
   const bool has_turns = have_turns(files);
   TokenWriter writer(options.output,

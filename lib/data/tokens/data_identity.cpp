@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kBlocks = 16;
-constexpr int64_t kBlockLength = 8192;  ///< tokens
+constexpr int64_t kBlockLength = 8192;  ///< length of a block in tokens
 
 /// Continues `hash` over blocks of `length` numbers, which read(begin, count, out) copies.
 template <typename Read>
@@ -50,7 +50,7 @@ std::string text_of(const json& file, const char* key) {
   return file.is_object() && file.contains(key) ? file[key].dump() : "null";
 }
 
-/// All but the name.
+/// Whether two entries agree in everything but the name.
 bool same_content(const json& a, const json& b) {
   for (const char* key : {"tokens", "documents", "sampled_xxh3_64"}) {
     if (text_of(a, key) != text_of(b, key)) return false;

@@ -8,7 +8,7 @@
 namespace fsdp::data {
 namespace {
 
-/// The first document of a file that begins at `token` or later; documents() at the end of the file.
+/// Returns the first document of a file that begins at `token` or later; documents() at the end of the file.
 int64_t first_document_from(const TokenFile& file, int64_t token) {
   return *std::ranges::lower_bound(std::views::iota(int64_t{0}, file.documents() + 1), token, {},
                                    [&](int64_t document) { return file.document_begin(document); });

@@ -1,7 +1,7 @@
 #pragma once
 
-// Where documents begin in token files: as the file's index (Megatron, fairseq) or the companion of conversations
-// says, else behind each token that separates them; and in any case at the beginning of each file.
+// Beginnings of documents in token files: recorded by the file's index (Megatron, fairseq) or the companion
+// of conversations, otherwise after each separator token. A document also begins at the start of each file.
 
 #include <cstdint>
 #include <optional>
@@ -14,21 +14,21 @@ namespace fsdp::data {
 /// Whether a file records where its documents begin.
 bool records_documents(const TokenFile& file);
 
-/// Thread-safe.
+/// Finds documents in the joined files. Thread-safe.
 class Documents {
  public:
-  /// The files must outlive the object. Throws Error(kUsage) when a file records no documents and there is
+  /// Requires: the files outlive the object. Throws Error(kUsage) if a file records no documents and there is
   /// no separator.
   Documents(const TokenFiles& files, std::optional<int64_t> separator);
 
   std::optional<int64_t> separator() const { return separator_; }
 
-  /// The places in [1, count) of the tokens [begin, begin + count) of the joined files where a document
-  /// begins, in order. `tokens` are these tokens.
+  /// Returns the positions in [1, count) of the tokens [begin, begin + count) of the joined files at which a
+  /// document begins, in ascending order. `tokens` are these tokens.
   std::vector<int64_t> starts_in(int64_t begin, int64_t count, const int64_t* tokens) const;
 
-  /// Calls visit(begin, end) for each document of the joined files, in order. Reads the whole of files
-  /// without an index or companion.
+  /// Calls visit(begin, end) for each document of the joined files, in order. Files without an index or
+  /// companion are read whole.
   template <typename Visit>
   void for_each(const Visit& visit) const;
 
@@ -37,8 +37,8 @@ class Documents {
   std::optional<int64_t> separator_;
 };
 
-/// Samples that hold tokens of one document each: document by document, T predictions per sample, fewer in
-/// the last of a document. A document of one token, which predicts nothing, has no sample.
+/// Samples with tokens of one document each: document by document, T predictions per sample, fewer in the
+/// last sample of a document. A document of one token, which predicts nothing, has no sample.
 class DocumentSamples {
  public:
   DocumentSamples(const Documents& documents, int64_t sequence_length);
@@ -46,7 +46,7 @@ class DocumentSamples {
   int64_t num_samples() const { return samples_before_.back(); }
 
   struct Range {
-    int64_t begin = 0, tokens = 0;  ///< of the joined files; 2 to T + 1 tokens
+    int64_t begin = 0, tokens = 0;  ///< tokens of the joined files; 2 to T + 1 of them
   };
   Range sample(int64_t index) const;
 

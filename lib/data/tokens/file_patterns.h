@@ -5,8 +5,8 @@
 
 namespace fsdp::data {
 
-/// The files that `texts` name, in order: a name with *, ? or [ that is not a file is a pattern, replaced by
-/// the files that match it, sorted. Throws Error(kData) when none does.
+/// Returns the files that `texts` name, in order. A name with *, ? or [ that is not a file is a pattern, and
+/// is replaced by the files that match it, sorted. Throws Error(kData) if no file matches.
 std::vector<std::string> expand_patterns(const std::vector<std::string>& texts);
 
 }  // namespace fsdp::data

@@ -19,7 +19,8 @@ struct Signature {
   std::string_view bytes;
   const char* found;
   Way way;
-  const char* tool;  ///< writes the content to standard output, converts the file, or is its extension
+  /// Tool that writes the content to standard output or converts the file, or the file's extension.
+  const char* tool;
 };
 
 constexpr Signature kSignatures[] = {
@@ -78,8 +79,8 @@ uint32_t number_at(std::string_view sample, size_t at, size_t bytes) {
   return number;
 }
 
-/// Whether a sample that is read as numbers of `bytes` bytes holds numbers of twice that: every second one is their
-/// upper half, which is 0 or, beside large lower halves, small.
+/// Whether a sample read as numbers of `bytes` bytes holds numbers of twice that width. Every second number
+/// is then an upper half, which is 0 or, if the lower halves are large, small.
 bool has_upper_halves(std::string_view sample, size_t bytes, uint32_t most) {
   constexpr uint32_t kLargeNumber = 1024;  // numbers of a tiny vocabulary are all small
   uint32_t largest = 0, largest_upper = 0;
@@ -91,16 +92,16 @@ bool has_upper_halves(std::string_view sample, size_t bytes, uint32_t most) {
     largest_upper = std::max(largest_upper, upper);
     others += lower != 0 ? 1 : 0;
   }
-  // Padding is 0 throughout, beside a few tokens.
+  // Padding is 0 throughout, except for a few tokens.
   if (others * 8 * bytes < sample.size()) return false;
   return largest_upper == 0 || largest >= kLargeNumber;
 }
 
-/// The encoding of a text that begins so, where that is not UTF-8; "" otherwise.
+/// Returns the encoding of a text that begins so, if it is not UTF-8; "" otherwise.
 std::string other_encoding(std::string_view head) {
   if (head.starts_with("\xff\xfe\0\0"sv) || head.starts_with("\0\0\xfe\xff"sv)) return "UTF-32";
   if (head.starts_with("\xff\xfe"sv) || head.starts_with("\xfe\xff"sv)) return "UTF-16";
-  // Of prose without a mark, nearly every second byte is 0.
+  // In UTF-16 prose without a byte order mark, nearly every second byte is 0.
   size_t zeros[2] = {};
   for (size_t i = 0; i < head.size(); ++i) zeros[i % 2] += head[i] == 0 ? 1 : 0;
   const size_t half = head.size() / 2;

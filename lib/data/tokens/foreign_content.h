@@ -8,32 +8,32 @@
 
 namespace fsdp::data {
 
-/// What a file is, and how to make it usable.
+/// The kind of a file, and how to make it usable.
 struct ForeignContent {
   std::string found;   ///< "is compressed by gzip"
   std::string remedy;  ///< "give its content: zcat PATH | fsdp-data tokenize - ..."
   bool is_json = false;
 };
 
-/// Content of a text.
+/// Expected content of a text.
 enum class TextKind {
   kPlain,
   kRows,  ///< JSON, one object per line
 };
 
-/// Recognises content that is not the text that is expected: compressed files, archives, tables, pictures and the like,
-/// encodings other than UTF-8, and JSON in a file called *.json, which is not itself a text. `head`: the first few
-/// hundred bytes.
+/// Recognises content that is not the expected text: compressed files, archives, tables, pictures and the
+/// like, encodings other than UTF-8, and JSON in a file called *.json, which is not itself a text. `head` is
+/// the first few hundred bytes.
 std::optional<ForeignContent> foreign_to_text(std::string_view head, const std::string& path,
                                               TextKind kind = TextKind::kPlain);
 
-/// Recognises content that is not the 16-bit tokens without a header that are expected: what foreign_to_text()
-/// recognises, text, and wider tokens. `sample`: some kilobytes from a multiple of 8 bytes.
+/// Recognises content that is not 16-bit tokens without a header: everything that foreign_to_text()
+/// recognises, text, and wider tokens. `sample` is some kilobytes from a multiple of 8 bytes.
 std::optional<ForeignContent> foreign_to_tokens(std::string_view head, std::string_view sample,
                                                 const std::string& path);
 
-/// Recognises 64-bit tokens, of which every second 32-bit number is 0, in a file that should have 16-bit or 32-bit
-/// tokens.
+/// Recognises 64-bit tokens, in which every second 32-bit number is 0, in a file that should have 16-bit or
+/// 32-bit tokens.
 std::optional<ForeignContent> wide_tokens(std::string_view sample, const std::string& path);
 
 }  // namespace fsdp::data

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kBeginningTokens = 80;
 
-/// How often each id below kMaxCountedIds occurs.
+/// Counts how often each id below kMaxCountedIds occurs.
 struct IdCounts {
   std::vector<int64_t> counts;
   int64_t largest = 0;
@@ -77,7 +77,7 @@ TokenStatistics inspect(const InspectOptions& options) {
     for (int64_t count : ids.counts) {
       if (count == 0) continue;
       double share = static_cast<double>(count) / static_cast<double>(files.size());
-      // Written so that a single id gives 0, not -0.
+      // This form gives 0, not -0, for a single id.
       entropy += share * std::log(1 / share);
       ++distinct;
     }

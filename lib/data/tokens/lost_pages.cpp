@@ -13,7 +13,8 @@
 
 namespace fsdp::data {
 
-/// An element of a list that the handler reads at any moment: elements stay in it for ever, and are used again.
+/// An element of a list that the handler may read at any moment. Elements stay in the list for ever, and are
+/// reused.
 struct MappedRange::Entry {
   std::atomic<uintptr_t> begin = 0;  ///< 0: unused
   uintptr_t end = 0;
@@ -34,14 +35,14 @@ std::vector<Entry*>& unused_entries() {
 
 void answer(int signal, siginfo_t* info, void*) {
   const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
-  const bool is_access = info->si_code > 0;  // otherwise a process has sent it
+  const bool is_access = info->si_code > 0;  // otherwise a process sent the signal
   for (const Entry* entry = first_entry; is_access && entry != nullptr; entry = entry->next) {
     const uintptr_t begin = entry->begin;
     if (begin == 0 || at < begin || at >= entry->end) continue;
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, entry->line.data(), entry->line.size());
     ::_exit(static_cast<int>(util::ErrorKind::kIo));
   }
-  ::signal(signal, SIG_DFL);  // the access is tried again, and ends the process
+  ::signal(signal, SIG_DFL);  // the access is repeated, and ends the process
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #pragma once
 
 // A file mapped read-only. The descriptor stays open, so that the size can be checked again: access to a page
-// that a truncation has removed ends the process (lost_pages.h).
+// that a truncation has removed ends the process (lost_pages.h). Thread-safe.
 
 #include <cstdint>
 #include <optional>
@@ -11,11 +11,10 @@
 
 namespace fsdp::data {
 
-/// Thread-safe.
 class MappedFile {
  public:
-  /// `kind` names it in messages ("token file"). Throws Error(kData) when it is missing, unreadable or
-  /// not a regular file, or cannot be mapped. An empty file has no data.
+  /// Opens and maps the file. `kind` names it in messages ("token file"). Throws Error(kData) if it is
+  /// missing, unreadable or not a regular file, or cannot be mapped. An empty file has no data.
   MappedFile(std::string kind, const std::string& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -24,14 +23,14 @@ class MappedFile {
   const std::string& path() const { return path_; }
   const char* data() const { return data_; }
   int64_t size_bytes() const { return size_bytes_; }
-  /// The size of the file now.
+  /// Current size of the file, which may have changed since it was opened.
   int64_t current_size_bytes() const;
 
   /// Removes the pages of these bytes from this process's resident memory. Only a hint: failure is ignored.
   /// Pages shared with other bytes are reloaded on access.
   void release(int64_t begin, int64_t bytes) const;
 
-  /// Throws Error(kData): "the token file PATH FOUND; REMEDY".
+  /// Throws Error(kData) with the message "the token file PATH FOUND; REMEDY".
   [[noreturn]] void refuse(const std::string& found, const std::string& remedy) const;
 
  private:

@@ -24,9 +24,10 @@ OutputFile::OutputFile(const fs::path& path) : path_(path), temporary_(path) {
   for (struct stat status{}; status.st_nlink == 0;) {
     lock_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (lock_ < 0) fail_with_errno("open");
-    // On a file system without locks, what is abandoned stays.
+    // On a file system without locks, abandoned files stay.
     if (::flock(lock_, LOCK_EX) != 0 || ::fstat(lock_, &status) != 0) break;
-    if (status.st_nlink == 0) ::close(lock_);  // another process took it for abandoned, before it was locked
+    // Another process removed the file as abandoned, before it was locked.
+    if (status.st_nlink == 0) ::close(lock_);
   }
   const int fd = ::fcntl(lock_, F_DUPFD_CLOEXEC, 0);
   file_ = fd < 0 ? nullptr : ::fdopen(fd, "w+b");
@@ -45,7 +46,7 @@ OutputFile::~OutputFile() {
   ::close(lock_);
 }
 
-/// A file that no process has locked belongs to one that was killed.
+/// Removes files that no process has locked, which killed processes have left.
 void OutputFile::remove_abandoned() const {
   const std::string own = path_.filename().string();
   std::error_code error;

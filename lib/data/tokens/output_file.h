@@ -1,19 +1,17 @@
 #pragma once
 
-// Files that appear under their names only when they are complete and on the disk.
-
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 
 namespace fsdp::data {
 
-/// A file that appears under its name only when it is complete and on the disk. Not thread-safe. Destroyed
-/// before commit(), it leaves nothing behind and an older file of that name as it was; temporary files for the same name
-/// that killed processes have left are removed. Failures are Errors of kind kIo.
+/// A file that appears under its name only when it is complete and on the disk. If it is destroyed before
+/// commit(), it leaves nothing behind, and an older file of that name stays. Temporary files for the same
+/// name that killed processes have left are removed. Not thread-safe. Throws Error(kIo) for all failures.
 class OutputFile {
  public:
-  /// Makes the folder of `path` when it does not exist, and a temporary file in it.
+  /// Creates the folder of `path` if it does not exist, and a temporary file in it.
   explicit OutputFile(const std::filesystem::path& path);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
@@ -25,7 +23,7 @@ class OutputFile {
   /// Copies bytes that were appended before.
   void read_back(int64_t offset, void* data, int64_t bytes);
 
-  /// Flushes the temporary file to the disk. Nothing may be appended after it.
+  /// Flushes the temporary file to the disk. Requires: no append() follows.
   void finish();
   /// Gives the finished file its name.
   void commit();
@@ -36,8 +34,8 @@ class OutputFile {
 
   std::filesystem::path path_;
   std::filesystem::path temporary_;
-  std::FILE* file_ = nullptr;  ///< null once finished
-  int lock_ = -1;              ///< of the temporary file, which shows others that it is in use
+  std::FILE* file_ = nullptr;  ///< null after finish()
+  int lock_ = -1;              ///< descriptor whose lock on the temporary file shows that the file is in use
   bool committed_ = false;
 };
 

@@ -11,11 +11,11 @@
 namespace fsdp::data {
 namespace {
 
-// Four rounds are enough on large domains; on the few bits of a small data set more are needed before the
-// permutations look unrelated, and they cost nanoseconds.
+// Four rounds are enough on large domains. The few bits of a small data set need more rounds until the
+// permutations look unrelated, and rounds cost nanoseconds.
 constexpr uint64_t kRounds = 8;
 
-/// Places of each set in a block, by largest remainders; at least one each.
+/// Returns the positions of each set in a block, by largest remainders, at least one each.
 std::vector<int64_t> shares(const std::vector<double>& weights) {
   const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
   std::vector<int64_t> counts;
@@ -50,7 +50,7 @@ int64_t SampleOrder::sample(int64_t global_index) const {
   if (!shuffle_) return index;
   auto epoch = static_cast<uint64_t>(global_index / num_samples_);
   uint64_t epoch_key = util::mix64(seed_key_ ^ epoch);
-  // The network permutes its domain, so the walk from a sample returns to a sample at last.
+  // The network permutes its domain, so the walk from a sample eventually returns to a sample.
   auto value = static_cast<uint64_t>(index);
   do {
     value = permute(value, epoch_key);

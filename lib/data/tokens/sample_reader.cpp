@@ -16,7 +16,7 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// The token that separates documents; nothing where every file has an index.
+/// Returns the token that separates documents; nothing if every file has an index.
 std::optional<int64_t> separator_of(const TokenFiles& files, const DataOptions& options) {
   if (options.document_separator >= 0) return options.document_separator;
   bool is_needed = false;
@@ -30,7 +30,7 @@ bool counts(TrainOn train_on, TokenPart part) {
   return part == TokenPart::kLastTurn || (part == TokenPart::kAssistant && train_on == TrainOn::kAssistant);
 }
 
-/// data.train_on needs to know who wrote the tokens.
+/// Refuses files without the companion from which data.train_on learns who wrote the tokens.
 void check_turns(const TokenFiles& files, TrainOn train_on) {
   if (train_on == TrainOn::kAll) return;
   for (size_t i = 0; i < files.paths().size(); ++i) {
@@ -50,11 +50,11 @@ void check_turns(const TokenFiles& files, TrainOn train_on) {
   }
 }
 
-/// Files up to this size are searched for bad ids before training starts; it takes well under a second.
+/// Files up to this size are searched for invalid ids before training starts.
 constexpr int64_t kMaxScannedBytes = int64_t{1} << 30;
 
-/// Samples of a data set that is not built in: checks that rows are what the loader promises, and makes the
-/// identity from a hash of rows where the data set has none.
+/// Samples of a data set that is not built in. Checks that rows are as the loader promises, and computes the
+/// identity from a hash of rows if the data set has none.
 class ForeignSamples final : public Samples {
  public:
   ForeignSamples(std::unique_ptr<Samples> samples, const SamplesRequest& request)
@@ -102,7 +102,7 @@ class ForeignSamples final : public Samples {
          place, " of sample ", sample, " of ", name(), "; correct the data or raise model.vocab_size");
   }
 
-  /// Attention relies on them: 0 first, ascending, inside the row.
+  /// Checks the document starts, on which attention relies: 0 first, ascending, inside the row.
   void require_document_starts(const Row& row, int64_t sample) const {
     int64_t least = 0;
     bool fits = !row.document_starts.empty() && row.document_starts.front() == 0;
@@ -163,7 +163,7 @@ DocumentSamples::Range SampleReader::range_of(int64_t sample) const {
   return {.begin = sample * sequence_length_, .tokens = sequence_length_ + 1};
 }
 
-/// Whether one row has all predictions of the document that is the tokens [begin, end) of the joined files.
+/// Whether one row has all predictions of the document with the tokens [begin, end) of the joined files.
 bool SampleReader::fits_a_row(int64_t begin, int64_t end) const {
   const int64_t last_input = end - 2;
   if (document_samples_) return last_input - begin < sequence_length_;
@@ -203,7 +203,7 @@ SampleReader::Row SampleReader::read(int64_t sample, int64_t* inputs, int64_t* t
   check_ids(*files_, range.begin, range.tokens, tokens.data(), vocab_size_);
 
   Row row{.counted = range.tokens - 1, .tokens = range.tokens - 1, .document_starts = {}};
-  // After the end of a document any input will do, and id 0 is in every vocabulary.
+  // After the end of a document any input is valid, and id 0 is in every vocabulary.
   std::fill(std::copy_n(tokens.data(), row.counted, inputs), inputs + sequence_length_, 0);
   std::fill(std::copy_n(tokens.data() + 1, row.counted, targets), targets + sequence_length_, kIgnoredTarget);
   leave_out_uncounted(range.begin + 1, row.counted, targets, row);
@@ -216,7 +216,8 @@ SampleReader::Row SampleReader::read(int64_t sample, int64_t* inputs, int64_t* t
   return row;
 }
 
-/// targets: the tokens [begin, begin + count) of the joined files.
+/// Ignores targets that data.train_on excludes. `targets` are the tokens [begin, begin + count) of the joined
+/// files.
 void SampleReader::leave_out_uncounted(int64_t begin, int64_t count, int64_t* targets, Row& row) const {
   if (train_on_ == TrainOn::kAll) return;
   std::vector<TokenPart> parts(static_cast<size_t>(count));

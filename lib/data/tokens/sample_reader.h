@@ -3,10 +3,10 @@
 // The samples of token files, and how documents are treated (DataOptions::documents):
 //
 //   join   sample i is the tokens [i*T, i*T + T + 1), whatever documents they are of
-//   mask   the same tokens; the sample says where documents begin, and targets that begin one do not count
+//   mask   the same tokens; the sample records where documents begin, and targets that begin one do not count
 //   split  a sample holds tokens of one document only (DocumentSamples); the rest of its row does not count
 //
-// Of conversations, data.train_on says which targets count besides.
+// In conversations, data.train_on also selects the targets that count.
 
 #include <cstdint>
 #include <memory>
@@ -23,8 +23,8 @@ namespace fsdp::data {
 
 class SampleReader final : public Samples {
  public:
-  /// Opens the files. Throws Error(kData) for a file that cannot be used, and for one in which data.train_on counts
-  /// no token; and Error(kUsage) where documents are needed and cannot be found.
+  /// Opens the files. Throws Error(kData) for a file that cannot be used, and for one in which data.train_on
+  /// counts no token. Throws Error(kUsage) if documents are needed and cannot be found.
   SampleReader(const std::vector<std::string>& paths, const DataOptions& options, int64_t vocab_size);
 
   int64_t num_samples() const override { return num_samples_; }
@@ -32,7 +32,7 @@ class SampleReader final : public Samples {
   std::string name() const override { return files_->paths().front(); }
   const TokenFiles& files() const { return *files_; }
 
-  /// Throws Error(kData) for a token id outside the vocabulary.
+  /// Reads a sample. Throws Error(kData) for a token id outside the vocabulary.
   Row read(int64_t sample, int64_t* inputs, int64_t* targets) const override;
   int64_t length(int64_t sample) const override;
   nlohmann::json identity() const override;
@@ -42,7 +42,7 @@ class SampleReader final : public Samples {
   }
 
  private:
-  /// Tokens of a sample: its inputs and the target behind them.
+  /// Tokens of a sample: its inputs and the target after them.
   DocumentSamples::Range range_of(int64_t sample) const;
   bool fits_a_row(int64_t begin, int64_t end) const;
   void leave_out_uncounted(int64_t begin, int64_t count, int64_t* targets, Row& row) const;
@@ -51,14 +51,14 @@ class SampleReader final : public Samples {
   int64_t vocab_size_;
   TrainOn train_on_;
   std::unique_ptr<TokenFiles> files_;
-  std::unique_ptr<Documents> documents_;             ///< null: join
-  std::optional<DocumentSamples> document_samples_;  ///< of split
+  std::unique_ptr<Documents> documents_;             ///< null if data.documents is "join"
+  std::optional<DocumentSamples> document_samples_;  ///< present if data.documents is "split"
   int64_t num_samples_ = 0;
 };
 
-/// Opens request.entries as options.dataset says. Ids of token files are searched for ones outside the
-/// vocabulary when the files total at most 1 GiB; those of other data sets are compared as rows are read.
-/// Throws Error(kUsage) for an unknown data set, and Error(kData) for entries that cannot be used.
+/// Opens request.entries as the data set options.dataset. Ids of token files are checked against the
+/// vocabulary if the files total at most 1 GiB; ids of other data sets are checked as rows are read. Throws
+/// Error(kUsage) for an unknown data set, and Error(kData) for entries that cannot be used.
 std::unique_ptr<Samples> open_samples(const SamplesRequest& request);
 
 }  // namespace fsdp::data

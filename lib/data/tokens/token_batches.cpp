@@ -12,9 +12,9 @@ int64_t checked_length(const Samples& samples, int64_t sample, int64_t max_token
   const int64_t length = samples.length(sample);
   if (length < 1) {
     util::fail(util::ErrorKind::kUsage,
-               "data.max_tokens: expected samples that tell their lengths; found that those of ",
+               "data.max_tokens: expected samples with known lengths; found an unknown length in ",
                samples.name(),
-               " do not; leave it out, or implement Samples::length() in the data set's plug-in");
+               "; leave data.max_tokens out, or implement Samples::length() in the data set's plug-in");
   }
   if (length > max_tokens) {
     util::fail(util::ErrorKind::kUsage,
@@ -41,7 +41,7 @@ TokenBatches::TokenBatches(const Samples& samples, int64_t max_tokens, bool shuf
   std::ranges::stable_sort(order_, {}, length_of);
   int64_t begin = 0;
   for (int64_t i = 1; i < count; ++i) {
-    // The rows are sorted, so the next one would be the longest.
+    // Rows are sorted, so the next row would be the longest.
     if ((i + 1 - begin) * length_of(order_[static_cast<size_t>(i)]) <= max_tokens) continue;
     ends_.push_back(i);
     begin = i;

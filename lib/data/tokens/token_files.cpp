@@ -21,7 +21,7 @@ using util::concat;
 static_assert(std::endian::native == std::endian::little,
               "token files are little-endian and mapped as they are");
 
-/// The .bin of a pair that is named by its .idx or without extension; every other path as it is.
+/// Returns the .bin of a pair that is named by its .idx or without extension, and every other path unchanged.
 std::string tokens_path(const std::string& path) {
   std::error_code error;
   fs::path given = path;
@@ -38,7 +38,7 @@ std::string first_bytes(const fs::path& path) {
   return util::read_beginning(path, static_cast<size_t>(kIndexMagicBytes));
 }
 
-/// Above all vocabularies that exist, by a factor of four.
+/// Larger than any existing vocabulary by a factor of four.
 constexpr int64_t kLargestPlausibleId = int64_t{1} << 20;
 
 template <typename Source>
@@ -54,7 +54,7 @@ void scan_parts(const Source& source, int64_t begin, int64_t end, const VisitTok
   }
 }
 
-/// A loop that the compiler turns into vector instructions, unlike std::max_element().
+/// Returns the largest element by a loop that the compiler vectorizes, unlike std::max_element().
 int64_t largest_of(const std::vector<int64_t>& ids) {
   int64_t largest = 0;
   for (int64_t id : ids) largest = std::max(largest, id);
@@ -124,7 +124,7 @@ std::optional<TokenFormat> TokenFile::format_of_content() const {
   if (!fs::exists(index, error)) return std::nullopt;
   std::string magic = first_bytes(index);
   if (magic == std::string_view(kIndexMagic, static_cast<size_t>(kIndexMagicBytes))) {
-    return TokenFormat::kMegatron;  // or fairseq's, as TokenIndex finds out
+    return TokenFormat::kMegatron;  // or fairseq's, which TokenIndex determines
   }
   if (magic.starts_with("TNTIDX")) {
     file_->refuse("has fairseq's older format (TNTIDX)",
@@ -134,8 +134,8 @@ std::optional<TokenFormat> TokenFile::format_of_content() const {
                 "copy the index again, or move it away if the tokens need none");
 }
 
-/// Every file that is not recognised as something else counts as 16-bit tokens, so refuses what looks like
-/// none; tokens that are wider than their file's format in any case.
+/// Refuses content that does not look like tokens, since every file that is not recognised as something else
+/// counts as 16-bit tokens. Tokens that are wider than their file's format are refused in any case.
 void TokenFile::require_tokens(bool any_content) const {
   constexpr int64_t kSample = 8192;
   const std::string_view content(file_->data(), static_cast<size_t>(file_->size_bytes()));
@@ -226,7 +226,7 @@ void TokenFile::read(int64_t begin, int64_t count, int64_t* out) const {
                   "do not change it while it is in use (replace it by a rename), and start again");
   }
   using Copy = void (TokenFile::*)(int64_t, int64_t, int64_t*) const;
-  // In the order of TokenType.
+  // Functions in the order of TokenType.
   constexpr Copy kCopies[] = {&TokenFile::copy<uint8_t>,  &TokenFile::copy<int8_t>,
                               &TokenFile::copy<int16_t>,  &TokenFile::copy<int32_t>,
                               &TokenFile::copy<int64_t>,  &TokenFile::copy<uint16_t>,

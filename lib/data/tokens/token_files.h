@@ -2,8 +2,8 @@
 
 // Token files, one or several that are read as if they were joined in the order given.
 //
-// They are mapped read-only, so a training set larger than memory costs nothing to open and the ranks of a
-// host share its pages. Reading is thread-safe.
+// They are mapped read-only, so a training set larger than memory opens at once, and the ranks of a host
+// share its pages. Reading is thread-safe.
 
 #include <cstdint>
 #include <functional>
@@ -19,39 +19,39 @@
 
 namespace fsdp::data {
 
-/// Ids are below this: what a uint32 holds.
+/// Ids are below this limit, as those that fit a uint32 are.
 inline constexpr int64_t kMaxVocabSize = int64_t{1} << 32;
 
-/// Called for one part of the tokens after another: `ids`, the first of which is the token `begin`.
+/// Called for one part of the tokens after another. The first of `ids` is the token at index `begin`.
 using VisitTokens = std::function<void(int64_t begin, const std::vector<int64_t>& ids)>;
 
 /// A token file of any format (token_format.h), mapped read-only and checked when it is opened. Thread-safe.
 class TokenFile {
  public:
-  /// Opens `path`, which for a pair may also be its .idx or the name without extension. `expected`: the format
-  /// that it must have; a flat one (u16, u32) is then taken whatever the content. Throws Error(kData) for a
-  /// file that cannot be used.
+  /// Opens `path`. A pair may also be named by its .idx or without extension. `expected` is the format that
+  /// the file must have; a flat format (u16, u32) is then taken whatever the content. Throws Error(kData) for
+  /// a file that cannot be used.
   explicit TokenFile(const std::string& path, std::optional<TokenFormat> expected = std::nullopt);
 
   const std::string& path() const { return path_; }
   TokenFormat format() const { return format_; }
   TokenType type() const { return type_; }
-  int64_t size() const { return size_; }  ///< tokens
+  int64_t size() const { return size_; }  ///< number of tokens
 
   /// Whether the file records where documents end.
   bool has_documents() const { return index_ != nullptr; }
   int64_t documents() const { return index_ ? index_->documents() : 0; }
-  /// The token at which document i begins; for i = documents(), size().
+  /// Returns the token at which document i begins; size() for i = documents().
   int64_t document_begin(int64_t i) const { return index_->document_begin(i); }
 
-  /// The companion of a file of conversations; null for other files.
+  /// Returns the companion of a file of conversations; null for other files.
   const TokenTurns* turns() const { return turns_.get(); }
 
-  /// Copies the tokens [begin, begin + count). Throws Error(kData) when the file has become shorter since it
+  /// Copies the tokens [begin, begin + count). Throws Error(kData) if the file has become shorter since it
   /// was opened, and for an id below 0 or above 2^32 - 1.
   void read(int64_t begin, int64_t count, int64_t* out) const;
 
-  /// MappedFile::release() for the tokens [begin, begin + count).
+  /// Calls MappedFile::release() for the tokens [begin, begin + count).
   void release(int64_t begin, int64_t count) const;
 
   /// Visits all tokens, in parts, and releases them.
@@ -79,18 +79,18 @@ class TokenFile {
 
 class TokenFiles {
  public:
-  /// The place of a token of the joined files.
+  /// The location of a token of the joined files.
   struct Position {
     std::string path;
     int64_t token;  ///< index in that file
   };
 
-  /// Opens and maps the files, each in the format that it has (or in `expected`: TokenFile). Throws Error(kData)
-  /// when one cannot be used.
+  /// Opens and maps the files, each in its own format, which must be `expected` if given (TokenFile). Throws
+  /// Error(kData) if a file cannot be used.
   explicit TokenFiles(const std::vector<std::string>& paths,
                       std::optional<TokenFormat> expected = std::nullopt);
 
-  /// Tokens of all files together.
+  /// Number of tokens of all files together.
   int64_t size() const { return ends_.back(); }
   const std::vector<std::string>& paths() const { return paths_; }
   /// The file of paths()[i].
@@ -99,17 +99,18 @@ class TokenFiles {
   int64_t file_begin(size_t i) const { return i == 0 ? 0 : ends_.at(i - 1); }
   /// The largest id that the files' types can hold.
   int64_t largest_possible_id() const;
-  int64_t bytes() const;  ///< of all tokens
+  int64_t bytes() const;  ///< bytes of all tokens
 
-  /// Copies the tokens [begin, begin + count) of the joined files. Throws Error(kData) when a file has become
+  /// Copies the tokens [begin, begin + count) of the joined files. Throws Error(kData) if a file has become
   /// shorter since it was opened, and for an id that is not a uint32.
   void read(int64_t begin, int64_t count, int64_t* out) const;
 
-  /// Copies the parts of the same tokens, of files that all have turns().
+  /// Copies the parts of the tokens [begin, begin + count). Requires: all files have turns().
   void read_parts(int64_t begin, int64_t count, TokenPart* out) const;
 
-  /// Removes the pages of these tokens from this process's resident memory; they stay in the system's cache
-  /// and are reloaded on access. For scans, whose peak memory would otherwise include the whole files.
+  /// Removes the pages of these tokens from this process's resident memory, for scans, whose peak memory
+  /// would otherwise include the whole files. The pages stay in the system's cache and are reloaded on
+  /// access.
   void release(int64_t begin, int64_t count) const;
 
   /// Visits the tokens [begin, end) of the joined files, in parts, and releases them.
@@ -128,17 +129,17 @@ class TokenFiles {
   std::vector<int64_t> ends_;  ///< ends_[i]: tokens of the files 0 to i together
 };
 
-/// Throws Error(kData) that names the file, the place and the id when one of `count` tokens, the first of
-/// which is the token `begin` of the joined files, is not below vocab_size.
+/// Checks `count` tokens, the first of which is the token `begin` of the joined files. Throws Error(kData)
+/// with the file, the position and the id if a token is not below vocab_size.
 void check_ids(const TokenFiles& files, int64_t begin, int64_t count, const int64_t* ids, int64_t vocab_size);
 
-/// check_ids for every token of the files.
+/// Calls check_ids() for every token of the files.
 void check_all_ids(const TokenFiles& files, int64_t vocab_size);
 
-/// The largest id among the first `tokens` tokens; 0 for none.
+/// Returns the largest id among the first `tokens` tokens; 0 if there are none.
 int64_t largest_id(const TokenFiles& files, int64_t tokens);
 
-/// What to do about an id that the model's vocabulary lacks, by the likelier cause.
+/// Returns the remedy for an id that the model's vocabulary lacks, by the likelier cause.
 std::string remedy_for_id(int64_t id);
 
 }  // namespace fsdp::data

@@ -13,7 +13,7 @@ struct TypeFacts {
   uint8_t index_code;
 };
 
-/// In the order of the enum.
+/// Properties of each type, in the order of the enum.
 constexpr TypeFacts kTypes[] = {
     {TokenType::kUint8, "uint8", 1, UINT8_MAX, 1},    {TokenType::kInt8, "int8", 1, INT8_MAX, 2},
     {TokenType::kInt16, "int16", 2, INT16_MAX, 3},    {TokenType::kInt32, "int32", 4, INT32_MAX, 4},

@@ -12,8 +12,8 @@
 // Sources of the layouts: llm.c dev/data/data_common.py, Megatron-LM
 // megatron/core/datasets/indexed_dataset.py, fairseq fairseq/data/indexed_dataset.py.
 //
-// The format is recognised by a file's first bytes, by the .idx beside a .bin, or, since numbers of four
-// bytes look like twice as many of two, by the name: .u32 is u32, and everything else is u16.
+// The format is recognised by a file's first bytes or by the .idx beside a .bin. Otherwise the name decides,
+// since numbers of four bytes look like twice as many of two: .u32 is u32, and everything else is u16.
 
 #include <array>
 #include <cstdint>
@@ -41,23 +41,23 @@ enum class TokenType { kUint8, kInt8, kInt16, kInt32, kInt64, kUint16, kUint32, 
 
 std::string to_string(TokenFormat format);
 std::vector<std::string> token_format_names();
-/// Throws Error(kUsage) for a name that is none of token_format_names().
+/// Parses the name of a format. Throws Error(kUsage) for a name that is not in token_format_names().
 TokenFormat token_format(const std::string& name);
 
-/// "uint16" and so on.
+/// Returns "uint16" and so on.
 std::string to_string(TokenType type);
 int64_t bytes_of(TokenType type);
-/// The largest id that the type can hold, at most 2^32 - 1.
+/// Returns the largest id that the type can hold, at most 2^32 - 1.
 int64_t largest_id_of(TokenType type);
 
 /// Whether the format records where documents end.
 bool has_documents(TokenFormat format);
-/// llm.c's formats.
+/// Whether the format is one of llm.c's.
 bool is_llmc(TokenFormat format);
-/// u16 and llm.c-u16, which store every token in two bytes.
+/// Whether the format is u16 or llm.c-u16, which store every token in two bytes.
 bool has_two_bytes(TokenFormat format);
 
-/// The extension that makes a flat file one of four bytes a token.
+/// Extension of flat files with four bytes per token.
 inline constexpr const char* kUint32Extension = ".u32";
 
 /// llm.c's header.
@@ -69,15 +69,15 @@ struct LlmcHeader {
   int32_t magic = 0, version = 0, tokens = 0;
 };
 
-/// The index beside a Megatron or fairseq file.
+/// Magic number of the index beside a Megatron or fairseq file.
 inline constexpr char kIndexMagic[] = "MMIDIDX\0";  // nine bytes with the final zero
 inline constexpr int64_t kIndexMagicBytes = 9;
 inline constexpr uint64_t kIndexVersion = 1;
-/// Path of the index of NAME.bin: NAME.idx.
+/// Returns the path of the index of NAME.bin: NAME.idx.
 std::filesystem::path index_path(const std::filesystem::path& tokens_path);
-/// The dtype code of a type in the index.
+/// Returns the dtype code of a type in the index.
 uint8_t index_code(TokenType type);
-/// The type of a dtype code; nothing for codes that are none of a type of whole numbers.
+/// Returns the type of a dtype code; nothing for a code that is not an integer type.
 std::optional<TokenType> type_of_index_code(int code);
 
 }  // namespace fsdp::data

@@ -50,7 +50,7 @@ void TokenIndex::read_header() {
                   (code == 6 || code == 7) ? " (floating point)" : ""));
   }
   type_ = *type;
-  // Bounds before products, since the counts come from the file and may be anything.
+  // The bounds are checked before products, since the counts come from the file and may be anything.
   auto sequences = at<uint64_t>(kSequencesOffset);
   auto size = static_cast<uint64_t>(file_.size_bytes());
   if (sequences > size / 12) {
@@ -94,7 +94,8 @@ void TokenIndex::check_sequences() const {
       refuse(concat("starts sequence ", i, " at byte ", pointer, " instead of byte ", end,
                     ", the end of the one before it"));
     }
-    // At most 2^31 * 8 above a value below 2^63 / 2: tokens_bytes_ bounds `end`.
+    // The sum does not overflow: it is at most 2^31 * 8 above a value below 2^63 / 2, since tokens_bytes_
+    // bounds `end`.
     end += length * width;
     if (end > tokens_bytes_) {
       refuse(
@@ -135,7 +136,8 @@ int64_t TokenIndex::document_begin(int64_t i) const {
   }
   if (format_ == TokenFormat::kFairseq) return sequence_begin(i);
   int64_t sequence = at<int64_t>(document_starts_ + 8 * i);
-  // Checked on opening; a file that is changed in place since then must not lead outside the mapping.
+  // The value was checked on opening, but a file that has been changed in place since then must not lead
+  // outside the mapping.
   if (sequence < 0 || sequence > sequences_) {
     file_.refuse("was changed since it was opened", "do not change it while it is in use, and start again");
   }

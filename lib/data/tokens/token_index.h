@@ -23,18 +23,19 @@
 
 namespace fsdp::data {
 
-/// Maps and checks an index. Thread-safe.
+/// The mapped and checked index of a token file. Thread-safe.
 class TokenIndex {
  public:
-  /// tokens_bytes: the size of the .bin, which the sequences must fill one after another without gap or
-  /// overlap. Throws Error(kData) for a file that does not fit this layout or the .bin.
+  /// Maps and checks the index at `path`. tokens_bytes is the size of the .bin, which the sequences must fill
+  /// one after another without gap or overlap. Throws Error(kData) for a file that does not fit this layout
+  /// or the .bin.
   TokenIndex(const std::string& path, const std::string& tokens_path, int64_t tokens_bytes);
 
   TokenFormat format() const { return format_; }  ///< kMegatron or kFairseq
   TokenType type() const { return type_; }
   int64_t documents() const { return documents_; }
-  /// The token at which document i begins; for i = documents(), the number of tokens. Throws Error(kData)
-  /// when the index has become shorter since it was opened.
+  /// Returns the token at which document i begins; the number of tokens for i = documents(). Throws
+  /// Error(kData) if the index has become shorter since it was opened.
   int64_t document_begin(int64_t i) const;
 
  private:

@@ -25,7 +25,7 @@ std::filesystem::path turns_path(const std::filesystem::path& tokens_path) {
 }
 
 TurnsWriter::TurnsWriter(const std::filesystem::path& tokens_path) : file_(turns_path(tokens_path)) {
-  const std::array<char, kHeaderBytes> room{};  // completed by finish()
+  const std::array<char, kHeaderBytes> room{};  // placeholder of the header, which finish() completes
   file_.append(room.data(), kHeaderBytes);
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// The companion of a token file whose documents are conversations: NAME.turns beside the file NAME says which tokens
-// the assistant wrote, and where conversations begin. Little-endian:
+// The companion of a token file whose documents are conversations. NAME.turns beside the file NAME records
+// which tokens the assistant wrote, and where conversations begin. Little-endian:
 //
 //   8 bytes     "FSDPTURN"
 //   uint64      version: 1
@@ -24,7 +24,7 @@
 
 namespace fsdp::data {
 
-/// Of numbers in order, however they are divided into calls.
+/// Hash of a sequence of numbers, however they are divided into calls.
 class TokenHash {
  public:
   template <typename Number>
@@ -40,16 +40,16 @@ class TokenHash {
   uint64_t hash_ = 0x243f6a8885a308d3ULL;
 };
 
-/// Path of the companion of a token file.
+/// Returns the path of the companion of a token file.
 std::filesystem::path turns_path(const std::filesystem::path& tokens_path);
 
-/// Not thread-safe. As an OutputFile, it appears complete or not at all.
+/// Writes a companion, which appears complete or not at all, as an OutputFile does. Not thread-safe.
 class TurnsWriter {
  public:
   explicit TurnsWriter(const std::filesystem::path& tokens_path);
 
   void append(const std::vector<TokenPart>& parts);
-  /// tokens: the hash of the token file's ids.
+  /// Completes the file. `tokens` is the hash of the token file's ids.
   void finish(const TokenHash& tokens);
   void commit() { file_.commit(); }
 
@@ -61,26 +61,26 @@ class TurnsWriter {
   OutputFile file_;
   TokenHash hash_;
   int64_t tokens_ = 0, assistant_tokens_ = 0;
-  uint8_t pending_ = 0;  ///< of the last byte, while it is not full
+  uint8_t pending_ = 0;  ///< bits of the last byte until it is full
 };
 
-/// Mapped read-only. Thread-safe.
+/// A companion, mapped read-only. Thread-safe.
 class TokenTurns {
  public:
-  /// Opens the companion of a token file. Throws Error(kData) for one that is damaged or has another number of
-  /// tokens. check_tokens() must follow.
+  /// Opens the companion of a token file. Throws Error(kData) if it is damaged or has another number of
+  /// tokens. Requires: check_tokens() follows.
   TokenTurns(const std::filesystem::path& path, const std::string& tokens_path, int64_t tokens);
 
-  /// Throws Error(kData) unless this is the hash of the tokens that the file was written for.
+  /// Throws Error(kData) unless `tokens` is the hash of the tokens that the companion was written for.
   void check_tokens(const TokenHash& tokens) const;
 
   TokenPart at(int64_t token) const;
   /// Copies the parts of the tokens [begin, begin + count).
   void read(int64_t begin, int64_t count, TokenPart* out) const;
 
-  /// Tokens with this part.
+  /// Number of tokens with this part.
   int64_t count(TokenPart part) const { return counts_[static_cast<size_t>(part)]; }
-  /// Distinguishes contents (data_identity.h).
+  /// Hash that identifies the contents (data_identity.h).
   uint64_t hash() const { return hash_; }
 
   [[noreturn]] void refuse(const std::string& found) const;

@@ -70,7 +70,8 @@ TokenWriter::TokenWriter(const fs::path& path, const TokenWriterOptions& options
     index_->append(&kIndexVersion, sizeof(kIndexVersion));
     const uint8_t code = index_code(type_);
     index_->append(&code, sizeof(code));
-    index_->append(std::array<uint64_t, 2>{}.data(), index_counts_bytes());  // not known yet
+    // Placeholder: the counts are not known yet.
+    index_->append(std::array<uint64_t, 2>{}.data(), index_counts_bytes());
   }
 }
 
@@ -122,7 +123,7 @@ void TokenWriter::end_document() {
   document_begin_ = size_;
 }
 
-/// The index has the lengths of documents already: completes its header and what follows them.
+/// Completes the index, which already has the lengths of documents: writes its header and its other arrays.
 void TokenWriter::finish_index() {
   const auto sequences = static_cast<uint64_t>(documents_);
   const std::array<uint64_t, 2> counts = {sequences, sequences + 1};
@@ -166,8 +167,9 @@ void TokenWriter::finish() {
 }
 
 void TokenWriter::commit() {
-  // The index and the companion first: a .bin without its index would be taken for a flat file, and one without its
-  // companion for a text, while an index or a companion that does not fit the .bin beside it is refused.
+  // The index and the companion are named first, because a .bin without its index would be read as a flat
+  // file, and one without its companion as a text, while an index or a companion that does not fit the .bin
+  // beside it is refused.
   if (index_) index_->commit();
   if (turns_) turns_->commit();
   tokens_.commit();

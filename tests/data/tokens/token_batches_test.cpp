@@ -76,7 +76,7 @@ TEST(TokenBatches, RefuseASampleThatIsTooLongAndUnknownLengths) {
                {"data.max_tokens: expected at least the tokens", "found 8, and a sample of 9"}, [] {
                  TokenBatches(OfLengths({3, 9}), 8, false, 0);
                });
-  expect_error(util::ErrorKind::kUsage, {"expected samples that tell their lengths"}, [] {
+  expect_error(util::ErrorKind::kUsage, {"expected samples with known lengths"}, [] {
     TokenBatches(OfLengths({3, 0}), 8, false, 0);
   });
 }
