@@ -11,13 +11,14 @@
 namespace fsdp::data {
 namespace {
 
-/// How many of the first tokens of `ids` a text up to `end` has, and whether `end` is inside the token behind them.
+/// Number of the first tokens of `ids` in a text up to `end`, and whether `end` is inside the next token.
 struct Boundary {
   size_t tokens = 0;
   bool is_inside = false;
 };
 
-/// Without places: the tokens that the text up to `end` shares with the whole.
+/// Finds a boundary without the tokens' places, by comparing the tokens of the text up to `end` with those of
+/// the whole.
 Boundary boundary_at(const Tokenizer& tokenizer, std::string_view text, size_t end,
                      const std::vector<int64_t>& ids) {
   if (end == text.size()) return {.tokens = ids.size()};
@@ -27,7 +28,7 @@ Boundary boundary_at(const Tokenizer& tokenizer, std::string_view text, size_t e
   return {.tokens = shared, .is_inside = shared < before.size()};
 }
 
-/// The tokens of which any byte is in the span.
+/// Returns the range of the tokens with any byte in the span.
 TextSpan tokens_in(TextSpan span, const Tokenizer& tokenizer, std::string_view text,
                    const std::vector<int64_t>& ids, const std::optional<std::vector<TextSpan>>& places) {
   if (places) {
@@ -42,7 +43,7 @@ TextSpan tokens_in(TextSpan span, const Tokenizer& tokenizer, std::string_view t
   return {begin.tokens, std::min(end.tokens + (end.is_inside ? 1 : 0), ids.size())};
 }
 
-/// Appends `begin` and the tokens of a text of which `turns` are to be learnt, in order.
+/// Appends `begin` and the tokens of a text. `turns` are the parts of the text to be learnt, in order.
 void append_tokens(const Tokenizer& tokenizer, std::string_view text, const std::vector<TextSpan>& turns,
                    const std::vector<int64_t>& begin, std::vector<int64_t>& ids,
                    std::vector<TokenPart>& parts) {
@@ -62,7 +63,7 @@ void append_tokens(const Tokenizer& tokenizer, std::string_view text, const std:
   ids.insert(ids.end(), own.begin(), own.end());
 }
 
-/// A tokenizer that knows no special tokens would spell those of the template out.
+/// Refuses a tokenizer without special tokens, which would spell those of the template as text.
 void check_special_tokens(const ChatTemplateSource& source, const Tokenizer& tokenizer) {
   for (const char* name : {"bos_token", "eos_token"}) {
     const auto found = source.variables.find(name);
@@ -122,7 +123,7 @@ class ChatEncoder final : public RowEncoder {
  private:
   const Tokenizer& tokenizer_;
   ChatTemplate template_;
-  std::unique_ptr<MarkerCheck> markers_;  ///< null: markers may be spelled
+  std::unique_ptr<MarkerCheck> markers_;  ///< null if markers may be spelled as text
 };
 
 class PlainEncoder final : public RowEncoder {
@@ -160,7 +161,7 @@ std::optional<std::vector<TextSpan>> places_of(const Tokenizer& tokenizer, std::
     const std::optional<std::string> bytes = tokenizer.bytes_of(id, begins);
     std::string_view written = bytes ? std::string_view(*bytes) : std::string_view();
     if (bytes) begins = false;
-    // Some tokenizers put a blank before the text that follows a special token.
+    // Some tokenizers add a blank before the text that follows a special token.
     if (!text.substr(at).starts_with(written) && written.starts_with(' ')) written.remove_prefix(1);
     if (!text.substr(at).starts_with(written)) return std::nullopt;
     places.push_back({at, at + written.size()});

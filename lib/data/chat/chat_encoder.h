@@ -1,6 +1,6 @@
 #pragma once
 
-// Conversations as tokens.
+// Encoding of conversations as tokens.
 
 #include <memory>
 #include <optional>
@@ -13,26 +13,28 @@
 namespace fsdp::data {
 
 struct ChatOptions {
-  std::string chat_template = {};   ///< as find_chat_template() takes it
-  std::string chat_variables = {};  ///< a JSON object; empty: none
-  /// Allows markers of the template that the tokenizer has no token for (chat_markers.h).
+  std::string chat_template = {};   ///< name of the template, for find_chat_template()
+  std::string chat_variables = {};  ///< variables for the template, a JSON object; empty: none
+  /// Allows markers of the template for which the tokenizer has no token (chat_markers.h).
   bool spell_markers = false;
   int threads = 1;
-  /// Whether the tokens that the tokenizer puts before texts are put before the prompt, with kNoChatTemplate.
+  /// Whether the prompt begins with the tokens that the tokenizer puts before texts. Used with
+  /// kNoChatTemplate.
   bool begin_of_text = true;
   ProcessLimits limits = {};
 };
 
-/// Rows of messages, or of prompt and completion, through a chat template; with kNoChatTemplate, prompts and their
-/// completions as they are, with the tokenizer's end of text. A token is the assistant's if any of it is, as in
-/// transformers. `tokenizer` must outlive the object; `tokenizer_name` is what it was made from. Throws as
-/// find_chat_template() and ChatTemplate do; encode() also throws what MarkerCheck does, unless the tokenizer is "bytes",
-/// which spells everything.
+/// Returns an encoder of rows of messages, or of prompt and completion, through a chat template. With
+/// kNoChatTemplate, prompts and completions are encoded unchanged, followed by the tokenizer's end of text. A
+/// token is the assistant's if any part of it is, as in transformers. `tokenizer_name` is the name that the
+/// tokenizer was made from. Throws as find_chat_template() and ChatTemplate do. encode() also throws what
+/// MarkerCheck throws, unless the tokenizer is "bytes", which spells every marker. Requires: `tokenizer`
+/// outlives the object.
 std::unique_ptr<RowEncoder> make_chat_encoder(const ChatOptions& options, const Tokenizer& tokenizer,
                                               const std::string& tokenizer_name);
 
-/// Where tokens are in their text: of each the bytes that it stands for. Nothing where the tokens are not those
-/// bytes one after another, as with a tokenizer that normalizes.
+/// Returns the bytes of the text that each token represents. Nothing if the tokens are not these bytes one
+/// after another, as with a tokenizer that normalizes.
 std::optional<std::vector<TextSpan>> places_of(const Tokenizer& tokenizer, std::string_view text,
                                                const std::vector<int64_t>& ids);
 

@@ -19,8 +19,8 @@ namespace {
 using jinja::token;
 using util::concat;
 
-// Variables whose values mark where a block {% generation %} begins and ends in the output. Their names are no
-// identifiers of Jinja, and the engine tells their text from all other text ("input").
+// Variables whose values mark the begin and end of blocks {% generation %} in the output. Their names are no
+// identifiers of Jinja, and the engine distinguishes their text from all other text ("input").
 const std::string kBeginName = "\x01", kEndName = "\x02";
 constexpr char kBegin = '\x01', kEnd = '\x02';
 
@@ -37,7 +37,8 @@ std::string place_of(std::string_view source, size_t position) {
                 before.size() - (last == std::string_view::npos ? 0 : last + 1) + 1, ": ");
 }
 
-/// The engine's messages of several lines end with a piece of the source and a line that points into it.
+/// Shortens a message of the engine to one line. Messages of several lines end with a piece of the source and
+/// a line that points into it.
 TemplateError lexer_error(std::string_view source, const std::string& what) {
   constexpr size_t kShownBefore = 40, kDots = 3;
   const size_t first = what.find('\n'), last = what.rfind('\n');
@@ -67,7 +68,7 @@ TemplateError runtime_error(std::string what) {
   return TemplateError(concat(what.substr(at + 4, end - at - 4), ": ", one_line(message)));
 }
 
-/// What parsing says; empty: nothing is wrong.
+/// Returns the error of parsing the tokens; "" if there is none.
 std::string parse_complaint(const jinja::lexer_result& tokens) {
   try {
     jinja::parse_from_tokens(tokens);
@@ -77,8 +78,8 @@ std::string parse_complaint(const jinja::lexer_result& tokens) {
   return "";
 }
 
-/// The parser says of few errors where they are. It reads tokens one after another, so the error is at the last of
-/// the fewest tokens that give this error.
+/// Finds the position of an error, which the parser rarely reports. The parser reads tokens one after
+/// another, so the error is at the last token of the shortest beginning that gives this error.
 TemplateError parser_error(const jinja::lexer_result& tokens, const std::string& what) {
   std::string message = what.substr(0, what.find('\n'));
   for (const std::string_view prefix : {"parser: ", "Parser Error: "}) {
@@ -102,7 +103,8 @@ TemplateError parser_error(const jinja::lexer_result& tokens, const std::string&
   return TemplateError(concat(place_of(tokens.source, position), one_line(message)));
 }
 
-/// Puts the marks into blocks {% generation %}, which the engine itself ignores. Returns whether there are any.
+/// Inserts the marks into blocks {% generation %}, which the engine itself ignores. Returns whether there are
+/// any.
 bool mark_generations(jinja::lexer_result& lexed) {
   std::vector<token> out;
   const std::vector<token>& in = lexed.tokens;

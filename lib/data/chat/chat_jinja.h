@@ -1,8 +1,8 @@
 #pragma once
 
-// Templates in Jinja, parsed and rendered by llama.cpp's engine, with values as Python prints them
-// (chat_python.h). Nothing here limits time, memory or recursion, so
-// templates that are not trusted belong into a process of their own (chat_process.h).
+// Templates in Jinja, parsed and rendered by llama.cpp's engine, with values printed as in Python
+// (chat_python.h). There are no limits on time, memory or recursion here, so untrusted templates must run in
+// a process of their own (chat_process.h).
 
 #include <cstddef>
 #include <memory>
@@ -14,33 +14,34 @@
 
 namespace fsdp::data {
 
-/// One line that begins with the place in the template where it is known: "line 3, column 7: ...".
+/// Error in a template. The message is one line that begins with the position in the template, if known:
+/// "line 3, column 7: ...".
 class TemplateError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Bytes of a text.
+/// A range of bytes of a text.
 struct TextSpan {
   size_t begin = 0, end = 0;
   friend bool operator==(const TextSpan&, const TextSpan&) = default;
 };
 
-/// Not thread-safe.
+/// A parsed template. Not thread-safe.
 class JinjaTemplate {
  public:
-  /// Throws TemplateError for a template that cannot be parsed.
+  /// Parses a template. Throws TemplateError if it cannot be parsed.
   explicit JinjaTemplate(const std::string& source);
   ~JinjaTemplate();
 
-  /// Whether it has blocks {% generation %}.
+  /// Whether the template has blocks {% generation %}.
   bool marks_generations() const;
 
   struct Output {
     std::string text;
-    std::vector<TextSpan> generations;  ///< what the blocks {% generation %} wrote, in order
+    std::vector<TextSpan> generations;  ///< output of the blocks {% generation %}, in order
   };
-  /// `variables` is an object. Throws TemplateError.
+  /// Renders the template with `variables`, an object. Throws TemplateError.
   Output render(const OrderedJson& variables) const;
 
  private:

@@ -8,8 +8,8 @@
 namespace fsdp::data {
 namespace {
 
-/// Builds the values from the events of nlohmann's parser, which passes the digits of large integers as the text of a
-/// float.
+/// Builds the values from the events of nlohmann's parser, which passes the digits of large integers as the
+/// text of a float.
 class Builder final : public nlohmann::json_sax<OrderedJson> {
  public:
   OrderedJson take() { return std::move(root_); }
@@ -67,7 +67,7 @@ class Builder final : public nlohmann::json_sax<OrderedJson> {
 
   OrderedJson root_;
   std::vector<OrderedJson*> open_;  ///< the values around the next one
-  std::string key_;                 ///< of the next value in an object
+  std::string key_;                 ///< key of the next value in an object
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #pragma once
 
-// JSON of conversations, with all that templates print: the order of members, and integers of any size.
+// JSON of conversations that preserves everything that templates print: the order of members, and integers of
+// any size.
 
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,11 +13,11 @@ namespace fsdp::data {
 /// JSON whose objects keep their order. An integer beyond 64 bits is a binary value of its digits.
 using OrderedJson = nlohmann::ordered_json;
 
-/// Parses a text that util::parse_json() accepts. Of duplicate keys the last value counts, at the first one's place, as
-/// in Python.
+/// Parses a text that util::parse_json() accepts. Among duplicate keys the last value counts, at the position
+/// of the first, as in Python.
 OrderedJson parse_chat_json(std::string_view text);
 
-/// The digits of an integer beyond 64 bits; nullopt for all other values.
+/// Returns the digits of an integer beyond 64 bits; nullopt for all other values.
 std::optional<std::string> large_integer(const OrderedJson& json);
 
 }  // namespace fsdp::data

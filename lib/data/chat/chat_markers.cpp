@@ -11,7 +11,7 @@ namespace fsdp::data {
 namespace {
 
 constexpr size_t kLongestMarker = 64;
-/// DeepSeek's bars, U+FF5C.
+/// The bar in DeepSeek's markers, U+FF5C.
 constexpr std::string_view kWideBar = "\xef\xbd\x9c";
 
 bool is_upper_name(std::string_view name) {
@@ -30,7 +30,7 @@ bool is_angle_marker(std::string_view inside) {
   return false;
 }
 
-/// The marker at the beginning of `text`, which begins with a bracket.
+/// Returns the marker at the beginning of `text`, which begins with a bracket.
 std::optional<std::string_view> marker_at(std::string_view text) {
   const char close = text[0] == '<' ? '>' : ']';
   const size_t end = text.substr(0, kLongestMarker).find_first_of(close == '>' ? "<> \t\n" : "[] \t\n", 1);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Markers that a chat template writes, such as <|im_start|>, and the tokenizer must have as one token each: spelled out,
-// they would be pieces of text that the model has never seen in this place.
+// Markers that a chat template writes, such as <|im_start|>. The tokenizer must have each as one token:
+// spelled out, they would be pieces of text that the model has never seen in this position.
 
 #include <mutex>
 #include <set>
@@ -14,18 +14,19 @@
 
 namespace fsdp::data {
 
-/// The parts of a text that look like a special token, each once: <|name|>, <start_of_turn>, <s>, </s>, [INST] and the
-/// like. Tags such as <tools> do not: templates write those as text.
+/// Returns the parts of a text that look like a special token, each once: <|name|>, <start_of_turn>, <s>,
+/// </s>, [INST] and the like. Tags such as <tools> are not included, since templates write them as text.
 std::vector<std::string> markers_in(std::string_view text);
 
 /// Compares the markers of rendered conversations with a vocabulary. Thread-safe.
 class MarkerCheck {
  public:
-  /// template_name: for messages.
+  /// `template_name` is the template's name in messages.
   MarkerCheck(const Tokenizer& tokenizer, std::string template_name)
       : tokenizer_(tokenizer), template_name_(std::move(template_name)) {}
 
-  /// Throws Error(kData) for a marker in `rendered` that is not one token, unless the conversation's own texts have it.
+  /// Throws Error(kData) for a marker in `rendered` that is not one token, unless the conversation's own
+  /// texts contain it.
   void check(std::string_view rendered, const OrderedJson& messages, const OrderedJson& tools);
 
  private:

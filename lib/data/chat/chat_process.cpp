@@ -21,12 +21,14 @@
 namespace fsdp::data {
 namespace {
 
-/// Of a process that waits forever no processor time is counted. Others may get a small share of the processors.
+/// Limit on real time as a multiple of the limit on processor time. A process that waits forever uses no
+/// processor time, and others may get a small share of the processors.
 constexpr double kPatience = 30;
-constexpr int kOutOfMemory = 9;  ///< exit status
+constexpr int kOutOfMemory = 9;  ///< exit status for exhausted memory
 constexpr uint64_t kMostMessageBytes = uint64_t{1} << 31;
 
-/// False at the end of the stream and for every error: the other process has ended.
+/// Sends bytes. Returns false at the end of the stream and for every error, since the other process has then
+/// ended.
 bool send_all(int socket, const char* data, size_t bytes) {
   while (bytes > 0) {
     const ssize_t sent = ::send(socket, data, bytes, MSG_NOSIGNAL);
@@ -64,7 +66,8 @@ std::optional<std::string> receive_message(int socket) {
   return message;
 }
 
-/// So that the end of a process shows at its socket, whichever other processes were started meanwhile.
+/// Closes inherited descriptors, so that the end of a process is visible at its socket, whichever other
+/// processes were started meanwhile.
 void close_all_but(int kept) {
   std::vector<int> open;
   if (DIR* folder = ::opendir("/proc/self/fd")) {
@@ -79,7 +82,7 @@ void close_all_but(int kept) {
 void limit(const ProcessLimits& limits) {
   const rlimit no_core = {0, 0};
   ::setrlimit(RLIMIT_CORE, &no_core);
-#if !defined(__SANITIZE_ADDRESS__)  // which takes terabytes of addresses
+#if !defined(__SANITIZE_ADDRESS__)  // AddressSanitizer takes terabytes of addresses
   int64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   const auto most = static_cast<rlim_t>(pages * ::sysconf(_SC_PAGESIZE) + limits.memory_bytes);
@@ -90,7 +93,7 @@ void limit(const ProcessLimits& limits) {
 #endif
 }
 
-/// Ends the process by SIGPROF after so much processor time; 0: never.
+/// Ends the process by SIGPROF after this much processor time; 0: never.
 void end_after(double seconds) {
   itimerval timer{};
   timer.it_value.tv_sec = static_cast<time_t>(seconds);
@@ -160,7 +163,7 @@ std::string ChatProcess::call(const std::string& request) {
 
 void ChatProcess::report_end(bool waited) {
   int status = 0;
-  ::kill(pid_, SIGKILL);  // without effect on one that has ended
+  ::kill(pid_, SIGKILL);  // has no effect on a process that has ended
   while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
   }
   pid_ = -1;

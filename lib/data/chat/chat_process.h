@@ -1,7 +1,7 @@
 #pragma once
 
-// A child process in which untrusted input is worked on: endless loops, deep recursion and memory without end are
-// ended there, and the program goes on.
+// A child process that handles untrusted input: endless loops, deep recursion and unbounded memory end the
+// process, and the program continues.
 
 #include <sys/types.h>
 
@@ -13,29 +13,30 @@
 namespace fsdp::data {
 
 struct ProcessLimits {
-  double seconds = 10;                        ///< of processor time, for each request
-  int64_t memory_bytes = int64_t{512} << 20;  ///< beyond what the program has when the process starts
+  double seconds = 10;  ///< limit on processor time for each request
+  /// Limit on memory beyond the program's when the process starts.
+  int64_t memory_bytes = int64_t{512} << 20;
 };
 
-/// Why the process ended, as the end of a sentence about what it worked on: "takes more than 10 seconds".
+/// Reason why the process ended, as the end of a sentence about its input: "takes more than 10 seconds".
 class ProcessEnded : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Not thread-safe.
+/// A process that answers requests. Not thread-safe.
 class ChatProcess {
  public:
-  /// Called in the child for each request. An exception ends the process.
+  /// Function called in the child for each request. An exception ends the process.
   using Handler = std::function<std::string(const std::string& request)>;
 
-  /// Forks. Throws Error(kIo) where the system refuses.
+  /// Forks. Throws Error(kIo) if the system refuses.
   ChatProcess(const Handler& handler, const ProcessLimits& limits);
   ~ChatProcess();
   ChatProcess(const ChatProcess&) = delete;
   ChatProcess& operator=(const ChatProcess&) = delete;
 
-  /// Throws ProcessEnded, after which the object is of no use.
+  /// Sends a request and returns the answer. Throws ProcessEnded, after which the object cannot be used.
   std::string call(const std::string& request);
 
  private:

@@ -18,7 +18,7 @@ namespace {
   throw std::runtime_error("an integer beyond 64 bits, with which templates cannot compute");
 }
 
-/// The characters \x00 to \x1f, quotes and what cannot be seen are escaped.
+/// Whether repr() prints the character unescaped: the visible characters, and the blank.
 bool python_is_printable(uint32_t code_point) {
   if (code_point == ' ') return true;
   switch (utf8proc_category(static_cast<utf8proc_int32_t>(code_point))) {
@@ -43,7 +43,7 @@ std::string escape_of(uint32_t code_point) {
   return text;
 }
 
-/// The character that ends at the end of `text`, which must not be empty.
+/// Returns the last character of `text`, which must not be empty.
 std::string_view last_character(std::string_view text) {
   size_t begin = text.size() - 1;
   while (begin > 0 && text.size() - begin < 4 && is_continuation(text[begin])) --begin;
@@ -56,7 +56,7 @@ std::string mapped(std::string_view text, const Mapping& mapping) {
   std::string out;
   for (const std::string_view character : python_characters(text)) {
     if (character.size() == 1 && static_cast<unsigned char>(character[0]) >= 0x80) {
-      out += character;  // no UTF-8
+      out += character;  // byte that is not UTF-8
     } else {
       mapping(out, static_cast<utf8proc_int32_t>(first_code_point(character).value));
     }
@@ -66,7 +66,8 @@ std::string mapped(std::string_view text, const Mapping& mapping) {
 
 constexpr utf8proc_int32_t kSharpS = 0xdf;
 
-/// Digits with single underscores between them, as Python's numbers may have; nullopt for others.
+/// Returns digits without the single underscores between them that Python's numbers may have; nullopt for
+/// others.
 std::optional<std::string> without_underscores(std::string_view text) {
   std::string plain;
   for (size_t i = 0; i < text.size(); ++i) {

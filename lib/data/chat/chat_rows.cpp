@@ -40,7 +40,7 @@ std::string names_of(const OrderedJson& object) {
   return names.empty() ? "no fields" : "the fields " + util::join(names, ", ");
 }
 
-/// A list of texts as one text.
+/// Returns a list of texts as one text.
 OrderedJson joined_content(const OrderedJson& content, const std::string& where) {
   if (content.is_string()) return content;
   if (!content.is_array()) {
@@ -74,7 +74,7 @@ void parse_arguments(OrderedJson& calls, const std::string& where) {
       OrderedJson arguments = parse_chat_json(text);
       if (arguments.is_object()) function["arguments"] = std::move(arguments);
     } catch (const util::JsonError&) {
-      // A text that is no JSON is for the template to print as it is.
+      // A text that is not JSON is left for the template to print unchanged.
     }
   }
 }
@@ -90,7 +90,7 @@ void name_thoughts(OrderedJson& message) {
   }
 }
 
-/// Other tools' keys that leave a message out of the loss, which nothing here would obey.
+/// Refuses other tools' keys that exclude a message from the loss, which would have no effect here.
 void refuse_foreign_weight(const OrderedJson& object, const std::string& has) {
   for (const char* key : {"train", "training", "trainable", "loss"}) {
     const auto found = object.find(key);
@@ -145,7 +145,7 @@ void add_message(const OrderedJson& given, bool learnt, ChatRow& row) {
   row.messages.push_back(std::move(message));
 }
 
-/// A list of messages, or a text as one message.
+/// Returns a list of messages, or a text as one message.
 void add_messages(const OrderedJson& given, const char* field, const char* role, bool learnt, ChatRow& row) {
   if (given.is_string() && role != nullptr) {
     return add_message({{"role", role}, {"content", given}}, learnt, row);
@@ -163,7 +163,7 @@ ChatRow parse_chat_row(std::string_view text) {
   const OrderedJson object = parse_row(text);
   refuse_foreign_weight(object, "has");
   ChatRow row;
-  // A table has null in the columns of which a row has nothing.
+  // A table has null in the columns for which a row has no value.
   const auto has = [&object](const char* field) {
     return object.contains(field) && !object[field].is_null();
   };

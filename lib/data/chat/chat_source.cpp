@@ -39,7 +39,7 @@ constexpr std::array<Preset, 2> kPresets = {{
 }};
 
 constexpr uintmax_t kMostBytes =
-    64 << 20;  ///< of a tokenizer_config.json; those of large vocabularies have 10 MB
+    64 << 20;  ///< limit on a tokenizer_config.json; those of large vocabularies have 10 MB
 constexpr uintmax_t kMostTemplateBytes = 1 << 20;
 
 std::string read(const fs::path& path, uintmax_t most) {
@@ -58,7 +58,8 @@ std::string read(const fs::path& path, uintmax_t most) {
 
 OrderedJson parsed(const std::string& text, const std::string& name, ErrorKind kind) {
   try {
-    util::parse_json(text, {.deepest_level = 64, .unique_keys = false});  // has limits
+    // Enforces the limits, unlike the parser below.
+    util::parse_json(text, {.deepest_level = 64, .unique_keys = false});
   } catch (const util::JsonError& error) {
     fail(kind, name, " ", error.what(), "; correct it");
   }
@@ -74,7 +75,7 @@ std::string bounded(std::string text, const std::string& name) {
        kMostTemplateBytes, "; use a shorter one");
 }
 
-/// The template of a tokenizer_config.json; nothing where it has none.
+/// Returns the template of a tokenizer_config.json; nothing if it has none.
 std::optional<std::string> template_of(const OrderedJson& config, const std::string& path) {
   const auto found = config.find("chat_template");
   if (found == config.end() || found->is_null()) return std::nullopt;
@@ -96,7 +97,7 @@ std::optional<std::string> template_of(const OrderedJson& config, const std::str
        "; write one of them to a file and give it as `chat_template`");
 }
 
-/// Where the files of a tokenizer are; nothing for "bytes".
+/// Returns the folder of a tokenizer's files; nothing for "bytes".
 std::optional<fs::path> folder_of(const std::string& tokenizer) {
   std::error_code error;
   const fs::path path = tokenizer;
@@ -105,7 +106,7 @@ std::optional<fs::path> folder_of(const std::string& tokenizer) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-/// bos_token, eos_token and the like.
+/// Reads the variables bos_token, eos_token and the like.
 void add_special_tokens(const OrderedJson& config, OrderedJson& variables) {
   for (const auto& [key, value] : config.items()) {
     if (!key.ends_with("_token")) continue;
@@ -116,7 +117,7 @@ void add_special_tokens(const OrderedJson& config, OrderedJson& variables) {
   }
 }
 
-/// The template that a folder has.
+/// Finds the template in a folder.
 void take_from_folder(const fs::path& folder, ChatTemplateSource& source) {
   std::error_code error;
   const fs::path alone = folder / "chat_template.jinja", config = folder / "tokenizer_config.json";

@@ -1,6 +1,6 @@
 #pragma once
 
-// Where chat templates come from: the files of a tokenizer, a file of one's own, or a preset.
+// Sources of chat templates: the files of a tokenizer, the user's file, or a preset.
 
 #include <string>
 #include <vector>
@@ -9,17 +9,18 @@
 
 namespace fsdp::data {
 
-/// The preset of conversations without a template: rows of a prompt and its completion, as they are.
+/// The preset without a template: rows of a prompt and its completion, encoded unchanged.
 inline constexpr const char* kNoChatTemplate = "none";
 
-/// Presets: chatml, llama3, none.
+/// Names of the presets: chatml, llama3, none.
 std::vector<std::string> chat_template_presets();
 
-/// `name`: a preset, a file of Jinja, a tokenizer_config.json, or a folder that has chat_template.jinja or
-/// tokenizer_config.json; empty: the folder of `tokenizer`, as make_tokenizer() takes it. In a
-/// tokenizer_config.json `chat_template` is a text, or a list of which "default" is taken. The special tokens are
-/// those of the tokenizer_config.json beside the tokenizer, if there is one. `variables` is a JSON object of more
-/// variables for the template. Throws Error(kUsage) and Error(kData). Not for kNoChatTemplate.
+/// Finds a chat template. `name` is a preset, a file of Jinja, a tokenizer_config.json, or a folder with
+/// chat_template.jinja or tokenizer_config.json; empty: the folder of `tokenizer`, a name for
+/// make_tokenizer(). In a tokenizer_config.json `chat_template` is a text, or a list of which "default" is
+/// taken. The special tokens are those of the tokenizer_config.json beside the tokenizer, if there is one.
+/// `variables` is a JSON object of more variables for the template. Throws Error(kUsage) and Error(kData).
+/// Requires: `name` is not kNoChatTemplate.
 ChatTemplateSource find_chat_template(const std::string& name, const std::string& tokenizer,
                                       const std::string& variables = "");
 

@@ -9,7 +9,7 @@
 namespace fsdp::data {
 namespace {
 
-/// What the process does. The template is parsed there too.
+/// The work of the process, which also parses the template.
 class Renderer {
  public:
   explicit Renderer(const ChatTemplateSource& source) : source_(source) {}
@@ -19,7 +19,7 @@ class Renderer {
     try {
       answer = render(OrderedJson::from_cbor(request));
     } catch (const TemplateError& error) {
-      // The engine turns every exception into one of its own.
+      // The engine replaces every exception by one of its own.
       if (std::string_view(error.what()).find("std::bad_alloc") != std::string_view::npos)
         throw std::bad_alloc();
       answer["error"] = error.what();
@@ -61,7 +61,7 @@ class Renderer {
     return {{"text", std::move(output.text)}, {"turns", std::move(spans)}, {"dropped", std::move(dropped)}};
   }
 
-  /// Whether the template writes that text for these messages; not if it refuses them.
+  /// Whether the template writes that text for these messages. False if it refuses them.
   template <typename Render>
   static bool writes_same(const Render& rendered, const OrderedJson& messages, bool prompts,
                           const std::string& text) {
@@ -72,7 +72,7 @@ class Renderer {
     }
   }
 
-  /// Each assistant's message has one block in most templates.
+  /// Pairs turns with messages: in most templates each assistant's message has one block.
   static std::vector<AssistantTurn> turns_of(const std::vector<TextSpan>& generations,
                                              const OrderedJson& messages) {
     std::vector<int64_t> assistant;
@@ -92,7 +92,7 @@ class Renderer {
 
 }  // namespace
 
-/// A process for one request; waits until one is free.
+/// A process borrowed for one request. The constructor waits until one is free.
 class ChatTemplate::Borrowed {
  public:
   explicit Borrowed(const ChatTemplate& owner) : owner_(owner) {
@@ -115,7 +115,7 @@ class ChatTemplate::Borrowed {
 
 ChatTemplate::ChatTemplate(ChatTemplateSource source, int processes, const ProcessLimits& limits)
     : source_(std::move(source)), limits_(limits) {
-  // All at once, while there are no threads that could hold a lock when a process is forked.
+  // All processes start at once, while there are no threads that could hold a lock when a process is forked.
   for (int i = 0; i < processes; ++i) idle_.push_back(start());
   try {
     checked_answer(OrderedJson::object());
@@ -147,7 +147,8 @@ std::string ChatTemplate::answer_of(const std::string& request) const {
 OrderedJson ChatTemplate::checked_answer(const OrderedJson& request) const {
   OrderedJson answer;
   try {
-    const std::vector<uint8_t> bytes = OrderedJson::to_cbor(request);  // JSON has no large integers
+    // CBOR, since JSON has no large integers.
+    const std::vector<uint8_t> bytes = OrderedJson::to_cbor(request);
     answer = OrderedJson::parse(answer_of({bytes.begin(), bytes.end()}));
   } catch (const ProcessEnded& ended) {
     throw TemplateError(util::concat("the chat template ", source_.name, " ", ended.what()));

@@ -1,6 +1,6 @@
 #pragma once
 
-// Chat templates: from messages to the text that a model sees, and the assistant's part of it.
+// Chat templates, which convert messages to the text that a model sees, and mark the assistant's part of it.
 
 #include <condition_variable>
 #include <memory>
@@ -13,33 +13,33 @@
 
 namespace fsdp::data {
 
-/// A template and what it may use besides messages.
+/// A template and the variables that it may use besides messages.
 struct ChatTemplateSource {
   std::string text;
-  std::string name;  ///< the file that it comes from, or the preset, for messages
-  OrderedJson variables = OrderedJson::object();  ///< bos_token and so on
+  std::string name;                               ///< file or preset of the template, for messages
+  OrderedJson variables = OrderedJson::object();  ///< variables such as bos_token
 };
 
-/// A template is run in processes of its own (chat_process.h), since those of downloaded models are not trusted.
-/// Thread-safe.
+/// A template, which runs in processes of its own (chat_process.h), since templates of downloaded models are
+/// untrusted. Thread-safe.
 class ChatTemplate {
  public:
-  /// Throws Error(kData), which names the template and the place in it, for one that cannot be used.
-  /// processes: how many conversations are rendered at a time.
+  /// Starts `processes` processes, which is the number of conversations rendered at a time. Throws
+  /// Error(kData), with the template and the position in it, for a template that cannot be used.
   explicit ChatTemplate(ChatTemplateSource source, int processes = 1, const ProcessLimits& limits = {});
   ~ChatTemplate();
 
   struct Rendered {
     std::string text;
-    /// The assistant's turns: what {% generation %} blocks wrote, in templates that have them, as in transformers'
-    /// apply_chat_template(return_assistant_tokens_mask=True); else find_assistant_turns(). Empty with a generation
-    /// prompt.
+    /// The assistant's turns. In templates with {% generation %} blocks they are the output of the blocks, as
+    /// in transformers' apply_chat_template(return_assistant_tokens_mask=True), otherwise
+    /// find_assistant_turns(). Empty with a generation prompt.
     std::vector<AssistantTurn> turns;
-    /// Messages whose tool_calls the template does not write: without them it writes the same text.
+    /// Messages whose tool_calls the template does not write: it writes the same text without them.
     std::vector<int64_t> dropped_calls;
   };
-  /// messages: a list of objects; tools: a list, or null. The variables are those of transformers. Throws
-  /// TemplateError, whose text begins with the template's name.
+  /// Renders `messages`, a list of objects, and `tools`, a list or null, with the variables of transformers.
+  /// Throws TemplateError, whose text begins with the template's name.
   Rendered render(const OrderedJson& messages, const OrderedJson& tools = nullptr,
                   bool add_generation_prompt = false) const;
 
@@ -55,7 +55,8 @@ class ChatTemplate {
   ProcessLimits limits_;
   mutable std::mutex mutex_;
   mutable std::condition_variable given_back_;
-  mutable std::vector<std::unique_ptr<ChatProcess>> idle_;  ///< null: has ended
+  /// Processes that no request uses; null: one that has ended.
+  mutable std::vector<std::unique_ptr<ChatProcess>> idle_;
 };
 
 }  // namespace fsdp::data

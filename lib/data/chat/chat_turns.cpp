@@ -15,7 +15,7 @@ OrderedJson first_messages(const OrderedJson& messages, size_t count) {
   return OrderedJson(messages.begin(), messages.begin() + static_cast<int64_t>(count));
 }
 
-/// Nothing where the template refuses these messages, as it may if they are not a whole conversation.
+/// Renders messages. Nothing if the template refuses them, as it may if they are not a whole conversation.
 std::optional<std::string> try_render(const RenderMessages& render, const OrderedJson& messages,
                                       bool add_generation_prompt) {
   if (messages.empty()) return std::nullopt;
@@ -30,7 +30,7 @@ size_t common_prefix(std::string_view a, std::string_view b) {
   return static_cast<size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
 }
 
-/// The part of `a` that is not in `b`; empty where they are equal.
+/// Returns the part of `a` that is not in `b`; empty if they are equal.
 TextSpan difference(std::string_view a, std::string_view b) {
   const size_t begin = common_prefix(a, b), most = std::min(a.size(), b.size()) - begin;
   size_t suffix = 0;
@@ -38,7 +38,7 @@ TextSpan difference(std::string_view a, std::string_view b) {
   return {begin, a.size() - suffix};
 }
 
-/// The strings of a message that its author wrote.
+/// Returns the strings of a message that its author wrote.
 std::vector<OrderedJson*> strings_of(OrderedJson& message) {
   std::vector<OrderedJson*> strings;
   const auto add = [&](OrderedJson& object, const char* key) {
@@ -60,7 +60,7 @@ std::vector<OrderedJson*> strings_of(OrderedJson& message) {
   return strings;
 }
 
-/// The message with other words. No replaced text begins or ends as its replacement does.
+/// Returns the message with other words. No replaced text begins or ends as its replacement does.
 OrderedJson with_other_words(OrderedJson message) {
   const std::vector<OrderedJson*> strings = strings_of(message);
   std::string used;
@@ -86,8 +86,9 @@ OrderedJson with_other_words(OrderedJson message) {
   return message;
 }
 
-/// Bytes of `tail`, which follows a message where the conversation ends, that `rest` begins with. Where the tail goes
-/// on with something else, such as the end of the text, both may begin alike ("<|"), so only whole words count.
+/// Returns the number of bytes of `tail`, the text after a message at the end of a conversation, with which
+/// `rest` begins. If the tail continues differently, such as with the end of the text, both may begin alike
+/// ("<|"), so only whole words count.
 size_t shared_tail(std::string_view tail, std::string_view rest) {
   size_t shared = common_prefix(tail, rest);
   if (shared == tail.size()) return shared;
@@ -98,7 +99,7 @@ size_t shared_tail(std::string_view tail, std::string_view rest) {
   return shared;
 }
 
-/// Without white space at its end, if that does not follow right behind the message.
+/// Removes white space at the end of a turn, unless it directly follows the message.
 TextSpan trimmed(TextSpan turn, std::string_view whole, const OrderedJson& message) {
   const std::string_view text = whole.substr(turn.begin, turn.end - turn.begin);
   const std::string_view inked = text.substr(0, text.find_last_not_of(kSpace) + 1);
@@ -116,12 +117,13 @@ TextSpan find_turn(const OrderedJson& messages, size_t index, const std::string&
   const std::optional<std::string> prompt =
       try_render(render, first_messages(messages, index), /*add_generation_prompt=*/true);
   const bool is_prompted = prompt && whole.starts_with(*prompt);
-  // What follows the last turn may also be the end of the text, which is not of the turn: then another message
-  // changes it.
+  // Text after the last turn may also be the end of the text, which does not belong to the turn. A further
+  // message then changes it.
   OrderedJson next_messages = is_last ? messages : first_messages(messages, index + 1);
   if (is_last) next_messages.push_back({{"role", "user"}, {"content", "x"}});
   const std::optional<std::string> next = try_render(render, next_messages, /*add_generation_prompt=*/false);
-  // Of the last turn `whole` is the beginning of the longer text, of others the end of the turn is that of the shorter.
+  // For the last turn, `whole` is the beginning of the longer text. For others, the turn ends where the
+  // shorter text ends.
   const std::string* const through = !next ? nullptr : is_last ? &whole : &*next;
   const bool fits = next && (is_last ? next->starts_with(whole) : whole.starts_with(*next));
   if (is_prompted && fits && through->size() > prompt->size()) return {prompt->size(), through->size()};

@@ -40,7 +40,7 @@ class Gzip final : public Decompressor {
     const int code = ::inflate(&stream_, Z_NO_FLUSH);
     at_end_ = code == Z_STREAM_END;
     if (code == Z_MEM_ERROR) throw std::bad_alloc();
-    // Z_BUF_ERROR: neither input nor output was left to go on with.
+    // Z_BUF_ERROR: there was neither input nor room for output to continue.
     if (code != Z_OK && code != Z_STREAM_END && code != Z_BUF_ERROR) {
       refuse_damage(stream_.msg != nullptr ? stream_.msg : "not the data of gzip");
     }
@@ -78,7 +78,7 @@ class Zstd final : public Decompressor {
   }
 
  private:
-  /// As of the program zstd.
+  /// Limit of the program zstd by default.
   static constexpr int kLargestWindowLog = 27;
   std::unique_ptr<ZSTD_DStream, decltype(&::ZSTD_freeDStream)> stream_;
 };
@@ -87,7 +87,7 @@ class Zstd final : public Decompressor {
 
 std::unique_ptr<Decompressor> make_decompressor(std::string_view head) {
   if (head.starts_with("\x1f\x8b\x08"sv)) return std::make_unique<Gzip>();
-  // A frame may be preceded by one to be skipped, 0x184D2A5?, as pzstd writes them.
+  // A frame may follow a skippable one, 0x184D2A5?, as pzstd writes them.
   const bool is_skipped =
       head.size() >= 4 && (head[0] & 0xf0) == 0x50 && head.substr(1, 3) == "\x2a\x4d\x18"sv;
   if (head.starts_with("\x28\xb5\x2f\xfd"sv) || is_skipped) return std::make_unique<Zstd>();

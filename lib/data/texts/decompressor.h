@@ -1,6 +1,6 @@
 #pragma once
 
-// What is compressed by gzip (zlib) or Zstandard (libzstd), decompressed piece by piece.
+// Decompression of gzip (zlib) and Zstandard (libzstd) data, piece by piece.
 
 #include <cstddef>
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace fsdp::data {
 
-/// Data that cannot be decompressed: "is damaged (invalid block type)". Names no file.
+/// Error in compressed data: "is damaged (invalid block type)". The message names no file.
 class DecompressorError : public std::runtime_error {
  public:
   DecompressorError(const std::string& found, std::string remedy)
@@ -21,7 +21,8 @@ class DecompressorError : public std::runtime_error {
   std::string remedy_;
 };
 
-/// Takes any number of gzip's members or Zstandard's frames, one after another. Memory: 128 MiB and less.
+/// Decompresses any number of gzip's members or Zstandard's frames, one after another. Takes at most 128 MiB
+/// of memory.
 class Decompressor {
  public:
   virtual ~Decompressor() = default;
@@ -32,14 +33,15 @@ class Decompressor {
   /// Decompresses some of `from` into the `room` bytes at `to`. Throws DecompressorError.
   virtual Step step(std::string_view from, char* to, size_t room) = 0;
 
-  /// Whether the data may end here, behind a whole member or frame.
+  /// Whether the data may end here, after a whole member or frame.
   bool at_end() const { return at_end_; }
 
  protected:
   bool at_end_ = true;
 };
 
-/// The one for a file that begins so; null when it is not compressed by gzip or zstd.
+/// Returns the decompressor of a file that begins with `head`; null if the file is not compressed by gzip or
+/// zstd.
 std::unique_ptr<Decompressor> make_decompressor(std::string_view head);
 
 }  // namespace fsdp::data

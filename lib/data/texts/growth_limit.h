@@ -1,6 +1,6 @@
 #pragma once
 
-// The limit on what compressed input may become: text that grows beyond it was made to fill memory or disks.
+// The limit on the growth of compressed input: text that exceeds it was made to fill memory or disks.
 
 #include <cstdint>
 #include <optional>
@@ -11,16 +11,16 @@
 
 namespace fsdp::data {
 
-/// Counts the text that comes out of compressed input, while it is read. Prose takes a fifth to a tenth of its size.
+/// Counts the text read from compressed input. Prose is compressed to a fifth to a tenth of its size.
 class GrowthLimit {
  public:
   static constexpr int64_t kMostExpansion = 500;
-  /// So many bytes of text may come from any input.
+  /// Number of bytes of text that any input may decompress to.
   static constexpr int64_t kFreeBytes = int64_t{64} << 20;
 
   void add(int64_t text_bytes) { text_bytes_ += text_bytes; }
 
-  /// Describes the excess, once more has come out than `read_bytes` of compressed input may become.
+  /// Describes the excess if there is more text than `read_bytes` of compressed input may yield.
   std::optional<std::string> excess(int64_t read_bytes) const {
     if (text_bytes_ <= kFreeBytes || text_bytes_ / kMostExpansion <= read_bytes) return std::nullopt;
     return util::concat("becomes more than ", kMostExpansion, " times as large when decompressed, ",

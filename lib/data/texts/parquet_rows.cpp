@@ -19,21 +19,22 @@ namespace fsdp::data {
 namespace {
 
 constexpr int64_t kMaxMemory = int64_t{512} << 20;
-/// Memory for small files: so much, and so many times their size.
+/// Limit on memory for small files: a constant, and a multiple of their size.
 constexpr int64_t kFreeMemory = int64_t{16} << 20;
 constexpr int64_t kMemoryAByte = 64;
-/// Of a row as JSON, as of a line; in small files half of the memory.
+/// Limit on a row as JSON, the same as for a line; in small files half of the memory.
 constexpr int64_t kMaxRowBytes = int64_t{256} << 20;
-/// Of the footer, whose structures take up to twenty times as much memory.
+/// Limit on the footer, whose structures take up to twenty times as much memory.
 constexpr int64_t kMaxFooterBytes = int64_t{32} << 20;
 constexpr int64_t kBatchBytes = int64_t{4} << 20;
-/// Few, because rows that refer to a dictionary are larger than the group says.
+/// Limit on the rows of a batch, which is low because rows that refer to a dictionary are larger than the
+/// group's size suggests.
 constexpr int64_t kMostBatchRows = 64;
 constexpr int64_t kPageReadBytes = int64_t{1} << 20;
-/// Structures and lists within a column; readers of rows take 64 levels of JSON.
+/// Limit on nested structures and lists within a column; readers of rows accept 64 levels of JSON.
 constexpr int kMaxColumnDepth = 30;
 
-/// A row that becomes longer than it may.
+/// Thrown when a row exceeds its limit.
 class RowTooLong : public std::exception {};
 
 void append_string(std::string& json, std::string_view text) {
@@ -81,7 +82,7 @@ void append_object(std::string& json, int fields, const Field& field) {
   json += '}';
 }
 
-/// Appends a value as JSON. Strings are copied as they are: what is not UTF-8 in them is found when the row is
+/// Appends a value as JSON. Strings are copied unchanged: bytes that are not UTF-8 are found when the row is
 /// parsed, as in a line.
 void append_value(std::string& json, const arrow::Array& values, int64_t at, size_t most) {
   if (json.size() > most) throw RowTooLong();
@@ -186,7 +187,8 @@ class ParquetRows final : public Rows {
   }
 
  private:
-  /// libparquet tells of damage by exceptions and by arrow::Status, which the body turns into exceptions.
+  /// Runs `body`. libparquet reports damage by exceptions and by arrow::Status, which the body converts to
+  /// exceptions.
   template <typename Body>
   void checked(const Body& body) {
     try {
@@ -213,7 +215,7 @@ class ParquetRows final : public Rows {
                               "; fetch it again, or correct its name"));
   }
 
-  std::string place() const { return number_ > 0 ? util::concat(" behind row ", number_) : std::string(); }
+  std::string place() const { return number_ > 0 ? util::concat(" after row ", number_) : std::string(); }
 
   template <typename Value>
   Value value_of(arrow::Result<Value> result) {
@@ -234,7 +236,7 @@ class ParquetRows final : public Rows {
         &memory_, parquet::ParquetFileReader::Open(std::move(source), properties), arrow_properties));
   }
 
-  /// The footer is read as a whole, whatever its size.
+  /// Checks the size of the footer, which libparquet reads as a whole, whatever its size.
   void check_footer() {
     unsigned char tail[8] = {};
     if (file_.size_bytes() < 12 || ::pread(file_.fd(), tail, 8, file_.size_bytes() - 8) != 8) {
@@ -268,7 +270,7 @@ class ParquetRows final : public Rows {
                               near.empty() ? "; set the column with `json_field`" : ""));
   }
 
-  /// Sets batch_, or leaves it empty at the end.
+  /// Reads the next batch into batch_, which is empty at the end.
   void read_batch() {
     at_ = 0;
     const parquet::FileMetaData& metadata = *reader_->parquet_reader()->metadata();
@@ -285,7 +287,7 @@ class ParquetRows final : public Rows {
     }
   }
 
-  /// Counts the next group, whose columns cannot take more of the file than it has.
+  /// Counts the bytes of the next group, whose columns cannot take more of the file than its size.
   void add_compressed_bytes(const parquet::FileMetaData& metadata) {
     const auto group = metadata.RowGroup(group_);
     for (const int column : columns_) {
@@ -294,7 +296,7 @@ class ParquetRows final : public Rows {
     }
   }
 
-  /// As many rows of the next group as make kBatchBytes.
+  /// Returns how many rows of the next group make kBatchBytes.
   int64_t batch_rows(const parquet::FileMetaData& metadata) const {
     const auto group = metadata.RowGroup(group_);
     int64_t bytes = 0;
@@ -307,14 +309,14 @@ class ParquetRows final : public Rows {
   int64_t most_memory_;
   arrow::CappedMemoryPool memory_;
   GrowthLimit growth_;
-  int64_t compressed_bytes_ = 0;  ///< of the columns in the row groups that are begun
+  int64_t compressed_bytes_ = 0;  ///< bytes of the columns in the row groups begun so far
   std::unique_ptr<parquet::arrow::FileReader> reader_;
-  std::vector<int> columns_;  ///< leaves of the schema
+  std::vector<int> columns_;  ///< columns to read, as leaves of the schema
   int group_ = 0;             ///< the next row group
   std::unique_ptr<arrow::RecordBatchReader> batches_;
   std::shared_ptr<arrow::RecordBatch> batch_;
   int64_t at_ = 0;      ///< the next row of batch_
-  int64_t number_ = 0;  ///< of the last row
+  int64_t number_ = 0;  ///< number of the last row
 };
 
 }  // namespace

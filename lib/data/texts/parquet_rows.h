@@ -1,6 +1,6 @@
 #pragma once
 
-// Rows of parquet tables, by libparquet.
+// Rows of parquet tables, read by libparquet.
 
 #include <memory>
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace fsdp::data {
 
-/// As open_rows(), for a table of any name. Row groups are read one after another, a batch of rows at a time;
-/// with its decompressed pages it takes some MiB, and 512 MiB at most.
+/// Opens a table of any name like open_rows(). Row groups are read one after another, a batch of rows at a
+/// time. A batch with its decompressed pages takes some MiB, at most 512 MiB.
 std::unique_ptr<Rows> open_parquet(const std::string& path, const std::vector<std::string>& columns);
 
 }  // namespace fsdp::data

@@ -11,7 +11,7 @@
 namespace fsdp::data {
 namespace {
 
-/// Of a line: more is not a row.
+/// Limit on a line; a longer line is not a row.
 constexpr size_t kMaxLineBytes = size_t{256} << 20;
 constexpr size_t kReadBytes = 1 << 18;
 constexpr int kMaxRowDepth = 64;
@@ -36,7 +36,7 @@ class JsonLines final : public Rows {
   int64_t read_bytes() const override { return input_.read_bytes(); }
 
  private:
-  /// Where the line that begins at begin_ ends, in buffer_.
+  /// Returns the end in buffer_ of the line that begins at begin_.
   size_t line_end() {
     size_t searched = begin_;
     while (true) {
@@ -56,7 +56,7 @@ class JsonLines final : public Rows {
 
   TextInput input_;
   std::string buffer_;
-  size_t begin_ = 0;  ///< of the next line, in buffer_
+  size_t begin_ = 0;  ///< beginning of the next line in buffer_
   int64_t number_ = 0;
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// Files of rows, each a JSON object: JSON lines, and parquet tables, whose rows become such objects.
+// Files of rows, each of which is a JSON object: JSON lines, and parquet tables, whose rows are converted to
+// such objects.
 
 #include <cstdint>
 #include <memory>
@@ -18,11 +19,11 @@ class Rows {
  public:
   virtual ~Rows() = default;
 
-  /// Appends the text of the next row to `text` and returns its number, from 1; 0 behind the last. The text is
-  /// a line of the file, which may be anything, or the JSON object of a table's row.
+  /// Appends the text of the next row to `text` and returns the row's number, from 1; 0 after the last row.
+  /// The text is a line of the file, which may be anything, or the JSON object of a table's row.
   virtual int64_t next(std::string& text) = 0;
 
-  /// Bytes of the file that are read.
+  /// Bytes of the file that have been read.
   virtual int64_t read_bytes() const = 0;
 };
 
@@ -31,41 +32,43 @@ bool has_rows(const std::string& path);
 
 bool is_parquet(const std::string& path);
 
-/// Opens a .parquet as a table and every other file as JSON lines. `columns`: those of a table that a row is
-/// to have, as far as the table has them; it must have one of them. All failures are Errors of kind kData.
+/// Opens a .parquet as a table and every other file as JSON lines. `columns` are the columns of a table to
+/// include in its rows, as far as the table has them; it must have at least one. Throws Error(kData) for all
+/// failures.
 std::unique_ptr<Rows> open_rows(const std::string& path, const std::vector<std::string>& columns);
 
-/// Opens every file once, so that a wrong name or column is reported before the work. `kind`: of files that are no
-/// tables. Returns the bytes of all; 0 if standard input is among them.
+/// Opens every file once, so that a wrong name or column is reported before the work. `kind` is the expected
+/// content of files that are not tables. Returns the bytes of all files; 0 if standard input is among them.
 int64_t check_files(const std::vector<std::string>& files, const std::vector<std::string>& columns,
                     TextKind kind = TextKind::kPlain);
 
-/// Where a row stands.
+/// The location of a row.
 struct RowPlace {
   std::string_view path;
   int64_t number = 0;
 };
 
-/// "line 7 of web.jsonl", "row 7 of web.parquet".
+/// Returns "line 7 of web.jsonl", "row 7 of web.parquet".
 std::string to_string(const RowPlace& place);
 
-/// The JSON object that a row is. Throws Error(kData) when it is none.
+/// Parses the JSON object of a row. Throws Error(kData) if the row is not one.
 nlohmann::json object_of_row(std::string_view row, const RowPlace& place);
 
-/// The string in a field of a row. Throws Error(kData) when the row has no such string.
+/// Returns the string in a field of a row. Throws Error(kData) if the row has no such string.
 std::string document_of_row(std::string_view row, const RowPlace& place, const std::string& field);
 
 /// Counts the rows that cannot be used.
 class BadRows {
  public:
-  /// most: how many rows may be bad.
+  /// `most` is the number of rows that may be bad.
   explicit BadRows(int64_t most) : most_(most) {}
 
-  /// Takes what is wrong with a row, in the order of the rows. Throws it as Error(kData) when too many are bad.
+  /// Records the error of a row, in the order of the rows. Throws it as Error(kData) if too many rows are
+  /// bad.
   void add(const std::string& message);
 
   int64_t count() const { return count_; }
-  /// Of the first kMessages rows.
+  /// Messages of the first kMessages bad rows.
   const std::vector<std::string>& messages() const { return messages_; }
   static constexpr size_t kMessages = 10;
 

@@ -25,9 +25,9 @@ namespace {
 
 constexpr size_t kHeadBytes = 512;
 constexpr size_t kCompressedBytes = 1 << 17;
-constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";  // of UTF-8
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";  // byte order mark of UTF-8
 
-/// The name without .gz or .zst.
+/// Returns the name without .gz or .zst.
 std::string uncompressed_name(const std::string& path) {
   return is_named_compressed(path) ? fs::path(path).replace_extension().string() : path;
 }
@@ -141,11 +141,11 @@ void InputFile::refuse(const std::string& reason) const {
 }
 
 TextInput::TextInput(const std::string& path, TextKind kind) : file_(path), kind_(kind) {
-  // Standard input is not touched before the first read: it may be opened more than once.
+  // Standard input is not read before the first call, because it may be opened more than once.
   if (file_.size_bytes() >= 0) begin();
 }
 
-/// Reads the beginning, which says what the text is.
+/// Reads the beginning, which determines the kind of the text.
 void TextInput::begin() {
   begun_ = true;
   head_.resize(kHeadBytes);
@@ -200,7 +200,7 @@ int64_t TextInput::read(int64_t bytes, std::string& buffer) {
   return static_cast<int64_t>(of_head + got);
 }
 
-/// Refuses text that is not UTF-8, with the place. `ends`: nothing follows.
+/// Refuses text that is not UTF-8, with the position. `ends` is whether nothing follows.
 void TextInput::check_utf8(std::string_view text, bool ends) {
   const std::string part = cut_character_.append(text);
   const size_t valid = valid_utf8_prefix(part);

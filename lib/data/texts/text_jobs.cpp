@@ -14,9 +14,9 @@ namespace fsdp::data {
 namespace {
 
 constexpr size_t kJobBytes = 1 << 18;
-/// How much of the next part a part contains, to find where it may be cut.
+/// Length of the next part's text that a part contains, to find a position for the cut.
 constexpr size_t kContextBytes = 1 << 12;
-/// Of text that must be in one piece: a document for a tokenizer that never cuts.
+/// Limit on text that must be in one piece: a document for a tokenizer that never cuts.
 constexpr size_t kMaxWholeBytes = size_t{256} << 20;
 
 }  // namespace
@@ -109,7 +109,7 @@ EncodedJob TextJobs::encoded(TextJob job) const {
   return result;
 }
 
-/// Fills in the next job; false when there is none.
+/// Reads the next job. Returns false if there is none.
 bool TextJobs::next(TextJob& job) {
   job.text.clear();
   job.parts.clear();
@@ -144,7 +144,7 @@ void TextJobs::open_next() {
   if (section_left_ == 0) end_section();
 }
 
-/// Reads until the buffer holds so many bytes. Returns whether the section ends with the buffer.
+/// Reads until the buffer has `bytes` bytes. Returns whether the section ends with the buffer.
 bool TextJobs::fill(int64_t bytes) {
   int64_t wanted = bytes - static_cast<int64_t>(buffer_.size());
   if (section_left_ >= 0) wanted = std::min(wanted, section_left_);
@@ -155,7 +155,7 @@ bool TextJobs::fill(int64_t bytes) {
   return section_left_ == 0;
 }
 
-/// Moves the end of a section behind the character that it would cut.
+/// Moves the end of a section after the character that it would cut.
 void TextJobs::end_on_whole_character() {
   std::string next;
   for (int i = 0; i < 3 && end_left_ > 0; ++i) {
@@ -201,7 +201,7 @@ void TextJobs::take_text(TextJob& job) {
   bool ends = fill(kJobBytes + kContextBytes);
   size_t cut = 0;
   while (!ends) {
-    // Enough of the beginning for validation_.takes() to decide.
+    // A part is long enough for validation_.takes() to decide by its beginning.
     cut = tokenizer_.likely_cut(std::string_view(buffer_).substr(0, kJobBytes));
     if (cut > 0) break;
     if (buffer_.size() > kMaxWholeBytes) {

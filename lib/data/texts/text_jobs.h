@@ -1,7 +1,7 @@
 #pragma once
 
-// Texts cut into jobs of some hundred KiB, and the threads that encode them. Where jobs begin depends only on
-// the texts and the tokenizer.
+// Texts cut into jobs of some hundred KiB, and the threads that encode them. The boundaries of jobs depend
+// only on the texts and the tokenizer.
 
 #include <cstdint>
 #include <functional>
@@ -18,68 +18,70 @@
 
 namespace fsdp::data {
 
-/// A document, or the part of one that is in a job.
+/// A document, or the part of a document that is in a job.
 struct TextPart {
-  size_t begin = 0, end = 0;  ///< in the job's text
-  /// Where the document's next part begins, counted from `begin`: the text behind it belongs to that part and
-  /// is here only as context. end - begin in the last part.
+  size_t begin = 0, end = 0;  ///< range of the job's text
+  /// Offset from `begin` of the document's next part. The text from there on belongs to that part and serves
+  /// only as context. end - begin in the last part.
   size_t stop = 0;
   bool begins_document = true, ends_document = true;
   bool validation = false;
-  bool is_row = false;  ///< a JSON object that holds the document
-  size_t file = 0;      ///< where it comes from, for messages
-  int64_t row = 0;      ///< its number; rows only
+  bool is_row = false;  ///< whether the part is a JSON object that contains the document
+  size_t file = 0;      ///< index of the file, for messages
+  int64_t row = 0;      ///< number of the row (rows only)
 };
 
 struct TextJob {
   std::string text;
   std::vector<TextPart> parts;
-  int64_t read_bytes = 0;  ///< of all files, up to the end of this job
+  int64_t read_bytes = 0;  ///< bytes of all files up to the end of this job
 };
 
 struct EncodedJob {
   struct Part {
-    size_t ids_end = 0;   ///< where its ids end in `ids`
-    size_t consumed = 0;  ///< bytes of the part that are encoded
+    size_t ids_end = 0;   ///< end of the part's ids in `ids`
+    size_t consumed = 0;  ///< number of bytes of the part that are encoded
     bool validation = false;
-    std::string bad{};  ///< what is wrong with a row that cannot be used, which has no ids
+    std::string bad{};  ///< error of a row that cannot be used, which has no ids
   };
   TextJob job;
   std::vector<int64_t> ids;
-  std::vector<TokenPart> token_parts;  ///< one for each of ids; empty without a RowEncoder
-  std::vector<Part> parts;             ///< one for each of job.parts
+  std::vector<TokenPart> token_parts;  ///< part of each id; empty without a RowEncoder
+  std::vector<Part> parts;             ///< result of each of job.parts
 };
 
-/// Which documents are for validation.
+/// Selection of the documents for validation.
 struct ValidationShare {
-  double fraction = 0;  ///< 0: none
-  /// Whole documents are for validation, chosen by a hash of the seed and their beginning, so that equal
-  /// documents are treated alike whatever the order and the other texts. Otherwise the end of each text is.
+  double fraction = 0;  ///< share of the text; 0: none
+  /// Whether whole documents are for validation, chosen by a hash of the seed and their beginning, so that
+  /// equal documents are treated alike whatever the order and the other texts. Otherwise the end of each text
+  /// is for validation.
   bool by_document = false;
   uint64_t seed = 0;
 
-  /// Whether a document that begins so is for validation; only its first kHashedBytes count.
+  /// Whether a document that begins with `document` is for validation; only its first kHashedBytes count.
   bool takes(std::string_view document) const;
   static constexpr size_t kHashedBytes = 1 << 16;
 };
 
-/// Not thread-safe.
+/// Reads texts and encodes them in jobs. Not thread-safe.
 class TextJobs {
  public:
-  /// json_lines: all texts are JSON lines, whatever their names, except tables. json_field: the field of a
-  /// row that is the document. encoder: encodes whole rows instead, which all texts then have; null: none.
+  /// `json_lines` is whether all texts are JSON lines, whatever their names, except tables. `json_field` is
+  /// the field of a row that contains the document. `encoder` encodes whole rows instead, which all texts
+  /// then must have; null: none.
   TextJobs(std::vector<std::string> files, bool json_lines, std::string json_field,
            const ValidationShare& validation, const Tokenizer& tokenizer,
            const RowEncoder* encoder = nullptr);
 
-  /// Encodes all jobs on `threads` threads and passes them to `visit` in order. Throws Error(kData) for a text
-  /// that cannot be used; rows that cannot be used are passed as such.
+  /// Encodes all jobs on `threads` threads and passes them to `visit` in order. Throws Error(kData) for a
+  /// text that cannot be used. Rows that cannot be used are passed with their error.
   void encode(int threads, const std::function<void(const EncodedJob&)>& visit);
 
-  /// Of all files.
+  /// Bytes read from all files.
   int64_t read_bytes() const;
 
-  /// Bytes at the end of a text that go to validation.
+  /// Number of bytes at the end of a text that are for validation.
   static int64_t share_of_end(const ValidationShare& validation, int64_t text_bytes);
 
  private:
@@ -103,14 +105,14 @@ class TextJobs {
   const Tokenizer& tokenizer_;
   const RowEncoder* encoder_;
   size_t next_file_ = 0;
-  std::unique_ptr<Rows> rows_;  ///< of the file that is read, or
+  std::unique_ptr<Rows> rows_;  ///< rows of the current file; null if it is a text
   std::unique_ptr<TextInput> input_;
-  std::string buffer_;        ///< read and not handed out yet
-  std::string pending_;       ///< the first byte of the next section, when it had to be read already
-  int64_t section_left_ = 0;  ///< bytes of this section not read yet; -1: up to the end of the input
-  int64_t end_left_ = 0;      ///< bytes of the section behind it, the end of the text that is for validation
+  std::string buffer_;        ///< bytes read that are not in a job yet
+  std::string pending_;       ///< first byte of the next section, if it had to be read already
+  int64_t section_left_ = 0;  ///< bytes of this section that are not read yet; -1: up to the end of the input
+  int64_t end_left_ = 0;      ///< bytes of the next section, the end of the text that is for validation
   bool in_document_ = false, document_validates_ = false;
-  int64_t finished_bytes_ = 0;  ///< of files that are read
+  int64_t finished_bytes_ = 0;  ///< bytes of files that are completely read
 };
 
 }  // namespace fsdp::data

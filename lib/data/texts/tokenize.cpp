@@ -20,10 +20,10 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// Text that cannot be cut is held back until it can; more than this is not text.
+/// Limit on text that is kept because it cannot be cut yet. Longer data is not text.
 constexpr size_t kMaxCarriedBytes = size_t{64} << 20;
 
-/// The file that a path names, even if it does not exist yet.
+/// Returns the file that a path refers to, even if it does not exist yet.
 fs::path resolved(const std::string& path) {
   std::error_code error;
   fs::path canonical = fs::weakly_canonical(fs::absolute(path, error), error);
@@ -116,7 +116,8 @@ ValidationShare validation_share(const TokenizeOptions& options, const std::vect
        " of validation, and neither may be empty; ", "give more text or another fraction");
 }
 
-/// Opens every file once, so that a wrong name is reported before the work. Returns their bytes; 0 if unknown.
+/// Opens every file once, so that a wrong name is reported before the work. Returns the bytes of all files; 0
+/// if unknown.
 int64_t check_texts(const TokenizeOptions& options, const std::vector<std::string>& files,
                     const RowEncoder* encoder, const ValidationShare& share) {
   const int64_t bytes =
@@ -157,7 +158,8 @@ std::string without_escapes(std::string_view text) {
   return out;
 }
 
-/// The ids of a token or text that stands between documents; `own` is the tokenizer's, which `own_name` names too.
+/// Returns the ids of a token or text between documents. `own` is the tokenizer's token, which `own_name`
+/// also refers to.
 std::vector<int64_t> marker_ids(const char* option, const std::string& name, const Tokenizer& tokenizer,
                                 const std::string& own_name, const std::vector<int64_t>& own) {
   if (name == "none") return {};
@@ -195,7 +197,7 @@ std::vector<int64_t> start_ids(const TokenizeOptions& options, const Tokenizer& 
   return marker_ids("document_start", options.document_start, tokenizer, "bos", tokenizer.begin_of_text());
 }
 
-/// Takes encoded jobs in order and writes their ids. Joins documents that were cut between two jobs: where a
+/// Receives encoded jobs in order and writes their ids. Joins documents that were cut between two jobs: if a
 /// part was not encoded exactly up to the next one, the next is encoded again from there.
 class Collector {
  public:
@@ -249,7 +251,7 @@ class Collector {
     std::string whole = std::move(carried_);
     carried_.clear();
     whole += text.substr(skip_);
-    // Where the next part begins, in `whole`.
+    // The next part begins at this position in `whole`.
     size_t gained = whole.size() - (text.size() - skip_);
     size_t stop = part.stop + gained > skip_ ? part.stop + gained - skip_ : 0;
     size_t behind = skip_ > part.stop + gained ? skip_ - part.stop - gained : 0;
@@ -280,7 +282,7 @@ class Collector {
 
   const Tokenizer& tokenizer_;
   const std::vector<std::string>& files_;
-  const std::vector<int64_t> start_, separator_;  ///< put before and behind every document
+  const std::vector<int64_t> start_, separator_;  ///< ids before and after every document
   TokenWriter& train_;
   TokenWriter* validation_;
   BadRows& bad_rows_;
@@ -288,8 +290,8 @@ class Collector {
   TokenWriter* writer_ = nullptr;
   std::vector<int64_t> ids_;
   std::vector<TokenPart> token_parts_;
-  std::string carried_;  ///< text of the document before the next part, not encoded yet
-  size_t skip_ = 0;      ///< bytes at the beginning of the next part that are encoded already
+  std::string carried_;  ///< text of the document before the next part that is not encoded yet
+  size_t skip_ = 0;      ///< number of bytes at the beginning of the next part that are encoded already
 };
 
 }  // namespace
@@ -301,7 +303,7 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
   ValidationShare share = validation_share(options, files);
   std::unique_ptr<Tokenizer> tokenizer =
       make_tokenizer(options.tokenizer, {.split_special_tokens = options.split_special_tokens});
-  // Before threads are started: it may fork.
+  // The encoder is made before threads are started, because it may fork.
   const std::unique_ptr<RowEncoder> encoder =
       options.make_row_encoder ? options.make_row_encoder(*tokenizer) : nullptr;
   const std::vector<int64_t> separator =
@@ -336,10 +338,10 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
     if (validation) refuse_empty_part(options, train.size(), validation->size(), "tokens");
     fail(ErrorKind::kData, "the texts contain no tokens; give texts that are not empty");
   }
-  // Both are on the disk before either gets its name.
+  // Both files are on the disk before either gets its name.
   train.finish();
   if (validation) validation->finish();
-  // Of the fuller file: a text of which both have a part is not two documents.
+  // The file with more documents counts: a text with a part in both files is not two documents.
   const int64_t documents = std::max(train.documents(), validation ? validation->documents() : 0);
   std::string warning;
   if (documents > 1 && separator.empty() && !encoder && options.document_separator.empty()) {

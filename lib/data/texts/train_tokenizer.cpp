@@ -19,10 +19,10 @@ using util::ErrorKind;
 using util::fail;
 
 constexpr int64_t kLineChunkBytes = 1 << 20;
-/// Longer lines are cut, so that texts without line ends can be used too.
+/// Limit on a line. Longer lines are cut, so that texts without line ends can be used too.
 constexpr size_t kMaxSentenceBytes = 16384;
 
-/// Iterates over the lines of the texts, and of the documents of those that have rows.
+/// Iterates over the lines of texts, and of the documents of texts with rows.
 class Lines final : public sentencepiece::SentenceIterator {
  public:
   Lines(const std::vector<std::string>& files, const TrainTokenizerOptions& options, int64_t file_bytes)
@@ -50,7 +50,7 @@ class Lines final : public sentencepiece::SentenceIterator {
         size_t length = std::min(end, buffer_.size()) - begin_;
         bool whole = length <= kMaxSentenceBytes;
         length = std::min(length, kMaxSentenceBytes);
-        // A cut is not within a character.
+        // A cut must not be within a character.
         while (!whole && length > 1 && is_continuation(buffer_[begin_ + length])) --length;
         line_.assign(buffer_, begin_, length);
         begin_ += length + (whole ? 1 : 0);
@@ -83,7 +83,7 @@ class Lines final : public sentencepiece::SentenceIterator {
 
   int64_t read_bytes() const { return rows_ ? rows_->read_bytes() : input_ ? input_->read_bytes() : 0; }
 
-  /// Appends to the buffer; false at the end of the file.
+  /// Appends to the buffer. Returns false at the end of the file.
   bool read_more() {
     if (options_.progress && file_bytes_ > 0) {
       options_.progress("reading", finished_bytes_ + read_bytes(), file_bytes_);
@@ -110,7 +110,7 @@ class Lines final : public sentencepiece::SentenceIterator {
   BadRows bad_rows_;
   int64_t file_bytes_, finished_bytes_ = 0;
   size_t next_file_ = 0;
-  std::unique_ptr<TextInput> input_;  ///< the file that is read, or
+  std::unique_ptr<TextInput> input_;  ///< current file; null if it has rows
   std::unique_ptr<Rows> rows_;
   std::string buffer_, line_;
   size_t begin_ = 0;
@@ -156,7 +156,7 @@ BadRows train_tokenizer(const TrainTokenizerOptions& options) {
       {"character_coverage", "0.99995"},
       {"minloglevel", "2"},
   };
-  // So that the same lines are drawn each time.
+  // The fixed seed draws the same lines each time.
   sentencepiece::SetRandomGeneratorSeed(1234);
   Lines lines(files, options, file_bytes);
   std::string model;

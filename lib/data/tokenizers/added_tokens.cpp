@@ -15,7 +15,7 @@ AddedTokens::AddedTokens(const std::vector<Vocabulary::AddedToken>& tokens) {
     strips_left_ = strips_left_ || token.lstrip;
   }
   for (Group* group : {&plain_, &normalized_}) {
-    // Of several tokens with the same content the first counts.
+    // If several tokens have the same content, the first counts.
     std::stable_sort(group->tokens.begin(), group->tokens.end(),
                      [](const auto& a, const auto& b) { return a.content < b.content; });
     const auto end = std::unique(group->tokens.begin(), group->tokens.end(),
@@ -27,7 +27,7 @@ AddedTokens::AddedTokens(const std::vector<Vocabulary::AddedToken>& tokens) {
   }
 }
 
-/// Narrows the tokens byte by byte to those that begin as the text does.
+/// Returns the longest token at the beginning of `text`, by narrowing the tokens byte by byte.
 const Vocabulary::AddedToken* AddedTokens::longest_at(const Group& group, std::string_view text) {
   const Vocabulary::AddedToken* longest = nullptr;
   auto first = group.tokens.begin(), last = group.tokens.end();
@@ -59,7 +59,7 @@ AddedTokens::Search::Found AddedTokens::Search::find_in(const Group& group, std:
   return {};
 }
 
-/// `text` ends where the search for the token did.
+/// Adds white space to a match. `text` ends where the search for the token ended.
 AddedTokens::Match AddedTokens::Search::with_white_space(const Found& found, std::string_view text,
                                                          size_t from) const {
   if (found.token == nullptr) return {};
@@ -77,7 +77,8 @@ AddedTokens::Match AddedTokens::Search::with_white_space(const Found& found, std
 }
 
 AddedTokens::Match AddedTokens::Search::next(size_t from) {
-  // Kept from call to call: the text before it is searched once, however many normalized tokens are in it.
+  // plain_ is kept between calls, so that the text before it is searched once, however many normalized tokens
+  // it has.
   if (!is_known_) plain_ = find_in(tokens_.plain_, text_, plain_from_);
   is_known_ = true;
   const Match plain = with_white_space(plain_, text_, from);

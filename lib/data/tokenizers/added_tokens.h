@@ -1,6 +1,6 @@
 #pragma once
 
-// Texts that are one token wherever they stand, such as <|endoftext|>.
+// Added tokens: texts such as <|endoftext|> that are one token wherever they occur.
 
 #include <algorithm>
 #include <array>
@@ -13,36 +13,36 @@
 
 namespace fsdp::data {
 
-/// Thread-safe.
+/// The added tokens of a vocabulary, for searching texts. Thread-safe.
 class AddedTokens {
  public:
-  /// The text of a token, with the white space that it takes along.
+  /// The text of a token with the white space that belongs to the match.
   struct Match {
     size_t begin = std::string_view::npos, end = std::string_view::npos;
     int64_t id = -1;
-    size_t content_begin = std::string_view::npos;  ///< behind the white space before it
-    bool is_open = false;  ///< were more text to follow, it might take more white space along
+    size_t content_begin = std::string_view::npos;  ///< begin of the token itself, after white space
+    bool is_open = false;  ///< whether following text could add white space to the match
   };
 
   explicit AddedTokens(const std::vector<Vocabulary::AddedToken>& tokens);
 
  private:
   struct Group {
-    std::vector<Vocabulary::AddedToken> tokens;  ///< sorted by content, each once
+    std::vector<Vocabulary::AddedToken> tokens;  ///< tokens sorted by content, without duplicates
     std::array<bool, 256> begins{};              ///< whether a token begins with the byte
-    std::string only_byte;                       ///< the first byte when all tokens have the same
+    std::string only_byte;                       ///< the first byte, if all tokens have the same
   };
 
  public:
-  /// Finds the tokens in one text, from its beginning to its end. Both must outlive it.
+  /// Finds the tokens in one text, from its beginning to its end. Requires: both outlive the object.
   class Search {
    public:
     Search(const AddedTokens& tokens, std::string_view text) : tokens_(tokens), text_(text) {}
 
-    /// The next token, where the text before `from`, the end of the one before, is dealt with: of those that
-    /// are not normalized the leftmost, and of several at one place the longest; normalized ones count only
-    /// before that one. As in tokenizers, a token within the white space that the one before took along counts
-    /// too: it then begins at `from` and may end before it.
+    /// Returns the next token, given that the text before `from` (the end of the previous token) is done: the
+    /// leftmost token that is not normalized, and the longest at its position. A normalized token counts only
+    /// before that one. As in tokenizers, a token within the white space of the previous match counts too:
+    /// its match begins at `from` and may end before it.
     Match next(size_t from);
 
    private:
@@ -56,12 +56,12 @@ class AddedTokens {
     const AddedTokens& tokens_;
     std::string_view text_;
     Found plain_;
-    bool is_known_ = false;                        ///< plain_ is
-    size_t plain_from_ = 0, normalized_from_ = 0;  ///< where the next search of each group begins
+    bool is_known_ = false;                        ///< whether plain_ is up to date
+    size_t plain_from_ = 0, normalized_from_ = 0;  ///< beginning of the next search of each group
   };
 
   /// Calls on_text(part, begins) for each part of `text` between the tokens, which may be empty, and appends
-  /// the tokens' ids in between. begins: the part is the first.
+  /// the tokens' ids in between. `begins` is true for the first part.
   template <typename OnText>
   void cut_out(std::string_view text, std::vector<int64_t>& ids, const OnText& on_text) const {
     if (text.empty()) return;
@@ -75,10 +75,10 @@ class AddedTokens {
     }
   }
 
-  /// Whether a token takes white space before it along.
+  /// Whether a token's match includes white space before it.
   bool any_strips_left() const { return strips_left_; }
 
-  /// Bytes of the longest token; 0 when there are none.
+  /// Bytes of the longest token; 0 if there are none.
   size_t longest_bytes() const { return longest_bytes_; }
 
  private:

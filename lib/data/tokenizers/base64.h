@@ -6,7 +6,7 @@
 
 namespace fsdp::data {
 
-/// The bytes that base64 (RFC 4648, section 4) stands for; nothing when it is none.
+/// Decodes base64 (RFC 4648, section 4); nothing if the text is not valid.
 std::optional<std::string> from_base64(std::string_view text);
 
 }  // namespace fsdp::data

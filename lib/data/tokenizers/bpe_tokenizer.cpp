@@ -10,21 +10,21 @@
 namespace fsdp::data {
 namespace {
 
-/// How far from the end likely_cut() looks for a good place.
+/// Distance from the end within which likely_cut() searches a good position.
 constexpr size_t kCutSearchBytes = 1 << 16;
-/// How much of a text that normalization changes is split at once.
+/// Length of the part of a text that is split at once, if normalization changes it.
 constexpr size_t kFormedStepBytes = 1 << 12;
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-/// Whether a token of normalized text can be looked for in raw text: neither form makes a blank, a tab or a line
-/// end of other characters, or joins them with a mark.
+/// Whether a token of normalized text can be searched in raw text: neither form makes a blank, a tab or a
+/// line end of other characters, or joins them with a mark.
 bool is_inert(const std::string& content, UnicodeForm form) {
   return (form == UnicodeForm::kNfc || form == UnicodeForm::kNfd) &&
          content.find_first_not_of(" \t\r\n") == std::string::npos;
 }
 
-/// The added tokens that are looked for in raw text, or those for normalized text, in their normalized form.
+/// Returns the added tokens for raw text, or those for normalized text in their normalized form.
 std::vector<Vocabulary::AddedToken> added_tokens(const Vocabulary& vocabulary, bool in_normalized_text) {
   std::vector<Vocabulary::AddedToken> chosen;
   for (Vocabulary::AddedToken& token : vocabulary.matched_tokens()) {
@@ -87,29 +87,29 @@ class BpeTokenizer final : public VocabularyTokenizer {
     bool matches_only;
   };
 
-  /// With add_prefix_space_, the rest of a cut text would get a blank too; and the tokens of normalized text
-  /// are looked for in whole texts.
+  /// Texts are not cut with add_prefix_space_, since the rest would get a blank too, and not if there are
+  /// tokens of normalized text, which are searched in whole texts.
   bool never_cut() const { return add_prefix_space_ || normalized_added_.longest_bytes() > 0; }
 
   size_t encode_up_to(std::string_view text, size_t stop, bool goes_on, std::vector<int64_t>& ids) const {
     std::unique_ptr<Scratch> scratch = scratch_.take();
     Output out{*scratch, ids};
     scratch->pattern.begin_text(text);
-    // Where the text goes on, its end is not certain: an added token or a character may begin there.
+    // If the text continues, its end is not certain: an added token or a character may begin there.
     size_t certain = text.size();
     if (goes_on) {
       certain -= std::min(certain, std::max(added_.longest_bytes(), size_t{1}) - 1);
       certain = std::min(certain, text.size() - incomplete_utf8_tail(text));
       certain -= incomplete_utf8_tail(text.substr(0, certain));
-      // A token that begins there may take this white space along.
+      // A token that begins there may include this white space.
       if (added_.any_strips_left()) certain = trimmed_right(text.substr(0, certain)).size();
     }
     size_t done = 0;
     AddedTokens::Search tokens(added_, text);
     while (!goes_on || (done < text.size() && done < stop)) {
       AddedTokens::Match token = tokens.next(done);
-      // Behind `certain` a longer token may begin at the same place.
-      // Nor is it known how much white space a token takes along that reaches to the end.
+      // After `certain` a longer token may begin at the same position.
+      // The white space of a token that reaches the end is not known either.
       bool found = token.id >= 0 && (!goes_on || (token.content_begin < certain && !token.is_open));
       size_t end = found     ? token.begin
                    : goes_on ? std::max(std::min(certain, token.begin), done)
@@ -133,8 +133,8 @@ class BpeTokenizer final : public VocabularyTokenizer {
     return done;
   }
 
-  /// Encodes a text between added tokens up to a place at or after `stop` where it may be cut; when the text
-  /// goes on, only as far as is certain. Returns that place.
+  /// Encodes a text between added tokens up to a position at or after `stop` where it may be cut; if the text
+  /// continues, only as far as is certain. Returns that position.
   size_t segment(std::string_view text, size_t stop, bool goes_on, Output& out) const {
     size_t done = 0;
     while (done < text.size()) {
@@ -155,9 +155,9 @@ class BpeTokenizer final : public VocabularyTokenizer {
     return done;
   }
 
-  /// The same for valid UTF-8 that is split in its normalization form.
+  /// Does the same for valid UTF-8 that is split in its normalization form.
   size_t formed_run(std::string_view text, size_t stop, bool goes_on, Output& out) const {
-    // The rest may depend on what follows.
+    // The rest may depend on the following text.
     if (goes_on) text = text.substr(0, last_form_boundary(text));
     FormedText formed(text, *form_);
     if (normalized_added_.longest_bytes() > 0) {
@@ -167,7 +167,7 @@ class BpeTokenizer final : public VocabularyTokenizer {
       return text.size();
     }
     if (!formed.changed()) return split(0, text, stop, goes_on, out);
-    // The raw text cannot be cut where a piece ends inside a change.
+    // The raw text cannot be cut if a piece ends inside a change.
     size_t done = 0, cut = 0, ids_at_cut = out.ids.size();
     const size_t end = formed.place_of(stop);
     while (done < formed.text().size() && cut < stop) {
@@ -223,7 +223,7 @@ class BpeTokenizer final : public VocabularyTokenizer {
   PieceModel model_;
   AddedTokens added_;
   std::optional<UnicodeForm> form_;
-  AddedTokens normalized_added_;  ///< looked for in the text in the form
+  AddedTokens normalized_added_;  ///< tokens that are searched in the text in its normalization form
   std::vector<Split> splits_;
   bool add_prefix_space_;
   mutable Pool<Scratch> scratch_;

@@ -15,7 +15,7 @@
 namespace fsdp::data {
 namespace {
 
-/// The id of a token that the vocabulary needs.
+/// Returns the id of a token that the vocabulary needs.
 uint32_t needed_token(const Vocabulary& vocabulary, const std::string& token) {
   auto found = vocabulary.tokens.find(token);
   if (found == vocabulary.tokens.end()) {
@@ -40,7 +40,7 @@ class MergeTable {
     }
   }
 
-  /// Up to this many tokens, those of words, looking at all pairs each time is fastest.
+  /// Up to this many tokens, as words have, examining all pairs each time is fastest.
   static constexpr size_t kShort = 48;
 
   /// Merges `count` tokens and appends the ids of the result.
@@ -56,7 +56,7 @@ class MergeTable {
  private:
   struct Merge {
     uint32_t rank = 0;  ///< lower ranks are merged first
-    uint32_t id = 0;    ///< of the merged token
+    uint32_t id = 0;    ///< id of the merged token
   };
 
   static uint64_t pair_of(uint32_t left, uint32_t right) { return uint64_t{left} << 32 | right; }
@@ -70,8 +70,8 @@ class MergeTable {
     constexpr uint32_t kNoRank = UINT32_MAX;
     struct Symbol {
       uint32_t id;
-      uint32_t rank;       // of the merge with the next symbol
-      uint32_t merged_id;  // of the result of that merge
+      uint32_t rank;       // rank of the merge with the next symbol
+      uint32_t merged_id;  // id of the result of that merge
     };
     std::array<Symbol, kShort> symbols;
     auto look_up = [&](size_t i) {
@@ -96,7 +96,7 @@ class MergeTable {
     for (size_t i = 0; i < count; ++i) ids.push_back(symbols[i].id);
   }
 
-  /// With a queue of pairs: n log n.
+  /// Merges by a priority queue of pairs, in n log n time.
   void merge_long(const uint32_t* tokens, size_t count, std::vector<int64_t>& ids) const {
     constexpr size_t kNone = SIZE_MAX;
     struct Symbol {
@@ -127,7 +127,7 @@ class MergeTable {
       Candidate best = queue.top();
       queue.pop();
       Symbol& symbol = symbols[best.place];
-      // One of the two was merged otherwise meanwhile.
+      // One of the two symbols has been merged otherwise meanwhile.
       if (!symbol.there || symbol.id != best.left || symbol.after == kNone ||
           symbols[symbol.after].id != best.right) {
         continue;
@@ -195,7 +195,8 @@ class ByteLevelBpe {
   MergeTable merges_;
   std::optional<uint32_t> unknown_;
   bool fuse_unknown_;
-  std::unordered_map<std::string, uint32_t> whole_pieces_;  ///< with ignore_merges only: bytes to id
+  /// Ids of whole pieces by their bytes, with ignore_merges only.
+  std::unordered_map<std::string, uint32_t> whole_pieces_;
 };
 
 class CharacterBpe {
@@ -254,7 +255,7 @@ class CharacterBpe {
   MergeTable merges_;
   bool byte_fallback_, fuse_unknown_;
   std::optional<int64_t> unknown_;
-  std::unordered_map<std::string, uint32_t> whole_pieces_;  ///< with ignore_merges only
+  std::unordered_map<std::string, uint32_t> whole_pieces_;  ///< ids of whole pieces, with ignore_merges only
 };
 
 struct Tables {

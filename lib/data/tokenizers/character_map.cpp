@@ -7,14 +7,14 @@
 namespace fsdp::data {
 namespace {
 
-// A unit of Darts: bits 0-7 and 31 are the label, bit 8 whether a key ends there, bits 9 and 10-30 the offset
-// of its children. The unit of an end is a value, without bit 31.
+// A unit of Darts: bits 0-7 and 31 are the label, bit 8 is whether a key ends there, bits 9 and 10-30 are the
+// offset of its children. The unit of a key's end is a value, without bit 31.
 bool has_leaf(uint32_t unit) { return (unit >> 8 & 1) != 0; }
 uint32_t value_of(uint32_t unit) { return unit & 0x7fffffffu; }
 uint32_t label_of(uint32_t unit) { return unit & 0x800000ffu; }
 size_t offset_of(uint32_t unit) { return static_cast<size_t>(unit >> 10) << ((unit & 0x200u) >> 6); }
 
-constexpr size_t kLabels = 256;  ///< of the children of a unit
+constexpr size_t kLabels = 256;  ///< number of possible children of a unit
 
 }  // namespace
 
@@ -33,7 +33,7 @@ std::optional<CharacterMap> CharacterMap::of(std::string_view map) {
   return made;
 }
 
-/// Visits every unit that a search can come to, each once. A search looks at the children for all labels.
+/// Visits every unit that a search can reach, each once. A search reads the children for all labels.
 bool CharacterMap::stays_inside() const {
   std::vector<bool> visited(units_.size());
   std::vector<size_t> waiting = {0};

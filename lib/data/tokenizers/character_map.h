@@ -1,7 +1,8 @@
 #pragma once
 
-// The map by which SentencePiece models normalize characters ("precompiled_charsmap"): a trie of sequences of bytes,
-// made by Darts (a double array: Aoe, An efficient digital search algorithm, 1989), and the texts that replace them.
+// The map by which SentencePiece models normalize characters ("precompiled_charsmap"): a trie of byte
+// sequences, built by Darts (a double array: Aoe, An efficient digital search algorithm, 1989), and their
+// replacements. Thread-safe.
 
 #include <cstdint>
 #include <optional>
@@ -11,14 +12,14 @@
 
 namespace fsdp::data {
 
-/// Thread-safe.
 class CharacterMap {
  public:
-  /// `map` is the number of bytes of the trie, the trie, and the texts, each ended by a zero. Nothing when it is not
-  /// such a map, or when a search in it could leave it: libsentencepiece does not check that.
+  /// Parses a map: the number of bytes of the trie, the trie, and the texts, each ended by a zero. Returns
+  /// nothing if `map` is not such a map, or if a search could read outside of it, which libsentencepiece does
+  /// not check.
   static std::optional<CharacterMap> of(std::string_view map);
 
-  /// The text for the shortest key that `key` begins with.
+  /// Returns the replacement of the shortest key that is a prefix of `key`.
   std::optional<std::string_view> find(std::string_view key) const;
 
  private:

@@ -15,7 +15,7 @@ namespace {
 using json = nlohmann::json;
 using util::concat;
 
-/// The text of a token that is written as a text or as an object with "content"; empty: none.
+/// Returns the text of a token written as a text or as an object with "content"; "" if there is none.
 std::string token_text(const json& config, const char* key) {
   const json* token = &VocabularyReader::at(config, key);
   if (token->is_object()) token = &VocabularyReader::at(*token, "content");
@@ -27,7 +27,7 @@ std::optional<bool> optional_flag(const json& config, const char* key) {
   return value.is_boolean() ? std::optional(value.get<bool>()) : std::nullopt;
 }
 
-/// "added_tokens_decoder": options of tokens by id.
+/// Reads "added_tokens_decoder": options of tokens by id.
 std::vector<Vocabulary::AddedToken> tokens_by_id(const VocabularyReader& reader, const json& list) {
   std::vector<Vocabulary::AddedToken> tokens;
   reader.object(list, "\"added_tokens_decoder\"");
@@ -43,7 +43,8 @@ std::vector<Vocabulary::AddedToken> tokens_by_id(const VocabularyReader& reader,
   return tokens;
 }
 
-/// The texts that a tokenizer_config.json names as special tokens: bos_token, additional_special_tokens and so on.
+/// Returns the texts that a tokenizer_config.json lists as special tokens: bos_token,
+/// additional_special_tokens and so on.
 std::unordered_set<std::string> special_texts(const json& config) {
   std::unordered_set<std::string> texts;
   if (!config.is_object()) return texts;
@@ -58,7 +59,7 @@ std::unordered_set<std::string> special_texts(const json& config) {
   return texts;
 }
 
-/// added_tokens.json: ids by text.
+/// Reads added_tokens.json: ids by text.
 std::vector<Vocabulary::AddedToken> tokens_by_text(const VocabularyReader& reader, const json& ids,
                                                    const json& config) {
   std::vector<Vocabulary::AddedToken> tokens;
@@ -142,7 +143,7 @@ void add_companions(const Companions& companions, Vocabulary& vocabulary) {
   }
   const auto put = [&](std::optional<bool> adds, const std::string& token,
                        std::optional<std::vector<int64_t>>& ids) {
-    if (ids || !adds) return;  // a post-processor decides
+    if (ids || !adds) return;  // set by a post-processor
     ids.emplace();
     if (const auto id = vocabulary.find(token); *adds && id) ids->push_back(*id);
   };

@@ -15,7 +15,7 @@ std::vector<Vocabulary::AddedToken> raw_tokens(const Vocabulary& vocabulary) {
   return chosen;
 }
 
-/// The added tokens for normalized text, in their normalized form.
+/// Returns the added tokens for normalized text, in their normalized form.
 std::vector<Vocabulary::AddedToken> normalized_tokens(const Vocabulary& vocabulary,
                                                       const Normalizer& normalizer) {
   std::vector<Vocabulary::AddedToken> chosen;
@@ -30,8 +30,8 @@ std::vector<Vocabulary::AddedToken> normalized_tokens(const Vocabulary& vocabula
   return chosen;
 }
 
-/// The character for a blank, if no merge puts one behind anything but blanks: then each word of a text, with
-/// the blanks before it, can be merged separately. Otherwise empty.
+/// Returns the character for a blank, if no merge puts a blank after anything but blanks: then each word of a
+/// text, with the blanks before it, can be merged separately. "" otherwise.
 std::string word_mark(const Vocabulary& vocabulary) {
   if (vocabulary.model != Vocabulary::Model::kCharacterBpe || vocabulary.ignore_merges) return "";
   const std::string mark = vocabulary.metaspace ? vocabulary.metaspace->blank : Vocabulary::Metaspace().blank;
@@ -76,7 +76,7 @@ class MetaspaceTokenizer final : public VocabularyTokenizer {
       if (byte_ids[byte]) keep(*byte_ids[byte], one, stripped ? "" : one);
     }
     for (const auto& token : vocabulary.added) keep(token.id, token.content);
-    // These match together with the blank before them.
+    // These tokens match together with the blank before them.
     for (const auto& token : normalized_tokens(vocabulary, normalizer_)) keep_piece(token.content, token.id);
   }
 
@@ -93,7 +93,7 @@ class MetaspaceTokenizer final : public VocabularyTokenizer {
     std::vector<int64_t>& ids;
   };
 
-  /// A text between added tokens. first: it begins the whole text.
+  /// Encodes a text between added tokens. `first` is whether it begins the whole text.
   void segment(std::string_view text, bool first, Output& out) const {
     for (size_t done = 0; done < text.size();) {
       const size_t valid = valid_utf8_prefix(text.substr(done));
@@ -131,7 +131,8 @@ class MetaspaceTokenizer final : public VocabularyTokenizer {
     }
   }
 
-  /// first: the word begins the whole text. begins: it does not continue the text before it.
+  /// Encodes a word. `first` is whether it begins the whole text, `begins` whether it does not continue the
+  /// text before it.
   void word(std::string_view text, bool first, bool begins, Output& out) const {
     if (text.empty()) return;
     if (!metaspace_) return pieces(text, word_mark_, true, out);
@@ -144,7 +145,7 @@ class MetaspaceTokenizer final : public VocabularyTokenizer {
     pieces(marked, word_mark_, true, out);
   }
 
-  /// Cuts before each mark; with `runs`, only before the first of consecutive ones.
+  /// Cuts the text before each mark; with `runs`, only before the first of consecutive marks.
   void pieces(std::string_view text, const std::string& mark, bool runs, Output& out) const {
     size_t begin = 0;
     for (size_t i = text.find(mark, 1); !mark.empty() && i != std::string_view::npos;
@@ -163,7 +164,7 @@ class MetaspaceTokenizer final : public VocabularyTokenizer {
   AddedTokens added_, normalized_added_;
   bool split_at_whitespace_;
   std::optional<Vocabulary::Metaspace> metaspace_;
-  std::string word_mark_;  ///< word_mark()
+  std::string word_mark_;  ///< result of word_mark()
   std::array<std::optional<uint32_t>, 256> byte_ids_;
   std::optional<int64_t> unknown_id_;
   mutable Pool<PieceCache> caches_;

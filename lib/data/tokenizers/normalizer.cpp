@@ -14,7 +14,7 @@
 namespace fsdp::data {
 namespace {
 
-/// Appends to a text under normalization.
+/// Appends to a text that is being normalized.
 class BoundedText {
  public:
   explicit BoundedText(const Normalizer::Text& text) : limits_(text) {}
@@ -40,8 +40,8 @@ std::string mapped(const Normalizer::Text& whole, const CharacterMap& map) {
       grapheme.remove_prefix(one.size());
     }
   };
-  // As in Hugging Face's tokenizers: a grapheme of up to five bytes as a whole if the map has a beginning of it, and
-  // else character by character.
+  // As in Hugging Face's tokenizers, a grapheme of up to five bytes is mapped as a whole if the map has a key
+  // that begins it, otherwise character by character.
   auto grapheme = [&](std::string_view one) {
     constexpr size_t kMostGraphemeBytes = 5;
     const auto found = one.size() <= kMostGraphemeBytes ? map.find(one) : std::nullopt;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What tokenizers do to a text before they split it, as Hugging Face's tokenizers does it.
+// Normalization of texts before they are split, as in Hugging Face's tokenizers.
 
 #include <functional>
 #include <string>
@@ -13,8 +13,8 @@ namespace fsdp::data {
 
 struct NormalizerStep {
   enum class Kind {
-    kForm,         ///< `form`
-    kPrepend,      ///< puts `content` in front of a text that is not empty
+    kForm,         ///< converts the text to `form`
+    kPrepend,      ///< puts `content` before a text that is not empty
     kReplace,      ///< replaces each `pattern` by `content`
     kStrip,        ///< strips white space from the ends that `left` and `right` name
     kPrecompiled,  ///< maps characters by `content`, SentencePiece's map (precompiled_charsmap), decoded
@@ -22,27 +22,27 @@ struct NormalizerStep {
   Kind kind = Kind::kForm;
   UnicodeForm form = UnicodeForm::kNfc;
   std::string pattern, content;
-  bool literal = true;  ///< the pattern is a text, not a regular expression
+  bool literal = true;  ///< whether the pattern is a text, not a regular expression
   bool left = false, right = false;
 };
 
-/// Thread-safe.
+/// A sequence of normalization steps. Thread-safe.
 class Normalizer {
  public:
   /// Throws Error(kData) for a pattern or map that cannot be used.
   explicit Normalizer(const std::vector<NormalizerStep>& steps);
 
-  /// `text` must be valid UTF-8. begins: no text lies before it, so that kPrepend applies. Throws Error(kData) when
-  /// the text becomes more than 64 times as long (but for its first KiB).
+  /// Normalizes `text`, which must be valid UTF-8. `begins` is whether no text precedes it, so that kPrepend
+  /// applies. Throws Error(kData) if the text becomes more than 64 times as long (the first KiB is exempt).
   std::string operator()(std::string_view text, bool begins) const;
 
-  /// A text under normalization, and how long it may become.
+  /// A text that is being normalized, with the limit on its length.
   struct Text {
     std::string text;
     bool begins = true;
     size_t most_bytes = 0;
 
-    /// Throws Error(kData) for more bytes than that.
+    /// Throws Error(kData) if `bytes` exceeds most_bytes.
     void check(size_t bytes) const;
   };
   using Step = std::function<void(Text& text)>;

@@ -25,20 +25,21 @@ namespace {
 
 using util::concat;
 
-/// Longer than every token that exists; the work for the merges of a token grows with it.
+/// Limit on a token's bytes, longer than every existing token. The work for the merges of a token grows with
+/// its length.
 constexpr size_t kMostTokenBytes = 1024;
 
 // OpenAI's patterns (tiktoken's openai_public.py), without the possessive quantifiers that change nothing.
 constexpr const char* kCl100kPattern =
     R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\s|\S)|\s*[\r\n]|\s+(?!\S)|\s)";
-/// A file of tiktoken that is published.
+/// A published file of tiktoken.
 struct KnownFile {
   const char* name;
-  uint64_t hash;  ///< XXH3 of its bytes
+  uint64_t hash;  ///< XXH3 of the file's bytes
   const char* pattern;
   bool is_nfc;
   std::vector<std::pair<const char*, int64_t>> special;
-  const char *begin, *end;  ///< of texts; null: none
+  const char *begin, *end;  ///< tokens that begin and end texts; null: none
 };
 
 const std::vector<KnownFile>& known_files() {
@@ -85,7 +86,8 @@ const std::vector<KnownFile>& known_files() {
   return kFiles;
 }
 
-/// The special tokens of tekken.json files that list none (mistral-common's DEPRECATED_SPECIAL_TOKENS), by id.
+/// The special tokens of tekken.json files without a list of them (mistral-common's
+/// DEPRECATED_SPECIAL_TOKENS), by id.
 constexpr auto kTekkenSpecial = std::to_array<const char*>({"<unk>",
                                                             "<s>",
                                                             "</s>",
@@ -149,7 +151,7 @@ class Ranks {
     return symbols;
   }
 
-  /// All pairs of earlier tokens of which a token consists.
+  /// Adds all pairs of earlier tokens that form a token.
   void add_merges(std::string_view bytes) {
     for (size_t place = 1; place < bytes.size(); ++place) {
       std::string left = symbols_of(bytes.substr(0, place));

@@ -21,7 +21,8 @@ namespace {
 using PieceKind = SentencePieceModel::Kind;
 using util::concat;
 
-/// Longer than every piece that exists; the library looks at that much of a text from each of its places.
+/// Limit on a piece's bytes, longer than every existing piece. The library examines that much of a text at
+/// each of its positions.
 constexpr size_t kMostPieceBytes = 1024;
 
 [[noreturn]] void refuse_model(const std::string& source, const std::string& found) {
@@ -29,11 +30,11 @@ constexpr size_t kMostPieceBytes = 1024;
              "; give the .model that SentencePiece or fsdp-data train-tokenizer wrote, or copy it again");
 }
 
-/// A field of a message.
+/// A field of a protocol buffer message.
 struct MessageField {
   uint32_t number = 0;
-  uint64_t value = 0;     ///< of numbers
-  std::string_view text;  ///< of texts and messages
+  uint64_t value = 0;     ///< value of a number
+  std::string_view text;  ///< content of a text or message
 };
 
 /// Reads the fields of a message in the order of its bytes.
@@ -41,7 +42,7 @@ class MessageReader {
  public:
   MessageReader(std::string_view bytes, const std::string& source) : bytes_(bytes), source_(source) {}
 
-  /// False at the end.
+  /// Reads the next field. Returns false at the end.
   bool next(MessageField& field) {
     if (bytes_.empty()) return false;
     const uint64_t tag = varint();
@@ -169,7 +170,7 @@ void read_normalization(std::string_view message, const std::string& source, Sen
   });
 }
 
-/// The byte of "<0x0A>"; nothing for another piece.
+/// Returns the byte that a piece such as "<0x0A>" represents; nothing for other pieces.
 std::optional<size_t> byte_of_piece(std::string_view piece) {
   constexpr std::string_view kHex = "0123456789ABCDEF";
   if (piece.size() != 6 || !piece.starts_with("<0x") || !piece.ends_with('>')) return std::nullopt;
@@ -266,7 +267,7 @@ Vocabulary vocabulary_of(const SentencePieceModel& model, const std::filesystem:
   }
   Companions companions = read_companions(path.parent_path());
   if (companions.config.is_object() && !companions.adds_begin) {
-    // The classes of transformers that read such models put it by default.
+    // The classes of transformers that read such models add it by default.
     const nlohmann::json& name = VocabularyReader::at(companions.config, "tokenizer_class");
     const std::string type = name.is_string() ? name.get<std::string>() : "";
     if (type.starts_with("LlamaTokenizer") || type.starts_with("GemmaTokenizer"))

@@ -17,9 +17,9 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// A blank in pieces: U+2581.
+/// The character for a blank in pieces: U+2581.
 constexpr std::string_view kBlank = "\xe2\x96\x81";
-/// The library's text for a piece that is not in the vocabulary.
+/// The library's text of a piece that is not in the vocabulary.
 constexpr const char* kUnknown = " \xe2\x81\x87 ";
 
 class SentencePieceTokenizer final : public Tokenizer {
@@ -124,12 +124,13 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   std::string name_;
   sentencepiece::SentencePieceProcessor processor_;
-  /// For text behind added tokens, where only the beginning of a text gets a blank. Null: processor_.
+  /// Processor of text after added tokens, if only the beginning of a text gets a blank. Null: processor_
+  /// serves there too.
   std::unique_ptr<sentencepiece::SentencePieceProcessor> continuing_;
   AddedTokens added_;
   int64_t vocab_size_ = 0;
-  std::unordered_map<int64_t, std::string> contents_;  ///< of added tokens behind the model's pieces
-  std::unordered_map<std::string, int64_t> ids_;       ///< of added tokens
+  std::unordered_map<int64_t, std::string> contents_;  ///< texts of added tokens after the model's pieces
+  std::unordered_map<std::string, int64_t> ids_;       ///< ids of added tokens
   std::vector<int64_t> begin_ids_;
   std::optional<int64_t> end_of_text_;
   bool blank_is_put_first_, drops_blanks_;

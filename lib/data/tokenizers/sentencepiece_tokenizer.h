@@ -1,6 +1,6 @@
 #pragma once
 
-// SentencePiece models (Kudo and Richardson: SentencePiece, EMNLP 2018), run by its library.
+// SentencePiece models (Kudo and Richardson: SentencePiece, EMNLP 2018), executed by its library.
 
 #include <filesystem>
 #include <memory>
@@ -10,12 +10,13 @@
 
 namespace fsdp::data {
 
-/// The tokenizer of a .model and the added tokens of `vocabulary`, which are looked for in texts first, as transformers
-/// does. Throws Error(kData) for a model that the library refuses.
+/// Returns the tokenizer of a .model and the added tokens of `vocabulary`, which are searched in texts first,
+/// as in transformers. Throws Error(kData) for a model that the library refuses.
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const SentencePieceModel& model,
                                                         const Vocabulary& vocabulary);
 
-/// The same from a file and those beside it. Throws Error(kData) for a file that is not a model.
+/// Returns the tokenizer of a .model file and the files beside it. Throws Error(kData) for a file that is not
+/// a model.
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const std::filesystem::path& path,
                                                         const TokenizerOptions& options = {});
 

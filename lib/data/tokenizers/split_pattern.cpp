@@ -18,7 +18,7 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// Unicode's White_Space, for the inside of a class.
+/// Unicode's White_Space, as the inside of a class.
 constexpr const char* kWhiteSpace = "\\t-\\r\\x{85}\\p{Z}";
 
 std::string lower_case(std::string_view text) {
@@ -29,7 +29,8 @@ std::string lower_case(std::string_view text) {
   return lower;
 }
 
-/// The characters that PCRE2's tables may lack of a general category ("L", "Lu") or script, for the inside of a class.
+/// Returns the characters of a general category ("L", "Lu") or script that PCRE2's tables may lack, as the
+/// inside of a class.
 std::string additions_to(const std::string& property) {
   const std::string name = lower_case(property);
   std::string ranges;
@@ -56,7 +57,7 @@ std::string additions_to(const std::string& property) {
   return ranges;
 }
 
-/// Whether the text has one of these characters. Their first two bytes in UTF-8 tell most others from them.
+/// Whether the text has one of these characters. The first two bytes in UTF-8 rule out most other characters.
 bool has_additions(std::string_view text) {
   static const auto kBeginnings = [] {
     std::bitset<1 << 16> beginnings;
@@ -81,7 +82,7 @@ bool has_additions(std::string_view text) {
   return false;
 }
 
-/// Translates a pattern from front to back.
+/// Translates a pattern from its beginning to its end.
 class Translator {
  public:
   Translator(const std::string& pattern, bool additions) : pattern_(pattern), additions_(additions) {}
@@ -152,8 +153,8 @@ class Translator {
     write_property(bare, negated);
   }
 
-  /// Categories are the same for both, but for the version of Unicode; a script is written so that PCRE2 takes it
-  /// without its extensions.
+  /// Translates a category or script. Categories are the same for both engines, except for the version of
+  /// Unicode. A script is written so that PCRE2 ignores its script extensions.
   void write_property(const std::string& name, bool negated) {
     const std::string additions = additions_ ? additions_to(name) : "";
     if (in_class_ && negated && !additions.empty()) refuse("the complement of " + name + " in a class");
@@ -175,7 +176,7 @@ class Translator {
 
   void character(char c) {
     if (c == '^') refuse("the anchor ^");
-    if (c == '$') {  // Oniguruma's: at every line end
+    if (c == '$') {  // in Oniguruma, $ matches at every line end
       out_ += "(?=\\n|\\z)";
       ++i_;
       return;
@@ -211,14 +212,14 @@ std::string pcre2_text(int code) {
   return reinterpret_cast<const char*>(text.data());
 }
 
-/// Enough for patterns that backtrack over a text of many MiB.
+/// Size of PCRE2's stack, enough for patterns that backtrack over a text of many MiB.
 constexpr size_t kMaxStackBytes = size_t{256} << 20;
 
-/// A search begins with this much of a text, and with so many steps from each of its places.
+/// A search first examines this much of a text, with at most this many steps from each position.
 constexpr size_t kFirstBytes = 1024;
 constexpr uint32_t kFirstSteps = 256;
-/// What searches that need more may cost together, in bytes that are looked at again: so much, and so much for each byte
-/// of text. Steps cost as much as fewer bytes.
+/// Limit on the effort of searches that need more, in bytes that are examined again: a constant, and a number
+/// for each byte of text. Steps count as a fraction of a byte.
 constexpr int64_t kFreeEffort = int64_t{1} << 20, kEffortPerByte = 64;
 constexpr uint32_t kStepsPerByte = 32;
 
@@ -304,12 +305,13 @@ int SplitPattern::match_at(std::string_view text, uint32_t options, uint32_t ste
   return run();
 }
 
-// Searches a little of the text first. What needs more of it is tried again with four times as much; where steps run out,
-// each place is tried by itself, with four times as many each time. Both cost effort, so the sum of steps is bounded by
-// the bytes of the text, whatever the pattern.
+// Searches a short part of the text first. A search that needs more is repeated with four times as much text.
+// If steps run out, each position is tried by itself, with four times as many steps each time. Both cost
+// effort, so the number of steps is bounded by the bytes of the text, whatever the pattern.
 SplitPattern::Found SplitPattern::find(std::string_view text, bool goes_on, Scratch& scratch,
                                        Match& match) const {
-  size_t begin = 0, most = kFirstBytes, single_end = 0;  // before it, a match begins at `begin` or not
+  // Before single_end, a match begins at `begin` or not at all.
+  size_t begin = 0, most = kFirstBytes, single_end = 0;
   uint32_t steps = kFirstSteps;
   while (true) {
     size_t end = std::min(text.size() - begin, most) + begin;

@@ -61,13 +61,13 @@ class ByteTokenizer final : public Tokenizer {
   }
 };
 
-/// A .model is SentencePiece's, or tiktoken's, as that of Llama 3.
+/// Reads a .model, which is SentencePiece's or tiktoken's, as that of Llama 3.
 NamedVocabulary read_model(const fs::path& path) {
   if (is_tiktoken(path)) return read_tiktoken(path);
   return path;
 }
 
-/// The vocabulary in a folder.
+/// Finds the vocabulary in a folder.
 NamedVocabulary find_in_folder(const fs::path& folder) {
   std::error_code error;
   if (fs::exists(folder / "tokenizer.json", error)) return read_tokenizer_json(folder / "tokenizer.json");
@@ -147,7 +147,7 @@ NamedVocabulary find_vocabulary(const std::string& name) {
     const bool is_tekken = file.find("tekken") != std::string::npos;
     if (util::extension_of(path) == ".json") return is_tekken ? read_tekken(path) : read_tokenizer_json(path);
     if (util::extension_of(path) == ".tiktoken") return read_tiktoken(path);
-    // Mistral's have names such as tokenizer.model.v3.
+    // Mistral's models have names such as tokenizer.model.v3.
     if ((file + ".").find(".model.") != std::string::npos) return read_model(path);
   }
   const bool there = fs::exists(path, error);

@@ -19,7 +19,7 @@ namespace {
 
 using json = nlohmann::json;
 
-/// The class, "GPT2Tokenizer" or "Qwen2Tokenizer"; their fast variants count as these.
+/// Returns the class, "GPT2Tokenizer" or "Qwen2Tokenizer"; fast variants count as the same class.
 std::string tokenizer_class(const fs::path& folder, const json& config) {
   std::string name;
   fs::path source = folder / "tokenizer_config.json";

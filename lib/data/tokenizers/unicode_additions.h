@@ -1,7 +1,8 @@
 #pragma once
 
-// Characters of Unicode 16.0 that Unicode 14.0 lacks, for libraries with older tables: PCRE2 of Debian 12 has those of
-// 14.0, Hugging Face's tokenizers and tiktoken those of 16.0. Written by scripts/unicode_additions.
+// Characters that Unicode 16.0 has and Unicode 14.0 lacks, for libraries with older tables: PCRE2 of Debian
+// 12 has the tables of 14.0, Hugging Face's tokenizers and tiktoken have those of 16.0. Written by
+// scripts/unicode_additions.
 
 #include <array>
 #include <cstddef>
@@ -9,7 +10,7 @@
 
 namespace fsdp::data {
 
-/// Characters that follow each other and have the same general category ("Lu") and script ("Han").
+/// Consecutive characters of the same general category ("Lu") and script ("Han").
 struct UnicodeAddition {
   uint32_t first, last;
   const char *category, *script;
@@ -19,7 +20,7 @@ struct UnicodeRange {
   uint32_t first, last;
 };
 
-/// Characters that have a combining class or a decomposition, which tokenizers does not know: it normalizes by
+/// Characters with a combining class or a decomposition that tokenizers does not know, since it normalizes by
 /// Unicode 9.0. Sorted.
 inline constexpr size_t kUnformedRanges = 61;
 extern const std::array<UnicodeRange, kUnformedRanges> kUnformedTable;

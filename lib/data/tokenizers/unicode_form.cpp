@@ -19,7 +19,8 @@ const utf8proc_property_t& property_of(uint32_t value) {
   return *utf8proc_get_property(static_cast<utf8proc_int32_t>(value));
 }
 
-/// Whether the form leaves the character, its neighbours and their order alone, because tokenizers does not know it.
+/// Whether the form leaves the character, its neighbours and their order unchanged, because tokenizers does
+/// not know the character.
 bool is_unformed(uint32_t value) {
   if (value < kUnformedTable.front().first) return false;
   const auto* const range =
@@ -43,7 +44,7 @@ bool starts_segment(uint32_t value) {
   return !korean_part;
 }
 
-/// Whether the form leaves the character as it is, unless one that follows combines with it.
+/// Whether the form leaves the character unchanged, unless a following character combines with it.
 bool stays(uint32_t value, UnicodeForm form) {
   if (value < 0x80) return true;
   if (form == UnicodeForm::kNfc && value < 0x300) return true;
@@ -79,8 +80,8 @@ size_t last_form_boundary(std::string_view text) {
 }
 
 FormedText::FormedText(std::string_view text, UnicodeForm form) : raw_(text) {
-  size_t copied = 0;  // of the raw text
-  size_t part = 0;    // where the current part begins, between two boundaries
+  size_t copied = 0;  // bytes of the raw text
+  size_t part = 0;    // beginning of the current part between two boundaries
   bool may_change = false, ends_after = false;
   auto end_part = [&](size_t end) {
     if (may_change) {
@@ -96,7 +97,7 @@ FormedText::FormedText(std::string_view text, UnicodeForm form) : raw_(text) {
     may_change = false;
   };
   for (size_t i = 0; i < text.size();) {
-    // Eight characters of ASCII at once.
+    // Skips eight characters of ASCII at once.
     uint64_t word = ~uint64_t{0};
     if (i + sizeof(word) <= text.size()) std::memcpy(&word, text.data() + i, sizeof(word));
     if ((word & 0x8080808080808080ULL) == 0) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Unicode's normalization forms (UAX #15), made by utf8proc, of the characters that Hugging Face's tokenizers normalizes:
-// those of Unicode 9.0.
+// Unicode's normalization forms (UAX #15), computed by utf8proc, for the characters that Hugging Face's
+// tokenizers normalizes: those of Unicode 9.0.
 
 #include <array>
 #include <optional>
@@ -21,24 +21,24 @@ constexpr auto enum_names(UnicodeForm) {
                                                      {UnicodeForm::kNfkd, "NFKD"}});
 }
 
-/// The last place in `text`, which must be valid UTF-8, such that the text before it has the same form
-/// whatever follows; 0 when there is none.
+/// Returns the last position in `text`, which must be valid UTF-8, such that the text before it has the same
+/// form whatever follows; 0 if there is none.
 size_t last_form_boundary(std::string_view text);
 
-/// A text in a form, and where its parts come from in the raw text. A text that is in the form already is not
-/// copied; the raw text must outlive the object.
+/// A text in a normalization form, with the mapping of its parts to the raw text. A text that already is in
+/// the form is not copied. Requires: the raw text outlives the object.
 class FormedText {
  public:
-  /// `text` must be valid UTF-8.
+  /// Requires: `text` is valid UTF-8.
   FormedText(std::string_view text, UnicodeForm form);
 
   std::string_view text() const { return changes_.empty() ? raw_ : std::string_view(formed_); }
   bool changed() const { return !changes_.empty(); }
 
-  /// The place in the raw text that corresponds to `place` in the form: cut there, both parts have the same
-  /// forms as in the whole. Nothing when there is no such place.
+  /// Returns the position in the raw text that corresponds to `place` in the form, such that both parts of
+  /// the text cut there have the same forms as in the whole. Nothing if there is no such position.
   std::optional<size_t> raw_place(size_t place) const;
-  /// The first place in the form that comes from the place `raw` of the raw text or behind it.
+  /// Returns the first position in the form that comes from the position `raw` of the raw text or later.
   size_t place_of(size_t raw) const;
 
  private:
@@ -48,7 +48,7 @@ class FormedText {
 
   std::string_view raw_;
   std::string formed_;
-  std::vector<Change> changes_;  ///< in order
+  std::vector<Change> changes_;  ///< changes in the order of the text
 };
 
 }  // namespace fsdp::data

@@ -12,7 +12,7 @@
 namespace fsdp::data {
 namespace {
 
-/// By how much the score of an unknown character is below that of every piece, as in SentencePiece.
+/// Difference between the lowest score of a piece and the score of an unknown character, as in SentencePiece.
 constexpr double kUnknownPenalty = 10.0;
 
 class UnigramModel {
@@ -39,7 +39,7 @@ class UnigramModel {
         if (added) piece_at_.emplace_back();
         node = next->second;
       }
-      if (node != 0) piece_at_[node] = id;  // of a piece that comes twice the last, as in tokenizers
+      if (node != 0) piece_at_[node] = id;  // the last of equal pieces counts, as in tokenizers
     }
     unknown_score_ = least - kUnknownPenalty;
   }
@@ -48,7 +48,7 @@ class UnigramModel {
     constexpr size_t kNowhere = SIZE_MAX;
     struct Best {
       double score = 0;
-      size_t begin = kNowhere;  // of the piece that ends here
+      size_t begin = kNowhere;  // beginning of the piece that ends here
       uint32_t id = 0;
     };
     std::vector<Best> best(piece.size() + 1);
@@ -80,8 +80,7 @@ class UnigramModel {
       }
       begin += character;
     }
-    std::vector<std::pair<size_t, size_t>>
-        pieces;  // from behind; unknown ones that follow each other are one
+    std::vector<std::pair<size_t, size_t>> pieces;  // pieces from the end; consecutive unknown pieces are one
     bool unknown_before = false;
     for (size_t end = piece.size(); end > 0; end = best[end].begin) {
       if (best[end].id == unknown_ && unknown_before) {
@@ -120,10 +119,10 @@ class UnigramModel {
 
   std::string source_;
   std::unordered_map<std::string, uint32_t> ids_;
-  std::vector<double> scores_;  ///< by id
+  std::vector<double> scores_;  ///< scores by id
   // A trie of all pieces; its root is node 0.
-  std::vector<std::optional<uint32_t>> piece_at_ = {std::nullopt};  ///< [node] the piece that ends there
-  ska::flat_hash_map<uint64_t, uint32_t> children_;                 ///< by node and byte
+  std::vector<std::optional<uint32_t>> piece_at_ = {std::nullopt};  ///< piece that ends at each node: [node]
+  ska::flat_hash_map<uint64_t, uint32_t> children_;                 ///< children by node and byte
   double unknown_score_ = 0;
   bool byte_fallback_;
   std::optional<uint32_t> unknown_;

@@ -11,7 +11,7 @@
 namespace fsdp::data {
 namespace {
 
-/// Of 0 bytes where no character begins.
+/// Decodes a character. The result has 0 bytes if no character begins there.
 CodePoint decoded(std::string_view text) {
   utf8proc_int32_t value = 0;
   const auto bytes = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
@@ -25,7 +25,7 @@ CodePoint decoded(std::string_view text) {
 size_t valid_utf8_prefix(std::string_view text) {
   size_t i = 0;
   while (i < text.size()) {
-    // Eight bytes of ASCII at once: most texts are mostly that.
+    // Skips eight bytes of ASCII at once, since most texts are mostly ASCII.
     while (i + 8 <= text.size()) {
       uint64_t word;
       std::memcpy(&word, text.data() + i, sizeof(word));
@@ -41,11 +41,12 @@ size_t valid_utf8_prefix(std::string_view text) {
 }
 
 size_t incomplete_utf8_tail(std::string_view text) {
-  constexpr size_t kMostBytes = 4;  // of a character
+  constexpr size_t kMostBytes = 4;  // bytes of the longest character
   for (size_t back = 1; back < std::min(kMostBytes, text.size() + 1); ++back) {
     std::string tail(text.substr(text.size() - back));
     if (is_continuation(tail[0])) continue;
-    // Whether continuation bytes complete it: the lowest or the highest ones fit every lead byte.
+    // Tests whether continuation bytes could complete the character: the lowest or the highest ones fit every
+    // lead byte.
     for (size_t bytes = back + 1; bytes <= kMostBytes; ++bytes) {
       for (const char filler : {'\x80', '\xbf'}) {
         tail.resize(back);

@@ -15,7 +15,7 @@ using nlohmann::json;
 using util::concat;
 using Kind = NormalizerStep::Kind;
 
-/// Each costs time for every text.
+/// Limit on normalization steps, each of which costs time for every text.
 constexpr size_t kMostSteps = 64;
 
 /// Reads a tokenizer.json part by part.
@@ -130,14 +130,14 @@ class TokenizerJson : public VocabularyReader {
     if (behavior == "Removed" && invert) {
       rule.matches_only = true;
     } else if (behavior != "Isolated") {
-      // Isolated gives the same pieces, inverted or not.
+      // Isolated gives the same pieces whether inverted or not.
       unsupported(concat("a split with the behavior ", behavior, invert ? " (inverted)" : ""));
     }
     out_.splits.push_back(std::move(rule));
   }
 
-  /// Whether a normalized text can have the text in it: not where the normalizer replaces it, as Gemma's does with
-  /// the blanks by which its pre-tokenizer splits.
+  /// Whether a normalized text can contain the text. It cannot if the normalizer replaces it, as Gemma's does
+  /// with the blanks by which its pre-tokenizer splits.
   bool can_occur(const std::string& searched) const {
     bool can = true;
     for (const NormalizerStep& step : out_.normalizer) {
@@ -279,7 +279,7 @@ class TokenizerJson : public VocabularyReader {
     }
   }
 
-  /// What is put around a text.
+  /// The tokens around a text.
   void post_processor(const json& value) {
     if (value.is_null()) return;
     std::string type = text(object(value, "\"post_processor\""), "type");
@@ -313,7 +313,7 @@ class TokenizerJson : public VocabularyReader {
     out_.end_ids.emplace(std::move(end));
   }
 
-  /// The token of a pair of text and id.
+  /// Reads the token of a pair of text and id.
   std::vector<int64_t> named_token(const json& value, const char* key) const {
     const json& pair = at(value, key);
     if (!pair.is_array() || pair.size() != 2) {
@@ -322,7 +322,7 @@ class TokenizerJson : public VocabularyReader {
     return {id(pair[1], key)};
   }
 
-  /// The ids that a template puts for a token.
+  /// Returns the ids that a template inserts for a token.
   std::vector<int64_t> template_token(const json& value, const json& part) const {
     const std::string name = text(object(part, "\"SpecialToken\" in a template"), "id");
     const json& tokens = at(value, "special_tokens");
@@ -363,7 +363,7 @@ class TokenizerJson : public VocabularyReader {
   }
 
   Vocabulary out_;
-  bool bytes_ = false;  ///< a pre-tokenizer ByteLevel
+  bool bytes_ = false;  ///< whether there is a pre-tokenizer ByteLevel
 };
 
 }  // namespace

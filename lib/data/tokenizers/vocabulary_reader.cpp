@@ -16,7 +16,7 @@ using util::ErrorKind;
 using util::fail;
 
 constexpr int kMaxDepth = 32;
-/// Above all vocabularies that exist; ids index tables.
+/// Limit on ids, which index tables; larger than every existing vocabulary.
 constexpr int64_t kMaxId = (int64_t{1} << 24) - 1;
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
 
-// Reads the parts of one JSON file of a tokenizer, and names the file in every error.
+// Reads the parts of one JSON file of a tokenizer. Every error names the file.
 
 #include <cstdint>
 #include <filesystem>
@@ -19,27 +19,27 @@ class VocabularyReader {
   explicit VocabularyReader(std::string source) : source_(std::move(source)) {}
 
   [[noreturn]] void refuse(const std::string& found, const std::string& remedy) const;
-  /// For features without which ids would differ from those of the vocabulary's author.
+  /// Refuses a feature without which ids would differ from those of the vocabulary's author.
   [[noreturn]] void unsupported(const std::string& what) const;
   [[noreturn]] void damaged(const std::string& what) const;
 
-  /// Refuses a text that is not a JSON object.
+  /// Parses a text. Refuses one that is not a JSON object.
   json parse(std::string_view text) const;
 
-  /// The value of a key; null when it is not there.
+  /// Returns the value of a key; null if there is none.
   static const json& at(const json& object, const char* key);
   bool flag(const json& object, const char* key, bool otherwise) const;
   std::string text(const json& object, const char* key) const;
   int64_t id(const json& value, const std::string& token) const;
   const json& object(const json& value, const std::string& what) const;
-  /// The list of a "Sequence".
+  /// Returns the list of a "Sequence".
   const json& list(const json& value, const char* key) const;
 
   /// Reads tokens and their ids.
   void tokens(const json& vocabulary, Vocabulary& out) const;
-  /// Adds the merge of a line: two tokens.
+  /// Adds the merge of a line, which has two tokens.
   void merge(const std::string& line, Vocabulary& out) const;
-  /// The token that `options` describe; all but its id.
+  /// Returns the token that `options` describe, without its id.
   Vocabulary::AddedToken added_token(const json& options) const;
 
   const std::string& source() const { return source_; }
@@ -48,13 +48,13 @@ class VocabularyReader {
   std::string source_;
 };
 
-/// The first of the usual end-of-text tokens that is in the vocabulary; empty: none.
+/// Returns the first of the usual end-of-text tokens that is in the vocabulary; "" if there is none.
 std::string usual_end_of_text(const Vocabulary& vocabulary);
 
 /// Reads a file that the user named, or one beside it. Throws Error(kData) if it cannot be read.
 std::string read_vocabulary_file(const std::filesystem::path& path);
 
-/// The JSON object in a file beside it; null where there is no such file.
+/// Reads the JSON object in a file beside it; null if there is no such file.
 nlohmann::json read_json_if_there(const std::filesystem::path& path);
 
 }  // namespace fsdp::data

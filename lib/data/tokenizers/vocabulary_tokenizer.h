@@ -14,24 +14,25 @@
 
 namespace fsdp::data {
 
-/// Byte-level BPE: GPT-2's, Llama 3's and Qwen2's among others. Added tokens are cut out, the text between
-/// them is put into a normalization form where the tokenizer has one and split by patterns, and each piece is
-/// merged.
+/// Returns a tokenizer of byte-level BPE: GPT-2's, Llama 3's and Qwen2's among others. Added tokens are cut
+/// out. The text between them is converted to the tokenizer's normalization form, if any, and split by
+/// patterns, and each piece is merged.
 ///
-/// Each byte that is not UTF-8 is a token, so that every text comes back from its ids.
+/// Each byte that is not UTF-8 is a token, so that every text can be decoded from its ids.
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(const Vocabulary& vocabulary);
 
-/// Tokenizers over characters, which write blanks as U+2581: BPE with bytes for characters that are no token
-/// (Llama 2, Mistral) and Unigram (T5). Added tokens are cut out, the text between them is normalized and
-/// split at blanks, and the model encodes each piece.
+/// Returns a tokenizer over characters, which writes blanks as U+2581: BPE with bytes for characters without
+/// a token (Llama 2, Mistral) or Unigram (T5). Added tokens are cut out, the text between them is normalized
+/// and split at blanks, and the model encodes each piece.
 ///
-/// Each byte that is not UTF-8 is a token where the vocabulary has tokens of bytes, and else unknown.
+/// Each byte that is not UTF-8 is a token if the vocabulary has tokens of bytes, otherwise unknown.
 std::unique_ptr<Tokenizer> make_metaspace_tokenizer(const Vocabulary& vocabulary);
 
-/// The one of these two that the vocabulary's model is for.
+/// Returns the tokenizer that the vocabulary's model requires: make_bpe_tokenizer() or
+/// make_metaspace_tokenizer().
 std::unique_ptr<Tokenizer> make_tokenizer(const Vocabulary& vocabulary);
 
-/// What both share: the tokens by id and by name.
+/// Base class of both tokenizers: the tokens by id and by name.
 class VocabularyTokenizer : public Tokenizer {
  public:
   std::string name() const override { return name_; }
@@ -44,20 +45,20 @@ class VocabularyTokenizer : public Tokenizer {
  protected:
   explicit VocabularyTokenizer(const Vocabulary& vocabulary);
 
-  /// Sets the bytes that an id stands for, and those where it begins a text if they differ.
+  /// Sets the bytes of an id, and those of the id at the beginning of a text if they differ.
   void keep(int64_t id, std::string bytes, std::optional<std::string> first = std::nullopt);
 
  private:
   std::string name_;
-  std::unordered_map<std::string, int64_t> ids_;  ///< of each token, as the vocabulary writes it
+  std::unordered_map<std::string, int64_t> ids_;  ///< ids of the tokens, as the vocabulary writes them
   std::vector<int64_t> begin_of_text_;
   std::optional<int64_t> end_of_text_;
-  std::vector<std::optional<std::string>> bytes_;  ///< by id; nothing where the vocabulary has a gap
+  std::vector<std::optional<std::string>> bytes_;  ///< bytes by id; nothing in a gap of the vocabulary
   std::unordered_map<int64_t, std::string> first_bytes_;
 };
 
-/// Objects that one thread at a time uses: taken out and given back, so that there are as many as were ever
-/// used at once. Thread-safe.
+/// Objects that one thread at a time uses. Threads take and return them, so that there are as many as were
+/// ever used at once. Thread-safe.
 template <typename Thing>
 class Pool {
  public:
