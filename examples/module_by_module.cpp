@@ -1,4 +1,4 @@
-// Modules that are sharded one by one, trained by an optimizer of torch::optim, and weights that are read between steps.
+// Shards modules one by one, trains them by an optimizer of torch::optim, and reads weights between steps.
 
 #include <fsdp/fsdp.h>
 #include <torch/torch.h>
@@ -49,7 +49,7 @@ int main() {
       const at::Tensor loss = at::mse_loss(tower(inputs), inputs.mean(1, /*keepdim=*/true));
       loss.backward();
       fsdp::clip_grad_norm(*engine,
-                           /*max_norm=*/1.0);  // of all ranks; torch's would see this rank's part alone
+                           /*max_norm=*/1.0);  // over all ranks; torch's would include this rank's part only
       optimizer.step();
 
       at::Tensor sum = loss.detach().reshape({1}).clone();

@@ -1,4 +1,4 @@
-// FSDP via SPMD, in the manner of PyTorch/XLA: a mesh, marks on tensors, and a wrapper around a module.
+// FSDP via SPMD, as in PyTorch/XLA: a mesh, marks on tensors, and a wrapper around a module.
 
 #include <ATen/Functions.h>
 #include <fsdp/communicator.h>
@@ -40,7 +40,7 @@ struct NetImpl : torch::nn::Module {
 
 int main() {
   return fsdp::run_guarded([] {
-    // -1: the ranks that the other axes leave
+    // -1: all ranks that the other axes do not use
     const auto world = fsdp::make_communicator(fsdp::read_launch_environment(), {});
     const fsdp::Mesh mesh({.dcn = 1, .data = -1}, world);
 
@@ -64,7 +64,8 @@ int main() {
       engine.zero_gradients();
       const at::Tensor output = model.forward(inputs);  // this rank's rows
       const at::Tensor expected = fsdp::mark_sharding(targets, mesh, fsdp::batch_spec());
-      const at::Tensor loss = at::mse_loss(output, expected);  // of these rows; gradients are averaged
+      // Mean over this rank's rows; gradients are averaged.
+      const at::Tensor loss = at::mse_loss(output, expected);
       loss.backward();
       fsdp::clip_grad_norm(engine, /*max_norm=*/1.0);
       optimizer->step(fsdp::shard_gradients(engine), update.lr);

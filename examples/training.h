@@ -1,7 +1,7 @@
 #pragma once
 
-// The training loop of the examples: every rank computes its share of a global batch, gradients are averaged over
-// the ranks during backward, and each rank updates its shards.
+// The training loop of the examples: every rank computes its share of a global batch, gradients are averaged
+// over the ranks during backward, and each rank updates its shards.
 
 #include <ATen/Functions.h>
 #include <fsdp/communicator.h>
@@ -16,8 +16,8 @@ namespace examples {
 
 constexpr int64_t kGlobalBatch = 8, kSteps = 20;
 
-/// Trains `model`, a holder of fsdp::Hooked, with AdamW. `loss_of(first_row, rows, step)` returns the mean loss
-/// of these rows of the step's global batch. Rank 0 prints the mean over all rows of each step.
+/// Trains `model`, a holder of fsdp::Hooked, with AdamW. `loss_of(first_row, rows, step)` returns the mean
+/// loss of these rows of the step's global batch. Rank 0 prints the mean over all rows of each step.
 template <typename Model, typename Loss>
 int train(Model& model, const Loss& loss_of) {
   return fsdp::run_guarded([&] {

@@ -1,6 +1,6 @@
-// Two towers that embed pairs close to each other: one for queries and one for documents, trained together.
-// The document tower runs twice in a pass (on the right and a wrong document), the reranker only in every
-// other step.
+// Two towers that embed the two sides of a pair close to each other: one for queries and one for documents,
+// trained together. The document tower runs twice in a pass (on the right and a wrong document), the reranker
+// only in every other step.
 
 #include <fsdp/module.h>
 #include <torch/nn/modules/embedding.h>
@@ -34,7 +34,7 @@ struct RerankerImpl : torch::nn::Module {
   torch::nn::Linear last = register_module("last", torch::nn::Linear(32, 1));
 };
 
-/// Ids [B, T] each.
+/// Ids of queries and their right and wrong documents, [B, T] each.
 struct Pairs {
   at::Tensor queries, right, wrong;
 
@@ -47,7 +47,7 @@ struct Pairs {
 };
 
 struct RetrieverImpl : torch::nn::Module {
-  /// The margins of right over wrong documents, by name: [B] each.
+  /// Returns the margins of right over wrong documents, by name: [B] each.
   std::map<std::string, at::Tensor> forward(const Pairs& pairs, bool reranks) {
     const at::Tensor query = queries(pairs.queries, at::ones({pairs.queries.size(0), pairs.queries.size(1)}));
     const at::Tensor right = documents(pairs.right), wrong = documents(pairs.wrong);

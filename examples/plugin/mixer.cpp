@@ -14,8 +14,8 @@
 
 namespace {
 
-/// In place of attention, mixes the positions of each channel by a learned lower triangular matrix; then the
-/// channels of each position (Tolstikhin et al.: MLP-Mixer, 2021, made causal).
+/// A block that mixes the positions of each channel by a learned lower triangular matrix, in place of
+/// attention, and then the channels of each position (Tolstikhin et al.: MLP-Mixer, 2021, made causal).
 class MixerBlock final : public fsdp::Stage {
  public:
   MixerBlock(int64_t positions, int64_t width, int64_t inner)
@@ -83,13 +83,13 @@ void check(const fsdp::ModelOptions& options) {
                     "but is true; leave it out");
 }
 
-/// The weights that mix positions start smaller, since each output sums up many terms.
+/// Initializes the weights that mix positions smaller, since each output sums up many terms.
 double deviation(const std::string& name, const fsdp::ModelOptions& options) {
   return name.ends_with("positions") ? options.initializer_range / 4 : options.initializer_range;
 }
 
-/// -(1 - p)^gamma * log(p) of the target's probability p (Lin et al.: Focal loss for dense object detection,
-/// 2017).
+/// Returns -(1 - p)^gamma * log(p) of the target's probability p (Lin et al.: Focal loss for dense object
+/// detection, 2017).
 at::Tensor focal_loss(const at::Tensor& logits, const at::Tensor& targets, const fsdp::PluginValues& values) {
   const at::Tensor counts = targets.ne(fsdp::kIgnoredTarget);
   const at::Tensor log_p =
@@ -98,7 +98,8 @@ at::Tensor focal_loss(const at::Tensor& logits, const at::Tensor& targets, const
   return losses.masked_fill(~counts, 0).sum() / counts.sum().clamp_min(1);
 }
 
-/// The sign of a momentum (Bernstein et al.: signSGD, 2018, algorithm 2), with decoupled weight decay.
+/// An optimizer that updates by the sign of a momentum (Bernstein et al.: signSGD, 2018, algorithm 2), with
+/// decoupled weight decay.
 class Signum final : public fsdp::Optimizer {
  public:
   Signum(const fsdp::OptimizerOptions& options, std::vector<fsdp::FlatParameter> parameters)
@@ -117,7 +118,8 @@ class Signum final : public fsdp::Optimizer {
   double beta_;
 };
 
-/// Rises and falls between a tenth of the rate and the full rate (Smith: Cyclical learning rates, 2017).
+/// A schedule that rises and falls between a tenth of the rate and the full rate (Smith: Cyclical learning
+/// rates, 2017).
 double triangles(const fsdp::ScheduleOptions& schedule, const fsdp::ScheduleMoment& at) {
   const auto half = schedule.plugin_values.get<int64_t>("mixer.half_cycle");
   const int64_t place = (at.step - at.peak) % (2 * half);
@@ -125,7 +127,7 @@ double triangles(const fsdp::ScheduleOptions& schedule, const fsdp::ScheduleMome
   return 0.1 + 0.9 * share / static_cast<double>(half);
 }
 
-/// Samples of a repeated random pattern. An entry of data.train is the number of samples.
+/// A data set of samples that repeat a random pattern. An entry of data.train is the number of samples.
 class Repeats final : public fsdp::Samples {
  public:
   explicit Repeats(const fsdp::SamplesRequest& request)

@@ -13,11 +13,14 @@
 /// Lifetime: slices are views of the live shards and optimizer states, so loading into slices restores these.
 ///
 /// \code{.cpp}
-/// void save(fsdp::Engine& engine, fsdp::Optimizer& optimizer, const std::filesystem::path& run, int64_t step) {
+/// void save(fsdp::Engine& engine, fsdp::Optimizer& optimizer, const std::filesystem::path& run,
+///           int64_t step) {
 ///   fsdp::save_sharded({.root = run, .step = step, .layout = engine.options().layout.name()},
-///                      fsdp::state_slices(engine, optimizer, fsdp::SlicePurpose::kSave), engine.communicator());
+///                      fsdp::state_slices(engine, optimizer, fsdp::SlicePurpose::kSave),
+///                      engine.communicator());
 /// }
-/// void load(fsdp::Engine& engine, fsdp::Optimizer& optimizer, const std::filesystem::path& run, int64_t step) {
+/// void load(fsdp::Engine& engine, fsdp::Optimizer& optimizer, const std::filesystem::path& run,
+///           int64_t step) {
 ///   const std::filesystem::path folder = run / fsdp::step_folder_name(step);
 ///   fsdp::load_slices(folder, fsdp::read_manifest(folder),
 ///                     fsdp::state_slices(engine, optimizer, fsdp::SlicePurpose::kLoad));

@@ -9,8 +9,8 @@
 /// Collective: make_communicator(), agree() and all collectives of Communicator. read_launch_environment() is
 /// not.
 ///
-/// Errors: Error(kUsage) for an invalid environment or an unavailable backend, Error(kTimeout) when a rank
-/// does not arrive within CommOptions::timeout_seconds, Error(kPeerLost) when a rank has exited.
+/// Errors: Error(kUsage) for an invalid environment or an unavailable backend, Error(kTimeout) if a rank
+/// does not arrive within CommOptions::timeout_seconds, Error(kPeerLost) if a rank has exited.
 ///
 /// Lifetime: every Work must be waited for; the tensors of a collective must not be accessed until then.
 /// Engines and meshes share ownership of their communicator.

@@ -15,7 +15,8 @@
 /// \code{.cpp}
 /// at::Tensor first_loss(const at::Tensor& ids, const at::Tensor& targets) {          // [B, T] int64 each
 ///   const fsdp::ModelOptions options{.vocab_size = 256, .hidden_size = 128, .intermediate_size = 344,
-///                                    .num_hidden_layers = 2, .num_attention_heads = 4, .num_key_value_heads = 4};
+///                                    .num_hidden_layers = 2, .num_attention_heads = 4,
+///                                    .num_key_value_heads = 4};
 ///   auto model = fsdp::make_decoder(options);
 ///   fsdp::initialize_parameters(*model, options, /*seed=*/1);
 ///   return fsdp::loss_of(*model, ids, targets);                                      // [] float32, nats

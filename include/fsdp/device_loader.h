@@ -1,14 +1,14 @@
 #pragma once
 
 /// \file
-/// Batches on the device ahead of their use, as by PyTorch/XLA's MpDeviceLoader: a thread reads them and
-/// writes them to pinned memory, which is copied beside the computation. With input_sharding, a global batch
-/// is cut to this rank's part and marked, for models sharded by spmd_fully_shard(). Without it, the loader
-/// serves any model.
+/// Batches that are on the device before they are used, like PyTorch/XLA's MpDeviceLoader: a thread reads
+/// them and writes them to pinned memory, which is copied concurrently with the computation. With
+/// input_sharding, a global batch is cut to this rank's part and marked, for models sharded by
+/// spmd_fully_shard(). Without it, the loader serves any model.
 ///
 /// Collective: nothing.
 ///
-/// Errors: what the source throws, when its batch is due; Error(kUsage) for batches that do not fit
+/// Errors: exceptions of the source, when its batch is due. Error(kUsage) for batches that do not fit
 /// input_sharding.
 ///
 /// Lifetime: the source is called on another thread until the loader is destroyed.

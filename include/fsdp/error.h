@@ -1,11 +1,11 @@
 #pragma once
 
 /// \file
-/// Errors. The library throws and never exits. What a user can fix is an fsdp::Error: one sentence that says
-/// what was expected, what was found, where, and the remedy, with a kind that is also the exit code of a
-/// program that ends with it. Any other exception is a defect of the library or of one that it uses.
+/// Errors. The library throws and never exits. An error that a user can fix is an fsdp::Error: one sentence
+/// with the expected value, the value found, where, and the remedy. Its kind is also the exit code of a
+/// program that ends with it. Any other exception is a defect of the library or of a third-party library.
 ///
-/// Collective: nothing. When one rank throws, the others wait for it; see fsdp::agree() in
+/// Collective: nothing. If one rank throws, the others wait for it; see fsdp::agree() in
 /// fsdp/communicator.h.
 ///
 /// Lifetime: an Error owns its message.

@@ -1,7 +1,7 @@
 #pragma once
 
 /// \file
-/// All public headers. Everything that they do not name is internal: it is installed under fsdp/internal and
+/// All public headers. Names that they do not export are internal: they are installed under fsdp/internal and
 /// may change with any version.
 ///
 /// \code{.cpp}

@@ -1,14 +1,14 @@
 #pragma once
 
 /// \file
-/// FullParameters: a module's parameters whole, for reading or changing them, outside of forward and backward (PyTorch's
-/// FSDP.summon_full_params). Elsewhere a rank has its shard only, and reading a parameter is an error that names this class.
-/// Copies of the parameters: see fsdp/state_dict.h.
+/// FullParameters: a module's whole parameters, for reading or changing them outside of forward and backward
+/// (PyTorch's FSDP.summon_full_params). Otherwise a rank has only its shard, and reading a parameter is an
+/// error that names this class. For copies of the parameters see fsdp/state_dict.h.
 ///
-/// Collective: opening it, with the same options on all ranks. Closing is not.
+/// Collective: the constructor, with the same options on all ranks. The destructor is not.
 ///
-/// Errors: Error(kUsage) while the engine is in use, for options that exclude each other, and for a pattern that matches no
-/// unit; on closing, for data that was put in place of a parameter's and does not fit.
+/// Errors: Error(kUsage) while the engine is in use, for options that exclude each other, and for a pattern
+/// that matches no unit; on closing, for data that replaced a parameter's and does not fit.
 ///
 /// Lifetime: the engine must outlive it. No forward or backward may run while it is open.
 ///

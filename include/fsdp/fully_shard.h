@@ -6,15 +6,15 @@
 /// and its backward and resharded after them; its gradients are reduce-scattered when its backward ends.
 /// ShardOptions determines which modules become units, how they are sharded, and when they are prefetched.
 ///
-/// Collective: fully_shard(), forward and backward of the module, and the functions of Engine that say so.
+/// Collective: fully_shard(), forward and backward of the module, and the functions of Engine documented so.
 /// All ranks must call them in the same order; a mismatch is detected and reported.
 ///
 /// Errors: Error(kUsage) for options that contradict each other or name modules that the model does not have,
 /// for a root module that cannot be hooked, and for ranks that call different collectives.
 ///
 /// Lifetime: module and engine share their state; either may outlive the other. Parameters are unsharded only
-/// while their unit is in use, and reading one elsewhere is an error: see fsdp/full_parameters.h and fsdp/state_dict.h. The
-/// gradients of the module's parameters cannot be read either: see fsdp/optimizer.h.
+/// while their unit is in use, and reading one at another time is an error: see fsdp/full_parameters.h and
+/// fsdp/state_dict.h. The gradients of the module's parameters cannot be read either: see fsdp/optimizer.h.
 ///
 /// \code{.cpp}
 /// void train(fsdp::Stage& model, const at::Tensor& inputs, const at::Tensor& targets,
@@ -30,7 +30,7 @@
 ///     optimizer->step(fsdp::shard_gradients(*engine), options.lr);
 ///   }
 /// }
-/// /// Each block a unit, the rest with the model.
+/// /// Makes each block a unit, and the remaining parameters one more.
 /// std::shared_ptr<fsdp::Engine> one_by_one(fsdp::StageList& blocks, fsdp::Stage& model,
 ///                                          const std::shared_ptr<fsdp::Communicator>& communicator) {
 ///   for (const auto& block : blocks) fsdp::fully_shard(*block, {}, communicator);

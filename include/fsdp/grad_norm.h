@@ -2,10 +2,10 @@
 
 /// \file
 /// The global norm of the gradient, over all units and ranks, and clipping by it
-/// (torch.nn.utils.clip_grad_norm_). Replicated gradients count once. Clipping element by element
-/// (torch.nn.utils.clip_grad_value_).
+/// (torch.nn.utils.clip_grad_norm_) or element by element (torch.nn.utils.clip_grad_value_). Replicated
+/// gradients count once.
 ///
-/// Collective: all of these functions but clip_grad_value(); each is one all-reduce of a double.
+/// Collective: all functions except clip_grad_value(); each is one all-reduce of a double.
 ///
 /// Errors: Error(kUsage) while gradients are not reduced yet (after a micro-batch without sync, during
 /// backward).

@@ -1,9 +1,9 @@
 #pragma once
 
 /// \file
-/// Logging. Each message of the library is a line on stderr, or goes to a sink that the embedding program
-/// sets. The environment variable FSDP_LOG_LEVEL (debug, info, warning, error, off) sets the initial level.
-/// Thread-safe. Collective: nothing. Errors: none.
+/// Logging. Each message of the library is a line on stderr, or is passed to a sink that the embedding
+/// program sets. The environment variable FSDP_LOG_LEVEL (debug, info, warning, error, off) sets the initial
+/// level. Thread-safe. Collective: nothing. Errors: none.
 ///
 /// Lifetime: a sink is used until another is set; any thread may call it, one line at a time.
 ///

@@ -2,8 +2,8 @@
 
 /// \file
 /// A mesh of the ranks of a run with named axes: `dcn` (replicas, over the slow network) x `data` (shards) x
-/// `context` (parts of sequences) x `model` (parts of layers, <fsdp/parallelize.h>). Hybrid strategies of fully_shard()
-/// need one; without one all ranks are on `data`.
+/// `context` (parts of sequences) x `model` (parts of layers, <fsdp/parallelize.h>). Hybrid strategies of
+/// fully_shard() need a mesh; without a mesh all ranks are on `data`.
 ///
 /// Collective: the constructor. Mesh::group() is not.
 ///
@@ -13,7 +13,8 @@
 ///
 /// \code{.cpp}
 /// std::shared_ptr<fsdp::Engine> shard_within_nodes(torch::nn::Module& model,
-///                                                  std::shared_ptr<fsdp::Communicator> world, int64_t nodes) {
+///                                                  std::shared_ptr<fsdp::Communicator> world,
+///                                                  int64_t nodes) {
 ///   fsdp::Mesh mesh({.dcn = nodes, .data = -1}, std::move(world));       // -1: all remaining ranks
 ///   return fsdp::fully_shard(model, {.strategy = fsdp::Strategy::kHybridShard}, mesh);
 /// }

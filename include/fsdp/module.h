@@ -6,7 +6,8 @@
 /// SequentialHooked, or derive from Stage (one tensor in, one out, and a StageContext). Parameter names do
 /// not change.
 ///
-/// Collective: nothing by itself; calls and their backward are once fully_shard() has attached the engine.
+/// Collective: nothing by itself. Calls and their backward are collective after fully_shard() has attached
+/// the engine.
 ///
 /// Errors: those of the attached hooks.
 ///
@@ -15,7 +16,8 @@
 ///
 /// \code{.cpp}
 /// struct BlockImpl : torch::nn::Module {
-///   explicit BlockImpl(int64_t width) : linear(register_module("linear", torch::nn::Linear(width, width))) {}
+///   explicit BlockImpl(int64_t width)
+///       : linear(register_module("linear", torch::nn::Linear(width, width))) {}
 ///   /// x: [B, width], mask: [B, 1] -> [B, width]
 ///   at::Tensor forward(const at::Tensor& x, std::optional<at::Tensor> mask) {
 ///     const at::Tensor y = at::gelu(linear(x));

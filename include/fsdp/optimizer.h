@@ -3,19 +3,20 @@
 /// \file
 /// Optimizers over this rank's shards (optimizer_names()), with parameter groups by name (see
 /// OptimizerOptions). They update fp32 master weights in place, or weights in 16 bits
-/// (ShardOptions::param_storage), which they round stochastically. full_optimizer_state() gathers the state whole, and
-/// load_full_optimizer_state() or scatter_full_optimizer_state() bring it back, on any number of ranks. parameters() and
-/// named_parameters() are this rank's parts of the parameters for an optimizer of torch::optim.
+/// (ShardOptions::param_storage), which they round stochastically. full_optimizer_state() gathers the whole
+/// state, and load_full_optimizer_state() or scatter_full_optimizer_state() restore it, on any number of
+/// ranks. parameters() and named_parameters() return this rank's parts of the parameters for an optimizer of
+/// torch::optim.
 ///
 /// Collective: Optimizer::step() with muon, which gathers matrices, and with lamb and adafactor, which add up
 /// sums over tensors (these three need a ShardedMatrices); full_optimizer_state() and
-/// scatter_full_optimizer_state(). Nothing else.
+/// scatter_full_optimizer_state(). No other function is.
 ///
 /// Errors: Error(kUsage) for an unknown name, for numbers out of range, and for a step that was begun but not
 /// ended; Error(kCheckpoint) that names missing, unexpected and misshapen states, before any is written.
 ///
 /// Lifetime: the optimizer holds the shards' tensors, not the engine; ShardedMatrices must not outlive the
-/// engine. parameters() are of use as long as the engine has its units.
+/// engine. parameters() are valid as long as the engine has its units.
 ///
 /// \code{.cpp}
 /// std::unique_ptr<fsdp::Optimizer> muon_of(fsdp::Engine& engine,
@@ -27,10 +28,10 @@
 /// void update(fsdp::Engine& engine, fsdp::Optimizer& optimizer, double lr) {
 ///   optimizer.step(fsdp::shard_gradients(engine), lr);
 /// }
-/// /// To other options or another model of the same parameters, on the same ranks.
+/// /// Moves the state to other options or another model of the same parameters, on the same ranks.
 /// void move_state(fsdp::Engine& from, const fsdp::Optimizer& old, fsdp::Engine& to, fsdp::Optimizer& next) {
 ///   const fsdp::FullOptimizerState state = fsdp::full_optimizer_state(from, old, {.rank0_only = true});
-///   fsdp::scatter_full_optimizer_state(to, next, state);               // other ranks' is not looked at
+///   fsdp::scatter_full_optimizer_state(to, next, state);               // read on rank 0 only
 /// }
 /// \endcode
 

@@ -6,7 +6,7 @@
 /// fsdp_add_plugin() of the CMake package builds one; examples/plugin has all of these.
 ///
 /// Collective: nothing. The plug-in's function is called on every rank before any communication. All ranks
-/// call a model, loss or optimizer alike, which needs no communication itself.
+/// call a model, loss or optimizer in the same way; none of these communicates.
 ///
 /// Errors: Error(kUsage) for a name that is taken. Exceptions of a plug-in end the program as the library's
 /// own errors do: an Error with its message and exit code.

@@ -8,12 +8,12 @@
 ///
 /// Errors: Error(kUsage) for a type that no stage has, for the type of the root, and for second derivatives.
 ///
-/// Lifetime: the stages own the hooks. Attach them after fully_shard(), so that they are inside those of the
-/// units: outside, the next unit's all-gather does not overlap with the recomputation.
+/// Lifetime: the stages own the hooks. Attach them after fully_shard(), so that they are inside the hooks of
+/// the units; otherwise the next unit's all-gather does not overlap with the recomputation.
 ///
 /// \code{.cpp}
-/// std::shared_ptr<fsdp::Engine> shard_and_recompute(fsdp::Stage& model,
-///                                                   const std::shared_ptr<fsdp::Communicator>& communicator) {
+/// std::shared_ptr<fsdp::Engine> shard_and_recompute(
+///     fsdp::Stage& model, const std::shared_ptr<fsdp::Communicator>& communicator) {
 ///   auto engine = fsdp::fully_shard(model, {}, communicator);
 ///   fsdp::checkpoint_activations(model, {"block"});
 ///   return engine;

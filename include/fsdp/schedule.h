@@ -16,7 +16,9 @@
 ///   const fsdp::OptimizerOptions optimizer{.lr = 3e-4};
 ///   const fsdp::ScheduleOptions schedule{.name = "cosine", .warmup_steps = 100, .min_lr_ratio = 0.1};
 ///   std::vector<double> rates;
-///   for (int64_t step = 1; step <= steps; ++step) rates.push_back(fsdp::lr_at(optimizer, schedule, step, steps));
+///   for (int64_t step = 1; step <= steps; ++step) {
+///     rates.push_back(fsdp::lr_at(optimizer, schedule, step, steps));
+///   }
 ///   return rates;
 /// }
 /// \endcode

@@ -3,19 +3,19 @@
 /// \file
 /// FSDP via SPMD (PyTorch/XLA's FSDPv2) on the same engine: parameters are sharded one by one over a mesh
 /// axis, the batch over dcn x data. The input is the whole batch, the output this rank's rows.
-/// spmd_fully_shard() shards a Stage or Hooked module, SpmdFullyShardedDataParallel any module. Marks of activations
-/// follow through views, elementwise operations and matrix products; optimization_barrier() is a fence for
-/// gradients, and spmd_debug() lists what is sharded and how.
+/// spmd_fully_shard() shards a Stage or Hooked module, SpmdFullyShardedDataParallel any module. Marks of
+/// activations propagate through views, elementwise operations and matrix products. optimization_barrier() is
+/// a fence for gradients, and spmd_debug() lists the shardings.
 ///
-/// A mark with the axis model on the weight of a linear layer or an embedding has the ranks of that axis compute the
-/// layer together, as parallelize() does; layers of libtorch must be Hooked for it.
+/// A mark with the axis model on the weight of a linear layer or an embedding makes the ranks of that axis
+/// compute the layer together, as parallelize() does. Layers of libtorch must be Hooked for it.
 ///
 /// Collective: spmd_fully_shard(), the constructor of SpmdFullyShardedDataParallel, forward and backward,
 /// full_tensor().
 ///
 /// Errors: Error(kUsage) for a module that is already sharded, for sharding marks and options that contradict
-/// each other, for an activation whose mark is needed and not determined, and for layers that the ranks of model cannot
-/// compute together, or, in forward, whose input they cannot take.
+/// each other, for an activation whose mark is needed and not determined, and for layers that the ranks of
+/// the axis model cannot compute together, or, in forward, whose input they cannot take.
 ///
 /// Lifetime: as in fsdp/fully_shard.h; a sharding mark lives as long as its tensor.
 ///

@@ -4,7 +4,7 @@
 /// State dicts in memory: full (whole tensors), sharded (this rank's ranges) and local (this rank's flat
 /// shards). They hold the weights as the shards do, under the names of the unsharded model.
 ///
-/// Collective: full_state_dict(). Loading is not: each rank copies its own part.
+/// Collective: full_state_dict(). Loading is not, since each rank copies its own part.
 ///
 /// Errors: Error(kCheckpoint) that names missing, unexpected and misshapen parameters, before any is written;
 /// Error(kUsage) while the engine is in use.

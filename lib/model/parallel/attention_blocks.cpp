@@ -6,11 +6,11 @@
 namespace fsdp::parallel {
 namespace {
 
-/// The keys in [begin, end) that are there, as one range of their tensor: between two runs lie no keys that are
-/// seen, or the later run is not seen.
+/// The available keys in [begin, end), as one range of their tensor: between two runs there are no keys to
+/// attend to, or the later run is not attended to.
 struct Seen {
   int64_t key = 0, keys = 0;
-  int64_t end = 0;  ///< position
+  int64_t end = 0;  ///< position after the last key
 };
 
 Seen seen_keys(const std::vector<TokenRun>& keys, int64_t begin, int64_t end) {
@@ -25,7 +25,7 @@ Seen seen_keys(const std::vector<TokenRun>& keys, int64_t begin, int64_t end) {
   return seen;
 }
 
-/// Of the queries at [begin, end) of a run, which see the keys from `first_key` on.
+/// Adds the block of the queries at [begin, end) of a run, which attend to the keys from `first_key` on.
 void add_block(std::vector<AttentionBlock>& blocks, const TokenRun& run, int64_t begin, int64_t end,
                int64_t first_key, const std::vector<TokenRun>& keys, int64_t row, int64_t rows) {
   const Seen seen = seen_keys(keys, first_key, end);

@@ -18,7 +18,7 @@ using torch::autograd::variable_list;
 using util::ErrorKind;
 using Operation = std::function<at::Tensor(const at::Tensor&)>;
 
-/// What is computed again in backward is part of the backward, as in the traces of FSDP units.
+/// Returns the call site. Recomputation in backward is part of the backward, as in the traces of FSDP units.
 comm::CallSite site(const Ranks& ranks) {
   const bool in_backward = torch::autograd::get_current_graph_task_id() >= 0;
   return {.unit = kLayerSite + ranks.layer, .pass = in_backward ? "backward" : "forward"};

@@ -3,7 +3,7 @@
 // Differentiable collectives inside of a layer that several ranks compute together (Shoeybi et al.:
 // Megatron-LM, 2019, section 3; Korthikanti et al.: Reducing activation recomputation in large transformer
 // models, 2022, section 4.2). In a region the ranks compute different things from the same input, so that the
-// gradient of the input is the sum of theirs.
+// gradient of the input is the sum over the ranks.
 //
 //   function            forward          backward         between
 //   copy_to_ranks       nothing          all-reduce       outside, whole     -> a region
@@ -13,7 +13,7 @@
 //   split               own part         all-gather       outside, whole     -> outside, in parts
 //   gather_alike        all-gather       own part         outside, in parts  -> outside, whole
 //
-// All are collective, in forward and in backward; every rank's graph must be the same. They keep the
+// All are collective, in forward and in backward, and require the same graph on every rank. They keep the
 // communicator alive, return x itself for one rank, and wait as Work::wait() does: on a device the stream
 // waits. First derivatives only.
 
@@ -28,7 +28,7 @@
 
 namespace fsdp::parallel {
 
-/// Before the layer's name, in traces and messages.
+/// Prefix of the layer's name in traces and messages.
 inline const std::string kLayerSite = "layer ";
 
 /// The ranks that share a layer.
@@ -43,15 +43,15 @@ struct Ranks {
 at::Tensor copy_to_ranks(const at::Tensor& x, const Ranks& ranks);
 at::Tensor reduce_from_ranks(const at::Tensor& x, const Ranks& ranks);
 
-// Parts are equal, in the order of the ranks along `dimension` (negative: from the last). Throw Error(kUsage)
-// for a size that the ranks do not divide.
+// Parts are equal, in the order of the ranks along `dimension` (negative: from the last). These functions
+// throw Error(kUsage) for a size that the number of ranks does not divide.
 
 at::Tensor gather(const at::Tensor& part, int64_t dimension, const Ranks& ranks);
 at::Tensor gather_alike(const at::Tensor& part, int64_t dimension, const Ranks& ranks);
 at::Tensor reduce_scatter(const at::Tensor& x, int64_t dimension, const Ranks& ranks);
 at::Tensor split(const at::Tensor& x, int64_t dimension, const Ranks& ranks);
 
-/// How an activation lies on the ranks, in the words of torch.distributed.tensor.
+/// Distribution of an activation over the ranks, in the terms of torch.distributed.tensor.
 struct Replicate {
   bool operator==(const Replicate&) const = default;
 };
@@ -61,17 +61,17 @@ struct Shard {
 };
 using Layout = std::variant<Replicate, Shard>;
 
-/// "Replicate", "Shard(1)".
+/// Returns "Replicate", "Shard(1)".
 std::string to_string(const Layout& layout);
 
-/// An activation as a region takes it: whole.
+/// Returns an activation as the input of a region: whole.
 at::Tensor enter_region(const at::Tensor& x, const Layout& from, const Ranks& ranks);
-/// The sum of what the ranks have computed in a region.
+/// Returns the sum of the ranks' results of a region.
 at::Tensor leave_region(const at::Tensor& x, const Layout& to, const Ranks& ranks);
-/// Outside of regions. Throws Error(kUsage) from one cut to another.
+/// Changes the layout outside of regions. Throws Error(kUsage) from one cut to another.
 at::Tensor redistribute(const at::Tensor& x, const Layout& from, const Layout& to, const Ranks& ranks);
 
-/// All ranks' tensors [...], without autograd -> [ranks, ...]
+/// Returns all ranks' tensors [...], without autograd -> [ranks, ...]
 at::Tensor gathered(const at::Tensor& mine, const Ranks& ranks);
 
 }  // namespace fsdp::parallel

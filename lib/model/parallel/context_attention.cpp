@@ -76,7 +76,8 @@ class Layer {
             .log_sums = at::empty({q_.size(0), q_.size(2), q_.size(1)}, options.dtype(at::kFloat))};
   }
 
-  /// Into `out`: `first` for the first keys of all queries, else in addition.
+  /// Writes attention to `out` if `first`, which is for the first keys of all queries; otherwise merges it
+  /// into `out`.
   void attend(const std::vector<AttentionBlock>& blocks, const at::Tensor& keys_and_values, bool first,
               const AttentionOutputs& out) const {
     for (const AttentionBlock& block : blocks) {
@@ -91,7 +92,7 @@ class Layer {
     }
   }
 
-  /// Adds to the gradients, which are fp32. dkv: like the keys and values
+  /// Adds the blocks' gradients to dq and dkv, which are fp32. dkv: like the keys and values
   void add_gradients(const std::vector<AttentionBlock>& blocks, const at::Tensor& keys_and_values,
                      const AttentionOutputs& of, const at::Tensor& dy, const at::Tensor& dq,
                      const at::Tensor& dkv) const {
@@ -115,7 +116,7 @@ class Layer {
 
   // ---- gather
 
-  /// x: [2, B, T, ..], as the ranks have it: [C, 2, B, 2, T / 2C, ..]. Copies one into the other, chunk by chunk.
+  /// Copies between x, [2, B, T, ..], and the ranks' layout, [C, 2, B, 2, T / 2C, ..], chunk by chunk.
   template <typename Copy>
   void for_chunks(const at::Tensor& x, const at::Tensor& by_rank, const Copy& copy) const {
     for (int rank = 0; rank < cut_.degree; ++rank) {
@@ -125,7 +126,7 @@ class Layer {
       }
     }
   }
-  /// The shape of all ranks' parts, one after another.
+  /// Shape of all ranks' parts, one after another.
   std::vector<int64_t> shape_by_rank() const {
     return {cut_.degree, 2, k_.size(0), k_.size(1), k_.size(2), k_.size(3)};
   }
@@ -166,7 +167,7 @@ class Layer {
 
   // ---- ring
 
-  /// Of which rank the keys are that are here in a step.
+  /// Rank of origin of the keys that this rank has in a step.
   int source(int step) const { return (cut_.rank - step + cut_.degree) % cut_.degree; }
 
   std::unique_ptr<comm::Work> send_on(const at::Tensor& to, const at::Tensor& from, const char* pass) const {
@@ -190,8 +191,9 @@ class Layer {
     return {.y = out.y.to(q_.scalar_type()), .log_sums = out.log_sums};
   }
 
-  /// Every shift has compute beside it. The rank's own keys come in two portions: the chunk before the other one
-  /// while the first keys arrive, each chunk with itself while the last gradients come home.
+  /// Backward of the ring. Every shift overlaps with computation: the rank's own keys are computed in two
+  /// portions. The first chunk with the later one's queries is computed while the first keys arrive, each
+  /// chunk with itself while the last gradients return.
   AttentionGradients backward_in_ring(const AttentionOutputs& of, const at::Tensor& dy) const {
     const at::Tensor dq = zeros_like_in_float(q_);
     const at::Tensor own = own_keys_and_values(), of_own = zeros_like_in_float(own);
@@ -200,7 +202,7 @@ class Layer {
     for (const AttentionBlock& block : blocks({chunks[0]})) (block.causal ? last : first).push_back(block);
 
     at::Tensor here = own, next;
-    // The sums of the gradients so far: of the keys here, and on their way from the rank before.
+    // Sums of the gradients so far: of the current keys, and those arriving from the previous rank.
     at::Tensor sums, arriving;
     std::unique_ptr<comm::Work> coming, sums_coming;
     for (int step = 0; step < cut_.degree; ++step) {
@@ -237,7 +239,7 @@ class Layer {
   const ContextAttentionOptions& options_;
   const CutSequence& cut_;
   const at::Tensor &q_, &k_, &v_;
-  int64_t length_;  ///< of a chunk
+  int64_t length_;  ///< length of a chunk
 };
 
 struct SavedOptions : torch::CustomClassHolder {

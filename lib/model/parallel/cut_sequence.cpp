@@ -21,7 +21,7 @@ kernels::RowPieces CutSequence::places(int64_t first, int64_t count, int64_t tok
   if (first >= length) return {.begins = {late * length + first - length}};
   const int64_t begin = early * length + first;
   if (first + count <= length) return {.begins = {begin}};
-  // All of them, or the middle one of an odd number of parts.
+  // The range is all tokens, or the middle one of an odd number of parts.
   FSDP_CHECK(2 * (length - first) == count, count, " tokens from ", first, " on of chunks of ", length);
   return {.count = 2, .begins = {begin, late * length}};
 }

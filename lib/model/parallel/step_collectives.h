@@ -1,11 +1,11 @@
 #pragma once
 
-// Which collectives tensor parallelism needs for a micro-batch of a decoder of lib/model/nn, and their bytes.
+// Collectives that tensor parallelism needs for a micro-batch of a decoder of lib/model/nn, and their bytes.
 //
-// S = rows * tokens * hidden * element_bytes, the activation between two blocks; M ranks, L layers. Each block
-// has two regions (attention, feed-forward), the embedding leaves one and the head enters one:
+// S = rows * tokens * hidden * element_bytes is the activation between two blocks, for M ranks and L layers.
+// Each block has two regions (attention, feed-forward), the embedding leaves one and the head enters one:
 //
-//                          calls                            bytes of a call (as in traces: the rank's payload)
+//                          calls                            bytes of a call (a rank's payload, as in traces)
 //   sequence parallelism
 //     all-gathers          forward: 2 L + 1                 S / M
 //                          backward: 2 L + 1                S / M
@@ -17,8 +17,8 @@
 //   the loss, both         all-gathers: loss_chunks         32 for each row of the chunk
 //   recomputed blocks      2 L more all-gathers and reduce-scatters, or all-reduces
 //
-// Between the networks, a call of S / M by all-gather or reduce-scatter sends S (M - 1) / M from each rank, and
-// an all-reduce of S twice that: both forms send as much.
+// On the network, an all-gather or reduce-scatter of S / M sends S (M - 1) / M from each rank, and an
+// all-reduce of S twice that. Both forms therefore send the same number of bytes.
 
 #include <cstdint>
 
@@ -29,7 +29,7 @@ struct DecoderStep {
   int64_t ranks = 1;
   int64_t layers = 0, hidden = 0;
   int64_t rows = 0, tokens = 0;
-  int64_t element_bytes = 4;  ///< of activations
+  int64_t element_bytes = 4;  ///< bytes of an element of an activation
   int64_t loss_chunks = 1;    ///< kernels::cross_entropy_chunk_rows() of ceil(vocabulary / ranks)
   bool sequence_parallel = true;
   bool recomputes_blocks = false;
@@ -37,7 +37,7 @@ struct DecoderStep {
 
 struct CollectiveSum {
   int64_t calls = 0;
-  int64_t bytes = 0;  ///< of payload, over all calls
+  int64_t bytes = 0;  ///< payload over all calls
   bool operator==(const CollectiveSum&) const = default;
 };
 struct StepCollectives {
@@ -45,7 +45,7 @@ struct StepCollectives {
   bool operator==(const StepCollectives&) const = default;
 };
 
-/// Forward with the loss, and backward.
+/// Returns the collectives of forward with the loss, and backward.
 inline StepCollectives step_collectives(const DecoderStep& step) {
   StepCollectives sums;
   if (step.ranks == 1) return sums;

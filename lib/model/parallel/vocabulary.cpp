@@ -15,7 +15,7 @@ namespace {
 
 int64_t largest_part(int64_t vocabulary, int64_t ranks) { return (vocabulary + ranks - 1) / ranks; }
 
-/// RowStatistics of whole rows from those of parts: [ranks, rows, 4] -> [rows, 4]
+/// Combines RowStatistics of parts to those of whole rows: [ranks, rows, 4] -> [rows, 4]
 at::Tensor combined(const at::Tensor& parts) {
   const at::Tensor most = parts.select(2, 0), top = most.amax(0);
   const at::Tensor sum = (parts.select(2, 1) * (most - top).exp()).sum(0);
