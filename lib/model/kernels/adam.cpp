@@ -17,7 +17,7 @@ namespace fsdp::kernels {
 namespace {
 
 void step_on_cpu(Element gradient, const AdamElements& all, const AdamNumbers& numbers) {
-  constexpr int64_t kRun = 1 << 10;  // whole vectors
+  constexpr int64_t kRun = 1 << 10;  // a multiple of every vector's length
   const auto size = static_cast<int64_t>(gradient == Element::kFloat ? sizeof(float) : sizeof(uint16_t));
   util::parallel_for(0, (all.n + kRun - 1) / kRun, kGrain / kRun, [&](int64_t first, int64_t last) {
     const int64_t begin = first * kRun;
@@ -39,7 +39,7 @@ void step_adam(const std::vector<AdamTensors>& parts, const AdamNumbers& numbers
   const at::Device device = parts.front().value.device();
   FSDP_CHECK(!gradient_scale.defined() || (device.is_cuda() && gradient_scale.device() == device &&
                                            gradient_scale.scalar_type() == at::kDouble));
-  std::map<Element, cuda::AdamStep> steps;  // by the type of the gradients
+  std::map<Element, cuda::AdamStep> steps;  // steps by the type of the gradients
   for (const auto& [value, gradient, exp_avg, exp_avg_sq, rates] : parts) {
     FSDP_CHECK(value.scalar_type() == at::kFloat && can_fuse(value) && can_fuse(gradient));
     for (const at::Tensor* x : {&value, &gradient, &exp_avg, &exp_avg_sq}) {

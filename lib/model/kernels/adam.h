@@ -1,8 +1,8 @@
 #pragma once
 
-// The step of Adam and AdamW (state/optim/element_optimizers.h): one pass over flat shards, on a GPU usually in one
-// launch, which also scales gradients for clipping and loss scales. The bits of an element depend neither on its
-// place nor on the number of threads.
+// The step of Adam and AdamW (state/optim/element_optimizers.h): one pass over flat shards, which also scales
+// gradients for clipping and loss scales, usually by one launch on a GPU. The bits of an element depend
+// neither on its position nor on the number of threads.
 
 #include <ATen/core/Tensor.h>
 
@@ -13,7 +13,7 @@
 
 namespace fsdp::kernels {
 
-/// Elements that are updated alike: all [n], contiguous, on one device.
+/// Elements with the same rates: all [n], contiguous, on one device.
 struct AdamTensors {
   at::Tensor value;     ///< fp32, like the averages
   at::Tensor gradient;  ///< fp32, bf16 or fp16
@@ -21,8 +21,8 @@ struct AdamTensors {
   AdamRates rates = {};
 };
 
-/// Updates values and averages in place; all parts are on one device. A gradient_scale that is defined, a double
-/// on that device, a GPU, replaces AdamNumbers::gradient_scale; NaN: nothing is updated.
+/// Updates values and averages in place. All parts are on one device. If gradient_scale, a double on that
+/// device (a GPU), is defined, it replaces AdamNumbers::gradient_scale; if it is NaN, nothing is updated.
 void step_adam(const std::vector<AdamTensors>& parts, const AdamNumbers& numbers,
                const at::Tensor& gradient_scale = {});
 

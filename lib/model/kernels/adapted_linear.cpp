@@ -19,8 +19,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// narrow^T wide in fp32, where multiplies_here(). narrow: [N, rank], wide: [N, width] -> [rank, width]. By vectors in fp32:
-/// taking `wide` apart for tiles would cost more than so few multiplications.
+/// Returns narrow^T wide in fp32, if multiplies_here(). narrow: [N, rank], wide: [N, width] -> [rank, width].
+/// In fp32 it is computed by vectors, because splitting `wide` for tiles would cost more than so few
+/// multiplications.
 at::Tensor narrow_product(const at::Tensor& narrow, const at::Tensor& wide, Matmul matmul) {
   const ProductOf product{.c = at::empty({narrow.size(1), wide.size(1)}, wide.options().dtype(at::kFloat)),
                           .a = flipped(narrow),
@@ -33,7 +34,7 @@ at::Tensor narrow_product(const at::Tensor& narrow, const at::Tensor& wide, Matm
   return product.c;
 }
 
-/// The gradient, in the parameter's type; undefined if it was written to the parameter's sink.
+/// Returns the gradient, in the parameter's type; undefined if it was written to the parameter's sink.
 at::Tensor put_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
   const auto place = take_gradient_place(parameter, at::kFloat);
   if (!place) return gradient.to(parameter.scalar_type()).contiguous();
@@ -50,7 +51,7 @@ at::Tensor side_by_side(const variable_list& parts, int64_t dimension) {
   return parts.size() == 1 ? parts[0] : at::cat(parts, dimension);
 }
 
-/// W^T, and W, as right factors.
+/// These return W^T, and W, as right factors.
 at::Tensor forward_factor(const at::Tensor& weight, const AdaptedForm& form) {
   return form.transposed ? weight : flipped(weight);
 }
@@ -60,7 +61,7 @@ at::Tensor backward_factor(const at::Tensor& weight, const AdaptedForm& form) {
 
 class AdaptedProducts final : public torch::autograd::Function<AdaptedProducts> {
  public:
-  /// adapters: A and B of each layer.
+  /// `adapters` are A and B of each layer.
   static variable_list forward(AutogradContext* context, const at::Tensor& given, at::TensorList,
                                const Parameters& weights, const Parameters& adapters, const AdaptedForm& form,
                                bool recomputed) {
@@ -146,7 +147,8 @@ class AdaptedProducts final : public torch::autograd::Function<AdaptedProducts> 
   }
 
  private:
-  /// saved: x and, of each layer, the weight, A, B and x A^T, which is not read. -> [N, out_i]; x A^T in `narrow`
+  /// Computes the results. saved: x, and for each layer the weight, A, B and x A^T, which is not read. -> [N,
+  /// out_i]; x A^T in `narrow`
   static variable_list run(const at::Tensor& x, const variable_list& saved, const AdaptedForm& form,
                            variable_list& narrow) {
     const size_t count = saved.size() / 4;

@@ -1,12 +1,14 @@
 #pragma once
 
-// Linear layers whose weights are frozen, each with a low-rank adapter beside it (model/nn/lora.h), as one node of the graph:
+// Linear layers with frozen weights, each with a low-rank adapter beside it (model/nn/lora.h), as one node of
+// the graph:
 //
 //   n = s x A^T    y = x W^T + n B^T                    A: [rank, in], B: [out, rank]
 //   dn = s dy B    dx = dy W + dn A    dA = dn^T x    dB = dy^T n
 //
-// What an adapter adds goes into the sums of the large products: nothing of the size of x or y exists besides them. Of
-// layers with the same input, x is packed once, their gradients of x are one sum, and the products dn A are one.
+// The adapters' terms are added within the sums of the large products: no other tensor of the size of x or y
+// exists. For layers with the same input, x is packed once, their gradients of x are one sum, and the
+// products dn A are one product.
 
 #include <ATen/core/Tensor.h>
 
@@ -23,19 +25,21 @@ struct AdaptedWeight {
   at::Tensor a, b;
 };
 
-/// What the layers have in common.
+/// The options that all the layers share.
 struct AdaptedForm {
-  std::optional<Quantization> quantization = std::nullopt;  ///< the weights are bytes (quantized.h)
-  bool transposed = false;  ///< the weights, unless they are bytes, are [in, out]
+  /// Format of weights that are bytes (quantized.h)
+  std::optional<Quantization> quantization = std::nullopt;
+  bool transposed = false;  ///< whether the weights, unless they are bytes, are [in, out]
   double scale = 1;         ///< s
   Matmul matmul = Matmul::kMkl;
 };
 
-/// Whether adapted_linears() supports these operands: all of one type, in which products are computed here, outside of
-/// regions of autocast to another type, and weights that need no gradient.
+/// Whether adapted_linears() supports these operands: all of one type in which products are computed here,
+/// outside of regions of autocast to another type, with weights that need no gradient.
 bool can_adapt(const at::Tensor& x, const AdaptedWeight& layer, const AdaptedForm& form);
 
-/// x: [..., in] -> y of each layer: [..., out]. With `recomputed`, backward computes them again (recomputed.h).
+/// Computes y of each layer. x: [..., in] -> [..., out]. With `recomputed`, backward computes the results
+/// again (recomputed.h).
 std::vector<at::Tensor> adapted_linears(const at::Tensor& x, const std::vector<AdaptedWeight>& layers,
                                         const AdaptedForm& form, bool recomputed = false);
 

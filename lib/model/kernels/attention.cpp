@@ -29,11 +29,11 @@ const cpu::AttentionLoops* loops_for(at::ScalarType type) {
   return type == at::kBFloat16 ? cpu::attention_loops(cpu::Element::kBFloat16) : nullptr;
 }
 
-/// One head of one sequence of x: [B, T, heads, head_dim].
+/// One head of one sequence of x, [B, T, heads, head_dim].
 template <typename T>
 struct Head {
   T* data;
-  int64_t stride;  ///< from token to token
+  int64_t stride;  ///< elements from token to token
 
   Head(const at::Tensor& x, int64_t batch, int64_t head)
       : data(static_cast<T*>(x.data_ptr()) + batch * x.stride(0) + head * x.stride(2)), stride(x.stride(1)) {}
@@ -43,7 +43,7 @@ struct Head {
   }
 };
 
-/// The small products of a pass, by oneDNN or by the core's matrix unit.
+/// The small products of a pass, computed by oneDNN or by the core's matrix unit.
 class Products {
  public:
   explicit Products(bool by_tiles) : by_tiles_(by_tiles) {}
@@ -71,7 +71,7 @@ class Products {
     small_product<T>(shape, a, b, adds, c, shape.n);
   }
 
-  /// Calls `body`, which may multiply().
+  /// Calls `body`, which may call multiply().
   template <typename Body>
   void run(const Body& body) const {
     if (by_tiles_) {
@@ -86,14 +86,14 @@ class Products {
   bool by_tiles_;
 };
 
-/// Whether all products are of whole tiles. Not for fp32, whose factors would be split for a single product.
+/// Whether all products have whole tiles. False for fp32, whose factors would be split for a single product.
 bool fits_tiles(const at::Tensor& q, const at::Tensor& k, Matmul matmul) {
   return matmul == Matmul::kAmx && q.scalar_type() == at::kBFloat16 && can_multiply_by_tiles(q) &&
          q.size(1) % cpu::kTileDepth == 0 && k.size(1) % cpu::kTileDepth == 0 &&
          q.size(3) % cpu::kTileDepth == 0;
 }
 
-/// A thread's memory for tiles, given out piece by piece.
+/// A thread's memory for tiles, allocated piece by piece.
 class AttentionScratch {
  public:
   explicit AttentionScratch(int64_t bytes) : memory_(at::empty({bytes}, at::kByte)) {}
@@ -112,8 +112,8 @@ class AttentionScratch {
 
 struct Sizes {
   int64_t batch, tokens, seen, heads, kv_heads, head_dim;
-  int64_t beyond;  ///< query t sees the keys up to t + beyond
-  int64_t window;  ///< 0: from the first on, else this many
+  int64_t beyond;  ///< query t attends to the keys up to t + beyond
+  int64_t window;  ///< number of keys that a query attends to; 0: all from the first on
   float scale, cap;
   Products products;
 
@@ -130,16 +130,16 @@ struct Sizes {
         cap(static_cast<float>(in.form.cap)),
         products(fits_tiles(in.q, in.k, in.matmul)) {}
   int64_t group() const { return heads / kv_heads; }
-  /// Keys that some of the queries before `end` see.
+  /// Number of keys that some of the queries before `end` attend to.
   int64_t seen_before(int64_t end) const { return std::min(seen, end + beyond); }
-  /// The first key that query `query` sees, rounded down so that factors and tiles begin at whole ones. The first
-  /// tile from there on has a key that each of kQueries queries sees.
+  /// Returns the first key that query `query` attends to, rounded down so that factors and tiles begin at
+  /// whole ones. The first tile from there on has a key for each of kQueries queries.
   int64_t first_seen(int64_t query) const {
     if (window == 0) return 0;
     return std::max<int64_t>(0, query + beyond - window + 1) / AttentionSizes::kQueries *
            AttentionSizes::kQueries;
   }
-  /// Queries that see keys before `end`.
+  /// Number of queries that attend to keys before `end`.
   int64_t seers_before(int64_t end) const {
     return window == 0 ? tokens : std::min(tokens, end - 1 - beyond + window);
   }
@@ -149,7 +149,7 @@ struct Sizes {
             .head_dim = head_dim,
             .element = static_cast<int64_t>(q.element_size())};
   }
-  /// body(batch, key-value head) on several threads.
+  /// Calls body(batch, key-value head) on several threads.
   template <typename Body>
   void for_kv_heads(const Body& body) const {
     const int64_t work = std::max<int64_t>(1, tokens * seen * head_dim * group());
@@ -162,11 +162,11 @@ struct Sizes {
   }
 };
 
-/// Elements of a packed column that are neighbours.
+/// Number of neighbouring elements of a packed column.
 template <typename T>
 constexpr int64_t kPairs = std::is_same_v<T, float> ? 1 : 2;
 
-/// What both passes have.
+/// The state that both passes share.
 class AttentionPass {
  protected:
   explicit AttentionPass(const AttentionInputs& in)
@@ -177,7 +177,7 @@ class AttentionPass {
         sizes_(in),
         memory_(sizes_.memory(in.q)) {}
 
-  /// [tokens] of one head.
+  /// Returns the log-sums of one head, [tokens].
   float* log_sums_of(const at::Tensor& log_sums, int64_t batch, int64_t head) const {
     return log_sums.data_ptr<float>() + (batch * sizes_.heads + head) * sizes_.tokens;
   }
@@ -271,7 +271,7 @@ class BackwardPass : AttentionPass {
   }
 
  private:
-  /// A thread's memory: packed factors, and gradients in fp32.
+  /// A thread's memory for packed factors, and gradients in fp32.
   struct Work {
     T *k, *q, *q_transposed, *dy, *dy_transposed;
     float *dq, *dk, *dv, *products;
@@ -310,7 +310,7 @@ class BackwardPass : AttentionPass {
       std::fill_n(w.dq, tokens * width, 0.0F);
       const float* log_sums = log_sums_of(t_.log_sums, batch, head);
       for (int64_t key = 0; key < seen; key += AttentionSizes::kKeysBackward) {
-        const int64_t first = std::max<int64_t>(0, key - sizes_.beyond);  // that sees it
+        const int64_t first = std::max<int64_t>(0, key - sizes_.beyond);  // first query that attends to it
         const int64_t end = sizes_.seers_before(std::min(seen, key + AttentionSizes::kKeysBackward));
         for (int64_t query = first / AttentionSizes::kQueries * AttentionSizes::kQueries; query < end;
              query += AttentionSizes::kQueries) {
@@ -361,7 +361,7 @@ class BackwardPass : AttentionPass {
   const Tensors& t_;
 };
 
-/// Notes memory and products, for meta tensors.
+/// Records memory and products, for meta tensors.
 void take_scratch_of(const AttentionInputs& in, bool backward) {
   const Sizes sizes(in);
   const AttentionSizes memory = sizes.memory(in.q);
@@ -396,7 +396,7 @@ class CausalAttention final : public torch::autograd::Function<CausalAttention> 
     return {tiled_attention(inputs(*context, operands_of(*context, OperandUse::kForwardAgain))).y};
   }
 
-  static constexpr size_t kY = 3;  ///< the slot of the result
+  static constexpr size_t kY = 3;  ///< slot of the result
 
  private:
   static AttentionInputs inputs(AutogradContext& context, const variable_list& saved) {

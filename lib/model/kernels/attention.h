@@ -18,33 +18,33 @@ namespace fsdp::kernels {
 /// head_dim. q: [B, T, heads, head_dim]
 bool can_attend(const at::Tensor& q);
 
-/// What models vary in attention.
+/// The form of attention, which differs between models.
 struct AttentionForm {
-  double scale = 0;    ///< of the scores; 0: 1 / sqrt(head_dim)
-  int64_t window = 0;  ///< tokens that a token sees, the last of which is itself; 0: all earlier ones
-  double cap = 0;      ///< scores s become cap tanh(s / cap) (Gemma 2, 2024, section 2); 0: none
+  double scale = 0;    ///< scale of the scores; 0: 1 / sqrt(head_dim)
+  int64_t window = 0;  ///< tokens that a token attends to, the last of which is itself; 0: all earlier ones
+  double cap = 0;      ///< scores s become cap tanh(s / cap) (Gemma 2, 2024, section 2); 0: no cap
 
   double scale_of(int64_t head_dim) const;
-  /// Without windows that no row of `tokens` exceeds.
+  /// Returns the form for rows of `tokens` tokens, without a window that they do not exceed.
   AttentionForm of(int64_t tokens) const { return {scale, window < tokens ? window : 0, cap}; }
   bool operator==(const AttentionForm&) const = default;
 };
 
-/// softmax(q k^T / sqrt(head_dim)) v, in which a token sees itself and earlier tokens, or `form` of it. Supports
-/// autograd (first derivatives). q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim], where kv_heads divides
-/// heads; a head's elements are contiguous, other strides are free -> [B, T, heads, head_dim]
-/// With `recomputed`, backward computes the result again (recomputed.h).
+/// Returns softmax(q k^T / sqrt(head_dim)) v, in which a token attends to itself and earlier tokens, or
+/// `form` of it. Supports autograd (first derivatives). q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads,
+/// head_dim], where kv_heads divides heads; a head's elements are contiguous, other strides are free -> [B,
+/// T, heads, head_dim]. With `recomputed`, backward computes the result again (recomputed.h).
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Matmul matmul,
                             const AttentionForm& form = {}, bool recomputed = false);
 
-/// Queries, and the keys and values that they see: all of them or, `causal`, those up to the query's own place,
-/// where the last query sees the last key (Tq <= Tk). q: [B, Tq, heads, head_dim]; k, v: [B, Tk, kv_heads,
-/// head_dim]
+/// Queries, and the keys and values that they attend to: all of them or, if `causal`, those up to the query's
+/// own position, where the last query attends to the last key (Tq <= Tk). q: [B, Tq, heads, head_dim]; k, v:
+/// [B, Tk, kv_heads, head_dim]
 struct AttentionInputs {
   at::Tensor q, k, v;
   bool causal = true;
   Matmul matmul = Matmul::kMkl;
-  AttentionForm form = {};  ///< of tiled_attention(); windows only with `causal`
+  AttentionForm form = {};  ///< form of tiled_attention(); windows only with `causal`
 };
 /// y: like q; log_sums: [B, heads, Tq] fp32, the logarithms of the sums of e^score.
 struct AttentionOutputs {
@@ -53,29 +53,29 @@ struct AttentionOutputs {
 struct AttentionGradients {
   at::Tensor dq, dk, dv;
 };
-/// Without autograd. For what can_attend() to, also on meta tensors.
+/// Computes attention in tiles, without autograd. Requires: can_attend(), or meta tensors of such shapes.
 AttentionOutputs tiled_attention(const AttentionInputs& inputs);
-/// The queries may see other keys as well: `of` and dy are those of all keys, the gradients those by way of
-/// these keys.
+/// Returns the gradients by way of these keys. The queries may attend to other keys as well: `of` and dy are
+/// those of all keys.
 AttentionGradients tiled_attention_backward(const AttentionInputs& inputs, const AttentionOutputs& of,
                                             const at::Tensor& dy);
 
-/// Tiles, and the memory that a thread works in.
+/// Sizes of tiles, and the memory that a thread works in.
 struct AttentionSizes {
-  int64_t tokens = 0;  ///< queries
-  int64_t seen = 0;    ///< keys
+  int64_t tokens = 0;  ///< number of queries
+  int64_t seen = 0;    ///< number of keys
   int64_t head_dim = 0;
-  int64_t element = 4;  ///< bytes
+  int64_t element = 4;  ///< bytes of an element
 
-  static constexpr int64_t kQueries = 64;        ///< of a tile, at most
-  static constexpr int64_t kKeys = 512;          ///< of a tile of forward
-  static constexpr int64_t kKeysBackward = 128;  ///< of a tile of backward
+  static constexpr int64_t kQueries = 64;        ///< limit on the queries of a tile
+  static constexpr int64_t kKeys = 512;          ///< limit on the keys of a tile of forward
+  static constexpr int64_t kKeysBackward = 128;  ///< limit on the keys of a tile of backward
 
   static constexpr int64_t even(int64_t n) { return (n + 1) / 2 * 2; }
   int64_t queries() const { return std::min(kQueries, even(tokens)); }
   int64_t keys() const { return std::min(kKeys, even(seen)); }
   int64_t keys_backward() const { return std::min(kKeysBackward, even(seen)); }
-  /// [count, head_dim], packed.
+  /// Bytes of a packed [count, head_dim].
   int64_t packed_bytes(int64_t count) const { return even(count) * head_dim * element; }
 
   int64_t forward_bytes() const {

@@ -13,14 +13,15 @@
 namespace fsdp::kernels {
 namespace {
 
-constexpr int64_t kQueriesAtOnce = 256;  ///< of a product with all keys
+constexpr int64_t kQueriesAtOnce = 256;  ///< queries of a product with all keys
 
 bool takes_flash(const AttentionInputs& in) {
-  // With one query of each head, libtorch would swap heads and tokens.
+  // If each head has one query, libtorch would swap heads and tokens.
   return in.q.size(1) > 1 && can_use_flash_attention(in.q, in.k, in.v);
 }
 
-/// The products of one key-value head: [B, T, kv_heads * group, D] -> [B, kv_heads, group * T, D], in fp32.
+/// Returns x for the products of one key-value head: [B, T, kv_heads * group, D] -> [B, kv_heads, group * T,
+/// D], in fp32.
 at::Tensor by_kv_head(const at::Tensor& x, int64_t kv_heads) {
   const int64_t group = x.size(2) / kv_heads;
   return x.to(at::kFloat)
@@ -29,7 +30,7 @@ at::Tensor by_kv_head(const at::Tensor& x, int64_t kv_heads) {
       .reshape({x.size(0), kv_heads, group * x.size(1), x.size(3)});
 }
 
-/// The inverse, for T = tokens.
+/// Returns the inverse, for T = tokens.
 at::Tensor by_token(const at::Tensor& x, int64_t tokens) {
   const int64_t group = x.size(2) / tokens;
   return x.view({x.size(0), x.size(1), group, tokens, x.size(3)})
@@ -37,7 +38,7 @@ at::Tensor by_token(const at::Tensor& x, int64_t tokens) {
       .reshape({x.size(0), tokens, x.size(1) * group, x.size(3)});
 }
 
-/// A composed block, some queries at a time.
+/// A block composed of libtorch's operations, some queries at a time.
 class Composed {
  public:
   explicit Composed(const AttentionInputs& in)
@@ -106,7 +107,7 @@ class Composed {
   at::Tensor k_, v_;
 };
 
-/// Memory of a composed block beside its results.
+/// Returns the memory of a composed block besides its results.
 void touch_composed(const AttentionInputs& in, int matrices) {
   const at::Tensor& q = in.q;
   const int64_t queries = std::min(kQueriesAtOnce, q.size(1));

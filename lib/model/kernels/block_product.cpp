@@ -15,13 +15,14 @@
 namespace fsdp::kernels {
 namespace {
 
-// The block of one thread; with the packed factors it fits into a second-level cache of 1 MiB.
-constexpr int64_t kRows = 512;           ///< of the result, if the left factor is packed
-constexpr int64_t kResultColumns = 128;  ///< of the result
-constexpr int64_t kBlockDepth = 512;     ///< of a row and a column of the factors
+// Sizes of one thread's block, which with the packed factors fits into a second-level cache of 1 MiB.
+constexpr int64_t kRows = 512;           ///< rows of the result, if the left factor is packed
+constexpr int64_t kResultColumns = 128;  ///< columns of the result
+constexpr int64_t kBlockDepth = 512;     ///< elements of a row and a column of the factors
 constexpr int64_t kSmallRows = 64;
 
-// If there are several blocks of rows, this many columns of the right factor stay packed for the next block.
+// Number of columns of the right factor that stay packed for the next block, if there are several blocks of
+// rows.
 constexpr int64_t kKeptBlockColumns = 2048;
 
 thread_local Scratch left_scratch, right_scratch;
@@ -33,7 +34,7 @@ struct Stored {
   int64_t stride;
   bool transposed;
 
-  /// A single row or column is both; `rather_transposed` decides.
+  /// A single row or column has both forms; `rather_transposed` decides.
   Stored(const at::Tensor& x, bool rather_transposed)
       : data(static_cast<const T*>(x.const_data_ptr())),
         stride(0),
@@ -57,19 +58,19 @@ struct Term {
   int64_t units() const { return rounded_up(rows, kMultiple) / kMultiple; }
 };
 
-/// Rows of a term's result.
+/// A block of rows of a term's result.
 template <typename T>
 struct RowBlock {
   const Term<T>* term;
   int64_t first, rows;
 };
 
-/// Rows of the right factor, and columns of each left factor.
+/// A range of rows of the right factor, which are columns of each left factor.
 struct Slice {
   int64_t first, count, padded;
 };
 
-/// The products of several terms, whose rows are shared out to threads as if stacked.
+/// The products of several terms, whose rows are divided among threads as if stacked.
 template <typename T>
 class BlockProduct {
  public:
@@ -79,7 +80,7 @@ class BlockProduct {
         k_(b.size(0)),
         packing_(*cpu::packing(std::is_same_v<T, float> ? cpu::Element::kFloat : cpu::Element::kBFloat16)) {
     for (const ProductOf& p : products) {
-      // In bf16, packing is preferred, because it pads.
+      // In bf16, packing is preferred, because it adds padding.
       terms_.push_back({.a = Stored<T>(p.a, /*rather_transposed=*/kPairs > 1),
                         .c = p.c.data_ptr<float>(),
                         .rows = p.a.size(0),
@@ -100,9 +101,10 @@ class BlockProduct {
   }
 
  private:
-  static constexpr int64_t kPairs = std::is_same_v<T, float> ? 1 : 2;  ///< of K that are packed together
+  /// Number of neighbours along K that are packed together.
+  static constexpr int64_t kPairs = std::is_same_v<T, float> ? 1 : 2;
 
-  /// The blocks of units [begin, end). Blocks that need no packing are not limited in size.
+  /// Returns the blocks of units [begin, end). Blocks that need no packing have no limit on their size.
   std::vector<RowBlock<T>> blocks_of(int64_t begin, int64_t end) const {
     std::vector<RowBlock<T>> blocks;
     int64_t before = 0;
@@ -161,7 +163,7 @@ class BlockProduct {
     }
   }
 
-  /// right.stride is the number of the packed columns.
+  /// Multiplies a block. right.stride is the number of packed columns.
   void multiply(const RowBlock<T>& block, const Slice& slice, const SmallFactor<T>& left,
                 const SmallFactor<T>& right, int64_t column) const {
     const bool adds = block.term->adds || slice.first > 0;
@@ -195,7 +197,7 @@ bool multiplies_bf16() {
 bool has_small_products(at::ScalarType type) {
   if (type == at::kFloat) return cpu::packing(cpu::Element::kFloat) != nullptr;
   if (type != at::kBFloat16 || cpu::packing(cpu::Element::kBFloat16) == nullptr) return false;
-  // The environment may forbid oneDNN what the CPU supports.
+  // The environment may disable instructions of oneDNN that the CPU supports.
   static const bool is_allowed = multiplies_bf16();
   return is_allowed;
 }

@@ -1,11 +1,9 @@
 #pragma once
 
-// Matrix products in blocks that stay in a core's cache, by oneDNN's small products (brgemm, in libtorch).
+// Matrix products in blocks that fit into a core's cache, by oneDNN's small products (brgemm, in libtorch).
 //
-// They need less memory traffic than oneDNN's whole products: a transposed factor is packed block by block,
-// and results can be added in place, in fp32, to accumulated gradients of weights. On an AMD EPYC with
-// AVX-512, one thread, 256 to 1024 rows: 190 to 200 GFLOP/s in fp32 whichever factor is transposed;
-// mkldnn::_linear_pointwise has 170 to 190, and 120 to 155 for the gradient of a weight with its addition.
+// They cause less memory traffic than oneDNN's whole products: a transposed factor is packed block by block,
+// and results can be added in place, in fp32, to accumulated gradients of weights.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/native/CPUBlas.h>
@@ -20,7 +18,7 @@
 
 namespace fsdp::kernels {
 
-/// Multiplications of small products that are worth another thread.
+/// Number of multiplications that justify another thread.
 inline constexpr int64_t kLeastWork = 1 << 20;
 
 /// Whether this CPU and oneDNN's environment (ONEDNN_MAX_CPU_ISA) support small products of the type.
@@ -34,7 +32,7 @@ struct SmallShape {
 template <typename T>
 struct SmallFactor {
   const T* data;
-  int64_t stride;  ///< elements from row to row
+  int64_t stride;  ///< distance of rows in elements
 };
 
 /// c (+)= a b. c: [m, n], rows `stride_c` apart; a: [m, k]; b: [k, n], packed (cpu/loops.h).
@@ -45,22 +43,23 @@ void small_product(const SmallShape& shape, const SmallFactor<T>& a, const Small
                               c, /*is_vnni=*/!std::is_same_v<T, float>);
 }
 
-/// To be called on each thread after its last small product.
+/// Releases oneDNN's state of this thread. Must be called on each thread after its last small product.
 inline void end_small_products() { at::native::cpublas::brgemm_release(); }
 
-/// c = a b or, with `adds`, c += a b. c: [m, n], fp32, contiguous; a: [m, k]; b: [k, n], of a's type.
+/// A product c = a b or, with `adds`, c += a b. c: [m, n], fp32, contiguous; a: [m, k]; b: [k, n], of a's
+/// type.
 struct ProductOf {
   at::Tensor c, a;
   bool adds;
 };
 
-/// Computes `products`, whose right factor is b; it is packed once. The factors' type has_small_products(),
-/// and each has contiguous rows or columns. No c overlaps another.
+/// Computes `products`, whose right factor is b, which is packed once. Requires: has_small_products() of the
+/// factors' type, factors with contiguous rows or columns, no overlap between the c's.
 void multiply_all_into(std::span<const ProductOf> products, const at::Tensor& b);
 
-// ---- blocks of factors, here and in tile_product.cpp
+// ---- blocks of factors, also used by tile_product.cpp
 
-/// Memory for a packed factor, which a thread keeps and which grows on demand.
+/// Memory for a packed factor, which a thread keeps and grows on demand.
 class Scratch {
  public:
   template <typename T>
@@ -85,13 +84,13 @@ class Scratch {
   std::unique_ptr<std::byte, Free> memory_;
 };
 
-inline constexpr int64_t kMultiple = 16;  ///< sizes of equal parts are multiples of it
+inline constexpr int64_t kMultiple = 16;  ///< sizes of equal parts are multiples of this number
 
 constexpr int64_t rounded_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-/// The size, at most `most`, of about equal parts of `whole`.
+/// Returns the size, at most `most`, of approximately equal parts of `whole`.
 constexpr int64_t equal_part(int64_t whole, int64_t most, int64_t multiple = kMultiple) {
   const int64_t parts = (whole + most - 1) / most;
   return std::min(most, rounded_up((whole + parts - 1) / parts, multiple));

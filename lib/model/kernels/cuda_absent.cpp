@@ -1,4 +1,4 @@
-// Replaces cuda/*.cu in programs without CUDA.
+// Replaces cuda/*.cu in programs built without CUDA.
 
 #include "base/util/error.h"
 #include "model/kernels/cuda/kernels.h"

@@ -20,11 +20,11 @@ using at::SDPBackend;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Of the last dimension; libtorch pads other heads for FlashAttention. Its choice for wider ones depends on whether
-/// they require a gradient, which the views here do not.
+/// Limit on the last dimension. libtorch pads other heads for FlashAttention. Its choice for wider heads
+/// depends on whether they require a gradient, which the views here do not.
 constexpr int64_t kPaddedTo = 8, kWidestHead = 192;
 
-/// SDPBackend::error if libtorch chooses other kernels.
+/// Returns libtorch's choice; SDPBackend::error if it is another kernel.
 SDPBackend chosen(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const at::ScalarType type = q.scalar_type();
   const bool fits = q.is_cuda() && q.numel() > 0 && at::isReducedFloatingType(type) &&
@@ -40,7 +40,7 @@ struct How {
   bool by_cudnn = false, differentiates = false;
 };
 
-/// Saves `others` behind what backward needs of attention itself. -> [B, T, heads * head_dim]
+/// Saves `others` after the tensors that backward needs of attention itself. -> [B, T, heads * head_dim]
 at::Tensor attend(AutogradContext* context, const std::array<at::Tensor, 3>& qkv, const How& how,
                   const variable_list& others = {}) {
   const at::Tensor q = with_heads_first(qkv[0]), k = with_heads_first(qkv[1]), v = with_heads_first(qkv[2]);
@@ -64,7 +64,7 @@ at::Tensor attend(AutogradContext* context, const std::array<at::Tensor, 3>& qkv
   return with_heads_first(y).reshape({q.size(0), q.size(2), q.size(1) * q.size(3)});
 }
 
-/// Of the queries, keys and values: [B, T, ..., head_dim]
+/// Returns the gradients of the queries, keys and values: [B, T, ..., head_dim]
 std::array<at::Tensor, 3> gradients_of_attention(AutogradContext* context, const variable_list& saved,
                                                  const at::Tensor& given) {
   const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &y = saved[3], &log_sums = saved[4],

@@ -21,10 +21,10 @@
 namespace fsdp::kernels {
 namespace {
 
-// Before the first product of the process.
+// This runs before the first product of the process.
 [[maybe_unused]] const bool checked_tiles = util::keep_onednn_from_broken_tiles();
 
-/// With fewer rows, packing a weight does not pay.
+/// Number of rows below which packing a weight does not pay.
 constexpr int64_t kLeastRows = 64;
 bool has_few_rows(const at::Tensor& a) { return a.size(0) < kLeastRows; }
 
@@ -39,11 +39,11 @@ bool is_packed_for_tiles(const at::Tensor& a, Matmul matmul) {
   return goes_to_tiles(a, matmul) && !has_few_rows(a);
 }
 
-/// a b^T + bias
+/// Returns a b^T + bias.
 at::Tensor onednn_product(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
   if (a.is_meta()) {
     note_product(a.size(0), b.size(0), a.size(1));
-    if (!a.is_contiguous()) a.contiguous();  // is copied if transposed; oneDNN reads b where it lies
+    if (!a.is_contiguous()) a.contiguous();  // a transposed factor is copied; oneDNN reads b in place
     return at::empty({a.size(0), b.size(0)}, a.options());
   }
   using Operator =
@@ -58,12 +58,13 @@ void multiply_here(const ProductOf& product, const at::Tensor& b, Matmul matmul)
   multiply_here(std::span(&product, 1), b, matmul);
 }
 
-/// a b + bias, rounded once: in blocks, in which no row depends on the number of rows or threads.
+/// Returns a b + bias, rounded once. It is computed in blocks, in which no row depends on the number of rows
+/// or threads.
 at::Tensor product_by_rows(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
   const std::array<int64_t, 2> shape{a.size(0), b.size(1)};
   const auto options = a.options().dtype(at::kFloat);
   const at::Tensor sum = bias ? bias->to(at::kFloat).expand(shape).contiguous() : at::empty(shape, options);
-  // In bf16 the blocks take the depth in pairs.
+  // In bf16 the blocks process the depth in pairs.
   const bool pads = a.scalar_type() == at::kBFloat16 && a.size(1) % 2 != 0;
   const ProductOf product{.c = sum, .a = pads ? at::constant_pad_nd(a, {0, 1}) : a, .adds = bias.has_value()};
   multiply_all_into(std::span(&product, 1), pads ? at::constant_pad_nd(b, {0, 0, 0, 1}) : b);
@@ -189,7 +190,7 @@ at::Tensor GradientsWith::add(const at::Tensor& weight, const at::Tensor& a) {
   if (!waits_) return weight_gradient(weight, a, b_, matmul_);
   const auto place = take_gradient_place(weight, at::kFloat);
   if (!place) return product_of(a, b_, matmul_);
-  // If the same weight comes twice, the second gradient is added to the first.
+  // If a weight occurs twice, the second gradient is added to the first.
   for (const ProductOf& other : products_) {
     if (other.c.data_ptr() == place->memory.data_ptr()) finish();
   }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Products below autograd, for the functions of matmul.h and adapted_linear.h. Factors: a: [N, K], b: [K, M], of any
-// strides. Which library computes them: see matmul.h.
+// Products below autograd, for the functions of matmul.h and adapted_linear.h. Factors: a: [N, K], b: [K, M],
+// with any strides. matmul.h describes which library computes them.
 
 #include <ATen/core/Tensor.h>
 
@@ -15,36 +15,37 @@
 
 namespace fsdp::kernels {
 
-/// Whether a layer's products with x are computed here, in backward too; else by autograd and libtorch.
+/// Whether a layer's products with x are computed here, also in backward; otherwise autograd and libtorch
+/// compute them.
 bool computes_here(const at::Tensor& x, Matmul matmul);
 
 /// Whether multiply_here() supports this type.
 bool multiplies_here(const at::Tensor& x, Matmul matmul);
-/// Computes products on the CPU, in blocks or by tiles. Their results are fp32 or, by tiles, bf16.
+/// Computes products on the CPU, in blocks or by tiles. Results are fp32 or, by tiles, bf16.
 void multiply_here(std::span<const ProductOf> products, const at::Tensor& b, Matmul matmul);
 
-/// a b (+ bias)
+/// Returns a b (+ bias).
 at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, Matmul matmul,
                       const std::optional<at::Tensor>& bias = std::nullopt);
-/// sum += a b, in the sum's type.
+/// Adds a b to `sum`, in its type.
 void add_product_of(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, Matmul matmul);
-/// a b_i for each b.
+/// Returns a b_i for each b.
 std::vector<at::Tensor> products_of(const at::Tensor& a, const std::vector<at::Tensor>& bs, Matmul matmul);
 
-/// a b_i for each of several sums; an undefined b_i adds nothing to its sum.
+/// Terms a b_i of several sums. An undefined b_i adds nothing to its sum.
 struct Summands {
   at::Tensor a;
   std::vector<at::Tensor> bs;
 };
-/// Each sum in the factors' type; by tiles it is rounded once. The first `bs` are all defined.
+/// Returns each sum in the factors' type, rounded once by tiles. Requires: the first `bs` are all defined.
 std::vector<at::Tensor> sums_of_products(const std::vector<Summands>& summands, Matmul matmul);
 
 /// Whether multiply_in_place() supports this left factor.
 bool multiplies_in_place(const at::Tensor& a, Matmul matmul);
-/// c = a b or, with `adds`, c += a b, by cuBLAS or by tiles; c is fp32 or has the type of a and b.
+/// Computes c = a b or, with `adds`, c += a b, by cuBLAS or by tiles. c is fp32 or has the type of a and b.
 void multiply_in_place(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool adds, Matmul matmul);
 
-/// a b; undefined if it was written to the weight's sink (gradient_sink.h).
+/// Returns a b; undefined if it was written to the weight's sink (gradient_sink.h).
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b, Matmul matmul);
 
 /// Gradients of several weights, each of which is a product with b.
@@ -53,14 +54,14 @@ class GradientsWith {
   GradientsWith(const at::Tensor& b, Matmul matmul)
       : b_(b), matmul_(matmul), waits_(SampleSums::current() == nullptr && multiplies_here(b, matmul)) {}
 
-  /// As weight_gradient(), but sinks may be written to by finish() only.
+  /// Like weight_gradient(), but sinks may be written to by finish() only.
   at::Tensor add(const at::Tensor& weight, const at::Tensor& a);
   void finish();
 
  private:
   const at::Tensor& b_;
   Matmul matmul_;
-  bool waits_;  ///< all products are made by finish(), which packs b once
+  bool waits_;  ///< whether finish() computes all products, and packs b once
   std::vector<ProductOf> products_;
 };
 

@@ -16,14 +16,14 @@
 namespace fsdp::kernels {
 namespace {
 
-// Of the kernels (mha_varlen_fwd() in libtorch's aten/src/ATen/native/transformers/cuda/flash_attn).
+// Limits of the kernels (mha_varlen_fwd() in libtorch's aten/src/ATen/native/transformers/cuda/flash_attn).
 constexpr int64_t kHeadDimMultiple = 8, kMostHeadDim = 256;
 
 std::optional<double> scale_of(const AttentionForm& form) {
   return form.scale > 0 ? std::optional(form.scale) : std::nullopt;
 }
 
-/// Tokens before a query that it sees.
+/// Number of tokens before a query that it attends to.
 std::optional<int64_t> left_of(const AttentionForm& form) {
   return form.window > 0 ? std::optional(form.window - 1) : std::nullopt;
 }
@@ -31,7 +31,8 @@ std::optional<int64_t> left_of(const AttentionForm& form) {
 }  // namespace
 
 at::SDPBackend choice_of_libtorch(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  // A row's last tokens are causal too, but libtorch knows that by a mask only, which no fused kernel takes.
+  // A row's last tokens are causal too, but libtorch expresses this only by a mask, which no fused kernel
+  // accepts.
   const bool is_causal = q.size(1) == k.size(1);
   return static_cast<at::SDPBackend>(at::_fused_sdp_choice(
       with_heads_first(q), with_heads_first(k), with_heads_first(v), /*attn_mask=*/std::nullopt,
@@ -45,7 +46,7 @@ bool can_use_flash_attention(const at::Tensor& q, const at::Tensor& k, const at:
     return false;
   }
   if (q.is_meta()) return true;
-  // cuDNN's kernels need all that these need.
+  // cuDNN's kernels have all the requirements of these kernels.
   const at::SDPBackend choice = choice_of_libtorch(q, k, v);
   return choice == at::SDPBackend::flash_attention || choice == at::SDPBackend::cudnn_attention;
 }
@@ -56,7 +57,8 @@ at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::T
                  documents.bounds.device() == q.device(),
              documents.bounds.sizes(), documents.bounds.device());
   FSDP_CHECK(form.cap == 0, "flash attention has no cap");
-  // With one token of each document, libtorch would swap heads and tokens, which its backward does not know.
+  // If each document has one token, libtorch would swap heads and tokens, which its backward does not
+  // support.
   const int64_t longest = std::max<int64_t>(documents.longest, 2);
   return std::get<0>(at::_flash_attention_forward(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1),
                                                   documents.bounds, documents.bounds, longest, longest,
@@ -68,7 +70,7 @@ at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::T
 at::Tensor flash_attention_to_earlier(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       const AttentionForm& form) {
   FSDP_CHECK(form.cap == 0, "flash attention has no cap");
-  // The kernels' causality is that of the last tokens ("bottom right").
+  // The kernels' causality applies to the last tokens ("bottom right").
   return std::get<0>(at::_flash_attention_forward(q, k, v, /*cum_seq_q=*/std::nullopt,
                                                   /*cum_seq_k=*/std::nullopt, q.size(1), k.size(1),
                                                   /*dropout_p=*/0, /*is_causal=*/true,
@@ -85,7 +87,7 @@ AttentionOutputs flash_attention_with_log_sums(const AttentionInputs& in) {
 
 AttentionGradients flash_attention_backward(const AttentionInputs& in, const AttentionOutputs& of,
                                             const at::Tensor& dy) {
-  // Random numbers, of dropout only.
+  // These are random numbers, used by dropout only.
   const at::Tensor none = at::empty({0}, in.q.options().dtype(at::kLong));
   const auto [dq, dk, dv] = at::_flash_attention_backward(
       dy, in.q, in.k, in.v, of.y, of.log_sums.contiguous(), /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, in.q.size(1),

@@ -1,9 +1,9 @@
 #pragma once
 
 // libtorch's FlashAttention (Dao: FlashAttention-2, 2023) on GPUs, called without libtorch's choice among its
-// kernels. On compute capability 9.0 and 10.0 that choice prefers cuDNN, which builds a plan for every new
-// length (milliseconds of the host). This suits rows of one length (device_attention.h), but neither documents nor
-// texts that grow token by token.
+// kernels. On compute capability 9.0 and 10.0 libtorch prefers cuDNN, which builds a plan for every new
+// length (milliseconds of the host). This suits rows of one length (device_attention.h), but neither
+// documents nor texts that grow token by token.
 
 #include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>
@@ -14,37 +14,37 @@
 
 namespace fsdp::kernels {
 
-/// Documents in the rows of a batch, which lie one after another.
+/// Consecutive documents in the rows of a batch.
 struct PackedDocuments {
-  /// [documents + 1] int32, on the device of the queries: where each document begins, and where the last
-  /// ends.
+  /// Position at which each document begins, and at which the last ends: [documents + 1] int32, on the device
+  /// of the queries.
   at::Tensor bounds;
-  int64_t longest = 0;  ///< tokens of the longest, or more
+  int64_t longest = 0;  ///< upper bound of the tokens of a document
 };
 
-/// Whether these functions support the tensors: bf16 or fp16 on a GPU that libtorch has such kernels for.
+/// Whether these functions support the tensors: bf16 or fp16 on a GPU for which libtorch has such kernels.
 /// Shapes as below.
 bool can_use_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
-/// Each token attends to its own and the earlier tokens of its document, all by one launch. `form` has no cap.
-/// q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim] -> like q
+/// Attention in which each token attends to itself and the earlier tokens of its document, by one launch for
+/// all documents. Requires: `form` has no cap. q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim]
+/// -> like q
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const PackedDocuments& documents, const AttentionForm& form = {});
 
-/// Attention of a row's last T tokens to themselves and to the tokens before them. `form` has no cap.
-/// q: [B, T, heads, head_dim]; k, v: [B, L, kv_heads, head_dim], L >= T -> like q
+/// Attention of a row's last T tokens to themselves and to the tokens before them. Requires: `form` has no
+/// cap. q: [B, T, heads, head_dim]; k, v: [B, L, kv_heads, head_dim], L >= T -> like q
 at::Tensor flash_attention_to_earlier(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       const AttentionForm& form = {});
 
-/// A block of attention (model/kernels/attention_block.h), of more than one query.
+/// Computes a block of attention (model/kernels/attention_block.h) with more than one query.
 AttentionOutputs flash_attention_with_log_sums(const AttentionInputs& inputs);
 AttentionGradients flash_attention_backward(const AttentionInputs& inputs, const AttentionOutputs& of,
                                             const at::Tensor& dy);
 
-/// The kernels that libtorch chooses for causal attention on this GPU. Shapes as above, L = T.
+/// Returns the kernels that libtorch chooses for causal attention on this GPU. Shapes as above, L = T.
 at::SDPBackend choice_of_libtorch(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
-/// Their name: "cuDNN", "flash",
-/// "memory-efficient" or "no fused" ones.
+/// Returns the kernels' name: "cuDNN", "flash", "memory-efficient" or "no fused".
 const char* name_of_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
 }  // namespace fsdp::kernels

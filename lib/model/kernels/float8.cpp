@@ -59,16 +59,16 @@ struct Factor {
   const at::Tensor& inverse_scale;
 };
 
-/// Aligned as cuBLASLt assumes by default; at::_scaled_mm does not tell it the actual alignment. The
-/// allocator's memory has this alignment; parameters in a gathered FSDP unit and places in a gradient buffer
-/// may not.
+/// Returns the tensor with the alignment that cuBLASLt assumes by default, since at::_scaled_mm does not pass
+/// the actual alignment. The allocator's memory has it; parameters in a gathered FSDP unit and places in a
+/// gradient buffer may not.
 bool is_aligned(const at::Tensor& x) { return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 256 == 0; }
 
-/// a b^T + bias. a: [N, K], b: [M, K]
+/// Returns a b^T + bias. a: [N, K], b: [M, K]
 struct Product {
   Factor a, b;
   Matmul matmul = Matmul::kMkl;
-  /// Lets cuBLASLt accumulate partially in fewer bits than fp32; for forward only, as in torchao.
+  /// Lets cuBLASLt accumulate partial sums in fewer bits than fp32; for forward only, as in torchao.
   bool fast = false;
 
   at::Tensor of_type(at::ScalarType type, const std::optional<at::Tensor>& bias = std::nullopt) const {
@@ -106,14 +106,14 @@ struct Product {
   }
 
  private:
-  /// a b^T in fp32.
+  /// Returns a b^T in fp32.
   at::Tensor multiplied(const at::Tensor& left, const at::Tensor& right) const {
     if (!left.is_meta()) return product(left, right, matmul);
     return at::empty({left.size(0), right.size(0)}, left.options());
   }
 };
 
-/// The product as the weight's gradient; undefined if it was written to the weight's sink.
+/// Returns the product as the weight's gradient; undefined if it was written to the weight's sink.
 at::Tensor float8_weight_gradient(const at::Tensor& weight, const Product& product) {
   auto place = take_gradient_place(weight, at::kFloat);
   if (!place) place = take_gradient_place(weight, weight.scalar_type());
@@ -122,7 +122,7 @@ at::Tensor float8_weight_gradient(const at::Tensor& weight, const Product& produ
   return {};
 }
 
-/// y_i = x W_i^T or, where `transposed`, x W_i + b. x: [N, in]
+/// Computes y_i = x W_i^T or, if `transposed`, x W_i + b. x: [N, in]
 class Float8Products final : public torch::autograd::Function<Float8Products> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& given, at::TensorList,
@@ -133,7 +133,8 @@ class Float8Products final : public torch::autograd::Function<Float8Products> {
     const auto matmul = static_cast<Matmul>(matmul_number);
     const at::Tensor largest = largest_magnitude(x);
     const Float8Matrix x8 = to_float8(x, largest, kForward, {});
-    // Saves bf16, not rounded, tensors, as plans of memory assume. The weight is gathered again for backward.
+    // bf16 tensors are saved, not rounded ones, as plans of memory assume. The weight is gathered again for
+    // backward.
     const bool is_needed = any_is_trained(parameters.tensors);
     variable_list saved{is_needed ? x : at::Tensor(), largest, bias.value_or(at::Tensor())}, products;
     for (const at::Tensor& weight : parameters.tensors) {
@@ -161,7 +162,8 @@ class Float8Products final : public torch::autograd::Function<Float8Products> {
     const bool transposed = context->saved_data["transposed"].toBool();
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
     const size_t weights = gradients.size();
-    variable_list results(weights + 5);  // of x, the weights, the bias; none of the last three arguments
+    // Gradients of x, the weights, the bias; none of the last three arguments.
+    variable_list results(weights + 5);
     Float8Matrix x8;
     for (size_t i = 0; i < weights; ++i) {
       const at::Tensor &weight = saved[3 + 2 * i], &largest_of_weight = saved[4 + 2 * i];

@@ -9,9 +9,9 @@
 // summed in fp32 and rounded once, to bf16 or to the type of the weight's gradient place (gradient_sink.h).
 // Zeros stay zeros; factors that are not finite give results that are not finite.
 //
-// CUDA devices compute them by cuBLASLt (at::_scaled_mm), which needs the summed index last in both factors,
-// so each tensor is rounded to one or two memory orders. The host never waits for the device. The CPU multiplies
-// the same rounded numbers in fp32, slower than bf16, for tests.
+// CUDA devices compute these products by cuBLASLt (at::_scaled_mm), which needs the summed index last in both
+// factors, so each tensor is rounded to one or two memory orders. The host never waits for the device. The
+// CPU multiplies the same rounded numbers in fp32, slower than bf16, for tests.
 
 #include <ATen/core/Tensor.h>
 
@@ -23,27 +23,28 @@
 
 namespace fsdp::kernels {
 
-/// The number of rows of x and both sizes of a weight must be multiples of it.
+/// The number of rows of x and both sizes of a weight must be multiples of this number.
 inline constexpr int64_t kFloat8Multiple = 16;
 
 /// Whether a weight of these sizes can be multiplied in 8 bits.
 bool fits_float8(at::IntArrayRef weight);
 
-/// Whether the product can be: bf16 on the CPU or a CUDA device, with sizes that fit. x: [..., in]
+/// Whether the product can be computed in 8 bits: bf16 on the CPU or a CUDA device, with sizes that fit. x:
+/// [..., in]
 bool can_multiply_float8(const at::Tensor& x, const at::Tensor& weight);
 
-/// y_i = x W_i^T for weights that can_multiply_float8() accepts. x: [..., in], W_i: [out_i, in].
+/// Returns y_i = x W_i^T. x: [..., in], W_i: [out_i, in]. Requires: can_multiply_float8() of the weights.
 std::vector<at::Tensor> float8_linears(const at::Tensor& x, const std::vector<at::Tensor>& weights,
                                        Matmul matmul);
 
-/// y = x W + b. x: [N, in], weight: [in, out], bias: [out], or none -> [N, out]
+/// Returns y = x W + b. x: [N, in], weight: [in, out], bias: [out], or none -> [N, out]
 at::Tensor float8_transposed_linear(const at::Tensor& x, const at::Tensor& weight,
                                     const std::optional<at::Tensor>& bias, Matmul matmul);
 
 /// Whether GPUs of a compute capability, as in "9.0", have matrix units for 8-bit floats.
 bool has_float8_units(const std::string& capability);
 
-/// Throws Error(kUsage) for a GPU without such units. `key`: the config key that needs them.
+/// Throws Error(kUsage) for a GPU without such units. `key` is the config key that needs them.
 void require_float8(const std::string& key, const at::Device& device);
 
 /// A matrix rounded to 8 bits, divided by `inverse_scale`. [N, M]
@@ -57,10 +58,11 @@ struct Float8Orders {
   bool values = true, transposed = false;
 };
 
-/// -> fp32 [], not finite if x is not. x: bf16
+/// Returns the largest magnitude, not finite if x is not. x: bf16 -> fp32 []
 at::Tensor largest_magnitude(const at::Tensor& x);
 
-/// x: [N, M] bf16, contiguous; largest: largest_magnitude(x); type: at::kFloat8_e4m3fn or at::kFloat8_e5m2.
+/// Rounds a matrix. x: [N, M] bf16, contiguous; largest: largest_magnitude(x); type: at::kFloat8_e4m3fn or
+/// at::kFloat8_e5m2.
 Float8Matrix to_float8(const at::Tensor& x, const at::Tensor& largest, at::ScalarType type,
                        const Float8Orders& orders);
 

@@ -102,7 +102,7 @@ class SwiGlu final : public torch::autograd::Function<SwiGlu> {
   }
 
  private:
-  /// In the same pass, y again where it is defined.
+  /// Also computes y again in the same pass, if it is defined.
   static variable_list gradients_of(const variable_list& saved, const at::Tensor& given_dy,
                                     const at::Tensor& y) {
     const at::Tensor g = saved[0].contiguous(), u = saved[1].contiguous(), dy = given_dy.contiguous();
@@ -183,8 +183,8 @@ class BiasGelu final : public torch::autograd::Function<BiasGelu> {
 /// Least columns per thread.
 constexpr int64_t kColumns = 64;
 
-/// table [V, D] += rows [N, D] at `ids` [N]. Threads share the columns, not the rows, so that each element is
-/// summed in the order of the rows.
+/// Computes table [V, D] += rows [N, D] at `ids` [N]. Threads share the columns, not the rows, so that each
+/// element is summed in the order of the rows.
 template <typename T>
 void add_rows(const at::Tensor& table, const at::Tensor& rows, const at::Tensor& ids) {
   if (rows.is_meta()) return;
@@ -202,8 +202,8 @@ void add_rows(const at::Tensor& table, const at::Tensor& rows, const at::Tensor&
   });
 }
 
-/// table [V, D] = for each id, the sum along the tree of the sums over a sample's rows. Samples without the id count as 0,
-/// which no sum that begins with 0 can tell from being left out.
+/// Sets table [V, D] for each id to the sum along the tree of the sums over a sample's rows. A sample without
+/// the id counts as 0, which does not change a sum that begins with 0.
 template <typename T>
 void sum_rows_along_tree(const at::Tensor& table, const at::Tensor& rows, const at::Tensor& ids,
                          int64_t rows_of_sample) {
@@ -222,7 +222,7 @@ void sum_rows_along_tree(const at::Tensor& table, const at::Tensor& rows, const 
   begins.push_back(count);
   util::parallel_for(
       0, std::ssize(begins) - 1, std::max<int64_t>(1, kGrain / width), [&](int64_t first, int64_t last) {
-        std::vector<uint64_t> samples;  // whose sums wait, one below another
+        std::vector<uint64_t> samples;  // samples whose sums wait to be merged, a stack
         std::vector<float> sums;
         const auto merge = [&] {
           float* left = sums.data() + (samples.size() - 2) * static_cast<size_t>(width);
@@ -235,7 +235,7 @@ void sum_rows_along_tree(const at::Tensor& table, const at::Tensor& rows, const 
           for (int64_t i = begins[begin]; i < begins[begin + 1]; ++i) {
             const auto sample = static_cast<uint64_t>(place[i] / rows_of_sample);
             if (samples.empty() || samples.back() != sample) {
-              // The level at which two samples meet is the highest bit in which they differ.
+              // The level at which two samples are merged is the highest bit in which they differ.
               const auto level = [](uint64_t one, uint64_t other) { return std::bit_width(one ^ other); };
               while (samples.size() > 1 &&
                      level(samples[samples.size() - 2], samples.back()) < level(samples.back(), sample))
@@ -255,8 +255,8 @@ void sum_rows_along_tree(const at::Tensor& table, const at::Tensor& rows, const 
       });
 }
 
-/// add_rows() on a GPU, for a table that is fp32 or, without `adds`, of the rows' type. Rows are sorted by id,
-/// so that the order of each sum is fixed.
+/// Does add_rows() on a GPU, for a table that is fp32 or, without `adds`, of the rows' type. Rows are sorted
+/// by id, so that the order of each sum is fixed.
 void add_rows_on_gpu(const at::Tensor& table, const at::Tensor& rows, const at::Tensor& ids, bool adds) {
   const c10::DeviceGuard guard(rows.device());
   const auto [sorted, order] = at::sort(ids.flatten(), /*stable=*/true, /*dim=*/0, /*descending=*/false);
@@ -313,7 +313,7 @@ class Embedding final : public torch::autograd::Function<Embedding> {
   }
 };
 
-/// Values that are worth another thread.
+/// Number of values that justify another thread.
 constexpr int64_t kPiece = 16384;
 
 struct Choice {
@@ -323,8 +323,8 @@ struct Choice {
   RowPieces pieces = {};
 };
 
-/// Values [begin, end) of `from`, whose first is the value `first` of its row. One hash decides two values of
-/// the row, by 32 bits each.
+/// Drops values [begin, end) of `from`, whose first is the value `first` of its row. One hash decides two
+/// values of the row, by 32 bits each.
 template <typename T>
 void drop_row(const T* from, T* to, int64_t begin, int64_t end, int64_t first, uint64_t row_key,
               uint32_t limit, float scale) {
@@ -388,7 +388,7 @@ at::Tensor dropped(const at::Tensor& given, const Choice& choice) {
   if (given.is_meta()) return at::empty_like(given.contiguous());
   if (given.is_cpu()) return dropped_on_cpu(given.contiguous(), choice);
   if (can_fuse(given)) return dropped_on_gpu(given.contiguous(), choice);
-  // Other types and devices: multiply by the dropout of ones, on the CPU if necessary.
+  // Other types and devices multiply by the dropout of ones, on the CPU if necessary.
   const auto options = at::TensorOptions().dtype(at::kFloat).device(given.device());
   const at::Tensor ones = at::ones(given.sizes(), options);
   const at::Tensor factors =

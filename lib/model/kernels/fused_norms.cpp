@@ -18,7 +18,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// {y} or, with a residual, {x + residual, y}: the RMSNorm or, with a bias, the LayerNorm of x or of the sum.
+/// Returns {y} or, with a residual, {x + residual, y}: the RMSNorm or, with a bias, the LayerNorm of x or of
+/// the sum.
 class Norm final : public torch::autograd::Function<Norm> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& given,
@@ -30,10 +31,10 @@ class Norm final : public torch::autograd::Function<Norm> {
     const at::Tensor x = given.contiguous(), added = residual ? residual->contiguous() : at::Tensor();
     const int64_t rows = rows_of(x);
     const at::Tensor sum = residual ? at::empty_like(x) : at::Tensor(), y = at::empty_like(x);
-    // Means, if there is a bias, and reciprocals.
+    // Statistics are the means, if there is a bias, and the reciprocals.
     const at::Tensor statistics = at::empty({has_bias ? 2 : 1, rows}, x.options().dtype(at::kFloat));
     run({x, added, weight, bias}, {sum, y, statistics}, epsilon);
-    // The sum follows from its terms, if those are there anyway.
+    // The sum is not saved if its terms are available anyway.
     const bool adds_again = residual && (is_recomputed(given) || is_recomputed(*residual));
     save_operands(
         *context,
@@ -85,7 +86,7 @@ class Norm final : public torch::autograd::Function<Norm> {
          .rows = rows,
          .width = x.size(-1)},
         sums.parts());
-    const size_t edge = has_residual ? 2 : 1;  // of the weight; the bias follows
+    const size_t edge = has_residual ? 2 : 1;  // operand number of the weight; the bias follows
     const auto gradient = [&](int64_t vector, const at::Tensor& parameter) {
       const size_t operand = edge + static_cast<size_t>(vector);
       if (!is_wanted(*context, operand, parameter)) return at::Tensor();
@@ -100,7 +101,7 @@ class Norm final : public torch::autograd::Function<Norm> {
   }
 
  private:
-  /// Places of the terms of a sum that is added again.
+  /// Slots of the terms of a sum that is computed again.
   static constexpr size_t kTerm = 4, kOtherTerm = 5;
 
   struct Inputs {
@@ -133,7 +134,7 @@ bool is_vector_for(const at::Tensor& x, const at::Tensor& vector) {
          vector.is_contiguous();
 }
 
-/// {x + residual or undefined, norm}
+/// Returns {x + residual or undefined, norm}.
 std::pair<at::Tensor, at::Tensor> norm(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                                        const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                                        double epsilon, bool recomputed) {

@@ -16,7 +16,7 @@ namespace {
 thread_local TakenPlaces* witness = nullptr;
 thread_local bool all_are_seen = false;
 
-/// backward() without a choice of inputs.
+/// Whether this is backward() without a choice of inputs.
 bool is_pass_over_all_leaves() {
   const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
   return chosen == nullptr || chosen->empty();

@@ -1,8 +1,8 @@
 #pragma once
 
-// Gradient sinks: a parameter's place in a gradient buffer, to be used instead of parameter.grad. If a
-// product's weight has a sink, backward adds the gradient there and returns none to autograd, so that no
-// gradient tensor is allocated besides the buffer.
+// Gradient sinks: a parameter's place in a gradient buffer, used instead of parameter.grad. If a product's
+// weight has a sink, backward adds the gradient there and returns none to autograd, so that no gradient
+// tensor is allocated besides the buffer.
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -13,61 +13,66 @@
 
 namespace fsdp::kernels {
 
-/// Is attached to the parameter as the hook that autograd calls after it has accumulated into parameter.grad,
-/// for operations that do not use sinks. Autograd also calls it, with parameter.grad undefined, after a
-/// backward that returned no gradient.
+/// A sink, attached to the parameter as the hook that autograd calls after it has accumulated into
+/// parameter.grad, for operations that do not use sinks. Autograd also calls it, with parameter.grad
+/// undefined, after a backward that returned no gradient.
 class GradientSink : public torch::autograd::PostAccumulateGradHook {
  public:
   struct Place {
-    at::Tensor memory;  ///< of the parameter's shape, contiguous
-    bool adds;          ///< to the former contents; else these are to be overwritten
+    at::Tensor memory;  ///< memory of the parameter's shape, contiguous
+    bool adds;          ///< whether to add to the contents; otherwise they are overwritten
   };
 
-  /// The place for a whole gradient of type `dtype`; none if the sink has another type, or not in one piece.
+  /// Returns the place for a whole gradient of type `dtype`; none if the sink has another type or is not
+  /// contiguous.
   virtual std::optional<Place> place(at::ScalarType dtype) const = 0;
-  /// As place(); the caller must write the gradient there.
+  /// Like place(), but the caller must write the gradient there.
   std::optional<Place> take(at::ScalarType dtype);
 
  protected:
-  /// From now on, place() returns `adds`.
+  /// Makes place() return `adds` = true from now on.
   virtual void note_taken() = 0;
 };
 
-/// The parameter's sink, or null; null for one that requires no gradient.
+/// Returns the parameter's sink; null if there is none, or if the parameter requires no gradient.
 GradientSink* gradient_sink(const at::Tensor& parameter);
 
-/// take() of the parameter's sink; none without a sink.
+/// Calls take() of the parameter's sink; returns none without a sink.
 std::optional<GradientSink::Place> take_gradient_place(const at::Tensor& parameter, at::ScalarType dtype);
 
 // ---- Parameters of autograd functions
 //
-// For each parameter that autograd sees it runs a node more, AccumulateGrad, which costs the host about as much as
-// two launches of kernels and would only call the sink. So a function gets what autograd is to see of a parameter,
-// seen_parameter(), and the parameter itself in Parameters; backward asks is_wanted() and returns deliver().
+// For each parameter that autograd sees it runs another node, AccumulateGrad, which costs the host about as
+// much as two launches of kernels and would only call the sink. So a function gets seen_parameter(), the
+// tensor that autograd sees in the parameter's place, and the parameter itself in Parameters. Its backward
+// asks is_wanted() and returns deliver().
 
-/// Tensors that autograd does not look into.
+/// Tensors that are hidden from autograd.
 struct Parameters {
   std::vector<at::Tensor> tensors;
 };
 
-/// An empty tensor for a parameter that is undefined or has a sink, but for the latter only if `x`, another operand, requires a gradient:
-/// otherwise autograd would take the result for one that needs none. Else the parameter.
+/// Returns an empty tensor for a parameter that is undefined, or that has a sink while `x`, another operand,
+/// requires a gradient (otherwise autograd would assume that the result requires none). Returns the parameter
+/// in all other cases.
 at::Tensor seen_parameter(const at::Tensor& parameter, const at::Tensor& x);
 std::vector<at::Tensor> seen_parameters(const std::vector<at::Tensor>& parameters, const at::Tensor& x);
 
-/// Whether any of the parameters is trained: where none is, backward does not need what their gradients are made of.
+/// Whether any of the parameters is trained. If none is, backward does not need the operands of their
+/// gradients.
 bool any_is_trained(const std::vector<at::Tensor>& parameters);
 
-/// Whether a gradient of the parameter, seen by autograd as operand number `operand`, is to be computed. Those of
-/// unseen ones are in a pass over all leaves only, and not by torch::autograd::grad().
+/// Whether a gradient of the parameter, seen by autograd as operand number `operand`, must be computed.
+/// Gradients of hidden parameters are computed in a pass over all leaves only, not by
+/// torch::autograd::grad().
 bool is_wanted(const torch::autograd::AutogradContext& context, size_t operand, const at::Tensor& parameter);
 
-/// What backward returns for that operand: the gradient, or nothing, if the sink has got it.
+/// Returns the result of backward for that operand: the gradient, or nothing if the sink has received it.
 at::Tensor deliver(const torch::autograd::AutogradContext& context, size_t operand,
                    const at::Tensor& parameter, const at::Tensor& gradient);
 
-/// While it lives, autograd sees all parameters on this thread: a recorded graph of launches writes to fixed
-/// places, and AccumulateGrad, which runs outside of it, brings the gradients from there.
+/// During the object's lifetime, autograd sees all parameters on this thread. A recorded graph of launches
+/// writes to fixed places; AccumulateGrad, which runs outside of it, moves the gradients from there.
 class AllParametersSeen {
  public:
   AllParametersSeen();
@@ -95,11 +100,11 @@ class TakenPlaces {
   TakenPlaces(const TakenPlaces&) = delete;
   TakenPlaces& operator=(const TakenPlaces&) = delete;
 
-  /// In the order of the calls.
+  /// Places in the order of the calls.
   std::vector<TakenPlace> places;
 };
 
-/// Takes the same places again, unless an address or `adds` has changed: then takes none and returns false.
+/// Takes the same places again. If an address or `adds` has changed, takes none and returns false.
 bool take_again(const std::vector<TakenPlace>& places);
 
 }  // namespace fsdp::kernels

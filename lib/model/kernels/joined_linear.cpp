@@ -39,15 +39,15 @@ bool lie_in_sequence(at::TensorList parts) {
   return true;
 }
 
-/// parts: [out_i, in], in sequence -> [sum of out_i, in]
+/// Joins consecutive parts. parts: [out_i, in] -> [sum of out_i, in]
 at::Tensor joined(at::TensorList parts) {
   const int64_t rows = rows_of_all(parts), columns = parts[0].size(1);
   if (parts[0].is_meta()) return parts[0].detach().narrow(0, 0, 1).expand({rows, columns});
   return strided_view(parts[0], {rows, columns}, {columns, 1});
 }
 
-/// The place for the gradients of all weights, of the first of the types that has one; none if they have no
-/// places in sequence that are alike.
+/// Returns the place for the gradients of all weights, of the first type that has a place; none if they have
+/// no consecutive places of the same kind.
 std::optional<GradientSink::Place> take_joined_place(at::TensorList weights, at::ScalarType type,
                                                      std::optional<at::ScalarType> or_type = std::nullopt) {
   std::vector<at::Tensor> places;
@@ -65,7 +65,7 @@ std::optional<GradientSink::Place> take_joined_place(at::TensorList weights, at:
   return GradientSink::Place{joined(places), adds};
 }
 
-/// y = x W^T with the joined weights. x: [..., in]
+/// Computes y = x W^T with the joined weights. x: [..., in]
 class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given, at::TensorList,
@@ -123,7 +123,7 @@ class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {
   }
 
  private:
-  /// The product of a and b^T to the place, if there is one.
+  /// Writes the product of a and b^T to the place, if there is one.
   static bool write(std::optional<GradientSink::Place> place, const at::Tensor& a, const at::Tensor& b,
                     Matmul matmul) {
     if (!place) return false;

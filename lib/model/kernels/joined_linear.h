@@ -1,12 +1,13 @@
 #pragma once
 
 // Linear layers of the same input as one product: one in forward and two in backward, instead of one and two
-// for each layer. Their weights must lie one after another in memory, as they do in the unsharded buffer of a
-// unit (shard/units/unit_layout.h). The layers' outputs lie side by side in the rows of one matrix, whose columns
-// the functions below use without copying them apart.
+// for each layer. Their weights must be consecutive in memory, as they are in the unsharded buffer of a unit
+// (shard/units/unit_layout.h). The layers' outputs are side by side in the rows of one matrix, whose columns
+// the functions below use without copies.
 //
-// For CUDA devices, where each product is a launch, and a narrow one (the keys of grouped queries) does not
-// fill a GPU. On the CPU, linears() (model/kernels/matmul.h) already packs the input once for all products.
+// This is for CUDA devices, where each product is a launch, and a narrow one (the keys of grouped queries)
+// does not fill a GPU. On the CPU, linears() (model/kernels/matmul.h) already packs the input once for all
+// products.
 
 #include <ATen/core/Tensor.h>
 
@@ -17,22 +18,22 @@
 
 namespace fsdp::kernels {
 
-/// Whether joined_linear() is of use for x and these weights: on a CUDA device, in types that can_fuse()
-/// accepts, outside of regions of autocast to another type, with weights one after another. Meta weights that
-/// stand for a CUDA device's are taken to be in one unit, and so one after another.
+/// Whether joined_linear() is useful for x and these weights: on a CUDA device, in types that can_fuse()
+/// accepts, outside of regions of autocast to another type, with consecutive weights. Meta weights that
+/// represent a CUDA device's are assumed to be in one unit, and so consecutive.
 bool can_join(const at::Tensor& x, const std::vector<at::Tensor>& weights);
 
-/// x: [..., in]; weights: [out_i, in], one after another -> [..., sum of out_i]: the outputs side by side
-/// With `recomputed`, backward computes the result again (recomputed.h); not for one that is overwritten.
+/// Returns the outputs side by side. x: [..., in]; weights: [out_i, in], consecutive -> [..., sum of out_i].
+/// With `recomputed`, backward computes the result again (recomputed.h), unless the result is overwritten.
 at::Tensor joined_linear(const at::Tensor& x, const std::vector<at::Tensor>& weights, Matmul matmul,
                          bool recomputed = false);
 
-/// swiglu() (model/kernels/fused.h) of gate and up side by side. both: [..., 2 I] -> [..., I]
+/// Returns swiglu() (model/kernels/fused.h) of gate and up side by side. both: [..., 2 I] -> [..., I]
 at::Tensor joined_swiglu(const at::Tensor& both, bool recomputed = false);
 
 /// Heads side by side in a result of joined_linear().
 struct JoinedHeads {
-  int64_t queries = 0, keys = 0;  ///< there are as many values as keys
+  int64_t queries = 0, keys = 0;  ///< heads of queries and of keys; values have as many as keys
 
   int64_t all() const { return queries + 2 * keys; }
 };
@@ -44,8 +45,8 @@ struct JoinedHeads {
 std::array<at::Tensor, 3> joined_rotary(const at::Tensor& qkv, const JoinedHeads& heads,
                                         const at::Tensor& cos, const at::Tensor& sin);
 
-/// Its two steps, without autograd: the rotation, or with `back` its inverse, which is that of gradients; and the
-/// views.
+/// The two steps of joined_rotary(), without autograd: the rotation or, if `back`, its inverse, which rotates
+/// gradients; and the views.
 void rotate_joined(const at::Tensor& qkv, const JoinedHeads& heads, const at::Tensor& cos,
                    const at::Tensor& sin, bool back);
 std::array<at::Tensor, 3> split_joined(const at::Tensor& qkv, const JoinedHeads& heads);

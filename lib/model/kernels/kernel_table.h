@@ -12,22 +12,22 @@
 
 namespace fsdp::kernels {
 
-/// Least elements per thread of the CPU.
+/// Least number of elements per thread of the CPU.
 inline constexpr int64_t kGrain = 1 << 15;
 
-/// Rows cut into parts, each with its own sums over rows, which are then added up in order. The cuts depend
-/// on the sizes alone, so that sums do not depend on the number of threads or multiprocessors.
+/// Rows that are cut into parts, each with its own sums over rows, which are then added up in order. The cuts
+/// depend on the sizes alone, so that sums do not depend on the number of threads or multiprocessors.
 class RowParts {
  public:
   struct Cut {
-    int64_t grain;  ///< least elements of a part
-    int64_t most;   ///< most parts
+    int64_t grain;  ///< least number of elements of a part
+    int64_t most;   ///< greatest number of parts
   };
   static constexpr Cut kCpu{kGrain, 32};
-  /// A part is a block of threads, of which a large GPU runs this many at once.
+  /// On a GPU a part is a block of threads. A large GPU runs this many at once.
   static constexpr Cut kDevice{1 << 13, 512};
 
-  /// The rows may be those of `samples` equal samples, each of which is cut in the same way.
+  /// The rows may belong to `samples` equal samples, each of which is cut in the same way.
   RowParts(int64_t rows, int64_t width, const Cut& cut = kCpu, int64_t samples = 1)
       : all_rows_(rows), rows_(rows / samples), width_(width) {
     const int64_t wanted = std::clamp<int64_t>(rows_ * width / cut.grain, 1, cut.most);
@@ -39,7 +39,7 @@ class RowParts {
   int64_t of_sample() const { return of_sample_; }
   int64_t first(int64_t part) const { return part / of_sample_ * rows_ + part % of_sample_ * each_; }
   int64_t rows(int64_t part) const { return std::min(each_, rows_ - part % of_sample_ * each_); }
-  /// Rows of a part; the last part may have fewer.
+  /// Number of rows of a part; the last part may have fewer.
   int64_t each() const { return each_; }
   int64_t all_rows() const { return all_rows_; }
   int64_t width() const { return width_; }
@@ -48,32 +48,32 @@ class RowParts {
   int64_t all_rows_, rows_, width_, each_, of_sample_, count_;
 };
 
-/// For one element type. Pointers are to memory of the device.
+/// The kernels for one element type. Pointers are to memory of the device.
 struct RowKernels {
   void (*rms_norm)(const NormRows&);
-  /// Writes sums of parts, which must be zero before on the CPU. Likewise below.
+  /// Writes sums of parts, which must be zero before on the CPU. The same holds below.
   void (*rms_norm_backward)(const NormGradRows&, const RowParts&);
   void (*layer_norm)(const NormRows&);
   void (*layer_norm_backward)(const NormGradRows&, const RowParts&);
   void (*rotary)(const RotaryRows&);
-  /// y = silu(gate) * up
+  /// Computes y = silu(gate) * up.
   void (*swiglu)(const SwiGluRows&);
   void (*swiglu_backward)(const SwiGluGradRows&);
   void (*bias_gelu)(const BiasGeluRows&);
   void (*bias_gelu_backward)(const BiasGeluGradRows&, const RowParts&);
-  /// sums [parts, width]: sums over the rows of x, part by part
+  /// Sums over the rows of x, part by part. sums: [parts, width]
   void (*add_rows)(const void* x, float* sums, const RowParts&);
   void (*total)(const PartTotal&);
 
-  /// counted: the number of targets that are not kIgnored, at least 1
+  /// Counts targets: `counted` is the number of targets that are not kIgnored, at least 1.
   void (*count_targets)(const int64_t* targets, int64_t rows, double* counted);
   void (*losses)(const LossRows&);
-  /// mean: the sum of losses / counted
+  /// Computes `mean`, the sum of losses / counted.
   void (*mean_loss)(const double* losses, int64_t rows, const double* counted, float* mean);
-  /// x [n] *= *factor
+  /// Computes x [n] *= *factor.
   void (*scale)(void* x, int64_t n, const float* factor);
 
-  /// *sum: the sum of x [n] squared, in double precision. scratch: [kSquareParts]
+  /// Computes *sum, the sum of x [n] squared, in double precision. scratch: [kSquareParts]
   void (*sum_of_squares)(const void* x, int64_t n, double* scratch, double* sum);
 };
 inline constexpr int64_t kSquareParts = 1024;

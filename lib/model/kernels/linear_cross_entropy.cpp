@@ -23,26 +23,27 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// About the elements of logits in memory at a time: 64 MiB of fp32.
+/// Approximate number of elements of logits in memory at a time: 64 MiB of fp32.
 constexpr int64_t kChunkElements = 16 << 20;
-/// Bytes of logits in memory at a time on a GPU. More than on the CPU, because each chunk reads the weight
-/// twice and its gradient once.
+/// Bytes of logits in memory at a time on a GPU. The limit is higher than on the CPU, because each chunk
+/// reads the weight twice and its gradient once.
 constexpr int64_t kDeviceChunkBytes = 512 << 20;
 
-/// Rows of logits on a GPU, of whole tiles.
+/// Multiple of the rows of logits on a GPU, for whole tiles.
 constexpr int64_t kRowMultiple = 256;
-/// Columns of logits on a GPU; 16 bytes would do.
+/// Multiple of the columns of logits on a GPU; 16 bytes would suffice.
 constexpr int64_t kMultiple = 64;
 
-/// Elements from a row of logits to the next. The fast kernels of cuBLAS need leading dimensions of whole 16
-/// bytes, and a vocabulary such as GPT-2's, 50,257, is odd; all three products have the logits as a matrix.
+/// Returns the elements from a row of logits to the next. The fast kernels of cuBLAS need leading dimensions
+/// of whole 16 bytes, and a vocabulary such as GPT-2's, 50,257, is odd. All three products have the logits as
+/// a matrix.
 int64_t row_stride(const at::Tensor& x, int64_t vocabulary) {
   return is_for_cpu(x) ? vocabulary : (vocabulary + kMultiple - 1) / kMultiple * kMultiple;
 }
 
-/// The products with the weight [vocabulary, width]. The fast kernels of cuBLAS need sizes, too, of whole 16 bytes: with
-/// all 50,257 tokens of GPT-2 in one product, the head takes five times as long on an H100. So on GPUs the last few
-/// tokens have products of their own.
+/// The products with the weight [vocabulary, width]. The fast kernels of cuBLAS also need sizes of whole 16
+/// bytes; one product with all 50,257 tokens of GPT-2 is several times slower. So on GPUs the last few tokens
+/// have products of their own.
 class Head {
  public:
   Head(const at::Tensor& x, const at::Tensor& weight, Matmul matmul) : weight_(weight), matmul_(matmul) {
@@ -54,7 +55,7 @@ class Head {
     }
   }
 
-  /// -> [rows of x, vocabulary], whose rows are row_stride() apart
+  /// Returns [rows of x, vocabulary], whose rows are row_stride() apart.
   at::Tensor logits(const at::Tensor& x) const {
     const int64_t vocabulary = weight_.size(0), stride = row_stride(x, vocabulary);
     if (stride == vocabulary) return product(x, weight_, matmul_);
@@ -63,7 +64,8 @@ class Head {
     return logits;
   }
 
-  /// dx = dlogits weight. The small part comes first, so that the sum is rounded as that of one product.
+  /// Computes dx = dlogits weight. The small part comes first, so that the sum is rounded like that of one
+  /// product.
   void gradient_of_input(const at::Tensor& dx, const at::Tensor& dlogits) const {
     for (size_t i = 0; i < parts_.size(); ++i) {
       const at::Tensor columns = parts_[i].of(dlogits, 1), rows = parts_[i].of(weight_, 0);
@@ -76,7 +78,8 @@ class Head {
     }
   }
 
-  /// dweight += dlogits^T x, where it is defined, else dweight = dlogits^T x: of all rows in their type, or of some in fp32.
+  /// Computes dweight += dlogits^T x if dweight is defined, otherwise dweight = dlogits^T x: for all rows in
+  /// their type, or for some rows in fp32.
   void add_weight_gradient(at::Tensor& dweight, const at::Tensor& dlogits, const at::Tensor& x,
                            bool of_all_rows) const {
     if (parts_.size() == 1 && of_all_rows) {
@@ -97,7 +100,7 @@ class Head {
 
  private:
   struct Part {
-    int64_t first, count;  ///< tokens
+    int64_t first, count;  ///< range of tokens
     at::Tensor of(const at::Tensor& x, int64_t dimension) const { return x.narrow(dimension, first, count); }
   };
 
@@ -106,16 +109,16 @@ class Head {
   std::vector<Part> parts_;
 };
 
-/// Whether backward computes the weight's gradient, from that of all logits, directly where it belongs: on the CPU,
-/// where these are fewer numbers than the weight has. Otherwise forward does, chunk by chunk. By sample, one that is
-/// cut into chunks must be so in any micro-batch; a cap computes with logits several times as large; parts of a vocabulary
-/// meet chunk by chunk.
+/// Whether backward computes the weight's gradient directly in its place, from the gradient of all logits: on
+/// the CPU, if the logits are fewer numbers than the weight. Otherwise forward computes it, chunk by chunk.
+/// By sample, a gradient that is computed in chunks must be so in any micro-batch. A cap needs memory for the
+/// logits several times. Parts of a vocabulary are combined chunk by chunk.
 bool keeps_logits(const at::Tensor& x, const at::Tensor& weight, int64_t chunk, bool may_exceed_chunk) {
   return is_for_cpu(x) && weight.requires_grad() && (x.size(0) <= chunk || may_exceed_chunk) &&
          x.size(0) < x.size(1);
 }
 
-/// Caps the logits in place -> the derivative, or an undefined tensor without a cap.
+/// Caps the logits in place. Returns the derivative, undefined without a cap.
 at::Tensor cap_logits(at::Tensor& logits, double cap, bool differentiates) {
   if (cap == 0) return {};
   logits.div_(cap).tanh_();
@@ -124,7 +127,7 @@ at::Tensor cap_logits(at::Tensor& logits, double cap, bool differentiates) {
   return slope;
 }
 
-/// The losses [rows] as those of samples.
+/// Adds the losses [rows] up by sample.
 void add_up_samples(const at::Tensor& losses, SampleSums& samples) {
   const auto* loss = losses.const_data_ptr<double>();
   const int64_t rows = samples.rows_of_sample(losses.numel());
@@ -160,7 +163,8 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     } else {
       KernelsFor(x)->count_targets(target, rows, counted.data_ptr<double>());
     }
-    // Logits of some rows, which become their gradients, with the losses and the gradient of the rows.
+    // Logits of some rows, which are overwritten by their gradients, with the losses and the gradient of the
+    // rows.
     const auto logits_of = [&](int64_t first, int64_t count) {
       at::Tensor logits = head.logits(x.narrow(0, first, count));
       const at::Tensor slope = cap_logits(logits, terms.logit_cap, differentiates);
@@ -255,8 +259,8 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
   }
 };
 
-/// Throws unless all targets are in the vocabulary or ignored. On a GPU, where a check would wait for the
-/// device, the loss of a row with an invalid target is NaN.
+/// Throws unless all targets are in the vocabulary or ignored. A check on a GPU would wait for the device;
+/// there, the loss of a row with an invalid target is NaN.
 void check_targets(const at::Tensor& targets, int64_t vocabulary) {
   if (!targets.is_cpu()) return;
   const auto* first = targets.const_data_ptr<int64_t>();

@@ -33,7 +33,7 @@ Matmul fastest_here() {
   return Matmul::kMkl;
 }
 
-/// y = x W + b with W = weight^T or, where `transposed`, the weight. x: [..., in]
+/// Computes y = x W + b with W = weight^T or, if `transposed`, the weight. x: [..., in]
 class WeightProduct final : public torch::autograd::Function<WeightProduct> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor&,
@@ -61,7 +61,8 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
-    // The gradient of an x that is computed again comes first: who makes x may need it.
+    // The gradient of an x that is computed again comes first, because the function that computes x may need
+    // it.
     const bool makes_x = context->needs_input_grad(0) && is_computed_again(*context, 0);
     variable_list saved = makes_x ? context->get_saved_variables() : operands_of(*context);
     const at::Tensor weight = saved[1], bias = saved[2];
@@ -101,7 +102,7 @@ at::Tensor weight_product(const at::Tensor& x, const at::Tensor& weight, const a
   return y;
 }
 
-/// y_i = x W_i^T. x: [..., in]
+/// Computes y_i = x W_i^T. x: [..., in]
 class ProductsOfOne final : public torch::autograd::Function<ProductsOfOne> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& given, at::TensorList,

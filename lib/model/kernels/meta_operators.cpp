@@ -14,7 +14,7 @@ namespace {
 
 thread_local const MetaDevice* device_of_thread = nullptr;
 
-// ---- operations of libtorch, with the allocations of its kernels, those of the CPU where both have some
+// ---- operations of libtorch, with the allocations of its kernels (the CPU's if both devices have one)
 
 at::Tensor index_select(const at::Tensor& x, int64_t dim, const at::Tensor& index) {
   std::vector<int64_t> shape = x.sizes().vec();
@@ -96,7 +96,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
   return gradients;
 }
 
-/// Sizes of the queries of flash attention: [tokens of all documents, heads, head_dim] or [B, T, heads, head_dim].
+/// Sizes of the queries of flash attention: [tokens of all documents, heads, head_dim] or [B, T, heads,
+/// head_dim].
 struct FlashSizes {
   int64_t tokens, heads, head_dim, keys;
 
@@ -108,7 +109,7 @@ struct FlashSizes {
   void note() const { note_product(tokens * heads, 2 * keys, head_dim, MetaProduct::Kind::kAttention); }
 };
 
-/// As mha_varlen_fwd() and mha_fwd() of libtorch's kernels for GPUs.
+/// Allocates like mha_varlen_fwd() and mha_fwd() of libtorch's kernels for GPUs.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> flash_attention(
     const at::Tensor& q, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
     const std::optional<at::Tensor>&, int64_t longest, int64_t, double, bool, bool, std::optional<double>,
@@ -122,7 +123,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> flash_att
   return {y, log_sums, at::empty({2}, numbers), at::empty({}, numbers), at::empty({0}, q.options())};
 }
 
-/// As mha_varlen_bwd() and mha_bwd().
+/// Allocates like mha_varlen_bwd() and mha_bwd().
 std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_attention_backward(
     const at::Tensor&, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor&,
     const at::Tensor&, const at::Tensor& bounds, const at::Tensor&, int64_t longest, int64_t, double, bool,
@@ -131,7 +132,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_attention_backward(
   const FlashSizes sizes(q, longest, window_left);
   for (int i = 0; i < 2; ++i) sizes.note();
   std::tuple gradients{at::empty_like(q), at::empty_like(k), at::empty_like(v)};
-  // Sums in fp32, in blocks of 128 tokens of a document.
+  // The sums are fp32, in blocks of 128 tokens of a document.
   const int64_t texts = bounds.defined() ? bounds.size(0) - 1 : q.size(0);
   const int64_t rows = sizes.tokens + 128 * texts, multiple = sizes.head_dim <= 128 ? 32 : 64;
   const int64_t width = (sizes.head_dim + multiple - 1) / multiple * multiple;

@@ -1,6 +1,6 @@
 #pragma once
 
-// The shape of a product that is noted, not computed (model/kernels/meta.h). Needs no libtorch.
+// The shape of a product that is recorded, not computed (model/kernels/meta.h).
 
 #include <cstdint>
 
@@ -10,13 +10,13 @@ namespace fsdp::kernels {
 struct MetaProduct {
   enum class Kind {
     kPlain,
-    kFloat8,     ///< of factors in 8 bits
-    kAttention,  ///< two products of a kernel of attention: m queries, n / 2 keys, heads of width k
+    kFloat8,     ///< product of factors in 8 bits
+    kAttention,  ///< two products of an attention kernel: m queries, n / 2 keys, heads of width k
   };
   int64_t m = 0, n = 0, k = 0;
   Kind kind = Kind::kPlain;
 
-  /// A multiplication and an addition are two.
+  /// Number of operations. A multiplication and an addition are two.
   double flops() const {
     return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
   }

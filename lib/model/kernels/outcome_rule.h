@@ -1,6 +1,6 @@
 #pragma once
 
-// How the outcome of a step follows from the sums over ranks; the same on all devices. Needs no libtorch.
+// The rule that derives the outcome of a step from the sums over ranks, the same on all devices.
 
 #include <cmath>
 #include <cstdint>
@@ -13,24 +13,24 @@
 
 namespace fsdp::kernels {
 
-/// Numbers of one type, so that a tensor can hold them.
+/// Outcome of a step. All numbers have one type, so that a tensor can hold them.
 struct StepOutcome {
-  double loss = 0;            ///< mean over the ranks
-  double grad_norm = 0;       ///< of the whole gradient, before clipping
-  double gradient_scale = 1;  ///< by which clipping multiplies the gradients; NaN: nothing may be updated
-  /// The first step whose loss or norm was not finite, and both of them; 0: none. No later step may update.
+  double loss = 0;            ///< mean loss over the ranks
+  double grad_norm = 0;       ///< norm of the whole gradient, before clipping
+  double gradient_scale = 1;  ///< factor of clipping for the gradients; NaN: no update is allowed
+  /// The first step whose loss or norm was not finite, and both of these; 0: none. No later step may update.
   double diverged_step = 0, diverged_loss = 0, diverged_grad_norm = 0;
-  double diverged_local_loss = 0;  ///< this rank's in that step
+  double diverged_local_loss = 0;  ///< this rank's loss in that step
 };
 inline constexpr int64_t kOutcomeNumbers = sizeof(StepOutcome) / sizeof(double);
 
 struct OutcomeRule {
   double ranks = 1;
-  double norm_type = 2;      ///< finite
+  double norm_type = 2;      ///< p of the norm, finite
   double max_grad_norm = 0;  ///< 0: no clipping
   double step = 1;
 
-  /// The scale is that of shard::clipping().
+  /// Decides the outcome. The scale is that of shard::clipping().
   FSDP_ANY_DEVICE void decide(double loss_sum, double norm_sum, double local_loss,
                               StepOutcome& outcome) const {
     outcome.loss = loss_sum / ranks;

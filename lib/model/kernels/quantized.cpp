@@ -26,7 +26,7 @@ constexpr int64_t kBlock = cpu::kQuantizedBlock, kGroup = cpu::kMagnitudesOfGrou
 
 int64_t parts(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
-/// Where the bytes of a matrix are.
+/// The layout of the bytes of a matrix.
 struct Places {
   int64_t elements, blocks, groups;
   int64_t magnitudes, of_groups, mean, end;  ///< offsets
@@ -41,8 +41,8 @@ struct Places {
   }
 };
 
-/// The 256 values of the magnitudes: 8-bit numbers whose exponent has a dynamic number of bits (Dettmers: 8-bit
-/// approximations for parallelism in deep learning, 2015), ascending.
+/// Returns the 256 values of the magnitudes: 8-bit numbers whose exponent has a dynamic number of bits
+/// (Dettmers: 8-bit approximations for parallelism in deep learning, 2015), ascending.
 const at::Tensor& dynamic_values() {
   static const at::Tensor kValues = [] {
     constexpr int kExponents = 7;
@@ -58,7 +58,8 @@ const at::Tensor& dynamic_values() {
   return kValues;
 }
 
-/// bitsandbytes, on the CPU, finds the nearest value for the nearest of these many places of [-1, 1].
+/// Number of points of [-1, 1] to which bitsandbytes, on the CPU, first rounds a number before it finds the
+/// nearest value.
 constexpr int64_t kPlaces = 1 << 16;
 const at::Tensor& nearest_values() {
   static const at::Tensor kNearest = [] {
@@ -70,7 +71,7 @@ const at::Tensor& nearest_values() {
   return kNearest;
 }
 
-/// x: [n] -> [ceil(n / size), size], with zeros added.
+/// Divides x into blocks, with zeros added. x: [n] -> [ceil(n / size), size]
 at::Tensor in_blocks(const at::Tensor& x, int64_t size) {
   const int64_t rest = parts(x.size(0), size) * size - x.size(0);
   return (rest == 0 ? x : at::constant_pad_nd(x, {0, rest})).view({-1, size});
@@ -78,14 +79,14 @@ at::Tensor in_blocks(const at::Tensor& x, int64_t size) {
 
 at::Tensor largest_of(const at::Tensor& blocks) { return blocks.abs().amax(1, /*keepdim=*/true); }
 
-/// Copies x to the bytes from `offset` on.
+/// Copies x to the bytes, beginning at `offset`.
 void put(const at::Tensor& bytes, int64_t offset, const at::Tensor& x) {
   const at::Tensor from = x.contiguous();
   std::memcpy(bytes.data_ptr<uint8_t>() + offset, from.const_data_ptr(), from.nbytes());
 }
 
-/// Calls use(first, blocks) for some of the blocks of x at a time, in fp32, so that no other copy of a whole matrix
-/// exists. x: [n]
+/// Calls use(first, blocks) for some of the blocks of x at a time, in fp32, so that no other copy of a whole
+/// matrix exists. x: [n]
 template <typename Use>
 void for_blocks(const at::Tensor& x, const Use& use) {
   constexpr int64_t kAtATime = 1 << 14;
@@ -105,7 +106,7 @@ void quantize_nf4(const at::Tensor& x, const Places& places, const at::Tensor& b
     const at::Tensor here = largest.narrow(0, first, blocks.size(0));
     here.copy_(largest_of(blocks));
     const at::Tensor scaled = blocks.mul(here.clamp_min(1e-38).reciprocal());
-    if (places.elements % kBlock != 0 && first + blocks.size(0) == places.blocks) {  // as bitsandbytes
+    if (places.elements % kBlock != 0 && first + blocks.size(0) == places.blocks) {  // as in bitsandbytes
       scaled[-1].copy_(blocks[-1].div(here[-1].clamp_min_(1e-38)));
     }
     scaled.clamp_(-1, 1);
@@ -117,7 +118,7 @@ void quantize_nf4(const at::Tensor& x, const Places& places, const at::Tensor& b
   });
 
   at::Tensor mean;
-  util::on_one_thread([&] {  // sums of parts, one for each thread, would be rounded otherwise
+  util::on_one_thread([&] {  // several threads' partial sums would be rounded differently
     const at::NoGradGuard no_grad;
     mean = largest.mean();
   });
@@ -140,7 +141,7 @@ void quantize_int8(const at::Tensor& x, const Places& places, const at::Tensor& 
   });
 }
 
-// ---- and back
+// ---- dequantization
 
 Element element_of(at::ScalarType type) {
   FSDP_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, type);
@@ -155,12 +156,13 @@ void check(const QuantizedWeight& weight, int64_t first, int64_t count) {
              weight.bytes.sizes(), " bytes of ", weight.rows, " x ", weight.columns);
 }
 
-/// bytes [begin, begin + 4 n) as [n] fp32.
+/// Returns bytes [begin, begin + 4 n) as [n] fp32.
 at::Tensor floats_at(const at::Tensor& bytes, int64_t begin, int64_t n) {
   return bytes.narrow(0, begin, 4 * n).clone().view(at::kFloat);
 }
 
-/// Products of more elements are made in tiles of rows, so that the numbers of one tile exist at a time.
+/// Products of more elements are computed in tiles of rows, so that only the numbers of one tile exist at a
+/// time.
 constexpr int64_t kTile = 1 << 22;
 
 template <typename Use>
@@ -232,7 +234,7 @@ at::Tensor dequantize(const QuantizedWeight& weight, int64_t first, int64_t coun
   const int64_t begin = first * weight.columns, end = begin + count * weight.columns;
   auto* to = static_cast<std::byte*>(result.data_ptr());
   const int64_t size = result.element_size();
-  // Whole blocks for each thread.
+  // Each thread gets whole blocks.
   util::parallel_for(begin / kBlock, parts(end, kBlock), /*grain=*/512, [&](int64_t from, int64_t until) {
     cpu::QuantizedRun mine = run;
     mine.begin = std::max(begin, from * kBlock);

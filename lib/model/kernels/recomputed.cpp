@@ -19,7 +19,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-/// Where the graph keeps what is known of a node's results; nothing happens when the node has run.
+/// Base class of notes about a node's results, kept in the graph. Nothing happens when the node has run.
 class ResultNote : public torch::autograd::FunctionPostHook {
  public:
   variable_list operator()(const variable_list& gradients, const variable_list&) override {
@@ -27,14 +27,15 @@ class ResultNote : public torch::autograd::FunctionPostHook {
   }
 };
 
-/// Computes the results of a node. These exist until all functions that need one have run their backward.
+/// Computes the results of a node again. These exist until all functions that need one have run their
+/// backward.
 class Remaker final : public ResultNote {
  public:
   explicit Remaker(MakeAgain make) : make_(std::move(make)) {}
 
   void add_user() { ++users_; }
   at::Tensor result(size_t number, OperandUse use, const at::Tensor& gradient) {
-    // Of several users, each knows a part of the gradient.
+    // If there are several users, each knows only a part of the gradient.
     if (results_.empty()) results_ = make_(users_ == 1 ? gradient : at::Tensor());
     const at::Tensor result = results_.at(number);
     if (use == OperandUse::kBackward && ++done_ == users_) {
@@ -44,7 +45,7 @@ class Remaker final : public ResultNote {
     return result;
   }
 
-  bool is_open = true;  ///< to more users
+  bool is_open = true;  ///< whether more users may be added
 
  private:
   MakeAgain make_;
@@ -52,15 +53,15 @@ class Remaker final : public ResultNote {
   int64_t users_ = 0, done_ = 0;
 };
 
-/// A tensor as a part of a node's result. The node lives as long as those that need its result, which have edges
-/// to it.
+/// A tensor as a part of a node's result. The node lives as long as the nodes that need its result, which
+/// have edges to it.
 struct Source {
   std::weak_ptr<Node> node;
   Remaker* remaker = nullptr;
   size_t number = 0;
   std::vector<int64_t> sizes = {}, strides = {};
-  int64_t offset = 0;     ///< behind the result's first element
-  bool is_whole = false;  ///< the result itself, so that its gradient is the operand's
+  int64_t offset = 0;     ///< elements after the result's first element
+  bool is_whole = false;  ///< whether it is the result itself, so that its gradient is the operand's
 
   at::Tensor get(OperandUse use, const at::Tensor& gradient) const {
     FSDP_CHECK(!node.expired());
@@ -71,7 +72,7 @@ struct Source {
   }
 };
 
-/// Of the results of a node that are equal to those of others.
+/// Sources of a node's results that equal results of others.
 class EqualResults final : public ResultNote {
  public:
   std::map<size_t, Source> sources;
@@ -116,7 +117,7 @@ struct Sources final : torch::CustomClassHolder {
   struct InSlot {
     size_t slot;
     Source source;
-    bool is_own;  ///< a result of the function itself
+    bool is_own;  ///< whether it is a result of the function itself
   };
   std::vector<InSlot> by_slot;
 };
@@ -129,7 +130,7 @@ void put_into(size_t slot, Source source, AutogradContext& context, bool is_own 
       .by_slot.push_back({.slot = slot, .source = std::move(source), .is_own = is_own});
 }
 
-/// The Sources; null if there are none.
+/// Returns the Sources; null if there are none.
 c10::intrusive_ptr<torch::CustomClassHolder> sources_of(AutogradContext& context) {
   const auto found = context.saved_data.find(kSources);
   return found == context.saved_data.end() ? nullptr : found->second.toCapsule();

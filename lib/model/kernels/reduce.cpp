@@ -42,7 +42,7 @@ double divide_run(float* x, int64_t n, double divisor) {
 
 namespace {
 
-/// Of the thread's samples; 1: one sum over all rows.
+/// Number of the thread's samples; 1: one sum over all rows.
 int64_t samples_of(int64_t rows) {
   const SampleSums* sums = SampleSums::current();
   return sums == nullptr ? 1 : rows / sums->rows_of_sample(rows);

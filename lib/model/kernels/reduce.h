@@ -1,7 +1,7 @@
 #pragma once
 
-// Sums over rows and elements of contiguous tensors that can_fuse() accepts (model/kernels/fused.h). No sum depends
-// on the number of threads.
+// Sums over rows and elements of contiguous tensors that can_fuse() accepts (model/kernels/fused.h). No sum
+// depends on the number of threads.
 
 #include <ATen/core/Tensor.h>
 
@@ -11,16 +11,18 @@
 
 namespace fsdp::kernels {
 
-/// The elements whose squares are summed at a time; the sums of these runs are added in their order, on the CPU.
+/// Number of elements whose squares are summed at a time. The sums of these runs are added in their order, on
+/// the CPU.
 inline constexpr int64_t kSquareRun = 512;
 
-/// Sum of squares per tensor, in double precision, each in one pass without a copy; all tensors, of which there
-/// is at least one, are on one device. [n] double on that device.
+/// Returns the sum of squares of each tensor, in double precision, each in one pass without a copy: [n]
+/// double on the tensors' device. Requires: at least one tensor, and one device for all.
 at::Tensor sums_of_squares_on_device(const std::vector<at::Tensor>& tensors);
-/// The same for the host, which waits once. No tensors: empty.
+/// Returns the sums to the host, which waits once. Empty for no tensors.
 std::vector<double> sums_of_squares(const std::vector<at::Tensor>& tensors);
 
-/// x [n] /= divisor on the CPU, and the sum of the squares then, as sums_of_squares() takes it of a run. n <= kSquareRun
+/// Computes x [n] /= divisor on the CPU. Returns the sum of the squares of the quotients, as
+/// sums_of_squares() computes it for a run. Requires: n <= kSquareRun.
 double divide_run(float* x, int64_t n, double divisor);
 
 /// Sums over the rows of x in a backward pass: gradients of parameters that are vectors [width].
@@ -28,11 +30,12 @@ class ParameterSums {
  public:
   ParameterSums(const at::Tensor& x, int64_t vectors);
   const RowParts& parts() const { return parts_; }
-  /// [parts, width] for a vector, to be filled by kernels; with SampleSums, one sample's parts after another's.
+  /// Returns the sums of a vector, [parts, width], to be filled by kernels; with SampleSums, sample by
+  /// sample.
   float* of(int64_t vector) const;
 
-  /// The gradient that backward returns for the vector's parameter: in the parameter's type, or undefined if
-  /// it went to the parameter's gradient place (model/kernels/gradient_sink.h).
+  /// Returns the result of backward for the vector's parameter: the gradient in the parameter's type, or
+  /// undefined if it was written to the parameter's gradient place (model/kernels/gradient_sink.h).
   at::Tensor gradient(int64_t vector, const at::Tensor& parameter) const;
 
  private:
@@ -48,7 +51,8 @@ class ParameterSums {
   at::Tensor sums_;  ///< [vectors, parts, width] fp32
 };
 
-/// The gradient, as ParameterSums::gradient(), of a bias that was added to all rows of y. dy: [..., D]
+/// Returns the gradient, as ParameterSums::gradient(), of a bias that was added to all rows of y. dy: [...,
+/// D]
 at::Tensor gradient_of_bias(const at::Tensor& dy, const at::Tensor& bias);
 
 }  // namespace fsdp::kernels

@@ -1,6 +1,6 @@
 #pragma once
 
-// Chooses the table of kernels (kernel_table.h) for a tensor.
+// Selects the table of kernels (kernel_table.h) for a tensor.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
@@ -11,8 +11,8 @@
 
 namespace fsdp::kernels {
 
-/// The kernels for a tensor that can_fuse() accepts (model/kernels/fused.h). The tensor's device is the current one
-/// while the object lives.
+/// The kernels for a tensor that can_fuse() accepts (model/kernels/fused.h). The tensor's device is the
+/// current one during the object's lifetime.
 class KernelsFor {
  public:
   explicit KernelsFor(const at::Tensor& x);

@@ -1,7 +1,7 @@
 #pragma once
 
 // The arguments of kernels over rows, on all devices. Rows are [rows, width], contiguous unless there is a
-// stride; element types are fp32, bf16 and fp16, and arithmetic is in fp32.
+// stride. Element types are fp32, bf16 and fp16, and arithmetic is in fp32.
 //
 // Sums over rows, `dweight` and `dbias`, are [width] for the loops of one thread (cpu/loops.h), which add to
 // them, and [parts, width] for the kernels of a device (kernel_table.h).
@@ -12,14 +12,14 @@ namespace fsdp::kernels {
 
 enum class Element { kFloat, kBFloat16, kHalf };
 
-/// Rows that are parts of longer ones: each is `count` pieces of equal length, of which piece i is the values from
-/// begins[i] on of the longer row.
+/// Rows that are parts of longer rows: each consists of `count` pieces of equal length. Piece i is the values
+/// of the longer row from begins[i] on.
 struct RowPieces {
   int64_t count = 1;  ///< 1 or 2
   int64_t begins[2] = {0, 0};
 };
 
-/// RMSNorm and LayerNorm; null for RMSNorm: bias, mean and dbias.
+/// Rows of RMSNorm or LayerNorm. bias, mean and dbias are null for RMSNorm.
 struct NormRows {
   const void* x = nullptr;                        ///< [rows, width]
   const void* residual = nullptr;                 ///< [rows, width]; null: none
@@ -59,7 +59,7 @@ struct BiasGeluGradRows {
   int64_t rows = 0, width = 0;
 };
 
-/// Rows of gate and up may lie side by side in one matrix.
+/// Rows of gate and up, which may be side by side in one matrix.
 struct SwiGluRows {
   const void *gate = nullptr, *up = nullptr;  ///< [rows, width], each row `stride` elements after the former
   void* y = nullptr;                          ///< [rows, width]
@@ -69,61 +69,62 @@ struct SwiGluRows {
 struct SwiGluGradRows {
   const void* dy = nullptr;                   ///< [rows, width]
   const void *gate = nullptr, *up = nullptr;  ///< [rows, width], each row `stride` elements after the former
-  void *dgate = nullptr, *dup = nullptr;      ///< likewise
-  void* y = nullptr;                          ///< [rows, width]: the result again; null: not wanted
+  void *dgate = nullptr, *dup = nullptr;      ///< [rows, width] with the same stride
+  void* y = nullptr;                          ///< [rows, width]: the result computed again; null: not needed
   int64_t rows = 0, width = 0, stride = 0;
 };
 
 struct RotaryRows {
   const void* x = nullptr;     ///< [rows, heads, head_dim], each row `stride` elements after the former
-  void* y = nullptr;           ///< likewise; may be x
+  void* y = nullptr;           ///< [rows, heads, head_dim] with the same stride; may be x
   const float* cos = nullptr;  ///< [tokens, head_dim]; row r is token (first + r) % tokens
   const float* sin = nullptr;
   int64_t first = 0, rows = 0, tokens = 0, heads = 0, head_dim = 0, stride = 0;
-  bool back = false;  ///< rotates by the negative angles
+  bool back = false;  ///< whether to rotate by the negative angles
 };
 
 /// The target of a row that is ignored.
 inline constexpr int64_t kIgnored = -100;
 
-/// What the loss and the gradient of a row of logits depend on. Those of a row's parts can be combined.
+/// Statistics that determine the loss and the gradient of a row of logits. Those of a row's parts can be
+/// combined.
 struct RowStatistics {
-  double most = 0;       ///< the largest logit
-  double sum = 0;        ///< of exp(logit - most)
-  double of_target = 0;  ///< the target's logit; 0 in a part without it
-  double total = 0;      ///< of the logits; 0 without label smoothing
+  double most = 0;       ///< largest logit
+  double sum = 0;        ///< sum of exp(logit - most)
+  double of_target = 0;  ///< logit of the target; 0 in a part without it
+  double total = 0;      ///< sum of the logits; 0 without label smoothing
 };
 inline constexpr int kRowStatistics = sizeof(RowStatistics) / sizeof(double);
 
-/// Losses of rows of logits. Where a target is kIgnored, loss and gradient are 0.
+/// Losses of rows of logits. If a target is kIgnored, loss and gradient are 0.
 ///
-/// The rows may be those of a part of the vocabulary (VocabularyPart in fused.h): one call then writes the
-/// part's statistics to `found`, and another gets those of the whole rows as `known`.
+/// The rows may be a part of the vocabulary (VocabularyPart in fused.h). One call then writes the part's
+/// statistics to `found`, and another receives those of the whole rows as `known`.
 struct LossRows {
-  /// [rows, vocabulary], row r from element r * stride; if `differentiates`, overwritten with its gradient /
-  /// counted.
+  /// Logits [rows, vocabulary], row r beginning at element r * stride. If `differentiates`, they are
+  /// overwritten with their gradient / counted.
   void* logits = nullptr;
   int64_t stride = 0;
   const int64_t* targets = nullptr;  ///< [rows], less than the size of the whole vocabulary
   double* losses = nullptr;          ///< [rows]
-  const double* counted = nullptr;   ///< rows of the whole batch that count, at least 1
+  const double* counted = nullptr;   ///< number of rows of the whole batch that count, at least 1
   int64_t rows = 0, vocabulary = 0;
   bool differentiates = false;
-  float factor = 1;  ///< of the gradient
+  float factor = 1;  ///< factor of the gradient
   float label_smoothing = 0, z_loss = 0;
-  int64_t first = 0;                     ///< token of the first column
+  int64_t first = 0;                     ///< token that the first column is for
   int64_t whole = 0;                     ///< size of the whole vocabulary; 0: these columns are all
   RowStatistics* found = nullptr;        ///< [rows]; if not null, nothing else is written
   const RowStatistics* known = nullptr;  ///< [rows]; null: those of these columns
 };
 
-/// The total of sums over parts of rows.
+/// The sum over the parts of sums over rows.
 struct PartTotal {
   float* sums = nullptr;  ///< [parts, width]; overwritten
   int64_t parts = 0, width = 0;
   void* to = nullptr;   ///< [width]
-  bool to_fp32 = true;  ///< else `to` has the element type of the kernel table
-  bool adds = false;    ///< to the former value, in fp32
+  bool to_fp32 = true;  ///< otherwise `to` has the element type of the kernel table
+  bool adds = false;    ///< whether to add to the former value, in fp32
 };
 
 /// The numbers of a step of Adam, rounded to fp32.
@@ -133,7 +134,7 @@ struct AdamNumbers {
   float eps = 0;
 };
 
-/// Those that depend on the treatment of the elements and on the number of their steps, t.
+/// Numbers that depend on the parameter group of the elements and on the number of their steps, t.
 struct AdamRates {
   float keep = 1;               ///< 1 - lr * weight_decay in AdamW
   float decay = 0;              ///< weight_decay in Adam
@@ -141,7 +142,7 @@ struct AdamRates {
   float second_correction = 0;  ///< sqrt(1 - beta2^t)
 };
 
-/// Elements that Adam updates alike, all [n].
+/// Elements that Adam updates with the same rates, all [n].
 struct AdamElements {
   float* value = nullptr;
   const void* gradient = nullptr;

@@ -14,17 +14,18 @@ namespace fsdp::kernels {
 /// A StepOutcome in the memory of a device.
 class DeviceOutcome {
  public:
-  /// Of a run in which nothing has diverged.
+  /// Creates the outcome of a run in which nothing has diverged.
   explicit DeviceOutcome(at::Device device);
 
-  /// sums: [2] double on the device, of the ranks' losses and of |g|^norm_type over all gradients; local_loss: []
-  /// likewise, this rank's. Enqueues the decision of OutcomeRule; does not wait.
+  /// Enqueues the decision of OutcomeRule, without waiting. sums: [2] double on the device, of the ranks'
+  /// losses and of |g|^norm_type over all gradients; local_loss: [] double on the device, this rank's loss.
   void decide(const at::Tensor& sums, const at::Tensor& local_loss, const OutcomeRule& rule);
 
-  /// The factor for the gradients of the step last decided: a double on the device; NaN forbids the update.
+  /// Returns the factor for the gradients of the last step decided: a double on the device; NaN forbids the
+  /// update.
   at::Tensor gradient_scale() const;
 
-  /// Waits for the device.
+  /// Copies the outcome to the host, which waits for the device.
   StepOutcome read() const;
 
  private:

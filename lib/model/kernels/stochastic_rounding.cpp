@@ -11,10 +11,10 @@
 namespace fsdp::kernels {
 namespace {
 
-constexpr int64_t kRoundedAtOnce = 32768;        ///< elements that are worth another thread
-constexpr int64_t kLowWords = int64_t{1} << 32;  ///< indices with the same high word
+constexpr int64_t kRoundedAtOnce = 32768;        ///< number of elements that justify another thread
+constexpr int64_t kLowWords = int64_t{1} << 32;  ///< number of indices with the same high word
 
-/// cpu::RoundedRun::keys.
+/// Returns cpu::RoundedRun::keys.
 struct HashKeys {
   explicit HashKeys(uint64_t key)
       : first(static_cast<uint32_t>(key)), second(static_cast<uint32_t>(key >> 32)) {}
@@ -45,14 +45,14 @@ void for_each_run(const RoundedElements& elements, int64_t begin, int64_t end, c
   }
 }
 
-/// x >> bits of 32-bit words without a sign.
+/// Returns x >> bits for unsigned 32-bit words.
 at::Tensor shifted(const at::Tensor& x, int64_t bits) {
   return x.bitwise_right_shift(bits).bitwise_and_((int64_t{1} << (32 - bits)) - 1);
 }
 
 at::Scalar word(uint32_t bits) { return static_cast<int32_t>(bits); }
 
-/// [n] int32: the bits of random_bits() in cpu/rounding.inc.
+/// Returns the bits of random_bits() in cpu/rounding.inc, [n] int32.
 at::Tensor random_words(const RoundedElements& elements, int64_t n, const at::Device& device) {
   const int64_t length = elements.part.length();
   at::Tensor index =
@@ -69,7 +69,7 @@ at::Tensor random_words(const RoundedElements& elements, int64_t n, const at::De
   return x.bitwise_xor_(shifted(x, 16));
 }
 
-/// [n] int32 with the bits of a bf16 in the lower half.
+/// Returns the bits of a bf16 in the lower half, [n] int32.
 at::Tensor bfloat16_words(const at::Tensor& bits, const at::Tensor& random) {
   constexpr int64_t kInfinity = 0x7f800000;
   const at::Tensor magnitude = bits.bitwise_and(0x7fffffff);
@@ -79,7 +79,7 @@ at::Tensor bfloat16_words(const at::Tensor& bits, const at::Tensor& random) {
   return at::where(magnitude.ge(kInfinity), special, rounded);
 }
 
-/// The same of an fp16.
+/// Returns the bits of an fp16 in the lower half, [n] int32.
 at::Tensor half_words(const at::Tensor& bits, const at::Tensor& random) {
   const at::Tensor magnitude = bits.bitwise_and(0x7fffffff);
   const at::Tensor normal = shifted(random.bitwise_and(0x1fff).add_(magnitude), 13).sub_(0x1c000);

@@ -15,17 +15,18 @@
 namespace fsdp::kernels {
 namespace {
 
-// A thread's blocks of both factors, which stay in a second-level cache of 2 MiB with their results.
+// Sizes of a thread's blocks of both factors, which fit into a second-level cache of 2 MiB with their
+// results.
 constexpr int64_t kDepth = 4096;
 constexpr int64_t kDepthOfParts = 512;
 constexpr int64_t kLeftBytes = 384 << 10;
 constexpr int64_t kRightBytes = 1024 << 10;
 constexpr int64_t kRightBytesOfParts = 768 << 10;
-constexpr int64_t kColumns = 1024;  ///< at most
+constexpr int64_t kColumns = 1024;  ///< limit on the columns of a block
 
-// What a group of blocks has before the next one begins.
-constexpr int64_t kGroupBytes = 3072 << 10;                  ///< of the left factor
-constexpr int64_t kSummedRows = 1024, kSummedColumns = 512;  ///< of the result, if sums are rounded
+// Size of a group of blocks, after which the next one begins.
+constexpr int64_t kGroupBytes = 3072 << 10;                  ///< bytes of the left factor
+constexpr int64_t kSummedRows = 1024, kSummedColumns = 512;  ///< size of the result, if sums are rounded
 
 std::atomic<int> parts_of_float32 = 3;
 
@@ -70,16 +71,16 @@ class TiledProduct {
     int64_t depth() const { return lefts.front().depth; }
   };
 
-  /// Of the depth of a term; `before` is the depth of the slice's parts before it.
+  /// A range of the depth of a term. `before` is the depth of the slice's earlier parts.
   struct Part {
     size_t term;
     TileRange range;
     int64_t before;
   };
-  /// What is multiplied at a time.
+  /// Parts that are multiplied together.
   struct Slice {
     std::vector<Part> parts;
-    int64_t depth = 0;  ///< of whole tiles
+    int64_t depth = 0;  ///< depth in whole tiles
   };
 
   void make_slices() {
@@ -88,7 +89,7 @@ class TiledProduct {
       const int64_t k = terms_[term].depth(), part = equal_part(k, most, cpu::kTileDepth);
       for (int64_t first = 0; first < k; first += part) {
         const int64_t count = std::min(part, k - first), depth = rounded_up(count, cpu::kTileDepth);
-        // What a term of few tiles exceeds the limit by is less than a slice of its own would cost.
+        // Exceeding the limit by a term of few tiles costs less than another slice.
         const int64_t limit = most + (depth <= most / 8 ? most / 8 : 0);
         if (slices_.empty() || slices_.back().depth + depth > limit) slices_.emplace_back();
         slices_.back().parts.push_back({term, {first, count}, slices_.back().depth});
@@ -108,8 +109,9 @@ class TiledProduct {
     return rounded_up(left.across, kMultiple) / kMultiple;
   }
 
-  /// Rows or columns of about so many bytes, in pairs of tiles: sums in a partial tile are rounded in another
-  /// order, so only the ends of results may have partial tiles, wherever a thread begins.
+  /// Returns the number of rows or columns of approximately `bytes` bytes, in pairs of tiles. Sums in a
+  /// partial tile are rounded in another order, so only the ends of results may have partial tiles, wherever
+  /// a thread begins.
   int64_t across_of(int64_t bytes) const {
     constexpr int64_t kPair = 2 * cpu::kTileSide;
     return std::max(bytes / (2 * depth_ * parts_) / kPair, int64_t{1}) * kPair;
@@ -120,8 +122,8 @@ class TiledProduct {
 
   bool keeps_sums() const { return rounds_ && slices_.size() > 1; }
 
-  /// Units [begin, end) of rows. Rows in a partial tile have a block of their own, because whole tiles may be
-  /// read in place.
+  /// Returns groups of the units [begin, end) of rows. Rows in a partial tile have a block of their own,
+  /// because whole tiles may be read in place.
   std::vector<TileGroup> rows_in_groups(int64_t begin, int64_t end) const {
     const int64_t most = keeps_sums() ? kSummedRows : across_of(kGroupBytes), across = across_of(kLeftBytes);
     std::vector<TileGroup> groups(1);
@@ -162,7 +164,7 @@ class TiledProduct {
     return terms_[part.term].rights[columns.factor].data != nullptr;
   }
 
-  /// Where a part of a block of rows or columns is, or would be, packed.
+  /// Returns the position at which a part of a block of rows or columns is (or would be) packed.
   uint16_t* place_of(uint16_t* packed, const Part& part, int64_t all_sums, int64_t sums) const {
     return packed + cpu::tiled_elements(all_sums, part.before, parts_) +
            cpu::tiled_elements(sums, part.range.count, parts_);
@@ -239,8 +241,8 @@ class TiledProduct {
     cpu::multiply_tiles(product);
   }
 
-  /// Rows of the left factor whose whole tiles can be loaded from where they are. At a distance of whole pages
-  /// they would compete for the same lines of the first-level cache.
+  /// Whether the whole tiles of rows of the left factor can be loaded in place. Rows at a distance of whole
+  /// pages would compete for the same lines of the first-level cache.
   bool is_read_in_place(const cpu::TileSource& from) const {
     constexpr int64_t kLine = 64, kPage = 4096;
     return parts_ == 1 && from.depth_is_contiguous && from.across % cpu::kTileSide == 0 &&
@@ -248,7 +250,7 @@ class TiledProduct {
            2 * from.stride % kPage != 0 && reinterpret_cast<uintptr_t>(from.data) % kLine == 0;
   }
 
-  /// Whether that holds for every part of these rows.
+  /// Whether this holds for every part of these rows.
   bool is_read_in_place(const TileBlock& rows) const {
     return std::all_of(slices_.begin(), slices_.end(), [&](const Slice& slice) {
       return std::all_of(slice.parts.begin(), slice.parts.end(),
@@ -256,7 +258,7 @@ class TiledProduct {
     });
   }
 
-  /// The largest part of the right factor's next block.
+  /// Returns the largest part of the right factor's next block.
   cpu::Upcoming upcoming(const TileBlock& block, const Slice& slice) const {
     const auto bytes_of = [&](const Part& part) { return adds_to(part, block) ? part.range.count : 0; };
     const Part& part = *std::max_element(
@@ -293,7 +295,7 @@ class TiledProduct {
     return product;
   }
 
-  /// Keeps sums in fp32, which are rounded with the last slice.
+  /// Makes the product keep sums in fp32, which are rounded with the last slice.
   void keep_sums(cpu::TileProduct& product, float* sums, int64_t stride, const Slice& slice) const {
     product.sums = sums;
     product.sums_stride = stride;
@@ -308,7 +310,7 @@ class TiledProduct {
   std::vector<Slice> slices_;
   int parts_;
   bool rounds_;
-  int64_t depth_ = 0;  ///< of the deepest slice
+  int64_t depth_ = 0;  ///< depth of the deepest slice
 };
 
 void check(const TileProducts& products) {

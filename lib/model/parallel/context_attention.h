@@ -13,6 +13,7 @@
 //
 // Between forward and backward each rank keeps only its own queries, keys, values and results. With grouped
 // queries, keys and values are sent without repetition; their gradients are sent in fp32.
+//
 //   collectives of a layer              forward                 backward
 //   gather   all-gathers                1 of 2 e n              1 of 2 e n
 //            reduce-scatters                                    1 of 8 n

@@ -16,9 +16,9 @@ struct CrossEntropyRows {
   void* logits = nullptr;  ///< [rows, vocabulary]; unless `scale` is 0, overwritten with its gradient
   const int64_t* targets = nullptr;  ///< [rows]
   int64_t rows = 0, vocabulary = 0;
-  float scale = 0;  ///< of the gradient
+  float scale = 0;  ///< factor of the gradient
   float label_smoothing = 0, z_loss = 0;
-  // As in LossRows.
+  // These have the meaning that they have in LossRows.
   int64_t first = 0, whole = 0;
   RowStatistics* found = nullptr;
   const RowStatistics* known = nullptr;
@@ -40,16 +40,16 @@ struct Loops {
   /// p = softmax(logits), e = label_smoothing, z = z_loss.
   double (*cross_entropy)(const CrossEntropyRows&);
   double (*sum_of_squares)(const void* x, int64_t n);
-  /// sums [width] += the sum of the rows of x
+  /// Adds the sum of the rows of x to sums, [width].
   void (*add_rows)(const void* x, float* sums, int64_t rows, int64_t width);
-  /// By the type of the gradient.
+  /// Adam's step, for the type of the gradient.
   void (*adam)(const AdamElements&, const AdamNumbers&);
 };
 
 // ---- factors of small products (model/kernels/block_product.h)
 //
-// The left factor [M, K] is read by rows; the right factor is packed: fp32 as it is, [K, N], bf16 in pairs of
-// rows, [K / 2, N, 2], with zeros added if K is odd, as its instructions need it.
+// The left factor [M, K] is read by rows. The right factor is packed as its instructions need it: fp32
+// unchanged, [K, N], bf16 in pairs of rows, [K / 2, N, 2], with zeros added if K is odd.
 
 /// Rows of a tensor, `stride` elements apart.
 struct StridedRows {
@@ -58,20 +58,21 @@ struct StridedRows {
 };
 
 struct Packing {
-  /// A right factor: K rows, padded with zeros to `padded_rows`, of width N.
+  /// Packs a right factor of K rows, padded with zeros to `padded_rows`, of width N.
   void (*rows)(const StridedRows& from, int64_t padded_rows, void* to);
-  /// A right factor: N rows of width K, which is even in bf16.
+  /// Packs a right factor of N rows of width K, which is even in bf16.
   void (*columns)(const StridedRows& from, void* to);
-  /// A left factor: K rows, padded with zeros to `padded_rows`, of width M. to: [width, padded_rows]
+  /// Packs a left factor of K rows, padded with zeros to `padded_rows`, of width M. to: [width, padded_rows]
   void (*transposed)(const StridedRows& from, int64_t padded_rows, void* to);
 };
 
 // ---- attention between its matrix products (model/kernels/attention.h)
 //
-// A tile is some queries by some keys of one head. Query r of a tile sees its keys c <= diagonal + r and, with a
-// window, c > diagonal + r - window. With a cap, a score s counts as cap tanh(scale s / cap), not as scale s.
+// A tile is some queries by some keys of one head. Query r of a tile attends to the keys c <= diagonal + r
+// and, with a window, c > diagonal + r - window. With a cap, a score s counts as cap tanh(scale s / cap), not
+// as scale s.
 
-/// Turns one tile of scores into factors of the values.
+/// Converts one tile of scores to factors of the values.
 struct SoftmaxTile {
   float* scores = nullptr;  ///< [queries, keys]; a cap changes them
   void* factors = nullptr;  ///< [queries, padded]: e^(scale * score - most); 0 for unseen keys
@@ -95,7 +96,7 @@ struct FinishedRows {
   int64_t queries = 0, width = 0;
 };
 
-/// One tile of backward, transposed: scores and dfactors to factors and dscores.
+/// Converts one tile of backward, transposed: scores and dfactors to factors and dscores.
 struct GradientTile {
   const float* scores = nullptr;     ///< [keys, queries]
   const float* dfactors = nullptr;   ///< [keys, queries]
@@ -114,15 +115,15 @@ struct AttentionLoops {
   void (*softmax)(const SoftmaxTile&);
   void (*finish)(const FinishedRows&);
   void (*gradient)(const GradientTile&);
-  /// out [rows]: sums over the rows of a * b.
+  /// Computes out, [rows]: sums over the rows of a * b.
   void (*row_products)(const StridedRows& a, const StridedRows& b, float* out);
-  /// Rounds x [rows, width] to y [rows, width], rows `stride` apart.
+  /// Rounds x, [rows, width], to y, [rows, width], rows `stride` apart.
   void (*round)(const float* x, void* y, int64_t stride, int64_t rows, int64_t width);
 };
 
 // ---- stochastic rounding (model/kernels/stochastic_rounding.h)
 
-/// The factors of its hash, and of the upper 32 bits of an index.
+/// The factors of the hash, and the factor of the upper 32 bits of an index.
 inline constexpr uint32_t kHashFactors[] = {0x7feb352dU, 0x846ca68bU};
 inline constexpr uint32_t kOfHighWord = 0x9e3779b9U;
 
@@ -131,7 +132,7 @@ struct RoundedRun {
   const float* values = nullptr;  ///< [n]
   uint16_t* to = nullptr;         ///< [n]
   int64_t n = 0;
-  uint32_t index = 0;  ///< of the first: the lower 32 bits
+  uint32_t index = 0;  ///< lower 32 bits of the first element's index
   uint32_t keys[2] = {};
 };
 
@@ -156,13 +157,13 @@ inline constexpr float kNf4Values[16] = {-1.0F,
                                          0.7229568362236023F,
                                          1.0F};
 
-/// Elements [begin, end) of a matrix of `elements`. Nothing has to be aligned.
+/// Elements [begin, end) of a matrix of `elements` elements. Nothing has to be aligned.
 struct QuantizedRun {
   bool is_nf4 = true;
   const uint8_t* values = nullptr;
-  const uint8_t* magnitudes = nullptr;      ///< nf4: 1 byte each, else fp32
+  const uint8_t* magnitudes = nullptr;      ///< nf4: 1 byte each; otherwise fp32
   const uint8_t* groups = nullptr;          ///< nf4: fp32
-  const float* magnitude_values = nullptr;  ///< nf4: of the bytes, [256]
+  const float* magnitude_values = nullptr;  ///< nf4: values of the bytes, [256]
   float mean = 0;
   int64_t elements = 0, begin = 0, end = 0;
   void* to = nullptr;  ///< [end - begin]
@@ -170,15 +171,17 @@ struct QuantizedRun {
 
 // ---- exact sums of squares (model/kernels/exact_squares.h)
 
-/// Places of numbers: multiples of each unit, blocks of terms by their largest unit, and blocks that are not finite.
+/// Indices of the counts: multiples of each unit, blocks of terms by their largest unit, and blocks that are
+/// not finite.
 struct SquareCounts {
   static constexpr int kUnits = 22, kBits = 28, kKept = 3;
   static constexpr int kSeen = kUnits, kNotFinite = 2 * kUnits, kNumbers = 2 * kUnits + 1;
-  /// Unit i is 2 to this power. Multiples of the third unit are those of the smallest square, 2^-298, too.
+  /// Exponent of unit i as a power of 2. The smallest square, 2^-298, is a multiple of unit 0, 2^-324.
   static constexpr int exponent(int unit) { return kBits * unit - 324; }
 };
 
-/// All loops of one level, by Element, products in fp32 and bf16 only; the roundings to bf16 and to fp16.
+/// All loops of one level, by Element (loops of products in fp32 and bf16 only), and the roundings to bf16
+/// and to fp16.
 struct Level {
   Loops loops[3];
   Packing packing[2];
@@ -190,23 +193,23 @@ struct Level {
   void (*round_to_bfloat16)(const float* from, uint16_t* to, int64_t n);
 };
 
-/// For this CPU; the latter two are null without fast small products.
+/// These return the loops for this CPU. The latter two return null without fast small products.
 const Loops& loops(Element element);
 const Packing* packing(Element element);
 const AttentionLoops* attention_loops(Element element);
 
 void round_stochastically(bool to_half, const RoundedRun& run);
 
-/// Adds those of x [n] to `counts` [SquareCounts::kNumbers].
+/// Adds the counts of x, [n], to `counts`, [SquareCounts::kNumbers].
 void count_squares(const float* x, int64_t n, int64_t* counts);
 
-/// x [n] /= divisor
+/// Divides x, [n], by divisor.
 void divide(float* x, int64_t n, float divisor);
 
-/// To nearest.
+/// Rounds to nearest.
 void round_to_bfloat16(const float* from, uint16_t* to, int64_t n);
 
-/// To elements of this type.
+/// Dequantizes to elements of this type.
 void dequantize(Element element, const QuantizedRun& run);
 
 }  // namespace fsdp::kernels::cpu

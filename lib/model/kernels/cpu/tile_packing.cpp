@@ -37,14 +37,14 @@ inline __m512i take_part(__m512& x) {
 /// Joins two vectors of upper halves; those of `low` become the lower halves.
 inline __m512i joined(__m512i low, __m512i high) { return _mm512_or_si512(_mm512_srli_epi32(low, 16), high); }
 
-/// 32 elements of a run, those of `low` first, as 16 pairs.
+/// Returns 32 elements of a run, those of `low` first, as 16 pairs.
 inline __m512i in_a_row(__m512i low, __m512i high) {
   const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29,
                                        27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
   return _mm512_permutex2var_epi16(low, odd, high);
 }
 
-/// kJoin(low, high) of each part of two vectors.
+/// Computes kJoin(low, high) of each part of two vectors.
 template <int kParts, __m512i (*kJoin)(__m512i, __m512i)>
 inline void take_parts(__m512 low, __m512 high, Words (*squares)[kSide], int64_t i) {
   const __m512i low0 = take_part<0, kParts>(low), high0 = take_part<0, kParts>(high);
@@ -59,7 +59,7 @@ inline void take_parts(__m512 low, __m512 high, Words (*squares)[kSide], int64_t
   }
 }
 
-/// 16 runs of the depth, from (`across`, `depth`) on, of 16 pairs each.
+/// Packs 16 runs of the depth, from (`across`, `depth`) on, of 16 pairs each.
 template <typename T, int kParts>
 inline void read_runs(const TileSource& from, int64_t across, int64_t depth, Words (*squares)[kSide]) {
   const T* data = static_cast<const T*>(from.data) + across * from.stride + depth;
@@ -80,7 +80,7 @@ inline void read_runs(const TileSource& from, int64_t across, int64_t depth, Wor
   }
 }
 
-/// 16 pairs of rows, of 16 elements of each.
+/// Packs 16 pairs of rows, 16 elements of each.
 template <typename T, int kParts>
 inline void read_pairs(const TileSource& from, int64_t across, int64_t depth, Words (*squares)[kSide]) {
   const T* data = static_cast<const T*>(from.data) + depth * from.stride + across;
@@ -100,7 +100,7 @@ inline void read_pairs(const TileSource& from, int64_t across, int64_t depth, Wo
   }
 }
 
-/// 16 pairs of rows in bf16, of two times 16 elements of each: whole lines of memory.
+/// Packs 16 pairs of rows in bf16, two times 16 elements of each, which are whole lines of memory.
 inline void read_wide_pairs(const TileSource& from, int64_t across, int64_t depth, Words* low, Words* high) {
   const __m512i first_half = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
                                               39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
@@ -139,7 +139,7 @@ void pack(const TileSource& from, TileSide side, uint16_t* to) {
       store_square(squares[part], mirrors, tile + part * kTileElements);
   };
   const int64_t blocks = (from.across + kTileSide - 1) / kTileSide;
-  // In the source's memory order.
+  // The loops follow the source's memory order.
   if (from.depth_is_contiguous) {
     for (int64_t block = 0; block < blocks; ++block) {
       for (int64_t step = 0; step < steps; ++step) pack_tile(block, step);

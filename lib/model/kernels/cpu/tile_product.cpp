@@ -11,10 +11,10 @@ namespace {
 #include "model/kernels/cpu/tile_lanes.inc"
 
 // Tile registers: 0 to 3 sums, [row block][column block]; 4, 5 left factor; 6, 7 right factor.
-constexpr int64_t kTileRow = 64;  ///< bytes
+constexpr int64_t kTileRow = 64;  ///< bytes of a row of a tile
 constexpr int64_t kPair = 2 * kTileSide;
 
-/// Tiles of a factor; distances in elements of bf16 unless in bytes.
+/// Position and distances of a factor's tiles, in elements of bf16 unless in bytes.
 struct TileReader {
   const uint16_t* tile;
   int64_t bytes_between_rows;
@@ -33,7 +33,7 @@ TileReader right_of(const TileFactors& factors, int parts) {
   return {factors.right, 4 * factors.right_stride, 2 * kTileSide, kTileDepth * factors.right_stride};
 }
 
-/// What passes while the other factor's blocks stay in the first-level cache.
+/// The factor whose blocks pass while the other factor's blocks stay in the first-level cache.
 enum class Passing { kRows, kColumns };
 
 // With one part, each tile of the passing factor is read once, so it bypasses the first-level cache.
@@ -72,7 +72,7 @@ inline void multiply_loaded() {
   if constexpr (kTwoRows && kTwoColumns) _tile_dpbf16ps(3, 5, 7);
 }
 
-/// Lines of memory that are prefetched, some at each step.
+/// Lines of memory to prefetch, some at each step.
 template <int kWrites, int kLocality>
 struct Ahead {
   const char* row = nullptr;
@@ -89,15 +89,15 @@ struct Ahead {
   }
 };
 using AheadToWrite = Ahead<1, 3>;
-using AheadToRead = Ahead<0, 2>;  ///< to the second-level cache
+using AheadToRead = Ahead<0, 2>;  ///< prefetches to the second-level cache
 
 struct Prefetched {
-  AheadToWrite results;        ///< of the next square
-  AheadToRead rows, upcoming;  ///< the next rows of the left factor, and what the caller reads next
+  AheadToWrite results;        ///< lines of the next square
+  AheadToRead rows, upcoming;  ///< lines of the next rows of the left factor, and of Upcoming
 };
 
-/// Adds the products of up to two blocks of each factor to the sums. Small products come first where the
-/// order is free, and consecutive products differ in one factor's part.
+/// Adds the products of up to two blocks of each factor to the sums. Small products come first if the order
+/// is free, and consecutive products differ in one factor's part.
 template <int kParts, Passing kPassing, bool kTwoRows, bool kTwoColumns>
 inline void multiply_steps(TileReader left, TileReader right, int64_t steps, Prefetched& ahead) {
   const auto left_part = [&](int part) {
@@ -159,7 +159,8 @@ inline __m512 widened(__m256i x) {
 
 int64_t strip_stride(const TileProduct& product) { return (product.columns + kPair - 1) / kPair * kPair; }
 
-/// Copies the strip, from `row` on, so that memory is written row by row and not in pieces of 64 bytes.
+/// Copies the strip to `row` and the following rows, so that memory is written row by row and not in pieces
+/// of 64 bytes.
 void copy_strip(const TileProduct& product, int64_t row) {
   const uint16_t* from = product.strip;
   uint16_t* to = product.rounded + row * product.rounded_stride;
@@ -224,7 +225,7 @@ void store_rounded(const Place& place, const float* left, const float* right) {
     store_rounded(place, left, two_columns ? right : nullptr);                   \
   }
 
-/// Results of the square at (row, column), of which a share is prefetched at each of `steps`.
+/// Returns the results of the square at (row, column), of which a share is prefetched at each of `steps`.
 AheadToWrite results_of(const TileProduct& product, int64_t row, int64_t column, int64_t steps) {
   AheadToWrite ahead;
   ahead.rows = least(product.rows - row, 2 * kTileSide);
@@ -241,7 +242,7 @@ AheadToWrite results_of(const TileProduct& product, int64_t row, int64_t column,
   return ahead;
 }
 
-/// `upcoming`, of which a share is prefetched at each step of all squares.
+/// Returns `upcoming`, of which a share is prefetched at each step of all squares.
 AheadToRead ahead_of(const Upcoming& upcoming, int64_t steps) {
   AheadToRead ahead;
   ahead.row = upcoming.first;
@@ -322,7 +323,7 @@ void multiply_square(const Square<kPassing>& square, int64_t steps, Prefetched& 
 #undef FSDP_END_TILE
 #undef FSDP_END_ROUNDED
 
-/// The rows of the first term's left factor that follow those from `row` on, if they are not packed.
+/// Returns the rows of the first term's left factor that follow those from `row` on, if they are not packed.
 AheadToRead rows_after(const TileProduct& product, int64_t row, int64_t steps) {
   const int64_t rows = least(product.rows - row - kPair, kPair);
   if (product.term_count == 0) return {};
@@ -337,7 +338,7 @@ AheadToRead rows_after(const TileProduct& product, int64_t row, int64_t steps) {
 
 template <int kParts, Passing kPassing>
 void multiply_all(const TileProduct& product) {
-  int64_t steps = 0;  // 0 only where a slice's terms all lack a factor
+  int64_t steps = 0;  // 0 only if all terms of a slice lack a factor
   for (int64_t term = 0; term < product.term_count; ++term) steps += product.terms[term].steps;
   const int64_t across = (product.columns + kPair - 1) / kPair, down = (product.rows + kPair - 1) / kPair;
   Prefetched ahead;
@@ -384,7 +385,7 @@ void multiply_tiles(const TileProduct& product) {
 }
 
 TileRegisters::TileRegisters() {
-  // Static, because the compiler knows only that the instruction reads the first 8 bytes.
+  // The object is static, because the compiler assumes that the instruction reads only the first 8 bytes.
   static constexpr TileConfiguration kConfiguration;
   _tile_loadconfig(&kConfiguration);
 }

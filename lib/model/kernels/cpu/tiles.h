@@ -1,7 +1,7 @@
 #pragma once
 
-// Products by a core's matrix unit, Intel's AMX (base/util/matrix_units.h detects it), which multiplies tiles in
-// its own registers: 16 rows of 32 bf16 by 32 rows of 16, summed in fp32.
+// Products by a core's matrix unit, Intel's AMX (base/util/matrix_units.h detects it), which multiplies tiles
+// in its own registers: 16 rows of 32 bf16 by 32 rows of 16, summed in fp32.
 //
 // A packed factor is an array of tiles of 1 KiB, [blocks of 16][steps of 32][parts], padded with zeros. A
 // tile of the left factor is [16 rows, 32], one of the right factor [16 pairs of rows, 16, 2].
@@ -24,7 +24,7 @@ inline constexpr int64_t kTileSide = 16;
 inline constexpr int64_t kTileDepth = 32;
 inline constexpr int64_t kTileElements = kTileSide * kTileDepth;
 
-/// A factor in memory: `across` rows of a left factor, or columns of a right one, of `depth` elements each.
+/// A factor in memory: `across` rows of a left factor, or columns of a right one, with `depth` elements each.
 struct TileSource {
   const void* data = nullptr;
   Element element = Element::kFloat;
@@ -33,64 +33,65 @@ struct TileSource {
   int64_t across = 0, depth = 0;
 };
 
-inline constexpr int64_t kAsTiles = -1;  ///< instead of a stride: packed by pack_tiles()
+inline constexpr int64_t kAsTiles = -1;  ///< value of a stride for factors packed by pack_tiles()
 
 enum class TileSide { kLeft, kRight };
 
-/// Elements of a packed factor.
+/// Number of elements of a packed factor.
 constexpr int64_t tiled_elements(int64_t across, int64_t depth, int64_t parts) {
   const int64_t blocks = (across + kTileSide - 1) / kTileSide, steps = (depth + kTileDepth - 1) / kTileDepth;
   return blocks * steps * parts * kTileElements;
 }
 
-/// to: [tiled_elements()], at a multiple of 64 bytes. bf16 has one part, fp32 two or three.
+/// Packs a factor. to: [tiled_elements()], at a multiple of 64 bytes. bf16 has one part, fp32 two or three.
 void pack_tiles(const TileSource& from, TileSide side, int parts, uint16_t* to);
 
-/// left [rows, depth] times right [depth, columns], both packed; depth is `steps` of 32.
+/// Factors left, [rows, depth], and right, [depth, columns], both packed. depth is `steps` of 32.
 struct TileFactors {
   const uint16_t* left = nullptr;
   const uint16_t* right = nullptr;
   int64_t steps = 0;
 
-  /// If not kAsTiles: strides of bf16 factors that are not packed as tiles and whose sizes are multiples of
-  /// tiles, between rows of the left factor, in elements, and between pairs of rows of the right one, in
-  /// pairs (Packing, cpu/loops.h).
+  /// Strides of bf16 factors that are not packed as tiles and whose sizes are multiples of tiles; otherwise
+  /// kAsTiles. For the left factor, elements between rows; for the right one, pairs between pairs of rows
+  /// (Packing, cpu/loops.h).
   int64_t left_stride = kAsTiles, right_stride = kAsTiles;
 };
 
-/// Memory that the caller reads next.
+/// Memory that the caller will read next.
 struct Upcoming {
   const char* first = nullptr;
   int64_t bytes_between_rows = 0, bytes_of_a_row = 0, rows = 0;
 };
 
-/// The sum of products of `terms`.
+/// A sum of products of `terms`, and its destination.
 struct TileProduct {
   const TileFactors* terms = nullptr;
   int64_t term_count = 0;
   int64_t rows = 0, columns = 0;
   int parts = 1;
 
-  /// [rows, columns], rows `sums_stride` apart. With `rounded`: summands, in whole tiles, or null.
+  /// Sums, [rows, columns], rows `sums_stride` apart. With `rounded`: summands, in whole tiles, or null.
   float* sums = nullptr;
   int64_t sums_stride = 0;
-  bool adds = false;  ///< to `sums`; else they are overwritten
+  bool adds = false;  ///< whether to add to `sums`; otherwise they are overwritten
 
-  /// If not null: the result in bf16, [rows, columns], rows `rounded_stride` apart.
+  /// The result in bf16, [rows, columns], rows `rounded_stride` apart; or null.
   uint16_t* rounded = nullptr;
   int64_t rounded_stride = 0;
   bool adds_to_rounded = false;
   uint16_t* strip =
-      nullptr;  ///< of 32 rows of `rounded` that are not added to, contiguous, to be filled first
-  const uint16_t* bias = nullptr;  ///< [columns], to be added before rounding; or null
+      nullptr;  ///< buffer of 32 rows of `rounded` that are not added to, contiguous, filled first
+  const uint16_t* bias = nullptr;  ///< [columns], added before rounding; or null
 
-  Upcoming upcoming = {};  ///< prefetched to the second-level cache while tiles are multiplied
+  Upcoming upcoming = {};  ///< memory to prefetch to the second-level cache while tiles are multiplied
 };
 
-/// Requires a TileRegisters on this thread.
+/// Computes a product. Requires: a TileRegisters exists on this thread.
 void multiply_tiles(const TileProduct& product);
 
-/// Configures this thread's tile registers for multiply_tiles(); exclusive while the object lives.
+/// Configures this thread's tile registers for multiply_tiles() during the object's lifetime. One object per
+/// thread.
 class TileRegisters {
  public:
   TileRegisters();

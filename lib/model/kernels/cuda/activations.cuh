@@ -10,10 +10,10 @@ namespace fsdp::kernels::cuda {
 
 FSDP_DEVICE float sigmoid(float x) { return 1.0F / (1.0F + ::expf(-x)); }
 
-/// The rows of a thread's warp: every Tile::kWarps-th from `begin`.
+/// The rows of a thread's warp: each Tile::kWarps-th row from `begin` on.
 template <typename Tile>
 struct RowGroup {
-  static constexpr int kRows = 4 * Tile::kWarps;  ///< of a block
+  static constexpr int kRows = 4 * Tile::kWarps;  ///< rows of a block
   int64_t begin, end;
 
   FSDP_DEVICE explicit RowGroup(int64_t rows)
@@ -113,7 +113,7 @@ struct BiasGeluKernel {
   }
 };
 
-// With s = sigmoid(2 u), y = v s: dy/dv = s + v s (1 - s) 2 u'(v).
+// The derivative of y = v s with s = sigmoid(2 u) is dy/dv = s + v s (1 - s) 2 u'(v).
 template <typename T, typename Tile>
 struct BiasGeluGradKernel {
   using Arguments = RowsInParts<BiasGeluGradRows>;

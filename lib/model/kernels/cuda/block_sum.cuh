@@ -10,14 +10,14 @@
 namespace fsdp::kernels::cuda {
 
 /// Combines the values of a block's kThreads threads in a fixed order: by shuffles within warps, then warp by
-/// warp. To be called by all threads of the block, once per Shared.
+/// warp. Must be called by all threads of the block, once per Shared.
 template <typename T, int kThreads>
 struct BlockReduction {
   struct Shared {
     T of_warps[kThreads / kWarp];
   };
 
-  /// Returns the result to all threads. combine(a, b) = combine(b, a)
+  /// Returns the result to all threads. Requires: combine(a, b) = combine(b, a).
   template <typename Combine>
   FSDP_DEVICE static T of(T value, Shared& shared, const Combine& combine) {
     FSDP_UNROLL
@@ -37,7 +37,7 @@ struct BlockReduction {
 struct Squares {
   const void* x = nullptr;
   int64_t n = 0;
-  double* parts = nullptr;  ///< the sum of each block
+  double* parts = nullptr;  ///< sum of each block
 };
 
 template <typename T, int kPack>
@@ -73,7 +73,7 @@ struct Doubles {
   float* rounded = nullptr;         ///< result, if not null
 };
 
-/// The sum of values / divisor, by one block.
+/// Computes the sum of values / divisor, by one block.
 struct SumKernel {
   using Arguments = Doubles;
   static constexpr int kThreads = 1024;
@@ -91,10 +91,10 @@ struct SumKernel {
   }
 };
 
-/// scratch: [kSquareParts]
+/// Computes the sum of squares. scratch: [kSquareParts]
 template <typename T, typename Launch>
 void sum_of_squares(const Launch& launch, const void* x, int64_t n, double* scratch, double* sum) {
-  // Enough elements per block that the reduction within it is the smaller part of its work.
+  // Each block has so many elements that the reduction within it is the smaller part of its work.
   const int64_t parts = std::clamp<int64_t>(n / 8192, 1, kSquareParts);
   const Squares squares{.x = x, .n = n, .parts = scratch};
   if (fit_packs<T>(0, x)) {

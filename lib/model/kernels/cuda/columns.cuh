@@ -1,6 +1,6 @@
 #pragma once
 
-// Kernels whose blocks compute a tile of some columns of some rows: each warp takes one row at a time, 32
+// Kernels whose blocks compute a tile of some columns of some rows. Each warp takes one row at a time, 32
 // packs wide. Columns are summed over a thread's rows, then over the warps, then over the blocks (total()),
 // in an order that depends on the sizes alone.
 
@@ -23,7 +23,7 @@ struct ColumnTile {
   struct Shared {
     float of_warps[kWarps][kColumns];
   };
-  /// Stores the sums of all warps at `to` [width]. To be called by all threads of the block.
+  /// Stores the sums of all warps at `to`, [width]. Must be called by all threads of the block.
   FSDP_DEVICE static void store_sums(const float (&sums)[kPack], Shared& shared, float* to, int64_t width) {
     FSDP_UNROLL
     for (int i = 0; i < kPack; ++i) shared.of_warps[warp()][lane() * kPack + i] = sums[i];
@@ -69,7 +69,7 @@ struct AddRowsKernel {
   }
 };
 
-/// Kernel of total(): 8 threads of a block sum a column, each every eighth part.
+/// The kernel of total(): 8 threads of a block sum a column, each thread every eighth part.
 template <typename To>
 struct TotalKernel {
   using Arguments = PartTotal;

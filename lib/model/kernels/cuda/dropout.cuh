@@ -1,6 +1,6 @@
 #pragma once
 
-// dropout() of model/kernels/fused.h, with the same choices as on the CPU.
+// The kernel of dropout() (model/kernels/fused.h), with the same choices as on the CPU.
 
 #include "base/util/hash.h"
 #include "model/kernels/cuda/kernels.h"
@@ -10,7 +10,7 @@ namespace fsdp::kernels::cuda {
 
 struct DropoutArguments {
   DropoutRows rows;
-  int64_t pieces;  ///< of a row; one per block
+  int64_t pieces;  ///< pieces of a row; one per block
   uint32_t limit;
   float scale;
 };
@@ -20,7 +20,7 @@ struct DropoutKernel {
   using Arguments = DropoutArguments;
   using Shared = Nothing;
   static constexpr int kThreads = 256;
-  static constexpr int kValues = kPack > 1 ? kPack : 2;  ///< of a thread; one hash decides two values
+  static constexpr int kValues = kPack > 1 ? kPack : 2;  ///< values of a thread; one hash decides two values
   static constexpr int64_t kOfBlock = static_cast<int64_t>(kThreads) * kValues;
 
   FSDP_DEVICE static void run(const Arguments& arguments, Shared&) {
@@ -31,7 +31,8 @@ struct DropoutKernel {
     const int64_t count = a.width - first, offset = row * a.width + first;
     const int64_t whole = row / a.pieces.count, piece = row - whole * a.pieces.count;
     const uint64_t row_key = util::mix64(a.key ^ util::mix64(static_cast<uint64_t>(a.first_row + whole)));
-    const int64_t place = (piece == 0 ? a.pieces.begins[0] : a.pieces.begins[1]) + first;  // in the whole row
+    // Position in the whole row.
+    const int64_t place = (piece == 0 ? a.pieces.begins[0] : a.pieces.begins[1]) + first;
     T values[kValues];
     load(static_cast<const T*>(a.x) + offset, count, values);
     const bool is_odd = place % 2 != 0;

@@ -1,18 +1,18 @@
 #pragma once
 
-// Kernels over elements, not rows: scaling and Adam; and the outcome of a step.
+// Kernels over elements, not rows: scaling, Adam, and the outcome of a step.
 
 #include "model/kernels/cuda/kernels.h"
 #include "model/kernels/cuda/packs.cuh"
 
 namespace fsdp::kernels::cuda {
 
-/// One pack per thread; the last may be short.
+/// A shape with one pack per thread; the last pack may be short.
 template <int kPackSize>
 struct ElementShape {
   static constexpr int kPack = kPackSize;
   static constexpr int kThreads = 256;
-  /// Of a thread of the n-th block for these elements.
+  /// Index of the first element of a thread of the n-th block.
   FSDP_DEVICE static int64_t first(int64_t n = block()) { return (n * kThreads + thread()) * kPack; }
   static Grid grid(int64_t n) {
     constexpr int64_t kOfBlock = static_cast<int64_t>(kThreads) * kPack;
@@ -58,19 +58,19 @@ void scale(const Launch& launch, const Scaling& a) {
   });
 }
 
-/// What one launch of Adam updates. Arguments of a kernel, of which there are at most 4 KB.
+/// The elements that one launch of Adam updates. The arguments of a kernel are limited to 4 KB.
 struct AdamTable {
   static constexpr int kParts = 64;
-  static constexpr int64_t kBlocks = 0x7fffffff;  ///< of a launch
+  static constexpr int64_t kBlocks = 0x7fffffff;  ///< limit on the blocks of a launch
 
   AdamElements parts[kParts] = {};
-  int32_t first_block[kParts] = {};  ///< of each part, ascending
+  int32_t first_block[kParts] = {};  ///< first block of each part, ascending
   int32_t blocks = 0;
-  int count = 0;  ///< of parts
+  int count = 0;  ///< number of parts
   AdamNumbers numbers;
   const double* gradient_scale = nullptr;
 
-  /// The part to which a block of the launch belongs.
+  /// Returns the part to which a block of the launch belongs.
   FSDP_DEVICE int part_of(int64_t block) const {
     int part = 0;
     FSDP_UNROLL
@@ -82,7 +82,8 @@ struct AdamTable {
 };
 static_assert(sizeof(AdamTable) <= 4096);
 
-// Adam (model/kernels/adam.h). Elements are independent, so a shard gets the same bits whole or in parts.
+// Adam (model/kernels/adam.h). Elements are independent, so a shard gets the same bits as a whole or in
+// parts.
 template <typename Gradient, typename Shape>
 struct AdamKernel {
   using Arguments = AdamTable;
@@ -120,7 +121,7 @@ struct AdamKernel {
   }
 };
 
-/// Parts whose memory is aligned for packs, and the others.
+/// Parts whose memory is aligned for packs, and all others.
 template <typename Gradient, typename Launch>
 void adam(const Launch& launch, const AdamStep& step) {
   const auto update = [&](auto shape, bool packs_fit) {

@@ -1,15 +1,15 @@
 #pragma once
 
-// The gradient of embedding() of model/kernels/fused.h. Rows are sorted by id, so that the rows of an id are a run;
-// each run is summed in order and written once. A short run, as most are, is summed by one warp per tile of
-// columns, a long one by a block, whose warps take every 32nd row.
+// The gradient of embedding() (model/kernels/fused.h). Rows are sorted by id, so that the rows of an id are a
+// run. Each run is summed in order and written once. A short run, as most are, is summed by one warp per tile
+// of columns, a long run by a block, whose warps take every 32nd row.
 
 #include "model/kernels/cuda/kernels.h"
 #include "model/kernels/cuda/packs.cuh"
 
 namespace fsdp::kernels::cuda {
 
-/// Rows of a short run, at most.
+/// Limit on the rows of a short run.
 inline constexpr int64_t kShortRun = 2 * kWarp;
 
 template <typename T, typename Table, int kPackSize>
@@ -50,7 +50,7 @@ struct ShortRunsKernel {
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / kWarp;
 
-  /// One warp per row, which works if the row begins a run.
+  /// Runs with one warp per row, which works if the row begins a run.
   FSDP_DEVICE static void run(const Arguments& a, Shared&) {
     const int64_t begin = block() * kWarps + warp();
     if (begin >= a.rows) return;
@@ -66,7 +66,7 @@ struct ShortRunsKernel {
         break;
       }
     }
-    if (end == begin) return;  // a long one
+    if (end == begin) return;  // a long run
     const int64_t column = block_y() * Rows::kColumns + lane() * Rows::kPack;
     if (column >= a.width) return;
     float sums[Rows::kPack] = {};
@@ -85,7 +85,8 @@ struct LongRunsKernel {
     float of_warps[kWarps][kWarp + 1];
   };
 
-  /// One block per kShortRun-th row: a long run contains such rows, and the first one's block sums the run.
+  /// Runs with one block per kShortRun-th row: a long run contains such rows, and the first one's block sums
+  /// the run.
   FSDP_DEVICE static void run(const Arguments& a, Shared& shared) {
     const int64_t inside = block() * kShortRun, id = a.ids[inside];
     if (block() > 0 && a.ids[inside - kShortRun] == id) return;
@@ -108,7 +109,7 @@ struct LongRunsKernel {
   }
 
  private:
-  /// The first of rows [low, high) whose id is not below `id`; `high` if there is none.
+  /// Returns the first of rows [low, high) whose id is not below `id`; `high` if there is none.
   FSDP_DEVICE static int64_t first_not_below(const Arguments& a, int64_t id, int64_t low, int64_t high) {
     while (low < high) {
       const int64_t middle = low + (high - low) / 2;

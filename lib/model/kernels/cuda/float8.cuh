@@ -1,6 +1,6 @@
 #pragma once
 
-// Rounds a matrix to 8 bits (model/kernels/float8.h): as it is, transposed, or both, reading it once.
+// Rounds a matrix to 8 bits (model/kernels/float8.h): in its own order, transposed, or both, reading it once.
 
 #include <cstring>
 #include <type_traits>
@@ -17,11 +17,11 @@ struct Float8Kernel {
   using Arguments = Float8Rounding;
   static constexpr int kThreads = 256;
   static constexpr int kSide = 64;
-  static constexpr int kWritten = kPackOf<To>;               ///< neighbours in a column, at once
-  static constexpr int kThreadsOfRow = kSide / kRead;        ///< that read
-  static constexpr int kThreadsOfColumn = kSide / kWritten;  ///< that write it as a row
+  static constexpr int kWritten = kPackOf<To>;         ///< neighbours in a column that are written at once
+  static constexpr int kThreadsOfRow = kSide / kRead;  ///< threads that read a row
+  static constexpr int kThreadsOfColumn = kSide / kWritten;  ///< threads that write a column as a row
   static constexpr int kRowsAtOnce = kThreads / kThreadsOfRow;
-  static constexpr int kAtOnce = kRead % 4 == 0 ? 4 : 1;  ///< stored to shared memory
+  static constexpr int kAtOnce = kRead % 4 == 0 ? 4 : 1;  ///< elements stored to shared memory at once
   static_assert(kThreads == kSide * kThreadsOfColumn && kSide % kRowsAtOnce == 0);
 
   struct Shared {
@@ -82,7 +82,7 @@ struct Float8Kernel {
     return bits;
   }
 
-  /// A NaN stays one.
+  /// Rounds one number. NaN stays NaN.
   FSDP_DEVICE static To saturated(float value) {
     constexpr float kMost = kLargestNumber<To>;
     if (value > kMost) return To(kMost);

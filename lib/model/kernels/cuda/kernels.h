@@ -15,10 +15,10 @@
 
 namespace fsdp::kernels::cuda {
 
-/// Null in programs built without CUDA.
+/// Returns the kernels; null in programs built without CUDA.
 const RowKernels* row_kernels(Element element);
 
-/// Parts of the table, each defined in a .cu file of its own, which compile in parallel.
+/// Parts of the table. Each is defined in a .cu file of its own, which compile in parallel.
 template <typename T>
 void put_norms(RowKernels& table);
 template <typename T>
@@ -32,13 +32,13 @@ struct EmbeddingGradRows {
   const int64_t* ids = nullptr;    ///< [rows], ascending
   const int64_t* order = nullptr;  ///< [rows]: ids[i] belongs to row order[i] of dy
   void* table = nullptr;           ///< [.., width]; rows without an id do not change
-  bool table_is_fp32 = false;      ///< else of dy's type
-  bool adds = false;               ///< to the former values, which are fp32
+  bool table_is_fp32 = false;      ///< otherwise dy's type
+  bool adds = false;               ///< whether to add to the former values, which are fp32
   int64_t rows = 0, width = 0;
 };
 void embedding_backward(Element element, const EmbeddingGradRows& rows);
 
-/// dropout() of model/kernels/fused.h for x [rows, width], one piece of a row each.
+/// Arguments of dropout() (model/kernels/fused.h) for x, [rows, width], one piece of a row each.
 struct DropoutRows {
   const void* x = nullptr;
   void* y = nullptr;
@@ -50,16 +50,17 @@ struct DropoutRows {
 };
 void dropout(Element element, const DropoutRows& rows);
 
-/// model/kernels/adam.h, in as few launches as the table of a launch permits; all gradients have the element type.
+/// Arguments of Adam (model/kernels/adam.h), in as few launches as the size of a launch's arguments permits.
+/// All gradients have the element type.
 struct AdamStep {
   std::vector<AdamElements> parts = {};
   AdamNumbers numbers;
-  /// In place of numbers.gradient_scale, if not null; NaN: nothing is updated.
+  /// Replaces numbers.gradient_scale if not null. NaN: nothing is updated.
   const double* gradient_scale = nullptr;
 };
 void adam(Element gradient, const AdamStep& step);
 
-/// model/kernels/step_outcome.h
+/// Arguments of the decision on a step's outcome (model/kernels/step_outcome.h).
 struct OutcomeDecision {
   const double* sums = nullptr;        ///< [2]
   const double* local_loss = nullptr;  ///< [1]
@@ -77,15 +78,16 @@ inline constexpr float kLargestNumber<c10::Float8_e5m2> = 57344;
 /// Lower bound of a tensor's largest magnitude, so that the scale of zeros is finite; torchao's value.
 inline constexpr float kLeastMagnitude = 1e-12F;
 
-/// model/kernels/float8.h for x [rows, width] bf16; both are multiples of 16. Outputs are aligned to 16 bytes.
+/// Arguments of rounding (model/kernels/float8.h) for x, [rows, width] bf16; both are multiples of 16.
+/// Outputs are aligned to 16 bytes.
 struct Float8Rounding {
   const void* x = nullptr;
   const float* largest = nullptr;  ///< [1]
-  void* values = nullptr;          ///< [rows, width]; null: not wanted
-  void* transposed = nullptr;      ///< [width, rows]; null: not wanted
+  void* values = nullptr;          ///< [rows, width]; null: not requested
+  void* transposed = nullptr;      ///< [width, rows]; null: not requested
   float* inverse_scale = nullptr;  ///< [1]
   int64_t rows = 0, width = 0;
-  bool is_e5m2 = false;  ///< else e4m3
+  bool is_e5m2 = false;  ///< otherwise e4m3
 };
 void round_to_float8(const Float8Rounding& matrix);
 

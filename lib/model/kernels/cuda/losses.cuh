@@ -1,8 +1,9 @@
 #pragma once
 
-// Losses of rows of logits, which are overwritten by their gradients (model/kernels/fused.h, linear_cross_entropy).
-// A block processes a row: one pass computes the largest logit and the sum of the exponentials (Milakov and
-// Gimelshein: Online normalizer calculation for softmax, 2018, algorithm 3), another the gradient.
+// Losses of rows of logits, which are overwritten by their gradients (model/kernels/fused.h,
+// linear_cross_entropy). A block processes a row: one pass computes the largest logit and the sum of the
+// exponentials (Milakov and Gimelshein: Online normalizer calculation for softmax, 2018, algorithm 3),
+// another the gradient.
 
 #include <type_traits>
 
@@ -17,7 +18,7 @@ template <typename T, int kThreads>
 class LooseRow {
  public:
   static constexpr int kPack = kPackOf<T>;
-  /// Packs; more of 16 bits than these do not fit into the registers.
+  /// Number of packs; more packs of 16 bits do not fit into the registers.
   static constexpr int kAtOnce = std::is_same_v<T, c10::Half> ? 2 : std::is_same_v<T, c10::BFloat16> ? 3 : 4;
 
   FSDP_DEVICE LooseRow(T* row, int64_t width) : row_(row), width_(width) {
@@ -37,7 +38,7 @@ class LooseRow {
       body(first, values);
     }
     const int64_t tail = head_ + packs_ * kPack;
-    // Fewer than 16 single elements in all, at most one per thread.
+    // There are fewer than 16 single elements, at most one per thread.
     int64_t single = thread();
     if (single >= head_) single += tail - head_;
     if (single < width_) {
@@ -113,7 +114,8 @@ struct LossKernel {
  private:
   static constexpr float kLowest = -3.402823466e+38F;  ///< finite, so that differences to it are numbers
 
-  /// Of these columns, for all threads of the block. target: its column, if it is among them
+  /// Returns the statistics of these columns to all threads of the block. `target` is its column, if it is
+  /// among them.
   FSDP_DEVICE static RowStatistics statistics(const Arguments& a, const LooseRow<T, kThreads>& row,
                                               int64_t target, Shared& shared) {
     const T* logits = static_cast<const T*>(a.logits) + block() * a.stride;
@@ -134,7 +136,7 @@ struct LossKernel {
       FSDP_UNROLL
       for (const auto& value : values.at) sum += ::expf(to_float(value) - most);
     });
-    // All threads read it before the first block sum, and write after it.
+    // All threads read the value before the first block sum, and write after it.
     const float of_target = is_here ? to_float(logits[target]) : is_elsewhere ? 0.0F : not_a_number();
     const float most_of_all = Floats::of(most, shared.most, [](float x, float y) { return x > y ? x : y; });
     const double sum_of_all = Doubles::sum(static_cast<double>(sum * ::expf(most - most_of_all)), shared.sum);

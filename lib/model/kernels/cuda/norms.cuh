@@ -56,7 +56,7 @@ struct RmsNormKernel {
   }
 };
 
-/// With n = x * r, y = n * w: dx = r * (w dy - n * mean(w dy * n)).
+/// The gradient is dx = r * (w dy - n * mean(w dy * n)), where n = x * r and y = n * w.
 struct RmsNormGrad {
   static constexpr int kSums = 1;
 
@@ -143,7 +143,8 @@ struct LayerNormKernel {
   }
 };
 
-/// With n = (x - mean) * r, y = n * w + b: dx = r * (w dy - mean(w dy) - n * mean(w dy * n)).
+/// The gradient is dx = r * (w dy - mean(w dy) - n * mean(w dy * n)), where n = (x - mean) * r and y = n * w
+/// + b.
 struct LayerNormGrad {
   static constexpr int kSums = 2;
 
@@ -191,7 +192,7 @@ struct NormGradKernel {
     Row<T, Shape> weight;
     weight.load(static_cast<const T*>(a.weight), all_packs);
 
-    // Each team takes one row at a time; teams without a row take part in the synchronisation only.
+    // Each team takes one row at a time. Teams without a row take part in the synchronisation only.
     const int64_t end = arguments.end();
     for (int64_t first = arguments.begin(); first < end; first += Shape::kTeams) {
       const int64_t row = first + Shape::number(), offset = row * a.width;

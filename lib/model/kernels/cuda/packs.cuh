@@ -1,6 +1,6 @@
 #pragma once
 
-// Packs of neighbouring elements, which are loaded and stored at once.
+// Packs of neighbouring elements, which are loaded and stored together.
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -11,7 +11,7 @@
 
 namespace fsdp::kernels::cuda {
 
-/// Bytes of an aligned load.
+/// Bytes of the largest aligned load.
 inline constexpr int kPackBytes = 16;
 template <typename T>
 inline constexpr int kPackOf = kPackBytes / static_cast<int>(sizeof(T));
@@ -26,7 +26,7 @@ FSDP_DEVICE bool is_aligned(const T* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % sizeof(Pack<T, kCount>) == 0;
 }
 
-/// `from` has the pack's alignment.
+/// Loads a pack. Requires: `from` has the pack's alignment.
 template <int kCount, typename T>
 FSDP_DEVICE Pack<T, kCount> load_pack(const T* from) {
   require(is_aligned<T, kCount>(from));
@@ -43,7 +43,7 @@ FSDP_DEVICE void store_pack(T* to, const Pack<T, kCount>& pack) {
   }
 }
 
-/// The same for a pack of which only `count` elements exist, at the end of a tensor. The rest is 0.
+/// Loads a pack at the end of a tensor, where only `count` of its elements exist. The rest is 0.
 template <int kCount, typename T>
 FSDP_DEVICE Pack<T, kCount> load_pack(const T* from, int64_t count) {
   if (count >= kCount) return load_pack<kCount>(from);
@@ -75,7 +75,7 @@ FSDP_DEVICE void store_floats(float* to, const float (&values)[kCount]) {
   }
 }
 
-/// Loads what store_floats() stores.
+/// Loads values stored by store_floats().
 template <int kCount>
 FSDP_DEVICE void load_floats(const float* from, float (&values)[kCount]) {
   constexpr int kAtOnce = kCount % 4 == 0 ? 4 : 1;

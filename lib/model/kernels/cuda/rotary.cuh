@@ -1,7 +1,7 @@
 #pragma once
 
-// Rotary position embedding (model/kernels/fused.h): a thread rotates a pack of the first half of a head with the
-// corresponding pack of the second half.
+// Rotary position embedding (model/kernels/fused.h): a thread rotates a pack of the first half of a head with
+// the corresponding pack of the second half.
 
 #include "model/kernels/cuda/packs.cuh"
 #include "model/kernels/rows.h"
@@ -10,7 +10,7 @@ namespace fsdp::kernels::cuda {
 
 struct RotaryArguments {
   RotaryRows rows;
-  int packs;        ///< of half a head
+  int packs;        ///< number of packs of half a head
   int row_threads;  ///< threads of a block per row, a power of two
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// How kernels (thread_model.cuh) are launched on a GPU.
+// Launches of kernels (thread_model.cuh) on a GPU.
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
@@ -9,8 +9,9 @@
 
 namespace fsdp::kernels::cuda {
 
-/// Blocks per multiprocessor for which registers are saved. Kernel::kRegistersFirst: as many registers as the kernel
-/// needs; for others the compiler decides, which may move values to memory for the sake of one more block.
+/// Blocks per multiprocessor for which registers are reserved. With Kernel::kRegistersFirst the kernel gets
+/// as many registers as it needs; otherwise the compiler decides, and may move values to memory for one more
+/// block.
 template <typename Kernel>
 constexpr int min_blocks() {
   if constexpr (requires { Kernel::kRegistersFirst; }) return Kernel::kRegistersFirst ? 1 : 0;
@@ -24,7 +25,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, min_blocks<Kernel>())
   Kernel::run(arguments, shared);
 }
 
-/// On the current stream of the current device.
+/// Launches on the current stream of the current device.
 class StreamLaunch {
  public:
   template <typename Kernel>

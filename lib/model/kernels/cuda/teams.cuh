@@ -12,13 +12,14 @@ namespace fsdp::kernels::cuda {
 template <int pack, int team, int vectors>
 struct RowShape {
   static constexpr int kPack = pack, kTeam = team, kVectors = vectors;
-  static constexpr int kThreads = team < 256 ? 256 : team;  ///< of a block
-  static constexpr int kTeams = kThreads / team;            ///< of a block
+  static constexpr int kThreads = team < 256 ? 256 : team;  ///< threads of a block
+  static constexpr int kTeams = kThreads / team;            ///< teams of a block
 
   FSDP_DEVICE static int rank() { return thread() % kTeam; }
   FSDP_DEVICE static int number() { return thread() / kTeam; }
 
-  /// Calls body(v, index) for each pack of the thread: its v-th, and number `index` of the row's `packs`.
+  /// Calls body(v, index) for each pack of the thread: v is its number in the thread, `index` its number
+  /// among the row's `packs`.
   template <typename Body>
   FSDP_DEVICE static void for_packs(int packs, const Body& body) {
     if constexpr (kVectors > 0) {
@@ -93,7 +94,7 @@ class Row {
   Packed held_[Shape::kVectors > 0 ? Shape::kVectors : 1] = {};
 };
 
-/// Sums over teams of kTeam threads in a block of kThreads. To be called by all threads of the block.
+/// Sums over teams of kTeam threads in a block of kThreads. Must be called by all threads of the block.
 template <int kTeam, int kThreads, int kValues>
 class TeamSum {
  public:
@@ -110,7 +111,7 @@ class TeamSum {
       for (int mask = kWarp / 2; mask > 0; mask /= 2) values[i] += shuffle_xor(values[i], mask);
     }
     if constexpr (kTeam > kWarp) {
-      // Alternates two buffers: the next sum may be written while slow threads still read this one.
+      // Two buffers alternate, so that the next sum may be written while slow threads still read this one.
       float(*of_warps)[kValues] = shared_.of_warps[turn_];
       turn_ = 1 - turn_;
       if (lane() == 0) {
@@ -142,7 +143,7 @@ class ColumnSums {
     float columns[kHolds && Shape::kTeams > 1 ? Shape::kVectors* Shape::kPack* Shape::kTeam : 1];
   };
 
-  /// to: [kSums] rows of sums in memory
+  /// Begins with sums of zero. to: [kSums] rows of sums in memory
   FSDP_DEVICE ColumnSums(float* const (&to)[kSums], int packs) : packs_(packs) {
     static_assert(kHolds || Shape::kTeams == 1);
     FSDP_UNROLL
@@ -177,7 +178,7 @@ class ColumnSums {
     }
   }
 
-  /// Stores the sums over the teams, in order. To be called by all threads of the block after the last row.
+  /// Stores the sums over the teams, in order. Must be called by all threads of the block after the last row.
   FSDP_DEVICE void finish([[maybe_unused]] Shared& shared) {
     if constexpr (kHolds) {
       FSDP_UNROLL

@@ -1,8 +1,8 @@
 #pragma once
 
 // All features of CUDA that the kernels of this folder use. nvcc compiles the functions to CUDA's own. For
-// other compilers they are based on a MachineThread, which tests emulate (tests/support/cuda_emulator.h), so
-// that kernels run without a GPU.
+// other compilers they use a MachineThread, which tests emulate (tests/support/cuda_emulator.h), so that
+// kernels run without a GPU.
 //
 // A kernel is a struct with
 //   Arguments  plain data, given to every thread
@@ -34,7 +34,7 @@ namespace fsdp::kernels::cuda {
 
 inline constexpr int kWarp = 32;
 
-/// Blocks of a launch.
+/// Number of blocks of a launch.
 struct Grid {
   int64_t x = 1;  ///< 0: nothing is launched
   int64_t y = 1;
@@ -49,19 +49,20 @@ FSDP_DEVICE int64_t block() { return static_cast<int64_t>(blockIdx.x); }
 FSDP_DEVICE int64_t block_y() { return static_cast<int64_t>(blockIdx.y); }
 FSDP_DEVICE int64_t blocks() { return static_cast<int64_t>(gridDim.x); }
 
-/// All threads of the block.
+/// Waits for all threads of the block.
 FSDP_DEVICE void sync_block() { __syncthreads(); }
 
-/// The value of the lane whose number differs in the bits of `mask`. To be called by all lanes of a warp.
+/// Returns the value of the lane whose number differs in the bits of `mask`. Must be called by all lanes of a
+/// warp.
 template <typename T>
 FSDP_DEVICE T shuffle_xor(T value, int mask) {
   return __shfl_xor_sync(0xffffffffU, value, mask);
 }
 
-/// Bit i is lane i's value. To be called by all lanes of a warp.
+/// Returns lane i's value as bit i. Must be called by all lanes of a warp.
 FSDP_DEVICE uint32_t ballot(bool value) { return __ballot_sync(0xffffffffU, value); }
 
-/// The index of the lowest bit that is set; -1 if none.
+/// Returns the index of the lowest bit that is set; -1 if there is none.
 FSDP_DEVICE int lowest_bit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
 
 FSDP_DEVICE float not_a_number() { return __int_as_float(0x7fffffff); }
@@ -86,7 +87,7 @@ FSDP_DEVICE void store_at_once(void* to, const void* from) {
   }
 }
 
-/// Rounds to the nearest 8-bit numbers, `first` in the low byte; saturates. Only where has_float8_rounding().
+/// Rounds to the nearest 8-bit numbers, `first` in the low byte; saturates. Requires: has_float8_rounding().
 template <bool kE5m2>
 FSDP_DEVICE uint16_t rounded_to_float8(float first, float second) {
   uint16_t bits = 0;
@@ -108,7 +109,7 @@ FSDP_DEVICE constexpr bool has_float8_rounding() {
 #endif
 }
 
-/// Throws in emulated kernels.
+/// Fails a kernel: throws in emulated kernels.
 FSDP_DEVICE void require(bool) {}
 
 #else
@@ -175,7 +176,7 @@ inline void require(bool holds, const std::source_location& where = std::source_
 FSDP_DEVICE int lane() { return thread() % kWarp; }
 FSDP_DEVICE int warp() { return thread() / kWarp; }
 
-/// Arguments of a kernel of which each block processes the rows of a part (model/kernels/kernel_table.h).
+/// Arguments of a kernel whose blocks each process the rows of a part (model/kernels/kernel_table.h).
 template <typename Rows>
 struct RowsInParts {
   Rows rows;
