@@ -1,8 +1,7 @@
 #pragma once
 
-// Long disk work that every rank does in a thread of its own, while the calling threads keep meeting in short
-// collectives: however uneven the disks are, no collective waits long, and a slow disk is not mistaken for a
-// lost peer.
+// Long disk work that every rank does in a background thread, while the calling threads keep issuing short
+// collectives. A slow disk therefore delays no collective, and is not mistaken for a lost peer.
 
 #include <chrono>
 #include <functional>
@@ -13,10 +12,11 @@
 
 namespace fsdp::checkpoint {
 
-/// The body issues no collectives and must not touch what the calling thread uses meanwhile.
+/// Runs a body in a background thread. The body must not issue collectives or touch data that the calling
+/// thread uses meanwhile.
 class BackgroundTask {
  public:
-  /// Starts the body; `purpose` names it in messages. The communicator must outlive the object.
+  /// Starts the body. `purpose` names it in messages. The communicator must outlive the object.
   BackgroundTask(comm::Communicator& communicator, std::string purpose, std::function<void()> body);
 
   /// Waits for this rank's body. Not collective.
@@ -24,12 +24,12 @@ class BackgroundTask {
   BackgroundTask(const BackgroundTask&) = delete;
   BackgroundTask& operator=(const BackgroundTask&) = delete;
 
-  /// Whether the bodies of all ranks have ended, after waiting up to `patience` for this rank's. Collective:
-  /// one all-reduce of eight bytes, with the same result on every rank.
+  /// Whether the bodies of all ranks have ended, after waiting up to `patience` for this rank's body. The
+  /// result is the same on every rank. Collective: one all-reduce of eight bytes.
   bool done_everywhere(std::chrono::milliseconds patience = {});
 
-  /// Waits until all bodies have ended and rethrows their errors on every rank, as comm::agree() does.
-  /// Collective; call it at most once.
+  /// Waits until all bodies have ended and rethrows their errors on every rank, like comm::agree().
+  /// Collective. Call it at most once.
   void join();
 
  private:

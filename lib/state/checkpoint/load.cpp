@@ -98,7 +98,7 @@ std::vector<std::string> load_slices(const std::filesystem::path& folder, const 
     std::vector<ShardRead> more = shards.plan(slice.name, slice.range, slice.data.data_ptr());
     reads.insert(reads.end(), more.begin(), more.end());
   }
-  // File by file and ascending, so that every file is hashed, opened and read through once.
+  // Reads file by file in ascending order, so that every file is hashed, opened and read once.
   std::sort(reads.begin(), reads.end(), [](const ShardRead& a, const ShardRead& b) {
     return std::tie(a.file, *a.name, a.blocks.offset) < std::tie(b.file, *b.name, b.blocks.offset);
   });

@@ -42,7 +42,7 @@ std::string write_rank(const SaveRequest& request, const fs::path& folder, const
         file.finish();
         if (request.in_the_middle) request.in_the_middle();
       });
-  // Rank 0 names the tensors of which no rank may hold an element.
+  // Rank 0 also names the tensors of which no rank holds an element.
   if (rank > 0) std::erase_if(own.tensors, [](const auto& item) { return item.second.ranges.empty(); });
   return report_of(written, own.tensors);
 }
@@ -102,7 +102,7 @@ void SaveUnderWay::begin(Part part, std::function<void()> body) {
 }
 
 void SaveUnderWay::begin_next() {
-  // A folder that could not be created may be an older save's, which stays.
+  // If the folder could not be created, it may belong to an older save and stays.
   if (part_ == Part::kFolder) task_->join();
   or_remove_folder(communicator_, folder_, [&] {
     if (part_ != Part::kFolder) task_->join();

@@ -16,8 +16,8 @@ using nlohmann::json;
 namespace {
 
 constexpr const char* kFullPurpose = "full checkpoint";
-constexpr int64_t kRoundBytes = int64_t{64} << 20;         ///< of all ranks together
-constexpr int64_t kSmallestShareBytes = int64_t{1} << 20;  ///< of one rank in a round, in large worlds
+constexpr int64_t kRoundBytes = int64_t{64} << 20;         ///< bytes of all ranks together in a round
+constexpr int64_t kSmallestShareBytes = int64_t{1} << 20;  ///< bytes of one rank in a round, in large worlds
 
 /// Elements of a tensor that are sent in one round.
 struct Piece {
@@ -29,7 +29,7 @@ struct Piece {
   int64_t bytes = 0;
 };
 
-/// The pieces that one rank sends in each round. Every rank computes those of all ranks.
+/// The pieces that one rank sends in each round. Every rank computes the itineraries of all ranks.
 using Itinerary = std::vector<std::vector<Piece>>;
 
 Itinerary plan_rank(const Manifest& held, size_t rank, int64_t share_bytes) {
@@ -59,7 +59,8 @@ Itinerary plan_rank(const Manifest& held, size_t rank, int64_t share_bytes) {
   return rounds;
 }
 
-/// What all ranks hold, with rank r as "file" r. Collective; kCheckpoint when it does not add up.
+/// Describes what all ranks hold, with rank r as "file" r. Collective. Throws Error(kCheckpoint) if the
+/// slices do not add up.
 Manifest gather_descriptions(const SaveRequest& request, const std::map<std::string, RankTensor>& tensors,
                              comm::Communicator& communicator) {
   const auto rank = static_cast<size_t>(communicator.rank());
@@ -114,7 +115,7 @@ class Transfer {
     }
   }
 
-  /// Collective; `file` is rank 0's.
+  /// Sends all pieces. `file` is null except on rank 0. Collective.
   void run(ShardFileWriter* file) {
     const int rank = communicator_.rank(), world = communicator_.world_size();
     at::Tensor mine = communicator_.allocate_on_host(share_bytes_, at::kByte);
@@ -148,7 +149,7 @@ class Transfer {
   comm::Communicator& communicator_;
   std::vector<Itinerary> itineraries_;
   size_t rounds_ = 0;
-  int64_t share_bytes_ = 1;  // collectives may not be empty
+  int64_t share_bytes_ = 1;  // at least 1, because collectives may not be empty
 };
 
 /// The manifest that a world of one would write.

@@ -160,7 +160,8 @@ void create_step_folder(const SaveRequest& request, const fs::path& folder, int6
            "it, or choose another run.output_dir");
     }
     if (fs::exists(folder / kManifestName, error)) {
-      // Damaged since it was finished, or of a newer format: a person may want to look at it.
+      // The checkpoint was damaged after it was finished, or has a newer format: it stays for a person to
+      // look at.
       const fs::path aside = set_aside(folder, kDamaged);
       util::log_warning(concat("renamed the damaged checkpoint ", folder.string(), " to ", aside.string()));
     } else if (run.empty() || run_that_fills(folder) != run) {
@@ -189,7 +190,7 @@ FileEntry write_named(const fs::path& path, const std::function<void(const fs::p
   const fs::path temporary = temporary_name(path);
   try {
     write(temporary);
-    util::start_writing_out(temporary);  // the disk works while the hash is computed
+    util::start_writing_out(temporary);  // the disk writes while the hash is computed
     FileDigest digest = digest_file(temporary);
     util::sync_path(temporary);
     util::rename_and_sync(temporary, path);
@@ -234,7 +235,7 @@ void or_remove_folder(comm::Communicator& communicator, const fs::path& folder,
       if (communicator.rank() != 0 || fs::exists(folder / kManifestName, ignored)) return;
       fs::remove_all(folder, ignored);
     };
-    if (all_here && on_every_rank) comm::agree(communicator, "removal of a checkpoint that failed", remove);
+    if (all_here && on_every_rank) comm::agree(communicator, "removal of an unfinished checkpoint", remove);
     if (all_here && !on_every_rank) remove();
     throw;
   }

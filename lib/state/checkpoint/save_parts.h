@@ -1,6 +1,6 @@
 #pragma once
 
-// The parts of a save that save.cpp and save_full.cpp share: a rank's slices in order, and the step's folder,
+// The parts of a save that save.cpp and save_full.cpp share: grouping a rank's slices, and the step's folder,
 // which rank 0 creates, the ranks fill, and the manifest commits.
 
 #include <filesystem>
@@ -19,56 +19,60 @@ namespace fsdp::checkpoint {
 
 /// A tensor's slices on this rank.
 struct RankTensor {
-  const shard::TensorSlice* any = nullptr;        ///< for shape and dtype; never null
-  std::vector<const shard::TensorSlice*> slices;  ///< ascending, without the empty ones
+  const shard::TensorSlice* any = nullptr;        ///< a slice with the shape and dtype; never null
+  std::vector<const shard::TensorSlice*> slices;  ///< ascending, without empty slices
 };
 
-/// By name; the slices must outlive the result. Checks that they are contiguous in CPU memory.
+/// Groups slices by the names of their tensors. Checks that they are contiguous in CPU memory. The slices
+/// must outlive the result.
 std::map<std::string, RankTensor> group_by_tensor(const std::vector<shard::TensorSlice>& slices);
 
 using TensorEntries = std::map<std::string, TensorEntry>;
 
-/// The tensors, with this rank's ranges of them in file number `file`.
+/// The tensors as entries of a manifest, with this rank's ranges in file number `file`.
 TensorEntries entries_of(const std::map<std::string, RankTensor>& tensors, size_t file);
 
-/// {name: {shape, dtype, rows, ranges}}, to be sent to other ranks.
+/// JSON to send to other ranks: {name: {shape, dtype, rows, ranges}}.
 nlohmann::json described(const TensorEntries& tensors);
 
-/// Adds what other ranks have described. kCheckpoint when it contradicts `tensors`.
+/// Adds tensors that other ranks have described. Throws Error(kCheckpoint) if a description contradicts
+/// `tensors`.
 void add_described(TensorEntries& tensors, const nlohmann::json& described);
 
-/// What ranks say of the files that they have written, on its way to rank 0: {files: [[bytes, xxh3_64], ...], tensors},
-/// or {error}.
+/// The report of a rank on the file that it has written, to be sent to rank 0: {files: [[bytes, xxh3_64],
+/// ...], tensors}, or {error}.
 std::string report_of(const FileEntry& file, TensorEntries tensors);
 
-/// The reports of ranks `first` to `last` of `world` as one, in which their ranges are joined.
+/// Combines the reports of ranks `first` to `last` of `world` into one, and joins their ranges.
 std::string combined_reports(const std::vector<std::string>& reports, int first, int last, int world);
 
-/// The manifest's files and tensors from the report of all ranks; kCheckpoint for an error in it.
+/// Sets the manifest's files and tensors from the combined report of all ranks. Throws Error(kCheckpoint) for
+/// an error in the report.
 void add_report(Manifest& manifest, const std::string& report);
 
 /// Creates the folders of a large world's shards in the step's folder.
 void create_shard_folders(const std::filesystem::path& folder, int64_t world_size);
 
-/// Creates the step's folder in the output folder. Removes what an unfinished save of the same run left there; renames
-/// what another left, and a finished but damaged checkpoint; kCheckpoint for a complete one. Rank 0 only.
+/// Creates the step's folder in the output folder. Removes leftovers of an unfinished save of the same run.
+/// Renames leftovers of other runs, and a finished but damaged checkpoint. Throws Error(kCheckpoint) if a
+/// complete checkpoint exists. Rank 0 only.
 void create_step_folder(const SaveRequest& request, const std::filesystem::path& folder, int64_t world_size);
 
-/// Calls `write` to fill a file under its temporary name (the argument), then hashes it, syncs it and renames
-/// it. After an error nothing is left of it.
+/// Calls write(temporary name) to fill a file, then hashes, syncs and renames it. Removes the file after an
+/// error.
 FileEntry write_named(const std::filesystem::path& path,
                       const std::function<void(const std::filesystem::path&)>& write);
 
-/// kIo unless rank 0 sees a file as the rank that wrote it.
+/// Throws Error(kIo) unless rank 0 sees a file with the size that its writer reported.
 void require_visible(const std::filesystem::path& folder, const FileEntry& file);
 
-/// Checks the manifest and writes it, which completes the checkpoint, then removes what `request.retention`
-/// does not keep; failing to remove is not an error. Rank 0 only.
+/// Checks the manifest and writes it, which completes the checkpoint. Then removes checkpoints that
+/// `request.retention` does not keep; a failure to remove them is not an error. Rank 0 only.
 SavedCheckpoint commit(const SaveRequest& request, Manifest manifest, const std::filesystem::path& folder);
 
-/// Runs one part of a save that has created its folder and rethrows its errors, after rank 0 has removed the unfinished
-/// folder. Errors of
-/// a lost peer leave the folder, since that rank may still be writing; the next run removes it.
+/// Runs one part of a save that has created its folder. Rethrows the part's errors after rank 0 has removed
+/// the unfinished folder. Errors of a lost peer leave the folder, because that peer may still be writing. The
+/// next run removes it.
 void or_remove_folder(comm::Communicator& communicator, const std::filesystem::path& folder,
                       const std::function<void()>& part);
 

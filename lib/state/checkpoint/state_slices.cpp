@@ -15,15 +15,15 @@ namespace fsdp::checkpoint {
 namespace {
 
 /// Part number `part` of [0, n) in `parts` equal parts, of which the last ones may hold less or nothing, as
-/// [begin, end): manifests say equal parts by one rule.
+/// The range [begin, end) of an equal part. Manifests describe equal parts in one entry.
 std::pair<int64_t, int64_t> even_part(int64_t n, int64_t part, int64_t parts) {
   const int64_t size = (n + parts - 1) / parts;
   return {std::min(part * size, n), std::min((part + 1) * size, n)};
 }
 
-/// The part of a segment that this replica saves, which must be contiguous in it: columns of one row, or rows.
-/// Of a segment with all of several rows, replicas take turns at whole segments: releases that read format
-/// version 2 know no parts of rows.
+/// The part of a segment that this replica saves, which must be contiguous in the segment: columns of one
+/// row, or rows. Segments that have all of several rows are not split: replicas save them in turns, because
+/// releases that read format version 2 do not know parts of rows.
 util::Rectangle replicas_part(const shard::Segment& segment, size_t index,
                               const shard::ProcessGroups& groups) {
   const int64_t replica = groups.replica_rank(), replicas = groups.replicas();
@@ -111,7 +111,7 @@ void HostCopies::prepare(const std::vector<shard::TensorSlice>& slices) {
   copies_.clear();
   int64_t total = 0;
   for (const shard::TensorSlice& slice : slices) total += aligned(slice_bytes(slice));
-  buffer_ = at::Tensor();  // frees the old one first
+  buffer_ = at::Tensor();  // frees the old buffer first
   buffer_ = at::zeros({total}, at::kByte);
   int64_t offset = 0;
   for (const shard::TensorSlice& slice : slices) {

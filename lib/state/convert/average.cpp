@@ -83,7 +83,7 @@ class AveragedSource final : public TensorSource {
     }
   }
 
-  /// [count] in fp64.
+  /// The mean of elements [begin, begin + count), computed in fp64.
   at::Tensor mean(const std::string& name, int64_t begin, int64_t count) const {
     at::Tensor sum = sum_.narrow(0, 0, count), each = each_.narrow(0, 0, count);
     inputs_.front().read_range_into(name, begin, sum);
@@ -94,7 +94,7 @@ class AveragedSource final : public TensorSource {
     return sum.div_(static_cast<double>(inputs_.size()));
   }
 
-  /// Integers are counts, masks or indices, of which a mean makes no sense.
+  /// Requires equal integers, because they are counts, masks or indices, which have no meaningful mean.
   at::Tensor common_value(const std::string& name, int64_t begin, int64_t count) const {
     const auto options = at::TensorOptions().dtype(inputs_.front().dtype(name));
     at::Tensor value = at::empty({count}, options), each = at::empty({count}, options);
@@ -102,10 +102,9 @@ class AveragedSource final : public TensorSource {
     for (size_t i = 1; i < inputs_.size(); ++i) {
       inputs_[i].read_range_into(name, begin, each);
       if (std::memcmp(value.const_data_ptr(), each.const_data_ptr(), value.nbytes()) == 0) continue;
-      fail(ErrorKind::kCheckpoint, inputs_[i].path().string(), ": expected in ", name,
-           ", which has the type ", util::dtype_name(value.scalar_type()), ", the values of ",
-           path().string(), ", because only floating-point tensors have a mean; found others; ",
-           kInputRemedy);
+      fail(ErrorKind::kCheckpoint, inputs_[i].path().string(), ": expected the values of ", path().string(),
+           " in ", name, ", because only floating-point tensors have a mean and its type is ",
+           util::dtype_name(value.scalar_type()), "; found others; ", kInputRemedy);
     }
     return value;
   }
@@ -128,7 +127,7 @@ void write_file(const Weights& source, std::vector<TensorInfo> infos, const Aver
   writer.finish();
 }
 
-/// What a checkpoint says beside its tensors, from the first input.
+/// Sets all of the new checkpoint except its tensors, from the first input.
 void describe(const fs::path& first, ShardedWrite& request) {
   if (format_of(first) == WeightsFormat::kCheckpoint) {
     const fs::path folder = checkpoint_folder(first);

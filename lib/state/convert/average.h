@@ -1,7 +1,7 @@
 #pragma once
 
-// The mean of the weights of several checkpoints, as fairseq's average_checkpoints.py makes it of the last ones
-// of a run.
+// The mean of the weights of several checkpoints, such as the last checkpoints of a run (fairseq's
+// average_checkpoints.py).
 
 #include <cstdint>
 #include <filesystem>
@@ -13,10 +13,11 @@
 namespace fsdp::checkpoint {
 
 struct AverageRequest {
-  /// Checkpoints, run's folders (the newest checkpoint), safetensors files or folders of them: at least two.
+  /// At least two checkpoints, run's output folders (the newest checkpoint), safetensors files or folders of
+  /// them.
   std::vector<std::filesystem::path> inputs;
-  /// A .safetensors file; or the folder of a new checkpoint of weights only, with the description and the small
-  /// files of the first input's model.
+  /// A .safetensors file, or the folder of a new checkpoint of weights only, with the description and the
+  /// small files of the first input's model.
   std::filesystem::path output;
   util::ByteProgress progress{};
 };
@@ -24,19 +25,20 @@ struct AverageRequest {
 struct AverageResult {
   std::filesystem::path output;
   int64_t tensors = 0;
-  int64_t bytes = 0;  ///< of the tensors
+  int64_t bytes = 0;  ///< bytes of the tensors
 };
 
-/// Each element is summed in fp64 and rounded once, to the type that the tensor has in all inputs. Optimizer
-/// state is left out. Hashes are compared before anything is read from a shard; memory is bounded.
+/// Averages the weights. Each element is summed in fp64 and rounded once, to the type that the tensor has in
+/// all inputs. Optimizer state is left out. Hashes are compared before anything is read from a shard. Memory
+/// is bounded.
 ///
-/// kUsage for fewer than two inputs; kCheckpoint when the inputs differ in the names, shapes or types of their
-/// weights or in the values of integers, when one is damaged, or when the output exists; kIo when writing
-/// fails. The output appears under its name only when it is complete.
+/// Throws Error(kUsage) for fewer than two inputs, kCheckpoint if the inputs differ in the names, shapes or
+/// types of their weights or in the values of integers, if an input is damaged, or if the output exists, and
+/// kIo if writing fails. The output appears under its name only when it is complete.
 AverageResult average(const AverageRequest& request);
 
-/// The newest `count` complete checkpoints in a run's output folder, oldest first. kCheckpoint when there are
-/// fewer.
+/// The newest `count` complete checkpoints in a run's output folder, oldest first. Throws Error(kCheckpoint)
+/// if there are fewer.
 std::vector<std::filesystem::path> last_checkpoints(const std::filesystem::path& run, int64_t count);
 
 }  // namespace fsdp::checkpoint

@@ -105,13 +105,13 @@ constexpr const char* kOtherRemedy = "choose another output or remove it";
 /// A checkpoint that is being written out, after all its hashes were compared.
 struct Source {
   std::shared_ptr<const ShardedSource> shards;
-  Weights state;  ///< under the full names
+  Weights state;  ///< tensors under their full names
   std::vector<TensorInfo> infos;
   util::ByteCounter counter;
   bool ema = false;
-  bool merged = false;  ///< `state` are the weights of a model, under its names
+  bool merged = false;  ///< whether `state` has the weights of a model under the model's names
 
-  /// Frozen weights have no average and are stored themselves.
+  /// Name in `state` of a weight, or of its average if `ema`. Frozen weights have no average.
   std::string stored_name(const std::string& weight) const {
     if (merged) return weight;
     std::string average = kAveragePrefix + weight;
@@ -274,7 +274,7 @@ ConsolidateResult consolidate(const fs::path& checkpoint_folder, const fs::path&
          " contains no weights (no tensor whose name starts with \"", kWeightsPrefix, "\")");
   }
   if (options.ema) require_averages(*shards);
-  // Refused before an hour of hashing, not after it.
+  // Checked before the shards are hashed, which may take an hour.
   if (!options.overwrite && !is_empty_folder(output)) {
     refuse_existing(output, kind == OutputKind::kFull ? kOtherRemedy : kForceRemedy);
   }

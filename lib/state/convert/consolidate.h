@@ -22,13 +22,13 @@ class ShardedSource;
 
 struct ConsolidateOptions {
   std::optional<c10::ScalarType> dtype{};  ///< floating-point weights are cast to it; nothing: as stored
-  bool merge = false;                      ///< adapters into the weights of their base; not with `full`
-  bool ema = false;            ///< the averages of the weights instead of the weights, where there are any
+  bool merge = false;          ///< merges adapters into the weights of their base; not with `full`
+  bool ema = false;            ///< writes the averages of weights instead of the weights, if there are any
   bool saturate = false;       ///< Weights::set_saturating()
-  bool overwrite = false;      ///< safetensors only; checkpoints are never overwritten
-  bool full = false;           ///< a full checkpoint instead of safetensors
-  bool optimizer = false;      ///< the optimizer state too, so that runs can resume from it; `full` only
-  int64_t max_file_bytes = 0;  ///< safetensors in a folder: maximum bytes of a file; 0: one file
+  bool overwrite = false;      ///< replaces safetensors; checkpoints are never overwritten
+  bool full = false;           ///< writes a full checkpoint instead of safetensors
+  bool optimizer = false;      ///< also writes the optimizer's state, so that runs can resume; `full` only
+  int64_t max_file_bytes = 0;  ///< most bytes of a file of safetensors in a folder; 0: one file
   util::ByteProgress progress{};
 };
 
@@ -36,51 +36,52 @@ struct ConsolidateResult {
   std::filesystem::path output;                 ///< a file, the index of several, or a checkpoint's folder
   std::optional<std::filesystem::path> config;  ///< Hugging Face's config.json
   std::vector<std::string> model_files{};       ///< names of the tokenizer files and the like beside it
-  int64_t files = 1;                            ///< that hold tensors
+  int64_t files = 1;                            ///< number of files with tensors
   int64_t tensors = 0;
-  int64_t bytes = 0;  ///< of the tensors
+  int64_t bytes = 0;  ///< bytes of the tensors
 };
 
-/// Safetensors have the tensors under "model/", without that prefix. An output that ends in ".safetensors" is
-/// one file. Any other is a folder in Hugging Face's layout: model.safetensors, or
-/// model-00001-of-0000N.safetensors and model.safetensors.index.json, and, if the checkpoint has them,
-/// config.json and the model's small files (state/hugging_face/described_model.h). With `full` the output is the
-/// folder of a checkpoint (FORMAT.md). The hashes of all shards are verified first; at most a few slices of
-/// 16 MiB are in memory.
+/// Consolidates a checkpoint. Safetensors get the tensors under "model/", without that prefix. An output that
+/// ends in ".safetensors" is one file. Any other output is a folder in Hugging Face's layout:
+/// model.safetensors, or model-00001-of-0000N.safetensors and model.safetensors.index.json, and, if the
+/// checkpoint has them, config.json and the model's small files (state/hugging_face/described_model.h). With
+/// `full` the output is the folder of a checkpoint (FORMAT.md). The hashes of all shards are verified first.
+/// At most a few slices of 16 MiB are in memory.
 ///
-/// kUsage when the options exclude each other; kCheckpoint when the checkpoint is damaged or lacks weights or
-/// the requested averages, or when the output exists (a folder: and is not empty) and `overwrite` is off; kIo
-/// when writing fails. The output appears under its name only when it is complete; with `overwrite` it
-/// replaces the old one (state/manifest/staged_output.h), whose folder keeps its other files. The next run
-/// removes what a killed run left beside the output.
+/// Throws Error(kUsage) if options exclude each other, kCheckpoint if the checkpoint is damaged or lacks
+/// weights or the requested averages, or if the output exists (as a file or a folder that is not empty) and
+/// `overwrite` is off, and kIo if writing fails. The output appears under its name only when it is complete.
+/// With `overwrite` it replaces the old output (state/manifest/staged_output.h), whose folder keeps its other
+/// files. The next run removes leftovers of a killed run beside the output.
 ConsolidateResult consolidate(const std::filesystem::path& checkpoint_folder,
                               const std::filesystem::path& output, const ConsolidateOptions& options);
 
-/// The weights of a checkpoint as they would be written: without prefix, after the cast, by name.
+/// The weights of a checkpoint as consolidate() writes them: without prefix, after the cast, sorted by name.
 std::vector<TensorInfo> consolidated_weights(const ShardedSource& source,
                                              std::optional<c10::ScalarType> dtype);
 
-/// The same of weights that have their names already.
+/// Like consolidated_weights(), for weights without a prefix.
 std::vector<TensorInfo> weights_of_type(const Weights& weights, std::optional<c10::ScalarType> dtype);
 
-/// The files of a folder as transformers' save_pretrained() lays it out.
+/// The files of a folder in the layout of transformers' save_pretrained().
 struct HuggingFaceFolder {
-  std::vector<std::pair<std::string, std::vector<TensorInfo>>> files;  ///< safetensors, by name
-  std::optional<nlohmann::ordered_json> index;                         ///< if there are several files
+  /// Files of safetensors, sorted by name.
+  std::vector<std::pair<std::string, std::vector<TensorInfo>>> files;
+  std::optional<nlohmann::ordered_json> index;  ///< index, if there are several files
 };
 
-/// Distributes the tensors, in their order, over files of at most `max_file_bytes` of tensors (0: one file);
-/// a larger tensor gets a file to itself.
+/// Distributes the tensors, in their order, over files of at most `max_file_bytes` of tensors (0: one file).
+/// A larger tensor gets a file of its own.
 HuggingFaceFolder plan_hugging_face_folder(const std::vector<TensorInfo>& infos, int64_t max_file_bytes);
 
 /// Whether a file of this name is one of the safetensors files above or their index.
 bool is_weights_file(const std::string& name);
 
-/// The text of config.json; "torch_dtype" is set if all weights have one type.
+/// The text of config.json. Sets "torch_dtype" if all weights have one type.
 std::string config_text(nlohmann::json config, const std::vector<TensorInfo>& infos);
 
-/// "5GB" -> 5,000,000,000, with the units of transformers: KB, MB, GB (powers of 1000), KiB, MiB, GiB, or
-/// none (bytes). kUsage for anything else.
+/// Parses a size: "5GB" -> 5,000,000,000. Units are those of transformers: KB, MB, GB (powers of 1000), KiB,
+/// MiB, GiB, or none (bytes). Throws Error(kUsage) for anything else.
 int64_t parse_size(const std::string& text);
 
 }  // namespace fsdp::checkpoint

@@ -25,7 +25,7 @@ using util::fail;
 
 namespace {
 
-/// What is to be written, and under which keys.
+/// The tensors and values to write, and their keys.
 class ExportPlan {
  public:
   ExportPlan(const DcpExportRequest& request, std::shared_ptr<const ShardedSource> source)
@@ -39,7 +39,7 @@ class ExportPlan {
     if (manifest_.model.is_object() && manifest_.model.contains(kAdapterKey)) {
       fail(
           ErrorKind::kCheckpoint, request.checkpoint_folder.string(),
-          " must be of all weights, but holds adapters; fsdp-ckpt export --merge and fsdp-ckpt import make one");
+          " must hold all weights, but holds adapters; convert it with fsdp-ckpt export --merge and fsdp-ckpt import");
     }
     if (manifest_.model.is_object() && !manifest_.model.contains(kPluginConfig)) {
       options_ = options_from_hugging_face(manifest_.model, concat(where, ": \"model\""));
@@ -86,7 +86,7 @@ class ExportPlan {
       const std::string parameter = info.name.substr(std::string_view(kWeightsPrefix).size());
       add_tensor(model_prefix_ + their_name(parameter), info, parameter, request_.dtype);
       if (parameter != tokens || !options_->tie_word_embeddings) continue;
-      // State dicts of PyTorch have a shared weight under both names.
+      // PyTorch's state dicts list a shared weight under both names.
       const std::string head = nn::family_of(*options_).head_weight();
       add_tensor(model_prefix_ + their_name(head), info, head, request_.dtype);
     }
@@ -97,20 +97,21 @@ class ExportPlan {
     const std::string optimizer = training.is_object() ? training.value("optimizer", "") : "";
     if (optimizer != "adam" && optimizer != "adamw") {
       fail(
-          ErrorKind::kCheckpoint, where, " must be of a run with adam or adamw, but is of one with ",
+          ErrorKind::kCheckpoint, where,
+          " must come from a run with adam or adamw, but comes from a run with ",
           optimizer.empty() ? "an unknown optimizer" : optimizer,
           "; fsdp-ckpt consolidate --format full makes a checkpoint of its weights alone, which can be exported");
     }
     if (training.contains("optimizer_steps_of_units")) {
       fail(ErrorKind::kCheckpoint, where,
-           " must have one number of steps for all parameters, but some units had fewer");
+           " must have the same number of steps for all parameters, but some units had fewer");
     }
     if (!training.contains("param_groups") || !training["param_groups"].is_array() ||
         training["param_groups"].empty()) {
       fail(
           ErrorKind::kCheckpoint, where,
-          " does not record the optimizer's hyperparameters (\"param_groups\"), as checkpoints of older releases; let a "
-          "run resume from it and save another");
+          " does not record the optimizer's hyperparameters (\"param_groups\"), like checkpoints of older releases; resume a "
+          "run from it and save a new checkpoint");
     }
     std::vector<std::string> parameters;
     for (const TensorInfo& info : source_->infos()) {
@@ -175,7 +176,7 @@ class ExportPlan {
     }
   }
 
-  /// How far the run has come.
+  /// Adds the progress of the run.
   void add_position() {
     const json& training = manifest_.training;
     const int64_t tokens = training.is_object() ? training.value("tokens_seen", int64_t{0}) : 0;

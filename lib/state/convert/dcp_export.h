@@ -1,6 +1,6 @@
 #pragma once
 
-// A checkpoint as one of torch.distributed.checkpoint, the optimizer's state included.
+// Converts a checkpoint to a checkpoint of torch.distributed.checkpoint, including the optimizer's state.
 
 #include <c10/core/ScalarType.h>
 
@@ -14,10 +14,10 @@
 
 namespace fsdp::checkpoint {
 
-/// The keys of the state dict that PyTorch is to load.
+/// The keys of the state dict that PyTorch will load.
 enum class DcpLayout {
   kNested,      ///< {"model": ..., "optimizer": ...} of get_state_dict()
-  kFlat,        ///< the same with flatten_optimizer_state_dict=True
+  kFlat,        ///< kNested with flatten_optimizer_state_dict=True
   kTorchtitan,  ///< a llama's weights at the top, flattened "optimizer", "train_state"; torchtitan's names
 };
 constexpr auto enum_names(DcpLayout) {
@@ -27,11 +27,11 @@ constexpr auto enum_names(DcpLayout) {
 
 struct DcpExportRequest {
   std::filesystem::path checkpoint_folder;
-  std::filesystem::path output;  ///< the folder
+  std::filesystem::path output;  ///< folder to write
   DcpLayout layout = DcpLayout::kNested;
   /// Keys of the two state dicts: "app.model" for {"app": {"model": ...}}. Not with kTorchtitan.
   std::string model_key = "model", optimizer_key = "optimizer";
-  int64_t world_size = 0;  ///< files to cut the tensors into; 0: as many as the checkpoint has
+  int64_t world_size = 0;  ///< number of files to cut the tensors into; 0: as many as the checkpoint has
   std::optional<c10::ScalarType> dtype{};  ///< floating-point weights are cast to it; nothing: as stored
   bool saturate = false;                   ///< Weights::set_saturating()
   bool overwrite = false;
@@ -42,17 +42,18 @@ struct DcpExportResult {
   std::filesystem::path folder;
   int64_t files = 0;
   int64_t tensors = 0;
-  int64_t bytes = 0;           ///< of the tensors
-  bool has_optimizer = false;  ///< else weights alone
+  int64_t bytes = 0;           ///< bytes of the tensors
+  bool has_optimizer = false;  ///< false: weights only
 };
 
-/// Writes weights, Adam's or AdamW's state and param_groups (whose rate is that of the next step), and the steps done.
-/// torch.distributed.checkpoint.load() reads it into a model and optimizer on any number of ranks; tensors are cut along
-/// their first dimension as FSDP2 cuts them. A checkpoint of weights gives weights alone. All hashes are verified first,
-/// and memory is bounded.
+/// Writes the weights, Adam's or AdamW's state and param_groups (with the rate of the next step), and the
+/// number of steps done. torch.distributed.checkpoint.load() reads the result into a model and optimizer on
+/// any number of ranks. Tensors are cut along their first dimension, like FSDP2's. A checkpoint of weights
+/// becomes weights only. All hashes are verified first. Memory is bounded.
 ///
-/// kCheckpoint for adapters, other optimizers, units with fewer steps than others, checkpoints of releases that did not
-/// record param_groups, kTorchtitan with a model other than llama, and an output that exists.
+/// Throws Error(kCheckpoint) for adapters, other optimizers, units with different numbers of steps,
+/// checkpoints of releases that did not record param_groups, kTorchtitan with a model other than llama, and
+/// an output that exists.
 DcpExportResult export_dcp(const DcpExportRequest& request);
 
 }  // namespace fsdp::checkpoint

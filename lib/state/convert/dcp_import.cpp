@@ -46,9 +46,9 @@ std::string state_name(const std::string& kind, const std::string& parameter) {
 struct Found {
   DcpKeys keys;
   std::shared_ptr<const RenamedTensors> tensors;
-  std::map<std::string, std::string> step_keys;  ///< by parameter
+  std::map<std::string, std::string> step_keys;  ///< parameter -> key of its step count
   std::vector<std::string> other_states;         ///< keys of states that Adam does not have
-  std::vector<std::string> unused;               ///< keys of tensors that belong to none of these
+  std::vector<std::string> unused;               ///< keys of all other tensors
 };
 
 Found find_tensors(const std::shared_ptr<const DcpFolder>& folder, const nn::ModelOptions& options) {
@@ -57,7 +57,7 @@ Found find_tensors(const std::shared_ptr<const DcpFolder>& folder, const nn::Mod
   Found found;
   found.keys = find_dcp_keys(keys, options, folder->path().string());
   const bool is_titan = found.keys.names == DcpNames::kTorchtitan;
-  // An unknown name stays, and is unexpected.
+  // An unknown name is kept and reported as unexpected.
   const auto our_name = [&](const std::string& theirs) {
     return is_titan ? from_torchtitan(theirs).value_or(theirs) : theirs;
   };
@@ -93,7 +93,7 @@ Found find_tensors(const std::shared_ptr<const DcpFolder>& folder, const nn::Mod
       found.unused.push_back(key);
     }
   }
-  for (const std::string& key : folder->value_keys()) {  // older releases save a number of steps as such
+  for (const std::string& key : folder->value_keys()) {  // older releases save a step count as a plain number
     const auto state = found.keys.optimizer ? split_state_key(key, *found.keys.optimizer) : std::nullopt;
     if (state && state->kind == kStepKind) found.step_keys.emplace(our_name(state->parameter), key);
   }
@@ -161,8 +161,9 @@ int64_t add_states(const DcpFolder& folder, const Found& found, const Weights& a
     }
     if (count != *steps) {
       fail(ErrorKind::kCheckpoint, folder.path().string(),
-           " must have one number of steps for all parameters, but has ", *steps, " for ", first, " and ",
-           count, " for ", parameter, "; save it after a step of them all");
+           " must have the same number of steps for all parameters, but has ", *steps, " for ", first,
+           " and ", count, " for ", parameter,
+           "; save it after a step in which all parameters have gradients");
     }
   }
   for (const TensorInfo& info : found.tensors->infos()) {
@@ -180,10 +181,10 @@ bool changes_no_update(std::string_view field) {
   return std::find(kFields.begin(), kFields.end(), field) != kFields.end();
 }
 
-/// The hyperparameters in the folder, as a manifest has them.
+/// Reads the hyperparameters in the folder as param_groups of a manifest.
 json read_param_groups(const DcpFolder& folder, const Found& found, std::string& optimizer) {
   const std::string prefix = *found.keys.optimizer + "param_groups.";
-  std::map<std::string, json> by_owner;  // the number of a group, or a parameter
+  std::map<std::string, json> by_owner;  // owner: the number of a group, or a parameter
   for (const std::string& key : folder.value_keys()) {
     const size_t dot = key.rfind('.');
     if (!key.starts_with(prefix) || dot < prefix.size()) continue;
@@ -198,14 +199,15 @@ json read_param_groups(const DcpFolder& folder, const Found& found, std::string&
     } else if (field == "decoupled_weight_decay") {
       if (folder.value(key) == false) optimizer = "adam";
     } else if (!changes_no_update(field)) {
-      if (folder.value(key) != true) continue;  // numbers are those of schedules
+      if (folder.value(key) != true) continue;  // a number comes from a schedule
       fail(
           ErrorKind::kCheckpoint, folder.path().string(), ": ", key,
-          " must be false or missing, but is true, with which this toolkit has no Adam; save the model's state dict by "
+          " must be false or missing, but is true, which this library's Adam does not support; save the model's state dict by "
           "itself to import the weights alone");
     }
   }
-  std::map<std::string, json> groups;  // by their values: flattened, each parameter has a group of its own
+  // Keyed by values: in a flattened dict each parameter has a group of its own.
+  std::map<std::string, json> groups;
   for (auto& [owner, group] : by_owner) {
     json params = group.contains("params") ? group["params"] : json::array({owner});
     group.erase("params");
@@ -224,7 +226,7 @@ json read_param_groups(const DcpFolder& folder, const Found& found, std::string&
     values["params"] = std::move(group["params"]);
     result.push_back(std::move(values));
   }
-  // The largest is that of all parameters that no other names.
+  // The largest group becomes the default for parameters that no other group names.
   const auto largest = std::max_element(result.begin(), result.end(), [](const json& a, const json& b) {
     return a["params"].size() < b["params"].size();
   });

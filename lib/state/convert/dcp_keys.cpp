@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kTitanTokens = "tok_embeddings.weight";
 
-using NamePair = std::pair<std::string_view, std::string_view>;  ///< torchtitan's, ours
+using NamePair = std::pair<std::string_view, std::string_view>;  ///< torchtitan's name, this library's name
 constexpr std::array<NamePair, 3> kOutside{{{kTitanTokens, "model.embed_tokens.weight"},
                                             {"norm.weight", "model.norm.weight"},
                                             {"output.weight", "lm_head.weight"}}};
@@ -53,7 +53,7 @@ std::optional<std::string> translated(std::string_view name, bool of_theirs) {
   return concat(to, name.substr(0, digits), ".", *inside);
 }
 
-/// What precedes `name` in a key that ends with it, at a boundary of names.
+/// The prefix of a key that ends with `name` at a boundary of names.
 std::optional<std::string> prefix_of(std::string_view key, std::string_view name) {
   if (!key.ends_with(name)) return std::nullopt;
   key.remove_suffix(name.size());
@@ -129,7 +129,7 @@ DcpKeys find_dcp_keys(const std::vector<std::string>& keys, const nn::ModelOptio
     });
   }
   if (optimizers.size() > 1) {
-    fail(ErrorKind::kCheckpoint, where, " must hold the state of one optimizer, but has that of ",
+    fail(ErrorKind::kCheckpoint, where, " must hold the state of one optimizer, but holds the states of ",
          optimizers.size(), "; save one by itself");
   }
   if (optimizers.empty() && has_numbers) {
@@ -149,7 +149,7 @@ RenamedTensors::RenamedTensors(std::shared_ptr<const TensorSource> source,
   for (auto& [name, tensor] : tensors) {
     const TensorInfo& info = infos.at(tensor.source_name);
     TensorInfo renamed{name, info.shape, info.dtype};
-    // A weight of another shape is refused later.
+    // The import refuses a weight of another shape later.
     if (info.shape.size() != 2 || (tensor.heads > 0 && info.shape[0] % (2 * tensor.heads) != 0))
       tensor.heads = 0;
     tensors_.emplace(name, Entry{std::move(tensor), std::move(renamed)});

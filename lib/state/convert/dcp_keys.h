@@ -1,6 +1,6 @@
 #pragma once
 
-// The keys under which state dicts of PyTorch hold a model and its optimizer.
+// The keys of a model and its optimizer in PyTorch's state dicts.
 
 #include <cstdint>
 #include <map>
@@ -15,18 +15,19 @@
 
 namespace fsdp::checkpoint {
 
-/// Whose names the parameters have. torchtitan's llama has Meta's names, and in the rows of its queries and keys the
-/// pairs that rotate together are neighbours; with Hugging Face's, which are ours, they are half a head apart.
+/// Naming scheme of the parameters. torchtitan's llama uses Meta's names, and pairs of rows of queries and
+/// keys that rotate together are neighbours. Hugging Face's names, which are also this library's, come with
+/// pairs half a head apart.
 enum class DcpNames { kHuggingFace, kTorchtitan };
 
 struct DcpKeys {
   DcpNames names = DcpNames::kHuggingFace;
-  std::string model;                     ///< what precedes the names of weights: "model." or nothing
-  std::optional<std::string> optimizer;  ///< what precedes "state." and "param_groups.", if there are any
+  std::string model;                     ///< prefix of the names of weights: "model." or nothing
+  std::optional<std::string> optimizer;  ///< prefix of "state." and "param_groups.", if there are any
 };
 
-/// From the keys of a checkpoint. kCheckpoint that starts with `where` when they hold no model of `options`, several, or
-/// optimizer state under numbers instead of names.
+/// Finds the prefixes in the keys of a checkpoint. Throws Error(kCheckpoint) that begins with `where` if the
+/// keys hold no model of `options`, several models, or optimizer state under numbers instead of names.
 DcpKeys find_dcp_keys(const std::vector<std::string>& keys, const nn::ModelOptions& options,
                       const std::string& where);
 
@@ -36,22 +37,22 @@ struct DcpStateKey {
 };
 std::optional<DcpStateKey> split_state_key(std::string_view key, std::string_view prefix);
 
-/// Our name for one of torchtitan's llama, and the reverse; nothing for other names.
+/// Convert a name of torchtitan's llama to this library's name, and back. Nothing for other names.
 std::optional<std::string> from_torchtitan(std::string_view name);
 std::optional<std::string> to_torchtitan(std::string_view name);
 
-/// Heads of a llama's weight of queries or keys, whose rows have another order in torchtitan; 0 for other weights.
-/// `name`: ours.
+/// Number of heads of a llama's weight of queries or keys, whose rows have another order in torchtitan. 0 for
+/// other weights. `name`: this library's name.
 int64_t rotated_heads(const nn::ModelOptions& options, std::string_view name);
 
-/// A tensor of another source under a name of its own.
+/// A tensor of another source under a new name.
 struct RenamedTensor {
   std::string source_name;
-  int64_t heads = 0;           ///< rotated_heads(), if the order of rows is to change
-  bool as_neighbours = false;  ///< to torchtitan's order; else from it
+  int64_t heads = 0;           ///< rotated_heads(), if the order of rows changes
+  bool as_neighbours = false;  ///< true: to torchtitan's order; false: from it
 };
 
-/// Tensors of a source by new names. Rows of another order are read one by one.
+/// Tensors of a source under new names. Reads rows one by one if their order changes.
 class RenamedTensors final : public TensorSource {
  public:
   RenamedTensors(std::shared_ptr<const TensorSource> source, std::map<std::string, RenamedTensor> tensors);

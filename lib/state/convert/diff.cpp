@@ -35,7 +35,7 @@ void compare_elements(const Element* a, const Element* b, int64_t count, double 
     if (std::isfinite(x) && std::isfinite(y)) {
       absolute = static_cast<double>(std::abs(x - y));
       const Wide scale = std::max(std::abs(x), std::abs(y));
-      // Divide first where the difference of large values overflows.
+      // Divides first if the difference of large values overflows.
       relative = std::isfinite(absolute) ? static_cast<double>(std::abs(x - y) / scale)
                                          : static_cast<double>(std::abs(x / scale - y / scale));
     }
@@ -80,7 +80,7 @@ class Comparison {
   }
 
  private:
-  /// Allocated once, for the reason of Weights::Scratch.
+  /// Buffers that are allocated once (see Weights::Scratch).
   static at::Tensor scratch() {
     return at::empty({kSliceElements * static_cast<int64_t>(sizeof(double))},
                      at::TensorOptions().dtype(at::kByte));

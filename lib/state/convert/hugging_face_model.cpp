@@ -44,7 +44,7 @@ ShardedResult import_model(const ImportRequest& request) {
   const fs::path config_path = config_path_of(request);
   json config = read_config_json(config_path);
   const nn::ModelOptions options = options_from_hugging_face(config, config_path.string());
-  // A model without its head (LlamaModel) becomes the whole one, where the head is tied.
+  // A model without its head (LlamaModel) becomes the whole model if the head is tied.
   config["architectures"] = {causal_model_class(config["model_type"])};
 
   Weights source = open_weights(request.source);
@@ -89,7 +89,7 @@ ConsolidateResult export_model(const ExportRequest& request) {
   }
   if (has_adapters != request.merge) {
     fail(ErrorKind::kUsage, "the checkpoint ", request.checkpoint_folder.string(),
-         has_adapters ? " must be of all weights, but holds adapters; choose `merge` or `adapter`"
+         has_adapters ? " must hold all weights, but holds adapters; choose `merge` or `adapter`"
                       : " must hold adapters, but holds all weights of a model; leave out `merge`");
   }
   for (const TensorInfo& info : request.merge

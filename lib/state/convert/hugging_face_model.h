@@ -1,8 +1,7 @@
 #pragma once
 
-// Whole models to and from Hugging Face: a folder with config.json and safetensors becomes a checkpoint, and
-// a checkpoint such a folder. Both directions check names and shapes against the config, so that neither
-// writes a model that would not load.
+// Converts whole models between Hugging Face's folders (config.json and safetensors) and checkpoints. Both
+// directions check names and shapes against the config, so that neither writes a model that would not load.
 
 #include <c10/core/ScalarType.h>
 
@@ -18,27 +17,28 @@ namespace fsdp::checkpoint {
 
 struct ImportRequest {
   std::filesystem::path source;  ///< a safetensors file, or a folder in Hugging Face's layout
-  std::filesystem::path config;  ///< config.json; empty: the one in the folder or beside the file
-  std::filesystem::path output;  ///< the checkpoint's folder: must not exist, or be empty
+  /// Config.json; empty: the file of that name in the folder or beside the file.
+  std::filesystem::path config;
+  std::filesystem::path output;  ///< the checkpoint's folder, which must not exist or be empty
   int64_t world_size = 1;
   std::optional<c10::ScalarType> dtype{};  ///< floating-point weights are cast to it; nothing: as stored
   bool saturate = false;                   ///< Weights::set_saturating()
   util::ByteProgress progress{};
 };
 
-/// Writes a checkpoint of step 0 that holds weights only, under the names that match_weights() accepts
-/// (state/weights/stored_model.h). Keeps the whole config, and copies of the small files beside it
+/// Writes a checkpoint of step 0 that holds weights only. Accepts the names that match_weights() accepts
+/// (state/weights/stored_model.h). Keeps the whole config, and copies the small files beside it
 /// (state/hugging_face/described_model.h).
 ///
-/// kCheckpoint that lists all missing, unexpected and misshapen weights at once, or that names what is wrong
-/// with the config; kIo when writing fails.
+/// Throws Error(kCheckpoint) that lists all missing, unexpected and misshapen weights at once, or that names
+/// what is wrong with the config; kIo if writing fails.
 ShardedResult import_model(const ImportRequest& request);
 
 struct ExportRequest {
   std::filesystem::path checkpoint_folder;
-  std::filesystem::path output;  ///< the folder
-  /// Floating-point weights are cast to it; nothing: to the type of the model that the run was initialized
-  /// from, or else as stored.
+  std::filesystem::path output;  ///< folder to write
+  /// Type of floating-point weights. Not given: the type of the model from which the run was initialized, or
+  /// else the stored type.
   std::optional<c10::ScalarType> dtype{};
   bool merge = false;  ///< ConsolidateOptions::merge
   bool ema = false;    ///< ConsolidateOptions::ema
@@ -48,8 +48,9 @@ struct ExportRequest {
   util::ByteProgress progress{};
 };
 
-/// consolidate() to a folder, with tokenizer and generation settings, after the weights have been checked
-/// against the checkpoint's model. kCheckpoint also for a checkpoint that does not describe its model.
+/// Writes a folder like consolidate(), with tokenizer and generation settings, after checking the weights
+/// against the checkpoint's model. Also throws Error(kCheckpoint) for a checkpoint that does not describe its
+/// model.
 ConsolidateResult export_model(const ExportRequest& request);
 
 }  // namespace fsdp::checkpoint

@@ -38,7 +38,7 @@ struct NumbersInOrder {
 };
 
 struct Node {
-  /// By the part of the name, with its separator; the names are the tensors'.
+  /// Children, keyed by the part of the name with its separator. The keys are views of the tensors' names.
   std::map<std::string_view, Node, NumbersInOrder> children;
   const TensorInfo* tensor = nullptr;
   int64_t tensors = 0, bytes = 0;
@@ -147,8 +147,8 @@ Description describe_dcp(const fs::path& path) {
   return description;
 }
 
-/// Paths and names from files may hold bytes that are not UTF-8, or characters that confuse a terminal; in ASCII they
-/// are escapes.
+/// The JSON as indented ASCII. Escapes bytes that are not UTF-8 and characters that confuse a terminal, which
+/// may be in paths and names from files.
 std::string indented(const json& value) { return value.dump(2, ' ', true, json::error_handler_t::replace); }
 
 std::string count_text(size_t count, const char* noun) {
@@ -164,7 +164,7 @@ Description describe(const fs::path& path) {
 }
 
 void write_as_json(const Description& description, std::ostream& out) {
-  // A line break within a text is written as an escape, so these are the lines of the outermost object.
+  // A line break within a text is escaped, so these are the lines of the outermost object.
   static constexpr std::string_view kList = "\n  \"tensors\": [", kInner = "\n    ";
   json whole = description.whole;
   whole["tensors"] = json::array();
@@ -237,7 +237,7 @@ std::vector<std::string> find_damage(const fs::path& folder, const util::BytePro
   for (size_t file = 0; file < manifest.files.size(); ++file) {
     whole.push_back(note([&] { shards.verify(file, [&](int64_t bytes) { counter.add(bytes); }); }));
   }
-  // File by file, so that each is opened only once.
+  // Checks file by file, so that each file is opened once.
   for (size_t file = 0; file < manifest.files.size(); ++file) {
     if (whole[file]) shards.check(file, note);
   }

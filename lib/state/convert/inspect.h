@@ -1,6 +1,6 @@
 #pragma once
 
-// What a checkpoint or a safetensors file holds, and whether a checkpoint is undamaged.
+// Lists the content of checkpoints and safetensors files, and checks checkpoints for damage.
 
 #include <filesystem>
 #include <functional>
@@ -14,34 +14,36 @@
 
 namespace fsdp::checkpoint {
 
-/// The result of describe(). Tensors are kept out of the JSON, where each would take many times the memory of
-/// the file that describes it.
+/// The result of describe(). The JSON does not hold the tensors, because they would take many times the
+/// memory of the file that describes them.
 struct Description {
-  nlohmann::json whole;  ///< everything but the tensors
+  nlohmann::json whole;  ///< everything except the tensors
   std::vector<TensorInfo> tensors;
 };
 
-/// For a step's folder: format, step, world_size, layout, contents, files, training, model, tensors, and
-/// optimizer: {state: {tensors, bytes}}. For a safetensors file or a folder of them: format, tensors. `bytes`
-/// is the sum over the tensors. For a checkpoint of torch.distributed.checkpoint: format, tensors, and `values`, the
-/// keys of objects that are no tensors. kCheckpoint when there is nothing of either kind.
+/// Describes a path. Keys for a step's folder: format, step, world_size, layout, contents, files, training,
+/// model, tensors, and optimizer: {state: {tensors, bytes}}, where `bytes` is the sum over the tensors. Keys
+/// for a safetensors file or a folder of them: format, tensors. Keys for a checkpoint of
+/// torch.distributed.checkpoint: format, tensors, and `values`, the keys of objects that are not tensors.
+/// Throws Error(kCheckpoint) if the path is nothing of the kind.
 Description describe(const std::filesystem::path& path);
 
-/// As one JSON object, in which each tensor has name, shape, dtype and bytes.
+/// Writes one JSON object, in which each tensor has name, shape, dtype and bytes.
 void write_as_json(const Description& description, std::ostream& out);
 
-/// For people: a few lines about the whole, and the tensors as a tree by the parts of their names.
+/// Writes text for people: a few lines about the whole, and the tensors as a tree of the parts of their
+/// names.
 void write_as_text(const Description& description, std::ostream& out);
 
-/// Everything that is wrong with a step's folder, one line each: the manifest, the size and hash of every
-/// file, and whether the files hold the ranges of every tensor as the manifest says. Empty when nothing is. For a
-/// folder of torch.distributed.checkpoint, the first that is wrong.
+/// Lists all damage of a step's folder, one line each: of the manifest, of the size and hash of every file,
+/// and of the ranges of tensors that the files should hold. Empty if there is no damage. Lists only the first
+/// damage of a folder of torch.distributed.checkpoint.
 std::vector<std::string> find_damage(const std::filesystem::path& folder,
                                      const util::ByteProgress& progress = {});
 
-/// Compares the manifest of a step's folder, and those of its files whose names `takes` accepts, with what
-/// the disk holds (as far as the system drops its cached copies). Returns the first damage, "" if there is
-/// none; throws other errors.
+/// Reads the manifest of a step's folder, and the files whose names `takes` accepts, back from the disk (as
+/// far as the system drops its cached copies) and compares them. Returns the first damage, "" if there is
+/// none. Throws other errors.
 std::string damage_in(const std::filesystem::path& folder,
                       const std::function<bool(const std::string& name)>& takes);
 

@@ -61,12 +61,12 @@ json peft_config(const AdapterDescription& adapter) {
   return config;
 }
 
-/// Keys of PEFT's LoraConfig and what they may say. Others are refused unless they are off, as PEFT's new options are
-/// where nobody has chosen them.
+/// Treatment of a key of PEFT's LoraConfig. Unknown keys are refused unless they are off, which is the
+/// default of PEFT's new options.
 enum class PeftKey {
-  kRead,  ///< by read_peft_config() or lora_of_json()
-  kFree,  ///< the weights in the folder show it, or it changes nothing that the adapter computes
-  kOff,   ///< computes something else unless it is null, false or empty
+  kRead,  ///< read by read_peft_config() or lora_of_json()
+  kFree,  ///< the weights in the folder imply it, or it does not change what the adapter computes
+  kOff,   ///< changes what the adapter computes unless it is null, false or empty
 };
 constexpr std::pair<const char*, PeftKey> kPeftKeys[] = {
     {"peft_type", PeftKey::kRead},
@@ -114,8 +114,9 @@ constexpr std::pair<const char*, PeftKey> kPeftKeys[] = {
     {"velora_config", PeftKey::kOff},
 };
 
-/// First values of adapters with which PEFT leaves the base's weights as they are. The others (PiSSA, OLoRA, CorDA, LoftQ,
-/// LoRA-GA) subtract the adapter's first product from the base whenever the folder is opened.
+/// Whether PEFT leaves the base's weights unchanged for this initialisation of the adapter. Other
+/// initialisations (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) subtract the adapter's first product from the base
+/// whenever the folder is opened.
 bool leaves_base_alone(const json& init) {
   return init.is_boolean() || init.is_null() || init == "gaussian" || init == "eva" || init == "orthogonal" ||
          init == "mica";
@@ -160,7 +161,7 @@ AdapterDescription read_peft_config(const json& config, const std::string& where
 bool is_checkpoint(const fs::path& path) {
   try {
     return util::is_there(path) && format_of(path) == WeightsFormat::kCheckpoint;
-  } catch (const util::Error&) {  // says what weights of whole models must be
+  } catch (const util::Error&) {  // its message is about weights of whole models
     return false;
   }
 }
@@ -194,9 +195,8 @@ StoredAdapter open_adapter(const fs::path& path) {
     adapter.where = (folder / kManifestName).string();
     const auto described = described_adapter(read_manifest(folder).model, adapter.where);
     if (!described) {
-      fail(
-          ErrorKind::kCheckpoint, adapter.where,
-          " must be of adapters to be lora.init_from, but holds all weights of a model; use model.init_from");
+      fail(ErrorKind::kCheckpoint, adapter.where,
+           " must hold adapters for lora.init_from, but holds all weights of a model; use model.init_from");
     }
     adapter.description = *described;
     adapter.weights = stored_alone(folder);
@@ -205,8 +205,8 @@ StoredAdapter open_adapter(const fs::path& path) {
     const std::string parameter = parameter_of_peft(name);
     const auto part = nn::lora_name(parameter);
     if (!part) {
-      fail(ErrorKind::kCheckpoint, adapter.where, ": the weights beside it must be those of adapters, but ",
-           name, " is none; leave it out");
+      fail(ErrorKind::kCheckpoint, adapter.where, ": the weights beside it must belong to adapters, but ",
+           name, " does not; remove it");
     }
     adapter.names.emplace(parameter, name);
   }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Adapters (model/nn/lora.h) as PEFT (github.com/huggingface/peft) stores them: a folder with adapter_config.json and
-// adapter_model.safetensors.
+// Adapters (model/nn/lora.h) in the format of PEFT (github.com/huggingface/peft): a folder with
+// adapter_config.json and adapter_model.safetensors.
 
 #include <c10/core/ScalarType.h>
 
@@ -18,23 +18,23 @@ namespace fsdp::checkpoint {
 
 /// Adapters to start from.
 struct StoredAdapter {
-  AdapterDescription description;  ///< base_identity is empty in a folder of PEFT
+  AdapterDescription description;  ///< base_identity is empty for a folder of PEFT
   Weights weights;
-  std::map<std::string, std::string> names;  ///< of an adapter's parameter -> its name in `weights`
+  std::map<std::string, std::string> names;  ///< adapter's parameter -> its name in `weights`
   std::string where;
 };
 
-/// Of a folder of PEFT, a checkpoint of adapters or a run with such checkpoints. kCheckpoint for anything else, and
-/// for adapters of a kind that is not supported.
+/// Opens the adapters of a PEFT folder, of a checkpoint of adapters, or of a run with such checkpoints.
+/// Throws Error(kCheckpoint) for anything else, and for adapters of an unsupported kind.
 StoredAdapter open_adapter(const std::filesystem::path& path);
 
 struct AdapterExport {
   std::filesystem::path checkpoint_folder, output;
-  std::optional<c10::ScalarType> dtype{};  ///< nothing: as stored
+  std::optional<c10::ScalarType> dtype{};  ///< type of the weights; not given: as stored
   bool saturate = false;                   ///< Weights::set_saturating()
   bool overwrite = false;
 };
-/// Writes a folder of PEFT. kUsage for a checkpoint that holds all weights.
+/// Writes a PEFT folder. Throws Error(kUsage) for a checkpoint that holds all weights.
 ConsolidateResult export_adapter(const AdapterExport& request);
 
 }  // namespace fsdp::checkpoint

@@ -18,7 +18,7 @@ using util::fail;
 
 namespace {
 
-constexpr int64_t kLargestWorldSize = 100'000;  // as many as the five digits of a shard's name allow
+constexpr int64_t kLargestWorldSize = 100'000;  // limit of the five digits in a shard's name
 
 /// The elements of a tensor that go to one file.
 struct Part {

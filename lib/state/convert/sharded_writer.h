@@ -1,6 +1,6 @@
 #pragma once
 
-// Checkpoints written by one process from tensors on disk: to change the world size offline, to make full
+// Writes checkpoints in one process from tensors on disk: to change the world size offline, to make full
 // checkpoints and to import weights.
 
 #include <cstdint>
@@ -16,14 +16,14 @@
 namespace fsdp::checkpoint {
 
 struct ShardedWrite {
-  std::filesystem::path folder;  ///< the step's folder: must not exist, or be empty
-  int64_t world_size = 1;        ///< files to cut the tensors into
-  bool full = false;             ///< the one file of a full checkpoint; world_size is 1
+  std::filesystem::path folder;  ///< the step's folder, which must not exist or be empty
+  int64_t world_size = 1;        ///< number of files to cut the tensors into
+  bool full = false;             ///< writes a full checkpoint (one file); world_size is 1
   int64_t step = 0;
   Contents contents = Contents::kState;
   nlohmann::json training;
   nlohmann::json model;
-  ModelFiles model_files{};  ///< copied along
+  ModelFiles model_files{};  ///< small files to copy
   util::ByteProgress progress;
 };
 
@@ -31,18 +31,18 @@ struct ShardedResult {
   std::filesystem::path folder;
   int64_t files = 0;
   int64_t tensors = 0;
-  int64_t bytes = 0;  ///< of the tensors
+  int64_t bytes = 0;  ///< bytes of the tensors
 };
 
-/// A tensor of the source and what it becomes in the checkpoint.
+/// A tensor of the source, and its name, shape and type in the checkpoint.
 struct ShardedTensor {
   std::string source_name;
-  TensorInfo info;  ///< in the checkpoint; floating-point values are converted
+  TensorInfo info;  ///< the tensor in the checkpoint; floating-point values are converted
 };
 
 /// Writes the tensors, each cut evenly over the files, in slices of bounded memory. The folder appears under
-/// its name only when it is complete. kCheckpoint when the folder exists and is not empty, kIo when writing
-/// fails.
+/// its name only when it is complete. Throws Error(kCheckpoint) if the folder exists and is not empty, kIo if
+/// writing fails.
 ShardedResult write_sharded(const ShardedWrite& request, const Weights& source,
                             const std::vector<ShardedTensor>& tensors);
 

@@ -74,7 +74,7 @@ int64_t DcpFolder::begin_of(size_t item, const std::string& key, const TensorEnt
     fail(ErrorKind::kCheckpoint, where, " must have ", numel, " elements of type ",
          util::dtype_name(entry.dtype), ", as in ", kDcpMetadataName, ", but has the shape ",
          shape_text(stored.shape), " and the type ", util::dtype_name(stored.dtype),
-         "; the files are not of one checkpoint");
+         "; the files belong to different checkpoints");
   }
   return begins_[item] = stored.data.begin;
 }

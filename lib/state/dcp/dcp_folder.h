@@ -1,8 +1,8 @@
 #pragma once
 
-// A checkpoint of torch.distributed.checkpoint (DCP): `.metadata`, a pickle that says where in the other files
-// (`__0_0.distcp`) the parts of each tensor are, each as torch.save() writes it. Read as data (state/dcp/pickle.h):
-// nothing of it is run.
+// A checkpoint of torch.distributed.checkpoint (DCP). Its file `.metadata` is a pickle with the places of
+// each tensor's parts in the other files (`__0_0.distcp`), where each part has torch.save()'s format. Pickles
+// are read as data (state/dcp/pickle.h) and never run.
 
 #include <cstdint>
 #include <filesystem>
@@ -19,28 +19,29 @@
 
 namespace fsdp::checkpoint {
 
-/// Something that a file of the folder holds, as torch.save() writes it: a part of a tensor, or another object.
+/// A part of a tensor, or another object, that a file of the folder holds in torch.save()'s format.
 struct DcpItem {
   std::string file;
   FilePart place;
 };
 
-/// What .metadata says, under the keys of the saved state dict.
+/// The content of .metadata, under the keys of the saved state dict.
 struct DcpMetadata {
-  /// The tensors. Their `files` are the items, of which a part of a tensor is one each: FileEntry::name is the name
-  /// of the item's file.
+  /// The tensors. Each entry of its `files` is an item, that is, one part of a tensor. FileEntry::name is the
+  /// name of the item's file.
   Manifest manifest;
-  std::vector<DcpItem> items;             ///< by RangeEntry::file
-  std::map<std::string, DcpItem> values;  ///< objects that are no tensors
+  std::vector<DcpItem> items;             ///< indexed by RangeEntry::file
+  std::map<std::string, DcpItem> values;  ///< objects that are not tensors
 };
 
-/// Checks that the parts of each tensor cover it without overlap. kCheckpoint that starts with `where` for anything
-/// that PyTorch does not write, and for what it may write and this program does not read: extensions that transform
-/// the bytes, and parts that are no rectangles of rows and columns.
+/// Parses .metadata and checks that the parts of each tensor cover it without overlap. Throws
+/// Error(kCheckpoint) that begins with `where` for anything that PyTorch does not write, and for what this
+/// program cannot read: extensions that transform the bytes, and parts that are not rectangles of rows and
+/// columns.
 DcpMetadata parse_dcp_metadata(std::string pickle, const std::string& where);
 
-/// The checkpoint as one source. Of the parts of tensors, the ranges that are asked for are read, after the checksum
-/// of a part has been compared at its first use. Not thread-safe.
+/// The checkpoint as one source of tensors. Reads only the requested ranges. Compares the checksum of a part
+/// at its first use. Not thread-safe.
 class DcpFolder final : public TensorSource {
  public:
   explicit DcpFolder(std::filesystem::path folder);
@@ -50,17 +51,18 @@ class DcpFolder final : public TensorSource {
   void read(const std::string& key, int64_t begin, int64_t end, void* out) const override;
 
   bool has_tensor(const std::string& key) const { return metadata_.manifest.tensors.contains(key); }
-  /// The keys of the objects that are no tensors, sorted.
+  /// The keys of the objects that are not tensors, sorted.
   std::vector<std::string> value_keys() const;
-  /// json_of() the object, or the number in a tensor of one element; null where there is no such key.
+  /// The object as JSON (json_of()), or the number in a tensor of one element. Null if there is no such key.
   nlohmann::json value(const std::string& key) const;
 
-  /// Compares the checksums of all parts of tensors; kCheckpoint that names the first that differs.
+  /// Compares the checksums of all parts of tensors. Throws Error(kCheckpoint) that names the first part that
+  /// differs.
   void verify_all(const util::ByteProgress& progress) const;
 
  private:
   const RawFile& open(const std::string& file) const;
-  /// Byte of the first element of an item in its file.
+  /// Offset in bytes of an item's first element in its file.
   int64_t begin_of(size_t item, const std::string& key, const TensorEntry& entry, int64_t numel) const;
 
   std::filesystem::path folder_;

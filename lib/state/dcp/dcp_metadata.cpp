@@ -56,8 +56,8 @@ constexpr auto kMetadataGlobals = std::to_array<std::string_view>({kMetadata,
 
 constexpr int64_t kMostValues = 1 << 25;
 
-/// A field of a dataclass. One with many more fields than PyTorch's has none: several objects may share its state, each
-/// of which would look through it.
+/// A field of a dataclass. Null if there is none, or if the class has many more fields than PyTorch's:
+/// objects may share a state, and each would search all of it.
 const PickleValue* field_of(const PickleValue& object, std::string_view name) {
   constexpr size_t kMostFields = 32;
   if (object.state == nullptr || object.state->items.size() > 2 * kMostFields) return nullptr;
@@ -78,7 +78,7 @@ std::optional<size_t> cut_dimension(const std::vector<int64_t>& shape, const std
     }
   }
   for (const Chunk& chunk : chunks) {
-    int64_t outer = 1;  // positions in the dimensions before d
+    int64_t outer = 1;  // number of positions in the dimensions before d
     for (size_t d = 0; d < last; ++d) {
       if (chunk.sizes[d] != shape[d] && outer != 1) return std::nullopt;
       outer *= chunk.sizes[d];
@@ -151,7 +151,7 @@ class MetadataParser {
     return sizes;
   }
 
-  /// Refuses parts in the same bytes of a file, each of which would be read.
+  /// Refuses parts that share bytes of a file, because each part would be read.
   void refuse_shared_bytes() const {
     std::vector<const DcpItem*> items;
     for (const DcpItem& item : result_.items) items.push_back(&item);
@@ -161,7 +161,7 @@ class MetadataParser {
     });
     for (size_t i = 1; i < items.size(); ++i) {
       const DcpItem &before = *items[i - 1], &item = *items[i];
-      // Impossible places are refused when they are read.
+      // Reading refuses impossible places.
       if (before.file != item.file || before.place.begin < 0 ||
           item.place.begin - before.place.begin >= before.place.bytes) {
         continue;
@@ -202,7 +202,7 @@ class MetadataParser {
     }
   }
 
-  /// A plain name, so that nothing outside of the folder is opened.
+  /// Whether the name is a plain file name, so that nothing outside the folder is opened.
   static bool is_file_name(std::string_view name) {
     return !name.empty() && name.size() <= 255 && name.front() != '.' &&
            std::none_of(name.begin(), name.end(), [](unsigned char c) { return c == '/' || c < 0x20; });
@@ -230,7 +230,7 @@ class MetadataParser {
     if (checked_numel(entry.shape, itemsize_bytes) < 0) refuse("has an impossible shape for ", name);
     const PickleValue* list = field_of(value, "chunks");
     if (list == nullptr || !list->is(Kind::kList)) refuse("has no chunks for ", name);
-    // Tensors that share a list would read it again and again.
+    // Tensors that share a list would otherwise read it again and again.
     if (list->items.size() > chunks_left_) refuse("has more chunks of tensors than it has bytes");
     chunks_left_ -= list->items.size();
     std::vector<Chunk> chunks;
@@ -264,7 +264,7 @@ class MetadataParser {
     result_.manifest.tensors.emplace(name, std::move(entry));
   }
 
-  /// In the pickle, whose texts may be shared.
+  /// Place of an item. `file` is a view into the pickle, because items share its texts.
   struct Place {
     std::string_view file;
     FilePart place;

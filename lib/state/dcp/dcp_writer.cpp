@@ -131,7 +131,7 @@ class PartsWriter {
     });
   }
 
-  /// An instance of a class of DCP, whose state follows as items of a dict, up to "ub".
+  /// Begins an instance of a class of DCP. The caller writes its state as items of a dict, followed by "ub".
   static PickleWriter& begin_object(PickleWriter& pickle, const char* module, const char* name) {
     return pickle.global(concat("torch.distributed.checkpoint.", module), name).op(")\x81}(");
   }
@@ -162,7 +162,7 @@ class PartsWriter {
   const DcpFiles& request_;
   const Weights& source_;
   const std::vector<DcpTensor>& tensors_;
-  std::vector<std::vector<Written>> parts_;  ///< by tensor
+  std::vector<std::vector<Written>> parts_;  ///< [tensor]
   std::vector<Written> values_;
   util::ByteCounter counter_;
 };
@@ -177,7 +177,7 @@ void write_dcp_files(const DcpFiles& request, const Weights& source, const std::
   }
   PartsWriter writer(request, source, tensors);
   for (int64_t file = 0; file < request.files; ++file) writer.write_file(file, values);
-  // Last, as PyTorch does: without it the folder is no checkpoint.
+  // Written last, as PyTorch does: a folder without it is not a checkpoint.
   util::write_file_atomically(request.folder / kDcpMetadataName, writer.metadata(values));
 }
 

@@ -15,8 +15,8 @@
 namespace fsdp::checkpoint {
 
 struct DcpTensor {
-  TensorInfo info;       ///< under its key
-  std::string number{};  ///< the bytes of a tensor of one element; empty: the elements are in the weights
+  TensorInfo info;       ///< named by the tensor's key
+  std::string number{};  ///< bytes of a tensor of one element; empty: the elements are in the weights
 
   template <typename Number>
   static std::string bytes_of(Number number) {
@@ -26,24 +26,25 @@ struct DcpTensor {
   }
 };
 
-/// An object that is no tensor: None, a boolean, a number, a text or a list of them.
+/// An object that is not a tensor: None, a boolean, a number, a text or a list of such values.
 struct DcpValue {
   std::string key;
   nlohmann::json value;
-  bool is_tuple = false;  ///< of a list
+  bool is_tuple = false;  ///< whether a list is written as a tuple
 };
 
 struct DcpFiles {
-  std::filesystem::path folder;  ///< exists, and is empty
-  int64_t files = 1;             ///< into which tensors are cut, along their first dimension
+  std::filesystem::path folder;  ///< an empty folder that exists
+  int64_t files = 1;             ///< number of files into which tensors are cut, along their first dimension
   util::ByteProgress progress{};
 };
 
-/// `source` has the tensors under their keys; their values are converted to the types that `tensors` says. kIo.
+/// Writes the files of a checkpoint. `source` has the tensors under their keys; their values are converted to
+/// the types in `tensors`. Throws Error(kIo).
 void write_dcp_files(const DcpFiles& files, const Weights& source, const std::vector<DcpTensor>& tensors,
                      const std::vector<DcpValue>& values);
 
-/// Whether a file of this name is one that write_dcp_files() may write.
+/// Whether write_dcp_files() may write a file of this name.
 bool is_dcp_file(const std::string& name);
 
 }  // namespace fsdp::checkpoint

@@ -40,7 +40,8 @@ class Machine {
       const auto opcode = static_cast<unsigned char>(take(1)[0]);
       if (opcode == '.') break;
       if (!execute_value(opcode) && !execute_structure(opcode) && !execute_call(opcode)) {
-        refuse("has the opcode ", static_cast<int>(opcode), " at byte ", at, ", which PyTorch's have not");
+        refuse("has the opcode ", static_cast<int>(opcode), " at byte ", at,
+               ", which PyTorch does not write");
       }
     }
     if (stack_.size() != 1 || !marks_.empty()) refuse("does not end with one value");
@@ -60,7 +61,7 @@ class Machine {
     at_ += taken.size();
     return taken;
   }
-  /// Little-endian and unsigned.
+  /// Reads an unsigned little-endian number.
   uint64_t take_number(size_t bytes) {
     uint64_t number = 0;
     std::memcpy(&number, take(bytes).data(), bytes);
@@ -99,7 +100,7 @@ class Machine {
     stack_.push_back(known);
     return true;
   }
-  /// A value that is the same wherever it is.
+  /// Returns the shared value of a frequent constant.
   bool push_constant(Kind kind, PickleValue*& known) {
     if (known == nullptr) known = &make(kind);
     stack_.push_back(known);
@@ -140,7 +141,7 @@ class Machine {
   }
   bool add(Kind kind, std::vector<const PickleValue*> items) {
     PickleValue& to = top();
-    if (!to.is(kind)) refuse("adds to a value that is no ", kind == Kind::kDict ? "dict" : "list");
+    if (!to.is(kind)) refuse("adds to a value that is not a ", kind == Kind::kDict ? "dict" : "list");
     if (kind == Kind::kDict && items.size() % 2 != 0) refuse("has a dict with a key without a value");
     to.items.insert(to.items.end(), items.begin(), items.end());
     return true;
@@ -240,7 +241,7 @@ class Machine {
   }
 
   bool remember(uint64_t index) {
-    // Picklers count, so a larger index would only take memory.
+    // Picklers number their memo entries in sequence, so a larger index would only waste memory.
     if (index > memo_.size())
       refuse("keeps a value under ", index, ", but has kept ", memo_.size(), " so far");
     PickleValue* value = &top();
@@ -254,19 +255,20 @@ class Machine {
     return true;
   }
 
-  /// Values that name something of Python.
+  /// Reads opcodes that name a module, a class or a function of Python.
   bool execute_call(unsigned char opcode) {
     switch (opcode) {
       case 'c':    // GLOBAL
       case 'i': {  // INST
         const std::string_view module = take_line(), name = take_line();
         push_global(module, name);
-        if (opcode == 'i') refuse("makes an instance as Python 2 does");
+        if (opcode == 'i') refuse("makes an instance with an opcode of Python 2");
         return true;
       }
       case 0x93: {  // STACK_GLOBAL
         const PickleValue *name = pop(), *module = pop();
-        if (!name->is(Kind::kText) || !module->is(Kind::kText)) refuse("names something that has no name");
+        if (!name->is(Kind::kText) || !module->is(Kind::kText))
+          refuse("has a global whose name is not a text");
         push_global(module->text, name->text);
         return true;
       }
@@ -274,7 +276,7 @@ class Machine {
       case 0x81: {  // NEWOBJ
         const PickleValue *arguments = pop(), *callable = pop();
         if (!callable->is(Kind::kGlobal) || !arguments->is(Kind::kTuple))
-          refuse("calls a value that is no function");
+          refuse("calls a value that is not a function");
         if (callable->text == kOrderedDict && arguments->items.empty()) {
           push(Kind::kDict);
           return true;
@@ -311,7 +313,7 @@ class Machine {
       }
     }
     refuse("names ", shown_text(util::concat(module, ".", name)),
-           ", which no such file needs, so it was not read any further and nothing of it was run");
+           ", which no checkpoint of PyTorch needs, so reading stopped there and nothing was run");
   }
 
   std::string_view bytes_;
@@ -321,7 +323,7 @@ class Machine {
   static constexpr int64_t kFewestValues = 256;
   int64_t most_values_;
   std::deque<PickleValue>& values_;
-  // Deques, which take no more memory than they hold.
+  // Deques do not reserve memory beyond their content.
   std::deque<PickleValue*> stack_, memo_;
   std::deque<size_t> marks_;  ///< heights of the stack
   PickleValue *none_ = nullptr, *empty_tuple_ = nullptr;

@@ -137,12 +137,12 @@ TorchTensor read_torch_tensor(const RawFile& file, const FilePart& part, const s
                           storage.inner->items.size() == 5 && storage.inner->items[2]->is(Kind::kText);
   if (!is_storage || !offset.is(Kind::kInt) || offset.number < 0 ||
       !read_torch_sizes(*tensor->at(2), result.shape) || !read_torch_sizes(*tensor->at(3), strides)) {
-    refuse("is described in another way");
+    refuse("has an unknown description");
   }
   const auto type = std::find_if(kTorchTypes.begin(), kTorchTypes.end(), [&](const TorchType& known) {
     return known.storage == storage.inner->items[1]->text;
   });
-  if (type == kTorchTypes.end()) refuse("has another type");
+  if (type == kTorchTypes.end()) refuse("has a type that is not supported");
   result.dtype = type->type;
   const int64_t itemsize_bytes = util::element_size(result.dtype);
   const int64_t numel = checked_numel(result.shape, itemsize_bytes);

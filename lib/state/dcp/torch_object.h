@@ -1,6 +1,6 @@
 #pragma once
 
-// Single objects as torch.save() writes them: a zip archive with a pickle and the bytes of a tensor.
+// Single objects in torch.save()'s format: a zip archive with a pickle and the bytes of a tensor.
 
 #include <c10/core/ScalarType.h>
 
@@ -15,44 +15,46 @@
 
 namespace fsdp::checkpoint {
 
-/// PyTorch's names of the types that the toolkit stores: "torch.float32". Their Pickle globals.
+/// PyTorch's name of a type that the toolkit stores, which is its global in a pickle: "torch.float32".
 std::string_view torch_dtype_name(c10::ScalarType dtype);
-/// False for any other name.
+/// Finds the type of such a name. False for any other name.
 bool find_torch_dtype(std::string_view name, c10::ScalarType& dtype);
 
-/// The numbers of a torch.Size or of a tuple; false when the value is neither.
+/// Reads the numbers of a torch.Size or of a tuple. False if the value is neither.
 bool read_torch_sizes(const PickleValue& value, std::vector<int64_t>& sizes);
 
 struct TorchTensor {
   c10::ScalarType dtype = c10::ScalarType::Float;
   std::vector<int64_t> shape;
-  FilePart data;  ///< of its elements, contiguous in row-major order
+  FilePart data;  ///< place of the elements, contiguous in row-major order
 };
 
-/// What a part of a file says of its tensor. Compares the checksums of all bytes. kCheckpoint that starts with
-/// `where` unless the part is a contiguous tensor on a CPU, of a type that the toolkit stores; see Pickle.
+/// Reads the description of a tensor from a part of a file. Compares the checksums of all bytes. Throws
+/// Error(kCheckpoint) that begins with `where` unless the part is a contiguous CPU tensor of a type that the
+/// toolkit stores, or if Pickle throws.
 TorchTensor read_torch_tensor(const RawFile& file, const FilePart& part, const std::string& where);
 
-/// json_of() an object that is no tensor.
+/// Reads an object that is not a tensor as JSON (json_of()).
 nlohmann::json read_torch_value(const RawFile& file, const FilePart& part, const std::string& where);
 
-/// Pickles of protocol 2, value by value.
+/// Writes a pickle of protocol 2, value by value.
 class PickleWriter {
  public:
   PickleWriter() : bytes_("\x80\x02") {}
-  /// Opcodes without arguments.
+  /// Appends opcodes without arguments.
   PickleWriter& op(std::string_view opcodes) {
     bytes_ += opcodes;
     return *this;
   }
   PickleWriter& text(std::string_view value);
   PickleWriter& number(int64_t value);
-  /// A tuple of numbers.
+  /// Appends a tuple of numbers.
   PickleWriter& numbers(const std::vector<int64_t>& values);
   PickleWriter& global(std::string_view module, std::string_view name);
-  /// None, booleans, numbers, texts, and lists of them, which become tuples if `as_tuple`.
+  /// Appends None, a boolean, a number, a text or a list of such values. A list becomes a tuple if
+  /// `as_tuple`.
   PickleWriter& json(const nlohmann::json& value, bool as_tuple = false);
-  /// torch.Size.
+  /// Appends a torch.Size.
   PickleWriter& size(const std::vector<int64_t>& sizes);
   std::string finish() { return std::move(op(".").bytes_); }
 
@@ -63,12 +65,13 @@ class PickleWriter {
   std::string bytes_;
 };
 
-/// Appends an archive of a tensor of which `append_data` appends the bytes; returns its size.
+/// Appends an archive of a tensor to the file and returns the archive's size. `append_data` appends the
+/// tensor's bytes.
 template <typename AppendData>
 int64_t write_torch_tensor(RawFile& file, c10::ScalarType dtype, const std::vector<int64_t>& shape,
                            const AppendData& append_data);
 
-/// The same of None, a boolean, a number, a text or a list of them.
+/// Appends an archive of None, a boolean, a number, a text or a list of such values, and returns its size.
 int64_t write_torch_value(RawFile& file, const nlohmann::json& value, bool as_tuple);
 
 namespace detail {

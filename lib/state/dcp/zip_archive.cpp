@@ -22,7 +22,8 @@ constexpr uint32_t kLocalHeader = 0x04034b50, kDescriptor = 0x08074b50, kDirecto
 constexpr int64_t kLocalHeaderBytes = 30, kDirectoryHeaderBytes = 46, kEndBytes = 22, kEnd64Bytes = 56,
                   kLocator64Bytes = 20;
 constexpr int64_t kLargestDirectoryBytes = 1 << 20;
-constexpr uint32_t kIn64 = std::numeric_limits<uint32_t>::max();  ///< the number is in a field of zip64
+/// Marks a number that is in a field of zip64 instead.
+constexpr uint32_t kIn64 = std::numeric_limits<uint32_t>::max();
 constexpr int64_t kBlock = 1 << 20;
 
 /// Little-endian numbers of a header.
@@ -139,13 +140,13 @@ FilePart ZipReader::place_of(const Record& record) const {
     }
   }
   util::fail(ErrorKind::kCheckpoint, where_, " must be what torch.save() writes, but a record of ",
-             record.bytes, " bytes is not in it; the file is damaged");
+             record.bytes, " bytes is outside it; the file is damaged");
 }
 
 std::string ZipReader::read(const Record& record, int64_t largest_bytes) const {
   if (record.bytes > largest_bytes) {
     util::fail(ErrorKind::kCheckpoint, where_, " has a record of ", record.bytes, " bytes, more than the ",
-               largest_bytes, " that such a one may have");
+               largest_bytes, " that such a record may have");
   }
   verify(record);
   return bytes_at(file_, place_of(record).begin, record.bytes);
@@ -153,7 +154,7 @@ std::string ZipReader::read(const Record& record, int64_t largest_bytes) const {
 
 void ZipReader::verify(const Record& record) const {
   const FilePart place = place_of(record);
-  if (record.crc32 == 0) return;  // torch.serialization.set_crc32_options(False)
+  if (record.crc32 == 0) return;  // written after torch.serialization.set_crc32_options(False)
   uLong found = ::crc32(0, nullptr, 0);
   std::string block(static_cast<size_t>(std::min(kBlock, place.bytes)), '\0');
   for (int64_t at = 0; at < place.bytes; at += kBlock) {
@@ -208,7 +209,7 @@ void ZipWriter::append(const void* data, int64_t bytes) {
 void ZipWriter::end_record() {
   if (!open_) return;
   const ZipReader::Record& record = records_.back();
-  // Larger ones would need other descriptors.
+  // A larger record would need another kind of descriptor.
   FSDP_CHECK(record.bytes < kIn64);
   const auto bytes = static_cast<uint32_t>(record.bytes);
   write(packed(kDescriptor, record.crc32, bytes, bytes));

@@ -1,7 +1,7 @@
 #pragma once
 
-// Zip archives without compression, as torch.save() writes one of each object: in a part of a file, which is not
-// trusted.
+// Zip archives without compression, in parts of a file, as torch.save() writes one per object. A file that is
+// read is not trusted.
 
 #include <cstdint>
 #include <string>
@@ -19,26 +19,27 @@ struct FilePart {
 
 class ZipReader {
  public:
-  /// Reads the directory of the archive that is `part` of the file. kCheckpoint that starts with `where` unless it is
-  /// one, ends with the part and has no comment. The file must outlive the object.
+  /// Reads the directory of the archive in `part` of the file. Throws Error(kCheckpoint) that begins with
+  /// `where` unless the part is an archive without a comment that ends with the part. The file must outlive
+  /// the object.
   ZipReader(const RawFile& file, const FilePart& part, std::string where);
 
   struct Record {
     std::string name;
     int64_t bytes = 0;
-    uint32_t crc32 = 0;        ///< 0: perhaps not computed
-    int64_t header_begin = 0;  ///< from the start of the file
+    uint32_t crc32 = 0;        ///< 0: possibly not computed
+    int64_t header_begin = 0;  ///< offset from the start of the file
   };
 
   const std::vector<Record>& records() const { return records_; }
-  /// Null when there is none of this name.
+  /// The record of this name. Null if there is none.
   const Record* find(std::string_view name) const;
 
-  /// Where a record's bytes are in the file. kCheckpoint unless they are within the archive.
+  /// The place of a record's bytes in the file. Throws Error(kCheckpoint) unless they are within the archive.
   FilePart place_of(const Record& record) const;
-  /// The bytes of a small record, after comparing their checksum.
+  /// Reads a small record and compares its checksum.
   std::string read(const Record& record, int64_t largest_bytes) const;
-  /// kCheckpoint when the checksum of a record's bytes is not the archive's.
+  /// Throws Error(kCheckpoint) if the checksum of a record's bytes differs from the archive's.
   void verify(const Record& record) const;
 
  private:
@@ -46,7 +47,7 @@ class ZipReader {
   FilePart part_;
   std::string where_;
   std::vector<Record> records_;
-  int64_t directory_begin_ = 0;  ///< from the start of the file
+  int64_t directory_begin_ = 0;  ///< offset from the start of the file
 };
 
 /// Appends one archive of less than 4 GiB to a file. Records are written one after another.
@@ -54,14 +55,14 @@ class ZipWriter {
  public:
   explicit ZipWriter(RawFile& file) : file_(file) {}
 
-  /// Begins a record; append() adds to it.
+  /// Begins a record, to which append() adds bytes.
   void begin(std::string_view name);
   void append(const void* data, int64_t bytes);
   void add(std::string_view name, std::string_view bytes) {
     begin(name);
     append(bytes.data(), static_cast<int64_t>(bytes.size()));
   }
-  /// Writes the directory; returns the bytes of the archive.
+  /// Writes the directory and returns the size of the archive in bytes.
   int64_t finish();
 
  private:

@@ -61,7 +61,7 @@ std::vector<fs::path> remove_half_deleted(const fs::path& root) {
   return removed;
 }
 
-/// "; passed over <folder> (<reason>), ..." or "".
+/// Text for a message about skipped folders: "; skipped <folder> (<reason>), ..." or "".
 std::string passed_over(const FoundCheckpoints& found) {
   std::string text;
   for (const TornCheckpoint& torn : found.torn) {
@@ -85,14 +85,14 @@ std::optional<int64_t> step_of_folder_name(const std::string& name) {
   int64_t step = 0;
   const char* end = name.data() + name.size();
   auto [stop, error] = std::from_chars(name.data() + prefix.size(), end, step);
-  // Only the canonical spelling of a step counts.
+  // Only the canonical spelling of a step is accepted.
   if (error != std::errc() || stop != end || step < 0 || step_folder_name(step) != name) return std::nullopt;
   return step;
 }
 
 namespace {
 
-/// Why a folder is no complete checkpoint; sets `run` to the id in its manifest.
+/// Why a folder is not a complete checkpoint. Sets `run` to the id in its manifest.
 std::optional<TornCheckpoint> tear_of(int64_t step, const fs::path& folder, std::string* run = nullptr) {
   const auto torn = [&](Tear tear, std::string reason, ErrorKind kind = ErrorKind::kCheckpoint) {
     return TornCheckpoint{step, folder, std::move(reason), tear, kind};
@@ -170,7 +170,7 @@ std::vector<fs::path> prune(const fs::path& root, const Retention& retention) {
 
 namespace {
 
-/// Whether nothing is in a folder but empty folders.
+/// Whether a folder contains nothing but empty folders.
 bool holds_no_file(const fs::path& folder) {
   std::error_code error;
   for (fs::recursive_directory_iterator at(folder, error); !error && at != fs::recursive_directory_iterator();
@@ -180,7 +180,7 @@ bool holds_no_file(const fs::path& folder) {
   return !error;
 }
 
-/// Whether `run` began to fill a step's folder, and not before the newest manifest was written.
+/// Whether `run` began to fill a step's folder after the newest manifest was written.
 bool was_begun_by(const fs::path& folder, const std::string& run, fs::file_time_type newest_manifest) {
   if (run.empty() || run_that_fills(folder) != run) return false;
   std::error_code error;
@@ -219,7 +219,7 @@ Leftovers remove_leftovers(const fs::path& root, const std::string& run) {
 
 namespace {
 
-/// The damaged checkpoints that "auto" passes over; throws where it must not.
+/// The damaged checkpoints that "auto" skips. Throws if it must not skip one.
 std::vector<TornCheckpoint> damaged_after_newest(const FoundCheckpoints& found, const fs::path& root) {
   std::vector<TornCheckpoint> damaged;
   for (const TornCheckpoint& torn : found.torn) {
@@ -253,7 +253,7 @@ fs::path set_aside(const fs::path& folder, const char* reason) {
 
 namespace {
 
-/// Refuses to go on with another run's checkpoint that lies among those of a run.
+/// Throws if the newest checkpoint in a run's output folder belongs to another run.
 void require_own(const FoundCheckpoints& found, const fs::path& root) {
   const std::string own = recorded_run(root);
   const CompleteCheckpoint& newest = found.complete.back();
@@ -352,7 +352,7 @@ namespace {
 
 std::string this_process() { return concat("process ", ::getpid(), " on ", util::host_name()); }
 
-/// The holder's name from the file, for the message only.
+/// The lock holder's name from the file. Only for the message.
 std::string holder_of(int fd) {
   std::array<char, 300> text{};
   ssize_t count = ::pread(fd, text.data(), text.size(), 0);
@@ -365,7 +365,7 @@ std::string holder_of(int fd) {
 }  // namespace
 
 RunLock::RunLock(const fs::path& folder) : path_(folder / kRunLockName) {
-  // The file is never removed: that would let two runs lock two files of the same name.
+  // The file is never removed, because two runs could then lock two files of the same name.
   fd_ = open_lock_file(path_);
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
     int cause = errno;
@@ -395,7 +395,8 @@ void RunLock::require_same_folder() const {
   }, named{};
   std::string found;
   if (::stat(path_.c_str(), &named) != 0) {
-    if (errno != ENOENT && errno != ENOTDIR) return;  // storage that does not answer may do so for the save
+    // Storage that does not respond now may respond when saving.
+    if (errno != ENOENT && errno != ENOTDIR) return;
     found = concat("none of that name with this run's ", kRunLockName);
   } else if (::fstat(fd_, &locked) == 0 && (locked.st_dev != named.st_dev || locked.st_ino != named.st_ino)) {
     found = "another one of that name";

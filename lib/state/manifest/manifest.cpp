@@ -23,13 +23,13 @@ namespace {
 constexpr int kDeepestLevel = 64;
 constexpr int64_t kLargestManifestBytes = int64_t{1} << 30;
 
-/// Not damage: another release can read the manifest.
+/// A manifest that is not damaged, but that only a newer release can read.
 class NewerFormat : public util::Error {
  public:
   explicit NewerFormat(const std::string& message) : util::Error(ErrorKind::kCheckpoint, message) {}
 };
 
-/// Plain names, so that a manifest can point at nothing outside its own folder.
+/// Whether a file's name is plain, so that a manifest cannot point outside its own folder.
 bool is_plain_name(std::string_view name) {
   constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
   return !name.empty() && name.size() <= 200 && name.front() != '.' && name != kManifestName &&
@@ -42,12 +42,12 @@ bool is_file_name(std::string_view name) {
   return is_plain_name(name.substr(0, folder)) && is_plain_name(name.substr(folder + 1));
 }
 
-/// For names that come from a file: in quotes, control characters escaped.
+/// Quotes a name that was read from a file, with control characters escaped.
 std::string in_quotes(const std::string& name) {
   return json(name).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-/// A required member of an object.
+/// Returns a required member of an object.
 const json& entry_of(const json& object, const char* key, const std::string& where) {
   if (!object.is_object() || !object.contains(key)) {
     fail(ErrorKind::kCheckpoint, where, " has no entry \"", key, "\"");
@@ -266,7 +266,7 @@ std::string seal_of(json manifest) {
 
 std::string manifest_text(const Manifest& manifest) {
   json object = to_json(manifest);
-  // The seal is of what a reader will see: dump() has turned numbers that JSON cannot hold (NaN) into null.
+  // The seal covers what a reader will see: dump() has turned numbers that JSON cannot hold (NaN) into null.
   std::string text = object.dump(-1, ' ', false, json::error_handler_t::replace);
   object = json::parse(text);
   object["seal"] = seal_of(object);
@@ -332,11 +332,11 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   const std::optional<std::string_view> tensors = canonical.member("tensors");
   if (!tensors) fail(ErrorKind::kCheckpoint, where, " has no entry \"tensors\"");
   if (!tensors->starts_with('{')) fail(ErrorKind::kCheckpoint, where, ": \"tensors\" is not an object");
-  // One by one: a structure of them all would take many times the memory of the text.
+  // Tensors are parsed one by one, because a structure of all would take many times the memory of the text.
   read_json_members(*tensors, {.deepest_level = kDeepestLevel}, where, [&](std::string&& name, json&& value) {
     if (!is_tensor_name(name)) {
       fail(ErrorKind::kCheckpoint, where, " has an entry ", in_quotes(name),
-           ", which cannot be one of a tensor");
+           ", which cannot be the name of a tensor");
     }
     TensorEntry entry = parse_tensor(value, index, where + ": tensor " + name);
     manifest.tensors.emplace_hint(manifest.tensors.end(), std::move(name), std::move(entry));

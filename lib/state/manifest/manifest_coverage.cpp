@@ -1,4 +1,4 @@
-// Whether the ranges of a manifest are possible and hold every element of every tensor once.
+// Checks that the ranges of a manifest are possible and hold every element of every tensor once.
 
 #include <algorithm>
 #include <functional>
@@ -17,17 +17,17 @@ using util::fail;
 
 namespace {
 
-/// "elements 3 to 5", "columns 0 to 4 of rows 2 to 7".
+/// Text for a part: "elements 3 to 5", "columns 0 to 4 of rows 2 to 7".
 std::string part_text(const util::Rectangle& part) {
   std::string text = concat(part.rows == 1 ? "elements " : "columns ", part.begin, " to ", part.end);
   if (!part.has_all_rows()) text += concat(" of rows ", part.row_begin, " to ", part.row_end);
   return text;
 }
 
-/// Calls overlap(first, second) with two parts, if any, that have elements in common.
+/// Calls overlap(first, second) for the first pair of parts that have elements in common, if there is one.
 template <typename Overlap>
 void find_overlap(const std::vector<RangeEntry>& ranges, const Overlap& overlap) {
-  // A sweep over the rows, with the parts that contain a row by their first columns.
+  // A sweep over the rows keeps the parts that contain the current row, sorted by first column.
   struct Border {
     int64_t row;
     bool begins;
@@ -57,8 +57,8 @@ void find_overlap(const std::vector<RangeEntry>& ranges, const Overlap& overlap)
   }
 }
 
-/// Whether the range and all its copies lie in a tensor of `numel` elements and in `files` files. Copies are in files of
-/// their own, so that there are no more of them than files.
+/// Whether the range and all its copies are within a tensor of `numel` elements and within `files` files.
+/// Each copy is in a file of its own, so there are at most `files` copies.
 bool is_possible(const RangeEntry& range, int64_t numel, int64_t files) {
   if (!range.part.fits(numel) || range.part.numel() == 0) return false;
   RangeEntry reach{.part = range.part, .file = range.file};
@@ -80,8 +80,9 @@ bool is_possible(const RangeEntry& range, int64_t numel, int64_t files) {
   return true;
 }
 
-/// How many single ranges may be made of those that a manifest says by rule. What a rank holds of a tensor is few
-/// rectangles, and most rules are never expanded, so that these limits bound files that were made to exhaust memory.
+/// Limits how many single ranges are expanded from the repeated ranges of a manifest. A rank holds a few
+/// rectangles of a tensor and most repeated ranges are never expanded, so only files that were made to
+/// exhaust memory reach the limits.
 class ExpansionBudget {
  public:
   explicit ExpansionBudget(const Manifest& manifest) : files_(std::ssize(manifest.files)) {
@@ -90,7 +91,7 @@ class ExpansionBudget {
     left_ = kFewestOfAll + kMostPerEntry * listed;
   }
 
-  /// Whether the ranges of one tensor, each of which is_possible(), may be expanded.
+  /// Whether the ranges of one tensor may be expanded. Requires: is_possible() for each range.
   bool allows(const std::vector<RangeEntry>& ranges) {
     int64_t count = 0;
     for (const RangeEntry& range : ranges) count += range.count();
@@ -101,15 +102,15 @@ class ExpansionBudget {
 
  private:
   static constexpr int64_t kFewest = 1024, kMostPerFile = 16;
-  /// Those of all tensors, of which one is expanded at a time: thousands of tensors in thousands of files, each of which
-  /// holds some rectangles of each tensor, as with tensor parallelism.
+  /// Limit for all tensors together, although one tensor is expanded at a time. Allows thousands of tensors
+  /// in thousands of files that each hold some rectangles of each tensor, as with tensor parallelism.
   static constexpr int64_t kFewestOfAll = int64_t{1} << 26, kMostPerEntry = 8192;
   int64_t files_, left_;
 };
 
 using Refuse = std::function<void(const std::string& what)>;
 
-/// Refuses ranges without copies that overlap or leave something out.
+/// Refuses ranges that overlap or leave out elements. Requires: the ranges have no copies.
 void require_coverage(std::vector<RangeEntry> ranges, const TensorEntry& entry, const Manifest& manifest,
                       const Refuse& refuse) {
   const auto file_of = [&](const RangeEntry& range) { return manifest.files[range.file].name; };
@@ -148,8 +149,8 @@ void require_coverage(std::vector<RangeEntry> ranges, const TensorEntry& entry, 
 constexpr const char* kTooMany =
     "has more ranges in a file than any layout makes; it is damaged, so use another checkpoint";
 
-/// Sets offset and held, if ranges that share files are repeated alike, so that every file holds of them what their first
-/// file does. `ranges`: by file. Otherwise returns false.
+/// Sets offset and held if ranges that share files are repeated in the same way, so that every file holds the
+/// same number of elements of them as their first file. Otherwise returns false. `ranges`: sorted by file.
 bool set_offsets_by_rule(std::vector<RangeEntry>& ranges) {
   int64_t last = -1;
   for (auto begin = ranges.begin(), end = begin; begin != ranges.end(); begin = end) {
@@ -170,7 +171,7 @@ bool set_offsets_by_rule(std::vector<RangeEntry>& ranges) {
   return true;
 }
 
-/// Sets offset and held, which follow from the ranges in the same file.
+/// Sets offset and held from the ranges in the same file.
 void set_offsets(std::vector<RangeEntry>& ranges, ExpansionBudget& budget, const Refuse& refuse) {
   std::sort(ranges.begin(), ranges.end(),
             [](const RangeEntry& a, const RangeEntry& b) { return a.file < b.file; });
@@ -191,7 +192,7 @@ void set_offsets(std::vector<RangeEntry>& ranges, ExpansionBudget& budget, const
   ranges = joined(std::move(ranges));
 }
 
-/// complete_manifest() for one tensor.
+/// Does the work of complete_manifest() for one tensor.
 void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest& manifest,
                      ExpansionBudget& budget, const std::string& where) {
   const auto refuse = [&](const std::string& what) {
@@ -233,7 +234,7 @@ void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest
     require_coverage(std::move(rectangles), entry, manifest, refuse);
   } catch (const util::Error&) {
     if (budget.allows(entry.ranges)) {
-      require_coverage(expanded(entry.ranges), entry, manifest, refuse);  // names the very ranges
+      require_coverage(expanded(entry.ranges), entry, manifest, refuse);  // an error names the ranges
     }
     throw;
   }

@@ -11,7 +11,7 @@ namespace fsdp::checkpoint {
 
 /// How a checkpoint is laid out.
 enum class CheckpointKind {
-  kSharded,  ///< a file per rank
+  kSharded,  ///< one file per rank
   kFull,     ///< one file with whole tensors, through rank 0
 };
 constexpr auto enum_names(CheckpointKind) {
@@ -22,7 +22,7 @@ constexpr auto enum_names(CheckpointKind) {
 /// Whether saved checkpoints are read back and compared.
 enum class VerifySaved {
   kNone,
-  kBackground,  ///< while training goes on
+  kBackground,  ///< compared while training continues
 };
 constexpr auto enum_names(VerifySaved) {
   return std::to_array<util::EnumName<VerifySaved>>(
@@ -32,19 +32,19 @@ constexpr auto enum_names(VerifySaved) {
 struct CheckpointOptions {
   int64_t interval_steps = 100;  ///< steps between saves; 0: only at the end
   bool save_at_end = true;       ///< save after the last step
-  int64_t keep_last = 3;         ///< older checkpoints are deleted after a commit; 0: all are kept
-  int64_t keep_every = 0;        ///< also keeps those whose step is a multiple; 0: none
-  bool keep_best = false;        ///< also keeps the best one, marked as "best"
+  int64_t keep_last = 3;         ///< number of newest checkpoints to keep, once a new one is complete; 0: all
+  int64_t keep_every = 0;        ///< also keeps checkpoints whose step is a multiple of this; 0: none
+  bool keep_best = false;        ///< also keeps the best checkpoint and links "best" to it
   util::Named<CheckpointKind> kind = CheckpointKind::kSharded;
-  bool asynchronous = false;         ///< write beside training, from copies in host memory
-  std::string permissions = "0640";  ///< of the files of a run, restricted further by the umask
+  bool asynchronous = false;         ///< writes from copies in host memory while training continues
+  std::string permissions = "0640";  ///< mode of a run's files, restricted further by the umask
   util::Named<VerifySaved> verify_saved = VerifySaved::kNone;
-  std::string resume =
-      "auto";  ///< "auto" (the newest complete one, else start anew), "never", "latest", or a path
-  /// A checkpoint of another run: where nothing is resumed, training starts at step 0 from its weights.
+  /// "auto" (the newest complete checkpoint, else a new start), "never", "latest", or a path.
+  std::string resume = "auto";
+  /// A checkpoint of another run. If no checkpoint is resumed, training starts at step 0 from its weights.
   std::string init_from;
-  std::vector<std::string> init_only{};     ///< patterns of the parameters taken from it; none: all
-  std::vector<std::string> init_missing{};  ///< patterns of the parameters that it may lack
+  std::vector<std::string> init_only{};     ///< patterns of parameters to take from init_from; empty: all
+  std::vector<std::string> init_missing{};  ///< patterns of parameters that init_from may lack
 };
 
 }  // namespace fsdp::checkpoint

@@ -48,7 +48,8 @@ std::vector<RangeEntry> expanded(const std::vector<RangeEntry>& ranges) {
 
 namespace {
 
-/// What moves the first range of `a` to that of `b`; nothing if it leads backwards, or nowhere in the tensor.
+/// The distance from the first range of `a` to the first range of `b`. Nothing if it leads backwards or only
+/// to another file.
 std::optional<Repeat> distance(const RangeEntry& a, const RangeEntry& b) {
   const Repeat step{.count = 2,
                     .files = static_cast<int64_t>(b.file) - static_cast<int64_t>(a.file),
@@ -63,7 +64,7 @@ bool have_equal_inner(const RangeEntry& a, const RangeEntry& b, size_t levels) {
   return std::equal(a.repeats.begin(), a.repeats.begin() + static_cast<ptrdiff_t>(levels), b.repeats.begin());
 }
 
-/// Makes `a` say what both say, if it can: `b` goes on where `a` ends, or repeats it as a whole.
+/// Adds `b` to `a` if `b` continues the repeats of `a` or repeats `a` as a whole. Returns whether it did.
 bool join(RangeEntry& a, const RangeEntry& b, bool may_repeat) {
   if (a.offset != b.offset || a.held != b.held || a.part.length() != b.part.length() ||
       a.part.height() != b.part.height()) {
@@ -99,7 +100,8 @@ bool join(RangeEntry& a, const RangeEntry& b, bool may_repeat) {
   return true;
 }
 
-/// Of the latest ranges; a rank holds a few of a tensor at most where its layout has a rule.
+/// Number of latest ranges with which a range is compared. In a regular layout a rank holds at most a few
+/// ranges of a tensor.
 constexpr size_t kMostCompared = 8;
 
 }  // namespace

@@ -1,7 +1,7 @@
 #pragma once
 
-// Where the parts of a tensor are: ranges in files, and ranges at equal distances as one. A layout cuts tensors by
-// rule, so that a few of these say what thousands of ranks hold. Needs no libtorch.
+// The places of a tensor's parts in files. Ranges at equal distances are one entry with repeats: layouts cut
+// tensors regularly, so a few entries describe the parts of thousands of ranks.
 
 #include <algorithm>
 #include <cstddef>
@@ -13,30 +13,30 @@
 
 namespace fsdp::checkpoint {
 
-/// `count` copies, the next of which is so many files, columns and rows further.
+/// `count` copies, each of them `files`, `columns` and `rows` further than the one before.
 struct Repeat {
   int64_t count = 1, files = 0, columns = 0, rows = 0;
   bool operator==(const Repeat&) const = default;
 };
 
-/// A part of a tensor that is in a file, and its copies in other files, of other parts.
+/// A part of a tensor in a file, and repeats of it: parts at equal distances, in other files.
 struct RangeEntry {
-  util::Rectangle part{};  ///< in the view of TensorEntry::rows
+  util::Rectangle part{};  ///< rectangle in the view with TensorEntry::rows rows
   size_t file = 0;         ///< index into Manifest::files
-  // The same for all copies; set by complete_manifest():
-  int64_t offset = 0;  ///< of its first element in the file's data set
-  int64_t held = 0;    ///< elements of the tensor in that file
-  /// The inner ones first: each repeats what those before it make, in files behind theirs.
+  // Set by complete_manifest(), and the same for all copies:
+  int64_t offset = 0;  ///< position of the part's first element in the file's data set
+  int64_t held = 0;    ///< number of elements of the tensor in that file
+  /// Repeats, innermost first. Each repeats the ranges that the ones before it make, in later files.
   std::vector<Repeat> repeats{};
 
-  int64_t count() const;  ///< of ranges
-  /// The last copy, which is in the last file.
+  int64_t count() const;  ///< number of ranges with all copies
+  /// The last copy. It is in the last file.
   RangeEntry last() const;
-  /// Whether the ranges, together, are the rectangle from the first one's beginning to the last one's end.
+  /// Whether all copies together fill the rectangle from the beginning of the first to the end of the last.
   bool fills_rectangle() const;
 };
 
-/// Files and places in a tensor, as half-open intervals.
+/// Half-open intervals of files, rows and columns.
 struct RangeQuery {
   int64_t file_begin = 0, file_end = INT64_MAX;
   int64_t row_begin = 0, row_end = INT64_MAX;
@@ -50,7 +50,8 @@ inline util::Rectangle moved(const util::Rectangle& part, const Repeat& repeat, 
           part.row_begin + times * repeat.rows, part.row_end + times * repeat.rows};
 }
 
-/// The copies, [first, second) of repeat.count, that an interval may meet: each extends over [at, at + extent) plus its distance.
+/// Narrows `copies`, [first, second), to the copies that may meet [begin, end). Copy i covers [at, at +
+/// extent) shifted by i * step.
 inline void narrow(std::pair<int64_t, int64_t>& copies, int64_t at, int64_t extent, int64_t step,
                    int64_t begin, int64_t end) {
   if (at >= end || (step == 0 && at + extent <= begin)) copies.second = 0;
@@ -88,7 +89,7 @@ void visit_copies(const RangeEntry& range, util::Rectangle part, int64_t file, s
 
 }  // namespace ranges_detail
 
-/// Calls visit(part, file, entry) for every single range that meets the query.
+/// Calls visit(part, file, entry) for each single range that meets the query.
 template <typename Visit>
 void for_each_range(const std::vector<RangeEntry>& ranges, const RangeQuery& query, const Visit& visit) {
   for (const RangeEntry& range : ranges) {
@@ -97,11 +98,12 @@ void for_each_range(const std::vector<RangeEntry>& ranges, const RangeQuery& que
   }
 }
 
-/// All single ranges.
+/// All ranges, one by one, without repeats.
 std::vector<RangeEntry> expanded(const std::vector<RangeEntry>& ranges);
 
-/// Joins ranges that are repeated, in the order of files, where offset and held agree. `edges`: first and last file
-/// of which there are ranges, if others will be joined to these: what may go on there is not repeated as a whole.
+/// Joins ranges that repeat, in the order of files, if offset and held agree. `edges`: the first and the last
+/// file with ranges, if more ranges will be joined later. Ranges that may continue there are not joined into
+/// outer repeats.
 std::vector<RangeEntry> joined(std::vector<RangeEntry> ranges,
                                const std::pair<int64_t, int64_t>* edges = nullptr);
 

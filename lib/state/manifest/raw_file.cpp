@@ -26,7 +26,8 @@ using util::fail;
 
 namespace {
 
-/// Linux transfers at most about 2 GiB per call; smaller pieces also let a process react to signals sooner.
+/// Bytes per call. Linux transfers at most about 2 GiB, and a process reacts to signals sooner between
+/// smaller pieces.
 constexpr int64_t kLargestTransfer = int64_t{1} << 30;
 constexpr int64_t kHashBlock = int64_t{1} << 20;
 
@@ -43,7 +44,7 @@ bool still_has_its_name(int fd, const fs::path& path) {
          opened.st_dev == named.st_dev;
 }
 
-/// Names the text in errors of base/util/json.h.
+/// Calls `read` and prefixes errors of base/util/json.h with the name of the text.
 template <typename Body>
 auto naming(const std::string& where, const Body& body) {
   try {
@@ -69,7 +70,7 @@ RawFile RawFile::open(const fs::path& path) {
 }
 
 int open_lock_file(const fs::path& path) {
-  // A link would lead to a file that is no lock, and would be emptied.
+  // A link could lead to a file that is not a lock, and that would be emptied.
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
   struct stat status {};
   if (fd >= 0 && ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode)) return fd;
@@ -93,8 +94,7 @@ RawFile RawFile::create_locked(const fs::path& path) {
       }
       fail(ErrorKind::kIo, "cannot lock ", path.string(), ": ", errno_text(errno));
     }
-    // Between open and lock the previous owner may have finished and renamed the file, which is then not
-    // ours.
+    // The previous owner may have renamed its finished file between open and lock. Such a file is not ours.
     if (!still_has_its_name(fd, path)) continue;
     if (::ftruncate(fd, 0) != 0)
       fail(ErrorKind::kIo, "cannot empty ", path.string(), ": ", errno_text(errno));

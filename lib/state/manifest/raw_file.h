@@ -1,6 +1,6 @@
 #pragma once
 
-// Files whose reads and writes are complete or throw an Error that names the path: raw bytes, hashes, and
+// Files whose reads and writes either complete or throw an Error that names the path: raw bytes, hashes, and
 // JSON within limits (base/util/json.h).
 
 #include <cstdint>
@@ -15,15 +15,15 @@
 
 namespace fsdp::checkpoint {
 
-/// Not thread-safe; move-only.
+/// An open file. Move-only. Not thread-safe.
 class RawFile {
  public:
-  /// Opens for reading. kCheckpoint when nothing of that name exists or it is not a regular file, kIo for
-  /// other failures.
+  /// Opens for reading. Throws Error(kCheckpoint) if the path does not exist or is not a regular file, kIo
+  /// for other failures.
   static RawFile open(const std::filesystem::path& path);
 
-  /// Creates an empty file for writing and holds a lock on it until it is closed. A file left by a killed
-  /// writer is reused; kCheckpoint if its writer still runs.
+  /// Creates an empty file for writing and locks it until it is closed. Reuses a file left by a killed
+  /// writer. Throws Error(kCheckpoint) if its writer still runs.
   static RawFile create_locked(const std::filesystem::path& path);
 
   RawFile(RawFile&& other) noexcept;
@@ -33,13 +33,13 @@ class RawFile {
   const std::filesystem::path& path() const { return path_; }
   int64_t size_bytes() const;
 
-  /// Fills `out` from `offset`; kCheckpoint when the file ends first.
+  /// Fills `out` with the bytes from `offset` on. Throws Error(kCheckpoint) if the file ends first.
   void read_at(int64_t offset, void* out, int64_t bytes) const;
 
-  /// Appends.
+  /// Appends the bytes.
   void write(const void* data, int64_t bytes);
 
-  /// Flushes what was written to the disk.
+  /// Flushes written bytes to the disk.
   void sync();
 
  private:
@@ -49,11 +49,11 @@ class RawFile {
   int fd_;
 };
 
-/// Opens a file to be locked, and creates it if there is none. A symbolic link is not followed but refused, as is all else
-/// that is no regular file (kIo).
+/// Opens a file that the caller will lock, and creates it if it does not exist. Throws Error(kIo) for a
+/// symbolic link and for anything else that is not a regular file.
 int open_lock_file(const std::filesystem::path& path);
 
-/// ".NAME.tmp" beside `path`: the name of a file until it is complete.
+/// The name of a file until it is complete: ".NAME.tmp" beside `path`.
 std::filesystem::path temporary_name(const std::filesystem::path& path);
 
 /// Size of a file in bytes and its XXH3 hash of 64 bits as 16 lower-case hexadecimal digits.
@@ -63,18 +63,18 @@ struct FileDigest {
   bool operator==(const FileDigest&) const = default;
 };
 
-/// Streams the file through the hash; memory is bounded. `on_bytes` receives the number of bytes hashed since
-/// its last call.
+/// Computes the digest in bounded memory. `on_bytes` receives the number of bytes hashed since its last call.
 FileDigest digest_file(const std::filesystem::path& path, const std::function<void(int64_t)>& on_bytes = {});
 
-/// The same hash of a text.
+/// The XXH3 hash of a text, in the same form.
 std::string xxh3_64_of(std::string_view text);
 
-/// A whole file of text. kCheckpoint when it is larger than any `what` ("config") is.
+/// Reads a whole file of text. Throws Error(kCheckpoint) if it is larger than `largest_bytes`; `what`
+/// ("config") is its kind in the message.
 std::string read_text(const std::filesystem::path& path, int64_t largest_bytes, const std::string& what);
 
-/// read_text() parsed as JSON. This and the functions below throw what base/util/json.h refuses as kCheckpoint
-/// that starts with the name of the text.
+/// Parses read_text() as JSON. This function and those below throw Error(kCheckpoint) that begins with the
+/// name of the text if base/util/json.h refuses it.
 nlohmann::json read_json(const std::filesystem::path& path, int64_t largest_bytes, const std::string& what);
 
 void read_json_members(std::string_view text, const util::JsonLimits& limits, const std::string& where,

@@ -17,7 +17,7 @@ bool is_run_id(const std::string& text) {
   return text.size() == kIdLength && text.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
-/// The id in a small file; nothing when there is no such regular file, "" when the file holds no id.
+/// The id in a small file. Nothing if there is no regular file of that name, "" if the file holds no id.
 std::optional<std::string> id_in(const fs::path& path) {
   std::error_code error;
   if (!fs::is_regular_file(fs::symlink_status(path, error))) return std::nullopt;

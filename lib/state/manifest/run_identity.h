@@ -1,8 +1,9 @@
 #pragma once
 
-// Which run a checkpoint is of. A run gets a random id at its first start, keeps it over all later starts, records it
-// in its output folder (.run) and in each manifest ("run" under "training"), and leaves it in a step's folder until
-// that checkpoint is complete (.unfinished). Checkpoints of before ids existed have none, which fits every run.
+// The run that a checkpoint belongs to. A run gets a random id at its first start and keeps it in later
+// starts. It records the id in its output folder (.run), in each manifest ("run" under "training"), and in a
+// step's folder until that checkpoint is complete (.unfinished). Checkpoints older than ids have no id and
+// fit every run.
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -14,26 +15,26 @@ namespace fsdp::checkpoint {
 inline constexpr const char* kRunName = ".run";
 inline constexpr const char* kUnfinishedName = ".unfinished";
 
-/// 16 random hexadecimal digits.
+/// A new id: 16 random hexadecimal digits.
 std::string new_run_id();
 
-/// The id in "training" of a manifest; "" when it has none.
+/// The id in "training" of a manifest. "" if it has none.
 std::string run_of(const nlohmann::json& training);
 
-/// The id that an output folder records; "" when it records none. Throws Error(kIo) when the system refuses.
+/// The id that an output folder records. "" if it records none. Throws Error(kIo) if the system refuses.
 std::string recorded_run(const std::filesystem::path& root);
 
-/// Throws Error(kIo) when the system refuses.
+/// Records the id in an output folder. Throws Error(kIo) if the system refuses.
 void record_run(const std::filesystem::path& root, const std::string& run);
 
-/// Marks a step's folder as one that this run is filling. Throws Error(kIo) when the system refuses.
+/// Marks a step's folder as being filled by this run. Throws Error(kIo) if the system refuses.
 void mark_unfinished(const std::filesystem::path& folder, const std::string& run);
 
 /// Removes the mark, before the manifest completes the checkpoint.
 void unmark_unfinished(const std::filesystem::path& folder);
 
-/// The run that was filling the folder, "" for one without an id; nothing when the folder has no mark, as a complete
-/// checkpoint that has lost its manifest.
+/// The id of the run that was filling the folder, "" for a run without an id. Nothing if the folder has no
+/// mark, such as a complete checkpoint that has lost its manifest.
 std::optional<std::string> run_that_fills(const std::filesystem::path& folder);
 
 }  // namespace fsdp::checkpoint

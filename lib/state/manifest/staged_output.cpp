@@ -21,7 +21,7 @@ using util::fail;
 
 namespace {
 
-/// Absolute and without a slash at the end, so that there is always a name and a parent.
+/// The path, absolute and without a slash at the end, so that it always has a name and a parent.
 fs::path plain_path(const fs::path& path) {
   fs::path plain = fs::absolute(path).lexically_normal();
   return plain.has_filename() ? plain : plain.parent_path();
@@ -126,7 +126,8 @@ void StagedFolder::lock() {
       fail(ErrorKind::kCheckpoint, staging_.string(),
            " is being written by another process; wait for it or choose another output");
     }
-    // Between open and lock the previous owner may have renamed the folder to its final name: it is not ours.
+    // The previous owner may have renamed the folder to its final name between open and lock. It is not ours
+    // then.
     struct stat opened {
     }, named{};
     if (::fstat(fd_, &opened) == 0 && ::lstat(staging_.c_str(), &named) == 0 &&
@@ -197,7 +198,7 @@ void StagedFolder::replace_target() {
     if (old >= 0) ::close(old);
     fail(ErrorKind::kIo, "cannot lock ", target_.string(), ", which is to be replaced: ", errno_text(cause));
   }
-  std::error_code ignored;  // the next run removes what is left of the old folder
+  std::error_code ignored;  // the next run removes the rest of the old folder
   try {
     if (::renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) == 0) {
       util::sync_path(target_.parent_path());

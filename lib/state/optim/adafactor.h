@@ -21,6 +21,7 @@ namespace fsdp::optim {
 ///   d *= rate / max(1, rms(d) / clip_threshold)
 ///   with beta1 != 0: exp_avg = beta1 * exp_avg + (1 - beta1) * d, and d = exp_avg
 ///   value = (1 - rate * weight_decay) * value - d
+///
 /// With relative_step, lr = 0.01 and a constant schedule give Hugging Face's relative_step = True. A linear
 /// warm-up over 10,000 steps in addition gives its warmup_init = True. With scale_parameter as well, steps
 /// are those of torch.optim.Adafactor, except near gradients of 0 and for weight decay, which is not scaled

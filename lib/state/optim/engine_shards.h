@@ -28,9 +28,10 @@ std::vector<at::Tensor> shard_gradients(const shard::Engine& engine);
 /// shards, under the names of the model; ranks may have different parts. After a backward pass their
 /// gradients are this rank's parts of the mean gradient. Engine::zero_gradients() and the optimizer's
 /// zero_grad() both begin a new sum. The tensors are valid as long as the engine has its units. A norm of a
-/// part is not the norm of the parameter: clip with shard::clip_grad_norm(). Throws Error(kUsage) for shards
-/// in 16 bits, which need stochastic rounding (make_optimizer()), and for shards in host memory whose
-/// gradients are on a device (fsdp.move_grads_to_cpu).
+/// part is not the norm of the parameter: clip with shard::clip_grad_norm().
+///
+/// Throws Error(kUsage) for shards in 16 bits, which need stochastic rounding (make_optimizer()), and for
+/// shards in host memory whose gradients are on a device (fsdp.move_grads_to_cpu).
 std::vector<shard::NamedTensor> named_parameters(const shard::Engine& engine);
 /// The tensors of named_parameters().
 std::vector<at::Tensor> parameters(const shard::Engine& engine);

@@ -57,8 +57,10 @@ FullOptimizerState full_optimizer_state(shard::Engine& engine, const Optimizer& 
                                         const shard::FullStateDictOptions& options = {});
 
 /// Copies this rank's ranges from whole states of any floating type. Not collective; all ranks must pass the
-/// same values. Step counts are kept per unit. A unit whose parameters have different counts gets the
-/// largest, with a warning.
+/// same values.
+///
+/// Step counts are kept per unit. A unit whose parameters have different counts gets the largest, with a
+/// warning.
 void load_full_optimizer_state(shard::Engine& engine, Optimizer& optimizer, const FullOptimizerState& state);
 
 /// Loads rank 0's `state` on all ranks like load_full_optimizer_state(). It is sent unit by unit, so that

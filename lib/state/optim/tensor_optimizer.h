@@ -7,7 +7,9 @@ namespace fsdp::optim {
 /// An optimizer whose update of an element also depends on sums over the element's whole tensor, of which the
 /// ranks hold parts. Each rank computes the sums of its parts in double precision, and
 /// WholeMatrices::add_up() adds them up over the ranks. Results therefore depend on the sharding only through
-/// the last bits of the sums. Collective: step().
+/// the last bits of the sums.
+///
+/// Collective: step().
 class TensorOptimizer : public Optimizer {
  protected:
   TensorOptimizer(const OptimizerOptions& options, std::vector<FlatParameter> parameters,

@@ -36,7 +36,8 @@ std::string hex_of(uint64_t value) {
   return text;
 }
 
-/// How two adapters differ in what they compute: "lora.rank must be 8, as in WHERE, but is 16". Empty: they do not.
+/// Text for a difference in what two adapters compute: "lora.rank must be 8, as in WHERE, but is 16". Empty
+/// if there is none.
 std::string difference(const nn::LoraOptions& found, const nn::LoraOptions& expected,
                        const std::string& where) {
   const auto text = [&](const char* key, const auto& theirs, const auto& own) {
@@ -62,7 +63,7 @@ class MergedSource final : public TensorSource {
       const std::string weight = layer + ".weight";
       if (!names_.contains(weight)) {
         fail(ErrorKind::kCheckpoint, "the weights ", base_.path().string(), " must have ", weight,
-             ", to which the adapters in ", adapters_.path().string(), " belong, but have not; restore them");
+             ", which the adapters in ", adapters_.path().string(), " change, but lack it; restore them");
       }
       adapted_.emplace(weight, layer);
       require_shapes(layer, base_.shape(names_.at(weight)));
@@ -126,12 +127,12 @@ class MergedSource final : public TensorSource {
   }
 
   Weights base_;
-  std::map<std::string, std::string> names_;  ///< from the model's to the base's
+  std::map<std::string, std::string> names_;  ///< the model's name -> the base's name
   Weights adapters_;
   AdapterDescription adapter_;
   std::map<std::string, std::string> adapted_;  ///< weight -> layer
   mutable std::string merged_name_;
-  mutable at::Tensor merged_;  ///< the last one
+  mutable at::Tensor merged_;  ///< the weight that was merged last
 };
 
 }  // namespace
@@ -235,7 +236,7 @@ void require_same_adapter(const AdapterDescription& found, const AdapterDescript
          "; restore it, or start a new run with another run.output_dir");
   }
   if (found.base_identity == expected.base_identity) return;
-  fail(ErrorKind::kCheckpoint, "the base must be the one whose adapters are in ", where, ", ",
+  fail(ErrorKind::kCheckpoint, "the base must be the base of the adapters in ", where, ", ",
        found.base.empty() ? found.base_identity : found.base, " (", found.base_identity, "), but ",
        expected.base.empty() ? "it is " : concat("model.init_from = ", expected.base, " has other weights ("),
        expected.base_identity, expected.base.empty() ? "" : ")",
@@ -247,7 +248,7 @@ std::shared_ptr<const TensorSource> merged_source(const fs::path& checkpoint_fol
   const std::string where = checkpoint_folder.string();
   if (adapter.base.empty()) {
     fail(ErrorKind::kCheckpoint, "the adapters in ", where, " belong to ", adapter.base_identity,
-         ", which no file holds; train adapters of stored weights (model.init_from)");
+         ", which are not in a file; train adapters of stored weights (model.init_from)");
   }
   if (!util::is_there(adapter.base)) {
     fail(ErrorKind::kCheckpoint, "the adapters in ", where, " need the weights of their base at ",
@@ -255,8 +256,8 @@ std::shared_ptr<const TensorSource> merged_source(const fs::path& checkpoint_fol
          ", but nothing is there; put them back, or export the adapters alone (fsdp-ckpt export --adapter)");
   }
   if (const std::string identity = identity_of(adapter.base); identity != adapter.base_identity) {
-    fail(ErrorKind::kCheckpoint, "the weights at ", adapter.base, " must be those whose adapters are in ",
-         where, " (", adapter.base_identity, "), but are others (", identity, "); put the former ones back");
+    fail(ErrorKind::kCheckpoint, "the weights at ", adapter.base, " must be the base of the adapters in ",
+         where, " (", adapter.base_identity, "), but are other weights (", identity, "); restore the base");
   }
   Weights base = open_weights(adapter.base);
   DescribedModel model;

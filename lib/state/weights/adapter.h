@@ -1,7 +1,7 @@
 #pragma once
 
-// Checkpoints of adapters (model/nn/lora.h), which hold these without the frozen weights of their base. state/convert/peft_folder.h
-// has PEFT's form of them.
+// Checkpoints of adapters (model/nn/lora.h). They hold the adapters without the frozen weights of their base.
+// state/convert/peft_folder.h reads and writes adapters in PEFT's format.
 
 #include <cstdint>
 #include <filesystem>
@@ -16,45 +16,50 @@
 
 namespace fsdp::checkpoint {
 
-/// Key of Manifest::model where a checkpoint holds adapters.
+/// Key of Manifest::model that marks a checkpoint of adapters.
 inline constexpr const char* kAdapterKey = "fsdp_lora";
 
 struct AdapterDescription {
   nn::LoraOptions lora;             ///< without targets and init_from
-  std::vector<std::string> layers;  ///< that have adapters
-  bool transposed = false;          ///< the weights of these layers are (GPT-2)
-  std::string base;                 ///< path of the base's weights; empty: random ones
+  std::vector<std::string> layers;  ///< names of the layers that have adapters
+  bool transposed = false;          ///< whether the weights of the layers are stored transposed (GPT-2)
+  std::string base;                 ///< path of the base's weights; empty: random weights
   std::string base_identity;
 };
 
 nlohmann::json adapter_json(const AdapterDescription& adapter);
-/// Of a manifest's model; nothing for one that holds all weights. `where` for the message of kCheckpoint.
+/// Reads the adapter from a manifest's model. Nothing if the checkpoint holds all weights. Throws
+/// Error(kCheckpoint) that names `where` if the description is invalid.
 std::optional<AdapterDescription> described_adapter(const nlohmann::json& model, const std::string& where);
 
-/// Of stored weights, others having another: a hash of the hashes of a checkpoint's files, or of names, shapes, types and
-/// first values of all tensors.
+/// Identity of stored weights: a hash of the hashes of a checkpoint's files, or of the names, shapes, types
+/// and first values of all tensors.
 std::string identity_of(const std::filesystem::path& weights);
-/// Of the random weights that a run starts with.
+/// Identity of the random weights with which a run starts.
 std::string identity_of_random(int64_t seed);
 
-/// kCheckpoint unless adapters of this kind can start with those `found` in `where`.
+/// Throws Error(kCheckpoint) unless adapters of the `expected` kind can start with the adapters `found` in
+/// `where`.
 void require_same_scale(const AdapterDescription& found, const nn::LoraOptions& expected,
                         const std::string& where);
-/// kCheckpoint unless adapters `found` in `where` continue in a run with `expected`.
+/// Throws Error(kCheckpoint) unless a run with the `expected` adapters can continue the adapters `found` in
+/// `where`.
 void require_same_adapter(const AdapterDescription& found, const AdapterDescription& expected,
                           const std::string& where);
 
-/// The weights of the base with the adapters of a checkpoint added, by the model's names and in the base's types.
-/// One matrix at a time is in memory. kCheckpoint when the base is not where it was, or others are there.
+/// The weights of the base with a checkpoint's adapters added, under the model's names and in the base's
+/// types. Keeps one matrix at a time in memory. Throws Error(kCheckpoint) if the base has been moved or
+/// replaced.
 std::shared_ptr<const TensorSource> merged_source(const std::filesystem::path& checkpoint_folder,
                                                   const AdapterDescription& adapter);
 
-/// The tensors of a step's folder under their names in the model, without those of the base.
+/// The tensors of a step's folder under their names in the model, without the tensors of the base.
 Weights stored_alone(const std::filesystem::path& checkpoint_folder);
 
-/// Rank, scale and kind under PEFT's keys.
+/// Rank, scale and kind of the adapters under PEFT's keys.
 nlohmann::json lora_json(const nn::LoraOptions& lora);
-/// Throws nlohmann::json::exception, and kCheckpoint that begins with `where` for an impossible rank.
+/// Reads rank, scale and kind from PEFT's keys. Throws nlohmann::json::exception, and Error(kCheckpoint) that
+/// begins with `where` for an impossible rank.
 nn::LoraOptions lora_of_json(const nlohmann::json& config, const std::string& where);
 
 }  // namespace fsdp::checkpoint

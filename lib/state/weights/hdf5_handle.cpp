@@ -24,7 +24,7 @@ Hdf5Lock::Hdf5Lock() : lock_(hdf5_mutex) {
 
 std::string hdf5_cause() {
   std::string cause;
-  // Upward: the first entry is the innermost function, where the failure was seen.
+  // Walks upward: the first entry is the innermost function, which saw the failure.
   H5Ewalk2(
       H5E_DEFAULT, H5E_WALK_UPWARD,
       [](unsigned depth, const H5E_error2_t* entry, void* out) -> herr_t {
@@ -33,7 +33,7 @@ std::string hdf5_cause() {
       },
       &cause);
   H5Eclear2(H5E_DEFAULT);
-  // In the long description of a failed system call the reason stands between these marks.
+  // Marks around the reason in HDF5's long description of a failed system call.
   const std::string mark = "error message = '";
   if (size_t at = cause.find(mark); at != std::string::npos) {
     size_t begin = at + mark.size();
@@ -48,7 +48,7 @@ std::string hdf5_cause() {
 
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "tensors are stored as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "tensors are stored with the byte order of memory");
 
 /// An IEEE-like little-endian float of 16 bits: sign, exponent, mantissa from the highest bit down.
 /// h5py reads the one with 5 exponent bits as numpy.float16 and the one with 8 (bfloat16) as numpy.float32.

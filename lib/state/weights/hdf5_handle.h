@@ -1,7 +1,7 @@
 #pragma once
 
-// Guard rails around the C library of HDF5, for shard_file.cpp only: a lock, handles that close themselves,
-// errors as exceptions, and the types of data sets.
+// Wrappers of the C library of HDF5, for shard_file.cpp only: a lock, handles that close themselves, errors
+// as exceptions, and the types of data sets.
 
 #include <c10/core/ScalarType.h>
 #include <hdf5.h>
@@ -15,9 +15,8 @@
 
 namespace fsdp::checkpoint {
 
-/// Held around every use of HDF5. Only some builds of the library are thread-safe; in the others its error
-/// stack is one for the process. Ranks may be threads, so there is one lock for the process. While it is
-/// held, HDF5 prints nothing.
+/// The process's lock around every use of HDF5. Only some builds of the library are thread-safe; other builds
+/// have one error stack for the process. Ranks may be threads. While the lock is held, HDF5 prints nothing.
 class Hdf5Lock {
  public:
   Hdf5Lock();
@@ -26,7 +25,7 @@ class Hdf5Lock {
   std::lock_guard<std::mutex> lock_;
 };
 
-/// The cause on HDF5's error stack of this thread, in a few words; empties the stack.
+/// The cause on HDF5's error stack of this thread, in a few words. Empties the stack.
 std::string hdf5_cause();
 
 /// Owns an identifier of HDF5.
@@ -41,7 +40,7 @@ class Hdf5Id {
   }
   hid_t get() const { return id_; }
   bool valid() const { return id_ >= 0; }
-  /// Closes now; negative when HDF5 reports a failure.
+  /// Closes the identifier now. Negative if HDF5 reports a failure.
   herr_t close() { return closer_(std::exchange(id_, -1)); }
 
  private:
@@ -49,8 +48,7 @@ class Hdf5Id {
   Closer closer_;
 };
 
-/// Passes a non-negative result through; otherwise throws Error(kind, "cannot <what> <path>: <HDF5's
-/// cause>").
+/// Returns a non-negative result. Otherwise throws Error(kind, "cannot <what> <path>: <HDF5's cause>").
 template <typename Result>
 Result check_hdf5(Result result, util::ErrorKind kind, const std::string& what,
                   const std::filesystem::path& path) {
@@ -58,8 +56,8 @@ Result check_hdf5(Result result, util::ErrorKind kind, const std::string& what,
   return result;
 }
 
-/// A copy of the HDF5 type in which tensors of `dtype` are stored: the bytes are those in memory, so nothing
-/// is ever converted. An assertion for dtypes that the toolkit never stores. Needs the lock.
+/// A copy of the HDF5 type in which tensors of `dtype` are stored. Its bytes are those in memory, so that
+/// HDF5 never converts. Fails an assertion for dtypes that are never stored. Requires: the lock is held.
 Hdf5Id stored_type(c10::ScalarType dtype);
 
 }  // namespace fsdp::checkpoint

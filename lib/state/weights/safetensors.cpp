@@ -65,7 +65,7 @@ std::string read_header(const RawFile& file) {
 bool read_sizes(const json& value, std::vector<int64_t>& sizes) {
   if (!value.is_array()) return false;
   for (const json& size : value) {
-    // nlohmann holds every whole number without a sign as unsigned.
+    // nlohmann stores every whole number without a sign as unsigned.
     if (!size.is_number_unsigned() ||
         size.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
       return false;
@@ -76,8 +76,8 @@ bool read_sizes(const json& value, std::vector<int64_t>& sizes) {
 }
 
 struct Extent {
-  int64_t begin = 0, end = 0;         ///< bytes, from the start of the data
-  const std::string* name = nullptr;  ///< lives in the reader's table
+  int64_t begin = 0, end = 0;         ///< byte offsets from the start of the data
+  const std::string* name = nullptr;  ///< owned by the reader's table
 };
 
 SafetensorsReader::Entry parse_entry(const json& value, const std::string& where, Extent& extent) {
@@ -231,7 +231,7 @@ SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::vector<TensorInf
     }
     text += "}";
     while (text.size() % kHeaderAlignmentBytes != 0) text += ' ';
-    uint64_t length = text.size();  // little-endian, as this machine is
+    uint64_t length = text.size();  // little-endian, like this machine
     file_.write(&length, sizeof(length));
     file_.write(text.data(), static_cast<int64_t>(text.size()));
   } catch (...) {

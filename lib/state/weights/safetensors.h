@@ -1,8 +1,8 @@
 #pragma once
 
-// Files of the safetensors format (https://huggingface.co/docs/safetensors): 8 bytes length of a JSON header,
-// the header, the tensors' bytes. A written file gets its name only when it is complete; a read file is not
-// trusted, so every limit is checked.
+// Files of the safetensors format (https://huggingface.co/docs/safetensors): the length of a JSON header (8
+// bytes), the header, and the tensors' bytes. A written file gets its name only when it is complete. A file
+// that is read is not trusted: every limit is checked.
 
 #include <c10/core/ScalarType.h>
 
@@ -17,12 +17,12 @@
 
 namespace fsdp::checkpoint {
 
-/// Writes one file in a stream: construct, append() every tensor's bytes in the order of infos(), finish().
-/// Nothing appears under the final name before finish(); a writer destroyed without it removes what it wrote.
+/// Writes one file as a stream: construct, append() every tensor's bytes in the order of infos(), finish().
+/// The final name appears in finish() only. A writer that is destroyed before finish() removes its file.
 class SafetensorsWriter {
  public:
   /// Writes the header. The tensors are ordered so that each is aligned to its element size: larger elements
-  /// first, then by name. kIo when the file cannot be created.
+  /// first, then by name. Throws Error(kIo) if the file cannot be created.
   SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> infos);
   ~SafetensorsWriter();
 
@@ -30,7 +30,7 @@ class SafetensorsWriter {
 
   void append(const void* data, int64_t bytes);
 
-  /// Syncs and renames, replacing a file of that name; an assertion unless exactly all bytes were appended.
+  /// Syncs and renames the file, replacing a file of that name. Requires: all bytes have been appended.
   void finish();
 
  private:
@@ -42,18 +42,18 @@ class SafetensorsWriter {
   bool finished_ = false;
 };
 
-/// Reads one file by ranges; memory is bounded by the header. Not thread-safe.
+/// Reads ranges of the tensors of one file. Memory is bounded by the size of the header. Not thread-safe.
 class SafetensorsReader final : public TensorSource {
  public:
   /// Reads and checks the header: its length, its JSON, the types, and that the tensors fill the file without
-  /// overlap or hole. kCheckpoint that names the file and the tensor otherwise.
+  /// overlap or hole. Otherwise throws Error(kCheckpoint) that names the file and the tensor.
   explicit SafetensorsReader(const std::filesystem::path& path);
 
   struct Entry {
     std::vector<int64_t> shape;
     c10::ScalarType dtype = c10::ScalarType::Float;
     int64_t numel = 0;
-    int64_t begin_bytes = 0;  ///< from the start of the file
+    int64_t begin_bytes = 0;  ///< offset from the start of the file
   };
 
   const std::filesystem::path& path() const override { return file_.path(); }
@@ -62,7 +62,7 @@ class SafetensorsReader final : public TensorSource {
   const std::map<std::string, Entry>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
-  /// kCheckpoint when the file has no such tensor.
+  /// Throws Error(kCheckpoint) if the file has no such tensor.
   const Entry& entry(const std::string& name) const;
 
   void read(const std::string& name, int64_t begin, int64_t end, void* out) const override;

@@ -21,7 +21,7 @@ namespace {
 
 Hdf5Id file_access(const fs::path& path) {
   Hdf5Id access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-  // Superblock and object headers with checksums; readable since HDF5 1.10.
+  // Gives superblock and object headers checksums. HDF5 1.10 and newer can read the file.
   bool set = access.valid() && H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110) >= 0 &&
              // Closing the file closes its objects too, so that no error leaves it open.
              H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG) >= 0 &&
@@ -71,7 +71,7 @@ ShardFileWriter::ShardFileWriter(fs::path path, std::vector<DatasetSpec> dataset
     create_dataset(impl->file.get(), spec, impl->path);
     impl->datasets.emplace(spec.name, std::move(spec));
   }
-  impl_ = std::move(impl);  // until here an error closes the file under the lock
+  impl_ = std::move(impl);  // an error before this line closes the file under the lock
 }
 
 ShardFileWriter::~ShardFileWriter() {

@@ -63,7 +63,7 @@ class ReadJoiner {
   ReadJoiner(const ShardRead& pattern, int64_t itemsize_bytes, std::vector<ShardRead>& reads)
       : pattern_(pattern), itemsize_bytes_(itemsize_bytes), reads_(reads) {}
 
-  /// `in_out`, `in_file`: first element in the destination and in the data set.
+  /// Adds `count` elements that begin at element `in_file` of the data set and `in_out` of the destination.
   void add(int64_t in_out, int64_t in_file, int64_t count) {
     if (open_ && extends(in_out, in_file, count)) return;
     ShardRead read = pattern_;
@@ -99,7 +99,7 @@ class ReadJoiner {
   ShardRead pattern_;
   int64_t itemsize_bytes_;
   std::vector<ShardRead>& reads_;
-  int64_t first_out_ = 0;  ///< element of the destination of the last read
+  int64_t first_out_ = 0;  ///< element of the destination at which the last read begins
   bool open_ = false;
 };
 
@@ -112,7 +112,7 @@ std::vector<ShardRead> ShardSet::plan(const std::string& name, const util::Recta
   FSDP_CHECK(part.fits(entry.numel), name);
   std::vector<ShardRead> reads;
   if (part.numel() == 0) return reads;
-  // The rows and columns, of the entry's view, between the first and the last element of the part.
+  // Rows and columns of the entry's view between the first and the last element of the part.
   RangeQuery query{
       .row_begin = part.row_begin, .row_end = part.row_end, .begin = part.begin, .end = part.end};
   if (part.rows != entry.rows) {

@@ -29,8 +29,8 @@ namespace {
 
 constexpr size_t kMostListed = 20;
 
-/// Buffers that older releases of transformers stored among the weights, by their names in the file. A model computes
-/// them from its config, so they are not read.
+/// Buffers that older releases of transformers stored among the weights, recognised by their names in the
+/// file. They are not read, because a model computes them from its config.
 class KnownBuffers {
  public:
   KnownBuffers(const nn::Family& family, int64_t layers) : family_(family), layers_(layers) {}
@@ -76,7 +76,7 @@ bool are_equal(const Weights& source, const std::string& a, const std::string& b
   return true;
 }
 
-/// "a, b, c and 7 more".
+/// Text for a list of names: "a, b, c and 7 more".
 std::string listed(const std::vector<std::string>& names) {
   std::vector<std::string> first(names.begin(), names.begin() + std::min(names.size(), kMostListed));
   std::string text = util::join(first, ", ");

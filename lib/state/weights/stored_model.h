@@ -1,8 +1,9 @@
 #pragma once
 
-// A stored model in any format: its description, its weights, and which stored tensor is which weight.
-// Accepts weights as found in practice: names without the prefix of the language model ("h.0.ln_1.weight"), a
-// stored copy of a tied head, and the buffers of transformers (causal masks, rotary frequencies), which are ignored.
+// A stored model in any format: its description, its weights, and the stored name of each weight. Accepts
+// weights as they are found in practice: names without the prefix of the language model ("h.0.ln_1.weight"),
+// a stored copy of a tied head, and the buffers of transformers (causal masks, rotary frequencies), which are
+// ignored.
 
 #include <cstdint>
 #include <filesystem>
@@ -16,12 +17,13 @@
 
 namespace fsdp::checkpoint {
 
-/// How stored weights differ from a model's; an entry per tensor.
+/// Differences between stored weights and a model's. One entry per tensor.
 struct Misfits {
   std::vector<std::string> missing, unexpected, misshapen;
   std::vector<std::string> untied;  ///< heads of a tied model that differ from its embedding
 
-  /// kCheckpoint that lists all, if there are any: the weights `who` do not match `config`.
+  /// Throws Error(kCheckpoint) that lists all differences if there are any: "the weights `who` do not match
+  /// `config`".
   void refuse_any(const std::string& who, const std::string& config) const;
 };
 
@@ -29,35 +31,36 @@ void compare_shape(const std::string& name, const std::vector<int64_t>& found,
                    const std::vector<int64_t>& expected, Misfits& misfits);
 
 struct MatchedWeights {
-  /// The model's name -> the stored name, for each weight of nn::weight_shapes() that is stored.
+  /// Model's name -> stored name, for each weight of nn::weight_shapes() that is stored.
   std::map<std::string, std::string> names;
-  Misfits misfits;  ///< weights that are missing or have another shape or type, and other stored tensors
+  Misfits misfits;  ///< missing weights, weights of another shape or type, and tensors that are not weights
 };
 
-/// For a plug-in's model, whose shapes are not known here, every tensor keeps its name. `may_be_unused`:
-/// patterns of stored names that may exist without being weights of the model. Reads values only where a tied model has
-/// both an embedding and a head.
+/// Matches stored tensors to the model's weights. For a plug-in's model, whose shapes are not known here,
+/// every tensor keeps its name. `may_be_unused`: patterns of stored names that need not be weights of the
+/// model. Reads values only if a tied model has both an embedding and a head.
 MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& options,
                              const std::vector<std::string>& may_be_unused = {});
 
-/// MatchedWeights::names for the weights that model.init_from opens. kCheckpoint that lists all misfits,
-/// including unused tensors that match none of options.init_unused.
+/// MatchedWeights::names for the weights that model.init_from opens. Throws Error(kCheckpoint) that lists all
+/// misfits, including unused tensors that match no pattern of options.init_unused.
 std::map<std::string, std::string> match_initial_weights(const Weights& source,
                                                          const nn::ModelOptions& options);
 
-/// kCheckpoint that lists the misfits of the weights that model.init_from opens, with the keys that allow some of them.
+/// Throws Error(kCheckpoint) that lists the misfits of the weights that model.init_from opens, and the keys
+/// that allow some of them.
 void refuse_initial(const Misfits& misfits, const Weights& source);
 
 struct StoredModel : DescribedModel {
-  Weights weights;  ///< not read yet
-  /// The model's parameter -> its name in `weights`. A plug-in's model: every tensor.
+  Weights weights;  ///< opened, but not read
+  /// Model's parameter -> its name in `weights`. For a plug-in's model: every tensor.
   std::map<std::string, std::string> names;
 };
 
 /// Opens a checkpoint's step folder, a run's output folder (the newest complete checkpoint), a safetensors
 /// file with config.json beside it, or a folder in Hugging Face's layout. `ema`: a checkpoint's averages of
-/// weights instead of the weights, where there are any. kCheckpoint when the path holds no such thing, when
-/// the model is not described, or when the weights do not fit the description.
+/// weights instead of the weights, if there are any. Throws Error(kCheckpoint) if the path holds nothing of
+/// the kind, if the model is not described, or if the weights do not fit the description.
 StoredModel open_model(const std::filesystem::path& path, bool ema = false);
 
 }  // namespace fsdp::checkpoint

@@ -197,7 +197,7 @@ void Weights::add_files_of_index(const fs::path& folder) {
   std::map<std::string, std::shared_ptr<const SafetensorsReader>> files;
   for (const auto& [tensor, value] : index["weight_map"].items()) {
     const std::string file = value.is_string() ? value.get<std::string>() : "";
-    // Only a plain name, so that an index cannot point out of its folder.
+    // Names must be plain, so that an index cannot point out of its folder.
     if (file.empty() || file == "." || file == ".." ||
         file.find_first_of(std::string_view("/\0", 2)) != file.npos) {
       fail(ErrorKind::kCheckpoint, path.string(), ": tensor ", tensor,

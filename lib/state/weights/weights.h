@@ -1,7 +1,7 @@
 #pragma once
 
-// Named tensors on disk, read by ranges, from any format: safetensors as Hugging Face lays them out (one
-// file, or a folder with model.safetensors or with model.safetensors.index.json and the files it names), or a
+// Named tensors on disk, read by ranges, in any format: safetensors in Hugging Face's layout (one file, or a
+// folder with model.safetensors or with model.safetensors.index.json and the files that it names), or a
 // checkpoint.
 
 #include <ATen/core/Tensor.h>
@@ -25,10 +25,10 @@ struct TensorInfo {
   c10::ScalarType dtype = c10::ScalarType::Float;
 };
 
-/// Bytes of the elements; negative when checked_numel() finds the shape impossible.
+/// Bytes of the elements. Negative if checked_numel() finds the shape impossible.
 int64_t bytes_of(const TensorInfo& info);
 
-/// One file, or one checkpoint of several files. Not thread-safe; memory is bounded by the description.
+/// One file, or one checkpoint of several files. Memory is bounded by the description. Not thread-safe.
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
@@ -38,12 +38,12 @@ class TensorSource {
   /// The tensors, sorted by name.
   virtual std::vector<TensorInfo> infos() const = 0;
 
-  /// Elements [begin, end) of the flattened tensor, bitwise as stored.
+  /// Reads elements [begin, end) of the flattened tensor, bitwise as stored.
   virtual void read(const std::string& name, int64_t begin, int64_t end, void* out) const = 0;
 };
 
-/// Prefixes of names within a checkpoint: weights, optimizer state, and, as a part of that, the averages of
-/// the weights over the steps of a run (optim's "ema").
+/// Prefixes of names within a checkpoint: of the weights, of the optimizer's state, and of the averages of
+/// the weights over the steps of a run, which are part of that state (optim's "ema").
 inline constexpr const char* kWeightsPrefix = "model/";
 inline constexpr const char* kOptimizerPrefix = "optimizer/";
 inline constexpr const char* kAveragePrefix = "optimizer/ema/";
@@ -52,7 +52,7 @@ inline constexpr const char* kAveragePrefix = "optimizer/ema/";
 class Weights {
  public:
   Weights() = default;
-  /// Without tensors yet; `path` is for messages.
+  /// Makes an object without tensors. `path` is for messages.
   explicit Weights(std::filesystem::path path) : path_(std::move(path)) {}
 
   std::vector<std::string> names() const;
@@ -61,31 +61,32 @@ class Weights {
   at::ScalarType dtype(const std::string& name) const { return info(name).dtype; }
   int64_t numel(const std::string& name) const;
 
-  /// Shape and type under the tensor's name in the file; kCheckpoint when there is none.
+  /// Shape, type and name of the tensor in its file. Throws Error(kCheckpoint) if there is no such tensor.
   const TensorInfo& info(const std::string& name) const;
 
   const std::filesystem::path& path() const { return path_; }
 
-  /// Whether a conversion makes a value that is too large for its type the type's largest one instead of an error.
+  /// Sets whether a conversion replaces values that are too large for the new type by its largest value.
+  /// Otherwise they are an error.
   void set_saturating(bool saturates) { saturates_ = saturates; }
 
-  /// Fills a contiguous CPU tensor of the same shape, converting between floating-point types. kCheckpoint
-  /// when the name is missing, the shape differs, or only one of the two types is a floating-point type, and as
-  /// convert_values().
+  /// Fills a contiguous CPU tensor of the same shape, converting between floating-point types. Throws
+  /// Error(kCheckpoint) if the name is missing, the shape differs, or only one of the two types is a
+  /// floating-point type, and as convert_values().
   void read_into(const std::string& name, const at::Tensor& tensor) const;
 
-  /// The same for elements [begin, begin + tensor.numel()) of the flattened tensor; `tensor` is 1-D.
+  /// Like read_into(), for elements [begin, begin + tensor.numel()) of the flattened tensor. `tensor` is 1-D.
   void read_range_into(const std::string& name, int64_t begin, const at::Tensor& tensor) const;
 
-  /// The same for the elements of a part; `tensor` is 1-D. Reads whole rows of the part's view where their
-  /// pieces are smaller than kSmallestPieceBytes, otherwise only the columns.
+  /// Like read_into(), for the elements of a part. `tensor` is 1-D. Reads whole rows of the part's view if
+  /// the part's piece of a row is smaller than kSmallestPieceBytes, otherwise only the part's columns.
   void read_part_into(const std::string& name, const util::Rectangle& part, const at::Tensor& tensor) const;
 
-  /// A smaller piece is not worth a read of its own: a file system reads no less.
+  /// A smaller piece does not justify a read of its own, because a file system does not read less.
   static constexpr int64_t kSmallestPieceBytes = 4096;
 
   /// Passes elements [begin, end) of the flattened tensor to `sink` in order, as 1-D tensors of type `dtype`
-  /// of at most kSliceBytes in the stored type. Their memory is reused when the sink has returned.
+  /// of at most kSliceBytes in the stored type. The memory of a tensor is reused after the sink has returned.
   void stream(const std::string& name, int64_t begin, int64_t end, at::ScalarType dtype,
               const std::function<void(const at::Tensor&)>& sink) const;
 
@@ -101,8 +102,8 @@ class Weights {
     TensorInfo info;
     std::shared_ptr<const TensorSource> source;
   };
-  /// Memory that is kept from slice to slice: freed and allocated again between the small blocks that HDF5
-  /// keeps, it would fragment the heap, which would grow to several times its size.
+  /// Memory that is kept from slice to slice. Freeing and allocating it between the small blocks that HDF5
+  /// keeps would fragment the heap, which would grow to several times its size.
   class Scratch {
    public:
     at::Tensor elements(int64_t count, at::ScalarType dtype);
@@ -120,22 +121,24 @@ class Weights {
   mutable Scratch stored_, converted_;
 };
 
-/// Copies floating-point values to a tensor of another type. Where finite values do not fit it (in float16, those from
-/// 65520 on), throws kCheckpoint that names the tensor, or makes them the largest that fit if `saturates`.
+/// Copies floating-point values to a tensor of another type. Finite values may not fit that type (from 65520
+/// on in float16). They become the largest value that fits if `saturates`, otherwise Error(kCheckpoint) that
+/// names the tensor is thrown.
 void convert_values(const at::Tensor& from, const at::Tensor& to, const std::string& name, bool saturates);
 
-/// The weights, under the names of the model's parameters. `path` is a file, a folder, or a run's output
-/// folder (its newest complete checkpoint). Of a checkpoint of adapters: those of its base with the adapters merged in. kCheckpoint when the path holds no weights or damaged ones.
+/// Opens weights under the names of the model's parameters. `path` is a file, a folder, or a run's output
+/// folder (its newest complete checkpoint). For a checkpoint of adapters: the weights of its base with the
+/// adapters merged in. Throws Error(kCheckpoint) if the path holds no weights or damaged weights.
 Weights open_weights(const std::filesystem::path& path);
 
-/// All tensors of a checkpoint, the optimizer's too, under their full names ("model/...", "optimizer/...").
-/// `path` is a step's folder or a run's output folder.
+/// Opens all tensors of a checkpoint, including the optimizer's, under their full names ("model/...",
+/// "optimizer/..."). `path` is a step's folder or a run's output folder.
 Weights open_state(const std::filesystem::path& path);
 
-/// kCheckpoint when a checkpoint has no averages of weights.
+/// Throws Error(kCheckpoint) if a checkpoint has no averages of weights.
 void require_averages(const TensorSource& checkpoint);
 
-/// The type that all floating-point tensors share; nothing if they have several.
+/// The type of all floating-point tensors. Nothing if they have several types.
 std::optional<c10::ScalarType> common_dtype(const Weights& weights);
 
 }  // namespace fsdp::checkpoint

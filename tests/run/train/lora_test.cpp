@@ -176,7 +176,7 @@ TEST_F(LoraRun, NamesTheBaseThatIsMissingOrHasChanged) {
   base.run.output_dir = folder_ / "base";
   base.training.steps = 1;
   train(1, base);
-  EXPECT_THAT(message(), ::testing::HasSubstr("but are others"));
+  EXPECT_THAT(message(), ::testing::HasSubstr("but are other weights"));
 }
 
 TEST_F(LoraRun, TrainsTheSameWhateverIsSharded) {

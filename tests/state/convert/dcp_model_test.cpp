@@ -197,7 +197,7 @@ TEST_F(DcpModel, RefusesStatesThatDoNotFit) {
   for (auto& [name, tensor] : tensors) {
     if (name.ends_with("model.norm.weight.step")) tensor = at::full({}, 4.0);
   }
-  expect_import_refused(tensors, "one number of steps for all parameters");
+  expect_import_refused(tensors, "the same number of steps for all parameters");
   expect_import_refused(state(1.5), "must be a number of steps");
   expect_import_refused(state(-1), "must be a number of steps");
 }
@@ -235,7 +235,7 @@ TEST_F(DcpModel, RefusesToExportWhatPyTorchCouldNotGoOnFrom) {
     EXPECT_THAT(found, HasSubstr(text));
     EXPECT_FALSE(fs::exists(root_.path() / "out"));
   };
-  expect([](auto& training) { training["optimizer"] = "lion"; }, "is of one with lion");
+  expect([](auto& training) { training["optimizer"] = "lion"; }, "comes from a run with lion");
   expect([](auto& training) { training.erase("param_groups"); },
          "does not record the optimizer's hyperparameters");
   expect(

@@ -171,7 +171,7 @@ const Lie kLies[] = {
     {"shape_number", [](Json& m) { embedding(m)["shape"] = 91; }, "\"shape\" is not a list"},
     {"name_outside", [](Json& m) { m["tensors"]["../model/x"] = embedding(m); }, "../model/x"},
     {"name_absolute", [](Json& m) { m["tensors"]["/model/x"] = embedding(m); }, "/model/x"},
-    {"name_empty", [](Json& m) { m["tensors"][""] = embedding(m); }, "cannot be one of a tensor"},
+    {"name_empty", [](Json& m) { m["tensors"][""] = embedding(m); }, "cannot be the name of a tensor"},
     {"name_dot", [](Json& m) { m["tensors"]["model/./x"] = embedding(m); }, "model/./x"},
 };
 

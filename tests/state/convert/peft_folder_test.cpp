@@ -229,7 +229,7 @@ TEST_F(PeftFolder, WithoutUsableWeightsIsRefused) {
   testing::write_safetensors(folder_ / "adapter_model.safetensors",
                              {{"base_model.model.model.norm.weight", at::ones({2})}});
   EXPECT_THAT(refusal(),
-              HasSubstr("must be those of adapters, but base_model.model.model.norm.weight is none"));
+              HasSubstr("must belong to adapters, but base_model.model.model.norm.weight does not"));
   folder_.write("adapter_model.safetensors", "no tensors");
   EXPECT_THAT(refusal(), HasSubstr("adapter_model.safetensors"));
   fs::remove(folder_ / "adapter_model.safetensors");

@@ -119,7 +119,7 @@ TEST_F(TestOfDcpFolder, RunsNothingOfAMaliciousPickle) {
       "\x80\x02"
       "cposix\nsystem\n"s +
       call);
-  expect_refused(R"(.metadata: the pickle names "posix.system", which no such file needs)");
+  expect_refused(R"(.metadata: the pickle names "posix.system", which no checkpoint of PyTorch needs)");
   write_metadata("\x80\x04\x8c\x05posix\x8c\x06system\x93"s + call);
   expect_refused(R"(names "posix.system")");
   EXPECT_FALSE(fs::exists(trace));

@@ -107,15 +107,15 @@ TEST(Pickle, RefusesToNameAnythingElseHoweverItIsNamed) {
 }
 
 TEST(Pickle, RefusesToCallOrChangeWhatIsNoGlobal) {
-  expect_refused("\x80\x02X\x02\x00\x00\x00os)R."s, "calls a value that is no function");
+  expect_refused("\x80\x02X\x02\x00\x00\x00os)R."s, "calls a value that is not a function");
   expect_refused(
       "\x80\x02"
       "cmodule\nKnown\n)R)R."s,
-      "calls a value that is no function");
+      "calls a value that is not a function");
   expect_refused(
       "\x80\x02"
       "cmodule\nKnown\n]R."s,
-      "calls a value that is no function");
+      "calls a value that is not a function");
   expect_refused("\x80\x02}}b."s, "sets the state of a value that has none");
   expect_refused(
       "\x80\x02"
