@@ -45,13 +45,13 @@ namespace {
 using kernels::MetaProduct;
 using util::concat;
 
-constexpr double kMostFlops = 4e11;  ///< of a product that is measured on a CPU
+constexpr double kMostFlops = 4e11;  ///< most operations of a product that is measured on a CPU
 constexpr double kMostFlopsOfGpu = 4e13;
-/// Of which the fastest counts: what else goes on in the machine only slows down.
+/// Number of rounds. The fastest counts, because other load on the machine only slows measurements down.
 constexpr int kRounds = 3;
-constexpr size_t kMostShapes = 40;  ///< of the config's products
+constexpr size_t kMostShapes = 40;  ///< most shapes of the config's products
 
-/// What is measured, where.
+/// Measures the kernels on one device.
 class Bench {
  public:
   Bench(const config::Config& config, comm::Communicator& communicator)
@@ -87,7 +87,7 @@ class Bench {
       raise(table.norm_bytes_per_second, norm_rate());
     }
     table.host_seconds = host_seconds();
-    // The median, unlike of kernels: a step takes what steps usually take.
+    // The median, not the fastest as for kernels: predictions are for a usual step.
     std::ranges::sort(references);
     table.scale = references[references.size() / 2] / predicted_seconds(table);
     return table;
@@ -106,7 +106,7 @@ class Bench {
     const std::vector<double> seconds = sorted_seconds_of(run, least);
     return seconds[seconds.size() / 4];
   }
-  /// For the device.
+  /// Waits for the device.
   void wait() const {
     if (!options_.device().is_cpu()) at::ones({1}, options_).item<double>();
   }
@@ -114,7 +114,7 @@ class Bench {
   at::Tensor random(at::IntArrayRef shape) const { return at::randn(shape, options_); }
   at::Tensor in_float32(int64_t numel) const { return at::ones({numel}, options_.dtype(at::kFloat)); }
 
-  /// A grid, and the config's own.
+  /// The shapes to measure: a grid, and the shapes of the config's products.
   std::vector<MetaProduct> shapes(bool is_gpu) const {
     std::vector<MetaProduct> found;
     const double most = is_gpu ? kMostFlopsOfGpu : kMostFlops;
@@ -160,7 +160,8 @@ class Bench {
     return seconds_of([&] { kernels::product(a, b, matmul_); }, 0.03);
   }
 
-  /// Of one of the three that a forward and a backward are (model/kernels/meta.h). The queries of one row, with as many keys.
+  /// Seconds of one of the three attentions that a forward and a backward count as (model/kernels/meta.h).
+  /// The queries of one row, with as many keys.
   double attention_seconds(const MetaProduct& shape) const {
     const int64_t tokens = std::max<int64_t>(1, shape.n / 2), rows = std::max<int64_t>(1, shape.m / tokens);
     const auto tensor = [&] { return random({1, tokens, rows, shape.k}).requires_grad_(true); };
@@ -186,8 +187,8 @@ class Bench {
   }
   int64_t width() const { return config_.model.hidden_size; }
 
-  /// Norm, activation and sum, with their backward, which have three results each way. Of so many tensors that no cache keeps
-  /// them from forward to backward, as in training.
+  /// Bytes per second of norm, activation and sum with their backward, which have three results each way.
+  /// Uses so many tensors that no cache keeps them from forward to backward, as in training.
   double elementwise_rate() const {
     constexpr double kResults = 6, kBytes = 256 << 20;
     const auto tensor = [&] { return random({rows(), width()}).requires_grad_(true); };
@@ -212,7 +213,7 @@ class Bench {
     return kResults * bytes * static_cast<double>(inputs.size()) / seconds;
   }
 
-  /// Beside the three products.
+  /// Bytes per second of the loss, without its three products.
   double loss_rate() const {
     const int64_t vocabulary = std::clamp<int64_t>(config_.model.vocab_size, 64, 32768);
     const at::Tensor x = random({rows(), width()}).requires_grad_(true),
@@ -232,7 +233,8 @@ class Bench {
 
   double optimizer_rate() const {
     constexpr int64_t kElements = 1 << 22;
-    constexpr double kBytes = 28;  ///< of an element: value and averages read and written, the gradient read
+    /// Bytes per element: value and averages are read and written, the gradient is read.
+    constexpr double kBytes = 28;
     const kernels::AdamTensors tensors{.value = in_float32(kElements),
                                        .gradient = in_float32(kElements),
                                        .exp_avg = in_float32(kElements),
@@ -251,7 +253,7 @@ class Bench {
     return static_cast<double>(x.nbytes()) / seconds_of([&] { at::linalg_vector_norm(x, 2); });
   }
 
-  /// A norm of next to nothing, with its backward: two kernels.
+  /// Host time of a kernel launch, measured by a tiny norm and its backward, which are two kernels.
   double host_seconds() const {
     constexpr int kTimes = 64;
     const at::Tensor x = random({1, 16}).requires_grad_(true), dy = random({1, 16});
@@ -265,15 +267,16 @@ class Bench {
            (2 * kTimes);
   }
 
-  // ---- a whole step of a rank alone, of a model that no config has
+  // ---- a whole step of one rank alone, with a reference model
 
-  /// Whether the engine would cast all weights, of which ranks of a world cast their shards: then only forward and backward.
+  /// Whether the engine would cast all weights, while a rank of a larger world casts only its shard. The step
+  /// is then only forward and backward.
   bool would_cast() const { return type_ != at::kFloat; }
 
   config::Config reference() const {
     config::Config config;
     config.model.vocab_size = 1000;
-    config.model.hidden_size = 512;  // so many weights that no cache keeps them, as in training
+    config.model.hidden_size = 512;  // too many weights for a cache, as in training
     config.model.intermediate_size = 1376;
     config.model.num_hidden_layers = 4;
     config.model.num_attention_heads = config.model.num_key_value_heads = 8;
@@ -319,7 +322,7 @@ class Bench {
     return of_slowest_rank(seconds[seconds.size() / 2]);
   }
 
-  /// For which the others wait in a step: cores are not alike.
+  /// The largest value of all ranks. Ranks wait for the slowest in a step, and cores differ.
   double of_slowest_rank(double seconds) const {
     const at::Tensor slowest = at::full({1}, seconds, options_.dtype(at::kDouble));
     communicator_.all_reduce(slowest, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize();

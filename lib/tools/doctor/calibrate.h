@@ -1,8 +1,8 @@
 #pragma once
 
-// fsdp-train doctor --calibrate FILE: measures what fsdp-plan --simulate needs to know of this machine: how long
-// kernels take, by class, and, where a launcher has started several ranks, latency and bandwidth between them. All ranks
-// measure at the same time, as they compute in training. Takes about a minute.
+// fsdp-train doctor --calibrate FILE: measures this machine for fsdp-plan --simulate: the speed of each class
+// of kernels and, if a launcher has started several ranks, latency and bandwidth between them. All ranks
+// measure at the same time, because they also compute at the same time in training. Takes about a minute.
 
 #include <filesystem>
 #include <string>
@@ -13,26 +13,26 @@
 
 namespace fsdp::doctor {
 
-/// How ranks are on hosts, as launchers number them: neighbours are on one host.
+/// The placement of ranks on hosts. Consecutive ranks are on one host, as launchers number them.
 struct RankPlaces {
   int local_world_size = 1;
 };
 
-/// Measures on the communicator's device, in the config's type of products, with the shapes of the config's products
-/// beside those of a grid; of the network the levels that there are. Collective; the results of all ranks are those
-/// of the first. Throws Error(kUsage) where the ranks of a host have more threads than cores. `links_only`: leaves out the
-/// compute, so that ranks may be more than cores.
+/// Measures compute on the communicator's device, in the config's type of products, for a grid of shapes and
+/// the config's shapes, and the levels of the network that exist. With `links_only` it leaves out the
+/// compute, so that there may be more ranks than cores. All ranks get rank 0's results. Collective. Throws
+/// Error(kUsage) if the ranks of a host have more threads than cores.
 simulate::Calibration calibrate(const config::Config& config, comm::Communicator& communicator,
                                 const RankPlaces& places, bool links_only = false);
 
-/// Of this host, those that this process may use.
+/// Number of cores of this host that this process may use.
 double usable_cores();
 
-/// Links by backend, as a collective of each level has them.
+/// Measures the links of each level of the network, keyed by backend.
 simulate::NetworkTable measure_network(comm::Communicator& communicator, const RankPlaces& places);
 
-/// Writes the calibration; links of other backends that the file has stay, and its compute if none was measured. Returns
-/// what was measured, for people. Throws Error(kUsage) if there is neither.
+/// Writes the calibration. Keeps the file's links of other backends, and its compute if none was measured.
+/// Returns a summary for people. Throws Error(kUsage) if compute was neither measured nor in the file.
 std::string write_calibration(const std::filesystem::path& path, simulate::Calibration calibration);
 
 }  // namespace fsdp::doctor

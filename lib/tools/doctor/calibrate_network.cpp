@@ -27,15 +27,15 @@ using comm::Communicator;
 using simulate::Link;
 using simulate::NetworkTable;
 
-/// Elements of 4 bytes in a rank's part; of a link as many as in that of a usual unit.
+/// Numbers of 4-byte elements in a rank's part. kManyOfLink is the part of a usual unit.
 constexpr int64_t kFew = 256, kManyOfLink = int64_t{1} << 20, kMany = int64_t{4} << 20;
-constexpr int64_t kWidth = 256;  ///< of products that take cores
+constexpr int64_t kWidth = 256;  ///< width of the matrix products that occupy cores
 constexpr int kLeastTimes = 3, kMostTimes = 100;
 constexpr double kSecondsEach = 0.4;
 constexpr auto kUntilCoresChange =
-    std::chrono::milliseconds(20);  ///< of sleep, after which the scheduler chooses anew
+    std::chrono::milliseconds(20);  ///< sleep after which the scheduler chooses cores anew
 
-/// As steady_seconds(), of a collective that all ranks run as often.
+/// Like steady_seconds(), for a collective that all ranks must run equally often.
 double seconds_of(Communicator& group, const std::function<void()>& run) {
   const auto timed = [&run] {
     const double begin = wall_seconds();
@@ -53,7 +53,7 @@ double seconds_of(Communicator& group, const std::function<void()>& run) {
   return seconds[seconds.size() / 4];
 }
 
-/// Tensors for collectives of n elements a rank, where those of units lie.
+/// Tensors for collectives of n elements per rank, allocated like the tensors of units.
 struct Tensors {
   at::Tensor part, whole;
 
@@ -77,14 +77,14 @@ double reduce_scatter_seconds(Communicator& group, int64_t n) {
   });
 }
 
-/// Of as few numbers as the loss of a step.
+/// Seconds of an all-reduce of a few numbers, like the loss of a step.
 double all_reduce_seconds(Communicator& group) {
   const at::Tensor few = at::full({4}, 1, at::kFloat);
   return seconds_of(
       group, [&] { group.all_reduce(few, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize(); });
 }
 
-/// To hand a task to the communication's thread and back.
+/// Seconds to hand a task to the communication thread and back.
 double base_seconds(Communicator& group) {
   return steady_seconds([&] { group.enqueue([] {})->synchronize(); });
 }
@@ -95,7 +95,7 @@ double copy_rate() {
   return bytes / steady_seconds([&] { at::Tensor(to).copy_(from); });
 }
 
-/// Of the tensors that are added up, as those of so many ranks.
+/// Bytes per second at which the tensors of this number of ranks are added up.
 double sum_rate(int ranks) {
   std::vector<at::Tensor> parts;
   for (int rank = 0; rank < ranks; ++rank) parts.push_back(at::full({kMany / ranks}, 1, at::kFloat));
@@ -106,7 +106,7 @@ double sum_rate(int ranks) {
 
 double part_bytes(int64_t elements = kMany) { return 4 * static_cast<double>(elements); }
 
-/// Computes in a thread of its own as long as it lives.
+/// Computes in a background thread during its lifetime.
 class Computing {
  public:
   Computing() : thread_([this] { compute(); }) {}
@@ -115,7 +115,7 @@ class Computing {
     thread_.join();
   }
 
-  /// What it does in a second of `run`.
+  /// The thread's work per second of `run`.
   struct Speed {
     double products, core_seconds;
   };
@@ -143,7 +143,7 @@ class Computing {
   std::thread thread_;
 };
 
-/// Meetings, copies and sums of ranks that share memory.
+/// Measures barriers, copies and sums of ranks that share memory.
 void measure_shared_memory(Communicator& group, NetworkTable& network, double ranks_on_core) {
   const double ranks = group.world_size();
   const double alone = all_reduce_seconds(group);
@@ -158,8 +158,8 @@ void measure_shared_memory(Communicator& group, NetworkTable& network, double ra
   network.inside.latency_beside_compute = std::max(0.0, all_reduce_seconds(group) - alone);
 }
 
-/// The mean of gathers of a queue, as steps have them: of one alone a rank knows only when its own part is over, and steps wait
-/// for threads that are scheduled late too.
+/// Measures the mean of queued gathers, like the gathers of a step. For a single gather a rank only knows
+/// when its own part is over, while steps also wait for threads that are scheduled late.
 class QueuedGathers {
  public:
   explicit QueuedGathers(Communicator& group) : group_(group), tensors_(group, kManyOfLink) {
@@ -188,8 +188,9 @@ class QueuedGathers {
   int times_ = 0;
 };
 
-/// The mean of gathers of few elements in short queues. The scheduler chooses cores anew between these: how long a gather
-/// beside compute takes depends on whether its thread may run before that has used up its turn.
+/// The mean of gathers of few elements in short queues. The scheduler chooses cores anew between queues,
+/// because the time of a gather beside compute depends on whether its thread may run before the compute has
+/// used up its time slice.
 double mean_seconds_of_few(Communicator& group) {
   constexpr int kQueue = 10, kQueues = 60;
   const Tensors tensors(group, kFew);
@@ -208,7 +209,7 @@ double mean_seconds_of_few(Communicator& group) {
   return seconds / kQueues / kQueue;
 }
 
-/// Seconds of gathers of many elements, alone and beside compute, and of a core that one takes.
+/// Seconds of a gather of many elements, alone and beside compute, and seconds of a core that it takes.
 struct LinkSample {
   double alone = 0, beside = 0, of_core = 0;
 };
@@ -223,15 +224,16 @@ LinkSample sample_link(Communicator& group, const QueuedGathers& many) {
   const Computing::Speed alone = computing.speed_beside(
       [] { std::this_thread::sleep_for(std::chrono::duration<double>(kSecondsEach)); });
   const Computing::Speed slowed = computing.speed_beside([&] { sample.beside = many.mean_seconds(); });
-  // What compute loses: the kernel's part in transfers is no time of this process. Where ranks take turns on a core, they
-  // lose to each other too, and only the process's own time is known.
+  // The cost is what compute loses, because the kernel's work in transfers is not part of this process's
+  // time. If ranks take turns on a core, they also lose time to each other, and only the process's own time
+  // is known.
   constexpr double kCoreOfItsOwn = 0.9;
   const double lost = (alone.products - slowed.products) / alone.products * alone.core_seconds;
   sample.of_core = alone.core_seconds > kCoreOfItsOwn ? lost * sample.beside : own;
   return sample;
 }
 
-/// A link to which all ranks send at once. `steps` of a small all-gather follow each other.
+/// Measures a link to which all ranks send at once. A small all-gather takes `steps` consecutive messages.
 Link measure_link(Communicator& group, const NetworkTable& network, double steps) {
   const double bytes = (group.world_size() - 1) * part_bytes(kManyOfLink);
   Link link;
@@ -241,7 +243,7 @@ Link measure_link(Communicator& group, const NetworkTable& network, double steps
     const double ring = all_reduce_seconds(group) - network.base_seconds;
     link.ring_latency_seconds = std::max(0.0, ring) / (2 * (group.world_size() - 1));
   }
-  // One sample depends on which cores threads happen to be on.
+  // A single sample depends on the cores on which threads happen to run.
   constexpr int kSamples = 7;
   const QueuedGathers many(group);
   std::vector<LinkSample> samples;
@@ -267,12 +269,12 @@ Link measure_link(Communicator& group, const NetworkTable& network, double steps
   return link;
 }
 
-/// Of a small all-gather, as tools/simulate/collective_cost.cpp has them.
+/// Number of consecutive messages of a small all-gather, as in tools/simulate/collective_cost.cpp.
 double steps_of(const Communicator& group) {
   return group.backend_name().ends_with("mpi") ? std::max(1.0, std::ceil(std::log2(group.world_size()))) : 1;
 }
 
-/// Without the tenth at either end, where something else ran.
+/// The mean without the lowest and the highest tenth, which other load may have disturbed.
 double trimmed_mean(std::vector<double> values) {
   std::ranges::sort(values);
   const auto cut = static_cast<std::ptrdiff_t>(values.size() / 10);
@@ -280,12 +282,13 @@ double trimmed_mean(std::vector<double> values) {
          static_cast<double>(values.size() - 2 * cut);
 }
 
-/// What an all-gather takes from the compute beside it: its thread needs a core, and ranks wait for each other.
+/// Core seconds that an all-gather takes from the compute beside it, because its thread needs a core and
+/// ranks wait for each other.
 double core_seconds(Communicator& group) {
   constexpr int kCollectives = 10, kRounds = 51;
   constexpr int64_t kElements = int64_t{16} << 10;
-  constexpr double kSecondsBeside = 5e-3;  // as long as a layer computes, in which its collectives are hidden
-  constexpr double kTurns = 1.2;           // ranks on a core
+  constexpr double kSecondsBeside = 5e-3;  // compute time of a layer, in which its collectives are hidden
+  constexpr double kTurns = 1.2;           // ranks per core from which ranks take turns
   const Tensors tensors(group, kElements);
   const at::Tensor x = at::full({kWidth, kWidth}, 1, at::kFloat), y = at::empty_like(x);
   const auto gather = [&] { return group.all_gather(tensors.whole, tensors.part, {.unit = "calibration"}); };
@@ -294,7 +297,7 @@ double core_seconds(Communicator& group) {
   at::Tensor products = at::full({1}, std::ceil(beside / product), at::kDouble);
   group.all_reduce(products, comm::ReduceOp::kMax, {.unit = "calibration"})->synchronize();
   struct Round {
-    double wall, thread, process;  ///< seconds: passed, and of a core of this thread and of all threads
+    double wall, thread, process;  ///< seconds: wall time, CPU time of this thread and of all threads
   };
   const auto timed = [&](bool communicates) -> Round {
     std::this_thread::sleep_for(kUntilCoresChange);
@@ -317,15 +320,15 @@ double core_seconds(Communicator& group) {
   }
   std::ranges::nth_element(ranks_on_core, ranks_on_core.begin() + kRounds / 2);
   const double turns = std::max(1.0, ranks_on_core[kRounds / 2]);
-  // A mean, as a step has it: what one collective takes varies with whose turn it is.
+  // The mean, because the cost of a single collective varies with the ranks' turns.
   const double lost = trimmed_mean(longer) / turns;
-  // Ranks that take turns also wait for each other, and in a step part of that wait hides behind other waits. The cost is
-  // therefore between the time lost and the CPU time added: the middle of both.
+  // Ranks that take turns also wait for each other, and in a step part of that wait hides behind other waits.
+  // The cost is therefore taken as the mean of the time lost and the CPU time added.
   const double taken = turns > kTurns ? (lost + trimmed_mean(busier)) / 2 : lost;
   return std::max(0.0, taken) / kCollectives;
 }
 
-/// NCCL's latencies stay those of its own model.
+/// Measures a link of NCCL. The latency is NCCL's model's, not measured.
 Link measure_device_link(Communicator& group, double latency) {
   const double bytes = (group.world_size() - 1) * part_bytes();
   return {.latency_seconds = latency,

@@ -1,6 +1,6 @@
 #pragma once
 
-// The parts of the examination. `root` contains proc/ and sys/.
+// The checks of the examination. `root` contains proc/ and sys/.
 
 #include <cstdint>
 #include <filesystem>
@@ -14,46 +14,46 @@
 
 namespace fsdp::doctor {
 
-/// CPU, its instructions, kernels, cores and threads. `matmul` is training.matmul.
+/// Checks the CPU, its instructions, kernels, cores and threads. `matmul` is training.matmul.
 Findings check_processors(const std::string& matmul);
 
 Findings check_memory(const std::filesystem::path& root = "/");
 
-/// Limits of this process (ulimit) that a run may reach.
+/// Checks the limits of this process (ulimit) that a run may reach.
 Findings check_limits();
 
-/// Memory shared by two processes, tried with a child.
+/// Checks shared memory of two processes, by trying it with a child.
 Finding check_shared_memory();
 
-/// Loopback, host name, ports.
+/// Checks loopback, host name and ports.
 Findings check_network();
 
-/// GPUs, their driver, and what this build supports.
+/// Checks GPUs, their driver, and whether this build supports them.
 Findings check_accelerators(const std::filesystem::path& root = "/");
 
 /// The GPUs that the program can use.
 std::vector<util::CudaDevice> usable_gpus();
 
-/// Whether `gpus`, the usable_gpus(), support training.float8; empty if the config does not use it.
+/// Checks that `gpus`, the usable_gpus(), support training.float8. Empty if the config does not use it.
 Findings check_float8(const config::Config& config, const std::vector<util::CudaDevice>& gpus);
 
-/// The disk under run.output_dir: permission, free space, speed.
+/// Checks the disk under run.output_dir: permission, free space, speed.
 Findings check_disk(const config::Config& config);
 
-/// Whether the files of the config exist, the model has an embedding for each id of the data, and its first
-/// weights fit it.
+/// Checks that the files of the config exist, that the model has an embedding for each id of the data, and
+/// that the initial weights fit the model.
 Findings check_files(const config::Config& config);
 
-/// Logical CPUs that the process may run on; 0: not known.
+/// Number of logical CPUs on which the process may run. 0: unknown.
 int allowed_cpus();
 
-/// Limits of this process's control group (a container's, a job's) or of its parents, whichever are lower.
+// The limits below are the lowest of this process's control group (of a container or job) and of its parents.
 
-/// Bytes of memory; nothing: no known limit.
+/// Limit of memory in bytes. Nothing if no limit is known.
 std::optional<int64_t> memory_limit(const std::filesystem::path& root = "/");
-/// Bytes of it in use.
+/// Memory in use in bytes.
 std::optional<int64_t> memory_in_use(const std::filesystem::path& root = "/");
-/// Number of CPUs' worth of time.
+/// Limit of CPU time, in CPUs.
 std::optional<double> cpu_quota(const std::filesystem::path& root = "/");
 
 }  // namespace fsdp::doctor

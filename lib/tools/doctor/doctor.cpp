@@ -52,7 +52,7 @@ int exit_code(const Findings& findings) {
 Findings examine(const Subject& subject) {
   const std::string build = std::regex_replace(cli::version_text("fsdp"), std::regex("\n"), ", ");
   Findings findings = {{Verdict::kOk, "build", build, ""}, {Verdict::kOk, "system", system_text(), ""}};
-  // It forks, so it precedes everything that starts threads.
+  // Forks, and therefore comes before everything that starts threads.
   const Finding shared_memory = check_shared_memory();
   std::optional<config::Config> config;
   if (!subject.config_path.empty()) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// `fsdp-train doctor`: what a run would meet on this machine, tried where possible. Changes nothing and
-// leaves nothing behind.
+// `fsdp-train doctor`: checks, by trying if possible, whether a run would work on this machine. Changes
+// nothing and leaves nothing behind.
 
 #include <string>
 #include <vector>
@@ -20,10 +20,10 @@ struct Finding {
 
 using Findings = std::vector<Finding>;
 
-/// A line for each finding: verdict, subject, text; its remedy on the next line.
+/// The report: a line for each finding with verdict, subject and text, and its remedy on the next line.
 std::string report_text(const Findings& findings);
 
-/// 0, or 1 if a finding is kFail.
+/// The exit code: 0, or 1 if a finding is kFail.
 int exit_code(const Findings& findings);
 
 /// The run to examine.
@@ -32,7 +32,8 @@ struct Subject {
   std::vector<std::string> overrides;
 };
 
-/// A config that does not load is a finding. Forks a child for a moment, so no other thread may run.
+/// Examines the machine for a run. A config that does not load is a finding. Requires: no other thread runs,
+/// because it forks a child for a moment.
 Findings examine(const Subject& subject);
 
 }  // namespace fsdp::doctor

@@ -38,13 +38,14 @@ fs::path existing(fs::path folder) {
   return folder;
 }
 
-/// Deleted when it is closed.
+/// A file that is deleted when it is closed.
 class NamelessFile {
  public:
   explicit NamelessFile(const fs::path& folder) {
     fd_ = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (fd_ >= 0) return;
-    std::string name = (folder / ".fsdp-doctor-XXXXXX").string();  // for file systems without O_TMPFILE
+    // Fallback for file systems without O_TMPFILE.
+    std::string name = (folder / ".fsdp-doctor-XXXXXX").string();
     fd_ = ::mkostemp(name.data(), O_CLOEXEC);
     const int error = errno;
     if (fd_ >= 0) ::unlink(name.c_str());
@@ -61,7 +62,7 @@ class NamelessFile {
   int fd_ = -1;
 };
 
-/// Seconds to write and sync that many bytes; negative, with errno, on an error.
+/// Seconds to write and sync this number of bytes. Negative, with errno, on an error.
 double seconds_to_write(int fd, size_t bytes) {
   const std::vector<char> content(bytes, 'x');
   const auto begin = std::chrono::steady_clock::now();
@@ -101,7 +102,7 @@ Finding check_speed(const fs::path& folder) {
   return finding;
 }
 
-/// Of weights and optimizer state, which do not depend on the number of ranks.
+/// Bytes of weights and optimizer state in a checkpoint. They do not depend on the number of ranks.
 int64_t checkpoint_bytes(const config::Config& config) {
   config::Config alone = config;
   alone.mesh = {};
@@ -126,7 +127,7 @@ Finding check_space(const fs::path& folder, const config::Config& config) {
                   concat(human_bytes(free), " free for ", config.run.output_dir,
                          "; a checkpoint takes about ", human_bytes(one)),
                   ""};
-  // The newest is written before the oldest is deleted.
+  // The newest checkpoint is written before the oldest is deleted.
   const int64_t kept =
       std::max<int64_t>(config.checkpoint.keep_last, 1) + 1 + (config.checkpoint.keep_best ? 1 : 0);
   if (one > free) {
@@ -140,7 +141,8 @@ Finding check_space(const fs::path& folder, const config::Config& config) {
   return finding;
 }
 
-/// Compares names and shapes; reads no values, but those of a head that is stored beside the embedding it is tied to.
+/// Compares names and shapes. Reads no values, except those of a head that is stored beside the embedding to
+/// which it is tied.
 Finding check_first_weights(const nn::ModelOptions& model) {
   constexpr const char* kSubject = "first weights";
   try {
@@ -156,7 +158,7 @@ Finding check_first_weights(const nn::ModelOptions& model) {
 constexpr const char* kRemedy =
     "create them (fsdp-data tokenize) or correct the config; relative paths start at the current folder";
 
-/// Limit on the tokens that are read.
+/// Most tokens that are read.
 constexpr int64_t kReadTokens = 250'000'000;
 
 /// Whether the model has an embedding for each id of the data.

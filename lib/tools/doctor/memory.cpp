@@ -24,12 +24,12 @@ namespace fs = std::filesystem;
 using util::concat;
 using util::human_bytes;
 
-/// Folders of the control group and its parents: of version 2, or of version 1's `controller`.
+/// Folders of the control group and its parents, in version 2 or in version 1's `controller`.
 std::vector<fs::path> group_folders(const fs::path& root, const std::string& controller) {
   std::string own;
   fs::path mount = root / "sys/fs/cgroup";
   std::ifstream groups(root / "proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {  // NUMBER:CONTROLLERS:PATH
+  for (std::string line; std::getline(groups, line);) {  // format: NUMBER:CONTROLLERS:PATH
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string controllers = concat(",", line.substr(first + 1, second - first - 1), ",");
@@ -41,7 +41,7 @@ std::vector<fs::path> group_folders(const fs::path& root, const std::string& con
       break;
     }
   }
-  // In a container the path may be the host's, and the mount the group itself.
+  // In a container the path may be the host's, and the mount may be the group itself.
   std::vector<fs::path> folders;
   for (fs::path path = own; path.has_relative_path(); path = path.parent_path()) {
     folders.push_back(mount / path.relative_path());
@@ -50,7 +50,7 @@ std::vector<fs::path> group_folders(const fs::path& root, const std::string& con
   return folders;
 }
 
-/// The smallest number in the files of that name; "max" and numbers near 2^63 are no limit.
+/// The smallest number in the files of this name. "max" and numbers near 2^63 mean no limit.
 std::optional<int64_t> smallest(const fs::path& root, const std::string& controller,
                                 const std::string& name) {
   constexpr int64_t kNoLimit = int64_t{1} << 60;
@@ -63,7 +63,7 @@ std::optional<int64_t> smallest(const fs::path& root, const std::string& control
   return limit;
 }
 
-/// As another rank of the host does, opens the segment through /proc and writes to it. Returns an exit code.
+/// Opens the segment through /proc and writes to it, like another rank of the host. Returns an exit code.
 int write_as_other_process(const comm::SharedSegment& segment, pid_t owner, int64_t offset) {
   try {
     const auto mapped = comm::SharedSegment::open(owner, segment.fd(), segment.size(), segment.sign());
@@ -170,7 +170,7 @@ Finding check_shared_memory() {
       "ranks of this host will use gloo, which is slower; allow memfd_create and /proc/PID/fd of "
       "one's own processes (a container's seccomp profile, hidepid)";
   try {
-    constexpr int64_t kAddressSpace = int64_t{1} << 30;  // of which a page is used
+    constexpr int64_t kAddressSpace = int64_t{1} << 30;  // only one page of it is used
     const auto segment = comm::SharedSegment::create(kAddressSpace);
     const auto block = comm::SharedSegment::take(segment, 1, comm::SharedSegment::Part::kCommon);
     if (!block) return {Verdict::kWarn, "shared memory", "no memory for a page of it", remedy};

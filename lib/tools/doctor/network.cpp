@@ -43,7 +43,7 @@ sockaddr_in address_of(in_addr_t host, int port) {
   return address;
 }
 
-/// On failure without a descriptor, with errno.
+/// A listening socket. On failure a socket without a descriptor, with errno.
 Socket listening(in_addr_t host, int port) {
   Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_in address = address_of(host, port);

@@ -19,7 +19,7 @@ namespace {
 
 using util::concat;
 
-/// The relevant ones by their usual names.
+/// The relevant instruction sets under their usual names.
 std::string instructions() {
   const std::vector<std::pair<std::string, std::string>> known = {{"avx2", "AVX2"},
                                                                   {"fma", "FMA"},

@@ -1,6 +1,6 @@
 #pragma once
 
-// Times of what is repeated.
+// Measures the time of repeated calls.
 
 #include <time.h>
 
@@ -21,7 +21,8 @@ inline double processor_seconds() { return seconds_on(CLOCK_PROCESS_CPUTIME_ID);
 inline double thread_seconds() { return seconds_on(CLOCK_THREAD_CPUTIME_ID); }
 inline double wall_seconds() { return seconds_on(CLOCK_MONOTONIC); }
 
-/// What `run` takes, which is repeated for so long, at least three times after a first one; sorted.
+/// The seconds of each call of `run`, sorted. Repeats `run` for at least `least_seconds` and at least three
+/// times, after a first call that is not measured.
 inline std::vector<double> sorted_seconds(const std::function<void()>& run, double least_seconds) {
   run();
   std::vector<double> seconds;
@@ -35,7 +36,7 @@ inline std::vector<double> sorted_seconds(const std::function<void()>& run, doub
   return seconds;
 }
 
-/// The lower quartile: what else goes on in a machine only adds to durations.
+/// The lower quartile of the seconds of `run`, because other load on the machine only adds to durations.
 inline double steady_seconds(const std::function<void()>& run, double least_seconds = 0.05) {
   const std::vector<double> seconds = sorted_seconds(run, least_seconds);
   return seconds[seconds.size() / 4];

@@ -36,14 +36,14 @@ void check(const nn::ModelOptions& model, const std::vector<int64_t>& prompt,
   }
 }
 
-/// Some samples of one prompt, computed together: each is a row of the model's input until it ends.
+/// Samples of one prompt that are computed together. Each is a row of the model's input until it ends.
 class Rows {
  public:
   Rows(nn::Stage& model, const nn::ModelOptions& model_options, const GenerationOptions& options,
        const GenerationHooks& hooks, std::vector<Sample>& samples)
       : model_(model), model_options_(model_options), options_(options), hooks_(hooks), samples_(samples) {}
 
-  /// False when stop_requested() ended it.
+  /// Returns false if stop_requested() ended the samples.
   bool run(const std::vector<int64_t>& prompt, int64_t first, int64_t count) {
     const Clock::time_point begin = Clock::now();
     nn::KeyValueCache cache(model_options_, static_cast<int64_t>(prompt.size()) + options_.max_new_tokens);
@@ -81,7 +81,7 @@ class Rows {
     Sampler sampler;
   };
 
-  /// Scores in host memory, where the next token is chosen.
+  /// Copies scores to host memory, where the next token is chosen.
   at::Tensor scores_after(const at::Tensor& ids, nn::KeyValueCache& cache) {
     const at::Tensor input = ids.to(options_.device);
     if (hooks_.on_input) hooks_.on_input(input);
@@ -99,7 +99,7 @@ class Rows {
     return ids;
   }
 
-  /// Adds the tokens to their samples; returns the rows that continue.
+  /// Adds the tokens to their samples and returns the rows that continue.
   std::vector<int64_t> take(const at::Tensor& ids, Clock::time_point begin) {
     std::vector<int64_t> staying;
     for (size_t i = 0; i < under_way_.size(); ++i) {

@@ -34,7 +34,7 @@ nlohmann::json object_of(const fs::path& file) {
   }
 }
 
-/// A number; nothing where the key is missing or null.
+/// Reads a number. Nothing if the key is missing or null.
 template <typename Number>
 std::optional<Number> number_of(const nlohmann::json& object, const char* key, const fs::path& file) {
   const auto found = object.find(key);

@@ -1,6 +1,6 @@
 #pragma once
 
-// How a model's authors sample from it: Hugging Face's generation_config.json.
+// Sampling options recommended by a model's authors: Hugging Face's generation_config.json.
 
 #include <cstdint>
 #include <filesystem>
@@ -13,7 +13,7 @@
 
 namespace fsdp::generate {
 
-/// What generation_config.json sets; nothing of it where there is no such file.
+/// The values of generation_config.json. Not given if there is no such file.
 struct GenerationDefaults {
   std::filesystem::path file;
   std::vector<int64_t> stop_ids;      ///< eos_token_id, a number or a list
@@ -22,11 +22,13 @@ struct GenerationDefaults {
   std::optional<double> top_p;
 };
 
-/// The file in the model's folder, or the copy that its run keeps (state/hugging_face/described_model.h). Throws
-/// Error(kCheckpoint) for a file that is no such JSON object, and for values out of range.
+/// Reads the file in the model's folder, or the copy that its run keeps
+/// (state/hugging_face/described_model.h). Throws Error(kCheckpoint) for a file that is not a JSON object of
+/// this kind, and for values out of range.
 GenerationDefaults generation_defaults(const checkpoint::DescribedModel& model);
 
-/// The options that were given, else the model's, else those of `sampling`.
+/// Options given by the user. chosen_sampling() fills in the model's values for those that were not given,
+/// and then the values of `sampling`.
 struct SamplingChoice {
   std::optional<double> temperature = std::nullopt;
   std::optional<int64_t> top_k = std::nullopt;
@@ -35,7 +37,8 @@ struct SamplingChoice {
 SamplingOptions chosen_sampling(const SamplingChoice& given, const GenerationDefaults& defaults,
                                 const SamplingOptions& sampling = {});
 
-/// "temperature 0.6, top-p 0.9": the model's values that chosen_sampling() takes; empty: none.
+/// Text for the model's values that chosen_sampling() uses: "temperature 0.6, top-p 0.9". Empty if there are
+/// none.
 std::string defaults_text(const SamplingChoice& given, const GenerationDefaults& defaults);
 
 }  // namespace fsdp::generate

@@ -57,7 +57,7 @@ checkpoint::StoredModel open_model(const std::filesystem::path& path, bool ema) 
 std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at::ScalarType dtype) {
   nn::ParameterType type(dtype);
   auto model = nn::make_decoder(stored.options);
-  std::set<const void*> loaded;  // a tied weight under one of its names
+  std::set<const void*> loaded;  // a tied weight is loaded under one of its names
   std::map<std::string, std::string> unused = stored.names;
   checkpoint::Misfits misfits;
   const auto parameters = model->named_parameters();
@@ -100,7 +100,7 @@ std::optional<std::string> tokenizer_name(const checkpoint::StoredModel& stored)
     if (!folder.empty() && holds_vocabulary(folder)) return folder.string();
   }
   std::error_code error;
-  // Links such as RUN/best are in the run's folder, as its config is.
+  // Links such as RUN/best are in the run's folder, beside its config.
   for (const fs::path& run : {stored.folder, fs::absolute(stored.folder).lexically_normal().parent_path()}) {
     const fs::path config = run / "config.toml";
     if (fs::exists(config, error)) return config::load_resolved_config(config).data.tokenizer;

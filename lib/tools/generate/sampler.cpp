@@ -51,7 +51,7 @@ int64_t Sampler::choose(const at::Tensor& given, int64_t allowed) {
   }
   if (options_.temperature == 0) return std::min_element(candidates_.begin(), candidates_.end())->id;
   keep_likeliest();
-  // Candidates may be in the order of ids.
+  // Candidates may not be sorted by score.
   const float highest = std::min_element(candidates_.begin(), candidates_.end())->score;
   double sum = 0;
   weights_.clear();
@@ -72,7 +72,7 @@ int64_t Sampler::choose(const at::Tensor& given, int64_t allowed) {
     left -= weights_[i];
     if (left < 0) return candidates_[i].id;
   }
-  // Reached by rounding: the last candidate of nonzero weight.
+  // Reached only through rounding. Chooses the last candidate with a nonzero weight.
   size_t last = weights_.size() - 1;
   while (last > 0 && weights_[last] == 0) --last;
   return candidates_[last].id;
@@ -84,7 +84,7 @@ void Sampler::keep_likeliest() {
     std::nth_element(candidates_.begin(), candidates_.begin() + options_.top_k, candidates_.end());
     candidates_.resize(static_cast<size_t>(options_.top_k));
   }
-  // nth_element leaves no order.
+  // nth_element does not sort.
   if (cuts || options_.top_p < 1) std::sort(candidates_.begin(), candidates_.end());
 }
 

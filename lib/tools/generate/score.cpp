@@ -41,7 +41,7 @@ Score score(nn::Stage& model, const nn::ModelOptions& model_options, const std::
       score.stopped = true;
       break;
     }
-    // Position i of the window predicts the token begin + i + 1.
+    // Position i of the window predicts token begin + i + 1.
     const int64_t count = std::min(window, length - 1 - begin), scored = score.tokens - begin;
     const at::Tensor tokens = at::tensor(
         at::ArrayRef<int64_t>(ids).slice(static_cast<size_t>(begin), static_cast<size_t>(count + 1)));

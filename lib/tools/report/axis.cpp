@@ -12,7 +12,7 @@
 namespace fsdp::report {
 namespace {
 
-constexpr double kTicks = 5;  // about
+constexpr double kTicks = 5;  // approximate number of ticks
 
 /// 1, 2 or 5 times a power of ten.
 double round_step(double span) {
@@ -49,7 +49,7 @@ BinaryUnit named_binary_unit(double bytes) {
 
 Axis::Axis(double low, double high, std::pair<double, double> places, Ends ends, bool whole, double unit)
     : low_(low / unit), high_(high / unit), places_(places), unit_(unit) {
-  // Differences of larger numbers would overflow; equal values get a margin.
+  // Differences of larger numbers would overflow. Equal values get a margin.
   low_ = std::clamp(low_, -1e300, 1e300);
   high_ = std::clamp(high_, -1e300, 1e300);
   if (!(high_ - low_ > 1e-12 * std::max(std::abs(low_), std::abs(high_)))) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Axes of figures: places of values, round ticks and their texts.
+// Axes of figures: coordinates of values, round ticks and their texts.
 
 #include <string>
 #include <utility>
@@ -10,18 +10,18 @@ namespace fsdp::report {
 
 enum class Scale { kNumber, kBytes, kPercent };
 
-/// Maps values to places along a line of the figure, with ticks at round numbers.
+/// Maps values to coordinates along a line of the figure, with ticks at round numbers.
 class Axis {
  public:
   enum class Ends { kOfTheValues, kOfTheTicks };
 
-  /// `places`: of the lowest and the highest value. `whole`: ticks at whole numbers only. Ticks are round in
-  /// multiples of `unit`.
+  /// `places`: coordinates of the lowest and the highest value. `whole`: ticks at whole numbers only. Ticks
+  /// are round multiples of `unit`.
   Axis(double low, double high, std::pair<double, double> places, Ends ends, bool whole, double unit = 1);
 
   double place(double value) const;
   const std::vector<double>& ticks() const { return ticks_; }
-  /// With as many digits as neighbouring ticks differ in.
+  /// Text of a tick, with enough digits to tell neighbouring ticks apart.
   std::string tick_text(double value, Scale scale) const;
 
  private:
@@ -32,13 +32,13 @@ class Axis {
   std::vector<double> ticks_;
 };
 
-/// The largest binary unit of which `bytes` holds one, in bytes.
+/// The largest binary unit that is at most `bytes`, in bytes.
 double binary_unit(double bytes);
 
-/// A number on its own, with four significant digits.
+/// Text of a number that stands alone, with four significant digits.
 std::string value_text(double value, Scale scale);
 
-/// A coordinate of SVG.
+/// Text of a coordinate in SVG.
 std::string coordinate(double value);
 
 }  // namespace fsdp::report

@@ -17,7 +17,7 @@ namespace {
 constexpr double kWidth = 560, kHeight = 240, kLeft = 64, kRight = 14, kTop = 12, kBottom = 30;
 constexpr size_t kMostPoints = 1200, kMostDots = 80;
 
-/// The lowest and the highest point of each part, in the order of the steps.
+/// The lowest and the highest point of each section, in the order of the steps.
 std::vector<Point> thinned(const std::vector<Point>& points) {
   if (points.size() <= kMostPoints) return points;
   std::vector<Point> kept;

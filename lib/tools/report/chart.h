@@ -17,17 +17,17 @@ struct Curve {
 };
 
 struct ChartOptions {
-  std::string label;  ///< for screen readers
+  std::string label;  ///< label for screen readers
   Scale scale = Scale::kNumber;
-  bool from_zero = false;  ///< the axis includes 0
-  bool x_is_step = true;   ///< else any number
+  bool from_zero = false;  ///< whether the axis includes 0
+  bool x_is_step = true;   ///< whether x is a step; false: any number
 };
 
-/// How many curves of a figure can be told from each other.
+/// Number of curves in a figure that a reader can tell apart.
 inline constexpr size_t kMostCurves = 8;
 
-/// At most kMostCurves. Of very many points, the lowest and the highest of each part are drawn. Empty when no
-/// curve has a point.
+/// A chart of at most kMostCurves curves. A curve with very many points is drawn by the lowest and the
+/// highest point of each section. Empty if no curve has a point.
 std::string line_chart(const std::vector<Curve>& curves, const ChartOptions& options);
 
 }  // namespace fsdp::report

@@ -13,11 +13,11 @@ using util::concat;
 namespace {
 
 struct Number {
-  const char* key;  ///< in metrics.jsonl
+  const char* key;  ///< key in metrics.jsonl
   const char* name;
 };
 
-/// Numbers that share a chart where they are of one run.
+/// Numbers that share a chart in the report of one run.
 struct Subject {
   const char* title;
   std::vector<Number> numbers;
@@ -44,7 +44,7 @@ const std::vector<Subject>& subjects() {
   return kSubjects;
 }
 
-/// A card with a chart; empty where no curve has points. Curves keep their colours.
+/// A card with a chart. Empty if no curve has points. Curves keep their colours.
 std::string card(const std::string& title, const std::string& legend, const std::vector<Curve>& curves,
                  const ChartOptions& options) {
   const std::string chart = line_chart(curves, options);
@@ -62,7 +62,8 @@ std::string charts_of_one(const RunRecord& run) {
                       [](const Curve& curve) { return !curve.points.empty(); }) > 1) {
       for (size_t i = 0; i < curves.size(); ++i) {
         legend += concat("<span class=\"legend\">", swatch(curves.size() - 1 - i),
-                         escaped(curves[curves.size() - 1 - i].name), "</span>");  // they float to the right
+                         // Reversed, because they float to the right.
+                         escaped(curves[curves.size() - 1 - i].name), "</span>");
       }
     }
     text += card(subject.title, legend, curves,
@@ -84,7 +85,7 @@ std::vector<Point> loss_over_tokens(const RunRecord& run) {
   return points;
 }
 
-/// Over the minutes in steps: validations and saves are left out.
+/// The loss over the minutes spent in steps. Validations and saves are not counted.
 std::vector<Point> loss_over_minutes(const RunRecord& run) {
   std::vector<Point> points;
   double minutes = 0, before = 0;
@@ -92,7 +93,7 @@ std::vector<Point> loss_over_minutes(const RunRecord& run) {
   for (const Point& loss : run.values("loss")) {
     while (seconds != run.values("step_seconds").end() && seconds->x < loss.x) ++seconds;
     if (seconds == run.values("step_seconds").end()) break;
-    minutes += (loss.x - before) * seconds->y / 60;  // a mean since the line before
+    minutes += (loss.x - before) * seconds->y / 60;  // seconds is the mean since the line before
     before = loss.x;
     points.push_back({minutes, loss.y});
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// metrics.jsonl of a run under way, read as it grows.
+// Reads metrics.jsonl of a run under way while the file grows.
 
 #include <sys/types.h>
 
@@ -14,9 +14,9 @@ class MetricsTail {
  public:
   explicit MetricsTail(std::filesystem::path path) : path_(std::move(path)) {}
 
-  /// Passes the lines that have been completed since the last call to `line`; an incomplete line waits until
-  /// it is complete. Where the file was replaced or has shrunk, as when a run resumes, `restart` is called
-  /// and all lines follow again. False while there is no file.
+  /// Calls `line` for each line that was completed since the last call of poll(). If the file was replaced or
+  /// has shrunk, for example because a run resumed, calls `restart` and then `line` for all lines again.
+  /// False while there is no file.
   bool poll(const std::function<void()>& restart, const std::function<void(const std::string&)>& line);
 
  private:
@@ -24,7 +24,7 @@ class MetricsTail {
   dev_t device_ = 0;
   ino_t inode_ = 0;
   off_t read_bytes_ = 0;
-  std::string unfinished_;  ///< line
+  std::string unfinished_;  ///< the incomplete last line
 };
 
 }  // namespace fsdp::report

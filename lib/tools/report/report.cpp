@@ -28,14 +28,14 @@ using util::concat;
 
 namespace {
 
-constexpr size_t kMostUnits = 8;  ///< shown one by one in the schedule
+constexpr size_t kMostUnits = 8;  ///< most units shown one by one in the schedule
 constexpr size_t kMostSlowRanks = 8;
 
-/// A run in a number.
+/// A number that characterises a run.
 struct Fact {
   std::string what;
   std::string value;
-  std::string detail{};  ///< of the value
+  std::string detail{};  ///< detail of the value
 };
 
 double mean_of(const std::vector<Point>& points) {
@@ -46,7 +46,7 @@ double mean_of(const std::vector<Point>& points) {
 
 bool lower(const Point& a, const Point& b) { return a.y < b.y; }
 
-/// Each with the steps of the lines that name it first and last.
+/// The ranks that were named as slow, each with the steps of the first and last line that names it.
 std::optional<Fact> slow_ranks(const RunRecord& run) {
   std::map<double, std::pair<double, double>> steps;
   for (const Point& named : run.values("slow_rank")) {
@@ -64,7 +64,7 @@ std::optional<Fact> slow_ranks(const RunRecord& run) {
               concat(": ", util::join(names, "; "), names.size() < steps.size() ? "; and others" : "")};
 }
 
-/// Those without a value are left out.
+/// The facts about a run. Facts without a value are left out.
 std::vector<Fact> facts(const RunRecord& run) {
   std::vector<Fact> found;
   auto whole = [](double number) { return util::with_commas(static_cast<int64_t>(number)); };
@@ -120,8 +120,8 @@ std::string timeline(const RunRecord& run) {
                 "</p></figure>\n");
 }
 
-/// The schedule of the run's config; empty where it cannot be told from the folder, as of a run of another
-/// version.
+/// The schedule of the run's config. Empty if the folder does not determine it, for example for a run of
+/// another version.
 std::string schedule(const RunRecord& run) {
   const auto ranks = std::find_if(run.environment.begin(), run.environment.end(),
                                   [](const auto& entry) { return entry.first == "ranks"; });
@@ -183,7 +183,8 @@ std::string facts_table(const std::vector<RunRecord>& runs, const std::vector<st
   return concat("<section class=\"card wide first runs\"><table>", rows, "</table></section>\n");
 }
 
-/// A column for each run whose config can be read, a row for each key that differs among them.
+/// A table with a column for each run whose config can be read, and a row for each key that differs among the
+/// runs.
 std::string config_table(const std::vector<RunRecord>& runs, const std::vector<std::string>& names) {
   std::vector<std::vector<std::pair<std::string, std::string>>> configs;
   std::vector<std::string> columns, unread;
@@ -215,7 +216,7 @@ std::string config_table(const std::vector<RunRecord>& runs, const std::vector<s
                 "</section>\n");
 }
 
-/// Short and different: names of folders, or whole paths.
+/// Short and distinct names of the runs: names of folders, or whole paths.
 std::vector<std::string> names_of(const std::vector<RunRecord>& runs) {
   std::vector<std::string> names, paths;
   for (const RunRecord& run : runs) {

@@ -21,11 +21,11 @@ namespace {
 constexpr size_t kMostTextBytes = 1 << 20;
 constexpr size_t kMostSeries = 64;
 constexpr size_t kMostHosts = 4096;
-constexpr size_t kMostTraceEvents = 200'000;  ///< of a step
+constexpr size_t kMostTraceEvents = 200'000;  ///< most events of a step
 constexpr size_t kLongestLine = 1 << 20;
 constexpr util::JsonLimits kLineLimits{.deepest_level = 8, .most_values = 100'000, .unique_keys = false};
 
-/// At most kMostTextBytes of a file, without control characters; empty when there is no file.
+/// At most kMostTextBytes of a file, without control characters. Empty if there is no file.
 std::string shown_text(const fs::path& path) {
   return util::printable(util::read_beginning(path, kMostTextBytes));
 }
@@ -94,7 +94,7 @@ void read_environment(RunRecord& run) {
 
 namespace {
 
-/// trace.rank<R>.jsonl of the lowest R; empty: there is none.
+/// The path of trace.rank<R>.jsonl of the lowest R. Empty if there is none.
 fs::path first_trace(const fs::path& folder) {
   fs::path first;
   int64_t lowest = 0;
@@ -112,7 +112,7 @@ fs::path first_trace(const fs::path& folder) {
   return first;
 }
 
-/// Holds two steps in memory at a time. Lines that are not of a trace are counted.
+/// Reads a trace, with two steps in memory at a time. Counts lines that do not belong to a trace.
 std::optional<StepTrace> read_step_trace(const fs::path& path, int64_t& skipped_lines) {
   const std::string name = path.filename().string();
   StepTrace now{.file = name};
@@ -124,7 +124,7 @@ std::optional<StepTrace> read_step_trace(const fs::path& path, int64_t& skipped_
       return;
     }
     if (event->step != now.step) {
-      if (!now.events.empty() && now.step > 0) before = std::move(now);  // step 0: before the first
+      if (!now.events.empty() && now.step > 0) before = std::move(now);  // step 0: before the first step
       now = {.file = name, .step = event->step};
     }
     const bool is_shown = event->is_buffer() || (event->is_collective() && event->done_us.has_value());

@@ -24,11 +24,11 @@ namespace {
 
 constexpr double kPictureWidth = 1160, kPictureLeft = 190, kPictureRight = 30;
 constexpr double kComputeRow = 26, kLaneRow = 20, kUnitRow = 18, kMemoryHeight = 64, kBetween = 10;
-constexpr double kCharacter = 6.4;  ///< at most, of a name in a bar
+constexpr double kCharacter = 6.4;  ///< largest width of a character of a name in a bar
 constexpr size_t kMostRows = 72, kMostName = 28;
 
 struct Kind {
-  const char* css;  ///< the style sheet's class
+  const char* css;  ///< class of the style sheet
   const char* says;
 };
 
@@ -60,7 +60,7 @@ std::string text_at(const char* css, double x, double y, std::string_view text) 
                 escaped(text), "</text>");
 }
 
-/// Units in the order of their first collectives; of very many, the first and the last.
+/// Units in the order of their first collectives. Only the first and the last if there are very many.
 std::vector<std::string> rows_of(const StepTracks& tracks) {
   std::vector<std::string> units;
   std::set<std::string> seen;
@@ -132,9 +132,9 @@ class Drawing {
                escaped(text), whole.empty() ? "" : concat("<title>", escaped(whole), "</title>"), "</text>");
   }
 
-  /// What happens in a step, each with its colour.
+  /// Draws the legend: the parts of a step with their colours.
   void legend() {
-    std::vector<std::pair<std::string, std::string>> entries;  // the swatch's class, the text
+    std::vector<std::pair<std::string, std::string>> entries;  // class of the swatch, text
     std::set<std::string> seen;
     auto add = [&](const std::vector<Slice>& slices, std::optional<Kind> kind = std::nullopt) {
       for (const Slice& slice : slices) {
@@ -156,7 +156,7 @@ class Drawing {
     y_ += 28;
   }
 
-  /// A bar `inset` from the edges of its row at `top`; with the unit's name where there is room for it.
+  /// Draws a bar, `inset` from the edges of its row at `top`, with the unit's name if there is room for it.
   void bar(const Slice& slice, const char* css, double top, double height, double inset, bool named) {
     const double x = place(slice.begin_us), width = std::max(place(slice.end_us) - x, 0.7);
     std::string says = concat(slice.op == "compute" ? slice.pass : slice.op, " of ", slice.unit);
@@ -166,7 +166,7 @@ class Drawing {
                     "\" width=\"", coordinate(width), "\" height=\"", coordinate(height - 2 * inset), "\">",
                     slice.op == "buffer" ? "" : concat("<title>", escaped(says), "</title>"), "</rect>");
     if (!named) return;
-    // "layers.3" of "model.layers.3", but not "3" of "layers.3".
+    // Shortens "model.layers.3" to "layers.3", but "layers.3" not to "3".
     std::string name = shown_unit(slice.unit);
     if (const size_t dot = name.find('.'); name.find('.', dot + 1) != std::string::npos)
       name.erase(0, dot + 1);
@@ -213,7 +213,7 @@ class Drawing {
     if (most <= 0) return;
     const double bottom = y_ + kMemoryHeight;
     const Axis size(0, most, {bottom, y_}, Axis::Ends::kOfTheValues, /*whole=*/false, binary_unit(most));
-    // The value of before the first change is unknown: the line begins there.
+    // The value before the first change is unknown, so the line begins at that change.
     auto path = [&](const std::vector<std::pair<double, double>>& changes) {
       std::string d;
       for (const auto& [us, bytes] : changes) {
@@ -265,8 +265,8 @@ class Drawing {
   const StepPicture& picture_;
   double begin_us_, end_us_;
   Axis time_;
-  double y_ = 0;              ///< of what is drawn next
-  std::string bars_, texts_;  ///< texts lie above
+  double y_ = 0;              ///< y coordinate of the next part
+  std::string bars_, texts_;  ///< texts are drawn above bars
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
 
-// A step on one rank as SVG: the picture of --explain-step and of the report.
+// Draws a step on one rank as SVG, for --explain-step and for the report.
 
 #include <string>
 
@@ -9,16 +9,17 @@
 namespace fsdp::report {
 
 struct StepPicture {
-  std::string title;  ///< for screen readers, and above the picture if it stands alone
-  /// Where the time axis begins and ends; the first and the last bar where they are equal.
+  std::string title;  ///< title for screen readers, also shown above a picture of its own
+  /// Begin and end of the time axis. Equal: the axis extends from the first to the last bar.
   double begin_us = 0, end_us = 0;
-  bool stands_alone = false;  ///< a file of its own, with colours and background, instead of a part of a page
+  /// Whether the picture is a file with colours and background, instead of a part of a page.
+  bool stands_alone = false;
 };
 
-/// From above: a legend; compute, communication and waits, each with a row for each lane; the live unsharded
-/// parameters as a curve, with the gradients and buffers beside them as another; for each unit, when its
-/// parameters were there and its collectives; the time in milliseconds. What the step does not have is left
-/// out, and so are the middle ones of very many units. Empty when there is no bar.
+/// The picture, from top to bottom: a legend; compute, communication and waits, with a row for each lane; a
+/// curve of the live unsharded parameters, and a curve that adds gradients and buffers; for each unit, its
+/// collectives and when its parameters were gathered; the time in milliseconds. Leaves out rows that the step
+/// does not have, and the middle units if there are very many. Empty if there is no bar.
 std::string step_picture(const comm::StepTracks& tracks, const StepPicture& picture);
 
 }  // namespace fsdp::report

@@ -2,8 +2,8 @@
 
 namespace fsdp::report {
 
-/// The picture of a step, in a page or alone. Curves differ by dashes too, for those who cannot tell their colours
-/// apart.
+/// Style of the picture of a step, in a page or alone. Curves also differ by dashes, for readers who cannot
+/// tell colours apart.
 inline constexpr const char* kFigureStyle = R"css(
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --ink: #1c2430; --soft: #667085; --line: #e3e7ec;
   --c0: #2563c9; --c1: #d9650b;
@@ -27,7 +27,7 @@ rect { rx: 1.5px; } .ground { fill: var(--card); rx: 0; } .grid { stroke: var(--
 .held { fill: var(--held); } .waited { fill: var(--waited); } .outer { fill-opacity: .35; }
 )css";
 
-/// Of a page, beside kFigureStyle.
+/// Style of a page, in addition to kFigureStyle.
 inline constexpr const char* kPageStyle = R"css(
 :root { --c2: #0b7a55; --c3: #b0308f; --c4: #5d6775; --c5: #8a5a00; --c6: #0a87a0; --c7: #c2272d; }
 @media (prefers-color-scheme: dark) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// The timeline of a step as a file: a picture (.svg) or a Chrome trace (.json).
+// Writes the timeline of a step to a file: a picture (.svg) or a Chrome trace (.json).
 
 #include <filesystem>
 #include <string>
@@ -9,16 +9,16 @@
 
 namespace fsdp::report {
 
-/// What write_timeline() would find only after the steps. Nothing for an empty path. Throws Error(kUsage) for another
-/// ending, and Error(kIo) where no file can be written.
+/// Checks a path before the steps, so that write_timeline() does not fail after them. Does nothing for an
+/// empty path. Throws Error(kUsage) for another ending, and Error(kIo) if no file can be written.
 void check_timeline(const std::filesystem::path& path);
 
-/// The time axis, in microseconds.
+/// Begin and end of the time axis, in microseconds.
 struct TimelineRange {
   double begin_us = 0, end_us = 0;
 };
 
-/// Of the first rank. Nothing for an empty path.
+/// Writes the timeline of the first rank. Does nothing for an empty path.
 void write_timeline(const std::filesystem::path& path, const comm::StepTracks& tracks,
                     const std::string& title, const TimelineRange& range);
 

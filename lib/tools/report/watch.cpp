@@ -32,8 +32,8 @@ void write_out(std::string_view text) {
   }
 }
 
-/// The terminal's other screen, without cursor and echo, until the object goes; signals that end the program
-/// are noted in g_stop.
+/// Shows the terminal's alternate screen, without cursor and echo, during its lifetime. Signals that end the
+/// program set g_stop.
 class Screen {
  public:
   Screen() {
@@ -41,13 +41,13 @@ class Screen {
     struct sigaction action {};
     action.sa_handler = [](int signal) { g_stop = signal; };
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(signal, &action, nullptr);
-    action.sa_handler = [](int) {};  // only ends the wait, so that the new size is drawn
+    action.sa_handler = [](int) {};  // interrupts the wait, so that the new size is drawn
     ::sigaction(SIGWINCH, &action, nullptr);
     has_keys_ = ::tcgetattr(STDIN_FILENO, &before_) == 0;
     if (has_keys_) {
       termios now = before_;
       now.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
-      now.c_cc[VSUSP] = _POSIX_VDISABLE;  // a stopped program would leave the terminal so
+      now.c_cc[VSUSP] = _POSIX_VDISABLE;  // a stopped program would leave the terminal in this state
       ::tcsetattr(STDIN_FILENO, TCSANOW, &now);
     }
     write_out("\033[?1049h\033[?25l");
@@ -69,7 +69,7 @@ class Screen {
     write_out(text + "\033[J\033[" + std::to_string(rows) + ";1Hq quits");
   }
 
-  /// Waits for the next time to draw; whether the user wants to quit.
+  /// Waits until the next redraw is due. Returns whether the user wants to quit.
   bool quits() const {
     pollfd keys{has_keys_ ? STDIN_FILENO : -1, POLLIN, 0};
     if (::poll(&keys, 1, kRefreshMs) > 0) {

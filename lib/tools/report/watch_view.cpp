@@ -15,7 +15,7 @@ using util::concat;
 namespace {
 
 constexpr int kLeastCurve = 4, kMostEvents = 5, kGutter = 9;  // lines, lines, characters
-constexpr size_t kMostProcesses = 8;                          ///< shown one by one
+constexpr size_t kMostProcesses = 8;                          ///< most processes shown one by one
 
 size_t characters(std::string_view text) {
   return static_cast<size_t>(std::count_if(
@@ -39,7 +39,7 @@ std::string utf8(unsigned code) {
           static_cast<char>(0x80 | (code & 0x3f))};
 }
 
-/// As many parts a line as fit.
+/// Joins as many parts into each line as fit.
 std::vector<std::string> wrapped(const std::vector<std::string>& parts, int width) {
   std::vector<std::string> lines;
   for (const std::string& part : parts) {
@@ -126,7 +126,7 @@ std::string since_line(const WatchedState& state) {
   return concat(text, " (usually one in ", util::human_duration(usual), ")");
 }
 
-/// Of the processes, each or, of many, the span.
+/// Lines on the processes: CPU and memory of each or, if there are many, the lowest and the highest values.
 std::vector<std::string> processes(const WatchedState& state, int width) {
   if (state.ranks.empty()) return {};
   auto cpu = [](double share) { return share < 0 ? std::string("-") : util::fixed(100 * share, 0) + "%"; };
@@ -255,7 +255,7 @@ std::vector<std::string> watch_view(const WatchedState& state, int width, int he
     for (size_t i = first; i < state.events.size(); ++i) {
       below.push_back(concat("step ", state.events[i].step, ": ", state.events[i].text));
     }
-    // The newest events are the last; a curve is worth more than they are.
+    // The newest events come last. They are left out in favour of a curve.
     const int room = height - static_cast<int>(lines.size()) - kLeastCurve - 1;
     if (static_cast<int>(below.size()) > std::max(room, 0)) {
       below.erase(below.begin(), below.end() - std::max(room, 0));

@@ -1,6 +1,6 @@
 #pragma once
 
-// A watched run as lines of text.
+// Shows a watched run as lines of text.
 
 #include <string>
 #include <vector>
@@ -9,15 +9,15 @@
 
 namespace fsdp::report {
 
-/// At most `height` lines of at most `width` characters, each one column wide. Where there is less room, events
-/// and processes are left out first, then the curve.
+/// The view: at most `height` lines of at most `width` characters, each one column wide. If there is not
+/// enough room, events and processes are left out first, then the curve.
 std::vector<std::string> watch_view(const WatchedState& state, int width, int height);
 
-/// The run in one line, for its end.
+/// A summary of the run in one line, for its end.
 std::string last_line(const WatchedState& state);
 
-/// Curves in braille, which has 2 x 4 dots a character, as `height` lines of `width` characters; points of
-/// `marks` as "o".
+/// A curve in braille, which has 2 x 4 dots per character, as `height` lines of `width` characters. Points of
+/// `marks` are drawn as "o".
 std::vector<std::string> braille_curve(const std::vector<Point>& points, const std::vector<Point>& marks,
                                        int width, int height);
 

@@ -25,12 +25,12 @@ namespace {
 
 constexpr double kRestartSeconds = 10;
 
-/// The process's numbers of /proc/PID/stat; false when there is no such process, or only its remains.
+/// Reads the process's numbers in /proc/PID/stat. False if there is no such process, or only a zombie.
 bool read_process(pid_t pid, RankProcess& process, pid_t& parent) {
   std::ifstream file(concat("/proc/", pid, "/stat"));
   std::string text;
   std::getline(file, text);
-  const size_t name_end = text.rfind(')');  // the name before it may hold anything
+  const size_t name_end = text.rfind(')');  // the name may contain any character
   if (name_end == std::string::npos) return false;
   std::istringstream fields(text.substr(name_end + 1));
   int64_t skipped = 0, user = 0, system = 0, pages = 0;
@@ -45,7 +45,7 @@ bool read_process(pid_t pid, RankProcess& process, pid_t& parent) {
   return fields && process.state != 'Z' && process.state != 'X';
 }
 
-/// The value of RANK in its environment; 0 without a launcher.
+/// The value of RANK in the process's environment. 0 without a launcher.
 int64_t rank_of(pid_t pid) {
   std::ifstream file(concat("/proc/", pid, "/environ"), std::ios::binary);
   for (std::string entry; std::getline(file, entry, '\0');) {
@@ -64,12 +64,12 @@ std::vector<pid_t> all_processes() {
   return pids;
 }
 
-/// Whether the process has the file open for writing, as far as this user may know.
+/// Whether the process has the file open for writing. False if this user may not see it.
 bool writes(pid_t pid, const struct stat& file) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(concat("/proc/", pid, "/fd"), ignored)) {
     struct stat open {
-    }, link{};  // the permissions of the link are those of the descriptor
+    }, link{};  // the link has the permissions of the descriptor
     if (::stat(entry.path().c_str(), &open) == 0 && open.st_ino == file.st_ino &&
         open.st_dev == file.st_dev && ::lstat(entry.path().c_str(), &link) == 0 &&
         (link.st_mode & S_IWUSR) != 0) {
@@ -79,7 +79,8 @@ bool writes(pid_t pid, const struct stat& file) {
   return false;
 }
 
-/// The process that writes the file, which is rank 0: the `known` one, or another; 0: none that can be seen.
+/// The process that writes the file, which is rank 0. Tries the `known` process first. 0 if no such process
+/// can be seen.
 pid_t writer_of(const fs::path& path, pid_t known) {
   struct stat file {};
   if (::stat(path.c_str(), &file) != 0) return 0;
@@ -90,13 +91,13 @@ pid_t writer_of(const fs::path& path, pid_t known) {
   return 0;
 }
 
-/// The program of the process, if this user may see it.
+/// The path of the process's program, if this user may see it.
 fs::path program_of(pid_t pid) {
   std::error_code ignored;
   return fs::read_symlink(concat("/proc/", pid, "/exe"), ignored);
 }
 
-/// Rank 0 and the processes of the same program that the same launcher started.
+/// The processes of rank 0's program that the same launcher started, including rank 0.
 std::vector<RankProcess> processes_of(pid_t writer) {
   std::vector<RankProcess> found;
   RankProcess first;
@@ -209,7 +210,7 @@ void WatchedRun::read_settings() {
   try {
     const config::Config config = config::load_resolved_config(folder / "config.toml");
     state_.total_steps = config.training.epochs > 0 ? 0 : config.training.steps;
-  } catch (const util::Error&) {  // of a plug-in, or of another version
+  } catch (const util::Error&) {  // a config of a plug-in or of another version
   }
   state_.run.environment.clear();
   read_environment(state_.run);
