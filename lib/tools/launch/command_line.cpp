@@ -48,8 +48,9 @@ struct OptionTexts {
 struct TorchrunOption {
   const char* name;
   bool is_flag;
-  bool is_refused;  ///< the run would not be what the option asks for; else it is ignored
-  const char* why;  ///< and, if it is refused, what to do
+  /// Whether the option is refused, because the run would not do what it asks for; otherwise it is ignored.
+  bool is_refused;
+  const char* why;  ///< reason and, if the option is refused, remedy
 };
 
 constexpr const char* kNoCopies =

@@ -1,6 +1,6 @@
 #pragma once
 
-// The command line of fsdp-launch: torchrun's options, with - or _, and its PET_ variables.
+// The command line of fsdp-launch: torchrun's options, with - or _, and torchrun's PET_ variables.
 
 #include <CLI/CLI.hpp>
 #include <functional>
@@ -13,14 +13,14 @@ namespace fsdp::launch {
 
 /// Callbacks of the program.
 struct CommandLineHooks {
-  /// Called before the arguments are read; true: there is nothing more to do.
+  /// Called before the arguments are read. Returns whether there is nothing more to do.
   std::function<bool(CLI::App&)> prepare = {};
-  /// The message for an error of CLI11.
+  /// Returns the message for an error of CLI11.
   std::function<std::string(const CLI::App&, const CLI::ParseError&)> explain = {};
 };
 
-/// The options in the arguments; nullopt after printing the help that they ask for, or when `prepare` returns
-/// true. Throws Error(kUsage).
+/// The options in the arguments. Nothing after printing help, or if `prepare` returns true. Throws
+/// Error(kUsage).
 std::optional<LaunchOptions> parse_command_line(int argc, const char* const* argv,
                                                 const CommandLineHooks& hooks = {});
 

@@ -122,7 +122,7 @@ void ConsoleStream::beginning(const void* writer, std::string_view prefix, std::
 
 void ConsoleStream::transient(std::string_view prefix, std::string_view text) {
   if (!is_terminal_) return;
-  // Skipped if the terminal is behind; the next progress bar replaces this one anyway.
+  // Skipped if the terminal is behind, because the next progress bar replaces this one.
   flush();
   if (pending_bytes() > 0) return;
   const int columns = terminal_columns(fd_) - static_cast<int>(prefix.size());
@@ -163,7 +163,7 @@ void ConsoleStream::flush() {
       discard();
     }
   }
-  // Erases written bytes, but not for each small write, which would move a long buffer every time.
+  // Erases written bytes, but not after each small write, because erasing moves the rest of the buffer.
   if (written_ == buffer_.size() || written_ > kPendingLimitBytes) {
     buffer_.erase(0, written_);
     written_ = 0;

@@ -203,7 +203,7 @@ void Coordinator::round_ended(int id, const std::vector<WorkerEnd>& ends, Time n
     end.round = heard == node.order_of_ends.end() ? ++events_ : heard->second;
     ends_.push_back(std::move(end));
   }
-  // Before training they end at once, and then the other nodes' workers would wait for them.
+  // Workers that have not begun training end at once, and then the other nodes' workers would wait for them.
   if (node.leaving != 0 && (membership_ || std::ranges::any_of(ends, was_preempted))) {
     stop_round(id, {concat(name_of_node(node), " was told to stop"), /*is_failure=*/false});
   }
@@ -214,7 +214,7 @@ void Coordinator::leave(int id, int signal, Time now) {
   const auto node = nodes_.find(id);
   if (node == nodes_.end()) return;
   if (node->second.in_round && is_in_round()) {
-    // The round goes on: its workers may save together with those of the other nodes, and finish.
+    // The round continues, because its workers may save together with those of the other nodes, and finish.
     if (std::exchange(node->second.leaving, signal) == 0) ++leaving_;
     if (node->second.has_ended) {
       stop_round(id, {concat(name_of_node(node->second), " was told to stop by ", signal_name(signal)),
@@ -311,20 +311,20 @@ void Coordinator::conclude(Time now) {
   }
   Verdict verdict = verdict_ ? *verdict_ : judge(ends_);
   for (const WorkerEnd& end : ends_) {
-    // With its last lines, which were not known yet.
+    // Replaces the end by one with its last lines, which were unknown before.
     if (verdict_ && verdict.culprit && end.rank == verdict.culprit->rank && end.pid == verdict.culprit->pid) {
       verdict.culprit = end;
     }
   }
   if (verdict.culprit && kind_of(*verdict.culprit) == EndKind::kPeerLost) {
-    // If a node was told to stop and its workers ended by the signal that it passed on, the losses of peers are
+    // If a node was told to stop and the signal that it passed on ended its workers, lost peers are
     // consequences.
     if (auto stopped = ended_by_a_node_that_leaves()) {
       verdict = {.exit_code = stopped->status.code(), .culprit = std::move(stopped)};
     }
   }
   if (!lost_cause_.empty()) {
-    // The ends of other workers, which lost their peers, are consequences.
+    // Ends of other workers, which lost their peers, are consequences.
     verdict = {.exit_code = static_cast<int>(util::ErrorKind::kPeerLost), .cause = lost_cause_};
   }
   if (verdict.is_failure()) send_table();
@@ -364,7 +364,7 @@ void Coordinator::conclude(Time now) {
   gather(now);
 }
 
-/// Whether replicas may still be lost, replaced and joined: not once some node was told to stop, or the run is
+/// Whether replicas may still be lost, replaced and joined. False once a node was told to stop or the run is
 /// over.
 bool Coordinator::replicas_change() const {
   return membership_ && phase_ == Phase::kRunning && leaving_ == 0;
@@ -427,7 +427,7 @@ void Coordinator::start_membership(Time now) {
 /// To the nodes that have workers of the replica.
 void Coordinator::order(int replica, WorkerOrder::Kind kind, int incarnation, const Message& line) {
   const int size = settings_.terms.replica_size;
-  std::map<int, WorkerOrder> orders;  // by node
+  std::map<int, WorkerOrder> orders;  // keyed by node
   const WorkerOrder order{
       .kind = kind, .incarnation = incarnation, .line = line.is_null() ? "" : line_of(line)};
   for (int rank = replica * size; rank < (replica + 1) * size; ++rank) {

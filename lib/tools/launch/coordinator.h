@@ -1,19 +1,20 @@
 #pragma once
 
-// Decides for all nodes of a run which of them take part in a round, when it starts and stops, and whether there
-// is another one. The coordinator runs in the launcher of one node, the host. It uses neither sockets nor a
-// clock: coordinator_server.h passes it the nodes' messages and sends its orders.
+// Decides which nodes of a run take part in a round, when a round starts and stops, and whether another round
+// follows. The coordinator runs in the launcher of one node, the host. It uses neither sockets nor a clock:
+// coordinator_server.h passes messages of nodes to it and sends its orders.
 //
 //   gathering -- enough nodes --> running -- all workers finished --> over
 //       ^                           | a worker failed, a node was lost, left or joined
 //       +--- restarts are left --- stopping --- none is left ---> over
 //
-// With Backend::kStatic nodes keep their given ranks, and all of them must join. With kC10d the host has node
-// rank 0 and the others follow in the order of joining; a round starts when the maximum of nodes have joined, or
-// at the end of the last call after the minimum have. Nodes beyond the maximum wait as spares.
+// With Backend::kStatic nodes keep their given ranks, and all nodes must join. With kC10d the host has node
+// rank 0, and the other nodes follow in the order of joining. A round starts when the maximum number of nodes
+// has joined, or at the end of the last call after the minimum has joined. Nodes beyond the maximum wait as
+// spares.
 //
-// With replicas (RunTerms::replica_size) there is one round. Workers, and whole nodes, are lost and replaced in
-// it as membership.h decides; another node with as many workers may take the place of a lost one.
+// With replicas (RunTerms::replica_size) there is one round, in which workers and whole nodes are lost and
+// replaced as membership.h decides. Another node with as many workers may replace a lost node.
 
 #include <chrono>
 #include <functional>
@@ -40,16 +41,16 @@ class Coordinator {
     double join_timeout_seconds = 600;
     double last_call_timeout_seconds = 30;
     double stop_timeout_seconds = 30;
-    double fence_seconds = 0;        ///< after which a node that is out of reach has ended its workers
-    std::string master_addr;         ///< the host's address, for rank 0's store
-    std::function<int()> free_port;  ///< on the host, for each round
-    /// Sends an order (start, stop, table, finish, note), the same to all, to the nodes that joined as these.
+    double fence_seconds = 0;        ///< time after which an unreachable node has ended its workers
+    std::string master_addr;         ///< the host's address, where rank 0's store listens
+    std::function<int()> free_port;  ///< returns a free port of the host, for each round
+    /// Sends the same order (start, stop, table, finish, note) to the nodes with these ids.
     std::function<void(const std::vector<int>& ids, const Message& order)> send;
   };
 
   Coordinator(Settings settings, Time now);
 
-  /// Adds a node; returns a sentence why it is refused, or "".
+  /// Adds a node. Returns a sentence that explains why the node is refused, or "".
   std::string join(int id, const NodeInfo& node, Time now);
   void worker_ended(int id, const WorkerEnd& end, Time now);
   struct Said {
@@ -57,18 +58,19 @@ class Coordinator {
     int incarnation = 0;
     WorkerReport report;
   };
-  /// With replicas: a worker of the node has said something.
+  /// Handles a report of one of the node's workers. Only with replicas.
   void worker_said(int id, const Said& said, Time now);
-  /// All workers of the node have ended. Ends of ranks that are not the node's are ignored.
+  /// Handles the end of all workers of the node. Ignores ends of ranks that are not the node's.
   void round_ended(int id, const std::vector<WorkerEnd>& ends, Time now);
-  /// The node was told to stop by this signal.
+  /// Handles a signal that told the node to stop.
   void leave(int id, int signal, Time now);
-  /// The node does not answer any more, for the reason `why`; `is_gone`: its launcher has ended for certain.
+  /// Handles the loss of a node that no longer answers. `why`: the reason. `is_gone`: its launcher has
+  /// certainly ended.
   void lost(int id, const std::string& why, bool is_gone, Time now);
 
-  /// Takes the actions that are due.
+  /// Takes all actions that are due.
   void tick(Time now);
-  /// When tick() must be called at the latest.
+  /// The latest time for the next call of tick().
   std::optional<Time> next_due() const;
 
   bool is_over() const { return phase_ == Phase::kOver; }
@@ -79,12 +81,12 @@ class Coordinator {
   struct Node {
     NodeInfo info;
     Time joined_at;
-    int place = -1;      ///< node rank in the present or last round
-    int first_rank = 0;  ///< of its workers in it
+    int place = -1;      ///< node rank in the current or last round
+    int first_rank = 0;  ///< rank of its first worker in that round
     bool in_round = false;
-    bool has_ended = false;              ///< its part of the round
-    int leaving = 0;                     ///< told to stop by this signal
-    std::map<int, int> order_of_ends{};  ///< rank -> position of its end among those reported
+    bool has_ended = false;              ///< whether all its workers of the round have ended
+    int leaving = 0;                     ///< signal that told the node to stop; 0: none
+    std::map<int, int> order_of_ends{};  ///< rank -> position of its end among all reported ends
   };
 
   void gather(Time now);
@@ -114,29 +116,30 @@ class Coordinator {
 
   const Settings settings_;
   Phase phase_ = Phase::kGathering;
-  // Nothing that happens to one node of ten thousand looks at all of them, unless all are to be told of it.
-  std::map<int, Node> nodes_;             ///< by id, ascending in the order of joining
-  std::map<int, int> ids_by_node_rank_;   ///< with Backend::kStatic
-  std::map<int, int> ids_by_first_rank_;  ///< of the nodes in the round
-  int leaving_ = 0;                       ///< nodes that are told to stop
-  int running_ = 0;                       ///< nodes in the round whose part of it has not ended
+  // A run may have ten thousand nodes: events of one node must not loop over all nodes, unless all must be
+  // told.
+  std::map<int, Node> nodes_;             ///< keyed by id, ascending in the order of joining
+  std::map<int, int> ids_by_node_rank_;   ///< only with Backend::kStatic
+  std::map<int, int> ids_by_first_rank_;  ///< nodes in the round
+  int leaving_ = 0;                       ///< number of nodes that were told to stop
+  int running_ = 0;                       ///< number of nodes in the round with workers that have not ended
   Time gathering_since_;
   std::optional<Time> last_call_;
   bool said_who_is_missing_ = false;
   int restarts_ = 0;
-  int events_ = 0;                        ///< number of ends reported
-  std::vector<WorkerEnd> ends_;           ///< of the present round
-  std::vector<SilentNode> silent_;        ///< lost in it before they reported their ends
-  std::string lost_cause_;                ///< the first node lost in it
-  std::string change_;                    ///< why it stops, unless for a failure
-  NodePlacement placement_;               ///< of it, as of its last node
-  std::optional<Membership> membership_;  ///< with replicas
+  int events_ = 0;                        ///< number of reported ends
+  std::vector<WorkerEnd> ends_;           ///< ends in the current round
+  std::vector<SilentNode> silent_;        ///< nodes lost in the round before they reported ends
+  std::string lost_cause_;                ///< describes the first node lost in the round
+  std::string change_;                    ///< why the round stops, unless for a failure
+  NodePlacement placement_;               ///< placement of the round's last node
+  std::optional<Membership> membership_;  ///< only with replicas
   struct Vacancy {
     int workers;
     int place;
   };
-  std::map<int, Vacancy> vacancies_;  ///< first rank -> of a node that was lost
-  std::optional<Verdict> verdict_;    ///< of membership_
+  std::map<int, Vacancy> vacancies_;  ///< first rank of a lost node -> its vacancy
+  std::optional<Verdict> verdict_;    ///< verdict of membership_
 };
 
 }  // namespace fsdp::launch

@@ -22,11 +22,11 @@ using util::concat;
 constexpr double kSecondsToJoin = 5;
 constexpr std::chrono::seconds kTimeToFinish{5};
 constexpr int kMostUnknownPeers = 256;
-constexpr double kSecondsForStrangers = 1;  ///< before they make room for others
-constexpr int kListener = -1;               ///< in the poller, where peers have their ids
+constexpr double kSecondsForStrangers = 1;  ///< time that strangers have before they make room for others
+constexpr int kListener = -1;               ///< number of the listener in the poller; peers have their ids
 constexpr size_t kLongestLineBytes = 16 << 20;
 constexpr int kMostWorkersOfANode = 1 << 16;
-constexpr size_t kLongestShownBytes = 80;  ///< of what a stranger sends
+constexpr size_t kLongestShownBytes = 80;  ///< most bytes shown of a stranger's message
 
 /// Makes room for the connections of all nodes, some strangers, and the pipes of this node's workers.
 Descriptor with_room(Descriptor listener, const LaunchOptions& options) {
@@ -53,7 +53,8 @@ CoordinatorServer::CoordinatorServer(Descriptor listener, const LaunchOptions& o
                     .join_timeout_seconds = options.rendezvous.join_timeout_seconds,
                     .last_call_timeout_seconds = options.rendezvous.last_call_timeout_seconds,
                     .stop_timeout_seconds = options.stop_timeout_seconds,
-                    // Its launcher may have heard from here later, and then its workers may be saving.
+                    // The node may have received a later message from here. Its workers may then still be
+                    // saving.
                     .fence_seconds = 2 * silence_seconds_ + options.shutdown_timeout_seconds,
                     .master_addr = options.local_addr.empty() ? options.rendezvous.host : options.local_addr,
                     .free_port = free_port,
@@ -78,7 +79,7 @@ void CoordinatorServer::step() {
 }
 
 void CoordinatorServer::accept_all() {
-  // Not for as long as somebody connects: the others have to be served as well.
+  // Bounded, so that the peers are served even while somebody keeps connecting.
   constexpr int kMostAtOnce = 1024;
   std::string address;
   for (int i = 0; i < kMostAtOnce; ++i) {
@@ -101,13 +102,14 @@ void CoordinatorServer::accept_all() {
     poller_.watch(entry->second.socket.fd(), entry->first);
     if (i + 1 == kMostAtOnce) return;
   }
-  // Until a connection has ended, or the next heartbeat: those that wait would be reported over and over.
+  // Stops accepting until a connection has ended or the next heartbeat. Waiting connections would otherwise
+  // wake poll() again and again.
   is_accepting_ = false;
   poller_.forget(listener_.get());
 }
 
-/// Disconnects the peer that has been connected for the longest without joining, so that strangers do not keep nodes
-/// out. Returns false if none has had time to join.
+/// Disconnects the peer that has been connected for the longest time without joining, so that strangers do
+/// not keep nodes out. Returns false if no such peer has had time to join.
 bool CoordinatorServer::drop_a_stranger() {
   const auto oldest =
       std::ranges::find_if(peers_, [](const auto& entry) { return !entry.second.has_joined; });
@@ -146,7 +148,7 @@ void CoordinatorServer::touch(int id, Peer& peer) {
 
 /// The end of a step: sends what is left, and lets go of those that have left.
 void CoordinatorServer::settle() {
-  // Grows where orders follow from the loss of a node.
+  // The list grows in the loop if the loss of a node leads to orders.
   for (size_t i = 0; i < touched_.size(); ++i) {
     const int id = touched_[i];
     const auto found = peers_.find(id);
@@ -280,7 +282,7 @@ void CoordinatorServer::drop_if_silent(int id, Peer& peer) {
   };
   const auto is_late = [&] { return silence() > (peer.has_joined ? silence_seconds_ : kSecondsToJoin); };
   if (!peer.socket.is_open() || !is_late()) return;
-  serve(id);  // it may be this process that was late, and has not read what the node sent
+  serve(id);  // this process may be late and may not have read what the node sent
   if (!peer.socket.is_open() || !is_late()) return;
   touch(id, peer);
   if (!peer.has_joined) {

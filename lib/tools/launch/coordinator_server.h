@@ -1,13 +1,13 @@
 #pragma once
 
-// The network side of the coordinator: nodes connect, prove that they belong to the run, and send heartbeats.
+// The network side of the coordinator. Nodes connect, prove that they belong to the run, and send heartbeats.
 //
-// Anybody who reaches the port can connect. A connection that does not prove within seconds that it knows the run's
-// token (token.h) is closed without any effect on the run, and without an answer; a warning says from where it came and
-// what it sent. When there are too many of them, the oldest make room.
+// Anybody who reaches the port can connect. A connection that does not prove within seconds that it knows the
+// run's token (token.h) is closed without an answer and without any effect on the run. A warning names its
+// address and what it sent. If there are too many such connections, the oldest are closed.
 //
-// What a step costs grows with the nodes that have sent something, or are sent something, and once per heartbeat with
-// all of them: runs may have ten thousand nodes.
+// Runs may have ten thousand nodes: the cost of step() grows with the nodes that have sent or are sent
+// something, and only once per heartbeat with all nodes.
 
 #include <poll.h>
 
@@ -27,7 +27,7 @@ namespace fsdp::launch {
 
 class CoordinatorServer {
  public:
-  /// For the host of a run with these options. Throws Error(kUsage) when this process may not have a connection open to
+  /// Makes the server on the host of a run. Throws Error(kUsage) if this process may not open a connection to
   /// each node.
   CoordinatorServer(Descriptor listener, const LaunchOptions& options, std::string token,
                     double heartbeat_seconds);
@@ -36,7 +36,7 @@ class CoordinatorServer {
   void step();
   int milliseconds_to_wait() const;
 
-  /// The run is over, and every node has been notified or had seconds to read it.
+  /// Whether the run is over and every node has been notified or had seconds to read it.
   bool is_done() const;
 
  private:
@@ -48,10 +48,10 @@ class CoordinatorServer {
     Clock::time_point connected_at, heard_at;
     Nonces nonces{};
     bool has_joined = false;
-    bool is_known = false;   ///< it has asked to join, or was reported as a stranger
-    bool closing = false;    ///< closed once everything is sent
-    bool touched = false;    ///< in touched_
-    bool congested = false;  ///< watched for room to send
+    bool is_known = false;   ///< the peer has asked to join, or was reported as a stranger
+    bool closing = false;    ///< close the connection once everything is sent
+    bool touched = false;    ///< listed in touched_
+    bool congested = false;  ///< the poller watches for room to send
   };
 
   void accept_all();
@@ -72,19 +72,19 @@ class CoordinatorServer {
   Descriptor listener_;
   const std::string token_;
   const double heartbeat_seconds_;
-  const double silence_seconds_;  ///< after which a node is lost
+  const double silence_seconds_;  ///< time without a message after which a node is lost
   const RunTerms terms_;
-  const std::string beat_;  ///< a line
+  const std::string beat_;  ///< heartbeat as a line
   Poller poller_;
   std::map<int, Peer> peers_;
-  std::vector<int> touched_;  ///< peers that were heard or sent something in this step
-  int joined_ = 0;            ///< peers
+  std::vector<int> touched_;  ///< peers that sent or were sent something in this step
+  int joined_ = 0;            ///< number of peers that have joined
   int next_id_ = 0;
   bool is_accepting_ = true;
   bool warned_of_files_ = false;
   Clock::time_point next_heartbeat_;
   mutable Clock::time_point over_since_{};
-  int refused_ = 0;  ///< strangers and nodes
+  int refused_ = 0;  ///< number of refused strangers and nodes
   Coordinator coordinator_;
 };
 

@@ -12,7 +12,7 @@
 
 namespace fsdp::launch {
 
-/// Closes its file descriptor. Descriptors must be opened with O_CLOEXEC, so that workers do not inherit them.
+/// Owns a file descriptor. Descriptors must be opened with O_CLOEXEC, so that workers do not inherit them.
 class Descriptor {
  public:
   explicit Descriptor(int fd = -1) : fd_(fd) {}
@@ -43,7 +43,7 @@ inline int milliseconds_until(std::chrono::steady_clock::time_point due) {
   return static_cast<int>(std::clamp<int64_t>(milliseconds, 0, std::numeric_limits<int>::max()));
 }
 
-/// The shorter of two time-outs, where -1 is none.
+/// The shorter of two time-outs. -1: no time-out.
 inline int sooner(int a, int b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
 }  // namespace fsdp::launch

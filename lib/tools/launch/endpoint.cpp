@@ -76,7 +76,7 @@ std::optional<Descriptor> listen_at(const std::string& host, int port) {
     const int yes = 1;
     // Connections of the last run may still be in TIME_WAIT.
     ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-    constexpr int kWaiting = 1 << 16;  // as many as net.core.somaxconn permits
+    constexpr int kWaiting = 1 << 16;  // the system reduces it to net.core.somaxconn
     if (listener.is_open() && ::bind(listener.get(), entry->ai_addr, entry->ai_addrlen) == 0 &&
         ::listen(listener.get(), kWaiting) == 0) {
       return listener;
@@ -101,7 +101,7 @@ std::optional<Descriptor> accept_from(const Descriptor& listener, std::string& f
 std::optional<Descriptor> start_connecting(const std::string& host, int port, std::string& why) {
   const Addresses addresses = look_up(host, port, 0, why);
   for (const addrinfo* entry = addresses.get(); entry; entry = entry->ai_next) {
-    // Nobody may listen at the IPv6 loopback address of a name; the next address is used instead.
+    // A name may have an IPv6 loopback address where nobody listens. The next address is used then.
     if (entry->ai_next && is_ipv6_loopback(*entry)) continue;
     Descriptor socket = open_socket(entry->ai_family);
     const int yes = 1;
@@ -129,7 +129,7 @@ void LineSocket::flush() {
   if (!is_open() || !has_unsent()) return;
   const ssize_t count = ::send(socket_.get(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
   if (count == static_cast<ssize_t>(unsent_.size())) {
-    std::string().swap(unsent_);  // a large message shall not hold its memory for the rest of the run
+    std::string().swap(unsent_);  // frees the memory of a large message
   } else if (count >= 0) {
     unsent_.erase(0, static_cast<size_t>(count));
   } else if (errno != EAGAIN && errno != EINTR && errno != ENOTCONN) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// TCP: the endpoint where the nodes meet, and lines of text between two nodes. Nothing here blocks except the
-// look-up of names.
+// TCP connections: the endpoint where nodes meet, and lines of text between two nodes. Only the look-up of
+// names may block.
 
 #include <poll.h>
 
@@ -14,18 +14,18 @@
 
 namespace fsdp::launch {
 
-/// Whether the host is an address of this machine. Throws Error(kUsage) when it cannot be looked up.
+/// Whether the host is an address of this machine. Throws Error(kUsage) if it cannot be looked up.
 bool is_local_host(const std::string& host);
 
-/// A socket that listens on the host's address if that is numeric or "localhost", else on all addresses, because
-/// a name may resolve to different addresses on this machine and on others. Nullopt when the port is in use.
-/// Throws Error(kUsage) for other failures.
+/// A socket that listens on the host's address if that is numeric or "localhost". Otherwise it listens on all
+/// addresses, because a name may resolve to different addresses on this machine and on others. Nothing if the
+/// port is in use. Throws Error(kUsage) for other failures.
 std::optional<Descriptor> listen_at(const std::string& host, int port);
 
-/// The next connection, if there is one; `from` receives its address.
+/// The next connection, if there is one. `from` receives its address.
 std::optional<Descriptor> accept_from(const Descriptor& listener, std::string& from);
 
-/// A socket that is connecting, or nullopt with the reason in `why`.
+/// A socket that is connecting, or nothing with the reason in `why`.
 std::optional<Descriptor> start_connecting(const std::string& host, int port, std::string& why);
 
 /// Sends and receives lines over a socket.
@@ -34,28 +34,29 @@ class LineSocket {
   explicit LineSocket(Descriptor socket) : socket_(std::move(socket)) {}
 
   void add_poll_entry(std::vector<pollfd>& entries) const;
-  /// -1 once it is closed.
+  /// The descriptor. -1 if the socket is closed.
   int fd() const { return socket_.get(); }
   /// Queues the line and a newline.
   void send(std::string_view line);
-  /// Sends and receives as much as possible without blocking. Stops receiving while more than the longest line is
-  /// waiting for take_line(), so that a fast sender cannot fill the memory.
+  /// Sends and receives as much as possible without blocking. Stops receiving while more than the longest
+  /// line waits for take_line(), so that a fast sender cannot fill the memory.
   void exchange();
-  /// Only sends.
+  /// Sends as much as possible without blocking.
   void flush();
-  /// The next line that has arrived, without its newline.
+  /// The next line that has arrived, without its newline. Nothing if there is no whole line.
   std::optional<std::string> take_line();
-  /// What has arrived of the next line, also after the end of the connection.
+  /// The part of the next line that has arrived. Also available after the end of the connection.
   std::string_view rest() const { return std::string_view(received_).substr(taken_); }
 
-  /// Longer lines close the connection.
+  /// Sets the longest allowed line. A longer line closes the connection.
   void set_longest_line(size_t bytes) { longest_line_bytes_ = bytes; }
   bool is_open() const { return socket_.is_open(); }
   bool has_unsent() const { return !unsent_.empty(); }
   const std::string& failure() const { return failure_; }
-  /// The other end was closed, as by the end of its process, or nobody listens there; it is not merely out of reach.
+  /// Whether the other end was closed, for example by the end of its process, or nobody listens there. False
+  /// if it is merely unreachable.
   bool peer_has_closed() const { return peer_has_closed_; }
-  /// Nobody listens there.
+  /// Whether the connection was refused because nobody listens there.
   bool is_refused() const { return is_refused_; }
   void close(const std::string& why);
 

@@ -156,7 +156,7 @@ void Membership::node_lost(int first_rank, int workers, const std::string& why, 
   for (int number : touched) {
     Replica& each = replica(number);
     if (each.state == State::kFinished) continue;
-    // A replica that was lost a moment ago may have been the last with the state, too.
+    // A replica that was lost a moment ago may also have been the last with the state.
     if (silent && each.state != State::kAbsent) {
       state_lives_until_ = std::max(state_lives_until_, now + util::duration_of(settings_.fence_seconds));
     }
@@ -224,7 +224,7 @@ bool Membership::advance_once(Time now) {
       if (in_state(State::kReady).empty() || is_ending()) return false;
       phase_ = Phase::kPausing;
       explained_ = true;
-      // A step may be long; but whoever hangs now must be found.
+      // A step may be long, but a worker that hangs now must be found.
       stop_by_ = now + util::duration_of(settings_.join_timeout_seconds);
       for (int number : members) settings_.pause(number, replica(number).incarnation);
       return true;
@@ -322,7 +322,7 @@ bool Membership::collect_stops(Time now) {
 /// Between two epochs. Returns whether anything has changed.
 bool Membership::form_if_possible(Time now) {
   for (int number : in_state(State::kMember)) {
-    // It joined an epoch that ended before it had the state.
+    // The replica joined an epoch that ended before it had the state.
     if (!lacks_state(number)) continue;
     replica(number).state = State::kReady;
     for (Worker& each : replica(number).workers) each.stopped.reset();
@@ -345,7 +345,7 @@ bool Membership::form_if_possible(Time now) {
   const bool is_late = now >= waiting_since_ + util::duration_of(settings_.join_timeout_seconds);
   const bool is_enough = present >= settings_.min_replicas || is_done;
   if (is_enough && !holders.empty()) return continue_from(holders, members, now);
-  // A process that is still being killed could go on with the state that others take from the checkpoint.
+  // A process that is still being killed could continue with the state that others read from the checkpoint.
   if (is_enough && in_state(State::kFenced).empty() && (present == left || is_late)) {
     form(members, -1, {});
     return true;
@@ -375,7 +375,8 @@ bool Membership::continue_from(const std::vector<int>& holders, const std::vecto
   return true;
 }
 
-/// For each index in a replica, the one that has that part of the state after `step`; empty if some part is lost.
+/// Finds, for each index in a replica, a replica that has that part of the state after `step`. Empty if some
+/// part is lost.
 std::vector<int> Membership::givers_of(int64_t step, const std::vector<int>& holders) const {
   std::vector<int> givers;
   for (size_t index = 0; index < static_cast<size_t>(settings_.replica_size); ++index) {
@@ -399,7 +400,7 @@ void Membership::lose_if_fruitless(Time now) {
   for (int number : holders) {
     for (const Worker& each : replica(number).workers) step = std::max(step, each.stopped->step);
   }
-  // In an epoch from a checkpoint, some may have read it while others did not even come to that.
+  // In an epoch that began from a checkpoint, some replicas may have read it while others have not.
   const bool has_begun =
       epoch_.step >= 0 || std::ranges::none_of(holders, [&](int number) { return lacks_state(number); });
   const bool is_fruitless = !explained_ && !holders.empty() && (step <= epoch_.step || !has_begun);
@@ -417,7 +418,7 @@ void Membership::lose_if_fruitless(Time now) {
     }
     for (int number : accused) ++accusers[number];
   }
-  // One that was not given the state, if there is one, so that none with it is lost in vain.
+  // Prefers a replica without the state, so that no replica with the state is lost needlessly.
   int worst = holders.front();
   for (int number : holders) {
     if (std::pair(lacks_state(number), accusers[number]) >= std::pair(lacks_state(worst), accusers[worst]))
@@ -470,7 +471,7 @@ void Membership::give_up(int replicas_left, const std::string& what) {
   std::vector<WorkerEnd> ends;
   for (const auto& [rank, end] : failures_) ends.push_back(end);
   Verdict verdict = judge(ends);
-  // If none is left, the worker that failed says more than a sentence about replicas.
+  // If no replica is left, the end of the failed worker explains more than a sentence about replicas.
   if (replicas_left > 0 || !verdict.culprit) {
     verdict.cause = concat("only ", replicas_left, " of ", settings_.replicas, " replicas ", what,
                            ", but at least ", settings_.min_replicas, " must (--min-replicas)");

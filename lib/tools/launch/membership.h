@@ -1,24 +1,26 @@
 #pragma once
 
 // Decides which replicas of a run take part in its steps, while processes, nodes and links fail. A replica is
-// replica_size consecutive ranks that together have the whole state of the run; all replicas have the same.
+// replica_size consecutive ranks that together have the whole state of the run. All replicas have the same
+// state.
 //
 //   waiting -- enough replicas, which have the state --> running -- a replica is ready to join --> pausing
 //      ^                                                    | a replica is lost, a worker cannot go on |
-//      +------- all have said where they stand, or are lost --- stopping <---- they have stopped ------+
+//      +------- all have reported their step, or are lost ----- stopping <---- they have stopped ------+
 //
 // The rules:
-//   - A worker that cannot go on, or a replica that is lost, breaks the epoch off. The workers of the others say
-//     at which step they stand. One that does not say so in time is lost; one that does is not, whatever others
-//     suspect, unless epochs break off again and again without a step: then the most suspected replica is lost.
-//   - A lost replica is fenced: all its processes are killed. A new incarnation of it is started, max_restarts
-//     times unless its failure would come again (may_end_differently()), and joins between two steps.
-//   - The next epoch continues after the latest step that a member has reached. Workers differ by one step at
-//     most, because a step needs all members of its epoch. Parts of the state that no member has are lost, and
-//     then so is the state: all replicas start again from the newest checkpoint.
+//   - A worker that cannot continue, or a replica that is lost, breaks the epoch off. The other workers
+//     report their step. A replica is lost if one of its workers does not report in time. A replica that
+//     reports stays, even if others suspect it, unless epochs break off repeatedly without a step: then the
+//     most suspected replica is lost.
+//   - A lost replica is fenced: all its processes are killed. A new incarnation is started, up to
+//     max_restarts times unless the failure would recur (may_end_differently()), and joins between two steps.
+//   - The next epoch continues after the latest step that a member has reached. Workers differ by at most one
+//     step, because a step needs all members of its epoch. If no member has some part of the state, the state
+//     is lost, and all replicas start again from the newest checkpoint.
 //   - At least min_replicas take part.
 //
-// This class uses neither processes, sockets nor a clock: coordinator.h passes it what happens, and carries out
+// This class uses neither processes, sockets nor a clock: coordinator.h passes events to it and carries out
 // its orders. Its decisions are tested by simulation (tests/tools/launch/membership_simulation_test.cpp).
 
 #include <chrono>
@@ -42,19 +44,19 @@ class Membership {
     int replicas = 1;
     int replica_size = 1;
     int min_replicas = 1;
-    int max_restarts = 0;  ///< of each replica
-    double join_timeout_seconds =
-        600;  ///< for processes to be ready, for enough replicas, for a pause, and for the last to end
-    double stop_timeout_seconds = 30;  ///< for workers to stop once their epoch is broken off
-    double pause_grace_seconds = 1;    ///< from the first that stopped for a pause until the rest break off
-    double fence_seconds = 0;          ///< after which the workers of a node that is silent have ended
-    /// Starts all workers of the replica; kills them.
+    int max_restarts = 0;  ///< restarts of each replica
+    /// Limit for processes to be ready, for enough replicas, for a pause, and for the last worker to end.
+    double join_timeout_seconds = 600;
+    double stop_timeout_seconds = 30;  ///< limit for workers to stop once their epoch is broken off
+    double pause_grace_seconds = 1;    ///< time from the first stop for a pause until the others break off
+    double fence_seconds = 0;          ///< time after which the workers of a silent node have ended
+    /// Start and kill all workers of the replica.
     std::function<void(int replica, int incarnation)> start{}, fence{};
     std::function<void(int replica, int incarnation)> pause{};
     std::function<void(int replica, int incarnation, const std::string& why)> break_off{};
-    /// Tells the epoch to all workers of the replica. master_addr is left open.
+    /// Sends the epoch to all workers of the replica, with an empty master_addr.
     std::function<void(int replica, int incarnation, const Epoch& epoch)> begin{};
-    /// The run has ended like this; the workers that still run are to be stopped. Called once.
+    /// Called once, when the run has ended. Stops the workers that still run.
     std::function<void(const Verdict& verdict)> over{};
   };
 
@@ -62,25 +64,26 @@ class Membership {
 
   /// Starts all replicas.
   void begin(Time now) { advance(waiting_since_ = now); }
-  /// Worker `rank` of the run has said something. Incarnations other than the present one are ignored, here and
-  /// below.
+  /// Handles a report of worker `rank` of the run. This and the functions below ignore all but the current
+  /// incarnation.
   void said(int rank, int incarnation, const WorkerReport& report, Time now);
   void ended(int rank, int incarnation, const WorkerEnd& end, Time now);
-  /// The node of these ranks is gone: with its workers, or `silent`, so that they may go on for fence_seconds.
+  /// Handles the loss of the node of these ranks. Its workers have ended, or, if `silent`, they may continue
+  /// for fence_seconds.
   void node_lost(int first_rank, int workers, const std::string& why, bool silent, Time now);
-  /// Another node has taken its place.
+  /// Handles another node that replaces the node of these ranks.
   void node_found(int first_rank, int workers, Time now);
-  /// Takes the actions that are due.
+  /// Takes all actions that are due.
   void tick(Time now) { advance(now); }
-  /// When tick() must be called at the latest.
+  /// The latest time for the next call of tick().
   std::optional<Time> next_due() const;
 
   bool is_over() const { return phase_ == Phase::kOver; }
-  /// The present or last epoch.
+  /// The current or last epoch.
   const Epoch& epoch() const { return epoch_; }
-  /// Whether the replica takes part in the present epoch.
+  /// Whether the replica takes part in the current epoch.
   bool is_member(int replica) const;
-  /// The replica was lost and no new incarnation of it runs yet, or ever will.
+  /// Whether the replica was lost and no new incarnation runs, now or ever.
   bool is_lost(int replica) const;
   bool is_given_up(int replica) const;
 
@@ -89,10 +92,10 @@ class Membership {
   enum class State {
     kAbsent,    ///< none of its processes runs
     kStarting,  ///< not all of its workers are ready
-    kReady,     ///< to join
-    kMember,    ///< of the present or last epoch, and has its state
-    kFenced,    ///< lost, and some process has not yet ended
-    kFinished,  ///< all its workers have ended as they should
+    kReady,     ///< all of its workers are ready to join
+    kMember,    ///< a member of the current or last epoch, with its state
+    kFenced,    ///< lost, with a process that has not yet ended
+    kFinished,  ///< all of its workers have finished
   };
 
   struct Worker {
@@ -100,14 +103,14 @@ class Membership {
     bool runs = false;
     bool is_ready = false;
     bool has_finished = false;
-    std::optional<WorkerReport> stopped{};  ///< in the present epoch
+    std::optional<WorkerReport> stopped{};  ///< report of its stop in the current epoch
     int port = 0;
   };
   struct Replica {
     State state = State::kAbsent;
-    int incarnation = 0;       ///< how often it was started
-    bool is_hopeless = false;  ///< it failed in a way that would come again
-    Time since{};              ///< when it was last started
+    int incarnation = 0;       ///< how often the replica was started
+    bool is_hopeless = false;  ///< whether it failed in a way that would recur
+    Time since{};              ///< time of its last start
     std::vector<Worker> workers{};
   };
 
@@ -141,16 +144,17 @@ class Membership {
   std::vector<Replica> replicas_;
   Epoch epoch_;
   Time waiting_since_{};
-  /// kPausing: when the epoch is broken off; kStopping: when those that have not stopped are lost.
+  /// kPausing: when the epoch is broken off. kStopping: when replicas that have not stopped are lost.
   Time stop_by_{};
-  Time state_lives_until_{};  ///< perhaps, on a silent node; no other may continue from a checkpoint before
-  std::optional<Time> ending_since_;  ///< when the first worker of this epoch finished
-  bool explained_ = false;            ///< the end of the epoch: a replica was lost, or one joins
-  int fruitless_ = 0;  ///< epochs in a row that were broken off without a step for no cause seen
-  std::map<int, WorkerEnd> failures_;  ///< rank -> its last end, if that was its own fault
-  bool preempted_ = false;             ///< some worker
+  /// Until then a silent node may have the state, and nobody may continue from a checkpoint.
+  Time state_lives_until_{};
+  std::optional<Time> ending_since_;  ///< when the epoch's first worker finished
+  bool explained_ = false;  ///< whether the end of the epoch has a known reason: a replica was lost or joins
+  int fruitless_ = 0;       ///< number of consecutive epochs that broke off without a step and a known reason
+  std::map<int, WorkerEnd> failures_;  ///< rank -> its last end that was its own fault
+  bool preempted_ = false;             ///< whether a worker was pre-empted
   int events_ = 0;
-  Time now_{};  ///< of the last event
+  Time now_{};  ///< time of the last event
 };
 
 }  // namespace fsdp::launch

@@ -102,7 +102,7 @@ RunTerms terms_from(const Message& message) {
           .nodes = {message.at("min"), message.at("max")},
           .is_static = message.at("is_static"),
           .max_restarts = message.at("max_restarts"),
-          // Absent in older versions, which are refused by their number.
+          // Older versions do not have the key. They are refused by their version number.
           .replica_size = message.value("replica_size", 0),
           .min_replicas = message.value("min_replicas", 1)};
 }
@@ -117,7 +117,7 @@ Message to_message(const WorkerEnd& end) {
                      {"told_after_failure", end.told_after_failure},
                      {"host", end.host},
                      {"incarnation", end.incarnation}};
-  // Texts are only shown for failures.
+  // Texts are shown only after failures.
   if (kind_of(end) != EndKind::kFinished) {
     message["last_lines"] = end.last_lines;
     message["message"] = end.message.substr(0, kLongestMessageBytes);
@@ -220,7 +220,7 @@ WorkerReport report_from(const Message& message) {
   WorkerReport report;
   if (message.contains("port")) report.port = integer_at(message, "port");
   if (type == "ready") return report;
-  // Throws for another type, as for everything that is missing.
+  // Throws if the type differs or anything is missing.
   const Message& step = message.at(type == "stopped" ? "step" : "a message that workers send");
   report.kind = WorkerReport::Kind::kStopped;
   report.epoch = integer_at(message, "epoch");
@@ -265,7 +265,7 @@ std::optional<Message> parse_message(std::string_view line) {
     Message message = util::parse_json(line, kLimits);
     if (message.is_object() && message.contains("type") && message["type"].is_string()) return message;
   } catch (const util::JsonError&) {
-    // Whoever sent it is told nothing.
+    // The sender of a malformed line gets no answer.
   }
   return std::nullopt;
 }

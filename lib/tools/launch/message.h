@@ -1,20 +1,20 @@
 #pragma once
 
-// The messages between the nodes of a run: one JSON object per line, distinguished by "type".
+// The messages between the nodes of a run: one JSON object per line, with a "type".
 //
-//   node to coordinator   hello (nonce), join (proof, NodeInfo, RunTerms), beat, ended (a worker), round_ended (all of
-//   them), leave; with replicas: said (rank, incarnation, WorkerReport)
-//   coordinator to node   challenge (nonce, version), welcome (proof), refuse (proof, why), note (text), beat, start
-//   (NodePlacement), stop (why, is_failure), table (text; who waited for whom when the round failed), finish (Verdict);
-//   with replicas: order (WorkerOrder)
+//   node to coordinator   hello (nonce), join (proof, NodeInfo, RunTerms), beat, ended (a worker),
+//                         round_ended (all workers), leave; with replicas: said (rank, incarnation,
+//                         WorkerReport)
+//   coordinator to node   challenge (nonce, version), welcome (proof), refuse (proof, why), note (text),
+//                         beat, start (NodePlacement), stop (why, is_failure), table (text of the wait
+//                         table), finish (Verdict); with replicas: order (WorkerOrder)
 //
-// Neither side acts on what the other sends before it has proved that it knows the token (token.h): until then a line
-// is short, and the answer to a stranger tells nothing.
+// Neither side acts on messages before the other side has proved that it knows the token (token.h). Until
+// then lines must be short, and the answer to a stranger reveals nothing.
 //
-// c10d's TCPStore, over which torchrun's agents meet, is not used: agents have to poll a store, and notice a
-// dead one late. Agents of torchrun could not join anyway, because they store pickled Python objects. Workers of
-// any kind do not need it either: rank 0 of each round hosts their store at MASTER_ADDR:MASTER_PORT
-// (TORCHELASTIC_USE_AGENT_STORE=False).
+// c10d's TCPStore, over which torchrun's agents meet, is not used, because agents have to poll a store and
+// notice a dead store late. Workers do not need it either: rank 0 of each round hosts their store at
+// MASTER_ADDR:MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE=False).
 
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -37,11 +37,11 @@ inline constexpr int kMessageVersion = 3;
 struct NodeInfo {
   std::string host;
   int pid = 0;
-  int node_rank = 0;  ///< as given by the user; ignored with Backend::kC10d
+  int node_rank = 0;  ///< number given by the user; ignored with Backend::kC10d
   int workers = 1;
-  bool is_host = false;   ///< the coordinator runs in this process
-  std::string address{};  ///< by which others reach it, if it was told
-  bool again = false;     ///< it has been in the run, was cut off, and its workers have ended
+  bool is_host = false;   ///< whether the coordinator runs in this process
+  std::string address{};  ///< address given by the user, where other nodes reach it
+  bool again = false;     ///< whether it has been in the run, was cut off, and has ended its workers
 };
 
 /// The options that must be equal on all nodes of a run.
@@ -55,18 +55,18 @@ struct RunTerms {
   int min_replicas = 1;
 };
 
-/// Something to do with single workers of a node, in a run with replicas.
+/// An order for single workers of a node, in a run with replicas.
 struct WorkerOrder {
   enum class Kind { kStart, kKill, kTell };
   Kind kind = Kind::kStart;
   std::vector<int> ranks{};
   int incarnation = 0;
-  std::string line{};  ///< kTell: for their channels (epoch.h)
+  std::string line{};  ///< kTell: line for their channels (epoch.h)
 };
 
 RunTerms terms_of(const LaunchOptions& options);
 
-/// A sentence that names the first difference, or "".
+/// Describes the first difference in a sentence. "" if there is none.
 std::string difference(const RunTerms& found, const RunTerms& expected);
 
 Message to_message(const NodeInfo& node);
@@ -79,8 +79,8 @@ Message to_message(const WorkerOrder& order);
 Message to_message(const WorkerReport& report);
 Message to_message(const Epoch& epoch);
 
-/// The reverse. They throw nlohmann::json::exception for malformed messages. Texts of a NodeInfo and a WorkerEnd
-/// are cut to the lengths used by to_message(), and made printable.
+/// Read messages of to_message(). They throw nlohmann::json::exception for malformed messages. Texts of a
+/// NodeInfo and a WorkerEnd are cut to the lengths used by to_message(), and made printable.
 NodeInfo node_from(const Message& message);
 RunTerms terms_from(const Message& message);
 WorkerEnd end_from(const Message& message);
@@ -91,10 +91,10 @@ WorkerOrder order_from(const Message& message);
 WorkerReport report_from(const Message& message);
 Epoch epoch_from(const Message& message);
 
-/// The object on a line; nullopt unless it has a "type", nests less deep than 16 levels, and repeats no key.
+/// The object on a line. Nothing unless it has a "type", nests less deep than 16 levels, and repeats no key.
 std::optional<Message> parse_message(std::string_view line);
 
-/// The line, without newline. Bytes that are not UTF-8 are replaced.
+/// The message as a line, without newline. Bytes that are not UTF-8 are replaced.
 std::string line_of(const Message& message);
 
 }  // namespace fsdp::launch

@@ -125,7 +125,8 @@ std::vector<int> gpu_numa_nodes(const fs::path& root) {
     size_t index = 0;
     auto [end, error] = std::from_chars(device.data(), device.data() + device.size(), index);
     const bool by_number = error == std::errc() && end == device.data() + device.size();
-    chosen.push_back(by_number && index < nodes.size() ? nodes[index] : -1);  // else by UUID
+    // A GPU that was chosen by UUID is unknown.
+    chosen.push_back(by_number && index < nodes.size() ? nodes[index] : -1);
   }
   return nodes.empty() ? nodes : chosen;
 }
@@ -155,7 +156,7 @@ std::vector<std::vector<int>> bind_workers(NumaBinding binding, const std::vecto
   std::vector<std::vector<int>> result(static_cast<size_t>(workers));
   if (binding == NumaBinding::kNone || cpus.empty()) return result;
   const std::vector<int> nodes = nodes_of_workers(cpus, gpu_numa_nodes, workers);
-  std::map<int, size_t> seen;  // workers of a NUMA node so far
+  std::map<int, size_t> seen;  // number of workers of a NUMA node so far
   for (size_t worker = 0; worker < result.size(); ++worker) {
     const int node = nodes[worker];
     const size_t place = seen[node]++;

@@ -85,7 +85,7 @@ class NodeRendezvous final : public Rendezvous {
   int milliseconds_to_wait() const override {
     Clock::time_point due = welcome_ ? next_heartbeat_ : next_attempt_;
     if (socket_ && !welcome_) due = connecting_since_ + kLongestAttempt;
-    constexpr int kLookAgain = 100;  // as the host, until the others are gone
+    constexpr int kLookAgain = 100;  // the host waits until the other nodes are gone
     const int wait = outcome_ || (!socket_ && in_round_) ? kLookAgain : milliseconds_until(due);
     return server_ ? std::min(wait, server_->milliseconds_to_wait()) : wait;
   }
@@ -142,7 +142,7 @@ class NodeRendezvous final : public Rendezvous {
           {.exit_code = 128 + signal, .cause = "told to stop twice while waiting for the other nodes"});
     }
     send({{"type", "leave"}, {"signal", signal}});
-    // On the host the coordinator answers, after it has notified the others.
+    // On the host, the coordinator answers after it has notified the other nodes.
     if (!in_round_ && (!server_ || !welcome_)) {
       end({.exit_code = 128 + signal, .cause = "told to stop while waiting for other nodes"});
     }
@@ -157,7 +157,7 @@ class NodeRendezvous final : public Rendezvous {
   void become_host() {
     const RendezvousOptions& rendezvous = options_.rendezvous;
     std::optional<Descriptor> listener = listen_at(rendezvous.host, rendezvous.port);
-    if (!listener) return;  // another launcher on this machine was first
+    if (!listener) return;  // another launcher on this machine became the host
     token_ = job_token(rendezvous, true);
     server_ =
         std::make_unique<CoordinatorServer>(std::move(*listener), options_, *token_, heartbeat_seconds_);
@@ -181,7 +181,7 @@ class NodeRendezvous final : public Rendezvous {
     send({{"type", "hello"}, {"nonce", nonces_.node}});
   }
 
-  /// Before the welcome, when whoever listens there may be anybody.
+  /// Ends a connection before the welcome, when the listener may be anybody.
   void greet(const Message& message) {
     const std::string type = message.at("type");
     if (type == "challenge" && nonces_.coordinator.empty()) {
@@ -224,7 +224,7 @@ class NodeRendezvous final : public Rendezvous {
   void connection_failed() {
     if (socket_) last_failure_ = socket_->failure();
     const bool is_gone = socket_ && socket_->peer_has_closed(), is_refused = socket_ && socket_->is_refused();
-    // It says nothing to those whose token is wrong.
+    // The coordinator does not answer nodes with a wrong token.
     const bool has_other_token = is_gone && !welcome_ && !nonces_.coordinator.empty();
     if (has_other_token) {
       last_failure_ = concat(
@@ -246,7 +246,7 @@ class NodeRendezvous final : public Rendezvous {
         show_own_table();
         return lose_host("");
       }
-      // Replicas go on without this node, which may be there again before the run ends.
+      // Replicas continue without this node, which may join again before the run ends.
       stop_reason_ = {concat("lost the node where all meet (", endpoint_, "): ", cut_off_,
                              "; trying to join again for up to ", join_timeout)};
       if (!in_round_) util::log_warning(std::exchange(stop_reason_, std::nullopt)->text);
@@ -271,7 +271,7 @@ class NodeRendezvous final : public Rendezvous {
                          ": ", last_failure_, "; is fsdp-launch running there, and is that its address?")});
   }
 
-  /// Ends the node's part, with what came of joining again.
+  /// Ends the node's part of the run, with the outcome of joining again.
   void lose_host(const std::string& afterwards) {
     end({.exit_code = static_cast<int>(ErrorKind::kPeerLost),
          .cause = concat("lost the node where all meet (", endpoint_, "): ", cut_off_, afterwards)});
@@ -313,7 +313,7 @@ class NodeRendezvous final : public Rendezvous {
     if (in_round_ && !stop_reason_)
       stop_reason_ = {verdict.cause.empty() ? "the run is over" : verdict.cause, verdict.is_failure()};
     if (!outcome_) outcome_ = std::move(verdict);
-    socket_.reset();  // which tells the coordinator that the outcome has arrived
+    socket_.reset();  // closing tells the coordinator that the outcome has arrived
   }
 
   void show_own_table() {
@@ -330,24 +330,24 @@ class NodeRendezvous final : public Rendezvous {
   const LaunchOptions options_;
   const double heartbeat_seconds_;
   const std::string endpoint_;        ///< "host:port"
-  Clock::time_point started_;         ///< looking for the coordinator
+  Clock::time_point started_;         ///< when the search for the coordinator began
   std::string cut_off_;               ///< why the coordinator was lost, until it is found again
-  std::optional<std::string> token_;  ///< nothing: its file is not there yet
-  Nonces nonces_{};                   ///< of the present connection
+  std::optional<std::string> token_;  ///< nothing: its file does not exist yet
+  Nonces nonces_{};                   ///< nonces of the current connection
   bool told_of_token_ = false;
-  /// Several launchers on this machine may become the host. If two bind the port at once, Linux may let neither
-  /// listen; so a launcher that finds no host tries again.
+  /// Several launchers on this machine may become the host. If two bind the port at once, Linux may let
+  /// neither listen. A launcher that finds no host therefore tries again.
   bool competes_ = false;
-  std::unique_ptr<CoordinatorServer> server_;  ///< on the host
-  std::optional<LineSocket> socket_;           ///< to the coordinator
+  std::unique_ptr<CoordinatorServer> server_;  ///< only on the host
+  std::optional<LineSocket> socket_;           ///< connection to the coordinator
   Clock::time_point connecting_since_{}, next_attempt_, next_heartbeat_{}, heard_at_{};
   std::string last_failure_ = "no answer";
-  double silence_seconds_ = 0;  ///< after which the coordinator is lost
+  double silence_seconds_ = 0;  ///< time without a message after which the coordinator is lost
   bool welcome_ = false;
   bool said_what_is_awaited_ = false;
   int leaving_ = 0;
   bool in_round_ = false;
-  std::vector<WorkerEnd> unreported_;  ///< this node's, until the table of all nodes has come
+  std::vector<WorkerEnd> unreported_;  ///< this node's ends, until the table of all nodes has arrived
   std::optional<NodePlacement> start_;
   std::deque<WorkerOrder> orders_;
   std::optional<StopReason> stop_reason_;

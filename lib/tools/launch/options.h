@@ -19,7 +19,7 @@ struct NodeRange {
   bool operator==(const NodeRange&) const = default;
 };
 
-/// Standard output (bit 1) and standard error (bit 2) for each worker of a node.
+/// A choice of standard output (bit 1) and standard error (bit 2) for each worker of a node.
 struct StreamChoice {
   static constexpr int kOut = 1, kErr = 2;
   int of_all = 0;
@@ -30,13 +30,13 @@ struct StreamChoice {
   bool operator==(const StreamChoice&) const = default;
 };
 
-/// Which cores a worker may run on.
+/// The cores on which a worker may run.
 enum class NumaBinding {
   kNone,
-  kNode,         ///< those of its NUMA node
-  kSocket,       ///< those of its NUMA node's socket
+  kNode,         ///< cores of its NUMA node
+  kSocket,       ///< cores of its NUMA node's socket
   kExclusive,    ///< a share of its NUMA node's cores that no other worker uses
-  kCoreComplex,  ///< those that share one L3 cache in its NUMA node
+  kCoreComplex,  ///< cores that share one L3 cache in its NUMA node
 };
 
 /// How the nodes of a run find each other.
@@ -47,35 +47,36 @@ struct RendezvousOptions {
   };
   Backend backend = Backend::kStatic;
   bool is_static() const { return backend == Backend::kStatic; }
-  std::string host;  ///< of the endpoint
+  std::string host;  ///< host of the endpoint
   int port = 0;
   std::string id;                          ///< the same on every node; empty: "none"
-  double join_timeout_seconds = 600;       ///< for the minimum of nodes to join
-  double last_call_timeout_seconds = 30;   ///< for more nodes than the minimum
-  double keep_alive_interval_seconds = 0;  ///< between heartbeats; 0: the monitor interval
-  int keep_alive_max_attempt = 10;         ///< missed heartbeats after which a node is lost
+  double join_timeout_seconds = 600;       ///< limit for the minimum number of nodes to join
+  double last_call_timeout_seconds = 30;   ///< wait for more nodes than the minimum
+  double keep_alive_interval_seconds = 0;  ///< time between heartbeats; 0: the monitor interval
+  int keep_alive_max_attempt = 10;         ///< number of missed heartbeats after which a node is lost
   std::optional<bool> is_host{};           ///< whether this node is the host; unset: by its address
-  std::string token_file = {};  ///< contains the job's token; the host creates it if absent (token.h)
-  std::string token = {};       ///< the token itself; empty: of the environment or the file
-  bool trust_network = false;   ///< a run without a token
+  std::string token_file = {};  ///< file with the run's token; the host creates it if it is absent (token.h)
+  std::string token = {};       ///< the token itself; empty: from the environment or the file
+  bool trust_network = false;   ///< whether the run needs no token
 };
 
 struct LaunchOptions {
   int nproc_per_node = 1;                 ///< workers on this node
   NodeRange nnodes;                       ///< nodes of the run
   int node_rank = 0;                      ///< this node's number in [0, nnodes)
-  std::string master_addr = "127.0.0.1";  ///< where rank 0 listens
+  std::string master_addr = "127.0.0.1";  ///< address where rank 0 listens
   int master_port = 0;                    ///< 0: a port that is free now
   std::string local_addr;                 ///< this node's address for the others; empty: detected
   RendezvousOptions rendezvous;
   std::string role = "default";          ///< ROLE_NAME of the workers
-  int max_restarts = 0;                  ///< of all workers, or of each replica, after a failure
+  int max_restarts = 0;                  ///< most restarts of all workers, or of each replica, after failures
   int replica_size = 0;                  ///< workers of a replica (see membership.h); 0: no replicas
-  int min_replicas = 1;                  ///< without which the run does not go on
-  double stop_timeout_seconds = 30;      ///< for workers to leave an epoch that is broken off
-  double monitor_interval_seconds = 1;   ///< between the heartbeats of nodes
-  double shutdown_timeout_seconds = 30;  ///< from SIGTERM to SIGKILL
-  std::vector<int> signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};  ///< passed on to workers
+  int min_replicas = 1;                  ///< least number of replicas with which the run continues
+  double stop_timeout_seconds = 30;      ///< limit for workers to leave an epoch that is broken off
+  double monitor_interval_seconds = 1;   ///< time between heartbeats of nodes
+  double shutdown_timeout_seconds = 30;  ///< time from SIGTERM to SIGKILL
+  /// Signals that are passed on to workers.
+  std::vector<int> signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
   std::string log_dir;               ///< folder for log files; empty: none, or a new one if they are needed
   StreamChoice redirects;            ///< streams that go to a file
   StreamChoice tee;                  ///< streams that go to a file and to the console
@@ -93,36 +94,36 @@ void validate(const LaunchOptions& options);
 
 // Values from text. All of these throw Error(kUsage) that names the option, the expected values and the text.
 
-/// "4" -> 4; "cpu" -> available_cores(); "gpu" -> gpu_count(), an error if 0; "auto" -> "gpu" if there is
-/// one, else "cpu".
+/// The number of workers: "4" -> 4; "cpu" -> available_cores(); "gpu" -> gpu_count(), an error if 0; "auto"
+/// -> "gpu" if there is a GPU, else "cpu".
 int workers_from_text(const std::string& text);
 
-/// "2" -> {2, 2}; "1:4" -> {1, 4}.
+/// Bounds on the number of nodes: "2" -> {2, 2}; "1:4" -> {1, 4}.
 NodeRange nodes_from_text(const std::string& text);
 
-/// torchrun's form: "3" -> both streams of all workers; "0:1,2:3" -> standard output of local rank 0, both of
-/// local rank 2.
+/// Streams in torchrun's form: "3" -> both streams of all workers; "0:1,2:3" -> standard output of local rank
+/// 0, both streams of local rank 2.
 StreamChoice streams_from_text(const std::string& option, const std::string& text);
 
-/// "0,2" -> {0, 2}; "" -> {}.
+/// A set of ranks: "0,2" -> {0, 2}; "" -> {}.
 std::set<int> ranks_from_text(const std::string& option, const std::string& text);
 
-/// "SIGTERM,USR1" -> {SIGTERM, SIGUSR1}. Signals that cannot be caught are refused.
+/// A list of signals: "SIGTERM,USR1" -> {SIGTERM, SIGUSR1}. Refuses signals that cannot be caught.
 std::vector<int> signals_from_text(const std::string& text);
 
-/// "", "node", "socket", "exclusive", "core-complex".
+/// A binding: "", "node", "socket", "exclusive", "core-complex".
 NumaBinding numa_binding_from_text(const std::string& text);
 
-/// "static" or "c10d".
+/// A backend: "static" or "c10d".
 RendezvousOptions::Backend backend_from_text(const std::string& text);
 
-/// Sets options.host and options.port from "host:29400", "host" (default_port) or "[::1]:29400"; "" changes
+/// Sets options.host and options.port from "host:29400", "host" (default_port) or "[::1]:29400". "" changes
 /// nothing.
 void read_endpoint(const std::string& text, int default_port, RendezvousOptions& options);
 
-/// Sets the members named in "join_timeout=60,last_call_timeout=5": join_timeout (with torchrun's static backend
-/// also "timeout"), last_call_timeout, keep_alive_interval, keep_alive_max_attempt, is_host, token_file and
-/// trust_network.
+/// Sets the members named in "join_timeout=60,last_call_timeout=5": join_timeout (with torchrun's static
+/// backend also "timeout"), last_call_timeout, keep_alive_interval, keep_alive_max_attempt, is_host,
+/// token_file and trust_network.
 void read_rendezvous_conf(const std::string& text, RendezvousOptions& options);
 
 }  // namespace fsdp::launch

@@ -55,8 +55,8 @@ int kill_marked(const std::string& mark) {
 }
 
 void kill_all_marked(const std::string& mark) {
-  // A process that forks while the list is read may have a child that is not in the list: two successive passes
-  // must find none.
+  // A process that forks while the list is read may have a child that is not in the list, so two successive
+  // passes must find none.
   const auto give_up = std::chrono::steady_clock::now() + kPatience;
   for (int clean = 0; clean < 2 && std::chrono::steady_clock::now() < give_up;) {
     clean = kill_marked(mark) == 0 ? clean + 1 : 0;

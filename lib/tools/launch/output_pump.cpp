@@ -124,7 +124,7 @@ OutputPump::OutputPump(Console& console, const std::vector<OutputPlan>& plans) :
 
 void OutputPump::attach(int index, Descriptor out, Descriptor err) {
   std::erase_if(streams_, [](const auto& stream) { return !stream->pipe.is_open(); });
-  // It may point to a stream that has just gone.
+  // A pointer here may point to a stream that was just removed.
   polled_.clear();
   Worker* worker = &workers_[static_cast<size_t>(index)];
   const auto add = [&](Worker::Sink& sink, ConsoleStream& console, Descriptor pipe) {
@@ -162,7 +162,7 @@ void OutputPump::add_poll_entries(std::vector<pollfd>& entries) {
 
 void OutputPump::read_ready(const std::vector<pollfd>& entries) {
   for (size_t i = 0; i < polled_.size(); ++i) {
-    // A worker that ended since the poll may have finished its stream.
+    // A worker that ended after poll() may have finished its stream.
     if (entries[first_entry_ + i].revents != 0 && polled_[i]->pipe.is_open()) read(*polled_[i]);
   }
 }
@@ -199,7 +199,7 @@ void OutputPump::finish(Stream& stream) {
 void OutputPump::pass_on(Stream& stream, std::string_view line) {
   Worker::Sink& sink = *stream.sink;
   if (sink.on_console) {
-    // The beginning that is shown may have been replaced since.
+    // Other text may have replaced the beginning that was shown.
     if (stream.splitter.replaces_transient()) stream.console->abandon(&stream);
     stream.console->line(&stream, stream.worker->prefix, line);
   }
@@ -215,8 +215,8 @@ bool OutputPump::has_more_to_show(const Stream& stream) {
   const LineSplitter& splitter = stream.splitter;
   if (splitter.is_transient() || splitter.unfinished().size() <= stream.shown_bytes) return false;
   if (stream.console->is_terminal()) return true;
-  // Elsewhere, a line that was broken off is not shown again before its end, because a slow writer of dots would
-  // have its line repeated for each dot.
+  // In pipes and files, a line that was broken off is not shown again before its end. Otherwise the line of a
+  // slow writer of dots would be repeated for each dot.
   return !splitter.replaces_transient() &&
          (stream.shown_bytes == 0 || stream.console->is_continuing(&stream));
 }

@@ -20,9 +20,9 @@
 
 namespace fsdp::launch {
 
-/// Splits one output stream into lines. A line ends with "\n" or "\r\n". Text that ends with a lone "\r", such as
-/// a progress bar, is transient: the following text replaces it. At most `longest_line_bytes` are held; a longer
-/// line is passed on in pieces, cut between UTF-8 characters.
+/// Splits one output stream into lines. A line ends with "\n" or "\r\n". Text that ends with a lone "\r",
+/// such as a progress bar, is transient: the following text replaces it. At most `longest_line_bytes` are
+/// kept. A longer line is passed on in pieces, cut between UTF-8 characters.
 class LineSplitter {
  public:
   using OnLine = std::function<void(std::string_view line)>;
@@ -34,13 +34,13 @@ class LineSplitter {
   /// Appends the next bytes and calls `on_line` for each line that they complete.
   void feed(std::string_view bytes, const OnLine& on_line);
 
-  /// The stream has ended: completes a last line without a newline; drops transient text.
+  /// Ends the stream: completes a last line without a newline, and drops transient text.
   void finish(const OnLine& on_line);
 
   std::string_view unfinished() const { return line_; }
-  /// unfinished() ended with '\r'.
+  /// Whether unfinished() ended with '\r'.
   bool is_transient() const { return after_return_; }
-  /// unfinished() replaced transient text, so it is probably transient too.
+  /// Whether unfinished() replaced transient text, and is therefore probably transient too.
   bool replaces_transient() const { return replaces_transient_; }
 
  private:
@@ -52,12 +52,12 @@ class LineSplitter {
   bool replaces_transient_ = false;
 };
 
-/// A log file with the output of one worker, in the order in which it was read, without prefixes and transient
-/// text. An existing file is continued. When writing fails (a full disk), that is logged once and the worker
-/// goes on without the file.
+/// A log file with the output of one worker, in the order in which it was read, without prefixes and
+/// transient text. Appends to an existing file. If writing fails (a full disk), the failure is logged once
+/// and the worker continues without the file.
 class RankLog {
  public:
-  /// Throws Error(kIo) when the file cannot be opened or is not a regular file.
+  /// Throws Error(kIo) if the file cannot be opened or is not a regular file.
   explicit RankLog(std::filesystem::path path);
 
   void line(std::string_view text);
@@ -71,7 +71,7 @@ class RankLog {
   std::string buffer_;
 };
 
-/// Destinations of the output of one worker; its two streams may share a file.
+/// Destinations of the output of one worker. Its two streams may share a file.
 struct OutputPlan {
   struct Target {
     bool on_console = true;
@@ -86,30 +86,31 @@ class OutputPump {
   /// Opens the log files. Throws Error(kIo). The console must outlive the pump.
   OutputPump(Console& console, const std::vector<OutputPlan>& plans);
 
-  /// Takes the read ends of the standard output and error of worker `index`, non-blocking. Output of an
-  /// earlier process of the worker that is still in its pipes is read, too.
+  /// Takes the non-blocking read ends of the standard output and error of worker `index`. Output of an
+  /// earlier process of the worker that is still in its pipes is also read.
   void attach(int index, Descriptor out, Descriptor err);
 
-  /// The worker has ended: its output is still passed on, but not what other processes that hold its pipes (a
-  /// daemon that it left behind) write from now on.
+  /// Handles the end of a worker. Its output so far is still passed on, but not the later output of other
+  /// processes that hold its pipes, such as a daemon that it left behind.
   void worker_ended(int index);
 
-  /// All output of all workers has been read.
+  /// Whether all output of all workers has been read.
   bool is_done() const;
 
-  /// Adds the streams to poll; none of those whose console is too far behind.
+  /// Adds the streams to poll, except streams whose console is too far behind.
   void add_poll_entries(std::vector<pollfd>& entries);
-  /// Reads from the streams that are ready; `entries` as add_poll_entries() left them.
+  /// Reads from the streams that are ready. `entries`: the entries of add_poll_entries() after poll().
   void read_ready(const std::vector<pollfd>& entries);
 
-  /// An unfinished line is shown when its writer pauses. Milliseconds until there is such a line, or -1.
+  /// Milliseconds until show_paused() has an unfinished line to show, because its writer has paused. -1:
+  /// none.
   int milliseconds_to_pause() const;
   void show_paused();
 
-  /// The last few lines, shortened, that worker `index` wrote to its standard error or, if there are none, to
-  /// its standard output.
+  /// The last few lines, shortened, of the standard error of worker `index`, or of its standard output if it
+  /// wrote no errors.
   std::vector<std::string> last_lines(int index) const;
-  /// The file with its standard error, or "".
+  /// The file with the worker's standard error, or "".
   std::string log_path(int index) const;
 
  private:
@@ -130,9 +131,9 @@ class OutputPump {
     ConsoleStream* console;
     Descriptor pipe;
     LineSplitter splitter{};
-    std::optional<size_t> left_bytes{};  ///< left in the pipe, once the worker has ended
+    std::optional<size_t> left_bytes{};  ///< bytes left in the pipe, once the worker has ended
     Clock::time_point changed_at{};      ///< when the unfinished line last grew
-    size_t shown_bytes = 0;              ///< of the unfinished line
+    size_t shown_bytes = 0;              ///< shown bytes of the unfinished line
   };
 
   void read(Stream& stream);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Which of many sockets are ready, at a cost that grows with those that are, not with all (epoll).
+// Finds the ready sockets among many (epoll). The cost grows with the ready sockets only.
 
 #include <vector>
 
@@ -10,19 +10,20 @@ namespace fsdp::launch {
 
 class Poller {
  public:
-  /// Throws Error(kUsage) if the system refuses one.
+  /// Throws Error(kUsage) if the system refuses an epoll descriptor.
   Poller();
 
-  /// Readable while some socket is ready, so that poll() can wait for all of them at once.
+  /// A descriptor that is readable while some socket is ready, so that poll() can wait for all sockets at
+  /// once.
   int fd() const { return epoll_.get(); }
 
-  /// Watches the socket for data, its end and, if `for_sending`, for room to send, or changes what it is watched for.
-  /// ready() gives it `number`. Closing the socket ends that too.
+  /// Watches a socket for data, its end and, if `for_sending`, for room to send. Called again, it changes
+  /// `for_sending`. ready() returns `number` for the socket. Closing the socket ends the watch.
   void watch(int socket, int number, bool for_sending = false);
   void forget(int socket);
 
-  /// The numbers of sockets that are ready: hundreds at most, the others at the next calls. A number may be that of a
-  /// socket which was closed a moment ago.
+  /// The numbers of ready sockets: at most some hundreds, the rest in later calls. The socket of a number may
+  /// have been closed a moment ago.
   std::vector<int> ready();
 
  private:

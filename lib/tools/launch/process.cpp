@@ -70,7 +70,7 @@ struct ChildPlan {
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 
-  // May fail if CPUs went offline since they were listed; then the worker runs unbound.
+  // Fails if CPUs went offline after they were listed. The worker runs unbound then.
   if (plan.binds_cpus) ::sched_setaffinity(0, sizeof(plan.cpus), &plan.cpus);
   if (plan.channel >= 0) ::fcntl(plan.channel, F_SETFD, 0);
   if (::dup2(plan.in, 0) >= 0 && ::dup2(plan.out, 1) >= 0 && ::dup2(plan.err, 2) >= 0) {
@@ -144,7 +144,7 @@ std::optional<ExitStatus> reap(pid_t pid) { return reap_with(pid, WNOHANG); }
 
 void reap_orphans(const std::function<bool(pid_t)>& is_own) {
   for (siginfo_t info{}; ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0; info = {}) {
-    // One of its own stands before others only until it is reaped, which is at its SIGCHLD.
+    // An own child hides other ended children only until its SIGCHLD, when it is reaped.
     if (info.si_pid == 0 || is_own(info.si_pid)) return;
     ::waitpid(info.si_pid, nullptr, WNOHANG);
   }

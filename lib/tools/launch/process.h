@@ -1,6 +1,6 @@
 #pragma once
 
-// Starting a worker process, and how it ended.
+// Starts, signals and reaps worker processes.
 
 #include <sys/types.h>
 
@@ -14,11 +14,11 @@
 namespace fsdp::launch {
 
 struct ProcessSpec {
-  std::vector<std::string> argv;         ///< program (looked up in PATH without a slash) and arguments
+  std::vector<std::string> argv;         ///< program (found in PATH if it has no slash) and arguments
   std::vector<std::string> environment;  ///< "NAME=value"
-  bool inherit_stdin = false;            ///< otherwise its standard input is /dev/null
-  int channel = -1;                      ///< a descriptor that it inherits under the same number
-  std::vector<int> cpus{};               ///< on which it may run; empty: those of this process
+  bool inherit_stdin = false;            ///< false: its standard input is /dev/null
+  int channel = -1;                      ///< descriptor that it inherits under the same number; -1: none
+  std::vector<int> cpus{};               ///< CPUs on which it may run; empty: the CPUs of this process
 };
 
 /// A process in a new process group, so that a terminal's Ctrl-C reaches it only through the launcher, and
@@ -33,21 +33,21 @@ struct Process {
 struct ExitStatus {
   int exit_code = 0;
   int signal = 0;
-  /// As a shell reports it: the exit code, or 128 + the signal.
+  /// The code that a shell reports: the exit code, or 128 + the signal.
   int code() const { return signal ? 128 + signal : exit_code; }
   bool operator==(const ExitStatus&) const = default;
 };
 
-/// Starts a program and returns after its exec. The caller must be single-threaded. Throws Error(kUsage) when
-/// the program cannot be executed or the system refuses a process; nothing is left running then.
+/// Starts a program and returns after its exec. The caller must be single-threaded. Throws Error(kUsage) if
+/// the program cannot be executed or the system refuses a process, and leaves nothing running.
 Process spawn(const ProcessSpec& spec);
 
-/// Returns nullopt while the process runs. Once it has ended, kills the rest of its process group, reaps it and
-/// returns how it ended.
+/// Returns nothing while the process runs. Once it has ended, kills the rest of its process group, reaps it
+/// and returns its status.
 std::optional<ExitStatus> reap(pid_t pid);
 
-/// Reaps the children that have ended and are not `own`: orphans of other processes, which become children of the
-/// process with the number 1, such as a launcher in a container.
+/// Reaps ended children that are not own: orphans, which become children of process 1, such as a launcher in
+/// a container.
 void reap_orphans(const std::function<bool(pid_t)>& is_own);
 
 /// Like reap(), but waits for the end.
@@ -59,7 +59,8 @@ void signal_group(pid_t pid, int signal);
 /// Whether the process neither handles, ignores nor blocks the signal; false if it has ended.
 bool would_end(pid_t pid, int signal);
 
-/// Opens those of the descriptors 0, 1 and 2 that are closed on /dev/null, so that no pipe gets their numbers.
+/// Opens /dev/null under each of the descriptors 0, 1 and 2 that is closed, so that no pipe gets their
+/// numbers.
 void open_standard_descriptors();
 
 }  // namespace fsdp::launch

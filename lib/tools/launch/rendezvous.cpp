@@ -70,7 +70,7 @@ LaunchOptions alone(LaunchOptions options) {
                 .join_timeout_seconds = rendezvous.join_timeout_seconds,
                 .token = new_secret()};
   if (rendezvous.id.empty()) rendezvous.id = new_run_id();
-  // It cannot lose itself, though it may be stopped and continued.
+  // A single node cannot be cut off from itself, even if it was stopped and continued.
   rendezvous.keep_alive_max_attempt = std::numeric_limits<int>::max();
   return options;
 }

@@ -38,7 +38,7 @@ SignalWatch::SignalWatch(const std::vector<int>& passed_on) {
 }
 
 SignalWatch::~SignalWatch() {
-  // Drops SIGCHLDs of workers that have been reaped; other pending signals are delivered below.
+  // Drops SIGCHLDs of reaped workers. Other pending signals are delivered below.
   sigset_t child;
   sigemptyset(&child);
   sigaddset(&child, SIGCHLD);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Signals to the launcher, read from a descriptor instead of interrupting it.
+// Reads signals to the launcher from a descriptor, so that they do not interrupt it.
 
 #include <signal.h>
 
@@ -11,12 +11,12 @@
 
 namespace fsdp::launch {
 
-/// "SIGTERM"; "signal 40" for those without a name.
+/// The name of a signal: "SIGTERM", or "signal 40" if it has no name.
 std::string signal_name(int signal);
 
-/// During its lifetime SIGCHLD and the signals that are passed on to workers are queued in fd() instead of being
-/// delivered, and SIGPIPE is ignored. A SIGHUP that was ignored before (nohup) stays ignored. The destructor
-/// restores the former state.
+/// Queues SIGCHLD and the signals that are passed on to workers in fd() instead of delivering them, and
+/// ignores SIGPIPE. A SIGHUP that was ignored before (nohup) stays ignored. The destructor restores the
+/// former state.
 class SignalWatch {
  public:
   explicit SignalWatch(const std::vector<int>& passed_on);

@@ -154,13 +154,13 @@ class Supervisor {
     const bool may_repeat = signal == SIGTERM || signal == SIGINT;
     const bool stops = signal != SIGUSR1 && signal != SIGUSR2;
     if (may_repeat) {
-      // The same request once more, such as that of GNU timeout to the launcher and to its process group.
+      // The same request a second time: GNU timeout, for example, signals the launcher and its process group.
       if (told_at_ && Clock::now() - *told_at_ < util::kOneRequest) return;
       told_at_ = Clock::now();
     }
     if (running() == 0) {
       const bool gathers = !group_ && !rendezvous_->outcome();
-      // Otherwise only output is left, and its reader does not take it.
+      // Otherwise only output is left that its reader does not take.
       if (may_repeat && !gathers) console_.discard();
       if (stops) rendezvous_->leave(signal);
       return;
@@ -188,7 +188,7 @@ class Supervisor {
     ++ends_seen_;
     if (!group_) return;
     if (options_.has_replicas()) {
-      // What a worker has said last comes before its end.
+      // Handles a worker's last report before its end.
       pass_on_reports();
       for (const WorkerEnd& end : group_->reap(ends_seen_)) rendezvous_->worker_ended(end);
       return;
@@ -236,7 +236,7 @@ class Supervisor {
       try {
         group_->start(rank, order.incarnation);
       } catch (const util::Error& error) {
-        // At first it is a mistake of the user. Later, the others go on.
+        // In the first incarnation it is a mistake of the user. Later, the other replicas continue.
         if (order.incarnation == 1) throw;
         util::log_error(error.what());
         rendezvous_->worker_ended({.rank = rank,
@@ -246,12 +246,14 @@ class Supervisor {
     }
   }
 
-  /// After their cause, if that is known: the other nodes stop for the first end that they hear of.
+  /// Reports lost peers after their cause, if it is known, because other nodes stop for the first reported
+  /// end.
   void tell_of_lost_peers() {
     for (const WorkerEnd& end : std::exchange(lost_peers_, {})) rendezvous_->worker_ended(end);
   }
 
-  // The reason is passed by value here and below: it may lie in stop_ or passing_on_, which are reset.
+  // The reason is passed by value here and below, because it may be part of stop_ or passing_on_, which are
+  // reset.
   void pass_on_stop(const std::string reason) {
     passing_on_.reset();
     if (stopping_ || running() == 0) return;
@@ -323,7 +325,7 @@ class Supervisor {
       util::log_warning(concat("told to stop: ", name_of(end), " ", ending(end.status)));
       return;
     }
-    // A user's mistake has been reported a few lines above, with nothing in between.
+    // A user's mistake was reported just above.
     const bool is_shown = end.status == ExitStatus{.exit_code = static_cast<int>(util::ErrorKind::kUsage)} &&
                           end.log_path.empty() && options_.local_ranks_filter.empty() &&
                           !options_.is_multi_node();
@@ -332,7 +334,7 @@ class Supervisor {
       for (const std::string& line : end.last_lines) last_lines += "\n    " + line;
     }
     if (!last_lines.empty()) util::log_error(concat("last output of rank ", end.rank, ":", last_lines));
-    // Programs of this toolkit also log their message; others may only write it to the error file.
+    // This library's programs also log their message. Other programs may only write it to the error file.
     if (!is_shown && !end.message.empty() && last_lines.find(end.message) == std::string::npos) {
       util::log_error(concat("rank ", end.rank, " says: ", end.message));
     }
@@ -354,21 +356,21 @@ class Supervisor {
   RunFolder folder_;
   OrphanGuard guard_;
   std::unique_ptr<Rendezvous> rendezvous_;
-  std::unique_ptr<WorkerGroup> group_;        ///< of the present round
-  int restarts_ = 0;                          ///< of all workers, before the present round
+  std::unique_ptr<WorkerGroup> group_;        ///< workers of the current round
+  int restarts_ = 0;                          ///< restarts of all workers before the current round
   int ends_seen_ = 0;                         ///< how often workers were found to have ended
-  bool stopping_ = false;                     ///< the workers were told to end, for any reason
-  int told_to_stop_ = 0;                      ///< the first SIGINT or SIGTERM; another one kills
-  std::optional<Clock::time_point> told_at_;  ///< by one of these, for the last time
+  bool stopping_ = false;                     ///< whether the workers were told to end, for any reason
+  int told_to_stop_ = 0;                      ///< the first SIGINT or SIGTERM; a second one kills
+  std::optional<Clock::time_point> told_at_;  ///< when the last SIGINT or SIGTERM arrived
   bool warned_of_console_ = false;
   std::optional<Clock::time_point> kill_at_;
-  /// An action that is taken unless the workers are stopped before.
+  /// An action that is taken later unless the workers stop first.
   struct Due {
     Clock::time_point at;
     std::string reason;
   };
   std::optional<Due> stop_, passing_on_;
-  std::vector<WorkerEnd> lost_peers_;  ///< not yet reported to the other nodes
+  std::vector<WorkerEnd> lost_peers_;  ///< ends not yet reported to the other nodes
 };
 
 }  // namespace

@@ -1,10 +1,10 @@
 #pragma once
 
-// The secret by which the nodes of a run know each other, and how they prove to each other that they have it.
+// The secret by which the nodes of a run recognise each other, and the proof that a node knows it.
 //
-// Each side sends a number that is used once, and the HMAC of both numbers with the token as its key. The token itself
-// is never sent, and neither proof serves for another connection, nor for the other side. The node proves first, so
-// that whoever connects to the port gets nothing that depends on the token.
+// Each side sends a number that is used once, and the HMAC of both numbers with the token as its key. The
+// token itself is never sent, and a proof is valid only for its connection and its side. The node proves
+// first, so that a stranger who connects to the port gets nothing that depends on the token.
 
 #include <optional>
 #include <string>
@@ -13,19 +13,20 @@
 
 namespace fsdp::launch {
 
-/// The token protects the nodes of a run from strangers.
+/// The variable with the run's token.
 inline constexpr const char* kTokenVariable = "FSDP_LAUNCH_TOKEN";
 
-/// The run's token: options.token; FSDP_LAUNCH_TOKEN; the content of options.token_file, or else of the user's own
-/// token file, which nodes with a common home folder share. "" with options.trust_network. If the file is absent, the
-/// host makes it with a random token, readable by the user alone; other nodes get nullopt. Throws Error(kUsage) for a
-/// file that others may read, Error(kIo) for one that cannot be read or written.
+/// The run's token: the first of options.token, FSDP_LAUNCH_TOKEN, the content of options.token_file, and the
+/// content of the user's own token file, which nodes with a common home folder share. "" with
+/// options.trust_network. If the file is absent, the host makes it with a random token, readable by the user
+/// alone, and other nodes get nothing. Throws Error(kUsage) for a file that others may read, Error(kIo) for a
+/// file that cannot be read or written.
 std::optional<std::string> job_token(const RendezvousOptions& options, bool is_host);
 
-/// The file of job_token().
+/// The file that job_token() reads.
 std::string token_file(const RendezvousOptions& options);
 
-/// 32 random hexadecimal digits: a token, or a number that is used once.
+/// A token, or a number that is used once: 32 random hexadecimal digits.
 std::string new_secret();
 
 /// The numbers that node and coordinator have sent each other.

@@ -1,6 +1,6 @@
 #pragma once
 
-// How workers ended, where they stood then, and which worker's end explains how the run ended.
+// How workers ended, what they were doing, and which worker's end explains the end of the run.
 
 #include <sys/types.h>
 
@@ -16,21 +16,22 @@
 
 namespace fsdp::launch {
 
-/// What a worker was doing when the run stopped, as it reported itself (run/train/watchdog.h).
+/// A worker's own report of what it was doing when the run stopped (run/train/watchdog.h).
 struct Standing {
-  std::string doing{};            ///< a phrase: "in all_gather of root (forward), step 3, for 5.0 s"
-  std::string collective{};       ///< in progress: "all_gather of root (forward)"; empty: it computes
-  std::string last_collective{};  ///< the one that ended last; empty: none has
-  int64_t step = 0;               ///< 0: before the first
-  int64_t collectives = -1;       ///< ended so far; -1: unknown
-  double seconds = 0;             ///< since the collective began, or since the last one ended
+  std::string doing{};  ///< a phrase: "in all_gather of root (forward), step 3, for 5.0 s"
+  /// Collective in progress: "all_gather of root (forward)"; empty: the worker computes.
+  std::string collective{};
+  std::string last_collective{};  ///< collective that ended last; empty: none
+  int64_t step = 0;               ///< current step; 0: before the first
+  int64_t collectives = -1;       ///< number of ended collectives; -1: unknown
+  double seconds = 0;             ///< time since the collective began, or since the last collective ended
 
   bool is_reported() const { return !doing.empty(); }
   bool is_in_collective() const { return is_reported() && !collective.empty(); }
 };
 
-/// From an untrusted report or message: texts are cut and made one printable line; members of a wrong type are
-/// treated as absent.
+/// Reads an untrusted report or message. Cuts texts and makes them one printable line. Treats members of a
+/// wrong type as absent.
 Standing standing_from(const nlohmann::json& report);
 
 nlohmann::json to_json(const Standing& standing);
@@ -41,52 +42,55 @@ std::string one_line(std::string_view text, size_t most_bytes);
 /// How one worker ended.
 struct WorkerEnd {
   int rank = 0;
-  pid_t pid = -1;  ///< -1: nothing is known of it but its rank
+  pid_t pid = -1;  ///< -1: only the rank is known
   ExitStatus status;
-  int round = 0;                      ///< equal for ends seen at the same time, higher for later ones
-  std::set<int> stop_signals_sent{};  ///< by the launcher, to end it
-  bool told_after_failure = false;    ///< the launcher told it to end because another worker or node failed
+  int round = 0;                      ///< equal for ends seen at the same time, higher for later ends
+  std::set<int> stop_signals_sent{};  ///< signals that the launcher sent to end the worker
+  /// Whether the launcher told it to end because another worker or node failed.
+  bool told_after_failure = false;
   std::string host{};
-  std::vector<std::string> last_lines{};  ///< of its output
-  std::string message{};                  ///< from its error file
-  Standing standing{};                    ///< from its activity file
+  std::vector<std::string> last_lines{};  ///< last lines of its output
+  std::string message{};                  ///< message in its error file
+  Standing standing{};                    ///< standing in its activity file
   std::string log_path{};
-  int incarnation = 0;  ///< with replicas: of its replica, how often that had been started
+  int incarnation = 0;  ///< how often its replica had been started, in a run with replicas
 };
 
 enum class EndKind {
-  kFailed,    ///< of its own accord: a cause
-  kPeerLost,  ///< exit code 5, which a worker returns when another one is gone: a consequence
-  kStopped,   ///< by a signal that the launcher sent, or with 75 after another's failure: a consequence
+  kFailed,    ///< failed by itself: a cause
+  kPeerLost,  ///< exit code 5, which a worker returns if another worker is gone: a consequence
+  kStopped,   ///< ended by a signal of the launcher, or with 75 after another's failure: a consequence
   kFinished,  ///< exit code 0, or 75: pre-empted, after saving if there was anything to save
 };
 
 EndKind kind_of(const WorkerEnd& end);
-/// Exit code 75, by a request from outside: 75 after the failure of another worker means only that the rest was
-/// stopped, and a batch system that takes it for a saved run would start the failure again for ever.
+/// Whether the worker ended with 75 after a request from outside. 75 after the failure of another worker only
+/// means that the rest was stopped. A batch system that took it for a saved run would repeat the failure for
+/// ever.
 bool was_preempted(const WorkerEnd& end);
 
 struct Verdict {
   int exit_code = 0;
-  std::optional<WorkerEnd> culprit{};  ///< the worker that explains it; none when all finished
-  std::string cause{};                 ///< a sentence, if something other than a worker ended the run
+  std::optional<WorkerEnd> culprit{};  ///< worker that explains the end; none if all finished
+  std::string cause{};                 ///< sentence, if something other than a worker ended the run
 
   bool is_failure() const { return !cause.empty() || (culprit && kind_of(*culprit) != EndKind::kStopped); }
 };
 
-/// The culprit is the first worker that failed of its own accord, else the first other failure; the lowest rank
-/// among ends of one round. Its exit code, or 128 + its signal, is the run's. If all finished: 75 if any was
-/// pre-empted, else 0. Also 75 if one was pre-empted and the others only lost it.
+/// Judges a run by the ends of its workers. The culprit is the first worker that failed by itself, else the
+/// first other failure, with the lowest rank among ends of one round. The run's exit code is the culprit's
+/// exit code, or 128 + its signal. If all finished, it is 75 if any was pre-empted, else 0. It is also 75 if
+/// a worker was pre-empted and the others only lost it.
 Verdict judge(const std::vector<WorkerEnd>& ends);
 
-/// Whether all workers may be started again after this verdict. Exit codes 2 (command line or config) and 8
-/// (diverged) would come again.
+/// Whether a restart of all workers may end differently. Exit codes 2 (command line or config) and 8
+/// (diverged) would recur.
 bool may_end_differently(const Verdict& verdict);
 
-/// "ended with exit code 3", "was ended by SIGKILL".
+/// Text for a status: "ended with exit code 3", "was ended by SIGKILL".
 std::string ending(const ExitStatus& status);
 
-/// "rank 3 (pid 4711 on host0)"; "rank 3" if nothing else is known.
+/// Text for a worker: "rank 3 (pid 4711 on host0)", or "rank 3" if nothing else is known.
 std::string name_of(const WorkerEnd& end);
 
 }  // namespace fsdp::launch

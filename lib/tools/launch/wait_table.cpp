@@ -13,7 +13,7 @@ namespace {
 using util::concat;
 using Ends = std::vector<const WorkerEnd*>;
 
-constexpr size_t kMostSingleRows = 16;  // up to this number of workers, each has its own row
+constexpr size_t kMostSingleRows = 16;  // most workers that get a row each
 constexpr size_t kMostRows = 48, kMostRanges = 12, kMostHosts = 3, kMostSentences = 3, kMostWaitedFor = 6;
 constexpr const char* kRow = "\n    ";
 
@@ -65,7 +65,7 @@ std::string place_of_collective(const Standing& standing) {
                 standing.step > 0 ? concat("step ", standing.step) : "before the first step");
 }
 
-/// What the worker was doing, without the seconds: equal for workers at the same place.
+/// Text for what the worker was doing, without the seconds. Equal for workers at the same place.
 std::string place_of(const WorkerEnd& end) {
   const Standing& standing = end.standing;
   if (!standing.is_reported()) return "no report";
@@ -154,7 +154,7 @@ class Waits {
     std::stable_sort(groups.begin(), groups.end(), [this](const Ends& a, const Ends& b) {
       return std::tuple(number_of(*a[0]), a.size()) > std::tuple(number_of(*b[0]), b.size());
     });
-    // Steps alone do not order the collectives of one step.
+    // Step numbers do not order the collectives within a step.
     groups.resize(std::min(groups.size(), are_numbered_ ? kMostSentences : 1));
     std::string text;
     for (const Ends& group : groups) text += sentence(group);
@@ -162,12 +162,13 @@ class Waits {
   }
 
  private:
-  /// The progress of a worker: the number of ended collectives, or its step.
+  /// The progress of a worker: its number of ended collectives, or its step.
   int64_t number_of(const WorkerEnd& end) const {
     return are_numbered_ ? end.standing.collectives : end.standing.step;
   }
 
-  /// Whether the workers in `waiting`'s collective wait for `end`, which is not in it.
+  /// Whether the workers in the collective of `waiting` wait for the worker `end`, which is not in that
+  /// collective.
   bool is_behind(const WorkerEnd& end, const WorkerEnd& waiting) const {
     if (!end.standing.is_reported()) return true;
     if (number_of(end) != number_of(waiting)) return number_of(end) < number_of(waiting);
@@ -211,7 +212,8 @@ class Waits {
     return util::join(parts, "; for ");
   }
 
-  /// No rank is missing: one came late, or the network does not transfer the data.
+  /// The sentence for a collective in which no rank is missing: a rank came late, or the network does not
+  /// transfer the data.
   static std::string all_are_in(const Ends& group, const std::string& place) {
     if (group.size() == 1) return "";
     const auto [last, first] = std::ranges::minmax_element(group, {}, seconds_in);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Who waited for whom when a round failed, among the workers of one node or of all nodes.
+// Shows which workers waited for which others when a round failed, on one node or on all nodes.
 
 #include <string>
 #include <vector>
@@ -17,16 +17,16 @@ struct SilentNode {
   int workers = 1;
 };
 
-/// The table as lines for the log, each after "\n": where every worker stood (if there are many, workers at the
-/// same place share a line), then one sentence for each collective in which workers waited, which names the
-/// workers that had not reached it:
+/// The table as lines for the log, each after "\n". First a line for each worker with what it was doing;
+/// workers at the same place share a line if there are many. Then a sentence for each collective in which
+/// workers waited, which names the workers that had not reached it:
 ///
 ///     ranks 0, 1 and 3 wait in reduce_scatter of layers.1 (backward), step 4, for rank 2, which is
 ///     computing, step 4, 4.0 s after all_gather of layers.0 (backward)
 ///
-/// Ranks issue the same collectives in the same order, so the number of ended collectives shows who is behind;
-/// if a rank does not report it, the step does. "" when no worker reported where it stood. Some tens of KiB at
-/// most, whatever the number of workers.
+/// Ranks issue the same collectives in the same order, so the number of ended collectives shows which rank is
+/// behind. If a rank does not report that number, its step is compared. "" if no worker reported what it was
+/// doing. At most some tens of KiB for any number of workers.
 std::string wait_table(std::vector<WorkerEnd> ends, const std::vector<SilentNode>& silent);
 
 }  // namespace fsdp::launch

@@ -1,7 +1,7 @@
 #pragma once
 
-// A worker's end of the channel to its launcher, in a run with replicas (fsdp-launch --replica-size). A program
-// that trains in such a run looks like this:
+// A worker's end of the channel to its launcher, in a run with replicas (fsdp-launch --replica-size). A
+// program that trains in such a run looks like this:
 //
 //   auto channel = WorkerChannel::from_environment();
 //   std::optional<Epoch> epoch = channel->ready(wait);
@@ -12,7 +12,8 @@
 //     epoch = channel->stopped({.step = ..., ...}, wait);
 //   }
 //
-// RANK and WORLD_SIZE of the environment number the workers of the whole run; the epoch has the ranks that count.
+// RANK and WORLD_SIZE of the environment number the workers of the whole run. Use the ranks in the epoch
+// instead.
 
 #include <functional>
 #include <memory>
@@ -25,35 +26,36 @@
 
 namespace fsdp::launch {
 
-/// All functions may be called from several threads, such as one that computes and one that watches.
+/// The worker's end of the channel. Thread-safe.
 class WorkerChannel {
  public:
-  /// How long to wait for an epoch. The launcher's own limits (join_timeout of --rdzv-conf) end a run in which
-  /// there will be none, so this is for a launcher that is stopped.
+  /// How long to wait for an epoch. The launcher's own limits (join_timeout of --rdzv-conf) end a run that
+  /// gets no further epoch, so this limit only matters if the launcher is stopped.
   struct Wait {
     double timeout_seconds = 3600;
-    std::function<bool()> give_up{};  ///< asked several times a second: for programs that handle signals
+    std::function<bool()> give_up{};  ///< called several times a second, for programs that handle signals
   };
 
-  /// Null without replicas. Throws Error(kUsage) when the variable does not name an open socket.
+  /// The channel of kChannelVariable. Null without replicas. Throws Error(kUsage) if the variable does not
+  /// name an open socket.
   static std::unique_ptr<WorkerChannel> from_environment();
   explicit WorkerChannel(Descriptor socket);
 
-  /// Says that this process can take part, and waits for its first epoch; nullopt if told to give up. Throws
-  /// Error(kTimeout), and Error(kPeerLost) when the launcher is gone.
+  /// Reports that this process can take part, and waits for its first epoch. Nothing if `give_up` returned
+  /// true. Throws Error(kTimeout), and Error(kPeerLost) if the launcher is gone.
   std::optional<Epoch> ready(const Wait& wait);
 
-  /// Says that this process has left its epoch (epoch and kind of the report are filled in), and waits for the
-  /// next one. Nothing of the old epoch may be in use any more. Throws as ready() does.
+  /// Reports that this process has left its epoch, and waits for the next epoch. Fills in epoch and kind of
+  /// the report. Requires: nothing of the old epoch is in use. Throws like ready().
   std::optional<Epoch> stopped(WorkerReport report, const Wait& wait);
 
-  /// The present epoch should be left between two steps, or at once. Does not block. The workers of an epoch hear
-  /// of a pause at different moments: they must agree on the step after which they stop, or some wait for others
-  /// until they are told to break off.
+  /// Whether to leave the current epoch, between two steps or at once. Does not block. The workers of an
+  /// epoch learn of a pause at different moments. They must agree on the step after which they stop, or some
+  /// would wait for others until the epoch is broken off.
   bool change_is_due();
-  /// The present epoch must be left at once: waiting for others in it is in vain. Does not block.
+  /// Whether to leave the current epoch at once, because waiting for others in it is in vain. Does not block.
   bool is_broken_off();
-  /// Why, as the launcher said.
+  /// The launcher's reason for breaking off the epoch.
   std::string why_broken_off();
 
  private:
@@ -62,8 +64,8 @@ class WorkerChannel {
 
   std::mutex mutex_;
   LineSocket socket_;
-  Epoch epoch_;  ///< the present one
-  Epoch next_;   ///< the last one that was announced
+  Epoch epoch_;  ///< the current epoch
+  Epoch next_;   ///< the epoch that was announced last
   int paused_epoch_ = 0, broken_epoch_ = 0;
   std::string why_;
 };

@@ -44,17 +44,17 @@ std::vector<std::string> worker_environment(const NodePlacement& placement, cons
   values["TORCHELASTIC_RESTART_COUNT"] =
       std::to_string(worker.restarts < 0 ? placement.restarts : worker.restarts);
   values["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(placement.max_restarts);
-  // With True rank 0 would expect a store hosted by the launcher; here rank 0 hosts it.
+  // Rank 0 hosts the store. With True it would expect a store hosted by the launcher.
   values["TORCHELASTIC_USE_AGENT_STORE"] = "False";
   values["TORCHELASTIC_ERROR_FILE"] = worker.error_file;
   values.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   values.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, worker.cores)));
   values[OrphanGuard::kVariable] = worker.launch_marks;
   values.erase(kTokenVariable);
-  // Inherited, it would be the channel of another launcher.
+  // An inherited value would be the channel of another launcher.
   values.erase(kChannelVariable);
   if (worker.channel >= 0) values[kChannelVariable] = std::to_string(worker.channel);
-  // Inherited if this launcher runs under another one, but only its own terminal counts.
+  // A launcher under another launcher inherits the variable, but only its own terminal matters.
   values.erase("FSDP_TERMINAL_COLUMNS");
   if (placement.terminal_columns > 0) {
     const int prefix_columns = static_cast<int>(line_prefix(rank).size());

@@ -18,11 +18,11 @@
 namespace fsdp::launch {
 namespace {
 
-/// Of a program, from a slow disk too; signals are held back no longer.
+/// Longest time to load a program, even from a slow disk, for which signals are held back.
 constexpr std::chrono::seconds kLongestLoading{5};
 
-/// A worker's share of all cores, or of those to which it and other workers are bound; no more than its share of the
-/// time that control groups allow.
+/// A worker's share of all cores, or of the cores to which it and other workers are bound. At most its share
+/// of the CPU time that control groups allow.
 int share_of_cores(const std::vector<std::vector<int>>& cpus, size_t index) {
   const int share = available_cores() / static_cast<int>(cpus.size());
   const auto& own = cpus[index];
@@ -218,10 +218,10 @@ std::vector<std::string> WorkerGroup::names_of_running() const {
 
 void WorkerGroup::send(Worker& worker, int signal) {
   if (!worker.is_running) return;
-  // These do not ask a worker to end: one that they end has failed.
+  // These signals do not ask a worker to end. A worker that they end has failed.
   if (signal != SIGUSR1 && signal != SIGUSR2) worker.stop_signals_sent.insert(signal);
   signal_group(worker.pid, signal);
-  // Otherwise a stopped worker (SIGSTOP) would not react.
+  // A stopped worker (SIGSTOP) would not react otherwise.
   signal_group(worker.pid, SIGCONT);
 }
 
@@ -234,7 +234,7 @@ void WorkerGroup::mark_told_after_failure() {
 }
 
 bool WorkerGroup::may_send(const Worker& worker, int signal) const {
-  // A program that never handles the signal must end by it before the shutdown time-out, not by SIGKILL.
+  // The signal must end a program that never handles it before the shutdown time-out does by SIGKILL.
   const std::chrono::duration<double> half(surroundings_.options.shutdown_timeout_seconds / 2);
   const auto age = Clock::now() - worker.started;
   return age > kLongestLoading || age > half || !would_end(worker.pid, signal);

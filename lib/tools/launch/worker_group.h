@@ -1,7 +1,7 @@
 #pragma once
 
-// The workers of this node in one round: started together, or with replicas one by one and again; told to stop
-// together, and ended by the destructor.
+// The workers of this node in one round. They are started together or, with replicas, one by one and
+// repeatedly. They are told to stop together, and the destructor ends them.
 
 #include <chrono>
 #include <optional>
@@ -21,7 +21,7 @@
 
 namespace fsdp::launch {
 
-/// Objects that outlive the rounds.
+/// Objects that outlive the workers' rounds.
 struct GroupSurroundings {
   const LaunchOptions& options;
   Console& console;
@@ -31,19 +31,20 @@ struct GroupSurroundings {
 
 class WorkerGroup {
  public:
-  /// Opens the log files; starts nothing yet. Throws Error(kIo), or Error(kUsage) for an impossible binding.
+  /// Opens the log files, but starts no worker. Throws Error(kIo), or Error(kUsage) for an impossible
+  /// binding.
   WorkerGroup(const GroupSurroundings& surroundings, const NodePlacement& placement);
   /// Kills the workers that still run.
   ~WorkerGroup();
   WorkerGroup(const WorkerGroup&) = delete;
   WorkerGroup& operator=(const WorkerGroup&) = delete;
 
-  /// Starts all workers. Throws as spawn() does.
+  /// Starts all workers. Throws like spawn().
   void start();
-  /// Starts worker `rank` of the run with a channel to this launcher. Its process of an earlier incarnation must
-  /// have ended. Throws as spawn() does.
+  /// Starts worker `rank` of the run with a channel to this launcher. Throws like spawn(). Requires: its
+  /// process of an earlier incarnation has ended.
   void start(int rank, int incarnation);
-  /// With SIGKILL, if that incarnation runs.
+  /// Sends SIGKILL to the worker if that incarnation runs.
   void kill(int rank, int incarnation);
   /// Sends a line to the worker's channel, if that incarnation runs.
   void tell(int rank, int incarnation, const std::string& line);
@@ -54,7 +55,7 @@ class WorkerGroup {
     std::string text;
   };
   void add_channel_entries(std::vector<pollfd>& entries) const;
-  /// Lines that have come over the channels.
+  /// The lines that have arrived over the channels.
   std::vector<Line> take_lines();
 
   int running() const { return running_; }
@@ -63,22 +64,22 @@ class WorkerGroup {
   int size() const { return placement_.workers_per_node; }
   OutputPump& pump() { return pump_; }
 
-  /// The ends since the last call, with WorkerEnd::round = `round`.
+  /// Reaps ended workers. Returns the ends since the last call, with WorkerEnd::round = `round`.
   std::vector<WorkerEnd> reap(int round);
   /// All ends so far, with the last lines and messages read so far.
   std::vector<WorkerEnd> ends() const;
-  /// The workers that still run, as "rank 3 (pid 4711)".
+  /// Names of the workers that still run: "rank 3 (pid 4711)".
   std::vector<std::string> names_of_running() const;
 
   void send_to_all(int signal);
-  /// The workers that still run are about to be told to end because another one, or a node, has failed.
+  /// Marks the workers that still run as told to end because another worker or a node has failed.
   void mark_told_after_failure();
-  /// Sends to all workers a signal that the launcher has received. For a worker that was started less than five
-  /// seconds ago and would be ended by the signal, it is held back for send_waiting(): a program handles signals
-  /// only once it has been loaded, and then it can save or report that there was nothing to save.
+  /// Sends a signal that the launcher has received to all workers. A program handles signals only once it has
+  /// been loaded, and can then save or report that there was nothing to save. The signal is therefore held
+  /// back for send_waiting() if it would end a worker that was started less than five seconds ago.
   void pass_on(int signal);
   void send_waiting();
-  /// Until send_waiting() must be called; -1 if no signal is held back.
+  /// Milliseconds until send_waiting() must be called. -1 if no signal is held back.
   int milliseconds_to_wait() const;
 
  private:
@@ -86,7 +87,7 @@ class WorkerGroup {
 
   struct Worker {
     int local_rank = 0;
-    pid_t pid = -1;  ///< not started yet
+    pid_t pid = -1;  ///< -1: not started yet
     std::string error_file{};
     Clock::time_point started{};
     int incarnation = 0;  ///< 0: without replicas
@@ -107,7 +108,7 @@ class WorkerGroup {
   const GroupSurroundings surroundings_;
   const NodePlacement placement_;
   const std::string host_;
-  const std::vector<std::vector<int>> cpus_;  ///< for each worker
+  const std::vector<std::vector<int>> cpus_;  ///< CPUs of each worker
   OutputPump pump_;
   std::vector<Worker> workers_;
   int running_ = 0;
