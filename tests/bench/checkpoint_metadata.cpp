@@ -1,5 +1,5 @@
-// checkpoint_metadata [ranks]: what the metadata of a checkpoint of so many ranks (16,384) takes, without its tensors:
-// reports up the tree, manifest, verification, and plans to load it on a quarter of the ranks.
+// checkpoint_metadata [ranks]: what the metadata of a checkpoint of so many ranks (16,384) takes, without its
+// tensors: reports up the tree, manifest, verification, and plans to load it on a quarter of the ranks.
 
 #include <sys/resource.h>
 

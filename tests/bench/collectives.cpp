@@ -1,18 +1,19 @@
 // collectives [rounds]: all-gather, reduce-scatter and shift through shared memory, against gloo and memcpy.
 //
 // "c10d" is gloo as PyTorch uses it (ProcessGroupGloo's _allgather_base, _reduce_scatter_base, which is an
-// all-reduce, and its send and recv), "gloo" is comm.backend = "gloo", which exchanges the parts and adds them up itself.
+// all-reduce, and its send and recv), "gloo" is comm.backend = "gloo", which exchanges the parts and adds
+// them up itself.
 //
 // For worlds of 2 and of 4 processes and wholes of 256 KiB to 64 MiB (what an all-gather gives, what a
 // reduce-scatter takes; float32), each round runs all of them in turn, so that a busy machine disturbs all
 // alike. An all-gather's input is a shard of its own, as in training in fp32; its output over shared memory
-// is taken anew each time, as for a unit, and common to the ranks (comm/api/communicator.h). Other buffers are
-// those that the communicator allocates. The memcpy is of the bytes that an all-gather without common memory
-// fetches from others, in all processes at once. A shift is of as many. Times are medians on rank 0, from a barrier to its end of
-// the collective. "moved" is what all ranks' copies and additions over shared memory have read and written,
-// over the least that can be: each part of an all-gather is read and written once, and of a reduce-scatter
-// every input is read and every output written once, as of a shift. Not a test: figures of a machine vary, so they are
-// printed and not judged.
+// is taken anew each time, as for a unit, and common to the ranks (comm/api/communicator.h). Other buffers
+// are those that the communicator allocates. The memcpy is of the bytes that an all-gather without common
+// memory fetches from others, in all processes at once. A shift is of as many. Times are medians on rank 0,
+// from a barrier to its end of the collective. "moved" is what all ranks' copies and additions over shared
+// memory have read and written, over the least that can be: each part of an all-gather is read and written
+// once, and of a reduce-scatter every input is read and every output written once, as of a shift. Not a test:
+// figures of a machine vary, so they are printed and not judged.
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>

@@ -1,10 +1,10 @@
 // int8_products: whether products in int8 would pay in training on this CPU's matrix unit (Intel AMX).
 //
 // Times y = x W^T, x: [rows, depth] and y in bf16, W already packed, in three ways: in bf16; in int8 with one
-// scale a row of x and one a column of W^T; and in int8 with a scale for each block of 128 of the depth, which
-// is what training needs where there are outliers (Jetfire, arXiv 2403.12422; Fallback Quantization, arXiv
-// 2503.08040). int8 includes the quantization of x. Everything stays in the second-level cache, which favours
-// int8. Prints GFLOP/s and ratios; not a test.
+// scale a row of x and one a column of W^T; and in int8 with a scale for each block of 128 of the depth,
+// which is what training needs where there are outliers (Jetfire, arXiv 2403.12422; Fallback Quantization,
+// arXiv 2503.08040). int8 includes the quantization of x. Everything stays in the second-level cache, which
+// favours int8. Prints GFLOP/s and ratios; not a test.
 
 #include <immintrin.h>
 
@@ -19,7 +19,8 @@
 
 #include "base/util/matrix_units.h"
 
-// g++ 12 takes the undefined operands within intrinsics for uninitialized ones in functions with a target attribute.
+// g++ 12 takes the undefined operands within intrinsics for uninitialized ones in functions with a target
+// attribute.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 

@@ -3,7 +3,8 @@
 //
 //   llama_cpp MODEL.gguf TOKENS SEQUENCE COUNT THREADS    prints an object for each of COUNT sequences
 //
-// A step of llama.cpp is one sequence: keys and values have gradients only where a whole context is one micro-batch.
+// A step of llama.cpp is one sequence: keys and values have gradients only where a whole context is one
+// micro-batch.
 
 #include <chrono>
 #include <cstdint>

@@ -1,8 +1,9 @@
 // mpi_collectives [rounds]: collectives over MPI, against gloo, in processes that mpirun has started.
 //
-// For wholes of 256 KiB to 64 MiB (what an all-gather gives, what a reduce-scatter and an all-reduce take; float32), each round
-// runs all of them in turn, so that a busy machine disturbs all alike. Both communicators are those of comm.backend, between whose calls is a
-// barrier. Times are medians on rank 0. MASTER_ADDR is an address of rank 0's host, for gloo. tests/bench/mpi.py starts it on hosts that are
+// For wholes of 256 KiB to 64 MiB (what an all-gather gives, what a reduce-scatter and an all-reduce take;
+// float32), each round runs all of them in turn, so that a busy machine disturbs all alike. Both
+// communicators are those of comm.backend, between whose calls is a barrier. Times are medians on rank 0.
+// MASTER_ADDR is an address of rank 0's host, for gloo. tests/bench/mpi.py starts it on hosts that are
 // network namespaces. Not a test: figures of a machine vary, so they are printed and not judged.
 
 #include <ATen/Functions.h>

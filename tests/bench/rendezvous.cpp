@@ -1,13 +1,15 @@
-// rendezvous [--clients N] [--rounds N] [--only launchers|faults|ranks]: how N clients (10,240) meet on this machine.
+// rendezvous [--clients N] [--rounds N] [--only launchers|faults|ranks]: how N clients (10,240) meet on this
+// machine.
 //
-//   launchers   a real fsdp-launch, and a connection for each of the other nodes: of 1, 8, 64 and 128 ranks, N ranks
-//               together. From the first connection until the last node is told to start.
+//   launchers   a real fsdp-launch, and a connection for each of the other nodes: of 1, 8, 64 and 128 ranks,
+//               N ranks together. From the first connection until the last node is told to start.
 //   faults      N nodes of one rank: one is missing; one comes twice and a stranger talks to the port.
-//   ranks       N threads that meet at the store of a rank 0, as the ranks of nodes of 1, 8, 64 and 128 do, up to where
-//               the ranks of a host open each other's memory. From the word go until the last has met all.
+//   ranks       N threads that meet at the store of a rank 0, as the ranks of nodes of 1, 8, 64 and 128 do,
+//               up to where the ranks of a host open each other's memory. From the word go until the last has
+//               met all.
 //
-// Clients are in other processes than the one where they meet, on the same cores, and, if root starts it, in a network
-// namespace. Exits with 1 if any client has not met the others, or a fault is not named.
+// Clients are in other processes than the one where they meet, on the same cores, and, if root starts it, in
+// a network namespace. Exits with 1 if any client has not met the others, or a fault is not named.
 
 #include <fcntl.h>
 #include <net/if.h>
@@ -144,7 +146,8 @@ class Part {
 
 using Parts = std::vector<std::unique_ptr<Part>>;
 
-/// What all parts report: from the first's beginning to the last's end; complains, and returns -1, if one has failed.
+/// What all parts report: from the first's beginning to the last's end; complains, and returns -1, if one has
+/// failed.
 double seconds_of(const Parts& parts) {
   double begin = 0, end = 0;
   bool well = true;
@@ -306,8 +309,8 @@ struct Meeting {
   int port = 0, world_size = 1, per_node = 1;
 };
 
-/// What a rank does at its start, up to where the ranks of a host open each other's memory. Returns the time after that;
-/// the store is left when all have come so far.
+/// What a rank does at its start, up to where the ranks of a host open each other's memory. Returns the time
+/// after that; the store is left when all have come so far.
 double meet(const Meeting& meeting, int rank) {
   const comm::LaunchEnvironment environment{
       rank, meeting.world_size, rank % meeting.per_node, meeting.per_node, "127.0.0.1", meeting.port};
@@ -399,8 +402,8 @@ void measure_ranks(int clients, int rounds) {
   }
 }
 
-/// c10d asks a name server for each peer, and a port stays in use for a minute after its connection: in a network of its
-/// own, which root may make, neither counts.
+/// c10d asks a name server for each peer, and a port stays in use for a minute after its connection: in a
+/// network of its own, which root may make, neither counts.
 void enter_own_network() {
   const int fd = ::unshare(CLONE_NEWNET) == 0 ? ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
   ifreq loopback{};

@@ -1,8 +1,8 @@
-// step_clock: the exposed communication that a plan gives a step (tools/plan/time.h) against that of the engine,
-// on a communicator whose collectives really take a set latency and bandwidth, and with stages that really take
-// their time; for each option that changes the order. Both sleep, so that other programs disturb them little, and
-// long enough that a wake-up (some 0.1 ms, and several per collective) counts little.
-// Not a test: figures of a machine vary, so they are printed and not judged. tests/run/train/step_clock_test.cpp
+// step_clock: the exposed communication that a plan gives a step (tools/plan/time.h) against that of the
+// engine, on a communicator whose collectives really take a set latency and bandwidth, and with stages that
+// really take their time; for each option that changes the order. Both sleep, so that other programs disturb
+// them little, and long enough that a wake-up (some 0.1 ms, and several per collective) counts little. Not a
+// test: figures of a machine vary, so they are printed and not judged. tests/run/train/step_clock_test.cpp
 // compares the two in virtual time.
 
 #include <cstdio>

@@ -1,11 +1,13 @@
-// wrapper CONFIG.toml WAY STEPS [section.key=value ...]: training steps of a rank on random tokens, with units put in
-// place in one of these ways:
+// wrapper CONFIG.toml WAY STEPS [section.key=value ...]: training steps of a rank on random tokens, with
+// units put in place in one of these ways:
 //
 //   wrapper   spmd_fully_shard() of the model with a policy that chooses the blocks
-//   by_hand   a mark on every parameter, each block sharded by a call of its own with a mark on its output, then the rest
+//   by_hand   a mark on every parameter, each block sharded by a call of its own with a mark on its output,
+//             then the rest
 //   flat      fully_shard() with the flat layout and the same units
 //
-// As a rank of the group that the environment names; the first prints `step seconds loss` for each step. Not a test.
+// As a rank of the group that the environment names; the first prints `step seconds loss` for each step. Not
+// a test.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>

@@ -1,5 +1,5 @@
-// cuBLAS: products are checked (device, shapes, memory) and counted, and computed where numbers are. Functions that
-// training does not call are generated (missing_symbols.py) and are violations.
+// cuBLAS: products are checked (device, shapes, memory) and counted, and computed where numbers are.
+// Functions that training does not call are generated (missing_symbols.py) and are violations.
 
 #include <cublas_api.h>
 

@@ -1,4 +1,5 @@
-// Kernels: the launch is checked and counted. It does nothing, unless numbers are computed (numbers_kernels.cpp).
+// Kernels: the launch is checked and counted. It does nothing, unless numbers are computed
+// (numbers_kernels.cpp).
 
 #include <cstring>
 #include <string>

@@ -1,5 +1,6 @@
-// Operations of ATen on tensors of a device, computed on the CPU: their kernels for CUDA are replaced in libtorch's
-// dispatcher by one that calls the CPU's, with tensors of the same memory. Autograd, which calls them, is libtorch's.
+// Operations of ATen on tensors of a device, computed on the CPU: their kernels for CUDA are replaced in
+// libtorch's dispatcher by one that calls the CPU's, with tensors of the same memory. Autograd, which calls
+// them, is libtorch's.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
@@ -30,8 +31,8 @@ using c10::IValue;
 
 constexpr std::string_view kNamespace = "aten::";
 
-/// Of these, libtorch's own code runs: they only ask the runtime for memory, look at shapes, wait and copy, or
-/// multiply by cuBLAS.
+/// Of these, libtorch's own code runs: they only ask the runtime for memory, look at shapes, wait and copy,
+/// or multiply by cuBLAS.
 const std::set<std::string>& left_to_libtorch() {
   static const std::set<std::string> names{"empty",
                                            "empty_strided",
@@ -116,7 +117,8 @@ class Call {
       push(stack, {});
       return submit(stream, [work = work_] { work.results(); });
     }
-    // Only the results tell their shapes, so that a captured operation is computed once before the graph runs.
+    // Only the results tell their shapes, so that a captured operation is computed once before the graph
+    // runs.
     const Stack results = work_.results();
     for (size_t i = 0; i < grown_.size(); ++i) {
       grown_[i].resize_(work_.grown[i].sizes());

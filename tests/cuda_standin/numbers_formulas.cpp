@@ -1,6 +1,6 @@
 // Operations that libtorch has on CUDA only, by their formulas in fp32: attention as flash attention, the
-// "memory-efficient" one and cuDNN's have it, with the same arguments by other numbers; the gradient of RMSNorm; and
-// softmax, which takes fp16 to fp32 there.
+// "memory-efficient" one and cuDNN's have it, with the same arguments by other numbers; the gradient of
+// RMSNorm; and softmax, which takes fp16 to fp32 there.
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
@@ -35,7 +35,8 @@ class Formula {
     return argument(name).toTensor().to(at::kFloat);
   }
 
-  /// In the type of the first tensor. Others, which libtorch's own kernels pass on to each other, are left out.
+  /// In the type of the first tensor. Others, which libtorch's own kernels pass on to each other, are left
+  /// out.
   void put(Stack& stack, const std::vector<at::Tensor>& results) const {
     const at::ScalarType type = arguments_[0].toTensor().scalar_type();
     for (const at::Tensor& result : results) stack.emplace_back(result.to(type));

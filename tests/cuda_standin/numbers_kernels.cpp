@@ -1,5 +1,5 @@
-// Runs the kernels of lib/model/kernels/cuda by the emulator (tests/support/cuda_emulator.h), on the arguments with
-// which the program launches them.
+// Runs the kernels of lib/model/kernels/cuda by the emulator (tests/support/cuda_emulator.h), on the
+// arguments with which the program launches them.
 
 #include <cxxabi.h>
 
@@ -44,8 +44,8 @@ const EmulatedKernel* find(const char* name) {
   return text.starts_with(kernel->first) ? &kernel->second : nullptr;
 }
 
-/// Addresses of a device -> the same memory as the stand-in sees it. No other word is such an address, but by a
-/// chance of one in millions, where the padding is zero.
+/// Addresses of a device -> the same memory as the stand-in sees it. No other word is such an address, but by
+/// a chance of one in millions, where the padding is zero.
 void translate(const char* name, std::vector<char>& arguments) {
   for (size_t at = 0; at + sizeof(void*) <= arguments.size(); at += sizeof(void*)) {
     void* word = nullptr;

@@ -20,7 +20,8 @@ struct Operand {
   bool is_transposed = false;
 };
 
-/// d = alpha a b + beta c + bias, a and b times their scales. a: [m, k], b: [k, n], c and d: [m, n], bias: [m]
+/// d = alpha a b + beta c + bias, a and b times their scales. a: [m, k], b: [k, n], c and d: [m, n], bias:
+/// [m]
 struct Product {
   long long m = 0, n = 0, k = 0, batch = 1;
   double alpha = 1, beta = 0;

@@ -1,5 +1,6 @@
-// What released versions have written is read (docs/compatibility.md). tests/e2e/stored/VERSION has the config and the
-// checkpoint, after 2 steps on 2 processes, of a run of that version in each layout; nothing there is ever written anew.
+// What released versions have written is read (docs/compatibility.md). tests/e2e/stored/VERSION has the
+// config and the checkpoint, after 2 steps on 2 processes, of a run of that version in each layout; nothing
+// there is ever written anew.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

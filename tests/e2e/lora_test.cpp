@@ -1,4 +1,5 @@
-// Adapters through the programs: training on two processes, the formula of a step, exports, generation, refusals.
+// Adapters through the programs: training on two processes, the formula of a step, exports, generation,
+// refusals.
 
 #include <gtest/gtest.h>
 

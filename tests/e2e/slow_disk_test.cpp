@@ -1,4 +1,5 @@
-// A disk that is slow for one rank, for longer than the others wait in a collective, is not taken for a lost peer.
+// A disk that is slow for one rank, for longer than the others wait in a collective, is not taken for a lost
+// peer.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +24,8 @@ class SlowDisk : public ::testing::Test {
     std::ofstream(folder_ / "config.toml") << kOddModel;
   }
 
-  /// Two ranks that wait 1.5 seconds for each other; rank 0 waits for 3 at each access to a path with `part` in it.
+  /// Two ranks that wait 1.5 seconds for each other; rank 0 waits for 3 at each access to a path with `part`
+  /// in it.
   ProgramResult run(const std::string& part, const std::vector<std::string>& overrides) const {
     std::vector<std::string> command{program("fsdp-launch"),
                                      "--nproc-per-node",

@@ -1,4 +1,5 @@
-// Hybrid sharding, the layout per_parameter, cut sequences and float16 as runs of the real programs: the losses of one process.
+// Hybrid sharding, the layout per_parameter, cut sequences and float16 as runs of the real programs: the
+// losses of one process.
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,6 @@
-// Memory and time of each reader for mutated inputs: no more than so many times the input's bytes, beside a constant.
-// FSDP_FUZZ_INPUTS=10000 fuzz_test --gtest_filter='FuzzLimits.*' makes the table in docs/reliability.md.
+// Memory and time of each reader for mutated inputs: no more than so many times the input's bytes, beside a
+// constant. FSDP_FUZZ_INPUTS=10000 fuzz_test --gtest_filter='FuzzLimits.*' makes the table in
+// docs/reliability.md.
 
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -32,8 +33,8 @@ int inputs_per_format() {
   return chosen == nullptr ? 100 : std::atoi(chosen);
 }
 
-/// Makes inputs of committed ones: bits flip, numbers become extreme, pieces are dropped, copied, repeated many times and
-/// taken from other inputs.
+/// Makes inputs of committed ones: bits flip, numbers become extreme, pieces are dropped, copied, repeated
+/// many times and taken from other inputs.
 class Mutator {
  public:
   explicit Mutator(std::vector<std::string> seeds) : seeds_(std::move(seeds)) {}

@@ -1,4 +1,5 @@
-// Targets of readers that need more of lib/ than libFuzzer's programs link: replay_test.cpp and limits_test.cpp run them.
+// Targets of readers that need more of lib/ than libFuzzer's programs link: replay_test.cpp and
+// limits_test.cpp run them.
 
 #include <filesystem>
 #include <fstream>

@@ -1,4 +1,5 @@
-// The reader of SentencePiece models, and libsentencepiece with what it lets pass: a text goes there and back.
+// The reader of SentencePiece models, and libsentencepiece with what it lets pass: a text goes there and
+// back.
 
 #include <memory>
 #include <string_view>

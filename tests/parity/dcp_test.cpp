@@ -1,6 +1,6 @@
-// A run that moves from PyTorch's FSDP2 to ours and back, through checkpoints of torch.distributed.checkpoint and at other
-// world sizes, has the losses of one that stays, its optimizer included. The Python in FSDP_TEST_PYTHON (default: python3)
-// must have torch 2.
+// A run that moves from PyTorch's FSDP2 to ours and back, through checkpoints of torch.distributed.checkpoint
+// and at other world sizes, has the losses of one that stays, its optimizer included. The Python in
+// FSDP_TEST_PYTHON (default: python3) must have torch 2.
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// A GGUF file is imported, trained on two processes, and exported again, by the programs. llama.cpp then gives the
-// logits of the trained model, where the Python in FSDP_TEST_PYTHON (default: python3) has it.
+// A GGUF file is imported, trained on two processes, and exported again, by the programs. llama.cpp then
+// gives the logits of the trained model, where the Python in FSDP_TEST_PYTHON (default: python3) has it.
 
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Losses and gradient norms of 20 steps against PyTorch's FSDP2, its tensor parallelism and PEFT, from committed tables
-// (see make_figures).
+// Losses and gradient norms of 20 steps against PyTorch's FSDP2, its tensor parallelism and PEFT, from
+// committed tables (see make_figures).
 
 #include <gtest/gtest.h>
 

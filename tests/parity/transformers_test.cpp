@@ -368,8 +368,8 @@ INSTANTIATE_TEST_SUITE_P(Models, RoundTrip,
                                            "gpt_neox_serial", "mixtral", "qwen3_moe"),
                          [](const auto& info) { return std::string(info.param); });
 
-/// Adapters that PEFT has made are read, trained on two processes and exported, and compute there what they do here,
-/// merged.
+/// Adapters that PEFT has made are read, trained on two processes and exported, and compute there what they
+/// do here, merged.
 class Peft : public ::testing::TestWithParam<std::tuple<const char*, bool>> {};
 
 TEST_P(Peft, ReadsAndMakesTheSameAdapters) {

@@ -29,7 +29,8 @@ inline std::map<std::string, at::Tensor> contents_of(const std::filesystem::path
   return contents;
 }
 
-/// Weights and optimizer state bit for bit, and all that the trainer keeps beside them but the time and the run's id.
+/// Weights and optimizer state bit for bit, and all that the trainer keeps beside them but the time and the
+/// run's id.
 inline void expect_equal_checkpoints(const std::filesystem::path& a, const std::filesystem::path& b) {
   auto of_a = contents_of(a), of_b = contents_of(b);
   EXPECT_EQ(of_a.size(), of_b.size());

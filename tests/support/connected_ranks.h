@@ -119,8 +119,9 @@ inline std::vector<int> hosts_in(const std::string& backend, int world_size) {
 /// Whether this process is one of those that tests/comm/mpi/mpi_test.cpp has started by mpirun.
 inline bool is_started_by_mpirun() { return std::getenv("FSDP_TEST_MPI") != nullptr; }
 
-/// The first ranks of the run of MPI, of which this process is one: the body runs in each of theirs. On hosts as they are, with
-/// "hierarchical2" and the like in the backend's name on pretended ones; with "pieces", in messages of 3000 bytes at most.
+/// The first ranks of the run of MPI, of which this process is one: the body runs in each of theirs. On hosts
+/// as they are, with "hierarchical2" and the like in the backend's name on pretended ones; with "pieces", in
+/// messages of 3000 bytes at most.
 inline void run_ranks_over_mpi(const std::string& backend, const ConnectedRanks& ranks,
                                const std::function<void(std::shared_ptr<comm::Communicator>&)>& body) {
   static int runs = 0;
@@ -149,7 +150,8 @@ inline void run_ranks_over_mpi(const std::string& backend, const ConnectedRanks&
   body(communicator);
 }
 
-/// "gloo", "shm", "hierarchical2", "scattered3", and with "direct_" before it: not queued; with "mpi": run_ranks_over_mpi().
+/// "gloo", "shm", "hierarchical2", "scattered3", and with "direct_" before it: not queued; with "mpi":
+/// run_ranks_over_mpi().
 inline void run_ranks_over(const std::string& backend, ConnectedRanks ranks,
                            const std::function<void(std::shared_ptr<comm::Communicator>&)>& body) {
   ranks.queued = backend.find("direct_") == std::string::npos;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Runs the kernels of lib/model/kernels/cuda on the CPU, without a GPU: a block's threads are fibers, which give
-// way to each other where a GPU's threads wait for each other. It finds
+// Runs the kernels of lib/model/kernels/cuda on the CPU, without a GPU: a block's threads are fibers, which
+// give way to each other where a GPU's threads wait for each other. It finds
 //   - barriers and shuffles that not all threads reach, or that they reach at different places in the source,
 //   - packs that are not aligned (require()),
 //   - shared memory that is read before it is written: it begins as NaN,

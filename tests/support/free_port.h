@@ -9,7 +9,8 @@
 
 namespace fsdp::testing {
 
-/// A TCP port that is free at all addresses of this host. Connections that were closed keep theirs for a minute.
+/// A TCP port that is free at all addresses of this host. Connections that were closed keep theirs for a
+/// minute.
 inline int free_port() {
   int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};

@@ -9,8 +9,8 @@
 
 namespace fsdp::testing {
 
-/// Writes one conversation of whole samples and `behind` more tokens. In the first `without` samples the assistant says
-/// nothing.
+/// Writes one conversation of whole samples and `behind` more tokens. In the first `without` samples the
+/// assistant says nothing.
 inline void write_late_targets(const std::filesystem::path& path, int64_t samples, int64_t without,
                                int64_t sequence_length, int64_t vocab_size, int64_t behind = 0) {
   data::TokenWriter writer(path, {.has_turns = true});

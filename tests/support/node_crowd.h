@@ -1,8 +1,9 @@
 #pragma once
 
-// Launchers of many nodes of one run, as connections of this process: each joins where the nodes meet, is told to start,
-// says that its workers have finished, and is told how the run ended, as fsdp-launch does. Each has an address of its own
-// in 127.1.0.0/16, so that thousands that come again and again do not use up the ports of one.
+// Launchers of many nodes of one run, as connections of this process: each joins where the nodes meet, is
+// told to start, says that its workers have finished, and is told how the run ended, as fsdp-launch does.
+// Each has an address of its own in 127.1.0.0/16, so that thousands that come again and again do not use up
+// the ports of one.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -43,8 +44,8 @@ class NodeCrowd {
     util::make_room_for_files(plan.nodes + 16, util::concat("the connections of ", plan.nodes, " nodes"));
   }
 
-  /// The arguments of the fsdp-launch that is node 0, without those for its workers' program. Its workers end at once. Nodes
-  /// of a crowd send no heartbeats, and are not missed.
+  /// The arguments of the fsdp-launch that is node 0, without those for its workers' program. Its workers end
+  /// at once. Nodes of a crowd send no heartbeats, and are not missed.
   static std::vector<std::string> host_command(const std::string& program, const Plan& plan,
                                                const std::string& join_timeout) {
     return {program,

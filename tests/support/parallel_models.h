@@ -38,8 +38,9 @@ using MakeModel = std::function<std::shared_ptr<nn::Stage>()>;
 
 struct Tolerance {
   double loss = 1e-6;  ///< relative
-  /// Of the difference's norm, relative to that of the parameter's gradient or, where it is more, of a hundredth
-  /// of all gradients: some, such as those of the biases of keys, are small differences of large numbers.
+  /// Of the difference's norm, relative to that of the parameter's gradient or, where it is more, of a
+  /// hundredth of all gradients: some, such as those of the biases of keys, are small differences of large
+  /// numbers.
   double gradient = 2e-6;
 };
 

@@ -11,8 +11,8 @@
 
 namespace fsdp::testing {
 
-/// Makes each segment that is a range of a flattened matrix into rectangles of a view of the matrix with a row
-/// for each of its rows, or two for each if their length is even. The elements are the same.
+/// Makes each segment that is a range of a flattened matrix into rectangles of a view of the matrix with a
+/// row for each of its rows, or two for each if their length is even. The elements are the same.
 inline void cut_segments_into_rows(const shard::Engine& engine) {
   std::vector<shard::Segment> all;
   for (const shard::Segment& segment : engine.segments()) {

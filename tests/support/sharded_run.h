@@ -47,7 +47,8 @@ struct RunPlan {
   double max_norm = 0;
   double norm_type = 2;
   std::optional<optim::OptimizerOptions> optimizer;  ///< none: plain descent
-  /// Updates units as their gradients arrive in host memory; needs an optimizer and, on a device, move_grads_to_cpu.
+  /// Updates units as their gradients arrive in host memory; needs an optimizer and, on a device,
+  /// move_grads_to_cpu.
   bool updates_in_backward = false;
   std::vector<std::string> frozen;     ///< patterns of parameter names
   std::vector<std::string> recompute;  ///< stage types

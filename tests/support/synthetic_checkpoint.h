@@ -17,8 +17,8 @@
 
 namespace fsdp::testing {
 
-/// Decoder layers of a model, each a unit, with weights and two states of Adam, over `world` ranks: `replicas` of as
-/// many shards, which are cut from the parts of `columns` ranks of tensor parallelism.
+/// Decoder layers of a model, each a unit, with weights and two states of Adam, over `world` ranks:
+/// `replicas` of as many shards, which are cut from the parts of `columns` ranks of tensor parallelism.
 struct SyntheticCheckpoint {
   int world = 8;
   int units = 2;
@@ -122,8 +122,8 @@ struct SyntheticCheckpoint {
     return manifest;
   }
 
-  /// The combined report of the ranks in the tree below `rank`, from level `level` on; what ranks of one level give is
-  /// combined as comm::RankTree does.
+  /// The combined report of the ranks in the tree below `rank`, from level `level` on; what ranks of one
+  /// level give is combined as comm::RankTree does.
   std::string report_below(int rank, size_t level) const {
     if (level == 0) return report(rank);
     const auto group = comm::RankTree::groups_of(rank, world)[level - 1];

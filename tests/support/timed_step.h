@@ -1,7 +1,7 @@
 #pragma once
 
-// Steps of a chain of matrices whose compute and collectives take set times, beside what plan::StepClock says of
-// them. Time is virtual (it passes where something computes or is waited for) or real (both sleep).
+// Steps of a chain of matrices whose compute and collectives take set times, beside what plan::StepClock says
+// of them. Time is virtual (it passes where something computes or is waited for) or real (both sleep).
 
 #include <algorithm>
 #include <chrono>

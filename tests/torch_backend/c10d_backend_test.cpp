@@ -1,4 +1,5 @@
-// What torch.distributed gets of shared memory; ranks are threads. tests/torch_backend has the same from Python.
+// What torch.distributed gets of shared memory; ranks are threads. tests/torch_backend has the same from
+// Python.
 
 #include "torch_backend/c10d_backend.h"
 

@@ -44,8 +44,8 @@ at::Tensor sum_of(const std::vector<at::Tensor>& parts, bool in_pairs) {
   return sum_of({parts.begin(), middle}, in_pairs) + sum_of({middle, parts.end()}, in_pairs);
 }
 
-/// The sum over ranks of numbers_of(), added in float32 and rounded once: in rank order, numbers in float32 in pairs, where
-/// there are several hosts in that on each host, and then by host.
+/// The sum over ranks of numbers_of(), added in float32 and rounded once: in rank order, numbers in float32
+/// in pairs, where there are several hosts in that on each host, and then by host.
 at::Tensor sum_of_numbers(const Setting& setting, int64_t numel, at::ScalarType dtype) {
   std::vector<int> hosts = testing::hosts_in(setting.backend, setting.world_size);
   hosts.resize(static_cast<size_t>(setting.world_size));
@@ -383,8 +383,8 @@ TEST_P(Failures, AShiftNamesALostPeerToo) {
     std::string text;
     try {
       communicator.shift(next, now, {.unit = "keys", .pass = "forward"})->wait();
-      // A message that is sent before the connection is seen to be closed is no error: over gloo, rank 1 would then
-      // wait for rank 0 until the time-out.
+      // A message that is sent before the connection is seen to be closed is no error: over gloo, rank 1
+      // would then wait for rank 0 until the time-out.
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
       communicator.barrier({.unit = "end"});
     } catch (const Error& error) {

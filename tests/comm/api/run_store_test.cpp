@@ -210,7 +210,8 @@ TEST(RunStore, IsJoinedAfterAnotherListenerHasHungUp) {
   EXPECT_NO_THROW(rank_1.get());
 }
 
-/// Two runs at one port: rank 0 of the second cannot listen there, and rank 1 must not take part in the first.
+/// Two runs at one port: rank 0 of the second cannot listen there, and rank 1 must not take part in the
+/// first.
 TEST(RunStore, NamesOneThatItHasJoinedBefore) {
   const int port = testing::free_port();
   auto rank_1 = std::async(std::launch::async, join, one_of_two(1, port));
@@ -334,7 +335,8 @@ TEST(CombineTexts, IsAmongSomeRanksBesideOthers) {
   });
 }
 
-/// Up the tree a rank writes one entry, and reads those of the others in each of its groups; then all read one.
+/// Up the tree a rank writes one entry, and reads those of the others in each of its groups; then all read
+/// one.
 TEST(CombineTexts, TakesEntriesPerRankThatGrowWithTheLogarithmOfTheWorld) {
   for (int world_size : {4, 16, 64, 256, 300}) {
     const Traffic traffic = traffic_of(world_size, [](RunStore& store, const LaunchEnvironment& environment) {

@@ -22,7 +22,8 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-/// One of two ranks waits for the other, which does nothing, with a time-out of a minute; the epoch is broken off meanwhile.
+/// One of two ranks waits for the other, which does nothing, with a time-out of a minute; the epoch is broken
+/// off meanwhile.
 void expect_end_of_waiting(const std::function<void(const LaunchEnvironment&, RunStore)>& wait,
                            const std::function<void(const LaunchEnvironment&, RunStore)>& join) {
   auto store = c10::make_intrusive<c10d::HashStore>();

@@ -1,5 +1,6 @@
-// mpi_ranks FAULT: one of the processes that tests/comm/mpi/mpi_test.cpp starts by mpirun; all are in collectives until the last has the
-// fault: killed, leaves, late, elsewhere. Says what it throws, and exits with the code of that.
+// mpi_ranks FAULT: one of the processes that tests/comm/mpi/mpi_test.cpp starts by mpirun; all are in
+// collectives until the last has the fault: killed, leaves, late, elsewhere. Says what it throws, and exits
+// with the code of that.
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>

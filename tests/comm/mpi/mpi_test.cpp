@@ -1,4 +1,5 @@
-// Ranks over MPI, which are processes that mpirun starts: those of Open MPI, or of another MPI that is installed as mpirun.
+// Ranks over MPI, which are processes that mpirun starts: those of Open MPI, or of another MPI that is
+// installed as mpirun.
 
 #include <gmock/gmock.h>
 

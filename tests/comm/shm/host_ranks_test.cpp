@@ -14,8 +14,8 @@ namespace {
 
 using nlohmann::json;
 
-/// Of three ranks, the first of which is on another host, the second is this process, which hears from the third only what
-/// it has left in the store.
+/// Of three ranks, the first of which is on another host, the second is this process, which hears from the
+/// third only what it has left in the store.
 TEST(HostRanks, APeerThatEndsBetweenOfferAndAnswerIsAnError) {
   const pid_t ended = ::fork();
   if (ended == 0) ::_exit(0);

@@ -231,7 +231,8 @@ TEST(ShmCommunicator, LeavesNothingBehind) {
   EXPECT_EQ(survivor[99'999].item<float>(), 5) << "a tensor keeps its memory";
   survivor.reset();
   EXPECT_THAT(maps(), ::testing::Not(HasSubstr("memfd:fsdp-shared")));
-  // The stores of both rendezvous close their connections on threads of their own, which may be late on a busy machine.
+  // The stores of both rendezvous close their connections on threads of their own, which may be late on a
+  // busy machine.
   for (int looks = 0; looks < 500 && fds() > before; ++looks) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

@@ -7,7 +7,8 @@
 namespace fsdp::data {
 namespace {
 
-/// The text of each run of tokens of one part: "c" context (with the first token), "a" assistant, "l" last turn.
+/// The text of each run of tokens of one part: "c" context (with the first token), "a" assistant, "l" last
+/// turn.
 std::vector<std::string> runs_of(const Tokenizer& tokenizer, const std::string& chat_template,
                                  const std::string& row) {
   const auto encoder = make_chat_encoder({.chat_template = chat_template}, tokenizer, tokenizer.name());

@@ -1,5 +1,5 @@
-// Conversations through the chat templates of model families: the text, the tokens and the mask of the assistant's
-// tokens that transformers gives (tests/data/chat/make_chats.py).
+// Conversations through the chat templates of model families: the text, the tokens and the mask of the
+// assistant's tokens that transformers gives (tests/data/chat/make_chats.py).
 
 #include <gtest/gtest.h>
 

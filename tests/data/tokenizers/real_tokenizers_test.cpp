@@ -1,5 +1,6 @@
-// Real tokenizers, against the ids of tokenizers, sentencepiece, tiktoken and mistral-common for a megabyte of mixed text
-// (tests/data/real_tokenizers/make.py). Runs where FSDP_TEST_TOKENIZERS names the folder that the script made.
+// Real tokenizers, against the ids of tokenizers, sentencepiece, tiktoken and mistral-common for a megabyte
+// of mixed text (tests/data/real_tokenizers/make.py). Runs where FSDP_TEST_TOKENIZERS names the folder that
+// the script made.
 
 #include <gtest/gtest.h>
 

@@ -35,7 +35,8 @@ Ids encode(const Tokenizer& tokenizer, std::string_view text) {
   return ids;
 }
 
-/// Replaces bytes that are not UTF-8 as tokenizers does: the beginning of a character by one U+FFFD, and each other byte.
+/// Replaces bytes that are not UTF-8 as tokenizers does: the beginning of a character by one U+FFFD, and each
+/// other byte.
 std::string with_replacement_characters(std::string_view text) {
   std::string out;
   while (!text.empty()) {

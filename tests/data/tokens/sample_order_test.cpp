@@ -92,7 +92,8 @@ TEST(SampleOrder, ScattersNeighbours) {
   EXPECT_NEAR(sum / static_cast<double>(n - 1), static_cast<double>(n) / 3, 500);
 }
 
-// The order is part of what a seed means: a run resumed by a newer build must continue the order of the older one.
+// The order is part of what a seed means: a run resumed by a newer build must continue the order of the older
+// one.
 TEST(SampleOrder, NeverChanges) {
   EXPECT_EQ(take(SampleOrder(10, true, 1234), 0, 20),
             (std::vector<int64_t>{8, 1, 9, 0, 4, 5, 2, 7, 6, 3, 1, 5, 0, 4, 6, 7, 8, 2, 3, 9}));

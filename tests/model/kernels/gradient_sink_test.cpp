@@ -118,8 +118,8 @@ TEST(GradientSink, LeavesItToAutogradWhereItHasNoPlace) {
   EXPECT_TRUE(at::allclose(sink.memory, x.sum(0).expand({8, 4}), 1e-4, 1e-5));
 }
 
-/// The functions whose parameters autograd does not see, of x [70, 24] and two parameters, of which vectors may ignore
-/// the first. -> [70, 24], or a loss
+/// The functions whose parameters autograd does not see, of x [70, 24] and two parameters, of which vectors
+/// may ignore the first. -> [70, 24], or a loss
 struct FunctionOfParameters {
   const char* name;
   bool has_matrix, has_vector;

@@ -1,5 +1,5 @@
-// Linear layers of one input as one product, against a product for each; on the CPU, which computes what a CUDA
-// device does.
+// Linear layers of one input as one product, against a product for each; on the CPU, which computes what a
+// CUDA device does.
 
 #include "model/kernels/joined_linear.h"
 

@@ -149,7 +149,8 @@ TEST_F(TileProduct, OfSeveralFactorsIsEachOnesOwnForAnyNumberOfThreads) {
   }
 }
 
-// Terms of one slice of the depth, of several, and of less than a tile; rows that are read in place, and others.
+// Terms of one slice of the depth, of several, and of less than a tile; rows that are read in place, and
+// others.
 TEST_F(TileProduct, OfSeveralTermsIsTheirSumWithoutThoseThatLackAFactor) {
   for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (at::ScalarType result : {at::kFloat, type}) {

@@ -118,7 +118,8 @@ TEST_F(InitialWeights, AreBitwiseThoseOfAWholeModelAtAnyNumberOfRanks) {
   }
 }
 
-// As of a parameter that is cut twice: the end of a row, whole rows and the beginning of a row of some columns.
+// As of a parameter that is cut twice: the end of a row, whole rows and the beginning of a row of some
+// columns.
 TEST_F(InitialWeights, OfRectanglesAreThoseOfTheWholeWhateverTheOthersHold) {
   const std::string path = exported(config_.model).string();
   const std::string name = "model.layers.1.mlp.down_proj.weight";

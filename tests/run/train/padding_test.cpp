@@ -1,4 +1,5 @@
-// Rows that are longer than their document: padding is neither a token of the metrics nor of the experts' balance.
+// Rows that are longer than their document: padding is neither a token of the metrics nor of the experts'
+// balance.
 
 #include <gtest/gtest.h>
 

@@ -32,8 +32,9 @@ TEST_P(PlanOf, AStepIsWhatTheEngineMeasures) {
   EXPECT_EQ(measured.attention, plan.attention_traffic);
   EXPECT_EQ(measured.layers, plan.layer_traffic);
   const double peak = static_cast<double>(plan.memory.peak);
-  // Without a matrix unit oneDNN multiplies in bf16, with scratch memory for each thread from libtorch's allocator, which
-  // plans do not know: measured peaks are up to 5.4 % over them with two threads, and half of that with one.
+  // Without a matrix unit oneDNN multiplies in bf16, with scratch memory for each thread from libtorch's
+  // allocator, which plans do not know: measured peaks are up to 5.4 % over them with two threads, and half
+  // of that with one.
   const bool copies = config.mixed_precision.param_dtype.name() == "bfloat16" && !util::has_matrix_unit();
   EXPECT_NEAR(static_cast<double>(measured.peak), peak, (copies ? 0.06 : 0.05) * peak);
   RecordProperty("peak_difference_percent",

@@ -1,4 +1,5 @@
-// Which rank a run names as slow: delays are injected, long beside the steps, so that a busy machine does not matter.
+// Which rank a run names as slow: delays are injected, long beside the steps, so that a busy machine does not
+// matter.
 
 #include "run/train/rank_paces.h"
 

@@ -1,5 +1,5 @@
-// Runs with replicas, epoch by epoch, on threads as ranks: what a rank keeps between two epochs, and who gives it to
-// whom. tests/e2e/replicas_test.cpp has processes that die.
+// Runs with replicas, epoch by epoch, on threads as ranks: what a rank keeps between two epochs, and who
+// gives it to whom. tests/e2e/replicas_test.cpp has processes that die.
 
 #include "run/train/replicas.h"
 
@@ -25,7 +25,8 @@ using ::testing::HasSubstr;
 /// The answer of a collective is lost: the others have it, and go on.
 class LosesAnAnswer final : public testing::ForwardingCommunicator {
  public:
-  /// That of the `count`th collective of the unit; requests to stop a validation, of one number, do not count.
+  /// That of the `count`th collective of the unit; requests to stop a validation, of one number, do not
+  /// count.
   LosesAnAnswer(comm::Communicator& inner, std::string unit, int count)
       : ForwardingCommunicator(inner), unit_(std::move(unit)), left_(count) {}
 
@@ -126,7 +127,8 @@ class ReplicasTest : public TrainerTest {
 
   std::string obstacle() const { return obstacle_to_replicas(config_, kReplicas, epoch(1, {0, 1})); }
 
-  /// In that round of 24 micro-batches of 6 ranks, after step 2, rank 0 is lost; the others have `leaves` of them.
+  /// In that round of 24 micro-batches of 6 ranks, after step 2, rank 0 is lost; the others have `leaves` of
+  /// them.
   void lose_one_in_round(int round, int64_t leaves) {
     config_.data.micro_batch_size = 1;
     config_.training.global_batch_size = 24;

@@ -108,7 +108,8 @@ TEST_F(ReproducibleTest, ResultsDoNotDependOnReplicas) {
                        {.ranks = 6, .rows = 2, .strategy = kFullShard, .replicas = 2}});
 }
 
-/// Of all models that are not refused, on numbers of ranks, with micro-batches, strategies and layouts that are drawn.
+/// Of all models that are not refused, on numbers of ranks, with micro-batches, strategies and layouts that
+/// are drawn.
 TEST_F(ReproducibleTest, ResultsOfDrawnRunsAreTheSame) {
   struct Model {
     std::string architecture;

@@ -1,5 +1,5 @@
-// The seconds that a plan gives a step against those of an engine whose compute and collectives take set times.
-// tests/bench/step_clock.cpp does the same with a communicator that really takes them.
+// The seconds that a plan gives a step against those of an engine whose compute and collectives take set
+// times. tests/bench/step_clock.cpp does the same with a communicator that really takes them.
 
 #include <gtest/gtest.h>
 

@@ -13,7 +13,8 @@ using data::TokenPart;
 
 class TrainOnTest : public TrainerTest {
  protected:
-  /// Conversations of which the last token of the file, a target that is no input of any sample, is a prompt's.
+  /// Conversations of which the last token of the file, a target that is no input of any sample, is a
+  /// prompt's.
   void write_conversations(int64_t last_token) {
     constexpr int64_t kSamples = 40;
     data::TokenWriter writer(folder_ / "chats.bin", {.has_turns = true});

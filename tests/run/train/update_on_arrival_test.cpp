@@ -23,7 +23,8 @@ void expect_same(const Trained& found, const Trained& expected, const std::strin
   }
 }
 
-/// A limit that no gradient reaches, so that the numbers are those without clipping; but updates wait for the norm.
+/// A limit that no gradient reaches, so that the numbers are those without clipping; but updates wait for the
+/// norm.
 constexpr double kNoLimit = 1e30;
 
 class UpdateOnArrivalTest : public TrainStepTest {

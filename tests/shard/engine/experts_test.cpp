@@ -1,5 +1,5 @@
-// Experts as FSDP units of their own: training is that of the whole model on any number of ranks, also where ranks have
-// no tokens for some experts.
+// Experts as FSDP units of their own: training is that of the whole model on any number of ranks, also where
+// ranks have no tokens for some experts.
 
 #include "model/nn/experts.h"
 

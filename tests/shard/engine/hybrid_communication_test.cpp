@@ -20,8 +20,8 @@ namespace {
 using testing::ChainRun;
 using ::testing::HasSubstr;
 
-/// Calls of a third step over a mesh of 2 x 2, with `no_sync` of the two before it too; the chain is four matrices and the
-/// root.
+/// Calls of a third step over a mesh of 2 x 2, with `no_sync` of the two before it too; the chain is four
+/// matrices and the root.
 std::vector<testing::CountingCommunicator::Call> calls_of_a_step(const ShardOptions& options,
                                                                  bool no_sync = false) {
   std::vector<testing::CountingCommunicator::Call> calls;

@@ -42,7 +42,8 @@ TEST(PerParameter, TrainsAsTheUnshardedModelDoes) {
   }
 }
 
-// A matrix of 3 x 5 over two ranks: half of its elements, two of its rows, or three of its columns are the first rank's.
+// A matrix of 3 x 5 over two ranks: half of its elements, two of its rows, or three of its columns are the
+// first rank's.
 TEST(Layout, CutsTheUnitAsOneOrEachParameterOnTheDimensionThatTheOptionSays) {
   struct Case {
     const char *layout, *dimension;

@@ -1,4 +1,5 @@
-// Recomputation inside of a unit's hook, FairScale's FSDP(checkpoint(m)), and outside of it, checkpoint(FSDP(m)).
+// Recomputation inside of a unit's hook, FairScale's FSDP(checkpoint(m)), and outside of it,
+// checkpoint(FSDP(m)).
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

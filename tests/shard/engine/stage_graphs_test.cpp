@@ -1,6 +1,6 @@
-// Blocks as graphs of a device (model/nn/stage_graphs.h), under an engine that gathers and frees what they use. The
-// graphs of the fake device run on the addresses that they were recorded with, so a graph that is launched
-// where its parameters or activations are no more reads NaN.
+// Blocks as graphs of a device (model/nn/stage_graphs.h), under an engine that gathers and frees what they
+// use. The graphs of the fake device run on the addresses that they were recorded with, so a graph that is
+// launched where its parameters or activations are no more reads NaN.
 
 #include "model/nn/stage_graphs.h"
 

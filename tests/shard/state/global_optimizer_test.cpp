@@ -41,8 +41,8 @@ std::ostream& operator<<(std::ostream& out, const Variant& variant) { return out
 
 class GlobalOptimizer : public ::testing::TestWithParam<Variant> {};
 
-// Each sum adds the same numbers in the same order: those of a slice, then those of the slices, then those of the
-// micro-batches.
+// Each sum adds the same numbers in the same order: those of a slice, then those of the slices, then those of
+// the micro-batches.
 TEST_P(GlobalOptimizer, TrainsBitForBitAsReplicatedOnesDo) {
   for (const comm::MeshOptions& mesh : kSlicedMeshes) {
     RunPlan plan;
@@ -51,7 +51,8 @@ TEST_P(GlobalOptimizer, TrainsBitForBitAsReplicatedOnesDo) {
     plan.shard.strategy = "hybrid_shard";
     plan.mesh = mesh;
     GetParam().change(plan);
-    // Where one rank holds whole parameters, that layout lets kernels add gradients up without rounding them first.
+    // Where one rank holds whole parameters, that layout lets kernels add gradients up without rounding them
+    // first.
     const bool is_flat = plan.shard.layout == "flat" && testing::flat_is_under_test();
     const bool in_parts = mesh.data > 1 || is_flat;
     RunPlan reference = plan;

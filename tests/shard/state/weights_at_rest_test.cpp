@@ -1,5 +1,5 @@
-// Outside of forward, backward and FullParameters, a rank has its shard only: whoever touches a weight or a gradient of
-// the module is told so.
+// Outside of forward, backward and FullParameters, a rank has its shard only: whoever touches a weight or a
+// gradient of the module is told so.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

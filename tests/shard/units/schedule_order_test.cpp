@@ -112,7 +112,8 @@ class Ignore final : public CommandReader {
   int64_t commands = 0;
 };
 
-/// The gathers (+), waits (=) and frees (-) of forwards, with the computes between them, as text: "+1 =1 [1]".
+/// The gathers (+), waits (=) and frees (-) of forwards, with the computes between them, as text: "+1 =1
+/// [1]".
 class ForwardText final : public CommandReader {
  public:
   explicit ForwardText(const ShardOptions& options, bool host_runs_ahead = false)
@@ -177,7 +178,8 @@ TEST(ForwardSchedule, OfTheFirstPassIsThatOfTheSecondWithImplicitPrefetchOnTheCp
             "+0 =0 +1 +2 +3 =1 [1] -1 =2 [2] -2 =3 [3] ");
 }
 
-// The gather of a unit precedes the release of the one before, so that it need not wait for that one's compute.
+// The gather of a unit precedes the release of the one before, so that it need not wait for that one's
+// compute.
 TEST(ForwardSchedule, OfTheFirstPassGathersOnUseWhereTheHostRunsAhead) {
   ForwardText text(prefetching("implicit"), /*host_runs_ahead=*/true);
   EXPECT_EQ(text.forward({1, 2, 3}), "+0 =0 +1 =1 [1] +2 -1 =2 [2] +3 -2 =3 [3] ");

@@ -229,8 +229,8 @@ TEST(Save, NeedsAFolderThatAllRanksShare) {
 TEST(Save, TellsWhyOlderCheckpointsWereNotRemoved) {
   TemporaryFolder root;
   save_checkpoint(root.path(), {{"model/w", at::ones({5})}}, 1, 1);
-  // The removal of step 0 was interrupted; it cannot be finished while the process may open fewer files than this
-  // folder has levels, not even by root.
+  // The removal of step 0 was interrupted; it cannot be finished while the process may open fewer files than
+  // this folder has levels, not even by root.
   constexpr rlim_t kFewFiles = 100;
   fs::path deep = root / ".deleting-step-00000000";
   for (rlim_t level = 0; level < kFewFiles; ++level) deep /= "d";

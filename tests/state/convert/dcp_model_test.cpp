@@ -1,4 +1,5 @@
-// Checkpoints of torch.distributed.checkpoint to ours and back. PyTorch's own are in tests/parity/dcp_test.cpp.
+// Checkpoints of torch.distributed.checkpoint to ours and back. PyTorch's own are in
+// tests/parity/dcp_test.cpp.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>

@@ -155,8 +155,8 @@ TEST(LargeWorld, OfSixMillionRangesHasASmallManifestAndPlansForFewerRanks) {
   }
 }
 
-/// Writes down how many messages the collectives of a rank take: an all-gather one from each other rank, others as
-/// many as a tree has levels.
+/// Writes down how many messages the collectives of a rank take: an all-gather one from each other rank,
+/// others as many as a tree has levels.
 class MessageCounter final : public ForwardingCommunicator {
  public:
   struct Counts {

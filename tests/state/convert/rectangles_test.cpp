@@ -1,5 +1,5 @@
-// Checkpoints of tensors that are cut twice: over the axis `model` in columns of some view, and what a rank has of
-// that over the axis `data`, flattened. Its parts are rectangles.
+// Checkpoints of tensors that are cut twice: over the axis `model` in columns of some view, and what a rank
+// has of that over the axis `data`, flattened. Its parts are rectangles.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -82,7 +82,8 @@ TEST(ShardedWriter, KeepsTheModelsFiles) {
   EXPECT_EQ(util::read_file(output / kModelFilesName / "tokenizer.json"), "tokenizer.json");
 }
 
-// Here a file loses what was written before it is closed, as on a full disk whose errors HDF5 does not report.
+// Here a file loses what was written before it is closed, as on a full disk whose errors HDF5 does not
+// report.
 TEST(ShardedWriter, RefusesAShardThatTheDiskDidNotKeep) {
   TemporaryFolder root;
   const fs::path step = save_checkpoint(root.path(), assorted_tensors(), 2);

@@ -230,7 +230,8 @@ TEST_F(GgufModel, SaysWhatTheModelIs) {
   EXPECT_EQ(*reader.find<uint32_t>("llama.attention.head_count_kv"), 2U);
   EXPECT_EQ(*reader.find<float>("llama.rope.freq_base"), 500000.0F);
   EXPECT_EQ(*reader.find<std::string>("tokenizer.ggml.model"), "no_vocab");
-  // As llama.cpp's converter gives them for Llama 3.2, by its formula: short waves stay, long ones are slower.
+  // As llama.cpp's converter gives them for Llama 3.2, by its formula: short waves stay, long ones are
+  // slower.
   const at::Tensor divisors = dequantised(reader, "rope_freqs.weight");
   ASSERT_EQ(divisors.numel(), 16);
   EXPECT_EQ(divisors[0].item<float>(), 1.0F);

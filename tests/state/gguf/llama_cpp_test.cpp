@@ -1,5 +1,5 @@
-// GGUF files in llama.cpp: it gives our logits and our tokens. Runs where the Python in FSDP_TEST_PYTHON (default:
-// python3) has llama-cpp-python and gguf; gguf reads every file before llama.cpp does.
+// GGUF files in llama.cpp: it gives our logits and our tokens. Runs where the Python in FSDP_TEST_PYTHON
+// (default: python3) has llama-cpp-python and gguf; gguf reads every file before llama.cpp does.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>

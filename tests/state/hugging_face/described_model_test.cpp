@@ -91,7 +91,8 @@ TEST(InheritedConfig, OfAnotherModelHasItsIdsAndTypeOnly) {
   EXPECT_EQ(inherited_config(options, nullptr), hugging_face_config(options));
 }
 
-/// A link among the copies of a checkpoint would have the file that it leads to copied out with the next export.
+/// A link among the copies of a checkpoint would have the file that it leads to copied out with the next
+/// export.
 TEST(ModelFiles, OfACheckpointLeaveOutLinks) {
   const testing::TemporaryFolder root;
   root.write("secret", "secret");

@@ -1,4 +1,5 @@
-// Hundreds of nodes of one run, whose launchers are connections of the test. scripts/bench rendezvous has ten thousand.
+// Hundreds of nodes of one run, whose launchers are connections of the test. scripts/bench rendezvous has ten
+// thousand.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

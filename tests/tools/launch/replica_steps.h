@@ -13,8 +13,8 @@ inline uint64_t mixed(uint64_t a, uint64_t b) {
   return a * 0xff51afd7ed558ccd;
 }
 
-/// What rank `rank` of `world_size` contributes to a step: its share of the samples. Sums of all do not depend on
-/// the world size.
+/// What rank `rank` of `world_size` contributes to a step: its share of the samples. Sums of all do not
+/// depend on the world size.
 inline uint64_t contribution(int64_t step, int rank, int world_size) {
   uint64_t sum = 0;
   for (int sample = rank; sample < kSamplesOfStep; sample += world_size) {

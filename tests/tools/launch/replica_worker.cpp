@@ -1,5 +1,5 @@
-// replica_worker FOLDER STEPS MILLISECONDS: a stand-in for a trainer under fsdp-launch --replica-size. Its steps
-// are sums over files in FOLDER, which stand for messages between ranks:
+// replica_worker FOLDER STEPS MILLISECONDS: a stand-in for a trainer under fsdp-launch --replica-size. Its
+// steps are sums over files in FOLDER, which stand for messages between ranks:
 //
 //   pid.RANK                        the pids of the processes of that rank of the run, a line each
 //   build.EPOCH.RANK                a rank of an epoch has come

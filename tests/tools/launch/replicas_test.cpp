@@ -1,5 +1,5 @@
-// fsdp-launch --replica-size with processes: replicas are lost, replaced and take part again, while those of the
-// others go on. tests/tools/launch/membership_simulation_test.cpp has the decisions.
+// fsdp-launch --replica-size with processes: replicas are lost, replaced and take part again, while those of
+// the others go on. tests/tools/launch/membership_simulation_test.cpp has the decisions.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

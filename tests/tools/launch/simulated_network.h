@@ -1,8 +1,8 @@
 #pragma once
 
-// Simulated time, processes, and a network between the coordinator of a run and the launchers of its nodes: messages are
-// delayed by random times, but arrive in order in each direction; those to and from a node that is cut off wait.
-// Time is in milliseconds.
+// Simulated time, processes, and a network between the coordinator of a run and the launchers of its nodes:
+// messages are delayed by random times, but arrive in order in each direction; those to and from a node that
+// is cut off wait. Time is in milliseconds.
 
 #include <algorithm>
 #include <chrono>

@@ -63,8 +63,8 @@ TEST(Recomputation, ASmallerBudgetCostsMore) {
 }
 
 TEST(Recomputation, TakesWhatSavesTheMostMemoryForAProductFirst) {
-  // Keys and values of few heads are small, and so are their products; a wide product costs as much for its memory as
-  // a narrow one of the same inner size, but attention over long rows costs more.
+  // Keys and values of few heads are small, and so are their products; a wide product costs as much for its
+  // memory as a narrow one of the same inner size, but attention over long rows costs more.
   config::Config config = with_budget(0.6);
   config.data.sequence_length = 128;
   const Recomputation found = choose_recomputation(config);

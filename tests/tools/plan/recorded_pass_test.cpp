@@ -188,7 +188,8 @@ TEST(RecordedPass, OfGroupedQueriesOnAGpuSavesKeysAndValuesOfEachQueryInFp32Only
     config.model.num_key_value_heads = kv_heads;
     return saved_by_a_block(config);
   };
-  // Those of each group stay beside the queries, which are part of the same matrix (model/kernels/joined_linear.h).
+  // Those of each group stay beside the queries, which are part of the same matrix
+  // (model/kernels/joined_linear.h).
   const int64_t of_groups = 4 * 16 * 2 * 12;
   EXPECT_EQ(saved("float32", 2), saved("float32", 4) + of_groups);
   EXPECT_LT(saved("bfloat16", 2), saved("bfloat16", 4));

@@ -1,4 +1,5 @@
-// Memory statistics of a GPU against tensors of known sizes, and the snapshot written when it is out of memory.
+// Memory statistics of a GPU against tensors of known sizes, and the snapshot written when it is out of
+// memory.
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>

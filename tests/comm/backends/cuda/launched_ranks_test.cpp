@@ -1,8 +1,10 @@
-// NCCL between processes with a GPU each, through the communicator of a run. Without a launcher it is skipped:
+// NCCL between processes with a GPU each, through the communicator of a run. Without a launcher it is
+// skipped:
 //
 //   fsdp-launch --nproc-per-node 2 -- comm_gpu_test '--gtest_filter=LaunchedRanks.*'
 //
-// Nothing is computed on a device, so that the stand-in for CUDA (tests/cuda_standin) can run it in every mode.
+// Nothing is computed on a device, so that the stand-in for CUDA (tests/cuda_standin) can run it in every
+// mode.
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>

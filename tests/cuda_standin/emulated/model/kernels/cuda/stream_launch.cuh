@@ -1,7 +1,8 @@
 #pragma once
 
-// In place of lib/model/kernels/cuda/stream_launch.cuh where g++ compiles the .cu files of that folder for the
-// stand-in: each kernel that they launch becomes known to numbers_kernels.cpp, which runs it by the emulator.
+// In place of lib/model/kernels/cuda/stream_launch.cuh where g++ compiles the .cu files of that folder for
+// the stand-in: each kernel that they launch becomes known to numbers_kernels.cpp, which runs it by the
+// emulator.
 
 #include <typeinfo>
 
