@@ -1,5 +1,7 @@
 #include "comm/api/call_within.h"
 
+#include <unistd.h>
+
 #include <condition_variable>
 #include <mutex>
 
@@ -17,6 +19,7 @@ class Helper {
     util::start_thread([state = state_] { serve(*state); }).detach();
   }
   ~Helper() {
+    if (is_of_parent()) return;
     const std::lock_guard lock(state_->mutex);
     state_->is_over = true;
     state_->changed.notify_one();
@@ -26,6 +29,7 @@ class Helper {
 
   enum class Answer { kDone, kLate, kGone };
   Answer run(std::chrono::milliseconds limit, const std::function<void()>& task) {
+    if (is_of_parent()) return Answer::kGone;
     std::unique_lock lock(state_->mutex);
     if (state_->is_over) return Answer::kGone;
     state_->task = task;
@@ -41,6 +45,11 @@ class Helper {
     std::function<void()> task;  ///< until it is done
     bool is_over = false;
   };
+
+  /// Returns whether this process is a child, made by fork(), of the process that made the Helper. The child
+  /// has only the thread that called fork(): no thread of the child serves, or unlocks a mutex that the
+  /// serving thread had locked.
+  bool is_of_parent() const { return process_ != ::getpid(); }
 
   static void serve(State& state) {
     constexpr std::chrono::seconds kPatience{1};
@@ -61,6 +70,7 @@ class Helper {
     }
   }
 
+  const pid_t process_ = ::getpid();
   std::shared_ptr<State> state_;
 };
 

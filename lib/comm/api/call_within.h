@@ -14,7 +14,7 @@ namespace fsdp::comm {
 
 /// Runs `task`, which must not throw, on a thread that serves the calling one; whether it has ended within `limit`. The
 /// thread stays for the next task, for a second at least; a late one is abandoned. A call of a task is part of it: it has
-/// the limit of the outer call.
+/// the limit of the outer call. A process made by fork() starts a thread of its own.
 bool run_within(std::chrono::milliseconds limit, std::function<void()> task);
 
 /// Runs `body` in a separate thread and returns its result, or throws its exception; nullopt if it does not

@@ -1,8 +1,11 @@
 #include "comm/api/call_within.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <stdexcept>
@@ -44,6 +47,18 @@ TEST(CallWithin, IsPartOfTheBodyThatCallsIt) {
   const auto id = [] { return std::this_thread::get_id(); };
   const auto outer = [id] { return call_within(milliseconds(0), id) == id(); };
   EXPECT_EQ(call_within(seconds(60), outer), true);
+}
+
+/// fork() copies the caller's state, but not the thread that has served the caller.
+TEST(CallWithin, ServesAProcessThatWasMadeByForkRightAfterACall) {
+  const auto answer = [] { return 42; };
+  ASSERT_EQ(call_within(seconds(60), answer), 42);
+  const pid_t child = ::fork();
+  if (child == 0) std::exit(call_within(seconds(10), answer) == 42 ? 0 : 1);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(call_within(seconds(60), answer), 42) << "the parent keeps its thread";
 }
 
 }  // namespace
