@@ -12,7 +12,7 @@
 namespace fsdp::data {
 namespace {
 
-using Kind = SentencePieceModel::Kind;
+using PieceKind = SentencePieceModel::Kind;
 using util::ErrorKind;
 
 const std::string kCorpus = testing::source_folder() + "/tests/fuzz/corpus/sentencepiece_model/";
@@ -63,7 +63,7 @@ TEST(SentencePieceModelFile, ThatTheLibraryCouldFailOnIsRefused) {
           [](auto& model) { model.pieces.back().score = std::numeric_limits<float>::quiet_NaN(); });
   refused("comes twice", [](auto& model) { model.pieces.push_back(model.pieces.back()); });
   refused("0 pieces for unknown", [](auto& model) { model.pieces.erase(model.pieces.begin()); });
-  refused("2 pieces for unknown", [](auto& model) { model.pieces.back().kind = Kind::kUnknown; });
+  refused("2 pieces for unknown", [](auto& model) { model.pieces.back().kind = PieceKind::kUnknown; });
   refused("bytes that it falls back to", [](auto& model) { model.byte_fallback = false; });
   refused("does not have all", [](auto& model) {
     std::erase_if(model.pieces, [](const auto& piece) { return piece.text == "<0x41>"; });
