@@ -16,7 +16,7 @@ endif()
 
 # fsdp::headers: the public headers (include/fsdp), which name what is internal (lib/) by the components' folders.
 file(GLOB public_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/fsdp/*.h")
-file(GLOB internal_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/lib/*/*/*.h")
+file(GLOB internal_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/lib/*/*/*.h" "${PROJECT_SOURCE_DIR}/lib/shard/engine/reduce/*.h")
 list(FILTER internal_headers EXCLUDE REGEX "_precompiled\\.h$")
 add_library(fsdp_headers INTERFACE)
 add_library(fsdp::headers ALIAS fsdp_headers)

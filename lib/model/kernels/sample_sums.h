@@ -6,7 +6,7 @@
 // A gradient of a parameter is the sum of one gradient per sample, each rounded to fp32. These are added
 // along a fixed binary tree over the positions of the samples: neighbours first, then pairs of neighbours,
 // and so on. A micro-batch of 2^n samples that begins at a multiple of 2^n is a node of the tree.
-// shard/engine/sample_tree.h describes how nodes of micro-batches and ranks are added.
+// shard/engine/reduce/sample_tree.h describes how nodes of micro-batches and ranks are added.
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>

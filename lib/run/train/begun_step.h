@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "shard/engine/sample_tree.h"
+#include "shard/engine/reduce/sample_tree.h"
 
 namespace fsdp::train {
 

@@ -12,50 +12,10 @@
 #include "shard/engine/autograd_hooks.h"
 #include "shard/engine/layout_views.h"
 #include "shard/engine/rank_checks.h"
+#include "shard/engine/reduce/sample_reduction.h"
 
 namespace fsdp::shard {
 namespace {
-
-/// The groups of units by their options. Collective with reduce_scatter_group, and where some ranks of the axis
-/// model hold the same part.
-class GroupsOfUnits {
- public:
-  GroupsOfUnits(const comm::Mesh& mesh, bool reduce_scatter_group)
-      : mesh_(mesh), reduce_scatter_group_(reduce_scatter_group) {}
-
-  ProcessGroups of(const UnitOptions& options) {
-    ProcessGroups groups = process_groups(mesh_, options.strategy, options.hybrid_optimizer);
-    if (options.holders > 1) {
-      groups.replicate =
-          replicas(replicate_axes(options.strategy, options.hybrid_optimizer), options.holders);
-      if (options.shares_gradient) groups.summed = options.holders;
-    }
-    if (!reduce_scatter_group_ || groups.shard->world_size() == 1) return groups;
-    auto& duplicate = duplicates_[groups.shard.get()];
-    if (!duplicate) duplicate = groups.shard->duplicate("reduce_scatter");
-    groups.reduce_scatter = duplicate;
-    return groups;
-  }
-
- private:
-  /// The ranks along `axes`, and of each those with the same part.
-  std::shared_ptr<comm::Communicator> replicas(std::vector<comm::MeshAxis> axes, int holders) {
-    axes.push_back(comm::MeshAxis::kModel);
-    if (holders == mesh_.shape().model) return mesh_.group(axes);
-    auto& group = holders_[{axes, holders}];
-    if (group) return group;
-    std::vector<int> ranks = mesh_.shape().group_of(mesh_.world()->rank(), axes);
-    std::erase_if(ranks, [&](int rank) {
-      return mesh_.shape().coordinate_of(rank).model / holders != mesh_.coordinate().model / holders;
-    });
-    return group = mesh_.world()->subgroup("holders", ranks);
-  }
-
-  const comm::Mesh& mesh_;
-  bool reduce_scatter_group_;
-  std::map<const comm::Communicator*, std::shared_ptr<comm::Communicator>> duplicates_;
-  std::map<std::pair<std::vector<comm::MeshAxis>, int>, std::shared_ptr<comm::Communicator>> holders_;
-};
 
 /// Memory of the world's communicator is memory of all its groups. Where nothing is cut, it is used by this
 /// rank alone.
@@ -221,15 +181,15 @@ void Engine::read(const Command& command) {
     case Kind::kAttachGradients:
       return unit.attach_gradients();
     case Kind::kReduce:
-      return unit.start_reduction(Unit::Reach::kAll);
+      return unit.reduction().start(Reduction::Reach::kAll);
     case Kind::kReduceInSlice:
-      return unit.start_reduction(Unit::Reach::kSlice);
+      return unit.reduction().start(Reduction::Reach::kSlice);
     case Kind::kWaitForSending:
-      return unit.finish_sending();
+      return unit.reduction().finish_sending();
     case Kind::kWaitForMove:
-      return unit.finish_moving();
+      return unit.reduction().finish_moving();
     case Kind::kWaitForReduction:
-      unit.finish_reduction();
+      unit.reduction().finish();
       return use_gradient_if_due(command.unit);
     case Kind::kHandOver:
       return hand_over_gradient(command.unit);
@@ -271,12 +231,12 @@ void Engine::hand_over_gradient(size_t index) {
   if (!gradient_use_) return;
   Unit& unit = *units_[index];
   if (offload_) {
-    return unit.use_gradient(
+    return unit.reduction().use_gradient(
         [use = gradient_use_, index, name = unit.name()] { use_named(use, index, name); });
   }
   use_is_due_[index] = true;
-  if (!unit.is_reduced_over_ranks()) unit.finish_reduction();
-  if (!unit.is_being_reduced()) use_gradient_if_due(index);
+  if (!unit.is_reduced_over_ranks()) unit.reduction().finish();
+  if (!unit.reduction().is_under_way()) use_gradient_if_due(index);
 }
 
 void Engine::use_gradient_if_due(size_t index) {
@@ -312,26 +272,12 @@ void Engine::zero_gradients() {
 }
 
 void Engine::begin_sample_sums(const SampleStep& step, std::vector<SampleSums> begun) {
-  begun.resize(units_.size());
-  for (size_t i = 0; i < units_.size(); ++i) units_[i]->begin_sample_sums(step, std::move(begun[i]));
+  shard::begin_sample_sums(*this, step, std::move(begun));
 }
 
-std::vector<std::vector<SampleSums>> Engine::begun_sums() {
-  reset();
-  std::vector<std::vector<SampleSums>> sums;
-  for (auto& unit : units_) sums.push_back(unit->begun_sums());
-  return sums;
-}
+std::vector<std::vector<SampleSums>> Engine::begun_sums() { return begun_sample_sums(*this); }
 
-void Engine::require_all_sample_sums() const {
-  for (const auto& unit : units_) {
-    if (unit->has_all_rounds()) continue;
-    util::fail(
-        util::ErrorKind::kUsage, "unit ", unit->name(),
-        ": expected gradients in every micro-batch of a step, whose sums would depend on the number of ranks "
-        "otherwise; found none in some; leave training.reproducible = \"world_size\" out");
-  }
-}
+void Engine::require_all_sample_sums() const { shard::require_all_sample_sums(*this); }
 
 void Engine::require_no_full_parameters(const char* what) const {
   if (!shows_full_parameters_) return;

@@ -24,6 +24,7 @@
 #include "comm/api/communicator.h"
 #include "model/nn/hooked.h"
 #include "shard/engine/buffer_pool.h"
+#include "shard/engine/reduce/sample_tree.h"
 #include "shard/engine/tensor_slice.h"
 #include "shard/engine/unit.h"
 #include "shard/engine/wrap_policy.h"

@@ -5,58 +5,9 @@
 #include <ATen/record_function.h>
 
 #include "base/util/error.h"
-#include "comm/api/communicator.h"
-#include "shard/engine/unit_reduction.h"
+#include "shard/engine/pending_work.h"
 
 namespace fsdp::shard {
-namespace {
-
-/// Clears `work` before waiting: a wait() that throws must not be repeated.
-void finish(std::unique_ptr<comm::Work>& work) {
-  if (auto taken = std::move(work)) taken->wait();
-}
-
-}  // namespace
-
-ProcessGroups process_groups(const comm::Mesh& mesh, util::Named<Strategy> strategy,
-                             util::Named<HybridOptimizer> optimizer) {
-  const auto shard = mesh.group(shard_axes(strategy));
-  const auto of_several = [&mesh](const std::vector<comm::MeshAxis>& axes) {
-    return mesh.shape().along(axes) > 1 ? mesh.group(axes) : nullptr;
-  };
-  return {.world = mesh.world(),
-          .shard = shard,
-          .reduce_scatter = shard,
-          .replicate = of_several(replicate_axes(strategy, optimizer)),
-          .slices = of_several(slice_axes(strategy, optimizer))};
-}
-
-GroupSizes ProcessGroups::sizes() const {
-  return {.shards = shard->world_size(), .replicas = replicas(), .slices = slices ? slices->world_size() : 1};
-}
-
-ShardPlace ProcessGroups::place() const {
-  const GroupSizes groups = sizes();
-  return {shard->rank() * groups.slices + (slices ? slices->rank() : 0), groups.parts(), groups.slices};
-}
-
-void ProcessGroups::gather(const at::Tensor& whole, const comm::CallSite& site) const {
-  const int64_t n = whole.numel() / place().world_size, of_slice = n * place().slices;
-  const at::Tensor part = whole.narrow(0, shard->rank() * of_slice, of_slice);
-  if (slices) slices->all_gather(part, part.narrow(0, slices->rank() * n, n), site)->wait();
-  shard->all_gather(whole, part, site)->wait();
-}
-
-void ProcessGroups::reduce(const at::Tensor& output, const at::Tensor& whole,
-                           const comm::CallSite& site) const {
-  if (!slices) return shard->reduce_scatter(output, whole, site)->wait();
-  at::Tensor part = whole;
-  if (shard->world_size() > 1) {
-    part = at::empty({output.numel() * slices->world_size()}, whole.options());
-    shard->reduce_scatter(part, whole, site)->wait();
-  }
-  slices->reduce_scatter(output, part, site)->wait();
-}
 
 Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitParts& parts)
     : name_(plan.name),
@@ -64,7 +15,8 @@ Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitParts& p
       options_(plan.options),
       trace_(parts.trace),
       offload_(parts.offload),
-      storage_(plan.parameters, groups_.place(), options_.storage, parts.pool, parts.materialize) {
+      storage_(plan.parameters, groups_.place(), options_.storage, parts.pool, parts.materialize),
+      reduction_(make_reduction(*this)) {
   if (!storage_.shard_is_offloaded()) return;
   FSDP_CHECK(offload_ != nullptr, "unit ", name_, " has no way to the host");
   offload_->expect_shard(static_cast<int64_t>(storage_.shard().nbytes()));
@@ -156,8 +108,8 @@ void Unit::finish_gather(const char* pass) {
 
 void Unit::wait_for_gather() {
   finish_slice_gather();
-  finish(gather_);
-  finish(unpacking_);
+  wait_for(gather_);
+  wait_for(unpacking_);
   storage_.show_parameters();
   state_ = State::kUnsharded;
 }
@@ -185,132 +137,6 @@ void Unit::drop_gradients() {
   if (has_buffer) note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
 }
 
-void Unit::start_reduction(Reach reach) {
-  FSDP_CHECK(!reduction_ && !leaving_.defined(), "unit ", name_, " is being reduced already");
-  RECORD_USER_SCOPE("unit/reduce " + name_);
-  at::NoGradGuard no_grad;
-  if (options_.storage.sums_by_sample) return start_sample_reduction();
-  auto job = std::make_shared<Reduction>();
-  job->input = storage_.detach_gradients();
-  FSDP_CHECK(job->input.defined(), "unit ", name_, " has no gradients to reduce");
-  comm::Communicator* const across = groups_.across();
-  comm::Communicator& first = is_cut() || across == nullptr ? *groups_.reduce_scatter : *across;
-  const bool goes_across = across != nullptr && reach == Reach::kAll;
-  comm::Communicator& last = goes_across ? *across : first;
-  const double predivide = predivide_factor(options_, groups_.world->world_size());
-  if (predivide != 1) first.enqueue([job, predivide] { job->input.div_(predivide); });
-  job->divisor = groups_.divisor() / predivide;
-
-  collective_ = reduce_whole(job, reach);
-  auto give_back_input = [this, job] {
-    job->input.reset();
-    if (!is_cut()) job->partial_sums.reset();  // else they are added in the second group's queue
-    note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
-  };
-  sent_ = first.enqueue_release(give_back_input);
-  if (is_cut() && goes_across) {
-    // Blocks only the second group's queue. Fails if the reduce-scatter fails.
-    last.enqueue([sent = std::shared_ptr<comm::Work>(first.enqueue([] {}))] { sent->wait(); });
-    across_ = reduce_across(job);
-    across_sent_ = last.enqueue_release([job] {
-      job->of_slice.reset();
-      job->partial_sums.reset();
-    });
-  }
-  if (storage_.gradient_is_offloaded()) return move_to_host(job, last.enqueue([job] { job->finish(); }));
-  added_ = last.enqueue([this, job, reach] {
-    if (reach == Reach::kSlice) return storage_.add_partial_sums(job->output);
-    job->finish();
-    storage_.add_to_shard_gradient(job->output, job->squares);
-  });
-  reduction_ = last.enqueue_release([job] { job->output.reset(); });
-}
-
-/// Does not involve the communication stream.
-void Unit::move_to_host(const std::shared_ptr<Reduction>& job, std::shared_ptr<comm::Work> reduced) {
-  leaving_ = job->output;
-  left_ = offload_->receive([this, job, reduced = std::move(reduced)] {
-    reduced->wait();
-    job->on_host = offload_->copy_to_host(job->output);
-    job->output.reset();
-  });
-  on_host_ = offload_->then([this, job, left = left_] {
-    left.synchronize();
-    storage_.add_to_shard_gradient(job->on_host);
-  });
-}
-
-std::unique_ptr<comm::Work> Unit::reduce_whole(const std::shared_ptr<Reduction>& job, Reach reach) {
-  if (is_cut()) return reduce_scatter(*groups_.reduce_scatter, job, job->input);
-  job->output = job->input;
-  return groups_.across() != nullptr && reach == Reach::kAll ? reduce_across(job) : nullptr;
-}
-
-std::unique_ptr<comm::Work> Unit::reduce_across(const std::shared_ptr<Reduction>& job) {
-  if (groups_.slices) {
-    if (is_cut()) job->of_slice = job->output;
-    return reduce_scatter(*groups_.slices, job, job->output);
-  }
-  if (storage_.has_partial_sums()) {
-    groups_.replicate->enqueue([this, job] {
-      job->partial_sums = storage_.take_partial_sums();
-      job->output.add_(job->partial_sums);
-    });
-  }
-  traffic_ += {.all_reduces = 1, .all_reduce_bytes = static_cast<int64_t>(job->output.nbytes())};
-  return groups_.replicate->all_reduce(job->output, comm::ReduceOp::kSum,
-                                       {.unit = name_, .pass = "backward"});
-}
-
-std::unique_ptr<comm::Work> Unit::reduce_scatter(comm::Communicator& group,
-                                                 const std::shared_ptr<Reduction>& job,
-                                                 const at::Tensor& input) {
-  const at::Tensor whole = input;  // may be the output of the reduction before
-  job->output = at::empty({whole.numel() / group.world_size()}, whole.options());
-  traffic_ += {.reduce_scatters = 1, .reduce_scatter_bytes = static_cast<int64_t>(job->output.nbytes())};
-  const char* pass = &group == groups_.slices.get() ? kBetweenSlices : "backward";
-  const comm::CallSite site{.unit = name_, .pass = pass};
-  const bool is_last = &group == groups_.slices.get() || groups_.across() == nullptr;
-  if (options_.storage.sums_by_sample || !is_last || !job->finishes_runs()) {
-    return group.reduce_scatter(job->output, whole, site);
-  }
-  const auto finish = [job](float* sums, int64_t n) { job->finish_run(sums, n); };
-  return group.reduce_scatter_and_finish(job->output, whole, finish, site);
-}
-
-void Unit::finish_sending() {
-  finish(collective_);
-  finish(sent_);
-  if (!across_) finish(reduction_);
-  if (!has_parts()) finish_moving();  // the gradient is the buffer of the whole unit
-}
-
-void Unit::finish_moving() {
-  if (across_ && !groups_.slices) return;
-  finish(across_);
-  finish(across_sent_);
-  // The caller's stream must wait before the memory is freed.
-  if (at::Tensor leaving = std::move(leaving_); leaving.defined()) left_.wait();
-}
-
-void Unit::finish_reduction() {
-  finish_sending();
-  finish(across_);
-  finish(across_sent_);
-  finish(reduction_);
-  finish_moving();
-  added_.reset();
-  std::exchange(on_host_, {}).wait();
-}
-
-void Unit::use_gradient(std::function<void()> use) {
-  FSDP_CHECK(offload_ != nullptr, "unit ", name_, " has no thread of the host");
-  on_host_ = offload_->then([added = std::move(added_), use = std::move(use)] {
-    if (added) added->wait();
-    use();
-  });
-}
-
 at::Tensor Unit::gather_whole(const at::Tensor& own) {
   FSDP_CHECK(state_ == State::kSharded, "unit ", name_, " is in use");
   FSDP_CHECK(own.numel() == storage_.layout().shard_numel(), "unit ", name_, ": not shaped like its shard");
@@ -325,20 +151,9 @@ at::Tensor Unit::gather_whole(const at::Tensor& own) {
 }
 
 void Unit::reset() {
-  const auto end = [](const auto& wait) {
-    try {
-      wait();
-    } catch (const std::exception&) {
-      // Reported by the failed step.
-    }
-  };
-  end([this] { finish_slice_gather(); });
-  for (auto* work : {&gather_, &unpacking_, &collective_, &sent_, &across_, &across_sent_, &reduction_}) {
-    end([work] { finish(*work); });
-  }
-  end([this] { finish_moving(); });
-  end([this] { std::exchange(on_host_, {}).wait(); });
-  added_.reset();
+  ignore_errors_of([this] { finish_slice_gather(); });
+  for (auto* work : {&gather_, &unpacking_}) ignore_errors_of([work] { wait_for(*work); });
+  reduction_->reset();
   drop_gradients();
   if (storage_.gathered_is_allocated()) {
     storage_.free_gathered();

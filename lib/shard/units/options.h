@@ -248,7 +248,7 @@ struct ShardOptions {
   double gradient_predivide_factor = 0;
 
   /// Gradients of micro-batches, whose kernels sum by sample (model/kernels/sample_sums.h), are added up along the tree of
-  /// shard/engine/sample_tree.h, and are sums over ranks, not means; see Engine::begin_sample_sums(). On the CPU only.
+  /// shard/engine/reduce/sample_tree.h, and are sums over ranks, not means; see Engine::begin_sample_sums(). On the CPU only.
   bool sums_by_sample = false;
 
   MixedPrecisionOptions mixed_precision = {};

@@ -1,6 +1,6 @@
 #pragma once
 
-// The nodes of the tree of sums over samples (shard/engine/sample_tree.h) that one round of micro-batches yields. Needs no libtorch.
+// The nodes of the tree of sums over samples (shard/engine/reduce/sample_tree.h) that one round of micro-batches yields. Needs no libtorch.
 
 #include <cstdint>
 #include <limits>

@@ -19,7 +19,7 @@
 //                                   param_dtype
 //   reduce-scatters between slices  in place of the all-reduce of the shard; payload m of reduce_dtype
 //
-// With sums_by_sample, a reduce-scatter has as many slots of s as one round of micro-batches has nodes (shard/engine/sample_tree.h),
+// With sums_by_sample, a reduce-scatter has as many slots of s as one round of micro-batches has nodes (shard/engine/reduce/sample_tree.h),
 // once more for the second gradient of tied weights, and the all-reduce over R replicas, whose ranks have slots for the nodes of
 // all replicas, is a reduce-scatter and an all-gather in backward of 1/R of them.
 //

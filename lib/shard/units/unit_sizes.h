@@ -101,7 +101,7 @@ struct UnitSizes {
   int64_t result_bytes() const { return shard_numel * reduce_element(); }
 
   /// The shards that one reduction yields: with sums_by_sample, one for each node of the tree and gradient of a
-  /// parameter (shard/engine/sample_tree.h). In those over replicas likewise.
+  /// parameter (shard/engine/reduce/sample_tree.h). In those over replicas likewise.
   int64_t slots_of_shards() const;
   int64_t slots_of_replicas() const;
   /// This rank's payload of the reduce-scatter over replicas that sums by sample, and of the all-gather behind it.

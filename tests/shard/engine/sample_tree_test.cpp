@@ -1,4 +1,4 @@
-#include "shard/engine/sample_tree.h"
+#include "shard/engine/reduce/sample_tree.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>

@@ -73,9 +73,9 @@ TEST(Unit, ReducesToTheMeanAndAddsMicroBatches) {
       unit.attach_gradients();
       (stage.weight() * (communicator.rank() == 0 ? 1.0 : 3.0)).sum().backward();
       unit.reshard();
-      unit.start_reduction(Unit::Reach::kAll);
+      unit.reduction().start(Reduction::Reach::kAll);
       EXPECT_FALSE(testing::is_readable(stage.weight().grad()));
-      unit.finish_reduction();
+      unit.reduction().finish();
     }
     EXPECT_TRUE(at::equal(unit.storage().shard_gradient(), at::full({2}, 4.0f)));
     EXPECT_EQ(test.live_bytes(), 0);

@@ -1,21 +1,22 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <optional>
 
 #include "comm/api/memory_operations.h"
 #include "model/kernels/reduce.h"
-#include "shard/engine/unit.h"
 
 namespace fsdp::shard {
 
-/// Shared with the communication streams, which release the input when it has been sent.
-struct Unit::Reduction {
-  at::Tensor input, output;
-  at::Tensor of_slice;            ///< the input of a second reduction
-  at::Tensor partial_sums;        ///< of the micro-batches before, which are added to the output
-  at::Tensor on_host;             ///< the output, where gradients are kept there
-  double divisor = 1;             ///< of the output
-  std::optional<double> squares;  ///< of the divided output, where they were summed with the division
+/// The gradients of one reduction. The queues of the communicators share it with the caller, because they release the
+/// tensors when these have been sent.
+struct GradientSums {
+  at::Tensor input;               ///< the buffer of the whole unit's gradients
+  at::Tensor output;              ///< the sums so far
+  at::Tensor read_across;         ///< tensor that the second collective reads besides the output
+  double divisor = 1;             ///< divisor of the output, which makes it a mean
+  std::optional<double> squares;  ///< sum of squares of the mean, if it was computed with the division
 
   /// Whether the sums are divided and squared run by run.
   bool finishes_runs() const { return output.is_cpu() && output.scalar_type() == at::kFloat; }
@@ -23,7 +24,7 @@ struct Unit::Reduction {
     static_assert(comm::kFinishedRun == kernels::kSquareRun);
     squares = squares.value_or(0) + kernels::divide_run(sums, n, divisor);
   }
-  /// Divides the output, unless that was done with its reduction.
+  /// Divides the output, unless its reduction has done so.
   void finish() {
     if (squares) return;
     if (!finishes_runs()) {
