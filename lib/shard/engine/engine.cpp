@@ -294,7 +294,6 @@ void Engine::require_rest(const char* what) const {
         "first, run a forward that needs none under at::NoGradGuard, or drop the pass and the gradients "
         "with Engine::reset()");
   }
-  schedule_.reshard_frozen();
   if (!schedule_.in_backward() && !schedule_.any_is_gathered()) return;
   util::fail(
       util::ErrorKind::kUsage, what, ": expected an engine between steps; found a ",
@@ -313,6 +312,7 @@ void Engine::reset() {
 
 HandedOver Engine::hand_over() {
   require_rest("Engine::hand_over()");
+  reshard_frozen();
   HandedOver handed;
   for (size_t unit = 0; unit < hooks_.size(); ++unit) {
     if (auto hook = hooks_[unit].lock()) handed.places.emplace(modules_[unit], std::move(hook));
@@ -335,6 +335,7 @@ HandedOver Engine::hand_over() {
 void Engine::unshard() {
   const auto keep = shared_from_this();  // the hooks may be the last owners of the engine
   require_rest("Engine::unshard()");
+  reshard_frozen();
   at::NoGradGuard no_grad;
   std::vector<std::pair<at::Tensor, at::Tensor>> values;  // of parameters
   for (const auto& unit : units_) {

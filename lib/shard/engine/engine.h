@@ -127,12 +127,14 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// Must be called where shards are written to other than by an optimizer: the next forward has to gather those
   /// of all slices again (hybrid_optimizer = "global"). After an update, zero_gradients() says so, or a forward
   /// that autograd does not record. On all ranks alike.
-  void note_changed_weights() const { weights_changed_ = true; }
+  void note_changed_weights() { weights_changed_ = true; }
 
   /// Throws Error(kUsage) unless the engine is between steps: no forward or backward is under way, no forward
   /// waits for its backward, and no FullParameters is open. The message begins with `what`, the caller, and
   /// says what to do.
   void require_rest(const char* what) const;
+  /// Frees frozen units that stay gathered between the passes of a step; no effect during a pass.
+  void reshard_frozen() { schedule_.reshard_frozen(); }
 
   /// Recovers from an exception in forward or backward; gradients of the step are discarded.
   void reset();
@@ -218,14 +220,13 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   std::vector<bool> differentiable_input_, differentiable_output_;  ///< by unit
   std::vector<nn::Hookable*> modules_;
   std::vector<std::weak_ptr<nn::CallHook>> hooks_;  ///< of modules_; weak, because they own the engine
-  mutable Schedule schedule_;                       ///< require_rest() frees what it has kept gathered
+  Schedule schedule_;
   /// On a device: what a gather in forward waits for in place of the caller's stream, which may be busy with
   /// the compute of other units: the begin of the pass, and the releases of memory since. null on the CPU.
   std::unique_ptr<util::Stream> released_;
   std::function<void(size_t)> gradient_use_;
-  std::vector<bool> use_is_due_;  ///< on the CPU, by unit: handed over, but still being reduced
-  mutable bool weights_changed_ =
-      false;  ///< mutable as the shards are, of which an engine gives out the tensors
+  std::vector<bool> use_is_due_;        ///< on the CPU, by unit: handed over, but still being reduced
+  bool weights_changed_ = false;        ///< set by note_changed_weights(), for the next forward
   bool shows_full_parameters_ = false;  ///< set by FullParameters
   bool reported_recomputation_ = false;
 };

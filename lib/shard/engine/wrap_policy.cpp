@@ -100,7 +100,7 @@ ModelTree make_model_tree(torch::nn::Module& root, const std::vector<nn::Paramet
 }
 
 WrapPolicy threshold_policy(int64_t min_num_params) {
-  return [min_num_params](const StageInfo& info) { return info.numel >= min_num_params; };
+  return [min_num_params](const StageInfo& info) { return is_large_enough(info.numel, min_num_params); };
 }
 
 WrapPolicy stage_type_policy(std::vector<std::string> types) {

@@ -37,6 +37,7 @@ at::Tensor gather_copy(Unit& unit, bool to_host) {
 FullParameters::FullParameters(Engine& engine, FullParametersOptions options)
     : engine_(engine), options_(std::move(options)), exceptions_(std::uncaught_exceptions()) {
   engine.require_rest("FullParameters");
+  engine.reshard_frozen();
   check_options(engine, options_);
   at::NoGradGuard no_grad;
   bool keeps = !options_.rank0_only || engine.communicator().rank() == 0;

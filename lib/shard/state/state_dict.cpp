@@ -35,7 +35,7 @@ struct LoadRequest {
   bool whole;  ///< slices are whole parameters, required even where this rank's range is empty
 };
 
-void load_slices(const Engine& engine, const std::vector<TensorSlice>& slices, const LoadRequest& request) {
+void load_slices(Engine& engine, const std::vector<TensorSlice>& slices, const LoadRequest& request) {
   engine.require_rest(request.what);
   const LoadPlaces places = load_places(engine);
   const MatchedSlices matched = match_slices(places, slices, request.whole);
@@ -55,6 +55,7 @@ void load_slices(const Engine& engine, const std::vector<TensorSlice>& slices, c
 
 FullStateDict full_state_dict(Engine& engine, const FullStateDictOptions& options) {
   engine.require_rest("full_state_dict()");
+  engine.reshard_frozen();
   at::NoGradGuard no_grad;
   bool keeps = !options.rank0_only || engine.communicator().rank() == 0;
   FullStateDict state;

@@ -311,8 +311,10 @@ bool Schedule::has_unreduced_gradients() const {
 }
 
 bool Schedule::any_is_gathered() const {
-  return std::any_of(units_.begin(), units_.end(),
-                     [](const Unit& unit) { return unit.parameters != Parameters::kSharded; });
+  const bool is_between_passes = !in_pass() && !backward_is_due();
+  return std::ranges::any_of(units_, [&](const Unit& unit) {
+    return unit.parameters != Parameters::kSharded && !(is_between_passes && unit.traits.stays_in_step);
+  });
 }
 
 void Schedule::forget_gradients() {

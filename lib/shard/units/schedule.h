@@ -177,6 +177,7 @@ class Schedule {
   bool in_pass() const { return phase_ == Phase::kForward || in_backward(); }
   /// Whether a recorded forward has ended whose backward has not begun.
   bool backward_is_due() const { return phase_ == Phase::kBackwardIsDue; }
+  /// Whether a unit is gathered, other than those that stay so between the passes of a step.
   bool any_is_gathered() const;
   /// Between passes: frees the units that stay gathered for all of a step.
   void reshard_frozen();

@@ -225,9 +225,9 @@ class Chooser {
     const auto is_other = [this](size_t i) { return !assigned_[i].quantized; };
     if (!std::ranges::all_of(left, is_other)) std::erase_if(left, is_other);
     const auto policy_wraps = [&] {
-      return decisions_.wraps
-                 ? decisions_.wraps(node, numel)
-                 : contains(options_.wrap_stages, stage.type) || numel >= options_.min_num_params;
+      return decisions_.wraps ? decisions_.wraps(node, numel)
+                              : contains(options_.wrap_stages, stage.type) ||
+                                    is_large_enough(numel, options_.min_num_params);
     };
     if (!is_wrapped && !policy_wraps()) return;
     is_unit_[node] = true;
@@ -388,6 +388,8 @@ const std::string& unit_name(const nn::ModelOutline& model, size_t node) {
   static const std::string kRootName = "root";
   return node == kRoot ? kRootName : model.nodes[node].path;
 }
+
+bool is_large_enough(int64_t numel, int64_t min_num_params) { return numel >= min_num_params; }
 
 std::vector<UnitChoice> choose_units(const nn::ModelOutline& model, const ShardOptions& options,
                                      const UnitDecisions& decisions) {

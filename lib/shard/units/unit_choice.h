@@ -51,6 +51,10 @@ struct UnitDecisions {
   std::set<size_t> closed{};
 };
 
+/// The rule of ShardOptions::min_num_params and threshold_policy(): whether a stage becomes a unit that holds `numel`
+/// elements.
+bool is_large_enough(int64_t numel, int64_t min_num_params);
+
 /// As plan_units(). Ignores options.units, wrapped and wrap_policy in favour of `decisions`.
 std::vector<UnitChoice> choose_units(const nn::ModelOutline& model, const ShardOptions& options,
                                      const UnitDecisions& decisions = {});

@@ -53,7 +53,7 @@ shard::TensorSlice whole_slice(const std::string& name, const at::Tensor& state,
 
 }  // namespace
 
-std::vector<shard::TensorSlice> state_slices(const shard::Engine& engine, const optim::Optimizer& optimizer,
+std::vector<shard::TensorSlice> state_slices(shard::Engine& engine, const optim::Optimizer& optimizer,
                                              SlicePurpose purpose) {
   std::vector<shard::TensorSlice> slices;
   if (purpose == SlicePurpose::kLoad) engine.note_changed_weights();

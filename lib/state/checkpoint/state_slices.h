@@ -24,7 +24,7 @@ enum class SlicePurpose {
 /// The slices "model/<name>" of every parameter and buffer (rank 0 saves buffers), and
 /// "optimizer/<state>/<name>" of every trainable parameter that has the state. The optimizer must have been
 /// made from optim::flat_parameters() of the same engine.
-std::vector<shard::TensorSlice> state_slices(const shard::Engine& engine, const optim::Optimizer& optimizer,
+std::vector<shard::TensorSlice> state_slices(shard::Engine& engine, const optim::Optimizer& optimizer,
                                              SlicePurpose purpose);
 
 bool in_host_memory(const std::vector<shard::TensorSlice>& slices);

@@ -249,6 +249,7 @@ void for_each_state(
 FullOptimizerState full_optimizer_state(Engine& engine, const Optimizer& optimizer,
                                         const shard::FullStateDictOptions& options) {
   engine.require_rest("full_optimizer_state()");
+  engine.reshard_frozen();
   at::NoGradGuard no_grad;
   const bool keeps = !options.rank0_only || engine.communicator().rank() == 0;
   FullOptimizerState full;

@@ -209,6 +209,8 @@ TEST(Communication, FrozenUnitsThatStayGatheredAreGatheredOnceAStep) {
     micro_batch();
     EXPECT_EQ(counts_of(calls), counts(3, 0, 1)) << "weights may have changed";
     engine->require_rest("a test");
+    EXPECT_GT(engine->live_unsharded_bytes(), 0) << "a query frees nothing";
+    engine->reshard_frozen();
     EXPECT_EQ(engine->live_unsharded_bytes(), 0);
   });
 }

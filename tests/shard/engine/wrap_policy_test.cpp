@@ -6,6 +6,7 @@
 
 #include "base/util/error.h"
 #include "model/nn/decoder.h"
+#include "support/decoder_outline.h"
 #include "support/nested_models.h"
 #include "support/tiny_models.h"
 
@@ -47,6 +48,23 @@ TEST(WrapPolicy, MakesEachBlockAUnitByTheDefaultThreshold) {
   auto model = testing::make_initialized(options);
   const std::vector<std::string> names = unit_names(*model, ShardOptions{}.min_num_params);
   EXPECT_EQ(names, (std::vector<std::string>{"root", "model.layers.0", "model.layers.1", "model.layers.2"}));
+}
+
+TEST(WrapPolicy, APlanFromNamesAndSizesMakesTheUnitsOfThePolicyOnModules) {
+  const nn::ModelOptions model = testing::tiny_options();
+  auto modules = testing::make_initialized(model);
+  for (int64_t threshold : {0, 1, 400, 450, 700, 720, 721, 1176, 1177}) {
+    SCOPED_TRACE(threshold);
+    ShardOptions by_size, by_policy;
+    by_size.min_num_params = threshold;
+    by_policy.wrap_policy = threshold_policy(threshold);
+    Names planned, chosen;
+    for (const UnitChoice& unit : choose_units(testing::decoder_outline(model), by_size)) {
+      planned.push_back(unit.name);
+    }
+    for (const UnitPlan& unit : plan_units(*modules, by_policy)) chosen.push_back(unit.name);
+    EXPECT_EQ(planned, chosen);
+  }
 }
 
 TEST(WrapPolicy, SplitsAChildThatReachesTheThresholdAndCountsWhatIsLeft) {
