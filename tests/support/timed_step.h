@@ -233,7 +233,7 @@ inline StepSeconds planned_seconds(const TimedStep& step, const shard::Engine& e
   plan::StepClock clock(units, step.speed, step.options.reduce_scatter_group);
   shard::Schedule schedule(step.options, shard::scheduled_units(units), clock);
   const shard::NominalPass pass(units);
-  const auto compute = [&](const shard::NominalPass::Event& event, shard::Pass which) {
+  const auto compute = [&](const shard::NominalPass::StageEvent& event, shard::Pass which) {
     if (event.unit == 0 || event.begins) return;
     clock.compute(which == shard::Pass::kForward ? step.forward : step.backward);
   };

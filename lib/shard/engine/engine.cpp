@@ -160,38 +160,38 @@ void Engine::backward_begins(size_t unit) {
 
 void Engine::read(const Command& command) {
   const kernels::BelowAutograd below;
-  using Kind = Command::Kind;
+  using Action = Command::Action;
   Unit& unit = *units_[command.unit];
   switch (command.kind) {
-    case Kind::kGatherSlices:
+    case Action::kGatherSlices:
       return unit.start_slice_gather();
-    case Kind::kWaitForSlices:
+    case Action::kWaitForSlices:
       return unit.finish_slice_gather();
-    case Kind::kGather:
+    case Action::kGather:
       return gather(unit, command.pass);
-    case Kind::kWaitForGather:
+    case Action::kWaitForGather:
       unit.finish_gather(command.pass == Pass::kForward ? "forward" : "backward");
       // A gather of another group, in a stream of its own, may take the memory of the communication buffer.
       if (released_ && !unit.storage().layout().gathers_in_place()) released_->run([] {});
       return;
-    case Kind::kReshard:
+    case Action::kReshard:
       unit.reshard();
       if (released_) released_->run([] {});
       return;
-    case Kind::kAttachGradients:
+    case Action::kAttachGradients:
       return unit.attach_gradients();
-    case Kind::kReduce:
+    case Action::kReduce:
       return unit.reduction().start(Reduction::Reach::kAll);
-    case Kind::kReduceInSlice:
+    case Action::kReduceInSlice:
       return unit.reduction().start(Reduction::Reach::kSlice);
-    case Kind::kWaitForSending:
+    case Action::kWaitForSending:
       return unit.reduction().finish_sending();
-    case Kind::kWaitForMove:
+    case Action::kWaitForMove:
       return unit.reduction().finish_moving();
-    case Kind::kWaitForReduction:
+    case Action::kWaitForReduction:
       unit.reduction().finish();
       return use_gradient_if_due(command.unit);
-    case Kind::kHandOver:
+    case Action::kHandOver:
       return hand_over_gradient(command.unit);
   }
 }

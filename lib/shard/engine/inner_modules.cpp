@@ -100,7 +100,7 @@ ShardedModules& ShardedModules::instance() {
   return modules;
 }
 
-void ShardedModules::add(const nn::Hookable* module, Entry entry) {
+void ShardedModules::add(const nn::Hookable* module, ShardedModule entry) {
   std::lock_guard lock(mutex_);
   std::erase_if(entries_, [](const auto& each) { return each.second.engine.expired(); });
   entries_[module] = std::move(entry);
@@ -111,8 +111,8 @@ void ShardedModules::remove(const nn::Hookable* module) {
   entries_.erase(module);
 }
 
-std::optional<ShardedModules::Entry> ShardedModules::find(const nn::Hookable* module,
-                                                          const std::vector<at::Tensor>& parameters) {
+std::optional<ShardedModules::ShardedModule> ShardedModules::find(const nn::Hookable* module,
+                                                                  const std::vector<at::Tensor>& parameters) {
   std::lock_guard lock(mutex_);
   const auto found = entries_.find(module);
   if (found == entries_.end() || !is_in_use(found->second.engine.lock())) return std::nullopt;
@@ -284,7 +284,7 @@ std::shared_ptr<Engine> InnerModules::shard(const ShardOptions& options, const c
     if (inner.entry.becomes_inner) inner.entry.becomes_inner();
     ShardedModules::instance().remove(inner.module);
   }
-  ShardedModules::Entry entry{&front_, engine, {}, std::move(becomes_inner)};
+  ShardedModules::ShardedModule entry{&front_, engine, {}, std::move(becomes_inner)};
   for (const at::Tensor& parameter : tree_.tensors) entry.parameters.insert(parameter.unsafeGetTensorImpl());
   ShardedModules::instance().add(tree_.modules.front(), std::move(entry));
   return engine;

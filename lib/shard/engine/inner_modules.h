@@ -31,7 +31,7 @@ struct ShardingFront {
 /// The live engines, by the module that was sharded. Thread-safe; each engine is used by the thread of its rank only.
 class ShardedModules {
  public:
-  struct Entry {
+  struct ShardedModule {
     const ShardingFront* front = nullptr;
     std::weak_ptr<Engine> engine;
     std::set<const void*> parameters;  ///< of the module, units inside it included
@@ -41,16 +41,16 @@ class ShardedModules {
 
   static ShardedModules& instance();
 
-  void add(const nn::Hookable* module, Entry entry);
+  void add(const nn::Hookable* module, ShardedModule entry);
   void remove(const nn::Hookable* module);
   /// The module's, if it is sharded now and has one of the parameters. A module that is gone may have had the same address.
-  std::optional<Entry> find(const nn::Hookable* module, const std::vector<at::Tensor>& parameters);
+  std::optional<ShardedModule> find(const nn::Hookable* module, const std::vector<at::Tensor>& parameters);
   /// Whether a sharded module other than these has the parameter.
   bool others_have(const std::set<const nn::Hookable*>& modules, const void* parameter);
 
  private:
   std::mutex mutex_;
-  std::map<const nn::Hookable*, Entry> entries_;
+  std::map<const nn::Hookable*, ShardedModule> entries_;
 };
 
 /// How an inner call cut a parameter.
@@ -88,7 +88,7 @@ class InnerModules {
   struct Module {
     std::string path;
     nn::Hookable* module = nullptr;
-    ShardedModules::Entry entry;
+    ShardedModules::ShardedModule entry;
     std::shared_ptr<Engine> engine;
   };
 

@@ -29,13 +29,13 @@ class InnerShards final : public ParameterSource {
   void read_buffer(const NamedTensor& buffer) override;
 
  private:
-  struct Place {
+  struct InnerPlace {
     std::shared_ptr<Unit> unit;
     size_t index = 0;  ///< into the unit's parameters
   };
 
   Materialize others_;
-  std::map<const void*, Place> places_;  ///< by the parameter's TensorImpl
+  std::map<const void*, InnerPlace> places_;  ///< by the parameter's TensorImpl
   const Unit* gathered_unit_ = nullptr;
   at::Tensor gathered_;
 };

@@ -20,10 +20,10 @@ OffloadStreams::OffloadStreams(at::Device device)
 
 void OffloadStreams::expect_shard(int64_t bytes) { largest_shard_ = std::max(largest_shard_, bytes); }
 
-OffloadStreams::Place& OffloadStreams::send(const at::Tensor& shard) {
+OffloadStreams::SentShard& OffloadStreams::send(const at::Tensor& shard) {
   const auto bytes = static_cast<int64_t>(shard.nbytes());
   FSDP_CHECK(bytes <= largest_shard_);
-  Place& place = places_[next_];
+  SentShard& place = places_[next_];
   next_ = (next_ + 1) % places_.size();
   const bool is_new = !place.memory_.defined();
   if (is_new) {

@@ -36,7 +36,7 @@ class OffloadStreams {
   void expect_shard(int64_t bytes);
 
   /// A shard on the device.
-  struct Place {
+  struct SentShard {
     at::Tensor values;                 ///< [shard_numel] in the type of the shard
     util::Event there;                 ///< the end of the copy; the reading stream must wait for it
     std::unique_ptr<comm::Work> left;  ///< the last use of the values; the caller must set it
@@ -47,7 +47,7 @@ class OffloadStreams {
 
   /// Issues the copy of `shard`, in pinned memory, which must not be written until the copy has ended.
   /// The place is valid until the send() after next.
-  Place& send(const at::Tensor& shard);
+  SentShard& send(const at::Tensor& shard);
 
   /// Runs `copy`, which copies to the host, on a stream that waits only for what `copy` itself waits for.
   util::Event receive(std::function<void()> copy);
@@ -69,7 +69,7 @@ class OffloadStreams {
  private:
   at::Device device_;
   int64_t largest_shard_ = 0;  ///< bytes
-  std::array<Place, kPlaces> places_;
+  std::array<SentShard, kPlaces> places_;
   size_t next_ = 0;
   util::Stream to_device_, to_host_;
   std::vector<at::Tensor> on_host_;  ///< for gradients

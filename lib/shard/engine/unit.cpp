@@ -37,7 +37,8 @@ void Unit::note_buffer(bool allocated, BufferKind kind, int64_t bytes) {
 void Unit::start_slice_gather() {
   RECORD_USER_SCOPE("unit/gather between slices " + name_);
   finish_slice_gather();
-  OffloadStreams::Place* place = storage_.shard_is_offloaded() ? &offload_->send(storage_.shard()) : nullptr;
+  OffloadStreams::SentShard* place =
+      storage_.shard_is_offloaded() ? &offload_->send(storage_.shard()) : nullptr;
   const at::Tensor own = place != nullptr ? place->values : storage_.shard();
   const util::Event own_is_there = place != nullptr ? place->there : util::Event();
   const at::Tensor part = storage_.own_slice_part();
@@ -67,7 +68,7 @@ void Unit::start_gather(const char* pass) {
   comm::Communicator& group = *groups_.shard;
   const bool in_place = storage_.layout().gathers_in_place();
   const bool is_on_host = storage_.source().device() != storage_.unsharded().device();
-  OffloadStreams::Place* place = is_on_host ? &offload_->send(storage_.source()) : nullptr;
+  OffloadStreams::SentShard* place = is_on_host ? &offload_->send(storage_.source()) : nullptr;
   const at::Tensor own = place != nullptr ? place->values : storage_.source();
   const util::Event own_is_there = place != nullptr ? place->there : util::Event();
   if (auto between = std::exchange(slice_gather_, nullptr)) group.enqueue([between] { between->wait(); });

@@ -34,7 +34,7 @@ class Registry {
       std::erase_if(marks_, [](const auto& entry) { return entry.second.tensor.expired(); });
     }
     marks_.insert_or_assign(tensor.unsafeGetTensorImpl(),
-                            Entry{WeakTensor(tensor.getIntrusivePtr()), std::move(mark)});
+                            MarkedTensor{WeakTensor(tensor.getIntrusivePtr()), std::move(mark)});
   }
 
   std::optional<Mark> get(const at::Tensor& tensor) {
@@ -52,12 +52,12 @@ class Registry {
 
  private:
   static constexpr size_t kSmall = 256;
-  struct Entry {
+  struct MarkedTensor {
     WeakTensor tensor;
     Mark mark;
   };
   std::mutex mutex_;
-  std::map<const void*, Entry> marks_;
+  std::map<const void*, MarkedTensor> marks_;
 };
 
 /// The axes of more than one rank.

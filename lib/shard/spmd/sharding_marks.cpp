@@ -96,14 +96,14 @@ class CutDimension : public torch::autograd::Function<CutDimension> {
                             const std::shared_ptr<comm::Communicator>& group, int64_t losses) {
     context->saved_data["dimension"] = dimension;
     context->saved_data["losses"] = losses;
-    context->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<Group>(group));
+    context->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<MarkGroup>(group));
     return whole.narrow(dimension, part.begin, part.length).clone();
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
     auto capsule = context->saved_data["group"].toCapsule();
-    comm::Communicator& group = *static_cast<Group&>(*capsule).communicator;
+    comm::Communicator& group = *static_cast<MarkGroup&>(*capsule).communicator;
     int64_t dimension = context->saved_data["dimension"].toInt();
     const int64_t losses = context->saved_data["losses"].toInt();
     at::Tensor whole = gather_dimension(gradients[0], dimension, group).div(losses);
@@ -111,8 +111,8 @@ class CutDimension : public torch::autograd::Function<CutDimension> {
   }
 
  private:
-  struct Group : torch::CustomClassHolder {
-    explicit Group(std::shared_ptr<comm::Communicator> group) : communicator(std::move(group)) {}
+  struct MarkGroup : torch::CustomClassHolder {
+    explicit MarkGroup(std::shared_ptr<comm::Communicator> group) : communicator(std::move(group)) {}
     std::shared_ptr<comm::Communicator> communicator;
   };
 };

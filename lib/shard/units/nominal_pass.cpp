@@ -36,16 +36,16 @@ NominalPass::NominalPass(const std::vector<UnitSizes>& units) {
 }
 
 void NominalPass::run(Schedule& schedule, const Observer& observe) const {
-  const auto note = [&observe](const Event& event, Pass pass) {
+  const auto note = [&observe](const StageEvent& event, Pass pass) {
     if (observe) observe(event, pass);
   };
-  for (const Event& event : forward_) {
+  for (const StageEvent& event : forward_) {
     note(event, Pass::kForward);
     event.begins ? schedule.forward_begins(event.unit)
                  : schedule.forward_ends(event.unit, has_backward_[event.unit]);
   }
   for (auto reversed = forward_.rbegin(); reversed != forward_.rend(); ++reversed) {
-    const Event event{reversed->unit, !reversed->begins};
+    const StageEvent event{reversed->unit, !reversed->begins};
     if (event.unit == 0 && !event.begins) break;
     if (!has_backward_[event.unit] || (!event.begins && !backward_is_seen_to_end_[event.unit])) continue;
     note(event, Pass::kBackward);

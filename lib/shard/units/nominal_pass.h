@@ -19,17 +19,17 @@ class NominalPass {
   explicit NominalPass(const std::vector<UnitSizes>& units);
 
   /// The forward or backward of a unit begins or ends; unit 0 stands for all units of the root stage.
-  struct Event {
+  struct StageEvent {
     size_t unit;
     bool begins;
   };
-  using Observer = std::function<void(const Event& event, Pass pass)>;
+  using Observer = std::function<void(const StageEvent& event, Pass pass)>;
 
   /// Runs one forward and backward. `observe` is called before each event.
   void run(Schedule& schedule, const Observer& observe = nullptr) const;
 
  private:
-  std::vector<Event> forward_;  ///< backward has the same in reverse, with begin and end exchanged
+  std::vector<StageEvent> forward_;  ///< backward has the same in reverse, with begin and end exchanged
   std::vector<bool> has_backward_, backward_is_seen_to_end_;  ///< by unit
 };
 

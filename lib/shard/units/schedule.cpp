@@ -8,7 +8,7 @@
 namespace fsdp::shard {
 namespace {
 
-using Kind = Command::Kind;
+using Action = Command::Action;
 
 /// Whether the reduction continues after the collective that consumes the buffer of the whole unit's
 /// gradients.
@@ -34,21 +34,21 @@ Schedule::Schedule(const ShardOptions& options, std::vector<ScheduledUnit> units
   weights_changed();
 }
 
-void Schedule::emit(Kind kind, size_t unit) { reader_.read({kind, unit, pass_}); }
+void Schedule::emit(Action action, size_t unit) { reader_.read({action, unit, pass_}); }
 
 // ---- parameters
 
 void Schedule::gather(size_t unit) {
   if (units_[unit].parameters != Parameters::kSharded) return;
   units_[unit].parameters = Parameters::kGathering;
-  emit(Kind::kGather, unit);
+  emit(Action::kGather, unit);
 }
 
 void Schedule::use(size_t unit) {
   gather(unit);
-  if (units_[unit].slices == Unit::Slices::kGathering) units_[unit].slices = Unit::Slices::kThere;
+  if (units_[unit].slices == UnitState::Slices::kGathering) units_[unit].slices = UnitState::Slices::kThere;
   if (std::exchange(units_[unit].parameters, Parameters::kUnsharded) == Parameters::kGathering) {
-    emit(Kind::kWaitForGather, unit);
+    emit(Action::kWaitForGather, unit);
   }
 }
 
@@ -56,16 +56,16 @@ void Schedule::reshard(size_t unit) {
   if (units_[unit].parameters == Parameters::kSharded) return;
   use(unit);  // a gather under way still writes to the memory
   units_[unit].parameters = Parameters::kSharded;
-  emit(Kind::kReshard, unit);
+  emit(Action::kReshard, unit);
 }
 
 /// `of_step`: those too that stay gathered for all of a step.
 void Schedule::reshard_all(bool of_step) {
   for (size_t i = 0; i < units_.size(); ++i) {
     if (of_step || !units_[i].traits.stays_in_step) reshard(i);
-    if (units_[i].slices != Unit::Slices::kGathering) continue;
-    units_[i].slices = Unit::Slices::kThere;
-    emit(Kind::kWaitForSlices, i);
+    if (units_[i].slices != UnitState::Slices::kGathering) continue;
+    units_[i].slices = UnitState::Slices::kThere;
+    emit(Action::kWaitForSlices, i);
   }
 }
 
@@ -82,9 +82,9 @@ void Schedule::weights_changed() {
 }
 
 void Schedule::expect_update(bool of_frozen) {
-  for (Unit& unit : units_) {
+  for (UnitState& unit : units_) {
     const bool may_change = of_frozen || unit.traits.has_trainable_parameters;
-    if (unit.traits.has_slices && may_change) unit.slices = Unit::Slices::kOld;
+    if (unit.traits.has_slices && may_change) unit.slices = UnitState::Slices::kOld;
   }
 }
 
@@ -92,9 +92,9 @@ void Schedule::gather_slices(bool records) {
   if (!records && backward_passes_ != passes_of_slices_) expect_update(/*of_frozen=*/false);
   passes_of_slices_ = backward_passes_;
   for (size_t i = 0; i < units_.size(); ++i) {
-    if (units_[i].slices != Unit::Slices::kOld) continue;
-    units_[i].slices = Unit::Slices::kGathering;
-    emit(Kind::kGatherSlices, i);
+    if (units_[i].slices != UnitState::Slices::kOld) continue;
+    units_[i].slices = UnitState::Slices::kGathering;
+    emit(Action::kGatherSlices, i);
   }
 }
 
@@ -218,7 +218,7 @@ void Schedule::backward_begins(size_t unit) {
   if (backward_prefetch_ == BackwardPrefetch::kPre) gather_next_in_backward(unit);
   for (size_t i = unit; i < end_of_group(unit); ++i) {
     if (!units_[i].traits.has_trainable_parameters || std::exchange(units_[i].has_gradients, true)) continue;
-    emit(Kind::kAttachGradients, i);
+    emit(Action::kAttachGradients, i);
   }
 }
 
@@ -244,10 +244,10 @@ void Schedule::whole_backward_ends() {
     sending_.reset();
     moving_.reset();
     for (size_t i = units_.size(); i-- > 0;) {
-      if (std::exchange(units_[i].is_being_reduced, false)) emit(Kind::kWaitForReduction, i);
+      if (std::exchange(units_[i].is_being_reduced, false)) emit(Action::kWaitForReduction, i);
     }
   }
-  for (Unit& each : units_) each.forwards = each.backwards = 0;
+  for (UnitState& each : units_) each.forwards = each.backwards = 0;
   ++backward_passes_;
   reshard_all(/*of_step=*/false);
   phase_ = Phase::kRest;
@@ -261,13 +261,13 @@ void Schedule::reduce(size_t unit) {
   if (before) wait_until_sent(*before);
   const auto moving = std::exchange(moving_, before);
   if (moving) wait_until_moved(*moving);
-  Unit& now = units_[unit];
-  if (now.is_being_reduced) emit(Kind::kWaitForReduction, unit);  // of an earlier use in the same pass
+  UnitState& now = units_[unit];
+  if (now.is_being_reduced) emit(Action::kWaitForReduction, unit);  // of an earlier use in the same pass
   now.has_gradients = false;
   now.is_being_reduced = true;
   now.is_reduced_in_slice = ends_in_slice(now);
   now.is_to_be_handed_over = !now.is_reduced_in_slice;
-  emit(now.is_reduced_in_slice ? Kind::kReduceInSlice : Kind::kReduce, unit);
+  emit(now.is_reduced_in_slice ? Action::kReduceInSlice : Action::kReduce, unit);
   // Where a forward has no backward, or one that cannot be seen to end, the end of the pass hands the
   // gradient over.
   if (now.backwards == now.forwards) hand_over(unit);
@@ -275,19 +275,19 @@ void Schedule::reduce(size_t unit) {
 
 /// What the backward pass has left of the unit's gradients.
 void Schedule::reduce_rest(size_t unit) {
-  Unit& rest = units_[unit];
+  UnitState& rest = units_[unit];
   const bool is_left_in_slice = rest.is_reduced_in_slice && !ends_in_slice(rest);
   // The pass may not have used the unit. Its replicas have the same commands, and so the same sums to add.
-  if (is_left_in_slice && !std::exchange(rest.has_gradients, true)) emit(Kind::kAttachGradients, unit);
+  if (is_left_in_slice && !std::exchange(rest.has_gradients, true)) emit(Action::kAttachGradients, unit);
   if (rest.has_gradients) reduce(unit);
 }
 
 void Schedule::wait_until_sent(size_t unit) {
-  Unit& sent = units_[unit];
+  UnitState& sent = units_[unit];
   if (!sent.is_being_reduced) return;
-  if (continues_after_sending(sent.traits)) return emit(Kind::kWaitForSending, unit);
+  if (continues_after_sending(sent.traits)) return emit(Action::kWaitForSending, unit);
   sent.is_being_reduced = false;
-  emit(Kind::kWaitForReduction, unit);
+  emit(Action::kWaitForReduction, unit);
 }
 
 /// A copy that follows an all-reduce over replicas is not waited for: that may take until the end of the pass.
@@ -295,36 +295,36 @@ void Schedule::wait_until_moved(size_t unit) {
   const ScheduledUnit& traits = units_[unit].traits;
   const bool is_bounded = traits.is_reduced_twice ? traits.has_slices : traits.gradient_moves;
   if (units_[unit].is_being_reduced && is_bounded) {
-    emit(Kind::kWaitForMove, unit);
+    emit(Action::kWaitForMove, unit);
   }
 }
 
 void Schedule::hand_over(size_t unit) {
-  if (std::exchange(units_[unit].is_to_be_handed_over, false)) emit(Kind::kHandOver, unit);
+  if (std::exchange(units_[unit].is_to_be_handed_over, false)) emit(Action::kHandOver, unit);
 }
 
 // ---- between passes
 
 bool Schedule::has_unreduced_gradients() const {
   return std::any_of(units_.begin(), units_.end(),
-                     [](const Unit& unit) { return unit.has_gradients || unit.is_reduced_in_slice; });
+                     [](const UnitState& unit) { return unit.has_gradients || unit.is_reduced_in_slice; });
 }
 
 bool Schedule::any_is_gathered() const {
   const bool is_between_passes = !in_pass() && !backward_is_due();
-  return std::ranges::any_of(units_, [&](const Unit& unit) {
+  return std::ranges::any_of(units_, [&](const UnitState& unit) {
     return unit.parameters != Parameters::kSharded && !(is_between_passes && unit.traits.stays_in_step);
   });
 }
 
 void Schedule::forget_gradients() {
   reshard_frozen();
-  for (Unit& unit : units_) unit.has_gradients = unit.is_reduced_in_slice = false;
+  for (UnitState& unit : units_) unit.has_gradients = unit.is_reduced_in_slice = false;
   expect_update(/*of_frozen=*/false);
 }
 
 void Schedule::reset() {
-  for (Unit& unit : units_) unit = {.traits = std::move(unit.traits)};
+  for (UnitState& unit : units_) unit = {.traits = std::move(unit.traits)};
   weights_changed();
   ahead_.clear();
   kept_.reset();

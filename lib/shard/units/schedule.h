@@ -79,7 +79,7 @@ namespace fsdp::shard {
 enum class Pass { kForward, kBackward };
 
 struct Command {
-  enum class Kind {
+  enum class Action {
     kGatherSlices,      ///< issue the all-gather between slices of what a slice gathers
     kWaitForSlices,     ///< until that is there, of a unit that this forward has not used
     kGather,            ///< issue the all-gather of the unit's parameters
@@ -93,7 +93,7 @@ struct Command {
     kWaitForReduction,  ///< until the mean over the ranks is in the shard's gradient
     kHandOver,          ///< the reductions issued so far complete the shard's gradient
   };
-  Kind kind;
+  Action kind;
   size_t unit;
   Pass pass;
 
@@ -193,7 +193,7 @@ class Schedule {
   enum class Phase { kRest, kForward, kBackwardIsDue, kBackward };
   enum class Parameters { kSharded, kGathering, kUnsharded };
 
-  struct Unit {
+  struct UnitState {
     ScheduledUnit traits;
     Parameters parameters = Parameters::kSharded;
     bool has_gradients = false;        ///< attached and not reduced
@@ -205,7 +205,7 @@ class Schedule {
     bool is_to_be_handed_over = false;
   };
 
-  void emit(Command::Kind kind, size_t unit);
+  void emit(Command::Action action, size_t unit);
   void expect_update(bool of_frozen);
   void gather_slices(bool records);
   void begin_pass(bool records);
@@ -221,7 +221,9 @@ class Schedule {
   void reshard_gathered_ahead();
   void reshard_kept(size_t except);
   void gather_next_in_backward(size_t unit);
-  bool ends_in_slice(const Unit& unit) const { return !all_reduce_ && unit.traits.adds_before_all_reduce; }
+  bool ends_in_slice(const UnitState& unit) const {
+    return !all_reduce_ && unit.traits.adds_before_all_reduce;
+  }
   void reduce(size_t unit);
   void reduce_rest(size_t unit);
   void wait_until_sent(size_t unit);
@@ -239,7 +241,7 @@ class Schedule {
   bool keeps_last_;
 
   CommandReader& reader_;
-  std::vector<Unit> units_;
+  std::vector<UnitState> units_;
   size_t root_units_;
   ExecutionOrder order_;
   std::vector<size_t> ahead_;  ///< units gathered ahead whose forward in this pass has not begun

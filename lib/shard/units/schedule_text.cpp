@@ -12,34 +12,34 @@ namespace {
 using util::concat;
 
 std::string text_of(const Command& command, const UnitSizes& unit) {
-  using Kind = Command::Kind;
+  using Action = Command::Action;
   // Nothing is gathered where the shard is the whole unit.
   const bool is_gathered = unit.unsharded_bytes() > 0;
   switch (command.kind) {
-    case Kind::kGatherSlices:
+    case Action::kGatherSlices:
       return "gather " + unit.name + " between slices";
-    case Kind::kWaitForSlices:
+    case Action::kWaitForSlices:
       return "wait for " + unit.name + " between slices";
-    case Kind::kGather:
+    case Action::kGather:
       return is_gathered ? (unit.is_cut() ? "gather " : "cast ") + unit.name : "";
-    case Kind::kWaitForGather:
+    case Action::kWaitForGather:
       return is_gathered ? "wait for " + unit.name : "";
-    case Kind::kReshard:
+    case Action::kReshard:
       return is_gathered ? "reshard " + unit.name : "";
-    case Kind::kAttachGradients:
+    case Action::kAttachGradients:
       return "attach gradients of " + unit.name;
-    case Kind::kReduce:
+    case Action::kReduce:
       return "reduce " + unit.name;
-    case Kind::kReduceInSlice:
+    case Action::kReduceInSlice:
       return "reduce " + unit.name + " in the slice";
-    case Kind::kWaitForSending:
+    case Action::kWaitForSending:
       return "wait until " + unit.name + " is sent";
-    case Kind::kWaitForMove:
+    case Action::kWaitForMove:
       return "wait until " + unit.name +
              (unit.has_slices() ? " is reduced between slices" : " is on the host");
-    case Kind::kWaitForReduction:
+    case Action::kWaitForReduction:
       return "wait until " + unit.name + " is reduced";
-    case Kind::kHandOver:  // has no effect unless the engine has a gradient use
+    case Action::kHandOver:  // has no effect unless the engine has a gradient use
       return "";
   }
   return "";
@@ -55,7 +55,7 @@ class Writer final : public CommandReader {
 
   explicit Writer(const std::vector<UnitSizes>& units) : units_(units) {}
 
-  void note(const NominalPass::Event& event, Pass pass) {
+  void note(const NominalPass::StageEvent& event, Pass pass) {
     const bool is_end_of_all = pass == Pass::kBackward && event.unit == 0 && !event.begins;
     lines_.push_back(
         {event.unit,
@@ -85,7 +85,7 @@ std::string schedule_text(const std::vector<UnitSizes>& units, const ShardOption
   const NominalPass pass(units);
   pass.run(schedule);
   schedule.forget_gradients();
-  pass.run(schedule, [&](const NominalPass::Event& event, Pass which) { writer.note(event, which); });
+  pass.run(schedule, [&](const NominalPass::StageEvent& event, Pass which) { writer.note(event, which); });
 
   const auto roots = static_cast<size_t>(
       std::count_if(units.begin(), units.end(), [](const UnitSizes& unit) { return unit.is_root; }));

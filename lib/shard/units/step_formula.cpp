@@ -16,7 +16,7 @@ namespace {
 /// and the wait for it, and those of different queues in any order.
 class MostBytes {
  public:
-  struct Place {
+  struct QueuePlace {
     size_t queue = 0, number = 0;
   };
 
@@ -26,13 +26,13 @@ class MostBytes {
     note();
   }
   /// Taken by a task. Returns its place, for wait().
-  Place issue(size_t queue, int64_t bytes) {
+  QueuePlace issue(size_t queue, int64_t bytes) {
     Queue& in = queues_[queue];
     in.under_way.push_back(bytes);
     note();
     return {queue, in.done + in.under_way.size()};
   }
-  void wait(const Place& place) {
+  void wait(const QueuePlace& place) {
     for (Queue& in = queues_[place.queue]; in.done < place.number; ++in.done) {
       live_ += in.under_way.front();
       in.under_way.pop_front();
@@ -75,25 +75,25 @@ class Counter final : public CommandReader {
     const UnitSizes& unit = units_[command.unit];
     count(command);
     switch (command.kind) {
-      case Command::Kind::kGatherSlices:
-      case Command::Kind::kWaitForSlices:
+      case Command::Action::kGatherSlices:
+      case Command::Action::kWaitForSlices:
         return;
-      case Command::Kind::kGather:
+      case Command::Action::kGather:
         return gather(command);
-      case Command::Kind::kWaitForGather:
+      case Command::Action::kWaitForGather:
         return bytes_.wait(gathered_[command.unit]);
-      case Command::Kind::kReshard:
+      case Command::Action::kReshard:
         return bytes_.add(-unit.unsharded_bytes());
-      case Command::Kind::kAttachGradients:
+      case Command::Action::kAttachGradients:
         return unit.has_parts() ? bytes_.add(unit.gradient_bytes()) : void();
-      case Command::Kind::kReduce:
-      case Command::Kind::kReduceInSlice:
+      case Command::Action::kReduce:
+      case Command::Action::kReduceInSlice:
         return reduce(command);
-      case Command::Kind::kWaitForSending:
-      case Command::Kind::kWaitForReduction:
+      case Command::Action::kWaitForSending:
+      case Command::Action::kWaitForReduction:
         return bytes_.wait(sent_[command.unit]);
-      case Command::Kind::kWaitForMove:
-      case Command::Kind::kHandOver:
+      case Command::Action::kWaitForMove:
+      case Command::Action::kHandOver:
         return;
     }
   }
@@ -117,14 +117,14 @@ class Counter final : public CommandReader {
   void count(const Command& command) {
     const UnitSizes& unit = units_[command.unit];
     // The first micro-batch gathers for all.
-    const bool is_for_all = command.kind == Command::Kind::kGatherSlices ||
-                            (command.kind == Command::Kind::kGather && unit.stays_in_step());
+    const bool is_for_all = command.kind == Command::Action::kGatherSlices ||
+                            (command.kind == Command::Action::kGather && unit.stays_in_step());
     const bool forward = command.pass == Pass::kForward;
     for (const UnitCollective& each : collectives_of(command.kind, unit, reduce_scatter_group_)) {
       const Traffic traffic = each.traffic(is_for_all ? 1 : times_);
       if (each.among == UnitCollective::Among::kSlices) {
         formula_.between_slices += traffic;
-      } else if (each.kind == UnitCollective::Kind::kAllGather) {
+      } else if (each.kind == UnitCollective::Operation::kAllGather) {
         (forward ? formula_.forward_all_gathers : formula_.backward_all_gathers) += traffic.all_gathers;
         (forward ? formula_.forward_all_gather_bytes : formula_.backward_all_gather_bytes) +=
             traffic.all_gather_bytes;
@@ -165,7 +165,7 @@ class Counter final : public CommandReader {
 
   const std::vector<UnitSizes>& units_;
   const bool on_device_, reduce_scatter_group_;
-  std::vector<MostBytes::Place> gathered_, sent_;  ///< of tasks, by unit
+  std::vector<MostBytes::QueuePlace> gathered_, sent_;  ///< of tasks, by unit
   MostBytes bytes_;
   StepFormula formula_;
   int64_t times_ = 1;

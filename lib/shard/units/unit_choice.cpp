@@ -55,9 +55,9 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return concat("[", text, "]");
 }
 
-class Chooser {
+class UnitChooser {
  public:
-  Chooser(const nn::ModelOutline& model, const ShardOptions& options, const UnitDecisions& decisions)
+  UnitChooser(const nn::ModelOutline& model, const ShardOptions& options, const UnitDecisions& decisions)
       : options_(options),
         decisions_(decisions),
         model_(model),
@@ -95,11 +95,11 @@ class Chooser {
   };
   /// What parameters that are taken out have in common that form a unit. `quantized`: those of the root, which has
   /// others too.
-  struct Kind {
+  struct TakenOut {
     int model_holders = 1;
     bool shares_gradient = false, keep_float32 = false, replicated = false, trained_apart = false,
          quantized = false;
-    auto operator<=>(const Kind&) const = default;
+    auto operator<=>(const TakenOut&) const = default;
 
     std::string ending() const {
       return concat(model_holders > 1 ? concat(shares_gradient ? ".summed_over_" : ".held_by_", model_holders,
@@ -306,17 +306,18 @@ class Chooser {
   std::vector<UnitChoice> make_choices() const {
     using Parameters = std::vector<UnitChoice::Parameter>;
     std::vector<Parameters> held(model_.nodes.size());
-    std::map<size_t, std::map<Kind, Parameters>> taken_out;  // by node
+    std::map<size_t, std::map<TakenOut, Parameters>> taken_out;  // by node
     for (size_t i = 0; i < assigned_.size(); ++i) {
       const Assignment& assigned = assigned_[i];
       Parameters* parameters = &held[assigned.holder == kNobody ? kRoot : assigned.holder];
       if (assigned.is_taken_out() || (assigned.quantized && assigned.holder == kNobody)) {
-        const Kind kind{.model_holders = assigned.model_holders,
-                        .shares_gradient = assigned.model_holders > 1 && model_.parameters[i].shares_gradient,
-                        .keep_float32 = assigned.keep_float32,
-                        .replicated = assigned.replicated,
-                        .trained_apart = assigned.trained_apart,
-                        .quantized = assigned.quantized};
+        const TakenOut kind{
+            .model_holders = assigned.model_holders,
+            .shares_gradient = assigned.model_holders > 1 && model_.parameters[i].shares_gradient,
+            .keep_float32 = assigned.keep_float32,
+            .replicated = assigned.replicated,
+            .trained_apart = assigned.trained_apart,
+            .quantized = assigned.quantized};
         parameters = &taken_out[unit_of_taken_out(model_.parameters[i])][kind];
       }
       parameters->push_back({.index = i, .shard_dimension = assigned.shard_dimension});
@@ -346,7 +347,7 @@ class Chooser {
     options.cast_forward_inputs = false;
   }
 
-  UnitChoice taken_out_choice(size_t node, const Kind& kind,
+  UnitChoice taken_out_choice(size_t node, const TakenOut& kind,
                               std::vector<UnitChoice::Parameter> parameters) const {
     const std::string name = unit_name(model_, node) + kind.ending();
     UnitOverrides own = own_options(node);
@@ -393,7 +394,7 @@ bool is_large_enough(int64_t numel, int64_t min_num_params) { return numel >= mi
 
 std::vector<UnitChoice> choose_units(const nn::ModelOutline& model, const ShardOptions& options,
                                      const UnitDecisions& decisions) {
-  return Chooser(model, options, decisions).run();
+  return UnitChooser(model, options, decisions).run();
 }
 
 void check_unit_patterns(const char* option, const std::vector<std::string>& patterns,

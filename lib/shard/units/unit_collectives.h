@@ -13,10 +13,10 @@
 namespace fsdp::shard {
 
 struct UnitCollective {
-  enum class Kind { kAllGather, kReduceScatter, kAllReduce };
+  enum class Operation { kAllGather, kReduceScatter, kAllReduce };
   enum class Among { kShards, kReplicas, kSlices };
 
-  Kind kind;
+  Operation kind;
   Among among;        ///< which of the unit's groups (shard/units/group_sizes.h)
   int64_t bytes = 0;  ///< this rank's payload, as in comm/api/trace.h
   size_t queue = 0;   ///< collectives of a queue run in order
@@ -26,7 +26,7 @@ struct UnitCollective {
 };
 
 /// Each begins when the one before it has ended; empty for commands that communicate nothing.
-std::vector<UnitCollective> collectives_of(Command::Kind command, const UnitSizes& unit,
+std::vector<UnitCollective> collectives_of(Command::Action command, const UnitSizes& unit,
                                            bool reduce_scatter_group);
 
 }  // namespace fsdp::shard

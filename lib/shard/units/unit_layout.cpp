@@ -51,7 +51,7 @@ PerParameterLayout::PerParameterLayout(const std::vector<Parameter>& parameters,
     const std::span<const int64_t> shape = parameters[i].shape;
     auto dimension = static_cast<size_t>(parameters[i].shard_dimension);
     FSDP_CHECK(dimension < std::max<size_t>(shape.size(), 1), parameters[i].name, ": dimension ", dimension);
-    Cut& cut = cuts_.emplace_back(Cut{.shard_offset = shard_numel_});
+    ParameterCut& cut = cuts_.emplace_back(ParameterCut{.shard_offset = shard_numel_});
     if (parameters_[i].numel == 0) continue;
     const int64_t size = shape.empty() ? 1 : shape[dimension];
     const int64_t inner = shape.empty() ? 1 : product_of(shape.subspan(dimension + 1));
@@ -63,14 +63,14 @@ PerParameterLayout::PerParameterLayout(const std::vector<Parameter>& parameters,
 }
 
 LocalRange PerParameterLayout::local_range(size_t parameter, int rank) const {
-  const Cut& cut = cuts_.at(parameter);
+  const ParameterCut& cut = cuts_.at(parameter);
   return {.columns = {std::min(rank * cut.chunk, cut.columns), std::min((rank + 1) * cut.chunk, cut.columns),
                       cut.rows},
           .shard_offset = cut.shard_offset};
 }
 
 std::vector<PiecePlace> PerParameterLayout::pieces(size_t parameter) const {
-  const Cut& cut = cuts_.at(parameter);
+  const ParameterCut& cut = cuts_.at(parameter);
   if (parameters_[parameter].numel == 0) return {};
   const int64_t full = cut.columns / cut.chunk, rest = cut.columns % cut.chunk;
   std::vector<PiecePlace> pieces;

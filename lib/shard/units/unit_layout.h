@@ -115,13 +115,13 @@ class PerParameterLayout final : public UnitLayout {
   std::vector<PiecePlace> pieces(size_t parameter) const override;
 
  private:
-  struct Cut {
+  struct ParameterCut {
     int64_t rows = 1;     ///< product of the dimensions before the one that is cut
     int64_t columns = 0;  ///< of the whole parameter
     int64_t chunk = 0;    ///< columns of a rank
     int64_t shard_offset = 0;
   };
-  std::vector<Cut> cuts_;  ///< by parameter
+  std::vector<ParameterCut> cuts_;  ///< by parameter
 };
 
 std::unique_ptr<UnitLayout> make_layout(util::Named<Layout> layout,

@@ -24,32 +24,32 @@ StepClock::StepClock(const std::vector<UnitSizes>& units, const MachineSpeed& sp
     : units_(units), speed_(speed), reduce_scatter_group_(reduce_scatter_group), jobs_(units.size()) {}
 
 void StepClock::read(const shard::Command& command) {
-  using Kind = shard::Command::Kind;
+  using Action = shard::Command::Action;
   Jobs& jobs = jobs_[command.unit];
   switch (command.kind) {
-    case Kind::kGatherSlices:
+    case Action::kGatherSlices:
       jobs.slices = issue(command).second;
       return;
-    case Kind::kWaitForSlices:
+    case Action::kWaitForSlices:
       return wait_for(jobs.slices);
-    case Kind::kGather:
+    case Action::kGather:
       jobs.gather = issue(command, jobs.slices).second;
       return;
-    case Kind::kWaitForGather:
+    case Action::kWaitForGather:
       return wait_for(jobs.gather);
-    case Kind::kReduce:
-    case Kind::kReduceInSlice:
+    case Action::kReduce:
+    case Action::kReduceInSlice:
       std::tie(jobs.sending, jobs.reduction) = issue(command);
       if (!units_[command.unit].is_cut()) jobs.sending = jobs.reduction;
       return;
-    case Kind::kWaitForSending:
+    case Action::kWaitForSending:
       return wait_for(jobs.sending);
-    case Kind::kWaitForMove:
-    case Kind::kWaitForReduction:
+    case Action::kWaitForMove:
+    case Action::kWaitForReduction:
       return wait_for(jobs.reduction);
-    case Kind::kReshard:
-    case Kind::kAttachGradients:
-    case Kind::kHandOver:
+    case Action::kReshard:
+    case Action::kAttachGradients:
+    case Action::kHandOver:
       return;
   }
 }
@@ -89,7 +89,7 @@ double StepClock::seconds_of(const UnitSizes& unit, const shard::UnitCollective&
   using Among = shard::UnitCollective::Among;
   if (collective.among == Among::kShards) return seconds_of_shards(unit, collective.bytes);
   const double ranks = collective.among == Among::kSlices ? unit.groups.slices : unit.groups.replicas;
-  const bool is_whole = collective.kind == shard::UnitCollective::Kind::kAllReduce;
+  const bool is_whole = collective.kind == shard::UnitCollective::Operation::kAllReduce;
   const double received = static_cast<double>(collective.bytes) * (ranks - 1) * (is_whole ? 2 / ranks : 1);
   return received / speed_.replica_bytes_per_second;
 }

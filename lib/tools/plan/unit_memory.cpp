@@ -47,31 +47,31 @@ StageEvents UnitMemory::events(bool sync, bool is_last) {
 }
 
 void UnitMemory::read(const shard::Command& command) {
-  using Kind = shard::Command::Kind;
+  using Action = shard::Command::Action;
   Unit& unit = units_[command.unit];
   switch (command.kind) {
-    case Kind::kGatherSlices:  // into memory that is always there
-    case Kind::kWaitForSlices:
+    case Action::kGatherSlices:  // into memory that is always there
+    case Action::kWaitForSlices:
       return;
-    case Kind::kGather:
+    case Action::kGather:
       return gather(unit);
-    case Kind::kWaitForGather:
+    case Action::kWaitForGather:
       return wait(unit.gathered);
-    case Kind::kReshard:
+    case Action::kReshard:
       return reshard(unit);
-    case Kind::kAttachGradients:
+    case Action::kAttachGradients:
       return attach_gradients(unit);
-    case Kind::kReduce:
-    case Kind::kReduceInSlice:
+    case Action::kReduce:
+    case Action::kReduceInSlice:
       return reduce(unit);
-    case Kind::kWaitForSending:
+    case Action::kWaitForSending:
       return wait(unit.sent);
-    case Kind::kWaitForMove:
+    case Action::kWaitForMove:
       return wait(unit.reduced);
-    case Kind::kWaitForReduction:
+    case Action::kWaitForReduction:
       finish_reduction(unit);
       return update_if_due(unit);
-    case Kind::kHandOver:
+    case Action::kHandOver:
       return hand_over(unit);
   }
 }

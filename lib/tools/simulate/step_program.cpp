@@ -132,15 +132,15 @@ class ProgramWriter final : private shard::CommandReader {
     add({.kind = Kind::kCommand, .command = command});
     Update& update = updates_[command.unit];
     switch (command.kind) {
-      case shard::Command::Kind::kReduce:
-      case shard::Command::Kind::kReduceInSlice:
+      case shard::Command::Action::kReduce:
+      case shard::Command::Action::kReduceInSlice:
         update.is_being_reduced = true;
         break;
-      case shard::Command::Kind::kWaitForReduction:
+      case shard::Command::Action::kWaitForReduction:
         update.is_being_reduced = false;
         update_if_due(command.unit);
         break;
-      case shard::Command::Kind::kHandOver:
+      case shard::Command::Action::kHandOver:
         hand_over(command.unit);
         break;
       default:

@@ -219,7 +219,7 @@ class StepRun {
   }
 
   void execute(size_t index, const shard::Command& command) {
-    using Kind = shard::Command::Kind;
+    using Kind = shard::Command::Action;
     Jobs& jobs = ranks_[index].jobs[command.unit];
     pass_ = command.pass == shard::Pass::kForward ? "forward" : "backward";
     switch (command.kind) {

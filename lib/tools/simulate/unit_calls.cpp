@@ -15,8 +15,8 @@ namespace {
 /// A queue; none of units has this number.
 constexpr size_t kLayers = shard::kNoQueue;
 
-CollectiveKind kind_of(shard::UnitCollective::Kind kind) {
-  using Kind = shard::UnitCollective::Kind;
+CollectiveKind kind_of(shard::UnitCollective::Operation kind) {
+  using Kind = shard::UnitCollective::Operation;
   return kind == Kind::kAllGather       ? CollectiveKind::kAllGather
          : kind == Kind::kReduceScatter ? CollectiveKind::kReduceScatter
                                         : CollectiveKind::kAllReduce;
@@ -71,12 +71,12 @@ std::vector<IssuedCall> UnitCalls::of_command(const shard::Command& command, con
                         : each.among == Among::kSlices ? replica_group(unit, unit.groups.slices)
                                                        : replica_group(unit, unit.groups.replicas);
     std::string kind = "reductions", pass = is_forward ? "forward" : "backward";
-    if (command.kind == shard::Command::Kind::kGather) {
+    if (command.kind == shard::Command::Action::kGather) {
       kind = "all-gathers in " + pass;
     } else if (each.among == Among::kSlices || group.is_between_slices) {
       kind = "between slices";
     }
-    if (command.kind == shard::Command::Kind::kGatherSlices) pass = shard::kBetweenSlices;
+    if (command.kind == shard::Command::Action::kGatherSlices) pass = shard::kBetweenSlices;
     calls.push_back(
         {.queue = each.queue,
          .call = {.kind = kind_of(each.kind), .bytes = static_cast<double>(each.bytes), .group = group},

@@ -143,7 +143,7 @@ class ForwardText final : public CommandReader {
   int64_t most_gathered = 0;  ///< beside the root, in forward
 
  private:
-  using Kind = Command::Kind;
+  using Kind = Command::Action;
   void read(const Command& command) override {
     const char* sign = command.kind == Kind::kGather          ? "+"
                        : command.kind == Kind::kWaitForGather ? "="

@@ -11,7 +11,7 @@
 namespace fsdp::shard {
 namespace {
 
-using Kind = Command::Kind;
+using Kind = Command::Action;
 
 /// A unit whose shards have 100 numbers of 4 bytes.
 UnitSizes unit_of(const GroupSizes& groups) {
@@ -82,7 +82,8 @@ TEST(UnitCollectives, OfACutUnitsReplicasHaveAQueueOfTheirOwn) {
 
 TEST(UnitCollectives, AreCountedAsTraffic) {
   const Traffic traffic =
-      UnitCollective{UnitCollective::Kind::kAllReduce, UnitCollective::Among::kReplicas, 400, 0}.traffic(3);
+      UnitCollective{UnitCollective::Operation::kAllReduce, UnitCollective::Among::kReplicas, 400, 0}.traffic(
+          3);
   EXPECT_EQ(traffic, (Traffic{.all_reduces = 3, .all_reduce_bytes = 1200}));
 }
 

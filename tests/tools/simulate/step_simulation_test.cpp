@@ -16,7 +16,7 @@ namespace fsdp::simulate {
 namespace {
 
 using Kind = Operation::Kind;
-using CommandKind = shard::Command::Kind;
+using CommandKind = shard::Command::Action;
 
 /// Three units of 1000 bytes a rank over 4 ranks.
 std::vector<shard::UnitSizes> three_units() {

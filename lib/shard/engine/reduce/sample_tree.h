@@ -35,14 +35,14 @@ class SampleTree {
   at::Tensor take();
 
  private:
-  struct Part {
+  struct NodeSum {
     int level;
     at::Tensor sum;
   };
   void merge();
 
   int64_t leaves_ = 0, found_ = 0;
-  std::vector<Part> parts_;  ///< that wait for their neighbours; the largest first
+  std::vector<NodeSum> parts_;  ///< that wait for their neighbours; the largest first
 };
 
 /// The gradients of a unit's shard, of a step's first leaves.
