@@ -140,6 +140,12 @@ void Engine::forward_begins(size_t unit, bool records) {
   if (released_ && (unit == 0 || !schedule_.in_pass())) released_->run([] {});
   if (std::exchange(weights_changed_, false)) schedule_.weights_changed();
   schedule_.forward_begins(unit, records);
+  execute_commands();
+}
+
+void Engine::forward_ends(size_t unit, bool backward_follows) {
+  schedule_.forward_ends(unit, backward_follows);
+  execute_commands();
 }
 
 void Engine::report_recomputation_of_root() {
@@ -153,13 +159,31 @@ void Engine::report_recomputation_of_root() {
 void Engine::backward_begins(size_t unit) {
   require_no_full_parameters("backward");
   if (!schedule_.in_backward()) {
-    when_whole_backward_ends([keep = shared_from_this()] { keep->schedule_.whole_backward_ends(); });
+    when_whole_backward_ends([keep = shared_from_this()] { keep->whole_backward_ends(); });
   }
   schedule_.backward_begins(unit);
+  execute_commands();
 }
 
-void Engine::read(const Command& command) {
+void Engine::backward_ends(size_t unit) {
+  schedule_.backward_ends(unit);
+  execute_commands();
+}
+
+void Engine::whole_backward_ends() {
+  schedule_.whole_backward_ends();
+  execute_commands();
+}
+
+void Engine::execute_commands() {
+  FSDP_CHECK(executing_.empty(), "a pass has failed; call Engine::reset() before the next one");
   const kernels::BelowAutograd below;
+  executing_.swap(commands_);
+  for (const Command& command : executing_) execute(command);
+  executing_.clear();
+}
+
+void Engine::execute(const Command& command) {
   using Action = Command::Action;
   Unit& unit = *units_[command.unit];
   switch (command.kind) {
@@ -207,6 +231,7 @@ std::string Engine::place_name(size_t unit) const {
 }
 
 void Engine::compare_order(size_t unit) {
+  execute_commands();
   if (groups_.world->world_size() == 1) return;
   const auto difference = check_across_ranks(*groups_.world, unit);
   if (!difference) return;
@@ -265,6 +290,7 @@ void Engine::set_gradient_use(std::function<void(size_t unit)> use) {
 
 void Engine::zero_gradients() {
   schedule_.forget_gradients();
+  execute_commands();
   for (auto& unit : units_) {
     unit->drop_gradients();
     unit->storage().clear_shard_gradient();
@@ -294,15 +320,25 @@ void Engine::require_rest(const char* what) const {
         "first, run a forward that needs none under at::NoGradGuard, or drop the pass and the gradients "
         "with Engine::reset()");
   }
-  if (!schedule_.in_backward() && !schedule_.any_is_gathered()) return;
+  const bool has_failed = !executing_.empty();
+  const bool in_backward =
+      schedule_.in_backward() || (has_failed && executing_.front().pass == Pass::kBackward);
+  if (!has_failed && !in_backward && !schedule_.any_is_gathered()) return;
   util::fail(
       util::ErrorKind::kUsage, what, ": expected an engine between steps; found a ",
-      schedule_.in_backward() ? "backward" : "forward",
+      in_backward ? "backward" : "forward",
       " pass that has not ended; call it after the pass, or Engine::reset() first if the pass has failed");
+}
+
+void Engine::reshard_frozen() {
+  schedule_.reshard_frozen();
+  execute_commands();
 }
 
 void Engine::reset() {
   schedule_.reset();
+  commands_.clear();
+  executing_.clear();
   for (auto& unit : units_) unit->reset();
   use_is_due_.assign(units_.size(), false);
   if (offload_) offload_->reset();

@@ -134,7 +134,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// says what to do.
   void require_rest(const char* what) const;
   /// Frees frozen units that stay gathered between the passes of a step; no effect during a pass.
-  void reshard_frozen() { schedule_.reshard_frozen(); }
+  void reshard_frozen();
 
   /// Recovers from an exception in forward or backward; gradients of the step are discarded.
   void reset();
@@ -176,10 +176,10 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   void output_is(size_t unit, bool differentiable) { differentiable_output_[unit] = differentiable; }
   /// Whether recomputation will run the current forward again in backward, where autograd records it.
   bool will_be_recomputed() const { return schedule_.records(); }
-  void forward_ends(size_t unit, bool backward_follows) { schedule_.forward_ends(unit, backward_follows); }
+  void forward_ends(size_t unit, bool backward_follows);
   int64_t backward_passes() const { return schedule_.backward_passes(); }
   void backward_begins(size_t unit);
-  void backward_ends(size_t unit) { schedule_.backward_ends(unit); }
+  void backward_ends(size_t unit);
 
   /// Called by fully_shard().
   void set_buffers(std::vector<NamedTensor> buffers) { buffers_ = std::move(buffers); }
@@ -198,7 +198,11 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
                                                 const UnitParts& parts);
   static std::vector<ScheduledUnit> scheduled(const std::vector<UnitPlan>& plans,
                                               const std::vector<std::unique_ptr<Unit>>& units);
-  void read(const Command& command) override;
+  void read(const Command& command) override { commands_.push_back(command); }
+  /// Executes the commands that the schedule has issued for an event, in their order.
+  void execute_commands();
+  void execute(const Command& command);
+  void whole_backward_ends();
   void gather(Unit& unit, Pass pass);
   void compare_order(size_t unit) override;
   void report_changed_order(size_t unit) override;
@@ -221,6 +225,8 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   std::vector<nn::Hookable*> modules_;
   std::vector<std::weak_ptr<nn::CallHook>> hooks_;  ///< of modules_; weak, because they own the engine
   Schedule schedule_;
+  /// Commands of an event, and those being executed. The latter are left there where one of them throws, until reset().
+  std::vector<Command> commands_, executing_;
   /// On a device: what a gather in forward waits for in place of the caller's stream, which may be busy with
   /// the compute of other units: the begin of the pass, and the releases of memory since. null on the CPU.
   std::unique_ptr<util::Stream> released_;

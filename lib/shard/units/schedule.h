@@ -10,7 +10,7 @@
 //   plan::UnitMemory    adds up memory beside activations (tools/plan/unit_memory.h)
 //   plan::StepClock     adds up seconds (tools/plan/time.h)
 //   simulate            writes them into the program that it simulates (tools/simulate/step_program.h)
-//   schedule_text()     prints them (shard/units/schedule_text.h); lib/README.md shows such a text
+//   schedule_text()     prints them (shard/units/schedule_text.h); lib/shard/README.md shows such a text
 //
 // The rules, with the ShardOptions that change them:
 // - A unit is gathered when its forward begins, if it is not gathered yet, and the next unit is gathered

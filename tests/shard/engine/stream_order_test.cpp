@@ -1,5 +1,5 @@
 // The order in which the engine gathers, computes, reduces, waits, allocates and frees on the streams of a
-// device (lib/README.md, "One training step"), from the fake device's log, as lines (support/stream_story.h).
+// device (lib/shard/README.md), from the fake device's log, as lines (support/stream_story.h).
 // device_test.cpp tests that there are no races.
 
 #include <gmock/gmock.h>

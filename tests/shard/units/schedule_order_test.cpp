@@ -96,7 +96,7 @@ TEST(ScheduleOrder, OfEachStrategyAndPrefetchIsAsWrittenDown) {
 }
 
 TEST(ScheduleOrder, OfTheDefaultsIsQuotedInTheReadme) {
-  const std::string readme = read_file("lib/README.md"), text = schedule_text(units_of({}), {});
+  const std::string readme = read_file("lib/shard/README.md"), text = schedule_text(units_of({}), {});
   EXPECT_NE(readme.find("```text\n" + text + "```\n"), std::string::npos) << text;
 }
 
