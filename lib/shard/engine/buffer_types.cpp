@@ -49,7 +49,7 @@ class BufferCast {
 
   std::optional<util::FloatType> given_;
   std::map<const nn::Hookable*, at::ScalarType> unit_types_;
-  std::map<const void*, at::ScalarType> parameter_types_;  ///< by TensorImpl
+  std::map<const void*, at::ScalarType> parameter_types_;  ///< keyed by TensorImpl
 };
 
 }  // namespace

@@ -11,8 +11,8 @@
 
 namespace fsdp::shard {
 
-/// Gives the floating-point buffers of the model the types that the options ask for: MixedPrecisionOptions::buffer_dtype.
-/// A module without parameters has the type of the unit around it.
+/// Gives the floating-point buffers of the model the type MixedPrecisionOptions::buffer_dtype. A module
+/// without parameters has the type of the unit around it.
 void cast_buffers(torch::nn::Module& root, const std::vector<UnitPlan>& units,
                   const MixedPrecisionOptions& options);
 

@@ -17,8 +17,8 @@
 namespace fsdp::shard {
 namespace {
 
-/// Memory of the world's communicator is memory of all its groups. Where nothing is cut, it is used by this
-/// rank alone.
+/// Makes the pool. Memory of the world's communicator serves all its groups. Where nothing is cut, this rank
+/// alone uses it.
 std::shared_ptr<BufferPool> pool_for(const std::vector<UnitPlan>& plans, const ProcessGroups& groups) {
   const bool all_whole =
       std::ranges::all_of(plans, [](const UnitPlan& plan) { return shards_nothing(plan.options.strategy); });
@@ -33,7 +33,7 @@ std::shared_ptr<OffloadStreams> offload_for(const std::vector<UnitPlan>& plans, 
   return any ? std::make_shared<OffloadStreams>(device) : nullptr;
 }
 
-/// use(unit), which throws with the unit's name.
+/// Calls use(unit) and adds the unit's name to the message of an exception.
 void use_named(const std::function<void(size_t)>& use, size_t unit, const std::string& name) {
   try {
     use(unit);

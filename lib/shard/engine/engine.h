@@ -1,8 +1,8 @@
 #pragma once
 
 // Engine: the units of a model that is sharded over the ranks of a communicator. A Schedule
-// (shard/units/schedule.h) decides the order in which units are gathered, freed and reduced; the engine executes
-// its commands.
+// (shard/units/schedule.h) decides the order in which units are gathered, freed and reduced, and the engine
+// executes its commands.
 //
 //   auto engine = fully_shard(*model, options, communicator);   // shard/engine/fully_shard.h
 //   loss = f(model->forward(x)); loss.backward();      // gathers, frees and reduces as it goes
@@ -33,105 +33,109 @@
 
 namespace fsdp::shard {
 
-/// A part of one parameter that lies in this rank's shard of its unit.
+/// The part of one parameter in this rank's shard of its unit.
 struct Segment {
-  std::string name;            ///< of the parameter
-  std::vector<int64_t> shape;  ///< of the whole parameter
+  std::string name;            ///< name of the parameter
+  std::vector<int64_t> shape;  ///< shape of the whole parameter
   bool requires_grad = true;
   size_t unit = 0;           ///< index into Engine::units()
   size_t parameter = 0;      ///< index into the parameters of the unit's layout
-  util::Rectangle range{};   ///< of the parameter; may be empty
-  int64_t shard_offset = 0;  ///< of its elements, contiguous in the unit's shard
+  util::Rectangle range{};   ///< range of the parameter; may be empty
+  int64_t shard_offset = 0;  ///< place of its elements, which are contiguous in the unit's shard
 
   int64_t numel() const { return range.numel(); }
 };
 
-/// Elements of segments.
+/// Number of elements of segments.
 inline int64_t numel_of(std::span<const Segment> segments) {
   int64_t numel = 0;
   for (const Segment& segment : segments) numel += segment.numel();
   return numel;
 }
 
-/// The hooks of units, by the module that each is attached to.
+/// The hooks of units, keyed by the module that each is attached to.
 using HookPlaces = std::map<nn::Hookable*, std::shared_ptr<nn::CallHook>>;
 
-/// The rest of an engine from which another takes over.
+/// Hooks and units of an engine that another engine takes over.
 struct HandedOver {
   HookPlaces places;
-  std::vector<std::unique_ptr<Unit>> units;  ///< only their weights are of use: Unit::gather_weights()
+  std::vector<std::unique_ptr<Unit>> units;  ///< used for their weights only: Unit::gather_weights()
 };
 
 class Engine final : public std::enable_shared_from_this<Engine>, private CommandReader {
  public:
-  /// Called by fully_shard(), which attaches the hooks. Collective if the source of `materialize` is, and
-  /// with reduce_scatter_group.
+  /// Called by fully_shard(), which attaches the hooks. Collective if the source of `materialize` is
+  /// collective, and with reduce_scatter_group.
   Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::vector<UnitPlan>& plans,
          const std::shared_ptr<comm::Trace>& trace = nullptr, const Materialize& materialize = {});
 
   const ShardOptions& options() const { return options_; }
   /// All ranks of the run.
   comm::Communicator& communicator() const { return *groups_.world; }
-  /// The groups of the units that the model's strategy cuts; see Unit::groups() for the others.
+  /// The groups of the units that the model's strategy cuts; other units have groups of their own
+  /// (Unit::groups()).
   const ProcessGroups& groups() const { return groups_; }
   const comm::MeshShape& mesh() const { return mesh_.shape(); }
-  /// The ranks that have parts of the same layers (ShardOptions::parts); between steps, at rest.
+  /// The ranks that have parts of the same layers (ShardOptions::parts). Used between steps only.
   const std::shared_ptr<comm::Communicator>& model_group() const { return mesh_.model(); }
 
   /// The root first, then units of replicated and of fp32 parameters, then the others in the order of the
   /// modules.
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
 
-  /// This rank's parts of every parameter, unit by unit. A parameter has at least one, which may be empty; its
-  /// parts follow each other here and, without a gap, in the shard. Ranks may have different numbers of them.
+  /// This rank's parts of every parameter, unit by unit. A parameter has at least one part, which may be
+  /// empty. Its parts follow each other here and, without a gap, in the shard. Ranks may have different
+  /// numbers of parts.
   const std::vector<Segment>& segments() const { return segments_; }
-  /// The same, by parameter; alike on every rank but for the parts.
+  /// Returns segments() grouped by parameter, in the same order on every rank.
   std::vector<std::span<const Segment>> segments_by_parameter() const;
 
-  /// The model's buffers, except what its modules compute (model/nn/buffers.h): contiguous, and whole on every rank,
-  /// which may change its own in forward.
+  /// The model's buffers, except those that its modules compute (model/nn/buffers.h). They are contiguous and
+  /// whole on every rank, which may change its own in forward.
   const std::vector<NamedTensor>& buffers() const { return buffers_; }
 
-  /// Off: backward passes leave gradients unsharded and unreduced, and the first pass after it is on again
-  /// reduces the sum. Saves the reductions at the cost of the memory of the whole gradient. See NoSync.
+  /// Sets whether backward passes reduce gradients. While it is off, they leave gradients unsharded and
+  /// unreduced, and the first pass after it is on again reduces the sum. This saves reductions and costs the
+  /// memory of the whole gradient. See NoSync.
   void set_requires_gradient_sync(bool sync) { schedule_.set_requires_gradient_sync(sync); }
   bool requires_gradient_sync() const { return schedule_.requires_gradient_sync(); }
-  /// Off: backward passes reduce gradients within slices only, and the first pass after it is on again adds the sums of
-  /// all replicas (hybrid_shard, no_shard, replicated parameters). Saves the all-reduces of the other passes, and costs no
-  /// memory. Without effect on units whose gradients move to host memory, with hybrid_optimizer = "global" and with
+  /// Sets whether backward passes reduce gradients over replicas too. While it is off, they reduce within
+  /// slices only, and the first pass after it is on again adds the sums of all replicas (hybrid_shard,
+  /// no_shard, replicated parameters). This saves the all-reduces of the other passes and costs no memory. No
+  /// effect on units whose gradients move to host memory, with hybrid_optimizer = "global" and with
   /// sums_by_sample. (PyTorch's FSDPModule.set_requires_all_reduce().)
   void set_requires_all_reduce(bool all_reduce) { schedule_.set_requires_all_reduce(all_reduce); }
-  /// Whether a backward pass without either has left gradients unreduced.
+  /// Whether a backward pass has left gradients unreduced because one of the two was off.
   bool has_unreduced_gradients() const { return schedule_.has_unreduced_gradients(); }
 
-  /// Calls `use(i)` for each unit i with a gradient in the next backward passes, when that is complete. `use` may
-  /// write the unit's shard, which the pass no longer needs, and free the gradient. Where the model computes on the
-  /// host, the calls run between those of backward, on its thread. On a device, gradients have to move to host memory
-  /// (move_grads_to_cpu of all units), and the calls run in order of arrival on a thread of the engine, beside the
-  /// rest of the pass. All calls have returned when backward() returns. An exception skips the remaining calls, and
-  /// backward() throws its message with the unit's name. null waits for a running call and ends the use. See
-  /// GradientUse.
+  /// Calls `use(i)` in the next backward passes for each unit i with a gradient, when the gradient is
+  /// complete. `use` may write the unit's shard, which the pass no longer needs, and free the gradient. Where
+  /// the model computes on the host, the calls run within backward, on its thread. On a device, gradients
+  /// must move to host memory (move_grads_to_cpu of all units), and the calls run in order of arrival on a
+  /// thread of the engine, beside the rest of the pass. All calls have returned when backward() returns. An
+  /// exception skips the remaining calls, and backward() throws its message with the unit's name. Null waits
+  /// for a running call and ends the use. See GradientUse.
   void set_gradient_use(std::function<void(size_t unit)> use);
 
   /// Discards all gradients, before the first micro-batch of a step.
   void zero_gradients();
-  /// With ShardOptions::sums_by_sample, after zero_gradients(): the micro-batches to come. `begun`: of each unit the sums
-  /// of the leaves before; may be empty if there are none.
+  /// With ShardOptions::sums_by_sample, after zero_gradients(): the micro-batches to come. `begun`: of each
+  /// unit the sums of the leaves before; may be empty if there are none.
   void begin_sample_sums(const SampleStep& step, std::vector<SampleSums> begun = {});
-  /// Of a step that has failed, with SampleStep::may_break_off: the sums of each unit after the newest reductions that
-  /// have ended here, one or two. Resets the engine. Not collective.
+  /// Of a step that has failed, with SampleStep::may_break_off: the sums of each unit after the newest
+  /// reductions that have ended here, one or two. Resets the engine. Not collective.
   std::vector<std::vector<SampleSums>> begun_sums();
   /// Throws Error(kUsage) if a unit had gradients in some of them only.
   void require_all_sample_sums() const;
 
-  /// Must be called where shards are written to other than by an optimizer: the next forward has to gather those
-  /// of all slices again (hybrid_optimizer = "global"). After an update, zero_gradients() says so, or a forward
-  /// that autograd does not record. On all ranks alike.
+  /// Must be called on all ranks where anything but an optimizer has written to shards, because the next
+  /// forward must gather the shards of all slices again (hybrid_optimizer = "global"). After an update,
+  /// zero_gradients() or a forward without autograd has the same effect.
   void note_changed_weights() { weights_changed_ = true; }
 
   /// Throws Error(kUsage) unless the engine is between steps: no forward or backward is under way, no forward
-  /// waits for its backward, and no FullParameters is open. The message begins with `what`, the caller, and
-  /// says what to do.
+  /// waits for its backward, and no FullParameters is open. The message begins with `what`, the name of the
+  /// caller, and has a remedy.
   void require_rest(const char* what) const;
   /// Frees frozen units that stay gathered between the passes of a step; no effect during a pass.
   void reshard_frozen();
@@ -140,13 +144,14 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   void reset();
 
   /// Ends the sharding: the parameters are whole and fp32 again, each in separate memory, the engine's hooks
-  /// are detached (those of others stay), and it has no units. Collective, between steps.
+  /// are detached (other hooks stay), and it has no units. Requires: an engine between steps. Collective.
   void unshard();
-  /// Ends the sharding for an engine that takes over: the hooks stay where they are, to be replaced by its own. The
-  /// parameters are on the meta device, in fp32. Not collective; between steps.
+  /// Ends the sharding for an engine that takes over. The hooks stay in place, and the other engine replaces
+  /// them by its own. The parameters are on the meta device, in fp32. Requires: an engine between steps. Not
+  /// collective.
   HandedOver hand_over();
 
-  /// Gathered parameters and unreduced gradients; nothing is live between steps.
+  /// Memory of gathered parameters and unreduced gradients; nothing is live between steps.
   BufferAccount unsharded_memory() const { return pool_->account(); }
   int64_t live_unsharded_bytes() const { return unsharded_memory().live(); }
   int64_t peak_unsharded_bytes() const { return unsharded_memory().peak; }
@@ -155,7 +160,8 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// Restarts the peaks and the traffic.
   void reset_counters();
   BufferPool& buffer_pool() { return *pool_; }
-  /// The weights that this rank keeps, padding included, and what it keeps of its slice's beside them.
+  /// Bytes of the weights that this rank keeps, padding included, and of its slice's weights that it keeps in
+  /// addition.
   int64_t shard_bytes() const;
   int64_t slice_shard_bytes() const;
 
@@ -166,7 +172,8 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// the first use. Otherwise (embeddings) the end of the unit's backward cannot be seen, and the unit waits
   /// for the end of the whole pass.
   bool input_is_differentiable(const Unit& unit) const;
-  /// Whether its output did; true before the first use. Otherwise (frozen embeddings) the unit has no backward.
+  /// Whether the output required one; true before the first use. Otherwise (frozen embeddings) the unit has
+  /// no backward.
   bool output_is_differentiable(const Unit& unit) const;
 
   // ---- events reported by the hook on a unit's stage (make_unit_hook()); see Schedule for the arguments
@@ -184,10 +191,10 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// Called by fully_shard().
   void set_buffers(std::vector<NamedTensor> buffers) { buffers_ = std::move(buffers); }
 
-  /// Attaches a hook to the module of each unit, in the place of the one in `places` if there is one; detaches
-  /// all others of `places`.
+  /// Attaches a hook to the module of each unit, in the place of its hook in `places` if there is one.
+  /// Detaches all other hooks of `places`.
   void attach_hooks(HookPlaces places = {});
-  /// By unit: the module to which a hook is attached; null for further units of the root stage.
+  /// The module of each unit to which its hook is attached; null for further units of the root stage.
   const std::vector<nn::Hookable*>& modules() const { return modules_; }
 
  private:
@@ -221,28 +228,29 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   std::vector<Segment> segments_;
   std::vector<NamedTensor> buffers_;
   std::vector<std::unique_ptr<Unit>> units_;
-  std::vector<bool> differentiable_input_, differentiable_output_;  ///< by unit
+  std::vector<bool> differentiable_input_, differentiable_output_;  ///< indexed by unit
   std::vector<nn::Hookable*> modules_;
-  std::vector<std::weak_ptr<nn::CallHook>> hooks_;  ///< of modules_; weak, because they own the engine
+  std::vector<std::weak_ptr<nn::CallHook>> hooks_;  ///< hooks on modules_; weak, because they own the engine
   Schedule schedule_;
-  /// Commands of an event, and those being executed. The latter are left there where one of them throws, until reset().
+  /// Commands of an event, and commands that are being executed. If one throws, they stay in executing_ until
+  /// reset().
   std::vector<Command> commands_, executing_;
-  /// On a device: what a gather in forward waits for in place of the caller's stream, which may be busy with
-  /// the compute of other units: the begin of the pass, and the releases of memory since. null on the CPU.
+  /// Stream for which a gather in forward waits on a device, in place of the caller's stream, which may be
+  /// busy with the compute of other units. It has waited for the begin of the pass and the releases of memory
+  /// since. Null on the CPU.
   std::unique_ptr<util::Stream> released_;
   std::function<void(size_t)> gradient_use_;
-  std::vector<bool> use_is_due_;        ///< on the CPU, by unit: handed over, but still being reduced
+  std::vector<bool> use_is_due_;        ///< units handed over, but still being reduced; CPU only
   bool weights_changed_ = false;        ///< set by note_changed_weights(), for the next forward
   bool shows_full_parameters_ = false;  ///< set by FullParameters
   bool reported_recomputation_ = false;
 };
 
-/// The hook of a unit's module: it notifies the engine when the module's
-/// forward and backward begin and end, and keeps the engine alive.
+/// Makes the hook of a unit's module, which notifies the engine when the module's forward and backward begin
+/// and end, and keeps the engine alive.
 std::shared_ptr<nn::CallHook> make_unit_hook(std::shared_ptr<Engine> engine, size_t unit);
 
-/// Within its scope, backward passes accumulate unsharded gradients without communication (PyTorch's
-/// no_sync).
+/// A scope in which backward passes accumulate unsharded gradients without communication (PyTorch's no_sync).
 class NoSync {
  public:
   explicit NoSync(Engine& engine) : engine_(engine), before_(engine.requires_gradient_sync()) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// The sizes of the units (shard/units/unit_sizes.h) and the formula of a step (shard/units/step_formula.h) of engines and
-// modules. Nothing here is collective.
+// The sizes of the units (shard/units/unit_sizes.h) and the formula of a step (shard/units/step_formula.h) of
+// engines and modules. Nothing here is collective.
 
 #include <torch/nn/module.h>
 
@@ -13,19 +13,19 @@
 
 namespace fsdp::shard {
 
-/// In the order of Engine::units().
+/// Returns the sizes of the engine's units, in the order of Engine::units().
 std::vector<UnitSizes> unit_sizes(const Engine& engine);
 
-/// Elements of the whole model's parameters; of quantised ones, those of the weights, not their bytes. model: the one
-/// that the engine shards.
+/// Returns the number of elements of the whole model's parameters; for quantised parameters the number of
+/// weights, not of bytes. `model`: the model that the engine shards.
 int64_t parameter_count(const Engine& engine, const torch::nn::Module& model);
 
-/// unit_sizes() of the engine that fully_shard() would make of the model, before its first pass. The model
-/// may lie on the meta device. Throws Error(kUsage) as fully_shard() does.
+/// Returns unit_sizes() of the engine that fully_shard() would make of the model, before its first pass. The
+/// model may be on the meta device. Throws Error(kUsage) as fully_shard() does.
 std::vector<UnitSizes> unit_sizes(torch::nn::Module& model, const ShardOptions& options,
                                   const comm::MeshShape& mesh);
 
-/// `step.on_device` is that of the engine.
+/// Computes the formula of the engine's step. The engine's device replaces `step.on_device`.
 StepFormula step_formula(const Engine& engine, StepFormulaOptions step = {});
 
 }  // namespace fsdp::shard

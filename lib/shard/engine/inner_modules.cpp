@@ -18,7 +18,7 @@ using util::fail;
 
 bool is_in_use(const std::shared_ptr<Engine>& engine) { return engine && !engine->units().empty(); }
 
-/// The options of a call that its units have.
+/// Returns the options of a call that its units have.
 UnitOverrides all_options(const ShardOptions& options) {
   const MixedPrecisionOptions& mixed = options.mixed_precision;
   return {.strategy = options.strategy,
@@ -31,7 +31,7 @@ UnitOverrides all_options(const ShardOptions& options) {
           .move_grads_to_cpu = options.move_grads_to_cpu};
 }
 
-/// Those of all_options() that are not the defaults.
+/// Returns the options of all_options() that are not the defaults.
 UnitOverrides set_options(const ShardOptions& options, const ShardOptions& defaults) {
   UnitOverrides set = all_options(options);
   const UnitOverrides by_default = all_options(defaults);
@@ -55,7 +55,8 @@ UnitOverrides wrapped_options(const ShardOptions& options, const nn::Hookable* m
   return found == options.wrapped.end() ? UnitOverrides() : found->options;
 }
 
-/// The inner calls decide, then the options of the outer one.
+/// Returns a policy in which the inner calls decide first, and the options of the outer call for other
+/// parameters.
 DimensionPolicy policy_of_cuts(const ModelTree& tree, const std::map<const void*, InnerCut>& cuts,
                                const ShardOptions& options) {
   std::map<std::string, std::optional<int64_t>> decided;
@@ -81,7 +82,8 @@ void require_real_buffers(const torch::nn::Module& root) {
   }
 }
 
-/// Returns the buffers that belong to the model's state, with the source's values. Collective if the source is.
+/// Returns the buffers that belong to the model's state, with the source's values. Collective if the source
+/// is.
 std::vector<NamedTensor> take_buffers(const torch::nn::Module& root, ParameterSource* source) {
   at::NoGradGuard no_grad;
   std::vector<NamedTensor> buffers;
@@ -214,7 +216,7 @@ void InnerModules::take_options(const Module& inner, ShardOptions& outer) {
   for (size_t i = 0; i < engine.units().size(); ++i) {
     const Unit& unit = *engine.units()[i];
     const nn::Hookable* module =
-        engine.modules()[i];  // none of parameters that were taken out of their units
+        engine.modules()[i];  // null for parameters that were taken out of their units
     const bool is_whole =
         module == nullptr && shards_nothing(unit.options().strategy) && !shards_nothing(own.strategy);
     const bool is_float32 = module == nullptr && unit.name().ends_with(".float32");  // by plan_units()

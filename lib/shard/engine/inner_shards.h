@@ -1,7 +1,8 @@
 #pragma once
 
-// InnerShards: the weights of engines that have handed over their units, as the source of the parameters of the engine
-// around them. One unit at a time is gathered, and its shard is freed once all of its parameters have been read.
+// InnerShards: the weights of engines that have handed over their units, as the source of the outer engine's
+// parameters. One unit at a time is gathered, and its shard is freed once all of its parameters have been
+// read.
 
 #include <map>
 #include <memory>
@@ -14,13 +15,13 @@ namespace fsdp::shard {
 
 class InnerShards final : public ParameterSource {
  public:
-  /// `others`: where parameters on the meta device come from that no unit has.
+  /// `others`: the source of parameters on the meta device that no unit has.
   explicit InnerShards(const Materialize& others) : others_(others) {}
 
-  /// The parameters of the units must lie on the meta device.
+  /// Adds units, whose parameters must be on the meta device.
   void add(std::vector<std::unique_ptr<Unit>> units, at::Device device);
 
-  /// Returns the source to shard with in place of `others`.
+  /// Returns the source for the outer engine, which replaces `others`.
   Materialize materialize();
 
   /// Collective.
@@ -31,11 +32,11 @@ class InnerShards final : public ParameterSource {
  private:
   struct InnerPlace {
     std::shared_ptr<Unit> unit;
-    size_t index = 0;  ///< into the unit's parameters
+    size_t index = 0;  ///< index into the unit's parameters
   };
 
   Materialize others_;
-  std::map<const void*, InnerPlace> places_;  ///< by the parameter's TensorImpl
+  std::map<const void*, InnerPlace> places_;  ///< keyed by the parameter's TensorImpl
   const Unit* gathered_unit_ = nullptr;
   at::Tensor gathered_;
 };

@@ -11,7 +11,7 @@
 namespace fsdp::shard {
 namespace {
 
-/// Of the largest part: collectives move equal ones.
+/// Number of elements of the largest part. Collectives move parts of equal size.
 int64_t most_of(const nn::ParameterPart& part) {
   int64_t most = 0;
   for (const util::Rectangle& range : part.ranges_of_ranks) most = std::max(most, range.numel());

@@ -68,7 +68,7 @@ void OffloadStreams::drain() {
   try {
     then([] {}).wait();
   } catch (const std::exception&) {
-    // From an earlier task, whose event throws it too.
+    // The event of the earlier task that failed throws the exception too.
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Host memory that a device copies from and to beside the host: of shards and gradients that are offloaded.
+// Host memory for offloaded shards and gradients, which a device reads and writes while the host goes on.
 
 #include <ATen/core/Tensor.h>
 
@@ -8,8 +8,9 @@
 
 namespace fsdp::shard {
 
-/// [numel], not initialized. On GPUs its memory has exactly the size of the elements, where libtorch would take
-/// the next power of two, and copies must have ended when the last reference goes.
+/// Returns a tensor [numel] that is not initialized. On GPUs its memory has exactly the size of the elements,
+/// where libtorch would take the next power of two. Requires: copies that have ended when the last reference
+/// goes.
 at::Tensor empty_pinned(int64_t numel, at::ScalarType type, at::Device device);
 
 }  // namespace fsdp::shard

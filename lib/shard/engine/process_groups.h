@@ -35,8 +35,8 @@ struct ProcessGroups {
   /// The group of the second part of a reduction; null: there is none.
   comm::Communicator* across() const { return slices ? slices.get() : replicate.get(); }
 
-  // The two functions below are collective. With slices each takes two collectives, of which the one between slices
-  // moves the fewest bytes that it can. `whole` is [place().world_size * n].
+  // The two functions below are collective. With slices each takes two collectives, of which the one between
+  // slices moves the fewest bytes that it can. `whole` is [place().world_size * n].
 
   /// Fills `whole`, in which this rank has written its own part.
   void gather(const at::Tensor& whole, const comm::CallSite& site) const;

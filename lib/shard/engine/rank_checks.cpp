@@ -36,7 +36,8 @@ at::Tensor gathered(comm::Communicator& group, const std::vector<int64_t>& value
   return all.view({group.world_size(), -1});
 }
 
-/// Among the units whose replicas are the ranks of `group`. Collective over `group`.
+/// Returns the first difference among the units whose replicas are the ranks of `group`. Collective over
+/// `group`.
 Difference first_difference(Engine& engine, const std::shared_ptr<comm::Communicator>& group) {
   std::vector<int64_t> parameters, values = {engine.communicator().rank()};
   const auto all_segments = engine.segments_by_parameter();

@@ -11,7 +11,7 @@
 
 namespace fsdp::shard {
 
-/// A rank that uses another unit than rank 0.
+/// A rank that uses a unit other than rank 0's.
 struct OrderDifference {
   int rank = 0;
   size_t theirs = 0, first_ranks = 0;
@@ -21,11 +21,12 @@ struct OrderDifference {
 /// Returns the first rank that differs from rank 0, with both units. Collective.
 std::optional<OrderDifference> check_across_ranks(comm::Communicator& world, size_t unit);
 
-/// The names of Engine::buffers() that are not equal on all ranks, in their order, by a hash of each. Sends
-/// nothing where there are no buffers or no other ranks. Collective.
+/// Returns the names of Engine::buffers() that are not equal on all ranks, in their order, found by a hash of
+/// each. Sends nothing where there are no buffers or no other ranks. Collective.
 std::vector<std::string> unequal_buffers(const Engine& engine);
 
-/// Names these in a warning on rank 0, which saves its own; `what` begins the message. Collective.
+/// Names unequal_buffers() in a warning on rank 0, whose buffers are the ones that are saved. `what` begins
+/// the message. Collective.
 void warn_of_unequal_buffers(const Engine& engine, const char* what);
 
 /// Compares the weights of every parameter between the ranks that should hold the same part of it (the

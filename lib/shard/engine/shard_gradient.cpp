@@ -11,8 +11,8 @@
 namespace fsdp::shard {
 namespace {
 
-/// A range of `whole`, of which autograd does not know that it is a view: zero_grad() detaches gradients in place, which
-/// it refuses for views. Writes to either count as writes to both.
+/// Returns a range of `whole` that autograd does not know as a view, because zero_grad() detaches gradients
+/// in place, which it refuses for views. Writes to either tensor count as writes to both.
 at::Tensor range_of(const at::Tensor& whole, int64_t offset, int64_t numel) {
   const kernels::BelowAutograd below;
   at::Tensor range = whole.narrow(0, offset, numel);
@@ -64,7 +64,7 @@ std::optional<double> ShardGradient::squares() const {
   return sum_.defined() && sum_._version() == squared_ ? squares_ : std::nullopt;
 }
 
-/// An optimizer's zero_grad() leaves its leaves without a gradient.
+/// Drops the parts of the sum whose leaves have no gradient any longer, after an optimizer's zero_grad().
 void ShardGradient::drop_what_leaves_dropped() {
   if (leaves_.empty() || !sum_.defined()) return;
   if (std::ranges::none_of(leaves_, has_own_gradient)) return clear();

@@ -16,10 +16,10 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-/// One rectangle of the tensor `name`, whose global shape is `shape`: an entry of a sharded state dict, in which
-/// a tensor may have several. `data` is 1-D and contiguous, range.numel() elements; it may be empty. All
-/// slices of a tensor on all ranks use the same number of rows. In checkpoints, names are "model/<parameter>"
-/// for weights and "optimizer/<state>/<parameter>" for optimizer state.
+/// One rectangle of the tensor `name`, whose global shape is `shape`: an entry of a sharded state dict, in
+/// which a tensor may have several. `data` is 1-D and contiguous, with range.numel() elements, and may be
+/// empty. All slices of a tensor on all ranks use the same number of rows. In checkpoints, names are
+/// "model/<parameter>" for weights and "optimizer/<state>/<parameter>" for optimizer state.
 struct TensorSlice {
   std::string name;
   std::vector<int64_t> shape;

@@ -4,8 +4,9 @@
 //
 //   kSharded --start_gather()--> kGathering --finish_gather()--> kUnsharded --reshard()--> kSharded
 //
-// Its gradients are attached before the backward of its stage, accumulated, and reduced (reduce/reduction.h), after which
-// the mean over ranks has been added to the shard's gradient. Everything that gathers or reduces is collective.
+// Its gradients are attached before the backward of its stage, accumulated, and reduced (reduce/reduction.h),
+// after which the mean over ranks has been added to the shard's gradient. Everything that gathers or reduces
+// is collective.
 //
 // lib/shard/README.md explains the order of the operations and of the memory that they use.
 
@@ -22,7 +23,7 @@
 
 namespace fsdp::shard {
 
-/// What the units of an engine share.
+/// Objects that the units of an engine share.
 struct UnitParts {
   std::shared_ptr<BufferPool> pool;
   std::shared_ptr<comm::Trace> trace = nullptr;  ///< is notified of unsharded buffers; may be null
@@ -34,7 +35,7 @@ class Unit {
  public:
   enum class State { kSharded, kGathering, kUnsharded };
 
-  /// Throws, and is collective, as the constructor of UnitStorage.
+  /// Throws, and is collective, like the constructor of UnitStorage.
   Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitParts& parts);
   ~Unit();
   Unit(const Unit&) = delete;
@@ -48,20 +49,21 @@ class Unit {
   const UnitStorage& storage() const { return storage_; }
   Reduction& reduction() { return *reduction_; }
   OffloadStreams* offload() const { return offload_.get(); }
-  /// Whether gathering it communicates.
+  /// Whether a gather of the unit communicates.
   bool is_cut() const { return groups_.shard->world_size() > 1 && storage_.layout().numel() > 0; }
-  /// Whether reducing its gradient communicates.
+  /// Whether a reduction of its gradient communicates.
   bool is_reduced_over_ranks() const { return is_cut() || groups_.across() != nullptr; }
   /// Whether this rank updates only a part of it.
   bool has_parts() const { return storage_.place().world_size > 1 && storage_.layout().numel() > 0; }
 
-  /// Issues the all-gather between slices of what the ranks of a slice gather.
+  /// Issues the all-gather between slices, which updates the slice's shard.
   void start_slice_gather();
-  /// Waits for it; no effect where a gather within the slice has been issued since, which waits for it.
+  /// Waits for that all-gather; no effect if a gather within the slice, which waits for it, has been issued
+  /// since.
   void finish_slice_gather();
   /// Issues the all-gather; no effect unless sharded. `pass` is "forward" or "backward", for messages.
   void start_gather(const char* pass);
-  /// Waits until the parameters are there; issues the all-gather first if necessary.
+  /// Waits until the parameters are gathered; issues the all-gather first if necessary.
   void finish_gather(const char* pass);
   /// Frees the gathered parameters; waits first for an all-gather under way.
   void reshard();
@@ -71,10 +73,11 @@ class Unit {
   /// Discards gradients that have not been reduced.
   void drop_gradients();
 
-  /// The weights of all ranks as they are kept: [unsharded_numel] in the type of the shard on the device of the
-  /// parameters; in a group of one, the shard itself. Collective; the unit must be sharded.
+  /// Returns the weights of all ranks as they are kept: [unsharded_numel] in the type of the shard, on the
+  /// device of the parameters. In a group of one it is the shard itself. Requires: a unit that is sharded.
+  /// Collective.
   at::Tensor gather_weights() { return gather_whole(storage_.shard()); }
-  /// Like gather_weights(), of another tensor that is cut as the shard is: [shard_numel] of any type.
+  /// Gathers another tensor that is cut like the shard: [shard_numel] of any type.
   at::Tensor gather_whole(const at::Tensor& own);
 
   const Traffic& traffic() const { return traffic_; }

@@ -10,10 +10,11 @@
 namespace fsdp::shard {
 namespace {
 
-/// Open during the unit's forward.
+/// Lives during the unit's forward.
 struct ForwardScope {
   at::RecordFunction range{at::RecordScope::USER_SCOPE};
-  /// Cast copies of gathered parameters would outlive these, in memory and, after the next update, in value.
+  /// Prevents cast copies of gathered parameters, which would outlive the parameters and be stale after an
+  /// update.
   util::NoAutocastCache no_cache;
 };
 
@@ -52,7 +53,7 @@ class UnitHook final : public nn::CallHook {
     // The first gradient in a pass begins the backward of this call.
     const auto begun_in = std::make_shared<std::optional<int64_t>>();
     for (at::Tensor* output : with_gradient) {
-      kernels::keep_result(*output);  // the unit may not be gathered when another one needs it
+      kernels::keep_result(*output);  // the unit may not be gathered when another unit needs it
       when_backward_begins(*output, [engine = engine_, unit = unit_, begun_in] {
         if (*begun_in == engine->backward_passes()) return;
         *begun_in = engine->backward_passes();
@@ -62,7 +63,7 @@ class UnitHook final : public nn::CallHook {
   }
 
  private:
-  /// Whether a region of autocast chooses the types of what is computed with the input.
+  /// Whether a region of autocast chooses the types of computations with the input.
   bool is_autocast(const at::Tensor& input) const {
     return options_.storage.param_dtype == at::kFloat && util::autocast_type(input.device()).has_value();
   }

@@ -45,7 +45,7 @@ std::string at_rest_text(const std::string& parameter) {
       "fsdp::parameters(engine)");
 }
 
-/// Pinned where the host keeps it for another device.
+/// Returns memory for a shard, which is pinned where the host keeps it for another device.
 at::Tensor empty_shard(int64_t numel, at::ScalarType type, at::Device device, bool on_host) {
   return on_host && !device.is_cpu() ? empty_pinned(numel, type, device)
                                      : at::empty({numel}, at::TensorOptions().dtype(type).device(device));

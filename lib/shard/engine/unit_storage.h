@@ -3,19 +3,20 @@
 // The memory of one unit: the shard that this rank keeps, and the buffers that exist only while the unit is
 // in use.
 //
-// While a unit is gathered, the module's parameters are views of the unsharded buffer. Freeing that buffer releases
-// its memory but not its identity, so tensors that autograd saved in forward are valid again once backward has gathered
-// the unit. At rest the parameters have storages without memory: reading one is an error with a remedy. The gradients of
-// the unit accumulate in one flat buffer, the input of the reduce-scatter.
+// While a unit is gathered, the module's parameters are views of the unsharded buffer. Freeing that buffer
+// releases its memory but not its identity, so tensors that autograd saved in forward are valid again once
+// backward has gathered the unit. At rest the parameters have storages without memory, and reading one is an
+// error with a remedy. The gradients of the unit accumulate in one flat buffer, the input of the
+// reduce-scatter.
 //
-// The shard is in param_storage. Where param_dtype is that type, the all-gather sends the shard as it is;
-// otherwise the shard is cast directly into its place in the output of the all-gather: there is no second,
-// low-precision shard. The output is the unsharded buffer if the layout gathers in place, otherwise a
+// The shard has the type param_storage. Where param_dtype is that type, the all-gather sends the shard as it
+// is. Otherwise the shard is cast directly into its place in the output of the all-gather, so there is no
+// second, low-precision shard. The output is the unsharded buffer if the layout gathers in place, otherwise a
 // communication buffer that exists until it has been copied there.
 //
-// With hybrid_optimizer = "global" the all-gather sends the slice's shard instead, which this rank keeps beside
-// its own: the shards of the ranks of other slices that follow each other in the layout, in the lower of the two
-// types. An all-gather between slices fills it.
+// With hybrid_optimizer = "global" the all-gather sends the slice's shard instead. This rank keeps it in
+// addition to its own shard: the shards of the ranks of other slices that follow each other in the layout, in
+// the lower of the two types. An all-gather between slices fills it.
 
 #include <ATen/core/Tensor.h>
 
@@ -33,12 +34,11 @@
 
 namespace fsdp::shard {
 
-/// This rank's place among the ranks over which the unit is cut. `slices` of them in a row make up what one rank
-/// gathers from.
+/// This rank's place among the ranks over which the unit is cut.
 struct ShardPlace {
   int rank = 0;
   int world_size = 1;
-  int slices = 1;
+  int slices = 1;  ///< number of consecutive ranks whose shards make up the slice's shard
 
   GroupSizes groups() const { return {.shards = world_size / slices, .slices = slices}; }
 };
@@ -63,68 +63,72 @@ class UnitStorage {
   /// keep_low_precision_grads. Undefined until a backward pass has ended.
   const at::Tensor& shard_gradient() const { return gradient_->sum(); }
   void clear_shard_gradient() { gradient_->clear(); }
-  /// Adds `mean`, [shard_numel] in reduce_dtype on the device of the parameters or of the gradient, whose sum of
-  /// squares is `squares` if that is known; may keep a reference to it.
+  /// Adds `mean`, [shard_numel] in reduce_dtype on the device of the parameters or of the gradient, whose sum
+  /// of squares is `squares` if that is known; may keep a reference to it.
   void add_to_shard_gradient(const at::Tensor& mean, std::optional<double> squares = std::nullopt) {
     gradient_->add(mean, squares);
   }
-  /// Like add_to_shard_gradient(), of sums over some of the ranks only, before they are divided. Not where the gradient
-  /// is a mean already.
+  /// Adds sums over some of the ranks, before they are divided. Requires: a gradient that is not a mean
+  /// already.
   void add_partial_sums(const at::Tensor& sums) { gradient_->add_partial(sums); }
-  /// Returns these sums and leaves no gradient. Who frees them must wait for what still reads them.
+  /// Returns these sums and leaves no gradient. Before the caller frees the sums, it must wait for all their
+  /// readers.
   at::Tensor take_partial_sums() { return gradient_->take_partial(); }
   bool has_partial_sums() const { return gradient_->is_partial(); }
-  /// The gradient's, if it is known without reading the gradient.
+  /// The gradient's sum of squares, if it is known without reading the gradient.
   std::optional<double> shard_gradient_squares() const { return gradient_->squares(); }
   /// This rank's parts of the trainable parameters, as leaves of autograd; see ShardGradient.
   const std::vector<ShardLeaf>& leaves() {
     return gradient_->leaves_of(*layout_, place_.rank, shard_, parameters_);
   }
 
-  /// Whether the shard (or its gradient) lives in host memory and the parameters on another device.
+  /// Whether the shard (or its gradient) is in host memory and the parameters are on another device.
   bool shard_is_offloaded() const { return shard_.device() != unsharded_.device(); }
   bool gradient_is_offloaded() const { return options_.move_grads_to_cpu && !unsharded_.is_cpu(); }
 
-  /// Whether the parameters are views of source() itself: a group of one that computes in its type on its device.
+  /// Whether the parameters are views of source() itself, as in a group of one that computes in its type on
+  /// its device.
   bool shard_is_unsharded() const { return shard_is_unsharded_; }
 
   /// Whether the shards of all slices have to be gathered before source() can be.
   bool has_slices() const { return place_.slices > 1 && layout_->numel() > 0; }
-  /// [shard_numel * slices] this rank's place in the slice, on the device of the parameters.
+  /// [shard_numel * slices] the slice's shard on this rank, on the device of the parameters.
   const at::Tensor& slice_shard() const { return slice_shard_; }
-  /// This rank's part of it.
+  /// This rank's part of the slice's shard.
   at::Tensor own_slice_part() const;
-  /// What the ranks of a slice gather: the shard or, with slices, the slice's shard.
+  /// The tensor that the ranks of a slice gather: the shard or, with slices, the slice's shard.
   const at::Tensor& source() const { return place_.slices > 1 ? slice_shard_ : shard_; }
 
   // The steps by which parameters reach the unsharded buffer. Not used if shard_is_unsharded().
 
   /// [gathered_numel] the output of the all-gather; has memory from allocate_gathered() to free_gathered().
   const at::Tensor& gathered() const { return gathered_; }
-  /// Uses `common` if it is not null: memory of all ranks, in which each writes only its own part.
+  /// Gives gathered() memory: `common` if it is not null, which all ranks share and each rank writes only its
+  /// own part of.
   void allocate_gathered(c10::DataPtr common = {});
-  /// The input of the all-gather: `own`, which is source() or its copy on the device of the parameters, or this
-  /// rank's place in the output.
+  /// The input of the all-gather: `own`, which is source() or its copy on the device of the parameters, or
+  /// this rank's place in the output.
   at::Tensor gather_input(const at::Tensor& own) const;
-  /// Casts and copies `own` to gather_input(); no effect where that is `own`.
+  /// Casts and copies `own` to gather_input(); no effect where the two are the same.
   void fill_gather_input(const at::Tensor& own);
   /// Copies gathered() to the unsharded buffer; no effect if the layout gathers in place.
   void unpack();
-  /// Frees the communication buffer. Only if the layout does not gather in place.
+  /// Frees the communication buffer. Requires: a layout that does not gather in place.
   void free_gathered();
   bool gathered_is_allocated() const;
 
   /// [unsharded_numel] the parameters; has memory from unpack() to free_unsharded().
   const at::Tensor& unsharded() const { return unsharded_; }
   bool unsharded_is_allocated() const;
-  /// Also hides the parameters.
+  /// Frees the unsharded buffer and hides the parameters.
   void free_unsharded();
-  /// Makes the parameters views of the unsharded buffer, until free_unsharded(). Thread of the caller.
+  /// Makes the parameters views of the unsharded buffer, until free_unsharded(). Runs on the thread of the
+  /// caller.
   void show_parameters();
 
   /// Copies this rank's ranges of `whole` [unsharded_numel] to the shard.
   void take_shard_of(const at::Tensor& whole);
-  /// `gathered` [gathered_numel] as [unsharded_numel]: the same tensor, or a copy in the order of the
+  /// Returns `gathered` [gathered_numel] as [unsharded_numel]: the same tensor, or a copy in the order of the
   /// parameters.
   at::Tensor unpacked(const at::Tensor& gathered) const;
 
@@ -133,8 +137,8 @@ class UnitStorage {
 
   /// Attaches a buffer in which gradients accumulate, see GradientBuffer.
   void attach_gradients();
-  /// From now on gradients accumulate at the same addresses in every step, as graphs of a device need. A unit
-  /// on one rank, whose buffer may become the shard's gradient, then keeps its memory between steps.
+  /// Makes gradients accumulate at the same addresses in every step, as graphs of a device need. A unit on
+  /// one rank, whose buffer may become the shard's gradient, then keeps its memory between steps.
   void keep_gradients_in_place() { gradients_stay_ = true; }
   at::Tensor detach_gradients() { return gradients_->detach(); }
   std::vector<at::Tensor> detach_all_gradients() { return gradients_->detach_all(); }
@@ -153,7 +157,8 @@ class UnitStorage {
   void copy_unpacked(const at::Tensor& to, const at::Tensor& gathered) const;
 
   std::vector<NamedParameter> parameters_;
-  std::vector<at::Storage> at_rest_;  ///< by parameter; empty where they are always there
+  std::vector<at::Storage>
+      at_rest_;  ///< storage of each parameter at rest; empty if they are always gathered
   std::unique_ptr<const UnitLayout> layout_;
   ShardPlace place_;
   StorageOptions options_;

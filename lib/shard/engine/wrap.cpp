@@ -9,7 +9,7 @@
 namespace fsdp::shard {
 namespace {
 
-/// Ranks may be threads, each with a model of its own.
+/// Thread-local, because ranks may be threads, each with a model of its own.
 thread_local EnableWrap* innermost_scope = nullptr;
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// Adds `module` and everything inside it. `index`: of tensors, into tree.tensors.
+/// Adds `module` and everything inside it. `index`: the place of each tensor in tree.tensors.
 void add_to_tree(ModelTree& tree, std::map<const void*, size_t>& index, torch::nn::Module& module,
                  const std::string& path, size_t parent) {
   nn::ModelOutline& outline = tree.outline;
@@ -59,7 +59,7 @@ const nn::ParameterPart& part_named(const std::vector<nn::ParameterPart>& parts,
        names.front(), "; pass the result for the same model");
 }
 
-/// The node of a module that was given as `what`, by `option`.
+/// Returns the node of a module that `option` has given as `what`.
 size_t place_of_given(const ModelTree& tree, const nn::Hookable* given, const char* option,
                       const std::string& what) {
   if (given == nullptr) {

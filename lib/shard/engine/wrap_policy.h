@@ -1,13 +1,13 @@
 #pragma once
 
-// Which stages of a model become units, and which parameters each unit holds.
+// The stages of a model that become units, and the parameters that each unit holds.
 //
-// The first of these options that is given chooses the units:
+// The first of these options that is set chooses the units:
 //   units                        exactly these stages and the root
 //   wrap_policy                  a callable decides for each stage
 //   min_num_params, wrap_stages  stages that are large enough, or of one of these types
-// exclude_stages and leaf_stages apply to the last two. Modules of options.wrapped (shard/engine/wrap.h) are units
-// in any case.
+// exclude_stages and leaf_stages apply to the last two. Modules of options.wrapped (shard/engine/wrap.h) are
+// units in any case.
 
 #include <cstdint>
 #include <string>
@@ -37,18 +37,18 @@ WrapPolicy any_of(std::vector<WrapPolicy> policies);
 /// entries.
 struct ModelTree {
   nn::ModelOutline outline;
-  std::vector<nn::Hookable*> modules;  ///< by node; null for one whose calls no hook can see
-  std::vector<at::Tensor> tensors;     ///< by parameter
+  std::vector<nn::Hookable*> modules;  ///< module of each node; null for one whose calls no hook can see
+  std::vector<at::Tensor> tensors;     ///< tensor of each parameter
 };
 
-/// `parts`: ShardOptions::parts.
+/// Lists the modules and parameters of `root`. `parts`: ShardOptions::parts.
 ModelTree make_model_tree(torch::nn::Module& root, const std::vector<nn::ParameterPart>& parts = {});
 
-/// The options that need modules, for choose_units() on the tree's outline. The result refers to both
+/// Returns the options that need modules, for choose_units() on the tree's outline. The result refers to both
 /// arguments.
 UnitDecisions unit_decisions(const ModelTree& tree, const ShardOptions& options);
 
-/// A stage that becomes a unit, with the parameters of which it is the nearest enclosing unit.
+/// A stage that becomes a unit, with the parameters whose nearest enclosing unit it is.
 struct UnitPlan {
   std::string name;  ///< dotted path of the stage; "root" for the outermost
   nn::Hookable* module = nullptr;
@@ -64,14 +64,14 @@ struct UnitPlan {
 ///   "root.replicated"          options.replicated_parameters,
 ///   "root.float32"             options.mixed_precision.keep_float32,
 ///   "root.replicated.float32"  both,
-/// and, of the parts that several ranks of the mesh's axis model hold, before these endings,
-///   "root.held_by_2_model_ranks"      those whose gradient each holder has,
-///   "root.summed_over_2_model_ranks"  those whose gradient is the sum of the holders';
-/// these parameters count for no other unit. Those of a unit with options of its own form units of the root
-/// stage in the same way, which have these options: "layers.0.replicated". With fsdp.layout =
+/// and for parts that several ranks of the mesh's axis model hold, before these endings,
+///   "root.held_by_2_model_ranks"      parts whose gradient each holder has,
+///   "root.summed_over_2_model_ranks"  parts whose gradient is the sum of the holders' gradients.
+/// These parameters count for no other unit. Such parameters of a unit with options of its own form units of
+/// the root stage in the same way, with these options: "layers.0.replicated". With fsdp.layout =
 /// "per_parameter", parameters that the dimension policy leaves whole are replicated too. keep_float32 has no
-/// effect when param_dtype, reduce_dtype and param_storage are float32. Then come the other units in the order of the
-/// modules, none of them empty.
+/// effect when param_dtype, reduce_dtype and param_storage are float32. The other units follow in the order
+/// of the modules, none of them empty.
 ///
 /// The automatic choice is FairScale's recursive one (fairscale/nn/wrap/auto_wrap.py), children first: the
 /// policy decides for each stage with parameters that no unit inside it holds, unless its type is in
@@ -87,9 +87,9 @@ struct UnitPlan {
 /// The rules for options.wrapped are those for options.units, in addition to the other choices; its options
 /// must be free of conflicts in each unit.
 ///
-/// Throws Error(kUsage) for units that break these rules, for a type in wrap_stages, leaf_stages or exclude_stages
-/// (except that of the default) that no stage has, for a pattern that matches no parameter, and for one in keep_after_forward that matches no
-/// unit.
+/// Throws Error(kUsage) for units that break these rules, for a type in wrap_stages, leaf_stages or
+/// exclude_stages (except the default's) that no stage has, for a pattern that matches no parameter, and for
+/// a pattern in keep_after_forward that matches no unit.
 std::vector<UnitPlan> plan_units(torch::nn::Module& root, const ShardOptions& options);
 
 }  // namespace fsdp::shard

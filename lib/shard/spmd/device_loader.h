@@ -6,8 +6,9 @@
 //   MpDeviceLoader<> loader(read_batch, device, {.input_sharding = {{mesh, batch_spec()}}});
 //   while (auto batch = loader.next()) loss_of(model, batch->at(0), batch->at(1)).backward();
 //
-// A thread reads batches and writes their tensors, of global ones only this rank's part, to pinned memory,
-// which is copied to the device beside the computation (base/tensor/device_feed.h). On the CPU nothing is copied.
+// A thread reads batches and writes their tensors, and only this rank's part of global ones, to pinned
+// memory, which is copied to the device beside the computation (base/tensor/device_feed.h). On the CPU
+// nothing is copied.
 
 #include <ATen/core/Tensor.h>
 
@@ -30,17 +31,17 @@ namespace fsdp::shard {
 struct ShardingSpec {
   comm::Mesh mesh;
   PartitionSpec spec;
-  /// Off: the loader reads the global batch on every rank. On: only this rank's part of it.
+  /// Whether the loader reads only this rank's part of a batch. Off: it reads the global batch on every rank.
   bool minibatch = false;
 };
 
-/// What MpDeviceLoader does with batches, and how far ahead.
+/// Options of MpDeviceLoader.
 struct DeviceLoaderOptions {
-  /// One for all tensors of a batch, or one for each. They are marked, so that a module sharded by
+  /// One spec for all tensors of a batch, or one for each. The tensors are marked, so a module sharded by
   /// spmd_fully_shard() does not cut them again. Empty: batches stay as they are read, without marks.
   std::vector<ShardingSpec> input_sharding = {};
   size_t loader_prefetch_size = 2;  ///< batches that the thread reads ahead; 0: no thread
-  size_t device_prefetch_size = 1;  ///< of these, how many are sent ahead
+  size_t device_prefetch_size = 1;  ///< number of these batches that are sent ahead
 };
 
 namespace detail {
@@ -49,7 +50,7 @@ namespace detail {
 class InputSharding {
  public:
   explicit InputSharding(std::vector<ShardingSpec> specs) : specs_(std::move(specs)) {}
-  /// This rank's part of each. Throws Error(kUsage) for specs that do not fit.
+  /// Returns this rank's part of each tensor. Throws Error(kUsage) for specs that do not fit.
   std::vector<at::Tensor> cut(const nn::CallTensors& tensors) const;
   /// Marks the parts.
   void mark(const nn::CallTensors& parts) const;
@@ -77,7 +78,7 @@ class MpDeviceLoader {
                .has_thread = options.loader_prefetch_size > 0,
                .sent_ahead = options.device_prefetch_size}) {}
 
-  /// The next batch on the device; nullopt after the last one. Throws what the source has thrown, and
+  /// Returns the next batch on the device; nullopt after the last one. Throws the source's exception, and
   /// Error(kUsage) for a batch that does not fit input_sharding. Not collective.
   std::optional<Batch> next() {
     while (reading_.size() <= read_ahead_) read();
@@ -112,7 +113,7 @@ class MpDeviceLoader {
   detail::InputSharding sharding_;
   size_t read_ahead_;
   bool has_ended_ = false;                                     ///< written and read by the thread
-  std::deque<std::shared_ptr<std::optional<Batch>>> reading_;  ///< of the feed's sets
+  std::deque<std::shared_ptr<std::optional<Batch>>> reading_;  ///< batches that the feed reads
   util::DeviceFeed feed_;                                      ///< destroyed first
 };
 

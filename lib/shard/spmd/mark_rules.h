@@ -1,7 +1,7 @@
 #pragma once
 
-// How marks follow through operations: from the cuts of the operands to those of a result. An operation that
-// is not in the table, and operands whose cuts do not determine the result, have no answer.
+// Rules by which marks follow through operations, from the cuts of the operands to the cuts of a result. An
+// operation that is not in the table, and operands whose cuts do not determine the result, have no answer.
 //
 //   operations                              where a result is cut
 //   elementwise (with broadcasting)         where the operands are; none may contradict another
@@ -24,17 +24,17 @@
 
 namespace fsdp::shard {
 
-/// On which axes each dimension of a tensor is cut.
+/// The axes on which each dimension of a tensor is cut.
 using Cuts = std::vector<PartitionSpec::Axes>;
 
-/// A tensor that an operation takes; one without a mark counts as whole.
+/// A tensor that an operation takes. A tensor without a mark counts as whole.
 struct MarkedOperand {
   std::vector<int64_t> sizes;
   Cuts cuts;
 };
 
 struct MarkedCall {
-  std::vector<MarkedOperand> operands;  ///< in the order of the arguments
+  std::vector<MarkedOperand> operands;  ///< operands, in the order of the arguments
   std::vector<c10::IValue> arguments;   ///< None for the tensors
 };
 

@@ -79,7 +79,7 @@ struct FollowedCall : at::ObserverContext {
   MarkRule rule = nullptr;  ///< null if the result is undetermined whatever the cuts are
   MarkedCall call;
   comm::MeshShape mesh;
-  std::string cause;  ///< of a result without a mark
+  std::string cause;  ///< operation of a result without a mark
 
   void add(const at::Tensor& tensor);
   /// Parameters are whole while they are used, except for the layers that ranks share.

@@ -26,20 +26,20 @@ using Mark = std::variant<Sharding, UndeterminedMark, UnstatedMark>;
 
 /// Thread-safe.
 std::optional<Mark> mark_of(const at::Tensor& tensor);
-/// Of a parameter: operations see it whole, as it is while they run.
+/// Marks a parameter, which operations see whole, because it is whole while they run.
 void mark_parameter(const at::Tensor& parameter, Sharding sharding);
 void mark_activation(const at::Tensor& activation, Mark mark);
 
-/// How many marks are kept: those of live tensors, and some of tensors that are gone.
+/// Number of marks that are kept: those of live tensors, and some of tensors that are gone.
 size_t kept_marks();
 
-/// This rank's part of a tensor that every rank has, without a mark and outside of autograd. Throws
-/// Error(kUsage), which begins with `what`, for a spec that does not fit and a dimension that does not divide
-/// evenly.
+/// Returns this rank's part of a tensor that every rank has, without a mark and outside of autograd. Throws
+/// Error(kUsage), which begins with `what`, for a spec that does not fit and for a dimension that does not
+/// divide evenly.
 at::Tensor local_part(const char* what, const at::Tensor& whole, const comm::Mesh& mesh,
                       const PartitionSpec& spec);
 
-/// Whether two specs cut a tensor alike on this mesh: axes of one rank do not count.
+/// Whether two specs cut a tensor in the same way on this mesh. Axes of one rank do not count.
 bool cut_alike(const PartitionSpec& a, const PartitionSpec& b, const comm::MeshShape& mesh);
 
 /// While it lives, this thread runs a module in which every activation is this rank's part of one.

@@ -39,7 +39,7 @@ template <typename... Parts>
 struct MarkedLayer {
   std::string path;
   SharedLayer layer;
-  int64_t dimension = 0;  ///< of the weight, over model
+  int64_t dimension = 0;  ///< cut of the weight over model
 
   std::string parent() const { return path.substr(0, std::min(path.rfind('.'), path.size())); }
   bool is_linear() const { return layer.kind == SharedLayer::Kind::kLinear; }
@@ -179,7 +179,7 @@ class LayerMarks final : public nn::CallHook {
 
   std::string path_;
   bool is_linear_, takes_parts_, takes_whole_, leaves_parts_;
-  int64_t features_;  ///< of the output, on all ranks
+  int64_t features_;  ///< width of the output on all ranks
   std::optional<Sharding> input_;
 };
 

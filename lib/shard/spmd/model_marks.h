@@ -1,7 +1,7 @@
 #pragma once
 
-// Marks with the mesh axis model: those of parameters are a parallel plan (model/nn/parallel_plan.h), by which the ranks
-// of the axis compute layers together.
+// Marks with the mesh axis model. Marks of parameters are a parallel plan (model/nn/parallel_plan.h), by
+// which the ranks of the axis compute layers together.
 
 #include <torch/nn/module.h>
 
@@ -15,18 +15,19 @@
 
 namespace fsdp::shard {
 
-/// The spec without the axis model, or that axis alone.
+/// Returns the spec without the axis model, or with that axis alone.
 PartitionSpec without_model(const PartitionSpec& spec);
 PartitionSpec only_model(const PartitionSpec& spec);
 
-/// What the marks of parameters inside the module say. Linear layers that are cut on their output features leave
-/// them on the ranks where a sibling registered after them is cut on its input features, and are gathered where
-/// there is none. Throws Error(kUsage) for a mark of another mesh, and for one that is not of a layer that ranks
-/// can share.
+/// Returns the plan that the marks of parameters inside the module state. The outputs of linear layers that
+/// are cut on their output features stay on the ranks if a sibling registered after them is cut on its input
+/// features, and are gathered otherwise. Throws Error(kUsage) for a mark of another mesh, and for a mark of a
+/// layer that ranks cannot share.
 nn::ParallelPlan plan_of_marks(torch::nn::Module& module, const comm::Mesh& mesh);
 
-/// nn::parallelize() over the axis model; outputs of libtorch's layers are marked from then on. Throws like
-/// it, before anything has changed; forward passes throw Error(kUsage) for inputs whose mark a layer cannot take.
+/// Calls nn::parallelize() over the axis model. From then on, outputs of libtorch's layers are marked. Throws
+/// like parallelize(), before anything has changed. Forward passes throw Error(kUsage) for inputs whose mark
+/// a layer cannot take.
 std::vector<nn::ParameterPart> share_layers(torch::nn::Module& module, const nn::ParallelPlan& plan,
                                             const comm::Mesh& mesh);
 

@@ -87,8 +87,8 @@ at::Tensor gather_dimension(const at::Tensor& part, int64_t dimension, comm::Com
   return all.view(shape).movedim(0, dimension);
 }
 
-/// Cuts one dimension of an activation over a group, whose ranks all have it. Of the ranks of `losses` axes, whose
-/// number divides the gradient, each has a loss of its own.
+/// Cuts one dimension of an activation over a group, whose ranks all have it. Of the ranks of `losses` axes,
+/// whose number divides the gradient, each has a loss of its own.
 class CutDimension : public torch::autograd::Function<CutDimension> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& whole,

@@ -22,7 +22,8 @@ using util::concat;
 using util::ErrorKind;
 using util::fail;
 
-/// The dimension that a parameter's mark cuts over the axes of shards; nullopt for a mark that leaves it whole.
+/// The dimension that a parameter's mark cuts over the axes of shards; nullopt for a mark that leaves it
+/// whole.
 std::optional<int64_t> marked_dimension(const std::string& name, const Sharding& sharding,
                                         const comm::Mesh& mesh, util::Named<Strategy> strategy) {
   const PartitionSpec spec = without_model(sharding.spec);
@@ -77,7 +78,7 @@ const ShardingFront& spmd_front() {
   return kFront;
 }
 
-/// What marks with the axis model ask for. Throws Error(kUsage) where that cannot be done.
+/// Does what marks with the axis model ask for. Throws Error(kUsage) where that is impossible.
 nn::ParallelPlan parallel_plan_of(torch::nn::Module& module, const comm::Mesh& mesh,
                                   const InnerModules& inner, const ShardOptions& options) {
   if (mesh.shape().context > 1) {

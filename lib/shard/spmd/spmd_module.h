@@ -39,7 +39,7 @@ concept HasOneForward = requires {
   &M::forward;
 };
 
-/// What forward returns; for a template, when it is given a tensor.
+/// The type that forward returns; for a template, the type with a tensor as argument.
 template <typename M>
 struct ForwardResult {
   using Type = std::decay_t<decltype(std::declval<M&>().forward(std::declval<const at::Tensor&>()))>;
@@ -82,9 +82,9 @@ struct WithActivation {
 
 }  // namespace detail
 
-/// Shards a module (see spmd_fully_shard()) and runs it: forward() takes the arguments of the module's, and
-/// returns what that returns. Names of parameters get no prefix. Inputs and outputs are seen in the types that
-/// model/nn/hooked.h lists; each input without a mark is cut on its batch dimension.
+/// Shards a module (see spmd_fully_shard()) and runs it: forward() has the arguments and the result of the
+/// module's forward. Names of parameters get no prefix. Inputs and outputs are seen in the types that
+/// model/nn/hooked.h lists. Each input without a mark is cut on its batch dimension.
 ///
 /// The activation that is sharded on its batch dimension is, by the type that the module's forward returns,
 ///   at::Tensor                                           the tensor
@@ -129,7 +129,7 @@ class SpmdFullyShardedDataParallel : public torch::nn::Module, public nn::Hooked
   }
 
   const std::shared_ptr<Wrapped>& module() const { return module_; }
-  /// Its members.
+  /// Gives access to the module's members.
   Wrapped* operator->() const { return module_.get(); }
   Engine& engine() const { return *engine_; }
 
@@ -146,7 +146,7 @@ class SpmdFullyShardedDataParallel : public torch::nn::Module, public nn::Hooked
       return nn::detail::type_name_of(typeid(Wrapped));
     }
   }
-  /// A Stage has its own.
+  /// The module that has the hooks: a Stage has its own.
   nn::Hookable& hooked() override {
     if constexpr (kIsStage) {
       return *module_;

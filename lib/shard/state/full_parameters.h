@@ -1,8 +1,8 @@
 #pragma once
 
-// FullParameters: the module's parameters whole and as they are kept, in fp32 unless fsdp.param_storage says
-// otherwise, outside of forward and backward, for reading or changing them; the counterpart of PyTorch's
-// FSDP.summon_full_params.
+// FullParameters: a scope outside of forward and backward in which the module's parameters are whole, for
+// reading or changing them, in the type of the shards (fp32, unless fsdp.param_storage says otherwise). The
+// counterpart of PyTorch's FSDP.summon_full_params.
 //
 //   {
 //     FullParameters full(*engine, {.writeback = true});
@@ -24,30 +24,31 @@ namespace fsdp::shard {
 
 /// How FullParameters shows the parameters.
 struct FullParametersOptions {
-  /// On closing, each rank copies its range of the parameters to its shard. Every rank must have written the
-  /// same values. Unlike in PyTorch the default is off, so that rank0_only needs no second option.
+  /// Whether each rank copies its range of the parameters to its shard on closing. Every rank must have
+  /// written the same values. Unlike in PyTorch the default is off, so rank0_only needs no second option.
   bool writeback = false;
-  /// Ranks other than 0 take part in the gathers and keep nothing; their parameters must not be read.
-  /// Excludes writeback: the ranges of the other ranks would be lost.
+  /// Whether ranks other than 0 take part in the gathers and keep nothing. Their parameters must not be read.
+  /// Excludes writeback, because the ranges of the other ranks would be lost.
   bool rank0_only = false;
-  /// The full parameters lie in host memory.
+  /// Whether the full parameters are in host memory.
   bool to_host = false;
-  /// Patterns of names of units (see base/util/text.h); empty: all. The parameters of other units must
-  /// not be read.
+  /// Patterns for names of units (base/util/text.h); empty: all units. The parameters of other units must not
+  /// be read.
   std::vector<std::string> units = {};
 };
 
-/// While it is open, the module's parameters are whole, in the type of the shards, with their original shapes,
-/// in separate memory under every strategy: without writeback, changes are discarded. The memory is not that
-/// of the engine's pool. Gradients are not touched, and no forward or backward may run.
+/// While it is open, the module's parameters are whole, in the type of the shards, with their original
+/// shapes, in separate memory under every strategy: without writeback, changes are discarded. The memory is
+/// not that of the engine's pool. Gradients are not touched, and no forward or backward may run.
 ///
 /// A parameter whose data the user replaced (set_data, Module::to()) is written back too if it has the right
 /// shape and a floating type.
 class FullParameters {
  public:
-  /// Collective, with the same options on all ranks; between steps. Throws Error(kUsage) when the engine is
-  /// in use (Engine::require_rest()), for rank0_only with writeback and for a pattern that matches no unit,
-  /// leaving the parameters as they were. `engine` must outlive the object.
+  /// Gathers the units. Throws Error(kUsage) when the engine is in use (Engine::require_rest()), for
+  /// rank0_only with writeback, and for a pattern that matches no unit, and leaves the parameters as they
+  /// were. Requires: the same options on all ranks, and an engine that outlives the object. Collective,
+  /// between steps.
   explicit FullParameters(Engine& engine, FullParametersOptions options = {});
 
   /// Calls close(), without writeback if the stack is being unwound by an exception. Logs errors.
@@ -55,9 +56,9 @@ class FullParameters {
   FullParameters(const FullParameters&) = delete;
   FullParameters& operator=(const FullParameters&) = delete;
 
-  /// Writes back, if the options say so, and returns the parameters to the engine; no effect when closed. Not
-  /// collective. Throws Error(kUsage) for replaced data that does not fit: nothing is written back then, but
-  /// the parameters are returned to the engine.
+  /// Writes back, if the options say so, and returns the parameters to the engine; no effect when closed.
+  /// Throws Error(kUsage) for replaced data that does not fit: nothing is written back then, but the
+  /// parameters are returned to the engine. Not collective.
   void close();
 
   bool is_open() const { return is_open_; }
@@ -75,7 +76,7 @@ class FullParameters {
   Engine& engine_;
   FullParametersOptions options_;
   std::vector<ShownUnit> shown_;
-  int exceptions_;  ///< in flight when it was opened
+  int exceptions_;  ///< number of exceptions in flight when it was opened
   bool is_open_ = false;
 };
 

@@ -8,48 +8,50 @@
 
 namespace fsdp::shard {
 
-/// By unit: the norm of this rank's part of its gradient, where it has been computed before; the gradient need not
-/// exist any longer.
+/// The norm of this rank's part of each unit's gradient, where it has been computed before. The gradient need
+/// not exist any longer.
 using KnownNorms = std::vector<std::optional<double>>;
 
-/// The norm of this rank's part of the gradient of unit i, which must have a gradient. Not collective.
+/// Returns the norm of this rank's part of the gradient of unit i. Requires: a unit with a gradient. Not
+/// collective.
 double local_grad_norm(const Engine& engine, size_t i, double norm_type = 2.0);
 
-/// The sum of |g|^norm_type over the elements g of this rank's part of the gradient, which replicas count once:
-/// [] double on the device of the gradients, on the host if there are none. Does not wait for a GPU. norm_type is
-/// finite, and all gradients are on one device. Not collective.
+/// Returns the sum of |g|^norm_type over the elements g of this rank's part of the gradient, which replicas
+/// count once: [] double on the device of the gradients, on the host if there are none. Does not wait for a
+/// GPU. Requires: a finite norm_type, and all gradients on one device. Not collective.
 at::Tensor local_norm_sum(const Engine& engine, double norm_type = 2.0);
 
-/// p-norm of the whole gradient over all ranks as one vector (p > 0; infinity: the largest magnitude);
-/// replicas count once. One all-reduce of a double; of the integers of an exact sum, for p = 2, where gradients are sums by
-/// sample. Throws Error(kUsage) when gradients are unreduced.
-/// `known`: empty, or results of local_grad_norm(). Collective.
+/// Returns the p-norm of the whole gradient over all ranks as one vector (p > 0; infinity: the largest
+/// magnitude). Replicas count once. Costs one all-reduce of a double or, for p = 2 where gradients are sums
+/// by sample, of the integers of an exact sum. Throws Error(kUsage) when gradients are unreduced. `known`:
+/// empty, or results of local_grad_norm(). Collective.
 double grad_norm(Engine& engine, double norm_type = 2.0, const KnownNorms& known = {});
 
 /// The effect of clip_grad_norm(), for optimizers that multiply gradients as they read them.
 struct Clipping {
-  double norm = 0;   ///< of the gradients / loss_scale, before clipping
+  double norm = 0;   ///< norm of the gradients / loss_scale, before clipping
   double scale = 1;  ///< factor for the gradients; 1 where the norm is not finite
 };
 Clipping clipping(Engine& engine, double max_norm, double norm_type = 2.0, double loss_scale = 1.0,
                   const KnownNorms& known = {});
 
-/// In one pass, divides the gradients by loss_scale and, if their norm is larger than max_norm, scales them
-/// by max_norm / (norm + 1e-6), as torch.nn.utils.clip_grad_norm_ does. Returns the norm before clipping.
+/// Divides the gradients by loss_scale and, if their norm is larger than max_norm, scales them by max_norm /
+/// (norm + 1e-6), as torch.nn.utils.clip_grad_norm_ does, in one pass. Returns the norm before clipping.
 /// max_norm 0: no clipping. Leaves the gradients unchanged if the norm is not finite. Collective.
 double clip_grad_norm(Engine& engine, double max_norm, double norm_type = 2.0, double loss_scale = 1.0);
 
-/// Limits each element of the gradient of unit i to [-clip_value, clip_value], as
-/// torch.nn.utils.clip_grad_value_ does, or of all units; gradients that a loss scale has multiplied, to so
-/// many times these limits. Not collective.
+/// Limits each element of the gradient of unit i, or of all units, to [-clip_value, clip_value], as
+/// torch.nn.utils.clip_grad_value_ does. The limits are multiplied by the loss scale that the gradients
+/// contain. Not collective.
 void clip_grad_value(const Engine& engine, size_t i, double clip_value);
 void clip_grad_value(const Engine& engine, double clip_value, double loss_scale = 1.0);
 
-/// The name of the unit whose gradient has the largest 2-norm; empty when no unit has a gradient. Collective.
+/// Returns the name of the unit whose gradient has the largest 2-norm; empty when no unit has a gradient.
+/// Collective.
 std::string unit_with_largest_gradient(Engine& engine);
 
-/// The name of the unit nearest the loss whose gradient, or whose norm in `known`, has an infinity or NaN on any
-/// rank; empty when all gradients are finite. Collective.
+/// Returns the name of the unit nearest the loss whose gradient, or whose norm in `known`, has an infinity or
+/// NaN on any rank; empty when all gradients are finite. Collective.
 std::string first_unit_that_is_not_finite(Engine& engine, const KnownNorms& known = {});
 
 }  // namespace fsdp::shard

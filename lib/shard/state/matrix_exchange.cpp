@@ -17,8 +17,8 @@ double cost(const std::vector<int64_t>& shape) {
   return rows * columns * std::min(rows, columns);
 }
 
-/// This rank's group along the axis model, a group of one without parts of layers, among the groups that share the
-/// work on a unit.
+/// This rank's group along the axis model, a group of one without parts of layers, among the groups that
+/// share the work on a unit.
 ShardPlace sharing(const Unit& unit) {
   const ProcessGroups& groups = unit.groups();
   if (unit.has_parts()) return groups.place();

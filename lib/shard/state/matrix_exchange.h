@@ -1,13 +1,13 @@
 #pragma once
 
 // Whole matrices for optimizers that need them (Muon), between steps: each matrix is whole on one rank only,
-// so that the ranks share the work.
+// so the ranks share the work.
 //
 // A tensor shaped like a unit's shards (a momentum) is all-gathered. Each rank computes its share of the
-// unit's matrices in place and zeros the others; a reduce-scatter then gives every rank its shard of the
-// results. These are sums of one number and zeros, so they do not depend on how the unit is cut. For a unit
-// that every rank holds whole, an all-reduce does the same. Where ranks of the axis model have parts of a matrix, these
-// are joined for it.
+// unit's matrices in place and zeros the others. A reduce-scatter then gives every rank its shard of the
+// results, which are sums of one number and zeros and so do not depend on how the unit is cut. For a unit
+// that every rank holds whole, an all-reduce does the same. Parts of a matrix that ranks of the axis model
+// have are joined first.
 
 #include <ATen/core/Tensor.h>
 
@@ -20,33 +20,34 @@
 
 namespace fsdp::shard {
 
-/// Assigns each matrix to one of `ranks` to keep the largest load small: the most expensive first, each to
-/// the rank with the least load so far. A matrix [m, n] costs m * n * min(m, n).
+/// Assigns each matrix to one of `ranks` so that the largest load is small: the most expensive matrix first,
+/// each to the rank with the least load so far. A matrix [m, n] costs m * n * min(m, n).
 std::vector<int> share_matrices(const std::vector<std::vector<int64_t>>& shapes, int ranks);
 
 class MatrixExchange {
  public:
-  /// Maps a contiguous matrix [rows, columns] to one of the same shape.
+  /// Maps a contiguous matrix [rows, columns] to a matrix of the same shape.
   using Function = std::function<at::Tensor(const at::Tensor& matrix)>;
 
-  /// `is_matrix` selects, by its first segment, each parameter of two dimensions, alike on every rank. The
-  /// engine must outlive the object. Not collective.
+  /// `is_matrix` selects parameters of two dimensions by their first segment, in the same way on every rank.
+  /// The engine must outlive the object. Not collective.
   MatrixExchange(const Engine& engine, const std::function<bool(const Segment&)>& is_matrix);
 
   bool has_matrices(size_t unit) const { return !owners_.at(unit).empty(); }
 
-  /// `flat`: [shard_numel] fp32, this rank's part of the unit's matrices, and zeros elsewhere; replaced by
-  /// this rank's part of their images. For a unit that is cut, one more buffer of the whole unit's size is
-  /// needed. Collective.
+  /// Replaces `flat` [shard_numel] fp32, this rank's part of the unit's matrices and zeros elsewhere, by this
+  /// rank's part of their images. A unit that is cut needs one more buffer of the whole unit's size.
+  /// Collective.
   void map(size_t unit, const at::Tensor& flat, const Function& function) const;
 
  private:
   struct Owned {
     size_t parameter = 0;  ///< index into the parameters of the unit's layout
-    int rank = 0;          ///< that computes it, in the group that shares the work
-    int model_rank = 0;    ///< and among the ranks that have parts of it
+    int rank = 0;          ///< rank that computes it, in the group that shares the work
+    int model_rank = 0;    ///< rank that computes it, among the ranks that have parts of it
   };
-  /// Replaces a part of a matrix, which is whole on one rank for it. Collective over the parts.
+  /// Replaces a part of a matrix by its image, for which the matrix is whole on one rank. Collective over the
+  /// parts.
   void map_whole(const NamedParameter& parameter, int model_rank, const at::Tensor& part,
                  const Function& function) const;
 

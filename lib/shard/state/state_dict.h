@@ -1,6 +1,6 @@
 #pragma once
 
-// State dicts in memory: the weights of the model, as its shards keep them (in fp32, unless fsdp.param_storage
+// State dicts in memory: the weights of the model in the type of its shards (fp32, unless fsdp.param_storage
 // says otherwise), under the names of the unsharded model's parameters.
 //
 //   full     every parameter as a whole tensor: fits any world size, wrapping and strategy
@@ -8,12 +8,12 @@
 //   local    this rank's flat shard of every unit: fits only the same model, wrapping and world size
 //
 // Buffers (Engine::buffers()) are whole on every rank, in their own types, and part of all three: each rank
-// gives and takes its own. What modules compute from their options is left out (model/nn/buffers.h). For the state of
-// optimizers see state/optim/optimizer_state.h.
+// gives and takes its own. Buffers that modules compute from their options are left out (model/nn/buffers.h).
+// state/optim/optimizer_state.h has the state of optimizers.
 //
-// A full state dict has a tied parameter under each of its names with one tensor, as torch's state_dict() has
-// it, a sharded one under the first. Loading needs one of the names; of several entries for the same elements
-// the last wins.
+// A full state dict has a tied parameter under each of its names with one tensor, like torch's state_dict().
+// A sharded one has it under the first name. Loading needs one of the names. If several entries have the same
+// elements, the last one is used.
 //
 // All functions except local_state_dict() and sharded_state_dict() throw Error(kUsage) when the engine is in
 // use (Engine::require_rest()).
@@ -29,43 +29,45 @@
 
 namespace fsdp::shard {
 
-/// Whole tensors, by parameter and buffer.
+/// Whole tensors, one for each name of a parameter or buffer.
 using FullStateDict = std::vector<NamedTensor>;
-/// This rank's ranges, by parameter; buffers whole.
+/// This rank's ranges of each parameter, and whole buffers.
 using ShardedStateDict = std::vector<TensorSlice>;
-/// This rank's flat shards, by unit: [shard_numel]; buffers by name.
+/// This rank's flat shard [shard_numel] of each unit, and whole buffers.
 using LocalStateDict = std::vector<NamedTensor>;
 
-/// Which ranks full_state_dict() returns parameters on, and in which memory.
+/// The ranks on which full_state_dict() returns parameters, and the memory that they are in.
 struct FullStateDictOptions {
   bool rank0_only = false;  ///< other ranks take part in the gathers and return an empty state dict
-  bool to_host = false;     ///< the tensors lie in host memory
+  bool to_host = false;     ///< whether the tensors are in host memory
 };
 
-/// Every parameter whole, in the type of its shards, in separate memory, unit by unit, and this rank's buffers,
-/// with a warning that names those that differ between ranks. Beside these at most one unit is held. Collective.
+/// Returns every parameter whole, in the type of its shards, in separate memory, unit by unit, and this
+/// rank's buffers. Warns of buffers that differ between ranks. Holds at most one unit in addition.
+/// Collective.
 FullStateDict full_state_dict(Engine& engine, const FullStateDictOptions& options = {});
 
-/// This rank's ranges, possibly empty, as views of its shards and buffers: clone() the data to keep it beyond the next
-/// step. Not collective.
+/// Returns this rank's ranges, which may be empty, as views of its shards and buffers. clone() keeps the data
+/// beyond the next step. Not collective.
 ShardedStateDict sharded_state_dict(const Engine& engine);
 
-/// This rank's shards and buffers, not copies, in the order of the units: clone() them to keep them beyond the next step.
-/// Not collective.
+/// Returns this rank's shards and buffers themselves, in the order of the units. clone() keeps them beyond
+/// the next step. Not collective.
 LocalStateDict local_state_dict(const Engine& engine);
 
-/// Copies this rank's ranges from whole tensors of any floating type, and buffers. Not collective; all ranks must pass the
-/// same values. Before writing anything, throws Error(kCheckpoint) that lists all missing, unexpected and
-/// misshapen tensors. Without `strict`, missing parameters keep their values and unexpected ones are ignored.
+/// Copies this rank's ranges from whole tensors of any floating type, and buffers. Before writing anything,
+/// throws Error(kCheckpoint) that lists all missing, unexpected and misshapen tensors. Without `strict`,
+/// missing parameters keep their values and unexpected ones are ignored. Requires: the same values on all
+/// ranks. Not collective.
 void load_full_state_dict(Engine& engine, const FullStateDict& state, bool strict = true);
 
-/// The same from ranges, of which a parameter may have several, such as those of all ranks of another run. A
-/// parameter is missing if they do not cover this rank's range of it. Not collective; it may throw on some
-/// ranks only, see comm::agree().
+/// Loads from ranges, such as those of all ranks of another run. A parameter may have several, and is missing
+/// if they do not cover this rank's range of it. Not collective; may throw on some ranks only, see
+/// comm::agree().
 void load_sharded_state_dict(Engine& engine, const ShardedStateDict& state, bool strict = true);
 
-/// Loads the result of local_state_dict() of the same rank. Not collective. Throws Error(kCheckpoint) that
-/// names the unit unless there is one shard of the right size for each unit.
+/// Loads the result of local_state_dict() of the same rank. Throws Error(kCheckpoint) that names the unit
+/// unless each unit has one shard of the right size. Not collective.
 void load_local_state_dict(Engine& engine, const LocalStateDict& state);
 
 }  // namespace fsdp::shard

@@ -1,8 +1,8 @@
 #pragma once
 
-// The order in which units are used, and the next unit to gather: recorded, or the likely one.
+// The order in which units are used, and the next unit to gather: the recorded one, or the likely one.
 //
-// Units are numbers. A pass is one forward of the root stage. Nothing is collective. Needs no libtorch.
+// Units are numbers. A pass is one forward of the root stage. Nothing is collective.
 
 #include <cstddef>
 #include <optional>
@@ -22,7 +22,7 @@ class ExecutionOrder {
   void begin(size_t unit);
   void end(size_t unit) { ended_.push_back({unit}); }
   void end_pass();
-  /// Forgets all passes, so that ranks agree again that failed at different places of a pass.
+  /// Forgets all passes. Ranks that failed at different places of a pass then agree again.
   void forget();
 
   /// Whether a pass has ended.
@@ -34,9 +34,9 @@ class ExecutionOrder {
   /// The expected next units in order, at most `most`; none if this pass has diverged from the previous one.
   /// Valid until the pass ends.
   std::span<const size_t> next(size_t most) const;
-  /// The same where this pass follows the previous one. Elsewhere, each unit in turn is taken to be followed
-  /// by the one that followed it when it was last used, or if it never was, by the next of the module tree;
-  /// none if that was wrong of the unit before. Valid until the next call.
+  /// Returns next() where this pass follows the previous one. Elsewhere, each unit is assumed to be followed
+  /// by the unit that followed it when it was last used, or by the next unit of the module tree if it never
+  /// was used. Returns none if that assumption was wrong for the unit before. Valid until the next call.
   std::span<const size_t> likely_next(size_t most);
 
   /// Backward uses units in the reverse of the order in which their forwards ended. Returns the expected next
@@ -55,14 +55,15 @@ class ExecutionOrder {
     bool begun_in_backward = false;
   };
 
-  std::vector<size_t> begun_;        ///< of this pass
-  std::vector<Use> ended_;           ///< of this pass
-  std::vector<size_t> last_pass_;    ///< begun
-  std::vector<size_t> followed_by_;  ///< by unit; the number of units stands for the end of the pass
-  std::vector<size_t> likely_;       ///< what likely_next() returns
+  std::vector<size_t> begun_;      ///< units whose forward has begun in this pass
+  std::vector<Use> ended_;         ///< forwards that have ended in this pass
+  std::vector<size_t> last_pass_;  ///< units that began in the previous pass
+  std::vector<size_t>
+      followed_by_;  ///< next unit of each unit; the number of units stands for the end of the pass
+  std::vector<size_t> likely_;  ///< memory of the result of likely_next()
   size_t roots_;
   bool follows_ = false;
-  bool is_likely_ = false;  ///< the unit that began last
+  bool is_likely_ = false;  ///< whether the unit that began last was the likely one
 };
 
 }  // namespace fsdp::shard

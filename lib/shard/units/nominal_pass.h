@@ -1,7 +1,8 @@
 #pragma once
 
-// The pass of most models, to run a schedule without running a step: each unit is used once, in the order of
-// the units, nested as the names of their stages are, and backward reaches all with a differentiable output. Needs no libtorch.
+// The pass of most models, which runs a schedule without a step: each unit is used once, in the order of the
+// units, nested as the names of their stages are, and backward reaches all units with a differentiable
+// output.
 
 #include <functional>
 #include <vector>
@@ -30,7 +31,7 @@ class NominalPass {
 
  private:
   std::vector<StageEvent> forward_;  ///< backward has the same in reverse, with begin and end exchanged
-  std::vector<bool> has_backward_, backward_is_seen_to_end_;  ///< by unit
+  std::vector<bool> has_backward_, backward_is_seen_to_end_;  ///< indexed by unit
 };
 
 }  // namespace fsdp::shard

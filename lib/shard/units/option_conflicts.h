@@ -1,6 +1,6 @@
 #pragma once
 
-// Which of the shard options exclude each other. Needs no libtorch.
+// Shard options that exclude each other.
 
 #include <string>
 #include <vector>
@@ -10,12 +10,12 @@
 namespace fsdp::shard {
 
 struct OptionConflict {
-  std::vector<std::string> fields;  ///< as in a config, the most likely culprit first: "fsdp.cpu_offload"
-  std::string message;              ///< one sentence: expected, found, why, remedy
+  std::vector<std::string> fields;  ///< keys of a config, the most likely culprit first: "fsdp.cpu_offload"
+  std::string message;              ///< one sentence: expected, found, reason, remedy
 };
 
-/// All conflicts among the options, including single values out of range. plan_units() checks what depends on
-/// the model (stage types, names).
+/// All conflicts among the options, including single values out of range. plan_units() checks options that
+/// depend on the model (stage types, names).
 std::vector<OptionConflict> find_option_conflicts(const ShardOptions& options);
 
 /// Whether a unit is gathered or reduced in another type than float32.

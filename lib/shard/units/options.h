@@ -1,6 +1,6 @@
 #pragma once
 
-// What fully_shard() is configured with. Needs no libtorch.
+// The options of fully_shard().
 
 #include <array>
 #include <cstdint>
@@ -19,13 +19,13 @@ class Hookable;
 
 namespace fsdp::shard {
 
-/// What is sharded, and over which ranks (group_sizes.h).
+/// The state that is sharded, and the ranks that share it (group_sizes.h).
 enum class Strategy {
   kFullShard,         ///< ZeRO-3
   kShardGradOp,       ///< ZeRO-2: parameters stay gathered from forward to backward
-  kHybridShard,       ///< ZeRO-3 within a slice (data x context), a replica in each slice (dcn)
-  kHybridShardZero2,  ///< the same with ZeRO-2
-  kNoShard,           ///< every rank holds everything; gradients are all-reduced, as DDP does
+  kHybridShard,       ///< ZeRO-3 within a slice (data x context), and a replica in each slice (dcn)
+  kHybridShardZero2,  ///< ZeRO-2 within a slice, and a replica in each slice
+  kNoShard,           ///< every rank holds everything, and gradients are all-reduced, as in DDP
 };
 constexpr auto enum_names(Strategy) {
   return std::to_array<util::EnumName<Strategy>>({{Strategy::kFullShard, "full_shard"},
@@ -35,33 +35,33 @@ constexpr auto enum_names(Strategy) {
                                                   {Strategy::kNoShard, "no_shard"}});
 }
 
-/// Units are cut within a slice (data x context) and replicated between slices (dcn).
+/// Whether units are cut within a slice (data x context) and replicated between slices (dcn).
 inline bool is_hybrid(util::Named<Strategy> strategy) {
   return strategy == Strategy::kHybridShard || strategy == Strategy::kHybridShardZero2;
 }
 
 /// The ranks among which hybrid sharding divides gradients, master weights and optimizer state.
 enum class HybridOptimizer {
-  kReplicated,  ///< those of a slice, as the parameters; each slice has all of them
-  kGlobal,  ///< all ranks; a slice keeps its parameters beside them, in the type in which they are gathered
+  kReplicated,  ///< the ranks of a slice, which also divide the parameters; each slice has all of the state
+  kGlobal,      ///< all ranks; a slice also keeps its parameters, in the type in which they are gathered
 };
 constexpr auto enum_names(HybridOptimizer) {
   return std::to_array<util::EnumName<HybridOptimizer>>(
       {{HybridOptimizer::kReplicated, "replicated"}, {HybridOptimizer::kGlobal, "global"}});
 }
 
-/// Every rank holds every parameter.
+/// Whether every rank holds every parameter.
 inline bool shards_nothing(util::Named<Strategy> strategy) { return strategy == Strategy::kNoShard; }
 
-/// ZeRO-3: parameters are freed between forward and backward. The others keep them gathered (ZeRO-2).
+/// Whether parameters are freed between forward and backward (ZeRO-3). Other strategies keep them gathered.
 inline bool reshards(util::Named<Strategy> strategy) {
   return strategy == Strategy::kFullShard || strategy == Strategy::kHybridShard;
 }
 
 /// How a unit is cut into shards (unit_layout.h).
 enum class Layout {
-  kFlat,          ///< the concatenation of all its parameters, evenly
-  kPerParameter,  ///< each parameter on one dimension
+  kFlat,          ///< cuts the concatenation of all parameters into equal shards
+  kPerParameter,  ///< cuts each parameter on one dimension
 };
 constexpr auto enum_names(Layout) {
   return std::to_array<util::EnumName<Layout>>(
@@ -70,7 +70,7 @@ constexpr auto enum_names(Layout) {
 
 /// The dimension on which Layout::kPerParameter cuts a parameter.
 enum class ShardDimension {
-  kLargest,  ///< the first of the largest
+  kLargest,  ///< the largest dimension, and the first of several
   kFirst,
 };
 constexpr auto enum_names(ShardDimension) {
@@ -82,7 +82,7 @@ constexpr auto enum_names(ShardDimension) {
 enum class ForwardPrefetch {
   kNone,      ///< nothing is gathered ahead
   kImplicit,  ///< the likely next unit, in every forward
-  kExplicit,  ///< from the previous forward; ranks compare the first order, and later changes are reported
+  kExplicit,  ///< the next unit of the previous forward; ranks compare the first order, changes are reported
 };
 constexpr auto enum_names(ForwardPrefetch) {
   return std::to_array<util::EnumName<ForwardPrefetch>>({{ForwardPrefetch::kNone, "none"},
@@ -93,9 +93,9 @@ constexpr auto enum_names(ForwardPrefetch) {
 /// When backward gathers the next unit, relative to the reduction of the current one (PyTorch: BACKWARD_PRE
 /// and BACKWARD_POST).
 enum class BackwardPrefetch {
-  kNone,  ///< on use
-  kPost,
-  kPre,
+  kNone,  ///< when the unit is used
+  kPost,  ///< after the reduction has been issued
+  kPre,   ///< before the current unit's gradients are computed
 };
 constexpr auto enum_names(BackwardPrefetch) {
   return std::to_array<util::EnumName<BackwardPrefetch>>({{BackwardPrefetch::kNone, "none"},
@@ -105,7 +105,8 @@ constexpr auto enum_names(BackwardPrefetch) {
 
 /// The type of the model's floating-point buffers.
 enum class BufferType {
-  kParamDtype,  ///< that of the parameters of their module; tables that a module computes (model/nn/buffers.h) keep theirs
+  /// The type of the module's parameters. Tables that a module computes (model/nn/buffers.h) keep their type.
+  kParamDtype,
   kFloat32,
   kBFloat16,
   kFloat16,
@@ -117,31 +118,32 @@ constexpr auto enum_names(BufferType) {
                                                     {BufferType::kFloat16, "float16"}});
 }
 
-/// The type that is named; nullopt for kParamDtype.
+/// The floating-point type that `type` names; nullopt for kParamDtype.
 inline std::optional<util::FloatType> float_type_of(util::Named<BufferType> type) {
   return type == BufferType::kParamDtype ? std::nullopt : util::parse_enum<util::FloatType>(type.name());
 }
 
-/// What a unit computes and communicates in. What its shards are kept in is ShardOptions::param_storage.
+/// The types in which a unit computes and communicates. ShardOptions::param_storage is the type of its
+/// shards.
 struct MixedPrecisionOptions {
   using FloatType = util::FloatType;
-  util::Named<FloatType> param_dtype = FloatType::kFloat32;  ///< of gathered parameters and of compute
+  util::Named<FloatType> param_dtype = FloatType::kFloat32;  ///< type of gathered parameters and of compute
   util::Named<FloatType> reduce_dtype =
-      FloatType::kFloat32;  ///< in which gradients are accumulated and reduced
+      FloatType::kFloat32;  ///< type in which gradients are added and reduced
   util::Named<BufferType> buffer_dtype = BufferType::kParamDtype;
-  /// Floating-point inputs of units are cast to param_dtype; but not to float32 in a region of autocast.
+  /// Whether floating-point inputs of units are cast to param_dtype. A region of autocast excludes float32.
   bool cast_forward_inputs = true;
-  /// The shard's gradient stays in reduce_dtype until the optimizer uses it.
+  /// Whether the shard's gradient stays in reduce_dtype until the optimizer uses it.
   bool keep_low_precision_grads = false;
-  /// Patterns (with * and ?) of names of parameters that are kept, gathered and reduced in fp32 regardless of
-  /// the types above and of ShardOptions::param_storage: "*norm*".
+  /// Patterns (with * and ?) for names of parameters that are kept, gathered and reduced in fp32, whatever
+  /// the types above and ShardOptions::param_storage: "*norm*".
   std::vector<std::string> keep_float32 = {};
 };
 
 /// A stage as a wrap policy sees it.
 struct StageInfo {
   const nn::Hookable& module;
-  std::string path;   ///< dotted
+  std::string path;   ///< dotted path of the stage
   int64_t numel = 0;  ///< elements of the stage's parameters that no unit inside it holds
 };
 
@@ -152,12 +154,13 @@ using WrapPolicy = std::function<bool(const StageInfo& info)>;
 using DimensionPolicy =
     std::function<std::optional<int64_t>(const std::string& name, const std::vector<int64_t>& shape)>;
 
-/// Options that one unit has in place of the model's (see ShardOptions and MixedPrecisionOptions). Absent
-/// ones are the model's.
+/// Options that one unit has in place of the model's (see ShardOptions and MixedPrecisionOptions). Options
+/// that are not set have the model's value.
 struct UnitOverrides {
   using FloatType = util::FloatType;
-  std::optional<util::Named<Strategy>> strategy{};  ///< over which ranks the unit is cut and replicated
-  std::optional<bool> reshard_after_forward{};  ///< of the root too: in place of reshard_root_after_forward
+  std::optional<util::Named<Strategy>> strategy{};  ///< ranks over which the unit is cut and replicated
+  /// Replaces reshard_root_after_forward for the root unit.
+  std::optional<bool> reshard_after_forward{};
   std::optional<util::Named<FloatType>> param_storage{}, param_dtype{}, reduce_dtype{};
   std::optional<bool> cast_forward_inputs{}, keep_low_precision_grads{};
   std::optional<bool> cpu_offload{}, move_grads_to_cpu{};
@@ -165,21 +168,22 @@ struct UnitOverrides {
   bool operator==(const UnitOverrides&) const = default;
 };
 
-/// A module that is a unit whatever the policy says.
+/// A module that is a unit regardless of any policy.
 struct WrappedModule {
   const nn::Hookable* module = nullptr;
-  UnitOverrides options{};  ///< of this unit; units inside it have their own
+  UnitOverrides options{};  ///< options of this unit; units inside it have their own
 };
 
 /// How a model is cut into units and units into shards, and in which order units are gathered, freed and
 /// reduced.
 struct ShardOptions {
   util::Named<Strategy> strategy = Strategy::kFullShard;
-  util::Named<HybridOptimizer> hybrid_optimizer = HybridOptimizer::kReplicated;  ///< of hybrid strategies
+  /// Used by hybrid strategies only.
+  util::Named<HybridOptimizer> hybrid_optimizer = HybridOptimizer::kReplicated;
   util::Named<Layout> layout = Layout::kFlat;
   util::Named<ShardDimension> shard_dimension = ShardDimension::kLargest;
-  /// per_parameter: also cut parameters of one dimension (biases, weights of norms). Off: every rank holds
-  /// them whole, and their gradients are all-reduced.
+  /// Whether the per_parameter layout also cuts parameters of one dimension (biases, weights of norms). Off:
+  /// every rank holds them whole, and their gradients are all-reduced.
   bool shard_1d_parameters = false;
   /// Replaces shard_dimension and shard_1d_parameters. Library only.
   DimensionPolicy dimension_policy = {};
@@ -197,58 +201,62 @@ struct ShardOptions {
   WrapPolicy wrap_policy = {};
   /// Exactly these stages and the root become units; no policy is consulted. Library only.
   std::vector<const nn::Hookable*> units = {};
-  /// These are units in addition, with options of their own; see wrap() in shard/engine/wrap.h. Library only.
+  /// Modules that are units in addition, with options of their own; see wrap() in shard/engine/wrap.h.
+  /// Library only.
   std::vector<WrappedModule> wrapped = {};
-  /// Inside these no policy is asked: nothing but `wrapped` becomes a unit. Library only.
+  /// Modules inside which no policy is consulted: only `wrapped` modules become units there. Library only.
   std::vector<const nn::Hookable*> closed = {};
-  /// For adapters in a frozen model. Parameters that require a gradient form a unit of their own, with the lifetime of
-  /// the root, whose shards stay in fp32; so the other units have neither gradients nor state of an optimizer. Units that
-  /// stay gathered after forward then stay so for all micro-batches of a step. Library only.
+  /// Whether parameters that require a gradient form a unit of their own, for adapters in a frozen model.
+  /// That unit has the lifetime of the root and keeps its shards in fp32; the other units have no gradients
+  /// and no optimizer state. Units that stay gathered after forward then stay so for all micro-batches of a
+  /// step. Library only.
   bool trained_apart = false;
-  /// Patterns of names of parameters that stay whole on every rank; their gradients are all-reduced.
+  /// Patterns for names of parameters that stay whole on every rank; their gradients are all-reduced.
   std::vector<std::string> replicated_parameters = {};
-  /// What nn::parallelize() has returned for the model, if its layers are computed by all ranks of the mesh's axis
-  /// model together. Library only.
+  /// Result of nn::parallelize() for the model, if all ranks of the mesh's axis model compute its layers
+  /// together. Library only.
   std::vector<nn::ParameterPart> parts = {};
 
-  /// full_shard: free a unit's parameters after its forward and gather them again in backward. Off: one
-  /// all-gather per micro-batch and more memory.
+  /// Whether full_shard frees a unit's parameters after its forward and gathers them again in backward. Off:
+  /// one all-gather per micro-batch and more memory.
   bool reshard_after_forward = true;
-  /// Patterns of names of units that stay gathered from forward to backward regardless.
+  /// Patterns for names of units that stay gathered from forward to backward in any case.
   std::vector<std::string> keep_after_forward = {};
-  /// Also free the root unit; off: it stays gathered from its forward to the end of backward.
+  /// Whether the root unit is freed too. Off: it stays gathered from its forward to the end of backward.
   bool reshard_root_after_forward = false;
-  /// Also free the unit that forward uses last; off: it stays gathered, because backward begins with it.
+  /// Whether the unit that forward uses last is freed too. Off: it stays gathered, because backward begins
+  /// with it.
   bool reshard_last_after_forward = false;
 
   util::Named<ForwardPrefetch> forward_prefetch = ForwardPrefetch::kImplicit;
   util::Named<BackwardPrefetch> backward_prefetch = BackwardPrefetch::kPre;
-  /// At most one unit is gathered ahead of the one in use. Off: all that forward_prefetch expects.
+  /// Whether at most one unit is gathered ahead. Off: all units that forward_prefetch expects.
   bool limit_all_gathers = true;
 
   /// Steps between two comparisons of the replicas (require_equal_replicas()); 0: only before the first step.
   /// Used by the training loop, not by the engine.
   int64_t replica_check_interval = 0;
 
-  /// Of the shards. In 16 bits there are no fp32 master weights: an update is computed in fp32 and rounded
-  /// stochastically (model/kernels/stochastic_rounding.h).
+  /// Type of the shards. With 16 bits there are no fp32 master weights: an update is computed in fp32 and
+  /// rounded stochastically (model/kernels/stochastic_rounding.h).
   util::Named<util::FloatType> param_storage = util::FloatType::kFloat32;
-  bool cpu_offload = false;  ///< shards and optimizer state in host memory
-  bool move_grads_to_cpu =
-      false;  ///< with cpu_offload: also the shards' gradients, as soon as they are reduced
+  bool cpu_offload = false;        ///< whether shards and optimizer state are in host memory
+  bool move_grads_to_cpu = false;  ///< whether the shards' gradients move there too, once they are reduced
 
-  /// Reduce-scatters of gradients run in a group of their own, beside the all-gathers (FairScale's
-  /// process_group_reduce_scatter): a gather need not wait for the reduction issued before it, but takes its
-  /// memory before that has given its own back, so that backward needs one more buffer of a unit's size.
-  /// Twice the connections.
+  /// Whether reduce-scatters of gradients run in a group of their own, beside the all-gathers (FairScale's
+  /// process_group_reduce_scatter). A gather then need not wait for the reduction issued before it, but takes
+  /// its memory before that reduction has given its own back, so backward needs one more buffer of a unit's
+  /// size. Needs twice the connections.
   bool reduce_scatter_group = false;
 
-  /// Gradients are divided by this factor before they are summed over ranks, and by world size / factor
-  /// afterwards. 0: 1, or for a float16 reduction the power of two nearest the square root of the world size.
+  /// Factor by which gradients are divided before they are summed over ranks; afterwards they are divided by
+  /// world size / factor. 0: 1, or for a float16 reduction the power of two nearest the square root of the
+  /// world size.
   double gradient_predivide_factor = 0;
 
-  /// Gradients of micro-batches, whose kernels sum by sample (model/kernels/sample_sums.h), are added up along the tree of
-  /// shard/engine/reduce/sample_tree.h, and are sums over ranks, not means; see Engine::begin_sample_sums(). On the CPU only.
+  /// Whether gradients of micro-batches, whose kernels sum by sample (model/kernels/sample_sums.h), are added
+  /// along the tree of shard/engine/reduce/sample_tree.h. They are sums over ranks then, not means. On the
+  /// CPU only.
   bool sums_by_sample = false;
 
   MixedPrecisionOptions mixed_precision = {};

@@ -12,7 +12,7 @@
 namespace fsdp::shard {
 namespace {
 
-/// As a share of the model's parameters. The norms of blocks stay below it where the other parameters form
+/// Negligible share of a model's parameters. Norms of blocks are below it where the other parameters form
 /// units.
 constexpr double kNegligible = 0.01;
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Advice on units: parameters that should not be left to the root unit. Needs no libtorch.
+// Advice on units: parameters that should not belong to the root unit.
 
 #include <cstdint>
 #include <string>
@@ -15,16 +15,16 @@ namespace fsdp::shard {
 struct BlocksInRoot {
   std::string first, last;      ///< names of blocks: "model.layers.0", "model.layers.31"
   int64_t blocks = 0;           ///< number of such blocks; 0: none
-  int64_t numel = 0;            ///< of their parameters in the root
-  int64_t unsharded_bytes = 0;  ///< of these parameters, gathered
-  int64_t least_numel = 0;      ///< of the block with the fewest elements in the root
+  int64_t numel = 0;            ///< number of elements that these blocks have in the root
+  int64_t unsharded_bytes = 0;  ///< bytes of these elements when gathered
+  int64_t least_numel = 0;      ///< number of elements of the block that has the fewest in the root
 
-  /// A warning with its remedy, or empty if there are no such blocks.
+  /// Returns a warning with its remedy, or an empty text if there are no such blocks.
   std::string text(int64_t min_num_params) const;
 };
 
-/// Blocks are told apart by one number in the names of their parameters: "layers.0", "layers.1". Reports none
-/// where units are not cut, since nothing is gathered then, and where the blocks' share of the model is
+/// Finds blocks by a number in the names of their parameters: "layers.0", "layers.1". Reports none where
+/// units are not cut, because nothing is gathered then, and where the blocks' share of the model is
 /// negligible.
 BlocksInRoot blocks_in_root(const std::vector<UnitSizes>& units);
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// The nodes of the tree of sums over samples (shard/engine/reduce/sample_tree.h) that one round of micro-batches yields. Needs no libtorch.
+// The nodes of the tree of sums over samples (shard/engine/reduce/sample_tree.h) that one round of
+// micro-batches yields.
 
 #include <cstdint>
 #include <limits>
@@ -8,7 +9,7 @@
 
 namespace fsdp::shard {
 
-/// 2^level leaves, of which the first is a multiple of that.
+/// A node with 2^level leaves, the first of which is a multiple of that number.
 struct SampleNode {
   int64_t first;
   int level;
@@ -17,48 +18,50 @@ struct SampleNode {
   bool has(int64_t leaf) const { return leaf >= first && leaf < first + leaves(); }
 };
 
-/// The fewest nodes of at most `most` leaves, a power of two, that make up [first, first + count).
+/// Returns the fewest nodes that make up [first, first + count), each of at most `most` leaves, a power of
+/// two.
 std::vector<SampleNode> nodes_of(int64_t first, int64_t count, int64_t most);
 
-/// The most leaves of a node that a sum in pairs over `ranks` ranks in a row adds up as the tree does, wherever the node
-/// begins: twice the largest power of two that divides their number and `first`, the leaf of the first of them. For a
-/// power of two that divides `first`, all.
+/// Returns the largest number of leaves of a node that a sum in pairs over `ranks` ranks in a row adds as the
+/// tree does, wherever the node begins. It is twice the largest power of two that divides both the number of
+/// ranks and `first`, the leaf of the first rank, and all ranks if their number is a power of two that
+/// divides `first`.
 int64_t most_leaves(int64_t ranks, int64_t first = 0);
 
-/// The leaves of a step: those from `first` on are summed up, a multiple of the ranks that cut a unit, as is their number.
+/// The leaves of a step that are summed: [first, leaves). Both are multiples of the number of ranks that cut
+/// a unit.
 struct SampleSpan {
   int64_t first = 0;
   int64_t leaves = std::numeric_limits<int64_t>::max();
 };
 
-/// What ranks do of a step: micro-batches of each, and the leaves of these.
+/// The part of a step that is summed.
 struct SampleStep {
-  int64_t rounds = 0;
-  SampleSpan span = {};
-  bool may_break_off = false;  ///< its sums are wanted then (Engine::begun_sums())
+  int64_t rounds = 0;          ///< number of micro-batches of each rank
+  SampleSpan span = {};        ///< leaves of these micro-batches
+  bool may_break_off = false;  ///< whether the sums are kept for a step that fails (begun_sample_sums())
 };
 
-/// A rank among those that sum: one of `ranks`, which cut a unit, in one of `replicas`.
+/// The place of a rank among the ranks that sum: one of `ranks`, which cut a unit, in one of `replicas`.
 struct SamplePlace {
   int64_t ranks = 1, rank = 0, replicas = 1, replica = 0;
-  /// Whether collectives of these add in pairs.
-  bool ranks_in_pairs = true, replicas_in_pairs = true;
+  bool ranks_in_pairs = true, replicas_in_pairs = true;  ///< whether collectives of the group add in pairs
   SampleSpan span = {};
 };
 
-/// What a rank's reductions of one round of micro-batches add up.
+/// The sums of one round of micro-batches.
 struct SampleRound {
   static constexpr int kNone = -1;
-  int64_t leaf;                    ///< this rank's; of no node, if the step has fewer
+  int64_t leaf;                    ///< this rank's leaf; part of no node if the step has fewer leaves
   int64_t end;                     ///< the leaf after those of the round
-  std::vector<SampleNode> inside;  ///< of this rank's replica: what the reduce-scatter yields
-  std::vector<SampleNode> all;     ///< of all replicas
-  std::vector<int> from;           ///< by node of `all`: the one of `inside` that it has, or kNone
-  int64_t gradients = 1;           ///< of a parameter
+  std::vector<SampleNode> inside;  ///< nodes of this rank's replica, which the reduce-scatter yields
+  std::vector<SampleNode> all;     ///< nodes of all replicas
+  std::vector<int> from;           ///< index into `inside` for each node of `all`, or kNone
+  int64_t gradients = 1;           ///< number of gradients that a parameter has
 };
 
-/// The number of nodes is the same for all rounds and replicas, if the first leaf and the number of leaves are multiples of
-/// that of all ranks.
+/// Returns the sums of round number `round`. All rounds and replicas have the same number of nodes if the
+/// first leaf and the number of leaves are multiples of the number of all ranks.
 SampleRound sample_round(const SamplePlace& place, int64_t round);
 
 }  // namespace fsdp::shard

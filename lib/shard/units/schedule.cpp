@@ -8,6 +8,8 @@
 namespace fsdp::shard {
 namespace {
 
+// Comments state the rules of a step; [brackets] name the ShardOptions that change a rule.
+
 using Action = Command::Action;
 
 /// Whether the reduction continues after the collective that consumes the buffer of the whole unit's
@@ -59,7 +61,7 @@ void Schedule::reshard(size_t unit) {
   emit(Action::kReshard, unit);
 }
 
-/// `of_step`: those too that stay gathered for all of a step.
+/// Frees all units; those that stay gathered for all of a step only if `of_step`.
 void Schedule::reshard_all(bool of_step) {
   for (size_t i = 0; i < units_.size(); ++i) {
     if (of_step || !units_[i].traits.stays_in_step) reshard(i);
@@ -69,6 +71,8 @@ void Schedule::reshard_all(bool of_step) {
   }
 }
 
+/// A frozen unit of a model with adapters [trained_apart] that stays gathered from forward to backward stays
+/// so for all micro-batches of a step, until the gradients are dropped or the weights may have changed.
 void Schedule::reshard_frozen() {
   if (in_pass() || backward_is_due()) return;
   for (size_t i = 0; i < units_.size(); ++i) {
@@ -88,6 +92,11 @@ void Schedule::expect_update(bool of_frozen) {
   }
 }
 
+/// The gathers between slices [hybrid_optimizer = "global"] are issued together, in the order of the units,
+/// when the first forward after an update begins: their memory always exists, and the slow network is busy
+/// from the beginning of that forward. A gather within the slice waits for its unit's gather between slices.
+/// Weights of trainable units may change after forget_gradients(), and between a backward pass and a forward
+/// without autograd. Further forwards of a step, for other micro-batches, use the same weights.
 void Schedule::gather_slices(bool records) {
   if (!records && backward_passes_ != passes_of_slices_) expect_update(/*of_frozen=*/false);
   passes_of_slices_ = backward_passes_;
@@ -100,10 +109,14 @@ void Schedule::gather_slices(bool records) {
 
 // ---- forward
 
+/// A unit is gathered when its forward begins, if it is not gathered yet, and the next unit is gathered
+/// before this one computes [forward_prefetch]. The unit whose forward ended before is freed first, so two
+/// units are gathered at a time [reshard_after_forward, keep_after_forward, strategy; resolved for each unit
+/// in shard/units/unit_options.h].
 void Schedule::forward_begins(size_t unit, bool records) {
   if (unit == 0) {
     begin_pass(records);
-  } else if (in_backward()) {  // recomputation, for the backward that follows
+  } else if (in_backward()) {  // recomputation, which leaves the unit gathered for the backward that follows
     return use(unit);
   }
   if (unit == 0 || phase_ == Phase::kRest) gather_slices(records);
@@ -117,6 +130,9 @@ void Schedule::forward_begins(size_t unit, bool records) {
   gather_ahead();
 }
 
+/// The unit whose forward ends last stays gathered, because backward begins with it
+/// [reshard_last_after_forward]. The root stays from its forward to the end of backward
+/// [reshard_root_after_forward].
 void Schedule::forward_ends(size_t unit, bool backward_follows) {
   if (in_backward()) return;
   if (backward_follows) order_.end(unit);
@@ -160,6 +176,9 @@ void Schedule::end_pass(bool backward_follows) {
   }
 }
 
+/// kExplicit gathers the units that the previous forward recorded, as long as this forward agrees with it.
+/// All ranks compare the order of units in the first forward, and a later forward in another order is
+/// reported.
 void Schedule::check_order(size_t unit) {
   if (forward_prefetch_ != ForwardPrefetch::kExplicit) return;
   if (!order_is_compared_) {
@@ -172,19 +191,28 @@ void Schedule::check_order(size_t unit) {
   reader_.report_changed_order(unit);
 }
 
+/// On a device with kImplicit, a unit that was not gathered ahead is gathered before the unit before it is
+/// freed, so the gather runs beside the compute of that unit.
 void Schedule::gather_beside_kept(size_t unit) {
   if (units_[unit].parameters != Parameters::kSharded) return;
   if (limits_gathers_) reshard_gathered_ahead();  // in vain, since this unit came in its place
   for (size_t i = unit; i < end_of_group(unit); ++i) gather(i);
 }
 
-/// What is to be gathered ahead, where it is not gathered yet.
+/// Units to gather ahead: one, or all that are expected [limit_all_gathers]. kImplicit needs no recorded
+/// order: it gathers the next unit of the previous forward, as long as this forward agrees with it. Elsewhere
+/// (in the first forward, after a change of order) the host of a device runs ahead of the compute, so that
+/// nothing need be guessed. The CPU gathers the likely next unit: the one that followed this unit when it was
+/// last used, or the next one in the order of the units if it never was used. After a unit that was not the
+/// likely one, it gathers none.
 std::span<const size_t> Schedule::next_in_forward() {
   if (forward_prefetch_ == ForwardPrefetch::kNone) return {};
   const size_t most = limits_gathers_ ? 1 : units_.size();
   return guesses_ ? order_.likely_next(most) : order_.next(most);
 }
 
+/// A unit that was gathered ahead and is not used next stays gathered until another one needs its place or
+/// forward ends. It costs one all-gather, and never the memory of a third unit.
 void Schedule::gather_ahead() {
   for (size_t next : next_in_forward()) {
     if (units_[next].parameters != Parameters::kSharded) continue;
@@ -206,6 +234,10 @@ void Schedule::reshard_kept(size_t except) {
 
 // ---- backward
 
+/// Backward gathers in reverse order. The next all-gather is issued before the current unit's gradients are
+/// attached and computed [BackwardPrefetch::kPre], after their reduction has been issued [kPost], or when the
+/// next unit's backward begins [kNone]. A unit whose output requires no gradient (frozen embeddings) has no
+/// backward.
 void Schedule::backward_begins(size_t unit) {
   if (!in_backward()) {
     phase_ = Phase::kBackward;
@@ -222,6 +254,9 @@ void Schedule::backward_begins(size_t unit) {
   }
 }
 
+/// A unit is freed when its backward has ended, and its gradients are reduced during the backward of the next
+/// unit. Without gradient sync nothing is reduced [training.no_sync]; the gradient buffers stay for the next
+/// pass.
 void Schedule::backward_ends(size_t unit) {
   if (unit != 0) {
     if (!units_[unit].traits.stays_in_step) reshard(unit);
@@ -235,6 +270,8 @@ void Schedule::gather_next_in_backward(size_t unit) {
   if (const auto next = order_.next_in_backward(unit)) gather(*next);
 }
 
+/// A unit whose backward cannot be seen to end (no input of its stage requires a gradient: the root,
+/// embeddings) is reduced and freed when the whole backward pass has ended.
 void Schedule::whole_backward_ends() {
   if (sync_) {
     for (size_t i = units_.size(); i-- > 0;) {
@@ -256,6 +293,15 @@ void Schedule::whole_backward_ends() {
 
 // ---- gradients
 
+/// A reduction is issued only after the gradient buffer of the previous one has been given back. The
+/// reduction over replicas or slices [strategy = "hybrid_shard", hybrid_optimizer] and the copy of a shard's
+/// gradient to host memory [move_grads_to_cpu] may continue after that. At most two such copies, and two
+/// reductions over slices, whose input exists in addition to their result, are under way.
+///
+/// Without the all-reduce over replicas, which only the last micro-batch of a step needs, a reduction ends
+/// within the slice, and the rank adds its results until a reduction with the all-reduce takes them. The
+/// exceptions are move_grads_to_cpu, because the sums would be on the host, and slices, whose sums would be
+/// larger than the shard.
 void Schedule::reduce(size_t unit) {
   const auto before = std::exchange(sending_, unit);
   if (before) wait_until_sent(*before);
@@ -273,7 +319,7 @@ void Schedule::reduce(size_t unit) {
   if (now.backwards == now.forwards) hand_over(unit);
 }
 
-/// What the backward pass has left of the unit's gradients.
+/// Reduces the gradients that the backward pass has left in the unit.
 void Schedule::reduce_rest(size_t unit) {
   UnitState& rest = units_[unit];
   const bool is_left_in_slice = rest.is_reduced_in_slice && !ends_in_slice(rest);
@@ -290,7 +336,8 @@ void Schedule::wait_until_sent(size_t unit) {
   emit(Action::kWaitForReduction, unit);
 }
 
-/// A copy that follows an all-reduce over replicas is not waited for: that may take until the end of the pass.
+/// Does not wait for a copy that follows an all-reduce over replicas, which may take until the end of the
+/// pass.
 void Schedule::wait_until_moved(size_t unit) {
   const ScheduledUnit& traits = units_[unit].traits;
   const bool is_bounded = traits.is_reduced_twice ? traits.has_slices : traits.gradient_moves;

@@ -12,20 +12,20 @@
 namespace fsdp::shard {
 namespace {
 
-/// The most bytes held at once, where the tasks of a queue run in order, each at any time between its issue
-/// and the wait for it, and those of different queues in any order.
+/// The largest number of bytes held at once. Tasks of a queue run in order, each at any time between its
+/// issue and the wait for it. Tasks of different queues run in any order.
 class MostBytes {
  public:
   struct QueuePlace {
     size_t queue = 0, number = 0;
   };
 
-  /// Taken (or, if negative, freed) by the caller.
+  /// Adds bytes that the caller takes or, if negative, frees.
   void add(int64_t bytes) {
     live_ += bytes;
     note();
   }
-  /// Taken by a task. Returns its place, for wait().
+  /// Adds bytes that a task takes or frees. Returns the task's place, for wait().
   QueuePlace issue(size_t queue, int64_t bytes) {
     Queue& in = queues_[queue];
     in.under_way.push_back(bytes);
@@ -165,7 +165,7 @@ class Counter final : public CommandReader {
 
   const std::vector<UnitSizes>& units_;
   const bool on_device_, reduce_scatter_group_;
-  std::vector<MostBytes::QueuePlace> gathered_, sent_;  ///< of tasks, by unit
+  std::vector<MostBytes::QueuePlace> gathered_, sent_;  ///< tasks, indexed by unit
   MostBytes bytes_;
   StepFormula formula_;
   int64_t times_ = 1;

@@ -83,18 +83,18 @@ class UnitChooser {
   }
 
  private:
-  /// Where a parameter goes.
+  /// The unit that a parameter is assigned to.
   struct Assignment {
     bool replicated = false, keep_float32 = false, trained_apart = false;
-    bool quantized = false;  ///< bytes, in units of their own
+    bool quantized = false;  ///< whether its values are bytes, which form units of their own
     int64_t shard_dimension = 0;
-    size_t holder = kNobody;  ///< node of its unit; kNobody: the root's
+    size_t holder = kNobody;  ///< node of its unit; kNobody: the root
     int model_holders = 1;    ///< nn::OutlineParameter::holders
 
     bool is_taken_out() const { return replicated || keep_float32 || trained_apart || model_holders > 1; }
   };
-  /// What parameters that are taken out have in common that form a unit. `quantized`: those of the root, which has
-  /// others too.
+  /// The properties that parameters share which are taken out of their units and form a unit together.
+  /// `quantized` is set for those of the root only, which also has other parameters.
   struct TakenOut {
     int model_holders = 1;
     bool shares_gradient = false, keep_float32 = false, replicated = false, trained_apart = false,
@@ -116,7 +116,7 @@ class UnitChooser {
       if (node.is_stage) types.insert(node.type);
     }
     const Names known(types.begin(), types.end());
-    // The default is for the models that have such stages.
+    // The default excludes types that only some models have.
     static const Names kNone, kExcluded = ShardOptions{}.exclude_stages;
     for (const auto& [option, given, fine] :
          {std::tuple("fsdp.wrap_stages", &options_.wrap_stages, &kNone),
@@ -221,7 +221,8 @@ class UnitChooser {
       numel += std::max(parameter.numel_of_whole(), parameter.quantized_elements);
     }
     if (left.empty()) return;
-    // What else a stage with quantized weights has, norms and biases, is little: the root's unit has it.
+    // Other parameters of a stage with quantized weights, norms and biases, are small and go to the root's
+    // unit.
     const auto is_other = [this](size_t i) { return !assigned_[i].quantized; };
     if (!std::ranges::all_of(left, is_other)) std::erase_if(left, is_other);
     const auto policy_wraps = [&] {
@@ -252,7 +253,7 @@ class UnitChooser {
     check_in_use("units", "take it out");
   }
 
-  /// That each unit holds a parameter, or is the nearest around one.
+  /// Checks that each unit holds a parameter, or is the nearest unit around one.
   void check_in_use(const char* option, const char* remedy) const {
     std::set<size_t> in_use = {kRoot};
     for (size_t i = 0; i < model_.parameters.size(); ++i) {
@@ -288,25 +289,24 @@ class UnitChooser {
 
   // ---- the result
 
-  /// The options of a unit of its own; none of most.
+  /// Options that the unit at a node has of its own; most units have none.
   UnitOverrides own_options(size_t node) const {
     const auto found = wrapped_.find(node);
     return found == wrapped_.end() ? UnitOverrides() : found->second;
   }
 
-  /// The unit with whose parameters those are used that are taken out: one with options of its own, or the
-  /// root.
+  /// The unit with which a parameter that is taken out is used: a unit with options of its own, or the root.
   size_t unit_of_taken_out(const nn::OutlineParameter& parameter) const {
     const size_t node = nearest_unit(parameter.nodes.front());
     UnitOverrides own = own_options(node);
-    own.reshard_after_forward.reset();  // the lifetime of what is taken out is the root's
+    own.reshard_after_forward.reset();  // parameters that are taken out have the root's lifetime
     return own == UnitOverrides() ? kRoot : node;
   }
 
   std::vector<UnitChoice> make_choices() const {
     using Parameters = std::vector<UnitChoice::Parameter>;
     std::vector<Parameters> held(model_.nodes.size());
-    std::map<size_t, std::map<TakenOut, Parameters>> taken_out;  // by node
+    std::map<size_t, std::map<TakenOut, Parameters>> taken_out;  // keyed by node
     for (size_t i = 0; i < assigned_.size(); ++i) {
       const Assignment& assigned = assigned_[i];
       Parameters* parameters = &held[assigned.holder == kNobody ? kRoot : assigned.holder];
@@ -360,7 +360,7 @@ class UnitChooser {
     if (kind.model_holders > 1) {
       options.holders = kind.model_holders;
       options.shares_gradient = kind.shares_gradient;
-      // One reduction over all its replicas; what more it would save is little.
+      // One reduction over all its replicas; cutting the state over slices would save little more.
       options.hybrid_optimizer = HybridOptimizer::kReplicated;
     }
     return {.name = name, .node = kRoot, .parameters = std::move(parameters), .options = options};
@@ -369,9 +369,9 @@ class UnitChooser {
   const ShardOptions& options_;
   const UnitDecisions& decisions_;
   const nn::ModelOutline& model_;
-  std::map<size_t, UnitOverrides> wrapped_;  ///< by node
-  std::vector<bool> is_unit_;                ///< by node
-  std::vector<Assignment> assigned_;         ///< by parameter
+  std::map<size_t, UnitOverrides> wrapped_;  ///< keyed by node
+  std::vector<bool> is_unit_;                ///< indexed by node
+  std::vector<Assignment> assigned_;         ///< indexed by parameter
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 #pragma once
 
-// Which stages of a model become units, decided on its outline: the rules of plan_units()
-// (shard/engine/wrap_policy.h lists them), for models with and without modules. Needs no libtorch.
+// The choice of the stages that become units, made on a model's outline. shard/engine/wrap_policy.h lists the
+// rules, which are the same for models with and without modules.
 
 #include <cstdint>
 #include <functional>
@@ -21,16 +21,16 @@ DimensionPolicy shard_dimension_policy(util::Named<ShardDimension> choice, bool 
 /// A stage that becomes a unit, with the parameters of which it is the nearest enclosing unit.
 struct UnitChoice {
   struct Parameter {
-    size_t index = 0;             ///< into the outline's parameters
-    int64_t shard_dimension = 0;  ///< on which the per_parameter layout cuts it
+    size_t index = 0;             ///< index into the outline's parameters
+    int64_t shard_dimension = 0;  ///< dimension on which the per_parameter layout cuts it
   };
 
   std::string name;  ///< dotted path of the stage; "root" for the outermost
-  size_t node = 0;   ///< of the outline
+  size_t node = 0;   ///< node of the outline
   std::vector<Parameter> parameters;
   UnitOptions options;
 
-  bool is_root() const { return node == 0; }  ///< has the lifetime of the root unit
+  bool is_root() const { return node == 0; }  ///< whether it has the lifetime of the root unit
 };
 
 /// Stand-ins for the options that need modules (units, wrapped, wrap_policy).
@@ -41,25 +41,25 @@ struct UnitDecisions {
   /// Above 0: exactly this many given stages and the root become units; `given_node` maps each to its node.
   size_t given = 0;
   std::function<size_t(size_t index)> given_node{};
-  /// By node: the stages that are units in addition, and their options.
+  /// A stage that is a unit in addition, and its options.
   struct Wrapped {
     size_t node = 0;
     UnitOverrides options{};
   };
   std::vector<Wrapped> wrapped{};
-  /// The stages inside which nothing else becomes a unit.
+  /// Nodes of the stages inside which nothing else becomes a unit.
   std::set<size_t> closed{};
 };
 
-/// The rule of ShardOptions::min_num_params and threshold_policy(): whether a stage becomes a unit that holds `numel`
-/// elements.
+/// The rule of ShardOptions::min_num_params and threshold_policy(): whether a stage becomes a unit that holds
+/// `numel` elements.
 bool is_large_enough(int64_t numel, int64_t min_num_params);
 
-/// As plan_units(). Ignores options.units, wrapped and wrap_policy in favour of `decisions`.
+/// Returns the units that plan_units() plans. `decisions` replace options.units, wrapped and wrap_policy.
 std::vector<UnitChoice> choose_units(const nn::ModelOutline& model, const ShardOptions& options,
                                      const UnitDecisions& decisions = {});
 
-/// The name of a unit at this node.
+/// The name of the unit at a node.
 const std::string& unit_name(const nn::ModelOutline& model, size_t node);
 
 /// Throws Error(kUsage) unless each of `patterns` (base/util/text.h), the value of `option`, matches one

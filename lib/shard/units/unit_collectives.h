@@ -1,7 +1,8 @@
 #pragma once
 
-// What the commands of a schedule communicate, as the engine does it (shard/engine/unit.cpp): for all that counts or times a
-// step (shard/units/step_formula.h, tools/plan/time.h, tools/simulate/unit_calls.h). Needs no libtorch.
+// The collectives that the engine issues for the commands of a schedule (shard/engine/unit.cpp,
+// shard/engine/reduce), for code that counts or times a step (shard/units/step_formula.h, tools/plan/time.h,
+// tools/simulate/unit_calls.h).
 
 #include <cstddef>
 #include <cstdint>
@@ -17,15 +18,16 @@ struct UnitCollective {
   enum class Among { kShards, kReplicas, kSlices };
 
   Operation kind;
-  Among among;        ///< which of the unit's groups (shard/units/group_sizes.h)
+  Among among;        ///< group of the unit that communicates (shard/units/group_sizes.h)
   int64_t bytes = 0;  ///< this rank's payload, as in comm/api/trace.h
   size_t queue = 0;   ///< collectives of a queue run in order
 
-  /// Of so many of them.
+  /// Traffic of `times` such collectives.
   Traffic traffic(int64_t times) const;
 };
 
-/// Each begins when the one before it has ended; empty for commands that communicate nothing.
+/// Returns the collectives of a command, each of which begins when the one before it has ended. Empty for
+/// commands that communicate nothing.
 std::vector<UnitCollective> collectives_of(Command::Action command, const UnitSizes& unit,
                                            bool reduce_scatter_group);
 

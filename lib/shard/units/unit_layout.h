@@ -1,7 +1,7 @@
 #pragma once
 
-// UnitLayout: where the parameters of a unit lie in each rank's shard, in the output of an all-gather of the
-// shards, and in the unsharded buffer of which the module's parameters are views. Needs no libtorch.
+// UnitLayout: the places of a unit's parameters in each rank's shard, in the output of an all-gather of the
+// shards, and in the unsharded buffer of which the module's parameters are views.
 //
 // FlatLayout (FSDP1, FairScale): the parameters one after another, padded to a multiple of the number of
 // ranks and cut into equal shards. A shard may begin and end inside a parameter, hold several, or hold
@@ -34,18 +34,18 @@
 
 namespace fsdp::shard {
 
-/// Where a parameter lies in its unit.
+/// The place of a parameter in its unit.
 struct ParameterPlace {
   std::string name;
   std::vector<int64_t> shape;
   int64_t numel = 0;
-  int64_t offset = 0;  ///< of its first element in the unsharded buffer
+  int64_t offset = 0;  ///< place of the first element in the unsharded buffer
 };
 
-/// The part of a parameter that lies in one rank's shard, contiguous there; may be empty.
+/// The part of a parameter in one rank's shard, where it is contiguous. May be empty.
 struct LocalRange {
   util::Rectangle columns{};
-  int64_t shard_offset = 0;  ///< of its first element in the shard
+  int64_t shard_offset = 0;  ///< place of the first element in the shard
 };
 
 /// A part of a parameter, as a strided view of the contiguous parameter and one of the gathered shards; both
@@ -64,17 +64,17 @@ class UnitLayout {
   struct Parameter {
     std::string name;
     std::vector<int64_t> shape;
-    int64_t shard_dimension = 0;  ///< on which the per_parameter layout cuts it
+    int64_t shard_dimension = 0;  ///< dimension on which the per_parameter layout cuts it
   };
 
   virtual ~UnitLayout() = default;
 
   const std::vector<ParameterPlace>& parameters() const { return parameters_; }
 
-  int64_t numel() const { return numel_; }  ///< of the parameters, without padding
-  /// With padding; the same on every rank.
+  int64_t numel() const { return numel_; }  ///< number of elements of the parameters, without padding
+  /// Number of elements of a shard, with padding; the same on every rank.
   int64_t shard_numel() const { return shard_numel_; }
-  /// Of the output of an all-gather of the shards, and of the input of a reduce-scatter of the gradients.
+  /// Number of elements that an all-gather of the shards yields and a reduce-scatter of the gradients takes.
   int64_t gathered_numel() const { return shard_numel_ * world_size_; }
   /// Whether the gathered shards are the unsharded buffer.
   virtual bool gathers_in_place() const = 0;
@@ -82,8 +82,8 @@ class UnitLayout {
 
   virtual LocalRange local_range(size_t parameter, int rank) const = 0;
 
-  /// The pieces that make up a parameter, at most two for any number of ranks (shard/engine/layout_views.h makes
-  /// tensors of them).
+  /// The pieces that make up a parameter, at most two for any number of ranks (shard/engine/layout_views.h
+  /// makes tensors of them).
   virtual std::vector<PiecePlace> pieces(size_t parameter) const = 0;
 
  protected:
@@ -100,7 +100,7 @@ class FlatLayout final : public UnitLayout {
   FlatLayout(const std::vector<Parameter>& parameters, int world_size);
 
   bool gathers_in_place() const override { return true; }
-  /// Has one row.
+  /// The result has one row.
   LocalRange local_range(size_t parameter, int rank) const override;
   std::vector<PiecePlace> pieces(size_t parameter) const override;
 };
@@ -117,11 +117,11 @@ class PerParameterLayout final : public UnitLayout {
  private:
   struct ParameterCut {
     int64_t rows = 1;     ///< product of the dimensions before the one that is cut
-    int64_t columns = 0;  ///< of the whole parameter
-    int64_t chunk = 0;    ///< columns of a rank
+    int64_t columns = 0;  ///< number of columns of the whole parameter
+    int64_t chunk = 0;    ///< number of columns of a rank
     int64_t shard_offset = 0;
   };
-  std::vector<ParameterCut> cuts_;  ///< by parameter
+  std::vector<ParameterCut> cuts_;  ///< indexed by parameter
 };
 
 std::unique_ptr<UnitLayout> make_layout(util::Named<Layout> layout,

@@ -1,9 +1,8 @@
 #pragma once
 
-// The options of one unit. ShardOptions are those of the model; what keep_after_forward,
-// replicated_parameters and keep_float32 say by name and ShardOptions::wrapped by module is resolved here,
-// for each unit once. All that depends on a unit's options reads the result: sizes (shard/units/unit_sizes.h),
-// schedule, storage, groups. Needs no libtorch.
+// The options of one unit. ShardOptions are the options of a model. Options by name (keep_after_forward,
+// replicated_parameters, keep_float32) and by module (ShardOptions::wrapped) are resolved here, once for each
+// unit. Sizes (shard/units/unit_sizes.h), schedule, storage and groups read the result.
 
 #include <torch/headeronly/core/ScalarType.h>
 
@@ -25,8 +24,8 @@ struct StorageOptions {
   bool move_grads_to_cpu = false;
   bool sums_by_sample = false;
 
-  /// Of a slice's shard (hybrid_optimizer = "global"): what is gathered is rounded to it at the latest, so no more
-  /// bytes cross the network between slices.
+  /// Type of a slice's shard (hybrid_optimizer = "global"). Parameters are rounded to it before they are
+  /// sent, so no more bytes than necessary cross the network between slices.
   c10::ScalarType slice_dtype() const {
     return util::element_size(param_dtype) < util::element_size(param_storage) ? param_dtype : param_storage;
   }
@@ -36,29 +35,29 @@ struct StorageOptions {
 
 struct UnitOptions {
   StorageOptions storage;
-  // The ranks that share it (shard/units/group_sizes.h).
+  // The ranks that share the unit (shard/units/group_sizes.h).
   util::Named<Strategy> strategy = Strategy::kFullShard;
   util::Named<HybridOptimizer> hybrid_optimizer = HybridOptimizer::kReplicated;
-  int holders = 1;               ///< neighbours on the mesh's axis model, that are replicas too
-  bool shares_gradient = false;  ///< the gradient is the sum over the holders, and the mean over other ranks
-  bool stays_after_forward = false;  ///< gathered, until its backward has ended
-  bool stays_in_step = false;        ///< without trainable parameters, then for all micro-batches of a step
+  int holders = 1;               ///< number of neighbours on the mesh's axis model that hold the same part
+  bool shares_gradient = false;  ///< whether the gradient is the sum over the holders
+  bool stays_after_forward = false;  ///< whether the unit stays gathered until its backward has ended
+  bool stays_in_step = false;        ///< whether it then stays so for all micro-batches, if it is frozen
   bool cast_forward_inputs = true;
   double gradient_predivide_factor = 0;  ///< see ShardOptions
 
   bool operator==(const UnitOptions&) const = default;
 };
 
-/// `own`, and what it leaves out from `others`.
+/// Returns `own`, with options that it does not set from `others`.
 UnitOverrides merged(UnitOverrides own, const UnitOverrides& others);
 
-/// What a unit named `name` has of the model's options, and in their place what `own` has. `is_root`: it is
-/// one of the root stage.
+/// Returns the options of the unit `name`: those of `own`, and the model's where `own` sets none. `is_root`:
+/// whether the unit belongs to the root stage.
 UnitOptions unit_options(const ShardOptions& model, const std::string& name, bool is_root,
                          const UnitOverrides& own);
 
-/// Throws Error(kUsage) for options that exclude each other in the unit at `path`, and for those of `own`
-/// that have no effect beside the others.
+/// Throws Error(kUsage) for options that exclude each other in the unit at `path`, and for options of `own`
+/// that have no effect with the others.
 void require_no_unit_conflicts(const ShardOptions& model, const UnitOverrides& own, const std::string& path);
 
 /// The factor by which gradients are divided before they are summed over the `ranks` of the run.

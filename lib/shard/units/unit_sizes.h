@@ -1,9 +1,9 @@
 #pragma once
 
 // The numbers that describe a model's units: options, sizes, traffic. The cost of a step is computed from
-// these (shard/units/step_formula.h). They come from an engine (shard/engine/engine_sizes.h) or, without one, from the
-// choice of the units and the arithmetic of the layout, which need shapes only: an outline of the model is
-// enough to plan it for any world size. Needs no libtorch.
+// these numbers (shard/units/step_formula.h). They come from an engine (shard/engine/engine_sizes.h) or,
+// without one, from the choice of the units and the arithmetic of the layout, which need shapes only. So the
+// outline of a model is enough to plan it for any world size.
 
 #include <cstdint>
 #include <string>
@@ -23,7 +23,7 @@ namespace fsdp::shard {
 /// The pass of collectives between slices, for traces.
 inline constexpr const char* kBetweenSlices = "between slices";
 
-/// What units have communicated, or will: numbers of collectives and the payload of this rank, as in
+/// Communication of units, past or planned: numbers of collectives and the payload of this rank, as in
 /// comm/api/trace.h.
 struct Traffic {
   int64_t all_gathers = 0, all_gather_bytes = 0;
@@ -38,10 +38,9 @@ struct Traffic {
 
 struct ParameterSizes {
   std::string name;
-  std::vector<int64_t> shape;  ///< of the whole parameter
-  int64_t shard_numel = 0;     ///< on the first rank of the unit, which has the most of it
-  int64_t part_numel =
-      0;  ///< of the part that is in the unit: less where ranks of the axis model have others
+  std::vector<int64_t> shape;  ///< shape of the whole parameter
+  int64_t shard_numel = 0;     ///< elements on the first rank of the unit, which has the most
+  int64_t part_numel = 0;      ///< elements in the unit: fewer where ranks of the axis model have other parts
 
   bool operator==(const ParameterSizes&) const = default;
 };
@@ -49,24 +48,24 @@ struct ParameterSizes {
 /// One unit on one rank. Numbers of elements, unless the name says bytes.
 struct UnitSizes {
   std::string name;
-  int64_t numel = 0;            ///< of the parameters, without padding
-  int64_t shard_numel = 0;      ///< of the part that one rank updates, with padding
-  int64_t gathered_numel = 0;   ///< output of an all-gather, input of a reduce-scatter
-  int64_t unsharded_numel = 0;  ///< of the buffer of which the parameters are views
+  int64_t numel = 0;            ///< elements of the parameters, without padding
+  int64_t shard_numel = 0;      ///< elements of the part that one rank updates, with padding
+  int64_t gathered_numel = 0;   ///< elements of the output of an all-gather and the input of a reduce-scatter
+  int64_t unsharded_numel = 0;  ///< elements of the buffer of which the parameters are views
   UnitOptions options;
   GroupSizes groups;
   std::vector<ParameterSizes> parameters;
-  int model_ranks = 1;  ///< of the axis model, of which the unit's parameters are parts
+  int model_ranks = 1;  ///< number of ranks of the axis model, which have parts of the unit's parameters
 
   bool gathers_in_place = true;  ///< see UnitLayout
   bool is_root = false;          ///< see Engine::is_root()
   bool has_trainable_parameters = true;
-  int64_t most_uses = 1;                ///< of one parameter in the model: 2 with tied weights
+  int64_t most_uses = 1;                ///< most uses of one parameter in the model: 2 with tied weights
   bool shard_is_unsharded = false;      ///< see UnitStorage
   bool input_is_differentiable = true;  ///< see Engine
   bool output_is_differentiable = true;
 
-  /// Whether it stays gathered for all micro-batches of a step (shard/units/schedule.h).
+  /// Whether it stays gathered for all micro-batches of a step (Schedule::reshard_frozen()).
   bool stays_in_step() const { return options.stays_in_step && !has_trainable_parameters; }
   /// Whether gathering it communicates.
   bool is_cut() const { return groups.shards > 1 && numel > 0; }
@@ -75,36 +74,39 @@ struct UnitSizes {
   /// Whether its shards are cut over slices once more.
   bool has_slices() const { return groups.slices > 1 && numel > 0; }
 
-  /// Of the weights that a rank keeps.
+  /// Bytes of the weights that a rank keeps.
   int64_t shard_bytes() const { return shard_numel * util::element_size(options.storage.param_storage); }
-  /// Of the slice's shard, which the rank keeps beside them and gathers from; 0 where that is the shard itself.
+  /// Bytes of the slice's shard, which the rank keeps in addition and gathers from; 0 where that is the shard
+  /// itself.
   int64_t slice_shard_bytes() const {
     return groups.slices > 1 ? slice_shard_numel() * util::element_size(options.storage.slice_dtype()) : 0;
   }
-  /// Of one number in fp32 for each of these: the optimizer's states and temporaries.
+  /// Bytes of one fp32 number for each of these weights, such as a state of the optimizer.
   int64_t shard_bytes_in_float32() const { return shard_numel * 4; }
-  /// Of the unsharded buffer; 0 where the shard is the whole unit.
+  /// Bytes of the unsharded buffer; 0 where the shard is the whole unit.
   int64_t unsharded_bytes() const { return shard_is_unsharded ? 0 : unsharded_numel * param_element(); }
-  /// Of the separate output of an all-gather, which exists until it has been copied to the unsharded buffer.
+  /// Bytes of the separate output of an all-gather, which exists until it has been copied to the unsharded
+  /// buffer.
   int64_t communication_bytes() const { return gathers_in_place ? 0 : gathered_numel * param_element(); }
-  /// Of the buffer in which gradients are accumulated and from which they are reduced.
+  /// Bytes of the buffer in which gradients are accumulated and from which they are reduced.
   int64_t gradient_bytes() const { return has_trainable_parameters ? gathered_numel * reduce_element() : 0; }
-  /// Of the gradient of this rank's shard.
+  /// Bytes of the gradient of this rank's shard.
   int64_t shard_gradient_bytes() const {
     if (!has_trainable_parameters) return 0;
     return shard_numel * (options.storage.keep_low_precision_grads ? reduce_element() : 4);
   }
-  /// This rank's payload of an all-gather and of a reduction in a slice, and of those between slices.
+  /// This rank's payload of an all-gather and of a reduction, in a slice and between slices.
   int64_t gather_payload_bytes() const { return slice_shard_numel() * param_element(); }
   int64_t reduce_payload_bytes() const { return slots_of_shards() * slice_shard_numel() * reduce_element(); }
   int64_t slice_gather_payload_bytes() const { return slice_shard_bytes() / groups.slices; }
   int64_t result_bytes() const { return shard_numel * reduce_element(); }
 
-  /// The shards that one reduction yields: with sums_by_sample, one for each node of the tree and gradient of a
-  /// parameter (shard/engine/reduce/sample_tree.h). In those over replicas likewise.
+  /// Number of shards that one reduction yields, in a slice and over replicas. With sums_by_sample there is
+  /// one for each node of the tree and each gradient of a parameter (shard/engine/reduce/sample_tree.h).
   int64_t slots_of_shards() const;
   int64_t slots_of_replicas() const;
-  /// This rank's payload of the reduce-scatter over replicas that sums by sample, and of the all-gather behind it.
+  /// This rank's payload of the reduce-scatter over replicas that sums by sample, and of the all-gather after
+  /// it.
   int64_t slot_payload_bytes() const;
 
   bool operator==(const UnitSizes&) const = default;
@@ -114,20 +116,19 @@ struct UnitSizes {
   int64_t reduce_element() const { return util::element_size(options.storage.reduce_dtype); }
 };
 
-/// Whether a rank adds up a unit's gradients of several passes before the all-reduce over replicas. Those that move to
-/// host memory are elsewhere by then, and sums by sample have an order of their own.
+/// Whether a rank adds a unit's gradients of several passes before the all-reduce over replicas. Gradients
+/// that move to host memory have left by then, and sums by sample have an order of their own.
 bool adds_before_all_reduce(const GroupSizes& groups, const StorageOptions& options);
 
-/// Whether the parameters are views of what is otherwise gathered: the shard or the slice's shard.
+/// Whether the parameters are views of the shard, or the slice's shard, so that nothing is gathered.
 bool shard_is_unsharded(const StorageOptions& options, const UnitLayout& layout, const GroupSizes& groups);
 
 /// The sizes that follow from a unit's options, layout and groups.
 UnitSizes sizes_of_unit(std::string name, const UnitOptions& options, const UnitLayout& layout,
                         const GroupSizes& groups);
 
-/// unit_sizes() of the engine that fully_shard() would make of such a model, before its first pass. Throws
-/// Error(kUsage) as fully_shard() does. `decisions` replace options.units, wrapped and
-/// wrap_policy.
+/// Returns unit_sizes() of the engine that fully_shard() would make of such a model, before its first pass.
+/// Throws Error(kUsage) as fully_shard() does. `decisions` replace options.units, wrapped and wrap_policy.
 std::vector<UnitSizes> unit_sizes(const nn::ModelOutline& model, const ShardOptions& options,
                                   const comm::MeshShape& mesh, const UnitDecisions& decisions = {});
 

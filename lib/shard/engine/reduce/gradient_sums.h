@@ -9,8 +9,8 @@
 
 namespace fsdp::shard {
 
-/// The gradients of one reduction. The queues of the communicators share it with the caller, because they release the
-/// tensors when these have been sent.
+/// The gradients of one reduction. The queues of the communicators share it with the caller, because they
+/// release the tensors when these have been sent.
 struct GradientSums {
   at::Tensor input;               ///< the buffer of the whole unit's gradients
   at::Tensor output;              ///< the sums so far

@@ -9,9 +9,9 @@
 
 namespace fsdp::shard {
 
-/// Reduces in the group that shares the unit, and adds the result to the shard's gradient on the device. Classes derived
-/// from it add a second collective, in the queue of another group: only that queue waits for the first collective, so
-/// the first group continues with the next unit.
+/// Reduces in the group that shares the unit, and adds the result to the shard's gradient on the device.
+/// Classes derived from it add a second collective, in the queue of another group: only that queue waits for
+/// the first collective, so the first group continues with the next unit.
 class GroupReduction : public Reduction {
  public:
   explicit GroupReduction(Unit& unit) : unit_(unit) {}
@@ -53,9 +53,9 @@ class GroupReduction : public Reduction {
   void finish_across();
 
   Unit& unit_;
-  /// Stages of the reduction in the order in which they end: the collective that consumes the buffer of the whole unit,
-  /// the release of that buffer, the second collective, the release of its input, and the addition to the shard's
-  /// gradient with the release of the result.
+  /// Stages of the reduction in the order in which they end: the collective that consumes the buffer of the
+  /// whole unit, the release of that buffer, the second collective, the release of its input, and the
+  /// addition to the shard's gradient with the release of the result.
   std::unique_ptr<comm::Work> collective_, sent_, across_, across_sent_, added_;
 };
 

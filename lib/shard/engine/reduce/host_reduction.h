@@ -9,8 +9,8 @@
 
 namespace fsdp::shard {
 
-/// Moves the result of another reduction to host memory and adds it to the shard's gradient there. No collective waits
-/// for the copy.
+/// Moves the result of another reduction to host memory and adds it to the shard's gradient there. No
+/// collective waits for the copy.
 class HostReduction final : public Reduction {
  public:
   HostReduction(Unit& unit, std::unique_ptr<GroupReduction> on_device)

@@ -1,7 +1,7 @@
 #pragma once
 
-// Reduction: how the gradients of one unit become the gradient of this rank's shard. There is a class for each way,
-// chosen once for a unit by make_reduction():
+// Reduction: how the gradients of one unit become the gradient of this rank's shard. There is a class for
+// each way, chosen once for a unit by make_reduction():
 //
 //   GroupReduction     a reduce-scatter among the ranks that share the unit
 //   ReplicaReduction   and an all-reduce among the ranks that hold the same shard (hybrid sharding)
@@ -28,21 +28,22 @@ class Reduction {
 
   virtual ~Reduction() = default;
 
-  /// Issues the reduction of the gradients that the unit has accumulated. One with kAll includes the sums of earlier
-  /// ones with kSlice. Requires: kAll, unless adds_before_all_reduce() (shard/units/unit_sizes.h).
+  /// Issues the reduction of the gradients that the unit has accumulated. One with kAll includes the sums of
+  /// earlier ones with kSlice. Requires: kAll, unless adds_before_all_reduce() (shard/units/unit_sizes.h).
   virtual void start(Reach reach) = 0;
-  /// Waits until the buffer of the whole unit's gradients has been given back; a second collective may still be under
-  /// way.
+  /// Waits until the buffer of the whole unit's gradients has been given back; a second collective may still
+  /// be under way.
   virtual void finish_sending() = 0;
-  /// Waits until the gradient has been reduced over slices and copied to the host, if it is kept there, so that memory
-  /// on the device is free; no effect while an all-reduce is under way.
+  /// Waits until the gradient has been reduced over slices and copied to the host, if it is kept there, so
+  /// that memory on the device is free; no effect while an all-reduce is under way.
   virtual void finish_moving() = 0;
   /// Waits until the mean over ranks has been added to the shard's gradient; no effect without a reduction.
   virtual void finish() = 0;
   /// Whether finish() has something to wait for, where gradients stay on the device.
   virtual bool is_under_way() const = 0;
-  /// Runs `use` on the host's thread once the reductions issued so far are in the shard's gradient and the host can read
-  /// it. finish() waits for `use` and rethrows its exception. Requires: a gradient that moves to host memory.
+  /// Runs `use` on the host's thread once the reductions issued so far are in the shard's gradient and the
+  /// host can read it. finish() waits for `use` and rethrows its exception. Requires: a gradient that moves
+  /// to host memory.
   virtual void use_gradient(std::function<void()> use) = 0;
   /// Waits for collectives of a failed step, whose errors that step reports.
   virtual void reset() = 0;

@@ -4,8 +4,8 @@
 
 namespace fsdp::shard {
 
-/// Adds an all-reduce among the ranks that hold the same shard. Without it, results are added up as sums over some of
-/// the ranks, which the next all-reduce takes in.
+/// Adds an all-reduce among the ranks that hold the same shard. Without it, results are added up as sums over
+/// some of the ranks, which the next all-reduce takes in.
 class ReplicaReduction final : public GroupReduction {
  public:
   using GroupReduction::GroupReduction;

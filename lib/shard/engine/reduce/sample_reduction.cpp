@@ -16,7 +16,8 @@ namespace {
 
 int64_t rounded_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-/// Fills `to` [ranks, gradients, slots, n]: from [gradients][ranks, n] in the slots of `nodes` that have `leaf`, -0 elsewhere.
+/// Fills `to` [ranks, gradients, slots, n]: from [gradients][ranks, n] in the slots of `nodes` that have
+/// `leaf`, -0 elsewhere.
 void fill_slots(const at::Tensor& to, const std::vector<at::Tensor>& from, int64_t ranks,
                 const std::vector<SampleNode>& nodes, int64_t leaf) {
   const auto gradients = std::ssize(from), slots = std::ssize(nodes);
@@ -105,7 +106,7 @@ void SampleReduction::start(Reach /*reach*/) {
   });
 }
 
-/// Whatever the order in which a group's all-reduce adds, its reduce-scatter adds in that of the ranks.
+/// Uses a reduce-scatter and an all-gather, because an all-reduce of a group may add ranks in any order.
 void SampleReduction::reduce_slots_across(GradientSums& sums, const SampleRound& round) {
   comm::Communicator& group = *across();
   const int64_t n = unit_.storage().layout().shard_numel(), inside = std::ssize(round.inside),

@@ -9,8 +9,8 @@ namespace fsdp::shard {
 
 class Engine;
 
-/// Sums along a fixed tree over the samples of a step (sample_tree.h). The shard's gradient appears after the last
-/// reduction of the step. On the CPU only.
+/// Sums along a fixed tree over the samples of a step (sample_tree.h). The shard's gradient appears after the
+/// last reduction of the step. On the CPU only.
 class SampleReduction final : public GroupReduction {
  public:
   using GroupReduction::GroupReduction;
@@ -19,8 +19,8 @@ class SampleReduction final : public GroupReduction {
   void begin(const SampleStep& step, SampleSums begun = {});
   void start(Reach reach) override;
 
-  /// The sums after the newest reduction, unless that was the last, and after up to kSumsBefore before it, oldest first.
-  /// Requires: SampleStep::may_break_off, and reset().
+  /// The sums after the newest reduction, unless that was the last, and after up to kSumsBefore before it,
+  /// oldest first. Requires: SampleStep::may_break_off, and reset().
   std::vector<SampleSums> begun_sums() const;
   /// Whether none of the step's reductions is missing, unless all are.
   bool has_all_rounds() const { return round_ == 0 || round_ == step_.rounds; }
@@ -34,17 +34,18 @@ class SampleReduction final : public GroupReduction {
   SampleStep step_;
   int64_t round_ = 0;  ///< number of reductions of the step so far
   SampleSums sums_;    ///< sums of the reductions that have ended
-  /// Sums before the newest of them, oldest first. When a peer hangs, ranks end in different rounds: a reduction that
-  /// waits for the peer holds up those behind it, while ranks whose counterparts still answer go on.
+  /// Sums before the newest of them, oldest first. When a peer hangs, ranks end in different rounds: a
+  /// reduction that waits for the peer holds up those behind it, while ranks whose counterparts still answer
+  /// go on.
   std::vector<SampleSums> before_;
   static constexpr size_t kSumsBefore = 3;
 };
 
-/// Begins a step with ShardOptions::sums_by_sample, after Engine::zero_gradients(): the micro-batches to come. `begun`: of
-/// each unit the sums of the leaves before; may be empty if there are none.
+/// Begins a step with ShardOptions::sums_by_sample, after Engine::zero_gradients(): the micro-batches to
+/// come. `begun`: of each unit the sums of the leaves before; may be empty if there are none.
 void begin_sample_sums(Engine& engine, const SampleStep& step, std::vector<SampleSums> begun = {});
-/// Returns, after a step with SampleStep::may_break_off that has failed, each unit's SampleReduction::begun_sums().
-/// Resets the engine. Not collective.
+/// Returns, after a step with SampleStep::may_break_off that has failed, each unit's
+/// SampleReduction::begun_sums(). Resets the engine. Not collective.
 std::vector<std::vector<SampleSums>> begun_sample_sums(Engine& engine);
 /// Throws Error(kUsage) if a unit had gradients in some micro-batches of the step only.
 void require_all_sample_sums(const Engine& engine);
