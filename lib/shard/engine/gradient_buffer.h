@@ -62,9 +62,8 @@ class GradientBuffer {
   std::vector<size_t> held_;
   at::Tensor flat_;
   std::vector<const void*> sinks_;  ///< indexed by parameter
-  std::vector<at::Tensor>
-      taken_;                     ///< gradient of each parameter that throws; undefined for frozen parameters
-  std::vector<at::Tensor> more_;  ///< buffers of further gradients; zeros where there are none
+  std::vector<at::Tensor> taken_;   ///< each parameter's gradient that throws; undefined if frozen
+  std::vector<at::Tensor> more_;    ///< buffers of further gradients; zeros where there are none
   /// Buffers kept with `stays`: one for accumulation, and one that an earlier micro-batch made the shard's
   /// gradient.
   std::array<at::Tensor, 2> kept_;

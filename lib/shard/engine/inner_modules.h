@@ -36,8 +36,8 @@ class ShardedModules {
     const ShardingFront* front = nullptr;
     std::weak_ptr<Engine> engine;
     std::set<const void*> parameters;  ///< parameters of the module, including units inside it
-    std::function<void()>
-        becomes_inner;  ///< called when the call for an outer module takes over; may be empty
+    /// Called when the call for an outer module takes over; may be empty.
+    std::function<void()> becomes_inner;
   };
 
   static ShardedModules& instance();

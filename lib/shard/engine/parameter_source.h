@@ -55,8 +55,8 @@ class ParameterSource {
 
 /// How fully_shard() treats parameters on the meta device; others keep their values.
 struct Materialize {
-  ParameterSource* source =
-      nullptr;                   ///< used by fully_shard() only; null: no parameter is on the meta device
+  /// Used by fully_shard() only. Null: no parameter is on the meta device.
+  ParameterSource* source = nullptr;
   at::Device device = at::kCPU;  ///< device on which the parameters are gathered and used
 };
 

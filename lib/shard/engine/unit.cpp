@@ -126,16 +126,16 @@ void Unit::reshard() {
 }
 
 void Unit::attach_gradients() {
-  if (storage_.gradients_are_attached() || !storage_.has_trainable_parameters()) return;
+  if (storage_.gradients().is_attached() || !storage_.has_trainable_parameters()) return;
   at::NoGradGuard no_grad;
   storage_.attach_gradients();
-  note_buffer(true, BufferKind::kGradients, storage_.gradient_bytes());
+  note_buffer(true, BufferKind::kGradients, storage_.gradients().nbytes());
 }
 
 void Unit::drop_gradients() {
-  const bool has_buffer = storage_.gradients_are_attached();
-  storage_.drop_gradients();
-  if (has_buffer) note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
+  const bool has_buffer = storage_.gradients().is_attached();
+  storage_.gradients().drop();
+  if (has_buffer) note_buffer(false, BufferKind::kGradients, storage_.gradients().nbytes());
 }
 
 at::Tensor Unit::gather_whole(const at::Tensor& own) {

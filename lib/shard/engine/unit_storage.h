@@ -63,20 +63,8 @@ class UnitStorage {
   /// keep_low_precision_grads. Undefined until a backward pass has ended.
   const at::Tensor& shard_gradient() const { return gradient_->sum(); }
   void clear_shard_gradient() { gradient_->clear(); }
-  /// Adds `mean`, [shard_numel] in reduce_dtype on the device of the parameters or of the gradient, whose sum
-  /// of squares is `squares` if that is known; may keep a reference to it.
-  void add_to_shard_gradient(const at::Tensor& mean, std::optional<double> squares = std::nullopt) {
-    gradient_->add(mean, squares);
-  }
-  /// Adds sums over some of the ranks, before they are divided. Requires: a gradient that is not a mean
-  /// already.
-  void add_partial_sums(const at::Tensor& sums) { gradient_->add_partial(sums); }
-  /// Returns these sums and leaves no gradient. Before the caller frees the sums, it must wait for all their
-  /// readers.
-  at::Tensor take_partial_sums() { return gradient_->take_partial(); }
-  bool has_partial_sums() const { return gradient_->is_partial(); }
-  /// The gradient's sum of squares, if it is known without reading the gradient.
-  std::optional<double> shard_gradient_squares() const { return gradient_->squares(); }
+  ShardGradient& gradient() { return *gradient_; }
+  const ShardGradient& gradient() const { return *gradient_; }
   /// This rank's parts of the trainable parameters, as leaves of autograd; see ShardGradient.
   const std::vector<ShardLeaf>& leaves() {
     return gradient_->leaves_of(*layout_, place_.rank, shard_, parameters_);
@@ -140,25 +128,21 @@ class UnitStorage {
   /// Makes gradients accumulate at the same addresses in every step, as graphs of a device need. A unit on
   /// one rank, whose buffer may become the shard's gradient, then keeps its memory between steps.
   void keep_gradients_in_place() { gradients_stay_ = true; }
-  at::Tensor detach_gradients() { return gradients_->detach(); }
-  std::vector<at::Tensor> detach_all_gradients() { return gradients_->detach_all(); }
-  void drop_gradients() { gradients_->drop(); }
-  bool gradients_are_attached() const { return gradients_->is_attached(); }
+  /// The buffer in which the gradients of the parameters accumulate.
+  GradientBuffer& gradients() { return *gradients_; }
 
   int64_t slice_shard_bytes() const {
     return slice_shard_.defined() ? static_cast<int64_t>(slice_shard_.nbytes()) : 0;
   }
   int64_t unsharded_bytes() const;
   int64_t gathered_bytes() const;
-  int64_t gradient_bytes() const { return gradients_->nbytes(); }
 
  private:
   void fill_shard(const Materialize& materialize);
   void copy_unpacked(const at::Tensor& to, const at::Tensor& gathered) const;
 
   std::vector<NamedParameter> parameters_;
-  std::vector<at::Storage>
-      at_rest_;  ///< storage of each parameter at rest; empty if they are always gathered
+  std::vector<at::Storage> at_rest_;  ///< storage of each parameter at rest; empty if always gathered
   std::unique_ptr<const UnitLayout> layout_;
   ShardPlace place_;
   StorageOptions options_;

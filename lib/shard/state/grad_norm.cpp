@@ -64,7 +64,7 @@ std::vector<double> local_norms(const Engine& engine, double norm_type,
       continue;
     }
     if (!has_gradient(unit)) continue;
-    if (const auto squares = unit.storage().shard_gradient_squares(); squares && norm_type == 2) {
+    if (const auto squares = unit.storage().gradient().squares(); squares && norm_type == 2) {
       norms[i] = std::sqrt(*squares);
       continue;
     }

@@ -55,12 +55,11 @@ class ExecutionOrder {
     bool begun_in_backward = false;
   };
 
-  std::vector<size_t> begun_;      ///< units whose forward has begun in this pass
-  std::vector<Use> ended_;         ///< forwards that have ended in this pass
-  std::vector<size_t> last_pass_;  ///< units that began in the previous pass
-  std::vector<size_t>
-      followed_by_;  ///< next unit of each unit; the number of units stands for the end of the pass
-  std::vector<size_t> likely_;  ///< memory of the result of likely_next()
+  std::vector<size_t> begun_;        ///< units whose forward has begun in this pass
+  std::vector<Use> ended_;           ///< forwards that have ended in this pass
+  std::vector<size_t> last_pass_;    ///< units that began in the previous pass
+  std::vector<size_t> followed_by_;  ///< next unit of each; the number of units stands for the end
+  std::vector<size_t> likely_;       ///< memory of the result of likely_next()
   size_t roots_;
   bool follows_ = false;
   bool is_likely_ = false;  ///< whether the unit that began last was the likely one

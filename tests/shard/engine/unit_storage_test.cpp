@@ -85,10 +85,10 @@ TEST(UnitStorage, AutogradAccumulatesIntoOneFlatBuffer) {
   storage.attach_gradients();
   (stage.weight() * 2).sum().backward();
   (stage.weight() * 3).sum().backward();
-  at::Tensor gradients = storage.detach_gradients();
+  at::Tensor gradients = storage.gradients().detach();
   EXPECT_TRUE(at::equal(gradients, at::full({6}, 5.0f)));
   EXPECT_FALSE(testing::is_readable(stage.weight().grad()));
-  storage.drop_gradients();
+  storage.gradients().drop();
   EXPECT_FALSE(stage.weight().grad().defined());
 }
 

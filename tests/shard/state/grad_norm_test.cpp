@@ -60,17 +60,17 @@ TEST(GradNorm, IsKnownFromTheReductionUntilGradientsChange) {
     for (const auto& unit : engine.units()) {
       UnitStorage& storage = unit->storage();
       const at::Tensor gradient = storage.shard_gradient().clone();
-      const auto squares = storage.shard_gradient_squares();
+      const auto squares = storage.gradient().squares();
       ASSERT_TRUE(squares.has_value());
       EXPECT_NEAR(*squares, gradient.to(at::kDouble).square().sum().item<double>(), 1e-12 * *squares);
       storage.shard_gradient().mul_(2);
-      EXPECT_FALSE(storage.shard_gradient_squares().has_value());
+      EXPECT_FALSE(storage.gradient().squares().has_value());
     }
     EXPECT_EQ(grad_norm(engine), 2 * norm);
     for (const auto& unit : engine.units()) {
       UnitStorage& storage = unit->storage();
-      storage.add_to_shard_gradient(storage.shard_gradient().clone(), 1.0);  // the squares of a part alone
-      EXPECT_FALSE(storage.shard_gradient_squares().has_value());
+      storage.gradient().add(storage.shard_gradient().clone(), 1.0);  // the squares of a part alone
+      EXPECT_FALSE(storage.gradient().squares().has_value());
     }
     EXPECT_EQ(grad_norm(engine), 4 * norm);
   });

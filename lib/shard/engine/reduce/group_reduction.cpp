@@ -20,7 +20,7 @@ void GroupReduction::start(Reach reach) {
 
 GroupReduction::Issued GroupReduction::issue(Reach reach) {
   const auto sums = std::make_shared<GradientSums>();
-  sums->input = unit_.storage().detach_gradients();
+  sums->input = unit_.storage().gradients().detach();
   FSDP_CHECK(sums->input.defined(), "unit ", unit_.name(), " has no gradients to reduce");
   const ProcessGroups& groups = unit_.groups();
   const double predivide = predivide_factor(unit_.options(), groups.world->world_size());
@@ -37,7 +37,7 @@ GroupReduction::Issued GroupReduction::issue(Reach reach) {
   sent_ = first().enqueue_release([this, sums, is_cut] {
     sums->input.reset();
     if (!is_cut) sums->read_across.reset();  // otherwise the second group's queue reads it
-    unit_.note_buffer(false, BufferKind::kGradients, unit_.storage().gradient_bytes());
+    unit_.note_buffer(false, BufferKind::kGradients, unit_.storage().gradients().nbytes());
   });
   if (!is_cut || !goes_across) return {sums, first()};
   wait_for_first(*across());
@@ -66,7 +66,7 @@ std::unique_ptr<comm::Work> GroupReduction::reduce_scatter(comm::Communicator& g
 
 void GroupReduction::add(GradientSums& sums, Reach /*reach*/) {
   sums.finish();
-  unit_.storage().add_to_shard_gradient(sums.output, sums.squares);
+  unit_.storage().gradient().add(sums.output, sums.squares);
 }
 
 void GroupReduction::finish_sending() {

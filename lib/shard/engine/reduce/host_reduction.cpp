@@ -23,7 +23,7 @@ void HostReduction::start(Reach reach) {
   });
   on_host_ = unit_.offload()->then([this, arrived, left = left_] {
     left.synchronize();
-    unit_.storage().add_to_shard_gradient(*arrived);
+    unit_.storage().gradient().add(*arrived);
   });
 }
 

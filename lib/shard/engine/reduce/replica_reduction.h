@@ -14,9 +14,9 @@ class ReplicaReduction final : public GroupReduction {
   comm::Communicator* across() const override { return unit_.groups().replicate.get(); }
 
   std::unique_ptr<comm::Work> reduce_across(const Sums& sums) override {
-    if (unit_.storage().has_partial_sums()) {
+    if (unit_.storage().gradient().is_partial()) {
       across()->enqueue([this, sums] {
-        sums->read_across = unit_.storage().take_partial_sums();
+        sums->read_across = unit_.storage().gradient().take_partial();
         sums->output.add_(sums->read_across);
       });
     }
@@ -26,7 +26,7 @@ class ReplicaReduction final : public GroupReduction {
   }
 
   void add(GradientSums& sums, Reach reach) override {
-    if (reach == Reach::kSlice) return unit_.storage().add_partial_sums(sums.output);
+    if (reach == Reach::kSlice) return unit_.storage().gradient().add_partial(sums.output);
     GroupReduction::add(sums, reach);
   }
 };

@@ -76,7 +76,7 @@ void SampleReduction::start(Reach /*reach*/) {
   RECORD_USER_SCOPE("unit/reduce " + unit_.name());
   const at::NoGradGuard no_grad;
   const auto sums = std::make_shared<GradientSums>();
-  const std::vector<at::Tensor> gradients = unit_.storage().detach_all_gradients();
+  const std::vector<at::Tensor> gradients = unit_.storage().gradients().detach_all();
   FSDP_CHECK(gradients.front().defined(), "unit ", unit_.name(), " has no gradients to reduce");
   const SampleRound round = next_round(std::ssize(gradients));
   const int64_t slots = round.gradients * std::ssize(round.inside);
@@ -88,7 +88,7 @@ void SampleReduction::start(Reach /*reach*/) {
   }
   const auto give_back_input = [this, sums] {
     sums->input.reset();
-    unit_.note_buffer(false, BufferKind::kGradients, unit_.storage().gradient_bytes());
+    unit_.note_buffer(false, BufferKind::kGradients, unit_.storage().gradients().nbytes());
   };
   if (unit_.is_cut()) {
     collective_ = reduce_scatter(first(), sums, sums->input, "backward", /*is_last=*/false);
@@ -159,7 +159,7 @@ void SampleReduction::add_nodes(const GradientSums& sums, const SampleRound& rou
   if (!trees.front().is_complete()) return;
   const at::Tensor sum = trees[0].take();
   for (size_t i = 1; i < trees.size(); ++i) sum.add_(trees[i].take());
-  unit_.storage().add_to_shard_gradient(sum);
+  unit_.storage().gradient().add(sum);
 }
 
 void begin_sample_sums(Engine& engine, const SampleStep& step, std::vector<SampleSums> begun) {
