@@ -23,8 +23,7 @@ at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
   return sum / count;
 }
 
-at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
-                   const LossOptions& options) {
+StageContext loss_context(const at::Tensor& targets, const LossOptions& options) {
   StageContext context;
   if (!options.function) context.targets = targets;
   context.loss_terms = options.terms;
@@ -34,11 +33,21 @@ at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& target
   if (options.router_aux_loss_coef > 0) {
     context.balance = std::make_shared<ExpertBalance>(options.router_aux_loss_coef, options.is_token);
   }
-  const at::Tensor output = model.forward(ids, context);
+  return context;
+}
+
+at::Tensor loss_of_output(const at::Tensor& output, const at::Tensor& targets, const LossOptions& options,
+                          const StageContext& context) {
   const at::Tensor loss = options.function    ? options.function(output, targets, options.plugin_values)
                           : output.dim() == 0 ? output
                                               : next_token_loss(output, targets, options.terms);
   return context.balance ? context.balance->added_to(loss) : loss;
+}
+
+at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
+                   const LossOptions& options) {
+  const StageContext context = loss_context(targets, options);
+  return loss_of_output(model.forward(ids, context), targets, options, context);
 }
 
 }  // namespace fsdp::nn

@@ -24,8 +24,13 @@ struct LossOptions {
   /// Of a model with experts: what balances them is added to the loss with this weight (ExpertBalance).
   double router_aux_loss_coef = 0;
 };
-/// The mean loss of the model's scores of ids [B, T] against targets [B, T]; with a cut, of this rank's part of
-/// both. The model may return the loss itself (StageContext::targets) or its scores.
+/// Returns the context of a forward whose output loss_of_output() takes.
+StageContext loss_context(const at::Tensor& targets, const LossOptions& options);
+/// Returns the mean loss for the model's output, its scores or the loss itself (StageContext::targets).
+at::Tensor loss_of_output(const at::Tensor& output, const at::Tensor& targets, const LossOptions& options,
+                          const StageContext& context);
+/// Returns the mean loss of the model's scores of ids [B, T] against targets [B, T]; with a cut, of this rank's
+/// part of both.
 at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
                    const LossOptions& options = {});
 

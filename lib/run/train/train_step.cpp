@@ -304,7 +304,11 @@ at::Tensor TrainStep::run_micro_batch(const MicroBatch& micro_batch) {
   if (options_.dropout_key) how.dropout = {.key = *options_.dropout_key, .first_row = batch.first_row};
   const double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1;
   if (parts_.scaler) how.terms.expected_gradient = loss_scale / micro_batch.divisor;
-  at::Tensor loss = nn::loss_of(parts_.model, batch.inputs, batch.targets, how);
+  at::Tensor loss;
+  {
+    const nn::StageContext context = nn::loss_context(batch.targets, how);
+    loss = nn::loss_of_output(parts_.model.forward(batch.inputs, context), batch.targets, how, context);
+  }
   if (micro_batch.divisor != 1) loss = loss / micro_batch.divisor;
   (parts_.scaler ? loss * loss_scale : loss).backward();
   return loss.detach().to(at::kDouble);
