@@ -134,13 +134,13 @@ void stall(const fs::path& folder, bool asynchronous) {
     data::TrainLoader loader = train::open_training_data(config, communicator);
     train::RunParts parts =
         train::build_run_parts(config, comm::Mesh(config.mesh, testing::borrowed(communicator)), nullptr);
-    train::TrainStep step = train::make_train_step(config, parts, loader);
+    const auto step = train::make_train_step(config, parts, loader);
     train::Checkpointer checkpointer(config, {*parts.engine, *parts.optimizer, nullptr}, communicator, {});
     train::RunPosition position = checkpointer.restore();
     bool under_way = false;
     for (int64_t i = 1; i <= 60; ++i) {
       double of_step = seconds_of(
-          [&] { step.run({.step = i, .first_global_sample = position.samples_seen, .lr = 1e-3}); });
+          [&] { step->run({.step = i, .first_global_sample = position.samples_seen, .lr = 1e-3}); });
       position = {i, position.samples_seen + loader.samples_per_step(), 0};
       bool saves = i % 20 == 10;
       double of_save = seconds_of([&] { saves ? checkpointer.save(position) : checkpointer.poll(); });

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -36,7 +37,7 @@ struct Rank {
   double train(int64_t steps) {
     double loss = 0;
     for (int64_t i = 0; i < steps; ++i) {
-      loss = step.run({.step = position.step + 1, .first_global_sample = position.samples_seen, .lr = 1e-2})
+      loss = step->run({.step = position.step + 1, .first_global_sample = position.samples_seen, .lr = 1e-2})
                  .loss;
       ++position.step;
       position.samples_seen += loader.samples_per_step();
@@ -51,7 +52,7 @@ struct Rank {
   comm::Mesh mesh;
   RunParts parts;
   data::PrefetchingBatches batches;
-  TrainStep step;
+  std::unique_ptr<TrainStep> step;
   Checkpointer checkpointer;
   RunPosition position;
 };

@@ -215,7 +215,7 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   if (fake) prefetch.depth = 0;  // the plan counts one batch in host memory
   const int64_t rows = config.data.micro_batch_size * mesh.shape().row_ranks();
   const data::PrefetchingBatches batches(random, rows, prefetch);
-  TrainStep train_step = make_train_step(config, parts, batches);
+  const auto train_step = make_train_step(config, parts, batches);
   const int64_t samples = rows * config.training.gradient_accumulation_steps;
   int64_t step = 0;
   enum class Timing { kAtOnce, kBesideCompute, kAsLateAsCanBe };
@@ -228,7 +228,7 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
     memory.reset();
     auto begin = std::chrono::steady_clock::now();
     trace->begin_step(++step);
-    train_step.run({.step = step, .first_global_sample = (step - 1) * samples, .lr = config.optimizer.lr});
+    train_step->run({.step = step, .first_global_sample = (step - 1) * samples, .lr = config.optimizer.lr});
     wait_for(device);
     result.step_seconds = util::seconds_since(begin);
   };

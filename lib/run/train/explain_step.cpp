@@ -215,7 +215,7 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   config.activation_checkpointing = parts.checkpointing;
   record_compute(*parts.model, *parts.engine, trace);
   const data::PrefetchingBatches batches(*loader, prefetch_options(config, mesh));
-  TrainStep train_step = make_train_step(config, parts, batches);
+  const auto train_step = make_train_step(config, parts, batches);
 
   StepRecord record;
   StepResult result;
@@ -226,7 +226,7 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
     record.begin_us = trace->now_us();
     double lr = optim::lr_at(config.optimizer, config.lr_scheduler, std::min(step, config.training.steps),
                              config.training.steps);
-    result = train_step.run(
+    result = train_step->run(
         {.step = step, .first_global_sample = (step - 1) * loader->samples_per_step(), .lr = lr});
     record.end_us = trace->now_us();
   }

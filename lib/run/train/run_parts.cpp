@@ -25,6 +25,7 @@
 #include "run/train/arithmetic.h"
 #include "run/train/initial_weights.h"
 #include "run/train/layer_modes.h"
+#include "run/train/reproducible_step.h"
 #include "shard/engine/engine_sizes.h"
 #include "shard/engine/fully_shard.h"
 #include "shard/spmd/spmd_fully_shard.h"
@@ -335,38 +336,44 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
   return parts;
 }
 
-TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::BatchSource& batches,
-                          std::function<bool()> stop_requested, std::function<bool()> leave_requested) {
+std::unique_ptr<TrainStep> make_train_step(const config::Config& config, RunParts& parts,
+                                           const data::BatchSource& batches,
+                                           std::function<bool()> stop_requested,
+                                           std::function<bool()> leave_requested) {
   const nn::ModelOptions& model = config.model;
   std::optional<uint64_t> dropout_key;
   if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.hidden_dropout > 0 ||
       (config.lora.is_on() && config.lora.dropout > 0)) {
     dropout_key = util::mix64(static_cast<uint64_t>(config.run.seed));
   }
-  std::optional<SamplePlaces> by_sample;
-  if (config.training.reproducible == config::Reproducible::kWorldSize) {
-    const data::Placement place = placement(config, parts.engine->communicator());
-    by_sample = {
-        .rank = place.rank, .ranks = place.world_size, .batch_is_sample = config.data.max_tokens > 0};
+  const TrainStep::Parts of_step{*parts.model,
+                                 *parts.engine,
+                                 *parts.optimizer,
+                                 batches,
+                                 parts.scaler ? &*parts.scaler : nullptr,
+                                 std::move(stop_requested),
+                                 parts.guard ? &*parts.guard : nullptr};
+  const StepOptions options{.gradient_accumulation_steps = config.training.gradient_accumulation_steps,
+                            .loss = {.terms = {.label_smoothing = config.training.label_smoothing,
+                                               .z_loss = config.training.z_loss},
+                                     .function = nn::losses().get(config.training.loss, "training.loss"),
+                                     .plugin_values = config.plugin_values,
+                                     .cut = parts.cut,
+                                     .router_aux_loss_coef = nn::aux_loss_coef(model)},
+                            .counts_vary = data::counts_vary(config.data),
+                            .dropout_key = dropout_key,
+                            .max_grad_norm = config.training.max_grad_norm,
+                            .norm_type = config.training.norm_type,
+                            .clip_grad_value = config.training.clip_grad_value,
+                            .no_sync = config.training.no_sync,
+                            .may_read_late = !parts.engine->communicator().device().is_cpu()};
+  if (config.training.reproducible != config::Reproducible::kWorldSize) {
+    return std::make_unique<TrainStep>(of_step, options);
   }
-  return TrainStep(
-      {*parts.model, *parts.engine, *parts.optimizer, batches, parts.scaler ? &*parts.scaler : nullptr,
-       std::move(stop_requested), parts.guard ? &*parts.guard : nullptr, std::move(leave_requested)},
-      {.gradient_accumulation_steps = config.training.gradient_accumulation_steps,
-       .loss = {.terms = {.label_smoothing = config.training.label_smoothing,
-                          .z_loss = config.training.z_loss},
-                .function = nn::losses().get(config.training.loss, "training.loss"),
-                .plugin_values = config.plugin_values,
-                .cut = parts.cut,
-                .router_aux_loss_coef = nn::aux_loss_coef(model)},
-       .counts_vary = data::counts_vary(config.data),
-       .dropout_key = dropout_key,
-       .max_grad_norm = config.training.max_grad_norm,
-       .norm_type = config.training.norm_type,
-       .clip_grad_value = config.training.clip_grad_value,
-       .no_sync = config.training.no_sync,
-       .by_sample = by_sample,
-       .may_read_late = !parts.engine->communicator().device().is_cpu()});
+  const data::Placement place = placement(config, parts.engine->communicator());
+  const SamplePlaces samples{
+      .rank = place.rank, .ranks = place.world_size, .batch_is_sample = config.data.max_tokens > 0};
+  return std::make_unique<ReproducibleStep>(of_step, options, samples, std::move(leave_requested));
 }
 
 }  // namespace fsdp::train

@@ -95,10 +95,11 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
 RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
                          std::shared_ptr<comm::Trace> trace, const KnownParts& known = {});
 
-/// The parts and `batches`, which must be on the device, must outlive the step. The requests are those of
-/// TrainStep::Parts.
-TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::BatchSource& batches,
-                          std::function<bool()> stop_requested = nullptr,
-                          std::function<bool()> leave_requested = nullptr);
+/// Chooses the step: a ReproducibleStep with training.reproducible = "world_size", to which alone `leave_requested` is
+/// passed. The parts and `batches`, which must be on the device, must outlive the step.
+std::unique_ptr<TrainStep> make_train_step(const config::Config& config, RunParts& parts,
+                                           const data::BatchSource& batches,
+                                           std::function<bool()> stop_requested = nullptr,
+                                           std::function<bool()> leave_requested = nullptr);
 
 }  // namespace fsdp::train

@@ -2,24 +2,33 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include "base/util/error.h"
 #include "model/kernels/below_autograd.h"
-#include "model/kernels/sample_sums.h"
 #include "run/train/arriving_gradients.h"
 #include "shard/state/grad_norm.h"
 #include "state/optim/engine_shards.h"
 
 namespace fsdp::train {
+namespace {
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+/// Nothing is computed, so no tokens are counted.
+const StepResult kWithoutTargets{.loss = kNone,
+                                 .grad_norm = kNone,
+                                 .skipped = true,
+                                 .without_targets = true,
+                                 .skip_reason = "none of its targets counts"};
+
+}  // namespace
 
 TrainStep::TrainStep(const Parts& parts, const StepOptions& options) : parts_(parts), options_(options) {
   const bool on_host = parts.scaler != nullptr || parts.guard != nullptr ||
@@ -31,58 +40,53 @@ TrainStep::TrainStep(const Parts& parts, const StepOptions& options) : parts_(pa
     outcome_.emplace(parts.engine.communicator().device());
   }
   const bool arrive_on_host = computes_on_host() || parts.engine.options().move_grads_to_cpu;
-  FSDP_CHECK(options.by_sample.has_value() == parts.engine.options().sums_by_sample);
-  updates_as_gradients_arrive_ = arrive_on_host && !options.by_sample && !outcome_ &&
-                                 options.max_grad_norm == 0 && parts.scaler == nullptr &&
-                                 parts.guard == nullptr && parts.optimizer.updates_alone();
+  updates_as_gradients_arrive_ = arrive_on_host && !outcome_ && options.max_grad_norm == 0 &&
+                                 parts.scaler == nullptr && parts.guard == nullptr &&
+                                 parts.optimizer.updates_alone();
 }
 
 bool TrainStep::computes_on_host() const { return parts_.engine.communicator().device().is_cpu(); }
 
-StepResult TrainStep::run(const StepPosition& position) {
-  pending_.reset();
-  std::vector<MicroBatch> counted;
-  if (options_.counts_vary) {
-    counted = batches_with_shares(position, micro_batches(position));
-    if (counted_ == 0) return step_without_targets(position);
-  }
+StepResult TrainStep::run(StepPosition position) {
+  if (position.micro_batches == 0) position.micro_batches = options_.gradient_accumulation_steps;
   shard::Engine& engine = parts_.engine;
+  StepBatches batches(parts_.batches, engine, options_.counts_vary, position);
+  Update step{.position = position, .result = {.counted = batches.counted(), .tokens = batches.tokens()}};
+  if (batches.are_without_targets()) {
+    if (outcome_ && position.reads_outcome) {
+      StepResult before{.is_read = false};
+      read_outcome(before);  // throws if an earlier step has diverged
+    }
+    step.result = kWithoutTargets;
+    return conclude(std::move(step), /*arriving=*/nullptr);
+  }
   ArrivingGradients arriving(engine, parts_.optimizer,
                              {.norm_type = options_.norm_type,
                               .clip_grad_value = options_.clip_grad_value,
                               .updates = updates_as_gradients_arrive_,
                               .frees = computes_on_host(),
                               .lr = position.lr});
-  const at::Tensor loss_on_device = accumulate_gradients(position, arriving, std::move(counted));
-  if (outcome_) return update_without_waiting(position, loss_on_device);
-  const auto local_loss = loss_on_device.item<double>();
-
-  StepResult result;
-  result.counted = counted_;
-  result.tokens = tokens_;
-  share_loss(local_loss, result);
+  engine.zero_gradients();
+  const at::Tensor loss_on_device = accumulate_gradients(batches, arriving);
+  if (outcome_) return update_without_waiting(std::move(step), loss_on_device);
+  step.local_loss = loss_on_device.item<double>();
+  share_loss(step.local_loss, step.result);
   const double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
-  const shard::Clipping clipping =
-      shard::clipping(engine, options_.max_grad_norm, options_.norm_type, loss_scale, arriving.norms());
-  result.grad_norm = clipping.norm;
-  Pending step{position, local_loss, clipping, arriving.norms(), result};
-  if (!options_.by_sample) return update(std::move(step), &arriving);
-  pending_ = std::move(step);
-  share_requests(pending_->result);
-  return finish();
+  step.norms = arriving.norms();
+  step.clipping = shard::clipping(engine, options_.max_grad_norm, options_.norm_type, loss_scale, step.norms);
+  step.result.grad_norm = step.clipping.norm;
+  return conclude(std::move(step), &arriving);
 }
 
-StepResult TrainStep::finish() {
-  Pending step = std::move(*pending_);
-  pending_.reset();
-  leaves_ = 0;
-  return update(std::move(step), /*arriving=*/nullptr);
+StepResult TrainStep::conclude(Update step, ArrivingGradients* arriving) {
+  if (step.result.skipped) share_requests(step.result);  // otherwise share_loss() has shared them
+  return update(std::move(step), arriving);
 }
 
-StepResult TrainStep::update(Pending step, ArrivingGradients* arriving) {
+StepResult TrainStep::update(Update step, ArrivingGradients* arriving) {
   shard::Engine& engine = parts_.engine;
   StepResult& result = step.result;
-  if (result.without_targets) return std::move(result);
+  if (result.skipped) return std::move(result);
   const double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
   // Loss and norm come out of all-reduces, so every rank sees the same numbers and decides alike.
   const bool finite = std::isfinite(result.grad_norm);
@@ -91,8 +95,7 @@ StepResult TrainStep::update(Pending step, ArrivingGradients* arriving) {
     parts_.scaler->count_skipped_step();
     result.skip_reason =
         util::concat("its gradients overflow; the loss scale is now ", parts_.scaler->scale());
-  } else if (!passes_guard(step.position, step.local_loss, std::isfinite(result.loss) && can_go_on,
-                           step.norms, result)) {
+  } else if (!passes_guard(step, std::isfinite(result.loss) && can_go_on)) {
     // skip_reason says why nothing is updated.
   } else if (updates_as_gradients_arrive_) {
     arriving->finish_updates();
@@ -104,15 +107,14 @@ StepResult TrainStep::update(Pending step, ArrivingGradients* arriving) {
   return std::move(result);
 }
 
-StepResult TrainStep::update_without_waiting(const StepPosition& position, const at::Tensor& local_loss) {
+StepResult TrainStep::update_without_waiting(Update step, const at::Tensor& local_loss) {
   at::NoGradGuard no_grad;
   const kernels::BelowAutograd below;
   shard::Engine& engine = parts_.engine;
   comm::Communicator& communicator = engine.communicator();
-  StepResult result;
+  const StepPosition& position = step.position;
+  StepResult& result = step.result;
   result.is_read = false;
-  result.counted = counted_;
-  result.tokens = tokens_;
   share_requests(result);
   const at::Tensor norm_sum = shard::local_norm_sum(engine, options_.norm_type).to(local_loss.device());
   const at::Tensor sums = at::stack({local_loss, norm_sum});
@@ -129,7 +131,7 @@ StepResult TrainStep::update_without_waiting(const StepPosition& position, const
                                          outcome_->gradient_scale());
   unread_.push_back(position);
   if (position.reads_outcome) read_outcome(result);
-  return result;
+  return std::move(result);
 }
 
 void TrainStep::read_outcome(StepResult& result) {
@@ -142,123 +144,31 @@ void TrainStep::read_outcome(StepResult& result) {
   if (diverged != unread_.end()) {
     result.loss = outcome.diverged_loss;
     result.grad_norm = outcome.diverged_grad_norm;
-    report_divergence(*diverged, outcome.diverged_local_loss, /*norms=*/{}, result,
+    report_divergence({.position = *diverged, .result = result, .local_loss = outcome.diverged_local_loss},
                       /*gradients_are_left=*/diverged + 1 == unread_.end());
   }
   unread_.clear();
 }
 
-int64_t TrainStep::micro_batches(const StepPosition& position) const {
-  return position.micro_batches > 0 ? position.micro_batches : options_.gradient_accumulation_steps;
-}
-
-StepResult TrainStep::step_without_targets(const StepPosition& position) {
-  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-  StepResult result{.loss = kNone, .grad_norm = kNone, .skipped = true, .without_targets = true};
-  result.skip_reason = "none of its targets counts";  // its tokens are not computed, so none are counted
-  if (outcome_ && position.reads_outcome) {
-    StepResult before{.is_read = false};
-    read_outcome(before);  // throws if an earlier step has diverged
-  }
-  if (!options_.by_sample) {
-    share_requests(result);
-    return result;
-  }
-  pending_ = Pending{.position = position, .clipping = {}, .norms = {}, .result = std::move(result)};
-  share_requests(pending_->result);
-  return finish();
-}
-
-at::Tensor TrainStep::accumulate_gradients(const StepPosition& position, ArrivingGradients& arriving,
-                                           std::vector<MicroBatch> counted) {
+at::Tensor TrainStep::accumulate_gradients(StepBatches& batches, ArrivingGradients& arriving) {
   shard::Engine& engine = parts_.engine;
-  engine.zero_gradients();
-  if (options_.by_sample) return accumulate_by_sample(position, std::move(counted));
-  const int64_t count = micro_batches(position);
   at::Tensor losses = at::zeros({}, at::TensorOptions(at::kDouble).device(engine.communicator().device()));
-  for (int64_t i = 0; i < count; ++i) {
-    const bool is_last = i + 1 == count;
+  for (int64_t i = 0; i < batches.size(); ++i) {
+    const bool is_last = i + 1 == batches.size();
     engine.set_requires_gradient_sync(!options_.no_sync || is_last);
     engine.set_requires_all_reduce(is_last);
     std::optional<shard::GradientUse> use;
     if (is_last && (updates_as_gradients_arrive_ || engine.options().move_grads_to_cpu)) {
       use.emplace(engine, [&arriving](size_t unit) { arriving.take(unit); });
     }
-    const MicroBatch micro_batch =
-        options_.counts_vary
-            ? std::move(counted[static_cast<size_t>(i)])
-            : MicroBatch{parts_.batches.batch(position.first_global_sample, i), static_cast<double>(count)};
-    losses += run_micro_batch(micro_batch);
+    losses += run_micro_batch(batches.take(i));
   }
   return losses;
 }
 
-at::Tensor TrainStep::accumulate_by_sample(const StepPosition& position, std::vector<MicroBatch> counted) {
-  shard::Engine& engine = parts_.engine;
-  const auto& [rank, ranks, batch_is_sample] = *options_.by_sample;
-  leaves_ = micro_batches(position) * ranks;
-  if (begun_ && begun_->all != leaves_) begun_.reset();
-  const std::optional<BegunStep> begun = std::exchange(begun_, std::nullopt);
-  const int64_t begin = first_leaf_ = begun ? begun->leaves : 0,
-                rounds = (leaves_ - begin + ranks - 1) / ranks;
-  const bool may_break_off = parts_.leave_requested && !options_.counts_vary;
-  engine.begin_sample_sums({rounds, {begin, leaves_}, may_break_off},
-                           begun ? begun->sums() : std::vector<shard::SampleSums>{});
-  sample_losses_ = at::Tensor();
-  if (begun) {
-    const int64_t known = begun->losses.numel() / leaves_ * begin;
-    sample_losses_ = at::zeros_like(begun->losses);
-    sample_losses_.narrow(0, 0, known).copy_(begun->losses.narrow(0, 0, known));
-  }
-  shared_losses_.clear();
-  const int64_t first_sample = position.first_global_sample + begin * (position.samples / leaves_);
-  double own_losses = 0;
-  for (int64_t i = 0; i < rounds; ++i) {
-    const MicroBatch micro_batch{options_.counts_vary ? std::move(counted[static_cast<size_t>(i)].batch)
-                                                      : parts_.batches.batch(first_sample, i)};
-    const at::Tensor& targets = micro_batch.batch.targets;
-    const int64_t samples = batch_is_sample ? 1 : targets.size(0);
-    targets_of_step_ = static_cast<double>(
-        std::max<int64_t>(options_.counts_vary ? counted_ : leaves_ * targets.numel(), 1));
-    if (!sample_losses_.defined()) sample_losses_ = at::zeros({leaves_ * samples}, at::kDouble);
-    kernels::SampleSums sums(samples, targets_of_step_);
-    run_micro_batch(micro_batch);
-    const int64_t first = begin + i * ranks, end = std::min(first + ranks, leaves_);
-    if (first + rank < end) {  // in the last round some may have samples of the next step, which nobody adds
-      std::ranges::copy(sums.losses, sample_losses_.data_ptr<double>() + (first + rank) * samples);
-      own_losses = std::accumulate(sums.losses.begin(), sums.losses.end(), own_losses);
-    }
-    if (!may_break_off) continue;
-    const at::Tensor losses = sample_losses_.narrow(0, first * samples, (end - first) * samples);
-    shared_losses_.push_back({share_losses(losses), end});
-  }
-  engine.require_all_sample_sums();
-  return at::full({}, own_losses / targets_of_step_, at::kDouble);
-}
-
-std::optional<BegunStep> TrainStep::begun() {
-  if (leaves_ == 0) return begun_;
-  BegunStep step{.leaves = first_leaf_, .all = leaves_, .units = parts_.engine.begun_sums(), .losses = {}};
-  try {
-    for (const auto& [work, leaves] : shared_losses_) {
-      work->wait();
-      step.leaves = leaves;
-    }
-  } catch (const std::exception&) {
-    // As the step.
-  }
-  for (const auto& unit : step.units)
-    step.leaves = std::min(step.leaves, unit.empty() ? 0 : unit.back().leaves);
-  if (step.leaves == 0 || !step.has(step.leaves)) return std::nullopt;
-  step.losses = sample_losses_;
-  return step;
-}
-
-bool TrainStep::passes_guard(const StepPosition& position, double local_loss, bool finite,
-                             const shard::KnownNorms& norms, StepResult& result) {
-  if (!finite && !(parts_.guard && parts_.guard->skips_nonfinite())) {
-    report_divergence(position, local_loss, norms, result);
-  }
+bool TrainStep::passes_guard(Update& step, bool finite) {
+  StepResult& result = step.result;
+  if (!finite && !(parts_.guard && parts_.guard->skips_nonfinite())) report_divergence(step);
   if (!parts_.guard) return true;
   result.skip_reason = finite ? parts_.guard->outlier(result.loss, result.grad_norm)
                               : util::concat("its loss ", result.loss, " or gradient norm ", result.grad_norm,
@@ -267,33 +177,8 @@ bool TrainStep::passes_guard(const StepPosition& position, double local_loss, bo
     parts_.guard->accept(result.loss, result.grad_norm);
     return true;
   }
-  if (!parts_.guard->skip()) report_divergence(position, local_loss, norms, result);
+  if (!parts_.guard->skip()) report_divergence(step);
   return false;
-}
-
-std::vector<TrainStep::MicroBatch> TrainStep::batches_with_shares(const StepPosition& position,
-                                                                  int64_t count) {
-  std::vector<MicroBatch> batches;
-  at::Tensor sums = at::zeros({2}, at::kDouble);
-  double &counted = sums.data_ptr<double>()[0], &tokens = sums.data_ptr<double>()[1];
-  for (int64_t i = 0; i < count; ++i) {
-    batches.push_back({parts_.batches.batch(position.first_global_sample, i)});
-    const data::Batch& batch = batches.back().batch;
-    counted += static_cast<double>(batch.counted);
-    tokens +=
-        static_cast<double>(std::accumulate(batch.row_tokens.begin(), batch.row_tokens.end(), int64_t{0}));
-  }
-  comm::Communicator& communicator = parts_.engine.communicator();
-  communicator.all_reduce(sums, comm::ReduceOp::kSum, {.unit = "counted targets"})->wait();
-  const comm::MeshShape& mesh = parts_.engine.mesh();
-  counted_ = static_cast<int64_t>(counted) / mesh.model;  // whose ranks have the same tokens
-  tokens_ = static_cast<int64_t>(tokens) / (mesh.model * mesh.context);
-  // Gradients are averaged over ranks. A batch in which no target counts has the loss 0.
-  for (MicroBatch& each : batches) {
-    each.divisor = std::max(counted, 1.0) /
-                   static_cast<double>(std::max<int64_t>(each.batch.counted, 1) * communicator.world_size());
-  }
-  return batches;
 }
 
 at::Tensor TrainStep::run_micro_batch(const MicroBatch& micro_batch) {
@@ -314,26 +199,20 @@ at::Tensor TrainStep::run_micro_batch(const MicroBatch& micro_batch) {
   return loss.detach().to(at::kDouble);
 }
 
-void TrainStep::share_requests(StepResult& result) {
-  if (!parts_.stop_requested) return;
-  at::Tensor requested = at::full({parts_.leave_requested ? 2 : 1}, 0, at::kLong);
-  auto* values = requested.data_ptr<int64_t>();
-  values[0] = parts_.stop_requested();
-  if (parts_.leave_requested) values[1] = parts_.leave_requested();
-  parts_.engine.communicator()
-      .all_reduce(requested, comm::ReduceOp::kMax, {.unit = "request to stop"})
-      ->wait();
-  result.stop = values[0] != 0;
-  result.leave = parts_.leave_requested && values[1] != 0;
+std::vector<bool> requested_on_any_rank(comm::Communicator& communicator, const std::vector<bool>& requests) {
+  const at::Tensor sums = at::tensor(std::vector<int64_t>(requests.begin(), requests.end()), at::kLong);
+  communicator.all_reduce(sums, comm::ReduceOp::kMax, {.unit = "request to stop"})->wait();
+  const auto* first = sums.const_data_ptr<int64_t>();
+  return std::vector<bool>(first, first + sums.numel());
 }
 
-/// The mean loss over ranks and, without by_sample, whether a stop is requested on any, in one collective.
+void TrainStep::share_requests(StepResult& result) {
+  if (!parts_.stop_requested) return;
+  result.stop = requested_on_any_rank(parts_.engine.communicator(), {parts_.stop_requested()}).front();
+}
+
 void TrainStep::share_loss(double local_loss, StepResult& result) {
   comm::Communicator& communicator = parts_.engine.communicator();
-  if (options_.by_sample) {
-    result.loss = loss_of_samples();  // requests are shared last
-    return;
-  }
   at::Tensor sums = at::empty({2}, at::kDouble);
   double* values = sums.data_ptr<double>();
   values[0] = local_loss;
@@ -341,19 +220,6 @@ void TrainStep::share_loss(double local_loss, StepResult& result) {
   communicator.all_reduce(sums, comm::ReduceOp::kSum, {.unit = "loss"})->wait();
   result.loss = values[0] / communicator.world_size();
   result.stop = values[1] > 0;
-}
-
-/// Each loss is one rank's, and 0 on the others.
-std::unique_ptr<comm::Work> TrainStep::share_losses(const at::Tensor& losses) {
-  return parts_.engine.communicator().all_reduce(losses, comm::ReduceOp::kSum, {.unit = "losses of samples"});
-}
-
-/// They are added in the order of their positions.
-double TrainStep::loss_of_samples() {
-  if (shared_losses_.empty()) share_losses(sample_losses_)->wait();
-  for (const SharedLosses& each : shared_losses_) each.work->wait();
-  const auto* first = sample_losses_.const_data_ptr<double>();
-  return std::accumulate(first, first + sample_losses_.numel(), 0.0) / targets_of_step_;
 }
 
 std::string TrainStep::described_samples(const StepPosition& position, double local_loss) {
@@ -373,12 +239,11 @@ std::string TrainStep::described_samples(const StepPosition& position, double lo
   return ranks.empty() ? text : util::concat(text, ", loss not finite on rank ", ranks);
 }
 
-void TrainStep::report_divergence(const StepPosition& position, double local_loss,
-                                  const shard::KnownNorms& norms, const StepResult& result,
-                                  bool gradients_are_left) {
-  const std::string samples = described_samples(position, local_loss);
+void TrainStep::report_divergence(const Update& step, bool gradients_are_left) {
+  const StepResult& result = step.result;
+  const std::string samples = described_samples(step.position, step.local_loss);
   const std::string unit =
-      gradients_are_left ? shard::first_unit_that_is_not_finite(parts_.engine, norms) : std::string();
+      gradients_are_left ? shard::first_unit_that_is_not_finite(parts_.engine, step.norms) : std::string();
   std::string where, how;
   if (!unit.empty()) {
     where = util::concat(", not finite first in the backward of unit ", unit);
@@ -393,8 +258,8 @@ void TrainStep::report_divergence(const StepPosition& position, double local_los
   throw comm::AgreedError(
       util::ErrorKind::kDiverged,
       util::concat(
-          "training diverged at step ", position.step, samples, ": loss ", result.loss, ", gradient norm ",
-          result.grad_norm, where, how, "; the weights were ",
+          "training diverged at step ", step.position.step, samples, ": loss ", result.loss,
+          ", gradient norm ", result.grad_norm, where, how, "; the weights were ",
           updates_as_gradients_arrive_ ? "updated as the gradients arrived, and are unusable" : "not updated",
           "; resume from the last checkpoint with a lower optimizer.lr, a longer warm-up or a "
           "smaller training.max_grad_norm"));

@@ -1,6 +1,5 @@
 #include "run/train/trainer.h"
 
-#include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
 #include <bit>
@@ -16,6 +15,7 @@
 #include "base/util/text.h"
 #include "model/kernels/matmul.h"
 #include "run/train/layer_modes.h"
+#include "run/train/reproducible_step.h"
 #include "run/train/step_profile.h"
 #include "shard/engine/rank_checks.h"
 #include "state/groups/learning_rate.h"
@@ -117,11 +117,11 @@ void Trainer::train() {
                               checkpointer_->saved_step() != step;
   save_if(saves_at_start, best_at_start);
   summary_.ended_early = out_of_time_ || (position_.step < steps && validations_.patience_is_over());
-  train_step_.emplace(make_train_step(
+  train_step_ = make_train_step(
       config_, parts_, *batches_,
       [this] { return (hooks_.stop_requested && hooks_.stop_requested()) || time_is_over(); },
-      hooks_.epoch ? hooks_.epoch->change_is_due : nullptr));
-  if (begun_) train_step_->continue_with(*std::exchange(begun_, std::nullopt));
+      hooks_.epoch ? hooks_.epoch->change_is_due : nullptr);
+  if (begun_) continued_step()->continue_with(*std::exchange(begun_, std::nullopt));
   StepProfile profile(output_folder(), communicator_->rank(), config_.logging.profile_steps,
                       communicator_->device());
   const NvtxRanges nvtx(config_.logging.nvtx, communicator_->device());
@@ -299,9 +299,7 @@ void Trainer::report(const StepResult& result, double lr) {
 }
 
 bool Trainer::stop_is_requested() {
-  at::Tensor requested = at::full({1}, hooks_.stop_requested && hooks_.stop_requested() ? 1 : 0, at::kLong);
-  communicator_->all_reduce(requested, comm::ReduceOp::kMax, {.unit = "request to stop"})->wait();
-  return requested.item<int64_t>() != 0;
+  return requested_on_any_rank(*communicator_, {hooks_.stop_requested && hooks_.stop_requested()}).front();
 }
 
 bool Trainer::validation_is_due() const {

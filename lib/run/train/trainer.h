@@ -65,6 +65,8 @@ struct RunSummary {
   bool left = false;  ///< the epoch, because a change is due on some rank; the run goes on in the next one
 };
 
+class ReproducibleStep;
+
 class Trainer {
  public:
   /// Builds everything and resumes if the config says so. Errors in config, data, weights, checkpoint or
@@ -87,6 +89,8 @@ class Trainer {
   bool continues() const { return hooks_.epoch && hooks_.epoch->epoch.step >= 0; }
   void continue_from_memory();
   nlohmann::json memory_record();
+  /// Null before the first step.
+  ReproducibleStep* continued_step() const;
   void count_step(const StepResult& result, int64_t samples);
   /// Informs about another global batch than before the run was resumed.
   void report_batch_change();
@@ -149,7 +153,7 @@ class Trainer {
   FaultInjection faults_;
   StepMeter meter_;
   std::unique_ptr<Checkpointer> checkpointer_;
-  std::optional<TrainStep> train_step_;
+  std::unique_ptr<TrainStep> train_step_;
   std::optional<BegunStep> begun_;  ///< what is done of the first step, until train_step_ has it
   RunPosition position_;
   /// When run() began, after this many seconds of earlier starts.

@@ -6,6 +6,7 @@
 #include "base/util/log.h"
 #include "base/util/start_clock.h"
 #include "base/util/text.h"
+#include "run/train/reproducible_step.h"
 #include "run/train/run_start.h"
 #include "run/train/sample_position.h"
 #include "run/train/trainer.h"
@@ -154,17 +155,23 @@ void Trainer::continue_from_memory() {
   record.at("peak_rate").at(1).get_to(peak_.share_of_threads);
 }
 
+/// Replicas all train with steps that do not depend on their number (obstacle_to_replicas()).
+ReproducibleStep* Trainer::continued_step() const {
+  return dynamic_cast<ReproducibleStep*>(train_step_.get());
+}
+
 void Trainer::keep_state() {
   KeptState& kept = *hooks_.epoch->kept;
   position_.training_seconds = training_seconds();
   kept.keep(training_state(), position_.step, memory_record());
-  if (!train_step_ || !train_step_->can_finish()) {
-    if (auto begun = train_step_ ? train_step_->begun() : begun_) kept.keep_begun(std::move(*begun));
+  ReproducibleStep* step = continued_step();
+  if (step == nullptr || !step->can_finish()) {
+    if (auto begun = step != nullptr ? step->begun() : begun_) kept.keep_begun(std::move(*begun));
     return;
   }
-  const int64_t samples = train_step_->pending_position().samples;
+  const int64_t samples = step->pending_position().samples;
   try {
-    count_step(train_step_->finish(), samples);
+    count_step(step->finish(), samples);
   } catch (const util::Error&) {
     return;  // it has diverged: no rank has updated anything
   }
