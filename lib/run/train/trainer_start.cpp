@@ -34,125 +34,130 @@ class AnyWeights final : public shard::ParameterSource {
 
 Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
                  ProgressOutput progress, RunHooks hooks)
-    : config_(config),
-      given_micro_steps_(config.training.gradient_accumulation_steps),
+    : given_micro_steps_(config.training.gradient_accumulation_steps),
       given_rows_(config.data.micro_batch_size),
-      communicator_(std::move(communicator)),
-      validations_(config.evaluation),
-      progress_(progress, config.training.steps),
-      hooks_(std::move(hooks)),
-      faults_(
-          FaultInjection::from_environment(hooks_.epoch ? hooks_.epoch->home_rank : communicator_->rank())) {
-  if (config_.logging.trace_communication) {
+      run_{.config = config,
+           .communicator = std::move(communicator),
+           .hooks = std::move(hooks),
+           .progress{progress, config.training.steps},
+           .faults = {}} {
+  run_.faults = FaultInjection::from_environment(run_.hooks.epoch ? run_.hooks.epoch->home_rank
+                                                                  : run_.communicator->rank());
+  validation_ = std::make_shared<RunValidation>(run_);
+  if (run_.config.logging.trace_communication) {
     trace_ = std::make_shared<comm::Trace>();
-    communicator_ = comm::make_tracing_communicator(communicator_, trace_);
+    run_.communicator = comm::make_tracing_communicator(run_.communicator, trace_);
   }
   util::start_phase("comparison of the ranks' configs");
-  require_same_run(config_, *communicator_);
+  require_same_run(run_.config, *run_.communicator);
   util::start_phase("data");
-  comm::agree(*communicator_, "set-up", [&] {
-    config::check_world(config_, communicator_->world_size());
-    config::resolve_batch(config_, communicator_->world_size());
-    if (config_.logging.memory_snapshot) {  // before the shards are made, which the history then has too
-      require_gpu("logging.memory_snapshot", communicator_->device());
-      util::record_cuda_memory_history(communicator_->device().index(), memory_snapshot());
+  comm::agree(*run_.communicator, "set-up", [&] {
+    config::check_world(run_.config, run_.communicator->world_size());
+    config::resolve_batch(run_.config, run_.communicator->world_size());
+    if (run_.config.logging.memory_snapshot) {  // before the shards are made, which the history then has too
+      require_gpu("logging.memory_snapshot", run_.communicator->device());
+      util::record_cuda_memory_history(run_.communicator->device().index(), memory_snapshot());
     }
     open_data();
   });
-  mesh_.emplace(config_.mesh, communicator_);
+  run_.mesh.emplace(run_.config.mesh, run_.communicator);
   AnyWeights any;
   KnownParts known;
-  if (hooks_.epoch) known.buffers = &hooks_.epoch->kept->buffer_shapes();
+  if (run_.hooks.epoch) known.buffers = &run_.hooks.epoch->kept->buffer_shapes();
   // The memory of this epoch's ranks has all weights but those that are frozen.
-  if (continues() && !config_.lora.is_on()) known.weights = &any;
-  parts_ = build_run_parts(config_, *mesh_, trace_, known);
+  if (run_.continues() && !run_.config.lora.is_on()) known.weights = &any;
+  run_.parts = build_run_parts(run_.config, *run_.mesh, trace_, known);
   util::start_phase("data");
-  faults_.attach_to(*parts_.model, *communicator_, position_.step);
+  run_.faults.attach_to(*run_.parts.model, *run_.communicator, run_.position.step);
   nlohmann::json data;
-  comm::agree(*communicator_, "data", [&] {
-    prefetch_.emplace(*loader_, prefetch_options(config_, *mesh_));
+  comm::agree(*run_.communicator, "data", [&] {
+    prefetch_.emplace(*loader_, prefetch_options(run_.config, *run_.mesh));
     batches_.emplace(*prefetch_);
-    if (is_first_rank()) data = data_record(*loader_, validation_loader_ ? &*validation_loader_ : nullptr);
+    if (run_.is_first_rank()) data = data_record(*loader_, validation_->loader());
   });
   util::start_phase("checkpoints");
   checkpointer_ = std::make_unique<Checkpointer>(
-      config_, training_state(std::move(data)), *communicator_,
-      Checkpointer::Hooks{.before_speaking = [this] { progress_.finish_line(); },
-                          .in_the_middle = [this](int64_t step) { faults_.at(FaultPlace::kWrite, step); }});
-  continues() ? continue_from_memory() : static_cast<void>(position_ = checkpointer_->restore());
+      run_.config, training_state(std::move(data)), *run_.communicator,
+      Checkpointer::Hooks{
+          .before_speaking = [this] { run_.progress.finish_line(); },
+          .in_the_middle = [this](int64_t step) { run_.faults.at(FaultPlace::kWrite, step); }});
+  run_.continues() ? continue_from_memory() : static_cast<void>(run_.position = checkpointer_->restore());
   report_batch_change();
   util::start_phase("comparison of replicas");
-  shard::require_equal_replicas(*parts_.engine, "before the first step");
+  shard::require_equal_replicas(*run_.parts.engine, "before the first step");
   util::start_phase("rate of matrix products");
-  if (peak_.flops_per_second == 0) peak_ = find_peak_rate(config_, *communicator_);
+  if (run_.peak.flops_per_second == 0) run_.peak = find_peak_rate(run_.config, *run_.communicator);
   util::start_phase("count of operations");
-  if (flops_.model == 0) {
-    flops_ =
-        plan::flops_a_token(config_.model, config_.data.sequence_length, parts_.checkpointing, config_.lora);
+  if (run_.flops.model == 0) {
+    run_.flops = plan::flops_a_token(run_.config.model, run_.config.data.sequence_length,
+                                     run_.parts.checkpointing, run_.config.lora);
   }
-  paces_ = RankPaces::make(config_, communicator_, *batches_, flops_.model);
+  metrics_ = std::make_shared<RunMetrics>(
+      run_, *batches_, RankPaces::make(run_.config, run_.communicator, *batches_, run_.flops.model));
+  validation_->set_metrics(metrics_.get());
+  saves_ = std::make_shared<RunSaves>(run_, *checkpointer_, *metrics_);
   util::start_phase("output folder and log");
-  comm::agree(*communicator_, "output folder", [&] {
-    if (config_.training.epochs > 0 && position_.step > 0) count_steps();  // of what is left
+  comm::agree(*run_.communicator, "output folder", [&] {
+    if (run_.config.training.epochs > 0 && run_.position.step > 0) count_steps();  // of what is left
     prepare_output();
   });
   if (trace_) {
-    comm::agree(*communicator_, "trace files", [&] {
-      trace_->open(output_folder() / util::concat("trace.rank", communicator_->rank(), ".jsonl"));
+    comm::agree(*run_.communicator, "trace files", [&] {
+      trace_->open(run_.output_folder() / util::concat("trace.rank", run_.communicator->rank(), ".jsonl"));
     });
   }
-  if (!is_first_rank() || continues()) return;
+  if (!run_.is_first_rank() || run_.continues()) return;
   for (const std::string& warning :
-       {optim::cut_of_schedule(config_.lr_scheduler, config_.training.steps),
-        shard::blocks_in_root(shard::unit_sizes(*parts_.engine)).text(config_.fsdp.min_num_params),
+       {optim::cut_of_schedule(run_.config.lr_scheduler, run_.config.training.steps),
+        shard::blocks_in_root(shard::unit_sizes(*run_.parts.engine)).text(run_.config.fsdp.min_num_params),
         survey_ && survey_->loses_tokens()
-            ? util::concat("data.train has ", data::survey_text(*survey_, config_.data),
+            ? util::concat("data.train has ", data::survey_text(*survey_, run_.config.data),
                            "; a row that does not begin a conversation lacks its prompt: ",
-                           data::survey_remedy(*survey_, config_.data), " keeps every conversation whole")
+                           data::survey_remedy(*survey_, run_.config.data), " keeps every conversation whole")
             : std::string()}) {
     if (!warning.empty()) util::log_warning(warning);
   }
-  util::log_info(banner(config_, parts_, *loader_, peak_, position_));
+  util::log_info(banner(run_.config, run_.parts, *loader_, run_.peak, run_.position));
 }
 
 TrainingState Trainer::training_state(nlohmann::json data) {
-  return {*parts_.engine,
-          *parts_.optimizer,
-          parts_.scaler ? &*parts_.scaler : nullptr,
-          parts_.guard ? &*parts_.guard : nullptr,
-          validation_loader_ ? &validations_ : nullptr,
+  return {*run_.parts.engine,
+          *run_.parts.optimizer,
+          run_.parts.scaler ? &*run_.parts.scaler : nullptr,
+          run_.parts.guard ? &*run_.parts.guard : nullptr,
+          validation_->loader() != nullptr ? &validation_->history() : nullptr,
           std::move(data),
-          sampling_record(config_, *loader_)};
+          sampling_record(run_.config, *loader_)};
 }
 
 nlohmann::json Trainer::memory_record() {
-  nlohmann::json record = training_record(config_, training_state(), position_);
+  nlohmann::json record = training_record(run_.config, training_state(), run_.position);
   record["origin"] = checkpointer_->origin();
-  record["peak_rate"] = {peak_.flops_per_second, peak_.share_of_threads};
-  record["flops_a_token"] = {flops_.model, flops_.hardware};
-  record["validation_line"] = validation_line_.dump();  // as text, which keeps its order
+  record["peak_rate"] = {run_.peak.flops_per_second, run_.peak.share_of_threads};
+  record["flops_a_token"] = {run_.flops.model, run_.flops.hardware};
+  record["validation_line"] = validation_->line().dump();  // as text, which keeps its order
   return record;
 }
 
 void Trainer::continue_from_memory() {
-  const launch::Epoch& epoch = hooks_.epoch->epoch;
+  const launch::Epoch& epoch = run_.hooks.epoch->epoch;
   const TrainingState state = training_state();
-  const nlohmann::json record = hooks_.epoch->kept->restore(
-      state, epoch, *mesh_, [&] { faults_.at(FaultPlace::kTransfer, epoch.step); });
-  position_ = restore_training_record(record, epoch.step, state, "the state from memory");
-  util::log_debug(util::concat("has ", hooks_.epoch->kept->begun_leaves(), " micro-batches of the step"));
-  begun_ = hooks_.epoch->kept->begun(*communicator_);
-  if (begun_ && is_first_rank()) {
+  const nlohmann::json record = run_.hooks.epoch->kept->restore(
+      state, epoch, *run_.mesh, [&] { run_.faults.at(FaultPlace::kTransfer, epoch.step); });
+  run_.position = restore_training_record(record, epoch.step, state, "the state from memory");
+  util::log_debug(util::concat("has ", run_.hooks.epoch->kept->begun_leaves(), " micro-batches of the step"));
+  begun_ = run_.hooks.epoch->kept->begun(*run_.communicator);
+  if (begun_ && run_.is_first_rank()) {
     util::log_info(util::concat(begun_->leaves, " of ", begun_->all, " micro-batches of step ",
-                                position_.step + 1, " are done"));
+                                run_.position.step + 1, " are done"));
   }
   checkpointer_->take_over(record.at("origin"));
-  validation_line_ = nlohmann::ordered_json::parse(record.at("validation_line").get<std::string>());
-  record.at("flops_a_token").at(0).get_to(flops_.model);
-  record.at("flops_a_token").at(1).get_to(flops_.hardware);
-  if (config_.logging.peak_tflops > 0) return;
-  record.at("peak_rate").at(0).get_to(peak_.flops_per_second);
-  record.at("peak_rate").at(1).get_to(peak_.share_of_threads);
+  validation_->line() = nlohmann::ordered_json::parse(record.at("validation_line").get<std::string>());
+  record.at("flops_a_token").at(0).get_to(run_.flops.model);
+  record.at("flops_a_token").at(1).get_to(run_.flops.hardware);
+  if (run_.config.logging.peak_tflops > 0) return;
+  record.at("peak_rate").at(0).get_to(run_.peak.flops_per_second);
+  record.at("peak_rate").at(1).get_to(run_.peak.share_of_threads);
 }
 
 /// Replicas all train with steps that do not depend on their number (obstacle_to_replicas()).
@@ -161,9 +166,9 @@ ReproducibleStep* Trainer::continued_step() const {
 }
 
 void Trainer::keep_state() {
-  KeptState& kept = *hooks_.epoch->kept;
-  position_.training_seconds = training_seconds();
-  kept.keep(training_state(), position_.step, memory_record());
+  KeptState& kept = *run_.hooks.epoch->kept;
+  run_.position.training_seconds = run_.training_seconds();
+  kept.keep(training_state(), run_.position.step, memory_record());
   ReproducibleStep* step = continued_step();
   if (step == nullptr || !step->can_finish()) {
     if (auto begun = step != nullptr ? step->begun() : begun_) kept.keep_begun(std::move(*begun));
@@ -171,7 +176,7 @@ void Trainer::keep_state() {
   }
   const int64_t samples = step->pending_position().samples;
   try {
-    count_step(step->finish(), samples);
+    run_.count(step->finish(), samples);
   } catch (const util::Error&) {
     return;  // it has diverged: no rank has updated anything
   }
@@ -181,97 +186,66 @@ void Trainer::keep_state() {
 /// The effect on the loss is for the user to judge, who may not know of the change: with another number of
 /// ranks it comes by itself.
 void Trainer::report_batch_change() {
-  const int64_t before = position_.samples_per_step, now = loader_->samples_per_step();
-  position_.samples_per_step = now;
-  if (before == 0 || before == now || !is_first_rank()) return;
-  const bool by_tokens = config_.data.max_tokens > 0;
+  const int64_t before = run_.position.samples_per_step, now = loader_->samples_per_step();
+  run_.position.samples_per_step = now;
+  if (before == 0 || before == now || !run_.is_first_rank()) return;
+  const bool by_tokens = run_.config.data.max_tokens > 0;
   util::log_info(util::concat("the global batch is ", now, by_tokens ? " batches" : " samples",
-                              " per step from here on (", mesh_->shape().row_ranks(), " ranks x ",
-                              by_tokens ? "" : util::concat(config_.data.micro_batch_size, " x "),
-                              config_.training.gradient_accumulation_steps, " micro-batches); it was ",
-                              before, " up to step ", position_.step,
+                              " per step from here on (", run_.mesh->shape().row_ranks(), " ranks x ",
+                              by_tokens ? "" : util::concat(run_.config.data.micro_batch_size, " x "),
+                              run_.config.training.gradient_accumulation_steps, " micro-batches); it was ",
+                              before, " up to step ", run_.position.step,
                               "; training.global_batch_size = ", before, " keeps it"));
 }
 
 config::Config Trainer::config_as_given() const {
-  config::Config config = config_;
+  config::Config config = run_.config;
   config.training.gradient_accumulation_steps = given_micro_steps_;
   config.data.micro_batch_size = given_rows_;
   return config;
 }
 
 void Trainer::open_data() {
-  loader_.emplace(open_training_data(config_, *communicator_));
-  if (config_.training.epochs > 0) count_steps();
-  if (is_first_rank() && !continues()) {
+  loader_.emplace(open_training_data(run_.config, *run_.communicator));
+  if (run_.config.training.epochs > 0) count_steps();
+  if (run_.is_first_rank() && !run_.continues()) {
     survey_ = loader_->survey();
-    if (survey_) data::require_targets(*survey_, config_.data, "data.train");
+    if (survey_) data::require_targets(*survey_, run_.config.data, "data.train");
   }
-  if (config_.logging.sample_every > 0) sample_text_ = std::make_unique<SampleText>(config_);
-  if (config_.data.validation.empty()) return;
-  validation_loader_.emplace(open_validation_data(config_, *communicator_));
-  if (is_first_rank() && !continues()) {
-    const auto survey = validation_loader_->samples().survey(validation_loader_->num_samples());
-    if (survey) data::require_targets(*survey, config_.data, "data.validation");
-  }
-  token_bytes_ = token_bytes(config_, is_first_rank());
-  if (!token_bytes_ && config_.evaluation.best_metric == config::BestMetric::kValidationBitsPerByte) {
-    util::fail(
-        util::ErrorKind::kUsage,
-        "evaluation.best_metric: expected another metric than validation_bits_per_byte, because the bytes "
-        "of tokens are not known; correct data.tokenizer or choose another metric");
-  }
+  if (run_.config.logging.sample_every > 0) sample_text_ = std::make_unique<SampleText>(run_.config);
+  if (!run_.config.data.validation.empty()) validation_->open();
 }
 
 void Trainer::count_steps() {
-  int64_t& steps = config_.training.steps;
-  steps = steps_of_epochs(config_.training, *loader_, position_);
-  progress_.set_total_steps(steps);
-  config::Config counted = config_;
+  int64_t& steps = run_.config.training.steps;
+  steps = steps_of_epochs(run_.config.training, *loader_, run_.position);
+  run_.progress.set_total_steps(steps);
+  config::Config counted = run_.config;
   counted.training.epochs = 0;
   for (const config::Conflict& conflict : config::find_conflicts(counted)) {
-    util::fail(util::ErrorKind::kUsage, "training.epochs = ", config_.training.epochs, " means ", steps,
+    util::fail(util::ErrorKind::kUsage, "training.epochs = ", run_.config.training.epochs, " means ", steps,
                " steps here; ", conflict.message);
   }
 }
 
 void Trainer::prepare_output() {
-  if (!is_first_rank()) {
-    util::make_writable_folder(output_folder());
+  if (!run_.is_first_rank()) {
+    util::make_writable_folder(run_.output_folder());
     return;
   }
-  if (!continues()) describe_run();
+  if (!run_.continues()) describe_run();
   checkpointer_->remember_model();
-  metrics_.emplace(output_folder(),
-                   KeptMetrics{.resumed_step = position_.step, .validates_again = validation_is_due()},
-                   MetricsFormats{.csv = config_.logging.csv, .tensorboard = config_.logging.tensorboard});
-  if (continues() && position_.step > 0) write_what_is_missing();
-}
-
-/// The rank that was to write it may have been lost.
-void Trainer::write_what_is_missing() {
-  const int64_t step = position_.step, interval = config_.logging.interval_steps;
-  const bool is_reported = step >= config_.training.steps || (interval > 0 && step % interval == 0);
-  if (is_reported && !metrics_->ends_with(step, "loss")) {
-    metrics_->write(
-        {.step = step,
-         .loss = position_.loss,
-         .grad_norm = position_.grad_norm,
-         .lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step, config_.training.steps),
-         .tokens = position_.tokens_seen,
-         .skipped_steps = skipped_steps()});
-  }
-  const bool is_validated = !validation_line_.is_null() && validation_line_.at("step") == step;
-  if (is_validated && !metrics_->ends_with(step, "validation_loss"))
-    metrics_->write_validation(validation_line_);
+  metrics_->open(validation_->is_due());
+  if (run_.continues() && run_.position.step > 0) metrics_->write_what_is_missing(validation_->line());
 }
 
 /// Refuses a folder with later steps of another run: this run's own would mix with them.
 void Trainer::describe_run() const {
-  auto found = checkpoint::find_checkpoints(output_folder());
-  if (!found.complete.empty() && found.complete.back().step > position_.step) {
-    util::fail(util::ErrorKind::kUsage, "run.output_dir ", output_folder().string(), " already contains ",
-               found.complete.back().folder.filename().string(), ", later than step ", position_.step,
+  auto found = checkpoint::find_checkpoints(run_.output_folder());
+  if (!found.complete.empty() && found.complete.back().step > run_.position.step) {
+    util::fail(util::ErrorKind::kUsage, "run.output_dir ", run_.output_folder().string(),
+               " already contains ", found.complete.back().folder.filename().string(), ", later than step ",
+               run_.position.step,
                " at which this run starts; choose another run.output_dir, remove it, or set "
                "checkpoint.resume to auto");
   }
@@ -280,9 +254,9 @@ void Trainer::describe_run() const {
     fs::path resolved = fs::absolute(from).parent_path() / "config.toml";
     if (fs::exists(resolved)) report_changes_since(resolved);
   }
-  util::write_file_atomically(output_folder() / "config.toml", config::to_toml(config_as_given()));
-  util::write_file_atomically(output_folder() / "environment.json",
-                              run_environment(*communicator_, peak_).dump(2) + "\n");
+  util::write_file_atomically(run_.output_folder() / "config.toml", config::to_toml(config_as_given()));
+  util::write_file_atomically(run_.output_folder() / "environment.json",
+                              run_environment(*run_.communicator, run_.peak).dump(2) + "\n");
 }
 
 void Trainer::report_changes_since(const fs::path& resolved) const {

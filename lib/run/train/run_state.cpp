@@ -1,0 +1,60 @@
+#include "run/train/run_state.h"
+
+#include <cmath>
+
+#include "base/util/clock.h"
+#include "base/util/error.h"
+#include "base/util/log.h"
+
+namespace fsdp::train {
+
+bool RunState::stop_is_requested() const {
+  return requested_on_any_rank(*communicator, {hooks.stop_requested && hooks.stop_requested()}).front();
+}
+
+bool RunState::wants_to_stop() const {
+  const double hours = config.training.stop_after_hours;
+  return (hooks.stop_requested && hooks.stop_requested()) ||
+         (hours > 0 && training_seconds() >= hours * 3600);
+}
+
+void RunState::begin_training() {
+  if (is_complete() && is_first_rank() && !continues()) {
+    util::log_info(util::concat("nothing to train: the checkpoint is at step ", position.step,
+                                ", training.steps is ", config.training.steps,
+                                "; raise training.steps (or training.epochs) to go on, or set another "
+                                "run.output_dir to begin anew"));
+  }
+  if (continues() && position.step > 0 && !std::isnan(position.loss)) summary.loss = position.loss;
+  seconds_before = position.training_seconds;
+  training_began = std::chrono::steady_clock::now();
+  const double limit_seconds = config.training.stop_after_hours * 3600;
+  out_of_time = limit_seconds > 0 && !is_complete() && seconds_before >= limit_seconds;
+}
+
+double RunState::training_seconds() const { return seconds_before + util::seconds_since(training_began); }
+
+void RunState::count(const StepResult& result, int64_t samples) {
+  ++position.step;
+  position.samples_seen += samples;
+  position.tokens_seen +=
+      data::counts_vary(config.data) ? result.tokens : samples * config.data.sequence_length;
+  if (result.without_targets) ++position.steps_without_targets;
+  if (!result.is_read) return;
+  position.loss = result.loss;
+  position.grad_norm = result.grad_norm;
+  if (!result.without_targets) summary.loss = result.loss;
+}
+
+std::optional<int64_t> RunState::skipped_steps() const {
+  if (!parts.scaler && !parts.guard && position.steps_without_targets == 0) return std::nullopt;
+  return position.steps_without_targets + (parts.scaler ? parts.scaler->state().skipped_steps : 0) +
+         (parts.guard ? parts.guard->skipped() : 0);
+}
+
+void RunState::log(const std::string& text, bool warns) {
+  progress.finish_line();
+  warns ? util::log_warning(text) : util::log_info(text);
+}
+
+}  // namespace fsdp::train
