@@ -1,6 +1,6 @@
 // fsdp-train under fsdp-launch --replica-size: processes die, are replaced, and the run ends with the
 // weights, the optimizer state and the metrics of one process that nothing disturbed.
-// tests/run/train/replicas_test.cpp has the parts.
+// tests/run/replicas/replicas_test.cpp has the parts.
 
 #include <gmock/gmock.h>
 

@@ -15,24 +15,20 @@
 #include "run/train/device.h"
 #include "run/train/evaluate.h"
 #include "run/train/fault_injection.h"
-#include "run/train/kept_state.h"
 #include "run/train/progress.h"
+#include "run/train/run_memory.h"
 #include "run/train/run_parts.h"
 #include "run/train/step_meter.h"
-#include "run/train/training_record.h"
 #include "setup/config/config.h"
-#include "tools/launch/epoch.h"
 #include "tools/plan/recorded_pass.h"
 
 namespace fsdp::train {
 
-/// Additions for a run with replicas (run/train/replicas.h), whose Trainer lives for one epoch.
-struct EpochHooks {
-  launch::Epoch epoch;
-  int home_rank = 0;  ///< this process's rank among all processes of the run
-  /// Holds this rank's part of the state after epoch.step, unless that is -1; receives the state at the end.
-  KeptState* kept = nullptr;
-  /// Whether the epoch is to be left between two steps. Called once a step.
+/// Additions for a run whose ranks change (run/replicas). A Trainer lives as long as its ranks stay the same.
+struct MembershipHooks {
+  int home_rank = 0;            ///< this process's rank among all processes of the run
+  RunMemory* memory = nullptr;  ///< holds the state at the begin; receives the state at the end
+  /// Whether the ranks are to change between two steps. Called once a step.
   std::function<bool()> change_is_due = nullptr;
 };
 
@@ -41,7 +37,7 @@ struct RunHooks {
   /// Whether this rank is to stop. Called in each step, validation batch and sampled token, by the training thread.
   std::function<bool()> stop_requested = nullptr;
   std::shared_ptr<comm::Activity> activity = nullptr;  ///< notified of each step
-  std::optional<EpochHooks> epoch = std::nullopt;
+  std::optional<MembershipHooks> membership = std::nullopt;
 };
 
 /// The outcome of a run; the same on every rank.
@@ -54,14 +50,15 @@ struct RunSummary {
   bool stopped = false;                         ///< before training.steps, because a rank was asked to
   /// Before training.steps, because evaluation.patience or training.stop_after_hours was exhausted.
   bool ended_early = false;
-  bool left = false;  ///< the epoch, because a change is due on some rank; the run goes on in the next one
+  bool left =
+      false;  ///< the Trainer was left, because a change is due on some rank; the run goes on with other ranks
 };
 
 struct RunState {
   bool is_first_rank() const { return communicator->rank() == 0; }
   std::filesystem::path output_folder() const { return config.run.output_dir; }
-  /// Whether the state comes from the memory of this epoch's ranks, not from a checkpoint.
-  bool continues() const { return hooks.epoch && hooks.epoch->epoch.step >= 0; }
+  /// Whether the state comes from the memory of the ranks, not from a checkpoint.
+  bool continues() const { return hooks.membership && hooks.membership->memory->state_step() >= 0; }
   /// Whether the number of steps done is a multiple of the interval; 0: never.
   bool is_due(int64_t interval) const { return interval > 0 && position.step % interval == 0; }
   bool is_complete() const { return position.step >= config.training.steps; }

@@ -63,7 +63,7 @@ void Trainer::train() {
   for (const auto& each : observers) each->begin(last);
   train_step_ = make_train_step(
       run_.config, run_.parts, *batches_, [this] { return run_.wants_to_stop(); },
-      run_.hooks.epoch ? run_.hooks.epoch->change_is_due : nullptr);
+      run_.hooks.membership ? run_.hooks.membership->change_is_due : nullptr);
   if (begun_) continued_step()->continue_with(*std::exchange(begun_, std::nullopt));
   const NvtxRanges nvtx(run_.config.logging.nvtx, run_.communicator->device());
   run_.meter.start(position.step, position.tokens_seen);

@@ -37,8 +37,8 @@ class Trainer {
   /// failed (Error(kIo) when the disk is full).
   RunSummary run();
 
-  /// With RunHooks::epoch, after run(), also after one that threw because a peer is lost: copies the state to
-  /// EpochHooks::kept. Not collective.
+  /// Copies the state to the memory of RunHooks::membership. Requires: called after run(), also after one that threw
+  /// because a peer is lost. Not collective.
   void keep_state();
 
  private:

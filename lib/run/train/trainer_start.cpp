@@ -41,8 +41,8 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
            .hooks = std::move(hooks),
            .progress{progress, config.training.steps},
            .faults = {}} {
-  run_.faults = FaultInjection::from_environment(run_.hooks.epoch ? run_.hooks.epoch->home_rank
-                                                                  : run_.communicator->rank());
+  run_.faults = FaultInjection::from_environment(run_.hooks.membership ? run_.hooks.membership->home_rank
+                                                                       : run_.communicator->rank());
   validation_ = std::make_shared<RunValidation>(run_);
   if (run_.config.logging.trace_communication) {
     trace_ = std::make_shared<comm::Trace>();
@@ -63,8 +63,8 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   run_.mesh.emplace(run_.config.mesh, run_.communicator);
   AnyWeights any;
   KnownParts known;
-  if (run_.hooks.epoch) known.buffers = &run_.hooks.epoch->kept->buffer_shapes();
-  // The memory of this epoch's ranks has all weights but those that are frozen.
+  if (run_.hooks.membership) known.buffers = &run_.hooks.membership->memory->buffer_shapes();
+  // The memory of the ranks has all weights but those that are frozen.
   if (run_.continues() && !run_.config.lora.is_on()) known.weights = &any;
   run_.parts = build_run_parts(run_.config, *run_.mesh, trace_, known);
   util::start_phase("data");
@@ -140,13 +140,13 @@ nlohmann::json Trainer::memory_record() {
 }
 
 void Trainer::continue_from_memory() {
-  const launch::Epoch& epoch = run_.hooks.epoch->epoch;
+  RunMemory& memory = *run_.hooks.membership->memory;
+  const int64_t step = memory.state_step();
   const TrainingState state = training_state();
-  const nlohmann::json record = run_.hooks.epoch->kept->restore(
-      state, epoch, *run_.mesh, [&] { run_.faults.at(FaultPlace::kTransfer, epoch.step); });
-  run_.position = restore_training_record(record, epoch.step, state, "the state from memory");
-  util::log_debug(util::concat("has ", run_.hooks.epoch->kept->begun_leaves(), " micro-batches of the step"));
-  begun_ = run_.hooks.epoch->kept->begun(*run_.communicator);
+  const nlohmann::json record =
+      memory.restore(state, *run_.mesh, [&] { run_.faults.at(FaultPlace::kTransfer, step); });
+  run_.position = restore_training_record(record, step, state, "the state from memory");
+  begun_ = memory.begun(*run_.communicator);
   if (begun_ && run_.is_first_rank()) {
     util::log_info(util::concat(begun_->leaves, " of ", begun_->all, " micro-batches of step ",
                                 run_.position.step + 1, " are done"));
@@ -166,12 +166,12 @@ ReproducibleStep* Trainer::continued_step() const {
 }
 
 void Trainer::keep_state() {
-  KeptState& kept = *run_.hooks.epoch->kept;
+  RunMemory& memory = *run_.hooks.membership->memory;
   run_.position.training_seconds = run_.training_seconds();
-  kept.keep(training_state(), run_.position.step, memory_record());
+  memory.keep(training_state(), run_.position.step, memory_record());
   ReproducibleStep* step = continued_step();
   if (step == nullptr || !step->can_finish()) {
-    if (auto begun = step != nullptr ? step->begun() : begun_) kept.keep_begun(std::move(*begun));
+    if (auto begun = step != nullptr ? step->begun() : begun_) memory.keep_begun(std::move(*begun));
     return;
   }
   const int64_t samples = step->pending_position().samples;
@@ -180,7 +180,7 @@ void Trainer::keep_state() {
   } catch (const util::Error&) {
     return;  // it has diverged: no rank has updated anything
   }
-  kept.keep_next(training_state(), memory_record());
+  memory.keep_next(training_state(), memory_record());
 }
 
 /// The effect on the loss is for the user to judge, who may not know of the change: with another number of

@@ -1,4 +1,4 @@
-#include "run/train/replicas.h"
+#include "run/replicas/replicas.h"
 
 #include <chrono>
 #include <future>
@@ -11,6 +11,7 @@
 #include "base/util/log.h"
 #include "base/util/text.h"
 #include "comm/api/group_failure.h"
+#include "run/replicas/kept_state.h"
 #include "setup/config/global_batch.h"
 #include "shard/units/options.h"
 #include "state/manifest/folders.h"
@@ -80,10 +81,10 @@ class Worker {
           config_of(epoch, config_), connect(environment), is_first ? hooks_.progress : ProgressOutput{},
           RunHooks{.stop_requested = hooks_.stop_requested,
                    .activity = hooks_.activity,
-                   .epoch = EpochHooks{
-                       .epoch = epoch, .home_rank = home_.rank, .kept = &kept_, .change_is_due = [this] {
-                         return channel_.change_is_due();
-                       }}});
+                   .membership =
+                       MembershipHooks{.home_rank = home_.rank, .memory = &kept_, .change_is_due = [this] {
+                                         return channel_.change_is_due();
+                                       }}});
       kept_.forget();
       ReplicaSummary summary{trainer->run(), is_first};
       if (!summary.left) return summary;

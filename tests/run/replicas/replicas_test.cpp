@@ -1,7 +1,7 @@
 // Runs with replicas, epoch by epoch, on threads as ranks: what a rank keeps between two epochs, and who
 // gives it to whom. tests/e2e/replicas_test.cpp has processes that die.
 
-#include "run/train/replicas.h"
+#include "run/replicas/replicas.h"
 
 #include <gmock/gmock.h>
 
@@ -11,6 +11,7 @@
 
 #include "base/util/file.h"
 #include "comm/api/group_failure.h"
+#include "run/replicas/kept_state.h"
 #include "state/manifest/folders.h"
 #include "support/checkpoint_contents.h"
 #include "support/forwarding_communicator.h"
@@ -92,11 +93,10 @@ class ReplicasTest : public TrainerTest {
       if (rank == leaves.loses_answer) {
         world = std::make_shared<LosesAnAnswer>(communicator, leaves.unit, leaves.count());
       }
-      Trainer trainer(
-          config_, world, {},
-          {.stop_requested = [] { return false; },
-           .epoch =
-               EpochHooks{.epoch = epoch, .home_rank = home, .kept = &kept, .change_is_due = change_is_due}});
+      Trainer trainer(config_, world, {},
+                      {.stop_requested = [] { return false; },
+                       .membership = MembershipHooks{
+                           .home_rank = home, .memory = &kept, .change_is_due = change_is_due}});
       try {
         if (!trainer.run().left) return;
       } catch (const util::Error& error) {  // on other ranks, because that one is gone

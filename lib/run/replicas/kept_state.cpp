@@ -1,4 +1,4 @@
-#include "run/train/kept_state.h"
+#include "run/replicas/kept_state.h"
 
 #include <ATen/ops/full.h>
 
@@ -7,11 +7,14 @@
 #include <utility>
 #include <vector>
 
+#include "base/util/error.h"
+#include "base/util/log.h"
 #include "comm/api/communicator.h"
 
 namespace fsdp::train {
 
 void KeptState::begin(const launch::Epoch& epoch) {
+  epoch_ = epoch;
   if (step() != epoch.step) begun_.reset();
   if (next_ && next_->step == epoch.step) now_ = std::move(next_);
   next_.reset();
@@ -41,6 +44,7 @@ std::optional<BegunStep> KeptState::begun(comm::Communicator& world) const {
     world.all_reduce(value, comm::ReduceOp::kMax, {.unit = "step that was broken off"})->wait();
     return -value.item<int64_t>();
   };
+  util::log_debug(util::concat("has ", begun_leaves(), " micro-batches of the step"));
   const int64_t leaves = least(begun_leaves());
   if (leaves == 0 || least(begun_->has(leaves)) == 0) return std::nullopt;
   BegunStep begun = *begun_;
@@ -48,32 +52,32 @@ std::optional<BegunStep> KeptState::begun(comm::Communicator& world) const {
   return begun;
 }
 
-nlohmann::json KeptState::restore(const TrainingState& state, const launch::Epoch& epoch,
-                                  const comm::Mesh& mesh, const std::function<void()>& before_transfer) {
+nlohmann::json KeptState::restore(const TrainingState& state, const comm::Mesh& mesh,
+                                  const std::function<void()>& before_transfer) {
   const comm::CallSite site{.unit = "state of the run"};
-  const int place = mesh.world()->rank() % epoch.replica_size;
-  const int source = epoch.sources.at(static_cast<size_t>(place));
+  const int place = mesh.world()->rank() % epoch_.replica_size;
+  const int source = epoch_.sources.at(static_cast<size_t>(place));
   const auto records = comm::all_gather_text(*mesh.world(), now_ ? now_->record.dump() : "", site);
   const auto slices =
       checkpoint::state_slices(state.engine, state.optimizer, checkpoint::SlicePurpose::kLoad);
-  const bool is_behind = std::ranges::find(epoch.behind, mesh.world()->rank()) != epoch.behind.end();
-  FSDP_CHECK(is_behind || step() == epoch.step, "this rank has the state after step ", step(),
-             ", not after step ", epoch.step);
+  const bool is_behind = std::ranges::find(epoch_.behind, mesh.world()->rank()) != epoch_.behind.end();
+  FSDP_CHECK(is_behind || step() == epoch_.step, "this rank has the state after step ", step(),
+             ", not after step ", epoch_.step);
   // Those that have the part already receive its bytes once more, from memory to memory.
   const bool is_sent =
-      std::ranges::any_of(epoch.behind, [&](int rank) { return rank % epoch.replica_size == place; });
+      std::ranges::any_of(epoch_.behind, [&](int rank) { return rank % epoch_.replica_size == place; });
   checkpoint::HostCopies received;
   checkpoint::HostCopies& tensors = is_behind ? received : now_->tensors;
   tensors.prepare(slices);
   if (is_sent) {
     before_transfer();
     mesh.group({comm::MeshAxis::kDcn})
-        ->broadcast(tensors.buffer(), source / epoch.replica_size, site)
+        ->broadcast(tensors.buffer(), source / epoch_.replica_size, site)
         ->wait();
   }
   tensors.write_back(slices);
   // One for all, also where only some ranks have come through the validation of that step.
-  return nlohmann::json::parse(records[static_cast<size_t>(epoch.sources.front())]);
+  return nlohmann::json::parse(records[static_cast<size_t>(epoch_.sources.front())]);
 }
 
 }  // namespace fsdp::train
