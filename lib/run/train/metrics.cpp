@@ -1,9 +1,9 @@
 #include "run/train/metrics.h"
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -12,6 +12,7 @@
 
 #include "base/util/error.h"
 #include "base/util/file.h"
+#include "tools/report/run_record.h"
 
 namespace fsdp::train {
 namespace fs = std::filesystem;
@@ -21,16 +22,23 @@ namespace {
 /// go on. A disk that stalls for longer keeps no rank waiting.
 constexpr std::chrono::seconds kPatienceWithDisk{1};
 
-/// The lines of the steps that are kept; a line torn by a crash ends the file.
-std::string kept_lines(const std::string& content, const KeptMetrics& kept_steps) {
-  std::string kept, line;
+/// Calls `use` with each line and its numbers; a line torn by a crash ends the file.
+void for_each_record(const std::string& content,
+                     const std::function<void(const std::string& line, const nlohmann::json& numbers)>& use) {
   std::istringstream lines(content);
-  while (std::getline(lines, line)) {
-    auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!parsed.is_object() || !parsed.contains("step") || !parsed["step"].is_number_integer()) break;
-    if (kept_steps.have(parsed["step"].get<int64_t>(), parsed.contains("validation_loss")))
-      kept += line + "\n";
+  for (std::string line; std::getline(lines, line);) {
+    const auto numbers = report::parse_metrics(line);
+    if (!numbers) return;
+    use(line, *numbers);
   }
+}
+
+/// Returns the lines of the steps that are kept.
+std::string kept_lines(const std::string& content, const KeptMetrics& kept_steps) {
+  std::string kept;
+  for_each_record(content, [&](const std::string& line, const nlohmann::json& numbers) {
+    if (kept_steps.have(numbers.at("step"), numbers.contains("validation_loss"))) kept += line + "\n";
+  });
   return kept;
 }
 
@@ -83,7 +91,8 @@ constexpr std::string_view kColumns =
 
 std::string csv_heading() { return util::concat(kColumns, "\n"); }
 
-std::string csv_row(const nlohmann::ordered_json& line) {
+template <typename Json>
+std::string csv_row(const Json& line) {
   std::string row;
   std::istringstream columns{std::string(kColumns)};
   for (std::string column; std::getline(columns, column, ',');) {
@@ -94,31 +103,18 @@ std::string csv_row(const nlohmann::ordered_json& line) {
   return row + "\n";
 }
 
-/// Heading and the rows that are kept, without a row torn by a crash.
-std::string kept_rows(const std::string& content, const KeptMetrics& kept_steps) {
-  std::string kept = csv_heading(), line;
-  std::istringstream lines(content.substr(kept.size()));
-  while (std::getline(lines, line) && !lines.eof()) {  // the end of the file before that of the line: torn
-    int64_t step = 0;
-    const char* end = line.data() + line.size();
-    if (auto read = std::from_chars(line.data(), end, step); read.ec != std::errc() || read.ptr == end) break;
-    const bool is_validation =
-        std::string_view(line).substr(line.find(',')).starts_with(",,");  // without a loss
-    if (kept_steps.have(step, is_validation)) kept += line + "\n";
-  }
-  return kept;
-}
-
-fs::path prepared_csv(const fs::path& path, const KeptMetrics& kept) {
+/// Writes the rows of `lines` anew if the run resumes and the table has the same columns.
+fs::path prepared_csv(const fs::path& path, const KeptMetrics& kept, const fs::path& lines) {
+  std::string rows = csv_heading();
   if (fs::exists(path)) {
-    const std::string content = util::read_file(path);
-    if (kept.resumed_step > 0 && content.starts_with(csv_heading())) {
-      util::write_file_atomically(path, kept_rows(content, kept));
-      return path;
+    if (kept.resumed_step > 0 && util::read_file(path).starts_with(rows)) {
+      for_each_record(util::read_file(lines),
+                      [&](const std::string&, const nlohmann::json& numbers) { rows += csv_row(numbers); });
+    } else {
+      put_aside(path);
     }
-    put_aside(path);
   }
-  util::write_file_atomically(path, csv_heading());
+  util::write_file_atomically(path, rows);
   return path;
 }
 
@@ -154,7 +150,7 @@ Scalars scalars_of(const nlohmann::ordered_json& line) {
 
 MetricsFile::MetricsFile(const fs::path& folder, const KeptMetrics& kept, const MetricsFormats& formats)
     : file_(prepared(folder / "metrics.jsonl", kept)) {
-  if (formats.csv) csv_.emplace(prepared_csv(folder / "metrics.csv", kept));
+  if (formats.csv) csv_.emplace(prepared_csv(folder / "metrics.csv", kept, path()));
   if (formats.tensorboard) tensorboard_.emplace(folder / "tensorboard", kept.resumed_step);
 }
 
@@ -164,12 +160,11 @@ void MetricsFile::finish() const {
 
 bool MetricsFile::ends_with(int64_t step, const char* key) const {
   finish();
-  std::istringstream lines(last_lines(path()).text);
-  for (std::string line; std::getline(lines, line);) {
-    const auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (parsed.is_object() && parsed.contains(key) && parsed.value("step", int64_t{-1}) == step) return true;
-  }
-  return false;
+  bool found = false;
+  for_each_record(last_lines(path()).text, [&](const std::string&, const nlohmann::json& numbers) {
+    found = found || (numbers.at("step") == step && numbers.contains(key));
+  });
+  return found;
 }
 
 void MetricsFile::write(const StepMetrics& metrics) {

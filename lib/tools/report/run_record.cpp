@@ -32,26 +32,30 @@ std::string shown_text(const fs::path& path) {
 
 }  // namespace
 
-bool add_metrics(const std::string& line, RunRecord& run) {
-  json object;
+std::optional<json> parse_metrics(const std::string& line) {
   try {
-    object = util::parse_json(line, kLineLimits);
+    json object = util::parse_json(line, kLineLimits);
+    if (!object.is_object() || !object.contains("step") || !object["step"].is_number_integer())
+      return std::nullopt;
+    return object;
   } catch (const util::JsonError&) {
-    return false;
+    return std::nullopt;
   }
-  if (!object.is_object()) return false;
-  const auto step = object.find("step");
-  if (step == object.end() || !step->is_number_integer()) return false;
-  const double x = step->get<double>();
-  for (const auto& [name, value] : object.items()) {
+}
+
+bool add_metrics(const std::string& line, RunRecord& run) {
+  const auto object = parse_metrics(line);
+  if (!object) return false;
+  const double x = object->at("step").get<double>();
+  for (const auto& [name, value] : object->items()) {
     if (!value.is_number() || name == "step") continue;
     const double y = value.get<double>();
     if (!std::isfinite(y)) continue;
     if (!run.series.contains(name) && run.series.size() >= kMostSeries) continue;
     run.series[name].push_back({x, y});
   }
-  const auto slow = object.find("slow_rank"), host = object.find("slow_rank_host");
-  if (slow != object.end() && slow->is_number_integer() && host != object.end() && host->is_string() &&
+  const auto slow = object->find("slow_rank"), host = object->find("slow_rank_host");
+  if (slow != object->end() && slow->is_number_integer() && host != object->end() && host->is_string() &&
       run.slow_hosts.size() < kMostHosts) {
     run.slow_hosts[slow->get<double>()] = util::printable(host->get<std::string>());
   }

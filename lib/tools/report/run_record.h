@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -45,6 +46,10 @@ struct RunRecord {
   /// Text for a slow rank: "rank 3 on node-b".
   std::string slow_rank_name(double rank) const;
 };
+
+/// Parses a line of metrics.jsonl, an object with an integer "step". nullopt for a line that fsdp-train did not
+/// write, or that is torn.
+std::optional<nlohmann::json> parse_metrics(const std::string& line);
 
 /// Appends the finite numbers of a line of metrics.jsonl to their series. False for a line that fsdp-train
 /// did not write.
