@@ -63,7 +63,7 @@ nlohmann::json KeptState::restore(const TrainingState& state, const comm::Mesh& 
   const bool is_behind = std::ranges::find(epoch_.behind, mesh.world()->rank()) != epoch_.behind.end();
   FSDP_CHECK(is_behind || step() == epoch_.step, "this rank has the state after step ", step(),
              ", not after step ", epoch_.step);
-  // Those that have the part already receive its bytes once more, from memory to memory.
+  // Ranks that have the part already receive its bytes once more, from memory to memory.
   const bool is_sent =
       std::ranges::any_of(epoch_.behind, [&](int rank) { return rank % epoch_.replica_size == place; });
   checkpoint::HostCopies received;
@@ -76,7 +76,7 @@ nlohmann::json KeptState::restore(const TrainingState& state, const comm::Mesh& 
         ->wait();
   }
   tensors.write_back(slices);
-  // One for all, also where only some ranks have come through the validation of that step.
+  // All ranks take the same record, also if only some have come through the validation of that step.
   return nlohmann::json::parse(records[static_cast<size_t>(epoch_.sources.front())]);
 }
 

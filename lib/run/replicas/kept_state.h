@@ -1,8 +1,8 @@
 #pragma once
 
-// The run's state in host memory, while a process of a run with replicas goes from one epoch of the launcher
-// (tools/launch/epoch.h) to the next: what a checkpoint would hold of this rank's part. A process that lacks it gets it
-// from the rank in another replica that has the same part.
+// KeptState: this rank's part of the run's state, as a checkpoint would hold it, in host memory. A process of
+// a run with replicas keeps it from one epoch of the launcher (tools/launch/epoch.h) to the next. A process
+// that lacks its part gets it from the rank in another replica that has the same part.
 
 #include "run/train/run_memory.h"
 #include "state/checkpoint/state_slices.h"

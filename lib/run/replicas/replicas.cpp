@@ -41,7 +41,7 @@ comm::LaunchEnvironment environment_of(const launch::Epoch& epoch, const comm::L
 
 config::Config config_of(const launch::Epoch& epoch, const config::Config& config) {
   config::Config own = config;
-  // What all have lost is in the newest checkpoint, whatever the run began with.
+  // A state that all ranks have lost is in the newest checkpoint, whatever the run began with.
   const bool has_checkpoint = !checkpoint::find_checkpoints(config.run.output_dir).complete.empty();
   if (epoch.number > 1 && epoch.step < 0 && has_checkpoint) own.checkpoint.resume = "auto";
   return own;
@@ -70,7 +70,7 @@ class Worker {
   }
 
  private:
-  /// nullopt once the epoch has been left.
+  /// Returns nullopt once the epoch has been left.
   std::optional<ReplicaSummary> take_part(const launch::Epoch& epoch) {
     kept_.begin(epoch);
     const comm::LaunchEnvironment environment = environment_of(epoch, home_);
@@ -99,7 +99,7 @@ class Worker {
     return std::nullopt;
   }
 
-  /// Others may be lost before they connect.
+  /// Connects this process, while others may be lost before they connect.
   std::shared_ptr<comm::Communicator> connect(comm::LaunchEnvironment environment) {
     environment.is_broken_off = [this] { return channel_.is_broken_off(); };
     using Connected = std::shared_ptr<comm::Communicator>;

@@ -20,7 +20,7 @@ std::string arithmetic() {
   std::string text = util::concat(line("vendor_id"), " family ", line("cpu family"), " model ", line("model"),
                                   ", ", at::get_cpu_capability());
   if (kernels::has_small_products(at::kBFloat16)) text += ", bf16";
-  // oneDNN's products follow it.
+  // oneDNN's products depend on it.
   if (const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA")) text += util::concat(", at most ", limit);
   return util::concat(text, ", libtorch ", TORCH_VERSION);
 }

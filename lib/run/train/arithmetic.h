@@ -1,6 +1,7 @@
 #pragma once
 
-// With training.reproducible = "world_size": what results depend on besides the config and the data.
+// The machine properties on which results depend with training.reproducible = "world_size", besides config
+// and data.
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,15 +11,16 @@
 
 namespace fsdp::train {
 
-/// The kind of the CPU and of its instructions that kernels use, and the version of libtorch: "AuthenticAMD family 25 model
-/// 97, AVX512, bf16, libtorch 2.11.0". The same on all machines that compute the same bits, and on some that do.
+/// Returns the kind of the CPU, the instructions that kernels use, and the version of libtorch: "AuthenticAMD
+/// family 25 model 97, AVX512, bf16, libtorch 2.11.0". Machines with the same text
+/// compute the same bits; some machines with different texts do too.
 std::string arithmetic();
 
-/// Throws comm::AgreedError(kUsage) unless all ranks have kernels that sum by sample for the types of the config, on the CPU,
-/// and the same arithmetic. Collective.
+/// Throws comm::AgreedError(kUsage) unless all ranks have the same arithmetic, compute on the CPU, and have
+/// kernels that sum by sample for the types of the config. Collective.
 void require_equal_arithmetic(const config::Config& config, comm::Communicator& communicator);
 
-/// Warns where the arithmetic in a checkpoint's training record is another. `where` names the checkpoint.
+/// Warns if the arithmetic in a checkpoint's training record is another. `where` names the checkpoint.
 void warn_of_other_arithmetic(const nlohmann::json& record, const std::string& where);
 
 }  // namespace fsdp::train

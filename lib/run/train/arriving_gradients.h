@@ -1,14 +1,16 @@
 #pragma once
 
-// What a step does with gradients as they arrive in host memory: where the model computes, or where
-// fsdp.move_grads_to_cpu moves them to. Before backward has ended (shard::GradientUse),
+// ArrivingGradients: uses gradients as they arrive in host memory, before backward has ended
+// (shard::GradientUse). They are there if the model computes on the CPU, or if fsdp.move_grads_to_cpu moves
+// them.
 //
-//   - it takes their norms, so that little of the global norm is left to compute;
-//   - where no update depends on all gradients, it updates their units.
+//   - The norm of each gradient is computed, so that little of the global norm is left to compute.
+//   - If no update depends on all gradients, the unit of each gradient is updated.
 //
-// Beside a device the host's cores are idle meanwhile. On the CPU an update takes the same time in backward as after
-// it; but the gradient can be freed at once, so that those of all units never exist together (with accumulation, their
-// sums do). Gradients that stay on a GPU are left to the end of backward, when one launch updates all units.
+// While a device computes, the host's cores are idle. On the CPU an update takes the same time in backward as
+// after it, but the gradient can be freed at once, so that the gradients of all units never exist together
+// (with accumulation, their sums do). Gradients that stay on a GPU are left to the end of backward, when one
+// launch updates all units.
 
 #include <cstddef>
 #include <utility>
@@ -20,21 +22,21 @@
 
 namespace fsdp::train {
 
-/// Of one step.
+/// The gradients of one step.
 class ArrivingGradients {
  public:
   struct Options {
     double norm_type = 2;
-    double clip_grad_value = 0;  ///< before updates; 0: no clipping
-    bool updates = false;        ///< only with an optimizer that updates_alone()
-    bool frees = false;          ///< gradients, after the updates
+    double clip_grad_value = 0;  ///< limit for each element, before updates; 0: no clipping
+    bool updates = false;        ///< whether units are updated; requires an optimizer that updates_alone()
+    bool frees = false;          ///< whether gradients are freed after the updates
     double lr = 0;
   };
-  /// The optimizer is over flat_parameters() of the engine; both must outlive the object.
+  /// Requires: the optimizer updates flat_parameters() of the engine; both outlive the object.
   ArrivingGradients(const shard::Engine& engine, optim::Optimizer& optimizer, const Options& options)
       : engine_(engine), optimizer_(optimizer), options_(options), norms_(engine.units().size()) {}
 
-  /// The gradient of unit i of the engine is complete.
+  /// Uses the gradient of unit i of the engine, which is complete.
   void take(size_t i) {
     norms_[i] = shard::local_grad_norm(engine_, i, options_.norm_type);
     if (options_.updates) update(i);
@@ -42,8 +44,8 @@ class ArrivingGradients {
 
   const shard::KnownNorms& norms() const { return norms_; }
 
-  /// After backward: updates the units that had gradients in earlier micro-batches than the last only, and
-  /// ends the optimizer's step. Needs Options::updates.
+  /// Updates the units that had gradients in earlier micro-batches than the last only, and ends the
+  /// optimizer's step. Requires: Options::updates, and backward has ended.
   void finish_updates() {
     FSDP_CHECK(options_.updates);
     for (size_t i = 0; i < engine_.units().size(); ++i) {
@@ -55,7 +57,8 @@ class ArrivingGradients {
 
  private:
   void update(size_t i) {
-    // Not before there is a gradient: a step that fails in forward has changed nothing.
+    // The optimizer's step begins with the first gradient, so that a step that fails in forward changes
+    // nothing.
     if (!std::exchange(begun_, true)) optimizer_.begin_step(options_.lr);
     if (options_.clip_grad_value > 0) shard::clip_grad_value(engine_, i, options_.clip_grad_value);
     shard::UnitStorage& storage = engine_.units()[i]->storage();
@@ -66,8 +69,8 @@ class ArrivingGradients {
   const shard::Engine& engine_;
   optim::Optimizer& optimizer_;
   Options options_;
-  shard::KnownNorms norms_;  ///< of the units that were taken
-  bool begun_ = false;       ///< the optimizer's step
+  shard::KnownNorms norms_;  ///< norms of the units whose gradients were taken
+  bool begun_ = false;       ///< whether the optimizer's step has begun
 };
 
 }  // namespace fsdp::train

@@ -1,7 +1,8 @@
 #pragma once
 
-// What a rank has of a step that was broken off, with training.reproducible = "world_size": the gradients and losses of the
-// step's first samples do not depend on who computed them, so that other ranks can go on from there.
+// BegunStep: a rank's part of a step that was broken off, with training.reproducible = "world_size". The
+// gradients and losses of the step's first samples do not depend on the ranks that computed them, so other
+// ranks can go on from there.
 
 #include <ATen/core/Tensor.h>
 
@@ -13,20 +14,20 @@
 
 namespace fsdp::train {
 
-/// Copies share their memory, which nobody writes to.
+/// Copies share their memory, to which nobody writes.
 struct BegunStep {
-  int64_t leaves = 0;  ///< micro-batches, those of other ranks too, that are done
-  int64_t all = 0;     ///< of the step
-  /// Of each unit, after some numbers of leaves that ascend.
+  int64_t leaves = 0;  ///< micro-batches that are done, over all ranks
+  int64_t all = 0;     ///< micro-batches of the step, over all ranks
+  /// Sums of each unit after some numbers of leaves, ascending.
   std::vector<std::vector<shard::SampleSums>> units;
-  at::Tensor losses;  ///< of all samples, double; those of `leaves` are there
+  at::Tensor losses;  ///< losses of all samples, double; those after `leaves` are unknown
 
   bool has(int64_t some_leaves) const {
     return some_leaves <= leaves && std::ranges::all_of(units, [&](const auto& unit) {
              return std::ranges::count(unit, some_leaves, &shard::SampleSums::leaves) > 0;
            });
   }
-  /// Those of each unit after `leaves`, which must be there.
+  /// Returns the sums of each unit after `leaves`. Requires: has(leaves).
   std::vector<shard::SampleSums> sums() const {
     std::vector<shard::SampleSums> found;
     for (const auto& unit : units)

@@ -60,7 +60,7 @@ const checkpoint::AdapterDescription& Checkpointer::adapter() {
     if (name && name->part == nn::LoraPart::kA) adapter_->layers.push_back(name->layer);
   }
   if (!base.empty()) {
-    // A run's newest checkpoint changes.
+    // The newest checkpoint of a run changes.
     const bool is_checkpoint = checkpoint::format_of(base) == checkpoint::WeightsFormat::kCheckpoint;
     const fs::path weights = is_checkpoint ? checkpoint::checkpoint_folder(base) : fs::path(base);
     adapter_->base = fs::absolute(weights).lexically_normal().string();
@@ -178,12 +178,12 @@ void Checkpointer::settle_verification() {
   say(concat(failure_->what(), "; ", aside, "; the next step is saved in its place"), /*warning=*/true);
 }
 
-/// With checkpoint.verify_saved, older checkpoints stay until the new one is verified.
+/// Removes old checkpoints. With checkpoint.verify_saved, they stay until the new one is verified.
 void Checkpointer::prune() {
   comm::agree(communicator_, kRemoval, [&] { remove_old(); });
 }
 
-/// On rank 0, not collective. Deleting may take longer than a collective waits.
+/// Removes on rank 0. Not collective, because deleting may take longer than a collective waits.
 void Checkpointer::remove_old() {
   if (!is_first_rank()) return;
   try {
@@ -223,7 +223,7 @@ void Checkpointer::mark_best(int64_t step) {
   comm::agree(communicator_, "mark of the best checkpoint", [&] {
     if (!is_first_rank()) return;
     try {
-      // The checkpoint of a step that was resumed from another folder is not here.
+      // The checkpoint of a step that was resumed from another folder is not in this folder.
       if (!fs::exists(output_folder() / checkpoint::step_folder_name(step))) return;
       checkpoint::mark_best(output_folder(), step);
       remove_old();

@@ -1,7 +1,7 @@
 #pragma once
 
-// Everything that a run does with checkpoints: choosing and loading one, saving, and handling saves that
-// fail.
+// Checkpointer: everything that a run does with checkpoints. It chooses and loads one, saves, and handles
+// saves that fail.
 
 #include <filesystem>
 #include <functional>
@@ -31,11 +31,11 @@ namespace fsdp::train {
 /// took at its start (kIo on every rank).
 class Checkpointer {
  public:
-  /// Each may be empty.
+  /// Functions of the run, each of which may be empty.
   struct Hooks {
     /// Called on rank 0 before each message, which would otherwise interrupt a progress bar.
     std::function<void()> before_speaking;
-    /// SaveRequest::in_the_middle of a save of this step.
+    /// Called as SaveRequest::in_the_middle of a save of this step.
     std::function<void(int64_t step)> in_the_middle;
   };
 
@@ -44,17 +44,17 @@ class Checkpointer {
                Hooks hooks);
 
   /// Locks the output folder for this run, resumes as the config says, or starts from another run's weights,
-  /// and removes the leftovers of killed runs. kUsage when another run has locked the folder.
+  /// and removes the leftovers of killed runs. Throws Error(kUsage) if another run has locked the folder.
   RunPosition restore();
 
-  /// In place of restore(), for a state that came from the memory of the run's ranks: takes the output folder
-  /// over from a rank that has left it or is lost. `origin`: that of the ranks before.
+  /// Takes the output folder over from a rank that has left it or is lost. Called in place of restore() if
+  /// the state came from the memory of the run's ranks. `origin`: origin() of the ranks before.
   void take_over(const nlohmann::json& origin);
-  /// Where the run's first weights came from. Not collective.
+  /// Origin of the run's first weights. Not collective.
   nlohmann::json origin() const;
 
   /// Keeps the description and the small files of the run's original model, for the output folder and for
-  /// manifests (run/train/model_record.h). After restore(), on rank 0, not collective.
+  /// manifests (run/train/model_record.h). Requires: called after restore(), on rank 0. Not collective.
   void remember_model();
 
   /// The checkpoint that was resumed from; empty when none was. Not collective.
@@ -68,13 +68,13 @@ class Checkpointer {
   /// until another one is. A checkpoint that exists already is only marked.
   void save_best(const RunPosition& position);
 
-  /// To be called between steps that do not save: advances a save under way without waiting.
+  /// Advances a save under way without waiting. Called between steps that do not save.
   void poll();
 
   /// Waits until no save is under way.
   void finish();
 
-  /// No step follows: only require_last_save() reports a save that fails from now on, or a save of the
+  /// Declares that no step follows: only require_last_save() then reports a save that fails, or a save of the
   /// config's last step. Not collective.
   void end_of_training() { training_is_over_ = true; }
 
@@ -106,7 +106,7 @@ class Checkpointer {
   void prepare_copies();
   void load_all(const std::filesystem::path& folder);
   void load_weights(const std::filesystem::path& folder);
-  /// Of this run; computed at its first use.
+  /// This run's adapter; computed at its first use.
   const checkpoint::AdapterDescription& adapter();
   void require_same_adapter(const checkpoint::Manifest& manifest, const std::filesystem::path& folder);
   void tell_of_conversions(const checkpoint::Manifest& manifest,
@@ -130,11 +130,11 @@ class Checkpointer {
   TrainingState state_;
   comm::Communicator& communicator_;
   Hooks hooks_;
-  std::optional<checkpoint::RunLock> lock_;  ///< rank 0's
-  std::string run_;                          ///< id of the run (state/manifest/run_identity.h); rank 0's
+  std::optional<checkpoint::RunLock> lock_;  ///< held by rank 0
+  std::string run_;                          ///< id of the run (state/manifest/run_identity.h), on rank 0
   RunPosition restored_;
   std::filesystem::path resumed_from_, started_from_, last_saved_;
-  nlohmann::json model_;                                   ///< for manifests; only rank 0's is used
+  nlohmann::json model_;                                   ///< entry of the model in manifests, on rank 0
   std::optional<checkpoint::AdapterDescription> adapter_;  ///< only rank 0's, with lora.rank
   std::optional<int64_t> saved_step_;
   int64_t step_being_saved_ = 0;
@@ -143,14 +143,14 @@ class Checkpointer {
   std::optional<comm::AgreedError> failure_;
   checkpoint::HostCopies copies_;
   std::shared_ptr<const comm::RankTree> tree_;           ///< made by the first save
-  std::unique_ptr<checkpoint::SaveUnderWay> under_way_;  ///< from copies_
+  std::unique_ptr<checkpoint::SaveUnderWay> under_way_;  ///< the save that writes copies_
   /// The newest checkpoint while it is read back.
   struct Verification {
     std::filesystem::path folder;
     int64_t step = 0;
     bool best = false;
     std::string damage;  ///< found by this rank; written by the task
-    /// Last, so that it is destroyed before what it writes.
+    /// The last member, so that it is destroyed before the members that it writes.
     std::unique_ptr<checkpoint::BackgroundTask> task;
   };
   std::unique_ptr<Verification> verification_;

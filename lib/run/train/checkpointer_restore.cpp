@@ -1,4 +1,4 @@
-// How a run comes to its first state: checkpointer.cpp has its saves.
+// The first state of a run: a checkpoint or initial weights. checkpointer.cpp has the saves.
 
 #include <algorithm>
 #include <chrono>
@@ -35,8 +35,8 @@ namespace {
 
 constexpr std::string_view kModelPrefix = "model/";
 
-/// Whether a tensor of a checkpoint is a weight whose parameter matches one of the patterns; no patterns
-/// match all.
+/// Whether a tensor of a checkpoint is a weight whose parameter matches one of the patterns. An empty list
+/// matches all.
 bool is_weight(const std::string& name, const std::vector<std::string>& patterns) {
   if (!name.starts_with(kModelPrefix)) return false;
   return patterns.empty() || util::matches_any(name.substr(kModelPrefix.size()), patterns);
@@ -56,15 +56,16 @@ void require_matches(const char* key, const std::vector<std::string>& patterns, 
   }
 }
 
-/// When the launcher has restarted all processes, those of a node that was lost without a word may hold the folder until
-/// their own launcher has noticed and ended them. 0 at the first start.
+/// Returns the seconds to wait for the folder. When the launcher has restarted all processes, the processes
+/// of a node that was lost silently may hold the folder until their own launcher has ended them. 0 at the
+/// first start.
 double patience_after_restart() {
   constexpr double kSeconds = 60;
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
   return restarts != nullptr && std::atoi(restarts) > 0 ? kSeconds : 0;
 }
 
-/// checkpoint::load_slices(), through host memory where the state is on a device.
+/// Calls checkpoint::load_slices(), through host memory if the state is on a device.
 std::vector<std::string> load(const fs::path& folder, const Manifest& manifest,
                               const std::vector<TensorSlice>& slices,
                               const checkpoint::LoadOptions& strictness) {
@@ -103,7 +104,7 @@ RunPosition Checkpointer::restore() {
   return restored_;
 }
 
-/// Waits for another process to let go of the folder, one that has been killed for example. Not collective.
+/// Waits until another process, for example one that was killed, has released the folder. Not collective.
 void Checkpointer::hold_folder(double patience_seconds) {
   if (!is_first_rank()) return;
   const auto began = std::chrono::steady_clock::now();
@@ -129,7 +130,8 @@ void Checkpointer::hold_folder(double patience_seconds) {
   }
 }
 
-/// Gives the run its id: the one before if it goes on in its own folder, else a new one. Not collective.
+/// Gives the run its id: the previous id if it goes on in its own folder, otherwise a new one. Not
+/// collective.
 void Checkpointer::identify_run() {
   if (!is_first_rank()) return;
   std::error_code error;
@@ -169,7 +171,7 @@ nlohmann::json Checkpointer::origin() const {
   return {{"started_from", started_from_.string()}, {"resumed_from", resumed_from_.string()}};
 }
 
-/// False when the checkpoint was damaged and has been renamed, so that an older one is to be tried.
+/// Returns false if the checkpoint was damaged and has been renamed, so that an older one is to be tried.
 bool Checkpointer::load_chosen(const Choice& choice) {
   constexpr const char* kPurpose = "loading the checkpoint";
   std::string file, cause;
@@ -192,8 +194,8 @@ bool Checkpointer::load_chosen(const Choice& choice) {
   return false;
 }
 
-/// Renames only what rank 0 finds damaged too: a rank with faulty memory or a faulty link to the storage
-/// would see damage in one good checkpoint after another.
+/// Renames the folder only if rank 0 finds damage too: a rank with faulty memory or a faulty link to the
+/// storage would see damage in one good checkpoint after another.
 void Checkpointer::leave_damaged(const fs::path& folder, const std::vector<std::string>& files,
                                  const std::string& cause) {
   fs::path aside;
@@ -226,8 +228,8 @@ Checkpointer::Choice Checkpointer::choose() {
   std::string resume, init;
   comm::agree(communicator_, kPurpose, [&] {
     if (!is_first_rank()) return;
-    // Locked before the choice, or another run might remove the chosen checkpoint. A folder that does not
-    // exist yet is made once nothing can be refused any more.
+    // The folder is locked before the choice, because another run might remove the chosen checkpoint. A
+    // folder that does not exist is made later, once no check can refuse the run any more.
     if (util::is_there(output_folder())) take_folder();
     checkpoint::ResumeChoice choice = checkpoint::resolve_resume(output_folder(), config_.checkpoint.resume);
     for (const checkpoint::TornCheckpoint& damaged : choice.damaged) {
@@ -311,7 +313,7 @@ void Checkpointer::load_all(const fs::path& folder) {
   saved_step_ = manifest.step;
 }
 
-/// Weights are kept in the type that fsdp.param_storage says, whatever it was before.
+/// Keeps weights in the type of fsdp.param_storage, whatever it was before.
 void Checkpointer::tell_of_conversions(const Manifest& manifest,
                                        const std::vector<TensorSlice>& slices) const {
   std::map<std::pair<std::string, std::string>, int64_t> numbers;

@@ -76,7 +76,7 @@ void explain_nondeterminism(const c10::Error& error) {
       what.substr(0, end), " has none; replace the operation, or leave the key out");
 }
 
-/// libtorch takes a thread for each core, though a control group may give the process the time of fewer.
+/// libtorch uses a thread for each core, although a control group may limit the process to fewer.
 void keep_to_cpu_quota() {
   if (std::getenv("OMP_NUM_THREADS") != nullptr || std::getenv("MKL_NUM_THREADS") != nullptr) return;
   const auto quota = util::cpu_quota();
@@ -104,7 +104,7 @@ namespace {
 
 constexpr const char *kMeasured = "measured", *kDataSheet = "data sheet", *kGiven = "logging.peak_tflops";
 
-/// Of the calling thread, without its waits for a processor.
+/// Returns the processor time of the calling thread, without its waits for a processor.
 double processor_seconds() {
   timespec time{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -115,7 +115,7 @@ double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// The best rate of several products by `clock`.
+/// Returns the best rate of several products by `clock`.
 double best_rate(const at::Tensor& x, kernels::Matmul matmul, double least_seconds, double (*clock)()) {
   const at::NoGradGuard no_grad;
   const double flops = 2.0 * std::pow(static_cast<double>(x.size(0)), 3);
@@ -136,7 +136,7 @@ double best_rate(const at::Tensor& x, kernels::Matmul matmul, double least_secon
   return best;
 }
 
-/// share_of_threads() of the ranks that share this host's processors.
+/// Returns share_of_threads() of the ranks on this host.
 double share_of_processors(comm::Communicator& communicator) {
   const comm::HostIdentity host = comm::HostIdentity::read();
   const std::string key = util::concat(host.boot_id, ' ', host.pid_namespace, ' ');

@@ -66,7 +66,7 @@ class ConstantWeights final : public shard::ParameterSource {
   }
 };
 
-/// Peak of tensor memory where the rank computes.
+/// Peak of tensor memory on the device.
 class PeakMemory {
  public:
   explicit PeakMemory(at::Device device) : device_(device) {
@@ -81,10 +81,10 @@ class PeakMemory {
  private:
   at::Device device_;
   std::optional<util::TensorMemory> host_;
-  int64_t before_ = 0;  ///< of tensors that were on the GPU already
+  int64_t before_ = 0;  ///< bytes of tensors that were on the GPU already
 };
 
-/// Waits until the device has run everything that was launched.
+/// Waits until the device has run all launched kernels.
 void wait_for(at::Device device) {
   if (!device.is_cpu()) at::zeros({}, at::TensorOptions().device(device)).item<float>();
 }
@@ -113,7 +113,7 @@ class ProgressInCompute final : public nn::StageHook {
   std::shared_ptr<bool> on_;
 };
 
-/// To the stages that are units, inside the hooks that are attached already.
+/// Attaches hooks to the stages that are units, inside the hooks that are attached already.
 void attach_progress(RunParts& parts, const std::shared_ptr<comm::FakeCommunicator>& communicator,
                      const std::shared_ptr<bool>& on) {
   auto hook = std::make_shared<ProgressInCompute>(communicator, on);

@@ -32,8 +32,8 @@ namespace {
 const char* const kRemedyForRows =
     "raise data.sequence_length or evaluation.max_samples, choose other files, or check data.train_on";
 
-/// The mean loss of a batch, of this rank's part of its rows with a cut. `correct`: where to add the number of targets with the highest score; null: not
-/// counted, and the scores need not exist all at once.
+/// Returns the mean loss of a batch; with a cut, of this rank's part of its rows. Adds the number of targets
+/// with the highest score to `correct`. If that is null, the scores need not exist all at once.
 at::Tensor loss_of_batch(nn::Stage& model, const data::Batch& batch,
                          const std::shared_ptr<const parallel::CutSequence>& cut, double* correct) {
   const at::Tensor &inputs = batch.inputs, &targets = batch.targets;
@@ -44,13 +44,13 @@ at::Tensor loss_of_batch(nn::Stage& model, const data::Batch& batch,
   context.documents = batch.document_starts;
   context.cut = cut;
   const at::Tensor scores = model.forward(inputs, context);
-  // Targets that do not count are no ids.
+  // Targets that do not count are not ids, so they equal no score's index.
   *correct += scores.argmax(-1).eq(targets).sum().item<double>();
   return nn::next_token_loss(scores, targets);
 }
 
-/// The batches of a validation by number, with the bytes of their text where `bytes` is not null. `on_reading`: as
-/// in data::PrefetchOptions, before the bytes are counted.
+/// The batches of a validation by number, with the bytes of their text unless `bytes` is null. `on_reading`:
+/// as in data::PrefetchOptions, called before the bytes are counted.
 class NumberedBatches final : public data::BatchSource {
  public:
   NumberedBatches(const data::ValidationLoader& loader, const data::TokenBytes* bytes,
@@ -106,7 +106,7 @@ std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoade
     batch.text_bytes ? sums[kBytes] += static_cast<double>(*batch.text_bytes) : sums[kForeignBatches] += 1;
   }
   communicator.all_reduce(totals, comm::ReduceOp::kSum, {.unit = "validation loss"})->wait();
-  // Each is one rank's, and 0 on the others.
+  // Each loss is known to one rank, and 0 on the others.
   sums[kLosses] = std::accumulate(sums + kSums, sums + kSums + places, sums[kLosses]);
   if (hooks.copies > 1) totals.div_(static_cast<double>(hooks.copies));
   if (sums[kTokens] == 0) {

@@ -23,75 +23,75 @@ namespace fsdp::train {
 struct Validation {
   double loss = 0;  ///< mean over all tokens, in nats
   int64_t samples = 0;
-  int64_t tokens = 0;            ///< that were predicted
-  std::optional<int64_t> bytes;  ///< of the text that these tokens stand for, where it is known
+  int64_t tokens = 0;            ///< predicted tokens
+  std::optional<int64_t> bytes;  ///< bytes of these tokens' text; nullopt: unknown
   std::optional<double> accuracy =
-      std::nullopt;  ///< share of tokens with the highest score, where it is counted
+      std::nullopt;  ///< share of targets with the highest score; nullopt: not counted
 
   double perplexity() const { return std::exp(loss); }
-  /// The bits per byte of text that compression by the model would take: comparable among tokenizers.
+  /// Bits per byte of text that compression by the model would take, which are comparable among tokenizers.
   std::optional<double> bits_per_byte() const;
 };
 
-/// The same on every rank.
+/// Options of a validation, the same on every rank.
 struct ValidationHooks {
   const data::TokenBytes* bytes = nullptr;                     ///< null: bytes are not counted
   bool accuracy = false;                                       ///< keeps all scores of a batch in memory
   data::PrefetchOptions prefetch = {};                         ///< device and end are set by validate()
-  std::shared_ptr<const parallel::CutSequence> cut = nullptr;  ///< of the rows that `prefetch` yields
+  std::shared_ptr<const parallel::CutSequence> cut = nullptr;  ///< the cut of the rows that `prefetch` yields
   bool by_sample = false;  ///< the loss is the same number at any world size (model/kernels/sample_sums.h)
-  int64_t copies = 1;      ///< ranks that compute the same rows: those of the mesh's axis model
-  /// Collective, called between batches; true ends the validation.
+  int64_t copies = 1;      ///< number of ranks that compute the same rows: the ranks of the mesh's axis model
+  /// Returns whether to end the validation. Collective; called between batches.
   std::function<bool()> stop_requested = nullptr;
 };
 
-/// The same numbers at any world size, up to rounding; nullopt when `stop_requested` ended it. Collective;
-/// nothing is recorded for backward. Throws comm::AgreedError(kData) when no target counts.
+/// Validates without recording for backward. Returns the same numbers at any world size, up to rounding;
+/// nullopt if `stop_requested` ended it. Collective. Throws comm::AgreedError(kData) when no target counts.
 std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoader& loader,
                                    comm::Communicator& communicator, const ValidationHooks& hooks = {});
 
-/// "loss 1.8342, perplexity 6.26, 2.6462 bits per byte, accuracy 46.10 % over 512 samples".
+/// Returns "loss 1.8342, perplexity 6.26, 2.6462 bits per byte, accuracy 46.10 % over 512 samples".
 std::string validation_text(const Validation& validation);
 
 /// Throws comm::AgreedError(kDiverged) for a loss that is not finite. The same on every rank.
 void require_finite(const Validation& validation, const std::string& where);
 
-/// Of data.tokenizer; null, with a warning on the first rank, where it cannot be loaded: losses need no
-/// tokenizer. Not collective.
+/// Returns the bytes of data.tokenizer's tokens. Null, with a warning on the first rank, if the tokenizer
+/// cannot be loaded, because losses need none. Not collective.
 std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool is_first_rank);
 
 /// Validates the weights of a checkpoint, a run's newest checkpoint, a safetensors file or a Hugging Face
 /// folder on data.validation, sharded as the config says. Makes no optimizer and writes no file. Collective.
-/// Throws Error(kUsage) when the config names no validation data, Error(kDiverged) for a loss that is not finite, and
-/// what validate() and opening data and weights throw.
+/// Throws Error(kUsage) when the config names no validation data, Error(kDiverged) for a loss that is not
+/// finite, and the errors of validate() and of opening data and weights.
 Validation evaluate(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
                     const std::filesystem::path& weights);
 
-/// The value of evaluation.best_metric; NaN where it was not measured. `loss` and `grad_norm`: of the validated
-/// step.
+/// Returns the value of evaluation.best_metric; NaN if it was not measured. `loss` and `grad_norm` are the
+/// validated step's.
 double best_metric_value(config::BestMetric metric, const Validation& validation, double loss,
                          double grad_norm);
 
-/// "validation loss".
+/// Returns the metric's name in words, such as "validation loss".
 std::string words_of(const util::Named<config::BestMetric>& metric);
 
-/// Which validation of a run was the best, and whether later ones still improve on it.
+/// The best validation of a run, and whether later ones still improve on it.
 ///
-/// Arithmetic on numbers that are the same on every rank, not collective: so all ranks decide alike, and,
-/// since the state is saved, so does a run that resumes. Not thread-safe.
+/// Not collective: all ranks compute with the same numbers and decide alike, and so does a run that resumes,
+/// because the state is saved. Not thread-safe.
 class ValidationHistory {
  public:
-  /// Of [evaluation]: patience, min_delta and best_metric.
+  /// Uses patience, min_delta and best_metric of [evaluation].
   explicit ValidationHistory(const config::EvaluationOptions& options)
       : patience_(options.patience), min_delta_(options.min_delta), metric_(options.best_metric) {}
 
   struct Best {
     int64_t step = 0;
-    double value = 0;  ///< of best_metric
+    double value = 0;  ///< value of best_metric
   };
 
-  /// Whether the value of best_metric is the best so far: the first, or better than the best by more than
-  /// min_delta. One that is not finite never is.
+  /// Adds the value of best_metric and returns whether it is the best so far: the first, or better than the
+  /// best by more than min_delta. A value that is not finite never is.
   bool add(int64_t step, double value);
 
   const std::optional<Best>& best() const { return best_; }
@@ -103,8 +103,8 @@ class ValidationHistory {
   int64_t not_better_in_a_row() const { return not_better_in_a_row_; }
 
   nlohmann::json state() const;
-  /// The best by another metric is forgotten. Throws nlohmann's exceptions for JSON that state() did not
-  /// return.
+  /// Restores state(); drops the best of another metric. Throws nlohmann's exceptions for JSON that state()
+  /// did not return.
   void set_state(const nlohmann::json& state);
 
  private:

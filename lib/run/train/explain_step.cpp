@@ -26,7 +26,7 @@ using util::with_commas;
 constexpr int64_t kExplainedStep = 2;
 constexpr size_t kScheduledUnits = 4;  ///< units in the schedule, of many
 
-/// How to read the timeline.
+/// Legend of the timeline.
 constexpr const char* kLegend =
     "unit        parameters that are gathered, used and freed together; root: those of no other unit\n"
     "gather      all-gather of a unit's parameters; issued: queued beside the compute, with this rank's "
@@ -38,14 +38,14 @@ constexpr const char* kLegend =
     "forward     where it begins and how long it takes, with the units inside; backward likewise\n"
     "live        gathered parameters and unreduced gradients, of units that are cut\n";
 
-/// Measured in a step: collectives of units, of attention, of layers and of the optimizer by the communicator's trace,
+/// Measurements of a step: collectives of units, attention, layers and optimizer by the communicator's trace,
 /// memory by the engine.
 struct Counted {
   shard::Traffic forward{}, backward{}, between_slices{}, attention{}, layers{}, optimizer{};
   int64_t unsharded_bytes = 0;
   int64_t shard_bytes = 0, slice_shard_bytes = 0;
 
-  /// Where a collective belongs; null: to none of these.
+  /// Returns the member that counts a collective; null if there is none.
   shard::Traffic* place_of(const comm::TraceEvent& event, const std::set<std::string>& names) {
     const std::string& pass = event.pass_or_event;
     if (!event.is_collective()) return nullptr;
@@ -71,7 +71,7 @@ Counted count(const shard::Engine& engine, const StepRecord& step) {
   return counted;
 }
 
-/// The run in a few words.
+/// Describes the run in a few words.
 std::string one_line(const config::Config& config, const ShardedModel& parts) {
   const shard::Engine& engine = *parts.engine;
   int world = engine.communicator().world_size();
@@ -89,7 +89,7 @@ std::string heading(const config::Config& config, const ShardedModel& parts, con
   return text;
 }
 
-/// "equal" or the difference; for a bound, whether it holds.
+/// Returns "equal" or the difference; for a bound, whether the count is within it.
 std::string verdict(int64_t formula, int64_t counted, bool bound) {
   if (bound) return counted <= formula ? "within the bound" : "OVER THE BOUND";
   return counted == formula ? "equal" : concat(counted > formula ? "+" : "", with_commas(counted - formula));
@@ -102,8 +102,8 @@ std::string row(const std::string& name, int64_t formula, int64_t counted, bool 
   return text;
 }
 
-/// What is no collective of a unit's passes: `whose` is "attention", over mesh.context, "layers", over mesh.model, or
-/// "the update".
+/// Returns rows of the collectives that do not belong to passes of units. `whose`: "attention", over
+/// mesh.context, "layers", over mesh.model, or "the update".
 std::string collective_rows(const std::string& whose, const shard::Traffic& formula,
                             const shard::Traffic& counted) {
   std::string text;
@@ -122,7 +122,7 @@ std::string collective_rows(const std::string& whose, const shard::Traffic& form
   return text;
 }
 
-/// Beside the formula.
+/// Compares the formula with the counts.
 struct OtherTraffic {
   shard::Traffic attention, layers, optimizer;
 };

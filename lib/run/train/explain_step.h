@@ -1,6 +1,6 @@
 #pragma once
 
-// fsdp-train --explain-step: what one optimizer step does, event by event, and against the formula.
+// fsdp-train --explain-step: explains one optimizer step event by event, and compares it with the formula.
 
 #include <filesystem>
 #include <memory>
@@ -13,8 +13,8 @@ namespace fsdp::train {
 
 struct ExplainOptions {
   bool all_units = false;  ///< every event; otherwise as many units as fit into about 60 lines
-  /// Where rank 0 writes the step: a Chrome trace (comm/events/step_tracks.h) if it ends in .json, a picture
-  /// (tools/report/step_picture.h) if it ends in .svg; empty: nowhere.
+  /// File into which rank 0 writes the step: a Chrome trace (comm/events/step_tracks.h) if its name ends in
+  /// .json, a picture (tools/report/step_picture.h) if it ends in .svg. Empty: none is written.
   std::filesystem::path timeline{};
 };
 
@@ -22,13 +22,13 @@ struct ExplainOptions {
 /// prefetching knows the order of units only from then on:
 ///
 ///   - model, ranks, strategy, units
-///   - what the schedule does at each event of a unit, see shard/units/schedule_text.h
+///   - the schedule's commands at each event of a unit, see shard/units/schedule_text.h
 ///   - a timeline of rank 0, see step_timeline.h
-///   - a table of shard::step_formula() against what was measured
+///   - a table of shard::step_formula() and the measurements
 ///
 /// Writes no other file than options.timeline. Returns the text on rank 0 and an empty one on the others.
-/// Collective; throws as Trainer does, and before the first step Error(kUsage) for a timeline with another ending
-/// and Error(kIo) for one that cannot be written.
+/// Collective. Throws as Trainer does, and, before the first step, Error(kUsage) for a timeline with another
+/// ending and Error(kIo) for one that cannot be written.
 std::string explain_step(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
                          const ExplainOptions& options = {});
 

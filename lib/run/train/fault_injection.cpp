@@ -20,7 +20,7 @@ constexpr const char* kForm =
     "at=step|forward|collective|save|write|validation|transfer,"
     "do=kill|stop|throw|exit:CODE|sleep:SECONDS; found \"";
 
-/// In the forward of the root stage, this rank computes while others wait for it.
+/// Injects faults in the forward of the root stage, in which this rank computes while others wait for it.
 class FaultsInForward final : public nn::StageHook {
  public:
   FaultsInForward(const FaultInjection& faults, comm::Communicator& communicator, const int64_t& steps_done)
@@ -66,7 +66,7 @@ FaultInjection FaultInjection::from_environment(int rank) {
   return injection;
 }
 
-/// nullopt for another rank's.
+/// Returns nullopt for a fault of another rank.
 std::optional<FaultInjection::Fault> FaultInjection::parsed(const std::string& text, int rank) {
   std::map<std::string, std::string> parts;
   std::istringstream stream(text);

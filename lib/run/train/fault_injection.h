@@ -4,16 +4,17 @@
 //
 //   FSDP_INJECT_FAULT="rank=1,step=3,at=forward,do=kill" fsdp-launch ...
 //
-//   rank  of the faulty process        step  in which the fault happens: S, or FIRST-LAST for each of these steps,
-//                                            as for sleep in a rank that is to be slow
-//   at    step (before it begins), forward, collective (the communication stream, beside forward), save
-//         (before it begins), write (of the checkpoint: the file is half written), validation (after it, before
-//         rank 0 writes its line), transfer (of the state after that step to a replica that joins: this rank is
-//         about to send or receive)
+//   rank  the faulty process
+//   step  the step in which the fault happens: S, or FIRST-LAST for each of these steps, for instance to make
+//         a rank slow by sleep
+//   at    step (before it begins), forward, collective (on the communication stream, beside forward), save
+//         (before it begins), write (the checkpoint's file is half written), validation (after it, before
+//         rank 0 writes its line), transfer (this rank is about to send or receive the state after that step
+//         for a replica that joins)
 //   do    kill (SIGKILL), stop (SIGSTOP), exit:CODE, sleep:SECONDS, throw
 //
-// Several faults are separated by ";"; those at one place happen in that order. Not after a restart by a launcher
-// (TORCHELASTIC_RESTART_COUNT above 0).
+// Several faults are separated by ";"; faults at one place happen in that order. No fault happens after a
+// restart by a launcher (TORCHELASTIC_RESTART_COUNT above 0).
 
 #include <cstdint>
 #include <optional>
@@ -31,17 +32,16 @@ class FaultInjection {
  public:
   /// Injects nothing.
   FaultInjection() = default;
-  /// The faults of FSDP_INJECT_FAULT that are for this rank. Throws Error(kUsage) for a value of another
-  /// form.
+  /// Returns the faults of FSDP_INJECT_FAULT for this rank. Throws Error(kUsage) for a value of another form.
   static FaultInjection from_environment(int rank);
 
   /// Whether at(place, step) injects the fault.
   bool is_due(FaultPlace place, int64_t step) const;
-  /// Injects the faults that are due here; most do not return.
+  /// Injects the faults that are due here. Does not return from most of them.
   void at(FaultPlace place, int64_t step) const;
 
-  /// Makes kForward and kCollective happen in the forward of `model`, in the step after `steps_done`. The
-  /// object and all arguments must outlive the model's use.
+  /// Injects kForward and kCollective in the forward of `model`, in the step after `steps_done`. The object
+  /// and all arguments must outlive the model's use.
   void attach_to(nn::Stage& model, comm::Communicator& communicator, const int64_t& steps_done) const;
 
  private:

@@ -45,7 +45,8 @@ class StoredWeights final : public shard::ParameterSource {
   StoredWeights(const nn::ModelOptions& options, checkpoint::Weights weights)
       : weights_(std::move(weights)), names_(checkpoint::match_initial_weights(weights_, options)) {}
 
-  /// Throws kCheckpoint that lists the stored tensors that `model` has not and that match none of the patterns.
+  /// Throws Error(kCheckpoint) with a list of the stored tensors that `model` lacks and that match none of
+  /// the patterns.
   void require_used_by(const torch::nn::Module& model, const std::vector<std::string>& may_be_unused) const {
     std::map<std::string, std::string> left = names_;
     for (const auto& parameter : model.named_parameters()) left.erase(parameter.key());
@@ -87,7 +88,7 @@ class StoredWeights final : public shard::ParameterSource {
 
  private:
   checkpoint::Weights weights_;
-  std::map<std::string, std::string> names_;  ///< from the model's names to the file's
+  std::map<std::string, std::string> names_;  ///< the file's names, by the model's names
 };
 
 class BroadcastWeights final : public shard::ParameterSource {
@@ -121,7 +122,8 @@ class BroadcastWeights final : public shard::ParameterSource {
   std::shared_ptr<comm::Communicator> communicator_;
 };
 
-/// Weights that every rank reads by itself. Disks are uneven, so the ranks meet while they read (comm::agree()).
+/// Weights that every rank reads by itself. Because disks differ in speed, the ranks meet while they read
+/// (comm::agree()).
 class PatientWeights final : public shard::ParameterSource {
  public:
   PatientWeights(std::unique_ptr<shard::ParameterSource> source,
@@ -182,12 +184,13 @@ class AdapterWeights final : public shard::ParameterSource {
       if (transposed) std::swap(shape[0], shape[1]);
       weight = at::empty(shape, at::TensorOptions(at::kMeta));
     }
-    at::Tensor weight;  ///< as `base` has it, on meta
+    at::Tensor weight;  ///< shape of the weight in `base`, on meta
     bool transposed;
     std::optional<kernels::Quantization> quantization;
   };
 
-  /// Every rank quantizes the whole matrix, of which it keeps a part: blocks and their magnitudes lie apart.
+  /// Quantizes the whole matrix on every rank, which keeps a part: blocks and their magnitudes are stored
+  /// apart.
   void read_quantized(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,
                       const at::Tensor& out) {
     constexpr std::string_view kEnding = ".weight";
@@ -207,7 +210,7 @@ class AdapterWeights final : public shard::ParameterSource {
     });
   }
 
-  /// The norms of the weight's rows, of which no more than those are read.
+  /// Returns the norms of the requested rows of the weight, and reads no other rows.
   void read_magnitudes(const std::string& name, int64_t numel, const std::vector<util::Rectangle>& parts,
                        const at::Tensor& out) {
     const Layer& layer = layers_.at(name);

@@ -44,7 +44,7 @@ nn::Float8Layers apply_float8(const config::Config& config, nn::Stage& model, co
   if (config.training.float8 == config::Float8Recipe::kNone) return {};
   kernels::require_float8("training.float8", device);
   std::vector<std::string> exclude = config.training.float8_exclude;
-  // Products that are to stay in fp32 must not lose digits.
+  // Products in fp32 must not lose digits.
   const std::vector<std::string>& in_float32 = config.mixed_precision.keep_float32;
   exclude.insert(exclude.end(), in_float32.begin(), in_float32.end());
   nn::Float8Layers layers = nn::use_float8(model, exclude);

@@ -18,8 +18,8 @@ namespace fsdp::train {
 namespace fs = std::filesystem;
 namespace {
 
-/// A process that ends at once after a step has usually written the step's line, which nobody writes again when replicas
-/// go on. A disk that stalls for longer keeps no rank waiting.
+/// Longest wait for the disk. A process that ends at once after a step has usually written the step's line,
+/// which nobody writes again when replicas go on; a disk that stalls for longer keeps no rank waiting.
 constexpr std::chrono::seconds kPatienceWithDisk{1};
 
 /// Calls `use` with each line and its numbers; a line torn by a crash ends the file.
@@ -42,7 +42,7 @@ std::string kept_lines(const std::string& content, const KeptMetrics& kept_steps
   return kept;
 }
 
-/// The last lines of a file, which may be long, and where they begin.
+/// The last lines of a file, which may be long, and their offset.
 struct LastLines {
   uint64_t begin = 0;
   std::string text;
@@ -72,7 +72,8 @@ fs::path prepared(const fs::path& path, const KeptMetrics& kept) {
     put_aside(path);
     return path;
   }
-  // Steps ascend: if the last lines begin with one that is kept, so are those before, and nothing need be copied.
+  // Steps ascend: if the last lines begin with one that is kept, so are those before, and nothing need be
+  // copied.
   const LastLines last = last_lines(path);
   const std::string lines = kept_lines(last.text, kept);
   if (!lines.empty() && last.text.starts_with(lines)) {
@@ -118,7 +119,7 @@ fs::path prepared_csv(const fs::path& path, const KeptMetrics& kept, const fs::p
   return path;
 }
 
-/// TensorBoard's curves of a line.
+/// Returns TensorBoard's curves of a line.
 Scalars scalars_of(const nlohmann::ordered_json& line) {
   static constexpr std::pair<const char*, const char*> kCurves[] = {
       {"loss", "train/loss"},

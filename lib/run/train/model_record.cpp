@@ -26,7 +26,7 @@ using util::concat;
 
 namespace {
 
-/// The origin's description.
+/// Returns the origin's description.
 struct Found {
   json config;
   fs::path files;  ///< the folder of its small files; may be empty or not exist
@@ -57,7 +57,7 @@ bool same_content(const fs::path& a, const fs::path& b) {
          util::read_file(a) == util::read_file(b);
 }
 
-/// The files of data.tokenizer, where it is a path.
+/// Returns the files of data.tokenizer, if it is a path.
 ModelFiles tokenizer_files(const std::string& tokenizer) {
   std::error_code error;
   const fs::path path = tokenizer;
@@ -89,8 +89,8 @@ ModelFiles tokenizer_files(const std::string& tokenizer) {
            path}};
 }
 
-/// The tokenizer files of `own` and all other files of the origin; all files of the origin, which may have
-/// more, if its tokenizer is the same.
+/// Returns the tokenizer files of `own` and all other files of the origin. If the tokenizers are the same,
+/// returns all files of the origin, which may have more.
 ModelFiles chosen_files(ModelFiles own, const ModelFiles& origin) {
   bool same = own.empty();
   for (const auto& [name, path] : own) {
@@ -106,7 +106,7 @@ ModelFiles chosen_files(ModelFiles own, const ModelFiles& origin) {
   return own;
 }
 
-/// The text of an added token of tokenizer.json; empty if the id is no added token's.
+/// Returns the text of an added token of tokenizer.json; empty if the id is no added token's.
 std::string added_token(const fs::path& tokenizer_json, int64_t id) {
   std::string text;
   const auto look_at = [&](const std::string& key, const json& tokens) {
@@ -123,7 +123,7 @@ std::string added_token(const fs::path& tokenizer_json, int64_t id) {
   return text;
 }
 
-/// tokenizer_config.json, which transformers' AutoTokenizer needs beside a vocabulary.
+/// Returns tokenizer_config.json, which transformers' AutoTokenizer needs beside a vocabulary.
 json tokenizer_config(const config::Config& config, const ModelFiles& files,
                       std::optional<int64_t> end_of_text) {
   json result = {{"model_max_length", config.model.max_position_embeddings},
@@ -136,7 +136,7 @@ json tokenizer_config(const config::Config& config, const ModelFiles& files,
   }
   result["tokenizer_class"] = "PreTrainedTokenizerFast";
   const std::string text = end_of_text ? added_token(vocabulary->second, *end_of_text) : "";
-  // In training, a text follows the end of another.
+  // A text begins after the end of another one in training.
   if (!text.empty()) result.update({{"eos_token", text}, {"bos_token", text}});
   return result;
 }

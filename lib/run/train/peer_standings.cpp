@@ -97,7 +97,7 @@ bool PeerStandings::all_are_known() const {
   return true;
 }
 
-/// world_size if none has.
+/// Returns the lowest rank that has failed; world_size if none has.
 int PeerStandings::first_failed() const {
   const auto found =
       std::ranges::find_if(ends_, [](const auto& entry) { return entry.second.status.exit_code != 0; });

@@ -1,6 +1,7 @@
 #pragma once
 
-// Who waits for whom when a run fails that fsdp-launch does not look after: told by its ranks themselves.
+// PeerStandings: when a run without fsdp-launch fails, its ranks report to each other which of them waits for
+// which.
 
 #include <functional>
 #include <map>
@@ -16,12 +17,12 @@
 
 namespace fsdp::train {
 
-/// How ranks reach each other when collectives have failed. No call waits for another rank.
+/// Functions by which ranks reach each other when collectives have failed. No call waits for another rank.
 struct PeerPosts {
   int rank = 0, world_size = 1;
-  std::function<void(const std::string& text)> post;                 ///< to all other ranks
-  std::function<std::optional<std::pair<int, std::string>>()> next;  ///< a rank and what it has posted
-  std::function<bool(int rank)> has_ended;                           ///< as far as known
+  std::function<void(const std::string& text)> post;                 ///< sends to all other ranks
+  std::function<std::optional<std::pair<int, std::string>>()> next;  ///< returns a rank and its next post
+  std::function<bool(int rank)> has_ended;                           ///< whether it is known to have ended
 };
 
 PeerPosts posts_over_mpi(comm::MpiRun& run);
@@ -31,11 +32,12 @@ class PeerStandings {
  public:
   PeerStandings(PeerPosts posts, std::shared_ptr<comm::Activity> activity);
 
-  /// Tells ranks that have failed where this one stands. Called several times a second, because a rank that others wait for may compute.
+  /// Reports the state of this rank to ranks that have failed. Called several times a second, because a rank
+  /// for which others wait may be computing.
   void answer();
-  /// This rank has failed and is about to end with this exit code. The lowest rank of which that is true logs the table of all
-  /// (launch::wait_table()); the others return when it has. Ranks that say nothing within a second are in it without a report. Two
-  /// seconds at most.
+  /// Reports that this rank has failed and is about to end with this exit code. The lowest rank that has
+  /// failed logs the table of all ranks (launch::wait_table()), without the reports of ranks that have not
+  /// answered within a second; the others return when it has ended. Takes two seconds at most.
   void tell(int exit_code);
 
  private:
@@ -49,7 +51,7 @@ class PeerStandings {
   const std::shared_ptr<comm::Activity> activity_;
   std::mutex mutex_;
   std::map<int, launch::WorkerEnd>
-      ends_;  ///< of ranks that have posted, and of this one; exit code 0: it goes on
+      ends_;  ///< states of this rank and of ranks that have posted; exit code 0: the rank goes on
   bool answered_ = false, shown_ = false;
 };
 

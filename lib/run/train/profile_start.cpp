@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A folder in the system's place for temporary files, with the same path on all ranks.
+/// A folder among the system's temporary files, with the same path on all ranks.
 class TemporaryOutput {
  public:
   explicit TemporaryOutput(comm::Communicator& communicator) {

@@ -13,14 +13,14 @@ namespace fsdp::train {
 namespace {
 
 constexpr std::chrono::seconds kTick{1};
-/// Before this, the bar does not say for how long something is under way.
+/// Time after which the bar shows how long something is under way.
 constexpr double kSlowSeconds = 2;
 /// The bar itself, with brackets and margin; of the fields, those up to this rank outlast it in a narrow
 /// terminal.
 constexpr size_t kSmallestBar = 7;
 constexpr int kMoreThanABar = 1;
 
-/// 0.4321 -> "43.2%".
+/// Returns "43.2%" for 0.4321.
 std::string percent(double share) { return util::fixed(100 * share, 1) + "%"; }
 
 std::string rate_text(double lr) {
@@ -90,7 +90,7 @@ void Progress::tick(Clock::time_point now) {
   const double seconds = std::chrono::duration<double>(now - begun_).count();
   const std::string since =
       seconds < kSlowSeconds ? "" : util::concat(under_way_, " for ", util::human_duration(seconds));
-  // The time left includes that of the step under way, part of which is over.
+  // The time left includes the whole step under way, although part of it is over.
   const double step_seconds = last_ ? last_->step_seconds : 0;
   const double left = seconds_left(steps_done_) - std::min(seconds, step_seconds);
   util::draw_over(*output_.stream, bar(steps_done_, since, std::max(left, 0.0)));
@@ -126,7 +126,7 @@ std::vector<Progress::Field> Progress::fields(double left_seconds) const {
       {3, util::concat("lr ", rate_text(metrics.lr))},
       {6, util::human_bytes(metrics.gpu ? metrics.gpu->peak_reserved_bytes : metrics.peak_memory_bytes)}};
   if (metrics.mfu) {
-    // Without recomputation they are equal in every line.
+    // Without recomputation, mfu and hfu are equal in every line.
     const bool differ = metrics.hfu && *metrics.hfu != *metrics.mfu;
     fields.push_back({5, util::concat("mfu ", percent(*metrics.mfu),
                                       differ ? util::concat("  hfu ", percent(*metrics.hfu)) : "")});

@@ -1,6 +1,7 @@
 #pragma once
 
-// Progress of a run on stderr: on a terminal one line that is redrawn, elsewhere plain lines.
+// Progress: shows the progress of a run on stderr, on a terminal as one line that is redrawn, elsewhere as
+// plain lines.
 
 #include <chrono>
 #include <condition_variable>
@@ -32,18 +33,18 @@ class Progress {
 
   void set_total_steps(int64_t total_steps);
 
-  /// `what` ("step 7", "validation") is under way until the next begin() or finish_line(); `steps_done` steps
-  /// are done.
+  /// Shows that `what` ("step 7", "validation") is under way, until the next begin() or finish_line().
+  /// `steps_done`: number of steps that are done.
   void begin(std::string what, int64_t steps_done, Clock::time_point now = Clock::now());
 
-  /// Shows a step, as the bar or as a line.
+  /// Shows a step that is done, as the bar or as a line.
   void show(const StepMetrics& metrics);
 
-  /// Redraws the line where something is under way on a terminal. Called once a second.
+  /// Redraws the line if something is under way on a terminal. Called once a second.
   void tick(Clock::time_point now);
 
-  /// Ends the line with the bar's last state, so that other output may follow. Nothing is drawn until the
-  /// next begin() or show().
+  /// Ends the line with the bar's last state, so that other output may follow. Draws nothing until the next
+  /// begin() or show().
   void finish_line();
 
  private:
@@ -54,17 +55,17 @@ class Progress {
   };
 
   std::vector<Field> fields(double left_seconds) const;
-  /// The terminal's line after `steps_done` steps; `under_way`: "validation for 12s", or empty.
+  /// Returns the terminal's line after `steps_done` steps. `under_way`: "validation for 12s", or empty.
   std::string bar(int64_t steps_done, const std::string& under_way, double left_seconds) const;
   double seconds_left(int64_t steps_done) const;
 
   ProgressOutput output_;
-  std::mutex mutex_;  ///< of all that follows
+  std::mutex mutex_;  ///< guards all members below
   int64_t total_steps_;
-  std::optional<StepMetrics> last_;  ///< shown last
+  std::optional<StepMetrics> last_;  ///< the step that was shown last
   std::string shown_;                ///< the bar on a terminal, until finish_line()
   bool ticked_ = false;              ///< the terminal shows a bar of tick()
-  std::string under_way_;            ///< empty: nothing is
+  std::string under_way_;            ///< the activity that is under way; empty: none
   int64_t steps_done_ = 0;
   Clock::time_point begun_;
   bool ends_ = false;

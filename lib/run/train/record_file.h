@@ -1,6 +1,6 @@
 #pragma once
 
-// A file of a run that grows by whole records: lines, or records of TensorBoard.
+// RecordFile: a file of a run that grows by whole records, which are lines, or records of TensorBoard.
 
 #include <filesystem>
 #include <fstream>
@@ -12,11 +12,11 @@ namespace fsdp::train {
 /// Not thread-safe.
 class RecordFile {
  public:
-  /// Appends to the file; creates it if there is none. Throws Error(kIo).
+  /// Opens the file to append to it; creates it if there is none. Throws Error(kIo).
   explicit RecordFile(const std::filesystem::path& path);
 
-  /// A record that cannot be written, because the disk is full, is left out as a whole; the first of several
-  /// such records brings a warning. The run is worth more than its log.
+  /// Appends a record. Leaves out as a whole a record that cannot be written because the disk is full, and
+  /// warns at the first of several such records, because the run is worth more than its log.
   void append(std::string_view record);
 
   const std::filesystem::path& path() const { return path_; }
@@ -24,7 +24,7 @@ class RecordFile {
  private:
   std::filesystem::path path_;
   std::ofstream file_;
-  std::uintmax_t whole_bytes_ = 0;  ///< up to the end of the last whole record
+  std::uintmax_t whole_bytes_ = 0;  ///< size of the file at the end of the last whole record
   bool failing_ = false;
 };
 

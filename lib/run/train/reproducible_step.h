@@ -1,8 +1,9 @@
 #pragma once
 
-// The step of training.reproducible = "world_size", whose result does not depend on the number of ranks: losses and
-// gradients are summed sample by sample, in the order of the samples. A rank can therefore go on where the ranks of
-// another group were broken off (run/replicas), and can finish a step whose last collective has failed.
+// The step of training.reproducible = "world_size", whose result does not depend on the number of ranks:
+// losses and gradients are summed sample by sample, in the order of the samples. A rank can therefore go on
+// where the ranks of another group were broken off (run/replicas), and can finish a step whose last
+// collective has failed.
 
 #include <functional>
 #include <memory>
@@ -22,21 +23,23 @@ struct SamplePlaces {
 
 class ReproducibleStep final : public TrainStep {
  public:
-  /// The engine's ShardOptions have sums_by_sample. `leave_requested`: whether this rank wants the group to be left
-  /// after this step; called once a step. Null: the group is never left, and steps cannot be continued elsewhere.
+  /// The engine's ShardOptions have sums_by_sample. `leave_requested`: whether this rank wants the group to
+  /// be left after this step; called once a step. Null: the group is never left, and steps cannot be
+  /// continued elsewhere.
   ReproducibleStep(const Parts& parts, const StepOptions& options, const SamplePlaces& places,
                    std::function<bool()> leave_requested = nullptr);
 
-  /// Whether run() has failed in the last collective of its step. No rank learns anything there that its update depends
-  /// on, so ranks that came through it have updated their shards, and the others must be able to. Not collective.
+  /// Whether run() has failed in the last collective of its step. No rank learns anything there that its
+  /// update depends on, so ranks that came through it have updated their shards, and the others must be able
+  /// to. Not collective.
   bool can_finish() const { return pending_.has_value(); }
   /// Does the rest of that step. Not collective, unless it throws.
   StepResult finish();
   /// The position of that step.
   const StepPosition& pending_position() const { return pending_->position; }
 
-  /// Returns the micro-batches that are done of the step in which run() has failed; nullopt if there are none, if counts
-  /// vary or without `leave_requested`. Resets the engine. Not collective.
+  /// Returns the micro-batches that are done of the step in which run() has failed; nullopt if there are
+  /// none, if counts vary or without `leave_requested`. Resets the engine. Not collective.
   std::optional<BegunStep> begun();
   /// Lets the next run() do the rest of this step. Requires: the same number of leaves on every rank.
   void continue_with(BegunStep begun) { begun_ = std::move(begun); }

@@ -13,8 +13,8 @@
 
 namespace fsdp::train {
 
-/// Host memory that outlives a Trainer: the Trainer takes the run's state from it in place of a checkpoint, and leaves
-/// its state in it, where a run goes on with other ranks (run/replicas).
+/// Host memory that outlives a Trainer: the Trainer takes the run's state from it in place of a checkpoint,
+/// and leaves its state in it, where a run goes on with other ranks (run/replicas).
 class RunMemory {
  public:
   virtual ~RunMemory() = default;
@@ -24,8 +24,8 @@ class RunMemory {
   /// Shapes that this process has computed so far: KnownParts::buffers.
   virtual std::map<int64_t, plan::BufferShapes>& buffer_shapes() = 0;
 
-  /// Fills `state` with the state after state_step(), from this process or another, and returns its record. Collective
-  /// over the ranks of the mesh. `before_transfer`: called if this rank sends or receives.
+  /// Fills `state` with the state after state_step(), from this process or another, and returns its record.
+  /// Collective over the ranks of the mesh. `before_transfer`: called if this rank sends or receives.
   virtual nlohmann::json restore(const TrainingState& state, const comm::Mesh& mesh,
                                  const std::function<void()>& before_transfer) = 0;
   /// Returns the part of the next step that all ranks have; nullopt if one has nothing. Collective.

@@ -10,8 +10,8 @@
 
 namespace fsdp::train {
 
-/// Reports steps: compares the ranks' paces, writes a line of metrics and shows the progress, at the intervals of
-/// logging and at the end of the run.
+/// Reports steps: compares the ranks' paces, writes a line of metrics and shows the progress, at the
+/// intervals of logging and at the end of the run.
 class RunMetrics final : public StepObserver {
  public:
   /// `paces`: null where ranks are not compared. The batches are those of the run's steps.
@@ -23,8 +23,8 @@ class RunMetrics final : public StepObserver {
   /// Writes the lines of the step at which the run continues, if the rank that was to write them was lost.
   void write_what_is_missing(const nlohmann::ordered_json& validation_line);
   void write_validation(const nlohmann::ordered_json& line) { file_->write_validation(line); }
-  /// Waits until all lines are written: a run that resumes from a checkpoint keeps the metrics of its step, so the
-  /// checkpoint must not be older than these. Collective.
+  /// Waits until all lines are written: a run that resumes from a checkpoint keeps the metrics of its step,
+  /// so the checkpoint must not be older than these. Collective.
   void flush();
 
   RankPaces* paces() const { return paces_.get(); }

@@ -39,7 +39,8 @@ static_assert(plan::kShardsOnTheDevice == shard::OffloadStreams::kPlaces);
 
 namespace {
 
-/// This rank's rows of the global batch: those of all ranks of its context group.
+/// Returns the place of this rank's rows in the global batch. All ranks of a context group have the same
+/// rows.
 data::Placement placement(const config::Config& config, const comm::Communicator& communicator) {
   const comm::MeshShape mesh = comm::resolve_mesh(config.mesh, communicator.world_size());
   const comm::MeshCoordinate place = mesh.coordinate_of(communicator.rank());
@@ -48,8 +49,8 @@ data::Placement placement(const config::Config& config, const comm::Communicator
           .gradient_accumulation_steps = config.training.gradient_accumulation_steps};
 }
 
-/// A tokenizer with more tokens than the model would yield its first unknown token in the middle of a run.
-/// Batches do not depend on the tokenizer, so one that cannot be loaded is no error.
+/// Throws Error(kUsage) for a tokenizer with more tokens than the model, which would yield its first unknown
+/// token in the middle of a run. A tokenizer that cannot be loaded is no error: batches do not depend on it.
 void require_tokenizer_fits(const config::Config& config) {
   if (config.data.tokenizer == "bytes") return;  // the default, whatever the tokens are
   std::unique_ptr<data::Tokenizer> tokenizer;
@@ -143,7 +144,7 @@ int64_t steps_of_epochs(const config::TrainingOptions& options, const data::Trai
   for (; step < options.batch_warmup_steps && left > 0; ++step) {
     left -= static_cast<double>(loader.samples_per_micro_step() * micro_steps_of(options, step + 1));
   }
-  // The last step of the warm-up is left out where it would see too many samples.
+  // The last step of the warm-up is left out if it would see too many samples.
   if (left < 0 && step > position.step) --step;
   left = std::max(left, 0.0);
   const auto whole = static_cast<int64_t>(std::floor(left / static_cast<double>(loader.samples_per_step())));
@@ -152,7 +153,7 @@ int64_t steps_of_epochs(const config::TrainingOptions& options, const data::Trai
 
 namespace {
 
-/// Makes the model's units those that fully_shard() would choose.
+/// Shards the model by SPMD with the units that fully_shard() would choose.
 std::shared_ptr<shard::Engine> shard_by_spmd(nn::Stage& model, const shard::ShardOptions& options,
                                              const comm::Mesh& mesh, std::shared_ptr<comm::Trace> trace,
                                              const shard::Materialize& materialize) {
@@ -166,8 +167,8 @@ std::shared_ptr<shard::Engine> shard_by_spmd(nn::Stage& model, const shard::Shar
   return shard::spmd_fully_shard(model, mesh, {}, std::move(spmd), std::move(trace));
 }
 
-/// The options, with what is to be recomputed for a budget of memory: the first rank's choice, since the kernels of
-/// another machine may keep other tensors. Collective.
+/// Returns the options with the operations to recompute for a budget of memory. The first rank chooses,
+/// because the kernels of another machine may keep other tensors. Collective.
 nn::CheckpointingOptions checkpointing_of(const config::Config& config, const comm::Mesh& mesh,
                                           plan::PassDevice device) {
   nn::CheckpointingOptions options = config.activation_checkpointing;
@@ -249,7 +250,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     } catch (const util::Error& error) {
       util::log_info(util::concat("buffers are allocated when the first step needs them: ", error.what()));
     }
-    // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
+    // Applied after sharding, so that recomputed stages are inside the units and reuse their parameters.
     nn::apply_checkpointing(*parts.model, parts.checkpointing);
   });
   return parts;
@@ -257,8 +258,9 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
 
 namespace {
 
-/// A list of patterns none of which matches is most likely misspelt, or meant for another architecture.
-/// Single patterns may match nothing ("*.bias" serves models with biases and without), unless they look misspelt.
+/// Warns about a list of patterns none of which matches: it is probably misspelt, or meant for another
+/// architecture. A single pattern may match nothing ("*.bias" serves models with and without biases), unless
+/// it looks misspelt.
 void warn_of_patterns_without_parameters(const optim::OptimizerOptions& options,
                                          const shard::Engine& engine) {
   std::vector<std::string> names;
@@ -317,7 +319,8 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
   }
   if (graphs) {
     comm::agree(*mesh.world(), kGraphs, [&] {
-      // Attached after, and so inside, the hooks that gather and free, which run between the graphs.
+      // Graphs are attached after the hooks that gather and free, and so inside them: hooks run between
+      // graphs.
       parts.graphs =
           graph_blocks(*parts.model, *parts.engine, util::cuda_graph_pools(mesh.world()->device().index()));
       for (const auto& unit : parts.engine->units()) unit->storage().keep_gradients_in_place();

@@ -42,7 +42,7 @@ using nlohmann::json;
 constexpr uint64_t kSeed = 0x66736470;
 constexpr size_t kHashedBytes = 1 << 16;
 
-/// Size and hash of the beginning: enough to detect a different file.
+/// Returns the size and a hash of the beginning, which are enough to detect a different file.
 json file_mark(const std::string& path) {
   const std::string begin = util::read_beginning(path, kHashedBytes);
   std::error_code error;
@@ -57,7 +57,7 @@ json file_marks(const std::vector<std::string>& paths) {
   return marks;
 }
 
-/// Without the paths of files, which may differ among hosts; the contents are compared apart.
+/// Returns the config without the paths of files, which may differ among hosts; contents are compared apart.
 std::string comparable_config(config::Config config) {
   config.data.train = {"files"};
   config.data.validation.clear();
@@ -95,7 +95,7 @@ void require_same_run(const config::Config& config, comm::Communicator& communic
   const char* const kPurpose = "comparison of the ranks";
   const std::string own = mine.dump(-1, ' ', false, json::error_handler_t::replace);
   const int rank = communicator.rank();
-  // Each compares itself with rank 0: in a world of thousands the texts of all would be gigabytes.
+  // Each rank compares itself with rank 0: in a world of thousands the texts of all would be gigabytes.
   const std::string first_text = comm::first_text(communicator, rank == 0 ? own : "", {.unit = kPurpose});
   comm::agree(communicator, kPurpose, [&] {
     const json first = json::parse(first_text);
@@ -109,7 +109,8 @@ void require_same_run(const config::Config& config, comm::Communicator& communic
 
 namespace {
 
-/// ", products by onednn", on a CPU. In bf16 only for the matrix unit, whose only alternative is oneDNN.
+/// Returns ", products by onednn" on a CPU; in bf16 only for the matrix unit, whose only alternative is
+/// oneDNN.
 std::string products(const config::Config& config, const at::Device& device) {
   if (!device.is_cpu()) {
     return concat(", float32 products in ", float32_products_use_tf32() ? "TF32" : "full precision");
@@ -121,7 +122,7 @@ std::string products(const config::Config& config, const at::Device& device) {
                 is_float && float32_products_are_shorter(matmul) ? " in 16 of 24 bits" : "");
 }
 
-/// ", attention by cuDNN kernels", on a GPU: which kernels libtorch chooses depends on GPU, type and shapes.
+/// Returns ", attention by cuDNN kernels" on a GPU: libtorch chooses kernels by GPU, type and shapes.
 std::string attention(const config::Config& config, const comm::MeshShape& mesh, const at::Device& device) {
   const nn::ModelOptions& model = config.model;
   const bool is_built_in = nn::is_built_in_architecture(model.architecture);
@@ -149,7 +150,7 @@ std::string attention(const config::Config& config, const comm::MeshShape& mesh,
                                                             kernels::name_of_attention(q, k, k), " kernels");
 }
 
-/// "full_shard, bfloat16 with float32 reduction, offloaded, recomputed".
+/// Returns "full_shard, bfloat16 with float32 reduction, offloaded, recomputed".
 std::string how(const config::Config& config) {
   const auto& precision = config.mixed_precision;
   std::string text = config.fsdp.strategy.name();
@@ -166,13 +167,13 @@ std::string how(const config::Config& config) {
   return text;
 }
 
-/// With float8, MFU could be taken for a share of its peak.
+/// Names the type to whose peak mfu is relative, which with float8 could be taken for the peak of float8.
 std::string base_of_mfu(const config::Config& config) {
   if (config.training.float8 == config::Float8Recipe::kNone) return "";
   return concat(", in ", config.mixed_precision.param_dtype, ", to which mfu is relative");
 }
 
-/// "as much", or "2.0 GiB".
+/// Returns "as much", or "2.0 GiB".
 std::string for_gradients(const shard::Engine& engine) {
   int64_t bytes = 0;
   for (const shard::UnitSizes& unit : shard::unit_sizes(engine)) {
@@ -181,7 +182,7 @@ std::string for_gradients(const shard::Engine& engine) {
   return bytes == engine.shard_bytes() ? "as much" : human_bytes(bytes);
 }
 
-/// ", 2.0 GiB for the optimizer", or nothing.
+/// Returns ", 2.0 GiB for the optimizer", or nothing.
 std::string for_optimizer(const config::Config& config, const shard::Engine& engine) {
   const int64_t bytes = plan::optimizer_state_bytes(config.optimizer, shard::unit_sizes(engine));
   return bytes == 0 ? "" : concat(", ", human_bytes(bytes), " for the optimizer");

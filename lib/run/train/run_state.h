@@ -34,7 +34,8 @@ struct MembershipHooks {
 
 /// Each may be null.
 struct RunHooks {
-  /// Whether this rank is to stop. Called in each step, validation batch and sampled token, by the training thread.
+  /// Whether this rank is to stop. Called in each step, validation batch and sampled token, by the training
+  /// thread.
   std::function<bool()> stop_requested = nullptr;
   std::shared_ptr<comm::Activity> activity = nullptr;  ///< notified of each step
   std::optional<MembershipHooks> membership = std::nullopt;
@@ -50,8 +51,7 @@ struct RunSummary {
   bool stopped = false;                         ///< before training.steps, because a rank was asked to
   /// Before training.steps, because evaluation.patience or training.stop_after_hours was exhausted.
   bool ended_early = false;
-  bool left =
-      false;  ///< the Trainer was left, because a change is due on some rank; the run goes on with other ranks
+  bool left = false;  ///< because the ranks are to change; the run goes on with others
 };
 
 struct RunState {
@@ -78,7 +78,7 @@ struct RunState {
   /// Logs a text below the line of the progress.
   void log(const std::string& text, bool warns = false);
 
-  config::Config config;  ///< with its batch resolved
+  config::Config config;  ///< the config, with its batch resolved
   std::shared_ptr<comm::Communicator> communicator;
   RunHooks hooks;
   Progress progress;
@@ -87,7 +87,7 @@ struct RunState {
   RunParts parts = {};
   RunPosition position = {};
   RunSummary summary = {};
-  plan::FlopsAToken flops = {};  ///< of forward and backward
+  plan::FlopsAToken flops = {};  ///< operations of forward and backward
   PeakRate peak = {};            ///< raised by rank 0 when a step was faster
   StepMeter meter = {};
   bool out_of_time = false;

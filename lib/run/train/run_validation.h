@@ -31,13 +31,14 @@ class RunValidation final : public StepObserver {
   /// Whether this step is to be validated, and was not yet.
   bool is_due() const;
 
-  /// A run that stopped during a validation repeats it after resuming. A rank that was replaced also repeats its save
-  /// and the update of the best checkpoint, so the step may be known as the best.
+  /// A run that stopped during a validation repeats it after resuming. A rank that was replaced also repeats
+  /// its save and the update of the best checkpoint, so the step may be known as the best.
   void begin(ObservedStep& last) override;
   void between_steps(ObservedStep& step) override;
 
  private:
-  /// Returns whether the validation is the best so far. One that is stopped leaves no trace and is due again on resume.
+  /// Returns whether the validation is the best so far. One that is stopped leaves no trace and is due again
+  /// on resume.
   bool validate();
   void report(const Validation& validation, bool best);
 

@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 using util::concat;
 
-/// Members of the record that are settings: the key of each, and whether a change is converted where that is exact.
+/// A setting among the members of the record: its key, and whether a change is converted if that is exact.
 struct Setting {
   const char* name;
   const char* key;
@@ -40,8 +40,8 @@ int64_t count_of(const json& record, const char* name) {
   return found != record.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
 }
 
-/// The record of a checkpoint. Of one without any, what its other counts tell; an import from another toolkit, which
-/// has no seed, tells nothing of its rows.
+/// Returns the record of a checkpoint. Without one, derives it from the checkpoint's counts; an import from
+/// another toolkit, which has no seed, has no information about rows.
 json recorded_sampling(const json& training, int64_t samples_seen) {
   if (!training.is_object()) return json::object();
   if (const auto found = training.find("sampling"); found != training.end() && found->is_object())
@@ -56,7 +56,7 @@ json recorded_sampling(const json& training, int64_t samples_seen) {
   return record;
 }
 
-/// The settings that differ.
+/// Returns the settings that differ.
 std::vector<Setting> changes_between(const json& before, const json& now) {
   std::vector<Setting> changes;
   for (const Setting& setting : kSettings) {
@@ -100,7 +100,7 @@ bool same_rows(const std::vector<Setting>& changes, const json& before, const js
   });
 }
 
-/// The position after the same samples; nothing where no position is.
+/// Returns the position after the same samples; nullopt if there is none.
 std::optional<int64_t> exact_position(int64_t seen, const std::vector<Setting>& changes, const json& before,
                                       const json& now) {
   if (seen == 0 || same_rows(changes, before, now)) return seen;
@@ -115,7 +115,7 @@ std::optional<int64_t> exact_position(int64_t seen, const std::vector<Setting>& 
   return epochs * epoch + tokens / length;
 }
 
-/// The position after the same part of an epoch, or, of a mixture, after the same number of tokens.
+/// Returns the position after the same part of an epoch, or, for a mixture, after the same number of tokens.
 int64_t nearest_position(int64_t seen, const json& before, const json& now) {
   double ratio = 1;
   const int64_t old_epoch = count_of(before, "samples_per_epoch");

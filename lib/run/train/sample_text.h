@@ -22,9 +22,10 @@ class SampleText {
   /// with tokens outside the model's vocabulary, and texts that are longer than the model has positions.
   explicit SampleText(const config::Config& config);
 
-  /// The prompt and its continuation by the sharded model: one forward per token. The same on all ranks;
-  /// nullopt when `stop_requested`, which is collective and called after each token, returned true. Changes
-  /// nothing that training depends on. `on_input`: see generate::GenerationHooks. Collective.
+  /// Returns the prompt and its continuation by the sharded model, by one forward per token. The text is the
+  /// same on all ranks; nullopt if `stop_requested`, which is collective and called after each token,
+  /// returned true. Changes nothing on which training depends. `on_input`: see generate::GenerationHooks.
+  /// Collective.
   std::optional<std::string> of(nn::Stage& model, comm::Communicator& communicator,
                                 std::function<bool()> stop_requested = nullptr,
                                 std::function<void(const at::Tensor& ids)> on_input = nullptr) const;
@@ -35,7 +36,7 @@ class SampleText {
   int64_t tokens_;
   uint64_t seed_;
   std::unique_ptr<data::Tokenizer> tokenizer_;
-  std::vector<int64_t> ids_;  ///< of the prompt
+  std::vector<int64_t> ids_;  ///< ids of the prompt
 };
 
 }  // namespace fsdp::train

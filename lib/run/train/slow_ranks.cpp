@@ -9,7 +9,8 @@
 namespace fsdp::train {
 namespace {
 
-/// Not the median of all, which in a run of two ranks would be half the slow one's own.
+/// Returns the median of the other ranks. The median of all would, with two ranks, be half the slow rank's
+/// own.
 double median_of_others(std::vector<double> paces, size_t rank) {
   paces.erase(paces.begin() + static_cast<std::ptrdiff_t>(rank));
   std::ranges::sort(paces);

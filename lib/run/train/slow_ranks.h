@@ -1,8 +1,8 @@
 #pragma once
 
-// SlowRanks: finds the ranks that compute more slowly than the others. All steps of a run last equally long, because
-// collectives wait for the slowest rank, so its name is not in any rank's step time. Compared are paces: seconds
-// of a rank's own per floating-point operation (run/train/rank_paces.h).
+// SlowRanks: finds the ranks that compute more slowly than the others. Collectives wait for the slowest rank,
+// so all ranks have the same step time, which does not show the slow one. Paces are compared instead: a
+// rank's own seconds per floating-point operation (run/train/rank_paces.h).
 
 #include <cstdint>
 #include <optional>
@@ -25,7 +25,7 @@ struct RankFactor {
 
 class SlowRanks {
  public:
-  /// `hosts`: the name of each rank's host.
+  /// `hosts`: name of each rank's host.
   SlowRanks(const SlowRankOptions& options, std::vector<std::string> hosts);
 
   struct Message {
@@ -33,20 +33,22 @@ class SlowRanks {
     std::string text;
   };
 
-  /// `paces`: of each rank, in the last `steps` steps up to `step`. A rank is named once, when it has been slow by the
-  /// factor for so many steps without a break, and again when for as many steps it has not been.
+  /// Adds the pace of each rank in the last `steps` steps up to `step`. A rank is named once it has been slow
+  /// by the factor for SlowRankOptions::steps steps without a break, and again once it has not been slow for
+  /// as many steps.
   std::vector<Message> add(int64_t step, int64_t steps, const std::vector<double>& paces);
 
-  /// By the last paces.
+  /// Returns the slowest rank by the last paces.
   RankFactor slowest() const;
-  /// The slowest of the ranks that are named: slow by the last message about them. nullopt: none is.
+  /// Returns the slowest of the ranks that the last message about them named as slow; nullopt if there is
+  /// none.
   std::optional<RankFactor> slowest_named() const;
 
  private:
   struct Rank {
     bool named = false;
-    double factor = 1;  ///< by the last paces
-    // Of the steps since which it is not what it was last said to be:
+    double factor = 1;  ///< factor by the last paces
+    // Steps since the rank is no longer what the last message about it said:
     int64_t steps = 0, first_step = 0;
     double sum_of_factors = 0;
   };

@@ -26,14 +26,15 @@ struct MicroBatch {
 
 class StepBatches {
  public:
-  /// `counts_vary`: the number of targets that count differs among batches. All batches are then read here, because
-  /// the share of each depends on all of them. Collective in that case.
+  /// `counts_vary`: the number of targets that count differs among batches. All batches are then read here,
+  /// because the share of each depends on all of them. Collective in that case.
   StepBatches(const data::BatchSource& source, const shard::Engine& engine, bool counts_vary,
               const StepPosition& position);
 
   int64_t size() const { return position_.micro_batches; }
   const StepPosition& position() const { return position_; }
-  /// Returns micro-batch i, once. `skipped_samples`: samples of the step before this rank's first micro-batch.
+  /// Returns micro-batch i, once. `skipped_samples`: samples of the step before this rank's first
+  /// micro-batch.
   MicroBatch take(int64_t i, int64_t skipped_samples = 0);
 
   /// Whether no target of any rank counts, so that there is nothing to compute.

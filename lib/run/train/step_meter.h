@@ -1,6 +1,6 @@
 #pragma once
 
-// How fast steps are, how long they wait for their batches, and how much work these are.
+// The speed of steps, their wait for batches, and the work of these batches.
 
 #include <chrono>
 #include <cstdint>
@@ -19,7 +19,7 @@ class StepMeter {
   struct Reading {
     double tokens_per_second = 0.0;
     double step_seconds = 0.0;  ///< mean of a step
-    int64_t steps = 0;          ///< since the last reading
+    int64_t steps = 0;          ///< steps since the last reading
   };
 
   void start(int64_t step, int64_t tokens, Clock::time_point now = Clock::now()) {
@@ -28,11 +28,11 @@ class StepMeter {
     tokens_ = tokens;
   }
 
-  /// The time between pause() and go_on() does not count.
+  /// Excludes the time between pause() and go_on().
   void pause(Clock::time_point now = Clock::now()) { paused_at_ = now; }
   void go_on(Clock::time_point now = Clock::now()) { since_ += now - paused_at_; }
 
-  /// Speed since the last reading, or the start.
+  /// Returns the speed since the last reading, or the start.
   Reading read(int64_t step, int64_t tokens, Clock::time_point now = Clock::now()) {
     double seconds = std::chrono::duration<double>(now - since_).count();
     Reading reading{static_cast<double>(tokens - tokens_) / seconds,
@@ -47,8 +47,8 @@ class StepMeter {
   int64_t tokens_ = 0;
 };
 
-/// Batches of another source, which must outlive the object, how long the training thread waited for them, and
-/// how much work they were. Not thread-safe.
+/// Batches of another source, which must outlive the object. Measures the training thread's wait for them,
+/// and their work. Not thread-safe.
 class TimedBatches final : public data::BatchSource {
  public:
   explicit TimedBatches(const data::BatchSource& source) : source_(source) {}
@@ -61,12 +61,12 @@ class TimedBatches final : public data::BatchSource {
     return batch;
   }
 
-  /// Sets how much work a batch is.
+  /// Sets the function that counts the work of a batch.
   void count_work(std::function<double(const data::Batch&)> work_of) { work_of_ = std::move(work_of); }
-  /// Of all batches since then.
+  /// Returns the work of all batches since count_work().
   double work() const { return work_; }
 
-  /// Since the last call, or the beginning.
+  /// Returns the seconds of waiting since the last call, or the beginning.
   double take_seconds() const {
     const double seconds = std::chrono::duration<double>(waited_).count();
     waited_ = Clock::duration::zero();

@@ -17,7 +17,7 @@ struct ObservedStep {
   bool ends_run =
       false;  ///< a stop was requested before training.steps: the run saves, and nothing else follows
   bool is_best = false;       ///< the newest validation is the best of the run so far
-  bool was_examined = false;  ///< by a validation or a sample, which may take longer than a launcher waits
+  bool was_examined = false;  ///< a validation or a sample was made, which a launcher may not wait for
 };
 
 /// Called on every rank alike, in the order of the run's list of observers, so calls may be collective.
@@ -29,7 +29,8 @@ class StepObserver {
   virtual void begin_step(const ObservedStep& /*step*/) {}
   /// Called when the step is computed and its samples are counted.
   virtual void end_step(ObservedStep& /*step*/) {}
-  /// Called between two steps and after the last one, unless the step ends the run. The time does not count as a step's.
+  /// Called between two steps and after the last one, unless the step ends the run. The time does not count
+  /// as a step's.
   virtual void between_steps(ObservedStep& /*step*/) {}
   /// Called when no step follows, unless the run fails.
   virtual void finish() {}

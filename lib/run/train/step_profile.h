@@ -1,9 +1,9 @@
 #pragma once
 
-// Training under libtorch's profiler: chosen steps as files for chrome://tracing and Perfetto, with every
-// operation of the training thread, its time and the shapes of its inputs, and the GPU's activity; or NVTX
-// ranges of all steps. Among the operations are unit/gather, unit/forward and unit/reduce with the unit's
-// name.
+// Training under libtorch's profiler. Chosen steps are written as files for chrome://tracing and Perfetto,
+// with every operation of the training thread, its time, the shapes of its inputs, and the GPU's activity; or
+// all steps are NVTX ranges. Among the operations are unit/gather, unit/forward and unit/reduce with the
+// unit's name.
 
 #include <c10/core/Device.h>
 
@@ -24,7 +24,7 @@ class StepProfile {
   StepProfile& operator=(const StepProfile&) = delete;
 
   void begin_step(int64_t step);
-  /// A file that cannot be written is a warning: the run goes on.
+  /// Writes the file. Only warns if that fails: the run goes on.
   void end_step();
 
  private:
@@ -32,7 +32,7 @@ class StepProfile {
   int rank_;
   std::vector<int64_t> steps_;
   c10::Device device_;
-  int64_t step_ = 0;  ///< being profiled; 0: none
+  int64_t step_ = 0;  ///< step that is being profiled; 0: none
 };
 
 /// During its lifetime, if `wanted`, operations and units of the calling thread and of the backward passes

@@ -16,8 +16,8 @@
 namespace fsdp::train {
 namespace {
 
-/// Backward of a stage lies between two identities of the graph: one on the output, behind which the stage's
-/// backward begins when the unit has been gathered, and one on the input.
+/// The backward of a stage is between two identities of the graph: one on the output, behind which the
+/// stage's backward begins when the unit has been gathered, and one on the input.
 class ComputeRecorder final : public nn::StageHook {
  public:
   /// `in_backward`: whether backward has begun in this micro-batch; shared by the recorders of a model.
@@ -30,7 +30,7 @@ class ComputeRecorder final : public nn::StageHook {
 
   at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
     if (is_model_) *in_backward_ = false;  // the next micro-batch
-    /// The event of this forward's backward.
+    /// Event of this forward's backward.
     auto backward = std::make_shared<std::optional<uint64_t>>();
     const bool recording = at::GradMode::is_enabled();
     const bool backward_ends = recording && input.requires_grad();
@@ -80,7 +80,7 @@ namespace {
 
 using util::concat;
 
-/// What a collective is called when it is issued and when it is done.
+/// Names of a collective when it is issued and when it is done.
 struct Words {
   std::string issued, done;
 };
@@ -120,7 +120,7 @@ void add_lines(const comm::TraceEvent& event, std::vector<TimelineLine>& lines) 
   }
 }
 
-/// Live bytes at points of time, as the events of buffers add up.
+/// Live bytes at points of time: sums of the events of buffers.
 class LiveBytes {
  public:
   explicit LiveBytes(const std::vector<comm::TraceEvent>& events) {
@@ -154,7 +154,8 @@ std::vector<TimelineLine> without(const std::vector<TimelineLine>& lines,
   return shown;
 }
 
-/// Indices into `lines`. A micro-batch begins with the forward of the root, or with the gathers for it.
+/// Returns indices into `lines`. A micro-batch begins with the forward of the root, or with the gathers for
+/// it.
 std::vector<size_t> begins_of_micro_batches(const std::vector<TimelineLine>& lines, const std::string& root) {
   std::vector<size_t> begins;
   for (size_t i = 0; i < lines.size(); ++i) {
@@ -166,7 +167,7 @@ std::vector<size_t> begins_of_micro_batches(const std::vector<TimelineLine>& lin
   return begins;
 }
 
-/// The lines within the limits; `note` says which were left out.
+/// Returns the lines within the limits. `note`: description of the lines that were left out.
 std::vector<TimelineLine> select(std::vector<TimelineLine> lines, const TimelineLimits& limits,
                                  std::string& note) {
   if (limits.most_lines == 0 || lines.size() <= limits.most_lines) return lines;

@@ -51,7 +51,8 @@ double now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// Readers read the files of a folder in the order of their names, which therefore rise with time.
+/// Returns a name that rises with time, because readers read the files of a folder in the order of their
+/// names.
 fs::path new_file(const fs::path& folder) {
   const std::string host = util::host_name();
   for (int n = 0;; ++n) {

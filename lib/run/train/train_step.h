@@ -90,8 +90,8 @@ class TrainStep {
   /// Sets loss and norm in `result`, that of the last step, if it lacks them. Collective if it throws.
   void read_outcome(StepResult& result);
 
-  /// Whether units are updated during backward (run/train/arriving_gradients.h): gradients are in host memory, or
-  /// move there, and without clipping, scaler and guard no update depends on all of them.
+  /// Whether units are updated during backward (run/train/arriving_gradients.h): gradients are in host
+  /// memory, or move there, and without clipping, scaler and guard no update depends on all of them.
   bool updates_as_gradients_arrive() const { return updates_as_gradients_arrive_; }
 
  protected:

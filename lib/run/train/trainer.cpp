@@ -103,7 +103,7 @@ std::filesystem::path Trainer::memory_snapshot() const {
   return run_.output_folder() / util::concat("memory.rank", run_.communicator->rank(), ".pickle");
 }
 
-/// Of the device; out of host memory, the system kills the process.
+/// Reports that the device is out of memory. Without host memory, the system kills the process.
 void Trainer::report_out_of_memory() const {
   std::string found, advice;
   if (const at::Device device = run_.communicator->device(); device.is_cuda()) {

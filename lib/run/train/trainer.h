@@ -33,12 +33,12 @@ class Trainer {
 
   /// Trains to training.steps, or until a stop is requested on a rank or training.stop_after_hours are over;
   /// then all ranks end the step and save, unless the config saves no checkpoints at all. Throws
-  /// Error(kDiverged) when the loss is not finite, and, after everything else, the error of the last save if it
-  /// failed (Error(kIo) when the disk is full).
+  /// Error(kDiverged) when the loss is not finite, and, after everything else, the error of the last save if
+  /// it failed (Error(kIo) when the disk is full).
   RunSummary run();
 
-  /// Copies the state to the memory of RunHooks::membership. Requires: called after run(), also after one that threw
-  /// because a peer is lost. Not collective.
+  /// Copies the state to the memory of RunHooks::membership. Requires: called after run(), also after one
+  /// that threw because a peer is lost. Not collective.
   void keep_state();
 
  private:
@@ -49,8 +49,8 @@ class Trainer {
   ReproducibleStep* continued_step() const;
   /// Informs about another global batch than before the run was resumed.
   void report_batch_change();
-  /// Returns the config with the number of micro-batches that was given, so that config.toml serves other numbers of
-  /// ranks too.
+  /// Returns the config with the number of micro-batches that was given, so that config.toml serves other
+  /// numbers of ranks too.
   config::Config config_as_given() const;
   void open_data();
   void count_steps();
@@ -70,7 +70,7 @@ class Trainer {
   std::optional<data::TrainLoader> loader_;
   std::optional<data::PrefetchingBatches> prefetch_;  ///< batches of the loader, on the device
   std::optional<TimedBatches> batches_;               ///< the same batches
-  std::optional<data::RowSurvey> survey_;  ///< of data.train, on rank 0; nothing where all targets count
+  std::optional<data::RowSurvey> survey_;  ///< survey of data.train, on rank 0; nullopt if all targets count
   std::unique_ptr<Checkpointer> checkpointer_;
   std::shared_ptr<RunValidation> validation_;
   std::shared_ptr<RunMetrics> metrics_;

@@ -31,7 +31,8 @@ class StopRequests final : public StepObserver {
   RunState& run_;
 };
 
-/// Logs skipped steps on the first rank. Steps without targets may be many, so fewer and fewer of them are logged.
+/// Logs skipped steps on the first rank. Steps without targets may be many, so fewer and fewer of them are
+/// logged.
 class SkippedSteps final : public StepObserver {
  public:
   explicit SkippedSteps(RunState& run) : run_(run) {}
@@ -125,8 +126,8 @@ class RunEnd final : public StepObserver {
 
 }  // namespace
 
-/// In the order in which they act. Collective are the ends of steps that stop the run, the comparison of ranks and of
-/// replicas, validations, samples, saves and the decisions to end the run.
+/// Returns the observers in the order in which they act. Collective are the ends of steps that stop the run,
+/// the comparisons of ranks and of replicas, validations, samples, saves and the decisions to end the run.
 StepObservers Trainer::make_observers() {
   StepObservers observers;
   const auto add = [&](StepCalls::Calls calls) {

@@ -1,4 +1,4 @@
-// How a run begins: trainer.cpp has its loop.
+// The start of a run: the Trainer's constructor and the state that it leaves. trainer.cpp has the loop.
 
 #include "base/device/cuda.h"
 #include "base/util/error.h"
@@ -25,7 +25,7 @@ namespace fsdp::train {
 namespace fs = std::filesystem;
 namespace {
 
-/// For weights that are to be overwritten.
+/// Leaves weights as they are, because they will be overwritten.
 class AnyWeights final : public shard::ParameterSource {
   void read(const shard::NamedParameter&, const std::vector<util::Rectangle>&, const at::Tensor&) override {}
 };
@@ -160,7 +160,7 @@ void Trainer::continue_from_memory() {
   record.at("peak_rate").at(1).get_to(run_.peak.share_of_threads);
 }
 
-/// Replicas all train with steps that do not depend on their number (obstacle_to_replicas()).
+/// A run whose ranks change has a ReproducibleStep (obstacle_to_replicas()).
 ReproducibleStep* Trainer::continued_step() const {
   return dynamic_cast<ReproducibleStep*>(train_step_.get());
 }
@@ -183,8 +183,8 @@ void Trainer::keep_state() {
   memory.keep_next(training_state(), memory_record());
 }
 
-/// The effect on the loss is for the user to judge, who may not know of the change: with another number of
-/// ranks it comes by itself.
+/// Informs the user, who can judge the effect on the loss but may not know of the change, because it follows
+/// from another number of ranks.
 void Trainer::report_batch_change() {
   const int64_t before = run_.position.samples_per_step, now = loader_->samples_per_step();
   run_.position.samples_per_step = now;
@@ -239,7 +239,7 @@ void Trainer::prepare_output() {
   if (run_.continues() && run_.position.step > 0) metrics_->write_what_is_missing(validation_->line());
 }
 
-/// Refuses a folder with later steps of another run: this run's own would mix with them.
+/// Refuses a folder with later steps of another run, with which this run's steps would mix.
 void Trainer::describe_run() const {
   auto found = checkpoint::find_checkpoints(run_.output_folder());
   if (!found.complete.empty() && found.complete.back().step > run_.position.step) {
@@ -250,7 +250,7 @@ void Trainer::describe_run() const {
                "checkpoint.resume to auto");
   }
   if (const fs::path& from = checkpointer_->resumed_from(); !from.empty()) {
-    // Beside the checkpoint, which may lie in another run's folder.
+    // The config is beside the checkpoint, which may be in another run's folder.
     fs::path resolved = fs::absolute(from).parent_path() / "config.toml";
     if (fs::exists(resolved)) report_changes_since(resolved);
   }

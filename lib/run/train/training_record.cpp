@@ -17,7 +17,7 @@
 namespace fsdp::train {
 namespace {
 
-/// Step counts of the units that had no gradient in some steps.
+/// Returns the step counts of the units that had no gradient in some steps.
 nlohmann::json uneven_step_counts(const optim::Optimizer& optimizer) {
   nlohmann::json counts = nlohmann::json::object();
   for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
@@ -27,8 +27,8 @@ nlohmann::json uneven_step_counts(const optim::Optimizer& optimizer) {
   return counts;
 }
 
-/// The hyperparameters of Adam and AdamW, for the export to PyTorch: `lr` is the rate of the next step. Of parameters
-/// that no group names there is one group, without "params".
+/// Returns the hyperparameters of Adam and AdamW, for the export to PyTorch. `lr` is the rate of the next
+/// step. Parameters that no group names form one group without "params".
 nlohmann::json param_groups(const config::Config& config, const optim::Optimizer& optimizer, int64_t step) {
   const optim::OptimizerOptions& options = config.optimizer;
   const double lr = optim::lr_at(options, config.lr_scheduler, step + 1, config.training.steps);
@@ -76,7 +76,8 @@ void restore_step_counts(optim::Optimizer& optimizer, const nlohmann::json& reco
       "their step count is now that of the run");
 }
 
-/// JSON has null for what is not finite; older checkpoints lack the numbers.
+/// Returns NaN for null, which JSON has in place of numbers that are not finite, and if the number is
+/// missing.
 double number_of(const nlohmann::json& record, const char* key) {
   const auto found = record.find(key);
   return found != record.end() && found->is_number() ? found->get<double>()
@@ -131,7 +132,7 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
     if (state.guard && record.contains("update_guard")) state.guard->set_state(record.at("update_guard"));
     if (state.validations && record.contains("validations")) {
       nlohmann::json validations = record.at("validations");
-      // Checkpoints of version 0.1.0 do not say; most were saved after the validation of their step.
+      // Checkpoints of version 0.1.0 lack the number; most were saved after the validation of their step.
       if (!validations.contains("validated_at")) validations["validated_at"] = step;
       state.validations->set_state(validations);
     }

@@ -16,7 +16,7 @@
 
 namespace fsdp::train {
 
-/// What is saved of a run and restored into it; all must outlive the object.
+/// The state of a run that is saved and restored; all must outlive the object.
 struct TrainingState {
   const shard::Engine& engine;
   optim::Optimizer& optimizer;
@@ -33,7 +33,7 @@ struct RunPosition {
   int64_t samples_seen = 0;  ///< the run's global sample position
   int64_t tokens_seen = 0;
   int64_t samples_per_step = 0;    ///< over all ranks, when it was saved; 0: unknown
-  double loss = 0, grad_norm = 0;  ///< of the last step; NaN if it had no targets
+  double loss = 0, grad_norm = 0;  ///< loss and norm of the last step; NaN if it had no targets
   int64_t steps_without_targets = 0;
   double training_seconds = 0;  ///< spent in Trainer::run(), over all starts of the run
 };
@@ -42,11 +42,12 @@ nlohmann::json training_record(const config::Config& config, const TrainingState
                                const RunPosition& position);
 
 /// Restores step counts, loss scale, guard and past validations, and returns the position. Throws
-/// Error(kCheckpoint) for a record that training_record() did not make; `where` opens the message.
+/// Error(kCheckpoint) for a record that training_record() did not make; `where` begins the message.
 RunPosition restore_training_record(const nlohmann::json& record, int64_t step, const TrainingState& state,
                                     const std::string& where);
 
-/// Which data a run reads: data::Samples::identity() of training and, where there is any, of validation.
+/// Returns the identity of a run's data: data::Samples::identity() of training and, if there is any, of
+/// validation.
 nlohmann::json data_record(const data::TrainLoader& training, const data::ValidationLoader* validation);
 
 /// Throws Error(kData) when the files that a run resumes with are not the `recorded` ones; only warns when

@@ -8,7 +8,7 @@
 namespace fsdp::train {
 namespace {
 
-/// Standard deviations above the mean; 0 where all values are the same.
+/// Returns the standard deviations above the mean; 0 if all values are the same.
 struct Spike {
   double mean = 0, zscore = 0;
 };

@@ -1,6 +1,6 @@
 #pragma once
 
-// Reports where a rank is stuck when the run makes no progress.
+// Watchdog: reports where a rank is stuck when the run makes no progress.
 
 #include <condition_variable>
 #include <filesystem>
@@ -17,13 +17,13 @@ namespace fsdp::train {
 
 struct WatchdogOptions {
   int rank = 0;
-  double timeout_seconds = 60;  ///< comm.timeout_seconds: how long the other ranks wait for this one
+  double timeout_seconds = 60;  ///< comm.timeout_seconds: time for which the other ranks wait for this one
   /// The file of the report, a JSON object whose "doing" is a phrase; empty: no report is written.
   std::filesystem::path report_file;
-  /// Called when a collective has outlived its own time-out, as one that is stuck in the kernel does.
+  /// Called when a collective lasts longer than its own time-out, because it is stuck in the kernel.
   std::function<void()> on_stuck_collective = nullptr;
-  /// Called once, if not null, when a stop is requested before this process has begun a step, whatever it is
-  /// doing: nothing is lost if it ends there and then.
+  /// Called once, if not null, when a stop is requested before this process has begun a step: nothing is lost
+  /// if the process ends at once.
   std::function<void(int signal)> on_stop_before_training = nullptr;
   /// Called at every look, then four times a second or more often.
   std::function<void()> on_look = nullptr;
@@ -31,17 +31,21 @@ struct WatchdogOptions {
 
 launch::Standing standing_of(const comm::Activity& activity);
 
-/// Where fsdp-launch looks for the report: beside TORCHELASTIC_ERROR_FILE; empty without such a launcher.
+/// Returns the file in which fsdp-launch looks for the report, beside TORCHELASTIC_ERROR_FILE; empty without
+/// such a launcher.
 std::filesystem::path activity_file_of_launcher();
 
-/// A thread that looks at the rank's activity every second, and more often before the first step.
+/// A thread that looks at the rank's activity every second, and more often before the first step. It reacts
+/// to these:
 ///
-/// - A stop was requested and no step has begun: on_stop_before_training(). The main thread may be waiting
-///   for other processes in a library that does not react to signals.
-/// - This rank computes for longer than the time-out: a warning and a report, once a step. The others give up
-///   waiting for it, and only this rank can say what delayed it.
-/// - A stop was requested five seconds ago and the step has not ended: a report, in case SIGKILL follows.
-/// - A collective is under way for ten seconds longer than the time-out: a report, and on_stuck_collective().
+/// - A stop was requested and no step has begun: calls on_stop_before_training(). The main thread may be
+///   waiting for other processes in a library that does not react to signals.
+/// - This rank computes for longer than the time-out: warns and writes a report, once a step. The other ranks
+///   give up waiting for this rank, and only this rank can report what delayed it.
+/// - A stop was requested five seconds ago and the step has not ended: writes a report, in case SIGKILL
+///   follows.
+/// - A collective lasts ten seconds longer than the time-out: writes a report, and calls
+///   on_stuck_collective().
 class Watchdog {
  public:
   Watchdog(std::shared_ptr<comm::Activity> activity, WatchdogOptions options);
@@ -49,7 +53,8 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// Writes the report of a failure. The first failure's report stays; it replaces those of mere slowness.
+  /// Writes the report of a failure. It replaces reports of mere slowness, but not the report of an earlier
+  /// failure.
   void report_failure(const std::string& message);
 
  private:
