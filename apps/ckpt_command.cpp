@@ -32,7 +32,7 @@ int64_t chosen_max_bytes(const Arguments& arguments) {
 }
 
 std::string text_of(const json& value) {
-  // In ASCII, which is printable as it is.
+  // The output is ASCII, which is printable as it is.
   return value.dump(2, ' ', true, json::error_handler_t::replace) + "\n";
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the commands of fsdp-ckpt share: their options, and how they print results.
+// The common parts of the commands of fsdp-ckpt: their options, and the printing of results.
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
@@ -26,7 +26,7 @@ inline constexpr const char* kAboutCheckpoint =
 inline constexpr const char* kAboutAny =
     "a checkpoint, a run's output folder, a safetensors file or a folder of them";
 
-/// All that any command takes.
+/// The options of all commands.
 struct Arguments {
   std::string source, other, output, dtype, config, format = "safetensors", max_shard_size, type, tokenizer;
   std::string layout, model_key, optimizer_key;
@@ -69,7 +69,7 @@ class Command {
   CLI::Option* world_size_option() const {
     return option("--world-size", arguments_->world_size, "number of files to shard the tensors into");
   }
-  /// `body` gets the arguments and where progress goes.
+  /// Sets the command's action. `body` gets the arguments and the output for progress.
   CkptCommand runs(std::function<int(const Arguments&, const util::ByteProgress&)> body) const {
     return {parser_, [arguments = arguments_, body = std::move(body)] {
               util::ByteProgressBar bar(util::progress_on_stderr());
@@ -85,19 +85,19 @@ class Command {
   std::shared_ptr<Arguments> arguments_;
 };
 
-/// The step folder that the user means; says so when it is one of several.
+/// Returns the step folder that the user means; logs it if it is one of several.
 std::filesystem::path chosen_checkpoint(const std::string& path);
 
 std::optional<c10::ScalarType> chosen_dtype(const Arguments& arguments);
 int64_t chosen_max_bytes(const Arguments& arguments);
 
-/// Paths and names from files may hold bytes that are no text.
+/// Returns JSON as printable text. Paths and names from files may contain bytes that are no text.
 std::string text_of(const nlohmann::json& value);
 
 /// Throws for options that have no meaning with the chosen format.
 void refuse_options(const std::vector<std::pair<const char*, std::string>>& options, const char* needed);
 
-/// Both return the exit code.
+/// Each of these returns the exit code.
 int print(const checkpoint::ConsolidateResult& result, bool as_json,
           const char* about_config = "the model's config");
 int print(const checkpoint::ShardedResult& result, bool as_json);

@@ -70,7 +70,7 @@ CkptCommand add_inspect(CLI::App& app) {
   });
 }
 
-/// What model.init_from needs beside it for the model of a plug-in.
+/// Returns the keys that model.init_from needs beside it for the model of a plug-in.
 std::string plugin_section(const checkpoint::StoredModel& stored, const std::string& source) {
   const std::string head = "[model]\n";
   std::string text = stored.plugin_config;

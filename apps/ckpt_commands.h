@@ -1,6 +1,6 @@
 #pragma once
 
-// The commands of fsdp-ckpt: their options, and what they print.
+// The commands of fsdp-ckpt: their options and their output.
 
 #include <CLI/CLI.hpp>
 #include <functional>
@@ -9,8 +9,8 @@
 namespace fsdp::apps {
 
 struct CkptCommand {
-  CLI::App* parser;          ///< true when the command line names it
-  std::function<int()> run;  ///< after parsing; returns the exit code
+  CLI::App* parser;          ///< parser of the command; true if the command line names it
+  std::function<int()> run;  ///< called after parsing; returns the exit code
 };
 
 /// Exit code of `diff` when the two sides differ.

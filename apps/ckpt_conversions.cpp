@@ -1,4 +1,4 @@
-// fsdp-ckpt export and import: to and from the formats of others.
+// fsdp-ckpt export and import: conversions to and from formats of other programs.
 
 #include <iostream>
 
@@ -81,7 +81,7 @@ int print(const gguf::ExportResult& result, bool as_json) {
   return 0;
 }
 
-/// The tokenizer that the user names, or that of the model.
+/// Returns the tokenizer that the user names, or the model's.
 std::string chosen_tokenizer(const Arguments& arguments, const checkpoint::StoredModel& model) {
   if (!arguments.tokenizer.empty()) return arguments.tokenizer;
   if (const auto name = generate::tokenizer_name(model)) return *name;

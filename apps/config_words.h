@@ -9,10 +9,11 @@
 
 namespace fsdp::apps {
 
-/// section.key of every key, with its meaning, its default, and the values to choose from.
+/// Returns section.key of every key, with its meaning, its default, and the values to choose from.
 std::vector<cli::Word> config_words();
 
-/// The part of --help on the keys of the config, with those of the plug-ins that --plugin names.
+/// Returns the part of --help about the keys of the config, including keys of the plug-ins that --plugin
+/// names.
 std::string keys_for_help(const std::vector<std::string>& plugins);
 
 }  // namespace fsdp::apps

@@ -27,7 +27,7 @@ namespace fsdp::apps {
 namespace {
 
 void print(std::string_view text) {
-  // A file or pipe gets the very bytes of a text.
+  // A file or pipe gets the exact bytes of a text.
   if (::isatty(STDOUT_FILENO) != 0 ? !(std::cout << util::printable(text) << std::flush)
                                    : !(std::cout << text << std::flush)) {
     util::fail(util::ErrorKind::kIo,
@@ -58,7 +58,7 @@ std::optional<data::TokenFormat> optional_format(const std::string& name) {
   return name.empty() ? std::nullopt : std::optional(data::token_format(name));
 }
 
-/// The options of texts that have rows.
+/// Adds the options of texts that have rows.
 template <typename Options>
 void add_rows(CLI::App* command, Options& options) {
   command
@@ -280,7 +280,7 @@ void add_inspect(CLI::App& app, Command& run) {
       options.format = optional_format(arguments->input_format);
       data::TokenStatistics statistics = data::inspect(options);
       print(arguments->json ? data::to_json(statistics) : data::to_text(statistics));
-      // The statistics come first, even when an id outside the vocabulary then makes it an error.
+      // The statistics are printed first, even if an id outside the vocabulary is then an error.
       if (statistics.ids_outside_vocabulary > 0) {
         data::check_all_ids(data::TokenFiles(options.files, options.format), options.vocab_size);
       }

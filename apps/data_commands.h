@@ -1,7 +1,7 @@
 #pragma once
 
-// The commands of fsdp-data: each adds its options to the command line and, when it is the one given, sets
-// what is to run.
+// The commands of fsdp-data: each adds its options to the command line and, if the command line names it,
+// sets the function to run.
 
 #include <CLI/CLI.hpp>
 #include <functional>

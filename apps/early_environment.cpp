@@ -10,12 +10,12 @@
 
 namespace {
 
-// Some tens of microseconds, longer than most gaps between the parallel loops of a step. libgomp itself uses
-// this number if it has more threads than cores; otherwise its default is 300,000.
+// Spins for some tens of microseconds, longer than most gaps between the parallel loops of a step. libgomp
+// itself uses this number if it has more threads than cores; otherwise its default is 300,000.
 char spinning[] = "GOMP_SPINCOUNT=1000";
 char allocation[] = "GLIBC_TUNABLES=glibc.malloc.tcache_count=512:glibc.malloc.hugetlb=1";
 
-/// strncmp() may depend on an initializer that has not run yet.
+/// Compares without strncmp(), which may depend on an initializer that has not run yet.
 bool begins_with(const char* text, const char* start) {
   while (*start != '\0' && *text == *start) ++text, ++start;
   return *start == '\0';
@@ -41,7 +41,8 @@ __attribute__((no_sanitize("address", "undefined"))) void set_early_environment(
   if (!has_spinning) extended[count++] = spinning;
   if (!has_allocation) extended[count++] = allocation;
   extended[count] = nullptr;
-  // Under the name that it was started with, which ps and pkill show. If this fails, the program continues as it is.
+  // The name with which the program was started is kept, because ps and pkill show it. If execve() fails, the
+  // program continues as it is.
   ::execve(reinterpret_cast<const char*>(::getauxval(AT_EXECFN)), arguments, extended);
 }
 

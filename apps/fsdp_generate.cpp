@@ -1,4 +1,5 @@
-// fsdp-generate CHECKPOINT: continues or scores a text with a trained model. Texts go to stdout, messages to stderr.
+// fsdp-generate CHECKPOINT: continues or scores a text with a trained model. Texts go to stdout, messages to
+// stderr.
 
 #include <unistd.h>
 
@@ -49,7 +50,7 @@ struct Arguments {
 
 constexpr int64_t kDefaultNewTokens = 256;
 
-/// The text of a file; "-": of standard input.
+/// Reads the text of a file; "-": standard input.
 std::string read_input(const std::string& file) {
   if (file != "-") return util::read_file(file);
   std::string text{std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
@@ -80,7 +81,7 @@ std::vector<int64_t> encode(const data::Tokenizer& tokenizer, const std::string&
   return ids;
 }
 
-/// Without a number, as many as fit up to the default.
+/// Returns the number of tokens to generate. Without a given number, as many as fit, up to the default.
 int64_t new_tokens(const Arguments& arguments, const nn::ModelOptions& model, size_t prompt) {
   const int64_t room = model.max_position_embeddings - static_cast<int64_t>(prompt);
   if (room < 1) {
@@ -97,7 +98,7 @@ struct Model {
   generate::GenerationDefaults defaults{};
 };
 
-/// As a shell has it: a script must not take half a text for all of it.
+/// Returns the exit code by a shell's convention, so that a script does not take half a text for the whole.
 int exit_code() {
   const auto signal = util::StopSignal::received();
   return signal ? 128 + *signal : 0;
@@ -117,7 +118,7 @@ int generate_texts(const Arguments& arguments, const Model& model, const std::st
   options.allowed_ids = std::min(model.tokenizer->vocab_size(), model.stored.options.vocab_size);
 
   util::StopSignal stop_signal;
-  // Whoever reads the texts of --interactive has given the prompts.
+  // The reader of the texts of --interactive has typed the prompts.
   const std::string shown = arguments.interactive && !arguments.json ? "" : prompt;
   apps::SampleTexts texts(*model.tokenizer, ids, shown, options.num_samples, !arguments.json);
   const auto samples =
@@ -139,7 +140,8 @@ int generate_texts(const Arguments& arguments, const Model& model, const std::st
   return exit_code();
 }
 
-/// A prompt a line, until the input ends. At a terminal a prompt that is refused does not end it.
+/// Reads a prompt from each line until the input ends. At a terminal, a refused prompt does not end the
+/// program.
 int converse(const Arguments& arguments, const Model& model) {
   const bool at_terminal = ::isatty(STDIN_FILENO) == 1;
   while (true) {
@@ -183,7 +185,7 @@ int run(const Arguments& arguments) {
   const at::ScalarType dtype = generate::compute_type(model.stored, arguments.dtype);
   model.tokenizer = arguments.tokenizer.empty() ? generate::find_tokenizer(model.stored)
                                                 : data::make_tokenizer(arguments.tokenizer);
-  if (has_prompt) {  // refused before the weights are read
+  if (has_prompt) {  // an unfit prompt is refused before the weights are read
     new_tokens(arguments, model.stored.options,
                encode(*model.tokenizer, prompt, arguments.begin_token).size());
   }
@@ -220,7 +222,7 @@ int main(int argc, char** argv) {
   CLI::App app("Continues or scores a text with a trained model.", "fsdp-generate");
   Arguments arguments;
   generate::GenerationOptions& options = arguments.options;
-  const generate::SamplingOptions sampling;  // where neither the user nor the model says otherwise
+  const generate::SamplingOptions sampling;  // used unless the user or the model sets other values
   const auto default_of = [](auto value) {
     return util::concat("; default: that of the model's generation_config.json, else ", value);
   };

@@ -38,7 +38,7 @@ int main(int argc, char** argv) {
       if (!options->program.empty()) set_environment_of(options->program.front());
       return launch::launch(*options);
     }
-    cli::print("");  // it was asked for its help or version, which is printed by now
+    cli::print("");  // help or version was requested, and is printed by now
     return 0;
   });
 }

@@ -1,4 +1,5 @@
-// fsdp-plan CONFIG.toml [section.key=value ...]: what fsdp-train --plan prints, in a program that does not train.
+// fsdp-plan CONFIG.toml [section.key=value ...]: prints the plan of fsdp-train --plan, in a program that does
+// not train.
 
 #include <CLI/CLI.hpp>
 #include <iostream>
@@ -27,8 +28,8 @@ std::vector<std::string> preset_names() {
   return names;
 }
 
-/// What such a model would be trained with. `first` is the first word behind the options, which is an
-/// override here.
+/// Returns the config with which such a model would be trained. `first`: the first word behind the options,
+/// which is an override here.
 config::Config preset_config(const std::string& name, const std::string& first,
                              std::vector<std::string> overrides) {
   if (!first.empty()) {

@@ -53,21 +53,21 @@
 namespace {
 
 struct Arguments {
-  std::string command;  ///< as a shell takes it
+  std::string command;  ///< command line as a shell takes it
   std::string config_path;
   std::vector<std::string> overrides, plugins;
   bool print_config = false;
   bool explain_step = false;
   bool all_units = false;
-  std::string timeline;  ///< the file of the explained step; empty: none
+  std::string timeline;  ///< file of the explained step; empty: none
   bool profile_start = false;
   bool plan = false;
   bool dry_run = false;
-  std::string evaluate;                ///< the weights to be validated; empty: trains
-  std::vector<std::string> report;     ///< the folders of the runs that are to be reported
-  std::string report_output;           ///< the file of the report; empty: the default
-  std::string watch;                   ///< the folder of the run that is to be watched; empty: none
-  fsdp::apps::PlanArguments planning;  ///< of these two
+  std::string evaluate;                ///< weights to validate; empty: the run is trained
+  std::vector<std::string> report;     ///< folders of the runs to report
+  std::string report_output;           ///< file of the report; empty: the default
+  std::string watch;                   ///< folder of the run to watch; empty: none
+  fsdp::apps::PlanArguments planning;  ///< options of --plan and --dry-run
 };
 
 using namespace fsdp;
@@ -99,10 +99,10 @@ std::shared_ptr<comm::Communicator> connect(const config::Config& config,
   return comm::make_communicator(environment, config.comm, std::move(activity), {}, device);
 }
 
-double loaded_at = 0;  ///< when the dynamic loader was done
+double loaded_at = 0;  ///< time when the dynamic loader was done
 
-/// Before main(), because libtorch's initializers, which run before it, take most of the program's start. First
-/// the restart of the program, which would lose a signal that was remembered.
+/// Runs before the initializers of libtorch, which take most of the time until main(). The restart of the
+/// program comes first, because it would lose a signal that was recorded.
 void before_initializers(int count, char** arguments, char** environment) {
   set_early_environment(count, arguments, environment);
   loaded_at = util::monotonic_seconds();
@@ -111,8 +111,8 @@ void before_initializers(int count, char** arguments, char** environment) {
 [[gnu::section(".preinit_array"), gnu::used]] void (*const first_initializer)(int, char**,
                                                                               char**) = before_initializers;
 
-/// Whatever the process is doing: most of what it waits for now cannot be interrupted otherwise. Two threads may find
-/// out at once; one of them tells of it.
+/// Ends the process at once, because most of its waits before training cannot be interrupted. If two threads
+/// notice the signal, only one reports it.
 [[noreturn]] void stop_before_training(bool first, int signal) {
   static std::mutex ends_the_process;
   const std::lock_guard lock(ends_the_process);
@@ -123,8 +123,8 @@ void before_initializers(int count, char** arguments, char** environment) {
   std::_Exit(util::kExitPreempted);
 }
 
-/// A peer that is told to stop before training ends at once. The signal, if that may be why the peer is gone: the
-/// same signal has come to this rank, or is on its way, and the first step has not ended.
+/// Returns the signal that may have ended a lost peer, which ends at once if it is told to stop before
+/// training: the same signal has reached this rank, or is on its way, and the first step has not ended.
 std::optional<int> stopped_at_the_start_by(const util::Error& error, const comm::Activity& activity) {
   if (error.kind() != util::ErrorKind::kPeerLost || activity.snapshot().steps_begun > 1) return std::nullopt;
   constexpr std::chrono::milliseconds kLookAgain{10};
@@ -134,7 +134,7 @@ std::optional<int> stopped_at_the_start_by(const util::Error& error, const comm:
   return util::StopSignal::received();
 }
 
-/// Under fsdp-launch --replica-size.
+/// Trains under fsdp-launch --replica-size.
 std::optional<train::ReplicaSummary> train_with_replicas(const config::Config& config,
                                                          const comm::LaunchEnvironment& environment,
                                                          launch::WorkerChannel& channel,
@@ -152,14 +152,14 @@ std::optional<train::ReplicaSummary> train_with_replicas(const config::Config& c
        .progress = train::progress_on_stderr()});
 }
 
-/// Trains while a watchdog looks on; returns the exit code.
+/// Trains under a watchdog; returns the exit code.
 int train(const config::Config& config, const comm::LaunchEnvironment& environment,
           const std::string& resume_command) {
   util::limit_permissions(config.checkpoint.permissions);
   using Repeated = util::StopSignal::Repeated;
-  // Output that nobody reads any more is no reason to lose what is trained: the run goes on without it.
+  // The run goes on if nobody reads its output any more.
   std::signal(SIGPIPE, SIG_IGN);
-  // Never destroyed: a signal that comes while the process ends must not change its exit code.
+  // The object is never destroyed, so that a signal while the process ends does not change its exit code.
   new util::StopSignal(environment.has_launcher ? Repeated::kIsIgnored : Repeated::kEndsTheProcess);
   const bool first = environment.rank == 0;
   auto activity = std::make_shared<comm::Activity>();
@@ -169,7 +169,8 @@ int train(const config::Config& config, const comm::LaunchEnvironment& environme
       .report_file = train::activity_file_of_launcher(),
       .on_stuck_collective = [] { std::_Exit(static_cast<int>(util::ErrorKind::kTimeout)); },
       .on_stop_before_training = [first](int signal) { stop_before_training(first, signal); }};
-  std::unique_ptr<train::PeerStandings> standings;  // a launcher of MPI does not tell who waits for whom
+  std::unique_ptr<train::PeerStandings>
+      standings;  // launchers of MPI do not report which rank waits for which
   if (comm::is_over_mpi(config.comm.backend) && environment.world_size > 1) {
     standings = std::make_unique<train::PeerStandings>(train::posts_over_mpi(comm::MpiRun::get()), activity);
     watching.on_look = [&standings] { standings->answer(); };
@@ -207,7 +208,7 @@ void explain(const config::Config& config, const comm::LaunchEnvironment& enviro
   cli::print(cli::with_flags(train::explain_step(config, communicator, options)));
 }
 
-/// What is over when main() begins.
+/// Records the phases that are over when main() begins.
 void begin_start_record() {
   const double now = util::monotonic_seconds(), created = now - util::process_age_seconds();
   std::vector<util::StartPhase> phases;
@@ -232,7 +233,7 @@ void evaluate(const config::Config& config, const comm::LaunchEnvironment& envir
   if (environment.rank == 0) cli::print(train::validation_text(validation) + "\n");
 }
 
-/// No process of the plan's world is needed; under a launcher the first one speaks.
+/// Prints the plan, for which no process of its world is needed. Under a launcher the first rank prints it.
 void plan(config::Config config, const Arguments& arguments) {
   const bool json = arguments.planning.json;
   if (!arguments.dry_run) {
@@ -241,14 +242,14 @@ void plan(config::Config config, const Arguments& arguments) {
     return;
   }
   const c10::Device device = train::prepare_device(config.training, /*local_rank=*/0, /*warns=*/true);
-  config.training.device = device.is_cpu() ? "cpu" : "cuda";  // the plan is to be of what is measured
+  config.training.device = device.is_cpu() ? "cpu" : "cuda";  // the plan is made for the measured device
   const plan::Plan plan = apps::make_plan(config, arguments.planning);
   train::DryRun measured = train::dry_run(config, plan.mesh.world_size(), device);
   cli::print(json ? dry_run_json(plan, measured) : dry_run_text(plan, measured));
 }
 
-/// What all processes would say alike is said by one. The others wait, because a launcher stops everybody as
-/// soon as the first ends, and that must not be before it has been said.
+/// Waits while the first process prints a message that all would print. A launcher stops all processes as
+/// soon as one ends, which must not be before the message is printed.
 void let_the_first_speak() {
   constexpr std::chrono::milliseconds kLookAgain{10};
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(3);
@@ -258,7 +259,7 @@ void let_the_first_speak() {
   }
 }
 
-/// Weights that are evaluated are the first weights of a run that takes no step.
+/// Returns the overrides, with the weights to evaluate as the first weights of a run that takes no step.
 std::vector<std::string> overrides_of(const Arguments& arguments) {
   std::vector<std::string> overrides = arguments.overrides;
   if (arguments.evaluate.empty()) return overrides;
@@ -293,7 +294,8 @@ int run(const Arguments& arguments) {
     }
     config = traced.config;
   } catch (const util::Error&) {
-    if (environment.local_rank != 0) let_the_first_speak();  // of the node, whose files are the same
+    if (environment.local_rank != 0)
+      let_the_first_speak();  // the first of the node, whose files are the same
     throw;
   }
   if (arguments.plan || arguments.dry_run) {
@@ -321,17 +323,17 @@ int run(const Arguments& arguments) {
   return 0;
 }
 
-/// What reads the folders of runs needs no config.
+/// Whether the program only reads folders of runs, which needs no config.
 bool looks_at_runs(const Arguments& arguments) {
   return !arguments.report.empty() || !arguments.watch.empty();
 }
 
-/// Whether the model of the config is computed. Only then does a plug-in that the config names run.
+/// Whether the model of the config is computed. Only then is a plug-in loaded that the config names.
 bool computes(const Arguments& arguments) {
   return !looks_at_runs(arguments) && !arguments.print_config && !arguments.plan;
 }
 
-/// Only what trains saves before it ends; all else ends by a signal as any program does.
+/// Whether the program trains, and so saves before it ends. Otherwise a signal ends it like any program.
 bool trains(const Arguments& arguments) {
   return !looks_at_runs(arguments) && !arguments.print_config && !arguments.plan && !arguments.dry_run &&
          !arguments.explain_step && !arguments.profile_start && arguments.evaluate.empty();
@@ -352,7 +354,7 @@ void add_plan_options(CLI::App& app, Arguments& arguments) {
   apps::add_plan_options(app, arguments.planning, "with --plan or --dry-run: ");
 }
 
-/// The options of a plan do nothing without one.
+/// Refuses options of a plan without --plan or --dry-run.
 void check_plan_options(const CLI::App& app, const Arguments& arguments) {
   if (arguments.plan || arguments.dry_run) return;
   for (const std::string& name : apps::plan_option_names()) {

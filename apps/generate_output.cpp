@@ -17,7 +17,7 @@ SampleTexts::SampleTexts(const data::Tokenizer& tokenizer, const std::vector<int
       streams_(streams),
       is_terminal_(::isatty(STDOUT_FILENO) == 1),
       texts_(static_cast<size_t>(num_samples)) {
-  // Tokens mean other bytes at the begin of a text than within one.
+  // Tokens stand for other bytes at the beginning of a text than within it.
   data::TextDecoder after_prompt(tokenizer);
   for (int64_t id : begin) after_prompt.push(id);
   decoders_ = std::vector<data::TextDecoder>(texts_.size(), after_prompt);
@@ -58,7 +58,7 @@ void SampleTexts::print_json(const std::vector<generate::Sample>& samples) {
                                          {"ids", sample.ids},
                                          {"tokens_per_second", sample.tokens_per_second()},
                                          {"ending", generate::name_of(sample.ending)}};
-    // What is no UTF-8 becomes the replacement character.
+    // Bytes that are no UTF-8 become the replacement character.
     std::cout << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
   }
   flush_stdout();

@@ -1,6 +1,6 @@
 #pragma once
 
-// What fsdp-generate prints: texts while they grow, or a JSON object a sample.
+// The output of fsdp-generate: texts while they grow, or a JSON object for each sample.
 
 #include <cstdint>
 #include <optional>
@@ -22,9 +22,9 @@ class SampleTexts {
               int64_t num_samples, bool streams);
 
   void push(int64_t sample, int64_t id);
-  /// Prints what has not been printed of so many samples: the end of the first, and the others.
+  /// Prints the rest of so many samples: the end of the first, and the others.
   void finish_texts(size_t samples);
-  /// Prints a line of JSON a sample.
+  /// Prints a line of JSON for each sample.
   void print_json(const std::vector<generate::Sample>& samples);
 
  private:
@@ -33,15 +33,15 @@ class SampleTexts {
 
   std::string prompt_;
   bool streams_, is_terminal_;
-  bool begun_ = false;  ///< the first sample has a token
+  bool begun_ = false;  ///< whether the first sample has a token
   std::vector<data::TextDecoder> decoders_;
   std::vector<std::string> texts_;
 };
 
-/// A line, or a JSON object. `bytes`: of the text that the scored tokens stand for, where it is known.
+/// Prints a score as a line or a JSON object. `bytes`: bytes of the scored tokens' text; nullopt: unknown.
 void print_score(const generate::Score& score, std::optional<int64_t> bytes, bool as_json);
 
-/// Throws Error(kIo) when standard output did not take it.
+/// Flushes standard output. Throws Error(kIo) if that fails.
 void flush_stdout();
 
 }  // namespace fsdp::apps

@@ -1,6 +1,6 @@
 #pragma once
 
-// The options that fsdp-plan and fsdp-train take of a plan.
+// The options of a plan, which fsdp-plan and fsdp-train have in common.
 
 #include <CLI/CLI.hpp>
 #include <string>
@@ -12,20 +12,20 @@
 
 namespace fsdp::apps {
 
-/// What of a plan is asked for on the command line.
+/// The values of a plan's options on the command line.
 struct PlanArguments {
   plan::GivenMachines machines;
   bool json = false;
 };
 
-/// Adds them to the program's options. `condition` begins their help texts where they do nothing by
+/// Adds the plan's options to the program's. `condition` begins their help texts if they do nothing by
 /// themselves: "with --plan: ".
 void add_plan_options(CLI::App& app, PlanArguments& arguments, const std::string& condition = "");
 
-/// The plan at these machines; what it says of `machines` names options.
+/// Makes the plan for these machines. Errors about `machines` name the options.
 plan::Plan make_plan(const config::Config& config, const PlanArguments& arguments);
 
-/// Their names.
+/// Returns the names of the plan's options.
 const std::vector<std::string>& plan_option_names();
 
 }  // namespace fsdp::apps

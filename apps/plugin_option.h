@@ -8,7 +8,8 @@
 
 namespace fsdp::apps {
 
-/// Adds --plugin, which may be given several times. `beside`: which plug-ins are loaded without it, for --help.
+/// Adds --plugin, which may be given several times. `beside`: text of --help about the plug-ins that are
+/// loaded without it.
 inline void add_plugin_option(CLI::App& app, std::vector<std::string>& plugins, const std::string& beside) {
   app.add_option(
          "--plugin", plugins,

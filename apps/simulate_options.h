@@ -1,6 +1,6 @@
 #pragma once
 
-// The options that fsdp-plan takes of a simulation.
+// The options of a simulation, which fsdp-plan has.
 
 #include <CLI/CLI.hpp>
 #include <string>
@@ -12,14 +12,14 @@ namespace fsdp::apps {
 
 struct SimulateArguments {
   bool is_on = false;
-  std::string timeline = {};  ///< a file; empty: none
+  std::string timeline = {};  ///< file of the timeline; empty: none
   simulate::SimulationOptions options = {};
 };
 
-/// Adds them behind those of the plan.
+/// Adds the options behind those of the plan.
 void add_simulate_options(CLI::App& app, SimulateArguments& arguments);
 
-/// Prints what is asked for, as text or JSON, and writes the timeline.
+/// Prints the simulation, as text or JSON, and writes the timeline.
 void print_simulation(config::Config config, PlanArguments planning, const SimulateArguments& arguments);
 
 }  // namespace fsdp::apps

@@ -1,6 +1,6 @@
-// For every program: one that is started with a closed standard descriptor opens it on /dev/null before anything else.
-// The first file that it opens would otherwise get the number, and receive what is printed: a log in a checkpoint.
-// Descriptors for output are opened for reading, so that lost output stays an error.
+// Every program that is started with a closed standard descriptor opens it on /dev/null before anything else.
+// The first file that it opens would otherwise get the number, and receive the printed text: a log in a
+// checkpoint. Descriptors for output are opened for reading, so that lost output stays an error.
 
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -8,7 +8,7 @@
 
 namespace {
 
-/// By system calls, because neither sanitizers nor libraries are initialized yet.
+/// Opens descriptors by system calls, because neither sanitizers nor libraries are initialized yet.
 __attribute__((no_sanitize("address", "thread", "undefined"))) void open_closed_descriptors(int, char**,
                                                                                             char**) {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {

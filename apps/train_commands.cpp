@@ -29,7 +29,7 @@ struct InitArguments {
   bool force = false;
 };
 
-/// The commands at the head of a preset name it configs/NAME.toml.
+/// Renames the config in the commands at the head of a preset, where it is configs/NAME.toml.
 void rename_in_commands(std::string& text, const std::string& preset, const std::string& output) {
   const std::string from = "configs/" + preset + ".toml", to = util::printable(util::shell_word(output));
   if (to.find('\n') != std::string::npos) return;  // it would end the comment
@@ -51,7 +51,7 @@ int init(const InitArguments& arguments) {
     cli::print(text);
     return 0;
   }
-  // A link that leads nowhere is there too; where nothing can be looked at, writing tells what is the matter.
+  // A dangling link exists too. If the path cannot be examined, the error of writing explains why.
   std::error_code ignored;
   if (!arguments.force &&
       std::filesystem::exists(std::filesystem::symlink_status(arguments.output, ignored))) {
@@ -90,11 +90,11 @@ void add_init(CLI::App& app, std::function<int()>& run) {
 
 struct DoctorArguments {
   doctor::Subject subject;
-  std::string calibration;  ///< the file to write; empty: examines
+  std::string calibration;  ///< file to write; empty: the machine is examined instead
   bool links_only = false;
 };
 
-/// Without a config, its place has the first override.
+/// Loads the subject's config. If none is named, the first override is in its place.
 config::Config config_of(const doctor::Subject& subject) {
   std::vector<std::string> overrides = subject.overrides;
   const std::string& first = subject.config_path;
@@ -104,7 +104,7 @@ config::Config config_of(const doctor::Subject& subject) {
 }
 
 int calibrate(const DoctorArguments& arguments) {
-  util::MappedAllocator::install();  // as in training
+  util::MappedAllocator::install();  // the allocator of training
   const config::Config config = config_of(arguments.subject);
   const comm::LaunchEnvironment environment = comm::launch_environment(config.comm);
   const c10::Device device = train::prepare_device(config.training, environment.local_rank,
