@@ -51,8 +51,8 @@ class TrainStepTest : public ::testing::Test {
         config_.data, config_.model.vocab_size, 1,
         data::Placement{communicator.rank(), communicator.world_size(), options.gradient_accumulation_steps});
     ready.step = std::make_unique<TrainStep>(
-        TrainStep::Parts{*ready.model, *ready.engine, *ready.optimizer, *ready.loader, ready.scaler.get(),
-                         nullptr, ready.guard.get()},
+        TrainStep::StepParts{*ready.model, *ready.engine, *ready.optimizer, *ready.loader, ready.scaler.get(),
+                             nullptr, ready.guard.get()},
         options);
     return ready;
   }

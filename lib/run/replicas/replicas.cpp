@@ -47,10 +47,10 @@ config::Config config_of(const launch::Epoch& epoch, const config::Config& confi
   return own;
 }
 
-class Worker {
+class ReplicaWorker {
  public:
-  Worker(const config::Config& config, const comm::LaunchEnvironment& home, launch::WorkerChannel& channel,
-         const ReplicaHooks& hooks)
+  ReplicaWorker(const config::Config& config, const comm::LaunchEnvironment& home,
+                launch::WorkerChannel& channel, const ReplicaHooks& hooks)
       : config_(config), home_(home), channel_(channel), hooks_(hooks) {}
 
   std::optional<ReplicaSummary> run() {
@@ -168,7 +168,7 @@ std::string obstacle_to_replicas(const config::Config& config, int replicas, con
 std::optional<ReplicaSummary> train_with_replicas(const config::Config& config,
                                                   const comm::LaunchEnvironment& home,
                                                   launch::WorkerChannel& channel, const ReplicaHooks& hooks) {
-  return Worker(config, home, channel, hooks).run();
+  return ReplicaWorker(config, home, channel, hooks).run();
 }
 
 }  // namespace fsdp::train

@@ -25,7 +25,7 @@ namespace fsdp::train {
 /// The gradients of one step.
 class ArrivingGradients {
  public:
-  struct Options {
+  struct ArrivalOptions {
     double norm_type = 2;
     double clip_grad_value = 0;  ///< limit for each element, before updates; 0: no clipping
     bool updates = false;        ///< whether units are updated; requires an optimizer that updates_alone()
@@ -33,7 +33,7 @@ class ArrivingGradients {
     double lr = 0;
   };
   /// Requires: the optimizer updates flat_parameters() of the engine; both outlive the object.
-  ArrivingGradients(const shard::Engine& engine, optim::Optimizer& optimizer, const Options& options)
+  ArrivingGradients(const shard::Engine& engine, optim::Optimizer& optimizer, const ArrivalOptions& options)
       : engine_(engine), optimizer_(optimizer), options_(options), norms_(engine.units().size()) {}
 
   /// Uses the gradient of unit i of the engine, which is complete.
@@ -45,7 +45,7 @@ class ArrivingGradients {
   const shard::KnownNorms& norms() const { return norms_; }
 
   /// Updates the units that had gradients in earlier micro-batches than the last only, and ends the
-  /// optimizer's step. Requires: Options::updates, and backward has ended.
+  /// optimizer's step. Requires: ArrivalOptions::updates, and backward has ended.
   void finish_updates() {
     FSDP_CHECK(options_.updates);
     for (size_t i = 0; i < engine_.units().size(); ++i) {
@@ -68,7 +68,7 @@ class ArrivingGradients {
 
   const shard::Engine& engine_;
   optim::Optimizer& optimizer_;
-  Options options_;
+  ArrivalOptions options_;
   shard::KnownNorms norms_;  ///< norms of the units whose gradients were taken
   bool begun_ = false;       ///< whether the optimizer's step has begun
 };

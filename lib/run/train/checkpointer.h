@@ -93,11 +93,11 @@ class Checkpointer {
   void require_last_save() const;
 
  private:
-  struct Choice {
+  struct StartingPoint {
     std::filesystem::path resume, init;  ///< at most one is not empty
   };
-  Choice choose();
-  bool load_chosen(const Choice& choice);
+  StartingPoint choose();
+  bool load_chosen(const StartingPoint& choice);
   void leave_damaged(const std::filesystem::path& folder, const std::vector<std::string>& files,
                      const std::string& cause);
   void take_folder();

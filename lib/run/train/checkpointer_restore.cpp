@@ -172,7 +172,7 @@ nlohmann::json Checkpointer::origin() const {
 }
 
 /// Returns false if the checkpoint was damaged and has been renamed, so that an older one is to be tried.
-bool Checkpointer::load_chosen(const Choice& choice) {
+bool Checkpointer::load_chosen(const StartingPoint& choice) {
   constexpr const char* kPurpose = "loading the checkpoint";
   std::string file, cause;
   comm::agree(communicator_, kPurpose, [&] {
@@ -223,7 +223,7 @@ void Checkpointer::leave_damaged(const fs::path& folder, const std::vector<std::
 }
 
 /// Rank 0 chooses, so that a file system on which ranks see different folders cannot split the run.
-Checkpointer::Choice Checkpointer::choose() {
+Checkpointer::StartingPoint Checkpointer::choose() {
   constexpr const char* kPurpose = "choice of a checkpoint";
   std::string resume, init;
   comm::agree(communicator_, kPurpose, [&] {

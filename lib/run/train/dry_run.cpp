@@ -145,44 +145,46 @@ int64_t gradient_bytes(const shard::Engine& engine) {
   return bytes;
 }
 
-struct Row {
+struct ComparedRow {
   std::string name;
   int64_t planned, measured;
 };
 
-std::vector<Row> rows_of(const plan::Plan& plan, const DryRun& measured) {
+std::vector<ComparedRow> rows_of(const plan::Plan& plan, const DryRun& measured) {
   const shard::Traffic &p = plan.step.traffic, &m = measured.traffic;
   const int64_t planned_peak = measured.gpu.empty() ? plan.memory.peak : plan.memory.device_peak;
-  std::vector<Row> rows = {{"shards, bytes", plan.memory.shards, measured.shards},
-                           {"shards of the slice, bytes", plan.memory.slice_shards, measured.slice_shards},
-                           {"optimizer state, bytes", plan.memory.optimizer, measured.optimizer},
-                           {"gradients of shards, bytes", plan.memory.gradients, measured.gradients},
-                           {"gathered and unreduced, bytes", plan.memory.buffers, measured.buffers},
-                           {"all-gathers", p.all_gathers, m.all_gathers},
-                           {"  payload, bytes", p.all_gather_bytes, m.all_gather_bytes},
-                           {"reduce-scatters", p.reduce_scatters, m.reduce_scatters},
-                           {"  payload, bytes", p.reduce_scatter_bytes, m.reduce_scatter_bytes},
-                           {"all-reduces", p.all_reduces, m.all_reduces},
-                           {"  payload, bytes", p.all_reduce_bytes, m.all_reduce_bytes},
-                           {"peak of tensor memory, bytes", planned_peak, measured.peak}};
+  std::vector<ComparedRow> rows = {
+      {"shards, bytes", plan.memory.shards, measured.shards},
+      {"shards of the slice, bytes", plan.memory.slice_shards, measured.slice_shards},
+      {"optimizer state, bytes", plan.memory.optimizer, measured.optimizer},
+      {"gradients of shards, bytes", plan.memory.gradients, measured.gradients},
+      {"gathered and unreduced, bytes", plan.memory.buffers, measured.buffers},
+      {"all-gathers", p.all_gathers, m.all_gathers},
+      {"  payload, bytes", p.all_gather_bytes, m.all_gather_bytes},
+      {"reduce-scatters", p.reduce_scatters, m.reduce_scatters},
+      {"  payload, bytes", p.reduce_scatter_bytes, m.reduce_scatter_bytes},
+      {"all-reduces", p.all_reduces, m.all_reduces},
+      {"  payload, bytes", p.all_reduce_bytes, m.all_reduce_bytes},
+      {"peak of tensor memory, bytes", planned_peak, measured.peak}};
   const auto add = [&rows](const std::string& whose, const shard::Traffic& a, const shard::Traffic& b) {
-    const std::vector<Row> more = {{"all-gathers of " + whose, a.all_gathers, b.all_gathers},
-                                   {"  payload, bytes", a.all_gather_bytes, b.all_gather_bytes},
-                                   {"reduce-scatters of " + whose, a.reduce_scatters, b.reduce_scatters},
-                                   {"  payload, bytes", a.reduce_scatter_bytes, b.reduce_scatter_bytes},
-                                   {"all-reduces of " + whose, a.all_reduces, b.all_reduces},
-                                   {"  payload, bytes", a.all_reduce_bytes, b.all_reduce_bytes},
-                                   {"shifts of " + whose, a.shifts, b.shifts},
-                                   {"  payload, bytes", a.shift_bytes, b.shift_bytes}};
+    const std::vector<ComparedRow> more = {
+        {"all-gathers of " + whose, a.all_gathers, b.all_gathers},
+        {"  payload, bytes", a.all_gather_bytes, b.all_gather_bytes},
+        {"reduce-scatters of " + whose, a.reduce_scatters, b.reduce_scatters},
+        {"  payload, bytes", a.reduce_scatter_bytes, b.reduce_scatter_bytes},
+        {"all-reduces of " + whose, a.all_reduces, b.all_reduces},
+        {"  payload, bytes", a.all_reduce_bytes, b.all_reduce_bytes},
+        {"shifts of " + whose, a.shifts, b.shifts},
+        {"  payload, bytes", a.shift_bytes, b.shift_bytes}};
     std::ranges::copy_if(more, std::back_inserter(rows),
-                         [](const Row& row) { return row.planned > 0 || row.measured > 0; });
+                         [](const ComparedRow& row) { return row.planned > 0 || row.measured > 0; });
   };
   add("attention", plan.attention_traffic, measured.attention);
   add("layers", plan.layer_traffic, measured.layers);
   return rows;
 }
 
-std::string difference(const Row& row) {
+std::string difference(const ComparedRow& row) {
   if (row.planned == row.measured) return "equal";
   double percent = 100.0 * static_cast<double>(row.measured - row.planned) / static_cast<double>(row.planned);
   std::string sign = row.measured > row.planned ? "+" : "";
@@ -267,7 +269,7 @@ std::string dry_run_text(const plan::Plan& plan, const DryRun& measured) {
   char line[256];
   std::snprintf(line, sizeof line, "%-34s %22s %22s\n", "rank 0 in a step", "planned", "measured");
   std::string text = concat(plan_heading(plan), "\n", line);
-  for (const Row& row : rows_of(plan, measured)) {
+  for (const ComparedRow& row : rows_of(plan, measured)) {
     std::snprintf(line, sizeof line, "%-34s %22s %22s  %s\n", row.name.c_str(),
                   with_commas(row.planned).c_str(), with_commas(row.measured).c_str(),
                   difference(row).c_str());

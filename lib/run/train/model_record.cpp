@@ -27,12 +27,12 @@ using util::concat;
 namespace {
 
 /// Returns the origin's description.
-struct Found {
+struct FoundModel {
   json config;
   fs::path files;  ///< the folder of its small files; may be empty or not exist
 };
 
-Found found_at(const config::Config& config, const ModelOrigin& origin) {
+FoundModel found_at(const config::Config& config, const ModelOrigin& origin) {
   for (const fs::path& folder : {origin.resume, origin.init}) {
     if (folder.empty()) continue;
     return {.config = checkpoint::read_manifest(folder).model, .files = checkpoint::kept_model_files(folder)};
@@ -40,7 +40,7 @@ Found found_at(const config::Config& config, const ModelOrigin& origin) {
   if (config.model.init_from.empty()) return {};
   const auto stored = checkpoint::described_model(config.model.init_from);
   if (!stored) return {};
-  Found found{.config = stored->config, .files = stored->folder};
+  FoundModel found{.config = stored->config, .files = stored->folder};
   const bool is_checkpoint =
       checkpoint::format_of(config.model.init_from) == checkpoint::WeightsFormat::kCheckpoint;
   if (is_checkpoint) {
@@ -178,7 +178,7 @@ void keep_files(const config::Config& config, const fs::path& origin, const json
 }  // namespace
 
 json remember_model(const config::Config& config, const ModelOrigin& origin) {
-  const Found found = found_at(config, origin);
+  const FoundModel found = found_at(config, origin);
   json model = nn::is_built_in_architecture(config.model.architecture)
                    ? checkpoint::inherited_config(config.model, found.config)
                    : config::model_description(config);

@@ -13,8 +13,8 @@
 
 namespace fsdp::train {
 
-ReproducibleStep::ReproducibleStep(const Parts& parts, const StepOptions& options, const SamplePlaces& places,
-                                   std::function<bool()> leave_requested)
+ReproducibleStep::ReproducibleStep(const StepParts& parts, const StepOptions& options,
+                                   const SamplePlaces& places, std::function<bool()> leave_requested)
     : TrainStep(parts, options), places_(places), leave_requested_(std::move(leave_requested)) {
   FSDP_CHECK(parts.engine.options().sums_by_sample);
   updates_as_gradients_arrive_ = false;
@@ -76,7 +76,7 @@ void ReproducibleStep::share_loss(double /*local_loss*/, StepResult& result) {
   result.loss = std::accumulate(first, first + losses_.numel(), 0.0) / targets_;
 }
 
-StepResult ReproducibleStep::conclude(Update step, ArrivingGradients*) {
+StepResult ReproducibleStep::conclude(StepUpdate step, ArrivingGradients*) {
   pending_ = std::move(step);
   if (parts_.stop_requested) {
     std::vector<bool> requests{parts_.stop_requested()};
@@ -89,7 +89,7 @@ StepResult ReproducibleStep::conclude(Update step, ArrivingGradients*) {
 }
 
 StepResult ReproducibleStep::finish() {
-  Update step = *std::exchange(pending_, std::nullopt);
+  StepUpdate step = *std::exchange(pending_, std::nullopt);
   leaves_ = 0;
   return update(std::move(step), /*arriving=*/nullptr);
 }

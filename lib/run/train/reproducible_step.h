@@ -26,7 +26,7 @@ class ReproducibleStep final : public TrainStep {
   /// The engine's ShardOptions have sums_by_sample. `leave_requested`: whether this rank wants the group to
   /// be left after this step; called once a step. Null: the group is never left, and steps cannot be
   /// continued elsewhere.
-  ReproducibleStep(const Parts& parts, const StepOptions& options, const SamplePlaces& places,
+  ReproducibleStep(const StepParts& parts, const StepOptions& options, const SamplePlaces& places,
                    std::function<bool()> leave_requested = nullptr);
 
   /// Whether run() has failed in the last collective of its step. No rank learns anything there that its
@@ -47,7 +47,7 @@ class ReproducibleStep final : public TrainStep {
  private:
   at::Tensor accumulate_gradients(StepBatches& batches, ArrivingGradients& arriving) override;
   void share_loss(double local_loss, StepResult& result) override;
-  StepResult conclude(Update step, ArrivingGradients* arriving) override;
+  StepResult conclude(StepUpdate step, ArrivingGradients* arriving) override;
   std::unique_ptr<comm::Work> share_losses(const at::Tensor& losses);
 
   SamplePlaces places_;
@@ -61,10 +61,10 @@ class ReproducibleStep final : public TrainStep {
     int64_t leaves;
   };
   std::vector<SharedLosses> shared_losses_;
-  std::optional<BegunStep> begun_;  ///< the first part of the step under way, or of the next one
-  int64_t leaves_ = 0;              ///< leaves of the step under way; 0: there is none
-  int64_t first_leaf_ = 0;          ///< the first leaf that is not in the part that was begun elsewhere
-  std::optional<Update> pending_;   ///< the step under way, once every rank can finish it alone
+  std::optional<BegunStep> begun_;     ///< the first part of the step under way, or of the next one
+  int64_t leaves_ = 0;                 ///< leaves of the step under way; 0: there is none
+  int64_t first_leaf_ = 0;             ///< the first leaf that is not in the part that was begun elsewhere
+  std::optional<StepUpdate> pending_;  ///< the step under way, once every rank can finish it alone
 };
 
 }  // namespace fsdp::train

@@ -349,13 +349,13 @@ std::unique_ptr<TrainStep> make_train_step(const config::Config& config, RunPart
       (config.lora.is_on() && config.lora.dropout > 0)) {
     dropout_key = util::mix64(static_cast<uint64_t>(config.run.seed));
   }
-  const TrainStep::Parts of_step{*parts.model,
-                                 *parts.engine,
-                                 *parts.optimizer,
-                                 batches,
-                                 parts.scaler ? &*parts.scaler : nullptr,
-                                 std::move(stop_requested),
-                                 parts.guard ? &*parts.guard : nullptr};
+  const TrainStep::StepParts of_step{*parts.model,
+                                     *parts.engine,
+                                     *parts.optimizer,
+                                     batches,
+                                     parts.scaler ? &*parts.scaler : nullptr,
+                                     std::move(stop_requested),
+                                     parts.guard ? &*parts.guard : nullptr};
   const StepOptions options{.gradient_accumulation_steps = config.training.gradient_accumulation_steps,
                             .loss = {.terms = {.label_smoothing = config.training.label_smoothing,
                                                .z_loss = config.training.z_loss},

@@ -27,7 +27,7 @@ class StepObserver {
   /// Called before the first step of this start. `last`: the step before it.
   virtual void begin(ObservedStep& /*last*/) {}
   virtual void begin_step(const ObservedStep& /*step*/) {}
-  /// Called when the step is computed and its samples are counted.
+  /// Called when the step is computed.
   virtual void end_step(ObservedStep& /*step*/) {}
   /// Called between two steps and after the last one, unless the step ends the run. The time does not count
   /// as a step's.

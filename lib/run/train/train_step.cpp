@@ -30,7 +30,7 @@ const StepResult kWithoutTargets{.loss = kNone,
 
 }  // namespace
 
-TrainStep::TrainStep(const Parts& parts, const StepOptions& options) : parts_(parts), options_(options) {
+TrainStep::TrainStep(const StepParts& parts, const StepOptions& options) : parts_(parts), options_(options) {
   const bool on_host = parts.scaler != nullptr || parts.guard != nullptr ||
                        std::ranges::any_of(parts.engine.units(), [](const auto& unit) {
                          return unit->options().storage.cpu_offload;
@@ -51,7 +51,7 @@ StepResult TrainStep::run(StepPosition position) {
   if (position.micro_batches == 0) position.micro_batches = options_.gradient_accumulation_steps;
   shard::Engine& engine = parts_.engine;
   StepBatches batches(parts_.batches, engine, options_.counts_vary, position);
-  Update step{.position = position, .result = {.counted = batches.counted(), .tokens = batches.tokens()}};
+  StepUpdate step{.position = position, .result = {.counted = batches.counted(), .tokens = batches.tokens()}};
   if (batches.are_without_targets()) {
     if (outcome_ && position.reads_outcome) {
       StepResult before{.is_read = false};
@@ -78,12 +78,12 @@ StepResult TrainStep::run(StepPosition position) {
   return conclude(std::move(step), &arriving);
 }
 
-StepResult TrainStep::conclude(Update step, ArrivingGradients* arriving) {
+StepResult TrainStep::conclude(StepUpdate step, ArrivingGradients* arriving) {
   if (step.result.skipped) share_requests(step.result);  // otherwise share_loss() has shared them
   return update(std::move(step), arriving);
 }
 
-StepResult TrainStep::update(Update step, ArrivingGradients* arriving) {
+StepResult TrainStep::update(StepUpdate step, ArrivingGradients* arriving) {
   shard::Engine& engine = parts_.engine;
   StepResult& result = step.result;
   if (result.skipped) return std::move(result);
@@ -107,7 +107,7 @@ StepResult TrainStep::update(Update step, ArrivingGradients* arriving) {
   return std::move(result);
 }
 
-StepResult TrainStep::update_without_waiting(Update step, const at::Tensor& local_loss) {
+StepResult TrainStep::update_without_waiting(StepUpdate step, const at::Tensor& local_loss) {
   at::NoGradGuard no_grad;
   const kernels::BelowAutograd below;
   shard::Engine& engine = parts_.engine;
@@ -166,7 +166,7 @@ at::Tensor TrainStep::accumulate_gradients(StepBatches& batches, ArrivingGradien
   return losses;
 }
 
-bool TrainStep::passes_guard(Update& step, bool finite) {
+bool TrainStep::passes_guard(StepUpdate& step, bool finite) {
   StepResult& result = step.result;
   if (!finite && !(parts_.guard && parts_.guard->skips_nonfinite())) report_divergence(step);
   if (!parts_.guard) return true;
@@ -239,7 +239,7 @@ std::string TrainStep::described_samples(const StepPosition& position, double lo
   return ranks.empty() ? text : util::concat(text, ", loss not finite on rank ", ranks);
 }
 
-void TrainStep::report_divergence(const Update& step, bool gradients_are_left) {
+void TrainStep::report_divergence(const StepUpdate& step, bool gradients_are_left) {
   const StepResult& result = step.result;
   const std::string samples = described_samples(step.position, step.local_loss);
   const std::string unit =

@@ -51,7 +51,7 @@ struct StepResult {
   int64_t counted = 0;           ///< targets that count, of all ranks; 0 unless StepOptions::counts_vary
   int64_t tokens = 0;            ///< inputs that are no padding, likewise
   bool stop = false;             ///< a stop was requested on some rank; the same on every rank
-  bool leave = false;            ///< the same of Parts::leave_requested
+  bool leave = false;            ///< leaving was requested on some rank; the same on every rank
 };
 
 /// Whether each of these requests is made on any rank. Collective.
@@ -60,7 +60,7 @@ std::vector<bool> requested_on_any_rank(comm::Communicator& communicator, const 
 class TrainStep {
  public:
   /// All must outlive the object; `engine` shards `model`.
-  struct Parts {
+  struct StepParts {
     nn::Stage& model;
     shard::Engine& engine;
     optim::Optimizer& optimizer;
@@ -69,7 +69,7 @@ class TrainStep {
     std::function<bool()> stop_requested = nullptr;  ///< whether this rank is to stop; called once a step
     UpdateGuard* guard = nullptr;  ///< null: the first loss or norm that is not finite ends the run
   };
-  TrainStep(const Parts& parts, const StepOptions& options);
+  TrainStep(const StepParts& parts, const StepOptions& options);
   virtual ~TrainStep() = default;
   TrainStep(const TrainStep&) = delete;
   TrainStep& operator=(const TrainStep&) = delete;
@@ -96,7 +96,7 @@ class TrainStep {
 
  protected:
   /// All that the update of a step depends on beside the gradients.
-  struct Update {
+  struct StepUpdate {
     StepPosition position;
     StepResult result;
     double local_loss = 0;
@@ -108,27 +108,27 @@ class TrainStep {
   /// Sets the mean loss over ranks and whether a stop is requested on any, in one collective.
   virtual void share_loss(double local_loss, StepResult& result);
   /// Ends a step whose loss and norm are known, or one without targets.
-  virtual StepResult conclude(Update step, ArrivingGradients* arriving);
+  virtual StepResult conclude(StepUpdate step, ArrivingGradients* arriving);
 
   /// Adds the gradients of one micro-batch to the shards; returns its share of this rank's mean loss, a
   /// double on the device, without waiting for it.
   at::Tensor run_micro_batch(const MicroBatch& micro_batch);
-  StepResult update(Update step, ArrivingGradients* arriving);
+  StepResult update(StepUpdate step, ArrivingGradients* arriving);
 
-  Parts parts_;
+  StepParts parts_;
   bool updates_as_gradients_arrive_ = false;
 
  private:
   /// Ends a step with reads_late(). `local_loss`: this rank's.
-  StepResult update_without_waiting(Update step, const at::Tensor& local_loss);
+  StepResult update_without_waiting(StepUpdate step, const at::Tensor& local_loss);
   bool computes_on_host() const;
   /// Whether a stop is requested on any rank. Collective.
   void share_requests(StepResult& result);
   /// Whether to update: what the guard decides, where there is one. `finite`: loss and norm are, or the loss
   /// scaler goes on from a norm that is not.
-  bool passes_guard(Update& step, bool finite);
+  bool passes_guard(StepUpdate& step, bool finite);
   /// `gradients_are_left`: the engine has the gradients of the step that diverged, or step.norms their norms.
-  [[noreturn]] void report_divergence(const Update& step, bool gradients_are_left = true);
+  [[noreturn]] void report_divergence(const StepUpdate& step, bool gradients_are_left = true);
   /// ", samples 64 to 127 of the run, loss not finite on rank 1". Collective.
   std::string described_samples(const StepPosition& position, double local_loss);
 

@@ -72,9 +72,6 @@ void Trainer::train() {
     ObservedStep step{.position = next_position()};
     for (const auto& each : observers) each->begin_step(step);
     step.result = train_step_->run(step.position);
-    step.ends_run = step.result.stop && step.position.step < run_.config.training.steps;
-    if (step.ends_run) train_step_->read_outcome(step.result);
-    run_.count(step.result, step.position.samples);
     for (const auto& each : observers) each->end_step(step);
     if (step.ends_run) break;  // run() saves
     run_.meter.pause();

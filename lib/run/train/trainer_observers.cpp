@@ -15,13 +15,18 @@ namespace {
 
 using util::concat;
 
-/// Ends the run in a step that was asked to stop.
-class StopRequests final : public StepObserver {
+/// Counts a step, and ends the run if the step was asked to stop.
+class StepCount final : public StepObserver {
  public:
-  explicit StopRequests(RunState& run) : run_(run) {}
+  /// `read_outcome`: TrainStep::read_outcome() of the run's step.
+  StepCount(RunState& run, std::function<void(StepResult&)> read_outcome)
+      : run_(run), read_outcome_(std::move(read_outcome)) {}
 
   /// Collective if the step ends the run and training.stop_after_hours is set.
   void end_step(ObservedStep& step) override {
+    step.ends_run = step.result.stop && step.position.step < run_.config.training.steps;
+    if (step.ends_run) read_outcome_(step.result);
+    run_.count(step.result, step.position.samples);
     if (!step.ends_run) return;
     run_.out_of_time = run_.config.training.stop_after_hours > 0 && !run_.stop_is_requested();
     (run_.out_of_time ? run_.summary.ended_early : run_.summary.stopped) = true;
@@ -29,6 +34,7 @@ class StopRequests final : public StepObserver {
 
  private:
   RunState& run_;
+  std::function<void(StepResult&)> read_outcome_;
 };
 
 /// Logs skipped steps on the first rank. Steps without targets may be many, so fewer and fewer of them are
@@ -69,9 +75,9 @@ class LibraryPages final : public StepObserver {
 };
 
 /// Shows sampled texts between steps (logging.sample_every).
-class Samples final : public StepObserver {
+class SampledTexts final : public StepObserver {
  public:
-  Samples(RunState& run, const SampleText& sample_text) : run_(run), sample_text_(sample_text) {}
+  SampledTexts(RunState& run, const SampleText& sample_text) : run_(run), sample_text_(sample_text) {}
 
   void between_steps(ObservedStep& step) override {
     if (!run_.is_due(run_.config.logging.sample_every)) return;
@@ -149,7 +155,8 @@ StepObservers Trainer::make_observers() {
   add({.begin = [profile](int64_t step) { profile->begin_step(step); },
        .end = [profile](int64_t) { profile->end_step(); }});
   add({.begin = [this](int64_t step) { run_.progress.begin(concat("step ", step), step - 1); }});
-  observers.push_back(std::make_shared<StopRequests>(run_));
+  observers.push_back(
+      std::make_shared<StepCount>(run_, [this](StepResult& result) { train_step_->read_outcome(result); }));
   observers.push_back(std::make_shared<SkippedSteps>(run_));
   observers.push_back(metrics_);
   if (!run_.continues()) observers.push_back(std::make_shared<LibraryPages>());
@@ -158,7 +165,7 @@ StepObservers Trainer::make_observers() {
     shard::require_equal_replicas(*run_.parts.engine, concat("after step ", step));
   }});
   observers.push_back(validation_);
-  if (sample_text_) observers.push_back(std::make_shared<Samples>(run_, *sample_text_));
+  if (sample_text_) observers.push_back(std::make_shared<SampledTexts>(run_, *sample_text_));
   observers.push_back(saves_);
   observers.push_back(std::make_shared<RunEnd>(run_, validation_->history()));
   return observers;
