@@ -13,9 +13,9 @@
 // parameter is listed under the first of its names; loading accepts the others.
 //
 // The optimizer must have been made from flat_parameters() of the engine. All functions but
-// sharded_optimizer_state() throw Error(kUsage) while the engine is in use (Engine::require_rest()).
-// Functions that load throw Error(kCheckpoint) before they write anything, with a list of all states that are
-// missing, unexpected or of a wrong shape.
+// sharded_optimizer_state() throw Error(kUsage) while the engine is in use (Engine::require_rest()). Before
+// they write, functions that load throw Error(kCheckpoint) with a list of missing, unexpected and misshapen
+// states.
 
 #include <ATen/core/Tensor.h>
 
