@@ -64,7 +64,7 @@ CkptCommand add_inspect(CLI::App& app) {
   Command command(app, "inspect", "lists names, shapes, types and sizes");
   command.positional("PATH", command->source, kAboutAny);
   return command.runs([](const Arguments& arguments, const util::ByteProgress&) {
-    const checkpoint::Description description = checkpoint::describe(arguments.source);
+    const checkpoint::CheckpointDescription description = checkpoint::describe(arguments.source);
     (arguments.as_json ? checkpoint::write_as_json : checkpoint::write_as_text)(description, std::cout);
     return 0;
   });

@@ -89,13 +89,13 @@ void add_init(CLI::App& app, std::function<int()>& run) {
 }
 
 struct DoctorArguments {
-  doctor::Subject subject;
+  doctor::ExaminedRun subject;
   std::string calibration;  ///< file to write; empty: the machine is examined instead
   bool links_only = false;
 };
 
 /// Loads the subject's config. If none is named, the first override is in its place.
-config::Config config_of(const doctor::Subject& subject) {
+config::Config config_of(const doctor::ExaminedRun& subject) {
   std::vector<std::string> overrides = subject.overrides;
   const std::string& first = subject.config_path;
   if (!first.empty() && first.find('=') == std::string::npos) return config::load_config(first, overrides);

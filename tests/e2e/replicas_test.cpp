@@ -132,7 +132,7 @@ class ReplicasAfter : public Replicas, public ::testing::WithParamInterface<Faul
 TEST_P(ReplicasAfter, TheSurvivorsGoOnToTheUndisturbedResult) {
   const ProgramResult result = run(2, 2, GetParam().text);
   expect_undisturbed_result(result);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("is lost"), HasSubstr("of 2 go on after step "),
+  EXPECT_THAT(result.err, AllOf(HasSubstr("is lost"), HasSubstr("of 2 continue after step "),
                                 Not(HasSubstr("from the newest checkpoint"))));
 }
 
@@ -155,7 +155,7 @@ TEST_F(Replicas, GoOnWithoutOneThatIsNotStartedAgain) {
   const ProgramResult result =
       run(3, 1, "rank=1,step=3,at=forward,do=kill", {"--min-replicas", "1"}, {"fsdp.strategy=no_shard"});
   expect_undisturbed_result(result);
-  EXPECT_THAT(result.err, HasSubstr("replicas 0, 2 of 3 go on after step 2"));
+  EXPECT_THAT(result.err, HasSubstr("replicas 0, 2 of 3 continue after step 2"));
 }
 
 TEST_F(Replicas, GoOnOverGloo) {
@@ -180,7 +180,7 @@ TEST_F(Replicas, GoOnFromTheNewestCheckpointWhenThatWasTheLastWithTheState) {
                                    "rank=3,step=6,at=step,do=kill;rank=0,step=6-12,at=step,do=sleep:0.5;"
                                    "rank=1,step=5-11,at=transfer,do=kill");
   expect_undisturbed_result(result);
-  EXPECT_THAT(result.err, HasSubstr("replicas 0, 1 of 2 go on from the newest checkpoint"));
+  EXPECT_THAT(result.err, HasSubstr("replicas 0, 1 of 2 continue from the newest checkpoint"));
 }
 
 TEST_F(Replicas, EndWithANameAndAWholeCheckpointWhenAllCopiesOfAPartOfTheStateAreLost) {
@@ -199,12 +199,12 @@ TEST_F(Replicas, ALostNodeIsReplacedWhileTheOtherGoesOn) {
   const auto first = start(0), second = start(1);
   ASSERT_TRUE(first->wait_for("step 2/12")) << first->err();
   second->send(SIGKILL);
-  ASSERT_TRUE(first->wait_for("replica 0 of 2 go on after step")) << first->err();
+  ASSERT_TRUE(first->wait_for("replica 0 of 2 continue after step")) << first->err();
   const auto replacement = start(1);
   const ProgramResult result = first->wait();
   EXPECT_EQ(replacement->wait().exit_code, 0) << replacement->err();
   expect_undisturbed_result(result);
-  EXPECT_THAT(result.err, HasSubstr("replicas 0, 1 of 2 go on after step"));
+  EXPECT_THAT(result.err, HasSubstr("replicas 0, 1 of 2 continue after step"));
 }
 
 TEST_F(Replicas, EndWithTheLauncherThatDecidesAndTheNewestCheckpointIsWhole) {
@@ -215,7 +215,7 @@ TEST_F(Replicas, EndWithTheLauncherThatDecidesAndTheNewestCheckpointIsWhole) {
   const ProgramResult result = second->wait();
   EXPECT_EQ(result.exit_code, static_cast<int>(util::ErrorKind::kPeerLost)) << result.err;
   EXPECT_THAT(result.err, AllOf(HasSubstr("lost the node where all meet (127.0.0.1:" + port + ")"),
-                                Not(HasSubstr("go on"))));
+                                Not(HasSubstr(" of 2 continue"))));
   expect_undisturbed_result(run(2, 2, "", {}, {"checkpoint.resume=auto"}));
 }
 
@@ -233,11 +233,11 @@ TEST_F(Replicas, OfTwoHalvesThatNoLongerHearEachOtherTheOneThatDecidesGoesOn) {
   hosts.cut_off(1);
   const ProgramResult cut_off = second->wait(), result = first->wait();
   EXPECT_EQ(cut_off.exit_code, static_cast<int>(util::ErrorKind::kPeerLost)) << cut_off.err;
-  EXPECT_THAT(cut_off.err,
-              AllOf(HasSubstr("lost the node where all meet"),
-                    HasSubstr("could not be reached again within 4 seconds"), Not(HasSubstr("go on"))));
+  EXPECT_THAT(cut_off.err, AllOf(HasSubstr("lost the node where all meet"),
+                                 HasSubstr("could not be reached again within 4 seconds"),
+                                 Not(HasSubstr(" of 2 continue"))));
   expect_undisturbed_result(result);
-  EXPECT_THAT(result.err, HasSubstr("replica 0 of 2 go on after step"));
+  EXPECT_THAT(result.err, HasSubstr("replica 0 of 2 continue after step"));
 }
 
 TEST_F(Replicas, ANodeThatWasCutOffJoinsAgainWhenTheNetworkIsThere) {
@@ -257,7 +257,7 @@ TEST_F(Replicas, ANodeThatWasCutOffJoinsAgainWhenTheNetworkIsThere) {
   EXPECT_EQ(rejoined.exit_code, 0) << rejoined.err;
   expect_undisturbed_result(result);
   EXPECT_THAT(result.err, AllOf(HasSubstr("takes the place of a lost node"),
-                                HasSubstr("replicas 0, 1 of 2 go on after step")));
+                                HasSubstr("replicas 0, 1 of 2 continue after step")));
 }
 
 TEST_F(Replicas, AreRefusedByNameForAConfigThatTheyCannotTrain) {

@@ -29,7 +29,7 @@ class Follower:
 class Stalls:
     """When a run finished its steps and changed its replicas, as its files tell."""
 
-    GO_ON = re.compile(r"replicas? ([0-9, ]+) of \d+ go on (?:after step|from the newest) (\w+).*\(epoch (\d+)\)")
+    GO_ON = re.compile(r"replicas? ([0-9, ]+) of \d+ continue (?:after step|from the newest) (\w+).*\(epoch (\d+)\)")
     LOST = re.compile(r"replica (\d+) \(ranks? [^)]*\) is lost")
     STEP = re.compile(r'{"step":(\d+),"loss"')
 
@@ -55,7 +55,7 @@ class Stalls:
                     self.members = len(found[1].split(","))
                     self.cause = self.cause or "joined"
                 elif self.LOST.search(line):
-                    cause = "cut" if "lost node" in line else "hung" if "no word within" in line else "killed"
+                    cause = "cut" if "lost node" in line else "hung" if "no report within" in line else "killed"
                     self.cause = max(cause, self.cause or "", key=("", "joined", "killed", "hung", "cut").index)
 
     def report(self):

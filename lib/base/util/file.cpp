@@ -25,16 +25,16 @@ bool is_number(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-class Descriptor {
+class CheckedDescriptor {
  public:
-  Descriptor(int fd, const fs::path& path, const char* purpose) : fd_(fd) {
+  CheckedDescriptor(int fd, const fs::path& path, const char* purpose) : fd_(fd) {
     if (fd_ < 0) fail(ErrorKind::kIo, "cannot open ", path.string(), " ", purpose, ": ", errno_text(errno));
   }
-  ~Descriptor() {
+  ~CheckedDescriptor() {
     if (fd_ >= 0) ::close(fd_);
   }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
+  CheckedDescriptor(const CheckedDescriptor&) = delete;
+  CheckedDescriptor& operator=(const CheckedDescriptor&) = delete;
   int get() const { return fd_; }
   int close() {
     int fd = fd_;
@@ -69,7 +69,7 @@ std::string read_file(const fs::path& path) {
   const OpenedFile opened = open_regular(path);
   if (opened.found != nullptr) fail(ErrorKind::kIo, path.string(), " must be a file, but is ", opened.found);
   errno = opened.error;
-  const Descriptor file(opened.fd, path, "for reading");
+  const CheckedDescriptor file(opened.fd, path, "for reading");
   std::string content;
   char buffer[1 << 16];
   for (;;) {
@@ -102,7 +102,7 @@ void write_all(int fd, std::string_view content, const fs::path& path) {
 void write_file_atomically(const fs::path& path, std::string_view content) {
   const fs::path temporary = temporary_name(path);
   try {
-    Descriptor file(create_own_file(temporary), temporary, "for writing");
+    CheckedDescriptor file(create_own_file(temporary), temporary, "for writing");
     write_all(file.get(), content, temporary);
     if (::fsync(file.get()) != 0 || file.close() != 0) {
       fail(ErrorKind::kIo, "cannot flush ", temporary.string(), ": ", errno_text(errno));
@@ -127,12 +127,12 @@ bool is_temporary_name(std::string_view name) {
 }
 
 void start_writing_out(const fs::path& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC), path, "to flush it");
+  const CheckedDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC), path, "to flush it");
   ::sync_file_range(file.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
 }
 
 void sync_path(const fs::path& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC), path, "to flush it");
+  const CheckedDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC), path, "to flush it");
   if (::fsync(file.get()) != 0) fail(ErrorKind::kIo, "cannot flush ", path.string(), ": ", errno_text(errno));
 }
 

@@ -11,6 +11,7 @@
 #include <exception>
 #include <fstream>
 #include <limits>
+#include <random>
 #include <set>
 
 #include "base/util/error.h"
@@ -78,7 +79,7 @@ std::string host_name() {
   return *name ? printable(name) : "this machine";
 }
 
-std::optional<int> cpu_quota(const std::filesystem::path& root) {
+std::optional<double> cpu_time_quota(const std::filesystem::path& root) {
   double least = std::numeric_limits<double>::infinity();
   std::ifstream groups(root / "proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {  // "4:cpu,cpuacct:/a/b" of v1, "0::/a/b" of v2
@@ -95,8 +96,13 @@ std::optional<int> cpu_quota(const std::filesystem::path& root) {
         least = std::min(least, least_quota(mount, group));
     }
   }
-  if (!std::isfinite(least)) return std::nullopt;
-  return std::max(1, static_cast<int>(std::min(least, double{1 << 20})));
+  return std::isfinite(least) ? std::optional(least) : std::nullopt;
+}
+
+std::optional<int> cpu_quota(const std::filesystem::path& root) {
+  const auto quota = cpu_time_quota(root);
+  if (!quota) return std::nullopt;
+  return std::max(1, static_cast<int>(std::min(*quota, double{1 << 20})));
 }
 
 std::optional<std::string> line_value(const std::filesystem::path& file, std::string_view name) {
@@ -136,6 +142,11 @@ int64_t resident_bytes() {
   int64_t total_pages = 0, resident_pages = 0;
   statm >> total_pages >> resident_pages;
   return resident_pages * page_bytes();
+}
+
+std::string random_id() {
+  std::random_device source;
+  return hex_digits((uint64_t{source()} << 32) | source());
 }
 
 int64_t page_bytes() {

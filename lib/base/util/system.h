@@ -15,6 +15,8 @@ std::string host_name();
 /// Number of cores whose full time the CPU quotas of this process's control groups (v1 and v2) allow, rounded
 /// down, at least 1; nothing without a quota. `root` contains proc/ and sys/.
 std::optional<int> cpu_quota(const std::filesystem::path& root = "/");
+/// Returns cpu_quota() without rounding.
+std::optional<double> cpu_time_quota(const std::filesystem::path& root = "/");
 
 /// Returns the value of the first line "NAME : VALUE" of a file such as /proc/cpuinfo; nothing if there is
 /// none.
@@ -29,6 +31,9 @@ std::optional<int64_t> kilobytes(const std::filesystem::path& file, std::string_
 /// Resident memory of this process, its peak and now, in bytes.
 int64_t peak_resident_bytes();
 int64_t resident_bytes();
+
+/// Returns 16 random hexadecimal digits.
+std::string random_id();
 
 /// The size of a page of memory: 4 KiB on x86_64, up to 64 KiB on other processors.
 int64_t page_bytes();

@@ -83,6 +83,12 @@ std::string with_commas(int64_t value) {
   return digits;
 }
 
+std::string hex_digits(uint64_t value) {
+  char digits[17];
+  std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(value));
+  return digits;
+}
+
 std::string human_bytes(int64_t bytes) {
   static const char* const kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   double value = static_cast<double>(bytes);

@@ -12,6 +12,9 @@ namespace fsdp::util {
 /// Formats with separators of thousands: 1234567 -> "1,234,567".
 std::string with_commas(int64_t value);
 
+/// Formats as 16 lower-case hexadecimal digits.
+std::string hex_digits(uint64_t value);
+
 /// Formats bytes with a binary unit: 1536 -> "1.5 KiB".
 std::string human_bytes(int64_t bytes);
 

@@ -1,12 +1,12 @@
 #include "data/tokens/data_identity.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <vector>
 
 #include "base/util/error.h"
 #include "base/util/hash.h"
+#include "base/util/text.h"
 
 namespace fsdp::data {
 namespace {
@@ -61,9 +61,10 @@ bool same_content(const json& a, const json& b) {
 }  // namespace
 
 json identity_entry(const std::string& name, int64_t tokens, int64_t documents, uint64_t hash) {
-  char text[17];
-  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(hash));
-  return {{"name", name}, {"tokens", tokens}, {"documents", documents}, {"sampled_xxh3_64", text}};
+  return {{"name", name},
+          {"tokens", tokens},
+          {"documents", documents},
+          {"sampled_xxh3_64", util::hex_digits(hash)}};
 }
 
 json identity_of(const TokenFiles& files) {

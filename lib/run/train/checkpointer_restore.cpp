@@ -13,6 +13,7 @@
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "base/util/nearest_pattern.h"
+#include "base/util/system.h"
 #include "base/util/text.h"
 #include "run/train/arithmetic.h"
 #include "run/train/checkpointer.h"
@@ -139,7 +140,7 @@ void Checkpointer::identify_run() {
       !resumed_from_.empty() && fs::equivalent(resumed_from_.parent_path(), output_folder(), error);
   if (goes_on && !run_.empty()) return;
   run_ = goes_on ? checkpoint::run_of(checkpoint::read_manifest(resumed_from_).training) : "";
-  if (run_.empty()) run_ = checkpoint::new_run_id();
+  if (run_.empty()) run_ = util::random_id();
   checkpoint::record_run(output_folder(), run_);
 }
 

@@ -51,7 +51,7 @@ class StoredWeights final : public shard::ParameterSource {
     std::map<std::string, std::string> left = names_;
     for (const auto& parameter : model.named_parameters()) left.erase(parameter.key());
     for (const auto& [name, tensor] : nn::persistent_buffers(model)) left.erase(name);
-    checkpoint::Misfits misfits;
+    checkpoint::WeightMisfits misfits;
     for (const auto& [name, stored] : left) {
       if (!util::matches_any(stored, may_be_unused)) misfits.unexpected.push_back(stored);
     }
@@ -69,7 +69,7 @@ class StoredWeights final : public shard::ParameterSource {
       util::fail(util::ErrorKind::kCheckpoint, "the weights of model.init_from ", weights_.path().string(),
                  " do not match [model]; missing: ", parameter.name);
     }
-    checkpoint::Misfits misfits;
+    checkpoint::WeightMisfits misfits;
     checkpoint::compare_shape(parameter.name, weights_.info(name->second).shape,
                               parameter.tensor.sizes().vec(), misfits);
     misfits.refuse_any("of model.init_from " + weights_.path().string(), "[model]");
@@ -240,7 +240,7 @@ class AdapterWeights final : public shard::ParameterSource {
   void open(const torch::nn::Module& model, const nn::LoraOptions& options) {
     stored_ = checkpoint::open_adapter(options.init_from);
     checkpoint::require_same_scale(stored_->description, options, stored_->where);
-    checkpoint::Misfits misfits;
+    checkpoint::WeightMisfits misfits;
     std::map<std::string, std::string> left = stored_->names;
     for (const auto& parameter : model.named_parameters()) {
       if (!nn::lora_name(parameter.key())) continue;

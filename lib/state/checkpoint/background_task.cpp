@@ -7,8 +7,8 @@
 namespace fsdp::checkpoint {
 namespace {
 
-/// Far below any timeout, and long enough that the meetings cost nothing. A rank whose body has ended does
-/// not wait that long: it waits for the others in the all-reduce.
+/// Time between all-reduces: far below any time-out, and long enough that they cost nothing. A rank whose
+/// body has ended does not wait, but enters the all-reduce, where it waits for the others.
 constexpr std::chrono::milliseconds kBetweenMeetings{500};
 
 }  // namespace

@@ -20,7 +20,7 @@ using util::fail;
 
 namespace {
 
-/// Throws one error with all misfits. Returns the names that are missing and may be.
+/// Throws one error with all misfits. Returns the names of missing tensors that may be missing.
 std::set<std::string> refuse_misfits(const std::filesystem::path& folder, const Manifest& manifest,
                                      const std::vector<shard::TensorSlice>& destinations,
                                      const LoadOptions& options) {

@@ -79,7 +79,7 @@ SaveUnderWay::SaveUnderWay(SaveRequest request, std::vector<shard::TensorSlice> 
       folder_(request_.root / step_folder_name(request_.step)),
       slices_(std::move(slices)),
       communicator_(communicator) {
-  begin(Part::kFolder, [this] {
+  begin(SavePart::kFolder, [this] {
     if (communicator_.rank() == 0) create_step_folder(request_, folder_, communicator_.world_size());
   });
 }
@@ -87,28 +87,28 @@ SaveUnderWay::SaveUnderWay(SaveRequest request, std::vector<shard::TensorSlice> 
 SaveUnderWay::~SaveUnderWay() = default;
 
 bool SaveUnderWay::advance() {
-  if (part_ != Part::kNone && task_->done_everywhere()) begin_next();
-  return part_ == Part::kNone;
+  if (part_ != SavePart::kNone && task_->done_everywhere()) begin_next();
+  return part_ == SavePart::kNone;
 }
 
 SavedCheckpoint SaveUnderWay::finish() {
-  while (part_ != Part::kNone) begin_next();
+  while (part_ != SavePart::kNone) begin_next();
   return saved_;
 }
 
-void SaveUnderWay::begin(Part part, std::function<void()> body) {
+void SaveUnderWay::begin(SavePart part, std::function<void()> body) {
   part_ = part;
   task_ = std::make_unique<BackgroundTask>(communicator_, kPurpose, std::move(body));
 }
 
 void SaveUnderWay::begin_next() {
   // If the folder could not be created, it may belong to an older save and stays.
-  if (part_ == Part::kFolder) task_->join();
+  if (part_ == SavePart::kFolder) task_->join();
   or_remove_folder(communicator_, folder_, [&] {
-    if (part_ != Part::kFolder) task_->join();
-    if (part_ == Part::kFolder) {
-      begin(Part::kFiles, [this] { report_ = write_rank(request_, folder_, communicator_, slices_); });
-    } else if (part_ == Part::kFiles) {
+    if (part_ != SavePart::kFolder) task_->join();
+    if (part_ == SavePart::kFolder) {
+      begin(SavePart::kFiles, [this] { report_ = write_rank(request_, folder_, communicator_, slices_); });
+    } else if (part_ == SavePart::kFiles) {
       if (!request_.tree) request_.tree = std::make_shared<comm::RankTree>(communicator_);
       const int world = communicator_.world_size();
       report_ = request_.tree->reduce(std::move(report_),
@@ -116,12 +116,12 @@ void SaveUnderWay::begin_next() {
                                         return combined_reports(reports, first, last, world);
                                       },
                                       {.unit = kPurpose});
-      begin(Part::kManifest, [this, world, rank = communicator_.rank()] {
+      begin(SavePart::kManifest, [this, world, rank = communicator_.rank()] {
         saved_.folder = folder_;
         if (rank == 0) saved_ = write_manifest(request_, folder_, world, report_);
       });
     } else {
-      part_ = Part::kNone;
+      part_ = SavePart::kNone;
     }
   });
 }

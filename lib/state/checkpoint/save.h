@@ -93,16 +93,16 @@ class SaveUnderWay {
   SavedCheckpoint finish();
 
  private:
-  enum class Part { kFolder, kFiles, kManifest, kNone };
+  enum class SavePart { kFolder, kFiles, kManifest, kNone };
 
-  void begin(Part part, std::function<void()> body);
+  void begin(SavePart part, std::function<void()> body);
   void begin_next();
 
   SaveRequest request_;
   std::filesystem::path folder_;
   std::vector<shard::TensorSlice> slices_;
   comm::Communicator& communicator_;
-  Part part_ = Part::kNone;
+  SavePart part_ = SavePart::kNone;
   // Owned by the thread until the task has been joined:
   std::string report_;  ///< description of this rank's file; on rank 0, later of all files
   SavedCheckpoint saved_;

@@ -20,7 +20,7 @@ constexpr int64_t kRoundBytes = int64_t{64} << 20;         ///< bytes of all ran
 constexpr int64_t kSmallestShareBytes = int64_t{1} << 20;  ///< bytes of one rank in a round, in large worlds
 
 /// Elements of a tensor that are sent in one round.
-struct Piece {
+struct SentPiece {
   const std::string* name = nullptr;
   int64_t begin = 0;  ///< first element in the flattened tensor
   int64_t count = 0;
@@ -30,7 +30,7 @@ struct Piece {
 };
 
 /// The pieces that one rank sends in each round. Every rank computes the itineraries of all ranks.
-using Itinerary = std::vector<std::vector<Piece>>;
+using Itinerary = std::vector<std::vector<SentPiece>>;
 
 Itinerary plan_rank(const Manifest& held, size_t rank, int64_t share_bytes) {
   Itinerary rounds(1);
@@ -86,7 +86,7 @@ std::vector<DatasetSpec> whole_datasets(const Manifest& held) {
 }
 
 /// This rank's data of a piece.
-const char* data_of(const Piece& piece, const std::map<std::string, RankTensor>& tensors) {
+const char* data_of(const SentPiece& piece, const std::map<std::string, RankTensor>& tensors) {
   int64_t place = piece.place;
   for (const shard::TensorSlice* slice : tensors.at(*piece.name).slices) {
     if (place < slice->numel()) {
@@ -121,7 +121,7 @@ class Transfer {
     at::Tensor mine = communicator_.allocate_on_host(share_bytes_, at::kByte);
     at::Tensor all = communicator_.allocate_on_host(share_bytes_ * world, at::kByte);
     for (size_t round = 0; round < rounds_; ++round) {
-      for (const Piece& piece : pieces(rank, round)) {
+      for (const SentPiece& piece : pieces(rank, round)) {
         std::memcpy(static_cast<char*>(mine.data_ptr()) + piece.at_byte, data_of(piece, tensors_),
                     static_cast<size_t>(piece.bytes));
       }
@@ -130,7 +130,7 @@ class Transfer {
         if (!file) return;
         for (int from = 0; from < world; ++from) {
           const char* share = static_cast<const char*>(all.const_data_ptr()) + from * share_bytes_;
-          for (const Piece& piece : pieces(from, round)) {
+          for (const SentPiece& piece : pieces(from, round)) {
             file->write(*piece.name, piece.begin, piece.count, share + piece.at_byte);
           }
         }
@@ -139,8 +139,8 @@ class Transfer {
   }
 
  private:
-  const std::vector<Piece>& pieces(int rank, size_t round) const {
-    static const std::vector<Piece> none;
+  const std::vector<SentPiece>& pieces(int rank, size_t round) const {
+    static const std::vector<SentPiece> none;
     const Itinerary& itinerary = itineraries_[static_cast<size_t>(rank)];
     return round < itinerary.size() ? itinerary[round] : none;
   }

@@ -14,8 +14,8 @@ namespace fsdp::checkpoint {
 
 namespace {
 
-/// Part number `part` of [0, n) in `parts` equal parts, of which the last ones may hold less or nothing, as
-/// The range [begin, end) of an equal part. Manifests describe equal parts in one entry.
+/// The range [begin, end) of part number `part` of [0, n), cut into `parts` equal parts, because manifests
+/// describe equal parts in one entry. The last parts may be smaller or empty.
 std::pair<int64_t, int64_t> even_part(int64_t n, int64_t part, int64_t parts) {
   const int64_t size = (n + parts - 1) / parts;
   return {std::min(part * size, n), std::min((part + 1) * size, n)};
@@ -42,7 +42,7 @@ util::Rectangle replicas_part(const shard::Segment& segment, size_t index,
   return part;
 }
 
-/// A state [n] that every rank holds whole or, among `ranks`, this rank's part of it.
+/// A slice of a state [n] that every rank holds whole. With `ranks`, this rank's part of the state.
 shard::TensorSlice whole_slice(const std::string& name, const at::Tensor& state,
                                const comm::Communicator* ranks) {
   const int64_t n = state.numel();
@@ -92,7 +92,8 @@ std::vector<shard::TensorSlice> state_slices(shard::Engine& engine, const optim:
 
 namespace {
 
-/// A view of another dtype must begin at a multiple of its size. Fits all dtypes, and is a cache line.
+/// Alignment of a slice in the buffer. A view of another dtype must begin at a multiple of its size. 64 fits
+/// all dtypes, and is a cache line.
 constexpr int64_t kAlignmentBytes = 64;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes; }

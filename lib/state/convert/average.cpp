@@ -29,7 +29,7 @@ namespace {
 
 constexpr const char* kInputRemedy = "average checkpoints of one run, or of runs with the same model";
 
-/// Computes each range when it is read.
+/// A source that computes the mean of a range when the range is read.
 class AveragedSource final : public TensorSource {
  public:
   explicit AveragedSource(std::vector<Weights> inputs) : inputs_(std::move(inputs)) {

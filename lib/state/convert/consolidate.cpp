@@ -103,7 +103,7 @@ constexpr const char* kForceRemedy = "choose another output or replace it with `
 constexpr const char* kOtherRemedy = "choose another output or remove it";
 
 /// A checkpoint that is being written out, after all its hashes were compared.
-struct Source {
+struct ConsolidationSource {
   std::shared_ptr<const ShardedSource> shards;
   Weights state;  ///< tensors under their full names
   std::vector<TensorInfo> infos;
@@ -128,7 +128,7 @@ struct Source {
   }
 };
 
-void write_safetensors_file(Source& source, const fs::path& path, std::vector<TensorInfo> infos,
+void write_safetensors_file(ConsolidationSource& source, const fs::path& path, std::vector<TensorInfo> infos,
                             const ConsolidateOptions& options) {
   SafetensorsWriter writer(path, std::move(infos));
   for (const TensorInfo& info : writer.infos()) {
@@ -140,7 +140,7 @@ void write_safetensors_file(Source& source, const fs::path& path, std::vector<Te
   writer.finish();
 }
 
-void write_folder(Source& source, const fs::path& output, const ConsolidateOptions& options,
+void write_folder(ConsolidationSource& source, const fs::path& output, const ConsolidateOptions& options,
                   ConsolidateResult& result) {
   StagedFolder staged(output, options.overwrite);
   HuggingFaceFolder folder = plan_hugging_face_folder(source.infos, options.max_file_bytes);
@@ -162,7 +162,7 @@ void write_folder(Source& source, const fs::path& output, const ConsolidateOptio
   result.files = static_cast<int64_t>(folder.files.size());
 }
 
-void write_full(const Source& source, const fs::path& output, const ConsolidateOptions& options,
+void write_full(const ConsolidationSource& source, const fs::path& output, const ConsolidateOptions& options,
                 ConsolidateResult& result) {
   std::vector<ShardedTensor> tensors;
   for (const TensorInfo& info : source.infos) {
@@ -282,7 +282,7 @@ ConsolidateResult consolidate(const fs::path& checkpoint_folder, const fs::path&
   shards->verify_all(options.progress);
   int64_t bytes = 0;
   for (const TensorInfo& info : infos) bytes += bytes_of(info);
-  Source source{
+  ConsolidationSource source{
       shards, {}, std::move(infos), util::ByteCounter(options.progress, "writing", bytes), options.ema};
   if (options.merge) {
     source.state = std::move(merged);

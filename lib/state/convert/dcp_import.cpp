@@ -32,7 +32,7 @@ namespace {
 constexpr std::array kStates{"exp_avg", "exp_avg_sq"};
 constexpr const char* kStepKind = "step";
 
-/// Keys beside a model and its optimizer that a training script saves too.
+/// Keys that training scripts save beside a model and its optimizer.
 bool is_of_script(std::string_view key) {
   return key == "step" || key.starts_with("train_state.") || key.starts_with("lr_scheduler.") ||
          key.starts_with("dataloader.");
@@ -43,7 +43,7 @@ std::string state_name(const std::string& kind, const std::string& parameter) {
 }
 
 /// The tensors of the folder under the names of a checkpoint, and the steps of the parameters.
-struct Found {
+struct DcpContents {
   DcpKeys keys;
   std::shared_ptr<const RenamedTensors> tensors;
   std::map<std::string, std::string> step_keys;  ///< parameter -> key of its step count
@@ -51,10 +51,10 @@ struct Found {
   std::vector<std::string> unused;               ///< keys of all other tensors
 };
 
-Found find_tensors(const std::shared_ptr<const DcpFolder>& folder, const nn::ModelOptions& options) {
+DcpContents find_tensors(const std::shared_ptr<const DcpFolder>& folder, const nn::ModelOptions& options) {
   std::vector<std::string> keys;
   for (const TensorInfo& info : folder->infos()) keys.push_back(info.name);
-  Found found;
+  DcpContents found;
   found.keys = find_dcp_keys(keys, options, folder->path().string());
   const bool is_titan = found.keys.names == DcpNames::kTorchtitan;
   // An unknown name is kept and reported as unexpected.
@@ -110,7 +110,7 @@ int64_t number_of_steps(const json& value, const std::string& where) {
   fail(ErrorKind::kCheckpoint, where, " must be a number of steps, but is not");
 }
 
-/// The first of the keys that the folder has, as a count.
+/// The count under the first of the keys that the folder has.
 std::optional<int64_t> find_count(const DcpFolder& folder, std::initializer_list<const char*> keys) {
   for (const char* key : keys) {
     const json value = folder.value(key);
@@ -119,11 +119,11 @@ std::optional<int64_t> find_count(const DcpFolder& folder, std::initializer_list
   return std::nullopt;
 }
 
-/// Adds the states of the weights that have them; returns the steps that the optimizer has done.
-int64_t add_states(const DcpFolder& folder, const Found& found, const Weights& all,
+/// Adds the states of all weights that have states. Returns the number of steps that the optimizer has done.
+int64_t add_states(const DcpFolder& folder, const DcpContents& found, const Weights& all,
                    const std::map<std::string, std::string>& names, const std::string& tied_head,
                    std::vector<ShardedTensor>& tensors) {
-  Misfits misfits;
+  WeightMisfits misfits;
   misfits.unexpected = found.other_states;
   std::set<std::string> used;
   std::optional<int64_t> steps;
@@ -174,7 +174,7 @@ int64_t add_states(const DcpFolder& folder, const Found& found, const Weights& a
   return steps.value_or(0);
 }
 
-/// Fields of PyTorch's param_groups that say how an update is computed, and not which.
+/// Whether a field of PyTorch's param_groups affects only how an update is computed, not its result.
 bool changes_no_update(std::string_view field) {
   constexpr std::array<std::string_view, 6> kFields{"foreach",        "fused",       "capturable",
                                                     "differentiable", "param_names", "name"};
@@ -182,7 +182,7 @@ bool changes_no_update(std::string_view field) {
 }
 
 /// Reads the hyperparameters in the folder as param_groups of a manifest.
-json read_param_groups(const DcpFolder& folder, const Found& found, std::string& optimizer) {
+json read_param_groups(const DcpFolder& folder, const DcpContents& found, std::string& optimizer) {
   const std::string prefix = *found.keys.optimizer + "param_groups.";
   std::map<std::string, json> by_owner;  // owner: the number of a group, or a parameter
   for (const std::string& key : folder.value_keys()) {
@@ -254,7 +254,7 @@ DcpImportResult import_dcp(const DcpImportRequest& request) {
   config["architectures"] = {causal_model_class(config["model_type"])};
 
   const auto folder = std::make_shared<const DcpFolder>(request.source);
-  const Found found = find_tensors(folder, options);
+  const DcpContents found = find_tensors(folder, options);
   if (!found.unused.empty()) {
     util::log_warning(concat(request.source.string(),
                              ": not imported, because they belong to neither the model nor its ",

@@ -65,7 +65,7 @@ bool is_number(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-/// The prefixes with which a key may be one of optimizer state.
+/// Prefixes that a key of optimizer state may have.
 template <typename Visit>
 void for_each_state_prefix(std::string_view key, const Visit& visit) {
   constexpr std::string_view kState = "state.";
@@ -152,7 +152,7 @@ RenamedTensors::RenamedTensors(std::shared_ptr<const TensorSource> source,
     // The import refuses a weight of another shape later.
     if (info.shape.size() != 2 || (tensor.heads > 0 && info.shape[0] % (2 * tensor.heads) != 0))
       tensor.heads = 0;
-    tensors_.emplace(name, Entry{std::move(tensor), std::move(renamed)});
+    tensors_.emplace(name, RenamedEntry{std::move(tensor), std::move(renamed)});
   }
 }
 

@@ -62,12 +62,12 @@ class RenamedTensors final : public TensorSource {
   void read(const std::string& name, int64_t begin, int64_t end, void* out) const override;
 
  private:
-  struct Entry {
+  struct RenamedEntry {
     RenamedTensor tensor;
     TensorInfo info;
   };
   std::shared_ptr<const TensorSource> source_;
-  std::map<std::string, Entry> tensors_;
+  std::map<std::string, RenamedEntry> tensors_;
 };
 
 }  // namespace fsdp::checkpoint

@@ -80,7 +80,7 @@ class Comparison {
   }
 
  private:
-  /// Buffers that are allocated once (see Weights::Scratch).
+  /// Buffers that are allocated once (see Weights::SliceScratch).
   static at::Tensor scratch() {
     return at::empty({kSliceElements * static_cast<int64_t>(sizeof(double))},
                      at::TensorOptions().dtype(at::kByte));

@@ -67,7 +67,7 @@ ShardedResult import_model(const ImportRequest& request) {
                        source, tensors);
 }
 
-ConsolidateResult export_model(const ExportRequest& request) {
+ConsolidateResult export_model(const ModelExportRequest& request) {
   const ShardedSource source(request.checkpoint_folder);
   const std::string manifest = (request.checkpoint_folder / kManifestName).string();
   if (source.manifest().model.is_null()) {
@@ -82,7 +82,7 @@ ConsolidateResult export_model(const ExportRequest& request) {
   }
   auto shapes =
       nn::weight_shapes(options_from_hugging_face(source.manifest().model, concat(manifest, ": \"model\"")));
-  Misfits misfits;
+  WeightMisfits misfits;
   const bool has_adapters = source.manifest().model.contains(kAdapterKey);
   if (request.merge && request.ema) {
     fail(ErrorKind::kUsage, "`merge` cannot be combined with `ema`; leave one of the two out");

@@ -34,7 +34,7 @@ struct ImportRequest {
 /// what is wrong with the config; kIo if writing fails.
 ShardedResult import_model(const ImportRequest& request);
 
-struct ExportRequest {
+struct ModelExportRequest {
   std::filesystem::path checkpoint_folder;
   std::filesystem::path output;  ///< folder to write
   /// Type of floating-point weights. Not given: the type of the model from which the run was initialized, or
@@ -51,6 +51,6 @@ struct ExportRequest {
 /// Writes a folder like consolidate(), with tokenizer and generation settings, after checking the weights
 /// against the checkpoint's model. Also throws Error(kCheckpoint) for a checkpoint that does not describe its
 /// model.
-ConsolidateResult export_model(const ExportRequest& request);
+ConsolidateResult export_model(const ModelExportRequest& request);
 
 }  // namespace fsdp::checkpoint

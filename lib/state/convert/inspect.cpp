@@ -27,7 +27,7 @@ using util::concat;
 
 namespace {
 
-/// "layers.9." before "layers.10.".
+/// Orders numbers by value: "layers.9." before "layers.10.".
 struct NumbersInOrder {
   bool operator()(std::string_view a, std::string_view b) const {
     const bool numbers = is_number(a) && is_number(b);
@@ -37,17 +37,17 @@ struct NumbersInOrder {
   static bool is_number(std::string_view text) { return !text.empty() && text[0] >= '0' && text[0] <= '9'; }
 };
 
-struct Node {
+struct NameNode {
   /// Children, keyed by the part of the name with its separator. The keys are views of the tensors' names.
-  std::map<std::string_view, Node, NumbersInOrder> children;
+  std::map<std::string_view, NameNode, NumbersInOrder> children;
   const TensorInfo* tensor = nullptr;
   int64_t tensors = 0, bytes = 0;
 };
 
-void add(Node& root, const TensorInfo& tensor) {
+void add(NameNode& root, const TensorInfo& tensor) {
   const std::string_view name = tensor.name;
   const int64_t bytes = bytes_of(tensor);
-  Node* node = &root;
+  NameNode* node = &root;
   for (size_t begin = 0;;) {
     ++node->tensors;
     node->bytes += bytes;
@@ -62,7 +62,7 @@ void add(Node& root, const TensorInfo& tensor) {
 
 /// Calls line(label, node) for every line of the tree.
 template <typename Line>
-void walk(const Node& node, const std::string& label, const std::string& indent, const Line& line) {
+void walk(const NameNode& node, const std::string& label, const std::string& indent, const Line& line) {
   // A group with one child shares its line.
   if (node.children.size() == 1 && node.tensor == nullptr) {
     const auto& [part, only] = *node.children.begin();
@@ -74,7 +74,7 @@ void walk(const Node& node, const std::string& label, const std::string& indent,
   for (const auto& [part, child] : node.children) walk(child, std::string(part), deeper, line);
 }
 
-void write_about(const Node& node, std::ostream& out) {
+void write_about(const NameNode& node, std::ostream& out) {
   if (node.tensor != nullptr) {
     out << util::dtype_name(node.tensor->dtype) << ' ' << shape_text(node.tensor->shape);
   } else {
@@ -85,11 +85,12 @@ void write_about(const Node& node, std::ostream& out) {
 }  // namespace
 
 void write_tensor_tree(const std::vector<TensorInfo>& tensors, std::ostream& out) {
-  Node root;
+  NameNode root;
   for (const TensorInfo& tensor : tensors) add(root, tensor);
   size_t widest = 0;
-  walk(root, "", "", [&](const std::string& label, const Node&) { widest = std::max(widest, label.size()); });
-  walk(root, "", "", [&](const std::string& label, const Node& node) {
+  walk(root, "", "",
+       [&](const std::string& label, const NameNode&) { widest = std::max(widest, label.size()); });
+  walk(root, "", "", [&](const std::string& label, const NameNode& node) {
     out << label << std::string(widest - label.size() + 2, ' ');
     write_about(node, out);
     out << "  " << util::human_bytes(node.tensor != nullptr ? bytes_of(*node.tensor) : node.bytes) << '\n';
@@ -98,11 +99,11 @@ void write_tensor_tree(const std::vector<TensorInfo>& tensors, std::ostream& out
 
 namespace {
 
-Description describe_checkpoint(const fs::path& folder) {
+CheckpointDescription describe_checkpoint(const fs::path& folder) {
   Manifest manifest = read_manifest(folder);
   json optimizer = json::object();
   int64_t total_bytes = 0;
-  Description description;
+  CheckpointDescription description;
   for (const auto& [name, entry] : manifest.tensors) {
     description.tensors.push_back({name, entry.shape, entry.dtype});
     const int64_t bytes = bytes_of(description.tensors.back());
@@ -123,9 +124,9 @@ Description describe_checkpoint(const fs::path& folder) {
   return description;
 }
 
-Description describe_weights(const fs::path& path) {
+CheckpointDescription describe_weights(const fs::path& path) {
   const Weights weights = open_weights(path);
-  Description description;
+  CheckpointDescription description;
   int64_t total_bytes = 0;
   for (const std::string& name : weights.names()) {
     description.tensors.push_back({name, weights.shape(name), weights.dtype(name)});
@@ -135,9 +136,9 @@ Description describe_weights(const fs::path& path) {
   return description;
 }
 
-Description describe_dcp(const fs::path& path) {
+CheckpointDescription describe_dcp(const fs::path& path) {
   const DcpFolder folder(path);
-  Description description{.whole = {}, .tensors = folder.infos()};
+  CheckpointDescription description{.whole = {}, .tensors = folder.infos()};
   int64_t total_bytes = 0;
   for (const TensorInfo& info : description.tensors) total_bytes += bytes_of(info);
   description.whole = {{"path", path.string()},
@@ -157,13 +158,13 @@ std::string count_text(size_t count, const char* noun) {
 
 }  // namespace
 
-Description describe(const fs::path& path) {
+CheckpointDescription describe(const fs::path& path) {
   if (is_dcp_folder(path)) return describe_dcp(path);
   return format_of(path) == WeightsFormat::kCheckpoint ? describe_checkpoint(checkpoint_folder(path))
                                                        : describe_weights(path);
 }
 
-void write_as_json(const Description& description, std::ostream& out) {
+void write_as_json(const CheckpointDescription& description, std::ostream& out) {
   // A line break within a text is escaped, so these are the lines of the outermost object.
   static constexpr std::string_view kList = "\n  \"tensors\": [", kInner = "\n    ";
   json whole = description.whole;
@@ -185,7 +186,7 @@ void write_as_json(const Description& description, std::ostream& out) {
   out << (first ? "" : "\n  ") << text.substr(end) << '\n';
 }
 
-void write_as_text(const Description& description, std::ostream& to) {
+void write_as_text(const CheckpointDescription& description, std::ostream& to) {
   std::ostringstream out;
   const json& whole = description.whole;
   out << whole["path"].get<std::string>() << ": ";

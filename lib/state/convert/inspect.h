@@ -16,7 +16,7 @@ namespace fsdp::checkpoint {
 
 /// The result of describe(). The JSON does not hold the tensors, because they would take many times the
 /// memory of the file that describes them.
-struct Description {
+struct CheckpointDescription {
   nlohmann::json whole;  ///< everything except the tensors
   std::vector<TensorInfo> tensors;
 };
@@ -26,14 +26,14 @@ struct Description {
 /// for a safetensors file or a folder of them: format, tensors. Keys for a checkpoint of
 /// torch.distributed.checkpoint: format, tensors, and `values`, the keys of objects that are not tensors.
 /// Throws Error(kCheckpoint) if the path is nothing of the kind.
-Description describe(const std::filesystem::path& path);
+CheckpointDescription describe(const std::filesystem::path& path);
 
 /// Writes one JSON object, in which each tensor has name, shape, dtype and bytes.
-void write_as_json(const Description& description, std::ostream& out);
+void write_as_json(const CheckpointDescription& description, std::ostream& out);
 
 /// Writes text for people: a few lines about the whole, and the tensors as a tree of the parts of their
 /// names.
-void write_as_text(const Description& description, std::ostream& out);
+void write_as_text(const CheckpointDescription& description, std::ostream& out);
 
 /// Lists all damage of a step's folder, one line each: of the manifest, of the size and hash of every file,
 /// and of the ranges of tensors that the files should hold. Empty if there is no damage. Lists only the first

@@ -126,7 +126,8 @@ bool is_off(const json& value) {
   return value == false || value == "" || (!value.is_primitive() && value.empty()) || value.is_null();
 }
 
-/// Refuses what would compute something else. Throws json::exception where a value has another type.
+/// Refuses keys with which the adapter would compute something else. Throws json::exception if a value has
+/// another type.
 AdapterDescription read_peft_config(const json& config, const std::string& where) {
   const auto refuse = [&](const std::string& key, const std::string& expected) {
     fail(ErrorKind::kCheckpoint, where, ": ", key, " must be ", expected, ", but is ",
@@ -213,7 +214,7 @@ StoredAdapter open_adapter(const fs::path& path) {
   return adapter;
 }
 
-ConsolidateResult export_adapter(const AdapterExport& request) {
+ConsolidateResult export_adapter(const PeftExport& request) {
   const auto shards = std::make_shared<ShardedSource>(request.checkpoint_folder);
   const std::string where = (request.checkpoint_folder / kManifestName).string();
   const auto adapter = described_adapter(shards->manifest().model, where);

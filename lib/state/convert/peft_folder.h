@@ -28,13 +28,13 @@ struct StoredAdapter {
 /// Throws Error(kCheckpoint) for anything else, and for adapters of an unsupported kind.
 StoredAdapter open_adapter(const std::filesystem::path& path);
 
-struct AdapterExport {
+struct PeftExport {
   std::filesystem::path checkpoint_folder, output;
   std::optional<c10::ScalarType> dtype{};  ///< type of the weights; not given: as stored
   bool saturate = false;                   ///< Weights::set_saturating()
   bool overwrite = false;
 };
 /// Writes a PEFT folder. Throws Error(kUsage) for a checkpoint that holds all weights.
-ConsolidateResult export_adapter(const AdapterExport& request);
+ConsolidateResult export_adapter(const PeftExport& request);
 
 }  // namespace fsdp::checkpoint

@@ -21,14 +21,14 @@ namespace {
 constexpr int64_t kLargestWorldSize = 100'000;  // limit of the five digits in a shard's name
 
 /// The elements of a tensor that go to one file.
-struct Part {
+struct ShardPart {
   const ShardedTensor* tensor;
   int64_t begin, end;
 };
 
-/// Equal parts, rounded up: the last files may hold less of a tensor, or nothing.
-std::vector<Part> parts_of(const std::vector<ShardedTensor>& tensors, int64_t rank, int64_t world_size) {
-  std::vector<Part> parts;
+/// Cuts tensors into equal parts, rounded up, so that the last files may hold less of a tensor, or nothing.
+std::vector<ShardPart> parts_of(const std::vector<ShardedTensor>& tensors, int64_t rank, int64_t world_size) {
+  std::vector<ShardPart> parts;
   for (const ShardedTensor& tensor : tensors) {
     int64_t numel =
         checked_numel(tensor.info.shape, static_cast<int64_t>(c10::elementSize(tensor.info.dtype)));
@@ -39,7 +39,7 @@ std::vector<Part> parts_of(const std::vector<ShardedTensor>& tensors, int64_t ra
   return parts;
 }
 
-/// The ranges that parts_of() makes.
+/// The ranges of parts_of() as entries of a manifest.
 std::vector<RangeEntry> ranges_of(const TensorInfo& info, int64_t world_size) {
   const int64_t numel = checked_numel(info.shape, static_cast<int64_t>(c10::elementSize(info.dtype)));
   const int64_t size = (numel + world_size - 1) / world_size, whole = size == 0 ? 0 : numel / size;
@@ -51,12 +51,12 @@ std::vector<RangeEntry> ranges_of(const TensorInfo& info, int64_t world_size) {
   return ranges;
 }
 
-/// `description`: "" for a file without one. The file has no name yet.
-FileEntry write_shard(const fs::path& path, const Weights& source, const std::vector<Part>& parts,
+/// Writes a file. `description`: "" for a file without a description. The returned entry has no name yet.
+FileEntry write_shard(const fs::path& path, const Weights& source, const std::vector<ShardPart>& parts,
                       const std::string& description, util::ByteCounter& counter) {
   std::vector<DatasetSpec> datasets;
   if (!description.empty()) datasets.push_back(description_spec(description));
-  for (const Part& part : parts) {
+  for (const ShardPart& part : parts) {
     datasets.push_back({part.tensor->info.name, part.tensor->info.dtype, part.end - part.begin});
   }
   {
@@ -64,7 +64,7 @@ FileEntry write_shard(const fs::path& path, const Weights& source, const std::ve
     if (!description.empty()) {
       writer.write(kDescriptionName, 0, static_cast<int64_t>(description.size()), description.data());
     }
-    for (const Part& part : parts) {
+    for (const ShardPart& part : parts) {
       const TensorInfo& info = part.tensor->info;
       int64_t at = 0;
       source.stream(part.tensor->source_name, part.begin, part.end, info.dtype, [&](const at::Tensor& slice) {

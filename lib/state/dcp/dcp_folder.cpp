@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kLargestMetadataBytes = int64_t{1} << 29;
 constexpr size_t kMostOpenFiles = 64;
 
-/// The number in the bytes of one element.
+/// Reads a number from the bytes of one element.
 json number_in(const char* bytes, c10::ScalarType dtype) {
   const auto as = [bytes]<typename Number>(Number number) {
     std::memcpy(&number, bytes, sizeof(number));

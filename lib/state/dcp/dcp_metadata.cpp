@@ -1,4 +1,4 @@
-// What .metadata of torch.distributed.checkpoint says.
+// Reads .metadata of torch.distributed.checkpoint.
 
 #include <algorithm>
 #include <array>
@@ -13,7 +13,7 @@ namespace fsdp::checkpoint {
 using util::concat;
 using util::ErrorKind;
 using util::fail;
-using Kind = PickleValue::Kind;
+using ValueKind = PickleValue::ValueKind;
 
 namespace {
 
@@ -25,7 +25,7 @@ constexpr std::string_view kMetadata = FSDP_DCP "metadata.Metadata",
                            kChunk = FSDP_DCP "metadata.ChunkStorageMetadata",
                            kIndex = FSDP_DCP "metadata.MetadataIndex",
                            kStorage = FSDP_DCP "filesystem._StorageInfo";
-/// All that the pickle may name.
+/// The names that the pickle may contain.
 constexpr auto kMetadataGlobals = std::to_array<std::string_view>({kMetadata,
                                                                    kTensor,
                                                                    kBytes,
@@ -68,8 +68,8 @@ struct Chunk {
   std::vector<int64_t> offsets, sizes;
 };
 
-/// The last dimension that any chunk cuts: in the view that has the dimensions before it as rows, chunks are
-/// rectangles. Nothing where those of a tensor cannot be rectangles.
+/// The last dimension that any chunk cuts. Chunks are rectangles in the view with the dimensions before it as
+/// rows. Nothing if the tensor's chunks cannot be rectangles.
 std::optional<size_t> cut_dimension(const std::vector<int64_t>& shape, const std::vector<Chunk>& chunks) {
   size_t last = 0;
   for (const Chunk& chunk : chunks) {
@@ -87,7 +87,7 @@ std::optional<size_t> cut_dimension(const std::vector<int64_t>& shape, const std
   return last;
 }
 
-/// `cut`: from cut_dimension().
+/// The rectangle of a chunk. `cut`: the result of cut_dimension().
 util::Rectangle rectangle_of(const std::vector<int64_t>& shape, const Chunk& chunk, size_t cut) {
   util::Rectangle part{.begin = 0, .end = 1, .rows = 1, .row_begin = 0, .row_end = 1};
   for (size_t d = 0; d < cut; ++d) {
@@ -113,7 +113,7 @@ class MetadataParser {
     const PickleValue& tensors = dict_of(root_, "state_dict_metadata");
     for (size_t i = 0; i < tensors.items.size(); i += 2) {
       const PickleValue &key = *tensors.items[i], &value = *tensors.items[i + 1];
-      if (!key.is(Kind::kText) || !is_tensor_name(key.text)) refuse("has a key that cannot be a name");
+      if (!key.is(ValueKind::kText) || !is_tensor_name(key.text)) refuse("has a key that cannot be a name");
       const std::string name(key.text);
       if (result_.manifest.tensors.contains(name) || result_.values.contains(name)) {
         refuse("has the key ", name, " twice");
@@ -140,7 +140,7 @@ class MetadataParser {
 
   const PickleValue& dict_of(const PickleValue& object, const char* field) const {
     const PickleValue* value = field_of(object, field);
-    if (value == nullptr || !value->is(Kind::kDict)) refuse("has no dict ", field);
+    if (value == nullptr || !value->is(ValueKind::kDict)) refuse("has no dict ", field);
     return *value;
   }
 
@@ -177,13 +177,13 @@ class MetadataParser {
                         *file = field_of(info, "relative_path"), *begin = field_of(info, "offset"),
                         *length = field_of(info, "length");
       if (!index.is_object(kIndex) || !info.is_object(kStorage) || name == nullptr ||
-          !name->is(Kind::kText) || !is_tensor_name(name->text) || file == nullptr ||
-          !file->is(Kind::kText) || begin == nullptr || !begin->is(Kind::kInt) || length == nullptr ||
-          !length->is(Kind::kInt)) {
+          !name->is(ValueKind::kText) || !is_tensor_name(name->text) || file == nullptr ||
+          !file->is(ValueKind::kText) || begin == nullptr || !begin->is(ValueKind::kInt) ||
+          length == nullptr || !length->is(ValueKind::kInt)) {
         refuse("has an entry of storage_data that is something else");
       }
       const PickleValue* transforms = field_of(info, "transform_descriptors");
-      if (transforms != nullptr && !(transforms->is(Kind::kNone) || transforms->items.empty())) {
+      if (transforms != nullptr && !(transforms->is(ValueKind::kNone) || transforms->items.empty())) {
         refuse("stores ", std::string(name->text),
                " through an extension of PyTorch, which is not supported; save it "
                "without extensions");
@@ -192,10 +192,10 @@ class MetadataParser {
         refuse("stores ", std::string(name->text), " in a file whose name is not one of this folder");
       }
       std::vector<int64_t> offsets;
-      if (offset != nullptr && !offset->is(Kind::kNone) && !read_torch_sizes(*offset, offsets)) {
+      if (offset != nullptr && !offset->is(ValueKind::kNone) && !read_torch_sizes(*offset, offsets)) {
         refuse("has an entry of storage_data that is something else");
       }
-      const Place place{file->text, {begin->number, length->number}};
+      const ItemPlace place{file->text, {begin->number, length->number}};
       if (!storage_.emplace(std::pair(name->text, std::move(offsets)), place).second) {
         refuse("stores a part of ", std::string(name->text), " twice");
       }
@@ -222,14 +222,14 @@ class MetadataParser {
     const PickleValue* dtype = nullptr;
     if (properties != nullptr && properties->is_object(kProperties) && properties->state != nullptr) {
       const PickleValue& state = *properties->state;
-      dtype =
-          state.is(Kind::kTuple) && !state.items.empty() ? state.items.front() : find_item(state, "dtype");
+      dtype = state.is(ValueKind::kTuple) && !state.items.empty() ? state.items.front()
+                                                                  : find_item(state, "dtype");
     }
     if (dtype == nullptr || !find_torch_dtype(dtype->text, entry.dtype)) refuse("has no type for ", name);
     const int64_t itemsize_bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
     if (checked_numel(entry.shape, itemsize_bytes) < 0) refuse("has an impossible shape for ", name);
     const PickleValue* list = field_of(value, "chunks");
-    if (list == nullptr || !list->is(Kind::kList)) refuse("has no chunks for ", name);
+    if (list == nullptr || !list->is(ValueKind::kList)) refuse("has no chunks for ", name);
     // Tensors that share a list would otherwise read it again and again.
     if (list->items.size() > chunks_left_) refuse("has more chunks of tensors than it has bytes");
     chunks_left_ -= list->items.size();
@@ -265,7 +265,7 @@ class MetadataParser {
   }
 
   /// Place of an item. `file` is a view into the pickle, because items share its texts.
-  struct Place {
+  struct ItemPlace {
     std::string_view file;
     FilePart place;
   };
@@ -274,7 +274,7 @@ class MetadataParser {
   const PickleValue& root_;
   size_t chunks_left_;
   const std::string& where_;
-  std::map<std::pair<std::string_view, std::vector<int64_t>>, Place> storage_;
+  std::map<std::pair<std::string_view, std::vector<int64_t>>, ItemPlace> storage_;
   DcpMetadata result_;
 };
 

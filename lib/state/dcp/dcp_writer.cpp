@@ -15,7 +15,7 @@ using util::fail;
 namespace {
 
 constexpr int64_t kLargestWorldSize = 100'000;
-/// A reader loads whole parts, whatever it needs of them.
+/// Most bytes of a part. A reader loads whole parts, even if it needs only some elements.
 constexpr int64_t kLargestPartBytes = int64_t{1} << 30;
 
 /// A part of a tensor, or another object, that has been written.
@@ -26,19 +26,20 @@ struct Written {
 
 std::string file_name(int64_t file) { return concat("__", file, "_0.distcp"); }
 
-/// Rows [begin, end) of the first dimension.
-struct Rows {
+/// Range [begin, end) of the first dimension.
+struct TensorRows {
   int64_t begin, end;
 };
 
-/// The parts of a tensor in one of the files. As FSDP2, rounded up: the last files may have less, or nothing.
-std::vector<Rows> parts_in(const TensorInfo& info, int64_t file, int64_t files) {
-  if (info.shape.empty()) return file == 0 ? std::vector<Rows>{{0, 1}} : std::vector<Rows>{};
+/// The parts of a tensor in one of the files. Sizes are rounded up like FSDP2's, so that the last files may
+/// have less, or nothing.
+std::vector<TensorRows> parts_in(const TensorInfo& info, int64_t file, int64_t files) {
+  if (info.shape.empty()) return file == 0 ? std::vector<TensorRows>{{0, 1}} : std::vector<TensorRows>{};
   const int64_t rows = info.shape.front(), of_file = (rows + files - 1) / files;
   const int64_t first = std::min(file * of_file, rows), last = std::min(first + of_file, rows);
   const int64_t row_bytes = rows > 0 ? bytes_of(info) / rows : 0;
   const int64_t step = std::max<int64_t>(1, kLargestPartBytes / std::max<int64_t>(1, row_bytes));
-  std::vector<Rows> parts;
+  std::vector<TensorRows> parts;
   for (int64_t row = first; row < last; row += step) parts.push_back({row, std::min(row + step, last)});
   return parts;
 }
@@ -59,7 +60,7 @@ class PartsWriter {
       return DcpItem{file_name(number), {std::exchange(at, at + bytes), bytes}};
     };
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      for (const Rows& rows : parts_in(tensors_[i].info, number, request_.files)) {
+      for (const TensorRows& rows : parts_in(tensors_[i].info, number, request_.files)) {
         Written part{.sizes = tensors_[i].info.shape};
         part.offsets.assign(part.sizes.size(), 0);
         if (!part.sizes.empty()) {
@@ -113,7 +114,7 @@ class PartsWriter {
     return bytes;
   }
 
-  int64_t write_part(RawFile& file, const DcpTensor& tensor, const Rows& rows,
+  int64_t write_part(RawFile& file, const DcpTensor& tensor, const TensorRows& rows,
                      const std::vector<int64_t>& sizes) {
     const TensorInfo& info = tensor.info;
     return write_torch_tensor(file, info.dtype, sizes, [&](ZipWriter& zip) {

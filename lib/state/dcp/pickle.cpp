@@ -11,19 +11,19 @@
 namespace fsdp::checkpoint {
 using nlohmann::json;
 using util::ErrorKind;
-using Kind = PickleValue::Kind;
+using ValueKind = PickleValue::ValueKind;
 
 namespace {
 
 constexpr std::string_view kOrderedDict = "collections.OrderedDict";
 
-/// Bytes of a file in a message.
+/// Text for a message from bytes of a file.
 std::string shown_text(std::string_view text) {
   constexpr size_t kMostShown = 100;
   return json(text.substr(0, kMostShown)).dump(-1, ' ', true, json::error_handler_t::replace);
 }
 
-/// The stack machine. Its opcodes are those of Python's pickletools that PyTorch's files have.
+/// The stack machine. It knows the opcodes of Python's pickletools that occur in PyTorch's files.
 class Machine {
  public:
   Machine(std::string_view bytes, std::span<const std::string_view> globals, const std::string& where,
@@ -75,24 +75,25 @@ class Machine {
     return line;
   }
 
-  PickleValue& make(Kind kind) {
+  PickleValue& make(ValueKind kind) {
     if (static_cast<int64_t>(values_.size()) >= most_values_) {
       refuse("has more than ", most_values_, " values, the most that such a file may have");
     }
     values_.push_back({.kind = kind});
     return values_.back();
   }
-  PickleValue& push(Kind kind) {
+  PickleValue& push(ValueKind kind) {
     PickleValue& value = make(kind);
     stack_.push_back(&value);
     return value;
   }
-  bool push_number(int64_t number, Kind kind = Kind::kInt) {
+  bool push_number(int64_t number, ValueKind kind = ValueKind::kInt) {
     if (number < 0 || number >= static_cast<int64_t>(small_numbers_.size())) {
       push(kind).number = number;
       return true;
     }
-    PickleValue*& known = (kind == Kind::kBool ? booleans_ : small_numbers_)[static_cast<size_t>(number)];
+    PickleValue*& known =
+        (kind == ValueKind::kBool ? booleans_ : small_numbers_)[static_cast<size_t>(number)];
     if (known == nullptr) {
       known = &make(kind);
       known->number = number;
@@ -101,13 +102,13 @@ class Machine {
     return true;
   }
   /// Returns the shared value of a frequent constant.
-  bool push_constant(Kind kind, PickleValue*& known) {
+  bool push_constant(ValueKind kind, PickleValue*& known) {
     if (known == nullptr) known = &make(kind);
     stack_.push_back(known);
     return true;
   }
   bool push_text(std::string_view text) {
-    push(Kind::kText).text = text;
+    push(ValueKind::kText).text = text;
     return true;
   }
   PickleValue* pop() {
@@ -136,13 +137,13 @@ class Machine {
     return items;
   }
   bool push_tuple(std::vector<const PickleValue*> items) {
-    push(Kind::kTuple).items = std::move(items);
+    push(ValueKind::kTuple).items = std::move(items);
     return true;
   }
-  bool add(Kind kind, std::vector<const PickleValue*> items) {
+  bool add(ValueKind kind, std::vector<const PickleValue*> items) {
     PickleValue& to = top();
-    if (!to.is(kind)) refuse("adds to a value that is not a ", kind == Kind::kDict ? "dict" : "list");
-    if (kind == Kind::kDict && items.size() % 2 != 0) refuse("has a dict with a key without a value");
+    if (!to.is(kind)) refuse("adds to a value that is not a ", kind == ValueKind::kDict ? "dict" : "list");
+    if (kind == ValueKind::kDict && items.size() % 2 != 0) refuse("has a dict with a key without a value");
     to.items.insert(to.items.end(), items.begin(), items.end());
     return true;
   }
@@ -150,10 +151,10 @@ class Machine {
   bool execute_value(unsigned char opcode) {
     switch (opcode) {
       case 'N':  // NONE
-        return push_constant(Kind::kNone, none_);
+        return push_constant(ValueKind::kNone, none_);
       case 0x88:  // NEWTRUE
       case 0x89:  // NEWFALSE
-        return push_number(opcode == 0x88, Kind::kBool);
+        return push_number(opcode == 0x88, ValueKind::kBool);
       case 'J':  // BININT
         return push_number(static_cast<int32_t>(take_number(4)));
       case 'K':  // BININT1
@@ -188,7 +189,7 @@ class Machine {
     std::array<char, sizeof(double)> number;
     const std::string_view taken = take(number.size());
     std::reverse_copy(taken.begin(), taken.end(), number.begin());  // big-endian
-    std::memcpy(&push(Kind::kFloat).number, number.data(), number.size());
+    std::memcpy(&push(ValueKind::kFloat).number, number.data(), number.size());
     return true;
   }
 
@@ -204,7 +205,7 @@ class Machine {
         marks_.push_back(stack_.size());
         return true;
       case ')':  // EMPTY_TUPLE
-        return push_constant(Kind::kTuple, empty_tuple_);
+        return push_constant(ValueKind::kTuple, empty_tuple_);
       case 't':  // TUPLE
         return push_tuple(pop_to_mark());
       case 0x85:  // TUPLE1
@@ -212,19 +213,19 @@ class Machine {
       case 0x87:  // TUPLE3
         return push_tuple(pop_several(opcode - 0x84U));
       case ']':  // EMPTY_LIST
-        push(Kind::kList);
+        push(ValueKind::kList);
         return true;
       case '}':  // EMPTY_DICT
-        push(Kind::kDict);
+        push(ValueKind::kDict);
         return true;
       case 'a':  // APPEND
-        return add(Kind::kList, pop_several(1));
+        return add(ValueKind::kList, pop_several(1));
       case 'e':  // APPENDS
-        return add(Kind::kList, pop_to_mark());
+        return add(ValueKind::kList, pop_to_mark());
       case 's':  // SETITEM
-        return add(Kind::kDict, pop_several(2));
+        return add(ValueKind::kDict, pop_several(2));
       case 'u':  // SETITEMS
-        return add(Kind::kDict, pop_to_mark());
+        return add(ValueKind::kDict, pop_to_mark());
       case 'q':  // BINPUT
         return remember(take_number(1));
       case 'r':  // LONG_BINPUT
@@ -267,7 +268,7 @@ class Machine {
       }
       case 0x93: {  // STACK_GLOBAL
         const PickleValue *name = pop(), *module = pop();
-        if (!name->is(Kind::kText) || !module->is(Kind::kText))
+        if (!name->is(ValueKind::kText) || !module->is(ValueKind::kText))
           refuse("has a global whose name is not a text");
         push_global(module->text, name->text);
         return true;
@@ -275,13 +276,13 @@ class Machine {
       case 'R':     // REDUCE
       case 0x81: {  // NEWOBJ
         const PickleValue *arguments = pop(), *callable = pop();
-        if (!callable->is(Kind::kGlobal) || !arguments->is(Kind::kTuple))
+        if (!callable->is(ValueKind::kGlobal) || !arguments->is(ValueKind::kTuple))
           refuse("calls a value that is not a function");
         if (callable->text == kOrderedDict && arguments->items.empty()) {
-          push(Kind::kDict);
+          push(ValueKind::kDict);
           return true;
         }
-        PickleValue& object = push(Kind::kObject);
+        PickleValue& object = push(ValueKind::kObject);
         object.text = callable->text;
         object.inner = arguments;
         return true;
@@ -289,14 +290,14 @@ class Machine {
       case 'b': {  // BUILD
         const PickleValue* state = pop();
         PickleValue& object = top();
-        if (!object.is(Kind::kObject) || object.state != nullptr)
+        if (!object.is(ValueKind::kObject) || object.state != nullptr)
           refuse("sets the state of a value that has none");
         object.state = state;
         return true;
       }
       case 'Q': {  // BINPERSID
         const PickleValue* what = pop();
-        push(Kind::kPersistent).inner = what;
+        push(ValueKind::kPersistent).inner = what;
         return true;
       }
       default:
@@ -308,7 +309,7 @@ class Machine {
     for (const std::string_view known : globals_) {
       if (known.size() == module.size() + 1 + name.size() && known.starts_with(module) &&
           known.ends_with(name) && known[module.size()] == '.') {
-        push(Kind::kGlobal).text = known;
+        push(ValueKind::kGlobal).text = known;
         return;
       }
     }
@@ -339,23 +340,23 @@ Pickle::Pickle(std::string bytes, std::span<const std::string_view> globals, con
 }
 
 const PickleValue* find_item(const PickleValue& dict, std::string_view key) {
-  if (!dict.is(Kind::kDict)) return nullptr;
+  if (!dict.is(ValueKind::kDict)) return nullptr;
   for (size_t i = dict.items.size(); i >= 2; i -= 2) {
-    if (dict.items[i - 2]->is(Kind::kText) && dict.items[i - 2]->text == key) return dict.items[i - 1];
+    if (dict.items[i - 2]->is(ValueKind::kText) && dict.items[i - 2]->text == key) return dict.items[i - 1];
   }
   return nullptr;
 }
 
 json json_of(const PickleValue& value, size_t most_text_bytes) {
   const auto simple = [&most_text_bytes](const PickleValue& of) -> json {
-    if (of.is(Kind::kBool)) return of.number != 0;
-    if (of.is(Kind::kInt)) return of.number;
-    if (of.is(Kind::kFloat)) return of.real();
-    if (!of.is(Kind::kText) || of.text.size() > most_text_bytes) return nullptr;
+    if (of.is(ValueKind::kBool)) return of.number != 0;
+    if (of.is(ValueKind::kInt)) return of.number;
+    if (of.is(ValueKind::kFloat)) return of.real();
+    if (!of.is(ValueKind::kText) || of.text.size() > most_text_bytes) return nullptr;
     most_text_bytes -= of.text.size();
     return of.text;
   };
-  if (!value.is(Kind::kTuple) && !value.is(Kind::kList)) return simple(value);
+  if (!value.is(ValueKind::kTuple) && !value.is(ValueKind::kList)) return simple(value);
   json list = json::array();
   for (const PickleValue* item : value.items) list.push_back(simple(*item));
   return list;

@@ -18,7 +18,7 @@ namespace fsdp::checkpoint {
 /// A value of a pickle, owned by the Pickle. Lists, dicts and objects may contain themselves, so a reader
 /// must limit its depth.
 struct PickleValue {
-  enum class Kind : uint8_t {
+  enum class ValueKind : uint8_t {
     kNone,
     kBool,
     kInt,
@@ -32,7 +32,7 @@ struct PickleValue {
     kPersistent,  ///< an object that is stored outside the pickle, identified by `inner`
   };
 
-  Kind kind = Kind::kNone;
+  ValueKind kind = ValueKind::kNone;
   int64_t number = 0;          ///< kInt, kBool; kFloat: the bits of its real()
   std::string_view text = {};  ///< kText; the name of kGlobal and kObject: "torch.Size"
   /// Items of a tuple or list; alternating keys and values of a dict.
@@ -40,10 +40,10 @@ struct PickleValue {
   const PickleValue* inner = nullptr;  ///< see kObject and kPersistent
   const PickleValue* state = nullptr;  ///< state of an object; null if it is not set
 
-  bool is(Kind expected) const { return kind == expected; }
+  bool is(ValueKind expected) const { return kind == expected; }
   double real() const { return std::bit_cast<double>(number); }
   /// Whether the value is an object of this global.
-  bool is_object(std::string_view global) const { return kind == Kind::kObject && text == global; }
+  bool is_object(std::string_view global) const { return kind == ValueKind::kObject && text == global; }
 };
 
 /// Limits of memory. A pickle may make at most `most_values` values, and at most half as many as it has bytes

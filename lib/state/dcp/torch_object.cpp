@@ -11,7 +11,7 @@
 
 namespace fsdp::checkpoint {
 using util::ErrorKind;
-using Kind = PickleValue::Kind;
+using ValueKind = PickleValue::ValueKind;
 
 namespace {
 
@@ -36,7 +36,7 @@ constexpr std::array<TorchType, 10> kTorchTypes{{
 constexpr std::string_view kRebuild = "torch._utils._rebuild_tensor_v2",
                            kRebuildParameter = "torch._utils._rebuild_parameter";
 
-/// All that a tensor or a plain value may name.
+/// The names that the pickle of a tensor or plain value may contain.
 constexpr auto kObjectGlobals = [] {
   std::array<std::string_view, kTorchTypes.size() + 3> names{kRebuild, kRebuildParameter,
                                                              "collections.OrderedDict"};
@@ -53,15 +53,15 @@ const TorchType& traits_of(c10::ScalarType dtype) {
   return *found;
 }
 
-/// The archive's pickle, and the name of the folder in it.
+/// The pickle of the archive, and the name of the archive's folder.
 struct OpenArchive {
   ZipReader zip;
   std::string folder;
   Pickle pickle;
 };
 
-const ZipReader::Record& pickle_record(const ZipReader& zip, const std::string& where) {
-  for (const ZipReader::Record& record : zip.records()) {
+const ZipReader::ZipRecord& pickle_record(const ZipReader& zip, const std::string& where) {
+  for (const ZipReader::ZipRecord& record : zip.records()) {
     if (record.name.ends_with("/data.pkl") && record.name.find('/') == record.name.size() - 9) return record;
   }
   util::fail(ErrorKind::kCheckpoint, where, " must be what torch.save() writes, but has no data.pkl");
@@ -69,9 +69,9 @@ const ZipReader::Record& pickle_record(const ZipReader& zip, const std::string& 
 
 OpenArchive open_archive(const RawFile& file, const FilePart& part, const std::string& where) {
   ZipReader zip(file, part, where);
-  const ZipReader::Record& record = pickle_record(zip, where);
+  const ZipReader::ZipRecord& record = pickle_record(zip, where);
   std::string folder = record.name.substr(0, record.name.find('/') + 1);
-  const ZipReader::Record* order = zip.find(folder + "byteorder");
+  const ZipReader::ZipRecord* order = zip.find(folder + "byteorder");
   if (order != nullptr && zip.read(*order, 16) != "little") {
     util::fail(ErrorKind::kCheckpoint, where, " must be little-endian, but is not");
   }
@@ -79,7 +79,7 @@ OpenArchive open_archive(const RawFile& file, const FilePart& part, const std::s
   return {std::move(zip), std::move(folder), Pickle(std::move(bytes), kObjectGlobals, where)};
 }
 
-/// Arguments of a call to `global`; null for anything else, or for fewer.
+/// The arguments of a call to `global`. Null for anything else, or if there are too few arguments.
 const std::vector<const PickleValue*>* arguments_of(const PickleValue& value, std::string_view global,
                                                     size_t count) {
   return value.is_object(global) && value.inner->items.size() >= count ? &value.inner->items : nullptr;
@@ -111,9 +111,9 @@ bool read_torch_sizes(const PickleValue& value, std::vector<int64_t>& sizes) {
   const auto* size = arguments_of(value, "torch.Size", 1);
   const PickleValue& tuple = size != nullptr ? *size->front() : value;
   sizes.clear();
-  if (!tuple.is(Kind::kTuple) || tuple.items.size() > kMostDimensions) return false;
+  if (!tuple.is(ValueKind::kTuple) || tuple.items.size() > kMostDimensions) return false;
   for (const PickleValue* item : tuple.items) {
-    if (!item->is(Kind::kInt)) return false;
+    if (!item->is(ValueKind::kInt)) return false;
     sizes.push_back(item->number);
   }
   return true;
@@ -133,9 +133,9 @@ TorchTensor read_torch_tensor(const RawFile& file, const FilePart& part, const s
   TorchTensor result;
   std::vector<int64_t> strides;
   // "storage", type, key, device, elements
-  const bool is_storage = storage.is(Kind::kPersistent) && storage.inner->is(Kind::kTuple) &&
-                          storage.inner->items.size() == 5 && storage.inner->items[2]->is(Kind::kText);
-  if (!is_storage || !offset.is(Kind::kInt) || offset.number < 0 ||
+  const bool is_storage = storage.is(ValueKind::kPersistent) && storage.inner->is(ValueKind::kTuple) &&
+                          storage.inner->items.size() == 5 && storage.inner->items[2]->is(ValueKind::kText);
+  if (!is_storage || !offset.is(ValueKind::kInt) || offset.number < 0 ||
       !read_torch_sizes(*tensor->at(2), result.shape) || !read_torch_sizes(*tensor->at(3), strides)) {
     refuse("has an unknown description");
   }
@@ -151,7 +151,7 @@ TorchTensor read_torch_tensor(const RawFile& file, const FilePart& part, const s
     refuse("its elements are not in row-major order (strides ", shape_text(strides), " of shape ",
            shape_text(result.shape), ")");
   }
-  const ZipReader::Record* data =
+  const ZipReader::ZipRecord* data =
       archive.zip.find(util::concat(archive.folder, "data/", storage.inner->items[2]->text));
   const int64_t bytes = numel * itemsize_bytes;
   if (data == nullptr || data->bytes < bytes || offset.number > (data->bytes - bytes) / itemsize_bytes) {

@@ -16,7 +16,7 @@ using util::ErrorKind;
 
 namespace {
 
-// PKWARE's APPNOTE.TXT: 4.3.7, 4.3.9, 4.3.12, 4.3.14 to 4.3.16.
+// Signatures and sizes of PKWARE's APPNOTE.TXT, sections 4.3.7, 4.3.9, 4.3.12, 4.3.14 to 4.3.16.
 constexpr uint32_t kLocalHeader = 0x04034b50, kDescriptor = 0x08074b50, kDirectoryHeader = 0x02014b50,
                    kEnd = 0x06054b50, kEnd64 = 0x06064b50, kLocator64 = 0x07064b50;
 constexpr int64_t kLocalHeaderBytes = 30, kDirectoryHeaderBytes = 46, kEndBytes = 22, kEnd64Bytes = 56,
@@ -26,7 +26,7 @@ constexpr int64_t kLargestDirectoryBytes = 1 << 20;
 constexpr uint32_t kIn64 = std::numeric_limits<uint32_t>::max();
 constexpr int64_t kBlock = 1 << 20;
 
-/// Little-endian numbers of a header.
+/// Reads little-endian numbers of a header.
 class Fields {
  public:
   explicit Fields(std::string_view bytes) : bytes_(bytes) {}
@@ -49,7 +49,7 @@ std::string bytes_at(const RawFile& file, int64_t begin, int64_t count) {
   return bytes;
 }
 
-/// The field of zip64 among the extra fields; empty where there is none.
+/// The zip64 field among the extra fields. Empty if there is none.
 std::string_view zip64_field(std::string_view extra) {
   while (extra.size() >= 4) {
     const Fields fields(extra);
@@ -123,13 +123,13 @@ ZipReader::ZipReader(const RawFile& file, const FilePart& part, std::string wher
   }
 }
 
-const ZipReader::Record* ZipReader::find(std::string_view name) const {
+const ZipReader::ZipRecord* ZipReader::find(std::string_view name) const {
   const auto found = std::find_if(records_.begin(), records_.end(),
-                                  [&](const Record& record) { return record.name == name; });
+                                  [&](const ZipRecord& record) { return record.name == name; });
   return found != records_.end() ? &*found : nullptr;
 }
 
-FilePart ZipReader::place_of(const Record& record) const {
+FilePart ZipReader::place_of(const ZipRecord& record) const {
   const int64_t room = directory_begin_ - record.header_begin - kLocalHeaderBytes;
   if (room >= 0) {
     const std::string header = bytes_at(file_, record.header_begin, kLocalHeaderBytes);
@@ -143,7 +143,7 @@ FilePart ZipReader::place_of(const Record& record) const {
              record.bytes, " bytes is outside it; the file is damaged");
 }
 
-std::string ZipReader::read(const Record& record, int64_t largest_bytes) const {
+std::string ZipReader::read(const ZipRecord& record, int64_t largest_bytes) const {
   if (record.bytes > largest_bytes) {
     util::fail(ErrorKind::kCheckpoint, where_, " has a record of ", record.bytes, " bytes, more than the ",
                largest_bytes, " that such a record may have");
@@ -152,7 +152,7 @@ std::string ZipReader::read(const Record& record, int64_t largest_bytes) const {
   return bytes_at(file_, place_of(record).begin, record.bytes);
 }
 
-void ZipReader::verify(const Record& record) const {
+void ZipReader::verify(const ZipRecord& record) const {
   const FilePart place = place_of(record);
   if (record.crc32 == 0) return;  // written after torch.serialization.set_crc32_options(False)
   uLong found = ::crc32(0, nullptr, 0);
@@ -198,7 +198,7 @@ void ZipWriter::begin(std::string_view name) {
 
 void ZipWriter::append(const void* data, int64_t bytes) {
   FSDP_CHECK(open_);
-  ZipReader::Record& record = records_.back();
+  ZipReader::ZipRecord& record = records_.back();
   record.crc32 = static_cast<uint32_t>(
       ::crc32_z(record.crc32, static_cast<const Bytef*>(data), static_cast<size_t>(bytes)));
   record.bytes += bytes;
@@ -208,7 +208,7 @@ void ZipWriter::append(const void* data, int64_t bytes) {
 
 void ZipWriter::end_record() {
   if (!open_) return;
-  const ZipReader::Record& record = records_.back();
+  const ZipReader::ZipRecord& record = records_.back();
   // A larger record would need another kind of descriptor.
   FSDP_CHECK(record.bytes < kIn64);
   const auto bytes = static_cast<uint32_t>(record.bytes);
@@ -221,7 +221,7 @@ int64_t ZipWriter::finish() {
   constexpr uint16_t kNone = 0;
   const int64_t begin = written_;
   FSDP_CHECK(begin < kIn64);
-  for (const ZipReader::Record& record : records_) {
+  for (const ZipReader::ZipRecord& record : records_) {
     const auto bytes = static_cast<uint32_t>(record.bytes);
     write(packed(kDirectoryHeader, kVersion, kVersion, kFlags, kNone, uint32_t{0}, record.crc32, bytes, bytes,
                  static_cast<uint16_t>(record.name.size()), kNone, kNone, kNone, kNone, uint32_t{0},

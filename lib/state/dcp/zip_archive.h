@@ -24,29 +24,29 @@ class ZipReader {
   /// the object.
   ZipReader(const RawFile& file, const FilePart& part, std::string where);
 
-  struct Record {
+  struct ZipRecord {
     std::string name;
     int64_t bytes = 0;
     uint32_t crc32 = 0;        ///< 0: possibly not computed
     int64_t header_begin = 0;  ///< offset from the start of the file
   };
 
-  const std::vector<Record>& records() const { return records_; }
+  const std::vector<ZipRecord>& records() const { return records_; }
   /// The record of this name. Null if there is none.
-  const Record* find(std::string_view name) const;
+  const ZipRecord* find(std::string_view name) const;
 
   /// The place of a record's bytes in the file. Throws Error(kCheckpoint) unless they are within the archive.
-  FilePart place_of(const Record& record) const;
+  FilePart place_of(const ZipRecord& record) const;
   /// Reads a small record and compares its checksum.
-  std::string read(const Record& record, int64_t largest_bytes) const;
+  std::string read(const ZipRecord& record, int64_t largest_bytes) const;
   /// Throws Error(kCheckpoint) if the checksum of a record's bytes differs from the archive's.
-  void verify(const Record& record) const;
+  void verify(const ZipRecord& record) const;
 
  private:
   const RawFile& file_;
   FilePart part_;
   std::string where_;
-  std::vector<Record> records_;
+  std::vector<ZipRecord> records_;
   int64_t directory_begin_ = 0;  ///< offset from the start of the file
 };
 
@@ -70,7 +70,7 @@ class ZipWriter {
   void write(const std::string& bytes);
 
   RawFile& file_;
-  std::vector<ZipReader::Record> records_;
+  std::vector<ZipReader::ZipRecord> records_;
   int64_t written_ = 0;
   bool open_ = false;
 };

@@ -353,9 +353,9 @@ namespace {
 std::string this_process() { return concat("process ", ::getpid(), " on ", util::host_name()); }
 
 /// The lock holder's name from the file. Only for the message.
-std::string holder_of(int fd) {
+std::string holder_of(const util::Descriptor& file) {
   std::array<char, 300> text{};
-  ssize_t count = ::pread(fd, text.data(), text.size(), 0);
+  ssize_t count = ::pread(file.get(), text.data(), text.size(), 0);
   std::string holder(text.data(), count > 0 ? static_cast<size_t>(count) : 0);
   bool is_name = holder.starts_with("process ");
   for (char c : holder) is_name = is_name && c >= ' ' && c <= '~';
@@ -364,30 +364,23 @@ std::string holder_of(int fd) {
 
 }  // namespace
 
-RunLock::RunLock(const fs::path& folder) : path_(folder / kRunLockName) {
-  // The file is never removed, because two runs could then lock two files of the same name.
-  fd_ = open_lock_file(path_);
-  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-    int cause = errno;
-    if (cause == EWOULDBLOCK) {
-      std::string holder = holder_of(fd_);
-      ::close(fd_);
-      fail(ErrorKind::kUsage, "run.output_dir ", folder.string(), " is in use by another run: ", holder,
-           " has locked ", path_.string(), "; wait for it to end or choose another run.output_dir");
+// The file is never removed, because two runs could then lock two files of the same name.
+RunLock::RunLock(const fs::path& folder) : path_(folder / kRunLockName), file_(open_lock_file(path_)) {
+  if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) {
+      fail(ErrorKind::kUsage, "run.output_dir ", folder.string(),
+           " is in use by another run: ", holder_of(file_), " has locked ", path_.string(),
+           "; wait for it to end or choose another run.output_dir");
     }
-    util::log_warning(concat("cannot lock ", path_.string(), " (", errno_text(cause),
+    util::log_warning(concat("cannot lock ", path_.string(), " (", errno_text(errno),
                              "); nothing will prevent a second run from using this folder"));
     return;
   }
   std::string text = this_process();
   // The text only improves the message of a refused run, so a full disk does not matter here.
-  if (::ftruncate(fd_, 0) == 0) {
-    [[maybe_unused]] ssize_t written = ::pwrite(fd_, text.data(), text.size(), 0);
+  if (::ftruncate(file_.get(), 0) == 0) {
+    [[maybe_unused]] ssize_t written = ::pwrite(file_.get(), text.data(), text.size(), 0);
   }
-}
-
-RunLock::~RunLock() {
-  if (fd_ >= 0) ::close(fd_);
 }
 
 void RunLock::require_same_folder() const {
@@ -398,7 +391,8 @@ void RunLock::require_same_folder() const {
     // Storage that does not respond now may respond when saving.
     if (errno != ENOENT && errno != ENOTDIR) return;
     found = concat("none of that name with this run's ", kRunLockName);
-  } else if (::fstat(fd_, &locked) == 0 && (locked.st_dev != named.st_dev || locked.st_ino != named.st_ino)) {
+  } else if (::fstat(file_.get(), &locked) == 0 &&
+             (locked.st_dev != named.st_dev || locked.st_ino != named.st_ino)) {
     found = "another one of that name";
   } else {
     return;

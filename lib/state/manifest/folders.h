@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/util/descriptor.h"
 #include "base/util/error.h"
 
 namespace fsdp::checkpoint {
@@ -130,12 +131,9 @@ inline constexpr const char* kRunLockName = ".lock";
 /// the process ends, even by a crash. The file of the lock stays.
 class RunLock {
  public:
-  /// Throws kUsage when another run holds the lock, and kIo when the lock's file cannot be created. On
+  /// Throws Error(kUsage) if another run holds the lock, and kIo if the lock's file cannot be created. On
   /// storage without locks it logs a warning and holds nothing.
   explicit RunLock(const std::filesystem::path& folder);
-  ~RunLock();
-  RunLock(const RunLock&) = delete;
-  RunLock& operator=(const RunLock&) = delete;
 
   /// Throws Error(kIo) if the folder's name no longer leads to the folder that was locked, because it was
   /// removed, replaced or unmounted. Another run may have locked the new folder, and a later run would not
@@ -144,7 +142,7 @@ class RunLock {
 
  private:
   std::filesystem::path path_;
-  int fd_ = -1;
+  util::Descriptor file_;
 };
 
 }  // namespace fsdp::checkpoint

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "base/util/regular_file.h"
+#include "base/util/text.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
@@ -31,20 +31,7 @@ namespace {
 constexpr int64_t kLargestTransfer = int64_t{1} << 30;
 constexpr int64_t kHashBlock = int64_t{1} << 20;
 
-std::string hexadecimal(uint64_t hash) {
-  char digits[17];
-  std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(hash));
-  return digits;
-}
-
-bool still_has_its_name(int fd, const fs::path& path) {
-  struct stat opened {
-  }, named{};
-  return ::fstat(fd, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
-         opened.st_dev == named.st_dev;
-}
-
-/// Calls `read` and prefixes errors of base/util/json.h with the name of the text.
+/// Calls `body` and prefixes errors of base/util/json.h with the name of the text.
 template <typename Body>
 auto naming(const std::string& where, const Body& body) {
   try {
@@ -66,28 +53,32 @@ RawFile RawFile::open(const fs::path& path) {
     fail(missing ? ErrorKind::kCheckpoint : ErrorKind::kIo, "cannot open ", path.string(), ": ",
          errno_text(opened.error));
   }
-  return {path, opened.fd};
+  return {path, util::Descriptor(opened.fd)};
 }
 
-int open_lock_file(const fs::path& path) {
+util::Descriptor open_lock_file(const fs::path& path) {
   // A link could lead to a file that is not a lock, and that would be emptied.
-  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+  util::Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
   struct stat status {};
-  if (fd >= 0 && ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode)) return fd;
-  const int cause = errno;
-  if (fd >= 0) ::close(fd);
-  if (fd >= 0 || cause == ELOOP) {
+  if (file.is_open() && ::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode)) return file;
+  if (file.is_open() || errno == ELOOP) {
     fail(ErrorKind::kIo, path.string(), " must be a file of this toolkit, but is ",
-         fd >= 0 ? "a device or pipe" : "a symbolic link", "; remove it");
+         file.is_open() ? "a device or pipe" : "a symbolic link", "; remove it");
   }
-  fail(ErrorKind::kIo, "cannot create ", path.string(), ": ", errno_text(cause));
+  fail(ErrorKind::kIo, "cannot create ", path.string(), ": ", errno_text(errno));
+}
+
+bool still_has_its_name(const util::Descriptor& opened, const fs::path& path) {
+  struct stat own {
+  }, named{};
+  return ::fstat(opened.get(), &own) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+         own.st_ino == named.st_ino && own.st_dev == named.st_dev;
 }
 
 RawFile RawFile::create_locked(const fs::path& path) {
   for (;;) {
-    const int fd = open_lock_file(path);
-    RawFile file(path, fd);
-    if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    RawFile file(path, open_lock_file(path));
+    if (::flock(file.fd_.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno == EWOULDBLOCK) {
         fail(ErrorKind::kCheckpoint, path.string(),
              " is being written by another process; wait for it or choose another output");
@@ -95,23 +86,16 @@ RawFile RawFile::create_locked(const fs::path& path) {
       fail(ErrorKind::kIo, "cannot lock ", path.string(), ": ", errno_text(errno));
     }
     // The previous owner may have renamed its finished file between open and lock. Such a file is not ours.
-    if (!still_has_its_name(fd, path)) continue;
-    if (::ftruncate(fd, 0) != 0)
+    if (!still_has_its_name(file.fd_, path)) continue;
+    if (::ftruncate(file.fd_.get(), 0) != 0)
       fail(ErrorKind::kIo, "cannot empty ", path.string(), ": ", errno_text(errno));
     return file;
   }
 }
 
-RawFile::RawFile(RawFile&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
-
-RawFile::~RawFile() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
 int64_t RawFile::size_bytes() const {
   struct stat status {};
-  if (::fstat(fd_, &status) != 0)
+  if (::fstat(fd_.get(), &status) != 0)
     fail(ErrorKind::kIo, "cannot read ", path_.string(), ": ", errno_text(errno));
   return status.st_size;
 }
@@ -119,7 +103,7 @@ int64_t RawFile::size_bytes() const {
 void RawFile::read_at(int64_t offset, void* out, int64_t bytes) const {
   auto* to = static_cast<char*>(out);
   while (bytes > 0) {
-    ssize_t count = ::pread(fd_, to, static_cast<size_t>(std::min(bytes, kLargestTransfer)), offset);
+    ssize_t count = ::pread(fd_.get(), to, static_cast<size_t>(std::min(bytes, kLargestTransfer)), offset);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail(ErrorKind::kIo, "cannot read ", path_.string(), ": ", errno_text(errno));
     if (count == 0) {
@@ -133,11 +117,11 @@ void RawFile::read_at(int64_t offset, void* out, int64_t bytes) const {
 }
 
 void RawFile::write(const void* data, int64_t bytes) {
-  util::write_all(fd_, {static_cast<const char*>(data), static_cast<size_t>(bytes)}, path_);
+  util::write_all(fd_.get(), {static_cast<const char*>(data), static_cast<size_t>(bytes)}, path_);
 }
 
 void RawFile::sync() {
-  if (::fsync(fd_) != 0) fail(ErrorKind::kIo, "cannot flush ", path_.string(), ": ", errno_text(errno));
+  if (::fsync(fd_.get()) != 0) fail(ErrorKind::kIo, "cannot flush ", path_.string(), ": ", errno_text(errno));
 }
 
 fs::path temporary_name(const fs::path& path) {
@@ -157,11 +141,13 @@ FileDigest digest_file(const fs::path& path, const std::function<void(int64_t)>&
     FSDP_CHECK(XXH3_64bits_update(state.get(), block.data(), static_cast<size_t>(count)) == XXH_OK);
     if (on_bytes) on_bytes(count);
   }
-  digest.xxh3_64 = hexadecimal(XXH3_64bits_digest(state.get()));
+  digest.xxh3_64 = util::hex_digits(XXH3_64bits_digest(state.get()));
   return digest;
 }
 
-std::string xxh3_64_of(std::string_view text) { return hexadecimal(XXH3_64bits(text.data(), text.size())); }
+std::string xxh3_64_of(std::string_view text) {
+  return util::hex_digits(XXH3_64bits(text.data(), text.size()));
+}
 
 std::string read_text(const fs::path& path, int64_t largest_bytes, const std::string& what) {
   RawFile file = RawFile::open(path);

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/util/descriptor.h"
 #include "base/util/json.h"
 
 namespace fsdp::checkpoint {
@@ -26,10 +27,6 @@ class RawFile {
   /// writer. Throws Error(kCheckpoint) if its writer still runs.
   static RawFile create_locked(const std::filesystem::path& path);
 
-  RawFile(RawFile&& other) noexcept;
-  RawFile& operator=(RawFile&& other) = delete;
-  ~RawFile();
-
   const std::filesystem::path& path() const { return path_; }
   int64_t size_bytes() const;
 
@@ -43,15 +40,18 @@ class RawFile {
   void sync();
 
  private:
-  RawFile(std::filesystem::path path, int fd) : path_(std::move(path)), fd_(fd) {}
+  RawFile(std::filesystem::path path, util::Descriptor fd) : path_(std::move(path)), fd_(std::move(fd)) {}
 
   std::filesystem::path path_;
-  int fd_;
+  util::Descriptor fd_;
 };
 
 /// Opens a file that the caller will lock, and creates it if it does not exist. Throws Error(kIo) for a
 /// symbolic link and for anything else that is not a regular file.
-int open_lock_file(const std::filesystem::path& path);
+util::Descriptor open_lock_file(const std::filesystem::path& path);
+
+/// Whether the path, without following links, still leads to the open file or folder.
+bool still_has_its_name(const util::Descriptor& opened, const std::filesystem::path& path);
 
 /// The name of a file until it is complete: ".NAME.tmp" beside `path`.
 std::filesystem::path temporary_name(const std::filesystem::path& path);

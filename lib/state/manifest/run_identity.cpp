@@ -1,9 +1,5 @@
 #include "state/manifest/run_identity.h"
 
-#include <cstdint>
-#include <cstdio>
-#include <random>
-
 #include "base/util/error.h"
 #include "base/util/file.h"
 
@@ -29,14 +25,6 @@ std::optional<std::string> id_in(const fs::path& path) {
 }
 
 }  // namespace
-
-std::string new_run_id() {
-  std::random_device source;
-  const uint64_t bits = (uint64_t{source()} << 32) | source();
-  char text[kIdLength + 1];
-  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(bits));
-  return text;
-}
 
 std::string run_of(const nlohmann::json& training) {
   if (!training.is_object()) return "";

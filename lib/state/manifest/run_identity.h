@@ -15,9 +15,6 @@ namespace fsdp::checkpoint {
 inline constexpr const char* kRunName = ".run";
 inline constexpr const char* kUnfinishedName = ".unfinished";
 
-/// A new id: 16 random hexadecimal digits.
-std::string new_run_id();
-
 /// The id in "training" of a manifest. "" if it has none.
 std::string run_of(const nlohmann::json& training);
 

@@ -11,6 +11,7 @@
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "base/util/log.h"
+#include "state/manifest/raw_file.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
@@ -30,6 +31,10 @@ fs::path plain_path(const fs::path& path) {
 bool is_there(const fs::path& path) {
   std::error_code error;
   return fs::exists(fs::symlink_status(path, error));
+}
+
+util::Descriptor open_folder(const fs::path& path) {
+  return util::Descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 }
 
 void remove_content(const fs::path& folder) {
@@ -82,7 +87,6 @@ StagedFolder::StagedFolder(const fs::path& target, bool may_replace)
     refuse_filled_target();
   } catch (...) {
     ::rmdir(staging_.c_str());
-    ::close(fd_);
     throw;
   }
 }
@@ -115,34 +119,26 @@ void StagedFolder::lock() {
     if (::mkdir(staging_.c_str(), 0755) != 0 && errno != EEXIST) {
       fail(ErrorKind::kIo, "cannot create the folder ", staging_.string(), ": ", errno_text(errno));
     }
-    fd_ = ::open(staging_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd_ < 0 && errno == ENOENT) continue;
-    if (fd_ < 0) fail(ErrorKind::kIo, "cannot open the folder ", staging_.string(), ": ", errno_text(errno));
-    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-      int cause = errno;
-      ::close(fd_);
-      if (cause != EWOULDBLOCK)
-        fail(ErrorKind::kIo, "cannot lock ", staging_.string(), ": ", errno_text(cause));
+    fd_ = open_folder(staging_);
+    if (!fd_.is_open() && errno == ENOENT) continue;
+    if (!fd_.is_open())
+      fail(ErrorKind::kIo, "cannot open the folder ", staging_.string(), ": ", errno_text(errno));
+    if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK)
+        fail(ErrorKind::kIo, "cannot lock ", staging_.string(), ": ", errno_text(errno));
       fail(ErrorKind::kCheckpoint, staging_.string(),
            " is being written by another process; wait for it or choose another output");
     }
     // The previous owner may have renamed the folder to its final name between open and lock. It is not ours
     // then.
-    struct stat opened {
-    }, named{};
-    if (::fstat(fd_, &opened) == 0 && ::lstat(staging_.c_str(), &named) == 0 &&
-        opened.st_ino == named.st_ino && opened.st_dev == named.st_dev) {
-      return;
-    }
-    ::close(fd_);
+    if (still_has_its_name(fd_, staging_)) return;
+    fd_.close();
   }
 }
 
 StagedFolder::~StagedFolder() {
-  if (fd_ < 0) return;
   std::error_code ignored;
-  fs::remove_all(staging_, ignored);
-  ::close(fd_);
+  if (fd_.is_open()) fs::remove_all(staging_, ignored);
 }
 
 void StagedFolder::commit(const std::function<bool(const std::string& name)>& replaces) {
@@ -150,9 +146,7 @@ void StagedFolder::commit(const std::function<bool(const std::string& name)>& re
   if (!is_there(target_) || is_empty_folder(target_)) {
     util::sync_path(staging_);
     util::rename_and_sync(staging_, target_);
-    ::close(fd_);
-    fd_ = -1;
-    return;
+    return fd_.close();
   }
   if (!may_replace_) refuse_existing(target_, "another process has created it in the meantime");
   keep(replaces);
@@ -185,38 +179,29 @@ void StagedFolder::keep(const std::function<bool(const std::string& name)>& repl
     }
     only_links = only_links && !is_folder;
   }
-  if (!only_links) ::syncfs(fd_);
+  if (!only_links) ::syncfs(fd_.get());
   std::error_code ignored;
   fs::permissions(staging_, fs::status(target_, ignored).permissions(), ignored);
 }
 
 void StagedFolder::replace_target() {
   // The old folder gets the temporary name: locked, so that no other process reuses it before it is removed.
-  const int old = ::open(target_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (old < 0 || ::flock(old, LOCK_EX | LOCK_NB) != 0) {
-    const int cause = errno;
-    if (old >= 0) ::close(old);
-    fail(ErrorKind::kIo, "cannot lock ", target_.string(), ", which is to be replaced: ", errno_text(cause));
+  const util::Descriptor old = open_folder(target_);
+  if (!old.is_open() || ::flock(old.get(), LOCK_EX | LOCK_NB) != 0) {
+    fail(ErrorKind::kIo, "cannot lock ", target_.string(), ", which is to be replaced: ", errno_text(errno));
   }
   std::error_code ignored;  // the next run removes the rest of the old folder
-  try {
-    if (::renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) == 0) {
-      util::sync_path(target_.parent_path());
-      fs::remove_all(staging_, ignored);
-    } else if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) {
-      replace_by_renaming(target_, staging_, replaced_);
-      fs::remove_all(replaced_, ignored);
-    } else {
-      fail(ErrorKind::kIo, "cannot exchange ", staging_.string(), " and ", target_.string(), ": ",
-           errno_text(errno));
-    }
-  } catch (...) {
-    ::close(old);
-    throw;
+  if (::renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) == 0) {
+    util::sync_path(target_.parent_path());
+    fs::remove_all(staging_, ignored);
+  } else if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) {
+    replace_by_renaming(target_, staging_, replaced_);
+    fs::remove_all(replaced_, ignored);
+  } else {
+    fail(ErrorKind::kIo, "cannot exchange ", staging_.string(), " and ", target_.string(), ": ",
+         errno_text(errno));
   }
-  ::close(old);
-  ::close(fd_);
-  fd_ = -1;
+  fd_.close();
 }
 
 }  // namespace fsdp::checkpoint

@@ -7,6 +7,8 @@
 #include <functional>
 #include <string>
 
+#include "base/util/descriptor.h"
+
 namespace fsdp::checkpoint {
 
 bool is_empty_folder(const std::filesystem::path& path);
@@ -49,7 +51,7 @@ class StagedFolder {
 
   std::filesystem::path target_, staging_, replaced_;
   bool may_replace_;
-  int fd_ = -1;
+  util::Descriptor fd_;
 };
 
 /// Replaces a folder on file systems that cannot exchange two names. `aside`: the old folder's temporary

@@ -97,7 +97,7 @@ std::map<std::string, std::string> names_of_tied(const Engine& engine) {
 }
 
 /// Whole states or ranges that a function loads.
-struct Given {
+struct GivenStates {
   const char* what;  ///< name of the function, for messages
   bool whole;
   int64_t step_count;
@@ -105,8 +105,8 @@ struct Given {
   std::vector<TensorSlice> slices;
 };
 
-Given given_of(const char* what, const FullOptimizerState& state) {
-  Given given{.what = what, .whole = true, .step_count = state.step_count, .counts = {}, .slices = {}};
+GivenStates given_of(const char* what, const FullOptimizerState& state) {
+  GivenStates given{.what = what, .whole = true, .step_count = state.step_count, .counts = {}, .slices = {}};
   for (const auto& [name, parameter] : state.parameters) {
     given.counts[name] = parameter.step_count;
     for (const auto& [kind, tensor] : parameter.states) {
@@ -133,7 +133,7 @@ int64_t joint_count(const std::string& unit, const std::set<int64_t>& counts) {
   return *counts.rbegin();
 }
 
-Checked check(const Engine& engine, const Optimizer& optimizer, const Given& given) {
+Checked check(const Engine& engine, const Optimizer& optimizer, const GivenStates& given) {
   Checked checked;
   shard::LoadPlaces& places = checked.places;
   for_each_state(engine, optimizer, [&](const StateKind& kind, const Segment& segment, const at::Tensor&) {
@@ -185,7 +185,7 @@ void set_counts(Optimizer& optimizer, const std::vector<int64_t>& counts) {
   }
 }
 
-void load(const Engine& engine, Optimizer& optimizer, const Given& given) {
+void load(const Engine& engine, Optimizer& optimizer, const GivenStates& given) {
   engine.require_rest(given.what);
   const Checked checked = check(engine, optimizer, given);
   shard::copy_slices(checked.places, checked.matched);
@@ -294,7 +294,7 @@ void scatter_full_optimizer_state(Engine& engine, Optimizer& optimizer, const Fu
   comm::agree(ranks, kWhat, [&] {
     engine.require_rest(kWhat);
     if (ranks.rank() != 0) return;
-    const Given given = given_of(kWhat, state);
+    const GivenStates given = given_of(kWhat, state);
     const Checked checked = check(engine, optimizer, given);
     counts = checked.counts;
     for (size_t i = 0; i < checked.places.ranges.size(); ++i) {

@@ -30,12 +30,6 @@ namespace {
 
 constexpr int64_t kIdentifyingNumbers = 4096;
 
-std::string hex_of(uint64_t value) {
-  char text[20];
-  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(value));
-  return text;
-}
-
 /// Text for a difference in what two adapters compute: "lora.rank must be 8, as in WHERE, but is 16". Empty
 /// if there is none.
 std::string difference(const nn::LoraOptions& found, const nn::LoraOptions& expected,
@@ -95,7 +89,7 @@ class MergedSource final : public TensorSource {
 
  private:
   void require_shapes(const std::string& layer, const std::vector<int64_t>& weight) const {
-    Misfits misfits;
+    WeightMisfits misfits;
     const auto compare = [&](nn::LoraPart part, const std::vector<int64_t>& expected) {
       const std::string name = nn::lora_parameter(layer, part);
       compare_shape(name, adapters_.shape(name), expected, misfits);
@@ -209,10 +203,10 @@ std::string identity_of(const fs::path& path) {
       const int64_t count = std::min(weights.numel(name), kIdentifyingNumbers);
       const at::Tensor values = at::empty({count}, at::TensorOptions(info.dtype));
       weights.read_range_into(name, 0, values);
-      text += hex_of(util::xxh3_64(values.const_data_ptr(), values.nbytes()));
+      text += util::hex_digits(util::xxh3_64(values.const_data_ptr(), values.nbytes()));
     }
   }
-  return "xxh3 " + hex_of(util::xxh3_64(text.data(), text.size()));
+  return "xxh3 " + util::hex_digits(util::xxh3_64(text.data(), text.size()));
 }
 
 std::string identity_of_random(int64_t seed) { return concat("random weights of the seed ", seed); }

@@ -50,8 +50,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "tensors are stored with the byte order of memory");
 
-/// An IEEE-like little-endian float of 16 bits: sign, exponent, mantissa from the highest bit down.
-/// h5py reads the one with 5 exponent bits as numpy.float16 and the one with 8 (bfloat16) as numpy.float32.
+/// Type of an IEEE-like little-endian float of 16 bits: sign, exponent, mantissa from the highest bit down.
+/// h5py reads the type with 5 exponent bits as numpy.float16 and the type with 8 (bfloat16) as numpy.float32.
 hid_t small_float(size_t exponent_bits) {
   size_t mantissa_bits = 15 - exponent_bits;
   hid_t type = H5Tcopy(H5T_IEEE_F32LE);
@@ -61,7 +61,7 @@ hid_t small_float(size_t exponent_bits) {
   return type;
 }
 
-/// The enumeration that h5py reads as numpy.bool.
+/// Type of an enumeration that h5py reads as numpy.bool.
 hid_t boolean() {
   hid_t type = H5Tenum_create(H5T_STD_I8LE);
   const int8_t no = 0, yes = 1;

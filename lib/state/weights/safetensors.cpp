@@ -39,7 +39,7 @@ constexpr std::array<std::pair<std::string_view, c10::ScalarType>, 10> kSafetens
 
 constexpr int64_t kLengthBytes = 8;
 constexpr int64_t kLargestHeaderBytes = 100'000'000;  // the limit of the reference implementation
-// Levels of {tensor: {shape: [...]}}; the number of values of one entry bounds the memory for reading it.
+// Levels of {tensor: {shape: [...]}}. The number of values of an entry bounds the memory to read it.
 constexpr util::JsonLimits kHeaderLimits{.deepest_level = 3, .most_values = 1'000'000};
 
 std::string read_header(const RawFile& file) {
@@ -61,7 +61,7 @@ std::string read_header(const RawFile& file) {
   return header;
 }
 
-/// False unless the value is a list of non-negative whole numbers.
+/// Reads a list of non-negative whole numbers. False if the value is anything else.
 bool read_sizes(const json& value, std::vector<int64_t>& sizes) {
   if (!value.is_array()) return false;
   for (const json& size : value) {
@@ -80,8 +80,8 @@ struct Extent {
   const std::string* name = nullptr;  ///< owned by the reader's table
 };
 
-SafetensorsReader::Entry parse_entry(const json& value, const std::string& where, Extent& extent) {
-  SafetensorsReader::Entry entry;
+SafetensorsReader::SafetensorsEntry parse_entry(const json& value, const std::string& where, Extent& extent) {
+  SafetensorsReader::SafetensorsEntry entry;
   std::vector<int64_t> offsets;
   if (!value.is_object() || !value.contains("dtype") || !value["dtype"].is_string() ||
       !value.contains("shape") || !read_sizes(value["shape"], entry.shape) ||
@@ -120,7 +120,7 @@ void check_name(const std::string& tensor, const std::string& path) {
   }
 }
 
-/// The tensors must be adjacent and end with the file.
+/// Checks that the tensors are adjacent and end with the file.
 void check_extents(std::vector<Extent> extents, int64_t data_bytes, const std::string& path) {
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
@@ -161,7 +161,7 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : file_(
         }
         check_name(key, name);
         Extent extent;
-        Entry entry = parse_entry(value, concat(name, ": tensor ", key), extent);
+        SafetensorsEntry entry = parse_entry(value, concat(name, ": tensor ", key), extent);
         entry.begin_bytes = data_begin + extent.begin;
         extent.name = &tensors_.emplace(std::move(key), std::move(entry)).first->first;
         extents.push_back(extent);
@@ -176,7 +176,7 @@ std::vector<TensorInfo> SafetensorsReader::infos() const {
   return infos;
 }
 
-const SafetensorsReader::Entry& SafetensorsReader::entry(const std::string& name) const {
+const SafetensorsReader::SafetensorsEntry& SafetensorsReader::entry(const std::string& name) const {
   auto found = tensors_.find(name);
   if (found != tensors_.end()) return found->second;
   std::vector<std::string> names;
@@ -187,7 +187,7 @@ const SafetensorsReader::Entry& SafetensorsReader::entry(const std::string& name
 }
 
 void SafetensorsReader::read(const std::string& name, int64_t begin, int64_t end, void* out) const {
-  const Entry& found = entry(name);
+  const SafetensorsEntry& found = entry(name);
   FSDP_CHECK(begin >= 0 && begin <= end && end <= found.numel, name);
   auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(found.dtype));
   file_.read_at(found.begin_bytes + begin * itemsize_bytes, out, (end - begin) * itemsize_bytes);

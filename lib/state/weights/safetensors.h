@@ -49,7 +49,7 @@ class SafetensorsReader final : public TensorSource {
   /// overlap or hole. Otherwise throws Error(kCheckpoint) that names the file and the tensor.
   explicit SafetensorsReader(const std::filesystem::path& path);
 
-  struct Entry {
+  struct SafetensorsEntry {
     std::vector<int64_t> shape;
     c10::ScalarType dtype = c10::ScalarType::Float;
     int64_t numel = 0;
@@ -59,17 +59,17 @@ class SafetensorsReader final : public TensorSource {
   const std::filesystem::path& path() const override { return file_.path(); }
   std::vector<TensorInfo> infos() const override;
 
-  const std::map<std::string, Entry>& tensors() const { return tensors_; }
+  const std::map<std::string, SafetensorsEntry>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
   /// Throws Error(kCheckpoint) if the file has no such tensor.
-  const Entry& entry(const std::string& name) const;
+  const SafetensorsEntry& entry(const std::string& name) const;
 
   void read(const std::string& name, int64_t begin, int64_t end, void* out) const override;
 
  private:
   RawFile file_;
-  std::map<std::string, Entry> tensors_;
+  std::map<std::string, SafetensorsEntry> tensors_;
   std::map<std::string, std::string> metadata_;
 };
 

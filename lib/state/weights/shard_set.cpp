@@ -10,7 +10,8 @@ namespace fsdp::checkpoint {
 using util::concat;
 
 namespace {
-/// Far below the usual limit of 1024 open files; each open HDF5 file holds a few MiB of caches.
+/// Most files open at a time. Far below the usual limit of 1024, because each open HDF5 file holds a few MiB
+/// of caches.
 constexpr size_t kMostOpenFiles = 16;
 }  // namespace
 

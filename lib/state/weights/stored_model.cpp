@@ -86,7 +86,7 @@ std::string listed(const std::vector<std::string>& names) {
 
 }  // namespace
 
-void Misfits::refuse_any(const std::string& who, const std::string& config) const {
+void WeightMisfits::refuse_any(const std::string& who, const std::string& config) const {
   std::vector<std::string> problems;
   if (!missing.empty()) problems.push_back("missing: " + listed(missing));
   if (!unexpected.empty()) problems.push_back("unexpected: " + listed(unexpected));
@@ -102,7 +102,7 @@ void Misfits::refuse_any(const std::string& who, const std::string& config) cons
 }
 
 void compare_shape(const std::string& name, const std::vector<int64_t>& found,
-                   const std::vector<int64_t>& expected, Misfits& misfits) {
+                   const std::vector<int64_t>& expected, WeightMisfits& misfits) {
   if (found == expected) return;
   misfits.misshapen.push_back(
       concat(name, " (", shape_text(found), " instead of ", shape_text(expected), ")"));
@@ -110,9 +110,9 @@ void compare_shape(const std::string& name, const std::vector<int64_t>& found,
 
 namespace {
 
-/// Notes a stored head of a tied model that is not the embedding.
+/// Records a stored head of a tied model that differs from the embedding.
 void compare_tied_head(const Weights& source, const std::string& embedding, const std::string& head,
-                       Misfits& misfits) {
+                       WeightMisfits& misfits) {
   if (head == embedding) return;
   const TensorInfo &tied = source.info(embedding), &stored = source.info(head);
   if (!c10::isFloatingType(stored.dtype)) {
@@ -138,7 +138,7 @@ MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& opti
   const std::string prefix = family.inner + ".", embedding = family.token_weight(),
                     head = family.head_weight();
   const KnownBuffers buffers(family, options.num_hidden_layers);
-  Misfits& misfits = matched.misfits;
+  WeightMisfits& misfits = matched.misfits;
   for (const std::string& name : source.names()) {
     std::string known = shapes.contains(name) ? name : prefix + name;
     if (shapes.contains(known)) {
@@ -168,7 +168,7 @@ MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& opti
   return matched;
 }
 
-void refuse_initial(const Misfits& misfits, const Weights& source) {
+void refuse_initial(const WeightMisfits& misfits, const Weights& source) {
   try {
     misfits.refuse_any("of model.init_from " + source.path().string(), "[model]");
   } catch (const util::Error& error) {

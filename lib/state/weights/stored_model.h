@@ -18,7 +18,7 @@
 namespace fsdp::checkpoint {
 
 /// Differences between stored weights and a model's. One entry per tensor.
-struct Misfits {
+struct WeightMisfits {
   std::vector<std::string> missing, unexpected, misshapen;
   std::vector<std::string> untied;  ///< heads of a tied model that differ from its embedding
 
@@ -28,12 +28,13 @@ struct Misfits {
 };
 
 void compare_shape(const std::string& name, const std::vector<int64_t>& found,
-                   const std::vector<int64_t>& expected, Misfits& misfits);
+                   const std::vector<int64_t>& expected, WeightMisfits& misfits);
 
 struct MatchedWeights {
   /// Model's name -> stored name, for each weight of nn::weight_shapes() that is stored.
   std::map<std::string, std::string> names;
-  Misfits misfits;  ///< missing weights, weights of another shape or type, and tensors that are not weights
+  WeightMisfits
+      misfits;  ///< missing weights, weights of another shape or type, and tensors that are not weights
 };
 
 /// Matches stored tensors to the model's weights. For a plug-in's model, whose shapes are not known here,
@@ -49,7 +50,7 @@ std::map<std::string, std::string> match_initial_weights(const Weights& source,
 
 /// Throws Error(kCheckpoint) that lists the misfits of the weights that model.init_from opens, and the keys
 /// that allow some of them.
-void refuse_initial(const Misfits& misfits, const Weights& source);
+void refuse_initial(const WeightMisfits& misfits, const Weights& source);
 
 struct StoredModel : DescribedModel {
   Weights weights;  ///< opened, but not read

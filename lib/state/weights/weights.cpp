@@ -40,11 +40,11 @@ void Weights::add(std::shared_ptr<const TensorSource> source, const std::string&
   for (TensorInfo& info : source->infos()) {
     if (!info.name.starts_with(prefix)) continue;
     std::string name = info.name.substr(prefix.size());
-    where_.insert_or_assign(std::move(name), Place{std::move(info), source});
+    where_.insert_or_assign(std::move(name), TensorPlace{std::move(info), source});
   }
 }
 
-const Weights::Place& Weights::place_of(const std::string& name) const {
+const Weights::TensorPlace& Weights::place_of(const std::string& name) const {
   auto found = where_.find(name);
   if (found != where_.end()) return found->second;
   std::string near = util::nearest(name, names());
@@ -60,7 +60,7 @@ int64_t Weights::numel(const std::string& name) const {
 }
 
 void Weights::require_convertible(const std::string& name, at::ScalarType dtype) const {
-  const Place& place = place_of(name);
+  const TensorPlace& place = place_of(name);
   if (c10::isFloatingType(place.info.dtype) == c10::isFloatingType(dtype)) return;
   fail(ErrorKind::kCheckpoint, "tensor ", name, " in ", place.source->path().string(), " must have the type ",
        util::dtype_name(dtype), ", but has ", util::dtype_name(place.info.dtype));
@@ -79,7 +79,7 @@ void Weights::read_into(const std::string& name, const at::Tensor& tensor) const
 
 void Weights::read_range_into(const std::string& name, int64_t begin, const at::Tensor& tensor) const {
   FSDP_CHECK(tensor.device().is_cpu() && tensor.dim() == 1 && tensor.is_contiguous(), name);
-  const Place& place = place_of(name);
+  const TensorPlace& place = place_of(name);
   const int64_t end = begin + tensor.numel();
   FSDP_CHECK(begin >= 0 && end <= numel(name), name);
   if (place.info.dtype == tensor.scalar_type()) {
@@ -100,7 +100,7 @@ void Weights::read_part_into(const std::string& name, const util::Rectangle& par
   const int64_t numel = this->numel(name);
   FSDP_CHECK(part.fits(numel) && tensor.numel() == part.numel(), name);
   if (part.numel() == 0) return;
-  const Place& place = place_of(name);
+  const TensorPlace& place = place_of(name);
   require_convertible(name, tensor.scalar_type());
   const int64_t height = part.height(), columns = part.length(), row_numel = numel / part.rows;
   const auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(place.info.dtype));
@@ -126,7 +126,7 @@ void Weights::read_part_into(const std::string& name, const util::Rectangle& par
 
 void Weights::stream(const std::string& name, int64_t begin, int64_t end, at::ScalarType dtype,
                      const std::function<void(const at::Tensor&)>& sink) const {
-  const Place& place = place_of(name);
+  const TensorPlace& place = place_of(name);
   const int64_t step = kSliceBytes / static_cast<int64_t>(c10::elementSize(place.info.dtype));
   for (int64_t at = begin; at < end; at += step) {
     const int64_t count = std::min(step, end - at);
@@ -178,7 +178,7 @@ void convert_values(const at::Tensor& from, const at::Tensor& to, const std::str
   to.copy_(at::where(too_large, at::clamp(from, -largest, largest), from));
 }
 
-at::Tensor Weights::Scratch::elements(int64_t count, at::ScalarType dtype) {
+at::Tensor Weights::SliceScratch::elements(int64_t count, at::ScalarType dtype) {
   const int64_t bytes = count * static_cast<int64_t>(c10::elementSize(dtype));
   if (!memory_.defined() || memory_.numel() < bytes) {
     memory_.reset();
@@ -205,8 +205,8 @@ void Weights::add_files_of_index(const fs::path& folder) {
     }
     auto& reader = files[file];
     if (!reader) reader = std::make_shared<SafetensorsReader>(folder / file);
-    const SafetensorsReader::Entry& entry = reader->entry(tensor);  // throws if missing
-    where_.insert_or_assign(tensor, Place{{tensor, entry.shape, entry.dtype}, reader});
+    const SafetensorsReader::SafetensorsEntry& entry = reader->entry(tensor);  // throws if missing
+    where_.insert_or_assign(tensor, TensorPlace{{tensor, entry.shape, entry.dtype}, reader});
   }
 }
 

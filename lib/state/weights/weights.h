@@ -98,27 +98,27 @@ class Weights {
  private:
   friend Weights open_weights(const std::filesystem::path& path);
   friend Weights open_state(const std::filesystem::path& path);
-  struct Place {
+  struct TensorPlace {
     TensorInfo info;
     std::shared_ptr<const TensorSource> source;
   };
   /// Memory that is kept from slice to slice. Freeing and allocating it between the small blocks that HDF5
   /// keeps would fragment the heap, which would grow to several times its size.
-  class Scratch {
+  class SliceScratch {
    public:
     at::Tensor elements(int64_t count, at::ScalarType dtype);
 
    private:
     at::Tensor memory_;
   };
-  const Place& place_of(const std::string& name) const;
+  const TensorPlace& place_of(const std::string& name) const;
   void require_convertible(const std::string& name, at::ScalarType dtype) const;
   void add_files_of_index(const std::filesystem::path& folder);
 
   std::filesystem::path path_;
-  std::map<std::string, Place> where_;
+  std::map<std::string, TensorPlace> where_;
   bool saturates_ = false;
-  mutable Scratch stored_, converted_;
+  mutable SliceScratch stored_, converted_;
 };
 
 /// Copies floating-point values to a tensor of another type. Finite values may not fit that type (from 65520

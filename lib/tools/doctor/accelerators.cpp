@@ -38,11 +38,12 @@ std::string devices_text(const std::vector<util::CudaDevice>& devices) {
 
 Finding devices_finding() {
   const util::CudaStatus& status = util::cuda_status();
-  if (status.devices > 0) return {Verdict::kOk, "gpu", devices_text(usable_gpus()), ""};
+  if (status.devices > 0) return {FindingVerdict::kOk, "gpu", devices_text(usable_gpus()), ""};
   const int visible = launch::gpu_count();
-  if (util::built_with_cuda()) return {Verdict::kWarn, "gpu", status.obstacle, status.remedy};
-  if (visible == 0) return {Verdict::kOk, "gpu", "no NVIDIA device is visible", ""};
-  return {Verdict::kWarn, "gpu", concat(visible, " NVIDIA devices, and ", status.obstacle), status.remedy};
+  if (util::built_with_cuda()) return {FindingVerdict::kWarn, "gpu", status.obstacle, status.remedy};
+  if (visible == 0) return {FindingVerdict::kOk, "gpu", "no NVIDIA device is visible", ""};
+  return {FindingVerdict::kWarn, "gpu", concat(visible, " NVIDIA devices, and ", status.obstacle),
+          status.remedy};
 }
 
 constexpr const char* kFloat8Gpus = "a GPU of compute capability 8.9, 9.0 or later";
@@ -57,20 +58,20 @@ std::vector<util::CudaDevice> usable_gpus() {
 
 Findings check_float8(const config::Config& config, const std::vector<util::CudaDevice>& gpus) {
   if (config.training.float8 == config::Float8Recipe::kNone) return {};
-  Finding finding{Verdict::kOk, "training.float8", config.training.float8.name(), ""};
+  Finding finding{FindingVerdict::kOk, "training.float8", config.training.float8.name(), ""};
   const auto unfit = std::find_if(gpus.begin(), gpus.end(), [](const util::CudaDevice& gpu) {
     return !kernels::has_float8_units(gpu.capability);
   });
   if (gpus.empty() && config.training.device == config::DeviceChoice::kCuda) {
-    finding.verdict = Verdict::kFail;
+    finding.verdict = FindingVerdict::kFail;
     finding.text += concat(" with training.device = cuda, and ", util::cuda_status().obstacle);
     finding.remedy = concat("train on ", kFloat8Gpus, "; ", util::cuda_status().remedy);
   } else if (gpus.empty() || config.training.device == config::DeviceChoice::kCpu) {
-    finding.verdict = Verdict::kWarn;
+    finding.verdict = FindingVerdict::kWarn;
     finding.text += " on the CPU: the same numbers as on a GPU, for tests, and slower than bfloat16";
     finding.remedy = concat("leave it out, or train on ", kFloat8Gpus);
   } else if (unfit != gpus.end()) {
-    finding.verdict = Verdict::kFail;
+    finding.verdict = FindingVerdict::kFail;
     finding.text += concat(", and ", unfit->name, ", of compute capability ", unfit->capability,
                            ", has no matrix units for 8-bit floating point");
     finding.remedy =
@@ -85,12 +86,12 @@ Findings check_accelerators(const std::filesystem::path& root) {
   const std::string driver =
       util::line_value(root / "proc/driver/nvidia/version", "NVRM version").value_or("");
   Findings findings = {devices_finding(),
-                       {Verdict::kOk, "gpu driver", driver.empty() ? "none is loaded" : driver, ""}};
+                       {FindingVerdict::kOk, "gpu driver", driver.empty() ? "none is loaded" : driver, ""}};
   if (launch::gpu_count() > 0 && driver.empty()) {
-    findings.back().verdict = Verdict::kWarn;
+    findings.back().verdict = FindingVerdict::kWarn;
     findings.back().remedy = "the devices have no driver: load the module nvidia";
   }
-  findings.push_back({Verdict::kOk, "nccl",
+  findings.push_back({FindingVerdict::kOk, "nccl",
                       cli::nccl_version().empty() ? "none: this build uses the CPU flavour of libtorch"
                                                   : cli::nccl_version(),
                       ""});

@@ -350,7 +350,7 @@ class Bench {
 
 double usable_cores() {
   const double cores = std::max(1, allowed_cpus());
-  return std::min(cores, cpu_quota().value_or(cores));
+  return std::min(cores, util::cpu_time_quota().value_or(cores));
 }
 
 simulate::Calibration calibrate(const config::Config& config, comm::Communicator& communicator,

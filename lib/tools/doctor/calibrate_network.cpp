@@ -54,10 +54,10 @@ double seconds_of(Communicator& group, const std::function<void()>& run) {
 }
 
 /// Tensors for collectives of n elements per rank, allocated like the tensors of units.
-struct Tensors {
+struct CollectiveTensors {
   at::Tensor part, whole;
 
-  Tensors(Communicator& group, int64_t n)
+  CollectiveTensors(Communicator& group, int64_t n)
       : part(group.allocate(n, at::kFloat)), whole(group.allocate(n * group.world_size(), at::kFloat)) {
     part.fill_(1);
     whole.fill_(1);
@@ -65,13 +65,13 @@ struct Tensors {
 };
 
 double all_gather_seconds(Communicator& group, int64_t n) {
-  const Tensors tensors(group, n);
+  const CollectiveTensors tensors(group, n);
   return seconds_of(
       group, [&] { group.all_gather(tensors.whole, tensors.part, {.unit = "calibration"})->synchronize(); });
 }
 
 double reduce_scatter_seconds(Communicator& group, int64_t n) {
-  const Tensors tensors(group, n);
+  const CollectiveTensors tensors(group, n);
   return seconds_of(group, [&] {
     group.reduce_scatter(tensors.part, tensors.whole, {.unit = "calibration"})->synchronize();
   });
@@ -184,7 +184,7 @@ class QueuedGathers {
   }
 
   Communicator& group_;
-  const Tensors tensors_;
+  const CollectiveTensors tensors_;
   int times_ = 0;
 };
 
@@ -193,7 +193,7 @@ class QueuedGathers {
 /// used up its time slice.
 double mean_seconds_of_few(Communicator& group) {
   constexpr int kQueue = 10, kQueues = 60;
-  const Tensors tensors(group, kFew);
+  const CollectiveTensors tensors(group, kFew);
   double seconds = 0;
   for (int i = 0; i < kQueues; ++i) {
     std::this_thread::sleep_for(kUntilCoresChange);
@@ -289,7 +289,7 @@ double core_seconds(Communicator& group) {
   constexpr int64_t kElements = int64_t{16} << 10;
   constexpr double kSecondsBeside = 5e-3;  // compute time of a layer, in which its collectives are hidden
   constexpr double kTurns = 1.2;           // ranks per core from which ranks take turns
-  const Tensors tensors(group, kElements);
+  const CollectiveTensors tensors(group, kElements);
   const at::Tensor x = at::full({kWidth, kWidth}, 1, at::kFloat), y = at::empty_like(x);
   const auto gather = [&] { return group.all_gather(tensors.whole, tensors.part, {.unit = "calibration"}); };
   const double product = steady_seconds([&] { at::mm_out(const_cast<at::Tensor&>(y), x, x); });

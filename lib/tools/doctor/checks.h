@@ -53,7 +53,5 @@ int allowed_cpus();
 std::optional<int64_t> memory_limit(const std::filesystem::path& root = "/");
 /// Memory in use in bytes.
 std::optional<int64_t> memory_in_use(const std::filesystem::path& root = "/");
-/// Limit of CPU time, in CPUs.
-std::optional<double> cpu_quota(const std::filesystem::path& root = "/");
 
 }  // namespace fsdp::doctor

@@ -44,14 +44,15 @@ std::string report_text(const Findings& findings) {
 
 int exit_code(const Findings& findings) {
   return std::any_of(findings.begin(), findings.end(),
-                     [](const Finding& finding) { return finding.verdict == Verdict::kFail; })
+                     [](const Finding& finding) { return finding.verdict == FindingVerdict::kFail; })
              ? static_cast<int>(util::ErrorKind::kUnexpected)
              : 0;
 }
 
-Findings examine(const Subject& subject) {
+Findings examine(const ExaminedRun& subject) {
   const std::string build = std::regex_replace(cli::version_text("fsdp"), std::regex("\n"), ", ");
-  Findings findings = {{Verdict::kOk, "build", build, ""}, {Verdict::kOk, "system", system_text(), ""}};
+  Findings findings = {{FindingVerdict::kOk, "build", build, ""},
+                       {FindingVerdict::kOk, "system", system_text(), ""}};
   // Forks, and therefore comes before everything that starts threads.
   const Finding shared_memory = check_shared_memory();
   std::optional<config::Config> config;
@@ -59,13 +60,13 @@ Findings examine(const Subject& subject) {
     try {
       const config::TracedConfig traced = config::trace_config(subject.config_path, subject.overrides);
       config = traced.config;
-      findings.push_back({Verdict::kOk, "config", subject.config_path + " loads", ""});
+      findings.push_back({FindingVerdict::kOk, "config", subject.config_path + " loads", ""});
       for (const std::string& warning : traced.warnings) {
-        findings.push_back({Verdict::kWarn, "config", warning, ""});
+        findings.push_back({FindingVerdict::kWarn, "config", warning, ""});
       }
     } catch (const util::Error& error) {
       findings.push_back(
-          {Verdict::kFail, "config", error.what(), "correct it; fsdp-train --help lists the keys"});
+          {FindingVerdict::kFail, "config", error.what(), "correct it; fsdp-train --help lists the keys"});
     }
   }
   std::vector<Findings> parts = {check_processors(config ? config->training.matmul.name() : "auto"),

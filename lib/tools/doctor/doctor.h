@@ -8,11 +8,11 @@
 
 namespace fsdp::doctor {
 
-enum class Verdict { kOk, kWarn, kFail };
+enum class FindingVerdict { kOk, kWarn, kFail };
 
 /// One line of the report.
 struct Finding {
-  Verdict verdict = Verdict::kOk;
+  FindingVerdict verdict = FindingVerdict::kOk;
   std::string subject;  ///< "cpu", "shared memory"
   std::string text;
   std::string remedy;  ///< empty if the verdict is kOk
@@ -27,13 +27,13 @@ std::string report_text(const Findings& findings);
 int exit_code(const Findings& findings);
 
 /// The run to examine.
-struct Subject {
+struct ExaminedRun {
   std::string config_path;  ///< empty: none
   std::vector<std::string> overrides;
 };
 
 /// Examines the machine for a run. A config that does not load is a finding. Requires: no other thread runs,
 /// because it forks a child for a moment.
-Findings examine(const Subject& subject);
+Findings examine(const ExaminedRun& subject);
 
 }  // namespace fsdp::doctor

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/util/clock.h"
+#include "base/util/descriptor.h"
 #include "base/util/error.h"
 #include "base/util/text.h"
 #include "comm/options/mesh_shape.h"
@@ -38,29 +39,18 @@ fs::path existing(fs::path folder) {
   return folder;
 }
 
-/// A file that is deleted when it is closed.
-class NamelessFile {
- public:
-  explicit NamelessFile(const fs::path& folder) {
-    fd_ = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (fd_ >= 0) return;
-    // Fallback for file systems without O_TMPFILE.
-    std::string name = (folder / ".fsdp-doctor-XXXXXX").string();
-    fd_ = ::mkostemp(name.data(), O_CLOEXEC);
-    const int error = errno;
-    if (fd_ >= 0) ::unlink(name.c_str());
-    errno = error;
-  }
-  ~NamelessFile() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  NamelessFile(const NamelessFile&) = delete;
-  NamelessFile& operator=(const NamelessFile&) = delete;
-  int fd() const { return fd_; }
-
- private:
-  int fd_ = -1;
-};
+/// A file that is deleted when it is closed. On failure a closed descriptor, with errno.
+util::Descriptor nameless_file(const fs::path& folder) {
+  util::Descriptor file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (file.is_open()) return file;
+  // Fallback for file systems without O_TMPFILE.
+  std::string name = (folder / ".fsdp-doctor-XXXXXX").string();
+  file = util::Descriptor(::mkostemp(name.data(), O_CLOEXEC));
+  const int error = errno;
+  if (file.is_open()) ::unlink(name.c_str());
+  errno = error;
+  return file;
+}
 
 /// Seconds to write and sync this number of bytes. Negative, with errno, on an error.
 double seconds_to_write(int fd, size_t bytes) {
@@ -78,25 +68,25 @@ double seconds_to_write(int fd, size_t bytes) {
 
 Finding check_speed(const fs::path& folder) {
   constexpr size_t kBytes = size_t{64} << 20, kSmall = 4096;
-  const NamelessFile file(folder);
-  if (file.fd() < 0) {
-    return {Verdict::kFail, "output folder",
+  const util::Descriptor file = nameless_file(folder);
+  if (!file.is_open()) {
+    return {FindingVerdict::kFail, "output folder",
             concat("cannot create a file in ", folder.string(), ": ", util::errno_text(errno)),
             "choose another run.output_dir, or get write permission there"};
   }
-  const double large = seconds_to_write(file.fd(), kBytes), small = seconds_to_write(file.fd(), kSmall);
+  const double large = seconds_to_write(file.get(), kBytes), small = seconds_to_write(file.get(), kSmall);
   if (large < 0 || small < 0) {
-    return {Verdict::kFail, "disk speed", concat("cannot write 64 MiB: ", util::errno_text(errno)),
+    return {FindingVerdict::kFail, "disk speed", concat("cannot write 64 MiB: ", util::errno_text(errno)),
             "free space, or choose another run.output_dir"};
   }
   const double rate = static_cast<double>(kBytes) / large / 1e6;
   const char* speed = rate >= 500 ? "fast" : rate >= 50 ? "ordinary" : "slow";
-  Finding finding{Verdict::kOk, "disk speed",
+  Finding finding{FindingVerdict::kOk, "disk speed",
                   concat(speed, ": 64 MiB written and synced with ", util::fixed(rate, 0), " MB/s, 4 KiB in ",
                          util::fixed(1e3 * small, 1), " ms"),
                   ""};
   if (rate < 50) {
-    finding.verdict = Verdict::kWarn;
+    finding.verdict = FindingVerdict::kWarn;
     finding.remedy = "checkpoint.asynchronous = true writes while training goes on";
   }
   return finding;
@@ -118,12 +108,12 @@ int64_t checkpoint_bytes(const config::Config& config) {
 Finding check_space(const fs::path& folder, const config::Config& config) {
   struct statvfs disk {};
   if (::statvfs(folder.c_str(), &disk) != 0) {
-    return {Verdict::kWarn, "disk space", concat(folder.string(), ": ", util::errno_text(errno)),
+    return {FindingVerdict::kWarn, "disk space", concat(folder.string(), ": ", util::errno_text(errno)),
             "check the mount"};
   }
   const auto free = static_cast<int64_t>(disk.f_bavail * disk.f_frsize);
   const int64_t one = checkpoint_bytes(config);
-  Finding finding{Verdict::kOk, "disk space",
+  Finding finding{FindingVerdict::kOk, "disk space",
                   concat(human_bytes(free), " free for ", config.run.output_dir,
                          "; a checkpoint takes about ", human_bytes(one)),
                   ""};
@@ -131,10 +121,10 @@ Finding check_space(const fs::path& folder, const config::Config& config) {
   const int64_t kept =
       std::max<int64_t>(config.checkpoint.keep_last, 1) + 1 + (config.checkpoint.keep_best ? 1 : 0);
   if (one > free) {
-    finding.verdict = Verdict::kFail;
+    finding.verdict = FindingVerdict::kFail;
     finding.remedy = "free space, or choose another run.output_dir";
   } else if (kept * one > free) {
-    finding.verdict = Verdict::kWarn;
+    finding.verdict = FindingVerdict::kWarn;
     finding.remedy =
         concat(kept, " exist at once by checkpoint.keep_last and keep_best: lower them, or free space");
   }
@@ -149,9 +139,10 @@ Finding check_first_weights(const nn::ModelOptions& model) {
     config::require_same_model(model, model.init_from);
     const checkpoint::Weights weights = checkpoint::open_weights(model.init_from);
     const size_t used = checkpoint::match_initial_weights(weights, model).size();
-    return {Verdict::kOk, kSubject, concat(model.init_from, ": the ", used, " weights of the model"), ""};
+    return {FindingVerdict::kOk, kSubject, concat(model.init_from, ": the ", used, " weights of the model"),
+            ""};
   } catch (const util::Error& error) {
-    return {Verdict::kFail, kSubject, error.what(), "correct model.init_from or [model]"};
+    return {FindingVerdict::kFail, kSubject, error.what(), "correct model.init_from or [model]"};
   }
 }
 
@@ -167,7 +158,7 @@ Finding check_tokens(const char* subject, const std::vector<std::string>& paths,
     const data::TokenFiles files(paths);
     const int64_t largest = data::largest_id(files, kReadTokens);
     const bool fits = largest < vocab_size;
-    return {fits ? Verdict::kOk : Verdict::kFail, subject,
+    return {fits ? FindingVerdict::kOk : FindingVerdict::kFail, subject,
             concat(util::with_commas(files.size()), " tokens, the largest id ",
                    files.size() > kReadTokens
                        ? concat("of the first ", util::with_commas(kReadTokens), " of them ")
@@ -175,7 +166,7 @@ Finding check_tokens(const char* subject, const std::vector<std::string>& paths,
                    largest, ", model.vocab_size ", vocab_size),
             fits ? "" : data::remedy_for_id(largest)};
   } catch (const util::Error& error) {
-    return {Verdict::kFail, subject, error.what(), "create the files with fsdp-data tokenize"};
+    return {FindingVerdict::kFail, subject, error.what(), "create the files with fsdp-data tokenize"};
   }
 }
 
@@ -185,11 +176,11 @@ Findings check_disk(const config::Config& config) {
   const fs::path folder = existing(config.run.output_dir);
   std::error_code error;
   if (!fs::is_directory(folder, error)) {
-    return {{Verdict::kFail, "output folder", folder.string() + " is not a folder",
+    return {{FindingVerdict::kFail, "output folder", folder.string() + " is not a folder",
              "choose another run.output_dir"}};
   }
   const Finding speed = check_speed(folder);
-  if (speed.verdict == Verdict::kFail) return {speed};
+  if (speed.verdict == FindingVerdict::kFail) return {speed};
   return {check_space(folder, config), speed};
 }
 
@@ -199,7 +190,7 @@ Findings check_files(const config::Config& config) {
     train = data::expand_patterns(config.data.train);
     validation = data::expand_patterns(config.data.validation);
   } catch (const util::Error& error) {
-    return {{Verdict::kFail, "files", error.what(), kRemedy}};
+    return {{FindingVerdict::kFail, "files", error.what(), kRemedy}};
   }
   std::vector<std::string> files = train, missing;
   files.insert(files.end(), validation.begin(), validation.end());
@@ -211,7 +202,8 @@ Findings check_files(const config::Config& config) {
       missing.push_back(concat(file, " (", util::errno_text(errno), ")"));
   }
   if (missing.empty()) {
-    Findings findings = {{Verdict::kOk, "files", concat(files.size(), " named by the config are there"), ""}};
+    Findings findings = {
+        {FindingVerdict::kOk, "files", concat(files.size(), " named by the config are there"), ""}};
     findings.push_back(check_tokens("training data", train, config.model.vocab_size));
     if (!validation.empty()) {
       findings.push_back(check_tokens("validation data", validation, config.model.vocab_size));
@@ -219,7 +211,7 @@ Findings check_files(const config::Config& config) {
     if (!config.model.init_from.empty()) findings.push_back(check_first_weights(config.model));
     return findings;
   }
-  return {{Verdict::kFail, "files", util::join(missing, ", "), kRemedy}};
+  return {{FindingVerdict::kFail, "files", util::join(missing, ", "), kRemedy}};
 }
 
 }  // namespace fsdp::doctor

@@ -92,28 +92,14 @@ std::optional<int64_t> memory_in_use(const fs::path& root) {
   return std::nullopt;
 }
 
-std::optional<double> cpu_quota(const fs::path& root) {
-  std::optional<double> quota;
-  for (const fs::path& folder : group_folders(root, "cpu")) {
-    double time = 0, period = 0;
-    std::ifstream file(folder / "cpu.max");
-    if (!(file >> time >> period)) {
-      std::ifstream(folder / "cpu.cfs_quota_us") >> time;
-      std::ifstream(folder / "cpu.cfs_period_us") >> period;
-    }
-    if (time > 0 && period > 0) quota = std::min(quota.value_or(time / period), time / period);
-  }
-  return quota;
-}
-
 Findings check_memory(const fs::path& root) {
   constexpr int64_t kLittle = int64_t{1} << 30;
   const fs::path file = root / "proc/meminfo";
   const auto total = util::kilobytes(file, "MemTotal"), available = util::kilobytes(file, "MemAvailable");
   if (!total || !available)
-    return {{Verdict::kWarn, "memory", file.string() + " does not tell", "mount /proc"}};
+    return {{FindingVerdict::kWarn, "memory", file.string() + " does not report the memory", "mount /proc"}};
   int64_t usable = *available;
-  Finding finding{Verdict::kOk, "memory", "", ""};
+  Finding finding{FindingVerdict::kOk, "memory", "", ""};
   finding.text = concat(human_bytes(*available), " available of ", human_bytes(*total), ", swap ",
                         human_bytes(util::kilobytes(file, "SwapTotal").value_or(0)));
   const auto limit = memory_limit(root);
@@ -124,7 +110,7 @@ Findings check_memory(const fs::path& root) {
     usable = std::min(usable, *limit - used);
   }
   if (usable < kLittle) {
-    finding.verdict = Verdict::kWarn;
+    finding.verdict = FindingVerdict::kWarn;
     finding.remedy =
         "little for a run: end other programs or raise the limit; fsdp-plan CONFIG shows what a rank needs";
   }
@@ -152,7 +138,7 @@ Findings check_limits() {
   for (const auto& [subject, resource, enough, remedy] : limits) {
     rlimit limit{};
     if (::getrlimit(resource, &limit) != 0) {
-      findings.push_back({Verdict::kOk, subject, "unknown", ""});
+      findings.push_back({FindingVerdict::kOk, subject, "unknown", ""});
       continue;
     }
     const auto value = static_cast<int64_t>(limit.rlim_cur);
@@ -160,7 +146,8 @@ Findings check_limits() {
                              : resource == RLIMIT_NOFILE     ? std::to_string(value)
                                                              : human_bytes(value);
     const bool is_low = limit.rlim_cur < enough;
-    findings.push_back({is_low ? Verdict::kWarn : Verdict::kOk, subject, text, is_low ? remedy : ""});
+    findings.push_back(
+        {is_low ? FindingVerdict::kWarn : FindingVerdict::kOk, subject, text, is_low ? remedy : ""});
   }
   return findings;
 }
@@ -173,7 +160,7 @@ Finding check_shared_memory() {
     constexpr int64_t kAddressSpace = int64_t{1} << 30;  // only one page of it is used
     const auto segment = comm::SharedSegment::create(kAddressSpace);
     const auto block = comm::SharedSegment::take(segment, 1, comm::SharedSegment::Part::kCommon);
-    if (!block) return {Verdict::kWarn, "shared memory", "no memory for a page of it", remedy};
+    if (!block) return {FindingVerdict::kWarn, "shared memory", "no memory for a page of it", remedy};
     auto& word = *static_cast<std::atomic<uint64_t>*>(block->data());
     word = 0;
     const pid_t owner = ::getpid();
@@ -181,16 +168,18 @@ Finding check_shared_memory() {
     if (child == 0) ::_exit(write_as_other_process(*segment, owner, block->offset));
     int status = -1;
     if (child < 0 || ::waitpid(child, &status, 0) != child) {
-      return {Verdict::kFail, "shared memory", "cannot start a second process: " + util::errno_text(errno),
+      return {FindingVerdict::kFail, "shared memory",
+              "cannot start a second process: " + util::errno_text(errno),
               "raise the limit on processes (ulimit -u, the container's pids limit)"};
     }
     if (status != 0 || word != segment->sign()) {
-      return {Verdict::kWarn, "shared memory", "a second process could not open the memory through /proc",
-              remedy};
+      return {FindingVerdict::kWarn, "shared memory",
+              "a second process could not open the memory through /proc", remedy};
     }
-    return {Verdict::kOk, "shared memory", "a second process wrote to memory of this one (memfd)", ""};
+    return {FindingVerdict::kOk, "shared memory", "a second process wrote to memory of this process (memfd)",
+            ""};
   } catch (const std::exception& error) {
-    return {Verdict::kWarn, "shared memory", error.what(), remedy};
+    return {FindingVerdict::kWarn, "shared memory", error.what(), remedy};
   }
 }
 

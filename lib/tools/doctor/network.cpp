@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/util/clock.h"
+#include "base/util/descriptor.h"
 #include "base/util/error.h"
 #include "base/util/text.h"
 #include "tools/doctor/checks.h"
@@ -20,20 +21,7 @@ namespace fsdp::doctor {
 namespace {
 
 using util::concat;
-
-class Socket {
- public:
-  explicit Socket(int fd) : fd_(fd) {}
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  ~Socket() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int fd() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
+using util::Descriptor;
 
 sockaddr_in address_of(in_addr_t host, int port) {
   sockaddr_in address{};
@@ -43,52 +31,54 @@ sockaddr_in address_of(in_addr_t host, int port) {
   return address;
 }
 
-/// A listening socket. On failure a socket without a descriptor, with errno.
-Socket listening(in_addr_t host, int port) {
-  Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+/// A listening socket. On failure a closed one, with errno.
+Descriptor listening(in_addr_t host, int port) {
+  Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_in address = address_of(host, port);
-  if (!socket || ::bind(socket.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      ::listen(socket.fd(), 1) != 0) {
-    return Socket(-1);
+  if (!socket.is_open() ||
+      ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+      ::listen(socket.get(), 1) != 0) {
+    return Descriptor();
   }
   return socket;
 }
 
-int port_of(const Socket& socket) {
+int port_of(const Descriptor& socket) {
   sockaddr_in address{};
   socklen_t size = sizeof address;
-  return ::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&address), &size) == 0
+  return ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0
              ? ntohs(address.sin_port)
              : 0;
 }
 
 Finding check_loopback() {
-  Finding failed{Verdict::kFail, "loopback", "", "bring the interface up: ip link set lo up"};
-  const Socket server = listening(INADDR_LOOPBACK, 0);
-  if (!server) {
+  Finding failed{FindingVerdict::kFail, "loopback", "", "bring the interface up: ip link set lo up"};
+  const Descriptor server = listening(INADDR_LOOPBACK, 0);
+  if (!server.is_open()) {
     failed.text = concat("cannot listen on 127.0.0.1: ", util::errno_text(errno));
     return failed;
   }
   const int port = port_of(server);
-  const Socket client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Descriptor client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_in address = address_of(INADDR_LOOPBACK, port);
-  if (::connect(client.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+  if (::connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     failed.text = concat("cannot connect to 127.0.0.1: ", util::errno_text(errno));
     return failed;
   }
-  return {Verdict::kOk, "loopback", concat("connected to 127.0.0.1, port ", port, ", which was free"), ""};
+  return {FindingVerdict::kOk, "loopback", concat("connected to 127.0.0.1, port ", port, ", which was free"),
+          ""};
 }
 
 Finding check_host_name() {
   char name[256] = {};
   if (::gethostname(name, sizeof name - 1) != 0) {
-    return {Verdict::kWarn, "host name", util::errno_text(errno), "set one, as hostnamectl does"};
+    return {FindingVerdict::kWarn, "host name", util::errno_text(errno), "set one, as hostnamectl does"};
   }
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
   if (const int error = ::getaddrinfo(name, nullptr, &hints, &list); error != 0) {
-    return {Verdict::kWarn, "host name", concat(name, " cannot be resolved: ", ::gai_strerror(error)),
+    return {FindingVerdict::kWarn, "host name", concat(name, " cannot be resolved: ", ::gai_strerror(error)),
             "with several nodes, give --local-addr to fsdp-launch, or add the name to /etc/hosts"};
   }
   std::set<std::string> addresses;
@@ -102,7 +92,7 @@ Finding check_host_name() {
   }
   ::freeaddrinfo(list);
   const std::string text = concat(name, " is ", util::join({addresses.begin(), addresses.end()}, ", "));
-  return {Verdict::kOk, "host name",
+  return {FindingVerdict::kOk, "host name",
           only_loopback ? text + ", which other nodes cannot reach (fsdp-launch --local-addr)" : text, ""};
 }
 
@@ -118,16 +108,16 @@ Finding check_reverse_lookup() {
                                   sizeof name, nullptr, 0, 0);
   const double seconds = util::seconds_since(begin);
   const std::string took = util::fixed(seconds, seconds < kSlow ? 3 : 1) + " s";
-  if (seconds < kSlow) return {Verdict::kOk, "reverse lookup", "of ::ffff:127.0.0.1 took " + took, ""};
-  return {Verdict::kWarn, "reverse lookup",
+  if (seconds < kSlow) return {FindingVerdict::kOk, "reverse lookup", "of ::ffff:127.0.0.1 took " + took, ""};
+  return {FindingVerdict::kWarn, "reverse lookup",
           concat("of ::ffff:127.0.0.1 took ", took, error == 0 ? "" : concat(": ", ::gai_strerror(error)),
                  "; every connection to a run's store waits for one"),
           "add the line \"::ffff:127.0.0.1 localhost\" to /etc/hosts, and the nodes' addresses likewise"};
 }
 
 Finding check_port(int port, const std::string& option) {
-  if (listening(INADDR_ANY, port)) return {Verdict::kOk, concat("port ", port), "free", ""};
-  return {Verdict::kWarn, concat("port ", port), util::errno_text(errno),
+  if (listening(INADDR_ANY, port).is_open()) return {FindingVerdict::kOk, concat("port ", port), "free", ""};
+  return {FindingVerdict::kWarn, concat("port ", port), util::errno_text(errno),
           concat("runs of several nodes that meet here need another: ", option)};
 }
 

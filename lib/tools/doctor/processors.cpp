@@ -37,7 +37,7 @@ std::string instructions() {
 }
 
 Finding check_instructions() {
-  Finding finding{Verdict::kOk, "cpu", "", ""};
+  Finding finding{FindingVerdict::kOk, "cpu", "", ""};
   finding.text = concat(util::line_value("/proc/cpuinfo", "model name").value_or("of unknown model"), "; ",
                         instructions());
   if (util::announces_tiles_without_palettes(util::cpu_identity())) {
@@ -48,7 +48,7 @@ Finding check_instructions() {
   }
 #if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx2")) {
-    finding.verdict = Verdict::kWarn;
+    finding.verdict = FindingVerdict::kWarn;
     finding.remedy = "without AVX2 everything computes slowly; in a virtual machine, expose the host's CPU";
   }
 #endif
@@ -57,13 +57,13 @@ Finding check_instructions() {
 
 Finding check_kernels(const std::string& matmul) {
   if (matmul == "amx" && !util::has_matrix_unit()) {
-    return {Verdict::kFail, "kernels",
+    return {FindingVerdict::kFail, "kernels",
             "training.matmul = amx, and no matrix unit (AMX in bf16) that a process may use",
             "set training.matmul to auto"};
   }
   const bool products[] = {kernels::has_small_products(at::kFloat),
                            kernels::has_small_products(at::kBFloat16)};
-  return {Verdict::kOk, "kernels",
+  return {FindingVerdict::kOk, "kernels",
           concat("loops of ", kernels::cpu::loops(kernels::cpu::Element::kFloat).name, "; products by ",
                  kernels::name_of(kernels::matmul_by_name(matmul)), " (training.matmul = ", matmul,
                  "); products in blocks: ",
@@ -77,11 +77,12 @@ Finding check_kernels(const std::string& matmul) {
 Finding check_cores() {
   const int allowed = allowed_cpus();
   const long online = ::sysconf(_SC_NPROCESSORS_ONLN);
-  Finding finding{Verdict::kOk, "cores", concat("may run on ", allowed, " of ", online, " logical CPUs"), ""};
-  if (const auto quota = cpu_quota()) {
+  Finding finding{FindingVerdict::kOk, "cores",
+                  concat("may run on ", allowed, " of ", online, " logical CPUs"), ""};
+  if (const auto quota = util::cpu_time_quota()) {
     finding.text += concat("; the control group grants the time of ", util::fixed(*quota, 1));
     if (*quota < allowed) {
-      finding.verdict = Verdict::kWarn;
+      finding.verdict = FindingVerdict::kWarn;
       finding.remedy =
           concat("start at most ", std::max(1, static_cast<int>(*quota)),
                  " processes and threads in total, or raise the container's limit: more would be "
@@ -94,16 +95,16 @@ Finding check_cores() {
 Finding check_threads() {
   const char* given = std::getenv("OMP_NUM_THREADS");
   const int threads = util::default_compute_threads();
-  Finding finding{Verdict::kOk, "OMP_NUM_THREADS", "", ""};
+  Finding finding{FindingVerdict::kOk, "OMP_NUM_THREADS", "", ""};
   finding.text = concat(given ? given : "not set", "; a process started like this one computes with ",
                         threads, threads == 1 ? " thread" : " threads");
   if (!given) {
     finding.text += ", under fsdp-launch with its share of the cores";
   } else if (std::atoi(given) < 1) {
-    finding.verdict = Verdict::kWarn;
+    finding.verdict = FindingVerdict::kWarn;
     finding.remedy = "expected a number of at least 1: set one, or unset it";
   } else if (std::atoi(given) > allowed_cpus()) {
-    finding.verdict = Verdict::kWarn;
+    finding.verdict = FindingVerdict::kWarn;
     finding.remedy =
         concat("more threads than the ", allowed_cpus(), " CPUs that the process may use: unset it");
   }

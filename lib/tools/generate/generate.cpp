@@ -37,10 +37,10 @@ void check(const nn::ModelOptions& model, const std::vector<int64_t>& prompt,
 }
 
 /// Samples of one prompt that are computed together. Each is a row of the model's input until it ends.
-class Rows {
+class SampleRows {
  public:
-  Rows(nn::Stage& model, const nn::ModelOptions& model_options, const GenerationOptions& options,
-       const GenerationHooks& hooks, std::vector<Sample>& samples)
+  SampleRows(nn::Stage& model, const nn::ModelOptions& model_options, const GenerationOptions& options,
+             const GenerationHooks& hooks, std::vector<Sample>& samples)
       : model_(model), model_options_(model_options), options_(options), hooks_(hooks), samples_(samples) {}
 
   /// Returns false if stop_requested() ended the samples.
@@ -67,7 +67,7 @@ class Rows {
         const at::Tensor rows = at::tensor(staying);
         cache.select_rows(rows.to(options_.device));
         ids = ids.index_select(0, rows);
-        std::vector<Row> rows_left;
+        std::vector<SampleRow> rows_left;
         for (int64_t i : staying) rows_left.push_back(std::move(under_way_[static_cast<size_t>(i)]));
         under_way_ = std::move(rows_left);
       }
@@ -76,7 +76,7 @@ class Rows {
   }
 
  private:
-  struct Row {
+  struct SampleRow {
     int64_t sample;
     Sampler sampler;
   };
@@ -130,7 +130,7 @@ class Rows {
   const GenerationOptions& options_;
   const GenerationHooks& hooks_;
   std::vector<Sample>& samples_;
-  std::vector<Row> under_way_;
+  std::vector<SampleRow> under_way_;
 };
 
 }  // namespace
@@ -153,7 +153,7 @@ std::vector<Sample> generate(nn::Stage& model, const nn::ModelOptions& model_opt
   for (int64_t first = 0; first < options.num_samples; first += kRowsAtOnce) {
     const int64_t count = std::min(kRowsAtOnce, options.num_samples - first);
     samples.resize(static_cast<size_t>(first + count));
-    if (!Rows(model, model_options, options, hooks, samples).run(prompt, first, count)) break;
+    if (!SampleRows(model, model_options, options, hooks, samples).run(prompt, first, count)) break;
   }
   return samples;
 }

@@ -59,7 +59,7 @@ std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at:
   auto model = nn::make_decoder(stored.options);
   std::set<const void*> loaded;  // a tied weight is loaded under one of its names
   std::map<std::string, std::string> unused = stored.names;
-  checkpoint::Misfits misfits;
+  checkpoint::WeightMisfits misfits;
   const auto parameters = model->named_parameters();
   for (const auto& parameter : parameters) {
     parameter.value().set_requires_grad(false);

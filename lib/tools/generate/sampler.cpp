@@ -55,7 +55,7 @@ int64_t Sampler::choose(const at::Tensor& given, int64_t allowed) {
   const float highest = std::min_element(candidates_.begin(), candidates_.end())->score;
   double sum = 0;
   weights_.clear();
-  for (const Candidate& candidate : candidates_) {
+  for (const TokenCandidate& candidate : candidates_) {
     weights_.push_back(std::exp((static_cast<double>(candidate.score) - static_cast<double>(highest)) /
                                 options_.temperature));
     sum += weights_.back();

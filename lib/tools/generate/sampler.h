@@ -34,10 +34,10 @@ class Sampler {
   int64_t choose(const at::Tensor& scores, int64_t allowed);
 
  private:
-  struct Candidate {
+  struct TokenCandidate {
     float score;
     int64_t id;
-    bool operator<(const Candidate& other) const {
+    bool operator<(const TokenCandidate& other) const {
       return score > other.score || (score == other.score && id < other.id);
     }
   };
@@ -47,7 +47,7 @@ class Sampler {
 
   SamplingOptions options_;
   at::Generator generator_;
-  std::vector<Candidate> candidates_;  ///< member only to reuse its memory
+  std::vector<TokenCandidate> candidates_;  ///< member only to reuse its memory
   std::vector<double> weights_;
 };
 

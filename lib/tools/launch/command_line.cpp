@@ -12,14 +12,14 @@ namespace {
 
 using util::ErrorKind;
 
-/// "--log-dir" -> "--log-dir,--log_dir": torchrun takes both spellings.
+/// Both spellings of an option that torchrun accepts: "--log-dir" -> "--log-dir,--log_dir".
 std::string spellings(const std::string& name) {
   std::string other = name;
   std::replace(other.begin() + 2, other.end(), '-', '_');
   return other == name ? name : name + "," + other;
 }
 
-/// "--log-dir" -> "PET_LOG_DIR".
+/// torchrun's environment variable of an option: "--log-dir" -> "PET_LOG_DIR".
 std::string variable_of(const std::string& name) {
   std::string variable = "PET_" + name.substr(2);
   std::replace(variable.begin(), variable.end(), '-', '_');
@@ -37,7 +37,7 @@ std::vector<std::string> program_of(std::vector<std::string> rest) {
   return rest;
 }
 
-/// The options that are not parsed by CLI11.
+/// Texts of options that CLI11 does not parse.
 struct OptionTexts {
   std::string nodes = "1", workers = "1", backend = "static", endpoint, conf, redirects = "0", tee = "0",
               filter, signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2", binding;
@@ -68,7 +68,8 @@ constexpr TorchrunOption kTorchrunOptions[] = {
     {"--virtual-local-rank", true, true,
      "each worker sees all GPUs of its node and takes the one with the number LOCAL_RANK; leave it out"}};
 
-/// Hidden, because --help lists what has an effect.
+/// Adds torchrun's options that have no meaning here. They are hidden, because --help lists options that have
+/// an effect.
 void add_torchrun_options(CLI::App& app) {
   for (const TorchrunOption& each : kTorchrunOptions) {
     const std::string name = each.name, names = (name == "--module" ? "-m," : "") + spellings(name);

@@ -80,7 +80,7 @@ int ConsoleStream::milliseconds_to_stall() const {
   return takes_lines() ? -1 : milliseconds_until(progress_at_ + kPatienceWithReader);
 }
 
-/// Once the reader has taken some of what is pending.
+/// Reports dropped lines, once the reader has taken some of the pending output.
 void ConsoleStream::tell_of_dropped() {
   if (dropped_ == 0 || discarding_ || pending_bytes() > kPendingLimitBytes / 2) return;
   settle();

@@ -35,7 +35,7 @@ std::string Coordinator::name_of_node(const Node& node) const {
 }
 
 std::string Coordinator::join(int id, const NodeInfo& node, Time now) {
-  if (phase_ == Phase::kOver) return "the run is over";
+  if (phase_ == RunPhase::kOver) return "the run is over";
   if (node.again) {
     const auto cut_off = std::ranges::find_if(nodes_, [&](const auto& entry) {
       return entry.second.info.host == node.host && entry.second.info.pid == node.pid;
@@ -55,7 +55,7 @@ std::string Coordinator::join(int id, const NodeInfo& node, Time now) {
   const int most = settings_.terms.nodes.max;
   if (!is_in_round()) {
     gather(now);
-  } else if (is_elastic() && present() <= most && phase_ == Phase::kRunning) {
+  } else if (is_elastic() && present() <= most && phase_ == RunPhase::kRunning) {
     change_ = concat(name_of_node(joined), " has joined");
     stop_round(-1, {change_ + ", so all workers are restarted with it", /*is_failure=*/false});
   } else {
@@ -125,7 +125,7 @@ std::string Coordinator::missing(double waited_seconds) const {
 }
 
 void Coordinator::start_round(const std::vector<int>& ids, Time now) {
-  phase_ = Phase::kRunning;
+  phase_ = RunPhase::kRunning;
   last_call_.reset();
   ends_.clear();
   silent_.clear();
@@ -167,8 +167,8 @@ void Coordinator::start_node(int id, const NodePlacement& placement) {
 }
 
 void Coordinator::stop_round(int except, const StopReason& why) {
-  if (phase_ != Phase::kRunning) return;
-  phase_ = Phase::kStopping;
+  if (phase_ != RunPhase::kRunning) return;
+  phase_ = RunPhase::kStopping;
   settings_.send(
       ids_of([&](int id, const Node& node) { return id != except && node.in_round && !node.has_ended; }),
       {{"type", "stop"}, {"why", why.text}, {"is_failure", why.is_failure}});
@@ -226,12 +226,12 @@ void Coordinator::leave(int id, int signal, Time now) {
                         .cause = concat(name_of_node(node->second), " was told to stop by ",
                                         signal_name(signal), " while the nodes were joining")};
   const bool ends_all = settings_.terms.is_static || node->second.info.is_host;
-  if (ends_all && phase_ == Phase::kGathering) return finish(stopped);
+  if (ends_all && phase_ == RunPhase::kGathering) return finish(stopped);
   erase(node);
   tick(now);
 }
 
-/// Returns the next one.
+/// Removes a node and returns the next node.
 std::map<int, Coordinator::Node>::iterator Coordinator::erase(std::map<int, Node>::iterator node) {
   const Node& gone = node->second;
   if (gone.leaving != 0) --leaving_;
@@ -243,7 +243,7 @@ std::map<int, Coordinator::Node>::iterator Coordinator::erase(std::map<int, Node
 
 void Coordinator::lost(int id, const std::string& why, bool is_gone, Time now) {
   const auto node = nodes_.find(id);
-  if (node == nodes_.end() || phase_ == Phase::kOver) return;
+  if (node == nodes_.end() || phase_ == RunPhase::kOver) return;
   const bool matters = node->second.in_round && !node->second.has_ended && is_in_round();
   const std::string cause = concat("lost ", name_of_node(node->second), ": ", why);
   if (matters && replicas_change()) {
@@ -358,7 +358,7 @@ void Coordinator::conclude(Time now) {
       ++node;
     }
   }
-  phase_ = Phase::kGathering;
+  phase_ = RunPhase::kGathering;
   gathering_since_ = now;
   said_who_is_missing_ = false;
   gather(now);
@@ -367,7 +367,7 @@ void Coordinator::conclude(Time now) {
 /// Whether replicas may still be lost, replaced and joined. False once a node was told to stop or the run is
 /// over.
 bool Coordinator::replicas_change() const {
-  return membership_ && phase_ == Phase::kRunning && leaving_ == 0;
+  return membership_ && phase_ == RunPhase::kRunning && leaving_ == 0;
 }
 
 bool Coordinator::has_rank(const Node& node, int rank) const {
@@ -384,7 +384,7 @@ void Coordinator::start_membership(Time now) {
                                 "; change --nproc-per-node")};
     return stop_round(-1, {verdict_->cause});
   }
-  using Kind = WorkerOrder::Kind;
+  using OrderKind = WorkerOrder::OrderKind;
   membership_.emplace(Membership::Settings{
       .replicas = world_size / size,
       .replica_size = size,
@@ -393,16 +393,16 @@ void Coordinator::start_membership(Time now) {
       .join_timeout_seconds = settings_.join_timeout_seconds,
       .stop_timeout_seconds = settings_.stop_timeout_seconds,
       .fence_seconds = settings_.fence_seconds,
-      .start = [this](int replica, int incarnation) { order(replica, Kind::kStart, incarnation); },
-      .fence = [this](int replica, int incarnation) { order(replica, Kind::kKill, incarnation); },
+      .start = [this](int replica, int incarnation) { order(replica, OrderKind::kStart, incarnation); },
+      .fence = [this](int replica, int incarnation) { order(replica, OrderKind::kKill, incarnation); },
       .pause =
           [this](int replica, int incarnation) {
-            order(replica, Kind::kTell, incarnation,
+            order(replica, OrderKind::kTell, incarnation,
                   {{"type", "pause"}, {"epoch", membership_->epoch().number}});
           },
       .break_off =
           [this](int replica, int incarnation, const std::string& why) {
-            order(replica, Kind::kTell, incarnation,
+            order(replica, OrderKind::kTell, incarnation,
                   {{"type", "break_off"}, {"epoch", membership_->epoch().number}, {"why", why}});
           },
       .begin =
@@ -413,19 +413,19 @@ void Coordinator::start_membership(Time now) {
               const NodeInfo& node = first->second.info;
               told.master_addr = node.is_host ? settings_.master_addr : node.address;
             }
-            order(replica, Kind::kTell, incarnation, to_message(told));
+            order(replica, OrderKind::kTell, incarnation, to_message(told));
           },
       .over =
           [this](const Verdict& verdict) {
             verdict_ = verdict;
-            stop_round(-1, {verdict.is_failure() ? "the run cannot go on" : "the run is over",
+            stop_round(-1, {verdict.is_failure() ? "the run cannot continue" : "the run is over",
                             verdict.is_failure()});
           }});
   membership_->begin(now);
 }
 
-/// To the nodes that have workers of the replica.
-void Coordinator::order(int replica, WorkerOrder::Kind kind, int incarnation, const Message& line) {
+/// Sends an order to the nodes that have workers of the replica.
+void Coordinator::order(int replica, WorkerOrder::OrderKind kind, int incarnation, const Message& line) {
   const int size = settings_.terms.replica_size;
   std::map<int, WorkerOrder> orders;  // keyed by node
   const WorkerOrder order{
@@ -440,7 +440,7 @@ void Coordinator::order(int replica, WorkerOrder::Kind kind, int incarnation, co
   }
 }
 
-/// The node in the round that has this worker, or the end.
+/// The node in the round that has this worker, or nodes_.end().
 std::map<int, Coordinator::Node>::iterator Coordinator::node_of(int rank) {
   const auto next = ids_by_first_rank_.upper_bound(rank);
   if (next == ids_by_first_rank_.begin()) return nodes_.end();
@@ -454,7 +454,7 @@ void Coordinator::worker_said(int id, const Said& said, Time now) {
   membership_->said(said.rank, said.incarnation, said.report, now);
 }
 
-/// Nodes that wait take the places of lost ones with as many workers.
+/// Gives the places of lost nodes to waiting nodes with as many workers.
 void Coordinator::fill_vacancies(Time now) {
   for (auto vacancy = vacancies_.begin(); vacancy != vacancies_.end() && replicas_change();) {
     const int first_rank = vacancy->first;
@@ -480,19 +480,19 @@ void Coordinator::fill_vacancies(Time now) {
 }
 
 void Coordinator::finish(const Verdict& verdict) {
-  phase_ = Phase::kOver;
+  phase_ = RunPhase::kOver;
   settings_.send(ids_of([](int, const Node&) { return true; }),
                  {{"type", "finish"}, {"verdict", to_message(verdict)}});
 }
 
 void Coordinator::tick(Time now) {
-  if (phase_ == Phase::kGathering) gather(now);
+  if (phase_ == RunPhase::kGathering) gather(now);
   if (replicas_change()) membership_->tick(now);
 }
 
 std::optional<Coordinator::Time> Coordinator::next_due() const {
   if (replicas_change()) return membership_->next_due();
-  if (phase_ != Phase::kGathering) return std::nullopt;
+  if (phase_ != RunPhase::kGathering) return std::nullopt;
   if (last_call_) return last_call_;
   return after(gathering_since_, settings_.join_timeout_seconds);
 }

@@ -73,10 +73,10 @@ class Coordinator {
   /// The latest time for the next call of tick().
   std::optional<Time> next_due() const;
 
-  bool is_over() const { return phase_ == Phase::kOver; }
+  bool is_over() const { return phase_ == RunPhase::kOver; }
 
  private:
-  enum class Phase { kGathering, kRunning, kStopping, kOver };
+  enum class RunPhase { kGathering, kRunning, kStopping, kOver };
 
   struct Node {
     NodeInfo info;
@@ -93,7 +93,7 @@ class Coordinator {
   void start_round(const std::vector<int>& ids, Time now);
   void start_node(int id, const NodePlacement& placement);
   void start_membership(Time now);
-  void order(int replica, WorkerOrder::Kind kind, int incarnation, const Message& line = {});
+  void order(int replica, WorkerOrder::OrderKind kind, int incarnation, const Message& line = {});
   void fill_vacancies(Time now);
   bool replicas_change() const;
   bool has_rank(const Node& node, int rank) const;
@@ -111,11 +111,11 @@ class Coordinator {
   std::vector<int> candidates() const;
   std::string missing(double waited_seconds) const;
   std::string name_of_node(const Node& node) const;
-  bool is_in_round() const { return phase_ == Phase::kRunning || phase_ == Phase::kStopping; }
+  bool is_in_round() const { return phase_ == RunPhase::kRunning || phase_ == RunPhase::kStopping; }
   bool is_elastic() const { return settings_.terms.nodes.min < settings_.terms.nodes.max; }
 
   const Settings settings_;
-  Phase phase_ = Phase::kGathering;
+  RunPhase phase_ = RunPhase::kGathering;
   // A run may have ten thousand nodes: events of one node must not loop over all nodes, unless all must be
   // told.
   std::map<int, Node> nodes_;             ///< keyed by id, ascending in the order of joining

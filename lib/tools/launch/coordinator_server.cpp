@@ -28,7 +28,8 @@ constexpr size_t kLongestLineBytes = 16 << 20;
 constexpr int kMostWorkersOfANode = 1 << 16;
 constexpr size_t kLongestShownBytes = 80;  ///< most bytes shown of a stranger's message
 
-/// Makes room for the connections of all nodes, some strangers, and the pipes of this node's workers.
+/// Raises the limit on open files for the connections of all nodes, some strangers, and the pipes of this
+/// node's workers.
 Descriptor with_room(Descriptor listener, const LaunchOptions& options) {
   const int64_t nodes = options.nnodes.max;
   constexpr int64_t kFilesOfAWorker = 3, kOthers = 16;
@@ -133,7 +134,7 @@ void CoordinatorServer::serve(int id) {
   tell_if_lost(id, peer);
 }
 
-/// Orders of many nodes do not wait for each other in the memory of this process.
+/// Sends at once, so that orders for many nodes do not fill the memory of this process.
 void CoordinatorServer::send(int id, std::string_view line) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
@@ -146,7 +147,7 @@ void CoordinatorServer::touch(int id, Peer& peer) {
   if (!std::exchange(peer.touched, true)) touched_.push_back(id);
 }
 
-/// The end of a step: sends what is left, and lets go of those that have left.
+/// Ends a step: sends the remaining messages, and drops peers that have left.
 void CoordinatorServer::settle() {
   // The list grows in the loop if the loss of a node leads to orders.
   for (size_t i = 0; i < touched_.size(); ++i) {
@@ -182,11 +183,11 @@ void CoordinatorServer::report_stranger(Peer& peer, const std::string& what) {
   if (std::exchange(peer.is_known, true)) return;
   warn(concat("a program other than fsdp-launch connected from ", peer.address,
               " to the port where the nodes meet, and ", what,
-              "; it was disconnected, and the run goes on without it: if it is a node of the run, start "
+              "; it was disconnected, and the run continues without it: if it is a node of the run, start "
               "fsdp-launch there, else give it, or the run, another port"));
 }
 
-/// Logs the first few refusals: somebody may knock for as long as the run lasts.
+/// Logs only the first few refusals, because strangers may keep connecting during the whole run.
 void CoordinatorServer::warn(const std::string& message) {
   constexpr int kMostReported = 8;
   if (++refused_ > kMostReported) return;
@@ -237,7 +238,7 @@ void CoordinatorServer::join(int id, Peer& peer, const Message& message) {
     peer.closing = true;
     warn(concat(
         "refused a connection from ", peer.address,
-        ": it does not know the run's token; the run goes on without it: if it is a node of the run, give it "
+        ": it does not know the run's token; the run continues without it: if it is a node of the run, give it "
         "the same FSDP_LAUNCH_TOKEN or token file"));
     return peer.socket.close("");
   }

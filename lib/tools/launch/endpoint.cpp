@@ -18,7 +18,7 @@ namespace {
 
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
-/// nullptr with `why` set when there are none.
+/// Looks up addresses. Null with the reason in `why` if there are none.
 Addresses look_up(const std::string& host, int port, int flags, std::string& why) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;

@@ -49,8 +49,8 @@ struct Epoch {
 
 /// A report that a worker sends.
 struct WorkerReport {
-  enum class Kind { kReady, kStopped };
-  Kind kind = Kind::kReady;
+  enum class ReportKind { kReady, kStopped };
+  ReportKind kind = ReportKind::kReady;
   int epoch = 0;      ///< kStopped: epoch that the worker has left
   int64_t step = -1;  ///< kStopped: step after which its state is; -1: it has no state yet
   /// kStopped: whether it has received all that it needs to finish the next step by itself, if another worker

@@ -8,20 +8,13 @@
 //      ^                                                    | a replica is lost, a worker cannot go on |
 //      +------- all have reported their step, or are lost ----- stopping <---- they have stopped ------+
 //
-// The rules:
-//   - A worker that cannot continue, or a replica that is lost, breaks the epoch off. The other workers
-//     report their step. A replica is lost if one of its workers does not report in time. A replica that
-//     reports stays, even if others suspect it, unless epochs break off repeatedly without a step: then the
-//     most suspected replica is lost.
-//   - A lost replica is fenced: all its processes are killed. A new incarnation is started, up to
-//     max_restarts times unless the failure would recur (may_end_differently()), and joins between two steps.
-//   - The next epoch continues after the latest step that a member has reached. Workers differ by at most one
-//     step, because a step needs all members of its epoch. If no member has some part of the state, the state
-//     is lost, and all replicas start again from the newest checkpoint.
-//   - At least min_replicas take part.
+// A worker that cannot continue, or a lost replica, breaks the epoch off, and the other workers report their
+// step. Workers differ by at most one step, because a step needs all members of its epoch. The next epoch
+// continues after the latest step, or from the newest checkpoint if no member has some part of the state.
+// A lost replica is fenced: all its processes are killed. A new incarnation joins between two steps.
 //
-// This class uses neither processes, sockets nor a clock: coordinator.h passes events to it and carries out
-// its orders. Its decisions are tested by simulation (tests/tools/launch/membership_simulation_test.cpp).
+// Uses neither processes, sockets nor a clock: coordinator.h passes events and carries out the orders, and
+// tests/tools/launch/membership_simulation_test.cpp simulates them.
 
 #include <chrono>
 #include <cstdint>
@@ -78,7 +71,7 @@ class Membership {
   /// The latest time for the next call of tick().
   std::optional<Time> next_due() const;
 
-  bool is_over() const { return phase_ == Phase::kOver; }
+  bool is_over() const { return phase_ == EpochPhase::kOver; }
   /// The current or last epoch.
   const Epoch& epoch() const { return epoch_; }
   /// Whether the replica takes part in the current epoch.
@@ -88,8 +81,8 @@ class Membership {
   bool is_given_up(int replica) const;
 
  private:
-  enum class Phase { kWaiting, kRunning, kPausing, kStopping, kOver };
-  enum class State {
+  enum class EpochPhase { kWaiting, kRunning, kPausing, kStopping, kOver };
+  enum class ReplicaState {
     kAbsent,    ///< none of its processes runs
     kStarting,  ///< not all of its workers are ready
     kReady,     ///< all of its workers are ready to join
@@ -98,7 +91,7 @@ class Membership {
     kFinished,  ///< all of its workers have finished
   };
 
-  struct Worker {
+  struct ReplicaWorker {
     bool has_node = true;
     bool runs = false;
     bool is_ready = false;
@@ -107,11 +100,11 @@ class Membership {
     int port = 0;
   };
   struct Replica {
-    State state = State::kAbsent;
+    ReplicaState state = ReplicaState::kAbsent;
     int incarnation = 0;       ///< how often the replica was started
     bool is_hopeless = false;  ///< whether it failed in a way that would recur
     Time since{};              ///< time of its last start
-    std::vector<Worker> workers{};
+    std::vector<ReplicaWorker> workers{};
   };
 
   void advance(Time now);
@@ -131,16 +124,16 @@ class Membership {
 
   Replica& replica(int number) { return replicas_[static_cast<size_t>(number)]; }
   const Replica& replica(int number) const { return replicas_[static_cast<size_t>(number)]; }
-  Worker& worker(int rank);
-  std::vector<int> in_state(State state) const;
+  ReplicaWorker& worker(int rank);
+  std::vector<int> in_state(ReplicaState state) const;
   bool is_ending() const;
   bool has_stopped(int number) const;
   bool lacks_state(int number) const;
-  std::string ranks_that_have_not(bool (*done)(const Worker&), int number) const;
+  std::string ranks_that_have_not(bool (*done)(const ReplicaWorker&), int number) const;
   std::string name_of(int number) const;
 
   const Settings settings_;
-  Phase phase_ = Phase::kWaiting;
+  EpochPhase phase_ = EpochPhase::kWaiting;
   std::vector<Replica> replicas_;
   Epoch epoch_;
   Time waiting_since_{};

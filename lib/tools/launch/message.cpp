@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kLongestNameBytes = 255, kLongestMessageBytes = 4096, kLongestPathBytes = 4096;
 constexpr size_t kMostLastLines = 8, kLongestLastLineBytes = 512;  // see OutputPump::last_lines()
 
-/// Throws for a number that is not an integer: its conversion could overflow.
+/// Reads an integer. Throws for any other number, whose conversion could overflow.
 int integer_at(const Message& message, const char* name) {
   return static_cast<int>(message.at(name).get_ref<const Message::number_integer_t&>());
 }
@@ -50,7 +50,7 @@ std::string difference(const RunTerms& found, const RunTerms& expected) {
   const auto range = [](const NodeRange& nodes) { return util::concat(nodes.min, ":", nodes.max); };
   const auto backend = [](bool is_static) { return is_static ? "static" : "c10d"; };
   if (found.version != expected.version) {
-    return "it has another version of fsdp-launch; install the same one on all nodes";
+    return "it has another version of fsdp-launch; install the same version on all nodes";
   }
   if (found.run_id != expected.run_id) return differ("--rdzv-id", found.run_id, expected.run_id);
   if (found.nodes != expected.nodes) return differ("--nnodes", range(found.nodes), range(expected.nodes));
@@ -202,14 +202,14 @@ Message to_message(const WorkerOrder& order) {
 }
 
 WorkerOrder order_from(const Message& message) {
-  return {.kind = static_cast<WorkerOrder::Kind>(integer_at(message, "kind")),
+  return {.kind = static_cast<WorkerOrder::OrderKind>(integer_at(message, "kind")),
           .ranks = message.at("ranks"),
           .incarnation = message.at("incarnation"),
           .line = message.at("line")};
 }
 
 Message to_message(const WorkerReport& report) {
-  if (report.kind == WorkerReport::Kind::kReady) return {{"type", "ready"}, {"port", report.port}};
+  if (report.kind == WorkerReport::ReportKind::kReady) return {{"type", "ready"}, {"port", report.port}};
   return {{"type", "stopped"},           {"epoch", report.epoch},
           {"step", report.step},         {"can_finish_step", report.can_finish_step},
           {"suspects", report.suspects}, {"port", report.port}};
@@ -222,7 +222,7 @@ WorkerReport report_from(const Message& message) {
   if (type == "ready") return report;
   // Throws if the type differs or anything is missing.
   const Message& step = message.at(type == "stopped" ? "step" : "a message that workers send");
-  report.kind = WorkerReport::Kind::kStopped;
+  report.kind = WorkerReport::ReportKind::kStopped;
   report.epoch = integer_at(message, "epoch");
   report.step = step.get_ref<const Message::number_integer_t&>();
   report.can_finish_step = message.value("can_finish_step", false);

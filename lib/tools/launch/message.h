@@ -57,8 +57,8 @@ struct RunTerms {
 
 /// An order for single workers of a node, in a run with replicas.
 struct WorkerOrder {
-  enum class Kind { kStart, kKill, kTell };
-  Kind kind = Kind::kStart;
+  enum class OrderKind { kStart, kKill, kTell };
+  OrderKind kind = OrderKind::kStart;
   std::vector<int> ranks{};
   int incarnation = 0;
   std::string line{};  ///< kTell: line for their channels (epoch.h)

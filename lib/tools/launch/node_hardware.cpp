@@ -33,13 +33,13 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-/// "nvidia7" for "nvidia", but not "nvidiactl".
+/// Whether a name is `kind` with a number: "nvidia7" for "nvidia", but not "nvidiactl".
 bool is_numbered(const std::string& name, const std::string& kind) {
   return name.size() > kind.size() && name.starts_with(kind) &&
          name.find_first_not_of("0123456789", kind.size()) == std::string::npos;
 }
 
-/// The entries of CUDA_VISIBLE_DEVICES before the first negative or empty one, where CUDA stops reading.
+/// The entries of CUDA_VISIBLE_DEVICES before the first negative or empty entry, where CUDA stops reading.
 std::optional<std::vector<std::string>> visible_devices() {
   const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
   if (!text) return std::nullopt;

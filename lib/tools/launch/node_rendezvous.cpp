@@ -23,7 +23,7 @@ using util::ErrorKind;
 constexpr std::chrono::milliseconds kBetweenAttempts{250};
 constexpr std::chrono::seconds kLongestAttempt{5};
 
-/// A node of a run of several.
+/// The rendezvous of a node in a run of several nodes or with replicas.
 class NodeRendezvous final : public Rendezvous {
  public:
   explicit NodeRendezvous(const LaunchOptions& options)
@@ -171,7 +171,7 @@ class NodeRendezvous final : public Rendezvous {
     std::optional<Descriptor> socket;
     if (!token_) {
       last_failure_ = concat("there is no token file ", token_file(rendezvous),
-                             "; copy the one of that node, or set the same FSDP_LAUNCH_TOKEN on all nodes");
+                             "; copy that node's file, or set the same FSDP_LAUNCH_TOKEN on all nodes");
     } else {
       socket = start_connecting(rendezvous.host, rendezvous.port, last_failure_);
     }
@@ -186,7 +186,7 @@ class NodeRendezvous final : public Rendezvous {
     const std::string type = message.at("type");
     if (type == "challenge" && nonces_.coordinator.empty()) {
       if (message.at("version") != kMessageVersion) {
-        return socket_->close("it has another version of fsdp-launch; install the same one on all nodes");
+        return socket_->close("it has another version of fsdp-launch; install the same version on all nodes");
       }
       nonces_.coordinator = message.at("nonce");
       return join();
@@ -196,7 +196,7 @@ class NodeRendezvous final : public Rendezvous {
     }
     if (!util::same_secret(message.at("proof").get_ref<const std::string&>(),
                            proof_of_coordinator(*token_, nonces_))) {
-      return socket_->close("it does not know the run's token, so it is not this run");
+      return socket_->close("it does not know the run's token, so it does not belong to this run");
     }
     if (type == "refuse") return refused(message.at("why"));
     welcome_ = true;
@@ -228,7 +228,7 @@ class NodeRendezvous final : public Rendezvous {
     const bool has_other_token = is_gone && !welcome_ && !nonces_.coordinator.empty();
     if (has_other_token) {
       last_failure_ = concat(
-          "it closed the connection when this node had proved that it has the token, which is another one there",
+          "it closed the connection after this node had proved that it has the token, so its token is another one",
           options_.rendezvous.trust_network
               ? ""
               : "; set the same FSDP_LAUNCH_TOKEN on all nodes, or let them share the "
@@ -278,7 +278,8 @@ class NodeRendezvous final : public Rendezvous {
   }
 
   void refused(const std::string& why) {
-    if (!cut_off_.empty()) return lose_host(concat("; when it was there again, it refused this node: ", why));
+    if (!cut_off_.empty())
+      return lose_host(concat("; after it was reached again, it refused this node: ", why));
     end({.exit_code = static_cast<int>(ErrorKind::kUsage),
          .cause = concat("the run at ", endpoint_, " refused this node: ", why)});
   }

@@ -14,7 +14,7 @@
 #include <string_view>
 
 #include "base/util/error.h"
-#include "tools/launch/worker_environment.h"
+#include "base/util/system.h"
 
 namespace fsdp::launch {
 namespace {
@@ -23,7 +23,7 @@ constexpr std::chrono::seconds kPatience{10};
 constexpr useconds_t kPauseMicroseconds = 10000;
 
 /// Whether the process was started with `mark` in its marks. Zombies, and processes that the user may not
-/// inspect, have no environment.
+/// inspect, show no environment.
 bool has_mark(const char* pid, const std::string& mark) {
   const Descriptor file(::open(util::concat("/proc/", pid, "/environ").c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.is_open()) return false;
@@ -41,7 +41,7 @@ bool has_mark(const char* pid, const std::string& mark) {
   return false;
 }
 
-/// Kills the processes with the mark; returns their number.
+/// Kills the processes with the mark and returns their number.
 int kill_marked(const std::string& mark) {
   const std::unique_ptr<DIR, int (*)(DIR*)> processes(::opendir("/proc"), ::closedir);
   if (!processes) return 0;
@@ -86,7 +86,8 @@ void kill_all_marked(const std::string& mark) {
 
 }  // namespace
 
-OrphanGuard::OrphanGuard(std::filesystem::path folder) : folder_(std::move(folder)), mark_(new_run_id()) {
+OrphanGuard::OrphanGuard(std::filesystem::path folder)
+    : folder_(std::move(folder)), mark_(util::random_id()) {
   const char* above = std::getenv(kVariable);
   marks_ = above && *above ? util::concat(above, ":", mark_) : mark_;
   int ends[2];

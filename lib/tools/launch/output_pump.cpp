@@ -109,7 +109,7 @@ void RankLog::flush() {
 
 OutputPump::OutputPump(Console& console, const std::vector<OutputPlan>& plans) : console_(console) {
   for (const OutputPlan& plan : plans) {
-    Worker& worker = workers_.emplace_back();
+    WorkerOutput& worker = workers_.emplace_back();
     worker.prefix = line_prefix(plan.rank);
     worker.out.on_console = plan.out.on_console;
     worker.err.on_console = plan.err.on_console;
@@ -126,9 +126,10 @@ void OutputPump::attach(int index, Descriptor out, Descriptor err) {
   std::erase_if(streams_, [](const auto& stream) { return !stream->pipe.is_open(); });
   // A pointer here may point to a stream that was just removed.
   polled_.clear();
-  Worker* worker = &workers_[static_cast<size_t>(index)];
-  const auto add = [&](Worker::Sink& sink, ConsoleStream& console, Descriptor pipe) {
-    streams_.push_back(std::make_unique<Stream>(Stream{worker, &sink, &console, std::move(pipe)}));
+  WorkerOutput* worker = &workers_[static_cast<size_t>(index)];
+  const auto add = [&](WorkerOutput::Sink& sink, ConsoleStream& console, Descriptor pipe) {
+    streams_.push_back(
+        std::make_unique<WorkerStream>(WorkerStream{worker, &sink, &console, std::move(pipe)}));
   };
   add(worker->out, console_.out(), std::move(out));
   add(worker->err, console_.err(), std::move(err));
@@ -136,7 +137,7 @@ void OutputPump::attach(int index, Descriptor out, Descriptor err) {
 
 void OutputPump::worker_ended(int index) {
   for (const auto& each : streams_) {
-    Stream& stream = *each;
+    WorkerStream& stream = *each;
     const bool is_its = stream.worker == &workers_[static_cast<size_t>(index)];
     if (!is_its || !stream.pipe.is_open() || stream.left_bytes) continue;
     int bytes = 0;
@@ -167,7 +168,7 @@ void OutputPump::read_ready(const std::vector<pollfd>& entries) {
   }
 }
 
-void OutputPump::read(Stream& stream) {
+void OutputPump::read(WorkerStream& stream) {
   std::array<char, 64 << 10> buffer;
   const size_t limit = std::min(buffer.size(), stream.left_bytes.value_or(buffer.size()));
   const ssize_t count = ::read(stream.pipe.get(), buffer.data(), limit);
@@ -190,14 +191,14 @@ void OutputPump::read(Stream& stream) {
   }
 }
 
-void OutputPump::finish(Stream& stream) {
+void OutputPump::finish(WorkerStream& stream) {
   stream.splitter.finish([&](std::string_view line) { pass_on(stream, line); });
   if (stream.sink->log) stream.sink->log->flush();
   stream.pipe.close();
 }
 
-void OutputPump::pass_on(Stream& stream, std::string_view line) {
-  Worker::Sink& sink = *stream.sink;
+void OutputPump::pass_on(WorkerStream& stream, std::string_view line) {
+  WorkerOutput::Sink& sink = *stream.sink;
   if (sink.on_console) {
     // Other text may have replaced the beginning that was shown.
     if (stream.splitter.replaces_transient()) stream.console->abandon(&stream);
@@ -210,7 +211,7 @@ void OutputPump::pass_on(Stream& stream, std::string_view line) {
   if (sink.last_lines.size() > kLastLines) sink.last_lines.pop_front();
 }
 
-bool OutputPump::has_more_to_show(const Stream& stream) {
+bool OutputPump::has_more_to_show(const WorkerStream& stream) {
   if (!stream.sink->on_console) return false;
   const LineSplitter& splitter = stream.splitter;
   if (splitter.is_transient() || splitter.unfinished().size() <= stream.shown_bytes) return false;
@@ -239,13 +240,13 @@ void OutputPump::show_paused() {
 }
 
 std::vector<std::string> OutputPump::last_lines(int index) const {
-  const Worker& worker = workers_[static_cast<size_t>(index)];
+  const WorkerOutput& worker = workers_[static_cast<size_t>(index)];
   const auto& lines = worker.err.last_lines.empty() ? worker.out.last_lines : worker.err.last_lines;
   return {lines.begin(), lines.end()};
 }
 
 std::string OutputPump::log_path(int index) const {
-  const Worker& worker = workers_[static_cast<size_t>(index)];
+  const WorkerOutput& worker = workers_[static_cast<size_t>(index)];
   return worker.err.log ? worker.err.log->path().string() : "";
 }
 

@@ -116,7 +116,7 @@ class OutputPump {
  private:
   using Clock = std::chrono::steady_clock;
 
-  struct Worker {
+  struct WorkerOutput {
     std::string prefix;
     struct Sink {
       bool on_console = true;
@@ -125,9 +125,9 @@ class OutputPump {
     } out, err;
   };
 
-  struct Stream {
-    Worker* worker;
-    Worker::Sink* sink;
+  struct WorkerStream {
+    WorkerOutput* worker;
+    WorkerOutput::Sink* sink;
     ConsoleStream* console;
     Descriptor pipe;
     LineSplitter splitter{};
@@ -136,15 +136,15 @@ class OutputPump {
     size_t shown_bytes = 0;              ///< shown bytes of the unfinished line
   };
 
-  void read(Stream& stream);
-  void finish(Stream& stream);
-  void pass_on(Stream& stream, std::string_view line);
-  static bool has_more_to_show(const Stream& stream);
+  void read(WorkerStream& stream);
+  void finish(WorkerStream& stream);
+  void pass_on(WorkerStream& stream, std::string_view line);
+  static bool has_more_to_show(const WorkerStream& stream);
 
   Console& console_;
-  std::deque<Worker> workers_;
-  std::vector<std::unique_ptr<Stream>> streams_;
-  std::vector<Stream*> polled_;
+  std::deque<WorkerOutput> workers_;
+  std::vector<std::unique_ptr<WorkerStream>> streams_;
+  std::vector<WorkerStream*> polled_;
   size_t first_entry_ = 0;
 };
 

@@ -81,7 +81,7 @@ struct ChildPlan {
   ::_exit(127);
 }
 
-/// errno of the child's failed exec, or 0 when the pipe was closed by a successful one.
+/// The errno of the child's failed exec, or 0 if a successful exec closed the pipe.
 int read_report(const Descriptor& report) {
   int cause = 0;
   const ssize_t count = TEMP_FAILURE_RETRY(::read(report.get(), &cause, sizeof(cause)));

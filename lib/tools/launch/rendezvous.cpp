@@ -5,17 +5,19 @@
 
 #include "base/util/error.h"
 #include "base/util/log.h"
+#include "base/util/system.h"
 #include "tools/launch/token.h"
 #include "tools/launch/wait_table.h"
 
 namespace fsdp::launch {
 namespace {
 
-/// A run of one node.
+/// The rendezvous of a run of one node.
 class LocalRendezvous final : public Rendezvous {
  public:
   explicit LocalRendezvous(const LaunchOptions& options)
-      : options_(options), run_id_(options.rendezvous.id.empty() ? new_run_id() : options.rendezvous.id) {}
+      : options_(options),
+        run_id_(options.rendezvous.id.empty() ? util::random_id() : options.rendezvous.id) {}
 
   std::optional<NodePlacement> take_start() override {
     if (!starts_) return std::nullopt;
@@ -61,7 +63,7 @@ class LocalRendezvous final : public Rendezvous {
   std::optional<Verdict> outcome_;
 };
 
-/// A run of one node with replicas, whose coordinator and node meet within this process.
+/// The options of a run of one node with replicas, whose coordinator and node meet within this process.
 LaunchOptions alone(LaunchOptions options) {
   RendezvousOptions& rendezvous = options.rendezvous;
   rendezvous = {.host = "127.0.0.1",
@@ -69,7 +71,7 @@ LaunchOptions alone(LaunchOptions options) {
                 .id = rendezvous.id,
                 .join_timeout_seconds = rendezvous.join_timeout_seconds,
                 .token = new_secret()};
-  if (rendezvous.id.empty()) rendezvous.id = new_run_id();
+  if (rendezvous.id.empty()) rendezvous.id = util::random_id();
   // A single node cannot be cut off from itself, even if it was stopped and continued.
   rendezvous.keep_alive_max_attempt = std::numeric_limits<int>::max();
   return options;
@@ -90,7 +92,7 @@ bool is_final(const Verdict& verdict, int restarts_left) {
                                  verdict.exit_code == static_cast<int>(util::ErrorKind::kDiverged)
                                      ? ", which is for a loss or norm that is not finite"
                                      : ", which is for a mistake in the command line, environment or config",
-                                 ": it would end so again, and is not restarted (--max-restarts)"));
+                                 ": the failure would recur, so it is not restarted (--max-restarts)"));
   return true;
 }
 

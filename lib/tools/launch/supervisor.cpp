@@ -24,9 +24,9 @@ namespace {
 
 using util::concat;
 
-/// How long a process may take to end after its connections closed; only its end identifies it as the cause.
+/// Longest time from closed connections of a process to its end. Only its end identifies it as the cause.
 constexpr std::chrono::milliseconds kTimeOfCause{500};
-/// Workers that were told to stop together save together, and end within about this time.
+/// Time within which workers that were told to stop together, and save together, end.
 constexpr std::chrono::milliseconds kTimeToBePreempted{5000};
 
 /// Writes log lines to the console, between the workers' lines, until it is destroyed.
@@ -211,7 +211,7 @@ class Supervisor {
 
   void pass_on_reports() {
     if (!group_) return;
-    for (const WorkerGroup::Line& line : group_->take_lines()) {
+    for (const WorkerGroup::ChannelLine& line : group_->take_lines()) {
       const std::optional<Message> message = parse_message(line.text);
       try {
         WorkerReport report = report_from(message.value());
@@ -219,7 +219,7 @@ class Supervisor {
         rendezvous_->worker_said(line.rank, line.incarnation, report);
       } catch (const std::exception&) {
         util::log_warning(concat("rank ", line.rank, " sent a line over ", kChannelVariable,
-                                 " that is no message of tools/launch/epoch.h; it is ignored"));
+                                 " that is not a message of tools/launch/epoch.h; it is ignored"));
       }
     }
   }
@@ -230,9 +230,9 @@ class Supervisor {
 
   void carry_out(const WorkerOrder& order) {
     for (int rank : order.ranks) {
-      if (order.kind == WorkerOrder::Kind::kKill) group_->kill(rank, order.incarnation);
-      if (order.kind == WorkerOrder::Kind::kTell) group_->tell(rank, order.incarnation, order.line);
-      if (order.kind != WorkerOrder::Kind::kStart || stopping_) continue;
+      if (order.kind == WorkerOrder::OrderKind::kKill) group_->kill(rank, order.incarnation);
+      if (order.kind == WorkerOrder::OrderKind::kTell) group_->tell(rank, order.incarnation, order.line);
+      if (order.kind != WorkerOrder::OrderKind::kStart || stopping_) continue;
       try {
         group_->start(rank, order.incarnation);
       } catch (const util::Error& error) {
@@ -336,7 +336,7 @@ class Supervisor {
     if (!last_lines.empty()) util::log_error(concat("last output of rank ", end.rank, ":", last_lines));
     // This library's programs also log their message. Other programs may only write it to the error file.
     if (!is_shown && !end.message.empty() && last_lines.find(end.message) == std::string::npos) {
-      util::log_error(concat("rank ", end.rank, " says: ", end.message));
+      util::log_error(concat("rank ", end.rank, " reports: ", end.message));
     }
     const bool alone = options_.nproc_per_node == 1 && !options_.is_multi_node();
     util::log_error(concat(name_of(end), alone ? " failed: it " : " failed first: it ", ending(end.status),

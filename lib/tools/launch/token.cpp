@@ -10,8 +10,8 @@
 
 #include "base/util/error.h"
 #include "base/util/sha256.h"
+#include "base/util/system.h"
 #include "tools/launch/descriptor.h"
-#include "tools/launch/worker_environment.h"
 
 namespace fsdp::launch {
 namespace {
@@ -26,7 +26,7 @@ constexpr const char* kRemedy =
              kRemedy);
 }
 
-/// Writes the file under another name first, so that no node reads half a token.
+/// Makes the token file. Writes it under another name first, so that no node reads half a token.
 void make_token_file(const std::string& path) {
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
@@ -55,7 +55,7 @@ std::string proof(const std::string& token, const char* side, const Nonces& nonc
 
 }  // namespace
 
-std::string new_secret() { return new_run_id() + new_run_id(); }
+std::string new_secret() { return util::random_id() + util::random_id(); }
 
 std::string token_file(const RendezvousOptions& options) {
   if (!options.token_file.empty()) return options.token_file;

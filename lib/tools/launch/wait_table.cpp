@@ -17,7 +17,7 @@ constexpr size_t kMostSingleRows = 16;  // most workers that get a row each
 constexpr size_t kMostRows = 48, kMostRanges = 12, kMostHosts = 3, kMostSentences = 3, kMostWaitedFor = 6;
 constexpr const char* kRow = "\n    ";
 
-/// Replaces the parts after `most` by "7 more".
+/// Joins parts and replaces those after `most`: "a, b and 7 more".
 void shorten(std::vector<std::string>& parts, size_t most) {
   if (parts.size() <= most) return;
   const size_t left_out = parts.size() - most;
@@ -25,7 +25,7 @@ void shorten(std::vector<std::string>& parts, size_t most) {
   parts.push_back(concat(left_out, " more"));
 }
 
-/// "a", "a and b", "a, b and 7 more".
+/// Text for a list: "a", "a and b", "a, b and 7 more".
 std::string listed(std::vector<std::string> parts, size_t most) {
   shorten(parts, most);
   if (parts.size() == 1) return parts[0];
@@ -34,7 +34,7 @@ std::string listed(std::vector<std::string> parts, size_t most) {
   return concat(util::join(parts, ", "), " and ", last);
 }
 
-/// "rank 2", "ranks 0-3, 5 and 7"; the ranks are ascending.
+/// Text for ranks, which are ascending: "rank 2", "ranks 0-3, 5 and 7".
 std::string names_of_ranks(const std::vector<int>& ranks) {
   std::vector<std::string> ranges;
   for (size_t i = 0, next = 0; i < ranks.size(); i = next) {
@@ -74,7 +74,7 @@ std::string place_of(const WorkerEnd& end) {
   return concat("computing, step ", standing.step, ", after ", standing.last_collective);
 }
 
-/// How the worker ended, if that is known, unless it only waited too long or was stopped; else "".
+/// How the worker ended. "" if that is unknown, or if it only waited too long or was stopped.
 std::string ending_worth_telling(const WorkerEnd& end) {
   if (end.pid < 0) return "";
   const bool timed_out = end.status.code() == static_cast<int>(util::ErrorKind::kTimeout);

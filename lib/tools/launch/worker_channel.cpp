@@ -69,7 +69,7 @@ void WorkerChannel::read() {
 std::optional<Epoch> WorkerChannel::ready(const Wait& wait) { return await({}, wait); }
 
 std::optional<Epoch> WorkerChannel::stopped(WorkerReport report, const Wait& wait) {
-  report.kind = WorkerReport::Kind::kStopped;
+  report.kind = WorkerReport::ReportKind::kStopped;
   return await(report, wait);
 }
 

@@ -6,10 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
-#include <cstdio>
 #include <map>
-#include <random>
 
 #include "base/util/error.h"
 #include "tools/launch/descriptor.h"
@@ -86,14 +83,6 @@ int free_port() {
                "; name one with --master-port");
   }
   return ntohs(address.sin_port);
-}
-
-std::string new_run_id() {
-  std::random_device source;
-  const uint64_t bits = (uint64_t{source()} << 32) | source();
-  char text[17];
-  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(bits));
-  return text;
 }
 
 }  // namespace fsdp::launch

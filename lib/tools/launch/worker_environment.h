@@ -55,7 +55,4 @@ std::vector<std::string> current_environment();
 /// none.
 int free_port();
 
-/// A new id of a run: 16 random hexadecimal digits.
-std::string new_run_id();
-
 }  // namespace fsdp::launch

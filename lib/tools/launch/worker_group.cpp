@@ -31,7 +31,7 @@ int share_of_cores(const std::vector<std::vector<int>>& cpus, size_t index) {
   return util::cpu_quota() ? std::min(share, bound) : bound;
 }
 
-/// The launcher's end, which does not block, and the worker's.
+/// The two ends of a channel: the launcher's, which does not block, and the worker's.
 std::pair<Descriptor, Descriptor> make_channel() {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
@@ -58,7 +58,7 @@ WorkerGroup::WorkerGroup(const GroupSurroundings& surroundings, const NodePlacem
 
 WorkerGroup::~WorkerGroup() {
   send_to_all(SIGKILL);
-  for (Worker& worker : workers_) {
+  for (WorkerProcess& worker : workers_) {
     if (worker.is_running) wait_and_reap(worker.pid);
   }
 }
@@ -87,19 +87,19 @@ std::vector<OutputPlan> WorkerGroup::output_plans() const {
 }
 
 void WorkerGroup::start() {
-  for (Worker& worker : workers_) start_process(worker);
+  for (WorkerProcess& worker : workers_) start_process(worker);
 }
 
 void WorkerGroup::start(int rank, int incarnation) {
   const int local_rank = rank - placement_.first_rank;
   if (local_rank < 0 || local_rank >= size()) return;
-  Worker& worker = workers_[static_cast<size_t>(local_rank)];
+  WorkerProcess& worker = workers_[static_cast<size_t>(local_rank)];
   FSDP_CHECK(!worker.is_running, "rank ", rank, " is started while it runs");
   worker = {.local_rank = local_rank, .incarnation = incarnation};
   start_process(worker);
 }
 
-void WorkerGroup::start_process(Worker& worker) {
+void WorkerGroup::start_process(WorkerProcess& worker) {
   const int local_rank = worker.local_rank;
   const auto index = static_cast<size_t>(local_rank);
   const bool has_channel = worker.incarnation > 0;
@@ -127,33 +127,33 @@ void WorkerGroup::start_process(Worker& worker) {
   pump_.attach(local_rank, std::move(process.out), std::move(process.err));
 }
 
-WorkerGroup::Worker* WorkerGroup::find(int rank, int incarnation) {
+WorkerGroup::WorkerProcess* WorkerGroup::find(int rank, int incarnation) {
   const int local_rank = rank - placement_.first_rank;
   if (local_rank < 0 || local_rank >= size()) return nullptr;
-  Worker& worker = workers_[static_cast<size_t>(local_rank)];
+  WorkerProcess& worker = workers_[static_cast<size_t>(local_rank)];
   return worker.is_running && worker.incarnation == incarnation ? &worker : nullptr;
 }
 
 void WorkerGroup::kill(int rank, int incarnation) {
-  if (Worker* worker = find(rank, incarnation)) send(*worker, SIGKILL);
+  if (WorkerProcess* worker = find(rank, incarnation)) send(*worker, SIGKILL);
 }
 
 void WorkerGroup::tell(int rank, int incarnation, const std::string& line) {
-  Worker* worker = find(rank, incarnation);
+  WorkerProcess* worker = find(rank, incarnation);
   if (!worker) return;
   worker->channel->send(line);
   worker->channel->flush();
 }
 
 void WorkerGroup::add_channel_entries(std::vector<pollfd>& entries) const {
-  for (const Worker& worker : workers_) {
+  for (const WorkerProcess& worker : workers_) {
     if (worker.channel) worker.channel->add_poll_entry(entries);
   }
 }
 
-std::vector<WorkerGroup::Line> WorkerGroup::take_lines() {
-  std::vector<Line> lines;
-  for (Worker& worker : workers_) {
+std::vector<WorkerGroup::ChannelLine> WorkerGroup::take_lines() {
+  std::vector<ChannelLine> lines;
+  for (WorkerProcess& worker : workers_) {
     if (!worker.channel) continue;
     worker.channel->exchange();
     while (auto line = worker.channel->take_line()) {
@@ -165,12 +165,12 @@ std::vector<WorkerGroup::Line> WorkerGroup::take_lines() {
 
 bool WorkerGroup::has_process(pid_t pid) const {
   return std::ranges::any_of(workers_,
-                             [&](const Worker& each) { return each.is_running && each.pid == pid; });
+                             [&](const WorkerProcess& each) { return each.is_running && each.pid == pid; });
 }
 
 std::vector<WorkerEnd> WorkerGroup::reap(int round) {
   std::vector<WorkerEnd> ended;
-  for (Worker& worker : workers_) {
+  for (WorkerProcess& worker : workers_) {
     if (!worker.is_running) continue;
     const std::optional<ExitStatus> status = fsdp::launch::reap(worker.pid);
     if (!status) continue;
@@ -193,7 +193,7 @@ std::vector<WorkerEnd> WorkerGroup::reap(int round) {
 
 std::vector<WorkerEnd> WorkerGroup::ends() const {
   std::vector<WorkerEnd> ends;
-  for (const Worker& worker : workers_) {
+  for (const WorkerProcess& worker : workers_) {
     if (worker.is_running || worker.pid < 0) continue;
     WorkerEnd& end = ends.emplace_back(worker.end);
     end.last_lines = pump_.last_lines(worker.local_rank);
@@ -206,7 +206,7 @@ std::vector<WorkerEnd> WorkerGroup::ends() const {
 
 std::vector<std::string> WorkerGroup::names_of_running() const {
   std::vector<std::string> names;
-  for (const Worker& worker : workers_) {
+  for (const WorkerProcess& worker : workers_) {
     if (!worker.is_running) continue;
     WorkerEnd end;
     end.rank = placement_.first_rank + worker.local_rank;
@@ -216,7 +216,7 @@ std::vector<std::string> WorkerGroup::names_of_running() const {
   return names;
 }
 
-void WorkerGroup::send(Worker& worker, int signal) {
+void WorkerGroup::send(WorkerProcess& worker, int signal) {
   if (!worker.is_running) return;
   // These signals do not ask a worker to end. A worker that they end has failed.
   if (signal != SIGUSR1 && signal != SIGUSR2) worker.stop_signals_sent.insert(signal);
@@ -226,14 +226,14 @@ void WorkerGroup::send(Worker& worker, int signal) {
 }
 
 void WorkerGroup::send_to_all(int signal) {
-  for (Worker& worker : workers_) send(worker, signal);
+  for (WorkerProcess& worker : workers_) send(worker, signal);
 }
 
 void WorkerGroup::mark_told_after_failure() {
-  for (Worker& worker : workers_) worker.told_after_failure |= worker.is_running;
+  for (WorkerProcess& worker : workers_) worker.told_after_failure |= worker.is_running;
 }
 
-bool WorkerGroup::may_send(const Worker& worker, int signal) const {
+bool WorkerGroup::may_send(const WorkerProcess& worker, int signal) const {
   // The signal must end a program that never handles it before the shutdown time-out does by SIGKILL.
   const std::chrono::duration<double> half(surroundings_.options.shutdown_timeout_seconds / 2);
   const auto age = Clock::now() - worker.started;
@@ -241,7 +241,7 @@ bool WorkerGroup::may_send(const Worker& worker, int signal) const {
 }
 
 void WorkerGroup::pass_on(int signal) {
-  for (Worker& worker : workers_) {
+  for (WorkerProcess& worker : workers_) {
     if (may_send(worker, signal)) {
       send(worker, signal);
     } else if (worker.is_running) {
@@ -251,7 +251,7 @@ void WorkerGroup::pass_on(int signal) {
 }
 
 void WorkerGroup::send_waiting() {
-  for (Worker& worker : workers_) {
+  for (WorkerProcess& worker : workers_) {
     if (worker.waiting.empty() || !may_send(worker, worker.waiting.front())) continue;
     for (int signal : std::exchange(worker.waiting, {})) send(worker, signal);
   }
@@ -260,7 +260,7 @@ void WorkerGroup::send_waiting() {
 int WorkerGroup::milliseconds_to_wait() const {
   constexpr int kLookAgain = 20;
   const bool waits = std::ranges::any_of(
-      workers_, [](const Worker& worker) { return worker.is_running && !worker.waiting.empty(); });
+      workers_, [](const WorkerProcess& worker) { return worker.is_running && !worker.waiting.empty(); });
   return waits ? kLookAgain : -1;
 }
 

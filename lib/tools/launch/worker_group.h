@@ -49,14 +49,14 @@ class WorkerGroup {
   /// Sends a line to the worker's channel, if that incarnation runs.
   void tell(int rank, int incarnation, const std::string& line);
 
-  struct Line {
+  struct ChannelLine {
     int rank;
     int incarnation;
     std::string text;
   };
   void add_channel_entries(std::vector<pollfd>& entries) const;
   /// The lines that have arrived over the channels.
-  std::vector<Line> take_lines();
+  std::vector<ChannelLine> take_lines();
 
   int running() const { return running_; }
   /// Whether the process is a worker that has not been reaped.
@@ -85,7 +85,7 @@ class WorkerGroup {
  private:
   using Clock = std::chrono::steady_clock;
 
-  struct Worker {
+  struct WorkerProcess {
     int local_rank = 0;
     pid_t pid = -1;  ///< -1: not started yet
     std::string error_file{};
@@ -100,17 +100,17 @@ class WorkerGroup {
   };
 
   std::vector<OutputPlan> output_plans() const;
-  void start_process(Worker& worker);
-  Worker* find(int rank, int incarnation);
-  void send(Worker& worker, int signal);
-  bool may_send(const Worker& worker, int signal) const;
+  void start_process(WorkerProcess& worker);
+  WorkerProcess* find(int rank, int incarnation);
+  void send(WorkerProcess& worker, int signal);
+  bool may_send(const WorkerProcess& worker, int signal) const;
 
   const GroupSurroundings surroundings_;
   const NodePlacement placement_;
   const std::string host_;
   const std::vector<std::vector<int>> cpus_;  ///< CPUs of each worker
   OutputPump pump_;
-  std::vector<Worker> workers_;
+  std::vector<WorkerProcess> workers_;
   int running_ = 0;
 };
 

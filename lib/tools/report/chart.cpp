@@ -18,15 +18,15 @@ constexpr double kWidth = 560, kHeight = 240, kLeft = 64, kRight = 14, kTop = 12
 constexpr size_t kMostPoints = 1200, kMostDots = 80;
 
 /// The lowest and the highest point of each section, in the order of the steps.
-std::vector<Point> thinned(const std::vector<Point>& points) {
+std::vector<CurvePoint> thinned(const std::vector<CurvePoint>& points) {
   if (points.size() <= kMostPoints) return points;
-  std::vector<Point> kept;
+  std::vector<CurvePoint> kept;
   const size_t parts = kMostPoints / 2;
   for (size_t part = 0; part < parts; ++part) {
     const auto begin = points.begin() + static_cast<int64_t>(points.size() * part / parts);
     const auto end = points.begin() + static_cast<int64_t>(points.size() * (part + 1) / parts);
     auto [low, high] =
-        std::minmax_element(begin, end, [](const Point& a, const Point& b) { return a.y < b.y; });
+        std::minmax_element(begin, end, [](const CurvePoint& a, const CurvePoint& b) { return a.y < b.y; });
     if (high < low) std::swap(low, high);
     kept.push_back(*low);
     if (high != low) kept.push_back(*high);
@@ -39,7 +39,7 @@ std::vector<Point> thinned(const std::vector<Point>& points) {
 std::string line_chart(const std::vector<Curve>& curves, const ChartOptions& options) {
   double x_low = INFINITY, x_high = -INFINITY, y_low = INFINITY, y_high = -INFINITY;
   for (const Curve& curve : curves) {
-    for (const Point& point : curve.points) {
+    for (const CurvePoint& point : curve.points) {
       x_low = std::min(x_low, point.x);
       x_high = std::max(x_high, point.x);
       y_low = std::min(y_low, point.y);
@@ -65,15 +65,15 @@ std::string line_chart(const std::vector<Curve>& curves, const ChartOptions& opt
                   "\">", x.tick_text(tick, Scale::kNumber), "</text>");
   }
   for (size_t i = 0; i < curves.size(); ++i) {
-    const std::vector<Point> points = thinned(curves[i].points);
+    const std::vector<CurvePoint> points = thinned(curves[i].points);
     std::string path;
-    for (const Point& point : points) {
+    for (const CurvePoint& point : points) {
       path +=
           concat(path.empty() ? "M" : "L", coordinate(x.place(point.x)), " ", coordinate(y.place(point.y)));
     }
     if (points.size() > 1) svg += concat("<path class=\"curve c", i, "\" d=\"", path, "\"/>");
     if (points.size() * curves.size() > kMostDots) continue;
-    for (const Point& point : points) {
+    for (const CurvePoint& point : points) {
       svg += concat("<circle class=\"dot c", i, "\" r=\"3\" cx=\"", coordinate(x.place(point.x)), "\" cy=\"",
                     coordinate(y.place(point.y)), "\"><title>", escaped(curves[i].name), " at ",
                     options.x_is_step ? concat("step ", static_cast<int64_t>(point.x))

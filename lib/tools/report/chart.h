@@ -13,7 +13,7 @@ namespace fsdp::report {
 
 struct Curve {
   std::string name;
-  std::vector<Point> points;
+  std::vector<CurvePoint> points;
 };
 
 struct ChartOptions {

@@ -12,21 +12,21 @@ using util::concat;
 
 namespace {
 
-struct Number {
+struct MetricNumber {
   const char* key;  ///< key in metrics.jsonl
   const char* name;
 };
 
 /// Numbers that share a chart in the report of one run.
-struct Subject {
+struct ChartSubject {
   const char* title;
-  std::vector<Number> numbers;
+  std::vector<MetricNumber> numbers;
   Scale scale = Scale::kNumber;
   bool from_zero = true;
 };
 
-const std::vector<Subject>& subjects() {
-  static const std::vector<Subject> kSubjects = {
+const std::vector<ChartSubject>& subjects() {
+  static const std::vector<ChartSubject> kSubjects = {
       {"Loss (nats per token)",
        {{"loss", "training"}, {"validation_loss", "validation"}},
        Scale::kNumber,
@@ -36,7 +36,7 @@ const std::vector<Subject>& subjects() {
       {"Tokens per second, all processes", {{"tokens_per_second", "tokens per second"}}},
       {"Peak memory of process 0", {{"peak_memory_bytes", "peak memory"}}, Scale::kBytes},
       {"FLOPs utilisation", {{"mfu", "of the model"}, {"hfu", "of the hardware"}}, Scale::kPercent},
-      {"Time of the slowest rank, in times of the others",
+      {"Time of the slowest rank, relative to the others",
        {{"slowest_rank_factor", "slowest rank"}},
        Scale::kNumber,
        false},
@@ -54,9 +54,10 @@ std::string card(const std::string& title, const std::string& legend, const std:
 
 std::string charts_of_one(const RunRecord& run) {
   std::string text;
-  for (const Subject& subject : subjects()) {
+  for (const ChartSubject& subject : subjects()) {
     std::vector<Curve> curves;
-    for (const Number& number : subject.numbers) curves.push_back({number.name, run.values(number.key)});
+    for (const MetricNumber& number : subject.numbers)
+      curves.push_back({number.name, run.values(number.key)});
     std::string legend;
     if (std::count_if(curves.begin(), curves.end(),
                       [](const Curve& curve) { return !curve.points.empty(); }) > 1) {
@@ -74,10 +75,10 @@ std::string charts_of_one(const RunRecord& run) {
   return text;
 }
 
-std::vector<Point> loss_over_tokens(const RunRecord& run) {
-  std::vector<Point> points;
+std::vector<CurvePoint> loss_over_tokens(const RunRecord& run) {
+  std::vector<CurvePoint> points;
   auto token = run.values("tokens").begin();
-  for (const Point& loss : run.values("loss")) {
+  for (const CurvePoint& loss : run.values("loss")) {
     while (token != run.values("tokens").end() && token->x < loss.x) ++token;
     if (token == run.values("tokens").end()) break;
     if (token->x == loss.x) points.push_back({token->y / 1e6, loss.y});
@@ -86,11 +87,11 @@ std::vector<Point> loss_over_tokens(const RunRecord& run) {
 }
 
 /// The loss over the minutes spent in steps. Validations and saves are not counted.
-std::vector<Point> loss_over_minutes(const RunRecord& run) {
-  std::vector<Point> points;
+std::vector<CurvePoint> loss_over_minutes(const RunRecord& run) {
+  std::vector<CurvePoint> points;
   double minutes = 0, before = 0;
   auto seconds = run.values("step_seconds").begin();
-  for (const Point& loss : run.values("loss")) {
+  for (const CurvePoint& loss : run.values("loss")) {
     while (seconds != run.values("step_seconds").end() && seconds->x < loss.x) ++seconds;
     if (seconds == run.values("step_seconds").end()) break;
     minutes += (loss.x - before) * seconds->y / 60;  // seconds is the mean since the line before
@@ -107,8 +108,8 @@ std::string charts_of_several(const std::vector<RunRecord>& runs, const std::vec
     return curves;
   };
   std::string text;
-  for (const Subject& subject : subjects()) {
-    for (const Number& number : subject.numbers) {
+  for (const ChartSubject& subject : subjects()) {
+    for (const MetricNumber& number : subject.numbers) {
       const std::string title =
           subject.numbers.size() == 1 ? subject.title : concat(subject.title, ", ", number.name);
       text += card(

@@ -38,18 +38,18 @@ struct Fact {
   std::string detail{};  ///< detail of the value
 };
 
-double mean_of(const std::vector<Point>& points) {
+double mean_of(const std::vector<CurvePoint>& points) {
   const double sum = std::accumulate(points.begin(), points.end(), 0.0,
-                                     [](double total, const Point& point) { return total + point.y; });
+                                     [](double total, const CurvePoint& point) { return total + point.y; });
   return sum / static_cast<double>(points.size());
 }
 
-bool lower(const Point& a, const Point& b) { return a.y < b.y; }
+bool lower(const CurvePoint& a, const CurvePoint& b) { return a.y < b.y; }
 
 /// The ranks that were named as slow, each with the steps of the first and last line that names it.
 std::optional<Fact> slow_ranks(const RunRecord& run) {
   std::map<double, std::pair<double, double>> steps;
-  for (const Point& named : run.values("slow_rank")) {
+  for (const CurvePoint& named : run.values("slow_rank")) {
     const auto [span, is_new] = steps.try_emplace(named.y, named.x, named.x);
     span->second.second = named.x;
   }
@@ -73,7 +73,7 @@ std::vector<Fact> facts(const RunRecord& run) {
     found.push_back({"training loss, last step", util::fixed(loss.back().y, 4)});
   }
   if (const auto& losses = run.values("validation_loss"); !losses.empty()) {
-    const Point best = *std::min_element(losses.begin(), losses.end(), lower);
+    const CurvePoint best = *std::min_element(losses.begin(), losses.end(), lower);
     found.push_back({"best validation loss", util::fixed(best.y, 4), concat(", at step ", whole(best.x))});
   }
   if (const auto& tokens = run.values("tokens"); !tokens.empty()) {

@@ -77,7 +77,8 @@ void read_metrics(RunRecord& run) {
     if (!add_metrics(line, run)) ++run.skipped_lines;
   });
   for (auto& [name, points] : run.series) {
-    std::stable_sort(points.begin(), points.end(), [](const Point& a, const Point& b) { return a.x < b.x; });
+    std::stable_sort(points.begin(), points.end(),
+                     [](const CurvePoint& a, const CurvePoint& b) { return a.x < b.x; });
   }
 }
 
@@ -140,8 +141,8 @@ std::optional<StepTrace> read_step_trace(const fs::path& path, int64_t& skipped_
 
 }  // namespace
 
-const std::vector<Point>& RunRecord::values(const std::string& name) const {
-  static const std::vector<Point> kNone;
+const std::vector<CurvePoint>& RunRecord::values(const std::string& name) const {
+  static const std::vector<CurvePoint> kNone;
   const auto found = series.find(name);
   return found == series.end() ? kNone : found->second;
 }

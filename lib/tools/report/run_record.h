@@ -16,7 +16,7 @@
 
 namespace fsdp::report {
 
-struct Point {
+struct CurvePoint {
   double x = 0, y = 0;
 };
 
@@ -31,7 +31,7 @@ struct StepTrace {
 struct RunRecord {
   std::filesystem::path folder;
   /// The finite values of each number of metrics.jsonl, sorted by step.
-  std::map<std::string, std::vector<Point>> series;
+  std::map<std::string, std::vector<CurvePoint>> series;
   std::map<double, std::string> slow_hosts;  ///< hosts of the ranks that metrics.jsonl names as slow
   /// Number of lines of metrics.jsonl that are torn or were not written by fsdp-train.
   int64_t skipped_lines = 0;
@@ -42,7 +42,7 @@ struct RunRecord {
   std::optional<StepTrace> trace;
   int64_t skipped_trace_lines = 0;
 
-  const std::vector<Point>& values(const std::string& name) const;
+  const std::vector<CurvePoint>& values(const std::string& name) const;
   /// Text for a slow rank: "rank 3 on node-b".
   std::string slow_rank_name(double rank) const;
 };

@@ -27,16 +27,16 @@ constexpr double kComputeRow = 26, kLaneRow = 20, kUnitRow = 18, kMemoryHeight =
 constexpr double kCharacter = 6.4;  ///< largest width of a character of a name in a bar
 constexpr size_t kMostRows = 72, kMostName = 28;
 
-struct Kind {
+struct BarKind {
   const char* css;  ///< class of the style sheet
   const char* says;
 };
 
-constexpr Kind kForward{"forward", "forward"}, kRecompute{"recompute", "forward again"},
+constexpr BarKind kForward{"forward", "forward"}, kRecompute{"recompute", "forward again"},
     kBackward{"backward", "backward"}, kGather{"gather", "all-gather"}, kReduce{"reduce", "reduce-scatter"},
     kOther{"other", "other collectives"}, kWaited{"waited", "waiting"}, kHeld{"held", "parameters gathered"};
 
-const Kind& kind_of(const Slice& slice) {
+const BarKind& kind_of(const Slice& slice) {
   if (slice.op == "buffer") return kHeld;
   if (slice.op == "all_gather") return kGather;
   if (slice.op == "reduce_scatter") return kReduce;
@@ -136,9 +136,9 @@ class Drawing {
   void legend() {
     std::vector<std::pair<std::string, std::string>> entries;  // class of the swatch, text
     std::set<std::string> seen;
-    auto add = [&](const std::vector<Slice>& slices, std::optional<Kind> kind = std::nullopt) {
+    auto add = [&](const std::vector<Slice>& slices, std::optional<BarKind> kind = std::nullopt) {
       for (const Slice& slice : slices) {
-        const Kind& its = kind ? *kind : kind_of(slice);
+        const BarKind& its = kind ? *kind : kind_of(slice);
         if (seen.insert(its.css).second) entries.emplace_back(its.css, its.says);
       }
     };

@@ -163,7 +163,7 @@ std::vector<std::string> curve(const RunRecord& run, int width, int height) {
   const auto& marks = run.values("validation_loss");
   double low = INFINITY, high = -INFINITY;
   for (const auto* points : {&losses, &marks}) {
-    for (const Point& point : *points) low = std::min(low, point.y), high = std::max(high, point.y);
+    for (const CurvePoint& point : *points) low = std::min(low, point.y), high = std::max(high, point.y);
   }
   std::vector<std::string> lines = braille_curve(losses, marks, columns, height - 1);
   for (size_t i = 0; i < lines.size(); ++i) {
@@ -187,11 +187,11 @@ std::vector<std::string> curve(const RunRecord& run, int width, int height) {
 
 }  // namespace
 
-std::vector<std::string> braille_curve(const std::vector<Point>& points, const std::vector<Point>& marks,
-                                       int width, int height) {
+std::vector<std::string> braille_curve(const std::vector<CurvePoint>& points,
+                                       const std::vector<CurvePoint>& marks, int width, int height) {
   double x_low = INFINITY, x_high = -INFINITY, y_low = INFINITY, y_high = -INFINITY;
   for (const auto* set : {&points, &marks}) {
-    for (const Point& point : *set) {
+    for (const CurvePoint& point : *set) {
       x_low = std::min(x_low, point.x), x_high = std::max(x_high, point.x);
       y_low = std::min(y_low, point.y), y_high = std::max(y_high, point.y);
     }
@@ -201,8 +201,8 @@ std::vector<std::string> braille_curve(const std::vector<Point>& points, const s
     const double share = high > low ? (value - low) / (high - low) : 0.5;
     return std::clamp(static_cast<int>(std::lround(share * last)), 0, last);
   };
-  auto column = [&](const Point& point) { return dot(point.x, x_low, x_high, right); };
-  auto row = [&](const Point& point) { return bottom - dot(point.y, y_low, y_high, bottom); };
+  auto column = [&](const CurvePoint& point) { return dot(point.x, x_low, x_high, right); };
+  auto row = [&](const CurvePoint& point) { return bottom - dot(point.y, y_low, y_high, bottom); };
   std::vector<unsigned> cells(static_cast<size_t>(width * height), 0);
   auto cell = [&](int x, int y) -> unsigned& { return cells[static_cast<size_t>(y / 4 * width + x / 2)]; };
   auto set = [&](int x, int y) {
@@ -210,7 +210,7 @@ std::vector<std::string> braille_curve(const std::vector<Point>& points, const s
     cell(x, y) |= kBits[y % 4][x % 2];
   };
   for (size_t i = 0; i < points.size(); ++i) {
-    const Point& from = points[i == 0 ? 0 : i - 1];
+    const CurvePoint& from = points[i == 0 ? 0 : i - 1];
     const int x0 = column(from), y0 = row(from), dx = column(points[i]) - x0, dy = row(points[i]) - y0;
     const int dots = std::max({std::abs(dx), std::abs(dy), 1});
     for (int n = 0; n <= dots; ++n) {
@@ -219,7 +219,7 @@ std::vector<std::string> braille_curve(const std::vector<Point>& points, const s
     }
   }
   constexpr unsigned kMark = 0x100;
-  for (const Point& mark : marks) cell(column(mark), row(mark)) = kMark;
+  for (const CurvePoint& mark : marks) cell(column(mark), row(mark)) = kMark;
   std::vector<std::string> lines;
   for (int y = 0; y < height; ++y) {
     lines.emplace_back();

@@ -18,7 +18,7 @@ std::string last_line(const WatchedState& state);
 
 /// A curve in braille, which has 2 x 4 dots per character, as `height` lines of `width` characters. Points of
 /// `marks` are drawn as "o".
-std::vector<std::string> braille_curve(const std::vector<Point>& points, const std::vector<Point>& marks,
-                                       int width, int height);
+std::vector<std::string> braille_curve(const std::vector<CurvePoint>& points,
+                                       const std::vector<CurvePoint>& marks, int width, int height);
 
 }  // namespace fsdp::report

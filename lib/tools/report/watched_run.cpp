@@ -184,7 +184,7 @@ void WatchedRun::add_line(const std::string& line) {
     const double step = points.front().x;
     if (!all.empty() && all.back().x >= step) {
       if (name == "loss") add_event(static_cast<int64_t>(step), concat("went back to step ", step));
-      std::erase_if(all, [step](const Point& point) { return point.x >= step; });
+      std::erase_if(all, [step](const CurvePoint& point) { return point.x >= step; });
     }
     all.push_back(points.front());
   }

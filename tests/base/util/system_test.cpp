@@ -70,6 +70,11 @@ TEST(CpuQuota, IsThatOfControlGroupsOfBothVersions) {
             std::nullopt);
 }
 
+TEST(RandomId, IsAnotherEachTime) {
+  EXPECT_EQ(random_id().size(), 16u);
+  EXPECT_NE(random_id(), random_id());
+}
+
 TEST(ProcessMemory, ThePeakStaysWhenMemoryIsGivenBack) {
   constexpr size_t kBytes = 64 << 20;
   int64_t before = resident_bytes();

@@ -297,7 +297,7 @@ TEST_F(HuggingFaceModel, IsExportedInFloat16WithoutInfinities) {
   weights.front().second.view({-1})[3] = 1e5;
   write(tiny_options(), weights);
   import();
-  const ExportRequest request{
+  const ModelExportRequest request{
       .checkpoint_folder = output(), .output = root_.path() / "half", .dtype = at::kHalf};
   auto [kind, text] = error_of([&] { export_model(request); });
   EXPECT_EQ(kind, ErrorKind::kCheckpoint);
@@ -308,7 +308,7 @@ TEST_F(HuggingFaceModel, IsExportedInFloat16WithoutInfinities) {
                     {.source = folder(), .config = {}, .output = root_.path() / "again", .dtype = at::kHalf});
               }).second,
               HasSubstr(weights.front().first));
-  ExportRequest saturating = request;
+  ModelExportRequest saturating = request;
   saturating.saturate = true;
   export_model(saturating);
   at::Tensor read = at::empty(weights.front().second.sizes(), at::kHalf);

@@ -16,7 +16,7 @@ using namespace fsdp::testing;
 using namespace std::string_literals;
 using ::testing::HasSubstr;
 using util::ErrorKind;
-using Kind = PickleValue::Kind;
+using ValueKind = PickleValue::ValueKind;
 
 constexpr std::array<std::string_view, 2> kKnown{"module.Known", "collections.OrderedDict"};
 
@@ -65,7 +65,7 @@ TEST(Pickle, KeepsCallsOfKnownGlobalsAsData) {
   EXPECT_TRUE(read("\x80\x02"
                    "ccollections\nOrderedDict\n)R."s)
                   .root()
-                  .is(Kind::kDict));
+                  .is(ValueKind::kDict));
 }
 
 TEST(Pickle, RefusesToNameAnythingElseHoweverItIsNamed) {

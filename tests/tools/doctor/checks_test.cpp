@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "base/util/system.h"
 #include "model/families/families.h"
 #include "state/hugging_face/hugging_face_config.h"
 #include "support/program_path.h"
@@ -33,14 +34,15 @@ void write(const fs::path& file, const std::string& text) {
 }
 
 TEST(Report, HasALineAFindingAndItsRemedy) {
-  const Findings findings = {{Verdict::kOk, "cpu", "fast", ""}, {Verdict::kFail, "disk", "full", "free it"}};
+  const Findings findings = {{FindingVerdict::kOk, "cpu", "fast", ""},
+                             {FindingVerdict::kFail, "disk", "full", "free it"}};
   EXPECT_EQ(report_text(findings),
             "ok    cpu               fast\n"
             "fail  disk              full\n"
             "                        -> free it\n"
             "1 ok, 0 warnings, 1 failed\n");
   EXPECT_EQ(exit_code(findings), 1);
-  EXPECT_EQ(exit_code({{Verdict::kWarn, "cpu", "slow", "wait"}}), 0);
+  EXPECT_EQ(exit_code({{FindingVerdict::kWarn, "cpu", "slow", "wait"}}), 0);
 }
 
 TEST(ControlGroup, LimitsAreTheSmallestOfTheGroupAndItsParents) {
@@ -52,7 +54,7 @@ TEST(ControlGroup, LimitsAreTheSmallestOfTheGroupAndItsParents) {
   write(root / "sys/fs/cgroup/job/step/cpu.max", "150000 100000\n");
   write(root / "sys/fs/cgroup/job/cpu.max", "max 100000\n");
   EXPECT_EQ(memory_limit(root.path()), 1048576);
-  EXPECT_EQ(cpu_quota(root.path()), 1.5);
+  EXPECT_EQ(util::cpu_time_quota(root.path()), 1.5);
 }
 
 TEST(ControlGroup, OfVersionOneIsReadToo) {
@@ -63,17 +65,17 @@ TEST(ControlGroup, OfVersionOneIsReadToo) {
   write(root / "sys/fs/cgroup/cpu/box/cpu.cfs_quota_us", "-1\n");
   write(root / "sys/fs/cgroup/cpu/box/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(memory_limit(root.path()), 4096);
-  EXPECT_FALSE(cpu_quota(root.path()));
+  EXPECT_FALSE(util::cpu_time_quota(root.path()));
 }
 
 TEST(Memory, IsLittleWhereTheControlGroupGrantsLittle) {
   testing::TemporaryFolder root;
   write(root / "proc/meminfo", "MemTotal:  16777216 kB\nMemAvailable:   8388608 kB\nSwapTotal: 0 kB\n");
-  EXPECT_EQ(of(check_memory(root.path()), "memory").verdict, Verdict::kOk);
+  EXPECT_EQ(of(check_memory(root.path()), "memory").verdict, FindingVerdict::kOk);
   write(root / "proc/self/cgroup", "0::/\n");
   write(root / "sys/fs/cgroup/memory.max", "536870912\n");
   const Findings findings = check_memory(root.path());
-  EXPECT_EQ(of(findings, "memory").verdict, Verdict::kWarn);
+  EXPECT_EQ(of(findings, "memory").verdict, FindingVerdict::kWarn);
   EXPECT_NE(of(findings, "memory").text.find("8.0 GiB available of 16.0 GiB"), std::string::npos);
   EXPECT_NE(of(findings, "memory").text.find("grants 512.0 MiB"), std::string::npos);
 }
@@ -86,7 +88,7 @@ TEST(Limits, OfOpenFilesAreTooLowBelowAThousand) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
   const Finding finding = of(check_limits(), "limit nofile");
   ::setrlimit(RLIMIT_NOFILE, &before);
-  EXPECT_EQ(finding.verdict, Verdict::kWarn);
+  EXPECT_EQ(finding.verdict, FindingVerdict::kWarn);
   EXPECT_EQ(finding.text, "256");
   EXPECT_NE(finding.remedy.find("ulimit -n"), std::string::npos);
 }
@@ -109,16 +111,16 @@ TEST(Float8, NeedsGpusThatHaveMatrixUnitsForIt) {
     }
     return of(check_float8(config, gpus), "training.float8");
   };
-  EXPECT_EQ(found("auto", {"8.9", "9.0", "12.0"}).verdict, Verdict::kOk);
+  EXPECT_EQ(found("auto", {"8.9", "9.0", "12.0"}).verdict, FindingVerdict::kOk);
   const Finding old = found("auto", {"9.0", "8.6"});
-  EXPECT_EQ(old.verdict, Verdict::kFail);
+  EXPECT_EQ(old.verdict, FindingVerdict::kFail);
   EXPECT_EQ(
       old.text,
       "tensorwise, and GPU 8.6, of compute capability 8.6, has no matrix units for 8-bit floating point");
   EXPECT_NE(old.remedy.find("8.9, 9.0 or later"), std::string::npos);
-  EXPECT_EQ(found("cpu", {"8.6"}).verdict, Verdict::kWarn) << "the GPU is not used";
-  EXPECT_EQ(found("auto", {}).verdict, Verdict::kWarn);
-  EXPECT_EQ(found("cuda", {}).verdict, Verdict::kFail);
+  EXPECT_EQ(found("cpu", {"8.6"}).verdict, FindingVerdict::kWarn) << "the GPU is not used";
+  EXPECT_EQ(found("auto", {}).verdict, FindingVerdict::kWarn);
+  EXPECT_EQ(found("cuda", {}).verdict, FindingVerdict::kFail);
   EXPECT_TRUE(check_float8({}, {{.name = "GPU", .capability = "7.0", .bus_id = ""}}).empty());
 }
 
@@ -127,12 +129,12 @@ TEST(Disk, IsTriedBelowTheNearestFolderThatIsThere) {
   config::Config config;
   config.run.output_dir = folder / "a/b/c";
   const Findings findings = check_disk(config);
-  EXPECT_NE(of(findings, "disk speed").verdict, Verdict::kFail);
+  EXPECT_NE(of(findings, "disk speed").verdict, FindingVerdict::kFail);
   EXPECT_NE(of(findings, "disk space").text.find("a checkpoint takes about"), std::string::npos);
   EXPECT_TRUE(fs::is_empty(folder.path())) << "nothing is left";
   write(folder / "file", "x");
   config.run.output_dir = folder / "file/below";
-  EXPECT_EQ(of(check_disk(config), "output folder").verdict, Verdict::kFail);
+  EXPECT_EQ(of(check_disk(config), "output folder").verdict, FindingVerdict::kFail);
 }
 
 TEST(Disk, IsTooSmallForAModelOfATrillionParameters) {
@@ -142,14 +144,14 @@ TEST(Disk, IsTooSmallForAModelOfATrillionParameters) {
   config.model.hidden_size = 25600;
   config.model.intermediate_size = 102400;
   config.model.num_hidden_layers = 1000;
-  EXPECT_EQ(of(check_disk(config), "disk space").verdict, Verdict::kFail);
+  EXPECT_EQ(of(check_disk(config), "disk space").verdict, FindingVerdict::kFail);
 }
 
 TEST(Files, ThatAreNotThereFailByName) {
   config::Config config;
   config.data.train = {"/nonexistent/none.bin"};
   const Finding finding = of(check_files(config), "files");
-  EXPECT_EQ(finding.verdict, Verdict::kFail);
+  EXPECT_EQ(finding.verdict, FindingVerdict::kFail);
   EXPECT_NE(finding.text.find("/nonexistent/none.bin"), std::string::npos);
 }
 
@@ -161,13 +163,13 @@ TEST(Files, HaveNoIdsBeyondTheVocabulary) {
   write(folder / "train-1.bin", std::string("\x03\x00\x2b\x01", 4));  // 299
   config.data.train = {folder / "train-*.bin"};
   const Finding fits = of(check_files(config), "training data");
-  EXPECT_EQ(fits.verdict, Verdict::kOk) << fits.text;
+  EXPECT_EQ(fits.verdict, FindingVerdict::kOk) << fits.text;
   EXPECT_NE(fits.text.find("4 tokens, the largest id 299"), std::string::npos) << fits.text;
   config.data.validation = config.data.train;
   config.model.vocab_size = 299;
   for (const char* subject : {"training data", "validation data"}) {
     const Finding beyond = of(check_files(config), subject);
-    EXPECT_EQ(beyond.verdict, Verdict::kFail);
+    EXPECT_EQ(beyond.verdict, FindingVerdict::kFail);
     EXPECT_NE(beyond.remedy.find("at least 300"), std::string::npos) << beyond.remedy;
   }
 }
@@ -175,7 +177,7 @@ TEST(Files, HaveNoIdsBeyondTheVocabulary) {
 TEST(Files, ThatNoPatternFitsFail) {
   config::Config config;
   config.data.train = {"/nonexistent/*.bin"};
-  EXPECT_EQ(of(check_files(config), "files").verdict, Verdict::kFail);
+  EXPECT_EQ(of(check_files(config), "files").verdict, FindingVerdict::kFail);
 }
 
 TEST(Files, HaveTheWeightsOfTheModelAndNothingElse) {
@@ -190,14 +192,14 @@ TEST(Files, HaveTheWeightsOfTheModelAndNothingElse) {
   }
   config.model.init_from = folder / "model.safetensors";
   testing::write_safetensors(folder / "model.safetensors", weights);
-  EXPECT_EQ(of(check_files(config), "first weights").verdict, Verdict::kOk);
+  EXPECT_EQ(of(check_files(config), "first weights").verdict, FindingVerdict::kOk);
   weights.emplace_back("model.layers.0.self_attn.q_norm.weight", at::zeros({3}));
   testing::write_safetensors(folder / "model.safetensors", weights);
   const Finding unused = of(check_files(config), "first weights");
-  EXPECT_EQ(unused.verdict, Verdict::kFail);
+  EXPECT_EQ(unused.verdict, FindingVerdict::kFail);
   EXPECT_NE(unused.text.find("q_norm"), std::string::npos) << unused.text;
   config.model.init_unused = {"*q_norm*"};
-  EXPECT_EQ(of(check_files(config), "first weights").verdict, Verdict::kOk);
+  EXPECT_EQ(of(check_files(config), "first weights").verdict, FindingVerdict::kOk);
   nlohmann::json described = checkpoint::hugging_face_config(config.model);
   described["model_type"] = "granite";
   write(folder / "config.json", described.dump());
@@ -213,7 +215,7 @@ TEST(Doctor, ExaminesThisMachine) {
         "shared memory ", "loopback ", "host name ", "reverse lookup ", "port 29500 ", "gpu ", "nccl "}) {
     EXPECT_NE(result.out.find(std::string("  ") + subject), std::string::npos) << subject << result.out;
   }
-  EXPECT_NE(result.out.find("a second process wrote to memory of this one"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("a second process wrote to memory of this process"), std::string::npos) << result.out;
   EXPECT_NE(result.out.find(" 0 failed\n"), std::string::npos);
 }
 

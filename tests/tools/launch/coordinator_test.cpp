@@ -355,7 +355,7 @@ TEST_F(CoordinatorTest, AnotherNodeTakesTheRanksOfALostOneAndItsReplica) {
   make({2, 2}, true, 1, 2);
   join(0, 0, 2, true);
   join(1, 1, 2);
-  EXPECT_EQ(order_of(1).kind, WorkerOrder::Kind::kStart);
+  EXPECT_EQ(order_of(1).kind, WorkerOrder::OrderKind::kStart);
   EXPECT_EQ(order_of(1).ranks, (std::vector{2, 3}));
   for (int rank : {0, 1, 2, 3}) {
     coordinator_->worker_said(rank / 2, {.rank = rank, .incarnation = 1, .report = {.port = 7 + rank}}, now_);

@@ -1,8 +1,10 @@
 // Membership among simulated nodes and workers: a seeded scheduler delays messages, kills, stops and hangs
-// processes, loses nodes and cuts links at random moments, also while the run recovers. Time is in milliseconds.
+// processes, loses nodes and cuts links at random moments, also while the run recovers. Time is in
+// milliseconds.
 //
-// The workers follow the protocol of epoch.h. A step has three parts, as training has: each member contributes
-// its samples; who has all contributions can finish the step; who knows that all can has finished it.
+// The workers follow the protocol of epoch.h. A step has three parts, as training has: each member
+// contributes its samples; who has all contributions can finish the step; who knows that all can has finished
+// it.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -35,7 +37,8 @@ using testing::Process;
 
 class Simulation : private testing::SimulatedNetwork {
  public:
-  /// `worker_goes_on`: break the protocol, as a worker that finishes a step after it has said that it stopped.
+  /// `worker_goes_on`: break the protocol, as a worker that finishes a step after it has said that it
+  /// stopped.
   explicit Simulation(uint64_t seed, bool worker_goes_on = false)
       : SimulatedNetwork(seed), worker_goes_on_(worker_goes_on) {
     replicas_ = pick(2, 4);
@@ -310,7 +313,7 @@ class Simulation : private testing::SimulatedNetwork {
   void stop(Process& process, const std::vector<int>& suspects) {
     process.in_epoch = false;
     ++process.part;
-    report(process, {.kind = WorkerReport::Kind::kStopped,
+    report(process, {.kind = WorkerReport::ReportKind::kStopped,
                      .epoch = process.epoch.number,
                      .step = process.has_state ? process.step : -1,
                      .can_finish_step = process.can_finish,

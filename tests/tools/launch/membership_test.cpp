@@ -61,7 +61,7 @@ class MembershipTest : public ::testing::Test {
   }
   void stopped(int rank, int64_t step, bool can_finish = false, std::vector<int> suspects = {}) {
     membership_->said(rank, incarnations_[rank / 2],
-                      {.kind = WorkerReport::Kind::kStopped,
+                      {.kind = WorkerReport::ReportKind::kStopped,
                        .epoch = membership_->epoch().number,
                        .step = step,
                        .can_finish_step = can_finish,

@@ -87,22 +87,22 @@ TEST(Message, CarriesEpochsReportsAndOrders) {
   EXPECT_EQ(epoch.world_size(), 4);
   EXPECT_EQ(epoch.rank_of(5), 3);
   EXPECT_EQ(epoch.rank_of(2), -1);
-  const WorkerReport report = report_from(to_message(WorkerReport{.kind = WorkerReport::Kind::kStopped,
+  const WorkerReport report = report_from(to_message(WorkerReport{.kind = WorkerReport::ReportKind::kStopped,
                                                                   .epoch = 3,
                                                                   .step = 16,
                                                                   .can_finish_step = true,
                                                                   .suspects = {2}}));
-  EXPECT_EQ(report.kind, WorkerReport::Kind::kStopped);
+  EXPECT_EQ(report.kind, WorkerReport::ReportKind::kStopped);
   EXPECT_EQ(report.epoch, 3);
   EXPECT_EQ(report.step, 16);
   EXPECT_TRUE(report.can_finish_step);
   EXPECT_EQ(report.suspects, std::vector{2});
-  EXPECT_EQ(report_from({{"type", "ready"}}).kind, WorkerReport::Kind::kReady);
+  EXPECT_EQ(report_from({{"type", "ready"}}).kind, WorkerReport::ReportKind::kReady);
   EXPECT_THROW(report_from({{"type", "stopped"}, {"epoch", 1}}), Message::exception);
   EXPECT_THROW(report_from({{"type", "other"}, {"step", 1}}), Message::exception);
   const WorkerOrder order = order_from(to_message(
-      WorkerOrder{.kind = WorkerOrder::Kind::kTell, .ranks = {4}, .incarnation = 2, .line = "{}"}));
-  EXPECT_EQ(order.kind, WorkerOrder::Kind::kTell);
+      WorkerOrder{.kind = WorkerOrder::OrderKind::kTell, .ranks = {4}, .incarnation = 2, .line = "{}"}));
+  EXPECT_EQ(order.kind, WorkerOrder::OrderKind::kTell);
   EXPECT_EQ(order.ranks, std::vector{4});
   EXPECT_EQ(order.incarnation, 2);
   EXPECT_EQ(order.line, "{}");

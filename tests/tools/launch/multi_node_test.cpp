@@ -190,7 +190,7 @@ TEST_F(MultiNode, AsksForTheToken) {
                                     .wait();
   EXPECT_EQ(without.exit_code, 2);
   EXPECT_THAT(without.err,
-              HasSubstr("which is another one there; set the same FSDP_LAUNCH_TOKEN on all nodes"));
+              HasSubstr("so its token is another one; set the same FSDP_LAUNCH_TOKEN on all nodes"));
   EXPECT_TRUE(first.wait_for("refused a connection from 127.0.0.1: it does not know the run's token"));
   RunningProgram& second =
       start_static(1, 2, "true", {}, {.env = {{"FSDP_LAUNCH_TOKEN", folder.read("token")}}});

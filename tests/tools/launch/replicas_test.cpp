@@ -103,8 +103,8 @@ TEST_F(Replicas, SurvivorsGoOnAndTheLostReplicaComesBack) {
   for (int rank : {2, 3}) EXPECT_EQ(pids(rank).size(), 2u) << "rank " << rank;
   EXPECT_THAT(result.err, AllOf(HasSubstr("replica 1 (ranks 2 to 3) is lost: rank 3 (pid "),
                                 HasSubstr("was ended by SIGKILL; starting it again, restart 1 of 2"),
-                                HasSubstr("replicas 0, 2 of 3 go on after step "),
-                                HasSubstr("replicas 0, 1, 2 of 3 go on after step ")));
+                                HasSubstr("replicas 0, 2 of 3 continue after step "),
+                                HasSubstr("replicas 0, 1, 2 of 3 continue after step ")));
 }
 
 TEST_F(Replicas, AStoppedRankIsFencedWhenItDoesNotAnswer) {
@@ -112,7 +112,7 @@ TEST_F(Replicas, AStoppedRankIsFencedWhenItDoesNotAnswer) {
   ASSERT_TRUE(reaches(0, 20)) << run.err();
   const pid_t stopped = pids(0).back();
   ::kill(stopped, SIGSTOP);
-  ASSERT_TRUE(run.wait_for("no word within 0.5 seconds (--stop-timeout) of rank 0")) << run.err();
+  ASSERT_TRUE(run.wait_for("no report within 0.5 seconds (--stop-timeout) from rank 0")) << run.err();
   EXPECT_TRUE(eventually([&] { return !process_runs(stopped); }));
   const ProgramResult result = run.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -141,7 +141,7 @@ TEST_F(Replicas, GoesOnWithoutAReplicaThatHasUsedItsRestarts) {
   const ProgramResult result = run.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err, AllOf(HasSubstr("it is not started again (--max-restarts 0)"),
-                                HasSubstr("replica 1 of 2 go on")));
+                                HasSubstr("replica 1 of 2 continue ")));
   expect_undisturbed_result(100, {2, 3});
   for (int rank : {2, 3}) expect_each_step_once(100, rank);
 }
@@ -153,7 +153,7 @@ TEST_F(Replicas, EndsBelowTheMinimumAndSaysWhy) {
   const ProgramResult result = run.wait();
   EXPECT_EQ(result.exit_code, 128 + SIGKILL);
   EXPECT_THAT(result.err,
-              HasSubstr("only 1 of 2 replicas can go on, but at least 2 must (--min-replicas); rank 1"));
+              HasSubstr("only 1 of 2 replicas can continue, but at least 2 must (--min-replicas); rank 1"));
   for (int rank = 0; rank < 4; ++rank) EXPECT_FALSE(process_runs(pids(rank).back()));
 }
 
@@ -163,7 +163,7 @@ TEST_F(Replicas, StartsAgainFromTheCheckpointWhenAllAreLost) {
   for (int rank : {0, 3}) kill_newest(rank, SIGKILL);
   const ProgramResult result = run.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("replicas 0, 1 of 2 go on from the newest checkpoint"));
+  EXPECT_THAT(result.err, HasSubstr("replicas 0, 1 of 2 continue from the newest checkpoint"));
   expect_undisturbed_result(150, {0, 1, 2, 3});
 }
 
@@ -179,11 +179,11 @@ TEST_F(Replicas, NamesTheFailureWhenNoneIsLeft) {
 TEST_F(Replicas, TellsOfAProgramThatDoesNotKnowReplicas) {
   const ProgramResult ended = launch_locally({"--nproc-per-node", "4"}, "true").wait();
   EXPECT_EQ(ended.exit_code, 2);
-  EXPECT_THAT(ended.err, HasSubstr("ended without having said that it is ready"));
+  EXPECT_THAT(ended.err, HasSubstr("ended before it reported that it is ready"));
   const ProgramResult silent =
       launch_locally({"--nproc-per-node", "4", "--rdzv-conf", "join_timeout=0.5"}, "exec sleep 100").wait();
   EXPECT_NE(silent.exit_code, 0);
-  EXPECT_THAT(silent.err, HasSubstr("ranks 0, 1 to say that it is ready"));
+  EXPECT_THAT(silent.err, HasSubstr("ranks 0, 1 to report that it is ready"));
 }
 
 TEST_F(Replicas, AllEndWhenTheLauncherIsToldToStop) {
@@ -226,13 +226,13 @@ TEST_F(Replicas, ANodesReplicaComesBackWithANewNode) {
   RunningProgram& second = start_static(1, 2, worker(300), replicas);
   ASSERT_TRUE(reaches(2, 20)) << first.err();
   second.send(SIGKILL);
-  ASSERT_TRUE(first.wait_for("replica 0 of 2 go on after step")) << first.err();
+  ASSERT_TRUE(first.wait_for("replica 0 of 2 continue after step")) << first.err();
   RunningProgram& replacement = start_static(1, 2, worker(300), replicas);
   const ProgramResult result = first.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(replacement.wait().exit_code, 0);
   EXPECT_THAT(result.err, AllOf(HasSubstr("takes the place of a lost node, ranks 2 to 3"),
-                                HasSubstr("replicas 0, 1 of 2 go on after step")));
+                                HasSubstr("replicas 0, 1 of 2 continue after step")));
   expect_undisturbed_result(300, {0, 1, 2, 3});
   for (int rank : {0, 1}) {
     EXPECT_EQ(pids(rank).size(), 1u);

@@ -294,7 +294,7 @@ TEST(Supervisor, ShowsWhatAWorkerWroteToItsErrorFile) {
   const Outcome outcome = launch_captured(shells(
       1, R"(echo '{"message": {"message": "ValueError: 7", "extraInfo": {}}}' > $TORCHELASTIC_ERROR_FILE;
                    dirname $TORCHELASTIC_ERROR_FILE; exit 1)"));
-  EXPECT_THAT(outcome.err, HasSubstr("rank 0 says: ValueError: 7\n"));
+  EXPECT_THAT(outcome.err, HasSubstr("rank 0 reports: ValueError: 7\n"));
   const std::string folder = outcome.out.substr(std::string("[rank0] ").size());
   EXPECT_FALSE(std::filesystem::exists(folder.substr(0, folder.find('\n'))));
 }

@@ -83,7 +83,7 @@ TEST(Report, NamesSlowRanksWithTheirHosts) {
   write(folder / "metrics.jsonl", line(1, "") + line(2, named) + line(3, named) + line(4, ""));
   const std::string page = html_page({read_run(folder.path())});
   EXPECT_THAT(page, HasSubstr("<b>1</b><span>slow ranks: rank 3 on node&lt;b&gt;, steps 2 to 3</span>"));
-  EXPECT_THAT(page, HasSubstr("Time of the slowest rank, in times of the others"));
+  EXPECT_THAT(page, HasSubstr("Time of the slowest rank, relative to the others"));
 }
 
 TEST(Report, ShowsTheScheduleOfTheRunsConfig) {
@@ -270,7 +270,7 @@ TEST(Comparison, RefusesMoreRunsThanCanBeToldApart) {
 }
 
 TEST(LineChart, KeepsTheExtremesOfVeryManyPoints) {
-  std::vector<Point> points;
+  std::vector<CurvePoint> points;
   for (int i = 0; i < 100'000; ++i) points.push_back({double(i), i == 54'321 ? 100.0 : 1.0});
   const std::string chart = line_chart({{"loss", points}}, {.label = "loss"});
   EXPECT_LT(chart.size(), 40'000u);
@@ -278,7 +278,7 @@ TEST(LineChart, KeepsTheExtremesOfVeryManyPoints) {
 }
 
 TEST(LineChart, DrawsASinglePointAndValuesThatAreAllAlike) {
-  const std::vector<Point> one = {{7, 0}}, same = {{1, 3}, {2, 3}, {3, 3}}, none;
+  const std::vector<CurvePoint> one = {{7, 0}}, same = {{1, 3}, {2, 3}, {3, 3}}, none;
   EXPECT_THAT(line_chart({{"loss", one}}, {.label = "loss"}), HasSubstr("<circle"));
   EXPECT_THAT(line_chart({{"loss", same}}, {.label = "loss"}), HasSubstr("<path"));
   EXPECT_EQ(line_chart({{"loss", none}}, {.label = "loss"}), "");
