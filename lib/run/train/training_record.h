@@ -18,7 +18,7 @@ namespace fsdp::train {
 
 /// The state of a run that is saved and restored; all must outlive the object.
 struct TrainingState {
-  const shard::Engine& engine;
+  shard::Engine& engine;
   optim::Optimizer& optimizer;
   optim::GradScaler* scaler = nullptr;       ///< null: the loss is not scaled
   UpdateGuard* guard = nullptr;              ///< null: no step is skipped for its loss or norm
