@@ -47,8 +47,8 @@ struct RunRecord {
   std::string slow_rank_name(double rank) const;
 };
 
-/// Parses a line of metrics.jsonl, an object with an integer "step". nullopt for a line that fsdp-train did not
-/// write, or that is torn.
+/// Parses a line of metrics.jsonl, an object with an integer "step". nullopt for a line that fsdp-train did
+/// not write, or that is torn.
 std::optional<nlohmann::json> parse_metrics(const std::string& line);
 
 /// Appends the finite numbers of a line of metrics.jsonl to their series. False for a line that fsdp-train
