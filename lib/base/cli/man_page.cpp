@@ -5,8 +5,7 @@
 namespace fsdp::cli {
 namespace {
 
-/// Returns the text for troff, with backslashes and hyphens escaped, and without lines that would be
-/// requests.
+/// Returns the text for troff: backslashes and hyphens are escaped, and no line would be a request.
 std::string escaped(const std::string& text) {
   std::string result;
   bool begins_line = true;

@@ -28,8 +28,7 @@ struct Page {
   bool runs_program = false;  ///< whether the words after "--" are the command line of another program
 };
 
-/// Returns the text of --version: the version of the program with its commit, if known, and of libtorch, CUDA
-/// and NCCL.
+/// Returns the text of --version: the program's version and commit, if known, libtorch's, CUDA's and NCCL's.
 std::string version_text(const std::string& program);
 
 /// Returns NCCL's version; "" if the program is built without NCCL.

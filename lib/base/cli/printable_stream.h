@@ -8,8 +8,7 @@
 
 namespace fsdp::cli {
 
-/// Makes everything printable (util::printable()) that is written to `stream` during the object's lifetime.
-/// Not thread-safe.
+/// Makes the output to `stream` printable (util::printable()) during its lifetime. Not thread-safe.
 class PrintableStream final : private std::streambuf {
  public:
   explicit PrintableStream(std::ostream& stream) : stream_(stream), to_(stream.rdbuf(this)) {}

@@ -17,16 +17,14 @@
 namespace fsdp::cli {
 
 /// Adds --version and the examples of --help, and parses the command line. Returns an exit code if the
-/// program is done: --help, --version, `NAME completions SHELL`, `NAME man-page` or a usage error has been
-/// printed.
+/// program has printed --help, --version, `NAME completions SHELL`, `NAME man-page` or a usage error.
 std::optional<int> parse(CLI::App& app, const Page& page, int argc, char** argv);
 
 /// Does the part of parse() before the command line is parsed, and applies util::prepare_for_limits().
 /// Returns whether `completions` or `man-page` was requested and has been printed. Throws Error(kUsage).
 bool prepare(CLI::App& app, const Page& page, int argc, const char* const* argv);
 
-/// Prints to standard output. Throws Error(kIo) if that fails, as on a full disk, so that lost output does
-/// not look like success.
+/// Prints to standard output. Throws Error(kIo) if that fails, so that lost output is no success.
 void print(const std::string& text);
 
 /// Refuses an empty argument, which a shell makes of an unset variable, for an option that names a file or

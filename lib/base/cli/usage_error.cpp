@@ -47,8 +47,7 @@ bool contains(const Strings& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Returns the only option with that prefix: "--gpu-memory-gib" for "--gpu-memory"; "" if there is none or
-/// several.
+/// Returns the only option with that prefix: "--gpu-memory-gib" for "--gpu-memory"; "" if there is not one.
 std::string only_completion(const std::string& name, const Strings& options) {
   std::string found;
   for (const std::string& option : options) {

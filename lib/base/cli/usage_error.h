@@ -19,8 +19,7 @@ std::string usage_error_text(const CLI::App& app, const Page& page, const CLI::P
 
 std::vector<std::string> command_names(const CLI::App& app);
 
-/// Returns the command that was probably meant by a word that is neither a command nor an existing file; ""
-/// if there is none.
+/// Returns the command probably meant by a word that is neither a command nor a file; "" if there is none.
 std::string misspelt_command(const CLI::App& app, const std::string& word);
 
 /// Flags of options whose fields have other names: {"overwrite", "--force"}.

@@ -25,8 +25,7 @@ bool built_with_cuda();
 /// Returns the status, which is determined once. Never throws.
 const CudaStatus& cuda_status();
 
-/// Throws Error(kUsage) with obstacle and remedy if there is no GPU. `who` names the user of the GPU:
-/// "training.device".
+/// Throws Error(kUsage) with obstacle and remedy if there is no GPU for `who`, such as "training.device".
 void require_cuda(const std::string& who);
 
 /// Makes GPU `index` the calling thread's current device, and initializes it. Throws Error(kUsage) if there
@@ -70,8 +69,7 @@ void free_pinned(int index, void* memory) noexcept;
 ///
 /// The format is that of Python's torch.cuda.memory._dump_snapshot(), for
 /// https://docs.pytorch.org/memory_viz. Functions have the names that libraries export. The environment
-/// variable TORCH_SYMBOLIZE_MODE=addr2line adds line numbers where there is debug information, which takes
-/// minutes.
+/// variable TORCH_SYMBOLIZE_MODE=addr2line adds line numbers, if there is debug information, in minutes.
 void record_cuda_memory_history(int index, const std::filesystem::path& file);
 /// Writes such a file now. Throws Error(kIo).
 void write_cuda_memory_snapshot(const std::filesystem::path& file);

@@ -32,8 +32,7 @@ class DeviceGraphPool {
 using MakeGraphPool = std::function<std::shared_ptr<DeviceGraphPool>()>;
 
 /// Returns pools of CUDA graphs on GPU `index`. Throws Error(kUsage) if there is no such GPU. record() throws
-/// Error(kUsage) if the current stream is the device's default one, which CUDA cannot record; see
-/// use_own_cuda_stream().
+/// Error(kUsage) on the device's default stream, which CUDA cannot record; see use_own_cuda_stream().
 MakeGraphPool cuda_graph_pools(int index);
 
 /// Makes a stream other than the default the calling thread's current stream on GPU `index`.

@@ -23,8 +23,7 @@ constexpr auto enum_names(FloatType) {
 }
 c10::ScalarType scalar_type(Named<FloatType> type);
 
-/// Returns "float32", "bfloat16", "float16", "float64", "int64", .... Asserts that the toolkit stores the
-/// type.
+/// Returns "float32", "bfloat16", "float16", "int64" and so on. Asserts that the toolkit stores the type.
 std::string dtype_name(c10::ScalarType dtype);
 
 /// Parses dtype_name(). Throws Error(kUsage) with the known names for any other name.

@@ -1,8 +1,7 @@
 #pragma once
 
-// Regions of autocast: libtorch's at::autocast and Python's torch.autocast. In a region, libtorch inserts
-// casts so that products of fp32 tensors are computed in 16 bits, and sums and the like in fp32. Regions
-// belong to threads.
+// Regions of libtorch's at::autocast and Python's torch.autocast, in which libtorch inserts casts so that
+// products of fp32 tensors are computed in 16 bits, and sums and the like in fp32. Regions belong to threads.
 //
 // While autograd records, libtorch keeps the cast copy of a weight until at::autocast::clear_cache(), and
 // uses the copy wherever a region sees that weight again, even if the weight has changed since.
@@ -16,8 +15,7 @@
 
 namespace fsdp::util {
 
-/// Returns the type in which this thread's region computes products of tensors on the device; nullopt: no
-/// region.
+/// Returns the type of products on the device in this thread's region; nullopt: no region.
 std::optional<at::ScalarType> autocast_type(at::Device device);
 
 /// A copy of the thread's regions: the CPU's and that of one other device. Only AutocastScope reads it.

@@ -13,8 +13,7 @@ inline at::Tensor rectangle_view(const at::Tensor& whole, const Rectangle& part)
       .narrow(1, part.begin, part.length());
 }
 
-/// Calls use(part, elements) for each part with its elements, which `values`, [n], stores one part after
-/// another.
+/// Calls use(part, elements) for each part; `values`, [n], has the elements, part by part.
 template <typename Rectangles, typename Use>
 void for_each_part(const Rectangles& parts, const at::Tensor& values, const Use& use) {
   int64_t begin = 0;

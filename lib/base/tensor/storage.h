@@ -13,8 +13,7 @@ namespace fsdp::util {
 /// undefined. No effect if the memory is already free.
 void free_storage(const at::Tensor& tensor);
 
-/// Allocates the memory of the whole storage again, with undefined contents. No effect if the memory is not
-/// free.
+/// Allocates the storage's memory again, with undefined contents. No effect if the memory is not free.
 void restore_storage(const at::Tensor& tensor, int64_t nbytes);
 
 /// Restores the storage with the caller's memory of at least `nbytes`, which the DataPtr's deleter frees with
@@ -34,8 +33,7 @@ at::Storage storage_that_throws(at::Device device, int64_t nbytes, std::string m
 /// Returns a contiguous tensor of such a storage.
 at::Tensor tensor_that_throws(at::IntArrayRef shape, const at::TensorOptions& options, std::string message);
 
-/// Replaces the tensor's storage. Sizes, strides and offset stay, and views made before keep the former
-/// storage.
+/// Replaces the tensor's storage. Sizes, strides and offset stay; earlier views keep the former storage.
 void set_storage(const at::Tensor& tensor, at::Storage storage);
 
 /// Does tensor.set_data(data), also to and from the meta device, which set_data() refuses. Modules that hold

@@ -39,8 +39,7 @@ class CountingAllocator final : public c10::Allocator {
   std::atomic<int64_t> live = 0, peak = 0;
 
  private:
-  /// Header before the tensor's bytes: kernels that take scratch memory from the allocator (oneDNN's) free it
-  /// by its pointer alone.
+  /// Header before a tensor's bytes: kernels such as oneDNN's free scratch memory by its pointer alone.
   struct Header {
     c10::DataPtr memory;
     int64_t bytes;

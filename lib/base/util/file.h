@@ -12,8 +12,7 @@ namespace fsdp::util {
 /// Reads a whole small file.
 std::string read_file(const std::filesystem::path& path);
 
-/// Whether the path exists. Throws if that cannot be determined, such as in a folder that this user may not
-/// enter.
+/// Whether the path exists. Throws if that is unknown, as in a folder that this user may not enter.
 bool is_there(const std::filesystem::path& path);
 
 /// Writes all of `content` to the open file, or throws an error that names `path`.

@@ -1,7 +1,6 @@
 #pragma once
 
-// NVIDIA's data sheets of GPUs: peak rates for reporting utilization, and for plans of machines that are not
-// available.
+// NVIDIA's data sheets of GPUs: peak rates for reports of utilization and for plans of other machines.
 
 #include <cstdint>
 #include <string>

@@ -12,8 +12,7 @@ namespace fsdp::util {
 /// that cache.
 bool is_written_past_cache(int64_t bytes);
 
-/// Copies like memcpy(). Other threads may read the memory only after this thread has called
-/// end_writes_past_cache().
+/// Copies like memcpy(). Other threads may read the memory only after end_writes_past_cache().
 void write_past_cache(void* to, const void* from, int64_t bytes);
 void end_writes_past_cache();
 

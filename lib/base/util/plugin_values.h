@@ -1,7 +1,6 @@
 #pragma once
 
-// Values of the config keys that plug-ins add (setup/plugin/plugin.h). They are part of the components'
-// options.
+// Values of plug-ins' config keys (setup/plugin/plugin.h), which are part of the components' options.
 
 #include <cstdint>
 #include <map>

@@ -17,8 +17,7 @@ struct ProgressOutput {
   int columns = 0;                 ///< width of the terminal; 0: not a terminal
 };
 
-/// Returns stderr. FSDP_TERMINAL_COLUMNS, if set, is the width of the launcher's terminal, to which stderr is
-/// passed on.
+/// Returns stderr. If set, FSDP_TERMINAL_COLUMNS is the width of its terminal, which is the launcher's.
 ProgressOutput progress_on_stderr();
 
 /// Returns "HEAD[####......]TAIL" in at most columns - 1 characters, since a line that wraps cannot be

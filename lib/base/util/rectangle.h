@@ -58,8 +58,7 @@ struct Overlap {
   int64_t in_a = 0, in_b = 0, count = 0;
 };
 
-/// Calls visit(Overlap) for the common elements of two rectangles of a tensor of `numel` elements, in their
-/// order.
+/// Calls visit(Overlap) for the common elements of two rectangles of a tensor of `numel` elements, in order.
 template <typename Visit>
 void for_each_overlap(int64_t numel, const Rectangle& a, const Rectangle& b, Visit&& visit) {
   if (a.numel() == 0 || b.numel() == 0) return;

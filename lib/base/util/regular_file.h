@@ -17,8 +17,7 @@ struct OpenedFile {
   const char* found = nullptr;  ///< kind of the thing found instead of a file: "a folder", "a device or pipe"
 };
 
-/// Opens a file for reading without blocking. A named pipe in place of a file would otherwise block the
-/// program for ever.
+/// Opens a file for reading. Does not block, as a named pipe in place of the file otherwise would.
 OpenedFile open_regular(const std::filesystem::path& path);
 
 /// Returns the first bytes of a file, at most `most_bytes`; "" if there is no regular file.

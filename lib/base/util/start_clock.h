@@ -22,8 +22,7 @@ double monotonic_seconds();
 /// second; for a process that has computed all the time, the result is exact.
 double process_age_seconds();
 
-/// Begins the record with the phases that ended at `until` on monotonic_seconds(). The phase "command line
-/// and config" follows.
+/// Begins the record with the phases before `until` (monotonic_seconds()); "command line and config" follows.
 void begin_start_record(std::vector<StartPhase> so_far, double until);
 
 /// Ends the current phase and begins the phase `name`. The times of phases of the same name are added.

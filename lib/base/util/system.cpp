@@ -64,8 +64,7 @@ int threads_of_mkl() {
   return *end == '\0' && threads >= 0 ? static_cast<int>(threads) : 1;
 }
 
-/// Reads OpenMP's variable; 0: not set. The first number of a list counts, since the others are for nested
-/// teams.
+/// Reads OpenMP's variable; 0: not set. The first number of a list counts; the others are for nested teams.
 int threads_of_openmp() {
   const char* text = std::getenv("OMP_NUM_THREADS");
   return text == nullptr ? 0 : std::max(0, std::atoi(text));

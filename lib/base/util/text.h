@@ -40,8 +40,7 @@ std::string shell_word(const std::string& word);
 /// characters except line ends and tabs.
 std::string printable(std::string_view text);
 
-/// Returns the candidate with the smallest edit distance to `word`; "" if none is near enough to be a likely
-/// typo.
+/// Returns the candidate with the smallest edit distance to `word`; "" if none is a likely typo.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 /// The same, ignoring case, for words of 3 to 80 bytes. "" for other words.

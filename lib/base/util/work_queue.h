@@ -17,13 +17,11 @@
 
 namespace fsdp::util {
 
-/// Threads that start tasks in the order of add(). The destructor waits for running tasks and discards the
-/// others. Thread-safe.
+/// Threads that start tasks in the order of add(). The destructor finishes only running ones. Thread-safe.
 template <typename Result>
 class WorkQueue {
  public:
-  /// Starts the threads. If `threads` is 0, add() runs the task. Throws Error(kUsage) if the system refuses a
-  /// thread.
+  /// Starts threads; with 0, add() runs the task. Throws Error(kUsage) if the system refuses a thread.
   explicit WorkQueue(int threads) {
     try {
       for (int i = 0; i < threads; ++i) {

@@ -17,8 +17,7 @@ struct Boundary {
   bool is_inside = false;
 };
 
-/// Finds a boundary without the tokens' places, by comparing the tokens of the text up to `end` with those of
-/// the whole.
+/// Finds a boundary without places, by comparing the tokens of the text up to `end` with all tokens.
 Boundary boundary_at(const Tokenizer& tokenizer, std::string_view text, size_t end,
                      const std::vector<int64_t>& ids) {
   if (end == text.size()) return {.tokens = ids.size()};

@@ -18,8 +18,7 @@ struct ChatOptions {
   /// Allows markers of the template for which the tokenizer has no token (chat_markers.h).
   bool spell_markers = false;
   int threads = 1;
-  /// Whether the prompt begins with the tokens that the tokenizer puts before texts. Used with
-  /// kNoChatTemplate.
+  /// Whether the prompt begins with the tokenizer's tokens before texts. Used with kNoChatTemplate.
   bool begin_of_text = true;
   ProcessLimits limits = {};
 };

@@ -103,8 +103,7 @@ TemplateError parser_error(const jinja::lexer_result& tokens, const std::string&
   return TemplateError(concat(place_of(tokens.source, position), one_line(message)));
 }
 
-/// Inserts the marks into blocks {% generation %}, which the engine itself ignores. Returns whether there are
-/// any.
+/// Inserts the marks into blocks {% generation %}, which the engine ignores. Returns whether there are any.
 bool mark_generations(jinja::lexer_result& lexed) {
   std::vector<token> out;
   const std::vector<token>& in = lexed.tokens;

@@ -14,8 +14,7 @@
 
 namespace fsdp::data {
 
-/// Error in a template. The message is one line that begins with the position in the template, if known:
-/// "line 3, column 7: ...".
+/// Error in a template: one line that begins with the position, if known: "line 3, column 7: ...".
 class TemplateError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -8,8 +8,7 @@
 namespace fsdp::data {
 namespace {
 
-/// Builds the values from the events of nlohmann's parser, which passes the digits of large integers as the
-/// text of a float.
+/// Builds the values from nlohmann's parser, which passes the digits of large integers as a float's text.
 class Builder final : public nlohmann::json_sax<OrderedJson> {
  public:
   OrderedJson take() { return std::move(root_); }

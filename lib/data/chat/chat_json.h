@@ -1,7 +1,6 @@
 #pragma once
 
-// JSON of conversations that preserves everything that templates print: the order of members, and integers of
-// any size.
+// JSON of conversations that preserves what templates print: order of members, integers of any size.
 
 #include <nlohmann/json.hpp>
 #include <optional>

@@ -25,8 +25,7 @@ class MarkerCheck {
   MarkerCheck(const Tokenizer& tokenizer, std::string template_name)
       : tokenizer_(tokenizer), template_name_(std::move(template_name)) {}
 
-  /// Throws Error(kData) for a marker in `rendered` that is not one token, unless the conversation's own
-  /// texts contain it.
+  /// Throws Error(kData) for markers in `rendered` that are not one token and not in the row's own texts.
   void check(std::string_view rendered, const OrderedJson& messages, const OrderedJson& tools);
 
  private:

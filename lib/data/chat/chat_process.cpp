@@ -27,8 +27,7 @@ constexpr double kPatience = 30;
 constexpr int kOutOfMemory = 9;  ///< exit status for exhausted memory
 constexpr uint64_t kMostMessageBytes = uint64_t{1} << 31;
 
-/// Sends bytes. Returns false at the end of the stream and for every error, since the other process has then
-/// ended.
+/// Sends bytes. Returns false for every error, since the other process has then ended.
 bool send_all(int socket, const char* data, size_t bytes) {
   while (bytes > 0) {
     const ssize_t sent = ::send(socket, data, bytes, MSG_NOSIGNAL);

@@ -66,8 +66,7 @@ std::string mapped(std::string_view text, const Mapping& mapping) {
 
 constexpr utf8proc_int32_t kSharpS = 0xdf;
 
-/// Returns digits without the single underscores between them that Python's numbers may have; nullopt for
-/// others.
+/// Returns digits without single underscores between them, as Python permits; nullopt for others.
 std::optional<std::string> without_underscores(std::string_view text) {
   std::string plain;
   for (size_t i = 0; i < text.size(); ++i) {

@@ -25,8 +25,7 @@ bool python_is_space(uint32_t code_point);
 /// str.strip(), lstrip() and rstrip(). `chars` are the characters to remove; nullopt: white space.
 std::string_view python_strip(std::string_view text, bool left, bool right,
                               std::optional<std::string_view> chars = std::nullopt);
-/// str.split() and, from the right, rsplit() at white space. `most` is the number of cuts; below 0: any
-/// number.
+/// str.split() and, from the right, rsplit() at white space. `most` limits the cuts unless it is below 0.
 std::vector<std::string_view> python_split(std::string_view text, int64_t most, bool from_left);
 
 /// The characters of a text. Bytes that are not UTF-8 are characters.

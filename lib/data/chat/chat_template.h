@@ -20,8 +20,7 @@ struct ChatTemplateSource {
   OrderedJson variables = OrderedJson::object();  ///< variables such as bos_token
 };
 
-/// A template, which runs in processes of its own (chat_process.h), since templates of downloaded models are
-/// untrusted. Thread-safe.
+/// A template, which runs in processes of its own (chat_process.h), since it may be untrusted. Thread-safe.
 class ChatTemplate {
  public:
   /// Starts `processes` processes, which is the number of conversations rendered at a time. Throws

@@ -117,13 +117,11 @@ TextSpan find_turn(const OrderedJson& messages, size_t index, const std::string&
   const std::optional<std::string> prompt =
       try_render(render, first_messages(messages, index), /*add_generation_prompt=*/true);
   const bool is_prompted = prompt && whole.starts_with(*prompt);
-  // Text after the last turn may also be the end of the text, which does not belong to the turn. A further
-  // message then changes it.
+  // Text after the last turn may also be the end of the text, which a further message would change.
   OrderedJson next_messages = is_last ? messages : first_messages(messages, index + 1);
   if (is_last) next_messages.push_back({{"role", "user"}, {"content", "x"}});
   const std::optional<std::string> next = try_render(render, next_messages, /*add_generation_prompt=*/false);
-  // For the last turn, `whole` is the beginning of the longer text. For others, the turn ends where the
-  // shorter text ends.
+  // The last turn ends with `whole`, a prefix of the longer text; others end with the shorter text.
   const std::string* const through = !next ? nullptr : is_last ? &whole : &*next;
   const bool fits = next && (is_last ? next->starts_with(whole) : whole.starts_with(*next));
   if (is_prompted && fits && through->size() > prompt->size()) return {prompt->size(), through->size()};

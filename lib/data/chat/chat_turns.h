@@ -17,8 +17,7 @@ struct AssistantTurn {
   int64_t message = -1;  ///< index of the message; -1: unknown
 };
 
-/// Function that renders messages without (false) or with (true) a generation prompt after them. Throws
-/// TemplateError.
+/// Renders messages without (false) or with (true) a generation prompt after them. Throws TemplateError.
 using RenderMessages = std::function<std::string(const OrderedJson& messages, bool add_generation_prompt)>;
 
 /// Returns the turns in `whole`, which is render(messages, false), in order. A turn begins where the messages

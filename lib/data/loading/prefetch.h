@@ -18,8 +18,7 @@ struct PrefetchOptions {
   int64_t depth = 2;             ///< batches that a thread reads ahead, one of them also copied; 0: no thread
   at::Device device = at::kCPU;  ///< device to which inputs, targets and Batch::is_token are copied
   int64_t end = std::numeric_limits<int64_t>::max();  ///< position from which on no batch is prefetched
-  /// Called with each batch of the source in host memory, by the thread that reads. Sets the tensors to be
-  /// copied.
+  /// Called with each batch in host memory, by the thread that reads. Sets the tensors to be copied.
   std::function<void(Batch&)> on_reading = nullptr;
   std::function<void(Batch&)> on_arrival = nullptr;  ///< called with each batch before it is returned
 };

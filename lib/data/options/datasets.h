@@ -42,14 +42,11 @@ class Samples {
   virtual std::string name() const = 0;
   /// Reads sample `sample` (from 0) as a row of T = data.sequence_length tokens. inputs, targets: [T].
   virtual Row read(int64_t sample, int64_t* inputs, int64_t* targets) const = 0;
-  /// Length of the row up to its last target that counts, 1 to T. 0: unknown; data.max_tokens is then
-  /// refused.
+  /// Length of the row up to its last target that counts, 1 to T; 0: unknown, so data.max_tokens is refused.
   virtual int64_t length(int64_t /*sample*/) const { return 0; }
-  /// Returns the survey of the first `rows` samples if data.train_on excludes targets of conversations;
-  /// otherwise nothing.
+  /// Returns the survey of the first `rows` samples, if data.train_on excludes targets of conversations.
   virtual std::optional<RowSurvey> survey(int64_t /*rows*/) const { return std::nullopt; }
-  /// Returns the token that ends a document, if samples depend on it and no index records where documents
-  /// end.
+  /// Returns the token that ends a document, if samples depend on it and no index records the ends.
   virtual std::optional<int64_t> document_separator() const { return std::nullopt; }
   /// Identifies these samples when a run resumes (data_identity.h): a list of objects, each with "name",
   /// "tokens", "documents" and "sampled_xxh3_64". Empty: the loader hashes some rows instead.
@@ -66,8 +63,7 @@ struct SamplesRequest {
 /// Opens the samples of a data set. Throws Error(kData) for entries that cannot be used.
 using OpenSamples = std::function<std::unique_ptr<Samples>(const SamplesRequest&)>;
 
-/// The built-in data set: token files, or patterns of them. Its function is null, since reading them needs
-/// libtorch.
+/// The built-in data set: token files, or patterns of them. Its function is null, since it needs libtorch.
 inline constexpr const char* kTokenFiles = "token_files";
 
 util::Registry<OpenSamples>& datasets();

@@ -48,8 +48,7 @@ struct DataOptions {
   int64_t max_tokens = 0;
   bool shuffle = true;
   util::Named<DocumentTreatment> documents = DocumentTreatment::kJoin;
-  /// The token that ends a document, for files without an index of documents. -1: the tokenizer's end-of-text
-  /// token.
+  /// The token that ends a document, in files without an index; -1: the tokenizer's end-of-text token.
   int64_t document_separator = -1;
   util::Named<TrainOn> train_on = TrainOn::kAll;
   bool allow_changed = false;    ///< allows a run to resume with files that differ from the checkpoint's

@@ -28,8 +28,7 @@ std::string survey_text(const RowSurvey& survey, const DataOptions& options);
 /// Returns the settings with which no conversation is divided: "data.sequence_length = 811".
 std::string survey_remedy(const RowSurvey& survey, const DataOptions& options);
 
-/// Throws Error(kData) if there are rows but none has a target that counts. `key` is the files' key in the
-/// config.
+/// Throws Error(kData) if there are rows but none has a target that counts. `key`: the files' config key.
 void require_targets(const RowSurvey& survey, const DataOptions& options, const char* key);
 
 }  // namespace fsdp::data

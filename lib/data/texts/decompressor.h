@@ -21,8 +21,7 @@ class DecompressorError : public std::runtime_error {
   std::string remedy_;
 };
 
-/// Decompresses any number of gzip's members or Zstandard's frames, one after another. Takes at most 128 MiB
-/// of memory.
+/// Decompresses consecutive members of gzip or frames of Zstandard. Takes at most 128 MiB of memory.
 class Decompressor {
  public:
   virtual ~Decompressor() = default;
@@ -40,8 +39,7 @@ class Decompressor {
   bool at_end_ = true;
 };
 
-/// Returns the decompressor of a file that begins with `head`; null if the file is not compressed by gzip or
-/// zstd.
+/// Returns the decompressor of a file that begins with `head`; null if it is not gzip's or zstd's.
 std::unique_ptr<Decompressor> make_decompressor(std::string_view head);
 
 }  // namespace fsdp::data

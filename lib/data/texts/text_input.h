@@ -1,7 +1,6 @@
 #pragma once
 
-// The input of tokenize() and train_tokenizer(): files (compressed or not), patterns of files, folders,
-// standard input.
+// The input of tokenize() and train_tokenizer(): files, patterns of files, folders, standard input.
 
 #include <cstdint>
 #include <memory>

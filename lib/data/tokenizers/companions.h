@@ -25,8 +25,7 @@ struct Companions {
   std::optional<bool> adds_begin, adds_end;  ///< "add_bos_token" and "add_eos_token"
 };
 
-/// Reads the files in a folder. Throws Error(kData) for a file that cannot be read, and for options of tokens
-/// that are not supported.
+/// Reads the files in a folder. Throws Error(kData) for unreadable files and unsupported options of tokens.
 Companions read_companions(const std::filesystem::path& folder);
 
 /// Adds the tokens to those of the main file, replacing its options of the same tokens, as in transformers,

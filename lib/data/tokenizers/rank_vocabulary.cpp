@@ -25,8 +25,7 @@ namespace {
 
 using util::concat;
 
-/// Limit on a token's bytes, longer than every existing token. The work for the merges of a token grows with
-/// its length.
+/// Limit on a token's bytes, above every existing token's. The work for a token's merges grows with it.
 constexpr size_t kMostTokenBytes = 1024;
 
 // OpenAI's patterns (tiktoken's openai_public.py), without the possessive quantifiers that change nothing.

@@ -124,8 +124,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   std::string name_;
   sentencepiece::SentencePieceProcessor processor_;
-  /// Processor of text after added tokens, if only the beginning of a text gets a blank. Null: processor_
-  /// serves there too.
+  /// Processor of text after added tokens, if only a text's beginning gets a blank; null: processor_.
   std::unique_ptr<sentencepiece::SentencePieceProcessor> continuing_;
   AddedTokens added_;
   int64_t vocab_size_ = 0;

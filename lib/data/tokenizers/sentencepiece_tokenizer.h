@@ -15,8 +15,7 @@ namespace fsdp::data {
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const SentencePieceModel& model,
                                                         const Vocabulary& vocabulary);
 
-/// Returns the tokenizer of a .model file and the files beside it. Throws Error(kData) for a file that is not
-/// a model.
+/// Returns the tokenizer of a .model and the files beside it. Throws Error(kData) if it is not a model.
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const std::filesystem::path& path,
                                                         const TokenizerOptions& options = {});
 

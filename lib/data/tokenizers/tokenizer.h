@@ -46,8 +46,7 @@ class Tokenizer {
   /// Returns the text of the ids. Throws Error(kData) for an id outside the vocabulary.
   virtual std::string decode(const std::vector<int64_t>& ids) const;
 
-  /// The tokens that the tokenizer's author puts before every text, which encode() does not append; often
-  /// one, bos.
+  /// The tokens that the author puts before every text (often bos), which encode() does not append.
   virtual std::vector<int64_t> begin_of_text() const { return {}; }
   /// The token that ends a text, if there is one.
   virtual std::optional<int64_t> end_of_text() const { return std::nullopt; }
@@ -60,8 +59,7 @@ class Tokenizer {
 class TextDecoder {
  public:
   explicit TextDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-  /// Returns the characters that this token completes. Bytes that cannot be part of a character are returned
-  /// unchanged.
+  /// Returns the characters that this token completes, and bytes that cannot be part of a character.
   std::string push(int64_t id);
   /// Returns the remaining bytes: the beginning of a character that was never completed.
   std::string finish();
@@ -72,8 +70,7 @@ class TextDecoder {
   bool begins_ = true;
 };
 
-/// Counts the bytes of text that tokens represent: a loss per token depends on the tokenizer, a loss per byte
-/// does not.
+/// Counts tokens' bytes of text: unlike a loss per token, a loss per byte does not depend on the tokenizer.
 class TokenBytes {
  public:
   /// Calls bytes_of() once for every id.

@@ -20,8 +20,7 @@ struct UnicodeRange {
   uint32_t first, last;
 };
 
-/// Characters with a combining class or a decomposition that tokenizers does not know, since it normalizes by
-/// Unicode 9.0. Sorted.
+/// Characters with a combining class or decomposition that Unicode 9.0, which tokenizers uses, lacks. Sorted.
 inline constexpr size_t kUnformedRanges = 61;
 extern const std::array<UnicodeRange, kUnformedRanges> kUnformedTable;
 

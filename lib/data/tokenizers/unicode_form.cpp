@@ -19,8 +19,7 @@ const utf8proc_property_t& property_of(uint32_t value) {
   return *utf8proc_get_property(static_cast<utf8proc_int32_t>(value));
 }
 
-/// Whether the form leaves the character, its neighbours and their order unchanged, because tokenizers does
-/// not know the character.
+/// Whether the form leaves the character and its neighbours alone, because tokenizers does not know it.
 bool is_unformed(uint32_t value) {
   if (value < kUnformedTable.front().first) return false;
   const auto* const range =

@@ -45,8 +45,7 @@ size_t incomplete_utf8_tail(std::string_view text) {
   for (size_t back = 1; back < std::min(kMostBytes, text.size() + 1); ++back) {
     std::string tail(text.substr(text.size() - back));
     if (is_continuation(tail[0])) continue;
-    // Tests whether continuation bytes could complete the character: the lowest or the highest ones fit every
-    // lead byte.
+    // Tests whether the character could be completed: the lowest or highest bytes fit every lead byte.
     for (size_t bytes = back + 1; bytes <= kMostBytes; ++bytes) {
       for (const char filler : {'\x80', '\xbf'}) {
         tail.resize(back);

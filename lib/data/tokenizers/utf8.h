@@ -12,8 +12,7 @@ namespace fsdp::data {
 /// Returns the bytes of the longest prefix that is whole characters.
 size_t valid_utf8_prefix(std::string_view text);
 
-/// Returns the number of bytes at the end of `text` (0 to 3) that are the beginning of a character and could
-/// still become one.
+/// Returns the number of bytes at the end of `text` (0 to 3) that begin an incomplete character.
 size_t incomplete_utf8_tail(std::string_view text);
 
 /// Whether the byte is the second or a later byte of a character.

@@ -16,8 +16,7 @@ struct ConvertOptions {
   std::string output;               ///< path of the result; replaces an older file
   TokenFormat format = TokenFormat::kU16;
   std::optional<TokenFormat> input_format = std::nullopt;  ///< format that the inputs must have; nothing: any
-  /// The token that ends each document of inputs whose format does not record documents. Without it, such an
-  /// input is one document.
+  /// The token that ends each document of inputs without recorded documents; nothing: each is one document.
   std::optional<int64_t> document_separator = std::nullopt;
 };
 

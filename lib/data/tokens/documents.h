@@ -17,8 +17,7 @@ bool records_documents(const TokenFile& file);
 /// Finds documents in the joined files. Thread-safe.
 class Documents {
  public:
-  /// Requires: the files outlive the object. Throws Error(kUsage) if a file records no documents and there is
-  /// no separator.
+  /// Requires: the files outlive the object. Throws Error(kUsage) if a file needs a separator and has none.
   Documents(const TokenFiles& files, std::optional<int64_t> separator);
 
   std::optional<int64_t> separator() const { return separator_; }

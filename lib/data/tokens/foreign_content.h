@@ -32,8 +32,7 @@ std::optional<ForeignContent> foreign_to_text(std::string_view head, const std::
 std::optional<ForeignContent> foreign_to_tokens(std::string_view head, std::string_view sample,
                                                 const std::string& path);
 
-/// Recognises 64-bit tokens, in which every second 32-bit number is 0, in a file that should have 16-bit or
-/// 32-bit tokens.
+/// Recognises 64-bit tokens, whose second 32-bit numbers are 0, in place of 16-bit or 32-bit tokens.
 std::optional<ForeignContent> wide_tokens(std::string_view sample, const std::string& path);
 
 }  // namespace fsdp::data

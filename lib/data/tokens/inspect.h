@@ -35,8 +35,7 @@ struct TokenStatistics {
   std::vector<File> files;
   int64_t tokens = 0;
   int64_t largest_id = 0;
-  /// Number of distinct ids. Absent, like the entropy, if an id is kMaxCountedIds or more: no vocabulary is
-  /// that large.
+  /// Number of distinct ids. Absent, like the entropy, if an id is kMaxCountedIds or more.
   std::optional<int64_t> distinct_ids;
   /// Entropy of the ids' frequencies: the loss (nats per token) of a model that knows only the frequencies.
   std::optional<double> unigram_entropy_nats;

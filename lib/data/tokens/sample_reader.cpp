@@ -216,8 +216,7 @@ SampleReader::Row SampleReader::read(int64_t sample, int64_t* inputs, int64_t* t
   return row;
 }
 
-/// Ignores targets that data.train_on excludes. `targets` are the tokens [begin, begin + count) of the joined
-/// files.
+/// Ignores targets, tokens [begin, begin + count) of the joined files, that data.train_on excludes.
 void SampleReader::leave_out_uncounted(int64_t begin, int64_t count, int64_t* targets, Row& row) const {
   if (train_on_ == TrainOn::kAll) return;
   std::vector<TokenPart> parts(static_cast<size_t>(count));

@@ -1,7 +1,6 @@
 #pragma once
 
-// Batches by number of tokens (data.max_tokens, like fairseq's --max-tokens): each has as many samples of
-// similar length as fit.
+// Batches of samples of similar length by number of tokens (data.max_tokens, fairseq's --max-tokens).
 
 #include <cstdint>
 #include <span>

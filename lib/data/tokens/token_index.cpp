@@ -136,8 +136,7 @@ int64_t TokenIndex::document_begin(int64_t i) const {
   }
   if (format_ == TokenFormat::kFairseq) return sequence_begin(i);
   int64_t sequence = at<int64_t>(document_starts_ + 8 * i);
-  // The value was checked on opening, but a file that has been changed in place since then must not lead
-  // outside the mapping.
+  // The value was checked on opening, but a file changed since then must not lead outside the mapping.
   if (sequence < 0 || sequence > sequences_) {
     file_.refuse("was changed since it was opened", "do not change it while it is in use, and start again");
   }

@@ -1,7 +1,6 @@
 #pragma once
 
-// The index (.idx) of a Megatron or fairseq token file. Numbers are little-endian and follow each other
-// without padding:
+// The index (.idx) of a Megatron or fairseq token file. Numbers are little-endian, without padding:
 //
 //   9 bytes     "MMIDIDX\0\0"
 //   uint64      version: 1

@@ -1,7 +1,6 @@
 #pragma once
 
-// Linear layers with frozen weights, each with a low-rank adapter beside it (model/nn/lora.h), as one node of
-// the graph:
+// Linear layers with frozen weights and low-rank adapters (model/nn/lora.h), as one node of the graph:
 //
 //   n = s x A^T    y = x W^T + n B^T                    A: [rank, in], B: [out, rank]
 //   dn = s dy B    dx = dy W + dn A    dA = dn^T x    dB = dy^T n
@@ -38,8 +37,7 @@ struct AdaptedForm {
 /// outside of regions of autocast to another type, with weights that need no gradient.
 bool can_adapt(const at::Tensor& x, const AdaptedWeight& layer, const AdaptedForm& form);
 
-/// Computes y of each layer. x: [..., in] -> [..., out]. With `recomputed`, backward computes the results
-/// again (recomputed.h).
+/// Computes each y. x: [..., in] -> [..., out]. With `recomputed`, backward computes it again (recomputed.h).
 std::vector<at::Tensor> adapted_linears(const at::Tensor& x, const std::vector<AdaptedWeight>& layers,
                                         const AdaptedForm& form, bool recomputed = false);
 

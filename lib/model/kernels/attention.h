@@ -55,8 +55,7 @@ struct AttentionGradients {
 };
 /// Computes attention in tiles, without autograd. Requires: can_attend(), or meta tensors of such shapes.
 AttentionOutputs tiled_attention(const AttentionInputs& inputs);
-/// Returns the gradients by way of these keys. The queries may attend to other keys as well: `of` and dy are
-/// those of all keys.
+/// Returns the gradients by way of these keys. `of` and dy are those of all keys that the queries attend to.
 AttentionGradients tiled_attention_backward(const AttentionInputs& inputs, const AttentionOutputs& of,
                                             const at::Tensor& dy);
 

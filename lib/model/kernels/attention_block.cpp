@@ -20,8 +20,7 @@ bool takes_flash(const AttentionInputs& in) {
   return in.q.size(1) > 1 && can_use_flash_attention(in.q, in.k, in.v);
 }
 
-/// Returns x for the products of one key-value head: [B, T, kv_heads * group, D] -> [B, kv_heads, group * T,
-/// D], in fp32.
+/// Groups x by key-value head: [B, T, kv_heads * group, D] -> [B, kv_heads, group * T, D], in fp32.
 at::Tensor by_kv_head(const at::Tensor& x, int64_t kv_heads) {
   const int64_t group = x.size(2) / kv_heads;
   return x.to(at::kFloat)

@@ -11,8 +11,7 @@ namespace fsdp::kernels {
 /// other tensors and without `fused`, by libtorch's products, for some queries at a time.
 AttentionOutputs attention_block(const AttentionInputs& inputs, bool fused = true);
 
-/// Returns the gradients by way of the block's keys. `of` and dy are those of all keys that the queries
-/// attend to.
+/// Returns the gradients by way of the block's keys. `of` and dy are those of all keys of the queries.
 AttentionGradients attention_block_backward(const AttentionInputs& inputs, const AttentionOutputs& of,
                                             const at::Tensor& dy, bool fused = true);
 

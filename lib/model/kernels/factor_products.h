@@ -15,8 +15,7 @@
 
 namespace fsdp::kernels {
 
-/// Whether a layer's products with x are computed here, also in backward; otherwise autograd and libtorch
-/// compute them.
+/// Whether a layer's products with x are computed here, also in backward, not by autograd and libtorch.
 bool computes_here(const at::Tensor& x, Matmul matmul);
 
 /// Whether multiply_here() supports this type.

@@ -31,8 +31,7 @@ std::optional<int64_t> left_of(const AttentionForm& form) {
 }  // namespace
 
 at::SDPBackend choice_of_libtorch(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  // A row's last tokens are causal too, but libtorch expresses this only by a mask, which no fused kernel
-  // accepts.
+  // A row's last tokens are causal too, but libtorch expresses this by a mask, which no fused kernel accepts.
   const bool is_causal = q.size(1) == k.size(1);
   return static_cast<at::SDPBackend>(at::_fused_sdp_choice(
       with_heads_first(q), with_heads_first(k), with_heads_first(v), /*attn_mask=*/std::nullopt,
@@ -57,8 +56,7 @@ at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::T
                  documents.bounds.device() == q.device(),
              documents.bounds.sizes(), documents.bounds.device());
   FSDP_CHECK(form.cap == 0, "flash attention has no cap");
-  // If each document has one token, libtorch would swap heads and tokens, which its backward does not
-  // support.
+  // For documents of one token, libtorch would swap heads and tokens, which its backward does not support.
   const int64_t longest = std::max<int64_t>(documents.longest, 2);
   return std::get<0>(at::_flash_attention_forward(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1),
                                                   documents.bounds, documents.bounds, longest, longest,

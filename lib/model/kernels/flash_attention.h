@@ -16,19 +16,16 @@ namespace fsdp::kernels {
 
 /// Consecutive documents in the rows of a batch.
 struct PackedDocuments {
-  /// Position at which each document begins, and at which the last ends: [documents + 1] int32, on the device
-  /// of the queries.
+  /// Positions of the documents' beginnings and of the last one's end: [documents + 1] int32, on q's device.
   at::Tensor bounds;
   int64_t longest = 0;  ///< upper bound of the tokens of a document
 };
 
-/// Whether these functions support the tensors: bf16 or fp16 on a GPU for which libtorch has such kernels.
-/// Shapes as below.
+/// Whether the tensors are supported: bf16 or fp16 on a GPU for which libtorch has kernels. Shapes as below.
 bool can_use_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
-/// Attention in which each token attends to itself and the earlier tokens of its document, by one launch for
-/// all documents. Requires: `form` has no cap. q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim]
-/// -> like q
+/// Attention in which each token attends to itself and the earlier tokens of its document, by one launch.
+/// Requires: `form` has no cap. q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim] -> like q
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const PackedDocuments& documents, const AttentionForm& form = {});
 

@@ -29,8 +29,7 @@ inline constexpr int64_t kFloat8Multiple = 16;
 /// Whether a weight of these sizes can be multiplied in 8 bits.
 bool fits_float8(at::IntArrayRef weight);
 
-/// Whether the product can be computed in 8 bits: bf16 on the CPU or a CUDA device, with sizes that fit. x:
-/// [..., in]
+/// Whether the product can be in 8 bits: bf16 on the CPU or a CUDA device, with sizes that fit. x: [..., in]
 bool can_multiply_float8(const at::Tensor& x, const at::Tensor& weight);
 
 /// Returns y_i = x W_i^T. x: [..., in], W_i: [out_i, in]. Requires: can_multiply_float8() of the weights.

@@ -29,8 +29,7 @@ namespace fsdp::kernels {
 /// (model/kernels/meta.h) and, in programs built with CUDA, on CUDA devices.
 bool can_fuse(const at::Tensor& x);
 
-/// RMSNorm (Zhang and Sennrich: Root Mean Square Layer Normalization, 2019). x: [..., D], weight: [D] of x's
-/// type.
+/// RMSNorm (Zhang and Sennrich: Root Mean Square Layer Normalization, 2019). x: [..., D]; weight: [D].
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon, bool recomputed = false);
 
 /// Returns {x + residual, rms_norm(x + residual)}, all [..., D].
@@ -58,8 +57,7 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, bool recomputed 
 /// 2), for a product x whose bias was not added yet. x: [..., I], bias: [I] of x's type.
 at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias, bool recomputed = false);
 
-/// Returns x + bias. Unlike libtorch, sums the bias's gradient in the order of these kernels. x: [..., D],
-/// bias: [D] of x's type.
+/// Returns x + bias. Sums the bias's gradient in the order of these kernels. x: [..., D], bias: [D].
 at::Tensor add_bias(const at::Tensor& x, const at::Tensor& bias);
 
 /// Modifications of the cross-entropy of each row that counts.
@@ -67,8 +65,7 @@ struct LossTerms {
   /// e: the target, with weight 1 - e, is mixed with the uniform distribution (Szegedy et al.: Rethinking the
   /// Inception architecture, 2016, section 7).
   double label_smoothing = 0;
-  /// z: z * log(sum of exp(logits))^2 is added to keep logits small (Chowdhery et al.: PaLM, 2022, section
-  /// 5).
+  /// z: z * log(sum of exp(logits))^2 is added, to keep logits small (Chowdhery et al.: PaLM, 2022, 5).
   double z_loss = 0;
   /// Logits l first become cap tanh(l / cap); 0: no cap.
   double logit_cap = 0;

@@ -18,8 +18,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Returns {y} or, with a residual, {x + residual, y}: the RMSNorm or, with a bias, the LayerNorm of x or of
-/// the sum.
+/// Returns {y} or, with a residual, {x + residual, y}: RMSNorm or, with a bias, LayerNorm of x or the sum.
 class Norm final : public torch::autograd::Function<Norm> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& given,

@@ -61,8 +61,7 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
-    // The gradient of an x that is computed again comes first, because the function that computes x may need
-    // it.
+    // The gradient of a recomputed x comes first, because the function that computes x may need it.
     const bool makes_x = context->needs_input_grad(0) && is_computed_again(*context, 0);
     variable_list saved = makes_x ? context->get_saved_variables() : operands_of(*context);
     const at::Tensor weight = saved[1], bias = saved[2];

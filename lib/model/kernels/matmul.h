@@ -43,8 +43,7 @@ at::Tensor autocast_operand(const at::Tensor& x);
 /// Returns y = x W^T. x: [..., in], weight: [out, in] -> [..., out]
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul, bool recomputed = false);
 
-/// Returns linear() for several weights, by fewer passes over x and its gradient if the products are computed
-/// here.
+/// Returns linear() for several weights. Products that are computed here pass over x and its gradient once.
 std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tensor>& weights, Matmul matmul,
                                 bool recomputed = false);
 
@@ -57,8 +56,7 @@ at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
 
 /// Returns x as a contiguous matrix. x: [..., n] -> [N, n]
 at::Tensor as_matrix(const at::Tensor& x);
-/// Returns product, [N, n], as [..., n] with the rows of `like`, [..., m]. Not a view, which autograd would
-/// have to track.
+/// Returns product, [N, n], as [..., n] with the rows of `like`, [..., m], but not as a view of autograd.
 at::Tensor shaped(const at::Tensor& product, at::IntArrayRef like);
 inline at::Tensor shaped(const at::Tensor& product, const at::Tensor& like) {
   return shaped(product, like.sizes());

@@ -52,8 +52,7 @@ bool is_recomputed(const at::Tensor& x);
 using MakeAgain = std::function<std::vector<at::Tensor>(const at::Tensor& gradient)>;
 /// Registers `make`, which computes the results of the function that made `output`.
 void recompute_results_by(const at::Tensor& output, MakeAgain make);
-/// Registers that such a function, with this context, needs `output` itself in that slot, which it has left
-/// undefined.
+/// Registers that such a function, with this context, needs `output` itself in that (undefined) slot.
 void save_own_result(torch::autograd::AutogradContext& context, size_t slot, const at::Tensor& output);
 
 /// Calls recompute_results_by() with F::again(context), if autograd records. If the result's gradient is
@@ -72,8 +71,7 @@ void recompute_results(const at::Tensor& output, std::optional<size_t> own_slot 
   if (own_slot) save_own_result(node->ctx_, *own_slot, output);
 }
 
-/// Keeps F's own gradients for this gradient of its result, which again_with_gradients() has computed, for
-/// F's backward.
+/// Keeps F's own gradients, computed by again_with_gradients() from this gradient, for F's backward.
 void keep_gradients(torch::autograd::AutogradContext& context, const at::Tensor& gradient,
                     std::vector<at::Tensor> own);
 /// Returns these gradients, once, if backward has received the same gradient; otherwise nothing.
@@ -83,8 +81,7 @@ std::vector<at::Tensor> take_kept_gradients(torch::autograd::AutogradContext& co
 /// Makes functions that need x save it from now on.
 void keep_result(const at::Tensor& x);
 
-/// Registers that `to`, a result of another function, equals `from`: functions that need `to` may have `from`
-/// computed again.
+/// Registers that `to`, a result of another function, equals `from`, which may be recomputed in its place.
 void recompute_as(const at::Tensor& to, const at::Tensor& from);
 
 }  // namespace fsdp::kernels

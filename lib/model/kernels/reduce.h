@@ -11,8 +11,7 @@
 
 namespace fsdp::kernels {
 
-/// Number of elements whose squares are summed at a time. The sums of these runs are added in their order, on
-/// the CPU.
+/// Number of elements whose squares are summed at a time, on the CPU. Their sums are added in order.
 inline constexpr int64_t kSquareRun = 512;
 
 /// Returns the sum of squares of each tensor, in double precision, each in one pass without a copy: [n]
@@ -30,8 +29,7 @@ class ParameterSums {
  public:
   ParameterSums(const at::Tensor& x, int64_t vectors);
   const RowParts& parts() const { return parts_; }
-  /// Returns the sums of a vector, [parts, width], to be filled by kernels; with SampleSums, sample by
-  /// sample.
+  /// Returns a vector's sums, [parts, width], which kernels fill in; with SampleSums, sample by sample.
   float* of(int64_t vector) const;
 
   /// Returns the result of backward for the vector's parameter: the gradient in the parameter's type, or
@@ -51,8 +49,7 @@ class ParameterSums {
   at::Tensor sums_;  ///< [vectors, parts, width] fp32
 };
 
-/// Returns the gradient, as ParameterSums::gradient(), of a bias that was added to all rows of y. dy: [...,
-/// D]
+/// Returns ParameterSums::gradient() of a bias that was added to all rows of y. dy: [..., D]
 at::Tensor gradient_of_bias(const at::Tensor& dy, const at::Tensor& bias);
 
 }  // namespace fsdp::kernels

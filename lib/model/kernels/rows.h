@@ -86,8 +86,7 @@ struct RotaryRows {
 /// The target of a row that is ignored.
 inline constexpr int64_t kIgnored = -100;
 
-/// Statistics that determine the loss and the gradient of a row of logits. Those of a row's parts can be
-/// combined.
+/// Statistics that determine loss and gradient of a row of logits. Those of a row's parts can be combined.
 struct RowStatistics {
   double most = 0;       ///< largest logit
   double sum = 0;        ///< sum of exp(logit - most)

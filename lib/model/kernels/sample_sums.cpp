@@ -33,8 +33,7 @@ int64_t SampleSums::rows_of_sample(int64_t rows) const {
 
 void sum_along_tree(int64_t samples, const at::Tensor& sum,
                     c10::function_ref<void(int64_t sample, const at::Tensor& to)> write) {
-  // Sums of 2^level samples that wait for their neighbour, the largest first. The largest sum of all is in
-  // `sum`.
+  // Sums of 2^level samples that wait for their neighbour, the largest first. The largest of all is `sum`.
   std::vector<at::Tensor> places{sum};
   std::vector<int> levels;
   for (int64_t sample = 0; sample < samples; ++sample) {

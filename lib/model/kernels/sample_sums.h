@@ -48,8 +48,7 @@ class SampleSums {
   double counted_;
 };
 
-/// Sets `sum` to the sum along the tree of tensors of its shape, fp32 and contiguous. write(i, to) writes the
-/// tensor of sample i.
+/// Sets `sum` to the sum along the tree of fp32 tensors of its shape. write(i, to) writes that of sample i.
 void sum_along_tree(int64_t samples, const at::Tensor& sum,
                     c10::function_ref<void(int64_t sample, const at::Tensor& to)> write);
 

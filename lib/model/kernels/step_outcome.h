@@ -21,8 +21,7 @@ class DeviceOutcome {
   /// losses and of |g|^norm_type over all gradients; local_loss: [] double on the device, this rank's loss.
   void decide(const at::Tensor& sums, const at::Tensor& local_loss, const OutcomeRule& rule);
 
-  /// Returns the factor for the gradients of the last step decided: a double on the device; NaN forbids the
-  /// update.
+  /// Returns the factor for the gradients of the last step: a double on the device; NaN forbids the update.
   at::Tensor gradient_scale() const;
 
   /// Copies the outcome to the host, which waits for the device.

@@ -19,8 +19,7 @@ struct TileRange {
   int64_t end() const { return first + count; }
 };
 
-/// Returns x as a left factor (rows by depth) or a right one (columns by depth); without data if x is
-/// undefined.
+/// Returns x as a left factor (rows by depth) or right one (columns by depth); without data if undefined.
 inline cpu::TileSource tile_source(const at::Tensor& x, cpu::TileSide side) {
   if (!x.defined()) return {};
   FSDP_CHECK(x.stride(1) == 1 || x.stride(0) == 1, x.sizes(), " ", x.strides());
@@ -46,8 +45,7 @@ inline cpu::TileSource tile_part(const cpu::TileSource& from, const TileRange& a
   return part;
 }
 
-/// Rows of a left factor or columns of a right one. `sums` is the position of the first among the sums of its
-/// group.
+/// Rows of a left factor or columns of a right one. `sums` is the first one's position in the group's sums.
 struct TileBlock {
   size_t factor;
   TileRange range;
@@ -60,8 +58,7 @@ struct TileGroup {
   int64_t sums = 0;  ///< rows or columns of sums, in whole tiles
 };
 
-/// Cuts a range of a factor into blocks of approximately `across` rows or columns. Begins a new group after
-/// `most` sums.
+/// Cuts a range into blocks of about `across` rows or columns. Begins a new group after `most` sums.
 inline void append_blocks(std::vector<TileGroup>& groups, size_t factor, const TileRange& range,
                           int64_t across, int64_t most) {
   const int64_t part = equal_part(range.count, across);

@@ -1,10 +1,8 @@
 #pragma once
 
-// Matrix products in blocks by the cores' matrix units (Intel AMX; cpu/tiles.h). libtorch's oneDNN uses them
-// for bf16 only.
+// Matrix products in blocks by the cores' matrix units (Intel AMX; cpu/tiles.h), also for fp32.
 //
-// A number in fp32 is split into three parts in bf16, and a product into six, with an error like that of sums
-// in fp32.
+// A number in fp32 is split into three parts in bf16, a product into six, with an error like fp32 sums'.
 
 #include <ATen/core/Tensor.h>
 

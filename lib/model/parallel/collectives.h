@@ -13,9 +13,8 @@
 //   split               own part         all-gather       outside, whole     -> outside, in parts
 //   gather_alike        all-gather       own part         outside, in parts  -> outside, whole
 //
-// All are collective, in forward and in backward, and require the same graph on every rank. They keep the
-// communicator alive, return x itself for one rank, and wait as Work::wait() does: on a device the stream
-// waits. First derivatives only.
+// All are collective in forward and backward, with the same graph on every rank. They keep the communicator
+// alive, return x itself for one rank, and wait like Work::wait(). First derivatives only.
 
 #include <ATen/core/Tensor.h>
 

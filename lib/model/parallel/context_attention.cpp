@@ -76,8 +76,7 @@ class Layer {
             .log_sums = at::empty({q_.size(0), q_.size(2), q_.size(1)}, options.dtype(at::kFloat))};
   }
 
-  /// Writes attention to `out` if `first`, which is for the first keys of all queries; otherwise merges it
-  /// into `out`.
+  /// Writes attention to `out` if `first` (the queries' first keys); otherwise merges it into `out`.
   void attend(const std::vector<AttentionBlock>& blocks, const at::Tensor& keys_and_values, bool first,
               const AttentionOutputs& out) const {
     for (const AttentionBlock& block : blocks) {

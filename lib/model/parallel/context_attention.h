@@ -13,13 +13,6 @@
 //
 // Between forward and backward each rank keeps only its own queries, keys, values and results. With grouped
 // queries, keys and values are sent without repetition; their gradients are sent in fp32.
-//
-//   collectives of a layer              forward                 backward
-//   gather   all-gathers                1 of 2 e n              1 of 2 e n
-//            reduce-scatters                                    1 of 8 n
-//   ring     shifts                     C - 1 of 2 e n          C - 1 of 2 e n, C - 1 of 8 n
-//
-// Sizes are bytes of a rank's payload, for C ranks with n = B * T / C * kv_heads * head_dim keys of e bytes.
 
 #include <ATen/core/Tensor.h>
 
@@ -45,6 +38,13 @@ struct ContextAttentionOptions {
 /// Returns softmax(q k^T / sqrt(head_dim)) v for this rank's tokens. Supports first derivatives. Collective
 /// over the group of the cut, also in backward. q: [B, T / C, heads, head_dim]; k, v: [B, T / C, kv_heads,
 /// head_dim], where kv_heads divides heads -> like q
+///
+///   collectives of a layer              forward                 backward
+///   gather   all-gathers                1 of 2 e n              1 of 2 e n
+///            reduce-scatters                                    1 of 8 n
+///   ring     shifts                     C - 1 of 2 e n          C - 1 of 2 e n, C - 1 of 8 n
+///
+/// Sizes are bytes of a rank's payload, for C ranks with n = B * T / C * kv_heads * head_dim keys of e bytes.
 at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const ContextAttentionOptions& options);
 

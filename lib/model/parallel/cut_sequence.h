@@ -32,8 +32,7 @@ struct CutSequence {
   std::array<int64_t, 2> chunks_of(int64_t of_rank) const { return {of_rank, 2 * degree - 1 - of_rank}; }
   std::array<int64_t, 2> chunks() const { return chunks_of(rank); }
 
-  /// Returns this rank's part of `whole`, which has all tokens along a dimension. T must be a multiple of 2 *
-  /// degree.
+  /// Returns this rank's part of `whole`, with all tokens along a dimension. Requires: 2 * degree divides T.
   at::Tensor part_of(const at::Tensor& whole, int64_t dimension) const;
   /// Returns the positions in whole sequences of `count` of this rank's `tokens` tokens, from `first` on.
   /// `count` may be one of several equal parts of `tokens`.

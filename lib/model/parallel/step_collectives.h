@@ -1,24 +1,6 @@
 #pragma once
 
 // Collectives that tensor parallelism needs for a micro-batch of a decoder of lib/model/nn, and their bytes.
-//
-// S = rows * tokens * hidden * element_bytes is the activation between two blocks, for M ranks and L layers.
-// Each block has two regions (attention, feed-forward), the embedding leaves one and the head enters one:
-//
-//                          calls                            bytes of a call (a rank's payload, as in traces)
-//   sequence parallelism
-//     all-gathers          forward: 2 L + 1                 S / M
-//                          backward: 2 L + 1                S / M
-//     reduce-scatters      forward: 2 L + 1                 S / M
-//                          backward: 2 L + 1                S / M
-//   otherwise
-//     all-reduces          forward: 2 L + 1                 S
-//                          backward: 2 L + 1                S
-//   the loss, both         all-gathers: loss_chunks         32 for each row of the chunk
-//   recomputed blocks      2 L more all-gathers and reduce-scatters, or all-reduces
-//
-// On the network, an all-gather or reduce-scatter of S / M sends S (M - 1) / M from each rank, and an
-// all-reduce of S twice that. Both forms therefore send the same number of bytes.
 
 #include <cstdint>
 
@@ -46,6 +28,24 @@ struct StepCollectives {
 };
 
 /// Returns the collectives of forward with the loss, and backward.
+///
+/// S = rows * tokens * hidden * element_bytes is the activation between two blocks, for M ranks and L layers.
+/// Each block has two regions (attention, feed-forward), the embedding leaves one and the head enters one:
+///
+///                          calls                            bytes of a call (a rank's payload, as in traces)
+///   sequence parallelism
+///     all-gathers          forward: 2 L + 1                 S / M
+///                          backward: 2 L + 1                S / M
+///     reduce-scatters      forward: 2 L + 1                 S / M
+///                          backward: 2 L + 1                S / M
+///   otherwise
+///     all-reduces          forward: 2 L + 1                 S
+///                          backward: 2 L + 1                S
+///   the loss, both         all-gathers: loss_chunks         32 for each row of the chunk
+///   recomputed blocks      2 L more all-gathers and reduce-scatters, or all-reduces
+///
+/// On the network, an all-gather or reduce-scatter of S / M sends S (M - 1) / M from each rank, and an
+/// all-reduce of S twice that. Both forms therefore send the same number of bytes.
 inline StepCollectives step_collectives(const DecoderStep& step) {
   StepCollectives sums;
   if (step.ranks == 1) return sums;

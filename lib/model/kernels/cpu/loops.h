@@ -171,8 +171,7 @@ struct QuantizedRun {
 
 // ---- exact sums of squares (model/kernels/exact_squares.h)
 
-/// Indices of the counts: multiples of each unit, blocks of terms by their largest unit, and blocks that are
-/// not finite.
+/// Indices of the counts: multiples of each unit, blocks by their largest unit, blocks that are not finite.
 struct SquareCounts {
   static constexpr int kUnits = 22, kBits = 28, kKept = 3;
   static constexpr int kSeen = kUnits, kNotFinite = 2 * kUnits, kNumbers = 2 * kUnits + 1;
@@ -180,8 +179,7 @@ struct SquareCounts {
   static constexpr int exponent(int unit) { return kBits * unit - 324; }
 };
 
-/// All loops of one level, by Element (loops of products in fp32 and bf16 only), and the roundings to bf16
-/// and to fp16.
+/// All loops of one level, by Element (products: fp32 and bf16), and the roundings to bf16 and to fp16.
 struct Level {
   Loops loops[3];
   Packing packing[2];

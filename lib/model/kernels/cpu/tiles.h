@@ -90,8 +90,7 @@ struct TileProduct {
 /// Computes a product. Requires: a TileRegisters exists on this thread.
 void multiply_tiles(const TileProduct& product);
 
-/// Configures this thread's tile registers for multiply_tiles() during the object's lifetime. One object per
-/// thread.
+/// Configures this thread's tile registers for multiply_tiles() in its lifetime. One object per thread.
 class TileRegisters {
  public:
   TileRegisters();

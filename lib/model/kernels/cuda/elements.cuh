@@ -82,8 +82,7 @@ struct AdamTable {
 };
 static_assert(sizeof(AdamTable) <= 4096);
 
-// Adam (model/kernels/adam.h). Elements are independent, so a shard gets the same bits as a whole or in
-// parts.
+// Adam (model/kernels/adam.h). Elements are independent, so a shard gets the same bits whole or in parts.
 template <typename Gradient, typename Shape>
 struct AdamKernel {
   using Arguments = AdamTable;

@@ -85,8 +85,7 @@ struct LongRunsKernel {
     float of_warps[kWarps][kWarp + 1];
   };
 
-  /// Runs with one block per kShortRun-th row: a long run contains such rows, and the first one's block sums
-  /// the run.
+  /// Runs one block per kShortRun-th row: a long run has such rows, and the first one's block sums the run.
   FSDP_DEVICE static void run(const Arguments& a, Shared& shared) {
     const int64_t inside = block() * kShortRun, id = a.ids[inside];
     if (block() > 0 && a.ids[inside - kShortRun] == id) return;

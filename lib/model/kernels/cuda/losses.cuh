@@ -114,8 +114,7 @@ struct LossKernel {
  private:
   static constexpr float kLowest = -3.402823466e+38F;  ///< finite, so that differences to it are numbers
 
-  /// Returns the statistics of these columns to all threads of the block. `target` is its column, if it is
-  /// among them.
+  /// Returns the statistics of these columns to all threads. `target` is its column, if it is among them.
   FSDP_DEVICE static RowStatistics statistics(const Arguments& a, const LooseRow<T, kThreads>& row,
                                               int64_t target, Shared& shared) {
     const T* logits = static_cast<const T*>(a.logits) + block() * a.stride;

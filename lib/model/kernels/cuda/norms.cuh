@@ -143,8 +143,7 @@ struct LayerNormKernel {
   }
 };
 
-/// The gradient is dx = r * (w dy - mean(w dy) - n * mean(w dy * n)), where n = (x - mean) * r and y = n * w
-/// + b.
+/// dx = r * (w dy - mean(w dy) - n * mean(w dy * n)), where n = (x - mean) * r and y = n * w + b.
 struct LayerNormGrad {
   static constexpr int kSums = 2;
 

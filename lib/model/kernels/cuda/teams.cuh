@@ -18,8 +18,7 @@ struct RowShape {
   FSDP_DEVICE static int rank() { return thread() % kTeam; }
   FSDP_DEVICE static int number() { return thread() / kTeam; }
 
-  /// Calls body(v, index) for each pack of the thread: v is its number in the thread, `index` its number
-  /// among the row's `packs`.
+  /// Calls body(v, index) for each pack of the thread, which is its v-th, and `index` of the row's `packs`.
   template <typename Body>
   FSDP_DEVICE static void for_packs(int packs, const Body& body) {
     if constexpr (kVectors > 0) {
@@ -34,8 +33,7 @@ struct RowShape {
   }
 };
 
-/// Calls use(RowShape()) with the shape for rows of `width` elements of T, with at most kMost packs per
-/// thread in registers.
+/// Calls use(RowShape()) with the shape for rows of `width` T, with up to kMost packs a thread in registers.
 template <typename T, int kMost, typename Use>
 void with_row_shape(int64_t width, bool packs_fit, const Use& use) {
   constexpr int kPack = kPackOf<T>;

@@ -52,8 +52,7 @@ FSDP_DEVICE int64_t blocks() { return static_cast<int64_t>(gridDim.x); }
 /// Waits for all threads of the block.
 FSDP_DEVICE void sync_block() { __syncthreads(); }
 
-/// Returns the value of the lane whose number differs in the bits of `mask`. Must be called by all lanes of a
-/// warp.
+/// Returns the value of the lane whose number differs by `mask`. Must be called by all lanes of a warp.
 template <typename T>
 FSDP_DEVICE T shuffle_xor(T value, int mask) {
   return __shfl_xor_sync(0xffffffffU, value, mask);
