@@ -130,6 +130,7 @@ class UnitStorage {
   void keep_gradients_in_place() { gradients_stay_ = true; }
   /// The buffer in which the gradients of the parameters accumulate.
   GradientBuffer& gradients() { return *gradients_; }
+  const GradientBuffer& gradients() const { return *gradients_; }
 
   int64_t slice_shard_bytes() const {
     return slice_shard_.defined() ? static_cast<int64_t>(slice_shard_.nbytes()) : 0;

@@ -121,7 +121,7 @@ TEST_P(WrapOf, SomeUnitsHasTheSizesTheTrafficAndTheMemoryThatTheFormulaGives) {
     for (const auto& unit : engine->units()) {
       const UnitStorage& storage = unit->storage();
       largest =
-          std::max({largest, storage.unsharded_bytes(), storage.gathered_bytes(), storage.gradient_bytes()});
+          std::max({largest, storage.unsharded_bytes(), storage.gathered_bytes(), storage.gradients().nbytes()});
     }
     for (int step = 0; step < 3; ++step) {
       engine->reset_counters();

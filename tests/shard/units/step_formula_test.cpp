@@ -54,7 +54,7 @@ int64_t largest_unit(const Engine& engine) {
     const UnitStorage& storage = unit->storage();
     // Where a unit is not gathered in place, whether a gather is under way is a matter of timing too.
     int64_t gathering = storage.layout().gathers_in_place() ? 0 : storage.gathered_bytes();
-    bytes = std::max({bytes, storage.unsharded_bytes() + gathering, storage.gradient_bytes()});
+    bytes = std::max({bytes, storage.unsharded_bytes() + gathering, storage.gradients().nbytes()});
   }
   return bytes;
 }

@@ -11,7 +11,7 @@
 namespace fsdp::optim {
 namespace {
 
-struct Case {
+struct SixteenBitsCase {
   std::string name;
   at::ScalarType type = at::kBFloat16;
   bool fused = true;
@@ -31,7 +31,7 @@ FlatParameter parameter_in(at::ScalarType type, const OptimizerOptions& options,
   return parameter;
 }
 
-class InSixteenBits : public ::testing::TestWithParam<Case> {
+class InSixteenBits : public ::testing::TestWithParam<SixteenBitsCase> {
  protected:
   static at::ScalarType type() { return GetParam().type; }
   OptimizerOptions options() const {
@@ -53,7 +53,7 @@ class InSixteenBits : public ::testing::TestWithParam<Case> {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, InSixteenBits, ::testing::ValuesIn([] {
-                           std::vector<Case> cases;
+                           std::vector<SixteenBitsCase> cases;
                            for (const char* name : {"adamw", "adam", "sgd", "lion", "adamax", "adagrad",
                                                     "adadelta", "lamb", "adafactor"}) {
                              for (at::ScalarType type : {at::kBFloat16, at::kHalf})
