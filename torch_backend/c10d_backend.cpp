@@ -21,7 +21,7 @@ constexpr int64_t kGroupAddresses = int64_t{1} << 40;
 constexpr int64_t kFewestAddresses = int64_t{1} << 30, kMostAddresses = int64_t{64} << 30;  ///< of one rank
 
 /// The only group that these HostRanks serve.
-constexpr uint64_t kGroupKey = 1;
+constexpr const char* kGroupKey = "c10d";
 
 std::string name_of_group(const c10d::DistributedBackendOptions& group) { return "group " + group.group_id; }
 

@@ -154,7 +154,7 @@ std::string shown(const at::Tensor& tensor) {
 }
 
 TensorCollectives::TensorCollectives(const std::shared_ptr<ShmGroup>& group, std::string name)
-    : group_(group), name_(std::move(name)), communicator_(make_shm_communicator(group, "c10d")) {}
+    : group_(group), name_(std::move(name)), communicator_(make_shm_communicator(group)) {}
 
 CallSite TensorCollectives::site(const at::Tensor& tensor) const {
   return {.unit = shown(tensor), .pass = name_.c_str()};

@@ -2,12 +2,12 @@
 
 // The names of an enum's values, in one table beside the enum, for parsing, help and messages:
 //
-//   enum class Backend { kAuto, kShm };
-//   constexpr auto enum_names(Backend) {  // found by the enum's type, so in the enum's namespace
-//     return std::to_array<util::EnumName<Backend>>({{Backend::kAuto, "auto"}, {Backend::kShm, "shm"}});
+//   enum class Timing { kNow, kLater };
+//   constexpr auto enum_names(Timing) {  // found by the enum's type, so in the enum's namespace
+//     return std::to_array<util::EnumName<Timing>>({{Timing::kNow, "now"}, {Timing::kLater, "later"}});
 //   }
 //
-// Options have the type Named<Backend>, to which C++ programs assign the value or its name. A config key of
+// Options have the type Named<Timing>, to which C++ programs assign the value or its name. A config key of
 // such a type needs only its line KEY(section, field) in setup/config/*_keys.cpp. Its choices are the names
 // in the table (setup/config/keys.h).
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -134,6 +133,11 @@ GroupIdentity GroupIdentity::subgroup(const std::string& its_name, const std::ve
     group.ranks.push_back(ranks[static_cast<size_t>(member)]);
   }
   return group;
+}
+
+std::string SubgroupKeys::next(const std::string& name, const GroupIdentity& subgroup) {
+  const std::string key = util::concat(key_, "/", name, "/", subgroup.key());
+  return util::concat(key, "/", made_[key]++);
 }
 
 GroupIdentity run_identity(const LaunchEnvironment& environment) {

@@ -4,7 +4,9 @@
 // although each rank sees a different part of the failure.
 
 #include <functional>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/util/error.h"
@@ -32,7 +34,22 @@ struct GroupIdentity {
   GroupIdentity subgroup(const std::string& name, const std::vector<int>& members) const;
 };
 
-/// The whole run.
+/// Keys of a group's subgroups in the run. Several subgroups may have one name, and even the same ranks.
+class SubgroupKeys {
+ public:
+  /// `key` is that of the group itself, unique in the run.
+  explicit SubgroupKeys(std::string key) : key_(std::move(key)) {}
+
+  const std::string& of_group() const { return key_; }
+  /// The key of the next subgroup with this name and these ranks; the same on all its ranks, unique in the run.
+  std::string next(const std::string& name, const GroupIdentity& subgroup);
+
+ private:
+  const std::string key_;
+  std::map<std::string, int> made_;
+};
+
+/// The group of all ranks of the run.
 GroupIdentity run_identity(const LaunchEnvironment& environment);
 
 /// "all_gather of model.layers.1 (forward)".

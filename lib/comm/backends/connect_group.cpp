@@ -3,8 +3,6 @@
 #include <chrono>
 #include <utility>
 
-#include "base/util/error.h"
-#include "base/util/hash.h"
 #include "comm/api/forwarding_communicator.h"
 #include "comm/backends/hierarchical_communicator.h"
 #include "comm/gloo/gloo_communicator.h"
@@ -32,15 +30,10 @@ class UnevenCommunicator final : public ForwardingCommunicator {
 
 }  // namespace
 
-Subgroups::Subgroups(RunConnections connections, std::string key)
-    : connections_(std::move(connections)), key_(std::move(key)) {}
-
 std::shared_ptr<Communicator> Subgroups::connect(const GroupIdentity& of, const std::string& name,
                                                  const std::vector<int>& ranks) {
-  // Several groups may have this name, of other ranks or of the same.
   GroupIdentity identity = of.subgroup(name, ranks);
-  std::string key = util::concat(key_, "/", name, "/", identity.key());
-  key += util::concat("/", made_[key]++);
+  const std::string key = keys_.next(name, identity);
   return connect_group(connections_, std::move(identity), key);
 }
 
@@ -55,9 +48,8 @@ std::unique_ptr<Communicator> connect_group(const RunConnections& connections, G
     return with_groups_by_host(std::move(over_network), connections, std::move(identity), key);
   }
   const double timeout_seconds = std::chrono::duration<double>(connections.gloo.timeout).count();
-  auto group =
-      ShmGroup::connect(connections.host, std::move(identity), timeout_seconds, util::hash_of(0, key));
-  return make_shm_communicator(std::move(group), key);
+  return make_shm_communicator(
+      ShmGroup::connect(connections.host, std::move(identity), timeout_seconds, key));
 }
 
 std::unique_ptr<Communicator> with_groups_by_host(std::unique_ptr<Communicator> over_network,

@@ -2,9 +2,9 @@
 
 // Which communicator connects a group of the run's ranks: it depends on the hosts that they are on.
 
-#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/api/communicator.h"
@@ -37,7 +37,8 @@ std::unique_ptr<Communicator> with_groups_by_host(std::unique_ptr<Communicator> 
 class Subgroups {
  public:
   /// `key`: that of the group itself.
-  Subgroups(RunConnections connections, std::string key);
+  Subgroups(RunConnections connections, std::string key)
+      : connections_(std::move(connections)), keys_(std::move(key)) {}
 
   /// Collective over the ranks, which are numbered as in `of`.
   std::shared_ptr<Communicator> connect(const GroupIdentity& of, const std::string& name,
@@ -45,8 +46,7 @@ class Subgroups {
 
  private:
   const RunConnections connections_;
-  const std::string key_;
-  std::map<std::string, int> made_;
+  SubgroupKeys keys_;
 };
 
 }  // namespace fsdp::comm

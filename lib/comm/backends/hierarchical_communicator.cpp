@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "base/util/error.h"
-#include "base/util/hash.h"
 #include "comm/api/memory_operations.h"
 #include "comm/gloo/gloo_exchange.h"
 #include "comm/shm/shm_communicator.h"
@@ -59,9 +58,8 @@ class HierarchicalCommunicator final : public Communicator {
     const std::vector<int>& here = layout_.members[static_cast<size_t>(host_)];
     GroupIdentity local = identity_.subgroup("host", here);
     const std::string local_key = util::concat(key_, "/host/", local.ranks.front());
-    shm_ = ShmGroup::connect(connections_.host, std::move(local), timeout_seconds(),
-                             util::hash_of(0, local_key));
-    local_ = make_shm_communicator(shm_, local_key);
+    shm_ = ShmGroup::connect(connections_.host, std::move(local), timeout_seconds(), local_key);
+    local_ = make_shm_communicator(shm_);
     try {
       const std::string cross_key = util::concat(key_, "/cross/", place_);
       if (connections_.mpi) {

@@ -4,24 +4,25 @@
 
 #include "comm/api/activity.h"
 #include "comm/api/communicator.h"
+#include "comm/api/host_identity.h"
 #include "comm/api/launch_environment.h"
 #include "comm/options/options.h"
-#include "comm/shm/host_ranks.h"
 
 namespace fsdp::comm {
 
-/// This process's place in the run: that of MPI with a backend over MPI, else read_launch_environment(). Throws Error(kUsage); see MpiRun.
+/// This process's place in the run: the one that MPI reports with a backend over MPI, otherwise
+/// read_launch_environment(). Throws Error(kUsage); see MpiRun.
 LaunchEnvironment launch_environment(const CommOptions& options);
 
-/// The communicator of all processes of the run; its collectives run beside the caller. Collective. For errors
-/// see join_run_store() and make_gloo_communicator(), for destruction make_queued_communicator(). `activity`,
-/// if any, records every collective. `host` is the identity of this process's host.
+/// The communicator of all processes of the run; its collectives run beside the caller. Collective. Errors are
+/// those of join_run_store() and make_gloo_communicator(); destruction is as for make_queued_communicator().
+/// `activity`, if any, records every collective. `host` identifies this process's host.
 ///
-/// Backend "auto" is shared memory when all processes are on one host, hierarchical when they are on several
-/// hosts with the same number on each, 2 or more; else gloo, and rank 0 logs why. Backends "shm" and
-/// "hierarchical" throw Error(kUsage) when they are not possible.
+/// options/backend.h describes the backends. Rank 0 logs why "auto" is gloo. Backends "shm" and "hierarchical" throw
+/// Error(kUsage) when the ranks' hosts do not allow them.
 ///
-/// Backend "mpi" needs processes that a launcher of MPI has started, and takes their ranks from MPI, whatever `environment` says.
+/// Backends over MPI need processes that a launcher of MPI has started. They take the ranks from MPI and ignore
+/// `environment`.
 ///
 /// With a `device` the communicator also accepts tensors of the device (make_device_communicator()). They are
 /// exchanged over NCCL with "auto" and "nccl" if each rank has a separate GPU; if not, "nccl" throws
@@ -29,7 +30,6 @@ LaunchEnvironment launch_environment(const CommOptions& options);
 std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environment,
                                                 const CommOptions& options,
                                                 std::shared_ptr<Activity> activity = nullptr,
-                                                const HostRanks::Options& host = {},
-                                                at::Device device = at::kCPU);
+                                                const HostOptions& host = {}, at::Device device = at::kCPU);
 
 }  // namespace fsdp::comm

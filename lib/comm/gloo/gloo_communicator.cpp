@@ -4,7 +4,6 @@
 #include <ATen/ops/from_blob.h>
 
 #include <cstdint>
-#include <map>
 #include <stdexcept>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "base/util/error.h"
 #include "base/util/limits.h"
 #include "base/util/text.h"
+#include "comm/api/connect.h"
 #include "comm/api/memory_operations.h"
 #include "comm/gloo/gloo_exchange.h"
 
@@ -38,7 +38,7 @@ at::Tensor borrowed_bytes(const at::Tensor& tensor) { return borrowed(tensor).vi
 class GlooCommunicator final : public Communicator {
  public:
   GlooCommunicator(GlooPlace place, GroupIdentity identity, std::string prefix)
-      : place_(std::move(place)), identity_(std::move(identity)), prefix_(std::move(prefix)) {}
+      : place_(std::move(place)), identity_(std::move(identity)), keys_(std::move(prefix)) {}
 
   ~GlooCommunicator() override {
     // The destructor of a group with a lost peer may never return; the process is about to end anyway.
@@ -47,7 +47,7 @@ class GlooCommunicator final : public Communicator {
 
   /// Collective over the members.
   void connect() {
-    process_group_ = connect_gloo(place_, prefix_, rank(), world_size());
+    process_group_ = connect_gloo(place_, keys_.of_group(), rank(), world_size());
     exchange_ = std::make_unique<GlooExchange>(process_group_, place_.is_broken_off);
   }
 
@@ -55,7 +55,7 @@ class GlooCommunicator final : public Communicator {
     failed_ = true;
     FailureSight sight{.timeout = says_timeout(cause), .what = description, .cause = first_line(cause)};
     sight.closed = !sight.timeout;
-    GroupFailure failure = share_failure(place_.store, prefix_, identity_, sight, [] {});
+    GroupFailure failure = share_failure(place_.store, keys_.of_group(), identity_, sight, [] {});
     failure.timeout_seconds = std::chrono::duration<double>(place_.timeout).count();
     fail_group(identity_, description, failure);
   }
@@ -156,10 +156,8 @@ class GlooCommunicator final : public Communicator {
   }
 
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
-    // Several groups may have this name, of other ranks or of the same.
     GroupIdentity identity = identity_.subgroup(name, ranks);
-    std::string prefix = util::concat(prefix_, "/", name, "/", identity.key());
-    prefix += util::concat("/", groups_made_[prefix]++);
+    const std::string prefix = keys_.next(name, identity);
     return make_gloo_group(place_, std::move(identity), prefix);
   }
 
@@ -219,12 +217,11 @@ class GlooCommunicator final : public Communicator {
 
   const GlooPlace place_;
   const GroupIdentity identity_;
-  const std::string prefix_;  ///< in the store, unique to the group
+  SubgroupKeys keys_;  ///< prefixes in the store
   c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group_;
   std::unique_ptr<GlooExchange> exchange_;  ///< over the same connections
   bool failed_ = false;
   at::Tensor received_;
-  std::map<std::string, int> groups_made_;  ///< by prefix in the store
 };
 
 }  // namespace
@@ -244,6 +241,10 @@ std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& en
                " (GLOO_SOCKET_IFNAME chooses another network interface)");
   }
   return communicator;
+}
+
+std::unique_ptr<Communicator> connect_over_gloo(RunToConnect run) {
+  return make_gloo_communicator(run.environment, run.options, std::move(run.store));
 }
 
 std::unique_ptr<Communicator> make_gloo_group(const GlooPlace& place, GroupIdentity identity,

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <exception>
-#include <map>
 #include <utility>
 
 #include "base/util/error.h"
+#include "comm/api/connect.h"
 #include "comm/api/memory_operations.h"
 
 namespace fsdp::comm {
@@ -126,10 +126,8 @@ class MpiCommunicator final : public Communicator {
   }
 
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
-    // Several groups may have this name, of other ranks or of the same.
     GroupIdentity identity = group_->identity().subgroup(name, ranks);
-    std::string prefix = util::concat(group_->prefix(), "/", name, "/", identity.key());
-    prefix += util::concat("/", groups_made_[prefix]++);
+    const std::string prefix = keys_.next(name, identity);
     return std::make_shared<MpiCommunicator>(
         std::make_unique<MpiGroup>(*group_, ranks, std::move(identity), prefix));
   }
@@ -259,7 +257,7 @@ class MpiCommunicator final : public Communicator {
   const std::unique_ptr<MpiGroup> group_;
   std::vector<int> others_;  ///< all ranks but this one
   at::Tensor received_, padded_;
-  std::map<std::string, int> groups_made_;
+  SubgroupKeys keys_{group_->prefix()};
   std::exception_ptr failure_;  ///< the first
 };
 
@@ -320,6 +318,10 @@ std::unique_ptr<MpiGroup> make_mpi_world(const MpiPlace& place) {
 
 std::unique_ptr<Communicator> make_mpi_communicator(const MpiPlace& place) {
   return std::make_unique<MpiCommunicator>(make_mpi_world(place));
+}
+
+std::unique_ptr<Communicator> connect_over_mpi(RunToConnect run) {
+  return make_mpi_communicator({&MpiRun::get(), std::move(run.store), run.options.timeout()});
 }
 
 std::unique_ptr<Communicator> make_mpi_group(MpiGroup& world, GroupIdentity identity,

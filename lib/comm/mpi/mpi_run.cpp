@@ -14,8 +14,8 @@
 
 #include "base/util/error.h"
 #include "base/util/text.h"
+#include "comm/api/host_identity.h"
 #include "comm/mpi/mpi_store.h"
-#include "comm/shm/host_ranks.h"
 
 namespace fsdp::comm {
 namespace {

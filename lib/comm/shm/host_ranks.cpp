@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -132,22 +131,7 @@ std::vector<Offer> exchange_offers(const LaunchEnvironment& environment, RunStor
   return nlohmann::json::from_cbor(all).get<std::vector<Offer>>();
 }
 
-/// The target of a link in /proc/self/ns.
-std::string namespace_of(const char* path) {
-  char text[64];
-  const ssize_t length = ::readlink(path, text, sizeof(text));
-  return length > 0 ? std::string(text, static_cast<size_t>(length)) : std::string();
-}
-
 }  // namespace
-
-HostIdentity HostIdentity::read() {
-  HostIdentity identity;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> identity.boot_id;
-  identity.pid_namespace = namespace_of("/proc/self/ns/pid");
-  identity.network_namespace = namespace_of("/proc/self/ns/net");
-  return identity;
-}
 
 /// At the beginning of each segment, in the control part.
 struct HostRanks::Board {

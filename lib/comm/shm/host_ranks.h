@@ -6,29 +6,18 @@
 #include <sys/types.h>
 
 #include <atomic>
-#include <compare>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "comm/api/host_identity.h"
 #include "comm/api/launch_environment.h"
 #include "comm/api/run_store.h"
 #include "comm/shm/shared_segment.h"
 
 namespace fsdp::comm {
-
-/// Distinguishes hosts. Containers of one host that cannot see each other's processes or that have separate
-/// network addresses count as separate hosts.
-struct HostIdentity {
-  std::string boot_id;            ///< /proc/sys/kernel/random/boot_id
-  std::string pid_namespace;      ///< /proc/self/ns/pid
-  std::string network_namespace;  ///< /proc/self/ns/net
-
-  static HostIdentity read();
-  auto operator<=>(const HostIdentity&) const = default;
-};
 
 /// Where all ranks of the run are.
 struct HostRoll {
@@ -44,10 +33,7 @@ HostRoll call_the_roll(const LaunchEnvironment& environment, RunStore& store, co
 
 class HostRanks {
  public:
-  struct Options {
-    HostIdentity identity = HostIdentity::read();
-    int64_t segment_bytes = 0;  ///< address space of each rank's segment; 0: twice the host's memory
-  };
+  using Options = HostOptions;
 
   struct Meeting {
     std::shared_ptr<HostRanks> ranks;  ///< null if the ranks of any host cannot share memory

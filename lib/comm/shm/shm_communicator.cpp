@@ -5,13 +5,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "base/util/error.h"
-#include "base/util/hash.h"
 #include "comm/api/group_failure.h"
 #include "comm/api/memory_operations.h"
 #include "comm/shm/common_places.h"
@@ -65,9 +63,8 @@ struct Call {
 /// read. Other and small tensors are copied through the ranks' stages, with one meeting per piece.
 class ShmCommunicator final : public Communicator, private CommonMemory {
  public:
-  ShmCommunicator(std::shared_ptr<ShmGroup> group, std::string key)
+  explicit ShmCommunicator(std::shared_ptr<ShmGroup> group)
       : group_(std::move(group)),
-        key_(std::move(key)),
         common_(std::make_shared<CommonPlaces>(group_->host(), group_->identity().ranks.front(),
                                                group_->identity().size())) {}
 
@@ -256,12 +253,9 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
 
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     GroupIdentity identity = group_->identity().subgroup(name, ranks);
-    // Several groups may have this name, of other ranks or of the same.
-    std::string key = util::concat(key_, "/", name, "/", identity.key());
-    key += util::concat("/", groups_made_[key]++);
-    auto group = ShmGroup::connect(group_->host(), std::move(identity), group_->timeout_seconds(),
-                                   util::hash_of(0, key));
-    return std::make_shared<ShmCommunicator>(std::move(group), std::move(key));
+    const std::string key = keys_.next(name, identity);
+    return std::make_shared<ShmCommunicator>(
+        ShmGroup::connect(group_->host(), std::move(identity), group_->timeout_seconds(), key));
   }
 
  private:
@@ -366,9 +360,8 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
   }
 
   std::shared_ptr<ShmGroup> group_;
-  std::string key_;  ///< unique to this group in the run
   std::shared_ptr<CommonPlaces> common_;
-  std::map<std::string, int> groups_made_;
+  SubgroupKeys keys_{group_->key()};
 };
 
 }  // namespace
@@ -387,8 +380,8 @@ at::Tensor allocate_shared(const HostRanks& host, int64_t numel, at::ScalarType 
   return at::empty({0}, options).set_(storage, 0, {numel}, {1});
 }
 
-std::unique_ptr<Communicator> make_shm_communicator(std::shared_ptr<ShmGroup> group, std::string key) {
-  return std::make_unique<ShmCommunicator>(std::move(group), std::move(key));
+std::unique_ptr<Communicator> make_shm_communicator(std::shared_ptr<ShmGroup> group) {
+  return std::make_unique<ShmCommunicator>(std::move(group));
 }
 
 }  // namespace fsdp::comm

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/util/error.h"
+#include "base/util/hash.h"
 #include "base/util/text.h"
 
 namespace fsdp::comm {
@@ -57,14 +58,18 @@ struct ShmGroup::Control {
 };
 
 ShmGroup::ShmGroup(std::shared_ptr<HostRanks> host, GroupIdentity identity, double timeout_seconds,
-                   uint64_t key)
-    : host_(std::move(host)), identity_(std::move(identity)), timeout_seconds_(timeout_seconds), key_(key) {
+                   std::string key)
+    : host_(std::move(host)),
+      identity_(std::move(identity)),
+      timeout_seconds_(timeout_seconds),
+      key_(std::move(key)),
+      number_(util::hash_of(0, key_)) {
   // If ranks share cores, a spinning rank may keep the rank that it waits for from running.
   spins_ = host_->host_size() <= usable_cores() ? kSpins : 0;
 }
 
 std::unique_ptr<ShmGroup> ShmGroup::connect(std::shared_ptr<HostRanks> host, GroupIdentity identity,
-                                            double timeout_seconds, uint64_t key) {
+                                            double timeout_seconds, const std::string& key) {
   std::unique_ptr<ShmGroup> group(new ShmGroup(std::move(host), std::move(identity), timeout_seconds, key));
   if (group->identity_.rank > 0) {
     group->find_control();
@@ -75,17 +80,17 @@ std::unique_ptr<ShmGroup> ShmGroup::connect(std::shared_ptr<HostRanks> host, Gro
   try {
     group->meet({}, "connecting");
   } catch (...) {
-    group->host_->take_down(key);
+    group->host_->take_down(group->number_);
     throw;
   }
-  group->host_->take_down(key);
+  group->host_->take_down(group->number_);
   return group;
 }
 
 ShmGroup::~ShmGroup() {
   if (control_ == nullptr) return;
   // Others may still read the last record and stage of this rank, and write to the control block.
-  const auto unused = [control = control_, key = key_, size = identity_.size()] {
+  const auto unused = [control = control_, key = number_, size = identity_.size()] {
     if (control->key.load() != key) return true;
     const auto* members = reinterpret_cast<const Member*>(control + 1);
     return std::all_of(members, members + size, [](const Member& one) { return one.left.load() != 0; });
@@ -110,8 +115,8 @@ void ShmGroup::make_control() {
   }
   std::memset(control_block_->data(), 0, bytes);
   control_ = static_cast<Control*>(control_block_->data());
-  control_->key.store(key_);
-  host_->post(key_, control_block_->offset);
+  control_->key.store(number_);
+  host_->post(number_, control_block_->offset);
 }
 
 void ShmGroup::find_control() {
@@ -119,7 +124,7 @@ void ShmGroup::find_control() {
   const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_seconds_);
   for (;;) {
     const uint32_t changes = host_->posts(maker).load();
-    const int64_t offset = host_->posted(maker, key_);
+    const int64_t offset = host_->posted(maker, number_);
     if (offset >= 0) {
       control_ = reinterpret_cast<Control*>(host_->of(maker).data() + offset);
       return;

@@ -41,12 +41,13 @@ class ShmGroup {
   /// Collective over the members: the first makes the control block, the others find it by `key`, which must
   /// be unique to this group in the run.
   static std::unique_ptr<ShmGroup> connect(std::shared_ptr<HostRanks> host, GroupIdentity identity,
-                                           double timeout_seconds, uint64_t key);
+                                           double timeout_seconds, const std::string& key);
   ~ShmGroup();
   ShmGroup(const ShmGroup&) = delete;
   ShmGroup& operator=(const ShmGroup&) = delete;
 
   const GroupIdentity& identity() const { return identity_; }
+  const std::string& key() const { return key_; }
   const std::shared_ptr<HostRanks>& host() const { return host_; }
   double timeout_seconds() const { return timeout_seconds_; }
   /// Of the meetings from now on; each rank has its own.
@@ -70,7 +71,7 @@ class ShmGroup {
  private:
   struct Member;
   struct Control;
-  ShmGroup(std::shared_ptr<HostRanks> host, GroupIdentity identity, double timeout_seconds, uint64_t key);
+  ShmGroup(std::shared_ptr<HostRanks> host, GroupIdentity identity, double timeout_seconds, std::string key);
   void make_control();
   void find_control();
   Member& member(int rank) const;
@@ -86,8 +87,9 @@ class ShmGroup {
   std::shared_ptr<HostRanks> host_;
   GroupIdentity identity_;
   double timeout_seconds_;
-  uint64_t key_;
-  int spins_ = 0;  ///< checks of the round before sleeping
+  std::string key_;
+  uint64_t number_;  ///< hash of the key
+  int spins_ = 0;    ///< checks of the round before sleeping
   Control* control_ = nullptr;
   std::unique_ptr<SharedSegment::Block> control_block_;  ///< on the first rank
   std::unique_ptr<SharedSegment::Block> stage_, former_stage_;

@@ -8,7 +8,7 @@
 //       ^                           | a worker failed, a node was lost, left or joined
 //       +--- restarts are left --- stopping --- none is left ---> over
 //
-// With Backend::kStatic nodes keep their given ranks, and all nodes must join. With kC10d the host has node
+// With RendezvousKind::kStatic nodes keep their given ranks, and all must join. With kC10d the host has node
 // rank 0, and the other nodes follow in the order of joining. A round starts when the maximum number of nodes
 // has joined, or at the end of the last call after the minimum has joined. Nodes beyond the maximum wait as
 // spares.
@@ -119,7 +119,7 @@ class Coordinator {
   // A run may have ten thousand nodes: events of one node must not loop over all nodes, unless all must be
   // told.
   std::map<int, Node> nodes_;             ///< keyed by id, ascending in the order of joining
-  std::map<int, int> ids_by_node_rank_;   ///< only with Backend::kStatic
+  std::map<int, int> ids_by_node_rank_;   ///< only with RendezvousKind::kStatic
   std::map<int, int> ids_by_first_rank_;  ///< nodes in the round
   int leaving_ = 0;                       ///< number of nodes that were told to stop
   int running_ = 0;                       ///< number of nodes in the round with workers that have not ended

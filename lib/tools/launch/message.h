@@ -37,7 +37,7 @@ inline constexpr int kMessageVersion = 3;
 struct NodeInfo {
   std::string host;
   int pid = 0;
-  int node_rank = 0;  ///< number given by the user; ignored with Backend::kC10d
+  int node_rank = 0;  ///< number given by the user; ignored with RendezvousKind::kC10d
   int workers = 1;
   bool is_host = false;   ///< whether the coordinator runs in this process
   std::string address{};  ///< address given by the user, where other nodes reach it

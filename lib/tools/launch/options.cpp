@@ -228,9 +228,9 @@ NumaBinding numa_binding_from_text(const std::string& text) {
   refuse_option("--numa-binding must be node, socket, exclusive or core-complex, but is \"", text, "\"");
 }
 
-RendezvousOptions::Backend backend_from_text(const std::string& text) {
-  if (text == "static") return RendezvousOptions::Backend::kStatic;
-  if (text == "c10d") return RendezvousOptions::Backend::kC10d;
+RendezvousKind backend_from_text(const std::string& text) {
+  if (text == "static") return RendezvousKind::kStatic;
+  if (text == "c10d") return RendezvousKind::kC10d;
   refuse_option("--rdzv-backend must be static or c10d, but is \"", text, "\"");
 }
 

@@ -39,14 +39,16 @@ enum class NumaBinding {
   kCoreComplex,  ///< cores that share one L3 cache in its NUMA node
 };
 
+/// The rule that gives nodes their ranks (--rdzv-backend).
+enum class RendezvousKind {
+  kStatic,  ///< every node is given its rank; node 0 is the host
+  kC10d,    ///< ranks in the order of joining; the node with the endpoint's address is the host
+};
+
 /// How the nodes of a run find each other.
 struct RendezvousOptions {
-  enum class Backend {
-    kStatic,  ///< every node is given its rank; node 0 is the host
-    kC10d,    ///< ranks in the order of joining; the node with the endpoint's address is the host
-  };
-  Backend backend = Backend::kStatic;
-  bool is_static() const { return backend == Backend::kStatic; }
+  RendezvousKind backend = RendezvousKind::kStatic;
+  bool is_static() const { return backend == RendezvousKind::kStatic; }
   std::string host;  ///< host of the endpoint
   int port = 0;
   std::string id;                          ///< the same on every node; empty: "none"
@@ -115,7 +117,7 @@ std::vector<int> signals_from_text(const std::string& text);
 NumaBinding numa_binding_from_text(const std::string& text);
 
 /// A backend: "static" or "c10d".
-RendezvousOptions::Backend backend_from_text(const std::string& text);
+RendezvousKind backend_from_text(const std::string& text);
 
 /// Sets options.host and options.port from "host:29400", "host" (default_port) or "[::1]:29400". "" changes
 /// nothing.

@@ -205,8 +205,7 @@ int most_shards(const std::vector<UnitSizes>& units) {
 }
 
 bool shares_memory(const config::Config& config, const std::vector<UnitSizes>& units) {
-  return config.comm.backend != comm::Backend::kGloo && config.comm.backend != comm::Backend::kMpi &&
-         most_shards(units) > 1;
+  return comm::row_of(config.comm.backend).traits.shares_memory && most_shards(units) > 1;
 }
 
 /// The memory that ranks gather into together is no tensor, beside which the allocator would hold free blocks for reuse.

@@ -14,7 +14,7 @@ namespace fsdp::simulate {
 struct Cluster {
   comm::MeshShape mesh = {};
   int64_t ranks_of_host = 0;  ///< 0: all are on one
-  comm::Backend backend = comm::Backend::kNccl;
+  comm::Backend backend = {};
   NetworkTable network = {};
   double cores_of_rank = 0;  ///< that compute and communication share; 0: they share none
   int64_t threads = 1;       ///< of the compute

@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string_view>
 
 #include "base/util/error.h"
 
 namespace fsdp::simulate {
 namespace {
-
-using comm::Backend;
 
 /// What shm copies through stages with one meeting (comm/shm/shm_communicator.cpp).
 constexpr double kSmallBytes = 32 << 10;
@@ -37,14 +36,6 @@ Stage transfer(const NetworkTable& network, Level level, double steps, double by
   return stage;
 }
 
-Cost with_base(Cost cost, const NetworkTable& network) {
-  if (!cost.empty()) {
-    cost.front().delay_seconds += network.base_seconds;
-    cost.front().core_seconds += network.core_seconds;
-  }
-  return cost;
-}
-
 /// The ranks of a host meet so many times, and their cores work for so long.
 Stage meetings(const NetworkTable& network, double count, double core_seconds) {
   Stage stage = transfer(network, Level::kInside, count, 0);
@@ -56,11 +47,12 @@ void add_meetings(Stage& stage, const NetworkTable& network, double count) {
   stage.delay_beside_compute += count * network.inside.latency_beside_compute;
 }
 
-/// Of `ranks` ranks that share memory.
-Cost shared_memory(CollectiveKind kind, double bytes, double ranks, const NetworkTable& network) {
+/// Ranks that share memory.
+Cost shared_memory(const CollectiveCall& call, const NetworkTable& network) {
+  const double ranks = call.group.ranks, bytes = call.bytes;
   const auto copies = [&](double count) { return over(count, network.copy_bytes_per_second); };
   const auto sums = [&](double count) { return over(count, network.sum_bytes_per_second); };
-  switch (kind) {
+  switch (call.kind) {
     case CollectiveKind::kAllGather:
       if (bytes <= kSmallBytes) return {meetings(network, 1, copies(ranks * bytes))};
       return {meetings(network, 2, copies(bytes))};
@@ -214,6 +206,36 @@ Cost nccl(const CollectiveCall& call, const NetworkTable& network) {
   return best;
 }
 
+using CostFunction = Cost(const CollectiveCall&, const NetworkTable&);
+
+template <CostFunction* cost>
+Cost on_cores(const CollectiveCall& call, const NetworkTable& network) {
+  Cost stages = cost(call, network);
+  if (!stages.empty()) {
+    stages.front().delay_seconds += network.base_seconds;
+    stages.front().core_seconds += network.core_seconds;
+  }
+  return stages;
+}
+
+/// A hierarchy over `network_cost`, and what becomes of it in groups of one host or of one rank a host.
+template <CostFunction* network_cost>
+Cost by_hosts(const CollectiveCall& call, const NetworkTable& network) {
+  if (call.group.hosts() == 1) return shared_memory(call, network);
+  return (call.group.ranks_of_host == 1 ? network_cost : hierarchical)(call, network);
+}
+
+struct BackendCost {
+  std::string_view backend;
+  CostFunction* cost;
+};
+constexpr BackendCost kBackendCosts[] = {{"shm", on_cores<shared_memory>},
+                                         {"gloo", on_cores<gloo>},
+                                         {"mpi", on_cores<mpi>},
+                                         {"hierarchical", on_cores<by_hosts<gloo>>},
+                                         {"hierarchical_mpi", on_cores<by_hosts<mpi>>},
+                                         {"nccl", nccl}};
+
 }  // namespace
 
 double Stage::bytes_at(Level level) const {
@@ -221,29 +243,11 @@ double Stage::bytes_at(Level level) const {
   return bytes[static_cast<size_t>(level)];
 }
 
-Cost cost_of(const CollectiveCall& call, Backend backend, const NetworkTable& network) {
+Cost cost_of(const CollectiveCall& call, comm::Backend backend, const NetworkTable& network) {
   if (call.group.ranks < 2) return {};
-  switch (backend) {
-    case Backend::kShm:
-      return with_base(shared_memory(call.kind, call.bytes, call.group.ranks, network), network);
-    case Backend::kGloo:
-      return with_base(gloo(call, network), network);
-    case Backend::kMpi:
-      return with_base(mpi(call, network), network);
-    case Backend::kHierarchical:
-    case Backend::kHierarchicalMpi:
-      if (call.group.hosts() == 1) {
-        return with_base(shared_memory(call.kind, call.bytes, call.group.ranks, network), network);
-      }
-      if (call.group.ranks_of_host == 1) {
-        return with_base(backend == Backend::kHierarchicalMpi ? mpi(call, network) : gloo(call, network),
-                         network);
-      }
-      return with_base(hierarchical(call, network), network);
-    case Backend::kNccl:
-      return nccl(call, network);
-    case Backend::kAuto:
-      break;
+  const std::string_view name = comm::row_of(backend).name;
+  for (const BackendCost& row : kBackendCosts) {
+    if (row.backend == name) return row.cost(call, network);
   }
   util::fail(util::ErrorKind::kUnexpected, "a collective needs a backend");
 }

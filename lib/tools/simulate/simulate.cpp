@@ -12,7 +12,6 @@
 namespace fsdp::simulate {
 namespace {
 
-using comm::Backend;
 using util::ErrorKind;
 using util::fail;
 
@@ -67,7 +66,7 @@ NetworkTable network_of_gpus(const plan::PlanOptions& machines, const Simulation
   return network;
 }
 
-NetworkTable measured_network(const Calibration& calibration, Backend backend,
+NetworkTable measured_network(const Calibration& calibration, comm::Backend backend,
                               const SimulationOptions& options) {
   const auto found = calibration.networks.find(util::name_of(backend));
   if (found == calibration.networks.end()) {
@@ -109,14 +108,6 @@ config::Config config_for(config::Config config, const SimulationOptions& option
   return config;
 }
 
-Backend backend_of(const config::Config& config, int64_t world_size, int64_t ranks_of_host, bool on_device) {
-  const Backend given = config.comm.backend;
-  if (given != Backend::kAuto) return given;
-  if (on_device) return Backend::kNccl;
-  if (ranks_of_host == 0 || ranks_of_host >= world_size) return Backend::kShm;
-  return ranks_of_host > 1 && world_size % ranks_of_host == 0 ? Backend::kHierarchical : Backend::kGloo;
-}
-
 std::string Simulation::bound() const {
   std::string name = "nothing";
   double most = 0;
@@ -146,7 +137,7 @@ Simulation simulate(const plan::Plan& plan, const SimulationOptions& options) {
   Cluster& cluster = simulation.cluster;
   cluster.mesh = plan.mesh;
   cluster.ranks_of_host = ranks_of_host;
-  cluster.backend = backend_of(config, world, ranks_of_host, pass.on_device());
+  cluster.backend = comm::backend_in_use(config.comm.backend, world, ranks_of_host, pass.on_device());
   if (options.calibration.empty()) {
     simulation.compute = table_of_gpu(plan.machines, config);
     cluster.network = network_of_gpus(plan.machines, options);

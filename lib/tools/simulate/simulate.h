@@ -63,10 +63,6 @@ struct Simulation {
 /// neither a calibration nor a GPU is given.
 Simulation simulate(const plan::Plan& plan, const SimulationOptions& options);
 
-/// The backend that "auto" is on such ranks.
-comm::Backend backend_of(const config::Config& config, int64_t world_size, int64_t ranks_of_host,
-                         bool on_device);
-
 /// For people.
 std::string simulation_text(const plan::Plan& plan, const Simulation& simulation);
 /// One JSON object, with a line end.

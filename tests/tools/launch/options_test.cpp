@@ -93,7 +93,7 @@ TEST(LaunchOptions, FitReplicasToTheWorkersAndNodes) {
   EXPECT_THAT(refusal(options), HasSubstr("--master-port"));
   options.master_port = 0;
   options.nnodes = {1, 2};
-  options.rendezvous.backend = RendezvousOptions::Backend::kC10d;
+  options.rendezvous.backend = RendezvousKind::kC10d;
   options.rendezvous.host = "host0";
   options.rendezvous.port = 1;
   EXPECT_THAT(refusal(options), HasSubstr("--replica-size requires --nnodes N"));
@@ -109,7 +109,7 @@ TEST(LaunchOptions, NeedAMeetingPlaceForSeveralNodes) {
   LaunchOptions options = valid_options();
   options.nnodes = {1, 2};
   EXPECT_THAT(refusal(options), HasSubstr("--rdzv-backend c10d"));
-  options.rendezvous.backend = RendezvousOptions::Backend::kC10d;
+  options.rendezvous.backend = RendezvousKind::kC10d;
   EXPECT_THAT(refusal(options), HasSubstr("--rdzv-endpoint"));
   options.rendezvous.host = "host0";
   EXPECT_THAT(refusal(options), HasSubstr("--rdzv-endpoint"));

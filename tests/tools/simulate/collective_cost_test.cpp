@@ -104,6 +104,17 @@ TEST(CollectiveCost, OfAGroupOfOneIsNothing) {
   EXPECT_TRUE(cost_of({.bytes = 1e6, .group = {}}, Backend::kNccl, slow()).empty());
 }
 
+TEST(CollectiveCost, IsKnownForEveryBackendThatARunUses) {
+  const CollectiveCall call{.bytes = 1e6, .group = {.ranks = 4, .ranks_of_host = 2}};
+  for (const comm::BackendRow& row : comm::backends()) {
+    if (row.backend == Backend::kAuto) {
+      EXPECT_THROW(cost_of(call, row.backend, slow()), util::Error);
+    } else {
+      EXPECT_FALSE(cost_of(call, row.backend, slow()).empty()) << row.name;
+    }
+  }
+}
+
 TEST(Networks, HaveTheirRateInTheirName) {
   for (const NetworkPreset& preset : network_presets()) {
     const std::string name(preset.name);

@@ -12,7 +12,6 @@
 #include <exception>
 #include <future>
 #include <iostream>
-#include <map>
 #include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -119,19 +118,19 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(const NcclPlace& place, std::string prefix) : place_(place), prefix_(std::move(prefix)) {
+  NcclCommunicator(const NcclPlace& place, std::string prefix) : place_(place), keys_(std::move(prefix)) {
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
     options->timeout = place.timeout;
-    options->group_name = prefix_;
+    options->group_name = keys_.of_group();
     for (int member : place.identity.ranks)
       options->global_ranks_in_group.push_back(static_cast<uint64_t>(member));
     group_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(
-        c10::make_intrusive<c10d::PrefixStore>(prefix_, place.store), rank(), world_size(),
+        c10::make_intrusive<c10d::PrefixStore>(keys_.of_group(), place.store), rank(), world_size(),
         std::move(options));
     guard_ = std::make_shared<CollectiveGuard>(CollectiveGuard::Options{
         .identity = place.identity,
         .store = place.store,
-        .prefix = prefix_ + "/failure",
+        .prefix = keys_.of_group() + "/failure",
         .timeout = place.timeout,
         .abort = [group = group_] { ends_within(kEndPatience, [group] { group->abort(); }); },
         .activity = place.activity});
@@ -223,10 +222,7 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     NcclPlace place = place_;
     place.identity = place_.identity.subgroup(name, ranks);
-    // Several groups may have this name, of other ranks or of the same.
-    std::string prefix = util::concat(prefix_, "/", name, "/", place.identity.key());
-    prefix += util::concat("/", groups_made_[prefix]++);
-    return std::make_shared<NcclCommunicator>(place, prefix);
+    return std::make_shared<NcclCommunicator>(place, keys_.next(name, place.identity));
   }
 
  private:
@@ -287,10 +283,9 @@ class NcclCommunicator final : public Communicator {
   }
 
   NcclPlace place_;
-  std::string prefix_;  ///< in the store, unique to the group
+  SubgroupKeys keys_;  ///< prefixes in the store
   ProcessGroup group_;
   std::shared_ptr<CollectiveGuard> guard_;
-  std::map<std::string, int> groups_made_;  ///< by prefix in the store
 };
 
 }  // namespace
