@@ -40,6 +40,10 @@ std::unique_ptr<Work> Communicator::enqueue_release(std::function<void()> task) 
   return enqueue(std::move(task));
 }
 
+at::Tensor Communicator::allocate(int64_t numel, at::ScalarType dtype) {
+  return at::empty({numel}, at::TensorOptions().dtype(dtype));
+}
+
 at::Tensor Communicator::allocate_on_host(int64_t numel, at::ScalarType dtype) {
   return allocate(numel, dtype);
 }
@@ -74,6 +78,12 @@ void Communicator::check_shift(const at::Tensor& output, const at::Tensor& input
              "shift of ", site.unit, ": expected two contiguous tensors of one size and type, found ",
              output.numel(), " elements of ", c10::toString(output.scalar_type()), " out, ", input.numel(),
              " of ", c10::toString(input.scalar_type()), " in");
+}
+
+void Communicator::check_whole(const at::Tensor& whole, const at::Tensor& part, bool may_differ) const {
+  FSDP_CHECK(whole.numel() == part.numel() * world_size() &&
+             (may_differ || whole.scalar_type() == part.scalar_type()) && whole.is_contiguous() &&
+             part.is_contiguous());
 }
 
 std::vector<std::string> all_gather_text(Communicator& communicator, const std::string& text,
@@ -138,10 +148,6 @@ std::unique_ptr<Work> SingleCommunicator::all_gather(const at::Tensor& output, c
 std::unique_ptr<Work> SingleCommunicator::broadcast(const at::Tensor&, int root, const CallSite&) {
   FSDP_CHECK(root == 0);
   return done_work();
-}
-
-at::Tensor SingleCommunicator::allocate(int64_t numel, at::ScalarType dtype) {
-  return at::empty({numel}, at::TensorOptions().dtype(dtype));
 }
 
 }  // namespace fsdp::comm

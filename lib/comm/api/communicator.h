@@ -138,8 +138,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// waited for those operations.
   virtual std::unique_ptr<Work> enqueue_release(std::function<void()> task);
 
-  /// An uninitialised 1-D buffer in the memory that suits this communicator's collectives best.
-  virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype) = 0;
+  /// An uninitialised 1-D buffer in the memory that suits this communicator's collectives best; by default in host
+  /// memory.
+  virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype);
   /// Like allocate(), in host memory.
   virtual at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype);
 
@@ -174,8 +175,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// The neighbours in the ring of a shift.
   int next_rank() const { return (rank() + 1) % world_size(); }
   int previous_rank() const { return (rank() + world_size() - 1) % world_size(); }
-  /// Throws if the tensors do not fit together.
+  /// Throw if the tensors do not fit together.
   static void check_shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site);
+  /// `whole` [W * n] and `part` [n] must be contiguous, and of one type unless `may_differ`.
+  void check_whole(const at::Tensor& whole, const at::Tensor& part, bool may_differ = false) const;
 };
 
 /// A world of one: no network and no threads; an all-gather or reduce-scatter is at most a copy.
@@ -200,7 +203,6 @@ class SingleCommunicator final : public Communicator {
     return all_gather(output.view({-1}), input.view({-1}), site);
   }
   void barrier(const CallSite&) override {}
-  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
   std::shared_ptr<Communicator> new_group(const std::string&, const std::vector<int>&) override {
     return shared_from_this();
   }

@@ -1,7 +1,6 @@
 #include "comm/api/group_failure.h"
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -101,13 +100,13 @@ void exchange_reports(const RunStore& store, const std::string& prefix, const Gr
   while (!store->check(readers) && Clock::now() < deadline) std::this_thread::sleep_for(kLookAgain);
 }
 
+}  // namespace
+
 std::vector<std::string> texts_of(const std::vector<int>& ranks) {
   std::vector<std::string> texts;
   for (int rank : ranks) texts.push_back(std::to_string(rank));
   return texts;
 }
-
-}  // namespace
 
 std::string GroupIdentity::key() const {
   constexpr size_t kFew = 16;
@@ -175,7 +174,8 @@ GroupError::GroupError(const std::string& message, GroupFailure failure)
 std::string failure_key(const std::string& prefix) { return prefix + "/first"; }
 
 GroupFailure share_failure(const RunStore& store, const std::string& prefix, const GroupIdentity& group,
-                           const FailureSight& sight, const std::function<void()>& reported) {
+                           const FailureSight& sight, const std::function<void()>& reported,
+                           milliseconds timeout) {
   auto reports = std::make_shared<Reports>();
   reports->first = {group.global_rank(), sight};
   reports->sights.emplace(group.global_rank(), sight);
@@ -209,7 +209,9 @@ GroupFailure share_failure(const RunStore& store, const std::string& prefix, con
   wait_for(kPatience + kStorePatience, reports->done);
 
   const Report& first = reports->first;
-  GroupFailure failure{.timeout = first.sight.timeout, .cause = first.sight.cause};
+  GroupFailure failure{.timeout = first.sight.timeout,
+                       .timeout_seconds = std::chrono::duration<double>(timeout).count(),
+                       .cause = first.sight.cause};
   if (first.rank != group.global_rank()) {
     failure.cause = util::concat("rank ", first.rank, " noticed first: ", failure.cause);
   }

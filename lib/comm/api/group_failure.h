@@ -3,6 +3,7 @@
 // The identity of a group of ranks, and its failures: one wording for all backends, and one cause on all ranks
 // although each rank sees a different part of the failure.
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <string>
@@ -33,6 +34,9 @@ struct GroupIdentity {
   /// The subgroup `name` of `members`, which are ranks of this group and include this rank.
   GroupIdentity subgroup(const std::string& name, const std::vector<int>& members) const;
 };
+
+/// The numbers as texts.
+std::vector<std::string> texts_of(const std::vector<int>& ranks);
 
 /// Keys of a group's subgroups in the run. Several subgroups may have one name, and even the same ranks.
 class SubgroupKeys {
@@ -97,7 +101,8 @@ struct FailureSight {
 /// store, or the store has not answered in time: from then on this rank may let the others notice the failure.
 /// Takes up to 3.5 seconds.
 GroupFailure share_failure(const RunStore& store, const std::string& prefix, const GroupIdentity& group,
-                           const FailureSight& sight, const std::function<void()>& reported);
+                           const FailureSight& sight, const std::function<void()>& reported,
+                           std::chrono::milliseconds timeout = {});
 
 /// The store's key for the first report; it exists once a rank of the group has failed.
 std::string failure_key(const std::string& prefix);

@@ -1,6 +1,7 @@
 #include "comm/api/memory_operations.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Half.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -260,6 +261,16 @@ void count_reduction(size_t parts, int64_t numel, at::ScalarType dtype, size_t e
 MovedBytes moved_bytes() {
   return {.read = read_bytes.load(std::memory_order_relaxed),
           .written = written_bytes.load(std::memory_order_relaxed)};
+}
+
+at::Tensor scratch(at::Tensor& memory, int64_t numel, at::ScalarType dtype,
+                   const std::function<at::Tensor(int64_t bytes)>& allocate) {
+  const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  if (!memory.defined() || memory.numel() < bytes) {
+    memory.reset();  // frees the old one first
+    memory = allocate ? allocate(bytes) : at::empty({bytes}, at::kByte);
+  }
+  return memory.narrow(0, 0, bytes).view(dtype);
 }
 
 void copy_memory(void* to, const void* from, int64_t bytes) {

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "comm/api/communicator.h"
@@ -34,6 +35,11 @@ void finish_sums(const at::Tensor& sums, const FinishSums& finish);
 /// out [numel] = the sum of bfloat16 or float16 parts in rank order, not rounded. For sums in two stages that
 /// are rounded after the second.
 void sum_unrounded(float* out, const std::vector<const void*>& parts, int64_t numel, at::ScalarType dtype);
+
+/// An uninitialised tensor [numel] in `memory`, which grows as needed and is shared by all that use it: fresh memory
+/// costs a page fault per 4 KiB. `allocate` returns that many bytes; by default from libtorch.
+at::Tensor scratch(at::Tensor& memory, int64_t numel, at::ScalarType dtype,
+                   const std::function<at::Tensor(int64_t bytes)>& allocate = nullptr);
 
 /// memcpy() that writes large parts around the cache. The copy may be shown to other processes at once.
 void copy_memory(void* to, const void* from, int64_t bytes);

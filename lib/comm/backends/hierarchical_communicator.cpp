@@ -88,9 +88,7 @@ class HierarchicalCommunicator final : public Communicator {
 
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                    const CallSite& site) override {
-    FSDP_CHECK(output.numel() == input.numel() * world_size() &&
-               output.scalar_type() == input.scalar_type() && output.is_contiguous() &&
-               input.is_contiguous());
+    check_whole(output, input);
     return run("all_gather", site, [&] {
       const int tag = tag_of(CrossOp::kAllGather, input);
       at::Tensor own = part(output, host_, place_);
@@ -111,9 +109,7 @@ class HierarchicalCommunicator final : public Communicator {
 
   std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                        const CallSite& site) override {
-    FSDP_CHECK(input.numel() == output.numel() * world_size() &&
-               output.scalar_type() == input.scalar_type() && output.is_contiguous() &&
-               input.is_contiguous());
+    check_whole(input, output);
     return run("reduce_scatter", site, [&] {
       const int tag = tag_of(CrossOp::kReduceScatter, output);
       const int64_t numel = output.numel();
@@ -386,11 +382,12 @@ class HierarchicalCommunicator final : public Communicator {
     sight.timeout = kind == util::ErrorKind::kTimeout;
     // A failure in shared memory names the lost ranks.
     sight.closed = kind == util::ErrorKind::kPeerLost && sight.silent.empty();
-    GroupFailure failure = share_failure(connections_.gloo.store, key_, identity_, sight, [&] {
+    const auto let_others_notice = [&] {
       shm_->abandon(sight.timeout);
       if (cross_) cross_->close();
-    });
-    failure.timeout_seconds = timeout_seconds();
+    };
+    const GroupFailure failure = share_failure(connections_.gloo.store, key_, identity_, sight,
+                                               let_others_notice, connections_.gloo.timeout);
     try {
       // Not a failure of the group: an error of this rank, or ranks in different collectives.
       if (kind != util::ErrorKind::kTimeout && kind != util::ErrorKind::kPeerLost) {
@@ -404,21 +401,12 @@ class HierarchicalCommunicator final : public Communicator {
     }
   }
 
-  /// Uninitialised; shares memory with the last one of this number. Fresh memory costs a page fault per 4 KiB.
   at::Tensor scratch(size_t number, int64_t numel, at::ScalarType dtype) {
-    return grown(scratch_[number], numel, dtype, [](int64_t bytes) { return at::empty({bytes}, at::kByte); });
+    return comm::scratch(scratch_[number], numel, dtype);
   }
   at::Tensor shared_scratch(int64_t numel, at::ScalarType dtype) {
-    return grown(shared_scratch_, numel, dtype, [this](int64_t bytes) { return allocate(bytes, at::kByte); });
-  }
-  template <typename Allocate>
-  static at::Tensor grown(at::Tensor& memory, int64_t numel, at::ScalarType dtype, const Allocate& allocate) {
-    const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-    if (!memory.defined() || memory.numel() < bytes) {
-      memory.reset();  // frees the old one first
-      memory = allocate(bytes);
-    }
-    return memory.narrow(0, 0, bytes).view(dtype);
+    return comm::scratch(shared_scratch_, numel, dtype,
+                         [this](int64_t bytes) { return allocate(bytes, at::kByte); });
   }
 
   const RunConnections connections_;

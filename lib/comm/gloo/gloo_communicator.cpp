@@ -55,9 +55,9 @@ class GlooCommunicator final : public Communicator {
     failed_ = true;
     FailureSight sight{.timeout = says_timeout(cause), .what = description, .cause = first_line(cause)};
     sight.closed = !sight.timeout;
-    GroupFailure failure = share_failure(place_.store, keys_.of_group(), identity_, sight, [] {});
-    failure.timeout_seconds = std::chrono::duration<double>(place_.timeout).count();
-    fail_group(identity_, description, failure);
+    fail_group(identity_, description,
+               share_failure(
+                   place_.store, keys_.of_group(), identity_, sight, [] {}, place_.timeout));
   }
 
   int rank() const override { return identity_.rank; }
@@ -66,8 +66,7 @@ class GlooCommunicator final : public Communicator {
 
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                    const CallSite& site) override {
-    FSDP_CHECK(output.numel() == input.numel() * world_size() &&
-               output.scalar_type() == input.scalar_type() && input.is_contiguous());
+    check_whole(output, input);
     const at::Tensor flat = output.view({-1});
     const auto part_of = [&](int rank) { return flat.narrow(0, rank * input.numel(), input.numel()); };
     const at::Tensor own = part_of(rank());
@@ -81,9 +80,10 @@ class GlooCommunicator final : public Communicator {
 
   std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                        const CallSite& site) override {
-    FSDP_CHECK(input.numel() == output.numel() * world_size() && output.scalar_type() == input.scalar_type());
+    check_whole(input, output);
     // c10d's gloo reduce-scatter is a whole all-reduce; exchanging the parts moves half the bytes.
-    const at::Tensor flat = input.view({-1}), received = receive_buffer(output);
+    const at::Tensor flat = input.view({-1});
+    const at::Tensor received = scratch(received_, (world_size() - 1) * output.numel(), output.scalar_type());
     const int64_t numel = output.numel();
     std::vector<at::Tensor> parts;
     for (int other = 0; other < world_size(); ++other) {
@@ -151,10 +151,6 @@ class GlooCommunicator final : public Communicator {
     });
   }
 
-  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
-    return at::empty({numel}, at::TensorOptions().dtype(dtype));
-  }
-
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     GroupIdentity identity = identity_.subgroup(name, ranks);
     const std::string prefix = keys_.next(name, identity);
@@ -165,12 +161,10 @@ class GlooCommunicator final : public Communicator {
   /// `tensors`: those that the collective reads and writes.
   template <typename Issue>
   void run(const char* op, const CallSite& site, const std::vector<at::Tensor>& tensors, const Issue& issue) {
-    try {
+    transfer(op, site, [&] {
       const c10::intrusive_ptr<c10d::Work> work = issue(*process_group_);
       place_.is_broken_off ? wait_until_broken_off(work, tensors) : static_cast<void>(work->wait());
-    } catch (const std::exception& error) {
-      fail(described(op, site), error.what());
-    }
+    });
   }
 
   template <typename Body>
@@ -202,17 +196,6 @@ class GlooCommunicator final : public Communicator {
       }
     }
     work->wait();
-  }
-
-  /// Uninitialised, for a tensor like `part` of each other rank. All reduce-scatters share one buffer, because
-  /// fresh memory costs a page fault per 4 KiB.
-  at::Tensor receive_buffer(const at::Tensor& part) {
-    const int64_t bytes = (world_size() - 1) * static_cast<int64_t>(part.nbytes());
-    if (!received_.defined() || received_.numel() < bytes) {
-      received_.reset();  // frees the old buffer first
-      received_ = at::empty({bytes}, at::kByte);
-    }
-    return received_.narrow(0, 0, bytes).view(part.scalar_type());
   }
 
   const GlooPlace place_;

@@ -30,9 +30,7 @@ class MpiCommunicator final : public Communicator {
 
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                    const CallSite& site) override {
-    FSDP_CHECK(output.numel() == input.numel() * world_size() &&
-               output.scalar_type() == input.scalar_type() && output.is_contiguous() &&
-               input.is_contiguous());
+    check_whole(output, input);
     return run({Op::kAllGather, "all_gather", input}, site, {output, input}, [&](const std::string& what) {
       gather(bytes_of(output), bytes_of(input), input.nbytes(), what);
     });
@@ -121,10 +119,6 @@ class MpiCommunicator final : public Communicator {
     run({Op::kBarrier, "barrier", {}}, site, {}, [](const std::string&) {});
   }
 
-  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
-    return at::empty({numel}, at::TensorOptions().dtype(dtype));
-  }
-
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     GroupIdentity identity = group_->identity().subgroup(name, ranks);
     const std::string prefix = keys_.next(name, identity);
@@ -195,9 +189,7 @@ class MpiCommunicator final : public Communicator {
   template <typename Reduce>
   std::unique_ptr<Work> sum_parts(const at::Tensor& output, const at::Tensor& input, const CallSite& site,
                                   const Reduce& reduce) {
-    FSDP_CHECK(input.numel() == output.numel() * world_size() &&
-               output.scalar_type() == input.scalar_type() && input.is_contiguous() &&
-               output.is_contiguous());
+    check_whole(input, output);
     const at::Tensor received = scratch(received_, input.numel(), input.scalar_type());
     return run({Op::kReduceScatter, "reduce_scatter", output}, site, {received, input},
                [&](const std::string& what) {
@@ -242,16 +234,6 @@ class MpiCommunicator final : public Communicator {
       }
     }
     group_->wait(std::move(second), what);
-  }
-
-  /// Uninitialised. Collectives share it, because fresh memory costs a page fault per 4 KiB.
-  static at::Tensor scratch(at::Tensor& memory, int64_t numel, at::ScalarType dtype) {
-    const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-    if (!memory.defined() || memory.numel() < bytes) {
-      memory.reset();  // frees the old one first
-      memory = at::empty({bytes}, at::kByte);
-    }
-    return memory.narrow(0, 0, bytes).view(dtype);
   }
 
   const std::unique_ptr<MpiGroup> group_;

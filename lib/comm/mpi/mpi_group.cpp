@@ -64,9 +64,8 @@ class MpiGroup::Look {
   }
 
   std::string who_waits(const std::vector<int>& missing) const {
-    std::vector<std::string> ranks;
-    for (int rank : missing) ranks.push_back(std::to_string(rank));
-    return util::concat("rank ", group_.identity_.global_rank(), " waits for rank ", util::join(ranks, ", "));
+    return util::concat("rank ", group_.identity_.global_rank(), " waits for rank ",
+                        util::join(texts_of(missing), ", "));
   }
 
   /// A launcher of MPI that has seen a rank die on another machine sends SIGTERM, and kills soon after.
@@ -176,10 +175,9 @@ void MpiGroup::wait(Requests requests, const std::string& what) {
 }
 
 void MpiGroup::fail(const FailureSight& sight) {
-  GroupFailure failure =
-      share_failure(place_.store, prefix_, identity_, sight, [&] { tell_all(kFailedTag); });
-  failure.timeout_seconds = std::chrono::duration<double>(place_.timeout).count();
-  fail_group(identity_, sight.what, failure);
+  fail_group(identity_, sight.what,
+             share_failure(
+                 place_.store, prefix_, identity_, sight, [&] { tell_all(kFailedTag); }, place_.timeout));
 }
 
 void MpiGroup::tell_all(int tag) {

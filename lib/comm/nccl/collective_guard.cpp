@@ -145,15 +145,16 @@ bool CollectiveGuard::others_failed() {
 void CollectiveGuard::report(std::unique_lock<std::mutex>& lock) {
   const FailureSight sight = *sight_;
   lock.unlock();
-  GroupFailure failure = share_failure(options_.store, options_.prefix, options_.identity, sight, [this] {
+  const auto abort = [this] {
     if (!options_.abort) return;
     try {
       options_.abort();
     } catch (const std::exception&) {
       // Then the operations end with the process.
     }
-  });
-  failure.timeout_seconds = std::chrono::duration<double>(options_.timeout).count();
+  };
+  GroupFailure failure =
+      share_failure(options_.store, options_.prefix, options_.identity, sight, abort, options_.timeout);
   lock.lock();
   failure_ = std::move(failure);
   changed_.notify_all();

@@ -74,9 +74,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
 
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                    const CallSite& site) override {
-    FSDP_CHECK(output.numel() == input.numel() * world_size() &&
-               output.scalar_type() == input.scalar_type() && output.is_contiguous() &&
-               input.is_contiguous());
+    check_whole(output, input);
     const int64_t bytes = static_cast<int64_t>(input.nbytes());
     std::byte* own = bytes_of(output) + rank() * bytes;
     const std::byte* from = bytes_of(input);
@@ -117,10 +115,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
 
   std::unique_ptr<Work> reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input,
                                                   FinishSums finish, const CallSite& site) override {
-    const bool unrounded = output.scalar_type() == at::kFloat && sums_in_float(input.scalar_type());
-    FSDP_CHECK(input.numel() == output.numel() * world_size() &&
-               (output.scalar_type() == input.scalar_type() || unrounded) && output.is_contiguous() &&
-               input.is_contiguous());
+    check_whole(input, output, output.scalar_type() == at::kFloat && sums_in_float(input.scalar_type()));
     // The others read all of the input except this rank's part, which may be the output.
     const int64_t bytes = output.numel() * input.element_size();
     const std::byte* from = bytes_of(input);

@@ -180,10 +180,6 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
 
   void barrier(const CallSite&) override { world_->arrive_and_wait(); }
 
-  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
-    return at::empty({numel}, at::TensorOptions().dtype(dtype));
-  }
-
   CommonMemory* common_memory() override { return this; }
   std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
                                             std::function<void(c10::DataPtr)> task) override {

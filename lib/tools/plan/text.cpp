@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
@@ -16,13 +15,6 @@ using shard::UnitSizes;
 using util::concat;
 using util::human_bytes;
 using util::with_commas;
-
-template <typename... Values>
-std::string printed(const char* format, Values... values) {
-  char text[256];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
 
 /// Units of one size that follow each other, or alternate with others in a fixed order.
 struct UnitGroup {
@@ -82,17 +74,6 @@ std::vector<UnitGroup> groups_of(const Plan& plan) {
     begin += period * times;
   }
   return groups;
-}
-
-std::string duration(double seconds) {
-  if (seconds >= 1) return printed("%.2f s", seconds);
-  return seconds >= 1e-3 ? printed("%.1f ms", 1e3 * seconds) : printed("%.0f us", 1e6 * seconds);
-}
-
-double share(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
-
-std::string table_row(const std::string& name, const std::string& value, const std::string& remark) {
-  return printed("  %-42s %12s  %s\n", name.c_str(), value.c_str(), remark.c_str());
 }
 
 std::string communication_table(const Plan& plan) {
@@ -324,6 +305,15 @@ nlohmann::ordered_json json_of(const Recomputation& recomputation) {
 }
 
 }  // namespace
+
+std::string duration(double seconds) {
+  if (seconds >= 1) return printed("%.2f s", seconds);
+  return seconds >= 1e-3 ? printed("%.1f ms", 1e3 * seconds) : printed("%.0f us", 1e6 * seconds);
+}
+
+std::string table_row(const std::string& name, const std::string& value, const std::string& remark) {
+  return printed("  %-42s %12s  %s\n", name.c_str(), value.c_str(), remark.c_str());
+}
 
 std::string decimal_bytes(int64_t bytes) {
   static const char* const kUnits[] = {"B", "kB", "MB", "GB", "TB", "PB"};

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdio>
 #include <string>
 
 #include "tools/plan/plan.h"
@@ -16,6 +17,20 @@ std::string plan_subject(const Plan& plan);
 
 /// The plan as one JSON object, for programs, in bytes and seconds.
 std::string plan_json(const Plan& plan);
+
+/// Text as by printf().
+template <typename... Values>
+std::string printed(const char* format, Values... values) {
+  char text[256];
+  std::snprintf(text, sizeof text, format, values...);
+  return text;
+}
+
+/// "1.25 s", "3.1 ms", "12 us".
+std::string duration(double seconds);
+/// Percentage; 0 of nothing.
+inline double share(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
+std::string table_row(const std::string& name, const std::string& value, const std::string& remark);
 
 /// Bytes in powers of ten, as is usual for communication: 800016000 -> "0.80 GB".
 std::string decimal_bytes(int64_t bytes);

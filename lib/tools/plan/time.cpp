@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <tuple>
 
 #include "shard/units/nominal_pass.h"
 
@@ -24,34 +23,15 @@ StepClock::StepClock(const std::vector<UnitSizes>& units, const MachineSpeed& sp
     : units_(units), speed_(speed), reduce_scatter_group_(reduce_scatter_group), jobs_(units.size()) {}
 
 void StepClock::read(const shard::Command& command) {
-  using Action = shard::Command::Action;
-  Jobs& jobs = jobs_[command.unit];
-  switch (command.kind) {
-    case Action::kGatherSlices:
-      jobs.slices = issue(command).second;
-      return;
-    case Action::kWaitForSlices:
-      return wait_for(jobs.slices);
-    case Action::kGather:
-      jobs.gather = issue(command, jobs.slices).second;
-      return;
-    case Action::kWaitForGather:
-      return wait_for(jobs.gather);
-    case Action::kReduce:
-    case Action::kReduceInSlice:
-      std::tie(jobs.sending, jobs.reduction) = issue(command);
-      if (!units_[command.unit].is_cut()) jobs.sending = jobs.reduction;
-      return;
-    case Action::kWaitForSending:
-      return wait_for(jobs.sending);
-    case Action::kWaitForMove:
-    case Action::kWaitForReduction:
-      return wait_for(jobs.reduction);
-    case Action::kReshard:
-    case Action::kAttachGradients:
-    case Action::kHandOver:
-      return;
-  }
+  const UnitSizes& unit = units_[command.unit];
+  const auto issue = [&](Job after) {
+    return issue_in_order(collectives_of(command.kind, unit, reduce_scatter_group_), after,
+                          [&](const shard::UnitCollective& each, Job behind) {
+                            const size_t link = each.queue == shard::kQueueAcross ? kReplicaLink : kShardLink;
+                            return put_on(each.queue, link, seconds_of(unit, each), behind);
+                          });
+  };
+  jobs_[command.unit].follow(command, unit, issue, [this](Job job) { wait_for(job); });
 }
 
 void StepClock::compute(double seconds) {
@@ -94,18 +74,6 @@ double StepClock::seconds_of(const UnitSizes& unit, const shard::UnitCollective&
   return received / speed_.replica_bytes_per_second;
 }
 
-std::pair<StepClock::Job, StepClock::Job> StepClock::issue(const shard::Command& command, Job after) {
-  const UnitSizes& unit = units_[command.unit];
-  std::pair<Job, Job> jobs{after, after};
-  bool is_first = true;
-  for (const shard::UnitCollective& each : collectives_of(command.kind, unit, reduce_scatter_group_)) {
-    const size_t link = each.queue == shard::kQueueAcross ? kReplicaLink : kShardLink;
-    jobs.second = put_on(each.queue, link, seconds_of(unit, each), jobs.second);
-    if (std::exchange(is_first, false)) jobs.first = jobs.second;
-  }
-  return jobs;
-}
-
 TimePlan plan_time(const config::Config& config, const std::vector<UnitSizes>& units,
                    const MachineSpeed& speed, const RecordedPass& pass) {
   StepClock clock(units, speed, config.fsdp.reduce_scatter_group);
@@ -137,19 +105,15 @@ TimePlan plan_time(const config::Config& config, const std::vector<UnitSizes>& u
   };
   micro_batch(true, true);  // makes the order of the units known
   schedule.forget_gradients();
-  // No collective is under way between micro-batches, so their times add up. The first gathers between slices.
-  const int64_t count = config.training.gradient_accumulation_steps;
   TimePlan sum;
-  const auto add = [&sum](const TimePlan& part, double times) {
+  for_micro_batches(config.training, [&](bool sync, bool is_last, double times) {
+    const TimePlan part = micro_batch(sync, is_last);
     sum.compute += times * part.compute;
     sum.communication += times * part.communication;
     sum.exposed += times * part.exposed;
     sum.flops += times * part.flops;
     sum.flops_in_float8 += times * part.flops_in_float8;
-  };
-  if (count > 1) add(micro_batch(!config.training.no_sync, false), 1);
-  if (count > 2) add(micro_batch(!config.training.no_sync, false), static_cast<double>(count - 2));
-  add(micro_batch(true, true), 1);
+  });
   return sum;
 }
 

@@ -10,7 +10,6 @@
 //     layers that multiply in 8 bits (training.float8).
 //   - Collectives wait and are waited for as the engine's schedule says (StepClock), without latency.
 
-#include <utility>
 #include <vector>
 
 #include "setup/config/config.h"
@@ -19,6 +18,7 @@
 #include "shard/units/unit_sizes.h"
 #include "tools/plan/communication_streams.h"
 #include "tools/plan/recorded_pass.h"
+#include "tools/plan/unit_jobs.h"
 
 namespace fsdp::plan {
 
@@ -77,18 +77,10 @@ class StepClock final : public shard::CommandReader {
   double seconds_of(const shard::UnitSizes& unit, const shard::UnitCollective& collective) const;
 
   Job put_on(size_t stream, size_t link, double seconds, Job after = 0);
-  /// What the command communicates, after that job: its first collective and its last; 0: none.
-  std::pair<Job, Job> issue(const shard::Command& command, Job after = 0);
-
-  /// The collectives of a unit.
-  struct Jobs {
-    Job slices = 0, gather = 0, sending = 0, reduction = 0;
-  };
-
   const std::vector<shard::UnitSizes>& units_;
   const MachineSpeed& speed_;
   const bool reduce_scatter_group_;
-  std::vector<Jobs> jobs_;  ///< by unit
+  std::vector<UnitJobs> jobs_;  ///< by unit
   CommunicationStreams streams_;
   double computed_ = 0, communicated_ = 0, exposed_ = 0;
 };

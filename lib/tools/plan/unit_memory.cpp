@@ -47,32 +47,38 @@ StageEvents UnitMemory::events(bool sync, bool is_last) {
 }
 
 void UnitMemory::read(const shard::Command& command) {
-  using Action = shard::Command::Action;
   Unit& unit = units_[command.unit];
+  follow(unit, command);
+  if (!unit.update.is_due_after(command, *unit.sizes, updates_)) return;
+  tape_.touch(options_.update_temporaries[command.unit]);
+  if (std::exchange(unit.has_shard_gradient, false)) tape_.give(counted_gradient_bytes(unit));
+}
+
+void UnitMemory::follow(Unit& unit, const shard::Command& command) {
+  using Kind = shard::Command::Action;
   switch (command.kind) {
-    case Action::kGatherSlices:  // into memory that is always there
-    case Action::kWaitForSlices:
+    case Kind::kGatherSlices:  // into memory that is always there
+    case Kind::kWaitForSlices:
       return;
-    case Action::kGather:
+    case Kind::kGather:
       return gather(unit);
-    case Action::kWaitForGather:
+    case Kind::kWaitForGather:
       return wait(unit.gathered);
-    case Action::kReshard:
+    case Kind::kReshard:
       return reshard(unit);
-    case Action::kAttachGradients:
+    case Kind::kAttachGradients:
       return attach_gradients(unit);
-    case Action::kReduce:
-    case Action::kReduceInSlice:
+    case Kind::kReduce:
+    case Kind::kReduceInSlice:
       return reduce(unit);
-    case Action::kWaitForSending:
+    case Kind::kWaitForSending:
       return wait(unit.sent);
-    case Action::kWaitForMove:
+    case Kind::kWaitForMove:
+    case Kind::kWaitForReduction:
       return wait(unit.reduced);
-    case Action::kWaitForReduction:
-      finish_reduction(unit);
-      return update_if_due(unit);
-    case Action::kHandOver:
-      return hand_over(unit);
+    case Kind::kHandOver:
+      if (updates_ && UnitUpdate::is_reduced_at_once(*unit.sizes)) wait(unit.reduced);
+      return;
   }
 }
 
@@ -140,7 +146,6 @@ void UnitMemory::attach_gradients(Unit& unit) {
 }
 
 void UnitMemory::reduce(Unit& unit) {
-  unit.is_being_reduced = true;
   if (unit.sizes->options.storage.sums_by_sample) return reduce_by_sample(unit);
   const size_t queue = reduction_queue(unit.sizes->groups, reduce_scatter_group_);
   if (!unit.sizes->has_parts()) {
@@ -220,28 +225,6 @@ void UnitMemory::add_nodes(Unit& unit, const shard::SampleRound& round, const By
   unit.shard_gradient = unit.sums.front().memory;
   unit.has_shard_gradient = true;
   unit.sums.clear();
-}
-
-void UnitMemory::finish_reduction(Unit& unit) {
-  wait(unit.reduced);
-  unit.is_being_reduced = false;
-}
-
-// ---- its update, as in shard/engine/engine.cpp
-
-void UnitMemory::hand_over(Unit& unit) {
-  if (!updates_) return;
-  unit.update_is_due = true;
-  if (!unit.sizes->is_cut() && unit.sizes->groups.replicas == 1 && !unit.sizes->has_slices()) {
-    finish_reduction(unit);
-  }
-  if (!unit.is_being_reduced) update_if_due(unit);
-}
-
-void UnitMemory::update_if_due(Unit& unit) {
-  if (!std::exchange(unit.update_is_due, false)) return;
-  tape_.touch(options_.update_temporaries[static_cast<size_t>(&unit - units_.data())]);
-  if (std::exchange(unit.has_shard_gradient, false)) tape_.give(counted_gradient_bytes(unit));
 }
 
 UnitMemory::Place UnitMemory::issue(size_t queue, std::function<void()> task) {

@@ -19,6 +19,7 @@
 #include "shard/units/schedule.h"
 #include "shard/units/unit_sizes.h"
 #include "tools/plan/recorded_pass.h"
+#include "tools/plan/unit_jobs.h"
 
 namespace fsdp::plan {
 
@@ -88,13 +89,14 @@ class UnitMemory final : private shard::CommandReader {
     bool has_shard_gradient = false;
     std::optional<PoolMemory::Place> parameters = {}, communication = {}, gradients = {};
     Place gathered{}, sent{}, reduced{};  ///< to wait for
-    bool is_being_reduced = false, update_is_due = false;
+    UnitUpdate update{};
     int64_t round = 0;               ///< with sums_by_sample: of the next reduction
     std::vector<SampleSum> sums{};   ///< as shard::SampleTree has them, of each gradient alike
     Bytes shard_gradient = nullptr;  ///< with sums_by_sample
   };
 
   void read(const shard::Command& command) override;
+  void follow(Unit& unit, const shard::Command& command);
 
   void gather(Unit& unit);
   void reshard(Unit& unit);
@@ -104,9 +106,6 @@ class UnitMemory final : private shard::CommandReader {
   void add_to_shard_gradient(Unit& unit);
   void reduce_by_sample(Unit& unit);
   void add_nodes(Unit& unit, const shard::SampleRound& round, const Bytes& slots);
-  void finish_reduction(Unit& unit);
-  void hand_over(Unit& unit);
-  void update_if_due(Unit& unit);
   int64_t counted_gradient_bytes(const Unit& unit) const;
 
   Place issue(size_t queue, std::function<void()> task);

@@ -7,6 +7,7 @@
 
 #include "shard/units/nominal_pass.h"
 #include "tools/plan/memory.h"
+#include "tools/plan/unit_jobs.h"
 
 namespace fsdp::simulate {
 namespace {
@@ -107,60 +108,22 @@ class ProgramWriter final : private shard::CommandReader {
   StepProgram write() {
     micro_batch(/*sync=*/true, /*is_last=*/true);  // makes the order of the units known
     schedule_.forget_gradients();
-    const int64_t count = config_.training.gradient_accumulation_steps;
     StepProgram program;
-    // No collective is under way between micro-batches, so the middle ones are alike.
-    const bool sync = !config_.training.no_sync;
-    if (count > 1) program.sections.push_back({.operations = micro_batch(sync, false)});
-    if (count > 2) {
-      program.sections.push_back(
-          {.operations = micro_batch(sync, false), .times = static_cast<double>(count - 2)});
-    }
-    program.sections.push_back({.operations = micro_batch(true, true)});
+    plan::for_micro_batches(config_.training, [&](bool sync, bool is_last, double times) {
+      program.sections.push_back({.operations = micro_batch(sync, is_last), .times = times});
+    });
     program.sections.push_back({.operations = end_of_step()});
     return program;
   }
 
  private:
-  /// The update of a unit alone, as in tools/plan/unit_memory.cpp.
-  struct Update {
-    bool is_due = false, is_being_reduced = false;
-  };
-
   void read(const shard::Command& command) override {
     flush();
     add({.kind = Kind::kCommand, .command = command});
-    Update& update = updates_[command.unit];
-    switch (command.kind) {
-      case shard::Command::Action::kReduce:
-      case shard::Command::Action::kReduceInSlice:
-        update.is_being_reduced = true;
-        break;
-      case shard::Command::Action::kWaitForReduction:
-        update.is_being_reduced = false;
-        update_if_due(command.unit);
-        break;
-      case shard::Command::Action::kHandOver:
-        hand_over(command.unit);
-        break;
-      default:
-        break;
+    const shard::UnitSizes& unit = units_[command.unit];
+    if (updates_[command.unit].is_due_after(command, unit, updates_now_)) {
+      compute(KernelClass::kOptimizer, update_seconds(unit));
     }
-  }
-
-  void hand_over(size_t index) {
-    if (!updates_now_) return;
-    const shard::UnitSizes& unit = units_[index];
-    updates_[index].is_due = true;
-    if (!unit.is_cut() && unit.groups.replicas == 1 && !unit.has_slices()) {
-      updates_[index].is_being_reduced = false;
-    }
-    if (!updates_[index].is_being_reduced) update_if_due(index);
-  }
-
-  void update_if_due(size_t index) {
-    if (!std::exchange(updates_[index].is_due, false)) return;
-    compute(KernelClass::kOptimizer, update_seconds(units_[index]));
   }
 
   double update_seconds(const shard::UnitSizes& unit) const {
@@ -283,7 +246,7 @@ class ProgramWriter final : private shard::CommandReader {
   Kernels kernels_;
   shard::Schedule schedule_;
   std::map<std::string, size_t> unit_at_;  ///< by path
-  std::vector<Update> updates_;            ///< by unit
+  std::vector<plan::UnitUpdate> updates_;  ///< by unit
   bool updates_now_ = false;
   std::vector<Operation> operations_;
 };

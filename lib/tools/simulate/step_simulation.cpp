@@ -5,10 +5,10 @@
 #include <deque>
 #include <limits>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include "base/util/error.h"
+#include "tools/plan/unit_jobs.h"
 #include "tools/simulate/shared_resources.h"
 #include "tools/simulate/unit_calls.h"
 
@@ -98,11 +98,6 @@ class StepRun {
   }
 
  private:
-  /// The collectives of a unit.
-  struct Jobs {
-    Job slices = 0, gather = 0, sending = 0, reduction = 0;
-  };
-
   /// Ranks that are alike.
   struct Rank {
     double slowness = 1;
@@ -111,7 +106,7 @@ class StepRun {
     SharedResources::Resource attention = 0;
     size_t next = 0;    ///< operation
     size_t issued = 0;  ///< collectives
-    std::vector<Jobs> jobs = {};
+    std::vector<plan::UnitJobs> jobs = {};
     std::map<int64_t, Job> sends = {};
     Activity computing = 0;
     double computing_since = 0;
@@ -220,53 +215,22 @@ class StepRun {
 
   void execute(size_t index, const shard::Command& command) {
     using Kind = shard::Command::Action;
-    Jobs& jobs = ranks_[index].jobs[command.unit];
+    const UnitSizes& unit = units_[command.unit];
     pass_ = command.pass == shard::Pass::kForward ? "forward" : "backward";
-    switch (command.kind) {
-      case Kind::kGatherSlices:
-        jobs.slices = issue(index, command).second;
-        return;
-      case Kind::kWaitForSlices:
-        return wait(index, jobs.slices);
-      case Kind::kGather:
-        jobs.gather = issue(index, command, jobs.slices).second;
-        if (index == 0) note_buffer(command.unit, /*is_taken=*/true);
-        return;
-      case Kind::kWaitForGather:
-        return wait(index, jobs.gather);
-      case Kind::kReduce:
-      case Kind::kReduceInSlice:
-        std::tie(jobs.sending, jobs.reduction) = issue(index, command);
-        if (!units_[command.unit].is_cut()) jobs.sending = jobs.reduction;
-        return;
-      case Kind::kWaitForSending:
-        return wait(index, jobs.sending);
-      case Kind::kWaitForMove:
-      case Kind::kWaitForReduction:
-        return wait(index, jobs.reduction);
-      case Kind::kReshard:
-        if (index == 0) note_buffer(command.unit, /*is_taken=*/false);
-        return;
-      case Kind::kAttachGradients:
-      case Kind::kHandOver:
-        return;
-    }
+    const auto issue_all = [&](Job after) {
+      return plan::issue_in_order(
+          calls_.of_command(command, unit), after,
+          [&](const IssuedCall& call, Job behind) { return issue(index, call, behind); });
+    };
+    ranks_[index].jobs[command.unit].follow(command, unit, issue_all, [&](Job job) { wait(index, job); });
+    if (index != 0) return;
+    if (command.kind == Kind::kGather) note_buffer(command.unit, /*is_taken=*/true);
+    if (command.kind == Kind::kReshard) note_buffer(command.unit, /*is_taken=*/false);
   }
 
   // ---- collectives
 
   Collective& of(Job job) { return collectives_[job - 1]; }
-
-  /// What the command communicates, after that job: its first collective and its last; 0: none.
-  std::pair<Job, Job> issue(size_t index, const shard::Command& command, Job after = 0) {
-    std::pair<Job, Job> jobs{after, after};
-    bool is_first = true;
-    for (const IssuedCall& call : calls_.of_command(command, units_[command.unit])) {
-      jobs.second = issue(index, call, jobs.second);
-      if (std::exchange(is_first, false)) jobs.first = jobs.second;
-    }
-    return jobs;
-  }
 
   Job issue(size_t index, const IssuedCall& call, Job after = 0) {
     Rank& rank = ranks_[index];

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -15,23 +14,15 @@ namespace {
 using nlohmann::ordered_json;
 using util::concat;
 
-template <typename... Values>
-std::string printed(const char* format, Values... values) {
-  char text[256];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
+using plan::printed;
+using plan::share;
 
 std::string duration(double seconds) {
-  if (seconds >= 600) return util::human_duration(seconds);
-  if (seconds >= 1) return printed("%.2f s", seconds);
-  return seconds >= 1e-3 ? printed("%.1f ms", 1e3 * seconds) : printed("%.0f us", 1e6 * seconds);
+  return seconds >= 600 ? util::human_duration(seconds) : plan::duration(seconds);
 }
 
-double share(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
-
 std::string row(const std::string& name, const std::string& value, const std::string& remark = "") {
-  return printed("  %-42s %12s  %s", name.c_str(), value.c_str(), remark.c_str()) + "\n";
+  return plan::table_row(name, value, remark);
 }
 
 std::string machines_text(const Simulation& simulation) {

@@ -156,7 +156,7 @@ class NcclCommunicator final : public Communicator {
 
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                    const CallSite& site) override {
-    FSDP_CHECK(output.numel() == input.numel() * world_size() && output.scalar_type() == input.scalar_type());
+    check_whole(output, input);
     return run("all_gather", site, [&] {
       at::Tensor out = as_bytes(output), in = as_bytes(input);
       return group_->_allgather_base(out, in);
@@ -165,7 +165,7 @@ class NcclCommunicator final : public Communicator {
 
   std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                        const CallSite& site) override {
-    FSDP_CHECK(input.numel() == output.numel() * world_size() && output.scalar_type() == input.scalar_type());
+    check_whole(input, output);
     return run("reduce_scatter", site, [&] {
       at::Tensor out = output, in = input;
       return group_->_reduce_scatter_base(out, in);
