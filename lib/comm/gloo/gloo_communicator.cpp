@@ -71,11 +71,10 @@ class GlooCommunicator final : public Communicator {
     const auto part_of = [&](int rank) { return flat.narrow(0, rank * input.numel(), input.numel()); };
     const at::Tensor own = part_of(rank());
     if (own.data_ptr() != input.data_ptr()) std::memmove(own.data_ptr(), input.data_ptr(), own.nbytes());
-    transfer("all_gather", site, [&] {
+    return transfer("all_gather", site, [&] {
       const int tag = transfer_tag(kAllGatherTag, input);
       exchange_->swap_with_all(rank(), world_size(), tag, part_of, [&](int) { return own; });
     });
-    return done_work();
   }
 
   std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
@@ -113,20 +112,19 @@ class GlooCommunicator final : public Communicator {
   }
 
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
-    run("broadcast", site, {tensor}, [&](c10d::ProcessGroupGloo& gloo) {
+    return run("broadcast", site, {tensor}, [&](c10d::ProcessGroupGloo& gloo) {
       std::vector<at::Tensor> tensors{borrowed_bytes(tensor)};
       c10d::BroadcastOptions options;
       options.rootRank = root;
       return gloo.broadcast(tensors, options);
     });
-    return done_work();
   }
 
   std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
                               const CallSite& site) override {
     check_shift(output, input, site);
     if (input.numel() == 0) return done_work();
-    transfer("shift", site, [&] {
+    return transfer("shift", site, [&] {
       const int tag = transfer_tag(kShiftTag, input);
       Exchange::Transfer received;
       std::exception_ptr lost;
@@ -140,7 +138,6 @@ class GlooCommunicator final : public Communicator {
       exchange_->wait(received);
       exchange_->wait(sent);
     });
-    return done_work();
   }
 
   void barrier(const CallSite& site) override {
@@ -160,20 +157,22 @@ class GlooCommunicator final : public Communicator {
  private:
   /// `tensors`: those that the collective reads and writes.
   template <typename Issue>
-  void run(const char* op, const CallSite& site, const std::vector<at::Tensor>& tensors, const Issue& issue) {
-    transfer(op, site, [&] {
+  std::unique_ptr<Work> run(const char* op, const CallSite& site, const std::vector<at::Tensor>& tensors,
+                            const Issue& issue) {
+    return transfer(op, site, [&] {
       const c10::intrusive_ptr<c10d::Work> work = issue(*process_group_);
       place_.is_broken_off ? wait_until_broken_off(work, tensors) : static_cast<void>(work->wait());
     });
   }
 
   template <typename Body>
-  void transfer(const char* op, const CallSite& site, const Body& body) {
+  std::unique_ptr<Work> transfer(const char* op, const CallSite& site, const Body& body) {
     try {
       body();
     } catch (const std::exception& error) {
       fail(described(op, site), error.what());
     }
+    return done_work();
   }
 
   void wait_until_broken_off(const c10::intrusive_ptr<c10d::Work>& work,

@@ -159,31 +159,25 @@ MpiLibrary::Group MpiRun::make_group(MpiLibrary::Group of, const std::vector<int
   return group;
 }
 
-void MpiRun::tell(MpiLibrary::Group group, int rank, int size, int tag) {
-  static const char nothing = 0;
+void MpiRun::send_to_others(MpiLibrary::Group group, int rank, int size, int tag, std::string_view text) {
   try {
     for (int other = 0; other < size; ++other) {
       if (other == rank) continue;
-      auto sent = library_.send(group, other, tag, &nothing, 0);
+      auto sent = library_.send(group, other, tag, text.data(), static_cast<int64_t>(text.size()));
       library_.is_done(sent);
     }
   } catch (const std::exception&) {
-    // Of ranks that cannot be reached, none is waiting for this.
+    // A rank that cannot be reached waits for no message.
   }
 }
 
+void MpiRun::tell(MpiLibrary::Group group, int rank, int size, int tag) {
+  send_to_others(group, rank, size, tag, "");
+}
+
 void MpiRun::post(const std::string& text) {
-  auto* const kept = new std::string(text);  // a rank that is gone does not take it
-  try {
-    for (int other = 0; other < world_.size; ++other) {
-      if (other == world_.rank) continue;
-      auto sent =
-          library_.send(store_group_, other, kPostTag, kept->data(), static_cast<int64_t>(kept->size()));
-      library_.is_done(sent);
-    }
-  } catch (const std::exception&) {
-    // As in tell().
-  }
+  // Kept: a rank that is gone does not take the text.
+  send_to_others(store_group_, world_.rank, world_.size, kPostTag, *new std::string(text));
 }
 
 std::optional<std::pair<int, std::string>> MpiRun::next_post() {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -63,6 +64,7 @@ class MpiRun {
   explicit MpiRun(MpiLibrary& library);
   void meet_processes();
   void leave(int exit_code);
+  void send_to_others(MpiLibrary::Group group, int rank, int size, int tag, std::string_view text);
 
   struct Member {
     MpiLibrary::Group group;

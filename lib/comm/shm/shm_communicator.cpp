@@ -84,25 +84,13 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
       return done_work();
     }
     Call call(kAllGather, "all_gather", input, site);
-    if (bytes > kSmallBytes) {
-      std::optional<int64_t> shown = shared(from, bytes);
-      if (!shown && (shown = shared(own, bytes))) {
-        copy_memory(own, from, bytes);
-        from = own;
-      }
-      if (meet_directly(call, shown)) {
-        for (int peer : peers()) copy_memory(bytes_of(output) + peer * bytes, shown_by(peer), bytes);
-        if (from != own) copy_memory(own, from, bytes);
-        meet(call);
-        return done_work();
-      }
+    std::optional<int64_t> shown = shared(from, bytes);
+    if (bytes > kSmallBytes && !shown && (shown = shared(own, bytes))) {
+      copy_memory(own, from, bytes);
+      from = own;
     }
-    in_pieces(bytes, 1, [&](int64_t begin, int64_t length) {
-      copy_memory(group_->stage(length), from + begin, length);
-      meet_on_stage(call);
-      for (int peer : peers()) {
-        copy_memory(bytes_of(output) + peer * bytes + begin, shown_by(peer), length);
-      }
+    show(call, from, bytes, shown, [&](int64_t begin, int64_t length) {
+      for (int peer : peers()) copy_memory(bytes_of(output) + peer * bytes + begin, shown_by(peer), length);
     });
     if (from != own) copy_memory(own, from, bytes);
     return done_work();
@@ -184,17 +172,10 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     const int64_t bytes = static_cast<int64_t>(tensor.nbytes());
     std::byte* data = bytes_of(tensor);
     // Only the location of the root's tensor matters.
-    if (bytes > kSmallBytes && meet_directly(call, rank() == root ? shared(data, bytes) : 0)) {
-      if (rank() != root) copy_memory(data, shown_by(root), bytes);
-      meet(call);
-      return done_work();
-    }
-    in_pieces(bytes, 1, [&](int64_t begin, int64_t length) {
-      std::byte* stage = group_->stage(length);
-      if (rank() == root) copy_memory(stage, data + begin, length);
-      meet_on_stage(call);
-      if (rank() != root) copy_memory(data + begin, shown_by(root), length);
-    });
+    show(call, rank() == root ? data : nullptr, bytes, rank() == root ? shared(data, bytes) : 0,
+         [&](int64_t begin, int64_t length) {
+           if (rank() != root) copy_memory(data + begin, shown_by(root), length);
+         });
     return done_work();
   }
 
@@ -204,14 +185,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     Call call(kShift, "shift", input, site);
     const int64_t bytes = static_cast<int64_t>(input.nbytes());
     const std::byte* from = bytes_of(input);
-    if (bytes > kSmallBytes && meet_directly(call, shared(from, bytes))) {
-      copy_memory(bytes_of(output), shown_by(previous_rank()), bytes);
-      meet(call);
-      return done_work();
-    }
-    in_pieces(bytes, 1, [&](int64_t begin, int64_t length) {
-      copy_memory(group_->stage(length), from + begin, length);
-      meet_on_stage(call);
+    show(call, from, bytes, shared(from, bytes), [&](int64_t begin, int64_t length) {
       copy_memory(bytes_of(output) + begin, shown_by(previous_rank()), length);
     });
     return done_work();
@@ -281,6 +255,23 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
   void meet_on_stage(Call& call) {
     call.record.offset = group_->stage_offset();
     meet(call);
+  }
+
+  /// Shows `bytes` from `from` to the others, directly at `offset` or piece by piece through the stages; null: this rank
+  /// shows nothing. `take(begin, length)` reads that part of what the others show.
+  template <typename Take>
+  void show(Call& call, const std::byte* from, int64_t bytes, std::optional<int64_t> offset,
+            const Take& take) {
+    if (bytes > kSmallBytes && meet_directly(call, offset)) {
+      take(0, bytes);
+      return meet(call);
+    }
+    in_pieces(bytes, 1, [&](int64_t begin, int64_t length) {
+      std::byte* const stage = group_->stage(length);
+      if (from != nullptr) copy_memory(stage, from + begin, length);
+      meet_on_stage(call);
+      take(begin, length);
+    });
   }
 
   /// The memory that a rank announced at the last meeting.

@@ -110,7 +110,7 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
                                    const CallSite& site) override {
     int64_t n = input.numel();
     FSDP_CHECK(output.numel() == n * world_size() && output.scalar_type() == input.scalar_type());
-    run("all_gather", output, input, site, [&] {
+    return run("all_gather", output, input, site, [&] {
       for (int r = 0; r < world_size(); ++r) {
         const at::Tensor& theirs = world_->slot(r).input;
         FSDP_CHECK(theirs.numel() == n, "rank ", world_->global_rank(r), " gathers ", theirs.numel(),
@@ -120,7 +120,6 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
         if (!is_theirs && part.data_ptr() != theirs.data_ptr()) part.copy_(theirs);
       }
     });
-    return done_work();
   }
 
   std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
@@ -159,23 +158,21 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
   }
 
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
-    run("broadcast", tensor, tensor, site, [&] {
+    return run("broadcast", tensor, tensor, site, [&] {
       if (rank_ != root) tensor.copy_(world_->slot(root).input);
     });
-    return done_work();
   }
 
   std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
                               const CallSite& site) override {
     check_shift(output, input, site);
-    run("shift", output, input, site, [&] {
+    return run("shift", output, input, site, [&] {
       const at::Tensor& theirs = world_->slot(previous_rank()).input;
       FSDP_CHECK(theirs.numel() == input.numel() && theirs.scalar_type() == input.scalar_type(), "rank ",
                  world_->global_rank(previous_rank()), " sends ", theirs.numel(), " elements, this rank ",
                  input.numel());
       output.view({-1}).copy_(theirs.view({-1}));
     });
-    return done_work();
   }
 
   void barrier(const CallSite&) override { world_->arrive_and_wait(); }
@@ -202,8 +199,8 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
  private:
   /// Publishes this rank's tensors, waits for all, calls `read`, and waits until all have read.
   template <typename Read>
-  void run(const char* op, const at::Tensor& output, const at::Tensor& input, const CallSite& site,
-           const Read& read) {
+  std::unique_ptr<Work> run(const char* op, const at::Tensor& output, const at::Tensor& input,
+                            const CallSite& site, const Read& read) {
     std::string description = util::concat(op, " of ", site.unit);
     world_->slot(rank_) = {output, input, description};
     world_->arrive_and_wait();
@@ -214,6 +211,7 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
     read();
     world_->arrive_and_wait();
     world_->slot(rank_) = {};  // keeps no tensor alive
+    return done_work();
   }
 
   std::shared_ptr<ThreadWorld> world_;
