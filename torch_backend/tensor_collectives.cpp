@@ -274,27 +274,24 @@ TensorCollectives::Show TensorCollectives::show_of(const char* name, const at::T
 
 void TensorCollectives::all_gather(const Tensors& outputs, const at::Tensor& input) {
   check_count("all_gather", outputs, size());
-  for (const at::Tensor& output : outputs) check_alike("all_gather", output, input);
-  const Tensors contiguous = dense(outputs);
-  Show call = show_of("all_gather", input);
-  call.mine = {input.contiguous()};
-  for (int i = 0; i < size(); ++i) {
-    const int peer = (rank() + i) % size();  // not all read the same memory at once
-    call.wanted.push_back({peer, 0, contiguous[static_cast<size_t>(peer)]});
-  }
-  show(call);
-  write_back(outputs, contiguous);
+  gather_from_all("all_gather", outputs, input, 0);
 }
 
 void TensorCollectives::gather(const Tensors& outputs, const at::Tensor& input, int root) {
   check_count("gather", outputs, rank() == root ? size() : 0);
-  for (const at::Tensor& output : outputs) check_alike("gather", output, input);
+  gather_from_all("gather", outputs, input, root);
+}
+
+void TensorCollectives::gather_from_all(const char* name, const Tensors& outputs, const at::Tensor& input,
+                                        int root) {
+  for (const at::Tensor& output : outputs) check_alike(name, output, input);
   const Tensors contiguous = dense(outputs);
-  Show call = show_of("gather", input);
+  Show call = show_of(name, input);
   call.root = root;
   call.mine = {input.contiguous()};
-  for (size_t i = 0; i < contiguous.size(); ++i) {
-    call.wanted.push_back({static_cast<int>(i), 0, contiguous[i]});
+  for (int i = 0; i < static_cast<int>(outputs.size()); ++i) {
+    const int peer = (rank() + i) % size();  // not all read the same memory at once
+    call.wanted.push_back({peer, 0, contiguous[static_cast<size_t>(peer)]});
   }
   show(call);
   write_back(outputs, contiguous);

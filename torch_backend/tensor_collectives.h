@@ -70,6 +70,7 @@ class TensorCollectives {
   };
 
   CallSite site(const at::Tensor& tensor) const;
+  void gather_from_all(const char* name, const Tensors& outputs, const at::Tensor& input, int root);
   Show show_of(const char* name, const at::Tensor& tensor) const;
   /// From byte `begin` of what the ranks show.
   void show(const Show& call, int64_t begin = 0);

@@ -346,6 +346,7 @@ double flops_of_row(const nn::ModelOptions& model, const nn::LoraOptions& lora, 
 
 void RecordedPass::play(MemoryTape& tape, const StageEvents& events) const {
   for (const auto& [kind, flops, value] : parts_.events) {
+    const auto number = static_cast<size_t>(value);
     switch (kind) {
       case Kind::kTake:
         tape.take(value);
@@ -355,11 +356,10 @@ void RecordedPass::play(MemoryTape& tape, const StageEvents& events) const {
         tape.give(value);
         break;
       case Kind::kMultiply:
-        events.computes({.flops = flops, .shape = parts_.shapes[static_cast<size_t>(value)]});
-        break;
       case Kind::kMultiplyInFloat8:
-        events.computes(
-            {.flops = flops, .flops_in_float8 = flops, .shape = parts_.shapes[static_cast<size_t>(value)]});
+        events.computes({.flops = flops,
+                         .flops_in_float8 = kind == Kind::kMultiplyInFloat8 ? flops : 0,
+                         .shape = parts_.shapes[number]});
         break;
       case Kind::kSend:
         events.sends(value, static_cast<int64_t>(flops));
@@ -368,18 +368,18 @@ void RecordedPass::play(MemoryTape& tape, const StageEvents& events) const {
         events.waits(value);
         break;
       case Kind::kForwardBegins:
-        events.forward_begins(parts_.paths[static_cast<size_t>(value)]);
+        events.forward_begins(parts_.paths[number]);
         break;
       case Kind::kForwardEnds:
-        events.forward_ends(parts_.paths[static_cast<size_t>(value)]);
-        break;
-      case Kind::kTurn:
+        events.forward_ends(parts_.paths[number]);
         break;
       case Kind::kBackwardBegins:
-        events.backward_begins(parts_.paths[static_cast<size_t>(value)]);
+        events.backward_begins(parts_.paths[number]);
         break;
       case Kind::kBackwardEnds:
-        events.backward_ends(parts_.paths[static_cast<size_t>(value)]);
+        events.backward_ends(parts_.paths[number]);
+        break;
+      case Kind::kTurn:
         break;
     }
   }

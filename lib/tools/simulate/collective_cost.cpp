@@ -13,11 +13,6 @@ namespace {
 /// What shm copies through stages with one meeting (comm/shm/shm_communicator.cpp).
 constexpr double kSmallBytes = 32 << 10;
 
-/// Seconds of bytes at a rate; a rate of 0 takes none.
-double over(double bytes, double bytes_per_second) {
-  return bytes_per_second > 0 ? bytes / bytes_per_second : 0;
-}
-
 /// The level on which a group of one rank a host communicates.
 Level level_of(const Group& group) {
   if (group.hosts() == 1) return Level::kInside;
@@ -50,19 +45,18 @@ void add_meetings(Stage& stage, const NetworkTable& network, double count) {
 /// Ranks that share memory.
 Cost shared_memory(const CollectiveCall& call, const NetworkTable& network) {
   const double ranks = call.group.ranks, bytes = call.bytes;
-  const auto copies = [&](double count) { return over(count, network.copy_bytes_per_second); };
-  const auto sums = [&](double count) { return over(count, network.sum_bytes_per_second); };
   switch (call.kind) {
     case CollectiveKind::kAllGather:
-      if (bytes <= kSmallBytes) return {meetings(network, 1, copies(ranks * bytes))};
-      return {meetings(network, 2, copies(bytes))};
+      if (bytes <= kSmallBytes) return {meetings(network, 1, network.copy_seconds(ranks * bytes))};
+      return {meetings(network, 2, network.copy_seconds(bytes))};
     case CollectiveKind::kReduceScatter:
-      return {meetings(network, 2, sums(ranks * bytes))};
+      return {meetings(network, 2, network.sum_seconds(ranks * bytes))};
     case CollectiveKind::kAllReduce:
-      if (bytes <= kSmallBytes) return {meetings(network, 1, sums(ranks * bytes))};
-      return {meetings(network, 3, sums(bytes) + copies((ranks - 1) / ranks * bytes))};
+      if (bytes <= kSmallBytes) return {meetings(network, 1, network.sum_seconds(ranks * bytes))};
+      return {meetings(network, 3,
+                       network.sum_seconds(bytes) + network.copy_seconds((ranks - 1) / ranks * bytes))};
     case CollectiveKind::kExchange:
-      return {meetings(network, 2, copies(bytes))};
+      return {meetings(network, 2, network.copy_seconds(bytes))};
   }
   return {};
 }
@@ -70,21 +64,21 @@ Cost shared_memory(const CollectiveCall& call, const NetworkTable& network) {
 Cost gloo(const CollectiveCall& call, const NetworkTable& network) {
   const double ranks = call.group.ranks, bytes = call.bytes;
   const Level level = level_of(call.group);
-  const auto sums = [&](double count) { return over(count, network.sum_bytes_per_second); };
   switch (call.kind) {
     case CollectiveKind::kAllGather: {
       Stage stage = transfer(network, level, 1, (ranks - 1) * bytes);
-      stage.core_seconds += over(bytes, network.copy_bytes_per_second);
+      stage.core_seconds += network.copy_seconds(bytes);
       return {stage};
     }
     case CollectiveKind::kReduceScatter:
-      return {transfer(network, level, 1, (ranks - 1) * bytes), {.core_seconds = sums(ranks * bytes)}};
+      return {transfer(network, level, 1, (ranks - 1) * bytes),
+              {.core_seconds = network.sum_seconds(ranks * bytes)}};
     case CollectiveKind::kAllReduce: {  // segments are added up while the next are under way
       const double received = 2 * (ranks - 1) / ranks * bytes;
       const double steps = 2 * (ranks - 1), ring_latency = network.at(level).ring_latency_seconds;
       Stage stage = transfer(network, level, steps, received);
       if (ring_latency > 0) stage.delay_seconds = steps * ring_latency;
-      stage.core_seconds += sums(received / 2);
+      stage.core_seconds += network.sum_seconds(received / 2);
       return {stage};
     }
     case CollectiveKind::kExchange:
@@ -96,18 +90,17 @@ Cost gloo(const CollectiveCall& call, const NetworkTable& network) {
 Cost mpi(const CollectiveCall& call, const NetworkTable& network) {
   const double ranks = call.group.ranks, bytes = call.bytes;
   const Level level = level_of(call.group);
-  const auto sums = [&](double count) { return over(count, network.sum_bytes_per_second); };
   switch (call.kind) {
     case CollectiveKind::kAllGather:
       return {transfer(network, level, std::ceil(std::log2(ranks)), (ranks - 1) * bytes)};
     case CollectiveKind::kReduceScatter: {  // pieces are added up while the next are under way
       Stage stage = transfer(network, level, 1, (ranks - 1) * bytes);
-      stage.core_seconds += sums(ranks * bytes);
+      stage.core_seconds += network.sum_seconds(ranks * bytes);
       return {stage};
     }
     case CollectiveKind::kAllReduce: {
       Stage stage = transfer(network, level, 2, 2 * (ranks - 1) / ranks * bytes);
-      stage.core_seconds += sums(bytes);
+      stage.core_seconds += network.sum_seconds(bytes);
       return {stage};
     }
     case CollectiveKind::kExchange:
@@ -120,20 +113,18 @@ Cost mpi(const CollectiveCall& call, const NetworkTable& network) {
 Cost hierarchical(const CollectiveCall& call, const NetworkTable& network) {
   const double hosts = call.group.hosts(), here = call.group.ranks_of_host, bytes = call.bytes;
   const Level level = level_of(call.group);
-  const auto copies = [&](double count) { return over(count, network.copy_bytes_per_second); };
-  const auto sums = [&](double count) { return over(count, network.sum_bytes_per_second); };
   switch (call.kind) {
     case CollectiveKind::kAllGather: {
       Stage stage = transfer(network, level, 1, (hosts - 1) * bytes);
       add_meetings(stage, network, 2 * hosts);
-      stage.core_seconds += copies(hosts * (here - 1) * bytes);
+      stage.core_seconds += network.copy_seconds(hosts * (here - 1) * bytes);
       return {stage};
     }
     case CollectiveKind::kReduceScatter: {
       Stage stage = transfer(network, level, 1, (hosts - 1) * bytes);
       add_meetings(stage, network, 2 * hosts);
-      stage.core_seconds += sums(hosts * here * bytes);
-      return {stage, {.core_seconds = sums(hosts * bytes)}};
+      stage.core_seconds += network.sum_seconds(hosts * here * bytes);
+      return {stage, {.core_seconds = network.sum_seconds(hosts * bytes)}};
     }
     case CollectiveKind::kAllReduce: {
       if (bytes <= kSmallBytes / 2) {  // whole tensors, in one exchange
@@ -144,7 +135,7 @@ Cost hierarchical(const CollectiveCall& call, const NetworkTable& network) {
       const double piece = bytes / here;
       Stage stage = transfer(network, level, 2, 2 * (hosts - 1) / hosts * piece);
       add_meetings(stage, network, 4);
-      stage.core_seconds += sums(bytes + piece) + copies((here - 1) * piece);
+      stage.core_seconds += network.sum_seconds(bytes + piece) + network.copy_seconds((here - 1) * piece);
       return {stage};
     }
     case CollectiveKind::kExchange:
@@ -255,7 +246,7 @@ Cost cost_of(const CollectiveCall& call, comm::Backend backend, const NetworkTab
 double transfer_seconds(const Stage& stage, const NetworkTable& network, double cores) {
   double seconds = cores > 0 ? stage.core_seconds * std::max(1.0, 1 / cores) : stage.core_seconds;
   for (const Level level : {Level::kInside, Level::kBetween, Level::kSlices}) {
-    seconds = std::max(seconds, over(stage.bytes_at(level), network.at(level).bytes_per_second));
+    seconds = std::max(seconds, seconds_at_rate(stage.bytes_at(level), network.at(level).bytes_per_second));
   }
   return seconds;
 }

@@ -34,6 +34,11 @@ struct Link {
 /// Of Link::speed_beside_compute.
 inline constexpr double kLeastSpeedBesideCompute = 0.5;
 
+/// A rate of 0 takes no time.
+inline double seconds_at_rate(double bytes, double bytes_per_second) {
+  return bytes_per_second > 0 ? bytes / bytes_per_second : 0;
+}
+
 struct NetworkTable {
   std::string name = {};    ///< for people
   std::string source = {};  ///< "measured", or where the figures of a preset come from
@@ -45,6 +50,8 @@ struct NetworkTable {
   double sum_bytes_per_second = 0;  ///< of the tensors that are added up
 
   const Link& at(Level level) const;
+  double copy_seconds(double bytes) const { return seconds_at_rate(bytes, copy_bytes_per_second); }
+  double sum_seconds(double bytes) const { return seconds_at_rate(bytes, sum_bytes_per_second); }
 };
 
 /// A network of GPUs' hosts, of which each GPU has one port.

@@ -44,6 +44,16 @@ ComputeTable table_of_gpu(const plan::PlanOptions& machines, const config::Confi
           .host_seconds = kLaunchSeconds};
 }
 
+/// Replaces the links between hosts by the preset, if one is given.
+void use_preset(NetworkTable& network, const SimulationOptions& options) {
+  if (options.network.empty()) return;
+  const NetworkPreset& preset = network_preset(options.network);
+  network.name = preset.name;
+  network.source = preset.source;
+  network.between.latency_seconds = preset.latency_seconds;
+  network.between.bytes_per_second = kNetworkShare * preset.gbps * kBytesOfGbit;
+}
+
 NetworkTable network_of_gpus(const plan::PlanOptions& machines, const SimulationOptions& options) {
   const double inside =
       machines.node_bandwidth_gbps > 0 ? machines.node_bandwidth_gbps : machines.bandwidth_gbps;
@@ -56,13 +66,7 @@ NetworkTable network_of_gpus(const plan::PlanOptions& machines, const Simulation
       .slices = {.latency_seconds = kNetworkLatency,
                  .bytes_per_second = kNetworkShare * machines.dcn_bandwidth_gbps * kBytesOfGbit},
       .base_seconds = kCollectiveLatency};
-  if (!options.network.empty()) {
-    const NetworkPreset& preset = network_preset(options.network);
-    network.name = preset.name;
-    network.source = preset.source;
-    network.between = {.latency_seconds = preset.latency_seconds,
-                       .bytes_per_second = kNetworkShare * preset.gbps * kBytesOfGbit};
-  }
+  use_preset(network, options);
   return network;
 }
 
@@ -76,13 +80,7 @@ NetworkTable measured_network(const Calibration& calibration, comm::Backend back
          util::name_of(backend));
   }
   NetworkTable network = found->second;
-  if (!options.network.empty()) {
-    const NetworkPreset& preset = network_preset(options.network);
-    network.name = preset.name;
-    network.source = preset.source;
-    network.between.latency_seconds = preset.latency_seconds;
-    network.between.bytes_per_second = kNetworkShare * preset.gbps * kBytesOfGbit;
-  }
+  use_preset(network, options);
   if (network.slices.bytes_per_second == 0) network.slices = network.between;
   return network;
 }

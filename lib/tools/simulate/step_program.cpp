@@ -53,9 +53,9 @@ class Kernels {
 
   /// What has come since the last call.
   KernelSeconds take() {
-    const auto over = [](double bytes, double rate) { return rate > 0 ? std::max(0.0, bytes) / rate : 0; };
-    seconds_[KernelClass::kElementwise] += over(bytes_, table_.elementwise_bytes_per_second);
-    seconds_[KernelClass::kLoss] += over(logit_bytes_, table_.loss_bytes_per_second);
+    seconds_[KernelClass::kElementwise] +=
+        seconds_at_rate(std::max(0.0, bytes_), table_.elementwise_bytes_per_second);
+    seconds_[KernelClass::kLoss] += seconds_at_rate(logit_bytes_, table_.loss_bytes_per_second);
     const double launching = static_cast<double>(launches_) * table_.host_seconds;
     // The host of a GPU runs ahead by a stage at most; a CPU launches and computes in turn.
     const double waited = table_.is_gpu() ? std::max(0.0, launching - seconds_.sum()) : launching;
@@ -127,8 +127,7 @@ class ProgramWriter final : private shard::CommandReader {
   }
 
   double update_seconds(const shard::UnitSizes& unit) const {
-    const double rate = table_.optimizer_bytes_per_second;
-    return rate > 0 ? update_bytes(config_, unit) / rate : 0;
+    return seconds_at_rate(update_bytes(config_, unit), table_.optimizer_bytes_per_second);
   }
 
   std::vector<Operation> micro_batch(bool sync, bool is_last) {
