@@ -1,6 +1,6 @@
 #pragma once
 
-// What this rank is doing at the moment, for reports of a run that hangs or has lost a rank.
+// The activity of this rank at the moment, for reports of a run that hangs or has lost a rank.
 
 #include <chrono>
 #include <cstdint>
@@ -17,23 +17,23 @@ namespace fsdp::comm {
 class Activity {
  public:
   struct Snapshot {
-    int64_t step = 0;         ///< in progress; 0: before the first
-    int64_t steps_begun = 0;  ///< by this process
-    /// In progress: "all_gather of model.layers.3 (backward)". Several groups can have one each; then they are
-    /// joined by "and", oldest first. Empty: none.
+    int64_t step = 0;         ///< step in progress; 0: before the first
+    int64_t steps_begun = 0;  ///< number of steps that this process has begun
+    /// Collectives in progress, such as "all_gather of model.layers.3 (backward)". Several groups can have
+    /// one each: they are joined by "and", oldest first. Empty: none.
     std::string collective;
-    std::string last;    ///< the collective that ended last; empty: none has
+    std::string last;    ///< the collective that ended last; empty: none has ended
     double seconds = 0;  ///< since the oldest collective in progress began, else since the last one ended
     double step_seconds = 0;  ///< since the step began
-    int64_t collectives = 0;  ///< ended so far
+    int64_t collectives = 0;  ///< number of collectives that have ended
   };
 
   void begin_step(int64_t step);
   /// Returns the number of the collective, for end_collective().
   int64_t begin_collective(const char* op, const CallSite& site);
   void end_collective(int64_t number);
-  /// No step is in progress any more, nor any collective, even one that has failed: this process goes on in
-  /// another group.
+  /// Ends the step and all collectives in progress, even one that has failed: this process goes on in another
+  /// group.
   void leave_step();
   Snapshot snapshot() const;
 
@@ -47,7 +47,7 @@ class Activity {
 
   mutable std::mutex mutex_;
   Snapshot state_;
-  std::map<int64_t, Collective> in_progress_;  ///< by number, which orders them by age
+  std::map<int64_t, Collective> in_progress_;  ///< keys are numbers, which order them by age
   int64_t next_number_ = 0;
   Clock::time_point last_ended_ = Clock::now(), step_began_ = Clock::now();
 };

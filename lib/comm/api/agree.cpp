@@ -17,12 +17,12 @@
 namespace fsdp::comm {
 namespace {
 
-/// Far below any time-out, and long enough that the meetings cost nothing. A rank whose body has ended does not
-/// wait that long: it waits for the others in the all-reduce.
+/// Far below any time-out, and long enough that the meetings cost nothing. A rank whose body has ended does
+/// not wait that long, but in the all-reduce for the other ranks.
 constexpr std::chrono::milliseconds kBetweenMeetings{500};
 constexpr double kSecondsUntilTold = 60;
 
-/// One character for the kind, then the message; empty when all went well.
+/// Empty if `body` succeeds; otherwise one character for the kind of the error, then its message.
 std::string outcome_of(const std::function<void()>& body) {
   try {
     body();
@@ -48,7 +48,7 @@ void share(Communicator& communicator, const std::string& purpose, const std::st
                     first.substr(1) + (all ? "" : " (on rank " + util::join(failed, ", ") + ")"));
 }
 
-/// Meets the other ranks again and again in a thread of its own, until the bodies of all have ended.
+/// Meets the other ranks repeatedly, in a separate thread, until the bodies of all have ended.
 class Meetings {
  public:
   Meetings(Communicator& communicator, const std::string& purpose)
@@ -66,7 +66,7 @@ class Meetings {
   Meetings(const Meetings&) = delete;
   Meetings& operator=(const Meetings&) = delete;
 
-  /// Returns when the bodies of all ranks have ended. To be called when this rank's has.
+  /// Returns when the bodies of all ranks have ended. Called when this rank's body has ended.
   void join() {
     body_ends_.set_value();
     std::exchange(meetings_, {}).get();

@@ -10,9 +10,9 @@
 namespace fsdp::comm {
 namespace {
 
-thread_local bool serves = false;  ///< whether this thread is that of a Helper
+thread_local bool serves = false;  ///< whether this thread belongs to a Helper
 
-/// A thread that runs the tasks of another. Each call with a thread of its own would cost more than many of the calls do.
+/// A thread that runs the tasks of another. A new thread for each call would cost more than most calls take.
 class Helper {
  public:
   Helper() : state_(std::make_shared<State>()) {
@@ -42,7 +42,7 @@ class Helper {
   struct State {
     std::mutex mutex;
     std::condition_variable changed;
-    std::function<void()> task;  ///< until it is done
+    std::function<void()> task;  ///< null when no task is waiting or running
     bool is_over = false;
   };
 

@@ -12,14 +12,15 @@
 
 namespace fsdp::comm {
 
-/// Runs `task`, which must not throw, on a thread that serves the calling one; whether it has ended within `limit`. The
-/// thread stays for the next task, for a second at least; a late one is abandoned. A call of a task is part of it: it has
-/// the limit of the outer call. A process made by fork() starts a thread of its own.
+/// Runs `task`, which must not throw, in a thread that serves the calling thread. Returns whether it has
+/// ended within `limit`. The serving thread stays for later tasks, at least for a second; a late one is
+/// abandoned. A call from inside a task is part of that task and has its limit. A process made by fork()
+/// starts a thread of its own.
 bool run_within(std::chrono::milliseconds limit, std::function<void()> task);
 
 /// Runs `body` in a separate thread and returns its result, or throws its exception; nullopt if it does not
-/// end within `limit`. A late thread is abandoned, so `body` must own or share everything it uses; one in time has let go
-/// of it, so that a store which the body shares can be ended by its owner.
+/// end within `limit`. A late thread is abandoned, so `body` must own or share everything it uses. A thread
+/// in time has released `body`, so that the owner of a store that `body` shares can end the store.
 template <typename Body>
 auto call_within(std::chrono::milliseconds limit, Body body) -> std::optional<std::invoke_result_t<Body>> {
   struct Call {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Communicator: the collectives of one group of ranks. Ranks exchange data through it alone.
+// Communicator: the collectives of one group of ranks, which exchange data through it alone.
 //
 // All methods are collective except rank(), world_size(), backend_name(), device(), allocate*(), enqueue*()
 // and common_memory(): every rank of the group must call the same methods in the same order, from one thread
@@ -29,15 +29,15 @@ namespace fsdp::comm {
 
 /// The purpose of a collective, for messages and traces. `pass` must stay valid for the duration of the call.
 struct CallSite {
-  std::string unit;            ///< the FSDP unit, or the purpose ("gradient norm")
+  std::string unit;            ///< the FSDP unit, or another purpose ("gradient norm")
   const char* pass = "other";  ///< forward, backward, optimizer, other
 };
 
-/// What a reduction makes of the ranks' elements: their sum or the largest.
+/// How a reduction combines the ranks' elements: their sum, or the largest.
 enum class ReduceOp { kSum, kMax };
 
-/// Called with a rank's sums in their order, kFinishedRun at a time, the last time with the rest: changes them in place
-/// before they are stored, while they are in the cache.
+/// Changes a rank's sums in place before they are stored, while they are in the cache. Called for consecutive
+/// runs of kFinishedRun sums; the last run may be shorter.
 using FinishSums = std::function<void(float* sums, int64_t n)>;
 inline constexpr int64_t kFinishedRun = 512;
 
@@ -56,17 +56,17 @@ class Work {
 /// The Work of an operation that completed before the call returned.
 std::unique_ptr<Work> done_work();
 
-/// Memory that all ranks of a group share, into which an all-gather moves only each rank's own part. Available
-/// with shared memory on one host, with threads as ranks, and through their decorators; see
+/// Memory that all ranks of a group share, into which an all-gather moves only each rank's own part.
+/// Available with shared memory on one host, with threads as ranks, and through their decorators; see
 /// Communicator::common_memory().
 class CommonMemory {
  public:
   virtual ~CommonMemory() = default;
 
-  /// Runs `task` as Communicator::enqueue() does, with `nbytes` of the shared memory, or with null on all ranks
-  /// if the system has no memory left to share. Collective. The memory is reused once every rank has released
-  /// its pointer. An all-gather whose output begins there writes only this rank's part, unless the input is
-  /// that part already; ranks must not write anywhere else in the memory.
+  /// Runs `task` as Communicator::enqueue() does, with `nbytes` of the shared memory, or with null on all
+  /// ranks if the system has no memory left to share. Collective. The memory is reused once every rank has
+  /// released its pointer. An all-gather whose output begins there writes only this rank's part, unless the
+  /// input is that part already; ranks must not write anywhere else in the memory.
   virtual std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
                                                     std::function<void(c10::DataPtr)> task) = 0;
   /// Sets how much memory is taken from the system, in one piece, at the first request. Each request needs
@@ -83,8 +83,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   virtual int world_size() const = 0;
   virtual std::string backend_name() const = 0;
 
-  /// The device of the buffers that allocate() returns. A communicator of a GPU accepts tensors in host memory
-  /// as well; see make_device_communicator().
+  /// The device of the buffers that allocate() returns. A communicator of a GPU accepts tensors in host
+  /// memory as well; see make_device_communicator().
   virtual at::Device device() const { return at::kCPU; }
 
   /// output [W * n] = the ranks' inputs [n], concatenated in rank order. The input may alias this rank's part
@@ -97,7 +97,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   virtual std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                                const CallSite& site) = 0;
 
-  /// reduce_scatter() of float32 in host memory, and `finish` for the output. The default finishes it afterwards.
+  /// reduce_scatter() of float32 in host memory, followed by `finish` for the output. By default in two
+  /// passes.
   virtual std::unique_ptr<Work> reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input,
                                                           FinishSums finish, const CallSite& site);
 
@@ -107,22 +108,23 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// tensor = the tensor of rank `root`, in place.
   virtual std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) = 0;
 
-  /// output [n] = the input [n] of the rank before this one; the first rank receives that of the last. Both are
-  /// contiguous, of any shape, and do not overlap. A rank is done when its two neighbours have taken part;
-  /// whether others have failed, it may learn only from the next collective. Empty tensors are not sent.
+  /// output [n] = the input [n] of the previous rank; the first rank receives the last one's. Both tensors
+  /// are contiguous, of any shape, and do not overlap. A rank is done when its two neighbours have taken
+  /// part, so it may learn of the failure of another rank only from the next collective. Empty tensors are
+  /// not sent.
   virtual std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
                                       const CallSite& site) = 0;
 
   virtual void barrier(const CallSite& site) = 0;
 
-  /// How long callers were blocked in wait() while a collective ran, of this group or of any that was made from
-  /// the same world: what is left of a step's time is this rank's own. Counts all of a collective, with the
-  /// copying that this rank does in it. Not collective. nullopt where it is not known: of a world of one, of
-  /// devices, and of communicators that complete collectives at the call.
+  /// Time for which callers were blocked in wait() while a collective ran, in all groups made from the same
+  /// world; the rest of a step's time is this rank's own. A collective counts whole, with the copying that
+  /// this rank does in it. nullopt where the time is unknown: for a world of one, for devices, and for
+  /// communicators that complete collectives at the call. Not collective.
   virtual std::optional<double> waited_seconds() const { return std::nullopt; }
 
-  /// Whether sums of float32 over the ranks of a reduce-scatter are those of sum_in_rank_order(). Else their order is
-  /// fixed too, but another.
+  /// Whether a reduce-scatter adds float32 in the order of sum_in_rank_order(). Otherwise the order is fixed
+  /// too, but different.
   virtual bool adds_in_pairs() const { return true; }
 
   /// Runs `task` on this rank in the order of issue: after the collectives issued before it have completed
@@ -133,34 +135,33 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   virtual std::unique_ptr<Work> enqueue(std::function<void()> task);
 
   /// Runs `task`, which frees memory, once the operations issued before it no longer use that memory. On the
-  /// host this is enqueue(). On a device, where tasks run ahead of the kernels that they launch, the task runs
-  /// in wait() of the Work, or in its destructor: by then the caller's stream, to which the memory returns, has
-  /// waited for those operations.
+  /// host this is enqueue(). On a device, where tasks run ahead of the kernels that they launch, the task
+  /// runs in wait() of the Work, or in its destructor: by then the caller's stream, to which the memory
+  /// returns, has waited for those operations.
   virtual std::unique_ptr<Work> enqueue_release(std::function<void()> task);
 
-  /// An uninitialised 1-D buffer in the memory that suits this communicator's collectives best; by default in host
-  /// memory.
+  /// An uninitialised 1-D buffer in the memory that suits this communicator's collectives best; by default in
+  /// host memory.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype);
   /// Like allocate(), in host memory.
   virtual at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype);
 
-  /// Memory that all ranks of the group share, or null for a communicator without it;
-  /// the same on all ranks. Owned by the communicator.
+  /// Memory that all ranks of the group share; null on all ranks if there is none. Owned by the communicator.
   virtual CommonMemory* common_memory() { return nullptr; }
 
-  /// A communicator over `ranks`: ascending ranks of this group that include this rank, numbered from 0 in the
-  /// new group. Exactly these ranks call it, and wait for each other; a rank in several groups must create
-  /// them in the same order as the other ranks. `name` identifies the group in messages ("data"); messages
-  /// give ranks as numbers in the whole run.
+  /// A communicator over `ranks`: ascending ranks of this group that include this rank, numbered from 0 in
+  /// the new group. Exactly these ranks call it, and wait for each other; a rank in several groups must
+  /// create them in the same order as the other ranks. `name` identifies the group in messages ("data");
+  /// messages give ranks as numbers in the whole run.
   ///
   /// The subgroup's collectives are not ordered with those of this group. A subgroup of one rank is a
   /// SingleCommunicator; a subgroup of all ranks is this communicator itself.
   virtual std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks);
 
-  /// As subgroup(), of two ranks or more, but always with connections and a queue of its own, also for all
+  /// Like subgroup() for two ranks or more, but always with new connections and a new queue, also for all
   /// ranks of this group.
   virtual std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) = 0;
-  /// As subgroup(), for tensors in host memory alone: a GPU's needs no communicator of NCCL.
+  /// Like subgroup(), for tensors in host memory alone: on GPUs no NCCL communicator is made.
   virtual std::shared_ptr<Communicator> host_group(const std::string& name, const std::vector<int>& ranks) {
     return subgroup(name, ranks);
   }
@@ -168,8 +169,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<Communicator> duplicate(const std::string& name);
 
  protected:
-  /// Checks `ranks` and returns the two communicators that need no new connections (a group of one rank, a
-  /// group of all); null for others.
+  /// Checks `ranks` and returns the communicator of a group that needs no new connections: one rank, or all.
+  /// Otherwise null.
   std::shared_ptr<Communicator> existing_subgroup(const std::string& name, const std::vector<int>& ranks);
 
   /// The neighbours in the ring of a shift.
@@ -218,18 +219,18 @@ class AgreedError : public util::Error {
 std::vector<std::string> all_gather_text(Communicator& communicator, const std::string& text,
                                          const CallSite& site);
 
-/// The text of the lowest rank that gives one, on all ranks; "" if none does. Collective: a maximum of eight bytes
-/// and, if there is a text, broadcasts of it.
+/// The text of the lowest rank that gives one, on all ranks; "" if none does. Collective: a maximum of eight
+/// bytes and, if there is a text, broadcasts of it.
 std::string first_text(Communicator& communicator, const std::string& text, const CallSite& site);
 
-/// Runs `body` on every rank, in the calling thread. If it throws on any rank, every rank throws an AgreedError with
-/// the kind and the message of the lowest failing rank, followed by the list of failing ranks unless all failed.
-/// Collective: no rank is left waiting for one that has failed. A body may take longer than the time-out of a
-/// collective, such as one that reads or deletes files on a slow disk: meanwhile the ranks meet twice a second, so
-/// that it is not mistaken for a lost peer. Requires: the body issues no collectives.
+/// Runs `body` on every rank, in the calling thread. If it throws on any rank, every rank throws an
+/// AgreedError with the kind and the message of the lowest failing rank, followed by the list of failing
+/// ranks unless all failed. Collective: no rank waits for one that has failed. A body may take longer than
+/// the time-out of a collective, for example to delete files on a slow disk: the ranks meet twice a second
+/// meanwhile, so that it is not mistaken for a lost peer. Requires: the body issues no collectives.
 void agree(Communicator& communicator, const std::string& purpose, const std::function<void()>& body);
 
-/// agree() for a body that issues collectives itself, or is known to be short. The ranks meet only after it.
+/// agree() for a body that issues collectives itself or is short. The ranks meet only after the body.
 void agree_at_once(Communicator& communicator, const std::string& purpose, const std::function<void()>& body);
 
 }  // namespace fsdp::comm

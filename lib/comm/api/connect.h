@@ -13,7 +13,7 @@
 
 namespace fsdp::comm {
 
-/// A run whose processes have joined the store and are to be connected.
+/// Everything that a backend needs to connect a run whose processes have joined the store.
 struct RunToConnect {
   const LaunchEnvironment& environment;
   const CommOptions& options;

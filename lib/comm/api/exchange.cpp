@@ -21,7 +21,7 @@ void Exchange::swap_with_all(int rank, int size, int tag, const std::function<at
                              const std::function<at::Tensor(int)>& to) {
   std::vector<Transfer> transfers;
   std::exception_ptr lost;
-  // With a peer that is gone all fail. The others still get what they wait for, and find out by themselves.
+  // If a peer is lost, all ranks fail. The others still get their tensors, and notice the loss themselves.
   const auto attempt = [&lost](const auto& body) {
     try {
       body();

@@ -1,8 +1,8 @@
 #pragma once
 
-// The base of every decorator: a communicator that forwards each call to the one it holds. A decorator
-// overrides only what it changes: most override collective() and new_group(). lib/README.md draws the
-// decorators of a run.
+// ForwardingCommunicator: the base of every decorator. It forwards each call to the communicator that it
+// holds; most decorators override only collective() and new_group(). lib/README.md draws the decorators of a
+// run.
 
 #include <functional>
 #include <memory>
@@ -20,15 +20,17 @@ struct Collective {
   enum class Kind { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kShift, kBarrier };
 
   Kind kind;
-  at::Tensor output{}, input{};  ///< the same tensor for an all-reduce and a broadcast; none for a barrier
-  ReduceOp op = ReduceOp::kSum;  ///< of an all-reduce
-  int root = 0;                  ///< of a broadcast
-  FinishSums finish{};           ///< of a reduce-scatter, or empty
+  /// The same tensor in an all-reduce and a broadcast; undefined for a barrier.
+  at::Tensor output{}, input{};
+  ReduceOp op = ReduceOp::kSum;  ///< used by all-reduces
+  int root = 0;                  ///< used by broadcasts
+  FinishSums finish{};           ///< used by reduce-scatters; may be empty
 
   /// "all_gather" and so on.
   const char* name() const;
   /// This rank's payload: the part that it contributes to an all-gather or receives from a reduce-scatter,
-  /// the whole tensor of an all-reduce or broadcast, what it sends in a shift; undefined for a barrier.
+  /// the whole tensor of an all-reduce or broadcast, the tensor that it sends in a shift. Undefined for a
+  /// barrier.
   const at::Tensor& payload() const { return kind == Kind::kReduceScatter ? output : input; }
   /// Makes the call. The Work of a barrier is complete.
   std::unique_ptr<Work> issue(Communicator& communicator, const CallSite& site) const;

@@ -22,9 +22,9 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr milliseconds kPatience{2000};       ///< for the reports of other ranks
-constexpr milliseconds kStorePatience{500};   ///< for the store's first answer, and for its last
-constexpr milliseconds kReasonPatience{500};  ///< for the report of the rank that closed a connection
+constexpr milliseconds kPatience{2000};       ///< limit for the reports of other ranks
+constexpr milliseconds kStorePatience{500};   ///< limit for the store's first answer, and for its last
+constexpr milliseconds kReasonPatience{500};  ///< limit for the report of the rank that closed a connection
 constexpr milliseconds kLookAgain{20};
 
 struct Report {
@@ -43,7 +43,7 @@ struct Reports {
   std::condition_variable changed;
   bool reported = false, done = false, no_store = false;
   Report first;
-  std::map<int, FailureSight> sights;  ///< by global rank
+  std::map<int, FailureSight> sights;  ///< keys are global ranks
 
   void add(int rank, FailureSight sight) {
     std::lock_guard lock(mutex);
@@ -112,7 +112,7 @@ std::string GroupIdentity::key() const {
   constexpr size_t kFew = 16;
   const std::string all = util::join(texts_of(ranks), "-");
   if (ranks.size() <= kFew) return all;
-  // It is a part of each of the group's keys in the store.
+  // The key is part of each of the group's keys in the store.
   return util::concat(ranks.front(), "-of-", ranks.size(), "-", std::hex, util::hash_of(0, all));
 }
 

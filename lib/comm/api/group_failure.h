@@ -1,7 +1,7 @@
 #pragma once
 
-// The identity of a group of ranks, and its failures: one wording for all backends, and one cause on all ranks
-// although each rank sees a different part of the failure.
+// The identity of a group of ranks, and its failures: one wording for all backends, and one cause on all
+// ranks although each rank sees a different part of the failure.
 
 #include <chrono>
 #include <functional>
@@ -18,18 +18,19 @@
 namespace fsdp::comm {
 
 struct GroupIdentity {
-  std::string name;        ///< of a subgroup, "data/rows" for a nested one; empty for the whole run
+  std::string name;        ///< name of a subgroup, "data/rows" if nested; empty: the whole run
   std::vector<int> ranks;  ///< global ranks of the members
-  int rank = 0;            ///< this rank's number in the group
+  int rank = 0;            ///< number of this rank in the group
   int run_size = 1;        ///< number of ranks in the run
-  std::function<bool()> is_broken_off = nullptr;        ///< that of the LaunchEnvironment
-  const char* timeout_source = "comm.timeout_seconds";  ///< what sets the group's time-out, for messages
+  std::function<bool()> is_broken_off = nullptr;        ///< LaunchEnvironment::is_broken_off
+  /// The option that sets the group's time-out, for messages.
+  const char* timeout_source = "comm.timeout_seconds";
 
   int size() const { return static_cast<int>(ranks.size()); }
   int global_rank() const { return ranks[static_cast<size_t>(rank)]; }
-  /// "0-2-4", of more than a few ranks a hash: short, and different for groups of other ranks.
+  /// "0-2-4"; for many ranks a hash. Groups of different ranks have different keys.
   std::string key() const;
-  /// " (group data: ranks 0, 1)" for a subgroup, the first ten at most; empty for the whole run.
+  /// " (group data: ranks 0, 1)" for a subgroup, with at most ten ranks; empty for the whole run.
   std::string shown() const;
   /// The subgroup `name` of `members`, which are ranks of this group and include this rank.
   GroupIdentity subgroup(const std::string& name, const std::vector<int>& members) const;
@@ -45,7 +46,8 @@ class SubgroupKeys {
   explicit SubgroupKeys(std::string key) : key_(std::move(key)) {}
 
   const std::string& of_group() const { return key_; }
-  /// The key of the next subgroup with this name and these ranks; the same on all its ranks, unique in the run.
+  /// The key of the next subgroup with this name and these ranks; the same on all its ranks, unique in the
+  /// run.
   std::string next(const std::string& name, const GroupIdentity& subgroup);
 
  private:
@@ -63,7 +65,7 @@ struct GroupFailure {
   bool timeout = false;             ///< the time is up, but no rank is known to be lost
   double timeout_seconds = 0;       ///< comm.timeout_seconds
   std::vector<int> silent_ranks{};  ///< global ranks that did not answer, as far as known
-  std::string silent{};             ///< replaces them: "no answer from rank 0, which hosts the store"
+  std::string silent{};             ///< replaces silent_ranks: "no answer from rank 0, which hosts the store"
   std::string cause{};
 };
 
@@ -81,30 +83,31 @@ class GroupError : public util::Error {
 [[noreturn]] void fail_group(const GroupIdentity& group, const std::string& what,
                              const GroupFailure& failure);
 
-/// What one rank has seen of a failure.
+/// The view that one rank has of a failure.
 struct FailureSight {
   bool timeout = false;
-  /// The rank knows only that a connection was closed, and another rank may report why: gloo closes all
-  /// connections of a rank whose time is up.
+  /// Whether the rank knows only that a connection was closed. Another rank may report the reason: gloo
+  /// closes all connections of a rank whose time is up.
   bool closed = false;
   std::string what{};         ///< the collective in progress, described()
   std::string cause{};        ///< one line
-  std::vector<int> silent{};  ///< global ranks for which it waited in vain, as far as known
+  std::vector<int> silent{};  ///< known global ranks for which the rank waited in vain
 };
 
-/// Combines the sights of all ranks of a failed group through the run's store; the result is for fail_group().
-/// The first rank to report decides whether the failure was a time-out; a rank that has only seen a connection
-/// closed waits half a second for an earlier report. Silent ranks are those for which others waited and that
-/// reported nothing themselves or, if there are none, those without a report within two seconds.
+/// Combines the sights of all ranks of a failed group through the run's store; the result is for
+/// fail_group(). The first rank to report decides whether the failure was a time-out; a rank that has only
+/// seen a connection closed waits half a second for an earlier report. Silent ranks are those for which
+/// others waited and that reported nothing; if there are none, those without a report within two seconds.
+/// `timeout` is the limit that the failed operation had.
 ///
 /// `prefix` in the store must be unique to the group. `reported` is called once the first report is in the
-/// store, or the store has not answered in time: from then on this rank may let the others notice the failure.
-/// Takes up to 3.5 seconds.
+/// store, or the store has not answered in time: from then on this rank may let the others notice the
+/// failure. Takes up to 3.5 seconds.
 GroupFailure share_failure(const RunStore& store, const std::string& prefix, const GroupIdentity& group,
                            const FailureSight& sight, const std::function<void()>& reported,
                            std::chrono::milliseconds timeout = {});
 
-/// The store's key for the first report; it exists once a rank of the group has failed.
+/// Key of the first report in the store; it exists once a rank of the group has failed.
 std::string failure_key(const std::string& prefix);
 
 }  // namespace fsdp::comm

@@ -92,9 +92,9 @@ LaunchEnvironment from_torchrun() {
 
 constexpr int64_t kMostSlurmId = std::numeric_limits<uint32_t>::max();
 
-/// Whether this process belongs to a step that SLURM makes for a job's batch script or interactive shell (slurm.h:
-/// SLURM_BATCH_SCRIPT, SLURM_INTERACTIVE_STEP and others at the end of 32 bits). Its variables look like those of
-/// srun, but what the user starts there is one process.
+/// Whether this process belongs to a step that SLURM makes for a job's batch script or interactive shell
+/// (slurm.h: SLURM_BATCH_SCRIPT, SLURM_INTERACTIVE_STEP and others at the end of 32 bits). Its variables look
+/// like those of srun, but the user starts a single process there.
 bool is_in_shell_of_slurm() {
   constexpr int64_t kFirstSpecialStep = 0xfffffff0;
   return number_variable("SLURM_STEP_ID", 0, kMostSlurmId).value_or(0) >= kFirstSpecialStep;

@@ -1,7 +1,7 @@
 #pragma once
 
-// This process's place in the run, from the environment set by its launcher: fsdp-launch, torchrun, srun or
-// mpirun.
+// The place of this process in the run, from the environment that its launcher has set: fsdp-launch,
+// torchrun, srun or mpirun.
 
 #include <functional>
 #include <string>
@@ -14,16 +14,18 @@ struct LaunchEnvironment {
   int world_size = 1;
   int local_rank = 0;
   int local_world_size = 1;
-  std::string master_addr = "127.0.0.1";  ///< empty: the launcher has not said it
-  int master_port = 29500;                ///< 0: another kind of store, of which master_addr is the name
-  /// The launcher hosts the store at master_addr:master_port; otherwise rank 0 does.
+  std::string master_addr = "127.0.0.1";  ///< empty: the launcher did not give it
+  int master_port = 29500;                ///< 0: another kind of store, which master_addr names
+  /// Whether the launcher hosts the store at master_addr:master_port; otherwise rank 0 does.
   bool launcher_keeps_store = false;
-  /// How often the launcher has restarted all processes. A store that it hosts keeps earlier entries.
+  /// Number of times that the launcher has restarted all processes. A store that it hosts keeps earlier
+  /// entries.
   int restarts = 0;
-  /// A launcher started this process, passes signals on to it and kills it if it does not end.
+  /// Whether a launcher started this process, passes signals on to it and kills it if it does not end.
   bool has_launcher = false;
-  /// The launcher knows which ranks are lost, so that none need wait for others over the network, nor for what others know
-  /// of a failure. Asked while one does, from any thread; null: only they know.
+  /// Whether this group is to be given up, as far as the launcher knows: it knows which ranks are lost, so no
+  /// rank needs to wait over the network. Called from any thread while a rank waits. Null: the launcher does
+  /// not tell.
   std::function<bool()> is_broken_off = nullptr;
 
   bool single_node() const { return local_world_size == world_size; }
@@ -37,8 +39,8 @@ struct LaunchEnvironment {
 ///   MASTER_PORT say otherwise. The step of an interactive shell (salloc) is none;
 /// - Open MPI's mpirun: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; over several nodes MASTER_ADDR
 ///   too, except for communication over MPI.
-/// Without any of them, a world of one. Throws Error(kUsage) that names the variable, its value and the values
-/// that are expected.
+/// Without any of them, a world of one. Throws Error(kUsage) that names the variable, its value and the
+/// values that are expected.
 LaunchEnvironment read_launch_environment();
 
 }  // namespace fsdp::comm

@@ -205,7 +205,7 @@ auto chosen_reduce() {
   return &reduce_baseline<T, op, Out>;
 }
 
-/// In blocks that are widened to float and stay in the L1 cache.
+/// Reduces in blocks that are widened to float and stay in the L1 cache.
 template <ReduceOp op, typename Out>
 void reduce_halves(Out* out, const HalfBits* const* parts, size_t count, int64_t numel) {
   static const auto combine_floats = chosen_reduce<float, op>();
@@ -226,7 +226,7 @@ void reduce_halves(Out* out, const HalfBits* const* parts, size_t count, int64_t
   }
 }
 
-/// Sums in pairs; up to three are the same in order. In blocks that stay in the L1 cache.
+/// Sums in pairs, in blocks that stay in the L1 cache. Up to three parts are the same added in order.
 void sum_in_pairs(float* out, const float* const* parts, size_t count, int64_t numel) {
   static const auto sum = chosen_reduce<float, ReduceOp::kSum>();
   if (count <= 3) return sum(out, parts, count, numel);

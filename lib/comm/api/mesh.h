@@ -14,8 +14,9 @@ namespace fsdp::comm {
 
 /// The groups over each axis, over data x context, dcn x data, dcn x data x context, over no axis (this rank
 /// alone), and over each of these and model. Axes of one rank do not count: groups of the same ranks are one
-/// communicator. Each has a separate queue, so collectives along different axes run concurrently. That of one
-/// rank is Communicator::subgroup() of this rank, that of all ranks the world's communicator itself.
+/// communicator. Each group has a separate queue, so collectives along different axes run concurrently. The
+/// group of one rank is Communicator::subgroup() of this rank, the group of all ranks the world's
+/// communicator itself.
 class Mesh {
  public:
   /// Collective over `world`. Throws Error(kUsage) when the product of the axes is not the world size (see
@@ -33,13 +34,13 @@ class Mesh {
   /// number in the group is its place on the axis. `axes` is one of the combinations above. Not collective.
   const std::shared_ptr<Communicator>& group(std::vector<MeshAxis> axes) const;
 
-  /// The groups over context and over model for layers, which wait for their collectives in the middle of their
-  /// compute: their queues are those of no group over which units are sharded or replicated.
+  /// The groups over context and over model for layers, which wait for collectives in the middle of their
+  /// compute: they share no queue with groups over which units are sharded or replicated.
   const std::shared_ptr<Communicator>& context() const { return context_; }
   const std::shared_ptr<Communicator>& model() const { return model_; }
 
  private:
-  /// `axes` in the order of the mesh without those of one rank.
+  /// `axes` in the order of the mesh, without axes of one rank.
   std::vector<MeshAxis> effective(std::vector<MeshAxis> axes) const;
 
   MeshShape shape_;

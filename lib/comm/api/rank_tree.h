@@ -1,7 +1,7 @@
 #pragma once
 
-// The ranks of a group as a tree, up which texts are combined: where each rank has something to say to rank 0, in
-// groups of a bounded size and a number of messages per rank that grows with the logarithm of the world.
+// RankTree: the ranks of a group as a tree, up which texts are combined for rank 0. Groups have a bounded
+// size, and the number of messages per rank grows with the logarithm of the world.
 
 #include <functional>
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace fsdp::comm {
 
-/// Consecutive ranks form groups of kFanIn, the first ranks of those form groups again, up to one group.
+/// Consecutive ranks form groups of kFanIn ranks; the first ranks of the groups form groups again, up to one.
 class RankTree {
  public:
   static constexpr int kFanIn = 16;
@@ -20,13 +20,13 @@ class RankTree {
   /// Collective. A world of up to kFanIn ranks needs no new connections.
   explicit RankTree(Communicator& communicator);
 
-  /// The groups that a rank is in, from the leaves up: the first rank of one is in the next too.
+  /// The groups that a rank is in, from the leaves up: the first rank of a group is in the next one too.
   static std::vector<std::vector<int>> groups_of(int rank, int world_size);
 
-  /// The texts of the ranks from `first` to `last`, in their order, which are all ranks below one of the tree.
+  /// Combines the texts of ranks `first` to `last`, in rank order: all ranks below a node of the tree.
   using Combine = std::function<std::string(const std::vector<std::string>& texts, int first, int last)>;
 
-  /// What the last combine() returns, on rank 0; what a rank's own last one did, on the others. Collective;
+  /// Returns the result of the last combine() on rank 0, and of a rank's own last one elsewhere. Collective;
   /// `combine`, which must not throw, runs on the first rank of each group.
   std::string reduce(std::string text, const Combine& combine, const CallSite& site) const;
 

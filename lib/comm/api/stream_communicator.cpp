@@ -75,7 +75,7 @@ class OnDevice : public ForwardingCommunicator {
   const at::Device device_;
 };
 
-/// Forwards everything but collectives of the device's tensors to the communicator of the host.
+/// Forwards everything except collectives of the device's tensors to the host communicator.
 class DeviceCommunicator final : public OnDevice {
  public:
   explicit DeviceCommunicator(const DeviceParts& parts)
@@ -90,7 +90,7 @@ class DeviceCommunicator final : public OnDevice {
 
   std::unique_ptr<Work> enqueue(std::function<void()> task) override { return issue(std::move(task)); }
   std::unique_ptr<Work> enqueue_release(std::function<void()> task) override {
-    // What the caller's stream does is of no concern: the task runs behind its wait.
+    // The task runs behind the wait of the caller's stream, so it does not matter what that stream does.
     return std::make_unique<ReleaseWork>(stream_.run_apart([] {}), std::move(task));
   }
 
@@ -148,7 +148,7 @@ class StagedCommunicator final : public OnDevice {
   }
 };
 
-/// How long the collectives of one queue have run, the one under way included. Thread-safe.
+/// Time for which the collectives of one queue have run, including the one under way. Thread-safe.
 class CollectiveClock {
  public:
   void begin() {
@@ -173,7 +173,7 @@ class CollectiveClock {
 
 using Seconds = std::shared_ptr<std::atomic<double>>;
 
-/// Tells waiting for the other ranks from waiting for this rank's own tasks of the queue, such as casts.
+/// Counts waiting for other ranks, but not for this rank's own tasks in the queue, such as casts.
 class QueuedWork final : public Work {
  public:
   QueuedWork(util::Event done, std::shared_ptr<const CollectiveClock> clock, Seconds waited)

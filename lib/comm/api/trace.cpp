@@ -95,7 +95,7 @@ double Trace::now_us() const {
 
 TraceEvent& Trace::pending(uint64_t number) { return pending_.at(number - first_pending_); }
 
-/// An event waits for those that were issued before it.
+/// Writes events in order of issue: a complete event waits for those issued before it.
 void Trace::write_complete() {
   if (!file_.is_open()) return;
   while (!pending_.empty() && pending_.front().complete()) {

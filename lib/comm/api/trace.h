@@ -1,7 +1,7 @@
 #pragma once
 
-// Records what a rank communicates and which unsharded buffers exist, as events (comm/events/trace_event.h) in
-// memory or in a file.
+// Trace: records what a rank communicates and which unsharded buffers exist, as events
+// (comm/events/trace_event.h) in memory or in a file.
 
 #include <chrono>
 #include <cstdint>
@@ -30,28 +30,27 @@ class Trace {
   /// Appends to the file from now on. Throws Error(kIo).
   void open(const std::filesystem::path& path);
 
-  /// The events that follow belong to this step; complete ones of the steps before it are in the file on
-  /// return.
+  /// Assigns the following events to this step. Complete events of earlier steps are in the file on return.
   void begin_step(int64_t step);
 
-  /// A collective was issued; its number goes to the calls below, and then to either waits() or left_alone().
+  /// Records that a collective was issued. Its number goes to the calls below, and then to waits() or
+  /// left_alone().
   uint64_t issued(const char* op, const CallSite& site, int64_t bytes);
   void started(uint64_t number);
   void finished(uint64_t number);
-  /// The rank begins to wait for it.
+  /// Records that the rank begins to wait for the collective.
   void waits(uint64_t number);
-  /// Nobody will wait for it.
+  /// Records that nobody will wait for the collective.
   void left_alone(uint64_t number);
 
-  /// A stage begins to compute; see trace_event.h for `pass`. finished() takes the number that is returned,
-  /// unless the event `has_no_end`.
+  /// Records that a stage begins to compute; see trace_event.h for `pass`. The number returned goes to
+  /// finished(), unless the event `has_no_end`.
   uint64_t computes(const std::string& unit, const char* pass, bool has_no_end = false);
 
-  /// Memory of a unit's unsharded parameters or gradients was allocated or freed.
+  /// Records that memory of a unit's unsharded parameters or gradients was allocated or freed.
   void buffer(bool allocated, const std::string& unit, const char* kind, int64_t bytes);
 
-  /// The events of a step that are still in memory, in order of issue: all of them where open() is never
-  /// called.
+  /// The events of a step that are still in memory, in order of issue: all of them if open() is never called.
   std::vector<TraceEvent> events(int64_t step) const;
 
   double now_us() const;
@@ -64,7 +63,7 @@ class Trace {
   void write_complete();
 
   const Clock::time_point began_;
-  mutable std::mutex mutex_;  ///< of all that follows
+  mutable std::mutex mutex_;  ///< guards the members below
   int64_t step_ = 0;
   std::deque<TraceEvent> pending_;
   uint64_t first_pending_ = 0;  ///< number of pending_.front()
@@ -72,8 +71,8 @@ class Trace {
   std::ofstream file_;
 };
 
-/// Passes everything on to `inner` and records its collectives and those of its subgroups in `trace`: tasks
-/// enqueued before and after each collective take the times at which it begins and ends.
+/// Forwards to `inner` and records its collectives and those of its subgroups in `trace`. Tasks enqueued
+/// before and after each collective record when it begins and ends.
 std::shared_ptr<Communicator> make_tracing_communicator(std::shared_ptr<Communicator> inner,
                                                         std::shared_ptr<Trace> trace);
 

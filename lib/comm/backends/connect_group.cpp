@@ -11,7 +11,8 @@
 namespace fsdp::comm {
 namespace {
 
-/// Of hosts with different numbers of ranks: its groups may be on one host, or evenly on several.
+/// Ranks of hosts with different numbers of ranks. Groups of this group may be on one host, or distributed
+/// evenly over several.
 class UnevenCommunicator final : public ForwardingCommunicator {
  public:
   UnevenCommunicator(std::shared_ptr<Communicator> over_network, GroupIdentity identity, Subgroups groups)

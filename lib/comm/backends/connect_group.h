@@ -1,6 +1,6 @@
 #pragma once
 
-// Which communicator connects a group of the run's ranks: it depends on the hosts that they are on.
+// Chooses the communicator that connects a group of the run's ranks by the hosts that they are on.
 
 #include <memory>
 #include <string>
@@ -15,25 +15,25 @@
 
 namespace fsdp::comm {
 
-/// What is needed to connect ranks of the run.
+/// The connections of the run that groups are made from.
 struct RunConnections {
   std::shared_ptr<HostRanks> host;
-  GlooPlace gloo;                   ///< with `mpi`, only its store and time-out count
-  std::shared_ptr<MpiGroup> mpi{};  ///< of the whole run: between hosts, in place of gloo; or null
+  GlooPlace gloo;                   ///< with `mpi`, only its store and time-out are used
+  std::shared_ptr<MpiGroup> mpi{};  ///< group of all ranks, used between hosts in place of gloo; may be null
 };
 
 /// Connects a group of the run's ranks: through shared memory if all are on one host, hierarchically if they
-/// are distributed evenly over several hosts (hierarchical_communicator.h), else over gloo or MPI. Groups of this
-/// group are connected likewise. Collective over the group; `key` must be unique to it in the run.
+/// are distributed evenly over several hosts (hierarchical_communicator.h), else over gloo or MPI. Groups of
+/// this group are connected likewise. Collective over the group; `key` must be unique to it in the run.
 std::unique_ptr<Communicator> connect_group(const RunConnections& connections, GroupIdentity identity,
                                             const std::string& key);
 
-/// `over_network`, of the ranks of `identity`, with groups from connect_group().
+/// `over_network`, which connects the ranks of `identity`, with groups from connect_group().
 std::unique_ptr<Communicator> with_groups_by_host(std::unique_ptr<Communicator> over_network,
                                                   const RunConnections& connections, GroupIdentity identity,
                                                   const std::string& key);
 
-/// The groups of a group, each with a key of its own.
+/// Makes the groups of a group, each with a key of its own.
 class Subgroups {
  public:
   /// `key`: that of the group itself.

@@ -77,7 +77,7 @@ class HierarchicalCommunicator final : public Communicator {
   int rank() const override { return identity_.rank; }
   int world_size() const override { return identity_.size(); }
   std::string backend_name() const override { return connections_.mpi ? "hierarchical_mpi" : "hierarchical"; }
-  /// Sums of hosts are added, which is the same where they are of as many neighbours as a power of two.
+  /// Sums of hosts are added. That is the same if each host has a power of two of consecutive ranks.
   bool adds_in_pairs() const override {
     if (!std::has_single_bit(static_cast<unsigned>(per_host()))) return false;
     for (int host = 0; host < hosts(); ++host) {
@@ -212,7 +212,8 @@ class HierarchicalCommunicator final : public Communicator {
   }
   /// The host of a rank, and its place among the ranks there.
   std::pair<int, int> location_of(int rank) const { return locations_[static_cast<size_t>(rank)]; }
-  /// The hosts form a ring: each rank sends to the hosts after its own and receives from those before, in turn.
+  /// The hosts form a ring: each rank sends to the hosts after its own and receives from those before, in
+  /// turn.
   int after(int steps) const { return (host_ + steps) % hosts(); }
   int before(int steps) const { return (host_ - steps + hosts()) % hosts(); }
   double timeout_seconds() const { return std::chrono::duration<double>(connections_.gloo.timeout).count(); }
@@ -323,8 +324,8 @@ class HierarchicalCommunicator final : public Communicator {
     if (!whole.is_same(tensor)) tensor.copy_(whole.narrow(0, 0, tensor.numel()));
   }
 
-  /// piece [n] = the sum or maximum over the counterparts of value [n], which may be the same memory: each host
-  /// reduces its share of it for all.
+  /// piece [n] = the sum or maximum over the counterparts of value [n], which may be the same memory: each
+  /// host reduces its share of it for all.
   void all_reduce_across(const at::Tensor& piece, const at::Tensor& value, ReduceOp op) {
     const auto share = [&](const at::Tensor& of, int host) {
       const int64_t begin = of.numel() * host / hosts();
@@ -414,10 +415,10 @@ class HierarchicalCommunicator final : public Communicator {
   const std::string key_;  ///< unique to this group in the run
   Subgroups groups_;
   const HostLayout layout_;
-  std::vector<std::pair<int, int>> locations_;  ///< of each rank: host and place there
-  int host_ = 0;                                ///< of this rank, in layout_
-  int place_ = 0;                               ///< of this rank among those of its host
-  /// How far a shift's receiver is from the sender, in places: at most; 1 where a host's ranks are consecutive.
+  std::vector<std::pair<int, int>> locations_;  ///< host and place there, by rank
+  int host_ = 0;                                ///< host of this rank in layout_
+  int place_ = 0;                               ///< place of this rank among the ranks of its host
+  /// Largest distance, in places, of a shift's receiver from its sender; 1 if a host's ranks are consecutive.
   int places_shifted_ = 0;
   std::shared_ptr<ShmGroup> shm_;
   std::unique_ptr<Communicator> local_;  ///< over shm_: the ranks of this host

@@ -5,8 +5,8 @@
 //
 // With H hosts of L ranks each, a rank exchanges data with the other ranks of its host and with its
 // counterparts, the ranks with the same local index on the other hosts; the L sets of counterparts use the
-// network concurrently. An all-gather of parts of n elements, or a reduce-scatter into them, sends (H - 1) * n
-// elements per rank over the network, 1 / L of the traffic of direct sends between all ranks.
+// network concurrently. An all-gather of parts of n elements, or a reduce-scatter into them, sends (H - 1) *
+// n elements per rank over the network, 1 / L of the traffic of direct sends between all ranks.
 //
 //   all_gather      each part is sent to the counterparts, straight into their outputs; then, host by host as
 //                   the parts arrive, an all-gather through shared memory.
@@ -34,9 +34,9 @@
 
 namespace fsdp::comm {
 
-/// Of ranks that are distributed evenly over several hosts (HostLayout::even()); its groups are those of
-/// connect_group(), of which this is a part. Collective over the group; `key` must be unique to it in the run.
-/// Buffers lie in shared memory.
+/// Connects ranks that are distributed evenly over several hosts (HostLayout::even()). Groups of the group
+/// come from connect_group(). Collective over the group; `key` must be unique to it in the run. Buffers are
+/// in shared memory.
 std::unique_ptr<Communicator> make_hierarchical_communicator(const RunConnections& connections,
                                                              GroupIdentity identity, const std::string& key);
 

@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// When the backward of a stage whose input has no gradient is over, at least: the stages inside it have
+/// Earliest possible end of the backward of a stage whose input has no gradient: the stages inside it have
 /// computed, and the last reduction was issued.
 double end_of_pass(const std::vector<TraceEvent>& events, const TraceEvent& open) {
   double next_micro_batch = INFINITY, last = open.begin_us();

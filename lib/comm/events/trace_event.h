@@ -22,7 +22,8 @@
 //
 // A compute event has op "compute", the pass "forward", "recompute" (forward again, in backward) or
 // "backward", no bytes, and the times issue_us = start_us and done_us. --explain-step records them
-// (run/train/step_timeline.h), a training run does not. step_tracks.h arranges the events of a step as a picture.
+// (run/train/step_timeline.h), a training run does not. step_tracks.h arranges the events of a step as a
+// picture.
 
 #include <cstdint>
 #include <optional>
@@ -35,23 +36,24 @@ namespace fsdp::comm {
 struct TraceEvent {
   int64_t step = 0;
   std::string op{}, unit{};
-  std::string pass_or_event{};  ///< of a buffer: allocate, free
+  std::string pass_or_event{};  ///< pass; for a buffer "allocate" or "free"
   int64_t bytes = 0;
-  double issue_us = 0;  ///< of a buffer: when it was allocated or freed
+  double issue_us = 0;  ///< time of issue; of allocating or freeing a buffer
   std::optional<double> start_us{}, wait_us{}, done_us{};
-  bool left_alone = false;    ///< nobody will wait for it; of compute: its end will not be recorded
-  std::string buffer_kind{};  ///< of a buffer: "parameters", "gradients", "communication"
+  /// Nobody will wait for the collective; for compute: its end will not be recorded.
+  bool left_alone = false;
+  std::string buffer_kind{};  ///< "parameters", "gradients" or "communication"; empty unless a buffer
 
   bool is_buffer() const { return op == "buffer"; }
   bool is_compute() const { return op == "compute"; }
   bool is_collective() const { return !is_buffer() && !is_compute(); }
-  /// Whether nothing about it can change any more.
+  /// Whether the event is complete: nothing of it can change any more.
   bool complete() const;
 
   double begin_us() const { return start_us.value_or(issue_us); }
-  /// Of a buffer: negative when it was freed.
+  /// Change of the live bytes by a buffer's event: negative when it was freed.
   int64_t bytes_added() const;
-  /// How long the rank waited for the result of a collective; 0 where nobody did.
+  /// Time for which the rank waited for a collective's result; 0 if it did not wait.
   double waited_us() const;
 };
 

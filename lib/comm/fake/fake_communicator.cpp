@@ -17,15 +17,15 @@
 
 namespace fsdp::comm {
 
-/// Pending tasks in the order of issue. Threads that wait run them, one thread at a time; the host thread of a
-/// unit waits too (shard/engine/unit.h).
+/// Pending tasks in the order of issue. Threads that wait run them, one thread at a time; the host thread of
+/// a unit waits too (shard/engine/unit.h).
 class FakeCommunicator::Queue {
  public:
   explicit Queue(FakeTiming when) : timing(when) {}
 
   FakeTiming timing;
   std::vector<std::shared_ptr<Queue>>
-      beside{};  ///< of groups of all ranks, which are not ordered with this one
+      beside{};  ///< queues of groups of all ranks, which are not ordered with this queue
 
   void set_timing(FakeTiming when) {
     timing = when;

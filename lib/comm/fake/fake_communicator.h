@@ -8,10 +8,9 @@
 //   shift           copies the input, as if all ranks sent the same
 //   others          leave the tensor unchanged
 //
-// The results are meaningless but finite, whatever the buffers held before.
+// The results are meaningless but finite, whatever the buffers held before. One thread issues operations. Any
+// thread may wait for a Work, and then runs the operations that are due unless another thread does.
 //
-// One thread issues operations; any thread may wait for a Work, and then runs the operations that are due,
-// unless another thread is already doing so.
 
 #include <functional>
 #include <memory>
@@ -21,7 +20,7 @@
 namespace fsdp::comm {
 
 /// When a collective or an enqueued task runs: the two extremes of a network's behaviour. Calls of progress()
-/// during compute turn kWhenWaitedFor into anything between them.
+/// during compute turn kWhenWaitedFor into anything between the two.
 enum class FakeTiming {
   kAtOnce,         ///< at the call
   kWhenWaitedFor,  ///< when it or a later operation is waited for, in the order of issue
@@ -31,7 +30,7 @@ class FakeCommunicator final : public UniformCommunicator {
  public:
   explicit FakeCommunicator(int world_size, FakeTiming timing = FakeTiming::kAtOnce);
 
-  /// Applies to later operations; runs the pending ones first.
+  /// Sets the timing of later operations; runs the pending ones first.
   void set_timing(FakeTiming timing);
   /// Runs the pending operations.
   void progress();
@@ -40,7 +39,7 @@ class FakeCommunicator final : public UniformCommunicator {
   int world_size() const override { return world_size_; }
   std::string backend_name() const override { return "fake"; }
   std::unique_ptr<Work> enqueue(std::function<void()> task) override;
-  /// Initialised to zero.
+  /// Returns memory that is zero.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
   /// A group of fewer ranks shares this communicator's order. All groups share its timing.
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override;

@@ -21,11 +21,11 @@ namespace {
 
 using util::ErrorKind;
 
-/// Of tags; the collectives of c10d have numbers of their own.
+/// Seeds of tags; the collectives of c10d have tags of their own.
 constexpr uint64_t kShiftTag = 0, kAllGatherTag = 1, kReduceScatterTag = 2;
 
 /// A view that does not own the memory: a thread of gloo keeps its tensors for some time after wait() has
-/// returned, and would keep memory that has been freed by then.
+/// returned, and would otherwise keep memory that has been freed by then.
 at::Tensor borrowed(const at::Tensor& tensor) {
   FSDP_CHECK(tensor.is_contiguous());
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.options());

@@ -18,7 +18,7 @@ namespace fsdp::comm {
 /// `store` this function joins the run's store.
 ///
 /// Rank 0 hosts the store at MASTER_ADDR:MASTER_PORT; it listens on every address of that host and has no
-/// authentication, so a run belongs on a trusted network. Throws Error(kTimeout) when not all processes arrive
+/// authentication, so a run needs a trusted network. Throws Error(kTimeout) when not all processes arrive
 /// within options.timeout_seconds, and Error(kUsage) when the address cannot be used.
 std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
                                                      const CommOptions& options, RunStore store = {});

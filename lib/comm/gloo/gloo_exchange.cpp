@@ -27,8 +27,8 @@ auto translated(const Body& body) {
 
 }  // namespace
 
-/// Ends the transfer that is waited for, once the ranks' epoch is broken off: gloo's own waiting has only a time-out, and a
-/// host that the network has lost closes no connection.
+/// Ends the pending transfer once the ranks' epoch is broken off: gloo itself waits until the time-out,
+/// because a host that the network has lost closes no connection.
 class GlooExchange::Breaker {
  public:
   explicit Breaker(std::function<bool()> is_broken_off)

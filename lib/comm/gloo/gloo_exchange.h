@@ -9,13 +9,13 @@
 
 namespace fsdp::comm {
 
-/// Transfers between the ranks of a group over gloo. Those of one tag arrive in the order of sending; a transfer without a
-/// counterpart of its tag waits until the time-out.
+/// Transfers between the ranks of a group over gloo. Transfers with one tag arrive in the order of sending;
+/// one without a counterpart waits until the time-out.
 class GlooExchange final : public Exchange {
  public:
   /// Like connect_gloo(). All methods throw Error(kTimeout) or Error(kPeerLost) with gloo's message.
   GlooExchange(const GlooPlace& place, const std::string& prefix, int rank, int size);
-  /// Over connections that there are.
+  /// Uses existing connections.
   GlooExchange(c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group,
                const std::function<bool()>& is_broken_off);
   ~GlooExchange() override;

@@ -51,8 +51,9 @@ std::string address_towards(const std::string& host, int port) {
   return address;
 }
 
-/// What gloo sees of a group's store while it connects the group. Each member sets an entry, "0/RANK" of a few words for each
-/// other, and reads those of all, one after the other: here they go up and down a tree, and are read at once.
+/// The store as gloo sees it while it connects a group. Each member sets an entry of a few words for each
+/// other member, "0/RANK", and reads the entries of all members one after another. Here the entries go up and
+/// down a tree and are read at once.
 class MeshStore final : public c10d::Store {
  public:
   MeshStore(RunStore store, int rank, int size)
@@ -69,7 +70,7 @@ class MeshStore final : public c10d::Store {
                           return util::join(texts, "");
                         }};
     for (int rank = 0; rank < size_; ++rank) meeting.ranks.push_back(rank);
-    // Each with its length before it, so that they can be joined.
+    // Each text has its length before it, so that texts can be joined.
     const uint64_t length = value.size();
     std::string text(sizeof(length), '\0');
     std::memcpy(text.data(), &length, sizeof(length));

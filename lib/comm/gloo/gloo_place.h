@@ -16,20 +16,21 @@ class ProcessGroupGloo;
 
 namespace fsdp::comm {
 
-/// How this process reaches the others, in any group.
+/// Everything that this process needs to reach the others, in any group.
 struct GlooPlace {
-  RunStore store{};                     ///< of the whole run
-  std::string address{};                ///< of this host; its ranks listen there
-  std::chrono::milliseconds timeout{};  ///< of a collective, and of connecting
-  /// That of the LaunchEnvironment: waiting for others ends with Error(kPeerLost) a few milliseconds after it says so.
+  RunStore store{};                     ///< the run's store
+  std::string address{};                ///< address of this host, at which its ranks listen
+  std::chrono::milliseconds timeout{};  ///< limit for a collective, and for connecting
+  /// LaunchEnvironment::is_broken_off. A few milliseconds after it returns true, waiting for others ends with
+  /// Error(kPeerLost).
   std::function<bool()> is_broken_off = nullptr;
 };
 
-/// How often to ask GlooPlace::is_broken_off, and what the error says then.
+/// Interval at which GlooPlace::is_broken_off is called, and the text of the error.
 constexpr std::chrono::milliseconds kLookForBreak{10};
 constexpr const char* kBrokenOff = "the launcher has told the ranks to leave this group";
 
-/// For processes that have all joined the store.
+/// Requires: all processes of the run have joined the store.
 GlooPlace gloo_place(const LaunchEnvironment& environment, const CommOptions& options, RunStore store);
 
 /// Connects member `rank` with the other `size` - 1 members and returns when all members are connected.

@@ -132,7 +132,7 @@ class MpiCommunicator final : public Communicator {
   struct Call {
     Op op;
     const char* name;
-    at::Tensor tensor;  ///< of the type and size that all have; none for a barrier
+    at::Tensor tensor;  ///< tensor with the type and size that all ranks have; undefined for a barrier
     int root = 0;
   };
 
@@ -143,7 +143,7 @@ class MpiCommunicator final : public Communicator {
   MpiLibrary::Group mpi() const { return group_->mpi(); }
   static char* bytes_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.data_ptr()); }
 
-  /// `memory`: what MPI reads and writes in it.
+  /// `memory`: the tensors that MPI reads and writes in `body`.
   template <typename Body>
   std::unique_ptr<Work> run(const Call& call, const CallSite& site, std::vector<at::Tensor> memory,
                             const Body& body, const std::vector<int>& peers) {
@@ -199,11 +199,12 @@ class MpiCommunicator final : public Communicator {
 
   struct Parts {
     const at::Tensor &received, &whole;  ///< [W * n]
-    char* own;                           ///< [n]: the result; may be this rank's part of `whole`
+    char* own;                           ///< result [n]; may be this rank's part of `whole`
   };
 
-  /// own = the ranks' parts rank() of `whole`, reduced; with `to_all`, `own` is there, and the parts of `whole` become the results of all.
-  /// Piece by piece: one is reduced, and sent on, while the next are under way.
+  /// own = the reduced parts rank() of the ranks' `whole`. With `to_all`, `own` is inside `whole`, whose
+  /// other parts become the results of the other ranks. Piece by piece: one is reduced, and sent on, while
+  /// the next are under way.
   template <typename Reduce>
   void reduce_pieces(const Parts& parts, const Reduce& reduce, bool to_all, const std::string& what) {
     const auto element = static_cast<int64_t>(parts.whole.element_size());
@@ -243,7 +244,7 @@ class MpiCommunicator final : public Communicator {
   std::exception_ptr failure_;  ///< the first
 };
 
-/// Of messages, without meetings: transfers have tags of their own.
+/// Messages without meetings: transfers have tags of their own.
 class MpiExchange final : public Exchange {
  public:
   explicit MpiExchange(std::unique_ptr<MpiGroup> group) : group_(std::move(group)) {}

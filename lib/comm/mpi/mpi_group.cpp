@@ -13,13 +13,13 @@ namespace fsdp::comm {
 
 using Clock = std::chrono::steady_clock;
 
-/// Waiting for others, which ends by the time-out, or by what is known of them.
+/// A wait for other ranks, which ends by the time-out or when a rank is known to be lost.
 class MpiGroup::Look {
  public:
   Look(MpiGroup& group, const std::string& what, MpiPause pause)
       : group_(group), what_(what), pause_(pause) {}
 
-  /// Ends the group if that is due; `awaited`: members that have not come, as far as known.
+  /// Throws Failed if the group has failed. `awaited`: members that are known not to have arrived.
   void again(const std::vector<int>& awaited) {
     pause_();
     const auto now = Clock::now();
@@ -68,7 +68,7 @@ class MpiGroup::Look {
                         util::join(texts_of(missing), ", "));
   }
 
-  /// A launcher of MPI that has seen a rank die on another machine sends SIGTERM, and kills soon after.
+  /// A launcher of MPI that has seen a rank die on another machine sends SIGTERM, and soon after SIGKILL.
   void tell_when_stopped(const std::vector<int>& missing) {
     constexpr std::chrono::milliseconds kLong{100};
     if (told_ || missing.empty() || Clock::now() < begin_ + kLong || !util::StopSignal::received()) return;
@@ -93,7 +93,7 @@ MpiGroup::MpiGroup(MpiPlace place, GroupIdentity identity, std::string prefix)
 
 MpiGroup::MpiGroup(MpiGroup& of, const std::vector<int>& members, GroupIdentity identity, std::string prefix)
     : place_(of.place_), identity_(std::move(identity)), prefix_(std::move(prefix)), mpi_(of.mpi_) {
-  // Together they wait in MPI, where no time-out ends it, for as long as messages take.
+  // The members meet first: in MPI they wait without a time-out, so only for as long as messages take.
   Record record;
   record.numel = static_cast<int64_t>(members.size());
   std::vector<int> peers = members;
@@ -165,7 +165,7 @@ void MpiGroup::send(Requests& requests, int to, int tag, const char* data, int64
 }
 
 void MpiGroup::wait(Requests requests, const std::string& what) {
-  // All are here and send: MPI moves only while it is looked at.
+  // All ranks are here and send. MPI makes progress only inside its calls.
   constexpr int kWithoutPause = 200'000;
   for (Look look(*this, what, MpiPause(kWithoutPause));;) {
     std::erase_if(requests, [&](MpiLibrary::Request& request) { return library().is_done(request); });

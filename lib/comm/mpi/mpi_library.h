@@ -1,7 +1,8 @@
 #pragma once
 
-// MpiLibrary: what comm.backend = "mpi" needs of the system's MPI. It is implemented by a module of its own (mpi/mpi_module.cpp), which is
-// loaded only when that backend is chosen, so that programs do not link an MPI, whose binary interfaces differ.
+// MpiLibrary: the functions of the system's MPI that comm.backend = "mpi" needs. A separate module
+// (mpi/module/mpi_module.cpp) implements them and is loaded only when that backend is chosen, so that
+// programs do not link an MPI, whose binary interfaces differ.
 
 #include <cstdint>
 #include <functional>
@@ -11,8 +12,8 @@
 
 namespace fsdp::comm {
 
-/// All methods may be called from any thread; they are run one at a time, and return without waiting for other ranks unless stated
-/// otherwise. They throw std::runtime_error with MPI's own text.
+/// All methods may be called from any thread and are run one at a time. They return without waiting for other
+/// ranks unless stated otherwise, and throw std::runtime_error with MPI's own text.
 class MpiLibrary {
  public:
   using Group = void*;    ///< a communicator of MPI; lives until end()
@@ -23,7 +24,7 @@ class MpiLibrary {
     int local_rank = 0, local_size = 1;  ///< among the ranks that can share memory
     int max_tag = 0;
     std::string version{};  ///< "Open MPI v4.1.4"
-    Group group = nullptr;  ///< of all ranks, not shared with other users of MPI in this process
+    Group group = nullptr;  ///< group of all ranks, not shared with other users of MPI in this process
   };
 
   struct Message {
@@ -31,26 +32,29 @@ class MpiLibrary {
     int64_t bytes = 0;
   };
 
-  /// Initializes MPI, unless this process has done so, with the threads that this needs. Collective. Once a process.
+  /// Initializes MPI with the threads that the backend needs, unless this process has done so. Collective.
+  /// Called once per process.
   virtual World begin() = 0;
-  /// `ranks` of a group, which are to be together at this call: it waits for them. A call of begin(), end() and this one blocks the others.
+  /// Makes a group of `ranks` and waits for them, so all must call it at this point. A call of begin(), end()
+  /// or this method blocks the others.
   virtual Group make_group(Group of, const std::vector<int>& ranks) = 0;
-  /// Ends MPI, if begin() has initialized it. Collective.
+  /// Ends MPI if begin() has initialized it. Collective.
   virtual void end() = 0;
   /// Ends all processes of the run.
   virtual void abort(int exit_code) = 0;
 
   virtual Request send(Group group, int to, int tag, const void* data, int64_t bytes) = 0;
   virtual Request receive(Group group, int from, int tag, void* data, int64_t bytes) = 0;
-  /// `bytes` of each rank, kMostBytes of all at most; an all-gather's `in` may be its place in `out`.
+  /// Gathers `bytes` from each rank, at most kMostBytes in all. `in` may be this rank's place in `out`.
   virtual Request all_gather(Group group, void* out, const void* in, int64_t bytes) = 0;
   virtual Request broadcast(Group group, void* data, int64_t bytes, int root) = 0;
   virtual Request barrier(Group group) = 0;
-  static constexpr int64_t kMostBytes = int64_t{1} << 30;  ///< of a call: MPI 3 counts them by an int
+  /// Most bytes of one call: MPI 3 counts them by an int.
+  static constexpr int64_t kMostBytes = int64_t{1} << 30;
 
-  /// Whether the operation is done; it becomes null then. Moves all others on too.
+  /// Whether the operation is done; `request` becomes null then. All other operations make progress too.
   virtual bool is_done(Request& request) = 0;
-  /// A message that has come and is not yet received, from this rank, or -1 for any, with this tag.
+  /// A message that has arrived and is not yet received, from this rank, or -1 for any, with this tag.
   virtual std::optional<Message> probe(Group group, int from, int tag) = 0;
 
  protected:
@@ -59,6 +63,6 @@ class MpiLibrary {
 
 }  // namespace fsdp::comm
 
-/// The module has both; the text must be that of the program that loads it (kMpiBuiltFor).
+/// Functions of the module. The text must be that of the program that loads the module (kMpiBuiltFor).
 extern "C" [[gnu::visibility("default")]] fsdp::comm::MpiLibrary* fsdp_mpi_library();
 extern "C" [[gnu::visibility("default")]] const char* fsdp_mpi_built_for();

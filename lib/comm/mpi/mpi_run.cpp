@@ -29,7 +29,7 @@ constexpr const char* kRemedy =
     "; install an MPI (Debian: libopenmpi-dev or libmpich-dev) and build again, name another build's module by "
     "FSDP_MPI_MODULE, or set comm.backend to auto";
 
-/// A path, or the plain name, which the dynamic loader looks for.
+/// A path, or the plain name for the dynamic loader to find.
 std::string module_file() {
   if (const char* given = std::getenv("FSDP_MPI_MODULE"); given != nullptr && *given != '\0') return given;
   std::error_code error;
@@ -67,7 +67,7 @@ bool done_within(MpiLibrary& library, MpiLibrary::Request& request, std::chrono:
   return true;
 }
 
-/// What a rank tells of its process, to be watched by those on the same machine.
+/// Identifies a rank's process to the ranks of the same machine, which watch it.
 struct Process {
   char machine[128];
   int32_t pid;

@@ -1,6 +1,7 @@
 #pragma once
 
-// MpiRun: this process in a run that mpirun or srun has started, and the run's store over MPI. No port is opened but those of MPI itself.
+// MpiRun: this process in a run that mpirun or srun has started, and the run's store over MPI. Opens no port
+// besides those of MPI itself.
 
 #include <atomic>
 #include <chrono>
@@ -19,7 +20,7 @@
 
 namespace fsdp::comm {
 
-/// What ranks of one group must not receive as something else.
+/// Tags that separate the kinds of messages in a group.
 enum MpiTag : int {
   kMeetTag = 1,
   kConnectTag,
@@ -33,31 +34,35 @@ enum MpiTag : int {
 
 class MpiRun {
  public:
-  /// Loads the module (fsdp_mpi.so) and begins MPI at the first call, which is collective over the run. The module is the file that
-  /// FSDP_MPI_MODULE names, or is in ../lib/fsdp of the program's folder, or in LD_LIBRARY_PATH. Throws Error(kUsage) without one, or
-  /// where MPI does not begin.
+  /// Loads the module (fsdp_mpi.so) and begins MPI at the first call, which is collective over the run. The
+  /// module is the file that FSDP_MPI_MODULE names, or is in ../lib/fsdp of the program's folder, or in
+  /// LD_LIBRARY_PATH. Throws Error(kUsage) if there is no module or MPI does not begin.
   ///
-  /// When the process exits, MPI is ended; after an error of this rank alone, all processes of the run are, by MPI_Abort.
+  /// Ends MPI when the process exits; after an error of this rank alone, ends all processes of the run by
+  /// MPI_Abort.
   static MpiRun& get();
 
   MpiLibrary& library() const { return library_; }
   const MpiLibrary::World& world() const { return world_; }
-  /// The ranks as MPI numbers them. Throws Error(kUsage) if the variables of another launcher speak of more ranks.
+  /// The ranks as MPI numbers them. Throws Error(kUsage) if the variables of another launcher give another
+  /// number of ranks.
   LaunchEnvironment environment() const;
-  /// Kept by rank 0, in its process. A call throws after `timeout` without an answer.
+  /// The run's store, in the process of rank 0. A call throws after `timeout` without an answer.
   RunStore store(std::chrono::milliseconds timeout);
 
-  /// Whether the process of a rank on this machine has ended. Of other machines this is not known.
+  /// Whether the process of a rank on this machine has ended; false for ranks on other machines.
   bool has_ended(int rank) const;
-  /// MpiLibrary::make_group(), in which this rank has number `rank`. Its members are told when this process ends by an error (kLeftTag).
+  /// MpiLibrary::make_group(), in which this rank has number `rank`. When this process ends by an error, the
+  /// members are told (kLeftTag).
   MpiLibrary::Group make_group(MpiLibrary::Group of, const std::vector<int>& ranks, int rank);
   /// Sends an empty message to all of a group, and does not wait for it.
   void tell(MpiLibrary::Group group, int rank, int size, int tag);
   /// Sends a text to all other ranks of the run, and does not wait for them.
   void post(const std::string& text);
-  /// A rank and what it has posted, in order; each is returned once. One thread at a time.
+  /// The next posted text and its rank, in order; each is returned once. Called by one thread at a time.
   std::optional<std::pair<int, std::string>> next_post();
-  /// That a group has failed: other ranks may be gone, for whom the end of this process must not wait.
+  /// Notes that a group has failed: other ranks may be lost, so the end of this process must not wait for
+  /// them.
   void note_failure() { failed_ = true; }
 
  private:
@@ -74,13 +79,13 @@ class MpiRun {
   MpiLibrary& library_;
   MpiLibrary::World world_;
   MpiLibrary::Group store_group_ = nullptr;
-  std::vector<int> pid_fds_;  ///< -1 for this process, or on another machine
+  std::vector<int> pid_fds_;  ///< -1 for this process and for processes on other machines
   std::mutex mutex_;
   std::vector<Member> members_;
   std::atomic<bool> failed_ = false;
 };
 
-/// Pauses between looks at what takes long: none at first, because most does not.
+/// Pauses between polls, growing longer. The first polls have none, because most operations end quickly.
 class MpiPause {
  public:
   explicit MpiPause(int looks_without = 64) : left_(looks_without) {}

@@ -37,7 +37,8 @@ struct StoreAnswer {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StoreAnswer, found, value, number)
 
-/// c10d's rules: numbers are text, and the value of a compareSet() of what is not there is the expected one, unless that is empty.
+/// Follows c10d: numbers are text, and compareSet() of an absent key sets it if the expected value is empty,
+/// and otherwise returns the expected value.
 class Entries {
  public:
   StoreAnswer answer(const StoreQuestion& question) {
@@ -72,7 +73,7 @@ void wait_for(MpiLibrary& library, MpiLibrary::Request request) {
   for (MpiPause pause; !library.is_done(request);) pause();
 }
 
-/// In rank 0's process until it ends.
+/// Answers in rank 0's process until it ends.
 [[noreturn]] void answer_all(MpiLibrary& library, MpiLibrary::Group group, Entries& entries) {
   for (MpiPause pause;;) {
     const auto message = library.probe(group, -1, kAskTag);
@@ -84,7 +85,8 @@ void wait_for(MpiLibrary& library, MpiLibrary::Request request) {
     Bytes text(static_cast<size_t>(message->bytes));
     wait_for(library, library.receive(group, message->from, kAskTag, text.data(), message->bytes));
     const StoreQuestion question = nlohmann::json::from_cbor(text).get<StoreQuestion>();
-    // Small, so that it is under way at once; whoever has stopped waiting does not keep the others from their answers.
+    // The answer is small, so it is sent at once. A rank that has stopped waiting does not keep the others
+    // from their answers.
     auto* const answer = new Bytes(nlohmann::json::to_cbor(nlohmann::json(entries.answer(question))));
     auto sent = library.send(group, message->from, question.answer_tag, answer->data(),
                              static_cast<int64_t>(answer->size()));
@@ -139,7 +141,7 @@ class MpiStore final : public c10d::Store {
  private:
   StoreAnswer ask(StoreQuestion question) {
     if (entries_) return entries_->answer(question);
-    // Answers to questions that were given up are left where they are: tags differ.
+    // Late answers to abandoned questions are never received: tags differ.
     static std::atomic<int> asked = 0;
     constexpr int kTags = 16384;
     question.answer_tag = kFirstAnswerTag + asked++ % kTags;

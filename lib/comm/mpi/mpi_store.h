@@ -9,7 +9,7 @@
 
 namespace fsdp::comm {
 
-/// `group` is of all ranks and used for nothing else. Rank 0 answers until the process ends. Not collective.
+/// `group` has all ranks and is used for nothing else. Rank 0 answers until the process ends. Not collective.
 RunStore make_mpi_store(MpiLibrary& library, MpiLibrary::Group group, const MpiLibrary::World& world,
                         std::chrono::milliseconds timeout);
 

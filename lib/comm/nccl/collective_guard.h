@@ -1,7 +1,6 @@
 #pragma once
 
-// CollectiveGuard: whether the collectives that a group has issued to a device end, and the cause if they do
-// not.
+// CollectiveGuard: notices when a collective that a group has issued to a device does not end, and why.
 //
 // A collective of a device (NCCL) returns as soon as it is queued and may fail later, when no call is in
 // progress that could throw. The guard keeps the collectives in progress, oldest first, and checks the oldest
@@ -35,10 +34,10 @@ class CollectiveGuard {
   struct Options {
     GroupIdentity identity;
     RunStore store;
-    std::string prefix;  ///< in the store, unique to the group
+    std::string prefix;  ///< prefix in the store, unique to the group
     std::chrono::milliseconds timeout{};
-    /// Time for the device's library to notice a time-out; after `timeout` + `grace` the guard itself calls the
-    /// oldest collective late.
+    /// Extra time for the device's library to notice a time-out. After `timeout` + `grace` the guard itself
+    /// calls the oldest collective late.
     std::chrono::milliseconds grace{5000};
     std::function<void()> abort;         ///< called at most once, in the guard's thread
     std::shared_ptr<Activity> activity;  ///< records each collective while it is the oldest; may be null
@@ -60,8 +59,8 @@ class CollectiveGuard {
   /// Blocks until the collective has ended; throws as check() does.
   void finish(int64_t number);
 
-  /// For an operation `what` that the device's library has refused or not answered in time: makes it the
-  /// group's failure unless there is an earlier one, and throws the failure.
+  /// Reports that the device's library has refused the operation `what` or not answered in time: makes this
+  /// the group's failure unless there is an earlier one, and throws the failure.
   [[noreturn]] void fail(const std::string& what, const FailureSight& sight);
 
   bool failed() const;
@@ -97,9 +96,9 @@ class CollectiveGuard {
   int64_t next_number_ = 0;
   Clock::time_point oldest_since_{}, asked_at_{};
   std::shared_ptr<Question> question_;
-  std::optional<int64_t> noted_;  ///< the number of the oldest in Activity
+  std::optional<int64_t> noted_;  ///< number of the oldest collective in Activity
   std::optional<FailureSight> sight_;
-  std::optional<GroupFailure> failure_;  ///< as combined by share_failure()
+  std::optional<GroupFailure> failure_;  ///< result of share_failure()
   bool ended_ = false;
   std::thread thread_;
 };

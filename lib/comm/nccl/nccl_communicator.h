@@ -14,28 +14,28 @@
 namespace fsdp::comm {
 
 struct NcclPlace {
-  RunStore store{};                     ///< of the whole run
+  RunStore store{};                     ///< the run's store
   GroupIdentity identity{};             ///< run_identity() for all ranks of the run
   int device = 0;                       ///< this rank's GPU; ranks must not share one (shared_gpu())
-  std::chrono::milliseconds timeout{};  ///< of a collective, and of connecting
+  std::chrono::milliseconds timeout{};  ///< limit for a collective, and for connecting
   /// Records each collective while it is the oldest that the GPU has not finished (the calls return before).
   /// May be null.
   std::shared_ptr<Activity> activity = nullptr;
 };
 
 /// Connects the ranks of `place.identity`. Collective over them. Throws Error(kTimeout) or Error(kPeerLost)
-/// when not all arrive in time, Error(kUsage) if there is no GPU or NCCL refuses, as it does when ranks share a
-/// GPU.
+/// when not all arrive in time, Error(kUsage) if there is no GPU or NCCL refuses, as it does when ranks share
+/// a GPU.
 ///
 /// - Tensors must be contiguous and on the GPU. A collective begins after the work on the current stream, and
-///   Work::wait() makes that stream wait for it. NCCL runs in a separate stream of high priority. No call waits
-///   for the GPU except barrier() and Work::synchronize().
+///   Work::wait() makes that stream wait for it. NCCL runs in a separate stream of high priority. No call
+///   waits for the GPU except barrier() and Work::synchronize().
 /// - reduce_scatter and all_reduce add in NCCL's order, not in rank order, in the type of the tensor.
 /// - allocate() returns memory of the GPU. There is no common memory.
 /// - A collective that does not end in time, or that NCCL reports as failed, is ended on all ranks by c10d's
 ///   watchdog; then every call and every Work::wait() of the group throws an error with the collective, its
-///   unit, and the ranks that did not answer (comm/nccl/collective_guard.h). Results computed after a wait for the
-///   failed collective are invalid.
+///   unit, and the ranks that did not answer (comm/nccl/collective_guard.h). Results computed after a wait
+///   for the failed collective are invalid.
 /// - A subgroup makes new connections, with a separate NCCL communicator.
 ///
 /// NCCL reads its own environment variables (NCCL_SOCKET_IFNAME, NCCL_DEBUG and so on). c10d's TORCH_NCCL_*

@@ -1,7 +1,7 @@
 #pragma once
 
-// Backend: how the processes of a run exchange data (comm.backend). A backend is one row of FSDP_BACKENDS and the
-// folder that defines the row's function. The rows need no libtorch, so that a config can be read without it.
+// Backend: how the processes of a run exchange data (comm.backend). A backend is one row of FSDP_BACKENDS and
+// the folder that defines the row's function. Rows need no libtorch, so a config can be read without it.
 
 #include <array>
 #include <cstddef>
@@ -13,12 +13,13 @@
 namespace fsdp::comm {
 
 /// A row has the member of enum Backend, the name for comm.backend, the function that connects the run (a
-/// ConnectFunction, see comm/api/connect.h), and the members of BackendTraits that differ from their defaults:
+/// ConnectFunction, see comm/api/connect.h), and the members of BackendTraits that differ from their
+/// defaults:
 ///
-/// - kAuto is shared memory when all ranks are on one host and can share memory, kHierarchical when they are on
-///   several hosts with the same number of ranks on each, 2 or more. Otherwise it is kGloo, with shared memory or
-///   kHierarchical for groups whose ranks are placed like that. Tensors on GPUs: kNccl if each rank has its own
-///   GPU.
+/// - kAuto is shared memory when all ranks are on one host and can share memory, kHierarchical when they are
+///   on several hosts with the same number of ranks on each, 2 or more. Otherwise it is kGloo, with shared
+///   memory or kHierarchical for groups whose ranks are placed like that. Tensors on GPUs: kNccl if each rank
+///   has its own GPU.
 /// - kShm: shared memory of one host.
 /// - kGloo: gloo over TCP.
 /// - kHierarchical, kHierarchicalMpi: shared memory inside each host, gloo or MPI between hosts.
@@ -65,7 +66,8 @@ constexpr auto enum_names(Backend) {
   return names;
 }
 
-/// The backend that `given` is for ranks of which `ranks_of_host` are on each host (0: all), by the rule of kAuto.
+/// The backend that `given` is for ranks of which `ranks_of_host` are on each host (0: all), by the rule of
+/// kAuto.
 constexpr Backend backend_in_use(Backend given, int64_t world_size, int64_t ranks_of_host, bool on_device) {
   if (given != Backend::kAuto) return given;
   if (on_device) return Backend::kNccl;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The arithmetic of a mesh: the ranks of a run on the named axes dcn, data, context and model. Without communicator and
-// libtorch, so that a configuration can be checked, and any world planned, without processes.
+// MeshShape: the ranks of a run on the named axes dcn, data, context and model. Needs no communicator, so
+// that a config can be checked, and any world planned, without processes.
 //
 // Ranks are numbered row by row, with the axes that communicate most innermost:
 //
@@ -11,9 +11,10 @@
 //                                      dcn 0        0   1   2
 //                                      dcn 1        3   4   5
 //
-// The rows of a batch are distributed over dcn x data. The ranks of a context group have parts of the same rows
-// (model/parallel/cut_sequence.h), those of a model group compute the same tokens with parts of the layers
-// (model/nn/parallelize.h).
+// The rows of a batch are distributed over dcn x data. The ranks of a context group have parts of the same
+// rows (model/parallel/cut_sequence.h), those of a model group compute the same tokens with parts of the
+// layers (model/nn/parallelize.h). The names are those of the SPMD notes of PyTorch/XLA, where dcn is the
+// data-center network between slices.
 //
 // The names are those of the SPMD notes of PyTorch/XLA, where dcn is the data-center network between slices.
 
@@ -66,7 +67,7 @@ struct MeshShape {
     return ranks;
   }
   int world_size() const { return dcn * data * context * model; }
-  /// Over how many ranks the rows of a batch are distributed.
+  /// Number of ranks over which the rows of a batch are distributed.
   int row_ranks() const { return dcn * data; }
 
   MeshCoordinate coordinate_of(int rank) const {
@@ -126,8 +127,8 @@ inline std::string processes(int64_t count) {
 
 }  // namespace detail
 
-/// The shape of a mesh of `world_size` ranks. The product of the axes must be the world size; at most one axis
-/// may be -1, the rest. Throws Error(kUsage) with the arithmetic.
+/// The shape of a mesh of `world_size` ranks. The product of the axes must be the world size; at most one
+/// axis may be -1, the rest. Throws Error(kUsage) with the arithmetic.
 inline MeshShape resolve_mesh(const MeshOptions& options, int world_size) {
   FSDP_CHECK(world_size >= 1, "a world of ", world_size, " processes");
   std::array<int64_t, 4> sizes = {options.dcn, options.data, options.context, options.model};

@@ -4,8 +4,8 @@
 // only each rank's own part. It lies in the segment of the group's first rank, the maker, which alone chooses
 // places and announces them (ShmGroup::Record). A place is free again when every rank has released it.
 //
-// Places lie in one arena (util::Arena), which grows to the largest need so far whenever no place is in use; a
-// place that does not fit into the arena is a separate block.
+// Places lie in one arena (util::Arena), which grows to the largest need so far whenever no place is in use;
+// a place that does not fit into the arena is a separate block.
 //
 // take() and drop() are called by one thread of the maker; the rest is thread-safe.
 
@@ -27,7 +27,7 @@ class CommonPlaces : public std::enable_shared_from_this<CommonPlaces> {
  public:
   static constexpr int64_t kNowhere = -1;
 
-  /// `maker`: its global rank; `ranks`: the number of ranks that release each place.
+  /// `maker`: global rank of the maker; `ranks`: number of ranks that release each place.
   CommonPlaces(std::shared_ptr<HostRanks> host, int maker, int ranks);
   ~CommonPlaces();
   CommonPlaces(const CommonPlaces&) = delete;
@@ -43,7 +43,8 @@ class CommonPlaces : public std::enable_shared_from_this<CommonPlaces> {
   /// Frees a place that no rank will open.
   void drop(int64_t place);
 
-  /// Destroying the pointer releases the place for this rank. Every rank must open each place announced to it.
+  /// Destroying the pointer releases the place for this rank. Every rank must open each place announced to
+  /// it.
   c10::DataPtr open(int64_t place);
   /// Whether `data` is the beginning of a place that this rank has open.
   bool is_open(const void* data) const;
@@ -54,7 +55,7 @@ class CommonPlaces : public std::enable_shared_from_this<CommonPlaces> {
   struct Taken {
     int64_t place;
     util::Arena::Place in_arena;
-    std::unique_ptr<SharedSegment::Block> own;  ///< of a place outside the arena
+    std::unique_ptr<SharedSegment::Block> own;  ///< block of a place outside the arena; otherwise null
   };
   Header& header(int64_t place) const;
   void free_what_all_gave_back();

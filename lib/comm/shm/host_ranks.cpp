@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kPosts = 64;  ///< groups that one rank may be making at the same time
 
-/// How the ranks of a host open the memory of one.
+/// Data with which the other ranks of a host open a rank's memory.
 struct Offer {
   pid_t pid = 0;
   int fd = -1;
@@ -29,10 +29,10 @@ struct Offer {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Offer, pid, fd, bytes, sign)
 
-/// What is said of some consecutive ranks, and in the end of all.
+/// The roll of some consecutive ranks, and finally of all.
 struct RollText {
   std::string apart{}, obstacle{};
-  std::vector<HostIdentity> identities{};  ///< of the hosts; not in the end
+  std::vector<HostIdentity> identities{};  ///< identities of the hosts; empty in the final roll
   std::vector<int> runs{};                 ///< runs_of() the ranks' hosts
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RollText, apart, obstacle, identities, runs)
@@ -51,8 +51,8 @@ int64_t default_segment_bytes(int ranks) {
   return std::max(bytes, 2 * SharedSegment::kControlBytes) >> 21 << 21;
 }
 
-/// The hosts of ranks in a form that is short where hosts have consecutive ranks and each the same number. The three
-/// numbers host, hosts and ranks stand for so many ranks of each of so many hosts from that one on.
+/// The hosts of ranks in a form that is short where hosts have consecutive ranks, the same number each. Three
+/// numbers (host, hosts, ranks) stand for `ranks` ranks on each of `hosts` consecutive hosts from `host` on.
 std::vector<int> runs_of(const std::vector<int>& hosts) {
   std::vector<int> runs;
   for (size_t i = 0, next = 0; i < hosts.size(); i = next) {
@@ -114,7 +114,7 @@ std::string combined_roll(const std::vector<std::string>& texts, int world_size)
   return cbor_of(all);
 }
 
-/// Of the ranks of this host, which are `here`.
+/// The offers of the ranks of this host, `here`.
 std::vector<Offer> exchange_offers(const LaunchEnvironment& environment, RunStore& store,
                                    const std::vector<int>& here, const Offer& own) {
   const auto combine = [](const std::vector<std::string>& texts) {
@@ -198,14 +198,15 @@ HostRanks::Meeting HostRanks::meet_here(const LaunchEnvironment& environment, Ru
   ranks->hosts_ = std::move(roll.hosts);
   const std::vector<Offer> offers = exchange_offers(environment, store, here, own);
 
-  // Whole or not at all in `ranks`, which may be destroyed by an exception.
+  // Set in `ranks` only when complete: an exception may destroy it before.
   std::vector<std::shared_ptr<SharedSegment>> segments(ranks->hosts_.size());
   ranks->pid_fds_.assign(ranks->hosts_.size(), -1);
   try {
     for (size_t i = 0; i < here.size(); ++i) {
       const Offer& offer = offers[i];
       const auto rank = static_cast<size_t>(here[i]);
-      // The process is watched before its memory is opened, so its number cannot belong to another one by then.
+      // The process is watched before its memory is opened, so its number cannot belong to another process by
+      // then.
       const int pid_fd =
           offer.pid == own.pid ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, offer.pid, 0));
       ranks->pid_fds_[rank] = pid_fd;

@@ -1,7 +1,7 @@
 #pragma once
 
-// HostRanks: the shared memory of the ranks of one host, and which of these ranks still run. Which ranks of a
-// group share a host or a GPU. Ranks are global ranks unless stated otherwise.
+// HostRanks: the shared memory of the ranks of one host, and which of these ranks still run. HostLayout:
+// which ranks of a group share a host. Ranks are global ranks unless stated otherwise.
 
 #include <sys/types.h>
 
@@ -19,15 +19,16 @@
 
 namespace fsdp::comm {
 
-/// Where all ranks of the run are.
+/// The hosts of all ranks of the run.
 struct HostRoll {
-  std::vector<int> hosts;  ///< of every rank; numbered in the order of their first ranks
+  std::vector<int> hosts;  ///< host of every rank; hosts are numbered in the order of their first ranks
   std::string apart;       ///< "ranks 0 and 2 are on different hosts"; empty if all are on one
-  std::string obstacle;    ///< that of the first rank which has one, after "on rank 2 "
+  std::string obstacle;    ///< first rank's obstacle, after "on rank 2 "; empty if no rank has one
 };
 
-/// Collective over the run, by combine_texts(): what a rank reads grows with the logarithm of the world, where each host
-/// has consecutive ranks and each the same number. `obstacle`: why this rank cannot share memory; empty if it can.
+/// Collective over the run, by combine_texts(): the bytes that a rank reads grow with the logarithm of the
+/// world if each host has consecutive ranks, the same number each. `obstacle`: why this rank cannot share
+/// memory; empty if it can.
 HostRoll call_the_roll(const LaunchEnvironment& environment, RunStore& store, const HostIdentity& identity,
                        const std::string& obstacle);
 
@@ -38,7 +39,7 @@ class HostRanks {
   struct Meeting {
     std::shared_ptr<HostRanks> ranks;  ///< null if the ranks of any host cannot share memory
     std::string obstacle;              ///< the reason then; the same text on all ranks
-    std::string apart;                 ///< that of the HostRoll
+    std::string apart;                 ///< HostRoll::apart
   };
 
   /// Makes the ranks of every host map each other's memory, or of none. Collective over the run.
@@ -58,15 +59,15 @@ class HostRanks {
   /// Whether the rank can still answer: its process has not ended, and it has not destroyed its HostRanks.
   bool present(int rank) const;
 
-  /// The offset of a group's control block in the segment of the rank that makes it; `key` is unique to the
-  /// group. The maker posts it, where the other ranks find it; -1 until then. Thread-safe.
+  /// Posts the offset of a group's control block in this rank's segment, for the other ranks to find by
+  /// `key`, which is unique to the group. posted() returns -1 until then. Thread-safe.
   void post(uint64_t key, int64_t offset);
   int64_t posted(int maker, uint64_t key) const;
   void take_down(uint64_t key);
   /// Changes with every post; for futex_wait().
   std::atomic<uint32_t>& posts(int maker) const;
 
-  /// Keeps `blocks` until `done` returns true: no rank reads them any more. Checked at every call.
+  /// Blocks that are kept until `done` returns true: no rank reads them any more. Checked at every call.
   struct Retired {
     std::function<bool()> done;
     std::vector<std::unique_ptr<SharedSegment::Block>> blocks;
@@ -81,13 +82,14 @@ class HostRanks {
   int rank_ = 0;
   std::vector<int> hosts_;
   std::vector<std::shared_ptr<SharedSegment>> segments_;  ///< null for a rank of another host
-  std::vector<int> pid_fds_;                              ///< -1 for this process, or on another host
+  /// -1 for this process and for processes on other hosts.
+  std::vector<int> pid_fds_;
   mutable std::mutex mutex_;
   std::vector<Retired> retired_;
 };
 
 struct HostLayout {
-  /// members[host]: ranks of the group, ascending; hosts in the order of their first ranks.
+  /// members[host]: the group's ranks there, ascending; hosts in the order of their first ranks.
   std::vector<std::vector<int>> members;
 
   int hosts() const { return static_cast<int>(members.size()); }
@@ -103,8 +105,8 @@ struct HostLayout {
 HostLayout host_layout(const std::vector<int>& hosts, const std::vector<int>& ranks);
 
 /// "ranks 0 and 2 share a GPU (0000:1b:00.0)" for the first two that do; empty if no ranks share one. NCCL
-/// refuses to connect ranks that share a GPU. `gpus`: "HOST BUS_ID" of every rank; a rank without a GPU has an
-/// empty BUS_ID.
+/// refuses to connect ranks that share a GPU. `gpus`: "HOST BUS_ID" of every rank; a rank without a GPU has
+/// an empty BUS_ID.
 std::string shared_gpu(const std::vector<std::string>& gpus);
 
 }  // namespace fsdp::comm

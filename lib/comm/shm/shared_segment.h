@@ -62,8 +62,8 @@ class SharedSegment {
   uint64_t sign() const;
 
   enum class Part { kOwn, kCommon, kControl };
-  /// A block in the part for the owner's data, for common data or for control: uninitialised, page-aligned, null
-  /// when the system has no memory. Only for the owner.
+  /// A block in the part for the owner's data, for common data or for control: uninitialised, page-aligned;
+  /// null if the system has no memory left. Called only by the owner.
   static std::unique_ptr<Block> take(const std::shared_ptr<SharedSegment>& segment, int64_t bytes,
                                      Part part = Part::kOwn);
 
@@ -90,7 +90,7 @@ class SharedSegment {
   int64_t bytes_ = 0;
   int fd_ = -1;
   mutable std::mutex mutex_;
-  std::array<std::optional<util::FreeRanges>, 3> free_;  ///< by Part; only the owner has them
+  std::array<std::optional<util::FreeRanges>, 3> free_;  ///< indexed by Part; only the owner has them
   int64_t taken_ = 0;
   std::atomic<bool> keeps_memory_ = false;
 };

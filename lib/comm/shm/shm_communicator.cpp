@@ -257,8 +257,8 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     meet(call);
   }
 
-  /// Shows `bytes` from `from` to the others, directly at `offset` or piece by piece through the stages; null: this rank
-  /// shows nothing. `take(begin, length)` reads that part of what the others show.
+  /// Shows `bytes` from `from` to the other ranks, directly at `offset` or piece by piece through the stages;
+  /// null: this rank shows nothing. `take(begin, length)` reads that part of what the other ranks show.
   template <typename Take>
   void show(Call& call, const std::byte* from, int64_t bytes, std::optional<int64_t> offset,
             const Take& take) {
@@ -277,7 +277,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
   /// The memory that a rank announced at the last meeting.
   const std::byte* shown_by(int peer) const { return group_->memory_of(peer, group_->record(peer).offset); }
 
-  /// By rank: `own` for this rank, `of(peer)` for the others.
+  /// Pointers by rank: `own` for this rank, `of(peer)` for the others.
   template <typename Of>
   std::vector<const void*> parts(const void* own, const Of& of) const {
     std::vector<const void*> pointers(static_cast<size_t>(world_size()), own);

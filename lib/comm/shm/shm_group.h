@@ -3,8 +3,8 @@
 // ShmGroup: how the ranks of one group wait for each other in shared memory and notice missing ranks.
 //
 // meet() is a barrier that shows a Record of every rank to all others. Records, and the two halves of each
-// rank's stage, are used alternately: the others read what a rank shows at meeting k between meetings k and
-// k + 1, and the rank overwrites it only for meeting k + 2, after all have come to k + 1. So a collective that
+// rank's stage, are used alternately: the others read what a rank shows at meeting k between meetings k and k
+// + 1, and the rank overwrites it only for meeting k + 2, after all have come to k + 1. So a collective that
 // uses stages needs one meeting per piece, and none at its end.
 //
 // A group is used by one thread per rank. Different groups of a rank may be used by different threads.
@@ -22,15 +22,15 @@ namespace fsdp::comm {
 
 class ShmGroup {
  public:
-  /// What a rank shows the others at a meeting. Ranks with different op, numel, dtype or root are in different
-  /// collectives, which is an error.
+  /// Shown by a rank to the others at a meeting. Ranks with different op, numel, dtype or root are in
+  /// different collectives, which is an error.
   struct Record {
     int32_t op = 0;
     int32_t dtype = 0;
     int64_t numel = 0;
     int64_t root = 0;
-    int64_t offset = kNowhere;  ///< of this rank's data in its segment
-    char unit[64] = {};         ///< of the CallSite, cut; for messages
+    int64_t offset = kNowhere;  ///< offset of this rank's data in its segment
+    char unit[64] = {};         ///< described(), cut to fit; for messages
 
     bool same_collective(const Record& other) const {
       return op == other.op && dtype == other.dtype && numel == other.numel && root == other.root;
@@ -50,7 +50,7 @@ class ShmGroup {
   const std::string& key() const { return key_; }
   const std::shared_ptr<HostRanks>& host() const { return host_; }
   double timeout_seconds() const { return timeout_seconds_; }
-  /// Of the meetings from now on; each rank has its own.
+  /// Sets the time-out of later meetings; each rank has its own.
   void set_timeout(double seconds) { timeout_seconds_ = seconds; }
 
   /// Waits for all ranks. `what` names the collective in errors (described()). After a failure every later

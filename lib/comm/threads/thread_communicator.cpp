@@ -20,8 +20,8 @@
 namespace fsdp::comm {
 namespace {
 
-/// What the threads of one group share: a slot per rank for the tensors of the present collective, and a
-/// barrier that can be broken. A broken group breaks its subgroups.
+/// The shared state of one group's threads: a slot per rank for the tensors of the current collective, and a
+/// barrier that can be broken. Breaking a group breaks its subgroups.
 class ThreadWorld {
  public:
   struct Slot {
@@ -51,8 +51,8 @@ class ThreadWorld {
     if (round_ == round) throw_if_left();
   }
 
-  /// A global rank has ended, by an exception or (cause null) because its body returned: no rank may wait for
-  /// it any more.
+  /// Notes that a global rank has ended, by an exception or (cause null) because its body returned: no rank
+  /// may wait for it any more.
   void leave(int global_rank, const std::exception_ptr& cause) {
     std::lock_guard lock(mutex_);
     if (std::ranges::find(ranks_, global_rank) == ranks_.end()) return;
@@ -91,7 +91,7 @@ class ThreadWorld {
   std::condition_variable changed_;
   size_t arrived_ = 0;
   size_t round_ = 0;
-  std::optional<int> left_;  ///< the first that did
+  std::optional<int> left_;  ///< the first rank that left
   std::vector<int> gone_;
   std::exception_ptr cause_;
   std::map<std::tuple<std::string, std::vector<int>, int>, std::shared_ptr<ThreadWorld>> groups_;

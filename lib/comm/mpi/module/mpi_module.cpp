@@ -1,4 +1,5 @@
-// The module of comm.backend = "mpi": the only source that sees <mpi.h>. It needs nothing of the program that loads it.
+// The module of comm.backend = "mpi": the only source that includes <mpi.h>. It needs nothing of the program
+// that loads it.
 
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
@@ -35,7 +36,8 @@ MpiLibrary::Group owned(MPI_Comm comm) {
   return std::make_unique<MPI_Comm>(comm).release();
 }
 
-/// One call of MPI at a time (MPI_THREAD_SERIALIZED): few builds of MPI have been tried with many at once.
+/// Makes one call of MPI at a time (MPI_THREAD_SERIALIZED): few builds of MPI have been tried with concurrent
+/// calls.
 class Library final : public MpiLibrary {
  public:
   World begin() override {
@@ -154,7 +156,7 @@ class Library final : public MpiLibrary {
   }
 
  private:
-  /// For threads that are still there when MPI ends.
+  /// Throws in threads that still run after MPI has ended.
   void require_mpi() const {
     if (ended_) throw std::runtime_error("MPI has ended in this process");
   }
@@ -169,7 +171,7 @@ class Library final : public MpiLibrary {
   }
 
   std::mutex mutex_;
-  bool ends_ = false;  ///< MPI, which another part of the process may have initialized
+  bool ends_ = false;  ///< whether end() finalizes MPI: another part of the process may have initialized it
   bool ended_ = false;
 };
 

@@ -30,7 +30,7 @@ using std::chrono::milliseconds;
 using util::ErrorKind;
 using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
 
-constexpr milliseconds kEndPatience{5000};  ///< for NCCL to take a group down
+constexpr milliseconds kEndPatience{5000};  ///< limit for NCCL to shut a group down
 
 /// Sets the variables that c10d reads when it makes a group. Values set by the user are kept, except where
 /// they would make a failure end the process instead of being an error.
@@ -54,8 +54,8 @@ void set_up_c10d(milliseconds timeout) {
 }
 
 /// Runs `body` in a separate thread and returns whether it ended in time; throws its exception. A late thread
-/// is abandoned. Of any other nothing is left: it may hold the last reference to a group, whose threads must
-/// end before the process does.
+/// is abandoned. A thread in time has ended on return: it may hold the last reference to a group, whose
+/// threads must end before the process does.
 bool ends_within(milliseconds limit, std::function<void()> body) {
   std::packaged_task<void()> task(std::move(body));
   std::future<void> ended = task.get_future();
@@ -69,8 +69,8 @@ bool ends_within(milliseconds limit, std::function<void()> body) {
   return true;
 }
 
-/// The process is to end without the destructors of static objects, which threads that are left behind still
-/// use: c10d's watchdog would abort the process, and its exit code would be lost.
+/// Makes the process end without the destructors of static objects, which abandoned threads still use: c10d's
+/// watchdog would abort the process, and its exit code would be lost.
 void end_without_destructors() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -110,7 +110,7 @@ class NcclWork final : public Work {
   std::shared_ptr<CollectiveGuard> guard_;
 };
 
-/// For collectives without arithmetic: NCCL knows fewer element types than the toolkit.
+/// A view for collectives without arithmetic: NCCL knows fewer element types than the toolkit.
 at::Tensor as_bytes(const at::Tensor& tensor) {
   FSDP_CHECK(tensor.is_cuda() && tensor.is_contiguous());
   return tensor.view({-1}).view(at::kByte);
