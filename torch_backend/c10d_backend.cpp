@@ -16,16 +16,17 @@ namespace {
 using c10d::OpType;
 using std::chrono::milliseconds;
 
-/// Of the segments of all ranks of a group: a process has room for a hundred groups.
+/// Address space for the segments of all ranks of a group: a process has room for a hundred groups.
 constexpr int64_t kGroupAddresses = int64_t{1} << 40;
-constexpr int64_t kFewestAddresses = int64_t{1} << 30, kMostAddresses = int64_t{64} << 30;  ///< of one rank
+/// Bounds for one rank's segment.
+constexpr int64_t kFewestAddresses = int64_t{1} << 30, kMostAddresses = int64_t{64} << 30;
 
 /// The only group that these HostRanks serve.
 constexpr const char* kGroupKey = "c10d";
 
 std::string name_of_group(const c10d::DistributedBackendOptions& group) { return "group " + group.group_id; }
 
-/// Ranks are those of the group; the default group, of all processes, says no others.
+/// Ranks are numbered in the group. The default group, of all processes, gives no global ranks.
 GroupIdentity identity_of(const c10d::DistributedBackendOptions& group) {
   GroupIdentity identity;
   for (int rank = 0; rank < group.group_size; ++rank) identity.ranks.push_back(rank);
@@ -47,7 +48,7 @@ std::shared_ptr<HostRanks> meet_ranks(const c10d::DistributedBackendOptions& gro
   if (host.segment_bytes == 0) {
     host.segment_bytes = std::clamp(kGroupAddresses / group.group_size, kFewestAddresses, kMostAddresses);
   }
-  // A store may still have what a former group of this name has left.
+  // Entries of an earlier group with this name may be left in the store.
   const std::string made = util::concat(C10dBackend::kName, "/", group.group_rank);
   RunStore store = c10::make_intrusive<c10d::PrefixStore>(
       util::concat(C10dBackend::kName, "/", group.store->add(made, 1)), group.store);
@@ -97,7 +98,7 @@ void check_pairs(const char* name, const std::vector<at::Tensor>& outputs,
              " and ", inputs.size());
 }
 
-/// Its rows for each rank.
+/// The rows of `tensor` for each rank.
 std::vector<at::Tensor> rows_by_rank(const at::Tensor& tensor, std::vector<int64_t> rows, int ranks) {
   c10d::checkSplitSizes(rows, tensor, ranks);
   if (rows.empty()) rows.assign(static_cast<size_t>(ranks), tensor.size(0) / ranks);

@@ -1,11 +1,12 @@
 #pragma once
 
-// C10dBackend: shared memory as a backend of torch.distributed, for training that PyTorch itself does (FSDP2, DDP). It needs
-// nothing of Python; the module in torch_backend registers it there.
+// C10dBackend: shared memory as a backend of torch.distributed, for training by PyTorch itself (FSDP2, DDP).
+// It needs nothing of Python; module.cpp registers it there.
 //
-// A group of processes of torch.distributed has its own memory, which its ranks find through its store. Collectives run in
-// the order of issue: in the caller's thread if it waits for them anyway (asyncOp) and none is under way, otherwise in
-// threads of the group. Messages (send, recv) need neither order nor thread (mailboxes.h). Errors are thrown by wait().
+// Each process group has its own memory, which its ranks find through the group's store. Collectives run in
+// the order of issue: in the caller's thread if it waits for them anyway (asyncOp) and none is running,
+// otherwise in threads of the group. Messages (send, recv) need neither order nor threads (mailboxes.h).
+// wait() throws errors.
 
 #include <atomic>
 #include <chrono>
@@ -27,8 +28,8 @@ class C10dBackend : public c10d::Backend {
  public:
   static constexpr const char* kName = "fsdp_shm";
 
-  /// Collective over the ranks of the group, which wait for each other. Throws Error(kUsage), on all ranks alike, if they
-  /// cannot share memory: they must be on one host. `host` is the identity of this process's.
+  /// Collective over the ranks of the group. Throws Error(kUsage) on all ranks if they cannot share memory:
+  /// they must be on one host. `host` identifies this process's host.
   explicit C10dBackend(const c10d::DistributedBackendOptions& group, const HostRanks::Options& host = {});
   /// shutdown()
   ~C10dBackend() override;
@@ -38,10 +39,10 @@ class C10dBackend : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override;
-  /// Waits for the collectives that have been issued. None can be issued afterwards.
+  /// Waits for the issued collectives. None can be issued afterwards.
   void shutdown() override;
 
-  /// Tensors in shared memory, which collectives read where they are.
+  /// Tensors in shared memory, which collectives read in place.
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 

@@ -17,7 +17,7 @@ CollectiveWork::CollectiveWork(int rank, C10dOperation operation)
 
 std::exception_ptr CollectiveWork::run(TensorCollectives& collectives) {
   try {
-    // Results are written past autograd, as by all backends.
+    // Results are written without autograd, as by all backends.
     const at::AutoDispatchBelowADInplaceOrView guard;
     collectives.set_timeout(operation_.timeout_seconds);
     operation_.body(collectives);
@@ -89,7 +89,8 @@ void C10dQueue::add(const c10::intrusive_ptr<CollectiveWork>& work) {
   changed_.notify_all();
 }
 
-/// Leaves the lock released. The next work may begin before this one is complete, whose callbacks may take long.
+/// Leaves the lock released. The next work may begin before this one is complete, because its callbacks may
+/// take long.
 void C10dQueue::run(std::unique_lock<std::mutex>& lock, c10::intrusive_ptr<CollectiveWork> work) {
   busy_ = true;
   lock.unlock();

@@ -1,6 +1,7 @@
 #pragma once
 
-// The works of C10dBackend: what torch.distributed gives to a caller that may go on, and the queue that does it.
+// The works of C10dBackend, which torch.distributed gives to callers that do not wait, and the queue that
+// runs them.
 
 #include <ATen/core/ivalue.h>
 
@@ -22,14 +23,14 @@
 
 namespace fsdp::comm {
 
-/// What is to be done for one work.
+/// The operation of one work.
 struct C10dOperation {
   c10d::OpType type = c10d::OpType::UNKNOWN;
-  const char* title = "";  ///< for profilers and messages
-  bool async = true;       ///< the caller does not wait for it at once
+  const char* title = "";  ///< title for profilers and messages
+  bool async = true;       ///< whether the caller does not wait for it at once
   double timeout_seconds = 0;
   std::vector<at::Tensor> outputs{};
-  std::function<void(TensorCollectives&)> body{};  ///< keeps the tensors that it uses
+  std::function<void(TensorCollectives&)> body{};  ///< owns the tensors that it uses
 };
 
 class CollectiveWork final : public c10d::Work {
@@ -37,7 +38,7 @@ class CollectiveWork final : public c10d::Work {
   CollectiveWork(int rank, C10dOperation operation);
 
   bool is_async() const { return operation_.async; }
-  /// Does it; returns what it threw.
+  /// Runs the operation and returns the exception, if any.
   std::exception_ptr run(TensorCollectives& collectives);
   /// Calls the callbacks of the future, and then ends wait().
   void complete(const std::exception_ptr& error);
@@ -51,7 +52,7 @@ class CollectiveWork final : public c10d::Work {
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-/// A message that is awaited, by wait() itself.
+/// A message to be received; wait() itself receives it.
 class ReceiveWork final : public c10d::Work {
  public:
   ReceiveWork(int rank, std::shared_ptr<Mailboxes> mailboxes, std::shared_ptr<Mailboxes::Receive> receive,
@@ -68,15 +69,15 @@ class ReceiveWork final : public c10d::Work {
   const double timeout_seconds_;
 };
 
-/// Runs works in the order of add(), one at a time: in the caller's thread those that are not asynchronous, if none is under
-/// way, the others in threads of its own. There are two of these, so that a callback in one may wait for a later work. They
-/// share the queue, since a callback may end whatever has it. Thread-safe.
+/// Runs works one at a time in the order of add(): in the caller's thread if the work is not asynchronous and
+/// none is running, otherwise in two threads of its own, so that a callback in one may wait for a later work.
+/// The threads share ownership of the queue, since a callback may destroy its owner. Thread-safe.
 class C10dQueue : public std::enable_shared_from_this<C10dQueue> {
  public:
   explicit C10dQueue(std::shared_ptr<TensorCollectives> collectives) : collectives_(std::move(collectives)) {}
 
   void add(const c10::intrusive_ptr<CollectiveWork>& work);
-  /// Waits for all works. Must be called before the last owner lets go of the queue.
+  /// Waits for all works. Must be called before the last owner releases the queue.
   void end();
   /// Number of works so far.
   uint64_t issued() const;

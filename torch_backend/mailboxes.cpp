@@ -17,10 +17,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Interval at which a rank that waits looks whether the sender still runs.
+/// Interval at which a waiting rank checks that the sender still runs.
 constexpr int64_t kSenderLookMilliseconds = 5;
 
-constexpr int64_t kMessageHeaderBytes = 64;  ///< before the contents of a message: a cache line
+constexpr int64_t kMessageHeaderBytes = 64;  ///< header before the contents of a message: a cache line
 constexpr int64_t kSmallBlock = 64 << 10;
 constexpr int64_t kMostIdle = 64 << 20;  ///< bytes of taken messages that are kept for the next ones
 
@@ -38,7 +38,7 @@ struct Mailboxes::Message {
 
 /// Newest first; the receiver takes all at once.
 struct Mailboxes::Box {
-  std::atomic<uint64_t> newest;               ///< its place; 0: none
+  std::atomic<uint64_t> newest;               ///< place of the newest message; 0: none
   alignas(64) std::atomic<uint32_t> changes;  ///< the futex of those who wait
 };
 
@@ -61,7 +61,7 @@ Mailboxes::Mailboxes(std::shared_ptr<HostRanks> host, GroupIdentity identity, Co
 }
 
 Mailboxes::~Mailboxes() {
-  // Others may still take what this rank has sent, and send to it.
+  // Other ranks may still take messages of this rank, and send to it.
   HostRanks::Retired box{.done = [] { return false; }, .blocks = {}};
   box.blocks.push_back(std::move(own_box_));
   host_->keep_until_unused(std::move(box));
@@ -81,7 +81,8 @@ Mailboxes::Message& Mailboxes::message_at(int rank, int64_t offset) const {
   return *reinterpret_cast<Message*>(host_->of(rank).data() + offset);
 }
 
-/// Of this rank's segment, where all ranks may write. Fresh memory costs a page fault per 4 KiB.
+/// A block of this rank's segment that all ranks may write. Blocks are reused: fresh memory costs a page
+/// fault per 4 KiB.
 SharedSegment::Block& Mailboxes::block_for(int64_t bytes) {
   const auto is_taken = [this](const std::unique_ptr<SharedSegment::Block>& block) {
     return message_at(identity_.rank, block->offset).taken.load(std::memory_order_acquire) != 0;
@@ -168,7 +169,7 @@ void Mailboxes::give_out() {
     some = true;
   }
   if (!some) return;
-  // Another thread of this process may wait for one of them.
+  // Another thread of this process may wait for one of the messages.
   std::atomic<uint32_t>& changes = boxes_[static_cast<size_t>(identity_.rank)]->changes;
   changes.fetch_add(1);
   futex_wake_all(changes);
@@ -190,7 +191,7 @@ void Mailboxes::take(const Arrived& arrived, Receive& receive) const {
   message.taken.store(1, std::memory_order_release);
 }
 
-/// The sender if it is gone; all others if they are, and any could be it.
+/// The sender if it is lost. If any rank may send: all others if all are lost.
 std::vector<int> Mailboxes::lost_senders(const Receive& receive) const {
   if (receive.from != kAnyRank) {
     return host_->present(receive.from) ? std::vector<int>{} : std::vector<int>{receive.from};

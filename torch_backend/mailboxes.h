@@ -1,8 +1,9 @@
 #pragma once
 
-// Mailboxes: messages from one rank of a host to another, in memory that they share. Sending only copies: the message lies
-// in the sender's segment until its receiver takes it, so ranks may send to each other in any order, at any time, beside
-// the collectives of the group. There is no thread: messages are taken while a rank waits for one or asks for it.
+// Mailboxes: messages between the ranks of a host, in memory that they share. Sending only copies: the
+// message stays in the sender's segment until its receiver takes it, so ranks may send to each other in any
+// order, at any time, beside the collectives of the group. There is no thread: a rank takes messages while it
+// waits for one or asks for it.
 
 #include <ATen/core/Tensor.h>
 
@@ -19,35 +20,38 @@
 
 namespace fsdp::comm {
 
-/// Thread-safe. Ranks are those of the group, whose numbers are also those of its HostRanks.
+/// Thread-safe. Ranks are numbered in the group, as in its HostRanks.
 class Mailboxes {
  public:
   static constexpr int kAnyRank = -1;
 
-  /// A message that is awaited. The tensor is contiguous, and is written when the message is taken.
+  /// A message to be received. The tensor is contiguous, and is written when the message is taken.
   struct Receive {
     int from = kAnyRank;
     int tag = 0;
     at::Tensor tensor{};
-    bool done = false;  ///< what follows is set
+    bool done = false;  ///< whether the members below are set
     int sender = -1;
-    std::string misfit{};  ///< why the message was dropped; empty: it was not
+    std::string misfit{};  ///< reason why the message was dropped; empty: it was not
   };
 
-  /// Collective. The communicator tells the ranks where the boxes of the others are.
+  /// Collective. The ranks learn through the communicator where the boxes of the others are.
   Mailboxes(std::shared_ptr<HostRanks> host, GroupIdentity identity, Communicator& communicator);
   ~Mailboxes();
   Mailboxes(const Mailboxes&) = delete;
   Mailboxes& operator=(const Mailboxes&) = delete;
 
-  /// Throws when there is no memory to share. Messages between two ranks with one tag are taken in the order of sending.
+  /// Throws if there is no memory to share. Messages between two ranks with one tag are taken in the order of
+  /// sending.
   void send(int to, int tag, const at::Tensor& tensor);
 
-  /// Awaits a message; those with the same tag are given to the oldest. `receive` is shared with the caller.
+  /// Registers a message to be received; messages with the same tag go to the oldest. The caller shares
+  /// `receive`.
   void post(std::shared_ptr<Receive> receive);
   /// Whether the message has been taken.
   bool is_done(const Receive& receive);
-  /// Waits for it; throws Error(kPeerLost) if its sender is gone, Error(kTimeout), or for one of another size.
+  /// Waits for the message. Throws Error(kPeerLost) if its sender is lost, Error(kTimeout), or an error if it
+  /// has another size.
   void wait(const std::shared_ptr<Receive>& receive, double timeout_seconds);
 
  private:
@@ -69,11 +73,13 @@ class Mailboxes {
   const std::shared_ptr<HostRanks> host_;
   const GroupIdentity identity_;
   std::unique_ptr<SharedSegment::Block> own_box_;
-  std::vector<Box*> boxes_;                                  ///< by rank
-  std::mutex sending_;                                       ///< guards the next
-  std::vector<std::unique_ptr<SharedSegment::Block>> sent_;  ///< of messages; taken ones are used again
-  std::mutex receiving_;                                     ///< guards the others
-  std::deque<Arrived> arrived_;                              ///< in the order of sending, for each sender
+  std::vector<Box*> boxes_;  ///< indexed by rank
+  std::mutex sending_;       ///< guards sent_
+  /// Blocks of messages; blocks of taken messages are reused.
+  std::vector<std::unique_ptr<SharedSegment::Block>> sent_;
+  std::mutex receiving_;  ///< guards the members below
+  /// Each sender's messages in the order of sending.
+  std::deque<Arrived> arrived_;
   std::deque<std::shared_ptr<Receive>> posted_;
 };
 

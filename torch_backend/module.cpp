@@ -6,7 +6,7 @@
 
 namespace {
 
-/// Ends its threads without Python's lock, for which callbacks in them may wait.
+/// Ends its threads without holding Python's lock, which callbacks in them may wait for.
 class PythonBackend final : public fsdp::comm::C10dBackend {
  public:
   using C10dBackend::C10dBackend;

@@ -66,7 +66,7 @@ void copy_part(const Tensors& tensors, int64_t begin, std::byte* to, int64_t len
   }
 }
 
-/// Types whose sums and maxima the communicator takes.
+/// Whether the communicator takes sums and maxima of this type.
 bool is_of_communicator(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:
@@ -182,7 +182,7 @@ void TensorCollectives::all_reduce(const at::Tensor& tensor, Op op) {
   if (tensor.numel() == 0) return;
   const bool is_sum = op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG;
   const at::Tensor contiguous = tensor.contiguous();
-  // A complex number is two, for sums.
+  // Sums treat a complex number as two numbers.
   const at::Tensor data = contiguous.is_complex() && is_sum ? at::view_as_real(contiguous) : contiguous;
   const bool is_extreme = op == c10d::ReduceOp::MIN || op == c10d::ReduceOp::MAX;
   if (is_of_communicator(data.scalar_type()) && (is_sum || is_extreme)) {
@@ -314,7 +314,8 @@ void TensorCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs
   check_count("all_to_all", outputs, size());
   check_count("all_to_all", inputs, size());
   const Tensors contiguous = dense(outputs);
-  // Before its tensors each rank shows what it sends to each, and then what it expects of each, in bytes.
+  // Before its tensors each rank shows the bytes that it sends to each rank, and then the bytes that it
+  // expects from each.
   const int64_t ranks = size();
   const at::Tensor own = at::empty({(2 * ranks + 7) / 8 * 8}, at::kLong);  // whole cache lines
   for (int64_t i = 0; i < ranks; ++i) {
@@ -324,7 +325,8 @@ void TensorCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs
   Show call = show_of("all_to_all", inputs.front());
   call.longest = 0;  // not known yet
   call.mine.push_back(own);
-  // Each rank shows the next rank's tensor first, so that all have something to read at any time. Its own it only copies.
+  // Each rank shows the next rank's tensor first, so that all have something to read at any time. A rank only
+  // copies its own tensor.
   for (int64_t step = 1; step < ranks; ++step) {
     call.mine.push_back(inputs[static_cast<size_t>((rank() + step) % ranks)].contiguous());
   }
@@ -365,7 +367,8 @@ void TensorCollectives::show(const Show& call, int64_t begin) {
   }
 }
 
-/// As ShmCommunicator does with tensors outside shared memory: through the ranks' stages, with one meeting a piece.
+/// Shows a piece through the ranks' stages, with one meeting, as ShmCommunicator does with tensors outside
+/// shared memory.
 void TensorCollectives::show_piece(const Show& call, int64_t begin) {
   ShmGroup::Record record;
   record.op = kShowOp;

@@ -1,8 +1,9 @@
 #pragma once
 
-// TensorCollectives: the collectives of PyTorch's c10d over shared memory, for tensors in host memory of any type and
-// layout. Sums and maxima are the communicator's; what only moves tensors moves bytes; all other reductions gather the
-// ranks' elements and combine them in rank order, so that every rank has the same bits.
+// TensorCollectives: the collectives of PyTorch's c10d over shared memory, for tensors in host memory of any
+// type and layout. The communicator takes sums and maxima. Collectives that only move tensors move bytes. All
+// other reductions gather the ranks' elements and combine them in rank order, so that all ranks have the same
+// bits.
 
 #include <ATen/core/Tensor.h>
 
@@ -18,20 +19,20 @@
 
 namespace fsdp::comm {
 
-/// Each method is collective, and complete when it returns. Of one thread at a time. Throws util::Error, for ranks in
-/// different collectives too; the group must not be used after that.
+/// Each method is collective and complete when it returns. Used by one thread at a time. Throws util::Error,
+/// also for ranks in different collectives; the group must not be used after that.
 class TensorCollectives {
  public:
   using Op = c10d::ReduceOp::RedOpType;
   using Tensors = std::vector<at::Tensor>;
 
-  /// `name` stands for the group in messages. Collective.
+  /// `name` is the group's name in messages. Collective.
   TensorCollectives(const std::shared_ptr<ShmGroup>& group, std::string name);
 
   int rank() const { return group_->identity().rank; }
   int size() const { return group_->identity().size(); }
   Communicator& communicator() { return *communicator_; }
-  /// Of the collectives from now on.
+  /// Sets the time-out of later collectives.
   void set_timeout(double seconds) { group_->set_timeout(seconds); }
 
   void barrier();
@@ -39,7 +40,7 @@ class TensorCollectives {
   void all_reduce(const at::Tensor& tensor, Op op);
   /// all_reduce() that leaves the tensors of all ranks but `root` as they are.
   void reduce(const at::Tensor& tensor, Op op, int root);
-  /// output [n] = what all_reduce() makes of part rank() of the inputs [W * n].
+  /// output [n] = part rank() of the all_reduce() of the inputs [W * n].
   void reduce_scatter(const at::Tensor& output, const at::Tensor& input, Op op);
   /// The same with a tensor for each rank, which may differ in size.
   void reduce_scatter(const at::Tensor& output, const Tensors& inputs, Op op);
@@ -47,7 +48,7 @@ class TensorCollectives {
   void all_gather(const at::Tensor& output, const at::Tensor& input);
   /// The same with a tensor for each rank.
   void all_gather(const Tensors& outputs, const at::Tensor& input);
-  /// all_gather() whose outputs are those of `root` alone; empty on others.
+  /// all_gather() with outputs on `root` alone; `outputs` is empty on other ranks.
   void gather(const Tensors& outputs, const at::Tensor& input, int root);
   /// output = input rank() of `root`; inputs are empty on others.
   void scatter(const at::Tensor& output, const Tensors& inputs, int root);
@@ -57,26 +58,26 @@ class TensorCollectives {
  private:
   struct Wanted {
     int from;
-    int64_t begin;  ///< byte of what that rank shows
+    int64_t begin;  ///< offset in the bytes that that rank shows
     at::Tensor to;  ///< contiguous
   };
   struct Show {
     std::string what;     ///< described()
-    int32_t dtype = 0;    ///< the same on all ranks, as are the next two
-    int64_t longest = 0;  ///< bytes of the rank that shows the most
+    int32_t dtype = 0;    ///< the same on all ranks, like longest and root
+    int64_t longest = 0;  ///< bytes of the rank that shows most
     int root = 0;
-    Tensors mine{};  ///< contiguous; what this rank shows, one after another
+    Tensors mine{};  ///< contiguous tensors that this rank shows, one after another
     std::vector<Wanted> wanted{};
   };
 
   CallSite site(const at::Tensor& tensor) const;
   void gather_from_all(const char* name, const Tensors& outputs, const at::Tensor& input, int root);
   Show show_of(const char* name, const at::Tensor& tensor) const;
-  /// From byte `begin` of what the ranks show.
+  /// Exchanges the bytes that the ranks show, from byte `begin` on.
   void show(const Show& call, int64_t begin = 0);
   void show_piece(const Show& call, int64_t begin);
   void take_piece(const Show& call, int64_t begin);
-  /// Valid until the next meeting.
+  /// The bytes that a rank shows; valid until the next meeting.
   const std::byte* shown_by(int peer) const;
   void combine_gathered(const at::Tensor& flat, Op op);
   void divide(const at::Tensor& sums) const;

@@ -56,14 +56,14 @@ void ignore_broken_pipes() {
 
 std::string key_of(const std::string& purpose, int rank) { return util::concat(purpose, "/", rank); }
 
-/// Of the ranks from `first` to before `end`.
+/// Keys of the ranks from `first` to before `end`.
 std::vector<std::string> keys_of(const std::string& purpose, int first, int end) {
   std::vector<std::string> keys;
   for (int rank = first; rank < end; ++rank) keys.push_back(key_of(purpose, rank));
   return keys;
 }
 
-/// Those of these ranks whose keys are not there; asks for halves, because few of many are.
+/// The ranks whose keys are absent. Asks for halves, because few ranks of many are.
 std::vector<std::string> absent(c10d::Store& store, const std::string& purpose, int first, int end) {
   if (first >= end || store.check(keys_of(purpose, first, end))) return {};
   if (end - first == 1) return {std::to_string(first)};
@@ -74,9 +74,10 @@ std::vector<std::string> absent(c10d::Store& store, const std::string& purpose, 
 }
 
 constexpr milliseconds kFirstPause{2}, kLongestPause{100};
-/// What the store needs for a connection. Thousands that come at once overflow the kernel's queue, and try again after seconds.
+/// Time that the store needs for a connection. Thousands at once overflow the kernel's queue, and then try
+/// again after seconds.
 constexpr std::chrono::microseconds kBetweenRanks{200};
-constexpr milliseconds kLongestAnswer{1000};  ///< of a host that runs
+constexpr milliseconds kLongestAnswer{1000};  ///< limit for the answer of a running host
 constexpr milliseconds kShortestWait{1000};   ///< c10d takes less than a second for no time-out
 
 enum class Answer { kListens, kRefuses, kUnclear };
@@ -164,8 +165,8 @@ std::string mark_of_this_join() {
 /// One attempt to meet the other ranks.
 struct Arrival {
   LaunchEnvironment environment{};
-  milliseconds timeout{};  ///< of later calls
-  milliseconds limit{};    ///< of the attempt
+  milliseconds timeout{};  ///< limit for later calls
+  milliseconds limit{};    ///< limit for the attempt
   std::string mark{};      ///< distinguishes this call of join_run_store() from all others
 };
 
@@ -183,7 +184,8 @@ RunStore arrive(const Arrival& arrival) {
   options.timeout = arrival.limit;
   const auto deadline = Clock::now() + arrival.limit;
   if (options.isServer) {
-    // A process asks first whether anybody listens: as many such connections as the kernel queues may be open beside.
+    // A process asks first whether anybody listens: as many such connections as the kernel queues may be open
+    // beside.
     util::make_room_for_files(
         int64_t{environment.world_size} + SOMAXCONN,
         util::concat(environment.world_size, " processes are to meet at this one, rank 0"));

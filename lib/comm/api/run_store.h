@@ -22,38 +22,41 @@ using RunStore = c10::intrusive_ptr<c10d::Store>;
 
 /// Joins the store at MASTER_ADDR:MASTER_PORT (TCP), which rank 0 hosts unless the launcher does, and waits
 /// until all processes of the run have joined. Entries that earlier starts of the run left in a launcher's
-/// store are not visible; the store of an earlier rank 0 at the same address, which may be about to end, is
-/// left for the next. Throws Error(kTimeout) when not all arrive in time, Error(kIo) when another program uses the
-/// port, Error(kUsage) when the address cannot be used.
+/// store are not visible. If the store of an earlier rank 0, which may be about to end, answers at the
+/// address, the process waits for the next store. Throws Error(kTimeout) if not all arrive in time,
+/// Error(kIo) if another program uses the port, Error(kUsage) if the address cannot be used.
 RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milliseconds timeout);
 
-/// Most of c10d's waits at the store end by its time-out; this is for those without one.
+/// Limit for c10d's waits at the store that its time-out does not end, in addition to the time-out.
 constexpr std::chrono::seconds kStoreGrace{2};
 
-/// What `body` returns, which talks to the `others` at the store. It has the store's time-out for all it does there, other
-/// functions of this header included, and may be abandoned then (call_within()). Throws Error(kTimeout) or
-/// Error(kPeerLost), which name this rank and the store, in place of c10d's exceptions.
+/// Runs `body`, which communicates with `others` other ranks through the store, and returns its result. All
+/// that `body` does there, functions of this header included, has the store's time-out in common; a late body
+/// may be abandoned (call_within()). Throws Error(kTimeout) or Error(kPeerLost) in place of c10d's
+/// exceptions; the message names this rank and the store.
 template <typename Body>
 auto at_the_store(const RunStore& store, const LaunchEnvironment& environment, size_t others, Body body);
 
-/// Ranks of the run that combine what each has to say, up a tree (RankTree::groups_of()): the first rank of a group reads
-/// the texts of the others and combines them to its own text in a group of the level above. The last result is that of
-/// the first of all ranks, and is what everybody reads: its size should not grow with the world.
+/// A meeting of ranks that combine their texts up a tree (RankTree::groups_of()): the first rank of a group
+/// reads the texts of the others and combines them to its own text in a group of the level above. All ranks
+/// read the last result, that of the first of all ranks: its size should not grow with the world.
 struct TextMeeting {
-  std::string
-      purpose{};  ///< unique in the run; also among meetings of other ranks that share a rank with this one
-  /// The text of some members of a group from theirs, which are in the order of ranks. On other threads than the
-  /// caller's, perhaps after its return: it must own what it uses.
+  /// Unique in the run, also among meetings of other ranks that share a rank with this one.
+  std::string purpose{};
+  /// Combines the texts of members of a group, which are in the order of ranks. Runs on other threads than
+  /// the caller's, perhaps after the call has returned: it must own what it uses.
   std::function<std::string(const std::vector<std::string>& texts)> combine{};
-  std::vector<int> ranks{};  ///< that meet: ascending, with the caller's; empty: all of the run
+  /// Ranks that meet, ascending, including the caller; empty: all ranks of the run.
+  std::vector<int> ranks{};
 };
 
-/// The last result of the meeting, from this rank's `text` and those of the others. Collective over its ranks, each of which
-/// reads and writes a number of entries of the store that grows with the logarithm of theirs.
+/// Returns the last result of the meeting, from this rank's `text` and the other ranks' texts. Collective
+/// over the ranks, each of which reads and writes a number of entries of the store that grows with the
+/// logarithm of their number.
 std::string combine_texts(RunStore& store, const LaunchEnvironment& environment, const TextMeeting& meeting,
                           const std::string& text);
 
-/// The same at a store of the ranks that meet, which `meeting` names, with the store's own time-out and exceptions.
+/// The same at a store used by the ranks of `meeting` alone, with the store's own time-out and exceptions.
 std::string combine_texts(c10d::Store& store, const TextMeeting& meeting, int rank, std::string text);
 
 /// c10d's own log is off unless TORCH_CPP_LOG_LEVEL is set: failures are reported as errors of this library.

@@ -18,7 +18,7 @@ namespace fsdp::comm {
 /// The connections of the run that groups are made from.
 struct RunConnections {
   std::shared_ptr<HostRanks> host;
-  GlooPlace gloo;                   ///< with `mpi`, only its store and time-out are used
+  GlooPlace gloo;                   ///< if `mpi` is set, only its store and time-out are used
   std::shared_ptr<MpiGroup> mpi{};  ///< group of all ranks, used between hosts in place of gloo; may be null
 };
 

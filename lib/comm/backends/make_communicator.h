@@ -14,15 +14,16 @@ namespace fsdp::comm {
 /// read_launch_environment(). Throws Error(kUsage); see MpiRun.
 LaunchEnvironment launch_environment(const CommOptions& options);
 
-/// The communicator of all processes of the run; its collectives run beside the caller. Collective. Errors are
-/// those of join_run_store() and make_gloo_communicator(); destruction is as for make_queued_communicator().
-/// `activity`, if any, records every collective. `host` identifies this process's host.
+/// The communicator of all processes of the run; its collectives run beside the caller. Collective. Errors
+/// are those of join_run_store() and make_gloo_communicator(); destruction is as for
+/// make_queued_communicator(). `activity`, if any, records every collective. `host` identifies this process's
+/// host.
 ///
-/// options/backend.h describes the backends. Rank 0 logs why "auto" is gloo. Backends "shm" and "hierarchical" throw
-/// Error(kUsage) when the ranks' hosts do not allow them.
+/// options/backend.h describes the backends. Rank 0 logs why "auto" is gloo. Backends "shm" and
+/// "hierarchical" throw Error(kUsage) when the ranks' hosts do not allow them.
 ///
-/// Backends over MPI need processes that a launcher of MPI has started. They take the ranks from MPI and ignore
-/// `environment`.
+/// Backends over MPI need processes that a launcher of MPI has started. They take the ranks from MPI and
+/// ignore `environment`.
 ///
 /// With a `device` the communicator also accepts tensors of the device (make_device_communicator()). They are
 /// exchanged over NCCL with "auto" and "nccl" if each rank has a separate GPU; if not, "nccl" throws

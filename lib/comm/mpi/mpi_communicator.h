@@ -6,9 +6,9 @@
 // the transfer has the processor to itself. Data moves by MPI's non-blocking calls:
 //
 //   all_gather      Iallgather; Isend and Irecv of pieces if the whole is larger than a message may be
-//   reduce_scatter  Isend and Irecv of pieces; each is added up in rank order while the next are under way. The
-//                   bytes are those of Ireduce_scatter, which has an order of its own and does not add bfloat16 in
-//                   float32
+//   reduce_scatter  Isend and Irecv of pieces; each is added up in rank order while the next are under way.
+//                   The bytes are those of Ireduce_scatter, which has an order of its own and does not add
+//                   bfloat16 in float32
 //   all_reduce      the same, and each sum is sent on; small tensors in one Iallgather
 //   broadcast       Ibcast
 //   shift           Isend, Irecv

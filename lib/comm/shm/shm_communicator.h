@@ -9,12 +9,12 @@
 
 namespace fsdp::comm {
 
-/// Collectives of a group of ranks of one host, in memory that they share (shared_segment.h). They are complete
-/// at the call.
+/// Collectives of a group of ranks of one host, in memory that they share (shared_segment.h). They are
+/// complete at the call.
 ///
 /// Buffers of allocate() lie in shared memory, from where the other ranks read them: all-gather and
-/// reduce-scatter then write each byte of their output once and read each input once. Other tensors are copied
-/// through a buffer. A rank whose process has ended is noticed within a second.
+/// reduce-scatter then write each byte of their output once and read each input once. Other tensors are
+/// copied through a buffer. A rank whose process has ended is noticed within a second.
 ///
 /// reduce_scatter() of bfloat16 or float16 also takes a float32 output, which receives the sum unrounded.
 std::unique_ptr<Communicator> make_shm_communicator(std::shared_ptr<ShmGroup> group);

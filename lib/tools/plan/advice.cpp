@@ -15,7 +15,7 @@ namespace {
 using util::concat;
 
 constexpr int kMostRanks = 65536;
-/// Of ranks that share sequences or layers: beyond a few hosts, nothing hides what they exchange.
+/// Most ranks that share sequences or layers: beyond a few hosts, compute does not hide their communication.
 constexpr int kLargestGroup = 128;
 
 /// Tries changes that make a run smaller, cumulatively.
@@ -75,7 +75,7 @@ class Adviser {
   }
 
  private:
-  /// As changed so far.
+  /// The run with the changes so far.
   struct Run {
     config::Config config;
     comm::MeshShape mesh;
@@ -114,7 +114,7 @@ class Adviser {
     return advice_.back().fits;
   }
 
-  /// Costs nothing.
+  /// Takes blocks out of the root unit, which costs nothing.
   bool blocks_out_of_root() {
     config::Config& config = run_.config;
     const shard::BlocksInRoot blocks = shard::blocks_in_root(planned_units(config, run_.mesh));
@@ -161,7 +161,7 @@ class Adviser {
     return false;
   }
 
-  /// The ranks that there are, in groups of which each shares sequences or layers.
+  /// Divides the existing ranks into groups that share sequences or layers.
   bool shared_sequences_or_layers() {
     const std::optional<Choice> choice = smallest_groups(run_.mesh);
     if (!choice) return false;
@@ -170,7 +170,7 @@ class Adviser {
     return true;
   }
 
-  /// What the most ranks need groups for, with as few ranks as suffice.
+  /// Finds the groups with which the most ranks suffice, and then the fewest ranks that do.
   bool more_ranks_that_share() {
     const Run before = run_;
     comm::MeshShape most = run_.mesh;
@@ -190,8 +190,8 @@ class Adviser {
     return false;
   }
 
-  /// The ranks of mesh.data in groups along mesh.context and mesh.model, with which the run fits: as small
-  /// ones as possible, and the fastest of these.
+  /// The fastest run that fits among those with the smallest groups: ranks of mesh.data moved to mesh.context
+  /// and mesh.model.
   std::optional<Choice> smallest_groups(const comm::MeshShape& mesh) {
     const Run before = run_;
     std::optional<Choice> best;
@@ -218,7 +218,7 @@ class Adviser {
     return best;
   }
 
-  /// Nothing if the axes, or models or sequences on them, are refused.
+  /// nullopt if the axes, or models or sequences on them, are refused.
   std::optional<Advice> needed_if_accepted(const Run& before) const {
     const auto conflicts_of = [this](config::Config config) {
       config.data.max_tokens = max_tokens_;
@@ -234,7 +234,7 @@ class Adviser {
     }
   }
 
-  /// What to write into a config for run_.
+  /// The text of the change to the mesh of run_.
   std::string change_of_mesh(const comm::MeshShape& before) const {
     const comm::MeshShape& now = run_.mesh;
     std::string text = data_is_rest_ ? "" : concat("mesh.data = ", now.data);
@@ -247,7 +247,7 @@ class Adviser {
 
   Run run_;
   int64_t max_tokens_;
-  bool data_is_rest_, cut_sequences_;  ///< as given
+  bool data_is_rest_, cut_sequences_;  ///< values of the given config
   MachineSpeed speed_;
   int64_t limit_;
   std::vector<Advice> advice_;

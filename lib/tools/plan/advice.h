@@ -1,6 +1,6 @@
 #pragma once
 
-// What to change in the config of a run that does not fit.
+// Advice for the config of a run that does not fit.
 
 #include <vector>
 
@@ -9,8 +9,8 @@
 
 namespace fsdp::plan {
 
-/// Changes of the plan's config, the cheapest first, until it fits or nothing is left to change. `given`: the config as
-/// it was before batches were resolved.
+/// Changes of the plan's config, the cheapest first, until the run fits or nothing is left to change. `given`
+/// is the config before batches were resolved.
 std::vector<Advice> advise(const Plan& plan, const config::Config& given);
 
 }  // namespace fsdp::plan

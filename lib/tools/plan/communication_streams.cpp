@@ -29,7 +29,7 @@ double CommunicationStreams::pass(double seconds) {
   };
   for (const auto* stream : running) seconds = std::min(seconds, seconds_left(stream));
   for (auto* stream : running) {
-    // Rounding must leave nothing of what ends.
+    // A collective that ends leaves no rest by rounding.
     if (seconds_left(stream) <= seconds) {
       stream->pop_front();
     } else {

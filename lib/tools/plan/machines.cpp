@@ -15,7 +15,7 @@ using util::fail;
 
 constexpr double kBitsOfByte = 8;
 constexpr double kGiga = 1e9;
-constexpr int64_t kGpusOfNode = 8;  ///< of most machines for training
+constexpr int64_t kGpusOfNode = 8;  ///< GPUs per node of most machines for training
 
 const util::GpuDataSheet& sheet_of(const std::string& name) {
   const util::GpuDataSheet* sheet = util::gpu_data_sheet(name);

@@ -11,17 +11,17 @@
 
 namespace fsdp::plan {
 
-/// Of a step in which nothing but matrix products takes time (tools/plan/time.h).
+/// Default share of the peak rate in a step whose time is matrix products alone (tools/plan/time.h).
 inline constexpr double kEfficiency = 0.5;
 
 /// Values that are not given come from the data sheet of `gpu`, or are the defaults of PlanOptions.
 struct GivenMachines {
   int64_t world_size = 0;
-  std::string gpu;  ///< a name of util::gpu_data_sheet(); empty: none
+  std::string gpu;  ///< name for util::gpu_data_sheet(); empty: none
   /// Share of the data sheet's rate that matrix products sustain; default: kEfficiency.
   std::optional<double> efficiency;
   std::optional<double> memory_gib, flops_tflops, node_bandwidth_gbps;
-  std::optional<int64_t> gpus_per_node;  ///< with a gpu: 8
+  std::optional<int64_t> gpus_per_node;  ///< default with a gpu: 8
   double bandwidth_gbps = PlanOptions{}.bandwidth_gbps;
   double dcn_bandwidth_gbps = PlanOptions{}.dcn_bandwidth_gbps;
   std::string tokens;  ///< "15T"; empty: none

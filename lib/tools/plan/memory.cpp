@@ -37,7 +37,8 @@ int64_t composed_temporaries(const optim::OptimizerOptions& options) {
   return (is_decoupled ? 0 : decayed) + 1;
 }
 
-/// A matrix of a unit, which a rank of those that share the work on it computes (shard/state/matrix_exchange.h).
+/// A matrix of a unit, which a rank of those that share the work on it computes
+/// (shard/state/matrix_exchange.h).
 struct Matrix {
   int64_t rows = 0, columns = 0;
   int64_t part = 0;  ///< elements that each rank of the axis model has; all, if there are no parts
@@ -135,7 +136,7 @@ bool updates_in_backward(const config::Config& config, const RecordedPass& pass)
 }
 
 struct StepPeak {
-  util::Arena::Shape arena;  ///< of the pool of buffers
+  util::Arena::Shape arena;  ///< arena of the buffer pool
   int64_t common = 0;        ///< length of the arena that the ranks share
   int64_t beside = 0;        ///< peak of everything else
   int64_t sum() const { return arena.length + common + beside; }
@@ -185,8 +186,8 @@ StepPeak step_peak_at_any_timing(const config::Config& config, const std::vector
     most.beside = std::max(most.beside, peak.beside);
   }
   if (most.common == 0) return most;
-  // When the first rank takes memory for a unit, the others may not yet have given back that of one more; but where
-  // gradients are clipped, all ranks have given back the root when the next step begins.
+  // The first rank may take memory for a unit before the others have given back that of one more unit. If
+  // gradients are clipped, however, all ranks have given back the root when the next step begins.
   const bool meet = config.training.max_grad_norm > 0 && config.training.gradient_accumulation_steps == 1;
   int64_t largest = 0;
   for (const UnitSizes& unit : units) {
@@ -208,9 +209,10 @@ bool shares_memory(const config::Config& config, const std::vector<UnitSizes>& u
   return comm::row_of(config.comm.backend).traits.shares_memory && most_shards(units) > 1;
 }
 
-/// The memory that ranks gather into together is no tensor, beside which the allocator would hold free blocks for reuse.
-/// Through shared memory a rank reads its part of the other ranks' gradients in place; their pages count as resident here
-/// too. With several hosts it is less, because a rank reads only from its own host.
+/// Resident memory. Memory that ranks gather into together is no tensor, so the allocator holds no free
+/// blocks for it. Through shared memory a rank reads its part of the other ranks' gradients in place; their
+/// pages count as resident here too. With several hosts it is less, because a rank reads only from its own
+/// host.
 int64_t resident_bytes(const config::Config& config, const std::vector<UnitSizes>& units, int64_t beside) {
   const bool common = shares_memory(config, units);
   const StepPeak peak =

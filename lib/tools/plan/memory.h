@@ -2,21 +2,19 @@
 
 // The memory of one rank in a step, from sizes alone.
 //
-//   shards       weights, 4 bytes per element, or 2 with fsdp.param_storage in 16 bits, with padding
-//   slice        with hybrid_optimizer = "global" what a rank keeps of its slice's weights beside them, for gathers
+//   shards       weights with padding, 4 bytes per element; 2 if fsdp.param_storage has 16 bits
+//   slice        with hybrid_optimizer = "global": the weights of the rank's slice, kept for gathers
 //   optimizer    bytes per element: adamw, adam, adamax, adadelta, lamb 8; lion, adagrad 4; sgd 4 with
 //                momentum or 0; muon 4 (matrices) or 8; adafactor 4 per row and column of a matrix, on every
 //                rank, 4 per element of other tensors, and 4 more per element with beta1
-//   gradients    of the shards: 4 bytes per element, or reduce_dtype's with keep_low_precision_grads; from
-//                the end of a unit's backward to the beginning of the next step. On the CPU, where no update has to
-//                wait for other gradients, to the unit's update in backward: then none is left after it
-//   buffers      gathered parameters and unreduced gradients: the bound of shard/units/step_formula.h, which the
-//                pool keeps from step to step
-//   activations  what autograd saves and kernels allocate (tools/plan/recorded_pass.h)
+//   gradients    of the shards: 4 bytes per element, or those of reduce_dtype with keep_low_precision_grads;
+//                from the end of a unit's backward to the next step. 0 if units are updated in backward (CPU)
+//   buffers      gathered parameters and unreduced gradients: the bound of shard/units/step_formula.h
+//   activations  tensors that autograd saves and kernels allocate (tools/plan/recorded_pass.h)
 //
-// The peak of their sum comes from playing a step: the recorded pass of the model with the memory of units
-// (tools/plan/unit_memory.h), then the optimizer. Shards in 16 bits are updated in pieces of optim::kPiece elements,
-// of which one is in fp32; on GPUs, their rounding takes up to 20 MiB more, which are not counted.
+// The peak of the sum comes from playing a step: the recorded pass with the memory of units (unit_memory.h),
+// then the optimizer. Shards in 16 bits are updated in pieces of optim::kPiece elements, one of them in fp32;
+// up to 20 MiB that rounding takes on GPUs are not counted.
 
 #include <cstdint>
 #include <vector>
@@ -29,7 +27,7 @@
 
 namespace fsdp::plan {
 
-/// With cpu_offload: memory of the device for copies of shards, each as large as the largest of those
+/// Number of copies of shards on the device with cpu_offload, each as large as the largest such shard
 /// (shard::OffloadStreams::kPlaces).
 inline constexpr int kShardsOnTheDevice = 2;
 
@@ -41,13 +39,13 @@ struct MemoryPlan {
   int64_t gradients = 0;  ///< after backward
   int64_t buffers = 0;
   int64_t saved_activations = 0;  ///< when backward begins
-  int64_t peak = 0;               ///< of the sum
+  int64_t peak = 0;               ///< peak of the sum
   /// Resident memory when training on the CPUs of one host, including free blocks held for reuse and pages
   /// read from other ranks, without libraries.
   int64_t resident = 0;
-  int64_t device_peak = 0;  ///< without what cpu_offload keeps in host memory
+  int64_t device_peak = 0;  ///< without host memory, which cpu_offload uses
   /// Pinned host memory for shards and gradients that are copied to and from the device. Each gradient counts
-  /// once: more is taken where those of another micro-batch come before the host has added it.
+  /// once: more is taken if the gradient of the next micro-batch arrives before the host has added it.
   int64_t pinned = 0;
 };
 
@@ -63,10 +61,10 @@ int64_t device_peak(const config::Config& config, const std::vector<shard::UnitS
 
 /// The memory for buffers of units that suffices for every step at any speed of the network.
 struct BufferShapes {
-  util::Arena::Shape own;  ///< of the rank's pool (shard/engine/buffer_pool.h)
+  util::Arena::Shape own;  ///< arena of the rank's pool (shard/engine/buffer_pool.h)
   int64_t common = 0;      ///< bytes that the ranks share (comm::CommonMemory)
 };
-/// `common`: whether the ranks share memory; `device`: where the run is.
+/// `common`: whether the ranks share memory; `device`: the device of the run.
 BufferShapes buffer_shapes(const config::Config& config, const std::vector<shard::UnitSizes>& units,
                            bool common, PassDevice device);
 
@@ -74,7 +72,7 @@ BufferShapes buffer_shapes(const config::Config& config, const std::vector<shard
 int64_t optimizer_state_bytes(const optim::OptimizerOptions& options,
                               const std::vector<shard::UnitSizes>& units);
 
-/// The traffic of the update: of whole matrices (shard/state/matrix_exchange.h), of sums over tensors
+/// The traffic of the update: whole matrices (shard/state/matrix_exchange.h) and sums over tensors
 /// (state/optim/tensor_optimizer.h).
 shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
                                  const std::vector<shard::UnitSizes>& units);

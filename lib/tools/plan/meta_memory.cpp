@@ -13,7 +13,7 @@ struct MetaMemory::State {
   bool notifies = true, lives = true;
   uintptr_t next = kAlignment;
 
-  static constexpr uintptr_t kAlignment = 256;  ///< as CUDA's allocator aligns
+  static constexpr uintptr_t kAlignment = 256;  ///< alignment of CUDA's allocator
 
   void* address(size_t bytes) {
     return reinterpret_cast<void*>(std::exchange(

@@ -25,7 +25,7 @@ namespace {
 
 constexpr double kBytesOfGib = 1024.0 * 1024.0 * 1024.0;
 constexpr int64_t kMostRows = 100'000;  ///< limit of data.micro_batch_size
-constexpr int64_t kMostSamples = 1024;  ///< of those tried with sums by sample
+constexpr int64_t kMostSamples = 1024;  ///< limit with sums by sample
 
 void check_machines(const PlanOptions& options) {
   const std::pair<const char*, double> numbers[] = {{"`memory_gib`", options.memory_gib},
@@ -66,8 +66,8 @@ int64_t largest_micro_batch(config::Config config, const std::vector<shard::Unit
     return device_peak(config, units, record_pass(config)) <= limit;
   };
   if (!fits(1)) return 0;
-  // Sums by sample: other numbers than powers of two are divided (config::resolve_batch()), and a pass is recorded sample
-  // by sample, so larger ones are not tried.
+  // Sums by sample: only powers of two are tried, because other numbers are divided
+  // (config::resolve_batch()), and no large ones, because a pass is recorded sample by sample.
   const bool by_sample = config.training.reproducible == config::Reproducible::kWorldSize;
   const int64_t most = by_sample ? kMostSamples : kMostRows;
   int64_t low = 1, high = 2;  // low fits
@@ -86,7 +86,7 @@ int64_t largest_micro_batch(config::Config config, const std::vector<shard::Unit
 
 namespace {
 
-/// What it saves to keep frozen units gathered, where memory suffices; empty: nothing.
+/// Advice to keep frozen units gathered, if memory suffices and traffic is saved; otherwise empty.
 std::string kept_frozen_units(const Plan& plan, const RecordedPass& pass) {
   config::Config config = plan.config;
   if (!config.lora.is_on() || !shard::reshards(config.fsdp.strategy)) return {};
@@ -139,7 +139,7 @@ std::vector<shard::UnitSizes> planned_units(const config::Config& config, const 
                               std::make_shared<MetaGroup>(mesh.model, MetaGroup::Events{}));
   const nn::ModelOutline model = shard::make_model_tree(*stages, parts).outline;
   std::vector<shard::UnitSizes> units = unit_sizes(model, config::shard_options(config), mesh);
-  // The first place of a parameter that is trained: what comes before it requires no gradient.
+  // The first node with a trainable parameter: nodes before it require no gradient.
   size_t first_trained = model.nodes.size();
   for (const nn::OutlineParameter& parameter : model.parameters) {
     if (parameter.requires_grad) first_trained = std::min(first_trained, parameter.nodes.front());

@@ -1,8 +1,8 @@
 #pragma once
 
-// fsdp-plan and fsdp-train --plan: what a run needs, on machines that need not exist, from the config alone.
-// The model is built on meta tensors, its units are chosen as by fully_shard(), one pass of it is recorded
-// (tools/plan/recorded_pass.h), and the rest is arithmetic. No other processes, no data.
+// fsdp-plan and fsdp-train --plan: the memory and time that a run needs, on machines that need not exist,
+// from the config alone. The model is built on meta tensors, its units are chosen as by fully_shard(), one
+// pass is recorded (tools/plan/recorded_pass.h), and the rest is arithmetic. No other processes, no data.
 
 #include <cstdint>
 #include <optional>
@@ -22,7 +22,7 @@ namespace fsdp::plan {
 /// The machines that a plan is for.
 struct PlanOptions {
   int64_t world_size = 0;           ///< 0: the product of [mesh] if every axis has a size, else 1
-  double memory_gib = 80;           ///< of a rank's device
+  double memory_gib = 80;           ///< memory of a rank's device
   double bandwidth_gbps = 400;      ///< Gbit/s that a rank receives; with gpus_per_node, from other nodes
   double dcn_bandwidth_gbps = 100;  ///< Gbit/s between replicas
   double flops_tflops = 150;        ///< TFLOP/s that a rank sustains
@@ -30,12 +30,12 @@ struct PlanOptions {
   double node_bandwidth_gbps = 0;   ///< Gbit/s inside a node; 0: bandwidth_gbps
   std::string gpu = {};             ///< the GPU with this data sheet; empty: none
   double peak_tflops = 0;           ///< TFLOP/s of the data sheet, the base of MFU; 0: unknown
-  double tokens = 0;                ///< of the whole training; 0: unknown
+  double tokens = 0;                ///< tokens of the whole training; 0: unknown
 
   MachineSpeed speed() const;
 };
 
-/// A change of the config, and what a run needs with it and all changes before it.
+/// A change of the config, and the needs of the run with it and all changes before it.
 struct Advice {
   std::string change;  ///< "activation_checkpointing.mode = full"
   int64_t device_peak = 0;
@@ -51,13 +51,13 @@ struct Plan {
   int64_t parameters = 0;
   std::vector<shard::UnitSizes> units;
   shard::StepFormula step;
-  shard::Traffic optimizer_traffic;  ///< of the update (muon, lamb, adafactor), not in `step`
-  shard::Traffic attention_traffic;  ///< of attention over mesh.context, not in `step`
-  shard::Traffic layer_traffic;      ///< of layers over mesh.model, not in `step`
+  shard::Traffic optimizer_traffic;  ///< traffic of the update (muon, lamb, adafactor), not in `step`
+  shard::Traffic attention_traffic;  ///< traffic of attention over mesh.context, not in `step`
+  shard::Traffic layer_traffic;      ///< traffic of layers over mesh.model, not in `step`
   MemoryPlan memory;
   TimePlan time;
   FlopsAToken flops;
-  Recomputation recomputation;        ///< with activation_checkpointing.mode "selective"
+  Recomputation recomputation;        ///< set if activation_checkpointing.mode is "selective"
   int64_t largest_micro_batch = 0;    ///< largest data.micro_batch_size that fits; 0: none
   std::vector<Advice> advice;         ///< if the config does not fit: cumulative changes until it does
   std::vector<std::string> warnings;  ///< improvements, whether it fits or not
@@ -68,7 +68,7 @@ struct Plan {
   double tflops(double flops_a_token) const { return tokens_per_second() * flops_a_token / 1e12 / ranks(); }
   double model_tflops() const { return tflops(flops.model); }
   double hardware_tflops() const { return tflops(flops.hardware); }
-  /// Of a rank in a step, computed again for backward.
+  /// Products of a rank in a step that are computed again for backward.
   double recomputed_flops() const {
     return static_cast<double>(tokens_per_step()) * flops.recomputed() / ranks();
   }
@@ -83,7 +83,7 @@ int planned_world_size(const config::Config& config, const PlanOptions& options)
 /// Throws Error(kUsage) for a mesh that does not match the world size and for impossible numbers.
 Plan make_plan(const config::Config& config, const PlanOptions& options);
 
-/// The units of the config's model on such a mesh, as the engine would have them from its second step on.
+/// The units of the config's model on such a mesh, as the engine has them from its second step on.
 std::vector<shard::UnitSizes> planned_units(const config::Config& config, const comm::MeshShape& mesh);
 
 /// The largest data.micro_batch_size with which the config fits into `limit` bytes; 0: none.

@@ -18,7 +18,7 @@ namespace {
 
 using Shares = std::vector<RecordedPass::StageShare>;
 
-/// What it saves and costs that one stage recomputes one operation.
+/// Savings and costs of recomputing one operation in one stage.
 struct Item {
   size_t stage = 0, operation = 0;
   int64_t bytes = 0;
@@ -69,7 +69,7 @@ class Chooser {
     return record_pass(config, device_);
   }
 
-  /// Passes in which all stages recompute one operation each.
+  /// Records a pass for each operation, which all stages recompute.
   void measure(const Shares& none) {
     for (size_t operation = 0; operation < operations_.size(); ++operation) {
       nn::CheckpointingOptions options{.mode = nn::RecomputeMode::kSelective,
@@ -83,7 +83,7 @@ class Chooser {
       }
     }
     const auto order = [](const Item& item) {
-      // Of equals the larger: fewer and larger products are faster.
+      // The larger item comes first among equals: fewer and larger products are faster.
       return std::tuple(item.flops / static_cast<double>(item.bytes), -item.bytes, item.operation,
                         item.stage);
     };
@@ -96,7 +96,7 @@ class Chooser {
       taken_.push_back(item);
       surplus_ -= item.bytes;
     }
-    // The last one may have saved more than was necessary.
+    // Items that the last one has made unnecessary are given back.
     for (size_t i = taken_.size(); i-- > 0;) {
       if (surplus_ + taken_[i].bytes > 0) continue;
       surplus_ += taken_[i].bytes;
@@ -145,9 +145,9 @@ class Chooser {
   const PassDevice device_;
   std::vector<std::string> stages_, operations_;
   std::vector<std::vector<std::string>> recomputable_;
-  int64_t surplus_ = 0;  ///< bytes that are kept beyond the budget
+  int64_t surplus_ = 0;  ///< kept bytes beyond the budget
   std::vector<Item> items_, taken_;
-  std::set<size_t> whole_;  ///< stages
+  std::set<size_t> whole_;  ///< numbers of stages that are recomputed whole
 };
 
 }  // namespace

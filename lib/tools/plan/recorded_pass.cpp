@@ -58,7 +58,7 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  /// This rank's end of the group over which sequences are cut.
+  /// The group over which sequences are cut, as this rank sees it.
   std::shared_ptr<comm::Communicator> group(int world_size) {
     return std::make_shared<MetaGroup>(
         world_size,
@@ -174,16 +174,16 @@ std::set<std::string> unit_paths(nn::Stage& model, const config::Config& config,
   return paths;
 }
 
-/// Stands in for the place of a parameter's gradient in the buffer of its unit (shard/engine/gradient_buffer.h),
-/// whose memory counts as the unit's.
+/// Stands in for the place of a parameter's gradient in the buffer of its unit
+/// (shard/engine/gradient_buffer.h), whose memory counts as the unit's.
 class UnitGradient final : public kernels::GradientSink {
  public:
   struct Options {
-    at::ScalarType type = at::kFloat;  ///< of the buffer
+    at::ScalarType type = at::kFloat;  ///< type of the buffer
     bool in_one_piece = true;
-    bool holds = false;  ///< has a gradient of an earlier micro-batch
+    bool holds = false;  ///< whether it has a gradient of an earlier micro-batch
     bool on_cpu = true;
-    bool apart = false;  ///< further gradients of a parameter are not added to its first
+    bool apart = false;  ///< whether further gradients of a parameter are kept apart from its first
   };
   UnitGradient(const at::Tensor& parameter, const Options& options)
       : options_(options), holds_(options.holds) {
@@ -251,8 +251,8 @@ void keep_gradients_in_units(nn::Stage& model, const config::Config& config, boo
   }
 }
 
-/// The one in use; with targets that do not count, all of a step (run/train/train_step.h); the next
-/// (data/loading/prefetch.h).
+/// Batches on the device: the one in use, or all of a step if the number of targets varies
+/// (run/train/train_step.h), and the next one (data/loading/prefetch.h).
 int64_t batches_on_device(const config::Config& config) {
   const int64_t in_use =
       data::counts_vary(config.data) ? config.training.gradient_accumulation_steps : int64_t{1};
@@ -331,7 +331,7 @@ RecordedPass record(const config::Config& config, c10::DeviceType device) {
   return recorder.take_pass(std::move(paths));
 }
 
-/// Of the products of one row, and with grad mode of its backward.
+/// Operations in the products of one row; with grad mode its backward too.
 double flops_of_row(const nn::ModelOptions& model, const nn::LoraOptions& lora, int64_t tokens,
                     const nn::CheckpointingOptions& checkpointing) {
   Recorder recorder(c10::kCPU, /*counts_memory=*/false);

@@ -2,13 +2,13 @@
 
 // RecordedPass: the tensor memory and compute of one forward and backward of a model, event by event.
 //
-// The events come from the model itself: it is built on meta tensors, which have shapes but no memory, and
-// runs as in training, with its recomputation, its kernels (model/kernels/meta.h) and libtorch's autograd. An
-// allocator of meta memory records allocations and releases, a callback of libtorch's dispatcher the matrix
-// products, and hooks the begin and end of stages. So new models, layers and kernels are planned without
-// changes here. tests/run/train/planned_step_test.cpp compares the sums with what training takes.
+// The model is built on meta tensors, which have shapes but no memory, and runs as in training, with its
+// recomputation, its kernels (model/kernels/meta.h) and libtorch's autograd. An allocator of meta memory
+// records allocations and releases, a callback of libtorch's dispatcher the matrix products, and hooks the
+// begin and end of stages. So new models, layers and kernels are planned without changes here.
+// tests/run/train/planned_step_test.cpp compares the sums with those of training.
 //
-// Not recorded: memory that kernels take from malloc, such as oneDNN's for products in low precision.
+// Memory that kernels take from malloc is not recorded, such as oneDNN's for products in low precision.
 
 #include <algorithm>
 #include <cstdint>
@@ -47,7 +47,7 @@ class MemoryTape {
 /// Computed matrix products.
 struct Products {
   double flops = 0;
-  double flops_in_float8 = 0;  ///< of these
+  double flops_in_float8 = 0;  ///< part of flops
   kernels::MetaProduct shape = {};
 };
 
@@ -79,7 +79,7 @@ class RecordedPass {
       kWaitForSend,
       kForwardBegins,
       kForwardEnds,
-      kTurn,  ///< from forward to backward
+      kTurn,  ///< turn from forward to backward
       kBackwardBegins,
       kBackwardEnds,
     };
@@ -92,21 +92,21 @@ class RecordedPass {
     std::vector<std::string> paths;
     int64_t kept_bytes = 0;
     bool on_device = false;
-    std::vector<kernels::MetaProduct> shapes = {};  ///< of products, each once
+    std::vector<kernels::MetaProduct> shapes = {};  ///< shapes of products, each once
   };
   explicit RecordedPass(Parts parts) : parts_(std::move(parts)) {}
 
   /// Repeats the events of the pass. Leaves the tape's live bytes as they were.
   void play(MemoryTape& tape, const StageEvents& events = {}) const;
 
-  /// Live when backward begins.
+  /// Bytes that are live when backward begins.
   int64_t saved_bytes() const;
   /// A stage's part of saved_bytes(), and the products of its backward.
   struct StageShare {
     int64_t saved_bytes = 0;
     double backward_flops = 0;
   };
-  /// Of these stages, by path, none of which is inside another.
+  /// The shares of these stages, given by path, none of which is inside another.
   std::vector<StageShare> shares(const std::vector<std::string>& stages) const;
   /// Memory that outlives the pass, not on the tape: tokens, targets, and tables such as those of rotary
   /// positions.
@@ -127,27 +127,28 @@ StageEvents run_schedule(shard::Schedule& schedule, const std::vector<shard::Uni
 /// The device for which the pass is recorded: training.device, or a CPU regardless.
 enum class PassDevice { kOfConfig, kCpu };
 
-/// Whether that is a GPU.
+/// Whether that device is a GPU.
 bool is_for_gpu(const config::Config& config, PassDevice device = PassDevice::kOfConfig);
 
-/// Records a micro-batch of the config on the first rank; with mesh.context, which must have its size, of its part of
-/// the rows. Throws Error(kUsage) for a model with an operation that libtorch
-/// cannot run on meta tensors.
+/// Records a micro-batch of the config on the first rank; with mesh.context, which must have its size, the
+/// rank's part of the rows. Throws Error(kUsage) for a model with an operation that libtorch cannot run on
+/// meta tensors.
 RecordedPass record_pass(const config::Config& config, PassDevice device = PassDevice::kOfConfig);
 
 /// Floating-point operations (a multiplication and an addition are two) of a forward and backward per token;
 /// 0 for a model that cannot be planned. Shares of the peak rate by either count are called model and
 /// hardware FLOPs utilization (MFU, HFU; Chowdhery et al.: PaLM, 2022, appendix B).
 struct FlopsAToken {
-  /// By the model's definition: three times the products of the forward, counting the half of attention that
-  /// is hidden by causality. With adapters, whose frozen weights have no gradients: the products of the pass.
+  /// Operations by the model's definition: three times the products of the forward, counting the half of
+  /// attention that causality hides. With adapters, whose frozen weights have no gradients: the products of
+  /// the pass.
   double model = 0;
-  double hardware = 0;  ///< with what activation checkpointing computes again
+  double hardware = 0;  ///< including the operations that activation checkpointing repeats
 
   double recomputed() const { return hardware - model; }
 };
 
-/// In rows of `sequence_length` tokens.
+/// Counts for rows of `sequence_length` tokens.
 FlopsAToken flops_a_token(const nn::ModelOptions& model, int64_t sequence_length,
                           const nn::CheckpointingOptions& checkpointing = {},
                           const nn::LoraOptions& lora = {});

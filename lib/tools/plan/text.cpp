@@ -21,7 +21,7 @@ struct UnitGroup {
   UnitSizes first;
   std::string last;
   size_t count = 0;
-  shard::Traffic traffic;  ///< of all of them in a step
+  shard::Traffic traffic;  ///< traffic of the whole group in a step
 };
 
 bool alike(const UnitSizes& a, const UnitSizes& b) {
@@ -38,8 +38,8 @@ int64_t payload(const shard::Traffic& traffic) {
          traffic.shift_bytes;
 }
 
-/// The traffic of `count` units, one in `stride`, as the difference that they make: which unit stays gathered
-/// at the end of forward depends on all.
+/// The traffic of `count` units, one in `stride`, as the difference that they make: all units decide which
+/// unit stays gathered at the end of forward.
 shard::Traffic traffic_of(const Plan& plan, size_t begin, size_t stride, size_t count) {
   std::vector<UnitSizes> without = plan.units;
   // Without groups, units communicate nothing.
@@ -113,7 +113,7 @@ std::string communication_table(const Plan& plan) {
   return text;
 }
 
-/// What activation_checkpointing.memory_budget keeps, and what it costs.
+/// The memory that activation_checkpointing.memory_budget keeps, and its cost.
 std::string recomputation_rows(const Plan& plan) {
   const Recomputation& r = plan.recomputation;
   const double more =

@@ -10,9 +10,9 @@ namespace fsdp::plan {
 /// The plan as tables for people, 100 columns wide at most.
 std::string plan_text(const Plan& plan);
 
-/// Its first lines: model, ranks, batch, machines.
+/// The first lines of the plan: model, ranks, batch, machines.
 std::string plan_heading(const Plan& plan);
-/// These without the machines.
+/// plan_heading() without the machines.
 std::string plan_subject(const Plan& plan);
 
 /// The plan as one JSON object, for programs, in bytes and seconds.
@@ -28,7 +28,7 @@ std::string printed(const char* format, Values... values) {
 
 /// "1.25 s", "3.1 ms", "12 us".
 std::string duration(double seconds);
-/// Percentage; 0 of nothing.
+/// Percentage of `whole`; 0 if `whole` is 0.
 inline double share(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
 std::string table_row(const std::string& name, const std::string& value, const std::string& remark);
 

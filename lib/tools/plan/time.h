@@ -27,33 +27,34 @@ namespace fsdp::plan {
 inline constexpr double kFloat8Speed = 2;
 
 struct MachineSpeed {
-  double flops_per_second = 150e12;  ///< of products in the type of compute
+  double flops_per_second = 150e12;  ///< rate of products in the type of compute
   double bytes_per_second = 50e9;
   double replica_bytes_per_second = 50e9;
   int64_t ranks_of_node = 0;         ///< 0: bytes_per_second holds between any two ranks
   double node_bytes_per_second = 0;  ///< between ranks of a node; 0: bytes_per_second
-  double latency_seconds = 0;        ///< of each collective
+  double latency_seconds = 0;        ///< latency of each collective
 };
 
 /// StepClock: when a step computes and communicates, in seconds. It reads the commands of a schedule; the
 /// caller adds the compute between the schedule's events.
 ///
-/// Compute is one stream, and so is the communication of each group (gather_queue() in shard/units/group_sizes.h).
-/// A collective begins when the one before it on its stream has ended; compute continues when the collectives
-/// for which it waits have ended. All-reduces over replicas follow the reduce-scatter of their shard in a
-/// separate stream, over a link of their own; those of units that are not cut share the stream of the
-/// gathers. With fsdp.reduce_scatter_group, reduce-scatters are a stream too. What it has under way beside a
-/// gather shares the link with it: a group of its own changes what comes first, not how fast bytes are.
+/// Compute is one stream, and so is the communication of each group (gather_queue() in
+/// shard/units/group_sizes.h). A collective begins when the one before it on its stream has ended; compute
+/// continues when the collectives that it waits for have ended. All-reduces over replicas follow the
+/// reduce-scatter of their shard in a separate stream, over a link of their own; those of units that are not
+/// cut share the stream of the gathers. With fsdp.reduce_scatter_group, reduce-scatters are a stream too. A
+/// reduce-scatter that runs beside a gather shares the link with it: a separate group changes the order, not
+/// the speed.
 ///
 /// A rank receives the other W - 1 shards of a unit in an all-gather, and as much in a reduce-scatter, at
 /// `bytes_per_second`. With g ranks per node (`ranks_of_node`) it receives all of them at the speed inside a
 /// node, and the ranks of a node together receive those of the other nodes once, at g times
 /// `bytes_per_second`; the slower counts. An all-reduce of b bytes over R replicas takes 2 (R - 1) / R * b at
-/// `replica_bytes_per_second`; an all-gather or a reduce-scatter between slices takes as long as (slices - 1) / slices
-/// of the slice's shard do there.
+/// `replica_bytes_per_second`; an all-gather or a reduce-scatter between slices takes as long as (slices - 1)
+/// / slices of the slice's shard do there.
 ///
-/// The collectives of attention over mesh.context are a stream as well. They share the link of the gathers, at the
-/// speed inside a node where a context group fits into one.
+/// The collectives of attention over mesh.context are a stream as well. They share the link of the gathers,
+/// at the speed inside a node where a context group fits into one.
 class StepClock final : public shard::CommandReader {
  public:
   /// The first two arguments must outlive the clock.
@@ -64,13 +65,13 @@ class StepClock final : public shard::CommandReader {
   void compute(double seconds);
 
   using Job = CommunicationStreams::Job;
-  /// A collective inside a layer, among `ranks` ranks, of which this one receives so many bytes.
+  /// Issues a collective inside a layer, among `ranks` ranks, in which this rank receives so many bytes.
   Job send(int64_t bytes, int ranks);
   void wait_for(Job job);
 
   double computed() const { return computed_; }
   double communicated() const { return communicated_; }  ///< sum of all collectives
-  double exposed() const { return exposed_; }            ///< during which compute waited
+  double exposed() const { return exposed_; }            ///< time for which compute waited
 
  private:
   double seconds_of_shards(const shard::UnitSizes& unit, int64_t payload) const;
@@ -80,7 +81,7 @@ class StepClock final : public shard::CommandReader {
   const std::vector<shard::UnitSizes>& units_;
   const MachineSpeed& speed_;
   const bool reduce_scatter_group_;
-  std::vector<UnitJobs> jobs_;  ///< by unit
+  std::vector<UnitJobs> jobs_;  ///< indexed by unit
   CommunicationStreams streams_;
   double computed_ = 0, communicated_ = 0, exposed_ = 0;
 };
@@ -90,8 +91,8 @@ struct TimePlan {
   double compute = 0;
   double communication = 0;  ///< sum of all collectives
   double exposed = 0;
-  double flops = 0;            ///< of this rank, including recomputation
-  double flops_in_float8 = 0;  ///< of these
+  double flops = 0;            ///< operations of this rank, including recomputation
+  double flops_in_float8 = 0;  ///< part of flops
 
   double step() const { return compute + exposed; }
 };

@@ -1,6 +1,6 @@
 #pragma once
 
-// The parts of a step that every reader of the schedule's commands shares.
+// UnitJobs, UnitUpdate: the parts of a step that all readers of the schedule's commands have in common.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,8 +17,8 @@ namespace fsdp::plan {
 struct UnitJobs {
   size_t slices = 0, gather = 0, sending = 0, reduction = 0;
 
-  /// Follows a command: `issue(after)` begins the command's collectives once job `after` is done and returns the
-  /// first and the last of them; `wait(job)` waits.
+  /// Follows a command: `issue(after)` begins the command's collectives once job `after` is done and returns
+  /// the first and the last of them; `wait(job)` waits.
   template <typename Issue, typename Wait>
   void follow(const shard::Command& command, const shard::UnitSizes& unit, const Issue& issue,
               const Wait& wait) {
@@ -52,8 +52,8 @@ struct UnitJobs {
   }
 };
 
-/// Issues `collectives` one after another, the first after job `after`, by `issue(collective, after)`. Returns the
-/// first and the last job; `after` if there are no collectives.
+/// Issues `collectives` one after another, the first after job `after`, by `issue(collective, after)`.
+/// Returns the first and the last job; `after` if there are no collectives.
 template <typename Collectives, typename Issue>
 std::pair<size_t, size_t> issue_in_order(const Collectives& collectives, size_t after, const Issue& issue) {
   std::pair<size_t, size_t> jobs{after, after};
@@ -65,9 +65,9 @@ std::pair<size_t, size_t> issue_in_order(const Collectives& collectives, size_t 
   return jobs;
 }
 
-/// Calls `micro_batch(sync, is_last, times)` for the micro-batches of a step after the first step, which makes the
-/// order of units known. No collective is under way between micro-batches, so the middle ones are alike and are played
-/// once, for all of them.
+/// Calls `micro_batch(sync, is_last, times)` for the micro-batches of a step after the first step, which
+/// makes the order of units known. No collective is under way between micro-batches, so the middle ones are
+/// alike and are played once, for all of them.
 template <typename MicroBatch>
 void for_micro_batches(const config::TrainingOptions& training, const MicroBatch& micro_batch) {
   const int64_t count = training.gradient_accumulation_steps;
@@ -76,7 +76,7 @@ void for_micro_batches(const config::TrainingOptions& training, const MicroBatch
   micro_batch(true, true, 1.0);
 }
 
-/// Whether a unit that is updated alone, in backward, is due: after its last reduction.
+/// Finds when a unit that is updated alone, in backward, is due: after its last reduction.
 class UnitUpdate {
  public:
   /// Whether the unit is to be updated now. `updates`: whether units are updated in this micro-batch.
@@ -90,7 +90,7 @@ class UnitUpdate {
     }
     return !is_being_reduced_ && std::exchange(is_due_, false);
   }
-  /// Whether there is nothing to wait for.
+  /// Whether the reduction communicates nothing.
   static bool is_reduced_at_once(const shard::UnitSizes& unit) {
     return !unit.is_cut() && unit.groups.replicas == 1 && !unit.has_slices();
   }

@@ -126,7 +126,7 @@ void UnitMemory::gather(Unit& unit) {
   });
 }
 
-/// For the output of the unit's all-gather.
+/// The pool for the output of the unit's all-gather.
 PoolMemory& UnitMemory::gather_memory(const Unit& unit) {
   return options_.common && unit.sizes->is_cut() ? common_ : pool_;
 }

@@ -1,9 +1,10 @@
 #pragma once
 
 // UnitMemory: the tensor memory of a model's units in a step, as numbers: gathered parameters, and gradients
-// before and after their reduction. It reads the schedule's commands (shard/units/schedule.h) and does with sizes
-// what shard::Unit and shard::BufferPool do with buffers, while a recorded pass (tools/plan/recorded_pass.h) is
-// played. tests/run/train/planned_step_test.cpp compares the sums with the engine's.
+// before and after their reduction. It reads the schedule's commands (shard/units/schedule.h) and does with
+// sizes what shard::Unit and shard::BufferPool do with buffers, while a recorded pass
+// (tools/plan/recorded_pass.h) is played. tests/run/train/planned_step_test.cpp compares the sums with the
+// engine's.
 
 #include <cstdint>
 #include <deque>
@@ -38,26 +39,27 @@ class PoolMemory {
   util::Arena places_;
 };
 
-/// When collectives complete: the two extremes of a network, and in between when a unit has computed and all
-/// that it uses is still there.
+/// When collectives complete: the two extremes of a network, and between them, when a unit has computed and
+/// all that it uses still exists.
 enum class CollectiveTiming { kAtOnce, kBesideCompute, kWhenWaitedFor };
 
 class UnitMemory final : private shard::CommandReader {
  public:
   struct Options {
     CollectiveTiming timing = CollectiveTiming::kAtOnce;
-    bool count_moved = true;  ///< gradients that move_grads_to_cpu moves to host memory
-    bool common = false;      ///< all-gathers write to memory that the ranks share
+    bool count_moved = true;  ///< whether gradients that move_grads_to_cpu moves to host memory count
+    bool common = false;      ///< whether all-gathers write to memory that the ranks share
     bool on_device = false;   ///< shard::StepFormulaOptions
-    /// By unit: temporaries of its update, which in the last micro-batch follows its reduction and frees its
-    /// gradient. Empty: units are updated after backward.
+    /// Bytes of temporaries of each unit's update, which in the last micro-batch follows its reduction and
+    /// frees its gradient. Empty: units are updated after backward.
     std::vector<int64_t> update_temporaries = {};
   };
 
   UnitMemory(const config::Config& config, const std::vector<shard::UnitSizes>& units, MemoryTape& tape,
              const Options& options);
 
-  /// For playing one micro-batch; `sync`: whether it reduces gradients; `is_last`: of the step.
+  /// Events for playing one micro-batch. `sync`: whether it reduces gradients; `is_last`: whether it is the
+  /// last of the step.
   StageEvents events(bool sync, bool is_last);
   /// Frees the gradients of shards.
   void zero_gradients();
@@ -88,11 +90,11 @@ class UnitMemory final : private shard::CommandReader {
     const shard::UnitSizes* sizes = nullptr;
     bool has_shard_gradient = false;
     std::optional<PoolMemory::Place> parameters = {}, communication = {}, gradients = {};
-    Place gathered{}, sent{}, reduced{};  ///< to wait for
+    Place gathered{}, sent{}, reduced{};  ///< places in the queues to wait for
     UnitUpdate update{};
-    int64_t round = 0;               ///< with sums_by_sample: of the next reduction
-    std::vector<SampleSum> sums{};   ///< as shard::SampleTree has them, of each gradient alike
-    Bytes shard_gradient = nullptr;  ///< with sums_by_sample
+    int64_t round = 0;               ///< number of the next reduction, with sums_by_sample
+    std::vector<SampleSum> sums{};   ///< sums as in shard::SampleTree, alike for each gradient
+    Bytes shard_gradient = nullptr;  ///< only with sums_by_sample
   };
 
   void read(const shard::Command& command) override;
@@ -113,14 +115,14 @@ class UnitMemory final : private shard::CommandReader {
   void progress();
 
   const bool reduce_scatter_group_;
-  const int64_t rounds_;  ///< of micro-batches in a step
+  const int64_t rounds_;  ///< micro-batches in a step
   const std::vector<shard::UnitSizes>& sizes_;
   MemoryTape& tape_;
   const Options options_;
   PoolMemory pool_, common_;
   std::vector<Unit> units_;
   shard::Schedule schedule_;
-  bool updates_ = false;  ///< in the pass under way
+  bool updates_ = false;  ///< whether the current pass updates units
   std::map<size_t, Queue> queues_;
 };
 

@@ -42,7 +42,7 @@ constexpr util::JsonLimits kLimits = {.deepest_level = 8, .most_values = 100'000
              source, " ", found, "; measure again");
 }
 
-/// What one divides by.
+/// Refuses rates that are no divisors.
 void check_rates(const Calibration& calibration, const std::string& source) {
   const ComputeTable& compute = calibration.compute;
   const auto is_rate = [](double rate) { return std::isfinite(rate) && rate > 0; };

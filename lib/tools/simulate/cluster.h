@@ -1,6 +1,6 @@
 #pragma once
 
-// Cluster: the machines of a simulation, and how the ranks lie on them.
+// Cluster: the machines of a simulation, and the placement of ranks on them.
 
 #include <cstdint>
 
@@ -10,14 +10,14 @@
 
 namespace fsdp::simulate {
 
-/// Where the ranks are and how they communicate.
+/// Placement and communication of the ranks.
 struct Cluster {
   comm::MeshShape mesh = {};
-  int64_t ranks_of_host = 0;  ///< 0: all are on one
+  int64_t ranks_of_host = 0;  ///< ranks on each host; 0: all ranks are on one host
   comm::Backend backend = {};
   NetworkTable network = {};
-  double cores_of_rank = 0;  ///< that compute and communication share; 0: they share none
-  int64_t threads = 1;       ///< of the compute
+  double cores_of_rank = 0;  ///< cores that compute and communication share; 0: they share none
+  int64_t threads = 1;       ///< threads that compute
 
   int64_t hosts() const {
     const int64_t world = mesh.world_size();

@@ -10,16 +10,16 @@
 namespace fsdp::simulate {
 namespace {
 
-/// What shm copies through stages with one meeting (comm/shm/shm_communicator.cpp).
+/// Largest size that shm copies through stages with one meeting (comm/shm/shm_communicator.cpp).
 constexpr double kSmallBytes = 32 << 10;
 
-/// The level on which a group of one rank a host communicates.
+/// The level on which the hosts of a group communicate.
 Level level_of(const Group& group) {
   if (group.hosts() == 1) return Level::kInside;
   return group.is_between_slices ? Level::kSlices : Level::kBetween;
 }
 
-/// A stage in which the rank receives `bytes` in so many steps on this level.
+/// A stage in which the rank receives `bytes` in `steps` steps on this level.
 Stage transfer(const NetworkTable& network, Level level, double steps, double bytes) {
   const Link& link = network.at(level);
   Stage stage{.delay_seconds = steps * link.latency_seconds,
@@ -31,7 +31,7 @@ Stage transfer(const NetworkTable& network, Level level, double steps, double by
   return stage;
 }
 
-/// The ranks of a host meet so many times, and their cores work for so long.
+/// A stage with `count` meetings of the ranks of a host, and work of their cores.
 Stage meetings(const NetworkTable& network, double count, double core_seconds) {
   Stage stage = transfer(network, Level::kInside, count, 0);
   stage.core_seconds = core_seconds;
@@ -42,7 +42,7 @@ void add_meetings(Stage& stage, const NetworkTable& network, double count) {
   stage.delay_beside_compute += count * network.inside.latency_beside_compute;
 }
 
-/// Ranks that share memory.
+/// Cost for ranks that share memory.
 Cost shared_memory(const CollectiveCall& call, const NetworkTable& network) {
   const double ranks = call.group.ranks, bytes = call.bytes;
   switch (call.kind) {
@@ -109,7 +109,8 @@ Cost mpi(const CollectiveCall& call, const NetworkTable& network) {
   return {};
 }
 
-/// Counterparts on the hosts exchange parts while ranks inside a host do (comm/backends/hierarchical_communicator.h).
+/// Cost of counterparts that exchange parts between hosts while ranks inside each host do
+/// (comm/backends/hierarchical_communicator.h).
 Cost hierarchical(const CollectiveCall& call, const NetworkTable& network) {
   const double hosts = call.group.hosts(), here = call.group.ranks_of_host, bytes = call.bytes;
   const Level level = level_of(call.group);
@@ -144,8 +145,8 @@ Cost hierarchical(const CollectiveCall& call, const NetworkTable& network) {
   return {};
 }
 
-/// Figures of NCCL's model for its algorithms and protocols: seconds of a collective and of a step, relative to those
-/// of the ring's protocol "Simple", and the share of the bandwidth.
+/// Figures of NCCL's model for its algorithms and protocols: seconds of a collective and of a step relative
+/// to the ring's protocol "Simple", and the share of the bandwidth.
 struct NcclProtocol {
   double base, inside, between, bandwidth;
   bool is_tree;
@@ -209,7 +210,7 @@ Cost on_cores(const CollectiveCall& call, const NetworkTable& network) {
   return stages;
 }
 
-/// A hierarchy over `network_cost`, and what becomes of it in groups of one host or of one rank a host.
+/// Cost of a hierarchy over `network_cost`; in a group of one host, or of one rank per host, there is none.
 template <CostFunction* network_cost>
 Cost by_hosts(const CollectiveCall& call, const NetworkTable& network) {
   if (call.group.hosts() == 1) return shared_memory(call, network);

@@ -1,7 +1,7 @@
 #pragma once
 
-// ComputeTable: how long a rank's kernels take, by their class. Measured by fsdp-train doctor --calibrate
-// (tools/doctor/calibrate.h), or from a GPU's data sheet.
+// ComputeTable: durations of a rank's kernels by class, measured by fsdp-train doctor --calibrate
+// (tools/doctor/calibrate.h) or from a GPU's data sheet.
 
 #include <array>
 #include <cstdint>
@@ -14,13 +14,13 @@
 namespace fsdp::simulate {
 
 enum class KernelClass {
-  kProduct,      ///< of matrices
-  kAttention,    ///< its kernels
-  kElementwise,  ///< norms, activations, sums: whatever is bound by memory
-  kLoss,         ///< likewise, of the logits
-  kNorm,         ///< of the gradients
+  kProduct,      ///< products of matrices
+  kAttention,    ///< kernels of attention
+  kElementwise,  ///< norms, activations, sums: kernels that are bound by memory
+  kLoss,         ///< kernels of the logits, bound by memory
+  kNorm,         ///< norm of the gradients
   kOptimizer,
-  kHost,  ///< to launch kernels, where the device waits for that
+  kHost,  ///< launching kernels, while the device waits for it
 };
 inline constexpr size_t kKernelClasses = 7;
 constexpr auto enum_names(KernelClass) {
@@ -49,28 +49,28 @@ struct ProductRate {
 };
 
 struct ComputeTable {
-  std::string machine = {};  ///< for people: a processor, "h100-sxm"
+  std::string machine = {};  ///< text for people: a processor, "h100-sxm"
   std::string source = {};   ///< "measured", "data sheet"
-  std::string dtype = {};    ///< of products
-  int64_t threads = 0;       ///< of a rank on a CPU; 0: a GPU, whose host runs ahead
-  double element_bytes = 2;  ///< of dtype
+  std::string dtype = {};    ///< type of products
+  int64_t threads = 0;       ///< threads of a rank on a CPU; 0: a GPU, whose host runs ahead
+  double element_bytes = 2;  ///< bytes of an element of dtype
 
-  std::vector<ProductRate> products = {};  ///< measured; of kinds that are missing, the rates below hold
-  double flops_per_second = 0;             ///< of large products
+  std::vector<ProductRate> products = {};  ///< measured rates; the rates below hold for kinds without any
+  double flops_per_second = 0;             ///< rate of large products
   double memory_bytes_per_second = 0;
 
-  /// Of their results: a kernel that allocates b bytes takes b divided by this.
+  /// Rates by results: a kernel that allocates b bytes takes b divided by the rate.
   double elementwise_bytes_per_second = 0, loss_bytes_per_second = 0;
-  /// Of what is read and written.
+  /// Rates by bytes read and written.
   double optimizer_bytes_per_second = 0, norm_bytes_per_second = 0;
-  double host_seconds = 0;  ///< to launch one kernel
-  double scale = 1;  ///< all compute takes so many times as long: what one measured step adds to the table
+  double host_seconds = 0;  ///< time to launch one kernel
+  double scale = 1;         ///< factor on all compute: what one measured step adds to the table
 
   bool is_gpu() const { return threads == 0; }
 
-  /// Of a measured product; of others at a rate between those measured: the mean of their logarithms, weighted
-  /// by the inverse square of the distance between the logarithms of the sizes. Without measurements as long as
-  /// the arithmetic or the memory takes, whichever is longer.
+  /// Seconds of a product. Products that were not measured take a rate between the measured ones: the mean of
+  /// their logarithms, weighted by the inverse square of the distance between the logarithms of the sizes.
+  /// Without measurements a product takes as long as its arithmetic or its memory, whichever is longer.
   double product_seconds(const kernels::MetaProduct& product) const;
 };
 

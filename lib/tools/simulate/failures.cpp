@@ -7,7 +7,7 @@
 namespace fsdp::simulate {
 namespace {
 
-/// Where `is_above` begins to hold.
+/// The point at which `is_above` becomes true.
 double crossing(double low, double high, const std::function<bool(double)>& is_above) {
   constexpr int kHalvings = 60;
   for (int i = 0; i < kHalvings; ++i) {
@@ -33,7 +33,7 @@ double effective_share(const Faults& faults, double interval_seconds) {
 }
 
 double best_interval(const Faults& faults, double step_seconds) {
-  // Where the derivative of the share is zero.
+  // The derivative of the share is zero there.
   const double mean = faults.mean_seconds;
   const double best = crossing(0, mean, [&](double interval) {
     return 1 - interval / mean < std::exp(-(interval + faults.checkpoint_seconds) / mean);
@@ -43,7 +43,7 @@ double best_interval(const Faults& faults, double step_seconds) {
 
 double mean_step_seconds(const Stragglers& stragglers, int64_t hosts,
                          const std::function<double(double slowness)>& seconds_at) {
-  constexpr int kParts = 100;  ///< of the distribution of the slowest host, each as probable
+  constexpr int kParts = 100;  ///< parts of the distribution of the slowest host, all equally probable
   const double most = std::log(stragglers.slow_factor) + 40 * stragglers.sigma;
   double sum = 0;
   for (int part = 0; part < kParts; ++part) {

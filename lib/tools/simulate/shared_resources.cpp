@@ -10,8 +10,8 @@ namespace fsdp::simulate {
 namespace {
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
-constexpr double kRounding = 1e-9;    ///< of speeds and shares
-constexpr double kLeastSpeed = 1e-6;  ///< so that all end
+constexpr double kRounding = 1e-9;    ///< tolerance for speeds and shares
+constexpr double kLeastSpeed = 1e-6;  ///< lower bound, so that all activities end
 
 }  // namespace
 
@@ -33,7 +33,7 @@ void SharedResources::pass(double seconds) {
   bool any_ended = false;
   for (auto entry = running_.begin(); entry != running_.end();) {
     Running& running = entry->second;
-    // Rounding must leave nothing of what ends.
+    // An activity that ends leaves no rest by rounding.
     if (running.left / running.speed <= seconds * (1 + kRounding)) {
       entry = running_.erase(entry);
       any_ended = true;
@@ -45,8 +45,8 @@ void SharedResources::pass(double seconds) {
   if (any_ended) share_out();
 }
 
-/// The level at which a resource's `left` is used up by those that share it: each gets its share, or less if that is
-/// above level x weight; infinite if there is enough.
+/// The level at which the `left` part of a resource is used up: each user gets its share, but at most level x
+/// weight; infinite if there is enough.
 double SharedResources::level(Resource resource, double left, const std::vector<Running*>& undecided) {
   struct Demand {
     double share, weight;
@@ -91,7 +91,7 @@ void SharedResources::share_out() {
       }
     }
     if (least == kForever) return;
-    // Those that the level limits are decided, and what they use elsewhere is taken.
+    // Activities that the level limits are decided; what they use of other resources is taken.
     std::erase_if(undecided, [&](Running* running) {
       const auto use = std::ranges::find(running->uses, contended, &Use::resource);
       if (use == running->uses.end() || use->share <= least * running->weight) return false;

@@ -1,11 +1,11 @@
 #pragma once
 
-// SharedResources: activities that use cores and links, and how fast they are beside each other.
+// SharedResources: activities that use cores and links, and their speed beside each other.
 //
-// An activity takes a set time when it is alone, and uses a share of some resources meanwhile. Where those under
-// way ask for more of a resource than there is, it is divided fairly: all that ask for more than a level get that
-// level, weighted, and those that ask for less are not held up (max-min fairness). So two activities that each need
-// all of a link take twice as long. The most contended resource is divided first.
+// An activity takes a known time when it is alone, and uses shares of some resources meanwhile. A resource of
+// which the running activities want more than there is is divided by max-min fairness: activities that want
+// more than a level get that level, weighted, and those that want less are not slowed down. So two activities
+// that each need a whole link take twice as long. The most contended resource is divided first.
 
 #include <cstddef>
 #include <map>
@@ -16,22 +16,23 @@ namespace fsdp::simulate {
 class SharedResources {
  public:
   using Resource = size_t;
-  using Activity = size_t;  ///< 0: none, which is done
+  using Activity = size_t;  ///< number of an activity; 0: none, which is done
 
   struct Use {
     Resource resource = 0;
-    double share = 0;  ///< of the resource, of an activity at its full speed; at most 1
+    double share = 0;  ///< share of the resource at full speed; at most 1
   };
 
   Resource add() { return resources_++; }
 
-  /// Alone it takes `seconds`; above 0, `weight` is the part that it gets of what is short, against others'.
+  /// Starts an activity that takes `seconds` alone. `weight`, above 0, is its part of a scarce resource
+  /// relative to others.
   Activity start(double seconds, std::vector<Use> uses, double weight = 1);
   bool is_done(Activity activity) const { return !running_.contains(activity); }
 
-  /// Until the first activity ends, if none begins before; infinite if none is under way.
+  /// Seconds until the first activity ends if no other begins before; infinite if none runs.
   double until_next() const;
-  /// At most until_next().
+  /// Lets time pass. Requires: `seconds` is at most until_next().
   void pass(double seconds);
 
  private:

@@ -17,7 +17,7 @@ using util::fail;
 
 constexpr double kBytesOfGbit = 1e9 / 8;
 constexpr double kHour = 3600, kMinute = 60;
-/// A kernel reads two tensors as large as its result.
+/// Bytes that a kernel moves per byte of its result: it reads two tensors as large.
 constexpr double kBytesOfResult = 3;
 
 ComputeTable table_of_gpu(const plan::PlanOptions& machines, const config::Config& config) {

@@ -1,8 +1,8 @@
 #pragma once
 
-// fsdp-plan --simulate: a step, and a run of such steps, on machines that need not exist. The order is the schedule's, the
-// kernels those of the recorded pass; compute is timed by a calibration or a GPU's data sheet, collectives by the
-// algorithm of the backend over links of set latency and bandwidth.
+// fsdp-plan --simulate: a step, and a run of such steps, on machines that need not exist. The order is the
+// schedule's, the kernels those of the recorded pass. Compute is timed by a calibration or a GPU's data
+// sheet, collectives by the backend's algorithm over links of known latency and bandwidth.
 
 #include <cstdint>
 #include <optional>
@@ -16,54 +16,55 @@
 
 namespace fsdp::simulate {
 
-/// The share of the data sheet's rate that large products reach, where nothing says otherwise; all else is timed by
-/// itself, so it is more than plan::kEfficiency. Assumed, as is the share of the rate of memory.
+/// Share of the data sheet's rate that large products reach, and of the rate of memory; assumed. Everything
+/// else is timed separately, so the share is larger than plan::kEfficiency.
 inline constexpr double kProductShare = 0.7, kMemoryShare = 0.8;
-/// To launch a kernel on a GPU; assumed.
+/// Time to launch a kernel on a GPU; assumed.
 inline constexpr double kLaunchSeconds = 4e-6;
 
 struct SimulationOptions {
   std::string calibration = {};  ///< a file; empty: the data sheet of PlanOptions::gpu
   std::string network = {};      ///< a preset for the links between hosts; empty: PlanOptions::bandwidth_gbps
-  double cores_per_rank = 0;     ///< on CPUs; 0: those of the calibration, divided by the ranks of a host
-  double compute_scale = 1;      ///< all compute takes so many times as long
-  /// The compute_scale with which the simulated tokens per second are these; 0: as given.
+  /// Cores of a rank on CPUs; 0: the calibration's, divided by the ranks of a host.
+  double cores_per_rank = 0;
+  double compute_scale = 1;  ///< factor on the time of all compute
+  /// If not 0, compute_scale is chosen so that the simulation has this many tokens per second.
   double measured_tokens_per_second = 0;
   double checkpoint_seconds = 60, restart_seconds = 300;
-  double mtbf_hours = 0;                   ///< between two faults of a host; 0: none
-  double checkpoint_interval_minutes = 0;  ///< 0: the best
+  double mtbf_hours = 0;                   ///< mean time between two faults of a host; 0: no faults
+  double checkpoint_interval_minutes = 0;  ///< interval of checkpoints; 0: the best one
   Stragglers stragglers = {};
 };
 
-/// With the calibration of a CPU, the config of a run there; else the same. For plan::make_plan().
+/// The config for plan::make_plan(): with the calibration of a CPU a run on CPUs, otherwise unchanged.
 config::Config config_for(config::Config config, const SimulationOptions& options);
 
-/// What faults make of the run.
+/// The run with faults.
 struct FaultTimes {
   Faults faults = {};
-  double interval = 0, best_interval = 0;  ///< seconds; that of SimulationOptions, or the best
+  double interval = 0, best_interval = 0;  ///< seconds; the first from SimulationOptions, or the best
   double effective_share = 0, best_effective_share = 0;
 };
 
 struct Simulation {
   Cluster cluster;
   ComputeTable compute;
-  KernelSeconds kernels;  ///< of a step, without what slows them down
+  KernelSeconds kernels;  ///< kernels of a step, without slowdown by communication
   StepTimes times;
-  double step_seconds = 0;  ///< with stragglers the mean, else times.step
+  double step_seconds = 0;  ///< mean with stragglers, otherwise times.step
   double tokens_per_second = 0;
-  double mfu = 0;  ///< 0: the peak is not known
+  double mfu = 0;  ///< 0: the peak is unknown
   std::optional<FaultTimes> faults;
 
-  /// What takes most of the step: the largest of the kernels' classes and of the obstacles.
+  /// The largest part of the step, among classes of kernels and obstacles.
   std::string bound() const;
 };
 
-/// `plan` is that of config_for(). Throws Error(kUsage) for a calibration without the links of the run's backend, where
-/// neither a calibration nor a GPU is given.
+/// Requires: `plan` is made from config_for(). Throws Error(kUsage) if a calibration lacks the links of the
+/// run's backend, or neither a calibration nor a GPU is given.
 Simulation simulate(const plan::Plan& plan, const SimulationOptions& options);
 
-/// For people.
+/// A report for people.
 std::string simulation_text(const plan::Plan& plan, const Simulation& simulation);
 /// One JSON object, with a line end.
 std::string simulation_json(const plan::Plan& plan, const Simulation& simulation);

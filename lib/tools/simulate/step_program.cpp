@@ -16,15 +16,16 @@ using Kind = Operation::Kind;
 
 /// Adds up kernels until the schedule has a command or a stage an event.
 ///
-/// A kernel shows by its result: an allocation is the result of the product beside it, if it has that size, or else of
-/// a kernel that is bound by memory.
+/// Kernels are recognised by their results: an allocation is the result of the product beside it if it has
+/// that size, and otherwise of a kernel that is bound by memory.
 class Kernels {
  public:
-  /// `width`: of the hidden states.
+  /// `width`: width of the hidden states.
   Kernels(const ComputeTable& table, int64_t width) : table_(table), width_(static_cast<double>(width)) {}
 
-  /// `in_head`: in the model's forward, outside of its layers, where the logits are made and, in place, their loss and
-  /// gradient: with those of the states and of the weight three products of as many operations.
+  /// `in_head`: whether the product is in the model's forward outside its layers. There the logits are made
+  /// and, in place, their loss and gradient; with the gradients of states and weight that makes three
+  /// products of equal size.
   void product(const kernels::MetaProduct& shape, bool in_head) {
     const bool is_attention = shape.kind == kernels::MetaProduct::Kind::kAttention;
     seconds_[is_attention ? KernelClass::kAttention : KernelClass::kProduct] += table_.product_seconds(shape);
@@ -51,7 +52,7 @@ class Kernels {
 
   bool any() const { return launches_ > 0; }
 
-  /// What has come since the last call.
+  /// The compute since the last call.
   KernelSeconds take() {
     seconds_[KernelClass::kElementwise] +=
         seconds_at_rate(std::max(0.0, bytes_), table_.elementwise_bytes_per_second);
@@ -71,7 +72,7 @@ class Kernels {
   }
 
  private:
-  /// In a type of 2 or 4 bytes.
+  /// Whether so many numbers of 2 or 4 bytes have this size.
   static bool is_of(double bytes, double numbers) {
     return numbers > 0 && (bytes == 2 * numbers || bytes == 4 * numbers);
   }
@@ -79,7 +80,7 @@ class Kernels {
   const ComputeTable& table_;
   const double width_;
   KernelSeconds seconds_;
-  double bytes_ = 0;  ///< of results that are no products'
+  double bytes_ = 0;  ///< bytes of results that are not of products
   double logit_bytes_ = 0;
   int64_t launches_ = 0;
   std::optional<double> last_result_;
@@ -135,10 +136,10 @@ class ProgramWriter final : private shard::CommandReader {
     schedule_.set_requires_gradient_sync(sync);
     schedule_.set_requires_all_reduce(is_last);
     const plan::StageEvents of_schedule = plan::run_schedule(schedule_, units_);
-    std::vector<std::string> open;  ///< stages in forward
+    std::vector<std::string> open;  ///< stages whose forward runs
     bool is_backward = false;
     plan::StageEvents events;
-    // Gathering and waiting are no compute of a unit, as in a trace.
+    // Gathering and waiting do not count as compute of a unit, as in a trace.
     events.forward_begins = [&](const std::string& path) {
       flush();
       open.push_back(path);
@@ -244,8 +245,8 @@ class ProgramWriter final : private shard::CommandReader {
   const bool updates_alone_;
   Kernels kernels_;
   shard::Schedule schedule_;
-  std::map<std::string, size_t> unit_at_;  ///< by path
-  std::vector<plan::UnitUpdate> updates_;  ///< by unit
+  std::map<std::string, size_t> unit_at_;  ///< keys are paths
+  std::vector<plan::UnitUpdate> updates_;  ///< indexed by unit
   bool updates_now_ = false;
   std::vector<Operation> operations_;
 };

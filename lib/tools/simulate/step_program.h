@@ -1,8 +1,8 @@
 #pragma once
 
-// StepProgram: what a rank does in a step, in order: the commands of the schedule (shard/units/schedule.h), as the engine gets
-// them, and between them the compute of the recorded pass (tools/plan/recorded_pass.h), in seconds. The simulation
-// executes it (tools/simulate/step_simulation.h).
+// StepProgram: the operations of a rank in a step, in order: the schedule's commands (shard/units/schedule.h)
+// as the engine receives them, and between them the compute of the recorded pass (tools/plan/recorded_pass.h)
+// in seconds. The simulation executes it (tools/simulate/step_simulation.h).
 
 #include <cstdint>
 #include <string>
@@ -20,11 +20,11 @@ namespace fsdp::simulate {
 struct Operation {
   enum class Kind {
     kCompute,
-    kCommand,      ///< of the schedule
-    kSend,         ///< begin of a collective inside a layer
-    kWaitForSend,  ///< until it has ended
-    kCollective,   ///< a collective of all ranks, for whose end it waits
-    kBegin,        ///< of the compute of a unit's stage
+    kCommand,      ///< a command of the schedule
+    kSend,         ///< begins a collective inside a layer
+    kWaitForSend,  ///< waits until that collective has ended
+    kCollective,   ///< a collective of all ranks, which the rank waits for
+    kBegin,        ///< begin of the compute of a unit's stage
     kEnd,
   };
   Kind kind = Kind::kCompute;
@@ -36,24 +36,25 @@ struct Operation {
   std::string what = {};           ///< kCollective: its purpose; kBegin: "forward", "recompute" or "backward"
 };
 
-/// A micro-batch, or what follows the last.
+/// A micro-batch, or the end of the step.
 struct Section {
   std::vector<Operation> operations = {};
-  double times = 1;  ///< in a row
+  double times = 1;  ///< number of repetitions
 };
 
 struct StepProgram {
   std::vector<Section> sections;
 
-  /// Of all operations, without waiting.
+  /// Compute of all operations, without waiting.
   KernelSeconds computed() const;
 };
 
-/// A step after the first one: the order of the units is known. `pass` must be the config's.
+/// The program of a step after the first, when the order of units is known. `pass` must be the config's.
 StepProgram step_program(const config::Config& config, const std::vector<shard::UnitSizes>& units,
                          const plan::RecordedPass& pass, const ComputeTable& table);
 
-/// Bytes that the optimizer reads and writes for a unit: its weights and states both, its gradient once.
+/// Bytes that the optimizer reads and writes for a unit: weights and states are read and written, the
+/// gradient is read.
 double update_bytes(const config::Config& config, const shard::UnitSizes& unit);
 
 }  // namespace fsdp::simulate

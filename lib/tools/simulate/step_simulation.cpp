@@ -17,12 +17,12 @@ namespace {
 
 using shard::UnitSizes;
 using Activity = SharedResources::Activity;
-using Job = size_t;  ///< the number of a collective; 0: none, which is done
+using Job = size_t;  ///< number of a collective; 0: none, which is done
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kMicroseconds = 1e6;
 
-/// The clock: time that only passes, and activities that share resources.
+/// Time, which only increases, and activities that share resources.
 class Clock {
  public:
   double now() const { return now_; }
@@ -42,13 +42,13 @@ struct Collective {
   size_t queue = 0;
   Job after = 0;
   Cost cost;
-  std::string kind;  ///< for StepTimes::exposed_by_kind
+  std::string kind;  ///< key of StepTimes::exposed_by_kind
   Obstacle obstacle = Obstacle::kLatency;
   comm::TraceEvent event;
 
   // How far it is.
-  size_t arrived = 0;           ///< kinds of ranks that have issued it
-  double complete_at = kNever;  ///< all have
+  size_t arrived = 0;           ///< number of kinds of ranks that have issued it
+  double complete_at = kNever;  ///< time at which all ranks have issued it
   std::optional<double> begun_at = std::nullopt;
   size_t stage = 0;
   double delay_ends = 0;
@@ -56,7 +56,7 @@ struct Collective {
   Activity transfer = 0;
 };
 
-/// Which part of the cost takes longest.
+/// The part of the cost that takes longest.
 Obstacle obstacle_of(const Cost& cost, const NetworkTable& network, double cores) {
   std::array<double, kObstacles> seconds{};
   const auto at = [&seconds](Obstacle obstacle) -> double& { return seconds[static_cast<size_t>(obstacle)]; };
@@ -102,7 +102,7 @@ class StepRun {
   struct Rank {
     double slowness = 1;
     SharedResources::Resource cores = 0;
-    /// What compute takes from transfers beside the cores' time (Link::speed_beside_compute).
+    /// The part of transfers' speed that compute takes, besides the cores' time (Link::speed_beside_compute).
     SharedResources::Resource attention = 0;
     size_t next = 0;    ///< operation
     size_t issued = 0;  ///< collectives
@@ -112,7 +112,7 @@ class StepRun {
     double computing_since = 0;
     Job waiting_for = 0;
     double waiting_since = 0;
-    std::map<int64_t, size_t> open = {};  ///< units that compute, with their events
+    std::map<int64_t, size_t> open = {};  ///< units that compute, with the numbers of their events
   };
 
   void run(const Section& section) {
@@ -133,7 +133,8 @@ class StepRun {
     times_.step += section.times * (clock_.now() - begin);
   }
 
-  /// Lets all ranks and collectives go on until they wait; whether all ranks have done the section.
+  /// Lets all ranks and collectives continue until they wait. Returns whether all ranks have finished the
+  /// section.
   bool advance_all() {
     bool all_are_done = true;
     for (size_t i = 0; i < ranks_.size(); ++i) all_are_done = advance(i) && all_are_done;
@@ -146,7 +147,7 @@ class StepRun {
 
   // ---- ranks
 
-  /// Whether the rank has done the section.
+  /// Continues until the rank waits. Returns whether it has finished the section.
   bool advance(size_t index) {
     Rank& rank = ranks_[index];
     for (;;) {
@@ -257,7 +258,7 @@ class StepRun {
     return job;
   }
 
-  /// Whether any has begun.
+  /// Begins the collectives that are due. Returns whether there were any.
   bool begin_collectives() {
     bool any = false;
     for (auto& [number, queue] : queues_) {
@@ -296,7 +297,7 @@ class StepRun {
     end(collective);
   }
 
-  /// Whether there is anything to transfer in the stage; if not, the stage is over.
+  /// Begins the transfer of the stage. Returns false if there is nothing to transfer; then the stage is over.
   bool begin_transfer(Collective& collective) {
     collective.is_in_delay = false;
     const Stage& stage = collective.cost[collective.stage];
@@ -330,7 +331,7 @@ class StepRun {
     times_.communication += times_of_section_ * (clock_.now() - *collective.begun_at);
   }
 
-  /// What ends now.
+  /// Ends the delays and transfers that are due.
   void progress() {
     for (const Job job : under_way_) {
       Collective& collective = of(job);
@@ -410,9 +411,9 @@ class StepRun {
   const StepOptions& options_;
   const UnitCalls calls_;
   Clock clock_;
-  std::array<SharedResources::Resource, 3> links_{};  ///< by level
+  std::array<SharedResources::Resource, 3> links_{};  ///< indexed by level
   std::vector<Rank> ranks_;
-  std::deque<Collective> collectives_;  ///< by number
+  std::deque<Collective> collectives_;  ///< indexed by number
   std::map<size_t, std::deque<Job>> queues_;
   std::vector<Job> under_way_;
   const std::vector<Operation>* operations_ = nullptr;

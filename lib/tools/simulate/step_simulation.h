@@ -2,14 +2,15 @@
 
 // The simulation of a step: discrete events over the program of a step (tools/simulate/step_program.h).
 //
-// A rank computes in one stream, and communicates in a stream for each queue of the engine (gather_queue() in
-// shard/units/group_sizes.h). A collective begins when all ranks have issued it, those before it in its queue have ended
-// and, of a reduction over replicas, the first part has; then it passes its stages (tools/simulate/collective_cost.h).
-// Compute goes on when the collectives for which it waits have ended. Whatever is under way at the same time shares
-// links and, on CPUs, the cores of the host with the compute (tools/simulate/shared_resources.h).
+// A rank computes in one stream and communicates in one stream per queue of the engine (gather_queue() in
+// shard/units/group_sizes.h). A collective begins when all ranks have issued it, the collectives before it in
+// its queue have ended and, for a reduction over replicas, its first part has; then it passes its stages
+// (tools/simulate/collective_cost.h). Compute continues when the collectives that it waits for have ended.
+// Whatever runs at the same time shares links and, on CPUs, the cores of the host
+// (tools/simulate/shared_resources.h).
 //
-// All ranks have the same program, so ranks that are alike in all else are simulated as one: a world of ten thousand
-// ranks takes no longer than one of two. Ranks that compute more slowly are another kind of ranks.
+// All ranks have the same program, so ranks that are alike are simulated as one: a world of ten thousand
+// ranks takes no longer than one of two. Ranks that compute more slowly are another kind.
 
 #include <array>
 #include <cstdint>
@@ -25,13 +26,13 @@
 namespace fsdp::simulate {
 
 struct StepOptions {
-  /// By kind of ranks: its compute takes so many times as long. The first is the one that is reported.
+  /// Factor on the compute of each kind of ranks. The first kind is reported.
   std::vector<double> slowness = {1};
   bool reduce_scatter_group = false;
-  bool records = false;  ///< StepTimes::events
+  bool records = false;  ///< whether StepTimes::events is filled
 };
 
-/// What made a rank wait.
+/// The reason why a rank waits.
 enum class Obstacle { kLatency, kInside, kBetween, kSlices, kCores, kOtherRanks };
 inline constexpr size_t kObstacles = 6;
 constexpr auto enum_names(Obstacle) {
@@ -46,16 +47,16 @@ constexpr auto enum_names(Obstacle) {
 /// Seconds of a step of the first kind of ranks.
 struct StepTimes {
   double step = 0;
-  double computing = 0;                           ///< with what communication slowed it down
-  double communication = 0;                       ///< of all collectives, from their begin to their end
-  double exposed = 0;                             ///< the rank waited
+  double computing = 0;                           ///< including slowdown by communication
+  double communication = 0;                       ///< sum over all collectives, from begin to end
+  double exposed = 0;                             ///< time for which the rank waited
   std::map<std::string, double> exposed_by_kind;  ///< "all-gathers in forward"
   std::array<double, kObstacles> exposed_by_obstacle{};
 
-  std::vector<comm::TraceEvent> events;  ///< of each kind of micro-batch one
+  std::vector<comm::TraceEvent> events;  ///< events of one micro-batch of each kind
 };
 
-/// `units`: those of the program.
+/// Requires: `units` are the program's.
 StepTimes simulate_step(const StepProgram& program, const std::vector<shard::UnitSizes>& units,
                         const Cluster& cluster, const StepOptions& options = {});
 

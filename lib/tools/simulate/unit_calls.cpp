@@ -12,7 +12,7 @@ using shard::UnitSizes;
 
 namespace {
 
-/// A queue; none of units has this number.
+/// A queue for layers; queues of units have other numbers.
 constexpr size_t kLayers = shard::kNoQueue;
 
 CollectiveKind kind_of(shard::UnitCollective::Operation kind) {
@@ -38,7 +38,7 @@ const char* IssuedCall::op() const {
   return "shift";
 }
 
-/// Of ranks that are `stride` apart.
+/// The group of `ranks` ranks that are `stride` apart.
 Group UnitCalls::group(int ranks, int stride, bool is_between_slices) const {
   Group group{.ranks = ranks, .ranks_of_host = ranks, .is_between_slices = is_between_slices};
   if (cluster_.ranks_of_host > 0) {
@@ -48,13 +48,14 @@ Group UnitCalls::group(int ranks, int stride, bool is_between_slices) const {
   return group;
 }
 
-/// Neighbours are on the axis model, over which no unit is cut.
+/// The group over which a unit is cut. Neighbours are on the axis model, over which no unit is cut.
 Group UnitCalls::shard_group(const UnitSizes& unit) const {
   const comm::MeshShape& mesh = cluster_.mesh;
   return group(unit.groups.shards, mesh.model, unit.groups.shards > mesh.data * mesh.context);
 }
 
-/// Of replicas or slices: the counterparts of other slices, or all ranks with the same parameters.
+/// The group of a unit's replicas or slices: the counterparts in other slices, or all ranks with the same
+/// parameters.
 Group UnitCalls::replica_group(const UnitSizes& unit, int ranks) const {
   const comm::MeshShape& mesh = cluster_.mesh;
   const int holders = unit.options.holders;

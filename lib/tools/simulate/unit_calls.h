@@ -1,7 +1,7 @@
 #pragma once
 
-// UnitCalls: the collectives of a step as the engine issues them (shard/units/unit_collectives.h), and where the ranks of their
-// groups are.
+// UnitCalls: the collectives of a step as the engine issues them (shard/units/unit_collectives.h), and the
+// places of their groups' ranks.
 
 #include <cstddef>
 #include <string>
@@ -21,7 +21,7 @@ struct IssuedCall {
   // As in comm/events/trace_event.h.
   std::string unit = {}, pass = {};
 
-  /// Of the trace: "all_gather".
+  /// The name in a trace: "all_gather".
   const char* op() const;
 };
 
@@ -31,12 +31,12 @@ class UnitCalls {
   UnitCalls(const Cluster& cluster, bool reduce_scatter_group)
       : cluster_(cluster), reduce_scatter_group_(reduce_scatter_group) {}
 
-  /// Those of a command for this unit: each begins when the one before it has ended.
+  /// The collectives of a command for this unit: each begins when the one before it has ended.
   std::vector<IssuedCall> of_command(const shard::Command& command, const shard::UnitSizes& unit) const;
 
-  /// Inside a layer, over the axes context and model.
+  /// A collective inside a layer, over the axes context and model.
   IssuedCall exchange_in_layer(double bytes, const std::string& pass) const;
-  /// `operation`: of the kind kCollective.
+  /// A collective of all ranks; `operation` is of the kind kCollective.
   IssuedCall of_all_ranks(const Operation& operation) const;
 
  private:
