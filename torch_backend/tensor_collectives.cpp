@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "base/util/error.h"
@@ -68,21 +69,9 @@ void copy_part(const Tensors& tensors, int64_t begin, std::byte* to, int64_t len
 
 /// Whether the communicator takes sums and maxima of this type.
 bool is_of_communicator(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kByte:
-    case at::kChar:
-    case at::kShort:
-    case at::kInt:
-    case at::kLong:
-    case at::kBool:
-      return true;
-    default:
-      return false;
-  }
+  constexpr at::ScalarType kTypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte,
+                                       at::kChar,  at::kShort,  at::kInt,  at::kLong,     at::kBool};
+  return std::ranges::find(kTypes, dtype) != std::end(kTypes);
 }
 
 const char* name_of_reduction(RedOp op) {
@@ -106,32 +95,13 @@ void flip(const at::Tensor& tensor) {
 
 void combine(const at::Tensor& result, const at::Tensor& next, RedOp op) {
   at::Tensor into = result;
-  switch (op) {
-    case c10d::ReduceOp::SUM:
-    case c10d::ReduceOp::AVG:
-      into.add_(next);
-      break;
-    case c10d::ReduceOp::PRODUCT:
-      into.mul_(next);
-      break;
-    case c10d::ReduceOp::MIN:
-      at::minimum_out(into, into, next);
-      break;
-    case c10d::ReduceOp::MAX:
-      at::maximum_out(into, into, next);
-      break;
-    case c10d::ReduceOp::BAND:
-      into.bitwise_and_(next);
-      break;
-    case c10d::ReduceOp::BOR:
-      into.bitwise_or_(next);
-      break;
-    case c10d::ReduceOp::BXOR:
-      into.bitwise_xor_(next);
-      break;
-    default:
-      check_op(op);
-  }
+  if (op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG) into.add_(next);
+  if (op == c10d::ReduceOp::PRODUCT) into.mul_(next);
+  if (op == c10d::ReduceOp::MIN) at::minimum_out(into, into, next);
+  if (op == c10d::ReduceOp::MAX) at::maximum_out(into, into, next);
+  if (op == c10d::ReduceOp::BAND) into.bitwise_and_(next);
+  if (op == c10d::ReduceOp::BOR) into.bitwise_or_(next);
+  if (op == c10d::ReduceOp::BXOR) into.bitwise_xor_(next);
 }
 
 void check_alike(const char* name, const at::Tensor& tensor, const at::Tensor& other) {

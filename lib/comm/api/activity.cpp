@@ -20,19 +20,19 @@ class ActivityCommunicator final : public ForwardingCommunicator {
   }
 
  protected:
-  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
+  WorkPtr collective(const Collective& call, const CallSite& site) override {
     return noted(call.name(), site, [&] { return call.issue(inner(), site); });
   }
   /// Waits for the other ranks, for an all-gather into the memory.
-  std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
-                                            std::function<void(c10::DataPtr)> task) override {
+  WorkPtr enqueue_with_memory(int64_t nbytes, const CallSite& site,
+                              std::function<void(c10::DataPtr)> task) override {
     return noted("all_gather", site,
                  [&] { return ForwardingCommunicator::enqueue_with_memory(nbytes, site, std::move(task)); });
   }
 
  private:
   template <typename Issue>
-  std::unique_ptr<Work> noted(const char* op, const CallSite& site, const Issue& issue) {
+  WorkPtr noted(const char* op, const CallSite& site, const Issue& issue) {
     const int64_t number = activity_->begin_collective(op, site);
     issue()->wait();
     activity_->end_collective(number);

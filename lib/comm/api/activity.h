@@ -40,14 +40,14 @@ class Activity {
  private:
   using Clock = std::chrono::steady_clock;
 
-  struct Collective {
+  struct RunningCollective {
     std::string text;
     Clock::time_point began;
   };
 
   mutable std::mutex mutex_;
   Snapshot state_;
-  std::map<int64_t, Collective> in_progress_;  ///< keys are numbers, which order them by age
+  std::map<int64_t, RunningCollective> in_progress_;  ///< keys are numbers, which order them by age
   int64_t next_number_ = 0;
   Clock::time_point last_ended_ = Clock::now(), step_began_ = Clock::now();
 };

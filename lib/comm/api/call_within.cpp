@@ -15,7 +15,7 @@ thread_local bool serves = false;  ///< whether this thread belongs to a Helper
 /// A thread that runs the tasks of another. A new thread for each call would cost more than most calls take.
 class Helper {
  public:
-  Helper() : state_(std::make_shared<State>()) {
+  Helper() : state_(std::make_shared<HelperState>()) {
     util::start_thread([state = state_] { serve(*state); }).detach();
   }
   ~Helper() {
@@ -27,19 +27,19 @@ class Helper {
   Helper(const Helper&) = delete;
   Helper& operator=(const Helper&) = delete;
 
-  enum class Answer { kDone, kLate, kGone };
-  Answer run(std::chrono::milliseconds limit, const std::function<void()>& task) {
-    if (is_of_parent()) return Answer::kGone;
+  enum class HelperAnswer { kDone, kLate, kGone };
+  HelperAnswer run(std::chrono::milliseconds limit, const std::function<void()>& task) {
+    if (is_of_parent()) return HelperAnswer::kGone;
     std::unique_lock lock(state_->mutex);
-    if (state_->is_over) return Answer::kGone;
+    if (state_->is_over) return HelperAnswer::kGone;
     state_->task = task;
     state_->changed.notify_one();
-    return state_->changed.wait_for(lock, limit, [this] { return !state_->task; }) ? Answer::kDone
-                                                                                   : Answer::kLate;
+    return state_->changed.wait_for(lock, limit, [this] { return !state_->task; }) ? HelperAnswer::kDone
+                                                                                   : HelperAnswer::kLate;
   }
 
  private:
-  struct State {
+  struct HelperState {
     std::mutex mutex;
     std::condition_variable changed;
     std::function<void()> task;  ///< null when no task is waiting or running
@@ -51,7 +51,7 @@ class Helper {
   /// serving thread had locked.
   bool is_of_parent() const { return process_ != ::getpid(); }
 
-  static void serve(State& state) {
+  static void serve(HelperState& state) {
     constexpr std::chrono::seconds kPatience{1};
     serves = true;
     std::unique_lock lock(state.mutex);
@@ -71,7 +71,7 @@ class Helper {
   }
 
   const pid_t process_ = ::getpid();
-  std::shared_ptr<State> state_;
+  std::shared_ptr<HelperState> state_;
 };
 
 }  // namespace
@@ -82,13 +82,13 @@ bool run_within(std::chrono::milliseconds limit, std::function<void()> task) {
     return true;
   }
   thread_local std::unique_ptr<Helper> helper;
-  auto answer = helper ? helper->run(limit, task) : Helper::Answer::kGone;
-  if (answer == Helper::Answer::kGone) {
+  auto answer = helper ? helper->run(limit, task) : Helper::HelperAnswer::kGone;
+  if (answer == Helper::HelperAnswer::kGone) {
     helper = std::make_unique<Helper>();
     answer = helper->run(limit, task);
   }
-  if (answer == Helper::Answer::kLate) helper.reset();
-  return answer == Helper::Answer::kDone;
+  if (answer == Helper::HelperAnswer::kLate) helper.reset();
+  return answer == Helper::HelperAnswer::kDone;
 }
 
 }  // namespace fsdp::comm

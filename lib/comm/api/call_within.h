@@ -23,12 +23,12 @@ bool run_within(std::chrono::milliseconds limit, std::function<void()> task);
 /// in time has released `body`, so that the owner of a store that `body` shares can end the store.
 template <typename Body>
 auto call_within(std::chrono::milliseconds limit, Body body) -> std::optional<std::invoke_result_t<Body>> {
-  struct Call {
+  struct PendingCall {
     std::optional<Body> body;
     std::optional<std::invoke_result_t<Body>> value{};
     std::exception_ptr error{};
   };
-  const auto call = std::make_shared<Call>(std::move(body));
+  const auto call = std::make_shared<PendingCall>(std::move(body));
   const bool in_time = run_within(limit, [call] {
     try {
       call->value = (*call->body)();

@@ -21,24 +21,21 @@ class DoneWork final : public Work {
 
 }  // namespace
 
-std::unique_ptr<Work> done_work() { return std::make_unique<DoneWork>(); }
+WorkPtr done_work() { return std::make_unique<DoneWork>(); }
 
-std::unique_ptr<Work> Communicator::enqueue(std::function<void()> task) {
+WorkPtr Communicator::enqueue(std::function<void()> task) {
   task();
   return done_work();
 }
 
-std::unique_ptr<Work> Communicator::reduce_scatter_and_finish(const at::Tensor& output,
-                                                              const at::Tensor& input, FinishSums finish,
-                                                              const CallSite& site) {
+WorkPtr Communicator::reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input,
+                                                FinishSums finish, const CallSite& site) {
   reduce_scatter(output, input, site)->wait();
   finish_sums(output, finish);
   return done_work();
 }
 
-std::unique_ptr<Work> Communicator::enqueue_release(std::function<void()> task) {
-  return enqueue(std::move(task));
-}
+WorkPtr Communicator::enqueue_release(std::function<void()> task) { return enqueue(std::move(task)); }
 
 at::Tensor Communicator::allocate(int64_t numel, at::ScalarType dtype) {
   return at::empty({numel}, at::TensorOptions().dtype(dtype));
@@ -138,14 +135,13 @@ std::string first_text(Communicator& communicator, const std::string& text, cons
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
 }
 
-std::unique_ptr<Work> SingleCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,
-                                                     const CallSite&) {
+WorkPtr SingleCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input, const CallSite&) {
   FSDP_CHECK(output.numel() == input.numel(), output.numel(), " elements out, ", input.numel(), " in");
   if (output.data_ptr() != input.data_ptr()) output.copy_(input);
   return done_work();
 }
 
-std::unique_ptr<Work> SingleCommunicator::broadcast(const at::Tensor&, int root, const CallSite&) {
+WorkPtr SingleCommunicator::broadcast(const at::Tensor&, int root, const CallSite&) {
   FSDP_CHECK(root == 0);
   return done_work();
 }

@@ -53,8 +53,10 @@ class Work {
   virtual void synchronize() { wait(); }
 };
 
+using WorkPtr = std::unique_ptr<Work>;
+
 /// The Work of an operation that completed before the call returned.
-std::unique_ptr<Work> done_work();
+WorkPtr done_work();
 
 /// Memory that all ranks of a group share, into which an all-gather moves only each rank's own part.
 /// Available with shared memory on one host, with threads as ranks, and through their decorators; see
@@ -67,8 +69,8 @@ class CommonMemory {
   /// ranks if the system has no memory left to share. Collective. The memory is reused once every rank has
   /// released its pointer. An all-gather whose output begins there writes only this rank's part, unless the
   /// input is that part already; ranks must not write anywhere else in the memory.
-  virtual std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
-                                                    std::function<void(c10::DataPtr)> task) = 0;
+  virtual WorkPtr enqueue_with_memory(int64_t nbytes, const CallSite& site,
+                                      std::function<void(c10::DataPtr)> task) = 0;
   /// Sets how much memory is taken from the system, in one piece, at the first request. Each request needs
   /// util::Arena::kAlignment bytes in addition. Not collective.
   virtual void reserve(int64_t nbytes) = 0;
@@ -89,31 +91,28 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   /// output [W * n] = the ranks' inputs [n], concatenated in rank order. The input may alias this rank's part
   /// of the output.
-  virtual std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                           const CallSite& site) = 0;
+  virtual WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const CallSite& site) = 0;
 
   /// output [n] = the sum over ranks of part rank() of their inputs [W * n], added in the order of
   /// sum_in_rank_order() (memory_operations.h).
-  virtual std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                               const CallSite& site) = 0;
+  virtual WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, const CallSite& site) = 0;
 
   /// reduce_scatter() of float32 in host memory, followed by `finish` for the output. By default in two
   /// passes.
-  virtual std::unique_ptr<Work> reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input,
-                                                          FinishSums finish, const CallSite& site);
+  virtual WorkPtr reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input,
+                                            FinishSums finish, const CallSite& site);
 
   /// tensor = the sum or maximum of the ranks' tensors, in place.
-  virtual std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) = 0;
+  virtual WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) = 0;
 
   /// tensor = the tensor of rank `root`, in place.
-  virtual std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) = 0;
+  virtual WorkPtr broadcast(const at::Tensor& tensor, int root, const CallSite& site) = 0;
 
   /// output [n] = the input [n] of the previous rank; the first rank receives the last one's. Both tensors
   /// are contiguous, of any shape, and do not overlap. A rank is done when its two neighbours have taken
   /// part, so it may learn of the failure of another rank only from the next collective. Empty tensors are
   /// not sent.
-  virtual std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
-                                      const CallSite& site) = 0;
+  virtual WorkPtr shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site) = 0;
 
   virtual void barrier(const CallSite& site) = 0;
 
@@ -132,13 +131,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// not issue collectives. An exception of the task is thrown by this call or by wait(), and the group must
   /// not be used after it. Not collective. The default, for communicators that complete collectives at the
   /// call, runs the task immediately.
-  virtual std::unique_ptr<Work> enqueue(std::function<void()> task);
+  virtual WorkPtr enqueue(std::function<void()> task);
 
   /// Runs `task`, which frees memory, once the operations issued before it no longer use that memory. On the
   /// host this is enqueue(). On a device, where tasks run ahead of the kernels that they launch, the task
   /// runs in wait() of the Work, or in its destructor: by then the caller's stream, to which the memory
   /// returns, has waited for those operations.
-  virtual std::unique_ptr<Work> enqueue_release(std::function<void()> task);
+  virtual WorkPtr enqueue_release(std::function<void()> task);
 
   /// An uninitialised 1-D buffer in the memory that suits this communicator's collectives best; by default in
   /// host memory.
@@ -188,18 +187,13 @@ class SingleCommunicator final : public Communicator {
   int rank() const override { return 0; }
   int world_size() const override { return 1; }
   std::string backend_name() const override { return "none"; }
-  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                   const CallSite& site) override;
-  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const CallSite& site) override {
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override;
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     return all_gather(output, input, site);
   }
-  std::unique_ptr<Work> all_reduce(const at::Tensor&, ReduceOp, const CallSite&) override {
-    return done_work();
-  }
-  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override;
-  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
-                              const CallSite& site) override {
+  WorkPtr all_reduce(const at::Tensor&, ReduceOp, const CallSite&) override { return done_work(); }
+  WorkPtr broadcast(const at::Tensor& tensor, int root, const CallSite& site) override;
+  WorkPtr shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_shift(output, input, site);
     return all_gather(output.view({-1}), input.view({-1}), site);
   }

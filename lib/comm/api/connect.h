@@ -6,7 +6,6 @@
 #include <string>
 
 #include "comm/api/communicator.h"
-#include "comm/api/host_identity.h"
 #include "comm/api/launch_environment.h"
 #include "comm/api/run_store.h"
 #include "comm/options/options.h"

@@ -8,39 +8,31 @@ const char* Collective::name() const {
   return kNames[static_cast<size_t>(kind)];
 }
 
-std::unique_ptr<Work> Collective::issue(Communicator& communicator, const CallSite& site) const {
-  switch (kind) {
-    case Kind::kAllGather:
-      return communicator.all_gather(output, input, site);
-    case Kind::kReduceScatter:
-      return finish ? communicator.reduce_scatter_and_finish(output, input, finish, site)
-                    : communicator.reduce_scatter(output, input, site);
-    case Kind::kAllReduce:
-      return communicator.all_reduce(output, op, site);
-    case Kind::kBroadcast:
-      return communicator.broadcast(output, root, site);
-    case Kind::kShift:
-      return communicator.shift(output, input, site);
-    case Kind::kBarrier:
-      communicator.barrier(site);
+WorkPtr Collective::issue(Communicator& communicator, const CallSite& site) const {
+  if (kind == Kind::kAllGather) return communicator.all_gather(output, input, site);
+  if (kind == Kind::kReduceScatter && finish) {
+    return communicator.reduce_scatter_and_finish(output, input, finish, site);
   }
+  if (kind == Kind::kReduceScatter) return communicator.reduce_scatter(output, input, site);
+  if (kind == Kind::kAllReduce) return communicator.all_reduce(output, op, site);
+  if (kind == Kind::kBroadcast) return communicator.broadcast(output, root, site);
+  if (kind == Kind::kShift) return communicator.shift(output, input, site);
+  communicator.barrier(site);
   return done_work();
 }
 
-std::unique_ptr<Work> UniformCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,
-                                                      const CallSite& site) {
+WorkPtr UniformCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,
+                                        const CallSite& site) {
   return collective({.kind = Collective::Kind::kAllGather, .output = output, .input = input}, site);
 }
 
-std::unique_ptr<Work> UniformCommunicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                                          const CallSite& site) {
+WorkPtr UniformCommunicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                            const CallSite& site) {
   return collective({.kind = Collective::Kind::kReduceScatter, .output = output, .input = input}, site);
 }
 
-std::unique_ptr<Work> UniformCommunicator::reduce_scatter_and_finish(const at::Tensor& output,
-                                                                     const at::Tensor& input,
-                                                                     FinishSums finish,
-                                                                     const CallSite& site) {
+WorkPtr UniformCommunicator::reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input,
+                                                       FinishSums finish, const CallSite& site) {
   return collective({.kind = Collective::Kind::kReduceScatter,
                      .output = output,
                      .input = input,
@@ -48,20 +40,17 @@ std::unique_ptr<Work> UniformCommunicator::reduce_scatter_and_finish(const at::T
                     site);
 }
 
-std::unique_ptr<Work> UniformCommunicator::all_reduce(const at::Tensor& tensor, ReduceOp op,
-                                                      const CallSite& site) {
+WorkPtr UniformCommunicator::all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) {
   return collective({.kind = Collective::Kind::kAllReduce, .output = tensor, .input = tensor, .op = op},
                     site);
 }
 
-std::unique_ptr<Work> UniformCommunicator::broadcast(const at::Tensor& tensor, int root,
-                                                     const CallSite& site) {
+WorkPtr UniformCommunicator::broadcast(const at::Tensor& tensor, int root, const CallSite& site) {
   return collective({.kind = Collective::Kind::kBroadcast, .output = tensor, .input = tensor, .root = root},
                     site);
 }
 
-std::unique_ptr<Work> UniformCommunicator::shift(const at::Tensor& output, const at::Tensor& input,
-                                                 const CallSite& site) {
+WorkPtr UniformCommunicator::shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site) {
   return collective({.kind = Collective::Kind::kShift, .output = output, .input = input}, site);
 }
 

@@ -33,26 +33,23 @@ struct Collective {
   /// barrier.
   const at::Tensor& payload() const { return kind == Kind::kReduceScatter ? output : input; }
   /// Makes the call. The Work of a barrier is complete.
-  std::unique_ptr<Work> issue(Communicator& communicator, const CallSite& site) const;
+  WorkPtr issue(Communicator& communicator, const CallSite& site) const;
 };
 
 /// Handles all collectives in one function.
 class UniformCommunicator : public Communicator {
  public:
-  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                   const CallSite& site) override;
-  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const CallSite& site) override;
-  std::unique_ptr<Work> reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input,
-                                                  FinishSums finish, const CallSite& site) override;
-  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override;
-  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override;
-  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
-                              const CallSite& site) override;
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override;
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override;
+  WorkPtr reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input, FinishSums finish,
+                                    const CallSite& site) override;
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override;
+  WorkPtr broadcast(const at::Tensor& tensor, int root, const CallSite& site) override;
+  WorkPtr shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override;
   void barrier(const CallSite& site) override;
 
  protected:
-  virtual std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) = 0;
+  virtual WorkPtr collective(const Collective& call, const CallSite& site) = 0;
 };
 
 class ForwardingCommunicator : public UniformCommunicator, protected CommonMemory {
@@ -66,10 +63,8 @@ class ForwardingCommunicator : public UniformCommunicator, protected CommonMemor
   std::optional<double> waited_seconds() const override { return inner_->waited_seconds(); }
   bool adds_in_pairs() const override { return inner_->adds_in_pairs(); }
 
-  std::unique_ptr<Work> enqueue(std::function<void()> task) override {
-    return inner_->enqueue(std::move(task));
-  }
-  std::unique_ptr<Work> enqueue_release(std::function<void()> task) override {
+  WorkPtr enqueue(std::function<void()> task) override { return inner_->enqueue(std::move(task)); }
+  WorkPtr enqueue_release(std::function<void()> task) override {
     return inner_->enqueue_release(std::move(task));
   }
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_->allocate(numel, dtype); }
@@ -88,13 +83,13 @@ class ForwardingCommunicator : public UniformCommunicator, protected CommonMemor
   Communicator& inner() const { return *inner_; }
   const std::shared_ptr<Communicator>& shared_inner() const { return inner_; }
 
-  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
+  WorkPtr collective(const Collective& call, const CallSite& site) override {
     return call.issue(*inner_, site);
   }
 
   // CommonMemory
-  std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
-                                            std::function<void(c10::DataPtr)> task) override {
+  WorkPtr enqueue_with_memory(int64_t nbytes, const CallSite& site,
+                              std::function<void(c10::DataPtr)> task) override {
     return inner_->common_memory()->enqueue_with_memory(nbytes, site, std::move(task));
   }
   void reserve(int64_t nbytes) override { inner_->common_memory()->reserve(nbytes); }

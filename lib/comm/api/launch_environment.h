@@ -1,8 +1,10 @@
 #pragma once
 
-// The place of this process in the run, from the environment that its launcher has set: fsdp-launch,
-// torchrun, srun or mpirun.
+// The place of this process in the run, from the environment that its launcher has set (fsdp-launch,
+// torchrun, srun or mpirun), and the identity of its host.
 
+#include <compare>
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -42,5 +44,22 @@ struct LaunchEnvironment {
 /// Without any of them, a world of one. Throws Error(kUsage) that names the variable, its value and the
 /// values that are expected.
 LaunchEnvironment read_launch_environment();
+
+/// Distinguishes hosts. Containers of one host that cannot see each other's processes or that have separate
+/// network addresses count as separate hosts.
+struct HostIdentity {
+  std::string boot_id;            ///< /proc/sys/kernel/random/boot_id
+  std::string pid_namespace;      ///< /proc/self/ns/pid
+  std::string network_namespace;  ///< /proc/self/ns/net
+
+  static HostIdentity read();
+  auto operator<=>(const HostIdentity&) const = default;
+};
+
+/// A rank's host, and the memory that the rank offers to the other ranks there.
+struct HostOptions {
+  HostIdentity identity = HostIdentity::read();
+  int64_t segment_bytes = 0;  ///< address space of each rank's segment; 0: twice the host's memory
+};
 
 }  // namespace fsdp::comm

@@ -88,8 +88,8 @@ class DeviceCommunicator final : public OnDevice {
 
   std::string backend_name() const override { return on_device_->backend_name(); }
 
-  std::unique_ptr<Work> enqueue(std::function<void()> task) override { return issue(std::move(task)); }
-  std::unique_ptr<Work> enqueue_release(std::function<void()> task) override {
+  WorkPtr enqueue(std::function<void()> task) override { return issue(std::move(task)); }
+  WorkPtr enqueue_release(std::function<void()> task) override {
     // The task runs behind the wait of the caller's stream, so it does not matter what that stream does.
     return std::make_unique<ReleaseWork>(stream_.run_apart([] {}), std::move(task));
   }
@@ -109,14 +109,14 @@ class DeviceCommunicator final : public OnDevice {
   }
 
  protected:
-  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
+  WorkPtr collective(const Collective& call, const CallSite& site) override {
     if (!call.output.defined() || call.output.is_cpu()) return call.issue(inner(), site);
     return issue([&] { call.issue(*on_device_, site)->wait(); });
   }
 
  private:
   /// Runs the task on the calling thread, before it returns.
-  std::unique_ptr<Work> issue(std::function<void()> task) {
+  WorkPtr issue(std::function<void()> task) {
     return std::make_unique<StreamWork>(stream_.run(std::move(task)));
   }
 
@@ -135,7 +135,7 @@ class StagedCommunicator final : public OnDevice {
   }
 
  protected:
-  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
+  WorkPtr collective(const Collective& call, const CallSite& site) override {
     if (call.kind == Collective::Kind::kBarrier) return call.issue(inner(), site);
     Collective staged = call;
     staged.input = call.input.to(at::kCPU);
@@ -200,25 +200,23 @@ class QueuedCommunicator final : public ForwardingCommunicator {
 
   std::optional<double> waited_seconds() const override { return waited_->load(); }
 
-  std::unique_ptr<Work> enqueue(std::function<void()> task) override {
+  WorkPtr enqueue(std::function<void()> task) override {
     return std::make_unique<QueuedWork>(stream_.run(std::move(task)), clock_, waited_);
   }
-  std::unique_ptr<Work> enqueue_release(std::function<void()> task) override {
-    return enqueue(std::move(task));
-  }
+  WorkPtr enqueue_release(std::function<void()> task) override { return enqueue(std::move(task)); }
 
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     return std::make_shared<QueuedCommunicator>(inner().new_group(name, ranks), "fsdp " + name, waited_);
   }
 
  protected:
-  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
+  WorkPtr collective(const Collective& call, const CallSite& site) override {
     check(call, site);
     return push(
         site, [call](Communicator& inner, const CallSite& its_site) { call.issue(inner, its_site)->wait(); });
   }
-  std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
-                                            std::function<void(c10::DataPtr)> task) override {
+  WorkPtr enqueue_with_memory(int64_t nbytes, const CallSite& site,
+                              std::function<void(c10::DataPtr)> task) override {
     return push(site, [nbytes, task = std::move(task)](Communicator& inner, const CallSite& its_site) {
       inner.common_memory()->enqueue_with_memory(nbytes, its_site, task)->wait();
     });
@@ -243,7 +241,7 @@ class QueuedCommunicator final : public ForwardingCommunicator {
   }
 
   template <typename Operation>
-  std::unique_ptr<Work> push(const CallSite& site, Operation operation) {
+  WorkPtr push(const CallSite& site, Operation operation) {
     return enqueue([inner = shared_inner(), unit = site.unit, pass = std::string(site.pass),
                     operation = std::move(operation), clock = clock_] {
       clock->begin();

@@ -112,8 +112,7 @@ namespace {
 
 class TracedWork final : public Work {
  public:
-  TracedWork(std::unique_ptr<Work> collective, std::unique_ptr<Work> end, std::shared_ptr<Trace> trace,
-             uint64_t number)
+  TracedWork(WorkPtr collective, WorkPtr end, std::shared_ptr<Trace> trace, uint64_t number)
       : collective_(std::move(collective)), end_(std::move(end)), trace_(std::move(trace)), number_(number) {}
   ~TracedWork() override {
     if (!waited_) trace_->left_alone(number_);
@@ -136,7 +135,7 @@ class TracedWork final : public Work {
     trace_->waits(number_);
   }
 
-  std::unique_ptr<Work> collective_, end_;
+  WorkPtr collective_, end_;
   std::shared_ptr<Trace> trace_;
   uint64_t number_;
   bool waited_ = false;
@@ -152,12 +151,12 @@ class TracingCommunicator final : public ForwardingCommunicator {
   }
 
  protected:
-  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
+  WorkPtr collective(const Collective& call, const CallSite& site) override {
     if (call.kind == Collective::Kind::kBarrier) return call.issue(inner(), site);
     const uint64_t number = trace_->issued(call.name(), site, static_cast<int64_t>(call.payload().nbytes()));
     inner().enqueue([trace = trace_, number] { trace->started(number); });
-    std::unique_ptr<Work> issued = call.issue(inner(), site);
-    std::unique_ptr<Work> end = inner().enqueue([trace = trace_, number] { trace->finished(number); });
+    WorkPtr issued = call.issue(inner(), site);
+    WorkPtr end = inner().enqueue([trace = trace_, number] { trace->finished(number); });
     return std::make_unique<TracedWork>(std::move(issued), std::move(end), trace_, number);
   }
 

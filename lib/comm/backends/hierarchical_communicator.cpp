@@ -86,8 +86,7 @@ class HierarchicalCommunicator final : public Communicator {
     return true;
   }
 
-  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                   const CallSite& site) override {
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_whole(output, input);
     return run("all_gather", site, [&] {
       const int tag = tag_of(CrossOp::kAllGather, input);
@@ -107,8 +106,7 @@ class HierarchicalCommunicator final : public Communicator {
     });
   }
 
-  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const CallSite& site) override {
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_whole(input, output);
     return run("reduce_scatter", site, [&] {
       const int tag = tag_of(CrossOp::kReduceScatter, output);
@@ -138,7 +136,7 @@ class HierarchicalCommunicator final : public Communicator {
     });
   }
 
-  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
     return run("all_reduce", site, [&] {
       at::Tensor dense = tensor.contiguous();
       if (static_cast<int64_t>(dense.nbytes()) <= kWholeBytes) {  // for speed only
@@ -150,7 +148,7 @@ class HierarchicalCommunicator final : public Communicator {
     });
   }
 
-  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
+  WorkPtr broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
     FSDP_CHECK(root >= 0 && root < world_size() && tensor.is_contiguous());
     return run("broadcast", site, [&] {
       const auto [root_host, root_place] = location_of(root);
@@ -159,8 +157,7 @@ class HierarchicalCommunicator final : public Communicator {
     });
   }
 
-  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
-                              const CallSite& site) override {
+  WorkPtr shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_shift(output, input, site);
     return run("shift", site, [&] {
       if (input.numel() == 0) return;
@@ -269,19 +266,13 @@ class HierarchicalCommunicator final : public Communicator {
     local_->reduce_scatter(sum, together, site);
   }
 
-  /// Receives `from(host)` from this rank's counterpart on each other host and sends it `to(host)`.
-  void transfer(int tag, const std::function<at::Tensor(int)>& from,
-                const std::function<at::Tensor(int)>& to) {
-    cross_->swap_with_all(host_, hosts(), tag, from, to);
-  }
-
   /// all [H * n] = `to_host(host_)` [n] and the tensors that the counterparts send to this host, by host.
   template <typename To>
   void exchange(int tag, const at::Tensor& all, const To& to_host) {
     const at::Tensor own = to_host(host_);
     const auto from = [&](int host) { return all.narrow(0, host * own.numel(), own.numel()); };
     std::memcpy(from(host_).data_ptr(), own.data_ptr(), own.nbytes());
-    transfer(tag, from, to_host);
+    cross_->swap_with_all(host_, hosts(), tag, from, to_host);
   }
 
   void all_reduce_whole(const at::Tensor& tensor, ReduceOp op, const CallSite& site) {
@@ -336,8 +327,8 @@ class HierarchicalCommunicator final : public Communicator {
     exchange(tag_of(reduction(op), piece, 1), all, [&](int host) { return share(value, host); });
     if (own.numel() > 0) reduce_hosts(own, all, op);
     if (!value.is_same(piece)) result.copy_(own);
-    transfer(
-        tag_of(reduction(op), piece, 2), [&](int host) { return share(piece, host); },
+    cross_->swap_with_all(
+        host_, hosts(), tag_of(reduction(op), piece, 2), [&](int host) { return share(piece, host); },
         [&](int) { return result; });
   }
 
@@ -361,7 +352,7 @@ class HierarchicalCommunicator final : public Communicator {
   }
 
   template <typename Body>
-  std::unique_ptr<Work> run(const char* op, const CallSite& site, const Body& body) {
+  WorkPtr run(const char* op, const CallSite& site, const Body& body) {
     if (failure_) std::rethrow_exception(failure_);
     try {
       body();

@@ -4,7 +4,6 @@
 
 #include "comm/api/activity.h"
 #include "comm/api/communicator.h"
-#include "comm/api/host_identity.h"
 #include "comm/api/launch_environment.h"
 #include "comm/options/options.h"
 

@@ -127,13 +127,13 @@ void FakeCommunicator::set_timing(FakeTiming timing) {
 
 void FakeCommunicator::progress() { queue_->progress(); }
 
-std::unique_ptr<Work> FakeCommunicator::issue(std::function<void()> task) {
+WorkPtr FakeCommunicator::issue(std::function<void()> task) {
   int64_t number = queue_->push(std::move(task));
   if (queue_->timing == FakeTiming::kAtOnce) queue_->run_all();
   return std::make_unique<QueuedWork>(queue_, number);
 }
 
-std::unique_ptr<Work> FakeCommunicator::collective(const Collective& call, const CallSite& site) {
+WorkPtr FakeCommunicator::collective(const Collective& call, const CallSite& site) {
   FSDP_CHECK(call.root == 0, "rank ", call.root, " has nothing to send");
   if (call.kind == Collective::Kind::kShift) {
     check_shift(call.output, call.input, site);
@@ -156,7 +156,7 @@ std::unique_ptr<Work> FakeCommunicator::collective(const Collective& call, const
   });
 }
 
-std::unique_ptr<Work> FakeCommunicator::enqueue(std::function<void()> task) { return issue(std::move(task)); }
+WorkPtr FakeCommunicator::enqueue(std::function<void()> task) { return issue(std::move(task)); }
 
 std::shared_ptr<Communicator> FakeCommunicator::new_group(const std::string& /*name*/,
                                                           const std::vector<int>& ranks) {

@@ -38,20 +38,20 @@ class FakeCommunicator final : public UniformCommunicator {
   int rank() const override { return 0; }
   int world_size() const override { return world_size_; }
   std::string backend_name() const override { return "fake"; }
-  std::unique_ptr<Work> enqueue(std::function<void()> task) override;
+  WorkPtr enqueue(std::function<void()> task) override;
   /// Returns memory that is zero.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
   /// A group of fewer ranks shares this communicator's order. All groups share its timing.
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override;
 
  protected:
-  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override;
+  WorkPtr collective(const Collective& call, const CallSite& site) override;
 
  private:
   class Queue;
   FakeCommunicator(int world_size, std::shared_ptr<Queue> queue);
   class QueuedWork;
-  std::unique_ptr<Work> issue(std::function<void()> task);
+  WorkPtr issue(std::function<void()> task);
 
   int world_size_;
   std::shared_ptr<Queue> queue_;  ///< shared with the Works, which may live longer, and with subgroups

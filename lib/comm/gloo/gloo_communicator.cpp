@@ -64,8 +64,7 @@ class GlooCommunicator final : public Communicator {
   int world_size() const override { return identity_.size(); }
   std::string backend_name() const override { return "gloo"; }
 
-  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                   const CallSite& site) override {
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_whole(output, input);
     const at::Tensor flat = output.view({-1});
     const auto part_of = [&](int rank) { return flat.narrow(0, rank * input.numel(), input.numel()); };
@@ -77,8 +76,7 @@ class GlooCommunicator final : public Communicator {
     });
   }
 
-  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const CallSite& site) override {
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_whole(input, output);
     // c10d's gloo reduce-scatter is a whole all-reduce; exchanging the parts moves half the bytes.
     const at::Tensor flat = input.view({-1});
@@ -99,7 +97,7 @@ class GlooCommunicator final : public Communicator {
     return done_work();
   }
 
-  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
     at::Tensor wide = sums_in_float(tensor.scalar_type()) ? tensor.to(at::kFloat) : tensor;
     run("all_reduce", site, {wide}, [&](c10d::ProcessGroupGloo& gloo) {
       std::vector<at::Tensor> tensors{borrowed(wide)};
@@ -111,7 +109,7 @@ class GlooCommunicator final : public Communicator {
     return done_work();
   }
 
-  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
+  WorkPtr broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
     return run("broadcast", site, {tensor}, [&](c10d::ProcessGroupGloo& gloo) {
       std::vector<at::Tensor> tensors{borrowed_bytes(tensor)};
       c10d::BroadcastOptions options;
@@ -120,8 +118,7 @@ class GlooCommunicator final : public Communicator {
     });
   }
 
-  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
-                              const CallSite& site) override {
+  WorkPtr shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_shift(output, input, site);
     if (input.numel() == 0) return done_work();
     return transfer("shift", site, [&] {
@@ -157,8 +154,8 @@ class GlooCommunicator final : public Communicator {
  private:
   /// `tensors`: those that the collective reads and writes.
   template <typename Issue>
-  std::unique_ptr<Work> run(const char* op, const CallSite& site, const std::vector<at::Tensor>& tensors,
-                            const Issue& issue) {
+  WorkPtr run(const char* op, const CallSite& site, const std::vector<at::Tensor>& tensors,
+              const Issue& issue) {
     return transfer(op, site, [&] {
       const c10::intrusive_ptr<c10d::Work> work = issue(*process_group_);
       place_.is_broken_off ? wait_until_broken_off(work, tensors) : static_cast<void>(work->wait());
@@ -166,7 +163,7 @@ class GlooCommunicator final : public Communicator {
   }
 
   template <typename Body>
-  std::unique_ptr<Work> transfer(const char* op, const CallSite& site, const Body& body) {
+  WorkPtr transfer(const char* op, const CallSite& site, const Body& body) {
     try {
       body();
     } catch (const std::exception& error) {

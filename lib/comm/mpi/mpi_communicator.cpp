@@ -28,33 +28,31 @@ class MpiCommunicator final : public Communicator {
   int world_size() const override { return group_->identity().size(); }
   std::string backend_name() const override { return "mpi"; }
 
-  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                   const CallSite& site) override {
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_whole(output, input);
     return run({Op::kAllGather, "all_gather", input}, site, {output, input}, [&](const std::string& what) {
       gather(bytes_of(output), bytes_of(input), input.nbytes(), what);
     });
   }
 
-  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const CallSite& site) override {
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     return sum_parts(output, input, site,
                      [&](char* out, const std::vector<const void*>& parts, int64_t numel) {
                        reduce_in_rank_order(out, parts, numel, output.scalar_type(), ReduceOp::kSum);
                      });
   }
 
-  std::unique_ptr<Work> reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input,
-                                                  FinishSums finish, const CallSite& site) override {
+  WorkPtr reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input, FinishSums finish,
+                                    const CallSite& site) override {
     return sum_parts(output, input, site,
                      [&](char* out, const std::vector<const void*>& parts, int64_t numel) {
                        sum_and_finish(reinterpret_cast<float*>(out), parts, numel, finish);
                      });
   }
 
-  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
     const at::Tensor dense = tensor.contiguous().view({-1});
-    const Call call{op == ReduceOp::kSum ? Op::kSum : Op::kMax, "all_reduce", dense};
+    const MpiCall call{op == ReduceOp::kSum ? Op::kSum : Op::kMax, "all_reduce", dense};
     const auto reduce = [&](char* out, const std::vector<const void*>& parts, int64_t numel) {
       reduce_in_rank_order(out, parts, numel, dense.scalar_type(), op);
     };
@@ -85,7 +83,7 @@ class MpiCommunicator final : public Communicator {
     return done_work();
   }
 
-  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
+  WorkPtr broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
     FSDP_CHECK(root >= 0 && root < world_size() && tensor.is_contiguous());
     return run({Op::kBroadcast, "broadcast", tensor, root}, site, {tensor}, [&](const std::string& what) {
       const auto bytes = static_cast<int64_t>(tensor.nbytes());
@@ -98,8 +96,7 @@ class MpiCommunicator final : public Communicator {
     });
   }
 
-  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
-                              const CallSite& site) override {
+  WorkPtr shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_shift(output, input, site);
     if (input.numel() == 0) return done_work();
     std::vector<int> neighbours{previous_rank()};
@@ -129,7 +126,7 @@ class MpiCommunicator final : public Communicator {
  private:
   enum class Op : int32_t { kBarrier = 1, kAllGather, kReduceScatter, kSum, kMax, kBroadcast, kShift };
 
-  struct Call {
+  struct MpiCall {
     Op op;
     const char* name;
     at::Tensor tensor;  ///< tensor with the type and size that all ranks have; undefined for a barrier
@@ -140,17 +137,17 @@ class MpiCommunicator final : public Communicator {
   static constexpr int64_t kReducedPiece = 1 << 20;
 
   MpiLibrary& library() const { return group_->library(); }
-  MpiLibrary::Group mpi() const { return group_->mpi(); }
+  MpiLibrary::GroupHandle mpi() const { return group_->mpi(); }
   static char* bytes_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.data_ptr()); }
 
   /// `memory`: the tensors that MPI reads and writes in `body`.
   template <typename Body>
-  std::unique_ptr<Work> run(const Call& call, const CallSite& site, std::vector<at::Tensor> memory,
-                            const Body& body, const std::vector<int>& peers) {
+  WorkPtr run(const MpiCall& call, const CallSite& site, std::vector<at::Tensor> memory, const Body& body,
+              const std::vector<int>& peers) {
     if (failure_) std::rethrow_exception(failure_);
     const std::string what = described(call.name, site);
     try {
-      MpiGroup::Record record{.op = static_cast<int32_t>(call.op), .root = call.root};
+      MpiGroup::MpiRecord record{.op = static_cast<int32_t>(call.op), .root = call.root};
       if (call.tensor.defined()) {
         record.dtype = static_cast<int32_t>(call.tensor.scalar_type());
         record.numel = call.tensor.numel();
@@ -168,8 +165,7 @@ class MpiCommunicator final : public Communicator {
     return done_work();
   }
   template <typename Body>
-  std::unique_ptr<Work> run(const Call& call, const CallSite& site, std::vector<at::Tensor> memory,
-                            const Body& body) {
+  WorkPtr run(const MpiCall& call, const CallSite& site, std::vector<at::Tensor> memory, const Body& body) {
     return run(call, site, std::move(memory), body, others_);
   }
 
@@ -187,8 +183,8 @@ class MpiCommunicator final : public Communicator {
   }
 
   template <typename Reduce>
-  std::unique_ptr<Work> sum_parts(const at::Tensor& output, const at::Tensor& input, const CallSite& site,
-                                  const Reduce& reduce) {
+  WorkPtr sum_parts(const at::Tensor& output, const at::Tensor& input, const CallSite& site,
+                    const Reduce& reduce) {
     check_whole(input, output);
     const at::Tensor received = scratch(received_, input.numel(), input.scalar_type());
     return run({Op::kReduceScatter, "reduce_scatter", output}, site, {received, input},
@@ -197,7 +193,7 @@ class MpiCommunicator final : public Communicator {
                });
   }
 
-  struct Parts {
+  struct ReducedParts {
     const at::Tensor &received, &whole;  ///< [W * n]
     char* own;                           ///< result [n]; may be this rank's part of `whole`
   };
@@ -206,7 +202,7 @@ class MpiCommunicator final : public Communicator {
   /// other parts become the results of the other ranks. Piece by piece: one is reduced, and sent on, while
   /// the next are under way.
   template <typename Reduce>
-  void reduce_pieces(const Parts& parts, const Reduce& reduce, bool to_all, const std::string& what) {
+  void reduce_pieces(const ReducedParts& parts, const Reduce& reduce, bool to_all, const std::string& what) {
     const auto element = static_cast<int64_t>(parts.whole.element_size());
     const int64_t bytes = static_cast<int64_t>(parts.whole.nbytes()) / world_size();
     char *const whole = bytes_of(parts.whole), *const received = bytes_of(parts.received);

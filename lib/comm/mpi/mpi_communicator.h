@@ -55,20 +55,21 @@ class MpiGroup {
   const GroupIdentity& identity() const { return identity_; }
   const std::string& prefix() const { return prefix_; }
   MpiLibrary& library() const { return place_.run->library(); }
-  MpiLibrary::Group mpi() const { return mpi_; }
+  MpiLibrary::GroupHandle mpi() const { return mpi_; }
 
   /// Describes a collective. Ranks whose records differ in these members are in different collectives.
-  struct Record {
+  struct MpiRecord {
     int32_t op = 0, dtype = 0;
     int64_t numel = 0, root = 0;
     char what[96] = {};  ///< described(), cut to fit; for messages
 
-    bool same_collective(const Record& other) const {
+    bool same_collective(const MpiRecord& other) const {
       return op == other.op && dtype == other.dtype && numel == other.numel && root == other.root;
     }
   };
   /// Returns when all `peers` have arrived with this record.
-  void meet(const Record& record, const std::string& what, const std::vector<int>& peers, int tag = kMeetTag);
+  void meet(const MpiRecord& record, const std::string& what, const std::vector<int>& peers,
+            int tag = kMeetTag);
   /// Append the requests of a transfer of any number of bytes.
   void receive(Requests& requests, int from, int tag, char* data, int64_t bytes) const;
   void send(Requests& requests, int to, int tag, const char* data, int64_t bytes) const;
@@ -102,12 +103,13 @@ class MpiGroup {
   class Look;
   [[noreturn]] void fail(const FailureSight& sight);
   /// Throws: the peer is in another collective.
-  [[noreturn]] void refuse(const Record& other, int peer, const Record& record, const std::string& what);
+  [[noreturn]] void refuse(const MpiRecord& other, int peer, const MpiRecord& record,
+                           const std::string& what);
 
   const MpiPlace place_;
   const GroupIdentity identity_;
   const std::string prefix_;  ///< prefix in the store, unique to the group
-  MpiLibrary::Group mpi_ = nullptr;
+  MpiLibrary::GroupHandle mpi_ = nullptr;
   bool failed_ = false;
 };
 

@@ -94,7 +94,7 @@ MpiGroup::MpiGroup(MpiPlace place, GroupIdentity identity, std::string prefix)
 MpiGroup::MpiGroup(MpiGroup& of, const std::vector<int>& members, GroupIdentity identity, std::string prefix)
     : place_(of.place_), identity_(std::move(identity)), prefix_(std::move(prefix)), mpi_(of.mpi_) {
   // The members meet first: in MPI they wait without a time-out, so only for as long as messages take.
-  Record record;
+  MpiRecord record;
   record.numel = static_cast<int64_t>(members.size());
   std::vector<int> peers = members;
   std::erase(peers, of.identity_.rank);
@@ -104,19 +104,20 @@ MpiGroup::MpiGroup(MpiGroup& of, const std::vector<int>& members, GroupIdentity 
   mpi_ = place_.run->make_group(of.mpi_, members, identity_.rank);
 }
 
-void MpiGroup::meet(const Record& record, const std::string& what, const std::vector<int>& peers, int tag) {
+void MpiGroup::meet(const MpiRecord& record, const std::string& what, const std::vector<int>& peers,
+                    int tag) {
   struct Mail {
-    Record mine;
-    std::vector<Record> theirs;
+    MpiRecord mine;
+    std::vector<MpiRecord> theirs;
     Requests received, sent;
   };
-  auto mail = std::make_unique<Mail>(Mail{record, std::vector<Record>(peers.size()), {}, {}});
+  auto mail = std::make_unique<Mail>(Mail{record, std::vector<MpiRecord>(peers.size()), {}, {}});
   try {
     for (size_t i = 0; i < peers.size(); ++i) {
-      mail->received.push_back(library().receive(mpi_, peers[i], tag, &mail->theirs[i], sizeof(Record)));
+      mail->received.push_back(library().receive(mpi_, peers[i], tag, &mail->theirs[i], sizeof(MpiRecord)));
     }
     for (int peer : peers) {
-      mail->sent.push_back(library().send(mpi_, peer, tag, &mail->mine, sizeof(Record)));
+      mail->sent.push_back(library().send(mpi_, peer, tag, &mail->mine, sizeof(MpiRecord)));
     }
     std::vector<int> awaited = peers;
     const auto open_mail = [&] {
@@ -143,7 +144,7 @@ void MpiGroup::meet(const Record& record, const std::string& what, const std::ve
   }
 }
 
-void MpiGroup::refuse(const Record& other, int peer, const Record& record, const std::string& what) {
+void MpiGroup::refuse(const MpiRecord& other, int peer, const MpiRecord& record, const std::string& what) {
   tell_all(kFailedTag);  // those that are not in touch with this rank
   util::fail(util::ErrorKind::kUnexpected, "rank ", identity_.ranks[static_cast<size_t>(peer)],
              " is in another collective (", other.what, ", ", other.numel,

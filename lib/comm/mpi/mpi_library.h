@@ -16,18 +16,18 @@ namespace fsdp::comm {
 /// ranks unless stated otherwise, and throw std::runtime_error with MPI's own text.
 class MpiLibrary {
  public:
-  using Group = void*;    ///< a communicator of MPI; lives until end()
-  using Request = void*;  ///< an operation under way, whose memory must stay; null: done
+  using GroupHandle = void*;  ///< a communicator of MPI; lives until end()
+  using Request = void*;      ///< an operation under way, whose memory must stay; null: done
 
   struct World {
     int rank = 0, size = 1;
     int local_rank = 0, local_size = 1;  ///< among the ranks that can share memory
     int max_tag = 0;
-    std::string version{};  ///< "Open MPI v4.1.4"
-    Group group = nullptr;  ///< group of all ranks, not shared with other users of MPI in this process
+    std::string version{};        ///< "Open MPI v4.1.4"
+    GroupHandle group = nullptr;  ///< group of all ranks, not shared with other users of MPI in this process
   };
 
-  struct Message {
+  struct MpiMessage {
     int from = 0, tag = 0;
     int64_t bytes = 0;
   };
@@ -37,25 +37,25 @@ class MpiLibrary {
   virtual World begin() = 0;
   /// Makes a group of `ranks` and waits for them, so all must call it at this point. A call of begin(), end()
   /// or this method blocks the others.
-  virtual Group make_group(Group of, const std::vector<int>& ranks) = 0;
+  virtual GroupHandle make_group(GroupHandle of, const std::vector<int>& ranks) = 0;
   /// Ends MPI if begin() has initialized it. Collective.
   virtual void end() = 0;
   /// Ends all processes of the run.
   virtual void abort(int exit_code) = 0;
 
-  virtual Request send(Group group, int to, int tag, const void* data, int64_t bytes) = 0;
-  virtual Request receive(Group group, int from, int tag, void* data, int64_t bytes) = 0;
+  virtual Request send(GroupHandle group, int to, int tag, const void* data, int64_t bytes) = 0;
+  virtual Request receive(GroupHandle group, int from, int tag, void* data, int64_t bytes) = 0;
   /// Gathers `bytes` from each rank, at most kMostBytes in all. `in` may be this rank's place in `out`.
-  virtual Request all_gather(Group group, void* out, const void* in, int64_t bytes) = 0;
-  virtual Request broadcast(Group group, void* data, int64_t bytes, int root) = 0;
-  virtual Request barrier(Group group) = 0;
+  virtual Request all_gather(GroupHandle group, void* out, const void* in, int64_t bytes) = 0;
+  virtual Request broadcast(GroupHandle group, void* data, int64_t bytes, int root) = 0;
+  virtual Request barrier(GroupHandle group) = 0;
   /// Most bytes of one call: MPI 3 counts them by an int.
   static constexpr int64_t kMostBytes = int64_t{1} << 30;
 
   /// Whether the operation is done; `request` becomes null then. All other operations make progress too.
   virtual bool is_done(Request& request) = 0;
   /// A message that has arrived and is not yet received, from this rank, or -1 for any, with this tag.
-  virtual std::optional<Message> probe(Group group, int from, int tag) = 0;
+  virtual std::optional<MpiMessage> probe(GroupHandle group, int from, int tag) = 0;
 
  protected:
   ~MpiLibrary() = default;

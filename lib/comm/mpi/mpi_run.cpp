@@ -14,8 +14,6 @@
 
 #include "base/util/error.h"
 #include "base/util/text.h"
-#include "comm/api/host_identity.h"
-#include "comm/mpi/mpi_store.h"
 
 namespace fsdp::comm {
 namespace {
@@ -68,7 +66,7 @@ bool done_within(MpiLibrary& library, MpiLibrary::Request& request, std::chrono:
 }
 
 /// Identifies a rank's process to the ranks of the same machine, which watch it.
-struct Process {
+struct WatchedProcess {
   char machine[128];
   int32_t pid;
 };
@@ -114,13 +112,13 @@ MpiRun::MpiRun(MpiLibrary& library) : library_(library) {
 
 void MpiRun::meet_processes() {
   const HostIdentity host = HostIdentity::read();
-  Process own{.machine = {}, .pid = ::getpid()};
+  WatchedProcess own{.machine = {}, .pid = ::getpid()};
   (host.boot_id + host.pid_namespace).copy(own.machine, sizeof(own.machine) - 1);
-  std::vector<Process> all(static_cast<size_t>(world_.size));
+  std::vector<WatchedProcess> all(static_cast<size_t>(world_.size));
   auto gathered = library_.all_gather(world_.group, all.data(), &own, sizeof(own));
   for (MpiPause pause; !library_.is_done(gathered);) pause();
   for (int rank = 0; rank < world_.size; ++rank) {
-    const Process& process = all[static_cast<size_t>(rank)];
+    const WatchedProcess& process = all[static_cast<size_t>(rank)];
     const bool watched = rank != world_.rank && std::strcmp(process.machine, own.machine) == 0;
     pid_fds_.push_back(watched ? static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)) : -1);
   }
@@ -152,14 +150,16 @@ bool MpiRun::has_ended(int rank) const {
   return fd >= 0 && ::poll(&entry, 1, 0) > 0;
 }
 
-MpiLibrary::Group MpiRun::make_group(MpiLibrary::Group of, const std::vector<int>& ranks, int rank) {
-  MpiLibrary::Group group = library_.make_group(of, ranks);
+MpiLibrary::GroupHandle MpiRun::make_group(MpiLibrary::GroupHandle of, const std::vector<int>& ranks,
+                                           int rank) {
+  MpiLibrary::GroupHandle group = library_.make_group(of, ranks);
   const std::lock_guard lock(mutex_);
   members_.push_back({group, rank, static_cast<int>(ranks.size())});
   return group;
 }
 
-void MpiRun::send_to_others(MpiLibrary::Group group, int rank, int size, int tag, std::string_view text) {
+void MpiRun::send_to_others(MpiLibrary::GroupHandle group, int rank, int size, int tag,
+                            std::string_view text) {
   try {
     for (int other = 0; other < size; ++other) {
       if (other == rank) continue;
@@ -171,7 +171,7 @@ void MpiRun::send_to_others(MpiLibrary::Group group, int rank, int size, int tag
   }
 }
 
-void MpiRun::tell(MpiLibrary::Group group, int rank, int size, int tag) {
+void MpiRun::tell(MpiLibrary::GroupHandle group, int rank, int size, int tag) {
   send_to_others(group, rank, size, tag, "");
 }
 
@@ -200,7 +200,7 @@ void MpiRun::leave(int exit_code) {
   constexpr std::chrono::milliseconds kForOthers{60'000}, kAfterErrors{1'000};
   try {
     if (exit_code != 0) {
-      for (const Member& member : members_) tell(member.group, member.rank, member.size, kLeftTag);
+      for (const MpiMember& member : members_) tell(member.group, member.rank, member.size, kLeftTag);
     }
     auto barrier = failed_ ? nullptr : library_.barrier(world_.group);
     if (!failed_ && done_within(library_, barrier, exit_code == 0 ? kForOthers : kAfterErrors)) {

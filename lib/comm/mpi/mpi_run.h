@@ -54,9 +54,9 @@ class MpiRun {
   bool has_ended(int rank) const;
   /// MpiLibrary::make_group(), in which this rank has number `rank`. When this process ends by an error, the
   /// members are told (kLeftTag).
-  MpiLibrary::Group make_group(MpiLibrary::Group of, const std::vector<int>& ranks, int rank);
+  MpiLibrary::GroupHandle make_group(MpiLibrary::GroupHandle of, const std::vector<int>& ranks, int rank);
   /// Sends an empty message to all of a group, and does not wait for it.
-  void tell(MpiLibrary::Group group, int rank, int size, int tag);
+  void tell(MpiLibrary::GroupHandle group, int rank, int size, int tag);
   /// Sends a text to all other ranks of the run, and does not wait for them.
   void post(const std::string& text);
   /// The next posted text and its rank, in order; each is returned once. Called by one thread at a time.
@@ -69,21 +69,26 @@ class MpiRun {
   explicit MpiRun(MpiLibrary& library);
   void meet_processes();
   void leave(int exit_code);
-  void send_to_others(MpiLibrary::Group group, int rank, int size, int tag, std::string_view text);
+  void send_to_others(MpiLibrary::GroupHandle group, int rank, int size, int tag, std::string_view text);
 
-  struct Member {
-    MpiLibrary::Group group;
+  struct MpiMember {
+    MpiLibrary::GroupHandle group;
     int rank, size;
   };
 
   MpiLibrary& library_;
   MpiLibrary::World world_;
-  MpiLibrary::Group store_group_ = nullptr;
+  MpiLibrary::GroupHandle store_group_ = nullptr;
   std::vector<int> pid_fds_;  ///< -1 for this process and for processes on other machines
   std::mutex mutex_;
-  std::vector<Member> members_;
+  std::vector<MpiMember> members_;
   std::atomic<bool> failed_ = false;
 };
+
+/// A store over MPI in the process of rank 0, where a thread answers the others until the process ends.
+/// `group` has all ranks and is used for nothing else. Not collective.
+RunStore make_mpi_store(MpiLibrary& library, MpiLibrary::GroupHandle group, const MpiLibrary::World& world,
+                        std::chrono::milliseconds timeout);
 
 /// Pauses between polls, growing longer. The first polls have none, because most operations end quickly.
 class MpiPause {

@@ -1,5 +1,3 @@
-#include "comm/mpi/mpi_store.h"
-
 #include <atomic>
 #include <map>
 #include <memory>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "base/util/limits.h"
+#include "comm/api/run_store.h"
 #include "comm/mpi/mpi_run.h"
 
 namespace fsdp::comm {
@@ -20,11 +19,11 @@ namespace {
 
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
-using Bytes = std::vector<uint8_t>;
+using StoredBytes = std::vector<uint8_t>;
 
 struct StoreQuestion {
   std::string op, key{};
-  Bytes value{}, expected{};
+  StoredBytes value{}, expected{};
   int64_t number = 0;
   int answer_tag = 0;
 };
@@ -32,7 +31,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StoreQuestion, op, key, value, expected, numb
 
 struct StoreAnswer {
   bool found = false;
-  Bytes value{};
+  StoredBytes value{};
   int64_t number = 0;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StoreAnswer, found, value, number)
@@ -45,7 +44,7 @@ class Entries {
     const std::lock_guard lock(mutex_);
     const auto found = entries_.find(question.key);
     const bool there = found != entries_.end();
-    if (question.op == "get") return {there, there ? found->second : Bytes{}};
+    if (question.op == "get") return {there, there ? found->second : StoredBytes{}};
     if (question.op == "count") return {.number = static_cast<int64_t>(entries_.size())};
     if (question.op == "delete") return {.found = entries_.erase(question.key) > 0};
     if (question.op == "compare") {
@@ -57,7 +56,7 @@ class Entries {
     if (question.op == "add") {
       const int64_t before = there ? std::stoll(std::string(found->second.begin(), found->second.end())) : 0;
       const std::string text = std::to_string(before + question.number);
-      entries_[question.key] = Bytes(text.begin(), text.end());
+      entries_[question.key] = StoredBytes(text.begin(), text.end());
       return {true, {}, before + question.number};
     }
     entries_[question.key] = question.value;
@@ -66,7 +65,7 @@ class Entries {
 
  private:
   std::mutex mutex_;
-  std::map<std::string, Bytes> entries_;
+  std::map<std::string, StoredBytes> entries_;
 };
 
 void wait_for(MpiLibrary& library, MpiLibrary::Request request) {
@@ -74,7 +73,7 @@ void wait_for(MpiLibrary& library, MpiLibrary::Request request) {
 }
 
 /// Answers in rank 0's process until it ends.
-[[noreturn]] void answer_all(MpiLibrary& library, MpiLibrary::Group group, Entries& entries) {
+[[noreturn]] void answer_all(MpiLibrary& library, MpiLibrary::GroupHandle group, Entries& entries) {
   for (MpiPause pause;;) {
     const auto message = library.probe(group, -1, kAskTag);
     if (!message) {
@@ -82,12 +81,12 @@ void wait_for(MpiLibrary& library, MpiLibrary::Request request) {
       continue;
     }
     pause = MpiPause();
-    Bytes text(static_cast<size_t>(message->bytes));
+    StoredBytes text(static_cast<size_t>(message->bytes));
     wait_for(library, library.receive(group, message->from, kAskTag, text.data(), message->bytes));
     const StoreQuestion question = nlohmann::json::from_cbor(text).get<StoreQuestion>();
     // The answer is small, so it is sent at once. A rank that has stopped waiting does not keep the others
     // from their answers.
-    auto* const answer = new Bytes(nlohmann::json::to_cbor(nlohmann::json(entries.answer(question))));
+    auto* const answer = new StoredBytes(nlohmann::json::to_cbor(nlohmann::json(entries.answer(question))));
     auto sent = library.send(group, message->from, question.answer_tag, answer->data(),
                              static_cast<int64_t>(answer->size()));
     const auto deadline = Clock::now() + milliseconds(100);
@@ -98,7 +97,7 @@ void wait_for(MpiLibrary& library, MpiLibrary::Request request) {
 
 class MpiStore final : public c10d::Store {
  public:
-  MpiStore(MpiLibrary& library, MpiLibrary::Group group, std::shared_ptr<Entries> entries,
+  MpiStore(MpiLibrary& library, MpiLibrary::GroupHandle group, std::shared_ptr<Entries> entries,
            milliseconds timeout)
       : Store(timeout), library_(library), group_(group), entries_(std::move(entries)) {}
 
@@ -107,13 +106,14 @@ class MpiStore final : public c10d::Store {
   c10::intrusive_ptr<Store> clone() override {
     return c10::make_intrusive<MpiStore>(library_, group_, entries_, timeout_);
   }
-  void set(const std::string& key, const Bytes& value) override {
+  void set(const std::string& key, const StoredBytes& value) override {
     ask({.op = "set", .key = key, .value = value});
   }
-  Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override {
+  StoredBytes compareSet(const std::string& key, const StoredBytes& expected,
+                         const StoredBytes& desired) override {
     return ask({.op = "compare", .key = key, .value = desired, .expected = expected}).value;
   }
-  Bytes get(const std::string& key) override {
+  StoredBytes get(const std::string& key) override {
     wait({key});
     return ask({.op = "get", .key = key}).value;
   }
@@ -145,10 +145,10 @@ class MpiStore final : public c10d::Store {
     static std::atomic<int> asked = 0;
     constexpr int kTags = 16384;
     question.answer_tag = kFirstAnswerTag + asked++ % kTags;
-    auto* const text = new Bytes(nlohmann::json::to_cbor(nlohmann::json(question)));
+    auto* const text = new StoredBytes(nlohmann::json::to_cbor(nlohmann::json(question)));
     auto sent = library_.send(group_, 0, kAskTag, text->data(), static_cast<int64_t>(text->size()));
     const auto deadline = Clock::now() + timeout_;
-    std::optional<MpiLibrary::Message> message;
+    std::optional<MpiLibrary::MpiMessage> message;
     for (MpiPause pause; !(message = library_.probe(group_, 0, question.answer_tag)); pause()) {
       if (Clock::now() > deadline) {
         throw std::runtime_error("timeout: the run's store, at rank 0, does not answer");
@@ -156,19 +156,19 @@ class MpiStore final : public c10d::Store {
     }
     wait_for(library_, sent);
     delete text;
-    Bytes answer(static_cast<size_t>(message->bytes));
+    StoredBytes answer(static_cast<size_t>(message->bytes));
     wait_for(library_, library_.receive(group_, 0, question.answer_tag, answer.data(), message->bytes));
     return nlohmann::json::from_cbor(answer).get<StoreAnswer>();
   }
 
   MpiLibrary& library_;
-  const MpiLibrary::Group group_;
+  const MpiLibrary::GroupHandle group_;
   const std::shared_ptr<Entries> entries_;  ///< at rank 0
 };
 
 }  // namespace
 
-RunStore make_mpi_store(MpiLibrary& library, MpiLibrary::Group group, const MpiLibrary::World& world,
+RunStore make_mpi_store(MpiLibrary& library, MpiLibrary::GroupHandle group, const MpiLibrary::World& world,
                         milliseconds timeout) {
   static const std::shared_ptr<Entries> entries = [&]() -> std::shared_ptr<Entries> {
     if (world.rank != 0) return nullptr;

@@ -98,7 +98,7 @@ void CollectiveGuard::look() {
 }
 
 void CollectiveGuard::begin_oldest() {
-  const Pending& oldest = pending_.front();
+  const PendingCollective& oldest = pending_.front();
   oldest_since_ = asked_at_ = Clock::now();
   if (options_.activity) noted_ = options_.activity->begin_collective(oldest.op, oldest.site());
 }

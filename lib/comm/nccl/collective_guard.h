@@ -68,7 +68,7 @@ class CollectiveGuard {
  private:
   using Clock = std::chrono::steady_clock;
 
-  struct Pending {
+  struct PendingCollective {
     int64_t number = 0;
     const char* op = "";
     std::string unit, pass;
@@ -92,7 +92,7 @@ class CollectiveGuard {
   Options options_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Pending> pending_;
+  std::deque<PendingCollective> pending_;
   int64_t next_number_ = 0;
   Clock::time_point oldest_since_{}, asked_at_{};
   std::shared_ptr<Question> question_;

@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/api/host_identity.h"
 #include "comm/api/launch_environment.h"
 #include "comm/api/run_store.h"
 #include "comm/shm/shared_segment.h"

@@ -42,11 +42,11 @@ std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(t
 void free_block(void* block) { delete static_cast<SharedSegment::Block*>(block); }
 
 /// A rank's part in one collective: its record, and the description for errors.
-struct Call {
+struct ShmCall {
   ShmGroup::Record record;
   std::string what;
 
-  Call(Op op, const char* name, const at::Tensor& tensor, const CallSite& site)
+  ShmCall(Op op, const char* name, const at::Tensor& tensor, const CallSite& site)
       : what(described(name, site)) {
     record.op = op;
     if (tensor.defined()) {
@@ -72,18 +72,17 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
   int world_size() const override { return group_->identity().size(); }
   std::string backend_name() const override { return "shm"; }
 
-  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                   const CallSite& site) override {
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_whole(output, input);
     const int64_t bytes = static_cast<int64_t>(input.nbytes());
     std::byte* own = bytes_of(output) + rank() * bytes;
     const std::byte* from = bytes_of(input);
     if (common_->is_open(bytes_of(output))) {
       if (from != own) copy_memory(own, from, bytes);
-      meet(Call(kAllGatherInCommon, "all_gather", input, site));
+      meet(ShmCall(kAllGatherInCommon, "all_gather", input, site));
       return done_work();
     }
-    Call call(kAllGather, "all_gather", input, site);
+    ShmCall call(kAllGather, "all_gather", input, site);
     std::optional<int64_t> shown = shared(from, bytes);
     if (bytes > kSmallBytes && !shown && (shown = shared(own, bytes))) {
       copy_memory(own, from, bytes);
@@ -96,13 +95,12 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     return done_work();
   }
 
-  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const CallSite& site) override {
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     return reduce_scatter_and_finish(output, input, {}, site);
   }
 
-  std::unique_ptr<Work> reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input,
-                                                  FinishSums finish, const CallSite& site) override {
+  WorkPtr reduce_scatter_and_finish(const at::Tensor& output, const at::Tensor& input, FinishSums finish,
+                                    const CallSite& site) override {
     check_whole(input, output, output.scalar_type() == at::kFloat && sums_in_float(input.scalar_type()));
     // The others read all of the input except this rank's part, which may be the output.
     const int64_t bytes = output.numel() * input.element_size();
@@ -113,7 +111,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
       output.copy_(apart);
       return done_work();
     }
-    Call call(kReduceScatter, "reduce_scatter", output, site);
+    ShmCall call(kReduceScatter, "reduce_scatter", output, site);
     const int64_t all_bytes = static_cast<int64_t>(input.nbytes());
     const int64_t own = rank() * bytes;
     if (all_bytes > kSmallBytes && meet_directly(call, shared(from, all_bytes))) {
@@ -140,14 +138,14 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     return done_work();
   }
 
-  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
     if (!tensor.is_contiguous()) {
       at::Tensor dense = tensor.contiguous();
       all_reduce(dense, op, site);
       tensor.copy_(dense);
       return done_work();
     }
-    Call call(op == ReduceOp::kSum ? kAllReduceSum : kAllReduceMax, "all_reduce", tensor, site);
+    ShmCall call(op == ReduceOp::kSum ? kAllReduceSum : kAllReduceMax, "all_reduce", tensor, site);
     const int64_t bytes = static_cast<int64_t>(tensor.nbytes());
     std::byte* data = bytes_of(tensor);
     if (bytes <= kSmallBytes) {
@@ -165,9 +163,9 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     return done_work();
   }
 
-  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
+  WorkPtr broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
     FSDP_CHECK(root >= 0 && root < world_size() && tensor.is_contiguous());
-    Call call(kBroadcast, "broadcast", tensor, site);
+    ShmCall call(kBroadcast, "broadcast", tensor, site);
     call.record.root = root;
     const int64_t bytes = static_cast<int64_t>(tensor.nbytes());
     std::byte* data = bytes_of(tensor);
@@ -179,10 +177,9 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     return done_work();
   }
 
-  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
-                              const CallSite& site) override {
+  WorkPtr shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_shift(output, input, site);
-    Call call(kShift, "shift", input, site);
+    ShmCall call(kShift, "shift", input, site);
     const int64_t bytes = static_cast<int64_t>(input.nbytes());
     const std::byte* from = bytes_of(input);
     show(call, from, bytes, shared(from, bytes), [&](int64_t begin, int64_t length) {
@@ -191,18 +188,18 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     return done_work();
   }
 
-  void barrier(const CallSite& site) override { meet(Call(kBarrier, "barrier", {}, site)); }
+  void barrier(const CallSite& site) override { meet(ShmCall(kBarrier, "barrier", {}, site)); }
 
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
     return allocate_shared(*group_->host(), numel, dtype);
   }
 
   CommonMemory* common_memory() override { return this; }
-  std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
-                                            std::function<void(c10::DataPtr)> task) override {
+  WorkPtr enqueue_with_memory(int64_t nbytes, const CallSite& site,
+                              std::function<void(c10::DataPtr)> task) override {
     // Small parts are gathered through stages with one meeting.
     if (nbytes <= kSmallBytes * world_size()) return enqueue([&] { task({}); });
-    Call call(kCommonMemory, "all_gather", {}, site);
+    ShmCall call(kCommonMemory, "all_gather", {}, site);
     call.record.numel = nbytes;
     const bool makes = rank() == 0;
     if (makes) call.record.offset = common_->take(nbytes);
@@ -235,7 +232,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     return ranks;
   }
 
-  void meet(const Call& call) { group_->meet(call.record, call.what); }
+  void meet(const ShmCall& call) { group_->meet(call.record, call.what); }
 
   /// The offset of this memory in this rank's segment, if it lies there.
   std::optional<int64_t> shared(const void* data, int64_t bytes) const {
@@ -243,7 +240,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
   }
 
   /// Announces where this rank's data lies; false if any rank's data is not in shared memory.
-  bool meet_directly(Call& call, std::optional<int64_t> offset) {
+  bool meet_directly(ShmCall& call, std::optional<int64_t> offset) {
     call.record.offset = offset.value_or(ShmGroup::kNowhere);
     meet(call);
     for (int peer = 0; peer < world_size(); ++peer) {
@@ -252,7 +249,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     return true;
   }
 
-  void meet_on_stage(Call& call) {
+  void meet_on_stage(ShmCall& call) {
     call.record.offset = group_->stage_offset();
     meet(call);
   }
@@ -260,7 +257,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
   /// Shows `bytes` from `from` to the other ranks, directly at `offset` or piece by piece through the stages;
   /// null: this rank shows nothing. `take(begin, length)` reads that part of what the other ranks show.
   template <typename Take>
-  void show(Call& call, const std::byte* from, int64_t bytes, std::optional<int64_t> offset,
+  void show(ShmCall& call, const std::byte* from, int64_t bytes, std::optional<int64_t> offset,
             const Take& take) {
     if (bytes > kSmallBytes && meet_directly(call, offset)) {
       take(0, bytes);
@@ -316,7 +313,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
   }
 
   /// Each rank reduces its share in its own tensor, from where the others copy it.
-  void all_reduce_directly(Call& call, const at::Tensor& tensor, ReduceOp op) {
+  void all_reduce_directly(ShmCall& call, const at::Tensor& tensor, ReduceOp op) {
     const int64_t bytes = static_cast<int64_t>(tensor.nbytes());
     const auto [first, last] = share(bytes, rank(), world_size());
     reduce(tensor, first, last - first,
@@ -330,7 +327,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
   }
 
   /// The same with bytes [begin, begin + length) of tensors outside shared memory.
-  void all_reduce_piece(Call& call, const at::Tensor& tensor, ReduceOp op, int64_t begin, int64_t length) {
+  void all_reduce_piece(ShmCall& call, const at::Tensor& tensor, ReduceOp op, int64_t begin, int64_t length) {
     std::byte* data = bytes_of(tensor) + begin;
     copy_memory(group_->stage(length), data, length);
     meet_on_stage(call);

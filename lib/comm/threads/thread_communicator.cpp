@@ -106,8 +106,7 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
   int world_size() const override { return world_->size(); }
   std::string backend_name() const override { return "threads"; }
 
-  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                   const CallSite& site) override {
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     int64_t n = input.numel();
     FSDP_CHECK(output.numel() == n * world_size() && output.scalar_type() == input.scalar_type());
     return run("all_gather", output, input, site, [&] {
@@ -122,8 +121,7 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
     });
   }
 
-  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const CallSite& site) override {
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     int64_t n = output.numel();
     FSDP_CHECK(input.numel() == n * world_size() && output.scalar_type() == input.scalar_type());
     // The others read the input until all have their sums.
@@ -140,7 +138,7 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
     return done_work();
   }
 
-  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
     at::Tensor result;
     run("all_reduce", tensor, tensor, site, [&] {
       std::vector<at::Tensor> parts;
@@ -157,14 +155,13 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
     return done_work();
   }
 
-  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
+  WorkPtr broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
     return run("broadcast", tensor, tensor, site, [&] {
       if (rank_ != root) tensor.copy_(world_->slot(root).input);
     });
   }
 
-  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
-                              const CallSite& site) override {
+  WorkPtr shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_shift(output, input, site);
     return run("shift", output, input, site, [&] {
       const at::Tensor& theirs = world_->slot(previous_rank()).input;
@@ -178,8 +175,8 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
   void barrier(const CallSite&) override { world_->arrive_and_wait(); }
 
   CommonMemory* common_memory() override { return this; }
-  std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
-                                            std::function<void(c10::DataPtr)> task) override {
+  WorkPtr enqueue_with_memory(int64_t nbytes, const CallSite& site,
+                              std::function<void(c10::DataPtr)> task) override {
     at::Tensor memory;
     if (rank_ == 0) memory = at::empty({nbytes}, at::TensorOptions().dtype(at::kByte));
     run("common memory", memory, memory, site, [&] { memory = world_->slot(0).output; });
@@ -199,8 +196,8 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
  private:
   /// Publishes this rank's tensors, waits for all, calls `read`, and waits until all have read.
   template <typename Read>
-  std::unique_ptr<Work> run(const char* op, const at::Tensor& output, const at::Tensor& input,
-                            const CallSite& site, const Read& read) {
+  WorkPtr run(const char* op, const at::Tensor& output, const at::Tensor& input, const CallSite& site,
+              const Read& read) {
     std::string description = util::concat(op, " of ", site.unit);
     world_->slot(rank_) = {output, input, description};
     world_->arrive_and_wait();

@@ -1,5 +1,3 @@
-#include "tools/plan/advice.h"
-
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -8,6 +6,7 @@
 #include "setup/config/checks.h"
 #include "setup/config/global_batch.h"
 #include "shard/units/root_unit.h"
+#include "tools/plan/plan.h"
 
 namespace fsdp::plan {
 namespace {
@@ -90,13 +89,13 @@ class Adviser {
       return meshed;
     }
   };
-  struct Choice {
+  struct MeshChoice {
     Run run;
     Advice advice;
   };
 
   Advice needed(const std::string& change) const {
-    const std::vector<shard::UnitSizes> units = planned_units(run_.config, run_.mesh);
+    const Units units = planned_units(run_.config, run_.mesh);
     const RecordedPass pass = record_pass(run_.config);
     const int64_t peak = device_peak(run_.config, units, pass);
     const double seconds = plan_time(run_.config, units, speed_, pass).step();
@@ -163,7 +162,7 @@ class Adviser {
 
   /// Divides the existing ranks into groups that share sequences or layers.
   bool shared_sequences_or_layers() {
-    const std::optional<Choice> choice = smallest_groups(run_.mesh);
+    const std::optional<MeshChoice> choice = smallest_groups(run_.mesh);
     if (!choice) return false;
     run_ = choice->run;
     advice_.push_back(choice->advice);
@@ -175,7 +174,7 @@ class Adviser {
     const Run before = run_;
     comm::MeshShape most = run_.mesh;
     while (most.world_size() <= kMostRanks / 2) most.data *= 2;
-    if (const std::optional<Choice> choice = smallest_groups(most)) {
+    if (const std::optional<MeshChoice> choice = smallest_groups(most)) {
       run_ = choice->run;
       run_.mesh.data = before.mesh.data;
       const RecordedPass pass = record_pass(run_.config);
@@ -192,9 +191,9 @@ class Adviser {
 
   /// The fastest run that fits among those with the smallest groups: ranks of mesh.data moved to mesh.context
   /// and mesh.model.
-  std::optional<Choice> smallest_groups(const comm::MeshShape& mesh) {
+  std::optional<MeshChoice> smallest_groups(const comm::MeshShape& mesh) {
     const Run before = run_;
-    std::optional<Choice> best;
+    std::optional<MeshChoice> best;
     for (int ranks = 2; ranks <= std::min(mesh.data, kLargestGroup) && !best; ++ranks) {
       if (mesh.data % ranks != 0) continue;
       for (int context = 1; context <= ranks; ++context) {

@@ -12,19 +12,20 @@ CommunicationStreams::Job CommunicationStreams::issue(size_t stream, size_t link
 
 bool CommunicationStreams::is_done(Job job) const {
   return std::ranges::none_of(streams_, [job](const auto& stream) {
-    return std::ranges::any_of(stream.second, [job](const Pending& pending) { return pending.job == job; });
+    return std::ranges::any_of(stream.second,
+                               [job](const StreamedJob& pending) { return pending.job == job; });
   });
 }
 
 double CommunicationStreams::pass(double seconds) {
-  std::vector<std::deque<Pending>*> running;
+  std::vector<std::deque<StreamedJob>*> running;
   std::map<size_t, double> users;  // by link
   for (auto& [number, stream] : streams_) {
     if (stream.empty() || !is_done(stream.front().after)) continue;
     running.push_back(&stream);
     ++users[stream.front().link];
   }
-  const auto seconds_left = [&users](const std::deque<Pending>* stream) {
+  const auto seconds_left = [&users](const std::deque<StreamedJob>* stream) {
     return stream->front().left * users.at(stream->front().link);
   };
   for (const auto* stream : running) seconds = std::min(seconds, seconds_left(stream));

@@ -23,13 +23,13 @@ class CommunicationStreams {
   double pass(double seconds);
 
  private:
-  struct Pending {
+  struct StreamedJob {
     Job job, after;
     size_t link;
     double left;  ///< seconds alone on the link
   };
 
-  std::map<size_t, std::deque<Pending>> streams_;
+  std::map<size_t, std::deque<StreamedJob>> streams_;
   Job issued_ = 0;
 };
 

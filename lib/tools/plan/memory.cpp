@@ -97,7 +97,7 @@ int64_t matrix_temporaries(const optim::OptimizerOptions& options, const UnitSiz
 }
 
 /// Temporaries of clipping and of the optimizer, for its largest unit.
-int64_t update_temporaries(const config::Config& config, const std::vector<UnitSizes>& units) {
+int64_t update_temporaries(const config::Config& config, const Units& units) {
   int64_t largest = 0, largest_low = 0, matrices = 0, directions = 0, at_once = 0, piece = 0;
   for (const UnitSizes& unit : units) {
     if (!unit.has_trainable_parameters) continue;
@@ -124,8 +124,8 @@ int64_t update_temporaries(const config::Config& config, const std::vector<UnitS
 bool is_offloaded(const UnitSizes& unit) { return unit.options.storage.cpu_offload; }
 
 /// Those whose shards and optimizer state are where the rank computes.
-std::vector<UnitSizes> on_device(const std::vector<UnitSizes>& units) {
-  std::vector<UnitSizes> found;
+Units on_device(const Units& units) {
+  Units found;
   std::ranges::remove_copy_if(units, std::back_inserter(found), is_offloaded);
   return found;
 }
@@ -142,8 +142,8 @@ struct StepPeak {
   int64_t sum() const { return arena.length + common + beside; }
 };
 
-StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& units,
-                   const RecordedPass& pass, const UnitMemory::Options& options) {
+StepPeak step_peak(const config::Config& config, const Units& units, const RecordedPass& pass,
+                   const UnitMemoryOptions& options) {
   const int64_t micro_batches = config.training.gradient_accumulation_steps;
   MemoryTape tape;
   UnitMemory memory(config, units, tape, options);
@@ -169,8 +169,8 @@ StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& u
 
 /// The bound for any network. The arena keeps its largest length, so the peak of the rest may be of another
 /// timing.
-StepPeak step_peak_at_any_timing(const config::Config& config, const std::vector<UnitSizes>& units,
-                                 const RecordedPass& pass, UnitMemory::Options options) {
+StepPeak step_peak_at_any_timing(const config::Config& config, const Units& units, const RecordedPass& pass,
+                                 UnitMemoryOptions options) {
   StepPeak most;
   options.on_device = pass.on_device();
   if (updates_in_backward(config, pass)) {
@@ -199,13 +199,13 @@ StepPeak step_peak_at_any_timing(const config::Config& config, const std::vector
   return most;
 }
 
-int most_shards(const std::vector<UnitSizes>& units) {
+int most_shards(const Units& units) {
   int most = 1;
   for (const UnitSizes& unit : units) most = std::max(most, unit.groups.shards);
   return most;
 }
 
-bool shares_memory(const config::Config& config, const std::vector<UnitSizes>& units) {
+bool shares_memory(const config::Config& config, const Units& units) {
   return comm::row_of(config.comm.backend).traits.shares_memory && most_shards(units) > 1;
 }
 
@@ -213,7 +213,7 @@ bool shares_memory(const config::Config& config, const std::vector<UnitSizes>& u
 /// blocks for it. Through shared memory a rank reads its part of the other ranks' gradients in place; their
 /// pages count as resident here too. With several hosts it is less, because a rank reads only from its own
 /// host.
-int64_t resident_bytes(const config::Config& config, const std::vector<UnitSizes>& units, int64_t beside) {
+int64_t resident_bytes(const config::Config& config, const Units& units, int64_t beside) {
   const bool common = shares_memory(config, units);
   const StepPeak peak =
       step_peak_at_any_timing(config, units, record_pass(config, PassDevice::kCpu), {.common = common});
@@ -227,7 +227,7 @@ int64_t resident_bytes(const config::Config& config, const std::vector<UnitSizes
 
 }  // namespace
 
-shard::StepFormula step_formula(const config::Config& config, const std::vector<UnitSizes>& units) {
+shard::StepFormula step_formula(const config::Config& config, const Units& units) {
   const config::TrainingOptions& training = config.training;
   return shard::step_formula(units, config::shard_options(config),
                              {.micro_batches = training.gradient_accumulation_steps,
@@ -235,7 +235,7 @@ shard::StepFormula step_formula(const config::Config& config, const std::vector<
                               .on_device = is_for_gpu(config)});
 }
 
-int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const std::vector<UnitSizes>& units) {
+int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const Units& units) {
   int64_t bytes = 0;
   for (const optim::StateKind& kind : optim::state_kinds(options)) {
     for (const UnitSizes& unit : units) {
@@ -253,8 +253,7 @@ int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const std:
   return bytes;
 }
 
-shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
-                                 const std::vector<UnitSizes>& units) {
+shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options, const Units& units) {
   shard::Traffic traffic;
   for (const UnitSizes& unit : units) {
     if (unit.groups.parts() > 1 || unit.groups.replicas > 1 || unit.model_ranks > 1) {
@@ -352,8 +351,7 @@ shard::Traffic layer_traffic(const config::Config& config, const comm::MeshShape
           .all_reduce_bytes = times * micro_batch.all_reduce.bytes};
 }
 
-int64_t device_peak(const config::Config& config, const std::vector<UnitSizes>& units,
-                    const RecordedPass& pass) {
+int64_t device_peak(const config::Config& config, const Units& units, const RecordedPass& pass) {
   int64_t shards = 0, largest_sent = 0, largest_moved = 0;
   for (const UnitSizes& unit : units) {
     shards += unit.slice_shard_bytes();
@@ -370,8 +368,7 @@ int64_t device_peak(const config::Config& config, const std::vector<UnitSizes>& 
          kShardsOnTheDevice * largest_sent + largest_moved;
 }
 
-MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes>& units,
-                       const RecordedPass& pass) {
+MemoryPlan plan_memory(const config::Config& config, const Units& units, const RecordedPass& pass) {
   const shard::StepFormula step = step_formula(config, units);
   MemoryPlan plan;
   plan.shards = step.shard_bytes;
@@ -394,8 +391,7 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
   return plan;
 }
 
-BufferShapes buffer_shapes(const config::Config& config, const std::vector<UnitSizes>& units, bool common,
-                           PassDevice device) {
+BufferShapes buffer_shapes(const config::Config& config, const Units& units, bool common, PassDevice device) {
   const StepPeak peak =
       step_peak_at_any_timing(config, units, record_pass(config, device), {.common = common});
   return {.own = peak.arena, .common = peak.common};

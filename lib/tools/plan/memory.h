@@ -50,14 +50,12 @@ struct MemoryPlan {
 };
 
 /// The formula of a step with the config's options.
-shard::StepFormula step_formula(const config::Config& config, const std::vector<shard::UnitSizes>& units);
+shard::StepFormula step_formula(const config::Config& config, const Units& units);
 
 /// `units` must be those of the config's model, `pass` its record_pass().
-MemoryPlan plan_memory(const config::Config& config, const std::vector<shard::UnitSizes>& units,
-                       const RecordedPass& pass);
+MemoryPlan plan_memory(const config::Config& config, const Units& units, const RecordedPass& pass);
 /// MemoryPlan::device_peak alone.
-int64_t device_peak(const config::Config& config, const std::vector<shard::UnitSizes>& units,
-                    const RecordedPass& pass);
+int64_t device_peak(const config::Config& config, const Units& units, const RecordedPass& pass);
 
 /// The memory for buffers of units that suffices for every step at any speed of the network.
 struct BufferShapes {
@@ -65,17 +63,14 @@ struct BufferShapes {
   int64_t common = 0;      ///< bytes that the ranks share (comm::CommonMemory)
 };
 /// `common`: whether the ranks share memory; `device`: the device of the run.
-BufferShapes buffer_shapes(const config::Config& config, const std::vector<shard::UnitSizes>& units,
-                           bool common, PassDevice device);
+BufferShapes buffer_shapes(const config::Config& config, const Units& units, bool common, PassDevice device);
 
 /// Optimizer state of this rank, if all parameters are trainable.
-int64_t optimizer_state_bytes(const optim::OptimizerOptions& options,
-                              const std::vector<shard::UnitSizes>& units);
+int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const Units& units);
 
 /// The traffic of the update: whole matrices (shard/state/matrix_exchange.h) and sums over tensors
 /// (state/optim/tensor_optimizer.h).
-shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
-                                 const std::vector<shard::UnitSizes>& units);
+shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options, const Units& units);
 
 /// The traffic of attention over mesh.context in a step (model/parallel/context_attention.h).
 shard::Traffic attention_traffic(const config::Config& config, const comm::MeshShape& mesh);

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <ATen/ops/empty.h>
+
 #include <cstdint>
 #include <functional>
 
+#include "base/util/error.h"
 #include "comm/api/forwarding_communicator.h"
 
 namespace fsdp::plan {
@@ -20,14 +23,32 @@ class MetaGroup final : public comm::UniformCommunicator {
   int rank() const override { return 0; }
   int world_size() const override { return world_size_; }
   std::string backend_name() const override { return "meta"; }
-  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
-  std::shared_ptr<comm::Communicator> new_group(const std::string& name,
-                                                const std::vector<int>& ranks) override;
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
+    return at::empty({numel}, at::TensorOptions().dtype(dtype).device(at::kMeta));
+  }
+  std::shared_ptr<comm::Communicator> new_group(const std::string& name, const std::vector<int>&) override {
+    util::fail(util::ErrorKind::kUnexpected, "no group ", name, " of meta tensors");
+  }
 
  protected:
-  std::unique_ptr<comm::Work> collective(const comm::Collective& call, const comm::CallSite& site) override;
+  comm::WorkPtr collective(const comm::Collective& call, const comm::CallSite&) override {
+    const auto payload = static_cast<int64_t>(call.payload().nbytes());
+    const int64_t times = call.kind == comm::Collective::Kind::kShift ? 1 : world_size_ - 1;
+    return std::make_unique<MetaWork>(events_.waits, events_.sends(payload * times));
+  }
 
  private:
+  class MetaWork final : public comm::Work {
+   public:
+    MetaWork(std::function<void(int64_t)> waits, int64_t number)
+        : waits_(std::move(waits)), number_(number) {}
+    void wait() override { waits_(number_); }
+
+   private:
+    std::function<void(int64_t)> waits_;
+    int64_t number_;
+  };
+
   int world_size_;
   Events events_;
 };

@@ -38,7 +38,7 @@ class MetaAllocator final : public c10::Allocator {
     if (!of_thread) return {nullptr, nullptr, &release, device};
     void* address = of_thread->address(bytes);
     if (!of_thread->notifies || bytes == 0) return {address, nullptr, &release, device};
-    auto* block = new Block{of_thread, of_thread->listener.takes(static_cast<int64_t>(bytes))};
+    auto* block = new MetaBlock{of_thread, of_thread->listener.takes(static_cast<int64_t>(bytes))};
     return {address, block, &release, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -47,12 +47,12 @@ class MetaAllocator final : public c10::Allocator {
   static thread_local std::shared_ptr<MetaMemory::State> of_thread;
 
  private:
-  struct Block {
+  struct MetaBlock {
     std::shared_ptr<MetaMemory::State> state;
     size_t number;
   };
   static void release(void* context) {
-    const std::unique_ptr<Block> block(static_cast<Block*>(context));
+    const std::unique_ptr<MetaBlock> block(static_cast<MetaBlock*>(context));
     if (block && block->state->lives) block->state->listener.gives(block->number);
   }
 };

@@ -15,7 +15,6 @@
 #include "setup/config/global_batch.h"
 #include "shard/engine/wrap_policy.h"
 #include "shard/units/root_unit.h"
-#include "tools/plan/advice.h"
 #include "tools/plan/meta_group.h"
 
 namespace fsdp::plan {
@@ -59,8 +58,7 @@ MachineSpeed PlanOptions::speed() const {
           .node_bytes_per_second = node_bandwidth_gbps * 1e9 / 8};
 }
 
-int64_t largest_micro_batch(config::Config config, const std::vector<shard::UnitSizes>& units,
-                            int64_t limit) {
+int64_t largest_micro_batch(config::Config config, const Units& units, int64_t limit) {
   auto fits = [&](int64_t rows) {
     config.data.micro_batch_size = rows;
     return device_peak(config, units, record_pass(config)) <= limit;
@@ -91,7 +89,7 @@ std::string kept_frozen_units(const Plan& plan, const RecordedPass& pass) {
   config::Config config = plan.config;
   if (!config.lora.is_on() || !shard::reshards(config.fsdp.strategy)) return {};
   config.fsdp.keep_after_forward = {"*"};
-  const std::vector<shard::UnitSizes> units = planned_units(config, plan.mesh);
+  const Units units = planned_units(config, plan.mesh);
   const int64_t bytes = step_formula(config, units).traffic.all_gather_bytes;
   const int64_t before = plan.step.traffic.all_gather_bytes;
   const int64_t peak = device_peak(config, units, pass);
@@ -131,14 +129,14 @@ int planned_world_size(const config::Config& config, const PlanOptions& options)
   return static_cast<int>(product);
 }
 
-std::vector<shard::UnitSizes> planned_units(const config::Config& config, const comm::MeshShape& mesh) {
+Units planned_units(const config::Config& config, const comm::MeshShape& mesh) {
   const auto stages = nn::make_decoder(config.model, at::kMeta);
   if (config.lora.is_on()) nn::add_lora(*stages, config.lora);
   const auto parts =
       nn::parallelize_decoder(*stages, config.model, {.sequence_parallel = config.mesh.sequence_parallel},
                               std::make_shared<MetaGroup>(mesh.model, MetaGroup::Events{}));
   const nn::ModelOutline model = shard::make_model_tree(*stages, parts).outline;
-  std::vector<shard::UnitSizes> units = unit_sizes(model, config::shard_options(config), mesh);
+  Units units = unit_sizes(model, config::shard_options(config), mesh);
   // The first node with a trainable parameter: nodes before it require no gradient.
   size_t first_trained = model.nodes.size();
   for (const nn::OutlineParameter& parameter : model.parameters) {

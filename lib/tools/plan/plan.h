@@ -49,7 +49,7 @@ struct Plan {
   PlanOptions machines;  ///< world_size resolved
   comm::MeshShape mesh;
   int64_t parameters = 0;
-  std::vector<shard::UnitSizes> units;
+  Units units;
   shard::StepFormula step;
   shard::Traffic optimizer_traffic;  ///< traffic of the update (muon, lamb, adafactor), not in `step`
   shard::Traffic attention_traffic;  ///< traffic of attention over mesh.context, not in `step`
@@ -83,10 +83,14 @@ int planned_world_size(const config::Config& config, const PlanOptions& options)
 /// Throws Error(kUsage) for a mesh that does not match the world size and for impossible numbers.
 Plan make_plan(const config::Config& config, const PlanOptions& options);
 
+/// Changes of the plan's config, the cheapest first, until the run fits or nothing is left to change. `given`
+/// is the config before batches were resolved.
+std::vector<Advice> advise(const Plan& plan, const config::Config& given);
+
 /// The units of the config's model on such a mesh, as the engine has them from its second step on.
-std::vector<shard::UnitSizes> planned_units(const config::Config& config, const comm::MeshShape& mesh);
+Units planned_units(const config::Config& config, const comm::MeshShape& mesh);
 
 /// The largest data.micro_batch_size with which the config fits into `limit` bytes; 0: none.
-int64_t largest_micro_batch(config::Config config, const std::vector<shard::UnitSizes>& units, int64_t limit);
+int64_t largest_micro_batch(config::Config config, const Units& units, int64_t limit);
 
 }  // namespace fsdp::plan

@@ -25,9 +25,9 @@ struct Item {
   double flops = 0;
 };
 
-class Chooser {
+class RecomputationChooser {
  public:
-  Chooser(const config::Config& config, PassDevice device) : config_(config), device_(device) {
+  RecomputationChooser(const config::Config& config, PassDevice device) : config_(config), device_(device) {
     const nn::CheckpointingOptions& options = config.activation_checkpointing;
     const auto model = nn::make_decoder(config.model, at::kMeta);
     nn::check_recomputed_types(*model, options.stage_types);
@@ -173,7 +173,7 @@ std::string Recomputation::text() const {
 }
 
 Recomputation choose_recomputation(const config::Config& config, PassDevice device) {
-  return Chooser(config, device).choose();
+  return RecomputationChooser(config, device).choose();
 }
 
 }  // namespace fsdp::plan

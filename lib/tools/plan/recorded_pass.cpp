@@ -38,7 +38,7 @@
 namespace fsdp::plan {
 namespace {
 
-using Kind = RecordedPass::Event::Kind;
+using Kind = PassEvent::Kind;
 
 /// Collects the events of a pass on the calling thread while it lives.
 class Recorder {
@@ -119,7 +119,7 @@ class Recorder {
     return nullptr;
   }
 
-  std::vector<RecordedPass::Event> events_;
+  std::vector<PassEvent> events_;
   std::vector<kernels::MetaProduct> shapes_;
   std::map<std::tuple<int64_t, int64_t, int64_t, kernels::MetaProduct::Kind>, int64_t> numbers_of_shapes_;
   int64_t sends_ = 0;
@@ -178,38 +178,37 @@ std::set<std::string> unit_paths(nn::Stage& model, const config::Config& config,
 /// (shard/engine/gradient_buffer.h), whose memory counts as the unit's.
 class UnitGradient final : public kernels::GradientSink {
  public:
-  struct Options {
+  struct Buffer {
     at::ScalarType type = at::kFloat;  ///< type of the buffer
     bool in_one_piece = true;
     bool holds = false;  ///< whether it has a gradient of an earlier micro-batch
     bool on_cpu = true;
     bool apart = false;  ///< whether further gradients of a parameter are kept apart from its first
   };
-  UnitGradient(const at::Tensor& parameter, const Options& options)
-      : options_(options), holds_(options.holds) {
+  UnitGradient(const at::Tensor& parameter, const Buffer& buffer) : buffer_(buffer), holds_(buffer.holds) {
     const MetaMemory::Muted muted;
-    memory_ = at::empty(parameter.sizes(), parameter.options().dtype(options.type).requires_grad(false));
+    memory_ = at::empty(parameter.sizes(), parameter.options().dtype(buffer.type).requires_grad(false));
   }
 
   void operator()(const at::Tensor& parameter) override {
     const at::Tensor& gradient = parameter.grad();
     if (!gradient.defined()) return;
     // On the CPU, a sum of two types needs a converted copy.
-    if (holds_ && !options_.apart && options_.on_cpu && gradient.scalar_type() != options_.type)
-      gradient.to(options_.type);
+    if (holds_ && !buffer_.apart && buffer_.on_cpu && gradient.scalar_type() != buffer_.type)
+      gradient.to(buffer_.type);
     holds_ = true;
     at::Tensor(parameter).mutable_grad() = at::Tensor();
   }
 
   std::optional<Place> place(at::ScalarType type) const override {
-    if (!options_.in_one_piece || type != options_.type) return std::nullopt;
-    return Place{memory_, holds_ && !options_.apart};
+    if (!buffer_.in_one_piece || type != buffer_.type) return std::nullopt;
+    return Place{memory_, holds_ && !buffer_.apart};
   }
 
  private:
   void note_taken() override { holds_ = true; }
 
-  Options options_;
+  Buffer buffer_;
   bool holds_;
   at::Tensor memory_;
 };
@@ -237,7 +236,7 @@ bool sums_by_sample(const config::Config& config) {
 }
 
 void keep_gradients_in_units(nn::Stage& model, const config::Config& config, bool on_cpu) {
-  const UnitGradient::Options options{
+  const UnitGradient::Buffer options{
       .type = util::scalar_type(config.mixed_precision.reduce_dtype),
       .in_one_piece = config.fsdp.layout == shard::Layout::kFlat,
       .holds = config.training.no_sync && config.training.gradient_accumulation_steps > 1,
@@ -347,46 +346,25 @@ double flops_of_row(const nn::ModelOptions& model, const nn::LoraOptions& lora, 
 void RecordedPass::play(MemoryTape& tape, const StageEvents& events) const {
   for (const auto& [kind, flops, value] : parts_.events) {
     const auto number = static_cast<size_t>(value);
-    switch (kind) {
-      case Kind::kTake:
-        tape.take(value);
-        events.takes(value);
-        break;
-      case Kind::kGive:
-        tape.give(value);
-        break;
-      case Kind::kMultiply:
-      case Kind::kMultiplyInFloat8:
-        events.computes({.flops = flops,
-                         .flops_in_float8 = kind == Kind::kMultiplyInFloat8 ? flops : 0,
-                         .shape = parts_.shapes[number]});
-        break;
-      case Kind::kSend:
-        events.sends(value, static_cast<int64_t>(flops));
-        break;
-      case Kind::kWaitForSend:
-        events.waits(value);
-        break;
-      case Kind::kForwardBegins:
-        events.forward_begins(parts_.paths[number]);
-        break;
-      case Kind::kForwardEnds:
-        events.forward_ends(parts_.paths[number]);
-        break;
-      case Kind::kBackwardBegins:
-        events.backward_begins(parts_.paths[number]);
-        break;
-      case Kind::kBackwardEnds:
-        events.backward_ends(parts_.paths[number]);
-        break;
-      case Kind::kTurn:
-        break;
+    if (kind == Kind::kTake) {
+      tape.take(value);
+      events.takes(value);
     }
+    if (kind == Kind::kGive) tape.give(value);
+    if (kind == Kind::kMultiply || kind == Kind::kMultiplyInFloat8) {
+      const double in_float8 = kind == Kind::kMultiplyInFloat8 ? flops : 0;
+      events.computes({.flops = flops, .flops_in_float8 = in_float8, .shape = parts_.shapes[number]});
+    }
+    if (kind == Kind::kSend) events.sends(value, static_cast<int64_t>(flops));
+    if (kind == Kind::kWaitForSend) events.waits(value);
+    if (kind == Kind::kForwardBegins) events.forward_begins(parts_.paths[number]);
+    if (kind == Kind::kForwardEnds) events.forward_ends(parts_.paths[number]);
+    if (kind == Kind::kBackwardBegins) events.backward_begins(parts_.paths[number]);
+    if (kind == Kind::kBackwardEnds) events.backward_ends(parts_.paths[number]);
   }
 }
 
-StageEvents run_schedule(shard::Schedule& schedule, const std::vector<shard::UnitSizes>& units,
-                         std::function<void()> before_end) {
+StageEvents run_schedule(shard::Schedule& schedule, const Units& units, std::function<void()> before_end) {
   auto by_path = std::make_shared<std::map<std::string, size_t>>();
   (*by_path)[""] = 0;
   for (size_t i = 0; i < units.size(); ++i) {
@@ -417,7 +395,7 @@ StageEvents run_schedule(shard::Schedule& schedule, const std::vector<shard::Uni
 
 int64_t RecordedPass::saved_bytes() const {
   int64_t live = 0;
-  for (const Event& event : parts_.events) {
+  for (const PassEvent& event : parts_.events) {
     if (event.kind == Kind::kTurn) break;
     if (event.kind == Kind::kTake) live += event.value;
     if (event.kind == Kind::kGive) live -= event.value;
@@ -452,8 +430,8 @@ std::vector<RecordedPass::StageShare> RecordedPass::shares(const std::vector<std
 
 double RecordedPass::flops() const {
   double flops = 0;
-  for (const Event& event : parts_.events) {
-    if (event.kind == Event::Kind::kMultiply || event.kind == Event::Kind::kMultiplyInFloat8)
+  for (const PassEvent& event : parts_.events) {
+    if (event.kind == PassEvent::Kind::kMultiply || event.kind == PassEvent::Kind::kMultiplyInFloat8)
       flops += event.flops;
   }
   return flops;

@@ -23,6 +23,9 @@
 
 namespace fsdp::plan {
 
+/// The units of a model.
+using Units = std::vector<shard::UnitSizes>;
+
 /// Adds up the tensor memory that a step allocates and frees.
 class MemoryTape {
  public:
@@ -67,34 +70,35 @@ struct StageEvents {
   std::function<void(int64_t number)> waits = [](int64_t) {};
 };
 
+struct PassEvent {
+  enum class Kind : uint8_t {
+    kTake,
+    kGive,
+    kMultiply,
+    kMultiplyInFloat8,
+    kSend,  ///< begin of a collective; `flops` are the bytes that the rank receives
+    kWaitForSend,
+    kForwardBegins,
+    kForwardEnds,
+    kTurn,  ///< turn from forward to backward
+    kBackwardBegins,
+    kBackwardEnds,
+  };
+  Kind kind;
+  double flops = 0;
+  int64_t value = 0;  ///< bytes, or the number of a path, a collective or the shape of a product
+};
+
 class RecordedPass {
  public:
-  struct Event {
-    enum class Kind : uint8_t {
-      kTake,
-      kGive,
-      kMultiply,
-      kMultiplyInFloat8,
-      kSend,  ///< begin of a collective; `flops` are the bytes that the rank receives
-      kWaitForSend,
-      kForwardBegins,
-      kForwardEnds,
-      kTurn,  ///< turn from forward to backward
-      kBackwardBegins,
-      kBackwardEnds,
-    };
-    Kind kind;
-    double flops = 0;
-    int64_t value = 0;  ///< bytes, or the number of a path, a collective or the shape of a product
-  };
-  struct Parts {
-    std::vector<Event> events;
+  struct Recording {
+    std::vector<PassEvent> events;
     std::vector<std::string> paths;
     int64_t kept_bytes = 0;
     bool on_device = false;
     std::vector<kernels::MetaProduct> shapes = {};  ///< shapes of products, each once
   };
-  explicit RecordedPass(Parts parts) : parts_(std::move(parts)) {}
+  explicit RecordedPass(Recording parts) : parts_(std::move(parts)) {}
 
   /// Repeats the events of the pass. Leaves the tape's live bytes as they were.
   void play(MemoryTape& tape, const StageEvents& events = {}) const;
@@ -116,12 +120,12 @@ class RecordedPass {
   double flops() const;
 
  private:
-  Parts parts_;
+  Recording parts_;
 };
 
 /// The events that run the schedule of the units along with a pass; `before_end` is called when a unit has
 /// computed. The arguments must outlive the result.
-StageEvents run_schedule(shard::Schedule& schedule, const std::vector<shard::UnitSizes>& units,
+StageEvents run_schedule(shard::Schedule& schedule, const Units& units,
                          std::function<void()> before_end = nullptr);
 
 /// The device for which the pass is recorded: training.device, or a CPU regardless.

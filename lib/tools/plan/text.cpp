@@ -41,14 +41,14 @@ int64_t payload(const shard::Traffic& traffic) {
 /// The traffic of `count` units, one in `stride`, as the difference that they make: all units decide which
 /// unit stays gathered at the end of forward.
 shard::Traffic traffic_of(const Plan& plan, size_t begin, size_t stride, size_t count) {
-  std::vector<UnitSizes> without = plan.units;
+  Units without = plan.units;
   // Without groups, units communicate nothing.
   for (size_t i = 0; i < count; ++i) without[begin + i * stride].groups = {};
   return plan.step.traffic - step_formula(plan.config, without).traffic;
 }
 
 /// How many times the `period` units from `begin` on repeat, at least once.
-size_t repetitions(const std::vector<UnitSizes>& units, size_t begin, size_t period) {
+size_t repetitions(const Units& units, size_t begin, size_t period) {
   size_t end = begin + period;
   while (end < units.size() && alike(units[end], units[end - period])) ++end;
   return (end - begin) / period;
@@ -56,7 +56,7 @@ size_t repetitions(const std::vector<UnitSizes>& units, size_t begin, size_t per
 
 std::vector<UnitGroup> groups_of(const Plan& plan) {
   constexpr size_t kMostAlternating = 4;
-  const std::vector<UnitSizes>& units = plan.units;
+  const Units& units = plan.units;
   std::vector<UnitGroup> groups;
   for (size_t begin = 0; begin < units.size();) {
     size_t period = 1, times = repetitions(units, begin, 1);

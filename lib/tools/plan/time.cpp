@@ -18,8 +18,7 @@ constexpr size_t kLayers = shard::kNoQueue;
 
 }  // namespace
 
-StepClock::StepClock(const std::vector<UnitSizes>& units, const MachineSpeed& speed,
-                     bool reduce_scatter_group)
+StepClock::StepClock(const Units& units, const MachineSpeed& speed, bool reduce_scatter_group)
     : units_(units), speed_(speed), reduce_scatter_group_(reduce_scatter_group), jobs_(units.size()) {}
 
 void StepClock::read(const shard::Command& command) {
@@ -74,8 +73,8 @@ double StepClock::seconds_of(const UnitSizes& unit, const shard::UnitCollective&
   return received / speed_.replica_bytes_per_second;
 }
 
-TimePlan plan_time(const config::Config& config, const std::vector<UnitSizes>& units,
-                   const MachineSpeed& speed, const RecordedPass& pass) {
+TimePlan plan_time(const config::Config& config, const Units& units, const MachineSpeed& speed,
+                   const RecordedPass& pass) {
   StepClock clock(units, speed, config.fsdp.reduce_scatter_group);
   shard::Schedule schedule(config::shard_options(config), shard::scheduled_units(units), clock,
                            /*host_runs_ahead=*/pass.on_device());

@@ -58,8 +58,7 @@ struct MachineSpeed {
 class StepClock final : public shard::CommandReader {
  public:
   /// The first two arguments must outlive the clock.
-  StepClock(const std::vector<shard::UnitSizes>& units, const MachineSpeed& speed,
-            bool reduce_scatter_group = false);
+  StepClock(const Units& units, const MachineSpeed& speed, bool reduce_scatter_group = false);
 
   void read(const shard::Command& command) override;
   void compute(double seconds);
@@ -78,7 +77,7 @@ class StepClock final : public shard::CommandReader {
   double seconds_of(const shard::UnitSizes& unit, const shard::UnitCollective& collective) const;
 
   Job put_on(size_t stream, size_t link, double seconds, Job after = 0);
-  const std::vector<shard::UnitSizes>& units_;
+  const Units& units_;
   const MachineSpeed& speed_;
   const bool reduce_scatter_group_;
   std::vector<UnitJobs> jobs_;  ///< indexed by unit
@@ -98,7 +97,7 @@ struct TimePlan {
 };
 
 /// `pass` must be the config's.
-TimePlan plan_time(const config::Config& config, const std::vector<shard::UnitSizes>& units,
-                   const MachineSpeed& speed, const RecordedPass& pass);
+TimePlan plan_time(const config::Config& config, const Units& units, const MachineSpeed& speed,
+                   const RecordedPass& pass);
 
 }  // namespace fsdp::plan

@@ -9,24 +9,24 @@ namespace fsdp::plan {
 using shard::UnitSizes;
 using Sort = util::Arena::Sort;
 
-PoolMemory::Place PoolMemory::take(int64_t bytes, Sort sort) {
+util::Arena::Place PoolMemory::take(int64_t bytes, Sort sort) {
   if (places_.live() == 0 && places_.longer()) {
     tape_.give(places_.length());
     places_.grow();
     tape_.take(places_.length());
   }
-  const Place place = places_.take(bytes, sort);
+  const util::Arena::Place place = places_.take(bytes, sort);
   if (place.is_outside) tape_.take(bytes);
   return place;
 }
 
-void PoolMemory::give_back(const Place& place) {
+void PoolMemory::give_back(const util::Arena::Place& place) {
   if (place.is_outside) tape_.give(place.bytes);
   places_.give_back(place);
 }
 
-UnitMemory::UnitMemory(const config::Config& config, const std::vector<UnitSizes>& units, MemoryTape& tape,
-                       const Options& options)
+UnitMemory::UnitMemory(const config::Config& config, const Units& units, MemoryTape& tape,
+                       const UnitMemoryOptions& options)
     : reduce_scatter_group_(config.fsdp.reduce_scatter_group),
       rounds_(config.training.gradient_accumulation_steps),
       sizes_(units),
@@ -47,14 +47,14 @@ StageEvents UnitMemory::events(bool sync, bool is_last) {
 }
 
 void UnitMemory::read(const shard::Command& command) {
-  Unit& unit = units_[command.unit];
+  HeldUnit& unit = units_[command.unit];
   follow(unit, command);
   if (!unit.update.is_due_after(command, *unit.sizes, updates_)) return;
   tape_.touch(options_.update_temporaries[command.unit]);
   if (std::exchange(unit.has_shard_gradient, false)) tape_.give(counted_gradient_bytes(unit));
 }
 
-void UnitMemory::follow(Unit& unit, const shard::Command& command) {
+void UnitMemory::follow(HeldUnit& unit, const shard::Command& command) {
   using Kind = shard::Command::Action;
   switch (command.kind) {
     case Kind::kGatherSlices:  // into memory that is always there
@@ -82,13 +82,13 @@ void UnitMemory::follow(Unit& unit, const shard::Command& command) {
   }
 }
 
-int64_t UnitMemory::counted_gradient_bytes(const Unit& unit) const {
+int64_t UnitMemory::counted_gradient_bytes(const HeldUnit& unit) const {
   if (unit.sizes->options.storage.move_grads_to_cpu && !options_.count_moved) return 0;
   return unit.sizes->shard_gradient_bytes();
 }
 
 void UnitMemory::zero_gradients() {
-  for (Unit& unit : units_) {
+  for (HeldUnit& unit : units_) {
     const bool has_gradient = std::exchange(unit.has_shard_gradient, false);
     if (has_gradient && unit.shard_gradient.use_count() == 0) tape_.give(counted_gradient_bytes(unit));
     unit.shard_gradient.reset();
@@ -99,7 +99,7 @@ void UnitMemory::zero_gradients() {
 
 // ---- one unit, as in shard/engine/unit.cpp
 
-void UnitMemory::gather(Unit& unit) {
+void UnitMemory::gather(HeldUnit& unit) {
   const int64_t parameters = unit.sizes->unsharded_bytes();
   if (parameters == 0) return;
   const int64_t communication = unit.sizes->communication_bytes();
@@ -127,17 +127,17 @@ void UnitMemory::gather(Unit& unit) {
 }
 
 /// The pool for the output of the unit's all-gather.
-PoolMemory& UnitMemory::gather_memory(const Unit& unit) {
+PoolMemory& UnitMemory::gather_memory(const HeldUnit& unit) {
   return options_.common && unit.sizes->is_cut() ? common_ : pool_;
 }
 
-void UnitMemory::reshard(Unit& unit) {
+void UnitMemory::reshard(HeldUnit& unit) {
   if (auto parameters = std::exchange(unit.parameters, std::nullopt)) {
     (unit.sizes->communication_bytes() == 0 ? gather_memory(unit) : pool_).give_back(*parameters);
   }
 }
 
-void UnitMemory::attach_gradients(Unit& unit) {
+void UnitMemory::attach_gradients(HeldUnit& unit) {
   if (unit.sizes->has_parts()) {
     unit.gradients = pool_.take(unit.sizes->gradient_bytes(), Sort::kSecond);
   } else {
@@ -145,7 +145,7 @@ void UnitMemory::attach_gradients(Unit& unit) {
   }
 }
 
-void UnitMemory::reduce(Unit& unit) {
+void UnitMemory::reduce(HeldUnit& unit) {
   if (unit.sizes->options.storage.sums_by_sample) return reduce_by_sample(unit);
   const size_t queue = reduction_queue(unit.sizes->groups, reduce_scatter_group_);
   if (!unit.sizes->has_parts()) {
@@ -163,7 +163,7 @@ void UnitMemory::reduce(Unit& unit) {
 }
 
 /// The result of the reduction becomes the shard's gradient or is added to it.
-void UnitMemory::add_to_shard_gradient(Unit& unit) {
+void UnitMemory::add_to_shard_gradient(HeldUnit& unit) {
   const int64_t result = unit.sizes->result_bytes();
   const int64_t gradient = unit.sizes->shard_gradient_bytes();
   const bool same = result == gradient;
@@ -178,27 +178,28 @@ void UnitMemory::add_to_shard_gradient(Unit& unit) {
 
 // ---- as in shard/engine/unit_samples.cpp
 
-void UnitMemory::reduce_by_sample(Unit& unit) {
+void UnitMemory::reduce_by_sample(HeldUnit& unit) {
   const UnitSizes& sizes = *unit.sizes;
   const int64_t whole = sizes.gradient_bytes(), slots = sizes.slots_of_shards();
   const shard::SampleRound round =
       shard::sample_round({.ranks = sizes.groups.shards, .replicas = sizes.groups.replicas}, unit.round++);
   const auto gives = [this](int64_t bytes) {
-    return Bytes(nullptr, [this, bytes](void*) { tape_.give(bytes); });
+    return HeldBytes(nullptr, [this, bytes](void*) { tape_.give(bytes); });
   };
   const auto takes = [this, gives](int64_t bytes) {
     tape_.take(bytes);
     return gives(bytes);
   };
-  Bytes gradients;
+  HeldBytes gradients;
   if (auto place = std::exchange(unit.gradients, std::nullopt)) {
-    gradients = Bytes(nullptr, [this, place = *place](void*) { pool_.give_back(place); });
+    gradients = HeldBytes(nullptr, [this, place = *place](void*) { pool_.give_back(place); });
   } else {
     gradients = gives(whole);
   }
-  const Bytes of_ties = sizes.most_uses > 1 ? takes((sizes.most_uses - 1) * whole) : nullptr;
-  Bytes input = slots > 1 ? takes(slots * whole) : std::exchange(gradients, nullptr);
-  Bytes of_shards = sizes.is_cut() ? takes(slots * sizes.result_bytes()) : input, result = of_shards, part;
+  const HeldBytes of_ties = sizes.most_uses > 1 ? takes((sizes.most_uses - 1) * whole) : nullptr;
+  HeldBytes input = slots > 1 ? takes(slots * whole) : std::exchange(gradients, nullptr);
+  HeldBytes of_shards = sizes.is_cut() ? takes(slots * sizes.result_bytes()) : input, result = of_shards,
+            part;
   if (sizes.groups.replicas > 1) {
     result = takes(sizes.slot_payload_bytes() * sizes.groups.replicas);
     part = takes(sizes.slot_payload_bytes());
@@ -213,7 +214,7 @@ void UnitMemory::reduce_by_sample(Unit& unit) {
   });
 }
 
-void UnitMemory::add_nodes(Unit& unit, const shard::SampleRound& round, const Bytes& slots) {
+void UnitMemory::add_nodes(HeldUnit& unit, const shard::SampleRound& round, const HeldBytes& slots) {
   for (const shard::SampleNode& node : round.all) {
     unit.sums.push_back({node.level, slots});
     while (unit.sums.size() > 1 && unit.sums[unit.sums.size() - 2].level == unit.sums.back().level) {
@@ -227,12 +228,12 @@ void UnitMemory::add_nodes(Unit& unit, const shard::SampleRound& round, const By
   unit.sums.clear();
 }
 
-UnitMemory::Place UnitMemory::issue(size_t queue, std::function<void()> task) {
+UnitMemory::QueuedTask UnitMemory::issue(size_t queue, std::function<void()> task) {
   Queue& in = queues_[queue];
   in.tasks.push_back(std::move(task));
-  const Place place{queue, in.done + in.tasks.size()};
-  if (options_.timing == CollectiveTiming::kAtOnce) wait(place);
-  return place;
+  const QueuedTask queued{queue, in.done + in.tasks.size()};
+  if (options_.timing == CollectiveTiming::kAtOnce) wait(queued);
+  return queued;
 }
 
 void UnitMemory::progress() {
@@ -240,8 +241,8 @@ void UnitMemory::progress() {
   for (auto& [number, queue] : queues_) wait({number, queue.done + queue.tasks.size()});
 }
 
-void UnitMemory::wait(const Place& place) {
-  for (Queue& in = queues_[place.queue]; in.done < place.number; ++in.done) {
+void UnitMemory::wait(const QueuedTask& task) {
+  for (Queue& in = queues_[task.queue]; in.done < task.number; ++in.done) {
     in.tasks.front()();
     in.tasks.pop_front();
   }

@@ -29,9 +29,8 @@ class PoolMemory {
  public:
   explicit PoolMemory(MemoryTape& tape) : tape_(tape) {}
 
-  using Place = util::Arena::Place;
-  Place take(int64_t bytes, util::Arena::Sort sort);
-  void give_back(const Place& place);
+  util::Arena::Place take(int64_t bytes, util::Arena::Sort sort);
+  void give_back(const util::Arena::Place& place);
   util::Arena::Shape arena() const { return places_.shape(); }
 
  private:
@@ -43,20 +42,20 @@ class PoolMemory {
 /// all that it uses still exists.
 enum class CollectiveTiming { kAtOnce, kBesideCompute, kWhenWaitedFor };
 
+struct UnitMemoryOptions {
+  CollectiveTiming timing = CollectiveTiming::kAtOnce;
+  bool count_moved = true;  ///< whether gradients that move_grads_to_cpu moves to host memory count
+  bool common = false;      ///< whether all-gathers write to memory that the ranks share
+  bool on_device = false;   ///< shard::StepFormulaOptions
+  /// HeldBytes of temporaries of each unit's update, which in the last micro-batch follows its reduction and
+  /// frees its gradient. Empty: units are updated after backward.
+  std::vector<int64_t> update_temporaries = {};
+};
+
 class UnitMemory final : private shard::CommandReader {
  public:
-  struct Options {
-    CollectiveTiming timing = CollectiveTiming::kAtOnce;
-    bool count_moved = true;  ///< whether gradients that move_grads_to_cpu moves to host memory count
-    bool common = false;      ///< whether all-gathers write to memory that the ranks share
-    bool on_device = false;   ///< shard::StepFormulaOptions
-    /// Bytes of temporaries of each unit's update, which in the last micro-batch follows its reduction and
-    /// frees its gradient. Empty: units are updated after backward.
-    std::vector<int64_t> update_temporaries = {};
-  };
-
-  UnitMemory(const config::Config& config, const std::vector<shard::UnitSizes>& units, MemoryTape& tape,
-             const Options& options);
+  UnitMemory(const config::Config& config, const Units& units, MemoryTape& tape,
+             const UnitMemoryOptions& options);
 
   /// Events for playing one micro-batch. `sync`: whether it reduces gradients; `is_last`: whether it is the
   /// last of the step.
@@ -74,53 +73,53 @@ class UnitMemory final : private shard::CommandReader {
     std::deque<std::function<void()>> tasks;
     size_t done = 0;
   };
-  struct Place {
+  struct QueuedTask {
     size_t queue = 0, number = 0;
   };
 
   /// Memory that is given back with the last owner.
-  using Bytes = std::shared_ptr<void>;
+  using HeldBytes = std::shared_ptr<void>;
   struct SampleSum {
     int level = 0;
-    Bytes memory = nullptr;
+    HeldBytes memory = nullptr;
   };
 
   /// The counterpart of shard::Unit.
-  struct Unit {
+  struct HeldUnit {
     const shard::UnitSizes* sizes = nullptr;
     bool has_shard_gradient = false;
-    std::optional<PoolMemory::Place> parameters = {}, communication = {}, gradients = {};
-    Place gathered{}, sent{}, reduced{};  ///< places in the queues to wait for
+    std::optional<util::Arena::Place> parameters = {}, communication = {}, gradients = {};
+    QueuedTask gathered{}, sent{}, reduced{};  ///< places in the queues to wait for
     UnitUpdate update{};
-    int64_t round = 0;               ///< number of the next reduction, with sums_by_sample
-    std::vector<SampleSum> sums{};   ///< sums as in shard::SampleTree, alike for each gradient
-    Bytes shard_gradient = nullptr;  ///< only with sums_by_sample
+    int64_t round = 0;                   ///< number of the next reduction, with sums_by_sample
+    std::vector<SampleSum> sums{};       ///< sums as in shard::SampleTree, alike for each gradient
+    HeldBytes shard_gradient = nullptr;  ///< only with sums_by_sample
   };
 
   void read(const shard::Command& command) override;
-  void follow(Unit& unit, const shard::Command& command);
+  void follow(HeldUnit& unit, const shard::Command& command);
 
-  void gather(Unit& unit);
-  void reshard(Unit& unit);
-  PoolMemory& gather_memory(const Unit& unit);
-  void attach_gradients(Unit& unit);
-  void reduce(Unit& unit);
-  void add_to_shard_gradient(Unit& unit);
-  void reduce_by_sample(Unit& unit);
-  void add_nodes(Unit& unit, const shard::SampleRound& round, const Bytes& slots);
-  int64_t counted_gradient_bytes(const Unit& unit) const;
+  void gather(HeldUnit& unit);
+  void reshard(HeldUnit& unit);
+  PoolMemory& gather_memory(const HeldUnit& unit);
+  void attach_gradients(HeldUnit& unit);
+  void reduce(HeldUnit& unit);
+  void add_to_shard_gradient(HeldUnit& unit);
+  void reduce_by_sample(HeldUnit& unit);
+  void add_nodes(HeldUnit& unit, const shard::SampleRound& round, const HeldBytes& slots);
+  int64_t counted_gradient_bytes(const HeldUnit& unit) const;
 
-  Place issue(size_t queue, std::function<void()> task);
-  void wait(const Place& place);
+  QueuedTask issue(size_t queue, std::function<void()> task);
+  void wait(const QueuedTask& task);
   void progress();
 
   const bool reduce_scatter_group_;
   const int64_t rounds_;  ///< micro-batches in a step
-  const std::vector<shard::UnitSizes>& sizes_;
+  const Units& sizes_;
   MemoryTape& tape_;
-  const Options options_;
+  const UnitMemoryOptions options_;
   PoolMemory pool_, common_;
-  std::vector<Unit> units_;
+  std::vector<HeldUnit> units_;
   shard::Schedule schedule_;
   bool updates_ = false;  ///< whether the current pass updates units
   std::map<size_t, Queue> queues_;

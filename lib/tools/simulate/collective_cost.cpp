@@ -14,7 +14,7 @@ namespace {
 constexpr double kSmallBytes = 32 << 10;
 
 /// The level on which the hosts of a group communicate.
-Level level_of(const Group& group) {
+Level level_of(const RankGroup& group) {
   if (group.hosts() == 1) return Level::kInside;
   return group.is_between_slices ? Level::kSlices : Level::kBetween;
 }

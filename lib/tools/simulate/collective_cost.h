@@ -35,7 +35,7 @@ struct Stage {
 using Cost = std::vector<Stage>;
 
 /// The ranks of a collective.
-struct Group {
+struct RankGroup {
   int ranks = 1;
   int ranks_of_host = 1;  ///< number of the ranks on each host
   bool is_between_slices = false;
@@ -50,7 +50,7 @@ struct CollectiveCall {
   /// This rank's payload, as in comm/events/trace_event.h: its shard; the whole tensor of an all-reduce; the
   /// bytes received in an exchange.
   double bytes = 0;
-  Group group = {};
+  RankGroup group = {};
 };
 
 /// Requires: `backend` is not kAuto.

@@ -15,7 +15,7 @@ constexpr double kLeastSpeed = 1e-6;  ///< lower bound, so that all activities e
 
 }  // namespace
 
-SharedResources::Activity SharedResources::start(double seconds, std::vector<Use> uses, double weight) {
+SharedResources::ActivityNumber SharedResources::start(double seconds, std::vector<Use> uses, double weight) {
   if (!(seconds > 0)) return 0;
   for (const Use& use : uses) FSDP_CHECK(use.resource < resources_ && use.share <= 1 + kRounding, use.share);
   running_[++started_] = {.left = seconds, .uses = std::move(uses), .weight = weight};

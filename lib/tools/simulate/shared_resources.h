@@ -16,7 +16,7 @@ namespace fsdp::simulate {
 class SharedResources {
  public:
   using Resource = size_t;
-  using Activity = size_t;  ///< number of an activity; 0: none, which is done
+  using ActivityNumber = size_t;  ///< number of an activity; 0: none, which is done
 
   struct Use {
     Resource resource = 0;
@@ -27,8 +27,8 @@ class SharedResources {
 
   /// Starts an activity that takes `seconds` alone. `weight`, above 0, is its part of a scarce resource
   /// relative to others.
-  Activity start(double seconds, std::vector<Use> uses, double weight = 1);
-  bool is_done(Activity activity) const { return !running_.contains(activity); }
+  ActivityNumber start(double seconds, std::vector<Use> uses, double weight = 1);
+  bool is_done(ActivityNumber activity) const { return !running_.contains(activity); }
 
   /// Seconds until the first activity ends if no other begins before; infinite if none runs.
   double until_next() const;
@@ -45,7 +45,7 @@ class SharedResources {
   static double level(Resource resource, double left, const std::vector<Running*>& undecided);
   void share_out();
 
-  std::map<Activity, Running> running_;
+  std::map<ActivityNumber, Running> running_;
   size_t resources_ = 0, started_ = 0;
 };
 

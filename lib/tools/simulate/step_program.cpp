@@ -89,8 +89,8 @@ class Kernels {
 
 class ProgramWriter final : private shard::CommandReader {
  public:
-  ProgramWriter(const config::Config& config, const std::vector<shard::UnitSizes>& units,
-                const plan::RecordedPass& pass, const ComputeTable& table)
+  ProgramWriter(const config::Config& config, const plan::Units& units, const plan::RecordedPass& pass,
+                const ComputeTable& table)
       : config_(config),
         units_(units),
         pass_(pass),
@@ -239,7 +239,7 @@ class ProgramWriter final : private shard::CommandReader {
   void add(Operation operation) { operations_.push_back(std::move(operation)); }
 
   const config::Config& config_;
-  const std::vector<shard::UnitSizes>& units_;
+  const plan::Units& units_;
   const plan::RecordedPass& pass_;
   const ComputeTable& table_;
   const bool updates_alone_;
@@ -267,7 +267,7 @@ double update_bytes(const config::Config& config, const shard::UnitSizes& unit) 
   return static_cast<double>(2 * states + 2 * unit.shard_bytes() + unit.shard_gradient_bytes());
 }
 
-StepProgram step_program(const config::Config& config, const std::vector<shard::UnitSizes>& units,
+StepProgram step_program(const config::Config& config, const plan::Units& units,
                          const plan::RecordedPass& pass, const ComputeTable& table) {
   return ProgramWriter(config, units, pass, table).write();
 }

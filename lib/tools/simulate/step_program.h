@@ -50,7 +50,7 @@ struct StepProgram {
 };
 
 /// The program of a step after the first, when the order of units is known. `pass` must be the config's.
-StepProgram step_program(const config::Config& config, const std::vector<shard::UnitSizes>& units,
+StepProgram step_program(const config::Config& config, const plan::Units& units,
                          const plan::RecordedPass& pass, const ComputeTable& table);
 
 /// Bytes that the optimizer reads and writes for a unit: weights and states are read and written, the

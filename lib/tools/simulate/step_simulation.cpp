@@ -16,14 +16,14 @@ namespace fsdp::simulate {
 namespace {
 
 using shard::UnitSizes;
-using Activity = SharedResources::Activity;
-using Job = size_t;  ///< number of a collective; 0: none, which is done
+using ActivityNumber = SharedResources::ActivityNumber;
+using JobNumber = size_t;  ///< number of a collective; 0: none, which is done
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kMicroseconds = 1e6;
 
 /// Time, which only increases, and activities that share resources.
-class Clock {
+class SimulatedClock {
  public:
   double now() const { return now_; }
   SharedResources& resources() { return resources_; }
@@ -37,10 +37,10 @@ class Clock {
   double now_ = 0;
 };
 
-struct Collective {
+struct SimulatedCollective {
   // What it is.
   size_t queue = 0;
-  Job after = 0;
+  JobNumber after = 0;
   Cost cost;
   std::string kind;  ///< key of StepTimes::exposed_by_kind
   Obstacle obstacle = Obstacle::kLatency;
@@ -53,7 +53,7 @@ struct Collective {
   size_t stage = 0;
   double delay_ends = 0;
   bool is_in_delay = false, is_done = false;
-  Activity transfer = 0;
+  ActivityNumber transfer = 0;
 };
 
 /// The part of the cost that takes longest.
@@ -77,7 +77,7 @@ Obstacle obstacle_of(const Cost& cost, const NetworkTable& network, double cores
 
 class StepRun {
  public:
-  StepRun(const StepProgram& program, const std::vector<UnitSizes>& units, const Cluster& cluster,
+  StepRun(const StepProgram& program, const plan::Units& units, const Cluster& cluster,
           const StepOptions& options)
       : program_(program),
         units_(units),
@@ -99,7 +99,7 @@ class StepRun {
 
  private:
   /// Ranks that are alike.
-  struct Rank {
+  struct SimulatedRank {
     double slowness = 1;
     SharedResources::Resource cores = 0;
     /// The part of transfers' speed that compute takes, besides the cores' time (Link::speed_beside_compute).
@@ -107,10 +107,10 @@ class StepRun {
     size_t next = 0;    ///< operation
     size_t issued = 0;  ///< collectives
     std::vector<plan::UnitJobs> jobs = {};
-    std::map<int64_t, Job> sends = {};
-    Activity computing = 0;
+    std::map<int64_t, JobNumber> sends = {};
+    ActivityNumber computing = 0;
     double computing_since = 0;
-    Job waiting_for = 0;
+    JobNumber waiting_for = 0;
     double waiting_since = 0;
     std::map<int64_t, size_t> open = {};  ///< units that compute, with the numbers of their events
   };
@@ -119,11 +119,11 @@ class StepRun {
     const double begin = clock_.now();
     operations_ = &section.operations;
     times_of_section_ = section.times;
-    for (Rank& rank : ranks_) rank.next = 0;
+    for (SimulatedRank& rank : ranks_) rank.next = 0;
     while (!advance_all()) {
       double next = clock_.resources().until_next();
-      for (const Job job : under_way_) {
-        const Collective& collective = of(job);
+      for (const JobNumber job : under_way_) {
+        const SimulatedCollective& collective = of(job);
         if (collective.is_in_delay) next = std::min(next, collective.delay_ends - clock_.now());
       }
       FSDP_CHECK(std::isfinite(next), "nothing is under way, but a rank waits");
@@ -149,7 +149,7 @@ class StepRun {
 
   /// Continues until the rank waits. Returns whether it has finished the section.
   bool advance(size_t index) {
-    Rank& rank = ranks_[index];
+    SimulatedRank& rank = ranks_[index];
     for (;;) {
       if (rank.computing != 0) {
         if (!clock_.resources().is_done(rank.computing)) return false;
@@ -167,7 +167,7 @@ class StepRun {
   }
 
   void execute(size_t index, const Operation& operation) {
-    Rank& rank = ranks_[index];
+    SimulatedRank& rank = ranks_[index];
     switch (operation.kind) {
       case Operation::Kind::kCompute:
         return compute(rank, operation.seconds.sum());
@@ -187,7 +187,7 @@ class StepRun {
     }
   }
 
-  void compute(Rank& rank, double seconds) {
+  void compute(SimulatedRank& rank, double seconds) {
     seconds *= rank.slowness;
     rank.computing_since = clock_.now();
     const double cores = cluster_.cores_of_rank;
@@ -205,7 +205,7 @@ class StepRun {
         threads);
   }
 
-  void wait(size_t index, Job job) {
+  void wait(size_t index, JobNumber job) {
     if (job == 0 || of(job).is_done) {
       if (index == 0 && job != 0 && !of(job).event.wait_us) note_wait_of(of(job), clock_.now());
       return;
@@ -218,12 +218,13 @@ class StepRun {
     using Kind = shard::Command::Action;
     const UnitSizes& unit = units_[command.unit];
     pass_ = command.pass == shard::Pass::kForward ? "forward" : "backward";
-    const auto issue_all = [&](Job after) {
+    const auto issue_all = [&](JobNumber after) {
       return plan::issue_in_order(
           calls_.of_command(command, unit), after,
-          [&](const IssuedCall& call, Job behind) { return issue(index, call, behind); });
+          [&](const IssuedCall& call, JobNumber behind) { return issue(index, call, behind); });
     };
-    ranks_[index].jobs[command.unit].follow(command, unit, issue_all, [&](Job job) { wait(index, job); });
+    ranks_[index].jobs[command.unit].follow(command, unit, issue_all,
+                                            [&](JobNumber job) { wait(index, job); });
     if (index != 0) return;
     if (command.kind == Kind::kGather) note_buffer(command.unit, /*is_taken=*/true);
     if (command.kind == Kind::kReshard) note_buffer(command.unit, /*is_taken=*/false);
@@ -231,13 +232,13 @@ class StepRun {
 
   // ---- collectives
 
-  Collective& of(Job job) { return collectives_[job - 1]; }
+  SimulatedCollective& of(JobNumber job) { return collectives_[job - 1]; }
 
-  Job issue(size_t index, const IssuedCall& call, Job after = 0) {
-    Rank& rank = ranks_[index];
-    const Job job = ++rank.issued;
+  JobNumber issue(size_t index, const IssuedCall& call, JobNumber after = 0) {
+    SimulatedRank& rank = ranks_[index];
+    const JobNumber job = ++rank.issued;
     if (job > collectives_.size()) {
-      Collective& made = collectives_.emplace_back();
+      SimulatedCollective& made = collectives_.emplace_back();
       made.queue = call.queue;
       made.after = after;
       made.kind = call.kind;
@@ -245,7 +246,7 @@ class StepRun {
       made.obstacle = obstacle_of(made.cost, cluster_.network, cluster_.cores_of_rank);
       queues_[call.queue].push_back(job);
     }
-    Collective& collective = of(job);
+    SimulatedCollective& collective = of(job);
     if (index == 0) {
       collective.event = {.step = 1,
                           .op = call.op(),
@@ -263,8 +264,8 @@ class StepRun {
     bool any = false;
     for (auto& [number, queue] : queues_) {
       while (!queue.empty()) {
-        const Job job = queue.front();
-        Collective& collective = of(job);
+        const JobNumber job = queue.front();
+        SimulatedCollective& collective = of(job);
         if (collective.is_done) {
           queue.pop_front();
           continue;
@@ -282,10 +283,11 @@ class StepRun {
     return any;
   }
 
-  void begin_stage(Collective& collective) {
+  void begin_stage(SimulatedCollective& collective) {
     while (collective.stage < collective.cost.size()) {
       const Stage& stage = collective.cost[collective.stage];
-      const bool computes = std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.computing != 0; });
+      const bool computes =
+          std::ranges::any_of(ranks_, [](const SimulatedRank& rank) { return rank.computing != 0; });
       const double delay = stage.delay_seconds + (computes ? stage.delay_beside_compute : 0);
       if (delay > 0) {
         collective.is_in_delay = true;
@@ -298,7 +300,7 @@ class StepRun {
   }
 
   /// Begins the transfer of the stage. Returns false if there is nothing to transfer; then the stage is over.
-  bool begin_transfer(Collective& collective) {
+  bool begin_transfer(SimulatedCollective& collective) {
     collective.is_in_delay = false;
     const Stage& stage = collective.cost[collective.stage];
     const double cores = cluster_.cores_of_rank;
@@ -313,18 +315,18 @@ class StepRun {
       if (speed > 0 && stage.bytes_at(level) > 0) {
         uses.push_back(
             {links_[static_cast<size_t>(level)], std::min(1.0, stage.bytes_at(level) / speed / seconds)});
-        for (const Rank& rank : ranks_) uses.push_back({rank.attention, cores > 0 ? 1.0 : 0.0});
+        for (const SimulatedRank& rank : ranks_) uses.push_back({rank.attention, cores > 0 ? 1.0 : 0.0});
       }
     }
     if (cores > 0 && stage.core_seconds > 0) {
       const double share = std::min(1.0, stage.core_seconds / seconds / cores);
-      for (const Rank& rank : ranks_) uses.push_back({rank.cores, share});
+      for (const SimulatedRank& rank : ranks_) uses.push_back({rank.cores, share});
     }
     collective.transfer = clock_.resources().start(seconds, std::move(uses));
     return true;
   }
 
-  void end(Collective& collective) {
+  void end(SimulatedCollective& collective) {
     collective.is_done = true;
     collective.event.start_us = kMicroseconds * *collective.begun_at;
     collective.event.done_us = kMicroseconds * clock_.now();
@@ -333,8 +335,8 @@ class StepRun {
 
   /// Ends the delays and transfers that are due.
   void progress() {
-    for (const Job job : under_way_) {
-      Collective& collective = of(job);
+    for (const JobNumber job : under_way_) {
+      SimulatedCollective& collective = of(job);
       if (collective.is_in_delay) {
         constexpr double kRounding = 1e-12;
         if (collective.delay_ends - clock_.now() > kRounding * std::max(1.0, clock_.now())) continue;
@@ -345,15 +347,15 @@ class StepRun {
         begin_stage(collective);
       }
     }
-    std::erase_if(under_way_, [this](Job job) { return of(job).is_done; });
+    std::erase_if(under_way_, [this](JobNumber job) { return of(job).is_done; });
   }
 
   // ---- what is reported, of the first rank
 
   void note_wait(size_t index) {
-    const Rank& rank = ranks_[index];
+    const SimulatedRank& rank = ranks_[index];
     if (index != 0) return;
-    Collective& collective = of(rank.waiting_for);
+    SimulatedCollective& collective = of(rank.waiting_for);
     const double waited = clock_.now() - rank.waiting_since;
     const double for_ranks =
         ranks_.size() > 1 ? std::clamp(collective.complete_at - rank.waiting_since, 0.0, waited) : 0;
@@ -365,7 +367,7 @@ class StepRun {
     note_wait_of(collective, rank.waiting_since);
   }
 
-  void note_wait_of(Collective& collective, double since) {
+  void note_wait_of(SimulatedCollective& collective, double since) {
     collective.event.wait_us = kMicroseconds * since;
     if (options_.records) times_.events.push_back(collective.event);
   }
@@ -384,7 +386,7 @@ class StepRun {
 
   void note_stage(const Operation& operation) {
     if (!options_.records) return;
-    Rank& rank = ranks_.front();
+    SimulatedRank& rank = ranks_.front();
     const double now = kMicroseconds * clock_.now();
     if (operation.kind == Operation::Kind::kEnd) {
       const auto open = rank.open.find(operation.number);
@@ -406,16 +408,16 @@ class StepRun {
   }
 
   const StepProgram& program_;
-  const std::vector<UnitSizes>& units_;
+  const plan::Units& units_;
   const Cluster& cluster_;
   const StepOptions& options_;
   const UnitCalls calls_;
-  Clock clock_;
+  SimulatedClock clock_;
   std::array<SharedResources::Resource, 3> links_{};  ///< indexed by level
-  std::vector<Rank> ranks_;
-  std::deque<Collective> collectives_;  ///< indexed by number
-  std::map<size_t, std::deque<Job>> queues_;
-  std::vector<Job> under_way_;
+  std::vector<SimulatedRank> ranks_;
+  std::deque<SimulatedCollective> collectives_;  ///< indexed by number
+  std::map<size_t, std::deque<JobNumber>> queues_;
+  std::vector<JobNumber> under_way_;
   const std::vector<Operation>* operations_ = nullptr;
   double times_of_section_ = 1;
   std::string pass_ = "forward";
@@ -424,8 +426,8 @@ class StepRun {
 
 }  // namespace
 
-StepTimes simulate_step(const StepProgram& program, const std::vector<UnitSizes>& units,
-                        const Cluster& cluster, const StepOptions& options) {
+StepTimes simulate_step(const StepProgram& program, const plan::Units& units, const Cluster& cluster,
+                        const StepOptions& options) {
   return StepRun(program, units, cluster, options).run();
 }
 

@@ -57,7 +57,7 @@ struct StepTimes {
 };
 
 /// Requires: `units` are the program's.
-StepTimes simulate_step(const StepProgram& program, const std::vector<shard::UnitSizes>& units,
-                        const Cluster& cluster, const StepOptions& options = {});
+StepTimes simulate_step(const StepProgram& program, const plan::Units& units, const Cluster& cluster,
+                        const StepOptions& options = {});
 
 }  // namespace fsdp::simulate

@@ -25,22 +25,13 @@ CollectiveKind kind_of(shard::UnitCollective::Operation kind) {
 }  // namespace
 
 const char* IssuedCall::op() const {
-  switch (call.kind) {
-    case CollectiveKind::kAllGather:
-      return "all_gather";
-    case CollectiveKind::kReduceScatter:
-      return "reduce_scatter";
-    case CollectiveKind::kAllReduce:
-      return "all_reduce";
-    case CollectiveKind::kExchange:
-      break;
-  }
-  return "shift";
+  static constexpr const char* kNames[] = {"all_gather", "reduce_scatter", "all_reduce", "shift"};
+  return kNames[static_cast<size_t>(call.kind)];
 }
 
 /// The group of `ranks` ranks that are `stride` apart.
-Group UnitCalls::group(int ranks, int stride, bool is_between_slices) const {
-  Group group{.ranks = ranks, .ranks_of_host = ranks, .is_between_slices = is_between_slices};
+RankGroup UnitCalls::group(int ranks, int stride, bool is_between_slices) const {
+  RankGroup group{.ranks = ranks, .ranks_of_host = ranks, .is_between_slices = is_between_slices};
   if (cluster_.ranks_of_host > 0) {
     const int64_t here = std::max<int64_t>(1, cluster_.ranks_of_host / std::max(1, stride));
     group.ranks_of_host = static_cast<int>(std::min<int64_t>(ranks, here));
@@ -49,14 +40,14 @@ Group UnitCalls::group(int ranks, int stride, bool is_between_slices) const {
 }
 
 /// The group over which a unit is cut. Neighbours are on the axis model, over which no unit is cut.
-Group UnitCalls::shard_group(const UnitSizes& unit) const {
+RankGroup UnitCalls::shard_group(const UnitSizes& unit) const {
   const comm::MeshShape& mesh = cluster_.mesh;
   return group(unit.groups.shards, mesh.model, unit.groups.shards > mesh.data * mesh.context);
 }
 
 /// The group of a unit's replicas or slices: the counterparts in other slices, or all ranks with the same
 /// parameters.
-Group UnitCalls::replica_group(const UnitSizes& unit, int ranks) const {
+RankGroup UnitCalls::replica_group(const UnitSizes& unit, int ranks) const {
   const comm::MeshShape& mesh = cluster_.mesh;
   const int holders = unit.options.holders;
   if (mesh.dcn > 1 && ranks == mesh.dcn * holders) return group(ranks, mesh.world_size() / mesh.dcn, true);
@@ -68,9 +59,9 @@ std::vector<IssuedCall> UnitCalls::of_command(const shard::Command& command, con
   const bool is_forward = command.pass == shard::Pass::kForward;
   std::vector<IssuedCall> calls;
   for (const shard::UnitCollective& each : collectives_of(command.kind, unit, reduce_scatter_group_)) {
-    const Group group = each.among == Among::kShards   ? shard_group(unit)
-                        : each.among == Among::kSlices ? replica_group(unit, unit.groups.slices)
-                                                       : replica_group(unit, unit.groups.replicas);
+    const RankGroup group = each.among == Among::kShards   ? shard_group(unit)
+                            : each.among == Among::kSlices ? replica_group(unit, unit.groups.slices)
+                                                           : replica_group(unit, unit.groups.replicas);
     std::string kind = "reductions", pass = is_forward ? "forward" : "backward";
     if (command.kind == shard::Command::Action::kGather) {
       kind = "all-gathers in " + pass;

@@ -40,9 +40,9 @@ class UnitCalls {
   IssuedCall of_all_ranks(const Operation& operation) const;
 
  private:
-  Group group(int ranks, int stride, bool is_between_slices = false) const;
-  Group shard_group(const shard::UnitSizes& unit) const;
-  Group replica_group(const shard::UnitSizes& unit, int ranks) const;
+  RankGroup group(int ranks, int stride, bool is_between_slices = false) const;
+  RankGroup shard_group(const shard::UnitSizes& unit) const;
+  RankGroup replica_group(const shard::UnitSizes& unit, int ranks) const;
 
   const Cluster& cluster_;
   const bool reduce_scatter_group_;

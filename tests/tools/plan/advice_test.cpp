@@ -1,5 +1,3 @@
-#include "tools/plan/advice.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "support/plan_configs.h"
+#include "tools/plan/plan.h"
 #include "tools/plan/text.h"
 
 namespace fsdp::plan {

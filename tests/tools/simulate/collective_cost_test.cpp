@@ -23,13 +23,13 @@ NetworkTable slow() {
   return network;
 }
 
-double seconds(CollectiveKind kind, double bytes, const Group& group, Backend backend) {
+double seconds(CollectiveKind kind, double bytes, const RankGroup& group, Backend backend) {
   const NetworkTable network = slow();
   return seconds_alone(cost_of({.kind = kind, .bytes = bytes, .group = group}, backend, network), network, 0);
 }
 
 TEST(CollectiveCost, OfGlooIsDirectSendsButARingForAllReduces) {
-  const Group group{.ranks = 4, .ranks_of_host = 1};
+  const RankGroup group{.ranks = 4, .ranks_of_host = 1};
   EXPECT_NEAR(seconds(CollectiveKind::kAllGather, 1e6, group, Backend::kGloo), 1e-2 + 3e6 / 0.25e6, 1e-9);
   EXPECT_NEAR(seconds(CollectiveKind::kReduceScatter, 1e6, group, Backend::kGloo), 1e-2 + 12 + 4, 1e-9);
   EXPECT_NEAR(seconds(CollectiveKind::kAllReduce, 1e6, group, Backend::kGloo), 6 * 1e-2 + 1.5e6 / 0.25e6,
@@ -63,7 +63,7 @@ TEST(CollectiveCost, OfSharedMemoryIsTheCoresTime) {
 }
 
 TEST(CollectiveCost, OfHierarchiesSendsOnlyToCounterparts) {
-  const Group group{.ranks = 4, .ranks_of_host = 2};
+  const RankGroup group{.ranks = 4, .ranks_of_host = 2};
   const NetworkTable network = slow();
   const Cost cost = cost_of({.kind = CollectiveKind::kAllGather, .bytes = 1e6, .group = group},
                             Backend::kHierarchical, network);

@@ -8,7 +8,7 @@ namespace fsdp::simulate {
 namespace {
 
 /// When the activity ends, counted from now.
-double until(SharedResources& resources, SharedResources::Activity activity) {
+double until(SharedResources& resources, SharedResources::ActivityNumber activity) {
   double seconds = 0;
   while (!resources.is_done(activity)) {
     const double next = resources.until_next();

@@ -29,9 +29,9 @@ int count_of(int64_t bytes) {
   return static_cast<int>(bytes);
 }
 
-MPI_Comm& comm_of(MpiLibrary::Group group) { return *static_cast<MPI_Comm*>(group); }
+MPI_Comm& comm_of(MpiLibrary::GroupHandle group) { return *static_cast<MPI_Comm*>(group); }
 
-MpiLibrary::Group owned(MPI_Comm comm) {
+MpiLibrary::GroupHandle owned(MPI_Comm comm) {
   MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
   return std::make_unique<MPI_Comm>(comm).release();
 }
@@ -78,7 +78,7 @@ class Library final : public MpiLibrary {
     return world;
   }
 
-  Group make_group(Group of, const std::vector<int>& ranks) override {
+  GroupHandle make_group(GroupHandle of, const std::vector<int>& ranks) override {
     const std::lock_guard lock(mutex_);
     MPI_Group all = MPI_GROUP_NULL, some = MPI_GROUP_NULL;
     MPI_Comm comm = MPI_COMM_NULL;
@@ -99,19 +99,19 @@ class Library final : public MpiLibrary {
   // Without the lock: another thread may wait in MPI for a process that is gone.
   void abort(int exit_code) override { MPI_Abort(MPI_COMM_WORLD, exit_code); }
 
-  Request send(Group group, int to, int tag, const void* data, int64_t bytes) override {
+  Request send(GroupHandle group, int to, int tag, const void* data, int64_t bytes) override {
     return start("MPI_Isend", [&](MPI_Request* request) {
       return MPI_Isend(data, count_of(bytes), MPI_BYTE, to, tag, comm_of(group), request);
     });
   }
 
-  Request receive(Group group, int from, int tag, void* data, int64_t bytes) override {
+  Request receive(GroupHandle group, int from, int tag, void* data, int64_t bytes) override {
     return start("MPI_Irecv", [&](MPI_Request* request) {
       return MPI_Irecv(data, count_of(bytes), MPI_BYTE, from, tag, comm_of(group), request);
     });
   }
 
-  Request all_gather(Group group, void* out, const void* in, int64_t bytes) override {
+  Request all_gather(GroupHandle group, void* out, const void* in, int64_t bytes) override {
     const int count = count_of(bytes);
     return start("MPI_Iallgather", [&](MPI_Request* request) {
       int rank = 0;
@@ -122,13 +122,13 @@ class Library final : public MpiLibrary {
     });
   }
 
-  Request broadcast(Group group, void* data, int64_t bytes, int root) override {
+  Request broadcast(GroupHandle group, void* data, int64_t bytes, int root) override {
     return start("MPI_Ibcast", [&](MPI_Request* request) {
       return MPI_Ibcast(data, count_of(bytes), MPI_BYTE, root, comm_of(group), request);
     });
   }
 
-  Request barrier(Group group) override {
+  Request barrier(GroupHandle group) override {
     return start("MPI_Ibarrier", [&](MPI_Request* request) { return MPI_Ibarrier(comm_of(group), request); });
   }
 
@@ -144,7 +144,7 @@ class Library final : public MpiLibrary {
     return true;
   }
 
-  std::optional<Message> probe(Group group, int from, int tag) override {
+  std::optional<MpiMessage> probe(GroupHandle group, int from, int tag) override {
     const std::lock_guard lock(mutex_);
     require_mpi();
     int found = 0, bytes = 0;
@@ -152,7 +152,7 @@ class Library final : public MpiLibrary {
     check(MPI_Iprobe(from < 0 ? MPI_ANY_SOURCE : from, tag, comm_of(group), &found, &status), "MPI_Iprobe");
     if (found == 0) return std::nullopt;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
-    return Message{status.MPI_SOURCE, status.MPI_TAG, bytes};
+    return MpiMessage{status.MPI_SOURCE, status.MPI_TAG, bytes};
   }
 
  private:

@@ -154,8 +154,7 @@ class NcclCommunicator final : public Communicator {
   int world_size() const override { return place_.identity.size(); }
   std::string backend_name() const override { return "nccl"; }
 
-  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                   const CallSite& site) override {
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_whole(output, input);
     return run("all_gather", site, [&] {
       at::Tensor out = as_bytes(output), in = as_bytes(input);
@@ -163,8 +162,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const CallSite& site) override {
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_whole(input, output);
     return run("reduce_scatter", site, [&] {
       at::Tensor out = output, in = input;
@@ -172,7 +170,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
     return run("all_reduce", site, [&] {
       std::vector<at::Tensor> tensors{tensor};
       c10d::AllreduceOptions options;
@@ -181,7 +179,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
+  WorkPtr broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
     FSDP_CHECK(root >= 0 && root < world_size(), "broadcast of ", site.unit, " from rank ", root);
     return run("broadcast", site, [&] {
       std::vector<at::Tensor> tensors{as_bytes(tensor)};
@@ -191,8 +189,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
-                              const CallSite& site) override {
+  WorkPtr shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_shift(output, input, site);
     if (input.numel() == 0) return std::make_unique<NcclWork>(guard_);
     // One operation of NCCL, and for c10d's watchdog. An all-to-all would connect each rank with all others.
@@ -277,7 +274,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   template <typename Issue>
-  std::unique_ptr<Work> run(const char* op, const CallSite& site, const Issue& collective) {
+  WorkPtr run(const char* op, const CallSite& site, const Issue& collective) {
     issue(op, site, collective);
     return std::make_unique<NcclWork>(guard_);
   }
