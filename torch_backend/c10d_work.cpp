@@ -130,7 +130,7 @@ void C10dQueue::work_through() {
     if (waiting_.empty()) return;
     c10::intrusive_ptr<CollectiveWork> work = std::move(waiting_.front());
     waiting_.pop_front();
-    run(lock, std::move(work));  // lets go of it without the lock
+    run(lock, std::move(work));  // releases the work without the lock
     lock.lock();
   }
 }

@@ -60,7 +60,7 @@ int64_t Activity::begin_collective(const char* op, const CallSite& site) {
 void Activity::end_collective(int64_t number) {
   std::lock_guard lock(mutex_);
   auto ended = in_progress_.extract(number);
-  if (ended.empty()) return;  // forgotten
+  if (ended.empty()) return;  // removed by leave_step()
   state_.last = std::move(ended.mapped().text);
   ++state_.collectives;
   last_ended_ = Clock::now();

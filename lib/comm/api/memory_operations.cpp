@@ -170,7 +170,7 @@ FSDP_INLINE void reduce_all(Out* out, const T* const* parts, size_t count, int64
 }
 
 #if defined(__x86_64__)
-#if defined(__clang__)  // which knows no preferred width here
+#if defined(__clang__)  // whose target attribute has no preferred width
 #define FSDP_AVX512 "avx512f,avx512bw,avx512vl,avx512dq"
 #else
 #define FSDP_AVX512 "avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512"

@@ -24,7 +24,7 @@ RankTree::RankTree(Communicator& communicator)
 }
 
 std::string RankTree::reduce(std::string text, const Combine& combine, const CallSite& site) const {
-  int64_t below = 1;  // ranks of which a member speaks
+  int64_t below = 1;  // number of ranks whose texts a member's text combines
   for (size_t level = 0; level < groups_.size(); ++level, below *= kFanIn) {
     const auto texts = all_gather_text(*groups_[level], text, site);
     if (groups_[level]->rank() != 0) break;

@@ -165,7 +165,7 @@ class HierarchicalCommunicator final : public Communicator {
       const int previous_host = location_of(previous_rank()).first;
       Transfers transfers;
       if (previous_host != host_) transfers.push_back(cross_->receive(previous_host, tag, output));
-      // Inside the host from place to place, to that of the receiver; from there to its host.
+      // A tensor moves inside the host to the place of its receiver, and from there to the receiver's host.
       at::Tensor passing = input;
       for (int places = 0;; ++places) {
         const int sender = member(host_, (place_ - places + per_host()) % per_host());
@@ -173,7 +173,7 @@ class HierarchicalCommunicator final : public Communicator {
         if (place == place_ && host != host_) transfers.push_back(cross_->send(host, tag, passing));
         if (places == places_shifted_) break;
         const int next_sender = member(host_, (place_ - places - 1 + per_host()) % per_host());
-        at::Tensor passed = output;  // what it is to hold, or memory for what others are to receive
+        at::Tensor passed = output;  // the output, or memory for a tensor that is passed on
         if (next_sender != previous_rank()) {
           passed = places == 0 ? scratch(0, input.numel(), input.scalar_type()) : at::empty_like(input);
         }
@@ -295,7 +295,7 @@ class HierarchicalCommunicator final : public Communicator {
   }
 
   void all_reduce_in_pieces(const at::Tensor& tensor, ReduceOp op, const CallSite& site) {
-    const int64_t numel = (tensor.numel() + per_host() - 1) / per_host();  // of a piece
+    const int64_t numel = (tensor.numel() + per_host() - 1) / per_host();  // elements of a piece
     at::Tensor whole = tensor;
     if (numel * per_host() > tensor.numel()) {
       whole = shared_scratch(numel * per_host(), tensor.scalar_type());

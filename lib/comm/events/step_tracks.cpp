@@ -51,7 +51,7 @@ void assign_lanes(std::vector<Slice>& slices) {
 
 std::vector<Slice> held_parameters(const std::vector<TraceEvent>& events) {
   std::vector<Slice> held;
-  std::map<std::string, size_t> open;  // indices, by unit
+  std::map<std::string, size_t> open;  // indices into `held`, keyed by unit
   for (const TraceEvent& event : events) {
     if (!event.is_buffer() || event.buffer_kind != "parameters") continue;
     const auto begun = open.find(event.unit);
@@ -93,7 +93,7 @@ class ChromeTrace {
   }
 
   void add_track(const char* category, const std::vector<Slice>& slices) {
-    std::vector<int> lanes;  // their tracks; a track is named before it is used, and the first one always
+    std::vector<int> lanes;  // tracks of the lanes; the first is always named
     auto track_of = [&](int lane) {
       while (static_cast<int>(lanes.size()) <= lane) {
         lanes.push_back(++tracks_);

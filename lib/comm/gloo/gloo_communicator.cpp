@@ -179,12 +179,12 @@ class GlooCommunicator final : public Communicator {
         work->wait(kLookForBreak);
       } catch (const std::exception&) {
         if (work->isCompleted() || !place_.is_broken_off()) continue;
-        // Nothing ends a collective of gloo before its time-out, until which it uses this memory.
+        // gloo cannot end a collective before its time-out, and uses this memory until then.
         util::start_thread([group = process_group_, work, tensors]() mutable {
           try {
             work->wait();
           } catch (const std::exception&) {
-            // Nobody waits for it any more.
+            // No caller waits for this work any more.
           }
           (void)group.release();
         }).detach();

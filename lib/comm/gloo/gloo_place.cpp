@@ -140,7 +140,7 @@ void publish_failure(c10d::Store& store, const std::string& cause) {
   try {
     store.compareSet(kConnected, "", "a peer could not connect: " + cause);
   } catch (const std::exception&) {
-    // The store is gone, which they notice.
+    // The store is lost, which the other ranks notice themselves.
   }
 }
 
@@ -178,7 +178,7 @@ GlooPlace gloo_place(const LaunchEnvironment& environment, const CommOptions& op
 
 c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_gloo(const GlooPlace& place, const std::string& prefix,
                                                         int rank, int size) {
-  // Every wait of connecting has the time-out, except those for answers of the store.
+  // Each wait while connecting ends by the time-out, except waits for the store's answers.
   constexpr std::chrono::seconds kGrace{5};
   auto group =
       call_within(2 * place.timeout + kGrace, [=] { return connect_members(place, prefix, rank, size); });

@@ -206,7 +206,7 @@ class MpiCommunicator final : public Communicator {
     const auto element = static_cast<int64_t>(parts.whole.element_size());
     const int64_t bytes = static_cast<int64_t>(parts.whole.nbytes()) / world_size();
     char *const whole = bytes_of(parts.whole), *const received = bytes_of(parts.received);
-    std::vector<MpiGroup::Requests> first;  // by piece
+    std::vector<MpiGroup::Requests> first;  // indexed by piece
     MpiGroup::Requests second;
     const auto piece_at = [&](int64_t begin) { return std::min(kReducedPiece, bytes - begin); };
     for (int64_t begin = 0; begin < bytes; begin += kReducedPiece) {

@@ -36,7 +36,7 @@ class MpiGroup::Look {
     }
     for (int rank : group_.identity_.ranks) {
       if (!run->has_ended(rank)) continue;
-      // Its last messages may have come before its end was seen.
+      // Its last messages may have arrived before its end was noticed.
       if (!missing.empty() && std::ranges::find(missing, rank) == missing.end()) continue;
       sight.silent = {rank};
       sight.cause = util::concat("the process of rank ", rank, " has ended");
@@ -133,7 +133,7 @@ void MpiGroup::meet(const MpiRecord& record, const std::string& what, const std:
       try {
         look.again(awaited);
       } catch (const Failed&) {
-        open_mail();  // what a rank has said before it left tells more
+        open_mail();  // a message that a rank sent before it left is more precise
         throw;
       }
     }
@@ -145,7 +145,7 @@ void MpiGroup::meet(const MpiRecord& record, const std::string& what, const std:
 }
 
 void MpiGroup::refuse(const MpiRecord& other, int peer, const MpiRecord& record, const std::string& what) {
-  tell_all(kFailedTag);  // those that are not in touch with this rank
+  tell_all(kFailedTag);  // informs ranks that exchange nothing with this rank
   util::fail(util::ErrorKind::kUnexpected, "rank ", identity_.ranks[static_cast<size_t>(peer)],
              " is in another collective (", other.what, ", ", other.numel,
              " elements) than this rank, which is in ", what, ", ", record.numel, " elements");

@@ -176,7 +176,7 @@ void MpiRun::tell(MpiLibrary::GroupHandle group, int rank, int size, int tag) {
 }
 
 void MpiRun::post(const std::string& text) {
-  // Kept: a rank that is gone does not take the text.
+  // The text is kept: a lost rank does not receive it.
   send_to_others(store_group_, world_.rank, world_.size, kPostTag, *new std::string(text));
 }
 
@@ -207,7 +207,7 @@ void MpiRun::leave(int exit_code) {
       library_.end();
       return;
     }
-    // Others are about to say what they know of the failure.
+    // Other ranks are about to report the failure.
     if (failed_) std::this_thread::sleep_for(kAfterErrors);
   } catch (const std::exception&) {
     // MPI has failed.

@@ -177,7 +177,7 @@ RunStore make_mpi_store(MpiLibrary& library, MpiLibrary::GroupHandle group, cons
       try {
         answer_all(library, group, *kept);
       } catch (const std::exception&) {
-        // MPI has failed, which the others notice; or has ended.
+        // MPI has ended, or has failed, which the other ranks notice.
       }
     }).detach();
     return kept;

@@ -150,7 +150,7 @@ void CollectiveGuard::report(std::unique_lock<std::mutex>& lock) {
     try {
       options_.abort();
     } catch (const std::exception&) {
-      // Then the operations end with the process.
+      // The operations then end with the process.
     }
   };
   GroupFailure failure =

@@ -127,7 +127,7 @@ class Adviser {
     if (rows == 1) return false;
     int64_t fits = largest_micro_batch(run_.config, planned_units(run_.config, run_.mesh), limit_);
     rows = std::max<int64_t>(1, std::min(fits, rows));
-    while (!keeps_global_batch()) --rows;  // 1 keeps it
+    while (!keeps_global_batch()) --rows;  // micro-batches of 1 always divide it
     return try_it(concat("data.micro_batch_size = ", rows));
   }
 

@@ -19,7 +19,7 @@ bool CommunicationStreams::is_done(Job job) const {
 
 double CommunicationStreams::pass(double seconds) {
   std::vector<std::deque<StreamedJob>*> running;
-  std::map<size_t, double> users;  // by link
+  std::map<size_t, double> users;  // keyed by link
   for (auto& [number, stream] : streams_) {
     if (stream.empty() || !is_done(stream.front().after)) continue;
     running.push_back(&stream);

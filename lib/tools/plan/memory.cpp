@@ -84,7 +84,7 @@ int64_t matrix_temporaries(const optim::OptimizerOptions& options, const UnitSiz
     const int64_t computed = matrix.is_own ? 2 * whole + least * least : 0;
     if (!matrix.has_parts()) {
       most = std::max(most, whole + computed);
-    } else if (matrix.is_of_this_group) {  // it is joined, beside its parts
+    } else if (matrix.is_of_this_group) {  // the matrix is joined, beside its parts
       most = std::max(most,
                       matrix.part + whole + std::max(computed, unit.model_ranks * matrix.part + matrix.part));
     } else {
@@ -308,7 +308,7 @@ shard::Traffic attention_traffic(const config::Config& config, const comm::MeshS
   const int64_t sent = 2 * keys * util::element_size(util::scalar_type(config.mixed_precision.param_dtype)),
                 gradients = 2 * keys * 4;
   const int64_t times = config.training.gradient_accumulation_steps, layers = times * model.num_hidden_layers;
-  // Of forward, of forward again, and of backward.
+  // Collectives in forward and backward, and in forwards that run again.
   const int64_t passes = 2 * layers + times * recomputed_layers(config, {"block", "attention"});
   if (config.mesh.context_attention == comm::ContextAttention::kGather) {
     return {.all_gathers = passes,

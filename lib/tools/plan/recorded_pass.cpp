@@ -110,7 +110,7 @@ class Recorder {
     const std::string_view name = function.name();
     const bool multiplies = name == "aten::mm" || name == "aten::bmm";
     const bool adds = name == "aten::addmm" || name == "aten::baddbmm" || name == "aten::addmm_";
-    const size_t first = adds ? 1 : 0;  // the place of the first factor
+    const size_t first = adds ? 1 : 0;  // index of the first factor
     const auto inputs = function.inputs();
     if (!(multiplies || adds) || inputs.size() < first + 2) return nullptr;
     const at::Tensor &a = inputs[first].toTensor(), &b = inputs[first + 1].toTensor();
@@ -404,7 +404,7 @@ int64_t RecordedPass::saved_bytes() const {
 }
 
 std::vector<RecordedPass::StageShare> RecordedPass::shares(const std::vector<std::string>& stages) const {
-  std::map<int64_t, size_t> numbers;  // of stages, by number of their paths
+  std::map<int64_t, size_t> numbers;  // of stages, keyed by the number of the path
   for (size_t stage = 0; stage < stages.size(); ++stage) {
     const auto path = std::ranges::find(parts_.paths, stages[stage]);
     FSDP_CHECK(path != parts_.paths.end(), stages[stage]);

@@ -33,7 +33,7 @@ double effective_share(const Faults& faults, double interval_seconds) {
 }
 
 double best_interval(const Faults& faults, double step_seconds) {
-  // The derivative of the share is zero there.
+  // The share is largest where its derivative is zero.
   const double mean = faults.mean_seconds;
   const double best = crossing(0, mean, [&](double interval) {
     return 1 - interval / mean < std::exp(-(interval + faults.checkpoint_seconds) / mean);

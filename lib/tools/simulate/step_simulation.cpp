@@ -38,7 +38,7 @@ class SimulatedClock {
 };
 
 struct SimulatedCollective {
-  // What it is.
+  // Identity of the collective.
   size_t queue = 0;
   JobNumber after = 0;
   Cost cost;
@@ -46,7 +46,7 @@ struct SimulatedCollective {
   Obstacle obstacle = Obstacle::kLatency;
   comm::TraceEvent event;
 
-  // How far it is.
+  // Progress of the collective.
   size_t arrived = 0;           ///< number of kinds of ranks that have issued it
   double complete_at = kNever;  ///< time at which all ranks have issued it
   std::optional<double> begun_at = std::nullopt;
@@ -350,7 +350,7 @@ class StepRun {
     std::erase_if(under_way_, [this](JobNumber job) { return of(job).is_done; });
   }
 
-  // ---- what is reported, of the first rank
+  // ---- reports of the first rank
 
   void note_wait(size_t index) {
     const SimulatedRank& rank = ranks_[index];

@@ -67,7 +67,7 @@ class Library final : public MpiLibrary {
     int* most = nullptr;
     int found = 0;
     MPI_Comm_get_attr(comm, MPI_TAG_UB, static_cast<void*>(&most), &found);
-    constexpr int kLeastTag = 32767;  // by the standard
+    constexpr int kLeastTag = 32767;  // guaranteed by the standard
     world.max_tag = found != 0 ? *most : kLeastTag;
     std::array<char, MPI_MAX_LIBRARY_VERSION_STRING + 1> text{};
     int length = 0;
