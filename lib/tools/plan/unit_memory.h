@@ -47,7 +47,7 @@ struct UnitMemoryOptions {
   bool count_moved = true;  ///< whether gradients that move_grads_to_cpu moves to host memory count
   bool common = false;      ///< whether all-gathers write to memory that the ranks share
   bool on_device = false;   ///< shard::StepFormulaOptions
-  /// HeldBytes of temporaries of each unit's update, which in the last micro-batch follows its reduction and
+  /// Bytes of temporaries of each unit's update, which in the last micro-batch follows its reduction and
   /// frees its gradient. Empty: units are updated after backward.
   std::vector<int64_t> update_temporaries = {};
 };
