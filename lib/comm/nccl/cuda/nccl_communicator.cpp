@@ -192,7 +192,7 @@ class NcclCommunicator final : public Communicator {
   WorkPtr shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_shift(output, input, site);
     if (input.numel() == 0) return std::make_unique<NcclWork>(guard_);
-    // A single operation for NCCL and for c10d's watchdog. An all-to-all would connect each rank with all others.
+    // A single operation for NCCL and for c10d's watchdog. An all-to-all would connect all ranks.
     return run("shift", site, [&] {
       std::vector<at::Tensor> out{as_bytes(output)}, in{as_bytes(input)};
       group_->startCoalescing();
