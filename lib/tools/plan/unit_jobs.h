@@ -22,31 +22,31 @@ struct UnitJobs {
   template <typename Issue, typename Wait>
   void follow(const shard::Command& command, const shard::UnitSizes& unit, const Issue& issue,
               const Wait& wait) {
-    using Kind = shard::Command::Action;
+    using Action = shard::Command::Action;
     switch (command.kind) {
-      case Kind::kGatherSlices:
+      case Action::kGatherSlices:
         slices = issue(size_t{0}).second;
         return;
-      case Kind::kWaitForSlices:
+      case Action::kWaitForSlices:
         return wait(slices);
-      case Kind::kGather:
+      case Action::kGather:
         gather = issue(slices).second;
         return;
-      case Kind::kWaitForGather:
+      case Action::kWaitForGather:
         return wait(gather);
-      case Kind::kReduce:
-      case Kind::kReduceInSlice:
+      case Action::kReduce:
+      case Action::kReduceInSlice:
         std::tie(sending, reduction) = issue(size_t{0});
         if (!unit.is_cut()) sending = reduction;
         return;
-      case Kind::kWaitForSending:
+      case Action::kWaitForSending:
         return wait(sending);
-      case Kind::kWaitForMove:
-      case Kind::kWaitForReduction:
+      case Action::kWaitForMove:
+      case Action::kWaitForReduction:
         return wait(reduction);
-      case Kind::kReshard:
-      case Kind::kAttachGradients:
-      case Kind::kHandOver:
+      case Action::kReshard:
+      case Action::kAttachGradients:
+      case Action::kHandOver:
         return;
     }
   }
@@ -81,10 +81,10 @@ class UnitUpdate {
  public:
   /// Whether the unit is to be updated now. `updates`: whether units are updated in this micro-batch.
   bool is_due_after(const shard::Command& command, const shard::UnitSizes& unit, bool updates) {
-    using Kind = shard::Command::Action;
-    if (command.kind == Kind::kReduce || command.kind == Kind::kReduceInSlice) is_being_reduced_ = true;
-    if (command.kind == Kind::kWaitForReduction) is_being_reduced_ = false;
-    if (command.kind == Kind::kHandOver && updates) {
+    using Action = shard::Command::Action;
+    if (command.kind == Action::kReduce || command.kind == Action::kReduceInSlice) is_being_reduced_ = true;
+    if (command.kind == Action::kWaitForReduction) is_being_reduced_ = false;
+    if (command.kind == Action::kHandOver && updates) {
       is_due_ = true;
       if (is_reduced_at_once(unit)) is_being_reduced_ = false;
     }

@@ -55,28 +55,28 @@ void UnitMemory::read(const shard::Command& command) {
 }
 
 void UnitMemory::follow(HeldUnit& unit, const shard::Command& command) {
-  using Kind = shard::Command::Action;
+  using Action = shard::Command::Action;
   switch (command.kind) {
-    case Kind::kGatherSlices:  // into memory that is always there
-    case Kind::kWaitForSlices:
+    case Action::kGatherSlices:  // into memory that is always there
+    case Action::kWaitForSlices:
       return;
-    case Kind::kGather:
+    case Action::kGather:
       return gather(unit);
-    case Kind::kWaitForGather:
+    case Action::kWaitForGather:
       return wait(unit.gathered);
-    case Kind::kReshard:
+    case Action::kReshard:
       return reshard(unit);
-    case Kind::kAttachGradients:
+    case Action::kAttachGradients:
       return attach_gradients(unit);
-    case Kind::kReduce:
-    case Kind::kReduceInSlice:
+    case Action::kReduce:
+    case Action::kReduceInSlice:
       return reduce(unit);
-    case Kind::kWaitForSending:
+    case Action::kWaitForSending:
       return wait(unit.sent);
-    case Kind::kWaitForMove:
-    case Kind::kWaitForReduction:
+    case Action::kWaitForMove:
+    case Action::kWaitForReduction:
       return wait(unit.reduced);
-    case Kind::kHandOver:
+    case Action::kHandOver:
       if (updates_ && UnitUpdate::is_reduced_at_once(*unit.sizes)) wait(unit.reduced);
       return;
   }
