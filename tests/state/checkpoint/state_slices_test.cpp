@@ -267,7 +267,7 @@ TEST(StateSlices, OfMuonAreOneAverageOfMatricesAndTwoOfTheRestOnEveryRank) {
 
 struct NormRun {
   torch::nn::BatchNorm1dImpl& norm;
-  const shard::Engine& engine;
+  shard::Engine& engine;
   const optim::Optimizer& optimizer;
   comm::Communicator& communicator;
 };
