@@ -17,8 +17,9 @@
 #include <string>
 
 /// Restarts the program with these variables, unless the user has set them (for GOMP_SPINCOUNT also
-/// OMP_WAIT_POLICY) or they are set already. The process id stays the same. Called from .preinit_array, before
-/// the initializers of all libraries, so that the restart only costs the time of the dynamic loader, 20 ms.
+/// OMP_WAIT_POLICY) or they are set already. The process id stays the same. Called from .preinit_array,
+/// before the initializers of all libraries, so that the restart only costs the time of the dynamic loader,
+/// 20 ms.
 void set_early_environment(int, char** arguments, char** environment);
 
 /// Sets the variables for the processes that the launcher starts, if `program` is one that would restart

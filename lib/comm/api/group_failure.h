@@ -22,7 +22,7 @@ struct GroupIdentity {
   std::vector<int> ranks;  ///< global ranks of the members
   int rank = 0;            ///< number of this rank in the group
   int run_size = 1;        ///< number of ranks in the run
-  std::function<bool()> is_broken_off = nullptr;        ///< LaunchEnvironment::is_broken_off
+  std::function<bool()> is_broken_off = nullptr;  ///< LaunchEnvironment::is_broken_off
   /// The option that sets the group's time-out, for messages.
   const char* timeout_source = "comm.timeout_seconds";
 

@@ -78,7 +78,8 @@ std::vector<Family> make_families() {
        .norm_after_attention = "post_attention_layernorm",
        .norm_before_feed_forward = "",
        .norm_after_feed_forward = "post_feedforward_layernorm"},
-      // Hugging Face: SmolLM3, 2025; layers without positions: Yang et al.: Rope to Nope and Back Again, 2025.
+      // Hugging Face: SmolLM3, 2025; layers without positions: Yang et al.: Rope to Nope and Back Again,
+      // 2025.
       {.architecture = "smollm3",
        .options =
            kLlama + kRotary +

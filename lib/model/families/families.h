@@ -1,7 +1,7 @@
 #pragma once
 
-// The table of the built-in decoders: what differs between them, and the names of their modules, which are those of
-// transformers. Needs no libtorch.
+// The table of the built-in decoders: what differs between them, and the names of their modules, which are
+// those of transformers. Needs no libtorch.
 
 #include <cstdint>
 #include <map>
@@ -59,7 +59,8 @@ struct Family {
   // Of the feed-forward. gate: empty where there is none, or where `up` has gate and up side by side.
   std::string gate = "gate_proj", up = "up_proj", down = "down_proj";
   bool joined_gate = false;
-  // Of a feed-forward of experts, each of which has the names above. router: empty in families without experts.
+  // Of a feed-forward of experts, each of which has the names above. router: empty in families without
+  // experts.
   std::string router = {}, experts = "experts";
   bool renormalizes =
       false;  ///< weights of a token's experts always add up to 1; else where norm_topk_prob says so

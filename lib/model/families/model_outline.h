@@ -27,11 +27,13 @@ struct OutlineParameter {
   bool requires_grad = true;
   std::vector<std::string> names;  ///< in the order of the modules
   std::vector<size_t> nodes;       ///< where each name is registered; ascending
-  // Where several ranks compute a layer together (model/nn/parallelize.h), `shape` is that of this rank's part.
+  // Where several ranks compute a layer together (model/nn/parallelize.h), `shape` is that of this rank's
+  // part.
   std::vector<int64_t> whole_shape = {};  ///< of the parameter of which it is a part; empty: it is whole
   int holders = 1;                        ///< ranks of the mesh's axis model that have this part
   bool shares_gradient = false;           ///< each holder's gradient is its share
-  /// Elements of a weight that are kept as bytes (model/kernels/quantized.h), whose number `shape` is; 0: it is not.
+  /// Elements of a weight that are kept as bytes (model/kernels/quantized.h), whose number `shape` is; 0: it
+  /// is not.
   int64_t quantized_elements = 0;
 
   const std::vector<int64_t>& shape_of_whole() const { return whole_shape.empty() ? shape : whole_shape; }

@@ -44,7 +44,8 @@ constexpr auto enum_names(MatmulChoice) {
 }
 
 /// Shape of a decoder-only language model; the names are those of Hugging Face's config.json. The table of
-/// model/families/families.h says which of them an architecture has; those that it has not keep their defaults.
+/// model/families/families.h says which of them an architecture has; those that it has not keep their
+/// defaults.
 struct ModelOptions {
   /// A preset of setup/config/presets.h, which gives the options below their defaults; empty: none.
   std::string preset = {};
@@ -110,7 +111,8 @@ constexpr auto enum_names(BaseQuantization) {
                                                           {BaseQuantization::kNf4, "nf4"}});
 }
 
-/// Adapters that are trained in place of the weights (model/nn/lora.h); PEFT's LoraConfig has the names in brackets.
+/// Adapters that are trained in place of the weights (model/nn/lora.h); PEFT's LoraConfig has the names in
+/// brackets.
 struct LoraOptions {
   int64_t rank = 0;                          ///< [r] 0: none, all weights are trained
   double alpha = 16;                         ///< [lora_alpha] what an adapter adds is scaled by alpha / rank

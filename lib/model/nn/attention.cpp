@@ -90,8 +90,8 @@ at::Tensor composed_span(const Heads& heads, const Span& span, const Way& way, c
   return at::matmul(dropped, v).transpose(1, 2);
 }
 
-/// For what the kernels do not know: dropout of weights and, on some devices, windows and caps. With a window, the
-/// weights of some of its tokens exist at a time in forward, else all of a row's.
+/// For what the kernels do not know: dropout of weights and, on some devices, windows and caps. With a
+/// window, the weights of some of its tokens exist at a time in forward, else all of a row's.
 at::Tensor composed_attention(const Heads& heads, const Way& way, const StageContext& context) {
   constexpr int64_t kLeastQueries = 128;
   const int64_t length = heads.q.size(1), window = way.scores.window;

@@ -11,9 +11,10 @@
 
 namespace fsdp::nn {
 
-/// x: [B, T, D] -> [B, T, D], of a layer of the model, from 0 on, as its family has it (model/families/families.h): with or without
-/// rotary positions, biases, norms of queries and keys, a window; num_key_value_heads <= num_attention_heads
-/// (grouped-query attention; Ainslie et al.: GQA, 2023, section 2.2); one product for queries, keys and values or three.
+/// x: [B, T, D] -> [B, T, D], of a layer of the model, from 0 on, as its family has it
+/// (model/families/families.h): with or without rotary positions, biases, norms of queries and keys, a
+/// window; num_key_value_heads <= num_attention_heads (grouped-query attention; Ainslie et al.: GQA, 2023,
+/// section 2.2); one product for queries, keys and values or three.
 class Attention final : public Stage {
  public:
   explicit Attention(const ModelOptions& options, int64_t layer = 0);

@@ -11,16 +11,16 @@
 
 namespace fsdp::nn {
 
-/// A base of modules whose own buffers (not those of their children) follow from their options, such as tables of
-/// angles: state dicts and checkpoints leave them out. PyTorch's register_buffer() says this with
+/// A base of modules whose own buffers (not those of their children) follow from their options, such as
+/// tables of angles: state dicts and checkpoints leave them out. PyTorch's register_buffer() says this with
 /// persistent = false, libtorch's cannot.
 class ComputedBuffers {
  protected:
   ~ComputedBuffers() = default;
 };
 
-/// The other buffers below `root`, in the order of the modules; one that several modules share has the first of
-/// its names.
+/// The other buffers below `root`, in the order of the modules; one that several modules share has the first
+/// of its names.
 inline std::vector<std::pair<std::string, at::Tensor>> persistent_buffers(const torch::nn::Module& root) {
   std::vector<std::pair<std::string, at::Tensor>> buffers;
   std::set<const void*> seen;

@@ -35,8 +35,9 @@ at::Tensor dropout_of_tokens(const at::Tensor& x, double p, DropoutPlace place, 
   return dropout(x, p, place, context, values_of_tokens(x, context));
 }
 
-/// x: [B, T, D] -> [B, T, D]. A block adds the result of attention to x, then that of the feed-forward to the sum, or,
-/// with a parallel residual, both to x. Each layer may have a norm of its input and one of its result.
+/// x: [B, T, D] -> [B, T, D]. A block adds the result of attention to x, then that of the feed-forward to the
+/// sum, or, with a parallel residual, both to x. Each layer may have a norm of its input and one of its
+/// result.
 class Block final : public Stage {
  public:
   Block(const ModelOptions& options, int64_t layer)

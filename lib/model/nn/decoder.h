@@ -19,8 +19,8 @@ namespace fsdp::nn {
 /// How the models of an architecture are made.
 struct ModelKind {
   /// A stage ids: [B, T] int64 -> logits: [B, T, vocab_size]. Its layers get their parameters from
-  /// empty_parameter() (model/nn/parameter.h); parameters that libtorch's own modules allocate are moved to the
-  /// requested device afterwards.
+  /// empty_parameter() (model/nn/parameter.h); parameters that libtorch's own modules allocate are moved to
+  /// the requested device afterwards.
   std::function<std::shared_ptr<Stage>(const ModelOptions&)> make;
   /// Throws Error(kUsage) for options that are invalid for this architecture. Null: all are valid.
   std::function<void(const ModelOptions&)> check = nullptr;
@@ -40,8 +40,8 @@ const ModelKind& model_kind(const std::string& architecture);
 ///   ids: [B, T] int64 -> logits: [B, T, vocab_size],
 /// where built-in architectures have Hugging Face's names (model/families/families.h), and the buffers
 /// model.rotary_emb.{cos, sin} of rotary positions.
-/// Weights are uninitialised (see model/nn/initialize.h) and lie on `device`; on at::kMeta they have no memory.
-/// Throws Error(kUsage) for invalid shapes (a hidden size that the heads do not divide, ...).
+/// Weights are uninitialised (see model/nn/initialize.h) and lie on `device`; on at::kMeta they have no
+/// memory. Throws Error(kUsage) for invalid shapes (a hidden size that the heads do not divide, ...).
 std::shared_ptr<Stage> make_decoder(const ModelOptions& options, at::Device device = at::kCPU);
 
 /// parallelize() by the plan of options.architecture; a group of one changes nothing and has no parts. Throws

@@ -19,8 +19,8 @@ using kernels::BelowAutograd;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Where the rows of experts are. Token n has k of them, its rows n k to n k + k - 1; experts have theirs one after
-/// another, each in the order of the tokens.
+/// Where the rows of experts are. Token n has k of them, its rows n k to n k + k - 1; experts have theirs one
+/// after another, each in the order of the tokens.
 struct Places {
   at::Tensor of_experts;  ///< [N k]: which row of a token each row of the experts is
   at::Tensor of_tokens;   ///< [N, k]: which row of the experts each row of a token is
@@ -36,8 +36,8 @@ struct Places {
   at::Tensor tokens_of_experts() const { return of_experts.div(of_tokens.size(1), "floor"); }
 };
 
-/// For each token the sum of its rows, times `weights` [N, k] if they are defined; in fp32, rounded to the rows' type.
-/// rows: [N k, D], in the order of the experts -> [N, D]
+/// For each token the sum of its rows, times `weights` [N, k] if they are defined; in fp32, rounded to the
+/// rows' type. rows: [N k, D], in the order of the experts -> [N, D]
 at::Tensor sum_of_rows(const at::Tensor& rows, const at::Tensor& of_tokens, const at::Tensor& weights) {
   at::Tensor sum;
   for (int64_t i = 0; i < of_tokens.size(1); ++i) {
@@ -105,8 +105,8 @@ std::vector<int64_t> on_host(const at::Tensor& assignments, int64_t all) {
   return {first, first + experts};
 }
 
-/// What experts get in place of the context of whole rows: what their adapters drop depends on the number of the row in
-/// the expert.
+/// What experts get in place of the context of whole rows: what their adapters drop depends on the number of
+/// the row in the expert.
 StageContext context_of_experts(const StageContext& context) {
   StageContext inner = context;
   inner.tokens = {};

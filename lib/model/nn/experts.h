@@ -1,13 +1,14 @@
 #pragma once
 
-// A feed-forward of experts, of which each token uses some (Shazeer et al.: Outrageously large neural networks, 2017),
-// as transformers' Mixtral and Qwen3-MoE compute it:
+// A feed-forward of experts, of which each token uses some (Shazeer et al.: Outrageously large neural
+// networks, 2017), as transformers' Mixtral and Qwen3-MoE compute it:
 //
 //   p = softmax(W x) over all experts, in fp32; the token's experts are those with the k largest
 //   y = sum of p_e expert_e(x) over these, whose p may be divided by their sum first
 //
-// Each expert is a stage, "expert", and so can be an FSDP unit. Every expert runs in every pass that autograd records
-// or that a hook sees, also without tokens: all ranks have to gather and reduce the same units in the same order.
+// Each expert is a stage, "expert", and so can be an FSDP unit. Every expert runs in every pass that autograd
+// records or that a hook sees, also without tokens: all ranks have to gather and reduce the same units in the
+// same order.
 
 #include <ATen/core/Tensor.h>
 
@@ -22,24 +23,25 @@
 
 namespace fsdp::nn {
 
-/// The loss that balances the experts of one forward pass (Fedus et al.: Switch transformers, 2021, section 2.2), of all
-/// layers together, as transformers' load_balancing_loss_func computes it:
+/// The loss that balances the experts of one forward pass (Fedus et al.: Switch transformers, 2021,
+/// section 2.2), of all layers together, as transformers' load_balancing_loss_func computes it:
 ///
-///   experts * sum over experts of (assignments / R) * (sum of p / R)      R: tokens times layers with experts
+///   experts * sum over experts of (assignments / R) * (sum of p / R)      R: tokens times layers with
+///   experts
 ///
-/// over the tokens of this pass, which are those of a rank's micro-batch; padding does not count, as with transformers'
-/// attention mask. Its gradient does not come through the graph, but
-/// is added to that of each layer's p, which layers that backward recomputes have too.
+/// over the tokens of this pass, which are those of a rank's micro-batch; padding does not count, as with
+/// transformers' attention mask. Its gradient does not come through the graph, but is added to that of each
+/// layer's p, which layers that backward recomputes have too.
 class ExpertBalance {
  public:
   /// is_token: bool, one for each of the N rows of a layer; undefined: all are tokens.
   explicit ExpertBalance(double coefficient, const at::Tensor& is_token = {});
 
-  /// What a layer has routed. probabilities: [N, experts] fp32, chosen: the experts of each row, [N, k] int64,
-  /// assignments: how often each expert was chosen, [experts] int64
+  /// What a layer has routed. probabilities: [N, experts] fp32, chosen: the experts of each row, [N, k]
+  /// int64, assignments: how often each expert was chosen, [experts] int64
   void note(const at::Tensor& probabilities, const at::Tensor& chosen, const at::Tensor& assignments);
-  /// loss + coefficient * value(); the loss itself if there was no layer. Ends the pass: layers that run afterwards are
-  /// recomputed, and do not count again.
+  /// loss + coefficient * value(); the loss itself if there was no layer. Ends the pass: layers that run
+  /// afterwards are recomputed, and do not count again.
   at::Tensor added_to(const at::Tensor& loss);
   /// [] fp64
   at::Tensor value() const;

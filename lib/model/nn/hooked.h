@@ -47,15 +47,15 @@ using CallTensors = std::vector<at::Tensor*>;
 
 class Stage;
 
-/// Sees the calls of a module. A hook implements before() and after(), or for stages alone (model/nn/stage.h) around().
-/// Not collective by itself.
+/// Sees the calls of a module. A hook implements before() and after(), or for stages alone (model/nn/stage.h)
+/// around(). Not collective by itself.
 class CallHook {
  public:
   class Next;  ///< the rest of a stage's call
   virtual ~CallHook() = default;
 
-  /// Runs before forward(). The result lives until forward() has returned. Throws Error(kUsage) in a hook that
-  /// implements around() and was attached to a module that is no stage.
+  /// Runs before forward(). The result lives until forward() has returned. Throws Error(kUsage) in a hook
+  /// that implements around() and was attached to a module that is no stage.
   virtual std::shared_ptr<void> before(const CallTensors& inputs);
   /// Runs after forward(), unless it threw.
   virtual void after(const CallTensors& /*outputs*/) {}

@@ -22,7 +22,8 @@ void initialize_parameter(const std::string& name, const at::Tensor& parameter, 
                           uint64_t seed);
 
 /// Parts, which ascend, of what initialize_parameter() gives a parameter of these sizes, bit for bit and one
-/// after another; the other elements are neither computed nor allocated, unless their number is no multiple of
+/// after another; the other elements are neither computed nor allocated, unless their number is no multiple
+/// of
 /// 16. out: 1-D, fp32, contiguous, in host memory.
 void initialize_elements(const std::string& name, at::IntArrayRef sizes,
                          const std::vector<util::Rectangle>& parts, const at::Tensor& out,

@@ -1,7 +1,7 @@
 #pragma once
 
-// The layers of the built-in decoders, all but attention (model/nn/attention.h). Weights are left uninitialised:
-// see model/nn/initialize.h.
+// The layers of the built-in decoders, all but attention (model/nn/attention.h). Weights are left
+// uninitialised: see model/nn/initialize.h.
 
 #include <torch/nn/module.h>
 
@@ -62,7 +62,8 @@ class LoraAdapter;
 class Linear : public torch::nn::Module {
  public:
   Linear(int64_t in_features, int64_t out_features, const Compute& compute = {}, const LinearForm& form = {});
-  /// x: [..., in_features] -> [..., out_features]. `context`: of a stage that trains, for dropout in adapters.
+  /// x: [..., in_features] -> [..., out_features]. `context`: of a stage that trains, for dropout in
+  /// adapters.
   at::Tensor forward(const at::Tensor& x, const StageContext* context = nullptr) const;
   /// Without the bias, which the caller's next kernel adds. Only if transposed, and if no sum over ranks.
   at::Tensor forward_without_bias(const at::Tensor& x, const StageContext* context = nullptr) const;
@@ -119,9 +120,9 @@ class Linear : public torch::nn::Module {
 std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<const Linear*> layers,
                                     const StageContext* context = nullptr);
 
-/// The outputs of all layers side by side, [..., sum of out_features], by one product; undefined where that is
-/// of no use or not possible: on the CPU, with biases, in 8 bits, or if the weights do not lie one after another
-/// (model/kernels/joined_linear.h).
+/// The outputs of all layers side by side, [..., sum of out_features], by one product; undefined where that
+/// is of no use or not possible: on the CPU, with biases, in 8 bits, or if the weights do not lie one after
+/// another (model/kernels/joined_linear.h).
 at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linear*> layers,
                           const StageContext* context = nullptr);
 
@@ -133,15 +134,15 @@ struct Float8Layers {
   bool of_parts = false;              ///< sizes are those of the parts that a rank has of some layers
 };
 
-/// Makes the linear layers of the blocks multiply in 8-bit floating point (model/kernels/float8.h), except those
-/// whose weight's name matches a pattern of `exclude` (util/name_patterns.h) and those whose sizes do not
-/// fit. A chosen layer still multiplies in bf16 when it has to: for parameters or inputs of other types, and
-/// when the number of rows (tokens of the batch) is no multiple of 16, as in generation.
+/// Makes the linear layers of the blocks multiply in 8-bit floating point (model/kernels/float8.h), except
+/// those whose weight's name matches a pattern of `exclude` (util/name_patterns.h) and those whose sizes do
+/// not fit. A chosen layer still multiplies in bf16 when it has to: for parameters or inputs of other types,
+/// and when the number of rows (tokens of the batch) is no multiple of 16, as in generation.
 Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>& exclude);
 
-/// Makes the weights of all linear layers bytes (model/kernels/quantized.h), which are never trained. All must be frozen and
-/// on meta, and whoever gives them values quantizes [out_features, in_features], for transposed layers too. Embeddings
-/// and the head keep their types.
+/// Makes the weights of all linear layers bytes (model/kernels/quantized.h), which are never trained. All
+/// must be frozen and on meta, and whoever gives them values quantizes [out_features, in_features], for
+/// transposed layers too. Embeddings and the head keep their types.
 void quantize_frozen(torch::nn::Module& model, kernels::Quantization form);
 
 /// A norm over the last dimension. Sums, also for gradients, are in fp32 for bfloat16 and float16. If the
@@ -153,7 +154,8 @@ class Norm : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) const;
   /// {x + residual, its norm}
   std::pair<at::Tensor, at::Tensor> forward_with(const at::Tensor& residual, const at::Tensor& x) const;
-  /// Whether backward computes the norm again, as it always does on the CPU, rather than keeping it for what follows.
+  /// Whether backward computes the norm again, as it always does on the CPU, rather than keeping it for what
+  /// follows.
   void set_recomputed(bool recomputed) { recomputed_ = recomputed; }
 
  protected:
@@ -190,8 +192,8 @@ std::shared_ptr<Norm> make_norm(const ModelOptions& options, int64_t size);
 /// Where a decoder drops values.
 enum class DropoutPlace { kEmbedding, kAttentionScores, kAttentionOutput, kFeedForwardOutput };
 
-/// x: [B, T, ...], whose row b belongs to the context's row b; `pieces` of each row's values, where x is a part.
-/// Returns x itself unless the context has a DropoutChoice.
+/// x: [B, T, ...], whose row b belongs to the context's row b; `pieces` of each row's values, where x is a
+/// part. Returns x itself unless the context has a DropoutChoice.
 at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context,
                    const kernels::RowPieces& pieces = {});
 /// Where the values of the context's tokens are in whole rows. x: [B, T, D]
@@ -244,8 +246,8 @@ class Head final : public Stage {
 };
 
 /// The position-wise feed-forward of a block, [B, T, D] -> [B, T, D].
-///   gated:  down(hidden_act(gate(x)) * up(x)) (Shazeer: GLU Variants, 2020), where gate and up may be one weight
-///   else:   down(hidden_act(up(x))); in GPT-2, always with GELU's approximation by tanh
+///   gated:  down(hidden_act(gate(x)) * up(x)) (Shazeer: GLU Variants, 2020), where gate and up may be one
+///   weight else:   down(hidden_act(up(x))); in GPT-2, always with GELU's approximation by tanh
 class FeedForward final : public Stage {
  public:
   /// inner: its width

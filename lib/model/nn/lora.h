@@ -5,11 +5,11 @@
 //
 //   y = W x + s B A x           A: [rank, in], B: [out, rank], s = alpha / rank
 //   rsLoRA (Kalajdzievski: A rank stabilization scaling factor, 2023): s = alpha / sqrt(rank)
-//   DoRA (Liu et al.: DoRA: Weight-decomposed low-rank adaptation, 2024): y = m (W + s B A) x / n, where m [out]
-//   is trained and n are the norms of the rows of W + s B A, which count as constants in backward
+//   DoRA (Liu et al.: DoRA: Weight-decomposed low-rank adaptation, 2024): y = m (W + s B A) x / n, where m
+//   [out] is trained and n are the norms of the rows of W + s B A, which count as constants in backward
 //
-// Parameters have the names that PEFT (github.com/huggingface/peft) gives them: those of the layer, which keep
-// their own, and LAYER.lora_A.weight, LAYER.lora_B.weight, LAYER.lora_magnitude_vector.weight.
+// Parameters have the names that PEFT (github.com/huggingface/peft) gives them: those of the layer, which
+// keep their own, and LAYER.lora_A.weight, LAYER.lora_B.weight, LAYER.lora_magnitude_vector.weight.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -30,8 +30,9 @@ namespace fsdp::nn {
 /// s above.
 double lora_scale(const LoraOptions& options);
 
-/// W + s B A, of DoRA m (W + s B A) / n, in fp32: what the layer would need to compute the same without an adapter.
-/// `weight` is [out, in], or [in, out] where `transposed`; the result is alike. magnitude: undefined without DoRA.
+/// W + s B A, of DoRA m (W + s B A) / n, in fp32: what the layer would need to compute the same without an
+/// adapter. `weight` is [out, in], or [in, out] where `transposed`; the result is alike. magnitude: undefined
+/// without DoRA.
 at::Tensor merged_weight(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b,
                          const at::Tensor& magnitude, double scale, bool transposed);
 
@@ -42,9 +43,9 @@ class LoraAdapter {
   LoraAdapter(torch::nn::Module& layer, const std::string& name, const at::Tensor& weight, bool transposed,
               const LoraOptions& options);
 
-  /// What it adds to `base`, the layer's result for x without a bias. `product` computes such a result. x: [..., in],
-  /// base: [..., out] -> [..., out]. `context`: null outside of training, where nothing is dropped. Needs `base` in
-  /// backward only with DoRA.
+  /// What it adds to `base`, the layer's result for x without a bias. `product` computes such a result. x:
+  /// [..., in], base: [..., out] -> [..., out]. `context`: null outside of training, where nothing is
+  /// dropped. Needs `base` in backward only with DoRA.
   at::Tensor delta(const at::Tensor& x, const at::Tensor& base, const StageContext* context,
                    kernels::Matmul matmul,
                    const std::function<at::Tensor(const at::Tensor& x)>& product) const;
@@ -72,9 +73,10 @@ class LoraAdapter {
 /// Names of the layers with adapters, in the order of the model.
 using LoraLayers = std::vector<std::string>;
 
-/// Gives the linear layers (nn::Linear) whose names match options.targets adapters, without values, and freezes all
-/// other parameters, which options.quantize makes bytes (quantize_frozen()). Before the model is sharded. Throws Error(kUsage) for a pattern that matches no layer, for a
-/// rank that exceeds a layer's smaller size, and for layers that several ranks compute together.
+/// Gives the linear layers (nn::Linear) whose names match options.targets adapters, without values, and
+/// freezes all other parameters, which options.quantize makes bytes (quantize_frozen()). Before the model is
+/// sharded. Throws Error(kUsage) for a pattern that matches no layer, for a rank that exceeds a layer's
+/// smaller size, and for layers that several ranks compute together.
 LoraLayers add_lora(torch::nn::Module& model, const LoraOptions& options);
 
 /// Which of an adapter's parameters a name stands for.
@@ -88,8 +90,9 @@ std::optional<LoraName> lora_name(const std::string& parameter);
 /// The name of an adapter's parameter.
 std::string lora_parameter(const std::string& layer, LoraPart part);
 
-/// Parts of the first values of lora_A or lora_B, one after another, as PEFT draws them: A as torch.nn.Linear's weights
-/// (uniform within 1 / sqrt(in)), B 0. They depend on the seed and the name alone. out: 1-D, fp32, in host memory.
+/// Parts of the first values of lora_A or lora_B, one after another, as PEFT draws them: A as
+/// torch.nn.Linear's weights (uniform within 1 / sqrt(in)), B 0. They depend on the seed and the name alone.
+/// out: 1-D, fp32, in host memory.
 void initialize_lora(const std::string& name, at::IntArrayRef sizes,
                      const std::vector<util::Rectangle>& parts, const at::Tensor& out, uint64_t seed);
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Layers that several ranks compute together (model/nn/parallelize.h), where they are libtorch's: hooks do before and
-// after their forward what this library's own layers do themselves.
+// Layers that several ranks compute together (model/nn/parallelize.h), where they are libtorch's: hooks do
+// before and after their forward what this library's own layers do themselves.
 
 #include <torch/nn/module.h>
 
@@ -29,8 +29,8 @@ struct SharedLayer {
 /// nullopt for other modules.
 std::optional<SharedLayer> shared_layer(torch::nn::Module& module);
 
-/// Inputs of the layers of one module during a call of it. Layers that take the same tensor enter their region
-/// with it once, so that its gradient is summed over the ranks once. Attached to the module.
+/// Inputs of the layers of one module during a call of it. Layers that take the same tensor enter their
+/// region with it once, so that its gradient is summed over the ranks once. Attached to the module.
 class EnteredInputs final : public CallHook, public std::enable_shared_from_this<EnteredInputs> {
  public:
   at::Tensor enter(const at::Tensor& x, const parallel::Layout& from, const parallel::Ranks& ranks);

@@ -7,8 +7,9 @@
 //   {"model.layers.*.mlp",        PrepareModuleInput{.input = Shard{1}, .desired = Replicate{}}},
 //   {"model.layers.*.mlp.*_proj", ...}
 //
-// A module that PrepareModuleInput makes Replicate is a region: its ranks compute different things of the same
-// input, ColwiseParallel layers first, RowwiseParallel layers last, whose sum over the ranks leaves the region.
+// A module that PrepareModuleInput makes Replicate is a region: its ranks compute different things of the
+// same input, ColwiseParallel layers first, RowwiseParallel layers last, whose sum over the ranks leaves the
+// region.
 
 #include <cstdint>
 #include <string>
@@ -23,7 +24,8 @@ using parallel::Layout;
 using parallel::Replicate;
 using parallel::Shard;
 
-/// A linear layer of which each rank computes some output features, or the head, with its part of the vocabulary.
+/// A linear layer of which each rank computes some output features, or the head, with its part of the
+/// vocabulary.
 struct ColwiseParallel {
   Layout input = Replicate{};  ///< outside of a region the layer makes it whole
   Layout output = Shard{-1};   ///< Replicate: the ranks' features are gathered
@@ -38,13 +40,14 @@ struct ColwiseParallel {
 /// A linear layer that has some input features on each rank, or an embedding that has some tokens. The ranks'
 /// results are added, then the bias.
 struct RowwiseParallel {
-  /// Replicate: of an embedding; a linear layer outside of regions then takes its part of a whole input itself.
+  /// Replicate: of an embedding; a linear layer outside of regions then takes its part of a whole input
+  /// itself.
   Layout input = Shard{-1};
   Layout output = Replicate{};
 };
 
-/// A norm, or an embedding of positions, that works on a cut of the sequence or, in a region, on some heads. Its
-/// parameters are repeated, and their gradients are each rank's share.
+/// A norm, or an embedding of positions, that works on a cut of the sequence or, in a region, on some heads.
+/// Its parameters are repeated, and their gradients are each rank's share.
 struct SequenceParallel {
   int64_t dim = 1;
 };
@@ -73,7 +76,8 @@ using ParallelPlan = std::vector<ParallelEntry>;
 
 /// What the plans of models leave to choose.
 struct ParallelOptions {
-  /// Between regions the sequence is cut over the ranks (Korthikanti et al., 2022); else activations are whole.
+  /// Between regions the sequence is cut over the ranks (Korthikanti et al., 2022); else activations are
+  /// whole.
   bool sequence_parallel = true;
 };
 

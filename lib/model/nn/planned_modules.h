@@ -46,8 +46,8 @@ struct PlannedModule {
 
 class PlannedModules {
  public:
-  /// Throws Error(kUsage) for patterns without a module, styles that a module cannot have, and layouts that the
-  /// next layer cannot take.
+  /// Throws Error(kUsage) for patterns without a module, styles that a module cannot have, and layouts that
+  /// the next layer cannot take.
   PlannedModules(const torch::nn::Module& model, const ParallelPlan& plan);
 
   auto begin() const { return modules_.begin(); }

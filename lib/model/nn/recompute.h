@@ -14,8 +14,8 @@
 //
 // Loss and gradients do not change by a bit, except gradients of parameters that several recomputed stages
 // share: these are summed stage by stage. Random numbers from the default generators of the CPU and of the
-// input's device are the same in the recomputation, and it runs in the regions of autocast of the forward, also
-// where backward() is called outside of them.
+// input's device are the same in the recomputation, and it runs in the regions of autocast of the forward,
+// also where backward() is called outside of them.
 //
 // Limits: first derivatives only, and the whole backward pass only (no gradients of chosen inputs); the
 // tensors of the StageContext get no gradients and must not require any.
@@ -35,16 +35,16 @@ class Recompute final : public StageHook {
   at::Tensor around(Stage& stage, const at::Tensor& input, const Next& next) override;
 };
 
-/// Throws Error(kUsage) for an empty list, for a type that no stage inside `root` has and for the type of the root, whose
-/// recomputation would save no memory.
+/// Throws Error(kUsage) for an empty list, for a type that no stage inside `root` has and for the type of the
+/// root, whose recomputation would save no memory.
 void check_recomputed_types(const Stage& root, const std::vector<std::string>& stage_types);
 
 /// Attaches a Recompute to every stage inside `root` whose type_name() is in `stage_types`; to the outermost
 /// ones only, because stages inside these are recomputed with them. Checks the types.
 void checkpoint_activations(Stage& root, const std::vector<std::string>& stage_types);
 
-/// checkpoint_activations() by options; nothing for mode "none". With "selective", which needs options.chosen, stages
-/// recompute the operations chosen for them, or are recomputed as a whole.
+/// checkpoint_activations() by options; nothing for mode "none". With "selective", which needs
+/// options.chosen, stages recompute the operations chosen for them, or are recomputed as a whole.
 void apply_checkpointing(Stage& root, const CheckpointingOptions& options);
 
 }  // namespace fsdp::nn

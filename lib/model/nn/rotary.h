@@ -19,14 +19,15 @@ namespace fsdp::nn {
 /// are, the high ones are not, and those between are mixtures, by their wavelengths' share of
 /// rope_original_length.
 ///
-/// They are the buffers "cos" and "sin", each [length, rotary_width()]: fp32 and empty at first, grown for longer
-/// sequences. A cast (set_data() on named_buffers()) sets their type from then on. Angles are always computed
-/// in fp32: in bfloat16 not even positions above 256 are exact.
+/// They are the buffers "cos" and "sin", each [length, rotary_width()]: fp32 and empty at first, grown for
+/// longer sequences. A cast (set_data() on named_buffers()) sets their type from then on. Angles are always
+/// computed in fp32: in bfloat16 not even positions above 256 are exact.
 class RotaryTable final : public torch::nn::Module, public ComputedBuffers {
  public:
   explicit RotaryTable(const ModelOptions& options);
 
-  /// (cos, sin), each [length, rotary_width()] of the buffers' type. Later casts and growth do not change them.
+  /// (cos, sin), each [length, rotary_width()] of the buffers' type. Later casts and growth do not change
+  /// them.
   std::pair<at::Tensor, at::Tensor> angles(int64_t length, const at::Device& device);
 
   /// (cos, sin) of positions [begin, begin + length), for inference; does not change the buffers.

@@ -42,8 +42,8 @@ struct StageContext {
   at::Tensor rotary_sin = {};  ///< [T, head_dim]
   /// Of the layers with a window, in models that have other angles there.
   at::Tensor local_rotary_cos = {}, local_rotary_sin = {};
-  /// [B, T] int64: what the head is to predict. If defined, a model of lib/model/nn returns the mean loss instead
-  /// of its scores, so that these need not exist all at once.
+  /// [B, T] int64: what the head is to predict. If defined, a model of lib/model/nn returns the mean loss
+  /// instead of its scores, so that these need not exist all at once.
   at::Tensor targets = {};
   kernels::LossTerms loss_terms = {};                   ///< of that loss
   std::optional<DropoutChoice> dropout = std::nullopt;  ///< nothing: no dropout (inference)
@@ -51,8 +51,8 @@ struct StageContext {
   std::shared_ptr<const DocumentStarts> documents = nullptr;
   /// document_bounds() of these on the device, for all layers; undefined: attention makes its own.
   at::Tensor document_bounds = {};
-  /// The model gets this rank's part of each row, and its ids and targets likewise; `documents` are those of whole
-  /// rows. Null: rows are whole.
+  /// The model gets this rank's part of each row, and its ids and targets likewise; `documents` are those of
+  /// whole rows. Null: rows are whole.
   std::shared_ptr<const parallel::CutSequence> cut = nullptr;
   int64_t layer = 0;  ///< which block of the model this is
   /// Which tokens of whole rows blocks work on, where these are cut over several ranks.

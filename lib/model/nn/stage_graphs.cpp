@@ -101,7 +101,8 @@ class GraphInput {
   at::Tensor memory_;
 };
 
-/// Addresses of the storages of tensors whose shapes and offsets do not change; null for those without memory.
+/// Addresses of the storages of tensors whose shapes and offsets do not change; null for those without
+/// memory.
 using Addresses = std::vector<const void*>;
 
 void append_addresses(Addresses& addresses, const std::vector<at::Tensor>& tensors) {

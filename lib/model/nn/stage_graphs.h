@@ -1,15 +1,16 @@
 #pragma once
 
-// Stages as device graphs (base/device/device_graph.h): the kernels of a stage's forward and of its backward are
-// recorded once and then launched as one graph, for models whose kernels take less time than the host needs
-// to launch them. As torch.cuda.make_graphed_callables() (PyTorch, "CUDA Graphs"), but stage by stage, so
-// that all-gathers and reduce-scatters of FSDP units and autograd hooks between stages run as without graphs.
+// Stages as device graphs (base/device/device_graph.h): the kernels of a stage's forward and of its backward
+// are recorded once and then launched as one graph, for models whose kernels take less time than the host
+// needs to launch them. As torch.cuda.make_graphed_callables() (PyTorch, "CUDA Graphs"), but stage by stage,
+// so that all-gathers and reduce-scatters of FSDP units and autograd hooks between stages run as without
+// graphs.
 //
 // A graph holds addresses, so it is launched only if everything that it reads and writes is still at the
 // recorded addresses: parameters, buffers, the tensors of the context, places of gradients
-// (model/kernels/gradient_sink.h). Units that are gathered into a buffer pool get the same addresses in every step.
-// For other addresses another graph is recorded, up to kGraphsOfAStage; beyond that the stage runs kernel by
-// kernel. Inputs that are not the output of a graph are copied.
+// (model/kernels/gradient_sink.h). Units that are gathered into a buffer pool get the same addresses in every
+// step. For other addresses another graph is recorded, up to kGraphsOfAStage; beyond that the stage runs
+// kernel by kernel. Inputs that are not the output of a graph are copied.
 //
 // Attach the hook after (so inside) one that shards the stage. Loss and gradients do not change by a bit.
 // Without autograd (evaluation), with dropout, documents or a cache, and in a second forward before the

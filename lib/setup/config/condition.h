@@ -27,8 +27,8 @@ Condition is_given(const std::string& key);
 Condition operator&&(const Condition& a, const Condition& b);
 Condition operator||(const Condition& a, const Condition& b);
 
-/// The architecture, optimizer or schedule is one that reads this key of its section, or of a plug-in, which may
-/// read any.
+/// The architecture, optimizer or schedule is one that reads this key of its section, or of a plug-in, which
+/// may read any.
 Condition architecture_reads(const std::string& key);
 Condition optimizer_reads(const std::string& key);
 Condition schedule_is(const std::vector<std::string>& names);

@@ -14,8 +14,9 @@ int64_t row_ranks(const Config& config, int64_t world_size);
 
 /// Derives training.gradient_accumulation_steps from training.global_batch_size; without that size changes
 /// nothing. Throws util::Error(kUsage), with the nearest numbers that work, where one micro-batch of all
-/// ranks does not divide the size, or where the given gradient_accumulation_steps contradict it. With training.reproducible
-/// = "world_size", micro-batches are then divided until their number of samples is a power of two.
+/// ranks does not divide the size, or where the given gradient_accumulation_steps contradict it. With
+/// training.reproducible = "world_size", micro-batches are then divided until their number of samples is a
+/// power of two.
 void resolve_batch(Config& config, int64_t world_size);
 
 /// Samples per step over all ranks, after training.batch_warmup_steps. Call resolve_batch() first.

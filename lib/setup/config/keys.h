@@ -2,7 +2,8 @@
 
 // The table of configuration keys, from which parsing, checks, --help, --print-config and the comparison of
 // configurations follow: a new option is one line in *_keys.cpp and one field in its component's struct. A
-// field whose type is an enum with a table of names (base/util/enum_names.h) is a string in TOML with these names.
+// field whose type is an enum with a table of names (base/util/enum_names.h) is a string in TOML with these
+// names.
 
 #include <string>
 #include <string_view>

@@ -12,18 +12,18 @@
 
 namespace fsdp::config {
 
-/// The defaults, overridden by model.preset, what `file` includes (setup/config/include.h), `file`, and `overrides` in
-/// this order (of two overrides of a key the later one counts). Keys of [model] that none of these gives are taken from the description beside the
-/// weights in model.init_from, if there is one; given keys that weights determine must agree with it
-/// (setup/config/model_description.h).
+/// The defaults, overridden by model.preset, what `file` includes (setup/config/include.h), `file`, and
+/// `overrides` in this order (of two overrides of a key the later one counts). Keys of [model] that none of
+/// these gives are taken from the description beside the weights in model.init_from, if there is one; given
+/// keys that weights determine must agree with it (setup/config/model_description.h).
 ///
 /// An override is `section.key=value` with the value in TOML; strings need no quotes: run.name=trial and
 /// run.name="trial" mean the same. Paths are relative to the working directory. optimizer.fused,
 /// model.fused_kernels and model.matmul follow [training].
 ///
-/// A given key whose condition in the table (Key::matters) does not hold is wrong. If it was given before a key
-/// that it depends on (in the file, and that one by an override), it gets its default, with a warning. Default
-/// values are fine anywhere, so that a whole config, as --print-config prints it, can be changed.
+/// A given key whose condition in the table (Key::matters) does not hold is wrong. If it was given before a
+/// key that it depends on (in the file, and that one by an override), it gets its default, with a warning.
+/// Default values are fine anywhere, so that a whole config, as --print-config prints it, can be changed.
 ///
 /// Throws one util::Error(kUsage) that lists everything wrong in the file and the overrides, each with its
 /// place; Error(kCheckpoint) for weights of an unsupported model, if nothing else is wrong. Does not include
@@ -55,13 +55,14 @@ Config parse_config(const std::string& text, const std::string& name,
 enum class PluginsNamedBy { kUser, kStoredFile };
 
 /// Loads, once each, the plug-ins that the user asked for and, if `by` is kUser, those in `named`
-/// (run.plugins); returns the new value of run.plugins. Throws Error(kUsage), also for plug-ins that are named and
-/// neither loaded nor to be loaded.
+/// (run.plugins); returns the new value of run.plugins. Throws Error(kUsage), also for plug-ins that are
+/// named and neither loaded nor to be loaded.
 using PluginLoader =
     std::function<std::vector<std::string>(const std::vector<std::string>& named, PluginsNamedBy by)>;
 
-/// Sets the loader (setup/plugin/load.h has one), which is called before the keys of any configuration are checked,
-/// since plug-ins add keys. Without a loader, configurations that name plug-ins are refused. Not thread-safe.
+/// Sets the loader (setup/plugin/load.h has one), which is called before the keys of any configuration are
+/// checked, since plug-ins add keys. Without a loader, configurations that name plug-ins are refused. Not
+/// thread-safe.
 void set_plugin_loader(PluginLoader loader);
 
 std::vector<std::string> load_plugins(const std::vector<std::string>& named, PluginsNamedBy by);

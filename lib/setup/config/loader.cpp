@@ -65,8 +65,8 @@ std::vector<std::string> named_plugins(const std::deque<Source>& files,
   return named;
 }
 
-/// Only a file of the user's includes others: one beside checkpoints may come from anybody, as may a text from
-/// a manifest, and both have every key themselves.
+/// Only a file of the user's includes others: one beside checkpoints may come from anybody, as may a text
+/// from a manifest, and both have every key themselves.
 void Loader::open(Source file) {
   may_include_ = file.is_file() && completeness_ == Completeness::kMayLackTheModel;
   if (may_include_) {

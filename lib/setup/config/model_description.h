@@ -1,10 +1,10 @@
 #pragma once
 
-// The description of a model beside its weights (state/hugging_face/described_model.h): written, read, and compared
-// with [model]. Hugging Face's config.json cannot describe models of plug-ins. For these it holds a part of a
-// configuration under "fsdp_config", namely [model] and those keys of the plug-in that weights determine
-// (nn::Architecture::keys), and the names of the shared libraries under "fsdp_plugins". A library is never
-// loaded merely because a file names it.
+// The description of a model beside its weights (state/hugging_face/described_model.h): written, read, and
+// compared with [model]. Hugging Face's config.json cannot describe models of plug-ins. For these it holds a
+// part of a configuration under "fsdp_config", namely [model] and those keys of the plug-in that weights
+// determine (nn::Architecture::keys), and the names of the shared libraries under "fsdp_plugins". A library
+// is never loaded merely because a file names it.
 
 #include <filesystem>
 #include <nlohmann/json.hpp>

@@ -33,8 +33,8 @@ class Places {
   Region of(const toml::value& value) const { return region_of(value); }
 
  private:
-  /// toml11 4 counts lines once; toml11 3 counts them from the beginning for each value that is asked for its location,
-  /// so that its region is looked up here.
+  /// toml11 4 counts lines once; toml11 3 counts them from the beginning for each value that is asked for its
+  /// location, so that its region is looked up here.
   template <typename Value>
   Region region_of(const Value& value) const {
     if constexpr (requires { value.location().first_line_number(); }) {

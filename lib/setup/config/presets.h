@@ -16,8 +16,8 @@ struct ModelPreset {
 
 /// GPT-2 in its four sizes (Radford et al., 2019), llama2.c's stories15M and stories110M (Karpathy, 2023),
 /// Llama 3 8B and 70B, Llama 3.2 1B and 3B (The Llama 3 herd of models, 2024), Qwen2.5 from 0.5B to 7B (its
-/// technical report, 2024), SmolLM2 in its three sizes (2025), Mistral 7B (2023), and sizes of the other families
-/// of model/families/families.h.
+/// technical report, 2024), SmolLM2 in its three sizes (2025), Mistral 7B (2023), and sizes of the other
+/// families of model/families/families.h.
 const std::vector<ModelPreset>& model_presets();
 
 /// nullptr if there is none.
@@ -37,8 +37,8 @@ std::vector<std::string> preset_names();
 /// Throws util::Error(kUsage) that names the presets if there is none of that name.
 const Preset& find_preset(std::string_view name);
 
-/// The preset "finetune" for the model in `folder`, which is Hugging Face's or a checkpoint: with its [model],
-/// its tokenizer, and units and token files that suit its size. Error(kCheckpoint) for a folder that
+/// The preset "finetune" for the model in `folder`, which is Hugging Face's or a checkpoint: with its
+/// [model], its tokenizer, and units and token files that suit its size. Error(kCheckpoint) for a folder that
 /// model.init_from would refuse or that does not describe its model. Reads no weights.
 std::string finetune_toml(const std::filesystem::path& folder);
 

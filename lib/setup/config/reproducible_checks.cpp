@@ -1,5 +1,5 @@
-// What training.reproducible = "world_size" cannot be combined with: whose sums would depend on the number of ranks, or on
-// how samples are shared out to them.
+// What training.reproducible = "world_size" cannot be combined with: whose sums would depend on the number of
+// ranks, or on how samples are shared out to them.
 
 #include <cmath>
 #include <utility>

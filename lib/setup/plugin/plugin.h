@@ -5,8 +5,8 @@
 //
 //   FSDP_PLUGIN(mine, [](fsdp::plugin::Registrar& registrar) { registrar.add_loss("hinge", hinge_loss); })
 //
-// Programs load those of run.plugins and --plugin (setup/plugin/load.h), as fairseq does with --user-dir (Ott et
-// al.: fairseq: A fast, extensible toolkit for sequence modeling, 2019).
+// Programs load those of run.plugins and --plugin (setup/plugin/load.h), as fairseq does with --user-dir (Ott
+// et al.: fairseq: A fast, extensible toolkit for sequence modeling, 2019).
 
 #include <torch/headeronly/version.h>
 

@@ -4,7 +4,8 @@
 // global tensors and a compiler cuts them. Here every rank runs the program, so a mark says which part of a
 // global tensor a rank's tensor is:
 //
-//   a parameter     stays as it is until spmd_fully_shard() cuts it on the marked dimension; a parameter that is
+//   a parameter     stays as it is until spmd_fully_shard() cuts it on the marked dimension; a parameter that
+//   is
 //                   marked with the axis model belongs to a layer that the ranks of the axis compute together
 //   an activation   is replicated without a mark; marking cuts it: the result is this rank's part, and
 //                   computations with it are this rank's part of the whole computation

@@ -36,10 +36,10 @@ struct AdapterFile {
   int64_t tensors = 0, bytes = 0;
 };
 
-/// Writes the adapters, in floats on the CPU. B is permuted as its weight is; those of experts are stacked, with
-/// zeros for an expert that has none. kUsage for a model that llama.cpp does not have; kCheckpoint for a weight
-/// that the model does not have or that cannot have an adapter (embeddings, a tied head, vectors), for shapes that
-/// do not fit it, and when the output exists and `overwrite` is off; kIo when writing fails.
+/// Writes the adapters, in floats on the CPU. B is permuted as its weight is; those of experts are stacked,
+/// with zeros for an expert that has none. kUsage for a model that llama.cpp does not have; kCheckpoint for a
+/// weight that the model does not have or that cannot have an adapter (embeddings, a tied head, vectors), for
+/// shapes that do not fit it, and when the output exists and `overwrite` is off; kIo when writing fails.
 AdapterFile write_adapter(const AdapterRequest& request, const std::vector<AdapterTensors>& adapters);
 
 struct AdapterExport {
@@ -49,8 +49,8 @@ struct AdapterExport {
   bool overwrite = false;
 };
 
-/// write_adapter() of a checkpoint of adapters. In addition, kUsage for DoRA's, which llama.cpp does not have, and
-/// kCheckpoint for a checkpoint that holds all weights.
+/// write_adapter() of a checkpoint of adapters. In addition, kUsage for DoRA's, which llama.cpp does not
+/// have, and kCheckpoint for a checkpoint that holds all weights.
 AdapterFile export_adapter(const AdapterExport& request);
 
 }  // namespace fsdp::gguf

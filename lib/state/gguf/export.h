@@ -39,13 +39,13 @@ struct ExportResult {
 };
 
 /// Weights are named, ordered and, where the architecture wants it, permuted as by llama.cpp's converter. A
-/// matrix whose rows are no multiple of 32 cannot be quantised, and is in f16. With q4_0, the matrix that makes
-/// the logits is in q8_0. The hashes of a checkpoint are verified first. Memory is bounded by the largest
-/// permuted matrix.
+/// matrix whose rows are no multiple of 32 cannot be quantised, and is in f16. With q4_0, the matrix that
+/// makes the logits is in q8_0. The hashes of a checkpoint are verified first. Memory is bounded by the
+/// largest permuted matrix.
 ///
-/// kUsage when llama.cpp cannot compute the model or has no such tokenizer; kCheckpoint when the checkpoint is
-/// damaged, values do not fit the type, or the output exists and `overwrite` is off; kIo when writing fails.
-/// The file appears under its name only when it is complete.
+/// kUsage when llama.cpp cannot compute the model or has no such tokenizer; kCheckpoint when the checkpoint
+/// is damaged, values do not fit the type, or the output exists and `overwrite` is off; kIo when writing
+/// fails. The file appears under its name only when it is complete.
 ExportResult export_model(const checkpoint::StoredModel& model, const ExportRequest& request);
 
 }  // namespace fsdp::gguf

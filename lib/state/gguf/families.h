@@ -1,7 +1,7 @@
 #pragma once
 
-// Which of our models is which architecture of llama.cpp: the names of weights, how llama.cpp stores them, and
-// the metadata that describe the model. One row of families.cpp an architecture.
+// Which of our models is which architecture of llama.cpp: the names of weights, how llama.cpp stores them,
+// and the metadata that describe the model. One row of families.cpp an architecture.
 
 #include <ATen/core/Tensor.h>
 
@@ -43,7 +43,8 @@ struct KeyRule {
     kSize,
     kNumber,
     kFlag,
-    kRotaryWidth,  ///< elements of a head; in config.json their share of it, without which all rotate in llama.cpp
+    kRotaryWidth,  ///< elements of a head; in config.json their share of it, without which all rotate in
+                   ///< llama.cpp
   };
   const char* key;
   const char* config_key;
@@ -71,8 +72,8 @@ struct Family {
   bool heads_fill_width = false;    ///< the widths of all heads add up to hidden_size
   /// Every how manyth layer has no window unless attention.sliding_window_pattern says it; 0: it is not read.
   int64_t window_pattern = 0;
-  /// The number of layers with which llama.cpp divides scores by the root of hidden_size / heads (Gemma 27B), and
-  /// by that of a head's width otherwise.
+  /// The number of layers with which llama.cpp divides scores by the root of hidden_size / heads (Gemma 27B),
+  /// and by that of a head's width otherwise.
   int64_t layers_with_other_scale = 0;
   std::vector<TensorRule> tensors = {};  ///< from the table of model/families/families.h
 };
@@ -94,8 +95,8 @@ struct NamedStorage {
   int64_t expert = 0;  ///< its place in a tensor that is stacked
 };
 
-/// The tensor of GGUF for a weight, and the weight for a tensor, of a stacked one that of `expert`; nothing for a
-/// name that the family does not have.
+/// The tensor of GGUF for a weight, and the weight for a tensor, of a stacked one that of `expert`; nothing
+/// for a name that the family does not have.
 std::optional<NamedStorage> their_tensor(const Family& family, std::string_view ours);
 std::optional<NamedStorage> our_tensor(const Family& family, std::string_view theirs, int64_t expert = 0);
 

@@ -29,8 +29,8 @@ using util::fail;
 
 namespace {
 
-/// The tensors of a file under our names and in our layout. A tensor in another layout is converted whole, and
-/// kept until another is read.
+/// The tensors of a file under our names and in our layout. A tensor in another layout is converted whole,
+/// and kept until another is read.
 class ConvertedTensors final : public checkpoint::TensorSource {
  public:
   ConvertedTensors(std::shared_ptr<const Reader> file, const Family& family, const nn::ModelOptions& options)
@@ -118,7 +118,8 @@ void refuse_other_files(const Reader& file) {
   }
 }
 
-/// The scaling that the tensor says must be that of the config, if the file's metadata do not make the config.
+/// The scaling that the tensor says must be that of the config, if the file's metadata do not make the
+/// config.
 void compare_scaling(const Reader& file, const nn::ModelOptions& options, const std::string& config) {
   const auto found = file.tensors().find(kRopeFrequencies);
   std::vector<float> expected(static_cast<size_t>(nn::head_width(options)) / 2, 1.0F);

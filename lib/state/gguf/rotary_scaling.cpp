@@ -38,8 +38,8 @@ bool find_scaling(const std::vector<float>& divisors, double theta, json& scalin
     return std::equal(divisors.begin(), divisors.end(), expected.begin(),
                       [](float a, float b) { return std::fabs(a - b) <= 1e-4F * std::fabs(b); });
   };
-  // Between the two thresholds, the share is a linear function of the frequency: slope * f - offset. A multiple
-  // of both thresholds and of the length has the same, so that the lower threshold may be 1.
+  // Between the two thresholds, the share is a linear function of the frequency: slope * f - offset. A
+  // multiple of both thresholds and of the length has the same, so that the lower threshold may be 1.
   struct Point {
     double frequency, share;
   };

@@ -145,8 +145,8 @@ void put_byte_level(const Vocabulary& vocabulary, Description& out, Metadata& me
   for (const auto& [first, second] : vocabulary.merges) merges.push_back(concat(first, " ", second));
 }
 
-/// Tokens of characters. llama.cpp merges the neighbours whose token has the highest score, so a merge's place
-/// in the list gives its token's score.
+/// Tokens of characters. llama.cpp merges the neighbours whose token has the highest score, so a merge's
+/// place in the list gives its token's score.
 void put_characters(const Vocabulary& vocabulary, Description& out, Metadata& metadata) {
   if (vocabulary.model != Vocabulary::Model::kCharacterBpe) {
     fail(ErrorKind::kUsage, "the tokenizer must be byte pair encoding for a GGUF file, but ",
@@ -312,8 +312,8 @@ void describe_tokenizer(const std::string& tokenizer, int64_t vocab_size, const 
   if (!scored) metadata.emplace_back("tokenizer.ggml.merges", std::move(merges));
   for (const auto& [key, ids] :
        {std::pair("add_bos_token", &vocabulary.begin_ids), std::pair("add_eos_token", &vocabulary.end_ids)}) {
-    // Where files of transformers say nothing about a SentencePiece model, llama.cpp's default is theirs. Other
-    // tokenizers, and those that are trained here, then put nothing around texts.
+    // Where files of transformers say nothing about a SentencePiece model, llama.cpp's default is theirs.
+    // Other tokenizers, and those that are trained here, then put nothing around texts.
     const bool knows = ids->has_value() || config.is_null() || !scored;
     if (knows) metadata.emplace_back(concat("tokenizer.ggml.", key), *ids && !(*ids)->empty());
   }

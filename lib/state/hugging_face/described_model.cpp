@@ -151,8 +151,8 @@ bool is_tokenizer_file(const std::string& name) {
 }
 
 ModelFiles model_files_in(const fs::path& folder) {
-  // The hub's cache consists of links. A checkpoint's own copies are files: a link among them was put there to have
-  // another file copied.
+  // The hub's cache consists of links. A checkpoint's own copies are files: a link among them was put there
+  // to have another file copied.
   const bool takes_links = folder.filename() != kModelFilesName;
   ModelFiles files;
   std::error_code error;

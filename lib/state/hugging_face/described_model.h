@@ -38,8 +38,8 @@ struct DescribedModel {
   std::vector<std::string> plugins;  ///< kPluginNames
 };
 
-/// Keys of a plug-in's model, which Hugging Face's keys do not describe (setup/config/model_description.h): a part
-/// of a configuration, and the shared libraries that the run had loaded.
+/// Keys of a plug-in's model, which Hugging Face's keys do not describe (setup/config/model_description.h): a
+/// part of a configuration, and the shared libraries that the run had loaded.
 inline constexpr const char* kPluginConfig = "fsdp_config";
 inline constexpr const char* kPluginNames = "fsdp_plugins";
 

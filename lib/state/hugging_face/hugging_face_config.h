@@ -18,9 +18,11 @@ namespace fsdp::checkpoint {
 /// The model's options as Hugging Face's config.json, so that exported weights load in transformers.
 nlohmann::json hugging_face_config(const nn::ModelOptions& options);
 
-/// The inverse, for hugging_face_types(), with transformers' defaults for missing keys. kCheckpoint that starts with `where` for other models, for a key with a wrong type or an impossible
-/// value, and for everything that this library's models do not have (other rotary scaling than
-/// ModelOptions::rope_type, other activations, quantized weights, multipliers, experts, ...): the weights would load and compute something else.
+/// The inverse, for hugging_face_types(), with transformers' defaults for missing keys. kCheckpoint that
+/// starts with `where` for other models, for a key with a wrong type or an impossible value, and for
+/// everything that this library's models do not have (other rotary scaling than ModelOptions::rope_type,
+/// other activations, quantized weights, multipliers, experts, ...): the weights would load and compute
+/// something else.
 nn::ModelOptions options_from_hugging_face(const nlohmann::json& config, const std::string& where);
 
 /// hugging_face_config(options) for weights that were initialized from a model whose Hugging Face config is

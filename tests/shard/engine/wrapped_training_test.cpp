@@ -120,8 +120,8 @@ TEST_P(WrapOf, SomeUnitsHasTheSizesTheTrafficAndTheMemoryThatTheFormulaGives) {
     int64_t largest = 0;
     for (const auto& unit : engine->units()) {
       const UnitStorage& storage = unit->storage();
-      largest =
-          std::max({largest, storage.unsharded_bytes(), storage.gathered_bytes(), storage.gradients().nbytes()});
+      largest = std::max(
+          {largest, storage.unsharded_bytes(), storage.gathered_bytes(), storage.gradients().nbytes()});
     }
     for (int step = 0; step < 3; ++step) {
       engine->reset_counters();

@@ -215,7 +215,8 @@ TEST(Doctor, ExaminesThisMachine) {
         "shared memory ", "loopback ", "host name ", "reverse lookup ", "port 29500 ", "gpu ", "nccl "}) {
     EXPECT_NE(result.out.find(std::string("  ") + subject), std::string::npos) << subject << result.out;
   }
-  EXPECT_NE(result.out.find("a second process wrote to memory of this process"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("a second process wrote to memory of this process"), std::string::npos)
+      << result.out;
   EXPECT_NE(result.out.find(" 0 failed\n"), std::string::npos);
 }
 
