@@ -35,6 +35,7 @@ namespace fsdp::comm {
   ROW(kNccl, "nccl", connect_by_hosts, .shares_memory = true, .on_gpus = GpuTensors::kOverNccl)
 
 #define FSDP_BACKEND_MEMBER(member, ...) member,
+/// How the processes of a run exchange data (comm.backend). FSDP_BACKENDS describes each member.
 enum class Backend { FSDP_BACKENDS(FSDP_BACKEND_MEMBER) };
 
 /// The path of tensors on GPUs.
