@@ -1,7 +1,7 @@
 #pragma once
 
 // What happened in a step on a rank: collectives, unsharded buffers and, where they are recorded, the compute
-// of units. Needs no libtorch. In a file, one JSON object a line:
+// of units. In a file, one JSON object a line:
 //
 //   {"step":1,"op":"all_gather","unit":"model.layers.0","pass":"forward","bytes":1581056,
 //    "issue_us":120.4,"start_us":125.0,"wait_us":130.2,"done_us":812.9}

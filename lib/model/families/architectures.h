@@ -1,6 +1,6 @@
 #pragma once
 
-// The values of model.architecture and training.loss. Needs no libtorch; model/nn/decoder.h makes the models.
+// The values of model.architecture and training.loss. model/nn/decoder.h makes the models.
 
 #include <functional>
 #include <string>

@@ -1,7 +1,7 @@
 #pragma once
 
 // The table of the built-in decoders: what differs between them, and the names of their modules, which are
-// those of transformers. Needs no libtorch.
+// those of transformers.
 
 #include <cstdint>
 #include <map>

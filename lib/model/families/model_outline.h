@@ -1,7 +1,7 @@
 #pragma once
 
 // The stages and parameters of a model as two lists of names and shapes: what others need to know of a model.
-// shard/engine/wrap_policy.h makes it of a module tree, which may lie on meta. Needs no libtorch.
+// shard/engine/wrap_policy.h makes it from a module tree, which may be on the meta device.
 
 #include <cstddef>
 #include <cstdint>
