@@ -10,6 +10,7 @@
 
 #include "base/util/error.h"
 #include "model/kernels/sample_sums.h"
+#include "shard/engine/reduce/sample_reduction.h"
 
 namespace fsdp::train {
 
@@ -30,7 +31,7 @@ at::Tensor ReproducibleStep::accumulate_gradients(StepBatches& batches, Arriving
   const int64_t begin = first_leaf_ = begun ? begun->leaves : 0,
                 rounds = (leaves_ - begin + ranks - 1) / ranks;
   const bool may_break_off = leave_requested_ && batches.counted() == 0;
-  engine.begin_sample_sums({rounds, {begin, leaves_}, may_break_off},
+  shard::begin_sample_sums(engine, {rounds, {begin, leaves_}, may_break_off},
                            begun ? begun->sums() : std::vector<shard::SampleSums>{});
   losses_ = at::Tensor();
   if (begun) {
@@ -59,7 +60,7 @@ at::Tensor ReproducibleStep::accumulate_gradients(StepBatches& batches, Arriving
     shared_losses_.push_back(
         {share_losses(losses_.narrow(0, first * samples, (end - first) * samples)), end});
   }
-  engine.require_all_sample_sums();
+  shard::require_all_sample_sums(engine);
   return at::full({}, own_losses / targets_, at::kDouble);
 }
 
@@ -96,7 +97,8 @@ StepResult ReproducibleStep::finish() {
 
 std::optional<BegunStep> ReproducibleStep::begun() {
   if (leaves_ == 0) return begun_;
-  BegunStep step{.leaves = first_leaf_, .all = leaves_, .units = parts_.engine.begun_sums(), .losses = {}};
+  BegunStep step{
+      .leaves = first_leaf_, .all = leaves_, .units = shard::begun_sample_sums(parts_.engine), .losses = {}};
   try {
     for (const auto& [work, leaves] : shared_losses_) {
       work->wait();

@@ -12,7 +12,6 @@
 #include "shard/engine/autograd_hooks.h"
 #include "shard/engine/layout_views.h"
 #include "shard/engine/rank_checks.h"
-#include "shard/engine/reduce/sample_reduction.h"
 
 namespace fsdp::shard {
 namespace {
@@ -296,14 +295,6 @@ void Engine::zero_gradients() {
     unit->storage().clear_shard_gradient();
   }
 }
-
-void Engine::begin_sample_sums(const SampleStep& step, std::vector<SampleSums> begun) {
-  shard::begin_sample_sums(*this, step, std::move(begun));
-}
-
-std::vector<std::vector<SampleSums>> Engine::begun_sums() { return begun_sample_sums(*this); }
-
-void Engine::require_all_sample_sums() const { shard::require_all_sample_sums(*this); }
 
 void Engine::require_no_full_parameters(const char* what) const {
   if (!shows_full_parameters_) return;

@@ -24,7 +24,6 @@
 #include "comm/api/communicator.h"
 #include "model/nn/hooked.h"
 #include "shard/engine/buffer_pool.h"
-#include "shard/engine/reduce/sample_tree.h"
 #include "shard/engine/tensor_slice.h"
 #include "shard/engine/unit.h"
 #include "shard/engine/wrap_policy.h"
@@ -119,14 +118,6 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
 
   /// Discards all gradients, before the first micro-batch of a step.
   void zero_gradients();
-  /// With ShardOptions::sums_by_sample, after zero_gradients(): the micro-batches to come. `begun`: of each
-  /// unit the sums of the leaves before; may be empty if there are none.
-  void begin_sample_sums(const SampleStep& step, std::vector<SampleSums> begun = {});
-  /// Of a step that has failed, with SampleStep::may_break_off: the sums of each unit after the newest
-  /// reductions that have ended here, one or two. Resets the engine. Not collective.
-  std::vector<std::vector<SampleSums>> begun_sums();
-  /// Throws Error(kUsage) if a unit had gradients in some of them only.
-  void require_all_sample_sums() const;
 
   /// Must be called on all ranks where anything but an optimizer has written to shards, because the next
   /// forward must gather the shards of all slices again (hybrid_optimizer = "global"). After an update,

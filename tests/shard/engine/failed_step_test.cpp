@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/util/error.h"
+#include "shard/engine/reduce/sample_reduction.h"
 #include "support/chain_run.h"
 
 namespace fsdp::shard {
@@ -155,9 +156,9 @@ TEST(FailedStep, KeepsTheSumsBeforeItsLastReductions) {
     options.sums_by_sample = true;
     ChainRun run(communicator, options, 3);
     run.engine->zero_gradients();
-    run.engine->begin_sample_sums({.rounds = 8, .span = {0, 16}, .may_break_off = true});
+    begin_sample_sums(*run.engine, {.rounds = 8, .span = {0, 16}, .may_break_off = true});
     for (int round = 0; round < 6; ++round) run.step();
-    for (const std::vector<SampleSums>& unit : run.engine->begun_sums()) {
+    for (const std::vector<SampleSums>& unit : begun_sample_sums(*run.engine)) {
       std::vector<int64_t> leaves;
       for (const SampleSums& sums : unit) leaves.push_back(sums.leaves);
       EXPECT_EQ(leaves, (std::vector<int64_t>{6, 8, 10, 12}));
