@@ -165,9 +165,9 @@ TEST(Pickle, RefusesAStackThatDoesNotFit) {
   expect_refused("\x80\x02\x86."s, "takes more values than it has made");
   expect_refused("\x80\x02N(\x85."s, "takes more values than it has made");  // below a mark
   expect_refused("\x80\x02]}s."s, "takes more values");
-  expect_refused("\x80\x02}NNNs."s, "that is no dict");
+  expect_refused("\x80\x02}NNNs."s, "that is not a dict");
   expect_refused("\x80\x02}(Nu."s, "a key without a value");
-  expect_refused("\x80\x02)Na."s, "that is no list");
+  expect_refused("\x80\x02)Na."s, "that is not a list");
 }
 
 TEST(Pickle, ReadsValuesThatContainThemselves) {
