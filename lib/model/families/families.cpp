@@ -3,132 +3,11 @@
 #include <algorithm>
 
 #include "base/util/error.h"
+#include "model/families/built_in.h"
+#include "model/families/option_rules.h"
 
 namespace fsdp::nn {
 namespace {
-
-std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
-const std::vector<std::string> kRotary = {
-    "rope_theta",          "rope_type", "rope_factor", "rope_low_freq_factor", "rope_high_freq_factor",
-    "rope_original_length"};
-/// Of all that began as a llama.
-const std::vector<std::string> kLlama = {"num_key_value_heads", "hidden_act", "rms_norm_eps"};
-const std::vector<std::string> kExperts = {"num_experts", "num_experts_per_tok"};
-const std::vector<std::string> kGemma = {"head_dim",
-                                         "attention_bias",
-                                         "sliding_window",
-                                         "sliding_window_pattern",
-                                         "query_pre_attn_scalar",
-                                         "final_logit_softcapping"};
-
-/// Gemma 2 (Gemma Team: Gemma 2, 2024): norms before and after each layer.
-Family gemma(const char* architecture, const std::vector<std::string>& more) {
-  return {.architecture = architecture,
-          .options = kLlama + kRotary + kGemma + more,
-          .norm = NormKind::kRmsPlusOne,
-          .scaled_embeddings = true,
-          .norm_after_attention = "post_attention_layernorm",
-          .norm_before_feed_forward = "pre_feedforward_layernorm",
-          .norm_after_feed_forward = "post_feedforward_layernorm"};
-}
-
-std::vector<Family> make_families() {
-  Family gemma3 = gemma("gemma3_text", {"rope_local_base_freq"});
-  gemma3.query_key_norm = QueryKeyNorm::kOfHead;
-  return {
-      // Touvron et al.: LLaMA, 2023, section 2.2. With qkv_bias a Qwen2, with sliding_window a Mistral.
-      {.architecture = "llama",
-       .options =
-           kLlama + kRotary +
-           std::vector<std::string>{"head_dim", "attention_bias", "qkv_bias", "mlp_bias", "sliding_window"}},
-      // Radford et al.: Language Models are Unsupervised Multitask Learners, 2019, section 2.3.
-      {.architecture = "gpt2",
-       .options = {"layer_norm_epsilon"},
-       .norm = NormKind::kLayer,
-       .qkv_form = QkvForm::kSideBySide,
-       .transposed = true,
-       .biased_feed_forward = true,
-       .inner = "transformer",
-       .tokens = "wte",
-       .positions = "wpe",
-       .blocks = "h",
-       .last_norm = "ln_f",
-       .norm_before_attention = "ln_1",
-       .norm_before_feed_forward = "ln_2",
-       .norms_come_first = true,
-       .attention = "attn",
-       .queries = "c_attn",
-       .output = "c_proj",
-       .gate = "",
-       .up = "c_fc",
-       .down = "c_proj"},
-      // Qwen Team: Qwen3, 2025.
-      {.architecture = "qwen3",
-       .options = kLlama + kRotary + std::vector<std::string>{"head_dim", "attention_bias"},
-       .query_key_norm = QueryKeyNorm::kOfHead},
-      // OLMo Team: 2 OLMo 2 Furious, 2025, section 2.
-      {.architecture = "olmo2",
-       .options = kLlama + kRotary + std::vector<std::string>{"attention_bias"},
-       .query_key_norm = QueryKeyNorm::kOfAll,
-       .norm_before_attention = "",
-       .norm_after_attention = "post_attention_layernorm",
-       .norm_before_feed_forward = "",
-       .norm_after_feed_forward = "post_feedforward_layernorm"},
-      // Hugging Face: SmolLM3, 2025; layers without positions: Yang et al.: Rope to Nope and Back Again,
-      // 2025.
-      {.architecture = "smollm3",
-       .options =
-           kLlama + kRotary +
-           std::vector<std::string>{"head_dim", "attention_bias", "mlp_bias", "no_rope_layer_interval"}},
-      // Abdin et al.: Phi-3, 2024.
-      {.architecture = "phi3",
-       .options = kLlama + std::vector<std::string>{"rope_theta", "partial_rotary_factor", "sliding_window"},
-       .qkv_form = QkvForm::kSideBySide,
-       .queries = "qkv_proj",
-       .gate = "",
-       .up = "gate_up_proj",
-       .joined_gate = true},
-      // Jiang et al.: Mixtral of Experts, 2024.
-      {.architecture = "mixtral",
-       .options = kLlama + kRotary + kExperts + std::vector<std::string>{"head_dim", "sliding_window"},
-       .feed_forward = "block_sparse_moe",
-       .gate = "w1",
-       .up = "w3",
-       .down = "w2",
-       .router = "gate",
-       .renormalizes = true},
-      // Qwen Team: Qwen3, 2025.
-      {.architecture = "qwen3_moe",
-       .options = kLlama + kRotary + kExperts +
-                  std::vector<std::string>{"head_dim", "attention_bias", "moe_intermediate_size",
-                                           "norm_topk_prob", "decoder_sparse_step"},
-       .query_key_norm = QueryKeyNorm::kOfHead,
-       .router = "gate"},
-      gemma("gemma2", {"attn_logit_softcapping"}),
-      gemma3,
-      // Black et al.: GPT-NeoX-20B, 2022, section 2; Biderman et al.: Pythia, 2023.
-      {.architecture = "gpt_neox",
-       .options = kRotary + std::vector<std::string>{"hidden_act", "attention_bias", "layer_norm_epsilon",
-                                                     "partial_rotary_factor", "use_parallel_residual"},
-       .norm = NormKind::kLayer,
-       .qkv_form = QkvForm::kByHead,
-       .biased_feed_forward = true,
-       .inner = "gpt_neox",
-       .tokens = "embed_in",
-       .last_norm = "final_layer_norm",
-       .head = "embed_out",
-       .norms_come_first = true,
-       .attention = "attention",
-       .queries = "query_key_value",
-       .output = "dense",
-       .gate = "",
-       .up = "dense_h_to_4h",
-       .down = "dense_4h_to_h"}};
-}
 
 /// Every `interval`th layer.
 bool is_every(int64_t interval, int64_t layer) { return interval > 0 && (layer + 1) % interval == 0; }
@@ -156,17 +35,32 @@ class Shapes {
 }  // namespace
 
 bool Family::has(std::string_view option) const {
-  return std::find(options.begin(), options.end(), option) != options.end();
+  return std::ranges::find(options, option) != options.end();
 }
 
 const std::vector<Family>& families() {
-  static const std::vector<Family> all = make_families();
+  static const std::vector<Family> all = [] {
+    std::vector<Family> made = make_built_in_families();
+    for (Family& family : made) {
+      for (ModelType& type : family.types) {
+        ModelOptions& defaults = type.defaults;
+        defaults.architecture = family.architecture;
+        defaults.vocab_size = type.sizes.vocab_size;
+        defaults.hidden_size = type.sizes.hidden_size;
+        defaults.intermediate_size = type.sizes.intermediate_size;
+        defaults.num_hidden_layers = type.sizes.num_hidden_layers;
+        defaults.num_attention_heads = type.sizes.num_attention_heads;
+        defaults.num_key_value_heads = type.sizes.num_key_value_heads;
+        defaults.max_position_embeddings = type.sizes.max_position_embeddings;
+      }
+    }
+    return made;
+  }();
   return all;
 }
 
 const Family* find_family(std::string_view architecture) {
-  const auto found = std::find_if(families().begin(), families().end(),
-                                  [&](const Family& family) { return family.architecture == architecture; });
+  const auto found = std::ranges::find(families(), architecture, &Family::architecture);
   return found == families().end() ? nullptr : &*found;
 }
 
@@ -174,6 +68,41 @@ const Family& family_of(const ModelOptions& options) {
   const Family* family = find_family(options.architecture);
   FSDP_CHECK(family != nullptr, options.architecture);
   return *family;
+}
+
+const ModelType* find_model_type(std::string_view name) {
+  for (const Family& family : families()) {
+    const auto found = std::ranges::find(family.types, name, &ModelType::name);
+    if (found != family.types.end()) return &*found;
+  }
+  return nullptr;
+}
+
+const ModelType* model_type_of(const ModelOptions& options) {
+  const std::vector<ModelType>& types = family_of(options).types;
+  const auto found = std::ranges::find_if(types, [&](const ModelType& type) {
+    return std::ranges::all_of(type.without_key, [&](const std::string& option) {
+      return option_rule(option).is_equal(options, type.defaults);
+    });
+  });
+  return found == types.end() ? nullptr : &*found;
+}
+
+std::vector<ConfigKey> config_keys(const ModelType& type) {
+  const Family& family = family_of(type.defaults);
+  std::vector<std::string> options = {"vocab_size",        "hidden_size",         "intermediate_size",
+                                      "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
+                                      "attention_dropout", "tie_word_embeddings", "initializer_range"};
+  options.insert(options.end(), family.options.begin(), family.options.end());
+  if (family.has_experts()) options.emplace_back("router_aux_loss_coef");
+  std::vector<ConfigKey> keys = type.keys;
+  for (const std::string& option : options) {
+    const bool has_own_key = std::ranges::count(type.keys, option, &ConfigKey::option) > 0;
+    const bool has_key = option_rule(option).range != OptionRange::kElsewhere &&
+                         std::ranges::count(type.without_key, option) == 0;
+    if (has_key && !has_own_key) keys.push_back({option, option});
+  }
+  return keys;
 }
 
 int64_t key_value_heads(const ModelOptions& options) {

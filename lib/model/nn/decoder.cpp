@@ -14,6 +14,7 @@
 #include "base/util/error.h"
 #include "base/util/text.h"
 #include "model/families/families.h"
+#include "model/families/option_rules.h"
 #include "model/kernels/meta.h"
 #include "model/kernels/sample_sums.h"
 #include "model/nn/attention.h"
@@ -307,33 +308,12 @@ void check_local_rotary(const ModelOptions& options) {
              options.rope_type, ", which scales the layers without a window alone; give it");
 }
 
-/// Options that the architecture has not must have their defaults.
+/// Options that the architecture does not have must have their defaults.
 void check_options(const ModelOptions& options) {
-  const ModelOptions plain;
-  const std::pair<const char*, bool> changed[] = {
-      {"head_dim", options.head_dim != plain.head_dim},
-      {"attention_bias", options.attention_bias},
-      {"qkv_bias", options.qkv_bias},
-      {"mlp_bias", options.mlp_bias},
-      {"hidden_act", options.hidden_act != plain.hidden_act},
-      {"sliding_window", options.sliding_window != 0},
-      {"sliding_window_pattern", options.sliding_window_pattern != 0},
-      {"rope_type", options.rope_type != plain.rope_type},
-      {"rope_local_base_freq", options.rope_local_base_freq != 0},
-      {"partial_rotary_factor", options.partial_rotary_factor != 1},
-      {"no_rope_layer_interval", options.no_rope_layer_interval != 0},
-      {"query_pre_attn_scalar", options.query_pre_attn_scalar != 0},
-      {"attn_logit_softcapping", options.attn_logit_softcapping != 0},
-      {"final_logit_softcapping", options.final_logit_softcapping != 0},
-      {"use_parallel_residual", options.use_parallel_residual},
-      {"num_experts", options.num_experts != 0},
-      {"num_experts_per_tok", options.num_experts_per_tok != plain.num_experts_per_tok},
-      {"moe_intermediate_size", options.moe_intermediate_size != 0},
-      {"norm_topk_prob", options.norm_topk_prob},
-      {"decoder_sparse_step", options.decoder_sparse_step != plain.decoder_sparse_step}};
   std::vector<std::string> foreign;
-  for (const auto& [name, is_changed] : changed) {
-    if (is_changed && !family_of(options).has(name)) foreign.emplace_back(name);
+  for (const OptionRule& rule : option_rules()) {
+    const bool is_foreign = rule.is_exclusive && !family_of(options).has(rule.name);
+    if (is_foreign && !rule.is_equal(options, ModelOptions())) foreign.emplace_back(rule.name);
   }
   if (foreign.empty()) return;
   util::fail(util::ErrorKind::kUsage, util::join(foreign, ", "), foreign.size() > 1 ? " do" : " does",
@@ -346,18 +326,16 @@ void check_built_in(const ModelOptions& options) {
   if (family_of(options).is_rotary()) check_rotary(options);
   check_local_rotary(options);
   check_experts(options);
-  if (options.architecture == "llama" &&
-      (options.qkv_bias + options.attention_bias + (options.sliding_window > 0) > 1 ||
-       (options.mlp_bias && (options.qkv_bias || options.sliding_window > 0)))) {
+  if (model_type_of(options) == nullptr) {
     util::fail(util::ErrorKind::kUsage,
                "qkv_bias (Qwen2), sliding_window (Mistral), and attention_bias or mlp_bias (Llama) "
                "exclude each other, because no model family has more than one of them");
   }
 }
 
-/// GPT-2 paper, section 2.3.
-double gpt2_deviation(const std::string& name, const ModelOptions& options) {
-  if (!name.ends_with("c_proj.weight")) return options.initializer_range;
+/// The GPT-2 paper's initialization of layers whose results are added up, section 2.3.
+double damped_deviation(const std::string& name, const ModelOptions& options) {
+  if (!name.ends_with(family_of(options).damped)) return options.initializer_range;
   return options.initializer_range / std::sqrt(2.0 * static_cast<double>(options.num_hidden_layers));
 }
 
@@ -370,7 +348,7 @@ util::Registry<ModelKind>& kinds() {
     std::vector<util::Registry<ModelKind>::Named> built_in;
     for (const Family& family : families()) {
       ModelKind kind{.make = make_built_in, .check = check_built_in, .plan = decoder_plan};
-      if (family.architecture == "gpt2") kind.deviation = gpt2_deviation;
+      if (!family.damped.empty()) kind.deviation = damped_deviation;
       built_in.push_back({family.architecture, std::move(kind)});
     }
     return built_in;

@@ -67,9 +67,8 @@ void check_heads(const nn::ModelOptions& model, Conflicts& conflicts) {
 
 /// Every model must belong to a family to which it can be exported.
 void check_family(const nn::ModelOptions& model, Conflicts& conflicts) {
-  if (model.architecture != "llama") return;
-  const bool window = model.sliding_window > 0, llama_bias = model.attention_bias || model.mlp_bias;
-  conflicts.unless(model.qkv_bias + window + llama_bias <= 1,
+  if (!nn::is_built_in_architecture(model.architecture)) return;
+  conflicts.unless(nn::model_type_of(model) != nullptr,
                    {"model.qkv_bias", "model.sliding_window", "model.attention_bias", "model.mlp_bias"},
                    "(Qwen2), model.sliding_window (Mistral), and model.attention_bias or model.mlp_bias "
                    "(Llama) exclude each other, because no model family has more than one of them; "

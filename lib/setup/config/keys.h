@@ -49,6 +49,22 @@ using Field = std::variant<std::string& (*)(Config&), int64_t& (*)(Config&), dou
                            std::vector<optim::ParameterGroupOptions>& (*)(Config&), EnumField, PluginField>;
 
 struct Key {
+  Key(std::string section, std::string name, Field field, std::string description, Constraint constraint = {},
+      Condition matters = {}, std::string follows = {}, std::string default_of = {})
+      : section(std::move(section)),
+        name(std::move(name)),
+        field(std::move(field)),
+        description(std::move(description)),
+        constraint(std::move(constraint)),
+        matters(std::move(matters)),
+        follows(std::move(follows)),
+        default_of(std::move(default_of)) {}
+  /// A key that may have any value of its type.
+  Key(std::string section, std::string name, Field field, std::string description, Condition matters,
+      std::string follows = {}, std::string default_of = {})
+      : Key(std::move(section), std::move(name), std::move(field), std::move(description), Constraint(),
+            std::move(matters), std::move(follows), std::move(default_of)) {}
+
   std::string section;
   std::string name;
   Field field;

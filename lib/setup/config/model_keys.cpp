@@ -1,19 +1,16 @@
 // What is trained, and on what: [run], [model] and [data].
 
+#include <algorithm>
+
 #include "data/options/datasets.h"
 #include "model/families/architectures.h"
+#include "model/families/families.h"
+#include "model/families/option_rules.h"
 #include "setup/config/key_tables.h"
 #include "setup/config/presets.h"
 
 namespace fsdp::config {
 namespace {
-
-// Upper bounds keep products such as batch * sequence * vocabulary inside 64 bits; no real model comes near.
-constexpr double kMaxWidth = 1'000'000;
-constexpr double kMaxHeads = 1024;
-constexpr double kMaxLayers = 10'000;
-constexpr double kMaxExperts = 10'000;
-constexpr double kMaxPositions = 10'000'000;
 
 Condition has_adapters() { return is_above_0("lora.rank"); }
 
@@ -23,10 +20,22 @@ Constraint a_preset() {
   return one_of(std::move(names));
 }
 
+/// A key that only some families have matters with these alone.
+std::vector<Key> with_families(std::vector<Key> keys) {
+  for (Key& key : keys) {
+    const bool is_option =
+        std::ranges::any_of(nn::families(), [&](const nn::Family& family) { return family.has(key.name); });
+    if (key.section != "model" || !is_option) continue;
+    const Condition reads = architecture_reads(key.name);
+    key.matters = key.matters.holds ? reads && key.matters : reads;
+  }
+  return keys;
+}
+
 }  // namespace
 
 std::vector<Key> model_keys() {
-  return {
+  return with_families({
       {KEY(run, name), "name of the run in logs", non_empty()},
       {KEY(run, output_dir), "folder of checkpoints, metrics and the resolved config", non_empty()},
       {KEY(run, seed), "seed of initial weights and sample order", at_least(0)},
@@ -36,89 +45,63 @@ std::vector<Key> model_keys() {
 
       {KEY(model, preset), "a well-known model that sets the keys of [model] that are not given", a_preset()},
       {KEY(model, architecture), "family of the model", one_of_registered(nn::architectures())},
-      {KEY(model, vocab_size), "tokens of the vocabulary", between(1, 10'000'000)},
-      {KEY(model, hidden_size), "width of the hidden states", between(1, kMaxWidth)},
-      {KEY(model, intermediate_size), "width inside the feed-forward", between(1, kMaxWidth)},
-      {KEY(model, num_hidden_layers), "number of blocks", between(1, kMaxLayers)},
-      {KEY(model, num_attention_heads), "query heads of a block", between(1, kMaxHeads)},
+      {KEY(model, vocab_size), "tokens of the vocabulary", between(1, nn::kMostVocabulary)},
+      {KEY(model, hidden_size), "width of the hidden states", between(1, nn::kMostWidth)},
+      {KEY(model, intermediate_size), "width inside the feed-forward", between(1, nn::kMostWidth)},
+      {KEY(model, num_hidden_layers), "number of blocks", between(1, nn::kMostLayers)},
+      {KEY(model, num_attention_heads), "query heads of a block", between(1, nn::kMostHeads)},
       {KEY(model, num_key_value_heads),
-       "key and value heads; fewer than query heads: grouped-query attention", between(1, kMaxHeads),
-       architecture_reads("num_key_value_heads"), "num_attention_heads"},
-      {KEY(model, head_dim), "width of a head; 0: hidden_size / num_attention_heads", between(0, kMaxWidth),
-       architecture_reads("head_dim")},
-      {KEY(model, attention_bias),
-       "query, key, value and output projections have biases",
+       "key and value heads; fewer than query heads: grouped-query attention",
+       between(1, nn::kMostHeads),
        {},
-       architecture_reads("attention_bias")},
-      {KEY(model, qkv_bias),
-       "query, key and value projections have biases (Qwen2)",
-       {},
-       architecture_reads("qkv_bias")},
-      {KEY(model, mlp_bias), "the feed-forward has biases", {}, architecture_reads("mlp_bias")},
-      {KEY(model, hidden_act),
-       "activation of the feed-forward, or of its gate",
-       {},
-       architecture_reads("hidden_act")},
+       "num_attention_heads"},
+      {KEY(model, head_dim), "width of a head; 0: hidden_size / num_attention_heads",
+       between(0, nn::kMostWidth)},
+      {KEY(model, attention_bias), "query, key, value and output projections have biases"},
+      {KEY(model, qkv_bias), "query, key and value projections have biases (Qwen2)"},
+      {KEY(model, mlp_bias), "the feed-forward has biases"},
+      {KEY(model, hidden_act), "activation of the feed-forward, or of its gate"},
       {KEY(model, num_experts), "feed-forwards of a layer, of which each token uses some",
-       between(0, kMaxExperts), architecture_reads("num_experts")},
-      {KEY(model, num_experts_per_tok), "experts that a token uses", between(1, kMaxExperts),
-       architecture_reads("num_experts_per_tok")},
-      {KEY(model, moe_intermediate_size), "width inside an expert", between(0, kMaxWidth),
-       architecture_reads("moe_intermediate_size")},
-      {KEY(model, norm_topk_prob),
-       "the weights of a token's experts are divided by their sum",
-       {},
-       architecture_reads("norm_topk_prob")},
+       between(0, nn::kMostExperts)},
+      {KEY(model, num_experts_per_tok), "experts that a token uses", between(1, nn::kMostExperts)},
+      {KEY(model, moe_intermediate_size), "width inside an expert", between(0, nn::kMostWidth)},
+      {KEY(model, norm_topk_prob), "the weights of a token's experts are divided by their sum"},
       {KEY(model, decoder_sparse_step),
-       "N: layers N, 2 N and so on have experts; the others have one feed-forward", between(1, kMaxLayers),
-       architecture_reads("decoder_sparse_step")},
+       "N: layers N, 2 N and so on have experts; the others have one feed-forward",
+       between(1, nn::kMostLayers)},
       {KEY(model, router_aux_loss_coef),
        "weight, in the training loss, of the loss that balances experts over the tokens of a micro-batch without padding; 0: none",
        at_least(0), architecture_reads("num_experts")},
-      {KEY(model, use_parallel_residual),
-       "attention and feed-forward of a block both read its input",
-       {},
-       architecture_reads("use_parallel_residual")},
-      {KEY(model, sliding_window), "attention window in tokens; 0: none", between(0, kMaxPositions),
-       architecture_reads("sliding_window")},
+      {KEY(model, use_parallel_residual), "attention and feed-forward of a block both read its input"},
+      {KEY(model, sliding_window), "attention window in tokens; 0: none", between(0, nn::kMostPositions)},
       {KEY(model, sliding_window_pattern), "every how manyth layer has no attention window; 0: all have it",
-       between(0, kMaxLayers),
-       architecture_reads("sliding_window_pattern") && is_above_0("model.sliding_window")},
+       between(0, nn::kMostLayers), is_above_0("model.sliding_window")},
       {KEY(model, query_pre_attn_scalar),
        "number by whose square root attention scores are divided; 0: the width of a head",
-       between(0, kMaxWidth), architecture_reads("query_pre_attn_scalar")},
+       between(0, nn::kMostWidth)},
       {KEY(model, attn_logit_softcapping),
-       "soft cap of attention scores, which are then cap * tanh(score / cap); 0: none", at_least(0),
-       architecture_reads("attn_logit_softcapping")},
-      {KEY(model, final_logit_softcapping), "soft cap of the model's logits; 0: none", at_least(0),
-       architecture_reads("final_logit_softcapping")},
+       "soft cap of attention scores, which are then cap * tanh(score / cap); 0: none", at_least(0)},
+      {KEY(model, final_logit_softcapping), "soft cap of the model's logits; 0: none", at_least(0)},
       {KEY(model, max_position_embeddings), "longest sequence of the model, in tokens",
-       between(1, kMaxPositions)},
-      {KEY(model, rope_theta), "base of the rotary embedding", above(0), architecture_reads("rope_theta")},
-      {KEY(model, rope_type),
-       "how rotary positions are scaled beyond the length of the original training",
-       {},
-       architecture_reads("rope_type")},
+       between(1, nn::kMostPositions)},
+      {KEY(model, rope_theta), "base of the rotary embedding", above(0)},
+      {KEY(model, rope_type), "how rotary positions are scaled beyond the length of the original training"},
       {KEY(model, rope_factor), "ratio of the extended length to the original one", above(0),
-       architecture_reads("rope_factor") && is("model.rope_type", {"linear", "llama3"})},
+       is("model.rope_type", {"linear", "llama3"})},
       {KEY(model, rope_low_freq_factor),
        "frequencies that rotate fewer times than this over the original length are scaled by the full factor",
-       above(0), architecture_reads("rope_low_freq_factor") && is("model.rope_type", {"llama3"})},
+       above(0), is("model.rope_type", {"llama3"})},
       {KEY(model, rope_high_freq_factor), "frequencies that rotate more times than this are not scaled",
-       above(0), architecture_reads("rope_high_freq_factor") && is("model.rope_type", {"llama3"})},
+       above(0), is("model.rope_type", {"llama3"})},
       {KEY(model, rope_original_length), "sequence length of the original training, in tokens",
-       between(1, kMaxPositions),
-       architecture_reads("rope_original_length") && is("model.rope_type", {"llama3"})},
+       between(1, nn::kMostPositions), is("model.rope_type", {"llama3"})},
       {KEY(model, rope_local_base_freq),
-       "base of the rotary embedding of layers with an attention window; 0: that of all layers", at_least(0),
-       architecture_reads("rope_local_base_freq")},
-      {KEY(model, partial_rotary_factor), "share of a head that the rotary embedding rotates", between(0, 1),
-       architecture_reads("partial_rotary_factor")},
+       "base of the rotary embedding of layers with an attention window; 0: that of all layers", at_least(0)},
+      {KEY(model, partial_rotary_factor), "share of a head that the rotary embedding rotates", between(0, 1)},
       {KEY(model, no_rope_layer_interval), "every how manyth layer has no rotary embedding; 0: none",
-       between(0, kMaxLayers), architecture_reads("no_rope_layer_interval")},
-      {KEY(model, rms_norm_eps), "epsilon of RMSNorm", above(0), architecture_reads("rms_norm_eps")},
-      {KEY(model, layer_norm_epsilon), "epsilon of LayerNorm", above(0),
-       architecture_reads("layer_norm_epsilon")},
+       between(0, nn::kMostLayers)},
+      {KEY(model, rms_norm_eps), "epsilon of RMSNorm", above(0)},
+      {KEY(model, layer_norm_epsilon), "epsilon of LayerNorm", above(0)},
       {KEY(model, initializer_range), "standard deviation of the initial weights", at_least(0)},
       {KEY(model, embedding_dropout), "dropout of the embeddings in training", from_up_to_below(0, 1)},
       {KEY(model, attention_dropout),
@@ -130,9 +113,7 @@ std::vector<Key> model_keys() {
       {KEY(model, init_from),
        "initial weights: a Hugging Face folder, a .safetensors file or a checkpoint, whose model is the "
        "default of [model]; only weights are read; empty: random"},
-      {KEY(model, init_unused),
-       "patterns (* and ?) of tensors in init_from that the model may leave unused",
-       {},
+      {KEY(model, init_unused), "patterns (* and ?) of tensors in init_from that the model may leave unused",
        is_given("model.init_from")},
       {KEY(model, init_broadcast),
        "only rank 0 reads (or generates) the initial weights and broadcasts them: for slow shared file "
@@ -149,19 +130,14 @@ std::vector<Key> model_keys() {
       {KEY(lora, targets),
        "patterns (* and ?) of names of linear layers that get adapters, such as \"*q_proj\" (target_modules)",
        non_empty(), has_adapters()},
-      {KEY(lora, use_rslora), "scale by alpha / sqrt(rank) instead", {}, has_adapters()},
-      {KEY(lora, quantize),
-       "keep and gather the frozen weights of linear layers in 8 or 4 bits (QLoRA)",
-       {},
+      {KEY(lora, use_rslora), "scale by alpha / sqrt(rank) instead", has_adapters()},
+      {KEY(lora, quantize), "keep and gather the frozen weights of linear layers in 8 or 4 bits (QLoRA)",
        has_adapters()},
-      {KEY(lora, dora),
-       "train the norms of the weights' rows too: weight-decomposed adaptation (use_dora)",
-       {},
+      {KEY(lora, dora), "train the norms of the weights' rows too: weight-decomposed adaptation (use_dora)",
        has_adapters()},
       {KEY(lora, init_from),
        "initial adapters: a folder that PEFT has saved or fsdp-ckpt exported, or a checkpoint of adapters; empty: "
        "random as PEFT's",
-       {},
        has_adapters()},
 
       {KEY(data, dataset), "kind of data set in train and validation; a plug-in can add others",
@@ -194,12 +170,11 @@ std::vector<Key> model_keys() {
       {KEY(data, allow_changed),
        "resume, with a warning, even if the token files or the settings that define a sample differ from those that the "
        "checkpoint was trained with",
-       {},
        is_not("checkpoint.resume", "never")},
       {KEY(data, prefetch_batches), "batches that a thread prepares ahead of the step; 0: none",
        between(0, 1000)},
       {KEY(data, shuffle), "visit the samples in an order that depends on run.seed"},
-  };
+  });
 }
 
 }  // namespace fsdp::config

@@ -1,5 +1,8 @@
 #include "setup/config/presets.h"
 
+#include <algorithm>
+#include <sstream>
+
 #include "base/util/error.h"
 #include "base/util/text.h"
 
@@ -15,6 +18,31 @@ constexpr File kFiles[] = {
 #include "config/preset_files.inc"
 };
 
+/// Files of lib/model/families/presets, which have the names of families.
+constexpr File kModelFiles[] = {
+#include "config/model_preset_files.inc"
+};
+
+/// Each line `NAME = {KEY = VALUE, ...}` below a [heading] is a preset, which also has the keys of the line `all`.
+void add_presets(const File& file, std::vector<ModelPreset>& presets) {
+  std::istringstream lines(file.text);
+  std::string shared;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("[")) shared = util::concat("[model]\narchitecture = \"", file.name, "\"\n");
+    const size_t brace = line.find(" = {");
+    if (brace == std::string::npos) continue;
+    std::string name = line.substr(0, brace), keys = line.substr(brace + 4, line.size() - brace - 5) + "\n";
+    std::erase(name, '"');
+    for (size_t at = keys.find(", "); at != std::string::npos; at = keys.find(", "))
+      keys.replace(at, 2, "\n");
+    if (name == "all") {
+      shared += keys;
+    } else {
+      presets.push_back({name, shared + keys});
+    }
+  }
+}
+
 Preset preset_of(const File& file) {
   const std::string text = file.text;
   constexpr std::string_view kBegin = "# ", kEnd = ".\n";
@@ -24,6 +52,20 @@ Preset preset_of(const File& file) {
 }
 
 }  // namespace
+
+const std::vector<ModelPreset>& model_presets() {
+  static const std::vector<ModelPreset> presets = [] {
+    std::vector<ModelPreset> read;
+    for (const File& file : kModelFiles) add_presets(file, read);
+    return read;
+  }();
+  return presets;
+}
+
+const ModelPreset* find_model_preset(std::string_view name) {
+  const auto found = std::ranges::find(model_presets(), name, &ModelPreset::name);
+  return found == model_presets().end() ? nullptr : &*found;
+}
 
 const std::vector<Preset>& all_presets() {
   static const std::vector<Preset> presets = [] {

@@ -14,10 +14,7 @@ struct ModelPreset {
   std::string toml;  ///< a section [model]; may omit keys that follow others
 };
 
-/// GPT-2 in its four sizes (Radford et al., 2019), llama2.c's stories15M and stories110M (Karpathy, 2023),
-/// Llama 3 8B and 70B, Llama 3.2 1B and 3B (The Llama 3 herd of models, 2024), Qwen2.5 from 0.5B to 7B (its
-/// technical report, 2024), SmolLM2 in its three sizes (2025), Mistral 7B (2023), and sizes of the other
-/// families of model/families/families.h.
+/// The models of lib/model/families/presets, in the order of its files.
 const std::vector<ModelPreset>& model_presets();
 
 /// nullptr if there is none.

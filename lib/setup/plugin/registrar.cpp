@@ -33,12 +33,8 @@ void Registrar::add_key(const std::string& name, util::PluginValue initial, std:
     if (key.name == name)
       fail(ErrorKind::kUsage, full_name, " must be registered once, but is registered twice");
   }
-  keys_.push_back({.section = plugin_,
-                   .name = name,
-                   .field = config::PluginField{.key = full_name, .initial = std::move(initial)},
-                   .description = std::move(description),
-                   .constraint = std::move(constraint),
-                   .follows = {}});
+  keys_.emplace_back(plugin_, name, config::PluginField{.key = full_name, .initial = std::move(initial)},
+                     std::move(description), std::move(constraint));
 }
 
 void Registrar::add_model(const std::string& name, nn::ModelKind kind, const std::vector<std::string>& keys) {

@@ -11,7 +11,7 @@
 #include "model/families/families.h"
 #include "model/nn/lora.h"
 #include "state/convert/peft_folder.h"
-#include "state/gguf/families.h"
+#include "state/gguf/forms.h"
 #include "state/gguf/quantise.h"
 #include "state/gguf/writer.h"
 #include "state/hugging_face/described_model.h"
@@ -29,9 +29,9 @@ namespace {
 using Shapes = std::map<std::string, std::vector<int64_t>>;
 
 /// Where the adapter's weight is in GGUF.
-NamedStorage checked_place(const Family& family, const Shapes& shapes, const AdapterTensors& adapter) {
+NamedStorage checked_place(const GgufForm& form, const Shapes& shapes, const AdapterTensors& adapter) {
   const auto found = shapes.find(adapter.weight);
-  const auto place = their_tensor(family, adapter.weight);
+  const auto place = their_tensor(form, adapter.weight);
   const auto refuse = [&](const auto&... what) {
     fail(ErrorKind::kCheckpoint, "the adapter of ", adapter.weight, what...);
   };
@@ -61,7 +61,7 @@ AdapterFile write_adapter(const AdapterRequest& request, const std::vector<Adapt
     checkpoint::refuse_existing(request.output, "choose another output or replace it with `overwrite`");
   }
   const nn::ModelOptions options = checkpoint::options_from_hugging_face(request.model_config, request.where);
-  const Family& family = family_of(request.model_config, options, request.where);
+  const GgufForm& form = form_of(request.model_config, options, request.where);
   const Shapes shapes = nn::weight_shapes(options);
   std::vector<Tensor> tensors;
   std::vector<at::Tensor> contents;
@@ -88,7 +88,7 @@ AdapterFile write_adapter(const AdapterRequest& request, const std::vector<Adapt
     contents.push_back(std::move(content));
   };
   for (const AdapterTensors& adapter : adapters) {
-    const NamedStorage place = checked_place(family, shapes, adapter);
+    const NamedStorage place = checked_place(form, shapes, adapter);
     // A transposed weight has the same linear map; only the order of B's rows differs.
     const bool transposed = place.stored == Stored::kTransposed;
     const at::Tensor b = transposed ? adapter.b : to_theirs(adapter.b, place.stored, options);
@@ -96,7 +96,7 @@ AdapterFile write_adapter(const AdapterRequest& request, const std::vector<Adapt
     add(adapter.weight, place, ".lora_b", b);
   }
   Writer writer(request.output,
-                {{"general.architecture", std::string(family.architecture)},
+                {{"general.architecture", std::string(form.architecture)},
                  {"general.type", std::string("adapter")},
                  {"general.name", request.output.stem().string()},
                  {"general.file_type", traits_of(request.type).file_type},

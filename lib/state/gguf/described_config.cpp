@@ -9,8 +9,10 @@
 #include <utility>
 
 #include "base/util/error.h"
-#include "state/gguf/families.h"
+#include "model/families/option_rules.h"
+#include "state/gguf/forms.h"
 #include "state/gguf/rotary_scaling.h"
+#include "state/hugging_face/hugging_face_config.h"
 
 namespace fsdp::gguf {
 using nlohmann::json;
@@ -45,8 +47,8 @@ std::string text_of(const json& value) { return value.dump(-1, ' ', true, json::
 /// Reads the keys of the architecture, and tells those that nothing has read.
 class ArchitectureKeys {
  public:
-  ArchitectureKeys(const Reader& file, const Family& family)
-      : file_(file), prefix_(concat(family.architecture, ".")) {}
+  ArchitectureKeys(const Reader& file, const GgufForm& form)
+      : file_(file), prefix_(concat(form.architecture, ".")) {}
 
   json value(const std::string& key) {
     read_.insert(prefix_ + key);
@@ -78,7 +80,7 @@ class ArchitectureKeys {
 };
 
 /// Scaling of the rotary positions, linear by the metadata or Llama 3's by a tensor.
-void read_scaling(const Reader& file, const Family& family, ArchitectureKeys& keys, json& config) {
+void read_scaling(const Reader& file, const GgufForm& form, ArchitectureKeys& keys, json& config) {
   const json type = keys.value("rope.scaling.type");
   json factor = keys.value("rope.scaling.factor");
   if (factor.is_null()) factor = keys.value("rope.scale_linear");
@@ -104,7 +106,7 @@ void read_scaling(const Reader& file, const Family& family, ArchitectureKeys& ke
   }
   json scaling;
   const double theta = config.contains("rope_theta") ? config["rope_theta"].get<double>() : 10000;
-  if (!family.scales_frequencies || config.contains("rope_scaling") ||
+  if (!form.scales_frequencies || config.contains("rope_scaling") ||
       !find_scaling(divisors, theta, scaling)) {
     fail(ErrorKind::kCheckpoint, file.path().string(), ": ", kRopeFrequencies,
          " must be the rotary scaling of Llama 3, but is another", kRemedy);
@@ -125,29 +127,30 @@ double rotary_share(int64_t width, const json& config, const ArchitectureKeys& k
   return is_short ? std::nextafter(share, 1.0) : share;
 }
 
-void read_key(const KeyRule& rule, ArchitectureKeys& keys, json& config) {
-  using Kind = KeyRule::Kind;
+void read_key(const GgufForm& form, const nn::GgufKey& rule, ArchitectureKeys& keys, json& config) {
+  const std::string name = config_key_of(form, rule);
+  const bool is_share = rule.option == kRotaryShare;
   json value = keys.value(rule.key);
   if (value.is_null()) {
     if (!rule.optional) keys.refuse(rule.key, "must be there, but is missing");
-    // Where llama.cpp and config.json have different defaults.
-    if (rule.kind == Kind::kRotaryWidth) config[rule.config_key] = 1.0;
-    if (std::string_view(rule.key) == "rope.freq_base") config[rule.config_key] = 10000.0;
+    // llama.cpp and config.json have different defaults.
+    if (is_share) config[name] = 1.0;
+    if (rule.option == "rope_theta") config[name] = 10000.0;
     return;
   }
-  const bool right = rule.kind == Kind::kNumber ? value.is_number()
-                     : rule.kind == Kind::kFlag ? value.is_boolean()
-                                                : value.is_number_unsigned();
-  if (!right) {
-    keys.refuse(rule.key, concat("must be ", rule.kind == Kind::kFlag ? "true or false" : "a number",
-                                 ", but is ", text_of(value)));
+  const auto& field = nn::option_rule(rule.option).field;
+  const bool is_flag = std::holds_alternative<bool nn::ModelOptions::*>(field);
+  const bool is_number = std::holds_alternative<double nn::ModelOptions::*>(field) && !is_share;
+  if (is_flag ? !value.is_boolean() : is_number ? !value.is_number() : !value.is_number_unsigned()) {
+    keys.refuse(rule.key,
+                concat("must be ", is_flag ? "true or false" : "a number", ", but is ", text_of(value)));
   }
-  if (rule.kind == Kind::kRotaryWidth) value = rotary_share(value.get<int64_t>(), config, keys);
-  if (config.contains(rule.config_key) && config[rule.config_key] != value) {
-    keys.refuse(rule.key, concat("must be ", text_of(config[rule.config_key]),
-                                 " as another key says, but is ", text_of(value)));
+  if (is_share) value = rotary_share(value.get<int64_t>(), config, keys);
+  if (config.contains(name) && config[name] != value) {
+    keys.refuse(rule.key,
+                concat("must be ", text_of(config[name]), " as another key says, but is ", text_of(value)));
   }
-  config[rule.config_key] = value;
+  config[name] = value;
 }
 
 /// As in llama.cpp, which takes them from other sizes; config.json has defaults of one model of the family.
@@ -161,11 +164,18 @@ void add_head_sizes(const nn::Family& ours, json& config) {
   config["head_dim"] = hidden.get<int64_t>() / heads.get<int64_t>();
 }
 
-void read_windows(const Reader& file, const Family& family, const ArchitectureKeys& keys, json& config) {
+void read_windows(const Reader& file, const GgufForm& form, const ArchitectureKeys& keys, json& config) {
   if (config.value("sliding_window", json()) == 0) config.erase("sliding_window");  // none
   const bool has_windows = config.contains("sliding_window");
-  if (has_windows && family.type_with_window != nullptr) config["model_type"] = family.type_with_window;
-  if (family.window_pattern == 0 || (has_windows && !config.contains(kWindowPattern))) return;
+  if (has_windows) {
+    // Llama and Mistral have one architecture, and only Mistral has windows.
+    for (const nn::ModelType& type : form.family->types) {
+      const bool fits = type.gguf.architecture == form.architecture &&
+                        std::ranges::count(type.without_key, "sliding_window") == 0;
+      if (fits) config["model_type"] = type.name;
+    }
+  }
+  if (form.window_pattern == 0 || (has_windows && !config.contains(kWindowPattern))) return;
   const auto layers = config["num_hidden_layers"].get<size_t>();
   if (layers > file.tensors().size()) {
     keys.refuse("block_count", concat("must be at most the number of tensors, ", file.tensors().size(),
@@ -183,23 +193,23 @@ void read_windows(const Reader& file, const Family& family, const ArchitectureKe
 }  // namespace
 
 json described_config(const Reader& file) {
-  const Family& family = family_of_architecture(file);
-  const nn::Family& ours = ours_of(family);
-  json config = family.fixed;
-  config["model_type"] = family.model_type;
+  const GgufForm& form = form_of(file);
+  const nn::Family& ours = *form.family;
+  json config = checkpoint::json_object(form.fixed);
+  config["model_type"] = form.type->name;
   config["pad_token_id"] = nullptr;
-  ArchitectureKeys keys(file, family);
-  for (const KeyRule& rule : family.keys) read_key(rule, keys, config);
+  ArchitectureKeys keys(file, form);
+  for (const nn::GgufKey& rule : form.keys) read_key(form, rule, keys, config);
   add_head_sizes(ours, config);
-  read_windows(file, family, keys, config);
+  read_windows(file, form, keys, config);
   if (ours.has("query_pre_attn_scalar") && config["num_attention_heads"] != 0) {
-    config["query_pre_attn_scalar"] = score_scalar(family, config["num_hidden_layers"], config["hidden_size"],
+    config["query_pre_attn_scalar"] = score_scalar(form, config["num_hidden_layers"], config["hidden_size"],
                                                    config["num_attention_heads"], config["head_dim"]);
   }
   keys.value("tensor_data_layout");
-  read_scaling(file, family, keys, config);
+  read_scaling(file, form, keys, config);
   keys.refuse_unread();
-  for (const FlagRule& flag : family.flags) config[flag.config_key] = file.tensors().contains(flag.tensor);
+  for (const nn::GgufFlag& flag : form.flags) config[flag.config_key] = file.tensors().contains(flag.tensor);
   if (!config.contains("tie_word_embeddings")) {
     config["tie_word_embeddings"] = !file.tensors().contains("output.weight");
   }

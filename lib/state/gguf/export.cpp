@@ -12,7 +12,7 @@
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "model/families/families.h"
-#include "state/gguf/families.h"
+#include "state/gguf/forms.h"
 #include "state/gguf/quantise.h"
 #include "state/gguf/rotary_scaling.h"
 #include "state/gguf/tokenizer.h"
@@ -56,7 +56,7 @@ struct Source {
 };
 
 struct Plan {
-  const Family* family;
+  const GgufForm* form;
   TensorType type;
   std::vector<Tensor> tensors;
   std::vector<Source> sources;
@@ -87,7 +87,7 @@ Plan plan_of(const checkpoint::StoredModel& model, const ExportRequest& request)
          model.options.architecture, " of a plug-in in ", model.where,
          "; fsdp-ckpt consolidate writes its weights");
   }
-  Plan plan{.family = &family_of(model.config, model.options, model.where),
+  Plan plan{.form = &form_of(model.config, model.options, model.where),
             .type = chosen_type(model, request),
             .tensors = {},
             .sources = {}};
@@ -101,7 +101,7 @@ Plan plan_of(const checkpoint::StoredModel& model, const ExportRequest& request)
   }
   std::map<std::string, size_t> stacks;  ///< their places in the plan
   for (const auto& [name, stored_name] : model.names) {
-    auto theirs = their_tensor(*plan.family, name);
+    auto theirs = their_tensor(*plan.form, name);
     FSDP_CHECK(theirs, name);
     Tensor tensor{.name = std::move(theirs->name), .shape = model.weights.shape(stored_name)};
     if (theirs->stored == Stored::kTransposed) std::reverse(tensor.shape.begin(), tensor.shape.end());
@@ -127,13 +127,13 @@ Plan plan_of(const checkpoint::StoredModel& model, const ExportRequest& request)
 }
 
 Metadata metadata_of(const checkpoint::StoredModel& model, const Plan& plan, const ExportRequest& request) {
-  Metadata metadata = {{"general.architecture", std::string(plan.family->architecture)},
+  Metadata metadata = {{"general.architecture", std::string(plan.form->architecture)},
                        {"general.type", std::string("model")},
                        {"general.name", request.output.stem().string()},
                        {"general.size_label", size_label(plan.parameters, model.options.num_experts)},
                        {"general.file_type", traits_of(plan.type).file_type},
                        {"general.quantization_version", kQuantisationVersion}};
-  describe_model(*plan.family, model.options, metadata);
+  describe_model(*plan.form, model.options, metadata);
   describe_tokenizer(request.tokenizer, model.options.vocab_size, model.config, metadata);
   return metadata;
 }

@@ -12,7 +12,7 @@
 
 #include "base/util/error.h"
 #include "model/families/families.h"
-#include "state/gguf/families.h"
+#include "state/gguf/forms.h"
 #include "state/gguf/reader.h"
 #include "state/gguf/rotary_scaling.h"
 #include "state/hugging_face/described_model.h"
@@ -33,17 +33,17 @@ namespace {
 /// and kept until another is read.
 class ConvertedTensors final : public checkpoint::TensorSource {
  public:
-  ConvertedTensors(std::shared_ptr<const Reader> file, const Family& family, const nn::ModelOptions& options)
+  ConvertedTensors(std::shared_ptr<const Reader> file, const GgufForm& form, const nn::ModelOptions& options)
       : file_(std::move(file)), options_(options) {
     const auto shapes = nn::weight_shapes(options);
     for (const auto& [name, tensor] : file_->tensors()) {
       if (name == kRopeFrequencies) continue;
-      auto ours = our_tensor(family, name);
+      auto ours = our_tensor(form, name);
       const bool is_stacked = ours && ours->stored == Stored::kStacked;
       if (is_stacked && shapes.contains(ours->name) && tensor.shape.size() == 3 &&
           tensor.shape[0] == options.num_experts) {
         for (int64_t i = 0; i < options.num_experts; ++i) {
-          tensors_.emplace(our_tensor(family, name, i)->name,
+          tensors_.emplace(our_tensor(form, name, i)->name,
                            Entry{&tensor, Stored::kStacked, {tensor.shape[1], tensor.shape[2]}, i});
         }
         continue;
@@ -149,16 +149,16 @@ checkpoint::ShardedResult import_model(const checkpoint::ImportRequest& request)
   const nn::ModelOptions options = checkpoint::options_from_hugging_face(config, where);
   config["architectures"] = {checkpoint::causal_model_class(config["model_type"])};
   const auto* architecture = file->find<std::string>("general.architecture");
-  const Family& family = family_of(config, options, where);
-  if (architecture == nullptr || *architecture != family.architecture) {
-    fail(ErrorKind::kCheckpoint, request.source.string(), " must have the architecture ", family.architecture,
+  const GgufForm& form = form_of(config, options, where);
+  if (architecture == nullptr || *architecture != form.architecture) {
+    fail(ErrorKind::kCheckpoint, request.source.string(), " must have the architecture ", form.architecture,
          " for ", where, ", but has another; give the config.json of this model");
   }
   compare_scaling(*file, options, where);
 
   checkpoint::Weights source;
   source.set_saturating(request.saturate);
-  source.add(std::make_shared<ConvertedTensors>(file, family, options));
+  source.add(std::make_shared<ConvertedTensors>(file, form, options));
   const checkpoint::MatchedWeights matched = checkpoint::match_weights(source, options);
   matched.misfits.refuse_any(request.source.string(), where);
   // The type of the matrices; vectors and positions are in f32 in any file.

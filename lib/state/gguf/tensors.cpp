@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/util/error.h"
-#include "state/gguf/families.h"
+#include "state/gguf/forms.h"
 
 namespace fsdp::gguf {
 using util::concat;
@@ -52,9 +52,9 @@ std::optional<std::pair<std::string_view, std::string_view>> without_kind(std::s
 
 }  // namespace
 
-std::optional<NamedStorage> their_tensor(const Family& family, std::string_view ours) {
+std::optional<NamedStorage> their_tensor(const GgufForm& form, std::string_view ours) {
   const auto parts = without_kind(ours);
-  for (const TensorRule& rule : family.tensors) {
+  for (const TensorRule& rule : form.tensors) {
     const auto numbers = parts ? numbers_in(parts->first, rule.ours) : std::nullopt;
     if (!numbers) continue;
     NamedStorage place{concat(with_numbers(rule.theirs, *numbers), parts->second), rule.stored};
@@ -65,9 +65,9 @@ std::optional<NamedStorage> their_tensor(const Family& family, std::string_view 
   return std::nullopt;
 }
 
-std::optional<NamedStorage> our_tensor(const Family& family, std::string_view theirs, int64_t expert) {
+std::optional<NamedStorage> our_tensor(const GgufForm& form, std::string_view theirs, int64_t expert) {
   const auto parts = without_kind(theirs);
-  for (const TensorRule& rule : family.tensors) {
+  for (const TensorRule& rule : form.tensors) {
     auto numbers = parts ? numbers_in(parts->first, rule.theirs) : std::nullopt;
     if (!numbers) continue;
     numbers->expert = std::to_string(expert);

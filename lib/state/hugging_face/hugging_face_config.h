@@ -1,7 +1,7 @@
 #pragma once
 
-// Hugging Face's description of a model, config.json, both ways.
-// hugging_face_config_reader.cpp has the way in, hugging_face_config.cpp the way out.
+// Hugging Face's description of a model, config.json: read by hugging_face_config_reader.cpp, written by
+// hugging_face_config.cpp, both by the keys that model/families/family.h lists for each model type.
 
 #include <torch/headeronly/core/ScalarType.h>
 
@@ -18,29 +18,24 @@ namespace fsdp::checkpoint {
 /// The model's options as Hugging Face's config.json, so that exported weights load in transformers.
 nlohmann::json hugging_face_config(const nn::ModelOptions& options);
 
-/// The inverse, for hugging_face_types(), with transformers' defaults for missing keys. kCheckpoint that
-/// starts with `where` for other models, for a key with a wrong type or an impossible value, and for
-/// everything that this library's models do not have (other rotary scaling than ModelOptions::rope_type,
-/// other activations, quantized weights, multipliers, experts, ...): the weights would load and compute
-/// something else.
+/// The inverse, with transformers' defaults for missing keys. Throws Error(kCheckpoint), which starts with `where`, for a
+/// "model_type" that no family has, for a key with a wrong type or an impossible value, and for everything that this
+/// library's models do not have (other rotary scaling than ModelOptions::rope_type, other activations, quantized weights,
+/// multipliers, ...), because the weights would load and compute something else.
 nn::ModelOptions options_from_hugging_face(const nlohmann::json& config, const std::string& where);
 
-/// hugging_face_config(options) for weights that were initialized from a model whose Hugging Face config is
-/// `source` (null: none). Everything in `source` is kept (family, ids of special tokens, type of the weights,
-/// unknown keys) except what a run may change. If the two differ in what weights determine, only ids and type
-/// are kept.
+/// hugging_face_config(options) for weights that were initialized from a model with the config.json `source` (null: none).
+/// Keeps everything in `source` (family, ids of special tokens, type of the weights, unknown keys) except what a run may
+/// change. If the two differ in what weights determine, keeps only ids and type.
 nlohmann::json inherited_config(const nn::ModelOptions& options, const nlohmann::json& source);
 
-/// What transformers calls a model, and our name of its family.
-struct HuggingFaceType {
-  const char *model_type, *architecture, *model_class;
-};
-const std::vector<HuggingFaceType>& hugging_face_types();
+/// transformers' class with a language-model head for a supported "model_type".
+std::string causal_model_class(const nlohmann::json& model_type);
 
-/// The class of transformers with a language-model head, for a supported "model_type".
-const char* causal_model_class(const nlohmann::json& model_type);
+/// The keys of config.json that nn::ModelType and nn::GgufArchitecture hold as text; "" has none.
+nlohmann::json json_object(const std::string& text);
 
-/// "torch_dtype", or "dtype" as newer releases call it; nothing where neither names a floating-point type.
+/// Type in "torch_dtype", or in "dtype" as newer releases call it; nothing where neither names a floating-point type.
 std::optional<c10::ScalarType> dtype_of_config(const nlohmann::json& config);
 
 /// Sets whichever of these two keys the config has; "torch_dtype" if none.

@@ -119,9 +119,10 @@ void refuse_unsupported_traits(const json& config, const nn::Family& family, con
       !all_are(config["no_rope_layers"], {1, true})) {
     add("no_rope_layers", "layers without rotary positions");
   }
-  // In Mistral, all layers have the window of "sliding_window" or none.
+  const json name = config.value("model_type", json());
+  const nn::ModelType* type = name.is_string() ? nn::find_model_type(name.get<std::string>()) : nullptr;
   std::vector<json> layer_types = {"full_attention"};
-  if (config.value("model_type", json()) == "mistral") layer_types = {"full_attention", "sliding_attention"};
+  if (type != nullptr && type->lists_windows) layer_types.emplace_back("sliding_attention");
   if (!family.has("sliding_window_pattern") && config.contains("layer_types") &&
       !all_are(config["layer_types"], layer_types)) {
     add("layer_types", "layers with other kinds of attention");

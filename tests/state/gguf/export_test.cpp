@@ -8,7 +8,7 @@
 #include <functional>
 #include <tuple>
 
-#include "state/gguf/families.h"
+#include "state/gguf/forms.h"
 #include "state/gguf/gguf_fixtures.h"
 #include "state/gguf/import.h"
 
@@ -320,7 +320,7 @@ TEST_F(GgufModel, HasAtMostAsManyExpertsAsLlamaCpp) {
   nn::ModelOptions options = gguf_options("mixtral");
   const auto family_is_found = [&](int64_t experts) {
     options.num_experts = experts;
-    return family_of(checkpoint::hugging_face_config(options), options, "config.json");
+    return form_of(checkpoint::hugging_face_config(options), options, "config.json");
   };
   EXPECT_NO_THROW(family_is_found(1024));
   EXPECT_THAT(

@@ -9,7 +9,7 @@
 #include "data/tokenizers/tokenizer.h"
 #include "state/gguf/adapter.h"
 #include "state/gguf/export.h"
-#include "state/gguf/families.h"
+#include "state/gguf/forms.h"
 #include "state/gguf/gguf_fixtures.h"
 
 namespace fsdp::gguf {
@@ -44,9 +44,9 @@ class LlamaCpp : public ::testing::TestWithParam<std::string> {
   void take_values_of_file() {
     at::NoGradGuard no_grad;
     const Reader reader(file());
-    const Family& family = family_of(stored_.config, options_, "config.json");
+    const GgufForm& form = form_of(stored_.config, options_, "config.json");
     for (const auto& parameter : model_->named_parameters()) {
-      const auto theirs = their_tensor(family, parameter.key());
+      const auto theirs = their_tensor(form, parameter.key());
       if (!theirs || !reader.tensors().contains(theirs->name)) continue;  // a tied head
       at::Tensor values = dequantised(reader, theirs->name);
       if (theirs->stored == Stored::kStacked) values = values[theirs->expert];

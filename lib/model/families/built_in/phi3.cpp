@@ -1,0 +1,29 @@
+#include "model/families/common.h"
+
+namespace fsdp::nn::built_in {
+
+/// Abdin et al.: Phi-3, 2024.
+Family phi3() {
+  return {.architecture = "phi3",
+          .options = kLlamaOptions + Names{"rope_theta", "partial_rotary_factor", "sliding_window"},
+          .qkv_form = QkvForm::kSideBySide,
+          .queries = "qkv_proj",
+          .gate = "",
+          .up = "gate_up_proj",
+          .joined_gate = true,
+          .types = {{.name = "phi3",
+                     .model_class = "Phi3ForCausalLM",
+                     .sizes = {32064, 3072, 8192, 32, 32, 0, 4096},
+                     .gguf = {.architecture = "phi3",
+                              .keys = kGgufDecoder + kGgufGroupedHeads +
+                                      GgufKeys{{"rope.dimension_count", "partial_rotary_factor", true},
+                                               kGgufWindow}},
+                     .keys = {{"max_position_embeddings", "max_position_embeddings"},
+                              {"max_position_embeddings", "original_max_position_embeddings",
+                               ConfigKey::Use::kWriteOnly},
+                              {"embedding_dropout", "embd_pdrop", ConfigKey::Use::kWriteOnly},
+                              {"hidden_dropout", "resid_pdrop"}},
+                     .written = kNoPadding}}};
+}
+
+}  // namespace fsdp::nn::built_in

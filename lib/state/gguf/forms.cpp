@@ -1,0 +1,196 @@
+#include "state/gguf/forms.h"
+
+#include <set>
+
+#include "base/util/error.h"
+#include "base/util/text.h"
+#include "state/hugging_face/hugging_face_config.h"
+
+namespace fsdp::gguf {
+using nlohmann::json;
+using util::concat;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+std::vector<TensorRule> tensor_rules(const nn::Family& ours, bool rotates_neighbours) {
+  const Stored norm = ours.norm == nn::NormKind::kRmsPlusOne ? Stored::kPlusOne : Stored::kSame;
+  const Stored linear = ours.transposed ? Stored::kTransposed : Stored::kSame;
+  const auto of_heads = [&](Stored stored) { return rotates_neighbours ? stored : linear; };
+  std::vector<TensorRule> rules;
+  std::string module, theirs;
+  const auto add = [&](const std::string& name, const char* tensor, Stored stored = Stored::kSame) {
+    if (!name.empty()) rules.push_back({concat(module, name), concat(theirs, tensor), stored});
+  };
+  add(ours.head, "output");
+  module = ours.inner + ".";
+  add(ours.tokens, "token_embd");
+  add(ours.positions, "position_embd");
+  add(ours.last_norm, "output_norm", norm);
+  const std::string block = concat(module, ours.blocks, ".*.");
+  theirs = "blk.*.";
+  module = block;
+  add(ours.norm_before_attention, "attn_norm", norm);
+  add(ours.norm_after_attention, "post_attention_norm", norm);
+  add(ours.norm_before_feed_forward, "ffn_norm", norm);
+  add(ours.norm_after_feed_forward, "post_ffw_norm", norm);
+  module = concat(block, ours.attention, ".");
+  if (ours.qkv_form == nn::QkvForm::kSeparate) {
+    add(ours.queries, "attn_q", of_heads(Stored::kQueryHeads));
+    add(ours.keys, "attn_k", of_heads(Stored::kKeyHeads));
+    add(ours.values, "attn_v", linear);
+  } else {
+    add(ours.queries, "attn_qkv", ours.qkv_form == nn::QkvForm::kByHead ? Stored::kQkvByHead : linear);
+  }
+  if (ours.query_key_norm != nn::QueryKeyNorm::kNone) {
+    add("q_norm", "attn_q_norm", norm);
+    add("k_norm", "attn_k_norm", norm);
+  }
+  add(ours.output, "attn_output", linear);
+  module = concat(block, ours.feed_forward, ".");
+  if (!ours.has_experts()) {
+    add(ours.gate, "ffn_gate", linear);
+    add(ours.up, "ffn_up", linear);
+    add(ours.down, "ffn_down", linear);
+    return rules;
+  }
+  add(ours.router, "ffn_gate_inp");
+  module += ours.experts + ".#.";
+  add(ours.gate, "ffn_gate_exps", Stored::kStacked);
+  add(ours.up, "ffn_up_exps", Stored::kStacked);
+  add(ours.down, "ffn_down_exps", Stored::kStacked);
+  return rules;
+}
+
+const std::vector<GgufForm>& forms() {
+  static const std::vector<GgufForm> all = [] {
+    std::vector<GgufForm> made;
+    for (const nn::Family& family : nn::families()) {
+      for (const nn::ModelType& type : family.types) {
+        made.push_back({type.gguf, &type, &family, tensor_rules(family, type.gguf.rotates_neighbours)});
+      }
+    }
+    return made;
+  }();
+  return all;
+}
+
+/// config.json with keys for all options of GgufKey.
+json facts_of(const GgufForm& form, const nn::ModelOptions& options) {
+  json facts = checkpoint::hugging_face_config(options);
+  if (nn::family_of(options).is_rotary()) facts["head_dim"] = nn::head_width(options);
+  if (form.window_pattern > 0 && options.sliding_window == 0) facts["sliding_window"] = nullptr;
+  if (options.sliding_window > 0 && options.sliding_window_pattern != form.window_pattern) {
+    facts[kWindowPattern] = options.sliding_window_pattern;
+  }
+  return facts;
+}
+
+constexpr int64_t kMostExperts = 1024;  ///< LLAMA_MAX_EXPERTS
+
+/// Throws Error(kUsage) for what the architecture cannot compute.
+void check_options(const GgufForm& form, const nn::ModelOptions& options, const std::string& where) {
+  const auto refuse = [&](const std::string& what, const std::string& why = "does not have") {
+    fail(ErrorKind::kUsage, where, " ", what, ", which llama.cpp's architecture ", form.architecture, " ",
+         why, "; export the model as safetensors");
+  };
+  const json facts = facts_of(form, options);
+  const json fixed = checkpoint::json_object(form.fixed);
+  for (const auto& [key, value] : fixed.items()) {
+    const json found = facts.value(key, json());
+    if (found != value) refuse(concat("has \"", key, "\": ", found.dump()));
+  }
+  for (const nn::GgufKey& rule : form.keys) {
+    const std::string key = config_key_of(form, rule);
+    if (!rule.optional && facts.value(key, json()).is_null()) refuse(concat("has no \"", key, "\""), "needs");
+  }
+  if (!form.scales_frequencies && options.rope_type == nn::RopeType::kLlama3) {
+    refuse("has the rotary scaling of Llama 3");
+  }
+  if (form.heads_fill_width && nn::query_width(options) != options.hidden_size) {
+    refuse("has heads whose widths do not add up to hidden_size");
+  }
+  if (options.num_experts > kMostExperts) {
+    refuse(concat("has \"num_experts\": ", options.num_experts), concat("limits to ", kMostExperts));
+  }
+  const int64_t scalar = score_scalar(form, options.num_hidden_layers, options.hidden_size,
+                                      options.num_attention_heads, nn::head_width(options));
+  if (facts.value("query_pre_attn_scalar", scalar) != scalar) {
+    refuse(concat("has \"query_pre_attn_scalar\": ", facts["query_pre_attn_scalar"].dump(), " instead of ",
+                  scalar));
+  }
+}
+
+}  // namespace
+
+std::string config_key_of(const GgufForm& form, const nn::GgufKey& key) {
+  for (const nn::ConfigKey& each : form.type->keys) {
+    if (each.option == key.option && each.use == nn::ConfigKey::Use::kBoth) return each.key;
+  }
+  return key.option;
+}
+
+int64_t score_scalar(const nn::GgufArchitecture& form, int64_t layers, int64_t hidden_size, int64_t heads,
+                     int64_t head_width) {
+  return layers == form.layers_with_other_scale ? hidden_size / heads : head_width;
+}
+
+const GgufForm& form_of(const json& config, const nn::ModelOptions& options, const std::string& where) {
+  const std::string type = config.value("model_type", "");
+  std::vector<std::string> known;
+  for (const GgufForm& form : forms()) {
+    known.push_back(concat("\"", form.type->name, "\""));
+    if (type != form.type->name) continue;
+    check_options(form, options, where);
+    return form;
+  }
+  fail(ErrorKind::kUsage, where, ": \"model_type\" must be one of ", util::join(known, ", "),
+       " for a GGUF file, but is ", json(type).dump(), "; export the model as safetensors");
+}
+
+const GgufForm& form_of(const Reader& file) {
+  const auto* named = file.find<std::string>("general.architecture");
+  const std::string name = named == nullptr ? "" : *named;
+  // Llama and Mixtral have one architecture, and only Mixtral has experts.
+  const auto* experts = file.find<uint32_t>(concat(name, ".expert_count"));
+  const bool has_experts = experts != nullptr && *experts > 0;
+  const GgufForm* found = nullptr;
+  std::set<std::string> known;
+  for (const GgufForm& each : forms()) {
+    known.insert(concat("\"", each.architecture, "\""));
+    const bool fits_better = found == nullptr || (each.family->has_experts() == has_experts &&
+                                                  found->family->has_experts() != has_experts);
+    if (each.architecture == name && fits_better) found = &each;
+  }
+  if (found != nullptr) return *found;
+  fail(ErrorKind::kCheckpoint, file.path().string(), ": \"general.architecture\" must be one of ",
+       util::join({known.begin(), known.end()}, ", "), ", but is ",
+       json(name).dump(-1, ' ', true, json::error_handler_t::replace),
+       "; this version cannot compute others");
+}
+
+void describe_model(const GgufForm& form, const nn::ModelOptions& options, Metadata& metadata) {
+  const json facts = facts_of(form, options);
+  const std::string prefix = concat(form.architecture, ".");
+  for (const nn::GgufKey& rule : form.keys) {
+    const json value = facts.value(config_key_of(form, rule), json());
+    if (value.is_null()) continue;
+    Value& put = metadata.emplace_back(prefix + rule.key, Value()).second;
+    if (rule.option == kRotaryShare) {
+      put = static_cast<uint32_t>(nn::rotary_width(options));
+    } else if (value.is_boolean()) {
+      put = value.get<bool>();
+    } else if (value.is_number_float()) {
+      put = value.get<float>();
+    } else {
+      put = value.get<uint32_t>();
+    }
+  }
+  if (options.rope_type == nn::RopeType::kLinear) {
+    metadata.emplace_back(prefix + "rope.scaling.type", std::string("linear"));
+    metadata.emplace_back(prefix + "rope.scaling.factor", static_cast<float>(options.rope_factor));
+  }
+}
+
+}  // namespace fsdp::gguf
