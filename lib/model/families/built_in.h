@@ -6,7 +6,8 @@
 
 namespace fsdp::nn {
 
-/// The families of built_in/NAME.cpp, each from a function built_in::NAME(). CMakeLists.txt writes the function's source.
+/// The families of built_in/NAME.cpp, each from a function built_in::NAME(). CMakeLists.txt writes the
+/// function's source.
 std::vector<Family> make_built_in_families();
 
 }  // namespace fsdp::nn

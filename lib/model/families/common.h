@@ -47,7 +47,8 @@ inline Family gemma(ModelType type, const Names& more_options) {
   type.defaults.hidden_act = Activation::kGeluTanh;
   type.defaults.rms_norm_eps = 1e-6;
   type.defaults.tie_word_embeddings = true;
-  type.keys = {{"hidden_act", "hidden_activation"}, {"hidden_act", "hidden_act", ConfigKey::Use::kWriteOnly}};
+  type.keys = {{"hidden_act", "hidden_activation"},
+               {"hidden_act", "hidden_act", ConfigKey::Direction::kWriteOnly}};
   type.required = R"({"use_bidirectional_attention": false})";
   type.gguf.keys = kGgufLlama + type.gguf.keys +
                    GgufKeys{{"attention.sliding_window_pattern", "sliding_window_pattern", true}};

@@ -22,8 +22,8 @@ const Family& family_of(const ModelOptions& options);
 
 /// Model type of transformers with this name; null if no family has it.
 const ModelType* find_model_type(std::string_view name);
-/// Model type that computes what the options of a built-in architecture describe; null if none does, because options
-/// exclude each other.
+/// Model type that computes what the options of a built-in architecture describe; null if none does, because
+/// options exclude each other.
 const ModelType* model_type_of(const ModelOptions& options);
 /// Keys of config.json that hold one option each, in the order in which they can be read.
 std::vector<ConfigKey> config_keys(const ModelType& type);

@@ -1,7 +1,8 @@
 #pragma once
 
-// What a file of built_in/ says of its family of decoders: the shape of its models and the names of their modules, which
-// are those of transformers; its config.json; and its form in GGUF. All of it is data, which nn, hugging_face and gguf read.
+// What a file of built_in/ says of its family of decoders: the shape of its models and the names of their
+// modules, which are those of transformers; its config.json; and its form in GGUF. All of it is data, which
+// nn, hugging_face and gguf read.
 
 #include <cstdint>
 #include <string>
@@ -32,15 +33,17 @@ enum class QkvForm {
   kByHead,      ///< query, key and value of the first head, of the second, ...
 };
 
-/// A key of config.json whose name is not that of the option. Of several keys of an option, the last that is there counts.
+/// A key of config.json whose name is not that of the option. Of several keys of an option, the last that is
+/// there counts.
 struct ConfigKey {
-  enum class Use { kBoth, kReadOnly, kWriteOnly };
+  enum class Direction { kBoth, kReadOnly, kWriteOnly };
   std::string option, key;
-  Use use = Use::kBoth;
+  Direction direction = Direction::kBoth;
 };
 
-/// A key of GGUF's metadata, which follows the architecture's name and a dot, and the option that it holds. Instead of
-/// partial_rotary_factor it holds the number of elements of a head that rotate: all, without the key.
+/// A key of GGUF's metadata, which follows the architecture's name and a dot, and the option that it holds.
+/// Instead of partial_rotary_factor it holds the number of elements of a head that rotate: all, without the
+/// key.
 struct GgufKey {
   std::string key, option;
   bool optional = false;  ///< a file may lack it, and a model the option
@@ -61,10 +64,11 @@ struct GgufArchitecture {
   bool rotates_neighbours = false;  ///< llama.cpp rotates neighbouring elements of a head, not its two halves
   bool scales_frequencies = false;  ///< rope_freqs.weight: Llama 3's rotary scaling
   bool heads_fill_width = false;    ///< the widths of all heads add up to hidden_size
-  /// Every how manyth layer has no window unless attention.sliding_window_pattern says it; 0: the key is not read.
+  /// Every how manyth layer has no window unless attention.sliding_window_pattern says it; 0: the key is not
+  /// read.
   int64_t window_pattern = 0;
-  /// Number of layers of the one size (Gemma 27B) for which llama.cpp divides scores by the root of hidden_size / heads,
-  /// not by that of a head's width.
+  /// Number of layers of the one size (Gemma 27B) for which llama.cpp divides scores by the root of
+  /// hidden_size / heads, not by that of a head's width.
   int64_t layers_with_other_scale = 0;
 };
 
@@ -119,12 +123,13 @@ struct Family {
   // Modules of the feed-forward. gate: empty where there is none, or where `up` has gate and up side by side.
   std::string gate = "gate_proj", up = "up_proj", down = "down_proj";
   bool joined_gate = false;
-  // Modules of a feed-forward of experts, each of which has the names above. router: empty in families without experts.
+  // Modules of a feed-forward of experts, each of which has the names above. router: empty in families
+  // without experts.
   std::string router = {}, experts = "experts";
   bool renormalizes = false;  ///< weights of a token's experts add up to 1; otherwise norm_topk_prob decides
 
   std::vector<ModelType>
-      types;  ///< for options, the first counts whose options without a key have its defaults
+      types;  ///< the first one describes the options whose keyless options have its defaults
 
   bool has(std::string_view option) const;
   bool is_rotary() const { return positions.empty(); }

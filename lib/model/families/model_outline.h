@@ -25,11 +25,11 @@ struct OutlineNode {
 struct OutlineParameter {
   std::vector<int64_t> shape;
   bool requires_grad = true;
-  std::vector<std::string> names;  ///< in the order of the modules
-  std::vector<size_t> nodes;       ///< where each name is registered; ascending
+  std::vector<std::string> names;  ///< dotted names, in the order of the modules
+  std::vector<size_t> nodes;       ///< node of each name, ascending
   // Where several ranks compute a layer together (model/nn/parallelize.h), `shape` is that of this rank's
   // part.
-  std::vector<int64_t> whole_shape = {};  ///< of the parameter of which it is a part; empty: it is whole
+  std::vector<int64_t> whole_shape = {};  ///< shape of the whole parameter; empty: it is whole
   int holders = 1;                        ///< ranks of the mesh's axis model that have this part
   bool shares_gradient = false;           ///< each holder's gradient is its share
   /// Elements of a weight that are kept as bytes (model/kernels/quantized.h), whose number `shape` is; 0: it
@@ -47,7 +47,7 @@ struct OutlineParameter {
 
 struct ModelOutline {
   std::vector<OutlineNode> nodes;            ///< the root first, each module before those inside it
-  std::vector<OutlineParameter> parameters;  ///< in the order of their first names
+  std::vector<OutlineParameter> parameters;  ///< sorted by the place of their first names
 
   bool operator==(const ModelOutline&) const = default;
 };

@@ -1,6 +1,7 @@
 #pragma once
 
-// The options of [model] that describe a model's shape, by name: their fields, and the values that they can have.
+// The options of [model] that describe a model's shape, by name: their fields, and the values that they can
+// have.
 
 #include <cstdint>
 #include <string_view>
@@ -33,7 +34,7 @@ struct OptionRule {
                Activation ModelOptions::*, util::Named<RopeType> ModelOptions::*>
       field;
   OptionRange range = OptionRange::kAny;
-  int64_t most = 0;  ///< for sizes
+  int64_t most = 0;  ///< largest size
   /// Architectures that do not have the option refuse other values than the default.
   bool is_exclusive = true;
 

@@ -34,7 +34,7 @@ constexpr auto enum_names(RopeType) {
       {{RopeType::kDefault, "default"}, {RopeType::kLinear, "linear"}, {RopeType::kLlama3, "llama3"}});
 }
 
-/// What multiplies matrices on the CPU (model/kernels/matmul.h); kAuto: the best that the machine has.
+/// Library for matrix products on the CPU (model/kernels/matmul.h); kAuto: the best that the machine has.
 enum class MatmulChoice { kAuto, kMkl, kOneDnn, kAmx };
 constexpr auto enum_names(MatmulChoice) {
   return std::to_array<util::EnumName<MatmulChoice>>({{MatmulChoice::kAuto, "auto"},
@@ -61,18 +61,19 @@ struct ModelOptions {
   int64_t sliding_window = 0;  ///< tokens that a token attends to, the last of which is itself; 0: all
   /// Every how manyth layer attends to all tokens in spite of sliding_window (Gemma); 0: none.
   int64_t sliding_window_pattern = 0;
-  bool attention_bias = false;          ///< of query, key, value and output
-  bool qkv_bias = false;                ///< of query, key and value, not of the output (Qwen2)
-  bool mlp_bias = false;                ///< of the feed-forward
+  bool attention_bias = false;          ///< query, key, value and output projections
+  bool qkv_bias = false;                ///< only query, key and value projections (Qwen2)
+  bool mlp_bias = false;                ///< biases of the feed-forward
   bool use_parallel_residual = false;   ///< attention and feed-forward both read the block's input (GPT-NeoX)
   int64_t query_pre_attn_scalar = 0;    ///< scores are divided by its square root; 0: the width of a head
   double attn_logit_softcapping = 0.0;  ///< scores s become cap * tanh(s / cap); 0: none
   double final_logit_softcapping = 0.0;  ///< logits likewise
-  /// Of the feed-forward or of its gate: SwiGLU or GeGLU (Shazeer: GLU Variants Improve Transformer, 2020).
+  /// Activation of the feed-forward or of its gate: SwiGLU or GeGLU (Shazeer: GLU Variants Improve
+  /// Transformer, 2020).
   Activation hidden_act = Activation::kSilu;
   // Of models with experts (model/nn/experts.h).
   int64_t num_experts = 0;              ///< feed-forwards of a layer (Mixtral's num_local_experts)
-  int64_t num_experts_per_tok = 2;      ///< of these, that compute for a token
+  int64_t num_experts_per_tok = 2;      ///< experts that compute for a token
   int64_t moe_intermediate_size = 0;    ///< width inside an expert (Qwen3); others have intermediate_size
   bool norm_topk_prob = false;          ///< the weights of a token's experts add up to 1 (Qwen3)
   int64_t decoder_sparse_step = 1;      ///< every how manyth layer has experts (Qwen3)
@@ -86,13 +87,13 @@ struct ModelOptions {
   double rope_local_base_freq = 0.0;    ///< rope_theta, unscaled, of layers with a window; 0: as all layers
   double partial_rotary_factor = 1.0;   ///< share of a head that rotates
   int64_t no_rope_layer_interval = 0;   ///< every how manyth layer has no rotary positions (SmolLM3); 0: none
-  double rms_norm_eps = 1e-5;           ///< of RMSNorm
-  double layer_norm_epsilon = 1e-5;     ///< of LayerNorm
+  double rms_norm_eps = 1e-5;           ///< epsilon of RMSNorm
+  double layer_norm_epsilon = 1e-5;     ///< epsilon of LayerNorm
   double initializer_range = 0.02;      ///< standard deviation of the initial weights
-  double embedding_dropout = 0.0;       ///< of the embeddings' sum (gpt2's embd_pdrop), while training
-  double attention_dropout = 0.0;       ///< of the attention's weights (attn_pdrop)
-  double hidden_dropout = 0.0;          ///< of the output of attention and feed-forward (resid_pdrop)
-  bool tie_word_embeddings = false;     ///< the head uses the embedding's weight
+  double embedding_dropout = 0.0;       ///< dropout of the embeddings' sum (gpt2's embd_pdrop) in training
+  double attention_dropout = 0.0;       ///< dropout of attention weights (attn_pdrop)
+  double hidden_dropout = 0.0;       ///< dropout of the outputs of attention and feed-forward (resid_pdrop)
+  bool tie_word_embeddings = false;  ///< the head uses the embedding's weight
   std::string init_from = {};  ///< a .safetensors file, a folder of them, or a checkpoint; empty: random
   std::vector<std::string> init_unused{};  ///< patterns of tensors there that the model need not have
   bool init_broadcast = false;  ///< only rank 0 reads or makes the initial weights, and broadcasts them
@@ -127,7 +128,7 @@ struct LoraOptions {
   bool is_on() const { return rank > 0; }
 };
 
-/// What backward recomputes.
+/// Activations that backward recomputes.
 enum class RecomputeMode {
   kNone,
   kSelective,  ///< some operations of stages, chosen for a budget of memory (tools/plan/recomputation.h)
@@ -139,19 +140,19 @@ constexpr auto enum_names(RecomputeMode) {
                                                        {RecomputeMode::kFull, "full"}});
 }
 
-/// What backward recomputes of one stage.
+/// Part of one stage that backward recomputes.
 struct StageRecomputation {
-  std::string path;                          ///< of the stage in the model
-  std::vector<std::string> operations = {};  ///< of Stage::recomputable(); none: the whole stage
+  std::string path;                          ///< path of the stage in the model
+  std::vector<std::string> operations = {};  ///< entries of Stage::recomputable(); none: the whole stage
 };
 
-/// Which activations backward recomputes.
+/// Choice of the activations that backward recomputes.
 struct CheckpointingOptions {
   util::Named<RecomputeMode> mode = RecomputeMode::kNone;
   std::vector<std::string> stage_types = {"block"};  ///< Stage::type_name() of the stages
-  /// With kSelective: share of the memory between that of kFull, 0, and that of kNone, 1.
+  /// Budget of kSelective, as a share of the memory between that of kFull (0) and that of kNone (1).
   double memory_budget = 0.5;
-  /// With kSelective; nothing before it is chosen.
+  /// Choice of kSelective; nothing until it is made.
   std::optional<std::vector<StageRecomputation>> chosen = std::nullopt;
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // The part of a parameter that a rank has of a layer that several ranks compute together
-// (model/nn/parallelize.h).
+// (model/nn/parallelize.h). Needs no libtorch.
 
 #include <cstdint>
 #include <string>
@@ -11,13 +11,13 @@
 
 namespace fsdp::nn {
 
-/// Which part of a parameter a rank has, under the parameter's name.
+/// Part of a parameter that a rank has.
 struct ParameterPart {
   std::string name;  ///< the first of a tied one
   std::vector<int64_t> whole_shape;
-  std::vector<int64_t> shape;  ///< of the part
-  util::Rectangle range;       ///< of the whole; all of it if the parameter is repeated
-  /// Of all ranks of the group; empty if the parameter is repeated.
+  std::vector<int64_t> shape;  ///< shape of the part
+  util::Rectangle range;       ///< part of the whole; all of it if the parameter is repeated
+  /// Ranges of all ranks of the group; empty if the parameter is repeated.
   std::vector<util::Rectangle> ranges_of_ranks{};
   /// Ranks [first_holder, first_holder + holders) of the group have this part: 1 for a cut parameter, several
   /// for the head of keys that they share, all for a repeated one.

@@ -53,8 +53,8 @@ at::Tensor repeated(const at::Tensor& x, int64_t group) {
   return x.unsqueeze(3).expand({x.size(0), x.size(1), x.size(2), group, x.size(3)}).flatten(2, 3);
 }
 
-/// What a layer computes with, besides tensors.
-struct Way {
+/// Options of a layer for computing attention.
+struct AttentionOptions {
   kernels::AttentionForm scores;
   double dropout;
   Compute compute;
@@ -67,7 +67,8 @@ struct Span {
 };
 
 /// Materialises the weights of these queries.
-at::Tensor composed_span(const Heads& heads, const Span& span, const Way& way, const StageContext& context) {
+at::Tensor composed_span(const Heads& heads, const Span& span, const AttentionOptions& way,
+                         const StageContext& context) {
   const int64_t group = heads.q.size(2) / heads.k.size(2), length = heads.q.size(1),
                 window = way.scores.window;
   const auto seen = [&](const at::Tensor& x) {
@@ -90,9 +91,9 @@ at::Tensor composed_span(const Heads& heads, const Span& span, const Way& way, c
   return at::matmul(dropped, v).transpose(1, 2);
 }
 
-/// For what the kernels do not know: dropout of weights and, on some devices, windows and caps. With a
-/// window, the weights of some of its tokens exist at a time in forward, else all of a row's.
-at::Tensor composed_attention(const Heads& heads, const Way& way, const StageContext& context) {
+/// Computes by libtorch's operations what the kernels lack: dropout of weights and, on some devices,
+/// windows and caps. With a window, forward holds the weights of some tokens at a time, otherwise of a row.
+at::Tensor composed_attention(const Heads& heads, const AttentionOptions& way, const StageContext& context) {
   constexpr int64_t kLeastQueries = 128;
   const int64_t length = heads.q.size(1), window = way.scores.window;
   const int64_t queries = window > 0 ? std::max(window, kLeastQueries) : length;
@@ -106,10 +107,11 @@ at::Tensor composed_attention(const Heads& heads, const Way& way, const StageCon
 }
 
 /// -> [B, T, heads * head_dim]
-at::Tensor causal_attention(const Heads& heads, const Way& way, const StageContext& context);
+at::Tensor causal_attention(const Heads& heads, const AttentionOptions& way, const StageContext& context);
 
 /// A token attends to its own document only. -> [B, T, heads * head_dim]
-at::Tensor attention_within_documents(const Heads& heads, const Way& way, const StageContext& context) {
+at::Tensor attention_within_documents(const Heads& heads, const AttentionOptions& way,
+                                      const StageContext& context) {
   const DocumentStarts& documents = *context.documents;
   FSDP_CHECK(static_cast<int64_t>(documents.size()) == heads.q.size(0), documents.size(),
              " rows of documents");
@@ -144,10 +146,10 @@ kernels::PackedDocuments packed(const StageContext& context, const at::Tensor& q
           .longest = longest_document(*context.documents, length)};
 }
 
-at::Tensor causal_attention(const Heads& heads, const Way& given, const StageContext& context) {
+at::Tensor causal_attention(const Heads& heads, const AttentionOptions& given, const StageContext& context) {
   const at::Tensor &k = heads.k, &v = heads.v;
   at::Tensor q = heads.q;
-  Way way = given;
+  AttentionOptions way = given;
   way.scores = given.scores.of(context.cut ? q.size(1) * context.cut->degree : q.size(1));
   const bool drops = way.dropout > 0 && context.dropout, has_cache = context.cache != nullptr;
   if (context.cut) {
@@ -247,7 +249,7 @@ at::Tensor Attention::compute(const at::Tensor& x, const StageContext& context) 
   Heads heads = heads_of(x, context);
   if (heads.attended.defined()) return output_->forward(heads.attended, &context);
   if (const auto& parallel = q_->parallel()) heads.first = parallel->ranks.rank() * heads.q.size(2);
-  const Way way{
+  const AttentionOptions way{
       .scores = scores_, .dropout = dropout_, .compute = compute_, .recomputed = recomputes_attention_};
   if (context.cache == nullptr) return output_->forward(causal_attention(heads, way, context), &context);
   const bool first = context.cache->length() == 0;

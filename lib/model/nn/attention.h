@@ -11,10 +11,10 @@
 
 namespace fsdp::nn {
 
-/// x: [B, T, D] -> [B, T, D], of a layer of the model, from 0 on, as its family has it
-/// (model/families/families.h): with or without rotary positions, biases, norms of queries and keys, a
-/// window; num_key_value_heads <= num_attention_heads (grouped-query attention; Ainslie et al.: GQA, 2023,
-/// section 2.2); one product for queries, keys and values or three.
+/// Attention of one layer, counted from 0: x [B, T, D] -> [B, T, D]. The family (model/families/family.h)
+/// decides on rotary positions, biases, norms of queries and keys, a window, and one or three products for
+/// queries, keys and values. num_key_value_heads <= num_attention_heads (grouped-query attention; Ainslie et
+/// al.: GQA, 2023, section 2.2).
 class Attention final : public Stage {
  public:
   explicit Attention(const ModelOptions& options, int64_t layer = 0);
@@ -23,14 +23,14 @@ class Attention final : public Stage {
   void recompute(const std::vector<std::string>& operations) override;
 
   static constexpr const char* kQkv = "qkv";                  ///< queries, keys and values
-  static constexpr const char* kAttention = "attention";      ///< of these
-  static constexpr const char* kOutput = "attention_output";  ///< its last product
+  static constexpr const char* kAttention = "attention";      ///< attention of the queries, keys and values
+  static constexpr const char* kOutput = "attention_output";  ///< the output projection
 
   /// q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim]
   struct Heads {
     at::Tensor q = {}, k = {}, v = {};
     at::Tensor attended =
-        {};             ///< in their place, where one function rotates and attends: [B, T, heads * head_dim]
+        {};  ///< result instead of heads, if one function rotates and attends: [B, T, heads * head_dim]
     int64_t first = 0;  ///< number of q's first head in the model
   };
 
@@ -40,9 +40,9 @@ class Attention final : public Stage {
  private:
   /// x: [B, T, D]
   Heads heads_of(const at::Tensor& x, const StageContext& context) const;
-  /// Of three weights, by one product; nothing where that is not possible.
+  /// Queries, keys and values of three weights by one product; nothing where that is not possible.
   std::optional<Heads> joined_heads(const at::Tensor& x, const StageContext& context) const;
-  /// x: [B, T, heads, head_dim] -> like it
+  /// x: [B, T, heads, head_dim] -> the same shape
   at::Tensor rotated(const at::Tensor& x, const StageContext& context) const;
   at::Tensor cos(const StageContext& c) const { return is_local_ ? c.local_rotary_cos : c.rotary_cos; }
   at::Tensor sin(const StageContext& c) const { return is_local_ ? c.local_rotary_sin : c.rotary_sin; }

@@ -1,6 +1,6 @@
 #pragma once
 
-// Which buffers of a module belong to its state.
+// The buffers of a module that belong to its state.
 
 #include <torch/nn/module.h>
 
@@ -11,16 +11,16 @@
 
 namespace fsdp::nn {
 
-/// A base of modules whose own buffers (not those of their children) follow from their options, such as
-/// tables of angles: state dicts and checkpoints leave them out. PyTorch's register_buffer() says this with
-/// persistent = false, libtorch's cannot.
+/// Base of modules whose own buffers (not those of their children) follow from their options, such as tables
+/// of angles. State dicts and checkpoints leave these out. PyTorch's register_buffer() has persistent = false
+/// for it, libtorch's has nothing.
 class ComputedBuffers {
  protected:
   ~ComputedBuffers() = default;
 };
 
-/// The other buffers below `root`, in the order of the modules; one that several modules share has the first
-/// of its names.
+/// Returns all other buffers below `root`, in the order of the modules. A buffer that several modules share
+/// has the first of its names.
 inline std::vector<std::pair<std::string, at::Tensor>> persistent_buffers(const torch::nn::Module& root) {
   std::vector<std::pair<std::string, at::Tensor>> buffers;
   std::set<const void*> seen;

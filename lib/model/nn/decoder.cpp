@@ -39,9 +39,9 @@ at::Tensor dropout_of_tokens(const at::Tensor& x, double p, DropoutPlace place, 
 /// x: [B, T, D] -> [B, T, D]. A block adds the result of attention to x, then that of the feed-forward to the
 /// sum, or, with a parallel residual, both to x. Each layer may have a norm of its input and one of its
 /// result.
-class Block final : public Stage {
+class DecoderBlock final : public Stage {
  public:
-  Block(const ModelOptions& options, int64_t layer)
+  DecoderBlock(const ModelOptions& options, int64_t layer)
       : hidden_dropout_(options.hidden_dropout), is_parallel_(options.use_parallel_residual) {
     // In Hugging Face's order, which is that of the parameters.
     const Family& family = family_of(options);
@@ -134,7 +134,7 @@ class Decoder final : public Stage {
     }
     blocks_ = inner->register_module(family.blocks, std::make_shared<StageList>());
     for (int64_t i = 0; i < options.num_hidden_layers; ++i) {
-      blocks_->append(std::make_shared<Block>(options, i));
+      blocks_->append(std::make_shared<DecoderBlock>(options, i));
     }
     last_norm_ = inner->register_module(family.last_norm, make_norm(options, hidden));
     if (family.is_rotary()) {
@@ -154,7 +154,7 @@ class Decoder final : public Stage {
   std::string type_name() const override { return type_name_; }
 
  protected:
-  /// With learned positions: T <= max_position_embeddings, else Error(kUsage).
+  /// Throws Error(kUsage) for learned positions if T > max_position_embeddings.
   at::Tensor compute(const at::Tensor& ids, const StageContext& given) override {
     const int64_t length = ids.size(1), whole = given.cut ? length * given.cut->degree : length;
     if (positions_ && whole > max_positions_) {
@@ -221,7 +221,7 @@ class Decoder final : public Stage {
   }
 
  private:
-  /// Of the sequence, of which the embedding may leave a part.
+  /// First position of the part of the sequence that the embedding leaves.
   int64_t first_of_part(int64_t tokens, int64_t length) const {
     return tokens == length ? 0 : tokens_->parallel()->ranks.rank() * tokens;
   }
@@ -234,7 +234,7 @@ class Decoder final : public Stage {
   std::shared_ptr<Norm> last_norm_;
   std::shared_ptr<Head> head_;
   std::shared_ptr<RotaryTable> rotary_;        ///< null with learned positions
-  std::shared_ptr<RotaryTable> local_rotary_;  ///< of layers with a window that have other angles; or null
+  std::shared_ptr<RotaryTable> local_rotary_;  ///< angles of layers with a window; null if they have no other
 };
 
 void check_rotary(const ModelOptions& options) {

@@ -16,7 +16,7 @@
 
 namespace fsdp::nn {
 
-/// How the models of an architecture are made.
+/// Functions that make the models of an architecture.
 struct ModelKind {
   /// A stage ids: [B, T] int64 -> logits: [B, T, vocab_size]. Its layers get their parameters from
   /// empty_parameter() (model/nn/parameter.h); parameters that libtorch's own modules allocate are moved to
@@ -26,14 +26,15 @@ struct ModelKind {
   std::function<void(const ModelOptions&)> check = nullptr;
   /// Standard deviation of the initial values of the matrix of this name. Null: initializer_range for all.
   std::function<double(const std::string& name, const ModelOptions&)> deviation = nullptr;
-  /// How several ranks compute the model (parallelize()). Null: they cannot.
+  /// Plan by which several ranks compute the model (parallelize()). Null: they cannot.
   std::function<ParallelPlan(const ModelOptions&, const ParallelOptions&)> plan = nullptr;
 };
 
 /// Adds a name for ModelOptions::architecture. Throws Error(kUsage) if it is taken.
 void register_model(const std::string& name, Architecture architecture, ModelKind kind);
 
-/// Throws Error(kUsage) for an unknown name. Valid until the next register_model().
+/// Returns the functions of an architecture, valid until the next register_model(). Throws Error(kUsage) for
+/// an unknown name.
 const ModelKind& model_kind(const std::string& architecture);
 
 /// Builds options.architecture as a stage
@@ -44,13 +45,13 @@ const ModelKind& model_kind(const std::string& architecture);
 /// memory. Throws Error(kUsage) for invalid shapes (a hidden size that the heads do not divide, ...).
 std::shared_ptr<Stage> make_decoder(const ModelOptions& options, at::Device device = at::kCPU);
 
-/// parallelize() by the plan of options.architecture; a group of one changes nothing and has no parts. Throws
-/// Error(kUsage) like it, and for an architecture without a plan.
+/// Calls parallelize() with the plan of options.architecture. A group of one rank changes nothing and has no
+/// parts. Throws Error(kUsage) as parallelize() does, and for an architecture without a plan.
 std::vector<ParameterPart> parallelize_decoder(Stage& decoder, const ModelOptions& options,
                                                const ParallelOptions& parallel,
                                                std::shared_ptr<comm::Communicator> group);
 
-/// Number of elements of all parameters; tied ones count once.
+/// Number of elements of all parameters; a tied parameter counts once.
 int64_t count_parameters(const torch::nn::Module& module);
 
 }  // namespace fsdp::nn

@@ -6,7 +6,7 @@
 namespace fsdp::nn {
 namespace {
 
-/// What keeps parts of heads and features from being computed apart; empty: nothing.
+/// Reason why ranks cannot share the layers; empty if they can.
 std::string obstacle(const ModelOptions& options, const Family& family) {
   if (family.has_experts()) return "each of its experts is computed by one process";
   if (family.query_key_norm == QueryKeyNorm::kOfAll)

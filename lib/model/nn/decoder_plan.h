@@ -5,7 +5,7 @@
 
 namespace fsdp::nn {
 
-/// The plan of the built-in architectures.
+/// Tensor-parallel plan of a built-in architecture. Throws Error(kUsage) if ranks cannot share its layers.
 ParallelPlan decoder_plan(const ModelOptions& options, const ParallelOptions& parallel);
 
 }  // namespace fsdp::nn

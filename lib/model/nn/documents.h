@@ -12,13 +12,13 @@
 
 namespace fsdp::nn {
 
-/// Tokens of each document of a row of `length` tokens. starts: where they begin, 0 first
+/// Number of tokens of each document in a row of `length` tokens. starts: first token of each, 0 first
 std::vector<int64_t> document_lengths(const std::vector<int64_t>& starts, int64_t length);
 
-/// Tokens of the longest document of all rows.
+/// Number of tokens of the longest document of all rows.
 int64_t longest_document(const DocumentStarts& documents, int64_t length);
 
-/// Where each document begins in rows that lie one after another, and where the last one ends
+/// First position of each document in rows that lie one after another, and the end of the last one
 /// -> [documents + 1] int32
 at::Tensor document_bounds(const DocumentStarts& documents, int64_t length, const at::Device& device);
 

@@ -19,24 +19,24 @@ using kernels::BelowAutograd;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Where the rows of experts are. Token n has k of them, its rows n k to n k + k - 1; experts have theirs one
-/// after another, each in the order of the tokens.
-struct Places {
+/// Places of the rows of experts. Token n has the k rows n k to n k + k - 1; the rows of each expert follow
+/// those of the one before, in the order of the tokens.
+struct ExpertRows {
   at::Tensor of_experts;  ///< [N k]: which row of a token each row of the experts is
   at::Tensor of_tokens;   ///< [N, k]: which row of the experts each row of a token is
 
-  explicit Places(const at::Tensor& chosen)
+  explicit ExpertRows(const at::Tensor& chosen)
       : of_experts(std::get<1>(chosen.flatten().sort(/*stable=*/true, /*dim=*/0, /*descending=*/false))),
         of_tokens(at::empty_like(of_experts)
                       .scatter_(0, of_experts, at::arange(of_experts.numel(), of_experts.options()))
                       .view(chosen.sizes())) {}
-  Places(const at::Tensor& of_experts, const at::Tensor& of_tokens)
+  ExpertRows(const at::Tensor& of_experts, const at::Tensor& of_tokens)
       : of_experts(of_experts), of_tokens(of_tokens) {}
 
   at::Tensor tokens_of_experts() const { return of_experts.div(of_tokens.size(1), "floor"); }
 };
 
-/// For each token the sum of its rows, times `weights` [N, k] if they are defined; in fp32, rounded to the
+/// Sums the rows of each token, times `weights` [N, k] if they are defined, in fp32, and rounds to the
 /// rows' type. rows: [N k, D], in the order of the experts -> [N, D]
 at::Tensor sum_of_rows(const at::Tensor& rows, const at::Tensor& of_tokens, const at::Tensor& weights) {
   at::Tensor sum;
@@ -51,7 +51,7 @@ at::Tensor sum_of_rows(const at::Tensor& rows, const at::Tensor& of_tokens, cons
 /// The rows of tokens, in the order of the experts. x: [N, D] -> [N k, D]
 class RowsOfExperts final : public torch::autograd::Function<RowsOfExperts> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Places& places) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const ExpertRows& places) {
     const BelowAutograd below;
     context->save_for_backward({places.of_tokens});
     return x.index_select(0, places.tokens_of_experts());
@@ -62,11 +62,11 @@ class RowsOfExperts final : public torch::autograd::Function<RowsOfExperts> {
   }
 };
 
-/// For each token the weighted sum of what its experts gave. rows: [N k, D], weights: [N, k] fp32 -> [N, D]
+/// Weighted sum of the results of each token's experts. rows: [N k, D], weights: [N, k] fp32 -> [N, D]
 class SumOfExperts final : public torch::autograd::Function<SumOfExperts> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& rows, const at::Tensor& weights,
-                            const Places& places) {
+                            const ExpertRows& places) {
     const BelowAutograd below;
     context->save_for_backward({rows, weights, places.of_experts, places.of_tokens});
     return sum_of_rows(rows, places.of_tokens, weights);
@@ -75,7 +75,7 @@ class SumOfExperts final : public torch::autograd::Function<SumOfExperts> {
     const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &rows = saved[0], &weights = saved[1], &dy = gradients[0];
-    const Places places(saved[2], saved[3]);
+    const ExpertRows places(saved[2], saved[3]);
     at::Tensor drows, dweights;
     if (context->needs_input_grad(0)) {
       const at::Tensor of_rows = weights.flatten().index_select(0, places.of_experts).unsqueeze(1);
@@ -105,7 +105,7 @@ std::vector<int64_t> on_host(const at::Tensor& assignments, int64_t all) {
   return {first, first + experts};
 }
 
-/// What experts get in place of the context of whole rows: what their adapters drop depends on the number of
+/// Context of experts instead of that of whole rows: the dropout of their adapters depends on the number of
 /// the row in the expert.
 StageContext context_of_experts(const StageContext& context) {
   StageContext inner = context;
@@ -122,13 +122,13 @@ StageContext context_of_experts(const StageContext& context) {
 }  // namespace
 
 ExpertBalance::ExpertBalance(double coefficient, const at::Tensor& is_token)
-    : state_(std::make_shared<State>(State{.coefficient = coefficient})) {
+    : state_(std::make_shared<BalanceState>(BalanceState{.coefficient = coefficient})) {
   if (is_token.defined()) state_->counts = is_token.flatten().to(at::kDouble);
 }
 
 void ExpertBalance::note(const at::Tensor& probabilities, const at::Tensor& chosen,
                          const at::Tensor& assignments) {
-  State& state = *state_;
+  BalanceState& state = *state_;
   if (!state.has_ended) {
     const at::NoGradGuard no_grad;
     const at::Tensor p = probabilities.detach(), &counts = state.counts;
@@ -156,7 +156,7 @@ void ExpertBalance::note(const at::Tensor& probabilities, const at::Tensor& chos
   });
 }
 
-at::Tensor ExpertBalance::State::gradient_of_rows() const {
+at::Tensor ExpertBalance::BalanceState::gradient_of_rows() const {
   const auto experts = static_cast<double>(assignments.numel());
   const at::Tensor of_token = assignments * (gradient * experts / tokens.clamp_min(1).square());
   return (counts.defined() ? counts.unsqueeze(1) * of_token : of_token.unsqueeze(0)).to(at::kFloat);
@@ -227,7 +227,7 @@ at::Tensor ExpertFeedForward::compute(const at::Tensor& x, const StageContext& c
   const at::Tensor assignments =
       at::zeros({router_->experts()}, flat.options()).scatter_add_(0, flat, at::ones_like(flat));
   if (context.balance) context.balance->note(probabilities, chosen, assignments);
-  const Places places(chosen);
+  const ExpertRows places(chosen);
   const std::vector<at::Tensor> parts =
       RowsOfExperts::apply(rows, places).split_with_sizes(on_host(assignments, flat.numel()));
   const StageContext inner = context_of_experts(context);

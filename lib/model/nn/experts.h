@@ -23,11 +23,10 @@
 
 namespace fsdp::nn {
 
-/// The loss that balances the experts of one forward pass (Fedus et al.: Switch transformers, 2021,
-/// section 2.2), of all layers together, as transformers' load_balancing_loss_func computes it:
+/// The loss that balances the experts of one forward pass (Fedus et al.: Switch transformers, 2021, section
+/// 2.2), of all layers together, as transformers' load_balancing_loss_func computes it:
 ///
-///   experts * sum over experts of (assignments / R) * (sum of p / R)      R: tokens times layers with
-///   experts
+///   experts * sum over experts of (assignments / R) * (sum of p / R)     R: tokens times layers with experts
 ///
 /// over the tokens of this pass, which are those of a rank's micro-batch; padding does not count, as with
 /// transformers' attention mask. Its gradient does not come through the graph, but is added to that of each
@@ -37,29 +36,29 @@ class ExpertBalance {
   /// is_token: bool, one for each of the N rows of a layer; undefined: all are tokens.
   explicit ExpertBalance(double coefficient, const at::Tensor& is_token = {});
 
-  /// What a layer has routed. probabilities: [N, experts] fp32, chosen: the experts of each row, [N, k]
-  /// int64, assignments: how often each expert was chosen, [experts] int64
+  /// Records the routing of a layer. probabilities: [N, experts] fp32, chosen: the experts of each row, [N,
+  /// k] int64, assignments: how often each expert was chosen, [experts] int64
   void note(const at::Tensor& probabilities, const at::Tensor& chosen, const at::Tensor& assignments);
-  /// loss + coefficient * value(); the loss itself if there was no layer. Ends the pass: layers that run
-  /// afterwards are recomputed, and do not count again.
+  /// Returns loss + coefficient * value(), or the loss itself if no layer ran, and ends the pass: layers that
+  /// run afterwards are recomputed and do not count again.
   at::Tensor added_to(const at::Tensor& loss);
   /// [] fp64
   at::Tensor value() const;
 
  private:
-  struct State {
+  struct BalanceState {
     double coefficient = 0;
     at::Tensor counts = {};  ///< [N] fp64: 1 for a token, 0 for padding; or undefined
     at::Tensor assignments = {}, probabilities = {};  ///< sums over tokens and layers: [experts] fp64
-    at::Tensor tokens = {};                           ///< times layers: [] fp64
+    at::Tensor tokens = {};                           ///< tokens times layers: [] fp64
     bool has_ended = false;
-    at::Tensor gradient = {};  ///< of the coefficient's term, while backward runs
+    at::Tensor gradient = {};  ///< gradient of the loss's term, while backward runs
 
-    /// Of the probabilities of a layer's tokens: [N or 1, experts] fp32
+    /// Gradient of the probabilities of a layer's tokens: [N or 1, experts] fp32
     at::Tensor gradient_of_rows() const;
   };
 
-  std::shared_ptr<State> state_;  ///< of autograd's hooks too
+  std::shared_ptr<BalanceState> state_;  ///< shared with autograd's hooks
 };
 
 /// [B, T, D] -> [B, T, D]
@@ -76,7 +75,7 @@ class ExpertFeedForward final : public Stage {
  private:
   class Router;
 
-  int64_t chosen_;  ///< experts of a token
+  int64_t chosen_;  ///< number of experts of a token
   bool renormalizes_;
   std::shared_ptr<Router> router_;
   std::shared_ptr<StageList> experts_;

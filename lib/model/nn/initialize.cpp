@@ -17,7 +17,7 @@
 namespace fsdp::nn {
 namespace {
 
-/// Of the normal distribution; nothing for vectors.
+/// Standard deviation of the initial normal distribution; nothing for vectors.
 std::optional<double> deviation_of(const std::string& name, size_t dimensions, const ModelOptions& options) {
   if (dimensions < 2) return std::nullopt;
   const auto& deviation = model_kind(options.architecture).deviation;

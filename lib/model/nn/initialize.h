@@ -21,15 +21,14 @@ namespace fsdp::nn {
 void initialize_parameter(const std::string& name, const at::Tensor& parameter, const ModelOptions& options,
                           uint64_t seed);
 
-/// Parts, which ascend, of what initialize_parameter() gives a parameter of these sizes, bit for bit and one
-/// after another; the other elements are neither computed nor allocated, unless their number is no multiple
-/// of
-/// 16. out: 1-D, fp32, contiguous, in host memory.
+/// Computes ascending parts of the values that initialize_parameter() gives a parameter of these sizes, bit
+/// for bit, one after another. Other elements are neither computed nor allocated, unless their number is no
+/// multiple of 16. out: 1-D, fp32, contiguous, in host memory.
 void initialize_elements(const std::string& name, at::IntArrayRef sizes,
                          const std::vector<util::Rectangle>& parts, const at::Tensor& out,
                          const ModelOptions& options, uint64_t seed);
 
-/// Initialises every parameter of the module, a tied one under its first name.
+/// Initialises every parameter of the module; a tied parameter by its first name.
 void initialize_parameters(torch::nn::Module& module, const ModelOptions& options, uint64_t seed);
 
 }  // namespace fsdp::nn

@@ -31,19 +31,19 @@ class KeyValueCache {
   /// Cached tokens per row, which is also the position of the next token.
   int64_t length() const { return length_; }
 
-  /// Row i becomes the former row rows[i]: to copy a prompt, or to drop rows. rows: [R] int64
+  /// Replaces row i by the former row rows[i], to copy a prompt or to drop rows. rows: [R] int64
   void select_rows(const at::Tensor& rows);
 
-  /// For models. Throws Error(kUsage) unless `tokens` more fit.
+  /// Throws Error(kUsage) unless `tokens` more fit. Models call it.
   void require_room(int64_t tokens) const;
-  /// For attention stages: keeps keys and values of the new tokens, [B, T, kv_heads, head_dim], and returns
-  /// those of all tokens, [B, kv_heads, length() + T, head_dim], as views.
+  /// Called by attention stages. Keeps keys and values of the new tokens, [B, T, kv_heads, head_dim], and
+  /// returns those of all tokens, [B, kv_heads, length() + T, head_dim], as views.
   std::pair<at::Tensor, at::Tensor> append(const Stage& attention, const at::Tensor& keys,
                                            const at::Tensor& values);
-  /// For models, after all stages have appended.
+  /// Counts the new tokens. Models call it after all stages have appended.
   void advance(int64_t tokens) { length_ += tokens; }
 
-  /// For a model that does not use the cache and so runs on whole rows: appends `ids` to the rows.
+  /// Appends `ids` to the rows of a model that does not use the cache and so runs on whole rows.
   /// ids: [B, T] int64 -> [B, length so far + T]
   at::Tensor whole_rows(const at::Tensor& ids);
   bool has_whole_rows() const { return seen_.defined(); }

@@ -23,7 +23,7 @@
 
 namespace fsdp::nn {
 
-/// Which implementation layers compute with; results differ by rounding alone.
+/// Implementation with which layers compute; results differ by rounding alone.
 struct Compute {
   bool fused = true;  ///< model/kernels/fused.h, for the tensor types that it supports
   kernels::Matmul matmul = kernels::Matmul::kMkl;
@@ -35,17 +35,17 @@ struct Compute {
 
 class EnteredInputs;
 
-/// How a layer is computed by ranks that each have a part of its weight (model/nn/parallelize.h).
+/// Form of a layer whose weight is divided among ranks (model/nn/parallelize.h).
 struct ParallelForm {
   parallel::Ranks ranks;
   int64_t whole = 0;  ///< size of the weight's dimension that is cut
-  /// How the input lies on the ranks, if the layer itself makes it whole or, if it sums, takes its part.
+  /// Layout of the input, if the layer itself makes it whole or, if it sums, takes its part.
   std::optional<parallel::Layout> input = std::nullopt;
-  /// Of the layers that enter with the same input.
+  /// Inputs shared by the layers that enter with the same input.
   std::shared_ptr<EnteredInputs> entered = nullptr;
-  /// What becomes of the result; nothing: each rank keeps its own.
+  /// Layout of the result. Nothing: each rank keeps its own part.
   std::optional<parallel::Layout> output = std::nullopt;
-  bool sums = false;  ///< the result is the sum of the ranks'; else theirs side by side
+  bool sums = false;  ///< the result is the sum of the ranks' results; otherwise these side by side
 
   at::Tensor enter(const at::Tensor& x) const;
   at::Tensor leave(const at::Tensor& result) const;
@@ -65,7 +65,8 @@ class Linear : public torch::nn::Module {
   /// x: [..., in_features] -> [..., out_features]. `context`: of a stage that trains, for dropout in
   /// adapters.
   at::Tensor forward(const at::Tensor& x, const StageContext* context = nullptr) const;
-  /// Without the bias, which the caller's next kernel adds. Only if transposed, and if no sum over ranks.
+  /// forward() without the bias, which the caller's next kernel adds. Requires: transposed, no sum over
+  /// ranks.
   at::Tensor forward_without_bias(const at::Tensor& x, const StageContext* context = nullptr) const;
   const at::Tensor& weight() const { return weight_; }
   const at::Tensor& bias() const { return bias_; }
@@ -74,7 +75,7 @@ class Linear : public torch::nn::Module {
   void set_float8(bool float8) { float8_ = float8; }
   /// See quantize_frozen().
   void quantize(kernels::Quantization form);
-  /// Nothing if the weight is in floating point; else it is one tensor of bytes.
+  /// Form of a weight that is a tensor of bytes; nothing for a weight in floating point.
   const std::optional<kernels::Quantization>& quantization() const { return quantization_; }
   int64_t in_features() const { return in_features_; }
   int64_t out_features() const { return out_features_; }
@@ -82,7 +83,7 @@ class Linear : public torch::nn::Module {
   void set_adapter(std::shared_ptr<const LoraAdapter> adapter) { adapter_ = std::move(adapter); }
   void set_parallel(ParallelForm form) { parallel_ = std::move(form); }
   const std::optional<ParallelForm>& parallel() const { return parallel_; }
-  /// Whether backward computes the layer's products again, rather than keeping them for what follows.
+  /// Sets whether backward computes the layer's products again instead of keeping them.
   void set_recomputed(bool recomputed) { recomputed_ = recomputed; }
 
  private:
@@ -91,16 +92,16 @@ class Linear : public torch::nn::Module {
   friend at::Tensor forward_joined(const at::Tensor&, std::initializer_list<const Linear*>,
                                    const StageContext*);
   bool multiplies_float8(const at::Tensor& x) const;
-  /// Whether it communicates by itself.
+  /// Whether the layer itself communicates.
   bool redistributes() const { return parallel_ && (parallel_->input || parallel_->output); }
-  /// Without the bias; nor what an adapter adds.
+  /// The product alone, without bias and adapter.
   at::Tensor product(const at::Tensor& x) const;
-  /// What the adapter adds to that product, `base`.
+  /// Term that the adapter adds to the product `base`.
   at::Tensor delta(const at::Tensor& x, const at::Tensor& base, const StageContext* context) const;
   at::Tensor adapted(const at::Tensor& x, const at::Tensor& base, const StageContext* context) const;
-  /// Product and what the adapter adds.
+  /// The product with the adapter's term.
   at::Tensor adapted_product(const at::Tensor& x, const StageContext* context) const;
-  /// Whether kernels::adapted_linears() computes that at once.
+  /// Whether kernels::adapted_linears() computes product and adapter at once.
   bool adapts_at_once(const at::Tensor& x, const StageContext* context) const;
   kernels::AdaptedForm adapted_form() const;
   kernels::AdaptedWeight adapted_weight() const;
@@ -116,7 +117,7 @@ class Linear : public torch::nn::Module {
   std::optional<ParallelForm> parallel_;
 };
 
-/// The output of each layer for x; none is transposed.
+/// Output of each layer for x. Requires: none is transposed.
 std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<const Linear*> layers,
                                     const StageContext* context = nullptr);
 
@@ -130,7 +131,7 @@ at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linea
 struct Float8Layers {
   std::vector<std::string> chosen;
   std::vector<std::string> unfit;     ///< a size is no multiple of 16
-  std::vector<std::string> excluded;  ///< by a pattern
+  std::vector<std::string> excluded;  ///< names that a pattern excludes
   bool of_parts = false;              ///< sizes are those of the parts that a rank has of some layers
 };
 
@@ -152,17 +153,16 @@ class Norm : public torch::nn::Module {
  public:
   /// x: [..., size] -> [..., size]
   at::Tensor forward(const at::Tensor& x) const;
-  /// {x + residual, its norm}
+  /// Returns {x + residual, the norm of that sum}.
   std::pair<at::Tensor, at::Tensor> forward_with(const at::Tensor& residual, const at::Tensor& x) const;
-  /// Whether backward computes the norm again, as it always does on the CPU, rather than keeping it for what
-  /// follows.
+  /// Sets whether backward computes the norm again instead of keeping it. On the CPU it always does.
   void set_recomputed(bool recomputed) { recomputed_ = recomputed; }
 
  protected:
   Norm(NormKind kind, int64_t size, double epsilon, const Compute& compute);
 
  private:
-  /// By which the norm multiplies.
+  /// Factors of the norm.
   at::Tensor factors() const;
 
   NormKind kind_;
@@ -186,19 +186,19 @@ class LayerNorm final : public Norm {
       : Norm(NormKind::kLayer, size, epsilon, compute) {}
 };
 
-/// Of the kind that the family has.
+/// Makes a norm of the family's kind.
 std::shared_ptr<Norm> make_norm(const ModelOptions& options, int64_t size);
 
-/// Where a decoder drops values.
+/// Place at which a decoder drops values.
 enum class DropoutPlace { kEmbedding, kAttentionScores, kAttentionOutput, kFeedForwardOutput };
 
-/// x: [B, T, ...], whose row b belongs to the context's row b; `pieces` of each row's values, where x is a
-/// part. Returns x itself unless the context has a DropoutChoice.
+/// Dropout of x [B, T, ...], whose row b belongs to the context's row b. `pieces`: positions of x in each
+/// row, if x is a part. Returns x itself unless the context has a DropoutChoice.
 at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context,
                    const kernels::RowPieces& pieces = {});
-/// Where the values of the context's tokens are in whole rows. x: [B, T, D]
+/// Positions that the values of the context's tokens have in whole rows. x: [B, T, D]
 kernels::RowPieces values_of_tokens(const at::Tensor& x, const StageContext& context);
-/// The same at any `site` of the model, whose number differs from those of others.
+/// Dropout at a `site` of the model, whose number differs from those of other sites.
 at::Tensor dropout_at(const at::Tensor& x, double p, uint64_t site, const StageContext& context,
                       const kernels::RowPieces& pieces);
 
@@ -231,7 +231,7 @@ class Head final : public Stage {
   std::string type_name() const override { return "head"; }
   const at::Tensor& weight() const { return weight_; }
   void set_parallel(ParallelForm form) { parallel_ = std::move(form); }
-  /// Logits l become cap tanh(l / cap); 0: they stay.
+  /// Cap of logits l, which become cap tanh(l / cap); 0: none.
   void set_cap(double cap) { cap_ = cap; }
 
  protected:
@@ -246,17 +246,17 @@ class Head final : public Stage {
 };
 
 /// The position-wise feed-forward of a block, [B, T, D] -> [B, T, D].
-///   gated:  down(hidden_act(gate(x)) * up(x)) (Shazeer: GLU Variants, 2020), where gate and up may be one
-///   weight else:   down(hidden_act(up(x))); in GPT-2, always with GELU's approximation by tanh
+///   gated:  down(hidden_act(gate(x)) * up(x)) (Shazeer: GLU Variants, 2020); gate and up may be one weight
+///   else:   down(hidden_act(up(x))); in GPT-2, always with GELU's approximation by tanh
 class FeedForward final : public Stage {
  public:
-  /// inner: its width
+  /// inner: width inside the feed-forward
   FeedForward(const ModelOptions& options, int64_t inner, std::string type_name = "feed_forward");
   std::string type_name() const override { return type_name_; }
   std::vector<std::string> recomputable() const override { return {kUp, kActivation}; }
   void recompute(const std::vector<std::string>& operations) override;
 
-  static constexpr const char* kUp = "up";  ///< the products that widen, gate and up
+  static constexpr const char* kUp = "up";  ///< products of gate and up
   static constexpr const char* kActivation = "activation";
 
  protected:

@@ -27,12 +27,12 @@
 
 namespace fsdp::nn {
 
-/// s above.
+/// The scale s above.
 double lora_scale(const LoraOptions& options);
 
-/// W + s B A, of DoRA m (W + s B A) / n, in fp32: what the layer would need to compute the same without an
-/// adapter. `weight` is [out, in], or [in, out] where `transposed`; the result is alike. magnitude: undefined
-/// without DoRA.
+/// Weight with which the layer computes the same without an adapter, in fp32: W + s B A; with DoRA
+/// m (W + s B A) / n. `weight` is [out, in], or [in, out] where `transposed`; the result is alike. magnitude:
+/// undefined without DoRA.
 at::Tensor merged_weight(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b,
                          const at::Tensor& magnitude, double scale, bool transposed);
 
@@ -43,14 +43,14 @@ class LoraAdapter {
   LoraAdapter(torch::nn::Module& layer, const std::string& name, const at::Tensor& weight, bool transposed,
               const LoraOptions& options);
 
-  /// What it adds to `base`, the layer's result for x without a bias. `product` computes such a result. x:
-  /// [..., in], base: [..., out] -> [..., out]. `context`: null outside of training, where nothing is
-  /// dropped. Needs `base` in backward only with DoRA.
+  /// Term that the adapter adds to `base`, the layer's result for x without a bias. `product` computes such a
+  /// result. x: [..., in], base: [..., out] -> [..., out]. `context`: null outside of training, where nothing
+  /// is dropped. Needs `base` in backward only with DoRA.
   at::Tensor delta(const at::Tensor& x, const at::Tensor& base, const StageContext* context,
                    kernels::Matmul matmul,
                    const std::function<at::Tensor(const at::Tensor& x)>& product) const;
   bool has_magnitude() const { return magnitude_.defined(); }
-  /// Whether it adds s B A x, and drops nothing of x: what kernels::adapted_linears() computes.
+  /// Whether the adapter adds s B A x without dropout, so that kernels::adapted_linears() can compute it.
   bool is_plain(const StageContext* context) const { return !has_magnitude() && !drops(context); }
   const at::Tensor& a() const { return a_; }
   const at::Tensor& b() const { return b_; }
@@ -60,32 +60,32 @@ class LoraAdapter {
   bool drops(const StageContext* context) const {
     return dropout_ > 0 && context != nullptr && context->dropout;
   }
-  /// m / n
+  /// The ratio m / n.
   at::Tensor magnitude_ratio() const;
 
-  at::Tensor weight_;  ///< the layer's
+  at::Tensor weight_;  ///< weight of the layer
   bool transposed_;
   double scale_, dropout_;
-  uint64_t site_;                 ///< where it drops
+  uint64_t site_;                 ///< number of the place at which it drops values
   at::Tensor a_, b_, magnitude_;  ///< magnitude_: undefined without DoRA
 };
 
 /// Names of the layers with adapters, in the order of the model.
 using LoraLayers = std::vector<std::string>;
 
-/// Gives the linear layers (nn::Linear) whose names match options.targets adapters, without values, and
-/// freezes all other parameters, which options.quantize makes bytes (quantize_frozen()). Before the model is
-/// sharded. Throws Error(kUsage) for a pattern that matches no layer, for a rank that exceeds a layer's
-/// smaller size, and for layers that several ranks compute together.
+/// Gives adapters without values to the linear layers (nn::Linear) whose names match options.targets, and
+/// freezes all other parameters, which options.quantize makes bytes (quantize_frozen()). Requires: the model
+/// is not sharded yet. Throws Error(kUsage) for a pattern that matches no layer, for a rank that exceeds a
+/// layer's smaller size, and for layers that several ranks compute together.
 LoraLayers add_lora(torch::nn::Module& model, const LoraOptions& options);
 
-/// Which of an adapter's parameters a name stands for.
+/// Parameters of an adapter.
 enum class LoraPart { kA, kB, kMagnitude };
 struct LoraName {
   std::string layer;
   LoraPart part;
 };
-/// Nothing for a parameter of another kind.
+/// Part for which the parameter's name stands; nothing for parameters of other kinds.
 std::optional<LoraName> lora_name(const std::string& parameter);
 /// The name of an adapter's parameter.
 std::string lora_parameter(const std::string& layer, LoraPart part);

@@ -12,16 +12,16 @@ namespace fsdp::nn {
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
                            const kernels::LossTerms& terms = {});
 
-/// The loss that loss_of() computes, and the rows it is computed for.
+/// Options of loss_of(): the loss, and the rows for which it is computed.
 struct LossOptions {
-  kernels::LossTerms terms = {};          ///< of the built-in loss
+  kernels::LossTerms terms = {};          ///< terms of the built-in loss
   LossFunction function = nullptr;        ///< null: the built-in loss
-  util::PluginValues plugin_values = {};  ///< for `function`
+  util::PluginValues plugin_values = {};  ///< values that `function` gets
   std::optional<DropoutChoice> dropout = std::nullopt;
   std::shared_ptr<const DocumentStarts> documents = nullptr;   ///< null: a row is one document
   std::shared_ptr<const parallel::CutSequence> cut = nullptr;  ///< null: rows are whole
   at::Tensor is_token = {};  ///< [B, T] bool, of `ids`: the others are padding; undefined: all are tokens
-  /// Of a model with experts: what balances them is added to the loss with this weight (ExpertBalance).
+  /// Weight of the loss that balances experts (ExpertBalance).
   double router_aux_loss_coef = 0;
 };
 /// Returns the context of a forward whose output loss_of_output() takes.

@@ -1,7 +1,7 @@
 #pragma once
 
-// Layers that several ranks compute together (model/nn/parallelize.h), where they are libtorch's: hooks do
-// before and after their forward what this library's own layers do themselves.
+// Layers of libtorch that several ranks compute together (model/nn/parallelize.h). Hooks before and after
+// their forward do what this library's own layers do themselves.
 
 #include <torch/nn/module.h>
 
@@ -23,10 +23,10 @@ struct SharedLayer {
   bool is_transposed = false;         ///< weight [in_features, out_features]
   bool is_of_libtorch = false;
 
-  /// The dimension of the weight that ColwiseParallel cuts.
+  /// Dimension of the weight that ColwiseParallel cuts.
   int64_t output_dimension() const { return is_transposed ? 1 : 0; }
 };
-/// nullopt for other modules.
+/// The module as a shared layer; nullopt for other modules.
 std::optional<SharedLayer> shared_layer(torch::nn::Module& module);
 
 /// Inputs of the layers of one module during a call of it. Layers that take the same tensor enter their
@@ -41,14 +41,14 @@ class EnteredInputs final : public CallHook, public std::enable_shared_from_this
  private:
   struct Entered {
     at::Tensor x, result;
-    int64_t version = 0;  ///< of x: it may be changed in place
+    int64_t version = 0;  ///< version of x, which may be changed in place
     bool is_recorded = false;
   };
   bool is_open_ = false;
   std::optional<Entered> last_;
 };
 
-/// Of a Hooked layer of libtorch.
+/// Hook of a Hooked layer of libtorch.
 class ParallelLayer : public CallHook {
  public:
   explicit ParallelLayer(ParallelForm form) : form_(std::move(form)) {}

@@ -33,7 +33,7 @@ struct ColwiseParallel {
   int64_t blocks = 1;
   /// Heads that must not be cut, in each block; 0: any feature may be.
   int64_t heads = 0;
-  /// With fewer heads than ranks, neighbouring ranks have the same head.
+  /// Neighbouring ranks have the same head if there are fewer heads than ranks.
   bool repeats_heads = false;
 };
 
@@ -74,7 +74,7 @@ struct ParallelEntry {
 /// Entries in any order.
 using ParallelPlan = std::vector<ParallelEntry>;
 
-/// What the plans of models leave to choose.
+/// Options of a model's plan.
 struct ParallelOptions {
   /// Between regions the sequence is cut over the ranks (Korthikanti et al., 2022); else activations are
   /// whole.

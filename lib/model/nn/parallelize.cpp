@@ -19,7 +19,7 @@ namespace fsdp::nn {
 namespace {
 
 /// A dimension of a parameter and how it is cut.
-struct Cut {
+struct ParameterCut {
   int64_t dimension = 0;
   int64_t blocks = 1, heads = 0;
   bool repeats_heads = false, of_vocabulary = false;
@@ -37,12 +37,12 @@ class PlannedModel {
 
  private:
   void describe(const torch::nn::Module& model);
-  /// For a column-parallel linear layer; null if no hook sees the calls of the module around it.
+  /// Shared inputs of a column-parallel linear layer; null if no hook sees the calls of the module around it.
   std::shared_ptr<EnteredInputs> entered_inputs(torch::nn::Module& model, const PlannedModule& member);
   void describe_parameters(const PlannedModule& member);
-  void cut(const PlannedModule& member, const at::Tensor& parameter, const Cut& cut);
+  void cut(const PlannedModule& member, const at::Tensor& parameter, const ParameterCut& cut);
   /// A rank's part of a size, as {first, count}, and who has it.
-  std::pair<int64_t, int64_t> part_of_size(const PlannedModule& member, int64_t size, const Cut& cut,
+  std::pair<int64_t, int64_t> part_of_size(const PlannedModule& member, int64_t size, const ParameterCut& cut,
                                            int64_t rank, ParameterPart& part) const;
   ParameterPart& part(const at::Tensor& parameter) {
     return parts_[number_of_.at(parameter.unsafeGetTensorImpl())];
@@ -51,10 +51,10 @@ class PlannedModel {
   int64_t ranks_, rank_;
   PlannedModules members_;
   std::vector<ParameterPart> parts_;
-  std::vector<at::Tensor> parameters_;       ///< of parts_
-  std::map<const void*, size_t> number_of_;  ///< of a parameter in parts_
+  std::vector<at::Tensor> parameters_;       ///< parameters of parts_
+  std::map<const void*, size_t> number_of_;  ///< number of a parameter in parts_
   std::set<const void*> described_;          ///< parameters of modules with a style
-  /// By the module around the layers and their input's layout.
+  /// Keys: the module around the layers, and their input's layout.
   std::map<std::pair<std::string, std::string>, std::shared_ptr<EnteredInputs>> entered_;
 };
 
@@ -92,10 +92,10 @@ void PlannedModel::describe_parameters(const PlannedModule& member) {
   const SharedLayer& layer = *member.layer;
   if (!member.is_linear()) return cut(member, layer.weight, {.of_vocabulary = true});
   if (member.colwise) {
-    Cut of_weight{.dimension = layer.output_dimension(),
-                  .blocks = member.colwise->blocks,
-                  .heads = member.colwise->heads,
-                  .repeats_heads = member.colwise->repeats_heads};
+    ParameterCut of_weight{.dimension = layer.output_dimension(),
+                           .blocks = member.colwise->blocks,
+                           .heads = member.colwise->heads,
+                           .repeats_heads = member.colwise->repeats_heads};
     cut(member, layer.weight, of_weight);
     of_weight.dimension = 0;
     if (layer.bias.defined()) cut(member, layer.bias, of_weight);
@@ -108,7 +108,7 @@ void PlannedModel::describe_parameters(const PlannedModule& member) {
 }
 
 std::pair<int64_t, int64_t> PlannedModel::part_of_size(const PlannedModule& member, int64_t size,
-                                                       const Cut& cut, int64_t rank,
+                                                       const ParameterCut& cut, int64_t rank,
                                                        ParameterPart& part) const {
   part.first_holder = rank;
   part.holders = 1;
@@ -135,7 +135,7 @@ std::pair<int64_t, int64_t> PlannedModel::part_of_size(const PlannedModule& memb
   return {rank / part.holders * (size / units), size / units};
 }
 
-void PlannedModel::cut(const PlannedModule& member, const at::Tensor& parameter, const Cut& cut) {
+void PlannedModel::cut(const PlannedModule& member, const at::Tensor& parameter, const ParameterCut& cut) {
   ParameterPart& described = part(parameter);
   const auto dimension = static_cast<size_t>(cut.dimension);
   const std::vector<int64_t>& whole = described.whole_shape;

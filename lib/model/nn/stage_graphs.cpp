@@ -24,7 +24,7 @@ namespace {
 using torch::autograd::variable_list;
 using util::ErrorKind;
 
-struct Shared {
+struct SharedGraphs {
   struct Pool {
     std::shared_ptr<util::DeviceGraphPool> graphs;
     int64_t recorded = 0, launched = 0;  ///< launched: number of the pass's last launch
@@ -32,7 +32,7 @@ struct Shared {
 
   util::MakeGraphPool make_pool;
   GraphCounts counts;
-  std::unordered_set<const void*> outputs;  ///< of graphs, so their addresses do not change
+  std::unordered_set<const void*> outputs;  ///< outputs of graphs, whose addresses do not change
   std::vector<std::shared_ptr<Pool>> pools;
   std::shared_ptr<Pool> of_this_pass;  ///< null before the pass's first recording
   int64_t in_use = 0;                  ///< forward graphs whose backward has not run yet
@@ -50,9 +50,9 @@ class OrderedGraph {
  public:
   /// Graphs of a pool must be launched in the order of recording. So graphs of one pass share a pool, and
   /// each pass that records gets a new one.
-  void record(Shared& shared, const std::function<void()>& work) {
+  void record(SharedGraphs& shared, const std::function<void()>& work) {
     if (!shared.of_this_pass) {
-      shared.of_this_pass = std::make_shared<Shared::Pool>(Shared::Pool{shared.make_pool()});
+      shared.of_this_pass = std::make_shared<SharedGraphs::Pool>(SharedGraphs::Pool{shared.make_pool()});
       shared.pools.push_back(shared.of_this_pass);
     }
     pool_ = shared.of_this_pass;
@@ -61,14 +61,14 @@ class OrderedGraph {
     ++shared.counts.recorded;
   }
   bool is_next() const { return number_ > pool_->launched; }
-  void launch(Shared& shared) {
+  void launch(SharedGraphs& shared) {
     pool_->launched = number_;
     graph_->launch();
     ++shared.counts.launched;
   }
 
  private:
-  std::shared_ptr<Shared::Pool> pool_;
+  std::shared_ptr<SharedGraphs::Pool> pool_;
   std::unique_ptr<util::DeviceGraph> graph_;
   int64_t number_ = 0;
 };
@@ -76,14 +76,15 @@ class OrderedGraph {
 /// A tensor that a graph reads: a copy, or the given tensor's own memory if its address does not change.
 class GraphInput {
  public:
-  GraphInput(const Shared& shared, const at::Tensor& given)
+  GraphInput(const SharedGraphs& shared, const at::Tensor& given)
       : is_given_(shared.outputs.count(given.const_data_ptr()) > 0 && given.is_contiguous()) {
     at::NoGradGuard no_grad;
     memory_ = is_given_ ? given.detach() : at::empty_like(given, at::MemoryFormat::Contiguous);
     put(given);
   }
 
-  /// With a new version counter, so that a later pass's write does not invalidate this pass's saved tensors.
+  /// Returns a leaf with a version counter of its own, so that a later pass's write does not invalidate this
+  /// pass's saved tensors.
   at::Tensor as_leaf(bool requires_grad) const {
     return memory_.variable_data().set_requires_grad(requires_grad);
   }
@@ -150,23 +151,23 @@ struct BackwardGraph {
   GraphInput gradient;
   OrderedGraph graph = {};
   std::vector<kernels::TakenPlace> taken = {};
-  variable_list results = {};  ///< as of differentiate()
+  variable_list results = {};  ///< results of differentiate()
 };
 
 struct ForwardGraph {
   Addresses addresses;
-  std::vector<int64_t> versions;  ///< of the parameters and buffers when it was recorded
+  std::vector<int64_t> versions;  ///< versions of the parameters and buffers when it was recorded
   int64_t layer;
   bool differentiates_input;
   GraphInput input;
   OrderedGraph graph = {};
-  at::Tensor leaf = {}, output = {};  ///< with the autograd graph between them, which is kept
+  at::Tensor leaf = {}, output = {};  ///< ends of an autograd graph, which is kept
   std::vector<std::unique_ptr<BackwardGraph>> backward = {};
   bool is_in_use = false;  ///< a backward still needs its activations
 };
 
 struct GraphedStage {
-  std::shared_ptr<Shared> shared;
+  std::shared_ptr<SharedGraphs> shared;
   std::string name;
   std::vector<at::Tensor> parameters, state;  ///< state: parameters and buffers
   std::vector<std::shared_ptr<ForwardGraph>> forward;
@@ -267,7 +268,7 @@ class GraphedBackward final : public torch::autograd::Node {
 
  private:
   variable_list record(Addresses addresses, const at::Tensor& gradient) {
-    Shared& shared = *stage_->shared;
+    SharedGraphs& shared = *stage_->shared;
     auto graph = std::unique_ptr<BackwardGraph>(
         new BackwardGraph{.addresses = std::move(addresses), .gradient = GraphInput(shared, gradient)});
     const at::Tensor given = graph->gradient.as_leaf(false);
@@ -309,7 +310,7 @@ class StageGraphs final : public StageHook {
       ++plain_passes_;
       return next(input);
     }
-    Shared& shared = *stage_->shared;
+    SharedGraphs& shared = *stage_->shared;
     if (shared.in_use == 0) shared.begin_pass();
     const Addresses addresses = stage_->addresses(context);
     bool is_in_use = false;
@@ -338,7 +339,7 @@ class StageGraphs final : public StageHook {
  private:
   std::shared_ptr<ForwardGraph> record(const Addresses& addresses, const at::Tensor& input,
                                        const Next& next) {
-    Shared& shared = *stage_->shared;
+    SharedGraphs& shared = *stage_->shared;
     auto graph =
         std::shared_ptr<ForwardGraph>(new ForwardGraph{.addresses = addresses,
                                                        .versions = VersionsAsRecorded::of(stage_->state),
@@ -386,7 +387,7 @@ std::shared_ptr<const GraphCounts> graph_stages(Stage& root, const std::vector<s
         ErrorKind::kUsage, "graph_stages(): expected stages that one rank computes; found a model whose ",
         "layers several ranks share, and graphs record no collectives; set training.cuda_graphs = false");
   }
-  auto shared = std::make_shared<Shared>();
+  auto shared = std::make_shared<SharedGraphs>();
   shared->make_pool = std::move(make_pool);
   for (const auto& [name, stage] : stages) {
     auto graphed = std::make_shared<GraphedStage>();

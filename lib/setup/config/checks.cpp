@@ -439,7 +439,7 @@ void check_context_of(const Config& config, const comm::MeshShape& mesh) {
   }
 }
 
-/// That the parts of layers are equal.
+/// Checks that ranks of mesh.model have equal parts of layers.
 void check_model_of(const Config& config, const comm::MeshShape& mesh) {
   const int64_t ranks = mesh.model;
   if (ranks == 1) return;

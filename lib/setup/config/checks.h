@@ -12,13 +12,13 @@ namespace fsdp::config {
 
 struct Conflict {
   std::vector<std::string> keys;  ///< full names of the keys involved, the likeliest culprit first
-  std::string message;            ///< what was expected and found, with the arithmetic
+  std::string message;            ///< the expected and the found, with the arithmetic
 };
 
-/// Every condition that the configuration breaks. Each key must already be within its own limits.
+/// Returns every condition that the configuration breaks. Requires: each key is within its own limits.
 std::vector<Conflict> find_conflicts(const Config& config);
 
-/// Those of training.reproducible = "world_size".
+/// Returns the broken conditions of training.reproducible = "world_size".
 std::vector<Conflict> find_conflicts_of_reproducible(const Config& config);
 
 /// The mesh of a run. Throws util::Error(kUsage) with the arithmetic unless the product of [mesh] is the

@@ -25,21 +25,21 @@ struct RunOptions {
   std::vector<std::string> plugins;  ///< shared libraries (setup/plugin/plugin.h)
 };
 
-/// What a rank computes on; kAuto: a GPU if the program and the machine have one.
+/// Device of a rank; kAuto: a GPU if the program and the machine have one.
 enum class DeviceChoice { kAuto, kCpu, kCuda };
 constexpr auto enum_names(DeviceChoice) {
   return std::to_array<util::EnumName<DeviceChoice>>(
       {{DeviceChoice::kAuto, "auto"}, {DeviceChoice::kCpu, "cpu"}, {DeviceChoice::kCuda, "cuda"}});
 }
 
-/// Of fp32 matrix products (run/train/device.h).
+/// Precision of fp32 matrix products (run/train/device.h).
 enum class Float32Precision { kHighest, kHigh };
 constexpr auto enum_names(Float32Precision) {
   return std::to_array<util::EnumName<Float32Precision>>(
       {{Float32Precision::kHighest, "highest"}, {Float32Precision::kHigh, "high"}});
 }
 
-/// What a run has in common with another of the same config, bit for bit.
+/// Scope in which runs of the same config are equal bit for bit.
 enum class Reproducible {
   kRun,        ///< everything, on as many ranks, with as many threads
   kWorldSize,  ///< weights, optimizer state and metrics, on any number of ranks: model/kernels/sample_sums.h
@@ -49,7 +49,7 @@ constexpr auto enum_names(Reproducible) {
       {{Reproducible::kRun, "run"}, {Reproducible::kWorldSize, "world_size"}});
 }
 
-/// How the tensors of 8-bit products are scaled (model/kernels/float8.h).
+/// Scaling of the tensors of 8-bit products (model/kernels/float8.h).
 enum class Float8Recipe { kNone, kTensorwise };
 constexpr auto enum_names(Float8Recipe) {
   return std::to_array<util::EnumName<Float8Recipe>>(
@@ -59,14 +59,15 @@ constexpr auto enum_names(Float8Recipe) {
 struct TrainingOptions {
   int64_t steps = 200;
   double epochs = 0;              ///< above 0: overrides steps with this many passes over the training data
-  double stop_after_hours = 0;    ///< of training, over all starts of the run; 0: no limit
+  double stop_after_hours = 0;    ///< hours of training, over all starts of the run; 0: no limit
   int64_t global_batch_size = 0;  ///< samples per step over all ranks; 0: by gradient_accumulation_steps
-  /// 0: derived from global_batch_size and the world size (resolve_batch() in global_batch.h).
+  /// Micro-batches per step; 0: derived from global_batch_size and the world size (resolve_batch() in
+  /// global_batch.h).
   int64_t gradient_accumulation_steps = 1;
-  int64_t batch_warmup_steps = 0;      ///< over which micro-batches per step grow from 1 to that number
+  int64_t batch_warmup_steps = 0;      ///< steps over which micro-batches per step grow from 1 to that number
   double max_grad_norm = 1.0;          ///< 0: no clipping (the norm is still reported)
   double clip_grad_value = 0.0;        ///< limit for each element of the gradient; 0: no clipping
-  std::string loss = "cross_entropy";  ///< of losses() (model/families/architectures.h)
+  std::string loss = "cross_entropy";  ///< name in losses() (model/families/architectures.h)
   double label_smoothing = 0.0;        ///< kernels::LossTerms
   double z_loss = 0.0;
   double norm_type = 2.0;                                  ///< p of the p-norm; inf: the largest magnitude
@@ -88,9 +89,9 @@ struct TrainingOptions {
   /// last skip_window updates; 0: off.
   double skip_zscore = 0.0;
   int64_t skip_window = 128;
-  int64_t max_skipped_steps = 10;  ///< consecutive; one more ends the run
-  double slow_rank_factor = 1.5;   ///< by which a slow rank's own time is above the others'; 0: not compared
-  int64_t slow_rank_steps = 20;    ///< consecutive, until it is named
+  int64_t max_skipped_steps = 10;  ///< consecutive skipped steps; one more ends the run
+  double slow_rank_factor = 1.5;   ///< ratio of a slow rank's own time to the others'; 0: not compared
+  int64_t slow_rank_steps = 20;    ///< consecutive slow steps until the rank is named
 
   bool may_skip_updates() const { return skip_nonfinite || skip_zscore > 0; }
 };
@@ -116,8 +117,8 @@ constexpr auto enum_names(BestMetric) {
 }
 
 struct EvaluationOptions {
-  int64_t interval_steps = 0;  ///< between validations; 0: only after the last step
-  int64_t max_samples = 0;     ///< of the validation files; 0: all
+  int64_t interval_steps = 0;  ///< steps between validations; 0: only after the last step
+  int64_t max_samples = 0;     ///< samples of the validation files; 0: all
   bool accuracy = false;       ///< count the tokens that the model finds likeliest
   util::Named<BestMetric> best_metric = BestMetric::kValidationLoss;
   int64_t patience = 0;    ///< consecutive validations without a better one that end the run; 0: never
@@ -136,7 +137,7 @@ struct LoggingOptions {
   bool nvtx = false;             ///< ranges of operations and units for NVIDIA's profilers
   bool memory_snapshot = false;  ///< util::record_cuda_memory_history()
   int64_t sample_every = 0;      ///< steps between generated texts in the log; 0: never
-  std::string sample_prompt;     ///< empty: a new text
+  std::string sample_prompt;     ///< beginning of the texts; empty: new texts
   int64_t sample_tokens = 64;
 };
 

@@ -9,8 +9,8 @@
 
 namespace fsdp::config {
 
-/// Why a literal is not a value of a key ("fsdp.cpu_offload must be false, but is true (...)"), and its
-/// place.
+/// Reason why a literal is not a value of a key ("fsdp.cpu_offload must be false, but is true (...)"), and
+/// the literal's place.
 struct Misfit {
   std::string message;
   Region region;
@@ -25,9 +25,9 @@ std::string misfit_text(const Key& key, const std::string& found, const std::str
 
 std::string unknown_section_text(const std::string& section);
 std::string unknown_key_text(const std::string& section, const std::string& name);
-/// For a key above all sections.
+/// Message for a key above all sections.
 std::string top_level_text(const std::string& name);
-/// For an override without a section or without a value.
+/// Message for an override without a section or without a value.
 std::string override_form_text(const std::string& name, bool has_value);
 
 }  // namespace fsdp::config

@@ -54,7 +54,7 @@ int64_t rounded(int64_t value) {
   return value / unit * unit;
 }
 
-/// In millions, for a note.
+/// The value in millions, as text.
 std::string millions(int64_t value) { return util::fixed(static_cast<double>(value) / 1e6, 1); }
 
 /// The value of fsdp.min_num_params with which blocks become units, or experts and what else a block has.

@@ -8,8 +8,8 @@
 
 namespace fsdp::config {
 
-/// Over how many ranks the rows of a batch are distributed: those of mesh.dcn x mesh.data. Throws as
-/// comm::resolve_mesh().
+/// Number of ranks over which the rows of a batch are distributed: those of mesh.dcn x mesh.data. Throws as
+/// comm::resolve_mesh() does.
 int64_t row_ranks(const Config& config, int64_t world_size);
 
 /// Derives training.gradient_accumulation_steps from training.global_batch_size; without that size changes
@@ -19,11 +19,11 @@ int64_t row_ranks(const Config& config, int64_t world_size);
 /// power of two.
 void resolve_batch(Config& config, int64_t world_size);
 
-/// Samples per step over all ranks, after training.batch_warmup_steps. Call resolve_batch() first.
+/// Samples per step over all ranks, after training.batch_warmup_steps. Requires: resolve_batch() was called.
 int64_t samples_per_step(const Config& config, int64_t world_size);
 
-/// For plans and dry runs, after resolve_batch(): with data.max_tokens, the number of rows of
-/// data.sequence_length that the largest micro-batch has, rounded up, becomes data.micro_batch_size.
+/// Sets data.micro_batch_size, with data.max_tokens, to the number of rows of data.sequence_length in the
+/// largest micro-batch, rounded up. Plans and dry runs call it after resolve_batch().
 void plan_largest_batches(Config& config);
 
 }  // namespace fsdp::config

@@ -19,7 +19,7 @@ namespace {
 
 /// A chain of this length is nearly always a mistake.
 constexpr size_t kMaxDepth = 8;
-/// With two includes a file, the depth alone would allow hundreds.
+/// Limit of files; the limit of the depth alone would allow hundreds, with two includes a file.
 constexpr size_t kMaxFiles = 64;
 
 fs::path resolved(const fs::path& path) {
@@ -52,7 +52,7 @@ class Includes {
   /// Syntax errors are reported when the keys of the file are read.
   std::vector<Literal> included_paths(const Source& file) {
     try {
-      for (const Entry& entry : parse_toml(file)) {
+      for (const TomlEntry& entry : parse_toml(file)) {
         if (!entry.section.empty() || entry.name != kIncludeKey) continue;
         if (entry.value.kind == Literal::Kind::kList) return entry.value.items;
         report_.add(file, entry.value.region,
@@ -99,7 +99,7 @@ class Includes {
   }
 
   Report& report_;
-  std::vector<fs::path> open_;  ///< from the first file to the one that is being read
+  std::vector<fs::path> open_;  ///< the first file, ..., and the one that is being read
   size_t files_ = 0;
   std::deque<Source> sources_;
 };

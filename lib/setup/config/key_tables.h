@@ -20,7 +20,7 @@
 
 namespace fsdp::config {
 
-/// The names in a registry; if there is only one, messages say where others come from.
+/// One of the names in a registry; if there is only one, messages name the source of others.
 template <typename Entry>
 Constraint one_of_registered(const util::Registry<Entry>& registry) {
   Constraint constraint = one_of(registry.names());
@@ -29,7 +29,7 @@ Constraint one_of_registered(const util::Registry<Entry>& registry) {
   return constraint;
 }
 
-/// With validations during the run, not only after it.
+/// Whether the run validates during training, not only after it.
 Condition validates_regularly();
 
 std::vector<Key> model_keys();

@@ -70,7 +70,7 @@ struct Key {
   Field field;
   std::string description;      ///< one line
   Constraint constraint = {};   ///< all_keys() adds the choices of an enum
-  Condition matters = {};       ///< where it does not hold, a value that the user gave is refused or ignored
+  Condition matters = {};       ///< if it does not hold, a value that the user gave is refused or ignored
   std::string follows = {};     ///< key of the same section that gives the default value
   std::string default_of = {};  ///< key of the same section that determines the default
 

@@ -40,8 +40,8 @@ void Loader::drop_keys_without_effect() {
   for (const std::string& name : dropped_) given_.erase(name);
 }
 
-/// What stands together and contradicts itself is a mistake. Where a later layer has changed what the key
-/// depends on, as optimizer.name=sgd on the command line does for betas in the file, there is only a warning.
+/// Reports a key that has no effect. That is an error, but only a warning if a later layer has changed the
+/// key on which it depends, as optimizer.name=sgd on the command line does for betas in the file.
 void Loader::report_without_effect(const Key& key, Config& config) {
   const std::string name = key.full_name();
   const auto found = given_.find(name);

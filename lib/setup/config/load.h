@@ -39,19 +39,19 @@ struct TracedConfig {
   std::vector<std::string> warnings;  ///< a sentence for each given key that is ignored
 };
 
-/// load_config() with the origins, and without logging the warnings.
+/// Does the same as load_config(), returns the origins too, and does not log the warnings.
 TracedConfig trace_config(const std::filesystem::path& file, const std::vector<std::string>& overrides = {});
 
 /// Reads config.toml of a run, which has every key, so that the weights in model.init_from, which may be gone
 /// or changed, are not read. Loads no plug-ins: throws for those that are not loaded.
 Config load_resolved_config(const std::filesystem::path& file);
 
-/// load_config() from text; `name` replaces the file's name in messages.
+/// Does the same as load_config() with a text; `name` replaces the file's name in messages.
 Config parse_config(const std::string& text, const std::string& name,
                     const std::vector<std::string>& overrides = {});
 
-/// Whether plug-ins are named by a configuration that the user gave, or by a file beside checkpoints, which
-/// is not trusted: nothing is loaded for it.
+/// Source of a list of plug-ins: a configuration that the user gave, or a file beside checkpoints, which is
+/// not trusted, so that nothing is loaded for it.
 enum class PluginsNamedBy { kUser, kStoredFile };
 
 /// Loads, once each, the plug-ins that the user asked for and, if `by` is kUser, those in `named`

@@ -23,7 +23,7 @@ std::string trimmed(const std::string& text) {
 }
 
 /// The place of an entry's key if it is on the line of its value, else of the value.
-Region key_region(const Source& source, const Entry& entry) {
+Region key_region(const Source& source, const TomlEntry& entry) {
   Region region = entry.value.region;
   size_t at = source.line(region.line).substr(0, region.column).rfind(entry.name);
   if (!entry.name.empty() && at != std::string_view::npos) {
@@ -48,7 +48,7 @@ std::vector<std::string> named_plugins(const std::deque<Source>& files,
   std::vector<std::string> named;
   const auto read = [&](const Source& from, bool is_file) {
     try {
-      for (const Entry& entry : parse_toml(from)) {
+      for (const TomlEntry& entry : parse_toml(from)) {
         if (entry.section != "run" || entry.name != "plugins") continue;
         named = std::get<std::vector<std::string>>(convert(*find_key("run", "plugins"), entry.value));
         if (place) *place = is_file ? std::optional(PluginPlace{&from, entry.value.region}) : std::nullopt;
@@ -95,7 +95,7 @@ void Loader::read_files() {
 }
 
 void Loader::read_file(const Source& source) {
-  std::vector<Entry> entries;
+  std::vector<TomlEntry> entries;
   try {
     entries = parse_toml(source);
   } catch (const SyntaxError& error) {
@@ -104,7 +104,7 @@ void Loader::read_file(const Source& source) {
     return;
   }
   ++layer_;
-  for (const Entry& entry : entries) {
+  for (const TomlEntry& entry : entries) {
     const Key* key = find_key(entry.section, entry.name);
     if (key) {
       apply(*key, entry.value, source);
@@ -114,7 +114,7 @@ void Loader::read_file(const Source& source) {
   }
 }
 
-void Loader::refuse_unknown(const Source& source, const Entry& entry) {
+void Loader::refuse_unknown(const Source& source, const TomlEntry& entry) {
   const std::vector<std::string> sections = section_names();
   bool known_section = std::find(sections.begin(), sections.end(), entry.section) != sections.end();
   if (entry.section.empty()) {
@@ -178,7 +178,7 @@ void Loader::read_override(const std::string& text) {
   }
   try {
     // section.key=value is TOML.
-    for (const Entry& entry : parse_toml(source)) {
+    for (const TomlEntry& entry : parse_toml(source)) {
       if (entry.section == key->section && entry.name == key->name) apply(*key, entry.value, source);
     }
   } catch (const SyntaxError&) {
@@ -226,7 +226,7 @@ void Loader::apply_preset() {
   if (!preset) return;
   const Source& source = preset_source_.emplace(Source::from_text("preset " + preset->name, preset->toml));
   layer_ = 0;
-  for (const Entry& entry : parse_toml(source)) {
+  for (const TomlEntry& entry : parse_toml(source)) {
     const Key* key = find_key(entry.section, entry.name);
     if (!key || given_.contains(key->full_name())) continue;  // no key: the section's own entry
     apply(*key, entry.value, source);

@@ -23,32 +23,32 @@ enum class Completeness { kMayLackTheModel, kIsWhole };
 class Loader {
  public:
   Loader(Source file, Completeness completeness) : completeness_(completeness) { open(std::move(file)); }
-  /// First, because the keys of plug-ins have to be known.
+  /// Called first, because the keys of plug-ins have to be known.
   void load_plugins(const std::vector<std::string>& overrides);
-  /// The file, after those that it includes.
+  /// Reads the file after those that it includes.
   void read_files();
   void read_overrides(const std::vector<std::string>& texts);
   /// Completes and checks the configuration; throws if anything was wrong.
   Config finish();
   std::map<std::string, std::string> origins() const;
-  /// Of given keys that are ignored.
+  /// Returns the warnings about given keys that are ignored.
   std::vector<std::string> take_warnings() { return std::move(warnings_); }
 
  private:
   struct Given {
     const Source* source = nullptr;
-    size_t layer = 0;  ///< of the source; a value in a later layer replaces one in an earlier
+    size_t layer = 0;  ///< layer of the source; a later layer replaces values of an earlier one
     Region region;
     bool is_wrong = false;  ///< reported already; other checks ignore the key
   };
 
   void open(Source file);
-  /// Errors without a place name it.
+  /// The file that errors without a place name.
   const Source& file() const { return files_.back(); }
   void read_file(const Source& source);
   void read_override(const std::string& text);
   void apply(const Key& key, const Literal& literal, const Source& source);
-  void refuse_unknown(const Source& source, const Entry& entry);
+  void refuse_unknown(const Source& source, const TomlEntry& entry);
   void apply_preset();
   void apply_stored_model();
   void fill_model(const nn::ModelOptions& stored, const std::string& where);
@@ -57,7 +57,7 @@ class Loader {
   void share_values();
   /// Whether the key was given a valid value.
   bool has(const Key& key) const;
-  /// Keys that have no effect get their default.
+  /// Gives keys that have no effect their default.
   void drop_keys_without_effect();
   void report_without_effect(const Key& key, Config& config);
   void check_defaults();
@@ -67,19 +67,19 @@ class Loader {
   Completeness completeness_;
   Config config_;
   Report report_;
-  std::map<std::string, Given> given_;         ///< by full name
+  std::map<std::string, Given> given_;         ///< keys by their full names
   std::map<std::string, std::string> stored_;  ///< keys set from a description of weights: its file
-  std::deque<Source> files_;                   ///< with_included()
+  std::deque<Source> files_;                   ///< files of with_included()
   std::deque<Source> override_sources_;
   std::optional<Source> preset_source_;
-  size_t layer_ = 0;                             ///< of the sources that are read
+  size_t layer_ = 0;                             ///< layer of the sources that are read
   std::vector<std::string> warnings_, dropped_;  ///< sentences about, and names of, keys that are ignored
   std::vector<std::string> plugins_;
   bool may_include_ = false;
   bool file_was_read_ = true;
 };
 
-/// Where a file names plug-ins.
+/// Place in a file that names plug-ins.
 struct PluginPlace {
   const Source* source = nullptr;
   Region region;

@@ -17,7 +17,7 @@
 
 namespace fsdp::config {
 
-/// For config.model: Hugging Face's keys or, for a plug-in's model, the above.
+/// Describes config.model by Hugging Face's keys, or a plug-in's model by the keys above.
 nlohmann::json model_description(const Config& config);
 
 /// The inverse. Throws Error(kCheckpoint) for the model of a plug-in that is not loaded.
@@ -29,7 +29,7 @@ bool is_determined_by_weights(const std::string& key);
 
 struct ModelDifference {
   std::string key;            ///< full name
-  std::string given, stored;  ///< as TOML
+  std::string given, stored;  ///< values as TOML
 };
 
 /// The keys that weights determine and in which two models differ, except keys that their architecture does

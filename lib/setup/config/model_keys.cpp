@@ -1,6 +1,7 @@
 // What is trained, and on what: [run], [model] and [data].
 
 #include <algorithm>
+#include <variant>
 
 #include "data/options/datasets.h"
 #include "model/families/architectures.h"
@@ -20,12 +21,28 @@ Constraint a_preset() {
   return one_of(std::move(names));
 }
 
-/// A key that only some families have matters with these alone.
-std::vector<Key> with_families(std::vector<Key> keys) {
+/// Limits of an option of [model]: a default of 0 stands for none, and allows 0.
+Constraint limits_of(const nn::OptionRule& rule) {
+  const nn::ModelOptions defaults;
+  if (const auto* size = std::get_if<int64_t nn::ModelOptions::*>(&rule.field)) {
+    return between(defaults.**size > 0 ? 1 : 0, static_cast<double>(rule.most));
+  }
+  const auto* number = std::get_if<double nn::ModelOptions::*>(&rule.field);
+  if (number == nullptr) return {};
+  if (rule.range == nn::OptionRange::kShare) return from_up_to_below(0, 1);
+  return rule.range != nn::OptionRange::kNotNegative && defaults.**number > 0 ? above(0) : at_least(0);
+}
+
+/// Adds the limits of options that describe a model's shape. Those that only some families have matter with
+/// these alone.
+std::vector<Key> with_option_rules(std::vector<Key> keys) {
   for (Key& key : keys) {
-    const bool is_option =
+    const auto rule = std::ranges::find(nn::option_rules(), key.name, &nn::OptionRule::name);
+    if (key.section != "model" || rule == nn::option_rules().end()) continue;
+    if (!key.constraint.min) key.constraint = limits_of(*rule);
+    const bool is_of_some =
         std::ranges::any_of(nn::families(), [&](const nn::Family& family) { return family.has(key.name); });
-    if (key.section != "model" || !is_option) continue;
+    if (!is_of_some) continue;
     const Condition reads = architecture_reads(key.name);
     key.matters = key.matters.holds ? reads && key.matters : reads;
   }
@@ -35,7 +52,7 @@ std::vector<Key> with_families(std::vector<Key> keys) {
 }  // namespace
 
 std::vector<Key> model_keys() {
-  return with_families({
+  return with_option_rules({
       {KEY(run, name), "name of the run in logs", non_empty()},
       {KEY(run, output_dir), "folder of checkpoints, metrics and the resolved config", non_empty()},
       {KEY(run, seed), "seed of initial weights and sample order", at_least(0)},
@@ -45,70 +62,60 @@ std::vector<Key> model_keys() {
 
       {KEY(model, preset), "a well-known model that sets the keys of [model] that are not given", a_preset()},
       {KEY(model, architecture), "family of the model", one_of_registered(nn::architectures())},
-      {KEY(model, vocab_size), "tokens of the vocabulary", between(1, nn::kMostVocabulary)},
-      {KEY(model, hidden_size), "width of the hidden states", between(1, nn::kMostWidth)},
-      {KEY(model, intermediate_size), "width inside the feed-forward", between(1, nn::kMostWidth)},
-      {KEY(model, num_hidden_layers), "number of blocks", between(1, nn::kMostLayers)},
-      {KEY(model, num_attention_heads), "query heads of a block", between(1, nn::kMostHeads)},
+      {KEY(model, vocab_size), "tokens of the vocabulary"},
+      {KEY(model, hidden_size), "width of the hidden states"},
+      {KEY(model, intermediate_size), "width inside the feed-forward"},
+      {KEY(model, num_hidden_layers), "number of blocks"},
+      {KEY(model, num_attention_heads), "query heads of a block"},
       {KEY(model, num_key_value_heads),
-       "key and value heads; fewer than query heads: grouped-query attention",
-       between(1, nn::kMostHeads),
-       {},
+       "key and value heads; fewer than query heads: grouped-query attention", Condition(),
        "num_attention_heads"},
-      {KEY(model, head_dim), "width of a head; 0: hidden_size / num_attention_heads",
-       between(0, nn::kMostWidth)},
+      {KEY(model, head_dim), "width of a head; 0: hidden_size / num_attention_heads"},
       {KEY(model, attention_bias), "query, key, value and output projections have biases"},
       {KEY(model, qkv_bias), "query, key and value projections have biases (Qwen2)"},
       {KEY(model, mlp_bias), "the feed-forward has biases"},
       {KEY(model, hidden_act), "activation of the feed-forward, or of its gate"},
-      {KEY(model, num_experts), "feed-forwards of a layer, of which each token uses some",
-       between(0, nn::kMostExperts)},
-      {KEY(model, num_experts_per_tok), "experts that a token uses", between(1, nn::kMostExperts)},
-      {KEY(model, moe_intermediate_size), "width inside an expert", between(0, nn::kMostWidth)},
+      {KEY(model, num_experts), "feed-forwards of a layer, of which each token uses some"},
+      {KEY(model, num_experts_per_tok), "experts that a token uses"},
+      {KEY(model, moe_intermediate_size), "width inside an expert"},
       {KEY(model, norm_topk_prob), "the weights of a token's experts are divided by their sum"},
       {KEY(model, decoder_sparse_step),
-       "N: layers N, 2 N and so on have experts; the others have one feed-forward",
-       between(1, nn::kMostLayers)},
+       "N: layers N, 2 N and so on have experts; the others have one feed-forward"},
       {KEY(model, router_aux_loss_coef),
        "weight, in the training loss, of the loss that balances experts over the tokens of a micro-batch without padding; 0: none",
-       at_least(0), architecture_reads("num_experts")},
+       architecture_reads("num_experts")},
       {KEY(model, use_parallel_residual), "attention and feed-forward of a block both read its input"},
-      {KEY(model, sliding_window), "attention window in tokens; 0: none", between(0, nn::kMostPositions)},
+      {KEY(model, sliding_window), "attention window in tokens; 0: none"},
       {KEY(model, sliding_window_pattern), "every how manyth layer has no attention window; 0: all have it",
-       between(0, nn::kMostLayers), is_above_0("model.sliding_window")},
+       is_above_0("model.sliding_window")},
       {KEY(model, query_pre_attn_scalar),
-       "number by whose square root attention scores are divided; 0: the width of a head",
-       between(0, nn::kMostWidth)},
+       "number by whose square root attention scores are divided; 0: the width of a head"},
       {KEY(model, attn_logit_softcapping),
-       "soft cap of attention scores, which are then cap * tanh(score / cap); 0: none", at_least(0)},
-      {KEY(model, final_logit_softcapping), "soft cap of the model's logits; 0: none", at_least(0)},
-      {KEY(model, max_position_embeddings), "longest sequence of the model, in tokens",
-       between(1, nn::kMostPositions)},
-      {KEY(model, rope_theta), "base of the rotary embedding", above(0)},
+       "soft cap of attention scores, which are then cap * tanh(score / cap); 0: none"},
+      {KEY(model, final_logit_softcapping), "soft cap of the model's logits; 0: none"},
+      {KEY(model, max_position_embeddings), "longest sequence of the model, in tokens"},
+      {KEY(model, rope_theta), "base of the rotary embedding"},
       {KEY(model, rope_type), "how rotary positions are scaled beyond the length of the original training"},
-      {KEY(model, rope_factor), "ratio of the extended length to the original one", above(0),
+      {KEY(model, rope_factor), "ratio of the extended length to the original one",
        is("model.rope_type", {"linear", "llama3"})},
       {KEY(model, rope_low_freq_factor),
        "frequencies that rotate fewer times than this over the original length are scaled by the full factor",
-       above(0), is("model.rope_type", {"llama3"})},
+       is("model.rope_type", {"llama3"})},
       {KEY(model, rope_high_freq_factor), "frequencies that rotate more times than this are not scaled",
-       above(0), is("model.rope_type", {"llama3"})},
+       is("model.rope_type", {"llama3"})},
       {KEY(model, rope_original_length), "sequence length of the original training, in tokens",
-       between(1, nn::kMostPositions), is("model.rope_type", {"llama3"})},
+       is("model.rope_type", {"llama3"})},
       {KEY(model, rope_local_base_freq),
-       "base of the rotary embedding of layers with an attention window; 0: that of all layers", at_least(0)},
+       "base of the rotary embedding of layers with an attention window; 0: that of all layers"},
       {KEY(model, partial_rotary_factor), "share of a head that the rotary embedding rotates", between(0, 1)},
-      {KEY(model, no_rope_layer_interval), "every how manyth layer has no rotary embedding; 0: none",
-       between(0, nn::kMostLayers)},
-      {KEY(model, rms_norm_eps), "epsilon of RMSNorm", above(0)},
-      {KEY(model, layer_norm_epsilon), "epsilon of LayerNorm", above(0)},
-      {KEY(model, initializer_range), "standard deviation of the initial weights", at_least(0)},
-      {KEY(model, embedding_dropout), "dropout of the embeddings in training", from_up_to_below(0, 1)},
+      {KEY(model, no_rope_layer_interval), "every how manyth layer has no rotary embedding; 0: none"},
+      {KEY(model, rms_norm_eps), "epsilon of RMSNorm"},
+      {KEY(model, layer_norm_epsilon), "epsilon of LayerNorm"},
+      {KEY(model, initializer_range), "standard deviation of the initial weights"},
+      {KEY(model, embedding_dropout), "dropout of the embeddings in training"},
       {KEY(model, attention_dropout),
-       "dropout of the attention weights in training, which are then held in memory as a whole matrix",
-       from_up_to_below(0, 1)},
-      {KEY(model, hidden_dropout), "dropout of the outputs of attention and feed-forward in training",
-       from_up_to_below(0, 1)},
+       "dropout of the attention weights in training, which are then held in memory as a whole matrix"},
+      {KEY(model, hidden_dropout), "dropout of the outputs of attention and feed-forward in training"},
       {KEY(model, tie_word_embeddings), "the head uses the embedding's weight"},
       {KEY(model, init_from),
        "initial weights: a Hugging Face folder, a .safetensors file or a checkpoint, whose model is the "

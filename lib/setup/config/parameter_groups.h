@@ -12,14 +12,14 @@ namespace fsdp::config {
 
 using ParameterGroups = std::vector<optim::ParameterGroupOptions>;
 
-/// As inline tables: [{ pattern = ["*norm*"], weight_decay = 0.0 }].
+/// The groups as inline tables: [{ pattern = ["*norm*"], weight_decay = 0.0 }].
 std::string toml_text(const ParameterGroups& groups);
 
 /// Whether each group has patterns and at least one setting, all settings are >= 0, and lr and lr_scale are
 /// not both set.
 bool are_allowed(const ParameterGroups& groups);
 
-/// Why a literal is not a list of such tables, and its place.
+/// Reason why a literal is not a list of such tables, and the literal's place.
 struct GroupMisfit {
   std::string found;  ///< a predicate: "is a table"
   Region region;

@@ -19,10 +19,10 @@
 namespace fsdp::config {
 namespace {
 
-/// Where the library's values are in the text.
-class Places {
+/// Finds the library's values in the text.
+class ValuePlaces {
  public:
-  explicit Places(const Source& source) : source_(source) {
+  explicit ValuePlaces(const Source& source) : source_(source) {
     const std::string& text = source.text();
     for (size_t begin = 0; begin < text.size(); begin = text.find('\n', begin) + 1)
       line_begins_.push_back(begin);
@@ -88,9 +88,9 @@ bool stands_before(const Region& a, const Region& b) {
   return std::tie(a.line, a.column) < std::tie(b.line, b.column);
 }
 
-Literal literal_of(const toml::value& value, const Places& places);
+Literal literal_of(const toml::value& value, const ValuePlaces& places);
 
-std::vector<Literal::Field> fields_of(const toml::value& table, const Places& places) {
+std::vector<Literal::Field> fields_of(const toml::value& table, const ValuePlaces& places) {
   std::vector<Literal::Field> fields;
   for (const auto& [name, value] : table.as_table()) fields.push_back({name, literal_of(value, places)});
   std::sort(fields.begin(), fields.end(),
@@ -98,7 +98,7 @@ std::vector<Literal::Field> fields_of(const toml::value& table, const Places& pl
   return fields;
 }
 
-Literal literal_of(const toml::value& value, const Places& places) {
+Literal literal_of(const toml::value& value, const ValuePlaces& places) {
   Literal literal;
   literal.region = places.of(value);
   literal.text = places.source().text_of(literal.region);
@@ -137,9 +137,9 @@ Literal literal_of(const toml::value& value, const Places& places) {
   return literal;
 }
 
-std::vector<Entry> entries_of(const toml::value& root, const Source& source) {
-  const Places places(source);
-  std::vector<Entry> entries;
+std::vector<TomlEntry> entries_of(const toml::value& root, const Source& source) {
+  const ValuePlaces places(source);
+  std::vector<TomlEntry> entries;
   for (const auto& [name, value] : root.as_table()) {
     if (!value.is_table()) {
       entries.push_back({.section = "", .name = name, .value = literal_of(value, places)});
@@ -151,7 +151,7 @@ std::vector<Entry> entries_of(const toml::value& root, const Source& source) {
     }
   }
   // The library's tables are unordered.
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+  std::sort(entries.begin(), entries.end(), [](const TomlEntry& a, const TomlEntry& b) {
     return std::tie(a.value.region.line, a.value.region.column, a.section, a.name) <
            std::tie(b.value.region.line, b.value.region.column, b.section, b.name);
   });
@@ -266,7 +266,7 @@ SyntaxError syntax_error(const std::string& what, const Source& source) {
 
 }  // namespace
 
-std::vector<Entry> parse_toml(const Source& source) {
+std::vector<TomlEntry> parse_toml(const Source& source) {
   if (auto defect = byte_defect(source)) throw SyntaxError{defect->message, defect->region};
   if (auto defect = shape_defect(source)) throw SyntaxError{defect->message, defect->region};
   try {

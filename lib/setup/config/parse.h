@@ -21,8 +21,8 @@ struct Literal {
   double number = 0;
   bool boolean = false;
   bool out_of_range = false;   ///< a number that does not fit into 64 bits
-  std::vector<Literal> items;  ///< of a list
-  /// Of a table in a list, in the order of the text.
+  std::vector<Literal> items;  ///< entries of a list
+  /// Fields of a table in a list, in the order of the text.
   struct Field;
   std::vector<Field> fields;
   Region region;
@@ -34,22 +34,22 @@ struct Literal::Field {
 };
 
 /// A key and its value.
-struct Entry {
+struct TomlEntry {
   std::string section;  ///< empty: the key stands above all sections
   std::string name;     ///< empty: the section itself, which is a table
   Literal value;
 };
 
-/// Why a text is not TOML.
+/// Reason why a text is not TOML.
 struct SyntaxError {
   std::string message;
   std::optional<Region> region;
 };
 
 /// The entries in the order of the text. Throws only SyntaxError.
-std::vector<Entry> parse_toml(const Source& source);
+std::vector<TomlEntry> parse_toml(const Source& source);
 
-/// The literal for a message: "the string \"abc\"", "the integer 5", "a list".
+/// Describes the literal in a message: "the string \"abc\"", "the integer 5", "a list".
 std::string described(const Literal& literal);
 
 }  // namespace fsdp::config

@@ -9,22 +9,23 @@
 namespace fsdp::config {
 namespace {
 
-struct File {
+struct EmbeddedFile {
   const char* name;
   const char* text;
 };
 
-constexpr File kFiles[] = {
+constexpr EmbeddedFile kFiles[] = {
 #include "config/preset_files.inc"
 };
 
 /// Files of lib/model/families/presets, which have the names of families.
-constexpr File kModelFiles[] = {
+constexpr EmbeddedFile kModelFiles[] = {
 #include "config/model_preset_files.inc"
 };
 
-/// Each line `NAME = {KEY = VALUE, ...}` below a [heading] is a preset, which also has the keys of the line `all`.
-void add_presets(const File& file, std::vector<ModelPreset>& presets) {
+/// Each line `NAME = {KEY = VALUE, ...}` below a [heading] is a preset, which also has the keys of the line
+/// `all`.
+void add_presets(const EmbeddedFile& file, std::vector<ModelPreset>& presets) {
   std::istringstream lines(file.text);
   std::string shared;
   for (std::string line; std::getline(lines, line);) {
@@ -43,7 +44,7 @@ void add_presets(const File& file, std::vector<ModelPreset>& presets) {
   }
 }
 
-Preset preset_of(const File& file) {
+Preset preset_of(const EmbeddedFile& file) {
   const std::string text = file.text;
   constexpr std::string_view kBegin = "# ", kEnd = ".\n";
   FSDP_CHECK(text.starts_with(kBegin) && text.find(kEnd) < text.find('\n'), "configs/", file.name,
@@ -56,7 +57,7 @@ Preset preset_of(const File& file) {
 const std::vector<ModelPreset>& model_presets() {
   static const std::vector<ModelPreset> presets = [] {
     std::vector<ModelPreset> read;
-    for (const File& file : kModelFiles) add_presets(file, read);
+    for (const EmbeddedFile& file : kModelFiles) add_presets(file, read);
     return read;
   }();
   return presets;
@@ -70,7 +71,7 @@ const ModelPreset* find_model_preset(std::string_view name) {
 const std::vector<Preset>& all_presets() {
   static const std::vector<Preset> presets = [] {
     std::vector<Preset> read;
-    for (const File& file : kFiles) read.push_back(preset_of(file));
+    for (const EmbeddedFile& file : kFiles) read.push_back(preset_of(file));
     return read;
   }();
   return presets;

@@ -11,13 +11,13 @@ namespace fsdp::config {
 
 struct ModelPreset {
   std::string name;
-  std::string toml;  ///< a section [model]; may omit keys that follow others
+  std::string toml;  ///< a section [model], which may omit keys that follow others
 };
 
 /// The models of lib/model/families/presets, in the order of its files.
 const std::vector<ModelPreset>& model_presets();
 
-/// nullptr if there is none.
+/// Returns null if there is none.
 const ModelPreset* find_model_preset(std::string_view name);
 
 /// A file of configs/, which the build embeds (CMakeLists.txt of this folder).
@@ -31,7 +31,7 @@ const std::vector<Preset>& all_presets();
 
 std::vector<std::string> preset_names();
 
-/// Throws util::Error(kUsage) that names the presets if there is none of that name.
+/// Throws Error(kUsage), which lists the presets, if there is none of that name.
 const Preset& find_preset(std::string_view name);
 
 /// The preset "finetune" for the model in `folder`, which is Hugging Face's or a checkpoint: with its

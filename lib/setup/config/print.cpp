@@ -75,20 +75,20 @@ std::string help_of(const Key& key) {
 
 std::string key_reference() {
   Config defaults;
-  struct Row {
+  struct KeyRow {
     const Key* key;
     std::array<std::string, 3> cells;  // name, type, default
   };
-  std::vector<Row> rows;
+  std::vector<KeyRow> rows;
   std::array<size_t, 3> widths{};
   for (const Key& key : all_keys()) {
-    Row row{&key, {key.name, type_name(value_of(key, defaults)), default_text(key, defaults)}};
+    KeyRow row{&key, {key.name, type_name(value_of(key, defaults)), default_text(key, defaults)}};
     for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], row.cells[i].size());
     rows.push_back(row);
   }
   std::string text;
   std::string section;
-  for (const Row& row : rows) {
+  for (const KeyRow& row : rows) {
     if (row.key->section != section) {
       section = row.key->section;
       text += (text.empty() ? "[" : "\n[") + section + "]\n";

@@ -13,13 +13,13 @@ namespace fsdp::config {
 
 struct Key;
 
-/// Every key, in the order of the table. load_config() reads it back to the same Config.
+/// Writes every key, in the order of the table. load_config() reads the text back to the same Config.
 std::string to_toml(const Config& config);
 
-/// One of its sections.
+/// Writes one section of it.
 std::string section_toml(const Config& config, const std::string& section);
 
-/// to_toml() with the origin of each value as a comment.
+/// Writes to_toml() with the origin of each value as a comment.
 std::string to_toml(const TracedConfig& traced);
 
 /// The description and limits of a key.
@@ -28,7 +28,7 @@ std::string help_of(const Key& key);
 /// The table of keys for --help: type, default, meaning and limits of each.
 std::string key_reference();
 
-/// The same as a page of Markdown, docs/reference.md.
+/// The table as a page of Markdown, docs/reference.md.
 std::string key_reference_markdown();
 
 /// The full name of every key, and its value in TOML.

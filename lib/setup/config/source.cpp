@@ -61,7 +61,8 @@ size_t end_of_string(std::string_view text, size_t at) {
   return text.size();
 }
 
-/// Where the nesting of values or keys becomes too deep. Follows strings and comments only to skip them.
+/// Offset at which the nesting of values or keys becomes too deep. Follows strings and comments only to skip
+/// them.
 std::optional<size_t> too_deep(std::string_view text) {
   int brackets = 0, dots = 0;
   for (size_t at = 0; at < text.size();) {

@@ -14,7 +14,7 @@ namespace fsdp::config {
 
 /// Part of a line.
 struct Region {
-  size_t line = 1;    ///< from 1
+  size_t line = 1;    ///< counted from 1
   size_t column = 0;  ///< bytes before it in the line
   size_t length = 0;  ///< bytes; exceeds the line if a value spans several lines
 };
@@ -29,10 +29,10 @@ class Source {
   /// One override, shown without a line number.
   static Source from_override(std::string text);
 
-  const std::string& name() const { return name_; }  ///< of a file: its path
+  const std::string& name() const { return name_; }  ///< path of a file
   bool is_file() const { return is_file_; }
   const std::string& text() const { return text_; }
-  std::string_view line(size_t number) const;  ///< from 1, without the line's end; "" past the end
+  std::string_view line(size_t number) const;  ///< counted from 1, without its end; "" past the last
   size_t line_count() const { return lines_.size(); }
   std::string_view text_of(const Region& region) const;  ///< its part within one line
 

@@ -28,13 +28,13 @@ bool is_printable(std::string_view text);
 /// The value as TOML. Floats are written with the fewest digits that read back as the same float.
 std::string toml_text(const Value& value);
 
-/// With a point, an exponent, or as inf.
+/// Writes a number with a point, an exponent, or as inf.
 std::string toml_text(double value);
 
 /// A key or value for a message, cut to `limit` bytes at a character boundary.
 std::string clipped(std::string_view text, size_t limit = 60);
 
-/// Bounds apply to a number, or to each number of a list.
+/// Values that a key accepts. Bounds apply to a number, or to each number of a list.
 struct Constraint {
   std::optional<double> min = std::nullopt;
   std::optional<double> max = std::nullopt;
@@ -65,7 +65,8 @@ Constraint non_empty();
 /// characters, and empty entries of a list of strings.
 bool allows(const Constraint& constraint, const Value& value);
 
-/// What is allowed, for a value of the type of `example`: "an integer >= 1", "one of \"llama\", \"gpt2\"".
+/// Describes what is allowed, for a value of the type of `example`: "an integer >= 1", "one of \"llama\",
+/// \"gpt2\"".
 std::string expectation(const Constraint& constraint, const Value& example);
 
 /// The limits alone, for --help: ">= 1", "\"llama\", \"gpt2\""; empty if there are none.

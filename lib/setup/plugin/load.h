@@ -7,9 +7,8 @@
 
 namespace fsdp::plugin {
 
-/// Whether a program loads the plug-ins that a configuration of the user's names (run.plugins). Only one that
-/// runs what the configuration describes does; others, which print or check it, refuse those that --plugin
-/// does not name.
+/// Whether a program loads the plug-ins that the user's configuration names (run.plugins). A program that
+/// runs the configuration does; programs that print or check it refuse plug-ins that --plugin does not name.
 enum class OfConfigs { kAreLoaded, kAreRefused };
 
 /// Makes the configurations that are loaded from now on load the plug-ins of `given` (--plugin), and their

@@ -36,22 +36,23 @@ class Registrar {
   void add_key(const std::string& name, util::PluginValue initial, std::string description,
                config::Constraint constraint = {});
 
-  /// For model.architecture. `keys`: names of the keys (of the plug-in, or "model.rope_theta") that the
-  /// weights determine. Checkpoints record their values, and a run that starts from such weights adopts them.
+  /// Adds a value of model.architecture. `keys`: names of the keys (of the plug-in, or "model.rope_theta")
+  /// that the weights determine. Checkpoints record their values, and a run that starts from such weights
+  /// adopts them.
   void add_model(const std::string& name, nn::ModelKind kind, const std::vector<std::string>& keys = {});
 
-  /// For training.loss.
+  /// Adds a value of training.loss.
   void add_loss(const std::string& name, nn::LossFunction loss);
 
-  /// For optimizer.name. `make` returns a class derived from Optimizer, with the states that `traits`
-  /// declares.
+  /// Adds a value of optimizer.name. `make` returns a class derived from Optimizer, with the states that
+  /// `traits` declares.
   void add_optimizer(const std::string& name, const optim::OptimizerTraits& traits,
                      optim::OptimizerFactory make);
 
-  /// For lr_scheduler.name.
+  /// Adds a value of lr_scheduler.name.
   void add_schedule(const std::string& name, optim::ScheduleShape shape);
 
-  /// For data.dataset.
+  /// Adds a value of data.dataset.
   void add_dataset(const std::string& name, data::OpenSamples open);
 
   /// Adds the keys to the config's. Called by the loader after the plug-in's function.
@@ -82,7 +83,7 @@ extern "C" [[gnu::visibility("default")]] const fsdp::plugin::Description fsdp_p
 #define FSDP_PLUGIN_TEXT_OF(number) #number
 #define FSDP_PLUGIN_TEXT(number) FSDP_PLUGIN_TEXT_OF(number)
 
-/// What a plug-in and a program must have in common: the versions of this library and libtorch, and the
+/// Properties that a plug-in and a program must share: the versions of this library and libtorch, and the
 /// layout of C++ objects. fsdp_add_plugin() of the CMake package defines FSDP_VERSION.
 #define FSDP_PLUGIN_BUILT_FOR                                                     \
   "fsdp " FSDP_VERSION ", libtorch " TORCH_VERSION ", C++ ABI " FSDP_PLUGIN_TEXT( \

@@ -28,7 +28,7 @@ namespace {
 
 using Shapes = std::map<std::string, std::vector<int64_t>>;
 
-/// Where the adapter's weight is in GGUF.
+/// Place of the adapter's weight in GGUF files.
 NamedStorage checked_place(const GgufForm& form, const Shapes& shapes, const AdapterTensors& adapter) {
   const auto found = shapes.find(adapter.weight);
   const auto place = their_tensor(form, adapter.weight);

@@ -25,10 +25,10 @@ struct AdapterTensors {
 struct AdapterRequest {
   std::filesystem::path output;
   nlohmann::json model_config;  ///< Hugging Face's config.json of the model, as manifests have it
-  std::string where;            ///< that description, for messages
+  std::string where;            ///< name of that description in messages
   double alpha = 0;
   TensorType type = TensorType::kF32;  ///< f32, f16 or bf16
-  bool saturate = false;               ///< of values that f16 cannot hold
+  bool saturate = false;               ///< values that f16 cannot hold become the largest
   bool overwrite = false;
 };
 
@@ -37,9 +37,10 @@ struct AdapterFile {
 };
 
 /// Writes the adapters, in floats on the CPU. B is permuted as its weight is; those of experts are stacked,
-/// with zeros for an expert that has none. kUsage for a model that llama.cpp does not have; kCheckpoint for a
-/// weight that the model does not have or that cannot have an adapter (embeddings, a tied head, vectors), for
-/// shapes that do not fit it, and when the output exists and `overwrite` is off; kIo when writing fails.
+/// with zeros for an expert that has none. Throws Error(kUsage) for a model that llama.cpp does not have;
+/// kCheckpoint for a weight that the model does not have or that cannot have an adapter (embeddings, a tied
+/// head, vectors), for shapes that do not fit it, and when the output exists and `overwrite` is off; kIo when
+/// writing fails.
 AdapterFile write_adapter(const AdapterRequest& request, const std::vector<AdapterTensors>& adapters);
 
 struct AdapterExport {
@@ -49,8 +50,8 @@ struct AdapterExport {
   bool overwrite = false;
 };
 
-/// write_adapter() of a checkpoint of adapters. In addition, kUsage for DoRA's, which llama.cpp does not
-/// have, and kCheckpoint for a checkpoint that holds all weights.
+/// Calls write_adapter() for a checkpoint of adapters. Also throws Error(kUsage) for DoRA, which llama.cpp
+/// does not have, and kCheckpoint for a checkpoint that holds all weights.
 AdapterFile export_adapter(const AdapterExport& request);
 
 }  // namespace fsdp::gguf

@@ -153,7 +153,8 @@ void read_key(const GgufForm& form, const nn::GgufKey& rule, ArchitectureKeys& k
   config[name] = value;
 }
 
-/// As in llama.cpp, which takes them from other sizes; config.json has defaults of one model of the family.
+/// Adds the sizes that llama.cpp takes from other sizes, because defaults of config.json are those of one
+/// model.
 void add_head_sizes(const nn::Family& ours, json& config) {
   const json heads = config.value("num_attention_heads", json()),
              hidden = config.value("hidden_size", json());

@@ -49,18 +49,18 @@ std::string size_label(int64_t parameters, int64_t experts) {
 }
 
 /// A tensor of the file and where it comes from.
-struct Source {
-  /// In the weights: one, or that of each expert; none: the divisors of rotary frequencies.
+struct GgufSource {
+  /// Names in the weights: one, or one for each expert; none: the divisors of rotary frequencies.
   std::vector<std::string> names;
   Stored stored = Stored::kSame;
 };
 
-struct Plan {
+struct GgufPlan {
   const GgufForm* form;
   TensorType type;
   std::vector<Tensor> tensors;
-  std::vector<Source> sources;
-  int64_t parameters = 0;  ///< with one expert of each layer
+  std::vector<GgufSource> sources;
+  int64_t parameters = 0;  ///< number of parameters, counting one expert of each layer
   int64_t bytes = 0;
 };
 
@@ -81,17 +81,17 @@ TensorType chosen_type(const checkpoint::StoredModel& model, const ExportRequest
   return dtype ? type_of(*dtype).value_or(TensorType::kF32) : TensorType::kF32;
 }
 
-Plan plan_of(const checkpoint::StoredModel& model, const ExportRequest& request) {
+GgufPlan plan_of(const checkpoint::StoredModel& model, const ExportRequest& request) {
   if (!model.plugin_config.empty()) {
     fail(ErrorKind::kUsage, "the model must be one that llama.cpp computes, but is ",
          model.options.architecture, " of a plug-in in ", model.where,
          "; fsdp-ckpt consolidate writes its weights");
   }
-  Plan plan{.form = &form_of(model.config, model.options, model.where),
-            .type = chosen_type(model, request),
-            .tensors = {},
-            .sources = {}};
-  const auto add = [&](Tensor tensor, Source source) {
+  GgufPlan plan{.form = &form_of(model.config, model.options, model.where),
+                .type = chosen_type(model, request),
+                .tensors = {},
+                .sources = {}};
+  const auto add = [&](Tensor tensor, GgufSource source) {
     plan.bytes += bytes_of(tensor);
     plan.tensors.push_back(std::move(tensor));
     plan.sources.push_back(std::move(source));
@@ -126,7 +126,8 @@ Plan plan_of(const checkpoint::StoredModel& model, const ExportRequest& request)
   return plan;
 }
 
-Metadata metadata_of(const checkpoint::StoredModel& model, const Plan& plan, const ExportRequest& request) {
+Metadata metadata_of(const checkpoint::StoredModel& model, const GgufPlan& plan,
+                     const ExportRequest& request) {
   Metadata metadata = {{"general.architecture", std::string(plan.form->architecture)},
                        {"general.type", std::string("model")},
                        {"general.name", request.output.stem().string()},
@@ -138,7 +139,7 @@ Metadata metadata_of(const checkpoint::StoredModel& model, const Plan& plan, con
   return metadata;
 }
 
-void write_tensor(const checkpoint::Weights& weights, const Source& source, const Tensor& tensor,
+void write_tensor(const checkpoint::Weights& weights, const GgufSource& source, const Tensor& tensor,
                   const nn::ModelOptions& options, bool saturate, Writer& writer,
                   util::ByteCounter& counter) {
   std::string name;
@@ -181,7 +182,7 @@ ExportResult export_model(const checkpoint::StoredModel& model, const ExportRequ
   if (!request.overwrite) {
     checkpoint::refuse_existing(request.output, "choose another output or replace it with `overwrite`");
   }
-  Plan plan = plan_of(model, request);
+  GgufPlan plan = plan_of(model, request);
   const Metadata metadata = metadata_of(model, plan, request);
   util::make_writable_folder(request.output.has_parent_path() ? request.output.parent_path() : ".");
   if (fs::exists(model.folder / checkpoint::kManifestName, error)) {

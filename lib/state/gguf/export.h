@@ -13,19 +13,19 @@
 
 namespace fsdp::gguf {
 
-/// Instead of a tokenizer's name: a file without one, with which llama.cpp computes but knows no texts.
+/// Name for no tokenizer: llama.cpp computes with such a file, but knows no texts.
 inline constexpr const char* kNoTokenizer = "none";
 
-/// What the file then says of its vocabulary.
+/// Value of the key for the vocabulary in a file without one.
 inline constexpr const char* kWithoutVocabulary = "no_vocab";
 
 struct ExportRequest {
   std::filesystem::path output;  ///< the file
-  /// Of matrices; vectors and positions are in f32. Nothing: the type that the model's config names, or that
-  /// all weights have.
+  /// Type of matrices; vectors and positions are in f32. Nothing: the type that the model's config names, or
+  /// that all weights have.
   std::optional<TensorType> type{};
-  std::string tokenizer = kNoTokenizer;  ///< what data::make_tokenizer() takes, or kNoTokenizer
-  bool saturate = false;                 ///< of values that f16 cannot hold
+  std::string tokenizer = kNoTokenizer;  ///< argument of data::make_tokenizer(), or kNoTokenizer
+  bool saturate = false;                 ///< values that f16 cannot hold become the largest
   bool overwrite = false;
   util::ByteProgress progress{};
 };
@@ -35,7 +35,7 @@ struct ExportResult {
   TensorType type = TensorType::kF32;
   std::string tokenizer;  ///< the kind of vocabulary that was written, llama.cpp's name for it
   int64_t tensors = 0;
-  int64_t bytes = 0;  ///< of the file
+  int64_t bytes = 0;  ///< size of the file
 };
 
 /// Weights are named, ordered and, where the architecture wants it, permuted as by llama.cpp's converter. A
@@ -43,9 +43,9 @@ struct ExportResult {
 /// makes the logits is in q8_0. The hashes of a checkpoint are verified first. Memory is bounded by the
 /// largest permuted matrix.
 ///
-/// kUsage when llama.cpp cannot compute the model or has no such tokenizer; kCheckpoint when the checkpoint
-/// is damaged, values do not fit the type, or the output exists and `overwrite` is off; kIo when writing
-/// fails. The file appears under its name only when it is complete.
+/// Throws Error(kUsage) when llama.cpp cannot compute the model or has no such tokenizer; kCheckpoint when
+/// the checkpoint is damaged, values do not fit the type, or the output exists and `overwrite` is off; kIo
+/// when writing fails. The file appears under its name only when it is complete.
 ExportResult export_model(const checkpoint::StoredModel& model, const ExportRequest& request);
 
 }  // namespace fsdp::gguf

@@ -1,7 +1,7 @@
 #pragma once
 
-// What a GGUF file is made of (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): types of tensors and
-// of metadata. A file has a magic and a version, the metadata, the descriptions of the tensors, and their
+// The format of GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): types of tensors
+// and of metadata. A file has a magic and a version, the metadata, the descriptions of the tensors, and their
 // bytes, each tensor aligned.
 
 #include <torch/headeronly/core/ScalarType.h>
@@ -42,7 +42,7 @@ struct TypeTraits {
 
 const TypeTraits& traits_of(TensorType type);
 bool is_quantised(TensorType type);
-/// Nothing for types that GGUF files of this library do not have.
+/// Returns nothing for types that GGUF files of this library do not have.
 std::optional<TensorType> type_of(c10::ScalarType dtype);
 
 /// A tensor; `shape` has the outermost dimension first, unlike the format.
@@ -50,21 +50,22 @@ struct Tensor {
   std::string name;
   std::vector<int64_t> shape;
   TensorType type = TensorType::kF32;
-  int64_t begin_bytes = 0;  ///< from the start of the file
+  int64_t begin_bytes = 0;  ///< offset in the file
 };
 
-/// Of the elements, without padding. The last dimension is a multiple of the type's block.
+/// Size of the elements, without padding. The last dimension is a multiple of the type's block.
 int64_t bytes_of(const Tensor& tensor);
 int64_t aligned(int64_t bytes, int64_t alignment);
 
-/// What nothing here needs is read as monostate: 64-bit and negative numbers, and lists of them.
+/// A value of metadata. Types that nothing here needs are monostate: 64-bit and negative numbers, and their
+/// lists.
 using Value = std::variant<std::monostate, uint32_t, float, bool, std::string, std::vector<std::string>,
                            std::vector<float>, std::vector<int32_t>>;
 
-/// In the order of the file.
+/// Keys and values in the order of the file.
 using Metadata = std::vector<std::pair<std::string, Value>>;
 
-/// The numbers by which a file says what kind of value follows.
+/// Numbers that a file has for the types of values.
 enum class ValueKind : uint32_t {
   kUint8,
   kInt8,

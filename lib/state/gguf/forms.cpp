@@ -126,7 +126,7 @@ void check_options(const GgufForm& form, const nn::ModelOptions& options, const 
 
 std::string config_key_of(const GgufForm& form, const nn::GgufKey& key) {
   for (const nn::ConfigKey& each : form.type->keys) {
-    if (each.option == key.option && each.use == nn::ConfigKey::Use::kBoth) return each.key;
+    if (each.option == key.option && each.direction == nn::ConfigKey::Direction::kBoth) return each.key;
   }
   return key.option;
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Models as llama.cpp's architectures: the names of weights, how llama.cpp stores them, and the metadata that describe
-// the model. model/families/built_in has what differs between the architectures.
+// Models as llama.cpp's architectures: the names of weights, how llama.cpp stores them, and the metadata that
+// describe the model. model/families/built_in has what differs between the architectures.
 
 #include <ATen/core/Tensor.h>
 
@@ -44,8 +44,8 @@ struct GgufForm : nn::GgufArchitecture {
   std::vector<TensorRule> tensors;
 };
 
-/// Returns the form of the model that `config`, at `where`, describes. Throws Error(kUsage) for options that llama.cpp's
-/// architecture cannot compute, and, with a list of the supported ones, for other model types.
+/// Returns the form of the model that `config`, at `where`, describes. Throws Error(kUsage) for options that
+/// llama.cpp's architecture cannot compute, and, with a list of the supported ones, for other model types.
 const GgufForm& form_of(const nlohmann::json& config, const nn::ModelOptions& options,
                         const std::string& where);
 
@@ -58,20 +58,21 @@ struct NamedStorage {
   int64_t expert = 0;  ///< index in a tensor of stacked experts
 };
 
-/// The tensor of GGUF that holds a weight, and the weight that a tensor holds (a stacked tensor: that of `expert`). Returns
-/// nothing for a name that the architecture does not have.
+/// The tensor of GGUF that holds a weight, and the weight that a tensor holds (a stacked tensor: that of
+/// `expert`). Returns nothing for a name that the architecture does not have.
 std::optional<NamedStorage> their_tensor(const GgufForm& form, std::string_view ours);
 std::optional<NamedStorage> our_tensor(const GgufForm& form, std::string_view theirs, int64_t expert = 0);
 
-/// Convert a whole weight or bias from our layout to GGUF's, and back; for a stacked tensor, the matrix of one expert.
+/// Convert a whole weight or bias from our layout to GGUF's, and back; for a stacked tensor, the matrix of
+/// one expert.
 at::Tensor to_theirs(const at::Tensor& weight, Stored stored, const nn::ModelOptions& options);
 at::Tensor to_ours(const at::Tensor& weight, Stored stored, const nn::ModelOptions& options);
 
 /// Adds the metadata of the model's shape.
 void describe_model(const GgufForm& form, const nn::ModelOptions& options, Metadata& metadata);
 
-/// Returns config.json for a file's metadata. Throws Error(kCheckpoint) for a key that is missing or impossible, or that
-/// describes something that this library's models do not compute.
+/// Returns config.json for a file's metadata. Throws Error(kCheckpoint) for a key that is missing or
+/// impossible, or that describes something that this library's models do not compute.
 nlohmann::json described_config(const Reader& file);
 
 /// Key of config.json that holds the option of a GgufKey.

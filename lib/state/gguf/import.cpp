@@ -44,7 +44,7 @@ class ConvertedTensors final : public checkpoint::TensorSource {
           tensor.shape[0] == options.num_experts) {
         for (int64_t i = 0; i < options.num_experts; ++i) {
           tensors_.emplace(our_tensor(form, name, i)->name,
-                           Entry{&tensor, Stored::kStacked, {tensor.shape[1], tensor.shape[2]}, i});
+                           ImportedTensor{&tensor, Stored::kStacked, {tensor.shape[1], tensor.shape[2]}, i});
         }
         continue;
       }
@@ -52,7 +52,7 @@ class ConvertedTensors final : public checkpoint::TensorSource {
       if (!ours || is_stacked) ours = NamedStorage{name, Stored::kSame};
       std::vector<int64_t> shape = tensor.shape;
       if (ours->stored == Stored::kTransposed) std::reverse(shape.begin(), shape.end());
-      tensors_.emplace(ours->name, Entry{&tensor, ours->stored, std::move(shape)});
+      tensors_.emplace(ours->name, ImportedTensor{&tensor, ours->stored, std::move(shape)});
     }
   }
 
@@ -65,7 +65,7 @@ class ConvertedTensors final : public checkpoint::TensorSource {
   }
 
   void read(const std::string& name, int64_t begin, int64_t end, void* out) const override {
-    const Entry& entry = tensors_.at(name);
+    const ImportedTensor& entry = tensors_.at(name);
     const auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(dtype_of(entry)));
     const int64_t bytes = (end - begin) * itemsize_bytes;
     if (entry.stored == Stored::kSame || entry.stored == Stored::kStacked) {
@@ -84,17 +84,19 @@ class ConvertedTensors final : public checkpoint::TensorSource {
   }
 
  private:
-  struct Entry {
+  struct ImportedTensor {
     const Tensor* tensor;
     Stored stored;
     std::vector<int64_t> shape;  ///< ours
     int64_t expert = 0;
   };
-  static c10::ScalarType dtype_of(const Entry& entry) { return *traits_of(entry.tensor->type).dtype; }
+  static c10::ScalarType dtype_of(const ImportedTensor& entry) {
+    return *traits_of(entry.tensor->type).dtype;
+  }
 
   std::shared_ptr<const Reader> file_;
   nn::ModelOptions options_;
-  std::map<std::string, Entry> tensors_;
+  std::map<std::string, ImportedTensor> tensors_;
   mutable std::string converted_name_;
   mutable at::Tensor converted_;
 };

@@ -19,8 +19,7 @@ namespace {
 
 float inverse_of(float scale) { return scale == 0.0F ? 0.0F : 1.0F / scale; }
 
-/// Where the inverse of a scale is infinite, the scale is 0 in float16, so that the level has no effect;
-/// gguf-py then has 0.
+/// A scale with an infinite inverse is 0 in float16, so that the level has no effect; gguf-py writes 0.
 float finite_or_zero(float level) { return std::isfinite(level) ? level : 0.0F; }
 
 uint8_t* put_scale(float scale, uint8_t* out) {

@@ -103,7 +103,7 @@ class HeaderReader {
   const checkpoint::RawFile& file_;
   std::string name_;
   int64_t end_;
-  int64_t begin_ = 0;  ///< of the buffer in the file
+  int64_t begin_ = 0;  ///< offset of the buffer in the file
   size_t at_ = 0;
   std::vector<char> buffer_;
 };
@@ -212,7 +212,7 @@ Value read_value(HeaderReader& header, const std::string& key) {
   }
 }
 
-/// What a key may be made of, so that messages can show it.
+/// Whether a key has only characters that messages can show.
 bool is_plain(const std::string& text) {
   return !text.empty() &&
          std::all_of(text.begin(), text.end(), [](unsigned char c) { return c > 0x20 && c < 0x7f; });

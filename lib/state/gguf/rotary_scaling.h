@@ -11,7 +11,7 @@ namespace fsdp::gguf {
 
 inline constexpr const char* kRopeFrequencies = "rope_freqs.weight";
 
-/// By which each frequency is divided, in fp32.
+/// Divisors of the rotary frequencies, in fp32.
 std::vector<float> frequency_divisors(const nn::ModelOptions& options);
 
 /// Sets the options of rotary scaling that have these divisors; false if there are none.

@@ -75,9 +75,9 @@ std::string text_at(const json& object, const char* key) {
 }
 
 /// The tokenizer under construction.
-class Description {
+class GgufVocabulary {
  public:
-  Description(std::string tokenizer, int64_t vocab_size) : tokenizer_(std::move(tokenizer)) {
+  GgufVocabulary(std::string tokenizer, int64_t vocab_size) : tokenizer_(std::move(tokenizer)) {
     for (int64_t id = 0; id < vocab_size; ++id) texts_.push_back(concat("[PAD", id, "]"));
     kinds_.resize(texts_.size(), static_cast<int32_t>(Kind::kUnused));
     scores_.resize(texts_.size(), kLowest);
@@ -129,7 +129,7 @@ class Description {
 using Merges = std::vector<std::string>;
 
 /// Tokens of bytes, joined by merges.
-void put_byte_level(const Vocabulary& vocabulary, Description& out, Metadata& metadata, Merges& merges) {
+void put_byte_level(const Vocabulary& vocabulary, GgufVocabulary& out, Metadata& metadata, Merges& merges) {
   const std::string pre = pre_tokenizer_of(vocabulary);
   if (pre.empty()) {
     std::vector<std::string> patterns;
@@ -147,7 +147,7 @@ void put_byte_level(const Vocabulary& vocabulary, Description& out, Metadata& me
 
 /// Tokens of characters. llama.cpp merges the neighbours whose token has the highest score, so a merge's
 /// place in the list gives its token's score.
-void put_characters(const Vocabulary& vocabulary, Description& out, Metadata& metadata) {
+void put_characters(const Vocabulary& vocabulary, GgufVocabulary& out, Metadata& metadata) {
   if (vocabulary.model != Vocabulary::Model::kCharacterBpe) {
     fail(ErrorKind::kUsage, "the tokenizer must be byte pair encoding for a GGUF file, but ",
          vocabulary.source, " is Unigram; export the model without tokenizer (\"", kNoTokenizer, "\")");
@@ -163,7 +163,7 @@ void put_characters(const Vocabulary& vocabulary, Description& out, Metadata& me
     const Kind kind = vocabulary.unknown_id == id ? Kind::kUnknown
                       : is_byte_token(text)       ? Kind::kByte
                                                   : Kind::kNormal;
-    out.put(id, text, kind, score == scores.end() ? Description::kLowest : score->second);
+    out.put(id, text, kind, score == scores.end() ? GgufVocabulary::kLowest : score->second);
   }
   bool blank_first =
       vocabulary.metaspace && vocabulary.metaspace->prepend != Vocabulary::Metaspace::Prepend::kNever;
@@ -173,7 +173,7 @@ void put_characters(const Vocabulary& vocabulary, Description& out, Metadata& me
   metadata.emplace_back("tokenizer.ggml.add_space_prefix", blank_first);
 }
 
-void put_sentencepiece(const SentencePieceModel& model, const fs::path& path, Description& out,
+void put_sentencepiece(const SentencePieceModel& model, const fs::path& path, GgufVocabulary& out,
                        Metadata& metadata) {
   if (model.type != SentencePieceModel::Type::kBpe) {
     fail(ErrorKind::kUsage, "the tokenizer must be byte pair encoding for a GGUF file, but ", path.string(),
@@ -196,7 +196,7 @@ constexpr SpecialToken kSpecialTokens[] = {{"bos", "bos_token_id"},     {"eos", 
                                            {"unk", "unknown_token_id"}, {"sep", "seperator_token_id"},
                                            {"pad", "padding_token_id"}, {"mask", "mask_token_id"}};
 
-void put_special_tokens(const Description& tokens, const json& tokenizer_config, const json& model_config,
+void put_special_tokens(const GgufVocabulary& tokens, const json& tokenizer_config, const json& model_config,
                         const Vocabulary& vocabulary, const std::string& usual_begin, Metadata& metadata) {
   const auto last = [](const std::optional<std::vector<int64_t>>& ids) -> std::optional<uint32_t> {
     if (!ids || ids->empty()) return std::nullopt;
@@ -217,7 +217,7 @@ void put_special_tokens(const Description& tokens, const json& tokenizer_config,
   }
 }
 
-/// As a list of templates with names, or one.
+/// Adds the chat template, or a list of templates with names.
 void put_chat_templates(const fs::path& folder, const json& tokenizer_config, Metadata& metadata) {
   json found =
       tokenizer_config.is_object() ? VocabularyReader::at(tokenizer_config, "chat_template") : json();
@@ -269,7 +269,7 @@ void describe_tokenizer(const std::string& tokenizer, int64_t vocab_size, const 
     metadata.emplace_back("tokenizer.ggml.model", std::string(kWithoutVocabulary));
     return;
   }
-  Description tokens(tokenizer, vocab_size);
+  GgufVocabulary tokens(tokenizer, vocab_size);
   Merges merges;
   Vocabulary vocabulary;
   fs::path folder;

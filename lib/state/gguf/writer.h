@@ -37,7 +37,7 @@ class Writer {
   std::vector<Tensor> tensors_;
   checkpoint::RawFile file_;
   size_t current_ = 0;         ///< the tensor that is being appended
-  int64_t missing_bytes_ = 0;  ///< of it
+  int64_t missing_bytes_ = 0;  ///< bytes of the tensor that are not written yet
   int64_t written_bytes_ = 0;
   bool finished_ = false;
 };

@@ -31,8 +31,8 @@ bool is_dcp_folder(const std::filesystem::path& path);
 struct DescribedModel {
   std::filesystem::path folder;  ///< the step's folder, or the one of Hugging Face's files
   std::string where;             ///< the file with the description
-  nlohmann::json config;         ///< with Hugging Face's keys, or those below
-  /// As `config` gives them. A plug-in's model: only the architecture; config::model_of() gives the rest.
+  nlohmann::json config;         ///< keys of Hugging Face, or those below
+  /// Options in `config`. A plug-in's model has only the architecture; config::model_of() gives the rest.
   nn::ModelOptions options;
   std::string plugin_config;         ///< kPluginConfig; empty: the model is built in
   std::vector<std::string> plugins;  ///< kPluginNames
@@ -46,9 +46,10 @@ inline constexpr const char* kPluginNames = "fsdp_plugins";
 /// Sets options, plugin_config and plugins from model.config. Throws kCheckpoint as described_model() does.
 void read_model_config(DescribedModel& model);
 
-/// For a step's folder, a run's (its newest complete checkpoint), a safetensors file with config.json beside
-/// it, or a folder in Hugging Face's layout. Nothing where there is no description. kCheckpoint when the path
-/// holds no weights, or for a model that options_from_hugging_face() refuses.
+/// Reads the description of a step's folder, a run's (its newest complete checkpoint), a safetensors file
+/// with config.json beside it, or a folder in Hugging Face's layout. Returns nothing where there is no
+/// description. Throws Error(kCheckpoint) if the path holds no weights, or a model that
+/// options_from_hugging_face() refuses.
 std::optional<DescribedModel> described_model(const std::filesystem::path& weights);
 
 /// Path of config.json for such weights: in the folder, or beside the file.

@@ -108,7 +108,7 @@ json hugging_face_config(const nn::ModelOptions& options) {
       {"model_type", type->name}, {"architectures", {type->model_class}}, {"torch_dtype", "float32"}};
   const nn::ModelOptions values = without_implied_values(options);
   for (const nn::ConfigKey& key : nn::config_keys(*type)) {
-    if (key.use != nn::ConfigKey::Use::kReadOnly && key.option != "head_dim") {
+    if (key.direction != nn::ConfigKey::Direction::kReadOnly && key.option != "head_dim") {
       config[key.key] = value_of(nn::option_rule(key.option), values);
     }
   }

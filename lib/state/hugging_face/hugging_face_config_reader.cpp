@@ -63,7 +63,7 @@ class ConfigReader {
     return value;
   }
 
-  /// From 0 to below 1.
+  /// A number from 0 to below 1.
   double share(const std::string& key, double otherwise) const {
     const double value = number(key, otherwise);
     if (!(value >= 0 && value < 1)) refuse(key, "a number from 0 to below 1");
@@ -288,7 +288,7 @@ nn::ModelOptions read_options(const ConfigReader& reader, const nn::ModelType& t
   nn::ModelOptions options = type.defaults;
   const nn::Family& family = nn::family_of(options);
   for (const nn::ConfigKey& key : nn::config_keys(type)) {
-    if (key.use == nn::ConfigKey::Use::kWriteOnly || key.option == "head_dim") continue;
+    if (key.direction == nn::ConfigKey::Direction::kWriteOnly || key.option == "head_dim") continue;
     if (key.option == "intermediate_size" && options.intermediate_size == 0) {
       options.intermediate_size = 4 * options.hidden_size;
     }

@@ -25,7 +25,7 @@ struct Trait {
   const char* key;
   Neutral neutral;
   const char* meaning;
-  const char* option = nullptr;  ///< of families that have the trait, if it is not `key`
+  const char* option = nullptr;  ///< option of families that have the trait, if it is not `key`
 };
 
 constexpr Trait kTraits[] = {
@@ -57,7 +57,7 @@ constexpr Trait kTraits[] = {
     {"compression_config", Neutral::kOff, "quantized weights"},
 };
 
-/// What begins so is for other programs, or describes how the file was made.
+/// Beginnings of keys that are for other programs or describe how the file was made.
 constexpr const char* kPrefixesWithoutEffect[] = {"_", "fsdp_", "unsloth_", "transformers.js"};
 
 constexpr const char* kKeysWithoutEffect[] = {

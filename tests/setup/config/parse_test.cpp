@@ -12,7 +12,7 @@ TEST(ParseToml, KnowsWhereEachValueIs) {
       Source::from_text("c.toml", "top = 1\n[a]\nb = \"x\"  # c\nlist = [1,\n  22, [3]]\nlast = 5");
   const auto entries = parse_toml(source);
   std::string places;
-  for (const Entry& entry : entries) {
+  for (const TomlEntry& entry : entries) {
     const Region& region = entry.value.region;
     places += entry.section + "." + entry.name + " " + std::to_string(region.line) + ":" +
               std::to_string(region.column) + "+" + std::to_string(region.length) + "\n";

@@ -419,8 +419,8 @@ TEST_F(GgufModel, ThatOursCannotComputeIsRefused) {
   expect_refused("missing: model.layers.1.mlp.up_proj.weight; unexpected: blk.1.ffn_xx.weight");
   with(std::string("\5\0\0\0\0\0\0\0llama", 13), std::string("\5\0\0\0\0\0\0\0gemma", 13));
   expect_refused(
-      "\"general.architecture\" must be one of \"llama\", \"qwen2\", \"qwen3\", \"qwen3moe\", \"gpt2\", \"olmo2\", \"smollm3\", "
-      "\"phi3\", \"gemma2\", \"gemma3\", \"gptneox\", but is \"gemma\"");
+      "\"general.architecture\" must be one of \"gemma2\", \"gemma3\", \"gpt2\", \"gptneox\", \"llama\", \"olmo2\", "
+      "\"phi3\", \"qwen2\", \"qwen3\", \"qwen3moe\", \"smollm3\", but is \"gemma\"");
   with(std::string("\5\0\0\0\0\0\0\0model", 13), std::string("\5\0\0\0\0\0\0\0mmprj", 13));
   expect_refused("must be a model, but its \"general.type\" is \"mmprj\"");
   export_as(model, TensorType::kQ8_0);

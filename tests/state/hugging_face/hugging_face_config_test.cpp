@@ -5,6 +5,7 @@
 #include <set>
 
 #include "model/families/families.h"
+#include "model/families/option_rules.h"
 #include "support/checkpoint_fixtures.h"
 #include "support/tiny_models.h"
 
@@ -117,6 +118,24 @@ TEST(HuggingFaceConfig, OfEachFamilyIsReadAsItIsWritten) {
     EXPECT_EQ(read.num_experts_per_tok, options.num_experts_per_tok) << name;
     EXPECT_EQ(read.moe_intermediate_size, options.moe_intermediate_size) << name;
     EXPECT_EQ(read.decoder_sparse_step, options.decoder_sparse_step) << name;
+  }
+}
+
+/// Families name options, keys and JSON by text, which no compiler checks.
+TEST(HuggingFaceConfig, FollowsFromWhatTheFamiliesSay) {
+  for (const nn::Family& family : nn::families()) {
+    for (const nn::ModelType& type : family.types) {
+      EXPECT_EQ(nn::find_model_type(type.name), &type) << type.name;
+      EXPECT_EQ(nn::model_type_of(type.defaults), &type) << type.name;
+      EXPECT_FALSE(nn::config_keys(type).empty()) << type.name;
+      for (const nn::GgufKey& key : type.gguf.keys) EXPECT_NO_THROW(nn::option_rule(key.option)) << key.key;
+      for (const std::string& text : {type.required, type.written, type.gguf.fixed}) {
+        EXPECT_TRUE(json_object(text).is_object()) << type.name;
+      }
+      const nn::ModelOptions read = options_from_hugging_face({{"model_type", type.name}}, "x");
+      EXPECT_EQ(read.architecture, family.architecture);
+      EXPECT_EQ(hugging_face_config(read)["model_type"], type.name);
+    }
   }
 }
 

@@ -40,7 +40,7 @@ Family gpt_neox() {
                               {"rope_theta", "rotary_emb_base"},
                               {"partial_rotary_factor", "rotary_pct"},
                               {"hidden_dropout", "hidden_dropout"},
-                              {"embedding_dropout", "hidden_dropout", ConfigKey::Use::kReadOnly}},
+                              {"embedding_dropout", "hidden_dropout", ConfigKey::Direction::kReadOnly}},
                      .written = kNoPadding}}};
 }
 

@@ -2,7 +2,8 @@
 
 namespace fsdp::nn::built_in {
 
-/// Touvron et al.: LLaMA, 2023, section 2.2. A model with sliding_window is a Mistral, one with qkv_bias a Qwen2.
+/// Touvron et al.: LLaMA, 2023, section 2.2. A model with sliding_window is a Mistral, one with qkv_bias a
+/// Qwen2.
 Family llama() {
   const GgufArchitecture gguf = {
       .architecture = "llama",

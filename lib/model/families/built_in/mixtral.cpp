@@ -22,7 +22,7 @@ Family mixtral() {
                                                             {"expert_used_count", "num_experts_per_tok"}},
                               .rotates_neighbours = true,
                               .scales_frequencies = true},
-                     .keys = {{"num_experts", "num_experts", ConfigKey::Use::kReadOnly},
+                     .keys = {{"num_experts", "num_experts", ConfigKey::Direction::kReadOnly},
                               {"num_experts", "num_local_experts"}},
                      .written = kNoPadding}}};
 }

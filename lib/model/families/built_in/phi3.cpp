@@ -20,8 +20,8 @@ Family phi3() {
                                                kGgufWindow}},
                      .keys = {{"max_position_embeddings", "max_position_embeddings"},
                               {"max_position_embeddings", "original_max_position_embeddings",
-                               ConfigKey::Use::kWriteOnly},
-                              {"embedding_dropout", "embd_pdrop", ConfigKey::Use::kWriteOnly},
+                               ConfigKey::Direction::kWriteOnly},
+                              {"embedding_dropout", "embd_pdrop", ConfigKey::Direction::kWriteOnly},
                               {"hidden_dropout", "resid_pdrop"}},
                      .written = kNoPadding}}};
 }

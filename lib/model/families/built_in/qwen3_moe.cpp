@@ -26,7 +26,7 @@ Family qwen3_moe() {
                     .fixed = R"({"hidden_act": "silu", "attention_bias": false, "norm_topk_prob": true,
                                            "decoder_sparse_step": 1})"},
            .keys = {{"num_experts", "num_experts"},
-                    {"num_experts", "num_local_experts", ConfigKey::Use::kReadOnly}},
+                    {"num_experts", "num_local_experts", ConfigKey::Direction::kReadOnly}},
            .required = R"({"use_sliding_window": false, "mlp_only_layers": []})",
            .written = R"({"use_sliding_window": false, "mlp_only_layers": [], "pad_token_id": null})"}}};
 }
