@@ -138,7 +138,7 @@ void write_rank_seeds(const Write& write) {
   tekken["special_tokens"] = {{{"rank", 0}, {"token_str", "<unk>"}}, {{"rank", 1}, {"token_str", "<s>"}}};
   write("rank_vocabulary/tekken_special", tekken.dump());
 
-  using Kind = fsdp::data::SentencePieceModel::Kind;
+  using Kind = fsdp::data::SentencePieceModel::PieceKind;
   fsdp::data::SentencePieceModel model;
   model.pieces = {{"<unk>", 0, Kind::kUnknown},
                   {"<s>", 0, Kind::kControl},

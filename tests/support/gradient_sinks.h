@@ -30,9 +30,9 @@ class TestSink final : public GradientSink {
     holds = true;
     at::Tensor(parameter).mutable_grad() = at::Tensor();
   }
-  std::optional<Place> place(at::ScalarType dtype) const override {
+  std::optional<SinkPlace> place(at::ScalarType dtype) const override {
     if (dtype != memory.scalar_type() || refuses) return std::nullopt;
-    return Place{memory, holds};
+    return SinkPlace{memory, holds};
   }
 
   at::Tensor memory;

@@ -19,9 +19,9 @@ constexpr size_t kAlignment = 64;  ///< alignment of the tensors in a slab
 
 }  // namespace
 
-DeviceFeed::DeviceFeed(const Options& options)
+DeviceFeed::DeviceFeed(const DeviceFeedOptions& options)
     : device_(options.device), sent_ahead_(options.sent_ahead), queue_(options.has_thread ? 1 : 0) {
-  if (!device_.is_cpu()) copies_.emplace(Stream::Options{.name = "fsdp batches", .device = device_});
+  if (!device_.is_cpu()) copies_.emplace(StreamOptions{.name = "fsdp batches", .device = device_});
 }
 
 DeviceFeed::~DeviceFeed() {
@@ -68,14 +68,12 @@ DeviceFeed::Tensors DeviceFeed::take() {
 
 void DeviceFeed::clear() {
   queue_.clear();
-  // The memory of a set whose copy is pending returns to the caller's stream, which therefore waits for the
-  // copy.
+  // The caller's stream gets the memory of a set whose copy is pending, and so waits for the copy.
   for (const Set& set : sets_) set.arrived.wait();
   sets_.clear();
 }
 
-/// Returns a slab to write to: a new one while the device has not copied the oldest, since waiting would
-/// delay the host.
+/// Returns a slab to write to: a new one until the oldest is copied, since waiting would delay the host.
 std::shared_ptr<DeviceFeed::Slab> DeviceFeed::slab_to_write() {
   if (slabs_.empty() || !slabs_.front()->copied.reached()) return std::make_shared<Slab>();
   std::shared_ptr<Slab> slab = std::move(slabs_.front());

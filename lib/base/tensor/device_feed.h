@@ -1,7 +1,6 @@
 #pragma once
 
-// DeviceFeed: sets of tensors, such as batches, that are read ahead of their use and copied to a device in
-// the background.
+// DeviceFeed: sets of tensors, such as batches, read ahead and copied to a device in the background.
 //
 //   a thread             reads a set and writes it to a slab: pinned memory that serves one set after another
 //   a stream for copies  copies the slab to the device, beside the computation
@@ -28,18 +27,19 @@
 
 namespace fsdp::util {
 
+/// Options of a DeviceFeed.
+struct DeviceFeedOptions {
+  at::Device device = at::kCPU;
+  bool has_thread = true;  ///< whether a background thread reads; off: add() reads
+  size_t sent_ahead = 1;   ///< sets that are on the device or on their way, besides those taken
+};
+
 /// Used by one thread. The destructor waits for the read under way and discards the others.
 class DeviceFeed {
  public:
   using Tensors = std::vector<at::Tensor>;
 
-  struct Options {
-    at::Device device = at::kCPU;
-    bool has_thread = true;  ///< whether a background thread reads; off: add() reads
-    size_t sent_ahead = 1;   ///< sets that are on the device or on their way, besides those taken
-  };
-
-  explicit DeviceFeed(const Options& options);
+  explicit DeviceFeed(const DeviceFeedOptions& options);
   ~DeviceFeed();
   DeviceFeed(const DeviceFeed&) = delete;
   DeviceFeed& operator=(const DeviceFeed&) = delete;
@@ -48,8 +48,7 @@ class DeviceFeed {
   void add(std::function<Tensors()> read);
 
   /// Returns the oldest set, on the device (tensors that are not in host memory stay where they are). Then
-  /// issues the copies of the following sets that have been read. Throws whatever the set's `read` has
-  /// thrown.
+  /// issues the copies of the next sets that have been read. Throws exceptions of the set's `read`.
   Tensors take();
 
   /// Number of sets that can be taken.

@@ -20,23 +20,23 @@
 
 namespace fsdp::util {
 
-class Event::State {
+class Event::Completion {
  public:
-  virtual ~State() = default;
+  virtual ~Completion() = default;
   virtual void wait() = 0;
   virtual void synchronize() { wait(); }
   virtual bool reached() = 0;
 };
 
-class Stream::Queue {
+class Stream::TaskQueue {
  public:
-  virtual ~Queue() = default;
+  virtual ~TaskQueue() = default;
   virtual Event run(std::function<void()> task, bool after_caller) = 0;
 };
 
 namespace {
 
-class ThreadEvent final : public Event::State {
+class ThreadEvent final : public Event::Completion {
  public:
   explicit ThreadEvent(std::shared_future<void> done) : done_(std::move(done)) {}
   void wait() override { done_.get(); }
@@ -46,9 +46,9 @@ class ThreadEvent final : public Event::State {
   std::shared_future<void> done_;
 };
 
-class ThreadQueue final : public Stream::Queue {
+class ThreadQueue final : public Stream::TaskQueue {
  public:
-  explicit ThreadQueue(const Stream::Options& options)
+  explicit ThreadQueue(const StreamOptions& options)
       : patience_(options.patience), thread_([shared = shared_, name = options.name.substr(0, 15)] {
           pthread_setname_np(pthread_self(), name.c_str());
           serve(*shared);
@@ -101,7 +101,7 @@ class ThreadQueue final : public Stream::Queue {
   };
 
   /// State of the thread, which may outlive the queue.
-  struct Shared {
+  struct SharedTasks {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Task> tasks;
@@ -118,7 +118,7 @@ class ThreadQueue final : public Stream::Queue {
     }
   }
 
-  static void serve(Shared& shared) {
+  static void serve(SharedTasks& shared) {
     at::NoGradGuard no_grad;
     c10::ParallelGuard on_this_thread_alone(true);
     std::unique_lock lock(shared.mutex);
@@ -147,7 +147,7 @@ class ThreadQueue final : public Stream::Queue {
   }
 
   std::chrono::milliseconds patience_;
-  std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+  std::shared_ptr<SharedTasks> shared_ = std::make_shared<SharedTasks>();
   std::thread thread_;  // last: it uses the members above
 };
 
@@ -190,7 +190,7 @@ class PooledEvent {
   c10::Event event_;
 };
 
-class DeviceEvent final : public Event::State {
+class DeviceEvent final : public Event::Completion {
  public:
   DeviceEvent(c10::Device device, std::shared_ptr<EventPool> pool, std::exception_ptr failure)
       : device_(device), event_(std::move(pool)), failure_(std::move(failure)) {}
@@ -214,7 +214,7 @@ class DeviceEvent final : public Event::State {
   std::exception_ptr failure_;
 };
 
-class DeviceQueue final : public Stream::Queue {
+class DeviceQueue final : public Stream::TaskQueue {
  public:
   explicit DeviceQueue(c10::Device device)
       : guard_(device.type()),
@@ -262,7 +262,7 @@ void Event::synchronize() const {
 
 bool Event::reached() const { return !state_ || state_->reached(); }
 
-Stream::Stream(const Options& options) {
+Stream::Stream(const StreamOptions& options) {
   if (options.device.is_cpu()) {
     queue_ = std::make_unique<ThreadQueue>(options);
   } else {

@@ -32,30 +32,31 @@ class Event {
   /// Whether the task is done.
   bool reached() const;
 
-  class State;
+  class Completion;
   Event() = default;
-  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  explicit Event(std::shared_ptr<Completion> state) : state_(std::move(state)) {}
 
  private:
-  std::shared_ptr<State> state_;
+  std::shared_ptr<Completion> state_;
+};
+
+/// Options of a Stream.
+struct StreamOptions {
+  std::string name = "fsdp stream";  ///< name of the thread, cut to 15 characters
+  c10::Device device = c10::kCPU;
+  /// How long the destructor waits for the running task (CPU).
+  std::chrono::milliseconds patience{2000};
 };
 
 /// A queue of tasks that run one after another in the order of run(). After a task has thrown, the stream is
 /// broken: later tasks do not run, and their events throw the same exception.
 class Stream {
  public:
-  struct Options {
-    std::string name = "fsdp stream";  ///< name of the thread, cut to 15 characters
-    c10::Device device = c10::kCPU;
-    /// How long the destructor waits for the running task (CPU).
-    std::chrono::milliseconds patience{2000};
-  };
-
-  Stream() : Stream(Options{}) {}
-  explicit Stream(const Options& options);
+  Stream() : Stream(StreamOptions{}) {}
+  explicit Stream(const StreamOptions& options);
 
   /// CPU: drops the tasks that have not started (their events throw), and waits for the running one. If that
-  /// takes longer than Options::patience, the thread is detached and ends with its task.
+  /// takes longer than StreamOptions::patience, the thread is detached and ends with its task.
   ~Stream();
 
   Stream(const Stream&) = delete;
@@ -66,14 +67,13 @@ class Stream {
   /// that they take no cores from computation. Thread-safe on the CPU only.
   Event run(std::function<void()> task);
 
-  /// Like run(), but on a device the task does not wait for the caller's stream, only for the events on which
-  /// it calls wait().
+  /// Like run(), but on a device the task waits only for the events on which it calls wait().
   Event run_apart(std::function<void()> task);
 
-  class Queue;
+  class TaskQueue;
 
  private:
-  std::unique_ptr<Queue> queue_;
+  std::unique_ptr<TaskQueue> queue_;
 };
 
 }  // namespace fsdp::util

@@ -61,18 +61,18 @@ void FreeRanges::shorten(int64_t offset, int64_t bytes) {
   if (range->second == 0) free_.erase(range);
 }
 
-Arena::Place Arena::take(int64_t bytes, Sort sort) {
+Arena::Allocation Arena::take(int64_t bytes, Sort sort) {
   const int64_t room = room_of(bytes);
-  Place place = {.sort = sort, .bytes = bytes};
+  Allocation place = {.sort = sort, .bytes = bytes};
   for (size_t i = 0; i < ways_.size(); ++i) {
-    Way& way = ways_[i];
+    ArenaWay& way = ways_[i];
     const std::optional<int64_t> distance = (is_high(i, sort) ? way.high : way.low).take(room, kAlignment);
     FSDP_CHECK(distance, "a buffer of ", bytes, " bytes");
     place.distances[i] = *distance;
     way.needed = std::max(way.needed, way.low.last_begin() + way.high.last_begin());
   }
   ++live_;
-  const Way& way = ways_[way_];
+  const ArenaWay& way = ways_[way_];
   const bool high = is_high(way_, sort);
   const int64_t reach = place.distances[way_] + room;
   place.is_outside = reach + (high ? way.low : way.high).last_begin() > length_;
@@ -80,7 +80,7 @@ Arena::Place Arena::take(int64_t bytes, Sort sort) {
   return place;
 }
 
-void Arena::give_back(const Place& place) {
+void Arena::give_back(const Allocation& place) {
   for (size_t i = 0; i < ways_.size(); ++i) {
     (is_high(i, place.sort) ? ways_[i].high : ways_[i].low)
         .give_back(place.distances[i], room_of(place.bytes));

@@ -11,8 +11,7 @@
 
 namespace fsdp::util {
 
-/// The free parts of [begin, end). Allocation is best fit, the first part among equals. Freed neighbours are
-/// merged.
+/// The free parts of [begin, end). Takes the best fit, the first among equals. Merges freed neighbours.
 class FreeRanges {
  public:
   FreeRanges(int64_t begin, int64_t end) {
@@ -42,7 +41,7 @@ class Arena {
   static constexpr int64_t kAlignment = 64;  ///< alignment of every offset: a cache line
 
   enum class Sort { kFirst, kSecond };
-  struct Place {
+  struct Allocation {
     Sort sort = Sort::kFirst;
     int64_t bytes = 0;
     std::array<int64_t, 2> distances = {};  ///< distance from the end that the sort is placed at, by way
@@ -55,8 +54,8 @@ class Arena {
     size_t way = 0;
   };
 
-  Place take(int64_t bytes, Sort sort);
-  void give_back(const Place& place);
+  Allocation take(int64_t bytes, Sort sort);
+  void give_back(const Allocation& place);
 
   Shape shape() const { return {length_, way_}; }
   /// Makes grow() reach this shape at once, for a caller that knows its demand.
@@ -65,8 +64,7 @@ class Arena {
   /// Number of places in use.
   int64_t live() const { return live_; }
   int64_t length() const { return length_; }
-  /// The length with which no buffer would have been outside, or the reserved one; nothing unless it exceeds
-  /// length().
+  /// The length that would have kept all buffers inside, or the reserved one; nothing up to length().
   std::optional<int64_t> longer() const;
   /// Sets the length to longer(), if there is one. Only while no place is in use.
   void grow();
@@ -74,13 +72,13 @@ class Arena {
 
  private:
   static constexpr int64_t kEndless = int64_t{1} << 62;
-  struct Way {
+  struct ArenaWay {
     FreeRanges low{0, kEndless}, high{0, kEndless};  ///< free parts, by their distance from either end
     int64_t needed = 0;
   };
   static bool is_high(size_t way, Sort sort) { return way == 1 && sort == Sort::kSecond; }
 
-  std::array<Way, 2> ways_;
+  std::array<ArenaWay, 2> ways_;
   bool reserved_is_longer() const {
     return reserved_.length > length_ && ways_[reserved_.way].needed <= reserved_.length;
   }

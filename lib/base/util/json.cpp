@@ -50,8 +50,7 @@ namespace {
 
 using OnMember = std::function<void(std::string&& key, json&& value)>;
 
-/// Builds one structure from the text. With `on_member`, builds one from each member of the object that the
-/// text is.
+/// Builds one structure from the text or, with `on_member`, from each member of the text's object.
 class Builder : public JsonHandler {
  public:
   Builder(const JsonLimits& limits, const OnMember* on_member)
@@ -178,9 +177,9 @@ void read_json_members(std::string_view text, const JsonLimits& limits,
 
 /// Writes members in the order of the text. The end of an object sorts its members unless they are sorted.
 /// The members of all open objects are one stack, their keys another.
-class CanonicalJson::Writer : public JsonHandler {
+class CanonicalJson::CanonicalWriter : public JsonHandler {
  public:
-  Writer(CanonicalJson& result, int deepest_level)
+  CanonicalWriter(CanonicalJson& result, int deepest_level)
       : JsonHandler(deepest_level),
         result_(result),
         text_(result.text_),
@@ -203,11 +202,11 @@ class CanonicalJson::Writer : public JsonHandler {
 
   bool key(std::string& key) {
     Open& object = open_.back();
-    Member member{.key_begin = position(keys_)};
+    CanonicalMember member{.key_begin = position(keys_)};
     keys_ += key;
     member.key_end = position(keys_);
     if (!object.is_empty) {
-      Member& before = members_.back();
+      CanonicalMember& before = members_.back();
       before.end = position(text_);
       text_ += ',';
       ++result_.comparisons_;
@@ -251,7 +250,7 @@ class CanonicalJson::Writer : public JsonHandler {
 
   static uint32_t position(const std::string& text) { return static_cast<uint32_t>(text.size()); }
 
-  std::string_view key_of(const Member& member) const {
+  std::string_view key_of(const CanonicalMember& member) const {
     return std::string_view(keys_).substr(member.key_begin, member.key_end - member.key_begin);
   }
 
@@ -281,7 +280,7 @@ class CanonicalJson::Writer : public JsonHandler {
   void sort(const Open& object) {
     const auto first = members_.begin() + static_cast<ptrdiff_t>(object.first_member);
     const uint32_t begin = first->begin;
-    std::sort(first, members_.end(), [this](const Member& a, const Member& b) {
+    std::sort(first, members_.end(), [this](const CanonicalMember& a, const CanonicalMember& b) {
       ++result_.comparisons_;
       return key_of(a) < key_of(b);
     });
@@ -304,34 +303,34 @@ class CanonicalJson::Writer : public JsonHandler {
   CanonicalJson& result_;
   std::string& text_;
   std::string& keys_;
-  std::vector<Member>& members_;
+  std::vector<CanonicalMember>& members_;
   std::vector<Open> open_;
 };
 
 CanonicalJson::CanonicalJson(std::string_view text, const JsonLimits& limits) {
   text_.reserve(text.size());
-  Writer writer(*this, limits.deepest_level);
+  CanonicalWriter writer(*this, limits.deepest_level);
   parse(text, writer);
 }
 
-const CanonicalJson::Member* CanonicalJson::find(std::string_view key) const {
-  const auto key_of = [this](const Member& member) {
+const CanonicalJson::CanonicalMember* CanonicalJson::find(std::string_view key) const {
+  const auto key_of = [this](const CanonicalMember& member) {
     return std::string_view(keys_).substr(member.key_begin, member.key_end - member.key_begin);
   };
   const auto found = std::lower_bound(
       members_.begin(), members_.end(), key,
-      [&](const Member& member, std::string_view wanted) { return key_of(member) < wanted; });
+      [&](const CanonicalMember& member, std::string_view wanted) { return key_of(member) < wanted; });
   return found == members_.end() || key_of(*found) != key ? nullptr : &*found;
 }
 
 std::optional<std::string_view> CanonicalJson::member(std::string_view key) const {
-  const Member* found = find(key);
+  const CanonicalMember* found = find(key);
   if (found == nullptr) return std::nullopt;
   return std::string_view(text_).substr(found->value_begin, found->end - found->value_begin);
 }
 
 std::string CanonicalJson::without(std::string_view key) const {
-  const Member* found = find(key);
+  const CanonicalMember* found = find(key);
   if (found == nullptr) return text_;
   size_t begin = found->begin, end = found->end;
   // Also removes the comma after the member or, if the member is the last, the comma before it.

@@ -17,8 +17,7 @@
 
 namespace fsdp::util {
 
-/// Error in a JSON text. The message continues a sentence that begins with the text's name: "is not valid
-/// JSON: ...".
+/// Error in a JSON text. The message follows the text's name: "is not valid JSON: ...".
 class JsonError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -27,8 +26,7 @@ class JsonError : public std::runtime_error {
 struct JsonLimits {
   /// Limit on nested brackets. The outermost bracket is level 1.
   int deepest_level = 64;
-  /// Limit on the values of one structure: the one that parse_json() returns, or one member. A value takes up
-  /// to 80 bytes.
+  /// Limit on the values of parse_json()'s structure, or of one member. A value takes up to 80 bytes.
   int64_t most_values = std::numeric_limits<int64_t>::max();
   /// Whether parse_json() refuses duplicate keys; otherwise the last one counts.
   bool unique_keys = true;
@@ -63,16 +61,16 @@ class CanonicalJson {
   int64_t comparisons() const { return comparisons_; }
 
  private:
-  class Writer;
-  struct Member {
+  class CanonicalWriter;
+  struct CanonicalMember {
     uint32_t key_begin = 0, key_end = 0;           ///< range of keys_
     uint32_t begin = 0, value_begin = 0, end = 0;  ///< range of text_: the whole member, and its value
   };
-  const Member* find(std::string_view key) const;
+  const CanonicalMember* find(std::string_view key) const;
 
   std::string text_;
-  std::string keys_;             ///< keys of the outermost object, concatenated
-  std::vector<Member> members_;  ///< members of the outermost object, sorted by key
+  std::string keys_;                      ///< keys of the outermost object, concatenated
+  std::vector<CanonicalMember> members_;  ///< members of the outermost object, sorted by key
   int64_t comparisons_ = 0;
 };
 

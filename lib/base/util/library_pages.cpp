@@ -16,7 +16,7 @@ namespace fsdp::util {
 namespace {
 
 /// A part of a program or library that is mapped without the right to write.
-struct Part {
+struct MappedPart {
   uintptr_t begin = 0, end = 0;  ///< whole pages
 };
 
@@ -24,7 +24,7 @@ class Unmapping {
  public:
   explicit Unmapping(int pagemap) : pagemap_(pagemap) {}
 
-  void unmap(Part part) {
+  void unmap(MappedPart part) {
     const auto page = static_cast<uintptr_t>(page_bytes());
     std::array<uint64_t, 512> entries{};  // Linux: Documentation/admin-guide/mm/pagemap.rst
     for (uintptr_t at = part.begin; at < part.end; at += entries.size() * page) {

@@ -34,12 +34,12 @@ std::vector<Rectangle> compose(int64_t numel, const Rectangle& part, const Recta
     const int64_t columns = local.numel() / part.rows;
     if (columns == 0) return {{local.begin, local.begin}};
     FSDP_CHECK(local.begin % columns == 0 && numel % columns == 0, "elements ", local.begin, " to ",
-               local.end, " of ", numel, " are no rows of ", columns);
+               local.end, " of ", numel, " are not rows of ", columns);
     const int64_t row = local.begin / columns;
     return {{part.begin, part.end, numel / columns, row + part.row_begin, row + part.row_end}};
   }
   FSDP_CHECK(part.rows == local.height(), "a part of ", part.rows, " rows of ", local.height(),
-             " rows is no rectangle");
+             " rows is not a rectangle");
   return {{local.begin + part.begin, local.begin + part.end, local.rows, local.row_begin + part.row_begin,
            local.row_begin + part.row_end}};
 }

@@ -18,7 +18,7 @@ double seconds_of(clockid_t clock) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-struct Record {
+struct StartRecord {
   std::vector<StartPhase> phases;
   size_t present = 0;
   double since = 0;
@@ -38,7 +38,7 @@ struct Record {
   }
 };
 
-thread_local Record record;
+thread_local StartRecord record;
 
 }  // namespace
 

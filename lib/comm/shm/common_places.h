@@ -54,7 +54,7 @@ class CommonPlaces : public std::enable_shared_from_this<CommonPlaces> {
   struct Hold;
   struct Taken {
     int64_t place;
-    util::Arena::Place in_arena;
+    util::Arena::Allocation in_arena;
     std::unique_ptr<SharedSegment::Block> own;  ///< block of a place outside the arena; otherwise null
   };
   Header& header(int64_t place) const;

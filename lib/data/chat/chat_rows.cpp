@@ -62,9 +62,9 @@ OrderedJson joined_content(const OrderedJson& content, const std::string& where)
 }
 
 void parse_arguments(OrderedJson& calls, const std::string& where) {
-  if (!calls.is_array()) refuse(concat(where, " has tool_calls that are no list"));
+  if (!calls.is_array()) refuse(concat(where, " has tool_calls that are not a list"));
   for (OrderedJson& call : calls) {
-    if (!call.is_object()) refuse(concat(where, " has a tool call that is no object"));
+    if (!call.is_object()) refuse(concat(where, " has a tool call that is not an object"));
     OrderedJson& function =
         call.contains("function") && call["function"].is_object() ? call["function"] : call;
     if (!function.contains("arguments") || !function["arguments"].is_string()) continue;
@@ -179,7 +179,7 @@ ChatRow parse_chat_row(std::string_view text) {
     refuse("has no message of the assistant to learn from");
   }
   if (has("tools")) {
-    if (!object["tools"].is_array()) refuse("has tools that are no list");
+    if (!object["tools"].is_array()) refuse("has tools that are not a list");
     row.tools = object["tools"];
   }
   return row;

@@ -15,8 +15,7 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// Refuses options for which the arithmetic below is undefined. The config refuses them too, but other
-/// callers may not.
+/// Refuses options for which the arithmetic below is undefined, for callers that have no config.
 const DataOptions& checked(const DataOptions& options, int64_t vocab_size, const Placement& placement) {
   if (options.sequence_length < 1 || options.micro_batch_size < 1) {
     fail(ErrorKind::kUsage, "data.sequence_length = ", options.sequence_length,
@@ -223,7 +222,7 @@ Batch TrainLoader::batch(int64_t first_global_sample, int64_t micro_batch) const
   if (options_.max_tokens > 0) return batch_by_tokens(first);
   BatchBuilder builder(options_);
   for (int64_t row = 0; row < rows; ++row) {
-    const Mixture::Place place = place_of(first + row);
+    const Mixture::MixedSample place = place_of(first + row);
     const Set& set = sets_[place.set];
     builder.add(*set.samples, set.order.sample(place.index));
   }
@@ -232,12 +231,12 @@ Batch TrainLoader::batch(int64_t first_global_sample, int64_t micro_batch) const
   return batch;
 }
 
-Mixture::Place TrainLoader::place_of(int64_t position) const {
-  return mixture_ ? mixture_->at(position) : Mixture::Place{.set = 0, .index = position};
+Mixture::MixedSample TrainLoader::place_of(int64_t position) const {
+  return mixture_ ? mixture_->at(position) : Mixture::MixedSample{.set = 0, .index = position};
 }
 
 Batch TrainLoader::batch_by_tokens(int64_t position) const {
-  const Mixture::Place place = place_of(position);
+  const Mixture::MixedSample place = place_of(position);
   const Set& set = sets_[place.set];
   const std::span<const int64_t> samples = set.batches->batch(set.order.sample(place.index));
   BatchBuilder builder(options_, static_cast<int64_t>(samples.size()), set.samples->length(samples.back()));

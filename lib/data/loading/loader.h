@@ -94,7 +94,7 @@ class TrainLoader final : public BatchSource {
 
  private:
   Batch batch_by_tokens(int64_t position) const;
-  Mixture::Place place_of(int64_t position) const;
+  Mixture::MixedSample place_of(int64_t position) const;
 
   DataOptions options_;
   Placement placement_;

@@ -27,8 +27,7 @@ constexpr int64_t kMaxRowBytes = int64_t{256} << 20;
 /// Limit on the footer, whose structures take up to twenty times as much memory.
 constexpr int64_t kMaxFooterBytes = int64_t{32} << 20;
 constexpr int64_t kBatchBytes = int64_t{4} << 20;
-/// Limit on the rows of a batch, which is low because rows that refer to a dictionary are larger than the
-/// group's size suggests.
+/// Limit on the rows of a batch, since rows that refer to a dictionary exceed the group's size.
 constexpr int64_t kMostBatchRows = 64;
 constexpr int64_t kPageReadBytes = int64_t{1} << 20;
 /// Limit on nested structures and lists within a column; readers of rows accept 64 levels of JSON.
@@ -82,8 +81,7 @@ void append_object(std::string& json, int fields, const Field& field) {
   json += '}';
 }
 
-/// Appends a value as JSON. Strings are copied unchanged: bytes that are not UTF-8 are found when the row is
-/// parsed, as in a line.
+/// Appends a value as JSON. Strings are copied unchanged; parsing the row finds bytes that are not UTF-8.
 void append_value(std::string& json, const arrow::Array& values, int64_t at, size_t most) {
   if (json.size() > most) throw RowTooLong();
   if (values.IsNull(at)) {
@@ -143,7 +141,7 @@ int depth_of(const parquet::schema::Node& node) {
   return depth;
 }
 
-class ParquetRows final : public Rows {
+class ParquetRows final : public RowFile {
  public:
   ParquetRows(const std::string& path, const std::vector<std::string>& columns)
       : file_(path),
@@ -187,8 +185,7 @@ class ParquetRows final : public Rows {
   }
 
  private:
-  /// Runs `body`. libparquet reports damage by exceptions and by arrow::Status, which the body converts to
-  /// exceptions.
+  /// Runs `body`, reporting damage: libparquet's exceptions, and those that `body` makes of arrow::Status.
   template <typename Body>
   void checked(const Body& body) {
     try {
@@ -321,7 +318,7 @@ class ParquetRows final : public Rows {
 
 }  // namespace
 
-std::unique_ptr<Rows> open_parquet(const std::string& path, const std::vector<std::string>& columns) {
+std::unique_ptr<RowFile> open_parquet(const std::string& path, const std::vector<std::string>& columns) {
   return std::make_unique<ParquetRows>(path, columns);
 }
 

@@ -12,6 +12,6 @@ namespace fsdp::data {
 
 /// Opens a table of any name like open_rows(). Row groups are read one after another, a batch of rows at a
 /// time. A batch with its decompressed pages takes some MiB, at most 512 MiB.
-std::unique_ptr<Rows> open_parquet(const std::string& path, const std::vector<std::string>& columns);
+std::unique_ptr<RowFile> open_parquet(const std::string& path, const std::vector<std::string>& columns);
 
 }  // namespace fsdp::data

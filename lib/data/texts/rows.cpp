@@ -16,7 +16,7 @@ constexpr size_t kMaxLineBytes = size_t{256} << 20;
 constexpr size_t kReadBytes = 1 << 18;
 constexpr int kMaxRowDepth = 64;
 
-class JsonLines final : public Rows {
+class JsonLines final : public RowFile {
  public:
   explicit JsonLines(const std::string& path) : input_(path, TextKind::kRows) {}
 
@@ -66,7 +66,7 @@ bool is_parquet(const std::string& path) { return util::extension_of(path) == ".
 
 bool has_rows(const std::string& path) { return is_json_lines(path) || is_parquet(path); }
 
-std::unique_ptr<Rows> open_rows(const std::string& path, const std::vector<std::string>& columns) {
+std::unique_ptr<RowFile> open_rows(const std::string& path, const std::vector<std::string>& columns) {
   if (is_parquet(path)) return open_parquet(path, columns);
   return std::make_unique<JsonLines>(path);
 }

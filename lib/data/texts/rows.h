@@ -1,7 +1,6 @@
 #pragma once
 
-// Files of rows, each of which is a JSON object: JSON lines, and parquet tables, whose rows are converted to
-// such objects.
+// Files of rows, each a JSON object: JSON lines, and parquet tables, whose rows become such objects.
 
 #include <cstdint>
 #include <memory>
@@ -15,9 +14,9 @@
 namespace fsdp::data {
 
 /// The rows of a file, read once from front to back. Not thread-safe.
-class Rows {
+class RowFile {
  public:
-  virtual ~Rows() = default;
+  virtual ~RowFile() = default;
 
   /// Appends the text of the next row to `text` and returns the row's number, from 1; 0 after the last row.
   /// The text is a line of the file, which may be anything, or the JSON object of a table's row.
@@ -35,7 +34,7 @@ bool is_parquet(const std::string& path);
 /// Opens a .parquet as a table and every other file as JSON lines. `columns` are the columns of a table to
 /// include in its rows, as far as the table has them; it must have at least one. Throws Error(kData) for all
 /// failures.
-std::unique_ptr<Rows> open_rows(const std::string& path, const std::vector<std::string>& columns);
+std::unique_ptr<RowFile> open_rows(const std::string& path, const std::vector<std::string>& columns);
 
 /// Opens every file once, so that a wrong name or column is reported before the work. `kind` is the expected
 /// content of files that are not tables. Returns the bytes of all files; 0 if standard input is among them.
@@ -63,8 +62,7 @@ class BadRows {
   /// `most` is the number of rows that may be bad.
   explicit BadRows(int64_t most) : most_(most) {}
 
-  /// Records the error of a row, in the order of the rows. Throws it as Error(kData) if too many rows are
-  /// bad.
+  /// Records the error of a row, in order of the rows. Throws it as Error(kData) if too many rows are bad.
   void add(const std::string& message);
 
   int64_t count() const { return count_; }

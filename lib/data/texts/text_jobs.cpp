@@ -88,7 +88,7 @@ EncodedJob TextJobs::encoded(TextJob job) const {
   EncodedJob result;
   for (const TextPart& part : job.parts) {
     std::string_view text = std::string_view(job.text).substr(part.begin, part.end - part.begin);
-    EncodedJob::Part result_part{.consumed = part.stop, .validation = part.validation};
+    EncodedJob::EncodedPart result_part{.consumed = part.stop, .validation = part.validation};
     if (part.is_row && encoder_ != nullptr) {
       result_part.validation = validation_.takes(text);
       encode_row(text, part, result, result_part.bad);

@@ -38,7 +38,7 @@ struct TextJob {
 };
 
 struct EncodedJob {
-  struct Part {
+  struct EncodedPart {
     size_t ids_end = 0;   ///< end of the part's ids in `ids`
     size_t consumed = 0;  ///< number of bytes of the part that are encoded
     bool validation = false;
@@ -47,7 +47,7 @@ struct EncodedJob {
   TextJob job;
   std::vector<int64_t> ids;
   std::vector<TokenPart> token_parts;  ///< part of each id; empty without a RowEncoder
-  std::vector<Part> parts;             ///< result of each of job.parts
+  std::vector<EncodedPart> parts;      ///< result of each of job.parts
 };
 
 /// Selection of the documents for validation.
@@ -105,7 +105,7 @@ class TextJobs {
   const Tokenizer& tokenizer_;
   const RowEncoder* encoder_;
   size_t next_file_ = 0;
-  std::unique_ptr<Rows> rows_;  ///< rows of the current file; null if it is a text
+  std::unique_ptr<RowFile> rows_;  ///< rows of the current file; null if it is a text
   std::unique_ptr<TextInput> input_;
   std::string buffer_;        ///< bytes read that are not in a job yet
   std::string pending_;       ///< first byte of the next section, if it had to be read already

@@ -116,8 +116,7 @@ ValidationShare validation_share(const TokenizeOptions& options, const std::vect
        " of validation, and neither may be empty; ", "give more text or another fraction");
 }
 
-/// Opens every file once, so that a wrong name is reported before the work. Returns the bytes of all files; 0
-/// if unknown.
+/// Opens every file once, so that a wrong name is reported before the work. Returns all bytes; 0: unknown.
 int64_t check_texts(const TokenizeOptions& options, const std::vector<std::string>& files,
                     const RowEncoder* encoder, const ValidationShare& share) {
   const int64_t bytes =
@@ -158,8 +157,7 @@ std::string without_escapes(std::string_view text) {
   return out;
 }
 
-/// Returns the ids of a token or text between documents. `own` is the tokenizer's token, which `own_name`
-/// also refers to.
+/// Returns the ids between documents. `own` is the tokenizer's token, which `own_name` also names.
 std::vector<int64_t> marker_ids(const char* option, const std::string& name, const Tokenizer& tokenizer,
                                 const std::string& own_name, const std::vector<int64_t>& own) {
   if (name == "none") return {};
@@ -217,7 +215,7 @@ class Collector {
     size_t ids_begin = 0;
     for (size_t i = 0; i < encoded.parts.size(); ++i) {
       const TextPart& part = encoded.job.parts[i];
-      const EncodedJob::Part& result = encoded.parts[i];
+      const EncodedJob::EncodedPart& result = encoded.parts[i];
       if (!result.bad.empty()) {
         bad_rows_.add(result.bad);
         continue;

@@ -111,7 +111,7 @@ class Lines final : public sentencepiece::SentenceIterator {
   int64_t file_bytes_, finished_bytes_ = 0;
   size_t next_file_ = 0;
   std::unique_ptr<TextInput> input_;  ///< current file; null if it has rows
-  std::unique_ptr<Rows> rows_;
+  std::unique_ptr<RowFile> rows_;
   std::string buffer_, line_;
   size_t begin_ = 0;
   bool done_ = false;

@@ -8,13 +8,13 @@ namespace fsdp::data {
 
 AddedTokens::AddedTokens(const std::vector<Vocabulary::AddedToken>& tokens) {
   for (const auto& token : tokens) {
-    Group& group = token.normalized ? normalized_ : plain_;
+    TokenGroup& group = token.normalized ? normalized_ : plain_;
     group.tokens.push_back(token);
     group.begins[static_cast<unsigned char>(token.content[0])] = true;
     longest_bytes_ = std::max(longest_bytes_, token.content.size());
     strips_left_ = strips_left_ || token.lstrip;
   }
-  for (Group* group : {&plain_, &normalized_}) {
+  for (TokenGroup* group : {&plain_, &normalized_}) {
     // If several tokens have the same content, the first counts.
     std::stable_sort(group->tokens.begin(), group->tokens.end(),
                      [](const auto& a, const auto& b) { return a.content < b.content; });
@@ -28,7 +28,7 @@ AddedTokens::AddedTokens(const std::vector<Vocabulary::AddedToken>& tokens) {
 }
 
 /// Returns the longest token at the beginning of `text`, by narrowing the tokens byte by byte.
-const Vocabulary::AddedToken* AddedTokens::longest_at(const Group& group, std::string_view text) {
+const Vocabulary::AddedToken* AddedTokens::longest_at(const TokenGroup& group, std::string_view text) {
   const Vocabulary::AddedToken* longest = nullptr;
   auto first = group.tokens.begin(), last = group.tokens.end();
   for (size_t length = 0; length < text.size() && first != last; ++length) {
@@ -44,8 +44,8 @@ const Vocabulary::AddedToken* AddedTokens::longest_at(const Group& group, std::s
   return longest;
 }
 
-AddedTokens::Search::Found AddedTokens::Search::find_in(const Group& group, std::string_view text,
-                                                        size_t from) const {
+AddedTokens::Search::FoundToken AddedTokens::Search::find_in(const TokenGroup& group, std::string_view text,
+                                                             size_t from) const {
   if (group.tokens.empty()) return {};
   for (size_t i = from; i < text.size(); ++i) {
     if (!group.only_byte.empty()) {
@@ -60,7 +60,7 @@ AddedTokens::Search::Found AddedTokens::Search::find_in(const Group& group, std:
 }
 
 /// Adds white space to a match. `text` ends where the search for the token ended.
-AddedTokens::Match AddedTokens::Search::with_white_space(const Found& found, std::string_view text,
+AddedTokens::Match AddedTokens::Search::with_white_space(const FoundToken& found, std::string_view text,
                                                          size_t from) const {
   if (found.token == nullptr) return {};
   Match match{.begin = std::max(found.begin, from),
@@ -77,13 +77,12 @@ AddedTokens::Match AddedTokens::Search::with_white_space(const Found& found, std
 }
 
 AddedTokens::Match AddedTokens::Search::next(size_t from) {
-  // plain_ is kept between calls, so that the text before it is searched once, however many normalized tokens
-  // it has.
+  // plain_ is kept between calls, so that the text before it is searched once for all normalized tokens.
   if (!is_known_) plain_ = find_in(tokens_.plain_, text_, plain_from_);
   is_known_ = true;
   const Match plain = with_white_space(plain_, text_, from);
   const std::string_view before = text_.substr(0, std::min(plain.begin, text_.size()));
-  const Found normalized = find_in(tokens_.normalized_, before, normalized_from_);
+  const FoundToken normalized = find_in(tokens_.normalized_, before, normalized_from_);
   if (normalized.token != nullptr) {
     normalized_from_ = normalized.end;
     return with_white_space(normalized, before, from);

@@ -27,7 +27,7 @@ class AddedTokens {
   explicit AddedTokens(const std::vector<Vocabulary::AddedToken>& tokens);
 
  private:
-  struct Group {
+  struct TokenGroup {
     std::vector<Vocabulary::AddedToken> tokens;  ///< tokens sorted by content, without duplicates
     std::array<bool, 256> begins{};              ///< whether a token begins with the byte
     std::string only_byte;                       ///< the first byte, if all tokens have the same
@@ -46,16 +46,16 @@ class AddedTokens {
     Match next(size_t from);
 
    private:
-    struct Found {
+    struct FoundToken {
       size_t begin = std::string_view::npos, end = std::string_view::npos;
       const Vocabulary::AddedToken* token = nullptr;
     };
-    Found find_in(const Group& group, std::string_view text, size_t from) const;
-    Match with_white_space(const Found& found, std::string_view text, size_t from) const;
+    FoundToken find_in(const TokenGroup& group, std::string_view text, size_t from) const;
+    Match with_white_space(const FoundToken& found, std::string_view text, size_t from) const;
 
     const AddedTokens& tokens_;
     std::string_view text_;
-    Found plain_;
+    FoundToken plain_;
     bool is_known_ = false;                        ///< whether plain_ is up to date
     size_t plain_from_ = 0, normalized_from_ = 0;  ///< beginning of the next search of each group
   };
@@ -82,9 +82,9 @@ class AddedTokens {
   size_t longest_bytes() const { return longest_bytes_; }
 
  private:
-  static const Vocabulary::AddedToken* longest_at(const Group& group, std::string_view text);
+  static const Vocabulary::AddedToken* longest_at(const TokenGroup& group, std::string_view text);
 
-  Group plain_, normalized_;
+  TokenGroup plain_, normalized_;
   size_t longest_bytes_ = 0;
   bool strips_left_ = false;
 };

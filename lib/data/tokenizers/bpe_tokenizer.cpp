@@ -74,12 +74,12 @@ class BpeTokenizer final : public VocabularyTokenizer {
   }
 
  private:
-  struct Scratch {
-    SplitPattern::Scratch pattern;
+  struct BpeScratch {
+    SplitPattern::SplitScratch pattern;
     PieceCache cache;
   };
-  struct Output {
-    Scratch& scratch;
+  struct BpeOutput {
+    BpeScratch& scratch;
     std::vector<int64_t>& ids;
   };
   struct Split {
@@ -92,8 +92,8 @@ class BpeTokenizer final : public VocabularyTokenizer {
   bool never_cut() const { return add_prefix_space_ || normalized_added_.longest_bytes() > 0; }
 
   size_t encode_up_to(std::string_view text, size_t stop, bool goes_on, std::vector<int64_t>& ids) const {
-    std::unique_ptr<Scratch> scratch = scratch_.take();
-    Output out{*scratch, ids};
+    std::unique_ptr<BpeScratch> scratch = scratch_.take();
+    BpeOutput out{*scratch, ids};
     scratch->pattern.begin_text(text);
     // If the text continues, its end is not certain: an added token or a character may begin there.
     size_t certain = text.size();
@@ -135,7 +135,7 @@ class BpeTokenizer final : public VocabularyTokenizer {
 
   /// Encodes a text between added tokens up to a position at or after `stop` where it may be cut; if the text
   /// continues, only as far as is certain. Returns that position.
-  size_t segment(std::string_view text, size_t stop, bool goes_on, Output& out) const {
+  size_t segment(std::string_view text, size_t stop, bool goes_on, BpeOutput& out) const {
     size_t done = 0;
     while (done < text.size()) {
       size_t valid = valid_utf8_prefix(text.substr(done));
@@ -156,7 +156,7 @@ class BpeTokenizer final : public VocabularyTokenizer {
   }
 
   /// Does the same for valid UTF-8 that is split in its normalization form.
-  size_t formed_run(std::string_view text, size_t stop, bool goes_on, Output& out) const {
+  size_t formed_run(std::string_view text, size_t stop, bool goes_on, BpeOutput& out) const {
     // The rest may depend on the following text.
     if (goes_on) text = text.substr(0, last_form_boundary(text));
     FormedText formed(text, *form_);
@@ -185,7 +185,7 @@ class BpeTokenizer final : public VocabularyTokenizer {
   }
 
   /// Splits a text by the level's pattern; the next level splits each piece by itself.
-  size_t split(size_t level, std::string_view text, size_t stop, bool goes_on, Output& out) const {
+  size_t split(size_t level, std::string_view text, size_t stop, bool goes_on, BpeOutput& out) const {
     if (level == splits_.size()) {
       if (goes_on) return 0;
       piece(text, out);
@@ -196,8 +196,10 @@ class BpeTokenizer final : public VocabularyTokenizer {
     while (done < text.size() && (done < stop || level > 0)) {
       SplitPattern::Match match;
       auto found = rule.pattern.find(text.substr(done), goes_on, out.scratch.pattern, match);
-      if (found == SplitPattern::Found::kUncertain || (found == SplitPattern::Found::kNone && goes_on)) break;
-      if (found == SplitPattern::Found::kNone) match = {text.size() - done, text.size() - done};
+      if (found == SplitPattern::MatchOutcome::kUncertain ||
+          (found == SplitPattern::MatchOutcome::kNone && goes_on))
+        break;
+      if (found == SplitPattern::MatchOutcome::kNone) match = {text.size() - done, text.size() - done};
       if (match.begin > 0 && !rule.matches_only) next_level(level, text.substr(done, match.begin), out);
       if (match.end > match.begin) {
         next_level(level, text.substr(done + match.begin, match.end - match.begin), out);
@@ -207,7 +209,7 @@ class BpeTokenizer final : public VocabularyTokenizer {
     return done;
   }
 
-  void next_level(size_t level, std::string_view text, Output& out) const {
+  void next_level(size_t level, std::string_view text, BpeOutput& out) const {
     if (level + 1 == splits_.size()) {
       piece(text, out);
     } else {
@@ -215,7 +217,7 @@ class BpeTokenizer final : public VocabularyTokenizer {
     }
   }
 
-  void piece(std::string_view text, Output& out) const {
+  void piece(std::string_view text, BpeOutput& out) const {
     if (text.size() == 1) return model_(text, out.ids);  // faster than the cache
     out.scratch.cache.encode(model_, text, out.ids);
   }
@@ -226,7 +228,7 @@ class BpeTokenizer final : public VocabularyTokenizer {
   AddedTokens normalized_added_;  ///< tokens that are searched in the text in its normalization form
   std::vector<Split> splits_;
   bool add_prefix_space_;
-  mutable Pool<Scratch> scratch_;
+  mutable Pool<BpeScratch> scratch_;
 };
 
 }  // namespace

@@ -317,7 +317,7 @@ std::array<std::optional<uint32_t>, 256> byte_tokens(const Vocabulary& vocabular
 
 void PieceCache::encode(const PieceModel& model, std::string_view piece, std::vector<int64_t>& ids) {
   if (piece.size() > kPieceBytes) return model(piece, ids);
-  Entry& entry = entries_[util::xxh3_64(piece.data(), piece.size()) % kEntries];
+  CachedPiece& entry = entries_[util::xxh3_64(piece.data(), piece.size()) % kEntries];
   if (std::string_view(entry.piece.data(), entry.bytes) == piece) {
     ids.insert(ids.end(), entry.ids.begin(), entry.ids.begin() + entry.count);
     return;

@@ -82,19 +82,19 @@ class MetaspaceTokenizer final : public VocabularyTokenizer {
 
   void encode(std::string_view text, std::vector<int64_t>& ids) const override {
     std::unique_ptr<PieceCache> cache = caches_.take();
-    Output out{*cache, ids};
+    MetaspaceOutput out{*cache, ids};
     added_.cut_out(text, ids, [&](std::string_view part, bool begins) { segment(part, begins, out); });
     caches_.give_back(std::move(cache));
   }
 
  private:
-  struct Output {
+  struct MetaspaceOutput {
     PieceCache& cache;
     std::vector<int64_t>& ids;
   };
 
   /// Encodes a text between added tokens. `first` is whether it begins the whole text.
-  void segment(std::string_view text, bool first, Output& out) const {
+  void segment(std::string_view text, bool first, MetaspaceOutput& out) const {
     for (size_t done = 0; done < text.size();) {
       const size_t valid = valid_utf8_prefix(text.substr(done));
       if (valid > 0) {
@@ -114,7 +114,7 @@ class MetaspaceTokenizer final : public VocabularyTokenizer {
     }
   }
 
-  void words(std::string_view text, bool first, bool begins, Output& out) const {
+  void words(std::string_view text, bool first, bool begins, MetaspaceOutput& out) const {
     if (!split_at_whitespace_) return word(text, first, begins, out);
     for (size_t begin = 0; begin < text.size();) {
       size_t end = begin, space_bytes = 0;
@@ -131,9 +131,8 @@ class MetaspaceTokenizer final : public VocabularyTokenizer {
     }
   }
 
-  /// Encodes a word. `first` is whether it begins the whole text, `begins` whether it does not continue the
-  /// text before it.
-  void word(std::string_view text, bool first, bool begins, Output& out) const {
+  /// Encodes a word. `first`: it begins the whole text; `begins`: it does not continue the text before it.
+  void word(std::string_view text, bool first, bool begins, MetaspaceOutput& out) const {
     if (text.empty()) return;
     if (!metaspace_) return pieces(text, word_mark_, true, out);
     using Prepend = Vocabulary::Metaspace::Prepend;
@@ -146,7 +145,7 @@ class MetaspaceTokenizer final : public VocabularyTokenizer {
   }
 
   /// Cuts the text before each mark; with `runs`, only before the first of consecutive marks.
-  void pieces(std::string_view text, const std::string& mark, bool runs, Output& out) const {
+  void pieces(std::string_view text, const std::string& mark, bool runs, MetaspaceOutput& out) const {
     size_t begin = 0;
     for (size_t i = text.find(mark, 1); !mark.empty() && i != std::string_view::npos;
          i = text.find(mark, i + 1)) {
@@ -157,7 +156,7 @@ class MetaspaceTokenizer final : public VocabularyTokenizer {
     piece(text.substr(begin), out);
   }
 
-  void piece(std::string_view text, Output& out) const { out.cache.encode(model_, text, out.ids); }
+  void piece(std::string_view text, MetaspaceOutput& out) const { out.cache.encode(model_, text, out.ids); }
 
   PieceModel model_;
   Normalizer normalizer_;

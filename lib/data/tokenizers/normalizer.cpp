@@ -77,10 +77,10 @@ void replace(Normalizer::Text& text, const std::string& pattern, const std::stri
 void replace(Normalizer::Text& text, const SplitPattern& pattern, const std::string& content) {
   BoundedText out(text);
   std::string_view rest = text.text;
-  SplitPattern::Scratch scratch;
+  SplitPattern::SplitScratch scratch;
   scratch.begin_text(rest);
   SplitPattern::Match match;
-  while (!rest.empty() && pattern.find(rest, false, scratch, match) == SplitPattern::Found::kMatch) {
+  while (!rest.empty() && pattern.find(rest, false, scratch, match) == SplitPattern::MatchOutcome::kMatch) {
     (out += rest.substr(0, match.begin)) += content;
     rest.remove_prefix(match.end);
   }
@@ -107,15 +107,15 @@ CharacterMap character_map_of(const std::string& content) {
 Normalizer::Step step_of(const NormalizerStep& step) {
   using Text = Normalizer::Text;
   switch (step.kind) {
-    case NormalizerStep::Kind::kForm:
+    case NormalizerStep::StepKind::kForm:
       return [form = step.form](Text& text) { text.text = std::string(FormedText(text.text, form).text()); };
-    case NormalizerStep::Kind::kPrepend:
+    case NormalizerStep::StepKind::kPrepend:
       return [content = step.content](Text& text) {
         if (!text.begins || text.text.empty()) return;
         text.check(text.text.size() + content.size());
         text.text.insert(0, content);
       };
-    case NormalizerStep::Kind::kReplace:
+    case NormalizerStep::StepKind::kReplace:
       if (step.literal) {
         return
             [pattern = step.pattern, content = step.content](Text& text) { replace(text, pattern, content); };
@@ -123,11 +123,11 @@ Normalizer::Step step_of(const NormalizerStep& step) {
       return [pattern = SplitPattern(step.pattern, false), content = step.content](Text& text) {
         replace(text, pattern, content);
       };
-    case NormalizerStep::Kind::kStrip:
+    case NormalizerStep::StepKind::kStrip:
       return [left = step.left, right = step.right](Text& text) {
         text.text = stripped(text.text, left, right);
       };
-    case NormalizerStep::Kind::kPrecompiled:
+    case NormalizerStep::StepKind::kPrecompiled:
       return [map = character_map_of(step.content)](Text& text) { text.text = mapped(text, map); };
   }
   return nullptr;

@@ -12,14 +12,14 @@
 namespace fsdp::data {
 
 struct NormalizerStep {
-  enum class Kind {
+  enum class StepKind {
     kForm,         ///< converts the text to `form`
     kPrepend,      ///< puts `content` before a text that is not empty
     kReplace,      ///< replaces each `pattern` by `content`
     kStrip,        ///< strips white space from the ends that `left` and `right` name
     kPrecompiled,  ///< maps characters by `content`, SentencePiece's map (precompiled_charsmap), decoded
   };
-  Kind kind = Kind::kForm;
+  StepKind kind = StepKind::kForm;
   UnicodeForm form = UnicodeForm::kNfc;
   std::string pattern, content;
   bool literal = true;  ///< whether the pattern is a text, not a regular expression

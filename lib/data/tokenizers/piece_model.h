@@ -59,14 +59,14 @@ class PieceCache {
  private:
   static constexpr size_t kEntries = 1 << 16;  // 4 MiB
   static constexpr size_t kPieceBytes = 30;
-  struct alignas(64) Entry {
+  struct alignas(64) CachedPiece {
     std::array<char, kPieceBytes> piece;
     uint8_t bytes = 0;  // 0: the entry is unused
     uint8_t count = 0;
     std::array<uint32_t, 8> ids;
   };
 
-  std::vector<Entry> entries_;
+  std::vector<CachedPiece> entries_;
 };
 
 }  // namespace fsdp::data

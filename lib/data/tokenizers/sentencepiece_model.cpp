@@ -18,11 +18,10 @@ namespace fsdp::data {
 
 namespace {
 
-using PieceKind = SentencePieceModel::Kind;
+using PieceKind = SentencePieceModel::PieceKind;
 using util::concat;
 
-/// Limit on a piece's bytes, longer than every existing piece. The library examines that much of a text at
-/// each of its positions.
+/// Limit on a piece's bytes, above every existing piece's. The library examines so much at each position.
 constexpr size_t kMostPieceBytes = 1024;
 
 [[noreturn]] void refuse_model(const std::string& source, const std::string& found) {
@@ -197,7 +196,7 @@ void check_model(const SentencePieceModel& model, const std::string& source) {
     const bool is_text = piece.kind == PieceKind::kNormal || piece.kind == PieceKind::kUserDefined ||
                          piece.kind == PieceKind::kUnused;
     if (!(is_text ? texts : reserved_texts).insert(piece.text).second) {
-      refuse_model(source, name + "comes twice");
+      refuse_model(source, name + "occurs twice");
     }
     unknown += piece.kind == PieceKind::kUnknown ? 1 : 0;
     if (piece.kind != PieceKind::kByte) continue;

@@ -17,7 +17,7 @@ namespace fsdp::data {
 
 struct SentencePieceModel {
   /// Kind of a piece. The values are SentencePiece's, and those of tokenizer.ggml.token_type.
-  enum class Kind : int32_t {
+  enum class PieceKind : int32_t {
     kNormal = 1,
     kUnknown = 2,
     kControl = 3,
@@ -28,7 +28,7 @@ struct SentencePieceModel {
   struct Piece {
     std::string text;
     float score = 0;
-    Kind kind = Kind::kNormal;
+    PieceKind kind = PieceKind::kNormal;
   };
   /// Type of the model. The values are SentencePiece's.
   enum class Type : uint64_t { kUnigram = 1, kBpe = 2, kWord = 3, kCharacter = 4 };

@@ -29,8 +29,7 @@ std::string lower_case(std::string_view text) {
   return lower;
 }
 
-/// Returns the characters of a general category ("L", "Lu") or script that PCRE2's tables may lack, as the
-/// inside of a class.
+/// Returns the characters of a category ("L", "Lu") or script that PCRE2 may lack, as the inside of a class.
 std::string additions_to(const std::string& property) {
   const std::string name = lower_case(property);
   std::string ranges;
@@ -225,19 +224,19 @@ constexpr uint32_t kStepsPerByte = 32;
 
 }  // namespace
 
-SplitPattern::Scratch::Scratch()
+SplitPattern::SplitScratch::SplitScratch()
     : data_(pcre2_match_data_create(1, nullptr), pcre2_match_data_free),
       context_(pcre2_match_context_create(nullptr), pcre2_match_context_free) {
   FSDP_CHECK(data_ != nullptr && context_ != nullptr, "out of memory");
 }
 
-void SplitPattern::Scratch::begin_text(std::string_view text) {
+void SplitPattern::SplitScratch::begin_text(std::string_view text) {
   bytes_ = text.size();
   effort_left_ = kFreeEffort + kEffortPerByte * static_cast<int64_t>(text.size());
   is_newer_ = has_additions(text);
 }
 
-void SplitPattern::Scratch::spend(size_t bytes) {
+void SplitPattern::SplitScratch::spend(size_t bytes) {
   effort_left_ -= static_cast<int64_t>(bytes);
   if (effort_left_ >= 0) return;
   fail(ErrorKind::kData, "the split pattern of the tokenizer takes too many steps on a text of ", bytes_,
@@ -284,7 +283,7 @@ SplitPattern::Compiled SplitPattern::compile(const std::string& pattern, const s
 }
 
 int SplitPattern::match_at(std::string_view text, uint32_t options, uint32_t steps, bool at_begin,
-                           Scratch& scratch) const {
+                           SplitScratch& scratch) const {
   auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   pcre2_set_match_limit(scratch.context_.get(), steps);
   pcre2_set_offset_limit(scratch.context_.get(), at_begin ? 0 : PCRE2_UNSET);
@@ -308,8 +307,8 @@ int SplitPattern::match_at(std::string_view text, uint32_t options, uint32_t ste
 // Searches a short part of the text first. A search that needs more is repeated with four times as much text.
 // If steps run out, each position is tried by itself, with four times as many steps each time. Both cost
 // effort, so the number of steps is bounded by the bytes of the text, whatever the pattern.
-SplitPattern::Found SplitPattern::find(std::string_view text, bool goes_on, Scratch& scratch,
-                                       Match& match) const {
+SplitPattern::MatchOutcome SplitPattern::find(std::string_view text, bool goes_on, SplitScratch& scratch,
+                                              Match& match) const {
   // Before single_end, a match begins at `begin` or not at all.
   size_t begin = 0, most = kFirstBytes, single_end = 0;
   uint32_t steps = kFirstSteps;
@@ -323,12 +322,12 @@ SplitPattern::Found SplitPattern::find(std::string_view text, bool goes_on, Scra
     const int count = match_at(part, is_partial ? PCRE2_PARTIAL_HARD : 0, steps, is_single, scratch);
     const size_t* bounds = pcre2_get_ovector_pointer(scratch.data_.get());
     if (count == PCRE2_ERROR_NOMATCH) {
-      if (is_rest && !is_single) return Found::kNone;
+      if (is_rest && !is_single) return MatchOutcome::kNone;
       begin += is_single ? first_code_point(part).bytes : part.size();
       most = kFirstBytes;
       steps = kFirstSteps;
     } else if (count == PCRE2_ERROR_PARTIAL) {
-      if (is_rest) return Found::kUncertain;
+      if (is_rest) return MatchOutcome::kUncertain;
       begin += bounds[0];
       most *= 4;
       scratch.spend(most);
@@ -344,7 +343,7 @@ SplitPattern::Found SplitPattern::find(std::string_view text, bool goes_on, Scra
     } else {
       match = {begin + bounds[0], begin + bounds[1]};
       FSDP_CHECK(match.end > match.begin, "an empty match");
-      return Found::kMatch;
+      return MatchOutcome::kMatch;
     }
   }
 }

@@ -25,11 +25,11 @@ namespace fsdp::data {
 class SplitPattern {
  public:
   /// Memory for matching; one per thread.
-  class Scratch {
+  class SplitScratch {
    public:
-    Scratch();
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
+    SplitScratch();
+    SplitScratch(const SplitScratch&) = delete;
+    SplitScratch& operator=(const SplitScratch&) = delete;
 
     /// Sets the text in which the following searches run, one after the other, and their common limit on
     /// effort. Without a call there is no limit.
@@ -49,7 +49,7 @@ class SplitPattern {
     std::shared_ptr<pcre2_real_jit_stack_8> stack_;
   };
 
-  enum class Found {
+  enum class MatchOutcome {
     kMatch,
     kNone,
     kUncertain,  ///< more text could change the match, or make one
@@ -63,15 +63,15 @@ class SplitPattern {
   SplitPattern(const std::string& pattern, bool literal);
 
   /// Finds the first match in `text`, which must be valid UTF-8. `goes_on` is whether more text follows.
-  /// Throws Error(kData) if the searches in a text take too many steps (Scratch::begin_text()).
-  Found find(std::string_view text, bool goes_on, Scratch& scratch, Match& match) const;
+  /// Throws Error(kData) if the searches in a text take too many steps (SplitScratch::begin_text()).
+  MatchOutcome find(std::string_view text, bool goes_on, SplitScratch& scratch, Match& match) const;
 
   /// Translates a pattern to PCRE2's syntax, with `additions` including characters that PCRE2's tables lack.
   static std::string translate(const std::string& pattern, bool additions = true);
 
  private:
   int match_at(std::string_view text, uint32_t options, uint32_t steps, bool at_begin,
-               Scratch& scratch) const;
+               SplitScratch& scratch) const;
 
   struct Compiled {
     std::shared_ptr<pcre2_real_code_8> code;

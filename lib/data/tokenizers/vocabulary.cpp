@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 using util::concat;
-using Kind = NormalizerStep::Kind;
+using StepKind = NormalizerStep::StepKind;
 
 /// Limit on normalization steps, each of which costs time for every text.
 constexpr size_t kMostSteps = 64;
@@ -59,19 +59,19 @@ class TokenizerJson : public VocabularyReader {
     if (const auto form = util::parse_enum<UnicodeForm>(type)) {
       step.form = *form;
     } else if (type == "Prepend") {
-      step.kind = Kind::kPrepend;
+      step.kind = StepKind::kPrepend;
       step.content = text(value, "prepend");
     } else if (type == "Replace") {
-      step.kind = Kind::kReplace;
+      step.kind = StepKind::kReplace;
       pattern(at(value, "pattern"), step.pattern, step.literal);
       step.content = text(value, "content");
     } else if (type == "Strip") {
-      step.kind = Kind::kStrip;
+      step.kind = StepKind::kStrip;
       step.left = flag(value, "strip_left", true);
       step.right = flag(value, "strip_right", true);
     } else if (type == "Precompiled") {
       if (at(value, "precompiled_charsmap").is_null()) return;
-      step.kind = Kind::kPrecompiled;
+      step.kind = StepKind::kPrecompiled;
       auto map = from_base64(text(value, "precompiled_charsmap"));
       if (!map) damaged("has a \"precompiled_charsmap\" that is not base64");
       if (map->empty()) return;
@@ -141,7 +141,7 @@ class TokenizerJson : public VocabularyReader {
   bool can_occur(const std::string& searched) const {
     bool can = true;
     for (const NormalizerStep& step : out_.normalizer) {
-      const bool replaces = step.kind == Kind::kReplace && step.literal;
+      const bool replaces = step.kind == StepKind::kReplace && step.literal;
       if (replaces && searched.find(step.pattern) != std::string::npos && !step.content.empty() &&
           step.content.find_first_of(searched) == std::string::npos) {
         can = false;
@@ -344,8 +344,8 @@ class TokenizerJson : public VocabularyReader {
     if (steps.size() > kMostSteps || out_.splits.size() > kMostSteps) {
       unsupported(concat("more than ", kMostSteps, " normalizers or pre-tokenizers"));
     }
-    const bool forms_only = std::all_of(steps.begin(), steps.end(),
-                                        [](const NormalizerStep& step) { return step.kind == Kind::kForm; });
+    const bool forms_only = std::all_of(
+        steps.begin(), steps.end(), [](const NormalizerStep& step) { return step.kind == StepKind::kForm; });
     if (bytes_) {
       if (out_.model == Vocabulary::Model::kUnigram) unsupported("a model of type Unigram over bytes");
       if (out_.byte_fallback) unsupported("the option \"byte_fallback\" of a model over bytes");

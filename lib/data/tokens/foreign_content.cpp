@@ -13,46 +13,48 @@ namespace {
 using util::concat;
 using namespace std::string_view_literals;
 
-enum class Way { kDecompress, kConvert, kRename };
+enum class ForeignRemedy { kDecompress, kConvert, kRename };
 
 struct Signature {
   std::string_view bytes;
   const char* found;
-  Way way;
+  ForeignRemedy way;
   /// Tool that writes the content to standard output or converts the file, or the file's extension.
   const char* tool;
 };
 
 constexpr Signature kSignatures[] = {
-    {"\x1f\x8b\x08"sv, "is compressed by gzip", Way::kDecompress, "zcat"},
-    {"\x28\xb5\x2f\xfd"sv, "is compressed by zstd", Way::kDecompress, "zstdcat"},
+    {"\x1f\x8b\x08"sv, "is compressed by gzip", ForeignRemedy::kDecompress, "zcat"},
+    {"\x28\xb5\x2f\xfd"sv, "is compressed by zstd", ForeignRemedy::kDecompress, "zstdcat"},
     {"\xfd"
      "7zXZ\0"sv,
-     "is compressed by xz", Way::kDecompress, "xzcat"},
-    {"BZh"sv, "is compressed by bzip2", Way::kDecompress, "bzcat"},
-    {"\x04\x22\x4d\x18"sv, "is compressed by lz4", Way::kDecompress, "lz4cat"},
-    {"PK\x03\x04"sv, "is a zip archive", Way::kDecompress, "unzip -p"},
-    {"PAR1"sv, "is a parquet table", Way::kRename, ".parquet"},
-    {"ARROW1"sv, "is an arrow table", Way::kConvert, "to_json() of Hugging Face's datasets"},
-    {"FEA1"sv, "is a feather table", Way::kConvert, "to_json(..., orient=\"records\", lines=True) of pandas"},
-    {"\xff\xff\xff\xff"sv, "is a stream of arrow", Way::kConvert, "to_json() of Hugging Face's datasets"},
-    {"\x89HDF\r\n\x1a\n"sv, "is an HDF5 file", Way::kConvert, "h5dump or h5py"},
-    {"\x93NUMPY"sv, "is an array of numpy", Way::kConvert, "numpy"},
-    {"\x80\x02"sv, "is pickled by Python", Way::kConvert, "Python"},
-    {"\x80\x04\x95"sv, "is pickled by Python", Way::kConvert, "Python"},
-    {"%PDF-"sv, "is a PDF", Way::kConvert, "pdftotext"},
-    {"\x89PNG"sv, "is a picture", Way::kConvert, "a program that reads its text"},
+     "is compressed by xz", ForeignRemedy::kDecompress, "xzcat"},
+    {"BZh"sv, "is compressed by bzip2", ForeignRemedy::kDecompress, "bzcat"},
+    {"\x04\x22\x4d\x18"sv, "is compressed by lz4", ForeignRemedy::kDecompress, "lz4cat"},
+    {"PK\x03\x04"sv, "is a zip archive", ForeignRemedy::kDecompress, "unzip -p"},
+    {"PAR1"sv, "is a parquet table", ForeignRemedy::kRename, ".parquet"},
+    {"ARROW1"sv, "is an arrow table", ForeignRemedy::kConvert, "to_json() of Hugging Face's datasets"},
+    {"FEA1"sv, "is a feather table", ForeignRemedy::kConvert,
+     "to_json(..., orient=\"records\", lines=True) of pandas"},
+    {"\xff\xff\xff\xff"sv, "is a stream of arrow", ForeignRemedy::kConvert,
+     "to_json() of Hugging Face's datasets"},
+    {"\x89HDF\r\n\x1a\n"sv, "is an HDF5 file", ForeignRemedy::kConvert, "h5dump or h5py"},
+    {"\x93NUMPY"sv, "is an array of numpy", ForeignRemedy::kConvert, "numpy"},
+    {"\x80\x02"sv, "is pickled by Python", ForeignRemedy::kConvert, "Python"},
+    {"\x80\x04\x95"sv, "is pickled by Python", ForeignRemedy::kConvert, "Python"},
+    {"%PDF-"sv, "is a PDF", ForeignRemedy::kConvert, "pdftotext"},
+    {"\x89PNG"sv, "is a picture", ForeignRemedy::kConvert, "a program that reads its text"},
     {"\x7f"
      "ELF"sv,
-     "is a program", Way::kConvert, "or use a text instead"},
+     "is a program", ForeignRemedy::kConvert, "or use a text instead"},
 };
 
 std::optional<ForeignContent> known(std::string_view head, const std::string& path) {
   for (const Signature& signature : kSignatures) {
     if (!head.starts_with(signature.bytes)) continue;
     const std::string remedy =
-        signature.way == Way::kRename ? concat("name it ", signature.tool)
-        : signature.way == Way::kDecompress
+        signature.way == ForeignRemedy::kRename ? concat("name it ", signature.tool)
+        : signature.way == ForeignRemedy::kDecompress
             ? concat("give its content: ", signature.tool, " ", path, " | fsdp-data tokenize - ...")
             : concat("convert it to plain text or .jsonl, one object per line, first (", signature.tool, ")");
     return ForeignContent{signature.found, remedy};

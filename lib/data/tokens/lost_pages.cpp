@@ -13,30 +13,30 @@
 
 namespace fsdp::data {
 
-/// An element of a list that the handler may read at any moment. Elements stay in the list for ever, and are
-/// reused.
-struct MappedRange::Entry {
+/// An element of a list that the handler may read at any moment. Elements are reused, never removed.
+struct MappedRange::RegisteredRange {
   std::atomic<uintptr_t> begin = 0;  ///< 0: unused
   uintptr_t end = 0;
   std::string line;
-  Entry* next = nullptr;
+  RegisteredRange* next = nullptr;
 };
 
 namespace {
 
-using Entry = MappedRange::Entry;
+using RegisteredRange = MappedRange::RegisteredRange;
 
-std::atomic<Entry*> first_entry = nullptr;
+std::atomic<RegisteredRange*> first_entry = nullptr;
 std::mutex entries_mutex;
-std::vector<Entry*>& unused_entries() {
-  static auto* entries = new std::vector<Entry*>;  // never destroyed: files may be unmapped during the exit
+std::vector<RegisteredRange*>& unused_entries() {
+  static auto* entries =
+      new std::vector<RegisteredRange*>;  // never destroyed: files may be unmapped during the exit
   return *entries;
 }
 
 void answer(int signal, siginfo_t* info, void*) {
   const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
   const bool is_access = info->si_code > 0;  // otherwise a process sent the signal
-  for (const Entry* entry = first_entry; is_access && entry != nullptr; entry = entry->next) {
+  for (const RegisteredRange* entry = first_entry; is_access && entry != nullptr; entry = entry->next) {
     const uintptr_t begin = entry->begin;
     if (begin == 0 || at < begin || at >= entry->end) continue;
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, entry->line.data(), entry->line.size());
@@ -56,9 +56,9 @@ void exit_at_lost_pages() {
 
 MappedRange::MappedRange(const char* begin, size_t bytes, const std::string& name) {
   const std::lock_guard lock(entries_mutex);
-  std::vector<Entry*>& unused = unused_entries();
+  std::vector<RegisteredRange*>& unused = unused_entries();
   const bool is_new = unused.empty();
-  entry_ = is_new ? new Entry : unused.back();
+  entry_ = is_new ? new RegisteredRange : unused.back();
   if (!is_new) unused.pop_back();
   entry_->end = reinterpret_cast<uintptr_t>(begin) + bytes;
   entry_->line =

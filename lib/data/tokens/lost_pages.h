@@ -22,10 +22,10 @@ class MappedRange {
   MappedRange(const MappedRange&) = delete;
   MappedRange& operator=(const MappedRange&) = delete;
 
-  struct Entry;
+  struct RegisteredRange;
 
  private:
-  Entry* entry_;
+  RegisteredRange* entry_;
 };
 
 }  // namespace fsdp::data

@@ -93,7 +93,7 @@ Mixture::Mixture(const std::vector<double>& weights, bool shuffle, uint64_t seed
   }
 }
 
-Mixture::Place Mixture::at(int64_t global_index) const {
+Mixture::MixedSample Mixture::at(int64_t global_index) const {
   const auto slot = static_cast<size_t>(order_.sample(global_index));
   const size_t set = set_of_[slot];
   return {.set = set, .index = global_index / kBlock * counts_[set] + rank_of_[slot]};

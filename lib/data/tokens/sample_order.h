@@ -3,6 +3,7 @@
 // The order in which a run uses samples, within a data set and across several. It is a function of the global
 // index alone, so that any rank of any world size can compute any position of the run directly.
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -21,8 +22,7 @@ class SampleOrder {
   /// Requires: num_samples is positive.
   SampleOrder(int64_t num_samples, bool shuffle, uint64_t seed);
 
-  /// Returns the sample at `global_index` (from 0) of the run. num_samples indices make an epoch, which has
-  /// every sample once.
+  /// Returns the sample at `global_index` (from 0) of the run. An epoch of num_samples has every sample once.
   int64_t sample(int64_t global_index) const;
 
   int64_t num_samples() const { return num_samples_; }
@@ -48,11 +48,11 @@ class Mixture {
   /// Requires: weights above 0, which need not sum to 1, and at most kBlock sets.
   Mixture(const std::vector<double>& weights, bool shuffle, uint64_t seed);
 
-  struct Place {
+  struct MixedSample {
     size_t set = 0;
     int64_t index = 0;  ///< index of the sample in its set, from 0 through all epochs of the set
   };
-  Place at(int64_t global_index) const;
+  MixedSample at(int64_t global_index) const;
 
   /// Number of positions of a set in a block.
   int64_t count(size_t set) const { return counts_[set]; }

@@ -60,7 +60,7 @@ void TurnsWriter::finish(const TokenHash& tokens) {
 TokenTurns::TokenTurns(const std::filesystem::path& path, const std::string& tokens_path, int64_t tokens)
     : file_("companion", path.string()), tokens_path_(tokens_path), tokens_(tokens) {
   if (file_.size_bytes() < kHeaderBytes || std::string_view(file_.data(), kMagic.size()) != kMagic) {
-    refuse("is no file of conversations' turns");
+    refuse("is not a companion of a file of conversations");
   }
   std::array<uint64_t, 4> numbers{};
   std::memcpy(numbers.data(), file_.data() + kMagic.size(), sizeof(numbers));
@@ -99,7 +99,7 @@ void TokenTurns::read(int64_t begin, int64_t count, TokenPart* out) const {
 
 void TokenTurns::refuse(const std::string& found) const {
   file_.refuse(util::concat(found, " (the tokens are in ", tokens_path_, ")"),
-               "create or copy both again, or delete it if the tokens are no conversations");
+               "create or copy both again, or delete it if the tokens are not conversations");
 }
 
 }  // namespace fsdp::data

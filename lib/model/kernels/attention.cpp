@@ -31,11 +31,11 @@ const cpu::AttentionLoops* loops_for(at::ScalarType type) {
 
 /// One head of one sequence of x, [B, T, heads, head_dim].
 template <typename T>
-struct Head {
+struct AttentionHead {
   T* data;
   int64_t stride;  ///< elements from token to token
 
-  Head(const at::Tensor& x, int64_t batch, int64_t head)
+  AttentionHead(const at::Tensor& x, int64_t batch, int64_t head)
       : data(static_cast<T*>(x.data_ptr()) + batch * x.stride(0) + head * x.stride(2)), stride(x.stride(1)) {}
   T* row(int64_t token) const { return data + token * stride; }
   cpu::StridedRows rows(int64_t first, int64_t count, int64_t width) const {
@@ -210,11 +210,11 @@ class ForwardPass : AttentionPass {
     float* output = scratch.take<float>(memory_.queries() * width);
     float* most = scratch.take<float>(memory_.queries());
     float* sum = scratch.take<float>(memory_.queries());
-    packing_.columns(Head<T>(in_.k, batch, kv_head).rows(0, seen, width), keys);
-    packing_.rows(Head<T>(in_.v, batch, kv_head).rows(0, seen, width), even, values);
+    packing_.columns(AttentionHead<T>(in_.k, batch, kv_head).rows(0, seen, width), keys);
+    packing_.rows(AttentionHead<T>(in_.v, batch, kv_head).rows(0, seen, width), even, values);
 
     for (int64_t head = kv_head * sizes_.group(); head < (kv_head + 1) * sizes_.group(); ++head) {
-      const Head<T> q(in_.q, batch, head), y(out_.y, batch, head);
+      const AttentionHead<T> q(in_.q, batch, head), y(out_.y, batch, head);
       float* log_sums = log_sums_of(out_.log_sums, batch, head);
       for (int64_t first = 0; first < tokens; first += AttentionSizes::kQueries) {
         const int64_t queries = std::min(AttentionSizes::kQueries, tokens - first),
@@ -272,7 +272,7 @@ class BackwardPass : AttentionPass {
 
  private:
   /// A thread's memory for packed factors, and gradients in fp32.
-  struct Work {
+  struct HeadWork {
     T *k, *q, *q_transposed, *dy, *dy_transposed;
     float *dq, *dk, *dv, *products;
     float *scores, *dfactors;
@@ -284,7 +284,7 @@ class BackwardPass : AttentionPass {
                   even = AttentionSizes::even(tokens), even_seen = AttentionSizes::even(seen);
     const int64_t tile = memory_.queries() * memory_.keys_backward();
     AttentionScratch scratch(memory_.backward_bytes());
-    Work w{};
+    HeadWork w{};
     w.k = scratch.take<T>(even_seen * width);
     for (T** packed : {&w.q, &w.q_transposed, &w.dy, &w.dy_transposed})
       *packed = scratch.take<T>(even * width);
@@ -294,12 +294,12 @@ class BackwardPass : AttentionPass {
     for (float** part : {&w.scores, &w.dfactors}) *part = scratch.take<float>(tile);
     for (T** part : {&w.factors, &w.dscores, &w.dscores_by_query}) *part = scratch.take<T>(tile);
 
-    const Head<T> k(in_.k, batch, kv_head), v(in_.v, batch, kv_head);
+    const AttentionHead<T> k(in_.k, batch, kv_head), v(in_.v, batch, kv_head);
     packing_.rows(k.rows(0, seen, width), even_seen, w.k);
     std::fill_n(w.dk, seen * width, 0.0F);
     std::fill_n(w.dv, seen * width, 0.0F);
     for (int64_t head = kv_head * sizes_.group(); head < (kv_head + 1) * sizes_.group(); ++head) {
-      const Head<T> q(in_.q, batch, head), y(t_.y, batch, head), dy(t_.dy, batch, head),
+      const AttentionHead<T> q(in_.q, batch, head), y(t_.y, batch, head), dy(t_.dy, batch, head),
           dq(t_.dq, batch, head);
       const cpu::StridedRows q_rows = q.rows(0, tokens, width), dy_rows = dy.rows(0, tokens, width);
       packing_.rows(q_rows, even, w.q);
@@ -319,13 +319,13 @@ class BackwardPass : AttentionPass {
       }
       loops_.round(w.dq, dq.row(0), dq.stride, tokens, width);
     }
-    const Head<T> dk(t_.dk, batch, kv_head), dv(t_.dv, batch, kv_head);
+    const AttentionHead<T> dk(t_.dk, batch, kv_head), dv(t_.dv, batch, kv_head);
     loops_.round(w.dk, dk.row(0), dk.stride, seen, width);
     loops_.round(w.dv, dv.row(0), dv.stride, seen, width);
   }
 
-  void tile_of(const Work& w, const Head<T>& k, const Head<T>& v, const float* log_sums, int64_t key,
-               int64_t query) {
+  void tile_of(const HeadWork& w, const AttentionHead<T>& k, const AttentionHead<T>& v, const float* log_sums,
+               int64_t key, int64_t query) {
     const int64_t tokens = sizes_.tokens, width = sizes_.head_dim;
     const int64_t queries = std::min(AttentionSizes::kQueries, tokens - query);
     const int64_t keys = std::min(AttentionSizes::kKeysBackward, sizes_.seen_before(query + queries) - key);

@@ -21,21 +21,20 @@ constexpr int64_t kResultColumns = 128;  ///< columns of the result
 constexpr int64_t kBlockDepth = 512;     ///< elements of a row and a column of the factors
 constexpr int64_t kSmallRows = 64;
 
-// Number of columns of the right factor that stay packed for the next block, if there are several blocks of
-// rows.
+// Columns of the right factor that stay packed for the next block, if there are several blocks of rows.
 constexpr int64_t kKeptBlockColumns = 2048;
 
-thread_local Scratch left_scratch, right_scratch;
+thread_local FactorMemory left_scratch, right_scratch;
 
 /// A factor in memory, [rows, columns] or, if `transposed`, stored as [columns, rows].
 template <typename T>
-struct Stored {
+struct StoredFactor {
   const T* data;
   int64_t stride;
   bool transposed;
 
   /// A single row or column has both forms; `rather_transposed` decides.
-  Stored(const at::Tensor& x, bool rather_transposed)
+  StoredFactor(const at::Tensor& x, bool rather_transposed)
       : data(static_cast<const T*>(x.const_data_ptr())),
         stride(0),
         transposed(rather_transposed ? x.stride(0) == 1 : x.stride(1) != 1) {
@@ -49,8 +48,8 @@ struct Stored {
 
 /// A left factor and its result.
 template <typename T>
-struct Term {
-  Stored<T> a;
+struct ProductTerm {
+  StoredFactor<T> a;
   float* c;
   int64_t rows;
   bool adds;
@@ -61,12 +60,12 @@ struct Term {
 /// A block of rows of a term's result.
 template <typename T>
 struct RowBlock {
-  const Term<T>* term;
+  const ProductTerm<T>* term;
   int64_t first, rows;
 };
 
 /// A range of rows of the right factor, which are columns of each left factor.
-struct Slice {
+struct FactorSlice {
   int64_t first, count, padded;
 };
 
@@ -81,7 +80,7 @@ class BlockProduct {
         packing_(*cpu::packing(std::is_same_v<T, float> ? cpu::Element::kFloat : cpu::Element::kBFloat16)) {
     for (const ProductOf& p : products) {
       // In bf16, packing is preferred, because it adds padding.
-      terms_.push_back({.a = Stored<T>(p.a, /*rather_transposed=*/kPairs > 1),
+      terms_.push_back({.a = StoredFactor<T>(p.a, /*rather_transposed=*/kPairs > 1),
                         .c = p.c.data_ptr<float>(),
                         .rows = p.a.size(0),
                         .adds = p.adds});
@@ -92,7 +91,7 @@ class BlockProduct {
 
   void run() {
     int64_t units = 0;
-    for (const Term<T>& term : terms_) units += term.units();
+    for (const ProductTerm<T>& term : terms_) units += term.units();
     const int64_t work = std::max<int64_t>(1, kMultiple * n_ * k_);
     util::parallel_for(0, units, std::max<int64_t>(1, kLeastWork / work), [&](int64_t begin, int64_t end) {
       multiply(blocks_of(begin, end));
@@ -108,7 +107,7 @@ class BlockProduct {
   std::vector<RowBlock<T>> blocks_of(int64_t begin, int64_t end) const {
     std::vector<RowBlock<T>> blocks;
     int64_t before = 0;
-    for (const Term<T>& term : terms_) {
+    for (const ProductTerm<T>& term : terms_) {
       const int64_t first = std::max<int64_t>(begin - before, 0) * kMultiple;
       const int64_t last = std::min((end - before) * kMultiple, term.rows);
       before += term.units();
@@ -127,7 +126,7 @@ class BlockProduct {
     T* packed = right_scratch.of<T>((keeps ? kept : kResultColumns) * rounded_up(depth, kPairs));
     for (int64_t k = 0; k < k_; k += depth) {
       const int64_t count = std::min(depth, k_ - k);
-      const Slice slice{.first = k, .count = count, .padded = rounded_up(count, kPairs)};
+      const FactorSlice slice{.first = k, .count = count, .padded = rounded_up(count, kPairs)};
       for (int64_t begin = 0; begin < n_; begin += kept) {
         const int64_t end = std::min(begin + kept, n_);
         for (const RowBlock<T>& block : blocks) {
@@ -143,8 +142,8 @@ class BlockProduct {
     }
   }
 
-  SmallFactor<T> left_of(const RowBlock<T>& block, const Slice& slice) const {
-    const Stored<T>& a = block.term->a;
+  SmallFactor<T> left_of(const RowBlock<T>& block, const FactorSlice& slice) const {
+    const StoredFactor<T>& a = block.term->a;
     const T* data = a.at(block.first, slice.first);
     if (!a.transposed) return {data, a.stride};
     T* packed = left_scratch.of<T>(block.rows * slice.padded);
@@ -153,7 +152,7 @@ class BlockProduct {
     return {packed, slice.padded};
   }
 
-  void pack_right(const Slice& slice, int64_t column, int64_t columns, T* packed) const {
+  void pack_right(const FactorSlice& slice, int64_t column, int64_t columns, T* packed) const {
     const T* from = b_.at(slice.first, column);
     if (b_.transposed) {
       packing_.columns({.data = from, .stride = b_.stride, .rows = columns, .width = slice.count}, packed);
@@ -164,7 +163,7 @@ class BlockProduct {
   }
 
   /// Multiplies a block. right.stride is the number of packed columns.
-  void multiply(const RowBlock<T>& block, const Slice& slice, const SmallFactor<T>& left,
+  void multiply(const RowBlock<T>& block, const FactorSlice& slice, const SmallFactor<T>& left,
                 const SmallFactor<T>& right, int64_t column) const {
     const bool adds = block.term->adds || slice.first > 0;
     for (int64_t row = 0; row < block.rows; row += kSmallRows) {
@@ -174,8 +173,8 @@ class BlockProduct {
     }
   }
 
-  std::vector<Term<T>> terms_;
-  Stored<T> b_;
+  std::vector<ProductTerm<T>> terms_;
+  StoredFactor<T> b_;
   int64_t n_, k_;
   const cpu::Packing& packing_;
 };

@@ -46,8 +46,7 @@ void small_product(const SmallShape& shape, const SmallFactor<T>& a, const Small
 /// Releases oneDNN's state of this thread. Must be called on each thread after its last small product.
 inline void end_small_products() { at::native::cpublas::brgemm_release(); }
 
-/// A product c = a b or, with `adds`, c += a b. c: [m, n], fp32, contiguous; a: [m, k]; b: [k, n], of a's
-/// type.
+/// A product c = a b or, if `adds`, c += a b. c: [m, n] fp32, contiguous; a: [m, k]; b: [k, n], of a's type.
 struct ProductOf {
   at::Tensor c, a;
   bool adds;
@@ -60,7 +59,7 @@ void multiply_all_into(std::span<const ProductOf> products, const at::Tensor& b)
 // ---- blocks of factors, also used by tile_product.cpp
 
 /// Memory for a packed factor, which a thread keeps and grows on demand.
-class Scratch {
+class FactorMemory {
  public:
   template <typename T>
   T* of(int64_t count) {

@@ -58,8 +58,7 @@ void multiply_here(const ProductOf& product, const at::Tensor& b, Matmul matmul)
   multiply_here(std::span(&product, 1), b, matmul);
 }
 
-/// Returns a b + bias, rounded once. It is computed in blocks, in which no row depends on the number of rows
-/// or threads.
+/// Returns a b + bias, rounded once, by blocks, in which no row depends on the number of rows or threads.
 at::Tensor product_by_rows(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
   const std::array<int64_t, 2> shape{a.size(0), b.size(1)};
   const auto options = a.options().dtype(at::kFloat);
@@ -178,7 +177,7 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& a, const 
     });
   }
   const bool on_cuda = is_for_cuda(a);
-  std::optional<GradientSink::Place> place;
+  std::optional<GradientSink::SinkPlace> place;
   if (on_cuda || multiplies_here(a, matmul)) place = take_gradient_place(weight, at::kFloat);
   if (on_cuda && !place) place = take_gradient_place(weight, a.scalar_type());
   if (!place) return product_of(a, b, matmul);

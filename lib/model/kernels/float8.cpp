@@ -88,10 +88,10 @@ struct Product {
   }
 
   void note() const {
-    note_product(a.values.size(0), b.values.size(0), b.values.size(1), MetaProduct::Kind::kFloat8);
+    note_product(a.values.size(0), b.values.size(0), b.values.size(1), ProductKind::kFloat8);
   }
 
-  void put(const GradientSink::Place& place) const {
+  void put(const GradientSink::SinkPlace& place) const {
     if (!place.adds && place.memory.is_meta() && is_for_cuda(place.memory)) {
       note();
     } else if (!place.adds && place.memory.is_cuda() && is_aligned(place.memory)) {
@@ -133,8 +133,7 @@ class Float8Products final : public torch::autograd::Function<Float8Products> {
     const auto matmul = static_cast<Matmul>(matmul_number);
     const at::Tensor largest = largest_magnitude(x);
     const Float8Matrix x8 = to_float8(x, largest, kForward, {});
-    // bf16 tensors are saved, not rounded ones, as plans of memory assume. The weight is gathered again for
-    // backward.
+    // Saves bf16 tensors, not rounded ones, as plans of memory assume. The weight is gathered for backward.
     const bool is_needed = any_is_trained(parameters.tensors);
     variable_list saved{is_needed ? x : at::Tensor(), largest, bias.value_or(at::Tensor())}, products;
     for (const at::Tensor& weight : parameters.tensors) {

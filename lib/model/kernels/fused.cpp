@@ -316,7 +316,7 @@ class Embedding final : public torch::autograd::Function<Embedding> {
 /// Number of values that justify another thread.
 constexpr int64_t kPiece = 16384;
 
-struct Choice {
+struct DropoutDraw {
   double p = 0;
   uint64_t key = 0;
   int64_t first_row = 0;
@@ -343,7 +343,7 @@ void drop_row(const T* from, T* to, int64_t begin, int64_t end, int64_t first, u
   }
 }
 
-at::Tensor dropped_on_cpu(const at::Tensor& x, const Choice& choice) {
+at::Tensor dropped_on_cpu(const at::Tensor& x, const DropoutDraw& choice) {
   at::Tensor y = at::empty_like(x);
   const int64_t of_row = choice.pieces.count;
   const int64_t rows = x.size(0) * of_row, width = x.numel() / std::max<int64_t>(rows, 1);
@@ -369,7 +369,7 @@ at::Tensor dropped_on_cpu(const at::Tensor& x, const Choice& choice) {
   return y;
 }
 
-at::Tensor dropped_on_gpu(const at::Tensor& x, const Choice& choice) {
+at::Tensor dropped_on_gpu(const at::Tensor& x, const DropoutDraw& choice) {
   const c10::DeviceGuard guard(x.device());
   at::Tensor y = at::empty_like(x);
   const int64_t rows = x.size(0) * choice.pieces.count;
@@ -384,7 +384,7 @@ at::Tensor dropped_on_gpu(const at::Tensor& x, const Choice& choice) {
   return y;
 }
 
-at::Tensor dropped(const at::Tensor& given, const Choice& choice) {
+at::Tensor dropped(const at::Tensor& given, const DropoutDraw& choice) {
   if (given.is_meta()) return at::empty_like(given.contiguous());
   if (given.is_cpu()) return dropped_on_cpu(given.contiguous(), choice);
   if (can_fuse(given)) return dropped_on_gpu(given.contiguous(), choice);
@@ -398,7 +398,7 @@ at::Tensor dropped(const at::Tensor& given, const Choice& choice) {
 
 class Dropout final : public torch::autograd::Function<Dropout> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Choice& choice) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const DropoutDraw& choice) {
     const BelowAutograd below;
     context->saved_data["choice"] = c10::IValue::make_capsule(c10::make_intrusive<Saved>(choice));
     return dropped(x, choice);
@@ -412,8 +412,8 @@ class Dropout final : public torch::autograd::Function<Dropout> {
 
  private:
   struct Saved : torch::CustomClassHolder {
-    explicit Saved(const Choice& choice) : choice(choice) {}
-    Choice choice;
+    explicit Saved(const DropoutDraw& choice) : choice(choice) {}
+    DropoutDraw choice;
   };
 };
 
@@ -456,7 +456,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {
 
 at::Tensor dropout(const at::Tensor& x, double p, uint64_t key, int64_t first_row, const RowPieces& pieces) {
   FSDP_CHECK(p >= 0 && p < 1 && x.dim() >= 1, "dropout of ", p);
-  return Dropout::apply(x, Choice{.p = p, .key = key, .first_row = first_row, .pieces = pieces});
+  return Dropout::apply(x, DropoutDraw{.p = p, .key = key, .first_row = first_row, .pieces = pieces});
 }
 
 }  // namespace fsdp::kernels

@@ -24,8 +24,8 @@ bool is_pass_over_all_leaves() {
 
 }  // namespace
 
-std::optional<GradientSink::Place> GradientSink::take(at::ScalarType dtype) {
-  std::optional<Place> found = place(dtype);
+std::optional<GradientSink::SinkPlace> GradientSink::take(at::ScalarType dtype) {
+  std::optional<SinkPlace> found = place(dtype);
   if (found) note_taken();
   return found;
 }
@@ -35,7 +35,8 @@ GradientSink* gradient_sink(const at::Tensor& parameter) {
   return dynamic_cast<GradientSink*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
 }
 
-std::optional<GradientSink::Place> take_gradient_place(const at::Tensor& parameter, at::ScalarType dtype) {
+std::optional<GradientSink::SinkPlace> take_gradient_place(const at::Tensor& parameter,
+                                                           at::ScalarType dtype) {
   GradientSink* sink = gradient_sink(parameter);
   if (sink == nullptr) return std::nullopt;
   auto place = sink->take(dtype);

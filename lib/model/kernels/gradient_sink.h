@@ -18,16 +18,15 @@ namespace fsdp::kernels {
 /// undefined, after a backward that returned no gradient.
 class GradientSink : public torch::autograd::PostAccumulateGradHook {
  public:
-  struct Place {
+  struct SinkPlace {
     at::Tensor memory;  ///< memory of the parameter's shape, contiguous
     bool adds;          ///< whether to add to the contents; otherwise they are overwritten
   };
 
-  /// Returns the place for a whole gradient of type `dtype`; none if the sink has another type or is not
-  /// contiguous.
-  virtual std::optional<Place> place(at::ScalarType dtype) const = 0;
+  /// Returns the place for a gradient of type `dtype`; none for another type or memory in pieces.
+  virtual std::optional<SinkPlace> place(at::ScalarType dtype) const = 0;
   /// Like place(), but the caller must write the gradient there.
-  std::optional<Place> take(at::ScalarType dtype);
+  std::optional<SinkPlace> take(at::ScalarType dtype);
 
  protected:
   /// Makes place() return `adds` = true from now on.
@@ -38,7 +37,7 @@ class GradientSink : public torch::autograd::PostAccumulateGradHook {
 GradientSink* gradient_sink(const at::Tensor& parameter);
 
 /// Calls take() of the parameter's sink; returns none without a sink.
-std::optional<GradientSink::Place> take_gradient_place(const at::Tensor& parameter, at::ScalarType dtype);
+std::optional<GradientSink::SinkPlace> take_gradient_place(const at::Tensor& parameter, at::ScalarType dtype);
 
 // ---- Parameters of autograd functions
 //
@@ -58,8 +57,7 @@ struct Parameters {
 at::Tensor seen_parameter(const at::Tensor& parameter, const at::Tensor& x);
 std::vector<at::Tensor> seen_parameters(const std::vector<at::Tensor>& parameters, const at::Tensor& x);
 
-/// Whether any of the parameters is trained. If none is, backward does not need the operands of their
-/// gradients.
+/// Whether a parameter is trained. If none is, backward does not need the operands of their gradients.
 bool any_is_trained(const std::vector<at::Tensor>& parameters);
 
 /// Whether a gradient of the parameter, seen by autograd as operand number `operand`, must be computed.

@@ -48,8 +48,8 @@ at::Tensor joined(at::TensorList parts) {
 
 /// Returns the place for the gradients of all weights, of the first type that has a place; none if they have
 /// no consecutive places of the same kind.
-std::optional<GradientSink::Place> take_joined_place(at::TensorList weights, at::ScalarType type,
-                                                     std::optional<at::ScalarType> or_type = std::nullopt) {
+std::optional<GradientSink::SinkPlace> take_joined_place(
+    at::TensorList weights, at::ScalarType type, std::optional<at::ScalarType> or_type = std::nullopt) {
   std::vector<at::Tensor> places;
   bool adds = false;
   for (const at::Tensor& weight : weights) {
@@ -62,7 +62,7 @@ std::optional<GradientSink::Place> take_joined_place(at::TensorList weights, at:
   }
   if (!lie_in_sequence(places)) return std::nullopt;
   for (const at::Tensor& weight : weights) take_gradient_place(weight, type);
-  return GradientSink::Place{joined(places), adds};
+  return GradientSink::SinkPlace{joined(places), adds};
 }
 
 /// Computes y = x W^T with the joined weights. x: [..., in]
@@ -124,7 +124,7 @@ class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {
 
  private:
   /// Writes the product of a and b^T to the place, if there is one.
-  static bool write(std::optional<GradientSink::Place> place, const at::Tensor& a, const at::Tensor& b,
+  static bool write(std::optional<GradientSink::SinkPlace> place, const at::Tensor& a, const at::Tensor& b,
                     Matmul matmul) {
     if (!place) return false;
     place->adds ? add_product(place->memory, a, b, matmul) : product_into(place->memory, a, b, matmul);

@@ -19,16 +19,16 @@ inline constexpr int64_t kGrain = 1 << 15;
 /// depend on the sizes alone, so that sums do not depend on the number of threads or multiprocessors.
 class RowParts {
  public:
-  struct Cut {
+  struct RowCut {
     int64_t grain;  ///< least number of elements of a part
     int64_t most;   ///< greatest number of parts
   };
-  static constexpr Cut kCpu{kGrain, 32};
+  static constexpr RowCut kCpu{kGrain, 32};
   /// On a GPU a part is a block of threads. A large GPU runs this many at once.
-  static constexpr Cut kDevice{1 << 13, 512};
+  static constexpr RowCut kDevice{1 << 13, 512};
 
   /// The rows may belong to `samples` equal samples, each of which is cut in the same way.
-  RowParts(int64_t rows, int64_t width, const Cut& cut = kCpu, int64_t samples = 1)
+  RowParts(int64_t rows, int64_t width, const RowCut& cut = kCpu, int64_t samples = 1)
       : all_rows_(rows), rows_(rows / samples), width_(width) {
     const int64_t wanted = std::clamp<int64_t>(rows_ * width / cut.grain, 1, cut.most);
     each_ = std::max<int64_t>(1, (rows_ + wanted - 1) / wanted);

@@ -44,9 +44,10 @@ int64_t row_stride(const at::Tensor& x, int64_t vocabulary) {
 /// The products with the weight [vocabulary, width]. The fast kernels of cuBLAS also need sizes of whole 16
 /// bytes; one product with all 50,257 tokens of GPT-2 is several times slower. So on GPUs the last few tokens
 /// have products of their own.
-class Head {
+class HeadProducts {
  public:
-  Head(const at::Tensor& x, const at::Tensor& weight, Matmul matmul) : weight_(weight), matmul_(matmul) {
+  HeadProducts(const at::Tensor& x, const at::Tensor& weight, Matmul matmul)
+      : weight_(weight), matmul_(matmul) {
     const int64_t all = weight.size(0), regular = all / kMultiple * kMultiple;
     if (is_for_cpu(x) || regular == 0 || regular == all) {
       parts_ = {{0, all}};
@@ -60,12 +61,12 @@ class Head {
     const int64_t vocabulary = weight_.size(0), stride = row_stride(x, vocabulary);
     if (stride == vocabulary) return product(x, weight_, matmul_);
     at::Tensor logits = at::empty({x.size(0), stride}, x.options()).narrow(1, 0, vocabulary);
-    for (const Part& part : parts_) product_into(part.of(logits, 1), x, part.of(weight_, 0), matmul_);
+    for (const VocabularyRange& part : parts_)
+      product_into(part.of(logits, 1), x, part.of(weight_, 0), matmul_);
     return logits;
   }
 
-  /// Computes dx = dlogits weight. The small part comes first, so that the sum is rounded like that of one
-  /// product.
+  /// Computes dx = dlogits weight. The small part comes first, so that the sum is rounded like one product.
   void gradient_of_input(const at::Tensor& dx, const at::Tensor& dlogits) const {
     for (size_t i = 0; i < parts_.size(); ++i) {
       const at::Tensor columns = parts_[i].of(dlogits, 1), rows = parts_[i].of(weight_, 0);
@@ -90,7 +91,7 @@ class Head {
       const bool adds = dweight.defined();
       if (!adds)
         dweight = at::empty(weight_.sizes(), of_all_rows ? x.options() : x.options().dtype(at::kFloat));
-      for (const Part& part : parts_) {
+      for (const VocabularyRange& part : parts_) {
         at::Tensor rows = part.of(dweight, 0);
         const at::Tensor columns = part.of(dlogits, 1).t();
         adds ? add_product(rows, columns, x.t(), matmul_) : product_into(rows, columns, x.t(), matmul_);
@@ -99,14 +100,14 @@ class Head {
   }
 
  private:
-  struct Part {
+  struct VocabularyRange {
     int64_t first, count;  ///< range of tokens
     at::Tensor of(const at::Tensor& x, int64_t dimension) const { return x.narrow(dimension, first, count); }
   };
 
   const at::Tensor& weight_;
   Matmul matmul_;
-  std::vector<Part> parts_;
+  std::vector<VocabularyRange> parts_;
 };
 
 /// Whether backward computes the weight's gradient directly in its place, from the gradient of all logits: on
@@ -145,7 +146,7 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     const BelowAutograd below;
     const at::Tensor& weight = parameters.tensors[0];
     const at::Tensor x = given.contiguous();
-    const Head head(x, weight, static_cast<Matmul>(matmul_number));
+    const HeadProducts head(x, weight, static_cast<Matmul>(matmul_number));
     const int64_t rows = x.size(0), vocabulary = weight.size(0);
     SampleSums* const samples = SampleSums::current();
     int64_t chunk = cross_entropy_chunk_rows(x, part == nullptr ? vocabulary : part->most);
@@ -163,8 +164,7 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     } else {
       KernelsFor(x)->count_targets(target, rows, counted.data_ptr<double>());
     }
-    // Logits of some rows, which are overwritten by their gradients, with the losses and the gradient of the
-    // rows.
+    // Logits of some rows, overwritten by their gradients, with the losses and the gradient of the rows.
     const auto logits_of = [&](int64_t first, int64_t count) {
       at::Tensor logits = head.logits(x.narrow(0, first, count));
       const at::Tensor slope = cap_logits(logits, terms.logit_cap, differentiates);

@@ -46,8 +46,7 @@ inline bool is_for_cpu(const at::Tensor& x) { return x.is_cpu() || served_by(x) 
 inline bool is_for_cuda(const at::Tensor& x) { return x.is_cuda() || served_by(x) == c10::kCUDA; }
 
 /// Records a product [m, k] [k, n] of meta tensors.
-inline void note_product(int64_t m, int64_t n, int64_t k,
-                         MetaProduct::Kind kind = MetaProduct::Kind::kPlain) {
+inline void note_product(int64_t m, int64_t n, int64_t k, ProductKind kind = ProductKind::kPlain) {
   meta_device().multiplies({.m = m, .n = n, .k = k, .kind = kind});
 }
 /// Records one of the two passes over a block of causal attention (model/kernels/attention_block.h): two
@@ -57,7 +56,7 @@ inline void note_product(int64_t m, int64_t n, int64_t k,
 inline void note_attention_block(const at::Tensor& q, const at::Tensor& k, bool causal, int64_t window = 0) {
   const int64_t all = 2 * k.size(1) - (causal ? q.size(1) : 0),
                 keys = window > 0 && window < all ? window : all;
-  note_product(q.size(0) * q.size(1) * q.size(2), 2 * keys, q.size(3), MetaProduct::Kind::kAttention);
+  note_product(q.size(0) * q.size(1) * q.size(2), 2 * keys, q.size(3), ProductKind::kAttention);
 }
 /// Allocates and frees the memory that a kernel uses temporarily: one tensor for each of the device's
 /// `threads`, but at most `most_threads`.

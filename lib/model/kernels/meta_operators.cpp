@@ -60,7 +60,7 @@ bool is_low(const at::Tensor& x) { return x.element_size() < kFloat; }
 
 void note_attention(const at::Tensor& q, const at::Tensor& k, int times) {
   for (int i = 0; i < times; ++i) {
-    note_product(q.size(0) * q.size(1) * q.size(2), 2 * k.size(2), q.size(3), MetaProduct::Kind::kAttention);
+    note_product(q.size(0) * q.size(1) * q.size(2), 2 * k.size(2), q.size(3), ProductKind::kAttention);
   }
 }
 
@@ -96,8 +96,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
   return gradients;
 }
 
-/// Sizes of the queries of flash attention: [tokens of all documents, heads, head_dim] or [B, T, heads,
-/// head_dim].
+/// Sizes of queries of flash attention: [tokens of documents, heads, head_dim] or [B, T, heads, head_dim].
 struct FlashSizes {
   int64_t tokens, heads, head_dim, keys;
 
@@ -106,7 +105,7 @@ struct FlashSizes {
         heads(q.size(-2)),
         head_dim(q.size(-1)),
         keys(window_left ? std::min(longest, *window_left + 1) : longest) {}
-  void note() const { note_product(tokens * heads, 2 * keys, head_dim, MetaProduct::Kind::kAttention); }
+  void note() const { note_product(tokens * heads, 2 * keys, head_dim, ProductKind::kAttention); }
 };
 
 /// Allocates like mha_varlen_fwd() and mha_fwd() of libtorch's kernels for GPUs.

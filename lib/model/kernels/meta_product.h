@@ -6,15 +6,17 @@
 
 namespace fsdp::kernels {
 
+/// Kind of a recorded product.
+enum class ProductKind {
+  kPlain,
+  kFloat8,     ///< product of factors in 8 bits
+  kAttention,  ///< two products of an attention kernel: m queries, n / 2 keys, heads of width k
+};
+
 /// A product [m, k] [k, n].
 struct MetaProduct {
-  enum class Kind {
-    kPlain,
-    kFloat8,     ///< product of factors in 8 bits
-    kAttention,  ///< two products of an attention kernel: m queries, n / 2 keys, heads of width k
-  };
   int64_t m = 0, n = 0, k = 0;
-  Kind kind = Kind::kPlain;
+  ProductKind kind = ProductKind::kPlain;
 
   /// Number of operations. A multiplication and an addition are two.
   double flops() const {

@@ -27,11 +27,11 @@ constexpr int64_t kBlock = cpu::kQuantizedBlock, kGroup = cpu::kMagnitudesOfGrou
 int64_t parts(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
 /// The layout of the bytes of a matrix.
-struct Places {
+struct QuantizedLayout {
   int64_t elements, blocks, groups;
   int64_t magnitudes, of_groups, mean, end;  ///< offsets
 
-  Places(Quantization form, int64_t count)
+  QuantizedLayout(Quantization form, int64_t count)
       : elements(count), blocks(parts(count, kBlock)), groups(parts(blocks, kGroup)) {
     const bool is_nf4 = form == Quantization::kNf4;
     magnitudes = is_nf4 ? parts(elements, 2) : elements;
@@ -58,8 +58,7 @@ const at::Tensor& dynamic_values() {
   return kValues;
 }
 
-/// Number of points of [-1, 1] to which bitsandbytes, on the CPU, first rounds a number before it finds the
-/// nearest value.
+/// Number of points of [-1, 1] to which bitsandbytes, on the CPU, rounds before it finds the nearest value.
 constexpr int64_t kPlaces = 1 << 16;
 const at::Tensor& nearest_values() {
   static const at::Tensor kNearest = [] {
@@ -85,8 +84,7 @@ void put(const at::Tensor& bytes, int64_t offset, const at::Tensor& x) {
   std::memcpy(bytes.data_ptr<uint8_t>() + offset, from.const_data_ptr(), from.nbytes());
 }
 
-/// Calls use(first, blocks) for some of the blocks of x at a time, in fp32, so that no other copy of a whole
-/// matrix exists. x: [n]
+/// Calls use(first, blocks) for some blocks of x at a time, in fp32, without a copy of all of x. x: [n]
 template <typename Use>
 void for_blocks(const at::Tensor& x, const Use& use) {
   constexpr int64_t kAtATime = 1 << 14;
@@ -96,7 +94,7 @@ void for_blocks(const at::Tensor& x, const Use& use) {
   }
 }
 
-void quantize_nf4(const at::Tensor& x, const Places& places, const at::Tensor& bytes) {
+void quantize_nf4(const at::Tensor& x, const QuantizedLayout& places, const at::Tensor& bytes) {
   static const at::Tensor kMiddles = [] {
     const at::Tensor values = at::tensor(at::ArrayRef<float>(cpu::kNf4Values, 16));
     return values.slice(0, 0, -1).add(values.slice(0, 1)).div(2);
@@ -131,7 +129,7 @@ void quantize_nf4(const at::Tensor& x, const Places& places, const at::Tensor& b
   put(bytes, places.mean, mean);
 }
 
-void quantize_int8(const at::Tensor& x, const Places& places, const at::Tensor& bytes) {
+void quantize_int8(const at::Tensor& x, const QuantizedLayout& places, const at::Tensor& bytes) {
   for_blocks(x, [&](int64_t first, const at::Tensor& blocks) {
     const at::Tensor largest = largest_of(blocks);
     const at::Tensor found = blocks.div(largest).nan_to_num_().mul_(127).round_().to(at::kChar).view({-1});
@@ -161,8 +159,7 @@ at::Tensor floats_at(const at::Tensor& bytes, int64_t begin, int64_t n) {
   return bytes.narrow(0, begin, 4 * n).clone().view(at::kFloat);
 }
 
-/// Products of more elements are computed in tiles of rows, so that only the numbers of one tile exist at a
-/// time.
+/// Products of more elements are computed in tiles of rows, so that one tile's numbers exist at a time.
 constexpr int64_t kTile = 1 << 22;
 
 template <typename Use>
@@ -201,10 +198,10 @@ class QuantizedLinear final : public torch::autograd::Function<QuantizedLinear> 
 
 }  // namespace
 
-int64_t quantized_bytes(Quantization form, int64_t elements) { return Places(form, elements).end; }
+int64_t quantized_bytes(Quantization form, int64_t elements) { return QuantizedLayout(form, elements).end; }
 
 at::Tensor quantize(const at::Tensor& weight, Quantization form) {
-  const Places places(form, weight.numel());
+  const QuantizedLayout places(form, weight.numel());
   at::Tensor bytes = at::empty({places.end}, weight.options().dtype(at::kByte).requires_grad(false));
   if (weight.is_meta() || weight.numel() == 0) return bytes;
   FSDP_CHECK(weight.is_cpu(), weight.device());
@@ -222,7 +219,7 @@ at::Tensor dequantize(const QuantizedWeight& weight, int64_t first, int64_t coun
   at::Tensor result = at::empty({count, weight.columns}, weight.bytes.options().dtype(type));
   if (result.is_meta() || result.numel() == 0) return result;
   const bool is_nf4 = weight.form == Quantization::kNf4;
-  const Places places(weight.form, weight.rows * weight.columns);
+  const QuantizedLayout places(weight.form, weight.rows * weight.columns);
   const auto* bytes = weight.bytes.const_data_ptr<uint8_t>();
   cpu::QuantizedRun run{.is_nf4 = is_nf4,
                         .values = bytes,
@@ -249,7 +246,7 @@ at::Tensor dequantize_composed(const QuantizedWeight& weight, int64_t first, int
                                at::ScalarType type) {
   check(weight, first, count);
   const at::Tensor& bytes = weight.bytes;
-  const Places places(weight.form, weight.rows * weight.columns);
+  const QuantizedLayout places(weight.form, weight.rows * weight.columns);
   const int64_t begin = first * weight.columns, elements = count * weight.columns;
   const int64_t block = begin / kBlock, blocks = parts(begin + elements, kBlock) - block;
   at::Tensor values, magnitudes;

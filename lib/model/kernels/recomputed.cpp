@@ -27,8 +27,7 @@ class ResultNote : public torch::autograd::FunctionPostHook {
   }
 };
 
-/// Computes the results of a node again. These exist until all functions that need one have run their
-/// backward.
+/// Computes a node's results again. They exist until all functions that need one have run their backward.
 class Remaker final : public ResultNote {
  public:
   explicit Remaker(MakeAgain make) : make_(std::move(make)) {}
@@ -53,9 +52,8 @@ class Remaker final : public ResultNote {
   int64_t users_ = 0, done_ = 0;
 };
 
-/// A tensor as a part of a node's result. The node lives as long as the nodes that need its result, which
-/// have edges to it.
-struct Source {
+/// A tensor as a part of a node's result. Nodes that need the result keep the node alive by edges to it.
+struct ResultSource {
   std::weak_ptr<Node> node;
   Remaker* remaker = nullptr;
   size_t number = 0;
@@ -75,7 +73,7 @@ struct Source {
 /// Sources of a node's results that equal results of others.
 class EqualResults final : public ResultNote {
  public:
-  std::map<size_t, Source> sources;
+  std::map<size_t, ResultSource> sources;
 };
 
 template <typename Note>
@@ -87,11 +85,11 @@ Note* note_of(const std::shared_ptr<Node>& node) {
   return nullptr;
 }
 
-std::optional<Source> source_of(const at::Tensor& x) {
+std::optional<ResultSource> source_of(const at::Tensor& x) {
   if (!x.defined() || !x.requires_grad()) return std::nullopt;
   const at::TensorBase whole = x.is_view() ? x._base() : x;
   const std::shared_ptr<Node>& node = whole.grad_fn();
-  Source source;
+  ResultSource source;
   if (auto* remaker = note_of<Remaker>(node)) {
     source.node = node;
     source.remaker = remaker;
@@ -116,13 +114,13 @@ constexpr const char *kSources = "sources", *kGradient = "gradient", *kOwnGradie
 struct Sources final : torch::CustomClassHolder {
   struct InSlot {
     size_t slot;
-    Source source;
+    ResultSource source;
     bool is_own;  ///< whether it is a result of the function itself
   };
   std::vector<InSlot> by_slot;
 };
 
-void put_into(size_t slot, Source source, AutogradContext& context, bool is_own = false) {
+void put_into(size_t slot, ResultSource source, AutogradContext& context, bool is_own = false) {
   c10::IValue& sources = context.saved_data[kSources];
   if (sources.isNone()) sources = c10::IValue::make_capsule(c10::make_intrusive<Sources>());
   source.remaker->add_user();

@@ -15,8 +15,7 @@
 namespace fsdp::kernels {
 namespace {
 
-// Sizes of a thread's blocks of both factors, which fit into a second-level cache of 2 MiB with their
-// results.
+// Sizes of a thread's blocks of both factors, which fit a second-level cache of 2 MiB with their results.
 constexpr int64_t kDepth = 4096;
 constexpr int64_t kDepthOfParts = 512;
 constexpr int64_t kLeftBytes = 384 << 10;
@@ -30,7 +29,7 @@ constexpr int64_t kSummedRows = 1024, kSummedColumns = 512;  ///< size of the re
 
 std::atomic<int> parts_of_float32 = 3;
 
-thread_local Scratch tile_left_scratch, tile_right_scratch, tile_sum_scratch, tile_strip_scratch;
+thread_local FactorMemory tile_left_scratch, tile_right_scratch, tile_sum_scratch, tile_strip_scratch;
 
 /// The products of all factors: left factors are stacked, right factors are side by side.
 class TiledProduct {
@@ -41,7 +40,7 @@ class TiledProduct {
         rounds_(results_.front().c.scalar_type() != at::kFloat) {
     for (const TileProducts::Term& term : products.terms) {
       if (term.lefts.front().size(1) == 0) continue;
-      Term& added = terms_.emplace_back();
+      TileTerm& added = terms_.emplace_back();
       for (const at::Tensor& left : term.lefts)
         added.lefts.push_back(tile_source(left, cpu::TileSide::kLeft));
       for (const at::Tensor& right : term.rights)
@@ -66,20 +65,20 @@ class TiledProduct {
   }
 
  private:
-  struct Term {
+  struct TileTerm {
     std::vector<cpu::TileSource> lefts, rights;
     int64_t depth() const { return lefts.front().depth; }
   };
 
   /// A range of the depth of a term. `before` is the depth of the slice's earlier parts.
-  struct Part {
+  struct DepthRange {
     size_t term;
     TileRange range;
     int64_t before;
   };
   /// Parts that are multiplied together.
-  struct Slice {
-    std::vector<Part> parts;
+  struct DepthSlice {
+    std::vector<DepthRange> parts;
     int64_t depth = 0;  ///< depth in whole tiles
   };
 
@@ -96,12 +95,12 @@ class TiledProduct {
         slices_.back().depth += depth;
       }
     }
-    for (const Slice& slice : slices_) depth_ = std::max(depth_, slice.depth);
+    for (const DepthSlice& slice : slices_) depth_ = std::max(depth_, slice.depth);
   }
 
   int64_t total_depth() const {
     int64_t total = 0;
-    for (const Term& term : terms_) total += term.depth();
+    for (const TileTerm& term : terms_) total += term.depth();
     return total;
   }
 
@@ -152,26 +151,26 @@ class TiledProduct {
     return groups;
   }
 
-  cpu::TileSource left_part(const TileBlock& block, const Part& part) const {
+  cpu::TileSource left_part(const TileBlock& block, const DepthRange& part) const {
     return tile_part(terms_[part.term].lefts[block.factor], block.range, part.range);
   }
-  cpu::TileSource right_part(const TileBlock& block, const Part& part) const {
+  cpu::TileSource right_part(const TileBlock& block, const DepthRange& part) const {
     return tile_part(terms_[part.term].rights[block.factor], block.range, part.range);
   }
 
   /// Whether the part has a factor for these columns.
-  bool adds_to(const Part& part, const TileBlock& columns) const {
+  bool adds_to(const DepthRange& part, const TileBlock& columns) const {
     return terms_[part.term].rights[columns.factor].data != nullptr;
   }
 
   /// Returns the position at which a part of a block of rows or columns is (or would be) packed.
-  uint16_t* place_of(uint16_t* packed, const Part& part, int64_t all_sums, int64_t sums) const {
+  uint16_t* place_of(uint16_t* packed, const DepthRange& part, int64_t all_sums, int64_t sums) const {
     return packed + cpu::tiled_elements(all_sums, part.before, parts_) +
            cpu::tiled_elements(sums, part.range.count, parts_);
   }
 
   /// A group's rows and columns, and this thread's memory for them.
-  struct Work {
+  struct GroupWork {
     const TileGroup &rows, &columns;
     uint16_t *left, *right;
     float* sums;  ///< [rows.sums, columns.sums], or null
@@ -182,12 +181,13 @@ class TiledProduct {
                                         [&](const TileBlock& block) { return !is_read_in_place(block); });
     const int64_t left = packs_rows ? cpu::tiled_elements(rows.sums, depth_, parts_) : 0;
     const int64_t right = cpu::tiled_elements(columns_of_a_block(), depth_, parts_);
-    const Work work{.rows = rows,
-                    .columns = columns,
-                    .left = tile_left_scratch.of<uint16_t>(left),
-                    .right = tile_right_scratch.of<uint16_t>(right),
-                    .sums = keeps_sums() ? tile_sum_scratch.of<float>(rows.sums * columns.sums) : nullptr};
-    for (const Slice& slice : slices_) {
+    const GroupWork work{
+        .rows = rows,
+        .columns = columns,
+        .left = tile_left_scratch.of<uint16_t>(left),
+        .right = tile_right_scratch.of<uint16_t>(right),
+        .sums = keeps_sums() ? tile_sum_scratch.of<float>(rows.sums * columns.sums) : nullptr};
+    for (const DepthSlice& slice : slices_) {
       for (const TileBlock& block : rows.blocks) pack_left(work, slice, block);
       for (const TileBlock& block : columns.blocks) {
         pack_right(work, slice, block);
@@ -196,8 +196,8 @@ class TiledProduct {
     }
   }
 
-  void pack_left(const Work& work, const Slice& slice, const TileBlock& rows) const {
-    for (const Part& part : slice.parts) {
+  void pack_left(const GroupWork& work, const DepthSlice& slice, const TileBlock& rows) const {
+    for (const DepthRange& part : slice.parts) {
       const cpu::TileSource from = left_part(rows, part);
       if (is_read_in_place(from)) continue;
       cpu::pack_tiles(from, cpu::TileSide::kLeft, parts_,
@@ -205,17 +205,18 @@ class TiledProduct {
     }
   }
 
-  void pack_right(const Work& work, const Slice& slice, const TileBlock& columns) const {
-    for (const Part& part : slice.parts) {
+  void pack_right(const GroupWork& work, const DepthSlice& slice, const TileBlock& columns) const {
+    for (const DepthRange& part : slice.parts) {
       if (!adds_to(part, columns)) continue;
       cpu::pack_tiles(right_part(columns, part), cpu::TileSide::kRight, parts_,
                       place_of(work.right, part, columns.range.count, 0));
     }
   }
 
-  void multiply(const Work& work, const Slice& slice, const TileBlock& rows, const TileBlock& columns) const {
+  void multiply(const GroupWork& work, const DepthSlice& slice, const TileBlock& rows,
+                const TileBlock& columns) const {
     std::vector<cpu::TileFactors> factors;
-    for (const Part& part : slice.parts) {
+    for (const DepthRange& part : slice.parts) {
       if (!adds_to(part, columns)) continue;
       cpu::TileFactors& added = factors.emplace_back();
       if (const cpu::TileSource from = left_part(rows, part); is_read_in_place(from)) {
@@ -252,18 +253,18 @@ class TiledProduct {
 
   /// Whether this holds for every part of these rows.
   bool is_read_in_place(const TileBlock& rows) const {
-    return std::all_of(slices_.begin(), slices_.end(), [&](const Slice& slice) {
+    return std::all_of(slices_.begin(), slices_.end(), [&](const DepthSlice& slice) {
       return std::all_of(slice.parts.begin(), slice.parts.end(),
-                         [&](const Part& part) { return is_read_in_place(left_part(rows, part)); });
+                         [&](const DepthRange& part) { return is_read_in_place(left_part(rows, part)); });
     });
   }
 
   /// Returns the largest part of the right factor's next block.
-  cpu::Upcoming upcoming(const TileBlock& block, const Slice& slice) const {
-    const auto bytes_of = [&](const Part& part) { return adds_to(part, block) ? part.range.count : 0; };
-    const Part& part = *std::max_element(
+  cpu::Upcoming upcoming(const TileBlock& block, const DepthSlice& slice) const {
+    const auto bytes_of = [&](const DepthRange& part) { return adds_to(part, block) ? part.range.count : 0; };
+    const DepthRange& part = *std::max_element(
         slice.parts.begin(), slice.parts.end(),
-        [&](const Part& one, const Part& other) { return bytes_of(one) < bytes_of(other); });
+        [&](const DepthRange& one, const DepthRange& other) { return bytes_of(one) < bytes_of(other); });
     if (!adds_to(part, block)) return {};
     const cpu::TileSource from = right_part(block, part);
     const int64_t bytes = from.element == cpu::Element::kFloat ? 4 : 2;
@@ -296,7 +297,7 @@ class TiledProduct {
   }
 
   /// Makes the product keep sums in fp32, which are rounded with the last slice.
-  void keep_sums(cpu::TileProduct& product, float* sums, int64_t stride, const Slice& slice) const {
+  void keep_sums(cpu::TileProduct& product, float* sums, int64_t stride, const DepthSlice& slice) const {
     product.sums = sums;
     product.sums_stride = stride;
     if (&slice != &slices_.back()) {
@@ -305,9 +306,9 @@ class TiledProduct {
     }
   }
 
-  std::vector<Term> terms_;
+  std::vector<TileTerm> terms_;
   const std::vector<TileProducts::Result>& results_;
-  std::vector<Slice> slices_;
+  std::vector<DepthSlice> slices_;
   int parts_;
   bool rounds_;
   int64_t depth_ = 0;  ///< depth of the deepest slice

@@ -18,8 +18,8 @@ struct BufferPool::Lease {
   std::shared_ptr<BufferPool> pool;
   int64_t nbytes = 0;
   BufferKind kind = {};
-  std::optional<util::Arena::Place> place = {};  ///< unless the memory is only counted
-  at::Tensor own = {};                           ///< the arena, or the buffer's own memory
+  std::optional<util::Arena::Allocation> place = {};  ///< unless the memory is only counted
+  at::Tensor own = {};                                ///< the arena, or the buffer's own memory
   c10::DataPtr counted = {};
 
   static void give_back(void* lease) {

@@ -45,7 +45,7 @@ void use_named(const std::function<void(size_t)>& use, size_t unit, const std::s
 
 std::unique_ptr<util::Stream> stream_of(at::Device device) {
   if (device.is_cpu()) return nullptr;
-  return std::make_unique<util::Stream>(util::Stream::Options{.name = "fsdp released", .device = device});
+  return std::make_unique<util::Stream>(util::StreamOptions{.name = "fsdp released", .device = device});
 }
 
 }  // namespace

@@ -38,11 +38,11 @@ class GradientBuffer::Sink final : public kernels::GradientSink {
     at::Tensor(parameter).mutable_grad() = at::Tensor();
   }
 
-  std::optional<Place> place(at::ScalarType dtype) const override {
+  std::optional<SinkPlace> place(at::ScalarType dtype) const override {
     const bool has_place = buffer_.is_attached() && buffer_.layout_.gathers_in_place();
     if (!has_place || dtype != buffer_.dtype_) return std::nullopt;
-    return Place{whole_view(buffer_.layout_, index_, buffer_.next_of(index_)),
-                 !buffer_.apart_ && buffer_.held_[index_] > 0};
+    return SinkPlace{whole_view(buffer_.layout_, index_, buffer_.next_of(index_)),
+                     !buffer_.apart_ && buffer_.held_[index_] > 0};
   }
 
  private:

@@ -58,7 +58,7 @@ at::Tensor OffloadStreams::copy_to_host(const at::Tensor& gradient) {
 
 util::Event OffloadStreams::then(std::function<void()> task) {
   if (!thread_) {
-    thread_ = std::make_unique<util::Stream>(util::Stream::Options{.name = "fsdp gradients"});
+    thread_ = std::make_unique<util::Stream>(util::StreamOptions{.name = "fsdp gradients"});
   }
   return thread_->run(std::move(task));
 }

@@ -28,7 +28,7 @@ using util::fail;
 
 namespace {
 
-using Kind = SentencePieceModel::Kind;
+using Kind = SentencePieceModel::PieceKind;
 
 constexpr std::string_view kBlank = "\xe2\x96\x81";
 
@@ -168,7 +168,7 @@ void put_characters(const Vocabulary& vocabulary, GgufVocabulary& out, Metadata&
   bool blank_first =
       vocabulary.metaspace && vocabulary.metaspace->prepend != Vocabulary::Metaspace::Prepend::kNever;
   for (const data::NormalizerStep& step : vocabulary.normalizer) {
-    blank_first = blank_first || step.kind == data::NormalizerStep::Kind::kPrepend;
+    blank_first = blank_first || step.kind == data::NormalizerStep::StepKind::kPrepend;
   }
   metadata.emplace_back("tokenizer.ggml.add_space_prefix", blank_first);
 }

@@ -76,7 +76,7 @@ class Bench {
     for (int round = 0; round < kRounds; ++round) {
       for (int pass = 0; pass < 2; ++pass) references.push_back(reference_seconds());
       for (simulate::ProductRate& rate : table.products) {
-        const bool is_attention = rate.shape.kind == MetaProduct::Kind::kAttention;
+        const bool is_attention = rate.shape.kind == kernels::ProductKind::kAttention;
         raise(rate.flops_per_second, rate.shape.flops() / (is_attention ? attention_seconds(rate.shape)
                                                                         : product_seconds(rate.shape)));
         if (!is_attention) raise(table.flops_per_second, rate.flops_per_second);
@@ -127,21 +127,21 @@ class Bench {
     std::vector<MetaProduct> own = shapes_of_config();
     std::ranges::sort(own, [](const MetaProduct& a, const MetaProduct& b) { return a.flops() > b.flops(); });
     for (const MetaProduct& shape : own) {
-      const bool is_measured = shape.kind != MetaProduct::Kind::kFloat8 && shape.flops() <= most &&
+      const bool is_measured = shape.kind != kernels::ProductKind::kFloat8 && shape.flops() <= most &&
                                std::min({shape.m, shape.n, shape.k}) > 0;
       if (is_measured && found.size() < kMostShapes) found.push_back(shape);
     }
     const bool has_attention = std::ranges::any_of(
-        found, [](const MetaProduct& shape) { return shape.kind == MetaProduct::Kind::kAttention; });
+        found, [](const MetaProduct& shape) { return shape.kind == kernels::ProductKind::kAttention; });
     if (!has_attention) {
-      found.push_back({.m = 8 * 512, .n = 2 * 512, .k = 64, .kind = MetaProduct::Kind::kAttention});
+      found.push_back({.m = 8 * 512, .n = 2 * 512, .k = 64, .kind = kernels::ProductKind::kAttention});
     }
     return found;
   }
 
   std::vector<MetaProduct> shapes_of_config() const {
     std::vector<MetaProduct> found;
-    std::set<std::tuple<int64_t, int64_t, int64_t, MetaProduct::Kind>> seen;
+    std::set<std::tuple<int64_t, int64_t, int64_t, kernels::ProductKind>> seen;
     plan::StageEvents events;
     events.computes = [&](const plan::Products& products) {
       const MetaProduct& shape = products.shape;

@@ -88,7 +88,7 @@ class Recorder {
 
  private:
   void multiply(const kernels::MetaProduct& product) {
-    const bool in_float8 = product.kind == kernels::MetaProduct::Kind::kFloat8;
+    const bool in_float8 = product.kind == kernels::ProductKind::kFloat8;
     const auto [place, is_new] = numbers_of_shapes_.try_emplace(
         {product.m, product.n, product.k, product.kind}, static_cast<int64_t>(shapes_.size()));
     if (is_new) shapes_.push_back(product);
@@ -121,7 +121,7 @@ class Recorder {
 
   std::vector<PassEvent> events_;
   std::vector<kernels::MetaProduct> shapes_;
-  std::map<std::tuple<int64_t, int64_t, int64_t, kernels::MetaProduct::Kind>, int64_t> numbers_of_shapes_;
+  std::map<std::tuple<int64_t, int64_t, int64_t, kernels::ProductKind>, int64_t> numbers_of_shapes_;
   int64_t sends_ = 0;
   std::set<size_t> open_;  ///< kTake events without a kGive
   MetaMemory memory_;
@@ -200,9 +200,9 @@ class UnitGradient final : public kernels::GradientSink {
     at::Tensor(parameter).mutable_grad() = at::Tensor();
   }
 
-  std::optional<Place> place(at::ScalarType type) const override {
+  std::optional<SinkPlace> place(at::ScalarType type) const override {
     if (!buffer_.in_one_piece || type != buffer_.type) return std::nullopt;
-    return Place{memory_, holds_ && !buffer_.apart};
+    return SinkPlace{memory_, holds_ && !buffer_.apart};
   }
 
  private:

@@ -9,18 +9,18 @@ namespace fsdp::plan {
 using shard::UnitSizes;
 using Sort = util::Arena::Sort;
 
-util::Arena::Place PoolMemory::take(int64_t bytes, Sort sort) {
+util::Arena::Allocation PoolMemory::take(int64_t bytes, Sort sort) {
   if (places_.live() == 0 && places_.longer()) {
     tape_.give(places_.length());
     places_.grow();
     tape_.take(places_.length());
   }
-  const util::Arena::Place place = places_.take(bytes, sort);
+  const util::Arena::Allocation place = places_.take(bytes, sort);
   if (place.is_outside) tape_.take(bytes);
   return place;
 }
 
-void PoolMemory::give_back(const util::Arena::Place& place) {
+void PoolMemory::give_back(const util::Arena::Allocation& place) {
   if (place.is_outside) tape_.give(place.bytes);
   places_.give_back(place);
 }

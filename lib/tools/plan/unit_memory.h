@@ -29,8 +29,8 @@ class PoolMemory {
  public:
   explicit PoolMemory(MemoryTape& tape) : tape_(tape) {}
 
-  util::Arena::Place take(int64_t bytes, util::Arena::Sort sort);
-  void give_back(const util::Arena::Place& place);
+  util::Arena::Allocation take(int64_t bytes, util::Arena::Sort sort);
+  void give_back(const util::Arena::Allocation& place);
   util::Arena::Shape arena() const { return places_.shape(); }
 
  private:
@@ -88,7 +88,7 @@ class UnitMemory final : private shard::CommandReader {
   struct HeldUnit {
     const shard::UnitSizes* sizes = nullptr;
     bool has_shard_gradient = false;
-    std::optional<util::Arena::Place> parameters = {}, communication = {}, gradients = {};
+    std::optional<util::Arena::Allocation> parameters = {}, communication = {}, gradients = {};
     QueuedTask gathered{}, sent{}, reduced{};  ///< places in the queues to wait for
     UnitUpdate update{};
     int64_t round = 0;                   ///< number of the next reduction, with sums_by_sample

@@ -10,11 +10,11 @@
 
 namespace fsdp::kernels {
 
-constexpr auto kNoKind = static_cast<MetaProduct::Kind>(-1);
-NLOHMANN_JSON_SERIALIZE_ENUM(MetaProduct::Kind, {{kNoKind, nullptr},
-                                                 {MetaProduct::Kind::kPlain, "plain"},
-                                                 {MetaProduct::Kind::kFloat8, "float8"},
-                                                 {MetaProduct::Kind::kAttention, "attention"}})
+constexpr auto kNoKind = static_cast<kernels::ProductKind>(-1);
+NLOHMANN_JSON_SERIALIZE_ENUM(kernels::ProductKind, {{kNoKind, nullptr},
+                                                    {kernels::ProductKind::kPlain, "plain"},
+                                                    {kernels::ProductKind::kFloat8, "float8"},
+                                                    {kernels::ProductKind::kAttention, "attention"}})
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MetaProduct, m, n, k, kind)
 
 }  // namespace fsdp::kernels

@@ -42,14 +42,13 @@ void KernelSeconds::add(const KernelSeconds& other, double times) {
 double ComputeTable::product_seconds(const kernels::MetaProduct& product) const {
   const double rate = measured_rate(products, product);
   if (rate > 0) return product.flops() / rate;
-  if (product.kind == kernels::MetaProduct::Kind::kFloat8) {
+  if (product.kind == kernels::ProductKind::kFloat8) {
     kernels::MetaProduct plain = product;
-    plain.kind = kernels::MetaProduct::Kind::kPlain;
+    plain.kind = kernels::ProductKind::kPlain;
     return product_seconds(plain) / plan::kFloat8Speed;
   }
   const double arithmetic = flops_per_second > 0 ? product.flops() / flops_per_second : 0;
-  if (product.kind == kernels::MetaProduct::Kind::kAttention || memory_bytes_per_second == 0)
-    return arithmetic;
+  if (product.kind == kernels::ProductKind::kAttention || memory_bytes_per_second == 0) return arithmetic;
   const auto m = static_cast<double>(product.m), n = static_cast<double>(product.n),
              k = static_cast<double>(product.k);
   return std::max(arithmetic, element_bytes * (m * n + m * k + n * k) / memory_bytes_per_second);

@@ -27,7 +27,7 @@ class Kernels {
   /// and, in place, their loss and gradient; with the gradients of states and weight that makes three
   /// products of equal size.
   void product(const kernels::MetaProduct& shape, bool in_head) {
-    const bool is_attention = shape.kind == kernels::MetaProduct::Kind::kAttention;
+    const bool is_attention = shape.kind == kernels::ProductKind::kAttention;
     seconds_[is_attention ? KernelClass::kAttention : KernelClass::kProduct] += table_.product_seconds(shape);
     ++launches_;
     // The result was allocated just before, or will be.

@@ -76,7 +76,7 @@ TEST(Stream, IsBrokenByATaskThatThrows) {
 TEST(Stream, DropsTheTasksThatHaveNotBegunWhenItIsDestroyed) {
   std::promise<void> begun, end;
   bool finished = false;
-  auto stream = std::make_unique<Stream>(Stream::Options{.patience = std::chrono::minutes(5)});
+  auto stream = std::make_unique<Stream>(StreamOptions{.patience = std::chrono::minutes(5)});
   Event running = stream->run([&] {
     begun.set_value();
     end.get_future().get();
@@ -95,7 +95,7 @@ TEST(Stream, DropsTheTasksThatHaveNotBegunWhenItIsDestroyed) {
 
 TEST(Stream, LeavesATaskThatDoesNotEndBehindAndKeepsWhatItUses) {
   auto begun = std::make_shared<std::promise<void>>(), end = std::make_shared<std::promise<void>>();
-  auto stream = std::make_unique<Stream>(Stream::Options{.patience = std::chrono::milliseconds(20)});
+  auto stream = std::make_unique<Stream>(StreamOptions{.patience = std::chrono::milliseconds(20)});
   Event stuck = stream->run([begun, end] {
     begun->set_value();
     end->get_future().get();

@@ -30,7 +30,7 @@ using Sort = Arena::Sort;
 TEST(Arena, HasBuffersOutsideUntilItIsLongEnough) {
   Arena arena;
   for (int round = 0; round < 2; ++round) {
-    const Arena::Place first = arena.take(1000, Sort::kFirst), second = arena.take(500, Sort::kSecond);
+    const Arena::Allocation first = arena.take(1000, Sort::kFirst), second = arena.take(500, Sort::kSecond);
     EXPECT_EQ(first.is_outside, round == 0);
     EXPECT_EQ(second.is_outside, round == 0);
     if (round == 1) {
@@ -52,8 +52,8 @@ TEST(Arena, HasBuffersOutsideUntilItIsLongEnough) {
 int64_t length_for(const std::vector<std::pair<int64_t, Sort>>& buffers, size_t at_once) {
   Arena arena;
   for (int round = 0; round < 3; ++round) {
-    std::vector<Arena::Place> live;
-    auto overlap = [](const Arena::Place& a, const Arena::Place& b) {
+    std::vector<Arena::Allocation> live;
+    auto overlap = [](const Arena::Allocation& a, const Arena::Allocation& b) {
       return a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
     };
     for (const auto& [bytes, sort] : buffers) {
@@ -67,7 +67,7 @@ int64_t length_for(const std::vector<std::pair<int64_t, Sort>>& buffers, size_t 
       arena.give_back(live.front());
       live.erase(live.begin());
     }
-    for (const Arena::Place& place : live) arena.give_back(place);
+    for (const Arena::Allocation& place : live) arena.give_back(place);
     if (round == 0) arena.grow();
   }
   return arena.length();

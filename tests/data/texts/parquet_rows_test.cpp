@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using util::ErrorKind;
 
 std::vector<std::string> rows_of(const std::string& path, const std::vector<std::string>& columns) {
-  const std::unique_ptr<Rows> rows = open_parquet(path, columns);
+  const std::unique_ptr<RowFile> rows = open_parquet(path, columns);
   std::vector<std::string> all;
   std::string row;
   while (const int64_t number = rows->next(row)) {
@@ -89,7 +89,7 @@ TEST(ParquetRows, RefuseWhatOnlyFillsTheDisk) {
       write_parquet(folder / "a.parquet", {{"text", repeated_value(std::string(1 << 16, 'a'), 2000)}},
                     1 << 20, parquet::Compression::ZSTD);
   const auto read = [&] {
-    const std::unique_ptr<Rows> rows = open_parquet(path, {"text"});
+    const std::unique_ptr<RowFile> rows = open_parquet(path, {"text"});
     for (std::string row; rows->next(row) > 0;) row.clear();
   };
   const int64_t rise = fsdp::testing::rise_of_resident_memory([&] {

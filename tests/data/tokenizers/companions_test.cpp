@@ -108,7 +108,7 @@ TEST_F(FilesBeside, ATemplateOrTheConfigSaysWhatIsBeforeTexts) {
 
 /// Pieces for <unk>, <s>, </s>, a blank, "t", "h" and "th".
 SentencePieceModel small_model() {
-  using Kind = SentencePieceModel::Kind;
+  using Kind = SentencePieceModel::PieceKind;
   SentencePieceModel model;
   model.type = SentencePieceModel::Type::kBpe;
   model.drops_blanks = false;

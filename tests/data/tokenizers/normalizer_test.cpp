@@ -9,7 +9,7 @@
 namespace fsdp::data {
 namespace {
 
-using Kind = NormalizerStep::Kind;
+using Kind = NormalizerStep::StepKind;
 
 NormalizerStep replacement(std::string pattern, std::string content, bool literal = true) {
   NormalizerStep step;

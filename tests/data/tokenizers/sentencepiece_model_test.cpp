@@ -12,7 +12,7 @@
 namespace fsdp::data {
 namespace {
 
-using PieceKind = SentencePieceModel::Kind;
+using PieceKind = SentencePieceModel::PieceKind;
 using util::ErrorKind;
 
 const std::string kCorpus = testing::source_folder() + "/tests/fuzz/corpus/sentencepiece_model/";
@@ -61,7 +61,7 @@ TEST(SentencePieceModelFile, ThatTheLibraryCouldFailOnIsRefused) {
   refused("UTF-8", [](auto& model) { model.pieces.back().text = std::string("a\0b", 3); });
   refused("not a number",
           [](auto& model) { model.pieces.back().score = std::numeric_limits<float>::quiet_NaN(); });
-  refused("comes twice", [](auto& model) { model.pieces.push_back(model.pieces.back()); });
+  refused("occurs twice", [](auto& model) { model.pieces.push_back(model.pieces.back()); });
   refused("0 pieces for unknown", [](auto& model) { model.pieces.erase(model.pieces.begin()); });
   refused("2 pieces for unknown", [](auto& model) { model.pieces.back().kind = PieceKind::kUnknown; });
   refused("bytes that it falls back to", [](auto& model) { model.byte_fallback = false; });

@@ -8,10 +8,10 @@ namespace {
 using util::ErrorKind;
 
 std::vector<std::string> matches(const SplitPattern& pattern, std::string_view text) {
-  SplitPattern::Scratch scratch;
+  SplitPattern::SplitScratch scratch;
   std::vector<std::string> found;
   SplitPattern::Match match;
-  while (pattern.find(text, false, scratch, match) == SplitPattern::Found::kMatch) {
+  while (pattern.find(text, false, scratch, match) == SplitPattern::MatchOutcome::kMatch) {
     found.emplace_back(text.substr(match.begin, match.end - match.begin));
     text.remove_prefix(match.end);
   }
@@ -20,11 +20,11 @@ std::vector<std::string> matches(const SplitPattern& pattern, std::string_view t
 
 /// Searches to the end of a text.
 int count_matches(const SplitPattern& pattern, std::string_view text) {
-  SplitPattern::Scratch scratch;
+  SplitPattern::SplitScratch scratch;
   scratch.begin_text(text);
   SplitPattern::Match match;
   int count = 0;
-  while (!text.empty() && pattern.find(text, false, scratch, match) == SplitPattern::Found::kMatch) {
+  while (!text.empty() && pattern.find(text, false, scratch, match) == SplitPattern::MatchOutcome::kMatch) {
     text.remove_prefix(match.end);
     ++count;
   }
@@ -103,11 +103,11 @@ TEST(SplitPattern, FindsMatchesOfAnyLengthAnywhere) {
   EXPECT_EQ(matches(pattern, blanks + words + blanks + "\u00e9" + blanks).size(), 2u);
   const SplitPattern literal("needle", true);
   EXPECT_EQ(matches(literal, blanks + "needle" + blanks + "needle").size(), 2u);
-  SplitPattern::Scratch scratch;
+  SplitPattern::SplitScratch scratch;
   scratch.begin_text(blanks + words);
   SplitPattern::Match match;
-  EXPECT_EQ(pattern.find(blanks + words, true, scratch, match), SplitPattern::Found::kUncertain);
-  EXPECT_EQ(pattern.find(blanks + words + " ", true, scratch, match), SplitPattern::Found::kMatch);
+  EXPECT_EQ(pattern.find(blanks + words, true, scratch, match), SplitPattern::MatchOutcome::kUncertain);
+  EXPECT_EQ(pattern.find(blanks + words + " ", true, scratch, match), SplitPattern::MatchOutcome::kMatch);
   EXPECT_EQ(match.end - match.begin, words.size());
 }
 
@@ -132,13 +132,13 @@ TEST(SplitPattern, GoesBackOverLongRuns) {
 
 TEST(SplitPattern, IsUncertainWhereMoreTextCouldMatter) {
   SplitPattern pattern(kGpt2SplitPattern, false);
-  SplitPattern::Scratch scratch;
+  SplitPattern::SplitScratch scratch;
   SplitPattern::Match match;
-  EXPECT_EQ(pattern.find("word", true, scratch, match), SplitPattern::Found::kUncertain);
-  EXPECT_EQ(pattern.find("word", false, scratch, match), SplitPattern::Found::kMatch);
-  EXPECT_EQ(pattern.find("word,", true, scratch, match), SplitPattern::Found::kMatch);
+  EXPECT_EQ(pattern.find("word", true, scratch, match), SplitPattern::MatchOutcome::kUncertain);
+  EXPECT_EQ(pattern.find("word", false, scratch, match), SplitPattern::MatchOutcome::kMatch);
+  EXPECT_EQ(pattern.find("word,", true, scratch, match), SplitPattern::MatchOutcome::kMatch);
   EXPECT_EQ(match.end, 4u);
-  EXPECT_EQ(pattern.find("  ", true, scratch, match), SplitPattern::Found::kUncertain);
+  EXPECT_EQ(pattern.find("  ", true, scratch, match), SplitPattern::MatchOutcome::kUncertain);
 }
 
 TEST(SplitPattern, ALiteralIsNoExpression) {

@@ -126,7 +126,7 @@ TEST(Mixture, GivesEverySampleOfASetOnceInItsTurn) {
     std::map<size_t, std::set<int64_t>> seen;
     const int64_t length = 2 * Mixture::kBlock;
     for (int64_t i = 0; i < length; ++i) {
-      const Mixture::Place place = mixture.at(i);
+      const Mixture::MixedSample place = mixture.at(i);
       EXPECT_TRUE(seen[place.set].insert(place.index).second);
     }
     for (size_t set : {0, 1}) {

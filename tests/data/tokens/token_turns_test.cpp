@@ -55,8 +55,8 @@ TEST(TokenTurns, ThatDoNotFitTheTokensAreRefused) {
     folder.write("a.bin.turns", content);
     expect_error(ErrorKind::kData, {"a.bin.turns", part, "a.bin"}, [&] { TokenFile file(path); });
   };
-  refused("", "no file of conversations' turns");
-  refused("x" + good.substr(1), "no file of conversations' turns");
+  refused("", "not a companion of a file of conversations");
+  refused("x" + good.substr(1), "not a companion of a file of conversations");
   std::string version = good;
   version[8] = 2;
   refused(version, "must have version 1, but has 2");

@@ -61,7 +61,7 @@ TEST(RecordedPass, KnowsTheShapesOfProductsAndTheBytesOfResults) {
   StageEvents events;
   events.computes = [&](const Products& products) {
     flops += products.shape.flops();
-    if (products.shape.kind == kernels::MetaProduct::Kind::kAttention) of_heads += products.shape.flops();
+    if (products.shape.kind == kernels::ProductKind::kAttention) of_heads += products.shape.flops();
     EXPECT_EQ(products.shape.flops(), products.flops);
   };
   events.takes = [&](int64_t of_result) { bytes += of_result; };

@@ -276,8 +276,7 @@ TEST(ComputeTable, TakesMeasuredRatesAndOthersBetweenThem) {
   EXPECT_DOUBLE_EQ(rate(64), 1e9);
   EXPECT_DOUBLE_EQ(rate(1024), 4e9);
   EXPECT_NEAR(rate(256), 2e9, 1e-3 * 2e9) << "half way";
-  const kernels::MetaProduct in_float8{
-      .m = 64, .n = 64, .k = 64, .kind = kernels::MetaProduct::Kind::kFloat8};
+  const kernels::MetaProduct in_float8{.m = 64, .n = 64, .k = 64, .kind = kernels::ProductKind::kFloat8};
   EXPECT_DOUBLE_EQ(table.product_seconds(in_float8), in_float8.flops() / 2e9);
 }
 

@@ -128,7 +128,7 @@ inline void multiply_steps(TileReader left, TileReader right, int64_t steps, Pre
 }
 
 /// One tile of results.
-struct Place {
+struct TilePlace {
   const TileProduct& product;
   int64_t row, column;
 
@@ -143,7 +143,7 @@ struct Place {
 };
 
 /// Stores a register's `values` to a partial tile.
-void store_part(const Place& place, const float* values) {
+void store_part(const TilePlace& place, const float* values) {
   const __mmask16 lanes = first_lanes(place.columns());
   for (int64_t i = 0; i < place.rows(); ++i) {
     float* to = place.sums() + i * place.product.sums_stride;
@@ -159,8 +159,7 @@ inline __m512 widened(__m256i x) {
 
 int64_t strip_stride(const TileProduct& product) { return (product.columns + kPair - 1) / kPair * kPair; }
 
-/// Copies the strip to `row` and the following rows, so that memory is written row by row and not in pieces
-/// of 64 bytes.
+/// Copies the strip to `row` and the next rows, so that memory is written by rows, not by 64 bytes.
 void copy_strip(const TileProduct& product, int64_t row) {
   const uint16_t* from = product.strip;
   uint16_t* to = product.rounded + row * product.rounded_stride;
@@ -175,7 +174,7 @@ void copy_strip(const TileProduct& product, int64_t row) {
 }
 
 /// Stores two registers' `left` and `right` values side by side, rounded. One register has up to 16 columns.
-void store_rounded(const Place& place, const float* left, const float* right) {
+void store_rounded(const TilePlace& place, const float* left, const float* right) {
   const TileProduct& product = place.product;
   const int64_t columns = least(product.columns - place.column, right == nullptr ? kTileSide : kPair);
   const __mmask32 lanes = static_cast<__mmask32>((uint64_t{1} << columns) - 1);
@@ -275,7 +274,7 @@ template <int kParts, Passing kPassing, bool kTwoRows, bool kTwoColumns>
 void multiply_square(const Square<kPassing>& square, int64_t steps, Prefetched& ahead) {
   const TileProduct& product = square.product;
   const int64_t row = square.row, column = square.column;
-  const Place places[2][2] = {
+  const TilePlace places[2][2] = {
       {{product, row, column}, {product, row, column + kTileSide}},
       {{product, row + kTileSide, column}, {product, row + kTileSide, column + kTileSide}}};
   FSDP_BEGIN_TILE(0, places[0][0])
