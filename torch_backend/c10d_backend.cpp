@@ -49,15 +49,15 @@ std::shared_ptr<HostRanks> meet_ranks(const c10d::DistributedBackendOptions& gro
     host.segment_bytes = std::clamp(kGroupAddresses / group.group_size, kFewestAddresses, kMostAddresses);
   }
   // Entries of an earlier group with this name may be left in the store.
-  const std::string made = util::concat(C10dBackend::kName, "/", group.group_rank);
+  const std::string made = concat(C10dBackend::kName, "/", group.group_rank);
   RunStore store = c10::make_intrusive<c10d::PrefixStore>(
-      util::concat(C10dBackend::kName, "/", group.store->add(made, 1)), group.store);
+      concat(C10dBackend::kName, "/", group.store->add(made, 1)), group.store);
   HostRanks::Meeting meeting = HostRanks::meet(environment, store, host);
   if (!meeting.ranks || !meeting.apart.empty()) {
     leave_store(store, environment);
-    util::fail(util::ErrorKind::kUsage, "the backend ", C10dBackend::kName, " requires all ranks of ",
-               name_of_group(group), " on one host, where they can share memory, but ",
-               meeting.apart.empty() ? meeting.obstacle : meeting.apart, "; use gloo for this group");
+    fail(ErrorKind::kUsage, "the backend ", C10dBackend::kName, " requires all ranks of ",
+         name_of_group(group), " on one host, where they can share memory, but ",
+         meeting.apart.empty() ? meeting.obstacle : meeting.apart, "; use gloo for this group");
   }
   return std::move(meeting.ranks);
 }
@@ -65,15 +65,14 @@ std::shared_ptr<HostRanks> meet_ranks(const c10d::DistributedBackendOptions& gro
 void check_tensors(const char* name, const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) {
     if (tensor.is_cpu() && tensor.layout() == at::kStrided) continue;
-    util::fail(util::ErrorKind::kUsage, name, " of ", C10dBackend::kName,
-               " expects dense tensors in host memory, found ", tensor.toString());
+    fail(ErrorKind::kUsage, name, " of ", C10dBackend::kName, " expects dense tensors in host memory, found ",
+         tensor.toString());
   }
 }
 
 const at::Tensor& only(const char* name, const std::vector<at::Tensor>& tensors) {
   if (tensors.size() != 1) {
-    util::fail(util::ErrorKind::kUsage, name, " of ", C10dBackend::kName, " expects one tensor, found ",
-               tensors.size());
+    fail(ErrorKind::kUsage, name, " of ", C10dBackend::kName, " expects one tensor, found ", tensors.size());
   }
   check_tensors(name, tensors);
   return tensors.front();
@@ -82,8 +81,8 @@ const at::Tensor& only(const char* name, const std::vector<at::Tensor>& tensors)
 const std::vector<at::Tensor>& only_list(const char* name,
                                          const std::vector<std::vector<at::Tensor>>& lists) {
   if (lists.size() != 1) {
-    util::fail(util::ErrorKind::kUsage, name, " of ", C10dBackend::kName,
-               " expects one list of tensors, found ", lists.size());
+    fail(ErrorKind::kUsage, name, " of ", C10dBackend::kName, " expects one list of tensors, found ",
+         lists.size());
   }
   check_tensors(name, lists.front());
   return lists.front();
@@ -94,8 +93,8 @@ void check_pairs(const char* name, const std::vector<at::Tensor>& outputs,
   check_tensors(name, outputs);
   check_tensors(name, inputs);
   if (outputs.size() == inputs.size()) return;
-  util::fail(util::ErrorKind::kUsage, name, " expects as many outputs as inputs, found ", outputs.size(),
-             " and ", inputs.size());
+  fail(ErrorKind::kUsage, name, " expects as many outputs as inputs, found ", outputs.size(), " and ",
+       inputs.size());
 }
 
 /// The rows of `tensor` for each rank.
@@ -293,7 +292,7 @@ C10dBackend::WorkPtr C10dBackend::barrier(const c10d::BarrierOptions& options) {
 
 C10dBackend::WorkPtr C10dBackend::send(Tensors& tensors, int to, int tag) {
   const at::Tensor& tensor = only("send", tensors);
-  if (to < 0 || to >= getSize()) util::fail(util::ErrorKind::kUsage, "send: the group has no rank ", to);
+  if (to < 0 || to >= getSize()) fail(ErrorKind::kUsage, "send: the group has no rank ", to);
   auto work = c10::make_intrusive<CollectiveWork>(
       getRank(), C10dOperation{.type = OpType::SEND, .title = "fsdp_shm:send"});
   mailboxes_->send(to, tag, tensor);
@@ -304,9 +303,9 @@ C10dBackend::WorkPtr C10dBackend::send(Tensors& tensors, int to, int tag) {
 C10dBackend::WorkPtr C10dBackend::recv(Tensors& tensors, int from, int tag) {
   const at::Tensor& tensor = only("recv", tensors);
   if (!tensor.is_contiguous()) {
-    util::fail(util::ErrorKind::kUsage, "recv expects a contiguous tensor");
+    fail(ErrorKind::kUsage, "recv expects a contiguous tensor");
   }
-  if (from >= getSize()) util::fail(util::ErrorKind::kUsage, "recv: the group has no rank ", from);
+  if (from >= getSize()) fail(ErrorKind::kUsage, "recv: the group has no rank ", from);
   auto receive = std::make_shared<Mailboxes::Receive>();
   receive->from = from;
   receive->tag = tag;

@@ -43,8 +43,8 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   if (timeout == kNoTimeout) {
     cv_.wait(lock, is_done);
   } else if (!cv_.wait_for(lock, timeout, is_done)) {
-    util::fail(util::ErrorKind::kTimeout, operation_.title, " has not ended within ", timeout.count(),
-               " ms, the time-out given to wait()");
+    fail(ErrorKind::kTimeout, operation_.title, " has not ended within ", timeout.count(),
+         " ms, the time-out given to wait()");
   }
   if (exception_) std::rethrow_exception(exception_);
   return true;
@@ -76,7 +76,7 @@ bool ReceiveWork::wait(std::chrono::milliseconds timeout) {
 void C10dQueue::add(const c10::intrusive_ptr<CollectiveWork>& work) {
   constexpr int kThreads = 2;
   std::unique_lock lock(mutex_);
-  if (ended_) util::fail(util::ErrorKind::kUsage, "the process group has been shut down");
+  if (ended_) fail(ErrorKind::kUsage, "the process group has been shut down");
   ++issued_;
   if (!work->is_async() && waiting_.empty() && !busy_) return run(lock, work);
   waiting_.push_back(work);

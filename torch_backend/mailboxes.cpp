@@ -47,7 +47,7 @@ Mailboxes::Mailboxes(std::shared_ptr<HostRanks> host, GroupIdentity identity, Co
   static_assert(sizeof(Message) <= kMessageHeaderBytes);
   own_box_ = SharedSegment::take(host_->own(), sizeof(Box), SharedSegment::Part::kControl);
   if (!own_box_) {
-    util::fail(util::ErrorKind::kUnexpected, "no shared memory is left to connect a group of ranks",
+    util::fail(ErrorKind::kUnexpected, "no shared memory is left to connect a group of ranks",
                identity_.shown());
   }
   std::memset(own_box_->data(), 0, sizeof(Box));
@@ -96,8 +96,8 @@ SharedSegment::Block& Mailboxes::block_for(int64_t bytes) {
   if (idle > kMostIdle) std::erase_if(sent_, is_taken);
   auto block = SharedSegment::take(host_->own(), bytes, SharedSegment::Part::kCommon);
   if (!block) {
-    util::fail(util::ErrorKind::kUnexpected, "no shared memory is left for a message of ",
-               util::human_bytes(bytes), "; messages take memory until they are received");
+    util::fail(ErrorKind::kUnexpected, "no shared memory is left for a message of ", util::human_bytes(bytes),
+               "; messages take memory until they are received");
   }
   sent_.push_back(std::move(block));
   return *sent_.back();
@@ -179,9 +179,9 @@ void Mailboxes::take(const Arrived& arrived, Receive& receive) const {
   Message& message = message_at(arrived.from, arrived.offset);
   const auto expected = static_cast<int64_t>(receive.tensor.nbytes());
   if (message.bytes != expected) {
-    receive.misfit = util::concat("rank ", arrived.from, " has sent ", message.bytes, " bytes with tag ",
-                                  receive.tag, ", but rank ", identity_.rank, " receives them into ",
-                                  expected, "; both must give tensors of one size and type");
+    receive.misfit = concat("rank ", arrived.from, " has sent ", message.bytes, " bytes with tag ",
+                            receive.tag, ", but rank ", identity_.rank, " receives them into ", expected,
+                            "; both must give tensors of one size and type");
   } else if (expected > 0) {
     const auto* contents = reinterpret_cast<const std::byte*>(&message) + kMessageHeaderBytes;
     copy_memory(receive.tensor.data_ptr(), contents, expected);
@@ -226,7 +226,7 @@ void Mailboxes::wait(const std::shared_ptr<Receive>& receive, double timeout_sec
     }
     futex_wait(changes, seen, kSenderLookMilliseconds);
   }
-  if (!receive->misfit.empty()) util::fail(util::ErrorKind::kUnexpected, receive->misfit);
+  if (!receive->misfit.empty()) util::fail(ErrorKind::kUnexpected, receive->misfit);
 }
 
 void Mailboxes::fail(const std::shared_ptr<Receive>& receive, GroupFailure failure) {
@@ -234,8 +234,8 @@ void Mailboxes::fail(const std::shared_ptr<Receive>& receive, GroupFailure failu
     const std::lock_guard lock(receiving_);
     std::erase(posted_, receive);
   }
-  const std::string from = receive->from == kAnyRank ? "any rank" : util::concat("rank ", receive->from);
-  fail_group(identity_, util::concat("recv from ", from, " with tag ", receive->tag), failure);
+  const std::string from = receive->from == kAnyRank ? "any rank" : concat("rank ", receive->from);
+  fail_group(identity_, concat("recv from ", from, " with tag ", receive->tag), failure);
 }
 
 }  // namespace fsdp::comm

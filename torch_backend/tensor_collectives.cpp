@@ -82,10 +82,9 @@ const char* name_of_reduction(RedOp op) {
 
 void check_op(RedOp op) {
   if (op <= c10d::ReduceOp::BXOR) return;
-  util::fail(util::ErrorKind::kUsage,
-             "fsdp_shm reduces by SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR and BXOR, but found ",
-             name_of_reduction(op),
-             "; multiply the tensors before a SUM (with FSDP2: set_force_sum_reduction_for_comms(True))");
+  fail(ErrorKind::kUsage, "fsdp_shm reduces by SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR and BXOR, but found ",
+       name_of_reduction(op),
+       "; multiply the tensors before a SUM (with FSDP2: set_force_sum_reduction_for_comms(True))");
 }
 
 /// Reverses the order of all values, so that a minimum is a maximum.
@@ -106,21 +105,19 @@ void combine(const at::Tensor& result, const at::Tensor& next, RedOp op) {
 
 void check_alike(const char* name, const at::Tensor& tensor, const at::Tensor& other) {
   if (tensor.scalar_type() == other.scalar_type() && tensor.numel() == other.numel()) return;
-  util::fail(util::ErrorKind::kUsage, name,
-             " expects tensors of one type and size from and for each rank, found ", shown(tensor), " and ",
-             shown(other));
+  fail(ErrorKind::kUsage, name, " expects tensors of one type and size from and for each rank, found ",
+       shown(tensor), " and ", shown(other));
 }
 
 void check_count(const char* name, const Tensors& tensors, int64_t expected) {
   if (static_cast<int64_t>(tensors.size()) == expected) return;
-  util::fail(util::ErrorKind::kUsage, name, " expects ", expected, " tensors, one for each rank, found ",
-             tensors.size());
+  fail(ErrorKind::kUsage, name, " expects ", expected, " tensors, one for each rank, found ", tensors.size());
 }
 
 }  // namespace
 
 std::string shown(const at::Tensor& tensor) {
-  return util::concat(c10::toString(tensor.scalar_type()), "[", tensor.numel(), "]");
+  return concat(c10::toString(tensor.scalar_type()), "[", tensor.numel(), "]");
 }
 
 TensorCollectives::TensorCollectives(const std::shared_ptr<ShmGroup>& group, std::string name)
@@ -183,8 +180,8 @@ void TensorCollectives::reduce(const at::Tensor& tensor, Op op, int root) {
 void TensorCollectives::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Op op) {
   check_op(op);
   if (input.scalar_type() != output.scalar_type() || input.numel() != output.numel() * size()) {
-    util::fail(util::ErrorKind::kUsage, "reduce_scatter expects an input ", size(),
-               " times as large as the output, of its type, found ", shown(input), " and ", shown(output));
+    fail(ErrorKind::kUsage, "reduce_scatter expects an input ", size(),
+         " times as large as the output, of its type, found ", shown(input), " and ", shown(output));
   }
   if (output.numel() == 0) return;
   const bool is_mean = op == c10d::ReduceOp::AVG;
@@ -227,8 +224,8 @@ void TensorCollectives::reduce_scatter(const at::Tensor& output, const Tensors& 
 
 void TensorCollectives::all_gather(const at::Tensor& output, const at::Tensor& input) {
   if (output.scalar_type() != input.scalar_type() || output.numel() != input.numel() * size()) {
-    util::fail(util::ErrorKind::kUsage, "all_gather expects an output ", size(),
-               " times as large as the input, of its type, found ", shown(output), " and ", shown(input));
+    fail(ErrorKind::kUsage, "all_gather expects an output ", size(),
+         " times as large as the input, of its type, found ", shown(output), " and ", shown(input));
   }
   if (input.numel() == 0) return;
   const at::Tensor contiguous = output.contiguous(), from = input.contiguous();
@@ -311,8 +308,8 @@ void TensorCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs
       const int64_t sent = bytes[static_cast<size_t>(from)][to];
       const int64_t expected = bytes[static_cast<size_t>(to)][ranks + from];
       if (sent != expected) {
-        util::fail(util::ErrorKind::kUsage, "all_to_all: rank ", from, " sends ", sent, " bytes to rank ", to,
-                   ", which expects ", expected);
+        fail(ErrorKind::kUsage, "all_to_all: rank ", from, " sends ", sent, " bytes to rank ", to,
+             ", which expects ", expected);
       }
       if (to == from) break;
       if (to == rank()) {

@@ -109,8 +109,7 @@ void measure(const config::Config& config) {
 int main(int argc, char** argv) {
   return fsdp::util::run_guarded([&] {
     if (argc < 2) {
-      fsdp::util::fail(fsdp::util::ErrorKind::kUsage,
-                       "usage: engine_cost CONFIG.toml [section.key=value ...]");
+      fsdp::fail(fsdp::ErrorKind::kUsage, "usage: engine_cost CONFIG.toml [section.key=value ...]");
     }
     fsdp::measure(fsdp::config::load_config(argv[1], std::vector<std::string>(argv + 2, argv + argc)));
     return 0;

@@ -78,7 +78,7 @@ class Run {
 
 at::Device device_of(std::string_view name) {
   if (name == "cpu") return at::kCPU;
-  if (name != "cuda") util::fail(util::ErrorKind::kUsage, "expected cpu or cuda; found ", name);
+  if (name != "cuda") fail(ErrorKind::kUsage, "expected cpu or cuda; found ", name);
   util::set_cuda_device(0);
   return {at::kCUDA, 0};
 }

@@ -21,7 +21,7 @@ double microseconds(Clock::duration duration) {
 }
 
 int run(int argc, char** argv) {
-  if (argc != 5) fsdp::util::fail(fsdp::util::ErrorKind::kUsage, "usage: loading TOKENS ROWS LENGTH BATCHES");
+  if (argc != 5) fsdp::fail(fsdp::ErrorKind::kUsage, "usage: loading TOKENS ROWS LENGTH BATCHES");
   DataOptions options;
   options.train = {argv[1]};
   options.micro_batch_size = std::atoll(argv[2]);

@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
     if (const char* address = std::getenv("MASTER_ADDR")) environment.master_addr = address;
     environment.local_world_size = 1;  // else gloo would listen at the loopback address
     if (environment.world_size == 1)
-      util::fail(util::ErrorKind::kUsage, "expected 2 processes or more; start them with mpirun");
+      fail(ErrorKind::kUsage, "expected 2 processes or more; start them with mpirun");
     const std::chrono::seconds timeout(60);
     const auto mpi = comm::make_mpi_communicator({&process, process.store(timeout), timeout});
     const auto gloo = comm::make_gloo_communicator(environment, {});

@@ -54,7 +54,6 @@ namespace {
 
 using testing::NodeCrowd;
 using testing::RunningProgram;
-using util::concat;
 
 constexpr int kRanksOfANode[] = {1, 8, 64, 128};
 constexpr double kPatienceSeconds = 120;
@@ -428,11 +427,10 @@ int main_of(int argc, char** argv) {
     if (option == "--only") only = value;
     const bool is_part = only.empty() || only == "launchers" || only == "faults" || only == "ranks";
     if ((number == nullptr && option != "--only") || clients < 4 || rounds < 1 || !is_part) {
-      util::fail(
-          util::ErrorKind::kUsage,
-          "expected --clients N (4 or more), --rounds N (1 or more) and --only launchers, faults or ranks; "
-          "found ",
-          option, " ", value);
+      fail(ErrorKind::kUsage,
+           "expected --clients N (4 or more), --rounds N (1 or more) and --only launchers, faults or ranks; "
+           "found ",
+           option, " ", value);
     }
   }
   if (only.empty() || only == "launchers") measure_launchers(clients, rounds);

@@ -73,8 +73,7 @@ std::shared_ptr<shard::Engine> shard_in_way(const std::string& way, nn::Stage& m
   if (way == "flat") return shard::fully_shard(model, options, mesh);
   if (way == "by_hand") return shard_by_hand(model, options, mesh);
   if (way != "wrapper") {
-    util::fail(util::ErrorKind::kUsage, "expected wrapper, by_hand or flat; found ", way,
-               "; name one of these");
+    fail(ErrorKind::kUsage, "expected wrapper, by_hand or flat; found ", way, "; name one of these");
   }
   shard::SpmdOptions spmd = spmd_options(options);
   spmd.auto_wrap_policy = shard::stage_type_policy(options.wrap_stages);
@@ -118,8 +117,7 @@ void run(const config::Config& config, const std::string& way, int64_t steps) {
 int main(int argc, char** argv) {
   return fsdp::util::run_guarded([&] {
     if (argc < 4) {
-      fsdp::util::fail(fsdp::util::ErrorKind::kUsage,
-                       "usage: wrapper CONFIG.toml WAY STEPS [section.key=value ...]");
+      fsdp::fail(fsdp::ErrorKind::kUsage, "usage: wrapper CONFIG.toml WAY STEPS [section.key=value ...]");
     }
     fsdp::run(fsdp::config::load_config(argv[1], std::vector<std::string>(argv + 4, argv + argc)), argv[2],
               std::stoll(argv[3]));

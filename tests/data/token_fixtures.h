@@ -31,7 +31,7 @@ inline std::vector<uint16_t> counting(int64_t count) {
 }
 
 /// Runs `body`, which must throw an Error of this kind whose text holds all of `parts`.
-inline void expect_error(util::ErrorKind kind, const std::vector<std::string>& parts,
+inline void expect_error(ErrorKind kind, const std::vector<std::string>& parts,
                          const std::function<void()>& body) {
   try {
     body();

@@ -60,7 +60,7 @@ TEST_F(ExplainStep, WritesATimelineOnRequest) {
   const nlohmann::json events = nlohmann::json::parse(file);
   EXPECT_GT(events.size(), 20u);
   const auto refused = explain({"--timeline", (folder_ / "step.json/in.json").string()});
-  EXPECT_EQ(refused.exit_code, static_cast<int>(util::ErrorKind::kIo)) << refused.err;
+  EXPECT_EQ(refused.exit_code, static_cast<int>(ErrorKind::kIo)) << refused.err;
   EXPECT_NE(refused.err.find("step.json/in.json: Not a directory"), std::string::npos) << refused.err;
 }
 

@@ -68,8 +68,8 @@ class InjectedFaultOver : public InjectedFault, public ::testing::WithParamInter
 TEST_P(InjectedFaultOver, AKilledRankIsTheCauseWhereverItWas) {
   for (const char* place : {"forward", "collective", "save", "write"}) {
     SCOPED_TRACE(place);
-    std::string out = util::concat("killed-", place);
-    ProgramResult result = run(util::concat("rank=1,step=8,at=", place, ",do=kill"), out);
+    std::string out = concat("killed-", place);
+    ProgramResult result = run(concat("rank=1,step=8,at=", place, ",do=kill"), out);
     EXPECT_EQ(result.exit_code, 128 + SIGKILL) << result.err;
     EXPECT_LT(result.seconds, 30);
     EXPECT_THAT(result.err, HasSubstr("failed first: it was ended by SIGKILL"));
@@ -83,8 +83,7 @@ TEST_P(InjectedFaultOver, AKilledRankIsTheCauseWhereverItWas) {
 TEST_P(InjectedFaultOver, AStoppedRankTimesOutAndTheOthersReportWhereTheyAre) {
   for (const char* place : {"forward", "collective", "save", "write"}) {
     SCOPED_TRACE(place);
-    ProgramResult result =
-        run(util::concat("rank=1,step=8,at=", place, ",do=stop"), util::concat("stopped-", place));
+    ProgramResult result = run(concat("rank=1,step=8,at=", place, ",do=stop"), concat("stopped-", place));
     EXPECT_THAT(result.exit_code, AnyOf(5, 6)) << result.err;
     EXPECT_LT(result.seconds, 40);
     EXPECT_THAT(result.err, HasSubstr("no answer from rank 1"));
@@ -114,7 +113,7 @@ TEST_F(InjectedFault, TheExitCodeOfTheRankThatFailedFirstIsTheRuns) {
 /// It closes what it shares with the other before it ends, and must not be stopped in between.
 TEST_F(InjectedFault, TheRankThatThrewIsNamedAndNotTheOneThatLostIt) {
   for (int i = 0; i < 4; ++i) {
-    ProgramResult result = run("rank=1,step=2,at=collective,do=throw", util::concat("out", i));
+    ProgramResult result = run("rank=1,step=2,at=collective,do=throw", concat("out", i));
     EXPECT_EQ(result.exit_code, 1) << result.err;
     EXPECT_THAT(result.err, HasSubstr("error: rank 1 (pid "));
     EXPECT_THAT(result.err, ::testing::Not(HasSubstr("failed first: it ended with exit code 5")));

@@ -67,12 +67,12 @@ TEST_F(Lora, IsExportedAndGeneratesAndRefusesWhatDoesNotFit) {
       << trained.err;
 
   const auto neither = ckpt({"export", path("out"), path("exported")});
-  EXPECT_EQ(neither.exit_code, static_cast<int>(util::ErrorKind::kUsage));
+  EXPECT_EQ(neither.exit_code, static_cast<int>(ErrorKind::kUsage));
   EXPECT_NE(neither.err.find("choose --merge or --adapter"), std::string::npos) << neither.err;
   EXPECT_EQ(std::ranges::count(neither.err, '\n'), 2) << "a line beside that of the chosen checkpoint";
   for (const char* flag : {"--merge", "--adapter"}) {
     const auto whole = ckpt({"export", path("base"), path("exported"), flag});
-    EXPECT_EQ(whole.exit_code, static_cast<int>(util::ErrorKind::kUsage)) << flag;
+    EXPECT_EQ(whole.exit_code, static_cast<int>(ErrorKind::kUsage)) << flag;
     EXPECT_NE(whole.err.find(std::string("leave out ") + flag), std::string::npos) << whole.err;
   }
   for (const char* flag : {"--merge", "--adapter"}) {
@@ -102,7 +102,7 @@ TEST_F(Lora, IsExportedAndGeneratesAndRefusesWhatDoesNotFit) {
             std::string::npos);
   EXPECT_EQ(ckpt({"export", path("out"), path("no.gguf"), "--format", "gguf", "--adapter", "--type", "q8_0"})
                 .exit_code,
-            static_cast<int>(util::ErrorKind::kUsage));
+            static_cast<int>(ErrorKind::kUsage));
 
   std::vector<std::string> texts;
   for (const char* model : {"out", "--merge", "base"}) {
@@ -117,7 +117,7 @@ TEST_F(Lora, IsExportedAndGeneratesAndRefusesWhatDoesNotFit) {
   EXPECT_EQ(quantized.exit_code, 0) << quantized.err;
 
   const auto other = train({"training.steps=7", "lora.rank=5"});
-  EXPECT_EQ(other.exit_code, static_cast<int>(util::ErrorKind::kCheckpoint)) << other.err;
+  EXPECT_EQ(other.exit_code, static_cast<int>(ErrorKind::kCheckpoint)) << other.err;
   EXPECT_NE(other.err.find("lora.rank must be 4"), std::string::npos) << other.err;
 }
 

@@ -213,7 +213,7 @@ TEST_F(Replicas, EndWithTheLauncherThatDecidesAndTheNewestCheckpointIsWhole) {
   ASSERT_TRUE(first->wait_for("step 6/12")) << first->err();
   first->send(SIGKILL);
   const ProgramResult result = second->wait();
-  EXPECT_EQ(result.exit_code, static_cast<int>(util::ErrorKind::kPeerLost)) << result.err;
+  EXPECT_EQ(result.exit_code, static_cast<int>(ErrorKind::kPeerLost)) << result.err;
   EXPECT_THAT(result.err, AllOf(HasSubstr("lost the node where all meet (127.0.0.1:" + port + ")"),
                                 Not(HasSubstr(" of 2 continue"))));
   expect_undisturbed_result(run(2, 2, "", {}, {"checkpoint.resume=auto"}));
@@ -232,7 +232,7 @@ TEST_F(Replicas, OfTwoHalvesThatNoLongerHearEachOtherTheOneThatDecidesGoesOn) {
   ASSERT_TRUE(first->wait_for("step 3/12")) << first->err();
   hosts.cut_off(1);
   const ProgramResult cut_off = second->wait(), result = first->wait();
-  EXPECT_EQ(cut_off.exit_code, static_cast<int>(util::ErrorKind::kPeerLost)) << cut_off.err;
+  EXPECT_EQ(cut_off.exit_code, static_cast<int>(ErrorKind::kPeerLost)) << cut_off.err;
   EXPECT_THAT(cut_off.err, AllOf(HasSubstr("lost the node where all meet"),
                                  HasSubstr("could not be reached again within 4 seconds"),
                                  Not(HasSubstr(" of 2 continue"))));

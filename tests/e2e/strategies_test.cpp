@@ -58,9 +58,8 @@ TEST_F(Strategies, FourProcessesAsTwoReplicasOfTwoTrainAsOneProcess) {
 TEST_F(Strategies, FourProcessesThatShareSequencesInTwosTrainAsOneProcess) {
   const auto one = train("one", 1, {});
   for (const char* attention : {"ring", "gather"}) {
-    const auto cut =
-        train(attention, 4, {"mesh.context=2", util::concat("mesh.context_attention=", attention)},
-              /*together=*/2);
+    const auto cut = train(attention, 4, {"mesh.context=2", concat("mesh.context_attention=", attention)},
+                           /*together=*/2);
     EXPECT_NE(said_.find("units sharded over data x context (4)"), std::string::npos) << said_;
     expect_near(cut, one, 1e-5);
   }

@@ -63,7 +63,7 @@ TEST_F(Watch, PrintsTheViewOnceWhereThereIsNoTerminal) {
 
 TEST_F(Watch, RefusesAFolderThatIsNoRunsWhereThereIsNoTerminal) {
   const auto result = testing::run(command());
-  EXPECT_EQ(result.exit_code, static_cast<int>(util::ErrorKind::kUsage));
+  EXPECT_EQ(result.exit_code, static_cast<int>(ErrorKind::kUsage));
   EXPECT_THAT(result.err, HasSubstr("there is no metrics.jsonl in "));
 }
 

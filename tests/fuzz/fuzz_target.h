@@ -46,7 +46,7 @@ void refuse_or_read(const Reader& reader) {
   try {
     reader();
   } catch (const util::Error& error) {
-    if (error.kind() != util::ErrorKind::kCheckpoint && error.kind() != util::ErrorKind::kData) throw;
+    if (error.kind() != ErrorKind::kCheckpoint && error.kind() != ErrorKind::kData) throw;
     if (std::string(error.what()).find('\n') != std::string::npos)
       throw;  // one line, whatever the file holds
   }

@@ -51,7 +51,7 @@ int config_toml(const uint8_t* data, size_t size) {
     config::parse_config(std::string(view(data, size)), "config.toml");
   } catch (const util::Error& error) {
     // The weights that model.init_from names may be any path.
-    if (error.kind() == util::ErrorKind::kUnexpected) throw;
+    if (error.kind() == ErrorKind::kUnexpected) throw;
   }
   return 0;
 }

@@ -132,7 +132,7 @@ class Transformers : public ::testing::TestWithParam<const char*> {
     const nn::ModelOptions& model = case_.model;
     testing::write_token_file(folder_ / "train.bin", 2000, model.vocab_size);
     testing::write_safetensors(folder_ / "initial.safetensors", initial_weights(model));
-    auto number = [](const char* key, auto value) { return util::concat("model.", key, "=", value); };
+    auto number = [](const char* key, auto value) { return concat("model.", key, "=", value); };
     std::vector<std::string> overrides = {
         "model.architecture=" + model.architecture,
         "model.init_from=" + (folder_ / "initial.safetensors").string(),
@@ -171,7 +171,7 @@ class Transformers : public ::testing::TestWithParam<const char*> {
   at::Tensor our_logits() const { return logits_of(exported(), case_.model); }
 
   void expect_ours(const std::string& text, const std::string& whose) {
-    expect_logits(our_logits(), text, util::concat(case_.name, " and ", whose));
+    expect_logits(our_logits(), text, concat(case_.name, " and ", whose));
   }
 
   Case case_ = case_of(GetParam());
@@ -408,9 +408,8 @@ min_num_params = 1000
     const auto trained = e2e::launch_training(
         2, path("config.toml"),
         {"model.init_from=" + path("base"), "lora.init_from=" + path("made"),
-         util::concat("lora.dora=", dora ? "true" : "false"), "data.train=[\"" + path("train.bin") + "\"]",
-         util::concat("training.steps=", steps), util::concat("optimizer.lr=", rate),
-         "run.output_dir=" + path(name)});
+         concat("lora.dora=", dora ? "true" : "false"), "data.train=[\"" + path("train.bin") + "\"]",
+         concat("training.steps=", steps), concat("optimizer.lr=", rate), "run.output_dir=" + path(name)});
     EXPECT_EQ(trained.exit_code, 0) << trained.err;
     for (const char* kind : {"--merge", "--adapter"}) {
       const auto exported =

@@ -28,7 +28,7 @@ inline std::string refusal_of_load(const std::function<void()>& load) {
   try {
     load();
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kCheckpoint);
+    EXPECT_EQ(error.kind(), ErrorKind::kCheckpoint);
     return error.what();
   }
   return "no error";

@@ -131,13 +131,13 @@ inline void flip_byte(const std::filesystem::path& path, int64_t offset) {
 
 /// The util::Error that `body` throws; its kind and text.
 template <typename Body>
-std::pair<util::ErrorKind, std::string> error_of(const Body& body) {
+std::pair<ErrorKind, std::string> error_of(const Body& body) {
   try {
     body();
   } catch (const util::Error& error) {
     return {error.kind(), error.what()};
   }
-  return {util::ErrorKind::kUnexpected, "nothing was thrown"};
+  return {ErrorKind::kUnexpected, "nothing was thrown"};
 }
 
 }  // namespace fsdp::testing

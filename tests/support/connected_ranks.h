@@ -86,7 +86,7 @@ inline void run_ranks_over_shm(const ConnectedRanks& ranks,
 /// What a rank takes its host for that is to be alone with those of its number.
 inline comm::HostRanks::Options pretended_host(int number) {
   comm::HostRanks::Options options;
-  options.identity.boot_id += util::concat("/", number);
+  options.identity.boot_id += concat("/", number);
   return options;
 }
 
@@ -125,7 +125,7 @@ inline bool is_started_by_mpirun() { return std::getenv("FSDP_TEST_MPI") != null
 inline void run_ranks_over_mpi(const std::string& backend, const ConnectedRanks& ranks,
                                const std::function<void(std::shared_ptr<comm::Communicator>&)>& body) {
   static int runs = 0;
-  const std::string key = util::concat("run ", runs++);
+  const std::string key = concat("run ", runs++);
   comm::MpiRun& process = comm::MpiRun::get();
   comm::LaunchEnvironment environment = process.environment();
   FSDP_CHECK(ranks.world_size <= environment.world_size);

@@ -191,9 +191,9 @@ void PendingCopies::before_use(StreamName stream, const at::Tensor& host) {
   std::erase_if(copies_, [&](const Copy& copy) {
     if (!copy.range().overlaps(used)) return false;
     if (!parts().recorder.known(stream, copy.done)) {
-      parts().recorder.add_race(util::concat(stream.text(), " uses memory of the host that is copied ",
-                                             copy.to_host ? "to" : "from", " on ", copy.stream.text(),
-                                             ", in no order"));
+      parts().recorder.add_race(concat(stream.text(), " uses memory of the host that is copied ",
+                                       copy.to_host ? "to" : "from", " on ", copy.stream.text(),
+                                       ", in no order"));
     }
     end(copy);
     return true;
@@ -236,8 +236,8 @@ std::optional<std::string> PendingCopies::disturbance(const Copy& copy) {
                                             [](char byte) { return byte == static_cast<char>(kPoison); })
                               : std::equal(copy.bytes.begin(), copy.bytes.end(), now);
   if (left_alone) return std::nullopt;
-  return util::concat("the host changed ", copy.bytes.size(), " bytes while they were copied ",
-                      copy.to_host ? "to" : "from", " on ", copy.stream.text());
+  return concat("the host changed ", copy.bytes.size(), " bytes while they were copied ",
+                copy.to_host ? "to" : "from", " on ", copy.stream.text());
 }
 
 }  // namespace fsdp::testing

@@ -100,7 +100,7 @@ inline std::string refusal(nn::Stage& root, const shard::ShardOptions& options) 
   try {
     shard::plan_units(root, options);
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     return error.what();
   }
   return "no error";

@@ -41,7 +41,7 @@ class NodeCrowd {
 
   /// For a run of that many nodes with fixed ranks, which the host_command() starts.
   explicit NodeCrowd(const Plan& plan) : plan_(plan) {
-    util::make_room_for_files(plan.nodes + 16, util::concat("the connections of ", plan.nodes, " nodes"));
+    util::make_room_for_files(plan.nodes + 16, concat("the connections of ", plan.nodes, " nodes"));
   }
 
   /// The arguments of the fsdp-launch that is node 0, without those for its workers' program. Its workers end
@@ -130,8 +130,8 @@ class NodeCrowd {
       if (place.node_rank != member.node_rank || place.first_rank != member.node_rank * plan_.workers ||
           place.workers_per_node != plan_.workers || place.nodes != plan_.nodes ||
           place.world_size != plan_.nodes * plan_.workers) {
-        return util::concat("node ", member.node_rank, " was told to be node ", place.node_rank, " of ",
-                            place.nodes, ", with ranks from ", place.first_rank, " on of ", place.world_size);
+        return concat("node ", member.node_rank, " was told to be node ", place.node_rank, " of ",
+                      place.nodes, ", with ranks from ", place.first_rank, " on of ", place.world_size);
       }
     }
     return "";

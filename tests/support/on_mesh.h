@@ -16,7 +16,7 @@
 namespace fsdp::testing {
 
 struct Refusal {
-  util::ErrorKind kind = util::ErrorKind::kUnexpected;
+  ErrorKind kind = ErrorKind::kUnexpected;
   std::string text;
 };
 

@@ -16,8 +16,8 @@ constexpr size_t kLines = 12;
 
 std::string StreamName::text() const {
   if (*this == kHost) return "the host";
-  if (device == 0) return util::concat("stream ", id);
-  return util::concat("stream ", id, " of device ", device);
+  if (device == 0) return concat("stream ", id);
+  return concat("stream ", id, " of device ", device);
 }
 
 bool Entry::touches(const void* memory) const {
@@ -31,16 +31,16 @@ std::string Entry::text() const {
   const size_t bytes = writes.empty() ? 0 : writes.front().end - writes.front().begin;
   switch (kind) {
     case Kind::kOperation:
-      return util::concat(name, " on ", stream.text());
+      return concat(name, " on ", stream.text());
     case Kind::kRecord:
-      return util::concat("event ", event, " is recorded on ", stream.text());
+      return concat("event ", event, " is recorded on ", stream.text());
     case Kind::kWait:
-      if (event < 0) return util::concat(stream.text(), " waits for ", other.text());
-      return util::concat(stream.text(), " waits for event ", event);
+      if (event < 0) return concat(stream.text(), " waits for ", other.text());
+      return concat(stream.text(), " waits for event ", event);
     case Kind::kAllocate:
-      return util::concat(bytes, " bytes are allocated on ", stream.text());
+      return concat(bytes, " bytes are allocated on ", stream.text());
     case Kind::kFree:
-      return util::concat(bytes, " bytes of ", stream.text(), " are freed");
+      return concat(bytes, " bytes of ", stream.text(), " are freed");
   }
   return "";
 }
@@ -225,9 +225,9 @@ void StreamRecorder::check(const Touch& before, const Touch& now, const MemoryRa
     auto overlaps = [&](const MemoryRange& other) { return other.overlaps(range); };
     return std::any_of(entry.writes.begin(), entry.writes.end(), overlaps) ? "writes" : "reads";
   };
-  races_.push_back(util::concat(first.text(), " ", verb(first), " and ", second.text(), " ", verb(second),
-                                " the same memory in no order (of ", range.end - range.begin, " bytes); ",
-                                between(before, now)));
+  races_.push_back(concat(first.text(), " ", verb(first), " and ", second.text(), " ", verb(second),
+                          " the same memory in no order (of ", range.end - range.begin, " bytes); ",
+                          between(before, now)));
 }
 
 void StreamRecorder::check_freed(const MemoryRange& range, size_t entry) {
@@ -238,7 +238,7 @@ void StreamRecorder::check_freed(const MemoryRange& range, size_t entry) {
     if (end <= range.begin) return;
     if (reported_.insert({freed_at, entry}).second) {
       races_.push_back(
-          util::concat(log_[entry].text(), " touches memory that was freed (", log_[freed_at].text(), ")"));
+          concat(log_[entry].text(), " touches memory that was freed (", log_[freed_at].text(), ")"));
     }
   }
 }
@@ -251,10 +251,10 @@ std::string StreamRecorder::between(const Touch& before, const Touch& now) const
     const Entry& entry = log_[i];
     const bool orders = entry.kind == Entry::Kind::kRecord || entry.kind == Entry::Kind::kWait;
     if (!orders || (entry.stream != one && entry.stream != other && entry.stream != kHost)) continue;
-    if (++count <= kLines) lines += util::concat(lines.empty() ? "" : ", ", entry.text());
+    if (++count <= kLines) lines += concat(lines.empty() ? "" : ", ", entry.text());
   }
   if (count == 0) return "nothing orders their streams in between";
-  if (count > kLines) lines += util::concat(" and ", count - kLines, " more");
+  if (count > kLines) lines += concat(" and ", count - kLines, " more");
   return "in between: " + lines;
 }
 

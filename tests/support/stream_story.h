@@ -102,7 +102,7 @@ class StreamStory {
     }
     std::string all;
     for (const std::string& line : lines_) all += line + "\n";
-    util::fail(util::ErrorKind::kUsage, "no \"", what, "\" in\n", all);
+    fail(ErrorKind::kUsage, "no \"", what, "\" in\n", all);
   }
 
   /// "gather layers.1" of "all_gather of layers.1"; "" for what is no part of a story.

@@ -67,7 +67,7 @@ struct SyntheticCheckpoint {
   void for_each_name(const std::string& parameter, const Visit& visit) const {
     for (const char* state : {"model/", "optimizer/exp_avg/", "optimizer/exp_avg_sq/"}) {
       for (int unit = 0; unit < units; ++unit) {
-        visit(util::concat(state, "layers.", unit, ".", parameter, ".weight"));
+        visit(concat(state, "layers.", unit, ".", parameter, ".weight"));
       }
     }
   }

@@ -85,11 +85,11 @@ inline StreamStory story_of_a_step(const StoryPlan& plan) {
     ChainStage chain(plan.layers, 4);
     move_parameters(chain, device);
     for (size_t i = 0; plan.marks_in_front && i < chain.size(); ++i) {
-      chain.layer(i).attach(std::make_shared<MarkInFront>(util::concat("layers.", i)));
+      chain.layer(i).attach(std::make_shared<MarkInFront>(concat("layers.", i)));
     }
     auto engine = shard::fully_shard(chain, plan.options, comm::Mesh(plan.mesh, communicator), trace);
     for (size_t i = 0; i < chain.size(); ++i) {
-      chain.layer(i).attach(std::make_shared<StageMarks>(util::concat("layers.", i)));
+      chain.layer(i).attach(std::make_shared<StageMarks>(concat("layers.", i)));
     }
     const at::Tensor input = at::full({2, 4}, 0.1f * static_cast<float>(rank.rank() + 1)).to(device);
     const auto last = static_cast<int64_t>(plan.orders.size());
@@ -106,8 +106,8 @@ inline StreamStory story_of_a_step(const StoryPlan& plan) {
             const auto& event = events[buffers.size()];
             const bool parameters = std::string(event.buffer_kind) == "parameters";
             buffers.emplace_back(
-                entry, util::concat(event.pass_or_event, " ",
-                                    parameters ? "" : util::concat(event.buffer_kind, " of "), event.unit));
+                entry, concat(event.pass_or_event, " ", parameters ? "" : concat(event.buffer_kind, " of "),
+                              event.unit));
           }
         });
       }

@@ -39,7 +39,7 @@ class TrainerTest : public ::testing::Test {
     return summary;
   }
 
-  util::ErrorKind failure(int world_size, const config::Config& config, const std::string& part) {
+  ErrorKind failure(int world_size, const config::Config& config, const std::string& part) {
     try {
       train(world_size, config);
       ADD_FAILURE() << "expected an error with \"" << part << '"';
@@ -47,7 +47,7 @@ class TrainerTest : public ::testing::Test {
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
       return error.kind();
     }
-    return util::ErrorKind::kUnexpected;
+    return ErrorKind::kUnexpected;
   }
 
   /// Of runs on other numbers of ranks, whose sums differ in the order of their terms.

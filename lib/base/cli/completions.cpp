@@ -114,7 +114,7 @@ void replace_all(std::string& text, const std::string& from, const std::string& 
 /// Quotes the text, which all three shells do in the same way.
 std::string quoted(std::string text) {
   replace_all(text, "'", "'\\''");
-  return util::concat("'", text, "'");
+  return concat("'", text, "'");
 }
 
 /// Returns a row with the beginning of the meaning, at most about 100 characters.

@@ -17,8 +17,6 @@
 namespace fsdp::cli {
 namespace {
 
-using util::concat;
-
 /// CLI11's formatter, with examples before the usage.
 class HelpFormatter final : public CLI::Formatter {
  public:
@@ -62,7 +60,7 @@ CLI::Validator number_that(const std::string& bounds, std::function<bool(double)
 
 void print(const std::string& text) {
   std::cout << util::printable(text) << std::flush;
-  if (!std::cout) util::fail(util::ErrorKind::kIo, "cannot write to standard output");
+  if (!std::cout) fail(ErrorKind::kIo, "cannot write to standard output");
 }
 
 bool prepare(CLI::App& app, const Page& page, int argc, const char* const* argv) {
@@ -79,10 +77,10 @@ bool prepare(CLI::App& app, const Page& page, int argc, const char* const* argv)
   const std::string shell = argc == 3 ? argv[2] : "";
   const auto script = completions(app, page, shell);
   if (!script) {
-    util::fail(util::ErrorKind::kUsage, "expected ", page.name, " completions bash, zsh or fish; found ",
-               argc < 3   ? "no shell"
-               : argc > 3 ? "more words"
-                          : concat("\"", shell, "\""));
+    fail(ErrorKind::kUsage, "expected ", page.name, " completions bash, zsh or fish; found ",
+         argc < 3   ? "no shell"
+         : argc > 3 ? "more words"
+                    : concat("\"", shell, "\""));
   }
   print(*script);
   return true;
@@ -99,7 +97,7 @@ std::optional<int> parse(CLI::App& app, const Page& page, int argc, char** argv)
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return util::run_guarded([&] {
-      if (error.get_exit_code() != 0) util::fail(util::ErrorKind::kUsage, usage_error_text(app, page, error));
+      if (error.get_exit_code() != 0) fail(ErrorKind::kUsage, usage_error_text(app, page, error));
       app.exit(error);
       print("");  // flushes, and checks the output of exit()
       return 0;

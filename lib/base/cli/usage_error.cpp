@@ -11,7 +11,6 @@
 namespace fsdp::cli {
 namespace {
 
-using util::concat;
 using Strings = std::vector<std::string>;
 
 /// A program or a command that the command line names.

@@ -12,10 +12,10 @@ std::string nccl_version() { return FSDP_NCCL_VERSION; }
 
 std::string version_text(const std::string& program) {
   const std::string commit = FSDP_COMMIT, cuda = FSDP_CUDA_VERSION;
-  std::string text = util::concat(program, " ", util::version());
-  if (!commit.empty()) text += util::concat(" (commit ", commit, ")");
-  text += util::concat("\nlibtorch ", TORCH_VERSION, cuda.empty() ? " (CPU)" : util::concat("\nCUDA ", cuda));
-  if (!nccl_version().empty()) text += util::concat("\nNCCL ", nccl_version());
+  std::string text = concat(program, " ", util::version());
+  if (!commit.empty()) text += concat(" (commit ", commit, ")");
+  text += concat("\nlibtorch ", TORCH_VERSION, cuda.empty() ? " (CPU)" : concat("\nCUDA ", cuda));
+  if (!nccl_version().empty()) text += concat("\nNCCL ", nccl_version());
   return text;
 }
 

@@ -76,6 +76,14 @@ int run_guarded(Body&& body) {
 
 }  // namespace fsdp::util
 
+namespace fsdp {
+// Every component throws, so these need no qualification.
+using util::concat;
+using util::Error;
+using util::ErrorKind;
+using util::fail;
+}  // namespace fsdp
+
 /// Internal assertion, always on: FSDP_CHECK(condition, "what ", is, " wrong").
 #define FSDP_CHECK(condition, ...)                                                                 \
   do {                                                                                             \

@@ -84,13 +84,13 @@ Activity::Snapshot Activity::snapshot() const {
 }
 
 std::string describe(const Activity::Snapshot& snapshot) {
-  std::string step = snapshot.step == 0 ? "before the first step" : util::concat("step ", snapshot.step);
-  std::string seconds = util::concat(util::fixed(snapshot.seconds, 1), " s");
+  std::string step = snapshot.step == 0 ? "before the first step" : concat("step ", snapshot.step);
+  std::string seconds = concat(util::fixed(snapshot.seconds, 1), " s");
   if (!snapshot.collective.empty()) {
-    return util::concat("in ", snapshot.collective, ", ", step, ", for ", seconds);
+    return concat("in ", snapshot.collective, ", ", step, ", for ", seconds);
   }
-  if (snapshot.last.empty()) return util::concat("computing, ", step, ", no collective so far");
-  return util::concat("computing, ", step, ", ", seconds, " after ", snapshot.last);
+  if (snapshot.last.empty()) return concat("computing, ", step, ", no collective so far");
+  return concat("computing, ", step, ", ", seconds, " after ", snapshot.last);
 }
 
 std::shared_ptr<Communicator> make_activity_communicator(std::shared_ptr<Communicator> inner,

@@ -44,7 +44,7 @@ void share(Communicator& communicator, const std::string& purpose, const std::st
     if (failures.const_data_ptr<uint8_t>()[rank] != 0) failed.push_back(std::to_string(rank));
   }
   const bool all = failed.size() == static_cast<size_t>(communicator.world_size());
-  throw AgreedError(static_cast<util::ErrorKind>(first.front() - '0'),
+  throw AgreedError(static_cast<ErrorKind>(first.front() - '0'),
                     first.substr(1) + (all ? "" : " (on rank " + util::join(failed, ", ") + ")"));
 }
 
@@ -85,8 +85,8 @@ class Meetings {
       const auto number = busy.const_data_ptr<int64_t>()[0];
       if (number == 0) return;
       if (communicator_.rank() != 0 || util::seconds_since(began) < told_after) continue;
-      util::log_info(util::concat("waiting for rank ", number - 1, ": ", purpose_, " has taken it ",
-                                  util::fixed(util::seconds_since(began), 0), " seconds"));
+      util::log_info(concat("waiting for rank ", number - 1, ": ", purpose_, " has taken it ",
+                            util::fixed(util::seconds_since(began), 0), " seconds"));
       told_after *= 2;
     }
   }

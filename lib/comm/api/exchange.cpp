@@ -26,7 +26,7 @@ void Exchange::swap_with_all(int rank, int size, int tag, const std::function<at
     try {
       body();
     } catch (const util::Error& error) {
-      if (error.kind() != util::ErrorKind::kPeerLost) throw;
+      if (error.kind() != ErrorKind::kPeerLost) throw;
       if (!lost) lost = std::current_exception();
     }
   };

@@ -66,7 +66,7 @@ struct Reports {
 /// Publishes this rank's report and collects those of the others.
 void exchange_reports(const RunStore& store, const std::string& prefix, const GroupIdentity& group,
                       const FailureSight& own, Reports& reports) {
-  const auto key = [&](int rank) { return util::concat(prefix, "/seen/", rank); };
+  const auto key = [&](int rank) { return concat(prefix, "/seen/", rank); };
   const int rank = group.global_rank();
   const std::vector<uint8_t> bytes = nlohmann::json::to_cbor(Report{rank, own});
   const auto reason_due = Clock::now() + kReasonPatience;
@@ -92,7 +92,7 @@ void exchange_reports(const RunStore& store, const std::string& prefix, const Gr
   };
   while (!all_known() && Clock::now() < deadline) std::this_thread::sleep_for(kLookAgain);
   // Rank 0, whose process may host the store, stays until the others have read the reports.
-  const auto read_by = [&](int reader) { return util::concat(prefix, "/read/", reader); };
+  const auto read_by = [&](int reader) { return concat(prefix, "/read/", reader); };
   store->set(read_by(rank), std::vector<uint8_t>{});
   if (rank != 0) return;
   std::vector<std::string> readers;
@@ -113,17 +113,17 @@ std::string GroupIdentity::key() const {
   const std::string all = util::join(texts_of(ranks), "-");
   if (ranks.size() <= kFew) return all;
   // The key is part of each of the group's keys in the store.
-  return util::concat(ranks.front(), "-of-", ranks.size(), "-", std::hex, util::hash_of(0, all));
+  return concat(ranks.front(), "-of-", ranks.size(), "-", std::hex, util::hash_of(0, all));
 }
 
 std::string GroupIdentity::shown() const {
   if (name.empty()) return "";
-  return util::concat(" (group ", name, ": ranks ", util::name_list(texts_of(ranks)), ")");
+  return concat(" (group ", name, ": ranks ", util::name_list(texts_of(ranks)), ")");
 }
 
 GroupIdentity GroupIdentity::subgroup(const std::string& its_name, const std::vector<int>& members) const {
   GroupIdentity group;
-  group.name = name.empty() ? its_name : util::concat(name, "/", its_name);
+  group.name = name.empty() ? its_name : concat(name, "/", its_name);
   group.run_size = run_size;
   group.is_broken_off = is_broken_off;
   group.timeout_source = timeout_source;
@@ -135,8 +135,8 @@ GroupIdentity GroupIdentity::subgroup(const std::string& its_name, const std::ve
 }
 
 std::string SubgroupKeys::next(const std::string& name, const GroupIdentity& subgroup) {
-  const std::string key = util::concat(key_, "/", name, "/", subgroup.key());
-  return util::concat(key, "/", made_[key]++);
+  const std::string key = concat(key_, "/", name, "/", subgroup.key());
+  return concat(key, "/", made_[key]++);
 }
 
 GroupIdentity run_identity(const LaunchEnvironment& environment) {
@@ -150,25 +150,25 @@ GroupIdentity run_identity(const LaunchEnvironment& environment) {
 }
 
 std::string described(const char* op, const CallSite& site) {
-  return util::concat(op, " of ", site.unit, " (", site.pass, ")");
+  return concat(op, " of ", site.unit, " (", site.pass, ")");
 }
 
 void fail_group(const GroupIdentity& group, const std::string& what, const GroupFailure& failure) {
-  std::string text = util::concat(what, " failed on rank ", group.global_rank(), " of ", group.run_size,
-                                  group.shown(), ": ");
+  std::string text =
+      concat(what, " failed on rank ", group.global_rank(), " of ", group.run_size, group.shown(), ": ");
   text += failure.timeout
-              ? util::concat("no result within ", failure.timeout_seconds, " s (", group.timeout_source, ")")
+              ? concat("no result within ", failure.timeout_seconds, " s (", group.timeout_source, ")")
               : std::string("a process of the run is gone");
   if (!failure.silent.empty()) {
-    text += util::concat("; ", failure.silent);
+    text += concat("; ", failure.silent);
   } else if (!failure.silent_ranks.empty()) {
-    text += util::concat("; no answer from rank ", util::name_list(texts_of(failure.silent_ranks)));
+    text += concat("; no answer from rank ", util::name_list(texts_of(failure.silent_ranks)));
   }
-  throw GroupError(util::concat(text, " (", failure.cause, ")"), failure);
+  throw GroupError(concat(text, " (", failure.cause, ")"), failure);
 }
 
 GroupError::GroupError(const std::string& message, GroupFailure failure)
-    : Error(failure.timeout ? util::ErrorKind::kTimeout : util::ErrorKind::kPeerLost, message),
+    : Error(failure.timeout ? ErrorKind::kTimeout : ErrorKind::kPeerLost, message),
       failure_(std::move(failure)) {}
 
 std::string failure_key(const std::string& prefix) { return prefix + "/first"; }
@@ -213,7 +213,7 @@ GroupFailure share_failure(const RunStore& store, const std::string& prefix, con
                        .timeout_seconds = std::chrono::duration<double>(timeout).count(),
                        .cause = first.sight.cause};
   if (first.rank != group.global_rank()) {
-    failure.cause = util::concat("rank ", first.rank, " noticed first: ", failure.cause);
+    failure.cause = concat("rank ", first.rank, " noticed first: ", failure.cause);
   }
   failure.silent_ranks = reports->silent();
   if (!failure.silent_ranks.empty()) return failure;
@@ -224,7 +224,7 @@ GroupFailure share_failure(const RunStore& store, const std::string& prefix, con
   failure.silent_ranks = reports->without_report(group.ranks);
   for (const auto& [rank, other] : reports->sights) {
     if (other.what == sight.what) continue;
-    failure.cause += util::concat("; rank ", rank, " is in another collective, ", other.what);
+    failure.cause += concat("; rank ", rank, " is in another collective, ", other.what);
     break;
   }
   return failure;

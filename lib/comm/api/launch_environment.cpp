@@ -28,8 +28,8 @@ std::optional<int64_t> number_variable(const char* name, int64_t least, int64_t 
   int64_t value = 0;
   auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
   if (error != std::errc() || end != text->data() + text->size() || value < least || value > most) {
-    util::fail(util::ErrorKind::kUsage, "environment variable ", name, ": expected an integer from ", least,
-               " to ", most, "; found \"", *text, "\" (start the processes with fsdp-launch or torchrun)");
+    util::fail(ErrorKind::kUsage, "environment variable ", name, ": expected an integer from ", least, " to ",
+               most, "; found \"", *text, "\" (start the processes with fsdp-launch or torchrun)");
   }
   return value;
 }
@@ -44,7 +44,7 @@ constexpr int kMostRanks = 1 << 20;
 int required(const char* name, int least, int most) {
   const auto value = integer_variable(name, least, most);
   if (!value) {
-    util::fail(util::ErrorKind::kUsage, "environment variable ", name,
+    util::fail(ErrorKind::kUsage, "environment variable ", name,
                " is missing, although others of the same launcher are set");
   }
   return *value;
@@ -59,8 +59,7 @@ int tasks_on_node(const std::string& text, int node) {
     if (node < times && tasks > 0) return tasks;
     node -= times;
   }
-  util::fail(util::ErrorKind::kUsage,
-             "environment variable SLURM_STEP_TASKS_PER_NODE: expected the tasks of ",
+  util::fail(ErrorKind::kUsage, "environment variable SLURM_STEP_TASKS_PER_NODE: expected the tasks of ",
              "each node, such as 2(x3),1, with this node at SLURM_NODEID; found \"", text, "\"");
 }
 
@@ -76,13 +75,12 @@ LaunchEnvironment from_torchrun() {
   const auto rank = integer_variable("RANK", 0, kMostRanks - 1);
   const auto world_size = integer_variable("WORLD_SIZE", 1, kMostRanks);
   if (!rank || !world_size) {
-    util::fail(util::ErrorKind::kUsage,
-               "environment variables RANK and WORLD_SIZE belong together; found only ",
+    util::fail(ErrorKind::kUsage, "environment variables RANK and WORLD_SIZE belong together; found only ",
                rank ? "RANK" : "WORLD_SIZE", " (start the processes with fsdp-launch or torchrun)");
   }
   if (*rank >= *world_size) {
-    util::fail(util::ErrorKind::kUsage, "environment variable RANK: expected less than WORLD_SIZE ",
-               *world_size, "; found ", *rank);
+    util::fail(ErrorKind::kUsage, "environment variable RANK: expected less than WORLD_SIZE ", *world_size,
+               "; found ", *rank);
   }
   LaunchEnvironment environment{.rank = *rank, .world_size = *world_size};
   environment.local_rank = integer_variable("LOCAL_RANK", 0, kMostRanks - 1).value_or(*rank);
@@ -168,8 +166,7 @@ LaunchEnvironment read_launch_environment() {
   environment.master_port = integer_variable("MASTER_PORT", 1, 65535).value_or(environment.master_port);
   if (environment.rank >= environment.world_size || environment.local_rank >= environment.local_world_size ||
       environment.local_world_size > environment.world_size) {
-    util::fail(util::ErrorKind::kUsage,
-               "environment: expected LOCAL_RANK < LOCAL_WORLD_SIZE <= WORLD_SIZE; found ",
+    util::fail(ErrorKind::kUsage, "environment: expected LOCAL_RANK < LOCAL_WORLD_SIZE <= WORLD_SIZE; found ",
                environment.local_rank, ", ", environment.local_world_size, ", ", environment.world_size);
   }
   return environment;

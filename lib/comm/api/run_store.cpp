@@ -33,7 +33,6 @@ namespace fsdp::comm {
 namespace {
 
 using std::chrono::milliseconds;
-using util::ErrorKind;
 using Clock = std::chrono::steady_clock;
 
 bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
@@ -54,7 +53,7 @@ void ignore_broken_pipes() {
              cause, ")");
 }
 
-std::string key_of(const std::string& purpose, int rank) { return util::concat(purpose, "/", rank); }
+std::string key_of(const std::string& purpose, int rank) { return concat(purpose, "/", rank); }
 
 /// Keys of the ranks from `first` to before `end`.
 std::vector<std::string> keys_of(const std::string& purpose, int first, int end) {
@@ -157,9 +156,9 @@ milliseconds left_until(Clock::time_point deadline) {
 std::string mark_of_this_join() {
   std::array<uint64_t, 2> random{};
   if (::getentropy(random.data(), sizeof(random)) != 0) {
-    throw std::runtime_error(util::concat("the system gives no random numbers: ", util::errno_text(errno)));
+    throw std::runtime_error(concat("the system gives no random numbers: ", util::errno_text(errno)));
   }
-  return util::concat(random[0], "/", random[1]);
+  return concat(random[0], "/", random[1]);
 }
 
 /// One attempt to meet the other ranks.
@@ -186,9 +185,8 @@ RunStore arrive(const Arrival& arrival) {
   if (options.isServer) {
     // A process asks first whether anybody listens: as many such connections as the kernel queues may be open
     // beside.
-    util::make_room_for_files(
-        int64_t{environment.world_size} + SOMAXCONN,
-        util::concat(environment.world_size, " processes are to meet at this one, rank 0"));
+    util::make_room_for_files(int64_t{environment.world_size} + SOMAXCONN,
+                              concat(environment.world_size, " processes are to meet at this one, rank 0"));
   }
   if (!options.isServer && !wait_for_listener(environment.master_addr, environment.master_port, deadline)) {
     throw std::runtime_error("timeout: nothing listens there");
@@ -198,7 +196,7 @@ RunStore arrive(const Arrival& arrival) {
     options.masterListenFd = bind_to_loopback(environment.master_addr, environment.master_port);
   }
   RunStore store = c10::make_intrusive<c10d::PrefixStore>(
-      util::concat("fsdp/", environment.restarts),
+      concat("fsdp/", environment.restarts),
       c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options));
   const std::vector<uint8_t> mark(arrival.mark.begin(), arrival.mark.end());
   if (const std::string key = key_of("joined", environment.rank); environment.rank != 0) {
@@ -216,7 +214,7 @@ RunStore arrive(const Arrival& arrival) {
       if (environment.rank != 0 || !says_timeout(error.what())) throw;
       const auto ranks = absent(*store, purpose, first, end);
       throw std::runtime_error(
-          util::concat("timeout: no word from rank", ranks.size() == 1 ? " " : "s ", util::name_list(ranks)));
+          concat("timeout: no word from rank", ranks.size() == 1 ? " " : "s ", util::name_list(ranks)));
     }
   };
   if (environment.rank == 0) {
@@ -276,7 +274,7 @@ RunStore join_run_store(const LaunchEnvironment& environment, milliseconds timeo
         "comm.backend to mpi");
   }
   const auto deadline = Clock::now() + timeout;
-  const std::string where = util::concat(environment.master_addr, ":", environment.master_port);
+  const std::string where = concat(environment.master_addr, ":", environment.master_port);
   const std::string mark = mark_of_this_join();
   if (!hosts_store(environment)) std::this_thread::sleep_for(environment.rank * kBetweenRanks);
   for (;; std::this_thread::sleep_for(kLongestPause)) {
@@ -294,9 +292,9 @@ RunStore join_run_store(const LaunchEnvironment& environment, milliseconds timeo
       }
       if (*store) return *store;
       if (Clock::now() >= deadline) {
-        not_all_came(environment, where, timeout,
-                     util::concat("rank ", environment.rank,
-                                  " has joined the store there before, so it is not this run's"));
+        not_all_came(
+            environment, where, timeout,
+            concat("rank ", environment.rank, " has joined the store there before, so it is not this run's"));
       }
     } catch (const util::Error&) {
       throw;
@@ -319,7 +317,7 @@ RunStore join_run_store(const LaunchEnvironment& environment, milliseconds timeo
 
 void fail_at_the_store(const LaunchEnvironment& environment, size_t others, const std::exception& error) {
   std::string cause = first_line(error.what());
-  const std::string port = environment.master_port > 0 ? util::concat(":", environment.master_port) : "";
+  const std::string port = environment.master_port > 0 ? concat(":", environment.master_port) : "";
   util::fail(says_timeout(cause) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,
              " has not heard from all of its ", others, " peers at ", environment.master_addr, port, ": ",
              cause);
@@ -331,7 +329,7 @@ std::string combine_texts(c10d::Store& store, const TextMeeting& meeting, int ra
   const std::string result_key = key_of(meeting.purpose + "/result", ranks.front());
   size_t level = 0;
   for (const auto& group : RankTree::groups_of(static_cast<int>(own), static_cast<int>(ranks.size()))) {
-    const std::string purpose = util::concat(meeting.purpose, "/", level++);
+    const std::string purpose = concat(meeting.purpose, "/", level++);
     if (group.front() != own) {
       store.set(key_of(purpose, rank), std::vector<uint8_t>(text.begin(), text.end()));
       const std::vector<uint8_t> result = store.get(result_key);

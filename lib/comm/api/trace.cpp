@@ -19,7 +19,7 @@ void Trace::open(const std::filesystem::path& path) {
   std::lock_guard lock(mutex_);
   path_ = path;
   file_.open(path, std::ios::app);
-  if (!file_) util::fail(util::ErrorKind::kIo, "cannot open ", path.string(), ": ", util::errno_text(errno));
+  if (!file_) util::fail(ErrorKind::kIo, "cannot open ", path.string(), ": ", util::errno_text(errno));
   write_complete();
 }
 

@@ -56,9 +56,9 @@ std::unique_ptr<Communicator> connect_by_hosts(RunToConnect run) {
   }
   const bool shares_hosts = placed.layout.shares_hosts();  // unevenly
   if (run.environment.rank == 0) {
-    util::log_info(util::concat("processes communicate over gloo, ",
-                                shares_hosts ? "and in groups on one host through" : "not through",
-                                " shared memory: ", placed.obstacle));
+    util::log_info(concat("processes communicate over gloo, ",
+                          shares_hosts ? "and in groups on one host through" : "not through",
+                          " shared memory: ", placed.obstacle));
   }
   std::unique_ptr<Communicator> over_gloo = make_gloo_communicator(run.environment, run.options, run.store);
   if (!shares_hosts) return over_gloo;

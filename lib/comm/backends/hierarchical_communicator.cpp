@@ -57,11 +57,11 @@ class HierarchicalCommunicator final : public Communicator {
     }
     const std::vector<int>& here = layout_.members[static_cast<size_t>(host_)];
     GroupIdentity local = identity_.subgroup("host", here);
-    const std::string local_key = util::concat(key_, "/host/", local.ranks.front());
+    const std::string local_key = concat(key_, "/host/", local.ranks.front());
     shm_ = ShmGroup::connect(connections_.host, std::move(local), timeout_seconds(), local_key);
     local_ = make_shm_communicator(shm_);
     try {
-      const std::string cross_key = util::concat(key_, "/cross/", place_);
+      const std::string cross_key = concat(key_, "/cross/", place_);
       if (connections_.mpi) {
         std::vector<int> counterparts;
         for (int host = 0; host < hosts(); ++host) counterparts.push_back(member(host, place_));
@@ -366,14 +366,14 @@ class HierarchicalCommunicator final : public Communicator {
   [[noreturn]] void give_up(const std::string& what, const std::exception& error) {
     FailureSight sight{.what = what, .cause = first_line(error.what())};
     const auto* classified = dynamic_cast<const util::Error*>(&error);
-    const util::ErrorKind kind = classified ? classified->kind() : util::ErrorKind::kUnexpected;
+    const ErrorKind kind = classified ? classified->kind() : ErrorKind::kUnexpected;
     if (const auto* of_group = dynamic_cast<const GroupError*>(&error)) {
       sight.cause = of_group->failure().cause;
       sight.silent = of_group->failure().silent_ranks;
     }
-    sight.timeout = kind == util::ErrorKind::kTimeout;
+    sight.timeout = kind == ErrorKind::kTimeout;
     // A failure in shared memory names the lost ranks.
-    sight.closed = kind == util::ErrorKind::kPeerLost && sight.silent.empty();
+    sight.closed = kind == ErrorKind::kPeerLost && sight.silent.empty();
     const auto let_others_notice = [&] {
       shm_->abandon(sight.timeout);
       if (cross_) cross_->close();
@@ -382,7 +382,7 @@ class HierarchicalCommunicator final : public Communicator {
                                                let_others_notice, connections_.gloo.timeout);
     try {
       // Not a failure of the group: an error of this rank, or ranks in different collectives.
-      if (kind != util::ErrorKind::kTimeout && kind != util::ErrorKind::kPeerLost) {
+      if (kind != ErrorKind::kTimeout && kind != ErrorKind::kPeerLost) {
         util::fail(kind, what, " failed on rank ", identity_.global_rank(), identity_.shown(), ": ",
                    sight.cause);
       }

@@ -39,14 +39,13 @@ std::shared_ptr<Communicator> device_collectives(const BackendRow& row, const Nc
   const std::string obstacle = shared_gpu(all_gather_text(*host, mine, {.unit = "GPUs of the ranks"}));
   if (obstacle.empty()) return make_nccl_communicator(place);
   if (path == GpuTensors::kOverNccl) {
-    throw AgreedError(
-        util::ErrorKind::kUsage,
-        util::concat("comm.backend = \"", row.name, "\" requires a GPU of its own for each rank, but ",
-                     obstacle, "; start fewer processes per host, or set it to auto"));
+    throw AgreedError(ErrorKind::kUsage, concat("comm.backend = \"", row.name,
+                                                "\" requires a GPU of its own for each rank, but ", obstacle,
+                                                "; start fewer processes per host, or set it to auto"));
   }
   if (host->rank() == 0) {
-    util::log_warning(util::concat("processes exchange GPU tensors through host memory, which is slow: ",
-                                   obstacle, ", but NCCL needs one for each rank"));
+    util::log_warning(concat("processes exchange GPU tensors through host memory, which is slow: ", obstacle,
+                             ", but NCCL needs one for each rank"));
   }
   return through_host();
 }
@@ -64,7 +63,7 @@ std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& given, 
   const bool over_mpi = row.traits.over_mpi;
   const LaunchEnvironment environment = over_mpi ? MpiRun::get().environment() : given;
   if (row.traits.on_gpus == GpuTensors::kOverNccl && !device.is_cuda()) {
-    util::fail(util::ErrorKind::kUsage, "comm.backend = \"", row.name,
+    util::fail(ErrorKind::kUsage, "comm.backend = \"", row.name,
                "\" requires ranks on GPUs, but they are on ", device.str(),
                "; set training.device to cuda, or comm.backend to auto");
   }

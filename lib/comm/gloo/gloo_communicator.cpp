@@ -19,8 +19,6 @@
 namespace fsdp::comm {
 namespace {
 
-using util::ErrorKind;
-
 /// Seeds of tags; the collectives of c10d have tags of their own.
 constexpr uint64_t kShiftTag = 0, kAllGatherTag = 1, kReduceScatterTag = 2;
 

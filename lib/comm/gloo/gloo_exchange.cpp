@@ -20,7 +20,7 @@ auto translated(const Body& body) {
     return body();
   } catch (const std::exception& error) {
     const std::string text = first_line(error.what());
-    const auto kind = says_timeout(text) ? util::ErrorKind::kTimeout : util::ErrorKind::kPeerLost;
+    const auto kind = says_timeout(text) ? ErrorKind::kTimeout : ErrorKind::kPeerLost;
     throw util::Error(kind, text);
   }
 }

@@ -30,7 +30,7 @@ std::string address_towards(const std::string& host, int port) {
   hints.ai_socktype = SOCK_DGRAM;
   int code = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (code != 0) {
-    util::fail(util::ErrorKind::kUsage, "MASTER_ADDR: expected the name or address of a host; \"", host,
+    util::fail(ErrorKind::kUsage, "MASTER_ADDR: expected the name or address of a host; \"", host,
                "\" cannot be resolved: ", gai_strerror(code));
   }
   std::string address = "127.0.0.1";
@@ -63,7 +63,7 @@ class MeshStore final : public c10d::Store {
   using Store::set;
   c10::intrusive_ptr<Store> clone() override { return store_->clone(); }
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    const std::string own = util::concat("/", rank_);
+    const std::string own = concat("/", rank_);
     if (!key.ends_with(own)) return store_->set(key, value);
     const std::string folder = key.substr(0, key.size() - own.size() + 1);
     TextMeeting meeting{.purpose = folder + "mesh", .combine = [](const std::vector<std::string>& texts) {
@@ -105,7 +105,7 @@ class MeshStore final : public c10d::Store {
       std::memcpy(&length, &*from, sizeof(length));
       const auto begin = from + sizeof(length);
       from = begin + static_cast<std::ptrdiff_t>(length);
-      entries_[util::concat(folder, rank)].assign(begin, from);
+      entries_[concat(folder, rank)].assign(begin, from);
     }
   }
   std::vector<std::string> without_entries(std::vector<std::string> keys) const {
@@ -153,8 +153,8 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_members(const GlooPlace& plac
                                  : c10d::ProcessGroupGloo::createDeviceForHostname(place.address));
   auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, place.store);
   try {
-    util::make_room_for_files(size, util::concat("rank ", rank, " of a group is to be connected with ",
-                                                 size - 1, " others over gloo"));
+    util::make_room_for_files(
+        size, concat("rank ", rank, " of a group is to be connected with ", size - 1, " others over gloo"));
     auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(
         c10::make_intrusive<MeshStore>(store, rank, size), rank, size, options);
     wait_for_all(*store, rank, size);

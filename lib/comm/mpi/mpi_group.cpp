@@ -39,18 +39,18 @@ class MpiGroup::Look {
       // Its last messages may have arrived before its end was noticed.
       if (!missing.empty() && std::ranges::find(missing, rank) == missing.end()) continue;
       sight.silent = {rank};
-      sight.cause = util::concat("the process of rank ", rank, " has ended");
+      sight.cause = concat("the process of rank ", rank, " has ended");
       throw Failed{std::move(sight)};
     }
     if (const auto message = group_.library().probe(group_.mpi_, -1, kFailedTag)) {
       sight.closed = true;
       sight.silent.clear();
-      sight.cause = util::concat("rank ", global({message->from})[0], " has failed");
+      sight.cause = concat("rank ", global({message->from})[0], " has failed");
       throw Failed{std::move(sight)};
     }
     if (const auto message = group_.library().probe(group_.mpi_, -1, kLeftTag)) {
       sight.silent = global({message->from});
-      sight.cause = util::concat("the process of rank ", sight.silent[0], " has ended after an error");
+      sight.cause = concat("the process of rank ", sight.silent[0], " has ended after an error");
       throw Failed{std::move(sight)};
     }
     tell_when_stopped(missing);
@@ -64,8 +64,8 @@ class MpiGroup::Look {
   }
 
   std::string who_waits(const std::vector<int>& missing) const {
-    return util::concat("rank ", group_.identity_.global_rank(), " waits for rank ",
-                        util::join(texts_of(missing), ", "));
+    return concat("rank ", group_.identity_.global_rank(), " waits for rank ",
+                  util::join(texts_of(missing), ", "));
   }
 
   /// A launcher of MPI that has seen a rank die on another machine sends SIGTERM, and soon after SIGKILL.
@@ -73,8 +73,8 @@ class MpiGroup::Look {
     constexpr std::chrono::milliseconds kLong{100};
     if (told_ || missing.empty() || Clock::now() < begin_ + kLong || !util::StopSignal::received()) return;
     told_ = true;
-    util::log_warning(util::concat(util::stop_signal_name(*util::StopSignal::received()), " came while ",
-                                   who_waits(missing), " in ", what_, group_.identity_.shown()));
+    util::log_warning(concat(util::stop_signal_name(*util::StopSignal::received()), " came while ",
+                             who_waits(missing), " in ", what_, group_.identity_.shown()));
   }
 
   MpiGroup& group_;
@@ -98,7 +98,7 @@ MpiGroup::MpiGroup(MpiGroup& of, const std::vector<int>& members, GroupIdentity 
   record.numel = static_cast<int64_t>(members.size());
   std::vector<int> peers = members;
   std::erase(peers, of.identity_.rank);
-  const std::string what = util::concat("connecting", identity_.shown());
+  const std::string what = concat("connecting", identity_.shown());
   what.copy(record.what, sizeof(record.what) - 1);
   of.guard(what, [&] { of.meet(record, what, peers, kConnectTag); });
   mpi_ = place_.run->make_group(of.mpi_, members, identity_.rank);
@@ -146,7 +146,7 @@ void MpiGroup::meet(const MpiRecord& record, const std::string& what, const std:
 
 void MpiGroup::refuse(const MpiRecord& other, int peer, const MpiRecord& record, const std::string& what) {
   tell_all(kFailedTag);  // informs ranks that exchange nothing with this rank
-  util::fail(util::ErrorKind::kUnexpected, "rank ", identity_.ranks[static_cast<size_t>(peer)],
+  util::fail(ErrorKind::kUnexpected, "rank ", identity_.ranks[static_cast<size_t>(peer)],
              " is in another collective (", other.what, ", ", other.numel,
              " elements) than this rank, which is in ", what, ", ", record.numel, " elements");
 }

@@ -19,7 +19,6 @@ namespace fsdp::comm {
 namespace {
 
 namespace fs = std::filesystem;
-using util::ErrorKind;
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kModule = "fsdp_mpi.so";

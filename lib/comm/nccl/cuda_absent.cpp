@@ -8,7 +8,7 @@ namespace fsdp::comm {
 
 std::shared_ptr<Communicator> make_nccl_communicator(const NcclPlace&) {
   const util::CudaStatus& status = util::cuda_status();
-  util::fail(util::ErrorKind::kUsage, "NCCL: expected a program with CUDA; found ", status.obstacle, "; ",
+  util::fail(ErrorKind::kUsage, "NCCL: expected a program with CUDA; found ", status.obstacle, "; ",
              status.remedy);
 }
 

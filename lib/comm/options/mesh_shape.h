@@ -97,7 +97,7 @@ struct MeshShape {
 inline std::string to_string(const MeshShape& shape) {
   std::string text;
   for (MeshAxis axis : kMeshAxes) {
-    text += util::concat(text.empty() ? "" : " x ", name_of(axis), " ", shape.along(axis));
+    text += concat(text.empty() ? "" : " x ", name_of(axis), " ", shape.along(axis));
   }
   return text;
 }
@@ -115,15 +115,13 @@ inline std::string shown(const std::array<int64_t, 4>& sizes) {
   for (MeshAxis axis : kMeshAxes) {
     int64_t size = sizes[static_cast<size_t>(axis)];
     sized = sized && size >= 1 && !__builtin_mul_overflow(product, size, &product);
-    text += util::concat(text.empty() ? "" : " x ", "mesh.", name_of(axis), " ",
-                         size == kRest ? std::string("the rest (-1)") : std::to_string(size));
+    text += concat(text.empty() ? "" : " x ", "mesh.", name_of(axis), " ",
+                   size == kRest ? std::string("the rest (-1)") : std::to_string(size));
   }
-  return sized ? util::concat(text, " = ", product) : text;
+  return sized ? concat(text, " = ", product) : text;
 }
 
-inline std::string processes(int64_t count) {
-  return util::concat(count, count == 1 ? " process" : " processes");
-}
+inline std::string processes(int64_t count) { return concat(count, count == 1 ? " process" : " processes"); }
 
 }  // namespace detail
 
@@ -134,7 +132,7 @@ inline MeshShape resolve_mesh(const MeshOptions& options, int world_size) {
   std::array<int64_t, 4> sizes = {options.dcn, options.data, options.context, options.model};
   const std::string found = detail::shown(sizes);
   const std::string world = detail::processes(world_size);
-  const auto refuse = [](const auto&... parts) { util::fail(util::ErrorKind::kUsage, parts...); };
+  const auto refuse = [](const auto&... parts) { util::fail(ErrorKind::kUsage, parts...); };
 
   int64_t* rest = nullptr;
   int64_t product = 1;  // of the axes that have a size

@@ -88,7 +88,7 @@ std::string difference(const std::vector<HostIdentity>& identities, const std::v
   } else if (other.pid_namespace != first.pid_namespace) {
     apart = "in different containers and cannot see each other's processes";
   }
-  return util::concat("ranks 0 and ", std::ranges::find(hosts, 1) - hosts.begin(), " are ", apart);
+  return concat("ranks 0 and ", std::ranges::find(hosts, 1) - hosts.begin(), " are ", apart);
 }
 
 std::string combined_roll(const std::vector<std::string>& texts, int world_size) {
@@ -149,7 +149,7 @@ struct HostRanks::Board {
 HostRoll call_the_roll(const LaunchEnvironment& environment, RunStore& store, const HostIdentity& identity,
                        const std::string& obstacle) {
   RollText own{.identities = {identity}, .runs = {0, 1, 1}};
-  if (!obstacle.empty()) own.obstacle = util::concat("on rank ", environment.rank, " ", obstacle);
+  if (!obstacle.empty()) own.obstacle = concat("on rank ", environment.rank, " ", obstacle);
   const TextMeeting meeting{
       .purpose = "shm/hosts",
       .combine = [world_size = environment.world_size](const std::vector<std::string>& texts) {
@@ -212,7 +212,7 @@ HostRanks::Meeting HostRanks::meet_here(const LaunchEnvironment& environment, Ru
       ranks->pid_fds_[rank] = pid_fd;
       if (pid_fd < 0 && offer.pid != own.pid) {
         throw std::runtime_error(
-            util::concat("process ", offer.pid, " cannot be watched: ", util::errno_text(errno)));
+            concat("process ", offer.pid, " cannot be watched: ", util::errno_text(errno)));
       }
       segments[rank] = here[i] == environment.rank
                            ? segment
@@ -220,7 +220,7 @@ HostRanks::Meeting HostRanks::meet_here(const LaunchEnvironment& environment, Ru
     }
     ranks->segments_ = std::move(segments);
   } catch (const std::runtime_error& error) {
-    obstacle = util::concat("on rank ", environment.rank, " ", error.what());
+    obstacle = concat("on rank ", environment.rank, " ", error.what());
   }
   const auto first = [](const std::vector<std::string>& texts) {
     const auto found = std::ranges::find_if(texts, [](const std::string& text) { return !text.empty(); });
@@ -303,8 +303,8 @@ std::string HostLayout::odd_one() const {
   const size_t each = members.front().size();
   for (const std::vector<int>& ranks : members) {
     if (ranks.size() == each) continue;
-    return util::concat("hosts have different numbers of ranks: the host of rank ", members.front().front(),
-                        " has ", each, ", the host of rank ", ranks.front(), " has ", ranks.size());
+    return concat("hosts have different numbers of ranks: the host of rank ", members.front().front(),
+                  " has ", each, ", the host of rank ", ranks.front(), " has ", ranks.size());
   }
   return each == 1 ? "every rank has a host to itself" : "";
 }
@@ -327,7 +327,7 @@ std::string shared_gpu(const std::vector<std::string>& gpus) {
     const auto [first, is_new] = first_ranks.try_emplace(gpus[rank], rank);
     const std::string bus_id = gpus[rank].substr(gpus[rank].rfind(' ') + 1);
     if (is_new || bus_id.empty()) continue;
-    return util::concat("ranks ", first->second, " and ", rank, " share a GPU (", bus_id, ")");
+    return concat("ranks ", first->second, " and ", rank, " share a GPU (", bus_id, ")");
   }
   return "";
 }

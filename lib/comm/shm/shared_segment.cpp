@@ -25,7 +25,7 @@ constexpr int64_t kHugePage = 2 << 20;
 int64_t rounded_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 [[noreturn]] void refuse(const std::string& what, int error_number) {
-  throw std::runtime_error(util::concat(what, ": ", util::errno_text(error_number)));
+  throw std::runtime_error(concat(what, ": ", util::errno_text(error_number)));
 }
 
 uint64_t random_sign() {
@@ -42,7 +42,7 @@ std::shared_ptr<SharedSegment> SharedSegment::create(int64_t bytes) {
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       limit.rlim_cur < static_cast<rlim_t>(bytes)) {
     throw std::runtime_error(
-        util::concat("the limit on the size of files (ulimit -f) is ", limit.rlim_cur, " bytes"));
+        concat("the limit on the size of files (ulimit -f) is ", limit.rlim_cur, " bytes"));
   }
   std::shared_ptr<SharedSegment> segment(new SharedSegment);
   segment->bytes_ = bytes;
@@ -67,15 +67,15 @@ std::shared_ptr<SharedSegment> SharedSegment::create(int64_t bytes) {
 std::shared_ptr<SharedSegment> SharedSegment::open(pid_t pid, int fd, int64_t bytes, uint64_t sign) {
   std::shared_ptr<SharedSegment> segment(new SharedSegment);
   segment->bytes_ = bytes;
-  const std::string path = util::concat("/proc/", pid, "/fd/", fd);
+  const std::string path = concat("/proc/", pid, "/fd/", fd);
   segment->fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (segment->fd_ < 0) refuse(util::concat(path, " cannot be opened"), errno);
+  if (segment->fd_ < 0) refuse(concat(path, " cannot be opened"), errno);
   if (::lseek(segment->fd_, 0, SEEK_END) != bytes) {
-    throw std::runtime_error(util::concat(path, " is not the shared memory that its process announced"));
+    throw std::runtime_error(concat(path, " is not the shared memory that its process announced"));
   }
   segment->map(false);
   if (segment->sign() != sign) {
-    throw std::runtime_error(util::concat(path, " is not the shared memory that its process announced"));
+    throw std::runtime_error(concat(path, " is not the shared memory that its process announced"));
   }
   ::close(std::exchange(segment->fd_, -1));  // the mapping is enough
   return segment;
@@ -85,7 +85,7 @@ void SharedSegment::map(bool own) {
   // Reserves enough addresses to start at a boundary of huge pages.
   const auto room = static_cast<size_t>(bytes_ + kHugePage);
   void* whole = ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (whole == MAP_FAILED) refuse(util::concat("no address space for ", bytes_ >> 30, " GiB"), errno);
+  if (whole == MAP_FAILED) refuse(concat("no address space for ", bytes_ >> 30, " GiB"), errno);
   auto* first = static_cast<std::byte*>(whole);
   const auto before = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(whole) % kHugePage);
   if (before > 0) ::munmap(first, static_cast<size_t>(before));

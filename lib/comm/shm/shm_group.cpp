@@ -110,7 +110,7 @@ void ShmGroup::make_control() {
   control_block_ =
       SharedSegment::take(host_->own(), static_cast<int64_t>(bytes), SharedSegment::Part::kControl);
   if (!control_block_) {
-    util::fail(util::ErrorKind::kUnexpected, "no shared memory is left to connect a group of ranks",
+    util::fail(ErrorKind::kUnexpected, "no shared memory is left to connect a group of ranks",
                identity_.shown());
   }
   std::memset(control_block_->data(), 0, bytes);
@@ -149,7 +149,7 @@ std::byte* ShmGroup::stage(int64_t bytes) {
     const int64_t half = std::max(bytes, kSmallest);
     auto larger = SharedSegment::take(host_->own(), 2 * half);
     if (!larger) {
-      util::fail(util::ErrorKind::kUnexpected, "no shared memory is left for a buffer of ",
+      util::fail(ErrorKind::kUnexpected, "no shared memory is left for a buffer of ",
                  util::human_bytes(2 * half), " through which ranks exchange tensors");
     }
     former_stage_ = std::move(stage_);  // others may still read it, until the next meeting
@@ -169,7 +169,7 @@ void ShmGroup::meet(const Record& record, const std::string& what) {
     for (int rank = 0; rank < identity_.size(); ++rank) {
       const Record& theirs = this->record(rank);
       if (theirs.same_collective(record)) continue;
-      util::fail(util::ErrorKind::kUnexpected, "rank ", identity_.ranks[static_cast<size_t>(rank)],
+      util::fail(ErrorKind::kUnexpected, "rank ", identity_.ranks[static_cast<size_t>(rank)],
                  " is in another collective (", theirs.unit, ", ", theirs.numel,
                  " elements) than this rank, which is in ", what, ", ", record.numel, " elements");
     }
@@ -242,21 +242,21 @@ void ShmGroup::give_up(const std::vector<int>& silent, bool timeout, const std::
 void ShmGroup::abandon(bool timeout) {
   publish_failure(timeout);
   if (failure_) return;
-  const auto kind = timeout ? util::ErrorKind::kTimeout : util::ErrorKind::kPeerLost;
+  const auto kind = timeout ? ErrorKind::kTimeout : ErrorKind::kPeerLost;
   failure_ = std::make_exception_ptr(util::Error(kind, "this rank has given up the group"));
 }
 
 /// The first rank that gives up determines the kind of the failure.
 void ShmGroup::publish_failure(bool timeout) {
   uint32_t none = 0;
-  const auto kind = timeout ? util::ErrorKind::kTimeout : util::ErrorKind::kPeerLost;
+  const auto kind = timeout ? ErrorKind::kTimeout : ErrorKind::kPeerLost;
   control_->failed.compare_exchange_strong(none, static_cast<uint32_t>(kind));
   futex_wake_all(control_->round);
 }
 
 /// Another rank of the group has given up.
 void ShmGroup::follow_failure(const std::string& what) {
-  const bool timeout = control_->failed.load() == static_cast<uint32_t>(util::ErrorKind::kTimeout);
+  const bool timeout = control_->failed.load() == static_cast<uint32_t>(ErrorKind::kTimeout);
   std::vector<int> silent;
   for (int rank = 0; rank < identity_.size(); ++rank) {
     if (member(rank).blamed.load() != 0) silent.push_back(identity_.ranks[static_cast<size_t>(rank)]);

@@ -82,7 +82,7 @@ class ThreadWorld {
 
  private:
   void throw_if_left() {
-    if (left_) util::fail(util::ErrorKind::kPeerLost, "rank ", *left_, " has left this world of threads");
+    if (left_) util::fail(ErrorKind::kPeerLost, "rank ", *left_, " has left this world of threads");
   }
 
   std::vector<Slot> slots_;
@@ -198,7 +198,7 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
   template <typename Read>
   WorkPtr run(const char* op, const at::Tensor& output, const at::Tensor& input, const CallSite& site,
               const Read& read) {
-    std::string description = util::concat(op, " of ", site.unit);
+    std::string description = concat(op, " of ", site.unit);
     world_->slot(rank_) = {output, input, description};
     world_->arrive_and_wait();
     for (int r = 0; r < world_size(); ++r) {

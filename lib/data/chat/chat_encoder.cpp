@@ -71,9 +71,9 @@ void check_special_tokens(const ChatTemplateSource& source, const Tokenizer& tok
     std::vector<int64_t> ids;
     tokenizer.encode(token, ids);
     if (ids.size() == 1) continue;
-    util::fail(util::ErrorKind::kData, "the tokenizer ", tokenizer.name(), " does not have the ", name, " ",
-               token, " of chat templates as one token, but spells it by ", ids.size(),
-               "; use the tokenizer.json of the model");
+    fail(ErrorKind::kData, "the tokenizer ", tokenizer.name(), " does not have the ", name, " ", token,
+         " of chat templates as one token, but spells it by ", ids.size(),
+         "; use the tokenizer.json of the model");
   }
 }
 
@@ -94,27 +94,27 @@ class ChatEncoder final : public RowEncoder {
     try {
       rendered = template_.render(row.messages, row.tools);
     } catch (const TemplateError& error) {
-      throw RowError(util::concat("cannot be rendered: ", error.what()));
+      throw RowError(concat("cannot be rendered: ", error.what()));
     }
     if (markers_) markers_->check(rendered.text, row.messages, row.tools);
     if (!rendered.dropped_calls.empty()) {
-      throw RowError(util::concat("has tool_calls in message ", rendered.dropped_calls.front() + 1,
-                                  ", which the chat template ", template_.name(),
-                                  " does not write; choose a template that writes tool calls"));
+      throw RowError(concat("has tool_calls in message ", rendered.dropped_calls.front() + 1,
+                            ", which the chat template ", template_.name(),
+                            " does not write; choose a template that writes tool calls"));
     }
     std::vector<TextSpan> turns;
     for (const AssistantTurn& turn : rendered.turns) {
       if (turn.message < 0 && row.has_weights) {
-        throw RowError(util::concat(
-            "leaves messages out by their weight or as a prompt, but the blocks {% generation %} "
-            "of the chat template ",
-            template_.name(), " are not one for each message of the assistant"));
+        throw RowError(
+            concat("leaves messages out by their weight or as a prompt, but the blocks {% generation %} "
+                   "of the chat template ",
+                   template_.name(), " are not one for each message of the assistant"));
       }
       if (turn.message < 0 || row.learnt[static_cast<size_t>(turn.message)]) turns.push_back(turn.span);
     }
     if (turns.empty()) {
-      throw RowError(util::concat("has no tokens of the assistant, because the chat template ",
-                                  template_.name(), " writes none of its messages"));
+      throw RowError(concat("has no tokens of the assistant, because the chat template ", template_.name(),
+                            " writes none of its messages"));
     }
     append_tokens(tokenizer_, rendered.text, turns, {}, ids, parts);
   }

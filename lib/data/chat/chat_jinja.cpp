@@ -17,7 +17,6 @@ namespace fsdp::data {
 namespace {
 
 using jinja::token;
-using util::concat;
 
 // Variables whose values mark the begin and end of blocks {% generation %} in the output. Their names are no
 // identifiers of Jinja, and the engine distinguishes their text from all other text ("input").

@@ -35,7 +35,7 @@ class Builder final : public nlohmann::json_sax<OrderedJson> {
   bool end_array() override { return close(); }
   bool parse_error(size_t position, const std::string& /*token*/,
                    const nlohmann::detail::exception& /*error*/) override {
-    util::fail(util::ErrorKind::kUnexpected, "JSON that was checked cannot be parsed at byte ", position);
+    fail(ErrorKind::kUnexpected, "JSON that was checked cannot be parsed at byte ", position);
   }
 
  private:

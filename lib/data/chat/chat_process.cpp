@@ -140,8 +140,8 @@ ChatProcess::ChatProcess(const Handler& handler, const ProcessLimits& limits) : 
     ::close(socket_);
     errno = error;
   }
-  util::fail(util::ErrorKind::kIo, "cannot start a process for chat templates: ", util::errno_text(errno),
-             "; raise the limits of processes and open files, or use fewer threads");
+  fail(ErrorKind::kIo, "cannot start a process for chat templates: ", util::errno_text(errno),
+       "; raise the limits of processes and open files, or use fewer threads");
 }
 
 ChatProcess::~ChatProcess() {
@@ -168,13 +168,13 @@ void ChatProcess::report_end(bool waited) {
   pid_ = -1;
   const int number = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
   if (number == SIGPROF || waited)
-    throw ProcessEnded(util::concat("takes more than ", limits_.seconds, " seconds"));
+    throw ProcessEnded(concat("takes more than ", limits_.seconds, " seconds"));
   if (number == SIGSEGV || number == SIGBUS) throw ProcessEnded("nests or recurses too deeply");
   if (WIFEXITED(status) && WEXITSTATUS(status) == kOutOfMemory) {
-    throw ProcessEnded(util::concat("needs more than ", limits_.memory_bytes >> 20, " MiB of memory"));
+    throw ProcessEnded(concat("needs more than ", limits_.memory_bytes >> 20, " MiB of memory"));
   }
-  throw ProcessEnded(number > 0 ? util::concat("ended its process by signal ", number)
-                                : util::concat("ended its process with status ", WEXITSTATUS(status)));
+  throw ProcessEnded(number > 0 ? concat("ended its process by signal ", number)
+                                : concat("ended its process with status ", WEXITSTATUS(status)));
 }
 
 }  // namespace fsdp::data

@@ -13,8 +13,6 @@
 namespace fsdp::data {
 namespace {
 
-using util::concat;
-
 constexpr int kMaxRowDepth = 64;
 
 [[noreturn]] void refuse(const std::string& found) { throw RowError(found); }

@@ -16,9 +16,6 @@ namespace fsdp::data {
 namespace fs = std::filesystem;
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 struct Preset {
   const char* name;
   const char* text;
@@ -93,7 +90,7 @@ std::optional<std::string> template_of(const OrderedJson& config, const std::str
   }
   fail(ErrorKind::kData, "chat_template of ", path,
        " must be a text or a list with a template \"default\", but ",
-       names.empty() ? util::concat("is a ", found->type_name()) : "has only " + util::join(names, ", "),
+       names.empty() ? concat("is a ", found->type_name()) : "has only " + util::join(names, ", "),
        "; write one of them to a file and give it as `chat_template`");
 }
 

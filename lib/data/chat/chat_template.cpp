@@ -120,7 +120,7 @@ ChatTemplate::ChatTemplate(ChatTemplateSource source, int processes, const Proce
   try {
     checked_answer(OrderedJson::object());
   } catch (const TemplateError& error) {
-    util::fail(util::ErrorKind::kData, error.what(), "; correct the template or choose another");
+    fail(ErrorKind::kData, error.what(), "; correct the template or choose another");
   }
 }
 
@@ -151,11 +151,11 @@ OrderedJson ChatTemplate::checked_answer(const OrderedJson& request) const {
     const std::vector<uint8_t> bytes = OrderedJson::to_cbor(request);
     answer = OrderedJson::parse(answer_of({bytes.begin(), bytes.end()}));
   } catch (const ProcessEnded& ended) {
-    throw TemplateError(util::concat("the chat template ", source_.name, " ", ended.what()));
+    throw TemplateError(concat("the chat template ", source_.name, " ", ended.what()));
   }
   if (answer.contains("error")) {
-    throw TemplateError(util::concat("the chat template ", source_.name, ", ",
-                                     answer["error"].get_ref<const std::string&>()));
+    throw TemplateError(
+        concat("the chat template ", source_.name, ", ", answer["error"].get_ref<const std::string&>()));
   }
   return answer;
 }

@@ -131,9 +131,9 @@ TextSpan find_turn(const OrderedJson& messages, size_t index, const std::string&
   const std::optional<std::string> other = try_render(render, changed, /*add_generation_prompt=*/false);
   const TextSpan words = other ? difference(whole, *other) : TextSpan{};
   if (words.begin >= words.end) {
-    throw TemplateError(util::concat("the template writes nothing of message ", index + 1,
-                                     " (assistant), so its tokens cannot be found; mark them with "
-                                     "{% generation %} blocks in the template"));
+    throw TemplateError(concat("the template writes nothing of message ", index + 1,
+                               " (assistant), so its tokens cannot be found; mark them with "
+                               "{% generation %} blocks in the template"));
   }
   const size_t begin = is_prompted && prompt->size() <= words.begin ? prompt->size() : words.begin;
   const std::string_view after = std::string_view(whole).substr(words.end);
@@ -145,10 +145,9 @@ TextSpan find_turn(const OrderedJson& messages, size_t index, const std::string&
   const std::optional<std::string> other_through =
       try_render(render, first_messages(changed, index + 1), /*add_generation_prompt=*/false);
   if (!through || !other_through) {
-    throw TemplateError(util::concat("the template does not render the conversation up to message ",
-                                     index + 1,
-                                     " (assistant), so the end of that turn cannot be found; mark turns with "
-                                     "{% generation %} blocks in the template"));
+    throw TemplateError(concat("the template does not render the conversation up to message ", index + 1,
+                               " (assistant), so the end of that turn cannot be found; mark turns with "
+                               "{% generation %} blocks in the template"));
   }
   const std::string_view tail = std::string_view(*through).substr(difference(*through, *other_through).end);
   return {begin, words.end + shared_tail(tail, after)};

@@ -12,9 +12,6 @@
 namespace fsdp::data {
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 /// Refuses options for which the arithmetic below is undefined, for callers that have no config.
 const DataOptions& checked(const DataOptions& options, int64_t vocab_size, const Placement& placement) {
   if (options.sequence_length < 1 || options.micro_batch_size < 1) {

@@ -19,24 +19,24 @@ RowSurvey& RowSurvey::operator+=(const RowSurvey& other) {
 }
 
 std::string survey_text(const RowSurvey& survey, const DataOptions& options) {
-  return util::concat(with_commas(survey.conversations), " conversations, the longest ",
-                      with_commas(survey.longest), " tokens; ", with_commas(survey.divided),
-                      " are divided among rows of ", options.sequence_length, " tokens, and ",
-                      with_commas(survey.without_targets), " of ", with_commas(survey.rows),
-                      " rows have no target that counts");
+  return concat(with_commas(survey.conversations), " conversations, the longest ",
+                with_commas(survey.longest), " tokens; ", with_commas(survey.divided),
+                " are divided among rows of ", options.sequence_length, " tokens, and ",
+                with_commas(survey.without_targets), " of ", with_commas(survey.rows),
+                " rows have no target that counts");
 }
 
 std::string survey_remedy(const RowSurvey& survey, const DataOptions& options) {
-  return util::concat(options.documents == DocumentTreatment::kSplit ? "" : "data.documents = split and ",
-                      "data.sequence_length = ", std::max<int64_t>(survey.longest - 1, 1));
+  return concat(options.documents == DocumentTreatment::kSplit ? "" : "data.documents = split and ",
+                "data.sequence_length = ", std::max<int64_t>(survey.longest - 1, 1));
 }
 
 void require_targets(const RowSurvey& survey, const DataOptions& options, const char* key) {
   if (survey.rows == 0 || survey.without_targets < survey.rows) return;
-  util::fail(util::ErrorKind::kData, key,
-             ": expected rows with targets that count by data.train_on = ", options.train_on.name(),
-             ", but found ", survey_text(survey, options), "; set ", survey_remedy(survey, options),
-             ", or use shorter conversations");
+  fail(ErrorKind::kData, key,
+       ": expected rows with targets that count by data.train_on = ", options.train_on.name(), ", but found ",
+       survey_text(survey, options), "; set ", survey_remedy(survey, options),
+       ", or use shorter conversations");
 }
 
 }  // namespace fsdp::data

@@ -31,14 +31,14 @@ int64_t ChatLengths::at_most(double share) const {
 std::string ChatLengths::text() const {
   std::string named;
   for (size_t i = 0; i < longest_.size(); ++i) {
-    named += util::concat(i == 0                     ? ""
-                          : i + 1 == longest_.size() ? " and "
-                                                     : ", ",
-                          with_commas(longest_[i].tokens), " (", longest_[i].place, ")");
+    named += concat(i == 0                     ? ""
+                    : i + 1 == longest_.size() ? " and "
+                                               : ", ",
+                    with_commas(longest_[i].tokens), " (", longest_[i].place, ")");
   }
-  return util::concat("half of the conversations have at most ", with_commas(at_most(0.5)),
-                      " tokens, 99 % at most ", with_commas(at_most(0.99)), "; the longest ",
-                      longest_.size() > 1 ? "have " : "has ", named);
+  return concat("half of the conversations have at most ", with_commas(at_most(0.5)),
+                " tokens, 99 % at most ", with_commas(at_most(0.99)), "; the longest ",
+                longest_.size() > 1 ? "have " : "has ", named);
 }
 
 }  // namespace fsdp::data

@@ -15,7 +15,7 @@ namespace {
 using namespace std::string_view_literals;
 
 [[noreturn]] void refuse_damage(const char* reason) {
-  throw DecompressorError(util::concat("is damaged (", reason, ")"), "fetch it again");
+  throw DecompressorError(concat("is damaged (", reason, ")"), "fetch it again");
 }
 
 class Gzip final : public Decompressor {
@@ -67,7 +67,7 @@ class Zstd final : public Decompressor {
     if (::ZSTD_isError(left)) {
       if (::ZSTD_getErrorCode(left) == ZSTD_error_frameParameter_windowTooLarge) {
         throw DecompressorError(
-            util::concat("needs a window of more than ", 1 << (kLargestWindowLog - 20), " MiB to decompress"),
+            concat("needs a window of more than ", 1 << (kLargestWindowLog - 20), " MiB to decompress"),
             "give its content as -, by zstdcat --long=31, or compress it again without --long and --ultra");
       }
       if (::ZSTD_getErrorCode(left) == ZSTD_error_memory_allocation) throw std::bad_alloc();

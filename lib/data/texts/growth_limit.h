@@ -23,9 +23,9 @@ class GrowthLimit {
   /// Describes the excess if there is more text than `read_bytes` of compressed input may yield.
   std::optional<std::string> excess(int64_t read_bytes) const {
     if (text_bytes_ <= kFreeBytes || text_bytes_ / kMostExpansion <= read_bytes) return std::nullopt;
-    return util::concat("becomes more than ", kMostExpansion, " times as large when decompressed, ",
-                        util::human_bytes(text_bytes_), " from the first ", util::human_bytes(read_bytes),
-                        ", which no text does; leave it out");
+    return concat("becomes more than ", kMostExpansion, " times as large when decompressed, ",
+                  util::human_bytes(text_bytes_), " from the first ", util::human_bytes(read_bytes),
+                  ", which no text does; leave it out");
   }
 
  private:

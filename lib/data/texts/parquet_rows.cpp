@@ -169,8 +169,8 @@ class ParquetRows final : public RowFile {
         append_value(text, *batch_->column(i), at_, before + static_cast<size_t>(most));
       });
     } catch (const RowTooLong&) {
-      file_.refuse(util::concat("has a row of more than ", util::human_bytes(most), " as JSON", place(),
-                                "; leave it out"));
+      file_.refuse(
+          concat("has a row of more than ", util::human_bytes(most), " as JSON", place(), "; leave it out"));
     }
     growth_.add(static_cast<int64_t>(text.size() - before));
     if (const auto excess = growth_.excess(compressed_bytes_)) file_.refuse(*excess);
@@ -201,18 +201,18 @@ class ParquetRows final : public RowFile {
 
   [[noreturn]] void refuse_status(const arrow::Status& status) {
     if (status.IsOutOfMemory()) {
-      file_.refuse(util::concat("needs more than ", util::human_bytes(most_memory_), " to be read", place(),
-                                "; write it again with smaller pages and row groups"));
+      file_.refuse(concat("needs more than ", util::human_bytes(most_memory_), " to be read", place(),
+                          "; write it again with smaller pages and row groups"));
     }
     refuse_damage(status.message());
   }
 
   [[noreturn]] void refuse_damage(const std::string& reason) {
-    file_.refuse(util::concat("is damaged or not a parquet table (", for_message(reason), ")", place(),
-                              "; fetch it again, or correct its name"));
+    file_.refuse(concat("is damaged or not a parquet table (", for_message(reason), ")", place(),
+                        "; fetch it again, or correct its name"));
   }
 
-  std::string place() const { return number_ > 0 ? util::concat(" after row ", number_) : std::string(); }
+  std::string place() const { return number_ > 0 ? concat(" after row ", number_) : std::string(); }
 
   template <typename Value>
   Value value_of(arrow::Result<Value> result) {
@@ -241,9 +241,9 @@ class ParquetRows final : public RowFile {
     }
     const int64_t bytes = tail[0] | tail[1] << 8 | tail[2] << 16 | int64_t{tail[3]} << 24;
     if (bytes <= kMaxFooterBytes || bytes > file_.size_bytes()) return;
-    file_.refuse(util::concat("has a footer of ", util::human_bytes(bytes), ", and at most ",
-                              util::human_bytes(kMaxFooterBytes),
-                              " are read; write it again with fewer row groups and columns"));
+    file_.refuse(concat("has a footer of ", util::human_bytes(bytes), ", and at most ",
+                        util::human_bytes(kMaxFooterBytes),
+                        " are read; write it again with fewer row groups and columns"));
   }
 
   void choose(const std::vector<std::string>& names) {
@@ -254,17 +254,17 @@ class ParquetRows final : public RowFile {
       if (present.empty() || present.back() != name) present.push_back(name);
       if (std::find(names.begin(), names.end(), name) == names.end()) continue;
       if (depth_of(*schema.Column(i)->schema_node()) > kMaxColumnDepth) {
-        file_.refuse(util::concat("has more than ", kMaxColumnDepth, " levels in the column \"",
-                                  for_message(name), "\"; leave it out"));
+        file_.refuse(concat("has more than ", kMaxColumnDepth, " levels in the column \"", for_message(name),
+                            "\"; leave it out"));
       }
       columns_.push_back(i);
     }
     if (!columns_.empty()) return;
     const std::string near = names.empty() ? std::string() : util::nearest(names.front(), present);
-    file_.refuse(util::concat("has no column \"", util::join(names, "\" or \""), "\", but ",
-                              for_message(util::name_list(present)),
-                              near.empty() ? "" : "; did you mean \"" + for_message(near) + "\"?",
-                              near.empty() ? "; set the column with `json_field`" : ""));
+    file_.refuse(concat("has no column \"", util::join(names, "\" or \""), "\", but ",
+                        for_message(util::name_list(present)),
+                        near.empty() ? "" : "; did you mean \"" + for_message(near) + "\"?",
+                        near.empty() ? "; set the column with `json_field`" : ""));
   }
 
   /// Reads the next batch into batch_, which is empty at the end.

@@ -43,9 +43,8 @@ class JsonLines final : public RowFile {
       const size_t end = buffer_.find('\n', searched);
       if (end != std::string::npos) return end;
       if (buffer_.size() - begin_ > kMaxLineBytes) {
-        input_.refuse(
-            util::concat("has a line of more than ", kMaxLineBytes >> 20,
-                         " MiB, but must have one JSON object per line; check what kind of file it is"));
+        input_.refuse(concat("has a line of more than ", kMaxLineBytes >> 20,
+                             " MiB, but must have one JSON object per line; check what kind of file it is"));
       }
       buffer_.erase(0, begin_);
       begin_ = 0;
@@ -85,14 +84,13 @@ int64_t check_files(const std::vector<std::string>& files, const std::vector<std
 }
 
 std::string to_string(const RowPlace& place) {
-  return util::concat(is_parquet(std::string(place.path)) ? "row " : "line ", place.number, " of ",
-                      place.path);
+  return concat(is_parquet(std::string(place.path)) ? "row " : "line ", place.number, " of ", place.path);
 }
 
 nlohmann::json object_of_row(std::string_view row, const RowPlace& place) {
   auto refuse = [&](const std::string& found) {
-    util::fail(util::ErrorKind::kData, to_string(place), " must be a JSON object, but ", for_message(found),
-               "; correct it, or skip such rows with `skip_bad`");
+    fail(ErrorKind::kData, to_string(place), " must be a JSON object, but ", for_message(found),
+         "; correct it, or skip such rows with `skip_bad`");
   };
   nlohmann::json object;
   try {
@@ -110,22 +108,20 @@ std::string document_of_row(std::string_view row, const RowPlace& place, const s
   if (found != object.end() && found->is_string()) return std::move(found->get_ref<std::string&>());
   std::string instead;
   if (found != object.end()) {
-    instead = util::concat("has a ", found->type_name());
+    instead = concat("has a ", found->type_name());
   } else {
     std::vector<std::string> names;
     for (const auto& item : object.items()) names.push_back("\"" + item.key() + "\"");
     instead = names.empty() ? "has no fields" : "has the fields " + util::join(names, ", ");
   }
-  util::fail(util::ErrorKind::kData, to_string(place), " must have a string \"", field, "\", but ",
-             for_message(instead),
-             "; correct it, set the field with `json_field`, or skip such rows with `skip_bad`");
+  fail(ErrorKind::kData, to_string(place), " must have a string \"", field, "\", but ", for_message(instead),
+       "; correct it, set the field with `json_field`, or skip such rows with `skip_bad`");
 }
 
 void BadRows::add(const std::string& message) {
   if (++count_ > most_) {
-    if (most_ == 0) util::fail(util::ErrorKind::kData, message);
-    util::fail(util::ErrorKind::kData, "more than ", most_,
-               " rows, which `skip_bad` allows, cannot be used: ", message);
+    if (most_ == 0) fail(ErrorKind::kData, message);
+    fail(ErrorKind::kData, "more than ", most_, " rows, which `skip_bad` allows, cannot be used: ", message);
   }
   if (messages_.size() < kMessages) messages_.push_back(message);
 }

@@ -50,12 +50,12 @@ void add_folder(const std::string& folder, std::vector<std::string>& files) {
       }
     }
   } catch (const fs::filesystem_error& error) {
-    util::fail(util::ErrorKind::kData, "the folder ", folder, " cannot be read (", error.code().message(),
-               ", at ", error.path1().string(), "); give one that you may read");
+    fail(ErrorKind::kData, "the folder ", folder, " cannot be read (", error.code().message(), ", at ",
+         error.path1().string(), "); give one that you may read");
   }
   if (found.empty()) {
-    util::fail(
-        util::ErrorKind::kData, "the folder ", folder,
+    fail(
+        ErrorKind::kData, "the folder ", folder,
         " has no text in it: no .txt, .jsonl, .jsonlines, .jl or .ndjson, with or without .gz or .zst, and no .parquet; "
         "give files of other names by a pattern, for example ",
         folder, "/*");
@@ -137,7 +137,7 @@ size_t InputFile::read(size_t bytes, char* to) {
 }
 
 void InputFile::refuse(const std::string& reason) const {
-  util::fail(util::ErrorKind::kData, "the text ", path_, " ", reason);
+  fail(ErrorKind::kData, "the text ", path_, " ", reason);
 }
 
 TextInput::TextInput(const std::string& path, TextKind kind) : file_(path), kind_(kind) {
@@ -164,10 +164,10 @@ void TextInput::begin() {
   }
   if (const auto foreign = foreign_to_text(head_, uncompressed_name(path()), kind_)) {
     if (decompressor_) {
-      refuse(util::concat("holds a compressed file that ", foreign->found, "; ",
-                          foreign->is_json ? foreign->remedy : "unpack it first"));
+      refuse(concat("holds a compressed file that ", foreign->found, "; ",
+                    foreign->is_json ? foreign->remedy : "unpack it first"));
     }
-    refuse(util::concat(foreign->found, "; ", foreign->remedy));
+    refuse(concat(foreign->found, "; ", foreign->remedy));
   }
   if (!std::string_view(head_).starts_with(kByteOrderMark)) return;
   has_mark_ = true;
@@ -193,7 +193,7 @@ int64_t TextInput::read(int64_t bytes, std::string& buffer) {
   const size_t got = decompressor_ ? decompress(wanted - of_head, rest) : file_.read(wanted - of_head, rest);
   buffer.resize(before + of_head + got);
   if (std::exchange(has_mark_, false)) {
-    util::log_info(util::concat("left out the byte order mark at the beginning of ", path()));
+    util::log_info(concat("left out the byte order mark at the beginning of ", path()));
   }
   const bool ends = of_head + got < wanted;
   if (kind_ == TextKind::kPlain) check_utf8(std::string_view(buffer).substr(before), ends);
@@ -212,11 +212,11 @@ void TextInput::check_utf8(std::string_view text, bool ends) {
   if (cut_character_.empty() || may_go_on) return;
   char byte[8];
   std::snprintf(byte, sizeof(byte), "0x%02X", static_cast<unsigned char>(cut_character_.front()));
-  refuse(util::concat(
-      "must be UTF-8, but the byte ", byte, " at offset ", checked_bytes_,
-      decompressor_ ? " of its decompressed text" : "",
-      " begins no character; convert it first, from Latin-1 for example by iconv -f LATIN1 -t UTF-8 ",
-      util::shell_word(path()), " > NEW"));
+  refuse(
+      concat("must be UTF-8, but the byte ", byte, " at offset ", checked_bytes_,
+             decompressor_ ? " of its decompressed text" : "",
+             " begins no character; convert it first, from Latin-1 for example by iconv -f LATIN1 -t UTF-8 ",
+             util::shell_word(path()), " > NEW"));
 }
 
 size_t TextInput::decompress(size_t bytes, char* to) {
@@ -234,12 +234,12 @@ size_t TextInput::decompress(size_t bytes, char* to) {
       step =
           decompressor_->step(std::string_view(compressed_).substr(decompressed_), to + done, bytes - done);
     } catch (const DecompressorError& error) {
-      refuse(util::concat(error.what(), " at byte ", util::with_commas(read_bytes()), " of the file; ",
-                          error.remedy()));
+      refuse(concat(error.what(), " at byte ", util::with_commas(read_bytes()), " of the file; ",
+                    error.remedy()));
     }
     if (file_ends && step.written == 0) {
-      refuse(util::concat("is cut short: the file ends at byte ", util::with_commas(read_bytes()),
-                          ", within compressed data; fetch it again"));
+      refuse(concat("is cut short: the file ends at byte ", util::with_commas(read_bytes()),
+                    ", within compressed data; fetch it again"));
     }
     decompressed_ += step.read;
     done += step.written;

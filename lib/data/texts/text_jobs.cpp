@@ -79,8 +79,8 @@ void TextJobs::encode_row(std::string_view row, const TextPart& part, EncodedJob
   } catch (const RowError& error) {
     out.ids.resize(before);
     out.token_parts.resize(before);
-    bad = util::concat(to_string(RowPlace{files_[part.file], part.row}), " ", for_message(error.what()),
-                       "; correct or remove it, or skip such rows with `skip_bad`");
+    bad = concat(to_string(RowPlace{files_[part.file], part.row}), " ", for_message(error.what()),
+                 "; correct or remove it, or skip such rows with `skip_bad`");
   }
 }
 
@@ -206,9 +206,9 @@ void TextJobs::take_text(TextJob& job) {
     if (cut > 0) break;
     if (buffer_.size() > kMaxWholeBytes) {
       input_->refuse(
-          util::concat("is longer than ", kMaxWholeBytes >> 20,
-                       " MiB, and the tokenizer needs each document as a whole; split it into several files "
-                       "or JSON lines"));
+          concat("is longer than ", kMaxWholeBytes >> 20,
+                 " MiB, and the tokenizer needs each document as a whole; split it into several files "
+                 "or JSON lines"));
     }
     ends = fill(static_cast<int64_t>(2 * buffer_.size()));
   }

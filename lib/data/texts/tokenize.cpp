@@ -17,9 +17,6 @@ namespace fsdp::data {
 namespace fs = std::filesystem;
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 /// Limit on text that is kept because it cannot be cut yet. Longer data is not text.
 constexpr size_t kMaxCarriedBytes = size_t{64} << 20;
 
@@ -343,16 +340,16 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
   const int64_t documents = std::max(train.documents(), validation ? validation->documents() : 0);
   std::string warning;
   if (documents > 1 && separator.empty() && !encoder && options.document_separator.empty()) {
-    warning = util::concat("nothing separates the ", documents, " documents, because the tokenizer ",
-                           options.tokenizer,
-                           " has no token that ends a text; `document_separator` id:", vocab_size,
-                           " (with model.vocab_size = ", vocab_size + 1,
-                           ") or text:'\\n\\n' separates them, and none joins them without this warning");
+    warning =
+        concat("nothing separates the ", documents, " documents, because the tokenizer ", options.tokenizer,
+               " has no token that ends a text; `document_separator` id:", vocab_size,
+               " (with model.vocab_size = ", vocab_size + 1,
+               ") or text:'\\n\\n' separates them, and none joins them without this warning");
   }
   std::string note;
   if (!start.empty() && options.document_start.empty()) {
-    note = util::concat("each document begins with the token ", start.front(),
-                        ", which the tokenizer puts before texts; `document_start` none leaves it out");
+    note = concat("each document begins with the token ", start.front(),
+                  ", which the tokenizer puts before texts; `document_start` none leaves it out");
   }
   train.commit();
   if (validation) validation->commit();

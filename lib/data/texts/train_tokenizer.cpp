@@ -15,9 +15,6 @@
 namespace fsdp::data {
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 constexpr int64_t kLineChunkBytes = 1 << 20;
 /// Limit on a line. Longer lines are cut, so that texts without line ends can be used too.
 constexpr size_t kMaxSentenceBytes = 16384;

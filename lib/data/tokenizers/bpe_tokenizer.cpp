@@ -117,7 +117,7 @@ class BpeTokenizer final : public VocabularyTokenizer {
       std::string_view part = text.substr(done, end - done);
       size_t consumed = 0;
       if (!part.empty() && add_prefix_space_ && !part.starts_with(' ')) {
-        std::string prefixed = util::concat(' ', part);
+        std::string prefixed = concat(' ', part);
         segment(prefixed, prefixed.size(), false, out);
         consumed = part.size();
       } else {

@@ -19,9 +19,8 @@ namespace {
 uint32_t needed_token(const Vocabulary& vocabulary, const std::string& token) {
   auto found = vocabulary.tokens.find(token);
   if (found == vocabulary.tokens.end()) {
-    util::fail(util::ErrorKind::kData, "the vocabulary ", vocabulary.source, " has no token \"",
-               for_message(token),
-               "\", which it needs; it is damaged or of another kind, so copy it again or ", "use another");
+    fail(ErrorKind::kData, "the vocabulary ", vocabulary.source, " has no token \"", for_message(token),
+         "\", which it needs; it is damaged or of another kind, so copy it again or ", "use another");
   }
   return static_cast<uint32_t>(found->second);
 }

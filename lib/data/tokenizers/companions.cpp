@@ -13,7 +13,6 @@ namespace fs = std::filesystem;
 namespace {
 
 using json = nlohmann::json;
-using util::concat;
 
 /// Returns the text of a token written as a text or as an object with "content"; "" if there is none.
 std::string token_text(const json& config, const char* key) {

@@ -97,9 +97,9 @@ std::string stripped(std::string_view text, bool left, bool right) {
 CharacterMap character_map_of(const std::string& content) {
   std::optional<CharacterMap> map = CharacterMap::of(content);
   if (!map) {
-    util::fail(util::ErrorKind::kData,
-               "the normalizer Precompiled has a map of characters (precompiled_charsmap) that is not a "
-               "SentencePiece map; copy the tokenizer's file again");
+    fail(ErrorKind::kData,
+         "the normalizer Precompiled has a map of characters (precompiled_charsmap) that is not a "
+         "SentencePiece map; copy the tokenizer's file again");
   }
   return *std::move(map);
 }
@@ -137,8 +137,8 @@ Normalizer::Step step_of(const NormalizerStep& step) {
 
 void Normalizer::Text::check(size_t bytes) const {
   if (bytes <= most_bytes) return;
-  util::fail(util::ErrorKind::kData, "the normalizer of the tokenizer makes more than ", most_bytes,
-             " bytes of a text, more than 64 times as many as it has; use another tokenizer");
+  fail(ErrorKind::kData, "the normalizer of the tokenizer makes more than ", most_bytes,
+       " bytes of a text, more than 64 times as many as it has; use another tokenizer");
 }
 
 Normalizer::Normalizer(const std::vector<NormalizerStep>& steps) {

@@ -23,8 +23,6 @@ const char* const kTekkenSplitPattern =
 
 namespace {
 
-using util::concat;
-
 /// Limit on a token's bytes, above every existing token's. The work for a token's merges grows with it.
 constexpr size_t kMostTokenBytes = 1024;
 

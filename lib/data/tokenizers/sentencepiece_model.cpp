@@ -19,14 +19,13 @@ namespace fsdp::data {
 namespace {
 
 using PieceKind = SentencePieceModel::PieceKind;
-using util::concat;
 
 /// Limit on a piece's bytes, above every existing piece's. The library examines so much at each position.
 constexpr size_t kMostPieceBytes = 1024;
 
 [[noreturn]] void refuse_model(const std::string& source, const std::string& found) {
-  util::fail(util::ErrorKind::kData, "the tokenizer ", source, " is not a SentencePiece model: ", found,
-             "; give the .model that SentencePiece or fsdp-data train-tokenizer wrote, or copy it again");
+  fail(ErrorKind::kData, "the tokenizer ", source, " is not a SentencePiece model: ", found,
+       "; give the .model that SentencePiece or fsdp-data train-tokenizer wrote, or copy it again");
 }
 
 /// A field of a protocol buffer message.

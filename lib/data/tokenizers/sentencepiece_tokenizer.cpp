@@ -14,9 +14,6 @@ namespace fsdp::data {
 namespace fs = std::filesystem;
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 /// The character for a blank in pieces: U+2581.
 constexpr std::string_view kBlank = "\xe2\x96\x81";
 /// The library's text of a piece that is not in the vocabulary.

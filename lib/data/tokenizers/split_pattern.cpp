@@ -15,9 +15,6 @@
 namespace fsdp::data {
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 /// Unicode's White_Space, as the inside of a class.
 constexpr const char* kWhiteSpace = "\\t-\\r\\x{85}\\p{Z}";
 
@@ -121,7 +118,7 @@ class Translator {
     char c = pattern_[i_ + 1];
     if (c == 's' || (c == 'S' && !in_class_)) {
       i_ += 2;
-      out_ += in_class_ ? kWhiteSpace : util::concat(c == 's' ? "[" : "[^", kWhiteSpace, "]");
+      out_ += in_class_ ? kWhiteSpace : concat(c == 's' ? "[" : "[^", kWhiteSpace, "]");
     } else if (c == 'p' || c == 'P') {
       property();
     } else if (c == 'd' || c == 'D') {
@@ -134,7 +131,7 @@ class Translator {
       if (end == std::string::npos) refuse("\\x{ without an end");
       take(end + 1 - i_);
     } else {
-      refuse(util::concat("\\", c));
+      refuse(concat("\\", c));
     }
   }
 
@@ -158,11 +155,11 @@ class Translator {
     const std::string additions = additions_ ? additions_to(name) : "";
     if (in_class_ && negated && !additions.empty()) refuse("the complement of " + name + " in a class");
     const std::string bare =
-        util::concat(negated && additions.empty() ? "\\P{" : "\\p{", name.size() > 2 ? "sc:" : "", name, "}");
+        concat(negated && additions.empty() ? "\\P{" : "\\p{", name.size() > 2 ? "sc:" : "", name, "}");
     if (in_class_ || additions.empty()) {
       out_ += bare + additions;
     } else {
-      out_ += util::concat(negated ? "[^" : "[", bare, additions, "]");
+      out_ += concat(negated ? "[^" : "[", bare, additions, "]");
     }
   }
 
@@ -194,7 +191,7 @@ class Translator {
     }
     if (next_is("(*")) refuse("(*");
     if (next_is("{,")) refuse("{,");
-    if (next_is("}+") || next_is("}?")) refuse(util::concat("}", pattern_[i_ + 1]));
+    if (next_is("}+") || next_is("}?")) refuse(concat("}", pattern_[i_ + 1]));
     take(1);
   }
 

@@ -56,8 +56,8 @@ class ByteTokenizer final : public Tokenizer {
  private:
   void check(int64_t id, size_t place) const {
     if (id >= 0 && id < vocab_size()) return;
-    util::fail(util::ErrorKind::kData, "the id ", id, " at position ", place,
-               " is not a byte token (0 to 255); decode it with the tokenizer that made it");
+    fail(ErrorKind::kData, "the id ", id, " at position ", place,
+         " is not a byte token (0 to 255); decode it with the tokenizer that made it");
   }
 };
 
@@ -78,10 +78,10 @@ NamedVocabulary find_in_folder(const fs::path& folder) {
   }
   if (fs::exists(folder / "tekken.json", error)) return read_tekken(folder / "tekken.json");
   if (const fs::path model = folder / "tokenizer.model"; fs::exists(model, error)) return read_model(model);
-  util::fail(util::ErrorKind::kData, "the folder ", folder.string(), " contains no vocabulary: expected ",
-             "tokenizer.json, encoder.json and vocab.bpe, vocab.json and merges.txt, tekken.json, or "
-             "tokenizer.model; "
-             "give the folder or file that does");
+  fail(ErrorKind::kData, "the folder ", folder.string(), " contains no vocabulary: expected ",
+       "tokenizer.json, encoder.json and vocab.bpe, vocab.json and merges.txt, tekken.json, or "
+       "tokenizer.model; "
+       "give the folder or file that does");
 }
 
 }  // namespace
@@ -151,9 +151,9 @@ NamedVocabulary find_vocabulary(const std::string& name) {
     if ((file + ".").find(".model.") != std::string::npos) return read_model(path);
   }
   const bool there = fs::exists(path, error);
-  util::fail(util::ErrorKind::kUsage, "unknown tokenizer \"", name, "\", ",
-             there ? "a file of another kind" : "which is not a file or folder either", "; expected ",
-             kTokenizerChoices, there ? "" : util::hub_remedy(name));
+  fail(ErrorKind::kUsage, "unknown tokenizer \"", name, "\", ",
+       there ? "a file of another kind" : "which is not a file or folder either", "; expected ",
+       kTokenizerChoices, there ? "" : util::hub_remedy(name));
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& options) {
@@ -187,8 +187,8 @@ void VocabularyTokenizer::keep(int64_t id, std::string bytes, std::optional<std:
 
 std::optional<std::string> VocabularyTokenizer::bytes_of(int64_t id, bool begins) const {
   if (id < 0 || id >= vocab_size()) {
-    util::fail(util::ErrorKind::kData, "the id ", id, " is not a token of the vocabulary ", name_, " (0 to ",
-               vocab_size() - 1, "); decode it with the tokenizer that made it");
+    fail(ErrorKind::kData, "the id ", id, " is not a token of the vocabulary ", name_, " (0 to ",
+         vocab_size() - 1, "); decode it with the tokenizer that made it");
   }
   const auto first = begins ? first_bytes_.find(id) : first_bytes_.end();
   return first == first_bytes_.end() ? bytes_[static_cast<size_t>(id)] : first->second;

@@ -71,10 +71,9 @@ class UnigramModel {
       }
       if (!known) {
         if (!unknown_) {
-          util::fail(util::ErrorKind::kData, "the vocabulary ", source_, " has no token for the character \"",
-                     for_message(piece.substr(begin, character)),
-                     "\" and none for unknown ones (unk_id); leave ",
-                     "the character out or use another tokenizer");
+          fail(ErrorKind::kData, "the vocabulary ", source_, " has no token for the character \"",
+               for_message(piece.substr(begin, character)), "\" and none for unknown ones (unk_id); leave ",
+               "the character out or use another tokenizer");
         }
         offer(begin, begin + character, so_far + unknown_score_, *unknown_);
       }

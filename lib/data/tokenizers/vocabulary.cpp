@@ -12,7 +12,6 @@ namespace fs = std::filesystem;
 namespace {
 
 using nlohmann::json;
-using util::concat;
 using StepKind = NormalizerStep::StepKind;
 
 /// Limit on normalization steps, each of which costs time for every text.

@@ -11,10 +11,6 @@ namespace fsdp::data {
 namespace fs = std::filesystem;
 namespace {
 
-using util::concat;
-using util::ErrorKind;
-using util::fail;
-
 constexpr int kMaxDepth = 32;
 /// Limit on ids, which index tables; larger than every existing vocabulary.
 constexpr int64_t kMaxId = (int64_t{1} << 24) - 1;

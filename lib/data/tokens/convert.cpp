@@ -11,9 +11,6 @@ namespace fsdp::data {
 namespace fs = std::filesystem;
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 void check(const ConvertOptions& options) {
   if (options.inputs.empty()) {
     fail(ErrorKind::kUsage, "no token file was given; name at least one to convert");

@@ -76,16 +76,14 @@ json identity_of(const TokenFiles& files) {
 std::optional<std::string> difference(const json& recorded, const json& found) {
   const size_t before = recorded.is_array() ? recorded.size() : 0;
   for (size_t i = 0; i < std::max(before, found.size()); ++i) {
-    if (i >= found.size())
-      return util::concat("file ", i + 1, ", ", text_of(recorded[i], "name"), ", is missing");
+    if (i >= found.size()) return concat("file ", i + 1, ", ", text_of(recorded[i], "name"), ", is missing");
     const std::string name = text_of(found[i], "name");
-    if (i >= before) return util::concat("file ", i + 1, ", ", name, ", is new");
+    if (i >= before) return concat("file ", i + 1, ", ", name, ", is new");
     if (same_content(recorded[i], found[i])) continue;
     const std::string old_name = text_of(recorded[i], "name");
-    return util::concat(
+    return concat(
         "file ", i + 1, ", ", name, ", has ", text_of(found[i], "tokens"), " tokens",
-        name == old_name ? " and had " : util::concat(", but ", old_name, " had "),
-        text_of(recorded[i], "tokens"),
+        name == old_name ? " and had " : concat(", but ", old_name, " had "), text_of(recorded[i], "tokens"),
         text_of(found[i], "tokens") == text_of(recorded[i], "tokens") ? ", but different ones" : "");
   }
   return std::nullopt;

@@ -22,9 +22,9 @@ Documents::Documents(const TokenFiles& files, std::optional<int64_t> separator)
     : files_(files), separator_(separator) {
   for (size_t i = 0; i < files.paths().size() && !separator; ++i) {
     if (records_documents(files.file(i))) continue;
-    util::fail(util::ErrorKind::kUsage, "data.documents: ", files.paths()[i],
-               " has no index of its documents, and the token that separates them is unknown; set "
-               "data.document_separator, or a data.tokenizer that has an end-of-text token");
+    fail(ErrorKind::kUsage, "data.documents: ", files.paths()[i],
+         " has no index of its documents, and the token that separates them is unknown; set "
+         "data.document_separator, or a data.tokenizer that has an end-of-text token");
   }
 }
 

@@ -23,8 +23,7 @@ std::vector<std::string> expand_patterns(const std::vector<std::string>& texts) 
     for (size_t i = 0; code == 0 && i < found.gl_pathc; ++i) files.emplace_back(found.gl_pathv[i]);
     ::globfree(&found);
     if (code != 0) {
-      util::fail(util::ErrorKind::kData, "no file matches the pattern ", text,
-                 "; correct it or list the files by name");
+      fail(ErrorKind::kData, "no file matches the pattern ", text, "; correct it or list the files by name");
     }
   }
   return files;

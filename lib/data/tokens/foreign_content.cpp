@@ -10,7 +10,6 @@
 namespace fsdp::data {
 namespace {
 
-using util::concat;
 using namespace std::string_view_literals;
 
 enum class ForeignRemedy { kDecompress, kConvert, kRename };

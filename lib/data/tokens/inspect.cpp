@@ -47,11 +47,11 @@ std::optional<std::string> beginning(const TokenFiles& files, int64_t largest_id
 
 TokenStatistics inspect(const InspectOptions& options) {
   if (options.files.empty()) {
-    util::fail(util::ErrorKind::kUsage, "no token file was given; name at least one to inspect");
+    fail(ErrorKind::kUsage, "no token file was given; name at least one to inspect");
   }
   if (options.sequence_length < 1 || options.vocab_size < 0) {
-    util::fail(util::ErrorKind::kUsage, "the sequence length (", options.sequence_length,
-               ") must be at least 1 and the vocabulary size (", options.vocab_size, ") not negative");
+    fail(ErrorKind::kUsage, "the sequence length (", options.sequence_length,
+         ") must be at least 1 and the vocabulary size (", options.vocab_size, ") not negative");
   }
   std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(options.tokenizer);
   TokenFiles files(options.files, options.format);
@@ -102,8 +102,8 @@ std::string to_text(const TokenStatistics& statistics) {
     if (file.assistant_tokens) {
       documents += ", " + util::with_commas(*file.assistant_tokens) + " tokens of the assistant";
     }
-    line("file", util::concat(file.path, " (", util::with_commas(file.tokens), " tokens, ",
-                              to_string(file.format), ", ", to_string(file.type), documents, ")"));
+    line("file", concat(file.path, " (", util::with_commas(file.tokens), " tokens, ", to_string(file.format),
+                        ", ", to_string(file.type), documents, ")"));
   }
   line("tokens", util::with_commas(statistics.tokens));
   line("largest id", util::with_commas(statistics.largest_id));

@@ -40,7 +40,7 @@ void answer(int signal, siginfo_t* info, void*) {
     const uintptr_t begin = entry->begin;
     if (begin == 0 || at < begin || at >= entry->end) continue;
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, entry->line.data(), entry->line.size());
-    ::_exit(static_cast<int>(util::ErrorKind::kIo));
+    ::_exit(static_cast<int>(ErrorKind::kIo));
   }
   ::signal(signal, SIG_DFL);  // the access is repeated, and ends the process
 }
@@ -62,9 +62,9 @@ MappedRange::MappedRange(const char* begin, size_t bytes, const std::string& nam
   if (!is_new) unused.pop_back();
   entry_->end = reinterpret_cast<uintptr_t>(begin) + bytes;
   entry_->line =
-      util::concat("error: the ", util::printable(name),
-                   " has lost pages that were mapped into memory: it was truncated while it was in use, or "
-                   "its disk fails; write a new file under another name and rename it\n");
+      concat("error: the ", util::printable(name),
+             " has lost pages that were mapped into memory: it was truncated while it was in use, or "
+             "its disk fails; write a new file under another name and rename it\n");
   entry_->begin = reinterpret_cast<uintptr_t>(begin);
   if (!is_new) return;
   entry_->next = first_entry;

@@ -61,7 +61,7 @@ void MappedFile::release(int64_t begin, int64_t bytes) const {
 }
 
 void MappedFile::refuse(const std::string& found, const std::string& remedy) const {
-  util::fail(util::ErrorKind::kData, "the ", kind_, " ", path_, " ", found, "; ", remedy);
+  fail(ErrorKind::kData, "the ", kind_, " ", path_, " ", found, "; ", remedy);
 }
 
 }  // namespace fsdp::data

@@ -57,8 +57,8 @@ void OutputFile::remove_abandoned() const {
     const int fd = ::open(entry->path().c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) continue;
     if (::flock(fd, LOCK_EX | LOCK_NB) == 0 && ::unlink(entry->path().c_str()) == 0) {
-      util::log_info(util::concat("removed ", entry->path().string(),
-                                  ", left unfinished by a process that was stopped"));
+      util::log_info(
+          concat("removed ", entry->path().string(), ", left unfinished by a process that was stopped"));
     }
     ::close(fd);
   }
@@ -97,9 +97,8 @@ void OutputFile::commit() {
 }
 
 void OutputFile::fail_with_errno(const char* action) const {
-  util::fail(util::ErrorKind::kIo, "cannot ", action, " ", temporary_.string(), ": ", util::errno_text(errno),
-             "; nothing was written to ", path_.string(),
-             ", so make room or choose another path and run again");
+  fail(ErrorKind::kIo, "cannot ", action, " ", temporary_.string(), ": ", util::errno_text(errno),
+       "; nothing was written to ", path_.string(), ", so make room or choose another path and run again");
 }
 
 }  // namespace fsdp::data

@@ -13,9 +13,6 @@
 namespace fsdp::data {
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 /// Returns the token that separates documents; nothing if every file has an index.
 std::optional<int64_t> separator_of(const TokenFiles& files, const DataOptions& options) {
   if (options.document_separator >= 0) return options.document_separator;

@@ -11,16 +11,14 @@ namespace {
 int64_t checked_length(const Samples& samples, int64_t sample, int64_t max_tokens) {
   const int64_t length = samples.length(sample);
   if (length < 1) {
-    util::fail(util::ErrorKind::kUsage,
-               "data.max_tokens: expected samples with known lengths; found an unknown length in ",
-               samples.name(),
-               "; leave data.max_tokens out, or implement Samples::length() in the data set's plug-in");
+    fail(ErrorKind::kUsage,
+         "data.max_tokens: expected samples with known lengths; found an unknown length in ", samples.name(),
+         "; leave data.max_tokens out, or implement Samples::length() in the data set's plug-in");
   }
   if (length > max_tokens) {
-    util::fail(util::ErrorKind::kUsage,
-               "data.max_tokens: expected at least the tokens of each sample; found ", max_tokens,
-               ", and a sample of ", length, " in ", samples.name(),
-               "; raise it, or lower data.sequence_length, which cuts documents into several samples");
+    fail(ErrorKind::kUsage, "data.max_tokens: expected at least the tokens of each sample; found ",
+         max_tokens, ", and a sample of ", length, " in ", samples.name(),
+         "; raise it, or lower data.sequence_length, which cuts documents into several samples");
   }
   return length;
 }

@@ -16,8 +16,6 @@ namespace fsdp::data {
 namespace fs = std::filesystem;
 namespace {
 
-using util::concat;
-
 static_assert(std::endian::native == std::endian::little,
               "token files are little-endian and mapped as they are");
 
@@ -71,7 +69,7 @@ int32_t header_number(const MappedFile& file, int64_t i) {
 
 std::string remedy_for_id(int64_t id) {
   if (id <= kLargestPlausibleId) {
-    return util::concat(
+    return concat(
         "tokenize the text with the tokenizer of the model, or set model.vocab_size to the "
         "number of tokens of the tokenizer that made the file (at least ",
         id + 1, ")");
@@ -312,8 +310,8 @@ void check_ids(const TokenFiles& files, int64_t begin, int64_t count, const int6
   for (int64_t i = 0; i < count; ++i) {
     if (ids[i] < vocab_size) continue;
     TokenFiles::Position where = files.locate(begin + i);
-    util::fail(util::ErrorKind::kData, "token ", where.token, " of ", where.path, " has the id ", ids[i],
-               ", but ids must be less than model.vocab_size = ", vocab_size, "; ", remedy_for_id(ids[i]));
+    fail(ErrorKind::kData, "token ", where.token, " of ", where.path, " has the id ", ids[i],
+         ", but ids must be less than model.vocab_size = ", vocab_size, "; ", remedy_for_id(ids[i]));
   }
 }
 

@@ -31,8 +31,8 @@ std::vector<std::string> token_format_names() { return util::names_of_enum<Token
 
 TokenFormat token_format(const std::string& name) {
   if (const auto format = util::parse_enum<TokenFormat>(name)) return *format;
-  util::fail(util::ErrorKind::kUsage, "unknown token file format \"", name,
-             "\"; expected one of: ", util::join(token_format_names(), ", "));
+  fail(ErrorKind::kUsage, "unknown token file format \"", name,
+       "\"; expected one of: ", util::join(token_format_names(), ", "));
 }
 
 std::string to_string(TokenType type) { return facts_of(type).name; }

@@ -7,8 +7,6 @@
 namespace fsdp::data {
 namespace {
 
-using util::concat;
-
 constexpr int64_t kTypeOffset = kIndexMagicBytes + 8;
 constexpr int64_t kSequencesOffset = kTypeOffset + 1;
 constexpr int64_t kFairseqArrays = kSequencesOffset + 8;

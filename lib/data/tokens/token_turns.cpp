@@ -64,13 +64,12 @@ TokenTurns::TokenTurns(const std::filesystem::path& path, const std::string& tok
   }
   std::array<uint64_t, 4> numbers{};
   std::memcpy(numbers.data(), file_.data() + kMagic.size(), sizeof(numbers));
-  if (numbers[0] != kVersion) refuse(util::concat("must have version ", kVersion, ", but has ", numbers[0]));
+  if (numbers[0] != kVersion) refuse(concat("must have version ", kVersion, ", but has ", numbers[0]));
   if (numbers[1] != static_cast<uint64_t>(tokens)) {
-    refuse(util::concat("is for ", numbers[1], " tokens, but there are ", tokens));
+    refuse(concat("is for ", numbers[1], " tokens, but there are ", tokens));
   }
   if (file_.size_bytes() != kHeaderBytes + bytes_for(tokens)) {
-    refuse(
-        util::concat("must have ", kHeaderBytes + bytes_for(tokens), " bytes, but has ", file_.size_bytes()));
+    refuse(concat("must have ", kHeaderBytes + bytes_for(tokens), " bytes, but has ", file_.size_bytes()));
   }
   TokenHash hash;
   const auto* bytes = reinterpret_cast<const uint8_t*>(file_.data() + kHeaderBytes);
@@ -98,7 +97,7 @@ void TokenTurns::read(int64_t begin, int64_t count, TokenPart* out) const {
 }
 
 void TokenTurns::refuse(const std::string& found) const {
-  file_.refuse(util::concat(found, " (the tokens are in ", tokens_path_, ")"),
+  file_.refuse(concat(found, " (the tokens are in ", tokens_path_, ")"),
                "create or copy both again, or delete it if the tokens are not conversations");
 }
 

@@ -10,9 +10,6 @@ namespace fsdp::data {
 namespace fs = std::filesystem;
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 /// Megatron and fairseq store ids below this in two bytes.
 constexpr int64_t kIndexedUint16Limit = 65500;
 constexpr int64_t kCopiedEntries = 1 << 16;

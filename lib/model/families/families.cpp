@@ -167,12 +167,12 @@ std::map<std::string, std::vector<int64_t>> weight_shapes(const ModelOptions& op
   if (!options.tie_word_embeddings) all.shapes[family.head_weight()] = {options.vocab_size, hidden};
   all.shapes[family.token_weight()] = {options.vocab_size, hidden};
   if (!family.is_rotary()) {
-    all.shapes[util::concat(family.inner, ".", family.positions, ".weight")] = {
-        options.max_position_embeddings, hidden};
+    all.shapes[concat(family.inner, ".", family.positions, ".weight")] = {options.max_position_embeddings,
+                                                                          hidden};
   }
-  all.norm(util::concat(family.inner, ".", family.last_norm), hidden);
+  all.norm(concat(family.inner, ".", family.last_norm), hidden);
   for (int64_t i = 0; i < options.num_hidden_layers; ++i) {
-    const std::string block = util::concat(family.inner, ".", family.blocks, ".", i, ".");
+    const std::string block = concat(family.inner, ".", family.blocks, ".", i, ".");
     for (const std::string* norm : {&family.norm_before_attention, &family.norm_after_attention,
                                     &family.norm_before_feed_forward, &family.norm_after_feed_forward}) {
       if (!norm->empty()) all.norm(block + *norm, hidden);
@@ -203,7 +203,7 @@ std::map<std::string, std::vector<int64_t>> weight_shapes(const ModelOptions& op
     }
     all.linear(feed_forward + family.router, options.num_experts, hidden, /*biased=*/false);
     for (int64_t expert = 0; expert < options.num_experts; ++expert) {
-      add_feed_forward(util::concat(feed_forward, family.experts, ".", expert, "."), expert_width(options));
+      add_feed_forward(concat(feed_forward, family.experts, ".", expert, "."), expert_width(options));
     }
   }
   return all.shapes;

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <utility>
@@ -15,9 +14,6 @@
 
 namespace fsdp::kernels {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 /// Returns narrow^T wide in fp32, if multiplies_here(). narrow: [N, rank], wide: [N, width] -> [rank, width].
 /// In fp32 it is computed by vectors, because splitting `wide` for tiles would cost more than so few

@@ -1,5 +1,4 @@
 #include <ATen/TensorOperators.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "base/util/error.h"
 #include "model/kernels/below_autograd.h"
@@ -9,9 +8,6 @@
 
 namespace fsdp::kernels {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 class AddBias final : public torch::autograd::Function<AddBias> {
  public:

@@ -6,8 +6,12 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 namespace fsdp::kernels {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
 /// During the object's lifetime, operations of this thread are neither recorded nor tracked as views.
 using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;

@@ -5,7 +5,6 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/cat.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <array>
 #include <tuple>
@@ -17,8 +16,6 @@ namespace fsdp::kernels {
 namespace {
 
 using at::SDPBackend;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 /// Limit on the last dimension. libtorch pads other heads for FlashAttention. Its choice for wider heads
 /// depends on whether they require a gradient, which the views here do not.

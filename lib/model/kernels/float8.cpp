@@ -7,7 +7,6 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <c10/core/DeviceGuard.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <charconv>
 #include <limits>
@@ -23,9 +22,6 @@
 
 namespace fsdp::kernels {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 constexpr at::ScalarType kForward = at::kFloat8_e4m3fn, kBackward = at::kFloat8_e5m2;
 
@@ -242,10 +238,10 @@ void require_float8(const std::string& key, const at::Device& device) {
   if (!device.is_cuda()) return;
   const util::CudaDevice gpu = util::cuda_device(device.index());
   if (has_float8_units(gpu.capability)) return;
-  util::fail(util::ErrorKind::kUsage, key,
-             " requires a GPU of compute capability 8.9, 9.0 or later, whose matrix units have "
-             "8-bit floating point, but ",
-             gpu.name, " has ", gpu.capability, "; leave it out");
+  fail(ErrorKind::kUsage, key,
+       " requires a GPU of compute capability 8.9, 9.0 or later, whose matrix units have "
+       "8-bit floating point, but ",
+       gpu.name, " has ", gpu.capability, "; leave it out");
 }
 
 at::Tensor largest_magnitude(const at::Tensor& x) {

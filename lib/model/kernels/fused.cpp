@@ -10,7 +10,6 @@
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <bit>
@@ -30,9 +29,6 @@
 
 namespace fsdp::kernels {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 at::Tensor rotated(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
   at::Tensor y = at::empty(x.sizes(), x.options());

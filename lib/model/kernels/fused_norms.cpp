@@ -1,6 +1,5 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
 
@@ -14,9 +13,6 @@
 
 namespace fsdp::kernels {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 /// Returns {y} or, with a residual, {x + residual, y}: RMSNorm or, with a bias, LayerNorm of x or the sum.
 class Norm final : public torch::autograd::Function<Norm> {

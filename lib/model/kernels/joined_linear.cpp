@@ -3,7 +3,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <optional>
@@ -18,9 +17,6 @@
 
 namespace fsdp::kernels {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 int64_t rows_of_all(at::TensorList weights) {
   int64_t rows = 0;

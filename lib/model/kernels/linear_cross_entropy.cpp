@@ -1,7 +1,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <span>
@@ -19,9 +18,6 @@
 
 namespace fsdp::kernels {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 /// Approximate number of elements of logits in memory at a time: 64 MiB of fp32.
 constexpr int64_t kChunkElements = 16 << 20;
@@ -268,8 +264,8 @@ void check_targets(const at::Tensor& targets, int64_t vocabulary) {
     return token != kIgnored && (token < 0 || token >= vocabulary);
   });
   if (outside == first + targets.numel()) return;
-  util::fail(util::ErrorKind::kUsage, "target tokens must be below ", vocabulary,
-             ", the size of the vocabulary, but one is ", *outside);
+  fail(ErrorKind::kUsage, "target tokens must be below ", vocabulary,
+       ", the size of the vocabulary, but one is ", *outside);
 }
 
 }  // namespace

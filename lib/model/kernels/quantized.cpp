@@ -2,7 +2,6 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
@@ -18,9 +17,6 @@
 
 namespace fsdp::kernels {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 constexpr int64_t kBlock = cpu::kQuantizedBlock, kGroup = cpu::kMagnitudesOfGroup;
 

@@ -15,9 +15,7 @@
 namespace fsdp::kernels {
 namespace {
 
-using torch::autograd::AutogradContext;
 using torch::autograd::Node;
-using torch::autograd::variable_list;
 
 /// Base class of notes about a node's results, kept in the graph. Nothing happens when the node has run.
 class ResultNote : public torch::autograd::FunctionPostHook {

@@ -155,8 +155,8 @@ at::Tensor causal_attention(const Heads& heads, const AttentionOptions& given, c
   if (context.cut) {
     FSDP_CHECK(!drops, "dropout of the weights of a cut sequence");
     if (way.scores.window > 0 || way.scores.cap > 0) {
-      util::fail(
-          util::ErrorKind::kUsage,
+      fail(
+          ErrorKind::kUsage,
           "expected attention without sliding_window and attn_logit_softcapping in sequences that several ranks "
           "share; found sliding_window ",
           way.scores.window, " and attn_logit_softcapping ", way.scores.cap, "; set mesh.context = 1");

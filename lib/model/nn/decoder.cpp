@@ -158,15 +158,13 @@ class Decoder final : public Stage {
   at::Tensor compute(const at::Tensor& ids, const StageContext& given) override {
     const int64_t length = ids.size(1), whole = given.cut ? length * given.cut->degree : length;
     if (positions_ && whole > max_positions_) {
-      util::fail(
-          util::ErrorKind::kUsage, "a sequence of ", whole, " tokens is longer than the ", max_positions_,
-          " positions of the model; raise model.max_position_embeddings or shorten data.sequence_length");
+      fail(ErrorKind::kUsage, "a sequence of ", whole, " tokens is longer than the ", max_positions_,
+           " positions of the model; raise model.max_position_embeddings or shorten data.sequence_length");
     }
     if (tokens_->parallel() && (given.cache != nullptr || given.only_last)) {
-      util::fail(util::ErrorKind::kUsage,
-                 "expected a model on one rank for generation; found one whose layers ",
-                 tokens_->parallel()->ranks.count(),
-                 " ranks share; generate from its checkpoint with fsdp-generate");
+      fail(ErrorKind::kUsage, "expected a model on one rank for generation; found one whose layers ",
+           tokens_->parallel()->ranks.count(),
+           " ranks share; generate from its checkpoint with fsdp-generate");
     }
     KeyValueCache* cache = given.cache;
     if (cache != nullptr) cache->require_room(length);
@@ -238,17 +236,16 @@ class Decoder final : public Stage {
 };
 
 void check_rotary(const ModelOptions& options) {
-  using util::ErrorKind;
   const RopeType type = options.rope_type.value();
   if (!(options.rope_factor > 0) || (type == RopeType::kDefault && options.rope_factor != 1)) {
-    util::fail(ErrorKind::kUsage, "rope_factor ", options.rope_factor, " must be ",
-               type == RopeType::kDefault ? "1 with rope_type default" : "above 0");
+    fail(ErrorKind::kUsage, "rope_factor ", options.rope_factor, " must be ",
+         type == RopeType::kDefault ? "1 with rope_type default" : "above 0");
   }
   if (type == RopeType::kLlama3 &&
       !(options.rope_low_freq_factor < options.rope_high_freq_factor && options.rope_original_length >= 1)) {
-    util::fail(ErrorKind::kUsage, "rope_low_freq_factor ", options.rope_low_freq_factor,
-               " must be less than rope_high_freq_factor ", options.rope_high_freq_factor,
-               ", and rope_original_length ", options.rope_original_length, " at least 1");
+    fail(ErrorKind::kUsage, "rope_low_freq_factor ", options.rope_low_freq_factor,
+         " must be less than rope_high_freq_factor ", options.rope_high_freq_factor,
+         ", and rope_original_length ", options.rope_original_length, " at least 1");
   }
 }
 
@@ -256,47 +253,45 @@ void check_sizes(const ModelOptions& options) {
   if (options.vocab_size < 1 || options.hidden_size < 1 || options.intermediate_size < 1 ||
       options.num_hidden_layers < 1 || options.num_attention_heads < 1 || options.num_key_value_heads < 1 ||
       options.max_position_embeddings < 1) {
-    util::fail(util::ErrorKind::kUsage, "every size of a model must be at least 1; check the model options");
+    fail(ErrorKind::kUsage, "every size of a model must be at least 1; check the model options");
   }
 }
 
 void check_heads(const ModelOptions& options) {
-  using util::ErrorKind;
   if (options.head_dim == 0 && options.hidden_size % options.num_attention_heads != 0) {
-    util::fail(ErrorKind::kUsage, "hidden_size ", options.hidden_size,
-               " must be a multiple of num_attention_heads ", options.num_attention_heads);
+    fail(ErrorKind::kUsage, "hidden_size ", options.hidden_size,
+         " must be a multiple of num_attention_heads ", options.num_attention_heads);
   }
   if (options.num_attention_heads % key_value_heads(options) != 0) {
-    util::fail(ErrorKind::kUsage, "num_attention_heads ", options.num_attention_heads,
-               " must be a multiple of num_key_value_heads ", options.num_key_value_heads);
+    fail(ErrorKind::kUsage, "num_attention_heads ", options.num_attention_heads,
+         " must be a multiple of num_key_value_heads ", options.num_key_value_heads);
   }
   const int64_t rotary = rotary_width(options);
   if (family_of(options).is_rotary() && (rotary < 2 || rotary % 2 != 0 || rotary > head_width(options))) {
-    util::fail(ErrorKind::kUsage, "the width of a head, ", head_width(options),
-               options.partial_rotary_factor == 1 ? "" : ", times partial_rotary_factor",
-               ", must be even for rotary positions");
+    fail(ErrorKind::kUsage, "the width of a head, ", head_width(options),
+         options.partial_rotary_factor == 1 ? "" : ", times partial_rotary_factor",
+         ", must be even for rotary positions");
   }
 }
 
 void check_experts(const ModelOptions& options) {
-  using util::ErrorKind;
   const Family& family = family_of(options);
   if (!family.has_experts()) return;
   if (options.num_experts < 1) {
-    util::fail(ErrorKind::kUsage, "num_experts must be at least 1 with ", options.architecture, ", but is ",
-               options.num_experts, "; give it");
+    fail(ErrorKind::kUsage, "num_experts must be at least 1 with ", options.architecture, ", but is ",
+         options.num_experts, "; give it");
   }
   if (options.num_experts_per_tok < 1 || options.num_experts_per_tok > options.num_experts) {
-    util::fail(ErrorKind::kUsage, "num_experts_per_tok must be from 1 to num_experts = ", options.num_experts,
-               ", but is ", options.num_experts_per_tok, "; change one of the two");
+    fail(ErrorKind::kUsage, "num_experts_per_tok must be from 1 to num_experts = ", options.num_experts,
+         ", but is ", options.num_experts_per_tok, "; change one of the two");
   }
   if (expert_width(options) < 1) {
-    util::fail(ErrorKind::kUsage, "moe_intermediate_size must be at least 1 with ", options.architecture,
-               ", but is ", options.moe_intermediate_size, "; give it");
+    fail(ErrorKind::kUsage, "moe_intermediate_size must be at least 1 with ", options.architecture,
+         ", but is ", options.moe_intermediate_size, "; give it");
   }
   if (options.decoder_sparse_step < 1) {
-    util::fail(ErrorKind::kUsage, "decoder_sparse_step must be at least 1, but is ",
-               options.decoder_sparse_step, "; leave it out for experts in every layer");
+    fail(ErrorKind::kUsage, "decoder_sparse_step must be at least 1, but is ", options.decoder_sparse_step,
+         "; leave it out for experts in every layer");
   }
 }
 
@@ -304,8 +299,8 @@ void check_experts(const ModelOptions& options) {
 void check_local_rotary(const ModelOptions& options) {
   const bool has_local = family_of(options).has("rope_local_base_freq");
   if (!has_local || options.rope_type == RopeType::kDefault || options.rope_local_base_freq > 0) return;
-  util::fail(util::ErrorKind::kUsage, "rope_local_base_freq must be above 0 with rope_type ",
-             options.rope_type, ", which scales the layers without a window alone; give it");
+  fail(ErrorKind::kUsage, "rope_local_base_freq must be above 0 with rope_type ", options.rope_type,
+       ", which scales the layers without a window alone; give it");
 }
 
 /// Options that the architecture does not have must have their defaults.
@@ -316,8 +311,8 @@ void check_options(const ModelOptions& options) {
     if (is_foreign && !rule.is_equal(options, ModelOptions())) foreign.emplace_back(rule.name);
   }
   if (foreign.empty()) return;
-  util::fail(util::ErrorKind::kUsage, util::join(foreign, ", "), foreign.size() > 1 ? " do" : " does",
-             " not apply to ", options.architecture, "; leave ", foreign.size() > 1 ? "them" : "it", " out");
+  fail(ErrorKind::kUsage, util::join(foreign, ", "), foreign.size() > 1 ? " do" : " does", " not apply to ",
+       options.architecture, "; leave ", foreign.size() > 1 ? "them" : "it", " out");
 }
 
 void check_built_in(const ModelOptions& options) {
@@ -327,9 +322,9 @@ void check_built_in(const ModelOptions& options) {
   check_local_rotary(options);
   check_experts(options);
   if (model_type_of(options) == nullptr) {
-    util::fail(util::ErrorKind::kUsage,
-               "qkv_bias (Qwen2), sliding_window (Mistral), and attention_bias or mlp_bias (Llama) "
-               "exclude each other, because no model family has more than one of them");
+    fail(ErrorKind::kUsage,
+         "qkv_bias (Qwen2), sliding_window (Mistral), and attention_bias or mlp_bias (Llama) "
+         "exclude each other, because no model family has more than one of them");
   }
 }
 
@@ -396,9 +391,9 @@ std::vector<ParameterPart> parallelize_decoder(Stage& decoder, const ModelOption
   if (group->world_size() == 1) return {};
   const ModelKind& kind = model_kind(options.architecture);
   if (!kind.plan) {
-    util::fail(util::ErrorKind::kUsage, "mesh.model must be 1 with model.architecture = \"",
-               options.architecture, "\", whose plug-in gives no plan of its layers, but is ",
-               group->world_size(), "; give the processes to mesh.data, or ModelKind a plan");
+    fail(ErrorKind::kUsage, "mesh.model must be 1 with model.architecture = \"", options.architecture,
+         "\", whose plug-in gives no plan of its layers, but is ", group->world_size(),
+         "; give the processes to mesh.data, or ModelKind a plan");
   }
   return parallelize(decoder, kind.plan(options, parallel), std::move(group));
 }

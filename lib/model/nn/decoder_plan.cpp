@@ -22,8 +22,8 @@ std::string obstacle(const ModelOptions& options, const Family& family) {
 ParallelPlan decoder_plan(const ModelOptions& options, const ParallelOptions& parallel) {
   const Family& family = family_of(options);
   if (const std::string reason = obstacle(options, family); !reason.empty()) {
-    util::fail(util::ErrorKind::kUsage, "mesh.model must be 1 with this model of architecture ",
-               options.architecture, ", because ", reason, "; give the processes to mesh.data");
+    fail(ErrorKind::kUsage, "mesh.model must be 1 with this model of architecture ", options.architecture,
+         ", because ", reason, "; give the processes to mesh.data");
   }
   const Layout between = parallel.sequence_parallel ? Layout(Shard{1}) : Layout(Replicate{});
   const RowwiseParallel last{.output = between};

@@ -15,9 +15,6 @@
 
 namespace fsdp::nn {
 
-using util::ErrorKind;
-using util::fail;
-
 KeyValueCache::KeyValueCache(const ModelOptions& options, int64_t capacity)
     : capacity_(capacity), max_positions_(options.max_position_embeddings) {
   FSDP_CHECK(capacity > 0, capacity);

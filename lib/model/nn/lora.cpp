@@ -21,9 +21,6 @@
 namespace fsdp::nn {
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 constexpr const char* kNamesOfParts[] = {"lora_A", "lora_B", "lora_magnitude_vector"};
 
 at::Tensor add_weight(torch::nn::Module& layer, LoraPart part, at::IntArrayRef shape) {

@@ -50,12 +50,12 @@ class ParallelLinear final : public ParallelLayer {
     const int64_t whole = layer_.options.in_features(), ranks = form().ranks.count();
     const int64_t expected = form().sums ? whole / ranks : whole;
     if (x.size(-1) == expected) return;
-    util::fail(util::ErrorKind::kUsage, form().ranks.layer, ": expected a last dimension of ", expected,
-               form().sums ? util::concat(" (", whole, " features over ", ranks, " ranks: each has a part)")
-                           : " (each rank needs all features)",
-               "; found ", x.size(-1), " in ", x.sizes(), "; ",
-               form().sums ? "cut what comes before it over the same ranks"
-                           : "put a row-parallel layer before it, or leave what comes before it whole");
+    fail(ErrorKind::kUsage, form().ranks.layer, ": expected a last dimension of ", expected,
+         form().sums ? concat(" (", whole, " features over ", ranks, " ranks: each has a part)")
+                     : " (each rank needs all features)",
+         "; found ", x.size(-1), " in ", x.sizes(), "; ",
+         form().sums ? "cut what comes before it over the same ranks"
+                     : "put a row-parallel layer before it, or leave what comes before it whole");
   }
 
   torch::nn::LinearImpl& layer_;
@@ -85,7 +85,7 @@ class ParallelEmbedding final : public ParallelLayer {
 }  // namespace
 
 std::optional<SharedLayer> shared_layer(torch::nn::Module& module) {
-  using enum SharedLayer::Kind;
+  using enum SharedLayer::LayerKind;
   if (const auto* linear = dynamic_cast<const Linear*>(&module)) {
     return SharedLayer{.kind = kLinear,
                        .weight = linear->weight(),

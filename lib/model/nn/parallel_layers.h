@@ -17,8 +17,8 @@ namespace fsdp::nn {
 
 /// A layer that ranks can share.
 struct SharedLayer {
-  enum class Kind { kLinear, kEmbedding, kHead };
-  Kind kind = Kind::kLinear;
+  enum class LayerKind { kLinear, kEmbedding, kHead };
+  LayerKind kind = LayerKind::kLinear;
   at::Tensor weight = {}, bias = {};  ///< bias: undefined if there is none
   bool is_transposed = false;         ///< weight [in_features, out_features]
   bool is_of_libtorch = false;

@@ -123,7 +123,7 @@ std::pair<int64_t, int64_t> PlannedModel::part_of_size(const PlannedModule& memb
   if (larger % smaller != 0) {
     refuse_plan(member.path, "expected ",
                 cut.repeats_heads ? "a number of heads that divides, or is divided by, " : "",
-                cut.repeats_heads ? "the number of ranks" : util::concat(unit, " that the ranks divide"),
+                cut.repeats_heads ? "the number of ranks" : concat(unit, " that the ranks divide"),
                 "; found ", units, " ", unit, " and ", ranks_, " ranks (", larger, " = ", larger / smaller,
                 " x ", smaller, " + ", larger % smaller, "); use a number of ranks that divides ", units);
   }

@@ -84,9 +84,8 @@ bool PlannedModule::is_norm() const { return as<Norm>() || as<torch::nn::LayerNo
 
 PlannedModules::PlannedModules(const torch::nn::Module& model, const ParallelPlan& plan) {
   if (is_parallel(model)) {
-    util::fail(util::ErrorKind::kUsage,
-               "parallelize(): expected a whole model; found layers that ranks share ",
-               "already; apply one plan once");
+    fail(ErrorKind::kUsage, "parallelize(): expected a whole model; found layers that ranks share ",
+         "already; apply one plan once");
   }
   for (const auto& item : model.named_modules(std::string(), /*include_self=*/false)) {
     modules_.push_back({.path = item.key(), .module = item.value(), .layer = shared_layer(*item.value())});
@@ -109,7 +108,7 @@ void PlannedModules::take(const ParallelPlan& plan) {
     if (matches) continue;
     const std::string near = util::nearest(entry.modules, paths);
     refuse_plan(entry.modules, "expected a pattern of the model's modules; found none that matches it",
-                near.empty() ? "" : util::concat("; did you mean \"", near, "\"?"));
+                near.empty() ? "" : concat("; did you mean \"", near, "\"?"));
   }
 }
 
@@ -139,9 +138,8 @@ void PlannedModules::check_layouts() const {
   const Layout between = layout_between();
   const std::string name = parallel::to_string(between);
   if (const auto* cut = std::get_if<Shard>(&between); cut != nullptr && cut->dim != 1) {
-    util::fail(util::ErrorKind::kUsage,
-               "parallel plan: expected activations that are cut on dimension 1, the ",
-               "sequence; found an embedding that leaves ", name, "; use Shard(1)");
+    fail(ErrorKind::kUsage, "parallel plan: expected activations that are cut on dimension 1, the ",
+         "sequence; found an embedding that leaves ", name, "; use Shard(1)");
   }
   for (const PlannedModule& member : modules_) {
     if (member.is_linear()) check_linear(member, between);

@@ -19,7 +19,7 @@ namespace fsdp::nn {
 /// Throws Error(kUsage) about a module.
 template <typename... Parts>
 [[noreturn]] void refuse_plan(const std::string& module, const Parts&... parts) {
-  util::fail(util::ErrorKind::kUsage, "parallel plan, ", module, ": ", parts...);
+  fail(ErrorKind::kUsage, "parallel plan, ", module, ": ", parts...);
 }
 
 struct PlannedModule {
@@ -36,9 +36,9 @@ struct PlannedModule {
   Layer* as() const {
     return dynamic_cast<Layer*>(module.get());
   }
-  bool is_linear() const { return layer && layer->kind == SharedLayer::Kind::kLinear; }
-  bool is_embedding() const { return layer && layer->kind == SharedLayer::Kind::kEmbedding; }
-  bool is_head() const { return layer && layer->kind == SharedLayer::Kind::kHead; }
+  bool is_linear() const { return layer && layer->kind == SharedLayer::LayerKind::kLinear; }
+  bool is_embedding() const { return layer && layer->kind == SharedLayer::LayerKind::kEmbedding; }
+  bool is_head() const { return layer && layer->kind == SharedLayer::LayerKind::kHead; }
   bool is_norm() const;
   bool has_style() const { return colwise || rowwise || sequence || input || output; }
   std::string parent() const { return path.substr(0, std::min(path.rfind('.'), path.size())); }

@@ -23,8 +23,6 @@
 namespace fsdp::nn {
 namespace {
 
-using util::ErrorKind;
-
 /// States of the default random number generators that a stage on some device uses; bytes in host memory.
 class RandomState {
  public:
@@ -74,16 +72,16 @@ class RecomputeBackward final : public torch::autograd::Node {
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
     if (at::GradMode::is_enabled()) {
-      util::fail(ErrorKind::kUsage,
-                 "recomputed stages have first derivatives only, but this backward pass has "
-                 "create_graph = true; set activation_checkpointing.mode = \"none\" for higher "
-                 "derivatives");
+      fail(ErrorKind::kUsage,
+           "recomputed stages have first derivatives only, but this backward pass has "
+           "create_graph = true; set activation_checkpointing.mode = \"none\" for higher "
+           "derivatives");
     }
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
-      util::fail(ErrorKind::kUsage,
-                 "recomputed stages need a backward pass over all leaves, but this one is restricted "
-                 "to certain inputs; call backward() without inputs or set "
-                 "activation_checkpointing.mode = \"none\"");
+      fail(ErrorKind::kUsage,
+           "recomputed stages need a backward pass over all leaves, but this one is restricted "
+           "to certain inputs; call backward() without inputs or set "
+           "activation_checkpointing.mode = \"none\"");
     }
     if (!gradients[0].defined()) return {at::Tensor()};
     at::Tensor input = input_.unpack();
@@ -150,9 +148,9 @@ at::Tensor Recompute::around(Stage& stage, const at::Tensor& input, const Next& 
 
 void check_recomputed_types(const Stage& root, const std::vector<std::string>& stage_types) {
   if (stage_types.empty()) {
-    util::fail(ErrorKind::kUsage,
-               "activation_checkpointing.stage_types must list the types of the stages to "
-               "recompute, but is empty; add one, such as \"block\"");
+    fail(ErrorKind::kUsage,
+         "activation_checkpointing.stage_types must list the types of the stages to "
+         "recompute, but is empty; add one, such as \"block\"");
   }
   std::set<std::string> known;
   for (const auto& module : root.modules(/*include_self=*/false)) {
@@ -162,15 +160,15 @@ void check_recomputed_types(const Stage& root, const std::vector<std::string>& s
   std::vector<std::string> names(known.begin(), known.end());
   for (const std::string& type : stage_types) {
     if (type == root.type_name()) {
-      util::fail(ErrorKind::kUsage, "activation_checkpointing.stage_types contains \"", type,
-                 "\", the whole model, whose recomputation saves no memory; list stages inside it: ",
-                 util::join(names, ", "));
+      fail(ErrorKind::kUsage, "activation_checkpointing.stage_types contains \"", type,
+           "\", the whole model, whose recomputation saves no memory; list stages inside it: ",
+           util::join(names, ", "));
     }
     if (known.count(type) == 0) {
       std::string near = util::nearest(type, names);
-      util::fail(ErrorKind::kUsage, "activation_checkpointing.stage_types contains \"", type,
-                 "\", but no stage of the model has that type; expected one of: ", util::join(names, ", "),
-                 near.empty() ? "" : util::concat("; did you mean \"", near, "\"?"));
+      fail(ErrorKind::kUsage, "activation_checkpointing.stage_types contains \"", type,
+           "\", but no stage of the model has that type; expected one of: ", util::join(names, ", "),
+           near.empty() ? "" : concat("; did you mean \"", near, "\"?"));
     }
   }
 }

@@ -27,8 +27,8 @@ const StageContext& CallHook::Next::context() const {
 }
 
 std::shared_ptr<void> CallHook::before(const CallTensors&) {
-  util::fail(
-      util::ErrorKind::kUsage,
+  fail(
+      ErrorKind::kUsage,
       "hook: expected a module derived from fsdp::Stage, around whose compute() it runs; found another module; "
       "implement before() and after() instead of around()");
 }

@@ -22,7 +22,6 @@ namespace fsdp::nn {
 namespace {
 
 using torch::autograd::variable_list;
-using util::ErrorKind;
 
 struct SharedGraphs {
   struct Pool {
@@ -188,9 +187,9 @@ struct GraphedStage {
     } catch (const c10::OutOfMemoryError&) {
       throw;
     } catch (const c10::Error& error) {
-      util::fail(ErrorKind::kUnexpected, "recording the ", pass, " of ", name,
-                 " as a CUDA graph: ", error.what_without_backtrace(),
-                 "; if the stage works without recording, set training.cuda_graphs = false");
+      fail(ErrorKind::kUnexpected, "recording the ", pass, " of ", name,
+           " as a CUDA graph: ", error.what_without_backtrace(),
+           "; if the stage works without recording, set training.cuda_graphs = false");
     }
   }
 
@@ -199,10 +198,10 @@ struct GraphedStage {
     ++shared->counts.plain;
     if (shared->warned) return;
     shared->warned = true;
-    util::log_warning(util::concat("training.cuda_graphs: ", name, " has been recorded ", kGraphsOfAStage,
-                                   " times, because its shapes or the addresses of its tensors changed; with "
-                                   "further shapes or addresses it is launched kernel by kernel, and perhaps "
-                                   "other stages are too"));
+    util::log_warning(concat("training.cuda_graphs: ", name, " has been recorded ", kGraphsOfAStage,
+                             " times, because its shapes or the addresses of its tensors changed; with "
+                             "further shapes or addresses it is launched kernel by kernel, and perhaps "
+                             "other stages are too"));
   }
 };
 
@@ -237,14 +236,14 @@ class GraphedBackward final : public torch::autograd::Node {
 
   variable_list apply(variable_list&& gradients) override {
     if (at::GradMode::is_enabled()) {
-      util::fail(ErrorKind::kUsage, "backward of ", stage_->name,
-                 ": training.cuda_graphs supports first derivatives only, but this backward pass has "
-                 "create_graph = true; set training.cuda_graphs = false");
+      fail(ErrorKind::kUsage, "backward of ", stage_->name,
+           ": training.cuda_graphs supports first derivatives only, but this backward pass has "
+           "create_graph = true; set training.cuda_graphs = false");
     }
     if (!holds_) {
-      util::fail(ErrorKind::kUsage, "backward of ", stage_->name,
-                 ": an earlier backward pass has freed the activations of its forward; call that one "
-                 "with retain_graph = true, or set training.cuda_graphs = false");
+      fail(ErrorKind::kUsage, "backward of ", stage_->name,
+           ": an earlier backward pass has freed the activations of its forward; call that one "
+           "with retain_graph = true, or set training.cuda_graphs = false");
     }
     const at::Tensor& gradient = gradients[0];
     if (!gradient.defined()) return variable_list(1 + stage_->parameters.size());
@@ -378,14 +377,12 @@ std::shared_ptr<const GraphCounts> graph_stages(Stage& root, const std::vector<s
                                                 util::MakeGraphPool make_pool) {
   const auto stages = outermost_stages(root, stage_types);
   if (stages.empty()) {
-    util::fail(ErrorKind::kUsage, "graph_stages(): expected a model with stages of type ",
-               util::join(stage_types, " or "), "; found none in ", root.type_name(),
-               "; name types that it has");
+    fail(ErrorKind::kUsage, "graph_stages(): expected a model with stages of type ",
+         util::join(stage_types, " or "), "; found none in ", root.type_name(), "; name types that it has");
   }
   if (is_parallel(root)) {
-    util::fail(
-        ErrorKind::kUsage, "graph_stages(): expected stages that one rank computes; found a model whose ",
-        "layers several ranks share, and graphs record no collectives; set training.cuda_graphs = false");
+    fail(ErrorKind::kUsage, "graph_stages(): expected stages that one rank computes; found a model whose ",
+         "layers several ranks share, and graphs record no collectives; set training.cuda_graphs = false");
   }
   auto shared = std::make_shared<SharedGraphs>();
   shared->make_pool = std::move(make_pool);

@@ -15,7 +15,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using util::ErrorKind;
 using Operation = std::function<at::Tensor(const at::Tensor&)>;
 
 /// Returns the call site. Recomputation in backward is part of the backward, as in the traces of FSDP units.
@@ -48,9 +47,9 @@ class TwoWays final : public torch::autograd::Function<TwoWays> {
 int64_t part_size(const at::Tensor& x, int64_t dimension, const Ranks& ranks) {
   const int64_t size = x.size(dimension), count = ranks.count();
   if (size % count != 0) {
-    util::fail(ErrorKind::kUsage, ranks.layer, ": expected dimension ", dimension, " of ", x.sizes(),
-               " to divide over ", count, " ranks; found ", size, " = ", size / count, " x ", count, " + ",
-               size % count, "; pad it to ", (size / count + 1) * count, " or change the number of ranks");
+    fail(ErrorKind::kUsage, ranks.layer, ": expected dimension ", dimension, " of ", x.sizes(),
+         " to divide over ", count, " ranks; found ", size, " = ", size / count, " x ", count, " + ",
+         size % count, "; pad it to ", (size / count + 1) * count, " or change the number of ranks");
   }
   return size / count;
 }
@@ -134,7 +133,7 @@ at::Tensor split(const at::Tensor& x, int64_t dimension, const Ranks& ranks) {
 
 std::string to_string(const Layout& layout) {
   const Shard* cut = cut_of(layout);
-  return cut == nullptr ? "Replicate" : util::concat("Shard(", cut->dim, ")");
+  return cut == nullptr ? "Replicate" : concat("Shard(", cut->dim, ")");
 }
 
 at::Tensor enter_region(const at::Tensor& x, const Layout& from, const Ranks& ranks) {
@@ -151,9 +150,8 @@ at::Tensor redistribute(const at::Tensor& x, const Layout& from, const Layout& t
   if (from == to) return x;
   const Shard *before = cut_of(from), *after = cut_of(to);
   if (before != nullptr && after != nullptr) {
-    util::fail(ErrorKind::kUsage, ranks.layer,
-               ": expected a change between Replicate and a cut; found one from ", to_string(from), " to ",
-               to_string(to), "; go through Replicate");
+    fail(ErrorKind::kUsage, ranks.layer, ": expected a change between Replicate and a cut; found one from ",
+         to_string(from), " to ", to_string(to), "; go through Replicate");
   }
   return before != nullptr ? gather_alike(x, before->dim, ranks) : split(x, after->dim, ranks);
 }

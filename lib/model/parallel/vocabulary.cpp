@@ -27,9 +27,9 @@ at::Tensor combined(const at::Tensor& parts) {
 VocabularyRows vocabulary_rows(int64_t vocabulary, int64_t ranks, int64_t rank) {
   const int64_t most = largest_part(vocabulary, ranks);
   if (most * (ranks - 1) >= vocabulary) {
-    util::fail(util::ErrorKind::kUsage, "a vocabulary of ", vocabulary, " in parts of ", most,
-               " leaves some of ", ranks, " ranks without a row; use at most ",
-               (vocabulary + most - 1) / most, " ranks or a vocabulary of ", ranks * most);
+    fail(ErrorKind::kUsage, "a vocabulary of ", vocabulary, " in parts of ", most, " leaves some of ", ranks,
+         " ranks without a row; use at most ", (vocabulary + most - 1) / most, " ranks or a vocabulary of ",
+         ranks * most);
   }
   return {.begin = rank * most, .end = std::min(vocabulary, (rank + 1) * most)};
 }

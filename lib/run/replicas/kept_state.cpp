@@ -44,7 +44,7 @@ std::optional<BegunStep> KeptState::begun(comm::Communicator& world) const {
     world.all_reduce(value, comm::ReduceOp::kMax, {.unit = "step that was broken off"})->wait();
     return -value.item<int64_t>();
   };
-  util::log_debug(util::concat("has ", begun_leaves(), " micro-batches of the step"));
+  util::log_debug(concat("has ", begun_leaves(), " micro-batches of the step"));
   const int64_t leaves = least(begun_leaves());
   if (leaves == 0 || least(begun_->has(leaves)) == 0) return std::nullopt;
   BegunStep begun = *begun_;

@@ -19,8 +19,6 @@
 namespace fsdp::train {
 namespace {
 
-using util::concat;
-
 comm::LaunchEnvironment environment_of(const launch::Epoch& epoch, const comm::LaunchEnvironment& home) {
   comm::LaunchEnvironment environment = home;
   environment.rank = epoch.rank_of(home.rank);
@@ -59,7 +57,7 @@ class ReplicaWorker {
     while (epoch) {
       const std::string obstacle =
           obstacle_to_replicas(config_, home_.world_size / epoch->replica_size, *epoch);
-      if (!obstacle.empty()) throw comm::AgreedError(util::ErrorKind::kUsage, obstacle);
+      if (!obstacle.empty()) throw comm::AgreedError(ErrorKind::kUsage, obstacle);
       suspects_.clear();
       if (auto summary = take_part(*epoch)) return summary;
       hooks_.activity->leave_step();
@@ -89,7 +87,7 @@ class ReplicaWorker {
       ReplicaSummary summary{trainer->run(), is_first};
       if (!summary.left) return summary;
     } catch (const util::Error& error) {
-      if (error.kind() != util::ErrorKind::kPeerLost && error.kind() != util::ErrorKind::kTimeout) throw;
+      if (error.kind() != ErrorKind::kPeerLost && error.kind() != ErrorKind::kTimeout) throw;
       if (const auto* failure = dynamic_cast<const comm::GroupError*>(&error)) {
         suspects_ = failure->failure().silent_ranks;
       }
@@ -110,7 +108,7 @@ class ReplicaWorker {
     constexpr std::chrono::milliseconds kLookAgain{10};
     while (connected.wait_for(kLookAgain) != std::future_status::ready) {
       if (!channel_.is_broken_off() && !hooks_.stop_requested()) continue;
-      util::fail(util::ErrorKind::kPeerLost, "the ranks of this epoch no longer connect");
+      fail(ErrorKind::kPeerLost, "the ranks of this epoch no longer connect");
     }
     return connected.get();
   }

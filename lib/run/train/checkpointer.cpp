@@ -26,7 +26,6 @@ namespace fsdp::train {
 namespace fs = std::filesystem;
 using checkpoint::Manifest;
 using shard::TensorSlice;
-using util::concat;
 
 namespace {
 
@@ -173,7 +172,7 @@ void Checkpointer::settle_verification() {
     aside = error.what();
   }
   failure_ = comm::AgreedError(
-      util::ErrorKind::kCheckpoint,
+      ErrorKind::kCheckpoint,
       concat("the checkpoint of step ", done->step, " was damaged when it was read back: ", damage));
   say(concat(failure_->what(), "; ", aside, "; the next step is saved in its place"), /*warning=*/true);
 }

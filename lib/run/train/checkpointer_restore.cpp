@@ -30,7 +30,6 @@ namespace fsdp::train {
 namespace fs = std::filesystem;
 using checkpoint::Manifest;
 using shard::TensorSlice;
-using util::concat;
 
 namespace {
 
@@ -51,9 +50,8 @@ void require_matches(const char* key, const std::vector<std::string>& patterns, 
                     [&](const std::string& name) { return util::matches_any(name, {pattern}); })) {
       continue;
     }
-    util::fail(util::ErrorKind::kUsage, key, ": expected patterns of names of parameters such as ",
-               names.front(), "; found \"", pattern, "\", which matches none; ",
-               util::pattern_remedy(pattern, names));
+    fail(ErrorKind::kUsage, key, ": expected patterns of names of parameters such as ", names.front(),
+         "; found \"", pattern, "\", which matches none; ", util::pattern_remedy(pattern, names));
   }
 }
 
@@ -86,10 +84,10 @@ void Checkpointer::require_same_adapter(const Manifest& manifest, const fs::path
   const std::string where = (folder / checkpoint::kManifestName).string();
   const auto found = checkpoint::described_adapter(manifest.model, where);
   if (found.has_value() != config_.lora.is_on()) {
-    util::fail(util::ErrorKind::kCheckpoint, "lora.rank must be ", found ? found->lora.rank : 0, ", as in ",
-               where, ", but is ", config_.lora.rank, found ? "" : ", and the checkpoint holds all weights",
-               "; restore it, or start a new run from that checkpoint with model.init_from and another "
-               "run.output_dir");
+    fail(ErrorKind::kCheckpoint, "lora.rank must be ", found ? found->lora.rank : 0, ", as in ", where,
+         ", but is ", config_.lora.rank, found ? "" : ", and the checkpoint holds all weights",
+         "; restore it, or start a new run from that checkpoint with model.init_from and another "
+         "run.output_dir");
   }
   if (found) checkpoint::require_same_adapter(*found, adapter(), where);
 }
@@ -205,17 +203,16 @@ void Checkpointer::leave_damaged(const fs::path& folder, const std::vector<std::
     const std::string seen = checkpoint::damage_in(
         folder, [&](const auto& name) { return std::find(files.begin(), files.end(), name) != files.end(); });
     if (seen.empty()) {
-      util::fail(util::ErrorKind::kIo, cause, "; but ", folder.string(),
-                 " is intact when rank 0 reads it again: check the memory and the storage of the "
-                 "machines of this run");
+      fail(ErrorKind::kIo, cause, "; but ", folder.string(),
+           " is intact when rank 0 reads it again: check the memory and the storage of the "
+           "machines of this run");
     }
     const auto found = checkpoint::find_checkpoints(output_folder()).complete;
     const int64_t step = checkpoint::step_of_folder_name(folder.filename().string()).value_or(0);
     if (std::none_of(found.begin(), found.end(), [&](const auto& other) { return other.step < step; })) {
-      util::fail(util::ErrorKind::kCheckpoint, cause, "; no older checkpoint is left in ",
-                 output_folder().string(),
-                 ": start from scratch with checkpoint.resume=never or another run.output_dir, unless "
-                 "there is a copy");
+      fail(ErrorKind::kCheckpoint, cause, "; no older checkpoint is left in ", output_folder().string(),
+           ": start from scratch with checkpoint.resume=never or another run.output_dir, unless "
+           "there is a copy");
     }
     aside = checkpoint::set_aside(folder, checkpoint::kDamaged);
   });

@@ -42,8 +42,8 @@ c10::Device training_device(util::Named<config::DeviceChoice> choice, int local_
 
 void require_gpu(const std::string& key, const c10::Device& device) {
   if (device.is_cuda()) return;
-  util::fail(util::ErrorKind::kUsage, key, " requires a GPU, but the run is on ", device.str(),
-             "; set training.device to cuda, or leave it out");
+  fail(ErrorKind::kUsage, key, " requires a GPU, but the run is on ", device.str(),
+       "; set training.device to cuda, or leave it out");
 }
 
 void set_float32_matmul_precision(util::Named<config::Float32Precision> precision) {
@@ -69,11 +69,10 @@ void explain_nondeterminism(const c10::Error& error) {
   const std::string what = error.what_without_backtrace();
   const size_t end = what.find(" does not have a deterministic implementation");
   if (end == std::string::npos) return;
-  util::fail(
-      util::ErrorKind::kUsage,
-      "training.deterministic requires operations with a kernel whose results are the same in every run, "
-      "but libtorch's ",
-      what.substr(0, end), " has none; replace the operation, or leave the key out");
+  fail(ErrorKind::kUsage,
+       "training.deterministic requires operations with a kernel whose results are the same in every run, "
+       "but libtorch's ",
+       what.substr(0, end), " has none; replace the operation, or leave the key out");
 }
 
 /// libtorch uses a thread for each core, although a control group may limit the process to fewer.
@@ -93,9 +92,9 @@ c10::Device prepare_device(const config::TrainingOptions& training, int local_ra
                           float32_products_are_shorter(kernels::matmul_by_name(training.matmul.name()));
   if (!has_effect && warns) {
     util::log_warning(
-        util::concat("training.float32_matmul_precision = \"", training.float32_matmul_precision,
-                     "\" has no effect on a CPU without a matrix unit (training.matmul = \"amx\"), which "
-                     "multiplies in full precision; leave it out"));
+        concat("training.float32_matmul_precision = \"", training.float32_matmul_precision,
+               "\" has no effect on a CPU without a matrix unit (training.matmul = \"amx\"), which "
+               "multiplies in full precision; leave it out"));
   }
   return device;
 }
@@ -139,11 +138,11 @@ double best_rate(const at::Tensor& x, kernels::Matmul matmul, double least_secon
 /// Returns share_of_threads() of the ranks on this host.
 double share_of_processors(comm::Communicator& communicator) {
   const comm::HostIdentity host = comm::HostIdentity::read();
-  const std::string key = util::concat(host.boot_id, ' ', host.pid_namespace, ' ');
+  const std::string key = concat(host.boot_id, ' ', host.pid_namespace, ' ');
   const int threads = at::get_num_threads();
   int64_t of_host = 0;
   for (const std::string& text :
-       comm::all_gather_text(communicator, util::concat(key, threads), {.unit = "threads"})) {
+       comm::all_gather_text(communicator, concat(key, threads), {.unit = "threads"})) {
     if (text.starts_with(key)) of_host += std::stoll(text.substr(key.size()));
   }
   return share_of_threads(of_host, std::thread::hardware_concurrency());

@@ -30,7 +30,6 @@
 namespace fsdp::train {
 namespace {
 
-using util::concat;
 using util::with_commas;
 
 /// Rows of tokens that depend only on the seed and the position in the run.

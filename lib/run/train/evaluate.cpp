@@ -111,9 +111,9 @@ std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoade
   if (hooks.copies > 1) totals.div_(static_cast<double>(hooks.copies));
   if (sums[kTokens] == 0) {
     throw comm::AgreedError(
-        util::ErrorKind::kData,
-        util::concat("validation: expected targets that count, found none in ", loader.num_samples(),
-                     " samples from ", loader.samples().name(), " on; ", kRemedyForRows));
+        ErrorKind::kData,
+        concat("validation: expected targets that count, found none in ", loader.num_samples(),
+               " samples from ", loader.samples().name(), " on; ", kRemedyForRows));
   }
   Validation validation{.loss = sums[kLosses] / sums[kTokens],
                         .samples = loader.num_samples(),
@@ -128,21 +128,20 @@ std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoade
 
 std::string validation_text(const Validation& validation) {
   const std::optional<double> bits = validation.bits_per_byte();
-  return util::concat(
+  return concat(
       "loss ", util::fixed(validation.loss, 4), ", perplexity ", util::fixed(validation.perplexity(), 2),
-      bits ? util::concat(", ", util::fixed(*bits, 4), " bits per byte") : "",
-      validation.accuracy ? util::concat(", accuracy ", util::fixed(*validation.accuracy * 100, 2), " %")
-                          : "",
+      bits ? concat(", ", util::fixed(*bits, 4), " bits per byte") : "",
+      validation.accuracy ? concat(", accuracy ", util::fixed(*validation.accuracy * 100, 2), " %") : "",
       " over ", validation.samples, " samples");
 }
 
 void require_finite(const Validation& validation, const std::string& where) {
   if (std::isfinite(validation.loss)) return;
-  throw comm::AgreedError(util::ErrorKind::kDiverged,
-                          util::concat(where, ": expected a finite loss, found ", std::abs(validation.loss),
-                                       " over ", validation.samples,
-                                       " samples; the weights are not usable, or the range of "
-                                       "mixed_precision.param_dtype is too small for them"));
+  throw comm::AgreedError(ErrorKind::kDiverged,
+                          concat(where, ": expected a finite loss, found ", std::abs(validation.loss),
+                                 " over ", validation.samples,
+                                 " samples; the weights are not usable, or the range of "
+                                 "mixed_precision.param_dtype is too small for them"));
 }
 
 std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool is_first_rank) {
@@ -150,7 +149,7 @@ std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool
     return std::make_unique<data::TokenBytes>(*data::make_tokenizer(config.data.tokenizer));
   } catch (const util::Error& error) {
     if (is_first_rank) {
-      util::log_warning(util::concat("validation will not report bits per byte: ", error.what()));
+      util::log_warning(concat("validation will not report bits per byte: ", error.what()));
     }
     return nullptr;
   }
@@ -167,9 +166,9 @@ Validation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
   comm::agree(*communicator, "set-up", [&] {
     config::check_world(config, communicator->world_size());
     if (config.data.validation.empty()) {
-      util::fail(util::ErrorKind::kUsage,
-                 "data.validation must list the token files to evaluate on, but is empty; set it in "
-                 "the config or as data.validation='[\"FILE\"]'");
+      fail(ErrorKind::kUsage,
+           "data.validation must list the token files to evaluate on, but is empty; set it in "
+           "the config or as data.validation='[\"FILE\"]'");
     }
     loader.emplace(open_validation_data(config, *communicator));
   });

@@ -20,7 +20,6 @@
 namespace fsdp::train {
 namespace {
 
-using util::concat;
 using util::with_commas;
 
 constexpr int64_t kExplainedStep = 2;

@@ -42,7 +42,7 @@ class FaultsInForward final : public nn::StageHook {
   const int64_t& steps_done_;
 };
 
-[[noreturn]] void refuse(const std::string& text) { util::fail(util::ErrorKind::kUsage, kForm, text, "\""); }
+[[noreturn]] void refuse(const std::string& text) { fail(ErrorKind::kUsage, kForm, text, "\""); }
 
 double number(const std::string& text, const std::string& whole) {
   char* end = nullptr;

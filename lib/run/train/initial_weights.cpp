@@ -66,8 +66,8 @@ class StoredWeights final : public shard::ParameterSource {
       if (name == names_.end()) name = names_.find(other);
     }
     if (name == names_.end()) {
-      util::fail(util::ErrorKind::kCheckpoint, "the weights of model.init_from ", weights_.path().string(),
-                 " do not match [model]; missing: ", parameter.name);
+      fail(ErrorKind::kCheckpoint, "the weights of model.init_from ", weights_.path().string(),
+           " do not match [model]; missing: ", parameter.name);
     }
     checkpoint::WeightMisfits misfits;
     checkpoint::compare_shape(parameter.name, weights_.info(name->second).shape,

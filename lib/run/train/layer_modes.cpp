@@ -11,9 +11,6 @@
 
 namespace fsdp::train {
 
-using util::concat;
-using util::ErrorKind;
-
 namespace {
 
 void require_match(const std::string& pattern, const nn::Float8Layers& layers) {
@@ -25,10 +22,9 @@ void require_match(const std::string& pattern, const nn::Float8Layers& layers) {
   for (const auto& some : {layers.chosen, layers.unfit}) {
     for (const std::string& name : some) names.push_back(name + ".weight");
   }
-  util::fail(ErrorKind::kUsage, "training.float8_exclude: the pattern \"", pattern,
-             "\" must match weights of linear layers",
-             names.empty() ? "" : concat(" such as ", names.front()), ", but matches none; ",
-             util::pattern_remedy(pattern, names));
+  fail(ErrorKind::kUsage, "training.float8_exclude: the pattern \"", pattern,
+       "\" must match weights of linear layers", names.empty() ? "" : concat(" such as ", names.front()),
+       ", but matches none; ", util::pattern_remedy(pattern, names));
 }
 
 constexpr const char* kBlock = "block";
@@ -50,12 +46,11 @@ nn::Float8Layers apply_float8(const config::Config& config, nn::Stage& model, co
   nn::Float8Layers layers = nn::use_float8(model, exclude);
   for (const std::string& pattern : config.training.float8_exclude) require_match(pattern, layers);
   if (layers.chosen.empty()) {
-    util::fail(ErrorKind::kUsage, "training.float8 requires linear layers whose sizes ",
-               layers.of_parts ? "on each rank of mesh.model " : "", "are multiples of ",
-               kernels::kFloat8Multiple, ", but ", layers.unfit.size(), " have other sizes and ",
-               layers.excluded.size(),
-               " are excluded by training.float8_exclude or mixed_precision.keep_float32; leave it out",
-               layers.of_parts ? " or make mesh.model smaller" : "");
+    fail(ErrorKind::kUsage, "training.float8 requires linear layers whose sizes ",
+         layers.of_parts ? "on each rank of mesh.model " : "", "are multiples of ", kernels::kFloat8Multiple,
+         ", but ", layers.unfit.size(), " have other sizes and ", layers.excluded.size(),
+         " are excluded by training.float8_exclude or mixed_precision.keep_float32; leave it out",
+         layers.of_parts ? " or make mesh.model smaller" : "");
   }
   return layers;
 }
@@ -76,8 +71,8 @@ std::string describe(const nn::Float8Layers& layers, const c10::Device& device) 
 void prepare_graphs(const config::Config& config, const c10::Device& device) {
   if (!config.training.cuda_graphs) return;
   if (!device.is_cuda()) {
-    util::fail(ErrorKind::kUsage, "training.cuda_graphs requires a GPU, but training is on ", device.str(),
-               "; leave it out");
+    fail(ErrorKind::kUsage, "training.cuda_graphs requires a GPU, but training is on ", device.str(),
+         "; leave it out");
   }
   util::use_own_cuda_stream(device.index());
 }
@@ -92,12 +87,12 @@ std::shared_ptr<const nn::GraphCounts> graph_blocks(nn::Stage& model, const shar
       const std::string around = name.substr(0, dot);
       const auto* module = modules.find(around);
       if (module == nullptr || !is_block(module->get())) continue;
-      util::fail(ErrorKind::kUsage,
-                 "training.cuda_graphs requires units that are whole blocks or contain several, but "
-                 "unit ",
-                 name, " is inside block ", around,
-                 " and cannot be gathered in the middle of a graph; raise fsdp.min_num_params "
-                 "or set fsdp.wrap_stages = [\"block\"]");
+      fail(ErrorKind::kUsage,
+           "training.cuda_graphs requires units that are whole blocks or contain several, but "
+           "unit ",
+           name, " is inside block ", around,
+           " and cannot be gathered in the middle of a graph; raise fsdp.min_num_params "
+           "or set fsdp.wrap_stages = [\"block\"]");
     }
   }
   return nn::graph_stages(model, {kBlock}, std::move(make_pool));

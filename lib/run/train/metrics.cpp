@@ -50,15 +50,14 @@ struct LastLines {
 LastLines last_lines(const fs::path& path) {
   constexpr uint64_t kMostBytes = 16 << 10;
   if (!fs::is_regular_file(path)) {
-    util::fail(util::ErrorKind::kIo, path.string(),
-               " must be a file, but is a folder, a device or a pipe; remove it");
+    fail(ErrorKind::kIo, path.string(), " must be a file, but is a folder, a device or a pipe; remove it");
   }
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   const auto size = static_cast<uint64_t>(file.tellg());
   LastLines last{.begin = size - std::min(size, kMostBytes), .text = {}};
   file.seekg(static_cast<std::streamoff>(last.begin));
   last.text.assign(std::istreambuf_iterator<char>(file), {});
-  if (!file) util::fail(util::ErrorKind::kIo, "cannot read ", path.string());
+  if (!file) fail(ErrorKind::kIo, "cannot read ", path.string());
   if (last.begin == 0) return last;
   const size_t whole = last.text.find('\n') + 1;
   last.begin += whole;
@@ -90,7 +89,7 @@ constexpr std::string_view kColumns =
     "validation_bits_per_byte,gpu_peak_allocated_bytes,gpu_peak_reserved_bytes,gpu_allocator_retries,"
     "peak_tflops,validation_accuracy,hfu,slowest_rank,slowest_rank_factor,slow_rank,slow_rank_factor";
 
-std::string csv_heading() { return util::concat(kColumns, "\n"); }
+std::string csv_heading() { return concat(kColumns, "\n"); }
 
 template <typename Json>
 std::string csv_row(const Json& line) {

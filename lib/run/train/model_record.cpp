@@ -22,7 +22,6 @@ namespace fsdp::train {
 namespace fs = std::filesystem;
 using checkpoint::ModelFiles;
 using nlohmann::json;
-using util::concat;
 
 namespace {
 

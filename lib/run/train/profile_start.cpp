@@ -26,8 +26,8 @@ class TemporaryOutput {
       if (communicator.rank() != 0) return;
       path = (fs::temp_directory_path() / "fsdp-start-XXXXXX").string();
       if (::mkdtemp(path.data()) == nullptr) {
-        util::fail(util::ErrorKind::kIo, "cannot make the folder ", path, ": ", util::errno_text(errno),
-                   "; name a place that can be written to with TMPDIR");
+        fail(ErrorKind::kIo, "cannot make the folder ", path, ": ", util::errno_text(errno),
+             "; name a place that can be written to with TMPDIR");
       }
     });
     path_ = comm::all_gather_text(communicator, path, {.unit = "output folder"}).front();
@@ -66,8 +66,7 @@ std::vector<util::StartPhase> profile_start(config::Config config,
 
 std::string start_text(const std::vector<util::StartPhase>& phases) {
   const double all = total(phases);
-  std::string text =
-      util::concat("rank 0 from its start to the end of the first step, where nothing is saved\n\n");
+  std::string text = concat("rank 0 from its start to the end of the first step, where nothing is saved\n\n");
   const auto add = [&](const std::string& name, double seconds) {
     char line[128];
     std::snprintf(line, sizeof line, "%-46s %8.3f s %5.1f %%\n", name.c_str(), seconds,

@@ -78,7 +78,7 @@ void Progress::show(const StepMetrics& metrics) {
     util::draw_over(*output_.stream, shown_);
     return;
   }
-  std::string line = util::concat("step ", metrics.step, '/', total_steps_);
+  std::string line = concat("step ", metrics.step, '/', total_steps_);
   for (const Field& field : fields(left)) line += "  " + field.text;
   *output_.stream << line << std::endl;
 }
@@ -89,7 +89,7 @@ void Progress::tick(Clock::time_point now) {
   if (ends_ || under_way_.empty()) return;
   const double seconds = std::chrono::duration<double>(now - begun_).count();
   const std::string since =
-      seconds < kSlowSeconds ? "" : util::concat(under_way_, " for ", util::human_duration(seconds));
+      seconds < kSlowSeconds ? "" : concat(under_way_, " for ", util::human_duration(seconds));
   // The time left includes the whole step under way, although part of it is over.
   const double step_seconds = last_ ? last_->step_seconds : 0;
   const double left = seconds_left(steps_done_) - std::min(seconds, step_seconds);
@@ -102,7 +102,7 @@ void Progress::finish_line() {
   const std::lock_guard lock(mutex_);
   under_way_.clear();
   if (!shown_.empty()) {
-    *output_.stream << util::concat("\033[K", shown_, "\n") << std::flush;
+    *output_.stream << concat("\033[K", shown_, "\n") << std::flush;
   } else if (ticked_) {
     *output_.stream << "\033[K" << std::flush;
   }
@@ -118,29 +118,29 @@ std::vector<Progress::Field> Progress::fields(double left_seconds) const {
   if (!last_) return {};
   const StepMetrics& metrics = *last_;
   std::vector<Field> fields{
-      {0, util::concat("loss ", util::fixed(metrics.loss, 4))},
-      {8, util::concat("ppl ", util::fixed(std::exp(metrics.loss), 2))},
-      {1, util::concat("ETA ", util::human_duration(left_seconds))},
-      {2, util::concat(util::with_commas(std::llround(metrics.tokens_per_second)), " tok/s")},
-      {4, util::concat("norm ", util::fixed(metrics.grad_norm, 2))},
-      {3, util::concat("lr ", rate_text(metrics.lr))},
+      {0, concat("loss ", util::fixed(metrics.loss, 4))},
+      {8, concat("ppl ", util::fixed(std::exp(metrics.loss), 2))},
+      {1, concat("ETA ", util::human_duration(left_seconds))},
+      {2, concat(util::with_commas(std::llround(metrics.tokens_per_second)), " tok/s")},
+      {4, concat("norm ", util::fixed(metrics.grad_norm, 2))},
+      {3, concat("lr ", rate_text(metrics.lr))},
       {6, util::human_bytes(metrics.gpu ? metrics.gpu->peak_reserved_bytes : metrics.peak_memory_bytes)}};
   if (metrics.mfu) {
     // Without recomputation, mfu and hfu are equal in every line.
     const bool differ = metrics.hfu && *metrics.hfu != *metrics.mfu;
-    fields.push_back({5, util::concat("mfu ", percent(*metrics.mfu),
-                                      differ ? util::concat("  hfu ", percent(*metrics.hfu)) : "")});
+    fields.push_back(
+        {5, concat("mfu ", percent(*metrics.mfu), differ ? concat("  hfu ", percent(*metrics.hfu)) : "")});
   }
   if (metrics.step_seconds > 0) {
-    fields.push_back({7, util::concat("data ", percent(metrics.data_wait_seconds / metrics.step_seconds))});
+    fields.push_back({7, concat("data ", percent(metrics.data_wait_seconds / metrics.step_seconds))});
   }
-  if (metrics.loss_scale) fields.push_back({9, util::concat("scale ", *metrics.loss_scale)});
-  if (metrics.skipped_steps) fields.push_back({10, util::concat("skipped ", *metrics.skipped_steps)});
+  if (metrics.loss_scale) fields.push_back({9, concat("scale ", *metrics.loss_scale)});
+  if (metrics.skipped_steps) fields.push_back({10, concat("skipped ", *metrics.skipped_steps)});
   return fields;
 }
 
 std::string Progress::bar(int64_t steps_done, const std::string& under_way, double left_seconds) const {
-  const std::string head = util::concat(steps_done, "/", total_steps_);
+  const std::string head = concat(steps_done, "/", total_steps_);
   const size_t room = static_cast<size_t>(std::max(output_.columns - 1, 0));
   if (head.size() > room) return "";
   std::vector<Field> parts = fields(left_seconds);

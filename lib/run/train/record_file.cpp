@@ -11,7 +11,7 @@ namespace fs = std::filesystem;
 
 RecordFile::RecordFile(const fs::path& path) : path_(path) {
   file_.open(path_, std::ios::app | std::ios::binary);
-  if (!file_) util::fail(util::ErrorKind::kIo, "cannot open ", path_.string(), ": ", util::errno_text(errno));
+  if (!file_) fail(ErrorKind::kIo, "cannot open ", path_.string(), ": ", util::errno_text(errno));
   whole_bytes_ = fs::file_size(path_);
 }
 
@@ -24,8 +24,8 @@ void RecordFile::append(std::string_view record) {
   }
   int cause = errno;
   if (!failing_) {
-    util::log_warning(util::concat("cannot write ", path_.string(), ": ", util::errno_text(cause),
-                                   "; steps are missing in it until there is space on that disk"));
+    util::log_warning(concat("cannot write ", path_.string(), ": ", util::errno_text(cause),
+                             "; steps are missing in it until there is space on that disk"));
   }
   failing_ = true;
   // The stream still holds the record and may have written a part of it.
@@ -38,8 +38,7 @@ void RecordFile::append(std::string_view record) {
 
 void put_aside(const fs::path& path) {
   for (int n = 1;; ++n) {
-    fs::path aside =
-        path.parent_path() / util::concat(path.stem().string(), ".", n, path.extension().string());
+    fs::path aside = path.parent_path() / concat(path.stem().string(), ".", n, path.extension().string());
     if (fs::exists(aside)) continue;
     util::rename_and_sync(path, aside);
     return;

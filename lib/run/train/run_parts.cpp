@@ -60,9 +60,9 @@ void require_tokenizer_fits(const config::Config& config) {
     return;
   }
   if (tokenizer->vocab_size() <= config.model.vocab_size) return;
-  util::fail(util::ErrorKind::kUsage, "model.vocab_size must be at least ", tokenizer->vocab_size(),
-             ", the number of tokens of data.tokenizer ", config.data.tokenizer, ", but is ",
-             config.model.vocab_size, "; increase it or set data.tokenizer to the tokenizer of this model");
+  fail(ErrorKind::kUsage, "model.vocab_size must be at least ", tokenizer->vocab_size(),
+       ", the number of tokens of data.tokenizer ", config.data.tokenizer, ", but is ",
+       config.model.vocab_size, "; increase it or set data.tokenizer to the tokenizer of this model");
 }
 
 }  // namespace
@@ -248,7 +248,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
       parts.engine->buffer_pool().reserve(buffers.own);
       if (common != nullptr) common->reserve(buffers.common);
     } catch (const util::Error& error) {
-      util::log_info(util::concat("buffers are allocated when the first step needs them: ", error.what()));
+      util::log_info(concat("buffers are allocated when the first step needs them: ", error.what()));
     }
     // Applied after sharding, so that recomputed stages are inside the units and reuse their parameters.
     nn::apply_checkpointing(*parts.model, parts.checkpointing);
@@ -281,15 +281,15 @@ void warn_of_patterns_without_parameters(const optim::OptimizerOptions& options,
     }
     const std::vector<std::string>& told = unmatched.size() == patterns.size() ? unmatched : misspelt;
     if (told.empty()) return;
-    util::log_warning(
-        util::concat(key, " has no effect, because ", util::name_list(told),
-                     told.size() == 1 ? " matches" : " match", " no parameter such as ", names.front(), "; ",
-                     near.empty() ? "correct it or take it out" : "did you mean \"" + near + "\"?"));
+    util::log_warning(concat(key, " has no effect, because ", util::name_list(told),
+                             told.size() == 1 ? " matches" : " match", " no parameter such as ",
+                             names.front(), "; ",
+                             near.empty() ? "correct it or take it out" : "did you mean \"" + near + "\"?"));
   };
   check("optimizer.no_decay", options.no_decay);
   if (options.name == "muon") check("optimizer.adamw_parameters", options.adamw_parameters);
   for (size_t i = 0; i < options.groups.size(); ++i) {
-    check(util::concat("optimizer.groups, number ", i + 1), options.groups[i].pattern);
+    check(concat("optimizer.groups, number ", i + 1), options.groups[i].pattern);
   }
 }
 
@@ -299,8 +299,8 @@ std::string describe_adapters(const ShardedModel& parts) {
     if (segments.front().requires_grad) trained += c10::multiply_integers(segments.front().shape);
   }
   const int64_t all = shard::parameter_count(*parts.engine, *parts.model);
-  return util::concat("lora: adapters of ", parts.adapted.size(), " linear layers are trained, ",
-                      util::with_commas(trained), " of ", util::with_commas(all), " parameters");
+  return concat("lora: adapters of ", parts.adapted.size(), " linear layers are trained, ",
+                util::with_commas(trained), " of ", util::with_commas(all), " parameters");
 }
 
 }  // namespace

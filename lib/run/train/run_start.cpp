@@ -31,7 +31,6 @@
 
 namespace fsdp::train {
 
-using util::concat;
 using util::human_bytes;
 using util::with_commas;
 
@@ -101,9 +100,9 @@ void require_same_run(const config::Config& config, comm::Communicator& communic
     const json first = json::parse(first_text);
     const std::string what = difference(first, json::parse(own));
     if (what.empty()) return;
-    util::fail(util::ErrorKind::kUsage, "all ranks must have the same program, config and data, but rank ",
-               rank, " on ", util::host_name(), " differs from rank 0 on ", first["host"].get<std::string>(),
-               " in ", what, "; start all processes alike");
+    fail(ErrorKind::kUsage, "all ranks must have the same program, config and data, but rank ", rank, " on ",
+         util::host_name(), " differs from rank 0 on ", first["host"].get<std::string>(), " in ", what,
+         "; start all processes alike");
   });
 }
 

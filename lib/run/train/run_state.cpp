@@ -20,10 +20,10 @@ bool RunState::wants_to_stop() const {
 
 void RunState::begin_training() {
   if (is_complete() && is_first_rank() && !continues()) {
-    util::log_info(util::concat("nothing to train: the checkpoint is at step ", position.step,
-                                ", training.steps is ", config.training.steps,
-                                "; raise training.steps (or training.epochs) to go on, or set another "
-                                "run.output_dir to begin anew"));
+    util::log_info(concat("nothing to train: the checkpoint is at step ", position.step,
+                          ", training.steps is ", config.training.steps,
+                          "; raise training.steps (or training.epochs) to go on, or set another "
+                          "run.output_dir to begin anew"));
   }
   if (continues() && position.step > 0 && !std::isnan(position.loss)) summary.loss = position.loss;
   seconds_before = position.training_seconds;

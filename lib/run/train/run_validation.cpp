@@ -14,10 +14,9 @@ void RunValidation::open() {
   }
   token_bytes_ = token_bytes(config, run_.is_first_rank());
   if (!token_bytes_ && config.evaluation.best_metric == config::BestMetric::kValidationBitsPerByte) {
-    util::fail(
-        util::ErrorKind::kUsage,
-        "evaluation.best_metric: expected another metric than validation_bits_per_byte, because the bytes "
-        "of tokens are not known; correct data.tokenizer or choose another metric");
+    fail(ErrorKind::kUsage,
+         "evaluation.best_metric: expected another metric than validation_bits_per_byte, because the bytes "
+         "of tokens are not known; correct data.tokenizer or choose another metric");
   }
 }
 
@@ -62,7 +61,7 @@ bool RunValidation::validate() {
   run_.faults.at(FaultPlace::kValidation, step);
   if (run_.is_first_rank()) report(validation, best);
   // A run that skips what is not finite has sound weights, and goes on.
-  if (!config.training.skip_nonfinite) require_finite(validation, util::concat("validation at step ", step));
+  if (!config.training.skip_nonfinite) require_finite(validation, concat("validation at step ", step));
   return best;
 }
 
@@ -71,11 +70,10 @@ void RunValidation::report(const Validation& validation, bool best) {
   if (!best && history_.best()) {
     const auto& metric = run_.config.evaluation.best_metric;
     const bool by_loss = metric == config::BestMetric::kValidationLoss;
-    compared = util::concat("; the best ", by_loss ? "" : words_of(metric) + " ", "is ",
-                            util::fixed(history_.best()->value, 4), " of step ", history_.best()->step);
+    compared = concat("; the best ", by_loss ? "" : words_of(metric) + " ", "is ",
+                      util::fixed(history_.best()->value, 4), " of step ", history_.best()->step);
   }
-  run_.log(
-      util::concat("validation at step ", run_.position.step, ": ", validation_text(validation), compared));
+  run_.log(concat("validation at step ", run_.position.step, ": ", validation_text(validation), compared));
   metrics_->write_validation(line_);
 }
 

@@ -15,7 +15,6 @@ namespace fsdp::train {
 namespace {
 
 using nlohmann::json;
-using util::concat;
 
 /// A setting among the members of the record: its key, and whether a change is converted if that is exact.
 struct Setting {
@@ -162,8 +161,8 @@ ResumedPosition resumed_position(const json& record, const json& present, bool m
   const auto exact = exact_position(samples_seen, changes, before, present);
   const bool converts = exact && std::ranges::all_of(changes, &Setting::converts);
   if (!converts && !may_differ) {
-    util::fail(
-        util::ErrorKind::kUsage, "the samples must be defined as they were when ", where,
+    fail(
+        ErrorKind::kUsage, "the samples must be defined as they were when ", where,
         " was saved, because the position of a run counts them, but ", changed,
         "; set it back, set data.allow_changed=true to continue with the present samples, or start a new run from "
         "the weights with checkpoint.init_from");

@@ -9,9 +9,6 @@
 
 namespace fsdp::train {
 
-using util::ErrorKind;
-using util::fail;
-
 SampleText::SampleText(const config::Config& config)
     : model_(config.model),
       prompt_(config.logging.sample_prompt),

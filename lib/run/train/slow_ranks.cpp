@@ -49,15 +49,14 @@ std::vector<SlowRanks::Message> SlowRanks::add(int64_t step, int64_t steps,
 }
 
 SlowRanks::Message SlowRanks::message(int rank, const Rank& state) const {
-  const std::string who = util::concat("rank ", rank, " on ", hosts_[static_cast<size_t>(rank)]);
+  const std::string who = concat("rank ", rank, " on ", hosts_[static_cast<size_t>(rank)]);
   const std::string how =
-      util::concat(util::fixed(state.sum_of_factors / static_cast<double>(state.steps), 2), " times");
+      concat(util::fixed(state.sum_of_factors / static_cast<double>(state.steps), 2), " times");
   if (state.named) {
-    return {false, util::concat(who, " is no longer slow: since step ", state.first_step, " it has needed ",
-                                how, " the time of the other ranks for the same work")};
+    return {false, concat(who, " is no longer slow: since step ", state.first_step, " it has needed ", how,
+                          " the time of the other ranks for the same work")};
   }
-  return {true,
-          util::concat(who, " is slow: since step ", state.first_step, " it has needed ", how,
+  return {true, concat(who, " is slow: since step ", state.first_step, " it has needed ", how,
                        " the time of the other ranks for the same work, and all of them wait for it; "
                        "look on that host for other processes, throttled or shared cores, swapping, and "
                        "slow storage of the data")};

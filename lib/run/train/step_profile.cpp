@@ -46,16 +46,16 @@ void StepProfile::begin_step(int64_t step) {
 void StepProfile::end_step() {
   if (step_ == 0) return;
   const std::string path =
-      (folder_ / util::concat("profile.rank", rank_, ".step", std::exchange(step_, 0), ".json")).string();
+      (folder_ / concat("profile.rank", rank_, ".step", std::exchange(step_, 0), ".json")).string();
   try {
     profiler::disableProfiler()->save(path);
   } catch (const std::exception& error) {
-    util::log_warning(util::concat("cannot write ", path, ": ", error.what()));
+    util::log_warning(concat("cannot write ", path, ": ", error.what()));
     return;
   }
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) {
-    util::log_warning(util::concat("cannot write ", path, "; is there space on that disk?"));
+    util::log_warning(concat("cannot write ", path, "; is there space on that disk?"));
   }
 }
 

@@ -78,8 +78,6 @@ void record_compute(nn::Stage& model, const shard::Engine& engine, std::shared_p
 
 namespace {
 
-using util::concat;
-
 /// Names of a collective when it is issued and when it is done.
 struct Words {
   std::string issued, done;

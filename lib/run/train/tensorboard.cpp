@@ -56,8 +56,7 @@ double now() {
 fs::path new_file(const fs::path& folder) {
   const std::string host = util::host_name();
   for (int n = 0;; ++n) {
-    fs::path path =
-        folder / util::concat("events.out.tfevents.", static_cast<int64_t>(now()), ".", n, ".", host);
+    fs::path path = folder / concat("events.out.tfevents.", static_cast<int64_t>(now()), ".", n, ".", host);
     if (!fs::exists(path)) return path;
   }
 }

@@ -93,8 +93,7 @@ StepResult TrainStep::update(StepUpdate step, ArrivingGradients* arriving) {
   const bool can_go_on = parts_.scaler ? parts_.scaler->update(!finite) : finite;
   if (!finite && can_go_on && std::isfinite(result.loss)) {
     parts_.scaler->count_skipped_step();
-    result.skip_reason =
-        util::concat("its gradients overflow; the loss scale is now ", parts_.scaler->scale());
+    result.skip_reason = concat("its gradients overflow; the loss scale is now ", parts_.scaler->scale());
   } else if (!passes_guard(step, std::isfinite(result.loss) && can_go_on)) {
     // skip_reason says why nothing is updated.
   } else if (updates_as_gradients_arrive_) {
@@ -170,9 +169,9 @@ bool TrainStep::passes_guard(StepUpdate& step, bool finite) {
   StepResult& result = step.result;
   if (!finite && !(parts_.guard && parts_.guard->skips_nonfinite())) report_divergence(step);
   if (!parts_.guard) return true;
-  result.skip_reason = finite ? parts_.guard->outlier(result.loss, result.grad_norm)
-                              : util::concat("its loss ", result.loss, " or gradient norm ", result.grad_norm,
-                                             " is not finite");
+  result.skip_reason =
+      finite ? parts_.guard->outlier(result.loss, result.grad_norm)
+             : concat("its loss ", result.loss, " or gradient norm ", result.grad_norm, " is not finite");
   if (result.skip_reason.empty()) {
     parts_.guard->accept(result.loss, result.grad_norm);
     return true;
@@ -229,14 +228,14 @@ std::string TrainStep::described_samples(const StepPosition& position, double lo
   communicator.all_reduce(flags, comm::ReduceOp::kSum, {.unit = "finite losses"})->wait();
   std::string ranks;
   for (int rank = 0; rank < communicator.world_size(); ++rank) {
-    if (flags.data_ptr<double>()[rank] != 0) ranks += util::concat(ranks.empty() ? "" : ", ", rank);
+    if (flags.data_ptr<double>()[rank] != 0) ranks += concat(ranks.empty() ? "" : ", ", rank);
   }
   std::string text;
   if (position.samples > 0) {
-    text = util::concat(", samples ", position.first_global_sample, " to ",
-                        position.first_global_sample + position.samples - 1, " of the run");
+    text = concat(", samples ", position.first_global_sample, " to ",
+                  position.first_global_sample + position.samples - 1, " of the run");
   }
-  return ranks.empty() ? text : util::concat(text, ", loss not finite on rank ", ranks);
+  return ranks.empty() ? text : concat(text, ", loss not finite on rank ", ranks);
 }
 
 void TrainStep::report_divergence(const StepUpdate& step, bool gradients_are_left) {
@@ -246,18 +245,17 @@ void TrainStep::report_divergence(const StepUpdate& step, bool gradients_are_lef
       gradients_are_left ? shard::first_unit_that_is_not_finite(parts_.engine, step.norms) : std::string();
   std::string where, how;
   if (!unit.empty()) {
-    where = util::concat(", not finite first in the backward of unit ", unit);
+    where = concat(", not finite first in the backward of unit ", unit);
   } else if (!result.skip_reason.empty()) {
-    where = util::concat(", the largest gradient in unit ", shard::unit_with_largest_gradient(parts_.engine));
+    where = concat(", the largest gradient in unit ", shard::unit_with_largest_gradient(parts_.engine));
   }
   if (!result.skip_reason.empty()) {
-    how = util::concat("; ", result.skip_reason, ", and this is skipped step ",
-                       parts_.guard->skipped_in_a_row(), " in a row, but training.max_skipped_steps allows ",
-                       parts_.guard->max_skipped_steps());
+    how = concat("; ", result.skip_reason, ", and this is skipped step ", parts_.guard->skipped_in_a_row(),
+                 " in a row, but training.max_skipped_steps allows ", parts_.guard->max_skipped_steps());
   }
   throw comm::AgreedError(
-      util::ErrorKind::kDiverged,
-      util::concat(
+      ErrorKind::kDiverged,
+      concat(
           "training diverged at step ", step.position.step, samples, ": loss ", result.loss,
           ", gradient norm ", result.grad_norm, where, how, "; the weights were ",
           updates_as_gradients_arrive_ ? "updated as the gradients arrived, and are unusable" : "not updated",

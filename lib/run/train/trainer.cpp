@@ -25,8 +25,8 @@ RunSummary Trainer::run() {
     throw;
   } catch (const util::Error& error) {
     // Such an error is thrown on every rank, so they can still finish a save that is under way.
-    bool on_every_rank = dynamic_cast<const comm::AgreedError*>(&error) != nullptr ||
-                         error.kind() == util::ErrorKind::kDiverged;
+    bool on_every_rank =
+        dynamic_cast<const comm::AgreedError*>(&error) != nullptr || error.kind() == ErrorKind::kDiverged;
     if (on_every_rank) checkpointer_->finish();
     throw;
   }
@@ -97,7 +97,7 @@ StepPosition Trainer::next_position() const {
 }
 
 std::filesystem::path Trainer::memory_snapshot() const {
-  return run_.output_folder() / util::concat("memory.rank", run_.communicator->rank(), ".pickle");
+  return run_.output_folder() / concat("memory.rank", run_.communicator->rank(), ".pickle");
 }
 
 /// Reports that the device is out of memory. Without host memory, the system kills the process.
@@ -105,25 +105,25 @@ void Trainer::report_out_of_memory() const {
   std::string found, advice;
   if (const at::Device device = run_.communicator->device(); device.is_cuda()) {
     const util::CudaMemory memory = util::cuda_memory(device.index());
-    found = util::concat(": tensors have ", util::human_bytes(memory.allocated_bytes),
-                         ", the allocator holds ", util::human_bytes(memory.reserved_bytes), " of ",
-                         util::human_bytes(util::cuda_device(device.index()).memory_bytes), " of ",
-                         device.str(), ", and NCCL, the CUDA context and other processes ",
-                         util::human_bytes(util::cuda_bytes_in_use(device.index()) - memory.reserved_bytes));
+    found = concat(": tensors have ", util::human_bytes(memory.allocated_bytes), ", the allocator holds ",
+                   util::human_bytes(memory.reserved_bytes), " of ",
+                   util::human_bytes(util::cuda_device(device.index()).memory_bytes), " of ", device.str(),
+                   ", and NCCL, the CUDA context and other processes ",
+                   util::human_bytes(util::cuda_bytes_in_use(device.index()) - memory.reserved_bytes));
   }
   std::error_code ignored;
   if (run_.config.logging.memory_snapshot && fs::exists(memory_snapshot(), ignored)) {
-    advice = util::concat(memory_snapshot().string(),
-                          " shows what held the memory (open it in https://docs.pytorch.org/memory_viz)");
+    advice = concat(memory_snapshot().string(),
+                    " shows what held the memory (open it in https://docs.pytorch.org/memory_viz)");
   } else {
     advice = "logging.memory_snapshot = true would record what held the memory";
   }
-  util::fail(util::ErrorKind::kUnexpected, "the device is out of memory in step ", run_.position.step + 1,
-             found, "; it has no room for a micro-batch of ", run_.config.data.micro_batch_size,
-             " sequences: lower data.micro_batch_size (and raise training.gradient_accumulation_steps), "
-             "set activation_checkpointing.mode to full, or fsdp.cpu_offload to true; "
-             "fsdp-plan computes what each saves, and ",
-             advice);
+  fail(ErrorKind::kUnexpected, "the device is out of memory in step ", run_.position.step + 1, found,
+       "; it has no room for a micro-batch of ", run_.config.data.micro_batch_size,
+       " sequences: lower data.micro_batch_size (and raise training.gradient_accumulation_steps), "
+       "set activation_checkpointing.mode to full, or fsdp.cpu_offload to true; "
+       "fsdp-plan computes what each saves, and ",
+       advice);
 }
 
 }  // namespace fsdp::train

@@ -13,8 +13,6 @@
 namespace fsdp::train {
 namespace {
 
-using util::concat;
-
 /// Counts a step, and ends the run if the step was asked to stop.
 class StepCount final : public StepObserver {
  public:

@@ -103,7 +103,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   });
   if (trace_) {
     comm::agree(*run_.communicator, "trace files", [&] {
-      trace_->open(run_.output_folder() / util::concat("trace.rank", run_.communicator->rank(), ".jsonl"));
+      trace_->open(run_.output_folder() / concat("trace.rank", run_.communicator->rank(), ".jsonl"));
     });
   }
   if (!run_.is_first_rank() || run_.continues()) return;
@@ -111,9 +111,9 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
        {optim::cut_of_schedule(run_.config.lr_scheduler, run_.config.training.steps),
         shard::blocks_in_root(shard::unit_sizes(*run_.parts.engine)).text(run_.config.fsdp.min_num_params),
         survey_ && survey_->loses_tokens()
-            ? util::concat("data.train has ", data::survey_text(*survey_, run_.config.data),
-                           "; a row that does not begin a conversation lacks its prompt: ",
-                           data::survey_remedy(*survey_, run_.config.data), " keeps every conversation whole")
+            ? concat("data.train has ", data::survey_text(*survey_, run_.config.data),
+                     "; a row that does not begin a conversation lacks its prompt: ",
+                     data::survey_remedy(*survey_, run_.config.data), " keeps every conversation whole")
             : std::string()}) {
     if (!warning.empty()) util::log_warning(warning);
   }
@@ -148,8 +148,8 @@ void Trainer::continue_from_memory() {
   run_.position = restore_training_record(record, step, state, "the state from memory");
   begun_ = memory.begun(*run_.communicator);
   if (begun_ && run_.is_first_rank()) {
-    util::log_info(util::concat(begun_->leaves, " of ", begun_->all, " micro-batches of step ",
-                                run_.position.step + 1, " are done"));
+    util::log_info(concat(begun_->leaves, " of ", begun_->all, " micro-batches of step ",
+                          run_.position.step + 1, " are done"));
   }
   checkpointer_->take_over(record.at("origin"));
   validation_->line() = nlohmann::ordered_json::parse(record.at("validation_line").get<std::string>());
@@ -190,12 +190,12 @@ void Trainer::report_batch_change() {
   run_.position.samples_per_step = now;
   if (before == 0 || before == now || !run_.is_first_rank()) return;
   const bool by_tokens = run_.config.data.max_tokens > 0;
-  util::log_info(util::concat("the global batch is ", now, by_tokens ? " batches" : " samples",
-                              " per step from here on (", run_.mesh->shape().row_ranks(), " ranks x ",
-                              by_tokens ? "" : util::concat(run_.config.data.micro_batch_size, " x "),
-                              run_.config.training.gradient_accumulation_steps, " micro-batches); it was ",
-                              before, " up to step ", run_.position.step,
-                              "; training.global_batch_size = ", before, " keeps it"));
+  util::log_info(concat("the global batch is ", now, by_tokens ? " batches" : " samples",
+                        " per step from here on (", run_.mesh->shape().row_ranks(), " ranks x ",
+                        by_tokens ? "" : concat(run_.config.data.micro_batch_size, " x "),
+                        run_.config.training.gradient_accumulation_steps, " micro-batches); it was ", before,
+                        " up to step ", run_.position.step, "; training.global_batch_size = ", before,
+                        " keeps it"));
 }
 
 config::Config Trainer::config_as_given() const {
@@ -223,8 +223,8 @@ void Trainer::count_steps() {
   config::Config counted = run_.config;
   counted.training.epochs = 0;
   for (const config::Conflict& conflict : config::find_conflicts(counted)) {
-    util::fail(util::ErrorKind::kUsage, "training.epochs = ", run_.config.training.epochs, " means ", steps,
-               " steps here; ", conflict.message);
+    fail(ErrorKind::kUsage, "training.epochs = ", run_.config.training.epochs, " means ", steps,
+         " steps here; ", conflict.message);
   }
 }
 
@@ -243,11 +243,10 @@ void Trainer::prepare_output() {
 void Trainer::describe_run() const {
   auto found = checkpoint::find_checkpoints(run_.output_folder());
   if (!found.complete.empty() && found.complete.back().step > run_.position.step) {
-    util::fail(util::ErrorKind::kUsage, "run.output_dir ", run_.output_folder().string(),
-               " already contains ", found.complete.back().folder.filename().string(), ", later than step ",
-               run_.position.step,
-               " at which this run starts; choose another run.output_dir, remove it, or set "
-               "checkpoint.resume to auto");
+    fail(ErrorKind::kUsage, "run.output_dir ", run_.output_folder().string(), " already contains ",
+         found.complete.back().folder.filename().string(), ", later than step ", run_.position.step,
+         " at which this run starts; choose another run.output_dir, remove it, or set "
+         "checkpoint.resume to auto");
   }
   if (const fs::path& from = checkpointer_->resumed_from(); !from.empty()) {
     // The config is beside the checkpoint, which may be in another run's folder.
@@ -266,7 +265,7 @@ void Trainer::report_changes_since(const fs::path& resolved) const {
       util::log_info("config differs from the run so far: " + change);
     }
   } catch (const util::Error& error) {
-    util::log_warning(util::concat("cannot compare with ", resolved.string(), ": ", error.what()));
+    util::log_warning(concat("cannot compare with ", resolved.string(), ": ", error.what()));
   }
 }
 

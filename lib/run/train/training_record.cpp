@@ -142,10 +142,10 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
                                .skipped_steps = record.at("loss_scaler").value("skipped_steps", int64_t{0})});
     }
   } catch (const nlohmann::json::exception&) {
-    util::fail(util::ErrorKind::kCheckpoint, where,
-               " must have samples_seen, tokens_seen and optimizer_steps under \"training\", but "
-               "was not written by fsdp-train; start from its weights with checkpoint.init_from "
-               "instead");
+    fail(ErrorKind::kCheckpoint, where,
+         " must have samples_seen, tokens_seen and optimizer_steps under \"training\", but "
+         "was not written by fsdp-train; start from its weights with checkpoint.init_from "
+         "instead");
   }
   return position;
 }
@@ -167,12 +167,12 @@ void require_same_data(const nlohmann::json& recorded, const nlohmann::json& fou
     const auto difference = data::difference(recorded.at(key), files);
     if (!difference) continue;
     const std::string what =
-        util::concat("data.", key, " differs from the data that ", where, " was trained on: ", *difference);
+        concat("data.", key, " differs from the data that ", where, " was trained on: ", *difference);
     if (!may_differ) {
-      util::fail(util::ErrorKind::kData, what,
-                 "; put the file back, or set data.allow_changed=true to continue with the present data");
+      fail(ErrorKind::kData, what,
+           "; put the file back, or set data.allow_changed=true to continue with the present data");
     }
-    util::log_warning(util::concat(what, "; the run continues with it, because data.allow_changed is true"));
+    util::log_warning(concat(what, "; the run continues with it, because data.allow_changed is true"));
   }
 }
 

@@ -46,8 +46,8 @@ std::string UpdateGuard::outlier(double loss, double grad_norm) const {
     if (number.before.size() < window_) return {};
     const Spike found = spike(number.before, number.value);
     if (found.zscore <= zscore_) continue;
-    return util::concat("its ", number.name, " ", number.value, " is ", util::fixed(found.zscore, 1),
-                        " standard deviations above the mean ", found.mean, " of ", window_, " steps");
+    return concat("its ", number.name, " ", number.value, " is ", util::fixed(found.zscore, 1),
+                  " standard deviations above the mean ", found.mean, " of ", window_, " steps");
   }
   return {};
 }

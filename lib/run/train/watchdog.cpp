@@ -75,7 +75,7 @@ void Watchdog::look(double seconds_since_last) {
     return std::exchange(options_.on_stop_before_training, nullptr)(*stop);
   }
   if (seconds_since_stop_ > kPatienceAfterStop && !std::exchange(told_of_stop_, true)) {
-    write_report(util::concat("rank ", options_.rank, " was told to stop and is still ", describe(now)));
+    write_report(concat("rank ", options_.rank, " was told to stop and is still ", describe(now)));
   }
   if (now.collective.empty()) {
     told_of_collective_ = false;
@@ -85,15 +85,15 @@ void Watchdog::look(double seconds_since_last) {
       return;
     }
     std::string message =
-        util::concat("rank ", options_.rank, " makes no progress: ", describe(now),
-                     "; other ranks wait for it, at most comm.timeout_seconds = ", options_.timeout_seconds);
+        concat("rank ", options_.rank, " makes no progress: ", describe(now),
+               "; other ranks wait for it, at most comm.timeout_seconds = ", options_.timeout_seconds);
     util::log_warning(message);
     write_report(message);
   } else if (now.seconds > options_.timeout_seconds + kGraceOfCollective &&
              !std::exchange(told_of_collective_, true)) {
-    std::string message = util::concat("rank ", options_.rank, " is stuck ", describe(now),
-                                       ", beyond comm.timeout_seconds = ", options_.timeout_seconds,
-                                       "; another process of the run has stopped or is unreachable");
+    std::string message = concat("rank ", options_.rank, " is stuck ", describe(now),
+                                 ", beyond comm.timeout_seconds = ", options_.timeout_seconds,
+                                 "; another process of the run has stopped or is unreachable");
     util::log_error(message);
     failed_ = true;
     write_report(message);

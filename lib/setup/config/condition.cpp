@@ -60,13 +60,13 @@ Condition joined(const Condition& a, const Condition& b, std::string words, bool
 }  // namespace
 
 Condition is(const std::string& key, const Names& values) {
-  return {util::concat(key, " is ", alternatives(values)), {key}, [key, values](Config& config) {
+  return {concat(key, " is ", alternatives(values)), {key}, [key, values](Config& config) {
             return contains(values, text_of(key, config));
           }};
 }
 
 Condition is_not(const std::string& key, const std::string& value) {
-  return {util::concat(key, " is not ", value), {key}, [key, value](Config& config) {
+  return {concat(key, " is not ", value), {key}, [key, value](Config& config) {
             return text_of(key, config) != value;
           }};
 }
@@ -87,12 +87,12 @@ Condition is_given(const std::string& key) {
 
 Condition operator&&(const Condition& a, const Condition& b) {
   const bool is_clear = a.words.find(" or ") == std::string::npos;
-  return joined(a, b, util::concat(a.words, is_clear ? " and " : ", and ", b.words), true);
+  return joined(a, b, concat(a.words, is_clear ? " and " : ", and ", b.words), true);
 }
 
 Condition operator||(const Condition& a, const Condition& b) {
-  return joined(
-      a, b, util::concat(a.words.starts_with("either ") ? "" : "either ", a.words, ", or ", b.words), false);
+  return joined(a, b, concat(a.words.starts_with("either ") ? "" : "either ", a.words, ", or ", b.words),
+                false);
 }
 
 Condition architecture_reads(const std::string& key) {

@@ -15,7 +15,6 @@
 #include "setup/config/value.h"
 
 namespace fsdp::config {
-using util::concat;
 
 namespace {
 

@@ -14,7 +14,6 @@
 
 namespace fsdp::config {
 namespace fs = std::filesystem;
-using util::concat;
 
 namespace {
 
@@ -121,13 +120,12 @@ std::string sections_with(const std::string& preset, const std::map<std::string,
 std::string finetune_toml(const fs::path& folder) {
   const auto stored = checkpoint::described_model(folder);
   if (!stored) {
-    util::fail(util::ErrorKind::kCheckpoint, "no config.json beside the weights at ", folder.string(),
-               " to describe their model; put the config.json of the weights there");
+    fail(ErrorKind::kCheckpoint, "no config.json beside the weights at ", folder.string(),
+         " to describe their model; put the config.json of the weights there");
   }
   if (!stored->plugin_config.empty()) {
-    util::fail(util::ErrorKind::kUsage, "`from` must be a built-in model, but is ",
-               stored->options.architecture, ", from a plug-in, at ", folder.string(),
-               "; use the config.toml of its run, with model.init_from");
+    fail(ErrorKind::kUsage, "`from` must be a built-in model, but is ", stored->options.architecture,
+         ", from a plug-in, at ", folder.string(), "; use the config.toml of its run, with model.init_from");
   }
   const nn::ModelOptions& model = stored->options;
   const std::string tokenizer = tokenizer_in(stored->folder);

@@ -8,10 +8,6 @@
 namespace fsdp::config {
 namespace {
 
-using util::concat;
-using util::ErrorKind;
-using util::fail;
-
 /// ", or data.micro_batch_size = 2": the size nearest to `given` with which micro-batches of `ranks` ranks
 /// divide the batch; empty if there is none.
 std::string other_micro_batch(int64_t batch, int64_t ranks, int64_t given) {

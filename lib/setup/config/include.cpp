@@ -13,7 +13,6 @@
 
 namespace fsdp::config {
 namespace fs = std::filesystem;
-using util::concat;
 
 namespace {
 

@@ -55,9 +55,8 @@ const std::vector<Key>& all_keys() { return table().all; }
 void add_plugin_section(const std::string& section, std::vector<Key> keys) {
   const std::vector<std::string> sections = section_names();
   if (std::find(sections.begin(), sections.end(), section) != sections.end()) {
-    util::fail(util::ErrorKind::kUsage,
-               "the name of a plug-in must not be that of a section of the config, but is ", section,
-               "; choose another name");
+    fail(ErrorKind::kUsage, "the name of a plug-in must not be that of a section of the config, but is ",
+         section, "; choose another name");
   }
   std::vector<Key>& known = table().plugin_keys;
   known.insert(known.end(), std::make_move_iterator(keys.begin()), std::make_move_iterator(keys.end()));

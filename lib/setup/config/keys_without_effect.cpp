@@ -9,8 +9,6 @@
 
 namespace fsdp::config {
 
-using util::concat;
-
 void Loader::drop_keys_without_effect() {
   Config as_given = config_;
   std::set<std::string> wrong;  // what depends on these is not known

@@ -37,9 +37,8 @@ void set_plugin_loader(PluginLoader loader) { plugin_loader() = std::move(loader
 std::vector<std::string> load_plugins(const std::vector<std::string>& named, PluginsNamedBy by) {
   if (plugin_loader()) return plugin_loader()(named, by);
   if (named.empty()) return {};
-  util::fail(util::ErrorKind::kUsage,
-             "run.plugins must be empty, because this program loads no plug-ins, but is ",
-             util::join(named, ", "), "; leave it out");
+  fail(ErrorKind::kUsage, "run.plugins must be empty, because this program loads no plug-ins, but is ",
+       util::join(named, ", "), "; leave it out");
 }
 
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {

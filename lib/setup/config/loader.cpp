@@ -12,8 +12,6 @@
 
 namespace fsdp::config {
 
-using util::concat;
-
 namespace {
 
 std::string trimmed(const std::string& text) {

@@ -42,9 +42,9 @@ nn::ModelOptions model_of(const checkpoint::DescribedModel& model) {
   if (model.plugin_config.empty()) return model.options;
   const std::string& name = model.options.architecture;
   if (nn::architectures().find(name) == nullptr) {
-    util::fail(util::ErrorKind::kCheckpoint, model.where, ": the architecture must be one of ",
-               util::join(nn::architectures().names(), ", "), ", but is ", name, " of the plug-in ",
-               util::join(model.plugins, ", "), "; load it with run.plugins or --plugin");
+    fail(ErrorKind::kCheckpoint, model.where, ": the architecture must be one of ",
+         util::join(nn::architectures().names(), ", "), ", but is ", name, " of the plug-in ",
+         util::join(model.plugins, ", "), "; load it with run.plugins or --plugin");
   }
   // The keys without defaults.
   const std::string rest = "[data]\ntrain = [\"none\"]\nsequence_length = 1\n";
@@ -110,8 +110,8 @@ std::vector<ModelDifference> compare_models(const nn::ModelOptions& given, const
 }
 
 std::string difference_text(const ModelDifference& difference, const std::string& where) {
-  return util::concat(difference.key, " must be ", difference.stored, ", as in ", where,
-                      ", which describes the weights in model.init_from, but is ", difference.given);
+  return concat(difference.key, " must be ", difference.stored, ", as in ", where,
+                ", which describes the weights in model.init_from, but is ", difference.given);
 }
 
 void require_same_model(const nn::ModelOptions& given, const std::filesystem::path& weights) {
@@ -122,7 +122,7 @@ void require_same_model(const nn::ModelOptions& given, const std::filesystem::pa
     texts.push_back(difference_text(difference, stored->where));
   }
   if (texts.empty()) return;
-  util::fail(util::ErrorKind::kCheckpoint, util::join(texts, "; "), "; ", kDifferenceRemedy);
+  fail(ErrorKind::kCheckpoint, util::join(texts, "; "), "; ", kDifferenceRemedy);
 }
 
 }  // namespace fsdp::config

@@ -241,8 +241,8 @@ SyntaxError syntax_error(const std::string& what, const Source& source) {
     // toml11 3 shows the first one first, toml11 4 last.
     const auto [first, second] = std::minmax(places.front().region, place.region, stands_before);
     error.region = second;
-    error.message = util::concat("a key or section must appear only once, but this one is already on line ",
-                                 first.line, "; keep one of them");
+    error.message = concat("a key or section must appear only once, but this one is already on line ",
+                           first.line, "; keep one of them");
     return error;
   }
   std::string word = word_at(source, place.region);
@@ -260,7 +260,7 @@ SyntaxError syntax_error(const std::string& what, const Source& source) {
     error.message += " (" + place.comment + ")";
   }
   if (places.front().region.line != place.region.line)
-    error.message += util::concat("; see also line ", places.front().region.line);
+    error.message += concat("; see also line ", places.front().region.line);
   return error;
 }
 
@@ -275,7 +275,7 @@ std::vector<TomlEntry> parse_toml(const Source& source) {
   } catch (const toml::exception& error) {
     throw syntax_error(error.what(), source);
   } catch (const std::exception& error) {
-    throw SyntaxError{util::concat("not valid TOML: it cannot be parsed: ", error.what()), {}};
+    throw SyntaxError{concat("not valid TOML: it cannot be parsed: ", error.what()), {}};
   }
 }
 
@@ -294,8 +294,7 @@ std::string described(const Literal& literal) {
     case Literal::Kind::kDate:
       return "the date or time " + clipped(literal.text);
     case Literal::Kind::kList:
-      return util::concat("a list of ", literal.items.size(),
-                          literal.items.size() == 1 ? " value" : " values");
+      return concat("a list of ", literal.items.size(), literal.items.size() == 1 ? " value" : " values");
     case Literal::Kind::kTable:
       return "a table";
   }

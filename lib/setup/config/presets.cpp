@@ -29,7 +29,7 @@ void add_presets(const EmbeddedFile& file, std::vector<ModelPreset>& presets) {
   std::istringstream lines(file.text);
   std::string shared;
   for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with("[")) shared = util::concat("[model]\narchitecture = \"", file.name, "\"\n");
+    if (line.starts_with("[")) shared = concat("[model]\narchitecture = \"", file.name, "\"\n");
     const size_t brace = line.find(" = {");
     if (brace == std::string::npos) continue;
     std::string name = line.substr(0, brace), keys = line.substr(brace + 4, line.size() - brace - 5) + "\n";
@@ -87,8 +87,8 @@ const Preset& find_preset(std::string_view name) {
   for (const Preset& preset : all_presets()) {
     if (preset.name == name) return preset;
   }
-  util::fail(util::ErrorKind::kUsage, "unknown preset \"", util::printable(name),
-             "\"; expected one of: ", util::join(preset_names(), ", "));
+  fail(ErrorKind::kUsage, "unknown preset \"", util::printable(name),
+       "\"; expected one of: ", util::join(preset_names(), ", "));
 }
 
 }  // namespace fsdp::config

@@ -49,7 +49,7 @@ std::string to_toml(const TracedConfig& traced) {
     if (origin != traced.origins.end()) {
       std::string where = util::printable(origin->second);
       std::replace(where.begin(), where.end(), '\n', ' ');
-      line = util::concat(padded(line, kCommentColumn), "  # ", where);
+      line = concat(padded(line, kCommentColumn), "  # ", where);
     }
     text += line + "\n";
   }
@@ -115,8 +115,8 @@ std::string key_reference_markdown() {
       section = key.section;
       text += "\n## " + section + "\n\n| key | type | default | meaning |\n| --- | --- | --- | --- |\n";
     }
-    text += util::concat("| `", key.name, "` | ", type_name(value_of(key, defaults)), " | `",
-                         default_text(key, defaults), "` | ", markdown_cell(help_of(key)), " |\n");
+    text += concat("| `", key.name, "` | ", type_name(value_of(key, defaults)), " | `",
+                   default_text(key, defaults), "` | ", markdown_cell(help_of(key)), " |\n");
   }
   return text;
 }

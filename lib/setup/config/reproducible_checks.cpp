@@ -22,8 +22,8 @@ class Refusals {
     if (condition) return;
     conflicts.push_back(
         {{key, "training.reproducible"},
-         util::concat(key, " must be ", expected, " with training.reproducible = \"world_size\", because ",
-                      reason, ", but is ", found, "; leave one of the two out")});
+         concat(key, " must be ", expected, " with training.reproducible = \"world_size\", because ", reason,
+                ", but is ", found, "; leave one of the two out")});
   }
 
   std::vector<Conflict> conflicts;

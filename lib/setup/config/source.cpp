@@ -107,9 +107,9 @@ std::optional<TextDefect> byte_defect(const Source& source) {
       static const char* const kDigits = "0123456789abcdef";
       auto code = static_cast<unsigned char>(text[at]);
       Region region = region_at(text, at);
-      return TextDefect{region, util::concat("not valid TOML, which is UTF-8 text: found the byte 0x",
-                                             kDigits[code >> 4], kDigits[code & 15], " in column ",
-                                             region.column + 1, "; remove or re-encode it")};
+      return TextDefect{
+          region, concat("not valid TOML, which is UTF-8 text: found the byte 0x", kDigits[code >> 4],
+                         kDigits[code & 15], " in column ", region.column + 1, "; remove or re-encode it")};
     }
     at += length;
   }
@@ -120,15 +120,15 @@ std::optional<TextDefect> shape_defect(const Source& source) {
   std::string_view text = source.text();
   if (auto at = too_deep(text)) {
     return TextDefect{region_at(text, *at),
-                      util::concat("expected a section, a key and a value, but found more than ", kMaxNesting,
-                                   " levels of nesting")};
+                      concat("expected a section, a key and a value, but found more than ", kMaxNesting,
+                             " levels of nesting")};
   }
   for (size_t number = 1; number <= source.line_count(); ++number) {
     size_t length = source.line(number).size();
     if (length > kMaxLineBytes) {
       return TextDefect{Region{.line = number, .column = 0, .length = 1},
-                        util::concat("expected at most ", kMaxLineBytes, " bytes in a line; found ", length,
-                                     "; put the entries of the list on lines of their own")};
+                        concat("expected at most ", kMaxLineBytes, " bytes in a line; found ", length,
+                               "; put the entries of the list on lines of their own")};
     }
   }
   return std::nullopt;
@@ -192,8 +192,8 @@ Source Source::from_override(std::string text) { return Source("command line", s
 
 Source Source::from_file(const fs::path& path) {
   const auto refuse = [&path](const auto&... found) {
-    util::fail(util::ErrorKind::kUsage, path.empty() ? "the path of the config" : path.string(),
-               ": expected a TOML file; found ", found...);
+    fail(ErrorKind::kUsage, path.empty() ? "the path of the config" : path.string(),
+         ": expected a TOML file; found ", found...);
   };
   if (path.empty()) refuse("an empty path");
   std::error_code error;
@@ -234,7 +234,7 @@ std::string_view Source::text_of(const Region& region) const {
 }
 
 std::string Source::where(const std::optional<Region>& region) const {
-  return has_lines_ && region ? util::concat(name_, ":", region->line) : name_;
+  return has_lines_ && region ? concat(name_, ":", region->line) : name_;
 }
 
 std::string Source::excerpt(const Region& region) const {
@@ -271,17 +271,17 @@ constexpr size_t kMaxShown = 40;
 }  // namespace
 
 void Report::add(const Source& source, const std::optional<Region>& region, const std::string& message) {
-  std::string excerpt = region ? util::concat("\n", source.excerpt(*region)) : "";
-  problems_.push_back(util::concat(source.where(region), ": ", message, excerpt));
+  std::string excerpt = region ? concat("\n", source.excerpt(*region)) : "";
+  problems_.push_back(concat(source.where(region), ": ", message, excerpt));
 }
 
 void Report::throw_if_any() const {
   if (problems_.empty()) return;
-  if (problems_.size() == 1) throw util::Error(util::ErrorKind::kUsage, problems_.front());
-  std::string text = util::concat("the config has ", problems_.size(), " errors:");
+  if (problems_.size() == 1) throw util::Error(ErrorKind::kUsage, problems_.front());
+  std::string text = concat("the config has ", problems_.size(), " errors:");
   for (size_t i = 0; i < std::min(problems_.size(), kMaxShown); ++i) text += "\n" + problems_[i];
-  if (problems_.size() > kMaxShown) text += util::concat("\nand ", problems_.size() - kMaxShown, " more");
-  throw util::Error(util::ErrorKind::kUsage, text);
+  if (problems_.size() > kMaxShown) text += concat("\nand ", problems_.size() - kMaxShown, " more");
+  throw util::Error(ErrorKind::kUsage, text);
 }
 
 }  // namespace fsdp::config

@@ -24,9 +24,9 @@ void Loader::apply_stored_model() {
         return is_determined_by_weights(key.full_name()) && has(key);
       });
       if (any) return;
-      util::fail(util::ErrorKind::kUsage, "model.init_from: there are no weights at ", path,
-                 ", which must define the model because [model] does not; correct the path",
-                 util::hub_remedy(path));
+      fail(ErrorKind::kUsage, "model.init_from: there are no weights at ", path,
+           ", which must define the model because [model] does not; correct the path",
+           util::hub_remedy(path));
     }
     const auto stored = checkpoint::described_model(path);
     if (!stored) return;
@@ -35,7 +35,7 @@ void Loader::apply_stored_model() {
     refuse_differences(options, stored->where);
   } catch (const util::Error& error) {
     // An error of another kind keeps its exit code if nothing else is wrong.
-    if (error.kind() != util::ErrorKind::kUsage && report_.empty()) throw;
+    if (error.kind() != ErrorKind::kUsage && report_.empty()) throw;
     report_.add(*place.source, place.region, error.what());
   }
 }
@@ -61,8 +61,8 @@ void Loader::refuse_differences(const nn::ModelOptions& stored, const std::strin
     FSDP_CHECK(found != given_.end(), difference.key);
     const bool last = &difference == &differences.back();  // the remedy is the same for all
     report_.add(*found->second.source, found->second.region,
-                util::concat(difference_text(difference, where), last ? "; " : "; leave the key out",
-                             last ? kDifferenceRemedy : ""));
+                concat(difference_text(difference, where), last ? "; " : "; leave the key out",
+                       last ? kDifferenceRemedy : ""));
     found->second.is_wrong = true;
   }
 }

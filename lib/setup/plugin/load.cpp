@@ -21,9 +21,6 @@ namespace fsdp::plugin {
 namespace fs = std::filesystem;
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 /// The file that a path or name means.
 std::string resolved(const std::string& path) {
   std::vector<fs::path> candidates = {path};

@@ -7,9 +7,6 @@
 
 namespace fsdp::plugin {
 
-using util::ErrorKind;
-using util::fail;
-
 namespace {
 
 void require_word(const std::string& what, const std::string& word) {

@@ -37,9 +37,9 @@ void use_named(const std::function<void(size_t)>& use, size_t unit, const std::s
   try {
     use(unit);
   } catch (const util::Error& error) {
-    throw util::Error(error.kind(), util::concat("gradient of unit ", name, ": ", error.what()));
+    throw util::Error(error.kind(), concat("gradient of unit ", name, ": ", error.what()));
   } catch (const std::exception& error) {
-    util::fail(util::ErrorKind::kUnexpected, "gradient of unit ", name, ": ", error.what());
+    fail(ErrorKind::kUnexpected, "gradient of unit ", name, ": ", error.what());
   }
 }
 
@@ -235,20 +235,19 @@ void Engine::compare_order(size_t unit) {
   const auto difference = check_across_ranks(*groups_.world, unit);
   if (!difference) return;
   throw comm::AgreedError(
-      util::ErrorKind::kUsage,
-      util::concat(
-          "fsdp.forward_prefetch = \"explicit\": expected the same order of units on all ranks; found ",
-          place_name(difference->first_ranks), " on rank 0 and ", place_name(difference->theirs), " on rank ",
-          difference->rank, " at place ", schedule_.position() + 1,
-          " of the first forward; run the same stages on all ranks"));
+      ErrorKind::kUsage,
+      concat("fsdp.forward_prefetch = \"explicit\": expected the same order of units on all ranks; found ",
+             place_name(difference->first_ranks), " on rank 0 and ", place_name(difference->theirs),
+             " on rank ", difference->rank, " at place ", schedule_.position() + 1,
+             " of the first forward; run the same stages on all ranks"));
 }
 
 void Engine::report_changed_order(size_t unit) {
   if (groups_.world->rank() != 0) return;
-  util::log_warning(util::concat(
-      "fsdp.forward_prefetch = \"explicit\": the order of units has changed: ", place_name(unit),
-      " comes where ", place_name(schedule_.expected_unit().value_or(units_.size())),
-      " came in the previous forward; where forwards differ, units are gathered when they are used"));
+  util::log_warning(
+      concat("fsdp.forward_prefetch = \"explicit\": the order of units has changed: ", place_name(unit),
+             " comes where ", place_name(schedule_.expected_unit().value_or(units_.size())),
+             " came in the previous forward; where forwards differ, units are gathered when they are used"));
 }
 
 void Engine::hand_over_gradient(size_t index) {
@@ -277,10 +276,10 @@ void Engine::set_gradient_use(std::function<void(size_t unit)> use) {
     if (!use || computes_on_host || unit->options().storage.move_grads_to_cpu ||
         unit->storage().layout().numel() == 0)
       continue;
-    util::fail(util::ErrorKind::kUsage,
-               "Engine::set_gradient_use(): expected gradients that move to host memory; found "
-               "fsdp.move_grads_to_cpu = false in unit ",
-               unit->name(), "; set it and fsdp.cpu_offload, or use the gradients after backward()");
+    fail(ErrorKind::kUsage,
+         "Engine::set_gradient_use(): expected gradients that move to host memory; found "
+         "fsdp.move_grads_to_cpu = false in unit ",
+         unit->name(), "; set it and fsdp.cpu_offload, or use the gradients after backward()");
   }
   if (!use && offload_) offload_->drain();
   gradient_use_ = std::move(use);
@@ -298,27 +297,25 @@ void Engine::zero_gradients() {
 
 void Engine::require_no_full_parameters(const char* what) const {
   if (!shows_full_parameters_) return;
-  util::fail(util::ErrorKind::kUsage, what,
-             ": expected no FullParameters of the engine to be open; found one; close it first");
+  fail(ErrorKind::kUsage, what,
+       ": expected no FullParameters of the engine to be open; found one; close it first");
 }
 
 void Engine::require_rest(const char* what) const {
   require_no_full_parameters(what);
   if (schedule_.backward_is_due()) {
-    util::fail(
-        util::ErrorKind::kUsage, what,
-        ": expected an engine between steps; found a forward whose backward has not run; call backward() "
-        "first, run a forward that needs none under at::NoGradGuard, or drop the pass and the gradients "
-        "with Engine::reset()");
+    fail(ErrorKind::kUsage, what,
+         ": expected an engine between steps; found a forward whose backward has not run; call backward() "
+         "first, run a forward that needs none under at::NoGradGuard, or drop the pass and the gradients "
+         "with Engine::reset()");
   }
   const bool has_failed = !executing_.empty();
   const bool in_backward =
       schedule_.in_backward() || (has_failed && executing_.front().pass == Pass::kBackward);
   if (!has_failed && !in_backward && !schedule_.any_is_gathered()) return;
-  util::fail(
-      util::ErrorKind::kUsage, what, ": expected an engine between steps; found a ",
-      in_backward ? "backward" : "forward",
-      " pass that has not ended; call it after the pass, or Engine::reset() first if the pass has failed");
+  fail(ErrorKind::kUsage, what, ": expected an engine between steps; found a ",
+       in_backward ? "backward" : "forward",
+       " pass that has not ended; call it after the pass, or Engine::reset() first if the pass has failed");
 }
 
 void Engine::reshard_frozen() {

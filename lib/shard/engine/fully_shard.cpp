@@ -17,8 +17,8 @@ const ShardingFront& plain_front() {
 
 void require_parts(const comm::Mesh& mesh, const ShardOptions& options) {
   if (mesh.shape().model == 1 || !options.parts.empty()) return;
-  util::fail(
-      util::ErrorKind::kUsage, "fully_shard() on a mesh whose axis model has ", mesh.shape().model,
+  fail(
+      ErrorKind::kUsage, "fully_shard() on a mesh whose axis model has ", mesh.shape().model,
       " ranks: expected ShardOptions::parts; found none, so that each of these ranks would train a model of "
       "its own; pass what parallelize() returned, mark parameters with the axis and use spmd_fully_shard(), or give "
       "the ranks to data");

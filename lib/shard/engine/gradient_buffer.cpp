@@ -16,7 +16,7 @@ namespace fsdp::shard {
 namespace {
 
 std::string taken_text(const std::string& parameter) {
-  return util::concat(
+  return concat(
       "gradient of parameter ", parameter,
       ": expected a read of this rank's part of it; found one of the module's parameter, whose gradient has gone to the "
       "shards; pass fsdp::parameters(engine) to an optimizer of torch::optim, and clip with "

@@ -12,10 +12,6 @@
 namespace fsdp::shard {
 namespace {
 
-using util::concat;
-using util::ErrorKind;
-using util::fail;
-
 bool is_in_use(const std::shared_ptr<Engine>& engine) { return engine && !engine->units().empty(); }
 
 /// Returns the options of a call that its units have.

@@ -13,9 +13,9 @@ std::vector<util::Rectangle> NamedParameter::parts_of(const util::Rectangle& loc
 
 void require_source(const Materialize& materialize, const std::string& parameter) {
   if (materialize.source != nullptr) return;
-  util::fail(util::ErrorKind::kUsage, "parameter ", parameter,
-             ": expected values; found a tensor on the meta device, which has none; build the model on a "
-             "real device or give fully_shard() a ParameterSource");
+  fail(ErrorKind::kUsage, "parameter ", parameter,
+       ": expected values; found a tensor on the meta device, which has none; build the model on a "
+       "real device or give fully_shard() a ParameterSource");
 }
 
 }  // namespace fsdp::shard

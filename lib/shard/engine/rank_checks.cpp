@@ -98,9 +98,8 @@ std::vector<std::string> unequal_buffers(const Engine& engine) {
 void warn_of_unequal_buffers(const Engine& engine, const char* what) {
   const std::vector<std::string> names = unequal_buffers(engine);
   if (names.empty() || engine.communicator().rank() != 0) return;
-  util::log_warning(util::concat(
-      what,
-      ": the values of rank 0 are used for buffers that differ between ranks: ", util::name_list(names)));
+  util::log_warning(concat(what, ": the values of rank 0 are used for buffers that differ between ranks: ",
+                           util::name_list(names)));
 }
 
 void require_equal_replicas(Engine& engine, const std::string& when) {
@@ -123,12 +122,12 @@ void require_equal_replicas(Engine& engine, const std::string& when) {
   }
   if (first.parameter == kNone) return;
   throw comm::AgreedError(
-      util::ErrorKind::kUnexpected,
-      util::concat(when, ": expected the same values of parameter ",
-                   engine.segments_by_parameter()[static_cast<size_t>(first.parameter)].front().name,
-                   " on ranks ", first.first_rank, " and ", first.other_rank,
-                   ", which hold replicas of it; found different ones on rank ", first.other_rank,
-                   "; start all ranks from the same weights, or resume from an earlier checkpoint"));
+      ErrorKind::kUnexpected,
+      concat(when, ": expected the same values of parameter ",
+             engine.segments_by_parameter()[static_cast<size_t>(first.parameter)].front().name, " on ranks ",
+             first.first_rank, " and ", first.other_rank,
+             ", which hold replicas of it; found different ones on rank ", first.other_rank,
+             "; start all ranks from the same weights, or resume from an earlier checkpoint"));
 }
 
 }  // namespace fsdp::shard

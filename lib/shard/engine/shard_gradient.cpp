@@ -45,8 +45,8 @@ void ShardGradient::add(const at::Tensor& mean, std::optional<double> squares) {
 
 void ShardGradient::add_partial(const at::Tensor& sums) {
   if (sum_.defined() && !is_partial_) {
-    util::fail(
-        util::ErrorKind::kUsage,
+    fail(
+        ErrorKind::kUsage,
         "expected every backward pass but the last to leave out the all-reduce; found a pass without it after one "
         "with it; call zero_gradients() between them");
   }

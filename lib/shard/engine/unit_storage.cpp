@@ -28,9 +28,8 @@ std::unique_ptr<UnitLayout> layout_of(util::Named<Layout> layout,
   for (const NamedParameter& parameter : parameters) {
     const at::ScalarType type = parameter.tensor.scalar_type();
     if (type != at::kFloat && type != at::kByte) {
-      util::fail(util::ErrorKind::kUsage, "parameter ", parameter.name,
-                 ": expected float32 parameters; found ", c10::toString(type),
-                 "; convert the model before fully_shard()");
+      fail(ErrorKind::kUsage, "parameter ", parameter.name, ": expected float32 parameters; found ",
+           c10::toString(type), "; convert the model before fully_shard()");
     }
     shapes.push_back({parameter.name, parameter.tensor.sizes().vec(), parameter.shard_dimension});
   }
@@ -38,7 +37,7 @@ std::unique_ptr<UnitLayout> layout_of(util::Named<Layout> layout,
 }
 
 std::string at_rest_text(const std::string& parameter) {
-  return util::concat(
+  return concat(
       "parameter ", parameter,
       ": expected a read in forward or backward of its module; found one at rest, when each rank has its shard only; open "
       "an fsdp::FullParameters(engine) around the read, take fsdp::full_state_dict(engine), or give an optimizer "

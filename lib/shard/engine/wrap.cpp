@@ -22,18 +22,17 @@ EnableWrap::EnableWrap(const UnitOverrides& defaults) : defaults_(defaults), out
 EnableWrap::~EnableWrap() {
   innermost_scope = outer_;
   if (notes_.empty() || std::uncaught_exceptions() > 0) return;
-  util::log_warning(
-      util::concat("EnableWrap: expected fully_shard() before the scope ends; found none after ",
-                   notes_.size(), " calls of wrap(), which have no effect; call it in the scope"));
+  util::log_warning(concat("EnableWrap: expected fully_shard() before the scope ends; found none after ",
+                           notes_.size(), " calls of wrap(), which have no effect; call it in the scope"));
 }
 
 void WrappedModules::note(const std::shared_ptr<torch::nn::Module>& module, const UnitOverrides& options) {
   if (innermost_scope == nullptr) return;
   auto* hookable = dynamic_cast<nn::Hookable*>(module.get());
   if (hookable == nullptr) {
-    util::fail(util::ErrorKind::kUsage, "wrap(): expected a module whose calls can be hooked; found ",
-               module ? "a plain " + module->name() : "a null pointer",
-               "; declare the module as fsdp::nn::Hooked, or derive it from nn::Stage");
+    fail(ErrorKind::kUsage, "wrap(): expected a module whose calls can be hooked; found ",
+         module ? "a plain " + module->name() : "a null pointer",
+         "; declare the module as fsdp::nn::Hooked, or derive it from nn::Stage");
   }
   EnableWrap* outermost = innermost_scope;
   while (outermost->outer_ != nullptr) outermost = outermost->outer_;

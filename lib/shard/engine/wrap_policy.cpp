@@ -11,9 +11,6 @@
 namespace fsdp::shard {
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 /// Adds `module` and everything inside it. `index`: the place of each tensor in tree.tensors.
 void add_to_tree(ModelTree& tree, std::map<const void*, size_t>& index, torch::nn::Module& module,
                  const std::string& path, size_t parent) {
@@ -133,7 +130,7 @@ UnitDecisions unit_decisions(const ModelTree& tree, const ShardOptions& options)
   }
   decisions.given = options.units.size();
   decisions.given_node = [&](size_t index) {
-    return place_of_given(tree, options.units[index], "units", util::concat("units[", index, "]"));
+    return place_of_given(tree, options.units[index], "units", concat("units[", index, "]"));
   };
   for (const auto& [module, own] : options.wrapped) {
     decisions.wrapped.push_back({place_of_given(tree, module, "wrap()", "a module"), own});

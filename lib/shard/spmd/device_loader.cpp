@@ -7,9 +7,9 @@ namespace fsdp::shard::detail {
 
 const ShardingSpec& InputSharding::spec_of(size_t tensor, size_t tensors) const {
   if (specs_.size() != 1 && specs_.size() != tensors) {
-    util::fail(util::ErrorKind::kUsage,
-               "MpDeviceLoader: expected input_sharding to have one spec, or one for each of the ", tensors,
-               " tensors of a batch; found ", specs_.size(), "; add or remove some");
+    fail(ErrorKind::kUsage,
+         "MpDeviceLoader: expected input_sharding to have one spec, or one for each of the ", tensors,
+         " tensors of a batch; found ", specs_.size(), "; add or remove some");
   }
   return specs_[specs_.size() == 1 ? 0 : tensor];
 }

@@ -17,8 +17,6 @@ namespace {
 
 using comm::MeshAxis;
 using nn::SharedLayer;
-using util::ErrorKind;
-using util::fail;
 using Axes = PartitionSpec::Axes;
 
 const PartitionSpec kModelAlone = {{MeshAxis::kModel}};
@@ -42,7 +40,7 @@ struct MarkedLayer {
   int64_t dimension = 0;  ///< cut of the weight over model
 
   std::string parent() const { return path.substr(0, std::min(path.rfind('.'), path.size())); }
-  bool is_linear() const { return layer.kind == SharedLayer::Kind::kLinear; }
+  bool is_linear() const { return layer.kind == SharedLayer::LayerKind::kLinear; }
   bool cuts_inputs() const { return is_linear() && dimension != layer.output_dimension(); }
   bool cuts_outputs() const { return is_linear() && !cuts_inputs(); }
 };
@@ -129,7 +127,7 @@ class LayerMarks final : public nn::CallHook {
   LayerMarks(std::string path, const SharedLayer& layer, bool takes_parts, bool takes_whole,
              bool leaves_parts)
       : path_(std::move(path)),
-        is_linear_(layer.kind == SharedLayer::Kind::kLinear),
+        is_linear_(layer.kind == SharedLayer::LayerKind::kLinear),
         takes_parts_(takes_parts),
         takes_whole_(takes_whole),
         leaves_parts_(leaves_parts),
@@ -217,7 +215,7 @@ nn::ParallelPlan plan_of_marks(torch::nn::Module& module, const comm::Mesh& mesh
       nn::ColwiseParallel style;
       if (!is_taken) style.output = nn::Replicate{};
       plan.push_back({layer.path, style});
-    } else if (layer.layer.kind == SharedLayer::Kind::kHead) {
+    } else if (layer.layer.kind == SharedLayer::LayerKind::kHead) {
       plan.push_back({layer.path, nn::ColwiseParallel{}});
     } else {
       const bool is_fed =
@@ -241,7 +239,7 @@ std::vector<nn::ParameterPart> share_layers(torch::nn::Module& module, const nn:
     const std::shared_ptr<torch::nn::Module>& layer = modules[path];
     const auto shared = nn::shared_layer(*layer);
     auto* hookable = dynamic_cast<nn::Hookable*>(layer.get());
-    if (hookable == nullptr || !shared || shared->kind == SharedLayer::Kind::kHead) continue;
+    if (hookable == nullptr || !shared || shared->kind == SharedLayer::LayerKind::kHead) continue;
     const auto* colwise = std::get_if<nn::ColwiseParallel>(&style);
     const auto* rowwise = std::get_if<nn::RowwiseParallel>(&style);
     hookable->attach(std::make_shared<LayerMarks>(

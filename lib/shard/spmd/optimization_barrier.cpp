@@ -38,9 +38,9 @@ std::vector<at::Tensor> optimization_barrier(std::vector<at::Tensor> tensors) {
 void optimization_barrier(torch::nn::Module& module) {
   auto* hookable = dynamic_cast<nn::Hookable*>(&module);
   if (hookable == nullptr) {
-    util::fail(util::ErrorKind::kUsage,
-               "optimization_barrier(): expected a module whose calls hooks can see; found a plain ",
-               module.name(), "; declare it as fsdp::nn::Hooked, or derive it from nn::Stage");
+    fail(ErrorKind::kUsage,
+         "optimization_barrier(): expected a module whose calls hooks can see; found a plain ", module.name(),
+         "; declare it as fsdp::nn::Hooked, or derive it from nn::Stage");
   }
   hookable->attach(std::make_shared<BarrierHook>());
 }

@@ -14,12 +14,9 @@
 namespace fsdp::shard {
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 std::string joined(const PartitionSpec::Axes& axes) {
   std::string text;
-  for (comm::MeshAxis axis : axes) text += util::concat(text.empty() ? "" : " x ", comm::name_of(axis));
+  for (comm::MeshAxis axis : axes) text += concat(text.empty() ? "" : " x ", comm::name_of(axis));
   return text;
 }
 
@@ -27,9 +24,9 @@ std::string joined(const PartitionSpec::Axes& axes) {
 std::string product_text(const PartitionSpec::Axes& axes, const comm::MeshShape& mesh) {
   std::string text;
   for (comm::MeshAxis axis : axes) {
-    text += util::concat(text.empty() ? "" : " x ", comm::name_of(axis), " ", mesh.along(axis));
+    text += concat(text.empty() ? "" : " x ", comm::name_of(axis), " ", mesh.along(axis));
   }
-  return axes.size() == 1 ? text : util::concat(text, " = ", mesh.along(axes));
+  return axes.size() == 1 ? text : concat(text, " = ", mesh.along(axes));
 }
 
 /// Throws Error(kUsage), which begins with `what`, unless the spec fits a tensor of this shape: no more
@@ -167,9 +164,9 @@ std::string to_string(const PartitionSpec& spec) {
   std::string text;
   for (size_t dimension = 0; dimension < spec.size(); ++dimension) {
     const auto& axes = spec.axes(dimension);
-    text += util::concat(dimension == 0 ? "" : ", ", axes.empty() ? "whole" : joined(axes));
+    text += concat(dimension == 0 ? "" : ", ", axes.empty() ? "whole" : joined(axes));
   }
-  return util::concat("(", text, ")");
+  return concat("(", text, ")");
 }
 
 at::Tensor local_part(const char* what, const at::Tensor& whole, const comm::Mesh& mesh,

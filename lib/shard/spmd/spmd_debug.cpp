@@ -15,8 +15,8 @@ std::string spmd_debug(const Engine& engine,
   std::string text;
   const auto add = [&](const std::string& name, at::IntArrayRef global, at::IntArrayRef local,
                        const std::string& spec, c10::ScalarType dtype) {
-    text += util::concat("rank ", rank, "  ", name, "  global ", global, "  local ", local, "  ", spec, "  ",
-                         util::dtype_name(dtype), "\n");
+    text += concat("rank ", rank, "  ", name, "  global ", global, "  local ", local, "  ", spec, "  ",
+                   util::dtype_name(dtype), "\n");
   };
   const auto spec_text = [](const PartitionSpec& spec, size_t dimensions) {
     std::vector<PartitionSpec::Axes> all(dimensions);

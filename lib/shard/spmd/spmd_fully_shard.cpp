@@ -18,10 +18,6 @@
 namespace fsdp::shard {
 namespace {
 
-using util::concat;
-using util::ErrorKind;
-using util::fail;
-
 /// The dimension that a parameter's mark cuts over the axes of shards; nullopt for a mark that leaves it
 /// whole.
 std::optional<int64_t> marked_dimension(const std::string& name, const Sharding& sharding,

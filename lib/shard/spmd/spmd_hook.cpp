@@ -23,9 +23,9 @@ void SpmdHook::cut_batch(const nn::CallTensors& inputs) const {
     if (input.dim() == 0 || is_whole) continue;
     const int64_t size = sharding ? sharding->global_shape[0] : input.size(0);
     if (rows.value_or(size) != size) {
-      util::fail(util::ErrorKind::kUsage, "sharded module: expected inputs of one batch, of ", *rows,
-                 " rows; found input ", i, " of shape ", input.sizes(),
-                 "; mark it with mark_local_shard(tensor, mesh, {}) if every rank needs all of it");
+      fail(ErrorKind::kUsage, "sharded module: expected inputs of one batch, of ", *rows,
+           " rows; found input ", i, " of shape ", input.sizes(),
+           "; mark it with mark_local_shard(tensor, mesh, {}) if every rank needs all of it");
     }
     rows = size;
     // A leaf that requires a gradient would be taken for a parameter.
@@ -36,8 +36,8 @@ void SpmdHook::cut_batch(const nn::CallTensors& inputs) const {
 void SpmdHook::after(const nn::CallTensors& outputs) {
   if (outputs.empty()) return;
   if (outputs.size() > 1 && !std::exchange(is_warned_, true)) {
-    util::log_warning(util::concat("spmd_fully_shard(): the module returns ", outputs.size(),
-                                   " tensors, the first of which is taken to be the sharded activation"));
+    util::log_warning(concat("spmd_fully_shard(): the module returns ", outputs.size(),
+                             " tensors, the first of which is taken to be the sharded activation"));
   }
   at::Tensor& output = *outputs.front();
   const bool is_marked = sharding_of(output).has_value();

@@ -171,11 +171,11 @@ class SpmdFullyShardedDataParallel : public torch::nn::Module, public nn::Hooked
         return std::get<0>(output);
       };
     } else {
-      util::fail(util::ErrorKind::kUsage,
-                 "SpmdFullyShardedDataParallel: expected a module whose forward returns a tensor, or a tuple "
-                 "that begins with one; found ",
-                 c10::demangle_type<Output>(),
-                 "; pass select_output, and shard_output if it is not sharded on its first dimension");
+      fail(ErrorKind::kUsage,
+           "SpmdFullyShardedDataParallel: expected a module whose forward returns a tensor, or a tuple "
+           "that begins with one; found ",
+           c10::demangle_type<Output>(),
+           "; pass select_output, and shard_output if it is not sharded on its first dimension");
     }
   }
 

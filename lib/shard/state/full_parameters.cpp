@@ -15,10 +15,9 @@ namespace {
 
 void check_options(const Engine& engine, const FullParametersOptions& options) {
   if (options.writeback && options.rank0_only) {
-    util::fail(
-        util::ErrorKind::kUsage,
-        "FullParameters: expected writeback or rank0_only; found both; only rank 0 would have the values "
-        "that the other ranks must write to their shards, so leave rank0_only off to change parameters");
+    fail(ErrorKind::kUsage,
+         "FullParameters: expected writeback or rank0_only; found both; only rank 0 would have the values "
+         "that the other ranks must write to their shards, so leave rank0_only off to change parameters");
   }
   std::vector<std::string> names;
   for (const auto& unit : engine.units()) names.push_back(unit->name());
@@ -88,9 +87,9 @@ void FullParameters::close() {
   shown_.clear();
   engine_.shows_full_parameters_ = is_open_ = false;
   if (unfit.empty()) return;
-  util::fail(util::ErrorKind::kUsage,
-             "FullParameters: expected parameters with the shapes of the model and a floating type; found ",
-             util::join(unfit, ", "), "; nothing was written back; change parameters in place");
+  fail(ErrorKind::kUsage,
+       "FullParameters: expected parameters with the shapes of the model and a floating type; found ",
+       util::join(unfit, ", "), "; nothing was written back; change parameters in place");
 }
 
 /// Copies data that the user put in place of a parameter's to its place in the whole unit. Returns what does
@@ -102,8 +101,8 @@ std::vector<std::string> FullParameters::take_in_replaced_data(const ShownUnit& 
     const at::Tensor& now = storage.parameters()[i].tensor;
     at::Tensor expected = whole_view(storage.layout(), i, shown.whole);
     if (now.sizes() != expected.sizes() || !now.is_floating_point()) {
-      unfit.push_back(util::concat(storage.parameters()[i].name, " as ", c10::toString(now.scalar_type()),
-                                   " of shape ", now.sizes()));
+      unfit.push_back(concat(storage.parameters()[i].name, " as ", c10::toString(now.scalar_type()),
+                             " of shape ", now.sizes()));
     } else if (now.data_ptr() != expected.data_ptr() || now.scalar_type() != expected.scalar_type() ||
                now.strides() != expected.strides()) {
       expected.copy_(now);

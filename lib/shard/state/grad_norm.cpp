@@ -85,11 +85,10 @@ std::vector<double> local_norms(const Engine& engine, double norm_type,
 
 void check_reduced(const Engine& engine) {
   if (!engine.has_unreduced_gradients()) return;
-  util::fail(
-      util::ErrorKind::kUsage,
-      "expected reduced gradients for their norm or for clipping; found those of a backward pass without "
-      "sync; let the last micro-batch of a step run with set_requires_gradient_sync(true) and "
-      "set_requires_all_reduce(true)");
+  fail(ErrorKind::kUsage,
+       "expected reduced gradients for their norm or for clipping; found those of a backward pass without "
+       "sync; let the last micro-batch of a step run with set_requires_gradient_sync(true) and "
+       "set_requires_all_reduce(true)");
 }
 
 /// `values` reduced over all ranks. Collective.

@@ -33,7 +33,7 @@ bool covers(const std::vector<const TensorSlice*>& slices, const TensorSlice& pl
 std::string Misfits::shown() const {
   std::vector<std::string> found;
   const auto add = [&found](const std::vector<std::string>& names, const char* how) {
-    if (!names.empty()) found.push_back(util::concat(how, " ", util::join(names, ", ")));
+    if (!names.empty()) found.push_back(concat(how, " ", util::join(names, ", ")));
   };
   add(missing, "missing");
   add(unexpected, "unexpected");
@@ -46,7 +46,7 @@ std::string fault_of(const at::Tensor& tensor, int64_t numel, at::ScalarType exp
   if (tensor.scalar_type() != expected && !(tensor.is_floating_point() && c10::isFloatingType(expected))) {
     return c10::toString(tensor.scalar_type());
   }
-  if (tensor.numel() != numel) return util::concat(tensor.numel(), " elements instead of ", numel);
+  if (tensor.numel() != numel) return concat(tensor.numel(), " elements instead of ", numel);
   return "";
 }
 
@@ -64,13 +64,13 @@ MatchedSlices match_slices(const LoadPlaces& places, const std::vector<TensorSli
     const TensorSlice& place = places.ranges[found->second];
     std::string fault = fault_of(slice.data, slice.numel(), place.data.scalar_type());
     if (fault.empty() && slice.shape != place.shape) {
-      fault = util::concat(at::IntArrayRef(slice.shape), " instead of ", at::IntArrayRef(place.shape));
+      fault = concat(at::IntArrayRef(slice.shape), " instead of ", at::IntArrayRef(place.shape));
     }
     for (size_t i = found->second; i < places.ranges.size() && places.ranges[i].name == place.name; ++i) {
       matched.slices[i].push_back(&slice);
       if (!fault.empty()) is_misshapen[i] = true;
     }
-    if (!fault.empty()) misfits.misshapen.push_back(util::concat(slice.name, " (", fault, ")"));
+    if (!fault.empty()) misfits.misshapen.push_back(concat(slice.name, " (", fault, ")"));
   }
   for (size_t i = 0; i < places.ranges.size(); ++i) {
     const bool is_there = is_misshapen[i] || (covers(matched.slices[i], places.ranges[i]) &&

@@ -13,8 +13,6 @@
 namespace fsdp::shard {
 namespace {
 
-using util::ErrorKind;
-
 LoadPlaces load_places(const Engine& engine) {
   LoadPlaces places{.ranges = sharded_state_dict(engine), .by_name = {}};
   size_t place = 0;
@@ -42,10 +40,9 @@ void load_slices(Engine& engine, const std::vector<TensorSlice>& slices, const L
   Misfits misfits = matched.misfits;
   if (!request.strict) misfits.missing.clear(), misfits.unexpected.clear();
   if (misfits.any()) {
-    util::fail(ErrorKind::kCheckpoint, request.what,
-               ": expected the parameters and buffers of the model; found ", misfits.shown(),
-               "; pass a state dict of the same model",
-               request.strict && misfits.misshapen.empty() ? ", or strict = false for what there is" : "");
+    fail(ErrorKind::kCheckpoint, request.what, ": expected the parameters and buffers of the model; found ",
+         misfits.shown(), "; pass a state dict of the same model",
+         request.strict && misfits.misshapen.empty() ? ", or strict = false for what there is" : "");
   }
   copy_slices(places, matched);
   engine.note_changed_weights();
@@ -122,8 +119,7 @@ void load_local_state_dict(Engine& engine, const LocalStateDict& state) {
   std::map<std::string, at::Tensor> given;
   for (const auto& [name, tensor] : state) {
     if (given.insert({name, tensor}).second) continue;
-    util::fail(ErrorKind::kCheckpoint, kWhat, ": expected one shard of unit ", name, "; found several",
-               kRemedy);
+    fail(ErrorKind::kCheckpoint, kWhat, ": expected one shard of unit ", name, "; found several", kRemedy);
   }
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // destination, source
   for (const auto& [name, destination] : local_state_dict(engine)) {
@@ -132,15 +128,15 @@ void load_local_state_dict(Engine& engine, const LocalStateDict& state) {
                                   ? "none"
                                   : fault_of(found->second, destination.numel(), destination.scalar_type());
     if (!fault.empty()) {
-      util::fail(ErrorKind::kCheckpoint, kWhat, ": expected a shard of ", destination.numel(),
-                 " elements of unit ", name, "; found ", fault, kRemedy);
+      fail(ErrorKind::kCheckpoint, kWhat, ": expected a shard of ", destination.numel(), " elements of unit ",
+           name, "; found ", fault, kRemedy);
     }
     copies.emplace_back(destination, found->second.reshape(destination.sizes()));
     given.erase(found);
   }
   if (!given.empty()) {
-    util::fail(ErrorKind::kCheckpoint, kWhat, ": expected shards of units that the model has; found unit ",
-               given.begin()->first, kRemedy);
+    fail(ErrorKind::kCheckpoint, kWhat, ": expected shards of units that the model has; found unit ",
+         given.begin()->first, kRemedy);
   }
 
   at::NoGradGuard no_grad;

@@ -14,9 +14,9 @@ const Axes kAllAxes = {MeshAxis::kDcn, MeshAxis::kData, MeshAxis::kContext};
 std::string over(const comm::MeshShape& mesh, const Axes& axes) {
   std::string names;
   for (MeshAxis axis : axes) {
-    if (mesh.along(axis) > 1) names += util::concat(names.empty() ? "" : " x ", comm::name_of(axis));
+    if (mesh.along(axis) > 1) names += concat(names.empty() ? "" : " x ", comm::name_of(axis));
   }
-  return util::concat("over ", names, " (", mesh.along(axes), ")");
+  return concat("over ", names, " (", mesh.along(axes), ")");
 }
 
 }  // namespace
@@ -55,16 +55,15 @@ std::string describe_groups(const comm::MeshShape& mesh, util::Named<Strategy> s
     return mesh.model > 1 ? "units on one rank of each place on model" : "units whole on the only rank";
   }
   if (sizes.slices > 1) {
-    return util::concat(
+    return concat(
         "units ",
-        sizes.shards > 1 ? util::concat("sharded ", over(mesh, shard_axes(strategy))) : "whole on every rank",
+        sizes.shards > 1 ? concat("sharded ", over(mesh, shard_axes(strategy))) : "whole on every rank",
         ", gradients, master weights and optimizer state sharded ", over(mesh, kAllAxes));
   }
   std::string text = "units ";
-  if (sizes.shards > 1) text += util::concat("sharded ", over(mesh, shard_axes(strategy)));
+  if (sizes.shards > 1) text += concat("sharded ", over(mesh, shard_axes(strategy)));
   if (sizes.shards > 1 && sizes.replicas > 1) text += ", ";
-  if (sizes.replicas > 1)
-    text += util::concat("replicated ", over(mesh, replicate_axes(strategy, optimizer)));
+  if (sizes.replicas > 1) text += concat("replicated ", over(mesh, replicate_axes(strategy, optimizer)));
   return text;
 }
 

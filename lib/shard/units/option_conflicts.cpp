@@ -9,7 +9,6 @@
 namespace fsdp::shard {
 namespace {
 
-using util::concat;
 using Texts = std::vector<std::string>;
 
 bool is_one_of(const std::string& value, const Texts& choices) {
@@ -257,7 +256,7 @@ void require_no_option_conflicts(const ShardOptions& options) {
   for (const OptionConflict& conflict : find_option_conflicts(options)) {
     text += concat(text.empty() ? "" : "\n", conflict.message);
   }
-  if (!text.empty()) util::fail(util::ErrorKind::kUsage, text);
+  if (!text.empty()) fail(ErrorKind::kUsage, text);
 }
 
 }  // namespace fsdp::shard

@@ -58,8 +58,8 @@ BlocksInRoot blocks_in_root(const std::vector<UnitSizes>& units) {
   if (found.numel < kNegligible * static_cast<double>(all)) return {};
   const auto& [kind, blocks] = *most;
   found.blocks = static_cast<int64_t>(blocks.size());
-  found.first = util::concat(kind, blocks.begin()->first);
-  found.last = util::concat(kind, blocks.rbegin()->first);
+  found.first = concat(kind, blocks.begin()->first);
+  found.last = concat(kind, blocks.rbegin()->first);
   found.least_numel = blocks.begin()->second;
   for (const auto& [number, numel] : blocks) found.least_numel = std::min(found.least_numel, numel);
   return found;
@@ -68,12 +68,12 @@ BlocksInRoot blocks_in_root(const std::vector<UnitSizes>& units) {
 std::string BlocksInRoot::text(int64_t min_num_params) const {
   if (blocks == 0) return "";
   const bool too_high = least_numel < min_num_params;
-  return util::concat(
+  return concat(
       "the root unit holds ", util::with_commas(numel), " parameters of ", blocks, " blocks (", first,
       " ... ", last, "), which stay gathered from the beginning of forward to the end of backward and take ",
       util::human_bytes(unsharded_bytes), " on every rank; ",
-      too_high ? util::concat("fsdp.min_num_params must be at most ", least_numel,
-                              " to make each block a unit, but is ", min_num_params)
+      too_high ? concat("fsdp.min_num_params must be at most ", least_numel,
+                        " to make each block a unit, but is ", min_num_params)
                : "leave their stages out of fsdp.exclude_stages and fsdp.leaf_stages, or name them in "
                  "fsdp.wrap_stages");
 }

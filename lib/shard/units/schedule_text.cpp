@@ -9,8 +9,6 @@
 namespace fsdp::shard {
 namespace {
 
-using util::concat;
-
 std::string text_of(const Command& command, const UnitSizes& unit) {
   using Action = Command::Action;
   // Nothing is gathered where the shard is the whole unit.

@@ -27,13 +27,13 @@ class MostBytes {
   }
   /// Adds bytes that a task takes or frees. Returns the task's place, for wait().
   QueuePlace issue(size_t queue, int64_t bytes) {
-    Queue& in = queues_[queue];
+    TaskQueue& in = queues_[queue];
     in.under_way.push_back(bytes);
     note();
     return {queue, in.done + in.under_way.size()};
   }
   void wait(const QueuePlace& place) {
-    for (Queue& in = queues_[place.queue]; in.done < place.number; ++in.done) {
+    for (TaskQueue& in = queues_[place.queue]; in.done < place.number; ++in.done) {
       live_ += in.under_way.front();
       in.under_way.pop_front();
     }
@@ -43,7 +43,7 @@ class MostBytes {
   void reset() { most_ = 0; }
 
  private:
-  struct Queue {
+  struct TaskQueue {
     std::deque<int64_t> under_way;
     size_t done = 0;
   };
@@ -59,7 +59,7 @@ class MostBytes {
   }
 
   int64_t live_ = 0, most_ = 0;
-  std::map<size_t, Queue> queues_;
+  std::map<size_t, TaskQueue> queues_;
 };
 
 class Counter final : public CommandReader {

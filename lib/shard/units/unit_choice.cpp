@@ -15,9 +15,6 @@
 namespace fsdp::shard {
 namespace {
 
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 using Names = std::vector<std::string>;
 
 constexpr size_t kRoot = 0;

@@ -77,12 +77,12 @@ UnitOptions unit_options(const ShardOptions& model, const std::string& name, boo
 void require_no_unit_conflicts(const ShardOptions& model, const UnitOverrides& own, const std::string& path) {
   const ShardOptions unit = own_options(model, own);
   const auto refuse = [&path](const std::string& message) {
-    util::fail(util::ErrorKind::kUsage, "wrap() of \"", path, "\": ", message);
+    fail(ErrorKind::kUsage, "wrap() of \"", path, "\": ", message);
   };
   const std::vector<OptionConflict> conflicts = find_option_conflicts(unit);
   if (!conflicts.empty()) refuse(conflicts.front().message);
   if (own.reshard_after_forward.value_or(false) && !reshards(unit.strategy)) {
-    refuse(util::concat(
+    refuse(concat(
         "fsdp.reshard_after_forward must be false, but is true, and with fsdp.strategy = ", unit.strategy,
         " the unit stays gathered from forward to backward; leave it out or set the unit's "
         "strategy to full_shard or hybrid_shard"));

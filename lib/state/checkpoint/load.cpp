@@ -14,9 +14,6 @@
 #include "state/weights/shard_set.h"
 
 namespace fsdp::checkpoint {
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

@@ -69,7 +69,7 @@ Manifest gather_descriptions(const SaveRequest& request, const std::map<std::str
   Manifest held{.step = request.step, .world_size = 1, .layout = "full"};
   comm::agree(communicator, kFullPurpose, [&] {
     for (const std::string& text : texts) {
-      held.files.push_back({.name = util::concat("rank ", held.files.size()), .bytes = 0, .xxh3_64 = {}});
+      held.files.push_back({.name = concat("rank ", held.files.size()), .bytes = 0, .xxh3_64 = {}});
       add_described(held.tensors, json::parse(text));
     }
     complete_manifest(held, (request.root / step_folder_name(request.step)).string());

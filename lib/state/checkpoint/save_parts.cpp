@@ -12,9 +12,6 @@
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
 using nlohmann::json;
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 std::map<std::string, RankTensor> group_by_tensor(const std::vector<shard::TensorSlice>& slices) {
   std::map<std::string, RankTensor> tensors;

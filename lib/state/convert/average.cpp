@@ -22,8 +22,6 @@
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

@@ -23,9 +23,6 @@
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
 using nlohmann::json;
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

@@ -9,9 +9,6 @@
 #include "model/families/families.h"
 
 namespace fsdp::checkpoint {
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

@@ -17,7 +17,6 @@
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
 using nlohmann::json;
-using util::concat;
 
 namespace {
 

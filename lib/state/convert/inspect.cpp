@@ -23,7 +23,6 @@
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
 using nlohmann::json;
-using util::concat;
 
 namespace {
 
@@ -66,7 +65,7 @@ void walk(const NameNode& node, const std::string& label, const std::string& ind
   // A group with one child shares its line.
   if (node.children.size() == 1 && node.tensor == nullptr) {
     const auto& [part, only] = *node.children.begin();
-    walk(only, util::concat(label, part), indent, line);
+    walk(only, concat(label, part), indent, line);
     return;
   }
   if (node.tensor != nullptr || !label.empty()) line(indent + label, node);

@@ -21,8 +21,6 @@
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
 using nlohmann::json;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

@@ -13,8 +13,6 @@
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

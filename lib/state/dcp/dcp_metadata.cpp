@@ -10,9 +10,6 @@
 #include "state/dcp/dcp_folder.h"
 
 namespace fsdp::checkpoint {
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 using ValueKind = PickleValue::ValueKind;
 
 namespace {

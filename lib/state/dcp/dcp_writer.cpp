@@ -8,9 +8,6 @@
 #include "state/dcp/dcp_folder.h"
 
 namespace fsdp::checkpoint {
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

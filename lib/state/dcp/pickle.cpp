@@ -10,7 +10,6 @@
 
 namespace fsdp::checkpoint {
 using nlohmann::json;
-using util::ErrorKind;
 using ValueKind = PickleValue::ValueKind;
 
 namespace {
@@ -52,7 +51,7 @@ class Machine {
  private:
   template <typename... Parts>
   [[noreturn]] void refuse(const Parts&... parts) const {
-    util::fail(ErrorKind::kCheckpoint, where_, ": the pickle ", parts...);
+    fail(ErrorKind::kCheckpoint, where_, ": the pickle ", parts...);
   }
 
   std::string_view take(uint64_t count) {
@@ -313,7 +312,7 @@ class Machine {
         return;
       }
     }
-    refuse("names ", shown_text(util::concat(module, ".", name)),
+    refuse("names ", shown_text(concat(module, ".", name)),
            ", which no checkpoint of PyTorch needs, so reading stopped there and nothing was run");
   }
 

@@ -10,7 +10,6 @@
 #include "state/manifest/manifest.h"
 
 namespace fsdp::checkpoint {
-using util::ErrorKind;
 using ValueKind = PickleValue::ValueKind;
 
 namespace {
@@ -64,7 +63,7 @@ const ZipReader::ZipRecord& pickle_record(const ZipReader& zip, const std::strin
   for (const ZipReader::ZipRecord& record : zip.records()) {
     if (record.name.ends_with("/data.pkl") && record.name.find('/') == record.name.size() - 9) return record;
   }
-  util::fail(ErrorKind::kCheckpoint, where, " must be what torch.save() writes, but has no data.pkl");
+  fail(ErrorKind::kCheckpoint, where, " must be what torch.save() writes, but has no data.pkl");
 }
 
 OpenArchive open_archive(const RawFile& file, const FilePart& part, const std::string& where) {
@@ -73,7 +72,7 @@ OpenArchive open_archive(const RawFile& file, const FilePart& part, const std::s
   std::string folder = record.name.substr(0, record.name.find('/') + 1);
   const ZipReader::ZipRecord* order = zip.find(folder + "byteorder");
   if (order != nullptr && zip.read(*order, 16) != "little") {
-    util::fail(ErrorKind::kCheckpoint, where, " must be little-endian, but is not");
+    fail(ErrorKind::kCheckpoint, where, " must be little-endian, but is not");
   }
   std::string bytes = zip.read(record, kLargestPickleBytes);
   return {std::move(zip), std::move(folder), Pickle(std::move(bytes), kObjectGlobals, where)};
@@ -122,7 +121,7 @@ bool read_torch_sizes(const PickleValue& value, std::vector<int64_t>& sizes) {
 TorchTensor read_torch_tensor(const RawFile& file, const FilePart& part, const std::string& where) {
   const OpenArchive archive = open_archive(file, part, where);
   const auto refuse = [&](const auto&... parts) {
-    util::fail(ErrorKind::kCheckpoint, where, " must be a tensor of torch.save(), but ", parts...);
+    fail(ErrorKind::kCheckpoint, where, " must be a tensor of torch.save(), but ", parts...);
   };
   const PickleValue* root = &archive.pickle.root();
   if (const auto* parameter = arguments_of(*root, kRebuildParameter, 1)) root = parameter->front();
@@ -152,7 +151,7 @@ TorchTensor read_torch_tensor(const RawFile& file, const FilePart& part, const s
            shape_text(result.shape), ")");
   }
   const ZipReader::ZipRecord* data =
-      archive.zip.find(util::concat(archive.folder, "data/", storage.inner->items[2]->text));
+      archive.zip.find(concat(archive.folder, "data/", storage.inner->items[2]->text));
   const int64_t bytes = numel * itemsize_bytes;
   if (data == nullptr || data->bytes < bytes || offset.number > (data->bytes - bytes) / itemsize_bytes) {
     refuse("has fewer bytes than its shape ", shape_text(result.shape), " needs");

@@ -11,8 +11,6 @@
 #include "base/util/error.h"
 
 namespace fsdp::checkpoint {
-using util::concat;
-using util::ErrorKind;
 
 namespace {
 
@@ -66,12 +64,12 @@ std::string_view zip64_field(std::string_view extra) {
 ZipReader::ZipReader(const RawFile& file, const FilePart& part, std::string where)
     : file_(file), part_(part), where_(std::move(where)) {
   const auto refuse = [&](const auto&... parts) {
-    util::fail(ErrorKind::kCheckpoint, where_, " must be what torch.save() writes, but ", parts...);
+    fail(ErrorKind::kCheckpoint, where_, " must be what torch.save() writes, but ", parts...);
   };
   const int64_t file_bytes = file.size_bytes();
   if (part.begin < 0 || part.bytes < 0 || part.begin > file_bytes || part.bytes > file_bytes - part.begin) {
-    util::fail(ErrorKind::kCheckpoint, where_, " must be ", part.bytes, " bytes from byte ", part.begin,
-               " of the file on, which has ", file_bytes, " bytes; the file is cut off");
+    fail(ErrorKind::kCheckpoint, where_, " must be ", part.bytes, " bytes from byte ", part.begin,
+         " of the file on, which has ", file_bytes, " bytes; the file is cut off");
   }
   if (part.bytes < kEndBytes) refuse("has ", part.bytes, " bytes, too few");
   const int64_t end_begin = part.bytes - kEndBytes;
@@ -139,14 +137,14 @@ FilePart ZipReader::place_of(const ZipRecord& record) const {
       return {record.header_begin + kLocalHeaderBytes + names, record.bytes};
     }
   }
-  util::fail(ErrorKind::kCheckpoint, where_, " must be what torch.save() writes, but a record of ",
-             record.bytes, " bytes is outside it; the file is damaged");
+  fail(ErrorKind::kCheckpoint, where_, " must be what torch.save() writes, but a record of ", record.bytes,
+       " bytes is outside it; the file is damaged");
 }
 
 std::string ZipReader::read(const ZipRecord& record, int64_t largest_bytes) const {
   if (record.bytes > largest_bytes) {
-    util::fail(ErrorKind::kCheckpoint, where_, " has a record of ", record.bytes, " bytes, more than the ",
-               largest_bytes, " that such a record may have");
+    fail(ErrorKind::kCheckpoint, where_, " has a record of ", record.bytes, " bytes, more than the ",
+         largest_bytes, " that such a record may have");
   }
   verify(record);
   return bytes_at(file_, place_of(record).begin, record.bytes);
@@ -163,8 +161,8 @@ void ZipReader::verify(const ZipRecord& record) const {
     found = ::crc32_z(found, reinterpret_cast<const Bytef*>(block.data()), static_cast<size_t>(count));
   }
   if (found == record.crc32) return;
-  util::fail(ErrorKind::kCheckpoint, where_,
-             " is damaged: the checksum of its bytes is not the one that was stored");
+  fail(ErrorKind::kCheckpoint, where_,
+       " is damaged: the checksum of its bytes is not the one that was stored");
 }
 
 namespace {

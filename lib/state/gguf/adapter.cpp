@@ -20,9 +20,6 @@
 #include "state/manifest/staged_output.h"
 
 namespace fsdp::gguf {
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

@@ -24,9 +24,6 @@
 
 namespace fsdp::gguf {
 namespace fs = std::filesystem;
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

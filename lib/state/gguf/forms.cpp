@@ -8,9 +8,6 @@
 
 namespace fsdp::gguf {
 using nlohmann::json;
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

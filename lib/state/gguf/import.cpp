@@ -23,9 +23,6 @@ namespace fsdp::gguf {
 namespace fs = std::filesystem;
 using checkpoint::TensorInfo;
 using nlohmann::json;
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

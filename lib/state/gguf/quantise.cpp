@@ -71,8 +71,8 @@ at::Tensor encoded(const at::Tensor& elements, TensorType type, const std::strin
   const TypeTraits& traits = traits_of(type);
   const auto refuse_infinite = [&](const at::Tensor& values, const char* remedy) {
     if (at::isfinite(values).all().item<bool>()) return;
-    util::fail(util::ErrorKind::kCheckpoint, where, " has values that ", util::name_of(type),
-               " cannot hold: they are not finite, or too large; ", remedy);
+    fail(ErrorKind::kCheckpoint, where, " has values that ", util::name_of(type),
+         " cannot hold: they are not finite, or too large; ", remedy);
   };
   if (traits.dtype) {
     at::Tensor fitting = elements;

@@ -8,7 +8,6 @@
 #include "state/gguf/forms.h"
 
 namespace fsdp::gguf {
-using util::concat;
 
 namespace {
 

@@ -22,9 +22,6 @@ using data::SentencePieceModel;
 using data::Vocabulary;
 using data::VocabularyReader;
 using nlohmann::json;
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

@@ -9,9 +9,6 @@
 namespace fsdp::optim {
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 /// The loss is float32: a larger scale would make every gradient infinite.
 constexpr double kMaxScale = std::numeric_limits<float>::max();
 

@@ -105,8 +105,7 @@ std::string cut_of_schedule(const ScheduleOptions& schedule, int64_t total_steps
   const int64_t warmup = warmup_steps_of(schedule, total_steps), left = total_steps - warmup;
   std::vector<std::string> cuts;
   const auto cut = [&](const char* key, int64_t wanted, int64_t room) {
-    if (wanted > room)
-      cuts.push_back(util::concat("lr_scheduler.", key, " is cut from ", wanted, " to ", room));
+    if (wanted > room) cuts.push_back(concat("lr_scheduler.", key, " is cut from ", wanted, " to ", room));
   };
   if (schedule.warmup_ratio == 0) cut("warmup_steps", schedule.warmup_steps, warmup);
   if (schedule.name == "wsd") cut("decay_steps", schedule.decay_steps, left);
@@ -116,8 +115,8 @@ std::string cut_of_schedule(const ScheduleOptions& schedule, int64_t total_steps
     cut("decay_steps", schedule.decay_steps, left - hold);
   }
   if (cuts.empty()) return "";
-  return util::concat("the run has only ", total_steps, " steps, so ", util::join(cuts, " and "),
-                      "; a longer run has the whole schedule");
+  return concat("the run has only ", total_steps, " steps, so ", util::join(cuts, " and "),
+                "; a longer run has the whole schedule");
 }
 
 double lr_at(const OptimizerOptions& optimizer, const ScheduleOptions& schedule, int64_t step,

@@ -15,7 +15,7 @@ namespace fsdp::optim {
 /// Throws Error(kUsage) with the concatenated `parts` as its message unless `holds`.
 template <typename... Parts>
 void require(bool holds, const Parts&... parts) {
-  if (!holds) util::fail(util::ErrorKind::kUsage, parts...);
+  if (!holds) fail(ErrorKind::kUsage, parts...);
 }
 
 /// Parameters with a learning rate or weight decay of their own.

@@ -15,8 +15,6 @@
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 
@@ -162,7 +160,7 @@ ModelFiles model_files_in(const fs::path& folder) {
     if (!is_tokenizer_file(name) && name != "generation_config.json") continue;
     std::error_code ignored;
     if (!takes_links && at->is_symlink(ignored)) {
-      util::log_warning(util::concat(at->path().string(), " is left out, because it is a symbolic link"));
+      util::log_warning(concat(at->path().string(), " is left out, because it is a symbolic link"));
       continue;
     }
     if (!fs::is_regular_file(at->path(), ignored) || at->file_size(ignored) > kLargestModelFileBytes)

@@ -13,7 +13,6 @@
 
 namespace fsdp::checkpoint {
 using nlohmann::json;
-using util::concat;
 
 namespace {
 

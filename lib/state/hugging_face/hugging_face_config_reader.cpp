@@ -17,9 +17,6 @@
 
 namespace fsdp::checkpoint {
 using nlohmann::json;
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

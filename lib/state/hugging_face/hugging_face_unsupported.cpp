@@ -14,7 +14,6 @@
 
 namespace fsdp::checkpoint {
 using nlohmann::json;
-using util::concat;
 
 namespace {
 
@@ -128,8 +127,8 @@ void refuse_unsupported_traits(const json& config, const nn::Family& family, con
     add("layer_types", "layers with other kinds of attention");
   }
   if (found.empty()) return;
-  util::fail(util::ErrorKind::kCheckpoint, where, ": this version cannot compute ", util::join(found, ", "),
-             "; use a program that supports ", found.size() > 1 ? "these" : "it");
+  fail(ErrorKind::kCheckpoint, where, ": this version cannot compute ", util::join(found, ", "),
+       "; use a program that supports ", found.size() > 1 ? "these" : "it");
 }
 
 std::vector<std::string> keys_without_effect(const json& config) {
@@ -155,8 +154,8 @@ void report_unknown_keys(const std::vector<std::string>& entries, bool has_own_c
                          const std::string& where) {
   const std::string listed = util::name_list(entries);
   if (has_own_code) {
-    util::fail(
-        util::ErrorKind::kCheckpoint, where,
+    fail(
+        ErrorKind::kCheckpoint, where,
         ": the model comes with code of its own (\"auto_map\"), which may read keys that this version does not "
         "know: ",
         listed, "; remove them from the file if the model computes the same without them");

@@ -38,7 +38,7 @@ struct TornCheckpoint {
   std::filesystem::path folder;
   std::string reason;  ///< why it is not a complete checkpoint
   Tear tear = Tear::kUnfinished;
-  util::ErrorKind kind = util::ErrorKind::kCheckpoint;  ///< kind of an error that gives the reason
+  ErrorKind kind = ErrorKind::kCheckpoint;  ///< kind of an error that gives the reason
 };
 
 struct FoundCheckpoints {

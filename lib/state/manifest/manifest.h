@@ -39,7 +39,7 @@ constexpr auto enum_names(Contents) {
 class DamageError : public util::Error {
  public:
   DamageError(std::filesystem::path file, const std::string& message)
-      : util::Error(util::ErrorKind::kCheckpoint, message), file_(std::move(file)) {}
+      : util::Error(ErrorKind::kCheckpoint, message), file_(std::move(file)) {}
   const std::filesystem::path& file() const { return file_; }
 
  private:

@@ -11,9 +11,6 @@
 #include "state/manifest/manifest.h"
 
 namespace fsdp::checkpoint {
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

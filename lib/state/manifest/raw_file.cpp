@@ -21,8 +21,6 @@ namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using util::errno_text;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 
@@ -125,7 +123,7 @@ void RawFile::sync() {
 }
 
 fs::path temporary_name(const fs::path& path) {
-  return path.parent_path() / util::concat(".", path.filename().string(), ".tmp");
+  return path.parent_path() / concat(".", path.filename().string(), ".tmp");
 }
 
 FileDigest digest_file(const fs::path& path, const std::function<void(int64_t)>& on_bytes) {

@@ -48,8 +48,7 @@ void unmark_unfinished(const fs::path& folder) {
   std::error_code error;
   fs::remove(folder / kUnfinishedName, error);
   if (error) {
-    util::fail(util::ErrorKind::kIo, "cannot remove ", (folder / kUnfinishedName).string(), ": ",
-               error.message());
+    fail(ErrorKind::kIo, "cannot remove ", (folder / kUnfinishedName).string(), ": ", error.message());
   }
 }
 

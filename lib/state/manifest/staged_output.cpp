@@ -15,10 +15,7 @@
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
-using util::concat;
 using util::errno_text;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

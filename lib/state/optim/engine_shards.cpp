@@ -8,16 +8,15 @@ namespace {
 void require_leaves_that_torch_updates(const shard::Unit& unit) {
   const shard::UnitStorage& storage = unit.storage();
   if (storage.shard().scalar_type() != at::kFloat) {
-    util::fail(
-        util::ErrorKind::kUsage, "fsdp::parameters(): expected shards in float32; found ",
-        c10::toString(storage.shard().scalar_type()), " in unit ", unit.name(),
-        "; optimizers of torch::optim round each update to nearest, so take make_optimizer(), or leave "
-        "fsdp.param_storage out");
+    fail(ErrorKind::kUsage, "fsdp::parameters(): expected shards in float32; found ",
+         c10::toString(storage.shard().scalar_type()), " in unit ", unit.name(),
+         "; optimizers of torch::optim round each update to nearest, so take make_optimizer(), or leave "
+         "fsdp.param_storage out");
   }
   if (storage.shard_is_offloaded() && !storage.gradient_is_offloaded()) {
-    util::fail(util::ErrorKind::kUsage,
-               "fsdp::parameters(): expected gradients where the shards are; found the shard of unit ",
-               unit.name(), " in host memory and its gradient on the device; set fsdp.move_grads_to_cpu too");
+    fail(ErrorKind::kUsage,
+         "fsdp::parameters(): expected gradients where the shards are; found the shard of unit ", unit.name(),
+         " in host memory and its gradient on the device; set fsdp.move_grads_to_cpu too");
   }
 }
 

@@ -14,9 +14,6 @@
 namespace fsdp::optim {
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 bool is_float(at::ScalarType type) {
   return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
 }

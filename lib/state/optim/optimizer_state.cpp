@@ -22,7 +22,6 @@ namespace {
 using shard::Engine;
 using shard::Segment;
 using shard::TensorSlice;
-using util::concat;
 
 using StepCounts = std::map<std::string, int64_t>;  ///< step counts, keyed by the first names of parameters
 
@@ -92,8 +91,8 @@ std::map<std::string, std::string> names_of_tied(const Engine& engine) {
 }
 
 [[noreturn]] void refuse(const char* what, const std::string& found) {
-  util::fail(util::ErrorKind::kCheckpoint, what, ": expected the states of the optimizer; found ", found,
-             "; pass the state of the same optimizer over the same model");
+  fail(ErrorKind::kCheckpoint, what, ": expected the states of the optimizer; found ", found,
+       "; pass the state of the same optimizer over the same model");
 }
 
 /// Whole states or ranges that a function loads.

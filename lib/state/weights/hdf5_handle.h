@@ -50,9 +50,8 @@ class Hdf5Id {
 
 /// Returns a non-negative result. Otherwise throws Error(kind, "cannot <what> <path>: <HDF5's cause>").
 template <typename Result>
-Result check_hdf5(Result result, util::ErrorKind kind, const std::string& what,
-                  const std::filesystem::path& path) {
-  if (result < 0) util::fail(kind, "cannot ", what, " ", path.string(), ": ", hdf5_cause());
+Result check_hdf5(Result result, ErrorKind kind, const std::string& what, const std::filesystem::path& path) {
+  if (result < 0) fail(kind, "cannot ", what, " ", path.string(), ": ", hdf5_cause());
   return result;
 }
 

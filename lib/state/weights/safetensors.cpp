@@ -17,9 +17,6 @@
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
 using nlohmann::json;
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 
@@ -227,7 +224,7 @@ SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::vector<TensorInf
       missing_bytes_ += numel * itemsize_bytes;
       const nlohmann::ordered_json entry = {
           {"dtype", type_name(info.dtype)}, {"shape", info.shape}, {"data_offsets", {begin, missing_bytes_}}};
-      text += util::concat(",", nlohmann::json(info.name).dump(), ":", entry.dump());
+      text += concat(",", nlohmann::json(info.name).dump(), ":", entry.dump());
     }
     text += "}";
     while (text.size() % kHeaderAlignmentBytes != 0) text += ' ';

@@ -9,9 +9,6 @@
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 DatasetSpec description_spec(const std::string& description) {
   return {kDescriptionName, c10::kByte, static_cast<int64_t>(description.size())};

@@ -7,7 +7,6 @@
 #include "state/manifest/raw_file.h"
 
 namespace fsdp::checkpoint {
-using util::concat;
 
 namespace {
 /// Most files open at a time. Far below the usual limit of 1024, because each open HDF5 file holds a few MiB

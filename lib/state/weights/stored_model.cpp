@@ -21,9 +21,6 @@
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 namespace {
 

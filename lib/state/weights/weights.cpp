@@ -21,9 +21,6 @@
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
 using nlohmann::json;
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 
 int64_t bytes_of(const TensorInfo& info) {
   const auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(info.dtype));

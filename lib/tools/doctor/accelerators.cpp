@@ -14,8 +14,6 @@
 namespace fsdp::doctor {
 namespace {
 
-using util::concat;
-
 /// "8 x NVIDIA H100 80GB HBM3 (79.2 GiB, compute capability 9.0)".
 std::string devices_text(const std::vector<util::CudaDevice>& devices) {
   std::vector<std::pair<std::string, int>> kinds;

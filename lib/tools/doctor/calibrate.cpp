@@ -43,7 +43,6 @@ namespace fsdp::doctor {
 namespace {
 
 using kernels::MetaProduct;
-using util::concat;
 
 constexpr double kMostFlops = 4e11;  ///< most operations of a product that is measured on a CPU
 constexpr double kMostFlopsOfGpu = 4e13;
@@ -359,10 +358,9 @@ simulate::Calibration calibrate(const config::Config& config, comm::Communicator
   simulate::Calibration calibration{.cores_of_host = is_gpu ? 0 : usable_cores()};
   const double threads = static_cast<double>(places.local_world_size) * at::get_num_threads();
   if (!is_gpu && !links_only && threads > calibration.cores_of_host) {
-    util::fail(util::ErrorKind::kUsage, "`calibrate` requires a core for each thread, but the ",
-               places.local_world_size, " ranks of this host have ", threads, " threads on ",
-               calibration.cores_of_host,
-               " cores; launch fewer ranks, set OMP_NUM_THREADS, or measure links only");
+    fail(ErrorKind::kUsage, "`calibrate` requires a core for each thread, but the ", places.local_world_size,
+         " ranks of this host have ", threads, " threads on ", calibration.cores_of_host,
+         " cores; launch fewer ranks, set OMP_NUM_THREADS, or measure links only");
   }
   communicator.barrier({.unit = "calibration"});
   if (!links_only) calibration.compute = Bench(config, communicator).table();
@@ -383,8 +381,8 @@ std::string write_calibration(const std::filesystem::path& path, simulate::Calib
     }
   }
   if (calibration.compute.products.empty()) {
-    util::fail(util::ErrorKind::kUsage, "`links-only` requires a file with the compute of this machine, but ",
-               path.string(), " is not there; calibrate first with a process for each core");
+    fail(ErrorKind::kUsage, "`links-only` requires a file with the compute of this machine, but ",
+         path.string(), " is not there; calibrate first with a process for each core");
   }
   util::write_file_atomically(path, simulate::calibration_json(calibration));
   const simulate::ComputeTable& compute = calibration.compute;

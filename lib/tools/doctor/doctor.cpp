@@ -18,7 +18,7 @@ namespace {
 std::string system_text() {
   utsname name{};
   if (::uname(&name) != 0) return "unknown";
-  return util::concat(name.sysname, " ", name.release, " ", name.machine);
+  return concat(name.sysname, " ", name.release, " ", name.machine);
 }
 
 }  // namespace
@@ -38,14 +38,13 @@ std::string report_text(const Findings& findings) {
     text += line + finding.text + "\n";
     if (!finding.remedy.empty()) text += std::string(kTextColumn, ' ') + "-> " + finding.remedy + "\n";
   }
-  return util::concat(util::printable(text), counts[0], " ok, ", counts[1], " warnings, ", counts[2],
-                      " failed\n");
+  return concat(util::printable(text), counts[0], " ok, ", counts[1], " warnings, ", counts[2], " failed\n");
 }
 
 int exit_code(const Findings& findings) {
   return std::any_of(findings.begin(), findings.end(),
                      [](const Finding& finding) { return finding.verdict == FindingVerdict::kFail; })
-             ? static_cast<int>(util::ErrorKind::kUnexpected)
+             ? static_cast<int>(ErrorKind::kUnexpected)
              : 0;
 }
 

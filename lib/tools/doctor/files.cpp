@@ -26,7 +26,6 @@ namespace fsdp::doctor {
 namespace {
 
 namespace fs = std::filesystem;
-using util::concat;
 using util::human_bytes;
 
 /// The folder or its nearest ancestor that exists.

@@ -21,7 +21,6 @@ namespace fsdp::doctor {
 namespace {
 
 namespace fs = std::filesystem;
-using util::concat;
 using util::human_bytes;
 
 /// Folders of the control group and its parents, in version 2 or in version 1's `controller`.

@@ -20,7 +20,6 @@
 namespace fsdp::doctor {
 namespace {
 
-using util::concat;
 using util::Descriptor;
 
 sockaddr_in address_of(in_addr_t host, int port) {

@@ -17,8 +17,6 @@
 namespace fsdp::doctor {
 namespace {
 
-using util::concat;
-
 /// The relevant instruction sets under their usual names.
 std::string instructions() {
   const std::vector<std::pair<std::string, std::string>> known = {{"avx2", "AVX2"},

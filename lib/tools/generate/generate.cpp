@@ -16,9 +16,6 @@
 namespace fsdp::generate {
 namespace {
 
-using util::concat;
-using util::ErrorKind;
-using util::fail;
 using Clock = std::chrono::steady_clock;
 
 void check(const nn::ModelOptions& model, const std::vector<int64_t>& prompt,

@@ -16,18 +16,17 @@ constexpr const char* kFile = "generation_config.json";
 constexpr uintmax_t kMostBytes = 1 << 20;
 
 [[noreturn]] void refuse(const fs::path& file, const std::string& what) {
-  util::fail(util::ErrorKind::kCheckpoint, file.string(), " ", what, "; correct it or delete it");
+  fail(ErrorKind::kCheckpoint, file.string(), " ", what, "; correct it or delete it");
 }
 
 nlohmann::json object_of(const fs::path& file) {
   std::error_code error;
   if (const uintmax_t bytes = fs::file_size(file, error); !error && bytes > kMostBytes) {
-    refuse(file, util::concat("has ", bytes, " bytes, but may have ", kMostBytes));
+    refuse(file, concat("has ", bytes, " bytes, but may have ", kMostBytes));
   }
   try {
     nlohmann::json object = util::parse_json(util::read_file(file), {.deepest_level = 16});
-    if (!object.is_object())
-      refuse(file, util::concat("must be a JSON object, but is a ", object.type_name()));
+    if (!object.is_object()) refuse(file, concat("must be a JSON object, but is a ", object.type_name()));
     return object;
   } catch (const util::JsonError& reason) {
     refuse(file, reason.what());
@@ -40,7 +39,7 @@ std::optional<Number> number_of(const nlohmann::json& object, const char* key, c
   const auto found = object.find(key);
   if (found == object.end() || found->is_null()) return std::nullopt;
   const bool fits = std::is_integral_v<Number> ? found->is_number_integer() : found->is_number();
-  if (!fits) refuse(file, util::concat("must have a number as ", key, ", but has ", found->dump()));
+  if (!fits) refuse(file, concat("must have a number as ", key, ", but has ", found->dump()));
   return found->get<Number>();
 }
 
@@ -65,7 +64,7 @@ GenerationDefaults generation_defaults(const checkpoint::DescribedModel& model) 
   try {
     check_sampling(chosen_sampling({}, defaults));
   } catch (const util::Error& reason) {
-    refuse(defaults.file, util::concat("has a value out of range: ", reason.what()));
+    refuse(defaults.file, concat("has a value out of range: ", reason.what()));
   }
   if (const auto end = object.find("eos_token_id"); end != object.end()) {
     for (const auto& id : end->is_array() ? *end : nlohmann::json::array({*end})) {
@@ -88,7 +87,7 @@ SamplingOptions chosen_sampling(const SamplingChoice& given, const GenerationDef
 std::string defaults_text(const SamplingChoice& given, const GenerationDefaults& defaults) {
   std::vector<std::string> parts;
   const auto add = [&parts](const char* name, const auto& of_user, const auto& of_model) {
-    if (!of_user && of_model) parts.push_back(util::concat(name, " ", *of_model));
+    if (!of_user && of_model) parts.push_back(concat(name, " ", *of_model));
   };
   add("temperature", given.temperature, defaults.temperature);
   add("top-k", given.top_k, defaults.top_k);

@@ -20,9 +20,6 @@ namespace fsdp::generate {
 namespace fs = std::filesystem;
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 bool holds_vocabulary(const fs::path& folder) {
   constexpr const char* kNames[] = {"tokenizer.json", "vocab.bpe", "merges.txt", "tekken.json",
                                     "tokenizer.model"};

@@ -11,9 +11,6 @@
 
 namespace fsdp::generate {
 
-using util::ErrorKind;
-using util::fail;
-
 void check_sampling(const SamplingOptions& options) {
   if (!(options.temperature >= 0) || std::isinf(options.temperature)) {
     fail(ErrorKind::kUsage, "temperature must be at least 0, but is ", options.temperature,

@@ -22,17 +22,17 @@ Score score(nn::Stage& model, const nn::ModelOptions& model_options, const std::
   const int64_t window = options.window > 0 ? options.window : longest;
   const int64_t stride = options.stride > 0 ? options.stride : std::max<int64_t>(1, window / 2);
   if (length < 2) {
-    util::fail(util::ErrorKind::kUsage,
-               "expected a text of at least two tokens, the first of which is not scored; found ", length,
-               "; give a longer text");
+    fail(ErrorKind::kUsage,
+         "expected a text of at least two tokens, the first of which is not scored; found ", length,
+         "; give a longer text");
   }
   if (window > longest) {
-    util::fail(util::ErrorKind::kUsage, "expected a `window` of at most ", longest,
-               " tokens, the positions of the model; found ", window, "; make it smaller");
+    fail(ErrorKind::kUsage, "expected a `window` of at most ", longest,
+         " tokens, the positions of the model; found ", window, "; make it smaller");
   }
   if (stride > window) {
-    util::fail(util::ErrorKind::kUsage, "expected a `stride` of at most the window, ", window, "; found ",
-               stride, ", which would leave tokens out; make it smaller");
+    fail(ErrorKind::kUsage, "expected a `stride` of at most the window, ", window, "; found ", stride,
+         ", which would leave tokens out; make it smaller");
   }
   require_in_vocabulary(ids, model_options);
   Score score;
@@ -51,8 +51,8 @@ Score score(nn::Stage& model, const nn::ModelOptions& model_options, const std::
                                         targets.unsqueeze(0).to(options.device));
     const auto mean = loss.item<double>();
     if (!std::isfinite(mean)) {
-      util::fail(
-          util::ErrorKind::kDiverged, "the score of the tokens ", begin + scored + 1, " to ", begin + count,
+      fail(
+          ErrorKind::kDiverged, "the score of the tokens ", begin + scored + 1, " to ", begin + count,
           " of the text is ", std::abs(mean),
           "; either the weights come from a run that diverged, or the range of the compute type is too small "
           "for them");

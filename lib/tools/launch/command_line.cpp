@@ -10,8 +10,6 @@
 namespace fsdp::launch {
 namespace {
 
-using util::ErrorKind;
-
 /// Both spellings of an option that torchrun accepts: "--log-dir" -> "--log-dir,--log_dir".
 std::string spellings(const std::string& name) {
   std::string other = name;
@@ -83,9 +81,9 @@ void answer_torchrun_options(const CLI::App& app) {
     const CLI::Option& option = *app.get_option(each.name);
     if (option.count() == 0 || (each.is_flag && !option.as<bool>())) continue;
     if (each.is_refused) {
-      util::fail(ErrorKind::kUsage, "expected no ", each.name, ", an option of torchrun only: ", each.why);
+      fail(ErrorKind::kUsage, "expected no ", each.name, ", an option of torchrun only: ", each.why);
     }
-    util::log_warning(util::concat(each.name, ", an option of torchrun, is ignored: ", each.why));
+    util::log_warning(concat(each.name, ", an option of torchrun, is ignored: ", each.why));
   }
 }
 
@@ -150,7 +148,7 @@ void read_texts(const OptionTexts& texts, LaunchOptions& options) {
   RendezvousOptions& rendezvous = options.rendezvous;
   if (texts.standalone) {
     if (options.is_multi_node()) {
-      util::fail(ErrorKind::kUsage, "--standalone is a run of one node, but --nnodes is ", texts.nodes);
+      fail(ErrorKind::kUsage, "--standalone is a run of one node, but --nnodes is ", texts.nodes);
     }
     options.master_addr = LaunchOptions().master_addr;
     options.master_port = 0;
@@ -196,8 +194,8 @@ std::optional<LaunchOptions> parse_command_line(int argc, const char* const* arg
       app.exit(error);
       return std::nullopt;
     }
-    if (hooks.explain) util::fail(ErrorKind::kUsage, hooks.explain(app, error));
-    util::fail(ErrorKind::kUsage, error.what(), "; see --help");
+    if (hooks.explain) fail(ErrorKind::kUsage, hooks.explain(app, error));
+    fail(ErrorKind::kUsage, error.what(), "; see --help");
   }
   answer_torchrun_options(app);
   read_texts(texts, options);

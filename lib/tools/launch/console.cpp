@@ -65,7 +65,7 @@ ConsoleStream::ConsoleStream(int fd) : fd_(fd), is_terminal_(terminal_columns(fd
   is_regular_file_ = S_ISREG(info.st_mode);
   if (S_ISFIFO(info.st_mode) || S_ISCHR(info.st_mode)) {
     // O_NONBLOCK on fd itself would affect every process that shares it, such as the user's shell.
-    const std::string path = util::concat("/proc/self/fd/", fd);
+    const std::string path = concat("/proc/self/fd/", fd);
     own_ = Descriptor(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   }
 }
@@ -84,8 +84,8 @@ int ConsoleStream::milliseconds_to_stall() const {
 void ConsoleStream::tell_of_dropped() {
   if (dropped_ == 0 || discarding_ || pending_bytes() > kPendingLimitBytes / 2) return;
   settle();
-  put(util::concat("warning: ", dropped_, dropped_ == 1 ? " line is" : " lines are",
-                   " missing here, because the launcher's output was not read; --log-dir keeps all lines\n"));
+  put(concat("warning: ", dropped_, dropped_ == 1 ? " line is" : " lines are",
+             " missing here, because the launcher's output was not read; --log-dir keeps all lines\n"));
   dropped_ = 0;
 }
 

@@ -13,8 +13,6 @@
 namespace fsdp::launch {
 namespace {
 
-using util::concat;
-
 double seconds_between(Coordinator::Time from, Coordinator::Time to) {
   return std::chrono::duration<double>(to - from).count();
 }
@@ -106,7 +104,7 @@ void Coordinator::gather(Time now) {
     util::log_info(missing(seconds_between(gathering_since_, now)));
   }
   if (present < least && now >= after(gathering_since_, settings_.join_timeout_seconds)) {
-    finish({.exit_code = static_cast<int>(util::ErrorKind::kTimeout),
+    finish({.exit_code = static_cast<int>(ErrorKind::kTimeout),
             .cause = missing(seconds_between(gathering_since_, now))});
   }
 }
@@ -325,7 +323,7 @@ void Coordinator::conclude(Time now) {
   }
   if (!lost_cause_.empty()) {
     // Ends of other workers, which lost their peers, are consequences.
-    verdict = {.exit_code = static_cast<int>(util::ErrorKind::kPeerLost), .cause = lost_cause_};
+    verdict = {.exit_code = static_cast<int>(ErrorKind::kPeerLost), .cause = lost_cause_};
   }
   if (verdict.is_failure()) send_table();
   bool host_leaves = false, any_leaves = false;
@@ -377,7 +375,7 @@ bool Coordinator::has_rank(const Node& node, int rank) const {
 void Coordinator::start_membership(Time now) {
   const int size = settings_.terms.replica_size, world_size = placement_.world_size;
   if (world_size % size != 0 || settings_.terms.min_replicas > world_size / size) {
-    verdict_ = {.exit_code = static_cast<int>(util::ErrorKind::kUsage),
+    verdict_ = {.exit_code = static_cast<int>(ErrorKind::kUsage),
                 .cause = concat("expected workers for a whole number of replicas, and for at least ",
                                 settings_.terms.min_replicas, " (--min-replicas), of ", size,
                                 " each (--replica-size), but all nodes together have ", world_size,

@@ -17,8 +17,6 @@
 namespace fsdp::launch {
 namespace {
 
-using util::concat;
-
 constexpr double kSecondsToJoin = 5;
 constexpr std::chrono::seconds kTimeToFinish{5};
 constexpr int kMostUnknownPeers = 256;

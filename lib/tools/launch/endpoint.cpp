@@ -53,7 +53,7 @@ bool is_local_host(const std::string& host) {
   std::string why;
   const Addresses addresses = look_up(host, 0, 0, why);
   if (!addresses) {
-    util::fail(util::ErrorKind::kUsage, "cannot look up the host \"", host, "\" where the nodes meet: ", why);
+    fail(ErrorKind::kUsage, "cannot look up the host \"", host, "\" where the nodes meet: ", why);
   }
   for (const addrinfo* entry = addresses.get(); entry; entry = entry->ai_next) {
     // Only an address of this machine can be bound.
@@ -84,8 +84,8 @@ std::optional<Descriptor> listen_at(const std::string& host, int port) {
     error = errno;
     if (error == EADDRINUSE) return std::nullopt;
   }
-  util::fail(util::ErrorKind::kUsage, "cannot listen at ", host, ":", port, ": ",
-             error ? util::errno_text(error) : why, "; the endpoint must be an address of this node");
+  fail(ErrorKind::kUsage, "cannot listen at ", host, ":", port, ": ", error ? util::errno_text(error) : why,
+       "; the endpoint must be an address of this node");
 }
 
 std::optional<Descriptor> accept_from(const Descriptor& listener, std::string& from) {

@@ -11,8 +11,6 @@
 namespace fsdp::launch {
 namespace {
 
-using util::concat;
-
 /// Number of consecutive epochs that may be broken off without a step before a suspect is considered lost.
 constexpr int kMostFruitless = 2;
 
@@ -134,7 +132,7 @@ void Membership::ended(int rank, int incarnation, const WorkerEnd& end, Time now
   } else if (kind == EndKind::kFinished && !speaker.is_ready && !is_over()) {
     phase_ = EpochPhase::kOver;
     settings_.over(
-        {.exit_code = static_cast<int>(util::ErrorKind::kUsage),
+        {.exit_code = static_cast<int>(ErrorKind::kUsage),
          .cause = concat(fsdp::launch::name_of(end),
                          " ended before it reported that it is ready, as programs under --replica-size must; "
                          "start this program without --replica-size")});
@@ -480,7 +478,7 @@ void Membership::give_up(int replicas_left, const std::string& what) {
     if (const auto& end = verdict.culprit) {
       verdict.cause += concat("; ", fsdp::launch::name_of(*end), " ", ending(end->status));
     } else {
-      verdict.exit_code = static_cast<int>(util::ErrorKind::kPeerLost);
+      verdict.exit_code = static_cast<int>(ErrorKind::kPeerLost);
     }
   }
   settings_.over(verdict);

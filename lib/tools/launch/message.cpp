@@ -45,9 +45,9 @@ RunTerms terms_of(const LaunchOptions& options) {
 
 std::string difference(const RunTerms& found, const RunTerms& expected) {
   const auto differ = [](const char* option, const auto& a, const auto& b) {
-    return util::concat("it was started with ", option, " ", a, ", the run with ", b);
+    return concat("it was started with ", option, " ", a, ", the run with ", b);
   };
-  const auto range = [](const NodeRange& nodes) { return util::concat(nodes.min, ":", nodes.max); };
+  const auto range = [](const NodeRange& nodes) { return concat(nodes.min, ":", nodes.max); };
   const auto backend = [](bool is_static) { return is_static ? "static" : "c10d"; };
   if (found.version != expected.version) {
     return "it has another version of fsdp-launch; install the same version on all nodes";

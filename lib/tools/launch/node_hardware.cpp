@@ -137,7 +137,7 @@ std::vector<LogicalCpu> read_cpus(const fs::path& system) {
   const bool known = sched_getaffinity(0, sizeof(allowed), &allowed) == 0;
   std::vector<LogicalCpu> cpus;
   for (int id = 0; id < CPU_SETSIZE; ++id) {
-    const fs::path folder = system / "devices/system/cpu" / util::concat("cpu", id);
+    const fs::path folder = system / "devices/system/cpu" / concat("cpu", id);
     std::error_code error;
     if ((known && !CPU_ISSET(id, &allowed)) || !fs::exists(folder, error)) continue;
     const int core = first_number(folder / "topology/thread_siblings_list", id);
@@ -186,10 +186,9 @@ std::vector<std::vector<int>> bind_workers(NumaBinding binding, const std::vecto
       case NumaBinding::kExclusive: {
         const auto sharers = static_cast<size_t>(std::count(nodes.begin(), nodes.end(), node));
         if (cores.size() < sharers) {
-          util::fail(util::ErrorKind::kUsage,
-                     "--numa-binding exclusive gives every worker a core of its own: ", "NUMA node ", node,
-                     " has ", cores.size(), " for ", sharers,
-                     " workers; start fewer workers or use --numa-binding node");
+          fail(ErrorKind::kUsage,
+               "--numa-binding exclusive gives every worker a core of its own: ", "NUMA node ", node, " has ",
+               cores.size(), " for ", sharers, " workers; start fewer workers or use --numa-binding node");
         }
         const auto first = std::next(cores.begin(), static_cast<int>(place * cores.size() / sharers));
         const auto last = std::next(cores.begin(), static_cast<int>((place + 1) * cores.size() / sharers));

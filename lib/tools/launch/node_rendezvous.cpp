@@ -17,9 +17,6 @@
 namespace fsdp::launch {
 namespace {
 
-using util::concat;
-using util::ErrorKind;
-
 constexpr std::chrono::milliseconds kBetweenAttempts{250};
 constexpr std::chrono::seconds kLongestAttempt{5};
 
@@ -40,9 +37,9 @@ class NodeRendezvous final : public Rendezvous {
     competes_ = may_be_host && by_address;
     if (may_be_host) become_host();
     if (may_be_host && !server_ && !by_address) {
-      util::fail(ErrorKind::kUsage, "cannot listen at ", endpoint_,
-                 ", where the nodes meet: the port is in use; choose another with ",
-                 options.rendezvous.is_static() ? "--master-port" : "--rdzv-endpoint", " on all nodes");
+      fail(ErrorKind::kUsage, "cannot listen at ", endpoint_,
+           ", where the nodes meet: the port is in use; choose another with ",
+           options.rendezvous.is_static() ? "--master-port" : "--rdzv-endpoint", " on all nodes");
     }
   }
 

@@ -15,7 +15,7 @@ namespace {
 
 template <typename... Parts>
 [[noreturn]] void refuse_option(const Parts&... parts) {
-  util::fail(util::ErrorKind::kUsage, parts...);
+  fail(ErrorKind::kUsage, parts...);
 }
 
 template <typename Number>

@@ -25,9 +25,9 @@ constexpr useconds_t kPauseMicroseconds = 10000;
 /// Whether the process was started with `mark` in its marks. Zombies, and processes that the user may not
 /// inspect, show no environment.
 bool has_mark(const char* pid, const std::string& mark) {
-  const Descriptor file(::open(util::concat("/proc/", pid, "/environ").c_str(), O_RDONLY | O_CLOEXEC));
+  const Descriptor file(::open(concat("/proc/", pid, "/environ").c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.is_open()) return false;
-  const std::string name = util::concat(OrphanGuard::kVariable, "=");
+  const std::string name = concat(OrphanGuard::kVariable, "=");
   std::string text;
   char buffer[1 << 14];
   for (ssize_t count; (count = ::read(file.get(), buffer, sizeof(buffer))) > 0;) {
@@ -89,18 +89,18 @@ void kill_all_marked(const std::string& mark) {
 OrphanGuard::OrphanGuard(std::filesystem::path folder)
     : folder_(std::move(folder)), mark_(util::random_id()) {
   const char* above = std::getenv(kVariable);
-  marks_ = above && *above ? util::concat(above, ":", mark_) : mark_;
+  marks_ = above && *above ? concat(above, ":", mark_) : mark_;
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) {
-    util::fail(util::ErrorKind::kUnexpected, "cannot open a pipe: ", util::errno_text(errno),
-               "; raise the limit with ulimit -n");
+    fail(ErrorKind::kUnexpected, "cannot open a pipe: ", util::errno_text(errno),
+         "; raise the limit with ulimit -n");
   }
   Descriptor read_end(ends[0]);
   life_line_ = Descriptor(ends[1]);
   pid_ = ::fork();
   if (pid_ < 0) {
-    util::fail(util::ErrorKind::kUnexpected, "cannot start the launcher's guard: ", util::errno_text(errno),
-               "; raise the limit with ulimit -u");
+    fail(ErrorKind::kUnexpected, "cannot start the launcher's guard: ", util::errno_text(errno),
+         "; raise the limit with ulimit -u");
   }
   if (pid_ == 0) keep_guard(read_end.get(), mark_, folder_);
 }

@@ -78,12 +78,12 @@ RankLog::RankLog(std::filesystem::path path) : path_(std::move(path)) {
   file_ = Descriptor(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644));
   struct stat info;
   if (!file_.is_open() || ::fstat(file_.get(), &info) != 0) {
-    util::fail(util::ErrorKind::kIo, "cannot open the log file ", path_.string(), ": ",
-               util::errno_text(errno), "; choose another --log-dir");
+    fail(ErrorKind::kIo, "cannot open the log file ", path_.string(), ": ", util::errno_text(errno),
+         "; choose another --log-dir");
   }
   if (!S_ISREG(info.st_mode)) {
-    util::fail(util::ErrorKind::kIo, "expected a regular file at ", path_.string(),
-               ", found something else; remove it or choose another --log-dir");
+    fail(ErrorKind::kIo, "expected a regular file at ", path_.string(),
+         ", found something else; remove it or choose another --log-dir");
   }
 }
 
@@ -99,8 +99,8 @@ void RankLog::flush() {
     if (count >= 0) {
       done += static_cast<size_t>(count);
     } else if (errno != EINTR) {
-      util::log_warning(util::concat("cannot write ", path_.string(), ": ", util::errno_text(errno),
-                                     "; the run continues without this file"));
+      util::log_warning(concat("cannot write ", path_.string(), ": ", util::errno_text(errno),
+                               "; the run continues without this file"));
       file_.close();
     }
   }

@@ -11,8 +11,8 @@ namespace fsdp::launch {
 
 Poller::Poller() : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
   if (epoll_.is_open()) return;
-  util::fail(util::ErrorKind::kUsage,
-             "the system refuses to watch connections (epoll_create1): ", util::errno_text(errno));
+  fail(ErrorKind::kUsage,
+       "the system refuses to watch connections (epoll_create1): ", util::errno_text(errno));
 }
 
 void Poller::watch(int socket, int number, bool for_sending) {
@@ -22,8 +22,8 @@ void Poller::watch(int socket, int number, bool for_sending) {
   event.data.fd = number;
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event) == 0) return;
   if (errno == EEXIST && ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket, &event) == 0) return;
-  util::fail(util::ErrorKind::kUsage,
-             "the system refuses to watch another connection (epoll_ctl): ", util::errno_text(errno));
+  fail(ErrorKind::kUsage,
+       "the system refuses to watch another connection (epoll_ctl): ", util::errno_text(errno));
 }
 
 void Poller::forget(int socket) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket, nullptr); }

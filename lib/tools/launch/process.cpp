@@ -17,9 +17,6 @@
 namespace fsdp::launch {
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 struct Pipe {
   Descriptor read_end, write_end;
 };
@@ -155,7 +152,7 @@ ExitStatus wait_and_reap(pid_t pid) { return *reap_with(pid, 0); }
 void signal_group(pid_t pid, int signal) { ::kill(-pid, signal); }
 
 bool would_end(pid_t pid, int signal) {
-  std::ifstream status(util::concat("/proc/", pid, "/status"));
+  std::ifstream status(concat("/proc/", pid, "/status"));
   uint64_t spared = 0;
   bool found = false;
   for (std::string line; std::getline(status, line);) {

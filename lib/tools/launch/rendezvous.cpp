@@ -88,19 +88,19 @@ std::unique_ptr<Rendezvous> make_rendezvous(const LaunchOptions& options) {
 bool is_final(const Verdict& verdict, int restarts_left) {
   if (restarts_left <= 0) return true;
   if (may_end_differently(verdict)) return false;
-  util::log_warning(util::concat(name_of(*verdict.culprit), " ", ending(verdict.culprit->status),
-                                 verdict.exit_code == static_cast<int>(util::ErrorKind::kDiverged)
-                                     ? ", which is for a loss or norm that is not finite"
-                                     : ", which is for a mistake in the command line, environment or config",
-                                 ": the failure would recur, so it is not restarted (--max-restarts)"));
+  util::log_warning(concat(name_of(*verdict.culprit), " ", ending(verdict.culprit->status),
+                           verdict.exit_code == static_cast<int>(ErrorKind::kDiverged)
+                               ? ", which is for a loss or norm that is not finite"
+                               : ", which is for a mistake in the command line, environment or config",
+                           ": the failure would recur, so it is not restarted (--max-restarts)"));
   return true;
 }
 
 void log_restart(const Verdict& verdict, int restarts, int max_restarts) {
   const std::string what =
       verdict.culprit ? name_of(*verdict.culprit) + " " + ending(verdict.culprit->status) : verdict.cause;
-  util::log_warning(util::concat(what, ": restarting all workers, restart ", restarts, " of ", max_restarts,
-                                 " (--max-restarts)"));
+  util::log_warning(concat(what, ": restarting all workers, restart ", restarts, " of ", max_restarts,
+                           " (--max-restarts)"));
 }
 
 }  // namespace fsdp::launch

@@ -22,9 +22,8 @@ RunFolder::RunFolder(const std::string& parent, const std::string& run_id, bool 
   std::replace(name.begin(), name.end(), '/', '_');
   std::string pattern = (base / (name + "_XXXXXX")).string();
   if (::mkdtemp(pattern.data()) == nullptr) {
-    util::fail(
-        util::ErrorKind::kIo, "cannot create a folder in ", base.string(), ": ", util::errno_text(errno),
-        parent.empty() ? "; set TMPDIR to a folder for temporary files" : "; choose another --log-dir");
+    fail(ErrorKind::kIo, "cannot create a folder in ", base.string(), ": ", util::errno_text(errno),
+         parent.empty() ? "; set TMPDIR to a folder for temporary files" : "; choose another --log-dir");
   }
   path_ = pattern;
 }
@@ -35,11 +34,10 @@ RunFolder::~RunFolder() {
 }
 
 std::filesystem::path RunFolder::of_worker(int restarts, int local_rank) const {
-  const std::filesystem::path folder =
-      path_ / util::concat("attempt_", restarts) / std::to_string(local_rank);
+  const std::filesystem::path folder = path_ / concat("attempt_", restarts) / std::to_string(local_rank);
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) util::fail(util::ErrorKind::kIo, "cannot create ", folder.string(), ": ", error.message());
+  if (error) fail(ErrorKind::kIo, "cannot create ", folder.string(), ": ", error.message());
   return folder;
 }
 

@@ -11,7 +11,7 @@ namespace fsdp::launch {
 
 std::string signal_name(int signal) {
   const char* name = sigabbrev_np(signal);
-  return name ? util::concat("SIG", name) : util::concat("signal ", signal);
+  return name ? concat("SIG", name) : concat("signal ", signal);
 }
 
 SignalWatch::SignalWatch(const std::vector<int>& passed_on) {
@@ -26,7 +26,7 @@ SignalWatch::SignalWatch(const std::vector<int>& passed_on) {
 
   descriptor_ = Descriptor(::signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!descriptor_.is_open()) {
-    util::fail(util::ErrorKind::kUnexpected, "cannot watch signals: ", util::errno_text(errno));
+    fail(ErrorKind::kUnexpected, "cannot watch signals: ", util::errno_text(errno));
   }
   struct sigaction action {};
   action.sa_handler = SIG_IGN;

@@ -22,8 +22,6 @@
 namespace fsdp::launch {
 namespace {
 
-using util::concat;
-
 /// Longest time from closed connections of a process to its end. Only its end identifies it as the cause.
 constexpr std::chrono::milliseconds kTimeOfCause{500};
 /// Time within which workers that were told to stop together, and save together, end.
@@ -240,7 +238,7 @@ class Supervisor {
         if (order.incarnation == 1) throw;
         util::log_error(error.what());
         rendezvous_->worker_ended({.rank = rank,
-                                   .status = {.exit_code = static_cast<int>(util::ErrorKind::kUnexpected)},
+                                   .status = {.exit_code = static_cast<int>(ErrorKind::kUnexpected)},
                                    .incarnation = order.incarnation});
       }
     }
@@ -326,7 +324,7 @@ class Supervisor {
       return;
     }
     // A user's mistake was reported just above.
-    const bool is_shown = end.status == ExitStatus{.exit_code = static_cast<int>(util::ErrorKind::kUsage)} &&
+    const bool is_shown = end.status == ExitStatus{.exit_code = static_cast<int>(ErrorKind::kUsage)} &&
                           end.log_path.empty() && options_.local_ranks_filter.empty() &&
                           !options_.is_multi_node();
     std::string last_lines;

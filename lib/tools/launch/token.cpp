@@ -22,15 +22,14 @@ constexpr const char* kRemedy =
     "--rdzv-conf";
 
 [[noreturn]] void fail_io(const char* what, const std::string& path) {
-  util::fail(util::ErrorKind::kIo, "cannot ", what, " the token file ", path, ": ", util::errno_text(errno),
-             kRemedy);
+  fail(ErrorKind::kIo, "cannot ", what, " the token file ", path, ": ", util::errno_text(errno), kRemedy);
 }
 
 /// Makes the token file. Writes it under another name first, so that no node reads half a token.
 void make_token_file(const std::string& path) {
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
-  const std::string temporary = util::concat(path, ".", ::getpid());
+  const std::string temporary = concat(path, ".", ::getpid());
   const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kOwnerOnly));
   if (!file.is_open()) fail_io("make", path);
   const std::string token = new_secret();
@@ -49,8 +48,7 @@ std::string variable(const char* name) {
 }
 
 std::string proof(const std::string& token, const char* side, const Nonces& nonces) {
-  return util::hmac_sha256(token,
-                           util::concat("fsdp-launch ", side, " ", nonces.node, " ", nonces.coordinator));
+  return util::hmac_sha256(token, concat("fsdp-launch ", side, " ", nonces.node, " ", nonces.coordinator));
 }
 
 }  // namespace
@@ -62,10 +60,10 @@ std::string token_file(const RendezvousOptions& options) {
   std::filesystem::path folder = variable("XDG_CONFIG_HOME");
   if (!folder.is_absolute()) folder = std::filesystem::path(variable("HOME")) / ".config";
   if (!folder.is_absolute()) {
-    util::fail(util::ErrorKind::kUsage,
-               "expected a home folder (HOME) for the token by which the nodes of a run know "
-               "each other; found none",
-               kRemedy);
+    fail(ErrorKind::kUsage,
+         "expected a home folder (HOME) for the token by which the nodes of a run know "
+         "each other; found none",
+         kRemedy);
   }
   return folder / "fsdp" / "launch-token";
 }
@@ -81,16 +79,15 @@ std::optional<std::string> job_token(const RendezvousOptions& options, bool is_h
   struct stat info;
   if (!file.is_open() || ::fstat(file.get(), &info) != 0) fail_io("read", path);
   if ((info.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-    util::fail(util::ErrorKind::kUsage, "the token file ", path,
-               " must be readable by its owner alone, but has mode ", std::oct, info.st_mode & ACCESSPERMS,
-               "; use chmod 600");
+    fail(ErrorKind::kUsage, "the token file ", path, " must be readable by its owner alone, but has mode ",
+         std::oct, info.st_mode & ACCESSPERMS, "; use chmod 600");
   }
   char text[4096];
   const ssize_t count = ::read(file.get(), text, sizeof(text));
   if (count < 0) fail_io("read", path);
   std::string token(text, static_cast<size_t>(count));
   while (!token.empty() && (token.back() == '\n' || token.back() == '\r')) token.pop_back();
-  if (token.empty()) util::fail(util::ErrorKind::kUsage, "the token file ", path, " is empty; remove it");
+  if (token.empty()) fail(ErrorKind::kUsage, "the token file ", path, " is empty; remove it");
   return token;
 }
 

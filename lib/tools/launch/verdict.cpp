@@ -79,7 +79,7 @@ EndKind kind_of(const WorkerEnd& end) {
   if (code == util::kExitPreempted) return EndKind::kStopped;
   // A shell around the real worker reports the signal as an exit code.
   if (end.stop_signals_sent.contains(code - 128)) return EndKind::kStopped;
-  if (code == static_cast<int>(util::ErrorKind::kPeerLost)) return EndKind::kPeerLost;
+  if (code == static_cast<int>(ErrorKind::kPeerLost)) return EndKind::kPeerLost;
   return EndKind::kFailed;
 }
 
@@ -98,18 +98,18 @@ Verdict judge(const std::vector<WorkerEnd>& ends) {
 bool may_end_differently(const Verdict& verdict) {
   if (!verdict.culprit || kind_of(*verdict.culprit) != EndKind::kFailed) return true;
   const ExitStatus& status = verdict.culprit->status;
-  return status.signal != 0 || (status.exit_code != static_cast<int>(util::ErrorKind::kUsage) &&
-                                status.exit_code != static_cast<int>(util::ErrorKind::kDiverged));
+  return status.signal != 0 || (status.exit_code != static_cast<int>(ErrorKind::kUsage) &&
+                                status.exit_code != static_cast<int>(ErrorKind::kDiverged));
 }
 
 std::string ending(const ExitStatus& status) {
-  if (status.signal == 0) return util::concat("ended with exit code ", status.exit_code);
-  return util::concat("was ended by ", signal_name(status.signal));
+  if (status.signal == 0) return concat("ended with exit code ", status.exit_code);
+  return concat("was ended by ", signal_name(status.signal));
 }
 
 std::string name_of(const WorkerEnd& end) {
-  if (end.pid < 0) return util::concat("rank ", end.rank);
-  return util::concat("rank ", end.rank, " (pid ", end.pid, end.host.empty() ? "" : " on ", end.host, ")");
+  if (end.pid < 0) return concat("rank ", end.rank);
+  return concat("rank ", end.rank, " (pid ", end.pid, end.host.empty() ? "" : " on ", end.host, ")");
 }
 
 }  // namespace fsdp::launch

@@ -10,7 +10,6 @@
 namespace fsdp::launch {
 namespace {
 
-using util::concat;
 using Ends = std::vector<const WorkerEnd*>;
 
 constexpr size_t kMostSingleRows = 16;  // most workers that get a row each
@@ -77,7 +76,7 @@ std::string place_of(const WorkerEnd& end) {
 /// How the worker ended. "" if that is unknown, or if it only waited too long or was stopped.
 std::string ending_worth_telling(const WorkerEnd& end) {
   if (end.pid < 0) return "";
-  const bool timed_out = end.status.code() == static_cast<int>(util::ErrorKind::kTimeout);
+  const bool timed_out = end.status.code() == static_cast<int>(ErrorKind::kTimeout);
   const bool is_cause = kind_of(end) == EndKind::kFailed && !timed_out;
   return is_cause || !end.standing.is_reported() ? ending(end.status) : "";
 }

@@ -28,10 +28,9 @@ std::unique_ptr<WorkerChannel> WorkerChannel::from_environment() {
   const auto [parsed, error] = std::from_chars(text, end, fd);
   struct stat info;
   if (error != std::errc() || parsed != end || ::fstat(fd, &info) != 0 || !S_ISSOCK(info.st_mode)) {
-    util::fail(
-        util::ErrorKind::kUsage, kChannelVariable, " must be the number of an open socket, but is \"", text,
-        "\"; it is set by fsdp-launch --replica-size for the program that it starts, which must not close "
-        "inherited descriptors");
+    fail(ErrorKind::kUsage, kChannelVariable, " must be the number of an open socket, but is \"", text,
+         "\"; it is set by fsdp-launch --replica-size for the program that it starts, which must not close "
+         "inherited descriptors");
   }
   return std::make_unique<WorkerChannel>(Descriptor(fd));
 }
@@ -60,8 +59,8 @@ void WorkerChannel::read() {
         why_ = message->at("why");
       }
     } catch (const Message::exception&) {
-      util::fail(util::ErrorKind::kUnexpected, "the launcher sent \"", *line,
-                 "\", which this version does not understand; use programs of the same version");
+      fail(ErrorKind::kUnexpected, "the launcher sent \"", *line,
+           "\", which this version does not understand; use programs of the same version");
     }
   }
 }
@@ -83,13 +82,12 @@ std::optional<Epoch> WorkerChannel::await(const WorkerReport& report, const Wait
     read();
     if (next_.number > epoch_.number) return epoch_ = next_;
     if (!socket_.is_open()) {
-      util::fail(util::ErrorKind::kPeerLost,
-                 "the launcher closed the channel to this process: ", socket_.failure());
+      fail(ErrorKind::kPeerLost, "the launcher closed the channel to this process: ", socket_.failure());
     }
     const double left = wait.timeout_seconds - util::seconds_since(start);
     if (left <= 0) {
-      util::fail(util::ErrorKind::kTimeout, "waited ", wait.timeout_seconds,
-                 " seconds for the launcher to say which replicas go on; is it stopped?");
+      fail(ErrorKind::kTimeout, "waited ", wait.timeout_seconds,
+           " seconds for the launcher to say which replicas go on; is it stopped?");
     }
     std::vector<pollfd> entries;
     socket_.add_poll_entry(entries);

@@ -15,7 +15,7 @@
 
 namespace fsdp::launch {
 
-std::string line_prefix(int rank) { return util::concat("[rank", rank, "] "); }
+std::string line_prefix(int rank) { return concat("[rank", rank, "] "); }
 
 std::vector<std::string> worker_environment(const NodePlacement& placement, const WorkerPlace& worker,
                                             const std::vector<std::string>& inherited) {
@@ -79,8 +79,8 @@ int free_port() {
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   if (!listener.is_open() || ::bind(listener.get(), generic, size) != 0 ||
       ::getsockname(listener.get(), generic, &size) != 0) {
-    util::fail(util::ErrorKind::kUnexpected, "cannot find a free TCP port: ", util::errno_text(errno),
-               "; name one with --master-port");
+    fail(ErrorKind::kUnexpected, "cannot find a free TCP port: ", util::errno_text(errno),
+         "; name one with --master-port");
   }
   return ntohs(address.sin_port);
 }

@@ -35,8 +35,8 @@ int share_of_cores(const std::vector<std::vector<int>>& cpus, size_t index) {
 std::pair<Descriptor, Descriptor> make_channel() {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-    util::fail(util::ErrorKind::kUsage, "cannot open a channel to another worker: ", util::errno_text(errno),
-               "; start fewer workers or raise the limit with ulimit -n");
+    fail(ErrorKind::kUsage, "cannot open a channel to another worker: ", util::errno_text(errno),
+         "; start fewer workers or raise the limit with ulimit -n");
   }
   std::pair<Descriptor, Descriptor> channel{Descriptor(ends[0]), Descriptor(ends[1])};
   const int flags = ::fcntl(ends[0], F_GETFL);
@@ -78,7 +78,7 @@ std::vector<OutputPlan> WorkerGroup::output_plans() const {
       if ((tee | redirect) & stream) {
         target->file = surroundings_.folder.of_worker(placement_.restarts, local_rank) / name;
       } else if (!by_stream && !options.log_dir.empty()) {
-        target->file = std::filesystem::path(options.log_dir) / util::concat("rank", plan.rank, ".log");
+        target->file = std::filesystem::path(options.log_dir) / concat("rank", plan.rank, ".log");
       }
     }
     plans.push_back(plan);

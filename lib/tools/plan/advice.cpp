@@ -11,8 +11,6 @@
 namespace fsdp::plan {
 namespace {
 
-using util::concat;
-
 constexpr int kMostRanks = 65536;
 /// Most ranks that share sequences or layers: beyond a few hosts, compute does not hide their communication.
 constexpr int kLargestGroup = 128;
@@ -228,7 +226,7 @@ class Adviser {
       config::check_world(run_.meshed(), run_.mesh.world_size());
       return needed(change_of_mesh(before.mesh));
     } catch (const util::Error& error) {
-      if (error.kind() != util::ErrorKind::kUsage) throw;
+      if (error.kind() != ErrorKind::kUsage) throw;
       return std::nullopt;
     }
   }

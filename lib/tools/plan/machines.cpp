@@ -10,9 +10,6 @@
 namespace fsdp::plan {
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 constexpr double kBitsOfByte = 8;
 constexpr double kGiga = 1e9;
 constexpr int64_t kGpusOfNode = 8;  ///< GPUs per node of most machines for training

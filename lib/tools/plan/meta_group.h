@@ -27,7 +27,7 @@ class MetaGroup final : public comm::UniformCommunicator {
     return at::empty({numel}, at::TensorOptions().dtype(dtype).device(at::kMeta));
   }
   std::shared_ptr<comm::Communicator> new_group(const std::string& name, const std::vector<int>&) override {
-    util::fail(util::ErrorKind::kUnexpected, "no group ", name, " of meta tensors");
+    fail(ErrorKind::kUnexpected, "no group ", name, " of meta tensors");
   }
 
  protected:

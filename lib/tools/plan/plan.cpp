@@ -18,7 +18,6 @@
 #include "tools/plan/meta_group.h"
 
 namespace fsdp::plan {
-using util::concat;
 
 namespace {
 
@@ -33,18 +32,16 @@ void check_machines(const PlanOptions& options) {
                                                     {"`flops_tflops`", options.flops_tflops}};
   if (options.gpus_per_node < 0 || !(options.node_bandwidth_gbps >= 0) ||
       !std::isfinite(options.node_bandwidth_gbps)) {
-    util::fail(util::ErrorKind::kUsage, "`gpus_per_node` and `node_bandwidth_gbps` must be above 0, but are ",
-               options.gpus_per_node, " and ", options.node_bandwidth_gbps,
-               "; leave them out for the default");
+    fail(ErrorKind::kUsage, "`gpus_per_node` and `node_bandwidth_gbps` must be above 0, but are ",
+         options.gpus_per_node, " and ", options.node_bandwidth_gbps, "; leave them out for the default");
   }
   for (const auto& [name, value] : numbers) {
     if (value > 0 && std::isfinite(value)) continue;
-    util::fail(util::ErrorKind::kUsage, name, " must be above 0, but is ", value,
-               "; leave it out for the default");
+    fail(ErrorKind::kUsage, name, " must be above 0, but is ", value, "; leave it out for the default");
   }
   if (options.world_size < 0 || options.world_size > std::numeric_limits<int>::max()) {
-    util::fail(util::ErrorKind::kUsage, "`world_size` must be a number of ranks, but is ", options.world_size,
-               "; leave it out if [mesh] gives every axis a size");
+    fail(ErrorKind::kUsage, "`world_size` must be a number of ranks, but is ", options.world_size,
+         "; leave it out if [mesh] gives every axis a size");
   }
 }
 
@@ -122,9 +119,8 @@ int planned_world_size(const config::Config& config, const PlanOptions& options)
                 !__builtin_mul_overflow(product, mesh.context, &product) &&
                 !__builtin_mul_overflow(product, mesh.model, &product);
   if (!counts || product > std::numeric_limits<int>::max()) {
-    util::fail(util::ErrorKind::kUsage, "[mesh]: expected at most ", std::numeric_limits<int>::max(),
-               " ranks; found ", mesh.dcn, " * ", mesh.data, " * ", mesh.context, " * ", mesh.model,
-               "; make an axis smaller");
+    fail(ErrorKind::kUsage, "[mesh]: expected at most ", std::numeric_limits<int>::max(), " ranks; found ",
+         mesh.dcn, " * ", mesh.data, " * ", mesh.context, " * ", mesh.model, "; make an axis smaller");
   }
   return static_cast<int>(product);
 }

@@ -115,12 +115,11 @@ class RecomputationChooser {
       const double kept = static_cast<double>(result.most) - static_cast<double>(saved_by_items());
       const double least =
           (kept - static_cast<double>(result.least)) / static_cast<double>(result.most - result.least);
-      util::fail(
-          util::ErrorKind::kUsage,
-          "activation_checkpointing.memory_budget = ", config_.activation_checkpointing.memory_budget,
-          " is less than can be had by recomputing operations that do not communicate, which mesh.model > 1 "
-          "allows; set at least ",
-          std::ceil(100 * least) / 100, ", or mode = \"full\"");
+      fail(ErrorKind::kUsage,
+           "activation_checkpointing.memory_budget = ", config_.activation_checkpointing.memory_budget,
+           " is less than can be had by recomputing operations that do not communicate, which mesh.model > 1 "
+           "allows; set at least ",
+           std::ceil(100 * least) / 100, ", or mode = \"full\"");
     }
     for (size_t stage = 0; stage < stages_.size() && surplus_ > 0; ++stage) {
       int64_t already = 0;
@@ -166,8 +165,7 @@ std::string Recomputation::text() const {
   }
   std::vector<std::string> parts;
   for (const auto& [what, stages] : counts) {
-    parts.push_back(
-        util::concat(what, " in ", stages, parts.empty() ? stages == 1 ? " stage" : " stages" : ""));
+    parts.push_back(concat(what, " in ", stages, parts.empty() ? stages == 1 ? " stage" : " stages" : ""));
   }
   return util::join(parts, ", ");
 }

@@ -38,8 +38,6 @@
 namespace fsdp::plan {
 namespace {
 
-using Kind = PassEvent::Kind;
-
 /// Collects the events of a pass on the calling thread while it lives.
 class Recorder {
  public:
@@ -64,16 +62,16 @@ class Recorder {
         world_size,
         MetaGroup::Events{.sends =
                               [this](int64_t bytes) {
-                                events_.push_back({Kind::kSend, static_cast<double>(bytes), sends_});
+                                events_.push_back({PassEventKind::kSend, static_cast<double>(bytes), sends_});
                                 return sends_++;
                               },
                           .waits =
                               [this](int64_t number) {
-                                events_.push_back({Kind::kWaitForSend, 0, number});
+                                events_.push_back({PassEventKind::kWaitForSend, 0, number});
                               }});
   }
-  void at_stage(Kind kind, size_t path) { events_.push_back({kind, 0, static_cast<int64_t>(path)}); }
-  void turn() { events_.push_back({Kind::kTurn}); }
+  void at_stage(PassEventKind kind, size_t path) { events_.push_back({kind, 0, static_cast<int64_t>(path)}); }
+  void turn() { events_.push_back({PassEventKind::kTurn}); }
 
   RecordedPass take_pass(std::vector<std::string> paths) {
     int64_t kept = 0;
@@ -92,17 +90,17 @@ class Recorder {
     const auto [place, is_new] = numbers_of_shapes_.try_emplace(
         {product.m, product.n, product.k, product.kind}, static_cast<int64_t>(shapes_.size()));
     if (is_new) shapes_.push_back(product);
-    events_.push_back(
-        {in_float8 ? Kind::kMultiplyInFloat8 : Kind::kMultiply, product.flops(), place->second});
+    events_.push_back({in_float8 ? PassEventKind::kMultiplyInFloat8 : PassEventKind::kMultiply,
+                       product.flops(), place->second});
   }
   size_t take(int64_t bytes) {
     open_.insert(events_.size());
-    events_.push_back({Kind::kTake, 0, bytes});
+    events_.push_back({PassEventKind::kTake, 0, bytes});
     return events_.size() - 1;
   }
   void give(size_t at) {
     if (open_.erase(at) == 0) return;
-    events_.push_back({Kind::kGive, 0, events_[at].value});
+    events_.push_back({PassEventKind::kGive, 0, events_[at].value});
   }
 
   /// Called before each operation of libtorch.
@@ -138,23 +136,24 @@ class StageHook final : public nn::CallHook {
       : recorder_(recorder), path_(path), is_unit_(is_unit) {}
 
   std::shared_ptr<void> before(const nn::CallTensors& inputs) override {
-    recorder_.at_stage(Kind::kForwardBegins, path_);
+    recorder_.at_stage(PassEventKind::kForwardBegins, path_);
     if (!at::GradMode::is_enabled()) return nullptr;
     const nn::CallTensors with_gradient = shard::differentiable(inputs);
     if (!with_gradient.empty()) {
-      shard::when_backward_ends(with_gradient, [this] { recorder_.at_stage(Kind::kBackwardEnds, path_); });
+      shard::when_backward_ends(with_gradient,
+                                [this] { recorder_.at_stage(PassEventKind::kBackwardEnds, path_); });
     }
     return nullptr;
   }
 
   void after(const nn::CallTensors& outputs) override {
-    recorder_.at_stage(Kind::kForwardEnds, path_);
+    recorder_.at_stage(PassEventKind::kForwardEnds, path_);
     if (!at::GradMode::is_enabled()) return;
     const auto begun = std::make_shared<bool>(false);
     for (at::Tensor* output : shard::differentiable(outputs)) {
       if (is_unit_) kernels::keep_result(*output);
       shard::when_backward_begins(*output, [this, begun] {
-        if (!std::exchange(*begun, true)) recorder_.at_stage(Kind::kBackwardBegins, path_);
+        if (!std::exchange(*begun, true)) recorder_.at_stage(PassEventKind::kBackwardBegins, path_);
       });
     }
   }
@@ -326,7 +325,7 @@ RecordedPass record(const config::Config& config, c10::DeviceType device) {
   recorder.turn();
   loss.backward();
   loss.reset();
-  recorder.at_stage(Kind::kBackwardEnds, 0);
+  recorder.at_stage(PassEventKind::kBackwardEnds, 0);
   return recorder.take_pass(std::move(paths));
 }
 
@@ -346,21 +345,21 @@ double flops_of_row(const nn::ModelOptions& model, const nn::LoraOptions& lora, 
 void RecordedPass::play(MemoryTape& tape, const StageEvents& events) const {
   for (const auto& [kind, flops, value] : parts_.events) {
     const auto number = static_cast<size_t>(value);
-    if (kind == Kind::kTake) {
+    if (kind == PassEventKind::kTake) {
       tape.take(value);
       events.takes(value);
     }
-    if (kind == Kind::kGive) tape.give(value);
-    if (kind == Kind::kMultiply || kind == Kind::kMultiplyInFloat8) {
-      const double in_float8 = kind == Kind::kMultiplyInFloat8 ? flops : 0;
+    if (kind == PassEventKind::kGive) tape.give(value);
+    if (kind == PassEventKind::kMultiply || kind == PassEventKind::kMultiplyInFloat8) {
+      const double in_float8 = kind == PassEventKind::kMultiplyInFloat8 ? flops : 0;
       events.computes({.flops = flops, .flops_in_float8 = in_float8, .shape = parts_.shapes[number]});
     }
-    if (kind == Kind::kSend) events.sends(value, static_cast<int64_t>(flops));
-    if (kind == Kind::kWaitForSend) events.waits(value);
-    if (kind == Kind::kForwardBegins) events.forward_begins(parts_.paths[number]);
-    if (kind == Kind::kForwardEnds) events.forward_ends(parts_.paths[number]);
-    if (kind == Kind::kBackwardBegins) events.backward_begins(parts_.paths[number]);
-    if (kind == Kind::kBackwardEnds) events.backward_ends(parts_.paths[number]);
+    if (kind == PassEventKind::kSend) events.sends(value, static_cast<int64_t>(flops));
+    if (kind == PassEventKind::kWaitForSend) events.waits(value);
+    if (kind == PassEventKind::kForwardBegins) events.forward_begins(parts_.paths[number]);
+    if (kind == PassEventKind::kForwardEnds) events.forward_ends(parts_.paths[number]);
+    if (kind == PassEventKind::kBackwardBegins) events.backward_begins(parts_.paths[number]);
+    if (kind == PassEventKind::kBackwardEnds) events.backward_ends(parts_.paths[number]);
   }
 }
 
@@ -396,9 +395,9 @@ StageEvents run_schedule(shard::Schedule& schedule, const Units& units, std::fun
 int64_t RecordedPass::saved_bytes() const {
   int64_t live = 0;
   for (const PassEvent& event : parts_.events) {
-    if (event.kind == Kind::kTurn) break;
-    if (event.kind == Kind::kTake) live += event.value;
-    if (event.kind == Kind::kGive) live -= event.value;
+    if (event.kind == PassEventKind::kTurn) break;
+    if (event.kind == PassEventKind::kTake) live += event.value;
+    if (event.kind == PassEventKind::kGive) live -= event.value;
   }
   return live;
 }
@@ -414,15 +413,15 @@ std::vector<RecordedPass::StageShare> RecordedPass::shares(const std::vector<std
   StageShare* current = nullptr;
   bool is_backward = false;
   for (const auto& [kind, flops, value] : parts_.events) {
-    if (kind == Kind::kTurn) is_backward = true;
-    const Kind begins = is_backward ? Kind::kBackwardBegins : Kind::kForwardBegins,
-               ends = is_backward ? Kind::kBackwardEnds : Kind::kForwardEnds;
+    if (kind == PassEventKind::kTurn) is_backward = true;
+    const PassEventKind begins = is_backward ? PassEventKind::kBackwardBegins : PassEventKind::kForwardBegins,
+                        ends = is_backward ? PassEventKind::kBackwardEnds : PassEventKind::kForwardEnds;
     if (kind == begins && numbers.contains(value)) current = &shares[numbers[value]];
     if (kind == ends && numbers.contains(value)) current = nullptr;
     if (current == nullptr) continue;
-    if (!is_backward && kind == Kind::kTake) current->saved_bytes += value;
-    if (!is_backward && kind == Kind::kGive) current->saved_bytes -= value;
-    const bool multiplies = kind == Kind::kMultiply || kind == Kind::kMultiplyInFloat8;
+    if (!is_backward && kind == PassEventKind::kTake) current->saved_bytes += value;
+    if (!is_backward && kind == PassEventKind::kGive) current->saved_bytes -= value;
+    const bool multiplies = kind == PassEventKind::kMultiply || kind == PassEventKind::kMultiplyInFloat8;
     if (is_backward && multiplies) current->backward_flops += flops;
   }
   return shares;
@@ -431,7 +430,7 @@ std::vector<RecordedPass::StageShare> RecordedPass::shares(const std::vector<std
 double RecordedPass::flops() const {
   double flops = 0;
   for (const PassEvent& event : parts_.events) {
-    if (event.kind == PassEvent::Kind::kMultiply || event.kind == PassEvent::Kind::kMultiplyInFloat8)
+    if (event.kind == PassEventKind::kMultiply || event.kind == PassEventKind::kMultiplyInFloat8)
       flops += event.flops;
   }
   return flops;
@@ -446,10 +445,10 @@ RecordedPass record_pass(const config::Config& config, PassDevice device) {
   try {
     return record(config, is_for_gpu(config, device) ? c10::kCUDA : c10::kCPU);
   } catch (const c10::Error& error) {
-    util::fail(util::ErrorKind::kUsage, "model.architecture \"", config.model.architecture,
-               "\" cannot be planned, because libtorch has no meta kernel for one of its "
-               "operations: ",
-               error.what_without_backtrace());
+    fail(ErrorKind::kUsage, "model.architecture \"", config.model.architecture,
+         "\" cannot be planned, because libtorch has no meta kernel for one of its "
+         "operations: ",
+         error.what_without_backtrace());
   }
 }
 

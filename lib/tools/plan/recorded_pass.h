@@ -70,21 +70,22 @@ struct StageEvents {
   std::function<void(int64_t number)> waits = [](int64_t) {};
 };
 
+enum class PassEventKind : uint8_t {
+  kTake,
+  kGive,
+  kMultiply,
+  kMultiplyInFloat8,
+  kSend,  ///< begin of a collective; `flops` are the bytes that the rank receives
+  kWaitForSend,
+  kForwardBegins,
+  kForwardEnds,
+  kTurn,  ///< turn from forward to backward
+  kBackwardBegins,
+  kBackwardEnds,
+};
+
 struct PassEvent {
-  enum class Kind : uint8_t {
-    kTake,
-    kGive,
-    kMultiply,
-    kMultiplyInFloat8,
-    kSend,  ///< begin of a collective; `flops` are the bytes that the rank receives
-    kWaitForSend,
-    kForwardBegins,
-    kForwardEnds,
-    kTurn,  ///< turn from forward to backward
-    kBackwardBegins,
-    kBackwardEnds,
-  };
-  Kind kind;
+  PassEventKind kind;
   double flops = 0;
   int64_t value = 0;  ///< bytes, or the number of a path, a collective or the shape of a product
 };

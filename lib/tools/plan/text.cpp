@@ -12,7 +12,6 @@ namespace fsdp::plan {
 namespace {
 
 using shard::UnitSizes;
-using util::concat;
 using util::human_bytes;
 using util::with_commas;
 

@@ -77,7 +77,7 @@ double Axis::place(double value) const {
 std::string Axis::tick_text(double value, Scale scale) const {
   if (scale == Scale::kBytes) {
     const BinaryUnit unit = named_binary_unit(unit_);
-    return util::concat(value_text(value / unit.bytes, Scale::kNumber), " ", unit.name);
+    return concat(value_text(value / unit.bytes, Scale::kNumber), " ", unit.name);
   }
   if (scale == Scale::kPercent) return value_text(value, scale);
   if (value == 0) return "0";

@@ -10,8 +10,6 @@
 
 namespace fsdp::report {
 
-using util::concat;
-
 namespace {
 
 constexpr double kWidth = 560, kHeight = 240, kLeft = 64, kRight = 14, kTop = 12, kBottom = 30;

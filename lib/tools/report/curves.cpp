@@ -8,8 +8,6 @@
 
 namespace fsdp::report {
 
-using util::concat;
-
 namespace {
 
 struct MetricNumber {

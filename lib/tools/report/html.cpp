@@ -19,11 +19,11 @@ std::string escaped(std::string_view text) {
 }
 
 std::string html_document(const std::string& title, const std::string& subtitle, const std::string& body) {
-  return util::concat("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n",
-                      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>",
-                      escaped(title), "</title>\n<style>", kFigureStyle, kPageStyle,
-                      "</style>\n</head>\n<body>\n<main>\n<h1>", escaped(title), "</h1>\n<p class=\"sub\">",
-                      subtitle, "</p>\n", body, "</main>\n</body>\n</html>\n");
+  return concat("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n",
+                "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>",
+                escaped(title), "</title>\n<style>", kFigureStyle, kPageStyle,
+                "</style>\n</head>\n<body>\n<main>\n<h1>", escaped(title), "</h1>\n<p class=\"sub\">",
+                subtitle, "</p>\n", body, "</main>\n</body>\n</html>\n");
 }
 
 }  // namespace fsdp::report

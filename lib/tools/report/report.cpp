@@ -24,8 +24,6 @@
 namespace fsdp::report {
 namespace fs = std::filesystem;
 
-using util::concat;
-
 namespace {
 
 constexpr size_t kMostUnits = 8;  ///< most units shown one by one in the schedule
@@ -252,9 +250,9 @@ std::string html_page(const std::vector<RunRecord>& runs) {
 
 fs::path write_report(const std::vector<fs::path>& folders, const fs::path& output) {
   if (folders.size() > kMostCurves) {
-    util::fail(util::ErrorKind::kUsage, "at most ", kMostCurves,
-               " runs can be compared, so that their curves remain distinguishable, but ", folders.size(),
-               " are given; compare fewer");
+    fail(ErrorKind::kUsage, "at most ", kMostCurves,
+         " runs can be compared, so that their curves remain distinguishable, but ", folders.size(),
+         " are given; compare fewer");
   }
   std::vector<RunRecord> runs;
   for (const fs::path& folder : folders) runs.push_back(read_run(folder));

@@ -64,8 +64,8 @@ bool add_metrics(const std::string& line, RunRecord& run) {
 
 void require_metrics(const fs::path& folder) {
   if (util::is_there(folder / "metrics.jsonl")) return;
-  util::fail(util::ErrorKind::kUsage, "there is no metrics.jsonl in ", folder.string(),
-             "; give the run.output_dir of a run that has started");
+  fail(ErrorKind::kUsage, "there is no metrics.jsonl in ", folder.string(),
+       "; give the run.output_dir of a run that has started");
 }
 
 namespace {
@@ -149,7 +149,7 @@ const std::vector<CurvePoint>& RunRecord::values(const std::string& name) const 
 
 std::string RunRecord::slow_rank_name(double rank) const {
   const auto host = slow_hosts.find(rank);
-  return util::concat("rank ", rank, host == slow_hosts.end() ? "" : " on " + host->second);
+  return concat("rank ", rank, host == slow_hosts.end() ? "" : " on " + host->second);
 }
 
 RunRecord read_run(const fs::path& folder) {

@@ -18,7 +18,6 @@ namespace fsdp::report {
 
 using comm::Slice;
 using comm::StepTracks;
-using util::concat;
 
 namespace {
 

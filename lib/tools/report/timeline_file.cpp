@@ -21,18 +21,18 @@ bool is_picture(const std::filesystem::path& timeline) { return util::extension_
 void check_timeline(const std::filesystem::path& path) {
   if (path.empty()) return;
   if (!is_picture(path) && util::extension_of(path) != ".json") {
-    util::fail(util::ErrorKind::kUsage,
-               "--timeline must be a file that ends in .svg (a picture) or .json (a Chrome trace), "
-               "but is ",
-               path.string(), "; add one of these endings");
+    fail(ErrorKind::kUsage,
+         "--timeline must be a file that ends in .svg (a picture) or .json (a Chrome trace), "
+         "but is ",
+         path.string(), "; add one of these endings");
   }
   const std::filesystem::path probe = util::temporary_name(path);
   std::error_code ignored;
   const bool is_folder = std::filesystem::is_directory(path, ignored);
   const int fd = is_folder ? -1 : util::create_own_file(probe);
   if (fd < 0) {
-    util::fail(util::ErrorKind::kIo, "--timeline: cannot write ", path.string(), ": ",
-               is_folder ? "it is a folder" : util::errno_text(errno));
+    fail(ErrorKind::kIo, "--timeline: cannot write ", path.string(), ": ",
+         is_folder ? "it is a folder" : util::errno_text(errno));
   }
   ::close(fd);
   std::filesystem::remove(probe, ignored);

@@ -26,8 +26,7 @@ void write_out(std::string_view text) {
   while (!text.empty()) {
     const ssize_t count = ::write(STDOUT_FILENO, text.data(), text.size());
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0)
-      util::fail(util::ErrorKind::kIo, "cannot write to the standard output: ", util::errno_text(errno));
+    if (count < 0) fail(ErrorKind::kIo, "cannot write to the standard output: ", util::errno_text(errno));
     text.remove_prefix(static_cast<size_t>(count));
   }
 }

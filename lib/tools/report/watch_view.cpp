@@ -10,8 +10,6 @@
 
 namespace fsdp::report {
 
-using util::concat;
-
 namespace {
 
 constexpr int kLeastCurve = 4, kMostEvents = 5, kGutter = 9;  // lines, lines, characters

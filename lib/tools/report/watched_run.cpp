@@ -19,8 +19,6 @@
 namespace fsdp::report {
 namespace fs = std::filesystem;
 
-using util::concat;
-
 namespace {
 
 constexpr double kRestartSeconds = 10;

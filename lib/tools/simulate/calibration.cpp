@@ -38,8 +38,8 @@ constexpr const char* kFormat = "fsdp calibration 1";
 constexpr util::JsonLimits kLimits = {.deepest_level = 8, .most_values = 100'000};
 
 [[noreturn]] void refuse(const std::string& source, const std::string& found) {
-  util::fail(util::ErrorKind::kUsage, "`calibration` must be a file of fsdp-train doctor --calibrate, but ",
-             source, " ", found, "; measure again");
+  fail(ErrorKind::kUsage, "`calibration` must be a file of fsdp-train doctor --calibrate, but ", source, " ",
+       found, "; measure again");
 }
 
 /// Refuses rates that are no divisors.
@@ -53,7 +53,7 @@ void check_rates(const Calibration& calibration, const std::string& source) {
         std::pair("norm_bytes_per_second", compute.norm_bytes_per_second),
         std::pair("scale", compute.scale)}) {
     if (!is_rate(rate))
-      refuse(source, util::concat("has a compute.", name, " of ", rate, ", which must be above 0"));
+      refuse(source, concat("has a compute.", name, " of ", rate, ", which must be above 0"));
   }
   const auto is_measured = [&](const ProductRate& product) {
     const auto& [m, n, k, kind] = product.shape;
@@ -76,7 +76,7 @@ Calibration parse_calibration(const std::string& text, const std::string& source
   try {
     const nlohmann::json file = util::parse_json(text, kLimits);
     if (!file.is_object() || file.value("format", "") != kFormat) {
-      refuse(source, util::concat("has no \"format\": \"", kFormat, "\""));
+      refuse(source, concat("has no \"format\": \"", kFormat, "\""));
     }
     const auto calibration = file.get<Calibration>();
     check_rates(calibration, source);
@@ -84,7 +84,7 @@ Calibration parse_calibration(const std::string& text, const std::string& source
   } catch (const util::JsonError& error) {
     refuse(source, error.what());
   } catch (const nlohmann::json::exception& error) {
-    refuse(source, util::concat("has other members (", error.what(), ")"));
+    refuse(source, concat("has other members (", error.what(), ")"));
   }
 }
 

@@ -241,7 +241,7 @@ Cost cost_of(const CollectiveCall& call, comm::Backend backend, const NetworkTab
   for (const BackendCost& row : kBackendCosts) {
     if (row.backend == name) return row.cost(call, network);
   }
-  util::fail(util::ErrorKind::kUnexpected, "a collective needs a backend");
+  fail(ErrorKind::kUnexpected, "a collective needs a backend");
 }
 
 double transfer_seconds(const Stage& stage, const NetworkTable& network, double cores) {

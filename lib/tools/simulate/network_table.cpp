@@ -53,9 +53,8 @@ const NetworkPreset& network_preset(const std::string& name) {
     if (preset.name == name) return preset;
   }
   const std::string near = util::nearest_choice(name, network_names());
-  util::fail(
-      util::ErrorKind::kUsage, "`network` must be a network whose rate is known, but is ", name,
-      near.empty() ? "; known are " + util::join(network_names(), ", ") : "; did you mean " + near + "?");
+  fail(ErrorKind::kUsage, "`network` must be a network whose rate is known, but is ", name,
+       near.empty() ? "; known are " + util::join(network_names(), ", ") : "; did you mean " + near + "?");
 }
 
 }  // namespace fsdp::simulate

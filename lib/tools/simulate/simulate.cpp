@@ -12,9 +12,6 @@
 namespace fsdp::simulate {
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 constexpr double kBytesOfGbit = 1e9 / 8;
 constexpr double kHour = 3600, kMinute = 60;
 /// Bytes that a kernel moves per byte of its result: it reads two tensors as large.
@@ -58,7 +55,7 @@ NetworkTable network_of_gpus(const plan::PlanOptions& machines, const Simulation
   const double inside =
       machines.node_bandwidth_gbps > 0 ? machines.node_bandwidth_gbps : machines.bandwidth_gbps;
   NetworkTable network{
-      .name = util::concat(machines.bandwidth_gbps, " Gbit/s"),
+      .name = concat(machines.bandwidth_gbps, " Gbit/s"),
       .source = "as given",
       .inside = {.latency_seconds = kNvlinkLatency, .bytes_per_second = kNvlinkShare * inside * kBytesOfGbit},
       .between = {.latency_seconds = kNetworkLatency,

@@ -12,8 +12,6 @@
 namespace fsdp::simulate {
 namespace {
 
-using Kind = Operation::Kind;
-
 /// Adds up kernels until the schedule has a command or a stage an event.
 ///
 /// Kernels are recognised by their results: an allocation is the result of the product beside it if it has
@@ -120,7 +118,7 @@ class ProgramWriter final : private shard::CommandReader {
  private:
   void read(const shard::Command& command) override {
     flush();
-    add({.kind = Kind::kCommand, .command = command});
+    add({.kind = OperationKind::kCommand, .command = command});
     const shard::UnitSizes& unit = units_[command.unit];
     if (updates_[command.unit].is_due_after(command, unit, updates_now_)) {
       compute(KernelClass::kOptimizer, update_seconds(unit));
@@ -144,11 +142,11 @@ class ProgramWriter final : private shard::CommandReader {
       flush();
       open.push_back(path);
       of_schedule.forward_begins(path);
-      mark(Kind::kBegin, path, schedule_.in_backward() ? "recompute" : "forward");
+      mark(OperationKind::kBegin, path, schedule_.in_backward() ? "recompute" : "forward");
     };
     events.forward_ends = [&](const std::string& path) {
       flush();
-      mark(Kind::kEnd, path, schedule_.in_backward() ? "recompute" : "forward");
+      mark(OperationKind::kEnd, path, schedule_.in_backward() ? "recompute" : "forward");
       of_schedule.forward_ends(path);
       open.pop_back();
     };
@@ -156,12 +154,12 @@ class ProgramWriter final : private shard::CommandReader {
       flush();
       is_backward = true;
       of_schedule.backward_begins(path);
-      mark(Kind::kBegin, path, "backward");
+      mark(OperationKind::kBegin, path, "backward");
     };
     events.backward_ends = [&](const std::string& path) {
       flush();
       is_backward = true;
-      if (!path.empty()) mark(Kind::kEnd, path, "backward");
+      if (!path.empty()) mark(OperationKind::kEnd, path, "backward");
       of_schedule.backward_ends(path);
     };
     events.computes = [&](const plan::Products& products) {
@@ -172,11 +170,11 @@ class ProgramWriter final : private shard::CommandReader {
     events.takes = [&](int64_t bytes) { kernels_.result(bytes); };
     events.sends = [&](int64_t number, int64_t bytes) {
       flush();
-      add({.kind = Kind::kSend, .number = number, .bytes = static_cast<double>(bytes)});
+      add({.kind = OperationKind::kSend, .number = number, .bytes = static_cast<double>(bytes)});
     };
     events.waits = [&](int64_t number) {
       flush();
-      add({.kind = Kind::kWaitForSend, .number = number});
+      add({.kind = OperationKind::kWaitForSend, .number = number});
     };
     plan::MemoryTape tape;
     pass_.play(tape, events);
@@ -187,7 +185,7 @@ class ProgramWriter final : private shard::CommandReader {
   std::vector<Operation> end_of_step() {
     constexpr double kSums = 16;  ///< bytes of the loss and a flag, or of loss and norm
     const auto all_reduce = [this](const char* what) {
-      add({.kind = Kind::kCollective,
+      add({.kind = OperationKind::kCollective,
            .bytes = kSums,
            .collective = CollectiveKind::kAllReduce,
            .what = what});
@@ -207,7 +205,7 @@ class ProgramWriter final : private shard::CommandReader {
     const shard::Traffic traffic = plan::optimizer_traffic(config_.optimizer, units_);
     const auto exchange = [this](CollectiveKind kind, int64_t number, int64_t bytes) {
       for (int64_t i = 0; i < number; ++i) {
-        add({.kind = Kind::kCollective,
+        add({.kind = OperationKind::kCollective,
              .bytes = static_cast<double>(bytes) / static_cast<double>(number),
              .collective = kind,
              .what = "optimizer"});
@@ -221,16 +219,16 @@ class ProgramWriter final : private shard::CommandReader {
   }
 
   void flush() {
-    if (kernels_.any()) add({.kind = Kind::kCompute, .seconds = kernels_.take()});
+    if (kernels_.any()) add({.kind = OperationKind::kCompute, .seconds = kernels_.take()});
   }
 
   void compute(KernelClass kernels, double seconds) {
     KernelSeconds of;
     of[kernels] = table_.scale * seconds;
-    if (seconds > 0) add({.kind = Kind::kCompute, .seconds = of});
+    if (seconds > 0) add({.kind = OperationKind::kCompute, .seconds = of});
   }
 
-  void mark(Kind kind, const std::string& path, const char* pass) {
+  void mark(OperationKind kind, const std::string& path, const char* pass) {
     const auto unit = unit_at_.find(path);
     if (unit == unit_at_.end()) return;
     add({.kind = kind, .number = static_cast<int64_t>(unit->second), .what = pass});

@@ -17,17 +17,18 @@
 
 namespace fsdp::simulate {
 
+enum class OperationKind {
+  kCompute,
+  kCommand,      ///< a command of the schedule
+  kSend,         ///< begins a collective inside a layer
+  kWaitForSend,  ///< waits until that collective has ended
+  kCollective,   ///< a collective of all ranks, which the rank waits for
+  kBegin,        ///< begin of the compute of a unit's stage
+  kEnd,
+};
+
 struct Operation {
-  enum class Kind {
-    kCompute,
-    kCommand,      ///< a command of the schedule
-    kSend,         ///< begins a collective inside a layer
-    kWaitForSend,  ///< waits until that collective has ended
-    kCollective,   ///< a collective of all ranks, which the rank waits for
-    kBegin,        ///< begin of the compute of a unit's stage
-    kEnd,
-  };
-  Kind kind = Kind::kCompute;
+  OperationKind kind = OperationKind::kCompute;
   KernelSeconds seconds = {};      ///< kCompute
   shard::Command command = {};     ///< kCommand
   int64_t number = 0;              ///< kSend, kWaitForSend: which one; kBegin, kEnd: the unit

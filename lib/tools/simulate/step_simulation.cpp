@@ -169,19 +169,19 @@ class StepRun {
   void execute(size_t index, const Operation& operation) {
     SimulatedRank& rank = ranks_[index];
     switch (operation.kind) {
-      case Operation::Kind::kCompute:
+      case OperationKind::kCompute:
         return compute(rank, operation.seconds.sum());
-      case Operation::Kind::kCommand:
+      case OperationKind::kCommand:
         return execute(index, operation.command);
-      case Operation::Kind::kSend:
+      case OperationKind::kSend:
         rank.sends[operation.number] = issue(index, calls_.exchange_in_layer(operation.bytes, pass_));
         return;
-      case Operation::Kind::kWaitForSend:
+      case OperationKind::kWaitForSend:
         return wait(index, rank.sends.at(operation.number));
-      case Operation::Kind::kCollective:
+      case OperationKind::kCollective:
         return wait(index, issue(index, calls_.of_all_ranks(operation)));
-      case Operation::Kind::kBegin:
-      case Operation::Kind::kEnd:
+      case OperationKind::kBegin:
+      case OperationKind::kEnd:
         if (index == 0) note_stage(operation);
         return;
     }
@@ -388,7 +388,7 @@ class StepRun {
     if (!options_.records) return;
     SimulatedRank& rank = ranks_.front();
     const double now = kMicroseconds * clock_.now();
-    if (operation.kind == Operation::Kind::kEnd) {
+    if (operation.kind == OperationKind::kEnd) {
       const auto open = rank.open.find(operation.number);
       if (open == rank.open.end()) return;
       comm::TraceEvent& event = times_.events[open->second];

@@ -12,7 +12,6 @@ namespace fsdp::simulate {
 namespace {
 
 using nlohmann::ordered_json;
-using util::concat;
 
 using plan::printed;
 using plan::share;

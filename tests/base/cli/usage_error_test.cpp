@@ -153,11 +153,11 @@ TEST(UsageErrors, NameFlagsInPlaceOfTheFieldsOfTheLibrary) {
   EXPECT_EQ(with_flags("`max_lines` is 0; `overwrite` it, or `run this`", names),
             "--max-lines is 0; --force it, or `run this`");
   try {
-    run_command([]() -> int { util::fail(util::ErrorKind::kData, "give `overwrite`"); }, names);
+    run_command([]() -> int { fail(ErrorKind::kData, "give `overwrite`"); }, names);
     FAIL();
   } catch (const util::Error& error) {
     EXPECT_STREQ(error.what(), "give --force");
-    EXPECT_EQ(error.kind(), util::ErrorKind::kData);
+    EXPECT_EQ(error.kind(), ErrorKind::kData);
   }
 }
 

@@ -22,7 +22,7 @@ class Looking final : public testing::ForwardingCommunicator {
       : ForwardingCommunicator(inner), activity_(activity) {}
   std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
     seen = activity_.snapshot();
-    if (fails) util::fail(util::ErrorKind::kPeerLost, "gone");
+    if (fails) fail(ErrorKind::kPeerLost, "gone");
     return inner().all_reduce(tensor, op, site);
   }
   Activity::Snapshot seen;

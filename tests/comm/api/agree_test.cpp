@@ -33,11 +33,11 @@ TEST_P(Agree, TellsOfAFailureAfterSuchABody) {
       agree(*group, "reading", [&] {
         if (group->rank() == 1) return;
         std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-        util::fail(util::ErrorKind::kIo, "the disk is gone");
+        fail(ErrorKind::kIo, "the disk is gone");
       });
       ADD_FAILURE() << "rank " << group->rank();
     } catch (const AgreedError& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kIo);
+      EXPECT_EQ(error.kind(), ErrorKind::kIo);
       EXPECT_EQ(std::string(error.what()), "the disk is gone (on rank 0)");
     }
   });

@@ -23,7 +23,6 @@ namespace fsdp::comm {
 namespace {
 
 using util::Error;
-using util::ErrorKind;
 
 struct Setting {
   std::string backend;
@@ -290,7 +289,7 @@ TEST_P(Collectives, AgreeMakesEveryRankFailWithTheFirstFailure) {
     agree(communicator, "nothing wrong", [] {});
     try {
       agree(communicator, "setup", [&] {
-        if (communicator.rank() == last) util::fail(ErrorKind::kData, "no such file");
+        if (communicator.rank() == last) fail(ErrorKind::kData, "no such file");
       });
       FAIL() << "expected an error on rank " << communicator.rank();
     } catch (const Error& error) {

@@ -18,12 +18,12 @@ namespace {
 class RecordedExchange final : public Exchange {
  public:
   Transfer send(int to, int tag, const at::Tensor& tensor) override {
-    calls.push_back(util::concat("send ", tensor.numel(), " to ", to, " as ", tag));
+    calls.push_back(concat("send ", tensor.numel(), " to ", to, " as ", tag));
     return {};
   }
   Transfer receive(int from, int tag, const at::Tensor& tensor) override {
-    if (from == lost) util::fail(util::ErrorKind::kPeerLost, "rank ", from, " is gone");
-    calls.push_back(util::concat("receive ", tensor.numel(), " from ", from, " as ", tag));
+    if (from == lost) fail(ErrorKind::kPeerLost, "rank ", from, " is gone");
+    calls.push_back(concat("receive ", tensor.numel(), " from ", from, " as ", tag));
     return {};
   }
   void wait(const Transfer&) override { calls.push_back("wait"); }

@@ -46,7 +46,7 @@ void expect_refused(const std::vector<std::pair<const char*, const char*>>& vari
     read_with(variables);
     FAIL() << "expected an error about " << part;
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
   }
 }

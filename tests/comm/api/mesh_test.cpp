@@ -19,7 +19,7 @@ std::string refusal(const MeshOptions& options, int world_size) {
   try {
     resolve_mesh(options, world_size);
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     return error.what();
   }
   return "no error";

@@ -50,7 +50,7 @@ std::string numbers(const RankTree& tree, int rank) {
 TEST(RankTree, CombinesTextsInTheOrderOfRanks) {
   for (int world : {1, 2, 15, 16, 17, 40}) {
     std::string expected = "0";
-    for (int rank = 1; rank < world; ++rank) expected += util::concat(" ", rank);
+    for (int rank = 1; rank < world; ++rank) expected += concat(" ", rank);
     run_ranks_as_threads(world, [&](Communicator& communicator) {
       const RankTree tree(communicator);
       for (int time = 0; time < 2; ++time) {

@@ -61,7 +61,7 @@ TEST(RunStore, AsksForTheAddressThatMpirunDoesNotTell) {
     join_run_store(environment, seconds(1));
     FAIL();
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_NE(std::string(error.what()).find("-x MASTER_ADDR=HOST"), std::string::npos) << error.what();
   }
 }
@@ -221,7 +221,7 @@ TEST(RunStore, NamesOneThatItHasJoinedBefore) {
     join_run_store(one_of_two(1, port), seconds(1));
     ADD_FAILURE() << "joined twice";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kTimeout);
+    EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
     EXPECT_NE(std::string(error.what()).find("rank 1 has joined the store there before"), std::string::npos)
         << error.what();
   }
@@ -240,7 +240,7 @@ TEST(RunStore, SaysAtRank0WhichRanksHaveNotCome) {
     join_run_store(environment, seconds(1));
     ADD_FAILURE() << "without ranks 2 and 4";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kTimeout);
+    EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
     EXPECT_NE(std::string(error.what()).find("no word from ranks 2, 4"), std::string::npos) << error.what();
   }
   for (auto& other : others) EXPECT_THROW(other.get(), util::Error);
@@ -314,7 +314,7 @@ Traffic traffic_of(int world_size,
 TEST(CombineTexts, GivesAllRanksTheTextsInTheirOrder) {
   for (int world_size : {1, 2, 16, 17, 40, 257}) {
     std::string expected = "0";
-    for (int rank = 1; rank < world_size; ++rank) expected += util::concat(" ", rank);
+    for (int rank = 1; rank < world_size; ++rank) expected += concat(" ", rank);
     std::atomic<int> right = 0;
     traffic_of(world_size, [&](RunStore& store, const LaunchEnvironment& environment) {
       for (const char* purpose : {"first", "second"}) {
@@ -355,12 +355,11 @@ TEST(CombineTexts, TakesEntriesPerRankThatGrowWithTheLogarithmOfTheWorld) {
 TEST(CallTheRoll, TakesEntriesPerRankThatGrowWithTheLogarithmOfTheWorld) {
   const auto of_hosts = [](int world_size, int per_host) {
     return traffic_of(world_size, [=](RunStore& store, const LaunchEnvironment& environment) {
-      const HostIdentity identity{util::concat("host ", environment.rank / per_host), "pid", "net"};
+      const HostIdentity identity{concat("host ", environment.rank / per_host), "pid", "net"};
       const HostRoll roll = call_the_roll(environment, store, identity, "");
       EXPECT_EQ(roll.obstacle, "");
-      EXPECT_EQ(roll.apart, world_size == per_host
-                                ? ""
-                                : util::concat("ranks 0 and ", per_host, " are on different hosts"));
+      EXPECT_EQ(roll.apart,
+                world_size == per_host ? "" : concat("ranks 0 and ", per_host, " are on different hosts"));
       ASSERT_EQ(roll.hosts.size(), static_cast<size_t>(world_size));
       for (int rank = 0; rank < world_size; ++rank)
         EXPECT_EQ(roll.hosts[static_cast<size_t>(rank)], rank / per_host);
@@ -376,7 +375,7 @@ TEST(CallTheRoll, TakesEntriesPerRankThatGrowWithTheLogarithmOfTheWorld) {
   std::atomic<int64_t> of_small = 0, of_large = 0;
   const auto result_bytes = [](int world_size, std::atomic<int64_t>& bytes) {
     traffic_of(world_size, [&](RunStore& store, const LaunchEnvironment& environment) {
-      const HostIdentity identity{util::concat("host ", environment.rank / 2), "pid", "net"};
+      const HostIdentity identity{concat("host ", environment.rank / 2), "pid", "net"};
       call_the_roll(environment, store, identity, "");
       if (environment.rank != world_size - 1) return;
       bytes = dynamic_cast<TrafficStore&>(*store).bytes();
@@ -403,8 +402,7 @@ TEST(CallTheRoll, KnowsRanksOfAHostThatDoNotFollowEachOther) {
   const std::vector<int> hosts{0, 1, 2, 0, 1, 2, 2, 2, 3, 3, 0, 4, 4, 1, 5, 6, 7, 7, 0};
   traffic_of(static_cast<int>(hosts.size()), [&](RunStore& store, const LaunchEnvironment& environment) {
     const int host = hosts[static_cast<size_t>(environment.rank)];
-    EXPECT_EQ(call_the_roll(environment, store, {util::concat("host ", host), "pid", "net"}, "").hosts,
-              hosts);
+    EXPECT_EQ(call_the_roll(environment, store, {concat("host ", host), "pid", "net"}, "").hosts, hosts);
   });
 }
 
@@ -422,7 +420,7 @@ TEST(RunStore, NamesAPortThatIsInUse) {
     join(environment);
     ADD_FAILURE() << "two at one port";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kIo);
+    EXPECT_EQ(error.kind(), ErrorKind::kIo);
     EXPECT_NE(std::string(error.what()).find(std::to_string(environment.master_port)), std::string::npos)
         << error.what();
   }

@@ -21,7 +21,6 @@ namespace fsdp::comm {
 namespace {
 
 using util::Error;
-using util::ErrorKind;
 
 struct QueueSetting {
   std::string backend;
@@ -149,7 +148,7 @@ TEST_P(QueuedCollectives, KeepAliveWhatTheyUseWhenNobodyWaits) {
 TEST_P(QueuedCollectives, ThrowTheErrorOfTheTaskThatFailedBeforeThem) {
   run([](Communicator& communicator) {
     at::Tensor value = at::ones({1});
-    auto task = communicator.enqueue([] { util::fail(ErrorKind::kData, "no memory for a unit"); });
+    auto task = communicator.enqueue([] { fail(ErrorKind::kData, "no memory for a unit"); });
     auto work = communicator.all_reduce(value, ReduceOp::kSum, {.unit = "test"});
     for (Work* each : {task.get(), work.get()}) {
       try {

@@ -20,7 +20,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using util::Error;
-using util::ErrorKind;
 
 using Group = std::shared_ptr<Communicator>;
 
@@ -171,7 +170,7 @@ TEST_P(QueuedSubgroups, StayUsableWhenAnotherGroupHasFailed) {
   run(4, [](Communicator& world) {
     int row = world.rank() / 2 * 2;
     Group data = world.subgroup("data", {row, row + 1});
-    auto failed = data->enqueue([] { util::fail(ErrorKind::kData, "no memory"); });
+    auto failed = data->enqueue([] { fail(ErrorKind::kData, "no memory"); });
     EXPECT_THROW(failed->wait(), Error);
     EXPECT_THROW(sum_over(*data, 1), Error);
     EXPECT_EQ(sum_over(world, 1), 4);

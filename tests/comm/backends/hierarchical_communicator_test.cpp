@@ -25,7 +25,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using util::Error;
-using util::ErrorKind;
 
 using Group = std::shared_ptr<Communicator>;
 using Hosts = std::vector<int>;
@@ -123,7 +122,7 @@ TEST_P(HierarchicalResults, AreThoseOfTheDocumentedOrderOfSums) {
           for (int64_t numel : {1, 2, 3, 1000, 8191, 8193, 50'001}) {
             if (numel > 10'000 && c10::elementSize(dtype) > 4) continue;
             for (bool shared : {true, false}) {
-              SCOPED_TRACE(util::concat(c10::toString(dtype), " ", numel, shared ? " shared" : ""));
+              SCOPED_TRACE(concat(c10::toString(dtype), " ", numel, shared ? " shared" : ""));
               check_all(*communicator, shared, numel, dtype);
               if (::testing::Test::HasFatalFailure()) return;
             }
@@ -239,8 +238,8 @@ TEST(HierarchicalFailures, APeerThatDoesNotComeIsATimeoutThatAllNameAlike) {
   });
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_THAT(errors[static_cast<size_t>(rank)],
-                AllOf(HasSubstr(util::concat("all_reduce of loss (forward) failed on rank ", rank,
-                                             " of 4: no result within 2 s")),
+                AllOf(HasSubstr(concat("all_reduce of loss (forward) failed on rank ", rank,
+                                       " of 4: no result within 2 s")),
                       HasSubstr("no answer from rank 3 (")));
   }
   EXPECT_EQ(errors[3], "");
@@ -290,8 +289,8 @@ TEST(HierarchicalFailures, NameRanksOfTheWholeRunInSubgroups) {
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
       EXPECT_THAT(error.what(),
-                  AllOf(HasSubstr(util::concat("barrier of save (other) failed on rank ", world->rank(),
-                                               " of 6 (group data: ranks 2, 3, 4, 5): ")),
+                  AllOf(HasSubstr(concat("barrier of save (other) failed on rank ", world->rank(),
+                                         " of 6 (group data: ranks 2, 3, 4, 5): ")),
                         HasSubstr("no answer from rank 5 (")));
       if (++checked == 3) promise.set_value();
     }

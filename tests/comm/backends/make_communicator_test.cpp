@@ -21,7 +21,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using util::Error;
-using util::ErrorKind;
 
 using Group = std::shared_ptr<Communicator>;
 using Hosts = std::vector<int>;

@@ -43,7 +43,7 @@ void expect_end_of_waiting(const std::function<void(const LaunchEnvironment&, Ru
     wait(environment, store);
     ADD_FAILURE() << "nobody answers";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kPeerLost) << error.what();
+    EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
     EXPECT_THAT(error.what(), ::testing::HasSubstr("told the ranks to leave this group"));
   }
   EXPECT_LT(Clock::now() - begin, milliseconds(30'000));

@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
     for (int round = 0; round < 1'000; ++round) {
       if (last && round == 20) {
         if (fault == "killed") ::raise(SIGKILL);
-        if (fault == "leaves") util::fail(util::ErrorKind::kData, "the last rank has found something else");
+        if (fault == "leaves") fail(ErrorKind::kData, "the last rank has found something else");
         if (fault == "late") std::this_thread::sleep_for(std::chrono::seconds(4));
         if (fault == "elsewhere") world->broadcast(value, 0, {.unit = "another"})->wait();
       }

@@ -36,7 +36,7 @@ struct Rank {
   }
 
   /// The failure; empty if there is none.
-  std::string failure(util::ErrorKind kind) {
+  std::string failure(ErrorKind kind) {
     try {
       guard.check();
       return "";
@@ -80,11 +80,11 @@ TEST(CollectiveGuard, NamesTheOldestThatFailed) {
   rank.add("layer 1", stands(Outcome::kDone));
   rank.add("layer 2", stands(Outcome::kTimedOut));
   rank.add("layer 3", stands(Outcome::kFailed));
-  EXPECT_THAT(rank.failure(util::ErrorKind::kTimeout),
+  EXPECT_THAT(rank.failure(ErrorKind::kTimeout),
               AllOf(HasSubstr("all_gather of layer 2 (forward) failed on rank 0 of 1"),
                     HasSubstr("no result within 60 s (comm.timeout_seconds)")));
   EXPECT_EQ(rank.aborts, 1);
-  EXPECT_THAT(rank.failure(util::ErrorKind::kTimeout), HasSubstr("layer 2")) << "the same from now on";
+  EXPECT_THAT(rank.failure(ErrorKind::kTimeout), HasSubstr("layer 2")) << "the same from now on";
   EXPECT_THROW(rank.guard.finish(0), util::Error);
   EXPECT_EQ(rank.aborts, 1);
 }
@@ -93,14 +93,14 @@ TEST(CollectiveGuard, EndsWhatRunsThoughNobodyCalls) {
   Rank rank(new_store());
   rank.add("layer 1", stands(Outcome::kFailed));
   EXPECT_TRUE(becomes([&] { return rank.aborts == 1; }));
-  EXPECT_THAT(rank.failure(util::ErrorKind::kPeerLost), HasSubstr("layer 1"));
+  EXPECT_THAT(rank.failure(ErrorKind::kPeerLost), HasSubstr("layer 1"));
 }
 
 TEST(CollectiveGuard, CallsACollectiveLateWhereTheDeviceDoesNot) {
   Rank rank(new_store(), 0, 1, milliseconds(200), milliseconds(100));
   rank.add("layer 1", stands(Outcome::kUnderWay));
   EXPECT_TRUE(becomes([&] { return rank.aborts == 1; }));
-  EXPECT_THAT(rank.failure(util::ErrorKind::kTimeout), HasSubstr("no result within 0.2 s"));
+  EXPECT_THAT(rank.failure(ErrorKind::kTimeout), HasSubstr("no result within 0.2 s"));
 }
 
 TEST(CollectiveGuard, CountsTheTimeOfACollectiveFromTheEndOfTheOneBefore) {
@@ -122,12 +122,12 @@ TEST(CollectiveGuard, TellsRanksThatWaitAndNamesThoseThatDoNot) {
   first.add("layer 1", stands(Outcome::kTimedOut));
   std::thread other([&] {
     EXPECT_TRUE(becomes([&] { return waiting.guard.failed(); })) << "long before its own time-out";
-    EXPECT_THAT(waiting.failure(util::ErrorKind::kTimeout),
+    EXPECT_THAT(waiting.failure(ErrorKind::kTimeout),
                 AllOf(HasSubstr("all_gather of layer 1 (forward) failed on rank 1 of 3"),
                       HasSubstr("no answer from rank 2"), HasSubstr("rank 0 noticed first")));
     EXPECT_EQ(waiting.aborts, 1);
   });
-  EXPECT_THAT(first.failure(util::ErrorKind::kTimeout), HasSubstr("no answer from rank 2"));
+  EXPECT_THAT(first.failure(ErrorKind::kTimeout), HasSubstr("no answer from rank 2"));
   other.join();
   EXPECT_FALSE(computing.guard.failed());
 }
@@ -139,11 +139,11 @@ TEST(CollectiveGuard, TakesARefusalForAFailureOfTheGroup) {
                     {.timeout = false, .cause = "ncclRemoteError: gone"});
     FAIL();
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kPeerLost);
+    EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
     EXPECT_THAT(error.what(), AllOf(HasSubstr("reduce_scatter of layer 1 (backward) failed on rank 0"),
                                     HasSubstr("ncclRemoteError: gone")));
   }
-  EXPECT_THAT(rank.failure(util::ErrorKind::kPeerLost), HasSubstr("reduce_scatter of layer 1"));
+  EXPECT_THAT(rank.failure(ErrorKind::kPeerLost), HasSubstr("reduce_scatter of layer 1"));
 }
 
 TEST(CollectiveGuard, TellsTheActivityOfTheOldest) {

@@ -23,7 +23,7 @@ TEST(NcclCommunicator, IsRefusedInOneLineWhereThereIsNoGpu) {
                             .timeout = std::chrono::seconds(5)});
     FAIL();
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_THAT(error.what(), HasSubstr(util::cuda_status().obstacle));
     EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
   }

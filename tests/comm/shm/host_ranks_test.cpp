@@ -33,7 +33,7 @@ TEST(HostRanks, APeerThatEndsBetweenOfferAndAnswerIsAnError) {
   EXPECT_THROW(HostRanks::meet({.rank = 1, .world_size = 3}, store, {}), util::Error);
   // What this rank has said of it to the others.
   const std::string said = store->get_to_str("shm/outcome/0/1");
-  EXPECT_TRUE(said.starts_with(util::concat("on rank 1 process ", ended, " cannot be watched"))) << said;
+  EXPECT_TRUE(said.starts_with(concat("on rank 1 process ", ended, " cannot be watched"))) << said;
 }
 
 TEST(SharedGpu, IsOneOfTheSameHost) {

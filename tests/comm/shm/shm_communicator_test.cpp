@@ -23,7 +23,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using util::Error;
-using util::ErrorKind;
 
 using Group = std::shared_ptr<Communicator>;
 

@@ -151,12 +151,12 @@ TEST(PlacesOf, AreTheBytesOfTokens) {
 
 TEST(ChatEncoderTokens, RefusesATokenizerThatSpellsSpecialTokensOut) {
   const fsdp::testing::TemporaryFolder folder;
-  const std::string config = util::concat(R"({"bos_token": "<|nowhere|>", "chat_template": "a"})");
+  const std::string config = concat(R"({"bos_token": "<|nowhere|>", "chat_template": "a"})");
   std::filesystem::copy(kChatFolder + "llama3/tokenizer.json", folder / "tokenizer.json");
   folder.write("tokenizer_config.json", config);
   const std::string name = folder / "tokenizer.json";
   const auto tokenizer = make_tokenizer(kChatFolder + "llama3");
-  expect_error(util::ErrorKind::kData, {"bos_token <|nowhere|> of chat templates as one token"},
+  expect_error(ErrorKind::kData, {"bos_token <|nowhere|> of chat templates as one token"},
                [&] { make_chat_encoder({}, *tokenizer, name); });
 }
 
@@ -173,7 +173,7 @@ TEST(ChatEncoderTokens, RefusesMarkersThatTheTokenizerHasNoTokenFor) {
     };
     const ChatOptions chatml{.chat_template = "chatml", .chat_variables = R"({"bos_token": ""})"};
     expect_error(
-        util::ErrorKind::kData,
+        ErrorKind::kData,
         {"chat template chatml writes <|im_start|>, <|im_end|>, but the tokenizer", "has no such tokens"},
         [&] { encoded(chatml); });
     ChatOptions spelled = chatml;

@@ -82,12 +82,12 @@ TEST(ChatFigures, AreThoseOfTheTransformersAtHand) {
   if (python == nullptr) GTEST_SKIP() << "set FSDP_TEST_PYTHON to a Python that has transformers";
   const TemporaryFolder folder;
   const std::string command =
-      util::concat("'", python, "' '", kChatFolder, "make_chats.py' '", published_template(""), "' '",
-                   folder.path().string(), "' >/dev/null 2>&1");
+      concat("'", python, "' '", kChatFolder, "make_chats.py' '", published_template(""), "' '",
+             folder.path().string(), "' >/dev/null 2>&1");
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
   EXPECT_EQ(OrderedJson::parse(folder.read("chats.json"))["families"], chats()["families"]);
   const std::string values =
-      util::concat("'", python, "' '", kChatFolder, "make_values.py' '", folder.path().string(), "' 2>&1");
+      concat("'", python, "' '", kChatFolder, "make_values.py' '", folder.path().string(), "' 2>&1");
   ASSERT_EQ(std::system(values.c_str()), 0) << values;
   EXPECT_EQ(folder.read("values.json"), util::read_file(kChatFolder + "values.json"));
 }

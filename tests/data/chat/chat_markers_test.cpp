@@ -33,7 +33,7 @@ TEST(ChatMarkers, OfAConversationsOwnTextsAreNotTheTemplates) {
   const OrderedJson messages = {{{"role", "user"}, {"content", "what is <|other|>?"}}};
   markers.check("<|im_start|>what is <|other|>?", messages, nullptr);
   markers.check("<|other|>", OrderedJson::array(), {{{"name", "<|other|>"}}});
-  expect_error(util::ErrorKind::kData, {"the chat template t.jinja writes <|other|>", "`spell_markers`"},
+  expect_error(ErrorKind::kData, {"the chat template t.jinja writes <|other|>", "`spell_markers`"},
                [&] { markers.check("<|im_start|><|other|>", OrderedJson::array(), nullptr); });
 }
 

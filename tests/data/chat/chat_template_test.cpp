@@ -10,7 +10,6 @@ namespace fsdp::data {
 namespace {
 
 using fsdp::testing::TemporaryFolder;
-using util::ErrorKind;
 
 const OrderedJson kMessages = {{{"role", "user"}, {"content", "a"}},
                                {{"role", "assistant"}, {"content", "b"}}};

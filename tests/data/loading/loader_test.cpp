@@ -7,7 +7,6 @@
 namespace fsdp::data {
 namespace {
 using fsdp::testing::TemporaryFolder;
-using util::ErrorKind;
 
 DataOptions small_options(const std::string& path) {
   DataOptions options;

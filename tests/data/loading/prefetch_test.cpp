@@ -8,7 +8,6 @@ namespace fsdp::data {
 namespace {
 
 using fsdp::testing::TemporaryFolder;
-using util::ErrorKind;
 
 DataOptions options_for(const std::string& path) {
   DataOptions options;

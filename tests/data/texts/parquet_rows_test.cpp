@@ -15,7 +15,6 @@ namespace {
 using fsdp::testing::TemporaryFolder;
 using nlohmann::json;
 using ::testing::ElementsAre;
-using util::ErrorKind;
 
 std::vector<std::string> rows_of(const std::string& path, const std::vector<std::string>& columns) {
   const std::unique_ptr<RowFile> rows = open_parquet(path, columns);

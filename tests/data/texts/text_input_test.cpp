@@ -11,7 +11,6 @@ namespace fsdp::data {
 namespace {
 
 using fsdp::testing::TemporaryFolder;
-using util::ErrorKind;
 
 std::string content_of(const std::string& path, int64_t at_once = 1000) {
   TextInput input(path);

@@ -16,7 +16,6 @@ namespace fsdp::data {
 namespace {
 using fsdp::testing::TemporaryFolder;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 
 TEST(Tokenize, EachFileAndEachJsonLineIsADocument) {
   TemporaryFolder folder;

@@ -16,7 +16,6 @@
 namespace fsdp::data {
 namespace {
 using fsdp::testing::TemporaryFolder;
-using util::ErrorKind;
 
 TEST(Tokenize, JoinsTheTextsInTheOrderGiven) {
   TemporaryFolder folder;

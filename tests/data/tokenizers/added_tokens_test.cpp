@@ -69,7 +69,7 @@ TEST(AddedTokens, HundredsOfThousandsAreReadAndFoundInLinearTime) {
   nlohmann::json vocabulary, added = nlohmann::json::array();
   for (int byte = 0; byte < 256; ++byte) vocabulary[byte_symbol(static_cast<unsigned char>(byte))] = byte;
   for (int64_t i = 0; i < count; ++i) {
-    added.push_back({{"id", 256 + i}, {"content", util::concat("<", i, ">")}, {"special", true}});
+    added.push_back({{"id", 256 + i}, {"content", concat("<", i, ">")}, {"special", true}});
   }
   const nlohmann::json file{
       {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::json::array()}}},
@@ -77,7 +77,7 @@ TEST(AddedTokens, HundredsOfThousandsAreReadAndFoundInLinearTime) {
       {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}}};
   const auto tokenizer = make_tokenizer(parse_tokenizer_json(file.dump(), "tokenizer.json"));
   std::string text;
-  for (int64_t i = 0; i < count; ++i) text += util::concat("<", i, "> < ");
+  for (int64_t i = 0; i < count; ++i) text += concat("<", i, "> < ");
   std::vector<int64_t> ids;
   tokenizer->encode(text, ids);
   EXPECT_EQ(std::count_if(ids.begin(), ids.end(), [](int64_t id) { return id >= 256; }), count);

@@ -14,7 +14,6 @@
 namespace fsdp::data {
 namespace {
 using fsdp::testing::TemporaryFolder;
-using util::ErrorKind;
 using Ids = std::vector<int64_t>;
 
 const std::string kFolder = testing::source_folder() + "/tests/data/bpe/";

@@ -15,7 +15,6 @@ namespace {
 
 using nlohmann::json;
 using Ids = std::vector<int64_t>;
-using util::ErrorKind;
 
 /// The bytes, "th" (256), <s> (257) and </s> (258).
 json small_vocabulary() {

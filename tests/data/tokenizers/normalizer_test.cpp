@@ -45,17 +45,17 @@ TEST(Normalizer, AppliesItsStepsInOrder) {
 TEST(Normalizer, RefusesToMakeATextMoreThan64TimesAsLong) {
   const std::vector<NormalizerStep> doubling(28, replacement("a", "aa"));
   const std::string a(10'000, 'a');
-  expect_error(util::ErrorKind::kData, {"normalizer", "64 times", "another tokenizer"}, [&] {
+  expect_error(ErrorKind::kData, {"normalizer", "64 times", "another tokenizer"}, [&] {
     Normalizer normalizer(doubling);
     normalizer(a, true);
   });
   for (const bool literal : {true, false}) {
     const Normalizer normalizer({replacement("a", std::string(100'000, 'x'), literal)});
-    expect_error(util::ErrorKind::kData, {"64 times"}, [&] { normalizer(a, true); });
+    expect_error(ErrorKind::kData, {"64 times"}, [&] { normalizer(a, true); });
     EXPECT_EQ(normalizer(std::string(3000, 'b') + "a", true).size(), 103'000u);
   }
   const Normalizer prepending({prefix(std::string(70'000, 'x'))});
-  expect_error(util::ErrorKind::kData, {"64 times"}, [&] { prepending("a", true); });
+  expect_error(ErrorKind::kData, {"64 times"}, [&] { prepending("a", true); });
 }
 
 TEST(Normalizer, OfManyStepsIsRefused) {
@@ -66,8 +66,7 @@ TEST(Normalizer, OfManyStepsIsRefused) {
       R"({"normalizer": {"type": "Sequence", "normalizers": [)" + steps +
       R"(]}, "model": {"type": "BPE", "unk_token": "x", "vocab": {"x": 0}, "merges": []},)" +
       R"("decoder": {"type": "Fuse"}})";
-  expect_error(util::ErrorKind::kData, {"more than 64 normalizers"},
-               [&] { parse_tokenizer_json(file, "t.json"); });
+  expect_error(ErrorKind::kData, {"more than 64 normalizers"}, [&] { parse_tokenizer_json(file, "t.json"); });
 }
 
 }  // namespace

@@ -11,7 +11,6 @@ namespace {
 
 using nlohmann::json;
 using Ids = std::vector<int64_t>;
-using util::ErrorKind;
 
 std::string base64_of(std::string_view bytes) {
   constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -39,7 +38,7 @@ std::vector<std::string> small_ranks() {
 std::string lines_of(const std::vector<std::string>& tokens) {
   std::string lines;
   for (size_t rank = 0; rank < tokens.size(); ++rank) {
-    lines += util::concat(base64_of(tokens[rank]), " ", rank, "\n");
+    lines += concat(base64_of(tokens[rank]), " ", rank, "\n");
   }
   return lines;
 }

@@ -13,7 +13,6 @@ namespace fsdp::data {
 namespace {
 
 using PieceKind = SentencePieceModel::PieceKind;
-using util::ErrorKind;
 
 const std::string kCorpus = testing::source_folder() + "/tests/fuzz/corpus/sentencepiece_model/";
 

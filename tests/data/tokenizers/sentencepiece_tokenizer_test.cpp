@@ -10,7 +10,6 @@
 namespace fsdp::data {
 namespace {
 using fsdp::testing::TemporaryFolder;
-using util::ErrorKind;
 using Ids = std::vector<int64_t>;
 
 /// A model of 350 pieces, trained once.

@@ -5,7 +5,6 @@
 
 namespace fsdp::data {
 namespace {
-using util::ErrorKind;
 
 std::vector<std::string> matches(const SplitPattern& pattern, std::string_view text) {
   SplitPattern::SplitScratch scratch;

@@ -138,7 +138,7 @@ TEST_F(TwoFilesOfAKind, FollowTheModelTypeOfConfigJson) {
 }
 
 TEST_F(TwoFilesOfAKind, AreRefusedForAnotherClassByName) {
-  expect_error(util::ErrorKind::kData, {"tokenizer_config.json", "RobertaTokenizer", "tokenizer.json"}, [&] {
+  expect_error(ErrorKind::kData, {"tokenizer_config.json", "RobertaTokenizer", "tokenizer.json"}, [&] {
     with("tokenizer_config.json", {{"tokenizer_class", "RobertaTokenizer"}});
   });
 }

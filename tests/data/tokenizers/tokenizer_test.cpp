@@ -29,17 +29,16 @@ TEST(Tokenizer, EncodesPieceByPiece) {
 
 TEST(Tokenizer, RefusesToDecodeWhatItCannotHaveMade) {
   auto tokenizer = make_tokenizer("bytes");
-  expect_error(util::ErrorKind::kData, {"id 256", "position 1"}, [&] { tokenizer->decode({65, 256}); });
-  expect_error(util::ErrorKind::kData, {"id -1"}, [&] { tokenizer->decode({-1}); });
+  expect_error(ErrorKind::kData, {"id 256", "position 1"}, [&] { tokenizer->decode({65, 256}); });
+  expect_error(ErrorKind::kData, {"id -1"}, [&] { tokenizer->decode({-1}); });
 }
 
 TEST(Tokenizer, ListsTheKnownNamesForAnUnknownOne) {
-  expect_error(util::ErrorKind::kUsage, {"\"bpe\"", "bytes"}, [] { make_tokenizer("bpe"); });
+  expect_error(ErrorKind::kUsage, {"\"bpe\"", "bytes"}, [] { make_tokenizer("bpe"); });
 }
 
 TEST(Tokenizer, TellsHowToFetchOneOfTheHub) {
-  expect_error(util::ErrorKind::kUsage,
-               {"hf download meta-llama/Llama-3.2-1B --local-dir models/Llama-3.2-1B"},
+  expect_error(ErrorKind::kUsage, {"hf download meta-llama/Llama-3.2-1B --local-dir models/Llama-3.2-1B"},
                [] { make_tokenizer("meta-llama/Llama-3.2-1B"); });
 }
 

@@ -7,7 +7,6 @@
 namespace fsdp::data {
 namespace {
 using fsdp::testing::TemporaryFolder;
-using util::ErrorKind;
 using Ids = std::vector<int64_t>;
 
 Ids read_all(const std::string& path) {

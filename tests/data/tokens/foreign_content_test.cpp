@@ -88,7 +88,7 @@ TEST(ForeignContent, IsNeitherReadAsTextNorAsTokens) {
     try {
       body();
     } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kData);
+      EXPECT_EQ(error.kind(), ErrorKind::kData);
       return error.what();
     }
     return "";

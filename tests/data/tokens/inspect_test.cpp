@@ -70,11 +70,11 @@ TEST(Escaped, LeavesNothingThatATerminalObeys) {
 }
 
 TEST(Inspect, RefusesOptionsWithoutMeaning) {
-  expect_error(util::ErrorKind::kUsage, {"no token file"}, [] { inspect({}); });
+  expect_error(ErrorKind::kUsage, {"no token file"}, [] { inspect({}); });
   InspectOptions options;
   options.files = {"x"};
   options.sequence_length = 0;
-  expect_error(util::ErrorKind::kUsage, {"sequence length (0)"}, [&] { inspect(options); });
+  expect_error(ErrorKind::kUsage, {"sequence length (0)"}, [&] { inspect(options); });
 }
 
 }  // namespace

@@ -7,7 +7,6 @@ namespace fsdp::data {
 namespace {
 
 using fsdp::testing::TemporaryFolder;
-using util::ErrorKind;
 
 constexpr int64_t kLength = 4, kEnd = 99;
 

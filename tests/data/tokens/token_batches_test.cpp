@@ -72,11 +72,11 @@ TEST(TokenBatches, DependOnTheSeedOnlyWhenShuffled) {
 }
 
 TEST(TokenBatches, RefuseASampleThatIsTooLongAndUnknownLengths) {
-  expect_error(util::ErrorKind::kUsage,
+  expect_error(ErrorKind::kUsage,
                {"data.max_tokens: expected at least the tokens", "found 8, and a sample of 9"}, [] {
                  TokenBatches(OfLengths({3, 9}), 8, false, 0);
                });
-  expect_error(util::ErrorKind::kUsage, {"expected samples with known lengths"}, [] {
+  expect_error(ErrorKind::kUsage, {"expected samples with known lengths"}, [] {
     TokenBatches(OfLengths({3, 0}), 8, false, 0);
   });
 }
@@ -163,7 +163,7 @@ TEST_F(LoaderByTokens, EpochsVisitTheSameBatchesInAnotherOrder) {
 }
 
 TEST_F(LoaderByTokens, TooFewBatchesForAStepAreRefused) {
-  expect_error(util::ErrorKind::kData, {"batches of at most 24 tokens where one step consumes 500"},
+  expect_error(ErrorKind::kData, {"batches of at most 24 tokens where one step consumes 500"},
                [&] { loader(0, 1, 500); });
 }
 

@@ -11,7 +11,6 @@
 namespace fsdp::data {
 namespace {
 using fsdp::testing::TemporaryFolder;
-using util::ErrorKind;
 
 TEST(TokenFiles, ReadsSeveralFilesAsIfTheyWereJoined) {
   TemporaryFolder folder;

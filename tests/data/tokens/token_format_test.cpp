@@ -8,7 +8,6 @@
 namespace fsdp::data {
 namespace {
 using fsdp::testing::TemporaryFolder;
-using util::ErrorKind;
 
 template <typename Number>
 void put(std::string& bytes, Number value) {

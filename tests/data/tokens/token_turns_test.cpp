@@ -11,7 +11,6 @@ namespace fsdp::data {
 namespace {
 
 using fsdp::testing::TemporaryFolder;
-using util::ErrorKind;
 
 constexpr TokenPart kStart = TokenPart::kDocumentStart, kContext = TokenPart::kContext,
                     kAssistant = TokenPart::kAssistant, kLast = TokenPart::kLastTurn;

@@ -43,7 +43,7 @@ TEST(TokenWriter, MakesTheFolder) {
 TEST(TokenWriter, NamesAFileThatIsInTheWayOfTheFolder) {
   TemporaryFolder folder;
   folder.write("x", "");
-  expect_error(util::ErrorKind::kIo, {folder / "x"}, [&] { TokenWriter writer(folder / "x/a"); });
+  expect_error(ErrorKind::kIo, {folder / "x"}, [&] { TokenWriter writer(folder / "x/a"); });
 }
 
 TEST(TokenWriter, RefusesIdsThatDoNotFit) {

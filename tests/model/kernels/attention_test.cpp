@@ -123,8 +123,7 @@ TEST_P(Attention, IsTheFormulaOfWindowsCapsAndScales) {
   for (const auto& [tokens, window] :
        {std::pair(70, 2), std::pair(70, 64), std::pair(320, 63), std::pair(320, 65), std::pair(320, 150),
         std::pair(1056, 64), std::pair(1100, 700)}) {
-    expect_formula(random(tokens), util::concat(tokens, " tokens in a window of ", window),
-                   {.window = window});
+    expect_formula(random(tokens), concat(tokens, " tokens in a window of ", window), {.window = window});
   }
   expect_formula(random(130), "scale", {.scale = 0.3});
   expect_formula(random(130), "cap", {.cap = 2});

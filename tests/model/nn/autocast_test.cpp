@@ -71,7 +71,7 @@ TEST(AutocastDecoders, ComputeProductsIn16BitsWithEveryKernel) {
     for (const auto& matmul : libraries) {
       for (bool fused : {true, false}) {
         for (at::ScalarType type : {at::kBFloat16, at::kHalf}) {
-          const std::string what = util::concat(architecture, matmul, fused, c10::toString(type));
+          const std::string what = concat(architecture, matmul, fused, c10::toString(type));
           const Pass found = pass({architecture, matmul, fused}, type);
           EXPECT_NE(found.loss, exact.loss) << what;
           EXPECT_NEAR(found.loss, exact.loss, 0.05 * exact.loss) << what;

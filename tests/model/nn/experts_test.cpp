@@ -55,7 +55,7 @@ at::Tensor expected(ExpertFeedForward& experts, const ModelOptions& options, con
     const auto [largest, chosen] = p.topk(options.num_experts_per_tok);
     at::Tensor sum = at::zeros_like(row);
     for (int64_t i = 0; i < chosen.numel(); ++i) {
-      const std::string expert = util::concat("experts.", chosen[i].item<int64_t>(), ".");
+      const std::string expert = concat("experts.", chosen[i].item<int64_t>(), ".");
       const auto by = [&](const char* of_mixtral, const char* of_qwen3, const at::Tensor& of) {
         return at::linear(of, weights.at(expert + (mixtral ? of_mixtral : of_qwen3) + ".weight"));
       };

@@ -119,7 +119,7 @@ TEST(KeyValueCache, EndsWithThePositionsOfTheModel) {
     KeyValueCache cache(options, 17);
     FAIL();
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_STREQ(
         error.what(),
         "a text may have at most 16 tokens, the positions of the model "

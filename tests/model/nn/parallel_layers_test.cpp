@@ -116,7 +116,7 @@ std::string refusal(const std::function<void()>& body) {
     body();
     return "";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     return error.what();
   }
 }

@@ -33,7 +33,7 @@ std::string refusal(const ModelOptions& options, const ParallelPlan& plan, int64
     parameter_parts(*make_decoder(options, at::kMeta), plan, ranks, 0);
     return "";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     return error.what();
   }
 }

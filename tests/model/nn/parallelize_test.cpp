@@ -49,7 +49,7 @@ void expect_as_whole(const ModelOptions& options, const testing::ModelRun& run =
                      const testing::Tolerance& tolerance = {}) {
   for (int world : {2, 4}) {
     for (bool sequence_parallel : {true, false}) {
-      SCOPED_TRACE(util::concat(options.architecture, " ", world, sequence_parallel ? " sequence" : ""));
+      SCOPED_TRACE(concat(options.architecture, " ", world, sequence_parallel ? " sequence" : ""));
       testing::expect_as_whole([&] { return testing::make_initialized(options); },
                                plan_of(options, sequence_parallel), world, run, tolerance);
     }

@@ -73,7 +73,7 @@ void expect_usage_error(const std::function<void()>& action, const std::string& 
     action();
     ADD_FAILURE() << "not refused: " << part;
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
   }
 }

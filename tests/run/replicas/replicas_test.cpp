@@ -101,7 +101,7 @@ class ReplicasTest : public TrainerTest {
         if (!trainer.run().left) return;
       } catch (const util::Error& error) {  // on other ranks, because that one is gone
         EXPECT_GE(leaves.loses_answer, 0) << error.what();
-        EXPECT_EQ(error.kind(), util::ErrorKind::kPeerLost);
+        EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
       }
       finished = false;
       trainer.keep_state();
@@ -116,7 +116,7 @@ class ReplicasTest : public TrainerTest {
     alone.mesh = {};
     alone.fsdp.strategy = shard::Strategy::kFullShard;
     train(1, alone);
-    const std::string last = util::concat("step-0000000", config_.training.steps);
+    const std::string last = concat("step-0000000", config_.training.steps);
     testing::expect_equal_checkpoints(folder_ / "alone" / last, folder_ / "out" / last);
     for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "validation_loss"}) {
       EXPECT_EQ(testing::values_of(folder_ / "out/metrics.jsonl", key),

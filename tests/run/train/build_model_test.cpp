@@ -30,7 +30,7 @@ class BuildModelTest : public ::testing::Test {
     try {
       testing::build_model(options, 1);
     } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kCheckpoint);
+      EXPECT_EQ(error.kind(), ErrorKind::kCheckpoint);
       return error.what();
     }
     ADD_FAILURE() << "expected an error";
@@ -59,7 +59,7 @@ TEST_F(BuildModelTest, TakesTheWeightsOfACheckpoint) {
   auto original = testing::build_model(options, 5);
   testing::NamedTensors tensors;
   for (const auto& parameter : original->named_parameters()) {
-    tensors.emplace_back(util::concat("model/", parameter.key()), parameter.value().detach());
+    tensors.emplace_back(concat("model/", parameter.key()), parameter.value().detach());
   }
   options.init_from = testing::save_checkpoint(folder_ / "run", tensors, 3).string();
   auto loaded = testing::build_model(options, 6);

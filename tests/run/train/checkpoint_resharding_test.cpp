@@ -100,7 +100,7 @@ class CheckpointsOfMeshes : public CheckpointerTest {
     for (size_t i = 0; i < runs.size(); ++i) {
       fs::path saved = save_run(runs[i].world_size(), config_of(runs[i], "from" + std::to_string(i)));
       for (size_t j = 0; j < runs.size(); ++j) {
-        config::Config after = config_of(runs[j], util::concat("from", i, "to", j));
+        config::Config after = config_of(runs[j], concat("from", i, "to", j));
         after.checkpoint.resume = saved;
         on_ranks(runs[j].world_size(), after, [](Rank& rank) {
           EXPECT_EQ(rank.position.step, 2);

@@ -23,7 +23,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::same_bits;
 using testing::TemporaryFolder;
-using util::ErrorKind;
 namespace fs = std::filesystem;
 
 TEST_F(CheckpointerTest, TheNextStepAtAnotherWorldSizeHasTheSameLoss) {

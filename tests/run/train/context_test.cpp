@@ -138,7 +138,7 @@ TEST_F(ContextTest, RefusesWhatDoesNotDivide) {
       failure(4, on({.dcn = 1, .data = 1, .context = 4}, "refused"),
               "data.sequence_length must be a multiple of 2 * mesh.context = 8, because each of 4 processes "
               "gets two chunks of a sequence, but is 12 = 1 * 8 + 4; set it to 8 or 16"),
-      util::ErrorKind::kUsage);
+      ErrorKind::kUsage);
 }
 
 }  // namespace

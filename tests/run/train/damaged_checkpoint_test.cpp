@@ -13,7 +13,6 @@ using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using util::ErrorKind;
 namespace fs = std::filesystem;
 
 class DamagedCheckpoint : public CheckpointerTest {

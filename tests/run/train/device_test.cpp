@@ -36,7 +36,7 @@ TEST(Device, IsRefusedWithTheReasonWithoutAGpu) {
     training_device("cuda", 0);
     FAIL() << "cuda was accepted";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_THAT(error.what(), AllOf(HasSubstr("training.device"), HasSubstr(util::cuda_status().obstacle)));
   }
 }

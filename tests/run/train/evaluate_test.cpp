@@ -55,7 +55,7 @@ TEST(ValidationLoss, OfWeightsThatAreNotFiniteIsADivergence) {
       require_finite(*validate(*model, loader, communicator), "validation at step 3");
       ADD_FAILURE() << "went on";
     } catch (const comm::AgreedError& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kDiverged);
+      EXPECT_EQ(error.kind(), ErrorKind::kDiverged);
       const std::string text = error.what();
       EXPECT_NE(text.find("validation at step 3: expected a finite loss, found nan over 7 samples"),
                 std::string::npos)

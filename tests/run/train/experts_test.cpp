@@ -55,7 +55,7 @@ TEST_F(ExpertsRun, ResumesOnOtherNumbersOfRanks) {
   const std::vector<double> whole = metric("out", "loss");
   const auto resume_after = [&](int step, int ranks) {
     for (int later = step + 2; later <= 6; later += 2) {
-      fs::remove_all(folder_ / util::concat("out/step-0000000", later));
+      fs::remove_all(folder_ / concat("out/step-0000000", later));
     }
     train(ranks, config_);
     TrainerTest::expect_near(metric("out", "loss"), whole);
@@ -85,7 +85,7 @@ TEST_F(ExpertsRun, IsRefusedWithLayersThatRanksShare) {
       failure(2, on({.dcn = 1, .data = 1, .model = 2}, "refused"),
               "mesh.model must be 1 with this model of architecture mixtral, because each of its experts is "
               "computed by one process; give the processes to mesh.data"),
-      util::ErrorKind::kUsage);
+      ErrorKind::kUsage);
 }
 
 TEST_F(ExpertsRun, MayBeThoseOfTheSpmdFront) {

@@ -150,9 +150,9 @@ TEST_F(ExplainStep, WritesATimelineAsAPicture) {
 TEST_F(ExplainStep, RefusesATimelineThatCannotBeWrittenBeforeTheSteps) {
   config_.data.train = {folder_ / "none.bin"};  // which is found out later
   for (const auto& [path, kind, says] :
-       {std::tuple{"missing/step.json", util::ErrorKind::kIo, "missing/step.json"},
-        std::tuple{"step.png", util::ErrorKind::kUsage, "--timeline must be a file that ends in .svg"},
-        std::tuple{"step", util::ErrorKind::kUsage, "but is "}}) {
+       {std::tuple{"missing/step.json", ErrorKind::kIo, "missing/step.json"},
+        std::tuple{"step.png", ErrorKind::kUsage, "--timeline must be a file that ends in .svg"},
+        std::tuple{"step", ErrorKind::kUsage, "but is "}}) {
     try {
       explain_step(config_, std::make_shared<comm::SingleCommunicator>(), {.timeline = folder_ / path});
       FAIL() << "accepted";

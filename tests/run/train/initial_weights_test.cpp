@@ -26,7 +26,6 @@ using ::testing::AllOf;
 using testing::borrowed;
 using testing::error_of;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 namespace fs = std::filesystem;
 
 /// Counts the bytes that are read from a file; fails at a tensor if told to.
@@ -36,7 +35,7 @@ class WatchedSource final : public checkpoint::TensorSource {
   const fs::path& path() const override { return inner_.path(); }
   std::vector<checkpoint::TensorInfo> infos() const override { return inner_.infos(); }
   void read(const std::string& name, int64_t begin, int64_t end, void* out) const override {
-    if (name == bad_tensor) util::fail(ErrorKind::kIo, "cannot read ", name, ": a bad block");
+    if (name == bad_tensor) fail(ErrorKind::kIo, "cannot read ", name, ": a bad block");
     bytes += (end - begin) * static_cast<int64_t>(c10::elementSize(inner_.entry(name).dtype));
     inner_.read(name, begin, end, out);
   }
@@ -107,8 +106,8 @@ TEST_F(InitialWeights, AreBitwiseThoseOfAWholeModelAtAnyNumberOfRanks) {
             for (bool broadcast : {false, true}) {
               config_.model.init_broadcast = broadcast;
               expect_values_of(*whole, beginning(world_size, config_),
-                               util::concat(architecture, tied ? " tied" : "", stored ? " stored" : "", " ",
-                                            layout, " on ", world_size, broadcast ? " by broadcast" : ""));
+                               concat(architecture, tied ? " tied" : "", stored ? " stored" : "", " ", layout,
+                                      " on ", world_size, broadcast ? " by broadcast" : ""));
             }
           }
         }
@@ -359,7 +358,7 @@ TEST_F(InitialWeights, TakeNoMoreMemoryThanTheShardsAndOneParameter) {
                                                    shard::Materialize{source.get(), at::kCPU}));
           shard_bytes += static_cast<int64_t>(storages.back()->shard().nbytes());
         }
-        std::string what = util::concat(layout, ", ", from, ", rank ", rank);
+        std::string what = concat(layout, ", ", from, ", rank ", rank);
         if (from == std::string("stored") && layout == std::string("per_parameter")) {
           // Columns of a few bytes are read by rows, in slices.
           largest_bytes = std::max(largest_bytes, checkpoint::Weights::kSliceBytes);

@@ -26,7 +26,7 @@ std::string refusal(const std::function<void()>& action) {
   try {
     action();
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     return error.what();
   }
   return "none";
@@ -84,7 +84,7 @@ class Float8Training : public TrainerTest {
     try {
       apply_float8(config_, *model, c10::kCPU);
     } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
       return error.what();
     }
     return "";

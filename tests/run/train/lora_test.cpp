@@ -37,7 +37,7 @@ class LoraRun : public TrainerTest {
   }
 
   std::vector<double> losses() { return values_of(folder_ / "out/metrics.jsonl", "loss"); }
-  fs::path checkpoint(int step) { return folder_ / util::concat("out/step-0000000", step); }
+  fs::path checkpoint(int step) { return folder_ / concat("out/step-0000000", step); }
 
   testing::TemporaryFolder& folder() { return folder_; }
 };
@@ -72,7 +72,7 @@ TEST_F(LoraRun, RefusesToResumeWithOtherAdaptersOrAnotherBase) {
   const auto refused = [&](const std::string& part, const auto& change) {
     config::Config other = config_;
     change(other);
-    EXPECT_EQ(failure(2, other, part), util::ErrorKind::kCheckpoint);
+    EXPECT_EQ(failure(2, other, part), ErrorKind::kCheckpoint);
   };
   refused("lora.rank must be 3", [](auto& c) { c.lora.rank = 4; });
   refused("lora.alpha must be 6", [](auto& c) { c.lora.alpha = 8; });
@@ -91,7 +91,7 @@ TEST_F(LoraRun, RefusesToResumeWithOtherAdaptersOrAnotherBase) {
   });
   config::Config whole = config_;
   whole.run.output_dir = folder_ / "base";
-  EXPECT_EQ(failure(1, whole, "lora.rank must be 0"), util::ErrorKind::kCheckpoint);
+  EXPECT_EQ(failure(1, whole, "lora.rank must be 0"), ErrorKind::kCheckpoint);
 }
 
 TEST_F(LoraRun, IsReadMergedByWhateverReadsWeights) {
@@ -108,7 +108,7 @@ TEST_F(LoraRun, IsReadMergedByWhateverReadsWeights) {
     const double before =
         evaluate(whole, std::make_shared<comm::SingleCommunicator>(), folder_ / "base").loss;
     EXPECT_GT(before, merged + 1e-3);
-    const fs::path exported = folder_ / util::concat("merged", dora);
+    const fs::path exported = folder_ / concat("merged", dora);
     checkpoint::export_model({.checkpoint_folder = checkpoint(6), .output = exported, .merge = true});
     EXPECT_NEAR(evaluate(whole, std::make_shared<comm::SingleCommunicator>(), exported).loss, merged,
                 1e-6 * merged);
@@ -126,7 +126,7 @@ TEST_F(LoraRun, StartsFromAdaptersThatWereExported) {
   std::vector<double> first;
   for (const char* from : {"adapter", "out"}) {
     config::Config other = config_;
-    other.run.output_dir = folder_ / util::concat("from-", from);
+    other.run.output_dir = folder_ / concat("from-", from);
     other.lora.init_from = folder_ / from;
     other.training.steps = 1;
     train(1, other);
@@ -140,7 +140,7 @@ TEST_F(LoraRun, StartsFromAdaptersThatWereExported) {
     other.run.output_dir = folder_ / "refused";
     other.lora.init_from = folder_ / "adapter";
     change(other);
-    EXPECT_EQ(failure(2, other, part), util::ErrorKind::kCheckpoint);
+    EXPECT_EQ(failure(2, other, part), ErrorKind::kCheckpoint);
   };
   refused("lora.rank must be 3", [](auto& c) { c.lora.rank = 2; });
   refused("missing: model.layers.0.self_attn.k_proj.lora_A.weight", [](auto& c) {

@@ -88,9 +88,9 @@ TEST_F(MaxTokens, ResumingWithAnotherLimitIsRefused) {
   train(1, config_);
   config_.training.steps = 4;
   config_.data.max_tokens = 32;
-  EXPECT_EQ(failure(1, config_, "data.max_tokens was 24 and is "), util::ErrorKind::kUsage);
+  EXPECT_EQ(failure(1, config_, "data.max_tokens was 24 and is "), ErrorKind::kUsage);
   config_.data.max_tokens = 0;
-  EXPECT_EQ(failure(1, config_, "data.max_tokens was 24 and is "), util::ErrorKind::kUsage);
+  EXPECT_EQ(failure(1, config_, "data.max_tokens was 24 and is "), ErrorKind::kUsage);
 }
 
 }  // namespace

@@ -89,8 +89,7 @@ std::vector<RunWay> grid() {
     const size_t chosen = turn++ % models().size();
     for (size_t i = 0; i < models().size(); ++i) {
       if (!all && i != chosen) continue;
-      const std::string name =
-          util::concat(mesh.dcn, "x", mesh.data, "x", mesh.context, "x", mesh.model, "Of");
+      const std::string name = concat(mesh.dcn, "x", mesh.data, "x", mesh.context, "x", mesh.model, "Of");
       ways.push_back({name + models()[i].name, mesh, models()[i].change});
     }
   }
@@ -323,7 +322,7 @@ TEST_F(ModelAxisTest, RefusesWhatDoesNotDivide) {
   const auto refused = [&](const comm::MeshOptions& mesh, const std::string& message, const Change& change) {
     config::Config config = on(mesh, "refused");
     change(config);
-    EXPECT_EQ(failure(ranks_of(mesh), config, message), util::ErrorKind::kUsage);
+    EXPECT_EQ(failure(ranks_of(mesh), config, message), ErrorKind::kUsage);
   };
   refused(
       eight,

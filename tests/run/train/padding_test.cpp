@@ -39,7 +39,7 @@ TEST_F(Padding, IsNotCountedAsTokensOnAnyMesh) {
        {comm::MeshOptions{.dcn = 1, .data = 1}, comm::MeshOptions{.dcn = 1, .data = 2},
         comm::MeshOptions{.dcn = 1, .data = 2, .context = 2},
         comm::MeshOptions{.dcn = 1, .data = 1, .model = 2}}) {
-    const std::string name = util::concat("run", mesh.data, mesh.context, mesh.model);
+    const std::string name = concat("run", mesh.data, mesh.context, mesh.model);
     train(ranks_of(mesh), on(mesh, name));
     EXPECT_EQ(metric(name, "tokens").back(), expected) << name;
   }

@@ -56,7 +56,7 @@ TEST_P(SlowRankOver, TheDelayedRankIsNamedAndThoseThatWaitForItAreNot) {
   // The collective: what its queue does before its collectives is a rank's own, too.
   for (const char* place : {"step", "forward", "collective"}) {
     SCOPED_TRACE(place);
-    const std::string log = log_of_run(util::concat("rank=1,step=2-6,at=", place, ",do=sleep:0.3").c_str());
+    const std::string log = log_of_run(concat("rank=1,step=2-6,at=", place, ",do=sleep:0.3").c_str());
     EXPECT_THAT(log, HasSubstr("rank 1 on " + host_ + " is slow: since step 2 it has needed "));
     for (const char* other : {"rank 0 on ", "rank 2 on ", "no longer slow"}) {
       EXPECT_THAT(log, Not(HasSubstr(other)));

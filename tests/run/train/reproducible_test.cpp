@@ -24,8 +24,8 @@ struct Sharing {
   int64_t replicas = 1;
 
   std::string text() const {
-    return util::concat(ranks, " ranks, ", rows, " rows, ", util::Named(strategy), ", ", util::Named(layout),
-                        offload ? ", offload" : "", ", dcn ", replicas);
+    return concat(ranks, " ranks, ", rows, " rows, ", util::Named(strategy), ", ", util::Named(layout),
+                  offload ? ", offload" : "", ", dcn ", replicas);
   }
 };
 
@@ -53,9 +53,9 @@ class ReproducibleTest : public TrainerTest {
   }
 
   std::filesystem::path checkpoint_of(const Sharing& sharing) {
-    const std::string name = util::concat("run", ++runs_);
+    const std::string name = concat("run", ++runs_);
     train(sharing.ranks, config_of(sharing, name));
-    return folder_ / name / util::concat("step-0000000", config_.training.steps);
+    return folder_ / name / concat("step-0000000", config_.training.steps);
   }
 
   /// Weights, optimizer state and metrics are those of one rank.
@@ -123,7 +123,7 @@ TEST_F(ReproducibleTest, ResultsOfDrawnRunsAreTheSame) {
   std::mt19937 source(5);
   const auto draw = [&](const auto& values) { return values[source() % values.size()]; };
   for (const Model& model : models) {
-    SCOPED_TRACE(util::concat(model.architecture, model.tied ? ", tied" : "", model.bf16 ? ", bf16" : ""));
+    SCOPED_TRACE(concat(model.architecture, model.tied ? ", tied" : "", model.bf16 ? ", bf16" : ""));
     config_.model = testing::family_options(model.architecture);
     config_.model.tie_word_embeddings = model.tied;
     config_.model.hidden_dropout = model.tied ? 0.1 : 0;

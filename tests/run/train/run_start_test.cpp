@@ -140,7 +140,7 @@ class SameRun : public ::testing::Test {
       try {
         require_same_run(config, communicator);
       } catch (const comm::AgreedError& error) {
-        EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+        EXPECT_EQ(error.kind(), ErrorKind::kUsage);
         texts[static_cast<size_t>(communicator.rank())] = error.what();
       }
     });

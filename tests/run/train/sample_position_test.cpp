@@ -59,7 +59,7 @@ TEST(ResumedPosition, CountsTheSameTokensInRowsOfAnotherLength) {
 TEST(ResumedPosition, IsRefusedWhereItWouldRepeatOrSkipSamples) {
   for (const json& now : {sampling(32, true), sampling(64, false)}) {
     const auto [kind, text] = error_of([&] { resumed(sampling(64, true), 30, now); });
-    EXPECT_EQ(kind, util::ErrorKind::kUsage);
+    EXPECT_EQ(kind, ErrorKind::kUsage);
     EXPECT_THAT(text, HasSubstr("data.allow_changed=true"));
   }
   EXPECT_THAT(error_of([&] { resumed(sampling(64, false), 31, sampling(128, false)); }).second,
@@ -75,7 +75,7 @@ TEST(ResumedPosition, IsRefusedWithSamplesThatAreDefinedOtherwise) {
     json now = sampling(64, true);
     now[name] = value;
     const auto [kind, text] = error_of([&] { resumed(sampling(64, true), 30, now); });
-    EXPECT_EQ(kind, util::ErrorKind::kUsage);
+    EXPECT_EQ(kind, ErrorKind::kUsage);
     EXPECT_THAT(text, HasSubstr(std::string(".") + name + " was "));
     EXPECT_THAT(resumed(sampling(64, true), 30, now, /*may_differ=*/true).note, HasSubstr(name));
   }
@@ -133,7 +133,7 @@ TEST_F(SamplePosition, OfARunIsRefusedWithEachOtherSetting) {
     SCOPED_TRACE(key);
     config::Config changed = config_;
     change(changed);
-    EXPECT_EQ(failure(1, changed, util::concat(key, " was ")), util::ErrorKind::kUsage);
+    EXPECT_EQ(failure(1, changed, concat(key, " was ")), ErrorKind::kUsage);
   }
   EXPECT_EQ(train(1, config_).step, 4);
 }

@@ -50,7 +50,7 @@ class SampleTextTest : public ::testing::Test {
       SampleText text(config_);
       FAIL() << "expected an error with " << part;
     } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
       EXPECT_THAT(error.what(), HasSubstr(part));
     }
   }

@@ -53,7 +53,7 @@ TEST_F(TrainStepTest, AnOverflowAtTheLowestScaleIsADivergenceThatNamesTheUnit) {
       ready.step->run({.step = 3, .first_global_sample = 0, .lr = 1e-2});
       ADD_FAILURE() << "went on";
     } catch (const comm::AgreedError& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kDiverged);
+      EXPECT_EQ(error.kind(), ErrorKind::kDiverged);
       EXPECT_NE(std::string(error.what()).find("at step 3"), std::string::npos);
       EXPECT_NE(std::string(error.what()).find("unit root"), std::string::npos) << error.what();
     }
@@ -103,7 +103,7 @@ TEST_F(TrainStepTest, SkipsStepsThatAreNotFiniteUntilTooManyAreInARow) {
       run(6);
       ADD_FAILURE() << "went on";
     } catch (const comm::AgreedError& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kDiverged);
+      EXPECT_EQ(error.kind(), ErrorKind::kDiverged);
       const std::string message = error.what();
       for (const char* part :
            {"at step 6, samples 20 to 23 of the run", "unit root", "skipped step 3 in a row"}) {

@@ -130,7 +130,7 @@ TEST_F(SpmdFrontTest, ResumesWhatFullyShardHasSavedAndTheOtherWayRound) {
   const std::vector<double> expected = values_of(folder_ / "fully_shard/metrics.jsonl", "loss");
   for (const auto& [first, second] : {std::pair("fully_shard", "spmd"), std::pair("spmd", "fully_shard")}) {
     config::Config config = through(first);
-    config.run.output_dir = folder_ / util::concat("from_", first);
+    config.run.output_dir = folder_ / concat("from_", first);
     config.training.steps = 3;
     train(2, config);
     config.fsdp.front = second;
@@ -195,11 +195,10 @@ TEST_F(SpmdFrontTest, ChoosesTheUnitsOfTheWrapKeysAndMarksBatches) {
 
 TEST_F(SpmdFrontTest, RefusesStageTypesThatTheModelLacks) {
   config_.fsdp.wrap_stages = {"blok"};
-  EXPECT_EQ(failure(1, through("spmd"), "the model has no stage of type \"blok\""), util::ErrorKind::kUsage);
+  EXPECT_EQ(failure(1, through("spmd"), "the model has no stage of type \"blok\""), ErrorKind::kUsage);
   config_.fsdp.wrap_stages = {};
   config_.fsdp.exclude_stages = {"atention"};
-  EXPECT_EQ(failure(1, through("spmd"), "the model has no stage of type \"atention\""),
-            util::ErrorKind::kUsage);
+  EXPECT_EQ(failure(1, through("spmd"), "the model has no stage of type \"atention\""), ErrorKind::kUsage);
 }
 
 TEST_F(SpmdFrontTest, RefusesBatchesOfVaryingSizes) {

@@ -15,7 +15,6 @@ using testing::contents_of;
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::same_bits;
-using util::ErrorKind;
 namespace fs = std::filesystem;
 
 class StartingFromWeights : public CheckpointerTest {

@@ -84,7 +84,7 @@ class LongConversationTest : public TrainerTest {
   }
 
   std::filesystem::path step(int64_t step) const {
-    return folder_ / util::concat("out/step-000000", step < 10 ? "0" : "", step);
+    return folder_ / concat("out/step-000000", step < 10 ? "0" : "", step);
   }
 
   void expect_skips() {
@@ -151,13 +151,12 @@ TEST_F(LongConversationTest, TheNumberOfSkippedStepsContinuesWithTheRun) {
 TEST_F(LongConversationTest, RefusesDataInWhichNoRowHasATarget) {
   config_.data.validation.clear();
   config_.data.train = {folder_ / "none.bin"};
-  EXPECT_EQ(failure(2, config_, "data.train: expected rows with targets that count"), util::ErrorKind::kData);
+  EXPECT_EQ(failure(2, config_, "data.train: expected rows with targets that count"), ErrorKind::kData);
 }
 
 TEST_F(LongConversationTest, RefusesValidationWithoutTargetsBeforeTheFirstStep) {
   config_.evaluation.max_samples = 20;
-  EXPECT_EQ(failure(2, config_, "data.validation: expected rows with targets that count"),
-            util::ErrorKind::kData);
+  EXPECT_EQ(failure(2, config_, "data.validation: expected rows with targets that count"), ErrorKind::kData);
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out/metrics.jsonl"));
 }
 
@@ -169,7 +168,7 @@ TEST_F(LongConversationTest, AnEvaluationWithoutTargetsIsAnErrorOfTheData) {
       evaluate(config_, testing::borrowed(communicator), step(10));
       ADD_FAILURE() << "went on";
     } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kData);
+      EXPECT_EQ(error.kind(), ErrorKind::kData);
       EXPECT_NE(std::string(error.what()).find("found none in 20 samples"), std::string::npos)
           << error.what();
     }

@@ -39,7 +39,7 @@ TEST_F(TrainStepTest, DoesNotUpdateWhenTheLossIsNotFinite) {
       ready.step->run({.step = 7, .first_global_sample = 0, .lr = 1.0});
       ADD_FAILURE() << "rank " << communicator.rank() << " went on";
     } catch (const comm::AgreedError& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kDiverged);
+      EXPECT_EQ(error.kind(), ErrorKind::kDiverged);
       EXPECT_NE(std::string(error.what()).find("at step 7"), std::string::npos);
     }
     EXPECT_TRUE(at::allclose(shard, before, 0, 0, /*equal_nan=*/true));
@@ -134,7 +134,7 @@ TEST_F(TrainStepTest, ADivergenceThatIsReadLateHasUpdatedNothing) {
       ready.step->read_outcome(last);
       ADD_FAILURE() << "rank " << communicator.rank() << " went on";
     } catch (const comm::AgreedError& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kDiverged);
+      EXPECT_EQ(error.kind(), ErrorKind::kDiverged);
       const std::string text = error.what();
       EXPECT_NE(text.find("at step 7, samples 8 to 15 of the run"), std::string::npos) << text;
       EXPECT_NE(text.find("nan"), std::string::npos) << text;

@@ -169,7 +169,7 @@ TEST_F(TrainerTest, RefusesToResumeWithOtherDataUnlessTold) {
     std::swap(changed[0], changed[2]);  // two tokens
     util::write_file_atomically(folder_ / name, changed);
     config_.training.steps = 8;
-    EXPECT_EQ(failure(2, config_, util::concat("\"", name, "\", has ")), util::ErrorKind::kData);
+    EXPECT_EQ(failure(2, config_, concat("\"", name, "\", has ")), ErrorKind::kData);
     config_.data.allow_changed = true;
     EXPECT_EQ(train(2, config_).step, 8);
     util::write_file_atomically(folder_ / name, original);
@@ -189,7 +189,7 @@ TEST_F(TrainerTest, AFailedLastSaveFailsTheRunAtItsEndOnly) {
       trainer.run();
       ADD_FAILURE() << "expected an error";
     } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kIo);
+      EXPECT_EQ(error.kind(), ErrorKind::kIo);
       EXPECT_NE(std::string(error.what()).find("step 6 could not be saved"), std::string::npos)
           << error.what();
     }
@@ -231,7 +231,7 @@ TEST_F(TrainerTest, ADivergedRunFinishesTheSaveUnderWay) {
   config_.training.steps = 20;
   config_.checkpoint.interval_steps = 1;
   config_.checkpoint.asynchronous = true;
-  EXPECT_EQ(failure(2, config_, "diverged at step"), util::ErrorKind::kDiverged);
+  EXPECT_EQ(failure(2, config_, "diverged at step"), ErrorKind::kDiverged);
   auto found = checkpoint::find_checkpoints(folder_ / "out");
   EXPECT_TRUE(found.torn.empty());
   EXPECT_FALSE(found.complete.empty());
@@ -300,7 +300,7 @@ TEST_F(TrainerTest, AFinishedRunHasNothingToTrain) {
 TEST_F(TrainerTest, RefusesAFolderWithLaterStepsOfAnotherRun) {
   train(1, config_);
   config_.checkpoint.resume = "never";
-  EXPECT_EQ(failure(1, config_, "already contains step-00000006"), util::ErrorKind::kUsage);
+  EXPECT_EQ(failure(1, config_, "already contains step-00000006"), ErrorKind::kUsage);
 }
 
 TEST_F(TrainerTest, ADivergedRunSaysSoAndKeepsTheLastGoodCheckpoint) {
@@ -308,7 +308,7 @@ TEST_F(TrainerTest, ADivergedRunSaysSoAndKeepsTheLastGoodCheckpoint) {
   config_.training.max_grad_norm = 0;
   config_.training.steps = 20;
   config_.checkpoint.interval_steps = 1;
-  EXPECT_EQ(failure(2, config_, "diverged at step"), util::ErrorKind::kDiverged);
+  EXPECT_EQ(failure(2, config_, "diverged at step"), ErrorKind::kDiverged);
   auto found = checkpoint::find_checkpoints(folder_ / "out");
   EXPECT_TRUE(found.torn.empty());
   EXPECT_FALSE(found.complete.empty());

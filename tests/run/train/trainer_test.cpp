@@ -159,7 +159,7 @@ TEST_F(TrainerTest, SeesTheSameGlobalBatchOnAnyNumberOfRanks) {
   expect_near(values_of(folder_ / "on/metrics.jsonl", "loss"), {whole.begin() + 3, whole.end()});
   EXPECT_EQ(values_of(folder_ / "on/metrics.jsonl", "tokens").back(), tokens.back());
   config_.training.global_batch_size = 9;
-  EXPECT_EQ(failure(2, config_, "but is 9 = 2 * 4 + 1; set it to 8 or 12"), util::ErrorKind::kUsage);
+  EXPECT_EQ(failure(2, config_, "but is 9 = 2 * 4 + 1; set it to 8 or 12"), ErrorKind::kUsage);
 }
 
 TEST_F(TrainerTest, SaysWhenAResumeChangesTheGlobalBatch) {
@@ -194,13 +194,13 @@ TEST_F(TrainerTest, EndsItsEpochsAfterTheSameSamplesWhateverTheRanks) {
 
 TEST_F(TrainerTest, RefusesATokenizerWithMoreTokensThanTheModel) {
   config_.data.tokenizer = testing::source_folder() + "/tests/data/bpe/gpt2_kind.json";
-  EXPECT_EQ(failure(2, config_, "model.vocab_size must be at least"), util::ErrorKind::kUsage);
+  EXPECT_EQ(failure(2, config_, "model.vocab_size must be at least"), ErrorKind::kUsage);
 }
 
 TEST_F(TrainerTest, RefusesToRecordGpuMemoryWithoutAGpu) {
   config_.logging.memory_snapshot = true;
   EXPECT_EQ(failure(2, config_, "logging.memory_snapshot requires a GPU, but the run is on cpu"),
-            util::ErrorKind::kUsage);
+            ErrorKind::kUsage);
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
 }
 
@@ -237,7 +237,7 @@ TEST_F(TrainerTest, AveragesOverTheTargetsThatCountAtAnyWorldSize) {
     std::vector<std::vector<double>> losses, norms, validations;
     for (auto [world, accumulation] : {std::pair<int, int64_t>{1, 4}, {2, 2}, {4, 1}}) {
       config_.training.gradient_accumulation_steps = accumulation;
-      config_.run.output_dir = folder_ / util::concat(documents, world);
+      config_.run.output_dir = folder_ / concat(documents, world);
       train(world, config_);
       const fs::path metrics = fs::path(config_.run.output_dir) / "metrics.jsonl";
       losses.push_back(values_of(metrics, "loss"));
@@ -360,23 +360,23 @@ TEST_F(TrainerTest, TheTraceOfWholeUnitsHasNoUnshardedBuffers) {
 TEST_F(TrainerTest, BadDataIsOneErrorOnEveryRankAndNothingIsWritten) {
   config::Config bad = config_;
   bad.data.train = {folder_ / "missing.bin"};
-  EXPECT_EQ(failure(2, bad, "missing.bin"), util::ErrorKind::kData);
+  EXPECT_EQ(failure(2, bad, "missing.bin"), ErrorKind::kData);
   bad = config_;
   bad.model.vocab_size = 5;
-  EXPECT_EQ(failure(2, bad, "vocab"), util::ErrorKind::kData);
+  EXPECT_EQ(failure(2, bad, "vocab"), ErrorKind::kData);
   bad = config_;
   bad.data.micro_batch_size = 200;
-  EXPECT_EQ(failure(2, bad, "samples"), util::ErrorKind::kData);
+  EXPECT_EQ(failure(2, bad, "samples"), ErrorKind::kData);
   bad = config_;
   bad.mesh.data = 4;
-  EXPECT_EQ(failure(2, bad, "mesh"), util::ErrorKind::kUsage);
+  EXPECT_EQ(failure(2, bad, "mesh"), ErrorKind::kUsage);
   EXPECT_FALSE(fs::exists(folder_ / "out"));
 }
 
 TEST_F(TrainerTest, AnOutputFolderThatCannotBeWrittenIsAnIoError) {
   std::ofstream(folder_ / "file") << "x";
   config_.run.output_dir = folder_ / "file/out";
-  EXPECT_EQ(failure(2, config_, "file/out"), util::ErrorKind::kIo);
+  EXPECT_EQ(failure(2, config_, "file/out"), ErrorKind::kIo);
 }
 
 TEST_F(TrainerTest, OptionsOfTheScheduleChangeNoBitOfTheLosses) {
@@ -425,8 +425,8 @@ TEST_F(TrainerTest, RefusesOperationsThatMayDifferInADeterministicRun) {
   train(1, config_);
   fs::remove_all(folder_ / "out");
   set_deterministic(true);
-  EXPECT_EQ(failure(1, config_, "training.deterministic requires"), util::ErrorKind::kUsage);
-  EXPECT_EQ(failure(1, config_, "put_ has none"), util::ErrorKind::kUsage);
+  EXPECT_EQ(failure(1, config_, "training.deterministic requires"), ErrorKind::kUsage);
+  EXPECT_EQ(failure(1, config_, "put_ has none"), ErrorKind::kUsage);
   set_deterministic(false);
 }
 

@@ -187,7 +187,7 @@ TEST_F(TrainerTest, EvaluatesWhatARunLeaves) {
     evaluate(config_, std::make_shared<comm::SingleCommunicator>(), folder_ / "out");
     FAIL();
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_NE(std::string(error.what()).find("data.validation"), std::string::npos);
   }
 }

@@ -89,7 +89,7 @@ TEST_F(UpdateOnArrivalTest, ChangesNoBitWithAnyStrategy) {
           config_.model.tie_word_embeddings = accumulation == 2;
           expect_no_bit_to_change(
               ranks, {.gradient_accumulation_steps = accumulation},
-              util::concat(strategy, ", ", ranks, " ranks, ", type, ", accumulation ", accumulation));
+              concat(strategy, ", ", ranks, " ranks, ", type, ", accumulation ", accumulation));
         }
       }
     }
@@ -103,7 +103,7 @@ TEST_F(UpdateOnArrivalTest, NormsOnArrivalAreThoseAfterBackward) {
     config_.fsdp.cpu_offload = config_.fsdp.move_grads_to_cpu = false;
     const Trained expected = train(2, options);
     config_.fsdp.cpu_offload = config_.fsdp.move_grads_to_cpu = true;
-    expect_same(train(2, options), expected, util::concat("norm type ", norm_type));
+    expect_same(train(2, options), expected, concat("norm type ", norm_type));
   }
 }
 
@@ -117,7 +117,7 @@ TEST_F(TrainStepTest, SaysWhetherADivergenceHasReachedTheWeights) {
         ready.step->run({.step = 7, .first_global_sample = 0, .lr = 1.0});
         ADD_FAILURE() << "rank " << communicator.rank() << " went on";
       } catch (const comm::AgreedError& error) {
-        EXPECT_EQ(error.kind(), util::ErrorKind::kDiverged);
+        EXPECT_EQ(error.kind(), ErrorKind::kDiverged);
         EXPECT_NE(std::string(error.what()).find("unit "), std::string::npos) << error.what();
         EXPECT_EQ(std::string(error.what()).find("the weights were not updated") == std::string::npos,
                   max_grad_norm == 0)

@@ -22,7 +22,7 @@ inline std::string usage_error_of(const std::function<void()>& body) {
   try {
     body();
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     return error.what();
   } catch (const std::exception& error) {
     ADD_FAILURE() << "threw something else than a util::Error: " << error.what();

@@ -191,7 +191,7 @@ TEST(LoadErrors, NothingButUsageErrorsComesOutOfDamagedText) {
     try {
       parse_config(damaged, "c.toml");
     } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kUsage) << damaged;
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage) << damaged;
       ++refused;
     }
   };

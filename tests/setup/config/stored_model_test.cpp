@@ -53,7 +53,7 @@ class StoredModel : public ::testing::Test {
     try {
       loaded();
     } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kCheckpoint);
+      EXPECT_EQ(error.kind(), ErrorKind::kCheckpoint);
       return error.what();
     }
     ADD_FAILURE() << "loaded";
@@ -147,7 +147,7 @@ TEST_F(StoredModel, ThatIsPickledIsRefusedWithTheRemedy) {
     loaded();
     ADD_FAILURE() << "loaded";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kCheckpoint);
+    EXPECT_EQ(error.kind(), ErrorKind::kCheckpoint);
     EXPECT_THAT(error.what(),
                 AllOf(HasSubstr("but has pytorch_model.bin"), HasSubstr("safe_serialization=True")));
   }

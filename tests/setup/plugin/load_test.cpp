@@ -21,7 +21,7 @@ std::string error_of(const std::vector<std::string>& given, const std::string& t
   try {
     config::parse_config(text, "c.toml");
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     message = error.what();
   }
   config::set_plugin_loader(nullptr);

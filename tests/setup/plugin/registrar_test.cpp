@@ -17,7 +17,6 @@ namespace fsdp::plugin {
 namespace {
 
 using util::Error;
-using util::ErrorKind;
 
 constexpr const char* kText =
     "[data]\ntrain = [\"3\"]\n[model]\narchitecture = \"sum\"\nvocab_size = 8\nhidden_size = 4\n";

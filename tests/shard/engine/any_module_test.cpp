@@ -236,7 +236,7 @@ TEST(AnyModule, ThatHooksCannotSeeIsRefusedAsTheRoot) {
       fully_shard(*plain, {}, testing::borrowed(communicator));
       FAIL();
     } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
       EXPECT_NE(std::string(error.what()).find("Hooked<"), std::string::npos) << error.what();
     }
   });

@@ -152,7 +152,7 @@ TEST(ShardedAutocast, TrainsAsTheUnshardedModelInTheSameRegion) {
             run.recomputes = recompute > 0;
             run.recomputes_outside = recompute == 2;
             expect_same(sharded(kChain, world, run), expected,
-                        util::concat(world, strategy, prefetch, recompute, where == Backward::kInRegion));
+                        concat(world, strategy, prefetch, recompute, where == Backward::kInRegion));
           }
         }
       }
@@ -167,7 +167,7 @@ TEST(ShardedAutocast, ARegionMayStayOpenOverStepsAndEvaluations) {
     for (bool recomputes : {false, true}) {
       Way run{.options = every_matrix(), .recomputes = recomputes, .evaluates = true, .stays_open = true};
       run.options.strategy = strategy;
-      expect_same(sharded(kChain, 2, run), expected, util::concat(strategy, recomputes));
+      expect_same(sharded(kChain, 2, run), expected, concat(strategy, recomputes));
     }
   }
 }
@@ -196,7 +196,7 @@ TEST(ShardedAutocast, DecodersTrainAsUnshardedOnes) {
       for (bool recomputes : {false, true}) {
         Way run{.options = {}, .recomputes = recomputes};
         run.options.min_num_params = 500;
-        expect_same(sharded(setting, 2, run), expected, util::concat(architecture, fused, recomputes));
+        expect_same(sharded(setting, 2, run), expected, concat(architecture, fused, recomputes));
       }
     }
   }

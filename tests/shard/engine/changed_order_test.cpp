@@ -46,7 +46,7 @@ std::vector<std::string> errors_of(const std::vector<Order>& orders) {
     try {
       run.step();
     } catch (const comm::AgreedError& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
       errors[rank] = error.what();
       run.engine->reset();
       EXPECT_EQ(run.engine->live_unsharded_bytes(), 0);

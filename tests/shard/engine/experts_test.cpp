@@ -69,11 +69,11 @@ TEST(ShardedExperts, TrainAsTheWholeModel) {
     RunPlan plan = experts_plan(family);
     const RunResult expected = train_unsharded(plan);
     for (const int world : {1, 2, 4}) {
-      expect_close_runs(train_sharded(world, plan), expected, util::concat(family, ", ", world, " ranks"));
+      expect_close_runs(train_sharded(world, plan), expected, concat(family, ", ", world, " ranks"));
     }
     for (const int64_t threshold : {1, 100'000}) {
       plan.shard.min_num_params = threshold;
-      expect_close_runs(train_sharded(2, plan), expected, util::concat(family, ", threshold ", threshold));
+      expect_close_runs(train_sharded(2, plan), expected, concat(family, ", threshold ", threshold));
     }
   }
 }
@@ -85,7 +85,7 @@ TEST(ShardedExperts, HaveTheSameLossesOnAnyNumberOfRanks) {
     expect_same_losses(plan, family);
     plan.recompute = {"block"};
     plan.no_sync = true;
-    expect_same_losses(plan, util::concat(family, ", recomputed, without sync"));
+    expect_same_losses(plan, concat(family, ", recomputed, without sync"));
   }
 }
 
@@ -146,7 +146,7 @@ TEST(ShardedExperts, MayBeFrozen) {
   plan.frozen = {"*.experts.1.*", "*.0.*.experts.*"};
   const RunResult expected = train_unsharded(plan);
   for (const int world : {2, 4}) {
-    expect_close_runs(train_sharded(world, plan), expected, util::concat(world, " ranks"));
+    expect_close_runs(train_sharded(world, plan), expected, concat(world, " ranks"));
   }
 }
 

@@ -51,8 +51,8 @@ TEST(HybridCommunication, AddsAnAllReduceOfTheShardToEveryReduceScatter) {
     std::vector<std::string> scattered, reduced;
     for (const auto& call : calls_of_a_step(hybrid_matrices(strategy))) {
       gathers += call.op == "all_gather";
-      if (call.op == "reduce_scatter") scattered.push_back(util::concat(call.unit, " ", call.numel));
-      if (call.op == "all_reduce") reduced.push_back(util::concat(call.unit, " ", call.numel));
+      if (call.op == "reduce_scatter") scattered.push_back(concat(call.unit, " ", call.numel));
+      if (call.op == "all_reduce") reduced.push_back(concat(call.unit, " ", call.numel));
     }
     // Four matrices of 16 and a bias of 4 over two ranks.
     EXPECT_EQ(scattered, (testing::Names{"layers.3 8", "layers.2 8", "layers.1 8", "layers.0 8", "root 2"}));

@@ -62,7 +62,7 @@ TEST(MixedPrecision, EverythingIsInItsType) {
         auto type = [](const std::string& name) {
           return name == "float32" ? at::kFloat : name == "bfloat16" ? at::kBFloat16 : at::kHalf;
         };
-        std::string what = util::concat(param, ", ", reduce, keep ? ", kept" : "");
+        std::string what = concat(param, ", ", reduce, keep ? ", kept" : "");
         Types types = types_of(precision);
         EXPECT_EQ(types.gathered, type(param)) << what;
         EXPECT_EQ(types.weight, type(param)) << what;
@@ -229,7 +229,7 @@ TEST(GradientPredivide, ChangesResultsByRoundingOnly) {
   RunResult expected = train_sharded(3, plan);
   for (double factor : {0.5, 3.0, 7.0}) {
     plan.shard.gradient_predivide_factor = factor;
-    expect_close_runs(train_sharded(3, plan), expected, util::concat("factor ", factor));
+    expect_close_runs(train_sharded(3, plan), expected, concat("factor ", factor));
   }
 }
 

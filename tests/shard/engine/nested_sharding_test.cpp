@@ -211,7 +211,7 @@ TEST(NestedSharding, TheSameModuleTwiceIsRefused) {
       Net net;
       auto engine = shard_one_by_one(net, mesh);
       const auto again = refusal_of([&] { shard(*net, mesh); });
-      EXPECT_EQ(again.kind, util::ErrorKind::kUsage);
+      EXPECT_EQ(again.kind, ErrorKind::kUsage);
       EXPECT_THAT(
           again.text,
           HasSubstr("fully_shard(): expected a module that is not sharded; found one of type Net that is"));

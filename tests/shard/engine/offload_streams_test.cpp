@@ -224,7 +224,7 @@ TEST_P(UpdatesInBackward, ChangeNoBit) {
       plan.recompute.clear();
       if (*recompute) plan.recompute = {recompute};
       plan.shard.backward_prefetch = prefetch;
-      expect_no_bit_to_change(plan, util::concat(recompute, prefetch));
+      expect_no_bit_to_change(plan, concat(recompute, prefetch));
     }
   }
   plan.accumulation = 2;
@@ -239,7 +239,7 @@ TEST_P(UpdatesInBackward, ChangeNoBitWhereParametersAreTheShard) {
   for (int ranks : {1, 2}) {
     RunPlan plan = plan_with(GetParam());
     plan.shard.strategy = "no_shard";
-    const auto what = [ranks](const char* how) { return util::concat(ranks, " ranks, ", how); };
+    const auto what = [ranks](const char* how) { return concat(ranks, " ranks, ", how); };
     expect_no_bit_to_change(plan, what("plain"), ranks);
     plan.model.tie_word_embeddings = true;
     plan.recompute = {"block"};
@@ -269,7 +269,7 @@ TEST_P(UpdatesInBackward, ChangeNoBitOnADevice) {
   for (int64_t accumulation : {1, 2}) {
     plan.accumulation = accumulation;
     FakeDevice::get().begin();
-    expect_no_bit_to_change(plan, util::concat("accumulation ", accumulation));
+    expect_no_bit_to_change(plan, concat("accumulation ", accumulation));
     EXPECT_EQ(FakeDevice::get().report(), "");
   }
   plan.recompute = {"block"};
@@ -347,13 +347,13 @@ TEST_P(GradientUses, ThatThrowsEndsBackwardWithTheUnitsName) {
     for (size_t place : {4u, 2u, 0u}) {
       {
         const GradientUse use(*run.engine, [&](size_t unit) {
-          if (unit == place) throw util::Error(util::ErrorKind::kIo, "thrown by a test");
+          if (unit == place) throw util::Error(ErrorKind::kIo, "thrown by a test");
         });
         try {
           run.step();
           ADD_FAILURE() << "went on";
         } catch (const util::Error& error) {
-          EXPECT_EQ(error.kind(), util::ErrorKind::kIo);
+          EXPECT_EQ(error.kind(), ErrorKind::kIo);
           EXPECT_THAT(error.what(), HasSubstr("thrown by a test"));
           EXPECT_THAT(error.what(), HasSubstr("unit " + run.engine->units()[place]->name()));
         }
@@ -390,7 +390,7 @@ TEST(GradientUseOnADevice, NeedsGradientsThatMoveToTheHost) {
       const GradientUse use(*run.engine, [](size_t) {});
       ADD_FAILURE() << "accepted";
     } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
       EXPECT_THAT(error.what(), HasSubstr("fsdp.move_grads_to_cpu = false"));
     }
   });

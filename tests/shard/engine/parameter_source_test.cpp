@@ -81,7 +81,7 @@ TEST_P(FromTheMetaDevice, ShardsAreThoseOfAModelWithValues) {
             options.replicated_parameters = {model.architecture == "llama" ? "*layernorm*" : "*ln_*"};
           }
           if (model.architecture == "llama") options.mixed_precision.keep_float32.clear();
-          std::string what = util::concat(architecture, tied ? ", tied, " : ", ", name);
+          std::string what = concat(architecture, tied ? ", tied, " : ", ", name);
           SCOPED_TRACE(what);
           auto eager = testing::make_initialized(model), values = testing::make_initialized(model);
           auto deferred = nn::make_decoder(model, at::kMeta);
@@ -136,7 +136,7 @@ TEST_P(FromTheMetaDevice, TrainsLikeAModelWithValues) {
           auto [losses, weights] = train(*deferred, {&source, at::kCPU});
           EXPECT_EQ(losses, eager_losses);
           EXPECT_LT(losses.back(), losses.front());
-          expect_equal_models(weights, eager_weights, util::concat(architecture, ", ", dtype, ", ", layout));
+          expect_equal_models(weights, eager_weights, concat(architecture, ", ", dtype, ", ", layout));
         }
       }
     }
@@ -212,7 +212,7 @@ std::string failure(nn::Stage& model, const Materialize& materialize = {}) {
   try {
     fully_shard(model, {}, testing::borrowed(single), nullptr, materialize);
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     return error.what();
   }
   return "nothing was thrown";

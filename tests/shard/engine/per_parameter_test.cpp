@@ -35,7 +35,7 @@ TEST(PerParameter, TrainsAsTheUnshardedModelDoes) {
         for (int world : {1, 2, 3, 4}) {
           testing::expect_close_runs(
               testing::train_sharded(world, plan), expected,
-              util::concat(architecture, ", ", dimension, ", 1-D ", shard_1d, ", world ", world));
+              concat(architecture, ", ", dimension, ", 1-D ", shard_1d, ", world ", world));
         }
       }
     }
@@ -51,7 +51,7 @@ TEST(Layout, CutsTheUnitAsOneOrEachParameterOnTheDimensionThatTheOptionSays) {
   };
   for (const Case& each : {Case{"flat", "largest", 8, 1}, Case{"per_parameter", "first", 10, 1},
                            Case{"per_parameter", "largest", 9, 3}}) {
-    SCOPED_TRACE(util::concat(each.layout, ", ", each.dimension));
+    SCOPED_TRACE(concat(each.layout, ", ", each.dimension));
     comm::run_ranks_as_threads(2, [&each](comm::Communicator& communicator) {
       testing::MatrixStage stage(5, 3);
       ShardOptions options;
@@ -130,7 +130,7 @@ TEST(PerParameter, RefusesADimensionThatAParameterHasNot) {
       fully_shard(chain, options, testing::borrowed(communicator));
       FAIL() << "expected an error";
     } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
       EXPECT_THAT(error.what(), HasSubstr("which has the shape [4]; found 2"));
     }
   });

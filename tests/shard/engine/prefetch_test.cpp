@@ -229,7 +229,7 @@ TEST(Overlap, TheNextGatherEndsWhileAUnitComputes) {
     comm::run_ranks_as_threads(2, [&](comm::Communicator& inner) {
       std::map<std::string, std::promise<void>> gathered;
       bool watching = *prefetch == 'i';
-      for (size_t i = 0; i < 4; ++i) gathered[util::concat("layers.", i)];
+      for (size_t i = 0; i < 4; ++i) gathered[concat("layers.", i)];
       testing::InterposedCommunicator watched(inner, nullptr, [&](auto& op, auto& unit, auto& pass) {
         if (watching && op == "all_gather" && pass == "forward" && unit != "root") gathered[unit].set_value();
       });
@@ -238,7 +238,7 @@ TEST(Overlap, TheNextGatherEndsWhileAUnitComputes) {
       watching = true;
       for (size_t i = 0; i + 1 < 4; ++i) {
         run.chain.layer(i).probe = [&gathered, i](const at::Tensor&) {
-          auto next = gathered[util::concat("layers.", i + 1)].get_future();
+          auto next = gathered[concat("layers.", i + 1)].get_future();
           EXPECT_EQ(next.wait_for(kPatience), std::future_status::ready) << i;
         };
       }

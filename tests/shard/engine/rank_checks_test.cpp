@@ -93,7 +93,7 @@ TEST(ReplicaCheck, NamesTheParameterWhereRanksHaveOtherNumbersOfParts) {
           testing::cut_segments_into_rows(engine);
           if (rank == 3 + shard) change(engine, "layers.1.weight");
         });
-    EXPECT_THAT(text, HasSubstr(util::concat("layers.1.weight on ranks ", shard, " and ", 3 + shard)));
+    EXPECT_THAT(text, HasSubstr(concat("layers.1.weight on ranks ", shard, " and ", 3 + shard)));
   }
 }
 
@@ -103,7 +103,7 @@ TEST(ReplicaCheck, LooksAtWhatEveryRankHoldsWhole) {
         complaint({.dcn = 1, .data = 3}, check_options_of("no_shard"), [&](Engine& engine, int rank) {
           if (rank == spoiled) change(engine, "bias");
         });
-    EXPECT_THAT(text, HasSubstr(util::concat("bias on ranks 0 and ", spoiled == 0 ? 1 : spoiled)));
+    EXPECT_THAT(text, HasSubstr(concat("bias on ranks 0 and ", spoiled == 0 ? 1 : spoiled)));
   }
   for (const char* strategy : {"full_shard", "hybrid_shard"}) {
     ShardOptions options = check_options_of(strategy);

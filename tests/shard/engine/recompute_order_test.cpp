@@ -32,7 +32,7 @@ struct OrderRun {
     engine = testing::shard_under_test(chain, options, testing::borrowed(calls));
     attach(Order::kInside);
     for (size_t i = 0; i < chain.size(); ++i) {
-      chain.layer(i).probe = [this, i](const at::Tensor&) { calls.mark(util::concat("layers.", i)); };
+      chain.layer(i).probe = [this, i](const at::Tensor&) { calls.mark(concat("layers.", i)); };
     }
   }
 
@@ -69,7 +69,7 @@ TEST(RecomputeOrder, CommunicatesAsOftenInsideAsOutsideOfUnits) {
           options.strategy = strategy;
           OrderRun plain(communicator, options, Order::kNone), inside(communicator, options, Order::kInside),
               outside(communicator, options, Order::kOutside);
-          const std::string what = util::concat(strategy, ", ", forward, ", ", backward);
+          const std::string what = concat(strategy, ", ", forward, ", ", backward);
           const auto gradients = plain.third_step();
           EXPECT_TRUE(testing::identical(inside.third_step(), gradients)) << what;
           EXPECT_TRUE(testing::identical(outside.third_step(), gradients)) << what;
@@ -141,7 +141,7 @@ TEST(RecomputeOrder, DecodersTrainBitForBitAlike) {
           plan.recompute = {type};
           plan.recomputes_outside = outside;
           testing::expect_identical_runs(testing::train_sharded(2, plan), expected,
-                                         util::concat(strategy, min_num_params, type, outside));
+                                         concat(strategy, min_num_params, type, outside));
         }
       }
     }

@@ -103,7 +103,7 @@ TEST(ReduceScatterGroup, ChangesNoBit) {
         plan.interpose = [](comm::Communicator& rank) { return testing::delayed(rank, true, true); };
         const RunResult expected = train_sharded(4, plan);
         plan.shard.reduce_scatter_group = true;
-        expect_identical_runs(train_sharded(4, plan), expected, util::concat(strategy, ", ", prefetch));
+        expect_identical_runs(train_sharded(4, plan), expected, concat(strategy, ", ", prefetch));
       }
     }
   }
@@ -216,7 +216,7 @@ TEST(ReduceScatterGroupFailure, OfAReductionIsThrownByBackwardAndForgottenByRese
   comm::run_ranks_as_threads(2, [&](comm::Communicator& inner) {
     testing::InterposedCommunicator interposed(
         inner, [](const std::string& op, const std::string& unit, const std::string&) {
-          if (op == "reduce_scatter" && unit == "layers.2") util::fail(util::ErrorKind::kPeerLost, "no ", op);
+          if (op == "reduce_scatter" && unit == "layers.2") fail(ErrorKind::kPeerLost, "no ", op);
         });
     ChainRun run(interposed, with_group());
     try {
@@ -257,7 +257,7 @@ TEST(ReduceScatterGroupFailure, OfAConnectedRankIsAPeerLostOnTheOthers) {
       try {
         for (;;) run.step();
       } catch (const util::Error& error) {
-        EXPECT_EQ(error.kind(), util::ErrorKind::kPeerLost) << error.what();
+        EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
         ++lost;
       }
       run.engine->reset();

@@ -14,7 +14,7 @@ namespace {
 std::string text(const std::vector<SampleNode>& nodes) {
   std::string text;
   for (const SampleNode& node : nodes) {
-    text += util::concat(text.empty() ? "" : " ", node.first, "+", node.leaves());
+    text += concat(text.empty() ? "" : " ", node.first, "+", node.leaves());
   }
   return text;
 }

@@ -31,7 +31,7 @@ void expect_trains_as_the_whole_model(RunPlan plan, const std::vector<int>& worl
     plan.shard.strategy = strategy;
     for (int world : worlds) {
       expect_close_runs(train_sharded(world, plan), expected,
-                        util::concat(what, ", ", strategy, ", ", world, " ranks"));
+                        concat(what, ", ", strategy, ", ", world, " ranks"));
     }
   }
 }
@@ -41,7 +41,7 @@ TEST(ShardedTraining, IsThatOfTheWholeModel) {
     for (bool tied : {false, true}) {
       RunPlan plan = training_plan(architecture);
       plan.model.tie_word_embeddings = tied;
-      expect_trains_as_the_whole_model(plan, {1, 2, 3, 4}, util::concat(architecture, tied ? " tied" : ""));
+      expect_trains_as_the_whole_model(plan, {1, 2, 3, 4}, concat(architecture, tied ? " tied" : ""));
     }
   }
   RunPlan plan = training_plan();
@@ -56,7 +56,7 @@ TEST(ShardedTraining, DoesNotDependOnWhatBecomesAUnit) {
   for (int64_t threshold : {1, 200, 450, 1176, 1'000'000}) {
     plan.shard.min_num_params = threshold;
     units.push_back(plan_units(*testing::make_model(plan), plan.shard).size());
-    expect_close_runs(train_sharded(3, plan), expected, util::concat("threshold ", threshold));
+    expect_close_runs(train_sharded(3, plan), expected, concat("threshold ", threshold));
   }
   EXPECT_GT(units.front(), units[2]) << "the threshold decides what is a unit";
   EXPECT_GT(units[2], units.back());
@@ -71,9 +71,9 @@ TEST(ShardedTraining, MayRecomputeActivations) {
       RunPlan plan = training_plan(architecture);
       plan.recompute = {type};
       plan.steps = 2;
-      expect_trains_as_the_whole_model(plan, {1, 2, 3}, util::concat(architecture, " recomputing ", type));
+      expect_trains_as_the_whole_model(plan, {1, 2, 3}, concat(architecture, " recomputing ", type));
       plan.shard.min_num_params = 1;  // units inside of what is recomputed
-      expect_trains_as_the_whole_model(plan, {2}, util::concat(architecture, " recomputing units in ", type));
+      expect_trains_as_the_whole_model(plan, {2}, concat(architecture, " recomputing units in ", type));
     }
   }
 }
@@ -86,8 +86,7 @@ TEST(ShardedTraining, MayAccumulateMicroBatchesOnShardsOrBeforeTheReduction) {
       plan.no_sync = no_sync;
       if (recompute) plan.recompute = {"block"};
       plan.steps = 2;
-      expect_trains_as_the_whole_model(plan, {1, 2, 4},
-                                       util::concat(no_sync ? "no_sync" : "on shards", recompute));
+      expect_trains_as_the_whole_model(plan, {1, 2, 4}, concat(no_sync ? "no_sync" : "on shards", recompute));
     }
   }
 }
@@ -101,7 +100,7 @@ TEST(ShardedTraining, MayKeepShardsInHostMemory) {
       plan.accumulation = 2;
       plan.no_sync = no_sync;
       plan.steps = 2;
-      expect_trains_as_the_whole_model(plan, {1, 2, 3}, util::concat("offload ", move_grads, no_sync));
+      expect_trains_as_the_whole_model(plan, {1, 2, 3}, concat("offload ", move_grads, no_sync));
     }
   }
 }
@@ -114,10 +113,10 @@ TEST(ShardedTraining, MayReplicateSomeParameters) {
       if (recompute) plan.recompute = {"block"};
       RunResult expected = train_unsharded(plan);
       for (int world : {1, 2, 3}) {
-        expect_close_runs(train_sharded(world, plan), expected, util::concat(pattern, ", ", world, " ranks"));
+        expect_close_runs(train_sharded(world, plan), expected, concat(pattern, ", ", world, " ranks"));
       }
       plan.shard.strategy = "shard_grad_op";
-      expect_close_runs(train_sharded(2, plan), expected, util::concat(pattern, ", shard_grad_op"));
+      expect_close_runs(train_sharded(2, plan), expected, concat(pattern, ", shard_grad_op"));
     }
   }
 }
@@ -129,7 +128,7 @@ TEST(ShardedTraining, LeavesFrozenParametersAlone) {
       plan.frozen = {pattern};
       plan.steps = 2;
       if (recompute) plan.recompute = {"block"};
-      expect_trains_as_the_whole_model(plan, {1, 3}, util::concat(pattern, recompute));
+      expect_trains_as_the_whole_model(plan, {1, 3}, concat(pattern, recompute));
       std::map<std::string, at::Tensor> trained = train_sharded(2, plan).weights;
       plan.steps = 0;
       int64_t frozen = 0;
@@ -164,11 +163,11 @@ TEST(ShardedTraining, WithAdamWAndParametersThatDoNotDecay) {
       plan.optimizer->weight_decay = 0.3;
       plan.optimizer->no_decay = {"*norm*", "*bias", "*embed*"};
       plan.optimizer->eps = 1e-3;  // rounding in gradients near zero must not become a whole step
-      expect_trains_as_the_whole_model(plan, {1, 2, 3}, util::concat(architecture, tied ? " tied" : ""));
+      expect_trains_as_the_whole_model(plan, {1, 2, 3}, concat(architecture, tied ? " tied" : ""));
       plan.frozen = {"*layers.0.*", "*h.0.*"};
       plan.accumulation = 2;
       plan.no_sync = true;
-      expect_trains_as_the_whole_model(plan, {2}, util::concat(architecture, ", first block frozen"));
+      expect_trains_as_the_whole_model(plan, {2}, concat(architecture, ", first block frozen"));
     }
   }
 }

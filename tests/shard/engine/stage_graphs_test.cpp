@@ -303,7 +303,7 @@ TEST_F(GraphedChain, RefusesHigherDerivativesByName) {
     loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
     ADD_FAILURE() << "not refused";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_NE(std::string(error.what()).find("layers.2"), std::string::npos) << error.what();
   }
 }

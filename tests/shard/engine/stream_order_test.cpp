@@ -197,9 +197,9 @@ TEST(RateLimiter, HoldsTwoUnitsAndWaitsForTheComputeOfTheOneBefore) {
   EXPECT_EQ(story.most_allocated(), 2);
   EXPECT_EQ(story.host_waits(), 0);
   for (int unit = 2; unit < 6; ++unit) {
-    const std::string gather = util::concat("gather layers.", unit);
-    EXPECT_TRUE(story.ordered(util::concat("forward layers.", unit - 2), gather)) << gather;
-    EXPECT_FALSE(story.ordered(util::concat("forward layers.", unit - 1), gather)) << gather;
+    const std::string gather = concat("gather layers.", unit);
+    EXPECT_TRUE(story.ordered(concat("forward layers.", unit - 2), gather)) << gather;
+    EXPECT_FALSE(story.ordered(concat("forward layers.", unit - 1), gather)) << gather;
   }
 }
 
@@ -209,7 +209,7 @@ TEST(RateLimiter, OffLetsAllGathersGoBeforeTheFirstCompute) {
   const StreamStory story = story_of_a_step({.options = options, .layers = 6});
   EXPECT_EQ(story.most_allocated(), 6);
   for (int unit = 1; unit < 6; ++unit) {
-    EXPECT_FALSE(story.ordered("forward layers.0", util::concat("gather layers.", unit))) << unit;
+    EXPECT_FALSE(story.ordered("forward layers.0", concat("gather layers.", unit))) << unit;
   }
 }
 
@@ -246,7 +246,7 @@ TEST(OffloadOrder, ShardsAreOnTheDeviceBeforeTheyAreGathered) {
   options.cpu_offload = true;
   const StreamStory story = story_of_a_step({.options = options});
   for (int unit = 0; unit < 3; ++unit) {
-    const std::string name = util::concat("layers.", unit);
+    const std::string name = concat("layers.", unit);
     EXPECT_TRUE(story.ordered("copy in " + name, "gather " + name)) << name;
     EXPECT_TRUE(story.ordered("gather " + name, "forward " + name)) << name;
     if (unit == 2) continue;  // it stays from forward to backward

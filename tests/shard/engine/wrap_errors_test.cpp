@@ -41,7 +41,7 @@ TEST(WrapErrors, NameTheModuleThatIsNotInTheModel) {
     wrap(std::make_shared<testing::MatrixStage>(4, 4, "stranger"));
     plan_units(chain, WrappedModules::added_to(one_unit()));
   });
-  EXPECT_EQ(refused.kind, util::ErrorKind::kUsage);
+  EXPECT_EQ(refused.kind, ErrorKind::kUsage);
   EXPECT_EQ(
       refused.text.substr(0, refused.text.find('\n')),
       "wrap(): expected stages inside the root; found a module of type stranger, which is not; register it as "
@@ -111,7 +111,7 @@ TEST(WrapErrors, NameTheModuleWithoutParameters) {
 TEST(WrapErrors, AModuleMustHaveHooks) {
   const EnableWrap scope;
   const auto refused = refusal_of([] { wrap(torch::nn::Linear(2, 2)); });
-  EXPECT_EQ(refused.kind, util::ErrorKind::kUsage);
+  EXPECT_EQ(refused.kind, ErrorKind::kUsage);
   EXPECT_THAT(refused.text, HasSubstr("wrap(): expected a module whose calls can be hooked; found a plain "));
   EXPECT_THAT(refused.text, HasSubstr("LinearImpl; declare the module as fsdp::nn::Hooked"));
 }

@@ -287,8 +287,7 @@ TEST(Wrap, EachUnitHasItsGroup) {
     run.step();
     std::vector<std::string> calls;
     for (const auto& call : run.calls.calls()) {
-      if (call.unit.starts_with("layers"))
-        calls.push_back(util::concat(call.op, " ", call.unit, " ", call.numel));
+      if (call.unit.starts_with("layers")) calls.push_back(concat(call.op, " ", call.unit, " ", call.numel));
     }
     // Matrices of 16 elements: cut over four ranks, or over the two of a slice, or over none.
     EXPECT_THAT(calls,

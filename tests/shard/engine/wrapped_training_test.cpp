@@ -90,7 +90,7 @@ TEST_P(WrapOf, SomeUnitsTrainsAsOneProcessDoes) {
       for (int world : {1, 2, 4}) {
         if (world < mesh.dcn * 2 && mesh.dcn > 1) continue;
         expect_close_runs(train_sharded(world, plan), expected,
-                          util::concat(GetParam().name, ", ", world, " ranks, dcn ", mesh.dcn));
+                          concat(GetParam().name, ", ", world, " ranks, dcn ", mesh.dcn));
       }
     }
   }

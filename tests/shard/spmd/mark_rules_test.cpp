@@ -180,7 +180,7 @@ TEST(MarkRules, AnythingElseAsksForAMark) {
       for (const auto& use : {std::function<void()>([&] { mark_sharding(result, mesh, {}); }),
                               std::function<void()>([&] { full_tensor(result, mesh); })}) {
         const auto refused = refusal_of(use);
-        EXPECT_EQ(refused.kind, util::ErrorKind::kUsage);
+        EXPECT_EQ(refused.kind, ErrorKind::kUsage);
         EXPECT_THAT(refused.text,
                     HasSubstr(std::string("found the result of ") + each.name + " of a tensor sharded as ("));
         EXPECT_THAT(refused.text, HasSubstr("state it with mark_local_shard()"));

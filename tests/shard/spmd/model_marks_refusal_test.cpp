@@ -53,7 +53,7 @@ std::string refused(const std::function<Marked()>& make, SpmdOptions options = {
     Around root(marked.layer);
     mark_sharding(root->parameter(marked.parameter), mesh, marked.spec);
     const auto refusal = refusal_of([&] { spmd_fully_shard(*root, mesh, {}, options); });
-    EXPECT_EQ(refusal.kind, util::ErrorKind::kUsage);
+    EXPECT_EQ(refusal.kind, ErrorKind::kUsage);
     if (mesh.world()->rank() == 0) text = refusal.text;
   });
   return text;

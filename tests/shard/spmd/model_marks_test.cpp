@@ -217,7 +217,7 @@ TEST(ModelMarks, FollowThroughTheLayers) {
     const at::Tensor part = mark_local_shard(net->gated->inner_values, mesh, inner.spec);
     EXPECT_TRUE(at::allclose(full_tensor(part, mesh), whole->gated->inner_values, 1e-5, 1e-6));
     const std::string text = spmd_debug(*engine, {{"inner", part}});
-    const std::string rank = util::concat("rank ", mesh.world()->rank(), "  ");
+    const std::string rank = concat("rank ", mesh.world()->rank(), "  ");
     for (const char* line :
          {"gated.up.weight  global [12, 8]  local [6, 4]  (model, data)  float32\n",
           "gated.down.weight  global [8, 12]  local [4, 6]  (data, model)  float32\n",

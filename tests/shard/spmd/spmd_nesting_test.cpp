@@ -311,7 +311,7 @@ TEST(SpmdNesting, AnOptionOfWholeEnginesIsRefusedUnlessBothHaveIt) {
     post.shard.backward_prefetch = "post";
     const auto inner = spmd_fully_shard(*tower.blocks->ptr<Block>(0), mesh, {}, post);
     const auto refused = refusal_of([&] { spmd_fully_shard(tower, mesh); });
-    EXPECT_EQ(refused.kind, util::ErrorKind::kUsage);
+    EXPECT_EQ(refused.kind, ErrorKind::kUsage);
     EXPECT_THAT(refused.text, HasSubstr("expected fsdp.backward_prefetch = post, with which blocks.0 was "
                                         "sharded and which all units of an engine share; found pre"));
     EXPECT_FALSE(inner->units().empty()) << "the inner engine has not ended";

@@ -64,7 +64,7 @@ TEST(ShardingMarks, TheGradientOfAReplicatedActivationIsWhole) {
 TEST(ShardingMarks, ABatchThatDoesNotDivideIsAnErrorWithTheNumbers) {
   on_mesh({.dcn = 2, .data = 2}, [](const comm::Mesh& mesh) {
     auto refused = refusal_of([&] { mark_sharding(at::zeros({6, 2}), mesh, batch_spec()); });
-    EXPECT_EQ(refused.kind, util::ErrorKind::kUsage);
+    EXPECT_EQ(refused.kind, ErrorKind::kUsage);
     EXPECT_THAT(refused.text,
                 HasSubstr("dimension 0 of [6, 2] to divide over dcn 2 x data 2 = 4 ranks; found 6 "
                           "= 1 x 4 + 2; pad it to 8"));
@@ -182,7 +182,7 @@ TEST(Spmd, AnyMeshTrainsAsOneRankDoes) {
         spmd.shard.strategy = strategy;
         auto engine = spmd_fully_shard(*model, mesh, {}, spmd);
         expect_same(train_spmd(*model, *engine, mesh, plan), expected,
-                    util::concat(to_string(mesh.shape()), ", ", strategy));
+                    concat(to_string(mesh.shape()), ", ", strategy));
       });
     }
   }
@@ -251,7 +251,7 @@ TEST(Spmd, MarkedParametersAreCutWhereTheMarkSays) {
     const auto segment_of = [&](const std::string& name) {
       const auto found = std::find_if(engine->segments().begin(), engine->segments().end(),
                                       [&](const Segment& segment) { return segment.name == name; });
-      if (found == engine->segments().end()) util::fail(util::ErrorKind::kUnexpected, "no segment of ", name);
+      if (found == engine->segments().end()) fail(ErrorKind::kUnexpected, "no segment of ", name);
       return *found;
     };
     const Segment of_cut = segment_of(cut);
@@ -333,7 +333,7 @@ TEST(ShardingMarks, OfAParameterComeBeforeItIsSharded) {
     const at::Tensor weight = layers->parameters().front();
     SpmdFullyShardedDataParallel<torch::nn::SequentialImpl> sharded(layers, mesh);
     const auto refused = refusal_of([&] { mark_sharding(weight, mesh, {{}, {kData}}); });
-    EXPECT_EQ(refused.kind, util::ErrorKind::kUsage);
+    EXPECT_EQ(refused.kind, ErrorKind::kUsage);
     EXPECT_THAT(
         refused.text,
         HasSubstr("mark_sharding(): expected a parameter that is not sharded yet; found one of shape"));
@@ -426,7 +426,7 @@ TEST(SpmdModule, AnyOtherOutputAsksForAChoice) {
   on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
     using Sharded = SpmdFullyShardedDataParallel<MapModule>;
     auto refused = refusal_of([&] { Sharded(std::make_shared<MapModule>(), mesh); });
-    EXPECT_EQ(refused.kind, util::ErrorKind::kUsage);
+    EXPECT_EQ(refused.kind, ErrorKind::kUsage);
     EXPECT_THAT(refused.text, HasSubstr("std::map"));
     EXPECT_THAT(refused.text, HasSubstr("pass select_output, and shard_output"));
     int marked = 0;

@@ -138,7 +138,7 @@ TEST(SpmdDebug, ListsParametersAndActivations) {
   on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
     SpmdFullyShardedDataParallel<Pair> sharded(with_values(std::make_shared<Pair>()), mesh);
     const at::Tensor x = at::ones({kBatch, kWidth}), output = sharded.forward(x, x);
-    const std::string rank = util::concat("rank ", mesh.world()->rank());
+    const std::string rank = concat("rank ", mesh.world()->rank());
     EXPECT_EQ(spmd_debug(sharded.engine(), {{"output", output}, {"x", x}}),
               rank + "  a.weight  global [6, 6]  local [3, 6]  (data, whole)  float32\n" +  //
                   rank + "  b.weight  global [6, 6]  local [3, 6]  (data, whole)  float32\n" + rank +

@@ -30,7 +30,7 @@ std::string usage_error(const std::function<void()>& body) {
   try {
     body();
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     return error.what();
   }
   return "no error";
@@ -46,7 +46,7 @@ void for_each_setup(
   for (const auto& setup : shard_setups()) {
     for (int world : {1, 2, 3, 4}) {
       comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
-        body(communicator, setup.options, util::concat(setup.name, ", ", world, " ranks"));
+        body(communicator, setup.options, concat(setup.name, ", ", world, " ranks"));
       });
     }
   }

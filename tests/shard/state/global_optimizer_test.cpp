@@ -61,7 +61,7 @@ TEST_P(GlobalOptimizer, TrainsBitForBitAsReplicatedOnesDo) {
     const RunResult expected = train_sharded(ranks_of(mesh), reference);
     plan.shard.hybrid_optimizer = "global";
     const RunResult found = train_sharded(ranks_of(mesh), plan);
-    SCOPED_TRACE(util::concat(mesh.dcn, "x", mesh.data));
+    SCOPED_TRACE(concat(mesh.dcn, "x", mesh.data));
     EXPECT_EQ(found.losses, expected.losses);
     for (size_t i = 0; i < expected.norms.size(); ++i) {
       EXPECT_NEAR(found.norms[i], expected.norms[i], 1e-6 * expected.norms[i]);  // of other parts
@@ -152,7 +152,7 @@ TEST(GlobalOptimizerOfSlices, ClipsByANormThatCountsEachElementOnce) {
     plan.shard.hybrid_optimizer = "global";
     for (const comm::MeshOptions& mesh : kSlicedMeshes) {
       plan.mesh = mesh;
-      expect_close_runs(train_sharded(ranks_of(mesh), plan), expected, util::concat("norm ", norm_type));
+      expect_close_runs(train_sharded(ranks_of(mesh), plan), expected, concat("norm ", norm_type));
     }
   }
 }
@@ -183,8 +183,8 @@ TEST(GlobalOptimizerOfSlices, CommunicatesToTheByteAsTheFormulaSays) {
       for (const comm::MeshOptions& mesh : kSlicedMeshes) {
         for (const StepFormulaOptions& step :
              {StepFormulaOptions{}, {.micro_batches = 3}, {.micro_batches = 3, .no_sync = true}}) {
-          SCOPED_TRACE(util::concat(layout, " ", dtype, " ", mesh.dcn, "x", mesh.data, " ",
-                                    step.micro_batches, step.no_sync ? " without sync" : ""));
+          SCOPED_TRACE(concat(layout, " ", dtype, " ", mesh.dcn, "x", mesh.data, " ", step.micro_batches,
+                              step.no_sync ? " without sync" : ""));
           comm::run_ranks_as_threads(ranks_of(mesh), [&](comm::Communicator& communicator) {
             ShardOptions options = global_matrices();
             options.layout = layout;

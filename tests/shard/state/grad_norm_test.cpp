@@ -208,7 +208,7 @@ TEST(GradNorm, RefusesGradientsThatAreNotReduced) {
         grad_norm(*engine);
         ADD_FAILURE() << "expected an error";
       } catch (const util::Error& error) {
-        EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+        EXPECT_EQ(error.kind(), ErrorKind::kUsage);
         EXPECT_NE(std::string(error.what()).find(setter), std::string::npos);
       }
     }
@@ -236,7 +236,7 @@ TEST(GradNorm, ClipsAsTheWholeModelWhateverIsSharded) {
           if (!replicated.empty()) plan.shard.replicated_parameters = {replicated};
           for (int world : {1, 2, 4}) {
             expect_close_runs(train_sharded(world, plan), expected,
-                              util::concat("p ", norm_type, ", ", strategy, ", ", replicated, ", ", world));
+                              concat("p ", norm_type, ", ", strategy, ", ", replicated, ", ", world));
           }
         }
       }

@@ -70,7 +70,7 @@ TEST(StateDict, FullHasTheNamesAndValuesOfTheUnshardedModel) {
           auto model = testing::make_initialized(tied_options(tied));
           auto engine = testing::shard_under_test(*model, for_decoder(setup.options), borrowed(communicator));
           auto state = by_name(full_state_dict(*engine));
-          expect_equal(state, expected, util::concat(setup.name, ", ", world, " ranks"));
+          expect_equal(state, expected, concat(setup.name, ", ", world, " ranks"));
           if (tied) {
             EXPECT_TRUE(state.at("lm_head.weight").is_same(state.at("model.embed_tokens.weight")));
           }
@@ -379,11 +379,11 @@ TEST(StateDict, LocalErrorsNameTheUnit) {
     };
     LocalStateDict bad = good;
     bad[1].tensor = at::zeros({9});
-    refused(bad, util::concat("expected a shard of ", numel,
-                              " elements of unit layers.0; found 9 elements instead of ", numel));
+    refused(bad, concat("expected a shard of ", numel,
+                        " elements of unit layers.0; found 9 elements instead of ", numel));
     bad = good;
     bad.pop_back();
-    refused(bad, util::concat("expected a shard of ", numel, " elements of unit layers.1; found none"));
+    refused(bad, concat("expected a shard of ", numel, " elements of unit layers.1; found none"));
     bad = good;
     bad.push_back({"layers.2", at::zeros({numel})});
     refused(bad, "units that the model has; found unit layers.2");

@@ -27,7 +27,7 @@ const std::vector<comm::MeshOptions> kMeshes = {
 
 int world_of(const comm::MeshOptions& mesh) { return static_cast<int>(mesh.dcn * mesh.data); }
 
-std::string name_of(const comm::MeshOptions& mesh) { return util::concat(mesh.dcn, "x", mesh.data); }
+std::string name_of(const comm::MeshOptions& mesh) { return concat(mesh.dcn, "x", mesh.data); }
 
 RunPlan hybrid_plan() {
   RunPlan plan;
@@ -46,7 +46,7 @@ void expect_hybrid_trains_as_the_whole_model(RunPlan plan, const std::vector<com
     for (const char* strategy : kHybrids) {
       plan.shard.strategy = strategy;
       expect_close_runs(train_sharded(world_of(mesh), plan), expected,
-                        util::concat(what, ", ", strategy, ", ", name_of(mesh)));
+                        concat(what, ", ", strategy, ", ", name_of(mesh)));
     }
   }
 }
@@ -121,7 +121,7 @@ TEST(HybridShard, AccumulatesMicroBatchesOnShardsOrBeforeTheReduction) {
       plan.steps = 2;
       plan.shard.cpu_offload = offload;
       plan.shard.move_grads_to_cpu = offload;
-      expect_hybrid_trains_as_the_whole_model(plan, kMeshes, util::concat("accumulating ", no_sync, offload));
+      expect_hybrid_trains_as_the_whole_model(plan, kMeshes, concat("accumulating ", no_sync, offload));
     }
   }
 }
@@ -150,7 +150,7 @@ TEST(HybridShard, ClipsByTheNormOfTheWholeGradientWhereReplicasCountOnce) {
     plan.max_norm = norm_type == 1.0 ? 5.0 : norm_type == 2.0 ? 0.3 : 0.05;
     plan.shard.replicated_parameters = {"*norm*"};
     for (double norm : train_unsharded(plan).norms) EXPECT_GT(norm, plan.max_norm) << "nothing is clipped";
-    expect_hybrid_trains_as_the_whole_model(plan, kMeshes, util::concat("norm ", norm_type));
+    expect_hybrid_trains_as_the_whole_model(plan, kMeshes, concat("norm ", norm_type));
   }
 }
 
@@ -280,7 +280,7 @@ std::string failure_of(const std::string& failing_op) {
   comm::run_ranks_as_threads(4, [&](comm::Communicator& inner) {
     testing::InterposedCommunicator interposed(
         inner, [&](const std::string& op, const std::string& unit, const std::string&) {
-          if (op == failing_op && unit == "layers.2") util::fail(util::ErrorKind::kPeerLost, "no ", op);
+          if (op == failing_op && unit == "layers.2") fail(ErrorKind::kPeerLost, "no ", op);
         });
     ChainRun run(interposed, hybrid_matrices(), 4, {}, {.dcn = 2, .data = 2});
     try {
@@ -329,7 +329,7 @@ TEST(HybridFailure, AMeshThatDoesNotFitIsAUsageErrorWithTheArithmetic) {
       ChainRun run(communicator, hybrid_matrices(), 4, {}, {.dcn = 2, .data = 3});
       ADD_FAILURE() << "expected an error";
     } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
       EXPECT_THAT(
           error.what(),
           HasSubstr(

@@ -365,7 +365,7 @@ TEST(ShardOptions, RefuseANameThatDoesNotExistWhereItIsSet) {
     options.strategy = "zero4";
     FAIL() << "expected an error";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_THAT(error.what(), HasSubstr("expected one of full_shard, shard_grad_op, hybrid_shard, "
                                         "hybrid_shard_zero2, no_shard; found \"zero4\""));
   }
@@ -381,7 +381,7 @@ TEST(OptionConflicts, AreThrownTogetherAsOneUsageError) {
     require_no_option_conflicts(options);
     FAIL() << "expected an error";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_THAT(error.what(), HasSubstr("fsdp.min_num_params must be at least 0"));
     EXPECT_THAT(error.what(), HasSubstr("\nfsdp.move_grads_to_cpu"));
   }

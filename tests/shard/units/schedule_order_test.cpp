@@ -125,7 +125,7 @@ class ForwardText final : public CommandReader {
     schedule_.forward_begins(0, trains);
     for (size_t unit : units) {
       schedule_.forward_begins(unit);
-      text_ += util::concat("[", unit, "] ");
+      text_ += concat("[", unit, "] ");
       schedule_.forward_ends(unit, trains);
     }
     schedule_.forward_ends(0, trains);
@@ -150,7 +150,7 @@ class ForwardText final : public CommandReader {
                        : command.kind == Kind::kReshard       ? "-"
                                                               : "";
     if (*sign == '\0') return;
-    text_ += util::concat(sign, command.unit, " ");
+    text_ += concat(sign, command.unit, " ");
     if (command.unit == 0 || *sign == '=') return;
     gathered_ += *sign == '+' ? 1 : -1;
     if (command.pass == Pass::kForward) most_gathered = std::max(most_gathered, gathered_);

@@ -48,9 +48,9 @@ TEST(Schedule, PrefetchChangesNoBit) {
             plan.shard.forward_prefetch = forward;
             plan.shard.backward_prefetch = backward;
             plan.shard.limit_all_gathers = limit;
-            expect_identical_runs(train_sharded(3, plan), expected,
-                                  util::concat(strategy, ", ", forward, ", ", backward,
-                                               limit ? ", limited " : ", ", recompute));
+            expect_identical_runs(
+                train_sharded(3, plan), expected,
+                concat(strategy, ", ", forward, ", ", backward, limit ? ", limited " : ", ", recompute));
           }
         }
       }
@@ -75,7 +75,7 @@ TEST(Schedule, ReshardingChangesNoBit) {
             plan.shard.keep_after_forward.clear();
             if (*kept && reshard) plan.shard.keep_after_forward = {kept};
             expect_identical_runs(train_sharded(2, plan), expected,
-                                  util::concat(prefetch, ' ', reshard, last, root, " keeping ", kept));
+                                  concat(prefetch, ' ', reshard, last, root, " keeping ", kept));
           }
         }
       }
@@ -93,7 +93,7 @@ TEST(Schedule, RecomputationAndHostMemoryChangeNoBit) {
         if (*recompute) plan.recompute = {recompute};
         plan.shard.cpu_offload = offload;
         plan.shard.move_grads_to_cpu = offload && grads;
-        expect_identical_runs(train_sharded(2, plan), expected, util::concat(recompute, offload, grads));
+        expect_identical_runs(train_sharded(2, plan), expected, concat(recompute, offload, grads));
       }
     }
   }
@@ -117,7 +117,7 @@ TEST(Schedule, ASlowCommunicationStreamChangesNoBit) {
           return late ? testing::delayed(inner, where & 1, where & 2) : testing::borrowed(inner);
         };
         expect_identical_runs(train_sharded(3, plan), expected,
-                              util::concat(strategy, ", ", prefetch, ", delay ", where));
+                              concat(strategy, ", ", prefetch, ", delay ", where));
       }
     }
   }

@@ -101,7 +101,7 @@ class StepFormulaOf : public ::testing::TestWithParam<FormulaCase> {
 TEST_P(StepFormulaOf, AStepHoldsToTheByteAtAnyWorldSize) {
   for (const char* model : {"chain", "llama", "gpt2"}) {
     for (int world : {1, 2, 3, 4}) {
-      SCOPED_TRACE(util::concat(model, ", ", world, " ranks"));
+      SCOPED_TRACE(concat(model, ", ", world, " ranks"));
       expect_formula_holds({.model = model, .world = world}, options_for(model));
     }
   }
@@ -110,7 +110,7 @@ TEST_P(StepFormulaOf, AStepHoldsToTheByteAtAnyWorldSize) {
 TEST_P(StepFormulaOf, AStepOfSeveralMicroBatchesHoldsToTheByte) {
   for (bool no_sync : {false, true}) {
     for (const char* model : {"chain", "llama"}) {
-      SCOPED_TRACE(util::concat(model, no_sync ? ", no_sync" : ""));
+      SCOPED_TRACE(concat(model, no_sync ? ", no_sync" : ""));
       expect_formula_holds({.model = model, .step = {.micro_batches = 3, .no_sync = no_sync}},
                            options_for(model));
     }

@@ -28,8 +28,8 @@ std::vector<std::string> texts(Kind command, const UnitSizes& unit) {
   const char* const groups[] = {"shards", "replicas", "slices"};
   std::vector<std::string> texts;
   for (const UnitCollective& each : collectives_of(command, unit, false)) {
-    texts.push_back(util::concat(kinds[static_cast<int>(each.kind)], " ", each.bytes, " among ",
-                                 groups[static_cast<int>(each.among)]));
+    texts.push_back(concat(kinds[static_cast<int>(each.kind)], " ", each.bytes, " among ",
+                           groups[static_cast<int>(each.among)]));
   }
   return texts;
 }

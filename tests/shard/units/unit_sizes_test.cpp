@@ -24,7 +24,7 @@ class UnitSizesOf : public ::testing::TestWithParam<SizesCase> {};
 TEST_P(UnitSizesOf, AModelWithoutMemoryAreThoseOfTheEngine) {
   for (const char* architecture : {"llama", "gpt2"}) {
     for (int world : {1, 2, 3, 64}) {
-      SCOPED_TRACE(util::concat(architecture, ", ", world, " ranks"));
+      SCOPED_TRACE(concat(architecture, ", ", world, " ranks"));
       ShardOptions options;
       options.min_num_params = 200;
       GetParam().change(options);

@@ -15,7 +15,6 @@ namespace fs = std::filesystem;
 using namespace fsdp::testing;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using util::ErrorKind;
 
 fs::path save_whole(const fs::path& root, const NamedTensors& tensors, int world_size) {
   comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {

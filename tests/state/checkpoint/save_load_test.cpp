@@ -20,7 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 using namespace fsdp::testing;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 
 class EveryPairOfWorlds : public ::testing::TestWithParam<std::tuple<int, int>> {};
 

@@ -16,7 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 using namespace fsdp::testing;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 
 constexpr const char* kRun = "0123456789abcdef";
 

@@ -178,7 +178,7 @@ TEST(StateSlices, OfParametersInSeveralPartsAreLoadedByAnyOtherCut) {
       });
       const auto saved = folder.path() / step_folder_name(1);
       for (const testing::Cut& to : cuts) {
-        const std::string what = util::concat(name, ", ", from.name, " to ", to.name);
+        const std::string what = concat(name, ", ", from.name, " to ", to.name);
         comm::run_ranks_as_threads(to.world_size, [&](comm::Communicator& communicator) {
           testing::OptimizedRank rank(to, options, communicator);
           load_slices(saved, read_manifest(saved),
@@ -330,7 +330,7 @@ TEST(StateSlices, OfAdafactorHaveRowsAndColumnsWholeOnEveryRankAndAreSavedOnce) 
   });
   for (const char* name : {"exp_avg_sq_row", "exp_avg_sq_col"}) {
     for (const char* layer : {"0", "1"}) {
-      EXPECT_EQ(saved[util::concat("optimizer/", name, "/layers.", layer, ".weight")], 4);
+      EXPECT_EQ(saved[concat("optimizer/", name, "/layers.", layer, ".weight")], 4);
     }
   }
 }

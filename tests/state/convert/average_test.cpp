@@ -17,7 +17,6 @@ namespace fs = std::filesystem;
 using namespace fsdp::testing;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 
 class Average : public ::testing::Test {
  protected:

@@ -19,7 +19,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-using util::ErrorKind;
 
 TEST(Consolidate, WritesTheWeightsBitwiseAndNothingElse) {
   TemporaryFolder root;

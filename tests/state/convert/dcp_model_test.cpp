@@ -23,7 +23,6 @@ namespace fs = std::filesystem;
 using namespace fsdp::testing;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using util::ErrorKind;
 
 class DcpModel : public ::testing::Test {
  protected:
@@ -208,7 +207,7 @@ TEST_F(DcpModel, RefusesStatesUnderNumbersAndNoOrSeveralModels) {
   int64_t number = 0;
   for (const auto& [name, tensor] : weights_) {
     tensors.emplace_back("model." + name, tensor);
-    tensors.emplace_back(util::concat("optimizer.state.", number++, ".exp_avg"), tensor);
+    tensors.emplace_back(concat("optimizer.state.", number++, ".exp_avg"), tensor);
   }
   expect_import_refused(tensors, "has it under numbers");
   tensors = state();

@@ -18,7 +18,6 @@ using namespace fsdp::testing;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 
 class Diff : public ::testing::Test {
  protected:

@@ -34,14 +34,14 @@ class FsdpCkpt : public ::testing::Test {
   int run(const std::string& arguments) {
     fs::path out = root_.path() / ".stdout", err = root_.path() / ".stderr";
     std::string command =
-        util::concat(quoted(program_), " ", arguments, " >", quoted(out), " 2>", quoted(err), " </dev/null");
+        concat(quoted(program_), " ", arguments, " >", quoted(out), " 2>", quoted(err), " </dev/null");
     int status = std::system(command.c_str());
     out_ = util::read_file(out);
     err_ = util::read_file(err);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
 
-  std::string quoted(const fs::path& path) { return util::concat("'", path.string(), "'"); }
+  std::string quoted(const fs::path& path) { return concat("'", path.string(), "'"); }
 
   TemporaryFolder root_;
   fs::path program_;
@@ -124,7 +124,7 @@ TEST_F(FsdpCkpt, VerifiesAndNamesEveryDamagedFile) {
 
 TEST_F(FsdpCkpt, InspectsNumberedLayersInTheirOrder) {
   NamedTensors tensors;
-  for (int i : {10, 9, 0}) tensors.emplace_back(util::concat("model/h.", i, ".w"), at::ones({1}));
+  for (int i : {10, 9, 0}) tensors.emplace_back(concat("model/h.", i, ".w"), at::ones({1}));
   fs::path step = save_checkpoint(root_.path(), tensors, 1);
   ASSERT_EQ(run("inspect " + quoted(step)), 0) << err_;
   EXPECT_LT(out_.find("0.w "), out_.find("9.w "));
@@ -213,7 +213,7 @@ TEST_F(FsdpCkpt, AveragesTheLastCheckpointsOfARun) {
 TEST_F(FsdpCkpt, AveragesInMuchLessMemoryThanATensorTakes) {
   constexpr int64_t kBytes = int64_t{192} << 20;
   const std::string header =
-      util::concat(R"({"w":{"dtype":"F32","shape":[)", kBytes / 4, R"(],"data_offsets":[0,)", kBytes, "]}}");
+      concat(R"({"w":{"dtype":"F32","shape":[)", kBytes / 4, R"(],"data_offsets":[0,)", kBytes, "]}}");
   for (const char* name : {"a.safetensors", "b.safetensors"}) {  // zeros that take no room on the disk
     root_.write(name, safetensors_bytes(header, ""));
     fs::resize_file(root_.path() / name, 8 + header.size() + kBytes);
@@ -254,7 +254,7 @@ TEST_F(FsdpCkpt, AnswersWithTheExitCodesOfTheDesign) {
 
 TEST_F(FsdpCkpt, FailsWhenItsResultCannotBePrinted) {
   fs::path step = save_checkpoint(root_.path(), {{"model/w", at::ones({5})}}, 1);
-  std::string command = util::concat(quoted(program_), " inspect ", quoted(step), " >/dev/full 2>/dev/null");
+  std::string command = concat(quoted(program_), " inspect ", quoted(step), " >/dev/full 2>/dev/null");
   int status = std::system(command.c_str());
   EXPECT_EQ(WEXITSTATUS(status), 7);
 }
@@ -284,8 +284,8 @@ TEST_F(FsdpCkpt, RefusesPicklesAndFoldersThatAreNotWholeWithCode4AndRunsNothing)
     EXPECT_EQ(std::count(err_.begin(), err_.end(), '\n'), 1) << err_;
     EXPECT_FALSE(fs::exists(trace));
   };
-  const std::string import = util::concat("import ", quoted(dcp), " ", quoted(root_.path() / "ours"),
-                                          " --config ", quoted(root_.path() / "config.json"));
+  const std::string import = concat("import ", quoted(dcp), " ", quoted(root_.path() / "ours"), " --config ",
+                                    quoted(root_.path() / "config.json"));
   fs::copy(source, dcp);
   const std::string call =
       "X" + std::string(1, static_cast<char>(command.size())) + std::string(3, '\0') + command;

@@ -21,7 +21,6 @@ using namespace fsdp::testing;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using util::ErrorKind;
 
 /// The weights of a small model under Hugging Face's names.
 NamedTensors weights_of(const nn::ModelOptions& options) {

@@ -18,7 +18,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-using util::ErrorKind;
 
 /// Reads everything, as a run that resumes would.
 std::pair<ErrorKind, std::string> load_all(const fs::path& folder, const NamedTensors& like) {

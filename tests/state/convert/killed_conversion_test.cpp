@@ -58,7 +58,7 @@ TEST_P(KilledConversion, LeavesNothingTornAndTheNextOneSucceeds) {
   TemporaryFolder root;
   NamedTensors tensors;
   for (int i = 0; i < 16; ++i) {
-    tensors.emplace_back(util::concat("model/h.", i, ".w"), at::rand({1024, 1024}));  // 4 MiB each
+    tensors.emplace_back(concat("model/h.", i, ".w"), at::rand({1024, 1024}));  // 4 MiB each
   }
   const fs::path step = save_checkpoint(root.path() / "run", tensors, 2);
   const fs::path place = root.path() / "out", output = place / GetParam().output;
@@ -87,7 +87,7 @@ TEST_P(KilledConversion, LeavesNothingTornAndTheNextOneSucceeds) {
       ++killed;
     }
     if (fs::exists(output)) {
-      SCOPED_TRACE(util::concat("after kill ", i));
+      SCOPED_TRACE(concat("after kill ", i));
       expect_whole(output, step);
       fs::remove_all(output);
     } else {
@@ -108,8 +108,7 @@ TEST(KilledReplacement, LeavesTheOldFolderOrTheNewOneWhole) {
   TemporaryFolder root;
   const auto saved = [&](const char* run) {
     NamedTensors tensors;
-    for (int i = 0; i < 8; ++i)
-      tensors.emplace_back(util::concat("model/h.", i, ".w"), at::rand({512, 1024}));
+    for (int i = 0; i < 8; ++i) tensors.emplace_back(concat("model/h.", i, ".w"), at::rand({512, 1024}));
     return save_checkpoint(root.path() / run, tensors, 2);
   };
   const fs::path steps[] = {saved("a"), saved("b")}, place = root.path() / "out", output = place / "hf";
@@ -128,7 +127,7 @@ TEST(KilledReplacement, LeavesTheOldFolderOrTheNewOneWhole) {
     std::this_thread::sleep_for(std::chrono::duration<double>(moment(random)));
     running.send(SIGKILL);
     running.wait();
-    SCOPED_TRACE(util::concat("after kill ", i));
+    SCOPED_TRACE(concat("after kill ", i));
     EXPECT_TRUE(diff(steps[0], output, {}).empty() || diff(steps[1], output, {}).empty());
     EXPECT_EQ(util::read_file(output / "tokenizer.json"), "precious");
   }

@@ -22,7 +22,6 @@ namespace {
 namespace fs = std::filesystem;
 using namespace fsdp::testing;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 
 using Single = std::tuple<size_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 

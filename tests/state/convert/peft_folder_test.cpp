@@ -19,7 +19,6 @@ using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::NamedTensors;
-using util::ErrorKind;
 
 const std::string kLayer = "model.layers.0.self_attn.q_proj";
 
@@ -176,10 +175,9 @@ TEST_F(PeftFolder, ThatComputesSomethingElseIsRefusedByItsKey) {
                                                 {"unknown", 1},
                                                 {"unknown", "text"}};
   for (const auto& [key, value] : wrong) {
-    EXPECT_THAT(
-        refusal_of(key, value),
-        AllOf(HasSubstr(util::concat((folder_ / "adapter_config.json").string(), ": ", key, " must be ")),
-              HasSubstr("but is " + value.dump())));
+    EXPECT_THAT(refusal_of(key, value),
+                AllOf(HasSubstr(concat((folder_ / "adapter_config.json").string(), ": ", key, " must be ")),
+                      HasSubstr("but is " + value.dump())));
   }
 }
 

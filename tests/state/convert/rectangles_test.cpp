@@ -22,7 +22,6 @@ namespace fs = std::filesystem;
 using namespace fsdp::testing;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using util::ErrorKind;
 
 struct Grid {
   int data, model;
@@ -101,7 +100,7 @@ TEST(Rectangles, OfAnyGridAreLoadedByAnyOther) {
       const fs::path folder = saved_by(root.path(), tensors, from, full);
       EXPECT_THAT(find_damage(folder), IsEmpty());
       for (const Grid& to : kGrids) {
-        expect_loads(folder, tensors, to, util::concat(full ? "full, " : "", from.data, " x ", from.model));
+        expect_loads(folder, tensors, to, concat(full ? "full, " : "", from.data, " x ", from.model));
       }
     }
   }

@@ -15,7 +15,6 @@ namespace fs = std::filesystem;
 using namespace fsdp::testing;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using util::ErrorKind;
 
 /// All tensors of a checkpoint, as a world of that size loads them.
 NamedTensors load_all(const fs::path& folder, const NamedTensors& like, int world_size) {

@@ -17,7 +17,6 @@ using namespace fsdp::testing;
 using namespace std::string_literals;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 
 at::Tensor tensor_of(const DcpFolder& folder, const std::string& key) {
   for (const TensorInfo& info : folder.infos()) {
@@ -178,7 +177,7 @@ struct Stored {
 std::string metadata_of(const std::vector<int64_t>& shape, const std::vector<Stored>& parts,
                         const std::string& extra = "") {
   const auto object = [](PickleWriter& pickle, const char* module, const char* name) -> PickleWriter& {
-    return pickle.global(util::concat("torch.distributed.checkpoint.", module), name).op(")\x81}(");
+    return pickle.global(concat("torch.distributed.checkpoint.", module), name).op(")\x81}(");
   };
   PickleWriter pickle;
   object(pickle, "metadata", "Metadata").text("state_dict_metadata").op("}(").text("t");

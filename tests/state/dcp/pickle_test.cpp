@@ -15,7 +15,6 @@ namespace {
 using namespace fsdp::testing;
 using namespace std::string_literals;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 using ValueKind = PickleValue::ValueKind;
 
 constexpr std::array<std::string_view, 2> kKnown{"module.Known", "collections.OrderedDict"};

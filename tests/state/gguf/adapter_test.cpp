@@ -14,7 +14,6 @@ namespace {
 using namespace fsdp::testing;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 
 class GgufAdapter : public ::testing::Test {
  protected:

@@ -19,7 +19,6 @@ namespace fs = std::filesystem;
 using namespace fsdp::testing;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 
 class GgufExport : public ::testing::TestWithParam<std::string> {
  protected:
@@ -162,8 +161,8 @@ TEST_F(GgufModel, HasTheFactorsOfGemmasNorms) {
                                      {"blk.0.post_ffw_norm", "model.layers.0.post_feedforward_layernorm"},
                                      {"blk.0.attn_k_norm", "model.layers.0.self_attn.k_norm"},
                                      {"output_norm", "model.norm"}}) {
-    EXPECT_TRUE(at::equal(dequantised(reader, util::concat(theirs, ".weight")),
-                          weight(util::concat(ours, ".weight")) + 1))
+    EXPECT_TRUE(
+        at::equal(dequantised(reader, concat(theirs, ".weight")), weight(concat(ours, ".weight")) + 1))
         << theirs;
   }
 }
@@ -334,11 +333,10 @@ TEST_F(GgufModel, StacksExpertsInTheOrderOfTheirNumbers) {
   for (const auto& [theirs, ours] : {std::pair("ffn_gate_exps", "gate_proj"),
                                      {"ffn_up_exps", "up_proj"},
                                      {"ffn_down_exps", "down_proj"}}) {
-    const at::Tensor stack = dequantised(qwen, util::concat("blk.1.", theirs, ".weight"));
+    const at::Tensor stack = dequantised(qwen, concat("blk.1.", theirs, ".weight"));
     ASSERT_EQ(stack.size(0), 12) << theirs;
     for (int64_t i = 0; i < 12; ++i) {
-      EXPECT_TRUE(
-          at::equal(stack[i], weight(util::concat("model.layers.1.mlp.experts.", i, ".", ours, ".weight"))))
+      EXPECT_TRUE(at::equal(stack[i], weight(concat("model.layers.1.mlp.experts.", i, ".", ours, ".weight"))))
           << theirs << " " << i;
     }
   }
@@ -354,8 +352,8 @@ TEST_F(GgufModel, StacksExpertsInTheOrderOfTheirNumbers) {
   const std::string second = "model.layers.0.block_sparse_moe.experts.1.";
   for (const auto& [theirs, ours] :
        {std::pair("ffn_gate_exps", "w1"), {"ffn_up_exps", "w3"}, {"ffn_down_exps", "w2"}}) {
-    EXPECT_TRUE(at::equal(dequantised(mixtral, util::concat("blk.0.", theirs, ".weight"))[1],
-                          weight(util::concat(second, ours, ".weight"))));
+    EXPECT_TRUE(at::equal(dequantised(mixtral, concat("blk.0.", theirs, ".weight"))[1],
+                          weight(concat(second, ours, ".weight"))));
   }
   EXPECT_EQ(*mixtral.find<std::string>("general.architecture"), "llama");
   EXPECT_EQ(*mixtral.find<std::string>("general.size_label"), "4x75K");

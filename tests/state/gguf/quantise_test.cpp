@@ -90,7 +90,7 @@ TEST(Quantised, RefusesWhatItsTypeCannotHold) {
     values[5] = wrong;
     for (const TensorType type : {TensorType::kQ8_0, TensorType::kQ4_0, TensorType::kF16}) {
       auto [kind, text] = error_of([&] { encoded(values, type, "the weight w"); });
-      EXPECT_EQ(kind, util::ErrorKind::kCheckpoint);
+      EXPECT_EQ(kind, ErrorKind::kCheckpoint);
       EXPECT_THAT(text, HasSubstr("the weight w has values that " + util::name_of(type) + " cannot hold"));
     }
     EXPECT_NO_THROW(encoded(values, TensorType::kBF16, "w"));
@@ -105,7 +105,7 @@ TEST(Quantised, ValuesBeyondFloat16AreRefusedOrSaturated) {
     return error_of([&] { encoded(values * 1e3, type, "the weight w"); });
   };
   for (const TensorType type : {TensorType::kF16, TensorType::kQ8_0, TensorType::kQ4_0}) {
-    EXPECT_EQ(refused(type).first, util::ErrorKind::kCheckpoint);
+    EXPECT_EQ(refused(type).first, ErrorKind::kCheckpoint);
     EXPECT_NE(refused(type).second.find("the weight w"), std::string::npos);
   }
   const at::Tensor half =

@@ -16,7 +16,6 @@ namespace {
 using namespace fsdp::testing;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 
 using Strings = std::vector<std::string>;
 

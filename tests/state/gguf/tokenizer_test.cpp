@@ -145,7 +145,7 @@ TEST(GgufTokenizer, ThatLlamaCppDoesNotHaveIsRefused) {
         {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
   folder.write("tokenizer.json", tokenizer.dump());
   auto [kind, text] = error_of([&] { described(folder.path().string(), 300); });
-  EXPECT_EQ(kind, util::ErrorKind::kUsage);
+  EXPECT_EQ(kind, ErrorKind::kUsage);
   EXPECT_THAT(text, HasSubstr("has the patterns [\"x+\"]; export the model without tokenizer (\"none\")"));
   EXPECT_THAT(
       error_of([&] { described(source_folder() + "/tests/data/bpe/families/t5.json", 40000); }).second,
@@ -178,7 +178,7 @@ TEST(GgufTokenizer, OfSentencePieceHasItsPiecesAndScores) {
   const std::string whole = util::read_file(path);
   for (const size_t length : {size_t{1}, size_t{7}, whole.size() - 1}) {
     auto [kind, found] = error_of([&] { data::parse_sentencepiece_model(whole.substr(0, length), "m"); });
-    EXPECT_EQ(kind, util::ErrorKind::kData) << length;
+    EXPECT_EQ(kind, ErrorKind::kData) << length;
     EXPECT_THAT(found, HasSubstr("the tokenizer m is not a SentencePiece model"));
   }
 }

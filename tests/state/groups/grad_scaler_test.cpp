@@ -93,8 +93,7 @@ TEST(GradScaler, FitsARestoredStateToItsOwnOptions) {
   EXPECT_EQ(scales_after(scaler, {false, false}), (Scales{32, 32}));
 }
 
-void expect_scaler_refused(const std::function<void()>& action, util::ErrorKind kind,
-                           const std::string& part) {
+void expect_scaler_refused(const std::function<void()>& action, ErrorKind kind, const std::string& part) {
   try {
     action();
     ADD_FAILURE() << "not refused: " << part;
@@ -109,7 +108,7 @@ TEST(GradScaler, RefusesImpossibleNumbers) {
   auto refused = [](auto change, const std::string& part) {
     GradScalerOptions options;
     change(options);
-    expect_scaler_refused([&] { GradScaler scaler(options); }, util::ErrorKind::kUsage, part);
+    expect_scaler_refused([&] { GradScaler scaler(options); }, ErrorKind::kUsage, part);
   };
   for (double bad : {0.0, -1.0, 0.5, 1e39, infinity, nan}) {
     refused([&](auto& o) { o.init_scale = bad; }, "loss_scaler.init_scale = ");
@@ -127,7 +126,7 @@ TEST(GradScaler, RefusesImpossibleNumbers) {
 
   GradScaler scaler(short_interval());
   for (GradScalerState bad : {GradScalerState{0, 0}, {nan, 0}, {infinity, 0}, {64, -1}}) {
-    expect_scaler_refused([&] { scaler.set_state(bad); }, util::ErrorKind::kCheckpoint,
+    expect_scaler_refused([&] { scaler.set_state(bad); }, ErrorKind::kCheckpoint,
                           "the gradient scale must be ");
   }
   EXPECT_EQ(scaler.scale(), 64);

@@ -150,7 +150,7 @@ void expect_schedule_refused(const ScheduleOptions& schedule, const std::string&
     check_schedule(schedule);
     ADD_FAILURE() << "not refused: " << part;
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
   }
 }

@@ -42,7 +42,7 @@ TEST(HuggingFaceConfigReader, KnowsTheWindowsOfMistralAndQwen2) {
   EXPECT_EQ(testing::error_of([] {
               options_from_hugging_face({{"model_type", "qwen2"}, {"use_sliding_window", true}}, "x");
             }).first,
-            util::ErrorKind::kCheckpoint);
+            ErrorKind::kCheckpoint);
 }
 
 TEST(HuggingFaceConfigReader, ReadsTheWindowsOfGemma) {
@@ -62,7 +62,7 @@ TEST(HuggingFaceConfigReader, ReadsTheWindowsOfGemma) {
         nlohmann::json{full, local, full, local, full, local}, nlohmann::json{local, full}, nlohmann::json(7),
         nlohmann::json{local, local, local, local, local, "chunked"}}) {
     const auto [kind, text] = testing::error_of([&] { gemma({{"layer_types", wrong}}); });
-    EXPECT_EQ(kind, util::ErrorKind::kCheckpoint) << wrong;
+    EXPECT_EQ(kind, ErrorKind::kCheckpoint) << wrong;
     EXPECT_THAT(text, HasSubstr("\"layer_types\""));
   }
 }
@@ -165,14 +165,14 @@ TEST(HuggingFaceConfigReader, OfAModelThatWouldComputeSomethingElseIsRefused) {
     nlohmann::json config = hugging_face_config(testing::tiny_options());
     config[key] = value;
     auto [kind, text] = testing::error_of([&] { options_from_hugging_face(config, "there/config.json"); });
-    EXPECT_EQ(kind, util::ErrorKind::kCheckpoint) << key << " " << value;
+    EXPECT_EQ(kind, ErrorKind::kCheckpoint) << key << " " << value;
     EXPECT_THAT(text, HasSubstr("there/config.json"));
   }
   nlohmann::json gpt2 = hugging_face_config(testing::tiny_options("gpt2"));
   gpt2["activation_function"] = "relu";
   EXPECT_THAT(testing::error_of([&] { options_from_hugging_face(gpt2, "x"); }).second,
               AllOf(HasSubstr("\"activation_function\""), HasSubstr("gelu_new"), HasSubstr("relu")));
-  EXPECT_EQ(testing::error_of([] { options_from_hugging_face(5, "x"); }).first, util::ErrorKind::kCheckpoint);
+  EXPECT_EQ(testing::error_of([] { options_from_hugging_face(5, "x"); }).first, ErrorKind::kCheckpoint);
 }
 
 }  // namespace

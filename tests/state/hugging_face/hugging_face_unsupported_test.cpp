@@ -24,7 +24,7 @@ std::string refusal(const char* family, const json& keys) {
   try {
     refuse_unsupported_traits(keys, *nn::find_family(family), "config.json");
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kCheckpoint);
+    EXPECT_EQ(error.kind(), ErrorKind::kCheckpoint);
     return error.what();
   }
   return "";
@@ -85,7 +85,7 @@ TEST(UnsupportedTypes, AreNamedWithWhatDiffers) {
     const auto [kind, text] = testing::error_of([&] {
       options_from_hugging_face({{"model_type", type}}, "config.json");
     });
-    EXPECT_EQ(kind, util::ErrorKind::kCheckpoint);
+    EXPECT_EQ(kind, ErrorKind::kCheckpoint);
     EXPECT_THAT(text,
                 AllOf(StartsWith("config.json: \"model_type\" must be one of"), HasSubstr(type),
                       HasSubstr(unsupported_type(type)), EndsWith("which this version cannot compute")));
@@ -114,7 +114,7 @@ TEST(UnsupportedValues, AreRefusedByTheirKey) {
       {{{"model_type", "qwen3"}, {"num_experts", 4}}, "experts"}};
   for (const auto& [config, expected] : wrong) {
     const auto [kind, text] = testing::error_of([&] { options_from_hugging_face(config, "x"); });
-    EXPECT_EQ(kind, util::ErrorKind::kCheckpoint) << config;
+    EXPECT_EQ(kind, ErrorKind::kCheckpoint) << config;
     EXPECT_THAT(text, HasSubstr(expected));
   }
 }
@@ -128,7 +128,7 @@ TEST(UnknownKeys, OfRotaryPositionsAreRefused) {
     for (const char* key : {"rope_scaling", "rope_parameters"}) {
       const json config = {{"model_type", "llama"}, {key, scaling}};
       const auto [kind, text] = testing::error_of([&] { options_from_hugging_face(config, "x"); });
-      EXPECT_EQ(kind, util::ErrorKind::kCheckpoint) << config;
+      EXPECT_EQ(kind, ErrorKind::kCheckpoint) << config;
       EXPECT_THAT(text, AllOf(HasSubstr(key), HasSubstr(expected)));
     }
   }
@@ -147,7 +147,7 @@ TEST(UnknownKeys, AreNamedOnceOrRefusedWhereTheModelHasCodeOfItsOwn) {
   EXPECT_EQ(testing::log_lines(read), "");
   config["auto_map"] = {{"AutoModelForCausalLM", "modeling.Tilted"}};
   const auto [kind, text] = testing::error_of(read);
-  EXPECT_EQ(kind, util::ErrorKind::kCheckpoint);
+  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
   EXPECT_THAT(text, AllOf(HasSubstr("auto_map"), HasSubstr("\"logit_tilt\": 0.5")));
 }
 

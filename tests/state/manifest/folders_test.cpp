@@ -21,7 +21,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-using util::ErrorKind;
 
 TEST(StepFolders, HaveOneNameAStep) {
   EXPECT_EQ(step_folder_name(100), "step-00000100");
@@ -270,7 +269,7 @@ TEST(Best, RefusesToReplaceWhatIsNoLink) {
   TemporaryFolder folder;
   save_steps(folder.path(), {1});
   fs::create_directory(folder / "best");
-  EXPECT_EQ(error_of([&] { mark_best(folder.path(), 1); }).first, util::ErrorKind::kIo);
+  EXPECT_EQ(error_of([&] { mark_best(folder.path(), 1); }).first, ErrorKind::kIo);
   EXPECT_TRUE(fs::is_directory(folder / "best"));
 }
 

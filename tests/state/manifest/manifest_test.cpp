@@ -11,7 +11,6 @@ namespace {
 
 using namespace fsdp::testing;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 
 Manifest manifest_of(int64_t tensors) {
   Manifest manifest;
@@ -20,7 +19,7 @@ Manifest manifest_of(int64_t tensors) {
   manifest.layout = "flat";
   manifest.files.push_back({"rank-00000.h5", 4096, "0123456789abcdef"});
   for (int64_t i = 0; i < tensors; ++i) {
-    manifest.tensors.emplace(util::concat("model/layers.", i / 100, ".w", i % 100),
+    manifest.tensors.emplace(concat("model/layers.", i / 100, ".w", i % 100),
                              TensorEntry{.shape = {2, 3}, .ranges = {{.part = {0, 6}, .file = 0}}});
   }
   manifest.training = {{"samples", 28}, {"scale", 65536.0}, {"name", "\u00e4"}};
@@ -63,7 +62,7 @@ TEST(Manifest, ThatSaysMillionsOfRangesByRuleIsRefusedWithoutMakingThem) {
   Manifest manifest = manifest_of(0);
   manifest.files.clear();
   for (int64_t i = 0; i < kFiles; ++i) {
-    manifest.files.push_back({util::concat("rank-", i, ".h5"), 4096, "0123456789abcdef"});
+    manifest.files.push_back({concat("rank-", i, ".h5"), 4096, "0123456789abcdef"});
   }
   nlohmann::json object = nlohmann::json::parse(manifest_text(manifest));
   const auto text_with = [&object](const nlohmann::json& tensors) {
@@ -83,7 +82,7 @@ TEST(Manifest, ThatSaysMillionsOfRangesByRuleIsRefusedWithoutMakingThem) {
   nlohmann::json one = {{"dtype", "uint8"}, {"shape", {3 * kRanges * kFiles}}}, many;
   for (int64_t i = 0; i < kRanges; ++i) {
     one["ranges"].push_back(range(2 * i));
-    many[util::concat("model/", i)] = {
+    many[concat("model/", i)] = {
         {"dtype", "uint8"}, {"shape", {3 * kRanges * kFiles}}, {"ranges", nlohmann::json::array({range(0)})}};
   }
   for (const auto& [what, text] :

@@ -18,7 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 using namespace fsdp::testing;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 
 class StagedOutput : public ::testing::Test {
  protected:

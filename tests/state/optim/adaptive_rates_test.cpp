@@ -71,7 +71,7 @@ TEST(AdaptiveRates, GivePyTorchsFigures) {
         const auto s = static_cast<float>(t);
         optimizer->step({at::tensor({0.1f * s, -0.2f, 0.3f / s, 0.f, 1.f})}, expected.lr);
       }
-      const std::string what = util::concat(expected.name, " ", expected.weight_decay, fused ? " fused" : "");
+      const std::string what = concat(expected.name, " ", expected.weight_decay, fused ? " fused" : "");
       EXPECT_TRUE(optimizer->parameters()[0].value.allclose(at::tensor(expected.value), 0, 3e-7)) << what;
       ASSERT_EQ(optimizer->states().size(), expected.states.size()) << what;
       for (size_t s = 0; s < expected.states.size(); ++s) {

@@ -119,7 +119,7 @@ TEST_P(OptimizerStates, MoveToAnyOtherWorldSizeAndTrainOnBitForBit) {
     const size_t states = state_kinds(setting.options).size();
     EXPECT_GE(early.state.parameters.at("model.norm.weight").states.size(), states == 0 ? 0 : 1);
     for (size_t j : {i, (i + 1) % kCuts.size(), (i + 2) % kCuts.size()}) {
-      const std::string what = util::concat(kCuts[i].name, " to ", kCuts[j].name);
+      const std::string what = concat(kCuts[i].name, " to ", kCuts[j].name);
       const bool scatters = j == (i + 2) % kCuts.size();
       const auto load = [&](OptimizedRank& rank) {
         shard::load_full_state_dict(rank.engine(), early.weights);
@@ -338,7 +338,7 @@ TEST(OptimizerState, KeepsTheStepCountsOfUnitsThatHadNoGradient) {
   EXPECT_THAT(log, HasSubstr("have had 1 to 2 optimizer steps; as one unit they continue with 2"));
 }
 
-std::string refusal(util::ErrorKind kind, const std::function<void()>& load) {
+std::string refusal(ErrorKind kind, const std::function<void()>& load) {
   try {
     load();
   } catch (const util::Error& error) {
@@ -362,9 +362,8 @@ TEST(OptimizerState, NamesEverythingThatDoesNotFitAndWritesNothing) {
     state.parameters.at("lm_head.weight").step_count = 5;
     state.parameters["extra"].step_count = 1;
     auto gone = state.parameters.extract("model.layers.0.input_layernorm.weight");
-    const std::string refused = refusal(util::ErrorKind::kCheckpoint, [&] {
-      load_full_optimizer_state(rank.engine(), rank.optimizer(), state);
-    });
+    const std::string refused = refusal(
+        ErrorKind::kCheckpoint, [&] { load_full_optimizer_state(rank.engine(), rank.optimizer(), state); });
     for (
         const char* part :
         {"load_full_optimizer_state(): expected the states of the optimizer; found missing exp_avg/model",
@@ -376,14 +375,14 @@ TEST(OptimizerState, NamesEverythingThatDoesNotFitAndWritesNothing) {
     }
     // Rank 0 alone sees the faults, and all ranks hear of them.
     const bool first = communicator.rank() == 0;
-    EXPECT_THAT(refusal(util::ErrorKind::kCheckpoint,
+    EXPECT_THAT(refusal(ErrorKind::kCheckpoint,
                         [&] {
                           scatter_full_optimizer_state(rank.engine(), rank.optimizer(),
                                                        first ? state : FullOptimizerState());
                         }),
                 HasSubstr("misshapen exp_avg_sq/lm_head.weight"));
     EXPECT_THAT(
-        refusal(util::ErrorKind::kCheckpoint,
+        refusal(ErrorKind::kCheckpoint,
                 [&] { load_sharded_optimizer_state(rank.engine(), rank.optimizer(), {}); }),
         HasSubstr("load_sharded_optimizer_state(): expected the states of the optimizer; found missing"));
     expect_same_state(full_optimizer_state(rank.engine(), rank.optimizer()), before, "after the refusals");
@@ -398,7 +397,7 @@ TEST(OptimizerState, IsRefusedWhileTheEngineIsInUse) {
     const FullOptimizerState state = full_optimizer_state(*engine, *optimizer);
     const at::Tensor output = chain.forward(at::ones({3}));
     const auto refused = [&](const std::function<void()>& call) {
-      EXPECT_THAT(refusal(util::ErrorKind::kUsage, call), HasSubstr("expected an engine between steps"));
+      EXPECT_THAT(refusal(ErrorKind::kUsage, call), HasSubstr("expected an engine between steps"));
     };
     refused([&] { full_optimizer_state(*engine, *optimizer); });
     refused([&] { load_full_optimizer_state(*engine, *optimizer, state); });

@@ -127,7 +127,7 @@ TEST_P(EveryOptimizer, RefusesToGoOnAfterAStepThatDidNotEnd) {
     optimizer->step({gradient}, 1e-2);
     FAIL() << "went on";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_NE(std::string(error.what()).find("step 1 of the optimizer failed"), std::string::npos)
         << error.what();
   }
@@ -360,7 +360,7 @@ void expect_refused(const OptimizerOptions& options, const std::string& part) {
     make_optimizer(options, {});
     ADD_FAILURE() << "not refused: " << part;
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
   }
 }

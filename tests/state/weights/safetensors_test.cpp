@@ -12,7 +12,6 @@ namespace {
 namespace fs = std::filesystem;
 using namespace fsdp::testing;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 
 TEST(Safetensors, ReadBackTheBitsThatWereWritten) {
   TemporaryFolder folder;
@@ -74,8 +73,8 @@ TEST(Safetensors, OfManyTensorsAreReadInLinearTime) {
   const int64_t tensors = 150'000;
   std::string header = "{";
   for (int64_t i = 0; i < tensors; ++i) {
-    header += util::concat(i == 0 ? "" : ",", "\"w", i,
-                           "\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[", i, ",", i + 1, "]}");
+    header += concat(i == 0 ? "" : ",", "\"w", i, "\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[", i,
+                     ",", i + 1, "]}");
   }
   std::ofstream(path, std::ios::binary) << safetensors_bytes(header + "}", std::string(tensors, 'x'));
   EXPECT_EQ(SafetensorsReader(path).tensors().size(), static_cast<size_t>(tensors));

@@ -18,7 +18,6 @@ using namespace fsdp::testing;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using util::ErrorKind;
 
 class WeightsTest : public ::testing::Test {
  protected:
@@ -166,8 +165,7 @@ TEST_F(WeightsTest, AreReadByRectanglesOfAnyView) {
   };
   for (const auto& [whole, part, bytes] : cases) {
     const std::string name = whole.is_same(small) ? "small" : "wide";
-    const std::string what =
-        util::concat(name, ", columns from ", part.begin, ", rows from ", part.row_begin);
+    const std::string what = concat(name, ", columns from ", part.begin, ", rows from ", part.row_begin);
     at::Tensor read = at::zeros({part.numel()});
     source->bytes = 0;
     weights.read_part_into(name, part, read);

@@ -61,7 +61,7 @@ TEST(Calibrate, AddsLinksAloneToAFileThatHasTheCompute) {
     write_calibration(folder / "c.json", links);
     ADD_FAILURE() << "there is no file";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage) << error.what();
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage) << error.what();
   }
   write_calibration(folder / "c.json", with_compute());
   write_calibration(folder / "c.json", links);

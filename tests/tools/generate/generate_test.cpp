@@ -123,7 +123,7 @@ TEST_P(Generate, FillsThePositionsOfTheModelAndRefusesMore) {
     run({.max_new_tokens = std::numeric_limits<int64_t>::max()});
     FAIL();
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_NE(std::string(error.what()).find("but 9223372036854775807 are requested"), std::string::npos)
         << error.what();
   }
@@ -134,7 +134,7 @@ TEST_P(Generate, FillsThePositionsOfTheModelAndRefusesMore) {
     run({.max_new_tokens = 1});
     FAIL();
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_STREQ(
         error.what(),
         "tokens of the text must be less than the model's vocab_size = 17, but one is 17; the tokenizer is "

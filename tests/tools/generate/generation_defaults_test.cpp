@@ -18,7 +18,7 @@ class GenerationDefaultsOf : public ::testing::Test {
     try {
       of(json);
     } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kCheckpoint);
+      EXPECT_EQ(error.kind(), ErrorKind::kCheckpoint);
       return error.what();
     }
     return "nothing was thrown";

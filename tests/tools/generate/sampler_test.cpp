@@ -82,7 +82,7 @@ TEST(Sampler, TakesExtremeScores) {
     sampler.choose(at::tensor({1.0F, std::nanf("")}), 2);
     FAIL();
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kDiverged);
+    EXPECT_EQ(error.kind(), ErrorKind::kDiverged);
   }
 }
 

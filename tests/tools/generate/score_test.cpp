@@ -76,7 +76,7 @@ TEST_P(ScoreOf, WhatCannotBeScoredIsRefused) {
     try {
       score(*model_, options_, ids, options);
     } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
       return true;
     }
     return false;
@@ -95,7 +95,7 @@ TEST_P(ScoreOf, WeightsThatAreNotFiniteHaveNoScore) {
     score(*model_, options_, ids_);
     FAIL() << "went on";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kDiverged);
+    EXPECT_EQ(error.kind(), ErrorKind::kDiverged);
     EXPECT_NE(std::string(error.what()).find("the score of the tokens 1 to "), std::string::npos)
         << error.what();
   }

@@ -47,7 +47,7 @@ class CoordinatorTest : public ::testing::Test {
 
   std::string join(int id, int node_rank, int workers = 2, bool is_host = false) {
     return coordinator_->join(id,
-                              {.host = util::concat("h", id),
+                              {.host = concat("h", id),
                                .pid = 100 + id,
                                .node_rank = node_rank,
                                .workers = workers,
@@ -116,7 +116,7 @@ TEST_F(CoordinatorTest, NamesTheNodesThatDidNotComeInTime) {
   EXPECT_FALSE(coordinator_->is_over());
   pass(1);
   EXPECT_TRUE(coordinator_->is_over());
-  EXPECT_EQ(verdict(0).exit_code, static_cast<int>(util::ErrorKind::kTimeout));
+  EXPECT_EQ(verdict(0).exit_code, static_cast<int>(ErrorKind::kTimeout));
   EXPECT_THAT(verdict(1).cause, AllOf(HasSubstr("waited 60.0 of 60.0 seconds"), HasSubstr("h0"),
                                       HasSubstr("h1"), HasSubstr("missing: node 1")));
   EXPECT_NE(join(2, 1), "") << "too late";
@@ -242,7 +242,7 @@ TEST_F(CoordinatorTest, EndsTheRunWithALostNode) {
   ends(0, 0, 9);
   coordinator_->lost(1, "no heartbeat for 5.0 seconds", true, now_);
   round_ended(0);
-  EXPECT_EQ(verdict(0).exit_code, static_cast<int>(util::ErrorKind::kPeerLost));
+  EXPECT_EQ(verdict(0).exit_code, static_cast<int>(ErrorKind::kPeerLost));
   EXPECT_THAT(verdict(0).cause, HasSubstr("lost node 1 (h1, pid 101): no heartbeat for 5.0 seconds"));
 }
 
@@ -392,7 +392,7 @@ TEST_F(CoordinatorTest, RefusesReplicasThatTheWorkersOfAllNodesDoNotFill) {
   EXPECT_EQ(last(0), "stop");
   round_ended(0);
   round_ended(1);
-  EXPECT_EQ(verdict(0).exit_code, static_cast<int>(util::ErrorKind::kUsage));
+  EXPECT_EQ(verdict(0).exit_code, static_cast<int>(ErrorKind::kUsage));
   EXPECT_THAT(verdict(1).cause, HasSubstr("all nodes together have 3"));
 }
 

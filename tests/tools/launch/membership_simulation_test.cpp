@@ -129,7 +129,7 @@ class Simulation : private testing::SimulatedNetwork {
         checked = true;
         for (int replica = 0; replica < replicas_; ++replica) {
           if (!membership_->is_member(replica) && !membership_->is_given_up(replica)) {
-            fail(util::concat("replica ", replica, " neither takes part again nor is given up"));
+            fail(concat("replica ", replica, " neither takes part again nor is given up"));
           }
         }
       }

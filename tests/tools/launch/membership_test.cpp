@@ -29,7 +29,7 @@ class MembershipTest : public ::testing::Test {
   void make(int max_restarts, int min_replicas = 1) {
     const auto note = [this](const char* what) {
       return [this, what](int replica, int incarnation, const auto&...) {
-        orders_.push_back(util::concat(what, " ", replica));
+        orders_.push_back(concat(what, " ", replica));
         incarnations_[replica] = incarnation;
       };
     };

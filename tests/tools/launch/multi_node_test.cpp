@@ -181,7 +181,7 @@ TEST_F(MultiNode, AsksForTheToken) {
   testing::TemporaryFolder folder;
   const std::string file = folder.path() / "token";
   RunningProgram& first =
-      start_static(0, 2, "echo token $FSDP_LAUNCH_TOKEN", {"--rdzv-conf", util::concat("token_file=", file)});
+      start_static(0, 2, "echo token $FSDP_LAUNCH_TOKEN", {"--rdzv-conf", concat("token_file=", file)});
   ASSERT_TRUE(eventually([&] { return std::filesystem::exists(file); }));
   EXPECT_EQ(std::filesystem::status(file).permissions(),
             std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
@@ -198,8 +198,7 @@ TEST_F(MultiNode, AsksForTheToken) {
   EXPECT_EQ(second.wait().exit_code, 0);
   EXPECT_EQ(first.out(), "[rank0] token\n");
   ::chmod(file.c_str(), 0644);
-  const ProgramResult open =
-      start_static(0, 2, "true", {"--rdzv-conf", util::concat("token_file=", file)}).wait();
+  const ProgramResult open = start_static(0, 2, "true", {"--rdzv-conf", concat("token_file=", file)}).wait();
   EXPECT_EQ(open.exit_code, 2);
   EXPECT_THAT(open.err, HasSubstr("chmod 600"));
 }
@@ -346,8 +345,7 @@ TEST_F(MultiNode, ElasticRunGrowsAndShrinks) {
   const std::string end = folder.path() / "end";
   const auto node = [&]() -> RunningProgram& {
     return start_elastic(
-        "1:3",
-        util::concat("echo now $GROUP_WORLD_SIZE nodes; while [ ! -e ", end, " ]; do sleep 0.05; done"),
+        "1:3", concat("echo now $GROUP_WORLD_SIZE nodes; while [ ! -e ", end, " ]; do sleep 0.05; done"),
         quick);
   };
   RunningProgram& first = node();

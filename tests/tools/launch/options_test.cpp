@@ -33,7 +33,7 @@ std::string refusal(const LaunchOptions& options) {
   try {
     validate(options);
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     return error.what();
   }
   return "";
@@ -121,7 +121,7 @@ bool refuses(const std::function<void()>& parse) {
   try {
     parse();
   } catch (const util::Error& error) {
-    return error.kind() == util::ErrorKind::kUsage;
+    return error.kind() == ErrorKind::kUsage;
   }
   return false;
 }

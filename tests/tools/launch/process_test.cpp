@@ -32,14 +32,14 @@ std::string read_all(const Descriptor& pipe) {
   return text;
 }
 
-util::ErrorKind kind_of_failure(const ProcessSpec& spec) {
+ErrorKind kind_of_failure(const ProcessSpec& spec) {
   try {
     spawn(spec);
   } catch (const util::Error& error) {
     EXPECT_NE(std::string(error.what()).find(spec.argv[0]), std::string::npos) << error.what();
     return error.kind();
   }
-  return util::ErrorKind::kUnexpected;
+  return ErrorKind::kUnexpected;
 }
 
 TEST(Process, CapturesOutputAndExitCode) {
@@ -70,7 +70,7 @@ TEST(Process, RefusesWhatCannotBeExecuted) {
   for (const std::string& program : {std::string("/nonexistent/program"), std::string("no-such-program-here"),
                                      plain, folder.path().string()}) {
     ProcessSpec spec{.argv = {program}, .environment = current_environment()};
-    EXPECT_EQ(kind_of_failure(spec), util::ErrorKind::kUsage) << program;
+    EXPECT_EQ(kind_of_failure(spec), ErrorKind::kUsage) << program;
   }
 }
 

@@ -40,7 +40,7 @@ class Worker {
 
   int run() {
     const auto channel = launch::WorkerChannel::from_environment();
-    if (!channel) util::fail(util::ErrorKind::kUsage, "start this program under fsdp-launch --replica-size");
+    if (!channel) fail(ErrorKind::kUsage, "start this program under fsdp-launch --replica-size");
     channel_ = channel.get();
     std::ofstream(path("pid", home_), std::ios::app) << ::getpid() << "\n";
     int delay = 0;

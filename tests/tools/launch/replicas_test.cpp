@@ -34,8 +34,8 @@ class Replicas : public testing::LaunchedNodes {
  protected:
   /// The stand-in for a trainer (replica_worker.cpp).
   std::string worker(int64_t steps, int milliseconds = 10) const {
-    return util::concat("exec ", testing::program_path("replica_worker"), " ", folder_.path().string(), " ",
-                        steps, " ", milliseconds);
+    return concat("exec ", testing::program_path("replica_worker"), " ", folder_.path().string(), " ", steps,
+                  " ", milliseconds);
   }
   RunningProgram& launch_locally(const Options& options, const std::string& script) {
     Options all{"--replica-size", "2", "--stop-timeout", "0.5"};
@@ -43,13 +43,13 @@ class Replicas : public testing::LaunchedNodes {
     return start(all, script);
   }
   std::vector<pid_t> pids(int rank) const {
-    std::ifstream file(folder_.path() / util::concat("pid.", rank));
+    std::ifstream file(folder_.path() / concat("pid.", rank));
     std::vector<pid_t> pids;
     for (pid_t pid = 0; file >> pid;) pids.push_back(pid);
     return pids;
   }
   int64_t steps_of(int rank) const {
-    std::ifstream file(folder_.path() / util::concat("steps.", rank));
+    std::ifstream file(folder_.path() / concat("steps.", rank));
     int64_t step = 0;
     for (int epoch = 0; file >> epoch >> step;) {
     }
@@ -63,7 +63,7 @@ class Replicas : public testing::LaunchedNodes {
   /// Every rank finished with the state of a run without faults, and did each of the last steps once.
   void expect_undisturbed_result(int64_t steps, const std::vector<int>& ranks) {
     for (int rank : ranks) {
-      std::ifstream file(folder_.path() / util::concat("final.", rank));
+      std::ifstream file(folder_.path() / concat("final.", rank));
       uint64_t state = 0;
       file >> state;
       EXPECT_EQ(state, testing::state_after(steps)) << "rank " << rank;
@@ -71,7 +71,7 @@ class Replicas : public testing::LaunchedNodes {
   }
   /// Without a fall back to a checkpoint, a rank whose process lives does each step exactly once.
   void expect_each_step_once(int64_t steps, int rank) {
-    std::ifstream file(folder_.path() / util::concat("steps.", rank));
+    std::ifstream file(folder_.path() / concat("steps.", rank));
     int64_t expected = 0, step = 0;
     for (int epoch = 0; file >> epoch >> step;) EXPECT_EQ(step, ++expected) << "rank " << rank;
     EXPECT_EQ(expected, steps) << "rank " << rank;
@@ -260,7 +260,7 @@ TEST_F(Replicas, NodesWithoutTheHostEndTheirWorkers) {
   ASSERT_TRUE(reaches(2, 10)) << first.err();
   first.send(SIGKILL);
   const ProgramResult result = second.wait();
-  EXPECT_EQ(result.exit_code, static_cast<int>(util::ErrorKind::kPeerLost));
+  EXPECT_EQ(result.exit_code, static_cast<int>(ErrorKind::kPeerLost));
   EXPECT_THAT(result.err, HasSubstr("lost the node where all meet"));
   for (int rank = 0; rank < 4; ++rank) {
     EXPECT_TRUE(eventually([&] { return !process_runs(pids(rank).back()); })) << "rank " << rank;

@@ -66,7 +66,7 @@ class SimulatedNetwork {
   }
   int pick(int least, int most) { return std::uniform_int_distribution<int>(least, most)(random_); }
   void fail(const std::string& what) {
-    if (failure_.empty()) failure_ = util::concat(what, ", at ", now_, " ms");
+    if (failure_.empty()) failure_ = concat(what, ", at ", now_, " ms");
   }
   void schedule(int64_t after, std::function<void()> action) {
     events_.push({now_ + after, ++event_, std::move(action)});

@@ -26,8 +26,8 @@ class StoppedNodes : public testing::LaunchedNodes {
   /// A worker as fsdp-train is: told to stop, it sees to it that all stop, save and end with 75.
   std::string saving_worker() const {
     const std::string stop = folder_.path() / "stop";
-    return util::concat("trap 'touch ", stop, "' TERM; echo ready; while [ ! -e ", stop,
-                        " ]; do sleep 0.05; done; exit 75");
+    return concat("trap 'touch ", stop, "' TERM; echo ready; while [ ! -e ", stop,
+                  " ]; do sleep 0.05; done; exit 75");
   }
 
   testing::TemporaryFolder folder_;
@@ -45,8 +45,7 @@ TEST_F(StoppedNodes, EveryNodeShowsOneTableOfAllRanks) {
   const Options two{"--nproc-per-node", "2"};
   RunningProgram& first = start_static(0, 2, kSay + kWait + "sleep 0.3; exit 6", two);
   RunningProgram& second = start_static(
-      1, 2,
-      util::concat(kSay, "[ $RANK = 2 ] && { ", kCompute, "exec sleep 100; }; ", kWait, "exec sleep 100"),
+      1, 2, concat(kSay, "[ $RANK = 2 ] && { ", kCompute, "exec sleep 100; }; ", kWait, "exec sleep 100"),
       two);
   for (RunningProgram* node : {&first, &second}) {
     const ProgramResult result = node->wait();
@@ -75,8 +74,7 @@ TEST_F(StoppedNodes, TheTableComesWithEachRestart) {
 
 TEST_F(StoppedNodes, AKilledNodeIsShownAsSilentAndDelaysNothing) {
   RunningProgram& first = start_static(
-      0, 2,
-      util::concat(kSay, "stuck() { ", kWait, "exit 5; }; trap stuck TERM; echo ready; sleep 100 & wait"));
+      0, 2, concat(kSay, "stuck() { ", kWait, "exit 5; }; trap stuck TERM; echo ready; sleep 100 & wait"));
   RunningProgram& second = start_static(1, 2, "echo ready; exec sleep 100");
   ASSERT_TRUE(first.wait_for("ready") && second.wait_for("ready"));
   second.send(SIGKILL);
@@ -92,8 +90,7 @@ TEST_F(StoppedNodes, AKilledNodeIsShownAsSilentAndDelaysNothing) {
 TEST_F(StoppedNodes, WithoutTheHostANodeShowsItsOwnWorkers) {
   RunningProgram& first = start_static(0, 2, "echo ready; exec sleep 100");
   RunningProgram& second = start_static(
-      1, 2,
-      util::concat(kSay, "stuck() { ", kWait, "exit 5; }; trap stuck TERM; echo ready; sleep 100 & wait"));
+      1, 2, concat(kSay, "stuck() { ", kWait, "exit 5; }; trap stuck TERM; echo ready; sleep 100 & wait"));
   ASSERT_TRUE(first.wait_for("ready") && second.wait_for("ready"));
   first.send(SIGKILL);
   const ProgramResult result = second.wait();
@@ -128,7 +125,7 @@ TEST_F(StoppedNodes, StrangersThatSendWhileTheTableIsExchangedChangeNothing) {
 TEST_F(StoppedNodes, ASignalToOneLauncherEndsAllThatSaveWith75) {
   for (int told : {0, 1}) {
     for (bool elastic : {false, true}) {
-      SCOPED_TRACE(util::concat("node ", told, elastic ? ", elastic" : ", static"));
+      SCOPED_TRACE(concat("node ", told, elastic ? ", elastic" : ", static"));
       std::filesystem::remove(folder_.path() / "stop");
       RunningProgram* nodes[2];
       for (int node : {0, 1}) {
@@ -148,10 +145,10 @@ TEST_F(StoppedNodes, ASignalToOneLauncherEndsAllThatSaveWith75) {
 
 /// Ends when the peer is gone, as a rank whose collective fails does.
 std::string peer_losing_worker(const std::string& file) {
-  return util::concat("[ $RANK = 1 ] && { echo $$ > ", file, ".new; mv ", file, ".new ", file,
-                      "; echo ready; exec sleep 100; }; until [ -e ", file,
-                      " ]; do sleep 0.02; done; echo ready; while kill -0 $(cat ", file,
-                      ") 2>/dev/null; do sleep 0.02; done; exit 5");
+  return concat("[ $RANK = 1 ] && { echo $$ > ", file, ".new; mv ", file, ".new ", file,
+                "; echo ready; exec sleep 100; }; until [ -e ", file,
+                " ]; do sleep 0.02; done; echo ready; while kill -0 $(cat ", file,
+                ") 2>/dev/null; do sleep 0.02; done; exit 5");
 }
 
 TEST_F(StoppedNodes, TheSignalIsTheCauseWhenPeersOfTheStoppedWorkersFail) {

@@ -93,7 +93,7 @@ TEST(Supervisor, NeverMixesLines) {
   std::multiset<std::string> expected;
   for (int rank = 0; rank < 4; ++rank) {
     for (int i = 0; i < 500; ++i) {
-      expected.insert(util::concat("[rank", rank, "] ", rank, ":aaaaaaaaaabbbbbbbbbb"));
+      expected.insert(concat("[rank", rank, "] ", rank, ":aaaaaaaaaabbbbbbbbbb"));
     }
   }
   EXPECT_EQ(lines_of(outcome.out), expected);
@@ -272,7 +272,7 @@ TEST(Supervisor, GivesUpAfterTheLastRestart) {
 
 TEST(Supervisor, DoesNotStartAgainWhatWouldEndSoAgain) {
   for (const int code : {2, 8}) {
-    LaunchOptions options = shells(1, util::concat("echo attempt; exit ", code));
+    LaunchOptions options = shells(1, concat("echo attempt; exit ", code));
     options.max_restarts = 2;
     const Outcome outcome = launch_captured(options);
     EXPECT_EQ(outcome.exit_code, code);
@@ -331,7 +331,7 @@ TEST(Supervisor, BindsWorkersToCores) {
   options.numa_binding = NumaBinding::kCoreComplex;
   const Outcome outcome = launch_captured(options);
   const auto bound = bind_workers(NumaBinding::kCoreComplex, read_cpus(), {}, 1).at(0);
-  EXPECT_EQ(outcome.out, util::concat("[rank0] ", bound.size(), " ", bound.size(), "\n"));
+  EXPECT_EQ(outcome.out, concat("[rank0] ", bound.size(), " ", bound.size(), "\n"));
 }
 
 TEST(Supervisor, StartsNothingWhenTheProgramIsMissing) {

@@ -25,7 +25,7 @@ WorkerEnd ended(int rank, Standing standing, ExitStatus status = {.exit_code = 6
 
 WorkerEnd waiting(int rank, const std::string& collective, int64_t step, int64_t collectives = -1,
                   double seconds = 5) {
-  return ended(rank, {.doing = util::concat("in ", collective, ", step ", step, ", for ", seconds, " s"),
+  return ended(rank, {.doing = concat("in ", collective, ", step ", step, ", for ", seconds, " s"),
                       .collective = collective,
                       .step = step,
                       .collectives = collectives,
@@ -33,7 +33,7 @@ WorkerEnd waiting(int rank, const std::string& collective, int64_t step, int64_t
 }
 
 WorkerEnd computing(int rank, const std::string& last, int64_t step, int64_t collectives = -1) {
-  return ended(rank, {.doing = util::concat("computing, step ", step, ", 4.0 s after ", last),
+  return ended(rank, {.doing = concat("computing, step ", step, ", 4.0 s after ", last),
                       .last_collective = last,
                       .step = step,
                       .collectives = collectives});
@@ -116,7 +116,7 @@ TEST(WaitTable, StaysShortForManyRanks) {
   std::vector<WorkerEnd> ends;
   for (int rank = 0; rank < kRanks; ++rank) {
     ends.push_back(waiting(rank, "all_gather of b", 4));
-    ends.back().host = util::concat("host", rank / 8);
+    ends.back().host = concat("host", rank / 8);
   }
   ends[77] = computing(77, "all_gather of a", 4);
   const std::string table = wait_table(ends, {});
@@ -125,7 +125,7 @@ TEST(WaitTable, StaysShortForManyRanks) {
                            HasSubstr("for rank 77, which is computing")));
   // Each in a place of its own.
   for (int rank = 0; rank < kRanks; ++rank) {
-    ends[static_cast<size_t>(rank)] = waiting(rank, util::concat(std::string(200, 'x'), rank), rank, rank);
+    ends[static_cast<size_t>(rank)] = waiting(rank, concat(std::string(200, 'x'), rank), rank, rank);
   }
   EXPECT_LT(wait_table(ends, std::vector<SilentNode>(1000)).size(), 64u << 10);
 }

@@ -75,14 +75,14 @@ TEST_F(WorkerChannelTest, GivesUpWhenToldToOrAfterItsTimeOrWithoutALauncher) {
     channel_->ready({.timeout_seconds = 0.05});
     FAIL() << "no epoch was told";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kTimeout);
+    EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
   }
   launcher_.reset();
   try {
     channel_->ready({});
     FAIL() << "the launcher is gone";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kPeerLost);
+    EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
   }
 }
 

@@ -17,7 +17,7 @@ std::string refusal(const config::Config& config, const GivenMachines& given) {
   try {
     machines_of(config, given);
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     return error.what();
   }
   return "";

@@ -105,7 +105,7 @@ TEST(Recomputation, BudgetsThatNeedWholeStagesAreRefusedWhereRanksShareLayers) {
     choose_recomputation(config);
     FAIL() << "not refused";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_THAT(error.what(), HasSubstr("activation_checkpointing.memory_budget = 0.02"));
     EXPECT_THAT(error.what(), HasSubstr("set at least 0."));
   }

@@ -35,9 +35,9 @@ const std::string kMetrics =
 )";
 
 std::string gather(int step, const std::string& unit, double begin) {
-  return util::concat(R"({"step":)", step, R"(,"op":"all_gather","unit":")", unit,
-                      R"(","pass":"forward","bytes":4096,"issue_us":)", begin, R"(,"start_us":)", begin + 1,
-                      R"(,"wait_us":)", begin + 5, R"(,"done_us":)", begin + 10, "}\n");
+  return concat(R"({"step":)", step, R"(,"op":"all_gather","unit":")", unit,
+                R"(","pass":"forward","bytes":4096,"issue_us":)", begin, R"(,"start_us":)", begin + 1,
+                R"(,"wait_us":)", begin + 5, R"(,"done_us":)", begin + 10, "}\n");
 }
 
 TEST(Report, DrawsTheCurvesOfARunInOnePageOfItsOwn) {
@@ -74,8 +74,8 @@ TEST(Report, HasTheUtilisationWithRecomputationBesideThatOfTheModel) {
 TEST(Report, NamesSlowRanksWithTheirHosts) {
   TemporaryFolder folder;
   const auto line = [](int step, const std::string& more) {
-    return util::concat("{\"step\":", step, ",\"loss\":5,\"slowest_rank\":3,\"slowest_rank_factor\":2.5",
-                        more, "}\n");
+    return concat("{\"step\":", step, ",\"loss\":5,\"slowest_rank\":3,\"slowest_rank_factor\":2.5", more,
+                  "}\n");
   };
   const std::string named = ",\"slow_rank\":3,\"slow_rank_factor\":2.5,\"slow_rank_host\":\"node<b>\"";
   write(folder / "metrics.jsonl", line(1, ""));
@@ -156,7 +156,7 @@ TEST(Report, RefusesAFolderWithoutARun) {
     read_run(folder.path());
     FAIL() << "accepted";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_THAT(error.what(), HasSubstr("there is no metrics.jsonl in "));
   }
 }
@@ -168,7 +168,7 @@ TEST(Report, SaysWhenTheFolderCannotBeLookedAt) {
     read_run(folder / "loop");
     FAIL() << "accepted";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kIo);
+    EXPECT_EQ(error.kind(), ErrorKind::kIo);
     EXPECT_THAT(error.what(), HasSubstr("cannot examine "));
   }
 }
@@ -264,7 +264,7 @@ TEST(Comparison, RefusesMoreRunsThanCanBeToldApart) {
     write_report(runs, folder / "all.html");
     FAIL() << "accepted";
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_THAT(error.what(), HasSubstr("at most 8 runs can be compared"));
   }
 }

@@ -25,9 +25,9 @@ using ::testing::SizeIs;
 using testing::TemporaryFolder;
 
 std::string metrics_line(int step, double loss) {
-  return util::concat("{\"step\":", step, ",\"loss\":", loss,
-                      ",\"grad_norm\":1.5,\"lr\":0.001,\"tokens_per_second\":1234.0,\"step_seconds\":2.0,"
-                      "\"peak_memory_bytes\":1048576}\n");
+  return concat("{\"step\":", step, ",\"loss\":", loss,
+                ",\"grad_norm\":1.5,\"lr\":0.001,\"tokens_per_second\":1234.0,\"step_seconds\":2.0,"
+                "\"peak_memory_bytes\":1048576}\n");
 }
 
 std::string joined(const std::vector<std::string>& lines) { return util::join(lines, "\n"); }
@@ -185,7 +185,7 @@ TEST_F(WatchedRunOf, TellsOfValidationsAndCheckpoints) {
   std::filesystem::create_directory(folder_ / "step-00000002");
   std::ofstream(folder_ / "step-00000002/manifest.json") << "{}";
   std::string events;
-  for (const RunEvent& event : run_.poll().events) events += util::concat(event.step, " ", event.text, "; ");
+  for (const RunEvent& event : run_.poll().events) events += concat(event.step, " ", event.text, "; ");
   EXPECT_EQ(events,
             "2 validation loss 4.5000, the best so far; 2 saved step-00000002; 4 validation loss 4.7500; ");
 }

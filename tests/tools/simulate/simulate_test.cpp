@@ -53,7 +53,7 @@ std::string refusal(const std::function<void()>& run) {
   try {
     run();
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     return error.what();
   }
   return "";

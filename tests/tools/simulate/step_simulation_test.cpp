@@ -15,7 +15,6 @@
 namespace fsdp::simulate {
 namespace {
 
-using Kind = Operation::Kind;
 using CommandKind = shard::Command::Action;
 
 /// Three units of 1000 bytes a rank over 4 ranks.
@@ -40,12 +39,13 @@ Cluster slow_links() {
 }
 
 Operation computes(double seconds) {
-  Operation operation{.kind = Kind::kCompute};
+  Operation operation{.kind = OperationKind::kCompute};
   operation.seconds[KernelClass::kProduct] = seconds;
   return operation;
 }
 Operation command(CommandKind kind, size_t unit) {
-  return {.kind = Kind::kCommand, .command = {.kind = kind, .unit = unit, .pass = shard::Pass::kForward}};
+  return {.kind = OperationKind::kCommand,
+          .command = {.kind = kind, .unit = unit, .pass = shard::Pass::kForward}};
 }
 
 StepTimes simulated(std::vector<Operation> operations, const Cluster& cluster,
@@ -124,8 +124,10 @@ TEST(SimulatedStep, TransfersMoreSlowlyBesideCompute) {
 }
 
 TEST(SimulatedStep, WaitsForTheSlowestRanks) {
-  const Operation all_reduce{
-      .kind = Kind::kCollective, .bytes = 0, .collective = CollectiveKind::kAllReduce, .what = "loss"};
+  const Operation all_reduce{.kind = OperationKind::kCollective,
+                             .bytes = 0,
+                             .collective = CollectiveKind::kAllReduce,
+                             .what = "loss"};
   const StepTimes times = simulated({computes(1), all_reduce}, slow_links(), {.slowness = {1, 3}});
   EXPECT_NEAR(times.step, 3, 1e-12);
   EXPECT_NEAR(times.exposed, 2, 1e-12);
@@ -136,9 +138,9 @@ TEST(SimulatedStep, WaitsForTheSlowestRanks) {
 TEST(SimulatedStep, IsRecordedAsATraceOfARealOneIs) {
   const StepTimes times = simulated({command(CommandKind::kGather, 1),
                                      command(CommandKind::kWaitForGather, 1),
-                                     {.kind = Kind::kBegin, .number = 1, .what = "forward"},
+                                     {.kind = OperationKind::kBegin, .number = 1, .what = "forward"},
                                      computes(2),
-                                     {.kind = Kind::kEnd, .number = 1, .what = "forward"}},
+                                     {.kind = OperationKind::kEnd, .number = 1, .what = "forward"}},
                                     slow_links(), {.records = true});
   bool has_gather = false, has_compute = false;
   for (const comm::TraceEvent& event : times.events) {
@@ -211,7 +213,7 @@ TEST(StepProgram, HasTheCommandsOfTheSchedule) {
       std::vector<shard::Command> commands;
       for (const Section& section : program.sections) {
         for (const Operation& operation : section.operations) {
-          if (operation.kind == Kind::kCommand) commands.push_back(operation.command);
+          if (operation.kind == OperationKind::kCommand) commands.push_back(operation.command);
         }
       }
       EXPECT_EQ(commands, reader.commands) << prefetch << limits;

@@ -27,7 +27,6 @@ namespace fsdp::comm {
 namespace {
 
 using std::chrono::milliseconds;
-using util::ErrorKind;
 using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
 
 constexpr milliseconds kEndPatience{5000};  ///< limit for NCCL to shut a group down

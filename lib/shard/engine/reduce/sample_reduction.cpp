@@ -177,8 +177,8 @@ std::vector<std::vector<SampleSums>> begun_sample_sums(Engine& engine) {
 void require_all_sample_sums(const Engine& engine) {
   for (const auto& unit : engine.units()) {
     if (by_sample(*unit).has_all_rounds()) continue;
-    util::fail(
-        util::ErrorKind::kUsage, "unit ", unit->name(),
+    fail(
+        ErrorKind::kUsage, "unit ", unit->name(),
         ": expected gradients in every micro-batch of a step, whose sums would depend on the number of ranks "
         "otherwise; found none in some; leave training.reproducible = \"world_size\" out");
   }

@@ -130,7 +130,7 @@ TEST(SeveralRanks, OnOneGpuAreRefusedWithTheRemedy) {
     run_ranks(2, true, [](Communicator&) { ADD_FAILURE() << "NCCL has connected them"; });
     FAIL();
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_THAT(error.what(), HasSubstr("set comm.backend to gloo"));
   }
 }
@@ -176,7 +176,7 @@ TEST_F(TwoGpus, FailInTimeAndNameTheRankThatDoesNotCome) {
     });
     FAIL();
   } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kTimeout);
+    EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
     EXPECT_THAT(error.what(), AllOf(HasSubstr("all_reduce of layer (forward) failed on rank 0 of 2"),
                                     HasSubstr("no answer from rank 1")));
   }
