@@ -14,8 +14,8 @@
 
 namespace fsdp::kernels {
 
-/// Whether there is a kernel: on CPUs with AVX-512, fp32 and, if the CPU multiplies it, bf16, with an even
-/// head_dim. q: [B, T, heads, head_dim]
+/// Whether there is a kernel: on CPUs with AVX2 fp32 and, with AVX-512 BF16, bf16, with an even head_dim.
+/// q: [B, T, heads, head_dim]
 bool can_attend(const at::Tensor& q);
 
 /// The form of attention, which differs between models.

@@ -203,7 +203,7 @@ bool has_small_products(at::ScalarType type) {
 
 void multiply_all_into(std::span<const ProductOf> products, const at::Tensor& b) {
   for (const auto& [c, a, adds] : products) {
-    FSDP_CHECK(has_small_products(a.scalar_type()) && b.scalar_type() == a.scalar_type() &&
+    FSDP_CHECK((b.is_meta() || has_small_products(a.scalar_type())) && b.scalar_type() == a.scalar_type() &&
                    c.scalar_type() == at::kFloat && c.is_contiguous() && a.size(1) == b.size(0) &&
                    c.size(0) == a.size(0) && c.size(1) == b.size(1),
                c.sizes(), a.sizes(), b.sizes());

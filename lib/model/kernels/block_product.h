@@ -1,6 +1,7 @@
 #pragma once
 
-// Matrix products in blocks that fit into a core's cache, by oneDNN's small products (brgemm, in libtorch).
+// Matrix products in blocks that fit into a core's cache, by oneDNN's small products (brgemm, in libtorch), or
+// by cpu/product.inc, in fp32 on CPUs with AVX2 only.
 //
 // They cause less memory traffic than oneDNN's whole products: a transposed factor is packed block by block,
 // and results can be added in place, in fp32, to accumulated gradients of weights.
@@ -16,12 +17,15 @@
 #include <span>
 #include <type_traits>
 
+#include "model/kernels/cpu/loops.h"
+
 namespace fsdp::kernels {
 
 /// Number of multiplications that justify another thread.
 inline constexpr int64_t kLeastWork = 1 << 20;
 
-/// Whether this CPU and oneDNN's environment (ONEDNN_MAX_CPU_ISA) support small products of the type.
+/// Whether there are small products of the type on this CPU: in fp32 with AVX2, in bf16 with AVX-512 BF16.
+/// ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA may exclude instructions that the CPU has.
 bool has_small_products(at::ScalarType type);
 
 struct SmallShape {
@@ -39,6 +43,20 @@ struct SmallFactor {
 template <typename T>
 void small_product(const SmallShape& shape, const SmallFactor<T>& a, const SmallFactor<T>& b, bool adds,
                    float* c, int64_t stride_c) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (const auto own = cpu::packing(cpu::Element::kFloat)->product) {
+      return own({.a = a.data,
+                  .b = b.data,
+                  .c = c,
+                  .m = shape.m,
+                  .n = shape.n,
+                  .k = shape.k,
+                  .stride_a = a.stride,
+                  .stride_b = b.stride,
+                  .stride_c = stride_c,
+                  .adds = adds});
+    }
+  }
   at::native::cpublas::brgemm(shape.m, shape.n, shape.k, a.stride, b.stride, stride_c, adds, a.data, b.data,
                               c, /*is_vnni=*/!std::is_same_v<T, float>);
 }

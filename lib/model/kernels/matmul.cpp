@@ -5,7 +5,6 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <utility>
 
@@ -22,15 +21,9 @@
 namespace fsdp::kernels {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
 Matmul fastest_here() {
   if (util::has_matrix_unit()) return Matmul::kAmx;
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return Matmul::kOneDnn;
-#endif
-  return Matmul::kMkl;
+  return has_small_products(at::kFloat) ? Matmul::kOneDnn : Matmul::kMkl;
 }
 
 /// Computes y = x W + b with W = weight^T or, if `transposed`, the weight. x: [..., in]
@@ -166,13 +159,12 @@ Matmul matmul_by_name(const std::string& name) {
   if (name == "onednn") return Matmul::kOneDnn;
   if (name == "amx") {
     if (util::has_matrix_unit()) return Matmul::kAmx;
-    util::fail(util::ErrorKind::kUsage,
-               "training.matmul = \"amx\" requires a matrix unit (AMX in bf16) that this process "
-               "may use, but the machine has none; set \"auto\"");
+    fail(ErrorKind::kUsage,
+         "training.matmul = \"amx\" requires a matrix unit (AMX in bf16) that this process "
+         "may use, but the machine has none; set \"auto\"");
   }
   if (name == "auto") return fastest_here();
-  util::fail(util::ErrorKind::kUsage, "training.matmul must be auto, mkl, onednn or amx, but is \"", name,
-             "\"");
+  fail(ErrorKind::kUsage, "training.matmul must be auto, mkl, onednn or amx, but is \"", name, "\"");
 }
 
 const char* name_of(Matmul matmul) {

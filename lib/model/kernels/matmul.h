@@ -3,8 +3,9 @@
 // Products with weight matrices, by the fastest available library that computes in true fp32.
 //
 // libtorch computes fp32 products on the CPU by MKL, which uses AVX-512 only on Intel's CPUs. oneDNN, which
-// libtorch contains, uses it on all CPUs. On Intel's CPUs both are equally fast, but kOneDnn has the
-// advantages below. In bf16 libtorch always uses oneDNN.
+// libtorch contains, uses it on all CPUs. On Intel's CPUs and on those with AVX2 only, where kOneDnn stands
+// for products of our own, both are equally fast, but kOneDnn has the advantages below. In bf16 libtorch
+// always uses oneDNN.
 //
 // With kOneDnn on CPUs that support its small products (block_product.h), fp32 products consist of these, and
 // gradients of weights and biases, also in bf16, are added in fp32 to their gradient places
@@ -25,7 +26,7 @@ namespace fsdp::kernels {
 enum class Matmul { kMkl, kOneDnn, kAmx };
 
 /// Returns the value of training.matmul: "mkl", "onednn", "amx" or "auto", which means amx if there is a
-/// matrix unit (util::has_matrix_unit()), otherwise onednn on CPUs with AVX-512. Depends on the machine only,
+/// matrix unit (util::has_matrix_unit()), otherwise onednn on CPUs with AVX2. Depends on the machine only,
 /// so that a run resumed there rounds as before. Throws Error(kUsage) for other names, and for "amx" without
 /// a matrix unit.
 Matmul matmul_by_name(const std::string& name);

@@ -17,12 +17,12 @@ std::string arithmetic() {
   const auto line = [](const char* name) {
     return util::line_value("/proc/cpuinfo", name).value_or("unknown");
   };
-  std::string text = util::concat(line("vendor_id"), " family ", line("cpu family"), " model ", line("model"),
-                                  ", ", at::get_cpu_capability());
+  std::string text = concat(line("vendor_id"), " family ", line("cpu family"), " model ", line("model"), ", ",
+                            at::get_cpu_capability());
   if (kernels::has_small_products(at::kBFloat16)) text += ", bf16";
   // oneDNN's products depend on it.
-  if (const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA")) text += util::concat(", at most ", limit);
-  return util::concat(text, ", libtorch ", TORCH_VERSION);
+  if (const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA")) text += concat(", at most ", limit);
+  return concat(text, ", libtorch ", TORCH_VERSION);
 }
 
 void require_equal_arithmetic(const config::Config& config, comm::Communicator& communicator) {
@@ -30,9 +30,9 @@ void require_equal_arithmetic(const config::Config& config, comm::Communicator& 
   comm::agree(communicator, "training.reproducible", [&] {
     const auto type = util::scalar_type(config.mixed_precision.param_dtype);
     if (communicator.device().is_cpu() && kernels::has_small_products(type)) return;
-    util::fail(
-        util::ErrorKind::kUsage,
-        "training.reproducible = \"world_size\" requires a CPU with AVX-512, in bfloat16 with its products of that "
+    fail(
+        ErrorKind::kUsage,
+        "training.reproducible = \"world_size\" requires a CPU with AVX2, in bfloat16 with AVX-512's products of that "
         "type, but rank ",
         communicator.rank(), " computes in ", config.mixed_precision.param_dtype, " on ",
         communicator.device().is_cpu() ? own : communicator.device().str(), "; leave it out");
@@ -43,9 +43,9 @@ void require_equal_arithmetic(const config::Config& config, comm::Communicator& 
     if (all[rank] == all[0] || all[rank].empty())
       continue;  // empty: a rank that does not exist (run/train/dry_run.h)
     throw comm::AgreedError(
-        util::ErrorKind::kUsage,
-        util::concat("training.reproducible = \"world_size\" requires CPUs of one kind, but rank 0 has ",
-                     all[0], " and rank ", rank, " has ", all[rank], "; leave it out"));
+        ErrorKind::kUsage,
+        concat("training.reproducible = \"world_size\" requires CPUs of one kind, but rank 0 has ", all[0],
+               " and rank ", rank, " has ", all[rank], "; leave it out"));
   }
 }
 
@@ -53,9 +53,9 @@ void warn_of_other_arithmetic(const nlohmann::json& record, const std::string& w
   if (!record.is_object() || !record.contains("arithmetic")) return;
   const std::string own = arithmetic(), before = record.at("arithmetic").dump();
   if (record.at("arithmetic") == own) return;
-  util::log_warning(util::concat(
-      where, " was trained with the arithmetic of ", before, ", and this run has that of \"", own,
-      "\": it does not continue bit for bit, although training.reproducible = \"world_size\""));
+  util::log_warning(
+      concat(where, " was trained with the arithmetic of ", before, ", and this run has that of \"", own,
+             "\": it does not continue bit for bit, although training.reproducible = \"world_size\""));
 }
 
 }  // namespace fsdp::train

@@ -67,6 +67,23 @@ TEST(BlockProduct, IsTheSameForAnyNumberOfThreads) {
   EXPECT_TRUE(at::equal(one, three));
 }
 
+// Sums by sample depend on it (sample_sums.h).
+TEST(BlockProduct, OfARowIsTheSameWhateverRowsAreBesideIt) {
+  if (!has_small_products(at::kFloat)) GTEST_SKIP() << "no small products on this CPU";
+  at::manual_seed(4);
+  for (int64_t n : {1, 7, 16, 23, 130}) {
+    const at::Tensor a = at::randn({29, 70}), b = at::randn({70, n});
+    at::Tensor all = at::empty({29, n});
+    multiply_into(all, a, b, false);
+    for (int64_t rows : {1, 2, 5, 6, 13}) {
+      at::Tensor last = at::empty({rows, n});
+      multiply_into(last, a.narrow(0, 29 - rows, rows), b, false);
+      EXPECT_TRUE(at::equal(last, all.narrow(0, 29 - rows, rows)))
+          << rows << " of 29 rows, " << n << " columns";
+    }
+  }
+}
+
 TEST(BlockProduct, OfSeveralLeftFactorsIsEachOnesOwn) {
   if (!has_small_products(at::kFloat)) GTEST_SKIP() << "no small products on this CPU";
   const int before = at::get_num_threads();

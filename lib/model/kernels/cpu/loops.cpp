@@ -1,5 +1,13 @@
 #include "model/kernels/cpu/loops.h"
 
+#include <ATen/Version.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdlib>
+#include <string>
+
 namespace fsdp::kernels::cpu {
 
 namespace baseline {
@@ -19,14 +27,29 @@ extern const Level kLevel;
 
 namespace {
 
+#ifdef FSDP_X86_LEVELS
+/// Whether the environment lets oneDNN, whose products the levels of AVX-512 need, use AVX-512.
+bool onednn_may_use_avx512() {
+  return std::ranges::none_of(std::array{"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"}, [](const char* name) {
+    const char* value = std::getenv(name);
+    std::string most = value == nullptr ? "" : value;
+    std::ranges::transform(most, most.begin(), [](unsigned char c) { return std::toupper(c); });
+    return most == "SSE41" || most == "AVX" || most.starts_with("AVX2");
+  });
+}
+#endif
+
 const Level& level_here() {
 #ifdef FSDP_X86_LEVELS
   static const Level* const level = [] {
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    const std::string most = at::get_cpu_capability();  // ATEN_CPU_CAPABILITY may lower it
+    if (most == "AVX512" && onednn_may_use_avx512() && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) {
       return __builtin_cpu_supports("avx512bf16") ? &avx512bf16::kLevel : &avx512::kLevel;
     }
-    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool has_avx2 =
+        most.starts_with("AVX") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     return has_avx2 ? &avx2::kLevel : &baseline::kLevel;
   }();
   return *level;
@@ -38,7 +61,7 @@ const Level& level_here() {
 bool has_fast_products([[maybe_unused]] Element element) {
 #ifdef FSDP_X86_LEVELS
   if (&level_here() == &avx512bf16::kLevel) return element != Element::kHalf;
-  return &level_here() == &avx512::kLevel && element == Element::kFloat;
+  return &level_here() != &baseline::kLevel && element == Element::kFloat;
 #else
   return false;
 #endif

@@ -57,6 +57,16 @@ struct StridedRows {
   int64_t stride = 0, rows = 0, width = 0;
 };
 
+/// c (+)= a b in fp32. c: [m, n], a: [m, k], b: [k, n], rows `stride_...` elements apart.
+struct ProductTile {
+  const float* a = nullptr;
+  const float* b = nullptr;
+  float* c = nullptr;
+  int64_t m = 0, n = 0, k = 0;
+  int64_t stride_a = 0, stride_b = 0, stride_c = 0;
+  bool adds = false;
+};
+
 struct Packing {
   /// Packs a right factor of K rows, padded with zeros to `padded_rows`, of width N.
   void (*rows)(const StridedRows& from, int64_t padded_rows, void* to);
@@ -64,6 +74,8 @@ struct Packing {
   void (*columns)(const StridedRows& from, void* to);
   /// Packs a left factor of K rows, padded with zeros to `padded_rows`, of width M. to: [width, padded_rows]
   void (*transposed)(const StridedRows& from, int64_t padded_rows, void* to);
+  /// Multiplies. Null: oneDNN's small product is the one to use.
+  void (*product)(const ProductTile&);
 };
 
 // ---- attention between its matrix products (model/kernels/attention.h)
