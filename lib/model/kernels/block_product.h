@@ -1,7 +1,7 @@
 #pragma once
 
-// Matrix products in blocks that fit into a core's cache, by oneDNN's small products (brgemm, in libtorch), or
-// by cpu/product.inc, in fp32 on CPUs with AVX2 only.
+// Matrix products in blocks that fit into a core's cache, by oneDNN's small products (brgemm, in libtorch)
+// or, in fp32 on CPUs with AVX2 only, by cpu/product.inc.
 //
 // They cause less memory traffic than oneDNN's whole products: a transposed factor is packed block by block,
 // and results can be added in place, in fp32, to accumulated gradients of weights.
