@@ -1,7 +1,7 @@
 #pragma once
 
 // The part of a parameter that a rank has of a layer that several ranks compute together
-// (model/nn/parallelize.h). Needs no libtorch.
+// (model/nn/parallelize.h).
 
 #include <cstdint>
 #include <string>
