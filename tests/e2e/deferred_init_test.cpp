@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "e2e/programs.h"
+#include "model/kernels/block_product.h"
 #include "setup/config/load.h"
 #include "support/tiny_config.h"
 #include "tools/plan/plan.h"

@@ -13,6 +13,7 @@
 #include "model/nn/lora.h"
 #include "run/train/model_record.h"
 #include "setup/config/model_description.h"
+#include "shard/engine/engine.h"
 #include "shard/engine/rank_checks.h"
 #include "state/checkpoint/save.h"
 #include "state/checkpoint/state_slices.h"

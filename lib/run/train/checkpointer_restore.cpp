@@ -19,6 +19,7 @@
 #include "run/train/checkpointer.h"
 #include "run/train/sample_position.h"
 #include "setup/config/config.h"
+#include "shard/engine/engine.h"
 #include "state/checkpoint/load.h"
 #include "state/checkpoint/state_slices.h"
 #include "state/convert/inspect.h"

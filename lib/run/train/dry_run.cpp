@@ -25,6 +25,7 @@
 #include "run/train/step_timeline.h"
 #include "setup/config/global_batch.h"
 #include "shard/engine/autograd_hooks.h"
+#include "shard/engine/engine.h"
 #include "tools/plan/text.h"
 
 namespace fsdp::train {

@@ -8,6 +8,7 @@
 #include "base/util/nearest_pattern.h"
 #include "base/util/text.h"
 #include "model/kernels/float8.h"
+#include "shard/engine/engine.h"
 
 namespace fsdp::train {
 

@@ -12,7 +12,10 @@
 #include "model/nn/stage.h"
 #include "model/nn/stage_graphs.h"
 #include "setup/config/config.h"
-#include "shard/engine/engine.h"
+
+namespace fsdp::shard {
+class Engine;
+}
 
 namespace fsdp::train {
 

@@ -10,6 +10,7 @@
 
 #include "base/util/error.h"
 #include "model/kernels/sample_sums.h"
+#include "shard/engine/engine.h"
 #include "shard/engine/reduce/sample_reduction.h"
 
 namespace fsdp::train {

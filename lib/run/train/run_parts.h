@@ -20,10 +20,14 @@
 #include "run/train/train_step.h"
 #include "run/train/training_record.h"
 #include "setup/config/config.h"
-#include "shard/engine/engine.h"
 #include "state/groups/grad_scaler.h"
 #include "state/optim/optimizer.h"
 #include "tools/plan/memory.h"
+
+namespace fsdp::shard {
+class Engine;
+class ParameterSource;
+}  // namespace fsdp::shard
 
 namespace fsdp::train {
 

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "shard/engine/engine.h"
+
 namespace fsdp::train {
 
 StepBatches::StepBatches(const data::BatchSource& source, const shard::Engine& engine, bool counts_vary,

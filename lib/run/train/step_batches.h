@@ -6,7 +6,10 @@
 #include <vector>
 
 #include "data/loading/loader.h"
-#include "shard/engine/engine.h"
+
+namespace fsdp::shard {
+class Engine;
+}
 
 namespace fsdp::train {
 

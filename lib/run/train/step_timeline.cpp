@@ -11,6 +11,7 @@
 #include "base/util/error.h"
 #include "base/util/text.h"
 #include "shard/engine/autograd_hooks.h"
+#include "shard/engine/engine.h"
 #include "shard/units/unit_sizes.h"
 
 namespace fsdp::train {

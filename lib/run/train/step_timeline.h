@@ -9,7 +9,11 @@
 
 #include "comm/api/trace.h"
 #include "model/nn/stage.h"
-#include "shard/engine/engine.h"
+#include "shard/units/unit_sizes.h"
+
+namespace fsdp::shard {
+class Engine;
+}
 
 namespace fsdp::train {
 

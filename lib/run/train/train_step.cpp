@@ -14,6 +14,7 @@
 #include "base/util/error.h"
 #include "model/kernels/below_autograd.h"
 #include "run/train/arriving_gradients.h"
+#include "shard/engine/engine.h"
 #include "shard/state/grad_norm.h"
 #include "state/optim/engine_shards.h"
 

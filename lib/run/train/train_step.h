@@ -8,16 +8,20 @@
 #include <string>
 #include <vector>
 
+#include "comm/api/communicator.h"
 #include "data/loading/loader.h"
 #include "model/kernels/step_outcome.h"
 #include "model/nn/loss.h"
 #include "model/nn/stage.h"
 #include "run/train/step_batches.h"
 #include "run/train/update_guard.h"
-#include "shard/engine/engine.h"
 #include "shard/state/grad_norm.h"
 #include "state/groups/grad_scaler.h"
 #include "state/optim/optimizer.h"
+
+namespace fsdp::shard {
+class Engine;
+}
 
 namespace fsdp::train {
 

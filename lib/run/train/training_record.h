@@ -10,9 +10,12 @@
 #include "run/train/evaluate.h"
 #include "run/train/update_guard.h"
 #include "setup/config/config.h"
-#include "shard/engine/engine.h"
 #include "state/groups/grad_scaler.h"
 #include "state/optim/optimizer.h"
+
+namespace fsdp::shard {
+class Engine;
+}
 
 namespace fsdp::train {
 

@@ -10,6 +10,7 @@
 #include "base/util/hash.h"
 #include "base/util/log.h"
 #include "base/util/text.h"
+#include "shard/engine/engine.h"
 
 namespace fsdp::shard {
 namespace {

@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "shard/engine/engine.h"
+#include "comm/api/communicator.h"
 
 namespace fsdp::shard {
+
+class Engine;
 
 /// A rank that uses a unit other than rank 0's.
 struct OrderDifference {

@@ -17,6 +17,7 @@
 #include "model/kernels/exact_squares.h"
 #include "model/kernels/fused.h"
 #include "model/kernels/reduce.h"
+#include "shard/engine/engine.h"
 
 namespace fsdp::shard {
 namespace {

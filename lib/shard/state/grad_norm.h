@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "shard/engine/engine.h"
-
 namespace fsdp::shard {
+
+class Engine;
 
 /// The norm of this rank's part of each unit's gradient, where it has been computed before. The gradient need
 /// not exist any longer.

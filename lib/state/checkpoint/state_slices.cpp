@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/util/error.h"
+#include "shard/engine/engine.h"
 #include "state/optim/optimizer_state.h"
 
 namespace fsdp::checkpoint {

@@ -9,9 +9,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "shard/engine/engine.h"
 #include "shard/engine/tensor_slice.h"
 #include "state/optim/optimizer.h"
+
+namespace fsdp::shard {
+class Engine;
+}
 
 namespace fsdp::checkpoint {
 

@@ -1,6 +1,7 @@
 #include "state/optim/engine_shards.h"
 
 #include "base/util/error.h"
+#include "shard/engine/engine.h"
 
 namespace fsdp::optim {
 namespace {

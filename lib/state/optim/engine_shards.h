@@ -9,10 +9,13 @@
 
 #include <vector>
 
-#include "shard/engine/engine.h"
 #include "shard/engine/tensor_slice.h"
 #include "shard/state/matrix_exchange.h"
 #include "state/optim/optimizer.h"
+
+namespace fsdp::shard {
+class Engine;
+}
 
 namespace fsdp::optim {
 

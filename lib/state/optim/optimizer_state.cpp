@@ -13,6 +13,7 @@
 #include "base/util/log.h"
 #include "base/util/text.h"
 #include "comm/api/communicator.h"
+#include "shard/engine/engine.h"
 #include "shard/engine/layout_views.h"
 #include "shard/state/slice_loading.h"
 

@@ -25,10 +25,13 @@
 #include <string>
 #include <vector>
 
-#include "shard/engine/engine.h"
 #include "shard/engine/tensor_slice.h"
 #include "shard/state/state_dict.h"
 #include "state/optim/optimizer.h"
+
+namespace fsdp::shard {
+class Engine;
+}
 
 namespace fsdp::optim {
 
