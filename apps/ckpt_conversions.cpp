@@ -195,7 +195,7 @@ CkptCommand add_export(CLI::App& app) {
       .option(
           "--type", command->type,
           "with --format gguf: the type of matrices; default: the type of the model that the run started from")
-      ->check(cli::one_of(util::names_of_enum<gguf::TensorType>()));
+      ->check(cli::one_of(gguf::written_type_names()));
   command.option(
       "--tokenizer", command->tokenizer,
       "with --format gguf: the tokenizer, if it is not the run's: \"none\", \"bytes\", a folder or a file");
@@ -269,10 +269,9 @@ CkptCommand add_import(CLI::App& app) {
   Command command(
       app, "import",
       "converts a model of Hugging Face's, a GGUF file, or a checkpoint of PyTorch's FSDP2 to a checkpoint");
-  command.positional(
-      "WEIGHTS", command->source,
-      "a folder with config.json and safetensors, one such file, an unquantised GGUF file, or a folder of "
-      "torch.distributed.checkpoint (.metadata), whose optimizer state is converted too");
+  command.positional("WEIGHTS", command->source,
+                     "a folder with config.json and safetensors, one such file, a GGUF file, or a folder of "
+                     "torch.distributed.checkpoint (.metadata), whose optimizer state is converted too");
   command.positional("CHECKPOINT", command->output, "the new checkpoint's folder");
   command.option("--config", command->config,
                  "config.json; default: the one beside the weights, or what a GGUF file says of its model");

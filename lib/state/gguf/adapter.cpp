@@ -96,7 +96,7 @@ AdapterFile write_adapter(const AdapterRequest& request, const std::vector<Adapt
                 {{"general.architecture", std::string(form.architecture)},
                  {"general.type", std::string("adapter")},
                  {"general.name", request.output.stem().string()},
-                 {"general.file_type", traits_of(request.type).file_type},
+                 {"general.file_type", traits_of(request.type).file_type.value()},
                  {"adapter.type", std::string("lora")},
                  {"adapter.lora.alpha", static_cast<float>(request.alpha)}},
                 std::move(tensors));

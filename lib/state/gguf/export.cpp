@@ -129,7 +129,7 @@ Metadata metadata_of(const checkpoint::StoredModel& model, const GgufPlan& plan,
                        {"general.type", std::string("model")},
                        {"general.name", request.output.stem().string()},
                        {"general.size_label", size_label(plan.parameters, model.options.num_experts)},
-                       {"general.file_type", traits_of(plan.type).file_type},
+                       {"general.file_type", traits_of(plan.type).file_type.value()},
                        {"general.quantization_version", kQuantisationVersion}};
   describe_model(*plan.form, model.options, metadata);
   describe_tokenizer(request.tokenizer, model.options.vocab_size, model.config, metadata);

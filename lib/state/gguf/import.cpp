@@ -12,6 +12,7 @@
 
 #include "base/util/error.h"
 #include "model/families/families.h"
+#include "state/gguf/dequantise.h"
 #include "state/gguf/forms.h"
 #include "state/gguf/reader.h"
 #include "state/gguf/rotary_scaling.h"
@@ -25,6 +26,11 @@ using checkpoint::TensorInfo;
 using nlohmann::json;
 
 namespace {
+
+/// Type of an imported tensor. The values of quantised types are products in f32.
+c10::ScalarType imported_dtype(TensorType type) {
+  return traits_of(type).dtype.value_or(c10::ScalarType::Float);
+}
 
 /// The tensors of a file under our names and in our layout. A tensor in another layout is converted whole,
 /// and kept until another is read.
@@ -63,21 +69,20 @@ class ConvertedTensors final : public checkpoint::TensorSource {
 
   void read(const std::string& name, int64_t begin, int64_t end, void* out) const override {
     const ImportedTensor& entry = tensors_.at(name);
-    const auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(dtype_of(entry)));
-    const int64_t bytes = (end - begin) * itemsize_bytes;
+    const int64_t count = end - begin;
     if (entry.stored == Stored::kSame || entry.stored == Stored::kStacked) {
       if (entry.expert > 0) begin += entry.expert * entry.shape[0] * entry.shape[1];
-      return file_->read(*entry.tensor, begin * itemsize_bytes, bytes, out);
+      return read_stored(*entry.tensor, begin, begin + count, out);
     }
     if (converted_name_ != name) {
       converted_name_.clear();
       at::Tensor whole = at::empty(entry.tensor->shape, at::TensorOptions().dtype(dtype_of(entry)));
-      file_->read(*entry.tensor, 0, bytes_of(*entry.tensor), whole.mutable_data_ptr());
+      read_stored(*entry.tensor, 0, whole.numel(), whole.mutable_data_ptr());
       converted_ = to_ours(whole, entry.stored, options_).contiguous();
       converted_name_ = name;
     }
-    std::memcpy(out, static_cast<const char*>(converted_.const_data_ptr()) + begin * itemsize_bytes,
-                static_cast<size_t>(bytes));
+    const at::Tensor piece = converted_.view({-1}).narrow(0, begin, count);
+    std::memcpy(out, piece.const_data_ptr(), piece.nbytes());
   }
 
  private:
@@ -87,8 +92,15 @@ class ConvertedTensors final : public checkpoint::TensorSource {
     std::vector<int64_t> shape;  ///< ours
     int64_t expert = 0;
   };
-  static c10::ScalarType dtype_of(const ImportedTensor& entry) {
-    return *traits_of(entry.tensor->type).dtype;
+  static c10::ScalarType dtype_of(const ImportedTensor& entry) { return imported_dtype(entry.tensor->type); }
+
+  /// Reads elements [begin, end) in the file's layout.
+  void read_stored(const Tensor& tensor, int64_t begin, int64_t end, void* out) const {
+    if (is_quantised(tensor.type)) {
+      return read_dequantised(*file_, tensor, begin, end, static_cast<float*>(out));
+    }
+    const int64_t itemsize_bytes = traits_of(tensor.type).block_bytes;
+    file_->read(tensor, begin * itemsize_bytes, (end - begin) * itemsize_bytes, out);
   }
 
   std::shared_ptr<const Reader> file_;
@@ -108,12 +120,6 @@ void refuse_other_files(const Reader& file) {
   }
   if (const auto* count = file.find<uint32_t>("split.count"); count != nullptr && *count > 1) {
     refuse(" is one of ", *count, " files; join them with llama.cpp's llama-gguf-split --merge");
-  }
-  for (const auto& [name, tensor] : file.tensors()) {
-    if (!is_quantised(tensor.type)) continue;
-    refuse(": tensor ", name, " has the type ", util::name_of(tensor.type),
-           ", but only f32, f16 and bf16 can be imported; take the model's unquantised GGUF file, or its "
-           "Hugging Face folder");
   }
 }
 
@@ -163,7 +169,7 @@ checkpoint::ShardedResult import_model(const checkpoint::ImportRequest& request)
   // The type of the matrices; vectors and positions are in f32 in any file.
   const auto embedding = file->tensors().find("token_embd.weight");
   FSDP_CHECK(embedding != file->tensors().end());
-  checkpoint::set_dtype(config, request.dtype.value_or(*traits_of(embedding->second.type).dtype));
+  checkpoint::set_dtype(config, request.dtype.value_or(imported_dtype(embedding->second.type)));
   std::vector<checkpoint::ShardedTensor> tensors;
   for (const auto& [name, stored] : matched.names) {
     const TensorInfo& info = source.info(stored);

@@ -69,6 +69,7 @@ void quantise_q4_0(const float* values, int64_t count, uint8_t* out) {
 at::Tensor encoded(const at::Tensor& elements, TensorType type, const std::string& where, bool saturate) {
   FSDP_CHECK(elements.dim() == 1 && elements.is_contiguous() && elements.device().is_cpu());
   const TypeTraits& traits = traits_of(type);
+  FSDP_CHECK(traits.file_type, util::name_of(type));
   const auto refuse_infinite = [&](const at::Tensor& values, const char* remedy) {
     if (at::isfinite(values).all().item<bool>()) return;
     fail(ErrorKind::kCheckpoint, where, " has values that ", util::name_of(type),

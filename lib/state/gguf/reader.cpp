@@ -21,11 +21,9 @@ constexpr int64_t kLongestKey = 65535;  // the format's
 
 /// Names of types that cannot be read, for messages.
 constexpr std::pair<uint32_t, const char*> kOtherTypes[] = {
-    {3, "q4_1"},     {6, "q5_0"},   {7, "q5_1"},    {9, "q8_1"},   {10, "q2_K"},    {11, "q3_K"},
-    {12, "q4_K"},    {13, "q5_K"},  {14, "q6_K"},   {15, "q8_K"},  {16, "iq2_xxs"}, {17, "iq2_xs"},
-    {18, "iq3_xxs"}, {19, "iq1_s"}, {20, "iq4_nl"}, {21, "iq3_s"}, {22, "iq2_s"},   {23, "iq4_xs"},
-    {24, "i8"},      {25, "i16"},   {26, "i32"},    {27, "i64"},   {28, "f64"},     {29, "iq1_m"},
-    {34, "tq1_0"},   {35, "tq2_0"}, {39, "mxfp4"}};
+    {9, "q8_1"},   {15, "q8_K"},  {16, "iq2_xxs"}, {17, "iq2_xs"}, {18, "iq3_xxs"}, {19, "iq1_s"},
+    {21, "iq3_s"}, {22, "iq2_s"}, {24, "i8"},      {25, "i16"},    {26, "i32"},     {27, "i64"},
+    {28, "f64"},   {29, "iq1_m"}, {34, "tq1_0"},   {35, "tq2_0"},  {39, "mxfp4"},   {40, "nvfp4"}};
 
 std::string type_text(uint32_t number) {
   for (const auto& [known, name] : kOtherTypes) {
@@ -234,12 +232,12 @@ uint64_t read_tensor(HeaderReader& header, const std::string& file, Tensor& tens
   }
   if (tensor.shape.empty()) tensor.shape = {1};
   const auto type = header.number<uint32_t>();
-  constexpr TensorType kKnown[] = {TensorType::kF32, TensorType::kF16, TensorType::kBF16, TensorType::kQ8_0,
-                                   TensorType::kQ4_0};
-  if (std::find(std::begin(kKnown), std::end(kKnown), static_cast<TensorType>(type)) == std::end(kKnown)) {
-    fail(ErrorKind::kCheckpoint, where, " has the type ", type_text(type),
-         ", but only f32, f16 and bf16 can be read; take the model's unquantised GGUF file, or its Hugging "
-         "Face folder");
+  const auto known = enum_names(TensorType{});
+  if (std::none_of(known.begin(), known.end(),
+                   [type](const auto& entry) { return entry.value == static_cast<TensorType>(type); })) {
+    fail(ErrorKind::kCheckpoint, where, " must have one of the types ",
+         util::join(util::names_of_enum<TensorType>(), ", "), ", but has ", type_text(type),
+         "; take another GGUF file of the model, or its Hugging Face folder");
   }
   tensor.type = static_cast<TensorType>(type);
   const TypeTraits& traits = traits_of(tensor.type);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "model/families/families.h"
+#include "state/gguf/dequantise.h"
 #include "state/gguf/reader.h"
 #include "state/hugging_face/hugging_face_config.h"
 #include "state/weights/stored_model.h"
@@ -135,7 +136,8 @@ inline checkpoint::StoredModel write_model(const std::filesystem::path& folder,
   return checkpoint::open_model(folder);
 }
 
-/// Of a GGUF file's tensor, by a reading of the formats that shares nothing with the library's.
+/// Values of a GGUF file's tensor, by a reading of the formats that shares nothing with the library's. Types
+/// that the library does not write are read by the library, which dequantise_test.cpp compares with gguf-py.
 inline at::Tensor dequantised(const gguf::Reader& file, const std::string& name) {
   const gguf::Tensor& tensor = file.tensors().at(name);
   std::vector<unsigned char> bytes(static_cast<size_t>(gguf::bytes_of(tensor)));
@@ -183,21 +185,36 @@ inline at::Tensor dequantised(const gguf::Reader& file, const std::string& name)
         at += 18;
         break;
       default:
-        throw std::runtime_error("unknown type of " + name);
+        gguf::read_dequantised(file, tensor, 0, values.numel(), out);
+        i = values.numel();
     }
   }
   return values;
 }
 
-/// The Python with gguf and llama_cpp; empty where there is none.
-inline const std::string& python_with_llama_cpp() {
-  static const std::string found = [] {
-    const char* chosen = std::getenv("FSDP_TEST_PYTHON");
-    const std::string python = chosen == nullptr ? "python3" : chosen;
-    const bool has_it = run({"/usr/bin/env", python, "-c", "import gguf, llama_cpp"}).exit_code == 0;
-    return has_it ? python : "";
-  }();
+/// The Python of FSDP_TEST_PYTHON, or python3. Empty if it lacks one of the modules.
+inline std::string python_with(const std::string& modules) {
+  const char* chosen = std::getenv("FSDP_TEST_PYTHON");
+  const std::string python = chosen == nullptr ? "python3" : chosen;
+  return run({"/usr/bin/env", python, "-c", "import " + modules}).exit_code == 0 ? python : "";
+}
+inline const std::string& python_with_gguf() {
+  static const std::string found = python_with("gguf");
   return found;
+}
+inline const std::string& python_with_llama_cpp() {
+  static const std::string found = python_with("gguf, llama_cpp");
+  return found;
+}
+
+/// Bytes that are the same in every run, and in tests/state/gguf/dequantise_test.cpp those given to gguf-py.
+inline std::string random_bytes(int64_t count, uint64_t seed = 42) {
+  std::string bytes;
+  for (int64_t i = 0; i < count; ++i) {
+    seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
+    bytes += static_cast<char>(seed >> 56);
+  }
+  return bytes;
 }
 
 /// Runs llama_cpp_reference.py and returns what it prints.

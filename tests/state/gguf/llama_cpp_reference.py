@@ -4,8 +4,9 @@
   llama_cpp_reference.py logits FILE [ADAPTER]   the logits of two sequences of twelve tokens, one number a line
   llama_cpp_reference.py tokens FILE TEXT...     the ids of each text, one text a line
   llama_cpp_reference.py quantise TYPE           stdin: float32 elements, stdout: their bytes by gguf.quants
+  llama_cpp_reference.py dequantise TYPE         stdin: bytes, stdout: their float32 elements by gguf.quants
 
-Needs gguf and llama_cpp (llama-cpp-python).
+Needs gguf, and for logits and tokens llama_cpp (llama-cpp-python).
 """
 import sys
 
@@ -64,6 +65,11 @@ def main():
         logits(*arguments)
     elif command == "tokens":
         tokens(arguments[0], arguments[1:])
+    elif command == "dequantise":
+        kind = gguf.GGMLQuantizationType[arguments[0].upper()]
+        blocks = numpy.frombuffer(sys.stdin.buffer.read(), "u1").reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])
+        with numpy.errstate(all="ignore"):
+            sys.stdout.buffer.write(gguf.quants.dequantize(blocks, kind).tobytes())
     else:
         values = numpy.frombuffer(sys.stdin.buffer.read(), "<f4").reshape(-1, 32)
         quantised = gguf.quants.quantize(values, gguf.GGMLQuantizationType[arguments[0].upper()])

@@ -54,8 +54,8 @@ TEST(Quantised, HasTheBytesThatGgufPyGave) {
 }
 
 TEST(Quantised, HasTheBytesThatGgufPyGives) {
-  const std::string python = python_with_llama_cpp();
-  if (python.empty()) GTEST_SKIP() << "set FSDP_TEST_PYTHON to a Python that has gguf and llama_cpp";
+  const std::string python = python_with_gguf();
+  if (python.empty()) GTEST_SKIP() << "set FSDP_TEST_PYTHON to a Python that has gguf";
   at::manual_seed(1);
   const at::Tensor values = at::cat({sample(), at::randn({100'000 * 32})});
   const std::string text(static_cast<const char*>(values.const_data_ptr()), values.nbytes());

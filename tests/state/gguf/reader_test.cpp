@@ -147,8 +147,12 @@ TEST_F(GgufFile, WithImpossibleTensorsIsRefused) {
   expect(4, uint64_t{31}, "has the impossible shape [2, 31]");
   expect(12, uint64_t{1} << 60, "has the impossible shape");
   expect(12, uint64_t{3}, "too few for its tensor b.weight; it is cut off");
-  expect(20, uint32_t{12}, "tensor b.weight has the type q4_K, but only f32, f16 and bf16 can be read");
-  expect(20, uint32_t{77}, "has the type number 77");
+  expect(20, uint32_t{14}, "has the impossible shape [2, 32]");  // a block of q6_K has 256 elements
+  expect(
+      20, uint32_t{15},
+      "tensor b.weight must have one of the types f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_K, q3_K, "
+      "q4_K, q5_K, q6_K, iq4_nl, iq4_xs, but has q8_K; take another GGUF file");
+  expect(20, uint32_t{77}, "but has number 77");
   expect(24, uint64_t{64},
          "starts at byte 64 of the data instead of byte 32, so tensors overlap or leave a hole");
   expect(24, ~uint64_t{0}, "starts at byte 18446744073709551615");
