@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "fuzz/fuzz_target.h"
+#include "state/gguf/dequantise.h"
 #include "state/gguf/reader.h"
 
 namespace fsdp::fuzz {
@@ -17,6 +18,12 @@ int gguf_file(const uint8_t* data, size_t size) {
       std::vector<char> bytes(static_cast<size_t>(count));
       reader.read(tensor, 0, count, bytes.data());
       reader.read(tensor, whole - count, count, bytes.data());
+      if (!gguf::is_quantised(tensor.type)) continue;
+      const gguf::TypeTraits& traits = gguf::traits_of(tensor.type);
+      const int64_t elements = whole / traits.block_bytes * traits.block_elements;
+      std::vector<float> values(static_cast<size_t>(std::min(elements, kMostElements)));
+      gguf::read_dequantised(reader, tensor, elements - static_cast<int64_t>(values.size()), elements,
+                             values.data());
     }
   });
   return 0;

@@ -224,6 +224,11 @@ int main(int argc, char** argv) {
               {.name = "b", .shape = {32}, .type = TensorType::kQ4_0},
               {.name = "c", .shape = {3}, .type = TensorType::kF16},
               {.name = "d", .shape = {1, 2, 3}, .type = TensorType::kBF16}});
+  std::vector<fsdp::gguf::Tensor> quantised;
+  for (const auto& [type, name] : enum_names(TensorType{})) {
+    if (fsdp::gguf::is_quantised(type)) quantised.push_back({std::string(name), {1, 256}, type});
+  }
+  write_gguf(folder / "gguf_file/quantised", {}, quantised);
   write_gguf(folder / "gguf_file/metadata",
              {{"general.architecture", std::string("llama")},
               {"a", 0.5F},
