@@ -11,6 +11,7 @@
 #include "state/gguf/forms.h"
 #include "state/gguf/gguf_fixtures.h"
 #include "state/gguf/import.h"
+#include "state/gguf/writer.h"
 
 namespace fsdp::gguf {
 namespace {
@@ -445,6 +446,38 @@ TEST_F(GgufModel, ThatOursCannotComputeIsRefused) {
       "\"phi3\", \"qwen2\", \"qwen3\", \"qwen3moe\", \"smollm3\", but is \"gemma\"");
   with(std::string("\5\0\0\0\0\0\0\0model", 13), std::string("\5\0\0\0\0\0\0\0mmprj", 13));
   expect_refused("must be a model, but its \"general.type\" is \"mmprj\"");
+}
+
+/// As llama.cpp's mixtures: each tensor has a type of its own.
+TEST_F(GgufModel, OfMixedTypesIsImportedAsItsValues) {
+  nn::ModelOptions options = gguf_options("llama");
+  options.hidden_size = 256;
+  options.intermediate_size = 512;
+  export_as(write(options), TensorType::kF32);
+  const std::map<std::string, TensorType> types = {
+      {"token_embd", TensorType::kQ6_K}, {"output", TensorType::kQ5_0}, {"attn_q", TensorType::kQ4_K},
+      {"attn_k", TensorType::kQ5_K},     {"attn_v", TensorType::kQ3_K}, {"attn_output", TensorType::kIq4Xs},
+      {"ffn_gate", TensorType::kQ2_K},   {"ffn_up", TensorType::kQ5_1}, {"ffn_down", TensorType::kIq4Nl}};
+  const Reader plain(file());
+  std::vector<Tensor> tensors;
+  for (const auto& [name, tensor] : plain.tensors()) {
+    tensors.push_back(tensor);
+    for (const auto& [part, type] : types) {
+      if (name == part + ".weight" || name.ends_with("." + part + ".weight")) tensors.back().type = type;
+    }
+  }
+  Writer writer(root_ / "mixed.gguf", {plain.metadata().begin(), plain.metadata().end()}, tensors);
+  for (const Tensor& tensor : tensors) {
+    std::string bytes = random_bytes(bytes_of(tensor), tensors.size());
+    if (!is_quantised(tensor.type)) plain.read(tensor, 0, bytes_of(tensor), bytes.data());
+    writer.append(bytes.data(), bytes_of(tensor));
+  }
+  writer.finish();
+  fs::rename(root_ / "mixed.gguf", file());
+  expect_values_of(Reader(file()), import({}, 3));
+  fs::remove_all(root_ / "imported");
+  import_model({.source = file(), .config = {}, .output = root_ / "imported", .dtype = at::kBFloat16});
+  expect_values_of(Reader(file()), checkpoint::open_model(root_ / "imported"), at::kBFloat16);
 }
 
 TEST_F(GgufModel, WithAHeadOfItsOwnIsNotTheOneOfAConfigThatTiesIt) {
