@@ -9,6 +9,7 @@
 
 #include "base/util/error.h"
 #include "base/util/text.h"
+#include "setup/config/foreign_names.h"
 #include "setup/config/include.h"
 #include "setup/config/keys.h"
 #include "setup/config/parameter_groups.h"
@@ -38,6 +39,8 @@ std::vector<std::string> homonyms(const std::string& name) {
 }  // namespace
 
 std::string unknown_section_text(const std::string& section) {
+  const std::string answer = foreign_name_answer("", concat("[", section, "]"));
+  if (!answer.empty()) return concat("unknown section [", shown(section), "]; ", answer);
   std::string nearest = util::nearest_choice(section, section_names());
   if (nearest.empty())
     return concat("unknown section [", shown(section), "]; the sections are ",
@@ -49,12 +52,14 @@ std::string unknown_key_text(const std::string& section, const std::string& name
   if (name == kIncludeKey) {
     return concat("include must be above all sections, but is in [", shown(section), "]; move it to the top");
   }
+  std::string what = concat("unknown key ", shown(section), ".", name.empty() ? "" : shown(name));
+  const std::string answer = foreign_name_answer(section, name);
+  if (!answer.empty()) return concat(what, "; ", answer);
   std::vector<std::string> own, full;
   for (const Key& key : all_keys()) {
     if (key.section == section) own.push_back(key.name);
     full.push_back(key.full_name());
   }
-  std::string what = concat("unknown key ", shown(section), ".", name.empty() ? "" : shown(name));
   std::string near_own = util::nearest_choice(name, own);
   if (!near_own.empty()) return concat(what, "; did you mean ", section, ".", near_own, "?");
   std::vector<std::string> elsewhere = homonyms(name);
@@ -66,13 +71,15 @@ std::string unknown_key_text(const std::string& section, const std::string& name
 }
 
 std::string top_level_text(const std::string& name) {
+  std::string what = concat("every key must be in a section, but ", shown(name), " is outside all sections");
+  const std::string answer = foreign_name_answer("", name);
+  if (!answer.empty()) return concat(what, "; ", answer);
   const std::vector<std::string> sections = section_names();
   if (std::find(sections.begin(), sections.end(), name) != sections.end()) {
     return concat("[", name, "] must be a section (a table), but is another kind of value; write [", name,
                   "] on a line of its own and its keys below it");
   }
   std::vector<std::string> meant = homonyms(name);
-  std::string what = concat("every key must be in a section, but ", shown(name), " is outside all sections");
   if (meant.empty()) {
     std::vector<std::string> names;
     for (const Key& key : all_keys()) names.push_back(key.name);
@@ -89,6 +96,8 @@ std::string override_form_text(const std::string& name, bool has_value) {
   std::string text = concat("expected section.key=value, such as training.steps=100; found ",
                             name.empty() ? "no key" : shown(name), has_value ? " without a section" : "",
                             !has_value && !name.empty() ? " without a value" : "");
+  const std::string answer = foreign_name_answer("", name);
+  if (!answer.empty()) return concat(text, "; ", answer);
   std::vector<std::string> meant = homonyms(name);
   if (!meant.empty()) text += concat("; did you mean ", util::join(meant, "= or "), "=?");
   return text;
@@ -162,7 +171,8 @@ std::string nearest_value_text(const Key& key, const std::string& found) {
   const bool is_text = std::holds_alternative<std::string>(example);
   std::vector<std::string> choices = key.constraint.choices;
   if (std::holds_alternative<bool>(example) && choices.empty()) choices = {"true", "false"};
-  const std::string near = util::nearest_choice(found, choices);
+  std::string near = foreign_value_choice(key.full_name(), found, choices);
+  if (near.empty()) near = util::nearest_choice(found, choices);
   return near.empty() ? "" : concat("; did you mean ", is_text ? quoted_text(near) : near, "?");
 }
 

@@ -6,6 +6,7 @@
 #include "base/util/text.h"
 #include "setup/config/checks.h"
 #include "setup/config/convert.h"
+#include "setup/config/foreign_names.h"
 #include "setup/config/include.h"
 #include "setup/config/load.h"
 #include "setup/config/presets.h"
@@ -29,6 +30,18 @@ Region key_region(const Source& source, const TomlEntry& entry) {
     region.length = entry.name.size();
   }
   return region;
+}
+
+/// Returns the sections whose unknown keys are reported one by one: ours, and those with a name of another
+/// trainer.
+std::set<std::string> sections_by_key(const std::vector<TomlEntry>& entries) {
+  const std::vector<std::string> known = section_names();
+  std::set<std::string> sections(known.begin(), known.end());
+  for (const TomlEntry& entry : entries) {
+    const bool is_key = !entry.section.empty() && !entry.name.empty();
+    if (is_key && !foreign_name_answer(entry.section, entry.name).empty()) sections.insert(entry.section);
+  }
+  return sections;
 }
 
 /// Why an override cannot be parsed.
@@ -102,24 +115,25 @@ void Loader::read_file(const Source& source) {
     return;
   }
   ++layer_;
+  const std::set<std::string> by_key = sections_by_key(entries);
   for (const TomlEntry& entry : entries) {
     const Key* key = find_key(entry.section, entry.name);
     if (key) {
       apply(*key, entry.value, source);
     } else if (!may_include_ || !entry.section.empty() || entry.name != kIncludeKey) {
-      refuse_unknown(source, entry);
+      refuse_unknown(source, entry, by_key);
     }
   }
 }
 
-void Loader::refuse_unknown(const Source& source, const TomlEntry& entry) {
-  const std::vector<std::string> sections = section_names();
-  bool known_section = std::find(sections.begin(), sections.end(), entry.section) != sections.end();
+void Loader::refuse_unknown(const Source& source, const TomlEntry& entry,
+                            const std::set<std::string>& by_key) {
+  const bool reports_keys = by_key.contains(entry.section);
   if (entry.section.empty()) {
     report_.add(source, key_region(source, entry), top_level_text(entry.name));
   } else if (entry.name.empty()) {
-    if (!known_section) report_.add(source, entry.value.region, unknown_section_text(entry.section));
-  } else if (known_section) {  // of an unknown section only the section is reported
+    if (!reports_keys) report_.add(source, entry.value.region, unknown_section_text(entry.section));
+  } else if (reports_keys) {
     report_.add(source, key_region(source, entry), unknown_key_text(entry.section, entry.name));
   }
 }

@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,7 +49,8 @@ class Loader {
   void read_file(const Source& source);
   void read_override(const std::string& text);
   void apply(const Key& key, const Literal& literal, const Source& source);
-  void refuse_unknown(const Source& source, const TomlEntry& entry);
+  /// Reports an unknown section as a whole, unless it is one of `by_key`, whose keys are reported.
+  void refuse_unknown(const Source& source, const TomlEntry& entry, const std::set<std::string>& by_key);
   void apply_preset();
   void apply_stored_model();
   void fill_model(const nn::ModelOptions& stored, const std::string& where);

@@ -37,4 +37,9 @@ inline std::string error_of(const std::string& text, const std::vector<std::stri
   return usage_error_of([&] { parse_config(text, "c.toml", overrides); });
 }
 
+/// Expects `part` in `text`, and shows the text otherwise.
+inline void expect_in(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "expected: " << part << "\nin: " << text;
+}
+
 }  // namespace fsdp::config

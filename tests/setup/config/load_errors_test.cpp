@@ -8,11 +8,6 @@
 namespace fsdp::config {
 namespace {
 
-/// Expects `part` in `text`, and shows the text otherwise.
-void expect_in(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << "expected: " << part << "\nin: " << text;
-}
-
 TEST(LoadErrors, UnderlineTheValue) {
   EXPECT_EQ(error_of(kTrain + "[training]\nsteps = \"many\"   # words\n"),
             "c.toml:4: training.steps must be an integer >= 1 and <= 1000000000, but is the string \"many\"\n"
