@@ -12,6 +12,7 @@
 #include "config_words.h"
 #include "plan_options.h"
 #include "plugin_option.h"
+#include "setup/config/foreign_names.h"
 #include "setup/config/load.h"
 #include "setup/config/presets.h"
 #include "setup/plugin/load.h"
@@ -86,7 +87,8 @@ int main(int argc, char** argv) {
                     "fsdp-plan --preset llama3-8b --gpus 1024 --gpu h100-sxm --simulate --network ib-400 "
                     "--mtbf-hours 5000"},
                    {"as JSON, with a key changed", "fsdp-plan config.toml data.micro_batch_size=8 --json"}},
-      .words = apps::config_words()};
+      .words = apps::config_words(),
+      .answer_to_foreign_word = config::foreign_flag_answer};
   if (const auto code = cli::parse(app, page, argc, argv)) return *code;
   plugin::load_with_configs(plugins, plugin::OfConfigs::kAreRefused);
   return util::run_guarded([&] {

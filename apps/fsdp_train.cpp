@@ -40,6 +40,7 @@
 #include "run/train/profile_start.h"
 #include "run/train/trainer.h"
 #include "run/train/watchdog.h"
+#include "setup/config/foreign_names.h"
 #include "setup/config/load.h"
 #include "setup/config/print.h"
 #include "setup/config/value.h"
@@ -414,7 +415,8 @@ cli::Page page() {
            {"the curves and settings of a run as an HTML page", "fsdp-train --report checkpoints/run"},
            {"the curves of two runs, and what differs in their configs",
             "fsdp-train --report checkpoints/run-1 checkpoints/run-2 --output comparison.html"}},
-      .words = apps::config_words()};
+      .words = apps::config_words(),
+      .answer_to_foreign_word = config::foreign_flag_answer};
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 // A program's version, and the parts of its help and man page that are not options.
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,9 @@ struct Page {
   std::vector<Example> examples;
   /// Words of the positional argument "overrides" of the program or of its commands.
   std::vector<Word> words;
+  /// Returns what to write instead of a name that other programs have for a word, and its value, which may be
+  /// empty: "write optimizer.lr=0.1". Returns an empty text for other names. May be null.
+  std::function<std::string(const std::string& name, const std::string& value)> answer_to_foreign_word = {};
   bool runs_program = false;  ///< whether the words after "--" are the command line of another program
 };
 

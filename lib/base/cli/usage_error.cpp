@@ -57,7 +57,8 @@ std::string only_completion(const std::string& name, const Strings& options) {
   return found;
 }
 
-/// Returns "training.steps=5" for "--training.steps=5" or "--steps=5"; "" if the word is probably not a key.
+/// Returns "write training.steps=5" for "--training.steps=5" or "--steps=5"; "" if the word is probably not a
+/// key.
 std::string meant_key(const std::string& bare_name, const std::string& value, const Page& page) {
   Strings keys, homonyms;
   for (const Word& word : page.words) {
@@ -65,9 +66,13 @@ std::string meant_key(const std::string& bare_name, const std::string& value, co
     if (word.name.substr(word.name.find('.') + 1) == bare_name) homonyms.push_back(word.name);
   }
   std::string key = contains(keys, bare_name) ? bare_name : "";
+  if (key.empty() && page.answer_to_foreign_word) {
+    if (std::string answer = page.answer_to_foreign_word(bare_name, value); !answer.empty()) return answer;
+  }
   if (key.empty() && homonyms.size() == 1) key = homonyms.front();
   if (key.empty() && bare_name.find('.') != std::string::npos) key = util::nearest(bare_name, keys);
-  return key.empty() ? "" : concat(key, "=", value.empty() ? "VALUE" : value);
+  if (key.empty()) return "";
+  return concat("write ", util::shell_word(concat(key, "=", value.empty() ? "VALUE" : value)));
 }
 
 std::string unknown_option_text(const CLI::App& root, const CommandPlace& place, const Page& page,
@@ -78,10 +83,9 @@ std::string unknown_option_text(const CLI::App& root, const CommandPlace& place,
   if (place.app->get_option_no_throw("overrides") != nullptr) {
     std::string bare = name.substr(std::min(name.find_first_not_of('-'), name.size()));
     std::replace(bare.begin(), bare.end(), '-', '_');
-    const std::string key = meant_key(bare, equals == std::string::npos ? "" : word.substr(equals + 1), page);
-    if (!key.empty()) {
-      return concat("expected keys of the config without dashes", found, "; write ", util::shell_word(key));
-    }
+    const std::string meant =
+        meant_key(bare, equals == std::string::npos ? "" : word.substr(equals + 1), page);
+    if (!meant.empty()) return concat("expected keys of the config without dashes", found, "; ", meant);
   }
   const std::string what = concat("expected an option of ", place.name, found);
   for (const CLI::App* command : root.get_subcommands([](const CLI::App*) { return true; })) {

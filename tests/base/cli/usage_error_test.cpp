@@ -79,6 +79,22 @@ TEST(UsageErrors, TakeTheDashesFromKeys) {
        {"fsdp-train", {"doctor", "-training.steps=5"}, found + "-training.steps=5; write training.steps=5"}});
 }
 
+TEST(UsageErrors, AnswerFlagsOfOtherTrainersByOurKeys) {
+  const std::string found = "expected keys of the config without dashes; found ";
+  expect_refused(
+      {{"fsdp-train",
+        {"c.toml", "--per_device_train_batch_size", "4"},
+        found + "--per_device_train_batch_size; write data.micro_batch_size=VALUE"},
+       {"fsdp-train",
+        {"c.toml", "--learning-rate=1e-4"},
+        found + "--learning-rate=1e-4; write optimizer.lr=1e-4"},
+       {"fsdp-plan", {"c.toml", "--bf16"}, found + "--bf16; write mixed_precision.param_dtype=bfloat16"},
+       {"fsdp-train",
+        {"c.toml", "--compile"},
+        found + "--compile; nothing is compiled at run time: training.fused_kernels, on by default, "
+                "fuses operations"}});
+}
+
 TEST(UsageErrors, NameTheNearestCommandAndValue) {
   expect_refused(
       {{"fsdp-train",
