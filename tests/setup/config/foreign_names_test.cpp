@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <regex>
 #include <set>
 #include <sstream>
 
 #include "setup/config/config_text.h"
 #include "setup/config/keys.h"
+#include "support/source_folder.h"
 
 namespace fsdp::config {
 namespace {
@@ -199,6 +201,62 @@ TEST(ForeignValues, HaveAnAnswerThatTheirKeysAccept) {
     }
     EXPECT_GT(accepting, 0) << row.key << " = " << row.ours;
   }
+}
+
+/// A row of a table in docs/migrating.md: names of another program, and the answer.
+struct PageRow {
+  std::vector<std::string> names;
+  std::string first;  ///< the key in the answer; empty: there is none, or it has the same name
+};
+
+std::vector<PageRow> rows_of_the_page() {
+  std::ifstream page(testing::source_folder() + "/docs/migrating.md");
+  const std::regex code("`(?:--)?([^`=]+)[^`]*`"), ours("^`([^`]+)`.*"), cells("\\| (`.*) \\| (.*) \\|");
+  std::vector<PageRow> rows;
+  std::smatch row, key;
+  for (std::string line; std::getline(page, line);) {
+    if (!std::regex_match(line, row, cells)) continue;
+    const std::string answer = row[2];
+    rows.push_back({matches_in(row[1], code), std::regex_match(answer, key, ours) ? key.str(1) : ""});
+  }
+  return rows;
+}
+
+/// Whether a key has this name, with or without its section.
+bool is_key(const std::string& name) {
+  return std::any_of(all_keys().begin(), all_keys().end(), [&](const Key& key) {
+    return key.full_name() == name || key.name == replaced(name, "-", "_");
+  });
+}
+
+TEST(ForeignNames, OfThePageOnMigratingAreAnsweredAsItSays) {
+  int compared = 0;
+  for (const PageRow& row : rows_of_the_page()) {
+    for (const std::string& name : row.names) {
+      const size_t dot = name.find('.');
+      const std::string section = dot == std::string::npos ? "" : name.substr(0, dot);
+      const std::string answer = foreign_name_answer(section, name.substr(dot + 1));
+      EXPECT_TRUE(is_key(name) || !answer.empty()) << name;
+      if (answer.empty() || row.first.empty()) continue;
+      EXPECT_TRUE(answer.starts_with("write " + row.first)) << name << ": " << answer;
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 150);
+}
+
+TEST(ForeignNames, OfThePageOnMigratingAreTranslatedIntoValidConfigs) {
+  std::ifstream page(testing::source_folder() + "/docs/migrating.md");
+  std::string config;
+  int configs = 0;
+  for (std::string line; std::getline(page, line);) {
+    if (line == "END") {
+      EXPECT_NO_THROW(parse_config(config, "c.toml")) << config;
+      ++configs;
+    }
+    config = line.starts_with("cat > ") ? "" : config + line + "\n";
+  }
+  EXPECT_EQ(configs, 4);
 }
 
 }  // namespace
