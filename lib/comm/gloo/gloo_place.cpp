@@ -135,12 +135,17 @@ void wait_for_all(c10d::Store& store, int rank, int size) {
   }
 }
 
-/// Makes the ranks in wait_for_all() fail at once, with this cause.
-void publish_failure(c10d::Store& store, const std::string& cause) {
+/// Makes the ranks in wait_for_all() fail at once, with this cause. Returns the cause of the rank that failed
+/// first if that is another one, which may be why this rank's connection was closed; otherwise "".
+std::string publish_failure(c10d::Store& store, const std::string& cause) {
+  const std::string own = "a peer could not connect: " + cause;
   try {
-    store.compareSet(kConnected, "", "a peer could not connect: " + cause);
+    const std::vector<uint8_t> first =
+        store.compareSet(kConnected, std::vector<uint8_t>(), {own.begin(), own.end()});
+    const std::string text(first.begin(), first.end());
+    return text == own ? "" : text;
   } catch (const std::exception&) {
-    // The store is lost, which the other ranks notice themselves.
+    return "";  // the store is lost, which the other ranks notice themselves
   }
 }
 
@@ -152,15 +157,18 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_members(const GlooPlace& plac
                                  ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
                                  : c10d::ProcessGroupGloo::createDeviceForHostname(place.address));
   auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, place.store);
+  // Outlives the handler: a peer whose connection is closed then finds the cause in the store.
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
   try {
     util::make_room_for_files(
         size, concat("rank ", rank, " of a group is to be connected with ", size - 1, " others over gloo"));
-    auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(
-        c10::make_intrusive<MeshStore>(store, rank, size), rank, size, options);
+    group = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<MeshStore>(store, rank, size),
+                                                        rank, size, options);
     wait_for_all(*store, rank, size);
     return group;
   } catch (const std::exception& error) {
-    publish_failure(*store, first_line(error.what()));
+    const std::string cause = publish_failure(*store, first_line(error.what()));
+    if (!cause.empty()) throw std::runtime_error(cause);
     throw;
   }
 }
