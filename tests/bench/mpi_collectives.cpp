@@ -73,7 +73,6 @@ void run(Communicator& gloo, Communicator& mpi, int64_t bytes, int rounds) {
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 31;
-  setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
   return fsdp::util::run_guarded([&] {
     using namespace fsdp;
     at::set_num_threads(1);

@@ -32,11 +32,9 @@ using Connect = std::function<std::shared_ptr<comm::Communicator>(const comm::La
                                                                   const comm::CommOptions&)>;
 
 /// Runs `body(communicator)` on every rank; the body may take the communicator away. Throws the first rank's
-/// failure after all have ended. c10d's flight recorder is one for the process and not thread-safe: it is
-/// turned off before the first group reads the variable.
+/// failure after all have ended.
 inline void run_connected_ranks(const ConnectedRanks& ranks, const Connect& connect,
                                 const std::function<void(std::shared_ptr<comm::Communicator>&)>& body) {
-  setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
   int port = free_port();
   std::vector<std::thread> threads;
   std::vector<std::exception_ptr> failures(static_cast<size_t>(ranks.world_size));

@@ -256,7 +256,8 @@ std::string first_line(const std::string& text) {
   return std::regex_replace(text.substr(0, text.find('\n')), never_set, "");
 }
 
-void configure_c10d_log() {
+void configure_c10d() {
+  c10::utils::set_env("TORCH_FR_BUFFER_SIZE", "0");
   if (c10::utils::has_env("TORCH_CPP_LOG_LEVEL")) {
     c10::initLogging();
   } else {
@@ -265,7 +266,7 @@ void configure_c10d_log() {
 }
 
 RunStore join_run_store(const LaunchEnvironment& environment, milliseconds timeout) {
-  configure_c10d_log();
+  configure_c10d();
   ignore_broken_pipes();
   if (environment.master_addr.empty()) {
     util::fail(

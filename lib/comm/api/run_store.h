@@ -59,8 +59,10 @@ std::string combine_texts(RunStore& store, const LaunchEnvironment& environment,
 /// The same at a store used by the ranks of `meeting` alone, with the store's own time-out and exceptions.
 std::string combine_texts(c10d::Store& store, const TextMeeting& meeting, int rank, std::string text);
 
-/// c10d's own log is off unless TORCH_CPP_LOG_LEVEL is set: failures are reported as errors of this library.
-void configure_c10d_log();
+/// Called before anything of c10d is made. Its own log is off unless TORCH_CPP_LOG_LEVEL is set: failures are
+/// reported as errors of this library. Its flight recorder is off whatever TORCH_FR_BUFFER_SIZE is: threads
+/// that use different groups write one map of all groups of the process there, without a lock.
+void configure_c10d();
 
 /// Called before an error that ends the run: rank 0, which may host the store, waits until the other ranks
 /// have read everything they need.

@@ -151,6 +151,7 @@ std::string publish_failure(c10d::Store& store, const std::string& cause) {
 
 c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_members(const GlooPlace& place, const std::string& prefix,
                                                            int rank, int size) {
+  configure_c10d();
   auto options = c10d::ProcessGroupGloo::Options::create(place.timeout);
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   options->devices.push_back(interface != nullptr && *interface != '\0'

@@ -46,7 +46,6 @@ double sum_of_two_ranks(int port, int restarts) {
 }
 
 TEST(LauncherStore, ServesTheRanksOfEveryRestart) {
-  setenv("TORCH_FR_BUFFER_SIZE", "0", 1);  // as in support/connected_ranks.h
   c10d::TCPStoreOptions options;
   options.port = 0;
   options.isServer = true;

@@ -2,11 +2,11 @@
 
 #include "comm/gloo/gloo_place.h"
 
+#include <c10/util/env.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <functional>
 #include <future>
 #include <stdexcept>
@@ -67,7 +67,6 @@ struct Connected {
 };
 
 Connected connect_two(const std::function<void()>& before_rank_1_is_counted) {
-  setenv("TORCH_FR_BUFFER_SIZE", "0", 1);  // as in support/connected_ranks.h
   const RunStore store = c10::make_intrusive<c10d::HashStore>();
   Connected result;
   std::vector<std::thread> ranks;
@@ -95,7 +94,6 @@ TEST(GlooConnecting, SurvivesPeersThatLeaveAtOnce) {
 
 /// Of the entries of all others, which gloo would ask for one by one.
 TEST(GlooConnecting, ReadsWhatTheOthersHaveToSayUpAndDownATree) {
-  setenv("TORCH_FR_BUFFER_SIZE", "0", 1);  // as in support/connected_ranks.h
   constexpr int kRanks = 20;
   const RunStore shared = c10::make_intrusive<c10d::HashStore>();
   std::vector<c10::intrusive_ptr<CountingStore>> stores;
@@ -132,6 +130,13 @@ TEST(GlooConnecting, EndsAtOnceForAllWhenItFailsOnOne) {
   EXPECT_EQ(result.errors[1], "out of descriptors");
   EXPECT_EQ(result.errors[0], "a peer could not connect: out of descriptors");
   EXPECT_LT(Clock::now() - begin, milliseconds(10'000));
+}
+
+/// Threads that use different groups would write its map without a lock.
+TEST(GlooConnecting, TurnsOffTheFlightRecorderOfC10d) {
+  c10::utils::set_env("TORCH_FR_BUFFER_SIZE", "2000");
+  testing::run_ranks_over_gloo({.queued = false}, [](auto&) {});
+  EXPECT_EQ(c10::utils::get_env("TORCH_FR_BUFFER_SIZE"), "0");
 }
 
 TEST(GlooConnecting, OfOneRankNeedsNobody) {

@@ -44,12 +44,11 @@ void set_up_c10d(milliseconds timeout) {
   // The watchdog aborts at once: no time for dumps of the flight recorder, which is off.
   c10::utils::set_env("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0", false);
   c10::utils::set_env("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", false);
-  c10::utils::set_env("TORCH_FR_BUFFER_SIZE", "0", false);
   c10::utils::set_env("TORCH_NCCL_TRACE_BUFFER_SIZE", "0", false);
   // If the watchdog is stuck in CUDA or NCCL, only ending the process helps.
   const std::string heartbeat = std::to_string(std::max<int64_t>(seconds, 30));
   c10::utils::set_env("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", heartbeat.c_str(), false);
-  configure_c10d_log();
+  configure_c10d();
 }
 
 /// Runs `body` in a separate thread and returns whether it ended in time; throws its exception. A late thread
