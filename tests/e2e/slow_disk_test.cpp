@@ -24,8 +24,8 @@ class SlowDisk : public ::testing::Test {
     std::ofstream(folder_ / "config.toml") << kOddModel;
   }
 
-  /// Two ranks that wait 1.5 seconds for each other; rank 0 waits for 3 at each access to a path with `part`
-  /// in it.
+  /// Two ranks that wait two seconds for each other; rank 0 waits for three at each access to a path with
+  /// `part` in it.
   ProgramResult run(const std::string& part, const std::vector<std::string>& overrides) const {
     std::vector<std::string> command{program("fsdp-launch"),
                                      "--nproc-per-node",
@@ -35,7 +35,7 @@ class SlowDisk : public ::testing::Test {
                                      (folder_ / "config.toml").string(),
                                      "run.output_dir=" + (folder_ / "out").string(),
                                      "data.train=[\"" + (folder_ / "train.bin").string() + "\"]",
-                                     "comm.timeout_seconds=1.5",
+                                     "comm.timeout_seconds=2",
                                      "training.steps=4",
                                      "checkpoint.interval_steps=2"};
     command.insert(command.end(), overrides.begin(), overrides.end());

@@ -20,7 +20,7 @@ namespace {
 
 /// Longest wait for the disk. A process that ends at once after a step has usually written the step's line,
 /// which nobody writes again when replicas go on; a disk that stalls for longer keeps no rank waiting.
-constexpr std::chrono::seconds kPatienceWithDisk{1};
+constexpr std::chrono::milliseconds kPatienceWithDisk{500};
 
 /// Calls `use` with each line and its numbers; a line torn by a crash ends the file.
 void for_each_record(const std::string& content,
