@@ -17,7 +17,7 @@
 #include "state/convert/diff.h"
 #include "state/convert/inspect.h"
 #include "state/convert/sharded_writer.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/hugging_face/hugging_face_config.h"
 #include "state/manifest/folders.h"
 #include "state/weights/stored_model.h"

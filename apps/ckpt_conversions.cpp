@@ -2,6 +2,7 @@
 
 #include <iostream>
 
+#include "base/gguf/format.h"
 #include "base/util/error.h"
 #include "base/util/log.h"
 #include "base/util/text.h"
@@ -10,11 +11,9 @@
 #include "state/convert/dcp_import.h"
 #include "state/convert/hugging_face_model.h"
 #include "state/convert/peft_folder.h"
-#include "state/gguf/adapter.h"
-#include "state/gguf/export.h"
-#include "state/gguf/import.h"
-#include "state/gguf/reader.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
+#include "state/gguf_export/adapter.h"
+#include "state/gguf_export/export.h"
 #include "state/weights/adapter.h"
 #include "state/weights/stored_model.h"
 #include "tools/generate/load.h"
@@ -299,8 +298,7 @@ CkptCommand add_import(CLI::App& app) {
                  "--samples-seen: expected only with a folder of torch.distributed.checkpoint; found ",
                  arguments.source, "; leave it out");
     }
-    const auto import = gguf::is_gguf(request.source) ? gguf::import_model : checkpoint::import_model;
-    return print(import(request), arguments.as_json);
+    return print(checkpoint::import_model(request), arguments.as_json);
   });
 }
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/gguf/reader.h"
 #include "fuzz/fuzz_target.h"
-#include "state/gguf/dequantise.h"
-#include "state/gguf/reader.h"
+#include "state/weights/gguf_dequantise.h"
 
 namespace fsdp::fuzz {
 

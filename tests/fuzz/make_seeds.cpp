@@ -7,13 +7,14 @@
 #include <iostream>
 
 #include "base/util/file.h"
+#include "base/util/shape.h"
 #include "data/compressed_fixtures.h"
 #include "data/parquet_fixtures.h"
 #include "data/tokenizers/piece_model.h"
 #include "data/tokenizers/sentencepiece_model.h"
 #include "data/tokenizers/vocabulary.h"
 #include "data/tokens/token_format.h"
-#include "state/gguf/writer.h"
+#include "state/gguf_export/writer.h"
 #include "state/manifest/manifest.h"
 #include "state/weights/safetensors.h"
 #include "state/weights/shard_file.h"
@@ -35,7 +36,7 @@ void write_shard(const fs::path& path, const std::vector<std::pair<std::string, 
 void write_safetensors(const fs::path& path, const std::vector<TensorInfo>& infos) {
   SafetensorsWriter writer(path, infos);
   for (const TensorInfo& info : writer.infos()) {
-    int64_t numel = checked_numel(info.shape, 1);
+    int64_t numel = util::checked_numel(info.shape, 1);
     std::string bytes(static_cast<size_t>(numel) * c10::elementSize(info.dtype), 'x');
     writer.append(bytes.data(), static_cast<int64_t>(bytes.size()));
   }

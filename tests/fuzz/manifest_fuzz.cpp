@@ -4,8 +4,8 @@
 #include <string_view>
 
 #include "fuzz/fuzz_target.h"
+#include "state/manifest/digest.h"
 #include "state/manifest/manifest.h"
-#include "state/manifest/raw_file.h"
 
 namespace fsdp::fuzz {
 

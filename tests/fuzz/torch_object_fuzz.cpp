@@ -10,7 +10,7 @@ namespace fsdp::fuzz {
 
 int torch_object(const uint8_t* data, size_t size) {
   const MemoryFile memory(data, size);
-  const auto file = checkpoint::RawFile::open(memory.path());
+  const auto file = util::RawFile::open(memory.path());
   const checkpoint::FilePart whole{0, static_cast<int64_t>(size)};
   refuse_or_read([&] {
     const checkpoint::TorchTensor tensor = checkpoint::read_torch_tensor(file, whole, "fuzz");

@@ -7,6 +7,7 @@
 #include "e2e/programs.h"
 #include "state/gguf/gguf_fixtures.h"
 #include "support/build_model.h"
+#include "support/token_file.h"
 
 namespace fsdp::parity {
 namespace {
@@ -99,13 +100,51 @@ TEST(GgufCommands, RefuseOptionsOfAnotherFormat) {
   EXPECT_NE(refused({"--format", "gguf", "--type", "q5_1"}).find("q5_1"), std::string::npos);
 }
 
-TEST(GgufCommands, RefuseAGgufFileWhereWeightsAreReadAndSayHowToImportIt) {
+TEST(GgufCommands, TakeAGgufFileWhereWeightsAreRead) {
   TemporaryFolder folder;
-  folder.write("model.gguf", "GGUF");
+  const auto path = [&](const char* name) { return (folder / name).string(); };
+  const auto must_run = [](const std::vector<std::string>& command) {
+    const ProgramResult result = run(command);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out + result.err;
+  };
+  const std::string ckpt = e2e::program("fsdp-ckpt"), train = e2e::program("fsdp-train");
+  nn::ModelOptions options = gguf_options("llama");
+  options.vocab_size = 256;
+  write_model(folder / "model", options, weights_of(*gguf_model(options)));
+  must_run({ckpt, "export", path("model"), path("model.gguf"), "--format", "gguf", "--type", "q8_0",
+            "--tokenizer", "bytes"});
+  EXPECT_NE(must_run({ckpt, "config", path("model.gguf")}).find("llama"), std::string::npos);
+  must_run({ckpt, "import", path("model.gguf"), path("imported")});
+  folder.write("empty.toml", "");
+  // A step that changes nothing, with the model and its tokenizer from the file.
+  write_token_file(folder / "train.bin", 400, 200);
+  must_run({train, path("empty.toml"), "model.init_from=" + path("model.gguf"),
+            "data.tokenizer=" + path("model.gguf"), "data.train=[\"" + path("train.bin") + "\"]",
+            "data.sequence_length=8", "training.steps=1", "optimizer.lr=0", "run.output_dir=" + path("run")});
+  must_run({ckpt, "export", path("run"), path("trained")});
+  EXPECT_TRUE(std::filesystem::exists(folder / "trained/tokenizer.json"));
+  const checkpoint::StoredModel imported = checkpoint::open_model(path("imported")),
+                                trained = checkpoint::open_model(path("trained")),
+                                direct = checkpoint::open_model(path("model.gguf"));
+  EXPECT_EQ(trained.options.hidden_size, options.hidden_size);
+  for (const auto& [name, stored] : imported.names) {
+    at::Tensor expected = at::empty(imported.weights.shape(stored), at::kFloat);
+    imported.weights.read_into(stored, expected);
+    for (const auto* model : {&trained, &direct}) {
+      at::Tensor found = at::empty_like(expected);
+      model->weights.read_into(model->names.at(name), found);
+      EXPECT_TRUE(same_bits(found, expected)) << name;
+    }
+  }
+}
+
+TEST(GgufCommands, RefuseAFileThatIsNotWhatItsNameSays) {
+  TemporaryFolder folder;
+  folder.write("model.gguf", "GGUX");
   const ProgramResult result = run({e2e::program("fsdp-ckpt"), "config", (folder / "model.gguf").string()});
   EXPECT_EQ(result.exit_code, 4);
-  EXPECT_NE(result.err.find("is a GGUF file; fsdp-ckpt import makes a checkpoint of it"), std::string::npos)
-      << result.err;
+  EXPECT_NE(result.err.find("does not begin with \"GGUF\""), std::string::npos) << result.err;
 }
 
 }  // namespace

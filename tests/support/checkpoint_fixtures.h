@@ -16,9 +16,9 @@
 #include "base/util/file.h"
 #include "comm/threads/thread_communicator.h"
 #include "state/checkpoint/save.h"
+#include "state/manifest/digest.h"
 #include "state/manifest/folders.h"
 #include "state/manifest/manifest.h"
-#include "state/manifest/raw_file.h"
 #include "support/temporary_folder.h"
 
 namespace fsdp::testing {

@@ -11,6 +11,7 @@
 #include "base/util/file.h"
 #include "base/util/json.h"
 #include "base/util/text.h"
+#include "data/tokenizers/gguf_tokenizer.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;
@@ -137,17 +138,8 @@ void take_from_folder(const fs::path& folder, ChatTemplateSource& source) {
   source.text = *text;
 }
 
-}  // namespace
-
-std::vector<std::string> chat_template_presets() {
-  std::vector<std::string> names;
-  for (const Preset& preset : kPresets) names.emplace_back(preset.name);
-  names.emplace_back(kNoChatTemplate);
-  return names;
-}
-
-ChatTemplateSource find_chat_template(const std::string& name, const std::string& tokenizer,
-                                      const std::string& variables) {
+ChatTemplateSource find_in_files(const std::string& name, const std::string& tokenizer,
+                                 const std::string& variables) {
   ChatTemplateSource source;
   std::error_code error;
   const std::optional<fs::path> folder = folder_of(tokenizer);
@@ -188,6 +180,23 @@ ChatTemplateSource find_chat_template(const std::string& name, const std::string
     source.text = read(name, kMostTemplateBytes);
   }
   source.text = bounded(std::move(source.text), source.name);
+  return source;
+}
+
+}  // namespace
+
+std::vector<std::string> chat_template_presets() {
+  std::vector<std::string> names;
+  for (const Preset& preset : kPresets) names.emplace_back(preset.name);
+  names.emplace_back(kNoChatTemplate);
+  return names;
+}
+
+ChatTemplateSource find_chat_template(const std::string& name, const std::string& tokenizer,
+                                      const std::string& variables) {
+  ChatTemplateSource source = with_unpacked(
+      tokenizer, [&](const std::string& files) { return find_in_files(name, files, variables); });
+  if (name.empty() && names_gguf(tokenizer)) source.name = tokenizer;
   return source;
 }
 

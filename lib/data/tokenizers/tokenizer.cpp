@@ -6,6 +6,7 @@
 #include "base/util/error.h"
 #include "base/util/extension.h"
 #include "base/util/file.h"
+#include "data/tokenizers/gguf_tokenizer.h"
 #include "data/tokenizers/rank_vocabulary.h"
 #include "data/tokenizers/sentencepiece_tokenizer.h"
 #include "data/tokenizers/utf8.h"
@@ -134,8 +135,9 @@ std::optional<int64_t> TokenBytes::count(const int64_t* ids, int64_t length) con
   return sum;
 }
 
-NamedVocabulary find_vocabulary(const std::string& name) {
-  if (name == "bytes") return Bytes();
+namespace {
+
+NamedVocabulary find_in_files(const std::string& name) {
   fs::path path = name;
   std::error_code error;
   if (fs::is_directory(path, error)) return find_in_folder(path);
@@ -154,6 +156,16 @@ NamedVocabulary find_vocabulary(const std::string& name) {
   fail(ErrorKind::kUsage, "unknown tokenizer \"", name, "\", ",
        there ? "a file of another kind" : "which is not a file or folder either", "; expected ",
        kTokenizerChoices, there ? "" : util::hub_remedy(name));
+}
+
+}  // namespace
+
+NamedVocabulary find_vocabulary(const std::string& name) {
+  if (name == "bytes") return Bytes();
+  NamedVocabulary found = with_unpacked(name, find_in_files);
+  if (auto* vocabulary = std::get_if<Vocabulary>(&found); vocabulary && names_gguf(name))
+    vocabulary->source = name;
+  return found;
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& options) {

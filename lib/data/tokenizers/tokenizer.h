@@ -89,7 +89,7 @@ inline constexpr const char* kTokenizerChoices =
     "bytes; a tokenizer.json of Hugging Face (BPE, Unigram); a folder that contains one, "
     "or vocab.json and merges.txt (GPT-2, Qwen2), or encoder.json and vocab.bpe; a "
     "tekken.json of Mistral; a .tiktoken or tokenizer.model of cl100k_base, o200k_base, Llama 3 or Qwen; a "
-    ".model of SentencePiece";
+    ".model of SentencePiece; a GGUF file";
 
 struct TokenizerOptions {
   /// Whether the name of a special token in a text is ordinary text, not that token (Hugging Face's option of

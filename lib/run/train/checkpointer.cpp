@@ -18,8 +18,8 @@
 #include "state/checkpoint/save.h"
 #include "state/checkpoint/state_slices.h"
 #include "state/convert/inspect.h"
+#include "state/description/described_model.h"
 #include "state/groups/parameter_groups.h"
-#include "state/hugging_face/described_model.h"
 #include "state/manifest/folders.h"
 #include "state/weights/weights.h"
 

@@ -9,13 +9,14 @@
 #include "base/util/extension.h"
 #include "base/util/file.h"
 #include "base/util/log.h"
+#include "data/tokenizers/gguf_tokenizer.h"
 #include "data/tokenizers/tokenizer.h"
 #include "model/families/architectures.h"
 #include "setup/config/model_description.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/hugging_face/hugging_face_config.h"
+#include "state/manifest/digest.h"
 #include "state/manifest/manifest.h"
-#include "state/manifest/raw_file.h"
 #include "state/weights/weights.h"
 
 namespace fsdp::train {
@@ -28,7 +29,7 @@ namespace {
 /// Returns the origin's description.
 struct FoundModel {
   json config;
-  fs::path files;  ///< the folder of its small files; may be empty or not exist
+  fs::path files;  ///< the folder of its small files, or a GGUF file; may be empty or not exist
 };
 
 FoundModel found_at(const config::Config& config, const ModelOrigin& origin) {
@@ -40,10 +41,11 @@ FoundModel found_at(const config::Config& config, const ModelOrigin& origin) {
   const auto stored = checkpoint::described_model(config.model.init_from);
   if (!stored) return {};
   FoundModel found{.config = stored->config, .files = stored->folder};
-  const bool is_checkpoint =
-      checkpoint::format_of(config.model.init_from) == checkpoint::WeightsFormat::kCheckpoint;
-  if (is_checkpoint) {
+  const auto format = checkpoint::format_of(config.model.init_from);
+  if (format == checkpoint::WeightsFormat::kCheckpoint) {
     found.files = checkpoint::kept_model_files(stored->folder);
+  } else if (format == checkpoint::WeightsFormat::kGguf) {
+    found.files = config.model.init_from;
   } else if (const auto dtype = checkpoint::common_dtype(checkpoint::open_weights(config.model.init_from))) {
     checkpoint::set_dtype(found.config, *dtype);  // config.json may lack it
   }
@@ -151,13 +153,20 @@ std::optional<int64_t> end_of_text(const std::string& tokenizer) {
   }
 }
 
+/// Returns the path, in place of a GGUF file's the folder of the files that it holds.
+fs::path in_files(const fs::path& path, std::optional<data::UnpackedTokenizer>& unpacked) {
+  return data::holds_tokenizer(path.string()) ? unpacked.emplace(path).folder() : path;
+}
+
 void keep_files(const config::Config& config, const fs::path& origin, const json& model) {
   const fs::path kept = fs::path(config.run.output_dir) / checkpoint::kModelFilesName;
   std::error_code error;
   // The files that the run began with stay: their source may have changed since.
   if (!origin.empty() && fs::equivalent(origin, kept, error)) return;
-  const ModelFiles files =
-      chosen_files(tokenizer_files(config.data.tokenizer), checkpoint::model_files_in(origin));
+  std::optional<data::UnpackedTokenizer> of_tokenizer, of_origin;
+  const fs::path tokenizer = in_files(config.data.tokenizer, of_tokenizer);
+  const ModelFiles files = chosen_files(tokenizer_files(tokenizer.string()),
+                                        checkpoint::model_files_in(in_files(origin, of_origin)));
   const fs::path staged = util::temporary_name(kept);
   checkpoint::copy_model_files(files, staged);
   const bool has_tokenizer = std::any_of(

@@ -1,7 +1,7 @@
 #pragma once
 
 // The record of the model with which a run began, for exports of its checkpoints: the model's config with the
-// keys that training does not know, and the small files beside it (state/hugging_face/described_model.h).
+// keys that training does not know, and the small files beside it (state/description/described_model.h).
 
 #include <filesystem>
 #include <nlohmann/json.hpp>

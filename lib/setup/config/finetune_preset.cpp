@@ -10,7 +10,7 @@
 #include "setup/config/keys.h"
 #include "setup/config/model_description.h"
 #include "setup/config/presets.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 
 namespace fsdp::config {
 namespace fs = std::filesystem;

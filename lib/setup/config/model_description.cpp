@@ -10,7 +10,7 @@
 #include "model/families/families.h"
 #include "setup/config/keys.h"
 #include "setup/config/load.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/hugging_face/hugging_face_config.h"
 
 namespace fsdp::config {

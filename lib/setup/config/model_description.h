@@ -1,6 +1,6 @@
 #pragma once
 
-// The description of a model beside its weights (state/hugging_face/described_model.h): written, read, and
+// The description of a model beside its weights (state/description/described_model.h): written, read, and
 // compared with [model]. Hugging Face's config.json cannot describe models of plug-ins. For these it holds a
 // part of a configuration under "fsdp_config", namely [model] and those keys of the plug-in that weights
 // determine (nn::Architecture::keys), and the names of the shared libraries under "fsdp_plugins". A library
@@ -13,7 +13,7 @@
 
 #include "model/families/options.h"
 #include "setup/config/config.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 
 namespace fsdp::config {
 

@@ -7,7 +7,7 @@
 #include "base/util/text.h"
 #include "setup/config/loader.h"
 #include "setup/config/model_description.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 
 namespace fsdp::config {
 

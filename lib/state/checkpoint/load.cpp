@@ -10,6 +10,7 @@
 
 #include "base/dtype/dtype.h"
 #include "base/util/error.h"
+#include "base/util/shape.h"
 #include "base/util/text.h"
 #include "state/weights/shard_set.h"
 
@@ -40,9 +41,9 @@ std::set<std::string> refuse_misfits(const std::filesystem::path& folder, const 
                        util::matches_any(slice.name, options.may_be_converted));
     if (entry.shape != slice.shape || !fits) {
       misshapen.push_back(concat(slice.name, " (", util::dtype_name(entry.dtype), " ",
-                                 shape_text(entry.shape), " in the checkpoint, ",
-                                 util::dtype_name(slice.data.scalar_type()), " ", shape_text(slice.shape),
-                                 " here)"));
+                                 util::shape_text(entry.shape), " in the checkpoint, ",
+                                 util::dtype_name(slice.data.scalar_type()), " ",
+                                 util::shape_text(slice.shape), " here)"));
     }
   }
   if (options.refuse_unexpected) {

@@ -6,7 +6,7 @@
 
 #include "base/util/error.h"
 #include "state/checkpoint/save_parts.h"
-#include "state/manifest/raw_file.h"
+#include "state/manifest/digest.h"
 #include "state/weights/shard_file.h"
 
 namespace fsdp::checkpoint {

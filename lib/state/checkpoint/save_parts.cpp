@@ -6,7 +6,8 @@
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "base/util/log.h"
-#include "state/manifest/raw_file.h"
+#include "base/util/shape.h"
+#include "state/manifest/digest.h"
 #include "state/manifest/run_identity.h"
 
 namespace fsdp::checkpoint {
@@ -20,7 +21,7 @@ std::map<std::string, RankTensor> group_by_tensor(const std::vector<shard::Tenso
     FSDP_CHECK(slice.data.defined() && slice.data.device().is_cpu() && slice.data.is_contiguous(),
                slice.name);
     FSDP_CHECK(slice.data.dim() == 1 && slice.data.numel() == slice.numel(), slice.name);
-    int64_t numel = checked_numel(slice.shape, slice.data.element_size());
+    int64_t numel = util::checked_numel(slice.shape, slice.data.element_size());
     FSDP_CHECK(slice.range.fits(numel), slice.name);
     RankTensor& tensor = tensors[slice.name];
     if (!tensor.any) tensor.any = &slice;
@@ -89,7 +90,7 @@ void add_described(TensorEntries& tensors, const json& described) {
     }
     if (entry.shape == given.shape && entry.dtype == given.dtype && entry.rows == given.rows) continue;
     const auto text_of = [](const TensorEntry& of) {
-      return concat(util::dtype_name(of.dtype), " ", shape_text(of.shape), " in ", of.rows, " rows");
+      return concat(util::dtype_name(of.dtype), " ", util::shape_text(of.shape), " in ", of.rows, " rows");
     };
     fail(ErrorKind::kCheckpoint, "the ranks disagree about the tensor ", name, ": ",
          value["ranges"].empty() ? "one" : concat("rank ", entry.ranges.back().file), " has ", text_of(given),

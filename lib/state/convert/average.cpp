@@ -11,9 +11,10 @@
 #include "base/util/error.h"
 #include "base/util/extension.h"
 #include "base/util/file.h"
+#include "base/util/shape.h"
 #include "base/util/text.h"
 #include "state/convert/sharded_writer.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/manifest/folders.h"
 #include "state/manifest/manifest.h"
 #include "state/manifest/staged_output.h"
@@ -71,8 +72,8 @@ class AveragedSource final : public TensorSource {
     for (const std::string& name : first.names()) {
       if (!other.contains(name)) refuse("no ", name);
       if (first.shape(name) != other.shape(name)) {
-        refuse(name, " of the shape ", shape_text(other.shape(name)), " instead of ",
-               shape_text(first.shape(name)));
+        refuse(name, " of the shape ", util::shape_text(other.shape(name)), " instead of ",
+               util::shape_text(first.shape(name)));
       }
       if (first.dtype(name) != other.dtype(name)) {
         refuse(name, " of the type ", util::dtype_name(other.dtype(name)), " instead of ",

@@ -11,7 +11,7 @@
 #include "base/util/extension.h"
 #include "base/util/file.h"
 #include "state/convert/sharded_writer.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/hugging_face/hugging_face_config.h"
 #include "state/manifest/staged_output.h"
 #include "state/weights/adapter.h"

@@ -44,7 +44,7 @@ struct ConsolidateResult {
 /// Consolidates a checkpoint. Safetensors get the tensors under "model/", without that prefix. An output that
 /// ends in ".safetensors" is one file. Any other output is a folder in Hugging Face's layout:
 /// model.safetensors, or model-00001-of-0000N.safetensors and model.safetensors.index.json, and, if the
-/// checkpoint has them, config.json and the model's small files (state/hugging_face/described_model.h). With
+/// checkpoint has them, config.json and the model's small files (state/description/described_model.h). With
 /// `full` the output is the folder of a checkpoint (FORMAT.md). The hashes of all shards are verified first.
 /// At most a few slices of 16 MiB are in memory.
 ///

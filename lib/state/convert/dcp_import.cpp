@@ -16,7 +16,7 @@
 #include "model/families/families.h"
 #include "state/convert/dcp_keys.h"
 #include "state/dcp/dcp_folder.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/hugging_face/hugging_face_config.h"
 #include "state/weights/stored_model.h"
 

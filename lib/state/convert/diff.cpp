@@ -10,7 +10,8 @@
 
 #include "base/dtype/dtype.h"
 #include "base/util/error.h"
-#include "state/hugging_face/described_model.h"
+#include "base/util/shape.h"
+#include "state/description/described_model.h"
 #include "state/manifest/manifest.h"
 #include "state/weights/weights.h"
 
@@ -169,7 +170,7 @@ std::string diff_as_text(const Difference& difference) {
   for (const TensorDifference& tensor : difference.tensors) {
     text += tensor.a.name + ":";
     if (tensor.a.shape != tensor.b.shape) {
-      text += concat(" shape ", shape_text(tensor.a.shape), " and ", shape_text(tensor.b.shape));
+      text += concat(" shape ", util::shape_text(tensor.a.shape), " and ", util::shape_text(tensor.b.shape));
     }
     if (tensor.a.dtype != tensor.b.dtype) {
       text += concat(" type ", util::dtype_name(tensor.a.dtype), " and ", util::dtype_name(tensor.b.dtype));

@@ -1,17 +1,23 @@
 #include "state/convert/hugging_face_model.h"
 
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/gguf/reader.h"
 #include "base/util/error.h"
 #include "base/util/extension.h"
 #include "base/util/file.h"
 #include "base/util/text.h"
+#include "data/tokenizers/gguf_tokenizer.h"
 #include "model/families/families.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
+#include "state/gguf/forms.h"
 #include "state/hugging_face/hugging_face_config.h"
 #include "state/weights/adapter.h"
+#include "state/weights/gguf_source.h"
 #include "state/weights/shard_set.h"
 #include "state/weights/stored_model.h"
 
@@ -30,36 +36,56 @@ fs::path config_path_of(const ImportRequest& request) {
   return path;
 }
 
+/// The type of a file's matrices, as the embedding has it; vectors are in f32 in any file.
+std::optional<c10::ScalarType> matrix_dtype(const gguf::Reader& file) {
+  const auto embedding = file.tensors().find("token_embd.weight");
+  if (embedding == file.tensors().end()) return std::nullopt;
+  return gguf::value_dtype(embedding->second.type);
+}
+
 }  // namespace
 
 ShardedResult import_model(const ImportRequest& request) {
-  if (format_of(request.source) == WeightsFormat::kCheckpoint) {
+  const WeightsFormat format = format_of(request.source);
+  if (format == WeightsFormat::kCheckpoint) {
     fail(ErrorKind::kUsage, request.source.string(),
          " must be safetensors, but is a checkpoint; fsdp-ckpt reshard rewrites it for "
          "another world size");
   }
-  const fs::path config_path = config_path_of(request);
-  json config = read_config_json(config_path);
+  const bool is_gguf = format == WeightsFormat::kGguf;
+  const auto file = is_gguf ? std::make_shared<const gguf::Reader>(request.source) : nullptr;
+  const bool describes_itself = is_gguf && request.config.empty();
+  const fs::path config_path = describes_itself ? request.source : config_path_of(request);
+  json config = describes_itself ? gguf::described_config(*file) : read_config_json(config_path);
   const nn::ModelOptions options = options_from_hugging_face(config, config_path.string());
   // A model without its head (LlamaModel) becomes the whole model if the head is tied.
   config["architectures"] = {causal_model_class(config["model_type"])};
 
-  Weights source = open_weights(request.source);
+  Weights source(request.source);
+  if (is_gguf) {
+    source.add(gguf::open_source(file, config, config_path.string()));
+  } else {
+    source = open_weights(request.source);
+  }
   source.set_saturating(request.saturate);
   const MatchedWeights matched = match_weights(source, options);
   matched.misfits.refuse_any(request.source.string(), config_path.string());
-  if (const auto dtype = request.dtype ? request.dtype : common_dtype(source)) set_dtype(config, *dtype);
+  const auto stored_dtype = is_gguf ? matrix_dtype(*file) : common_dtype(source);
+  if (const auto dtype = request.dtype ? request.dtype : stored_dtype) set_dtype(config, *dtype);
   std::vector<ShardedTensor> tensors;
   for (const auto& [name, stored] : matched.names) {
     const TensorInfo& info = source.info(stored);
     tensors.push_back({stored, {kWeightsPrefix + name, info.shape, request.dtype.value_or(info.dtype)}});
   }
+  std::optional<data::UnpackedTokenizer> tokenizer;
+  if (data::holds_tokenizer(request.source.string())) tokenizer.emplace(request.source);
+  const fs::path beside = config_beside(request.source).parent_path();
   return write_sharded({.folder = request.output,
                         .world_size = request.world_size,
                         .contents = Contents::kWeights,
                         .training = nullptr,
                         .model = std::move(config),
-                        .model_files = model_files_in(config_beside(request.source).parent_path()),
+                        .model_files = model_files_in(tokenizer ? tokenizer->folder() : beside),
                         .progress = request.progress},
                        source, tensors);
 }

@@ -16,8 +16,8 @@
 namespace fsdp::checkpoint {
 
 struct ImportRequest {
-  std::filesystem::path source;  ///< a safetensors file, or a folder in Hugging Face's layout
-  /// Config.json; empty: the file of that name in the folder or beside the file.
+  std::filesystem::path source;  ///< a safetensors or GGUF file, or a folder in Hugging Face's layout
+  /// Config.json; empty: the file of that name in the folder or beside the file, or a GGUF file's metadata.
   std::filesystem::path config;
   std::filesystem::path output;  ///< the checkpoint's folder, which must not exist or be empty
   int64_t world_size = 1;
@@ -28,7 +28,7 @@ struct ImportRequest {
 
 /// Writes a checkpoint of step 0 that holds weights only. Accepts the names that match_weights() accepts
 /// (state/weights/stored_model.h). Keeps the whole config, and copies the small files beside it
-/// (state/hugging_face/described_model.h).
+/// (state/description/described_model.h), or those that a GGUF file holds.
 ///
 /// Throws Error(kCheckpoint) that lists all missing, unexpected and misshapen weights at once, or that names
 /// what is wrong with the config; kIo if writing fails.

@@ -13,9 +13,10 @@
 
 #include "base/dtype/dtype.h"
 #include "base/util/error.h"
+#include "base/util/shape.h"
 #include "base/util/text.h"
 #include "state/dcp/dcp_folder.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/manifest/folders.h"
 #include "state/weights/shard_set.h"
 #include "state/weights/weights.h"
@@ -75,7 +76,7 @@ void walk(const NameNode& node, const std::string& label, const std::string& ind
 
 void write_about(const NameNode& node, std::ostream& out) {
   if (node.tensor != nullptr) {
-    out << util::dtype_name(node.tensor->dtype) << ' ' << shape_text(node.tensor->shape);
+    out << util::dtype_name(node.tensor->dtype) << ' ' << util::shape_text(node.tensor->shape);
   } else {
     out << util::with_commas(node.tensors) << " tensors";
   }

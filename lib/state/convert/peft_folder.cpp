@@ -12,7 +12,7 @@
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "model/nn/lora.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/manifest/folders.h"
 #include "state/manifest/staged_output.h"
 #include "state/weights/safetensors.h"

@@ -5,9 +5,10 @@
 
 #include "base/util/error.h"
 #include "base/util/file.h"
+#include "base/util/shape.h"
 #include "state/checkpoint/save.h"
 #include "state/checkpoint/save_parts.h"
-#include "state/manifest/raw_file.h"
+#include "state/manifest/digest.h"
 #include "state/manifest/staged_output.h"
 #include "state/weights/shard_set.h"
 
@@ -29,7 +30,7 @@ std::vector<ShardPart> parts_of(const std::vector<ShardedTensor>& tensors, int64
   std::vector<ShardPart> parts;
   for (const ShardedTensor& tensor : tensors) {
     int64_t numel =
-        checked_numel(tensor.info.shape, static_cast<int64_t>(c10::elementSize(tensor.info.dtype)));
+        util::checked_numel(tensor.info.shape, static_cast<int64_t>(c10::elementSize(tensor.info.dtype)));
     int64_t size = (numel + world_size - 1) / world_size;
     int64_t begin = std::min(rank * size, numel), end = std::min(begin + size, numel);
     if (begin < end) parts.push_back({&tensor, begin, end});
@@ -39,7 +40,7 @@ std::vector<ShardPart> parts_of(const std::vector<ShardedTensor>& tensors, int64
 
 /// The ranges of parts_of() as entries of a manifest.
 std::vector<RangeEntry> ranges_of(const TensorInfo& info, int64_t world_size) {
-  const int64_t numel = checked_numel(info.shape, static_cast<int64_t>(c10::elementSize(info.dtype)));
+  const int64_t numel = util::checked_numel(info.shape, static_cast<int64_t>(c10::elementSize(info.dtype)));
   const int64_t size = (numel + world_size - 1) / world_size, whole = size == 0 ? 0 : numel / size;
   std::vector<RangeEntry> ranges;
   if (whole > 0) ranges.push_back({.part = {0, size}, .file = 0});

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/util/progress_bar.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/manifest/manifest.h"
 #include "state/weights/weights.h"
 

@@ -6,6 +6,8 @@
 
 #include "base/dtype/dtype.h"
 #include "base/util/error.h"
+#include "base/util/shape.h"
+#include "state/manifest/digest.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
@@ -52,11 +54,11 @@ std::vector<TensorInfo> DcpFolder::infos() const {
   return infos;
 }
 
-const RawFile& DcpFolder::open(const std::string& file) const {
+const util::RawFile& DcpFolder::open(const std::string& file) const {
   auto found = open_.find(file);
   if (found == open_.end()) {
     if (open_.size() == kMostOpenFiles) open_.clear();
-    found = open_.emplace(file, RawFile::open(folder_ / file)).first;
+    found = open_.emplace(file, util::RawFile::open(folder_ / file)).first;
   }
   return found->second;
 }
@@ -70,7 +72,7 @@ int64_t DcpFolder::begin_of(size_t item, const std::string& key, const TensorEnt
   if (stored.dtype != entry.dtype || stored.data.bytes != numel * util::element_size(entry.dtype)) {
     fail(ErrorKind::kCheckpoint, where, " must have ", numel, " elements of type ",
          util::dtype_name(entry.dtype), ", as in ", kDcpMetadataName, ", but has the shape ",
-         shape_text(stored.shape), " and the type ", util::dtype_name(stored.dtype),
+         util::shape_text(stored.shape), " and the type ", util::dtype_name(stored.dtype),
          "; the files belong to different checkpoints");
   }
   return begins_[item] = stored.data.begin;

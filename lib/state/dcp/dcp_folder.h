@@ -13,7 +13,7 @@
 
 #include "base/util/progress_bar.h"
 #include "state/dcp/torch_object.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/manifest/manifest.h"
 #include "state/weights/weights.h"
 
@@ -61,13 +61,13 @@ class DcpFolder final : public TensorSource {
   void verify_all(const util::ByteProgress& progress) const;
 
  private:
-  const RawFile& open(const std::string& file) const;
+  const util::RawFile& open(const std::string& file) const;
   /// Offset in bytes of an item's first element in its file.
   int64_t begin_of(size_t item, const std::string& key, const TensorEntry& entry, int64_t numel) const;
 
   std::filesystem::path folder_;
   DcpMetadata metadata_;
-  mutable std::map<std::string, RawFile> open_;
+  mutable std::map<std::string, util::RawFile> open_;
   mutable std::vector<int64_t> begins_;  ///< -1: not known yet
 };
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/util/error.h"
+#include "base/util/shape.h"
 #include "state/dcp/dcp_folder.h"
 
 namespace fsdp::checkpoint {
@@ -208,7 +209,7 @@ class MetadataParser {
   DcpItem item_of(const std::string& name, const std::vector<int64_t>& offsets) const {
     const auto found = storage_.find(std::pair(std::string_view(name), offsets));
     if (found == storage_.end())
-      refuse("does not say where ", name, " at ", shape_text(offsets), " is stored");
+      refuse("does not say where ", name, " at ", util::shape_text(offsets), " is stored");
     return {std::string(found->second.file), found->second.place};
   }
 
@@ -224,7 +225,7 @@ class MetadataParser {
     }
     if (dtype == nullptr || !find_torch_dtype(dtype->text, entry.dtype)) refuse("has no type for ", name);
     const int64_t itemsize_bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
-    if (checked_numel(entry.shape, itemsize_bytes) < 0) refuse("has an impossible shape for ", name);
+    if (util::checked_numel(entry.shape, itemsize_bytes) < 0) refuse("has an impossible shape for ", name);
     const PickleValue* list = field_of(value, "chunks");
     if (list == nullptr || !list->is(ValueKind::kList)) refuse("has no chunks for ", name);
     // Tensors that share a list would otherwise read it again and again.
@@ -241,8 +242,9 @@ class MetadataParser {
         is_empty = is_empty || chunk.sizes[d] == 0;
       }
       if (!fits) {
-        refuse("has a chunk of ", name, " of the sizes ", shape_text(chunk.sizes), " at ",
-               shape_text(chunk.offsets), ", which is not in its shape ", shape_text(entry.shape));
+        refuse("has a chunk of ", name, " of the sizes ", util::shape_text(chunk.sizes), " at ",
+               util::shape_text(chunk.offsets), ", which is not in its shape ",
+               util::shape_text(entry.shape));
       }
       if (!is_empty) chunks.push_back(std::move(chunk));
     }

@@ -51,7 +51,7 @@ class PartsWriter {
         counter_(request.progress, "writing", total()) {}
 
   void write_file(int64_t number, const std::vector<DcpValue>& values) {
-    RawFile file = RawFile::create_locked(request_.folder / file_name(number));
+    util::RawFile file = util::RawFile::create_locked(request_.folder / file_name(number));
     int64_t at = 0;
     const auto place_of = [&](int64_t bytes) {
       return DcpItem{file_name(number), {std::exchange(at, at + bytes), bytes}};
@@ -111,7 +111,7 @@ class PartsWriter {
     return bytes;
   }
 
-  int64_t write_part(RawFile& file, const DcpTensor& tensor, const TensorRows& rows,
+  int64_t write_part(util::RawFile& file, const DcpTensor& tensor, const TensorRows& rows,
                      const std::vector<int64_t>& sizes) {
     const TensorInfo& info = tensor.info;
     return write_torch_tensor(file, info.dtype, sizes, [&](ZipWriter& zip) {

@@ -7,6 +7,7 @@
 
 #include "base/dtype/dtype.h"
 #include "base/util/error.h"
+#include "base/util/shape.h"
 #include "state/manifest/manifest.h"
 
 namespace fsdp::checkpoint {
@@ -66,7 +67,7 @@ const ZipReader::ZipRecord& pickle_record(const ZipReader& zip, const std::strin
   fail(ErrorKind::kCheckpoint, where, " must be what torch.save() writes, but has no data.pkl");
 }
 
-OpenArchive open_archive(const RawFile& file, const FilePart& part, const std::string& where) {
+OpenArchive open_archive(const util::RawFile& file, const FilePart& part, const std::string& where) {
   ZipReader zip(file, part, where);
   const ZipReader::ZipRecord& record = pickle_record(zip, where);
   std::string folder = record.name.substr(0, record.name.find('/') + 1);
@@ -118,7 +119,7 @@ bool read_torch_sizes(const PickleValue& value, std::vector<int64_t>& sizes) {
   return true;
 }
 
-TorchTensor read_torch_tensor(const RawFile& file, const FilePart& part, const std::string& where) {
+TorchTensor read_torch_tensor(const util::RawFile& file, const FilePart& part, const std::string& where) {
   const OpenArchive archive = open_archive(file, part, where);
   const auto refuse = [&](const auto&... parts) {
     fail(ErrorKind::kCheckpoint, where, " must be a tensor of torch.save(), but ", parts...);
@@ -144,24 +145,24 @@ TorchTensor read_torch_tensor(const RawFile& file, const FilePart& part, const s
   if (type == kTorchTypes.end()) refuse("has a type that is not supported");
   result.dtype = type->type;
   const int64_t itemsize_bytes = util::element_size(result.dtype);
-  const int64_t numel = checked_numel(result.shape, itemsize_bytes);
-  if (numel < 0) refuse("has the impossible shape ", shape_text(result.shape));
+  const int64_t numel = util::checked_numel(result.shape, itemsize_bytes);
+  if (numel < 0) refuse("has the impossible shape ", util::shape_text(result.shape));
   if (!is_contiguous(result.shape, strides)) {
-    refuse("its elements are not in row-major order (strides ", shape_text(strides), " of shape ",
-           shape_text(result.shape), ")");
+    refuse("its elements are not in row-major order (strides ", util::shape_text(strides), " of shape ",
+           util::shape_text(result.shape), ")");
   }
   const ZipReader::ZipRecord* data =
       archive.zip.find(concat(archive.folder, "data/", storage.inner->items[2]->text));
   const int64_t bytes = numel * itemsize_bytes;
   if (data == nullptr || data->bytes < bytes || offset.number > (data->bytes - bytes) / itemsize_bytes) {
-    refuse("has fewer bytes than its shape ", shape_text(result.shape), " needs");
+    refuse("has fewer bytes than its shape ", util::shape_text(result.shape), " needs");
   }
   archive.zip.verify(*data);
   result.data = {archive.zip.place_of(*data).begin + offset.number * itemsize_bytes, bytes};
   return result;
 }
 
-nlohmann::json read_torch_value(const RawFile& file, const FilePart& part, const std::string& where) {
+nlohmann::json read_torch_value(const util::RawFile& file, const FilePart& part, const std::string& where) {
   const OpenArchive archive = open_archive(file, part, where);
   return json_of(archive.pickle.root(), archive.pickle.bytes());
 }
@@ -225,7 +226,7 @@ void begin_torch_archive(ZipWriter& zip, const std::string& pickle) {
 
 std::string pickled_tensor(c10::ScalarType dtype, const std::vector<int64_t>& shape) {
   const std::string_view storage = traits_of(dtype).storage;
-  const int64_t numel = checked_numel(shape, util::element_size(dtype));
+  const int64_t numel = util::checked_numel(shape, util::element_size(dtype));
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
   PickleWriter pickle;
@@ -237,7 +238,7 @@ std::string pickled_tensor(c10::ScalarType dtype, const std::vector<int64_t>& sh
 
 }  // namespace detail
 
-int64_t write_torch_value(RawFile& file, const nlohmann::json& value, bool as_tuple) {
+int64_t write_torch_value(util::RawFile& file, const nlohmann::json& value, bool as_tuple) {
   ZipWriter zip(file);
   detail::begin_torch_archive(zip, PickleWriter().json(value, as_tuple).finish());
   return zip.finish();

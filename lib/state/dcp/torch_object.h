@@ -32,10 +32,10 @@ struct TorchTensor {
 /// Reads the description of a tensor from a part of a file. Compares the checksums of all bytes. Throws
 /// Error(kCheckpoint) that begins with `where` unless the part is a contiguous CPU tensor of a type that the
 /// toolkit stores, or if Pickle throws.
-TorchTensor read_torch_tensor(const RawFile& file, const FilePart& part, const std::string& where);
+TorchTensor read_torch_tensor(const util::RawFile& file, const FilePart& part, const std::string& where);
 
 /// Reads an object that is not a tensor as JSON (json_of()).
-nlohmann::json read_torch_value(const RawFile& file, const FilePart& part, const std::string& where);
+nlohmann::json read_torch_value(const util::RawFile& file, const FilePart& part, const std::string& where);
 
 /// Writes a pickle of protocol 2, value by value.
 class PickleWriter {
@@ -68,11 +68,11 @@ class PickleWriter {
 /// Appends an archive of a tensor to the file and returns the archive's size. `append_data` appends the
 /// tensor's bytes.
 template <typename AppendData>
-int64_t write_torch_tensor(RawFile& file, c10::ScalarType dtype, const std::vector<int64_t>& shape,
+int64_t write_torch_tensor(util::RawFile& file, c10::ScalarType dtype, const std::vector<int64_t>& shape,
                            const AppendData& append_data);
 
 /// Appends an archive of None, a boolean, a number, a text or a list of such values, and returns its size.
-int64_t write_torch_value(RawFile& file, const nlohmann::json& value, bool as_tuple);
+int64_t write_torch_value(util::RawFile& file, const nlohmann::json& value, bool as_tuple);
 
 namespace detail {
 void begin_torch_archive(ZipWriter& zip, const std::string& pickle);
@@ -81,7 +81,7 @@ inline constexpr std::string_view kTorchDataRecord = "archive/data/0";
 }  // namespace detail
 
 template <typename AppendData>
-int64_t write_torch_tensor(RawFile& file, c10::ScalarType dtype, const std::vector<int64_t>& shape,
+int64_t write_torch_tensor(util::RawFile& file, c10::ScalarType dtype, const std::vector<int64_t>& shape,
                            const AppendData& append_data) {
   ZipWriter zip(file);
   detail::begin_torch_archive(zip, detail::pickled_tensor(dtype, shape));

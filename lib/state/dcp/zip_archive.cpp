@@ -41,7 +41,7 @@ class Fields {
   std::string_view bytes_;
 };
 
-std::string bytes_at(const RawFile& file, int64_t begin, int64_t count) {
+std::string bytes_at(const util::RawFile& file, int64_t begin, int64_t count) {
   std::string bytes(static_cast<size_t>(count), '\0');
   file.read_at(begin, bytes.data(), count);
   return bytes;
@@ -61,7 +61,7 @@ std::string_view zip64_field(std::string_view extra) {
 
 }  // namespace
 
-ZipReader::ZipReader(const RawFile& file, const FilePart& part, std::string where)
+ZipReader::ZipReader(const util::RawFile& file, const FilePart& part, std::string where)
     : file_(file), part_(part), where_(std::move(where)) {
   const auto refuse = [&](const auto&... parts) {
     fail(ErrorKind::kCheckpoint, where_, " must be what torch.save() writes, but ", parts...);

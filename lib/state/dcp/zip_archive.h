@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "state/manifest/raw_file.h"
+#include "base/util/raw_file.h"
 
 namespace fsdp::checkpoint {
 
@@ -22,7 +22,7 @@ class ZipReader {
   /// Reads the directory of the archive in `part` of the file. Throws Error(kCheckpoint) that begins with
   /// `where` unless the part is an archive without a comment that ends with the part. The file must outlive
   /// the object.
-  ZipReader(const RawFile& file, const FilePart& part, std::string where);
+  ZipReader(const util::RawFile& file, const FilePart& part, std::string where);
 
   struct ZipRecord {
     std::string name;
@@ -43,7 +43,7 @@ class ZipReader {
   void verify(const ZipRecord& record) const;
 
  private:
-  const RawFile& file_;
+  const util::RawFile& file_;
   FilePart part_;
   std::string where_;
   std::vector<ZipRecord> records_;
@@ -53,7 +53,7 @@ class ZipReader {
 /// Appends one archive of less than 4 GiB to a file. Records are written one after another.
 class ZipWriter {
  public:
-  explicit ZipWriter(RawFile& file) : file_(file) {}
+  explicit ZipWriter(util::RawFile& file) : file_(file) {}
 
   /// Begins a record, to which append() adds bytes.
   void begin(std::string_view name);
@@ -69,7 +69,7 @@ class ZipWriter {
   void end_record();
   void write(const std::string& bytes);
 
-  RawFile& file_;
+  util::RawFile& file_;
   std::vector<ZipReader::ZipRecord> records_;
   int64_t written_ = 0;
   bool open_ = false;

@@ -191,6 +191,7 @@ void read_windows(const Reader& file, const GgufForm& form, const ArchitectureKe
 }  // namespace
 
 json described_config(const Reader& file) {
+  require_model(file);
   const GgufForm& form = form_of(file);
   const nn::Family& ours = *form.family;
   json config = checkpoint::json_object(form.fixed);
@@ -213,7 +214,12 @@ json described_config(const Reader& file) {
   }
   // Of the model; the metadata may be missing, or count the tokenizer's tokens.
   const auto embedding = file.tensors().find("token_embd.weight");
-  if (embedding != file.tensors().end()) config["vocab_size"] = embedding->second.shape.front();
+  if (embedding != file.tensors().end()) {
+    config["vocab_size"] = embedding->second.shape.front();
+    // The matrices' type; vectors and positions are in f32 in any file.
+    checkpoint::set_dtype(config, value_dtype(embedding->second.type));
+  }
+  config["architectures"] = {checkpoint::causal_model_class(config["model_type"])};
   constexpr std::pair<const char*, const char*> kIds[] = {{"bos_token_id", "bos_token_id"},
                                                           {"eos_token_id", "eos_token_id"},
                                                           {"padding_token_id", "pad_token_id"}};

@@ -146,6 +146,19 @@ const GgufForm& form_of(const json& config, const nn::ModelOptions& options, con
        " for a GGUF file, but is ", json(type).dump(), "; export the model as safetensors");
 }
 
+void require_model(const Reader& file) {
+  const auto refuse = [&](const auto&... what) {
+    fail(ErrorKind::kCheckpoint, file.path().string(), what...);
+  };
+  if (const auto* type = file.find<std::string>("general.type"); type != nullptr && *type != "model") {
+    refuse(" must be a model, but its \"general.type\" is ",
+           json(*type).dump(-1, ' ', true, json::error_handler_t::replace), "; give the model itself");
+  }
+  if (const auto* count = file.find<uint32_t>("split.count"); count != nullptr && *count > 1) {
+    refuse(" is one of ", *count, " files; join them with llama.cpp's llama-gguf-split --merge");
+  }
+}
+
 const GgufForm& form_of(const Reader& file) {
   const auto* named = file.find<std::string>("general.architecture");
   const std::string name = named == nullptr ? "" : *named;

@@ -3,18 +3,17 @@
 // Models as llama.cpp's architectures: the names of weights, how llama.cpp stores them, and the metadata that
 // describe the model. model/families/built_in has what differs between the architectures.
 
-#include <ATen/core/Tensor.h>
-
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/gguf/format.h"
+#include "base/gguf/reader.h"
 #include "model/families/families.h"
 #include "model/families/options.h"
-#include "state/gguf/format.h"
-#include "state/gguf/reader.h"
 
 namespace fsdp::gguf {
 
@@ -49,6 +48,9 @@ struct GgufForm : nn::GgufArchitecture {
 const GgufForm& form_of(const nlohmann::json& config, const nn::ModelOptions& options,
                         const std::string& where);
 
+/// Throws Error(kCheckpoint) for a file that is an adapter or the like, or one of several files.
+void require_model(const Reader& file);
+
 /// Returns the form that the file names. Throws Error(kCheckpoint) if it is not supported.
 const GgufForm& form_of(const Reader& file);
 
@@ -62,11 +64,6 @@ struct NamedStorage {
 /// `expert`). Returns nothing for a name that the architecture does not have.
 std::optional<NamedStorage> their_tensor(const GgufForm& form, std::string_view ours);
 std::optional<NamedStorage> our_tensor(const GgufForm& form, std::string_view theirs, int64_t expert = 0);
-
-/// Convert a whole weight or bias from our layout to GGUF's, and back; for a stacked tensor, the matrix of
-/// one expert.
-at::Tensor to_theirs(const at::Tensor& weight, Stored stored, const nn::ModelOptions& options);
-at::Tensor to_ours(const at::Tensor& weight, Stored stored, const nn::ModelOptions& options);
 
 /// Adds the metadata of the model's shape.
 void describe_model(const GgufForm& form, const nn::ModelOptions& options, Metadata& metadata);

@@ -15,9 +15,10 @@
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "base/util/log.h"
+#include "base/util/raw_file.h"
 #include "base/util/system.h"
+#include "state/manifest/digest.h"
 #include "state/manifest/manifest.h"
-#include "state/manifest/raw_file.h"
 #include "state/manifest/run_identity.h"
 
 namespace fsdp::checkpoint {
@@ -362,7 +363,7 @@ std::string holder_of(const util::Descriptor& file) {
 }  // namespace
 
 // The file is never removed, because two runs could then lock two files of the same name.
-RunLock::RunLock(const fs::path& folder) : path_(folder / kRunLockName), file_(open_lock_file(path_)) {
+RunLock::RunLock(const fs::path& folder) : path_(folder / kRunLockName), file_(util::open_lock_file(path_)) {
   if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) {
       fail(ErrorKind::kUsage, "run.output_dir ", folder.string(),

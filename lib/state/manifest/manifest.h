@@ -77,17 +77,10 @@ struct Manifest {
   nlohmann::json model{};     ///< the model's config with Hugging Face's keys
 };
 
-/// Product of the dimensions. -1 if a dimension is negative or `itemsize_bytes` times the product exceeds 62
-/// bits.
-int64_t checked_numel(const std::vector<int64_t>& shape, int64_t itemsize_bytes);
-
 /// The number of rows of a tensor's view is the product of the tensor's first k dimensions, possibly times a
 /// divisor of the next dimension. Returns that product for the largest possible k. 0 if the view cannot have
 /// `rows` rows.
 int64_t dimensions_in(const std::vector<int64_t>& shape, int64_t rows);
-
-/// The shape as text: "[2, 3]".
-std::string shape_text(const std::vector<int64_t>& shape);
 
 /// Maximum bytes of a tensor's name in a file.
 inline constexpr size_t kLongestTensorName = 1000;

@@ -8,6 +8,7 @@
 
 #include "base/dtype/dtype.h"
 #include "base/util/error.h"
+#include "base/util/shape.h"
 #include "state/manifest/manifest.h"
 
 namespace fsdp::checkpoint {
@@ -195,10 +196,10 @@ void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest
   const auto refuse = [&](const std::string& what) {
     fail(ErrorKind::kCheckpoint, where, ": tensor ", name, " ", what);
   };
-  entry.numel = checked_numel(entry.shape, util::element_size(entry.dtype));
-  if (entry.numel < 0) refuse(concat("has an impossible shape ", shape_text(entry.shape)));
+  entry.numel = util::checked_numel(entry.shape, util::element_size(entry.dtype));
+  if (entry.numel < 0) refuse(concat("has an impossible shape ", util::shape_text(entry.shape)));
   if (dimensions_in(entry.shape, entry.rows) == 0) {
-    refuse(concat("of shape ", shape_text(entry.shape), " cannot have ", entry.rows, " rows"));
+    refuse(concat("of shape ", util::shape_text(entry.shape), " cannot have ", entry.rows, " rows"));
   }
   for (RangeEntry& range : entry.ranges) {
     range.offset = range.held = 0;

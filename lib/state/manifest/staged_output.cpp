@@ -11,7 +11,7 @@
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "base/util/log.h"
-#include "state/manifest/raw_file.h"
+#include "base/util/raw_file.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
@@ -128,7 +128,7 @@ void StagedFolder::lock() {
     }
     // The previous owner may have renamed the folder to its final name between open and lock. It is not ours
     // then.
-    if (still_has_its_name(fd_, staging_)) return;
+    if (util::still_has_its_name(fd_, staging_)) return;
     fd_.close();
   }
 }

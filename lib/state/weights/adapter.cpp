@@ -12,9 +12,10 @@
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "base/util/hash.h"
+#include "base/util/shape.h"
 #include "base/util/text.h"
 #include "model/nn/lora.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/manifest/folders.h"
 #include "state/weights/shard_set.h"
 #include "state/weights/stored_model.h"
@@ -196,7 +197,7 @@ std::string identity_of(const fs::path& path) {
     const Weights weights = open_weights(path);
     for (const std::string& name : weights.names()) {
       const TensorInfo& info = weights.info(name);
-      text += concat(name, " ", shape_text(info.shape), " ", util::dtype_name(info.dtype), "\n");
+      text += concat(name, " ", util::shape_text(info.shape), " ", util::dtype_name(info.dtype), "\n");
       const int64_t count = std::min(weights.numel(name), kIdentifyingNumbers);
       const at::Tensor values = at::empty({count}, at::TensorOptions(info.dtype));
       weights.read_range_into(name, 0, values);

@@ -11,7 +11,9 @@
 
 #include "base/util/error.h"
 #include "base/util/file.h"
+#include "base/util/shape.h"
 #include "base/util/text.h"
+#include "state/manifest/digest.h"
 #include "state/manifest/manifest.h"
 
 namespace fsdp::checkpoint {
@@ -39,7 +41,7 @@ constexpr int64_t kLargestHeaderBytes = 100'000'000;  // the limit of the refere
 // Levels of {tensor: {shape: [...]}}. The number of values of an entry bounds the memory to read it.
 constexpr util::JsonLimits kHeaderLimits{.deepest_level = 3, .most_values = 1'000'000};
 
-std::string read_header(const RawFile& file) {
+std::string read_header(const util::RawFile& file) {
   const int64_t file_bytes = file.size_bytes();
   uint64_t length = 0;
   if (file_bytes < kLengthBytes) {
@@ -95,12 +97,12 @@ SafetensorsReader::SafetensorsEntry parse_entry(const json& value, const std::st
   }
   entry.dtype = known->second;
   auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
-  entry.numel = checked_numel(entry.shape, itemsize_bytes);
+  entry.numel = util::checked_numel(entry.shape, itemsize_bytes);
   extent.begin = offsets[0];
   extent.end = offsets[1];
   if (entry.numel < 0 || extent.end < extent.begin ||
       extent.end - extent.begin != entry.numel * itemsize_bytes) {
-    fail(ErrorKind::kCheckpoint, where, " of type ", type, " and shape ", shape_text(entry.shape),
+    fail(ErrorKind::kCheckpoint, where, " of type ", type, " and shape ", util::shape_text(entry.shape),
          " does not fit its data_offsets [", extent.begin, ", ", extent.end, "]");
   }
   return entry;
@@ -139,7 +141,7 @@ void check_extents(std::vector<Extent> extents, int64_t data_bytes, const std::s
 
 }  // namespace
 
-SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : file_(RawFile::open(path)) {
+SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : file_(util::RawFile::open(path)) {
   const std::string name = path.string();
   std::string text = read_header(file_);
   const int64_t data_begin = kLengthBytes + static_cast<int64_t>(text.size());
@@ -207,7 +209,7 @@ SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::vector<TensorInf
     : path_(path),
       temporary_(temporary_name(path)),
       infos_(std::move(infos)),
-      file_(RawFile::create_locked(temporary_)) {
+      file_(util::RawFile::create_locked(temporary_)) {
   std::sort(infos_.begin(), infos_.end(), [](const TensorInfo& a, const TensorInfo& b) {
     auto key = [](const TensorInfo& t) { return -static_cast<int64_t>(c10::elementSize(t.dtype)); };
     return std::make_tuple(key(a), std::cref(a.name)) < std::make_tuple(key(b), std::cref(b.name));
@@ -218,7 +220,7 @@ SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::vector<TensorInf
     std::string text = R"({"__metadata__":{"format":"pt"})";
     for (const TensorInfo& info : infos_) {
       auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(info.dtype));
-      int64_t numel = checked_numel(info.shape, itemsize_bytes);
+      int64_t numel = util::checked_numel(info.shape, itemsize_bytes);
       FSDP_CHECK(numel >= 0 && info.name != "__metadata__" && names.insert(info.name).second, info.name);
       int64_t begin = missing_bytes_;
       missing_bytes_ += numel * itemsize_bytes;

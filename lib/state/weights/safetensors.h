@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "state/manifest/raw_file.h"
+#include "base/util/raw_file.h"
 #include "state/weights/weights.h"
 
 namespace fsdp::checkpoint {
@@ -37,7 +37,7 @@ class SafetensorsWriter {
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   std::vector<TensorInfo> infos_;
-  RawFile file_;
+  util::RawFile file_;
   int64_t missing_bytes_ = 0;
   bool finished_ = false;
 };
@@ -68,7 +68,7 @@ class SafetensorsReader final : public TensorSource {
   void read(const std::string& name, int64_t begin, int64_t end, void* out) const override;
 
  private:
-  RawFile file_;
+  util::RawFile file_;
   std::map<std::string, SafetensorsEntry> tensors_;
   std::map<std::string, std::string> metadata_;
 };

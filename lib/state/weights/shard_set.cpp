@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/util/error.h"
-#include "state/manifest/raw_file.h"
+#include "state/manifest/digest.h"
 
 namespace fsdp::checkpoint {
 

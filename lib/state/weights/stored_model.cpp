@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/util/error.h"
+#include "base/util/shape.h"
 #include "base/util/text.h"
 #include "model/families/architectures.h"
 #include "model/families/families.h"
@@ -102,7 +103,7 @@ void compare_shape(const std::string& name, const std::vector<int64_t>& found,
                    const std::vector<int64_t>& expected, WeightMisfits& misfits) {
   if (found == expected) return;
   misfits.misshapen.push_back(
-      concat(name, " (", shape_text(found), " instead of ", shape_text(expected), ")"));
+      concat(name, " (", util::shape_text(found), " instead of ", util::shape_text(expected), ")"));
 }
 
 namespace {

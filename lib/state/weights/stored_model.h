@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "model/families/options.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/weights/weights.h"
 
 namespace fsdp::checkpoint {

@@ -11,10 +11,12 @@
 
 #include "base/dtype/dtype.h"
 #include "base/util/error.h"
+#include "base/util/shape.h"
 #include "base/util/text.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/manifest/folders.h"
 #include "state/weights/adapter.h"
+#include "state/weights/gguf_source.h"
 #include "state/weights/safetensors.h"
 #include "state/weights/shard_set.h"
 
@@ -24,7 +26,7 @@ using nlohmann::json;
 
 int64_t bytes_of(const TensorInfo& info) {
   const auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(info.dtype));
-  return checked_numel(info.shape, itemsize_bytes) * itemsize_bytes;
+  return util::checked_numel(info.shape, itemsize_bytes) * itemsize_bytes;
 }
 
 std::vector<std::string> Weights::names() const {
@@ -53,7 +55,7 @@ const TensorInfo& Weights::info(const std::string& name) const { return place_of
 
 int64_t Weights::numel(const std::string& name) const {
   const TensorInfo& found = info(name);
-  return checked_numel(found.shape, static_cast<int64_t>(c10::elementSize(found.dtype)));
+  return util::checked_numel(found.shape, static_cast<int64_t>(c10::elementSize(found.dtype)));
 }
 
 void Weights::require_convertible(const std::string& name, at::ScalarType dtype) const {
@@ -67,7 +69,8 @@ void Weights::read_into(const std::string& name, const at::Tensor& tensor) const
   const std::vector<int64_t>& found = shape(name);
   if (!std::equal(found.begin(), found.end(), tensor.sizes().begin(), tensor.sizes().end())) {
     fail(ErrorKind::kCheckpoint, "tensor ", name, " in ", place_of(name).source->path().string(),
-         " has the shape ", shape_text(found), ", but the model expects ", shape_text(tensor.sizes().vec()),
+         " has the shape ", util::shape_text(found), ", but the model expects ",
+         util::shape_text(tensor.sizes().vec()),
          "; check the [model] keys against the config that came with the weights");
   }
   FSDP_CHECK(tensor.is_contiguous(), name);
@@ -210,7 +213,8 @@ void Weights::add_files_of_index(const fs::path& folder) {
 Weights open_weights(const fs::path& path) {
   Weights weights;
   weights.path_ = path;
-  if (format_of(path) == WeightsFormat::kCheckpoint) {
+  const WeightsFormat format = format_of(path);
+  if (format == WeightsFormat::kCheckpoint) {
     const fs::path folder = checkpoint_folder(path);
     const auto shards = std::make_shared<ShardedSource>(folder);
     const std::string where = (folder / kManifestName).string();
@@ -223,6 +227,10 @@ Weights open_weights(const fs::path& path) {
       fail(ErrorKind::kCheckpoint, "the checkpoint ", path.string(),
            " contains no weights (no tensor whose name starts with \"", kWeightsPrefix, "\")");
     }
+    return weights;
+  }
+  if (format == WeightsFormat::kGguf) {
+    weights.add(gguf::open_source(path));
     return weights;
   }
   std::error_code error;

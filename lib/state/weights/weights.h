@@ -1,8 +1,8 @@
 #pragma once
 
 // Named tensors on disk, read by ranges, in any format: safetensors in Hugging Face's layout (one file, or a
-// folder with model.safetensors or with model.safetensors.index.json and the files that it names), or a
-// checkpoint.
+// folder with model.safetensors or with model.safetensors.index.json and the files that it names), a GGUF
+// file, or a checkpoint.
 
 #include <ATen/core/Tensor.h>
 
@@ -25,7 +25,7 @@ struct TensorInfo {
   c10::ScalarType dtype = c10::ScalarType::Float;
 };
 
-/// Bytes of the elements. Negative if checked_numel() finds the shape impossible.
+/// Bytes of the elements. Negative if util::checked_numel() finds the shape impossible.
 int64_t bytes_of(const TensorInfo& info);
 
 /// One file, or one checkpoint of several files. Memory is bounded by the description. Not thread-safe.

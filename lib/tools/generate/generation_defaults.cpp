@@ -7,6 +7,7 @@
 #include "base/util/file.h"
 #include "base/util/json.h"
 #include "base/util/text.h"
+#include "data/tokenizers/gguf_tokenizer.h"
 
 namespace fsdp::generate {
 namespace fs = std::filesystem;
@@ -45,7 +46,9 @@ std::optional<Number> number_of(const nlohmann::json& object, const char* key, c
 
 }  // namespace
 
-GenerationDefaults generation_defaults(const checkpoint::DescribedModel& model) {
+namespace {
+
+GenerationDefaults defaults_in_files(const checkpoint::DescribedModel& model) {
   GenerationDefaults defaults;
   for (const fs::path& folder : {model.folder, checkpoint::kept_model_files(model.folder)}) {
     std::error_code error;
@@ -72,6 +75,19 @@ GenerationDefaults generation_defaults(const checkpoint::DescribedModel& model) 
     }
   }
   return defaults;
+}
+
+}  // namespace
+
+GenerationDefaults generation_defaults(const checkpoint::DescribedModel& model) {
+  if (!data::holds_tokenizer(model.where)) return defaults_in_files(model);
+  checkpoint::DescribedModel in_files = model;
+  return data::with_unpacked(model.where, [&](const std::string& files) {
+    in_files.folder = files;
+    GenerationDefaults defaults = defaults_in_files(in_files);
+    defaults.file = model.where;
+    return defaults;
+  });
 }
 
 SamplingOptions chosen_sampling(const SamplingChoice& given, const GenerationDefaults& defaults,

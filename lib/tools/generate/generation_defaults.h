@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "tools/generate/sampler.h"
 
 namespace fsdp::generate {
@@ -23,7 +23,7 @@ struct GenerationDefaults {
 };
 
 /// Reads the file in the model's folder, or the copy that its run keeps
-/// (state/hugging_face/described_model.h). Throws Error(kCheckpoint) for a file that is not a JSON object of
+/// (state/description/described_model.h). Throws Error(kCheckpoint) for a file that is not a JSON object of
 /// this kind, and for values out of range.
 GenerationDefaults generation_defaults(const checkpoint::DescribedModel& model);
 

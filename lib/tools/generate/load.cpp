@@ -8,12 +8,13 @@
 
 #include "base/dtype/dtype.h"
 #include "base/util/error.h"
+#include "data/tokenizers/gguf_tokenizer.h"
 #include "model/nn/buffers.h"
 #include "model/nn/decoder.h"
 #include "model/nn/parameter.h"
 #include "setup/config/load.h"
 #include "setup/config/model_description.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/weights/stored_model.h"
 
 namespace fsdp::generate {
@@ -93,6 +94,7 @@ std::unique_ptr<data::Tokenizer> find_tokenizer(const checkpoint::StoredModel& s
 }
 
 std::optional<std::string> tokenizer_name(const checkpoint::StoredModel& stored) {
+  if (data::holds_tokenizer(stored.where)) return stored.where;
   for (const fs::path& folder : {stored.folder, checkpoint::kept_model_files(stored.folder)}) {
     if (!folder.empty() && holds_vocabulary(folder)) return folder.string();
   }

@@ -29,7 +29,7 @@ at::ScalarType compute_type(const checkpoint::StoredModel& stored, const std::st
 std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at::ScalarType dtype);
 
 /// The name of the model's tokenizer for data::make_tokenizer(): the vocabulary in the model's folder, the
-/// copy that the checkpoint's run keeps (state/hugging_face/described_model.h), or data.tokenizer of the
+/// copy that the checkpoint's run keeps (state/description/described_model.h), or data.tokenizer of the
 /// run's config.toml. Nothing if there is none of these.
 std::optional<std::string> tokenizer_name(const checkpoint::StoredModel& stored);
 

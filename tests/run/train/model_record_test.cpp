@@ -6,7 +6,7 @@
 
 #include "base/util/log.h"
 #include "model/families/families.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/hugging_face/hugging_face_config.h"
 #include "support/safetensors_files.h"
 #include "support/source_folder.h"

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "state/checkpoint/load.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "state/weights/weights.h"
 #include "support/checkpoint_contents.h"
 #include "support/checkpoint_fixtures.h"

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "base/tensor/rectangle_view.h"
+#include "base/util/shape.h"
 #include "state/checkpoint/load.h"
 #include "state/checkpoint/save.h"
 #include "state/convert/average.h"
@@ -144,7 +145,7 @@ TEST(Rectangles, RaiseTheVersionOfTheFormatOnlyWhereThereAreAny) {
     TemporaryFolder root;
     const fs::path folder = saved_by(root.path(), {{"model/w", numbered(shape), rows}}, grid);
     const auto manifest = nlohmann::json::parse(util::read_file(folder / kManifestName));
-    EXPECT_EQ(manifest["version"], version) << shape_text(shape) << " in " << rows << " rows";
+    EXPECT_EQ(manifest["version"], version) << util::shape_text(shape) << " in " << rows << " rows";
     for (const auto& range : manifest["tensors"]["model/w"]["ranges"]) {
       EXPECT_EQ(range.size(), version == 3 && grid.data > 1 ? 5u : 3u) << range;
     }

@@ -5,7 +5,7 @@
 
 #include "state/checkpoint/load.h"
 #include "state/convert/inspect.h"
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 #include "support/checkpoint_fixtures.h"
 
 namespace fsdp::checkpoint {

@@ -1,6 +1,6 @@
 // Low-rank adapters as GGUF files.
 
-#include "state/gguf/adapter.h"
+#include "state/gguf_export/adapter.h"
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>

@@ -1,8 +1,6 @@
 // Values of quantised tensors: bit by bit those of gguf-py, by committed hashes and, where the Python in
 // FSDP_TEST_PYTHON has it, by gguf.quants itself.
 
-#include "state/gguf/dequantise.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,8 +9,9 @@
 
 #include "base/dtype/dtype.h"
 #include "state/gguf/gguf_fixtures.h"
-#include "state/gguf/writer.h"
-#include "state/manifest/raw_file.h"
+#include "state/gguf_export/writer.h"
+#include "state/manifest/digest.h"
+#include "state/weights/gguf_dequantise.h"
 
 namespace fsdp::gguf {
 namespace {

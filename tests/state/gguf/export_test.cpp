@@ -1,6 +1,7 @@
 // Models as GGUF files and back: each weight under llama.cpp's name and in its layout.
 
-#include "state/gguf/export.h"
+#include "state/convert/hugging_face_model.h"
+#include "state/gguf_export/export.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,8 +11,9 @@
 
 #include "state/gguf/forms.h"
 #include "state/gguf/gguf_fixtures.h"
-#include "state/gguf/import.h"
-#include "state/gguf/writer.h"
+#include "state/gguf_export/writer.h"
+#include "state/weights/gguf_layout.h"
+#include "state/weights/gguf_source.h"
 
 namespace fsdp::gguf {
 namespace {
@@ -33,7 +35,7 @@ class GgufExport : public ::testing::TestWithParam<std::string> {
   }
   checkpoint::StoredModel import(const fs::path& config = {}, int64_t world_size = 1) const {
     fs::remove_all(root_ / "imported");
-    import_model(
+    checkpoint::import_model(
         {.source = file(), .config = config, .output = root_ / "imported", .world_size = world_size});
     return checkpoint::open_model(root_ / "imported");
   }
@@ -476,7 +478,8 @@ TEST_F(GgufModel, OfMixedTypesIsImportedAsItsValues) {
   fs::rename(root_ / "mixed.gguf", file());
   expect_values_of(Reader(file()), import({}, 3));
   fs::remove_all(root_ / "imported");
-  import_model({.source = file(), .config = {}, .output = root_ / "imported", .dtype = at::kBFloat16});
+  checkpoint::import_model(
+      {.source = file(), .config = {}, .output = root_ / "imported", .dtype = at::kBFloat16});
   expect_values_of(Reader(file()), checkpoint::open_model(root_ / "imported"), at::kBFloat16);
 }
 

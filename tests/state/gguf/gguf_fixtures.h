@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "base/gguf/reader.h"
 #include "model/families/families.h"
-#include "state/gguf/dequantise.h"
-#include "state/gguf/reader.h"
 #include "state/hugging_face/hugging_face_config.h"
+#include "state/weights/gguf_dequantise.h"
 #include "state/weights/stored_model.h"
 #include "support/run_program.h"
 #include "support/safetensors_files.h"

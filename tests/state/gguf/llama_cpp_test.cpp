@@ -7,10 +7,11 @@
 #include <nlohmann/json.hpp>
 
 #include "data/tokenizers/tokenizer.h"
-#include "state/gguf/adapter.h"
-#include "state/gguf/export.h"
 #include "state/gguf/forms.h"
 #include "state/gguf/gguf_fixtures.h"
+#include "state/gguf_export/adapter.h"
+#include "state/gguf_export/export.h"
+#include "state/weights/gguf_layout.h"
 
 namespace fsdp::gguf {
 namespace {

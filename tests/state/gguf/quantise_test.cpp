@@ -1,7 +1,7 @@
 // The bytes of quantised types: bit by bit those of gguf-py, by committed hashes and, where the Python in
 // FSDP_TEST_PYTHON has it, by gguf.quants itself.
 
-#include "state/gguf/quantise.h"
+#include "state/gguf_export/quantise.h"
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -11,8 +11,8 @@
 
 #include "base/dtype/dtype.h"
 #include "state/gguf/gguf_fixtures.h"
-#include "state/gguf/writer.h"
-#include "state/manifest/raw_file.h"
+#include "state/gguf_export/writer.h"
+#include "state/manifest/digest.h"
 
 namespace fsdp::gguf {
 namespace {

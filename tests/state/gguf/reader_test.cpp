@@ -1,13 +1,13 @@
 // GGUF files as they are written and read: everything comes back, and whatever does not fit is refused.
 
-#include "state/gguf/reader.h"
+#include "base/gguf/reader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 
-#include "state/gguf/writer.h"
+#include "state/gguf_export/writer.h"
 #include "support/checkpoint_fixtures.h"
 
 namespace fsdp::gguf {

@@ -1,15 +1,17 @@
 // Tokenizers as metadata of GGUF files.
 
-#include "state/gguf/tokenizer.h"
+#include "state/gguf_export/tokenizer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "data/texts/train_tokenizer.h"
+#include "data/tokenizers/gguf_tokenizer.h"
 #include "data/tokenizers/piece_model.h"
 #include "data/tokenizers/sentencepiece_model.h"
 #include "data/tokenizers/sentencepiece_tokenizer.h"
-#include "state/gguf/export.h"
+#include "state/gguf_export/export.h"
+#include "state/gguf_export/writer.h"
 #include "support/checkpoint_fixtures.h"
 #include "support/source_folder.h"
 
@@ -133,6 +135,81 @@ TEST(GgufTokenizer, NamesTheSplitOfEachFamily) {
     EXPECT_EQ(value_of<std::string>(metadata, "tokenizer.ggml.model"), "llama");
     EXPECT_TRUE(value_of<bool>(metadata, "tokenizer.ggml.add_space_prefix"));
   }
+}
+
+/// Texts on which wrong splits, merges, blanks or bytes show.
+constexpr const char* kTexts[] = {"The quick brown fox's 12345 jumps!\n\n  over\t the lazy dog",
+                                  " caf\u00e9 \u4f60\u597d\u4e16\u754c \U0001f600 <s></s> a  b   c",
+                                  "don't \u00a0 x\r\ny"};
+
+TEST(GgufTokenizer, ReadFromTheFileGivesTheIdsOfItsSource) {
+  TemporaryFolder folder;
+  const std::string families = source_folder() + "/tests/data/bpe/families/";
+  for (const std::string family : {"gpt2", "llama3", "qwen2", "llama2"}) {
+    const std::string source = families + family + ".json";
+    Metadata metadata;
+    const auto tokenizer = data::make_tokenizer(source);
+    describe_tokenizer(source, tokenizer->vocab_size(), nlohmann::json::object(), metadata);
+    Writer(folder / "model.gguf", metadata, {}).finish();
+    const auto read = data::make_tokenizer((folder / "model.gguf").string());
+    EXPECT_EQ(read->name(), (folder / "model.gguf").string());
+    for (const std::string text : kTexts) {
+      std::vector<int64_t> ids, expected;
+      tokenizer->encode(text, expected);
+      read->encode(text, ids);
+      EXPECT_EQ(ids, expected) << family << ": " << text;
+      EXPECT_EQ(read->decode(ids), tokenizer->decode(expected)) << family;
+    }
+    EXPECT_EQ(read->begin_of_text(), tokenizer->begin_of_text()) << family;
+    std::filesystem::remove(folder / "model.gguf");
+  }
+}
+
+TEST(GgufTokenizer, ReadFromTheFileHasItsChatTemplateAndTheEndsOfTurns) {
+  TemporaryFolder folder;
+  nlohmann::json tokenizer = small_tokenizer();
+  tokenizer["added_tokens"].push_back({{"id", 260}, {"content", "<|im_end|>"}, {"special", true}});
+  folder.write("tokenizer.json", tokenizer.dump());
+  folder.write("tokenizer_config.json", R"({"eos_token": "<s>", "chat_template": "{{ a }}"})");
+  Metadata metadata;
+  describe_tokenizer(folder.path().string(), 261, nlohmann::json::object(), metadata);
+  Writer(folder / "model.gguf", metadata, {}).finish();
+  const auto files = data::gguf_tokenizer_files(folder / "model.gguf");
+  const auto config = nlohmann::json::parse(files.at("tokenizer_config.json"));
+  EXPECT_EQ(config["chat_template"], "{{ a }}");
+  EXPECT_EQ(config["eos_token"], "<s>");
+  EXPECT_EQ(config["add_bos_token"], false);
+  EXPECT_EQ(nlohmann::json::parse(files.at("generation_config.json"))["eos_token_id"],
+            nlohmann::json({258, 260}));
+}
+
+TEST(GgufTokenizer, ThatIsNotKnownIsRefusedByTheNameOfTheFile) {
+  TemporaryFolder folder;
+  const std::string file = (folder / "model.gguf").string();
+  const auto refusal = [&](const Metadata& metadata) {
+    fs::remove(file);
+    Writer(file, metadata, {}).finish();
+    const auto [kind, text] = error_of([&] { data::make_tokenizer(file); });
+    EXPECT_EQ(kind, ErrorKind::kData);
+    EXPECT_THAT(text, HasSubstr(file));
+    return text;
+  };
+  const std::pair<std::string, Value> tokens("tokenizer.ggml.tokens", Strings{"a", "b"}),
+      bytes("tokenizer.ggml.model", std::string("gpt2"));
+  EXPECT_THAT(refusal({}), HasSubstr("has no vocabulary"));
+  EXPECT_THAT(refusal({tokens, {"tokenizer.ggml.model", std::string("bert")}}),
+              HasSubstr("must have a vocabulary of the kind gpt2 or llama, but has \"bert\""));
+  EXPECT_THAT(
+      refusal({tokens, bytes, {"tokenizer.ggml.pre", std::string("other")}}),
+      HasSubstr("qwen2, stablelm2, deepseek-r1-qwen, hunyuan, smollm, tekken, gpt-4o, llama4, but has "
+                "\"other\"; give the tokenizer.json of the model"));
+  EXPECT_THAT(refusal({tokens, bytes, {"tokenizer.ggml.token_type", Numbers{1}}}),
+              HasSubstr("as many entries in \"tokenizer.ggml.token_type\" as tokens, 2, but has 1"));
+  EXPECT_THAT(refusal({tokens,
+                       bytes,
+                       {"tokenizer.ggml.pre", std::string("gpt-2")},
+                       {"tokenizer.ggml.merges", Strings{"a c"}}}),
+              HasSubstr("c"));
 }
 
 TEST(GgufTokenizer, ThatLlamaCppDoesNotHaveIsRefused) {

@@ -1,4 +1,4 @@
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 
 #include <gmock/gmock.h>
 

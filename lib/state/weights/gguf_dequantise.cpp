@@ -1,7 +1,7 @@
 // This file is compiled without contraction: an FMA in place of a product and a difference would round once
 // instead of twice, and its bits would not be llama.cpp's.
 
-#include "state/gguf/dequantise.h"
+#include "state/weights/gguf_dequantise.h"
 
 #include <c10/util/Half.h>
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "state/gguf/format.h"
+#include "base/gguf/format.h"
 
 namespace fsdp::gguf {
 

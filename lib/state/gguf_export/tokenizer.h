@@ -6,16 +6,16 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/gguf/format.h"
 #include "data/tokenizers/vocabulary.h"
-#include "state/gguf/format.h"
 
 namespace fsdp::gguf {
 
 /// Appends tokens, their kinds, merges or scores, the special tokens, whether texts begin and end with one,
 /// and the chat templates, for a name that data::make_tokenizer() takes, or kNoTokenizer
-/// (state/gguf/export.h). What tokenizer_config.json, chat_template.jinja and the like beside the vocabulary
-/// say is included; `model_config` is the model's config.json, which may name special tokens too. Ids up to
-/// `vocab_size` that have no token are unused.
+/// (state/gguf_export/export.h). What tokenizer_config.json, chat_template.jinja and the like beside the
+/// vocabulary say is included; `model_config` is the model's config.json, which may name special tokens too.
+/// Ids up to `vocab_size` that have no token are unused.
 ///
 /// kUsage for a tokenizer that llama.cpp does not have, and for one with more tokens than the model; kData
 /// for files that cannot be read.

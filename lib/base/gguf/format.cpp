@@ -1,4 +1,4 @@
-#include "state/gguf/format.h"
+#include "base/gguf/format.h"
 
 #include <algorithm>
 
@@ -34,6 +34,10 @@ const TypeTraits& traits_of(TensorType type) {
 }
 
 bool is_quantised(TensorType type) { return !traits_of(type).dtype; }
+
+c10::ScalarType value_dtype(TensorType type) {
+  return traits_of(type).dtype.value_or(c10::ScalarType::Float);
+}
 
 std::vector<std::string> written_type_names() {
   std::vector<std::string> names;

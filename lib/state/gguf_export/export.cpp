@@ -1,4 +1,4 @@
-#include "state/gguf/export.h"
+#include "state/gguf_export/export.h"
 
 #include <ATen/ops/empty.h>
 
@@ -13,13 +13,14 @@
 #include "base/util/file.h"
 #include "model/families/families.h"
 #include "state/gguf/forms.h"
-#include "state/gguf/quantise.h"
 #include "state/gguf/rotary_scaling.h"
-#include "state/gguf/tokenizer.h"
-#include "state/gguf/writer.h"
+#include "state/gguf_export/quantise.h"
+#include "state/gguf_export/tokenizer.h"
+#include "state/gguf_export/writer.h"
 #include "state/hugging_face/hugging_face_config.h"
 #include "state/manifest/manifest.h"
 #include "state/manifest/staged_output.h"
+#include "state/weights/gguf_layout.h"
 #include "state/weights/shard_set.h"
 
 namespace fsdp::gguf {

@@ -1,4 +1,4 @@
-#include "state/gguf/quantise.h"
+#include "state/gguf_export/quantise.h"
 
 #include <ATen/ops/abs.h>
 #include <ATen/ops/clamp.h>

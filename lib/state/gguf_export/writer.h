@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "state/gguf/format.h"
-#include "state/manifest/raw_file.h"
+#include "base/gguf/format.h"
+#include "base/util/raw_file.h"
 
 namespace fsdp::gguf {
 
@@ -35,7 +35,7 @@ class Writer {
 
   std::filesystem::path path_, temporary_;
   std::vector<Tensor> tensors_;
-  checkpoint::RawFile file_;
+  util::RawFile file_;
   size_t current_ = 0;         ///< the tensor that is being appended
   int64_t missing_bytes_ = 0;  ///< bytes of the tensor that are not written yet
   int64_t written_bytes_ = 0;

@@ -1,4 +1,4 @@
-#include "state/gguf/writer.h"
+#include "state/gguf_export/writer.h"
 
 #include <string_view>
 #include <system_error>
@@ -8,6 +8,8 @@
 
 #include "base/util/error.h"
 #include "base/util/file.h"
+#include "base/util/shape.h"
+#include "state/manifest/digest.h"
 #include "state/manifest/manifest.h"
 
 namespace fsdp::gguf {
@@ -65,7 +67,7 @@ Writer::Writer(const fs::path& path, const Metadata& metadata, std::vector<Tenso
     : path_(path),
       temporary_(checkpoint::temporary_name(path)),
       tensors_(std::move(tensors)),
-      file_(checkpoint::RawFile::create_locked(temporary_)) {
+      file_(util::RawFile::create_locked(temporary_)) {
   try {
     HeaderText header;
     for (const char letter : kMagic) header.number(letter);
@@ -84,7 +86,7 @@ Writer::Writer(const fs::path& path, const Metadata& metadata, std::vector<Tenso
       FSDP_CHECK(seen.insert(tensor.name).second, tensor.name);
       const TypeTraits& traits = traits_of(tensor.type);
       FSDP_CHECK(!tensor.shape.empty() && tensor.shape.back() % traits.block_elements == 0, tensor.name);
-      FSDP_CHECK(checkpoint::checked_numel(tensor.shape, traits.block_bytes) > 0, tensor.name);
+      FSDP_CHECK(util::checked_numel(tensor.shape, traits.block_bytes) > 0, tensor.name);
       header.string(tensor.name);
       header.number(static_cast<uint32_t>(tensor.shape.size()));
       for (auto size = tensor.shape.rbegin(); size != tensor.shape.rend(); ++size) {

@@ -69,6 +69,8 @@ struct TypeTraits {
 
 const TypeTraits& traits_of(TensorType type);
 bool is_quantised(TensorType type);
+/// Type of the values: those of quantised types are products in f32.
+c10::ScalarType value_dtype(TensorType type);
 /// Names of the types that files can be written in.
 std::vector<std::string> written_type_names();
 /// Returns nothing for types that GGUF files of this library do not have.

@@ -17,11 +17,11 @@ namespace fsdp::checkpoint {
 inline constexpr const char* kSingleFileName = "model.safetensors";
 inline constexpr const char* kIndexFileName = "model.safetensors.index.json";
 
-enum class WeightsFormat { kSafetensors, kCheckpoint };
+enum class WeightsFormat { kSafetensors, kGguf, kCheckpoint };
 
 /// The format of a file, of a folder in Hugging Face's layout, of a step's folder or of a run's. kCheckpoint
-/// for anything else, with the remedy for what is often given instead: a name on the Hugging Face hub, a GGUF
-/// file, checkpoints of torch.distributed.checkpoint, and other pickled PyTorch files, which are never read.
+/// for anything else, with the remedy for what is often given instead: a name on the Hugging Face hub,
+/// checkpoints of torch.distributed.checkpoint, and other pickled PyTorch files, which are never read.
 WeightsFormat format_of(const std::filesystem::path& path);
 
 /// Whether a folder is a checkpoint of torch.distributed.checkpoint (state/dcp/dcp_folder.h).
@@ -47,8 +47,8 @@ inline constexpr const char* kPluginNames = "fsdp_plugins";
 void read_model_config(DescribedModel& model);
 
 /// Reads the description of a step's folder, a run's (its newest complete checkpoint), a safetensors file
-/// with config.json beside it, or a folder in Hugging Face's layout. Returns nothing where there is no
-/// description. Throws Error(kCheckpoint) if the path holds no weights, or a model that
+/// with config.json beside it, a folder in Hugging Face's layout, or a GGUF file. Returns nothing where there
+/// is no description. Throws Error(kCheckpoint) if the path holds no weights, or a model that
 /// options_from_hugging_face() refuses.
 std::optional<DescribedModel> described_model(const std::filesystem::path& weights);
 

@@ -1,17 +1,19 @@
-#include "state/hugging_face/described_model.h"
+#include "state/description/described_model.h"
 
 #include <string>
 #include <system_error>
 #include <vector>
 
+#include "base/gguf/reader.h"
 #include "base/util/error.h"
 #include "base/util/extension.h"
 #include "base/util/file.h"
 #include "base/util/log.h"
+#include "state/gguf/forms.h"
 #include "state/hugging_face/hugging_face_config.h"
+#include "state/manifest/digest.h"
 #include "state/manifest/folders.h"
 #include "state/manifest/manifest.h"
-#include "state/manifest/raw_file.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
@@ -50,7 +52,7 @@ WeightsFormat format_of(const fs::path& path) {
   std::error_code error;
   if (!util::is_there(path)) {
     fail(ErrorKind::kCheckpoint, "there are no weights at ", path.string(),
-         "; give a Hugging Face folder, a safetensors file, or a checkpoint",
+         "; give a Hugging Face folder, a safetensors or GGUF file, or a checkpoint",
          util::hub_remedy(path.string()));
   }
   if (!fs::is_directory(path, error)) {
@@ -58,10 +60,7 @@ WeightsFormat format_of(const fs::path& path) {
       fail(ErrorKind::kCheckpoint, path.string(),
            " must be a safetensors file, but is a pickled PyTorch file; ", kPickleRemedy);
     }
-    if (util::extension_of(path) == ".gguf") {
-      fail(ErrorKind::kCheckpoint, path.string(),
-           " must be a safetensors file, but is a GGUF file; fsdp-ckpt import makes a checkpoint of it");
-    }
+    if (util::extension_of(path) == ".gguf" || gguf::is_gguf(path)) return WeightsFormat::kGguf;
     return WeightsFormat::kSafetensors;
   }
   if (fs::exists(path / kManifestName, error)) return WeightsFormat::kCheckpoint;
@@ -82,17 +81,22 @@ WeightsFormat format_of(const fs::path& path) {
   }
   fail(ErrorKind::kCheckpoint, "the folder ", path.string(), " has neither ", kSingleFileName, " nor ",
        kIndexFileName, " nor ", kManifestName,
-       "; give a safetensors file, a Hugging Face folder, or a checkpoint");
+       "; give a safetensors or GGUF file, a Hugging Face folder, or a checkpoint");
 }
 
 std::optional<DescribedModel> described_model(const fs::path& weights) {
   DescribedModel model;
-  if (format_of(weights) == WeightsFormat::kCheckpoint) {
+  const WeightsFormat format = format_of(weights);
+  if (format == WeightsFormat::kCheckpoint) {
     model.folder = checkpoint_folder(weights);
     model.where = (model.folder / kManifestName).string();
     model.config = read_manifest(model.folder).model;
     // Programs that use the library may save other modules.
     if (!model.config.is_object() || !model.config.contains("model_type")) return std::nullopt;
+  } else if (format == WeightsFormat::kGguf) {
+    model.folder = weights.has_parent_path() ? weights.parent_path() : ".";
+    model.where = weights.string();
+    model.config = gguf::described_config(gguf::Reader(weights));
   } else {
     const fs::path config = config_beside(weights);
     if (!util::is_there(config)) return std::nullopt;

@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
+#include "base/gguf/format.h"
 #include "base/util/progress_bar.h"
-#include "state/gguf/format.h"
 #include "state/weights/stored_model.h"
 
 namespace fsdp::gguf {

@@ -1,4 +1,4 @@
-#include "state/gguf/reader.h"
+#include "base/gguf/reader.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/util/error.h"
+#include "base/util/shape.h"
 #include "base/util/text.h"
-#include "state/manifest/manifest.h"
 
 namespace fsdp::gguf {
 
@@ -18,6 +18,7 @@ constexpr int64_t kLargestHeaderBytes = int64_t{128} << 20;  // the largest voca
 constexpr int64_t kLargestAlignment = int64_t{1} << 20;
 constexpr uint32_t kMostDimensions = 4;
 constexpr int64_t kLongestKey = 65535;  // the format's
+constexpr int64_t kLongestTensorName = 1000;
 
 /// Names of types that cannot be read, for messages.
 constexpr std::pair<uint32_t, const char*> kOtherTypes[] = {
@@ -35,7 +36,7 @@ std::string type_text(uint32_t number) {
 /// Reads the header from the beginning of the file, through a buffer.
 class HeaderReader {
  public:
-  HeaderReader(const checkpoint::RawFile& file, std::string name)
+  HeaderReader(const util::RawFile& file, std::string name)
       : file_(file), name_(std::move(name)), end_(std::min(file.size_bytes(), kLargestHeaderBytes)) {}
 
   int64_t place() const { return begin_ + static_cast<int64_t>(at_); }
@@ -95,7 +96,7 @@ class HeaderReader {
     }
   }
 
-  const checkpoint::RawFile& file_;
+  const util::RawFile& file_;
   std::string name_;
   int64_t end_;
   int64_t begin_ = 0;  ///< offset of the buffer in the file
@@ -215,7 +216,7 @@ bool is_plain(const std::string& text) {
 
 /// Name, shape and type; the place is returned, from the beginning of the tensors' bytes.
 uint64_t read_tensor(HeaderReader& header, const std::string& file, Tensor& tensor) {
-  tensor.name = header.string(static_cast<int64_t>(checkpoint::kLongestTensorName));
+  tensor.name = header.string(kLongestTensorName);
   if (!is_plain(tensor.name)) header.damaged("has a tensor whose name is no plain text");
   const std::string where = concat(file, ": tensor ", tensor.name);
   const auto dimensions = header.number<uint32_t>();
@@ -241,9 +242,9 @@ uint64_t read_tensor(HeaderReader& header, const std::string& file, Tensor& tens
   }
   tensor.type = static_cast<TensorType>(type);
   const TypeTraits& traits = traits_of(tensor.type);
-  if (checkpoint::checked_numel(tensor.shape, traits.block_bytes) < 0 ||
+  if (util::checked_numel(tensor.shape, traits.block_bytes) < 0 ||
       tensor.shape.back() % traits.block_elements != 0) {
-    fail(ErrorKind::kCheckpoint, where, " has the impossible shape ", checkpoint::shape_text(tensor.shape),
+    fail(ErrorKind::kCheckpoint, where, " has the impossible shape ", util::shape_text(tensor.shape),
          "; the file is damaged");
   }
   return header.number<uint64_t>();
@@ -254,14 +255,14 @@ uint64_t read_tensor(HeaderReader& header, const std::string& file, Tensor& tens
 bool is_gguf(const std::filesystem::path& path) {
   try {
     char magic[sizeof(kMagic)];
-    checkpoint::RawFile::open(path).read_at(0, magic, sizeof(magic));
+    util::RawFile::open(path).read_at(0, magic, sizeof(magic));
     return std::equal(std::begin(magic), std::end(magic), std::begin(kMagic));
   } catch (const util::Error&) {
     return false;
   }
 }
 
-Reader::Reader(const std::filesystem::path& path) : file_(checkpoint::RawFile::open(path)) {
+Reader::Reader(const std::filesystem::path& path) : file_(util::RawFile::open(path)) {
   const std::string name = path.string();
   HeaderReader header(file_, name);
   for (const char letter : kMagic) {

@@ -1,4 +1,4 @@
-#include "state/gguf/import.h"
+#include "state/weights/gguf_source.h"
 
 #include <ATen/ops/empty.h>
 
@@ -10,15 +10,14 @@
 #include <utility>
 #include <vector>
 
+#include "base/gguf/reader.h"
 #include "base/util/error.h"
 #include "model/families/families.h"
-#include "state/gguf/dequantise.h"
 #include "state/gguf/forms.h"
-#include "state/gguf/reader.h"
 #include "state/gguf/rotary_scaling.h"
-#include "state/hugging_face/described_model.h"
 #include "state/hugging_face/hugging_face_config.h"
-#include "state/weights/stored_model.h"
+#include "state/weights/gguf_dequantise.h"
+#include "state/weights/gguf_layout.h"
 
 namespace fsdp::gguf {
 namespace fs = std::filesystem;
@@ -26,11 +25,6 @@ using checkpoint::TensorInfo;
 using nlohmann::json;
 
 namespace {
-
-/// Type of an imported tensor. The values of quantised types are products in f32.
-c10::ScalarType imported_dtype(TensorType type) {
-  return traits_of(type).dtype.value_or(c10::ScalarType::Float);
-}
 
 /// The tensors of a file under our names and in our layout. A tensor in another layout is converted whole,
 /// and kept until another is read.
@@ -92,7 +86,7 @@ class ConvertedTensors final : public checkpoint::TensorSource {
     std::vector<int64_t> shape;  ///< ours
     int64_t expert = 0;
   };
-  static c10::ScalarType dtype_of(const ImportedTensor& entry) { return imported_dtype(entry.tensor->type); }
+  static c10::ScalarType dtype_of(const ImportedTensor& entry) { return value_dtype(entry.tensor->type); }
 
   /// Reads elements [begin, end) in the file's layout.
   void read_stored(const Tensor& tensor, int64_t begin, int64_t end, void* out) const {
@@ -109,19 +103,6 @@ class ConvertedTensors final : public checkpoint::TensorSource {
   mutable std::string converted_name_;
   mutable at::Tensor converted_;
 };
-
-void refuse_other_files(const Reader& file) {
-  const auto refuse = [&](const auto&... what) {
-    fail(ErrorKind::kCheckpoint, file.path().string(), what...);
-  };
-  if (const auto* type = file.find<std::string>("general.type"); type != nullptr && *type != "model") {
-    refuse(" must be a model, but its \"general.type\" is ",
-           json(*type).dump(-1, ' ', true, json::error_handler_t::replace), "; give the model itself");
-  }
-  if (const auto* count = file.find<uint32_t>("split.count"); count != nullptr && *count > 1) {
-    refuse(" is one of ", *count, " files; join them with llama.cpp's llama-gguf-split --merge");
-  }
-}
 
 /// The scaling that the tensor says must be that of the config, if the file's metadata do not make the
 /// config.
@@ -145,44 +126,23 @@ void compare_scaling(const Reader& file, const nn::ModelOptions& options, const 
 
 }  // namespace
 
-checkpoint::ShardedResult import_model(const checkpoint::ImportRequest& request) {
-  const auto file = std::make_shared<const Reader>(request.source);
-  refuse_other_files(*file);
-  const std::string where = request.config.empty() ? request.source.string() : request.config.string();
-  json config =
-      request.config.empty() ? described_config(*file) : checkpoint::read_config_json(request.config);
+std::shared_ptr<const checkpoint::TensorSource> open_source(std::shared_ptr<const Reader> file,
+                                                            const json& config, const std::string& where) {
+  require_model(*file);
   const nn::ModelOptions options = checkpoint::options_from_hugging_face(config, where);
-  config["architectures"] = {checkpoint::causal_model_class(config["model_type"])};
   const auto* architecture = file->find<std::string>("general.architecture");
   const GgufForm& form = form_of(config, options, where);
   if (architecture == nullptr || *architecture != form.architecture) {
-    fail(ErrorKind::kCheckpoint, request.source.string(), " must have the architecture ", form.architecture,
+    fail(ErrorKind::kCheckpoint, file->path().string(), " must have the architecture ", form.architecture,
          " for ", where, ", but has another; give the config.json of this model");
   }
   compare_scaling(*file, options, where);
+  return std::make_shared<ConvertedTensors>(std::move(file), form, options);
+}
 
-  checkpoint::Weights source;
-  source.set_saturating(request.saturate);
-  source.add(std::make_shared<ConvertedTensors>(file, form, options));
-  const checkpoint::MatchedWeights matched = checkpoint::match_weights(source, options);
-  matched.misfits.refuse_any(request.source.string(), where);
-  // The type of the matrices; vectors and positions are in f32 in any file.
-  const auto embedding = file->tensors().find("token_embd.weight");
-  FSDP_CHECK(embedding != file->tensors().end());
-  checkpoint::set_dtype(config, request.dtype.value_or(imported_dtype(embedding->second.type)));
-  std::vector<checkpoint::ShardedTensor> tensors;
-  for (const auto& [name, stored] : matched.names) {
-    const TensorInfo& info = source.info(stored);
-    tensors.push_back(
-        {stored, {checkpoint::kWeightsPrefix + name, info.shape, request.dtype.value_or(info.dtype)}});
-  }
-  return checkpoint::write_sharded({.folder = request.output,
-                                    .world_size = request.world_size,
-                                    .contents = checkpoint::Contents::kWeights,
-                                    .training = nullptr,
-                                    .model = std::move(config),
-                                    .progress = request.progress},
-                                   source, tensors);
+std::shared_ptr<const checkpoint::TensorSource> open_source(const fs::path& path) {
+  const auto file = std::make_shared<const Reader>(path);
+  return open_source(file, described_config(*file), path.string());
 }
 
 }  // namespace fsdp::gguf

@@ -1,4 +1,4 @@
-#include "state/gguf/adapter.h"
+#include "state/gguf_export/adapter.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -8,16 +8,18 @@
 #include <utility>
 
 #include "base/util/error.h"
+#include "base/util/shape.h"
 #include "model/families/families.h"
 #include "model/nn/lora.h"
 #include "state/convert/peft_folder.h"
+#include "state/description/described_model.h"
 #include "state/gguf/forms.h"
-#include "state/gguf/quantise.h"
-#include "state/gguf/writer.h"
-#include "state/hugging_face/described_model.h"
+#include "state/gguf_export/quantise.h"
+#include "state/gguf_export/writer.h"
 #include "state/hugging_face/hugging_face_config.h"
 #include "state/manifest/manifest.h"
 #include "state/manifest/staged_output.h"
+#include "state/weights/gguf_layout.h"
 
 namespace fsdp::gguf {
 
@@ -44,7 +46,7 @@ NamedStorage checked_place(const GgufForm& form, const Shapes& shapes, const Ada
   if (a.dim() != 2 || b.dim() != 2 || a.size(0) != b.size(1) || a.size(1) != shape[1] ||
       b.size(0) != shape[0]) {
     refuse(" must be of the shapes [rank, ", shape[1], "] and [", shape[0], ", rank], but is of ",
-           checkpoint::shape_text(a.sizes().vec()), " and ", checkpoint::shape_text(b.sizes().vec()),
+           util::shape_text(a.sizes().vec()), " and ", util::shape_text(b.sizes().vec()),
            "; give the adapter of this model");
   }
   return *place;

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "state/gguf/format.h"
-#include "state/gguf/reader.h"
+#include "base/gguf/format.h"
+#include "base/gguf/reader.h"
 
 namespace fsdp::gguf {
 

@@ -1,4 +1,4 @@
-#include "state/gguf/tokenizer.h"
+#include "state/gguf_export/tokenizer.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -10,11 +10,12 @@
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "base/util/text.h"
+#include "data/tokenizers/gguf_tokenizer.h"
 #include "data/tokenizers/piece_model.h"
 #include "data/tokenizers/sentencepiece_model.h"
 #include "data/tokenizers/utf8.h"
 #include "data/tokenizers/vocabulary_reader.h"
-#include "state/gguf/export.h"
+#include "state/gguf_export/export.h"
 
 namespace fsdp::gguf {
 namespace fs = std::filesystem;
@@ -28,26 +29,6 @@ namespace {
 using Kind = SentencePieceModel::PieceKind;
 
 constexpr std::string_view kBlank = "\xe2\x96\x81";
-
-/// How llama.cpp's pre-tokenizers split texts, of several alike one.
-struct PreTokenizer {
-  const char* name;
-  std::vector<const char*> patterns;
-  bool ignores_merges;
-};
-
-const std::vector<PreTokenizer>& pre_tokenizers() {
-  static const std::vector<PreTokenizer> kPreTokenizers = {
-      {"gpt-2", {data::kGpt2SplitPattern}, false},
-      {"llama-bpe", {data::kLlama3SplitPattern}, true},
-      {"dbrx", {data::kLlama3SplitPattern}, false},
-      {"qwen2", {data::kQwen2SplitPattern}, false},
-      {"smollm", {"\\p{N}", data::kGpt2SplitPattern}, false},
-      {"tekken", {data::kTekkenSplitPattern}, true},
-      {"gpt-4o", {data::kO200kSplitPattern}, true},
-  };
-  return kPreTokenizers;
-}
 
 /// Added tokens that publishers forgot to mark as special; llama.cpp's converter takes the same for it.
 bool looks_special(std::string_view token) {
@@ -249,23 +230,21 @@ void put_chat_templates(const fs::path& folder, const json& tokenizer_config, Me
 
 std::string pre_tokenizer_of(const Vocabulary& vocabulary) {
   if (vocabulary.add_prefix_space) return "";
-  for (const PreTokenizer& known : pre_tokenizers()) {
+  for (const data::GgufPreTokenizer& known : data::gguf_pre_tokenizers()) {
     const bool same =
         std::equal(known.patterns.begin(), known.patterns.end(), vocabulary.splits.begin(),
                    vocabulary.splits.end(), [](const char* pattern, const Vocabulary::Split& split) {
                      return split.pattern == pattern && !split.literal && !split.matches_only;
                    });
-    if (same && known.ignores_merges == vocabulary.ignore_merges) return known.name;
+    if (same && known.ignores_merges == vocabulary.ignore_merges) return known.names.front();
   }
   return "";
 }
 
-void describe_tokenizer(const std::string& tokenizer, int64_t vocab_size, const json& model_config,
-                        Metadata& metadata) {
-  if (tokenizer == kNoTokenizer) {
-    metadata.emplace_back("tokenizer.ggml.model", std::string(kWithoutVocabulary));
-    return;
-  }
+namespace {
+
+void describe_files(const std::string& tokenizer, int64_t vocab_size, const json& model_config,
+                    Metadata& metadata) {
   GgufVocabulary tokens(tokenizer, vocab_size);
   Merges merges;
   Vocabulary vocabulary;
@@ -315,6 +294,19 @@ void describe_tokenizer(const std::string& tokenizer, int64_t vocab_size, const 
     if (knows) metadata.emplace_back(concat("tokenizer.ggml.", key), *ids && !(*ids)->empty());
   }
   put_chat_templates(folder, config, metadata);
+}
+
+}  // namespace
+
+void describe_tokenizer(const std::string& tokenizer, int64_t vocab_size, const json& model_config,
+                        Metadata& metadata) {
+  if (tokenizer == kNoTokenizer) {
+    metadata.emplace_back("tokenizer.ggml.model", std::string(kWithoutVocabulary));
+    return;
+  }
+  data::with_unpacked(tokenizer, [&](const std::string& files) {
+    describe_files(files, vocab_size, model_config, metadata);
+  });
 }
 
 }  // namespace fsdp::gguf

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "base/gguf/format.h"
 #include "model/families/options.h"
-#include "state/gguf/format.h"
 
 namespace fsdp::gguf {
 

@@ -8,8 +8,8 @@
 #include <map>
 #include <string>
 
-#include "state/gguf/format.h"
-#include "state/manifest/raw_file.h"
+#include "base/gguf/format.h"
+#include "base/util/raw_file.h"
 
 namespace fsdp::gguf {
 
@@ -38,7 +38,7 @@ class Reader {
   void read(const Tensor& tensor, int64_t begin, int64_t bytes, void* out) const;
 
  private:
-  checkpoint::RawFile file_;
+  util::RawFile file_;
   std::map<std::string, Value> metadata_;
   std::map<std::string, Tensor> tensors_;
 };
