@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <iterator>
 #include <optional>
@@ -18,6 +19,8 @@
 #include "base/util/log.h"
 #include "base/util/stop_signal.h"
 #include "base/util/text.h"
+#include "data/chat/chat_session.h"
+#include "data/chat/chat_source.h"
 #include "early_environment.h"
 #include "generate_output.h"
 #include "plugin_option.h"
@@ -37,7 +40,9 @@ using util::fail;
 
 struct Arguments {
   std::string checkpoint, prompt, prompt_file, tokenizer, dtype = "auto", begin_token, dash, score;
-  bool ema = false, json = false, interactive = false;
+  std::string system, chat_template;
+  bool ema = false, json = false, interactive = false, chat = false;
+  std::vector<std::string> stops;
   int64_t window = 0, stride = 0;
   std::vector<std::string> plugins;
   std::optional<int64_t> max_new_tokens;
@@ -106,51 +111,69 @@ int exit_code() {
 
 bool stop_requested() { return util::StopSignal::received().has_value(); }
 
-/// Continues one prompt, and prints the texts.
-int generate_texts(const Arguments& arguments, const Model& model, const std::string& prompt) {
-  const std::vector<int64_t> ids = encode(*model.tokenizer, prompt, arguments.begin_token);
+/// The tokens that end a text.
+std::vector<int64_t> stop_ids(const Model& model) {
+  std::vector<int64_t> ids = generate::stop_ids(model.stored.config, *model.tokenizer);
+  ids.insert(ids.end(), model.defaults.stop_ids.begin(), model.defaults.stop_ids.end());
+  return ids;
+}
+
+/// Prints the texts that continue the tokens, after `shown`. Returns the first.
+std::string print_texts(const Arguments& arguments, const Model& model, const std::vector<int64_t>& ids,
+                        const std::string& shown, std::vector<int64_t> stops) {
   generate::GenerationOptions options = arguments.options;
   options.max_new_tokens = new_tokens(arguments, model.stored.options, ids.size());
   options.sampling = generate::chosen_sampling(arguments.sampling, model.defaults);
-  options.stop_ids = generate::stop_ids(model.stored.config, *model.tokenizer);
-  options.stop_ids.insert(options.stop_ids.end(), model.defaults.stop_ids.begin(),
-                          model.defaults.stop_ids.end());
+  options.stop_ids = std::move(stops);
   options.allowed_ids = std::min(model.tokenizer->vocab_size(), model.stored.options.vocab_size);
 
   util::StopSignal stop_signal;
-  // The reader of the texts of --interactive has typed the prompts.
-  const std::string shown = arguments.interactive && !arguments.json ? "" : prompt;
-  apps::SampleTexts texts(*model.tokenizer, ids, shown, options.num_samples, !arguments.json);
+  apps::SampleTexts texts(*model.tokenizer, ids,
+                          {.prompt = shown,
+                           .num_samples = options.num_samples,
+                           .streams = !arguments.json,
+                           .stops = arguments.stops});
   const auto samples =
       generate::generate(*model.stage, model.stored.options, ids, options,
                          {.on_token = [&](int64_t sample, int64_t id) { texts.push(sample, id); },
-                          .stop_requested = stop_requested});
+                          .stop_requested = [&] { return stop_requested() || texts.have_ended(); }});
   if (arguments.json) {
     texts.print_json(samples);
   } else {
     texts.finish_texts(samples.size());
   }
-  if (!arguments.json && !arguments.interactive) {
+  if (!arguments.json && !arguments.interactive && !arguments.chat) {
     int64_t tokens = 0;
     for (const auto& sample : samples) tokens += static_cast<int64_t>(sample.ids.size());
     util::log_info(util::concat(util::with_commas(tokens), " tokens in ", samples.size(), " sample(s), ",
                                 util::fixed(samples.front().tokens_per_second(), 1),
                                 " tokens/s in the first"));
   }
+  return texts.first();
+}
+
+/// Continues one prompt, and prints the texts.
+int generate_texts(const Arguments& arguments, const Model& model, const std::string& prompt) {
+  const std::vector<int64_t> ids = encode(*model.tokenizer, prompt, arguments.begin_token);
+  // The reader of the texts of --interactive has typed the prompts.
+  const std::string shown = arguments.interactive && !arguments.json ? "" : prompt;
+  print_texts(arguments, model, ids, shown, stop_ids(model));
   return exit_code();
 }
 
-/// Reads a prompt from each line until the input ends. At a terminal, a refused prompt does not end the
-/// program.
-int converse(const Arguments& arguments, const Model& model) {
+/// Calls `answer` with each line of standard input until it ends, or until `answer` returns an exit code other
+/// than 0. At a terminal, a refused line does not end the program.
+template <typename Answer>
+int for_each_line(const Answer& answer) {
   const bool at_terminal = ::isatty(STDIN_FILENO) == 1;
+  const bool has_colours = ::isatty(STDERR_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr;
   while (true) {
-    if (at_terminal) std::cerr << "> " << std::flush;
-    std::string prompt;
-    if (!std::getline(std::cin, prompt)) break;
-    if (prompt.ends_with('\r')) prompt.pop_back();
+    if (at_terminal) std::cerr << (has_colours ? "\033[1;36m> \033[0m" : "> ") << std::flush;
+    std::string line;
+    if (!std::getline(std::cin, line)) break;
+    if (line.ends_with('\r')) line.pop_back();
     try {
-      if (const int code = generate_texts(arguments, model, prompt); code != 0) return code;
+      if (const int code = answer(line); code != 0) return code;
     } catch (const util::Error& error) {
       if (!at_terminal || error.kind() != ErrorKind::kUsage) throw;
       util::log_error(cli::with_flags(error.what()));
@@ -159,6 +182,26 @@ int converse(const Arguments& arguments, const Model& model) {
   if (std::ferror(stdin) != 0) fail(ErrorKind::kIo, "cannot read prompts from standard input");
   if (at_terminal) std::cerr << '\n';
   return 0;
+}
+
+/// Answers each line as a message of the user, with what was said before.
+int chat(const Arguments& arguments, const Model& model, data::ChatSession& session) {
+  std::vector<int64_t> stops = stop_ids(model);
+  for (const int64_t id : session.ends_of_answers()) stops.push_back(id);
+  const int64_t positions = model.stored.options.max_position_embeddings;
+  const int64_t room =
+      positions - arguments.max_new_tokens.value_or(std::min(kDefaultNewTokens, positions / 2));
+  return for_each_line([&](const std::string& line) {
+    if (line.empty()) return 0;
+    const int64_t before = session.forgotten();
+    const std::vector<int64_t> ids = session.ask(line, room);
+    if (session.forgotten() != before) {
+      util::log_info(util::concat("the conversation has become too long for the model's ", positions,
+                                  " positions: its oldest ", session.forgotten(), " messages are forgotten"));
+    }
+    session.answer(print_texts(arguments, model, ids, arguments.json ? line : "", stops));
+    return exit_code();
+  });
 }
 
 int score(const Arguments& arguments, const Model& model) {
@@ -175,9 +218,20 @@ int score(const Arguments& arguments, const Model& model) {
   return 0;
 }
 
+data::ChatTemplateSource template_of(const Arguments& arguments, const Model& model) {
+  const std::string tokenizer = arguments.tokenizer.empty()
+                                    ? generate::tokenizer_name(model.stored).value_or("bytes")
+                                    : arguments.tokenizer;
+  if (arguments.chat_template == data::kNoChatTemplate) {
+    fail(ErrorKind::kUsage, "`chat_template` must be a template with `chat`, but is ", data::kNoChatTemplate,
+         "; use `interactive` for a model without one");
+  }
+  return data::find_chat_template(arguments.chat_template, tokenizer);
+}
+
 int run(const Arguments& arguments) {
   generate::check_sampling(generate::chosen_sampling(arguments.sampling, {}));
-  const bool has_prompt = arguments.score.empty() && !arguments.interactive;
+  const bool has_prompt = arguments.score.empty() && !arguments.interactive && !arguments.chat;
   const std::string prompt = has_prompt ? read_prompt(arguments) : "";
   plugin::load_with_configs(arguments.plugins, plugin::OfConfigs::kAreRefused);
   config::load_plugins({}, config::PluginsNamedBy::kUser);
@@ -185,6 +239,8 @@ int run(const Arguments& arguments) {
   const at::ScalarType dtype = generate::compute_type(model.stored, arguments.dtype);
   model.tokenizer = arguments.tokenizer.empty() ? generate::find_tokenizer(model.stored)
                                                 : data::make_tokenizer(arguments.tokenizer);
+  std::optional<data::ChatSession> session;  // made first: its template runs in a copy of this process
+  if (arguments.chat) session.emplace(*model.tokenizer, template_of(arguments, model), arguments.system);
   if (has_prompt) {  // an unfit prompt is refused before the weights are read
     new_tokens(arguments, model.stored.options,
                encode(*model.tokenizer, prompt, arguments.begin_token).size());
@@ -196,7 +252,9 @@ int run(const Arguments& arguments) {
   }
   model.stage = generate::load_model(model.stored, dtype);
   if (!arguments.score.empty()) return score(arguments, model);
-  return arguments.interactive ? converse(arguments, model) : generate_texts(arguments, model, prompt);
+  if (session) return chat(arguments, model, *session);
+  if (!arguments.interactive) return generate_texts(arguments, model, prompt);
+  return for_each_line([&](const std::string& line) { return generate_texts(arguments, model, line); });
 }
 
 cli::Page page() {
@@ -212,6 +270,7 @@ cli::Page page() {
             "echo 'To be, or not to' | fsdp-generate gpt2/ - --num-samples 3 --top-p 0.9 --json"},
            {"a continuation of each line of a file",
             "fsdp-generate checkpoints/quickstart --interactive <prompts.txt"},
+           {"a conversation with a model that was tuned on chats", "fsdp-generate checkpoints/chats --chat"},
            {"how likely the model finds a text", "fsdp-generate checkpoints/quickstart --score scene.txt"}},
       .words = {}};
 }
@@ -228,7 +287,7 @@ int main(int argc, char** argv) {
   };
   app.add_option("CHECKPOINT", arguments.checkpoint,
                  "a run's folder (its newest checkpoint; RUN/best: its best), a step's folder, a safetensors "
-                 "file with config.json beside it, or a Hugging Face folder")
+                 "file with config.json beside it, a Hugging Face folder, or a GGUF file")
       ->required()
       ->check(cli::not_empty());
   CLI::Option* dash = app.add_option("STDIN", arguments.dash, "-: read the prompt from standard input");
@@ -243,6 +302,21 @@ int main(int argc, char** argv) {
       app.add_flag("--interactive", arguments.interactive,
                    "read prompts from standard input, one a line, and print the continuation of each");
   interactive->excludes(prompt)->excludes(file)->excludes(dash);
+  CLI::Option* chat =
+      app.add_flag("--chat", arguments.chat,
+                   "answer each line of standard input as a message of a conversation, by the chat template");
+  chat->excludes(prompt)->excludes(file)->excludes(dash)->excludes(interactive);
+  app.add_option("--system", arguments.system, "with --chat: the system prompt; default: the template's")
+      ->needs(chat);
+  app.add_option(
+         "--chat-template", arguments.chat_template,
+         util::concat("with --chat: a file, a folder, or ", util::join(data::chat_template_presets(), ", "),
+                      "; default: the one of the tokenizer"))
+      ->needs(chat)
+      ->check(cli::not_empty());
+  app.add_option("--stop", arguments.stops, "end a text before this text; may be repeated")
+      ->allow_extra_args(false)
+      ->check(cli::not_empty());
   CLI::Option* score =
       app.add_option(
              "--score", arguments.score,
@@ -289,8 +363,10 @@ int main(int argc, char** argv) {
                "print a JSON object per sample: prompt, text, tokens, ids, tokens_per_second, ending; with "
                "--score: nats, tokens, nats_per_token, perplexity, bits_per_byte");
   apps::add_plugin_option(app, arguments.plugins, "; a checkpoint that names a plug-in does not load it");
-  for (const char* name : {"STDIN", "--prompt", "--prompt-file", "--interactive", "--max-new-tokens",
-                           "--num-samples", "--temperature", "--top-k", "--top-p", "--seed"}) {
+  chat->excludes(app.get_option("--num-samples"))->excludes(app.get_option("--begin-token"));
+  for (const char* name :
+       {"STDIN", "--prompt", "--prompt-file", "--interactive", "--chat", "--stop", "--max-new-tokens",
+        "--num-samples", "--temperature", "--top-k", "--top-p", "--seed"}) {
     score->excludes(app.get_option(name));
   }
   if (const auto code = cli::parse(app, page(), argc, argv)) return *code;

@@ -2,9 +2,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <numbers>
+#include <string_view>
+#include <utility>
 
 #include "base/util/error.h"
 #include "base/util/text.h"
@@ -12,39 +15,68 @@
 namespace fsdp::apps {
 
 SampleTexts::SampleTexts(const data::Tokenizer& tokenizer, const std::vector<int64_t>& begin,
-                         std::string prompt, int64_t num_samples, bool streams)
-    : prompt_(std::move(prompt)),
-      streams_(streams),
-      is_terminal_(::isatty(STDOUT_FILENO) == 1),
-      texts_(static_cast<size_t>(num_samples)) {
+                         SampleTextOptions options)
+    : options_(std::move(options)), is_terminal_(::isatty(STDOUT_FILENO) == 1) {
   // Tokens stand for other bytes at the beginning of a text than within it.
   data::TextDecoder after_prompt(tokenizer);
   for (int64_t id : begin) after_prompt.push(id);
-  decoders_ = std::vector<data::TextDecoder>(texts_.size(), after_prompt);
+  for (int64_t i = 0; i < options_.num_samples; ++i) texts_.push_back({after_prompt});
+}
+
+void SampleTexts::append(SampleText& sample, const std::string& text) {
+  const size_t before = sample.text.size();
+  sample.text += text;
+  size_t end = std::string::npos;
+  for (const std::string& stop : options_.stops) {
+    const size_t from = before < stop.size() ? 0 : before - stop.size() + 1;
+    end = std::min(end, sample.text.find(stop, from));
+  }
+  if (end == std::string::npos) return;
+  sample.ended = true;
+  sample.text.resize(end);
 }
 
 void SampleTexts::push(int64_t sample, int64_t id) {
-  const auto i = static_cast<size_t>(sample);
-  const std::string text = decoders_[i].push(id);
-  if (streams_ && i == 0) print(begun_ ? text : prompt_ + text);
-  begun_ = begun_ || i == 0;
-  texts_[i] += text;
+  SampleText& own = texts_[static_cast<size_t>(sample)];
+  if (own.ended) return;
+  ++own.tokens;
+  append(own, own.decoder.push(id));
+  if (sample == 0) stream(own.ended);
+}
+
+bool SampleTexts::have_ended() const {
+  return std::all_of(texts_.begin(), texts_.end(), [](const SampleText& sample) { return sample.ended; });
+}
+
+void SampleTexts::stream(bool complete) {
+  if (!options_.streams) return;
+  const std::string& text = texts_.front().text;
+  size_t end = text.size();
+  // The end of the text may be the beginning of a stop.
+  for (const std::string& stop : options_.stops) {
+    for (size_t length = std::min(stop.size(), text.size()); length > 0 && !complete; --length) {
+      if (text.ends_with(std::string_view(stop).substr(0, length))) end = std::min(end, text.size() - length);
+    }
+  }
+  if (!begun_) print(options_.prompt);
+  begun_ = true;
+  if (end > printed_) print(text.substr(printed_, end - printed_));
+  printed_ = std::max(printed_, end);
 }
 
 void SampleTexts::finish_decoding() {
-  for (size_t i = 0; i < texts_.size(); ++i) {
-    const std::string rest = decoders_[i].finish();
-    texts_[i] += rest;
-    if (streams_ && i == 0) print(begun_ ? rest : prompt_ + rest);
+  for (SampleText& sample : texts_) {
+    if (!sample.ended) append(sample, sample.decoder.finish());
   }
+  stream(/*complete=*/true);
 }
 
 void SampleTexts::finish_texts(size_t samples) {
   finish_decoding();
   for (size_t i = 0; i < samples; ++i) {
     if (i > 0) print("---\n");
-    if (i > 0 || !streams_) print(prompt_ + texts_[i]);
-    if (!texts_[i].ends_with('\n')) print("\n");
+    if (i > 0 || !options_.streams) print(options_.prompt + texts_[i].text);
+    if (!texts_[i].text.ends_with('\n')) print("\n");
   }
 }
 
@@ -52,12 +84,16 @@ void SampleTexts::print_json(const std::vector<generate::Sample>& samples) {
   finish_decoding();
   for (size_t i = 0; i < samples.size(); ++i) {
     const generate::Sample& sample = samples[i];
-    const nlohmann::ordered_json line = {{"prompt", prompt_},
-                                         {"text", texts_[i]},
-                                         {"tokens", sample.ids.size()},
-                                         {"ids", sample.ids},
-                                         {"tokens_per_second", sample.tokens_per_second()},
-                                         {"ending", generate::name_of(sample.ending)}};
+    const SampleText& own = texts_[i];
+    std::vector<int64_t> ids = sample.ids;
+    if (own.ended) ids.resize(std::min(ids.size(), own.tokens));
+    const nlohmann::ordered_json line = {
+        {"prompt", options_.prompt},
+        {"text", own.text},
+        {"tokens", ids.size()},
+        {"ids", ids},
+        {"tokens_per_second", sample.tokens_per_second()},
+        {"ending", own.ended ? "stop_text" : generate::name_of(sample.ending)}};
     // Bytes that are no UTF-8 become the replacement character.
     std::cout << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
   }

@@ -13,29 +13,48 @@
 
 namespace fsdp::apps {
 
+struct SampleTextOptions {
+  std::string prompt{};  ///< printed before each text
+  int64_t num_samples = 1;
+  bool streams = true;               ///< whether the first text is printed as it grows
+  std::vector<std::string> stops{};  ///< a text ends before the first of these, none of which is empty
+};
+
 /// Prints the first sample as it grows, with the prompt before it, and keeps the texts of all. On a terminal
 /// control characters are shown as \xNN.
 class SampleTexts {
  public:
-  /// `begin`: the ids that the samples go on from. Prints nothing before finish_texts() unless `streams`.
-  SampleTexts(const data::Tokenizer& tokenizer, const std::vector<int64_t>& begin, std::string prompt,
-              int64_t num_samples, bool streams);
+  /// `begin`: the ids that the samples go on from.
+  SampleTexts(const data::Tokenizer& tokenizer, const std::vector<int64_t>& begin, SampleTextOptions options);
 
   void push(int64_t sample, int64_t id);
+  /// Whether each text has ended at one of the stops.
+  bool have_ended() const;
+  /// The first text; complete after finish_texts() or print_json().
+  const std::string& first() const { return texts_.front().text; }
   /// Prints the rest of so many samples: the end of the first, and the others.
   void finish_texts(size_t samples);
   /// Prints a line of JSON for each sample.
   void print_json(const std::vector<generate::Sample>& samples);
 
  private:
+  struct SampleText {
+    data::TextDecoder decoder;
+    std::string text{};
+    size_t tokens = 0;   ///< those up to the stop
+    bool ended = false;  ///< whether a stop has been found
+  };
+  void append(SampleText& sample, const std::string& text);
+  /// Prints what is known of the first text; `complete`: no more follows.
+  void stream(bool complete);
   void finish_decoding();
   void print(const std::string& text) const;
 
-  std::string prompt_;
-  bool streams_, is_terminal_;
-  bool begun_ = false;  ///< whether the first sample has a token
-  std::vector<data::TextDecoder> decoders_;
-  std::vector<std::string> texts_;
+  SampleTextOptions options_;
+  bool is_terminal_;
+  bool begun_ = false;  ///< whether the prompt has been printed
+  size_t printed_ = 0;  ///< bytes of the first text
+  std::vector<SampleText> texts_;
 };
 
 /// Prints a score as a line or a JSON object. `bytes`: bytes of the scored tokens' text; nullopt: unknown.

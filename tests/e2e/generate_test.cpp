@@ -229,6 +229,51 @@ TEST_F(GenerateProgram, AnswersALineBeforeTheNextIsWritten) {
   EXPECT_EQ(result.out, "got sat on\ngot sat on\n") << result.err;
 }
 
+TEST_F(GenerateProgram, EndsTextsBeforeTheStops) {
+  const std::vector<std::string> greedy = {path("run"), "--prompt",         "the cat", "--temperature",
+                                           "0",         "--max-new-tokens", "40",      "--stop",
+                                           " mat",      "--stop",           ". the c"};
+  EXPECT_EQ(generate(greedy).out, "the cat sat on the\n");
+  auto as_json = greedy;
+  as_json.insert(as_json.end(), {"--json", "--num-samples", "2"});
+  std::istringstream lines(generate(as_json).out);
+  for (std::string line; std::getline(lines, line);) {
+    const json sample = json::parse(line);
+    EXPECT_EQ(sample["text"], " sat on the");
+    EXPECT_EQ(sample["ending"], "stop_text");
+    EXPECT_EQ(sample["tokens"], 15) << "those of the stop too";
+  }
+  EXPECT_EQ(generate({path("run"), "--prompt", "the cat", "--temperature", "0", "--max-new-tokens", "12",
+                      "--stop", "the dog"})
+                .out,
+            "the cat sat on the \n")
+      << "the beginning of a stop that does not come";
+}
+
+TEST_F(GenerateProgram, ChatsByTheTemplateWithWhatWasSaidBefore) {
+  util::write_file_atomically(path("chat.jinja"), "{% for m in messages %}{{ m.content }}{% endfor %}");
+  const std::vector<std::string> words = {path("run"),     "--chat", "--chat-template",  path("chat.jinja"),
+                                          "--temperature", "0",      "--max-new-tokens", "8"};
+  const auto result = generate(words, {.stdin_text = "the cat\nthe\n"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, " sat on \n mat. th\n");
+
+  auto as_json = words;
+  as_json.insert(as_json.end(), {"--json", "--system", "on the mat. ", "--stop", " on"});
+  const json answer = json::parse(generate(as_json, {.stdin_text = "the cat\n"}).out);
+  EXPECT_EQ(answer["prompt"], "the cat");
+  EXPECT_EQ(answer["text"], " sat");
+
+  // The third message does not fit beside the first two into the model's 96 positions.
+  const auto forgetful = generate(words, {.stdin_text = "the cat\nthe\n" + std::string(80, 'x') + "\n"});
+  EXPECT_EQ(forgetful.exit_code, 0) << forgetful.err;
+  EXPECT_THAT(forgetful.err, HasSubstr("its oldest 4 messages are forgotten"));
+  const auto too_long = generate(words, {.stdin_text = std::string(96, 'x') + "\n"});
+  EXPECT_EQ(too_long.exit_code, 2);
+  EXPECT_THAT(too_long.err, HasSubstr("must have at most 88 tokens"));
+  EXPECT_THAT(generate({path("run"), "--chat"}, {.stdin_text = "a\n"}).err, HasSubstr("--chat-template"));
+}
+
 TEST_F(GenerateProgram, ScoresATextLongerThanItsPositions) {
   std::string known, strange;
   for (int i = 0; i < 20; ++i) known += "the cat sat on the mat. ";

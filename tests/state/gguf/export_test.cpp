@@ -1,6 +1,5 @@
 // Models as GGUF files and back: each weight under llama.cpp's name and in its layout.
 
-#include "state/convert/hugging_face_model.h"
 #include "state/gguf_export/export.h"
 
 #include <gmock/gmock.h>
@@ -9,6 +8,7 @@
 #include <functional>
 #include <tuple>
 
+#include "state/convert/hugging_face_model.h"
 #include "state/gguf/forms.h"
 #include "state/gguf/gguf_fixtures.h"
 #include "state/gguf_export/writer.h"
