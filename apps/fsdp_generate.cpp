@@ -161,8 +161,8 @@ int generate_texts(const Arguments& arguments, const Model& model, const std::st
   return exit_code();
 }
 
-/// Calls `answer` with each line of standard input until it ends, or until `answer` returns an exit code other
-/// than 0. At a terminal, a refused line does not end the program.
+/// Calls `answer` with each line of standard input until it ends, or until `answer` returns an exit code
+/// other than 0. At a terminal, a refused line does not end the program.
 template <typename Answer>
 int for_each_line(const Answer& answer) {
   const bool at_terminal = ::isatty(STDIN_FILENO) == 1;

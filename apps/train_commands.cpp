@@ -40,13 +40,15 @@ void rename_in_commands(std::string& text, const std::string& preset, const std:
 
 int init(const InitArguments& arguments) {
   const bool has_model = !arguments.from.empty();
-  if (has_model && !arguments.preset.empty() && arguments.preset != "finetune") {
-    util::fail(ErrorKind::kUsage, "--from requires the preset finetune, but the preset is ", arguments.preset,
-               "; leave one of the two out");
+  const bool tunes = arguments.preset == config::kFinetune || arguments.preset == config::kChats;
+  if (has_model && !arguments.preset.empty() && !tunes) {
+    util::fail(ErrorKind::kUsage, "--from requires the preset finetune or chats, but the preset is ",
+               arguments.preset, "; leave one of the two out");
   }
-  const std::string usual = has_model ? "finetune" : "quickstart";
+  const std::string usual = has_model ? config::kFinetune : "quickstart";
   const std::string preset = arguments.preset.empty() ? usual : arguments.preset;
-  std::string text = has_model ? config::finetune_toml(arguments.from) : config::find_preset(preset).text;
+  std::string text =
+      has_model ? config::tuning_toml(preset, arguments.from) : config::find_preset(preset).text;
   if (arguments.output.empty()) {
     cli::print(text);
     return 0;
@@ -76,8 +78,8 @@ void add_init(CLI::App& app, std::function<int()>& run) {
       ->check(cli::one_of(config::preset_names()));
   command
       ->add_option("--from", arguments->from,
-                   "fine-tune the model in this Hugging Face folder (or checkpoint): [model], tokenizer "
-                   "and units are set accordingly")
+                   "with finetune or chats: the model in this Hugging Face folder, GGUF file or checkpoint; "
+                   "[model], tokenizer and units are set accordingly")
       ->check(cli::not_empty());
   command->add_option("--output", arguments->output, "write to this file, which must not exist")
       ->check(cli::not_empty());

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "base/util/file.h"
 #include "e2e/programs.h"
 #include "support/source_folder.h"
@@ -18,6 +20,16 @@ testing::ProgramResult init(const Words& words, const testing::RunOptions& optio
   return testing::run(command, options);
 }
 
+/// Tokens of the tokenizer `bytes`, with their turns.
+void write_chats(const fs::path& folder) {
+  std::ofstream chats(folder / "chats.jsonl");
+  for (int i = 0; i < 300; ++i) chats << R"({"prompt": "a)" << i << R"(", "completion": "b"})" << '\n';
+  chats.close();
+  const auto result = testing::run({program("fsdp-data"), "tokenize", folder / "chats.jsonl", "--chat",
+                                    "--chat-template", "none", "--output", folder / "train.bin"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+}
+
 class Init : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(Init, WritesWhatTrains) {
@@ -25,8 +37,12 @@ TEST_P(Init, WritesWhatTrains) {
   const testing::RunOptions options{.working_folder = folder.path()};
   const auto written = init({GetParam(), "--output", "c.toml"}, options);
   ASSERT_EQ(written.exit_code, 0) << written.err;
-  testing::write_token_file(folder / "train.bin", 2000, 17);
-  const Words reduced = {"model.vocab_size=17",
+  if (GetParam() == "chats") {
+    write_chats(folder.path());
+  } else {
+    testing::write_token_file(folder / "train.bin", 2000, 17);
+  }
+  const Words reduced = {GetParam() == "chats" ? "model.vocab_size=256" : "model.vocab_size=17",
                          "model.hidden_size=16",
                          "model.intermediate_size=24",
                          "model.num_hidden_layers=2",
@@ -50,7 +66,7 @@ TEST_P(Init, WritesWhatTrains) {
     return launch_training(4, config, more);
   };
   Words more;
-  if (GetParam() == "finetune") {  // weights to begin with
+  if (GetParam() == "finetune" || GetParam() == "chats") {  // weights to begin with
     const auto first =
         train(testing::source_folder() + "/configs/finetune.toml", "first", {"model.init_from=\"\""});
     ASSERT_EQ(first.exit_code, 0) << first.err;
@@ -59,6 +75,8 @@ TEST_P(Init, WritesWhatTrains) {
     ASSERT_EQ(weights.exit_code, 0) << weights.err;
     more = {"model.init_from=\"" + (folder / "weights").string() + "\""};
   }
+  if (GetParam() == "chats")
+    more.insert(more.end(), {"data.max_tokens=32", "lora.rank=4", "training.epochs=0"});
   const auto result = train((folder / "c.toml").string(), "out", more);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.err.find("warn"), std::string::npos) << result.err;
@@ -68,8 +86,8 @@ TEST_P(Init, WritesWhatTrains) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Init,
-                         ::testing::Values("quickstart", "pretrain", "finetune", "low-memory", "offload",
-                                           "multi-node", "hsdp"),
+                         ::testing::Values("quickstart", "pretrain", "finetune", "chats", "low-memory",
+                                           "offload", "multi-node", "hsdp"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

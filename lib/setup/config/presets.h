@@ -34,9 +34,13 @@ std::vector<std::string> preset_names();
 /// Throws Error(kUsage), which lists the presets, if there is none of that name.
 const Preset& find_preset(std::string_view name);
 
-/// The preset "finetune" for the model in `folder`, which is Hugging Face's or a checkpoint: with its
-/// [model], its tokenizer, and units and token files that suit its size. Error(kCheckpoint) for a folder that
-/// model.init_from would refuse or that does not describe its model. Reads no weights.
-std::string finetune_toml(const std::filesystem::path& folder);
+/// Presets that begin with the weights of a model.
+inline constexpr const char* kFinetune = "finetune";
+inline constexpr const char* kChats = "chats";
+
+/// One of these presets for the model at `path`, which is Hugging Face's folder, a GGUF file or a checkpoint:
+/// with its [model], its tokenizer, and units and token files that suit its size. Error(kCheckpoint) for a
+/// path that model.init_from would refuse or that does not describe its model. Reads no weights.
+std::string tuning_toml(const std::string& preset, const std::filesystem::path& path);
 
 }  // namespace fsdp::config

@@ -155,7 +155,7 @@ TEST_F(StoredModel, ThatIsPickledIsRefusedWithTheRemedy) {
 
 TEST_F(StoredModel, MakesAWholeConfigForFineTuningIt) {
   std::ofstream(folder_ / "tokenizer.json") << "{}";
-  const std::string text = finetune_toml(folder_.path());
+  const std::string text = tuning_toml(kFinetune, folder_.path());
   const Config config = parse_config(text, "mine.toml");
   EXPECT_TRUE(compare_models(config.model, loaded().model).empty());
   // All of the model is in the text, too: its folder may be elsewhere where the run is planned.
@@ -170,6 +170,17 @@ TEST_F(StoredModel, MakesAWholeConfigForFineTuningIt) {
   const int64_t feed_forward = 3 * 64 * 96, block = feed_forward + 2 * 64 * (64 + 32);
   EXPECT_GT(config.fsdp.min_num_params, feed_forward);
   EXPECT_LE(config.fsdp.min_num_params, block);
+}
+
+TEST_F(StoredModel, MakesAWholeConfigForTuningItOnChats) {
+  std::ofstream(folder_ / "tokenizer.json") << "{}";
+  const Config config = parse_config(tuning_toml(kChats, folder_.path()), "mine.toml");
+  EXPECT_TRUE(compare_models(config.model, loaded().model).empty());
+  EXPECT_EQ(config.data.tokenizer, folder_ / "tokenizer.json");
+  EXPECT_EQ(config.data.train, std::vector<std::string>{"data/chats.train.u32"});
+  EXPECT_GT(config.lora.rank, 0);
+  EXPECT_EQ(config.data.documents, data::DocumentTreatment::kSplit);
+  EXPECT_EQ(config.data.train_on, data::TrainOn::kAssistant);
 }
 
 }  // namespace

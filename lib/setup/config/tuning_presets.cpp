@@ -1,9 +1,10 @@
-// finetune_toml().
+// tuning_toml().
 
 #include <algorithm>
 #include <map>
 #include <sstream>
 
+#include "base/gguf/reader.h"
 #include "base/util/error.h"
 #include "base/util/text.h"
 #include "model/families/families.h"
@@ -21,6 +22,7 @@ constexpr int64_t kTokensOfU16 = 65536;
 
 /// The folder's tokenizer in the form that fsdp-data takes; empty if there is none.
 std::string tokenizer_in(const fs::path& folder) {
+  if (folder.empty()) return "";
   std::error_code error;
   const auto has = [&](const char* name) { return fs::exists(folder / name, error); };
   if (has("tokenizer.json")) return (folder / "tokenizer.json").string();
@@ -29,6 +31,15 @@ std::string tokenizer_in(const fs::path& folder) {
   if (has("tekken.json")) return (folder / "tekken.json").string();
   if (has("tokenizer.model")) return (folder / "tokenizer.model").string();
   return "";
+}
+
+/// The model's tokenizer in that form.
+std::string tokenizer_of(const checkpoint::DescribedModel& model) {
+  if (gguf::is_gguf(model.where)) {
+    return gguf::Reader(model.where).metadata().contains("tokenizer.ggml.tokens") ? model.where : "";
+  }
+  const std::string own = tokenizer_in(model.folder);
+  return own.empty() ? tokenizer_in(checkpoint::kept_model_files(model.folder)) : own;
 }
 
 /// Parameters of the matrices of a block; norms and biases are a thousandth of these.
@@ -111,43 +122,46 @@ std::string sections_with(const std::string& preset, const std::map<std::string,
       text += concat(line.substr(0, line.find(" = ")), " = ", value->second, "\n");
     }
   }
-  FSDP_CHECK(replaced == values.size(), "configs/finetune.toml lacks a key that depends on the model");
+  FSDP_CHECK(replaced == values.size(), "a preset lacks a key that depends on the model");
   return text;
 }
 
 }  // namespace
 
-std::string finetune_toml(const fs::path& folder) {
-  const auto stored = checkpoint::described_model(folder);
+std::string tuning_toml(const std::string& preset, const fs::path& path) {
+  const auto stored = checkpoint::described_model(path);
   if (!stored) {
-    fail(ErrorKind::kCheckpoint, "no config.json beside the weights at ", folder.string(),
+    fail(ErrorKind::kCheckpoint, "no config.json beside the weights at ", path.string(),
          " to describe their model; put the config.json of the weights there");
   }
   if (!stored->plugin_config.empty()) {
     fail(ErrorKind::kUsage, "`from` must be a built-in model, but is ", stored->options.architecture,
-         ", from a plug-in, at ", folder.string(), "; use the config.toml of its run, with model.init_from");
+         ", from a plug-in, at ", path.string(), "; use the config.toml of its run, with model.init_from");
   }
   const nn::ModelOptions& model = stored->options;
-  const std::string tokenizer = tokenizer_in(stored->folder);
+  const std::string tokenizer = tokenizer_of(*stored);
   const std::string suffix = model.vocab_size > kTokensOfU16 ? ".u32" : ".bin";
-  const std::string train = "data/notes.train" + suffix, validation = "data/notes.validation" + suffix;
+  const bool of_chats = preset == kChats;
+  const std::string data = of_chats ? "data/chats" : "data/notes";
+  const std::string train = data + ".train" + suffix, validation = data + ".validation" + suffix;
   const BlockSizes block = block_sizes(model);
 
-  const std::string head =
-      concat("Fine-tuning of the model in ", folder.string(), ", which [model] describes.\n\n",
-             "  fsdp-data tokenize notes/*.txt --tokenizer ",
-             tokenizer.empty() ? "TOKENIZER" : util::shell_word(tokenizer), " --output ", train,
-             " \\\n      --validation-output ", validation,
-             " --validation-fraction 0.05\n"
-             "  fsdp-launch --nproc-per-node auto -- fsdp-train configs/finetune.toml\n"
-             "  fsdp-ckpt export checkpoints/finetune/best finetuned\n");
+  const std::string word = tokenizer.empty() ? "TOKENIZER" : util::shell_word(tokenizer);
+  const std::string head = concat(
+      "Tuning of the model in ", path.string(), of_chats ? " on chats by LoRA" : "",
+      "; [model] describes it.\n\n  fsdp-data tokenize ", of_chats ? "chats.jsonl --chat" : "notes/*.txt",
+      " --tokenizer ", word, " --output ", train, " \\\n      --validation-output ", validation,
+      " --validation-fraction 0.05\n  fsdp-launch --nproc-per-node auto -- fsdp-train configs/", preset,
+      ".toml\n",
+      of_chats ? "  fsdp-generate checkpoints/chats/best --chat\n"
+               : "  fsdp-ckpt export checkpoints/finetune/best finetuned\n");
   const std::string no_tokenizer =
       "\"bytes\"  # replace this by the tokenizer of your token files: there is none beside the weights";
   return as_comment(head) + "\n" +
          sections_with(
-             find_preset("finetune").text,
+             find_preset(preset).text,
              {{"model.preset", model_lines(model)},
-              {"model.init_from", quoted_text(folder.string()) + "  # the initial weights"},
+              {"model.init_from", quoted_text(path.string()) + "  # the initial weights"},
               {"data.train", concat("[", quoted_text(train), "]")},
               {"data.validation", concat("[", quoted_text(validation), "]")},
               {"data.tokenizer", tokenizer.empty() ? no_tokenizer : quoted_text(tokenizer)},
