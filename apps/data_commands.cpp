@@ -92,8 +92,9 @@ void print_conversations(const std::string& path, int64_t tokens, int64_t conver
                      " of the assistant\n"));
 }
 
-void print_lengths(const data::ChatLengths& lengths) {
-  print(util::concat(lengths.text(), "\ndata.documents = \"split\" and data.sequence_length = ",
+void print_conversation_lengths(const data::DocumentLengths& lengths) {
+  print(util::concat(lengths.text("conversations"),
+                     "\ndata.documents = \"split\" and data.sequence_length = ",
                      std::max<int64_t>(lengths.longest() - 1, 1), " keep each in one row\n"));
 }
 
@@ -105,7 +106,8 @@ struct ChatArguments {
 void add_chat_options(CLI::App* command, ChatArguments& arguments) {
   CLI::Option* chat = command->add_flag(
       "--chat", arguments.chat,
-      "The texts are JSON lines of conversations: messages (OpenAI's form), or prompt and completion. The output's "
+      "The texts are conversations, in JSON or tables, in the form of OpenAI (messages), ShareGPT, Alpaca, or prompt and "
+      "completion, which the program recognises. The output's "
       "companion NAME.turns says which tokens the assistant wrote, for data.train_on");
   command
       ->add_option("--chat-template", arguments.options.chat_template,
@@ -213,14 +215,18 @@ void add_tokenize(CLI::App& app, Command& run) {
           print_conversations(options.validation_output, report.validation_tokens,
                               report.validation_documents, report.validation_assistant_tokens);
         }
-        if (!report.lengths.empty()) print_lengths(report.lengths);
+        print_conversation_lengths(report.lengths);
         return;
       }
       bool documents = options.format && data::has_documents(*options.format);
       print_output(options.output, report.tokens, report.documents, documents);
-      if (options.validation_output.empty()) return;
-      print_output(options.validation_output, report.validation_tokens, report.validation_documents,
-                   documents);
+      if (!options.validation_output.empty()) {
+        print_output(options.validation_output, report.validation_tokens, report.validation_documents,
+                     documents);
+      }
+      // A text with a part in each output is one document, whose length is plain.
+      if (std::max(report.documents, report.validation_documents) < 2) return;
+      print(report.lengths.text("documents") + "\n");
     };
   });
 }

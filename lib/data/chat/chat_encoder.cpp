@@ -85,10 +85,10 @@ class ChatEncoder final : public RowEncoder {
     if (checks_markers) markers_ = std::make_unique<MarkerCheck>(tokenizer, template_.name());
   }
 
-  std::vector<std::string> columns() const override { return {"messages", "prompt", "completion", "tools"}; }
+  std::vector<std::string> columns() const override { return chat_columns(); }
 
-  void encode(std::string_view text, std::vector<int64_t>& ids,
-              std::vector<TokenPart>& parts) const override {
+  std::string_view encode(std::string_view text, std::vector<int64_t>& ids,
+                          std::vector<TokenPart>& parts) const override {
     const ChatRow row = parse_chat_row(text);
     ChatTemplate::Rendered rendered;
     try {
@@ -117,6 +117,7 @@ class ChatEncoder final : public RowEncoder {
                             " writes none of its messages"));
     }
     append_tokens(tokenizer_, rendered.text, turns, {}, ids, parts);
+    return row.form;
   }
 
  private:
@@ -132,16 +133,17 @@ class PlainEncoder final : public RowEncoder {
 
   std::vector<std::string> columns() const override { return {"prompt", "completion"}; }
 
-  void encode(std::string_view text, std::vector<int64_t>& ids,
-              std::vector<TokenPart>& parts) const override {
+  std::string_view encode(std::string_view text, std::vector<int64_t>& ids,
+                          std::vector<TokenPart>& parts) const override {
     const PlainRow row = parse_plain_row(text);
     if (row.completion.empty()) throw RowError("has an empty completion");
     const std::string whole = row.prompt + row.completion;
     append_tokens(tokenizer_, whole, {{row.prompt.size(), whole.size()}}, begin_, ids, parts);
     const std::optional<int64_t> end = tokenizer_.end_of_text();
-    if (!end || (!ids.empty() && ids.back() == *end)) return;
+    if (!end || (!ids.empty() && ids.back() == *end)) return row.form;
     ids.push_back(*end);
     parts.push_back(TokenPart::kLastTurn);
+    return row.form;
   }
 
  private:

@@ -23,7 +23,7 @@ struct ChatOptions {
   ProcessLimits limits = {};
 };
 
-/// Returns an encoder of rows of messages, or of prompt and completion, through a chat template. With
+/// Returns an encoder of rows in any form of conversations (chat_rows.h) through a chat template. With
 /// kNoChatTemplate, prompts and completions are encoded unchanged, followed by the tokenizer's end of text. A
 /// token is the assistant's if any part of it is, as in transformers. `tokenizer_name` is the name that the
 /// tokenizer was made from. Throws as find_chat_template() and ChatTemplate do. encode() also throws what

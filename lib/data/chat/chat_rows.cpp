@@ -2,34 +2,103 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
-#include <utility>
 
 #include "base/util/error.h"
-#include "base/util/json.h"
 #include "base/util/text.h"
 #include "data/tokens/row_encoder.h"
 
 namespace fsdp::data {
 namespace {
 
-constexpr int kMaxRowDepth = 64;
+/// Whether the row has a value. A table has null in the columns for which a row has no value.
+bool has(const OrderedJson& row, std::string_view field) {
+  const auto found = row.find(field);
+  return found != row.end() && !found->is_null();
+}
 
-[[noreturn]] void refuse(const std::string& found) { throw RowError(found); }
+/// Returns the text in a field; "" if the row lacks it.
+std::string text_in(const OrderedJson& row, std::string_view field) {
+  if (!has(row, field)) return "";
+  const OrderedJson& value = row[std::string(field)];
+  if (!value.is_string())
+    throw RowError(concat("has ", field, " that is a ", value.type_name(), ", but must be a text"));
+  return value.get<std::string>();
+}
 
-OrderedJson parse_row(std::string_view row) {
-  try {
-    util::parse_json(row,
-                     {.deepest_level = kMaxRowDepth, .unique_keys = false});  // has limits, and sorts keys
-  } catch (const util::JsonError& error) {
-    refuse(concat(error.what(), ", but must be a JSON object with messages, or prompt and completion"));
+void add_text(const char* role, const OrderedJson& text, ChatRow& to) {
+  if (!text.is_string()) throw RowError(concat("has a text of the ", role, " that is a ", text.type_name()));
+  add_message({{"role", role}, {"content", text}}, MessageNames::kOpenAi, /*learnt=*/true, to);
+}
+
+/// Adds the field system, which is the first message in axolotl and LLaMA-Factory too.
+void add_system(const OrderedJson& row, ChatRow& to) {
+  if (const std::string text = text_in(row, "system"); !text.empty()) add_text("system", text, to);
+}
+
+void read_messages(const OrderedJson& row, const std::string& list, ChatRow& to) {
+  const OrderedJson& messages = row[list];
+  const char* const role_field = names_in(messages) == MessageNames::kShareGpt ? "from" : "role";
+  const bool begins_with_system = messages.is_array() && !messages.empty() && messages[0].is_object() &&
+                                  messages[0].value(role_field, OrderedJson()) == "system";
+  if (!begins_with_system) add_system(row, to);
+  add_messages(messages, list, nullptr, /*learnt=*/true, to);
+}
+
+/// Reads instruction, input and output, as LLaMA-Factory does: the input follows the instruction in a line of
+/// its own, and history, a list of earlier prompts and answers, precedes both.
+void read_alpaca(const OrderedJson& row, const std::string& /*list*/, ChatRow& to) {
+  add_system(row, to);
+  if (has(row, "history")) {
+    const OrderedJson& history = row["history"];
+    if (!history.is_array()) throw RowError(concat("has history that is a ", history.type_name()));
+    for (const OrderedJson& turn : history) {
+      if (!turn.is_array() || turn.size() != 2) {
+        throw RowError("has history that is not a list of pairs, each a prompt and its answer");
+      }
+      add_text("user", turn[0], to);
+      add_text("assistant", turn[1], to);
+    }
   }
-  OrderedJson object = parse_chat_json(row);
-  if (!object.is_object()) {
-    refuse(concat("is a JSON ", object.type_name(),
-                  ", but must be an object with messages, or prompt and completion"));
+  std::string prompt = text_in(row, "instruction");
+  const std::string input = text_in(row, "input");
+  if (!prompt.empty() && !input.empty()) prompt += "\n";
+  add_text("user", prompt + input, to);
+  add_text("assistant", row["output"], to);
+}
+
+void read_prompt(const OrderedJson& row, const std::string& /*list*/, ChatRow& to) {
+  add_messages(row["prompt"], "a prompt", "user", /*learnt=*/false, to);
+  add_messages(row["completion"], "a completion", "assistant", /*learnt=*/true, to);
+}
+
+struct ChatForm {
+  std::string_view name;                   ///< name and fields, for messages
+  std::array<std::string_view, 2> fields;  ///< fields that a row in this form has; "": none
+  std::optional<MessageNames> names;       ///< names in the list fields[0]; nothing if it is no list
+  void (*read)(const OrderedJson& row, const std::string& list, ChatRow& to);
+};
+
+using enum MessageNames;
+
+/// All forms, the first that fits first.
+constexpr std::array<ChatForm, 6> kForms = {{
+    {"OpenAI's messages (messages: role, content)", {"messages", ""}, kOpenAi, &read_messages},
+    {"ShareGPT (conversations: from, value)", {"conversations", ""}, kShareGpt, &read_messages},
+    {"OpenAI's messages (conversations: role, content)", {"conversations", ""}, kOpenAi, &read_messages},
+    {"ShareGPT (messages: from, value)", {"messages", ""}, kShareGpt, &read_messages},
+    {"Alpaca (instruction, output)", {"instruction", "output"}, std::nullopt, &read_alpaca},
+    {"prompt and completion (prompt, completion)", {"prompt", "completion"}, std::nullopt, &read_prompt},
+}};
+/// Fields that rows may have besides those of kForms.
+constexpr std::array<const char*, 4> kMoreFields = {"input", "system", "history", "tools"};
+
+bool fits(const ChatForm& form, const OrderedJson& row) {
+  for (const std::string_view field : form.fields) {
+    if (!field.empty() && !has(row, field)) return false;
   }
-  return object;
+  return !form.names || names_in(row[std::string(form.fields[0])]) == *form.names;
 }
 
 std::string names_of(const OrderedJson& object) {
@@ -38,148 +107,54 @@ std::string names_of(const OrderedJson& object) {
   return names.empty() ? "no fields" : "the fields " + util::join(names, ", ");
 }
 
-/// Returns a list of texts as one text.
-OrderedJson joined_content(const OrderedJson& content, const std::string& where) {
-  if (content.is_string()) return content;
-  if (!content.is_array()) {
-    refuse(concat(where, " has a content that is a ", content.type_name(),
-                  ", but must be a text or a list of texts"));
-  }
-  std::string text;
-  for (const OrderedJson& part : content) {
-    const std::string type = part.is_object() && part.contains("type") && part["type"].is_string()
-                                 ? part["type"].get<std::string>()
-                                 : "";
-    if (type != "text" || !part.contains("text") || !part["text"].is_string()) {
-      refuse(concat(where, " has a content of type \"", type,
-                    "\", but only text is supported; leave the row out"));
-    }
-    text += part["text"].get_ref<const std::string&>();
-  }
-  return text;
+OrderedJson parse_row(std::string_view text) {
+  OrderedJson row = parse_row_json(text, "");
+  if (!row.is_object())
+    throw RowError(concat("is a JSON ", row.type_name(), ", but must be an object, a conversation"));
+  refuse_foreign_weight(row, "has");
+  return row;
 }
 
-void parse_arguments(OrderedJson& calls, const std::string& where) {
-  if (!calls.is_array()) refuse(concat(where, " has tool_calls that are not a list"));
-  for (OrderedJson& call : calls) {
-    if (!call.is_object()) refuse(concat(where, " has a tool call that is not an object"));
-    OrderedJson& function =
-        call.contains("function") && call["function"].is_object() ? call["function"] : call;
-    if (!function.contains("arguments") || !function["arguments"].is_string()) continue;
-    const auto text = function["arguments"].get<std::string>();
-    try {
-      util::parse_json(text, {.deepest_level = kMaxRowDepth, .unique_keys = false});
-      OrderedJson arguments = parse_chat_json(text);
-      if (arguments.is_object()) function["arguments"] = std::move(arguments);
-    } catch (const util::JsonError&) {
-      // A text that is not JSON is left for the template to print unchanged.
-    }
-  }
+const ChatForm& form_of(const OrderedJson& row) {
+  const auto* form = std::ranges::find_if(kForms, [&](const ChatForm& each) { return fits(each, row); });
+  if (form != kForms.end()) return *form;
+  std::string known;
+  for (const ChatForm& each : kForms) known += concat(known.empty() ? "" : ", ", each.name);
+  throw RowError(concat("has ", names_of(row), ", but must have those of a form of conversations: ", known));
 }
 
-void name_thoughts(OrderedJson& message) {
-  for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
-    const auto found = message.find(name);
-    if (found == message.end()) continue;
-    const OrderedJson thoughts = *found;
-    if (!message.contains("thinking")) message["thinking"] = thoughts;
-    message["reasoning_content"] = thoughts;
-    return;
-  }
-}
-
-/// Refuses other tools' keys that exclude a message from the loss, which would have no effect here.
-void refuse_foreign_weight(const OrderedJson& object, const std::string& has) {
-  for (const char* key : {"train", "training", "trainable", "loss"}) {
-    const auto found = object.find(key);
-    if (found == object.end() || (*found != false && *found != 0)) continue;
-    refuse(concat(
-        has, " \"", key, "\": ", found->dump(),
-        ", which is not read; write \"weight\": 0 into each message that is to be left out of the loss"));
-  }
-  for (const char* key : {"train_detail", "training_detail"}) {
-    if (object.contains(key)) {
-      refuse(concat(has, " \"", key,
-                    "\", but parts of a message cannot be left out of the loss; write \"weight\": 0 "
-                    "to leave out the message"));
-    }
-  }
-}
-
-void add_message(const OrderedJson& given, bool learnt, ChatRow& row) {
-  const std::string where = concat("message ", row.messages.size() + 1);
-  if (!given.is_object())
-    refuse(concat(where, " is a ", given.type_name(), ", but must be an object with a role"));
-  OrderedJson message = OrderedJson::object();
-  for (const auto& [key, value] : given.items()) {
-    if (!value.is_null()) message[key] = value;
-  }
-  refuse_foreign_weight(message, where + " has");
-  const std::string role =
-      message.contains("role") && message["role"].is_string() ? message["role"].get<std::string>() : "";
-  constexpr std::array<std::string_view, 5> kRoles = {"system", "developer", "user", "assistant", "tool"};
-  if (std::ranges::find(kRoles, role) == kRoles.end()) {
-    refuse(concat(where, " has ", role.empty() ? "no role" : "the role \"" + role + "\"",
-                  ", but expected system, developer, user, assistant or tool"));
-  }
-  const bool is_assistant = role == "assistant";
-  if (message.contains("content")) {
-    message["content"] = joined_content(message["content"], where);
-  } else if (!is_assistant || !message.contains("tool_calls")) {
-    refuse(concat(where, " (", role, ") has no content"));
-  }
-  if (message.contains("tool_calls")) parse_arguments(message["tool_calls"], where);
-  if (message.contains("weight")) {
-    const OrderedJson& weight = message["weight"];
-    if (!weight.is_number() || (weight != 0 && weight != 1)) {
-      refuse(concat(where, " has the weight ", weight.dump(), ", but expected 0 or 1"));
-    }
-    learnt = learnt && weight == 1;
-    message.erase("weight");
-  }
-  name_thoughts(message);
-  row.has_weights |= is_assistant && !learnt;
-  row.learnt.push_back(is_assistant && learnt);
-  row.messages.push_back(std::move(message));
-}
-
-/// Returns a list of messages, or a text as one message.
-void add_messages(const OrderedJson& given, const char* field, const char* role, bool learnt, ChatRow& row) {
-  if (given.is_string() && role != nullptr) {
-    return add_message({{"role", role}, {"content", given}}, learnt, row);
-  }
-  if (!given.is_array() || given.empty()) {
-    refuse(concat("has ", field, " that is ", given.is_array() ? "empty" : concat("a ", given.type_name()),
-                  ", but must be a list of messages", role == nullptr ? "" : " or a text"));
-  }
-  for (const OrderedJson& message : given) add_message(message, learnt, row);
+OrderedJson tools_of(const OrderedJson& row) {
+  if (!has(row, "tools")) return nullptr;
+  OrderedJson tools = row["tools"];
+  if (tools == "") return nullptr;
+  // Many data sets have the list as a JSON text, since a table's column has only one type.
+  if (tools.is_string()) tools = parse_row_json(tools.get<std::string>(), "has tools, a text that");
+  if (!tools.is_array()) throw RowError("has tools that are not a list");
+  return tools;
 }
 
 }  // namespace
 
+std::vector<std::string> chat_columns() {
+  std::vector<std::string> columns(kMoreFields.begin(), kMoreFields.end());
+  for (const ChatForm& form : kForms) {
+    for (const std::string_view field : form.fields) {
+      if (!field.empty() && std::ranges::find(columns, field) == columns.end()) columns.emplace_back(field);
+    }
+  }
+  return columns;
+}
+
 ChatRow parse_chat_row(std::string_view text) {
   const OrderedJson object = parse_row(text);
-  refuse_foreign_weight(object, "has");
+  const ChatForm& form = form_of(object);
   ChatRow row;
-  // A table has null in the columns for which a row has no value.
-  const auto has = [&object](const char* field) {
-    return object.contains(field) && !object[field].is_null();
-  };
-  if (has("messages")) {
-    add_messages(object["messages"], "messages", nullptr, /*learnt=*/true, row);
-  } else if (has("prompt") && has("completion")) {
-    add_messages(object["prompt"], "a prompt", "user", /*learnt=*/false, row);
-    add_messages(object["completion"], "a completion", "assistant", /*learnt=*/true, row);
-  } else {
-    refuse(concat("has ", names_of(object), ", but must have messages, or prompt and completion"));
-  }
+  row.form = form.name;
+  form.read(object, std::string(form.fields[0]), row);
   if (std::ranges::find(row.learnt, true) == row.learnt.end()) {
-    refuse("has no message of the assistant to learn from");
+    throw RowError("has no message of the assistant to learn from");
   }
-  if (has("tools")) {
-    if (!object["tools"].is_array()) refuse("has tools that are not a list");
-    row.tools = object["tools"];
-  }
+  row.tools = tools_of(object);
   return row;
 }
 
@@ -187,12 +162,12 @@ PlainRow parse_plain_row(std::string_view text) {
   const OrderedJson object = parse_row(text);
   const auto field = [&](const char* name) {
     if (!object.contains(name) || !object[name].is_string()) {
-      refuse(concat("has ", names_of(object),
-                    ", but without a chat template must have the texts prompt and completion"));
+      throw RowError(concat("has ", names_of(object),
+                            ", but without a chat template must have the texts prompt and completion"));
     }
     return object[name].get<std::string>();
   };
-  return {.prompt = field("prompt"), .completion = field("completion")};
+  return {.form = kForms.back().name, .prompt = field("prompt"), .completion = field("completion")};
 }
 
 }  // namespace fsdp::data

@@ -144,7 +144,8 @@ int depth_of(const parquet::schema::Node& node) {
 class ParquetRows final : public RowFile {
  public:
   ParquetRows(const std::string& path, const std::vector<std::string>& columns)
-      : file_(path),
+      : path_(path),
+        file_(path),
         most_memory_(std::min(kMaxMemory, kFreeMemory + kMemoryAByte * file_.size_bytes())),
         memory_(arrow::system_memory_pool(), most_memory_) {
     if (file_.size_bytes() < 0) file_.refuse("must be a file to be read as a parquet table; name the file");
@@ -169,14 +170,16 @@ class ParquetRows final : public RowFile {
         append_value(text, *batch_->column(i), at_, before + static_cast<size_t>(most));
       });
     } catch (const RowTooLong&) {
-      file_.refuse(
-          concat("has a row of more than ", util::human_bytes(most), " as JSON", place(), "; leave it out"));
+      file_.refuse(concat("has a row of more than ", util::human_bytes(most), " as JSON", progress(),
+                          "; leave it out"));
     }
     growth_.add(static_cast<int64_t>(text.size() - before));
     if (const auto excess = growth_.excess(compressed_bytes_)) file_.refuse(*excess);
     ++at_;
     return ++number_;
   }
+
+  RowPlace place() const override { return {path_, number_, "row"}; }
 
   int64_t read_bytes() const override {
     const int64_t rows = std::max<int64_t>(reader_->parquet_reader()->metadata()->num_rows(), 1);
@@ -201,18 +204,18 @@ class ParquetRows final : public RowFile {
 
   [[noreturn]] void refuse_status(const arrow::Status& status) {
     if (status.IsOutOfMemory()) {
-      file_.refuse(concat("needs more than ", util::human_bytes(most_memory_), " to be read", place(),
+      file_.refuse(concat("needs more than ", util::human_bytes(most_memory_), " to be read", progress(),
                           "; write it again with smaller pages and row groups"));
     }
     refuse_damage(status.message());
   }
 
   [[noreturn]] void refuse_damage(const std::string& reason) {
-    file_.refuse(concat("is damaged or not a parquet table (", for_message(reason), ")", place(),
+    file_.refuse(concat("is damaged or not a parquet table (", for_message(reason), ")", progress(),
                         "; fetch it again, or correct its name"));
   }
 
-  std::string place() const { return number_ > 0 ? concat(" after row ", number_) : std::string(); }
+  std::string progress() const { return number_ > 0 ? concat(" after row ", number_) : std::string(); }
 
   template <typename Value>
   Value value_of(arrow::Result<Value> result) {
@@ -302,6 +305,7 @@ class ParquetRows final : public RowFile {
     return std::clamp<int64_t>(kBatchBytes / row_bytes, 1, kMostBatchRows);
   }
 
+  const std::string_view path_;
   InputFile file_;
   int64_t most_memory_;
   arrow::CappedMemoryPool memory_;

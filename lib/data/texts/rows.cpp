@@ -1,5 +1,7 @@
 #include "data/texts/rows.h"
 
+#include <algorithm>
+
 #include "base/util/error.h"
 #include "base/util/extension.h"
 #include "base/util/json.h"
@@ -11,16 +13,43 @@
 namespace fsdp::data {
 namespace {
 
-/// Limit on a line; a longer line is not a row.
-constexpr size_t kMaxLineBytes = size_t{256} << 20;
+/// Limit on a line or element; a longer one is not a row.
+constexpr size_t kMaxRowBytes = size_t{256} << 20;
 constexpr size_t kReadBytes = 1 << 18;
 constexpr int kMaxRowDepth = 64;
 
-class JsonLines final : public RowFile {
+constexpr std::string_view kSpace = " \t\r\n";
+
+/// The rows of a JSON text: its lines or, if it begins with a bracket, the elements of the array.
+class JsonRows final : public RowFile {
  public:
-  explicit JsonLines(const std::string& path) : input_(path, TextKind::kRows) {}
+  explicit JsonRows(const std::string& path) : path_(path), input_(path, TextKind::kRows) {}
 
   int64_t next(std::string& text) override {
+    if (!begun_) begin();
+    return is_array_ ? next_element(text) : next_line(text);
+  }
+
+  RowPlace place() const override {
+    return is_array_ ? RowPlace{path_, number_, "element", element_line_} : RowPlace{path_, number_};
+  }
+  int64_t read_bytes() const override { return input_.read_bytes(); }
+
+ private:
+  void begin() {
+    begun_ = true;
+    size_t first = 0;
+    while ((first = buffer_.find_first_not_of(kSpace, first)) == std::string::npos) {
+      first = buffer_.size();
+      if (!read_more("white space")) return;
+    }
+    is_array_ = buffer_[first] == '[';
+    if (!is_array_) return;
+    skip_space();
+    ++begin_;
+  }
+
+  int64_t next_line(std::string& text) {
     while (true) {
       const size_t end = line_end();
       if (end == begin_ && begin_ == buffer_.size()) return 0;
@@ -33,30 +62,111 @@ class JsonLines final : public RowFile {
     }
   }
 
-  int64_t read_bytes() const override { return input_.read_bytes(); }
-
- private:
   /// Returns the end in buffer_ of the line that begins at begin_.
   size_t line_end() {
     size_t searched = begin_;
     while (true) {
       const size_t end = buffer_.find('\n', searched);
       if (end != std::string::npos) return end;
-      if (buffer_.size() - begin_ > kMaxLineBytes) {
-        input_.refuse(concat("has a line of more than ", kMaxLineBytes >> 20,
-                             " MiB, but must have one JSON object per line; check what kind of file it is"));
-      }
-      buffer_.erase(0, begin_);
-      begin_ = 0;
-      searched = buffer_.size();
-      if (input_.read(kReadBytes, buffer_) == 0) return buffer_.size();
+      searched = buffer_.size() - begin_;
+      if (!read_more("a line")) return buffer_.size();
     }
   }
 
+  int64_t next_element(std::string& text) {
+    if (ended_) return 0;
+    char next = skip_space();
+    if (next == ']') {
+      ++begin_;
+      ended_ = true;
+      if (skip_space(/*may_end=*/true) != '\0') input_.refuse(at_line("has text behind its JSON array"));
+      return 0;
+    }
+    if (number_ > 0) {
+      if (next != ',') input_.refuse(at_line(concat("has no comma behind element ", number_)));
+      ++begin_;
+      next = skip_space();
+    }
+    if (next == ',' || next == ']') input_.refuse(at_line(concat("lacks element ", number_ + 1)));
+    ++number_;
+    element_line_ = line_;
+    const size_t end = element_end();
+    const std::string_view element = std::string_view(buffer_).substr(begin_, end - begin_);
+    line_ += std::ranges::count(element, '\n');
+    text += element;
+    begin_ = end;
+    return number_;
+  }
+
+  /// Returns the end in buffer_ of the element that begins at begin_: behind its last bracket or quote, or
+  /// before what follows a number or name.
+  size_t element_end() {
+    int64_t depth = 0;
+    bool in_string = false;
+    for (size_t length = 0;; ++length) {
+      if (begin_ + length == buffer_.size() && !read_more("an element")) refuse_cut();
+      const char c = buffer_[begin_ + length];
+      if (in_string) {
+        if (c == '\\') {
+          if (begin_ + ++length == buffer_.size() && !read_more("an element")) refuse_cut();
+        } else if (c == '"') {
+          in_string = false;
+          if (depth == 0) return begin_ + length + 1;
+        }
+      } else if (c == '"') {
+        in_string = true;
+      } else if (c == '[' || c == '{') {
+        ++depth;
+      } else if (depth == 0 && (c == ',' || c == ']' || kSpace.find(c) != std::string_view::npos)) {
+        return begin_ + length;
+      } else if ((c == ']' || c == '}') && --depth <= 0) {
+        return begin_ + length + 1;
+      }
+    }
+  }
+
+  /// Moves to the next character that is no white space and returns it; '\0' if the text may end and does.
+  char skip_space(bool may_end = false) {
+    while (true) {
+      for (; begin_ < buffer_.size(); ++begin_) {
+        if (kSpace.find(buffer_[begin_]) == std::string_view::npos) return buffer_[begin_];
+        if (buffer_[begin_] == '\n') ++line_;
+      }
+      if (read_more("white space")) continue;
+      if (may_end) return '\0';
+      refuse_cut();
+    }
+  }
+
+  /// Reads more, and moves the text from begin_ on to the beginning of the buffer. Returns false at the end.
+  bool read_more(const char* what) {
+    if (buffer_.size() - begin_ > kMaxRowBytes) {
+      input_.refuse(
+          concat("has ", what, " of more than ", kMaxRowBytes >> 20,
+                 " MiB, but must have one JSON object per line, or an array of them; check what kind of "
+                 "file it is"));
+    }
+    buffer_.erase(0, begin_);
+    begin_ = 0;
+    return input_.read(kReadBytes, buffer_) > 0;
+  }
+
+  std::string at_line(const std::string& found) const {
+    return concat(found, ", at line ", line_, "; correct it");
+  }
+  [[noreturn]] void refuse_cut() const {
+    input_.refuse(concat("is cut short: its JSON array does not end, after ", number_,
+                         " elements; fetch or write it again"));
+  }
+
+  const std::string_view path_;
   TextInput input_;
   std::string buffer_;
-  size_t begin_ = 0;  ///< beginning of the next line in buffer_
-  int64_t number_ = 0;
+  size_t begin_ = 0;  ///< beginning in buffer_ of what is not read yet
+  bool begun_ = false, is_array_ = false;
+  bool ended_ = false;                   ///< whether the array has ended
+  int64_t number_ = 0;                   ///< number of the last row
+  int64_t line_ = 1, element_line_ = 0;  ///< lines of begin_ and of the last element, in an array
 };
 
 }  // namespace
@@ -67,7 +177,7 @@ bool has_rows(const std::string& path) { return is_json_lines(path) || is_parque
 
 std::unique_ptr<RowFile> open_rows(const std::string& path, const std::vector<std::string>& columns) {
   if (is_parquet(path)) return open_parquet(path, columns);
-  return std::make_unique<JsonLines>(path);
+  return std::make_unique<JsonRows>(path);
 }
 
 int64_t check_files(const std::vector<std::string>& files, const std::vector<std::string>& columns,
@@ -84,7 +194,9 @@ int64_t check_files(const std::vector<std::string>& files, const std::vector<std
 }
 
 std::string to_string(const RowPlace& place) {
-  return concat(is_parquet(std::string(place.path)) ? "row " : "line ", place.number, " of ", place.path);
+  if (place.number == 0) return std::string(place.path);
+  return concat(place.unit, " ", place.number, " of ", place.path,
+                place.line > 0 ? concat(" (line ", place.line, ")") : "");
 }
 
 nlohmann::json object_of_row(std::string_view row, const RowPlace& place) {

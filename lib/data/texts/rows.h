@@ -1,6 +1,7 @@
 #pragma once
 
-// Files of rows, each a JSON object: JSON lines, and parquet tables, whose rows become such objects.
+// Files of rows, each a JSON object: JSON lines, JSON arrays, and parquet tables, whose rows become such
+// objects.
 
 #include <cstdint>
 #include <memory>
@@ -13,14 +14,29 @@
 
 namespace fsdp::data {
 
+/// The location of a row.
+struct RowPlace {
+  std::string_view path;
+  int64_t number = 0;         ///< number of the row, from 1; 0: the whole file
+  const char* unit = "line";  ///< kind of row that is counted: "line", "row", "element"
+  int64_t line = 0;           ///< line on which an element begins
+};
+
+/// Returns "line 7 of web.jsonl", "row 7 of web.parquet", "element 7 of web.json (line 33)", "book.txt".
+std::string to_string(const RowPlace& place);
+
 /// The rows of a file, read once from front to back. Not thread-safe.
 class RowFile {
  public:
   virtual ~RowFile() = default;
 
   /// Appends the text of the next row to `text` and returns the row's number, from 1; 0 after the last row.
-  /// The text is a line of the file, which may be anything, or the JSON object of a table's row.
+  /// The text is a line of the file or an element of its array, which may be anything, or the JSON object of
+  /// a table's row.
   virtual int64_t next(std::string& text) = 0;
+
+  /// Location of the row that next() returned last. Its path is the string that open_rows() was given.
+  virtual RowPlace place() const = 0;
 
   /// Bytes of the file that have been read.
   virtual int64_t read_bytes() const = 0;
@@ -31,24 +47,16 @@ bool has_rows(const std::string& path);
 
 bool is_parquet(const std::string& path);
 
-/// Opens a .parquet as a table and every other file as JSON lines. `columns` are the columns of a table to
-/// include in its rows, as far as the table has them; it must have at least one. Throws Error(kData) for all
-/// failures.
+/// Opens a .parquet as a table and every other file as JSON: an array if its text begins with a bracket,
+/// otherwise lines. The elements of an array are read one after another. `columns` are the columns of a table
+/// to include in its rows, as far as the table has them; it must have at least one. Throws Error(kData) for
+/// all failures.
 std::unique_ptr<RowFile> open_rows(const std::string& path, const std::vector<std::string>& columns);
 
 /// Opens every file once, so that a wrong name or column is reported before the work. `kind` is the expected
 /// content of files that are not tables. Returns the bytes of all files; 0 if standard input is among them.
 int64_t check_files(const std::vector<std::string>& files, const std::vector<std::string>& columns,
                     TextKind kind = TextKind::kPlain);
-
-/// The location of a row.
-struct RowPlace {
-  std::string_view path;
-  int64_t number = 0;
-};
-
-/// Returns "line 7 of web.jsonl", "row 7 of web.parquet".
-std::string to_string(const RowPlace& place);
 
 /// Parses the JSON object of a row. Throws Error(kData) if the row is not one.
 nlohmann::json object_of_row(std::string_view row, const RowPlace& place);

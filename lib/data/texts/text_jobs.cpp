@@ -64,7 +64,7 @@ void TextJobs::encode(int threads, const std::function<void(const EncodedJob&)>&
 std::optional<std::string> TextJobs::document_of(std::string_view row, const TextPart& part,
                                                  std::string& bad) const {
   try {
-    return document_of_row(row, {files_[part.file], part.row}, json_field_);
+    return document_of_row(row, part.place, json_field_);
   } catch (const util::Error& error) {
     bad = error.what();
     return std::nullopt;
@@ -72,15 +72,15 @@ std::optional<std::string> TextJobs::document_of(std::string_view row, const Tex
 }
 
 void TextJobs::encode_row(std::string_view row, const TextPart& part, EncodedJob& out,
-                          std::string& bad) const {
+                          EncodedJob::EncodedPart& result) const {
   const size_t before = out.ids.size();
   try {
-    encoder_->encode(row, out.ids, out.token_parts);
+    result.form = encoder_->encode(row, out.ids, out.token_parts);
   } catch (const RowError& error) {
     out.ids.resize(before);
     out.token_parts.resize(before);
-    bad = concat(to_string(RowPlace{files_[part.file], part.row}), " ", for_message(error.what()),
-                 "; correct or remove it, or skip such rows with `skip_bad`");
+    result.bad = concat(to_string(part.place), " ", for_message(error.what()),
+                        "; correct or remove it, or skip such rows with `skip_bad`");
   }
 }
 
@@ -91,7 +91,7 @@ EncodedJob TextJobs::encoded(TextJob job) const {
     EncodedJob::EncodedPart result_part{.consumed = part.stop, .validation = part.validation};
     if (part.is_row && encoder_ != nullptr) {
       result_part.validation = validation_.takes(text);
-      encode_row(text, part, result, result_part.bad);
+      encode_row(text, part, result, result_part);
     } else if (part.is_row) {
       if (const auto document = document_of(text, part, result_part.bad)) {
         result_part.validation = validation_.takes(*document);
@@ -178,7 +178,7 @@ void TextJobs::add_part(TextJob& job, size_t stop, bool ends) {
                        .begins_document = !in_document_,
                        .ends_document = ends,
                        .validation = document_validates_,
-                       .file = next_file_ - 1});
+                       .place = {.path = files_[next_file_ - 1]}});
   job.text += buffer_;
   buffer_.erase(0, stop);
   in_document_ = !ends;
@@ -221,14 +221,12 @@ void TextJobs::take_text(TextJob& job) {
 void TextJobs::take_rows(TextJob& job) {
   while (job.text.size() < kJobBytes) {
     const size_t begin = job.text.size();
-    const int64_t number = rows_->next(job.text);
-    if (number == 0) return close_file();
+    if (rows_->next(job.text) == 0) return close_file();
     job.parts.push_back({.begin = begin,
                          .end = job.text.size(),
                          .stop = job.text.size() - begin,
                          .is_row = true,
-                         .file = next_file_ - 1,
-                         .row = number});
+                         .place = rows_->place()});
   }
 }
 

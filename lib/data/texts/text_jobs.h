@@ -27,8 +27,7 @@ struct TextPart {
   bool begins_document = true, ends_document = true;
   bool validation = false;
   bool is_row = false;  ///< whether the part is a JSON object that contains the document
-  size_t file = 0;      ///< index of the file, for messages
-  int64_t row = 0;      ///< number of the row (rows only)
+  RowPlace place{};     ///< the file, and the row if it is one
 };
 
 struct TextJob {
@@ -42,7 +41,8 @@ struct EncodedJob {
     size_t ids_end = 0;   ///< end of the part's ids in `ids`
     size_t consumed = 0;  ///< number of bytes of the part that are encoded
     bool validation = false;
-    std::string bad{};  ///< error of a row that cannot be used, which has no ids
+    std::string bad{};        ///< error of a row that cannot be used, which has no ids
+    std::string_view form{};  ///< form of a row, by the RowEncoder
   };
   TextJob job;
   std::vector<int64_t> ids;
@@ -88,7 +88,8 @@ class TextJobs {
   bool next(TextJob& job);
   EncodedJob encoded(TextJob job) const;
   std::optional<std::string> document_of(std::string_view row, const TextPart& part, std::string& bad) const;
-  void encode_row(std::string_view row, const TextPart& part, EncodedJob& out, std::string& bad) const;
+  void encode_row(std::string_view row, const TextPart& part, EncodedJob& out,
+                  EncodedJob::EncodedPart& result) const;
   void open_next();
   void take_text(TextJob& job);
   void take_rows(TextJob& job);

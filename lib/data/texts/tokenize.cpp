@@ -192,35 +192,78 @@ std::vector<int64_t> start_ids(const TokenizeOptions& options, const Tokenizer& 
   return marker_ids("document_start", options.document_start, tokenizer, "bos", tokenizer.begin_of_text());
 }
 
+/// The forms of the rows of files, of which each file may have one.
+class RowForms {
+ public:
+  /// Returns what is wrong with a row in this form; "" if nothing is, as without a form.
+  std::string add(std::string_view form, const RowPlace& place) {
+    if (form.empty()) return "";
+    if (place.path != path_) {
+      path_ = place.path;
+      form_ = form;
+      const auto known = std::ranges::find(files_, form, &Files::form);
+      if (known == files_.end()) {
+        files_.push_back({form, path_});
+      } else {
+        ++known->more;
+      }
+    }
+    if (form == form_) return "";
+    return concat(to_string(place), " is in the form of ", form, ", but the rows before it in the form of ",
+                  form_, "; write them to a file of their own, or skip such rows with `skip_bad`");
+  }
+
+  /// Returns "recognised ShareGPT (conversations: from, value) in a.json and 2 more files"; "" without forms.
+  std::string text() const {
+    std::string text;
+    for (const Files& each : files_) {
+      text += concat(text.empty() ? "recognised " : ", ", each.form, " in ", each.first);
+      if (each.more > 0) text += concat(" and ", each.more, each.more > 1 ? " more files" : " more file");
+    }
+    return text;
+  }
+
+ private:
+  struct Files {
+    std::string_view form, first;  ///< the form, and the first file with it
+    int64_t more = 0;              ///< number of other files with it
+  };
+  std::vector<Files> files_;
+  std::string_view path_, form_;  ///< the current file, and its form
+};
+
 /// Receives encoded jobs in order and writes their ids. Joins documents that were cut between two jobs: if a
 /// part was not encoded exactly up to the next one, the next is encoded again from there.
 class Collector {
  public:
-  Collector(const Tokenizer& tokenizer, const std::vector<std::string>& files, std::vector<int64_t> start,
-            std::vector<int64_t> separator, TokenWriter& train, TokenWriter* validation, BadRows& bad_rows)
+  Collector(const Tokenizer& tokenizer, std::vector<int64_t> start, std::vector<int64_t> separator,
+            TokenWriter& train, TokenWriter* validation, BadRows& bad_rows)
       : tokenizer_(tokenizer),
-        files_(files),
         start_(std::move(start)),
         separator_(std::move(separator)),
         train_(train),
         validation_(validation),
         bad_rows_(bad_rows) {}
 
-  const ChatLengths& lengths() const { return lengths_; }
+  const DocumentLengths& lengths() const { return lengths_; }
+  const RowForms& forms() const { return forms_; }
 
   void add(const EncodedJob& encoded) {
     size_t ids_begin = 0;
     for (size_t i = 0; i < encoded.parts.size(); ++i) {
       const TextPart& part = encoded.job.parts[i];
       const EncodedJob::EncodedPart& result = encoded.parts[i];
-      if (!result.bad.empty()) {
-        bad_rows_.add(result.bad);
+      const std::string bad = result.bad.empty() ? forms_.add(result.form, part.place) : result.bad;
+      if (!bad.empty()) {
+        bad_rows_.add(bad);
+        ids_begin = result.ids_end;
         continue;
       }
       std::string_view text = std::string_view(encoded.job.text).substr(part.begin, part.end - part.begin);
       if (part.begins_document) {
         writer_ = result.validation ? validation_ : &train_;
         if (!start_.empty()) writer_->append(start_);
+        document_tokens_ = static_cast<int64_t>(start_.size());
       }
       if (skip_ > 0 || !carried_.empty()) {
         join(part, text);
@@ -229,14 +272,16 @@ class Collector {
         ids_.assign(encoded.ids.begin() + first, encoded.ids.begin() + last);
         if (!encoded.token_parts.empty()) {
           token_parts_.assign(encoded.token_parts.begin() + first, encoded.token_parts.begin() + last);
-          lengths_.add(last - first, {files_[part.file], part.row});
         }
         if (!part.ends_document) keep_rest(text, result.consumed, part.stop);
       }
       ids_begin = result.ids_end;
       if (part.ends_document) ids_.insert(ids_.end(), separator_.begin(), separator_.end());
       encoded.token_parts.empty() ? writer_->append(ids_) : writer_->append(ids_, token_parts_);
-      if (part.ends_document) writer_->end_document();
+      document_tokens_ += static_cast<int64_t>(ids_.size());
+      if (!part.ends_document) continue;
+      writer_->end_document();
+      lengths_.add(document_tokens_, part.place);
     }
   }
 
@@ -276,12 +321,13 @@ class Collector {
   }
 
   const Tokenizer& tokenizer_;
-  const std::vector<std::string>& files_;
   const std::vector<int64_t> start_, separator_;  ///< ids before and after every document
   TokenWriter& train_;
   TokenWriter* validation_;
   BadRows& bad_rows_;
-  ChatLengths lengths_;
+  RowForms forms_;
+  DocumentLengths lengths_;
+  int64_t document_tokens_ = 0;  ///< number of tokens of the current document so far
   TokenWriter* writer_ = nullptr;
   std::vector<int64_t> ids_;
   std::vector<TokenPart> token_parts_;
@@ -321,8 +367,7 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
   }
   TextJobs jobs(files, options.json_lines, options.json_field, share, *tokenizer, encoder.get());
   BadRows bad_rows(options.skip_bad);
-  Collector collector(*tokenizer, files, start, separator, train, validation ? &*validation : nullptr,
-                      bad_rows);
+  Collector collector(*tokenizer, start, separator, train, validation ? &*validation : nullptr, bad_rows);
   jobs.encode(options.threads, [&](const EncodedJob& encoded) {
     collector.add(encoded);
     if (options.progress && text_bytes > 0)
@@ -346,7 +391,7 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
                " (with model.vocab_size = ", vocab_size + 1,
                ") or text:'\\n\\n' separates them, and none joins them without this warning");
   }
-  std::string note;
+  std::string note = collector.forms().text();
   if (!start.empty() && options.document_start.empty()) {
     note = concat("each document begins with the token ", start.front(),
                   ", which the tokenizer puts before texts; `document_start` none leaves it out");

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/util/progress_bar.h"
-#include "data/texts/chat_lengths.h"
+#include "data/texts/document_lengths.h"
 #include "data/texts/rows.h"
 #include "data/tokenizers/tokenizer.h"
 #include "data/tokens/row_encoder.h"
@@ -62,9 +62,10 @@ struct TokenizeReport {
   BadRows bad_rows{0};  ///< rows that were left out
   /// The assistant's tokens, with make_row_encoder.
   int64_t assistant_tokens = 0, validation_assistant_tokens = 0;
-  ChatLengths lengths{};  ///< lengths in both outputs, with make_row_encoder
-  std::string warning{};  ///< warning about documents without a separator, which may not be intended
-  std::string note{};     ///< note about the tokens that the tokenizer puts before documents
+  DocumentLengths lengths{};  ///< lengths in both outputs, with the tokens between documents
+  std::string warning{};      ///< warning about documents without a separator, which may not be intended
+  /// Notes about the tokens that the tokenizer puts before documents, and the form of the conversations.
+  std::string note{};
 };
 
 /// Writes the token files, which appear complete or, after an Error, not at all. Throws Error(kUsage) for

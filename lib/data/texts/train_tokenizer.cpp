@@ -88,10 +88,9 @@ class Lines final : public sentencepiece::SentenceIterator {
     if (input_) return input_->read(kLineChunkBytes, buffer_) > 0;
     while (rows_) {
       std::string row;
-      const int64_t number = rows_->next(row);
-      if (number == 0) return false;
+      if (rows_->next(row) == 0) return false;
       try {
-        buffer_ += document_of_row(row, {files_[next_file_ - 1], number}, options_.json_field);
+        buffer_ += document_of_row(row, rows_->place(), options_.json_field);
       } catch (const util::Error& error) {
         bad_rows_.add(error.what());
         continue;

@@ -122,13 +122,13 @@ std::optional<ForeignContent> foreign_to_text(std::string_view head, const std::
   if (auto foreign = known(head, path)) return foreign;
   const size_t first = head.find_first_not_of(" \t\r\n");
   if (util::extension_of(path) != ".json" || first == std::string_view::npos) return std::nullopt;
-  if (head[first] == '[') {
-    return ForeignContent{"is a JSON array, not one JSON object per line",
-                          concat("write its objects as lines: jq -c '.[]' ", path, " > texts.jsonl"), true};
-  }
-  if (head[first] != '{' || kind == TextKind::kRows) return std::nullopt;
-  return ForeignContent{"is a JSON object, and its name does not end with .jsonl",
-                        "name it .jsonl or set `json_lines` if it has one object per line", true};
+  const bool is_array = head[first] == '[';
+  if ((!is_array && head[first] != '{') || kind == TextKind::kRows) return std::nullopt;
+  return ForeignContent{
+      concat("is a JSON ", is_array ? "array" : "object", ", and its name does not end with .jsonl"),
+      concat("name it .jsonl or set `json_lines` if ",
+             is_array ? "its elements are objects" : "it has one object per line"),
+      true};
 }
 
 std::optional<ForeignContent> wide_tokens(std::string_view sample, const std::string& path) {

@@ -18,7 +18,7 @@ struct ForeignContent {
 /// Expected content of a text.
 enum class TextKind {
   kPlain,
-  kRows,  ///< JSON, one object per line
+  kRows,  ///< JSON, an array or one object per line
 };
 
 /// Recognises content that is not the expected text: compressed files, archives, tables, pictures and the

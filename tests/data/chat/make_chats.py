@@ -140,8 +140,10 @@ FAMILIES = {
         "marks": [
             ["{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}",
              "{{- '<|im_start|>' + message.role + '\\n' }}" + marked_words("message.content + '<|im_end|>'") + "{{- '\\n' }}"],
-            ["{%- for tool_call in message.tool_calls %}", "{{- '\\n' }}" + BEGIN + "{%- for tool_call in message.tool_calls %}"],
-            ["{{- '\\n<tool_call>\\n{\"name\": \"' }}", "{{- '<tool_call>\\n{\"name\": \"' }}"],
+            ["        {{- '<|im_start|>' + message.role }}\n        {%- if message.content %}\n            {{- '\\n' + message.content }}",
+             "        {{- '<|im_start|>' + message.role + '\\n' }}" + BEGIN + "{%- if message.content %}{{- message.content }}"],
+            ["{{- '\\n<tool_call>\\n{\"name\": \"' }}",
+             "{%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}{{- '<tool_call>\\n{\"name\": \"' }}"],
             ["        {{- '<|im_end|>\\n' }}\n    {%- elif message.role == \"tool\"",
              "        {{- '<|im_end|>' }}" + END + "{{- '\\n' }}\n    {%- elif message.role == \"tool\""],
         ],
@@ -245,4 +247,5 @@ def main():
         file.write("\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

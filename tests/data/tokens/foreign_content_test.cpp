@@ -52,7 +52,7 @@ TEST(ForeignContent, IsToldByItsFirstBytes) {
 }
 
 TEST(ForeignContent, IsJsonInAFileOfThatNameAlone) {
-  EXPECT_THAT(foreign_to_text(" \n[{\"text\": 1}]", "a.json")->remedy, HasSubstr("jq -c '.[]' a.json"));
+  EXPECT_THAT(foreign_to_text(" \n[{\"text\": 1}]", "a.json")->remedy, HasSubstr("its elements are objects"));
   EXPECT_THAT(foreign_to_text("{\"text\": 1}", "a.json")->remedy, HasSubstr(".jsonl"));
   EXPECT_EQ(foreign_to_text("[a stage direction]", "a.txt"), std::nullopt);
   EXPECT_EQ(foreign_to_text("no JSON", "a.json"), std::nullopt);

@@ -34,7 +34,18 @@ class FsdpData : public ::testing::Test {
 TEST_F(FsdpData, TokenizesAndInspects) {
   folder.write("a.txt", std::string(1000, 'a') + std::string(1000, 'b'));
   ASSERT_EQ(run("tokenize a.txt a.txt --output d/train.bin --validation-output d/valid.bin"), 0) << err;
-  EXPECT_EQ(out, "d/train.bin: 3,600 tokens\nd/valid.bin: 400 tokens\n");
+  EXPECT_EQ(
+      out,
+      "d/train.bin: 3,600 tokens\nd/valid.bin: 400 tokens\n"
+      "half of the documents have at most 200 tokens, 99 % at most 1,800; the longest have 1,800 (a.txt), 1,800 "
+      "(a.txt) and 200 (a.txt)\n"
+      "data.sequence_length = 512 would cut 2 of 4 documents (50.0 %), with 2,574 tokens (64.3 %) behind the "
+      "cuts\n"
+      "data.sequence_length = 1024 would cut 2 of 4 documents (50.0 %), with 1,550 tokens (38.8 %) behind the "
+      "cuts\n");
+  ASSERT_EQ(run("tokenize a.txt --output d/train.bin --validation-output d/valid.bin"), 0) << err;
+  EXPECT_EQ(out, "d/train.bin: 1,800 tokens\nd/valid.bin: 200 tokens\n");
+  ASSERT_EQ(run("tokenize a.txt a.txt --output d/train.bin --validation-output d/valid.bin"), 0) << err;
   ASSERT_EQ(run("inspect d/train.bin d/valid.bin --vocab-size 256 --sequence-length 100 --json"), 0) << err;
   auto json = nlohmann::json::parse(out);
   EXPECT_EQ(json["tokens"], 4000);
@@ -122,7 +133,11 @@ TEST_F(FsdpData, LeavesOutBadRowsAndSaysWhich) {
   for (int i = 0; i < 30; ++i) lines += i % 2 == 0 ? "{\"text\": \"a\"}\n" : "bad\n";
   folder.write("a.jsonl", lines);
   ASSERT_EQ(run("tokenize a.jsonl --output t.bin --document-separator none --skip-bad 15"), 0) << err;
-  EXPECT_EQ(out, "t.bin: 15 tokens\n");
+  EXPECT_EQ(
+      out,
+      "t.bin: 15 tokens\n"
+      "half of the documents have at most 1 tokens, 99 % at most 1; the longest have 1 (line 1 of a.jsonl), 1 (line "
+      "3 of a.jsonl) and 1 (line 5 of a.jsonl)\n");
   EXPECT_NE(err.find("line 2 of a.jsonl"), std::string::npos) << err;
   EXPECT_EQ(std::count(err.begin(), err.end(), '\n'), 11) << "the first ten and their number: " << err;
   EXPECT_NE(err.find("15 rows were left out"), std::string::npos) << err;
@@ -234,7 +249,7 @@ TEST_F(FsdpData, AFailedWriteLeavesNothingBehind) {
 
 const char* const kChats =
     R"({"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}
-{"prompt": "3", "completion": "4"}
+{"messages": [{"role": "user", "content": "3"}, {"role": "assistant", "content": "4"}]}
 )";
 
 TEST_F(FsdpData, TokenizesConversations) {
@@ -246,7 +261,10 @@ TEST_F(FsdpData, TokenizesConversations) {
       "half of the conversations have at most 63 tokens, 99 % at most 63; the longest have 63 (line 1 of "
       "chats.jsonl) and 63 (line 2 of chats.jsonl)\n"
       "data.documents = \"split\" and data.sequence_length = 62 keep each in one row\n");
-  EXPECT_EQ(err, "");
+  EXPECT_NE(err.find("recognised OpenAI's messages (messages: role, content) in chats.jsonl\n"),
+            std::string::npos)
+      << err;
+  EXPECT_EQ(std::count(err.begin(), err.end(), '\n'), 1);
   ASSERT_EQ(run("inspect a.bin"), 0) << err;
   EXPECT_NE(out.find("2 documents, 22 tokens of the assistant"), std::string::npos) << out;
   ASSERT_EQ(run("decode a.bin"), 0) << err;
@@ -284,6 +302,49 @@ TEST_F(FsdpData, TakesConversationsFromAllFilesOfRowsAndLeavesOutBadOnes) {
   write_parquet(folder / "texts.parquet", {{"text", column_of({"a"})}});
   EXPECT_EQ(run("tokenize texts.parquet --chat --chat-template chatml --output a.bin"), 3);
   EXPECT_NE(err.find("messages"), std::string::npos) << err;
+}
+
+TEST_F(FsdpData, ReadsEachFileInItsOwnFormAndSaysWhich) {
+  folder.write("a.json", R"([
+  {"instruction": "Add.", "input": "1", "output": "2"},
+  {"instruction": "Add.", "input": "", "output": "0"}
+])");
+  folder.write("b.jsonl",
+               R"({"conversations": [{"from": "human", "value": "1"}, {"from": "gpt", "value": "2"}]})");
+  folder.write("c.json", R"([{"output": "2", "instruction": "1"}])");
+  ASSERT_EQ(run("tokenize a.json b.jsonl c.json --chat --chat-template chatml --output t.bin"), 0) << err;
+  EXPECT_EQ(
+      err,
+      "info: recognised Alpaca (instruction, output) in a.json and 1 more file, ShareGPT (conversations: from, "
+      "value) in b.jsonl\n");
+  EXPECT_NE(out.find("(element 1 of a.json (line 2))"), std::string::npos) << out;
+  write_parquet(folder / "a.parquet", {{"instruction", column_of({"Add.", "Add."})},
+                                       {"input", column_of({"1", std::nullopt})},
+                                       {"output", column_of({"2", "0"})}});
+  ASSERT_EQ(run("tokenize a.json --chat --chat-template chatml --output t.bin"), 0) << err;
+  ASSERT_EQ(run("tokenize a.parquet --chat --chat-template chatml --output p.bin"), 0) << err;
+  EXPECT_EQ(folder.read("p.bin"), folder.read("t.bin"));
+
+  folder.write("mixed.json", R"([{"instruction": "1", "output": "2"},
+{"prompt": "1", "completion": "2"}, {"instruction": "3", "output": "4"}, {"text": "a"}])");
+  ASSERT_EQ(run("tokenize mixed.json --chat --chat-template chatml --output t.bin"), 3);
+  EXPECT_EQ(
+      err,
+      "error: element 2 of mixed.json (line 2) is in the form of prompt and completion (prompt, completion), but "
+      "the rows before it in the form of Alpaca (instruction, output); write them to a file of their own, or skip "
+      "such rows with --skip-bad\n");
+  ASSERT_EQ(run("tokenize mixed.json --chat --chat-template chatml --skip-bad 2 --output t.bin"), 0) << err;
+  EXPECT_NE(
+      err.find(
+          "element 4 of mixed.json (line 2) has the fields \"text\", but must have those of a form of "
+          "conversations: OpenAI's messages (messages: role, content), ShareGPT (conversations: from, value)"),
+      std::string::npos)
+      << err;
+  EXPECT_EQ(out.find("t.bin: 2 conversations"), 0u) << out;
+  ASSERT_EQ(run("decode t.bin"), 0) << err;
+  EXPECT_EQ(out,
+            "<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+            "<|im_start|>user\n3<|im_end|>\n<|im_start|>assistant\n4<|im_end|>\n");
 }
 
 TEST_F(FsdpData, NamesTheFileAndLineOfABadConversation) {
