@@ -16,6 +16,7 @@
 #include "base/util/text.h"
 #include "data/chat/chat_encoder.h"
 #include "data/chat/chat_source.h"
+#include "data/chat/chat_tokens.h"
 #include "data/texts/tokenize.h"
 #include "data/texts/train_tokenizer.h"
 #include "data/tokenizers/tokenizer.h"
@@ -99,7 +100,7 @@ void print_conversation_lengths(const data::DocumentLengths& lengths) {
 }
 
 struct ChatArguments {
-  bool chat = false;
+  bool chat = false, adds_tokens = false;
   data::ChatOptions options;
 };
 
@@ -127,6 +128,30 @@ void add_chat_options(CLI::App* command, ChatArguments& arguments) {
           "Spell markers of the template, such as <|im_start|>, that the tokenizer has no token for as text, "
           "for models that were trained so (OLMo 2); without it they are an error (exit code 3)")
       ->needs(chat);
+  command
+      ->add_flag(
+          "--add-special-tokens", arguments.adds_tokens,
+          "Add markers of the template that the tokenizer has no token for to a copy of its tokenizer.json, in the "
+          "folder NAME.tokenizer beside the output NAME")
+      ->needs(chat)
+      ->excludes("--spell-markers");
+}
+
+/// Replaces the tokenizer by a copy that has the markers of the chat template, unless it has them.
+void add_special_tokens(const data::ChatOptions& chat, data::TokenizeOptions& options) {
+  const std::string folder = options.output + ".tokenizer";
+  const std::vector<data::AddedMarker> added = data::add_markers(chat, options.tokenizer, folder);
+  if (added.empty()) {
+    util::log_info("the tokenizer has all markers of the chat template; nothing was added");
+    return;
+  }
+  options.tokenizer = folder;
+  std::vector<std::string> names;
+  for (const data::AddedMarker& marker : added)
+    names.push_back(util::concat(marker.text, " (", marker.id, ")"));
+  util::log_info(util::concat("added ", util::join(names, ", "), "; data.tokenizer = \"", folder,
+                              "\" has them, for a model with model.vocab_size of at least ",
+                              data::make_tokenizer(folder)->vocab_size()));
 }
 
 }  // namespace
@@ -199,6 +224,7 @@ void add_tokenize(CLI::App& app, Command& run) {
       data::ChatOptions& chat = arguments->chat.options;
       chat.threads = options.threads;
       chat.begin_of_text = options.document_start != "none";
+      if (arguments->chat.adds_tokens) add_special_tokens(chat, options);
       if (arguments->chat.chat) {
         options.make_row_encoder = [&](const data::Tokenizer& tokenizer) {
           return data::make_chat_encoder(chat, tokenizer, options.tokenizer);

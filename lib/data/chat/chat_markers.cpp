@@ -88,8 +88,8 @@ void MarkerCheck::check(std::string_view rendered, const OrderedJson& messages, 
       ErrorKind::kData, "the chat template ", template_name_, " writes ", util::join(spelled, ", "),
       ", but the tokenizer ", tokenizer_.name(), " has no such token", spelled.size() > 1 ? "s" : "",
       " and would spell ", spelled.size() > 1 ? "them" : "it",
-      " as text; choose the model's own chat template, a tokenizer with these tokens, or `spell_markers` if the "
-      "model is to see them as text");
+      " as text; choose the model's own chat template, a tokenizer with these tokens, "
+      "`add_special_tokens` to add them to this one, or `spell_markers` if the model is to see them as text");
 }
 
 }  // namespace fsdp::data

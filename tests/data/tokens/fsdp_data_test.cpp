@@ -347,6 +347,29 @@ TEST_F(FsdpData, ReadsEachFileInItsOwnFormAndSaysWhich) {
             "<|im_start|>user\n3<|im_end|>\n<|im_start|>assistant\n4<|im_end|>\n");
 }
 
+TEST_F(FsdpData, AddsTheMarkersOfATemplateToTheTokenizer) {
+  folder.write("chats.jsonl", kChats);
+  const std::string tokenizer = fsdp::testing::source_folder() + "/tests/data/chat/llama3";
+  const std::string command =
+      "tokenize chats.jsonl --chat --chat-template chatml --output a.bin --tokenizer ";
+  ASSERT_EQ(run(command + tokenizer), 3);
+  EXPECT_NE(err.find("--add-special-tokens to add them"), std::string::npos) << err;
+  ASSERT_EQ(run(command + tokenizer + " --add-special-tokens"), 0) << err;
+  EXPECT_NE(err.find("info: added <|im_start|> ("), std::string::npos) << err;
+  EXPECT_NE(
+      err.find(
+          "data.tokenizer = \"a.bin.tokenizer\" has them, for a model with model.vocab_size of at least "),
+      std::string::npos)
+      << err;
+  const std::string tokens = folder.read("a.bin");
+  ASSERT_EQ(run("decode a.bin --tokenizer a.bin.tokenizer"), 0) << err;
+  EXPECT_EQ(out.find("<|im_start|>user\n1<|im_end|>\n"), 0u) << out;
+  ASSERT_EQ(run(command + "a.bin.tokenizer --add-special-tokens"), 0) << err;
+  EXPECT_NE(err.find("nothing was added"), std::string::npos) << err;
+  EXPECT_EQ(folder.read("a.bin"), tokens);
+  EXPECT_EQ(run(command + tokenizer + " --add-special-tokens --spell-markers"), 2);
+}
+
 TEST_F(FsdpData, NamesTheFileAndLineOfABadConversation) {
   folder.write("chats.jsonl", std::string(kChats) + "\n{\"messages\": [{\"role\": \"bot\"}]}\n");
   ASSERT_EQ(run("tokenize chats.jsonl --chat --chat-template chatml --output a.bin"), 3);
