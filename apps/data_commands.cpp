@@ -259,13 +259,19 @@ void add_tokenize(CLI::App& app, Command& run) {
 
 void add_train_tokenizer(CLI::App& app, Command& run) {
   auto options = std::make_shared<data::TrainTokenizerOptions>();
-  CLI::App* command =
-      app.add_subcommand("train-tokenizer", "Learn a vocabulary from texts, with SentencePiece");
+  CLI::App* command = app.add_subcommand(
+      "train-tokenizer", "Make a vocabulary of texts: learnt with SentencePiece, or their characters");
   command->add_option("TEXT", options->texts, "Texts, as for tokenize")->required();
-  command->add_option("--output", options->output, "NAME.model to write, for --tokenizer")->required();
-  command->add_option("--vocab-size", options->vocab_size, "Number of tokens")->required();
+  command
+      ->add_option("--output", options->output,
+                   "NAME.model to write (NAME.json of characters), for --tokenizer")
+      ->required();
+  command->add_option("--vocab-size", options->vocab_size, "Number of tokens; not with characters");
   add_rows(command, *options);
-  command->add_option("--type", options->model_type, "bpe or unigram")->capture_default_str();
+  command
+      ->add_option("--type", options->model_type,
+                   "bpe, unigram, or characters: a tokenizer.json of all that occur")
+      ->capture_default_str();
   command->add_option("--max-lines", options->max_lines, "Learn from this many lines, drawn at random")
       ->capture_default_str()
       ->check(cli::at_least(1));

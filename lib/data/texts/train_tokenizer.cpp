@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <unordered_map>
 
 #include "base/util/error.h"
@@ -113,17 +115,116 @@ class Lines final : public sentencepiece::SentenceIterator {
   bool done_ = false;
 };
 
+constexpr const char* kCharacters = "characters";
+
+/// The characters that were seen, each once, in the order of their code points.
+class SeenCharacters {
+ public:
+  void add(std::string_view text) {
+    pending_ += text;
+    const size_t whole = pending_.size() - incomplete_utf8_tail(pending_);
+    for (size_t at = 0; at < whole;) {
+      const CodePoint character = first_code_point(std::string_view(pending_).substr(at));
+      seen_.insert(character.value);
+      at += character.bytes;
+    }
+    pending_.erase(0, whole);
+  }
+
+  /// The tokenizer.json of a model without merges.
+  std::string tokenizer_json() const {
+    nlohmann::ordered_json vocabulary = nlohmann::ordered_json::object();
+    for (const uint32_t character : seen_) {
+      std::string token;
+      append_utf8(token, character);
+      vocabulary[token] = vocabulary.size();
+    }
+    const nlohmann::ordered_json file = {{"version", "1.0"},
+                                         {"truncation", nullptr},
+                                         {"padding", nullptr},
+                                         {"added_tokens", nlohmann::ordered_json::array()},
+                                         {"normalizer", nullptr},
+                                         {"pre_tokenizer", nullptr},
+                                         {"post_processor", nullptr},
+                                         {"decoder", {{"type", "Fuse"}}},
+                                         {"model",
+                                          {{"type", "BPE"},
+                                           {"dropout", nullptr},
+                                           {"unk_token", nullptr},
+                                           {"continuing_subword_prefix", nullptr},
+                                           {"end_of_word_suffix", nullptr},
+                                           {"fuse_unk", false},
+                                           {"byte_fallback", false},
+                                           {"ignore_merges", false},
+                                           {"vocab", std::move(vocabulary)},
+                                           {"merges", nlohmann::ordered_json::array()}}}};
+    return file.dump(2) + "\n";
+  }
+
+  bool empty() const { return seen_.empty(); }
+
+ private:
+  std::set<uint32_t> seen_;
+  std::string pending_;  ///< beginning of a character that the next text completes
+};
+
+void add_rows_of(const std::string& path, const TrainTokenizerOptions& options, BadRows& bad_rows,
+                 SeenCharacters& characters) {
+  const std::unique_ptr<RowFile> rows = open_rows(path, {options.json_field});
+  for (std::string row; const int64_t number = rows->next(row); row.clear()) {
+    try {
+      characters.add(document_of_row(row, {path, number}, options.json_field));
+    } catch (const util::Error& error) {
+      bad_rows.add(error.what());
+    }
+  }
+}
+
+BadRows write_characters(const std::vector<std::string>& files, const TrainTokenizerOptions& options) {
+  BadRows bad_rows(options.skip_bad);
+  SeenCharacters characters;
+  for (const std::string& path : files) {
+    if (options.json_lines || has_rows(path)) {
+      add_rows_of(path, options, bad_rows, characters);
+      continue;
+    }
+    TextInput input(path);
+    std::string chunk;
+    for (; input.read(kLineChunkBytes, chunk) > 0; chunk.clear()) characters.add(chunk);
+  }
+  if (characters.empty()) {
+    fail(ErrorKind::kData, "the texts have no characters to make a vocabulary of; give more text");
+  }
+  util::write_file_atomically(options.output, characters.tokenizer_json());
+  return bad_rows;
+}
+
+void check_characters(const TrainTokenizerOptions& options) {
+  if (options.vocab_size != 0) {
+    fail(ErrorKind::kUsage,
+         "`vocab_size` must be left out with the type characters, whose vocabulary is "
+         "the characters of the texts, but is ",
+         options.vocab_size, "; leave it out");
+  }
+  if (util::extension_of(options.output) != ".json") {
+    fail(ErrorKind::kUsage, "the output ", options.output,
+         " of the type characters does not end with .json; name it NAME.json");
+  }
+}
+
 void check_training(const TrainTokenizerOptions& options) {
   if (options.texts.empty()) {
     fail(ErrorKind::kUsage, "no text to learn a vocabulary from was given; name at least one file");
   }
+  if (options.model_type == kCharacters) return check_characters(options);
   // Bytes, three special tokens and a few characters are in every vocabulary.
   if (options.vocab_size < 300 || options.vocab_size > (1 << 24)) {
     fail(ErrorKind::kUsage, "`vocab_size` must be from 300 to 16,777,216, but is ", options.vocab_size,
          "; 8,000 to 128,000 are usual");
   }
   if (options.model_type != "bpe" && options.model_type != "unigram") {
-    fail(ErrorKind::kUsage, "`model_type` must be bpe or unigram, but is \"", options.model_type, "\"");
+    fail(ErrorKind::kUsage, "`model_type` must be bpe, unigram or characters, but is \"", options.model_type,
+         "\"");
   }
   if (util::extension_of(options.output) != ".model") {
     fail(ErrorKind::kUsage, "the output ", options.output, " does not end with .model; name it NAME.model");
@@ -137,6 +238,7 @@ BadRows train_tokenizer(const TrainTokenizerOptions& options) {
   const std::vector<std::string> files = expand_texts(options.texts);
   const int64_t file_bytes =
       check_files(files, {options.json_field}, options.json_lines ? TextKind::kRows : TextKind::kPlain);
+  if (options.model_type == kCharacters) return write_characters(files, options);
   std::unordered_map<std::string, std::string> settings = {
       {"vocab_size", std::to_string(options.vocab_size)},
       {"model_type", options.model_type},

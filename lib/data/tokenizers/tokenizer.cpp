@@ -178,6 +178,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const Tokeniz
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const Vocabulary& vocabulary) {
+  if (is_of_characters(vocabulary)) return make_character_tokenizer(vocabulary);
   return vocabulary.model == Vocabulary::Model::kByteLevelBpe ? make_bpe_tokenizer(vocabulary)
                                                               : make_metaspace_tokenizer(vocabulary);
 }

@@ -86,7 +86,7 @@ class TokenBytes {
 
 /// Text about the names that make_tokenizer() accepts, for messages and --help.
 inline constexpr const char* kTokenizerChoices =
-    "bytes; a tokenizer.json of Hugging Face (BPE, Unigram); a folder that contains one, "
+    "bytes; a tokenizer.json of Hugging Face (BPE, Unigram, characters); a folder that contains one, "
     "or vocab.json and merges.txt (GPT-2, Qwen2), or encoder.json and vocab.bpe; a "
     "tekken.json of Mistral; a .tiktoken or tokenizer.model of cl100k_base, o200k_base, Llama 3 or Qwen; a "
     ".model of SentencePiece; a GGUF file";

@@ -356,6 +356,7 @@ class TokenizerJson : public VocabularyReader {
       return;
     }
     if (!out_.splits.empty()) unsupported("a split by patterns and no pre-tokenizer ByteLevel");
+    if (is_of_characters(out_)) return;
     if (out_.model == Vocabulary::Model::kCharacterBpe && !out_.byte_fallback && !out_.unknown_id) {
       unsupported("neither a token for unknown characters nor byte_fallback");
     }

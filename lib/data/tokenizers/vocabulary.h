@@ -84,6 +84,10 @@ struct Vocabulary {
   std::vector<AddedToken> matched_tokens() const;
 };
 
+/// Whether each token is one character and nothing else is: no merges, no bytes, no token for unknown
+/// characters.
+bool is_of_characters(const Vocabulary& vocabulary);
+
 /// The split patterns of GPT-2, Llama 3, Qwen2, o200k_base and Mistral's tekken.json.
 extern const char* const kGpt2SplitPattern;
 extern const char* const kLlama3SplitPattern;

@@ -28,11 +28,14 @@ std::unique_ptr<Tokenizer> make_bpe_tokenizer(const Vocabulary& vocabulary);
 /// Each byte that is not UTF-8 is a token if the vocabulary has tokens of bytes, otherwise unknown.
 std::unique_ptr<Tokenizer> make_metaspace_tokenizer(const Vocabulary& vocabulary);
 
-/// Returns the tokenizer that the vocabulary's model requires: make_bpe_tokenizer() or
-/// make_metaspace_tokenizer().
+/// Returns a tokenizer whose tokens are characters. Requires: is_of_characters(vocabulary). Encoding throws
+/// Error(kData) for a character without a token.
+std::unique_ptr<Tokenizer> make_character_tokenizer(const Vocabulary& vocabulary);
+
+/// Returns the tokenizer that the vocabulary requires: one of those above.
 std::unique_ptr<Tokenizer> make_tokenizer(const Vocabulary& vocabulary);
 
-/// Base class of both tokenizers: the tokens by id and by name.
+/// Base class of these tokenizers: the tokens by id and by name.
 class VocabularyTokenizer : public Tokenizer {
  public:
   std::string name() const override { return name_; }

@@ -130,6 +130,11 @@ void put_characters(const Vocabulary& vocabulary, GgufVocabulary& out, Metadata&
     fail(ErrorKind::kUsage, "the tokenizer must be byte pair encoding for a GGUF file, but ",
          vocabulary.source, " is Unigram; export the model without tokenizer (\"", kNoTokenizer, "\")");
   }
+  if (is_of_characters(vocabulary)) {
+    fail(ErrorKind::kUsage, "the tokenizer must have tokens for all bytes for a GGUF file, but ",
+         vocabulary.source, " has characters alone; export the model without tokenizer (\"", kNoTokenizer,
+         "\")");
+  }
   metadata.emplace_back("tokenizer.ggml.model", std::string("llama"));
   metadata.emplace_back("tokenizer.ggml.pre", std::string("default"));
   std::map<std::string, float> scores;
