@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <utility>
 
 #include "base/util/error.h"
 #include "base/util/text.h"
@@ -22,8 +23,9 @@ namespace fsdp::plan {
 namespace {
 
 constexpr double kBytesOfGib = 1024.0 * 1024.0 * 1024.0;
-constexpr int64_t kMostRows = 100'000;  ///< limit of data.micro_batch_size
-constexpr int64_t kMostSamples = 1024;  ///< limit with sums by sample
+constexpr int64_t kMostRows = 100'000;   ///< limit of data.micro_batch_size
+constexpr int64_t kMostSamples = 1024;   ///< limit with sums by sample
+constexpr int64_t kMostEvents = 50'000;  ///< events of a pass after which larger ones are not recorded
 
 void check_machines(const PlanOptions& options) {
   const std::pair<const char*, double> numbers[] = {{"`memory_gib`", options.memory_gib},
@@ -55,28 +57,100 @@ MachineSpeed PlanOptions::speed() const {
           .node_bytes_per_second = node_bandwidth_gbps * 1e9 / 8};
 }
 
-int64_t largest_micro_batch(config::Config config, const Units& units, int64_t limit) {
-  auto fits = [&](int64_t rows) {
-    config.data.micro_batch_size = rows;
-    return device_peak(config, units, record_pass(config)) <= limit;
+namespace {
+
+/// Searches the largest micro-batch. Peaks grow with the rows, nearly in proportion, so the search goes where
+/// the line through two known peaks meets the limit, and halves the rest of the range when that does not
+/// help. A pass whose events grow with its rows, such as attention within documents, is recorded for few rows
+/// only; the line is continued from there.
+class MicroBatchSearch {
+ public:
+  MicroBatchSearch(config::Config config, const Units& units, int64_t limit)
+      : config_(std::move(config)), units_(units), limit_(limit) {}
+
+  int64_t largest() {
+    if (!fits(1)) return 0;
+    // Sums by sample: only powers of two are tried, because other numbers are divided
+    // (config::resolve_batch()), and no large ones, because a pass is recorded sample by sample.
+    const bool by_sample = config_.training.reproducible == config::Reproducible::kWorldSize;
+    const int64_t most = by_sample ? kMostSamples : kMostRows;
+    while (2 * low_.rows <= most && fits(2 * low_.rows)) {
+      if (!by_sample && is_long() && is_on_a_line()) {
+        return std::clamp(crossing(before_, low_), low_.rows, most);
+      }
+    }
+    if (by_sample) return low_.rows;
+    if (high_.rows == 0 && fits(most)) return most;
+    narrow();
+    return low_.rows;
+  }
+
+ private:
+  struct Peak {
+    int64_t rows = 0;  ///< 0: not known yet
+    int64_t bytes = 0;
+    int64_t events = 0;  ///< events of the recorded pass
   };
-  if (!fits(1)) return 0;
-  // Sums by sample: only powers of two are tried, because other numbers are divided
-  // (config::resolve_batch()), and no large ones, because a pass is recorded sample by sample.
-  const bool by_sample = config.training.reproducible == config::Reproducible::kWorldSize;
-  const int64_t most = by_sample ? kMostSamples : kMostRows;
-  int64_t low = 1, high = 2;  // low fits
-  while (high <= most && fits(high)) {
-    low = high;
-    high *= 2;
+
+  /// Records the pass of so many rows, and moves the end of the range that it proves.
+  bool fits(int64_t rows) {
+    config_.data.micro_batch_size = rows;
+    const RecordedPass pass = record_pass(config_);
+    const Peak peak{rows, device_peak(config_, units_, pass), pass.number_of_events()};
+    if (peak.bytes > limit_) {
+      high_ = peak;
+      return false;
+    }
+    first_ = std::exchange(before_, std::exchange(low_, peak));
+    return true;
   }
-  if (by_sample) return low;
-  high = std::min(high, kMostRows + 1);
-  while (high - low > 1) {
-    int64_t middle = low + (high - low) / 2;
-    (fits(middle) ? low : high) = middle;
+
+  /// Whether the last pass was long because it has many rows.
+  bool is_long() const { return low_.events > kMostEvents && 2 * low_.events > 3 * before_.events; }
+
+  /// Whether the last three peaks that fit are on a line.
+  bool is_on_a_line() const {
+    constexpr double kTolerance = 1e-3;
+    if (first_.rows == 0) return false;
+    const double slope = bytes_of_row(before_, low_);
+    return slope > 0 && std::abs(bytes_of_row(first_, before_) - slope) <= kTolerance * slope;
   }
-  return low;
+
+  static double bytes_of_row(const Peak& a, const Peak& b) {
+    return static_cast<double>(b.bytes - a.bytes) / static_cast<double>(b.rows - a.rows);
+  }
+
+  /// The most rows that fit, by the line through two peaks.
+  int64_t crossing(const Peak& a, const Peak& b) const {
+    const double slope = bytes_of_row(a, b);
+    if (!(slope > 0)) return kMostRows;
+    const double rows = static_cast<double>(limit_ - a.bytes) / slope;
+    return a.rows + static_cast<int64_t>(std::min(rows, static_cast<double>(kMostRows)));
+  }
+
+  /// Makes the range one row long.
+  void narrow() {
+    for (int step = 0; high_.rows - low_.rows > 1; ++step) {
+      const bool halves = step % 3 == 2;
+      const int64_t middle = low_.rows + (high_.rows - low_.rows) / 2;
+      const int64_t met = halves ? middle : crossing(low_, high_);
+      const int64_t rows = std::clamp(met, low_.rows + 1, high_.rows - 1);
+      // If the line meets the limit at `rows`, the next row does not fit.
+      if (fits(rows) && !halves && high_.rows - low_.rows > 1) fits(rows + 1);
+    }
+  }
+
+  config::Config config_;
+  const Units& units_;
+  const int64_t limit_;
+  Peak low_, high_;      ///< the most rows known to fit, and the fewest known not to
+  Peak before_, first_;  ///< the values of low_ before
+};
+
+}  // namespace
+
+int64_t largest_micro_batch(config::Config config, const Units& units, int64_t limit) {
+  return MicroBatchSearch(std::move(config), units, limit).largest();
 }
 
 namespace {

@@ -119,6 +119,7 @@ class RecordedPass {
   /// Whether the pass is one of a GPU.
   bool on_device() const { return parts_.on_device; }
   double flops() const;
+  int64_t number_of_events() const { return static_cast<int64_t>(parts_.events.size()); }
 
  private:
   Recording parts_;
