@@ -1,10 +1,44 @@
 #include "plan_options.h"
 
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
 #include "base/cli/program.h"
 #include "base/cli/usage_error.h"
 #include "base/util/error.h"
+#include "base/util/progress_bar.h"
+#include "base/util/text.h"
 
 namespace fsdp::apps {
+namespace {
+
+/// A line on stderr's terminal, from a second after its begin until its end, while a plan is made.
+class PlanningLine {
+ public:
+  explicit PlanningLine(util::ProgressOutput output) {
+    if (output.stream == nullptr || output.columns == 0) return;
+    thread_ = std::jthread([this, output](const std::stop_token& stop) { draw(output, stop); });
+  }
+
+ private:
+  void draw(const util::ProgressOutput& output, const std::stop_token& stop) {
+    std::unique_lock lock(mutex_);
+    int seconds = 0;
+    const auto second_passes = [&] {
+      return !ended_.wait_for(lock, stop, std::chrono::seconds(1), [&] { return stop.stop_requested(); });
+    };
+    while (second_passes()) util::draw_over(*output.stream, util::concat("planning: ", ++seconds, " s"));
+    if (seconds > 0) util::draw_over(*output.stream, "");
+  }
+
+  std::mutex mutex_;
+  std::condition_variable_any ended_;
+  std::jthread thread_;
+};
+
+}  // namespace
 
 void add_plan_options(CLI::App& app, PlanArguments& arguments, const std::string& condition) {
   plan::GivenMachines& machines = arguments.machines;
@@ -17,7 +51,9 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments, const std::string
       ->check(cli::not_empty());
   app.add_option(
       "--efficiency", machines.efficiency,
-      condition + "with --gpu: the share of the data sheet's rate that matrix products reach; default: 0.5");
+      condition +
+          "with --gpu: the share of the data sheet's rate that matrix products reach; a plan adds the "
+          "time of everything else, 0.4 of theirs; default: 0.7");
   app.add_option("--gpu-memory-gib", machines.memory_gib,
                  condition + "memory of a rank's device; default: 80, or that of the GPU");
   app.add_option("--gpus-per-node", machines.gpus_per_node,
@@ -39,13 +75,14 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments, const std::string
   app.add_option("--flops-tflops", machines.flops_tflops,
                  condition +
                      "TFLOP/s that a rank reaches; 8-bit products (training.float8) take half the time; "
-                     "default: 150, or --efficiency times those of --gpu");
+                     "default: 150, or by --gpu and --efficiency");
   app.add_option("--tokens", machines.tokens,
                  condition + "also print how long training on this many tokens takes, such as 15T");
   app.add_flag("--json", arguments.json, condition + "print one JSON object instead of text");
 }
 
 plan::Plan make_plan(const config::Config& config, const PlanArguments& arguments) {
+  const PlanningLine line(util::progress_on_stderr());
   try {
     return plan::make_plan(config, plan::machines_of(config, arguments.machines));
   } catch (const util::Error& error) {

@@ -15,7 +15,7 @@ void add_simulate_options(CLI::App& app, SimulateArguments& arguments) {
   CLI::Option* simulates = app.add_flag(
       "--simulate", arguments.is_on,
       "simulate a step instead: latency, links that collectives share, kernels by their class, optimizer and "
-      "norm. Products of --gpu then reach 0.7 of its rate unless --efficiency says otherwise");
+      "norm");
   CLI::Option* calibration =
       app.add_option(
              "--calibration", options.calibration,
@@ -92,7 +92,6 @@ void add_simulate_options(CLI::App& app, SimulateArguments& arguments) {
 void print_simulation(config::Config config, PlanArguments planning, const SimulateArguments& arguments) {
   report::check_timeline(arguments.timeline);
   plan::GivenMachines& machines = planning.machines;
-  if (!machines.efficiency) machines.efficiency = simulate::kProductShare;
   if (!arguments.options.network.empty()) {
     machines.bandwidth_gbps = simulate::network_preset(arguments.options.network).gbps;
   }

@@ -69,10 +69,11 @@ PlanOptions machines_of(const config::Config& config, const GivenMachines& given
     machines.node_bandwidth_gbps = sheet.link_bytes_per_second * kBitsOfByte / kGiga;
     machines.gpus_per_node = kGpusOfNode;
     machines.peak_tflops = rate_of(sheet, config);
-    machines.flops_tflops = efficiency * machines.peak_tflops;
+    machines.flops_tflops = efficiency * kProductsOfStep * machines.peak_tflops;
+    machines.product_tflops = efficiency * machines.peak_tflops;
   }
   machines.memory_gib = given.memory_gib.value_or(machines.memory_gib);
-  machines.flops_tflops = given.flops_tflops.value_or(machines.flops_tflops);
+  if (given.flops_tflops) machines.flops_tflops = machines.product_tflops = *given.flops_tflops;
   machines.node_bandwidth_gbps = given.node_bandwidth_gbps.value_or(machines.node_bandwidth_gbps);
   machines.gpus_per_node = given.gpus_per_node.value_or(machines.gpus_per_node);
   if (!given.tokens.empty()) machines.tokens = parse_tokens(given.tokens);

@@ -11,8 +11,11 @@
 
 namespace fsdp::plan {
 
-/// Default share of the peak rate in a step whose time is matrix products alone (tools/plan/time.h).
-inline constexpr double kEfficiency = 0.5;
+/// Default share of the data sheet's rate that large matrix products reach; assumed.
+inline constexpr double kEfficiency = 0.7;
+/// Share of matrix products in a step's compute; assumed. A plan times products alone (tools/plan/time.h), so
+/// its rate is lower by this share than that of a simulation, which times everything else by itself.
+inline constexpr double kProductsOfStep = 0.5 / 0.7;
 
 /// Values that are not given come from the data sheet of `gpu`, or are the defaults of PlanOptions.
 struct GivenMachines {

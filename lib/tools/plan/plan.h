@@ -31,6 +31,10 @@ struct PlanOptions {
   std::string gpu = {};             ///< the GPU with this data sheet; empty: none
   double peak_tflops = 0;           ///< TFLOP/s of the data sheet, the base of MFU; 0: unknown
   double tokens = 0;                ///< tokens of the whole training; 0: unknown
+  double product_tflops = 0;        ///< TFLOP/s of large products alone, for a simulation; 0: unknown
+
+  /// Whether neither a GPU nor a rate was given.
+  bool rate_is_assumed() const { return gpu.empty() && product_tflops == 0; }
 
   MachineSpeed speed() const;
 };

@@ -245,9 +245,21 @@ std::string titled(const std::string& title, const std::string& text) {
   return lines + "\n";
 }
 
+/// The first line of a plan for no machine in particular; otherwise empty.
+std::string assumed_rates(const Plan& plan) {
+  const PlanOptions& machines = plan.machines;
+  if (!machines.rate_is_assumed()) return {};
+  return titled("assumed",
+                concat(printed("%g TFLOP/s, %g Gbit/s and %g GiB a rank are of no machine in "
+                               "particular; ",
+                               machines.flops_tflops, machines.bandwidth_gbps, machines.memory_gib),
+                       "name a GPU (--gpu h100), give the rates of yours (--flops-tflops), or "
+                       "measure this machine (fsdp-train doctor --calibrate FILE) and simulate"));
+}
+
 std::string summary(const Plan& plan) {
   const std::string limit = human_bytes(plan.memory_limit()), peak = human_bytes(plan.memory.device_peak);
-  std::string text;
+  std::string text = assumed_rates(plan);
   if (plan.fits()) {
     text +=
         titled("memory", concat(peak, " of ", limit, " per rank: it fits, with data.micro_batch_size up to ",

@@ -32,7 +32,7 @@ ComputeTable table_of_gpu(const plan::PlanOptions& machines, const config::Confi
           .element_bytes =
               static_cast<double>(util::element_size(util::scalar_type(config.mixed_precision.param_dtype))),
           .products = {},
-          .flops_per_second = machines.flops_tflops * 1e12,
+          .flops_per_second = machines.product_tflops * 1e12,
           .memory_bytes_per_second = memory,
           .elementwise_bytes_per_second = memory / kBytesOfResult,
           .loss_bytes_per_second = memory / kBytesOfResult,

@@ -16,9 +16,9 @@
 
 namespace fsdp::simulate {
 
-/// Share of the data sheet's rate that large products reach, and of the rate of memory; assumed. Everything
-/// else is timed separately, so the share is larger than plan::kEfficiency.
-inline constexpr double kProductShare = 0.7, kMemoryShare = 0.8;
+/// Share of the rate of memory of a data sheet that kernels reach; assumed. Products reach
+/// plan::kEfficiency.
+inline constexpr double kMemoryShare = 0.8;
 /// Time to launch a kernel on a GPU; assumed.
 inline constexpr double kLaunchSeconds = 4e-6;
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -67,6 +68,34 @@ TEST(FsdpPlan, NeedsNoConfigForAWellKnownModel) {
         "50% of the 989.5 that its data sheet gives"}) {
     EXPECT_NE(result.out.find(part), std::string::npos) << part << "\n" << result.out;
   }
+}
+
+TEST(FsdpPlan, SaysFirstWhoseRatesItAssumes) {
+  const std::string assumed =
+      "assumed    150 TFLOP/s, 400 Gbit/s and 80 GiB a rank are of no machine in particular";
+  EXPECT_TRUE(run_plan({config_path("13b")}).out.starts_with(assumed));
+  for (const std::vector<std::string>& named :
+       {std::vector<std::string>{"--gpu", "h100"}, {"--flops-tflops", "3"}}) {
+    std::vector<std::string> words = {config_path("13b")};
+    words.insert(words.end(), named.begin(), named.end());
+    EXPECT_EQ(run_plan(words).out.find("assumed"), std::string::npos) << named[0];
+  }
+}
+
+TEST(FsdpPlan, SearchesLargeMicroBatchesWithoutRecordingThem) {
+  // Attention within documents is recorded row by row, which took half a minute for thousands of rows.
+  const config::Config config =
+      config::load_config(testing::source_folder() + "/configs/quickstart.toml", {"data.documents=mask"});
+  const auto begin = std::chrono::steady_clock::now();
+  const Plan plan = make_plan(config, {});
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20)) << "a second, if not loaded";
+  const auto peak_of = [&](int64_t rows) {
+    config::Config with = config;
+    with.data.micro_batch_size = rows;
+    return device_peak(with, plan.units, record_pass(with));
+  };
+  EXPECT_LE(peak_of(plan.largest_micro_batch), plan.memory_limit());
+  EXPECT_GT(peak_of(plan.largest_micro_batch + 1), plan.memory_limit());
 }
 
 TEST(FsdpPlan, CountsAStepWithAndWithoutRecomputation) {

@@ -38,7 +38,8 @@ TEST(Machines, AreThoseOfTheDataSheetUnlessGiven) {
   given.gpus_per_node = 4;
   given.node_bandwidth_gbps = 100;
   machines = machines_of(in_bfloat16(), given);
-  EXPECT_DOUBLE_EQ(machines.flops_tflops, 0.4 * 989.5);
+  EXPECT_DOUBLE_EQ(machines.product_tflops, 0.4 * 989.5) << "the rate of a simulation";
+  EXPECT_DOUBLE_EQ(machines.flops_tflops, 0.4 * kProductsOfStep * 989.5) << "that of a plan";
   EXPECT_DOUBLE_EQ(machines.memory_gib, 40);
   EXPECT_DOUBLE_EQ(machines.node_bandwidth_gbps, 100);
   EXPECT_EQ(machines.gpus_per_node, 4);
@@ -53,6 +54,10 @@ TEST(Machines, WithoutAGpuAreTheDefaults) {
   EXPECT_EQ(machines.flops_tflops, defaults.flops_tflops);
   EXPECT_EQ(machines.gpus_per_node, 0);
   EXPECT_EQ(machines.peak_tflops, 0);
+  EXPECT_TRUE(machines.rate_is_assumed());
+  GivenMachines given;
+  given.flops_tflops = 3;
+  EXPECT_FALSE(machines_of({}, given).rate_is_assumed());
 }
 
 TEST(Machines, ThatCannotBeAreRefused) {

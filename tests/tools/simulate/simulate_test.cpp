@@ -29,7 +29,6 @@ plan::Plan planned(const config::Config& config, int64_t gpus) {
   plan::GivenMachines given;
   given.world_size = gpus;
   given.gpu = "h100";
-  given.efficiency = kProductShare;
   return plan::make_plan(config, plan::machines_of(config, given));
 }
 
@@ -63,7 +62,7 @@ TEST(Simulate, TakesAsManyRanksAsThereAre) {
   const Simulation few = simulate(planned(llama_8b(), 64), {.network = "ib-400"});
   const Simulation many = simulate(planned(llama_8b(), 10240), {.network = "ib-400"});
   EXPECT_GT(few.mfu, 0.2);
-  EXPECT_LT(few.mfu, kProductShare);
+  EXPECT_LT(few.mfu, plan::kEfficiency);
   EXPECT_LT(many.mfu, few.mfu) << "the steps of rings over 1280 hosts";
   EXPECT_EQ(many.cluster.hosts(), 1280);
   EXPECT_EQ(many.cluster.backend, comm::Backend::kNccl);
