@@ -18,6 +18,8 @@ struct Trained {
   std::vector<StepResult> results;
   std::vector<std::vector<at::Tensor>> tensors;  ///< [rank] shards and optimizer states
   bool updated_as_gradients_arrived = false;
+  double loss_sum = 0;  ///< of all losses that were read
+  int64_t losses = 0;
 };
 
 /// Steps of a tiny model on threads as ranks.

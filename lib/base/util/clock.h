@@ -1,8 +1,9 @@
 #pragma once
 
-// Seconds as a double, on the steady clock.
+// Seconds as a double, on the steady clock, and the wall clock as text.
 
 #include <chrono>
+#include <string>
 
 namespace fsdp::util {
 
@@ -14,5 +15,8 @@ inline std::chrono::steady_clock::duration duration_of(double seconds) {
 inline double seconds_since(std::chrono::steady_clock::time_point moment) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - moment).count();
 }
+
+/// Returns a wall-clock time in UTC by ISO 8601: "2026-02-03T04:05:06.789Z".
+std::string utc_text(std::chrono::system_clock::time_point time = std::chrono::system_clock::now());
 
 }  // namespace fsdp::util

@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 
+#include "base/util/clock.h"
 #include "base/util/text.h"
 
 namespace fsdp::util {
@@ -35,9 +37,15 @@ class FunctionSink : public spdlog::sinks::base_sink<std::mutex> {
   std::function<void(LogLevel, std::string_view)> function_;
 };
 
+std::atomic<bool> times = false;
+
+void set_pattern(spdlog::logger& logger) {
+  logger.set_pattern(times ? "%Y-%m-%dT%H:%M:%S.%eZ %l: %v" : "%l: %v", spdlog::pattern_time_type::utc);
+}
+
 std::shared_ptr<spdlog::logger> make_logger(spdlog::sink_ptr sink) {
   auto logger = std::make_shared<spdlog::logger>("fsdp", std::move(sink));
-  logger->set_pattern("%l: %v");
+  set_pattern(*logger);
   logger->flush_on(spdlog::level::debug);
   return logger;
 }
@@ -60,6 +68,13 @@ void log_warning(std::string_view message) { logger()->warn(printable(message));
 void log_error(std::string_view message) { logger()->error(printable(message)); }
 
 void set_log_level(LogLevel level) { logger()->set_level(kLevels.at(static_cast<size_t>(level))); }
+
+void set_log_times(bool on) {
+  times = on;
+  set_pattern(*logger());
+}
+
+std::string log_line_begin() { return times ? utc_text() + " " : std::string(); }
 
 void set_log_sink(std::function<void(LogLevel, std::string_view)> sink) {
   const auto level = logger()->level();

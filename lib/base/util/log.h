@@ -22,6 +22,11 @@ void log_error(std::string_view message);
 /// (debug, info, warning, error, off), or kInfo.
 void set_log_level(LogLevel level);
 
+/// Whether lines on stderr begin with the wall-clock time (util::utc_text()); they do not at first.
+void set_log_times(bool on);
+/// Returns the beginning of a line on stderr: the time and a space, or nothing. For output beside the log.
+std::string log_line_begin();
+
 /// Sends every line to `sink` instead of stderr, for a program that embeds the library. Empty: stderr again.
 void set_log_sink(std::function<void(LogLevel, std::string_view)> sink);
 

@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "base/util/clock.h"
 #include "base/util/error.h"
+#include "base/util/log.h"
 #include "base/util/text.h"
 
 namespace fsdp::util {
@@ -52,25 +52,35 @@ void draw_over(std::ostream& stream, std::string_view line) {
 ByteProgressBar::~ByteProgressBar() { clear(); }
 
 void ByteProgressBar::show(std::string_view phase, int64_t done_bytes, int64_t total_bytes) {
-  if (output_.stream == nullptr || output_.columns <= 0) return;
-  auto now = Clock::now();
+  if (output_.stream == nullptr) return;
+  const bool is_terminal = output_.columns > 0;
+  const auto now = Clock::now();
   if (phase != phase_) {
     phase_ = phase;
-    phase_begin_ = now;
-  } else if (now - last_drawn_ < kDrawInterval) {
+    phase_begin_ = last_drawn_ = now;
+    if (!is_terminal) return;
+  } else if (now - last_drawn_ < (is_terminal ? kDrawInterval : line_interval_)) {
     return;
   }
   last_drawn_ = now;
-  drawn_ = true;
-  const double seconds = seconds_since(phase_begin_);
-  double share = total_bytes > 0 ? static_cast<double>(done_bytes) / static_cast<double>(total_bytes) : 1.0;
-  std::string tail = concat(" ", human_bytes(done_bytes), " of ", human_bytes(total_bytes));
-  if (seconds > 0.5 && done_bytes > 0) {
-    double bytes_per_second = static_cast<double>(done_bytes) / seconds;
-    tail += concat("  ", human_bytes(std::llround(bytes_per_second)), "/s  ETA ",
-                   human_duration(static_cast<double>(total_bytes - done_bytes) / bytes_per_second));
+  const std::string tail = numbers(done_bytes, total_bytes, now);
+  if (!is_terminal) {
+    *output_.stream << concat(log_line_begin(), phase_, tail, "\n") << std::flush;
+    return;
   }
+  drawn_ = true;
+  const double share =
+      total_bytes > 0 ? static_cast<double>(done_bytes) / static_cast<double>(total_bytes) : 1.0;
   draw_over(*output_.stream, bar_line(phase_ + " ", share, tail, output_.columns));
+}
+
+std::string ByteProgressBar::numbers(int64_t done_bytes, int64_t total_bytes, Clock::time_point now) const {
+  const double seconds = std::chrono::duration<double>(now - phase_begin_).count();
+  std::string text = concat(" ", human_bytes(done_bytes), " of ", human_bytes(total_bytes));
+  if (seconds <= 0.5 || done_bytes <= 0) return text;
+  const double bytes_per_second = static_cast<double>(done_bytes) / seconds;
+  return text + concat("  ", human_bytes(std::llround(bytes_per_second)), "/s  ETA ",
+                       human_duration(static_cast<double>(total_bytes - done_bytes) / bytes_per_second));
 }
 
 void ByteProgressBar::clear() {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Progress as a line that is overwritten on a terminal. Nothing is drawn if the output is a pipe or a file.
+// Progress as a line that is overwritten on a terminal.
 
 #include <chrono>
 #include <cstdint>
@@ -45,10 +45,13 @@ class ByteCounter {
   int64_t total_bytes_, done_bytes_ = 0;
 };
 
-/// Draws ByteProgress at most ten times a second; the destructor removes the line.
+/// Draws ByteProgress at most ten times a second; the destructor removes the line. If the output is a pipe or a
+/// file, a line is written after each `line_interval`.
 class ByteProgressBar {
  public:
-  explicit ByteProgressBar(ProgressOutput output) : output_(output) {}
+  explicit ByteProgressBar(ProgressOutput output,
+                           std::chrono::milliseconds line_interval = std::chrono::seconds(10))
+      : output_(output), line_interval_(line_interval) {}
   ~ByteProgressBar();
   ByteProgressBar(const ByteProgressBar&) = delete;
   ByteProgressBar& operator=(const ByteProgressBar&) = delete;
@@ -62,7 +65,11 @@ class ByteProgressBar {
   using Clock = std::chrono::steady_clock;
 
   ProgressOutput output_;
+  std::chrono::milliseconds line_interval_;
   std::string phase_;
+  /// Returns " 1.0 GiB of 3.0 GiB", with speed and remaining time once they are known.
+  std::string numbers(int64_t done_bytes, int64_t total_bytes, Clock::time_point now) const;
+
   Clock::time_point phase_begin_, last_drawn_;
   bool drawn_ = false;
 };

@@ -21,6 +21,7 @@ struct StepOutcome {
   /// The first step whose loss or norm was not finite, and both of these; 0: none. No later step may update.
   double diverged_step = 0, diverged_loss = 0, diverged_grad_norm = 0;
   double diverged_local_loss = 0;  ///< this rank's loss in that step
+  double loss_sum = 0;             ///< sum of `loss` over all steps so far
 };
 inline constexpr int64_t kOutcomeNumbers = sizeof(StepOutcome) / sizeof(double);
 
@@ -34,6 +35,7 @@ struct OutcomeRule {
   FSDP_ANY_DEVICE void decide(double loss_sum, double norm_sum, double local_loss,
                               StepOutcome& outcome) const {
     outcome.loss = loss_sum / ranks;
+    outcome.loss_sum += outcome.loss;
     outcome.grad_norm = norm_type == 2 ? sqrt(norm_sum) : pow(norm_sum, 1 / norm_type);
     const bool clips = max_grad_norm > 0 && outcome.grad_norm > max_grad_norm;
     outcome.gradient_scale = clips ? max_grad_norm / (outcome.grad_norm + 1e-6) : 1;

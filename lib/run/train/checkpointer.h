@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/util/progress_bar.h"
 #include "comm/api/communicator.h"
 #include "run/train/training_record.h"
 #include "setup/config/config.h"
@@ -37,6 +38,7 @@ class Checkpointer {
     std::function<void()> before_speaking;
     /// Called as SaveRequest::in_the_middle of a save of this step.
     std::function<void(int64_t step)> in_the_middle;
+    util::ByteProgress loading{};  ///< progress of reading this rank's part of a checkpoint
   };
 
   /// Config and communicator must outlive the object. Not collective.

@@ -279,7 +279,7 @@ void Checkpointer::load_all(const fs::path& folder) {
   const auto is_average = [](const auto& item) { return item.first.starts_with(checkpoint::kAveragePrefix); };
   const bool has_averages = std::any_of(manifest.tensors.begin(), manifest.tensors.end(), is_average);
   const bool keeps_averages = config_.optimizer.ema_decay > 0;
-  checkpoint::LoadOptions strictness{.refuse_unexpected = true};
+  checkpoint::LoadOptions strictness{.refuse_unexpected = true, .progress = hooks_.loading};
   // Training does not depend on averages, so optimizer.ema_decay may be switched on and off.
   if (!keeps_averages && has_averages) std::erase_if(manifest.tensors, is_average);
   if (keeps_averages && !has_averages) {
@@ -338,7 +338,7 @@ void Checkpointer::load_weights(const fs::path& folder) {
   std::vector<TensorSlice> slices =
       checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kLoad);
   std::erase_if(slices, [&](const TensorSlice& slice) { return !is_weight(slice.name, options.init_only); });
-  checkpoint::LoadOptions strictness{.refuse_unexpected = true};
+  checkpoint::LoadOptions strictness{.refuse_unexpected = true, .progress = hooks_.loading};
   for (const std::string& pattern : options.init_missing) {
     strictness.may_be_missing.push_back(concat(kModelPrefix, pattern));
   }

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -263,7 +264,43 @@ class AdapterWeights final : public shard::ParameterSource {
   std::optional<checkpoint::StoredAdapter> stored_;  ///< lora.init_from
 };
 
+/// Bytes of all parameters, of which tied ones are one.
+int64_t parameter_bytes(const torch::nn::Module& model) {
+  std::set<const at::TensorImpl*> seen;
+  int64_t bytes = 0;
+  for (const at::Tensor& parameter : model.parameters()) {
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second)
+      bytes += static_cast<int64_t>(parameter.nbytes());
+  }
+  return bytes;
+}
+
+class CountedWeights final : public shard::ParameterSource {
+ public:
+  CountedWeights(std::unique_ptr<shard::ParameterSource> source, util::ByteCounter counter)
+      : source_(std::move(source)), counter_(std::move(counter)) {}
+
+  void read(const NamedParameter& parameter, const std::vector<util::Rectangle>& parts,
+            const at::Tensor& out) override {
+    source_->read(parameter, parts, out);
+    counter_.add(static_cast<int64_t>(parameter.tensor.nbytes()));
+  }
+
+  void read_buffer(const shard::NamedTensor& buffer) override { source_->read_buffer(buffer); }
+
+ private:
+  std::unique_ptr<shard::ParameterSource> source_;
+  util::ByteCounter counter_;
+};
+
 }  // namespace
+
+std::unique_ptr<shard::ParameterSource> counted_weights(std::unique_ptr<shard::ParameterSource> source,
+                                                        const torch::nn::Module& model,
+                                                        WeightsProgress progress) {
+  util::ByteCounter counter(std::move(progress.report), std::move(progress.words), parameter_bytes(model));
+  return std::make_unique<CountedWeights>(std::move(source), std::move(counter));
+}
 
 std::unique_ptr<shard::ParameterSource> with_adapters(std::unique_ptr<shard::ParameterSource> base,
                                                       const torch::nn::Module& model,

@@ -7,7 +7,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
+#include "base/util/progress_bar.h"
 #include "comm/api/communicator.h"
 #include "model/families/options.h"
 #include "shard/engine/parameter_source.h"
@@ -39,6 +41,17 @@ std::unique_ptr<shard::ParameterSource> broadcast_weights(std::unique_ptr<shard:
 std::unique_ptr<shard::ParameterSource> with_adapters(std::unique_ptr<shard::ParameterSource> base,
                                                       const torch::nn::Module& model,
                                                       const nn::LoraOptions& options, uint64_t seed);
+
+/// A listener to the progress of reading weights, and the words for the work.
+struct WeightsProgress {
+  util::ByteProgress report;  ///< may be empty
+  std::string words;
+};
+
+/// Returns the values of `source`, and reports how many bytes of all parameters of `model` were read.
+std::unique_ptr<shard::ParameterSource> counted_weights(std::unique_ptr<shard::ParameterSource> source,
+                                                        const torch::nn::Module& model,
+                                                        WeightsProgress progress);
 
 /// Returns random weights or those of options.init_from, by broadcast or not, as the options say. `model`:
 /// the module of the options, which may be on meta; a plug-in's model must use every stored tensor.

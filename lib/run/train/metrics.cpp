@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/util/clock.h"
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "tools/report/run_record.h"
@@ -87,7 +88,8 @@ constexpr std::string_view kColumns =
     "step,loss,grad_norm,lr,tokens,tokens_per_second,step_seconds,peak_memory_bytes,minor_faults,"
     "data_wait_seconds,mfu,loss_scale,skipped_steps,validation_loss,validation_perplexity,"
     "validation_bits_per_byte,gpu_peak_allocated_bytes,gpu_peak_reserved_bytes,gpu_allocator_retries,"
-    "peak_tflops,validation_accuracy,hfu,slowest_rank,slowest_rank_factor,slow_rank,slow_rank_factor";
+    "peak_tflops,validation_accuracy,hfu,slowest_rank,slowest_rank_factor,slow_rank,slow_rank_factor,last_loss,"
+    "eta_seconds,time";
 
 std::string csv_heading() { return concat(kColumns, "\n"); }
 
@@ -122,6 +124,7 @@ fs::path prepared_csv(const fs::path& path, const KeptMetrics& kept, const fs::p
 Scalars scalars_of(const nlohmann::ordered_json& line) {
   static constexpr std::pair<const char*, const char*> kCurves[] = {
       {"loss", "train/loss"},
+      {"last_loss", "train/last_loss"},
       {"grad_norm", "train/grad_norm"},
       {"lr", "train/lr"},
       {"tokens_per_second", "train/tokens_per_second"},
@@ -178,6 +181,8 @@ void MetricsFile::write(const StepMetrics& metrics) {
                                  {"peak_memory_bytes", metrics.peak_memory_bytes},
                                  {"minor_faults", metrics.minor_faults},
                                  {"data_wait_seconds", metrics.data_wait_seconds}};
+  if (metrics.last_loss) line["last_loss"] = *metrics.last_loss;
+  if (metrics.eta_seconds) line["eta_seconds"] = *metrics.eta_seconds;
   if (metrics.gpu) {
     line["gpu_peak_allocated_bytes"] = metrics.gpu->peak_allocated_bytes;
     line["gpu_peak_reserved_bytes"] = metrics.gpu->peak_reserved_bytes;
@@ -209,8 +214,10 @@ nlohmann::ordered_json validation_line(int64_t step, const Validation& validatio
   return line;
 }
 
-void MetricsFile::write_line(const nlohmann::ordered_json& line) {
-  last_ = writer_.add([this, line] {
+void MetricsFile::write_line(const nlohmann::ordered_json& numbers) {
+  nlohmann::ordered_json line = {{"step", numbers.at("step")}, {"time", util::utc_text()}};
+  line.update(numbers);
+  last_ = writer_.add([this, line = std::move(line)] {
     file_.append(line.dump() + "\n");
     if (csv_) csv_->append(csv_row(line));
     if (tensorboard_) tensorboard_->write(line["step"].get<int64_t>(), scalars_of(line));

@@ -20,7 +20,9 @@ namespace fsdp::train {
 
 struct StepMetrics {
   int64_t step = 0;
-  double loss = 0.0;  ///< NaN, like the norm, for a step without targets
+  /// Mean over the steps since the last multiple of logging.interval_steps; NaN, like the norm, if none of them
+  /// had targets.
+  double loss = 0.0;
   double grad_norm = 0.0;
   double lr = 0.0;
   int64_t tokens = 0;  ///< tokens seen since the run began, over all ranks
@@ -43,6 +45,9 @@ struct StepMetrics {
   std::optional<int64_t> skipped_steps = std::nullopt;
   std::optional<RankFactor> slowest = std::nullopt;  ///< the slowest rank in the steps since the line before
   std::optional<RankFactor> slow = std::nullopt;     ///< the slowest of the ranks that are named as slow
+  std::optional<double> last_loss = std::nullopt;    ///< loss of this step alone, if `loss` may be of several
+  std::optional<double> eta_seconds = std::nullopt;  ///< estimated time to the end of the run
+  bool is_cross_entropy = true;  ///< whether `loss` has no other term, so that exp(loss) is the perplexity
 };
 
 /// The metrics of an earlier start that a resumed run keeps: those of the steps before it.
@@ -68,7 +73,7 @@ struct MetricsFormats {
 /// Returns the line of a validation.
 nlohmann::ordered_json validation_line(int64_t step, const Validation& validation);
 
-/// A thread writes the lines; write() waits for it for a second at most, because rank 0 would otherwise keep
+/// Each line has the wall-clock time at which it was written. A thread writes the lines; write() waits for it for a second at most, because rank 0 would otherwise keep
 /// the other ranks waiting while a disk stalls.
 class MetricsFile {
  public:
@@ -95,7 +100,7 @@ class MetricsFile {
   const std::filesystem::path& path() const { return file_.path(); }
 
  private:
-  void write_line(const nlohmann::ordered_json& line);
+  void write_line(const nlohmann::ordered_json& numbers);
 
   RecordFile file_;
   std::optional<RecordFile> csv_;

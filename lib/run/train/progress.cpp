@@ -5,8 +5,10 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/util/clock.h"
 #include "base/util/error.h"
 #include "base/util/limits.h"
+#include "base/util/log.h"
 #include "base/util/text.h"
 
 namespace fsdp::train {
@@ -67,20 +69,33 @@ void Progress::begin(std::string what, int64_t steps_done, Clock::time_point now
   begun_ = now;
 }
 
-void Progress::show(const StepMetrics& metrics) {
+void Progress::show(const StepMetrics& metrics, Clock::time_point now) {
   if (output_.stream == nullptr) return;
   const std::lock_guard lock(mutex_);
   last_ = metrics;
-  const double left = seconds_left(metrics.step);
+  if (metrics.eta_seconds) ends_at_ = now + util::duration_of(*metrics.eta_seconds);
   if (output_.columns > 0) {
-    shown_ = bar(metrics.step, "", left);
+    shown_ = bar(metrics.step, "", now);
     ticked_ = false;
     util::draw_over(*output_.stream, shown_);
     return;
   }
-  std::string line = concat("step ", metrics.step, '/', total_steps_);
-  for (const Field& field : fields(left)) line += "  " + field.text;
+  std::string line = concat(util::log_line_begin(), "step ", metrics.step, '/', total_steps_);
+  for (const Field& field : fields(now)) line += "  " + field.text;
   *output_.stream << line << std::endl;
+}
+
+void Progress::show_unlogged(int64_t step, double step_seconds, double seconds_left, int64_t next_line,
+                             Clock::time_point now) {
+  if (output_.stream == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  if (output_.columns <= 0 && !ends_at_) {
+    *output_.stream << concat(util::log_line_begin(), "step ", step, '/', total_steps_, "  took ",
+                              util::fixed(step_seconds, 2), "s  ETA ", util::human_duration(seconds_left),
+                              "  next line after step ", next_line)
+                    << std::endl;
+  }
+  ends_at_ = now + util::duration_of(seconds_left);
 }
 
 void Progress::tick(Clock::time_point now) {
@@ -90,10 +105,7 @@ void Progress::tick(Clock::time_point now) {
   const double seconds = std::chrono::duration<double>(now - begun_).count();
   const std::string since =
       seconds < kSlowSeconds ? "" : concat(under_way_, " for ", util::human_duration(seconds));
-  // The time left includes the whole step under way, although part of it is over.
-  const double step_seconds = last_ ? last_->step_seconds : 0;
-  const double left = seconds_left(steps_done_) - std::min(seconds, step_seconds);
-  util::draw_over(*output_.stream, bar(steps_done_, since, std::max(left, 0.0)));
+  util::draw_over(*output_.stream, bar(steps_done_, since, now));
   ticked_ = true;
 }
 
@@ -110,21 +122,25 @@ void Progress::finish_line() {
   ticked_ = false;
 }
 
-double Progress::seconds_left(int64_t steps_done) const {
-  return last_ ? static_cast<double>(total_steps_ - steps_done) * last_->step_seconds : 0;
-}
-
-std::vector<Progress::Field> Progress::fields(double left_seconds) const {
-  if (!last_) return {};
+std::vector<Progress::Field> Progress::fields(Clock::time_point now) const {
+  std::vector<Field> fields;
+  if (last_) fields.push_back({0, concat("loss ", util::fixed(last_->loss, 4))});
+  if (last_ && last_->last_loss) fields.push_back({9, concat("last ", util::fixed(*last_->last_loss, 4))});
+  if (last_ && last_->is_cross_entropy) {
+    fields.push_back({8, concat("ppl ", util::fixed(std::exp(last_->loss), 2))});
+  }
+  if (ends_at_) {
+    const double seconds = std::chrono::duration<double>(*ends_at_ - now).count();
+    fields.push_back({1, concat("ETA ", util::human_duration(std::max(seconds, 0.0)))});
+  }
+  if (!last_) return fields;
   const StepMetrics& metrics = *last_;
-  std::vector<Field> fields{
-      {0, concat("loss ", util::fixed(metrics.loss, 4))},
-      {8, concat("ppl ", util::fixed(std::exp(metrics.loss), 2))},
-      {1, concat("ETA ", util::human_duration(left_seconds))},
+  const std::vector<Field> numbers{
       {2, concat(util::with_commas(std::llround(metrics.tokens_per_second)), " tok/s")},
       {4, concat("norm ", util::fixed(metrics.grad_norm, 2))},
       {3, concat("lr ", rate_text(metrics.lr))},
       {6, util::human_bytes(metrics.gpu ? metrics.gpu->peak_reserved_bytes : metrics.peak_memory_bytes)}};
+  fields.insert(fields.end(), numbers.begin(), numbers.end());
   if (metrics.mfu) {
     // Without recomputation, mfu and hfu are equal in every line.
     const bool differ = metrics.hfu && *metrics.hfu != *metrics.mfu;
@@ -134,16 +150,16 @@ std::vector<Progress::Field> Progress::fields(double left_seconds) const {
   if (metrics.step_seconds > 0) {
     fields.push_back({7, concat("data ", percent(metrics.data_wait_seconds / metrics.step_seconds))});
   }
-  if (metrics.loss_scale) fields.push_back({9, concat("scale ", *metrics.loss_scale)});
-  if (metrics.skipped_steps) fields.push_back({10, concat("skipped ", *metrics.skipped_steps)});
+  if (metrics.loss_scale) fields.push_back({10, concat("scale ", *metrics.loss_scale)});
+  if (metrics.skipped_steps) fields.push_back({11, concat("skipped ", *metrics.skipped_steps)});
   return fields;
 }
 
-std::string Progress::bar(int64_t steps_done, const std::string& under_way, double left_seconds) const {
+std::string Progress::bar(int64_t steps_done, const std::string& under_way, Clock::time_point now) const {
   const std::string head = concat(steps_done, "/", total_steps_);
   const size_t room = static_cast<size_t>(std::max(output_.columns - 1, 0));
   if (head.size() > room) return "";
-  std::vector<Field> parts = fields(left_seconds);
+  std::vector<Field> parts = fields(now);
   if (!under_way.empty()) parts.insert(parts.begin(), {-1, under_way});
   // Fields in the order of their ranks up to the first that does not fit, so that no field comes and goes
   // with the width of another.

@@ -38,7 +38,12 @@ class Progress {
   void begin(std::string what, int64_t steps_done, Clock::time_point now = Clock::now());
 
   /// Shows a step that is done, as the bar or as a line.
-  void show(const StepMetrics& metrics);
+  void show(const StepMetrics& metrics, Clock::time_point now = Clock::now());
+
+  /// Shows how far the run is while no step was shown yet: on a terminal in the bar, elsewhere by one line
+  /// after the first step, which took so many seconds. `next_line`: the step that will be shown first.
+  void show_unlogged(int64_t step, double step_seconds, double seconds_left, int64_t next_line,
+                     Clock::time_point now = Clock::now());
 
   /// Redraws the line if something is under way on a terminal. Called once a second.
   void tick(Clock::time_point now);
@@ -54,18 +59,18 @@ class Progress {
     std::string text;
   };
 
-  std::vector<Field> fields(double left_seconds) const;
+  std::vector<Field> fields(Clock::time_point now) const;
   /// Returns the terminal's line after `steps_done` steps. `under_way`: "validation for 12s", or empty.
-  std::string bar(int64_t steps_done, const std::string& under_way, double left_seconds) const;
-  double seconds_left(int64_t steps_done) const;
+  std::string bar(int64_t steps_done, const std::string& under_way, Clock::time_point now) const;
 
   ProgressOutput output_;
   std::mutex mutex_;  ///< guards all members below
   int64_t total_steps_;
-  std::optional<StepMetrics> last_;  ///< the step that was shown last
-  std::string shown_;                ///< the bar on a terminal, until finish_line()
-  bool ticked_ = false;              ///< the terminal shows a bar of tick()
-  std::string under_way_;            ///< the activity that is under way; empty: none
+  std::optional<StepMetrics> last_;           ///< the step that was shown last
+  std::optional<Clock::time_point> ends_at_;  ///< when the run will probably end; nullopt: unknown
+  std::string shown_;                         ///< the bar on a terminal, until finish_line()
+  bool ticked_ = false;                       ///< the terminal shows a bar of tick()
+  std::string under_way_;                     ///< the activity that is under way; empty: none
   int64_t steps_done_ = 0;
   Clock::time_point begun_;
   bool ends_ = false;

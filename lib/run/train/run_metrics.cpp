@@ -1,11 +1,24 @@
 #include "run/train/run_metrics.h"
 
+#include <algorithm>
+
 #include "base/device/cuda.h"
 #include "base/util/system.h"
+#include "model/families/architectures.h"
+#include "model/families/families.h"
 #include "model/kernels/matmul.h"
 #include "state/groups/learning_rate.h"
 
 namespace fsdp::train {
+namespace {
+
+/// Whether the loss of training is the cross entropy alone.
+bool is_cross_entropy(const config::Config& config) {
+  return config.training.loss == nn::kCrossEntropy && config.training.label_smoothing == 0 &&
+         config.training.z_loss == 0 && nn::aux_loss_coef(config.model) == 0;
+}
+
+}  // namespace
 
 void RunMetrics::open(bool validates_again) {
   file_.emplace(
@@ -19,12 +32,13 @@ void RunMetrics::write_what_is_missing(const nlohmann::ordered_json& validation_
   const bool is_reported = run_.is_complete() || run_.is_due(run_.config.logging.interval_steps);
   if (is_reported && !file_->ends_with(position.step, "loss")) {
     file_->write({.step = position.step,
-                  .loss = position.loss,
+                  .loss = run_.mean_loss(),
                   .grad_norm = position.grad_norm,
                   .lr = optim::lr_at(run_.config.optimizer, run_.config.lr_scheduler, position.step,
                                      run_.config.training.steps),
                   .tokens = position.tokens_seen,
-                  .skipped_steps = run_.skipped_steps()});
+                  .skipped_steps = run_.skipped_steps(),
+                  .last_loss = run_.last_loss()});
   }
   const bool is_validated = !validation_line.is_null() && validation_line.at("step") == position.step;
   if (is_validated && !file_->ends_with(position.step, "validation_loss")) write_validation(validation_line);
@@ -37,9 +51,21 @@ void RunMetrics::flush() {
 }
 
 void RunMetrics::end_step(ObservedStep& step) {
-  if (!run_.is_complete() && !step.ends_run && !run_.is_due(run_.config.logging.interval_steps)) return;
-  compare_ranks();
-  if (run_.is_first_rank()) report(step);
+  const bool is_reported =
+      run_.is_complete() || step.ends_run || run_.is_due(run_.config.logging.interval_steps);
+  if (is_reported) compare_ranks();
+  if (!run_.is_first_rank()) return;
+  is_reported ? report(step) : show_first_steps();
+}
+
+void RunMetrics::show_first_steps() {
+  if (has_reported_) return;
+  const int64_t step = run_.position.step, interval = run_.config.logging.interval_steps;
+  const double step_seconds = run_.meter.peek(step, run_.position.tokens_seen).step_seconds;
+  TimeLeft time_left = run_.time_left;
+  time_left.add_steps(1, step_seconds);
+  run_.progress.show_unlogged(step, step_seconds, time_left.seconds_after(step).value(),
+                              std::min((step / interval + 1) * interval, run_.config.training.steps));
 }
 
 void RunMetrics::compare_ranks() {
@@ -53,7 +79,7 @@ void RunMetrics::report(const ObservedStep& step) {
   const at::Device device = run_.communicator->device();
   const StepMeter::Reading reading = run_.meter.read(run_.position.step, run_.position.tokens_seen);
   StepMetrics metrics{.step = run_.position.step,
-                      .loss = step.result.loss,
+                      .loss = run_.mean_loss(),
                       .grad_norm = step.result.grad_norm,
                       .lr = step.position.lr,
                       .tokens = run_.position.tokens_seen,
@@ -79,6 +105,11 @@ void RunMetrics::report(const ObservedStep& step) {
     metrics.slowest = paces_->compared()->slowest();
     metrics.slow = paces_->compared()->slowest_named();
   }
+  metrics.last_loss = run_.last_loss();
+  metrics.is_cross_entropy = is_cross_entropy(run_.config);
+  run_.time_left.add_steps(reading.steps, static_cast<double>(reading.steps) * reading.step_seconds);
+  metrics.eta_seconds = run_.time_left.seconds_after(run_.position.step);
+  has_reported_ = true;
   file_->write(metrics);
   run_.progress.show(metrics);
 }

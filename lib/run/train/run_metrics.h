@@ -34,11 +34,14 @@ class RunMetrics final : public StepObserver {
  private:
   void compare_ranks();
   void report(const ObservedStep& step);
+  /// Shows how far the run is before the first line.
+  void show_first_steps();
 
   RunState& run_;
   const TimedBatches& batches_;
   std::unique_ptr<RankPaces> paces_;
   std::optional<MetricsFile> file_;  ///< on the first rank
+  bool has_reported_ = false;
 };
 
 }  // namespace fsdp::train

@@ -217,6 +217,9 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
       comm::agree(*communicator, "initial adapters",
                   [&] { of_config = with_adapters(std::move(of_config), *parts.model, config.lora, seed); });
     }
+    of_config = counted_weights(
+        std::move(of_config), *parts.model,
+        {known.progress, config.model.init_from.empty() ? "drawing weights" : "reading weights"});
     weights = of_config.get();
   }
   util::start_phase("shards");

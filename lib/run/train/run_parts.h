@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/util/progress_bar.h"
 #include "comm/api/mesh.h"
 #include "comm/api/trace.h"
 #include "data/loading/loader.h"
@@ -46,6 +47,7 @@ struct KnownParts {
   shard::ParameterSource* weights = nullptr;  ///< weights in place of those of the config
   /// Shapes of buffers, keyed by the number of micro-batches of a step. Missing shapes are added.
   std::map<int64_t, plan::BufferShapes>* buffers = nullptr;
+  util::ByteProgress progress = {};  ///< progress of reading or drawing the first weights
 };
 
 struct RunParts : ShardedModel {

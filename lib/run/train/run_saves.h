@@ -22,6 +22,7 @@ class RunSaves final : public StepObserver {
     metrics_.flush();
     run_.faults.at(FaultPlace::kSave, run_.position.step);
     run_.progress.begin("saving", run_.position.step);
+    const MeasuredPause pause(run_.time_left, Pause::kSave, due);
     best ? checkpointer_.save_best(run_.position) : checkpointer_.save(run_.position);
   }
 

@@ -7,13 +7,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <ctime>
 #include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/util/clock.h"
 #include "base/util/error.h"
 #include "base/util/hash.h"
 #include "base/util/regular_file.h"
@@ -187,15 +186,6 @@ std::string for_optimizer(const config::Config& config, const shard::Engine& eng
   return bytes == 0 ? "" : concat(", ", human_bytes(bytes), " for the optimizer");
 }
 
-std::string utc_now() {
-  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  std::tm parts{};
-  ::gmtime_r(&now, &parts);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
-}
-
 }  // namespace
 
 std::string banner(const config::Config& config, const ShardedModel& parts, const data::TrainLoader& loader,
@@ -298,7 +288,7 @@ std::string banner(const config::Config& config, const ShardedModel& parts, cons
 nlohmann::ordered_json run_environment(const comm::Communicator& communicator, const PeakRate& peak) {
   return {{"fsdp", util::version()},
           {"libtorch", TORCH_VERSION},
-          {"started", utc_now()},
+          {"started", util::utc_text()},
           {"ranks", communicator.world_size()},
           {"communication", communicator.backend_name()},
           {"host", util::host_name()},

@@ -35,6 +35,7 @@ void RunState::begin_training() {
 double RunState::training_seconds() const { return seconds_before + util::seconds_since(training_began); }
 
 void RunState::count(const StepResult& result, int64_t samples) {
+  if (is_due(config.logging.interval_steps)) position.loss_sum = position.losses = 0;
   ++position.step;
   position.samples_seen += samples;
   position.tokens_seen +=
@@ -42,8 +43,22 @@ void RunState::count(const StepResult& result, int64_t samples) {
   if (result.without_targets) ++position.steps_without_targets;
   if (!result.is_read) return;
   position.loss = result.loss;
+  if (std::isfinite(result.loss_sum)) {
+    position.loss_sum += result.loss_sum;
+    position.losses += result.losses;
+  }
   position.grad_norm = result.grad_norm;
   if (!result.without_targets) summary.loss = result.loss;
+}
+
+double RunState::mean_loss() const {
+  const bool is_only_one = position.losses == 1 && std::isfinite(position.loss);
+  if (is_only_one || position.losses == 0) return position.loss;
+  return position.loss_sum / static_cast<double>(position.losses);
+}
+
+std::optional<double> RunState::last_loss() const {
+  return config.logging.interval_steps > 1 ? std::optional(position.loss) : std::nullopt;
 }
 
 std::optional<int64_t> RunState::skipped_steps() const {

@@ -19,6 +19,7 @@
 #include "run/train/run_memory.h"
 #include "run/train/run_parts.h"
 #include "run/train/step_meter.h"
+#include "run/train/time_left.h"
 #include "setup/config/config.h"
 #include "tools/plan/recorded_pass.h"
 
@@ -73,6 +74,10 @@ struct RunState {
   double training_seconds() const;
   /// Counts a step of so many samples.
   void count(const StepResult& result, int64_t samples);
+  /// Mean loss over the steps since the last multiple of logging.interval_steps; NaN if none had targets.
+  double mean_loss() const;
+  /// The loss of the last step, if mean_loss() may be that of several.
+  std::optional<double> last_loss() const;
   /// Number of skipped steps of the whole run; nullopt if none can be skipped and none was.
   std::optional<int64_t> skipped_steps() const;
   /// Logs a text below the line of the progress.
@@ -90,6 +95,7 @@ struct RunState {
   plan::FlopsAToken flops = {};  ///< operations of forward and backward
   PeakRate peak = {};            ///< raised by rank 0 when a step was faster
   StepMeter meter = {};
+  TimeLeft time_left = {};  ///< with the pauses of this rank
   bool out_of_time = false;
   /// The time when training began, after this many seconds of earlier starts.
   std::chrono::steady_clock::time_point training_began = std::chrono::steady_clock::now();

@@ -42,6 +42,7 @@ bool RunValidation::validate() {
   const int64_t step = run_.position.step;
   const config::Config& config = run_.config;
   run_.progress.begin("validation", step);
+  const MeasuredPause pause(run_.time_left, Pause::kValidation);
   const auto finished =
       train::validate(*run_.parts.model, *loader_, *run_.communicator,
                       {.bytes = token_bytes_.get(),

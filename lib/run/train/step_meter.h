@@ -32,13 +32,18 @@ class StepMeter {
   void pause(Clock::time_point now = Clock::now()) { paused_at_ = now; }
   void go_on(Clock::time_point now = Clock::now()) { since_ += now - paused_at_; }
 
-  /// Returns the speed since the last reading, or the start.
+  /// Returns the speed since the last reading, or the start, and begins the next reading.
   Reading read(int64_t step, int64_t tokens, Clock::time_point now = Clock::now()) {
-    double seconds = std::chrono::duration<double>(now - since_).count();
-    Reading reading{static_cast<double>(tokens - tokens_) / seconds,
-                    seconds / static_cast<double>(step - step_), step - step_};
+    const Reading reading = peek(step, tokens, now);
     start(step, tokens, now);
     return reading;
+  }
+
+  /// Returns what read() would return.
+  Reading peek(int64_t step, int64_t tokens, Clock::time_point now = Clock::now()) const {
+    const double seconds = std::chrono::duration<double>(now - since_).count();
+    return {static_cast<double>(tokens - tokens_) / seconds, seconds / static_cast<double>(step - step_),
+            step - step_};
   }
 
  private:

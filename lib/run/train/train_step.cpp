@@ -72,6 +72,8 @@ StepResult TrainStep::run(StepPosition position) {
   if (outcome_) return update_without_waiting(std::move(step), loss_on_device);
   step.local_loss = loss_on_device.item<double>();
   share_loss(step.local_loss, step.result);
+  step.result.loss_sum = step.result.loss;
+  step.result.losses = 1;
   const double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
   step.norms = arriving.norms();
   step.clipping = shard::clipping(engine, options_.max_grad_norm, options_.norm_type, loss_scale, step.norms);
@@ -139,6 +141,8 @@ void TrainStep::read_outcome(StepResult& result) {
   const kernels::StepOutcome outcome = outcome_->read();
   result.loss = outcome.loss;
   result.grad_norm = outcome.grad_norm;
+  result.loss_sum = outcome.loss_sum - std::exchange(loss_sum_read_, outcome.loss_sum);
+  result.losses = static_cast<int64_t>(unread_.size());
   const auto diverged =
       std::ranges::find(unread_, static_cast<int64_t>(outcome.diverged_step), &StepPosition::step);
   if (diverged != unread_.end()) {

@@ -45,6 +45,8 @@ class ArrivingGradients;
 struct StepResult {
   bool is_read = true;     ///< false: loss and norm are on the device, for TrainStep::read_outcome()
   double loss = 0.0;       ///< mean over all tokens of the global batch, in nats
+  double loss_sum = 0.0;   ///< sum of the losses since the last reading, this step's included
+  int64_t losses = 0;      ///< number of these losses
   double grad_norm = 0.0;  ///< before clipping; not finite when the step was skipped
   /// Nothing was updated: the gradients overflowed at this loss scale, which is lower in the next step, the
   /// guard decided so, or no target counts.
@@ -138,6 +140,7 @@ class TrainStep {
 
   StepOptions options_;
   std::optional<kernels::DeviceOutcome> outcome_;
+  double loss_sum_read_ = 0;          ///< StepOutcome::loss_sum at the last reading
   std::vector<StepPosition> unread_;  ///< the steps since the last reading
 };
 

@@ -66,6 +66,7 @@ void Trainer::train() {
       run_.hooks.membership ? run_.hooks.membership->change_is_due : nullptr);
   if (begun_) continued_step()->continue_with(*std::exchange(begun_, std::nullopt));
   const NvtxRanges nvtx(run_.config.logging.nvtx, run_.communicator->device());
+  run_.time_left.set_schedule(run_.config);
   run_.meter.start(position.step, position.tokens_seen);
   util::start_phase("first step");
   while (!run_.is_over()) {

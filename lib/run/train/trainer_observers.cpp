@@ -82,6 +82,7 @@ class SampledTexts final : public StepObserver {
     step.was_examined = true;
     if (run_.summary.stopped) return;
     run_.progress.begin("sample", run_.position.step);
+    const MeasuredPause pause(run_.time_left, Pause::kSample);
     const auto text = sample_text_.of(
         *run_.parts.model, *run_.communicator, [this] { return run_.stop_is_requested(); },
         marks_whole_inputs(run_.config, *run_.mesh));

@@ -63,10 +63,15 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   run_.mesh.emplace(run_.config.mesh, run_.communicator);
   AnyWeights any;
   KnownParts known;
+  util::ByteProgressBar bar(progress);
+  known.progress = [&bar](std::string_view phase, int64_t done, int64_t total) {
+    bar.show(phase, done, total);
+  };
   if (run_.hooks.membership) known.buffers = &run_.hooks.membership->memory->buffer_shapes();
   // The memory of the ranks has all weights but those that are frozen.
   if (run_.continues() && !run_.config.lora.is_on()) known.weights = &any;
   run_.parts = build_run_parts(run_.config, *run_.mesh, trace_, known);
+  bar.clear();
   util::start_phase("data");
   run_.faults.attach_to(*run_.parts.model, *run_.communicator, run_.position.step);
   nlohmann::json data;
@@ -78,9 +83,14 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   util::start_phase("checkpoints");
   checkpointer_ = std::make_unique<Checkpointer>(
       run_.config, training_state(std::move(data)), *run_.communicator,
-      Checkpointer::Hooks{
-          .before_speaking = [this] { run_.progress.finish_line(); },
-          .in_the_middle = [this](int64_t step) { run_.faults.at(FaultPlace::kWrite, step); }});
+      Checkpointer::Hooks{.before_speaking = [this] { run_.progress.finish_line(); },
+                          .in_the_middle = [this](int64_t step) { run_.faults.at(FaultPlace::kWrite, step); },
+                          .loading =
+                              [shown = std::make_shared<util::ByteProgressBar>(progress)](
+                                  std::string_view phase, int64_t done, int64_t total) {
+                                shown->show(phase, done, total);
+                                if (done >= total) shown->clear();
+                              }});
   run_.continues() ? continue_from_memory() : static_cast<void>(run_.position = checkpointer_->restore());
   report_batch_change();
   util::start_phase("comparison of replicas");

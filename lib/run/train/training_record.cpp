@@ -1,6 +1,7 @@
 #include "run/train/training_record.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <string>
@@ -99,6 +100,9 @@ nlohmann::json training_record(const config::Config& config, const TrainingState
   if (config.optimizer.name == "adam" || config.optimizer.name == "adamw") {
     record["param_groups"] = param_groups(config, state.optimizer, position.step);
   }
+  if (position.losses > 1 || (position.losses == 1 && !std::isfinite(position.loss))) {
+    record["losses_since_line"] = {position.loss_sum, position.losses};
+  }
   if (!state.sampling.is_null()) record["sampling"] = state.sampling;
   if (config.training.reproducible == config::Reproducible::kWorldSize) record["arithmetic"] = arithmetic();
   if (position.steps_without_targets > 0) record["steps_without_targets"] = position.steps_without_targets;
@@ -128,6 +132,12 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
     position.training_seconds = record.value("training_seconds", 0.0);
     position.loss = number_of(record, "loss");
     position.grad_norm = number_of(record, "grad_norm");
+    position.losses = std::isfinite(position.loss) ? 1 : 0;
+    position.loss_sum = position.losses > 0 ? position.loss : 0;
+    if (const auto losses = record.find("losses_since_line"); losses != record.end()) {
+      losses->at(0).get_to(position.loss_sum);
+      losses->at(1).get_to(position.losses);
+    }
     restore_step_counts(state.optimizer, record);
     if (state.guard && record.contains("update_guard")) state.guard->set_state(record.at("update_guard"));
     if (state.validations && record.contains("validations")) {

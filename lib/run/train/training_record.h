@@ -37,6 +37,9 @@ struct RunPosition {
   int64_t tokens_seen = 0;
   int64_t samples_per_step = 0;    ///< over all ranks, when it was saved; 0: unknown
   double loss = 0, grad_norm = 0;  ///< loss and norm of the last step; NaN if it had no targets
+  /// Sum and number of the finite losses since the last multiple of logging.interval_steps.
+  double loss_sum = 0;
+  int64_t losses = 0;
   int64_t steps_without_targets = 0;
   double training_seconds = 0;  ///< spent in Trainer::run(), over all starts of the run
 };

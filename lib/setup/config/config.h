@@ -127,6 +127,7 @@ struct EvaluationOptions {
 
 struct LoggingOptions {
   int64_t interval_steps = 1;
+  bool timestamps = false;  ///< wall-clock times in the lines on stderr
   bool trace_communication = false;
   /// Peak of a rank's matrix products in param_dtype, which MFU is relative to; 0: from the GPU's data sheet,
   /// or measured.

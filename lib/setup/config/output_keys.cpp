@@ -36,7 +36,11 @@ std::vector<Key> output_keys() {
        "patterns (* and ?) of the parameters that init_from may lack; they are initialized as without it",
        is_given("checkpoint.init_from")},
 
-      {KEY(logging, interval_steps), "steps between log lines", at_least(1)},
+      {KEY(logging, interval_steps),
+       "steps between log lines; the loss of a line is the mean over the steps since the last multiple of this",
+       at_least(1)},
+      {KEY(logging, timestamps),
+       "begin log lines with the time in UTC (ISO 8601), which lines of metrics.jsonl always have"},
       {KEY(logging, trace_communication),
        "write a line per collective and per buffer to trace.rank<R>.jsonl"},
       {KEY(logging, peak_tflops),

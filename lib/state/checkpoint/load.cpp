@@ -65,6 +65,10 @@ std::set<std::string> refuse_misfits(const std::filesystem::path& folder, const 
        "new run from its weights with checkpoint.init_from and another run.output_dir");
 }
 
+int64_t bytes_of(const ShardRead& read) {
+  return read.blocks.count * read.blocks.blocks * static_cast<int64_t>(c10::elementSize(read.entry->dtype));
+}
+
 void read_converted(ShardSet& shards, const shard::TensorSlice& slice, c10::ScalarType stored) {
   const at::NoGradGuard no_grad;
   const at::Tensor read = at::empty(slice.data.sizes(), at::TensorOptions().dtype(stored));
@@ -84,6 +88,9 @@ std::vector<std::string> load_slices(const std::filesystem::path& folder, const 
   }
   const std::set<std::string> absent = refuse_misfits(folder, manifest, destinations, options);
 
+  int64_t bytes = 0;
+  for (const shard::TensorSlice& slice : destinations) bytes += static_cast<int64_t>(slice.data.nbytes());
+  util::ByteCounter counter(options.progress, "reading the checkpoint", bytes);
   ShardSet shards(folder, manifest);
   std::vector<ShardRead> reads;
   for (const shard::TensorSlice& slice : destinations) {
@@ -91,6 +98,7 @@ std::vector<std::string> load_slices(const std::filesystem::path& folder, const 
     const c10::ScalarType stored = manifest.tensors.at(slice.name).dtype;
     if (stored != slice.data.scalar_type()) {
       read_converted(shards, slice, stored);
+      counter.add(static_cast<int64_t>(slice.data.nbytes()));
       continue;
     }
     std::vector<ShardRead> more = shards.plan(slice.name, slice.range, slice.data.data_ptr());
@@ -100,7 +108,10 @@ std::vector<std::string> load_slices(const std::filesystem::path& folder, const 
   std::sort(reads.begin(), reads.end(), [](const ShardRead& a, const ShardRead& b) {
     return std::tie(a.file, *a.name, a.blocks.offset) < std::tie(b.file, *b.name, b.blocks.offset);
   });
-  for (const ShardRead& read : reads) shards.read(read);
+  for (const ShardRead& read : reads) {
+    shards.read(read);
+    counter.add(bytes_of(read));
+  }
   return {absent.begin(), absent.end()};
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/util/progress_bar.h"
 #include "shard/engine/tensor_slice.h"
 #include "state/manifest/manifest.h"
 
@@ -21,6 +22,7 @@ struct LoadOptions {
   /// rounded to the nearest value of the destination's type. One slice at a time is also in memory in the
   /// checkpoint's type.
   std::vector<std::string> may_be_converted{};
+  util::ByteProgress progress{};
 };
 
 /// Fills the destinations' data, which must be contiguous in CPU memory. Opens only the files that hold part

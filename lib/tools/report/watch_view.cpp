@@ -68,11 +68,11 @@ std::string progress(const WatchedState& state, int width) {
   std::string head =
       concat("step ", util::with_commas(state.step()), "/", util::with_commas(state.total_steps), " ");
   std::string tail = concat(" ", util::fixed(100 * share, 0), "%");
-  if (const auto seconds = last_value(state.run, "step_seconds");
-      seconds && state.step() < state.total_steps) {
-    tail += concat("   ETA ",
-                   util::human_duration(*seconds * static_cast<double>(state.total_steps - state.step())));
+  auto eta = last_value(state.run, "eta_seconds");
+  if (const auto seconds = last_value(state.run, "step_seconds"); seconds && !eta) {  // of an older version
+    eta = *seconds * static_cast<double>(state.total_steps - state.step());
   }
+  if (eta && state.step() < state.total_steps) tail += concat("   ETA ", util::human_duration(*eta));
   const int room = std::min(60, width - static_cast<int>(head.size() + tail.size()));
   if (room < 8) return head + tail;
   const int filled = static_cast<int>(share * room);

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <sstream>
+#include <thread>
 
 namespace fsdp::util {
 namespace {
@@ -14,6 +16,19 @@ TEST(ProgressBar, DrawsNothingOnAPipe) {
     bar.show("writing", 50, 100);
   }
   EXPECT_EQ(out.str(), "");
+}
+
+TEST(ProgressBar, WritesLinesOnAPipeIfTheWorkIsLong) {
+  std::ostringstream out;
+  {
+    ByteProgressBar bar({&out, 0}, std::chrono::milliseconds(20));
+    bar.show("reading weights", 1 << 20, 4 << 20);
+    EXPECT_EQ(out.str(), "");
+    std::this_thread::sleep_for(std::chrono::milliseconds(25));
+    bar.show("reading weights", 2 << 20, 4 << 20);
+    bar.show("reading weights", 3 << 20, 4 << 20);
+  }
+  EXPECT_EQ(out.str(), "reading weights 2.0 MiB of 4.0 MiB\n");
 }
 
 TEST(ProgressBar, DrawsAndRemovesALineOnATerminal) {

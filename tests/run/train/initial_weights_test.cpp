@@ -11,6 +11,7 @@
 #include "comm/api/communicator.h"
 #include "model/nn/decoder.h"
 #include "run/train/run_parts.h"
+#include "shard/engine/engine_sizes.h"
 #include "shard/engine/fully_shard.h"
 #include "state/hugging_face/hugging_face_config.h"
 #include "support/build_model.h"
@@ -146,6 +147,29 @@ TEST_F(InitialWeights, OfRectanglesAreThoseOfTheWholeWhateverTheOthersHold) {
         EXPECT_TRUE(at::equal(values, util::rectangle_view(whole, part).flatten()))
             << from << " on rank " << communicator.rank() << ", rows from " << part.row_begin;
       });
+    });
+  }
+}
+
+TEST_F(InitialWeights, ReportHowManyBytesOfTheModelWereReadOrDrawn) {
+  const fs::path stored = exported(config_.model);
+  for (const std::string words : {"drawing weights", "reading weights"}) {
+    if (words == "reading weights") config_.model.init_from = stored;
+    std::mutex mutex;
+    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+      int64_t last = 0, whole = 0;
+      KnownParts known;
+      known.progress = [&](std::string_view phase, int64_t done, int64_t total) {
+        const std::lock_guard lock(mutex);
+        EXPECT_EQ(phase, words);
+        EXPECT_GT(done, last);
+        last = done, whole = total;
+      };
+      RunParts parts =
+          build_run_parts(config_, comm::Mesh(config_.mesh, borrowed(communicator)), nullptr, known);
+      const std::lock_guard lock(mutex);
+      EXPECT_EQ(last, whole);
+      EXPECT_EQ(whole, 4 * shard::parameter_count(*parts.engine, *parts.model));
     });
   }
 }

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <regex>
 
+#include "base/util/clock.h"
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "support/temporary_folder.h"
@@ -94,6 +96,39 @@ TEST(MetricsFile, OfALongRunIsNotCopiedToDropItsLastSteps) {
   first_steps(10);  // the last lines do not tell where those end
 }
 
+/// The row of a table without its last column, which is the time of writing in quotes.
+std::string without_time(const std::string& row) {
+  EXPECT_TRUE(std::regex_search(row, std::regex(R"(,"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"$)"))) << row;
+  return row.substr(0, row.rfind(','));
+}
+
+TEST(MetricsFile, WritesWhenEachLineWasWritten) {
+  TemporaryFolder folder;
+  MetricsFile file(folder.path(), {});
+  const std::string before = util::utc_text();
+  file.write({.step = 1, .loss = 2.5});
+  file.write_validation(validation_line(1, with_loss(2.0)));
+  file.finish();
+  for (const std::string& line : lines_of(file.path())) {
+    EXPECT_TRUE(line.starts_with("{\"step\":1,\"time\":\"")) << line;
+    const auto time = nlohmann::json::parse(line).at("time").get<std::string>();
+    EXPECT_GE(time, before);
+    EXPECT_LE(time, util::utc_text());
+  }
+}
+
+TEST(MetricsFile, HasTheLossOfTheLastStepBesideAMeanAndTheRemainingTime) {
+  TemporaryFolder folder;
+  MetricsFile file(folder.path(), {});
+  file.write({.step = 1, .loss = 2.5});
+  file.write({.step = 2, .loss = 2.5, .last_loss = 2.25, .eta_seconds = 12.5});
+  file.finish();
+  const auto lines = metrics_with(file.path(), "loss");
+  EXPECT_FALSE(lines[0].contains("last_loss"));
+  EXPECT_EQ(lines[1].at("last_loss"), 2.25);
+  EXPECT_EQ(lines[1].at("eta_seconds"), 12.5);
+}
+
 TEST(MetricsFile, WritesTheSameNumbersAsATable) {
   TemporaryFolder folder;
   {
@@ -108,8 +143,9 @@ TEST(MetricsFile, WritesTheSameNumbersAsATable) {
   auto lines = lines_of(folder / "metrics.csv");
   ASSERT_EQ(lines.size(), 5u);
   EXPECT_TRUE(lines[0].starts_with("step,loss,grad_norm,lr,tokens,tokens_per_second,")) << lines[0];
-  EXPECT_EQ(lines[3], "3,2.5,0.0,0.0,0,0.0,0.0,0,0,0.0,0.25,,,,,,,,,,,,,,,");
-  EXPECT_EQ(lines[4], "4,,,,,,,,,,,,,0.0,1.0,,,,,,,,,,,");
+  EXPECT_TRUE(lines[0].ends_with(",last_loss,eta_seconds,time")) << lines[0];
+  EXPECT_EQ(without_time(lines[3]), "3,2.5,0.0,0.0,0,0.0,0.0,0,0,0.0,0.25,,,,,,,,,,,,,,,,,");
+  EXPECT_EQ(without_time(lines[4]), "4,,,,,,,,,,,,,0.0,1.0,,,,,,,,,,,,,");
 }
 
 TEST(MetricsFile, DropsTheValidationThatTheRunBeginsWith) {
@@ -147,7 +183,7 @@ TEST(MetricsFile, HasTheMemoryOfAGpuWhereThereIsOne) {
                 "\"gpu_peak_allocated_bytes\":5,\"gpu_peak_reserved_bytes\":7,\"gpu_allocator_retries\":2"),
             std::string::npos)
       << lines[1];
-  EXPECT_TRUE(lines_of(folder / "metrics.csv")[2].ends_with(",5,7,2,,,,,,,"));
+  EXPECT_TRUE(without_time(lines_of(folder / "metrics.csv")[2]).ends_with(",5,7,2,,,,,,,,,"));
 }
 
 TEST(MetricsFile, HasTheSlowestRankWhereRanksAreCompared) {
@@ -163,8 +199,8 @@ TEST(MetricsFile, HasTheSlowestRankWhereRanksAreCompared) {
   EXPECT_TRUE(lines[1].ends_with("\"slowest_rank\":3,\"slowest_rank_factor\":2.5}")) << lines[1];
   EXPECT_TRUE(lines[2].ends_with("\"slow_rank\":3,\"slow_rank_factor\":2.5,\"slow_rank_host\":\"node-b\"}"))
       << lines[2];
-  EXPECT_TRUE(rows[2].ends_with(",3,2.5,,")) << rows[2];
-  EXPECT_TRUE(rows[3].ends_with(",3,2.5,3,2.5")) << rows[3];
+  EXPECT_TRUE(without_time(rows[2]).ends_with(",3,2.5,,,,")) << rows[2];
+  EXPECT_TRUE(without_time(rows[3]).ends_with(",3,2.5,3,2.5,,")) << rows[3];
 }
 
 TEST(MetricsFile, PutsAnOlderTableAndOneWithOtherColumnsAside) {

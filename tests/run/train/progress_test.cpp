@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <regex>
 #include <sstream>
 #include <string>
 #include <thread>
+
+#include "base/util/log.h"
 
 namespace fsdp::train {
 namespace {
@@ -19,7 +22,8 @@ const StepMetrics kStep{.step = 50,
                         .tokens = 1000,
                         .tokens_per_second = 12345.6,
                         .step_seconds = 0.5,
-                        .peak_memory_bytes = 512 << 20};
+                        .peak_memory_bytes = 512 << 20,
+                        .eta_seconds = 75};
 
 /// The line of a terminal, without the characters that draw it over.
 std::string drawn(int columns, const StepMetrics& metrics) {
@@ -32,7 +36,7 @@ std::string drawn(int columns, const StepMetrics& metrics) {
 TEST(Progress, WritesPlainLinesWithoutATerminal) {
   std::ostringstream out;
   Progress progress({&out, 0}, 200);
-  progress.show(kStep);
+  progress.show(kStep, {});
   progress.finish_line();
   EXPECT_EQ(out.str(),
             "step 50/200  loss 2.0000  ppl 7.39  ETA 1m15s  12,346 tok/s  norm 0.75  lr "
@@ -128,22 +132,68 @@ TEST(Progress, DrawsWhatIsUnderWayBetweenStepsThatAreLogged) {
   EXPECT_TRUE(out.str().ends_with("\033[K")) << "a tick is no line to keep";
 
   out.str("");
-  progress.show(kStep);
+  progress.show(kStep, begin - 5s);
   progress.begin("step 60", 59, begin);
-  progress.tick(begin + 200ms);  // half a second a step
+  progress.tick(begin);
   progress.tick(begin + 10s);
   progress.finish_line();
   const std::string text = out.str();
   EXPECT_NE(text.find("\033[K59/200 "), std::string::npos) << text;
   EXPECT_NE(text.find("] loss 2.0000  ETA 1m10s  "), std::string::npos)
       << "quick steps need no time: " << text;
-  EXPECT_NE(text.find("] step 60 for 10s  loss 2.0000  ETA 1m10s  "), std::string::npos) << text;
+  EXPECT_NE(text.find("] step 60 for 10s  loss 2.0000  ETA 1m00s  "), std::string::npos) << text;
   // What stays is the last step that was logged.
   EXPECT_NE(text.substr(text.rfind('\r')).find("50/200 "), std::string::npos) << text;
 
   out.str("");
   progress.tick(begin + 20s);
   EXPECT_EQ(out.str(), "") << "other output follows";
+}
+
+TEST(Progress, ShowsTheRemainingTimeBeforeTheFirstLine) {
+  using namespace std::chrono_literals;
+  const auto begin = Progress::Clock::now();
+  std::ostringstream out;
+  Progress terminal({&out, 100}, 200);
+  terminal.begin("step 1", 0, begin);
+  terminal.tick(begin + 1s);
+  EXPECT_EQ(out.str().find("ETA"), std::string::npos) << "nothing is known yet";
+  terminal.show_unlogged(1, 2.0, 398, /*next_line=*/50, begin + 2s);
+  terminal.begin("step 2", 1, begin + 2s);
+  terminal.tick(begin + 10s);
+  EXPECT_NE(out.str().find("\033[K1/200 ["), std::string::npos) << out.str();
+  EXPECT_NE(out.str().find("] step 2 for 8s  ETA 6m30s\r"), std::string::npos) << out.str();
+
+  std::ostringstream lines;
+  Progress plain({&lines, 0}, 200);
+  plain.show_unlogged(1, 2.0, 398, /*next_line=*/50);
+  plain.show_unlogged(2, 2.0, 396, /*next_line=*/50);
+  EXPECT_EQ(lines.str(), "step 1/200  took 2.00s  ETA 6m38s  next line after step 50\n") << "once";
+}
+
+TEST(Progress, ShowsTheLossOfTheLastStepBesideTheMean) {
+  std::ostringstream out;
+  StepMetrics metrics = kStep;
+  metrics.last_loss = 1.75;
+  Progress({&out, 0}, 200).show(metrics);
+  EXPECT_NE(out.str().find("  loss 2.0000  last 1.7500  ppl 7.39  "), std::string::npos) << out.str();
+}
+
+TEST(Progress, ShowsAPerplexityOfCrossEntropyAlone) {
+  std::ostringstream out;
+  StepMetrics metrics = kStep;
+  metrics.is_cross_entropy = false;
+  Progress({&out, 0}, 200).show(metrics);
+  EXPECT_NE(out.str().find("  loss 2.0000  ETA "), std::string::npos) << out.str();
+}
+
+TEST(Progress, BeginsPlainLinesWithTheTimeWhereTheLogDoes) {
+  util::set_log_times(true);
+  std::ostringstream out;
+  Progress({&out, 0}, 200).show(kStep);
+  util::set_log_times(false);
+  EXPECT_TRUE(std::regex_search(out.str(), std::regex("^\\d{4}-\\d\\d-\\d\\dT[0-9:.]{12}Z step 50/200 ")))
+      << out.str();
 }
 
 TEST(Progress, DrawsNothingBetweenLinesWithoutATerminal) {

@@ -81,17 +81,26 @@ TEST_F(TrainStepTest, ReadsLossAndNormLateWithoutAnotherResult) {
       Ready ready = make(communicator, options);
       EXPECT_EQ(ready.step->reads_late(), options.may_read_late);
       StepResult last;
+      const bool is_first = communicator.rank() == 0;
+      const auto count = [&] {
+        if (!is_first) return;
+        trained.loss_sum += last.loss_sum;
+        trained.losses += last.losses;
+      };
       for (int64_t step = 1; step <= 4; ++step) {
         last = ready.step->run({.step = step,
                                 .first_global_sample = 8 * (step - 1),
                                 .lr = 1e-2 / static_cast<double>(step),
                                 .reads_outcome = step == 2});
         EXPECT_EQ(last.is_read, !options.may_read_late || step == 2);
-        if (communicator.rank() == 0 && step == 2) trained.results.push_back(last);
+        if (last.is_read) count();
+        if (is_first && step == 2) trained.results.push_back(last);
       }
+      const bool was_read = last.is_read;
       ready.step->read_outcome(last);
+      if (!was_read) count();
       EXPECT_TRUE(last.is_read);
-      if (communicator.rank() == 0) trained.results.push_back(last);
+      if (is_first) trained.results.push_back(last);
       auto& tensors = trained.tensors[static_cast<size_t>(communicator.rank())];
       for (const auto& unit : ready.engine->units()) tensors.push_back(unit->storage().shard().clone());
     });
@@ -106,6 +115,9 @@ TEST_F(TrainStepTest, ReadsLossAndNormLateWithoutAnotherResult) {
     const Trained at_once = train(options);
     options.may_read_late = true;
     const Trained late = train(options);
+    EXPECT_EQ(at_once.losses, 4);
+    EXPECT_EQ(late.losses, 4);
+    EXPECT_NEAR(late.loss_sum, at_once.loss_sum, 1e-12);
     for (size_t i = 0; i < 2; ++i) {
       EXPECT_NEAR(late.results[i].loss, at_once.results[i].loss, 1e-12);
       EXPECT_NEAR(late.results[i].grad_norm, at_once.results[i].grad_norm, 1e-9);

@@ -40,6 +40,40 @@ TEST_F(TrainerTest, LearnsAndLeavesMetricsConfigAndACheckpoint) {
   EXPECT_EQ(checkpoint::incompleteness(summary.last_checkpoint), "");
 }
 
+TEST_F(TrainerTest, LogsTheMeanLossOfTheStepsOfALineBesideThatOfTheLast) {
+  config_.training.steps = 8;
+  train(2, config_);
+  const std::vector<double> each = values_of(folder_ / "out/metrics.jsonl", "loss");
+  EXPECT_TRUE(values_of(folder_ / "out/metrics.jsonl", "last_loss").empty()) << "it would be the loss";
+  config_.logging.interval_steps = 3;
+  config_.run.output_dir = folder_ / "means";
+  train(2, config_);
+  const std::vector<double> means = values_of(folder_ / "means/metrics.jsonl", "loss");
+  const std::vector<double> expected = {(each[0] + each[1] + each[2]) / 3, (each[3] + each[4] + each[5]) / 3,
+                                        (each[6] + each[7]) / 2};
+  expect_near(means, expected);
+  expect_near(values_of(folder_ / "means/metrics.jsonl", "last_loss"), {each[2], each[5], each[7]});
+  // A run that was stopped within a line has the same line in the end.
+  config_.run.output_dir = folder_ / "parts";
+  config_.training.steps = 5;
+  train(2, config_);
+  config_.training.steps = 8;
+  train(2, config_);
+  const std::vector<double> of_parts = values_of(folder_ / "parts/metrics.jsonl", "loss");
+  EXPECT_EQ(of_parts, (std::vector<double>{means[0], of_parts[1], means[1], means[2]}));
+  EXPECT_NEAR(of_parts[1], (each[3] + each[4]) / 2, 1e-6);
+}
+
+TEST_F(TrainerTest, EstimatesTheRemainingTimeInEveryLine) {
+  config_.training.steps = 6;
+  config_.evaluation.interval_steps = 2;
+  train(2, config_);
+  const std::vector<double> left = values_of(folder_ / "out/metrics.jsonl", "eta_seconds");
+  ASSERT_EQ(left.size(), 6u);
+  for (const double seconds : left) EXPECT_GE(seconds, 0);
+  EXPECT_GT(left.back(), 0) << "the validation after the last step is still to come";
+}
+
 TEST_F(TrainerTest, RecordsOfWhatMfuIsAShareAndNoMoreThanAllOfIt) {
   config_.logging.peak_tflops = 0;
   train(2, config_);

@@ -283,6 +283,7 @@ const std::map<std::string, Sample>& samples() {
       {"logging.sample_every", {"10", "-1"}},
       {"logging.sample_prompt", {"\"ROMEO:\"", "\"a\\u0001b\"", {"logging.sample_every=9"}}},
       {"logging.sample_tokens", {"8", "0", {"logging.sample_every=9"}}},
+      {"logging.timestamps", {"true", "2"}},
       {"logging.trace_communication", {"true", "2"}},
       {"logging.peak_tflops", {"1.5", "-1"}},
       {"logging.csv", {"true", "1"}},
@@ -324,7 +325,9 @@ TEST(Keys, AProgramThatLoadsNoPluginsRefusesThem) {
 TEST(Keys, EveryKeyRefusesAValueOfAnotherType) {
   Config defaults;
   for (const Key& key : all_keys()) {
-    bool is_string = std::holds_alternative<std::string>(value_of(key, defaults));
+    const Value value = value_of(key, defaults);
+    const bool is_string =
+        std::holds_alternative<std::string>(value) || std::holds_alternative<std::vector<std::string>>(value);
     std::string section = "[" + key.section + "]\n" + key.name + " = ";
     for (const std::string& wrong : {std::string(is_string ? "3" : "\"text\""), std::string("1979-05-27"),
                                      std::string("{ a = 1 }"), std::string("[[1]]")}) {
