@@ -29,8 +29,6 @@
 #include "config_words.h"
 #include "data/tokens/lost_pages.h"
 #include "early_environment.h"
-#include "plan_options.h"
-#include "plugin_option.h"
 #include "run/replicas/replicas.h"
 #include "run/train/device.h"
 #include "run/train/dry_run.h"
@@ -50,28 +48,12 @@
 #include "tools/report/report.h"
 #include "tools/report/watch.h"
 #include "train_commands.h"
+#include "train_options.h"
 
 namespace {
 
-struct Arguments {
-  std::string command;  ///< command line as a shell takes it
-  std::string config_path;
-  std::vector<std::string> overrides, plugins;
-  bool print_config = false;
-  bool explain_step = false;
-  bool all_units = false;
-  std::string timeline;  ///< file of the explained step; empty: none
-  bool profile_start = false;
-  bool plan = false;
-  bool dry_run = false;
-  std::string evaluate;                ///< weights to validate; empty: the run is trained
-  std::vector<std::string> report;     ///< folders of the runs to report
-  std::string report_output;           ///< file of the report; empty: the default
-  std::string watch;                   ///< folder of the run to watch; empty: none
-  fsdp::apps::PlanArguments planning;  ///< options of --plan and --dry-run
-};
-
 using namespace fsdp;
+using Arguments = apps::TrainArguments;
 
 void print(const train::RunSummary& summary, const config::Config& config,
            const std::string& resume_command) {
@@ -325,69 +307,6 @@ int run(const Arguments& arguments) {
   return 0;
 }
 
-/// Whether the program only reads folders of runs, which needs no config.
-bool looks_at_runs(const Arguments& arguments) {
-  return !arguments.report.empty() || !arguments.watch.empty();
-}
-
-/// Whether the model of the config is computed. Only then is a plug-in loaded that the config names.
-bool computes(const Arguments& arguments) {
-  return !looks_at_runs(arguments) && !arguments.print_config && !arguments.plan;
-}
-
-/// Whether the program trains, and so saves before it ends. Otherwise a signal ends it like any program.
-bool trains(const Arguments& arguments) {
-  return !looks_at_runs(arguments) && !arguments.print_config && !arguments.plan && !arguments.dry_run &&
-         !arguments.explain_step && !arguments.profile_start && arguments.evaluate.empty();
-}
-
-void add_plan_options(CLI::App& app, Arguments& arguments) {
-  CLI::Option* plan = app.add_flag(
-      "--plan", arguments.plan,
-      "print what a rank of the run would need, computed from the config alone: memory, communication, time, "
-      "the largest micro-batch that fits, and what to change if none does. Needs no data, no other process "
-      "and little memory. The program fsdp-plan prints the same");
-  CLI::Option* dry_run = app.add_flag(
-      "--dry-run", arguments.dry_run,
-      "train some steps on random tokens as rank 0 of the world, without the other ranks, and print the "
-      "plan beside what was measured. Needs the memory of one rank on training.device, "
-      "reads no data and writes no file");
-  plan->excludes(dry_run);
-  apps::add_plan_options(app, arguments.planning, "with --plan or --dry-run: ");
-}
-
-/// Refuses options of a plan without --plan or --dry-run.
-void check_plan_options(const CLI::App& app, const Arguments& arguments) {
-  if (arguments.plan || arguments.dry_run) return;
-  for (const std::string& name : apps::plan_option_names()) {
-    if (app.count(name) == 0 || (arguments.profile_start && name == "--json")) continue;
-    util::fail(util::ErrorKind::kUsage, name,
-               ": expected --plan or --dry-run as well; found neither; add one");
-  }
-}
-
-int check_that_a_config_is_named(const CLI::App& app, const Arguments& arguments) {
-  const std::string& word = arguments.config_path;
-  const std::string commands = util::join(cli::command_names(app), ", ");
-  if (word.empty()) {
-    util::fail(util::ErrorKind::kUsage, "command line: expected a config (a TOML file) or a command (",
-               commands,
-               "); found neither; fsdp-train init quickstart --output config.toml writes a first config");
-  }
-  const std::string command = cli::misspelt_command(app, word);
-  if (command.empty()) return 0;
-  util::fail(util::ErrorKind::kUsage, "command line: expected a config (a TOML file) or a command (",
-             commands, "); found ", util::shell_word(word), ", which is neither; did you mean ", command,
-             "?");
-}
-
-int run_command(const CLI::Option& config, const std::function<int()>& command) {
-  if (config.count() == 0) return command();
-  util::fail(util::ErrorKind::kUsage,
-             "expected a command (init, keys, doctor) as the first argument; found it after \"",
-             config.as<std::string>(), "\"; for a config with the name of a command, write ./NAME");
-}
-
 cli::Page page() {
   return {
       .name = "fsdp-train",
@@ -401,21 +320,21 @@ cli::Page page() {
            {"two processes, with two keys overridden",
             "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml training.steps=400 "
             "optimizer.lr=3e-4"},
-           {"every key with its value and the origin of the value", "fsdp-train config.toml --print-config"},
+           {"every key with its value and the origin of the value", "fsdp-train print-config config.toml"},
            {"what happens in a step",
-            "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml --explain-step"},
+            "fsdp-launch --nproc-per-node 2 -- fsdp-train explain-step config.toml"},
            {"where the time to the first step goes",
-            "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml --profile-start"},
+            "fsdp-launch --nproc-per-node 2 -- fsdp-train profile-start config.toml"},
            {"a picture of that step",
-            "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml --explain-step --timeline step.svg"},
+            "fsdp-launch --nproc-per-node 2 -- fsdp-train explain-step config.toml --timeline step.svg"},
            {"what each of 64 ranks would need, planned and measured",
-            "fsdp-train config.toml --dry-run --world-size 64"},
+            "fsdp-train dry-run config.toml --world-size 64"},
            {"the validation loss of the run's best weights",
-            "fsdp-train config.toml --evaluate checkpoints/run/best"},
-           {"a live view of a run in a terminal", "fsdp-train --watch checkpoints/run"},
-           {"the curves and settings of a run as an HTML page", "fsdp-train --report checkpoints/run"},
+            "fsdp-train evaluate config.toml checkpoints/run/best"},
+           {"a live view of a run in a terminal", "fsdp-train watch checkpoints/run"},
+           {"the curves and settings of a run as an HTML page", "fsdp-train report checkpoints/run"},
            {"the curves of two runs, and what differs in their configs",
-            "fsdp-train --report checkpoints/run-1 checkpoints/run-2 --output comparison.html"}},
+            "fsdp-train report checkpoints/run-1 checkpoints/run-2 --output comparison.html"}},
       .words = apps::config_words(),
       .answer_to_foreign_word = config::foreign_flag_answer};
 }
@@ -427,88 +346,24 @@ int main(int argc, char** argv) {
   CLI::App app("Trains a transformer with fully sharded data parallelism; one process of a run.",
                "fsdp-train");
   Arguments arguments;
-  CLI::Option* config = app.add_option("config", arguments.config_path, "TOML file")->check(cli::not_empty());
-  app.add_option("overrides", arguments.overrides, "section.key=value, overrides the file");
-  apps::add_plugin_option(
-      app, arguments.plugins,
-      "; those that the config names in run.plugins are loaded when its model is computed, but not "
-      "by --help, --print-config, --plan and doctor");
-  app.add_flag("--print-config", arguments.print_config,
-               "print every key with its value and the origin of the value (default, line of "
-               "the file, command line), and exit");
-  CLI::Option* explain = app.add_flag(
-      "--explain-step", arguments.explain_step,
-      "train two steps from the initial weights and print what happened in the second: a timeline of rank 0, "
-      "and communication and memory against their formula. Reads no checkpoint and, without --timeline, "
-      "writes no file");
-  app.add_flag("--all-units", arguments.all_units, "with --explain-step: every event of every unit")
-      ->needs(explain);
-  app.add_option(
-         "--timeline", arguments.timeline,
-         "with --explain-step: also write what rank 0 did in that step to this file: compute, "
-         "communication, waits and live memory, as a picture (FILE.svg) or as JSON for chrome://tracing "
-         "and ui.perfetto.dev (FILE.json)")
-      ->check(cli::not_empty())
-      ->needs(explain);
-  app.add_option(
-         "--evaluate", arguments.evaluate,
-         "print loss, perplexity and bits per byte of data.validation for these weights, and exit: a "
-         "checkpoint's folder, a run's (its newest checkpoint; FOLDER/best: its best), a safetensors file or a "
-         "Hugging Face folder. Writes no file")
-      ->check(cli::not_empty())
-      ->excludes(explain);
-  CLI::Option* report =
-      app.add_option(
-             "--report", arguments.report,
-             "write report.html into this folder of a run, which may still be running, print its path, "
-             "and exit: curves, config, environment, and the picture of a step if "
-             "logging.trace_communication was on. With several folders: write comparison.html into the "
-             "working directory, with the curves of all runs and the keys in which they differ")
-          ->check(cli::not_empty())
-          ->excludes(config)
-          ->excludes(explain);
-  app.add_option("--output", arguments.report_output, "with --report: write this file instead")
-      ->check(cli::not_empty())
-      ->needs(report);
-  app.add_option(
-         "--watch", arguments.watch,
-         "show this folder of a run in the terminal until the run ends or q is pressed: progress, curve of "
-         "the loss, speed, memory, the processes on this host, validations and checkpoints. Prints this "
-         "once if the output is not a terminal")
-      ->check(cli::not_empty())
-      ->excludes(config)
-      ->excludes(explain)
-      ->excludes(report);
-  CLI::Option* profile = app.add_flag(
-      "--profile-start", arguments.profile_start,
-      "train one step from the first weights, or from the checkpoint that checkpoint.resume names, and "
-      "print where the time from the start of rank 0, or of fsdp-launch, to the end of the step went. "
-      "Leaves the run's folder alone. With --json, prints one JSON object");
-  add_plan_options(app, arguments);
-  for (const char* other :
-       {"--print-config", "--explain-step", "--evaluate", "--report", "--watch", "--plan", "--dry-run"}) {
-    profile->excludes(app.get_option(other));
-  }
+  apps::add_train_options(app, arguments);
   std::function<int()> command;
   apps::add_train_commands(app, command);
+  apps::add_train_actions(app, arguments);
   app.footer([&arguments] { return apps::keys_for_help(arguments.plugins); });
   if (const auto code = cli::parse(app, page(), argc, argv)) return *code;
-  plugin::load_with_configs(arguments.plugins, !command && computes(arguments)
+  plugin::load_with_configs(arguments.plugins, !command && arguments.computes()
                                                    ? plugin::OfConfigs::kAreLoaded
                                                    : plugin::OfConfigs::kAreRefused);
   std::vector<std::string> words;
   for (char** word = argv; *word != nullptr; ++word) words.push_back(util::shell_word(*word));
   arguments.command = util::join(words, " ");
-  if (command || !trains(arguments)) util::StopSignal::end_early();
-  if (!command && !looks_at_runs(arguments)) {
-    const int code = util::run_guarded([&] { return check_that_a_config_is_named(app, arguments); });
-    if (code != 0) return code;
-  }
-  if (command) return util::run_guarded([&] { return run_command(*config, command); });
-  data::exit_at_lost_pages();
-  util::MappedAllocator::install();
+  if (command || !arguments.trains()) util::StopSignal::end_early();
   return util::run_guarded([&] {
-    check_plan_options(app, arguments);
+    apps::check_train_words(app, arguments);
+    if (command) return command();
+    data::exit_at_lost_pages();
+    util::MappedAllocator::install();
     return run(arguments);
   });
 }

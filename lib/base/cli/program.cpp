@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/cli/help.h"
 #include "base/cli/shell_files.h"
 #include "base/cli/usage_error.h"
 #include "base/util/error.h"
@@ -16,33 +17,6 @@
 
 namespace fsdp::cli {
 namespace {
-
-/// CLI11's formatter, with examples before the usage.
-class HelpFormatter final : public CLI::Formatter {
- public:
-  explicit HelpFormatter(Page page) : page_(std::move(page)) {}
-
-  std::string make_description(const CLI::App* app) const override {
-    std::string text = CLI::Formatter::make_description(app);
-    if (app->get_parent() != nullptr || page_.examples.empty()) return text;
-    text += "\nExamples:\n";
-    for (const Example& example : page_.examples) {
-      if (!example.about.empty()) text += "  # " + example.about + "\n";
-      text += "  " + example.command + "\n";
-    }
-    return text + "\n";
-  }
-
-  std::string make_usage(const CLI::App* app, std::string name) const override {
-    std::string text = CLI::Formatter::make_usage(app, name);
-    if (app->get_parent() != nullptr) return text;
-    if (page_.runs_program) text.insert(text.size() - 1, " [--] PROGRAM [ARGUMENTS...]");
-    return text + "       " + page_.name + " completions bash|zsh|fish\n       " + page_.name + " man-page\n";
-  }
-
- private:
-  Page page_;
-};
 
 CLI::Validator number_that(const std::string& bounds, std::function<bool(double)> is_allowed) {
   return CLI::Validator(
@@ -65,7 +39,12 @@ void print(const std::string& text) {
 
 bool prepare(CLI::App& app, const Page& page, int argc, const char* const* argv) {
   util::prepare_for_limits();
-  app.formatter(std::make_shared<HelpFormatter>(page));
+  const auto formatter =
+      help_formatter(page, {.is_short = asks_for_short_help(argc, argv), .columns = help_columns()});
+  app.formatter(formatter);
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    command->formatter(formatter);
+  }
   app.set_version_flag(
       "--version", [name = page.name] { return version_text(name); }, "Print versions and exit");
   const std::string first = argc > 1 ? argv[1] : "";

@@ -148,6 +148,9 @@ Value read_value(const Key& key, const Literal& literal) {
       throw Misfit{misfit_text(key, misfit.found), misfit.region};
     }
   } else if constexpr (IsList<T>::value) {
+    if constexpr (std::is_same_v<T, std::vector<std::string>>) {  // one word is a list of one
+      if (literal.kind == Kind::kString && !literal.text.empty()) return T{literal.text};
+    }
     if (literal.kind != Kind::kList)
       throw Misfit{misfit_text(key, "is " + described(literal)), literal.region};
     T items;

@@ -54,6 +54,7 @@ class Includes {
       for (const TomlEntry& entry : parse_toml(file)) {
         if (!entry.section.empty() || entry.name != kIncludeKey) continue;
         if (entry.value.kind == Literal::Kind::kList) return entry.value.items;
+        if (entry.value.kind == Literal::Kind::kString) return {entry.value};  // one path is a list of one
         report_.add(file, entry.value.region,
                     concat("include must be a list of files, such as include = [\"base.toml\"], but is ",
                            described(entry.value)));

@@ -1,7 +1,6 @@
 #include "setup/config/print.h"
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 
 #include "base/util/error.h"
@@ -75,27 +74,16 @@ std::string help_of(const Key& key) {
 
 std::string key_reference() {
   Config defaults;
-  struct KeyRow {
-    const Key* key;
-    std::array<std::string, 3> cells;  // name, type, default
-  };
-  std::vector<KeyRow> rows;
-  std::array<size_t, 3> widths{};
-  for (const Key& key : all_keys()) {
-    KeyRow row{&key, {key.name, type_name(value_of(key, defaults)), default_text(key, defaults)}};
-    for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], row.cells[i].size());
-    rows.push_back(row);
-  }
+  constexpr size_t kMeaningColumn = 26;
   std::string text;
   std::string section;
-  for (const KeyRow& row : rows) {
-    if (row.key->section != section) {
-      section = row.key->section;
+  for (const Key& key : all_keys()) {
+    if (key.section != section) {
+      section = key.section;
       text += (text.empty() ? "[" : "\n[") + section + "]\n";
     }
-    text += "  ";
-    for (size_t i = 0; i < widths.size(); ++i) text += padded(row.cells[i], widths[i]) + "  ";
-    text += help_of(*row.key) + "\n";
+    text += concat("  ", padded(key.name, kMeaningColumn - 4), "  ", type_name(value_of(key, defaults)), ", ",
+                   default_text(key, defaults), ": ", help_of(key), "\n");
   }
   return text;
 }

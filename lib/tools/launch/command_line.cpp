@@ -173,14 +173,14 @@ std::optional<LaunchOptions> parse_command_line(int argc, const char* const* arg
   LaunchOptions options;
   OptionTexts texts;
   CLI::App app(
-      "Starts PROGRAM in several processes on this node, with the environment that torchrun sets, and\n"
-      "supervises them: the first that fails ends the run, or restarts all of them (--max-restarts). In a\n"
-      "run of several nodes, start it on each node. Options come before PROGRAM; each can also be set by\n"
+      "Starts PROGRAM in several processes on this node, with the environment that torchrun sets, and "
+      "supervises them: the first that fails ends the run, or restarts all of them (--max-restarts). In a "
+      "run of several nodes, start it on each node. Options come before PROGRAM; each can also be set by "
       "torchrun's environment variable for it.",
       "fsdp-launch");
   app.footer(
-      "Nodes of a run know each other by a token, which keeps out all others: that in FSDP_LAUNCH_TOKEN, the same\n"
-      "on all nodes; or that in a file which they share (--rdzv-conf token_file=PATH); or else that in\n"
+      "Nodes of a run know each other by a token, which keeps out all others: that in FSDP_LAUNCH_TOKEN, the same "
+      "on all nodes; or that in a file which they share (--rdzv-conf token_file=PATH); or else that in "
       "~/.config/fsdp/launch-token, which the first launcher makes. --rdzv-conf trust_network=true does without.");
   app.prefix_command();
   add_options(app, options, texts);

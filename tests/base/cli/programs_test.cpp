@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <regex>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/cli/page.h"
@@ -38,6 +42,49 @@ TEST_P(Programs, BeginTheirHelpWithExamples) {
   EXPECT_LT(examples, usage);
   EXPECT_NE(result.out.find("\n  " + GetParam() + " ", examples), std::string::npos);
   EXPECT_NE(result.out.find("--version"), std::string::npos);
+}
+
+/// The commands of a program, as its completions know them.
+std::vector<std::string> commands_of(const std::string& completions) {
+  std::vector<std::string> commands;
+  std::istringstream lines(completions);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t begin = line.find("\t0\t");  // a row of the first positional argument
+    if (begin != 0) continue;
+    const std::string word = line.substr(3, line.find('\t', 3) - 3);
+    if (word != "/" && word != "completions" && word != "man-page") commands.push_back(word);
+  }
+  return commands;
+}
+
+TEST_P(Programs, HaveAShortHelpThatFitsAScreen) {
+  std::vector<std::vector<std::string>> questions = {{"-h"}};
+  for (const std::string& command : commands_of(run({"completions", "bash"}).out)) {
+    questions.push_back({command, "-h"});
+  }
+  for (const std::vector<std::string>& question : questions) {
+    const auto result = run(question);
+    EXPECT_EQ(result.exit_code, 0) << question.front();
+    EXPECT_LE(std::count(result.out.begin(), result.out.end(), '\n'), 24) << result.out;
+    EXPECT_NE(result.out.find("\nUsage: " + GetParam()), std::string::npos) << result.out;
+    EXPECT_NE(result.out.find(" --help describes all of it"), std::string::npos) << result.out;
+    std::istringstream lines(result.out);
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
+  }
+}
+
+TEST_P(Programs, WrapTheirHelp) {
+  const std::string program = testing::program_path(GetParam());
+  for (const size_t columns : {60u, 100u}) {
+    const auto result = testing::run({program, "--help"}, {.env = {{"COLUMNS", std::to_string(columns)}}});
+    std::istringstream lines(result.out);
+    for (std::string line; std::getline(lines, line);) {
+      // Only a single word, such as a list of defaults, may be longer.
+      const size_t begin = line.find_first_not_of(' ');
+      const bool is_word = begin != std::string::npos && line.find(' ', begin) == std::string::npos;
+      EXPECT_TRUE(line.size() <= columns || is_word) << line;
+    }
+  }
 }
 
 TEST_P(Programs, AreCompletedByBash) {
@@ -119,6 +166,61 @@ TEST(FsdpTrain, FailsWhereTheConfigCannotBePrinted) {
     const auto result = testing::run({"sh", "-c", program + words + " > /dev/full"});
     EXPECT_EQ(result.exit_code, 7) << words;
     EXPECT_EQ(result.err, "error: cannot write to standard output\n") << words;
+  }
+}
+
+TEST(FsdpTrain, HasOneFormForAllActions) {
+  testing::TemporaryFolder folder;
+  const std::string config = folder / "config.toml", out = folder / "run";
+  std::ofstream(config) << "[data]\ntrain = \"none.bin\"\n";
+  std::filesystem::create_directories(out);
+  std::ofstream(out + "/metrics.jsonl") << "{\"step\":1,\"loss\":2.5}\n";
+  const auto train = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), testing::program_path("fsdp-train"));
+    return testing::run(words);
+  };
+  const std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>> forms = {
+      {{"plan", config, "training.steps=7", "--world-size", "4"},
+       {config, "training.steps=7", "--plan", "--world-size", "4"}},
+      {{"plan", config, "--json"}, {config, "--plan", "--json"}},
+      {{"print-config", config, "run.seed=3"}, {config, "run.seed=3", "--print-config"}},
+      {{"report", out, "--output", folder / "a.html"}, {"--report", out, "--output", folder / "a.html"}},
+      {{"report", out, out, "--output", folder / "b.html"},
+       {"--report", out, out, "--output", folder / "b.html"}},
+      {{"watch", out}, {"--watch", out}},
+      {{"evaluate", config, folder / "no-weights"}, {config, "--evaluate", folder / "no-weights"}},
+      {{"explain-step", config}, {config, "--explain-step"}},
+      {{"profile-start", config}, {config, "--profile-start"}}};
+  for (const auto& [command, options] : forms) {
+    const auto first = train(command), second = train(options);
+    EXPECT_EQ(first.exit_code, second.exit_code) << command.front();
+    const std::regex age("\\d+s ago");
+    EXPECT_EQ(std::regex_replace(first.out, age, ""), std::regex_replace(second.out, age, ""))
+        << command.front();
+    EXPECT_EQ(first.err, second.err) << command.front();
+    EXPECT_NE(first.out + first.err, "") << command.front();
+  }
+}
+
+TEST(FsdpTrain, SaysWhereTheWordsOfAnActionBelong) {
+  testing::TemporaryFolder folder;
+  std::ofstream(folder / "config.toml") << "[data]\ntrain = \"none.bin\"\n";
+  const std::string config = folder / "config.toml";
+  const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes = {
+      {{"plan"}, "expected fsdp-train plan with TOML file; found none; see fsdp-train plan --help"},
+      {{"report"}, "expected fsdp-train report with folders of runs; found none"},
+      {{"evaluate", config}, "expected fsdp-train evaluate with weights; found none"},
+      {{config, "plan"}, "expected the command plan as the first argument; found it after \"" + config},
+      {{"--plan", "report", "run"}, "expected options after the command report; found --plan before it"},
+      {{"plan", config, "--timeline", "x.svg"}, "expected an option of fsdp-train plan; found --timeline"},
+      {{"watch", "a", "b"}, "found b in addition"}};
+  for (const auto& [words, message] : mistakes) {
+    std::vector<std::string> command = {testing::program_path("fsdp-train")};
+    command.insert(command.end(), words.begin(), words.end());
+    const auto result = testing::run(command);
+    EXPECT_EQ(result.exit_code, 2) << message;
+    EXPECT_NE(result.err.find(message), std::string::npos) << result.err;
+    EXPECT_EQ(result.out, "");
   }
 }
 

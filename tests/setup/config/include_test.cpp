@@ -95,12 +95,19 @@ TEST(Include, ChainsOfEightAreReadAndLongerOnesRefused) {
   EXPECT_NE(error.find("1.toml:1: include: at most 8 files"), std::string::npos) << error;
 }
 
+TEST(Include, OnePathIsAListOfOne) {
+  Files files;
+  files.write("base.toml", "[training]\nsteps = 7\n");
+  EXPECT_EQ(load_config(files.write("c.toml", "include = \"base.toml\"\n" + kTrain)).training.steps, 7);
+}
+
 TEST(Include, WhatIsNoListOfFilesIsRefused) {
   Files files;
   const auto error = [&](const std::string& text) {
     return files.error_of(files.write("c.toml", text + kTrain));
   };
-  EXPECT_NE(error("include = \"base.toml\"\n").find("include must be a list of files"), std::string::npos);
+  EXPECT_NE(error("include = 3\n").find("include must be a list of files"), std::string::npos);
+  EXPECT_NE(error("include = \"\"\n").find("but contains the string \"\""), std::string::npos);
   EXPECT_NE(error("include = [3]\n").find("but contains the integer 3"), std::string::npos);
   const std::string missing = error("include = [\"sub/base.toml\"]\n");
   EXPECT_NE(missing.find("c.toml:1: include: there is no file "), std::string::npos) << missing;

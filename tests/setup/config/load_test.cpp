@@ -146,6 +146,18 @@ TEST(Load, TakesFloatsThatAreWholeNumbersForIntegers) {
   EXPECT_EQ(config.run.seed, 7);
 }
 
+TEST(Load, TakesAStringForAListOfOneString) {
+  const Config config = parsed("[data]\ntrain = \"a.bin\"\n[optimizer]\nno_decay = \"*.bias\"\n",
+                               {"data.validation=\"v.bin\"", "fsdp.leaf_stages=\"block\""});
+  EXPECT_EQ(config.data.train, std::vector<std::string>{"a.bin"});
+  EXPECT_EQ(config.data.validation, std::vector<std::string>{"v.bin"});
+  EXPECT_EQ(config.optimizer.no_decay, std::vector<std::string>{"*.bias"});
+  EXPECT_EQ(config.fsdp.leaf_stages, std::vector<std::string>{"block"});
+  const std::string error = usage_error_of([] { parsed("[data]\ntrain = \"\"\n"); });
+  EXPECT_NE(error.find("data.train must be a list of at least one non-empty string"), std::string::npos)
+      << error;
+}
+
 TEST(Load, TakesWindowsLineEndsByteOrderMarksAndDottedKeys) {
   Config config = parsed("\xEF\xBB\xBF[data]\r\ntrain = [\r\n  \"a.bin\", # one\r\n  \"b.bin\",\r\n]\r\n");
   EXPECT_EQ(config.data.train, (std::vector<std::string>{"a.bin", "b.bin"}));
