@@ -23,6 +23,7 @@
 #include "data/chat/chat_source.h"
 #include "early_environment.h"
 #include "generate_output.h"
+#include "model/families/families.h"
 #include "plugin_option.h"
 #include "setup/config/load.h"
 #include "setup/plugin/load.h"
@@ -88,9 +89,9 @@ std::vector<int64_t> encode(const data::Tokenizer& tokenizer, const std::string&
 
 /// Returns the number of tokens to generate. Without a given number, as many as fit, up to the default.
 int64_t new_tokens(const Arguments& arguments, const nn::ModelOptions& model, size_t prompt) {
-  const int64_t room = model.max_position_embeddings - static_cast<int64_t>(prompt);
+  const int64_t longest = nn::longest_sequence(model), room = longest - static_cast<int64_t>(prompt);
   if (room < 1) {
-    fail(ErrorKind::kUsage, "the prompt must have fewer than ", model.max_position_embeddings,
+    fail(ErrorKind::kUsage, "the prompt must have fewer than ", longest,
          " tokens, the positions of the model (max_position_embeddings), but has ", prompt, "; shorten it");
   }
   return arguments.max_new_tokens.value_or(std::min(kDefaultNewTokens, room));

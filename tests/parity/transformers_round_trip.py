@@ -3,7 +3,7 @@
 
   transformers_round_trip.py make KIND FOLDER           saves it there; prints its logits as transformers_reference.py does
   transformers_round_trip.py loss FOLDER TOKENS LENGTH  prints the mean loss over all whole samples of a uint16 token file
-  transformers_round_trip.py train FOLDER               prints the losses of five steps of a model with experts, balanced ones
+  transformers_round_trip.py train FOLDER               prints the losses of five steps, with experts of balanced ones
 
 Needs torch, transformers, numpy and safetensors.
 """
@@ -56,6 +56,42 @@ def make(kind):
     if kind in ("gpt_neox", "gpt_neox_serial"):
         return transformers.GPTNeoXConfig(**SIZES | SPECIAL | dict(
             rotary_pct=0.25 if kind == "gpt_neox" else 1.0, use_parallel_residual=kind == "gpt_neox"))
+    if kind == "granite":
+        return transformers.GraniteConfig(**SIZES | SPECIAL | dict(
+            num_key_value_heads=2, attention_multiplier=0.4, embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=1.5))
+    if kind == "olmo3":
+        return transformers.Olmo3Config(**SIZES | dict(
+            num_hidden_layers=4, num_key_value_heads=2, pad_token_id=0, eos_token_id=1, sliding_window=5, rope_theta=2e4,
+            rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=8, attention_factor=1.2,
+                              beta_fast=8.0, beta_slow=1.0)))
+    if kind == "seed_oss":
+        return transformers.SeedOssConfig(**SIZES | SPECIAL | dict(num_key_value_heads=2, head_dim=12, attention_dropout=0.0,
+                                                                   residual_dropout=0.0))
+    if kind == "ernie4_5":
+        return transformers.Ernie4_5Config(**SIZES | SPECIAL | dict(num_key_value_heads=2, head_dim=12))
+    if kind == "helium":
+        return transformers.HeliumConfig(**SIZES | SPECIAL | dict(num_key_value_heads=2, head_dim=8))
+    if kind == "glm4":
+        return transformers.Glm4Config(**SIZES | SPECIAL | dict(num_key_value_heads=2, head_dim=12))
+    if kind in ("exaone4", "exaone4_without_windows"):
+        return transformers.Exaone4Config(**SIZES | SPECIAL | dict(
+            num_hidden_layers=4, num_key_value_heads=2, **(
+                dict(sliding_window=5, sliding_window_pattern=2) if kind == "exaone4" else dict(
+                    sliding_window=None, layer_types=["full_attention"] * 4))))
+    if kind == "qwen2_yarn":
+        return transformers.Qwen2Config(**SIZES | dict(
+            num_key_value_heads=2, rope_scaling=dict(type="yarn", factor=4.0, original_max_position_embeddings=8)))
+    if kind == "qwen3_yarn":
+        return transformers.Qwen3Config(**SIZES | dict(num_key_value_heads=2, head_dim=12, rope_scaling=dict(
+            rope_type="yarn", factor=4.0, original_max_position_embeddings=8, mscale=0.7, mscale_all_dim=0.3, beta_fast=6.0,
+            truncate=False)))
+    if kind == "phi3_longrope":
+        return transformers.Phi3Config(**SIZES | SPECIAL | dict(
+            num_key_value_heads=2, partial_rotary_factor=0.75, original_max_position_embeddings=8, rope_scaling=dict(
+                type="longrope", short_factor=[1.0, 1.25, 2.0], long_factor=[1.0, 3.5, 20.0])))
+    if kind == "llama_dynamic":
+        return transformers.LlamaConfig(**SIZES | dict(
+            max_position_embeddings=8, rope_scaling=dict(rope_type="dynamic", factor=4.0)))
     extra = {"llama": {}, "llama_tied": dict(tie_word_embeddings=True), "llama_gqa": dict(num_key_value_heads=2),
              "llama_geglu": dict(hidden_act="gelu_pytorch_tanh"),
              "llama3": dict(attention_bias=True, mlp_bias=True, rope_scaling=dict(
@@ -76,9 +112,11 @@ def train(folder):
     print("# losses of transformers", transformers.__version__)
     for _ in range(5):
         optimizer.zero_grad()
-        output = model(tokens[:, :-1], output_router_logits=True)
+        has_experts = hasattr(model.config, "router_aux_loss_coef")
+        output = model(tokens[:, :-1], **(dict(output_router_logits=True) if has_experts else {}))
         loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss = loss + model.config.router_aux_loss_coef * output.aux_loss
+        if has_experts:
+            loss = loss + model.config.router_aux_loss_coef * output.aux_loss
         loss.backward()
         optimizer.step()
         print(f"{loss.item():.9g}")

@@ -13,6 +13,7 @@
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "e2e/programs.h"
+#include "model/families/families.h"
 #include "model/families/options.h"
 #include "state/hugging_face/hugging_face_config.h"
 #include "support/build_model.h"
@@ -106,15 +107,20 @@ testing::NamedTensors initial_weights(const nn::ModelOptions& model, bool varies
   return weights;
 }
 
-void expect_logits(const at::Tensor& ours, const std::string& text, const std::string& name) {
+void expect_numbers(const at::Tensor& ours, const std::string& text, const std::string& name,
+                    double tolerance) {
   std::vector<float> values = numbers_in(text);
   ASSERT_EQ(static_cast<int64_t>(values.size()), ours.numel());
   at::Tensor theirs = at::from_blob(values.data(), {ours.numel()});
   const double difference = (ours - theirs).abs().max().item<double>(),
                largest = theirs.abs().max().item<double>();
-  std::cout << name << ": largest difference " << difference << " in logits up to " << largest << std::endl;
+  std::cout << name << ": largest difference " << difference << " in values up to " << largest << std::endl;
   EXPECT_GT(largest, 0.1);
-  EXPECT_LE(difference, 2e-5 * largest);
+  EXPECT_LE(difference, tolerance * largest);
+}
+
+void expect_logits(const at::Tensor& ours, const std::string& text, const std::string& name) {
+  expect_numbers(ours, text, name, 2e-5);
 }
 
 /// The Python with transformers; empty where there is none.
@@ -245,13 +251,17 @@ TEST_P(Families, HaveTheLogitsOfTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Families,
                          ::testing::Values("mistral", "qwen3", "olmo2", "smollm3", "phi3", "gemma2",
-                                           "gemma3_text", "gpt_neox", "mixtral", "qwen3_moe"),
+                                           "gemma3_text", "gpt_neox", "mixtral", "qwen3_moe", "granite",
+                                           "olmo3", "seed_oss", "ernie4_5", "helium", "glm4", "exaone4",
+                                           "yarn", "longrope", "dynamic"),
                          [](const auto& info) { return std::string(info.param); });
 
-/// Models with experts, trained with the loss that balances these.
-class Experts : public Families {
+/// Models that are trained, those with experts with the loss that balances these.
+class Trained : public Families {
  protected:
-  Experts() { model_.router_aux_loss_coef = 0.5; }
+  Trained() {
+    if (model_.num_experts > 0) model_.router_aux_loss_coef = 0.5;
+  }
 
   /// Losses of five steps of gradient descent.
   at::Tensor our_losses() const {
@@ -263,7 +273,7 @@ class Experts : public Families {
     for (int step = 0; step < 5; ++step) {
       model->zero_grad();
       const at::Tensor loss = nn::loss_of(*model, rows.narrow(1, 0, 12), rows.narrow(1, 1, 12).contiguous(),
-                                          {.router_aux_loss_coef = options.router_aux_loss_coef});
+                                          {.router_aux_loss_coef = nn::aux_loss_coef(options)});
       loss.backward();
       losses.push_back(loss.item<float>());
       at::NoGradGuard no_grad;
@@ -272,15 +282,15 @@ class Experts : public Families {
     return at::tensor(losses);
   }
   std::string committed() const {
-    return testing::source_folder() + "/tests/parity/transformers_balanced_" + GetParam() + ".txt";
+    return testing::source_folder() + "/tests/parity/transformers_losses_" + GetParam() + ".txt";
   }
 };
 
-TEST_P(Experts, HaveTheLossesThatTransformersGave) {
-  expect_logits(our_losses(), util::read_file(committed()), GetParam());
+TEST_P(Trained, HaveTheLossesThatTransformersGave) {
+  expect_numbers(our_losses(), util::read_file(committed()), GetParam(), 1e-6);
 }
 
-TEST_P(Experts, HaveTheLossesOfTransformers) {
+TEST_P(Trained, HaveTheLossesOfTransformers) {
   const std::string python = python_with_transformers();
   if (python.empty()) GTEST_SKIP() << "set FSDP_TEST_PYTHON to a Python that has transformers";
   auto result =
@@ -289,10 +299,12 @@ TEST_P(Experts, HaveTheLossesOfTransformers) {
                    {.timeout_seconds = 300});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   if (std::getenv("FSDP_TEST_RECORD") != nullptr) std::ofstream(committed()) << result.out;
-  expect_logits(our_losses(), result.out, GetParam());
+  expect_numbers(our_losses(), result.out, GetParam(), 1e-6);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Experts, ::testing::Values("mixtral", "qwen3_moe"),
+INSTANTIATE_TEST_SUITE_P(Models, Trained,
+                         ::testing::Values("mixtral", "qwen3_moe", "granite", "olmo3", "seed_oss", "ernie4_5",
+                                           "helium", "glm4", "exaone4", "yarn", "longrope", "dynamic"),
                          [](const auto& info) { return std::string(info.param); });
 
 /// A random model of transformers is imported, gives the same logits, is trained on two processes and
@@ -365,7 +377,10 @@ INSTANTIATE_TEST_SUITE_P(Models, RoundTrip,
                          ::testing::Values("llama", "llama_tied", "llama_gqa", "gpt2", "qwen2", "mistral",
                                            "llama3", "mistral_window", "qwen3", "olmo2", "smollm3", "phi3",
                                            "phi3_window", "gemma2", "gemma3_text", "gpt_neox",
-                                           "gpt_neox_serial", "mixtral", "qwen3_moe"),
+                                           "gpt_neox_serial", "mixtral", "qwen3_moe", "granite", "olmo3",
+                                           "seed_oss", "ernie4_5", "helium", "glm4", "exaone4",
+                                           "exaone4_without_windows", "qwen2_yarn", "qwen3_yarn",
+                                           "phi3_longrope", "llama_dynamic"),
                          [](const auto& info) { return std::string(info.param); });
 
 /// Adapters that PEFT has made are read, trained on two processes and exported, and compute there what they

@@ -5,6 +5,7 @@
 #include <ATen/Functions.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,17 +30,29 @@ inline nn::ModelOptions tiny_options(const std::string& architecture = "llama") 
   return options;
 }
 
-/// Of tests over all families; "mistral" is a llama with a window.
+/// Of tests over all families; "mistral" is a llama with a window, "olmo3" an olmo2 with some.
 inline const std::vector<std::string>& family_names() {
-  static const std::vector<std::string> names = {"llama",       "gpt2",     "mistral", "qwen3",
-                                                 "olmo2",       "smollm3",  "phi3",    "gemma2",
-                                                 "gemma3_text", "gpt_neox", "mixtral", "qwen3_moe"};
+  static const std::vector<std::string> names = {
+      "llama",    "gpt2",        "mistral",  "qwen3",   "olmo2",     "smollm3", "phi3",
+      "gemma2",   "gemma3_text", "gpt_neox", "mixtral", "qwen3_moe", "granite", "olmo3",
+      "seed_oss", "ernie4_5",    "helium",   "glm4",    "exaone4"};
   return names;
 }
 
-/// Tiny, with all that the family has; windows are shorter than 16 tokens.
+/// Architectures of names that are not those of one.
+inline std::string architecture_of(const std::string& name) {
+  static const std::map<std::string, std::string> others = {{"mistral", "llama"},
+                                                            {"olmo3", "olmo2"},
+                                                            {"yarn", "qwen3"},
+                                                            {"longrope", "phi3"},
+                                                            {"dynamic", "llama"}};
+  return others.contains(name) ? others.at(name) : name;
+}
+
+/// Tiny, with all that the family has; windows are shorter than 16 tokens. "yarn", "longrope" and "dynamic"
+/// are models of some family with this rotary scaling, for sequences longer than 8 tokens.
 inline nn::ModelOptions family_options(const std::string& name) {
-  nn::ModelOptions options = tiny_options(name == "mistral" ? "llama" : name);
+  nn::ModelOptions options = tiny_options(architecture_of(name));
   options.hidden_size = 16;
   options.num_hidden_layers = 2;
   const bool has_own_keys = name == "gpt2" || name == "gpt_neox";
@@ -69,6 +82,48 @@ inline nn::ModelOptions family_options(const std::string& name) {
     options.attention_bias = true;
     options.partial_rotary_factor = 0.25;
     options.use_parallel_residual = true;
+  }
+  if (name == "granite") {
+    options.attention_multiplier = 0.3;
+    options.embedding_multiplier = 3;
+    options.residual_multiplier = 0.4;
+    options.logits_scaling = 1.5;
+  }
+  if (name == "olmo3") {
+    options.sliding_window = 5;
+    options.sliding_window_pattern = 2;
+    options.rope_local_base_freq = 1e3;
+    options.rope_type = "yarn";
+    options.rope_factor = 8;
+    options.rope_original_length = 6;
+  }
+  if (name == "seed_oss" || name == "glm4") options.qkv_bias = true;
+  if (name == "seed_oss" || name == "glm4" || name == "ernie4_5") options.head_dim = 12;
+  if (name == "glm4") options.partial_rotary_factor = 0.5;
+  if (name == "exaone4") {
+    options.sliding_window = 5;
+    options.sliding_window_pattern = 2;
+  }
+  if (name == "yarn") {
+    options.head_dim = 12;
+    options.rope_type = "yarn";
+    options.rope_factor = 4;
+    options.rope_original_length = 8;
+    options.rope_beta_fast = 4;
+    options.rope_mscale = 0.7;
+    options.rope_mscale_all_dim = 0.2;
+  }
+  if (name == "longrope") {
+    options.rope_type = "longrope";
+    options.rope_factor = 16;
+    options.rope_original_length = 8;
+    options.rope_short_factor = {1, 1.1, 1.5, 2};
+    options.rope_long_factor = {1.2, 2, 5, 11.5};
+  }
+  if (name == "dynamic") {
+    options.rope_type = "dynamic";
+    options.rope_factor = 3;
+    options.max_position_embeddings = 8;
   }
   if (name == "mixtral") options.num_experts = 4;
   if (name == "qwen3_moe") {

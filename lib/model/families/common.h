@@ -17,9 +17,20 @@ std::vector<T> operator+(std::vector<T> a, const std::vector<T>& b) {
   return a;
 }
 
-inline const Names kRotaryOptions = {
-    "rope_theta",          "rope_type", "rope_factor", "rope_low_freq_factor", "rope_high_freq_factor",
-    "rope_original_length"};
+inline const Names kRotaryOptions = {"rope_theta",
+                                     "rope_type",
+                                     "rope_factor",
+                                     "rope_low_freq_factor",
+                                     "rope_high_freq_factor",
+                                     "rope_original_length",
+                                     "rope_attention_factor",
+                                     "rope_beta_fast",
+                                     "rope_beta_slow",
+                                     "rope_mscale",
+                                     "rope_mscale_all_dim",
+                                     "rope_truncate",
+                                     "rope_short_factor",
+                                     "rope_long_factor"};
 /// Options of all families that began as a llama.
 inline const Names kLlamaOptions = {"num_key_value_heads", "hidden_act", "rms_norm_eps"};
 inline const Names kExpertOptions = {"num_experts", "num_experts_per_tok"};

@@ -98,7 +98,8 @@ std::vector<ConfigKey> config_keys(const ModelType& type) {
   std::vector<ConfigKey> keys = type.keys;
   for (const std::string& option : options) {
     const bool has_own_key = std::ranges::count(type.keys, option, &ConfigKey::option) > 0;
-    const bool has_key = option_rule(option).range != OptionRange::kElsewhere &&
+    const bool is_nested = type.nested_rotary && option == "rope_local_base_freq";
+    const bool has_key = option_rule(option).range != OptionRange::kElsewhere && !is_nested &&
                          std::ranges::count(type.without_key, option) == 0;
     if (has_key && !has_own_key) keys.push_back({option, option});
   }
@@ -116,6 +117,14 @@ int64_t head_width(const ModelOptions& options) {
 }
 int64_t query_width(const ModelOptions& options) { return options.num_attention_heads * head_width(options); }
 int64_t key_width(const ModelOptions& options) { return key_value_heads(options) * head_width(options); }
+
+int64_t longest_sequence(const ModelOptions& options) {
+  const bool grows = options.rope_type == RopeType::kDynamic;
+  const auto positions = static_cast<double>(options.max_position_embeddings);
+  return grows
+             ? std::min(static_cast<int64_t>(positions * std::max(options.rope_factor, 1.0)), kMostPositions)
+             : options.max_position_embeddings;
+}
 
 int64_t rotary_width(const ModelOptions& options) {
   return static_cast<int64_t>(static_cast<double>(head_width(options)) * options.partial_rotary_factor);
@@ -138,7 +147,10 @@ int64_t window_of_layer(const ModelOptions& options, int64_t layer) {
   return is_local_layer(options, layer) ? options.sliding_window : 0;
 }
 bool is_rotary_layer(const ModelOptions& options, int64_t layer) {
-  return family_of(options).is_rotary() && !is_every(options.no_rope_layer_interval, layer);
+  const Family& family = family_of(options);
+  const bool is_left_out =
+      family.rotates_in_windows && options.sliding_window > 0 && !is_local_layer(options, layer);
+  return family.is_rotary() && !is_every(options.no_rope_layer_interval, layer) && !is_left_out;
 }
 
 bool is_expert_layer(const ModelOptions& options, int64_t layer) {

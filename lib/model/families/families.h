@@ -34,6 +34,9 @@ int64_t key_value_heads(const ModelOptions& options);
 int64_t head_width(const ModelOptions& options);
 int64_t query_width(const ModelOptions& options);
 int64_t key_width(const ModelOptions& options);
+/// Number of tokens of the longest sequence: max_position_embeddings, with rope_type "dynamic" times
+/// rope_factor.
+int64_t longest_sequence(const ModelOptions& options);
 /// Number of leading elements of a head that rotate.
 int64_t rotary_width(const ModelOptions& options);
 

@@ -56,13 +56,14 @@ struct GgufFlag {
 
 /// The form of a model in GGUF files, which llama.cpp reads. The defaults are those of most architectures.
 struct GgufArchitecture {
-  std::string architecture;  ///< value of general.architecture
-  std::vector<GgufKey> keys;
+  std::string architecture = {};  ///< value of general.architecture; empty: no export to GGUF
+  std::vector<GgufKey> keys = {};
   std::vector<GgufFlag> flags = {};
   /// Keys of config.json with the only values that llama.cpp computes, as a JSON object.
   std::string fixed = R"({"hidden_act": "silu"})";
   bool rotates_neighbours = false;  ///< llama.cpp rotates neighbouring elements of a head, not its two halves
   bool scales_frequencies = false;  ///< rope_freqs.weight: Llama 3's rotary scaling
+  bool has_longrope = false;        ///< rope_factors_short.weight and rope_factors_long.weight
   bool heads_fill_width = false;    ///< the widths of all heads add up to hidden_size
   /// Every how manyth layer has no window unless attention.sliding_window_pattern says it; 0: the key is not
   /// read.
@@ -87,11 +88,16 @@ struct ModelType {
   std::string model_class;  ///< transformers' class with a language-model head
   DefaultSizes sizes;
   ModelOptions defaults = {};  ///< transformers' other defaults; families() adds the sizes
-  GgufArchitecture gguf;
+  GgufArchitecture gguf = {};
   std::vector<ConfigKey> keys = {};           ///< other options have keys of their own names
   std::vector<std::string> without_key = {};  ///< options that always have their defaults
   std::string required = {},
-              written = {};    ///< JSON objects: keys with their only values, and keys that are added
+              written = {};  ///< JSON objects: keys with their only values, and keys that are added
+  /// transformers' default of original_max_position_embeddings, where config.json has this key beside the
+  /// object of rotary positions; 0: it is inside.
+  int64_t original_length = 0;
+  /// "rope_parameters" has an object for each kind of layer, where rope_local_base_freq has no other key.
+  bool nested_rotary = false;
   bool lists_windows = false;  ///< "layer_types" may name the window that all layers have
 };
 
@@ -106,6 +112,9 @@ struct Family {
   bool transposed = false;           ///< linear layers are [in, out], with biases (transformers' Conv1D)
   bool biased_feed_forward = false;  ///< the feed-forward always has biases; otherwise mlp_bias decides
   bool scaled_embeddings = false;    ///< embeddings are multiplied by sqrt(hidden_size)
+  bool rotates_neighbours =
+      false;  ///< neighbouring elements of a head rotate together, not those of two halves
+  bool rotates_in_windows = false;  ///< if there are windows, layers without one have no rotary positions
   /// End of the names of weights whose initial deviation is divided by sqrt(2 * layers); empty: none.
   std::string damped = {};
 

@@ -31,7 +31,8 @@ enum class OptionRange {
 struct OptionRule {
   std::string_view name;  ///< the field's
   std::variant<int64_t ModelOptions::*, double ModelOptions::*, bool ModelOptions::*,
-               Activation ModelOptions::*, util::Named<RopeType> ModelOptions::*>
+               Activation ModelOptions::*, util::Named<RopeType> ModelOptions::*,
+               std::vector<double> ModelOptions::*>
       field;
   OptionRange range = OptionRange::kAny;
   int64_t most = 0;  ///< largest size

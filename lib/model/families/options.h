@@ -25,13 +25,20 @@ constexpr auto enum_names(Activation) {
 
 /// How a model is extended to positions beyond the length of its first training.
 enum class RopeType {
-  kDefault,  ///< not at all
-  kLinear,   ///< Chen et al.: Extending context window by positional interpolation, 2023
-  kLlama3,   ///< The Llama 3 herd of models, 2024, as transformers computes it
+  kDefault,   ///< not at all
+  kLinear,    ///< Chen et al.: Extending context window by positional interpolation, 2023
+  kLlama3,    ///< The Llama 3 herd of models, 2024, as transformers computes it
+  kYarn,      ///< Peng et al.: YaRN, 2023
+  kLongrope,  ///< Ding et al.: LongRoPE, 2024
+  kDynamic,   ///< NTK-aware scaling, by the length of the sequence
 };
 constexpr auto enum_names(RopeType) {
-  return std::to_array<util::EnumName<RopeType>>(
-      {{RopeType::kDefault, "default"}, {RopeType::kLinear, "linear"}, {RopeType::kLlama3, "llama3"}});
+  return std::to_array<util::EnumName<RopeType>>({{RopeType::kDefault, "default"},
+                                                  {RopeType::kLinear, "linear"},
+                                                  {RopeType::kLlama3, "llama3"},
+                                                  {RopeType::kYarn, "yarn"},
+                                                  {RopeType::kLongrope, "longrope"},
+                                                  {RopeType::kDynamic, "dynamic"}});
 }
 
 /// Library for matrix products on the CPU (model/kernels/matmul.h); kAuto: the best that the machine has.
@@ -66,6 +73,10 @@ struct ModelOptions {
   bool mlp_bias = false;                ///< biases of the feed-forward
   bool use_parallel_residual = false;   ///< attention and feed-forward both read the block's input (GPT-NeoX)
   int64_t query_pre_attn_scalar = 0;    ///< scores are divided by its square root; 0: the width of a head
+  double attention_multiplier = 0.0;    ///< scale of the scores (Granite); 0: that of query_pre_attn_scalar
+  double embedding_multiplier = 1.0;    ///< factor of the embeddings (Granite)
+  double residual_multiplier = 1.0;     ///< factor of what a layer adds to the block's input (Granite)
+  double logits_scaling = 1.0;          ///< divisor of the logits (Granite)
   double attn_logit_softcapping = 0.0;  ///< scores s become cap * tanh(s / cap); 0: none
   double final_logit_softcapping = 0.0;  ///< logits likewise
   /// Activation of the feed-forward or of its gate: SwiGLU or GeGLU (Shazeer: GLU Variants Improve
@@ -80,20 +91,31 @@ struct ModelOptions {
   double router_aux_loss_coef = 0.001;  ///< weight of the loss that balances experts, in training
   double rope_theta = 10000.0;
   util::Named<RopeType> rope_type = RopeType::kDefault;
-  double rope_factor = 1.0;             ///< linear, llama3
-  double rope_low_freq_factor = 1.0;    ///< llama3
-  double rope_high_freq_factor = 4.0;   ///< llama3
-  int64_t rope_original_length = 8192;  ///< llama3: length of the first training, in tokens
-  double rope_local_base_freq = 0.0;    ///< rope_theta, unscaled, of layers with a window; 0: as all layers
-  double partial_rotary_factor = 1.0;   ///< share of a head that rotates
-  int64_t no_rope_layer_interval = 0;   ///< every how manyth layer has no rotary positions (SmolLM3); 0: none
-  double rms_norm_eps = 1e-5;           ///< epsilon of RMSNorm
-  double layer_norm_epsilon = 1e-5;     ///< epsilon of LayerNorm
-  double initializer_range = 0.02;      ///< standard deviation of the initial weights
-  double embedding_dropout = 0.0;       ///< dropout of the embeddings' sum (gpt2's embd_pdrop) in training
-  double attention_dropout = 0.0;       ///< dropout of attention weights (attn_pdrop)
-  double hidden_dropout = 0.0;       ///< dropout of the outputs of attention and feed-forward (resid_pdrop)
-  bool tie_word_embeddings = false;  ///< the head uses the embedding's weight
+  double rope_factor = 1.0;            ///< all types but default
+  double rope_low_freq_factor = 1.0;   ///< llama3
+  double rope_high_freq_factor = 4.0;  ///< llama3
+  int64_t rope_original_length =
+      8192;  ///< llama3, yarn, longrope: tokens of a sequence in the first training
+  /// yarn, longrope: factor of cosines and sines; 0: the one that follows from the other options.
+  double rope_attention_factor = 0.0;
+  double rope_beta_fast = 32.0;      ///< yarn: turns in the original length above which nothing is scaled
+  double rope_beta_slow = 1.0;       ///< yarn: turns below which the whole factor applies
+  double rope_mscale = 0.0;          ///< yarn: with rope_mscale_all_dim, gives the attention factor; 0: none
+  double rope_mscale_all_dim = 0.0;  ///< yarn
+  bool rope_truncate = true;         ///< yarn: the bounds between fast and slow are whole numbers
+  std::vector<double>
+      rope_short_factor{};  ///< longrope: divisors of the frequencies up to the original length
+  std::vector<double> rope_long_factor{};  ///< longrope: divisors of the frequencies of longer sequences
+  double rope_local_base_freq = 0.0;   ///< rope_theta, unscaled, of layers with a window; 0: as all layers
+  double partial_rotary_factor = 1.0;  ///< share of a head that rotates
+  int64_t no_rope_layer_interval = 0;  ///< every how manyth layer has no rotary positions (SmolLM3); 0: none
+  double rms_norm_eps = 1e-5;          ///< epsilon of RMSNorm
+  double layer_norm_epsilon = 1e-5;    ///< epsilon of LayerNorm
+  double initializer_range = 0.02;     ///< standard deviation of the initial weights
+  double embedding_dropout = 0.0;      ///< dropout of the embeddings' sum (gpt2's embd_pdrop) in training
+  double attention_dropout = 0.0;      ///< dropout of attention weights (attn_pdrop)
+  double hidden_dropout = 0.0;         ///< dropout of the outputs of attention and feed-forward (resid_pdrop)
+  bool tie_word_embeddings = false;    ///< the head uses the embedding's weight
   std::string init_from = {};  ///< a .safetensors file, a folder of them, or a checkpoint; empty: random
   std::vector<std::string> init_unused{};  ///< patterns of tensors there that the model need not have
   bool init_broadcast = false;  ///< only rank 0 reads or makes the initial weights, and broadcasts them

@@ -45,7 +45,7 @@ struct JoinedHeads {
 std::array<at::Tensor, 3> joined_rotary(const at::Tensor& qkv, const JoinedHeads& heads,
                                         const at::Tensor& cos, const at::Tensor& sin);
 
-/// The two steps of joined_rotary(), without autograd: the rotation or, if `back`, its inverse, which rotates
+/// The two steps of joined_rotary(), without autograd: the rotation or, if `back`, its transpose, which turns
 /// gradients; and the views.
 void rotate_joined(const at::Tensor& qkv, const JoinedHeads& heads, const at::Tensor& cos,
                    const at::Tensor& sin, bool back);

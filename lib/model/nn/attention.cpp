@@ -38,6 +38,7 @@ using Heads = Attention::Heads;
 
 /// 0: that of the kernels.
 double score_scale(const ModelOptions& options) {
+  if (options.attention_multiplier > 0) return options.attention_multiplier;
   const int64_t scalar = options.query_pre_attn_scalar;
   return scalar == 0 || scalar == head_width(options) ? 0 : 1 / std::sqrt(static_cast<double>(scalar));
 }
@@ -208,6 +209,7 @@ Attention::Attention(const ModelOptions& options, int64_t layer)
       norms_(family_of(options).query_key_norm),
       is_rotary_(is_rotary_layer(options, layer)),
       rotates_all_(is_rotary_ && rotary_width(options) == head_dim_),
+      paired_(family_of(options).rotates_neighbours ? rotary_width(options) : 0),
       is_local_(options.rope_local_base_freq > 0 && window_of_layer(options, layer) > 0),
       scores_{.scale = score_scale(options),
               .window = window_of_layer(options, layer),
@@ -260,7 +262,8 @@ at::Tensor Attention::compute(const at::Tensor& x, const StageContext& context) 
 }
 
 std::optional<Heads> Attention::joined_heads(const at::Tensor& x, const StageContext& context) const {
-  const bool fits = form_ == QkvForm::kSeparate && norms_ == QueryKeyNorm::kNone && rotates_all_;
+  const bool fits =
+      form_ == QkvForm::kSeparate && norms_ == QueryKeyNorm::kNone && rotates_all_ && paired_ == 0;
   if (!fits || cos(context).scalar_type() != at::kFloat) return std::nullopt;
   const at::Tensor joined = forward_joined(x, {q_.get(), k_.get(), v_.get()}, &context);
   if (!joined.defined()) return std::nullopt;
@@ -305,7 +308,8 @@ Attention::Heads Attention::heads_of(const at::Tensor& x, const StageContext& co
   return {rotated(qkv[0], context), rotated(qkv[1], context), qkv[2]};
 }
 
-at::Tensor Attention::rotated(const at::Tensor& x, const StageContext& context) const {
+at::Tensor Attention::rotated(const at::Tensor& given, const StageContext& context) const {
+  const at::Tensor x = paired_ > 0 ? rotary_halves(given, paired_) : given;
   const at::Tensor cosines = cos(context), sines = sin(context);
   if (rotates_all_ && compute_.fused && kernels::can_fuse(x) && cosines.scalar_type() == at::kFloat) {
     return kernels::rotary(x, cosines, sines);

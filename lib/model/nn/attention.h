@@ -51,7 +51,8 @@ class Attention final : public Stage {
   QkvForm form_;
   QueryKeyNorm norms_;
   bool is_rotary_, rotates_all_;  ///< rotates_all_: whole heads
-  bool is_local_;                 ///< has the local angles
+  int64_t paired_;  ///< elements of a head that rotate with their neighbours; 0: with another half
+  bool is_local_;   ///< has the local angles
   kernels::AttentionForm scores_;
   double dropout_;
   Compute compute_;

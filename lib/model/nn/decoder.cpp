@@ -15,6 +15,7 @@
 #include "base/util/text.h"
 #include "model/families/families.h"
 #include "model/families/option_rules.h"
+#include "model/families/rotary_scaling.h"
 #include "model/kernels/meta.h"
 #include "model/kernels/sample_sums.h"
 #include "model/nn/attention.h"
@@ -42,7 +43,9 @@ at::Tensor dropout_of_tokens(const at::Tensor& x, double p, DropoutPlace place, 
 class DecoderBlock final : public Stage {
  public:
   DecoderBlock(const ModelOptions& options, int64_t layer)
-      : hidden_dropout_(options.hidden_dropout), is_parallel_(options.use_parallel_residual) {
+      : hidden_dropout_(options.hidden_dropout),
+        multiplier_(options.residual_multiplier),
+        is_parallel_(options.use_parallel_residual) {
     // In Hugging Face's order, which is that of the parameters.
     const Family& family = family_of(options);
     if (family.norms_come_first) add_norms(options);
@@ -73,13 +76,17 @@ class DecoderBlock final : public Stage {
     const auto normed = [](const std::shared_ptr<Norm>& norm, const at::Tensor& of) {
       return norm ? norm->forward(of) : of;
     };
-    const at::Tensor attention =
-        normed(after_attention_, dropout_of_tokens(attention_->forward(normed(before_attention_, x), context),
-                                                   hidden_dropout_, DropoutPlace::kAttentionOutput, context));
+    const auto result_of = [&](Stage& layer, const at::Tensor& input, DropoutPlace place,
+                               const std::shared_ptr<Norm>& norm) {
+      const at::Tensor output =
+          dropout_of_tokens(layer.forward(input, context), hidden_dropout_, place, context);
+      const at::Tensor result = normed(norm, output);
+      return multiplier_ == 1 ? result : result * multiplier_;
+    };
+    const at::Tensor attention = result_of(*attention_, normed(before_attention_, x),
+                                           DropoutPlace::kAttentionOutput, after_attention_);
     const auto feed_forward = [&](const at::Tensor& input) {
-      return normed(after_feed_forward_,
-                    dropout_of_tokens(feed_forward_->forward(input, context), hidden_dropout_,
-                                      DropoutPlace::kFeedForwardOutput, context));
+      return result_of(*feed_forward_, input, DropoutPlace::kFeedForwardOutput, after_feed_forward_);
     };
     if (is_parallel_) return x + attention + feed_forward(normed(before_feed_forward_, x));
     if (!before_feed_forward_) {
@@ -108,7 +115,7 @@ class DecoderBlock final : public Stage {
 
   static constexpr const char* kNorms = "norms";
 
-  double hidden_dropout_;
+  double hidden_dropout_, multiplier_;  ///< multiplier_: factor of the layers' results
   bool is_parallel_;
   std::shared_ptr<Norm> before_attention_, after_attention_, before_feed_forward_, after_feed_forward_;
   std::shared_ptr<Attention> attention_;
@@ -121,7 +128,9 @@ class Decoder final : public Stage {
   explicit Decoder(const ModelOptions& options)
       : type_name_(options.architecture),
         max_positions_(options.max_position_embeddings),
-        embedding_dropout_(options.embedding_dropout) {
+        embedding_dropout_(options.embedding_dropout),
+        embedding_multiplier_(options.embedding_multiplier),
+        logits_divisor_(options.logits_scaling) {
     const Family& family = family_of(options);
     const Compute compute(options);
     const int64_t vocabulary = options.vocab_size, hidden = options.hidden_size;
@@ -186,13 +195,13 @@ class Decoder final : public Stage {
     } else {
       const auto angles = [&](RotaryTable& table) {
         if (!given.cut) {
-          return cache != nullptr ? table.angles_from(first, length, ids.device())
+          return cache != nullptr ? table.angles_from(first, length, first + length, ids.device())
                                   : table.angles(length, ids.device());
         }
         const int64_t chunk = length / 2;
         const auto [begin, end] = given.cut->chunks();
-        const auto early = table.angles_from(begin * chunk, chunk, ids.device()),
-                   late = table.angles_from(end * chunk, chunk, ids.device());
+        const auto early = table.angles_from(begin * chunk, chunk, whole, ids.device()),
+                   late = table.angles_from(end * chunk, chunk, whole, ids.device());
         return std::pair(at::cat({early.first, late.first}), at::cat({early.second, late.second}));
       };
       std::tie(context.rotary_cos, context.rotary_sin) = angles(*rotary_);
@@ -205,6 +214,7 @@ class Decoder final : public Stage {
       // Rounded as transformers rounds it.
       x = x * at::scalar_tensor(embedding_scale_, at::TensorOptions().dtype(x.scalar_type())).item<double>();
     }
+    if (embedding_multiplier_ != 1) x = x * embedding_multiplier_;
     const int64_t first_here = first_of_part(x.size(1), length);
     context.tokens = given.cut ? given.cut->places(first_here, x.size(1), length)
                                : kernels::RowPieces{.begins = {first_here}};
@@ -215,7 +225,8 @@ class Decoder final : public Stage {
     }
     if (cache != nullptr) cache->advance(length);
     if (given.only_last) x = x.narrow(1, length - 1, 1);
-    return head_->forward(last_norm_->forward(x), context);
+    const at::Tensor normed = last_norm_->forward(x);
+    return head_->forward(logits_divisor_ == 1 ? normed : normed / logits_divisor_, context);
   }
 
  private:
@@ -226,7 +237,7 @@ class Decoder final : public Stage {
 
   std::string type_name_;
   int64_t max_positions_;
-  double embedding_dropout_, embedding_scale_ = 1;
+  double embedding_dropout_, embedding_scale_ = 1, embedding_multiplier_, logits_divisor_;
   std::shared_ptr<Embedding> tokens_, positions_;  ///< positions_: null with rotary ones
   std::shared_ptr<StageList> blocks_;
   std::shared_ptr<Norm> last_norm_;
@@ -236,16 +247,11 @@ class Decoder final : public Stage {
 };
 
 void check_rotary(const ModelOptions& options) {
-  const RopeType type = options.rope_type.value();
-  if (!(options.rope_factor > 0) || (type == RopeType::kDefault && options.rope_factor != 1)) {
-    fail(ErrorKind::kUsage, "rope_factor ", options.rope_factor, " must be ",
-         type == RopeType::kDefault ? "1 with rope_type default" : "above 0");
+  if (options.rope_type == RopeType::kDefault && options.rope_factor != 1) {
+    fail(ErrorKind::kUsage, "rope_factor ", options.rope_factor, " must be 1 with rope_type default");
   }
-  if (type == RopeType::kLlama3 &&
-      !(options.rope_low_freq_factor < options.rope_high_freq_factor && options.rope_original_length >= 1)) {
-    fail(ErrorKind::kUsage, "rope_low_freq_factor ", options.rope_low_freq_factor,
-         " must be less than rope_high_freq_factor ", options.rope_high_freq_factor,
-         ", and rope_original_length ", options.rope_original_length, " at least 1");
+  if (const auto problem = find_rope_problem(options)) {
+    fail(ErrorKind::kUsage, problem->option, " ", problem->must);
   }
 }
 
@@ -297,7 +303,7 @@ void check_experts(const ModelOptions& options) {
 
 /// transformers scales the other angles alone.
 void check_local_rotary(const ModelOptions& options) {
-  const bool has_local = family_of(options).has("rope_local_base_freq");
+  const bool has_local = family_of(options).has("rope_local_base_freq") && options.sliding_window > 0;
   if (!has_local || options.rope_type == RopeType::kDefault || options.rope_local_base_freq > 0) return;
   fail(ErrorKind::kUsage, "rope_local_base_freq must be above 0 with rope_type ", options.rope_type,
        ", which scales the layers without a window alone; give it");

@@ -11,12 +11,14 @@
 #include <optional>
 
 #include "base/util/error.h"
+#include "model/families/families.h"
+#include "model/families/rotary_scaling.h"
 #include "model/kernels/flash_attention.h"
 
 namespace fsdp::nn {
 
 KeyValueCache::KeyValueCache(const ModelOptions& options, int64_t capacity)
-    : capacity_(capacity), max_positions_(options.max_position_embeddings) {
+    : options_(options), capacity_(capacity), max_positions_(longest_sequence(options)) {
   FSDP_CHECK(capacity > 0, capacity);
   if (capacity > max_positions_) {
     fail(ErrorKind::kUsage, "a text may have at most ", max_positions_,
@@ -66,8 +68,19 @@ void KeyValueCache::select_rows(const at::Tensor& rows) {
 }
 
 at::Tensor KeyValueCache::whole_rows(const at::Tensor& ids) {
-  require_room(ids.size(1) + (seen_.defined() ? seen_.size(1) : 0));
-  seen_ = seen_.defined() ? at::cat({seen_, ids}, 1) : ids;
+  require_room(ids.size(1) + (has_whole_rows_ ? seen_.size(1) : 0));
+  seen_ = has_whole_rows_ ? at::cat({seen_, ids}, 1) : ids;
+  has_whole_rows_ = true;
+  return seen_;
+}
+
+at::Tensor KeyValueCache::tokens_to_see(const at::Tensor& ids) {
+  if (rope_length(options_, capacity_) == 0) return ids;
+  const int64_t before = seen_.defined() ? seen_.size(1) : 0, after = before + ids.size(1);
+  require_room(ids.size(1));
+  seen_ = before > 0 ? at::cat({seen_, ids}, 1) : ids;
+  if (rope_length(options_, before) == rope_length(options_, after)) return ids;
+  length_ = 0;
   return seen_;
 }
 
@@ -79,12 +92,14 @@ at::Tensor cached_scores(Stage& model, const at::Tensor& ids, KeyValueCache& cac
   StageContext context;
   context.cache = &cache;
   context.only_last = only_last;
-  const int64_t tokens = ids.size(1), before = cache.length();
+  const int64_t tokens = ids.size(1);
   at::Tensor all;
   if (cache.has_whole_rows()) {
     all = model.forward(cache.whole_rows(ids));
   } else {
-    all = model.forward(ids, context);
+    const at::Tensor seen = cache.tokens_to_see(ids);
+    const int64_t before = cache.length();
+    all = model.forward(seen, context);
     if (cache.length() == before) cache.whole_rows(ids);
   }
   const int64_t wanted = only_last ? 1 : tokens;

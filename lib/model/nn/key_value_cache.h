@@ -24,7 +24,7 @@ namespace fsdp::nn {
 /// 2 * layers * rows * capacity * kv_heads * head_dim elements. Not thread-safe.
 class KeyValueCache {
  public:
-  /// Throws Error(kUsage) for a capacity beyond the model's positions.
+  /// Throws Error(kUsage) for a capacity beyond longest_sequence().
   KeyValueCache(const ModelOptions& options, int64_t capacity);
 
   int64_t capacity() const { return capacity_; }
@@ -46,14 +46,19 @@ class KeyValueCache {
   /// Appends `ids` to the rows of a model that does not use the cache and so runs on whole rows.
   /// ids: [B, T] int64 -> [B, length so far + T]
   at::Tensor whole_rows(const at::Tensor& ids);
-  bool has_whole_rows() const { return seen_.defined(); }
+  bool has_whole_rows() const { return has_whole_rows_; }
+  /// Returns the tokens that the model has to see for `ids` to follow the cached tokens: ids, or all tokens of
+  /// the rows, after the cache was emptied, if the longer rows have other rotary frequencies.
+  at::Tensor tokens_to_see(const at::Tensor& ids);
 
  private:
   struct Kept {
     at::Tensor keys, values;  // [B, kv_heads, capacity, head_dim]
   };
   std::unordered_map<const Stage*, Kept> of_;
-  at::Tensor seen_;  ///< [B, L] int64: tokens of whole_rows(); undefined before its first call
+  ModelOptions options_;
+  at::Tensor seen_;  ///< [B, L] int64: all tokens, if whole_rows() or tokens_to_see() may need them
+  bool has_whole_rows_ = false;
   int64_t capacity_, length_ = 0, max_positions_;
 };
 

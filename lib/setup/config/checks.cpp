@@ -10,6 +10,7 @@
 #include "data/options/datasets.h"
 #include "model/families/architectures.h"
 #include "model/families/families.h"
+#include "model/families/rotary_scaling.h"
 #include "shard/units/option_conflicts.h"
 
 namespace fsdp::config {
@@ -100,18 +101,18 @@ void check_experts(const Config& config, Conflicts& conflicts) {
 }
 
 void check_rotary(const nn::ModelOptions& model, Conflicts& conflicts) {
-  conflicts.unless(
-      model.rope_type != nn::RopeType::kLlama3 || model.rope_low_freq_factor < model.rope_high_freq_factor,
-      {"model.rope_low_freq_factor", "model.rope_high_freq_factor", "model.rope_type"},
-      "must be less than model.rope_high_freq_factor = ", model.rope_high_freq_factor, ", but is ",
-      model.rope_low_freq_factor, "; Llama 3 has 1 and 4");
+  if (!nn::is_built_in_architecture(model.architecture)) return;
+  const auto problem = nn::find_rope_problem(model);
+  conflicts.unless(!problem, {concat("model.", problem ? problem->option : ""), "model.rope_type"},
+                   problem ? problem->must : "");
 }
 
 void check_lengths(const Config& config, Conflicts& conflicts) {
   const data::DataOptions& data = config.data;
-  conflicts.unless(data.sequence_length <= config.model.max_position_embeddings,
-                   {"data.sequence_length", "model.max_position_embeddings"},
-                   "must be at most model.max_position_embeddings = ", config.model.max_position_embeddings,
+  const int64_t longest = nn::longest_sequence(config.model);
+  conflicts.unless(data.sequence_length <= longest, {"data.sequence_length", "model.max_position_embeddings"},
+                   "must be at most model.max_position_embeddings ",
+                   longest > config.model.max_position_embeddings ? "* model.rope_factor = " : "= ", longest,
                    ", but is ", data.sequence_length, "; change one of the two");
   double micro_batch = static_cast<double>(data.micro_batch_size) * static_cast<double>(data.sequence_length);
   conflicts.unless(micro_batch <= kMaxMicroStepTokens, {"data.micro_batch_size", "data.sequence_length"},

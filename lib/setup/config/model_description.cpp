@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <set>
 #include <string_view>
+#include <variant>
 
 #include "base/util/error.h"
 #include "base/util/text.h"
 #include "model/families/architectures.h"
 #include "model/families/families.h"
+#include "model/families/option_rules.h"
+#include "model/families/rotary_scaling.h"
 #include "setup/config/keys.h"
 #include "setup/config/load.h"
 #include "state/description/described_model.h"
@@ -74,11 +77,9 @@ nn::ModelOptions normalized(nn::ModelOptions options) {
   if (options.num_attention_heads > 0 && options.query_pre_attn_scalar == nn::head_width(options)) {
     options.query_pre_attn_scalar = 0;
   }
-  if (options.rope_type == nn::RopeType::kDefault) options.rope_factor = defaults.rope_factor;
-  if (options.rope_type != nn::RopeType::kLlama3) {
-    options.rope_low_freq_factor = defaults.rope_low_freq_factor;
-    options.rope_high_freq_factor = defaults.rope_high_freq_factor;
-    options.rope_original_length = defaults.rope_original_length;
+  for (const nn::RopeOption& each : nn::rope_options()) {
+    if (each.is_of(options.rope_type.value())) continue;
+    std::visit([&](auto member) { options.*member = defaults.*member; }, nn::option_rule(each.option).field);
   }
   return options;
 }

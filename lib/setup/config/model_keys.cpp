@@ -7,6 +7,7 @@
 #include "model/families/architectures.h"
 #include "model/families/families.h"
 #include "model/families/option_rules.h"
+#include "model/families/rotary_scaling.h"
 #include "setup/config/key_tables.h"
 #include "setup/config/presets.h"
 
@@ -33,6 +34,15 @@ Constraint limits_of(const nn::OptionRule& rule) {
   return rule.range != nn::OptionRange::kNotNegative && defaults.**number > 0 ? above(0) : at_least(0);
 }
 
+/// Values of model.rope_type that read the option.
+std::vector<std::string> names_of_types(std::string_view option) {
+  const auto found = std::ranges::find(nn::rope_options(), option, &nn::RopeOption::option);
+  std::vector<std::string> names;
+  if (found == nn::rope_options().end()) return names;
+  for (const nn::RopeType type : found->types) names.emplace_back(util::name_of(type));
+  return names;
+}
+
 /// Adds the limits of options that describe a model's shape. Those that only some families have matter with
 /// these alone.
 std::vector<Key> with_option_rules(std::vector<Key> keys) {
@@ -40,6 +50,9 @@ std::vector<Key> with_option_rules(std::vector<Key> keys) {
     const auto rule = std::ranges::find(nn::option_rules(), key.name, &nn::OptionRule::name);
     if (key.section != "model" || rule == nn::option_rules().end()) continue;
     if (!key.constraint.min) key.constraint = limits_of(*rule);
+    if (const auto types = names_of_types(key.name); !types.empty()) {
+      key.matters = is("model.rope_type", types);
+    }
     const bool is_of_some =
         std::ranges::any_of(nn::families(), [&](const nn::Family& family) { return family.has(key.name); });
     if (!is_of_some) continue;
@@ -90,21 +103,36 @@ std::vector<Key> model_keys() {
        is_above_0("model.sliding_window")},
       {KEY(model, query_pre_attn_scalar),
        "number by whose square root attention scores are divided; 0: the width of a head"},
+      {KEY(model, attention_multiplier),
+       "scale of attention scores; 0: the reciprocal root of query_pre_attn_scalar"},
+      {KEY(model, embedding_multiplier), "factor of the embeddings"},
+      {KEY(model, residual_multiplier), "factor of the result of attention and feed-forward"},
+      {KEY(model, logits_scaling), "divisor of the model's logits"},
       {KEY(model, attn_logit_softcapping),
        "soft cap of attention scores, which are then cap * tanh(score / cap); 0: none"},
       {KEY(model, final_logit_softcapping), "soft cap of the model's logits; 0: none"},
       {KEY(model, max_position_embeddings), "longest sequence of the model, in tokens"},
       {KEY(model, rope_theta), "base of the rotary embedding"},
       {KEY(model, rope_type), "how rotary positions are scaled beyond the length of the original training"},
-      {KEY(model, rope_factor), "ratio of the extended length to the original one",
-       is("model.rope_type", {"linear", "llama3"})},
+      {KEY(model, rope_factor), "ratio of the extended length to the original one"},
       {KEY(model, rope_low_freq_factor),
-       "frequencies that rotate fewer times than this over the original length are scaled by the full factor",
-       is("model.rope_type", {"llama3"})},
-      {KEY(model, rope_high_freq_factor), "frequencies that rotate more times than this are not scaled",
-       is("model.rope_type", {"llama3"})},
-      {KEY(model, rope_original_length), "sequence length of the original training, in tokens",
-       is("model.rope_type", {"llama3"})},
+       "frequencies that rotate fewer times than this over the original length are scaled by the full "
+       "factor"},
+      {KEY(model, rope_high_freq_factor), "frequencies that rotate more times than this are not scaled"},
+      {KEY(model, rope_original_length), "sequence length of the original training, in tokens"},
+      {KEY(model, rope_attention_factor),
+       "factor of the cosines and sines; 0: the one that follows from the other keys, as in transformers"},
+      {KEY(model, rope_beta_fast), "frequencies that rotate more times than this are not scaled"},
+      {KEY(model, rope_beta_slow),
+       "frequencies that rotate fewer times than this over the original length are scaled by the full "
+       "factor"},
+      {KEY(model, rope_mscale),
+       "with rope_mscale_all_dim: multipliers whose ratio gives the factor of the cosines and sines; 0: none"},
+      {KEY(model, rope_mscale_all_dim), "see rope_mscale; 0: none"},
+      {KEY(model, rope_truncate), "the bounds between fast and slow frequencies are rounded to whole ones"},
+      {KEY(model, rope_short_factor),
+       "divisor of each frequency in sequences of at most rope_original_length tokens"},
+      {KEY(model, rope_long_factor), "divisor of each frequency in longer sequences"},
       {KEY(model, rope_local_base_freq),
        "base of the rotary embedding of layers with an attention window; 0: that of all layers"},
       {KEY(model, partial_rotary_factor), "share of a head that the rotary embedding rotates", between(0, 1)},

@@ -10,6 +10,7 @@
 
 #include "base/util/error.h"
 #include "model/families/option_rules.h"
+#include "model/families/rotary_scaling.h"
 #include "state/gguf/forms.h"
 #include "state/gguf/rotary_scaling.h"
 #include "state/hugging_face/hugging_face_config.h"
@@ -76,27 +77,90 @@ class ArchitectureKeys {
   std::set<std::string> read_;
 };
 
-/// Scaling of the rotary positions, linear by the metadata or Llama 3's by a tensor.
-void read_scaling(const Reader& file, const GgufForm& form, ArchitectureKeys& keys, json& config) {
-  const json type = keys.value("rope.scaling.type");
+/// The tensor's divisors; none if it is missing or cannot be such a tensor.
+std::vector<float> divisors_in(const Reader& file, const char* name) {
+  constexpr int64_t kMost = 1 << 16;
+  const auto found = file.tensors().find(name);
+  if (found == file.tensors().end()) return {};
+  const Tensor& tensor = found->second;
+  if (tensor.type != TensorType::kF32 || tensor.shape.size() != 1 || tensor.shape[0] > kMost) return {};
+  std::vector<float> divisors(static_cast<size_t>(tensor.shape[0]));
+  file.read(tensor, 0, bytes_of(tensor), divisors.data());
+  return divisors;
+}
+
+/// The scaling that the metadata alone describe; null if there is none.
+json described_scaling(ArchitectureKeys& keys, const json& config) {
+  const json type = keys.value("rope.scaling.type"), attention = keys.value("rope.scaling.attn_factor"),
+             length = keys.value("rope.scaling.original_context_length"),
+             fast = keys.value("rope.scaling.yarn_beta_fast"),
+             slow = keys.value("rope.scaling.yarn_beta_slow");
   json factor = keys.value("rope.scaling.factor");
   if (factor.is_null()) factor = keys.value("rope.scale_linear");
-  for (const char* key : {"rope.scaling.original_context_length", "rope.scaling.finetuned"}) keys.value(key);
-  if (!type.is_null() && type != "none" && type != "linear") {
-    keys.refuse("rope.scaling.type", concat("must be \"none\" or \"linear\", but is ", text_of(type)));
+  keys.value("rope.scaling.finetuned");
+  if (!type.is_null() && type != "none" && type != "linear" && type != "yarn" && type != "longrope") {
+    keys.refuse("rope.scaling.type",
+                concat("must be \"none\", \"linear\", \"yarn\" or \"longrope\", but is ", text_of(type)));
   }
-  if (factor.is_number() && factor != 0 && factor != 1 && type != "none") {
-    config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", factor}};
+  const bool is_scaled = factor.is_number() && factor != 0 && factor != 1 && type != "none";
+  if (type != "yarn" && type != "longrope") {
+    if (attention.is_number() && attention != 1) {
+      keys.refuse("rope.scaling.attn_factor", concat("must be 1 without YaRN, but is ", text_of(attention)));
+    }
+    return is_scaled ? json{{"rope_type", "linear"}, {"factor", factor}} : json();
   }
-  const auto found = file.tensors().find(kRopeFrequencies);
-  if (found == file.tensors().end()) return;
-  const Tensor& tensor = found->second;
-  constexpr int64_t kMost = 1 << 16;
-  std::vector<float> divisors;
-  if (tensor.type == TensorType::kF32 && tensor.shape.size() == 1 && tensor.shape[0] <= kMost) {
-    divisors.resize(static_cast<size_t>(tensor.shape[0]));
-    file.read(tensor, 0, bytes_of(tensor), divisors.data());
+  if (type == "yarn" && !(factor.is_number() && factor > 0)) return nullptr;
+  json scaling = {{"rope_type", type}, {"factor", factor}};
+  scaling["original_max_position_embeddings"] =
+      length.is_number() ? length : config.value("max_position_embeddings", json());
+  if (fast.is_number()) scaling["beta_fast"] = fast;
+  if (slow.is_number()) scaling["beta_slow"] = slow;
+  if (attention.is_number() && attention != 1 && type == "yarn") {
+    scaling["attention_factor"] =
+        attention.get<double>() * own_attention_factor(nn::RopeType::kYarn, factor.get<double>());
   }
+  return scaling;
+}
+
+/// The scaling of Phi-3: two tensors, which llama.cpp recognises by their names alone.
+json described_longrope(const Reader& file, ArchitectureKeys& keys, json& config) {
+  const json attention = keys.value("rope.scaling.attn_factor"),
+             length = keys.value("rope.scaling.original_context_length");
+  json scaling = {{"rope_type", "longrope"},
+                  {"short_factor", divisors_in(file, kShortFactors)},
+                  {"long_factor", divisors_in(file, kLongFactors)}};
+  for (const char* key : {"short_factor", "long_factor"}) {
+    for (json& each : scaling[key]) each = decimal(each.get<float>());
+  }
+  config["original_max_position_embeddings"] =
+      length.is_number() ? length : config.value("max_position_embeddings", json());
+  // The file has the factor of cosines and sines, config.json the ratio of lengths that it follows from.
+  nn::ModelOptions options;
+  options.rope_type = nn::RopeType::kLongrope;
+  options.rope_original_length = config["original_max_position_embeddings"].get<int64_t>();
+  options.rope_factor = config.value("max_position_embeddings", 0.0) /
+                        static_cast<double>(std::max<int64_t>(options.rope_original_length, 1));
+  const double found = attention.is_number() ? attention.get<double>() : 1;
+  if (!(std::fabs(nn::rope_attention_factor(options) - found) <= 1e-6 * found)) {
+    scaling["attention_factor"] = found;
+  }
+  return scaling;
+}
+
+/// Scaling of the rotary positions, by the metadata or by tensors.
+void read_scaling(const Reader& file, const GgufForm& form, ArchitectureKeys& keys, json& config) {
+  if (form.has_longrope && file.tensors().contains(kLongFactors)) {
+    keys.value("rope.scaling.type");
+    keys.value("rope.scaling.factor");
+    keys.value("rope.scaling.finetuned");
+    config["rope_scaling"] = described_longrope(file, keys, config);
+    return;
+  }
+  if (const json scaling = described_scaling(keys, config); !scaling.is_null()) {
+    config["rope_scaling"] = scaling;
+  }
+  if (!file.tensors().contains(kRopeFrequencies)) return;
+  const std::vector<float> divisors = divisors_in(file, kRopeFrequencies);
   if (std::all_of(divisors.begin(), divisors.end(), [](float value) { return value == 1; }) &&
       !divisors.empty()) {
     return;

@@ -4,6 +4,7 @@
 
 #include "base/util/error.h"
 #include "base/util/text.h"
+#include "state/gguf/rotary_scaling.h"
 #include "state/hugging_face/hugging_face_config.h"
 
 namespace fsdp::gguf {
@@ -65,7 +66,9 @@ const std::vector<GgufForm>& forms() {
     std::vector<GgufForm> made;
     for (const nn::Family& family : nn::families()) {
       for (const nn::ModelType& type : family.types) {
-        made.push_back({type.gguf, &type, &family, tensor_rules(family, type.gguf.rotates_neighbours)});
+        if (type.gguf.architecture.empty()) continue;
+        const bool interleaves = type.gguf.rotates_neighbours && !family.rotates_neighbours;
+        made.push_back({type.gguf, &type, &family, tensor_rules(family, interleaves)});
       }
     }
     return made;
@@ -104,6 +107,16 @@ void check_options(const GgufForm& form, const nn::ModelOptions& options, const 
   }
   if (!form.scales_frequencies && options.rope_type == nn::RopeType::kLlama3) {
     refuse("has the rotary scaling of Llama 3");
+  }
+  if (options.rope_type == nn::RopeType::kDynamic) refuse("has the rotary scaling dynamic");
+  if (!form.has_longrope && options.rope_type == nn::RopeType::kLongrope) {
+    refuse("has the rotary scaling longrope");
+  }
+  if (options.rope_type == nn::RopeType::kYarn) {
+    // llama.cpp would also scale the layers with a window.
+    if (form.family->has("rope_local_base_freq")) refuse("has YaRN and layers without it");
+    if (!options.rope_truncate) refuse("has \"truncate\": false");
+    if (options.rope_factor < 1) refuse(concat("has YaRN with \"factor\": ", options.rope_factor));
   }
   if (form.heads_fill_width && nn::query_width(options) != options.hidden_size) {
     refuse("has heads whose widths do not add up to hidden_size");
@@ -197,10 +210,7 @@ void describe_model(const GgufForm& form, const nn::ModelOptions& options, Metad
       put = value.get<uint32_t>();
     }
   }
-  if (options.rope_type == nn::RopeType::kLinear) {
-    metadata.emplace_back(prefix + "rope.scaling.type", std::string("linear"));
-    metadata.emplace_back(prefix + "rope.scaling.factor", static_cast<float>(options.rope_factor));
-  }
+  describe_scaling(options, prefix, metadata);
 }
 
 }  // namespace fsdp::gguf

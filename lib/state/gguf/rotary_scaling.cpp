@@ -4,9 +4,52 @@
 #include <cmath>
 
 #include "model/families/families.h"
+#include "model/families/rotary_scaling.h"
 
 namespace fsdp::gguf {
 using nlohmann::json;
+
+std::vector<DivisorTensor> divisor_tensors(const nn::ModelOptions& options) {
+  const auto floats = [](const std::vector<double>& values) {
+    return std::vector<float>(values.begin(), values.end());
+  };
+  if (options.rope_type == nn::RopeType::kLlama3) return {{kRopeFrequencies, frequency_divisors(options)}};
+  if (options.rope_type != nn::RopeType::kLongrope) return {};
+  return {{kLongFactors, floats(options.rope_long_factor)},
+          {kShortFactors, floats(options.rope_short_factor)}};
+}
+
+bool is_divisor_tensor(std::string_view name) {
+  return name == kRopeFrequencies || name == kShortFactors || name == kLongFactors;
+}
+
+double own_attention_factor(nn::RopeType type, double factor) {
+  return type == nn::RopeType::kYarn ? 1 + 0.1 * std::log(factor) : 1;
+}
+
+void describe_scaling(const nn::ModelOptions& options, const std::string& prefix, Metadata& metadata) {
+  const nn::RopeType type = options.rope_type.value();
+  const auto add = [&](const char* key, Value value) {
+    metadata.emplace_back(concat(prefix, "rope.scaling.", key), std::move(value));
+  };
+  if (type == nn::RopeType::kLinear || type == nn::RopeType::kYarn) {
+    add("type", std::string(options.rope_type.name()));
+    add("factor", static_cast<float>(options.rope_factor));
+  }
+  if (type != nn::RopeType::kYarn && type != nn::RopeType::kLongrope) return;
+  add("original_context_length", static_cast<uint32_t>(options.rope_original_length));
+  const double factor = nn::rope_attention_factor(options) / own_attention_factor(type, options.rope_factor);
+  if (type == nn::RopeType::kLongrope || std::fabs(factor - 1) > 1e-6) {
+    add("attn_factor", static_cast<float>(factor));
+  }
+  const nn::ModelOptions defaults;
+  for (const auto& [key, member] : {std::pair("yarn_beta_fast", &nn::ModelOptions::rope_beta_fast),
+                                    {"yarn_beta_slow", &nn::ModelOptions::rope_beta_slow}}) {
+    if (type == nn::RopeType::kYarn && options.*member != defaults.*member) {
+      add(key, static_cast<float>(options.*member));
+    }
+  }
+}
 
 std::vector<float> frequency_divisors(const nn::ModelOptions& options) {
   const int64_t width = nn::head_width(options);

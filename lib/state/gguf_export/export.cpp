@@ -48,9 +48,9 @@ std::string size_label(int64_t parameters, int64_t experts) {
 
 /// A tensor of the file and where it comes from.
 struct GgufSource {
-  /// Names in the weights: one, or one for each expert; none: the divisors of rotary frequencies.
-  std::vector<std::string> names;
+  std::vector<std::string> names = {};  ///< names in the weights: one, or one for each expert
   Stored stored = Stored::kSame;
+  std::vector<float> values = {};  ///< the tensor's elements, if the weights have none
 };
 
 struct GgufPlan {
@@ -94,8 +94,8 @@ GgufPlan plan_of(const checkpoint::StoredModel& model, const ExportRequest& requ
     plan.tensors.push_back(std::move(tensor));
     plan.sources.push_back(std::move(source));
   };
-  if (model.options.rope_type == nn::RopeType::kLlama3) {
-    add({.name = kRopeFrequencies, .shape = {nn::head_width(model.options) / 2}}, {});
+  for (auto& [name, divisors] : divisor_tensors(model.options)) {
+    add({.name = name, .shape = {std::ssize(divisors)}}, {.values = divisors});
   }
   std::map<std::string, size_t> stacks;  ///< their places in the plan
   for (const auto& [name, stored_name] : model.names) {
@@ -147,10 +147,8 @@ void write_tensor(const checkpoint::Weights& weights, const GgufSource& source, 
     counter.add(bytes.numel());
   };
   if (source.names.empty()) {
-    std::vector<float> divisors = frequency_divisors(options);
-    at::Tensor values =
-        at::empty({static_cast<int64_t>(divisors.size())}, at::TensorOptions().dtype(at::kFloat));
-    std::copy(divisors.begin(), divisors.end(), values.mutable_data_ptr<float>());
+    at::Tensor values = at::empty({std::ssize(source.values)}, at::TensorOptions().dtype(at::kFloat));
+    std::copy(source.values.begin(), source.values.end(), values.mutable_data_ptr<float>());
     append(values);
     return;
   }

@@ -10,6 +10,7 @@
 #include "model/families/architectures.h"
 #include "model/families/families.h"
 #include "model/families/option_rules.h"
+#include "model/families/rotary_scaling.h"
 
 namespace fsdp::checkpoint {
 using nlohmann::json;
@@ -48,7 +49,7 @@ nn::ModelOptions without_implied_values(nn::ModelOptions options) {
   const nn::Family& family = nn::family_of(options);
   if (options.query_pre_attn_scalar == 0) options.query_pre_attn_scalar = nn::head_width(options);
   if (options.rope_local_base_freq == 0) options.rope_local_base_freq = options.rope_theta;
-  if (options.sliding_window == 0 && family.has("sliding_window_pattern")) {
+  if (options.sliding_window == 0 && family.has("sliding_window_pattern") && !family.rotates_in_windows) {
     options.sliding_window = options.max_position_embeddings;
   }
   return options;
@@ -66,20 +67,36 @@ void add_layers_and_scaling(json& config, const nn::ModelOptions& options) {
         each_layer(options, [&](int64_t layer) { return nn::is_rotary_layer(options, layer) ? 1 : 0; });
     if (options.no_rope_layer_interval > 0) config["no_rope_layer_interval"] = options.no_rope_layer_interval;
   }
+  if (nn::model_type_of(options)->nested_rotary) {
+    const double local = options.rope_local_base_freq > 0 ? options.rope_local_base_freq : options.rope_theta;
+    config["rope_parameters"] = {
+        {"full_attention", {{"rope_type", "default"}, {"rope_theta", options.rope_theta}}},
+        {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", local}}}};
+  }
   if (!family.is_rotary() || options.rope_type == nn::RopeType::kDefault) return;
-  json scaling = {{"rope_type", options.rope_type.name()}, {"factor", options.rope_factor}};
-  if (options.rope_type == nn::RopeType::kLlama3) {
-    scaling.update({{"low_freq_factor", options.rope_low_freq_factor},
-                    {"high_freq_factor", options.rope_high_freq_factor},
-                    {"original_max_position_embeddings", options.rope_original_length}});
+  json scaling = {{"rope_type", options.rope_type.name()}};
+  const bool is_llama3 = options.rope_type == nn::RopeType::kLlama3;  // all of its keys are required
+  for (const nn::RopeOption& each : nn::rope_options()) {
+    const nn::OptionRule& rule = nn::option_rule(each.option);
+    const bool is_required =
+        is_llama3 || each.option == "rope_factor" || each.option == "rope_original_length";
+    if (!each.is_of(options.rope_type.value())) continue;
+    if (is_required || !rule.is_equal(options, nn::ModelOptions())) {
+      scaling[std::string(each.key)] = value_of(rule, options);
+    }
   }
   config["rope_scaling"] = scaling;
+  if (config.contains("rope_parameters")) config["rope_parameters"]["full_attention"].update(scaling);
+  constexpr const char* kOriginalLength = "original_max_position_embeddings";
+  if (family.types.front().original_length > 0 && scaling.contains(kOriginalLength)) {
+    config[kOriginalLength] = scaling[kOriginalLength];
+  }
 }
 
 /// Keys of hugging_face_config() that weights do not determine.
-constexpr const char* kFree[] = {"initializer_range",   "attention_dropout", "attn_pdrop",
-                                 "embd_pdrop",          "resid_pdrop",       "hidden_dropout",
-                                 "router_aux_loss_coef"};
+constexpr const char* kFree[] = {"initializer_range", "attention_dropout",   "attn_pdrop",
+                                 "embd_pdrop",        "resid_pdrop",         "hidden_dropout",
+                                 "residual_dropout",  "router_aux_loss_coef"};
 constexpr const char* kIds[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
 constexpr const char* kDtypeKeys[] = {"dtype", "torch_dtype"};
 

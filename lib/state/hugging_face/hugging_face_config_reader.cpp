@@ -12,6 +12,7 @@
 #include "base/util/text.h"
 #include "model/families/families.h"
 #include "model/families/option_rules.h"
+#include "model/families/rotary_scaling.h"
 #include "state/hugging_face/hugging_face_config.h"
 #include "state/hugging_face/hugging_face_unsupported.h"
 
@@ -135,6 +136,67 @@ void refuse_unread_rotary(const ConfigReader& reader) {
        "; use a program that supports ", unread.size() > 1 ? "these" : "it");
 }
 
+/// `name`: key of the type, "rope_type" or "type".
+nn::RopeType rope_type_in(const ConfigReader& reader, const char* name, const nn::ModelOptions& options) {
+  using enum nn::RopeType;
+  const json found = reader.value(name);
+  const nn::Family& family = nn::family_of(options);
+  // Phi-3's older names of its only scaling.
+  const bool is_alias = (found == "su" || found == "yarn") && !nn::has_rope_type(options, kYarn);
+  if (is_alias && nn::has_rope_type(options, kLongrope)) return kLongrope;
+  const nn::RopeType type = reader.choice(name, kDefault);
+  if (type != kDefault && !nn::has_rope_type(options, type)) {
+    std::vector<std::string> supported;
+    for (const nn::RopeType each : {kDefault, kLinear, kLlama3, kYarn, kLongrope, kDynamic}) {
+      if (each == kDefault || nn::has_rope_type(options, each)) supported.push_back(util::name_of(each));
+    }
+    reader.refuse(name, concat("one of ", util::join(supported, ", "), ", the ones that models of ",
+                               family.architecture, " have"));
+  }
+  return type;
+}
+
+/// A list of longrope; find_rope_problem() checks its length.
+std::vector<double> read_factors(const ConfigReader& reader, const std::string& key) {
+  const json list = reader.value(key);
+  const bool is_list = list.is_array() && std::ssize(list) <= nn::kMostWidth &&
+                       std::ranges::all_of(list, [](const json& entry) { return entry.is_number(); });
+  if (!is_list) reader.refuse(key, "a list of numbers");
+  return list.get<std::vector<double>>();
+}
+
+/// Reads an option of the rotary scaling, if its type has it. Keys that are missing or null leave the
+/// default, as 0 does in numbers where transformers reads it so.
+void read_rope_option(const ConfigReader& config, const ConfigReader& reader, const nn::RopeOption& each,
+                      nn::ModelOptions& options) {
+  using enum nn::RopeType;
+  const nn::RopeType type = options.rope_type.value();
+  if (!each.is_of(type)) return;
+  const std::string key(each.key);
+  const auto& field = nn::option_rule(each.option).field;
+  if (each.option == "rope_original_length") {
+    const int64_t outside = nn::family_of(options).types.front().original_length;
+    reader.has(key);  // the key outside counts
+    options.rope_original_length =
+        outside > 0
+            ? config.size(key, nn::kMostPositions, outside)
+            : reader.size(key, nn::kMostPositions, type == kLlama3 ? 0 : options.max_position_embeddings);
+  } else if (each.option == "rope_factor") {
+    const bool has_default = (type == kYarn || type == kLongrope) && !reader.has(key);
+    options.rope_factor = has_default ? 0 : reader.positive(key, 0);  // 0: the ratio of the lengths
+  } else if (const auto* list = std::get_if<std::vector<double> nn::ModelOptions::*>(&field)) {
+    options.** list = read_factors(reader, key);
+  } else if (const auto* flag = std::get_if<bool nn::ModelOptions::*>(&field)) {
+    options.** flag = reader.flag(key, options.**flag);
+  } else {
+    double& value = options.*std::get<double nn::ModelOptions::*>(field);
+    if (type == kLlama3)
+      value = reader.positive(key, 0);
+    else if (const double found = reader.not_negative(key, 0); found > 0)
+      value = reader.positive(key, value);
+  }
+}
+
 /// Scaling of the rotary positions. `found`: its object, or null.
 void read_rotary(const ConfigReader& all, const char* key, const json& found, nn::ModelOptions& options) {
   if (found.is_null()) return;
@@ -150,23 +212,17 @@ void read_rotary(const ConfigReader& all, const char* key, const json& found, nn
   }
   // "type" is what older releases wrote, and "rope_type" counts where both are there.
   const char* name = reader.has("type") && !reader.has("rope_type") ? "type" : "rope_type";
-  const json type = reader.has(name) ? found[name] : json("default");
-  if (type != "default") {
-    if (!family.has("rope_type")) {
-      reader.refuse(name, "\"default\", the only one supported for this model");
+  if (const nn::RopeType type = rope_type_in(reader, name, options); type != nn::RopeType::kDefault) {
+    options.rope_type = type;
+    for (const nn::RopeOption& each : nn::rope_options()) read_rope_option(all, reader, each, options);
+    if (options.rope_factor == 0) {
+      options.rope_factor = static_cast<double>(options.max_position_embeddings) /
+                            static_cast<double>(options.rope_original_length);
     }
-    if (type != "linear" && type != "llama3") {
-      reader.refuse(name, "\"default\", \"linear\" or \"llama3\", the only ones supported");
-    }
-    options.rope_type = type.get<std::string>();
-    options.rope_factor = reader.positive("factor", 0);
-  }
-  if (type == "llama3") {
-    options.rope_low_freq_factor = reader.positive("low_freq_factor", 0);
-    options.rope_high_freq_factor = reader.positive("high_freq_factor", 0);
-    options.rope_original_length = reader.size("original_max_position_embeddings", nn::kMostPositions);
-    if (!(options.rope_low_freq_factor < options.rope_high_freq_factor)) {
-      reader.refuse("low_freq_factor", "less than \"high_freq_factor\"");
+    if (const auto problem = nn::find_rope_problem(options)) {
+      const auto option = std::ranges::find(nn::rope_options(), problem->option, &nn::RopeOption::option);
+      const std::string_view named = option == nn::rope_options().end() ? problem->option : option->key;
+      fail(ErrorKind::kCheckpoint, where, ": \"", named, "\" ", problem->must);
     }
   }
   refuse_unread_rotary(reader);
@@ -236,11 +292,16 @@ void read_head_width(const ConfigReader& reader, nn::ModelOptions& options) {
 
 void read_window_pattern(const ConfigReader& reader, nn::ModelOptions& options) {
   int64_t& pattern = options.sliding_window_pattern;
+  const bool has_list = reader.has("layer_types");
   for (const char* key : {"_sliding_window_pattern", "sliding_window_pattern"}) {
-    pattern = reader.size(key, nn::kMostLayers, pattern);
+    const bool is_given = reader.has(key);  // without effect beside the list
+    if (is_given && !has_list) pattern = reader.size(key, nn::kMostLayers, pattern);
   }
-  if (reader.has("layer_types")) {
+  if (has_list) {
     pattern = read_interval(reader, "layer_types", options, {"full_attention"}, {"sliding_attention"});
+  }
+  if (pattern == 1 && options.sliding_window > 0 && nn::family_of(options).rotates_in_windows) {
+    reader.refuse("sliding_window", "null where no layer has a window, since no layer would have positions");
   }
   // An interval of layers without a window has no meaning where no layer has one.
   if (options.sliding_window == 0 || pattern == 1) options.sliding_window = pattern = 0;
@@ -271,7 +332,7 @@ void read_all_scaling(const ConfigReader& reader, nn::ModelOptions& options) {
   const ConfigReader of_layers(parameters, where);
   read_rotary(reader, "rope_parameters", of_layers.value("full_attention"), options);
   nn::ModelOptions local = options;
-  local.rope_theta = options.rope_local_base_freq;
+  local.rope_theta = options.rope_local_base_freq > 0 ? options.rope_local_base_freq : options.rope_theta;
   local.rope_type = nn::RopeType::kDefault;
   read_rotary(reader, "rope_parameters", of_layers.value("sliding_attention"), local);
   refuse_unread_rotary(of_layers);

@@ -34,7 +34,7 @@ class ConvertedTensors final : public checkpoint::TensorSource {
       : file_(std::move(file)), options_(options) {
     const auto shapes = nn::weight_shapes(options);
     for (const auto& [name, tensor] : file_->tensors()) {
-      if (name == kRopeFrequencies) continue;
+      if (is_divisor_tensor(name)) continue;
       auto ours = our_tensor(form, name);
       const bool is_stacked = ours && ours->stored == Stored::kStacked;
       if (is_stacked && shapes.contains(ours->name) && tensor.shape.size() == 3 &&
@@ -107,21 +107,26 @@ class ConvertedTensors final : public checkpoint::TensorSource {
 /// The scaling that the tensor says must be that of the config, if the file's metadata do not make the
 /// config.
 void compare_scaling(const Reader& file, const nn::ModelOptions& options, const std::string& config) {
-  const auto found = file.tensors().find(kRopeFrequencies);
-  std::vector<float> expected(static_cast<size_t>(nn::head_width(options)) / 2, 1.0F);
-  if (options.rope_type == nn::RopeType::kLlama3) expected = frequency_divisors(options);
-  std::vector<float> stored(expected.size(), 1.0F);
-  bool same = true;
-  if (found != file.tensors().end()) {
-    const Tensor& tensor = found->second;
-    same = tensor.type == TensorType::kF32 && bytes_of(tensor) == static_cast<int64_t>(4 * stored.size());
-    if (same) file.read(tensor, 0, bytes_of(tensor), stored.data());
+  const auto tensors = divisor_tensors(options);
+  for (const char* name : {kRopeFrequencies, kShortFactors, kLongFactors}) {
+    const auto found = file.tensors().find(name);
+    const auto own = std::ranges::find(tensors, name, &DivisorTensor::name);
+    const bool is_needed = own != tensors.end();
+    std::vector<float> expected(static_cast<size_t>(nn::rotary_width(options)) / 2, 1.0F);
+    if (is_needed) expected = own->divisors;
+    std::vector<float> stored(expected.size(), 1.0F);
+    bool same = true;
+    if (found != file.tensors().end()) {
+      const Tensor& tensor = found->second;
+      same = tensor.type == TensorType::kF32 && bytes_of(tensor) == static_cast<int64_t>(4 * stored.size());
+      if (same) file.read(tensor, 0, bytes_of(tensor), stored.data());
+    }
+    same = same && std::equal(stored.begin(), stored.end(), expected.begin(),
+                              [](float a, float b) { return std::fabs(a - b) <= 1e-4F * std::fabs(b); });
+    if (same) continue;
+    fail(ErrorKind::kCheckpoint, file.path().string(), ": ", name, " must be the rotary scaling of ", config,
+         ", but is another; give the config.json of this model");
   }
-  same = same && std::equal(stored.begin(), stored.end(), expected.begin(),
-                            [](float a, float b) { return std::fabs(a - b) <= 1e-4F * std::fabs(b); });
-  if (same) return;
-  fail(ErrorKind::kCheckpoint, file.path().string(), ": ", kRopeFrequencies,
-       " must be the rotary scaling of ", config, ", but is another; give the config.json of this model");
 }
 
 }  // namespace

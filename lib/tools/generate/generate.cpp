@@ -10,6 +10,7 @@
 
 #include "base/util/clock.h"
 #include "base/util/error.h"
+#include "model/families/families.h"
 #include "model/nn/key_value_cache.h"
 #include "tools/generate/sampler.h"
 
@@ -26,8 +27,8 @@ void check(const nn::ModelOptions& model, const std::vector<int64_t>& prompt,
   require_in_vocabulary(prompt, model);
   FSDP_CHECK(options.max_new_tokens > 0 && options.num_samples > 0);
   // The sum of prompt and new tokens could overflow.
-  if (options.max_new_tokens > model.max_position_embeddings) {
-    fail(ErrorKind::kUsage, "at most ", model.max_position_embeddings,
+  if (const int64_t longest = nn::longest_sequence(model); options.max_new_tokens > longest) {
+    fail(ErrorKind::kUsage, "at most ", longest,
          " new tokens are possible, the positions of the model (max_position_embeddings), but ",
          options.max_new_tokens, " are requested; ask for fewer");
   }

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/util/error.h"
+#include "model/families/families.h"
 #include "model/kernels/fused.h"
 #include "model/nn/loss.h"
 #include "tools/generate/generate.h"
@@ -18,7 +19,7 @@ double Score::perplexity() const { return std::exp(nats_per_token()); }
 Score score(nn::Stage& model, const nn::ModelOptions& model_options, const std::vector<int64_t>& ids,
             const ScoreOptions& options) {
   at::NoGradGuard no_grad;
-  const int64_t longest = model_options.max_position_embeddings, length = static_cast<int64_t>(ids.size());
+  const int64_t longest = nn::longest_sequence(model_options), length = static_cast<int64_t>(ids.size());
   const int64_t window = options.window > 0 ? options.window : longest;
   const int64_t stride = options.stride > 0 ? options.stride : std::max<int64_t>(1, window / 2);
   if (length < 2) {

@@ -235,7 +235,9 @@ TEST(Decoder, OfFusedKernelsIsThatOfComposedOperations) {
         if (type == at::kBFloat16 && testing::family_options(architecture).num_experts > 0) continue;
         if (std::string(matmul) == "amx" && !util::has_matrix_unit()) continue;
         // More norms, and so more roundings.
-        const double of_family = architecture.starts_with("gemma") ? 2 * tolerance : tolerance;
+        const bool has_more_norms =
+            architecture.starts_with("gemma") || architecture == "olmo3" || architecture == "exaone4";
+        const double of_family = has_more_norms ? 3 * tolerance : tolerance;
         auto options = testing::family_options(architecture);
         options.matmul = matmul;
         options.fused_kernels = true;

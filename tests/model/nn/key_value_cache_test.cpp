@@ -69,6 +69,26 @@ TEST_P(Cached, GivesTheLastScoresAlone) {
   EXPECT_LT(distance(next_scores(*model_, ids_.narrow(1, 10, 2), cache), whole_.select(1, 11)), 1e-5);
 }
 
+TEST(KeyValueCache, GivesTheScoresOfTheRowsSoFarWhereTheirAnglesDependOnTheLength) {
+  for (const char* name : {"longrope", "dynamic"}) {
+    const ModelOptions options = testing::family_options(name);  // scaled above 8 tokens
+    const auto model = make_initialized(options);
+    const at::Tensor ids = testing::token_rows(0, 3, 14, options.vocab_size);
+    KeyValueCache cache(options, 14);
+    at::NoGradGuard no_grad;
+    at::Tensor rows = at::arange(3, at::kLong);
+    for (const auto& [first, length] : {std::pair(0, 5), {5, 2}, {7, 1}, {8, 1}, {9, 3}, {12, 1}}) {
+      const at::Tensor whole = model->forward(ids.index_select(0, rows).narrow(1, 0, first + length));
+      const at::Tensor found = scores(*model, ids.index_select(0, rows).narrow(1, first, length), cache);
+      EXPECT_LT((found - whole.narrow(1, first, length)).abs().max().item<double>(), 1e-5) << name << first;
+      EXPECT_EQ(cache.length(), first + length);
+      const at::Tensor chosen = at::tensor({2, 0}, at::kLong);
+      if (first == 5) cache.select_rows(chosen);
+      if (first == 5) rows = rows.index_select(0, chosen);
+    }
+  }
+}
+
 TEST_P(Cached, RowsAreChosenAnew) {
   KeyValueCache cache(options_, 12);
   scores(*model_, ids_.narrow(1, 0, 6), cache);
@@ -110,7 +130,9 @@ INSTANTIATE_TEST_SUITE_P(
         Shape{"smollm3", "smollm3", 4, 2, true, true}, Shape{"phi3", "phi3", 4, 2, false, true},
         Shape{"gemma2", "gemma2", 4, 2, true, true}, Shape{"gemma3_text", "gemma3_text", 4, 2, true, true},
         Shape{"gpt_neox", "gpt_neox", 3, 3, false, true}, Shape{"mixtral", "mixtral", 4, 2, false, true},
-        Shape{"qwen3_moe", "qwen3_moe", 4, 2, false, true}),
+        Shape{"qwen3_moe", "qwen3_moe", 4, 2, false, true}, Shape{"granite", "granite", 4, 2, false, true},
+        Shape{"olmo3", "olmo3", 4, 2, false, true}, Shape{"ernie4_5", "ernie4_5", 4, 2, true, true},
+        Shape{"glm4", "glm4", 4, 2, false, true}, Shape{"exaone4", "exaone4", 4, 2, false, true}),
     [](const auto& info) { return info.param.name; });
 
 TEST(KeyValueCache, EndsWithThePositionsOfTheModel) {

@@ -56,6 +56,87 @@ TEST(RotaryTable, ScalesItsFrequenciesAsTransformersDoes) {
   }
 }
 
+/// From transformers 5.24: ROPE_INIT_FUNCTIONS of a LlamaConfig with heads of 16, for sequences of the lengths.
+TEST(RotaryTable, HasTheFrequenciesAndFactorsOfTransformers) {
+  ModelOptions yarn = rotary_of(16), longrope = rotary_of(16), dynamic = rotary_of(16);
+  yarn.rope_type = "yarn";
+  yarn.rope_factor = 4;
+  yarn.rope_original_length = longrope.rope_original_length = dynamic.max_position_embeddings = 64;
+  ModelOptions fractions = yarn, given_factor = yarn;
+  fractions.rope_beta_fast = 3;
+  fractions.rope_beta_slow = 0.25;
+  fractions.rope_truncate = false;
+  fractions.rope_mscale = 0.7;
+  fractions.rope_mscale_all_dim = 0.2;
+  given_factor.rope_factor = 0.5;
+  given_factor.rope_attention_factor = 1.75;
+  longrope.rope_type = "longrope";
+  longrope.rope_factor = 8;
+  longrope.rope_short_factor = {1, 1, 1.5, 1.5, 2, 2, 3, 3};
+  longrope.rope_long_factor = {1, 2, 4, 8, 9.5, 16, 32, 48};
+  ModelOptions long_given = longrope;
+  long_given.rope_attention_factor = 1.5;
+  dynamic.rope_type = "dynamic";
+  dynamic.rope_factor = 4;
+  struct Case {
+    ModelOptions options;
+    int64_t length;
+    std::vector<float> frequencies;
+    double factor;
+  };
+  const std::vector<float> plain = {1,     0.316227764f,   0.1f,   0.0316227786f,
+                                    0.01f, 0.00316227786f, 0.001f, 0.000316227786f},
+                           of_longer = {1,
+                                        0.158113882f,
+                                        0.025f,
+                                        0.00395284733f,
+                                        0.00105263153f,
+                                        0.000197642366f,
+                                        3.12500015e-05f,
+                                        6.58807858e-06f};
+  const Case cases[] = {
+      {yarn,
+       2,
+       {1, 0.237170815f, 0.049999997f, 0.00790569466f, 0.0025f, 0.000790569466f, 0.00025f, 7.90569466e-05f},
+       1.13862944},
+      {fractions,
+       2,
+       {1, 0.316227764f, 0.0673974231f, 0.0103244754f, 0.0025f, 0.000790569466f, 0.00025f, 7.90569466e-05f},
+       1.06744475},
+      {given_factor,
+       2,
+       {1, 0.421637028f, 0.166666672f, 0.0632455572f, 0.02f, 0.00632455572f, 0.002f, 0.000632455572f},
+       1.75},
+      {longrope,
+       64,
+       {1, 0.316227764f, 0.0666666701f, 0.0210818499f, 0.005f, 0.00158113893f, 0.00033333333f,
+        0.000105409257f},
+       1.22474487},
+      {longrope, 65, of_longer, 1.22474487},
+      {long_given, 65, of_longer, 1.5},
+      {dynamic, 64, plain, 1},
+      {dynamic,
+       160,
+       {1, 0.239481375f, 0.057351321f, 0.0137345716f, 0.00328917382f, 0.00078769587f, 0.000188638471f,
+        4.51753949e-05f},
+       1}};
+  for (const auto& [options, length, expected, factor] : cases) {
+    RotaryTable table(options);
+    for (int64_t before : {length, int64_t{3}, int64_t{200}}) {  // whatever was computed before
+      table.angles(before, at::kCPU);
+      const auto [cos, sin] = table.angles(length, at::kCPU);
+      const auto [other_cos, other_sin] = table.angles_from(1, 1, length, at::kCPU);
+      EXPECT_TRUE(other_cos[0].equal(cos[1]) && other_sin[0].equal(sin[1]));
+      const at::Tensor found = (sin[1] / factor).asin();
+      EXPECT_NEAR(cos[0][0].item<double>(), factor, 1e-6);
+      for (size_t i = 1; i < expected.size(); ++i) {
+        EXPECT_NEAR(found[static_cast<int64_t>(i)].item<float>() / expected[i], 1, 1e-5)
+            << options.rope_type.name() << " " << length << " " << i;
+      }
+    }
+  }
+}
+
 TEST(RotaryTable, GrowsWhenALongerSequenceComes) {
   RotaryTable table(rotary_of(4));
   at::Tensor buffer = table.named_buffers()["cos"];

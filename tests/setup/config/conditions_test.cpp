@@ -31,6 +31,10 @@ struct Row {
 
 const Settings kLora = {"lora.rank = 8"};
 const Settings kGpt2 = {"model.architecture = \"gpt2\""};
+const Settings kYarn = {"model.rope_type = \"yarn\""}, kDynamic = {"model.rope_type = \"dynamic\""},
+               kLongrope = {"model.rope_type = \"longrope\"", "model.head_dim = 4",
+                            "model.rope_short_factor = [1.0, 1.0]", "model.rope_long_factor = [1.0, 1.0]"};
+const Settings kGranite = {"model.architecture = \"granite\""};
 const Settings kGemma2 = {"model.architecture = \"gemma2\""}, kNeox = {"model.architecture = \"gpt_neox\""};
 const Settings kMixtral = {"model.architecture = \"mixtral\"", "model.num_experts = 8"};
 const Settings kQwen3Moe = {"model.architecture = \"qwen3_moe\"", "model.num_experts = 8",
@@ -95,6 +99,10 @@ const std::map<std::string, Row>& rows() {
       {"model.decoder_sparse_step", {"2", {kQwen3Moe}, {none, kMixtral}}},
       {"model.router_aux_loss_coef", {"0.01", {kMixtral, kQwen3Moe}, {none}}},
       {"model.query_pre_attn_scalar", {"256", {kGemma2}, {none}}},
+      {"model.attention_multiplier", {"0.5", {kGranite}, {none}}},
+      {"model.embedding_multiplier", {"12.0", {kGranite}, {none}}},
+      {"model.residual_multiplier", {"0.25", {kGranite}, {none}}},
+      {"model.logits_scaling", {"8.0", {kGranite}, {none}}},
       {"model.attn_logit_softcapping", {"50.0", {kGemma2}, {none}}},
       {"model.final_logit_softcapping", {"30.0", {kGemma2}, {none}}},
       {"model.rope_local_base_freq",
@@ -105,14 +113,23 @@ const std::map<std::string, Row>& rows() {
       {"model.rope_type", {"\"llama3\"", {none}, {kGpt2}}},
       {"model.rope_factor",
        {"8.0",
-        {{"model.rope_type = \"linear\""}, {"model.rope_type = \"llama3\""}},
+        {{"model.rope_type = \"linear\""}, {"model.rope_type = \"llama3\""}, kYarn, kDynamic, kLongrope},
         {none, {"model.rope_type = \"default\""}, kGpt2}}},
       {"model.rope_low_freq_factor",
        {"2.0", {{"model.rope_type = \"llama3\""}}, {none, {"model.rope_type = \"linear\""}}}},
       {"model.rope_high_freq_factor",
        {"8.0", {{"model.rope_type = \"llama3\""}}, {none, {"model.rope_type = \"linear\""}}}},
       {"model.rope_original_length",
-       {"2048", {{"model.rope_type = \"llama3\""}}, {none, {"model.rope_type = \"linear\""}}}},
+       {"2048", {{"model.rope_type = \"llama3\""}, kYarn, kLongrope}, {none, kDynamic}}},
+      {"model.rope_attention_factor", {"1.5", {kYarn, kLongrope}, {none, kDynamic}}},
+      {"model.rope_beta_fast", {"16.0", {kYarn}, {none, kLongrope}}},
+      {"model.rope_beta_slow", {"2.0", {kYarn}, {none, kLongrope}}},
+      {"model.rope_mscale", {"0.7", {kYarn}, {none, kLongrope}}},
+      {"model.rope_mscale_all_dim", {"0.7", {kYarn}, {none, kLongrope}}},
+      {"model.rope_truncate", {"false", {kYarn}, {none, kLongrope}}},
+      {"model.rope_short_factor",
+       {"[1.5, 2.0]", {{kLongrope[0], kLongrope[1], kLongrope[3]}}, {none, kYarn}}},
+      {"model.rope_long_factor", {"[1.5, 2.0]", {{kLongrope[0], kLongrope[1], kLongrope[2]}}, {none, kYarn}}},
       {"model.rms_norm_eps", {"1e-6", {none}, {kGpt2}}},
       {"model.layer_norm_epsilon", {"1e-6", {kGpt2}, {{"model.architecture = \"llama\""}}}},
       {"model.init_unused",

@@ -218,6 +218,32 @@ TEST_F(GgufModel, SaysWhatDiffersBetweenArchitectures) {
 }
 
 /// The 27B of Gemma divide by the root of hidden_size / heads, the others by that of a head's width.
+/// llama.cpp multiplies the cosines and sines of YaRN by 1 + 0.1 ln(factor) and by the file's factor.
+TEST_F(GgufModel, HasTheRotaryScalingsAsLlamaCppsConverterWritesThem) {
+  nn::ModelOptions options = gguf_options("yarn");
+  const Reader yarn = export_as(write(options), TensorType::kF32);
+  EXPECT_EQ(*yarn.find<std::string>("qwen3.rope.scaling.type"), "yarn");
+  EXPECT_EQ(*yarn.find<float>("qwen3.rope.scaling.factor"), 4);
+  EXPECT_EQ(*yarn.find<uint32_t>("qwen3.rope.scaling.original_context_length"), 64);
+  EXPECT_EQ(*yarn.find<float>("qwen3.rope.scaling.yarn_beta_fast"), 4);
+  EXPECT_EQ(yarn.find<float>("qwen3.rope.scaling.yarn_beta_slow"), nullptr);
+  EXPECT_EQ(yarn.find<float>("qwen3.rope.scaling.attn_factor"), nullptr);
+  options.rope_attention_factor = 1.5;
+  const Reader given = export_as(write(options), TensorType::kF32);
+  EXPECT_NEAR(*given.find<float>("qwen3.rope.scaling.attn_factor"), 1.5 / (1 + 0.1 * std::log(4.0)), 1e-6);
+  EXPECT_NEAR(import({}, 1).options.rope_attention_factor, 1.5, 1e-6);
+
+  const Reader phi3 = export_as(write(gguf_options("longrope")), TensorType::kF32);
+  EXPECT_EQ(phi3.find<std::string>("phi3.rope.scaling.type"), nullptr);
+  EXPECT_EQ(*phi3.find<uint32_t>("phi3.rope.scaling.original_context_length"), 128);
+  EXPECT_NEAR(*phi3.find<float>("phi3.rope.scaling.attn_factor"),
+              std::sqrt(1 + std::log(2.0) / std::log(128.0)), 1e-6);
+  EXPECT_TRUE(at::equal(dequantised(phi3, "rope_factors_long.weight"),
+                        at::tensor({1.0F, 2.0F, 4.0F, 8.0F, 9.5F, 20.0F})));
+  EXPECT_TRUE(at::equal(dequantised(phi3, "rope_factors_short.weight"),
+                        at::tensor({1.0F, 1.125F, 1.5F, 2.0F, 2.5F, 3.0F})));
+}
+
 TEST_F(GgufModel, DividesTheScoresOfGemmaAsLlamaCppDoes) {
   nn::ModelOptions options = gguf_options("gemma2");
   options.num_hidden_layers = 46;
@@ -322,22 +348,49 @@ TEST_F(GgufModel, ThatLlamaCppCannotComputeIsRefused) {
       change(options);
     });
   };
-  for (const auto& [family, text, change] :
-       std::vector<std::tuple<const char*, const char*, std::function<void(nn::ModelOptions&)>>>{
-           {"qwen3", "\"attention_bias\": true", [](auto& o) { o.attention_bias = true; }},
-           {"qwen3_moe", "\"norm_topk_prob\": false", [](auto& o) { o.norm_topk_prob = false; }},
-           {"qwen3_moe", "\"decoder_sparse_step\": 2", [](auto& o) { o.decoder_sparse_step = 2; }},
-           {"qwen3_moe", "\"attention_bias\": true", [](auto& o) { o.attention_bias = true; }},
-           {"olmo2", "\"tie_word_embeddings\": true", [](auto& o) { o.tie_word_embeddings = true; }},
-           {"smollm3", "\"no_rope_layer_interval\": 2", [](auto& o) { o.no_rope_layer_interval = 2; }},
-           {"smollm3", "\"no_rope_layer_interval\": null", [](auto& o) { o.no_rope_layer_interval = 0; }},
-           {"gemma2", "has no \"attn_logit_softcapping\"", [](auto& o) { o.attn_logit_softcapping = 0; }},
-           {"gemma2", "has no \"sliding_window\", which llama.cpp's architecture gemma2 needs",
-            [](auto& o) { o.sliding_window = 0; }},
-           {"gemma2", "\"tie_word_embeddings\": false", [](auto& o) { o.tie_word_embeddings = false; }},
-           {"gemma3_text", "\"query_pre_attn_scalar\": 20", [](auto& o) { o.query_pre_attn_scalar = 20; }},
-           {"gpt_neox", "\"attention_bias\": false", [](auto& o) { o.attention_bias = false; }},
-           {"gpt_neox", "\"hidden_act\": \"silu\"", [](auto& o) { o.hidden_act = nn::Activation::kSilu; }}}) {
+  for (const auto& [family, text, change] : std::vector<
+           std::tuple<const char*, const char*,
+                      std::function<
+                          void(nn::ModelOptions&)>>>{{"qwen3", "\"attention_bias\": true",
+                                                      [](auto& o) { o.attention_bias = true; }},
+                                                     {"qwen3_moe", "\"norm_topk_prob\": false",
+                                                      [](auto& o) { o.norm_topk_prob = false; }},
+                                                     {"qwen3_moe", "\"decoder_sparse_step\": 2",
+                                                      [](auto& o) { o.decoder_sparse_step = 2; }},
+                                                     {"qwen3_moe", "\"attention_bias\": true",
+                                                      [](auto& o) { o.attention_bias = true; }},
+                                                     {"olmo2", "\"tie_word_embeddings\": true",
+                                                      [](auto& o) { o.tie_word_embeddings = true; }},
+                                                     {"smollm3", "\"no_rope_layer_interval\": 2",
+                                                      [](auto& o) { o.no_rope_layer_interval = 2; }},
+                                                     {"smollm3", "\"no_rope_layer_interval\": null",
+                                                      [](auto& o) { o.no_rope_layer_interval = 0; }},
+                                                     {"gemma2", "has no \"attn_logit_softcapping\"",
+                                                      [](auto& o) { o.attn_logit_softcapping = 0; }},
+                                                     {"gemma2",
+                                                      "has no \"sliding_window\", which llama.cpp's architecture gemma2 needs",
+                                                      [](auto& o) { o.sliding_window = 0; }},
+                                                     {"gemma2", "\"tie_word_embeddings\": false",
+                                                      [](auto& o) { o.tie_word_embeddings = false; }},
+                                                     {"gemma3_text", "\"query_pre_attn_scalar\": 20",
+                                                      [](auto& o) { o.query_pre_attn_scalar = 20; }},
+                                                     {"yarn", "has \"truncate\": false",
+                                                      [](auto& o) { o.rope_truncate = false; }},
+                                                     {"gemma3_text", "has YaRN and layers without it",
+                                                      [](auto& o) { o.rope_type = "yarn"; }},
+                                                     {"linear", "has the rotary scaling dynamic",
+                                                      [](auto& o) { o.rope_type = "dynamic"; }},
+                                                     {"linear", "has the rotary scaling longrope",
+                                                      [](auto& o) {
+                                                        o.rope_type = "longrope";
+                                                        o.rope_short_factor = o.rope_long_factor =
+                                                            std::vector<double>(8, 1.0);
+                                                      }},
+                                                     {"gpt_neox", "\"attention_bias\": false",
+                                                      [](auto& o) { o.attention_bias = false; }},
+                                                     {"gpt_neox", "\"hidden_act\": \"silu\"", [](auto& o) {
+                                                        o.hidden_act = nn::Activation::kSilu;
+                                                      }}}) {
     EXPECT_THAT(refused_of(family, change), HasSubstr(text)) << family;
   }
 }
@@ -444,7 +497,7 @@ TEST_F(GgufModel, ThatOursCannotComputeIsRefused) {
   expect_refused("missing: model.layers.1.mlp.up_proj.weight; unexpected: blk.1.ffn_xx.weight");
   with(std::string("\5\0\0\0\0\0\0\0llama", 13), std::string("\5\0\0\0\0\0\0\0gemma", 13));
   expect_refused(
-      "\"general.architecture\" must be one of \"gemma2\", \"gemma3\", \"gpt2\", \"gptneox\", \"llama\", \"olmo2\", "
+      "\"general.architecture\" must be one of \"gemma2\", \"gemma3\", \"gpt2\", \"gptneox\", \"granite\", \"llama\", \"olmo2\", "
       "\"phi3\", \"qwen2\", \"qwen3\", \"qwen3moe\", \"smollm3\", but is \"gemma\"");
   with(std::string("\5\0\0\0\0\0\0\0model", 13), std::string("\5\0\0\0\0\0\0\0mmprj", 13));
   expect_refused("must be a model, but its \"general.type\" is \"mmprj\"");

@@ -40,15 +40,18 @@ inline const std::vector<std::string> kGgufModels = {"llama",
                                                      "gemma3_text",
                                                      "gemma3_without_windows",
                                                      "gpt_neox",
-                                                     "gpt_neox_in_series"};
+                                                     "gpt_neox_in_series",
+                                                     "granite",
+                                                     "yarn",
+                                                     "longrope"};
 
 /// Rows are blocks of quantised types.
 inline nn::ModelOptions gguf_options(const std::string& name) {
   const std::string architecture = name == "gpt_neox_in_series"       ? "gpt_neox"
                                    : name == "gemma3_without_windows" ? "gemma3_text"
                                                                       : name;
-  nn::ModelOptions options =
-      nn::find_family(architecture) != nullptr ? family_options(architecture) : tiny_options();
+  const bool has_own_options = nn::find_family(architecture_of(architecture)) != nullptr && name != "mistral";
+  nn::ModelOptions options = has_own_options ? family_options(architecture) : tiny_options();
   options.vocab_size = 96;
   options.hidden_size = 64;
   options.intermediate_size = 96;
@@ -66,6 +69,18 @@ inline nn::ModelOptions gguf_options(const std::string& name) {
   if (name == "linear") {
     options.rope_type = "linear";
     options.rope_factor = 4;
+  }
+  if (name == "yarn") {
+    options.head_dim = 32;
+    options.rope_original_length = 64;
+    options.rope_mscale = options.rope_mscale_all_dim = 0;
+  }
+  if (name == "longrope") {
+    options.partial_rotary_factor = 0.75;
+    options.rope_original_length = 128;
+    options.rope_factor = 2;
+    options.rope_short_factor = {1, 1.125, 1.5, 2, 2.5, 3};
+    options.rope_long_factor = {1, 2, 4, 8, 9.5, 20};
   }
   if (name == "mistral") {
     options.head_dim = 24;

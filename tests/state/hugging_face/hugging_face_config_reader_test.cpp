@@ -32,6 +32,87 @@ TEST(HuggingFaceConfigReader, TakesARotaryScalingInBothPlaces) {
             2);
 }
 
+TEST(HuggingFaceConfigReader, ReadsYarnAsQwenWritesIt) {
+  const nlohmann::json scaling = {
+      {"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32768}};
+  const nn::ModelOptions read = options_from_hugging_face(
+      {{"model_type", "qwen2"}, {"rope_theta", 1e6}, {"rope_scaling", scaling}}, "x");
+  EXPECT_EQ(read.rope_type, "yarn");
+  EXPECT_EQ(read.rope_factor, 4);
+  EXPECT_EQ(read.rope_original_length, 32768);
+  EXPECT_EQ(read.rope_beta_fast, 32);
+  EXPECT_EQ(read.rope_beta_slow, 1);
+  EXPECT_TRUE(read.rope_truncate);
+  const nlohmann::json all = {
+      {"rope_type", "yarn"}, {"factor", nullptr},       {"original_max_position_embeddings", 4096},
+      {"beta_fast", 16},     {"beta_slow", 2},          {"mscale", 0.7},
+      {"mscale_all_dim", 1}, {"attention_factor", 1.3}, {"truncate", false}};
+  const nn::ModelOptions each = options_from_hugging_face(
+      {{"model_type", "qwen3"}, {"max_position_embeddings", 32768}, {"rope_parameters", all}}, "x");
+  EXPECT_EQ(each.rope_factor, 8);
+  EXPECT_EQ(each.rope_beta_fast, 16);
+  EXPECT_EQ(each.rope_beta_slow, 2);
+  EXPECT_EQ(each.rope_mscale, 0.7);
+  EXPECT_EQ(each.rope_mscale_all_dim, 1);
+  EXPECT_EQ(each.rope_attention_factor, 1.3);
+  EXPECT_FALSE(each.rope_truncate);
+  // transformers takes max_position_embeddings for a missing length.
+  EXPECT_EQ(options_from_hugging_face({{"model_type", "qwen3"},
+                                       {"max_position_embeddings", 2048},
+                                       {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}}}},
+                                      "x")
+                .rope_original_length,
+            2048);
+}
+
+TEST(HuggingFaceConfigReader, ReadsLongropeAsPhiWritesIt) {
+  for (const char* type : {"longrope", "su", "yarn"}) {  // older files of Phi-3 have the older names
+    for (const auto& [share, count] : {std::pair(1.0, 48), {0.75, 36}}) {
+      nlohmann::json config = {{"model_type", "phi3"},
+                               {"hidden_size", 3072},
+                               {"num_attention_heads", 32},
+                               {"max_position_embeddings", 131072},
+                               {"original_max_position_embeddings", 4096},
+                               {"rope_scaling",
+                                {{"type", type},
+                                 {"short_factor", std::vector<double>(static_cast<size_t>(count), 1.25)},
+                                 {"long_factor", std::vector<double>(static_cast<size_t>(count), 50)}}}};
+      if (share < 1) config["partial_rotary_factor"] = share;
+      const nn::ModelOptions read = options_from_hugging_face(config, "x");
+      EXPECT_EQ(read.rope_type, "longrope");
+      EXPECT_EQ(read.rope_original_length, 4096);
+      EXPECT_EQ(read.rope_factor, 32);
+      EXPECT_EQ(read.rope_short_factor, std::vector<double>(static_cast<size_t>(count), 1.25));
+      EXPECT_EQ(read.rope_long_factor, std::vector<double>(static_cast<size_t>(count), 50));
+      const nlohmann::json written = hugging_face_config(read);
+      EXPECT_EQ(written["original_max_position_embeddings"], 4096);
+      EXPECT_EQ(hugging_face_config(options_from_hugging_face(written, "x")), written);
+    }
+  }
+}
+
+/// transformers gives the scaling of Olmo 3 to layers without a window.
+TEST(HuggingFaceConfigReader, ReadsTheAnglesOfOlmo3OldAndNew) {
+  const nlohmann::json yarn = {
+      {"rope_type", "yarn"}, {"factor", 8.0}, {"original_max_position_embeddings", 8192}};
+  nlohmann::json full = yarn;
+  full["rope_theta"] = 5e5;
+  for (nlohmann::json config :
+       {nlohmann::json{{"rope_theta", 5e5}, {"rope_scaling", yarn}},
+        nlohmann::json{{"rope_parameters",
+                        {{"full_attention", full},
+                         {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 5e5}}}}}}}) {
+    config["model_type"] = "olmo3";
+    const nn::ModelOptions read = options_from_hugging_face(config, "x");
+    EXPECT_EQ(read.architecture, "olmo2");
+    EXPECT_EQ(read.sliding_window_pattern, 4);
+    EXPECT_EQ(read.rope_type, "yarn");
+    EXPECT_EQ(read.rope_factor, 8);
+    EXPECT_EQ(read.rope_theta, 5e5);
+    EXPECT_EQ(read.rope_local_base_freq, 5e5);
+  }
+}
+
 TEST(HuggingFaceConfigReader, KnowsTheWindowsOfMistralAndQwen2) {
   EXPECT_EQ(options_from_hugging_face({{"model_type", "mistral"}}, "x").sliding_window, 4096);
   EXPECT_EQ(
@@ -125,8 +206,17 @@ TEST(HuggingFaceConfigReader, OfAModelThatWouldComputeSomethingElseIsRefused) {
       {"model_type", nullptr},
       {"rope_scaling", {{"type", "linear"}}},
       {"rope_scaling", {{"type", "linear"}, {"factor", 0}}},
-      {"rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}},
-      {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}}},
+      {"rope_scaling", {{"type", "dynamic"}}},
+      {"rope_scaling", {{"type", "dynamic"}, {"factor", 0.5}}},
+      {"rope_scaling", {{"rope_type", "yarn"}, {"factor", "2"}}},
+      {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}, {"beta_slow", 64}}},
+      {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}, {"truncate", 1}}},
+      {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}, {"attention_factor", -1.0}}},
+      {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}, {"rope_theta", 1}}},
+      {"rope_scaling", {{"rope_type", "longrope"}, {"short_factor", {1, 1, 1}}}},
+      {"rope_scaling", {{"rope_type", "longrope"}, {"short_factor", {1, 1, 1}}, {"long_factor", "1"}}},
+      {"rope_scaling", {{"rope_type", "longrope"}, {"short_factor", {1, 1, 1}}, {"long_factor", {1, 1}}}},
+      {"rope_scaling", {{"rope_type", "longrope"}, {"short_factor", {1, 1, 1}}, {"long_factor", {1, 0, 1}}}},
       {"rope_scaling", "linear"},
       {"rope_parameters", {{"rope_type", "llama3"}, {"factor", 8}}},
       {"rope_parameters", {{"rope_type", 3}}},

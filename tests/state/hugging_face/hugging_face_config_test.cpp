@@ -6,6 +6,7 @@
 
 #include "model/families/families.h"
 #include "model/families/option_rules.h"
+#include "model/families/rotary_scaling.h"
 #include "support/checkpoint_fixtures.h"
 #include "support/tiny_models.h"
 
@@ -85,7 +86,9 @@ std::map<std::string, nn::ModelOptions> families() {
   families["linear"].rope_factor = 2.5;
   families["wide"].head_dim = 10;
   families["geglu"].hidden_act = nn::Activation::kGeluTanh;
-  for (const std::string& name : testing::family_names()) {
+  std::vector<std::string> names = testing::family_names();
+  for (const char* scaling : {"yarn", "longrope", "dynamic"}) names.emplace_back(scaling);
+  for (const std::string& name : names) {
     if (!families.contains(name)) families[name] = testing::family_options(name);
   }
   return families;
@@ -94,15 +97,22 @@ std::map<std::string, nn::ModelOptions> families() {
 TEST(HuggingFaceConfig, OfEachFamilyIsReadAsItIsWritten) {
   for (const auto& [name, options] : families()) {
     const nlohmann::json config = hugging_face_config(options);
-    const bool is_llama = options.architecture == "llama" && name != "qwen2" && name != "mistral";
-    EXPECT_EQ(config["model_type"], is_llama ? "llama" : name);
+    const bool is_type = name == "qwen2" || name == "mistral" || name == "olmo3";
+    EXPECT_EQ(config["model_type"], is_type ? name : options.architecture);
     const nn::ModelOptions read = options_from_hugging_face(config, "x");
     EXPECT_EQ(hugging_face_config(read), config) << name;
     EXPECT_EQ(read.qkv_bias, options.qkv_bias) << name;
     EXPECT_EQ(read.attention_bias, options.attention_bias) << name;
     EXPECT_EQ(read.sliding_window, options.sliding_window) << name;
     EXPECT_EQ(read.rope_type, options.rope_type) << name;
-    EXPECT_EQ(read.rope_original_length, name == "llama3" ? 6 : 8192) << name;
+    EXPECT_EQ(read.rope_original_length, options.rope_original_length) << name;
+    for (const nn::RopeOption& each : nn::rope_options()) {
+      EXPECT_TRUE(nn::option_rule(each.option).is_equal(read, options)) << name << " " << each.option;
+    }
+    EXPECT_EQ(read.attention_multiplier, options.attention_multiplier) << name;
+    EXPECT_EQ(read.embedding_multiplier, options.embedding_multiplier) << name;
+    EXPECT_EQ(read.residual_multiplier, options.residual_multiplier) << name;
+    EXPECT_EQ(read.logits_scaling, options.logits_scaling) << name;
     EXPECT_EQ(read.head_dim, options.head_dim) << name;
     EXPECT_EQ(read.architecture, options.architecture) << name;
     EXPECT_EQ(read.sliding_window_pattern, options.sliding_window_pattern) << name;

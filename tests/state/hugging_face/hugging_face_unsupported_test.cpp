@@ -80,7 +80,7 @@ TEST(UnsupportedTraits, OfEndlessValuesAreCut) {
 
 TEST(UnsupportedTypes, AreNamedWithWhatDiffers) {
   for (const char* type :
-       {"granite", "gemma", "stablelm", "starcoder2", "qwen2_moe", "deepseek_v3", "bloom"}) {
+       {"granitemoe", "gemma", "stablelm", "starcoder2", "qwen2_moe", "deepseek_v3", "bloom"}) {
     EXPECT_NE(unsupported_type(type), "") << type;
     const auto [kind, text] = testing::error_of([&] {
       options_from_hugging_face({{"model_type", type}}, "config.json");
@@ -101,8 +101,13 @@ TEST(UnsupportedTypes, AreNamedWithWhatDiffers) {
 TEST(UnsupportedValues, AreRefusedByTheirKey) {
   const std::pair<json, const char*> wrong[] = {
       {{{"model_type", "qwen3"}, {"use_sliding_window", true}}, "\"use_sliding_window\" must be false"},
-      {{{"model_type", "phi3"}, {"rope_scaling", {{"type", "longrope"}, {"short_factor", {1}}}}},
-       "\"type\" must be \"default\", the only one supported for this model, but is \"longrope\""},
+      {{{"model_type", "phi3"}, {"rope_scaling", {{"type", "llama3"}, {"factor", 2}}}},
+       "\"type\" must be one of default, linear, longrope, dynamic, the ones that models of phi3 have, but is "
+       "\"llama3\""},
+      {{{"model_type", "phi3"},
+        {"rope_scaling", {{"type", "longrope"}, {"short_factor", {1}}, {"long_factor", {1}}}}},
+       "\"short_factor\" must have a number for each of the 48 frequencies of a head with rope_type longrope, but "
+       "has 1; take the list of the model's config.json"},
       {{{"model_type", "gemma2"}, {"use_bidirectional_attention", true}}, "\"use_bidirectional_attention\""},
       {{{"model_type", "smollm3"}, {"num_hidden_layers", 3}, {"no_rope_layers", {0, 1, 1}}},
        "\"no_rope_layers\""},

@@ -2,23 +2,36 @@
 
 namespace fsdp::nn::built_in {
 
-/// OLMo Team: 2 OLMo 2 Furious, 2025, section 2.
+/// OLMo Team: 2 OLMo 2 Furious, 2025, section 2. A model with windows is an OLMo 3 (OLMo Team: OLMo 3, 2025),
+/// whose rotary scaling is that of the layers without one.
 Family olmo2() {
-  return {.architecture = "olmo2",
-          .options = kLlamaOptions + kRotaryOptions + Names{"attention_bias"},
-          .query_key_norm = QueryKeyNorm::kOfAll,
-          .norm_before_attention = "",
-          .norm_after_attention = "post_attention_layernorm",
-          .norm_before_feed_forward = "",
-          .norm_after_feed_forward = "post_feedforward_layernorm",
-          .types = {{.name = "olmo2",
-                     .model_class = "Olmo2ForCausalLM",
-                     .sizes = {50304, 4096, 11008, 32, 32, 0, 2048},
-                     .gguf = {.architecture = "olmo2",
-                              .keys = kGgufLlama,
-                              .fixed = R"({"hidden_act": "silu", "attention_bias": false,
+  return {
+      .architecture = "olmo2",
+      .options = kLlamaOptions + kRotaryOptions +
+                 Names{"attention_bias", "sliding_window", "sliding_window_pattern", "rope_local_base_freq"},
+      .query_key_norm = QueryKeyNorm::kOfAll,
+      .norm_before_attention = "",
+      .norm_after_attention = "post_attention_layernorm",
+      .norm_before_feed_forward = "",
+      .norm_after_feed_forward = "post_feedforward_layernorm",
+      .types = {{.name = "olmo2",
+                 .model_class = "Olmo2ForCausalLM",
+                 .sizes = {50304, 4096, 11008, 32, 32, 0, 2048},
+                 .gguf = {.architecture = "olmo2",
+                          .keys = kGgufLlama,
+                          .fixed = R"({"hidden_act": "silu", "attention_bias": false,
                                            "tie_word_embeddings": false})"},
-                     .written = kNoPadding}}};
+                 .without_key = {"sliding_window", "sliding_window_pattern", "rope_local_base_freq"},
+                 .written = kNoPadding},
+                {.name = "olmo3",
+                 .model_class = "Olmo3ForCausalLM",
+                 .sizes = {50304, 4096, 11008, 32, 32, 0, 2048},
+                 .defaults = {.sliding_window = 4096,
+                              .sliding_window_pattern = 4,
+                              .rope_theta = 5e5,
+                              .rope_local_base_freq = 5e5},
+                 .written = kNoPadding,
+                 .nested_rotary = true}}};
 }
 
 }  // namespace fsdp::nn::built_in
