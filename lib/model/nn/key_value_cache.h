@@ -47,8 +47,8 @@ class KeyValueCache {
   /// ids: [B, T] int64 -> [B, length so far + T]
   at::Tensor whole_rows(const at::Tensor& ids);
   bool has_whole_rows() const { return has_whole_rows_; }
-  /// Returns the tokens that the model has to see for `ids` to follow the cached tokens: ids, or all tokens of
-  /// the rows, after the cache was emptied, if the longer rows have other rotary frequencies.
+  /// Returns the tokens that the model has to see for `ids` to follow the cached tokens: ids, or all tokens
+  /// of the rows, after the cache was emptied, if the longer rows have other rotary frequencies.
   at::Tensor tokens_to_see(const at::Tensor& ids);
 
  private:

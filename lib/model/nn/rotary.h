@@ -54,8 +54,9 @@ class RotaryTable final : public torch::nn::Module, public ComputedBuffers {
   at::ScalarType cos_type_, sin_type_;  ///< at the last computation; the buffers' types differ after a cast
 };
 
-/// Brings neighbouring elements of the first `width` of a head, which rotate together in some families, to the
-/// places of its two halves. Scores stay the same if this is done to queries and keys. x: [..., head_dim]
+/// Brings neighbouring elements of the first `width` of a head, which rotate together in some families, to
+/// the places of its two halves. Scores stay the same if this is done to queries and keys.
+/// x: [..., head_dim]
 at::Tensor rotary_halves(const at::Tensor& x, int64_t width);
 
 /// Rotates the leading elements of heads, as many as there are angles.

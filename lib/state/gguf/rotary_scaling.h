@@ -1,6 +1,6 @@
 #pragma once
 
-// Scaling of rotary positions in GGUF files: by metadata and, for Llama 3 and longrope, by tensors of divisors.
+// Scaling of rotary positions in GGUF files: by metadata and, for Llama 3 and longrope, by tensors.
 
 #include <nlohmann/json.hpp>
 #include <vector>

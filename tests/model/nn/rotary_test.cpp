@@ -56,7 +56,7 @@ TEST(RotaryTable, ScalesItsFrequenciesAsTransformersDoes) {
   }
 }
 
-/// From transformers 5.24: ROPE_INIT_FUNCTIONS of a LlamaConfig with heads of 16, for sequences of the lengths.
+/// ROPE_INIT_FUNCTIONS of transformers 5.24 gave the values for a LlamaConfig with heads of 16.
 TEST(RotaryTable, HasTheFrequenciesAndFactorsOfTransformers) {
   ModelOptions yarn = rotary_of(16), longrope = rotary_of(16), dynamic = rotary_of(16);
   yarn.rope_type = "yarn";

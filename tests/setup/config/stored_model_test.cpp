@@ -106,9 +106,9 @@ TEST_F(StoredModel, LeavesFreeWhatIsNoPartOfTheWeights) {
 
 TEST_F(StoredModel, OfAnotherKindThanIsSupportedIsRefusedByName) {
   json config = kQwen2;
-  config["model_type"] = "granite";
+  config["model_type"] = "granitemoe";
   EXPECT_THAT(refused(config),
-              AllOf(HasSubstr("\"granite\""), HasSubstr("which this version cannot compute")));
+              AllOf(HasSubstr("\"granitemoe\""), HasSubstr("which this version cannot compute")));
   config["model_type"] = "llama";
   config["embedding_multiplier"] = 12.0;
   EXPECT_THAT(refused(config), HasSubstr("\"embedding_multiplier\": 12.0 (scaled embeddings)"));

@@ -201,7 +201,7 @@ TEST(Files, HaveTheWeightsOfTheModelAndNothingElse) {
   config.model.init_unused = {"*q_norm*"};
   EXPECT_EQ(of(check_files(config), "first weights").verdict, FindingVerdict::kOk);
   nlohmann::json described = checkpoint::hugging_face_config(config.model);
-  described["model_type"] = "granite";
+  described["model_type"] = "granitemoe";
   write(folder / "config.json", described.dump());
   EXPECT_NE(of(check_files(config), "first weights").text.find("granite"), std::string::npos);
 }

@@ -2,7 +2,7 @@
 
 namespace fsdp::nn::built_in {
 
-/// IBM: Granite 3.0 Language Models, 2024: a llama with multipliers, after Yang et al.: Tensor Programs V, 2022.
+/// IBM: Granite 3.0 Language Models, 2024: a llama with multipliers.
 Family granite() {
   return {.architecture = "granite",
           .options = kLlamaOptions + kRotaryOptions +
