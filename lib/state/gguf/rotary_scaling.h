@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/families/options.h"
-#include "state/gguf/format.h"
+#include "base/gguf/format.h"
 
 namespace fsdp::gguf {
 
