@@ -253,7 +253,7 @@ INSTANTIATE_TEST_SUITE_P(Models, Families,
                          ::testing::Values("mistral", "qwen3", "olmo2", "smollm3", "phi3", "gemma2",
                                            "gemma3_text", "gpt_neox", "mixtral", "qwen3_moe", "granite",
                                            "olmo3", "seed_oss", "ernie4_5", "helium", "glm4", "exaone4",
-                                           "yarn", "longrope", "dynamic"),
+                                           "yarn", "longrope"),
                          [](const auto& info) { return std::string(info.param); });
 
 /// Models that are trained, those with experts with the loss that balances these.
