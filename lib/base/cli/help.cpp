@@ -71,7 +71,8 @@ std::string row(const std::string& name, const std::string& meaning) {
   return room < 8 ? "  " + name : line + clause(meaning, room);
 }
 
-/// Appends a section below an empty line if at least its first row fits; returns how many rows it has left out.
+/// Appends a section below an empty line if at least its first row fits; returns how many rows it has left
+/// out.
 size_t add_section(Lines& lines, size_t most, const std::string& title, const Lines& rows) {
   if (rows.empty()) return 0;
   if (lines.size() + 3 > most) return rows.size();

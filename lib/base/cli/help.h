@@ -25,8 +25,8 @@ bool asks_for_short_help(int argc, const char* const* argv);
 /// CLI11's formatter with examples before the usage, in the given size.
 std::shared_ptr<CLI::Formatter> help_formatter(const Page& page, const HelpSize& size);
 
-/// Breaks lines that are too long between words. A continuation begins below the second column of its line, if
-/// the line has two, otherwise four characters further than the line.
+/// Breaks lines that are too long between words. A continuation begins below the second column of its line,
+/// if the line has two, otherwise four characters further than the line.
 std::string wrapped(const std::string& text, int columns);
 
 }  // namespace fsdp::cli

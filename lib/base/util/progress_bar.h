@@ -45,8 +45,8 @@ class ByteCounter {
   int64_t total_bytes_, done_bytes_ = 0;
 };
 
-/// Draws ByteProgress at most ten times a second; the destructor removes the line. If the output is a pipe or a
-/// file, a line is written after each `line_interval`.
+/// Draws ByteProgress at most ten times a second; the destructor removes the line. If the output is a pipe or
+/// a file, a line is written after each `line_interval`.
 class ByteProgressBar {
  public:
   explicit ByteProgressBar(ProgressOutput output,

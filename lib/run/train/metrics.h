@@ -20,8 +20,8 @@ namespace fsdp::train {
 
 struct StepMetrics {
   int64_t step = 0;
-  /// Mean over the steps since the last multiple of logging.interval_steps; NaN, like the norm, if none of them
-  /// had targets.
+  /// Mean over the steps since the last multiple of logging.interval_steps; NaN, like the norm, if none of
+  /// them had targets.
   double loss = 0.0;
   double grad_norm = 0.0;
   double lr = 0.0;
@@ -73,8 +73,8 @@ struct MetricsFormats {
 /// Returns the line of a validation.
 nlohmann::ordered_json validation_line(int64_t step, const Validation& validation);
 
-/// Each line has the wall-clock time at which it was written. A thread writes the lines; write() waits for it for a second at most, because rank 0 would otherwise keep
-/// the other ranks waiting while a disk stalls.
+/// Each line has the wall-clock time at which it was written. A thread writes the lines; write() waits for it
+/// for half a second at most, because rank 0 would otherwise keep the other ranks waiting while a disk stalls.
 class MetricsFile {
  public:
   /// Opens folder/metrics.jsonl. Drops the lines that are not `kept`, which the run writes again. A run that

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "model/families/options.h"
 #include "base/gguf/format.h"
+#include "model/families/options.h"
 
 namespace fsdp::gguf {
 
