@@ -1,5 +1,5 @@
-// Pretrained models of other people, in the GGUF files that llama.cpp's users have. FSDP_TEST_MODELS names the
-// folder that scripts/chat_example --gemma filled.
+// Pretrained models of other people, in the GGUF files that llama.cpp's users have. FSDP_TEST_MODELS names
+// the folder that scripts/chat_example --gemma filled.
 
 #include <gtest/gtest.h>
 
@@ -27,8 +27,8 @@ constexpr const char* kText =
     "who here gave their lives that that nation might live. It is altogether fitting and proper that we should do "
     "this.\n";
 
-/// What llama.cpp (release of October 2026) computes from the model in f32, so with the values of the quantised
-/// tensors and without its rounding of activations to 8 bits.
+/// What llama.cpp (release of October 2026) computes from the model in f32, so with the values of the
+/// quantised tensors and without its rounding of activations to 8 bits.
 struct RealModel {
   const char* file;
   double nats_per_token;
