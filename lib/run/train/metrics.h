@@ -73,8 +73,8 @@ struct MetricsFormats {
 /// Returns the line of a validation.
 nlohmann::ordered_json validation_line(int64_t step, const Validation& validation);
 
-/// Each line has the wall-clock time at which it was written. A thread writes the lines; write() waits for
-/// it for half a second at most, because rank 0 would otherwise keep the other ranks waiting while a disk stalls.
+/// Each line has the wall-clock time at which it was written. A thread writes the lines; write() waits for it
+/// for half a second at most: rank 0 would otherwise keep the other ranks waiting while a disk stalls.
 class MetricsFile {
  public:
   /// Opens folder/metrics.jsonl. Drops the lines that are not `kept`, which the run writes again. A run that
