@@ -86,8 +86,8 @@ TEST_P(Init, WritesWhatTrains) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Init,
-                         ::testing::Values("quickstart", "pretrain", "finetune", "chats", "low-memory",
-                                           "offload", "multi-node", "hsdp"),
+                         ::testing::Values("quickstart", "pretrain", "finetune", "chats", "shakespeare_char",
+                                           "low-memory", "offload", "multi-node", "hsdp"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
