@@ -1,5 +1,6 @@
 #include "train_commands.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -68,9 +69,11 @@ int init(const InitArguments& arguments) {
 
 void add_init(CLI::App& app, std::function<int()>& run) {
   std::string about = "print a commented config, or write it to a file";
+  size_t width = 0;
+  for (const config::Preset& preset : config::all_presets()) width = std::max(width, preset.name.size());
   std::string presets;
   for (const config::Preset& preset : config::all_presets()) {
-    presets += "\n  " + preset.name + std::string(14 - preset.name.size(), ' ') + preset.about;
+    presets += "\n  " + preset.name + std::string(width + 2 - preset.name.size(), ' ') + preset.about;
   }
   CLI::App* command = app.add_subcommand("init", about);
   auto arguments = std::make_shared<InitArguments>();
