@@ -31,7 +31,7 @@ class Stalls:
 
     GO_ON = re.compile(r"replicas? ([0-9, ]+) of \d+ continue (?:after step|from the newest) (\w+).*\(epoch (\d+)\)")
     LOST = re.compile(r"replica (\d+) \(ranks? [^)]*\) is lost")
-    STEP = re.compile(r'{"step":(\d+),"loss"')
+    STEP = re.compile(r'{"step":(\d+),.*"loss":')
 
     def __init__(self, folder, name, replicas):
         self.metrics, self.log = Follower(folder / name / "metrics.jsonl"), Follower(folder / f"{name}.log")
