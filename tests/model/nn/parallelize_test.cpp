@@ -68,7 +68,9 @@ TEST(ParallelModel, OfTheOtherFamiliesIsTheWhole) {
     options.num_attention_heads = 4;
     options.num_key_value_heads = family == "gpt2" || family == "phi3" || family == "gpt_neox" ? 4 : 2;
     if (family == "gpt_neox") options.hidden_size = 32;
-    expect_as_whole(options);
+    testing::Tolerance tolerance;
+    if (family == "exaone4") tolerance.gradient = 3e-6;  // its norms follow what is rounded
+    expect_as_whole(options, training(), tolerance);
   }
 }
 
