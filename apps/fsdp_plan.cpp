@@ -2,7 +2,6 @@
 // not train.
 
 #include <CLI/CLI.hpp>
-#include <iostream>
 #include <string>
 #include <vector>
 

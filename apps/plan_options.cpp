@@ -9,7 +9,6 @@
 #include "base/cli/usage_error.h"
 #include "base/util/error.h"
 #include "base/util/progress_bar.h"
-#include "base/util/text.h"
 
 namespace fsdp::apps {
 namespace {

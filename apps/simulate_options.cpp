@@ -1,11 +1,8 @@
 #include "simulate_options.h"
 
-#include <utility>
-
 #include "base/cli/program.h"
 #include "base/cli/usage_error.h"
 #include "base/util/error.h"
-#include "base/util/text.h"
 #include "tools/report/timeline_file.h"
 
 namespace fsdp::apps {

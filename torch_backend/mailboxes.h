@@ -7,7 +7,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <atomic>
 #include <deque>
 #include <memory>
 #include <mutex>

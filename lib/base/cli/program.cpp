@@ -5,7 +5,6 @@
 #include <cmath>
 #include <functional>
 #include <iostream>
-#include <memory>
 #include <utility>
 
 #include "base/cli/help.h"

@@ -6,7 +6,6 @@
 #include <omp.h>
 
 #include <exception>
-#include <thread>
 
 #include "base/util/limits.h"
 

@@ -1,6 +1,5 @@
 #include "base/util/error.h"
 
-#include <cerrno>
 #include <cstring>
 
 #include "base/util/limits.h"

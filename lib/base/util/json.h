@@ -4,7 +4,6 @@
 // the text (except for sorting keys), has limits, and refuses duplicate keys, which readers treat
 // differently.
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>

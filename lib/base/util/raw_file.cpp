@@ -11,7 +11,6 @@
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "base/util/regular_file.h"
-#include "base/util/text.h"
 
 namespace fsdp::util {
 namespace fs = std::filesystem;

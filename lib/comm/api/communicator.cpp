@@ -8,7 +8,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "base/util/text.h"
 #include "comm/api/memory_operations.h"
 
 namespace fsdp::comm {

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <charconv>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>

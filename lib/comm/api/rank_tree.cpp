@@ -1,7 +1,6 @@
 #include "comm/api/rank_tree.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace fsdp::comm {
 

@@ -20,12 +20,9 @@
 #include <sstream>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <utility>
 
-#include "base/util/error.h"
 #include "base/util/limits.h"
 #include "base/util/text.h"
-#include "comm/api/call_within.h"
 #include "comm/api/group_failure.h"
 #include "comm/api/rank_tree.h"
 

@@ -1,7 +1,6 @@
 #include "comm/backends/connect_group.h"
 
 #include <chrono>
-#include <utility>
 
 #include "comm/api/forwarding_communicator.h"
 #include "comm/backends/hierarchical_communicator.h"

@@ -11,7 +11,6 @@
 
 #include "base/util/error.h"
 #include "base/util/limits.h"
-#include "base/util/text.h"
 #include "comm/api/connect.h"
 #include "comm/api/memory_operations.h"
 #include "comm/gloo/gloo_exchange.h"

@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "base/util/error.h"

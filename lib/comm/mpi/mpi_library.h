@@ -5,7 +5,6 @@
 // programs do not link an MPI, whose binary interfaces differ.
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>

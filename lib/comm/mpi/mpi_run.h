@@ -5,8 +5,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <functional>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>

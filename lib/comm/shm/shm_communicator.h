@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "comm/api/communicator.h"
 #include "comm/shm/host_ranks.h"

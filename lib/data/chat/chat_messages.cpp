@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <string>
 #include <utility>
 
 #include "base/util/error.h"
 #include "base/util/json.h"
-#include "base/util/text.h"
 #include "data/tokens/row_encoder.h"
 
 namespace fsdp::data {

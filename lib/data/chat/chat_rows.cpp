@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <string>
 
 #include "base/util/error.h"
 #include "base/util/text.h"

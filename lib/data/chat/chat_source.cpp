@@ -3,7 +3,6 @@
 #include <array>
 #include <filesystem>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "base/util/error.h"

@@ -3,11 +3,9 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "base/util/error.h"
 #include "base/util/hash.h"
-#include "data/tokens/sample_reader.h"
 
 namespace fsdp::data {
 namespace {

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/util/error.h"
 #include "base/util/text.h"

@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
-#include <memory>
 
 #include "base/util/error.h"
 #include "base/util/extension.h"

@@ -1,7 +1,5 @@
 #include "data/tokenizers/added_tokens.h"
 
-#include <algorithm>
-
 #include "data/tokenizers/utf8.h"
 
 namespace fsdp::data {

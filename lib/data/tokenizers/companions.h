@@ -4,7 +4,6 @@
 // writes. They are read for every kind of main file, and for the export to GGUF.
 
 #include <filesystem>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>

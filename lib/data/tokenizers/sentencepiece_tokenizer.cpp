@@ -3,7 +3,6 @@
 #include <sentencepiece_processor.h>
 
 #include <algorithm>
-#include <memory>
 #include <unordered_map>
 
 #include "base/util/error.h"

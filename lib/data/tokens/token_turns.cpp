@@ -1,6 +1,5 @@
 #include "data/tokens/token_turns.h"
 
-#include <array>
 #include <cstring>
 #include <string_view>
 

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <numbers>
 
-#include "base/util/text.h"
 #include "model/families/families.h"
 
 namespace fsdp::nn {

@@ -6,7 +6,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <vector>
 
 #include "model/kernels/rows.h"

@@ -2,14 +2,12 @@
 
 #include <ATen/Parallel.h>
 
-#include <algorithm>
 #include <array>
 #include <exception>
 #include <vector>
 
 #include "base/tensor/parallel.h"
 #include "base/util/error.h"
-#include "model/kernels/cpu/loops.h"
 #include "model/kernels/meta.h"
 
 namespace fsdp::kernels {

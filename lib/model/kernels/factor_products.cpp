@@ -11,11 +11,9 @@
 #include <utility>
 
 #include "base/util/matrix_units.h"
-#include "model/kernels/below_autograd.h"
 #include "model/kernels/fused.h"
 #include "model/kernels/gradient_sink.h"
 #include "model/kernels/meta.h"
-#include "model/kernels/sample_sums.h"
 #include "model/kernels/tile_product.h"
 
 namespace fsdp::kernels {

@@ -19,7 +19,6 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
 
 #include "base/util/enum_names.h"
 #include "model/kernels/matmul.h"

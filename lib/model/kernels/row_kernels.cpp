@@ -1,6 +1,5 @@
 #include "model/kernels/row_kernels.h"
 
-#include <algorithm>
 #include <type_traits>
 #include <vector>
 

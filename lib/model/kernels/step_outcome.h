@@ -5,8 +5,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
-
 #include "model/kernels/outcome_rule.h"
 
 namespace fsdp::kernels {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
-#include <vector>
 
 #include "base/tensor/parallel.h"
 #include "base/util/error.h"

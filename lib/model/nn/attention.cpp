@@ -5,11 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 
 #include "base/util/error.h"
 #include "base/util/hash.h"
-#include "model/kernels/attention.h"
 #include "model/kernels/device_attention.h"
 #include "model/kernels/flash_attention.h"
 #include "model/kernels/fused.h"

@@ -30,10 +30,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <algorithm>
-#include <array>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>

@@ -3,9 +3,6 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/normalization.h>
 
-#include <algorithm>
-#include <utility>
-
 #include "base/util/text.h"
 #include "model/nn/layers.h"
 #include "model/nn/parallelize.h"

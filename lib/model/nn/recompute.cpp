@@ -18,7 +18,6 @@
 #include "base/tensor/autocast.h"
 #include "base/util/error.h"
 #include "base/util/text.h"
-#include "model/nn/stage.h"
 
 namespace fsdp::nn {
 namespace {

@@ -16,7 +16,6 @@
 #include "base/util/text.h"
 #include "model/kernels/gradient_sink.h"
 #include "model/nn/parallelize.h"
-#include "model/nn/stage.h"
 
 namespace fsdp::nn {
 namespace {

@@ -3,7 +3,6 @@
 // The blocks of causal attention that a rank computes: queries of its chunks of a cut sequence, with keys of
 // its own or received from other ranks.
 
-#include <array>
 #include <cstdint>
 #include <vector>
 

@@ -3,9 +3,7 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "base/util/error.h"
 #include "base/util/log.h"

@@ -2,14 +2,11 @@
 
 #include <chrono>
 #include <future>
-#include <memory>
-#include <utility>
 #include <vector>
 
 #include "base/util/error.h"
 #include "base/util/limits.h"
 #include "base/util/log.h"
-#include "base/util/text.h"
 #include "comm/api/group_failure.h"
 #include "run/replicas/kept_state.h"
 #include "setup/config/global_batch.h"

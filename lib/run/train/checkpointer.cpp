@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "base/util/error.h"
-#include "base/util/file.h"
 #include "base/util/log.h"
 #include "base/util/text.h"
 #include "model/families/families.h"
@@ -15,12 +13,9 @@
 #include "setup/config/model_description.h"
 #include "shard/engine/engine.h"
 #include "shard/engine/rank_checks.h"
-#include "state/checkpoint/save.h"
-#include "state/checkpoint/state_slices.h"
 #include "state/convert/inspect.h"
 #include "state/description/described_model.h"
 #include "state/groups/parameter_groups.h"
-#include "state/manifest/folders.h"
 #include "state/weights/weights.h"
 
 namespace fsdp::train {

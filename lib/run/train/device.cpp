@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/clone.h>
@@ -25,7 +24,7 @@
 #include "base/util/gpu_data_sheets.h"
 #include "base/util/log.h"
 #include "base/util/system.h"
-#include "comm/shm/host_ranks.h"
+#include "comm/api/launch_environment.h"
 #include "model/kernels/tile_product.h"
 
 namespace fsdp::train {

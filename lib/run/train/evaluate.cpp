@@ -4,7 +4,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <numbers>
 #include <numeric>
@@ -14,7 +13,6 @@
 #include "base/util/log.h"
 #include "base/util/text.h"
 #include "comm/api/mesh.h"
-#include "data/tokenizers/tokenizer.h"
 #include "model/kernels/sample_sums.h"
 #include "model/nn/loss.h"
 #include "run/train/run_parts.h"

@@ -4,7 +4,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <string>
 #include <string_view>
 
 namespace fsdp::train {

@@ -30,7 +30,6 @@
 #include "shard/engine/fully_shard.h"
 #include "shard/spmd/spmd_fully_shard.h"
 #include "state/optim/engine_shards.h"
-#include "tools/plan/memory.h"
 #include "tools/plan/recomputation.h"
 
 namespace fsdp::train {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <optional>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "base/util/error.h"

@@ -15,7 +15,6 @@
 #include "model/kernels/below_autograd.h"
 #include "run/train/arriving_gradients.h"
 #include "shard/engine/engine.h"
-#include "shard/state/grad_norm.h"
 #include "state/optim/engine_shards.h"
 
 namespace fsdp::train {

@@ -3,7 +3,6 @@
 #include <bit>
 
 #include "base/util/library_pages.h"
-#include "base/util/log.h"
 #include "base/util/start_clock.h"
 #include "base/util/text.h"
 #include "run/train/step_profile.h"

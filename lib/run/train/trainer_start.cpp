@@ -5,7 +5,6 @@
 #include "base/util/file.h"
 #include "base/util/log.h"
 #include "base/util/start_clock.h"
-#include "base/util/text.h"
 #include "run/train/reproducible_step.h"
 #include "run/train/run_start.h"
 #include "run/train/sample_position.h"

@@ -6,7 +6,6 @@
 
 #include "base/util/error.h"
 #include "base/util/text.h"
-#include "comm/options/mesh_shape.h"
 #include "data/options/datasets.h"
 #include "model/families/architectures.h"
 #include "model/families/families.h"

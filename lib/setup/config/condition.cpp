@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/util/error.h"
-#include "base/util/text.h"
 #include "model/families/architectures.h"
 #include "setup/config/keys.h"
 #include "state/groups/learning_rate.h"

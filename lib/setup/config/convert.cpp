@@ -11,7 +11,6 @@
 #include "base/util/text.h"
 #include "setup/config/foreign_names.h"
 #include "setup/config/include.h"
-#include "setup/config/keys.h"
 #include "setup/config/parameter_groups.h"
 #include "setup/config/value.h"
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/util/error.h"
-#include "base/util/text.h"
 #include "setup/config/parse.h"
 #include "setup/config/value.h"
 

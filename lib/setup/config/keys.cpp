@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <type_traits>
 
 #include "base/util/error.h"
 #include "setup/config/key_tables.h"

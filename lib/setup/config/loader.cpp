@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/util/error.h"
-#include "base/util/text.h"
 #include "setup/config/checks.h"
 #include "setup/config/convert.h"
 #include "setup/config/foreign_names.h"

@@ -13,7 +13,6 @@
 #include "model/families/rotary_scaling.h"
 #include "setup/config/keys.h"
 #include "setup/config/load.h"
-#include "state/description/described_model.h"
 #include "state/hugging_face/hugging_face_config.h"
 
 namespace fsdp::config {

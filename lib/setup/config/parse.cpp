@@ -10,10 +10,8 @@
 #include <toml.hpp>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "base/util/error.h"
-#include "setup/config/source.h"
 #include "setup/config/value.h"
 
 namespace fsdp::config {

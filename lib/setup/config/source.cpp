@@ -1,8 +1,6 @@
 #include "setup/config/source.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <string_view>
 #include <system_error>
 #include <utility>
 

@@ -4,7 +4,6 @@
 
 #include "base/util/error.h"
 #include "base/util/file.h"
-#include "base/util/text.h"
 #include "setup/config/loader.h"
 #include "setup/config/model_description.h"
 #include "state/description/described_model.h"

@@ -10,7 +10,6 @@
 
 #include <torch/headeronly/version.h>
 
-#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -16,7 +16,6 @@
 
 #include <memory>
 #include <mutex>
-#include <vector>
 
 #include "base/util/free_ranges.h"
 #include "comm/api/communicator.h"

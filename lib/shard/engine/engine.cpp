@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "base/tensor/storage.h"
 #include "base/util/error.h"

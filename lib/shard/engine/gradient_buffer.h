@@ -13,7 +13,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
-#include <memory>
 #include <vector>
 
 #include "shard/engine/buffer_pool.h"

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <vector>
 
 #include "base/util/error.h"
 #include "base/util/hash.h"

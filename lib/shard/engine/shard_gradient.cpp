@@ -3,7 +3,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "base/util/error.h"
 #include "model/kernels/below_autograd.h"

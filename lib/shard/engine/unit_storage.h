@@ -21,8 +21,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "shard/engine/buffer_pool.h"

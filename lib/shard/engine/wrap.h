@@ -16,7 +16,6 @@
 #include <torch/nn/module.h>
 
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "model/nn/hooked.h"

@@ -10,7 +10,6 @@
 #include <mutex>
 #include <utility>
 
-#include "base/util/error.h"
 #include "shard/spmd/mark_rules.h"
 #include "shard/spmd/model_marks.h"
 

@@ -5,7 +5,6 @@
 
 #include <torch/nn/module.h>
 
-#include <string>
 #include <vector>
 
 #include "comm/api/mesh.h"

@@ -11,7 +11,6 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <vector>
 
 #include "base/util/error.h"
 #include "model/kernels/exact_squares.h"

@@ -20,8 +20,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
-#include <string>
 #include <vector>
 
 #include "shard/engine/engine.h"

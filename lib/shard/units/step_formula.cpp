@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <deque>
 #include <map>
-#include <vector>
 
 #include "base/util/error.h"
 #include "shard/units/nominal_pass.h"

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <set>
-#include <string>
 #include <tuple>
 
 #include "base/dtype/dtype.h"

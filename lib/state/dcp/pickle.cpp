@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/util/error.h"
-#include "base/util/text.h"
 
 namespace fsdp::checkpoint {
 using nlohmann::json;

@@ -1,8 +1,6 @@
 #include "state/description/described_model.h"
 
-#include <string>
 #include <system_error>
-#include <vector>
 
 #include "base/gguf/reader.h"
 #include "base/util/error.h"

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <set>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "base/util/error.h"

@@ -8,8 +8,6 @@
 #include <vector>
 
 #include "base/util/error.h"
-#include "base/util/file.h"
-#include "base/util/text.h"
 #include "data/tokenizers/gguf_tokenizer.h"
 #include "data/tokenizers/piece_model.h"
 #include "data/tokenizers/sentencepiece_model.h"

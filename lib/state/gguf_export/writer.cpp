@@ -2,7 +2,6 @@
 
 #include <string_view>
 #include <system_error>
-#include <type_traits>
 #include <unordered_set>
 #include <utility>
 

@@ -1,7 +1,6 @@
 #include "state/hugging_face/hugging_face_config.h"
 
 #include <type_traits>
-#include <utility>
 #include <variant>
 
 #include "base/dtype/dtype.h"

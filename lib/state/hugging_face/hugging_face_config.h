@@ -5,11 +5,9 @@
 
 #include <torch/headeronly/core/ScalarType.h>
 
-#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "model/families/options.h"
 

@@ -4,7 +4,6 @@
 #include <functional>
 #include <limits>
 #include <set>
-#include <utility>
 #include <vector>
 
 #include "base/util/enum_names.h"

@@ -6,7 +6,6 @@
 #include <set>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "base/util/error.h"
 #include "base/util/log.h"

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
 #include <optional>
 #include <unordered_map>
 
 #include "base/dtype/dtype.h"
-#include "base/util/error.h"
 #include "base/util/text.h"
 #include "state/manifest/digest.h"
 

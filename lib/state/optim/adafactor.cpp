@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/util/error.h"
 #include "state/optim/matrix_blocks.h"
 
 namespace fsdp::optim {

@@ -11,7 +11,6 @@
 
 #include "base/util/error.h"
 #include "base/util/log.h"
-#include "base/util/text.h"
 #include "comm/api/communicator.h"
 #include "shard/engine/engine.h"
 #include "shard/engine/layout_views.h"

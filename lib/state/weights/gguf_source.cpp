@@ -6,11 +6,9 @@
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <utility>
 #include <vector>
 
-#include "base/gguf/reader.h"
 #include "base/util/error.h"
 #include "model/families/families.h"
 #include "state/gguf/forms.h"

@@ -1,7 +1,6 @@
 #include "state/weights/hdf5_handle.h"
 
 #include <bit>
-#include <cerrno>
 #include <cstring>
 
 #include "base/util/limits.h"

@@ -12,11 +12,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <filesystem>
 #include <memory>
 #include <set>
 #include <tuple>
-#include <utility>
 
 #include "base/device/cuda.h"
 #include "base/dtype/dtype.h"

@@ -13,7 +13,6 @@
 #include <numeric>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "comm/api/memory_operations.h"

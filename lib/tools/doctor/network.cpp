@@ -8,8 +8,6 @@
 #include <cerrno>
 #include <chrono>
 #include <set>
-#include <utility>
-#include <vector>
 
 #include "base/util/clock.h"
 #include "base/util/descriptor.h"

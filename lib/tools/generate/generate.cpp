@@ -12,7 +12,6 @@
 #include "base/util/error.h"
 #include "model/families/families.h"
 #include "model/nn/key_value_cache.h"
-#include "tools/generate/sampler.h"
 
 namespace fsdp::generate {
 namespace {

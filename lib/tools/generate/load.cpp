@@ -15,7 +15,6 @@
 #include "setup/config/load.h"
 #include "setup/config/model_description.h"
 #include "state/description/described_model.h"
-#include "state/weights/stored_model.h"
 
 namespace fsdp::generate {
 namespace fs = std::filesystem;

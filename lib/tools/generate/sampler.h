@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace fsdp::generate {

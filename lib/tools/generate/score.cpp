@@ -8,7 +8,7 @@
 
 #include "base/util/error.h"
 #include "model/families/families.h"
-#include "model/kernels/fused.h"
+#include "model/kernels/rows.h"
 #include "model/nn/loss.h"
 #include "tools/generate/generate.h"
 

@@ -5,7 +5,6 @@
 
 #include "base/util/error.h"
 #include "base/util/log.h"
-#include "base/util/text.h"
 
 namespace fsdp::launch {
 namespace {

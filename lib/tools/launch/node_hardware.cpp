@@ -16,7 +16,6 @@
 
 #include "base/util/error.h"
 #include "base/util/system.h"
-#include "base/util/text.h"
 
 namespace fsdp::launch {
 namespace {

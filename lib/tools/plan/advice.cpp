@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <optional>
-#include <utility>
 
 #include "base/util/error.h"
 #include "setup/config/checks.h"

@@ -13,7 +13,6 @@
 #include "model/kernels/meta.h"
 #include "model/parallel/step_collectives.h"
 #include "shard/state/matrix_exchange.h"
-#include "shard/units/step_formula.h"
 #include "state/groups/parameter_groups.h"
 #include "tools/plan/unit_memory.h"
 

@@ -17,7 +17,6 @@
 // up to 20 MiB that rounding takes on GPUs are not counted.
 
 #include <cstdint>
-#include <vector>
 
 #include "base/util/free_ranges.h"
 #include "setup/config/config.h"

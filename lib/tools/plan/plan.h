@@ -5,7 +5,6 @@
 // pass is recorded (tools/plan/recorded_pass.h), and the rest is arithmetic. No other processes, no data.
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -5,7 +5,6 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <nlohmann/json.hpp>
-#include <utility>
 
 #include "base/util/error.h"
 #include "base/util/file.h"

@@ -14,7 +14,6 @@
 // W ranks, g of them on each host, H = W / g hosts, payload n: in an all-gather or a reduce-scatter a rank
 // receives (W - 1) n; with several GPUs on a host, (W - g) n / g of it through its own network port.
 
-#include <cstdint>
 #include <vector>
 
 #include "comm/options/options.h"

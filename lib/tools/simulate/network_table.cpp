@@ -1,7 +1,5 @@
 #include "tools/simulate/network_table.h"
 
-#include <algorithm>
-
 #include "base/util/error.h"
 #include "base/util/text.h"
 

@@ -2,7 +2,6 @@
 
 // NetworkTable: the links between ranks, level by level, and presets of networks by name.
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>

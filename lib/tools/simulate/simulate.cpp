@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "base/dtype/dtype.h"
 #include "base/util/error.h"
 #include "base/util/gpu_data_sheets.h"
-#include "base/util/text.h"
 
 namespace fsdp::simulate {
 namespace {

@@ -4,7 +4,6 @@
 // schedule's, the kernels those of the recorded pass. Compute is timed by a calibration or a GPU's data
 // sheet, collectives by the backend's algorithm over links of known latency and bandwidth.
 
-#include <cstdint>
 #include <optional>
 #include <string>
 

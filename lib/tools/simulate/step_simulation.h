@@ -13,7 +13,6 @@
 // ranks takes no longer than one of two. Ranks that compute more slowly are another kind.
 
 #include <array>
-#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>

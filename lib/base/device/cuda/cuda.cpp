@@ -10,7 +10,6 @@
 
 #include <cstdlib>
 #include <exception>
-#include <string>
 
 #include "base/util/error.h"
 #include "base/util/file.h"

@@ -20,7 +20,6 @@
 
 #include "base/device/cuda.h"
 #include "base/util/error.h"
-#include "comm/api/run_store.h"
 #include "comm/nccl/collective_guard.h"
 
 namespace fsdp::comm {

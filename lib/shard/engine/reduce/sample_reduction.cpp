@@ -6,7 +6,6 @@
 
 #include <iterator>
 #include <utility>
-#include <vector>
 
 #include "base/util/error.h"
 #include "shard/engine/engine.h"
