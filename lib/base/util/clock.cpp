@@ -1,7 +1,8 @@
 #include "base/util/clock.h"
 
-#include <cstdio>
 #include <ctime>
+
+#include "base/util/text.h"
 
 namespace fsdp::util {
 
@@ -11,10 +12,9 @@ std::string utc_text(std::chrono::system_clock::time_point time) {
   const auto whole = static_cast<std::time_t>(seconds.count());
   std::tm parts{};
   ::gmtime_r(&whole, &parts);
-  char date[32], text[48];
+  char date[32];
   std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &parts);
-  std::snprintf(text, sizeof text, "%s.%03dZ", date, static_cast<int>((since_epoch - seconds).count()));
-  return text;
+  return printed("%s.%03dZ", date, static_cast<int>((since_epoch - seconds).count()));
 }
 
 }  // namespace fsdp::util

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "base/util/error.h"
 #include "base/util/text.h"
 
 namespace fsdp::util {
@@ -36,6 +37,16 @@ std::string nearest_pattern(const std::string& pattern, const std::vector<std::s
 std::string pattern_remedy(const std::string& pattern, const std::vector<std::string>& names) {
   const std::string near = nearest_pattern(pattern, names);
   return near.empty() ? "correct it or take it out" : "did you mean \"" + near + "\"?";
+}
+
+void require_matches(const char* option, const std::vector<std::string>& patterns,
+                     const std::vector<std::string>& names, const std::string& expected) {
+  for (const std::string& pattern : patterns) {
+    const auto fits = [&](const std::string& name) { return matches_any(name, {pattern}); };
+    if (std::any_of(names.begin(), names.end(), fits)) continue;
+    fail(ErrorKind::kUsage, option, ": the pattern \"", pattern, "\" must match ", expected,
+         ", but matches none; ", pattern_remedy(pattern, names));
+  }
 }
 
 }  // namespace fsdp::util

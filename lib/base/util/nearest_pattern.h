@@ -12,4 +12,9 @@ std::string nearest_pattern(const std::string& pattern, const std::vector<std::s
 /// Returns the remedy for such a pattern, as the end of a message: did you mean "*.q_proj.*"?
 std::string pattern_remedy(const std::string& pattern, const std::vector<std::string>& names);
 
+/// Throws Error(kUsage) if a pattern of the option matches none of the names. `expected`: what a pattern must
+/// match, such as "names of linear layers".
+void require_matches(const char* option, const std::vector<std::string>& patterns,
+                     const std::vector<std::string>& names, const std::string& expected);
+
 }  // namespace fsdp::util

@@ -116,13 +116,6 @@ std::optional<std::string> line_value(const std::filesystem::path& file, std::st
   return std::nullopt;
 }
 
-std::optional<std::string> first_line(const std::filesystem::path& file) {
-  std::ifstream stream(file);
-  std::string line;
-  if (!std::getline(stream, line)) return std::nullopt;
-  return line;
-}
-
 std::optional<int64_t> kilobytes(const std::filesystem::path& file, std::string_view name) {
   const auto text = line_value(file, name);
   if (!text) return std::nullopt;

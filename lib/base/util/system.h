@@ -22,9 +22,6 @@ std::optional<double> cpu_time_quota(const std::filesystem::path& root = "/");
 /// none.
 std::optional<std::string> line_value(const std::filesystem::path& file, std::string_view name);
 
-/// Returns the first line of a file; nothing if the file cannot be read.
-std::optional<std::string> first_line(const std::filesystem::path& file);
-
 /// Returns the value in bytes of a line such as "MemTotal:  1024 kB"; nothing if there is none.
 std::optional<int64_t> kilobytes(const std::filesystem::path& file, std::string_view name);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdarg>
 #include <cstdio>
 #include <numeric>
 
@@ -25,12 +26,6 @@ size_t printable_character(std::string_view text) {
   // Characters that turn the direction of text, or end a line: U+2028 to U+202E, U+2066 to U+2069.
   if ((code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069)) return 0;
   return code < kSmallest[length] || code > 0x10ffff || surrogate ? 0 : length;
-}
-
-std::string printed(const char* format, double value, int digits) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof(buffer), format, digits, value);
-  return buffer;
 }
 
 /// Levenshtein distance in which swapping two neighbouring letters is one edit.
@@ -75,6 +70,17 @@ bool matches(std::string_view name, std::string_view pattern) {
 
 }  // namespace
 
+std::string printed(const char* format, ...) {
+  std::va_list values, again;
+  va_start(values, format);
+  va_copy(again, values);
+  std::string text(static_cast<size_t>(std::vsnprintf(nullptr, 0, format, values)), '\0');
+  std::vsnprintf(text.data(), text.size() + 1, format, again);
+  va_end(again);
+  va_end(values);
+  return text;
+}
+
 std::string with_commas(int64_t value) {
   std::string digits = std::to_string(value);
   for (int64_t at = static_cast<int64_t>(digits.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3) {
@@ -83,11 +89,7 @@ std::string with_commas(int64_t value) {
   return digits;
 }
 
-std::string hex_digits(uint64_t value) {
-  char digits[17];
-  std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(value));
-  return digits;
-}
+std::string hex_digits(uint64_t value) { return printed("%016llx", static_cast<unsigned long long>(value)); }
 
 std::string human_bytes(int64_t bytes) {
   static const char* const kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
@@ -97,26 +99,20 @@ std::string human_bytes(int64_t bytes) {
     value /= 1024.0;
     ++unit;
   }
-  return printed("%.*f", value, unit == 0 ? 0 : 1) + " " + kUnits[unit];
+  return printed("%.*f %s", unit == 0 ? 0 : 1, value, kUnits[unit]);
 }
 
 std::string human_duration(double seconds) {
   const long total = std::lround(std::max(0.0, seconds));
-  char buffer[64];
-  if (total < 60) {
-    std::snprintf(buffer, sizeof(buffer), "%lds", total);
-  } else if (total < 3600) {
-    std::snprintf(buffer, sizeof(buffer), "%ldm%02lds", total / 60, total % 60);
-  } else {
-    std::snprintf(buffer, sizeof(buffer), "%ldh%02ldm", total / 3600, total % 3600 / 60);
-  }
-  return buffer;
+  if (total < 60) return printed("%lds", total);
+  if (total < 3600) return printed("%ldm%02lds", total / 60, total % 60);
+  return printed("%ldh%02ldm", total / 3600, total % 3600 / 60);
 }
 
 std::string fixed(double value, int digits) {
   double magnitude = std::abs(value);
   bool awkward = magnitude >= 1e9 || (magnitude > 0 && magnitude < std::pow(10.0, -digits));
-  return printed(awkward ? "%.*g" : "%.*f", value, digits);
+  return awkward ? printed("%.*g", digits, value) : printed("%.*f", digits, value);
 }
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator) {
@@ -128,9 +124,8 @@ std::string join(const std::vector<std::string>& parts, std::string_view separat
   return joined;
 }
 
-std::string name_list(const std::vector<std::string>& names, const char* separator) {
-  constexpr size_t kMostShown = 10;
-  const size_t shown = std::min(names.size(), kMostShown);
+std::string name_list(const std::vector<std::string>& names, const char* separator, size_t most) {
+  const size_t shown = std::min(names.size(), most);
   std::string text = join({names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown)}, separator);
   if (names.size() > shown) text += " and " + std::to_string(names.size() - shown) + " more";
   return text;
@@ -157,9 +152,7 @@ std::string printable(std::string_view text) {
       result += text.substr(i, length);
       i += length;
     } else {
-      char escaped[5];
-      std::snprintf(escaped, sizeof(escaped), "\\x%02x", static_cast<unsigned char>(text[i++]));
-      result += escaped;
+      result += printed("\\x%02x", static_cast<unsigned char>(text[i++]));
     }
   }
   return result;

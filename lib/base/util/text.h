@@ -9,6 +9,9 @@
 
 namespace fsdp::util {
 
+/// Formats as printf() does.
+[[gnu::format(printf, 1, 2)]] std::string printed(const char* format, ...);
+
 /// Formats with separators of thousands: 1234567 -> "1,234,567".
 std::string with_commas(int64_t value);
 
@@ -26,8 +29,8 @@ std::string fixed(double value, int digits);
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
-/// Lists at most ten of the names: "a, b, c and 5 more".
-std::string name_list(const std::vector<std::string>& names, const char* separator = ", ");
+/// Lists at most `most` of the names: "a, b, c and 5 more".
+std::string name_list(const std::vector<std::string>& names, const char* separator = ", ", size_t most = 10);
 
 /// Whether one of the patterns matches the whole name. In a pattern * stands for any number of characters
 /// (dots too), ? for exactly one, and every other character for itself: "*norm*", "*.bias".

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 
+#include "base/util/text.h"
 #include "data/tokenizers/utf8.h"
 
 namespace fsdp::data {
@@ -37,10 +37,8 @@ bool python_is_printable(uint32_t code_point) {
 }
 
 std::string escape_of(uint32_t code_point) {
-  const char* const form = code_point < 0x100 ? "\\x%02x" : code_point < 0x10000 ? "\\u%04x" : "\\U%08x";
-  char text[16];
-  std::snprintf(text, sizeof text, form, code_point);
-  return text;
+  if (code_point < 0x100) return util::printed("\\x%02x", code_point);
+  return util::printed(code_point < 0x10000 ? "\\u%04x" : "\\U%08x", code_point);
 }
 
 /// Returns the last character of `text`, which must not be empty.

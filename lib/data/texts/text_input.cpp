@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <filesystem>
 #include <utility>
 
@@ -17,7 +16,6 @@
 #include "data/texts/rows.h"
 #include "data/tokenizers/utf8.h"
 #include "data/tokens/file_patterns.h"
-#include "data/tokens/foreign_content.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;
@@ -210,8 +208,7 @@ void TextInput::check_utf8(std::string_view text, bool ends) {
          (size_bytes_ >= 0 && checked_bytes_ + static_cast<int64_t>(cut_character_.size()) >= file_bytes());
   const bool may_go_on = !ends && incomplete_utf8_tail(cut_character_) == cut_character_.size();
   if (cut_character_.empty() || may_go_on) return;
-  char byte[8];
-  std::snprintf(byte, sizeof(byte), "0x%02X", static_cast<unsigned char>(cut_character_.front()));
+  const std::string byte = util::printed("0x%02X", static_cast<unsigned char>(cut_character_.front()));
   refuse(
       concat("must be UTF-8, but the byte ", byte, " at offset ", checked_bytes_,
              decompressor_ ? " of its decompressed text" : "",

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/util/error.h"
+#include "base/util/text.h"
 #include "data/tokenizers/unicode_additions.h"
 #include "data/tokenizers/utf8.h"
 
@@ -33,11 +34,8 @@ std::string additions_to(const std::string& property) {
   uint32_t first = 1, last = 0;  // the range under construction
   auto end_range = [&] {
     if (first > last) return;
-    std::array<char, 40> text{};
-    const int length = first == last
-                           ? std::snprintf(text.data(), text.size(), "\\x{%x}", first)
-                           : std::snprintf(text.data(), text.size(), "\\x{%x}-\\x{%x}", first, last);
-    ranges.append(text.data(), static_cast<size_t>(length));
+    ranges += util::printed("\\x{%x}", first);
+    if (first < last) ranges += util::printed("-\\x{%x}", last);
   };
   for (const UnicodeAddition& addition : kUnicodeAdditionTable) {
     const std::string category = lower_case(addition.category);

@@ -42,18 +42,6 @@ at::Tensor norms_of(const at::Tensor& rows) {
   return norms.masked_fill(norms == 0, 1);
 }
 
-void require_matches(const LoraOptions& options, const std::vector<std::string>& names) {
-  for (const std::string& pattern : options.targets) {
-    if (std::any_of(names.begin(), names.end(),
-                    [&](const std::string& name) { return util::matches_any(name, {pattern}); })) {
-      continue;
-    }
-    fail(ErrorKind::kUsage, "lora.targets: the pattern \"", pattern, "\" must match names of linear layers",
-         names.empty() ? ", of which the model has none" : " such as \"" + names.front() + "\"",
-         ", but matches none; ", util::pattern_remedy(pattern, names));
-  }
-}
-
 }  // namespace
 
 double lora_scale(const LoraOptions& options) {
@@ -122,7 +110,10 @@ LoraLayers add_lora(torch::nn::Module& model, const LoraOptions& options) {
     names.push_back(item.key());
     if (util::matches_any(item.key(), options.targets)) chosen.emplace_back(item.key(), linear);
   }
-  require_matches(options, names);
+  util::require_matches(
+      "lora.targets", options.targets, names,
+      concat("names of linear layers",
+             names.empty() ? ", of which the model has none" : " such as \"" + names.front() + "\""));
   for (at::Tensor& parameter : model.parameters()) parameter.set_requires_grad(false);
   LoraLayers layers;
   for (const auto& [name, linear] : chosen) {

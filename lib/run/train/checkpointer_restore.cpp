@@ -43,19 +43,6 @@ bool is_weight(const std::string& name, const std::vector<std::string>& patterns
   return patterns.empty() || util::matches_any(name.substr(kModelPrefix.size()), patterns);
 }
 
-void require_matches(const char* key, const std::vector<std::string>& patterns, const shard::Engine& engine) {
-  std::vector<std::string> names;
-  for (const shard::Segment& segment : engine.segments()) names.push_back(segment.name);
-  for (const std::string& pattern : patterns) {
-    if (std::any_of(names.begin(), names.end(),
-                    [&](const std::string& name) { return util::matches_any(name, {pattern}); })) {
-      continue;
-    }
-    fail(ErrorKind::kUsage, key, ": expected patterns of names of parameters such as ", names.front(),
-         "; found \"", pattern, "\", which matches none; ", util::pattern_remedy(pattern, names));
-  }
-}
-
 /// Returns the seconds to wait for the folder. When the launcher has restarted all processes, the processes
 /// of a node that was lost silently may hold the folder until their own launcher has ended them. 0 at the
 /// first start.
@@ -330,8 +317,12 @@ void Checkpointer::tell_of_conversions(const Manifest& manifest,
 
 void Checkpointer::load_weights(const fs::path& folder) {
   const checkpoint::CheckpointOptions& options = config_.checkpoint;
-  require_matches("checkpoint.init_only", options.init_only, state_.engine);
-  require_matches("checkpoint.init_missing", options.init_missing, state_.engine);
+  std::vector<std::string> names;
+  for (const shard::Segment& segment : state_.engine.segments()) names.push_back(segment.name);
+  const std::string expected =
+      concat("names of parameters", names.empty() ? "" : " such as " + names.front());
+  util::require_matches("checkpoint.init_only", options.init_only, names, expected);
+  util::require_matches("checkpoint.init_missing", options.init_missing, names, expected);
   Manifest manifest = checkpoint::read_manifest(folder);
   std::erase_if(manifest.tensors,
                 [&](const auto& item) { return !is_weight(item.first, options.init_only); });

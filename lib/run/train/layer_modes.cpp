@@ -14,18 +14,13 @@ namespace fsdp::train {
 
 namespace {
 
-void require_match(const std::string& pattern, const nn::Float8Layers& layers) {
-  const auto matches = [&](const std::string& name) {
-    return util::matches_any(name + ".weight", {pattern});
-  };
-  if (std::any_of(layers.excluded.begin(), layers.excluded.end(), matches)) return;
+void require_matches(const std::vector<std::string>& exclude, const nn::Float8Layers& layers) {
   std::vector<std::string> names;
-  for (const auto& some : {layers.chosen, layers.unfit}) {
+  for (const auto& some : {layers.chosen, layers.unfit, layers.excluded}) {
     for (const std::string& name : some) names.push_back(name + ".weight");
   }
-  fail(ErrorKind::kUsage, "training.float8_exclude: the pattern \"", pattern,
-       "\" must match weights of linear layers", names.empty() ? "" : concat(" such as ", names.front()),
-       ", but matches none; ", util::pattern_remedy(pattern, names));
+  util::require_matches("training.float8_exclude", exclude, names,
+                        concat("weights of linear layers", names.empty() ? "" : " such as " + names.front()));
 }
 
 constexpr const char* kBlock = "block";
@@ -45,7 +40,7 @@ nn::Float8Layers apply_float8(const config::Config& config, nn::Stage& model, co
   const std::vector<std::string>& in_float32 = config.mixed_precision.keep_float32;
   exclude.insert(exclude.end(), in_float32.begin(), in_float32.end());
   nn::Float8Layers layers = nn::use_float8(model, exclude);
-  for (const std::string& pattern : config.training.float8_exclude) require_match(pattern, layers);
+  require_matches(config.training.float8_exclude, layers);
   if (layers.chosen.empty()) {
     fail(ErrorKind::kUsage, "training.float8 requires linear layers whose sizes ",
          layers.of_parts ? "on each rank of mesh.model " : "", "are multiples of ", kernels::kFloat8Multiple,

@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/util/error.h"
+#include "base/util/text.h"
 #include "run/train/trainer.h"
 
 namespace fsdp::train {
@@ -68,10 +68,8 @@ std::string start_text(const std::vector<util::StartPhase>& phases) {
   const double all = total(phases);
   std::string text = concat("rank 0 from its start to the end of the first step, where nothing is saved\n\n");
   const auto add = [&](const std::string& name, double seconds) {
-    char line[128];
-    std::snprintf(line, sizeof line, "%-46s %8.3f s %5.1f %%\n", name.c_str(), seconds,
-                  100 * seconds / std::max(all, 1e-9));
-    text += line;
+    text +=
+        util::printed("%-46s %8.3f s %5.1f %%\n", name.c_str(), seconds, 100 * seconds / std::max(all, 1e-9));
   };
   for (const util::StartPhase& phase : phases) add(phase.name, phase.seconds);
   add("total", all);

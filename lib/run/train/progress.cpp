@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <utility>
 
 #include "base/util/clock.h"
@@ -26,10 +25,7 @@ constexpr int kMoreThanABar = 1;
 std::string percent(double share) { return util::fixed(100 * share, 1) + "%"; }
 
 std::string rate_text(double lr) {
-  if (lr == 0 || std::abs(lr) >= 1e-4) return util::fixed(lr, 6);
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1e", lr);
-  return text;
+  return lr == 0 || std::abs(lr) >= 1e-4 ? util::fixed(lr, 6) : util::printed("%.1e", lr);
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <type_traits>
 #include <utility>
 
@@ -38,9 +37,7 @@ std::string quoted_text(std::string_view text) {
     } else if (c == '\t') {
       result += "\\t";
     } else if (auto code = static_cast<unsigned char>(c); code < 0x20 || code == 0x7f) {
-      char buffer[8];
-      std::snprintf(buffer, sizeof(buffer), "\\u%04X", static_cast<unsigned>(code));
-      result += buffer;
+      result += util::printed("\\u%04X", static_cast<unsigned>(code));
     } else {
       result += c;
     }

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <set>
 #include <tuple>
 #include <utility>
 
 #include "base/util/error.h"
 #include "base/util/nearest_pattern.h"
+#include "base/util/shape.h"
 #include "base/util/text.h"
 #include "shard/units/option_conflicts.h"
 
@@ -22,34 +22,6 @@ constexpr size_t kNobody = static_cast<size_t>(-1);
 
 bool contains(const Names& list, const std::string& entry) {
   return std::find(list.begin(), list.end(), entry) != list.end();
-}
-
-/// "a, b, c and 7 more".
-std::string list_of(Names names) {
-  constexpr size_t kMost = 10;
-  size_t left_out = names.size() > kMost ? names.size() - kMost : 0;
-  names.resize(names.size() - left_out);
-  std::string text = util::join(names, ", ");
-  return left_out == 0 ? text : concat(text, " and ", left_out, " more");
-}
-
-void check_patterns(const char* option, const Names& patterns, const Names& names,
-                    const std::string& expected) {
-  for (const std::string& pattern : patterns) {
-    bool matched = std::any_of(names.begin(), names.end(), [&pattern](const std::string& name) {
-      return util::matches_any(name, {pattern});
-    });
-    if (matched) continue;
-    fail(ErrorKind::kUsage, option, ": the pattern \"", pattern, "\" must match ", expected,
-         ", but matches none; ", util::pattern_remedy(pattern, names));
-  }
-}
-
-/// "[2, 3]".
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text;
-  for (int64_t size : shape) text += concat(text.empty() ? "" : ", ", size);
-  return concat("[", text, "]");
 }
 
 class UnitChooser {
@@ -122,7 +94,7 @@ class UnitChooser {
       for (const std::string& type : *given) {
         if (types.contains(type) || contains(*fine, type)) continue;
         fail(ErrorKind::kUsage, option, ": the model has no stage of type \"", type, "\", only of ",
-             list_of(known), "; ", util::pattern_remedy(type, known));
+             util::name_list(known), "; ", util::pattern_remedy(type, known));
       }
     }
   }
@@ -169,7 +141,7 @@ class UnitChooser {
       int64_t dimensions = std::max<int64_t>(1, static_cast<int64_t>(shape.size()));
       if (*dimension < 0 || *dimension >= dimensions) {
         fail(ErrorKind::kUsage, "dimension_policy: expected a dimension in [0, ", dimensions, ") of ", name,
-             ", which has the shape ", shape_text(shape), "; found ", *dimension,
+             ", which has the shape ", util::shape_text(shape), "; found ", *dimension,
              "; return one of them, or nothing for a parameter that stays whole");
       }
       assigned_[i].shard_dimension = *dimension;
@@ -181,9 +153,9 @@ class UnitChooser {
     for (const nn::OutlineParameter& parameter : model_.parameters) {
       names.insert(names.end(), parameter.names.begin(), parameter.names.end());
     }
-    check_patterns(option, patterns, names,
-                   concat("parameters", names.empty() ? " (the model has none)"
-                                                      : concat(" such as \"", names.front(), "\"")));
+    util::require_matches(option, patterns, names,
+                          concat("parameters", names.empty() ? " (the model has none)"
+                                                             : concat(" such as \"", names.front(), "\"")));
     for (size_t i = 0; i < model_.parameters.size(); ++i) {
       for (const std::string& name : model_.parameters[i].names) {
         if (util::matches_any(name, patterns)) assigned_[i].*mark = true;
@@ -396,7 +368,7 @@ std::vector<UnitChoice> choose_units(const nn::ModelOutline& model, const ShardO
 
 void check_unit_patterns(const char* option, const std::vector<std::string>& patterns,
                          const std::vector<std::string>& names) {
-  check_patterns(option, patterns, names, concat("units (", list_of(names), ")"));
+  util::require_matches(option, patterns, names, concat("units (", util::name_list(names), ")"));
 }
 
 }  // namespace fsdp::shard

@@ -1,8 +1,8 @@
 #include "state/checkpoint/save.h"
 
-#include <cstdio>
 #include <utility>
 
+#include "base/util/text.h"
 #include "state/checkpoint/save_parts.h"
 #include "state/weights/shard_file.h"
 
@@ -63,14 +63,9 @@ SavedCheckpoint write_manifest(const SaveRequest& request, const fs::path& folde
 
 std::string shard_file_name(int rank, int64_t world_size) {
   constexpr int kMostInAFolder = 1024;
-  char name[60];
-  if (world_size <= kMostInAFolder) {
-    std::snprintf(name, sizeof(name), "rank-%05d.h5", rank);
-  } else {
-    std::snprintf(name, sizeof(name), "ranks-%05d/rank-%05d.h5", rank / kMostInAFolder * kMostInAFolder,
-                  rank);
-  }
-  return name;
+  const std::string name = util::printed("rank-%05d.h5", rank);
+  if (world_size <= kMostInAFolder) return name;
+  return util::printed("ranks-%05d/", rank / kMostInAFolder * kMostInAFolder) + name;
 }
 
 SaveUnderWay::SaveUnderWay(SaveRequest request, std::vector<shard::TensorSlice> slices,

@@ -9,14 +9,12 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <cstdio>
-#include <string>
 
-#include "base/util/error.h"
 #include "base/util/file.h"
 #include "base/util/log.h"
 #include "base/util/raw_file.h"
 #include "base/util/system.h"
+#include "base/util/text.h"
 #include "state/manifest/digest.h"
 #include "state/manifest/manifest.h"
 #include "state/manifest/run_identity.h"
@@ -72,9 +70,7 @@ std::string passed_over(const FoundCheckpoints& found) {
 
 std::string step_folder_name(int64_t step) {
   FSDP_CHECK(step >= 0);
-  char name[40];
-  std::snprintf(name, sizeof(name), "%s%08lld", kStepPrefix, static_cast<long long>(step));
-  return name;
+  return util::printed("%s%08lld", kStepPrefix, static_cast<long long>(step));
 }
 
 std::optional<int64_t> step_of_folder_name(const std::string& name) {

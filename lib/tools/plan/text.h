@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdio>
 #include <string>
 
 #include "tools/plan/plan.h"
@@ -17,14 +16,6 @@ std::string plan_subject(const Plan& plan);
 
 /// The plan as one JSON object, for programs, in bytes and seconds.
 std::string plan_json(const Plan& plan);
-
-/// Text as by printf().
-template <typename... Values>
-std::string printed(const char* format, Values... values) {
-  char text[256];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
 
 /// "1.25 s", "3.1 ms", "12 us".
 std::string duration(double seconds);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <iterator>
 
 #include "base/util/error.h"
@@ -11,6 +10,8 @@
 
 namespace fsdp::report {
 namespace {
+
+using util::printed;
 
 constexpr double kTicks = 5;  // approximate number of ticks
 
@@ -22,12 +23,6 @@ double round_step(double span) {
     if (factor * power >= rough) return factor * power;
   }
   return 10 * power;
-}
-
-std::string printed(const char* format, int digits, double value) {
-  char text[64];
-  std::snprintf(text, sizeof(text), format, digits, value);
-  return text;
 }
 
 struct BinaryUnit {

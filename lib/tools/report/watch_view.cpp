@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "base/util/error.h"
 #include "base/util/text.h"
@@ -50,11 +49,7 @@ std::vector<std::string> wrapped(const std::vector<std::string>& parts, int widt
   return lines;
 }
 
-std::string rate(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", value);
-  return text;
-}
+std::string rate(double value) { return util::printed("%.3g", value); }
 
 std::optional<double> last_value(const RunRecord& run, const char* name) {
   const auto& points = run.values(name);

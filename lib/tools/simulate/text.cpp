@@ -1,6 +1,5 @@
 #include "tools/plan/text.h"
 
-#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -13,8 +12,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-using plan::printed;
 using plan::share;
+using util::printed;
 
 std::string duration(double seconds) {
   return seconds >= 600 ? util::human_duration(seconds) : plan::duration(seconds);

@@ -71,12 +71,15 @@ TEST_F(StartingFromWeights, RefusesPatternsThatMatchNoParameter) {
   auto [kind, text] = error_of([&] { beginning(); });
   EXPECT_EQ(kind, ErrorKind::kUsage);
   EXPECT_THAT(
-      text, AllOf(HasSubstr("checkpoint.init_only: expected patterns of names of parameters such as model."),
-                  HasSubstr("found \"*.q_porj.*\", which matches none; did you mean \"*.q_proj.*\"?")));
+      text,
+      AllOf(
+          HasSubstr(
+              "checkpoint.init_only: the pattern \"*.q_porj.*\" must match names of parameters such as model."),
+          HasSubstr("but matches none; did you mean \"*.q_proj.*\"?")));
   config_.checkpoint.init_only.clear();
   config_.checkpoint.init_missing = {"score.*"};
-  EXPECT_THAT(error_of([&] { beginning(); }).second,
-              AllOf(HasSubstr("checkpoint.init_missing: expected"), HasSubstr("correct it or take it out")));
+  EXPECT_THAT(error_of([&] { beginning(); }).second, AllOf(HasSubstr("checkpoint.init_missing: the pattern"),
+                                                           HasSubstr("correct it or take it out")));
 }
 
 TEST_F(StartingFromWeights, ListsAllThatDoesNotFitAndAcceptsWhatMayBeMissing) {
