@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -151,36 +150,26 @@ struct ComparedRow {
 };
 
 std::vector<ComparedRow> rows_of(const plan::Plan& plan, const DryRun& measured) {
-  const shard::Traffic &p = plan.step.traffic, &m = measured.traffic;
   const int64_t planned_peak = measured.gpu.empty() ? plan.memory.peak : plan.memory.device_peak;
   std::vector<ComparedRow> rows = {
       {"shards, bytes", plan.memory.shards, measured.shards},
       {"shards of the slice, bytes", plan.memory.slice_shards, measured.slice_shards},
       {"optimizer state, bytes", plan.memory.optimizer, measured.optimizer},
       {"gradients of shards, bytes", plan.memory.gradients, measured.gradients},
-      {"gathered and unreduced, bytes", plan.memory.buffers, measured.buffers},
-      {"all-gathers", p.all_gathers, m.all_gathers},
-      {"  payload, bytes", p.all_gather_bytes, m.all_gather_bytes},
-      {"reduce-scatters", p.reduce_scatters, m.reduce_scatters},
-      {"  payload, bytes", p.reduce_scatter_bytes, m.reduce_scatter_bytes},
-      {"all-reduces", p.all_reduces, m.all_reduces},
-      {"  payload, bytes", p.all_reduce_bytes, m.all_reduce_bytes},
-      {"peak of tensor memory, bytes", planned_peak, measured.peak}};
+      {"gathered and unreduced, bytes", plan.memory.buffers, measured.buffers}};
   const auto add = [&rows](const std::string& whose, const shard::Traffic& a, const shard::Traffic& b) {
-    const std::vector<ComparedRow> more = {
-        {"all-gathers of " + whose, a.all_gathers, b.all_gathers},
-        {"  payload, bytes", a.all_gather_bytes, b.all_gather_bytes},
-        {"reduce-scatters of " + whose, a.reduce_scatters, b.reduce_scatters},
-        {"  payload, bytes", a.reduce_scatter_bytes, b.reduce_scatter_bytes},
-        {"all-reduces of " + whose, a.all_reduces, b.all_reduces},
-        {"  payload, bytes", a.all_reduce_bytes, b.all_reduce_bytes},
-        {"shifts of " + whose, a.shifts, b.shifts},
-        {"  payload, bytes", a.shift_bytes, b.shift_bytes}};
-    std::ranges::copy_if(more, std::back_inserter(rows),
-                         [](const ComparedRow& row) { return row.planned > 0 || row.measured > 0; });
+    for (const auto& [op, name, number, bytes] : shard::kTrafficKinds) {
+      // Every table shows the collectives of units, except shifts, which are none of theirs.
+      const bool is_shown = whose.empty() ? std::string_view(op) != "shift" : a.*number > 0 || b.*number > 0;
+      if (!is_shown) continue;
+      rows.push_back({name + whose, a.*number, b.*number});
+      rows.push_back({"  payload, bytes", a.*bytes, b.*bytes});
+    }
   };
-  add("attention", plan.attention_traffic, measured.attention);
-  add("layers", plan.layer_traffic, measured.layers);
+  add("", plan.step.traffic, measured.traffic);
+  rows.push_back({"peak of tensor memory, bytes", planned_peak, measured.peak});
+  add(" of attention", plan.attention_traffic, measured.attention);
+  add(" of layers", plan.layer_traffic, measured.layers);
   return rows;
 }
 
@@ -266,14 +255,11 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
 }
 
 std::string dry_run_text(const plan::Plan& plan, const DryRun& measured) {
-  char line[256];
-  std::snprintf(line, sizeof line, "%-34s %22s %22s\n", "rank 0 in a step", "planned", "measured");
-  std::string text = concat(plan_heading(plan), "\n", line);
+  std::string text = concat(plan_heading(plan), "\n",
+                            util::printed("%-34s %22s %22s\n", "rank 0 in a step", "planned", "measured"));
   for (const ComparedRow& row : rows_of(plan, measured)) {
-    std::snprintf(line, sizeof line, "%-34s %22s %22s  %s\n", row.name.c_str(),
-                  with_commas(row.planned).c_str(), with_commas(row.measured).c_str(),
-                  difference(row).c_str());
-    text += line;
+    text += util::printed("%-34s %22s %22s  %s\n", row.name.c_str(), with_commas(row.planned).c_str(),
+                          with_commas(row.measured).c_str(), difference(row).c_str());
   }
   if (!measured.gpu.empty()) {
     text += concat("the allocator took ", util::human_bytes(measured.gpu_reserved), " of the ",

@@ -1,7 +1,6 @@
 #include "run/train/explain_step.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <set>
 
 #include "base/util/error.h"
@@ -95,10 +94,8 @@ std::string verdict(int64_t formula, int64_t counted, bool bound) {
 }
 
 std::string row(const std::string& name, int64_t formula, int64_t counted, bool bound = false) {
-  char text[256];
-  std::snprintf(text, sizeof text, "%-34s %18s %18s  %s\n", name.c_str(), with_commas(formula).c_str(),
-                with_commas(counted).c_str(), verdict(formula, counted, bound).c_str());
-  return text;
+  return util::printed("%-34s %18s %18s  %s\n", name.c_str(), with_commas(formula).c_str(),
+                       with_commas(counted).c_str(), verdict(formula, counted, bound).c_str());
 }
 
 /// Returns rows of the collectives that do not belong to passes of units. `whose`: "attention", over
@@ -106,18 +103,11 @@ std::string row(const std::string& name, int64_t formula, int64_t counted, bool 
 std::string collective_rows(const std::string& whose, const shard::Traffic& formula,
                             const shard::Traffic& counted) {
   std::string text;
-  const auto add = [&](const char* what, int64_t number, int64_t of, int64_t bytes, int64_t of_bytes) {
-    if (number > 0 || of > 0) {
-      text += concat(row(concat(what, " of ", whose), number, of), row("  bytes", bytes, of_bytes));
-    }
-  };
-  add("all-gathers", formula.all_gathers, counted.all_gathers, formula.all_gather_bytes,
-      counted.all_gather_bytes);
-  add("reduce-scatters", formula.reduce_scatters, counted.reduce_scatters, formula.reduce_scatter_bytes,
-      counted.reduce_scatter_bytes);
-  add("all-reduces", formula.all_reduces, counted.all_reduces, formula.all_reduce_bytes,
-      counted.all_reduce_bytes);
-  add("shifts", formula.shifts, counted.shifts, formula.shift_bytes, counted.shift_bytes);
+  for (const auto& [op, name, number, bytes] : shard::kTrafficKinds) {
+    if (formula.*number == 0 && counted.*number == 0) continue;
+    text += concat(row(concat(name, " of ", whose), formula.*number, counted.*number),
+                   row("  bytes", formula.*bytes, counted.*bytes));
+  }
   return text;
 }
 
@@ -138,10 +128,9 @@ std::string table(const shard::StepFormula& formula, const OtherTraffic& other, 
                row("  bytes", between.reduce_scatter_bytes, slices_counted.reduce_scatter_bytes),
                row("bytes of the slice's shards", formula.slice_shard_bytes, counted.slice_shard_bytes));
   }
-  char heading[256];
-  std::snprintf(heading, sizeof heading, "%-34s %18s %18s\n", "rank 0 in this step", "formula", "measured");
   std::string text = concat(
-      heading, row("all-gathers in forward", formula.forward_all_gathers, forward.all_gathers),
+      util::printed("%-34s %18s %18s\n", "rank 0 in this step", "formula", "measured"),
+      row("all-gathers in forward", formula.forward_all_gathers, forward.all_gathers),
       row("  bytes", formula.forward_all_gather_bytes, forward.all_gather_bytes),
       row("all-gathers in backward", formula.backward_all_gathers, backward.all_gathers),
       row("  bytes", formula.backward_all_gather_bytes, backward.all_gather_bytes),
@@ -174,11 +163,10 @@ std::string times(const StepRecord& step, int world_size) {
   std::string text = concat("step ", milliseconds(step.end_us - step.begin_us));
   if (world_size == 1) return concat(text, "\n");
   CommunicationTime time = communication_time(step);
-  char share[32];
-  std::snprintf(share, sizeof share, "%.0f%%",
-                time.total_us > 0 ? std::min(100.0, 100 * time.exposed_us / time.total_us) : 0.0);
+  const double share = time.total_us > 0 ? std::min(100.0, 100 * time.exposed_us / time.total_us) : 0.0;
   return concat(text, ", communication ", milliseconds(time.total_us),
-                "; exposed, without compute beside it, ", milliseconds(time.exposed_us), " (", share, ")\n");
+                "; exposed, without compute beside it, ", milliseconds(time.exposed_us),
+                util::printed(" (%.0f%%)\n", share));
 }
 
 TimelineLimits limits_for(const shard::Engine& engine, const ExplainOptions& options) {

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -207,8 +206,7 @@ std::string banner(const config::Config& config, const ShardedModel& parts, cons
   const double epochs = static_cast<double>(samples) / static_cast<double>(loader.num_samples());
   const shard::StepFormula step =
       shard::step_formula(engine, {.micro_batches = micro_batches, .no_sync = config.training.no_sync});
-  const int64_t sent =
-      step.traffic.all_gather_bytes + step.traffic.reduce_scatter_bytes + step.traffic.all_reduce_bytes;
+  const int64_t sent = step.traffic.payload();  // no unit shifts
 
   std::string text = concat("run        ", config.run.name, " -> ", config.run.output_dir, "\n");
   text += concat("model      ", config.model.architecture, ", ",

@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <optional>
 #include <set>
@@ -12,7 +11,6 @@
 #include "base/util/text.h"
 #include "shard/engine/autograd_hooks.h"
 #include "shard/engine/engine.h"
-#include "shard/units/unit_sizes.h"
 
 namespace fsdp::train {
 namespace {
@@ -139,10 +137,9 @@ class LiveBytes {
 };
 
 std::string line_of(const TimelineLine& line, double begin_us, int unit_width) {
-  char head[256];
-  std::snprintf(head, sizeof head, "%10.2f  %-*s  %-17s  %-30s", (line.at_us - begin_us) / 1000, unit_width,
-                line.unit.c_str(), line.what.c_str(), line.detail.c_str());
-  return concat(head, "  ", util::human_bytes(line.live_bytes), "\n");
+  return util::printed("%10.2f  %-*s  %-17s  %-30s  %s\n", (line.at_us - begin_us) / 1000, unit_width,
+                       line.unit.c_str(), line.what.c_str(), line.detail.c_str(),
+                       util::human_bytes(line.live_bytes).c_str());
 }
 
 std::vector<TimelineLine> without(const std::vector<TimelineLine>& lines,
@@ -195,11 +192,7 @@ std::vector<TimelineLine> select(std::vector<TimelineLine> lines, const Timeline
 
 }  // namespace
 
-std::string milliseconds(double us) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.2f ms", us / 1000);
-  return text;
-}
+std::string milliseconds(double us) { return util::printed("%.2f ms", us / 1000); }
 
 std::vector<TimelineLine> timeline_of(const StepRecord& step) {
   std::vector<TimelineLine> lines;
@@ -218,20 +211,20 @@ std::string timeline_text(const StepRecord& step, const TimelineLimits& limits) 
   size_t width = 4;
   for (const TimelineLine& line : lines) width = std::max(width, line.unit.size());
   int unit_width = static_cast<int>(std::min<size_t>(width, 60));
-  char heading[256];
-  std::snprintf(heading, sizeof heading, "%10s  %-*s  %-17s  %-30s  %s\n", "ms", unit_width, "unit", "event",
-                "payload or duration", "live after it");
-  std::string text = heading;
+  std::string text = util::printed("%10s  %-*s  %-17s  %-30s  %s\n", "ms", unit_width, "unit", "event",
+                                   "payload or duration", "live after it");
   for (const TimelineLine& line : lines) text += line_of(line, step.begin_us, unit_width);
   return text + note;
 }
 
 shard::Traffic traffic_of(const comm::TraceEvent& event) {
-  if (event.op == "all_gather") return {.all_gathers = 1, .all_gather_bytes = event.bytes};
-  if (event.op == "reduce_scatter") return {.reduce_scatters = 1, .reduce_scatter_bytes = event.bytes};
-  if (event.op == "all_reduce") return {.all_reduces = 1, .all_reduce_bytes = event.bytes};
-  if (event.op == "shift") return {.shifts = 1, .shift_bytes = event.bytes};
-  return {};
+  shard::Traffic traffic;
+  for (const shard::TrafficKind& kind : shard::kTrafficKinds) {
+    if (event.op != kind.op) continue;
+    traffic.*kind.number = 1;
+    traffic.*kind.bytes = event.bytes;
+  }
+  return traffic;
 }
 
 CommunicationTime communication_time(const StepRecord& step) {

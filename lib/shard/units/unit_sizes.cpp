@@ -9,27 +9,27 @@
 
 namespace fsdp::shard {
 
+int64_t Traffic::collectives() const { return all_gathers + reduce_scatters + all_reduces + shifts; }
+
+int64_t Traffic::payload() const {
+  return all_gather_bytes + reduce_scatter_bytes + all_reduce_bytes + shift_bytes;
+}
+
 Traffic& Traffic::operator+=(const Traffic& other) {
-  all_gathers += other.all_gathers;
-  all_gather_bytes += other.all_gather_bytes;
-  reduce_scatters += other.reduce_scatters;
-  reduce_scatter_bytes += other.reduce_scatter_bytes;
-  all_reduces += other.all_reduces;
-  all_reduce_bytes += other.all_reduce_bytes;
-  shifts += other.shifts;
-  shift_bytes += other.shift_bytes;
+  for (const TrafficKind& kind : kTrafficKinds) {
+    this->*kind.number += other.*kind.number;
+    this->*kind.bytes += other.*kind.bytes;
+  }
   return *this;
 }
 
 Traffic Traffic::operator-(const Traffic& other) const {
-  return {all_gathers - other.all_gathers,
-          all_gather_bytes - other.all_gather_bytes,
-          reduce_scatters - other.reduce_scatters,
-          reduce_scatter_bytes - other.reduce_scatter_bytes,
-          all_reduces - other.all_reduces,
-          all_reduce_bytes - other.all_reduce_bytes,
-          shifts - other.shifts,
-          shift_bytes - other.shift_bytes};
+  Traffic difference = *this;
+  for (const TrafficKind& kind : kTrafficKinds) {
+    difference.*kind.number -= other.*kind.number;
+    difference.*kind.bytes -= other.*kind.bytes;
+  }
+  return difference;
 }
 
 bool shard_is_unsharded(const StorageOptions& options, const UnitLayout& layout, const GroupSizes& groups) {

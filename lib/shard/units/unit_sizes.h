@@ -31,10 +31,25 @@ struct Traffic {
   int64_t all_reduces = 0, all_reduce_bytes = 0;
   int64_t shifts = 0, shift_bytes = 0;
 
+  int64_t collectives() const;
+  int64_t payload() const;
   Traffic& operator+=(const Traffic& other);
   Traffic operator-(const Traffic& other) const;
   bool operator==(const Traffic&) const = default;
 };
+
+/// One kind of collective in a Traffic.
+struct TrafficKind {
+  const char* op;    ///< its name in traces
+  const char* name;  ///< of several, in tables
+  int64_t Traffic::*number;
+  int64_t Traffic::*bytes;
+};
+inline constexpr TrafficKind kTrafficKinds[] = {
+    {"all_gather", "all-gathers", &Traffic::all_gathers, &Traffic::all_gather_bytes},
+    {"reduce_scatter", "reduce-scatters", &Traffic::reduce_scatters, &Traffic::reduce_scatter_bytes},
+    {"all_reduce", "all-reduces", &Traffic::all_reduces, &Traffic::all_reduce_bytes},
+    {"shift", "shifts", &Traffic::shifts, &Traffic::shift_bytes}};
 
 struct ParameterSizes {
   std::string name;

@@ -13,6 +13,7 @@ namespace {
 
 using shard::UnitSizes;
 using util::human_bytes;
+using util::printed;
 using util::with_commas;
 
 /// Units of one size that follow each other, or alternate with others in a fixed order.
@@ -26,15 +27,6 @@ struct UnitGroup {
 bool alike(const UnitSizes& a, const UnitSizes& b) {
   return a.numel == b.numel && a.shard_numel == b.shard_numel && a.options == b.options &&
          a.is_root == b.is_root && a.groups == b.groups;
-}
-
-int64_t collectives(const shard::Traffic& traffic) {
-  return traffic.all_gathers + traffic.reduce_scatters + traffic.all_reduces + traffic.shifts;
-}
-
-int64_t payload(const shard::Traffic& traffic) {
-  return traffic.all_gather_bytes + traffic.reduce_scatter_bytes + traffic.all_reduce_bytes +
-         traffic.shift_bytes;
 }
 
 /// The traffic of `count` units, one in `stride`, as the difference that they make: all units decide which
@@ -79,17 +71,17 @@ std::string communication_table(const Plan& plan) {
   const auto row = [](std::string name, const shard::Traffic& traffic, const std::string& parameters,
                       const std::string& payload_each = "") {
     if (name.size() > 44) name = concat(name.substr(0, 41), "...");
-    return printed("  %-42s %6ld %16s %12s %12s\n", name.c_str(), static_cast<long>(collectives(traffic)),
-                   parameters.c_str(), payload_each.c_str(), decimal_bytes(payload(traffic)).c_str());
+    return printed("  %-42s %6ld %16s %12s %12s\n", name.c_str(), static_cast<long>(traffic.collectives()),
+                   parameters.c_str(), payload_each.c_str(), decimal_bytes(traffic.payload()).c_str());
   };
   std::string text = printed("%-44s %6s %16s %12s %12s\n", "communication of a rank in a step", "number",
                              "parameters each", "payload each", "payload");
   for (const UnitGroup& group : groups_of(plan)) {
     const std::string& name = group.first.name;
-    const int64_t number = collectives(group.traffic);
+    const int64_t number = group.traffic.collectives();
     text +=
         row(group.count == 1 ? name : concat(name, " ... ", group.last), group.traffic,
-            with_commas(group.first.numel), decimal_bytes(number > 0 ? payload(group.traffic) / number : 0));
+            with_commas(group.first.numel), decimal_bytes(number > 0 ? group.traffic.payload() / number : 0));
   }
   const shard::Traffic& traffic = plan.step.traffic;
   const int64_t between = plan.step.between_slices.all_gathers;
@@ -98,15 +90,15 @@ std::string communication_table(const Plan& plan) {
                  plan.step.backward_all_gathers, " backward",
                  between > 0 ? concat(", ", between, " between slices") : "", "), ", traffic.reduce_scatters,
                  " reduce-scatters, ", traffic.all_reduces, " all-reduces\n");
-  if (collectives(plan.optimizer_traffic) > 0) {
+  if (plan.optimizer_traffic.collectives() > 0) {
     const std::string& optimizer = plan.config.optimizer.name;
     const char* what = optimizer == "muon" ? "whole matrices" : "sums over tensors";
     text += row(concat("in addition, ", what, " for ", optimizer), plan.optimizer_traffic, "");
   }
-  if (collectives(plan.attention_traffic) > 0) {
+  if (plan.attention_traffic.collectives() > 0) {
     text += row("in addition, attention over mesh.context", plan.attention_traffic, "");
   }
-  if (collectives(plan.layer_traffic) > 0) {
+  if (plan.layer_traffic.collectives() > 0) {
     text += row("in addition, layers over mesh.model", plan.layer_traffic, "");
   }
   return text;
@@ -143,7 +135,7 @@ std::string memory_table(const Plan& plan) {
       memory.gradients == 0 ? "after backward, in which units are updated" : "after backward";
   text += row("gradients of shards", memory.gradients, moved && memory.gradients > 0 ? host : updated);
   text += row("gathered parameters, unreduced gradients", memory.buffers, "at most");
-  if (plan.step.separate_forward_bytes > 0 && collectives(plan.step.traffic) > 0) {
+  if (plan.step.separate_forward_bytes > 0 && plan.step.traffic.collectives() > 0) {
     text += row("  two units and two shards, kept apart", plan.step.separate_forward_bytes,
                 concat(decimal_bytes(plan.step.separate_forward_bytes), "; with two gradients ",
                        decimal_bytes(plan.step.separate_buffers_bytes))
@@ -290,16 +282,14 @@ std::string summary(const Plan& plan) {
 }
 
 nlohmann::ordered_json json_of(const shard::Traffic& traffic) {
-  return {{"all_gathers", traffic.all_gathers},
-          {"all_gather_bytes", traffic.all_gather_bytes},
-          {"reduce_scatters", traffic.reduce_scatters},
-          {"reduce_scatter_bytes", traffic.reduce_scatter_bytes},
-          {"all_reduces", traffic.all_reduces},
-          {"all_reduce_bytes", traffic.all_reduce_bytes},
-          {"shifts", traffic.shifts},
-          {"shift_bytes", traffic.shift_bytes},
-          {"collectives", collectives(traffic)},
-          {"payload_bytes", payload(traffic)}};
+  nlohmann::ordered_json json;
+  for (const auto& [op, name, number, bytes] : shard::kTrafficKinds) {
+    json[concat(op, "s")] = traffic.*number;
+    json[concat(op, "_bytes")] = traffic.*bytes;
+  }
+  json["collectives"] = traffic.collectives();
+  json["payload_bytes"] = traffic.payload();
+  return json;
 }
 
 /// null unless activation_checkpointing.mode is "selective"
@@ -339,7 +329,7 @@ std::string decimal_bytes(int64_t bytes) {
     value /= 1000;
     ++unit;
   }
-  return printed(unit == 0 ? "%.0f %s" : "%.2f %s", value, kUnits[unit]);
+  return printed("%.*f %s", unit == 0 ? 0 : 2, value, kUnits[unit]);
 }
 
 std::string plan_heading(const Plan& plan) { return plan_subject(plan) + machines_text(plan); }
