@@ -251,9 +251,8 @@ CkptCommand add_export(CLI::App& app) {
                                                .overwrite = arguments.force}),
                    arguments.as_json, "PEFT's config of the adapters");
     }
-    return print(checkpoint::export_model({.checkpoint_folder = chosen_checkpoint(arguments.source),
-                                           .output = arguments.output,
-                                           .dtype = chosen_dtype(arguments),
+    return print(checkpoint::export_model(chosen_checkpoint(arguments.source), arguments.output,
+                                          {.dtype = chosen_dtype(arguments),
                                            .merge = arguments.merge,
                                            .ema = arguments.ema,
                                            .saturate = arguments.saturate,

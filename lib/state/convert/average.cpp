@@ -12,7 +12,6 @@
 #include "base/util/extension.h"
 #include "base/util/file.h"
 #include "base/util/shape.h"
-#include "base/util/text.h"
 #include "state/convert/sharded_writer.h"
 #include "state/description/described_model.h"
 #include "state/manifest/folders.h"
@@ -117,12 +116,7 @@ void write_file(const Weights& source, std::vector<TensorInfo> infos, const Aver
                 int64_t bytes) {
   util::ByteCounter counter(request.progress, "averaging", bytes);
   SafetensorsWriter writer(request.output, std::move(infos));
-  for (const TensorInfo& info : writer.infos()) {
-    source.stream(info.name, 0, source.numel(info.name), info.dtype, [&](const at::Tensor& slice) {
-      writer.append(slice.const_data_ptr(), static_cast<int64_t>(slice.nbytes()));
-      counter.add(static_cast<int64_t>(slice.nbytes()));
-    });
-  }
+  for (const TensorInfo& info : writer.infos()) writer.append(info, source, info.name, counter);
   writer.finish();
 }
 
@@ -144,7 +138,6 @@ void describe(const fs::path& first, ShardedWrite& request) {
 }  // namespace
 
 AverageResult average(const AverageRequest& request) {
-  constexpr const char* kOutputRemedy = "choose another output or remove it";
   if (request.inputs.size() < 2) {
     fail(ErrorKind::kUsage, "expected at least two checkpoints to average; found ", request.inputs.size(),
          "; name more, or the last ones of a run with `last`");
@@ -152,20 +145,20 @@ AverageResult average(const AverageRequest& request) {
   std::error_code error;
   const bool is_file =
       util::extension_of(request.output) == ".safetensors" && !fs::is_directory(request.output, error);
-  if (is_file || !is_empty_folder(request.output)) refuse_existing(request.output, kOutputRemedy);
+  if (is_file || !is_empty_folder(request.output)) {
+    refuse_existing(request.output, "choose another output or remove it");
+  }
   std::vector<Weights> inputs;
   for (const fs::path& input : request.inputs) inputs.push_back(open_weights(input));
   const auto averaged = std::make_shared<AveragedSource>(std::move(inputs));
   Weights source;
   source.add(averaged);
-  AverageResult result{.output = request.output};
-  for (const TensorInfo& info : averaged->infos()) {
-    ++result.tensors;
-    result.bytes += bytes_of(info);
-  }
+  const std::vector<TensorInfo> infos = averaged->infos();
+  const AverageResult result{
+      .output = request.output, .tensors = std::ssize(infos), .bytes = bytes_of(infos)};
   util::make_writable_folder(request.output.has_parent_path() ? request.output.parent_path() : ".");
   if (is_file) {
-    write_file(source, averaged->infos(), request, result.bytes);
+    write_file(source, infos, request, result.bytes);
     return result;
   }
   ShardedWrite written{.folder = request.output,
@@ -175,7 +168,7 @@ AverageResult average(const AverageRequest& request) {
                        .progress = request.progress};
   describe(request.inputs.front(), written);
   std::vector<ShardedTensor> tensors;
-  for (const TensorInfo& info : averaged->infos()) {
+  for (const TensorInfo& info : infos) {
     tensors.push_back({info.name, {kWeightsPrefix + info.name, info.shape, info.dtype}});
   }
   write_sharded(written, source, tensors);

@@ -5,11 +5,11 @@
 #include <charconv>
 #include <cstdio>
 #include <memory>
-#include <utility>
 
 #include "base/util/error.h"
 #include "base/util/extension.h"
 #include "base/util/file.h"
+#include "base/util/text.h"
 #include "state/convert/sharded_writer.h"
 #include "state/description/described_model.h"
 #include "state/hugging_face/hugging_face_config.h"
@@ -24,9 +24,7 @@ namespace fs = std::filesystem;
 namespace {
 
 std::string part_name(size_t part, size_t parts) {
-  char name[80];
-  std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", part, parts);
-  return name;
+  return util::printed("model-%05zu-of-%05zu.safetensors", part, parts);
 }
 
 }  // namespace
@@ -97,9 +95,6 @@ int64_t parse_size(const std::string& text) {
 
 namespace {
 
-constexpr const char* kForceRemedy = "choose another output or replace it with `overwrite`";
-constexpr const char* kOtherRemedy = "choose another output or remove it";
-
 /// A checkpoint that is being written out, after all its hashes were compared.
 struct ConsolidationSource {
   std::shared_ptr<const ShardedSource> shards;
@@ -115,26 +110,16 @@ struct ConsolidationSource {
     std::string average = kAveragePrefix + weight;
     return ema && state.contains(average) ? average : kWeightsPrefix + weight;
   }
-
-  template <typename Append>
-  void copy(const std::string& stored_name, const TensorInfo& info, const Append& append) {
-    state.stream(stored_name, 0, state.numel(stored_name), info.dtype, [&](const at::Tensor& slice) {
-      auto bytes = static_cast<int64_t>(slice.nbytes());
-      append(slice.const_data_ptr(), bytes);
-      counter.add(bytes);
-    });
-  }
 };
 
 void write_safetensors_file(ConsolidationSource& source, const fs::path& path, std::vector<TensorInfo> infos,
                             const ConsolidateOptions& options) {
   SafetensorsWriter writer(path, std::move(infos));
   for (const TensorInfo& info : writer.infos()) {
-    source.copy(source.stored_name(info.name), info,
-                [&](const void* data, int64_t bytes) { writer.append(data, bytes); });
+    writer.append(info, source.state, source.stored_name(info.name), source.counter);
   }
   // Another process may have created the file in the meantime.
-  if (!options.overwrite) refuse_existing(path, kForceRemedy);
+  if (!options.overwrite) refuse_existing(path);
   writer.finish();
 }
 
@@ -274,12 +259,11 @@ ConsolidateResult consolidate(const fs::path& checkpoint_folder, const fs::path&
   if (options.ema) require_averages(*shards);
   // Checked before the shards are hashed, which may take an hour.
   if (!options.overwrite && !is_empty_folder(output)) {
-    refuse_existing(output, kind == OutputKind::kFull ? kOtherRemedy : kForceRemedy);
+    refuse_existing(output, kind == OutputKind::kFull ? "choose another output or remove it" : kForceRemedy);
   }
   util::make_writable_folder(output.has_parent_path() ? output.parent_path() : ".");
   shards->verify_all(options.progress);
-  int64_t bytes = 0;
-  for (const TensorInfo& info : infos) bytes += bytes_of(info);
+  const int64_t bytes = bytes_of(infos);
   ConsolidationSource source{
       shards, {}, std::move(infos), util::ByteCounter(options.progress, "writing", bytes), options.ema};
   if (options.merge) {

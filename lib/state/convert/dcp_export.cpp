@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/util/error.h"
-#include "base/util/file.h"
 #include "model/families/families.h"
 #include "state/convert/consolidate.h"
 #include "state/convert/dcp_keys.h"
@@ -205,16 +204,12 @@ class ExportPlan {
 DcpExportResult export_dcp(const DcpExportRequest& request) {
   auto source = std::make_shared<ShardedSource>(request.checkpoint_folder);
   ExportPlan plan(request, source);
-  if (!request.overwrite && !is_empty_folder(request.output)) {
-    refuse_existing(request.output, "choose another output or replace it with `overwrite`");
-  }
+  if (!request.overwrite && !is_empty_folder(request.output)) refuse_existing(request.output);
   source->verify_all(request.progress);
   StagedFolder staged(request.output, request.overwrite);
   const int64_t files = request.world_size > 0 ? request.world_size : source->manifest().world_size;
-  DcpExportResult result{.folder = staged.target(),
-                         .files = files,
-                         .tensors = static_cast<int64_t>(plan.tensors().size()),
-                         .has_optimizer = source->manifest().contents == Contents::kState};
+  DcpExportResult result{{.folder = staged.target(), .files = files, .tensors = std::ssize(plan.tensors())},
+                         source->manifest().contents == Contents::kState};
   for (const DcpTensor& tensor : plan.tensors()) result.bytes += bytes_of(tensor.info);
   Weights weights = plan.weights();
   weights.set_saturating(request.saturate);

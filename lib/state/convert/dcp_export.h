@@ -11,6 +11,7 @@
 
 #include "base/util/enum_names.h"
 #include "base/util/progress_bar.h"
+#include "state/convert/sharded_writer.h"
 
 namespace fsdp::checkpoint {
 
@@ -38,11 +39,7 @@ struct DcpExportRequest {
   util::ByteProgress progress{};
 };
 
-struct DcpExportResult {
-  std::filesystem::path folder;
-  int64_t files = 0;
-  int64_t tensors = 0;
-  int64_t bytes = 0;           ///< bytes of the tensors
+struct DcpExportResult : ShardedResult {
   bool has_optimizer = false;  ///< false: weights only
 };
 

@@ -4,16 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <limits>
 
 #include "base/dtype/dtype.h"
 #include "base/util/error.h"
 #include "base/util/shape.h"
+#include "base/util/text.h"
 #include "state/description/described_model.h"
 #include "state/manifest/manifest.h"
-#include "state/weights/weights.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
@@ -100,12 +99,6 @@ json info_as_json(const TensorInfo& info) {
   return {{"shape", info.shape}, {"dtype", util::dtype_name(info.dtype)}};
 }
 
-std::string short_number(double value) {
-  char text[40];
-  std::snprintf(text, sizeof(text), "%.3g", value);
-  return text;
-}
-
 }  // namespace
 
 Difference diff(const fs::path& path_a, const fs::path& path_b, const DiffOptions& options) {
@@ -177,8 +170,8 @@ std::string diff_as_text(const Difference& difference) {
     }
     if (tensor.differing > 0) {
       text += concat(" ", tensor.differing, " elements differ, by at most ",
-                     short_number(tensor.max_absolute_difference), " (relative ",
-                     short_number(tensor.max_relative_difference), ")");
+                     util::printed("%.3g (relative %.3g)", tensor.max_absolute_difference,
+                                   tensor.max_relative_difference));
     } else if (tensor.compared) {
       text += " the values are equal";
     }

@@ -1,7 +1,6 @@
 #include "state/convert/hugging_face_model.h"
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,7 +9,6 @@
 #include "base/util/error.h"
 #include "base/util/extension.h"
 #include "base/util/file.h"
-#include "base/util/text.h"
 #include "data/tokenizers/gguf_tokenizer.h"
 #include "model/families/families.h"
 #include "state/description/described_model.h"
@@ -90,9 +88,10 @@ ShardedResult import_model(const ImportRequest& request) {
                        source, tensors);
 }
 
-ConsolidateResult export_model(const ModelExportRequest& request) {
-  const ShardedSource source(request.checkpoint_folder);
-  const std::string manifest = (request.checkpoint_folder / kManifestName).string();
+ConsolidateResult export_model(const fs::path& checkpoint_folder, const fs::path& output,
+                               const ConsolidateOptions& options) {
+  const ShardedSource source(checkpoint_folder);
+  const std::string manifest = (checkpoint_folder / kManifestName).string();
   if (source.manifest().model.is_null()) {
     fail(ErrorKind::kCheckpoint, manifest,
          " does not describe the model, so it cannot be exported; fsdp-ckpt consolidate "
@@ -107,17 +106,17 @@ ConsolidateResult export_model(const ModelExportRequest& request) {
       nn::weight_shapes(options_from_hugging_face(source.manifest().model, concat(manifest, ": \"model\"")));
   WeightMisfits misfits;
   const bool has_adapters = source.manifest().model.contains(kAdapterKey);
-  if (request.merge && request.ema) {
+  if (options.merge && options.ema) {
     fail(ErrorKind::kUsage, "`merge` cannot be combined with `ema`; leave one of the two out");
   }
-  if (has_adapters != request.merge) {
-    fail(ErrorKind::kUsage, "the checkpoint ", request.checkpoint_folder.string(),
+  if (has_adapters != options.merge) {
+    fail(ErrorKind::kUsage, "the checkpoint ", checkpoint_folder.string(),
          has_adapters ? " must hold all weights, but holds adapters; choose `merge` or `adapter`"
                       : " must hold adapters, but holds all weights of a model; leave out `merge`");
   }
-  for (const TensorInfo& info : request.merge
-                                    ? weights_of_type(open_weights(request.checkpoint_folder), request.dtype)
-                                    : consolidated_weights(source, request.dtype)) {
+  for (const TensorInfo& info : options.merge
+                                    ? weights_of_type(open_weights(checkpoint_folder), options.dtype)
+                                    : consolidated_weights(source, options.dtype)) {
     auto expected = shapes.find(info.name);
     if (expected == shapes.end()) {
       misfits.unexpected.push_back(info.name);
@@ -127,20 +126,15 @@ ConsolidateResult export_model(const ModelExportRequest& request) {
     shapes.erase(expected);
   }
   for (const auto& [name, shape] : shapes) misfits.missing.push_back(name);
-  misfits.refuse_any(request.checkpoint_folder.string(), manifest);
+  misfits.refuse_any(checkpoint_folder.string(), manifest);
   std::error_code error;
-  if (util::extension_of(request.output) == ".safetensors" && !fs::is_directory(request.output, error)) {
-    fail(ErrorKind::kUsage, "the output must be a folder, but is ", request.output.string(),
+  if (util::extension_of(output) == ".safetensors" && !fs::is_directory(output, error)) {
+    fail(ErrorKind::kUsage, "the output must be a folder, but is ", output.string(),
          "; fsdp-ckpt consolidate writes one file");
   }
-  return consolidate(request.checkpoint_folder, request.output,
-                     {.dtype = request.dtype ? request.dtype : dtype_of_config(source.manifest().model),
-                      .merge = request.merge,
-                      .ema = request.ema,
-                      .saturate = request.saturate,
-                      .overwrite = request.overwrite,
-                      .max_file_bytes = request.max_file_bytes,
-                      .progress = request.progress});
+  ConsolidateOptions chosen = options;
+  if (!chosen.dtype) chosen.dtype = dtype_of_config(source.manifest().model);
+  return consolidate(checkpoint_folder, output, chosen);
 }
 
 }  // namespace fsdp::checkpoint

@@ -34,23 +34,11 @@ struct ImportRequest {
 /// what is wrong with the config; kIo if writing fails.
 ShardedResult import_model(const ImportRequest& request);
 
-struct ModelExportRequest {
-  std::filesystem::path checkpoint_folder;
-  std::filesystem::path output;  ///< folder to write
-  /// Type of floating-point weights. Not given: the type of the model from which the run was initialized, or
-  /// else the stored type.
-  std::optional<c10::ScalarType> dtype{};
-  bool merge = false;  ///< ConsolidateOptions::merge
-  bool ema = false;    ///< ConsolidateOptions::ema
-  bool saturate = false;
-  bool overwrite = false;
-  int64_t max_file_bytes = 0;  ///< 0: one file
-  util::ByteProgress progress{};
-};
-
 /// Writes a folder like consolidate(), with tokenizer and generation settings, after checking the weights
-/// against the checkpoint's model. Also throws Error(kCheckpoint) for a checkpoint that does not describe its
-/// model.
-ConsolidateResult export_model(const ModelExportRequest& request);
+/// against the checkpoint's model. Without a dtype, floating-point weights get the type of the model from
+/// which the run was initialized, if there is one. Also throws Error(kCheckpoint) for a checkpoint that does
+/// not describe its model.
+ConsolidateResult export_model(const std::filesystem::path& checkpoint_folder,
+                               const std::filesystem::path& output, const ConsolidateOptions& options);
 
 }  // namespace fsdp::checkpoint

@@ -5,10 +5,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <sstream>
-#include <string>
 #include <string_view>
 
 #include "base/dtype/dtype.h"
@@ -19,7 +17,6 @@
 #include "state/description/described_model.h"
 #include "state/manifest/folders.h"
 #include "state/weights/shard_set.h"
-#include "state/weights/weights.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
@@ -127,24 +124,21 @@ CheckpointDescription describe_checkpoint(const fs::path& folder) {
 CheckpointDescription describe_weights(const fs::path& path) {
   const Weights weights = open_weights(path);
   CheckpointDescription description;
-  int64_t total_bytes = 0;
   for (const std::string& name : weights.names()) {
     description.tensors.push_back({name, weights.shape(name), weights.dtype(name)});
-    total_bytes += bytes_of(description.tensors.back());
   }
-  description.whole = {{"path", path.string()}, {"format", "safetensors"}, {"bytes", total_bytes}};
+  description.whole = {
+      {"path", path.string()}, {"format", "safetensors"}, {"bytes", bytes_of(description.tensors)}};
   return description;
 }
 
 CheckpointDescription describe_dcp(const fs::path& path) {
   const DcpFolder folder(path);
   CheckpointDescription description{.whole = {}, .tensors = folder.infos()};
-  int64_t total_bytes = 0;
-  for (const TensorInfo& info : description.tensors) total_bytes += bytes_of(info);
   description.whole = {{"path", path.string()},
                        {"format", "torch.distributed.checkpoint"},
                        {"values", folder.value_keys()},
-                       {"bytes", total_bytes}};
+                       {"bytes", bytes_of(description.tensors)}};
   return description;
 }
 

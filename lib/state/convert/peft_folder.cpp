@@ -225,30 +225,27 @@ ConsolidateResult export_adapter(const PeftExport& request) {
   weights.set_saturating(request.saturate);
   std::vector<TensorInfo> infos;
   std::map<std::string, std::string> stored;
-  ConsolidateResult result{.output = {}, .config = {}};
   for (const std::string& name : weights.names()) {
     TensorInfo info = weights.info(name);
     info.name = peft_name(name);
     if (request.dtype) info.dtype = *request.dtype;
     stored.emplace(info.name, name);
-    result.bytes += bytes_of(info);
     infos.push_back(std::move(info));
   }
-  result.tensors = static_cast<int64_t>(infos.size());
+  const ConsolidateResult result{.output = staged.target() / kPeftWeights,
+                                 .config = staged.target() / kPeftConfig,
+                                 .tensors = std::ssize(infos),
+                                 .bytes = bytes_of(infos)};
+  util::ByteCounter counter({}, "writing", result.bytes);
   {
     SafetensorsWriter writer(staged.path() / kPeftWeights, std::move(infos));
     for (const TensorInfo& info : writer.infos()) {
-      const std::string& name = stored.at(info.name);
-      weights.stream(name, 0, weights.numel(name), info.dtype, [&](const at::Tensor& slice) {
-        writer.append(slice.const_data_ptr(), static_cast<int64_t>(slice.nbytes()));
-      });
+      writer.append(info, weights, stored.at(info.name), counter);
     }
     writer.finish();
   }
   util::write_file_atomically(staged.path() / kPeftConfig, peft_config(*adapter).dump(2) + "\n");
   staged.commit([](const std::string& name) { return name == kPeftWeights || name == kPeftConfig; });
-  result.output = staged.target() / kPeftWeights;
-  result.config = staged.target() / kPeftConfig;
   return result;
 }
 

@@ -4,7 +4,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <map>
-#include <system_error>
 #include <utility>
 
 #include "base/util/error.h"
@@ -56,9 +55,7 @@ NamedStorage checked_place(const GgufForm& form, const Shapes& shapes, const Ada
 
 AdapterFile write_adapter(const AdapterRequest& request, const std::vector<AdapterTensors>& adapters) {
   FSDP_CHECK(!is_quantised(request.type));
-  if (!request.overwrite) {
-    checkpoint::refuse_existing(request.output, "choose another output or replace it with `overwrite`");
-  }
+  if (!request.overwrite) checkpoint::refuse_existing(request.output);
   const nn::ModelOptions options = checkpoint::options_from_hugging_face(request.model_config, request.where);
   const GgufForm& form = form_of(request.model_config, options, request.where);
   const Shapes shapes = nn::weight_shapes(options);

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <utility>
 #include <vector>
 
 #include "base/util/error.h"
 #include "base/util/file.h"
+#include "base/util/text.h"
 #include "model/families/families.h"
 #include "state/gguf/forms.h"
 #include "state/gguf/rotary_scaling.h"
@@ -37,12 +37,8 @@ std::string size_label(int64_t parameters, int64_t experts) {
   const auto* unit = std::find_if(std::begin(kUnits), std::end(kUnits) - 1,
                                   [count](const auto& entry) { return count > entry.first; });
   const double scaled = count / unit->first;
-  char text[40];
-  std::snprintf(text, sizeof(text), "%.*f%c",
-                std::lround(scaled) < 1    ? 2
-                : std::lround(scaled) < 10 ? 1
-                                           : 0,
-                scaled, unit->second);
+  const int digits = std::lround(scaled) < 1 ? 2 : std::lround(scaled) < 10 ? 1 : 0;
+  const std::string text = util::printed("%.*f%c", digits, scaled, unit->second);
   return experts > 0 ? concat(experts, "x", text) : text;
 }
 
@@ -175,9 +171,7 @@ ExportResult export_model(const checkpoint::StoredModel& model, const ExportRequ
     fail(ErrorKind::kUsage, "the output must be a file, but is the folder ", request.output.string(),
          "; give a name that ends in .gguf");
   }
-  if (!request.overwrite) {
-    checkpoint::refuse_existing(request.output, "choose another output or replace it with `overwrite`");
-  }
+  if (!request.overwrite) checkpoint::refuse_existing(request.output);
   GgufPlan plan = plan_of(model, request);
   const Metadata metadata = metadata_of(model, plan, request);
   util::make_writable_folder(request.output.has_parent_path() ? request.output.parent_path() : ".");
@@ -190,9 +184,8 @@ ExportResult export_model(const checkpoint::StoredModel& model, const ExportRequ
     write_tensor(model.weights, plan.sources[i], writer.tensors()[i], model.options, request.saturate, writer,
                  counter);
   }
-  if (!request.overwrite) {  // another process may have created the file in the meantime
-    checkpoint::refuse_existing(request.output, "choose another output or replace it with `overwrite`");
-  }
+  // Another process may have created the file in the meantime.
+  if (!request.overwrite) checkpoint::refuse_existing(request.output);
   writer.finish();
   const auto* vocabulary =
       std::find_if(metadata.data(), metadata.data() + metadata.size(),

@@ -13,8 +13,10 @@ namespace fsdp::checkpoint {
 
 bool is_empty_folder(const std::filesystem::path& path);
 
+inline constexpr const char* kForceRemedy = "choose another output or replace it with `overwrite`";
+
 /// Throws Error(kCheckpoint) with the remedy if the path exists.
-void refuse_existing(const std::filesystem::path& path, const char* remedy);
+void refuse_existing(const std::filesystem::path& path, const char* remedy = kForceRemedy);
 
 /// A folder that is filled as ".NAME.partial" beside its final name. Two processes cannot fill the same
 /// folder.

@@ -251,6 +251,15 @@ void SafetensorsWriter::append(const void* data, int64_t bytes) {
   missing_bytes_ -= bytes;
 }
 
+void SafetensorsWriter::append(const TensorInfo& info, const Weights& source, const std::string& stored_name,
+                               util::ByteCounter& counter) {
+  source.stream(stored_name, 0, source.numel(stored_name), info.dtype, [&](const at::Tensor& slice) {
+    const auto bytes = static_cast<int64_t>(slice.nbytes());
+    append(slice.const_data_ptr(), bytes);
+    counter.add(bytes);
+  });
+}
+
 void SafetensorsWriter::finish() {
   FSDP_CHECK(missing_bytes_ == 0 && !finished_);
   file_.sync();

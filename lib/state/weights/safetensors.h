@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/util/progress_bar.h"
 #include "base/util/raw_file.h"
 #include "state/weights/weights.h"
 
@@ -29,6 +30,9 @@ class SafetensorsWriter {
   const std::vector<TensorInfo>& infos() const { return infos_; }
 
   void append(const void* data, int64_t bytes);
+  /// Appends a tensor of `source`, converted to the type of `info`, in slices of bounded memory.
+  void append(const TensorInfo& info, const Weights& source, const std::string& stored_name,
+              util::ByteCounter& counter);
 
   /// Syncs and renames the file, replacing a file of that name. Requires: all bytes have been appended.
   void finish();

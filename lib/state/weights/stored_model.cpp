@@ -14,7 +14,6 @@
 #include "base/util/text.h"
 #include "model/families/architectures.h"
 #include "model/families/families.h"
-#include "state/hugging_face/hugging_face_config.h"
 #include "state/manifest/folders.h"
 #include "state/manifest/manifest.h"
 #include "state/weights/adapter.h"
@@ -24,8 +23,6 @@ namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
 
 namespace {
-
-constexpr size_t kMostListed = 20;
 
 /// Buffers that older releases of transformers stored among the weights, recognised by their names in the
 /// file. They are not read, because a model computes them from its config.
@@ -74,22 +71,18 @@ bool are_equal(const Weights& source, const std::string& a, const std::string& b
   return true;
 }
 
-/// Text for a list of names: "a, b, c and 7 more".
-std::string listed(const std::vector<std::string>& names) {
-  std::vector<std::string> first(names.begin(), names.begin() + std::min(names.size(), kMostListed));
-  std::string text = util::join(first, ", ");
-  if (names.size() > first.size()) text += concat(" and ", names.size() - first.size(), " more");
-  return text;
-}
-
 }  // namespace
 
 void WeightMisfits::refuse_any(const std::string& who, const std::string& config) const {
+  constexpr size_t kMostListed = 20;
   std::vector<std::string> problems;
-  if (!missing.empty()) problems.push_back("missing: " + listed(missing));
-  if (!unexpected.empty()) problems.push_back("unexpected: " + listed(unexpected));
-  if (!misshapen.empty()) problems.push_back("of different shape: " + listed(misshapen));
-  if (!untied.empty()) problems.push_back("of a head that is not tied: " + listed(untied));
+  const auto add = [&problems](const char* what, const std::vector<std::string>& names) {
+    if (!names.empty()) problems.push_back(concat(what, ": ", util::name_list(names, ", ", kMostListed)));
+  };
+  add("missing", missing);
+  add("unexpected", unexpected);
+  add("of different shape", misshapen);
+  add("of a head that is not tied", untied);
   if (problems.empty()) return;
   fail(ErrorKind::kCheckpoint, "the weights ", who, " do not match ", config, "; ",
        util::join(problems, "; "),

@@ -14,6 +14,7 @@
 #include "base/util/shape.h"
 #include "base/util/text.h"
 #include "state/description/described_model.h"
+#include "state/manifest/digest.h"
 #include "state/manifest/folders.h"
 #include "state/weights/adapter.h"
 #include "state/weights/gguf_source.h"
@@ -27,6 +28,12 @@ using nlohmann::json;
 int64_t bytes_of(const TensorInfo& info) {
   const auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(info.dtype));
   return util::checked_numel(info.shape, itemsize_bytes) * itemsize_bytes;
+}
+
+int64_t bytes_of(const std::vector<TensorInfo>& infos) {
+  int64_t bytes = 0;
+  for (const TensorInfo& info : infos) bytes += bytes_of(info);
+  return bytes;
 }
 
 std::vector<std::string> Weights::names() const {

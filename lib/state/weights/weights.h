@@ -27,6 +27,7 @@ struct TensorInfo {
 
 /// Bytes of the elements. Negative if util::checked_numel() finds the shape impossible.
 int64_t bytes_of(const TensorInfo& info);
+int64_t bytes_of(const std::vector<TensorInfo>& infos);
 
 /// One file, or one checkpoint of several files. Memory is bounded by the description. Not thread-safe.
 class TensorSource {

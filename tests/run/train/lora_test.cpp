@@ -109,7 +109,7 @@ TEST_F(LoraRun, IsReadMergedByWhateverReadsWeights) {
         evaluate(whole, std::make_shared<comm::SingleCommunicator>(), folder_ / "base").loss;
     EXPECT_GT(before, merged + 1e-3);
     const fs::path exported = folder_ / concat("merged", dora);
-    checkpoint::export_model({.checkpoint_folder = checkpoint(6), .output = exported, .merge = true});
+    checkpoint::export_model(checkpoint(6), exported, {.merge = true});
     EXPECT_NEAR(evaluate(whole, std::make_shared<comm::SingleCommunicator>(), exported).loss, merged,
                 1e-6 * merged);
   }

@@ -82,7 +82,7 @@ TEST_F(HuggingFaceModel, IsTheSameAfterImportAndExport) {
       expect_weights(output(), weights);
 
       const fs::path exported = root_.path() / "exported";
-      export_model({.checkpoint_folder = output(), .output = exported});
+      export_model(output(), exported, {});
       expect_weights(exported, weights);
       EXPECT_EQ(util::read_file(exported / "model.safetensors"),
                 util::read_file(folder() / "model.safetensors"));
@@ -99,8 +99,7 @@ TEST_F(HuggingFaceModel, SplitOverFilesIsImportedFromItsIndex) {
   write(options, weights);
   import(2);
   const fs::path split = root_.path() / "split", again = root_.path() / "again";
-  ConsolidateResult exported =
-      export_model({.checkpoint_folder = output(), .output = split, .max_file_bytes = 3000});
+  ConsolidateResult exported = export_model(output(), split, {.max_file_bytes = 3000});
   EXPECT_GT(exported.files, 3);
   EXPECT_EQ(exported.output, split / "model.safetensors.index.json");
   EXPECT_FALSE(fs::exists(split / "model.safetensors"));
@@ -232,7 +231,7 @@ TEST_F(HuggingFaceModel, IsCastWhenAsked) {
   NamedTensors cast;
   for (const auto& [name, tensor] : weights) cast.emplace_back(name, tensor.to(at::kBFloat16));
   expect_weights(output(), cast);
-  export_model({.checkpoint_folder = output(), .output = root_.path() / "half", .dtype = at::kHalf});
+  export_model(output(), root_.path() / "half", {.dtype = at::kHalf});
   EXPECT_EQ(open_weights(root_.path() / "half").dtype("model.norm.weight"), at::kHalf);
   EXPECT_EQ(nlohmann::json::parse(util::read_file(root_.path() / "half/config.json"))["torch_dtype"],
             "float16");
@@ -276,7 +275,7 @@ TEST_F(HuggingFaceModel, NeverReplacesACheckpoint) {
 TEST_F(HuggingFaceModel, IsExportedOnlyFromACheckpointThatHasAllOfIt) {
   const fs::path target = root_.path() / "exported";
   auto expect_no_export = [&](const fs::path& step, const std::string& what) {
-    auto [kind, text] = error_of([&] { export_model({.checkpoint_folder = step, .output = target}); });
+    auto [kind, text] = error_of([&] { export_model(step, target, {}); });
     EXPECT_EQ(kind, ErrorKind::kCheckpoint);
     EXPECT_THAT(text, HasSubstr(what));
     EXPECT_FALSE(fs::exists(target));
@@ -296,9 +295,8 @@ TEST_F(HuggingFaceModel, IsExportedInFloat16WithoutInfinities) {
   weights.front().second.view({-1})[3] = 1e5;
   write(tiny_options(), weights);
   import();
-  const ModelExportRequest request{
-      .checkpoint_folder = output(), .output = root_.path() / "half", .dtype = at::kHalf};
-  auto [kind, text] = error_of([&] { export_model(request); });
+  ConsolidateOptions options{.dtype = at::kHalf};
+  auto [kind, text] = error_of([&] { export_model(output(), root_.path() / "half", options); });
   EXPECT_EQ(kind, ErrorKind::kCheckpoint);
   EXPECT_THAT(text, HasSubstr(weights.front().first));
   EXPECT_FALSE(fs::exists(root_.path() / "half"));
@@ -307,9 +305,8 @@ TEST_F(HuggingFaceModel, IsExportedInFloat16WithoutInfinities) {
                     {.source = folder(), .config = {}, .output = root_.path() / "again", .dtype = at::kHalf});
               }).second,
               HasSubstr(weights.front().first));
-  ModelExportRequest saturating = request;
-  saturating.saturate = true;
-  export_model(saturating);
+  options.saturate = true;
+  export_model(output(), root_.path() / "half", options);
   at::Tensor read = at::empty(weights.front().second.sizes(), at::kHalf);
   open_weights(root_.path() / "half").read_into(weights.front().first, read);
   EXPECT_EQ(read.view({-1})[3].item<float>(), 65504);
