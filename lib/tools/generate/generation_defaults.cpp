@@ -44,10 +44,6 @@ std::optional<Number> number_of(const nlohmann::json& object, const char* key, c
   return found->get<Number>();
 }
 
-}  // namespace
-
-namespace {
-
 GenerationDefaults defaults_in_files(const checkpoint::DescribedModel& model) {
   GenerationDefaults defaults;
   for (const fs::path& folder : {model.folder, checkpoint::kept_model_files(model.folder)}) {

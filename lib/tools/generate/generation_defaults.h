@@ -13,13 +13,18 @@
 
 namespace fsdp::generate {
 
-/// The values of generation_config.json. Not given if there is no such file.
-struct GenerationDefaults {
+/// Sampling options that the user or the model's authors choose; those that are not given are left to others.
+struct SamplingChoice {
+  std::optional<double> temperature = std::nullopt;
+  std::optional<int64_t> top_k = std::nullopt;
+  std::optional<double> top_p = std::nullopt;
+};
+
+/// The values of generation_config.json, with temperature 0 for do_sample = false. Not given if there is no
+/// such file.
+struct GenerationDefaults : SamplingChoice {
   std::filesystem::path file;
-  std::vector<int64_t> stop_ids;      ///< eos_token_id, a number or a list
-  std::optional<double> temperature;  ///< 0 with do_sample = false
-  std::optional<int64_t> top_k;
-  std::optional<double> top_p;
+  std::vector<int64_t> stop_ids;  ///< eos_token_id, a number or a list
 };
 
 /// Reads the file in the model's folder, or the copy that its run keeps
@@ -27,13 +32,7 @@ struct GenerationDefaults {
 /// this kind, and for values out of range.
 GenerationDefaults generation_defaults(const checkpoint::DescribedModel& model);
 
-/// Options given by the user. chosen_sampling() fills in the model's values for those that were not given,
-/// and then the values of `sampling`.
-struct SamplingChoice {
-  std::optional<double> temperature = std::nullopt;
-  std::optional<int64_t> top_k = std::nullopt;
-  std::optional<double> top_p = std::nullopt;
-};
+/// Fills in the model's values for those that the user has not given, and then the values of `sampling`.
 SamplingOptions chosen_sampling(const SamplingChoice& given, const GenerationDefaults& defaults,
                                 const SamplingOptions& sampling = {});
 

@@ -160,27 +160,12 @@ std::vector<WorkerEnd> ends_from(const Message& message) {
   return ends;
 }
 
-Message to_message(const NodePlacement& placement) {
-  return {{"node_rank", placement.node_rank},      {"nodes", placement.nodes},
-          {"workers", placement.workers_per_node}, {"first_rank", placement.first_rank},
-          {"world_size", placement.world_size},    {"master_addr", placement.master_addr},
-          {"master_port", placement.master_port},  {"run_id", placement.run_id},
-          {"restarts", placement.restarts},        {"max_restarts", placement.max_restarts}};
-}
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodePlacement, node_rank, nodes, workers_per_node, first_rank, world_size,
+                                   master_addr, master_port, run_id, restarts, max_restarts)
 
-NodePlacement placement_from(const Message& message) {
-  return {.node_rank = message.at("node_rank"),
-          .nodes = message.at("nodes"),
-          .workers_per_node = message.at("workers"),
-          .first_rank = message.at("first_rank"),
-          .world_size = message.at("world_size"),
-          .master_addr = message.at("master_addr"),
-          .master_port = message.at("master_port"),
-          .run_id = message.at("run_id"),
-          .role = "default",
-          .restarts = message.at("restarts"),
-          .max_restarts = message.at("max_restarts")};
-}
+Message to_message(const NodePlacement& placement) { return placement; }
+
+NodePlacement placement_from(const Message& message) { return message.get<NodePlacement>(); }
 
 Message to_message(const Verdict& verdict) {
   Message message = {{"exit_code", verdict.exit_code}, {"cause", verdict.cause}};

@@ -31,7 +31,7 @@ namespace fsdp::launch {
 
 using Message = nlohmann::json;
 
-inline constexpr int kMessageVersion = 3;
+inline constexpr int kMessageVersion = 4;
 
 /// A node that joins.
 struct NodeInfo {

@@ -54,10 +54,7 @@ void WorkerChannel::read() {
       const std::string type = message->at("type");
       if (type == "epoch") next_ = epoch_from(*message);
       if (type == "pause") paused_epoch_ = message->at("epoch");
-      if (type == "break_off") {
-        broken_epoch_ = message->at("epoch");
-        why_ = message->at("why");
-      }
+      if (type == "break_off") broken_epoch_ = message->at("epoch");
     } catch (const Message::exception&) {
       fail(ErrorKind::kUnexpected, "the launcher sent \"", *line,
            "\", which this version does not understand; use programs of the same version");
@@ -109,11 +106,6 @@ bool WorkerChannel::is_broken_off() {
   const std::lock_guard lock(mutex_);
   read();
   return epoch_.number > 0 && broken_epoch_ >= epoch_.number;
-}
-
-std::string WorkerChannel::why_broken_off() {
-  const std::lock_guard lock(mutex_);
-  return why_;
 }
 
 }  // namespace fsdp::launch

@@ -55,8 +55,6 @@ class WorkerChannel {
   bool change_is_due();
   /// Whether to leave the current epoch at once, because waiting for others in it is in vain. Does not block.
   bool is_broken_off();
-  /// The launcher's reason for breaking off the epoch.
-  std::string why_broken_off();
 
  private:
   std::optional<Epoch> await(const WorkerReport& report, const Wait& wait);
@@ -67,7 +65,6 @@ class WorkerChannel {
   Epoch epoch_;  ///< the current epoch
   Epoch next_;   ///< the epoch that was announced last
   int paused_epoch_ = 0, broken_epoch_ = 0;
-  std::string why_;
 };
 
 }  // namespace fsdp::launch

@@ -236,7 +236,7 @@ TEST_F(MultiNode, AStrangerIsToldNothingAndCannotJoinAsASpareNode) {
   ASSERT_TRUE(first.wait_for("ready"));
   const std::string node =
       R"("node":{"host":"evil","pid":1,"node_rank":0,"workers":1,"is_host":false,"address":"","again":false},)"
-      R"("terms":{"version":3,"run_id":"run7","min":1,"max":2,"is_static":false,"max_restarts":0,"replica_size":0,)"
+      R"("terms":{"version":4,"run_id":"run7","min":1,"max":2,"is_static":false,"max_restarts":0,"replica_size":0,)"
       R"("min_replicas":1}})";
   const std::string hello = "{\"type\":\"hello\",\"nonce\":\"00\"}\n";
   // To what is sent at first, and to what is sent after that.
