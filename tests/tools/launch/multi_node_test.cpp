@@ -258,7 +258,7 @@ TEST_F(MultiNode, AStrangerIsToldNothingAndCannotJoinAsASpareNode) {
       "{\"type\":\"join\",\"proof\":" + std::string(7000, '[') + std::string(7000, ']') + "}\n";
   for (const std::string& next : {"{\"type\":\"join\",\"proof\":\"\"," + node + "\n", nested, hello}) {
     EXPECT_THAT(answers_to(hello, next),
-                MatchesRegex("\\{\"nonce\":\"[0-9a-f]*\",\"type\":\"challenge\",\"version\":3\\}\n"));
+                MatchesRegex("\\{\"nonce\":\"[0-9a-f]*\",\"type\":\"challenge\",\"version\":4\\}\n"));
   }
   const ProgramResult result = first.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -269,7 +269,7 @@ TEST_F(MultiNode, WhoeverListensInPlaceOfTheHostCannotEndANode) {
   std::optional<Descriptor> listener = listen_at("127.0.0.1", port_);
   ASSERT_TRUE(listener);
   RunningProgram& node = start_static(1, 2, "true");
-  const std::string challenge = "{\"type\":\"challenge\",\"version\":3,\"nonce\":\"00\"}\n",
+  const std::string challenge = "{\"type\":\"challenge\",\"version\":4,\"nonce\":\"00\"}\n",
                     ending = R"("proof":"00","why":"leave","verdict":{"exit_code":1,"cause":"leave"}})";
   for (const std::string& text :
        {"{\"type\":\"refuse\"," + ending + "\n", "{\"type\":\"finish\"," + ending + "\n",
