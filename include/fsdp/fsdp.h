@@ -32,3 +32,6 @@
 #include <fsdp/spmd.h>
 #include <fsdp/state_dict.h>
 #include <fsdp/wrap.h>
+
+/// The public types and functions.
+namespace fsdp {}

@@ -61,6 +61,7 @@ struct HandedOver {
   std::vector<std::unique_ptr<Unit>> units;  ///< used for their weights only: Unit::gather_weights()
 };
 
+/// The units of a sharded module, and the hooks that gather, free and reduce them (fsdp/fully_shard.h).
 class Engine final : public std::enable_shared_from_this<Engine>, private CommandReader {
  public:
   /// Called by fully_shard(), which attaches the hooks. Collective if the source of `materialize` is

@@ -31,6 +31,7 @@ struct UnitParts {
   std::shared_ptr<OffloadStreams> offload = nullptr;  ///< required with cpu_offload, except on the CPU
 };
 
+/// Parameters that are gathered, used and freed together (Engine::units()).
 class Unit {
  public:
   enum class State { kSharded, kGathering, kUnsharded };

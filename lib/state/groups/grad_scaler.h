@@ -21,6 +21,7 @@ struct GradScalerState {
   int64_t skipped_steps = 0;   ///< number of skipped steps in the whole run, for reports
 };
 
+/// The factor of the loss for float16 gradients (fsdp/schedule.h).
 class GradScaler {
  public:
   /// Throws Error(kUsage) for invalid numbers (a growth factor of at most 1, ...).

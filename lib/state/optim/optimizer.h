@@ -84,6 +84,7 @@ class WholeMatrices {
   virtual void add_up(size_t parameter, const at::Tensor& sums) = 0;
 };
 
+/// Updates this rank's shards from their gradients (fsdp/optimizer.h).
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
