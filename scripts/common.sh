@@ -4,6 +4,9 @@ project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 program=$(basename "$0")
 deps=${FSDP_DEPS_DIR:-$project/.deps}
 
+# The folder of the programs: that of the build, or, for scripts in PREFIX/share/fsdp, PREFIX/bin.
+programs() { if [ -f "$project/CMakeLists.txt" ]; then echo "$project/build/bin"; else realpath "$project/../../bin"; fi; }
+
 say() { if [ -t 2 ]; then printf '\033[1m==\033[0m %s\n' "$*" >&2; else printf '== %s\n' "$*" >&2; fi; }
 die() { printf '%s: %s\n' "$program" "$*" >&2; exit 1; }
 

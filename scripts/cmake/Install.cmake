@@ -60,11 +60,13 @@ install(PROGRAMS "${PROJECT_BINARY_DIR}/fsdp-quickstart" DESTINATION bin COMPONE
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/configs" DESTINATION share/fsdp COMPONENT programs)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/scripts" DESTINATION share/fsdp COMPONENT programs USE_SOURCE_PERMISSIONS
         FILES_MATCHING PATTERN "common.sh" PATTERN "quickstart" PATTERN "*shakespeare*" PATTERN "launch_*"
+        PATTERN "chat_example" PATTERN "follow_metrics"
         PATTERN "cmake" EXCLUDE PATTERN "wheel" EXCLUDE)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs" DESTINATION share/doc/fsdp-toolkit COMPONENT programs
         FILES_MATCHING PATTERN "*.md")
 install(FILES "${PROJECT_SOURCE_DIR}/README.md" "${PROJECT_SOURCE_DIR}/CHANGELOG.md"
         DESTINATION share/doc/fsdp-toolkit COMPONENT programs)
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/examples" DESTINATION share/doc/fsdp-toolkit COMPONENT development)
 
 set(place "\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${libtorch_dir}")
 install(CODE "
