@@ -263,11 +263,20 @@ int64_t ValidationLoader::num_batches() const {
   return (batches + placement_.world_size - 1) / placement_.world_size;
 }
 
+int64_t ValidationLoader::row_length(int64_t first, int64_t rows) const {
+  if (options_.max_tokens == 0) return options_.sequence_length;
+  int64_t longest = 1;
+  for (int64_t sample = first; sample < std::min(first + rows, num_samples_); ++sample) {
+    longest = std::max(longest, samples_->length(sample));
+  }
+  return longest;
+}
+
 Batch ValidationLoader::batch(int64_t index) const {
   FSDP_CHECK(index >= 0 && index < num_batches(), "validation batch ", index, " of ", num_batches());
   int64_t rows = options_.micro_batch_size;
-  int64_t first = first_sample(index);
-  BatchBuilder builder(options_);
+  const int64_t first = first_sample(index);
+  BatchBuilder builder(options_, rows, row_length(first, rows));
   for (int64_t row = 0; row < rows; ++row) {
     if (first + row < num_samples_) {
       builder.add(*samples_, first + row);

@@ -116,7 +116,8 @@ class ValidationLoader {
   /// Number of batches of each rank.
   int64_t num_batches() const;
   /// Returns batch `index` (from 0) of this rank: row b is the sample (index * W + rank) * B + b. B is
-  /// micro_batch_size, or the number of samples if that is less.
+  /// micro_batch_size, or the number of samples if that is less. With data.max_tokens, rows are as long as the
+  /// longest sample of the batch.
   Batch batch(int64_t index) const;
 
   /// The sample in row 0 of this rank's batch, and the number of rows in the batches of all ranks.
@@ -131,6 +132,8 @@ class ValidationLoader {
   int64_t num_samples() const { return num_samples_; }
 
  private:
+  int64_t row_length(int64_t first, int64_t rows) const;
+
   DataOptions options_;
   Placement placement_;
   std::unique_ptr<Samples> samples_;

@@ -108,6 +108,30 @@ class LoaderByTokens : public ::testing::Test {
   int64_t largest_ = 0;
 };
 
+TEST_F(LoaderByTokens, RowsOfValidationAreAsLongAsTheLongestOfTheirBatch) {
+  options_.validation = options_.train;
+  options_.micro_batch_size = 3;
+  const auto batches_of = [&](int64_t max_tokens, int64_t& padded) {
+    options_.max_tokens = max_tokens;
+    const ValidationLoader loader(options_, largest_ + 1, 0, {});
+    std::vector<int64_t> targets;
+    for (int64_t i = 0; i < loader.num_batches(); ++i) {
+      const Batch batch = loader.batch(i);
+      EXPECT_EQ(batch.inputs.size(1),
+                max_tokens == 0 ? options_.sequence_length : *std::ranges::max_element(batch.row_tokens));
+      padded += batch.inputs.numel();
+      for (int64_t at = 0; at < batch.targets.numel(); ++at) {
+        const int64_t target = batch.targets.view({-1})[at].item<int64_t>();
+        if (target != kIgnoredTarget) targets.push_back(target);
+      }
+    }
+    return targets;
+  };
+  int64_t whole_rows = 0, cut_rows = 0;
+  EXPECT_EQ(batches_of(24, cut_rows), batches_of(0, whole_rows)) << "the same targets count";
+  EXPECT_LT(cut_rows, whole_rows);
+}
+
 TEST_F(LoaderByTokens, AnEpochHasEveryTokenOnceAndAllBatchesFit) {
   const TrainLoader whole = loader();
   std::multiset<int64_t> targets;
