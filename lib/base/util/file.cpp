@@ -57,8 +57,8 @@ bool is_hub_name(std::string_view name) {
 
 /// "gpt2.safetensors", but not "Llama-3.2-1B".
 bool has_file_suffix(const std::string& name) {
-  constexpr const char* kSuffixes[] = {".safetensors", ".json", ".model", ".bin", ".pt",
-                                       ".pth",         ".ckpt", ".txt",   ".toml"};
+  constexpr const char* kSuffixes[] = {".safetensors", ".json", ".model", ".bin",  ".pt",
+                                       ".pth",         ".ckpt", ".txt",   ".toml", ".gguf"};
   return std::any_of(std::begin(kSuffixes), std::end(kSuffixes),
                      [&](const char* suffix) { return name.ends_with(suffix); });
 }

@@ -110,7 +110,7 @@ TEST(HubRemedy, IsForNamesThatCanBeOnTheHub) {
     EXPECT_NE(hub_remedy(name).find(std::string("hf download ") + name + " "), std::string::npos) << name;
   }
   for (const char* name : {"", "/models/gpt2", "./gpt2", "../a/b", "a/b/c", "models/gpt2.safetensors",
-                           "tokenizer.json", "a b/c", "owner/", "/name", "~/models"}) {
+                           "models/gpt2.gguf", "tokenizer.json", "a b/c", "owner/", "/name", "~/models"}) {
     EXPECT_EQ(hub_remedy(name), "") << name;
   }
 }
