@@ -142,11 +142,12 @@ std::vector<std::string> keys_without_effect(const json& config) {
 }
 
 std::string shown_entry(const std::string& key, const json& value) {
-  constexpr size_t kLongest = 60;
-  const auto text = [](const json& of) { return of.dump(-1, ' ', true, json::error_handler_t::replace); };
-  std::string shown = text(value);
-  if (shown.size() > kLongest) shown = shown.substr(0, kLongest) + "...";
-  return concat(text(key), ": ", shown);
+  const auto text = [](const json& of) {
+    constexpr size_t kLongest = 60;
+    const std::string shown = of.dump(-1, ' ', true, json::error_handler_t::replace);
+    return shown.size() > kLongest ? shown.substr(0, kLongest) + "..." : shown;
+  };
+  return concat(text(key), ": ", text(value));
 }
 
 void report_unknown_keys(const std::vector<std::string>& entries, bool has_own_code,
