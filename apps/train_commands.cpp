@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "setup/config/load.h"
 #include "setup/config/presets.h"
 #include "setup/config/print.h"
+#include "setup/config/translate.h"
 #include "tools/doctor/calibrate.h"
 #include "tools/doctor/doctor.h"
 
@@ -26,7 +28,7 @@ namespace {
 using util::ErrorKind;
 
 struct InitArguments {
-  std::string preset, output, from;
+  std::string preset, output, from, from_config;
   bool force = false;
 };
 
@@ -39,6 +41,19 @@ void rename_in_commands(std::string& text, const std::string& preset, const std:
   }
 }
 
+/// One sentence about what the translation has left out.
+std::string summary_of(const config::Translation& translation, const std::string& file) {
+  const size_t shown = std::min<size_t>(translation.left_out.size(), 12);
+  std::vector<std::string> names(translation.left_out.begin(), translation.left_out.begin() + shown);
+  if (shown < translation.left_out.size()) {
+    names.push_back(util::concat(translation.left_out.size() - shown, " more"));
+  }
+  return util::printable(
+      util::concat(file, " is ", translation.form, "; of its ", translation.names, " names with a value ",
+                   names.empty() ? "none was" : util::join(names, ", "), names.empty() ? "" : " were",
+                   " left out, and comments in the config say why and what to do before the run"));
+}
+
 int init(const InitArguments& arguments) {
   const bool has_model = !arguments.from.empty();
   const bool tunes = arguments.preset == config::kFinetune || arguments.preset == config::kChats;
@@ -48,8 +63,14 @@ int init(const InitArguments& arguments) {
   }
   const std::string usual = has_model ? config::kFinetune : "quickstart";
   const std::string preset = arguments.preset.empty() ? usual : arguments.preset;
-  std::string text =
-      has_model ? config::tuning_toml(preset, arguments.from) : config::find_preset(preset).text;
+  std::string text;
+  if (!arguments.from_config.empty()) {
+    const config::Translation translation = config::translated(arguments.from_config);
+    text = translation.toml;
+    std::cerr << summary_of(translation, arguments.from_config) << "\n";
+  } else {
+    text = has_model ? config::tuning_toml(preset, arguments.from) : config::find_preset(preset).text;
+  }
   if (arguments.output.empty()) {
     cli::print(text);
     return 0;
@@ -84,6 +105,14 @@ void add_init(CLI::App& app, std::function<int()>& run) {
                    "with finetune or chats: the model in this Hugging Face folder, GGUF file or checkpoint; "
                    "[model], tokenizer and units are set accordingly")
       ->check(cli::not_empty());
+  command
+      ->add_option(
+          "--from-config", arguments->from_config,
+          "translate this config of axolotl or LLaMA-Factory (YAML), torchtitan (TOML) or Hugging Face's "
+          "Trainer (TrainingArguments in JSON); comments list what was left out")
+      ->check(cli::not_empty())
+      ->excludes("preset")
+      ->excludes("--from");
   command->add_option("--output", arguments->output, "write to this file, which must not exist")
       ->check(cli::not_empty());
   command->add_flag("--force", arguments->force, "with --output: replace an existing file");

@@ -15,19 +15,25 @@ namespace {
 constexpr ForeignName kNames[] = {
     // The run.
     {"run.name", "run_name experiment_name job.description wandb_run_name"},
+    {"run.output_dir", "dump_folder save_dir out_dir save_path checkpoint_dir output_folder"},
     {"run.output_dir",
-     "dump_folder save_dir out_dir save_path checkpoint_dir logging_dir save_tb_folder save_traces_folder "
-     "save_memory_snapshot_folder checkpoint.folder output_folder tensorboard_dir"},
-    {"run.seed", "random_seed data_seed manual_seed"},
-    {"run.plugins", "custom_import custom_args_module custom_config_module user_dir"},
+     "logging_dir save_tb_folder save_traces_folder save_memory_snapshot_folder checkpoint.folder tensorboard_dir",
+     ", which has checkpoints, logs and traces"},
+    {"run.seed", "random_seed manual_seed"},
+    {"run.seed", "data_seed", ", which sets the order of the data too"},
+    {"run.plugins", "custom_import custom_args_module custom_config_module user_dir",
+     ", plug-ins of this program"},
 
     // The model.
-    {"model.preset", "flavor model.name arch base_model_config model_config"},
-    {"model.architecture", "model_type model_arch"},
+    {"model.preset", "flavor model.name arch base_model_config model_config",
+     ", or model.init_from for a folder whose config.json describes the model"},
+    {"model.architecture", "model_type model_arch", " if no config.json is beside the weights"},
     {"model.init_from",
      "model_name_or_path base_model pretrained_model_name_or_path initial_load_path finetune_from_model "
-     "reset_optimizer reset_dataloader reset_lr_scheduler reset_meters initial_load_in_hf "
-     "initial_load_model_only load_checkpoint_path pretrained_checkpoint"},
+     "load_checkpoint_path pretrained_checkpoint"},
+    {"model.init_from",
+     "reset_optimizer reset_dataloader reset_lr_scheduler reset_meters initial_load_in_hf initial_load_model_only",
+     ", which restores weights alone"},
     {"model.init_broadcast",
      "fsdp_cpu_ram_efficient_loading fsdp_sync_module_states sync_module_states low_cpu_mem_usage"},
     {"model.num_hidden_layers", "n_layer n_layers num_layers decoder_layers"},
@@ -72,7 +78,8 @@ constexpr ForeignName kNames[] = {
      ", token files that fsdp-data tokenize --validation-output writes"},
     {"data.train_weights", "dataset_weights interleave_probs mixture_weights"},
     {"data.tokenizer",
-     "tokenizer_name tokenizer_path hf_assets_path tokenizer_config tokenizer_type tokenizer_name_or_path"},
+     "tokenizer_name tokenizer_path hf_assets_path tokenizer_config tokenizer_name_or_path"},
+    {"data.tokenizer", "tokenizer_type", ", a folder or file from which the kind of tokenizer follows"},
     {"data.sequence_length",
      "seq_len sequence_len max_seq_length max_seq_len seq_length block_size tokens_per_sample max_length model_max_length "
      "cutoff_len context_length"},
@@ -94,7 +101,8 @@ constexpr ForeignName kNames[] = {
     {"data.train_on = \"last\"", "mask_history"},
     {"data.prefetch_batches",
      "num_workers dataloader_num_workers dataloader_prefetch_factor preprocessing_num_workers prefetch_factor "
-     "data_buffer_size"},
+     "data_buffer_size",
+     " if one thread that prepares 2 batches ahead is too slow"},
     {"data.shuffle", "shuffle_dataset dataset_shuffle dataloader_shuffle"},
     {"data.allow_changed", "ignore_data_skip"},
 
@@ -128,13 +136,16 @@ constexpr ForeignName kNames[] = {
      "eval_steps eval_interval eval_freq validate_interval_updates validation.freq val_check_interval "
      "val_loss_every eval_every val_interval"},
     {"evaluation.interval_steps",
-     "evals_per_epoch eval_strategy evaluation_strategy validate_interval validation.enable do_eval eval_on_start",
+     "evals_per_epoch eval_strategy evaluation_strategy validate_interval validation.enable eval_on_start",
      ", which counts steps: validations are not tied to epochs"},
-    {"evaluation.max_samples", "eval_iters validation.steps val_max_steps eval_batches max_eval_samples"},
+    {"evaluation.max_samples", "max_eval_samples"},
+    {"evaluation.max_samples", "eval_iters validation.steps val_max_steps eval_batches",
+     ", which counts samples, not batches"},
     {"evaluation.patience", "early_stopping_patience"},
     {"evaluation.min_delta", "early_stopping_threshold"},
-    {"evaluation.best_metric",
-     "metric_for_best_model best_checkpoint_metric greater_is_better maximize_best_checkpoint_metric"},
+    {"evaluation.best_metric", "metric_for_best_model best_checkpoint_metric"},
+    {"evaluation.best_metric", "greater_is_better maximize_best_checkpoint_metric",
+     ", whose direction is known"},
     {"evaluation.accuracy", "report_accuracy"},
 
     // The optimizer and its rate.
@@ -145,7 +156,8 @@ constexpr ForeignName kNames[] = {
     {"optimizer.eps", "adam_epsilon adam_eps epsilon opt_eps"},
     {"optimizer.weight_decay", "wd l2_penalty adam_weight_decay"},
     {"optimizer.no_decay", "no_weight_decay_params no_decay_params"},
-    {"optimizer.groups", "loraplus_lr_ratio lr_groups embedding_lr param_groups"},
+    {"optimizer.groups", "loraplus_lr_ratio lr_groups embedding_lr param_groups",
+     ", tables with a pattern and lr or lr_scale"},
     {"optimizer.ema_decay", "ema use_ema ema_rate store_ema"},
     {"optimizer.momentum", "sgd_momentum muon_momentum"},
     {"lr_scheduler.name",
@@ -165,22 +177,26 @@ constexpr ForeignName kNames[] = {
     // Sharding.
     {"fsdp.strategy", "ddp_backend", ", or comm.backend for a library such as nccl"},
     {"fsdp.strategy",
-     "fsdp sharding_strategy fsdp_sharding_strategy fsdp_version zero_stage zero_sharding deepspeed "
+     "fsdp sharding_strategy fsdp_sharding_strategy zero_stage zero_sharding deepspeed "
      "use_distributed_optimizer data_parallel_type"},
-    {"fsdp.min_num_params",
-     "fsdp_min_num_params min_params_to_wrap fsdp_auto_wrap_policy auto_wrap_policy auto_wrap"},
+    {"fsdp.strategy", "fsdp_version", ", which does not depend on a version: leave it out"},
+    {"fsdp.min_num_params", "fsdp_min_num_params min_params_to_wrap"},
+    {"fsdp.min_num_params", "fsdp_auto_wrap_policy auto_wrap_policy auto_wrap",
+     ", the least size of a unit, or fsdp.wrap_stages, their types"},
     {"fsdp.wrap_stages",
-     "fsdp_transformer_layer_cls_to_wrap transformer_layer_cls_to_wrap fsdp_final_layer_cls_to_wrap"},
+     "fsdp_transformer_layer_cls_to_wrap transformer_layer_cls_to_wrap fsdp_final_layer_cls_to_wrap",
+     ", types of stages such as \"block\""},
     {"fsdp.replicated_parameters", "ignored_modules ignored_parameters ignored_states"},
     {"fsdp.reshard_after_forward", "fsdp_reshard_after_forward"},
     {"fsdp.reshard_after_forward = false", "no_reshard_after_forward"},
-    {"fsdp.forward_prefetch", "fsdp_forward_prefetch"},
+    {"fsdp.forward_prefetch", "fsdp_forward_prefetch", ", which is implicit by default: leave it out"},
     {"fsdp.backward_prefetch", "fsdp_backward_prefetch fsdp_backward_prefetch_policy"},
     {"fsdp.limit_all_gathers", "fsdp_limit_all_gathers"},
     {"fsdp.cpu_offload",
      "enable_cpu_offload fsdp_offload_params offload_params offload_to_cpu move_params_to_cpu fsdp_cpu_offload "
      "optimizer_offload"},
-    {"fsdp.layout", "use_orig_params fsdp_use_orig_params flatten_parameters"},
+    {"fsdp.layout", "use_orig_params fsdp_use_orig_params flatten_parameters",
+     ", which does not change results: leave it out"},
     {"fsdp.param_storage = \"float16\"", "memory_efficient_fp16"},
     {"fsdp.param_storage = \"bfloat16\"", "memory_efficient_bf16 pure_bf16"},
     {"mesh.dcn", "data_parallel_replicate_degree dp_replicate_size dp_replicate num_replicas replica_degree"},
@@ -194,8 +210,9 @@ constexpr ForeignName kNames[] = {
      "sequence_parallel_size"},
     {"mesh.context_attention", "context_parallel_rotate_method ring_attn_func"},
     {"mesh.sequence_parallel", "enable_sequence_parallel"},
-    {"comm.timeout_seconds",
-     "ddp_timeout init_timeout_seconds train_timeout_seconds nccl_timeout distributed_timeout_minutes"},
+    {"comm.timeout_seconds", "ddp_timeout train_timeout_seconds nccl_timeout"},
+    {"comm.timeout_seconds", "init_timeout_seconds", ", for the rendezvous too"},
+    {"comm.timeout_seconds", "distributed_timeout_minutes", ", in seconds"},
     {"comm.backend", "distributed_backend dist_backend process_group_backend xpu_backend"},
 
     // Types and memory.
@@ -207,12 +224,13 @@ constexpr ForeignName kNames[] = {
     {"mixed_precision.reduce_dtype",
      "mixed_precision_reduce grad_reduce_dtype accumulate_allreduce_grads_in_fp32"},
     {"mixed_precision.reduce_dtype = \"float32\"", "fp32_reduce_scatter"},
-    {"loss_scaler.init_scale", "fp16_init_scale initial_loss_scale initial_scale_power"},
+    {"loss_scaler.init_scale", "fp16_init_scale initial_loss_scale"},
+    {"loss_scaler.init_scale", "initial_scale_power", ", 2 to that power"},
     {"loss_scaler.growth_interval", "fp16_scale_window loss_scale_window"},
     {"loss_scaler.min_scale", "min_loss_scale"},
     {"activation_checkpointing.mode", "activation_checkpoint.mode recompute_granularity ac_mode recompute"},
     {"activation_checkpointing.mode = \"full\"",
-     "gradient_checkpointing checkpoint_activations fsdp_activation_checkpointing recompute_activations "
+     "gradient_checkpointing activation_checkpointing checkpoint_activations fsdp_activation_checkpointing recompute_activations "
      "enable_activation_checkpointing"},
     {"activation_checkpointing.stage_types", "ac_stage_types recompute_modules"},
 
@@ -224,8 +242,8 @@ constexpr ForeignName kNames[] = {
      "saves_per_epoch save_strategy save_interval no_epoch_checkpoints no_save checkpoint.enable "
      "enable_checkpoint interval_type",
      ", which counts steps: saves are not tied to epochs"},
-    {"checkpoint.keep_last",
-     "save_total_limit keep_latest_k keep_interval_updates keep_last_epochs keep_last_n_checkpoints"},
+    {"checkpoint.keep_last", "save_total_limit keep_latest_k keep_interval_updates keep_last_n_checkpoints"},
+    {"checkpoint.keep_last", "keep_last_epochs", ", which counts checkpoints"},
     {"checkpoint.keep_best",
      "load_best_model_at_end keep_best_checkpoints save_best_checkpoint no_save_optimizer_best"},
     {"checkpoint.keep_every", "keep_interval_updates_pattern keep_every_n_steps"},
@@ -238,11 +256,13 @@ constexpr ForeignName kNames[] = {
     {"checkpoint.init_only", "exclude_from_loading load_only"},
 
     // Logs.
-    {"logging.interval_steps",
-     "logging_steps log_freq log_interval log_every log_every_n_steps logging_strategy logging_first_step"},
+    {"logging.interval_steps", "logging_steps log_freq log_interval log_every log_every_n_steps"},
+    {"logging.interval_steps", "logging_strategy logging_first_step",
+     ", which counts steps; the first one is logged: leave it out"},
     {"logging.tensorboard", "report_to enable_tensorboard tensorboard_logdir use_tensorboard log_with"},
     {"logging.profile_steps",
-     "profile_freq enable_profiling profiler_steps profile profile_step_start profiler_active"},
+     "profile_freq enable_profiling profiler_steps profile profile_step_start profiler_active",
+     ", a list of steps"},
     {"logging.memory_snapshot", "enable_memory_snapshot record_memory_history"},
     {"logging.trace_communication", "trace_buf_size"},
     {"logging.sample_tokens", "gen_t"},
@@ -256,7 +276,13 @@ constexpr ForeignName kNames[] = {
      "there is no expert parallelism: each expert is a unit, sharded over mesh.data"},
     {"", "enable_async_tensor_parallel disable_loss_parallel tp_comm_overlap",
      "tensor parallelism has no such switch: its keys are mesh.model and mesh.sequence_parallel"},
-    {"", "push_to_hub hub_model_id hub_token hub_strategy",
+    {"",
+     "accelerator_config split_batches even_batches use_seedable_sampler dispatch_batches non_blocking "
+     "dataloader_* train_sampling_strategy length_column_name average_tokens_across_devices "
+     "skip_memory_metrics eval_do_concat_batches project hub_token hub_strategy use_fast_tokenizer "
+     "tokenizer_use_fast tokenizer_legacy strict overwrite_cache dataset_processes skip_prepare_dataset",
+     "it is how the other program loads or reports: leave it out"},
+    {"", "push_to_hub hub_model_id",
      "nothing is uploaded: fsdp-ckpt export writes a folder for Hugging Face's libraries"},
     {"", "streaming hf_dataset dataset_config_name dataset_split dataset_text_field text_column hub_*",
      "data sets are not streamed from a hub: fsdp-data tokenize turns local texts into the token files of data.train"},
@@ -306,24 +332,37 @@ constexpr ForeignName kNames[] = {
      "the rate always rises from 0: lr_scheduler.warmup_steps is the length"},
     {"", "unfrozen_parameters freeze_*",
      "single weights cannot be frozen by a config: lora.rank trains adapters alone"},
-    {"", "disable_tqdm no_progress_bar log_format log_level disable_color_printing simple_log_format",
-     "the log has one form, a line each logging.interval_steps"},
+    {"",
+     "disable_tqdm no_progress_bar log_format log_level* disable_color_printing simple_log_format log_on_each_node "
+     "logging_nan_inf_filter include_num_input_tokens_seen plot_loss log_first_step",
+     "the log has one form, a line each logging.interval_steps: leave it out"},
+    {"",
+     "gradient_checkpointing_kwargs activation_checkpointing_kwargs flex_attn_* cut_cross_entropy "
+     "lora_*_kernel fused_attn_kernel use_kernels experts_implementation use_scattermoe use_sonicmoe "
+     "tiled_mlp torchdistx_path device_map",
+     "kernels and recomputation have one implementation here: leave it out"},
+    {"", "plugins", "plug-ins of another program are not loaded: run.plugins names those of this one"},
+    {"", "quantize_moe_experts lora_target_parameters",
+     "weights of experts get adapters by the patterns of lora.targets, as other linear layers"},
+    {"", "eot_tokens", "the template decides which tokens of a turn count: data.train_on"},
+    {"", "max_samples", "all of a token file is used: fsdp-data tokenize a part of the texts instead"},
     {"", "eval_only", "fsdp-train CONFIG --evaluate WEIGHTS validates without training"},
     {"", "fault_tolerance.enable fault_tolerance.group_size fault_tolerance.min_replica_size",
      "replicas that outlive each other are started by fsdp-launch --replica-size"},
-    {"", "compile compile.enable torch_compile* torchdynamo* enable_compiled_autograd",
+    {"", "compile compile.* torch_compile* torchdynamo* enable_compiled_autograd",
      "nothing is compiled at run time: training.fused_kernels, on by default, fuses operations"},
-    {"", "flash_attention flash_attn* sdp_attention xformers_attention attn_implementation use_flash_attn",
-     "attention always has a fused kernel: training.fused_kernels is on by default"},
+    {"",
+     "flash_attention flash_attn* flash_optimum sdp_attention xformers_attention attn_implementation use_flash_attn",
+     "attention always has a fused kernel, by training.fused_kernels: leave it out"},
     {"", "use_liger_kernel liger_*",
-     "kernels are fused without a library: training.fused_kernels is on by default"},
+     "kernels are fused without a library, by training.fused_kernels: leave it out"},
     {"", "selective_ac_option per_op_sac_force_recompute_mm_shapes_by_fqns",
      "operations are not listed for recomputation: with activation_checkpointing.mode = \"selective\", activation_checkpointing.memory_budget selects the cheapest"},
     {"", "pad_to_sequence_len pad_to_max_length",
      "rows always have data.sequence_length tokens, or share data.max_tokens: leave it out"},
     {"", "print_config print_args", "fsdp-train CONFIG --print-config prints every key"},
-    {"", "do_train do_predict predict_with_generate",
-     "fsdp-train trains, and fsdp-generate generates and scores"},
+    {"", "do_train do_eval do_predict predict_with_generate",
+     "fsdp-train trains, and fsdp-generate generates and scores: leave it out"},
     {"", "stage", "it follows from other keys: data.train_on for conversations, lora.rank for adapters"},
     {"", "remove_unused_columns label_names column_names",
      "the token files of data.train have no columns: leave it out"},
@@ -350,6 +389,7 @@ constexpr ForeignValue kValues[] = {
     {"", "float32", "fp32 float single torch.float32 32 no"},
     {"fsdp.strategy", "full_shard",
      "fully_sharded fsdp fsdp2 zero3 zero_3 3 fully_shard true full_shard* deepspeed"},
+    {"evaluation.best_metric", "validation_loss", "loss eval_loss"},
     {"fsdp.strategy", "shard_grad_op", "zero2 zero_2 2 zero1 1 os shard_grad_op*"},
     {"fsdp.strategy", "hybrid_shard", "hsdp"},
     {"fsdp.strategy", "hybrid_shard_zero2", "_hybrid_shard_zero2"},
@@ -412,13 +452,6 @@ const ForeignName* row_of(const std::string& plain_name) {
   return nullptr;
 }
 
-/// Returns the row of the name with its section, or else of the name alone. Null if there is none.
-const ForeignName* row_of(std::string_view section, std::string_view name) {
-  const std::string path = plain(section.empty() ? std::string(name) : concat(section, ".", name));
-  const ForeignName* row = row_of(path);
-  return row != nullptr ? row : row_of(path.substr(path.rfind('.') + 1));
-}
-
 /// Returns the value of a flag for our key; VALUE if it cannot be one.
 std::string value_for(const Key& key, const std::string& value) {
   Config defaults;
@@ -430,11 +463,17 @@ std::string value_for(const Key& key, const std::string& value) {
 
 }  // namespace
 
+const ForeignName* foreign_name(std::string_view section, std::string_view name) {
+  const std::string path = plain(section.empty() ? std::string(name) : concat(section, ".", name));
+  const ForeignName* row = row_of(path);
+  return row != nullptr ? row : row_of(path.substr(path.rfind('.') + 1));
+}
+
 std::span<const ForeignName> foreign_names() { return kNames; }
 std::span<const ForeignValue> foreign_values() { return kValues; }
 
 std::string foreign_name_answer(std::string_view section, std::string_view name) {
-  const ForeignName* row = row_of(section, name);
+  const ForeignName* row = foreign_name(section, name);
   if (row == nullptr) return "";
   if (row->ours.empty()) return std::string(row->remark);
   if (!row->remark.empty()) return concat("write ", row->ours, row->remark);
@@ -444,7 +483,7 @@ std::string foreign_name_answer(std::string_view section, std::string_view name)
 }
 
 std::string foreign_flag_answer(std::string_view name, const std::string& value) {
-  const ForeignName* row = row_of("", name);
+  const ForeignName* row = foreign_name("", name);
   if (row == nullptr) return "";
   if (row->ours.empty()) return std::string(row->remark);
   const size_t dot = row->ours.find('.'), end = row->ours.find(" = ");

@@ -20,10 +20,15 @@ struct ForeignName {
   /// Names of other trainers, separated by spaces. A name with a section, "model.name", is meant only in that
   /// section, "[metrics]" is the section itself, and * stands for any characters.
   std::string_view names;
-  std::string_view remark = {};  ///< added to the answer
+  /// Added to the answer. Without it, the key takes the other program's value as it is.
+  std::string_view remark = {};
 };
 
 std::span<const ForeignName> foreign_names();
+
+/// The row of the name with its section, or else of the name alone. Null if the table lacks it. Case, hyphens
+/// and underscores do not matter.
+const ForeignName* foreign_name(std::string_view section, std::string_view name);
 
 /// A value of other trainers, for `key` or, if it is empty, for all keys with the choice `ours`.
 struct ForeignValue {
@@ -35,7 +40,7 @@ struct ForeignValue {
 std::span<const ForeignValue> foreign_values();
 
 /// Returns the answer to a name that is no key, such as "write data.sequence_length instead"; empty if the
-/// table lacks the name. Case, hyphens and underscores do not matter, and a section may be missing or wrong.
+/// table lacks the name. A section may be missing or wrong.
 std::string foreign_name_answer(std::string_view section, std::string_view name);
 
 /// The same for a flag with its value, which may be empty: "write data.sequence_length=2048".

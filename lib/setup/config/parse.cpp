@@ -121,12 +121,12 @@ Literal literal_of(const toml::value& value, const ValuePlaces& places) {
     case toml::value_t::array:
       literal.kind = Kind::kList;
       for (const toml::value& item : value.as_array()) {
-        Literal& added = literal.items.emplace_back(literal_of(item, places));
-        if (item.is_table()) added.fields = fields_of(item, places);
+        literal.items.push_back(literal_of(item, places));
       }
       break;
     case toml::value_t::table:
       literal.kind = Kind::kTable;
+      literal.fields = fields_of(value, places);
       break;
     default:
       literal.kind = Kind::kDate;
@@ -143,7 +143,9 @@ std::vector<TomlEntry> entries_of(const toml::value& root, const Source& source)
       entries.push_back({.section = "", .name = name, .value = literal_of(value, places)});
       continue;
     }
-    entries.push_back({.section = name, .name = "", .value = literal_of(value, places)});
+    Literal heading;
+    heading.region = places.of(value);
+    entries.push_back({.section = name, .name = "", .value = heading});
     for (const auto& [key, item] : value.as_table()) {
       entries.push_back({.section = name, .name = key, .value = literal_of(item, places)});
     }
@@ -295,6 +297,8 @@ std::string described(const Literal& literal) {
       return concat("a list of ", literal.items.size(), literal.items.size() == 1 ? " value" : " values");
     case Literal::Kind::kTable:
       return "a table";
+    case Literal::Kind::kNull:
+      return "no value";
   }
   return "something else";
 }

@@ -13,7 +13,7 @@ namespace fsdp::config {
 
 /// A value as it was written.
 struct Literal {
-  enum class Kind { kString, kInteger, kFloat, kBool, kDate, kList, kTable };
+  enum class Kind { kString, kInteger, kFloat, kBool, kDate, kList, kTable, kNull };
 
   Kind kind = Kind::kTable;
   std::string text;  ///< the content of a string; a number or date as written
@@ -22,7 +22,7 @@ struct Literal {
   bool boolean = false;
   bool out_of_range = false;   ///< a number that does not fit into 64 bits
   std::vector<Literal> items;  ///< entries of a list
-  /// Fields of a table in a list, in the order of the text.
+  /// Fields of a table that is not a section, in the order of the text.
   struct Field;
   std::vector<Field> fields;
   Region region;

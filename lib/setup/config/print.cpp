@@ -1,6 +1,7 @@
 #include "setup/config/print.h"
 
 #include <algorithm>
+#include <sstream>
 #include <string_view>
 
 #include "base/util/error.h"
@@ -31,6 +32,13 @@ std::string markdown_cell(const std::string& text) {
 }  // namespace
 
 std::string to_toml(const Config& config) { return to_toml(TracedConfig{config, {}, {}}); }
+
+std::string as_comment(const std::string& text) {
+  std::istringstream lines(util::printable(text));
+  std::string comment;
+  for (std::string line; std::getline(lines, line);) comment += line.empty() ? "#\n" : "# " + line + "\n";
+  return comment;
+}
 
 std::string to_toml(const TracedConfig& traced) {
   constexpr size_t kCommentColumn = 44;

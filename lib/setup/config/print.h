@@ -19,6 +19,9 @@ std::string to_toml(const Config& config);
 /// Writes one section of it.
 std::string section_toml(const Config& config, const std::string& section);
 
+/// The text as lines that begin with "#"; bytes that could move a cursor become "?".
+std::string as_comment(const std::string& text);
+
 /// Writes to_toml() with the origin of each value as a comment.
 std::string to_toml(const TracedConfig& traced);
 

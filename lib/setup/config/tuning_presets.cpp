@@ -11,6 +11,7 @@
 #include "setup/config/keys.h"
 #include "setup/config/model_description.h"
 #include "setup/config/presets.h"
+#include "setup/config/print.h"
 #include "state/description/described_model.h"
 
 namespace fsdp::config {
@@ -96,13 +97,6 @@ std::string model_lines(const nn::ModelOptions& model) {
     if (!is_unused) lines += concat(key.name, " = ", toml_text(value), "\n");
   }
   return lines;
-}
-
-std::string as_comment(const std::string& text) {
-  std::istringstream lines(util::printable(text));
-  std::string comment;
-  for (std::string line; std::getline(lines, line);) comment += line.empty() ? "#\n" : "# " + line + "\n";
-  return comment;
 }
 
 /// The preset's sections, with `values` (after "=") in place of its own; "model.preset" has whole lines.

@@ -1,0 +1,205 @@
+#include "setup/config/translate.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "setup/config/config_text.h"
+#include "setup/config/print.h"
+#include "support/run_program.h"
+#include "support/source_folder.h"
+
+namespace fsdp::config {
+namespace {
+
+Translation of(const std::string& name) {
+  return translated(testing::source_folder() + "/tests/setup/config/foreign/" + name);
+}
+
+Translation of_text(const std::string& name, const std::string& text) {
+  const testing::TemporaryFolder folder;
+  return translated(folder.write(name, text));
+}
+
+/// Expects the lines, whatever their comments and the spaces before these.
+void expect_lines(const Translation& translation, const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) {
+    const size_t at = translation.toml.find("\n" + line + "  ");
+    EXPECT_NE(at, std::string::npos) << line << "\nin: " << translation.toml;
+  }
+}
+
+/// Reads the config as the checker does where the model is there; what it holds of [model] is a stand-in.
+Config checked(const Translation& translation, const std::vector<std::string>& model) {
+  return parse_config(translation.toml, "c.toml", model);
+}
+const std::vector<std::string> kNoModel = {"model.init_from=", "model.max_position_embeddings=8192"};
+
+TEST(Translate, KeepsWhatAxolotlsConfigSays) {
+  const Translation axolotl = of("axolotl.yml");
+  EXPECT_EQ(axolotl.form, "a config of axolotl (YAML)");
+  expect_lines(axolotl, {"output_dir = \"./outputs/tiny\"",
+                         "seed = 42",
+                         "init_from = \"models/Tiny-Llama\"",
+                         "rank = 16",
+                         "alpha = 32.0",
+                         "targets = [\"*q_proj\", \"*v_proj\"]",
+                         "quantize = \"nf4\"",
+                         "train = [\"data/chats.train.u32\"]",
+                         "validation = [\"data/chats.validation.u32\"]",
+                         "tokenizer = \"models/Tiny-Llama/tokenizer.json\"",
+                         "sequence_length = 512",
+                         "micro_batch_size = 3",
+                         "documents = \"mask\"",
+                         "train_on = \"assistant\"",
+                         "epochs = 2.0",
+                         "gradient_accumulation_steps = 5",
+                         "interval_steps = 25",
+                         "patience = 4",
+                         "name = \"adamw\"",
+                         "lr = 3e-5",
+                         "betas = [0.9, 0.98]",
+                         "weight_decay = 0.0",
+                         "name = \"cosine\"",
+                         "warmup_ratio = 0.1",
+                         "min_lr_ratio = 0.1",
+                         "strategy = \"shard_grad_op\"",
+                         "param_storage = \"bfloat16\"",
+                         "cpu_offload = true",
+                         "param_dtype = \"bfloat16\"",
+                         "mode = \"full\""});
+  const Config config = checked(axolotl, kNoModel);
+  EXPECT_EQ(config.training.gradient_accumulation_steps, 5);
+}
+
+TEST(Translate, ListsWhatIsLeftOutWithTheReason) {
+  const Translation axolotl = of("axolotl.yml");
+  EXPECT_EQ(axolotl.left_out,
+            (std::vector<std::string>{"evals_per_epoch", "an_unheard_of_name", "special_tokens"}));
+  expect_in(axolotl.toml, "# - an_unheard_of_name: there is no key with this meaning in fsdp-train\n");
+  expect_in(axolotl.toml, "# - special_tokens: no tokens are added: data.tokenizer must have them");
+  expect_in(axolotl.toml, "# - evals_per_epoch: write evaluation.interval_steps, which counts steps");
+  expect_in(axolotl.toml, "#   hf download someone/Tiny-Llama --local-dir models/Tiny-Llama\n");
+  expect_in(axolotl.toml, "--validation-output data/chats.validation.u32 --validation-fraction 0.03\n");
+  expect_in(axolotl.toml, "# - the texts are datasets: someone/questions\n");
+  expect_in(axolotl.toml, "32 bits wide here, not as in paged_adamw_8bit");
+  expect_in(axolotl.toml, "# Off there, or not needed here: strict");
+}
+
+TEST(Translate, KeepsWhatTorchtitansConfigSays) {
+  const Translation torchtitan = of("torchtitan.toml");
+  EXPECT_EQ(torchtitan.form, "a config of torchtitan (TOML)");
+  expect_lines(torchtitan, {"output_dir = \"outputs/big\"",
+                            "preset = \"llama3-8b\"",
+                            "tokenizer = \"assets/Llama-3-8B\"",
+                            "sequence_length = 4096",
+                            "micro_batch_size = 2",
+                            "steps = 500",
+                            "global_batch_size = 64",
+                            "max_grad_norm = 0.5",
+                            "float8 = \"tensorwise\"",
+                            "name = \"adamw\"",
+                            "lr = 6e-4",
+                            "betas = [0.8, 0.95]",
+                            "name = \"wsd\"",
+                            "warmup_steps = 50",
+                            "decay_steps = 100",
+                            "min_lr_ratio = 0.1",
+                            "strategy = \"hybrid_shard\"",
+                            "mode = \"full\"",
+                            "dcn = 2",
+                            "data = 4",
+                            "model = 2",
+                            "interval_steps = 100",
+                            "asynchronous = true"});
+  EXPECT_EQ(torchtitan.left_out, (std::vector<std::string>{"parallelism.pipeline_parallel_degree",
+                                                           "compile.enable", "validation.freq"}));
+  checked(torchtitan, {});
+}
+
+TEST(Translate, KeepsWhatLlamaFactorysConfigSays) {
+  const Translation factory = of("llama_factory.yaml");
+  EXPECT_EQ(factory.form, "a config of LLaMA-Factory (YAML)");
+  expect_lines(factory, {"init_from = \"models/of-mine/Qwen3\"", "rank = 4", "alpha = 8.0",
+                         "targets = [\"*\"]", "quantize = \"int8\"", "sequence_length = 700",
+                         "documents = \"split\"", "strategy = \"full_shard\"", "param_dtype = \"float16\"",
+                         "interval_steps = 500", "tensorboard = true", "warmup_ratio = 0.1"});
+  expect_in(factory.toml, "--validation-fraction 0.1\n");
+  EXPECT_EQ(factory.left_out, (std::vector<std::string>{"template"}));
+  checked(factory, kNoModel);
+}
+
+TEST(Translate, ReadsTrainingArgumentsAsTransformersWritesThem) {
+  const char* chosen = std::getenv("FSDP_TEST_PYTHON");
+  const std::string python = chosen == nullptr ? "python3" : chosen;
+  const testing::TemporaryFolder folder;
+  const std::string path = (folder / "arguments.json").string();
+  const auto result = testing::run(
+      {"/usr/bin/env", python, "-c",
+       "import sys\n"
+       "from transformers import TrainingArguments\n"
+       "a = TrainingArguments(output_dir='mine', per_device_train_batch_size=6, learning_rate=7e-5, max_steps=90,\n"
+       "    lr_scheduler_type='cosine_with_min_lr', lr_scheduler_kwargs={'min_lr_rate': 0.25}, warmup_steps=9,\n"
+       "    adam_beta2=0.97, save_steps=30, save_total_limit=2, gradient_checkpointing=True, seed=5, optim='lion_8bit',\n"
+       "    weight_decay=0.02, eval_strategy='steps', eval_steps=15, logging_steps=3, neftune_noise_alpha=5)\n"
+       "open(sys.argv[1], 'w').write(a.to_json_string())\n",
+       path},
+      {.timeout_seconds = 120});
+  if (result.exit_code != 0)
+    GTEST_SKIP() << "set FSDP_TEST_PYTHON to a Python that has transformers and torch";
+  const Translation arguments = translated(path);
+  EXPECT_EQ(arguments.form, "a config of Hugging Face's Trainer (JSON)");
+  expect_lines(arguments,
+               {"output_dir = \"mine\"", "seed = 5", "micro_batch_size = 6", "steps = 90", "name = \"lion\"",
+                "lr = 7e-5", "betas = [0.9, 0.97]", "weight_decay = 0.02", "name = \"cosine\"",
+                "warmup_steps = 9", "min_lr_ratio = 0.25", "mode = \"full\"", "interval_steps = 30",
+                "keep_last = 2", "interval_steps = 15", "interval_steps = 3"});
+  EXPECT_EQ(arguments.left_out,
+            (std::vector<std::string>{"neftune_noise_alpha", "per_device_eval_batch_size"}));
+  checked(arguments, kNoModel);
+}
+
+TEST(Translate, ConvertsSingleValues) {
+  const std::string base = "base_model: ./m\nsequence_len: 64\n";
+  const auto with = [&](const std::string& line) { return of_text("a.yml", base + line + "\n"); };
+  expect_lines(with("fsdp: [full_shard, auto_wrap, offload]"),
+               {"strategy = \"full_shard\"", "cpu_offload = true"});
+  expect_lines(with("fsdp_config:\n  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer\n"
+                    "  fsdp_sharding_strategy: SHARD_GRAD_OP"),
+               {"wrap_stages = [\"block\"]", "strategy = \"shard_grad_op\""});
+  expect_lines(with("deepspeed: {zero_optimization: {stage: 3, offload_optimizer: {device: cpu}}}"),
+               {"strategy = \"full_shard\"", "cpu_offload = true"});
+  expect_lines(with("adapter: lora\nlora_target_linear: true"), {"rank = 8", "targets = [\"*\"]"});
+  expect_lines(with("bf16: false\nfp16: true"), {"param_dtype = \"float16\""});
+  expect_lines(with("max_steps: 12\nnum_epochs: 3"), {"steps = 12"});
+  EXPECT_EQ(with("max_steps: 12\nnum_epochs: 3").toml.find("\nepochs = "), std::string::npos);
+  EXPECT_EQ(with("lora_r: 8").left_out, std::vector<std::string>{"lora_r"});
+  EXPECT_EQ(with("adapter: lora\nlora_target_modules: 'layers.[0-3].(q|v)_proj'").left_out,
+            std::vector<std::string>{"lora_target_modules"});
+  EXPECT_EQ(with("optimizer: shampoo").left_out, std::vector<std::string>{"optimizer"});
+  EXPECT_EQ(with("learning_rate: fast").left_out, std::vector<std::string>{"learning_rate"});
+  EXPECT_TRUE(with("wandb_project:\nwandb_entity: ''").left_out.empty());
+}
+
+TEST(Translate, RefusesFilesOfNoKnownForm) {
+  const auto error = [](const std::string& name, const std::string& text) {
+    return usage_error_of([&] { of_text(name, text); });
+  };
+  expect_in(error("a.yml", "a: 1\n"),
+            "a.yml: expected a YAML of axolotl or LLaMA-Factory, a TOML of torchtitan");
+  expect_in(error("a.json", "{\"learning_rate\": "), "a.json: is not valid JSON");
+  expect_in(error("a.py", "x = 1\n"), "found a program, as torchtitan's configs are since 2026");
+  expect_in(error("a.yml", "base_model: m\nx: &a 1\n"), "a.yml:2: not read here: a value that begins with &");
+  expect_in(error("a.yml", "base_model: m\nrl: dpo\n"), "rl must be off for a translation, but is dpo");
+}
+
+TEST(Translate, WritesNoTextOfTheFileOutsideOfComments) {
+  const Translation translation = of_text(
+      "a.yml", "base_model: \"m\\n[run]\\nname = 1\"\n\"x\\n[run]\\ny\": \"\\e[2J\"\nsequence_len: 64\n");
+  EXPECT_EQ(translation.toml.find("\n[run]\nname = 1"), std::string::npos) << translation.toml;
+  EXPECT_EQ(translation.toml.find('\x1b'), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fsdp::config
