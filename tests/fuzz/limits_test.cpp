@@ -157,6 +157,7 @@ TEST(FuzzLimits, TorchObject) { expect_limits("torch_object", torch_object); }
 TEST(FuzzLimits, SentencePieceModel) { expect_limits("sentencepiece_model", sentencepiece_model); }
 TEST(FuzzLimits, RankVocabulary) { expect_limits("rank_vocabulary", rank_vocabulary); }
 TEST(FuzzLimits, ConfigToml) { expect_limits("config_toml", config_toml); }
+TEST(FuzzLimits, ForeignConfig) { expect_limits("foreign_config", foreign_config); }
 TEST(FuzzLimits, ModelConfig) { expect_limits("model_config", model_config); }
 TEST(FuzzLimits, RunFolder) { expect_limits("run_folder", run_folder); }
 

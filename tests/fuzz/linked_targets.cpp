@@ -10,6 +10,7 @@
 #include "fuzz/fuzz_target.h"
 #include "fuzz/targets.h"
 #include "setup/config/load.h"
+#include "setup/config/translate.h"
 #include "state/convert/peft_folder.h"
 #include "state/hugging_face/hugging_face_config.h"
 #include "tools/report/run_record.h"
@@ -52,6 +53,19 @@ int config_toml(const uint8_t* data, size_t size) {
   } catch (const util::Error& error) {
     // The weights that model.init_from names may be any path.
     if (error.kind() == ErrorKind::kUnexpected) throw;
+  }
+  return 0;
+}
+
+int foreign_config(const uint8_t* data, size_t size) {
+  static const Folder folder;
+  for (const char* name : {"a.yml", "a.toml", "a.json"}) {
+    folder.write(name, view(data, size));
+    try {
+      config::translated(folder.path() / name);
+    } catch (const util::Error& error) {
+      if (error.kind() != ErrorKind::kUsage) throw;
+    }
   }
   return 0;
 }

@@ -37,6 +37,7 @@ TEST(FuzzCorpus, TorchObject) { replay("torch_object", torch_object); }
 TEST(FuzzCorpus, SentencePieceModel) { replay("sentencepiece_model", sentencepiece_model); }
 TEST(FuzzCorpus, RankVocabulary) { replay("rank_vocabulary", rank_vocabulary); }
 TEST(FuzzCorpus, ConfigToml) { replay("config_toml", config_toml); }
+TEST(FuzzCorpus, ForeignConfig) { replay("foreign_config", foreign_config); }
 TEST(FuzzCorpus, ModelConfig) { replay("model_config", model_config); }
 TEST(FuzzCorpus, RunFolder) { replay("run_folder", run_folder); }
 

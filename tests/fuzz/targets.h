@@ -22,6 +22,7 @@ int rank_vocabulary(const uint8_t* data, size_t size);
 
 // Of linked_targets.cpp:
 int config_toml(const uint8_t* data, size_t size);
+int foreign_config(const uint8_t* data, size_t size);
 int model_config(const uint8_t* data, size_t size);
 int run_folder(const uint8_t* data, size_t size);
 

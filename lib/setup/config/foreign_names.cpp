@@ -26,8 +26,8 @@ constexpr ForeignName kNames[] = {
 
     // The model.
     {"model.preset", "flavor model.name arch base_model_config model_config",
-     ", or model.init_from for a folder whose config.json describes the model"},
-    {"model.architecture", "model_type model_arch", " if no config.json is beside the weights"},
+     ", or model.init_from for weights beside a description of their model"},
+    {"model.architecture", "model_type model_arch", " if no description of the model is beside the weights"},
     {"model.init_from",
      "model_name_or_path base_model pretrained_model_name_or_path initial_load_path finetune_from_model "
      "load_checkpoint_path pretrained_checkpoint"},
@@ -341,9 +341,10 @@ constexpr ForeignName kNames[] = {
      "lora_*_kernel fused_attn_kernel use_kernels experts_implementation use_scattermoe use_sonicmoe "
      "tiled_mlp torchdistx_path device_map",
      "kernels and recomputation have one implementation here: leave it out"},
-    {"", "plugins", "plug-ins of another program are not loaded: run.plugins names those of this one"},
     {"", "quantize_moe_experts lora_target_parameters",
      "weights of experts get adapters by the patterns of lora.targets, as other linear layers"},
+    {"", "processor_type image_* video_*",
+     "images, video and sound are not read: only language models of texts are trained"},
     {"", "eot_tokens", "the template decides which tokens of a turn count: data.train_on"},
     {"", "max_samples", "all of a token file is used: fsdp-data tokenize a part of the texts instead"},
     {"", "eval_only", "fsdp-train CONFIG --evaluate WEIGHTS validates without training"},
@@ -389,7 +390,7 @@ constexpr ForeignValue kValues[] = {
     {"", "float32", "fp32 float single torch.float32 32 no"},
     {"fsdp.strategy", "full_shard",
      "fully_sharded fsdp fsdp2 zero3 zero_3 3 fully_shard true full_shard* deepspeed"},
-    {"evaluation.best_metric", "validation_loss", "loss eval_loss"},
+    {"evaluation.best_metric", "validation_loss", "eval_loss"},
     {"fsdp.strategy", "shard_grad_op", "zero2 zero_2 2 zero1 1 os shard_grad_op*"},
     {"fsdp.strategy", "hybrid_shard", "hsdp"},
     {"fsdp.strategy", "hybrid_shard_zero2", "_hybrid_shard_zero2"},

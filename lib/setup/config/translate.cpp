@@ -26,6 +26,9 @@ namespace {
 
 using Kind = Literal::Kind;
 
+/// Far more than any of these programs has.
+constexpr size_t kMostNames = 1000;
+
 /// A program whose configs are translated.
 struct Form {
   std::string_view program, syntax;
@@ -257,6 +260,9 @@ void Translator::read(const std::string& section, const std::string& name, const
   section_ = section;
   name_ = name;
   if (value.kind == Kind::kNull) return;
+  if (names_ >= kMostNames) {
+    fail(ErrorKind::kUsage, "expected at most ", kMostNames, " names with a value; leave out the others");
+  }
   if (const Rule* rule = rule_for(section, name)) {
     ++names_;
     rule->apply(*this, value);
@@ -450,6 +456,7 @@ const std::vector<Translator::Rule>& Translator::rules() {
                       "; if they do not fit, fsdp.cpu_offload = true keeps them in host memory"));
          }
          t.set("optimizer.name", v);
+         if (v.text == "muon") t.set("optimizer.momentum", toml_literal("0.95"), "muon's usual momentum");
        }},
       {"adam_beta1 adam_beta2 beta1 beta2",
        [](T& t, const L& v) {
@@ -531,6 +538,14 @@ const std::vector<Translator::Rule>& Translator::rules() {
          if (number_of(v).value_or(1) <= 1) return t.off_.push_back(t.path());
          t.set("mesh.dcn", v);
          t.set("fsdp.strategy", text_literal("hybrid_shard"), t.path());
+       }},
+      {"plugins",
+       [](T& t, const L&) {
+         t.leave("plug-ins of the other program are not loaded: run.plugins names those of this one");
+       }},
+      {"metric_for_best_model",
+       [](T& t, const L& v) {
+         t.set("evaluation.best_metric", v.text == "loss" ? text_literal("eval_loss") : v);
        }},
       {"fsdp_version fsdp_config.version", [](T& t, const L&) { t.off_.push_back(t.path()); }},
   };
@@ -778,7 +793,7 @@ std::vector<TomlEntry> entries_of(const Source& source, Syntax syntax) {
     root = parse_yaml(source);
   } else {
     try {
-      root = literal_of(util::parse_json(source.text(), {.deepest_level = 32}));
+      root = literal_of(util::parse_json(source.text(), {.deepest_level = 32, .most_values = 10'000}));
     } catch (const util::JsonError& error) {
       throw SyntaxError{error.what(), {}};
     }

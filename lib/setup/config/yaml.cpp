@@ -17,6 +17,8 @@ namespace {
 using Kind = Literal::Kind;
 
 constexpr int kDeepestLevel = 32;
+/// Far more than a config has; each takes more than a hundred bytes.
+constexpr int kMostValues = 10'000;
 /// Longest text that may be a number; std::regex recurses over its subject.
 constexpr size_t kLongestNumber = 64;
 
@@ -128,8 +130,8 @@ void append_utf8(std::string& text, uint32_t code) {
 /// Reads the values on one line: scalars, and lists and maps in brackets.
 class InlineReader {
  public:
-  InlineReader(std::string_view text, size_t line, size_t column)
-      : text_(text), line_(line), column_(column) {}
+  InlineReader(std::string_view text, size_t line, size_t column, int& values)
+      : text_(text), line_(line), column_(column), values_(values) {}
 
   /// The value, after which nothing but a comment may stand.
   Literal whole() {
@@ -186,6 +188,7 @@ class InlineReader {
   }
 
   Literal value(bool is_in_brackets, int level) {
+    if (++values_ > kMostValues) refuse(concat("expected at most ", kMostValues, " values"));
     skip_spaces();
     if (is_next('[') || is_next('{')) return brackets(level);
     const size_t begin = at_;
@@ -247,6 +250,7 @@ class InlineReader {
 
   std::string_view text_;
   size_t line_, column_;
+  int& values_;
   size_t at_ = 0;
 };
 
@@ -293,6 +297,7 @@ class BlockReader {
   static bool is_item(std::string_view text) { return text == "-" || text.starts_with("- "); }
 
   Literal block(size_t indent, int level) {
+    if (++values_ > kMostValues) refuse(concat("expected at most ", kMostValues, " values"));
     if (level > kDeepestLevel) refuse(concat("expected at most ", kDeepestLevel, " levels of nesting"));
     const std::string_view text = lines_[at_].text;
     if (indent == 0 && (text.starts_with("---") || text.starts_with("...") || text.starts_with('%'))) {
@@ -307,7 +312,7 @@ class BlockReader {
   Literal scalar_line(std::string_view text, size_t parent) {
     const Line& line = lines_[at_];
     const size_t column = line.indent + static_cast<size_t>(text.data() - line.text.data());
-    Literal literal = InlineReader(text, at_ + 1, column).whole();
+    Literal literal = InlineReader(text, at_ + 1, column, values_).whole();
     ++at_;
     if (skip_blank() && lines_[at_].indent > parent) {
       refuse(
@@ -347,7 +352,7 @@ class BlockReader {
       if (std::string_view("&*!?%@`|>").find(text[0]) != std::string_view::npos || text.starts_with("<<")) {
         refuse("not read here: a key with an anchor, tag or merge; write the keys themselves");
       }
-      std::string name = is_quoted ? InlineReader(text, at_ + 1, indent).quoted()
+      std::string name = is_quoted ? InlineReader(text, at_ + 1, indent, values_).quoted()
                                    : std::string(stripped(text.substr(0, colon)));
       if (!names.insert(name).second) {
         refuse(concat("a key must appear only once, but ", clipped(name),
@@ -366,6 +371,7 @@ class BlockReader {
   /// The value after a key or dash at `indent`: on its line, or a block below it. A list may have the indent
   /// of its key.
   Literal value_after(std::string_view text, size_t indent, int level, bool may_be_beside) {
+    if (++values_ > kMostValues) refuse(concat("expected at most ", kMostValues, " values"));
     if (text.starts_with('|') || text.starts_with('>')) return text_block(text, indent);
     if (!text.empty() && !text.starts_with('#')) return scalar_line(text, indent);
     Literal none;
@@ -416,6 +422,7 @@ class BlockReader {
 
   std::vector<Line> lines_;
   size_t at_ = 0;
+  int values_ = 0;
 };
 
 }  // namespace
