@@ -128,5 +128,24 @@ TEST(InitCommand, DoesNotHideAConfigOfItsName) {
   EXPECT_NE(result.out.find("# ./init:"), std::string::npos) << result.out;
 }
 
+TEST(InitFromConfig, TranslatesTheConfigOfAnotherTrainer) {
+  testing::TemporaryFolder folder;
+  const testing::RunOptions options{.working_folder = folder.path()};
+  const std::string foreign = testing::source_folder() + "/tests/setup/config/foreign/torchtitan.toml";
+  const auto written = init({"--from-config", foreign, "--output", "c.toml"}, options);
+  ASSERT_EQ(written.exit_code, 0) << written.err;
+  EXPECT_EQ(written.out, "wrote c.toml\n");
+  EXPECT_EQ(written.err,
+            foreign +
+                " is a config of torchtitan (TOML); of its 28 names with a value "
+                "parallelism.pipeline_parallel_degree, compile.enable, validation.freq were left out, "
+                "and comments in the config say why and what to do before the run\n");
+  const auto checked = testing::run({program("fsdp-train"), "print-config", "c.toml"}, options);
+  ASSERT_EQ(checked.exit_code, 0) << checked.err;
+  EXPECT_NE(checked.out.find("steps = 500"), std::string::npos);
+  const auto both = init({"chats", "--from-config", foreign}, options);
+  EXPECT_EQ(both.exit_code, 2);
+}
+
 }  // namespace
 }  // namespace fsdp::e2e

@@ -35,7 +35,7 @@ constexpr ForeignName kNames[] = {
      "reset_optimizer reset_dataloader reset_lr_scheduler reset_meters initial_load_in_hf initial_load_model_only",
      ", which restores weights alone"},
     {"model.init_broadcast",
-     "fsdp_cpu_ram_efficient_loading fsdp_sync_module_states sync_module_states low_cpu_mem_usage"},
+     "fsdp_cpu_ram_efficient_loading cpu_ram_efficient_loading fsdp_sync_module_states sync_module_states low_cpu_mem_usage"},
     {"model.num_hidden_layers", "n_layer n_layers num_layers decoder_layers"},
     {"model.num_attention_heads", "n_head n_heads num_heads decoder_attention_heads"},
     {"model.num_key_value_heads", "n_kv_heads num_query_groups n_query_groups"},
@@ -216,7 +216,7 @@ constexpr ForeignName kNames[] = {
     {"comm.backend", "distributed_backend dist_backend process_group_backend xpu_backend"},
 
     // Types and memory.
-    {"mixed_precision.param_dtype = \"bfloat16\"", "bf16 use_bf16"},
+    {"mixed_precision.param_dtype = \"bfloat16\"", "bf16 use_bf16 bfloat16"},
     {"mixed_precision.param_dtype = \"float16\"", "fp16 use_fp16 float16"},
     {"mixed_precision.param_dtype",
      "mixed_precision_param mixed_precision dtype torch_dtype compute_dtype precision bnb_4bit_compute_dtype "
@@ -272,7 +272,8 @@ constexpr ForeignName kNames[] = {
     {"",
      "pipeline_parallel_* pipeline_model_parallel_size pp_size pp_degree num_virtual_stages_per_pipeline_rank",
      "there is no pipeline parallelism: mesh.data, mesh.model and mesh.context divide a model that is too large"},
-    {"", "expert_parallel_degree expert_tensor_parallel_degree expert_model_parallel_size ep_size ep_degree",
+    {"",
+     "expert_parallel_degree expert_tensor_parallel_degree expert_model_parallel_size expert_parallel_* ep_size ep_degree",
      "there is no expert parallelism: each expert is a unit, sharded over mesh.data"},
     {"", "enable_async_tensor_parallel disable_loss_parallel tp_comm_overlap",
      "tensor parallelism has no such switch: its keys are mesh.model and mesh.sequence_parallel"},
@@ -345,6 +346,8 @@ constexpr ForeignName kNames[] = {
      "weights of experts get adapters by the patterns of lora.targets, as other linear layers"},
     {"", "processor_type image_* video_*",
      "images, video and sound are not read: only language models of texts are trained"},
+    {"", "activation_offloading enable_activation_offload",
+     "activations are recomputed by activation_checkpointing.mode, not moved to host memory"},
     {"", "eot_tokens", "the template decides which tokens of a turn count: data.train_on"},
     {"", "max_samples", "all of a token file is used: fsdp-data tokenize a part of the texts instead"},
     {"", "eval_only", "fsdp-train CONFIG --evaluate WEIGHTS validates without training"},

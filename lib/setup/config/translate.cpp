@@ -405,7 +405,7 @@ const std::vector<Translator::Rule>& Translator::rules() {
               ": fsdp-train has supervised training of language models alone, no preferences, rewards or "
               "classes; translate a config of supervised fine-tuning");
        }},
-      {"adapter finetuning_type",
+      {"adapter finetuning_type peft_config.name",
        [](T& t, const L& v) {
          const std::string word = word_of(v);
          if (word == "lora" || word == "qlora") {
@@ -671,7 +671,9 @@ void Translator::add_defaults() {
   for (std::string line; std::getline(lines, line);) {
     const std::string key = line.substr(0, line.find('='));
     const bool counts_steps = key == "training.epochs" && has("training.steps");
-    if (has(key) || counts_steps || (key == "lr_scheduler.warmup_steps" && has("lr_scheduler.warmup_ratio")))
+    const bool is_off = key == "mixed_precision.param_dtype" && std::ranges::find(off_, "bf16") != off_.end();
+    if (has(key) || counts_steps || is_off ||
+        (key == "lr_scheduler.warmup_steps" && has("lr_scheduler.warmup_ratio")))
       continue;
     set(key, toml_literal(line.substr(line.find('=') + 1)), concat("default of ", form_.program));
     kept_.at(key).is_default = true;

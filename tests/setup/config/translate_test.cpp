@@ -172,6 +172,8 @@ TEST(Translate, ConvertsSingleValues) {
                {"strategy = \"full_shard\"", "cpu_offload = true"});
   expect_lines(with("adapter: lora\nlora_target_linear: true"), {"rank = 8", "targets = [\"*\"]"});
   expect_lines(with("bf16: false\nfp16: true"), {"param_dtype = \"float16\""});
+  EXPECT_EQ(with("bf16: false").toml.find("param_dtype"), std::string::npos);
+  expect_lines(with("optimizer: muon"), {"name = \"muon\"", "momentum = 0.95"});
   expect_lines(with("max_steps: 12\nnum_epochs: 3"), {"steps = 12"});
   EXPECT_EQ(with("max_steps: 12\nnum_epochs: 3").toml.find("\nepochs = "), std::string::npos);
   EXPECT_EQ(with("lora_r: 8").left_out, std::vector<std::string>{"lora_r"});
