@@ -18,7 +18,7 @@
 #include "setup/config/load.h"
 #include "setup/config/presets.h"
 #include "setup/config/print.h"
-#include "setup/config/translate.h"
+#include "setup/translate/translate.h"
 #include "tools/doctor/calibrate.h"
 #include "tools/doctor/doctor.h"
 

@@ -131,7 +131,7 @@ TEST(InitCommand, DoesNotHideAConfigOfItsName) {
 TEST(InitFromConfig, TranslatesTheConfigOfAnotherTrainer) {
   testing::TemporaryFolder folder;
   const testing::RunOptions options{.working_folder = folder.path()};
-  const std::string foreign = testing::source_folder() + "/tests/setup/config/foreign/torchtitan.toml";
+  const std::string foreign = testing::source_folder() + "/tests/setup/translate/foreign/torchtitan.toml";
   const auto written = init({"--from-config", foreign, "--output", "c.toml"}, options);
   ASSERT_EQ(written.exit_code, 0) << written.err;
   EXPECT_EQ(written.out, "wrote c.toml\n");

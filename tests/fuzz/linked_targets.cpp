@@ -10,7 +10,7 @@
 #include "fuzz/fuzz_target.h"
 #include "fuzz/targets.h"
 #include "setup/config/load.h"
-#include "setup/config/translate.h"
+#include "setup/translate/translate.h"
 #include "state/convert/peft_folder.h"
 #include "state/hugging_face/hugging_face_config.h"
 #include "tools/report/run_record.h"

@@ -2,8 +2,8 @@
 
 // Translates configs of other trainers: axolotl's and LLaMA-Factory's YAML, torchtitan's TOML, and Hugging
 // Face's TrainingArguments in JSON or YAML. The table of foreign names (foreign_names.h) carries the
-// translation: a row without a remark takes the value as it is. Rules in translate.cpp convert the values
-// of other names.
+// translation: a row without a remark takes the value as it is. Rules in rules.cpp convert the values of
+// other names.
 
 #include <filesystem>
 #include <string>

@@ -1,4 +1,4 @@
-#include "setup/config/yaml.h"
+#include "setup/translate/yaml.h"
 
 #include <algorithm>
 #include <charconv>

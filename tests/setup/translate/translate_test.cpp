@@ -1,4 +1,4 @@
-#include "setup/config/translate.h"
+#include "setup/translate/translate.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace fsdp::config {
 namespace {
 
 Translation of(const std::string& name) {
-  return translated(testing::source_folder() + "/tests/setup/config/foreign/" + name);
+  return translated(testing::source_folder() + "/tests/setup/translate/foreign/" + name);
 }
 
 Translation of_text(const std::string& name, const std::string& text) {
