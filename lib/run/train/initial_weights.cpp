@@ -11,7 +11,9 @@
 
 #include "base/tensor/rectangle_view.h"
 #include "base/util/error.h"
+#include "base/util/log.h"
 #include "base/util/text.h"
+#include "model/families/families.h"
 #include "model/nn/buffers.h"
 #include "model/nn/initialize.h"
 #include "model/nn/layers.h"
@@ -292,6 +294,19 @@ class CountedWeights final : public shard::ParameterSource {
   util::ByteCounter counter_;
 };
 
+/// `added`: sentences of checkpoint::extend_vocabulary().
+void report_added_rows(const std::vector<std::string>& added, const nn::ModelOptions& options,
+                       const torch::nn::Module& model) {
+  for (const std::string& sentence : added) util::log_info(sentence);
+  if (added.empty()) return;
+  const auto parameters = model.named_parameters();
+  const at::Tensor* embedding = parameters.find(nn::family_of(options).token_weight());
+  if (embedding == nullptr || embedding->requires_grad()) return;
+  util::log_warning(
+      "lora.rank freezes the embedding, so that all added tokens keep the same row and the model cannot tell "
+      "them apart; leave out [lora] to train them, or use markers that the tokenizer has");
+}
+
 }  // namespace
 
 std::unique_ptr<shard::ParameterSource> counted_weights(std::unique_ptr<shard::ParameterSource> source,
@@ -332,8 +347,11 @@ std::unique_ptr<shard::ParameterSource> initial_weights(const nn::ModelOptions& 
       return;
     }
     config::require_same_model(options, options.init_from);
-    auto stored = std::make_unique<StoredWeights>(options, checkpoint::open_weights(options.init_from));
+    checkpoint::Weights weights = checkpoint::open_weights(options.init_from);
+    const std::vector<std::string> added = checkpoint::extend_vocabulary(weights, options);
+    auto stored = std::make_unique<StoredWeights>(options, std::move(weights));
     stored->require_used_by(model, options.init_unused);
+    if (communicator->rank() == 0) report_added_rows(added, options, model);
     source = std::move(stored);
   });
   if (options.init_broadcast) return broadcast_weights(std::move(source), std::move(communicator));

@@ -61,7 +61,9 @@ void require_tokenizer_fits(const config::Config& config) {
   if (tokenizer->vocab_size() <= config.model.vocab_size) return;
   fail(ErrorKind::kUsage, "model.vocab_size must be at least ", tokenizer->vocab_size(),
        ", the number of tokens of data.tokenizer ", config.data.tokenizer, ", but is ",
-       config.model.vocab_size, "; increase it or set data.tokenizer to the tokenizer of this model");
+       config.model.vocab_size, "; set model.vocab_size = ", tokenizer->vocab_size(),
+       config.model.init_from.empty() ? "" : ", whose new rows become the mean of the stored ones",
+       ", or set data.tokenizer to the tokenizer of this model");
 }
 
 }  // namespace

@@ -303,7 +303,8 @@ constexpr ForeignName kNames[] = {
      "there is no preference tuning such as DPO or KTO: data.train_on selects the tokens of supervised fine-tuning"},
     {"",
      "special_tokens added_tokens* additional_special_tokens tokens resize_vocab resize_token_embeddings*",
-     "no tokens are added: data.tokenizer must have them, and model.vocab_size their number"},
+     "fsdp-data tokenize --chat --add-special-tokens adds the markers of a chat template to the tokenizer; "
+     "model.vocab_size is the new number of tokens, and rows that init_from lacks become the mean of its rows"},
     {"", "chat_template template default_system_message train_on_eos train_on_eot",
      "chat templates are applied before training, by fsdp-data tokenize --chat --chat-template"},
     {"", "modules_to_save lora_modules_to_save additional_target",

@@ -104,6 +104,8 @@ std::vector<ModelDifference> compare_models(const nn::ModelOptions& given, const
     if (!kOfAll.contains(name) && !(same_architecture && is_of(given.architecture, name))) continue;
     const Value my_value = value_of(key, mine), their_value = value_of(key, theirs);
     if (my_value == their_value) continue;
+    const bool adds_tokens = name == "model.vocab_size" && given.vocab_size > stored.vocab_size;
+    if (adds_tokens && nn::is_built_in_architecture(given.architecture)) continue;
     differences.push_back({name, toml_text(my_value), toml_text(their_value)});
   }
   return differences;

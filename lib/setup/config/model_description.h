@@ -33,7 +33,7 @@ struct ModelDifference {
 };
 
 /// The keys that weights determine and in which two models differ, except keys that their architecture does
-/// not use.
+/// not use, and except a given number of tokens above the stored one (checkpoint::extend_vocabulary()).
 std::vector<ModelDifference> compare_models(const nn::ModelOptions& given, const nn::ModelOptions& stored);
 
 /// The remedy at the end of messages about differences.

@@ -75,7 +75,8 @@ std::vector<Key> model_keys() {
 
       {KEY(model, preset), "a well-known model that sets the keys of [model] that are not given", a_preset()},
       {KEY(model, architecture), "family of the model", one_of_registered(nn::architectures())},
-      {KEY(model, vocab_size), "tokens of the vocabulary"},
+      {KEY(model, vocab_size),
+       "tokens of the vocabulary; if init_from has fewer, the new rows are the mean of its rows"},
       {KEY(model, hidden_size), "width of the hidden states"},
       {KEY(model, intermediate_size), "width inside the feed-forward"},
       {KEY(model, num_hidden_layers), "number of blocks"},

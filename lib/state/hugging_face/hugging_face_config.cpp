@@ -92,10 +92,11 @@ void add_layers_and_scaling(json& config, const nn::ModelOptions& options) {
   }
 }
 
-/// Keys of hugging_face_config() that weights do not determine.
-constexpr const char* kFree[] = {"initializer_range", "attention_dropout",   "attn_pdrop",
-                                 "embd_pdrop",        "resid_pdrop",         "hidden_dropout",
-                                 "residual_dropout",  "router_aux_loss_coef"};
+/// Keys of hugging_face_config() in which a run may differ from the model that it starts from: those that
+/// weights do not determine, and the number of tokens, to which it may add.
+constexpr const char* kFree[] = {"initializer_range", "attention_dropout",    "attn_pdrop",
+                                 "embd_pdrop",        "resid_pdrop",          "hidden_dropout",
+                                 "residual_dropout",  "router_aux_loss_coef", "vocab_size"};
 constexpr const char* kIds[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
 constexpr const char* kDtypeKeys[] = {"dtype", "torch_dtype"};
 

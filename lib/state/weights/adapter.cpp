@@ -256,6 +256,7 @@ std::shared_ptr<const TensorSource> merged_source(const fs::path& checkpoint_fol
   model.where = (checkpoint_folder / kManifestName).string();
   model.config = read_manifest(checkpoint_folder).model;
   read_model_config(model);
+  extend_vocabulary(base, model.options);
   MatchedWeights matched = match_weights(base, model.options);
   matched.misfits.refuse_any(adapter.base, model.where);
   return std::make_shared<MergedSource>(std::move(base), std::move(matched.names),

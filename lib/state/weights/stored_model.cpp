@@ -159,6 +159,28 @@ MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& opti
   return matched;
 }
 
+std::vector<std::string> extend_vocabulary(Weights& weights, const nn::ModelOptions& options) {
+  std::vector<std::string> sentences;
+  if (!nn::is_built_in_architecture(options.architecture)) return sentences;
+  const nn::Family& family = nn::family_of(options);
+  const std::string embedding = family.token_weight(), head = family.head_weight();
+  for (const std::string& name : weights.names()) {
+    if (name != head && name != embedding && family.inner + "." + name != embedding) continue;
+    const TensorInfo& info = weights.info(name);
+    if (info.shape.size() != 2 || info.shape[1] != options.hidden_size || info.shape[0] < 1 ||
+        info.shape[0] >= options.vocab_size || !c10::isFloatingType(info.dtype)) {
+      continue;
+    }
+    const int64_t stored = info.shape[0];
+    const auto described = described_model(weights.path());
+    if (described && described->options.vocab_size != stored) continue;
+    weights.extend(name, options.vocab_size);
+    sentences.push_back(concat("rows ", stored, " to ", options.vocab_size - 1, " of ", name,
+                               " are the mean of the ", stored, " stored rows"));
+  }
+  return sentences;
+}
+
 void refuse_initial(const WeightMisfits& misfits, const Weights& source) {
   try {
     misfits.refuse_any("of model.init_from " + source.path().string(), "[model]");

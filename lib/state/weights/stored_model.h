@@ -43,6 +43,12 @@ struct MatchedWeights {
 MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& options,
                              const std::vector<std::string>& may_be_unused = {});
 
+/// Extends the embedding and the head of a model that is to have more tokens than are stored: each new row
+/// is the mean of the stored ones (state/weights/extended_rows.h). Returns a sentence for each tensor: "rows
+/// 10 to 11 of NAME are the mean of the 10 stored rows". Leaves tensors that are not those of the model that
+/// the weights describe, and models of plug-ins, whose embeddings are not known here.
+std::vector<std::string> extend_vocabulary(Weights& weights, const nn::ModelOptions& options);
+
 /// MatchedWeights::names for the weights that model.init_from opens. Throws Error(kCheckpoint) that lists all
 /// misfits, including unused tensors that match no pattern of options.init_unused.
 std::map<std::string, std::string> match_initial_weights(const Weights& source,

@@ -17,6 +17,7 @@
 #include "state/manifest/digest.h"
 #include "state/manifest/folders.h"
 #include "state/weights/adapter.h"
+#include "state/weights/extended_rows.h"
 #include "state/weights/gguf_source.h"
 #include "state/weights/safetensors.h"
 #include "state/weights/shard_set.h"
@@ -48,6 +49,13 @@ void Weights::add(std::shared_ptr<const TensorSource> source, const std::string&
     std::string name = info.name.substr(prefix.size());
     where_.insert_or_assign(std::move(name), TensorPlace{std::move(info), source});
   }
+}
+
+void Weights::extend(const std::string& name, int64_t rows) {
+  TensorPlace place = place_of(name);
+  place.source = with_mean_rows(place.source, place.info, rows);
+  place.info.shape.front() = rows;
+  where_.at(name) = std::move(place);
 }
 
 const Weights::TensorPlace& Weights::place_of(const std::string& name) const {

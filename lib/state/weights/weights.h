@@ -93,6 +93,9 @@ class Weights {
 
   static constexpr int64_t kSliceBytes = int64_t{16} << 20;
 
+  /// Adds rows to a floating-point matrix, up to `rows` in all (state/weights/extended_rows.h).
+  void extend(const std::string& name, int64_t rows);
+
   /// Adds the tensors of a source whose names begin with `prefix`, under the names without it.
   void add(std::shared_ptr<const TensorSource> source, const std::string& prefix = "");
 

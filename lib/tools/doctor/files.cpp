@@ -136,10 +136,12 @@ Finding check_first_weights(const nn::ModelOptions& model) {
   constexpr const char* kSubject = "first weights";
   try {
     config::require_same_model(model, model.init_from);
-    const checkpoint::Weights weights = checkpoint::open_weights(model.init_from);
+    checkpoint::Weights weights = checkpoint::open_weights(model.init_from);
+    std::string added;
+    for (const std::string& rows : checkpoint::extend_vocabulary(weights, model)) added += "; " + rows;
     const size_t used = checkpoint::match_initial_weights(weights, model).size();
-    return {FindingVerdict::kOk, kSubject, concat(model.init_from, ": the ", used, " weights of the model"),
-            ""};
+    return {FindingVerdict::kOk, kSubject,
+            concat(model.init_from, ": the ", used, " weights of the model", added), ""};
   } catch (const util::Error& error) {
     return {FindingVerdict::kFail, kSubject, error.what(), "correct model.init_from or [model]"};
   }

@@ -95,6 +95,13 @@ TEST_F(StoredModel, RefusesEveryKeyThatContradictsItWithBothValues) {
               AllOf(HasSubstr("model.architecture must be \"llama\""), Not(HasSubstr("rope_theta"))));
 }
 
+TEST_F(StoredModel, MayGetMoreTokensButNotFewer) {
+  EXPECT_EQ(loaded("vocab_size = 151940\n").model.vocab_size, 151940);
+  EXPECT_EQ(loaded("", {"model.vocab_size=151940"}).model.hidden_size, 64);
+  EXPECT_THAT(error_of(with("vocab_size = 151930\n")),
+              AllOf(HasSubstr("model.vocab_size must be 151936, as in "), HasSubstr("but is 151930")));
+}
+
 TEST_F(StoredModel, LeavesFreeWhatIsNoPartOfTheWeights) {
   const Config config =
       loaded("attention_dropout = 0.0\nhidden_dropout = 0.1\ninitializer_range = 0.5\nhead_dim = 16\n");

@@ -78,7 +78,8 @@ TEST(Translate, ListsWhatIsLeftOutWithTheReason) {
   EXPECT_EQ(axolotl.left_out,
             (std::vector<std::string>{"evals_per_epoch", "an_unheard_of_name", "special_tokens"}));
   expect_in(axolotl.toml, "# - an_unheard_of_name: there is no key with this meaning in fsdp-train\n");
-  expect_in(axolotl.toml, "# - special_tokens: no tokens are added: data.tokenizer must have them");
+  expect_in(axolotl.toml,
+            "# - special_tokens: fsdp-data tokenize --chat --add-special-tokens adds the markers");
   expect_in(axolotl.toml, "# - evals_per_epoch: write evaluation.interval_steps, which counts steps");
   expect_in(axolotl.toml, "#   hf download someone/Tiny-Llama --local-dir models/Tiny-Llama\n");
   expect_in(axolotl.toml, "--validation-output data/chats.validation.u32 --validation-fraction 0.03\n");
