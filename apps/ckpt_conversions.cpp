@@ -4,6 +4,7 @@
 
 #include "base/gguf/format.h"
 #include "base/util/error.h"
+#include "base/util/file.h"
 #include "base/util/log.h"
 #include "base/util/text.h"
 #include "ckpt_command.h"
@@ -110,15 +111,35 @@ int export_gguf(const Arguments& arguments, const util::ByteProgress& progress) 
                arguments.as_json);
 }
 
+/// Says so if the base of the adapters in a checkpoint has fewer tokens than the model that they change.
+void report_added_tokens(const fs::path& folder) {
+  const auto model = checkpoint::described_model(folder);
+  if (!model) return;
+  const auto adapter = checkpoint::described_adapter(model->config, model->where);
+  if (!adapter || !util::is_there(adapter->base)) return;
+  const auto base = checkpoint::described_model(adapter->base);
+  const int64_t tokens = model->options.vocab_size;
+  if (!base || base->options.vocab_size >= tokens) return;
+  util::log_warning(
+      util::concat("the base ", adapter->base, " has ", base->options.vocab_size,
+                   " tokens, and the model of these adapters ", tokens,
+                   ", whose new rows are their mean; give the base as many before it loads the adapters (in "
+                   "transformers, base.resize_token_embeddings(",
+                   tokens,
+                   "), which draws rows close to the mean), or write the "
+                   "whole model with --merge"));
+}
+
 int export_gguf_adapter(const Arguments& arguments) {
   refuse_options({{"--tokenizer", arguments.tokenizer}}, "the whole model");
   const auto type = util::parse_enum<gguf::TensorType>(arguments.type).value_or(gguf::TensorType::kF32);
-  const gguf::AdapterFile file =
-      gguf::export_adapter({.checkpoint_folder = chosen_checkpoint(arguments.source),
-                            .output = arguments.output,
-                            .type = type,
-                            .saturate = arguments.saturate,
-                            .overwrite = arguments.force});
+  const fs::path folder = chosen_checkpoint(arguments.source);
+  report_added_tokens(folder);
+  const gguf::AdapterFile file = gguf::export_adapter({.checkpoint_folder = folder,
+                                                       .output = arguments.output,
+                                                       .type = type,
+                                                       .saturate = arguments.saturate,
+                                                       .overwrite = arguments.force});
   if (arguments.as_json) {
     std::cout << text_of({{"output", arguments.output},
                           {"type", util::name_of(type)},
@@ -244,7 +265,9 @@ CkptCommand add_export(CLI::App& app) {
     }
     refuse_options({{"--type", arguments.type}, {"--tokenizer", arguments.tokenizer}}, "--format gguf");
     if (arguments.adapter) {
-      return print(checkpoint::export_adapter({.checkpoint_folder = chosen_checkpoint(arguments.source),
+      const fs::path folder = chosen_checkpoint(arguments.source);
+      report_added_tokens(folder);
+      return print(checkpoint::export_adapter({.checkpoint_folder = folder,
                                                .output = arguments.output,
                                                .dtype = chosen_dtype(arguments),
                                                .saturate = arguments.saturate,
