@@ -39,6 +39,8 @@ inline const Names kExpertOptions = {"num_experts", "num_experts_per_tok"};
 inline constexpr const char* kNoPadding = R"({"pad_token_id": null})";
 
 inline const GgufKey kGgufWindow = {"attention.sliding_window", "sliding_window", true};
+inline const GgufKeys kGgufWindows = {kGgufWindow,
+                                      {"attention.sliding_window_pattern", "sliding_window_pattern", true}};
 inline const GgufKeys kGgufDecoder = {
     {"vocab_size", "vocab_size", true},           {"context_length", "max_position_embeddings"},
     {"embedding_length", "hidden_size"},          {"block_count", "num_hidden_layers"},
@@ -46,10 +48,10 @@ inline const GgufKeys kGgufDecoder = {
 inline const GgufKeys kGgufGroupedHeads = {{"attention.head_count_kv", "num_key_value_heads", true},
                                            {"attention.layer_norm_rms_epsilon", "rms_norm_eps"},
                                            {"rope.freq_base", "rope_theta", true}};
-inline const GgufKeys kGgufLlama = kGgufDecoder + kGgufGroupedHeads +
-                                   GgufKeys{{"attention.key_length", "head_dim", true},
-                                            {"attention.value_length", "head_dim", true},
-                                            {"rope.dimension_count", "head_dim", true}};
+inline const GgufKeys kGgufHeads =
+    kGgufDecoder + kGgufGroupedHeads +
+    GgufKeys{{"attention.key_length", "head_dim", true}, {"attention.value_length", "head_dim", true}};
+inline const GgufKeys kGgufLlama = kGgufHeads + GgufKeys{{"rope.dimension_count", "head_dim", true}};
 
 /// Gemma 2 and 3 (Gemma Team: Gemma 2, 2024): norms before and after each layer. `type` is its only type.
 inline Family gemma(ModelType type, const Names& more_options) {

@@ -65,9 +65,14 @@ struct GgufArchitecture {
   bool scales_frequencies = false;  ///< rope_freqs.weight: Llama 3's rotary scaling
   bool has_longrope = false;        ///< rope_factors_short.weight and rope_factors_long.weight
   bool heads_fill_width = false;    ///< the widths of all heads add up to hidden_size
+  std::string norm_before_feed_forward = "ffn_norm";  ///< its tensor
   /// Every how manyth layer has no window unless attention.sliding_window_pattern says it; 0: the key is not
   /// read.
   int64_t window_pattern = 0;
+  /// Number of layers of the one size (EXAONE 4 32B) that has windows, without a choice; 0: the key decides.
+  int64_t layers_with_windows = 0;
+  /// Layers with a window rotate by the base of the others, without rotary scaling.
+  bool plain_windows = false;
   /// Number of layers of the one size (Gemma 27B) for which llama.cpp divides scores by the root of
   /// hidden_size / heads, not by that of a head's width.
   int64_t layers_with_other_scale = 0;

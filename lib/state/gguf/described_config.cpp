@@ -56,6 +56,12 @@ class ArchitectureKeys {
     return value;
   }
 
+  /// The key's list of numbers; null if it has none.
+  const std::vector<int32_t>* list(const std::string& key) {
+    read_.insert(prefix_ + key);
+    return file_.find<std::vector<int32_t>>(prefix_ + key);
+  }
+
   [[noreturn]] void refuse(const std::string& key, const std::string& what) const {
     fail(ErrorKind::kCheckpoint, file_.path().string(), ": \"", prefix_, key, "\" ", what, kRemedy);
   }
@@ -93,7 +99,8 @@ json described_scaling(ArchitectureKeys& keys, const json& config) {
   const json type = keys.value("rope.scaling.type"), attention = keys.value("rope.scaling.attn_factor"),
              length = keys.value("rope.scaling.original_context_length"),
              fast = keys.value("rope.scaling.yarn_beta_fast"),
-             slow = keys.value("rope.scaling.yarn_beta_slow");
+             slow = keys.value("rope.scaling.yarn_beta_slow"),
+             whole = keys.value("rope.scaling.yarn_attn_factor");  // with llama.cpp's own
   json factor = keys.value("rope.scaling.factor");
   if (factor.is_null()) factor = keys.value("rope.scale_linear");
   keys.value("rope.scaling.finetuned");
@@ -117,6 +124,8 @@ json described_scaling(ArchitectureKeys& keys, const json& config) {
   if (attention.is_number() && attention != 1 && type == "yarn") {
     scaling["attention_factor"] =
         attention.get<double>() * own_attention_factor(nn::RopeType::kYarn, factor.get<double>());
+  } else if (whole.is_number() && type == "yarn") {
+    scaling["attention_factor"] = whole;
   }
   return scaling;
 }
@@ -177,7 +186,8 @@ void read_scaling(const Reader& file, const GgufForm& form, ArchitectureKeys& ke
 /// The share of a head that rotates, by which nn::rotary_width() gives `width` again.
 double rotary_share(int64_t width, const json& config, const ArchitectureKeys& keys) {
   const int64_t heads = config.value("num_attention_heads", int64_t{0});
-  const int64_t head_width = heads > 0 ? config.value("hidden_size", int64_t{0}) / heads : 0;
+  const int64_t filling = heads > 0 ? config.value("hidden_size", int64_t{0}) / heads : 0;
+  const int64_t head_width = config.value("head_dim", filling);
   if (width > head_width) {
     keys.refuse("rope.dimension_count",
                 concat("must be at most the width of a head, ", head_width, ", but is ", width));
@@ -190,6 +200,7 @@ double rotary_share(int64_t width, const json& config, const ArchitectureKeys& k
 void read_key(const GgufForm& form, const nn::GgufKey& rule, ArchitectureKeys& keys, json& config) {
   const std::string name = config_key_of(form, rule);
   const bool is_share = rule.option == kRotaryShare;
+  if (rule.option == kWindowPattern && keys.list(rule.key) != nullptr) return;  // read_windows() reads it
   json value = keys.value(rule.key);
   if (value.is_null()) {
     if (!rule.optional) keys.refuse(rule.key, "must be there, but is missing");
@@ -225,7 +236,9 @@ void add_head_sizes(const nn::Family& ours, json& config) {
   config["head_dim"] = hidden.get<int64_t>() / heads.get<int64_t>();
 }
 
-void read_windows(const Reader& file, const GgufForm& form, const ArchitectureKeys& keys, json& config) {
+/// Whether each layer has a window, as the numbers of a list (llama.cpp's converter writes it for OLMo 3 and
+/// EXAONE 4, though llama.cpp itself reads only a pattern) or as a pattern says.
+void read_windows(const Reader& file, const GgufForm& form, ArchitectureKeys& keys, json& config) {
   if (config.value("sliding_window", json()) == 0) config.erase("sliding_window");  // none
   const bool has_windows = config.contains("sliding_window");
   if (has_windows) {
@@ -236,17 +249,31 @@ void read_windows(const Reader& file, const GgufForm& form, const ArchitectureKe
       if (fits) config["model_type"] = type.name;
     }
   }
-  if (form.window_pattern == 0 || (has_windows && !config.contains(kWindowPattern))) return;
+  if (form.window_pattern == 0) return;
+  const auto* list = keys.list("attention.sliding_window_pattern");
   const auto layers = config["num_hidden_layers"].get<size_t>();
+  const bool is_default = list == nullptr && !config.contains(kWindowPattern) &&
+                          (has_windows || std::cmp_equal(layers, form.layers_with_windows));
+  const bool has_none = !has_windows && std::ranges::count(form.type->without_key, "sliding_window") > 0;
+  if (is_default || has_none) {
+    config.erase(kWindowPattern);
+    return;
+  }
+  if (!has_windows) config["sliding_window"] = nullptr;
   if (layers > file.tensors().size()) {
     keys.refuse("block_count", concat("must be at most the number of tensors, ", file.tensors().size(),
                                       ", but is ", layers));
   }
-  const size_t pattern = has_windows ? config[kWindowPattern].get<size_t>() : 1;
+  if (list != nullptr && list->size() != layers) {
+    keys.refuse("attention.sliding_window_pattern",
+                concat("must have a number for each of the ", layers, " layers, but has ", list->size()));
+  }
+  const size_t pattern = has_windows && list == nullptr ? config[kWindowPattern].get<size_t>() : 1;
   config.erase(kWindowPattern);
   config["layer_types"] = json::array();
   for (size_t layer = 1; layer <= layers; ++layer) {
-    const bool is_full = pattern > 0 && layer % pattern == 0;
+    const bool is_full =
+        has_windows && list != nullptr ? (*list)[layer - 1] == 0 : pattern > 0 && layer % pattern == 0;
     config["layer_types"].push_back(is_full ? "full_attention" : "sliding_attention");
   }
 }
@@ -270,6 +297,14 @@ json described_config(const Reader& file) {
   }
   keys.value("tensor_data_layout");
   read_scaling(file, form, keys, config);
+  if (form.plain_windows && config.contains("sliding_window")) {
+    const json theta = config["rope_theta"], local = config.value("rope_local_base_freq", theta);
+    json full = config.value("rope_scaling", json{{"rope_type", "default"}});
+    full["rope_theta"] = theta;
+    config["rope_parameters"] = {{"full_attention", full},
+                                 {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", local}}}};
+  }
+  if (form.plain_windows) config.erase("rope_local_base_freq");
   keys.refuse_unread();
   for (const nn::GgufFlag& flag : form.flags) config[flag.config_key] = file.tensors().contains(flag.tensor);
   if (!config.contains("tie_word_embeddings")) {

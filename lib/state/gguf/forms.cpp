@@ -12,10 +12,11 @@ using nlohmann::json;
 
 namespace {
 
-std::vector<TensorRule> tensor_rules(const nn::Family& ours, bool rotates_neighbours) {
+std::vector<TensorRule> tensor_rules(const nn::Family& ours, const nn::GgufArchitecture& form) {
   const Stored norm = ours.norm == nn::NormKind::kRmsPlusOne ? Stored::kPlusOne : Stored::kSame;
   const Stored linear = ours.transposed ? Stored::kTransposed : Stored::kSame;
-  const auto of_heads = [&](Stored stored) { return rotates_neighbours ? stored : linear; };
+  const bool interleaves = form.rotates_neighbours && !ours.rotates_neighbours;
+  const auto of_heads = [&](Stored stored) { return interleaves ? stored : linear; };
   std::vector<TensorRule> rules;
   std::string module, theirs;
   const auto add = [&](const std::string& name, const char* tensor, Stored stored = Stored::kSame) {
@@ -31,7 +32,7 @@ std::vector<TensorRule> tensor_rules(const nn::Family& ours, bool rotates_neighb
   module = block;
   add(ours.norm_before_attention, "attn_norm", norm);
   add(ours.norm_after_attention, "post_attention_norm", norm);
-  add(ours.norm_before_feed_forward, "ffn_norm", norm);
+  add(ours.norm_before_feed_forward, form.norm_before_feed_forward.c_str(), norm);
   add(ours.norm_after_feed_forward, "post_ffw_norm", norm);
   module = concat(block, ours.attention, ".");
   if (ours.qkv_form == nn::QkvForm::kSeparate) {
@@ -67,8 +68,7 @@ const std::vector<GgufForm>& forms() {
     for (const nn::Family& family : nn::families()) {
       for (const nn::ModelType& type : family.types) {
         if (type.gguf.architecture.empty()) continue;
-        const bool interleaves = type.gguf.rotates_neighbours && !family.rotates_neighbours;
-        made.push_back({type.gguf, &type, &family, tensor_rules(family, interleaves)});
+        made.push_back({type.gguf, &type, &family, tensor_rules(family, type.gguf)});
       }
     }
     return made;
@@ -83,6 +83,9 @@ json facts_of(const GgufForm& form, const nn::ModelOptions& options) {
   if (form.window_pattern > 0 && options.sliding_window == 0) facts["sliding_window"] = nullptr;
   if (options.sliding_window > 0 && options.sliding_window_pattern != form.window_pattern) {
     facts[kWindowPattern] = options.sliding_window_pattern;
+  }
+  if (form.plain_windows && options.rope_local_base_freq > 0) {
+    facts["rope_local_base_freq"] = options.rope_local_base_freq;
   }
   return facts;
 }
@@ -114,9 +117,32 @@ void check_options(const GgufForm& form, const nn::ModelOptions& options, const 
   }
   if (options.rope_type == nn::RopeType::kYarn) {
     // llama.cpp would also scale the layers with a window.
-    if (form.family->has("rope_local_base_freq")) refuse("has YaRN and layers without it");
+    if (form.family->has("rope_local_base_freq") && !form.plain_windows) {
+      refuse("has YaRN and layers without it");
+    }
     if (!options.rope_truncate) refuse("has \"truncate\": false");
+    for (const auto& [key, member] : {std::pair("beta_fast", &nn::ModelOptions::rope_beta_fast),
+                                      {"beta_slow", &nn::ModelOptions::rope_beta_slow}}) {
+      const double theirs = nn::ModelOptions().*member;  // its architectures do not read the keys in the file
+      if (options.*member != theirs) {
+        refuse(concat("has \"", key, "\": ", options.*member), concat("always has as ", theirs));
+      }
+    }
     if (options.rope_factor < 1) refuse(concat("has YaRN with \"factor\": ", options.rope_factor));
+  }
+  const bool has_windows = options.sliding_window > 0;
+  if (form.plain_windows && has_windows && options.rope_local_base_freq > 0 &&
+      options.rope_local_base_freq != options.rope_theta) {
+    refuse(concat("rotates by \"rope_theta\": ", options.rope_local_base_freq,
+                  " in layers with a window and ", options.rope_theta, " in others"));
+  }
+  if (const int64_t layers = form.layers_with_windows; layers > 0) {
+    const bool must_have = options.num_hidden_layers == layers;
+    if (has_windows && !must_have) {
+      refuse(concat("has windows in ", options.num_hidden_layers, " layers"),
+             concat("has in models of ", layers, " layers alone"));
+    }
+    if (!has_windows && must_have) refuse(concat("has ", layers, " layers without windows"));
   }
   if (form.heads_fill_width && nn::query_width(options) != options.hidden_size) {
     refuse("has heads whose widths do not add up to hidden_size");
@@ -146,17 +172,21 @@ int64_t score_scalar(const nn::GgufArchitecture& form, int64_t layers, int64_t h
   return layers == form.layers_with_other_scale ? hidden_size / heads : head_width;
 }
 
-const GgufForm& form_of(const json& config, const nn::ModelOptions& options, const std::string& where) {
+const GgufForm& form_of(const json& config, const std::string& where) {
   const std::string type = config.value("model_type", "");
   std::vector<std::string> known;
   for (const GgufForm& form : forms()) {
     known.push_back(concat("\"", form.type->name, "\""));
-    if (type != form.type->name) continue;
-    check_options(form, options, where);
-    return form;
+    if (type == form.type->name) return form;
   }
   fail(ErrorKind::kUsage, where, ": \"model_type\" must be one of ", util::join(known, ", "),
        " for a GGUF file, but is ", json(type).dump(), "; export the model as safetensors");
+}
+
+const GgufForm& form_of(const json& config, const nn::ModelOptions& options, const std::string& where) {
+  const GgufForm& form = form_of(config, where);
+  check_options(form, options, where);
+  return form;
 }
 
 void require_model(const Reader& file) {

@@ -43,8 +43,11 @@ struct GgufForm : nn::GgufArchitecture {
   std::vector<TensorRule> tensors;
 };
 
-/// Returns the form of the model that `config`, at `where`, describes. Throws Error(kUsage) for options that
-/// llama.cpp's architecture cannot compute, and, with a list of the supported ones, for other model types.
+/// Returns the form of the model that `config`, at `where`, describes. Throws Error(kUsage), with a list of
+/// the supported ones, for other model types.
+const GgufForm& form_of(const nlohmann::json& config, const std::string& where);
+
+/// Also throws Error(kUsage) for options that llama.cpp's architecture cannot compute.
 const GgufForm& form_of(const nlohmann::json& config, const nn::ModelOptions& options,
                         const std::string& where);
 

@@ -42,13 +42,6 @@ void describe_scaling(const nn::ModelOptions& options, const std::string& prefix
   if (type == nn::RopeType::kLongrope || std::fabs(factor - 1) > 1e-6) {
     add("attn_factor", static_cast<float>(factor));
   }
-  const nn::ModelOptions defaults;
-  for (const auto& [key, member] : {std::pair("yarn_beta_fast", &nn::ModelOptions::rope_beta_fast),
-                                    {"yarn_beta_slow", &nn::ModelOptions::rope_beta_slow}}) {
-    if (type == nn::RopeType::kYarn && options.*member != defaults.*member) {
-      add(key, static_cast<float>(options.*member));
-    }
-  }
 }
 
 std::vector<float> frequency_divisors(const nn::ModelOptions& options) {

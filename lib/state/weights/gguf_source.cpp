@@ -134,7 +134,7 @@ std::shared_ptr<const checkpoint::TensorSource> open_source(std::shared_ptr<cons
   require_model(*file);
   const nn::ModelOptions options = checkpoint::options_from_hugging_face(config, where);
   const auto* architecture = file->find<std::string>("general.architecture");
-  const GgufForm& form = form_of(config, options, where);
+  const GgufForm& form = form_of(config, where);
   if (architecture == nullptr || *architecture != form.architecture) {
     fail(ErrorKind::kCheckpoint, file->path().string(), " must have the architecture ", form.architecture,
          " for ", where, ", but has another; give the config.json of this model");

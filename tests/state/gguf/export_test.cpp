@@ -92,7 +92,8 @@ TEST_P(GgufExport, HasTheSameBitsWhenItIsImportedAgain) {
     nlohmann::json expected = checkpoint::hugging_face_config(options),
                    found = checkpoint::hugging_face_config(back.options);
     expected.erase("initializer_range"), found.erase("initializer_range");
-    for (const char* dropout : {"attn_pdrop", "embd_pdrop", "resid_pdrop"})
+    for (const char* dropout :
+         {"attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "residual_dropout"})
       expected.erase(dropout), found.erase(dropout);
     EXPECT_EQ(found, expected);
 
@@ -225,8 +226,6 @@ TEST_F(GgufModel, HasTheRotaryScalingsAsLlamaCppsConverterWritesThem) {
   EXPECT_EQ(*yarn.find<std::string>("qwen3.rope.scaling.type"), "yarn");
   EXPECT_EQ(*yarn.find<float>("qwen3.rope.scaling.factor"), 4);
   EXPECT_EQ(*yarn.find<uint32_t>("qwen3.rope.scaling.original_context_length"), 64);
-  EXPECT_EQ(*yarn.find<float>("qwen3.rope.scaling.yarn_beta_fast"), 4);
-  EXPECT_EQ(yarn.find<float>("qwen3.rope.scaling.yarn_beta_slow"), nullptr);
   EXPECT_EQ(yarn.find<float>("qwen3.rope.scaling.attn_factor"), nullptr);
   options.rope_attention_factor = 1.5;
   const Reader given = export_as(write(options), TensorType::kF32);
@@ -235,9 +234,9 @@ TEST_F(GgufModel, HasTheRotaryScalingsAsLlamaCppsConverterWritesThem) {
 
   const Reader phi3 = export_as(write(gguf_options("longrope")), TensorType::kF32);
   EXPECT_EQ(phi3.find<std::string>("phi3.rope.scaling.type"), nullptr);
-  EXPECT_EQ(*phi3.find<uint32_t>("phi3.rope.scaling.original_context_length"), 128);
+  EXPECT_EQ(*phi3.find<uint32_t>("phi3.rope.scaling.original_context_length"), 32);
   EXPECT_NEAR(*phi3.find<float>("phi3.rope.scaling.attn_factor"),
-              std::sqrt(1 + std::log(2.0) / std::log(128.0)), 1e-6);
+              std::sqrt(1 + std::log(2.0) / std::log(32.0)), 1e-6);
   EXPECT_TRUE(at::equal(dequantised(phi3, "rope_factors_long.weight"),
                         at::tensor({1.0F, 2.0F, 4.0F, 8.0F, 9.5F, 20.0F})));
   EXPECT_TRUE(at::equal(dequantised(phi3, "rope_factors_short.weight"),
@@ -264,6 +263,44 @@ TEST_F(GgufModel, WithoutWindowsHasNone) {
   options.sliding_window = 0;
   export_as(write(options), TensorType::kF32);
   EXPECT_EQ(import().options.sliding_window, 0);
+}
+
+/// llama.cpp's converter writes a list, and the factor of cosines and sines as config.json has it.
+TEST_F(GgufModel, IsReadAsLlamaCppsConverterDescribesAnOlmo3) {
+  nn::ModelOptions options = gguf_options("olmo3");
+  options.num_hidden_layers = 5;
+  export_as(write(options), TensorType::kF32);
+  const std::string exported = util::read_file(file());
+  const auto with_list = [&](const std::vector<int32_t>& list) {
+    root_.write("model.gguf", exported);
+    const Reader plain(file());
+    Metadata metadata(plain.metadata().begin(), plain.metadata().end());
+    for (auto& [key, value] : metadata) {
+      if (key == "olmo2.attention.sliding_window_pattern") value = list;
+    }
+    metadata.emplace_back("olmo2.rope.scaling.yarn_attn_factor", 1.5F);
+    metadata.emplace_back("olmo2.rope.scaling.yarn_beta_fast", 4.0F);
+    std::vector<Tensor> tensors;
+    for (const auto& [name, tensor] : plain.tensors()) tensors.push_back(tensor);
+    Writer writer(root_ / "other.gguf", metadata, tensors);
+    for (const Tensor& tensor : tensors) {
+      std::string bytes(static_cast<size_t>(bytes_of(tensor)), 0);
+      plain.read(tensor, 0, bytes_of(tensor), bytes.data());
+      writer.append(bytes.data(), bytes_of(tensor));
+    }
+    writer.finish();
+    fs::rename(root_ / "other.gguf", file());
+  };
+  with_list({1, 1, 0, 1, 1});
+  const checkpoint::StoredModel model = import();
+  EXPECT_EQ(model.options.sliding_window, 5);
+  EXPECT_EQ(model.options.sliding_window_pattern, 3);
+  EXPECT_EQ(model.options.rope_attention_factor, 1.5);
+  EXPECT_EQ(model.options.rope_beta_fast, 4);
+  fs::remove_all(root_ / "imported");
+  with_list({1, 1, 0, 1});
+  expect_refused(
+      "\"olmo2.attention.sliding_window_pattern\" must have a number for each of the 5 layers, but has 4");
 }
 
 TEST_F(GgufModel, HasNoHeadIfItIsTied) {
@@ -376,6 +413,9 @@ TEST_F(GgufModel, ThatLlamaCppCannotComputeIsRefused) {
                                                       [](auto& o) { o.query_pre_attn_scalar = 20; }},
                                                      {"yarn", "has \"truncate\": false",
                                                       [](auto& o) { o.rope_truncate = false; }},
+                                                     {"yarn",
+                                                      "has \"beta_fast\": 4, which llama.cpp's architecture qwen3 always has as 32",
+                                                      [](auto& o) { o.rope_beta_fast = 4; }},
                                                      {"gemma3_text", "has YaRN and layers without it",
                                                       [](auto& o) { o.rope_type = "yarn"; }},
                                                      {"linear", "has the rotary scaling dynamic",
@@ -386,6 +426,20 @@ TEST_F(GgufModel, ThatLlamaCppCannotComputeIsRefused) {
                                                         o.rope_short_factor = o.rope_long_factor =
                                                             std::vector<double>(8, 1.0);
                                                       }},
+                                                     {"seed_oss", "\"mlp_bias\": true",
+                                                      [](auto& o) { o.mlp_bias = true; }},
+                                                     {"olmo3", "in layers with a window and ",
+                                                      [](auto& o) { o.rope_local_base_freq = 1e3; }},
+                                                     {"exaone4",
+                                                      "has windows in 2 layers, which llama.cpp's architecture exaone4 has in models of 64 layers alone",
+                                                      [](auto& o) {
+                                                        o.sliding_window = 5;
+                                                        o.sliding_window_pattern = 2;
+                                                      }},
+                                                     {"exaone4", "has 64 layers without windows",
+                                                      [](auto& o) { o.num_hidden_layers = 64; }},
+                                                     {"exaone4", "has heads whose widths do not add up",
+                                                      [](auto& o) { o.head_dim = 32; }},
                                                      {"gpt_neox", "\"attention_bias\": false",
                                                       [](auto& o) { o.attention_bias = false; }},
                                                      {"gpt_neox", "\"hidden_act\": \"silu\"", [](auto& o) {
@@ -393,6 +447,13 @@ TEST_F(GgufModel, ThatLlamaCppCannotComputeIsRefused) {
                                                       }}}) {
     EXPECT_THAT(refused_of(family, change), HasSubstr(text)) << family;
   }
+}
+
+TEST_F(GgufModel, OfAFamilyThatLlamaCppLacksIsRefused) {
+  nn::ModelOptions options = family_options("helium");
+  const auto [kind, text] = error_of([&] { export_as(write(options), TensorType::kF32); });
+  EXPECT_EQ(kind, ErrorKind::kUsage);
+  EXPECT_THAT(text, HasSubstr("but is \"helium\"; export the model as safetensors"));
 }
 
 TEST_F(GgufModel, HasAtMostAsManyExpertsAsLlamaCpp) {
@@ -497,8 +558,8 @@ TEST_F(GgufModel, ThatOursCannotComputeIsRefused) {
   expect_refused("missing: model.layers.1.mlp.up_proj.weight; unexpected: blk.1.ffn_xx.weight");
   with(std::string("\5\0\0\0\0\0\0\0llama", 13), std::string("\5\0\0\0\0\0\0\0gemma", 13));
   expect_refused(
-      "\"general.architecture\" must be one of \"gemma2\", \"gemma3\", \"gpt2\", \"gptneox\", \"granite\", \"llama\", \"olmo2\", "
-      "\"phi3\", \"qwen2\", \"qwen3\", \"qwen3moe\", \"smollm3\", but is \"gemma\"");
+      "\"general.architecture\" must be one of \"ernie4_5\", \"exaone4\", \"gemma2\", \"gemma3\", \"glm4\", \"gpt2\", \"gptneox\", \"granite\", "
+      "\"llama\", \"olmo2\", \"phi3\", \"qwen2\", \"qwen3\", \"qwen3moe\", \"seed_oss\", \"smollm3\", but is \"gemma\"");
   with(std::string("\5\0\0\0\0\0\0\0model", 13), std::string("\5\0\0\0\0\0\0\0mmprj", 13));
   expect_refused("must be a model, but its \"general.type\" is \"mmprj\"");
 }

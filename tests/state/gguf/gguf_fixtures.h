@@ -42,14 +42,23 @@ inline const std::vector<std::string> kGgufModels = {"llama",
                                                      "gpt_neox",
                                                      "gpt_neox_in_series",
                                                      "granite",
+                                                     "olmo3",
+                                                     "seed_oss",
+                                                     "ernie4_5",
+                                                     "glm4",
+                                                     "exaone4",
+                                                     "exaone4_with_windows",
                                                      "yarn",
-                                                     "longrope"};
+                                                     "longrope",
+                                                     "longrope_of_short_texts"};
 
 /// Rows are blocks of quantised types.
 inline nn::ModelOptions gguf_options(const std::string& name) {
-  const std::string architecture = name == "gpt_neox_in_series"       ? "gpt_neox"
-                                   : name == "gemma3_without_windows" ? "gemma3_text"
-                                                                      : name;
+  const std::string architecture = name == "gpt_neox_in_series"        ? "gpt_neox"
+                                   : name == "gemma3_without_windows"  ? "gemma3_text"
+                                   : name == "exaone4_with_windows"    ? "exaone4"
+                                   : name == "longrope_of_short_texts" ? "longrope"
+                                                                       : name;
   const bool has_own_options = nn::find_family(architecture_of(architecture)) != nullptr && name != "mistral";
   nn::ModelOptions options = has_own_options ? family_options(architecture) : tiny_options();
   options.vocab_size = 96;
@@ -73,14 +82,34 @@ inline nn::ModelOptions gguf_options(const std::string& name) {
   if (name == "yarn") {
     options.head_dim = 32;
     options.rope_original_length = 64;
+    options.rope_beta_fast = 32;
     options.rope_mscale = options.rope_mscale_all_dim = 0;
   }
-  if (name == "longrope") {
+  if (name.starts_with("longrope")) {
     options.partial_rotary_factor = 0.75;
-    options.rope_original_length = 128;
+    // llama.cpp chooses the factors by the size of its context, of which the least is 256.
+    options.rope_original_length = name == "longrope" ? 32 : 256;
+    options.max_position_embeddings = 2 * options.rope_original_length;
     options.rope_factor = 2;
     options.rope_short_factor = {1, 1.125, 1.5, 2, 2.5, 3};
     options.rope_long_factor = {1, 2, 4, 8, 9.5, 20};
+  }
+  if (name == "granite" || name.starts_with("exaone4")) {
+    options.rope_theta = 500000;
+    options.rope_type = "llama3";
+    options.rope_factor = 16;
+  }
+  if (name == "granite") options.attention_bias = options.mlp_bias = true;
+  if (name == "olmo3") {
+    options.num_hidden_layers = 3;
+    options.rope_local_base_freq = options.rope_theta;  // the only one of llama.cpp
+    options.rope_original_length = 16;
+  }
+  if (name == "seed_oss" || name == "ernie4_5" || name == "glm4") options.head_dim = 32;
+  if (name == "exaone4") options.sliding_window = options.sliding_window_pattern = 0;
+  if (name == "exaone4_with_windows") {
+    options.num_hidden_layers = 64;
+    options.sliding_window_pattern = 3;
   }
   if (name == "mistral") {
     options.head_dim = 24;

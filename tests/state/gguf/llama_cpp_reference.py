@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reads a GGUF file with gguf-py, runs it with llama.cpp, and prints what they find.
 
-  llama_cpp_reference.py logits FILE [ADAPTER]   the logits of two sequences of twelve tokens, one number a line
+  llama_cpp_reference.py logits FILE [ADAPTER]   the logits of two sequences of 48 tokens, one number a line
   llama_cpp_reference.py tokens FILE TEXT...     the ids of each text, one text a line
   llama_cpp_reference.py quantise TYPE           stdin: float32 elements, stdout: their bytes by gguf.quants
   llama_cpp_reference.py dequantise TYPE         stdin: bytes, stdout: their float32 elements by gguf.quants
@@ -12,6 +12,8 @@ import sys
 
 import gguf
 import numpy
+
+LENGTH = 48
 
 
 def read_whole(path):
@@ -43,13 +45,13 @@ def logits(path, adapter=None):
     if adapter:
         read_whole(adapter)
     # Keys and values in f32, as here; llama.cpp's default is f16.
-    llama = llama_cpp.Llama(path, n_ctx=32, n_threads=1, logits_all=True, verbose=False, lora_path=adapter,
+    llama = llama_cpp.Llama(path, n_ctx=64, n_threads=1, logits_all=True, verbose=False, lora_path=adapter,
                             type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32)
     for row in range(2):
-        tokens = [(row * 7 + column * column * 3 + row * column * 5 + 1) % vocabulary for column in range(12)]
+        tokens = [(row * 7 + column * column * 3 + row * column * 5 + 1) % vocabulary for column in range(LENGTH)]
         llama.reset()
         llama.eval(tokens)
-        print("\n".join(f"{value:.9g}" for value in numpy.array(llama.scores[:12]).flatten().tolist()))
+        print("\n".join(f"{value:.9g}" for value in numpy.array(llama.scores[:LENGTH]).flatten().tolist()))
 
 
 def tokens(path, texts):

@@ -33,7 +33,7 @@ class LlamaCpp : public ::testing::TestWithParam<std::string> {
   }
   at::Tensor our_logits() const {
     at::NoGradGuard no_grad;
-    const at::Tensor rows = token_rows(0, 2, 11, options_.vocab_size);
+    const at::Tensor rows = token_rows(0, 2, 47, options_.vocab_size);
     return model_->forward(rows).flatten();
   }
   at::Tensor their_logits(const std::vector<std::string>& adapter = {}) const {
@@ -77,7 +77,7 @@ TEST_P(LlamaCpp, GivesTheLogitsOfTheModel) {
   write(gguf_options(GetParam()));
   const double plain = f32_tolerance();
   // Rounded inputs of routers choose another expert for some token.
-  const double quantised = options_.num_experts > 0 ? 0.15 : 5e-2;
+  const double quantised = options_.num_experts > 0 ? 0.2 : 8e-2;
   // It rounds the inputs of products too: to the type of the matrix, for quantised ones to 8 bits.
   for (const auto& [type, tolerance] : {std::pair(TensorType::kF32, plain),
                                         {TensorType::kF16, 5e-3},

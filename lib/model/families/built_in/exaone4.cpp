@@ -17,6 +17,12 @@ Family exaone4() {
                      .model_class = "Exaone4ForCausalLM",
                      .sizes = {102400, 4096, 16384, 32, 32, 32, 2048},
                      .defaults = {.sliding_window = 4096, .sliding_window_pattern = 4},
+                     .gguf = {.architecture = "exaone4",
+                              .keys = kGgufLlama + kGgufWindows,
+                              .scales_frequencies = true,
+                              .heads_fill_width = true,
+                              .window_pattern = 4,
+                              .layers_with_windows = 64},
                      .written = kNoPadding}}};
 }
 

@@ -19,7 +19,8 @@ Family granite() {
                                                       {"residual_scale", "residual_multiplier"},
                                                       {"logit_scale", "logits_scaling"}},
                         .flags = {{"attention_bias", "blk.0.attn_q.bias"}, {"mlp_bias", "blk.0.ffn_up.bias"}},
-                        .rotates_neighbours = true}}}};
+                        .rotates_neighbours = true,
+                        .scales_frequencies = true}}}};
 }
 
 }  // namespace fsdp::nn::built_in

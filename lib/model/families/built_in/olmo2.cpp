@@ -5,6 +5,12 @@ namespace fsdp::nn::built_in {
 /// OLMo Team: 2 OLMo 2 Furious, 2025, section 2. A model with windows is an OLMo 3 (OLMo Team: OLMo 3, 2025),
 /// whose rotary scaling is that of the layers without one.
 Family olmo2() {
+  const GgufArchitecture gguf = {
+      .architecture = "olmo2",
+      .keys = kGgufLlama + kGgufWindows + GgufKeys{{"rope.freq_base_swa", "rope_local_base_freq", true}},
+      .fixed = R"({"hidden_act": "silu", "attention_bias": false, "tie_word_embeddings": false})",
+      .window_pattern = 4,
+      .plain_windows = true};
   return {
       .architecture = "olmo2",
       .options = kLlamaOptions + kRotaryOptions +
@@ -17,10 +23,7 @@ Family olmo2() {
       .types = {{.name = "olmo2",
                  .model_class = "Olmo2ForCausalLM",
                  .sizes = {50304, 4096, 11008, 32, 32, 0, 2048},
-                 .gguf = {.architecture = "olmo2",
-                          .keys = kGgufLlama,
-                          .fixed = R"({"hidden_act": "silu", "attention_bias": false,
-                                           "tie_word_embeddings": false})"},
+                 .gguf = gguf,
                  .without_key = {"sliding_window", "sliding_window_pattern", "rope_local_base_freq"},
                  .written = kNoPadding},
                 {.name = "olmo3",
@@ -30,6 +33,7 @@ Family olmo2() {
                               .sliding_window_pattern = 4,
                               .rope_theta = 5e5,
                               .rope_local_base_freq = 5e5},
+                 .gguf = gguf,
                  .written = kNoPadding,
                  .nested_rotary = true}}};
 }

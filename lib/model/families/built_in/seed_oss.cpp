@@ -14,6 +14,11 @@ Family seed_oss() {
                                   .rms_norm_eps = 1e-6,
                                   .attention_dropout = 0.1,
                                   .hidden_dropout = 0.1},
+                     .gguf = {.architecture = "seed_oss",
+                              .keys = kGgufLlama,
+                              .flags = {{"attention_bias", "blk.0.attn_q.bias"}},
+                              .fixed = R"({"hidden_act": "silu", "mlp_bias": false})",
+                              .norm_before_feed_forward = "post_attention_norm"},
                      .keys = {{"qkv_bias", "attention_bias"}, {"hidden_dropout", "residual_dropout"}},
                      .required = R"({"attention_out_bias": false})",
                      .written = R"({"attention_out_bias": false, "pad_token_id": null})"}}};
