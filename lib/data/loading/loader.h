@@ -116,8 +116,8 @@ class ValidationLoader {
   /// Number of batches of each rank.
   int64_t num_batches() const;
   /// Returns batch `index` (from 0) of this rank: row b is the sample (index * W + rank) * B + b. B is
-  /// micro_batch_size, or the number of samples if that is less. With data.max_tokens, rows are as long as the
-  /// longest sample of the batch.
+  /// micro_batch_size, or the number of samples if that is less. With data.max_tokens, rows are as long as
+  /// the longest sample of the batch.
   Batch batch(int64_t index) const;
 
   /// The sample in row 0 of this rank's batch, and the number of rows in the batches of all ranks.

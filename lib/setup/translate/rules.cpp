@@ -6,7 +6,7 @@
 #include "setup/config/foreign_names.h"
 #include "setup/translate/translator.h"
 
-// The names whose value is not that of the key: each rule has the names of several programs, and what it does.
+// The names whose value is not that of the key. A rule has the names of several programs, and what it does.
 
 namespace fsdp::config {
 namespace fs = std::filesystem;
