@@ -163,8 +163,7 @@ TEST_F(AddedRows, AreTrainedSavedAndExported) {
   const at::Tensor rows = saved.at("model/model.embed_tokens.weight").narrow(0, 17, kAdded);
   EXPECT_FALSE(at::equal(rows[0], rows[1])) << "they have learnt apart";
   EXPECT_FALSE(at::equal(rows[0], begun.at("model.embed_tokens.weight")[17]));
-  checkpoint::export_model(
-      {.checkpoint_folder = folder_ / "out/step-00000006", .output = folder_ / "exported"});
+  checkpoint::export_model(folder_ / "out/step-00000006", folder_ / "exported", {});
   const nlohmann::json config = nlohmann::json::parse(util::read_file(folder_ / "exported/config.json"));
   EXPECT_EQ(config.at("vocab_size"), 17 + kAdded);
   EXPECT_EQ(checkpoint::open_weights(folder_ / "exported").shape("lm_head.weight"),
