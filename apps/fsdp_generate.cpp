@@ -39,7 +39,7 @@ using namespace fsdp;
 using util::ErrorKind;
 using util::fail;
 
-struct Arguments {
+struct GenerateArguments {
   std::string checkpoint, prompt, prompt_file, tokenizer, dtype = "auto", begin_token, dash, score;
   std::string system, chat_template;
   bool ema = false, json = false, interactive = false, chat = false;
@@ -64,7 +64,7 @@ std::string read_input(const std::string& file) {
   return text;
 }
 
-std::string read_prompt(const Arguments& arguments) {
+std::string read_prompt(const GenerateArguments& arguments) {
   if (arguments.dash.empty() && arguments.prompt_file.empty()) return arguments.prompt;
   return read_input(arguments.dash.empty() ? arguments.prompt_file : arguments.dash);
 }
@@ -88,7 +88,7 @@ std::vector<int64_t> encode(const data::Tokenizer& tokenizer, const std::string&
 }
 
 /// Returns the number of tokens to generate. Without a given number, as many as fit, up to the default.
-int64_t new_tokens(const Arguments& arguments, const nn::ModelOptions& model, size_t prompt) {
+int64_t new_tokens(const GenerateArguments& arguments, const nn::ModelOptions& model, size_t prompt) {
   const int64_t longest = nn::longest_sequence(model), room = longest - static_cast<int64_t>(prompt);
   if (room < 1) {
     fail(ErrorKind::kUsage, "the prompt must have fewer than ", longest,
@@ -120,8 +120,9 @@ std::vector<int64_t> stop_ids(const Model& model) {
 }
 
 /// Prints the texts that continue the tokens, after `shown`. Returns the first.
-std::string print_texts(const Arguments& arguments, const Model& model, const std::vector<int64_t>& ids,
-                        const std::string& shown, std::vector<int64_t> stops) {
+std::string print_texts(const GenerateArguments& arguments, const Model& model,
+                        const std::vector<int64_t>& ids, const std::string& shown,
+                        std::vector<int64_t> stops) {
   generate::GenerationOptions options = arguments.options;
   options.max_new_tokens = new_tokens(arguments, model.stored.options, ids.size());
   options.sampling = generate::chosen_sampling(arguments.sampling, model.defaults);
@@ -154,7 +155,7 @@ std::string print_texts(const Arguments& arguments, const Model& model, const st
 }
 
 /// Continues one prompt, and prints the texts.
-int generate_texts(const Arguments& arguments, const Model& model, const std::string& prompt) {
+int generate_texts(const GenerateArguments& arguments, const Model& model, const std::string& prompt) {
   const std::vector<int64_t> ids = encode(*model.tokenizer, prompt, arguments.begin_token);
   // The reader of the texts of --interactive has typed the prompts.
   const std::string shown = arguments.interactive && !arguments.json ? "" : prompt;
@@ -186,7 +187,7 @@ int for_each_line(const Answer& answer) {
 }
 
 /// Answers each line as a message of the user, with what was said before.
-int chat(const Arguments& arguments, const Model& model, data::ChatSession& session) {
+int chat(const GenerateArguments& arguments, const Model& model, data::ChatSession& session) {
   std::vector<int64_t> stops = stop_ids(model);
   for (const int64_t id : session.ends_of_answers()) stops.push_back(id);
   const int64_t positions = model.stored.options.max_position_embeddings;
@@ -205,7 +206,7 @@ int chat(const Arguments& arguments, const Model& model, data::ChatSession& sess
   });
 }
 
-int score(const Arguments& arguments, const Model& model) {
+int score(const GenerateArguments& arguments, const Model& model) {
   const std::string text = read_input(arguments.score);
   if (text.empty()) fail(ErrorKind::kUsage, "--score: expected a text; found none in ", arguments.score);
   const std::vector<int64_t> ids = encode(*model.tokenizer, text, arguments.begin_token);
@@ -219,7 +220,7 @@ int score(const Arguments& arguments, const Model& model) {
   return 0;
 }
 
-data::ChatTemplateSource template_of(const Arguments& arguments, const Model& model) {
+data::ChatTemplateSource template_of(const GenerateArguments& arguments, const Model& model) {
   const std::string tokenizer = arguments.tokenizer.empty()
                                     ? generate::tokenizer_name(model.stored).value_or("bytes")
                                     : arguments.tokenizer;
@@ -230,7 +231,7 @@ data::ChatTemplateSource template_of(const Arguments& arguments, const Model& mo
   return data::find_chat_template(arguments.chat_template, tokenizer);
 }
 
-int run(const Arguments& arguments) {
+int run(const GenerateArguments& arguments) {
   generate::check_sampling(generate::chosen_sampling(arguments.sampling, {}));
   const bool has_prompt = arguments.score.empty() && !arguments.interactive && !arguments.chat;
   const std::string prompt = has_prompt ? read_prompt(arguments) : "";
@@ -280,7 +281,7 @@ cli::Page page() {
 
 int main(int argc, char** argv) {
   CLI::App app("Continues or scores a text with a trained model.", "fsdp-generate");
-  Arguments arguments;
+  GenerateArguments arguments;
   generate::GenerationOptions& options = arguments.options;
   const generate::SamplingOptions sampling;  // used unless the user or the model sets other values
   const auto default_of = [](auto value) {
