@@ -64,12 +64,15 @@ print(json.dumps({"tokens": len(tokenizer), "model": model.config.vocab_size, "i
                   "text": tokenizer.decode(ids)}))
 )";
 
-/// The logits of merged/ are those of adapter/ on the base with as many rows.
+/// The logits of merged/ are those of adapter/ on the base with as many rows, which transformers draws around
+/// the mean: so near to 0 that the norm behind it makes much of the difference.
 constexpr const char* kLoadAdapter = R"(
 import json, peft, torch, transformers
 load = transformers.AutoModelForCausalLM.from_pretrained
 base, merged = load("base"), load("merged")
 base.resize_token_embeddings(367)
+for layer in (base.get_input_embeddings(), base.get_output_embeddings()):
+    layer.weight.data[365:] = layer.weight.data[:365].mean(0)
 adapted = peft.PeftModel.from_pretrained(base, "adapter")
 ids = torch.arange(32).view(2, 16) * 11 + 10  # up to 361
 ids[0, 3], ids[1, 5] = 365, 366
@@ -207,7 +210,7 @@ TEST_P(AddedTokens, AreOfTheBaseOfAdaptersToo) {
   must({program("fsdp-ckpt"), "export", "run", "merged", "--merge"});
   EXPECT_THAT(must({program("fsdp-ckpt"), "export", "run", "adapter", "--adapter"}).err,
               HasSubstr("base.resize_token_embeddings(367)"));
-  EXPECT_LT(printed({python_, "-c", kLoadAdapter})["difference"], 1e-2);
+  EXPECT_LT(printed({python_, "-c", kLoadAdapter})["difference"], 1e-4);
 }
 
 INSTANTIATE_TEST_SUITE_P(Heads, AddedTokens, ::testing::Values("tied", "untied"),
