@@ -317,10 +317,13 @@ void check_experts(const ConfigReader& reader, const nn::ModelOptions& options) 
   }
 }
 
-void read_all_scaling(const ConfigReader& reader, nn::ModelOptions& options) {
+void read_all_scaling(const ConfigReader& reader, const nn::ModelType& type, nn::ModelOptions& options) {
+  constexpr const char* kLocal = "rope_local_base_freq";
+  const bool is_for_each_kind =
+      nn::family_of(options).has(kLocal) && std::ranges::count(type.without_key, kLocal) == 0;
   const json scaling = reader.value("rope_scaling"), parameters = reader.value("rope_parameters");
   read_rotary(reader, "rope_scaling", scaling, options);
-  if (!nn::family_of(options).has("rope_local_base_freq")) {
+  if (!is_for_each_kind) {
     if (scaling.is_object() && !scaling.empty() && parameters.is_object() && scaling != parameters) {
       reader.refuse("rope_parameters", "the same as \"rope_scaling\"");
     }
@@ -357,7 +360,7 @@ nn::ModelOptions read_options(const ConfigReader& reader, const nn::ModelType& t
   if (!family.has("num_key_value_heads")) options.num_key_value_heads = options.num_attention_heads;
   if (family.is_rotary()) {
     read_head_width(reader, options);
-    read_all_scaling(reader, options);
+    read_all_scaling(reader, type, options);
   }
   if (options.query_pre_attn_scalar == nn::head_width(options)) options.query_pre_attn_scalar = 0;
   if (family.has("no_rope_layer_interval")) {

@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "model/families/families.h"
+#include "model/families/family.h"
 #include "state/hugging_face/hugging_face_config.h"
 #include "support/checkpoint_fixtures.h"
 #include "support/tiny_models.h"
@@ -110,6 +114,22 @@ TEST(HuggingFaceConfigReader, ReadsTheAnglesOfOlmo3OldAndNew) {
     EXPECT_EQ(read.rope_factor, 8);
     EXPECT_EQ(read.rope_theta, 5e5);
     EXPECT_EQ(read.rope_local_base_freq, 5e5);
+  }
+}
+
+/// transformers 5 writes the angles of most models so, of OLMo 2 too, whose family has models with two kinds of
+/// layers.
+TEST(HuggingFaceConfigReader, ReadsRotaryParametersOfAllLayersForEachTypeWithoutWindowsOfItsOwnAngles) {
+  for (const nn::Family& family : nn::families()) {
+    for (const nn::ModelType& type : family.types) {
+      const bool has_two_kinds = family.has("rope_local_base_freq") &&
+                                 std::ranges::count(type.without_key, "rope_local_base_freq") == 0;
+      if (!family.is_rotary() || has_two_kinds) continue;
+      const nlohmann::json config = {
+          {"model_type", type.name},
+          {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 12345.0}}}};
+      EXPECT_EQ(options_from_hugging_face(config, "x").rope_theta, 12345) << type.name;
+    }
   }
 }
 
