@@ -117,7 +117,7 @@ TEST(HuggingFaceConfigReader, ReadsTheAnglesOfOlmo3OldAndNew) {
   }
 }
 
-/// transformers 5 writes the angles of most models so, of OLMo 2 too, whose family has models with two kinds of
+/// transformers 5 writes the angles of most models so. The family of OLMo 2 also has models with two kinds of
 /// layers.
 TEST(HuggingFaceConfigReader, ReadsRotaryParametersOfAllLayersForEachTypeWithoutWindowsOfItsOwnAngles) {
   for (const nn::Family& family : nn::families()) {
