@@ -6,6 +6,7 @@ fsdp-train computes one over as many samples. Losses are nanoGPT's last estimate
 """
 import argparse
 import os
+import pickle
 import re
 import shutil
 import statistics
@@ -48,6 +49,8 @@ def nanogpt(arguments, seed, tokens, folder):
         (copy / "train.py").write_text((source / "train.py").read_text().replace("manual_seed(1337", f"manual_seed({seed}"))
         for token_file in tokens:
             shutil.copy(token_file, copy / "data/shakespeare_char")
+        # Without it, train.py takes GPT-2's vocabulary.
+        (copy / "data/shakespeare_char/meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(set(arguments.text.read_text()))}))
     steps = arguments.steps
     seconds, output = timed([arguments.peer_python, "train.py", "config/train_shakespeare_char.py", "--device=cpu", "--compile=False",
                              "--eval_iters=20", "--log_interval=100", "--block_size=64", "--batch_size=12", "--n_layer=4", "--n_head=4",

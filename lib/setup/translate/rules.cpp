@@ -59,8 +59,8 @@ void Translator::read_data(const Literal& value) {
     }
   }
   of_chats_ |= !has_text;
-  notes_.push_back(
-      concat("the texts are ", path(), ": ", names.empty() ? "those of the file" : util::join(names, ", ")));
+  notes_.push_back(concat("the texts to tokenize are those of ", path(), ": ",
+                          names.empty() ? "see the file" : util::join(names, ", ")));
 }
 
 void Translator::read_sharding(const Literal& value) {
@@ -117,9 +117,10 @@ const std::vector<Translator::Rule>& Translator::rules() {
            return t.off_.push_back(t.path());
          }
          if (is_off(v)) return t.off_.push_back(t.path());
-         fail(ErrorKind::kUsage, t.path(), " must be off for a translation, but is ", word,
-              ": fsdp-train has supervised training of language models alone, no preferences, rewards or "
-              "classes; translate a config of supervised fine-tuning");
+         fail(
+             ErrorKind::kUsage, t.path(), " must be off for a translation, but is ", word,
+             ": fsdp-train trains language models on texts and conversations only, not on preferences, rewards "
+             "or classes; translate a config of supervised fine-tuning");
        }},
       {"adapter finetuning_type peft_config.name",
        [](T& t, const L& v) {
@@ -139,7 +140,7 @@ const std::vector<Translator::Rule>& Translator::rules() {
       {"lora_target_modules target_modules lora_target", [](T& t, const L& v) { t.read_targets(v); }},
       {"datasets pretraining_dataset train_dataset dataset dataset_path dataset_dir training.dataset training.dataset_path",
        [](T& t, const L& v) {
-         t.section_ == "validation" ? t.leave("its texts become data.validation, as above") : t.read_data(v);
+         t.section_ == "validation" ? t.leave("its texts become data.validation; see above") : t.read_data(v);
        }},
       {"val_set_size val_size",
        [](T& t, const L& v) {
@@ -168,7 +169,7 @@ const std::vector<Translator::Rule>& Translator::rules() {
        [](T& t, const L& v) {
          if (contains(v.text, "8bit") || contains(v.text, "4bit") || contains(v.text, "paged")) {
            t.notes_.push_back(
-               concat("the optimizer's states are 32 bits wide here, not as in ", v.text,
+               concat("the optimizer's states have 32 bits here, unlike those of ", v.text,
                       "; if they do not fit, fsdp.cpu_offload = true keeps them in host memory"));
          }
          t.set("optimizer.name", v);

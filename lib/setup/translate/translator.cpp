@@ -119,7 +119,8 @@ void Translator::complete_adapters() {
     kept_.erase("lora.rank");
     name_ = "lora_r";
     leave(
-        "no adapter is trained there, since adapter or finetuning_type is not lora: write lora.rank to train one");
+        "the other program trains no adapter, because adapter or finetuning_type is not lora; set lora.rank to "
+        "train one");
   }
   if (!has_adapter_) return;
   const std::string from = concat("default of ", form_.program);
@@ -131,7 +132,9 @@ void Translator::complete_adapters() {
   }
   const bool in_bfloat16 = has("mixed_precision.param_dtype") &&
                            kept_.at("mixed_precision.param_dtype").value == Value(std::string("bfloat16"));
-  if (in_bfloat16) set("fsdp.param_storage", text_literal("bfloat16"), "frozen weights, as there");
+  if (in_bfloat16)
+    set("fsdp.param_storage", text_literal("bfloat16"),
+        "type of the frozen weights, as in the other program");
 }
 
 void Translator::complete_model() {
@@ -173,16 +176,19 @@ void Translator::complete_data() {
   const std::string data = of_chats_ ? "data/chats" : "data/texts";
   set("data.train", list_literal({data + ".train.u32"}), "written by fsdp-data tokenize, above");
   if (validates_ || has("evaluation.interval_steps")) {
-    if (evaluates_) set("data.validation", list_literal({data + ".validation.u32"}), "written by it too");
+    if (evaluates_)
+      set("data.validation", list_literal({data + ".validation.u32"}),
+          "written by fsdp-data tokenize, above");
   }
   if (has("model.init_from") && !has("data.tokenizer")) {
     set("data.tokenizer", text_literal(concat(model_.empty() ? "MODEL" : model_, "/tokenizer.json")),
         "beside the model");
   }
   if (of_chats_ && !counts_inputs_)
-    set("data.train_on", text_literal("assistant"), "the loss counts answers, as there");
+    set("data.train_on", text_literal("assistant"),
+        "only answers count in the loss, as in the other program");
   if (of_chats_ && !has("data.documents"))
-    set("data.documents", text_literal("split"), "a conversation per row: nothing is packed there");
+    set("data.documents", text_literal("split"), "one conversation per row, as in the other program");
 }
 
 void Translator::complete_schedule() {
@@ -300,7 +306,8 @@ std::string Translator::head(const fs::path& file) const {
     std::ranges::replace(line, '\n', ' ');
     text += "- " + line + "\n";
   }
-  if (!off_.empty()) text += concat("\nOff there, or not needed here: ", util::join(off_, ", "), ".\n");
+  if (!off_.empty())
+    text += concat("\nOff in the other program, or not needed here: ", util::join(off_, ", "), ".\n");
   return as_comment(text);
 }
 

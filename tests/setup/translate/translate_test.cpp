@@ -83,9 +83,9 @@ TEST(Translate, ListsWhatIsLeftOutWithTheReason) {
   expect_in(axolotl.toml, "# - evals_per_epoch: write evaluation.interval_steps, which counts steps");
   expect_in(axolotl.toml, "#   hf download someone/Tiny-Llama --local-dir models/Tiny-Llama\n");
   expect_in(axolotl.toml, "--validation-output data/chats.validation.u32 --validation-fraction 0.03\n");
-  expect_in(axolotl.toml, "# - the texts are datasets: someone/questions\n");
-  expect_in(axolotl.toml, "32 bits wide here, not as in paged_adamw_8bit");
-  expect_in(axolotl.toml, "# Off there, or not needed here: strict");
+  expect_in(axolotl.toml, "# - the texts to tokenize are those of datasets: someone/questions\n");
+  expect_in(axolotl.toml, "32 bits here, unlike those of paged_adamw_8bit");
+  expect_in(axolotl.toml, "# Off in the other program, or not needed here: strict");
 }
 
 TEST(Translate, KeepsWhatTorchtitansConfigSays) {
