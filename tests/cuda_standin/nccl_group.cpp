@@ -8,7 +8,10 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <string_view>
 
 #include "standin.h"
 
@@ -21,6 +24,12 @@ constexpr std::chrono::seconds kPatience{60};
 constexpr std::chrono::milliseconds kLookForPeers{500};
 constexpr int kLooksBeforeSleep = 200;
 constexpr useconds_t kSleep = 30;
+
+/// The host of this process as NCCL sees it. Ranks of one host must not share a device.
+uint64_t host_hash() {
+  const char* const id = std::getenv("NCCL_HOSTID");
+  return id != nullptr ? std::hash<std::string_view>()(id) : 0;
+}
 
 }  // namespace
 
@@ -45,6 +54,7 @@ NcclGroup* NcclGroup::join(const std::string& name, int rank, int ranks, int dev
   group->data_ = static_cast<char*>(memory) + kHeaderBytes;
   Shared& shared = *group->shared_;
   shared.statements[rank].device = device;
+  shared.statements[rank].host = host_hash();
   shared.statements[rank].process = ::getpid();
   ++shared.joined;
   const Clock::time_point end = Clock::now() + kPatience;
@@ -58,7 +68,8 @@ NcclGroup* NcclGroup::join(const std::string& name, int rank, int ranks, int dev
   group->barrier();
   if (rank == 0) ::shm_unlink(name.c_str());
   for (int other = 0; other < ranks; ++other) {
-    if (other != rank && shared.statements[other].device == device) why = "Duplicate GPU detected";
+    const Statement &own = shared.statements[rank], &theirs = shared.statements[other];
+    if (other != rank && theirs.device == device && theirs.host == own.host) why = "Duplicate GPU detected";
   }
   return why.empty() ? group : nullptr;
 }

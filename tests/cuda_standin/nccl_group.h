@@ -39,7 +39,7 @@ class NcclGroup {
  private:
   struct Statement {
     char operation[32];
-    uint64_t bytes;
+    uint64_t bytes, host;
     int device, process;
   };
   struct Shared {

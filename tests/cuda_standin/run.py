@@ -196,6 +196,9 @@ class Run:
     def start(self, program, *words, ranks=1, timeout=TIME_LIMIT, report="report", reports=True):
         """Returns the exit code; -1 for a run that did not end."""
         command = [self.bin / program, *words]
+        of_rank = [f"{name}={value}" for name, value in self.configuration.environment.items() if "$RANK" in value]
+        if of_rank:
+            command = ["sh", "-c", " ".join(of_rank) + ' exec "$0" "$@"', *command]
         if ranks > 1:
             command = [self.bin / "fsdp-launch", "--nproc-per-node", str(ranks), "--shutdown-timeout", "5", "--", *command]
         if reports and self.mode != "g":
@@ -259,7 +262,7 @@ class Run:
         problems = []
         if code != configuration.exit_code:
             problems.append("it did not end" if code == -1 else f"exit code {code}, expected {configuration.exit_code}")
-        if configuration.text and configuration.text not in self.output:
+        if configuration.text and configuration.text not in self.output.replace("_", " "):
             problems.append(f"the output lacks \"{configuration.text}\"")
         self.counts, violations = read_reports(self.folder, "*")
         problems += [f"violation: {text}" for text in violations]

@@ -1,5 +1,6 @@
 #include "comm/backends/make_communicator.h"
 
+#include <cstdlib>
 #include <string>
 #include <utility>
 
@@ -28,6 +29,13 @@ std::shared_ptr<Communicator> host_communicator(RunToConnect run, std::shared_pt
   return make_queued_communicator(std::move(communicator));
 }
 
+/// This rank's host as NCCL sees it: NCCL refuses two ranks of one host that share a GPU, and connects
+/// ranks of different hosts through the network.
+std::string host_for_nccl() {
+  const char* given = std::getenv("NCCL_HOSTID");
+  return given != nullptr ? given : HostIdentity::read().boot_id;
+}
+
 /// Collectives of tensors on the rank's device: over NCCL, or through host memory.
 std::shared_ptr<Communicator> device_collectives(const BackendRow& row, const NcclPlace& place,
                                                  at::Device device,
@@ -35,17 +43,18 @@ std::shared_ptr<Communicator> device_collectives(const BackendRow& row, const Nc
   const auto through_host = [&] { return make_staged_communicator(device, host); };
   const GpuTensors path = row.traits.on_gpus;
   if (!device.is_cuda() || path == GpuTensors::kThroughHostMemory) return through_host();
-  const std::string mine = HostIdentity::read().boot_id + " " + util::cuda_device(place.device).bus_id;
+  const std::string mine = host_for_nccl() + " " + util::cuda_device(place.device).bus_id;
   const std::string obstacle = shared_gpu(all_gather_text(*host, mine, {.unit = "GPUs of the ranks"}));
   if (obstacle.empty()) return make_nccl_communicator(place);
   if (path == GpuTensors::kOverNccl) {
     throw AgreedError(ErrorKind::kUsage, concat("comm.backend = \"", row.name,
                                                 "\" requires a GPU of its own for each rank, but ", obstacle,
-                                                "; start fewer processes per host, or set it to auto"));
+                                                "; start fewer processes per host, set it to auto, or set "
+                                                "NCCL_HOSTID to another value on each of these ranks"));
   }
   if (host->rank() == 0) {
     util::log_warning(concat("processes exchange GPU tensors through host memory, which is slow: ", obstacle,
-                             ", but NCCL needs one for each rank"));
+                             ", but NCCL needs one, or another NCCL_HOSTID, for each rank"));
   }
   return through_host();
 }

@@ -25,8 +25,9 @@ LaunchEnvironment launch_environment(const CommOptions& options);
 /// ignore `environment`.
 ///
 /// With a `device` the communicator also accepts tensors of the device (make_device_communicator()). They are
-/// exchanged over NCCL with "auto" and "nccl" if each rank has a separate GPU; if not, "nccl" throws
-/// Error(kUsage). Otherwise they are exchanged through host memory, and rank 0 logs a warning.
+/// exchanged over NCCL with "auto" and "nccl" if each rank has a separate GPU, or ranks that share one have
+/// different values of NCCL_HOSTID; if not, "nccl" throws Error(kUsage). Otherwise they are exchanged through
+/// host memory, and rank 0 logs a warning.
 std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environment,
                                                 const CommOptions& options,
                                                 std::shared_ptr<Activity> activity = nullptr,

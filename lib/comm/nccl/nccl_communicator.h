@@ -16,7 +16,7 @@ namespace fsdp::comm {
 struct NcclPlace {
   RunStore store{};                     ///< the run's store
   GroupIdentity identity{};             ///< run_identity() for all ranks of the run
-  int device = 0;                       ///< this rank's GPU; ranks must not share one (shared_gpu())
+  int device = 0;                       ///< this rank's GPU; see shared_gpu()
   std::chrono::milliseconds timeout{};  ///< limit for a collective, and for connecting
   /// Records each collective while it is the oldest that the GPU has not finished (the calls return before).
   /// May be null.
@@ -25,7 +25,7 @@ struct NcclPlace {
 
 /// Connects the ranks of `place.identity`. Collective over them. Throws Error(kTimeout) or Error(kPeerLost)
 /// when not all arrive in time, Error(kUsage) if there is no GPU or NCCL refuses, as it does when ranks share
-/// a GPU.
+/// a GPU and NCCL_HOSTID is not different on each.
 ///
 /// - Tensors must be contiguous and on the GPU. A collective begins after the work on the current stream, and
 ///   Work::wait() makes that stream wait for it. NCCL runs in a separate stream of high priority. No call

@@ -104,8 +104,8 @@ struct HostLayout {
 HostLayout host_layout(const std::vector<int>& hosts, const std::vector<int>& ranks);
 
 /// "ranks 0 and 2 share a GPU (0000:1b:00.0)" for the first two that do; empty if no ranks share one. NCCL
-/// refuses to connect ranks that share a GPU. `gpus`: "HOST BUS_ID" of every rank; a rank without a GPU has
-/// an empty BUS_ID.
+/// refuses to connect ranks that share a GPU. `gpus`: "HOST BUS_ID" of every rank, where HOST is the
+/// rank's host as NCCL sees it; a rank without a GPU has an empty BUS_ID.
 std::string shared_gpu(const std::vector<std::string>& gpus);
 
 }  // namespace fsdp::comm

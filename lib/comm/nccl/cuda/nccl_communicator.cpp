@@ -243,7 +243,8 @@ class NcclCommunicator final : public Communicator {
       if (cause.find("Duplicate GPU") != std::string::npos || cause.starts_with("ncclInvalidUsage")) {
         util::fail(ErrorKind::kUsage, what, " failed on rank ", place_.identity.global_rank(),
                    place_.identity.shown(), ": each process needs a GPU of its own, but NCCL reports ", cause,
-                   "; start no more processes per host than it has GPUs, or set comm.backend to gloo");
+                   "; start no more processes per host than it has GPUs, set comm.backend to gloo, or set "
+                   "NCCL_HOSTID to another value on each process");
       }
       guard_->fail(what, {.timeout = says_timeout(cause), .cause = cause});
     }

@@ -131,7 +131,7 @@ TEST(SeveralRanks, OnOneGpuAreRefusedWithTheRemedy) {
     FAIL();
   } catch (const util::Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-    EXPECT_THAT(error.what(), HasSubstr("set comm.backend to gloo"));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("set comm.backend to gloo"), HasSubstr("NCCL_HOSTID")));
   }
 }
 
