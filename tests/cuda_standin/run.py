@@ -230,6 +230,12 @@ class Run:
             self.short, self.long = 10, 14  # graphs are recorded by then
             code = self.train(f"training.steps={self.short}", "run.output_dir=short", report="short")
             return code or self.train(f"training.steps={self.long}", "run.output_dir=long", report="long")
+        if program == "late-save":
+            code = self.train()
+            late = read_reports(self.folder, "*")[0][-1]["collectives"] if code == 0 else 0
+            # Late enough for a time-out, but on time for what the other rank waits for after it.
+            self.environment["STANDIN_FAULT"] = f"rank=1,do=nccl_late:{late},do=nccl_late_seconds:5"
+            return code or self.train("checkpoint.save_at_end=true", "comm.timeout_seconds=3", report="late")
         if program == "pinned":
             code = self.train("training.steps=10")
             before = len(self.output)
@@ -264,6 +270,8 @@ class Run:
             problems.append("it did not end" if code == -1 else f"exit code {code}, expected {configuration.exit_code}")
         if configuration.text and configuration.text not in self.output.replace("_", " "):
             problems.append(f"the output lacks \"{configuration.text}\"")
+        if configuration.program == "late-save" and list(self.folder.glob("out/step-*/manifest.json")):
+            problems.append("a checkpoint was committed after NCCL was aborted")
         self.counts, violations = read_reports(self.folder, "*")
         problems += [f"violation: {text}" for text in violations]
         if len([own for own in self.counts if own]) < self.reports_expected and configuration.exit_code == 0:
@@ -351,7 +359,7 @@ def main():
             print(configuration.ranks, configuration.modes, configuration.name)
         return 0
     chosen = [matrix[name] for name in arguments.names]
-    chosen = chosen or [one for one in matrix.values() if (one.modes == "N") <= (mode in COMPARED)
+    chosen = chosen or [one for one in matrix.values() if (one.modes == "N") <= (mode in COMPARED) and (one.modes == "L") <= (mode == "l")
                         and (arguments.all or mode == "g" or mode in one.modes.lower())]
 
     def taken(configuration):

@@ -49,7 +49,8 @@ class Work {
   /// Waits for this rank's result; throws the error of a failed operation. Must be called at most once. On a
   /// device the caller's current stream waits; the calling thread does not.
   virtual void wait() = 0;
-  /// Like wait(), but on a device the calling thread waits as well.
+  /// Like wait(), but on a device the calling thread waits as well, and gets the error of an operation that
+  /// has failed there.
   virtual void synchronize() { wait(); }
 };
 
@@ -125,6 +126,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// Whether a reduce-scatter adds float32 in the order of sum_in_rank_order(). Otherwise the order is fixed
   /// too, but different.
   virtual bool adds_in_pairs() const { return true; }
+
+  /// Throws the failure of a collective of a device, which fails after its call, in this group or another
+  /// group of the run: what such a collective should have written is invalid. To be called once the host has
+  /// waited for the device, before it uses what the device has computed. Not collective. Does nothing on the
+  /// host, where Work::wait() throws.
+  virtual void check() const {}
 
   /// Runs `task` on this rank in the order of issue: after the collectives issued before it have completed
   /// and before those issued after it begin. The task may allocate memory that later collectives use; it must

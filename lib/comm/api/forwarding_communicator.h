@@ -62,6 +62,7 @@ class ForwardingCommunicator : public UniformCommunicator, protected CommonMemor
   at::Device device() const override { return inner_->device(); }
   std::optional<double> waited_seconds() const override { return inner_->waited_seconds(); }
   bool adds_in_pairs() const override { return inner_->adds_in_pairs(); }
+  void check() const override { inner_->check(); }
 
   WorkPtr enqueue(std::function<void()> task) override { return inner_->enqueue(std::move(task)); }
   WorkPtr enqueue_release(std::function<void()> task) override {

@@ -19,12 +19,17 @@ namespace {
 
 class StreamWork final : public Work {
  public:
-  explicit StreamWork(util::Event done) : done_(std::move(done)) {}
+  StreamWork(util::Event done, std::shared_ptr<const Communicator> on_device)
+      : done_(std::move(done)), on_device_(std::move(on_device)) {}
   void wait() override { done_.wait(); }
-  void synchronize() override { done_.synchronize(); }
+  void synchronize() override {
+    done_.synchronize();
+    on_device_->check();
+  }
 
  private:
   util::Event done_;
+  std::shared_ptr<const Communicator> on_device_;
 };
 
 /// Runs the task once the caller's stream has waited for the operations issued before it.
@@ -87,6 +92,7 @@ class DeviceCommunicator final : public OnDevice {
   }
 
   std::string backend_name() const override { return on_device_->backend_name(); }
+  void check() const override { on_device_->check(); }
 
   WorkPtr enqueue(std::function<void()> task) override { return issue(std::move(task)); }
   WorkPtr enqueue_release(std::function<void()> task) override {
@@ -117,7 +123,7 @@ class DeviceCommunicator final : public OnDevice {
  private:
   /// Runs the task on the calling thread, before it returns.
   WorkPtr issue(std::function<void()> task) {
-    return std::make_unique<StreamWork>(stream_.run(std::move(task)));
+    return std::make_unique<StreamWork>(stream_.run(std::move(task)), on_device_);
   }
 
   std::shared_ptr<Communicator> on_device_;

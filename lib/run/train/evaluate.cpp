@@ -103,6 +103,7 @@ std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoade
     if (hooks.bytes == nullptr) continue;
     batch.text_bytes ? sums[kBytes] += static_cast<double>(*batch.text_bytes) : sums[kForeignBatches] += 1;
   }
+  communicator.check();
   communicator.all_reduce(totals, comm::ReduceOp::kSum, {.unit = "validation loss"})->wait();
   // Each loss is known to one rank, and 0 on the others.
   sums[kLosses] = std::accumulate(sums + kSums, sums + kSums + places, sums[kLosses]);

@@ -77,6 +77,7 @@ StepResult TrainStep::run(StepPosition position) {
   step.norms = arriving.norms();
   step.clipping = shard::clipping(engine, options_.max_grad_norm, options_.norm_type, loss_scale, step.norms);
   step.result.grad_norm = step.clipping.norm;
+  engine.communicator().check();
   return conclude(std::move(step), &arriving);
 }
 
@@ -138,6 +139,7 @@ StepResult TrainStep::update_without_waiting(StepUpdate step, const at::Tensor& 
 void TrainStep::read_outcome(StepResult& result) {
   if (std::exchange(result.is_read, true)) return;
   const kernels::StepOutcome outcome = outcome_->read();
+  parts_.engine.communicator().check();
   result.loss = outcome.loss;
   result.grad_norm = outcome.grad_norm;
   result.loss_sum = outcome.loss_sum - std::exchange(loss_sum_read_, outcome.loss_sum);

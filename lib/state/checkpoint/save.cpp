@@ -74,6 +74,7 @@ SaveUnderWay::SaveUnderWay(SaveRequest request, std::vector<shard::TensorSlice> 
       folder_(request_.root / step_folder_name(request_.step)),
       slices_(std::move(slices)),
       communicator_(communicator) {
+  communicator_.check();
   begin(SavePart::kFolder, [this] {
     if (communicator_.rank() == 0) create_step_folder(request_, folder_, communicator_.world_size());
   });

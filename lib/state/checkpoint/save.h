@@ -50,8 +50,9 @@ std::string shard_file_name(int rank, int64_t world_size);
 /// exactly once (other replicas give empty slices). A tensor may have any number of slices. The data must be
 /// contiguous in CPU memory and is written without a copy.
 ///
-/// Collective. On return the checkpoint is complete and on the disk. Errors are thrown on every rank and
-/// leave no new checkpoint of that step: kCheckpoint if a complete checkpoint exists (it is never
+/// Collective. On return the checkpoint is complete and on the disk. Throws the failure of an earlier
+/// collective of a device (Communicator::check()). Other errors are thrown on every rank. All leave no new
+/// checkpoint of that step: kCheckpoint if a complete checkpoint exists (it is never
 /// overwritten) or the slices do not add up, kIo if the disk is full or refuses. Removes leftovers of an
 /// interrupted save of the same step, and renames a finished but damaged checkpoint.
 SavedCheckpoint save_sharded(const SaveRequest& request, const std::vector<shard::TensorSlice>& slices,

@@ -171,6 +171,7 @@ SavedCheckpoint save_full(const SaveRequest& request, const std::vector<shard::T
                           comm::Communicator& communicator) {
   const fs::path folder = request.root / step_folder_name(request.step);
   const bool first = communicator.rank() == 0;
+  communicator.check();
   const std::map<std::string, RankTensor> tensors = group_by_tensor(slices);
   Manifest held = gather_descriptions(request, tensors, communicator);
   comm::agree(communicator, kFullPurpose, [&] {

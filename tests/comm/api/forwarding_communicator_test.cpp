@@ -7,6 +7,7 @@
 #include "comm/api/stream_communicator.h"
 #include "comm/threads/thread_communicator.h"
 #include "support/counting_communicator.h"
+#include "support/forwarding_communicator.h"
 
 namespace fsdp::comm {
 namespace {
@@ -54,6 +55,16 @@ TEST(ForwardingCommunicator, HandsEveryCollectiveToTheInnerOne) {
     EXPECT_EQ(counting->calls()[0].numel, 2);
     EXPECT_EQ(counting->calls()[1].numel, 2);
   });
+}
+
+TEST(ForwardingCommunicator, HandsTheCheckToTheInnerOne) {
+  struct Failed final : testing::ForwardingCommunicator {
+    using ForwardingCommunicator::ForwardingCommunicator;
+    void check() const override { util::fail(ErrorKind::kPeerLost, "gone"); }
+  };
+  auto alone = std::make_shared<SingleCommunicator>();
+  Plain(alone).check();
+  EXPECT_THROW(Plain(std::make_shared<Failed>(alone)).check(), util::Error);
 }
 
 TEST(ForwardingCommunicator, HasTheCommonMemoryOfTheInnerOne) {

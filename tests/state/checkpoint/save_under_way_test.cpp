@@ -9,6 +9,7 @@
 #include "state/checkpoint/state_slices.h"
 #include "state/manifest/run_identity.h"
 #include "support/checkpoint_fixtures.h"
+#include "support/forwarding_communicator.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -50,6 +51,26 @@ TEST(SaveUnderWay, ThatIsGivenUpIsNoCheckpoint) {
   EXPECT_TRUE(find_checkpoints(root.path()).complete.empty());
   EXPECT_EQ(remove_leftovers(root.path(), kRun).removed,
             std::vector<fs::path>{root.path() / "step-00000005"});
+}
+
+/// A group on a device that has given up an earlier collective, as after an abort of NCCL.
+class GivenUp final : public ForwardingCommunicator {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+  void check() const override { fail(ErrorKind::kTimeout, "reduce_scatter of layer (backward) failed"); }
+};
+
+TEST(SaveUnderWay, HasNothingOfAStateThatAFailedCollectiveHasSpoilt) {
+  TemporaryFolder root;
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& ranks) {
+    GivenUp communicator(ranks);
+    const SaveRequest request = request_in(root.path(), 5);
+    const auto slices = slices_of(assorted_tensors(), ranks.rank(), 2);
+    EXPECT_THROW(save_sharded(request, slices, communicator), util::Error);
+    EXPECT_THROW(save_full(request, slices, communicator), util::Error);
+    EXPECT_THROW(SaveUnderWay(request, slices, communicator), util::Error);
+  });
+  EXPECT_TRUE(fs::is_empty(root.path()));
 }
 
 TEST(SaveUnderWay, ThatIsCompleteHasNoMarkOfItsRun) {

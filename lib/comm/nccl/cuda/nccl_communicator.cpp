@@ -17,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <utility>
+#include <vector>
 
 #include "base/device/cuda.h"
 #include "base/util/error.h"
@@ -113,9 +114,13 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
   return tensor.view({-1}).view(at::kByte);
 }
 
+/// The guards of all groups of a run on this rank.
+using Guards = std::vector<std::weak_ptr<CollectiveGuard>>;
+
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(const NcclPlace& place, std::string prefix) : place_(place), keys_(std::move(prefix)) {
+  NcclCommunicator(const NcclPlace& place, std::string prefix, std::shared_ptr<Guards> guards)
+      : place_(place), keys_(std::move(prefix)), guards_(std::move(guards)) {
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
     options->timeout = place.timeout;
     options->group_name = keys_.of_group();
@@ -131,6 +136,8 @@ class NcclCommunicator final : public Communicator {
         .timeout = place.timeout,
         .abort = [group = group_] { ends_within(kEndPatience, [group] { group->abort(); }); },
         .activity = place.activity});
+    std::erase_if(*guards_, [](const auto& guard) { return guard.expired(); });
+    guards_->push_back(guard_);
     connect();
   }
 
@@ -150,6 +157,11 @@ class NcclCommunicator final : public Communicator {
   int rank() const override { return place_.identity.rank; }
   int world_size() const override { return place_.identity.size(); }
   std::string backend_name() const override { return "nccl"; }
+  void check() const override {
+    for (const auto& each : *guards_) {
+      if (const auto guard = each.lock()) guard->check();
+    }
+  }
 
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
     check_whole(output, input);
@@ -216,7 +228,7 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     NcclPlace place = place_;
     place.identity = place_.identity.subgroup(name, ranks);
-    return std::make_shared<NcclCommunicator>(place, keys_.next(name, place.identity));
+    return std::make_shared<NcclCommunicator>(place, keys_.next(name, place.identity), guards_);
   }
 
  private:
@@ -281,6 +293,7 @@ class NcclCommunicator final : public Communicator {
   SubgroupKeys keys_;  ///< prefixes in the store
   ProcessGroup group_;
   std::shared_ptr<CollectiveGuard> guard_;
+  std::shared_ptr<Guards> guards_;
 };
 
 }  // namespace
@@ -288,7 +301,7 @@ class NcclCommunicator final : public Communicator {
 std::shared_ptr<Communicator> make_nccl_communicator(const NcclPlace& place) {
   util::set_cuda_device(place.device);
   set_up_c10d(place.timeout);
-  return std::make_shared<NcclCommunicator>(place, "nccl");
+  return std::make_shared<NcclCommunicator>(place, "nccl", std::make_shared<Guards>());
 }
 
 }  // namespace fsdp::comm
