@@ -58,10 +58,11 @@ bool look_up(const char* who, const void* input, size_t input_bytes, void* outpu
   return (input_bytes == 0 || buffers.input != nullptr) && (output_bytes == 0 || buffers.output != nullptr);
 }
 
-/// The faults of STANDIN_FAULT, by the number of the collective in this process.
+/// The faults of STANDIN_FAULT, by the number of the collective in this process, or of the communicator that
+/// it connects.
 struct Faults {
   long refused = standin_fault("nccl_refuse"), failing = standin_fault("nccl_fail"),
-       late = standin_fault("nccl_late");
+       late = standin_fault("nccl_late"), late_to_connect = standin_fault("nccl_connect");
   long late_seconds = standin_fault("nccl_late_seconds");
 };
 
@@ -104,6 +105,15 @@ ncclResult_t collective(const char* name, ncclComm_t comm, cudaStream_t stream,
   if (number == faults.refused) {
     last_error = "injected by STANDIN_FAULT";
     return ncclSystemError;
+  }
+  // As NCCL does, the first collective connects the ranks, in the calling thread.
+  if (!group.is_connected()) {
+    static std::atomic<long> connecting{0};
+    if (++connecting == faults.late_to_connect) ::sleep(static_cast<unsigned>(faults.late_seconds));
+    if (!group.connect()) {
+      last_error = "the communicator was aborted while it connected";
+      return ncclInternalError;
+    }
   }
   const bool fails = number == faults.failing;
   const long delay = number == faults.late ? faults.late_seconds : 0;

@@ -18,6 +18,10 @@ class NcclGroup {
   /// Meets the other ranks. Null, with the reason in `why`, if they do not come within a minute.
   static NcclGroup* join(const std::string& name, int rank, int ranks, int device, std::string& why);
 
+  /// Waits for all ranks once; false if the communicator is aborted instead.
+  bool connect() { return connected_ = connected_ || barrier(); }
+  bool is_connected() const { return connected_; }
+
   /// Waits for all ranks; false if the communicator is aborted instead.
   bool barrier();
 
@@ -54,6 +58,7 @@ class NcclGroup {
   Shared* shared_ = nullptr;
   char* data_ = nullptr;
   std::atomic<bool> aborted_{false}, failed_{false};
+  bool connected_ = false;  ///< used by the threads that issue collectives
 };
 
 }  // namespace standin

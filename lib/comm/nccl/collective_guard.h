@@ -3,10 +3,11 @@
 // CollectiveGuard: notices when a collective that a group has issued to a device does not end, and why.
 //
 // A collective of a device (NCCL) returns as soon as it is queued and may fail later, when no call is in
-// progress that could throw. The guard keeps the collectives in progress, oldest first, and checks the oldest
-// at every call and every tenth of a second in its own thread. When that one has failed or is late, it names
-// the failure; `abort` ends everything that runs on the device, which releases the threads that wait for it;
-// and every later call throws. If a collective waits for long, the guard also looks up in the run's store
+// progress that could throw; and to queue a group's first collective takes until all ranks have connected.
+// The guard keeps the collectives in progress, oldest first, and checks the oldest at every call and every
+// tenth of a second in its own thread. When that one has failed or is late, it names the failure; `abort`
+// ends everything that runs on the device, which releases the threads that wait for it; and every later call
+// throws. If a collective waits for long, the guard also looks up in the run's store
 // whether another rank of the group has failed, so that the ranks need not wait for their own time-outs.
 
 #include <chrono>
@@ -52,8 +53,8 @@ class CollectiveGuard {
   /// exchange their reports.
   void check();
 
-  /// Adds a collective that is queued on the device and returns its number. `look` returns its state; it must
-  /// not block and is called from any thread.
+  /// Adds a collective that is being queued on the device and returns its number. `look` returns its state;
+  /// it must not block and is called from any thread.
   int64_t add(const char* op, const CallSite& site, std::function<Outcome()> look);
 
   /// Blocks until the collective has ended; throws as check() does.

@@ -98,6 +98,28 @@ std::function<CollectiveGuard::Outcome()> outcome_of(c10d::Work& work) {
   };
 }
 
+/// A collective, from before it is issued. Thread-safe.
+class GuardedCollective {
+ public:
+  using Look = std::function<CollectiveGuard::Outcome()>;
+
+  void issued(Look look) {
+    std::lock_guard lock(mutex_);
+    look_ = std::move(look);
+  }
+  void given_up() {
+    issued([] { return CollectiveGuard::Outcome::kDone; });
+  }
+  CollectiveGuard::Outcome outcome() {
+    std::lock_guard lock(mutex_);
+    return look_ ? look_() : CollectiveGuard::Outcome::kUnderWay;
+  }
+
+ private:
+  std::mutex mutex_;
+  Look look_;
+};
+
 class NcclWork final : public Work {
  public:
   explicit NcclWork(std::shared_ptr<CollectiveGuard> guard) : guard_(std::move(guard)) {}
@@ -268,18 +290,26 @@ class NcclCommunicator final : public Communicator {
   template <typename Issue>
   int64_t issue(const char* op, const CallSite& site, const Issue& collective) {
     guard_->check();
+    // Before it is issued: the first collective waits here until all ranks have connected.
+    const auto guarded = std::make_shared<GuardedCollective>();
+    const int64_t number = guard_->add(op, site, [guarded] { return guarded->outcome(); });
     try {
       c10::intrusive_ptr<c10d::Work> work = collective();
       work->wait();  // the stream's, not the caller's
-      return guard_->add(op, site, outcome_of(*work));
+      guarded->issued(outcome_of(*work));
+      return number;
     } catch (const c10::Error& error) {
       const std::string cause = nccl_cause(error.what());
       // A failed kernel of this rank is reported by the next launch.
       if (first_line(error.what()).find("NCCL") == std::string::npos) {
+        guarded->given_up();
         util::fail(ErrorKind::kUnexpected, described(op, site), " failed on rank ",
                    place_.identity.global_rank(), place_.identity.shown(), ": ", cause);
       }
       guard_->fail(described(op, site), {.timeout = says_timeout(cause), .cause = cause});
+    } catch (...) {
+      guarded->given_up();
+      throw;
     }
   }
 
