@@ -14,9 +14,9 @@ namespace fsdp::comm {
 
 /// The groups over each axis, over data x context, dcn x data, dcn x data x context, over no axis (this rank
 /// alone), and over each of these and model. Axes of one rank do not count: groups of the same ranks are one
-/// communicator. Each group has a separate queue, so collectives along different axes run concurrently. The
-/// group of one rank is Communicator::subgroup() of this rank, the group of all ranks the world's
-/// communicator itself.
+/// communicator. Each group has a separate queue, so collectives along different axes run concurrently.
+/// The group of one rank is Communicator::subgroup() of this rank, the group of all ranks the world's
+/// communicator itself. On GPUs a group without collectives of tensors there has no communicator of NCCL.
 class Mesh {
  public:
   /// Collective over `world`. Throws Error(kUsage) when the product of the axes is not the world size (see

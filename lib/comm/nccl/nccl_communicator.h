@@ -36,7 +36,8 @@ struct NcclPlace {
 ///   watchdog; then every call and every Work::wait() of the group throws an error with the collective, its
 ///   unit, and the ranks that did not answer (comm/nccl/collective_guard.h). Results computed after a wait
 ///   for the failed collective are invalid.
-/// - A subgroup makes new connections, with a separate NCCL communicator.
+/// - A subgroup has a separate NCCL communicator, which takes memory of the GPU. It is made by the subgroup's
+///   first collective, which throws what connecting throws, so a subgroup without collectives has none.
 ///
 /// NCCL reads its own environment variables (NCCL_SOCKET_IFNAME, NCCL_DEBUG and so on). c10d's TORCH_NCCL_*
 /// have effect too, except those by which a failure would end the process or block the caller.

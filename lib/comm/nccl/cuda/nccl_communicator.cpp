@@ -141,7 +141,8 @@ using Guards = std::vector<std::weak_ptr<CollectiveGuard>>;
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(const NcclPlace& place, std::string prefix, std::shared_ptr<Guards> guards)
+  /// `connects`: at once, so that refusals come at the start of the run. Otherwise in the first collective.
+  NcclCommunicator(const NcclPlace& place, std::string prefix, std::shared_ptr<Guards> guards, bool connects)
       : place_(place), keys_(std::move(prefix)), guards_(std::move(guards)) {
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
     options->timeout = place.timeout;
@@ -160,7 +161,7 @@ class NcclCommunicator final : public Communicator {
         .activity = place.activity});
     std::erase_if(*guards_, [](const auto& guard) { return guard.expired(); });
     guards_->push_back(guard_);
-    connect();
+    if (connects) connect();
   }
 
   /// A failed group is not shut down: that may wait for lost ranks, and the process is about to end anyway.
@@ -250,7 +251,8 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     NcclPlace place = place_;
     place.identity = place_.identity.subgroup(name, ranks);
-    return std::make_shared<NcclCommunicator>(place, keys_.next(name, place.identity), guards_);
+    return std::make_shared<NcclCommunicator>(place, keys_.next(name, place.identity), guards_,
+                                              /*connects=*/false);
   }
 
  private:
@@ -265,6 +267,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   void connect() {
+    is_connected_ = true;
     const std::string what = "connecting over NCCL";
     bool in_time = false;
     try {
@@ -290,6 +293,7 @@ class NcclCommunicator final : public Communicator {
   template <typename Issue>
   int64_t issue(const char* op, const CallSite& site, const Issue& collective) {
     guard_->check();
+    if (!is_connected_) connect();
     // Before it is issued: the first collective waits here until all ranks have connected.
     const auto guarded = std::make_shared<GuardedCollective>();
     const int64_t number = guard_->add(op, site, [guarded] { return guarded->outcome(); });
@@ -324,6 +328,7 @@ class NcclCommunicator final : public Communicator {
   ProcessGroup group_;
   std::shared_ptr<CollectiveGuard> guard_;
   std::shared_ptr<Guards> guards_;
+  bool is_connected_ = false;
 };
 
 }  // namespace
@@ -331,7 +336,7 @@ class NcclCommunicator final : public Communicator {
 std::shared_ptr<Communicator> make_nccl_communicator(const NcclPlace& place) {
   util::set_cuda_device(place.device);
   set_up_c10d(place.timeout);
-  return std::make_shared<NcclCommunicator>(place, "nccl", std::make_shared<Guards>());
+  return std::make_shared<NcclCommunicator>(place, "nccl", std::make_shared<Guards>(), /*connects=*/true);
 }
 
 }  // namespace fsdp::comm
