@@ -10,9 +10,11 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <optional>
 #include <set>
@@ -235,7 +237,30 @@ class Call {
   std::vector<Range> ranges_;
 };
 
-void computed(const c10::OperatorHandle& op, Stack* stack) { Call(op, *stack).run(*stack); }
+/// Writes NaN to memory that libtorch's allocator takes back, in the order of the stream that may get it
+/// again: who still uses it computes with NaN, or races with this write.
+void spoil(const c10::CachingDeviceAllocator::TraceEntry& entry) {
+  using Entry = c10::CachingDeviceAllocator::TraceEntry;
+  if (entry.action_ != Entry::FREE_COMPLETED || entry.size_ == 0) return;
+  // What a graph uses is free between the graph's launches only.
+  if (entry.mempool_ != c10::MempoolId_t{0, 0}) return;
+  auto* const stream = static_cast<cudaStream_t>(entry.stream_);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone)
+    return;
+  const c10::DeviceGuard guard({c10::kCUDA, entry.device_});
+  const Range range{reinterpret_cast<void*>(entry.addr_), entry.size_, true};
+  void* const memory = standin_view(range.data, range.bytes, "release of memory");
+  if (memory == nullptr) return;
+  standin_submit("release of memory", stream, &range, 1,
+                 [memory, bytes = range.bytes] { std::memset(memory, 0xff, bytes); });
+}
+
+void computed(const c10::OperatorHandle& op, Stack* stack) {
+  static const bool spoils = (c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(&spoil), true);
+  static_cast<void>(spoils);
+  Call(op, *stack).run(*stack);
+}
 
 /// Copies between host and device, and those without a change of type or order, are the runtime's.
 void copied(const c10::OperatorHandle& op, Stack* stack) {

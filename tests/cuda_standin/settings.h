@@ -26,6 +26,7 @@ struct Settings {
   size_t memory_bytes = static_cast<size_t>(number("STANDIN_MEMORY_MIB", 80 * 1024)) << 20;
   bool late = number("STANDIN_LATE", 0) != 0;
   long kernel_us = number("STANDIN_KERNEL_US", 0);
+  long seed = number("STANDIN_SEED", 0);
   bool races = number("STANDIN_RACES", 0) != 0;
   bool stacks = number("STANDIN_STACKS", 1) != 0;
   bool kernel_names = number("STANDIN_KERNEL_NAMES", 0) != 0;

@@ -3,7 +3,9 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
@@ -27,12 +29,19 @@ std::set<CUstream_st*>& all_streams() {
 /// ever.
 void serve(CUstream_st* stream) {
   ::pthread_setname_np(::pthread_self(), ("stream on " + std::to_string(stream->device)).c_str());
+  // Streams sleep at other times on each rank.
+  static std::atomic<unsigned> streams_before{0};
+  std::minstd_rand draw(static_cast<unsigned>(settings().seed) * 1000 + std::stoul(settings().rank) * 100 +
+                        streams_before++);
+  std::bernoulli_distribution sleeps(0.05);
+  std::uniform_int_distribution<useconds_t> duration(0, 2000);
   std::unique_lock lock(stream->mutex);
   for (;;) {
     stream->changed.wait(lock, [stream] { return !stream->queue.empty(); });
     std::function<void()> work = std::move(stream->queue.front());
     stream->queue.pop_front();
     lock.unlock();
+    if (settings().seed > 0 && sleeps(draw)) ::usleep(duration(draw));
     work();
     work = nullptr;
     lock.lock();

@@ -41,8 +41,8 @@ enum class ReduceOp { kSum, kMax };
 using FinishSums = std::function<void(float* sums, int64_t n)>;
 inline constexpr int64_t kFinishedRun = 512;
 
-/// A collective or task in progress. Its tensors must not be read or written until it is done. Destroying a
-/// Work without waiting does not cancel the operation, which keeps its tensors alive.
+/// A collective or task in progress. Its tensors must not be touched until it is done. Dropped without a
+/// wait, it goes on: on the host it keeps its tensors, on a device the caller must, until its stream waits.
 class Work {
  public:
   virtual ~Work() = default;

@@ -1,9 +1,11 @@
 #include "shard/engine/buffer_pool.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <exception>
 #include <optional>
 
 namespace fsdp::shard {
@@ -47,6 +49,16 @@ c10::DataPtr BufferPool::count(c10::DataPtr memory, int64_t nbytes, BufferKind k
       Lease{.pool = shared_from_this(), .nbytes = nbytes, .kind = kind, .counted = std::move(memory)});
   std::lock_guard lock(mutex_);
   return lend(std::move(lease), data, device);
+}
+
+BufferPool::~BufferPool() {
+  if (!arena_.defined() || arena_.is_cpu()) return;
+  try {
+    const at::Device device = arena_.device();
+    arena_.record_stream(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  } catch (const std::exception&) {
+    // A device that has failed; the arena is released with the pool.
+  }
 }
 
 c10::DataPtr BufferPool::acquire(int64_t nbytes, BufferKind kind) {

@@ -48,6 +48,9 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   explicit BufferPool(std::shared_ptr<comm::Communicator> communicator)
       : communicator_(std::move(communicator)) {}
+  /// On a device the caller's stream may still use the arena; it is released once that stream has come so
+  /// far.
+  ~BufferPool();
 
   /// Returns uninitialised memory of at least `nbytes`, which the pool gets back when the pointer is
   /// destroyed.
