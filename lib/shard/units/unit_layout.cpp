@@ -14,6 +14,18 @@ int64_t product_of(std::span<const int64_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
+/// Elements of 16 bytes in the smallest type in which a unit is gathered. Collectives and copies of shards
+/// that do not begin there are slow: NCCL then moves single elements.
+constexpr int64_t kAlignedElements = 8;
+/// Shards from this size on are aligned; the padding is at most a thousandth of them.
+constexpr int64_t kLeastToAlign = 1000 * kAlignedElements;
+
+int64_t flat_shard(int64_t numel, int64_t world_size) {
+  const int64_t shard = (numel + world_size - 1) / world_size;
+  if (world_size == 1 || shard < kLeastToAlign) return shard;
+  return (shard + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
+}
+
 }  // namespace
 
 UnitLayout::UnitLayout(const std::vector<Parameter>& parameters, int world_size) : world_size_(world_size) {
@@ -26,7 +38,7 @@ UnitLayout::UnitLayout(const std::vector<Parameter>& parameters, int world_size)
 
 FlatLayout::FlatLayout(const std::vector<Parameter>& parameters, int world_size)
     : UnitLayout(parameters, world_size) {
-  shard_numel_ = (numel_ + world_size - 1) / world_size;
+  shard_numel_ = flat_shard(numel_, world_size);
 }
 
 LocalRange FlatLayout::local_range(size_t parameter, int rank) const {

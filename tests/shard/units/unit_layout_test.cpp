@@ -42,9 +42,20 @@ TEST(FlatLayout, PadsToAMultipleOfTheRanks) {
   EXPECT_EQ(layout.parameters()[1].offset, 9);
 }
 
+TEST(FlatLayout, BeginsShardsThatAreNotTinyAtMultiplesOf16Bytes) {
+  const Parameters block = {{"a", {896, 4864}}, {"b", {4863, 896}}, {"c", {7}}};
+  for (int world : {2, 3, 6, 7, 32, 100}) {
+    FlatLayout layout(block, world);
+    EXPECT_EQ(layout.shard_numel() % 8, 0) << world;
+    EXPECT_LT(layout.gathered_numel() - layout.numel(), 8 * world);
+  }
+  EXPECT_EQ(FlatLayout(block, 1).shard_numel(), FlatLayout(block, 1).numel());
+}
+
 TEST(FlatLayout, EveryElementIsInExactlyOneShard) {
   for (int world = 1; world <= 8; ++world) {
-    FlatLayout layout({{"a", {3, 3}}, {"b", {2}}, {"c", {1}}, {"d", {5, 2}}}, world);
+    const int64_t rows = world == 7 ? 30'001 : 5;  // shards that are aligned
+    FlatLayout layout({{"a", {3, 3}}, {"b", {2}}, {"c", {1}}, {"d", {rows, 2}}}, world);
     for (size_t p = 0; p < layout.parameters().size(); ++p) {
       int64_t next = 0;
       for (int rank = 0; rank < world; ++rank) {
