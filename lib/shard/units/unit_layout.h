@@ -3,9 +3,9 @@
 // UnitLayout: the places of a unit's parameters in each rank's shard, in the output of an all-gather of the
 // shards, and in the unsharded buffer of which the module's parameters are views.
 //
-// FlatLayout (FSDP1, FairScale): the parameters one after another, padded to a multiple of the number of
-// ranks and cut into equal shards. A shard may begin and end inside a parameter, hold several, or hold
-// padding only. The gathered shards are the unsharded buffer.
+// FlatLayout (FSDP1, FairScale): the parameters one after another, padded and cut into equal shards, which
+// begin at multiples of 16 bytes unless they are tiny. A shard may begin and end inside a parameter, hold
+// several, or hold padding only. The gathered shards are the unsharded buffer.
 //
 //   | parameter 0 | parameter 1 |  ...  | padding |        gathered_numel() = world_size * shard_numel()
 //   | shard of rank 0 | shard of rank 1 |   ...   |
