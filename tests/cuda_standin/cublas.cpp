@@ -94,6 +94,7 @@ cublasStatus_t product(const char* name, cublasHandle_t handle, const Sizes& siz
   }
   const Range ranges[] = {{a.data, a.bytes()}, {b.data, b.bytes()}, {c.data, c.bytes(), true}};
   standin_count("products");
+  standin_launched(launch_text(sizes.m, sizes.n, sizes.k, c.batch, c.type).c_str());
   if (std::any_of(all.begin(), all.end(), [](const Matrix* matrix) { return matrix->is_unaligned(); })) {
     standin_count("products with unaligned rows");
   }

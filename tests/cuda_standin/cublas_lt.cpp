@@ -45,6 +45,10 @@ struct Description {
       std::memcpy(&fallback, found->second.data(), std::min(sizeof(T), found->second.size()));
     return fallback;
   }
+  /// Terms of a sum, from the first factor.
+  long long depth(const Layout& a) const {
+    return static_cast<long long>(get(CUBLASLT_MATMUL_DESC_TRANSA, 0) != CUBLAS_OP_N ? a.rows : a.columns);
+  }
   void set(int key, const void* value, size_t bytes) {
     const char* begin = static_cast<const char*>(value);
     attributes[key].assign(begin, begin + bytes);
@@ -229,6 +233,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, co
     if (range.bytes > 0) standin_view(range.data, range.bytes, "cublasLtMatmul");
   }
   standin_count("products");
+  standin_launched(launch_text(static_cast<long long>(of_d.rows), static_cast<long long>(of_d.columns),
+                               own<Description>(product).depth(of_a), of_d.batch, of_d.type)
+                       .c_str());
   std::function<void()> work;
   if (standin_computes() != 0 && own<Description>(product).compute != CUBLAS_COMPUTE_64F) {
     const Memory memory{a, b, c, d, *static_cast<const float*>(alpha), *static_cast<const float*>(beta)};

@@ -144,6 +144,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
       if (pointer != nullptr && is_on_device(pointer)) standin_view(pointer, 1, "cuDNN");
     }
   }
+  standin_launched("cuDNN");
   return standin_submit("cuDNN", own(handle).stream, nullptr, 0, {}) == 0 ? CUDNN_STATUS_SUCCESS
                                                                           : CUDNN_STATUS_EXECUTION_FAILED;
 }

@@ -59,6 +59,7 @@ std::function<void()> checked(const std::string& name, std::function<void()> wor
 cudaError_t launch(const char* who, const void* function, const Launch& launch, void** arguments) {
   STANDIN_COUNT("kernels");
   if (settings().kernel_names) count_of("kernel " + name_of(function)).fetch_add(1);
+  if (!settings().launches.empty()) standin_launched(("kernel " + name_of(function)).c_str());
   if (!launch.fits()) {
     violation("kernel " + name_of(function) + ": grid " + text(launch.grid) + ", block " +
               text(launch.block) + " (cudaErrorInvalidConfiguration)");

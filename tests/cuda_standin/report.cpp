@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <vector>
 
 #include "device.h"
 #include "settings.h"
@@ -17,7 +18,8 @@ namespace {
 
 struct Report {
   std::map<std::string, std::unique_ptr<std::atomic<long>>> counts;
-  std::set<std::string> texts;  ///< of violations
+  std::set<std::string> texts;        ///< of violations
+  std::vector<std::string> launches;  ///< in order
   long total_violations = 0;
   bool counts_written = false;
 };
@@ -27,11 +29,20 @@ Report& report() {
   return *report;
 }
 
-/// A file for each process. Its name begins with STANDIN_REPORT.
-std::FILE* open_report() {
-  if (settings().report.empty()) return nullptr;
-  const std::string path = settings().report + ".rank" + settings().rank + "." + std::to_string(::getpid());
+/// A file for each process. Its name begins with the value of a variable; null if that is empty.
+std::FILE* open_file(const std::string& begin) {
+  if (begin.empty()) return nullptr;
+  const std::string path = begin + ".rank" + settings().rank + "." + std::to_string(::getpid());
   return std::fopen(path.c_str(), "a");
+}
+
+std::FILE* open_report() { return open_file(settings().report); }
+
+void write_launches() {
+  std::FILE* file = open_file(settings().launches);
+  if (file == nullptr) return;
+  for (const std::string& line : report().launches) std::fprintf(file, "%s\n", line.c_str());
+  std::fclose(file);
 }
 
 }  // namespace
@@ -74,6 +85,7 @@ void write_report() {
   Lock lock(mutex());
   if (!any_context() || report().counts_written) return;
   report().counts_written = true;
+  write_launches();
   std::FILE* file = open_report();
   if (file == nullptr) return;
   for (const auto& [name, count] : report().counts)
@@ -93,6 +105,11 @@ struct AtExit {
 
 extern "C" {
 void standin_count(const char* name, long more) { standin::count_of(name).fetch_add(more); }
+void standin_launched(const char* what) {
+  if (standin::settings().launches.empty()) return;
+  standin::Lock lock(standin::mutex());
+  standin::report().launches.emplace_back(what);
+}
 void standin_violation(const char* what) { standin::violation(what); }
 long standin_violations() { return standin::total_violations(); }
 void standin_finish() { standin::write_report(); }

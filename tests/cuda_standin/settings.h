@@ -30,6 +30,7 @@ struct Settings {
   bool races = number("STANDIN_RACES", 0) != 0;
   bool stacks = number("STANDIN_STACKS", 1) != 0;
   bool kernel_names = number("STANDIN_KERNEL_NAMES", 0) != 0;
+  std::string launches = text("STANDIN_LAUNCHES", "");
   std::string numbers = text("STANDIN_NUMBERS", "");
   std::string report = text("STANDIN_REPORT", "");
   std::string fault = text("STANDIN_FAULT", "");

@@ -23,6 +23,9 @@ extern "C" {
 /// Adds to the count `name` of the report.
 void standin_count(const char* name, long more = 1);
 
+/// Adds a line to the list of launches (STANDIN_LAUNCHES).
+void standin_launched(const char* what);
+
 /// Reports that the program has done what CUDA forbids, or what the stand-in does not have.
 void standin_violation(const char* what);
 
