@@ -1,0 +1,255 @@
+// kernel_bench [device=cuda|cpu] [architecture=llama|gpt2] [rows=N width=N ...] (device_rates.h): how fast the kernels of a step are, in
+// bf16, beside a plain copy: microseconds and bytes a second of each by the shapes of a model. The operands go round in more memory
+// than caches hold. Not a test: figures of a machine vary, so they are printed and not judged. On the stand-in for CUDA they mean nothing.
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/randn.h>
+
+#include "bench/device_rates.h"
+#include "model/kernels/adam.h"
+#include "model/kernels/fused.h"
+#include "model/kernels/reduce.h"
+#include "model/kernels/row_kernels.h"
+
+namespace fsdp::bench {
+namespace {
+
+using kernels::KernelsFor;
+
+/// Sets of operands, taken in turns.
+class Operands {
+ public:
+  Operands(const BlockSizes& sizes, int64_t tensors, int64_t numel, at::ScalarType type = at::kBFloat16) {
+    const auto options = at::TensorOptions().dtype(type).device(sizes.on());
+    const auto bytes = static_cast<int64_t>(c10::elementSize(type));
+    for (int64_t set = 0; set < turns(tensors * numel * bytes); ++set) {
+      sets_.emplace_back();
+      // Zeros would draw less power than numbers do.
+      for (int64_t i = 0; i < tensors; ++i) sets_.back().push_back(at::randn({numel}, options));
+    }
+  }
+  const std::vector<at::Tensor>& of(int64_t call) const {
+    return sets_[static_cast<size_t>(call) % sets_.size()];
+  }
+  double bytes() const {
+    double sum = 0;
+    for (const at::Tensor& tensor : sets_.front()) sum += static_cast<double>(tensor.nbytes());
+    return sum;
+  }
+
+ private:
+  std::vector<std::vector<at::Tensor>> sets_;
+};
+
+class KernelBench {
+ public:
+  explicit KernelBench(const BlockSizes& sizes)
+      : s_(sizes),
+        rates_(sizes),
+        vector_(at::ones({std::max(s_.width, s_.inner)},
+                         at::TensorOptions().dtype(at::kBFloat16).device(s_.on()))),
+        floats_(at::ones({2, s_.rows}, at::TensorOptions().device(s_.on()))) {}
+
+  void run() {
+    Rates::print_head();
+    copies();
+    norms();
+    s_.is_gpt2() ? gelu() : swiglu();
+    if (!s_.is_gpt2()) rotary();
+    loss();
+    optimizer();
+    rates_.print_figures();
+  }
+
+ private:
+  void copies() {
+    const Operands x(s_, 2, s_.rows * s_.width);
+    rates_.measure("copy", x.bytes(), 0,
+                   [&](int64_t call) { at::Tensor(x.of(call)[0]).copy_(x.of(call)[1]); });
+    const Operands large(s_, 2, s_.rows * s_.inner * 4);
+    rates_.measure("large copy", large.bytes(), 0,
+                   [&](int64_t call) { at::Tensor(large.of(call)[0]).copy_(large.of(call)[1]); });
+  }
+
+  /// With the residual if it has four operands.
+  kernels::NormRows norm_of(const std::vector<at::Tensor>& x) const {
+    kernels::NormRows rows{.x = x[0].data_ptr(),
+                           .weight = vector_.data_ptr(),
+                           .y = x[1].data_ptr(),
+                           .mean = mean(),
+                           .reciprocal = floats_[1].data_ptr<float>(),
+                           .rows = s_.rows,
+                           .width = s_.width,
+                           .epsilon = 1e-5F};
+    if (s_.is_gpt2()) rows.bias = vector_.data_ptr();
+    if (x.size() > 2) rows.residual = x[2].data_ptr(), rows.sum = x[3].data_ptr();
+    return rows;
+  }
+  float* mean() const { return s_.is_gpt2() ? floats_[0].data_ptr<float>() : nullptr; }
+
+  void norms() {
+    const std::string name = s_.is_gpt2() ? "layer norm" : "rms norm";
+    for (const int64_t tensors : {2, 4}) {
+      const Operands x(s_, tensors, s_.rows * s_.width);
+      rates_.measure(tensors == 4 ? "add and " + name : name, x.bytes(), 0, [&](int64_t call) {
+        const KernelsFor kernels(vector_);
+        (s_.is_gpt2() ? kernels->layer_norm : kernels->rms_norm)(norm_of(x.of(call)));
+      });
+    }
+    const kernels::RowParts parts(s_.rows, s_.width,
+                                  s_.on().is_cpu() ? kernels::RowParts::kCpu : kernels::RowParts::kDevice);
+    const at::Tensor sums = at::zeros({2, parts.count(), s_.width}, floats_.options());
+    for (const int64_t tensors : {3, 4}) {
+      const Operands x(s_, tensors, s_.rows * s_.width);
+      rates_.measure(
+          concat(tensors == 4 ? "add and " : "", name, " gradient"), x.bytes(), 0, [&](int64_t call) {
+            const auto& of = x.of(call);
+            kernels::NormGradRows rows{.dy = of[0].data_ptr(),
+                                       .x = of[1].data_ptr(),
+                                       .weight = vector_.data_ptr(),
+                                       .mean = mean(),
+                                       .reciprocal = floats_[1].data_ptr<float>(),
+                                       .dx = of[2].data_ptr(),
+                                       .dweight = sums[0].data_ptr<float>(),
+                                       .rows = s_.rows,
+                                       .width = s_.width};
+            if (s_.is_gpt2()) rows.dbias = sums[1].data_ptr<float>();
+            if (tensors == 4) rows.dsum = of[3].data_ptr();
+            const KernelsFor kernels(vector_);
+            (s_.is_gpt2() ? kernels->layer_norm_backward : kernels->rms_norm_backward)(rows, parts);
+          });
+    }
+    const at::Tensor to = at::empty({s_.width}, floats_.options());
+    rates_.measure("norm total", static_cast<double>(sums[0].nbytes()), 0, [&](int64_t) {
+      KernelsFor(vector_)->total(
+          {.sums = sums.data_ptr<float>(), .parts = parts.count(), .width = s_.width, .to = to.data_ptr()});
+    });
+  }
+
+  void swiglu() {
+    const Operands x(s_, 3, s_.rows * s_.inner), gradient(s_, 5, s_.rows * s_.inner);
+    rates_.measure("swiglu", x.bytes(), 0, [&](int64_t call) {
+      const auto& of = x.of(call);
+      KernelsFor(vector_)->swiglu({.gate = of[0].data_ptr(),
+                                   .up = of[1].data_ptr(),
+                                   .y = of[2].data_ptr(),
+                                   .rows = s_.rows,
+                                   .width = s_.inner,
+                                   .stride = s_.inner});
+    });
+    rates_.measure("swiglu gradient", gradient.bytes(), 0, [&](int64_t call) {
+      const auto& of = gradient.of(call);
+      KernelsFor(vector_)->swiglu_backward({.dy = of[0].data_ptr(),
+                                            .gate = of[1].data_ptr(),
+                                            .up = of[2].data_ptr(),
+                                            .dgate = of[3].data_ptr(),
+                                            .dup = of[4].data_ptr(),
+                                            .rows = s_.rows,
+                                            .width = s_.inner,
+                                            .stride = s_.inner});
+    });
+  }
+
+  void gelu() {
+    const Operands x(s_, 2, s_.rows * s_.inner), gradient(s_, 3, s_.rows * s_.inner);
+    rates_.measure("gelu", x.bytes(), 0, [&](int64_t call) {
+      const auto& of = x.of(call);
+      KernelsFor(vector_)->bias_gelu({.x = of[0].data_ptr(),
+                                      .bias = vector_.data_ptr(),
+                                      .y = of[1].data_ptr(),
+                                      .rows = s_.rows,
+                                      .width = s_.inner});
+    });
+    const kernels::RowParts parts(s_.rows, s_.inner,
+                                  s_.on().is_cpu() ? kernels::RowParts::kCpu : kernels::RowParts::kDevice);
+    const at::Tensor sums = at::zeros({parts.count(), s_.inner}, floats_.options());
+    rates_.measure("gelu gradient", gradient.bytes(), 0, [&](int64_t call) {
+      const auto& of = gradient.of(call);
+      KernelsFor(vector_)->bias_gelu_backward({.dy = of[0].data_ptr(),
+                                               .x = of[1].data_ptr(),
+                                               .bias = vector_.data_ptr(),
+                                               .dx = of[2].data_ptr(),
+                                               .dbias = sums.data_ptr<float>(),
+                                               .rows = s_.rows,
+                                               .width = s_.inner},
+                                              parts);
+    });
+  }
+
+  void rotary() {
+    const int64_t head = s_.width / s_.heads;
+    const at::Tensor angles = at::ones({s_.tokens, head}, floats_.options());
+    const Operands x(s_, 1, s_.rows * s_.width);
+    rates_.measure("rotary", 2 * x.bytes(), 0, [&](int64_t call) {
+      void* values = x.of(call)[0].data_ptr();
+      KernelsFor(vector_)->rotary({.x = values,
+                                   .y = values,
+                                   .cos = angles.data_ptr<float>(),
+                                   .sin = angles.data_ptr<float>(),
+                                   .rows = s_.rows,
+                                   .tokens = s_.tokens,
+                                   .heads = s_.heads,
+                                   .head_dim = head,
+                                   .stride = s_.width});
+    });
+  }
+
+  void loss() {
+    const int64_t stride = (s_.vocabulary + 63) / 64 * 64,
+                  rows = std::min<int64_t>(s_.rows, (512 << 20) / 2 / stride);
+    const Operands logits(s_, 1, rows * stride);
+    const at::Tensor targets = at::arange(rows, floats_.options().dtype(at::kLong)).remainder_(s_.vocabulary),
+                     losses = at::empty({rows}, floats_.options().dtype(at::kDouble)),
+                     counted = at::ones_like(losses[0]);
+    // Each row is read twice, the second time from the cache, and written once.
+    rates_.measure("loss and its gradient", 2 * logits.bytes(), 0, [&](int64_t call) {
+      KernelsFor(vector_)->losses({.logits = logits.of(call)[0].data_ptr(),
+                                   .stride = stride,
+                                   .targets = targets.data_ptr<int64_t>(),
+                                   .losses = losses.data_ptr<double>(),
+                                   .counted = counted.data_ptr<double>(),
+                                   .rows = rows,
+                                   .vocabulary = s_.vocabulary,
+                                   .differentiates = true});
+    });
+  }
+
+  void optimizer() {
+    const int64_t parameters =
+        2 * s_.width * (s_.width + s_.key_width) + 3 * s_.width * s_.inner;  // of a block
+    const Operands x(s_, 4, parameters, at::kFloat);
+    rates_.measure("squares", x.bytes() / 4, 0,
+                   [&](int64_t call) { kernels::sums_of_squares_on_device({x.of(call)[0]}); });
+    rates_.measure("cast to bf16", x.bytes() / 4 * 1.5, 0,
+                   [&](int64_t call) { x.of(call)[0].to(at::kBFloat16); });
+    const kernels::AdamNumbers numbers{
+        .beta1 = 0.9F, .one_minus_beta1 = 0.1F, .beta2 = 0.95F, .one_minus_beta2 = 0.05F, .eps = 1e-8F};
+    rates_.measure("adamw", x.bytes() / 4 * 7, 0, [&](int64_t call) {
+      const auto& of = x.of(call);
+      kernels::step_adam({{.value = of[0],
+                           .gradient = of[1],
+                           .exp_avg = of[2],
+                           .exp_avg_sq = of[3],
+                           .rates = {.step_size = 1e-6F, .second_correction = 1}}},
+                         numbers);
+    });
+  }
+
+  const BlockSizes s_;
+  Rates rates_;
+  at::Tensor vector_;  ///< ones of the kernels' type: weights and biases
+  at::Tensor floats_;  ///< [2, rows]: means and reciprocals
+};
+
+}  // namespace
+}  // namespace fsdp::bench
+
+int main(int count, char** words) {
+  using namespace fsdp::bench;
+  const at::NoGradGuard no_grad;
+  return run_bench("kernel_bench", [&] { KernelBench(BlockSizes::read(count, words)).run(); });
+}
