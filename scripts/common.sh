@@ -52,3 +52,26 @@ nvcc_of_toolkit() {
   done
   command -v nvcc || { [ -x /usr/local/cuda/bin/nvcc ] && echo /usr/local/cuda/bin/nvcc; }
 }
+
+# gpu_programs FLAVOUR BIN TARGET...: sets `bin`, the folder of the programs for a GPU: that of FSDP_BIN_DIR, of the archive of a folder
+# that `gpu_check --pack` made, or BIN of this checkout, where they are built.
+gpu_programs() {
+  local flavour=$1
+  bin=$2
+  shift 2
+  if [ -n "${FSDP_BIN_DIR:-}" ]; then
+    bin=$(realpath "$FSDP_BIN_DIR")
+  elif [ -f "$project/programs.tar.xz" ]; then
+    if [ ! -d "$project/programs" ]; then
+      rm -rf "$project/part"
+      step "unpack the programs" python3 -m tarfile -e "$project/programs.tar.xz" "$project/part"
+      [ ! -d "$project/part/programs-b" ] || mv "$project/part/programs-b" "$project/programs-b"
+      mv "$project/part/programs" "$project/programs"
+      rmdir "$project/part"
+    fi
+    bin=$project/programs/bin
+  else
+    "$project/scripts/build" "$flavour" "$@" >/dev/null
+    bin=$project/$bin
+  fi
+}

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from gpu_models import ON_GPUS
 from ledger_step import BESIDE, CHANGES, IN_THE_CODE, Ceilings, Step, expected_of, kind_of
+from ranks import RunFailed
 from sides import Model, Setting, Sides
 from step_tables import table
 
@@ -32,6 +33,10 @@ CHECKED = {"llama": (Model(3, 256, 2, 688, 32000, 2048), 4), "gpt2": (Model(3, 1
 
 def number(value, digits=3):
     return f"{value:,.{digits}f}" if value else "-"
+
+
+class NoKernels(Exception):
+    """A trace without kernels; the text says which."""
 
 
 # What is derived.
@@ -183,16 +188,18 @@ def joined(step, calls, ceilings):
 
 
 def read_trace(path, model, sequences, ceilings, done):
-    """The table, and the sentence about it."""
+    """The table, the sentence about it, and the milliseconds that are lost."""
     kernels = kernels_of_trace(path)
     if not kernels:
-        raise SystemExit(f"ledger: expected a trace with kernels of a GPU in {path}, found none; write it with logging.profile_steps")
+        raise NoKernels(f"expected a trace with kernels of a GPU in {path.name}, found none; write it with logging.profile_steps")
     rows = joined(Step(model, sequences, done), calls_of_trace(kernels), ceilings)
     span = max(begin + duration for _, begin, duration in kernels) - kernels[0][1]
     working = busy([(begin, begin + duration) for _, begin, duration in kernels])
+    lost_ms = sum(1e3 * row.lost() for row in rows)
     summary = (f"{len(kernels)} kernels and copies, {working / 1e3:.2f} ms busy of {span / 1e3:.2f}; ceilings {ceilings.tb_s:g} TB/s and "
-               f"{ceilings.tflops:g} TFLOP/s; {sum(1e3 * row.lost() for row in rows):.2f} ms over them")
-    return table(["kernel", "launches", "ms", "at the ceiling", "lost, ms", "TB/s", "TFLOP/s"], [row.cells() for row in rows]), summary
+               f"{ceilings.tflops:g} TFLOP/s; {lost_ms:.2f} ms over them")
+    head = ["kernel", "launches", "ms", "at the ceiling", "lost, ms", "TB/s", "TFLOP/s"]
+    return table(head, [row.cells() for row in rows]), summary, lost_ms
 
 
 # What the code launches.
@@ -206,7 +213,7 @@ def launches_on_standin(build, model, sequences, *overrides):
         sides.run_ours(Setting("checked", 1, "bf16", sequences, 4, 1, 1), overrides=overrides, stored_weights=False)
         _, violations = read_reports(Path(work), "report")
         if violations:
-            raise SystemExit(f"ledger: fsdp-train did what CUDA forbids: {violations[0]}")
+            raise RunFailed(f"fsdp-train did what CUDA forbids: {violations[0]}")
         names = [line for path in sorted(Path(work).glob("launches*")) for line in path.read_text(encoding="utf-8").splitlines()]
     updates = [at for at, name in enumerate(names) if kind_of(name) == "adamw"]
     ends = [at for at in updates if at + 1 not in updates]
@@ -296,10 +303,13 @@ def main():
     if a.derive:
         derive(model, sequences, ceilings, a.done)
     else:
-        text, summary = read_trace(a.trace, model, sequences, ceilings, a.done)
+        text, summary, _ = read_trace(a.trace, model, sequences, ceilings, a.done)
         print(f"{text}\n\n{summary}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (NoKernels, RunFailed) as error:
+        sys.exit(f"ledger: {error}")

@@ -124,7 +124,7 @@ class Traces(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             path.write_text(json.dumps(dict(traceEvents=events + [dict(ph="X", cat="cpu_op", name="aten::mm", ts=0, dur=9)])))
-            text, summary = ledger.read_trace(path, LLAMA, 4, ceilings, ())
+            text, summary, _ = ledger.read_trace(path, LLAMA, 4, ceilings, ())
         return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]], summary
 
     def test_are_joined_with_the_ledger_and_sorted_by_what_is_lost(self):

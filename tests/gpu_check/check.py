@@ -49,23 +49,26 @@ def parse_arguments():
             p.error(f"--steps: expected some of {', '.join(names)}, found '{name}'")
     if not a.minutes > 0:
         p.error(f"--minutes: expected more than 0, found {a.minutes:g}")
-    a.output = (a.output or Path(f"gpu-check-{datetime.datetime.now():%Y%m%d-%H%M%S}")).resolve()
-    if a.output.exists() and (not a.output.is_dir() or any(a.output.iterdir())):
-        p.error(f"--output: expected a new folder, found {a.output}; name another one")
+    a.output = new_folder(p, a.output, "gpu-check")
     return a
 
 
-def start(a, work):
+def new_folder(parser, given, name):
+    folder = (given or Path(f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}")).resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        parser.error(f"--output: expected a new folder, found {folder}; name another one")
+    return folder
+
+
+def start_programs(folder, work, logs, given_libtorch, device):
     """The programs, with the libtorch that they load, and what they are."""
-    logs = a.output / "logs"
-    logs.mkdir(parents=True)
-    programs, source = Programs(a.bin, work, logs), "where the build found it"
+    programs, source = Programs(folder, work, logs), "where the build found it"
     if not programs.has("fsdp-train"):
-        raise CannotStart(f"expected fsdp-train in {a.bin}, found none; build it (scripts/build --cuda)")
-    ended = None if a.libtorch else programs.run("fsdp-train", "--version")
+        raise CannotStart(f"expected fsdp-train in {folder}, found none; build it (scripts/build --cuda)")
+    ended = None if given_libtorch else programs.run("fsdp-train", "--version")
     if ended is None or ended.code != 0:
-        folder = libtorch.find(PROJECT, a.libtorch, a.device)
-        programs, source = Programs(a.bin, work, logs, libtorch.libraries(folder)), str(folder)
+        found = libtorch.find(PROJECT, given_libtorch, device)
+        programs, source = Programs(folder, work, logs, libtorch.libraries(found)), str(found)
         ended = programs.run("fsdp-train", "--version")
     if ended.code != 0:
         raise CannotStart(f"expected programs that run with libtorch from {source}, found one that ended with {ended.code}:"
@@ -92,7 +95,9 @@ def take(step, visit, seconds):
 
 
 def check(a, work):
-    programs, facts = start(a, work)
+    logs = a.output / "logs"
+    logs.mkdir(parents=True)
+    programs, facts = start_programs(a.bin, work, logs, a.libtorch, a.device)
     visit = Visit(a.device, programs, Training(programs, work, a.device), work,
                   a.configurations.split(",") if a.configurations else [])
     steps, outcomes = [step for step in STEPS if step.name in a.steps], []
