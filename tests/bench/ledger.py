@@ -179,7 +179,7 @@ def joined(step, calls, ceilings):
             row = rows.setdefault(name, Measured(name, exact=exact))
             row.launches, row.seconds = row.launches + 1, row.seconds + duration / 1e6
             row.bytes, row.flops = row.bytes + launch.bytes, row.flops + launch.flops
-            row.ceiling += ceilings.seconds(launch)
+            row.ceiling += ceilings.seconds(launch) if durations else 0.0  # nothing of the kind ran
     for name, durations in calls.items():
         if durations:
             text = f"not in the ledger: {name.removeprefix('unknown ')[:90].replace('|', '/')}"

@@ -41,12 +41,16 @@ def parse_arguments():
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a trial without a GPU")
     p.add_argument("--pack", type=Path, metavar="DIR", help="make a folder of at most 64 MB to take to another machine, which "
                                                             "has libtorch 2.11, and end")
+    p.add_argument("--b", type=Path, metavar="FOLDER", help="with --pack: programs of another build, with which scripts/gpu_visit "
+                                                            "compares")
     p.add_argument("--bin", type=Path, required=True, help=argparse.SUPPRESS)
     a = p.parse_args()
     a.steps = a.steps.split(",") if a.steps else names
     for name in a.steps:
         if name not in names:
             p.error(f"--steps: expected some of {', '.join(names)}, found '{name}'")
+    if a.b and not a.pack:
+        p.error("--b: expected --pack DIR beside it, found none")
     if not a.minutes > 0:
         p.error(f"--minutes: expected more than 0, found {a.minutes:g}")
     a.output = new_folder(p, a.output, "gpu-check")
@@ -118,7 +122,7 @@ def check(a, work):
 def main():
     a = parse_arguments()
     if a.pack:
-        return pack(PROJECT, a.bin, a.pack, a.device == "cuda")
+        return pack(PROJECT, a.bin, a.pack, a.device == "cuda", a.b)
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as work:
         try:
             return check(a, Path(work))

@@ -1,5 +1,7 @@
-"""What is taken to another machine: the scripts of the check and, in one archive, stripped programs with the libraries that
-they need, except libtorch's and the C and C++ runtimes."""
+"""What is taken to another machine: the scripts of the check and of visits and, in one archive, stripped programs with the libraries that
+they need, except libtorch's and the C and C++ runtimes; those of a second build too, for visits that compare two."""
+import contextlib
+import lzma
 import re
 import shutil
 import subprocess
@@ -10,8 +12,13 @@ from pathlib import Path
 from programs import Failed
 
 PROGRAMS = ("fsdp-train", "fsdp-launch", "fsdp-generate", "engine_cost", "engine_overhead")
-SCRIPTS = ("scripts/gpu_check", "scripts/common.sh", "tests/bench/ranks.py", "tests/bench/sides.py",
-           "tests/cuda_standin/matrix.txt", "tests/cuda_standin/run.py")
+OF_VISITS = ("kernel_bench", "gemm_bench")  # of a pack for a GPU
+OF_BUILD_B = ("fsdp-train", *OF_VISITS)  # the latter where they were built
+SCRIPTS = ("scripts/gpu_check", "scripts/gpu_visit", "scripts/common.sh", "tests/bench/gpu_device.py", "tests/bench/gpu_models.py",
+           "tests/bench/gpu_tables.py", "tests/bench/ledger.py", "tests/bench/ledger_step.py", "tests/bench/ranks.py",
+           "tests/bench/sides.py", "tests/bench/step_tables.py", "tests/cuda_standin/matrix.txt", "tests/cuda_standin/run.py")
+# Programs share most of their machine code, so a dictionary that holds several of them makes a pack half as large.
+COMPRESSION = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 192 << 20}]
 LIMIT = 64 * 2**20
 # Of the system: newer ones serve, and a second one of another age does not.
 OF_THE_SYSTEM = re.compile(r"(ld-linux.*|lib(c|m|dl|pthread|rt|resolv|util|stdc\+\+|gcc_s|cuda|nvidia.*))\.so[.\d]*$")
@@ -40,36 +47,58 @@ def libraries_of(program):
     return paths
 
 
-def pack(project, folder, target, for_gpus):
+@contextlib.contextmanager
+def compressed_archive(path):
+    with lzma.open(path, "wb", filters=COMPRESSION) as packed, tarfile.open(fileobj=packed, mode="w|") as archive:
+        yield archive
+
+
+def require(folder, names, for_gpus):
+    missing = [name for name in names if not (folder / name).exists()]
+    if missing:
+        raise Failed(f"expected {missing[0]} in {folder}, found none; build it (scripts/build {'--cuda' if for_gpus else '--cpu'})")
+
+
+def add_build(archive, folder, names, to):
+    """Stripped, program by program, and then the libraries of all."""
+    libraries = set()
+    with tempfile.TemporaryDirectory() as work:
+        for name in names:
+            run("strip", "-o", Path(work) / name, folder / name)
+            archive.add(Path(work) / name, f"{to}/bin/{name}")
+            libraries |= libraries_of(folder / name)
+    for path in sorted(libraries):
+        archive.add(path.resolve(), f"{to}/lib/{path.name}")
+
+
+def pack(project, folder, target, for_gpus, folder_b=None):
     if target.exists() and any(target.iterdir()):
         raise Failed(f"--pack: expected a new folder, found files in {target}; name another one")
     tests = sorted(path.name for path in folder.glob("*_gpu_test")) if for_gpus else []
-    missing = [name for name in PROGRAMS if not (folder / name).exists()]
-    if missing or for_gpus and not tests:
-        raise Failed(f"expected {missing[0] if missing else 'tests *_gpu_test'} in {folder}, found none; build "
-                     f"{'it' if missing else 'them'} (scripts/build {'--cuda' if for_gpus else '--cpu'})")
+    require(folder, [*PROGRAMS, *(OF_VISITS if for_gpus else ())], for_gpus)
+    if for_gpus and not tests:
+        raise Failed(f"expected tests *_gpu_test in {folder}, found none; build them (scripts/build --cuda)")
+    if folder_b:
+        require(folder_b, OF_BUILD_B[:1], for_gpus)
     for path in [*(Path(name) for name in SCRIPTS), *here_in(project)]:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(project / path, target / path)
-    with tempfile.TemporaryDirectory() as work, tarfile.open(target / "programs.tar.gz", "w:gz", compresslevel=6) as archive:
-        libraries = set()
-        for name in [*PROGRAMS, *tests]:
-            run("strip", "-o", Path(work) / name, folder / name)
-            archive.add(Path(work) / name, f"programs/bin/{name}")
-            libraries |= libraries_of(folder / name)
-        for path in sorted(libraries):
-            archive.add(path.resolve(), f"programs/lib/{path.name}")
+    with compressed_archive(target / "programs.tar.xz") as archive:
+        if folder_b:  # the larger ones beside each other
+            add_build(archive, folder_b, [name for name in OF_BUILD_B if (folder_b / name).exists()], "programs-b")
+        add_build(archive, folder, [*PROGRAMS, *(OF_VISITS if for_gpus else ()), *tests], "programs")
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     if size > LIMIT:
         raise Failed(f"the folder must have at most {LIMIT >> 20} MiB, but has {size / 2**20:.1f}; build for fewer GPUs "
                      "(TORCH_CUDA_ARCH_LIST=9.0 scripts/build --cuda)")
     print(f"{target}: {size / 2**20:.1f} MiB; on the other machine, which needs python3 and libtorch 2.11 (as the Python package "
-          f"torch==2.11.0), run {target.name}/scripts/gpu_check")
+          f"torch==2.11.0), run {target.name}/scripts/gpu_check, or {target.name}/scripts/gpu_visit with a queue of "
+          f"{target.name}/tests/gpu_check/visits")
     return 0
 
 
 def here_in(project):
     """The scripts and configs of this folder, relative to the project."""
     here = Path(__file__).resolve().parent
-    return [path.relative_to(project) for path in sorted(here.iterdir())
+    return [path.relative_to(project) for path in sorted([*here.iterdir(), *(here / "visits").iterdir()])
             if path.suffix in (".py", ".toml") and not path.name.endswith("_test.py")]

@@ -12,6 +12,7 @@ import datetime
 import json
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -165,7 +166,7 @@ class Visit:
 
     def verdict(self):
         verdicts = [row[5].partition(",")[0] for result in self.results for row in self.rows(result)]
-        texts = [f"{verdicts.count('hit')} predictions hit, {verdicts.count('refuted')} refuted"]
+        texts = [f"Predictions: {verdicts.count('hit')} hit, {verdicts.count('refuted')} refuted"]
         for state in ("failed", "unfinished", "not run", "skipped"):
             names = [result.entry.name for result in self.results if result.state == state]
             texts += [f"{len(names)} {state}: {', '.join(names)}"] if names else []
@@ -242,6 +243,9 @@ def visit(a, work):
             one.environment.update(standin_environment(a.standin))
     a.output.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(a.queue, a.output / "queue.toml")
+    if not a.standin and shutil.which("nvidia-smi"):
+        told = subprocess.run(["nvidia-smi", "-q", "-d", "CLOCK,POWER,PERFORMANCE,MEMORY"], capture_output=True, text=True)
+        (a.output / "nvidia-smi.txt").write_text(told.stdout, encoding="utf-8")
     runs = Runs(builds, queue.models, work, peak[0], tiny=a.standin is not None)
     return Visit(a, queue, runs, [*facts, *of_programs, f"{minutes:g} minutes"], began + 60 * minutes - RESERVE_S).run()
 

@@ -23,20 +23,23 @@ class ClockLog:
     """Of the first GPU, from `with` on."""
 
     def __init__(self):
-        self.samples, self.process = [], None
+        self.samples, self.process, self.reader = [], None, None
 
     def __enter__(self):
         program = shutil.which("nvidia-smi")
         if program:
             self.process = subprocess.Popen([program, *QUERY, "--id=0"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                             stderr=subprocess.DEVNULL, text=True)
-            threading.Thread(target=self.read, daemon=True).start()
+            self.reader = threading.Thread(target=self.read, daemon=True)
+            self.reader.start()
         return self
 
     def __exit__(self, *_):
         if self.process:
             self.process.kill()
             self.process.wait()
+            self.reader.join()
+            self.process.stdout.close()
 
     def read(self):
         for line in self.process.stdout:
