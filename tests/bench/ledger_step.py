@@ -26,7 +26,7 @@ IN_THE_CODE = ()
 
 # A launch belongs to the first class whose pattern is in its name, mangled (on the stand-in) or not (in a trace).
 KERNELS = [(kind, re.compile(pattern)) for kind, pattern in (
-    ("sort", r"[rR]adix_?[sS]ort|fill_reverse_indices"), ("split of a product", r"splitK|split_k"),
+    ("copy", r"^(copy|memset) of |^Mem(cpy|set) "), ("sort", r"[rR]adix_?[sS]ort|fill_reverse_indices"), ("split of a product", r"splitK|split_k"),
     ("rms norm", r"RmsNormKernel"), ("layer norm", r"LayerNormKernel"), ("norm gradient", r"NormGradKernel"),
     ("total", r"Totals?Kernel"), ("rotary", r"RotaryKernel"), ("dqkv", r"RotaryJoinKernel|RotaryBackKernel"),
     ("swiglu", r"SwiGluKernel"), ("swiglu gradient", r"SwiGluGradKernel"), ("gelu", r"BiasGeluKernel"),

@@ -96,6 +96,10 @@ class Launches(unittest.TestCase):
         self.assertEqual(ledger.differences(step, [*names, "a_new_kernel"]),
                          ["the ledger does not know a kernel that is launched 1 times a step: a_new_kernel"])
         self.assertEqual(ledger.differences(step, [*names, NAMES["rotary"]]), ["rotary: 49 launches a step, 48 in the ledger"])
+        self.assertEqual(ledger.differences(step, [*names, "copy of 33554432 bytes"]),
+                         ["copy of 33554432 bytes: 1 launches a step, 0 in the ledger"])
+        self.assertEqual([ledger.is_small_copy(name) for name in ("copy of 33554432 bytes", "memset of 8 bytes", names[0])],
+                         [False, True, False])
         wrong = [name.replace("8192 x 11008 x 2048", "8192 x 11009 x 2048") for name in names]
         self.assertIn("product 8192 x 11009 x 2048 to 16 bits: 24 launches a step, 0 in the ledger", ledger.differences(step, wrong))
         at = names.index(NAMES["swiglu"])

@@ -12,6 +12,7 @@
 #include "memory.h"
 #include "report.h"
 #include "settings.h"
+#include "standin.h"
 #include "stream.h"
 
 namespace standin {
@@ -99,6 +100,7 @@ cudaError_t copy(const char* who, void* to, const void* from, size_t bytes, cuda
   access(who, stream, {to, bytes, true});
   if (to_device && from_device) {
     STANDIN_COUNT("copies within the device");
+    standin_launched(("copy of " + std::to_string(bytes) + " bytes").c_str());
     return submit(who, handle, Kind::kOther, [copy] { copy.run(); });
   }
   if (to_device) {
@@ -155,6 +157,7 @@ STANDIN_API cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t
   void* const memory = view(pointer, bytes, "cudaMemsetAsync");
   if (memory == nullptr) return failed(cudaErrorInvalidValue);
   access("cudaMemsetAsync", find_stream(handle), {pointer, bytes, true});
+  standin_launched(("memset of " + std::to_string(bytes) + " bytes").c_str());
   return submit("cudaMemsetAsync", handle, Kind::kOther, [=] { std::memset(memory, value, bytes); });
 }
 

@@ -168,6 +168,8 @@ def read_queue(path, models):
         raise BadQueue(f"{path}: a model is not as Model of tests/bench/sides.py: {error}") from None
     entries = [entry for table in text.get("entry", []) for entry in entries_of({**text.get("defaults", {}), **table}, models)]
     names = [entry.name for entry in entries]
+    if any("," in name for name in names):
+        raise BadQueue(f"{path}: expected names without commas, which --entries separates; found {'; '.join(names)}")
     if not entries or len(set(names)) != len(names):
         raise BadQueue(f"{path}: expected entries with names of their own; found {', '.join(names) or 'none'}")
     return Queue(text.get("minutes", 15), tuple(entries), models)

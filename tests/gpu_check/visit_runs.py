@@ -57,7 +57,8 @@ class Runs:
 
     def config(self, entry):
         path = self.work / f"{entry.model}.{entry.sequences}.{entry.steps}.toml"
-        path.write_text(self.sides.our_config(self.setting(entry), stored_weights=False), encoding="utf-8")
+        text = self.sides.our_config(self.setting(entry), stored_weights=False)
+        path.write_text(f"{text}[logging]\npeak_tflops = {self.peak_tflops:g}\n", encoding="utf-8")  # or each run would measure it
         return path
 
     def command(self, entry, side, out):
