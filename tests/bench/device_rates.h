@@ -1,7 +1,8 @@
 #pragma once
 
-// What kernel_bench and gemm_bench have in common: the sizes of a model's block, times of work on a device, and the figures that
-// they print, as a table and, in the last line, as one JSON object for scripts/gpu_visit.
+// What kernel_bench and gemm_bench have in common: the sizes of a model's block, times of work on a device,
+// and the figures that they print, as a table and, in the last line, as one JSON object for
+// scripts/gpu_visit.
 
 #include <ATen/ops/zeros.h>
 
@@ -20,7 +21,8 @@
 
 namespace fsdp::bench {
 
-/// The words of the command line: `device=cuda rows=8192 width=2048 ...`. By default those of llama-1.3b with 4 sequences of 2048.
+/// The words of the command line: `device=cuda rows=8192 width=2048 ...`. The defaults are llama-1.3b's, with
+/// 4 sequences of 2048.
 struct BlockSizes {
   std::string device = "cuda", architecture = "llama";
   int64_t rows = 8192, tokens = 2048, width = 2048, key_width = 2048, heads = 16, inner = 5504;

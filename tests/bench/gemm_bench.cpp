@@ -1,7 +1,8 @@
-// gemm_bench [device=cuda|cpu] [architecture=llama|gpt2] [rows=N width=N ...] (device_rates.h): how fast the products of a step are in
-// bf16, those of forward, of the inputs' gradients and of the weights', which are fp32, with the calls that training makes. The best
-// and that of a large square are the ceilings of tests/bench/ledger.py. Not a test: figures of a machine vary, so they are printed and
-// not judged. On the stand-in for CUDA they mean nothing.
+// gemm_bench [device=cuda|cpu] [architecture=llama|gpt2] [rows=N width=N ...] (device_rates.h): how fast the
+// products of a step are in bf16, those of forward, of the inputs' gradients and of the weights', which are
+// fp32, with the calls that training makes. The best and that of a large square are the ceilings of
+// tests/bench/ledger.py. Not a test: figures of a machine vary, so they are printed and not judged. On the
+// stand-in for CUDA they mean nothing.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

@@ -1,6 +1,7 @@
-// kernel_bench [device=cuda|cpu] [architecture=llama|gpt2] [rows=N width=N ...] (device_rates.h): how fast the kernels of a step are, in
-// bf16, beside a plain copy: microseconds and bytes a second of each by the shapes of a model. The operands go round in more memory
-// than caches hold. Not a test: figures of a machine vary, so they are printed and not judged. On the stand-in for CUDA they mean nothing.
+// kernel_bench [device=cuda|cpu] [architecture=llama|gpt2] [rows=N width=N ...] (device_rates.h): how fast
+// the kernels of a step are, in bf16, beside a plain copy: microseconds and bytes a second of each by the
+// shapes of a model. The operands go round in more memory than caches hold. Not a test: figures of a machine
+// vary, so they are printed and not judged. On the stand-in for CUDA they mean nothing.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>

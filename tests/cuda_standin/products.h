@@ -33,7 +33,8 @@ struct Product {
   bool compute() const;
 };
 
-/// The line of a product in the list of launches: rows, columns and depth as in C's order, and the result's type.
+/// The line of a product in the list of launches: rows, columns and depth as C orders them, and the result's
+/// type.
 inline std::string launch_text(long long m, long long n, long long k, long long batch, cudaDataType type) {
   const std::string sizes = std::to_string(n) + " x " + std::to_string(m) + " x " + std::to_string(k);
   const char* const to = type == CUDA_R_32F ? "fp32" : type == CUDA_R_64F ? "fp64" : "16 bits";
