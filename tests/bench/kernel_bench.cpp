@@ -124,10 +124,10 @@ class KernelBench {
             (s_.is_gpt2() ? kernels->layer_norm_backward : kernels->rms_norm_backward)(rows, parts);
           });
     }
-    const at::Tensor to = at::empty({s_.width}, floats_.options());
-    rates_.measure("norm total", static_cast<double>(sums[0].nbytes()), 0, [&](int64_t) {
-      KernelsFor(vector_)->total(
-          {.sums = sums.data_ptr<float>(), .parts = parts.count(), .width = s_.width, .to = to.data_ptr()});
+    const Operands dy(s_, 1, s_.rows * s_.width);
+    const at::Tensor bias = vector_.narrow(0, 0, s_.width);
+    rates_.measure("bias gradient", dy.bytes(), 0, [&](int64_t call) {
+      kernels::gradient_of_bias(dy.of(call)[0].view({s_.rows, s_.width}), bias);
     });
   }
 

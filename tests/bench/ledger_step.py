@@ -9,7 +9,7 @@ import re
 
 CHANGES = {
     "fast-sigmoid": "SwiGLU, GELU and their gradients divide by __fdividef",
-    "joined-totals": "one launch for all totals of a norm's gradients",
+    "joined-totals": "one launch for all totals of a norm's gradients, of 256 parts",
     "rotary-into-dqkv": "one kernel turns dq and dk back and writes them and dv side by side",
     "dqkv-in-place": "attention's backward writes dq, dk and dv side by side (without rotary)",
     "norm1-two-outputs": "norm1 is a node with the outputs {x, norm1(x)}, whose gradient is one kernel",
@@ -118,7 +118,7 @@ def unit_parameters(model):
 class Step:
     """`launches` of one step of a micro-batch, a rank, blocks and the rest as units, and nothing recomputed."""
     KEPT_INSTRUCTIONS = {"swiglu": (500, 229), "swiglu gradient": (337, 208), "gelu": (279, 143), "gelu gradient": (364, 208)}
-    NORM_PARTS = 512
+    NORM_PARTS = (512, 256)  # as joined-totals are
     CHUNK_BYTES = 512 << 20  # of logits (lib/model/kernels/linear_cross_entropy.cpp)
     SORT_OF_MANY, SORT_OF_FEW = 11, 1  # launches of libtorch's sort of ids
     FEW_IDS = 4096
@@ -133,6 +133,7 @@ class Step:
         self.inner = 2 * self.tokens * model.intermediate
         self.is_gpt2 = model.architecture == "gpt2"
         self.norm = "layer norm" if self.is_gpt2 else "rms norm"
+        self.parts = self.NORM_PARTS["joined-totals" in self.changes]
         self.qkv = model.hidden + 2 * model.key_width()
         self.of_block, self.of_rest = unit_parameters(model)
         self.forward()
@@ -178,7 +179,7 @@ class Step:
 
     def totals(self, row, vectors, width):
         for _ in range(1 if self.has("joined-totals") else vectors):
-            self.add(row, "total", bytes=4.0 * self.NORM_PARTS * width * (vectors if self.has("joined-totals") else 1))
+            self.add(row, "total", bytes=4.0 * self.parts * width * (vectors if self.has("joined-totals") else 1))
 
     def attention_flops(self):
         m = self.model
@@ -256,13 +257,13 @@ class Step:
 
     def norm_gradient(self, row, tensors):
         width = self.model.hidden
-        self.add(row, "norm gradient", bytes=tensors * self.activation + 4.0 * self.NORM_PARTS * width * (2 if self.is_gpt2 else 1))
+        self.add(row, "norm gradient", bytes=tensors * self.activation + 4.0 * self.parts * width * (2 if self.is_gpt2 else 1))
         self.totals("B totals of norms and biases", 2 if self.is_gpt2 else 1, width)
 
     def bias_gradient(self, width):
         if self.is_gpt2 and not self.has("product-epilogues"):
             self.add("B bias gradients", "bias gradient", bytes=2.0 * self.tokens * width)
-            self.add("B totals of norms and biases", "total", bytes=4.0 * self.NORM_PARTS * width)
+            self.add("B totals of norms and biases", "total", bytes=4.0 * self.parts * width)
 
     def backward(self):
         m = self.model
@@ -276,7 +277,7 @@ class Step:
             if self.is_gpt2:
                 self.activated("B GELU", "gelu gradient", 3)
                 if not self.has("product-epilogues"):
-                    self.add("B totals of norms and biases", "total", bytes=4.0 * self.NORM_PARTS * m.intermediate)
+                    self.add("B totals of norms and biases", "total", bytes=4.0 * self.parts * m.intermediate)
                 self.gradients("up", m.intermediate, m.hidden)
             else:
                 self.activated("B SwiGLU", "swiglu gradient", 5)
