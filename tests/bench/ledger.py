@@ -228,6 +228,8 @@ def launches_on_standin(build, model, sequences, *overrides):
     names = [name for name in names if not is_small_copy(name)]
     updates = [at for at, name in enumerate(names) if kind_of(name) == "adamw"]
     ends = [at for at in updates if at + 1 not in updates]
+    if len(ends) < 2:
+        raise RunFailed(f"expected launches of AdamW's kernel, one a step; found {len(ends)} among {len(names)} launches; build the target standin")
     return names[ends[-2] + 1:ends[-1] + 1]
 
 

@@ -137,10 +137,25 @@ within = 0.01
         self.assertIn("| not in the ledger: a_new_kernel | 1 | 20.000 |", ledger)
         self.assertIn("| AdamW | 1 | 20.000 | 12.557 | 7.443 |", ledger)
 
-    def test_write_few_files_and_name_what_failed_did_not_end_or_had_no_time(self):
+    def test_end_on_time(self):
         began = time.monotonic()
         code, rows, text = self.visit('''
-minutes = 0.1333
+minutes = 0.2
+[[entry]]
+name = "takes all of the time"
+seconds = 50
+overrides = ["run.seed=4"]
+[[entry]]
+name = "is too late"
+seconds = 20
+''')
+        self.assertLess(time.monotonic() - began, 25)
+        self.assertEqual((code, {name: row[3] for (name, _), row in rows.items()}),
+                         (1, {"takes all of the time": "unfinished", "is too late": "not run"}), text)
+        self.assertIn("1 unfinished: takes all of the time; 1 not run: is too late", self.last)
+
+    def test_write_few_files_and_name_what_failed_or_did_not_end(self):
+        code, rows, text = self.visit('''
 [[entry]]
 name = "breaks"
 seconds = 20
@@ -171,26 +186,16 @@ seconds = 20
 needs = "no-such-program"
 [[entry]]
 name = "is too slow"
-seconds = 1
+seconds = 3
 against = {}
 overrides = ["run.seed=4"]
 prediction = { ratio = 1 }
-[[entry]]
-name = "takes all of the time"
-seconds = 50
-overrides = ["run.seed=4"]
-[[entry]]
-name = "is too late"
-seconds = 20
 ''')
-        self.assertLess(time.monotonic() - began, 20)
         self.assertEqual(code, 1, text)
         self.assertEqual({name: row[3] for (name, _), row in rows.items()}, {
             "breaks": "failed", "fails as it should": "hit", "does not fail": "failed", "each: one": "-", "each: two": "-",
-            "lacks a build": "skipped", "lacks a program": "skipped", "is too slow": "unfinished", "takes all of the time": "unfinished",
-            "is too late": "not run"})
-        self.assertIn("2 failed: breaks, does not fail; 2 unfinished: is too slow, takes all of the time; 1 not run: is too late; "
-                      "2 skipped: lacks a build, lacks a program", self.last)
+            "lacks a build": "skipped", "lacks a program": "skipped", "is too slow": "unfinished"})
+        self.assertIn("2 failed: breaks, does not fail; 1 unfinished: is too slow; 2 skipped: lacks a build, lacks a program", self.last)
         self.assertLessEqual(len(list(self.output.iterdir())), 8)
         report = (self.output / "report.md").read_text()
         self.assertIn("# Visit to NVIDIA H100 80GB HBM3, 80.0 GiB, CUDA 13.0", report)
