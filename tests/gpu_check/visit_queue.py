@@ -26,8 +26,12 @@ figure, and losses_differ the largest relative difference of the losses of a ste
 import dataclasses
 import re
 import sys
-import tomllib
 from pathlib import Path
+
+try:
+    import tomllib
+except ImportError:  # before Python 3.11, whose pip has the same
+    from pip._vendor import tomli as tomllib
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "bench"))
