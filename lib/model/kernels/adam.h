@@ -17,6 +17,7 @@ struct AdamTensors {
   at::Tensor value;     ///< fp32, like the averages
   at::Tensor gradient;  ///< fp32, bf16 or fp16
   at::Tensor exp_avg, exp_avg_sq;
+  at::Tensor copy = {};  ///< if defined, gets the new values in bf16 or fp16
   AdamRates rates = {};
 };
 

@@ -16,16 +16,20 @@ namespace fsdp::kernels {
 
 at::Tensor sums_of_squares_on_device(const std::vector<at::Tensor>& tensors) {
   FSDP_CHECK(!tensors.empty());
-  const auto count = static_cast<int64_t>(tensors.size());
-  const auto options = tensors.front().options().dtype(at::kDouble);
-  const at::Tensor sums = at::empty({count}, options), scratch = at::empty({kSquareParts}, options);
-  for (int64_t i = 0; i < count; ++i) {
+  const at::Tensor sums =
+      at::empty({static_cast<int64_t>(tensors.size())}, tensors.front().options().dtype(at::kDouble));
+  sums_of_squares_into(sums, tensors);
+  return sums;
+}
+
+void sums_of_squares_into(const at::Tensor& sums, const std::vector<at::Tensor>& tensors) {
+  const at::Tensor scratch = at::empty({kSquareParts}, sums.options());
+  for (int64_t i = 0; i < sums.numel(); ++i) {
     const at::Tensor& x = tensors[static_cast<size_t>(i)];
     FSDP_CHECK(can_fuse(x) && x.is_contiguous() && x.device() == sums.device());
     KernelsFor(x)->sum_of_squares(x.const_data_ptr(), x.numel(), scratch.data_ptr<double>(),
                                   sums.data_ptr<double>() + i);
   }
-  return sums;
 }
 
 std::vector<double> sums_of_squares(const std::vector<at::Tensor>& tensors) {

@@ -17,6 +17,8 @@ inline constexpr int64_t kSquareRun = 512;
 /// Returns the sum of squares of each tensor, in double precision, each in one pass without a copy: [n]
 /// double on the tensors' device. Requires: at least one tensor, and one device for all.
 at::Tensor sums_of_squares_on_device(const std::vector<at::Tensor>& tensors);
+/// Does so for memory of the caller. sums: [n] double
+void sums_of_squares_into(const at::Tensor& sums, const std::vector<at::Tensor>& tensors);
 /// Returns the sums to the host, which waits once. Empty for no tensors.
 std::vector<double> sums_of_squares(const std::vector<at::Tensor>& tensors);
 

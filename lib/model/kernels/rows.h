@@ -148,6 +148,7 @@ struct AdamElements {
   float *exp_avg = nullptr, *exp_avg_sq = nullptr;
   int64_t n = 0;
   AdamRates rates = {};
+  void* copy = nullptr;  ///< gets the new values in 16 bits if it is not null
 };
 
 }  // namespace fsdp::kernels

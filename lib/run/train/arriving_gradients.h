@@ -1,19 +1,21 @@
 #pragma once
 
-// ArrivingGradients: uses gradients as they arrive in host memory, before backward has ended
-// (shard::GradientUse). They are there if the model computes on the CPU, or if fsdp.move_grads_to_cpu moves
-// them.
+// ArrivingGradients: uses gradients when they are complete, before backward has ended (shard::GradientUse).
 //
-//   - The norm of each gradient is computed, so that little of the global norm is left to compute.
-//   - If no update depends on all gradients, the unit of each gradient is updated.
+//   - The norm of each gradient is computed, so that little of the global norm is left to compute: on the
+//     host if gradients are there, or else by a kernel beside the compute of other units.
+//   - If gradients are in host memory and no update depends on all of them, the unit of each is updated.
 //
 // While a device computes, the host's cores are idle. On the CPU an update takes the same time in backward as
 // after it, but the gradient can be freed at once, so that the gradients of all units never exist together
-// (with accumulation, their sums do). Gradients that stay on a GPU are left to the end of backward, when one
-// launch updates all units.
+// (with accumulation, their sums do). Gradients that stay on a GPU are left to the end of backward for the
+// update, when one launch updates all units.
+
+#include <ATen/ops/zeros.h>
 
 #include <cstddef>
 #include <utility>
+#include <vector>
 
 #include "base/util/error.h"
 #include "shard/engine/engine.h"
@@ -31,18 +33,34 @@ class ArrivingGradients {
     bool updates = false;        ///< whether units are updated; requires an optimizer that updates_alone()
     bool frees = false;          ///< whether gradients are freed after the updates
     double lr = 0;
+    bool on_device = false;  ///< whether norms stay there: TrainStep::reads_late()
   };
   /// Requires: the optimizer updates flat_parameters() of the engine; both outlive the object.
   ArrivingGradients(const shard::Engine& engine, optim::Optimizer& optimizer, const ArrivalOptions& options)
-      : engine_(engine), optimizer_(optimizer), options_(options), norms_(engine.units().size()) {}
+      : engine_(engine), optimizer_(optimizer), options_(options), norms_(engine.units().size()) {
+    if (!sums_on_device()) return;
+    // One for each unit, allocated here: what is computed in other streams is read in the caller's.
+    const auto type = at::TensorOptions(at::kDouble).device(engine.communicator().device());
+    memory_ = at::zeros({static_cast<int64_t>(norms_.size())}, type);
+    squares_.resize(norms_.size());
+  }
 
   /// Uses the gradient of unit i of the engine, which is complete.
   void take(size_t i) {
+    if (sums_on_device()) {
+      const at::Tensor sum = memory_.narrow(0, static_cast<int64_t>(i), 1);
+      if (shard::sum_unit_squares(engine_, i, sum)) squares_[i] = sum;
+      return;
+    }
     norms_[i] = shard::local_grad_norm(engine_, i, options_.norm_type);
     if (options_.updates) update(i);
   }
 
   const shard::KnownNorms& norms() const { return norms_; }
+  /// Sums of squares on the device by unit, for local_norm_sum().
+  const std::vector<at::Tensor>& squares() const { return squares_; }
+  /// Whether take() computes squares().
+  bool sums_on_device() const { return options_.on_device && options_.norm_type == 2; }
 
   /// Updates the units that had gradients in earlier micro-batches than the last only, and ends the
   /// optimizer's step. Requires: ArrivalOptions::updates, and backward has ended.
@@ -70,7 +88,9 @@ class ArrivingGradients {
   optim::Optimizer& optimizer_;
   ArrivalOptions options_;
   shard::KnownNorms norms_;  ///< norms of the units whose gradients were taken
-  bool begun_ = false;       ///< whether the optimizer's step has begun
+  at::Tensor memory_;        ///< [units] double; undefined unless sums_on_device()
+  std::vector<at::Tensor> squares_;
+  bool begun_ = false;  ///< whether the optimizer's step has begun
 };
 
 }  // namespace fsdp::train

@@ -153,7 +153,7 @@ std::vector<ComparedRow> rows_of(const plan::Plan& plan, const DryRun& measured)
   const int64_t planned_peak = measured.gpu.empty() ? plan.memory.peak : plan.memory.device_peak;
   std::vector<ComparedRow> rows = {
       {"shards, bytes", plan.memory.shards, measured.shards},
-      {"shards of the slice, bytes", plan.memory.slice_shards, measured.slice_shards},
+      {"copies of shards that gathers send, bytes", plan.memory.sources, measured.sources},
       {"optimizer state, bytes", plan.memory.optimizer, measured.optimizer},
       {"gradients of shards, bytes", plan.memory.gradients, measured.gradients},
       {"gathered and unreduced, bytes", plan.memory.buffers, measured.buffers}};
@@ -248,7 +248,7 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   result.buffers = parts.engine->unsharded_memory().peak;
   result.arena = parts.engine->buffer_pool().held_bytes();
   result.shards = parts.engine->shard_bytes();
-  result.slice_shards = parts.engine->slice_shard_bytes();
+  result.sources = parts.engine->source_bytes();
   result.gradients = gradient_bytes(*parts.engine);
   result.optimizer = optimizer_bytes(*parts.optimizer);
   return result;
@@ -273,7 +273,7 @@ std::string dry_run_json(const plan::Plan& plan, const DryRun& measured) {
   nlohmann::ordered_json json = nlohmann::ordered_json::parse(plan_json(plan));
   const shard::Traffic& traffic = measured.traffic;
   json["measured"] = {{"shard_bytes", measured.shards},
-                      {"slice_shard_bytes", measured.slice_shards},
+                      {"gather_source_bytes", measured.sources},
                       {"optimizer_bytes", measured.optimizer},
                       {"gradient_bytes", measured.gradients},
                       {"unsharded_bytes", measured.buffers},

@@ -15,7 +15,7 @@ namespace fsdp::train {
 
 /// Measurements of one rank and one step, in bytes.
 struct DryRun {
-  int64_t shards = 0, slice_shards = 0;
+  int64_t shards = 0, sources = 0;
   int64_t optimizer = 0;
   int64_t gradients = 0;
   int64_t buffers = 0;      ///< peak of gathered parameters and unreduced gradients together

@@ -41,7 +41,7 @@ constexpr const char* kLegend =
 struct Counted {
   shard::Traffic forward{}, backward{}, between_slices{}, attention{}, layers{}, optimizer{};
   int64_t unsharded_bytes = 0;
-  int64_t shard_bytes = 0, slice_shard_bytes = 0;
+  int64_t shard_bytes = 0, source_bytes = 0;
 
   /// Returns the member that counts a collective; null if there is none.
   shard::Traffic* place_of(const comm::TraceEvent& event, const std::set<std::string>& names) {
@@ -59,7 +59,7 @@ struct Counted {
 Counted count(const shard::Engine& engine, const StepRecord& step) {
   Counted counted{.unsharded_bytes = engine.unsharded_memory().peak,
                   .shard_bytes = engine.shard_bytes(),
-                  .slice_shard_bytes = engine.slice_shard_bytes()};
+                  .source_bytes = engine.source_bytes()};
   std::set<std::string> names;
   for (const auto& unit : engine.units()) names.insert(unit->name());
   for (const shard::Segment& segment : engine.segments()) names.insert(segment.name);
@@ -120,13 +120,15 @@ std::string table(const shard::StepFormula& formula, const OtherTraffic& other, 
   const shard::Traffic &f = formula.traffic, &forward = counted.forward, &backward = counted.backward;
   const shard::Traffic &between = formula.between_slices, &slices_counted = counted.between_slices;
   std::string slices;
-  if (formula.slice_shard_bytes > 0) {
+  if (between.all_gathers > 0) {
     slices =
         concat(row("all-gathers between slices", between.all_gathers, slices_counted.all_gathers),
                row("  bytes", between.all_gather_bytes, slices_counted.all_gather_bytes),
                row("reduce-scatters between slices", between.reduce_scatters, slices_counted.reduce_scatters),
-               row("  bytes", between.reduce_scatter_bytes, slices_counted.reduce_scatter_bytes),
-               row("bytes of the slice's shards", formula.slice_shard_bytes, counted.slice_shard_bytes));
+               row("  bytes", between.reduce_scatter_bytes, slices_counted.reduce_scatter_bytes));
+  }
+  if (formula.source_bytes > 0) {
+    slices += row("bytes of copies that gathers send", formula.source_bytes, counted.source_bytes);
   }
   std::string text = concat(
       util::printed("%-34s %18s %18s\n", "rank 0 in this step", "formula", "measured"),

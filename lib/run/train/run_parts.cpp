@@ -232,7 +232,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
   parts.checkpointing = sized.activation_checkpointing = checkpointing_of(sized, mesh, device);
   comm::agree_at_once(*communicator, "sharding the model", [&] {
     const shard::Materialize materialize{weights, communicator->device()};
-    shard::ShardOptions options = config::shard_options(config);
+    shard::ShardOptions options = config::shard_options(config, !communicator->device().is_cpu());
     options.parts = parts.layers;
     parts.engine = config.fsdp.front == config::Front::kSpmd
                        ? shard_by_spmd(*parts.model, options, mesh, std::move(trace), materialize)

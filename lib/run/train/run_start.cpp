@@ -255,9 +255,9 @@ std::string banner(const config::Config& config, const ShardedModel& parts, cons
         with_commas(config.model.num_attention_heads / mesh.model), " heads a rank; between layers ",
         config.mesh.sequence_parallel ? "the sequence is cut" : "activations are whole on every rank", "\n");
   }
-  const int64_t of_slice = engine.slice_shard_bytes();
+  const int64_t beside = engine.source_bytes();
   text += concat("shard      ", human_bytes(engine.shard_bytes()), " of parameters a rank, ",
-                 of_slice > 0 ? concat(human_bytes(of_slice), " of its slice's beside them, ") : "",
+                 beside > 0 ? concat(human_bytes(beside), " of copies that gathers send, ") : "",
                  for_gradients(engine), " for gradients", for_optimizer(config, engine), "\n");
   if (world > 1) {
     text += concat("step       sends ", human_bytes(sent), " a rank, holds at most ",

@@ -65,10 +65,11 @@ StepResult TrainStep::run(StepPosition position) {
                               .clip_grad_value = options_.clip_grad_value,
                               .updates = updates_as_gradients_arrive_,
                               .frees = computes_on_host(),
-                              .lr = position.lr});
+                              .lr = position.lr,
+                              .on_device = outcome_.has_value()});
   engine.zero_gradients();
   const at::Tensor loss_on_device = accumulate_gradients(batches, arriving);
-  if (outcome_) return update_without_waiting(std::move(step), loss_on_device);
+  if (outcome_) return update_without_waiting(std::move(step), loss_on_device, arriving);
   step.local_loss = loss_on_device.item<double>();
   share_loss(step.local_loss, step.result);
   step.result.loss_sum = step.result.loss;
@@ -109,7 +110,8 @@ StepResult TrainStep::update(StepUpdate step, ArrivingGradients* arriving) {
   return std::move(result);
 }
 
-StepResult TrainStep::update_without_waiting(StepUpdate step, const at::Tensor& local_loss) {
+StepResult TrainStep::update_without_waiting(StepUpdate step, const at::Tensor& local_loss,
+                                             const ArrivingGradients& arriving) {
   at::NoGradGuard no_grad;
   const kernels::BelowAutograd below;
   shard::Engine& engine = parts_.engine;
@@ -118,7 +120,8 @@ StepResult TrainStep::update_without_waiting(StepUpdate step, const at::Tensor& 
   StepResult& result = step.result;
   result.is_read = false;
   share_requests(result);
-  const at::Tensor norm_sum = shard::local_norm_sum(engine, options_.norm_type).to(local_loss.device());
+  const at::Tensor norm_sum =
+      shard::local_norm_sum(engine, options_.norm_type, arriving.squares()).to(local_loss.device());
   const at::Tensor sums = at::stack({local_loss, norm_sum});
   communicator
       .all_reduce(sums, comm::ReduceOp::kSum, {.unit = "loss and gradient norm", .pass = "optimizer"})
@@ -163,7 +166,8 @@ at::Tensor TrainStep::accumulate_gradients(StepBatches& batches, ArrivingGradien
     engine.set_requires_gradient_sync(!options_.no_sync || is_last);
     engine.set_requires_all_reduce(is_last);
     std::optional<shard::GradientUse> use;
-    if (is_last && (updates_as_gradients_arrive_ || engine.options().move_grads_to_cpu)) {
+    if (is_last &&
+        (updates_as_gradients_arrive_ || engine.options().move_grads_to_cpu || arriving.sums_on_device())) {
       use.emplace(engine, [&arriving](size_t unit) { arriving.take(unit); });
     }
     losses += run_micro_batch(batches.take(i));

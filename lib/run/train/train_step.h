@@ -126,7 +126,8 @@ class TrainStep {
 
  private:
   /// Ends a step with reads_late(). `local_loss`: this rank's.
-  StepResult update_without_waiting(StepUpdate step, const at::Tensor& local_loss);
+  StepResult update_without_waiting(StepUpdate step, const at::Tensor& local_loss,
+                                    const ArrivingGradients& arriving);
   bool computes_on_host() const;
   /// Whether a stop is requested on any rank. Collective.
   void share_requests(StepResult& result);

@@ -155,6 +155,17 @@ struct FsdpOptions : shard::ShardOptions {
   util::Named<Front> front = Front::kFullyShard;
 };
 
+/// Whether ranks keep their shards in param_dtype too; kAuto: on GPUs, where the casts cost more time.
+enum class KeepChoice { kAuto, kTrue, kFalse };
+constexpr auto enum_names(KeepChoice) {
+  return std::to_array<util::EnumName<KeepChoice>>(
+      {{KeepChoice::kAuto, "auto"}, {KeepChoice::kTrue, "true"}, {KeepChoice::kFalse, "false"}});
+}
+
+struct MixedPrecisionOptions : shard::MixedPrecisionOptions {
+  util::Named<KeepChoice> keep_low_precision_shards = KeepChoice::kAuto;  ///< replaces that of the engine
+};
+
 struct Config {
   RunOptions run;
   nn::ModelOptions model;
@@ -165,7 +176,7 @@ struct Config {
   optim::OptimizerOptions optimizer;
   optim::ScheduleOptions lr_scheduler;
   FsdpOptions fsdp;
-  shard::MixedPrecisionOptions mixed_precision;
+  MixedPrecisionOptions mixed_precision;
   optim::GradScalerOptions loss_scaler;
   nn::CheckpointingOptions activation_checkpointing;
   comm::MeshOptions mesh;
@@ -176,10 +187,13 @@ struct Config {
   util::PluginValues plugin_values;
 };
 
-/// [fsdp] and [mixed_precision] in one struct, for the engine.
-inline shard::ShardOptions shard_options(const Config& config) {
+/// [fsdp] and [mixed_precision] in one struct, for an engine on a GPU or on the CPU.
+inline shard::ShardOptions shard_options(const Config& config, bool on_gpu = false) {
   shard::ShardOptions options = config.fsdp;
   options.mixed_precision = config.mixed_precision;
+  const auto keep = config.mixed_precision.keep_low_precision_shards;
+  options.mixed_precision.keep_low_precision_shards =
+      keep == KeepChoice::kAuto ? on_gpu : keep == KeepChoice::kTrue;
   options.trained_apart = config.lora.is_on();
   options.sums_by_sample = config.training.reproducible == Reproducible::kWorldSize;
   return options;

@@ -102,6 +102,10 @@ std::vector<Key> sharding_keys() {
       {KEY(mixed_precision, keep_low_precision_grads),
        "the shard's gradient stays in reduce_dtype until the optimizer uses it",
        is_not("mixed_precision.reduce_dtype", "float32")},
+      {KEY(mixed_precision, keep_low_precision_shards),
+       "keep a copy of the shard in param_dtype, which the optimizer writes and gathers send, instead of a cast "
+       "in each gather; costs 2 bytes a parameter of the shard; auto: on GPUs",
+       is("fsdp.param_storage", {"float32"}) && is_not("mixed_precision.param_dtype", "float32")},
       {KEY(mixed_precision, keep_float32), "patterns (* and ?) of parameters that stay float32: \"*norm*\"",
        is_not("mixed_precision.param_dtype", "float32") ||
            is_not("mixed_precision.reduce_dtype", "float32") || is_not("fsdp.param_storage", "float32")},

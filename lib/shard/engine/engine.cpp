@@ -252,7 +252,7 @@ void Engine::report_changed_order(size_t unit) {
 void Engine::hand_over_gradient(size_t index) {
   if (!gradient_use_) return;
   Unit& unit = *units_[index];
-  if (offload_) {
+  if (!groups_.world->device().is_cpu()) {
     return unit.reduction().use_gradient(
         [use = gradient_use_, index, name = unit.name()] { use_named(use, index, name); });
   }
@@ -270,15 +270,18 @@ void Engine::use_gradient_if_due(size_t index) {
 // ---- between steps
 
 void Engine::set_gradient_use(std::function<void(size_t unit)> use) {
-  const bool computes_on_host = groups_.world->device().is_cpu();
-  for (const auto& unit : units_) {
-    if (!use || computes_on_host || unit->options().storage.move_grads_to_cpu ||
-        unit->storage().layout().numel() == 0)
-      continue;
+  const auto moves = [](const std::unique_ptr<Unit>& unit) {
+    return unit->options().storage.move_grads_to_cpu || unit->storage().layout().numel() == 0;
+  };
+  const bool any_moves =
+      std::ranges::any_of(units_, [](const auto& unit) { return unit->options().storage.move_grads_to_cpu; });
+  // Calls would otherwise come from two threads.
+  const auto stays = std::ranges::find_if_not(units_, moves);
+  if (use && !groups_.world->device().is_cpu() && any_moves && stays != units_.end()) {
     fail(ErrorKind::kUsage,
-         "Engine::set_gradient_use(): expected gradients that move to host memory; found "
+         "Engine::set_gradient_use(): expected gradients that all move to host memory, or none; found "
          "fsdp.move_grads_to_cpu = false in unit ",
-         unit->name(), "; set it and fsdp.cpu_offload, or use the gradients after backward()");
+         (*stays)->name(), "; set it and fsdp.cpu_offload, or use the gradients after backward()");
   }
   if (!use && offload_) offload_->drain();
   gradient_use_ = std::move(use);
@@ -291,6 +294,13 @@ void Engine::zero_gradients() {
   for (auto& unit : units_) {
     unit->drop_gradients();
     unit->storage().clear_shard_gradient();
+  }
+}
+
+void Engine::note_changed_weights() {
+  weights_changed_ = true;
+  for (const auto& unit : units_) {
+    if (const auto& copy = unit->storage().low_precision_shard()) copy->note_old();
   }
 }
 
@@ -425,9 +435,9 @@ int64_t Engine::shard_bytes() const {
   return bytes;
 }
 
-int64_t Engine::slice_shard_bytes() const {
+int64_t Engine::source_bytes() const {
   int64_t bytes = 0;
-  for (const auto& unit : units_) bytes += unit->storage().slice_shard_bytes();
+  for (const auto& unit : units_) bytes += unit->storage().source_bytes();
   return bytes;
 }
 

@@ -110,20 +110,23 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
 
   /// Calls `use(i)` in the next backward passes for each unit i with a gradient, when the gradient is
   /// complete. `use` may write the unit's shard, which the pass no longer needs, and free the gradient. Where
-  /// the model computes on the host, the calls run within backward, on its thread. On a device, gradients
-  /// must move to host memory (move_grads_to_cpu of all units), and the calls run in order of arrival on a
-  /// thread of the engine, beside the rest of the pass. All calls have returned when backward() returns. An
-  /// exception skips the remaining calls, and backward() throws its message with the unit's name. Null waits
-  /// for a running call and ends the use. See GradientUse.
+  /// the model computes on the host, the calls run within backward, on its thread. On a device, the calls for
+  /// gradients that move to host memory (move_grads_to_cpu) run in order of arrival on a thread of the
+  /// engine, beside the rest of the pass. For those that stay on the device they run within backward: the
+  /// current stream is that of the reduction, so what a call launches reads the complete gradient beside the
+  /// compute of other units; such a call must not free the gradient. All calls have returned when backward()
+  /// returns. An exception skips the remaining calls, and backward() throws its message with the unit's name.
+  /// Null waits for a running call and ends the use. See GradientUse.
   void set_gradient_use(std::function<void(size_t unit)> use);
 
   /// Discards all gradients, before the first micro-batch of a step.
   void zero_gradients();
 
   /// Must be called on all ranks where anything but an optimizer has written to shards, because the next
-  /// forward must gather the shards of all slices again (hybrid_optimizer = "global"). After an update,
-  /// zero_gradients() or a forward without autograd has the same effect.
-  void note_changed_weights() { weights_changed_ = true; }
+  /// forward must gather the shards of all slices again (hybrid_optimizer = "global") and cast shards again
+  /// (keep_low_precision_shards). After an update, zero_gradients() or a forward without autograd has the
+  /// same effect on slices.
+  void note_changed_weights();
 
   /// Throws Error(kUsage) unless the engine is between steps: no forward or backward is under way, no forward
   /// waits for its backward, and no FullParameters is open. The message begins with `what`, the name of the
@@ -152,10 +155,10 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// Restarts the peaks and the traffic.
   void reset_counters();
   BufferPool& buffer_pool() { return *pool_; }
-  /// Bytes of the weights that this rank keeps, padding included, and of its slice's weights that it keeps in
-  /// addition.
+  /// Bytes of the weights that this rank keeps, padding included, and of those that it keeps in addition and
+  /// gathers from (UnitStorage::source()).
   int64_t shard_bytes() const;
-  int64_t slice_shard_bytes() const;
+  int64_t source_bytes() const;
 
   /// Whether the unit has the lifetime of the root: the root unit, and units of replicated and of fp32
   /// parameters.

@@ -46,6 +46,7 @@ class ShardGradient {
   /// call. From the first call on, their gradients are views of the sum.
   const std::vector<ShardLeaf>& leaves_of(const UnitLayout& layout, int rank, const at::Tensor& shard,
                                           const std::vector<NamedParameter>& parameters);
+  bool has_leaves() const { return !leaves_.empty(); }
 
  private:
   void drop_what_leaves_dropped();

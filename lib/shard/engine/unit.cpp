@@ -19,7 +19,9 @@ Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitParts& p
       reduction_(make_reduction(*this)) {
   if (!storage_.shard_is_offloaded()) return;
   FSDP_CHECK(offload_ != nullptr, "unit ", name_, " has no way to the host");
-  offload_->expect_shard(static_cast<int64_t>(storage_.shard().nbytes()));
+  const bool sends_source = storage_.source().device() == storage_.shard().device();
+  offload_->expect_shard(
+      static_cast<int64_t>((sends_source ? storage_.source() : storage_.shard()).nbytes()));
 }
 
 Unit::~Unit() {
@@ -60,6 +62,7 @@ void Unit::finish_slice_gather() {
 void Unit::start_gather(const char* pass) {
   if (state_ != State::kSharded) return;
   if (storage_.shard_is_unsharded() || storage_.layout().numel() == 0) {
+    storage_.update_source();
     state_ = State::kGathering;  // until the slice's shard is there
     return;
   }
@@ -67,7 +70,9 @@ void Unit::start_gather(const char* pass) {
   state_ = State::kGathering;
   comm::Communicator& group = *groups_.shard;
   const bool in_place = storage_.layout().gathers_in_place();
+  // The copies to the device read the pinned memory, so the host casts before them.
   const bool is_on_host = storage_.source().device() != storage_.unsharded().device();
+  if (is_on_host) storage_.update_source();
   OffloadStreams::SentShard* place = is_on_host ? &offload_->send(storage_.source()) : nullptr;
   const at::Tensor own = place != nullptr ? place->values : storage_.source();
   const util::Event own_is_there = place != nullptr ? place->there : util::Event();
@@ -77,6 +82,7 @@ void Unit::start_gather(const char* pass) {
     note_buffer(true, in_place ? BufferKind::kParameters : BufferKind::kCommunication,
                 storage_.gathered_bytes());
     own_is_there.wait();
+    storage_.update_source();
     storage_.fill_gather_input(own);
   };
   const comm::CallSite site{.unit = name_, .pass = pass};

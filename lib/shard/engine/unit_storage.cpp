@@ -71,6 +71,9 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPla
   if (place_.slices > 1) {
     slice_shard_ =
         at::empty({layout_->shard_numel() * place_.slices}, gathered.dtype(options_.slice_dtype()));
+  } else if (options_.keeps_low_precision_shard) {
+    low_precision_ = std::make_shared<kernels::LowPrecisionCopy>(
+        shard_, empty_shard(layout_->shard_numel(), options_.param_dtype, device, options_.cpu_offload));
   }
   unsharded_ =
       shard_is_unsharded_ ? source() : util::empty_without_memory(layout_->unsharded_numel(), gathered);

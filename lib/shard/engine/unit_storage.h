@@ -11,7 +11,8 @@
 //
 // The shard has the type param_storage. Where param_dtype is that type, the all-gather sends the shard as it
 // is. Otherwise the shard is cast directly into its place in the output of the all-gather, so there is no
-// second, low-precision shard. The output is the unsharded buffer if the layout gathers in place, otherwise a
+// second, low-precision shard, unless keep_low_precision_shards asks for one, which is then sent in its
+// place. The output is the unsharded buffer if the layout gathers in place, otherwise a
 // communication buffer that exists until it has been copied there.
 //
 // With hybrid_optimizer = "global" the all-gather sends the slice's shard instead. This rank keeps it in
@@ -23,6 +24,7 @@
 #include <memory>
 #include <vector>
 
+#include "model/kernels/low_precision_copy.h"
 #include "shard/engine/buffer_pool.h"
 #include "shard/engine/gradient_buffer.h"
 #include "shard/engine/parameter_source.h"
@@ -82,8 +84,18 @@ class UnitStorage {
   const at::Tensor& slice_shard() const { return slice_shard_; }
   /// This rank's part of the slice's shard.
   at::Tensor own_slice_part() const;
-  /// The tensor that the ranks of a slice gather: the shard or, with slices, the slice's shard.
-  const at::Tensor& source() const { return place_.slices > 1 ? slice_shard_ : shard_; }
+  /// The shard in param_dtype, beside the shard; null if none is kept.
+  const std::shared_ptr<kernels::LowPrecisionCopy>& low_precision_shard() const { return low_precision_; }
+  /// The tensor that the ranks of a slice gather: the slice's shard, the shard in param_dtype or the shard.
+  const at::Tensor& source() const {
+    return place_.slices > 1 ? slice_shard_ : low_precision_ ? low_precision_->values() : shard_;
+  }
+  /// Casts the shard to source() where that is old. Optimizers of torch::optim write leaves by their data(),
+  /// which no version tells of.
+  void update_source() {
+    if (!low_precision_) return;
+    gradient_->has_leaves() ? low_precision_->rewrite() : low_precision_->update();
+  }
 
   // The steps by which parameters reach the unsharded buffer. Not used if shard_is_unsharded().
 
@@ -130,8 +142,9 @@ class UnitStorage {
   GradientBuffer& gradients() { return *gradients_; }
   const GradientBuffer& gradients() const { return *gradients_; }
 
-  int64_t slice_shard_bytes() const {
-    return slice_shard_.defined() ? static_cast<int64_t>(slice_shard_.nbytes()) : 0;
+  /// Bytes of source() where it is not the shard.
+  int64_t source_bytes() const {
+    return source().is_same(shard_) ? 0 : static_cast<int64_t>(source().nbytes());
   }
   int64_t unsharded_bytes() const;
   int64_t gathered_bytes() const;
@@ -150,6 +163,7 @@ class UnitStorage {
   at::Tensor shard_;
   std::unique_ptr<ShardGradient> gradient_;
   at::Tensor slice_shard_;  ///< undefined without slices
+  std::shared_ptr<kernels::LowPrecisionCopy> low_precision_;
   at::Tensor unsharded_;
   at::Tensor gathered_;  ///< unsharded_ itself where the layout gathers in place
   at::Tensor own_part_;  ///< view of gathered_; a view can only be made while that has memory

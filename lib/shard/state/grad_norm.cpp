@@ -34,8 +34,12 @@ struct Gradients {
   std::vector<at::Tensor> fused, composed;
   std::vector<size_t> fused_units, composed_units;
 
+  static bool has_kernel(const at::Tensor& gradient) {
+    return kernels::can_fuse(gradient) && gradient.is_contiguous();
+  }
+
   void add(const at::Tensor& gradient, size_t unit, double norm_type) {
-    const bool fits = norm_type == 2 && kernels::can_fuse(gradient) && gradient.is_contiguous();
+    const bool fits = norm_type == 2 && has_kernel(gradient);
     (fits ? fused : composed).push_back(gradient);
     (fits ? fused_units : composed_units).push_back(unit);
   }
@@ -121,15 +125,30 @@ double local_grad_norm(const Engine& engine, size_t i, double norm_type) {
   return local_norms(engine, norm_type, [one](const Unit& unit) { return &unit == one; })[i];
 }
 
-at::Tensor local_norm_sum(const Engine& engine, double norm_type) {
+bool sum_unit_squares(const Engine& engine, size_t i, const at::Tensor& sum) {
+  at::NoGradGuard no_grad;
+  const Unit& unit = *engine.units().at(i);
+  if (!counts(unit) || !has_gradient(unit)) return false;
+  const at::Tensor& gradient = unit.storage().shard_gradient();
+  if (!Gradients::has_kernel(gradient)) return false;
+  kernels::sums_of_squares_into(sum, {gradient});
+  return true;
+}
+
+at::Tensor local_norm_sum(const Engine& engine, double norm_type, const std::vector<at::Tensor>& known) {
   at::NoGradGuard no_grad;
   check_reduced(engine);
   FSDP_CHECK(std::isfinite(norm_type), norm_type);
   Gradients gradients;
-  for (const auto& unit : engine.units()) {
-    if (counts(*unit) && has_gradient(*unit)) gradients.add(unit->storage().shard_gradient(), 0, norm_type);
-  }
   std::vector<at::Tensor> sums;
+  for (size_t i = 0; i < engine.units().size(); ++i) {
+    const Unit& unit = *engine.units()[i];
+    if (i < known.size() && known[i].defined()) {
+      sums.push_back(known[i]);
+    } else if (counts(unit) && has_gradient(unit)) {
+      gradients.add(unit.storage().shard_gradient(), 0, norm_type);
+    }
+  }
   if (!gradients.fused.empty()) sums.push_back(kernels::sums_of_squares_on_device(gradients.fused));
   if (!gradients.composed.empty()) sums.push_back(gradients.composed_norms(norm_type).pow_(norm_type));
   return sums.empty() ? at::zeros({}, at::kDouble) : (sums.size() == 1 ? sums.front() : at::cat(sums)).sum();

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,8 +20,15 @@ double local_grad_norm(const Engine& engine, size_t i, double norm_type = 2.0);
 
 /// Returns the sum of |g|^norm_type over the elements g of this rank's part of the gradient, which replicas
 /// count once: [] double on the device of the gradients, on the host if there are none. Does not wait for a
-/// GPU. Requires: a finite norm_type, and all gradients on one device. Not collective.
-at::Tensor local_norm_sum(const Engine& engine, double norm_type = 2.0);
+/// GPU. Requires: a finite norm_type, and all gradients on one device. Not collective. `known`: empty, or for
+/// each unit its sum [1] as sum_unit_squares() has computed it, or an undefined tensor.
+at::Tensor local_norm_sum(const Engine& engine, double norm_type = 2.0,
+                          const std::vector<at::Tensor>& known = {});
+
+/// Computes the part of unit i in the sum of squares, `sum` [1] double on the device of the gradient, in the
+/// current stream. Returns whether it has one: a kernel for its gradient, which replicas count here. Not
+/// collective.
+bool sum_unit_squares(const Engine& engine, size_t i, const at::Tensor& sum);
 
 /// Returns the p-norm of the whole gradient over all ranks as one vector (p > 0; infinity: the largest
 /// magnitude). Replicas count once. Costs one all-reduce of a double or, for p = 2 where gradients are sums

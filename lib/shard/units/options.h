@@ -135,6 +135,12 @@ struct MixedPrecisionOptions {
   bool cast_forward_inputs = true;
   /// Whether the shard's gradient stays in reduce_dtype until the optimizer uses it.
   bool keep_low_precision_grads = false;
+  /// Whether a rank keeps a copy of its shard in param_dtype beside fp32 master weights. Gathers then send
+  /// the copy and cast nothing, and this library's optimizers write it in the pass that updates the weights.
+  /// No effect on frozen models with adapters (trained_apart) and with hybrid_optimizer = "global", whose
+  /// slices have such copies anyway. A unit on one rank then computes with the copy and is never freed: use
+  /// FullParameters to read its parameters between steps.
+  bool keep_low_precision_shards = false;
   /// Patterns (with * and ?) for names of parameters that are kept, gathered and reduced in fp32, whatever
   /// the types above and ShardOptions::param_storage: "*norm*".
   std::vector<std::string> keep_float32 = {};

@@ -199,7 +199,7 @@ StepFormula step_formula(const std::vector<UnitSizes>& units, const ShardOptions
     shard = std::max(shard, unit.gather_payload_bytes());
     gradients = std::max(gradients, unit.gradient_bytes());
     formula.shard_bytes += unit.shard_bytes();
-    formula.slice_shard_bytes += unit.slice_shard_bytes();
+    formula.source_bytes += unit.source_bytes();
   }
   formula.separate_forward_bytes = 2 * (parameters + shard);
   formula.separate_buffers_bytes = formula.separate_forward_bytes + 2 * gradients;

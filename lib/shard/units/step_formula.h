@@ -73,9 +73,9 @@ struct StepFormula {
   int64_t forward_all_gathers = 0, backward_all_gathers = 0;  ///< all-gathers within slices, by pass
   int64_t forward_all_gather_bytes = 0, backward_all_gather_bytes = 0;
 
-  int64_t unsharded_bytes = 0;    ///< bound on BufferAccount::peak
-  int64_t shard_bytes = 0;        ///< weights that the rank keeps, padding included
-  int64_t slice_shard_bytes = 0;  ///< weights of its slice that it keeps in addition
+  int64_t unsharded_bytes = 0;  ///< bound on BufferAccount::peak
+  int64_t shard_bytes = 0;      ///< weights that the rank keeps, padding included
+  int64_t source_bytes = 0;     ///< weights that it keeps in addition and gathers from
 
   /// A common estimate for FSDP without shared buffers, for the largest unit: two unsharded units (one in
   /// use, one being gathered), two communication buffers of a shard, and two unsharded gradients (one

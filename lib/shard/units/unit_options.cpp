@@ -56,13 +56,19 @@ UnitOptions unit_options(const ShardOptions& model, const std::string& name, boo
   const ShardOptions unit = own_options(model, own);
   const bool stays_by_name =
       util::matches_any(name, model.keep_after_forward) || (is_root && !model.reshard_root_after_forward);
+  const auto param_storage = util::scalar_type(unit.param_storage),
+             param_dtype = util::scalar_type(unit.mixed_precision.param_dtype);
+  const bool keeps_low_precision_shard = model.mixed_precision.keep_low_precision_shards &&
+                                         !model.trained_apart &&
+                                         util::element_size(param_dtype) < util::element_size(param_storage);
   const bool stays = !reshards(unit.strategy) || !unit.reshard_after_forward ||
                      (!own.reshard_after_forward && stays_by_name);
   return {.storage = {.layout = model.layout,
-                      .param_storage = util::scalar_type(unit.param_storage),
-                      .param_dtype = util::scalar_type(unit.mixed_precision.param_dtype),
+                      .param_storage = param_storage,
+                      .param_dtype = param_dtype,
                       .reduce_dtype = util::scalar_type(unit.mixed_precision.reduce_dtype),
                       .keep_low_precision_grads = unit.mixed_precision.keep_low_precision_grads,
+                      .keeps_low_precision_shard = keeps_low_precision_shard,
                       .cpu_offload = unit.cpu_offload,
                       .move_grads_to_cpu = unit.move_grads_to_cpu,
                       .sums_by_sample = model.sums_by_sample},

@@ -20,6 +20,8 @@ struct StorageOptions {
   c10::ScalarType param_dtype = c10::ScalarType::Float;
   c10::ScalarType reduce_dtype = c10::ScalarType::Float;
   bool keep_low_precision_grads = false;
+  /// Whether a rank also keeps its shard in param_dtype, which has fewer bits than param_storage.
+  bool keeps_low_precision_shard = false;
   bool cpu_offload = false;
   bool move_grads_to_cpu = false;
   bool sums_by_sample = false;

@@ -34,8 +34,9 @@ Traffic Traffic::operator-(const Traffic& other) const {
 
 bool shard_is_unsharded(const StorageOptions& options, const UnitLayout& layout, const GroupSizes& groups) {
   const bool has_slices = groups.slices > 1;
+  const bool is_kept_low = has_slices || options.keeps_low_precision_shard;
   return groups.shards == 1 && layout.gathers_in_place() && (has_slices || !options.cpu_offload) &&
-         options.param_dtype == (has_slices ? options.slice_dtype() : options.param_storage);
+         options.param_dtype == (is_kept_low ? options.slice_dtype() : options.param_storage);
 }
 
 int64_t UnitSizes::slots_of_shards() const {

@@ -91,10 +91,15 @@ struct UnitSizes {
 
   /// Bytes of the weights that a rank keeps.
   int64_t shard_bytes() const { return shard_numel * util::element_size(options.storage.param_storage); }
-  /// Bytes of the slice's shard, which the rank keeps in addition and gathers from; 0 where that is the shard
-  /// itself.
-  int64_t slice_shard_bytes() const {
-    return groups.slices > 1 ? slice_shard_numel() * util::element_size(options.storage.slice_dtype()) : 0;
+  /// Bytes of what the rank keeps in addition and gathers from: the slice's shard, or its shard in
+  /// param_dtype; 0 where it gathers from the shard itself.
+  int64_t source_bytes() const {
+    const bool keeps = groups.slices > 1 || options.storage.keeps_low_precision_shard;
+    return keeps ? slice_shard_numel() * util::element_size(options.storage.slice_dtype()) : 0;
+  }
+  /// Bytes that go to the device for a gather, with cpu_offload.
+  int64_t sent_bytes() const {
+    return groups.slices == 1 && source_bytes() > 0 ? source_bytes() : shard_bytes();
   }
   /// Bytes of one fp32 number for each of these weights, such as a state of the optimizer.
   int64_t shard_bytes_in_float32() const { return shard_numel * 4; }
@@ -113,7 +118,7 @@ struct UnitSizes {
   /// This rank's payload of an all-gather and of a reduction, in a slice and between slices.
   int64_t gather_payload_bytes() const { return slice_shard_numel() * param_element(); }
   int64_t reduce_payload_bytes() const { return slots_of_shards() * slice_shard_numel() * reduce_element(); }
-  int64_t slice_gather_payload_bytes() const { return slice_shard_bytes() / groups.slices; }
+  int64_t slice_gather_payload_bytes() const { return source_bytes() / groups.slices; }
   int64_t result_bytes() const { return shard_numel * reduce_element(); }
 
   /// Number of shards that one reduction yields, in a slice and over replicas. With sums_by_sample there is
@@ -135,7 +140,8 @@ struct UnitSizes {
 /// that move to host memory have left by then, and sums by sample have an order of their own.
 bool adds_before_all_reduce(const GroupSizes& groups, const StorageOptions& options);
 
-/// Whether the parameters are views of the shard, or the slice's shard, so that nothing is gathered.
+/// Whether the parameters are views of the shard, the slice's shard or the shard in param_dtype, so that
+/// nothing is gathered.
 bool shard_is_unsharded(const StorageOptions& options, const UnitLayout& layout, const GroupSizes& groups);
 
 /// The sizes that follow from a unit's options, layout and groups.

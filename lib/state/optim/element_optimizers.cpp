@@ -35,7 +35,7 @@ Adam::Adam(const OptimizerOptions& options, Decay decay, std::vector<FlatParamet
   std::tie(beta1_, beta2_) = checked_betas(options);
 }
 
-bool Adam::scales_gradients_of(const at::Tensor& value) const {
+bool Adam::updates_in_one_pass(const at::Tensor& value) const {
   return options().fused && value.scalar_type() == at::kFloat;
 }
 
@@ -64,6 +64,7 @@ void Adam::update_together(c10::ArrayRef<Update> updates) {
                        .gradient = update.gradients[k],
                        .exp_avg = update.states[0][k],
                        .exp_avg_sq = update.states[1][k],
+                       .copy = update.copies.empty() ? at::Tensor() : update.copies[k],
                        .rates = rates});
     }
   }

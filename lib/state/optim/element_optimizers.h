@@ -28,7 +28,7 @@ class Adam : public Optimizer {
  protected:
   void update(const Update& update) override;
   void update_together(c10::ArrayRef<Update> updates) override;
-  bool scales_gradients_of(const at::Tensor& value) const override;
+  bool updates_in_one_pass(const at::Tensor& value) const override;
 
  private:
   void update_composed(const Update& update);

@@ -25,7 +25,12 @@ void require_leaves_that_torch_updates(const shard::Unit& unit) {
 
 std::vector<FlatParameter> flat_parameters(const shard::Engine& engine, const OptimizerOptions& options) {
   std::vector<FlatParameter> parameters;
-  for (const auto& unit : engine.units()) parameters.push_back({unit->name(), unit->storage().shard(), {}});
+  for (const auto& unit : engine.units()) {
+    parameters.push_back({.name = unit->name(),
+                          .value = unit->storage().shard(),
+                          .ranges = {},
+                          .copy = unit->storage().low_precision_shard()});
+  }
   for (const auto& segments : engine.segments_by_parameter()) {
     const shard::Segment& first = segments.front();
     if (!first.requires_grad) continue;

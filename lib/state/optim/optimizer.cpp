@@ -220,7 +220,7 @@ void Optimizer::step_scaled_on_device(const std::vector<at::Tensor>& gradients, 
 
 bool Optimizer::scales_on_device() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i].value.is_cpu() && !is_scaled_by_update(i)) return false;
+    if (!parameters_[i].value.is_cpu() && !is_updated_in_one_pass(i)) return false;
   }
   return true;
 }
@@ -243,8 +243,8 @@ void Optimizer::update_together(c10::ArrayRef<Update> updates) {
   for (const Update& each : updates) update(each);
 }
 
-bool Optimizer::is_scaled_by_update(size_t i) const {
-  return scales_gradients_of(parameters_[i].value) && !has_matrices(i);
+bool Optimizer::is_updated_in_one_pass(size_t i) const {
+  return updates_in_one_pass(parameters_[i].value) && !has_matrices(i);
 }
 
 bool Optimizer::has_matrices(size_t i) const {
@@ -266,7 +266,9 @@ void Optimizer::update_parameter(size_t i, const at::Tensor& gradient_as_it_came
   const util::NoAutocast no_autocast;
   ++step_counts_[i];
   const at::Tensor& value = parameters_[i].value;
-  const bool left_to_update = is_scaled_by_update(i);
+  const bool left_to_update = is_updated_in_one_pass(i);
+  // update() writes the elements of its ranges only, so all others must be there already.
+  if (parameters_[i].copy && left_to_update) parameters_[i].copy->update();
   const double scale = open_->gradient_scale;
   // to() returns the tensor itself if type and device do not change.
   const at::Tensor gradient = left_to_update ? gradient_as_it_came.to(value.device())
@@ -275,6 +277,7 @@ void Optimizer::update_parameter(size_t i, const at::Tensor& gradient_as_it_came
   update_ranges(i, gradient, open_->lr, left_to_update ? scale : 1);
   // At most one copy of a gradient exists at a time.
   if (!gradient.is_same(gradient_as_it_came)) update_collected();
+  if (parameters_[i].copy && !left_to_update) parameters_[i].copy->rewrite();
   if (options_.ema_decay > 0 && open_->collected.empty()) update_average(i);
 }
 
@@ -301,6 +304,6 @@ void Optimizer::update_matrices(size_t i, const at::Tensor&, double) {
   }
 }
 
-bool Optimizer::scales_gradients_of(const at::Tensor&) const { return false; }
+bool Optimizer::updates_in_one_pass(const at::Tensor&) const { return false; }
 
 }  // namespace fsdp::optim

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "base/util/rectangle.h"
+#include "model/kernels/low_precision_copy.h"
 #include "state/groups/options.h"
 #include "state/groups/parameter_groups.h"
 
@@ -59,6 +60,8 @@ struct FlatParameter {
   /// Tensors of the unit, for optimizers that need more than elements and for rounding to 16 bits. All but
   /// `parts` is the same on every rank.
   std::vector<Tensor> tensors = {};
+  /// A copy of `value` in 16 bits, which an update writes too; may be null.
+  std::shared_ptr<kernels::LowPrecisionCopy> copy = nullptr;
 };
 
 /// Gives an optimizer over shards access to whole matrices and to sums over whole tensors. Implemented by
@@ -152,6 +155,8 @@ class Optimizer {
   struct Update {
     std::vector<at::Tensor> values;
     std::vector<at::Tensor> gradients;
+    /// Copies of the values in 16 bits; empty if there are none, or if update() need not write them.
+    std::vector<at::Tensor> copies;
     /// One list for each of states() that covers the elements, except the average of the weights.
     std::vector<std::vector<at::Tensor>> states;
     double weight_decay = 0;
@@ -161,8 +166,9 @@ class Optimizer {
     /// Replaces gradient_scale if defined. See step_scaled_on_device().
     at::Tensor scale_on_device = {};
   };
-  /// Whether update() itself multiplies gradients by gradient_scale, and accepts gradients in 16 bits.
-  virtual bool scales_gradients_of(const at::Tensor& value) const;
+  /// Whether update() needs no other pass over this value: it multiplies gradients by gradient_scale, accepts
+  /// gradients in 16 bits, and writes Update::copies.
+  virtual bool updates_in_one_pass(const at::Tensor& value) const;
   /// Updates values and states in place.
   virtual void update(const Update& update) = 0;
   /// Updates several parameters of one step, and scales all of their gradients.
@@ -195,8 +201,8 @@ class Optimizer {
     std::vector<Update> collected = {};
   };
   bool has_matrices(size_t i) const;
-  /// Whether update() multiplies all of the gradient of parameter i by the scale.
-  bool is_scaled_by_update(size_t i) const;
+  /// Whether update() does so for all of parameter i.
+  bool is_updated_in_one_pass(size_t i) const;
   /// Ends the step that begin_step() began.
   void update_all(const std::vector<at::Tensor>& gradients);
   /// Updates the ranges of parameter i with this treatment.

@@ -133,13 +133,15 @@ void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
   };
   todo.states.reserve(states_.size());
   std::vector<Column> columns = {{piece, &todo.values, first}, {gradient, &todo.gradients}};
+  const auto& copy = parameters_[i].copy;
+  if (copy && is_updated_in_one_pass(i)) columns.push_back({copy->values(), &todo.copies});
   for (size_t s = 0; s < states_.size(); ++s) {
     if (state_kinds_[s].name == kEmaState || !state_kinds_[s].covers(ranges.front().treatment)) continue;
     columns.push_back({states_[s][i], &todo.states.emplace_back(), 0, s});
   }
 
-  std::vector<std::pair<at::Tensor, at::Tensor>> rests;        // originals and their padded copies
-  const bool pad = piece.is_cpu() && !is_scaled_by_update(i);  // kernels that scale need no padding
+  std::vector<std::pair<at::Tensor, at::Tensor>> rests;           // originals and their padded copies
+  const bool pad = piece.is_cpu() && !is_updated_in_one_pass(i);  // kernels that scale need no padding
   for (const FlatParameter::Range& range : ranges) {
     int64_t length = range.end - range.begin;
     int64_t rest = pad ? length % kVectorFloats : 0;
@@ -154,7 +156,7 @@ void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
       column.parts->push_back(std::move(padded));
     }
   }
-  if (open_->collects && is_scaled_by_update(i)) {
+  if (open_->collects && is_updated_in_one_pass(i)) {
     open_->collected.push_back(std::move(todo));
     return;
   }

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "base/util/error.h"
 #include "setup/config/checks.h"
@@ -28,6 +29,17 @@ class Adviser {
   std::vector<Advice> run() {
     config::Config& config = run_.config;
     if (blocks_out_of_root()) return advice_;
+    const bool keeps_copies = std::ranges::any_of(planned_units(config, run_.mesh), [](const auto& unit) {
+      return unit.options.storage.keeps_low_precision_shard;
+    });
+    if (keeps_copies) {
+      const auto before =
+          std::exchange(config.mixed_precision.keep_low_precision_shards, config::KeepChoice::kFalse);
+      if (try_it("mixed_precision.keep_low_precision_shards = false")) return advice_;
+      // It frees little, so that it belongs to the changes only if it is enough.
+      config.mixed_precision.keep_low_precision_shards = before;
+      advice_.pop_back();
+    }
     if (config.activation_checkpointing.mode != nn::RecomputeMode::kFull) {
       config.activation_checkpointing.mode = nn::RecomputeMode::kFull;
       if (try_it("activation_checkpointing.mode = full")) return advice_;

@@ -353,9 +353,9 @@ shard::Traffic layer_traffic(const config::Config& config, const comm::MeshShape
 int64_t device_peak(const config::Config& config, const Units& units, const RecordedPass& pass) {
   int64_t shards = 0, largest_sent = 0, largest_moved = 0;
   for (const UnitSizes& unit : units) {
-    shards += unit.slice_shard_bytes();
+    if (!is_offloaded(unit) || unit.groups.slices > 1) shards += unit.source_bytes();
     if (!is_offloaded(unit)) shards += unit.shard_bytes();
-    if (is_offloaded(unit)) largest_sent = std::max(largest_sent, unit.shard_bytes());
+    if (is_offloaded(unit)) largest_sent = std::max(largest_sent, unit.sent_bytes());
     if (unit.options.storage.move_grads_to_cpu && unit.has_parts()) {
       largest_moved = std::max(largest_moved, unit.result_bytes());
     }
@@ -371,17 +371,19 @@ MemoryPlan plan_memory(const config::Config& config, const Units& units, const R
   const shard::StepFormula step = step_formula(config, units);
   MemoryPlan plan;
   plan.shards = step.shard_bytes;
-  plan.slice_shards = step.slice_shard_bytes;
+  plan.sources = step.source_bytes;
   plan.optimizer = optimizer_state_bytes(config.optimizer, units);
   for (const UnitSizes& unit : units) {
     if (!updates_in_backward(config, pass)) plan.gradients += unit.shard_gradient_bytes();
     if (is_offloaded(unit)) plan.pinned += unit.shard_bytes();
+    if (is_offloaded(unit) && unit.groups.slices == 1) plan.pinned += unit.source_bytes();
+    plan.sources_on_device = plan.sources_on_device || unit.groups.slices > 1;
     const bool is_moved = unit.options.storage.move_grads_to_cpu && unit.has_trainable_parameters;
     if (is_moved) plan.pinned += unit.result_bytes();
   }
   plan.buffers = step.unsharded_bytes;
   plan.saved_activations = pass.saved_bytes();
-  const int64_t at_rest = plan.shards + plan.slice_shards + plan.optimizer + pass.kept_bytes();
+  const int64_t at_rest = plan.shards + plan.sources + plan.optimizer + pass.kept_bytes();
   plan.device_peak = device_peak(config, units, pass);
   plan.peak = std::ranges::any_of(units, is_offloaded)
                   ? at_rest + step_peak_at_any_timing(config, units, pass, {}).sum()

@@ -33,7 +33,8 @@ inline constexpr int kShardsOnTheDevice = 2;
 /// Bytes of one rank.
 struct MemoryPlan {
   int64_t shards = 0;
-  int64_t slice_shards = 0;
+  int64_t sources = 0;             ///< what units gather from, where that is not the shard
+  bool sources_on_device = false;  ///< whether that is on the device even if shards are not
   int64_t optimizer = 0;
   int64_t gradients = 0;  ///< after backward
   int64_t buffers = 0;

@@ -205,7 +205,7 @@ Units planned_units(const config::Config& config, const comm::MeshShape& mesh) {
       nn::parallelize_decoder(*stages, config.model, {.sequence_parallel = config.mesh.sequence_parallel},
                               std::make_shared<MetaGroup>(mesh.model, MetaGroup::Events{}));
   const nn::ModelOutline model = shard::make_model_tree(*stages, parts).outline;
-  Units units = unit_sizes(model, config::shard_options(config), mesh);
+  Units units = unit_sizes(model, config::shard_options(config, is_for_gpu(config)), mesh);
   // The first node with a trainable parameter: nodes before it require no gradient.
   size_t first_trained = model.nodes.size();
   for (const nn::OutlineParameter& parameter : model.parameters) {

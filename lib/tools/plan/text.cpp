@@ -129,7 +129,9 @@ std::string memory_table(const Plan& plan) {
   text +=
       row(masters ? "shards (master weights)" : concat("shards (", storage, ", no master weights)").c_str(),
           memory.shards, offload ? host : "");
-  if (memory.slice_shards > 0) text += row("shards of the slice, for gathers", memory.slice_shards, "");
+  if (memory.sources > 0)
+    text += row("copies of shards that gathers send", memory.sources,
+                offload && !memory.sources_on_device ? host : "");
   text += row("optimizer state", memory.optimizer, offload ? host : "");
   const char* updated =
       memory.gradients == 0 ? "after backward, in which units are updated" : "after backward";
@@ -396,7 +398,7 @@ std::string plan_json(const Plan& plan) {
       {"tokens_per_step", plan.tokens_per_step()},
       {"memory",
        {{"shard_bytes", memory.shards},
-        {"slice_shard_bytes", memory.slice_shards},
+        {"gather_source_bytes", memory.sources},
         {"optimizer_bytes", memory.optimizer},
         {"gradient_bytes", memory.gradients},
         {"unsharded_bytes", memory.buffers},

@@ -262,7 +262,8 @@ KernelSeconds StepProgram::computed() const {
 double update_bytes(const config::Config& config, const shard::UnitSizes& unit) {
   if (!unit.has_trainable_parameters) return 0;
   const int64_t states = plan::optimizer_state_bytes(config.optimizer, {unit});
-  return static_cast<double>(2 * states + 2 * unit.shard_bytes() + unit.shard_gradient_bytes());
+  const int64_t copies = unit.options.storage.keeps_low_precision_shard ? unit.source_bytes() : 0;
+  return static_cast<double>(2 * states + 2 * unit.shard_bytes() + unit.shard_gradient_bytes() + copies);
 }
 
 StepProgram step_program(const config::Config& config, const plan::Units& units,

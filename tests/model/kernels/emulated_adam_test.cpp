@@ -92,6 +92,28 @@ TEST_P(CudaAdam, StepsAsTheFormulaDoes) {
   }
 }
 
+// Also where the copy is not aligned as its value is, and nothing beyond the elements.
+TEST_P(CudaAdam, WritesTheNewValuesIn16Bits) {
+  for (const at::ScalarType copied : {at::kBFloat16, at::kHalf}) {
+    for (const auto& [n, shift] : std::vector<std::pair<int64_t, int64_t>>{{1024, 0}, {1023, 0}, {77, 1}}) {
+      const Buffer gradient(random({n}));
+      const at::Tensor value = at::randn({n}), exp_avg = at::randn({n}), exp_avg_sq = at::rand({n});
+      const at::Tensor memory = at::full({n + shift + 1}, 7.0, copied), copy = memory.narrow(0, shift, n);
+      step(EmulatedLaunch(), {.parts = {{.value = value.data_ptr<float>(),
+                                         .gradient = gradient.data(),
+                                         .exp_avg = exp_avg.data_ptr<float>(),
+                                         .exp_avg_sq = exp_avg_sq.data_ptr<float>(),
+                                         .n = n,
+                                         .rates = kDecoupled,
+                                         .copy = copy.data_ptr()}},
+                              .numbers = kNumbers,
+                              .copies_are_half = copied == at::kHalf});
+      EXPECT_TRUE(at::equal(copy, value.to(copied))) << copied << ", " << n;
+      EXPECT_EQ(memory[n + shift].item<float>(), 7.0F) << copied << ", " << n;
+    }
+  }
+}
+
 TEST_P(CudaAdam, StepsPartsAsItStepsTheWhole) {
   const Buffer gradient(random({1000}));
   const at::Tensor first_value = at::randn({1000}), first_average = at::randn({1000}),

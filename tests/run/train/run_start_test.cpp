@@ -85,7 +85,7 @@ TEST(Banner, SaysWhatTheMeshMeans) {
     auto other = testing::make_initialized(config.model);
     const auto divided = shard::fully_shard(*other, global.fsdp, mesh);
     text = banner(global, sharded(other, divided), loader, {0.25e12});
-    for (const char* part : {"hybrid_shard with a global optimizer", " of its slice's beside them",
+    for (const char* part : {"hybrid_shard with a global optimizer", " of copies that gathers send",
                              "optimizer state sharded over dcn x data (4)"}) {
       EXPECT_NE(text.find(part), std::string::npos) << text;
     }

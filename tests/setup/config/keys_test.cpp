@@ -264,6 +264,8 @@ const std::map<std::string, Sample>& samples() {
       {"mixed_precision.cast_forward_inputs", {"false", "0"}},
       {"mixed_precision.keep_low_precision_grads",
        {"true", "1", {"mixed_precision.reduce_dtype=\"bfloat16\""}}},
+      {"mixed_precision.keep_low_precision_shards",
+       {"\"true\"", "1", {"mixed_precision.param_dtype=\"bfloat16\""}}},
       {"mixed_precision.keep_float32",
        {"[\"*norm*\"]", "[\"\"]", {"mixed_precision.param_dtype=\"bfloat16\""}}},
       {"loss_scaler.enabled", {"\"false\"", "\"maybe\"", {"mixed_precision.param_dtype=float16"}}},

@@ -70,6 +70,24 @@ std::vector<Way> ways() {
        [](RunPlan& plan) {
          plan.shard.mixed_precision.param_dtype = plan.shard.mixed_precision.reduce_dtype = "bfloat16";
        }},
+      {"LowPrecisionShards",
+       [](RunPlan& plan) {
+         plan.shard.mixed_precision.param_dtype = plan.shard.mixed_precision.reduce_dtype = "bfloat16";
+         plan.shard.mixed_precision.keep_low_precision_shards = true;
+         plan.accumulation = 2;
+       }},
+      {"LowPrecisionShardsAlone",
+       [](RunPlan& plan) {
+         plan.shard.mixed_precision.param_dtype = plan.shard.mixed_precision.reduce_dtype = "bfloat16";
+         plan.shard.mixed_precision.keep_low_precision_shards = true;
+       },
+       1},
+      {"OffloadLowPrecisionShards",
+       [](RunPlan& plan) {
+         plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true;
+         plan.shard.mixed_precision.param_dtype = "bfloat16";
+         plan.shard.mixed_precision.keep_low_precision_shards = true;
+       }},
       {"no_shardBf16",
        [](RunPlan& plan) {
          plan.shard.strategy = "no_shard";

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <future>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -382,18 +383,26 @@ TEST_P(GradientUses, LeavesOutUnitsWithoutAGradientAndPassesWithoutSync) {
   });
 }
 
-TEST(GradientUseOnADevice, NeedsGradientsThatMoveToTheHost) {
-  comm::run_ranks_as_threads(1, [](comm::Communicator& rank) {
-    const auto communicator = testing::on_fake_device(rank);
-    ChainRun run(*communicator, testing::every_matrix());
-    try {
-      const GradientUse use(*run.engine, [](size_t) {});
-      ADD_FAILURE() << "accepted";
-    } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-      EXPECT_THAT(error.what(), HasSubstr("fsdp.move_grads_to_cpu = false"));
-    }
-  });
+// What a call launches in the current stream reads the complete gradient, without a wait of the host.
+TEST(GradientUseOnADevice, RunsInTheStreamThatCompletesTheGradient) {
+  for (int world : {1, 2}) {
+    comm::run_ranks_as_threads(world, [](comm::Communicator& rank) {
+      const auto communicator = testing::on_fake_device(rank);
+      ChainRun run(*communicator, testing::every_matrix());
+      std::map<size_t, at::Tensor> seen;
+      {
+        const GradientUse use(*run.engine, [&](size_t unit) {
+          seen[unit] = run.engine->units()[unit]->storage().shard_gradient().clone();
+        });
+        run.step();
+      }
+      EXPECT_EQ(seen.size(), run.engine->units().size());
+      for (const auto& [unit, gradient] : seen) {
+        const at::Tensor& complete = run.engine->units()[unit]->storage().shard_gradient();
+        EXPECT_TRUE(at::equal(gradient.cpu(), complete.cpu())) << unit;
+      }
+    });
+  }
 }
 
 }  // namespace

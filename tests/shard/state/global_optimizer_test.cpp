@@ -167,7 +167,7 @@ TEST(GlobalOptimizerOfSlices, DividesWeightsGradientsAndStateByTheSlices) {
       run.step();
       int64_t gradients = 0;
       for (const at::Tensor& gradient : run.gradients()) gradients += static_cast<int64_t>(gradient.nbytes());
-      return std::array{run.engine->shard_bytes(), gradients, run.engine->slice_shard_bytes()};
+      return std::array{run.engine->shard_bytes(), gradients, run.engine->source_bytes()};
     };
     // Four matrices of 16 and a bias of 4 over two or four ranks.
     const int64_t all = 4 * (4 * 16 + 4);
@@ -205,7 +205,7 @@ TEST(GlobalOptimizerOfSlices, CommunicatesToTheByteAsTheFormulaSays) {
               EXPECT_EQ(formula.between_slices, predicted.between_slices);
               EXPECT_LE(run.engine->unsharded_memory().peak, formula.unsharded_bytes);
               EXPECT_EQ(run.engine->shard_bytes(), formula.shard_bytes);
-              EXPECT_EQ(run.engine->slice_shard_bytes(), formula.slice_shard_bytes);
+              EXPECT_EQ(run.engine->source_bytes(), formula.source_bytes);
               Traffic between;
               for (const auto& call : run.calls.calls()) {
                 if (call.pass != kBetweenSlices) continue;

@@ -40,6 +40,7 @@ TEST_P(UnitSizesOf, AModelWithoutMemoryAreThoseOfTheEngine) {
         EXPECT_EQ(sizes[i], expected[i]) << expected[i].name;
         EXPECT_EQ(sizes[i].shard_bytes(),
                   static_cast<int64_t>(engine->units()[i]->storage().shard().nbytes()));
+        EXPECT_EQ(sizes[i].source_bytes(), engine->units()[i]->storage().source_bytes());
       }
     }
   }
@@ -56,6 +57,11 @@ INSTANTIATE_TEST_SUITE_P(
                                   o.mixed_precision.param_dtype = o.mixed_precision.reduce_dtype = "bfloat16";
                                   o.mixed_precision.keep_float32 = {"*weight"};
                                   o.replicated_parameters = {"*0*"};
+                                }},
+                      SizesCase{"low_precision_shards",
+                                [](ShardOptions& o) {
+                                  o.mixed_precision.param_dtype = "bfloat16";
+                                  o.mixed_precision.keep_low_precision_shards = true;
                                 }},
                       SizesCase{"offload", [](ShardOptions& o) { o.cpu_offload = true; }},
                       SizesCase{"stored_in_bf16",

@@ -50,7 +50,8 @@ TEST(Advice, DividesTheOptimizerStateAmongTheSlices) {
 // ---- groups of ranks that share sequences or layers
 
 /// A long sequence, of which eight ranks have to recompute.
-const Overrides kLong = {"data.sequence_length=131072", "model.max_position_embeddings=131072"};
+const Overrides kLong = {"data.sequence_length=131072", "model.max_position_embeddings=131072",
+                         "mixed_precision.keep_low_precision_shards=false"};
 /// Blocks of 3 billion parameters, and short sequences.
 const Overrides kLargeBlocks = {"model.num_hidden_layers=4", "mesh.data=-1", "data.sequence_length=2048"};
 
@@ -116,6 +117,21 @@ TEST(Advice, CutsLogitsThatAreTooLarge) {
                 {.world_size = 8, .memory_gib = 32}, "mesh.model = 2");
 }
 
+// Copies of shards are given up first, but only where that is enough.
+TEST(Advice, GivesUpCopiesOfShards) {
+  const Overrides overrides{"mesh.data=-1", "data.sequence_length=2048"};
+  const auto peak = [&](bool keeps) {
+    const Overrides all = joined(overrides, {keeps ? "mixed_precision.keep_low_precision_shards=true"
+                                                   : "mixed_precision.keep_low_precision_shards=false"});
+    return make_plan(testing::plan_config("llama3_8b", all), {.world_size = 8}).memory.device_peak;
+  };
+  const double between = static_cast<double>(peak(true) + peak(false)) / 2 / (int64_t{1} << 30);
+  const Plan plan = make_plan(testing::plan_config("llama3_8b", overrides), {.world_size = 8});
+  EXPECT_EQ(plan.memory.device_peak, peak(true));
+  const PlanOptions small{.world_size = 8, .memory_gib = between};
+  expect_advice("llama3_8b", overrides, small, "mixed_precision.keep_low_precision_shards = false");
+}
+
 TEST(Advice, AddsRanksThatShareWhereThereAreTooFew) {
   expect_advice("llama3_8b", joined(kLong, {"mesh.data=-1"}), {.world_size = 1, .memory_gib = 48},
                 "8 ranks, mesh.context = 2");
@@ -134,7 +150,9 @@ TEST(Advice, NamesNoAxisThatTheConfigRefuses) {
 
 // Shards and optimizer state are as large as before on the same ranks.
 TEST(Advice, NamesNoAxisThatDoesNotHelp) {
-  const Plan plan = make_plan(testing::plan_config("llama3_70b", {"mesh.data=-1"}), {.world_size = 8});
+  const Plan plan = make_plan(
+      testing::plan_config("llama3_70b", {"mesh.data=-1", "mixed_precision.keep_low_precision_shards=false"}),
+      {.world_size = 8});
   ASSERT_EQ(plan.advice.size(), 1);
   EXPECT_EQ(plan.advice[0].change, "16 ranks");
 }

@@ -60,7 +60,8 @@ void scale(const Launch& launch, const Scaling& a) {
 
 /// The elements that one launch of Adam updates. The arguments of a kernel are limited to 4 KB.
 struct AdamTable {
-  static constexpr int kParts = 64;
+  static constexpr int kParts = 56;
+  static constexpr int kLargestStep = 32;         ///< of the search: the largest power of two below kParts
   static constexpr int64_t kBlocks = 0x7fffffff;  ///< limit on the blocks of a launch
 
   AdamElements parts[kParts] = {};
@@ -69,18 +70,25 @@ struct AdamTable {
   int count = 0;  ///< number of parts
   AdamNumbers numbers;
   const double* gradient_scale = nullptr;
+  bool copies_are_half = false;
 
   /// Returns the part to which a block of the launch belongs.
   FSDP_DEVICE int part_of(int64_t block) const {
     int part = 0;
     FSDP_UNROLL
-    for (int step = kParts / 2; step > 0; step /= 2) {
+    for (int step = kLargestStep; step > 0; step /= 2) {
       if (part + step < count && first_block[part + step] <= block) part += step;
     }
     return part;
   }
 };
 static_assert(sizeof(AdamTable) <= 4096);
+
+/// Stores values in 16 bits. Requires: `to` has the alignment of the pack.
+template <typename T, int kCount>
+FSDP_DEVICE void store_rounded(void* to, int64_t first, const Pack<float, kCount>& values, int64_t count) {
+  store_pack(static_cast<T*>(to) + first, rounded<T, kCount>(values.at), count);
+}
 
 // Adam (model/kernels/adam.h). Elements are independent, so a shard gets the same bits whole or in parts.
 template <typename Gradient, typename Shape>
@@ -117,6 +125,9 @@ struct AdamKernel {
     store_pack(a.value + first, value, count);
     store_pack(a.exp_avg + first, exp_avg, count);
     store_pack(a.exp_avg_sq + first, exp_avg_sq, count);
+    if (a.copy == nullptr) return;
+    table.copies_are_half ? store_rounded<c10::Half>(a.copy, first, value, count)
+                          : store_rounded<c10::BFloat16>(a.copy, first, value, count);
   }
 };
 
@@ -125,14 +136,17 @@ template <typename Gradient, typename Launch>
 void adam(const Launch& launch, const AdamStep& step) {
   const auto update = [&](auto shape, bool packs_fit) {
     using Shape = decltype(shape);
-    AdamTable table{.numbers = step.numbers, .gradient_scale = step.gradient_scale};
+    AdamTable table{.numbers = step.numbers,
+                    .gradient_scale = step.gradient_scale,
+                    .copies_are_half = step.copies_are_half};
     const auto run = [&] {
       if (table.count > 0) launch.template run<AdamKernel<Gradient, Shape>>(Grid{table.blocks}, table);
       table.count = table.blocks = 0;
     };
     for (const AdamElements& a : step.parts) {
-      const bool fit =
-          fit_packs<float>(0, a.value, a.exp_avg, a.exp_avg_sq) && fit_packs<Gradient>(0, a.gradient);
+      const bool fit = fit_packs<float>(0, a.value, a.exp_avg, a.exp_avg_sq) &&
+                       fit_packs<Gradient>(0, a.gradient) &&
+                       is_aligned<uint16_t, kPackOf<float>>(static_cast<const uint16_t*>(a.copy));
       if (fit != packs_fit || a.n == 0) continue;
       const int64_t blocks = Shape::grid(a.n).x;
       if (table.count == AdamTable::kParts || table.blocks + blocks > AdamTable::kBlocks) run();

@@ -57,6 +57,7 @@ struct AdamStep {
   AdamNumbers numbers;
   /// Replaces numbers.gradient_scale if not null. NaN: nothing is updated.
   const double* gradient_scale = nullptr;
+  bool copies_are_half = false;  ///< whether all copies are fp16; otherwise bf16
 };
 void adam(Element gradient, const AdamStep& step);
 

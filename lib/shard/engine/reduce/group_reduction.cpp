@@ -16,6 +16,7 @@ void GroupReduction::start(Reach reach) {
   const auto [sums, last] = issue(reach);
   last.enqueue([this, sums = sums, reach] { add(*sums, reach); });
   added_ = last.enqueue_release([sums = sums] { sums->output.reset(); });
+  last_ = &last;
 }
 
 GroupReduction::Issued GroupReduction::issue(Reach reach) {
@@ -84,14 +85,16 @@ void GroupReduction::finish() {
   finish_sending();
   finish_across();
   wait_for(added_);
+  wait_for(used_);
 }
 
-void GroupReduction::use_gradient(std::function<void()> /*use*/) {
-  FSDP_CHECK(false, "unit ", unit_.name(), " has no thread of the host");
+void GroupReduction::use_gradient(std::function<void()> use) {
+  if (!added_) return use();
+  used_ = last_->enqueue(std::move(use));
 }
 
 void GroupReduction::reset() {
-  for (auto* work : {&collective_, &sent_, &across_, &across_sent_, &added_}) {
+  for (auto* work : {&collective_, &sent_, &across_, &across_sent_, &added_, &used_}) {
     ignore_errors_of([work] { wait_for(*work); });
   }
 }

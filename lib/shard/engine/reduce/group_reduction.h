@@ -57,6 +57,8 @@ class GroupReduction : public Reduction {
   /// whole unit, the release of that buffer, the second collective, the release of its input, and the
   /// addition to the shard's gradient with the release of the result.
   std::unique_ptr<comm::Work> collective_, sent_, across_, across_sent_, added_;
+  comm::Communicator* last_ = nullptr;  ///< the group in whose queue the addition is
+  std::unique_ptr<comm::Work> used_;    ///< of use_gradient()
 };
 
 }  // namespace fsdp::shard

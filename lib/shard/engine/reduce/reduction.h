@@ -41,9 +41,10 @@ class Reduction {
   virtual void finish() = 0;
   /// Whether finish() has something to wait for, where gradients stay on the device.
   virtual bool is_under_way() const = 0;
-  /// Runs `use` on the host's thread once the reductions issued so far are in the shard's gradient and the
-  /// host can read it. finish() waits for `use` and rethrows its exception. Requires: a gradient that moves
-  /// to host memory.
+  /// Runs `use` once the reductions issued so far are in the shard's gradient: on the host's thread, when the
+  /// host can read it, if the gradient moves to host memory, otherwise at once, with the stream in which the
+  /// gradient becomes complete as the current one. finish() waits for `use`, or for what it has launched, and
+  /// rethrows its exception. Requires: a device.
   virtual void use_gradient(std::function<void()> use) = 0;
   /// Waits for collectives of a failed step, whose errors that step reports.
   virtual void reset() = 0;
