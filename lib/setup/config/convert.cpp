@@ -160,6 +160,10 @@ Value read_value(const Key& key, const Literal& literal) {
     }
     return items;
   } else {
+    if constexpr (std::is_same_v<T, std::string>) {  // an enum of "auto", "true" and "false" takes true
+      const std::string word = literal.boolean ? "true" : "false";
+      if (literal.kind == Kind::kBool && std::ranges::count(key.constraint.choices, word) > 0) return word;
+    }
     auto read = read_as<T>(literal);
     if (!read) throw Misfit{misfit_text(key, "is " + described(literal), literal.text), literal.region};
     return *read;

@@ -146,6 +146,15 @@ TEST(Load, TakesFloatsThatAreWholeNumbersForIntegers) {
   EXPECT_EQ(config.run.seed, 7);
 }
 
+TEST(Load, TakesABoolForAWordThatMayBeTrueOrFalse) {
+  const std::string half = kTrain + "[mixed_precision]\nparam_dtype = \"float16\"\n";
+  const Config config = parsed(half + "keep_low_precision_shards = true\n", {"loss_scaler.enabled=false"});
+  EXPECT_EQ(config.mixed_precision.keep_low_precision_shards, KeepChoice::kTrue);
+  EXPECT_EQ(config.loss_scaler.enabled, optim::ScalerChoice::kFalse);
+  const std::string error = usage_error_of([] { parsed(kTrain + "[training]\ndevice = true\n"); });
+  EXPECT_NE(error.find("training.device must be one of"), std::string::npos) << error;
+}
+
 TEST(Load, TakesAStringForAListOfOneString) {
   const Config config = parsed("[data]\ntrain = \"a.bin\"\n[optimizer]\nno_decay = \"*.bias\"\n",
                                {"data.validation=\"v.bin\"", "fsdp.leaf_stages=\"block\""});
