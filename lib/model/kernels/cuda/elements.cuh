@@ -146,7 +146,7 @@ void adam(const Launch& launch, const AdamStep& step) {
     for (const AdamElements& a : step.parts) {
       const bool fit = fit_packs<float>(0, a.value, a.exp_avg, a.exp_avg_sq) &&
                        fit_packs<Gradient>(0, a.gradient) &&
-                       is_aligned<uint16_t, kPackOf<float>>(static_cast<const uint16_t*>(a.copy));
+                       reinterpret_cast<uintptr_t>(a.copy) % sizeof(Pack<uint16_t, kPackOf<float>>) == 0;
       if (fit != packs_fit || a.n == 0) continue;
       const int64_t blocks = Shape::grid(a.n).x;
       if (table.count == AdamTable::kParts || table.blocks + blocks > AdamTable::kBlocks) run();
