@@ -78,6 +78,69 @@ TEST_P(CudaKernels, SwiGluIsThatOfTheFormulaAndOfTheCpu) {
   }
 }
 
+TEST(CudaSigmoid, IsExactToItsBounds) {
+  const at::Tensor x = at::cat({at::linspace(-86, 86, 40'001), at::linspace(-2, 2, 40'001)}).to(at::kFloat);
+  const at::Tensor expected = x.to(at::kDouble).sigmoid();
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const float value = x[i].item<float>();
+    const double right = expected[i].item<double>(), off = std::fabs(sigmoid(value) - right);
+    EXPECT_LE(off, std::ldexp(1, -22)) << value;
+    EXPECT_LE(off, std::ldexp(value < 0 ? 4.0 - value : 1.0, -22) * right) << value;
+  }
+  EXPECT_EQ(sigmoid(-INFINITY), 0);
+  EXPECT_EQ(sigmoid(-1e30F), 0);
+  EXPECT_EQ(sigmoid(INFINITY), 1);
+  EXPECT_TRUE(std::isnan(sigmoid(NAN)));
+}
+
+/// Largest difference as a share of the larger of 1 and the expected value.
+double largest_error(const at::Tensor& found, const at::Tensor& expected) {
+  return ((found.to(at::kDouble) - expected).abs() / expected.abs().clamp_min(1)).max().item<double>();
+}
+
+TEST_P(CudaKernels, ActivationsAndTheirGradientsAreExactToTheType) {
+  // Half a unit in the last place, from rounding; in fp32, what its products lose, most where 1 - s is small.
+  const double bound = type() == at::kFloat ? 6e-7 : type() == at::kHalf ? 4.9e-4 : 3.92e-3;
+  const double bound_of_gradients = type() == at::kFloat ? 2.5e-6 : bound;
+  constexpr int64_t kCount = 8192;
+  const at::Tensor range = at::linspace(-20, 20, kCount).to(type()), ones = at::ones({kCount}, type());
+  const Buffer x(range), one(ones), none(at::zeros({kCount}, type()));
+  Buffer y({kCount}, type()), dx({kCount}, type()), other({kCount}, type()), sums({1, kCount}, at::kFloat);
+  const EmulatedLaunch launch;
+  at::Tensor X = x.in_double().requires_grad_();
+  with_type([&]<typename T>(T) {
+    swiglu<T>(launch, {.gate = x.data(), .up = one.data(), .y = y.data(), .rows = 1, .width = kCount});
+    swiglu_backward<T>(launch, {.dy = one.data(),
+                                .gate = x.data(),
+                                .up = one.data(),
+                                .dgate = dx.data(),
+                                .dup = other.data(),
+                                .rows = 1,
+                                .width = kCount});
+    at::Tensor expected = at::silu(X);
+    expected.sum().backward();
+    EXPECT_LE(largest_error(y.values(), expected.detach()), bound);
+    EXPECT_LE(largest_error(other.values(), expected.detach()), bound);
+    EXPECT_LE(largest_error(dx.values(), X.grad()), bound_of_gradients);
+
+    X = x.in_double().requires_grad_();
+    bias_gelu<T>(launch, {.x = x.data(), .bias = none.data(), .y = y.data(), .rows = 1, .width = kCount});
+    bias_gelu_backward<T>(launch,
+                          {.dy = one.data(),
+                           .x = x.data(),
+                           .bias = none.data(),
+                           .dx = dx.data(),
+                           .dbias = sums.data<float>(),
+                           .rows = 1,
+                           .width = kCount},
+                          RowParts(1, kCount));
+    expected = at::gelu(X, "tanh");
+    expected.sum().backward();
+    EXPECT_LE(largest_error(y.values(), expected.detach()), bound);
+    EXPECT_LE(largest_error(dx.values(), X.grad()), bound_of_gradients);
+  });
+}
+
 TEST_P(CudaKernels, SwiGluTakesRowsSideBySide) {
   for (int64_t width : {5, 32}) {
     constexpr int64_t kRows = 37;
@@ -118,6 +181,28 @@ TEST_P(CudaKernels, SwiGluOfLargeGatesIsFinite) {
               {.gate = gate.data(), .up = up.data(), .y = y.data(), .rows = 1, .width = 4, .stride = 4});
   });
   expect_near(y.values(), gate.in_double().clamp_min(0), "y");
+}
+
+TEST_P(CudaKernels, GeluOfLargeValuesIsFinite) {
+  const double large = type() == at::kHalf ? 6e4 : 1e38;
+  const Buffer x(at::tensor({-large, -200.0, 200.0, large}).to(type())), bias(at::zeros({4}, type())),
+      dy(at::ones({4}, type()));
+  Buffer y({4}, type()), dx({4}, type()), sums({1, 4}, at::kFloat);
+  with_type([&]<typename T>(T) {
+    bias_gelu<T>(EmulatedLaunch(),
+                 {.x = x.data(), .bias = bias.data(), .y = y.data(), .rows = 1, .width = 4});
+    bias_gelu_backward<T>(EmulatedLaunch(),
+                          {.dy = dy.data(),
+                           .x = x.data(),
+                           .bias = bias.data(),
+                           .dx = dx.data(),
+                           .dbias = sums.data<float>(),
+                           .rows = 1,
+                           .width = 4},
+                          RowParts(1, 4));
+  });
+  expect_near(y.values(), x.in_double().clamp_min(0), "y");
+  expect_near(dx.values(), x.in_double().gt(0).to(at::kDouble), "dx");
 }
 
 struct Shape {

@@ -9,11 +9,12 @@
 
 namespace fsdp::kernels::cuda {
 
-/// Blocks per multiprocessor for which registers are reserved. With Kernel::kRegistersFirst the kernel gets
-/// as many registers as it needs; otherwise the compiler decides, and may move values to memory for one more
-/// block.
+/// Blocks per multiprocessor for which registers are reserved: Kernel::kMinBlocks. With
+/// Kernel::kRegistersFirst the kernel gets as many registers as it needs. Otherwise the compiler decides, and
+/// may move values to memory for one more block.
 template <typename Kernel>
 constexpr int min_blocks() {
+  if constexpr (requires { Kernel::kMinBlocks; }) return Kernel::kMinBlocks;
   if constexpr (requires { Kernel::kRegistersFirst; }) return Kernel::kRegistersFirst ? 1 : 0;
   return 0;
 }
