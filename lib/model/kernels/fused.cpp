@@ -161,7 +161,7 @@ class BiasGelu final : public torch::autograd::Function<BiasGelu> {
                                        .width = bias.size(0)},
                                       sums.parts());
     if (!is_wanted(*context, 1, bias)) return {dx, {}, {}};
-    return {dx, deliver(*context, 1, bias, sums.gradient(0, bias)), {}};
+    return {dx, deliver(*context, 1, bias, sums.gradients({bias})[0]), {}};
   }
 
  private:

@@ -82,17 +82,17 @@ class Norm final : public torch::autograd::Function<Norm> {
          .width = x.size(-1)},
         sums.parts());
     const size_t edge = has_residual ? 2 : 1;  // operand number of the weight; the bias follows
-    const auto gradient = [&](int64_t vector, const at::Tensor& parameter) {
-      const size_t operand = edge + static_cast<size_t>(vector);
-      if (!is_wanted(*context, operand, parameter)) return at::Tensor();
-      return deliver(*context, operand, parameter, sums.gradient(vector, parameter));
-    };
-    return {dx,
-            has_residual ? dx : at::Tensor(),
-            gradient(0, weight),
-            has_bias ? gradient(1, bias) : at::Tensor(),
-            {},
-            {}};
+    variable_list wanted{weight};
+    if (has_bias) wanted.push_back(bias);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (!is_wanted(*context, edge + i, wanted[i])) wanted[i] = at::Tensor();
+    }
+    variable_list of_vectors = sums.gradients(wanted);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (wanted[i].defined()) of_vectors[i] = deliver(*context, edge + i, wanted[i], of_vectors[i]);
+    }
+    of_vectors.resize(2);
+    return {dx, has_residual ? dx : at::Tensor(), of_vectors[0], of_vectors[1], {}, {}};
   }
 
  private:

@@ -24,8 +24,8 @@ class RowParts {
     int64_t most;   ///< greatest number of parts
   };
   static constexpr RowCut kCpu{kGrain, 32};
-  /// On a GPU a part is a block of threads. A large GPU runs this many at once.
-  static constexpr RowCut kDevice{1 << 13, 512};
+  /// On a GPU a part is a block of threads. A large GPU runs two on each of 132 or more multiprocessors.
+  static constexpr RowCut kDevice{1 << 13, 256};
 
   /// The rows may belong to `samples` equal samples, each of which is cut in the same way.
   RowParts(int64_t rows, int64_t width, const RowCut& cut = kCpu, int64_t samples = 1)
@@ -63,7 +63,8 @@ struct RowKernels {
   void (*bias_gelu_backward)(const BiasGeluGradRows&, const RowParts&);
   /// Sums over the rows of x, part by part. sums: [parts, width]
   void (*add_rows)(const void* x, float* sums, const RowParts&);
-  void (*total)(const PartTotal&);
+  /// Requires: as many vectors as `count`, at most kMostTotals, of the same parts and width.
+  void (*totals)(const PartTotal*, int64_t count);
 
   /// Counts targets: `counted` is the number of targets that are not kIgnored, at least 1.
   void (*count_targets)(const int64_t* targets, int64_t rows, double* counted);
@@ -77,5 +78,6 @@ struct RowKernels {
   void (*sum_of_squares)(const void* x, int64_t n, double* scratch, double* sum);
 };
 inline constexpr int64_t kSquareParts = 1024;
+inline constexpr int64_t kMostTotals = 2;
 
 }  // namespace fsdp::kernels

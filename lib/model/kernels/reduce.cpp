@@ -67,39 +67,49 @@ float* ParameterSums::of(int64_t vector) const {
   return sums_.data_ptr<float>() + vector * parts_.count() * parts_.width();
 }
 
-void ParameterSums::total_into(const Total& total) const {
-  const auto& [vector, sample, to, adds] = total;
+PartTotal ParameterSums::total(int64_t vector, int64_t sample, const at::Tensor& to, bool adds) const {
   FSDP_CHECK(to.is_contiguous() && to.numel() == parts_.width() && to.device() == sums_.device(), to.sizes());
-  KernelsFor(element_, sums_.device())
-      ->total({.sums = of(vector) + sample * parts_.of_sample() * parts_.width(),
-               .parts = parts_.of_sample(),
-               .width = parts_.width(),
-               .to = to.data_ptr(),
-               .to_fp32 = to.scalar_type() == at::kFloat,
-               .adds = adds});
+  return {.sums = of(vector) + sample * parts_.of_sample() * parts_.width(),
+          .parts = parts_.of_sample(),
+          .width = parts_.width(),
+          .to = to.data_ptr(),
+          .to_fp32 = to.scalar_type() == at::kFloat,
+          .adds = adds};
 }
 
-at::Tensor ParameterSums::gradient(int64_t vector, const at::Tensor& parameter) const {
-  if (const SampleSums* sums = SampleSums::current()) {
-    return gradient_along_tree(parameter, sums->samples(), [&](int64_t sample, const at::Tensor& to) {
-      total_into({.vector = vector, .sample = sample, .to = to});
-    });
+void ParameterSums::run(const std::vector<PartTotal>& totals) const {
+  FSDP_CHECK(std::ssize(totals) <= kMostTotals, totals.size());
+  if (!totals.empty()) KernelsFor(element_, sums_.device())->totals(totals.data(), std::ssize(totals));
+}
+
+std::vector<at::Tensor> ParameterSums::gradients(const std::vector<at::Tensor>& parameters) const {
+  std::vector<at::Tensor> results(parameters.size());
+  std::vector<PartTotal> totals;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& parameter = parameters[i];
+    const auto vector = static_cast<int64_t>(i);
+    if (!parameter.defined()) continue;
+    if (const SampleSums* sums = SampleSums::current()) {
+      results[i] = gradient_along_tree(parameter, sums->samples(), [&](int64_t sample, const at::Tensor& to) {
+        run({total(vector, sample, to, /*adds=*/false)});
+      });
+    } else if (const auto place = take_gradient_place(parameter, at::kFloat)) {
+      totals.push_back(total(vector, 0, place->memory, place->adds));
+    } else {
+      FSDP_CHECK(element_of(parameter) == element_, parameter.scalar_type());
+      results[i] = at::empty(parameter.sizes(), parameter.options().requires_grad(false));
+      totals.push_back(total(vector, 0, results[i], /*adds=*/false));
+    }
   }
-  if (auto place = take_gradient_place(parameter, at::kFloat)) {
-    total_into({.vector = vector, .to = place->memory, .adds = place->adds});
-    return {};
-  }
-  FSDP_CHECK(element_of(parameter) == element_, parameter.scalar_type());
-  at::Tensor gradient = at::empty(parameter.sizes(), parameter.options().requires_grad(false));
-  total_into({.vector = vector, .to = gradient});
-  return gradient;
+  run(totals);
+  return results;
 }
 
 at::Tensor gradient_of_bias(const at::Tensor& dy, const at::Tensor& bias) {
   FSDP_CHECK(can_fuse(dy) && dy.is_contiguous());
   ParameterSums sums(dy, 1);
   KernelsFor(dy)->add_rows(dy.data_ptr(), sums.of(0), sums.parts());
-  return sums.gradient(0, bias);
+  return sums.gradients({bias})[0];
 }
 
 }  // namespace fsdp::kernels

@@ -34,17 +34,14 @@ class ParameterSums {
   /// Returns a vector's sums, [parts, width], which kernels fill in; with SampleSums, sample by sample.
   float* of(int64_t vector) const;
 
-  /// Returns the result of backward for the vector's parameter: the gradient in the parameter's type, or
-  /// undefined if it was written to the parameter's gradient place (model/kernels/gradient_sink.h).
-  at::Tensor gradient(int64_t vector, const at::Tensor& parameter) const;
+  /// Returns the results of backward for the vectors' parameters, by one launch of a kernel: the gradient in
+  /// the parameter's type, or undefined if the parameter is, or if the gradient was written to the parameter's
+  /// gradient place (model/kernels/gradient_sink.h).
+  std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& parameters) const;
 
  private:
-  struct Total {
-    int64_t vector, sample = 0;
-    at::Tensor to;
-    bool adds = false;
-  };
-  void total_into(const Total& total) const;
+  PartTotal total(int64_t vector, int64_t sample, const at::Tensor& to, bool adds) const;
+  void run(const std::vector<PartTotal>& totals) const;
 
   Element element_;
   RowParts parts_;

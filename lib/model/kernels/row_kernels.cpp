@@ -122,6 +122,10 @@ class OnCpu {
     });
   }
 
+  static void totals(const PartTotal* all, int64_t count) {
+    for (const PartTotal* each = all; each != all + count; ++each) total(*each);
+  }
+
   static void total(const PartTotal& a) {
     cpu::loops(Element::kFloat).add_rows(a.sums + a.width, a.sums, a.parts - 1, a.width);
     if (a.to_fp32) {
@@ -229,7 +233,7 @@ constexpr RowKernels make() {
           .bias_gelu = &Cpu::bias_gelu,
           .bias_gelu_backward = &Cpu::bias_gelu_backward,
           .add_rows = &Cpu::add_rows,
-          .total = &Cpu::total,
+          .totals = &Cpu::totals,
           .count_targets = &Cpu::count_targets,
           .losses = &Cpu::losses,
           .mean_loss = &Cpu::mean_loss,

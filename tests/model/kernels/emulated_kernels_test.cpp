@@ -236,8 +236,9 @@ TEST_P(CudaKernels, BiasGeluIsThatOfTheFormulaAndOfTheCpu) {
       run_under_all_schedules({&y, &dx, &sums, &dbias}, [&](const EmulatedLaunch& launch) {
         bias_gelu<T>(launch, forward(y));
         bias_gelu_backward<T>(launch, backward(dx, sums), parts);
-        total<T>(launch,
-                 {.sums = sums.data<float>(), .parts = parts.count(), .width = s.width, .to = dbias.data()});
+        const PartTotal total{
+            .sums = sums.data<float>(), .parts = parts.count(), .width = s.width, .to = dbias.data()};
+        totals<T>(launch, &total, 1);
       });
     });
     at::Tensor X = x.in_double().requires_grad_(), B = bias.in_double().requires_grad_();
@@ -260,20 +261,22 @@ TEST_P(CudaKernels, BiasGeluIsThatOfTheFormulaAndOfTheCpu) {
 TEST_P(CudaKernels, RowsAddUpToTheirSum) {
   for (const Shape& s : kShapes) {
     SCOPED_TRACE(s.width);
-    const RowParts parts(s.rows, s.width, {.grain = 8 * s.width, .most = 20});
+    const RowParts parts(s.rows, s.width, {.grain = 2 * s.width, .most = 50});
     const Buffer x(random({s.rows, s.width}), s.shift);
     const at::Tensor before = random({s.width}).to(at::kFloat);
     Buffer sums({parts.count(), s.width}, at::kFloat), rounded({s.width}, type()), added(before);
     with_type([&]<typename T>(T) {
       run_under_all_schedules({&sums, &rounded, &added}, [&](const EmulatedLaunch& launch) {
         add_rows<T>(launch, x.data(), sums.data<float>(), parts);
-        PartTotal all{.sums = sums.data<float>(), .parts = parts.count(), .width = s.width};
-        all.to = rounded.data();
-        all.to_fp32 = type() == at::kFloat;
-        total<T>(launch, all);
-        all.to = added.data();
-        all.to_fp32 = all.adds = true;
-        total<T>(launch, all);
+        PartTotal both[2];
+        for (PartTotal& each : both) {
+          each = {.sums = sums.data<float>(), .parts = parts.count(), .width = s.width};
+        }
+        both[0].to = rounded.data();
+        both[0].to_fp32 = type() == at::kFloat;
+        both[1].to = added.data();
+        both[1].adds = true;
+        totals<T>(launch, both, 2);
       });
     });
     const at::Tensor expected = x.in_double().sum(0);

@@ -90,12 +90,11 @@ TEST_P(CudaNorms, RmsNormIsThatOfTheFormulaAndOfTheCpu) {
 /// The gradient of a parameter from its sums [parts, width].
 at::Tensor total_of(const Buffer& sums) {
   Buffer to({sums.values().size(1)}, at::kFloat);
-  run_under_all_schedules({&to}, [&](const EmulatedLaunch& launch) {
-    total<float>(launch, {.sums = sums.data<float>(),
-                          .parts = sums.values().size(0),
-                          .width = sums.values().size(1),
-                          .to = to.data()});
-  });
+  const PartTotal total{.sums = sums.data<float>(),
+                        .parts = sums.values().size(0),
+                        .width = sums.values().size(1),
+                        .to = to.data()};
+  run_under_all_schedules({&to}, [&](const EmulatedLaunch& launch) { totals<float>(launch, &total, 1); });
   return to.values();
 }
 

@@ -1,8 +1,10 @@
 #pragma once
 
 // Kernels whose blocks compute a tile of some columns of some rows. Each warp takes one row at a time, 32
-// packs wide. Columns are summed over a thread's rows, then over the warps, then over the blocks (total()),
+// packs wide. Columns are summed over a thread's rows, then over the warps, then over the blocks (totals()),
 // in an order that depends on the sizes alone.
+
+#include <algorithm>
 
 #include "model/kernels/cuda/packs.cuh"
 #include "model/kernels/kernel_table.h"
@@ -69,17 +71,27 @@ struct AddRowsKernel {
   }
 };
 
-/// The kernel of total(): 8 threads of a block sum a column, each thread every eighth part.
-template <typename To>
+struct PartTotals {
+  PartTotal of[kMostTotals];  ///< of the same parts and width
+};
+
+/// The kernel of totals(), with a row of blocks for each vector: 32 threads of a block sum a column, each
+/// thread every 32nd part, so that a thread has all its loads under way at once.
+template <typename T>
 struct TotalKernel {
-  using Arguments = PartTotal;
-  static constexpr int kThreads = 256;
+  using Arguments = PartTotals;
+  static constexpr int kThreads = 1024;
   static constexpr int kGroups = kThreads / kWarp;
   struct Shared {
     float of_groups[kGroups][kWarp];
   };
 
-  FSDP_DEVICE static void run(const Arguments& a, Shared& shared) {
+  FSDP_DEVICE static void run(const Arguments& arguments, Shared& shared) {
+    PartTotal a = arguments.of[0];  // by choices: what is indexed would be copied to memory of the thread
+    FSDP_UNROLL
+    for (int i = 1; i < kMostTotals; ++i) {
+      if (block_y() == i) a = arguments.of[i];
+    }
     const int64_t column = block() * kWarp + lane();
     float sum = 0;
     if (column < a.width) {
@@ -90,8 +102,17 @@ struct TotalKernel {
     sync_block();
     if (warp() != 0 || column >= a.width) return;
     for (int group = 1; group < kGroups; ++group) sum += shared.of_groups[group][lane()];
-    To& to = static_cast<To*>(a.to)[column];
-    to = To(a.adds ? static_cast<float>(to) + sum : sum);
+    if (a.to_fp32) {
+      store(static_cast<float*>(a.to)[column], sum, a.adds);
+    } else {
+      store(static_cast<T*>(a.to)[column], sum, a.adds);
+    }
+  }
+
+ private:
+  template <typename To>
+  FSDP_DEVICE static void store(To& to, float sum, bool adds) {
+    to = To(adds ? static_cast<float>(to) + sum : sum);
   }
 };
 
@@ -106,13 +127,10 @@ void add_rows(const Launch& launch, const void* x, float* sums, const RowParts& 
 }
 
 template <typename T, typename Launch>
-void total(const Launch& launch, const PartTotal& a) {
-  const Grid grid{(a.width + kWarp - 1) / kWarp};
-  if (a.to_fp32) {
-    launch.template run<TotalKernel<float>>(grid, a);
-  } else {
-    launch.template run<TotalKernel<T>>(grid, a);
-  }
+void totals(const Launch& launch, const PartTotal* all, int64_t count) {
+  PartTotals arguments;
+  std::copy_n(all, count, arguments.of);
+  launch.template run<TotalKernel<T>>(Grid{(all->width + kWarp - 1) / kWarp, count}, arguments);
 }
 
 }  // namespace fsdp::kernels::cuda

@@ -11,7 +11,7 @@ void put_losses(RowKernels& table) {
   table.add_rows = [](const void* x, float* sums, const RowParts& parts) {
     add_rows<T>(StreamLaunch(), x, sums, parts);
   };
-  table.total = [](const PartTotal& a) { total<T>(StreamLaunch(), a); };
+  table.totals = [](const PartTotal* all, int64_t count) { totals<T>(StreamLaunch(), all, count); };
   table.count_targets = [](const int64_t* targets, int64_t rows, double* counted) {
     count_targets(StreamLaunch(), targets, rows, counted);
   };

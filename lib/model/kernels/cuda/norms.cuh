@@ -165,82 +165,123 @@ struct LayerNormGrad {
   float reciprocal, mean;
 };
 
+/// A row's inputs to backward of Norm.
+template <typename T, typename Shape, typename Norm>
+struct NormGradInputs {
+  Norm norm;
+  Row<T, Shape> x, dy;
+
+  /// Loads nothing if there is no such row: packs = 0.
+  FSDP_DEVICE NormGradInputs(const NormGradRows& a, int64_t row, int packs) : norm(a, row, packs > 0) {
+    x.load(static_cast<const T*>(a.x) + row * a.width, packs);
+    dy.load(static_cast<const T*>(a.dy) + row * a.width, packs);
+  }
+};
+
 /// Backward of Norm (LayerNormGrad, RmsNormGrad): sums over each row, from which dx follows, and sums over
-/// the rows for each parameter. A block loops over the rows of a part.
+/// the rows for each parameter. A block loops over the rows of a part, and loads the next rows before it waits
+/// for the sums of these.
 template <typename T, typename Shape, typename Norm>
 struct NormGradKernel {
   using Arguments = RowsInParts<NormGradRows>;
   using Sum = TeamSum<Shape::kTeam, Shape::kThreads, Norm::kSums>;
   using Columns = ColumnSums<Shape, Norm::kSums>;
+  using Inputs = NormGradInputs<T, Shape, Norm>;
   struct Shared {
     typename Sum::Shared sum;
     typename Columns::Shared columns;
   };
+  /// nvcc unrolls the loop over the rows of a team of 1024, for which LayerNorm has too few registers.
+  static constexpr bool kLoadsAhead = Norm::kSums == 1 || Shape::kTeam < 1024;
+  /// Where the block's sums go.
+  struct Places {
+    float* of[Norm::kSums];
+    FSDP_DEVICE explicit Places(const NormGradRows& a) {
+      FSDP_UNROLL
+      for (int s = 0; s < Norm::kSums; ++s) of[s] = Norm::column(a, s) + block() * a.width;
+    }
+  };
   static constexpr int kThreads = Shape::kThreads;
-  static constexpr bool kRegistersFirst = Shape::kVectors == 0;
+  /// Half of the threads that a multiprocessor of 2048 holds, with 64 registers each.
+  static constexpr int kMinBlocks = Shape::kVectors == 0 ? 1 : 1024 / kThreads;
 
   FSDP_DEVICE static void run(const Arguments& arguments, Shared& shared) {
     const auto& a = arguments.rows;
     const int all_packs = static_cast<int>(a.width / Shape::kPack);
-    const auto width = static_cast<float>(a.width);
-    float* to[Norm::kSums];
-    FSDP_UNROLL
-    for (int s = 0; s < Norm::kSums; ++s) to[s] = Norm::column(a, s) + block() * a.width;
-    Columns columns(to, all_packs);
+    const float share = 1.0F / static_cast<float>(a.width);
+    Columns columns(Places(a).of, all_packs);
     Sum sum_up(shared.sum);
+    // Beside two sums for each column the registers do not hold the factors: they come from the cache.
+    constexpr bool kHoldsWeight = Norm::kSums == 1;
     Row<T, Shape> weight;
-    weight.load(static_cast<const T*>(a.weight), all_packs);
+    if (kHoldsWeight) weight.load(static_cast<const T*>(a.weight), all_packs);
+    const auto factors_at = [&](int v, int index) {
+      if constexpr (kHoldsWeight) return weight.at(v, index);
+      return load_pack<Shape::kPack>(static_cast<const T*>(a.weight) +
+                                     static_cast<int64_t>(index) * Shape::kPack);
+    };
 
     // Each team takes one row at a time. Teams without a row take part in the synchronisation only.
-    const int64_t end = arguments.end();
-    for (int64_t first = arguments.begin(); first < end; first += Shape::kTeams) {
-      const int64_t row = first + Shape::number(), offset = row * a.width;
-      const int packs = row < end ? all_packs : 0;
-      const Norm norm(a, row, row < end);
-      Row<T, Shape> x, dy, dsum;
-      x.load(static_cast<const T*>(a.x) + offset, packs);
-      dy.load(static_cast<const T*>(a.dy) + offset, packs);
-      if (a.dsum != nullptr) dsum.load(static_cast<const T*>(a.dsum) + offset, packs);
+    const int64_t begin = arguments.begin();
+    const auto rows = static_cast<int>(arguments.end() - begin);
+    const auto inputs_of = [&](int row) { return Inputs(a, begin + row, row < rows ? all_packs : 0); };
+    Inputs next = inputs_of(Shape::number());
+    uint32_t adds = a.dsum != nullptr;  // forgotten for each row: the compiler would make two loops of one
+    FSDP_UNROLL_BY(1)                   // two rows at once do not fit into the registers
+    for (int first = 0; first < rows; first += Shape::kTeams) {
+      Inputs in = next;
+      const int number = first + Shape::number(), packs = number < rows ? all_packs : 0;
+      const int64_t row = begin + number;
 
       float sums[Norm::kSums] = {};
       Shape::for_packs(packs, [&](int v, int index) {
-        const auto values = x.at(v, index), gradients = dy.at(v, index), factors = weight.at(v, index);
+        const auto values = floats_of(in.x.at(v, index)), gradients = floats_of(in.dy.at(v, index)),
+                   factors = floats_of(factors_at(v, index));
         float of_columns[Norm::kSums][Shape::kPack];
         FSDP_UNROLL
         for (int i = 0; i < Shape::kPack; ++i) {
           float of_column[Norm::kSums];
-          norm.add(to_float(values.at[i]), to_float(gradients.at[i]), to_float(factors.at[i]), sums,
-                   of_column);
+          in.norm.add(values.at[i], gradients.at[i], factors.at[i], sums, of_column);
           FSDP_UNROLL
           for (int s = 0; s < Norm::kSums; ++s) of_columns[s][i] = of_column[s];
         }
         FSDP_UNROLL
         for (int s = 0; s < Norm::kSums; ++s) columns.add(s, v, index, of_columns[s]);
       });
+      // The loads come back during the wait for the sums. Before, the registers are full of floats.
+      if constexpr (kLoadsAhead) next = inputs_of(number + Shape::kTeams);
+      forget(adds);
+      Row<T, Shape> dsum;
+      if (adds != 0) dsum.load(static_cast<const T*>(a.dsum) + row * a.width, packs);
       sum_up(sums);
       FSDP_UNROLL
-      for (int s = 0; s < Norm::kSums; ++s) sums[s] /= width;
+      for (int s = 0; s < Norm::kSums; ++s) sums[s] *= share;
+      in.x.stay_packed();
+      in.dy.stay_packed();
+      weight.stay_packed();
 
       Shape::for_packs(packs, [&](int v, int index) {
-        const auto values = x.at(v, index), gradients = dy.at(v, index), factors = weight.at(v, index);
+        const auto values = floats_of(in.x.at(v, index)), gradients = floats_of(in.dy.at(v, index)),
+                   factors = floats_of(factors_at(v, index));
         float dx[Shape::kPack];
         FSDP_UNROLL
         for (int i = 0; i < Shape::kPack; ++i) {
-          dx[i] = norm.dx(to_float(values.at[i]), to_float(gradients.at[i]), to_float(factors.at[i]), sums);
+          dx[i] = in.norm.dx(values.at[i], gradients.at[i], factors.at[i], sums);
         }
-        if (a.dsum != nullptr) add_pack(dx, dsum.at(v, index));
-        store_pack(static_cast<T*>(a.dx) + offset + static_cast<int64_t>(index) * Shape::kPack,
+        if (adds != 0) add_pack(dx, dsum.at(v, index));
+        store_pack(static_cast<T*>(a.dx) + row * a.width + static_cast<int64_t>(index) * Shape::kPack,
                    rounded<T>(dx));
       });
+      if constexpr (!kLoadsAhead) next = inputs_of(number + Shape::kTeams);
     }
-    columns.finish(shared.columns);
+    columns.finish(shared.columns, Places(a).of);
   }
 };
 
 template <template <typename, typename> typename Kernel, typename T, typename Launch>
 void norm(const Launch& launch, const NormRows& a) {
   const bool fit = fit_packs<T>(a.width, a.x, a.residual, a.sum, a.weight, a.bias, a.y);
-  with_row_shape<T, 4>(a.width, fit, [&](auto shape) {
+  with_row_shape<T>(a.width, fit, [&](auto shape) {
     using Shape = decltype(shape);
     const Grid grid{(a.rows + Shape::kTeams - 1) / Shape::kTeams};
     launch.template run<Kernel<T, Shape>>(grid, a);
@@ -250,7 +291,7 @@ void norm(const Launch& launch, const NormRows& a) {
 template <typename Norm, typename T, typename Launch>
 void norm_backward(const Launch& launch, const NormGradRows& a, const RowParts& parts) {
   const bool fit = fit_packs<T>(a.width, a.dy, a.x, a.weight, a.dsum, a.dx, a.dweight, a.dbias);
-  with_row_shape<T, 2>(a.width, fit, [&](auto shape) {
+  with_sum_shape<T>(a.width, fit, [&](auto shape) {
     launch.template run<NormGradKernel<T, decltype(shape), Norm>>(Grid{parts.count()}, {a, parts.each()});
   });
 }

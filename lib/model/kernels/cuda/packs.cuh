@@ -6,6 +6,8 @@
 #include <c10/util/Half.h>
 
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "model/kernels/cuda/thread_model.cuh"
 
@@ -42,6 +44,32 @@ FSDP_DEVICE void store_pack(T* to, const Pack<T, kCount>& pack) {
     store_at_once<sizeof(pack)>(to, pack.at);
   }
 }
+
+/// A pack that stays in registers as it was loaded. (The elements of a Pack may get a register each.)
+template <typename T, int kCount>
+class HeldPack {
+ public:
+  FSDP_DEVICE void load(const T* from) {
+    require(is_aligned<T, kCount>(from));
+    words_ = *reinterpret_cast<const Words*>(from);
+  }
+  FSDP_DEVICE void hold(const Pack<T, kCount>& pack) { memcpy(&words_, pack.at, sizeof words_); }
+  FSDP_DEVICE Pack<T, kCount> pack() const {
+    Pack<T, kCount> pack;
+    memcpy(pack.at, &words_, sizeof words_);
+    return pack;
+  }
+  /// Ends the life of floats that the compiler has made of the elements.
+  FSDP_DEVICE void stay_packed() {
+    FSDP_UNROLL
+    for (uint32_t& word : words_.at) forget(word);
+  }
+
+ private:
+  using Words = Pack<uint32_t, static_cast<int>(sizeof(T)) * kCount / 4>;
+  static_assert(sizeof(Words) == sizeof(Pack<T, kCount>));
+  Words words_ = {};
+};
 
 /// Loads a pack at the end of a tensor, where only `count` of its elements exist. The rest is 0.
 template <int kCount, typename T>
@@ -100,10 +128,31 @@ FSDP_DEVICE Pack<T, kCount> rounded(const float (&values)[kCount]) {
   return pack;
 }
 
+/// Returns the elements as floats. The compiler's own way takes two instructions for each second bf16.
+template <typename T, int kCount>
+FSDP_DEVICE Pack<float, kCount> floats_of(const Pack<T, kCount>& pack) {
+  Pack<float, kCount> floats;
+  if constexpr (std::is_same_v<T, c10::BFloat16> && kCount % 2 == 0) {
+    uint32_t words[kCount / 2];
+    memcpy(words, pack.at, sizeof words);
+    FSDP_UNROLL
+    for (int i = 0; i < kCount; i += 2) {
+      const uint32_t low = words[i / 2] << 16U, high = words[i / 2] & 0xffff0000U;
+      memcpy(&floats.at[i], &low, sizeof low);
+      memcpy(&floats.at[i + 1], &high, sizeof high);
+    }
+  } else {
+    FSDP_UNROLL
+    for (int i = 0; i < kCount; ++i) floats.at[i] = to_float(pack.at[i]);
+  }
+  return floats;
+}
+
 template <typename T, int kCount>
 FSDP_DEVICE void add_pack(float (&values)[kCount], const Pack<T, kCount>& pack) {
+  const auto floats = floats_of(pack);
   FSDP_UNROLL
-  for (int i = 0; i < kCount; ++i) values[i] += to_float(pack.at[i]);
+  for (int i = 0; i < kCount; ++i) values[i] += floats.at[i];
 }
 
 /// Whether packs of 16 bytes fit the width and the alignment of rows at each pointer that is not null.

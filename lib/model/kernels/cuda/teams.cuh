@@ -3,17 +3,20 @@
 // Rows that are processed by teams of threads: each row is read once, held in registers, and summed by
 // shuffles and shared memory in an order that depends on the width alone.
 
+#include <type_traits>
+
 #include "model/kernels/cuda/packs.cuh"
 
 namespace fsdp::kernels::cuda {
 
 /// A team of `team` threads processes a row; thread t holds its packs t, t + team, ..., at most `vectors` of
-/// them, in registers. If `vectors` is 0, rows may have any width, and are read from memory each time.
-template <int pack, int team, int vectors>
+/// them, in registers. If `vectors` is 0, rows may have any width, and are read from memory each time. A block
+/// has at least `least` threads.
+template <int pack, int team, int vectors, int least = 256>
 struct RowShape {
   static constexpr int kPack = pack, kTeam = team, kVectors = vectors;
-  static constexpr int kThreads = team < 256 ? 256 : team;  ///< threads of a block
-  static constexpr int kTeams = kThreads / team;            ///< teams of a block
+  static constexpr int kThreads = team < least ? least : team;  ///< threads of a block
+  static constexpr int kTeams = kThreads / team;                ///< teams of a block
 
   FSDP_DEVICE static int rank() { return thread() % kTeam; }
   FSDP_DEVICE static int number() { return thread() / kTeam; }
@@ -33,8 +36,8 @@ struct RowShape {
   }
 };
 
-/// Calls use(RowShape()) with the shape for rows of `width` T, with up to kMost packs a thread in registers.
-template <typename T, int kMost, typename Use>
+/// Calls use(RowShape()) with the shape for rows of `width` T, with up to 4 packs a thread in registers.
+template <typename T, typename Use>
 void with_row_shape(int64_t width, bool packs_fit, const Use& use) {
   constexpr int kPack = kPackOf<T>;
   const int64_t packs = width / kPack;
@@ -45,9 +48,23 @@ void with_row_shape(int64_t width, bool packs_fit, const Use& use) {
   if (packs <= 256) return use(RowShape<kPack, 128, 2>());
   if (packs <= 512) return use(RowShape<kPack, 256, 2>());
   if (packs <= 1024) return use(RowShape<kPack, 512, 2>());
-  if constexpr (kMost >= 4) {
-    if (packs <= 2048) return use(RowShape<kPack, 512, 4>());
-  }
+  if (packs <= 2048) return use(RowShape<kPack, 512, 4>());
+  return use(RowShape<kPack, 512, 0>());
+}
+
+/// Calls use(RowShape()) with the shape for sums over rows of `width` T: one pack a thread in registers, so
+/// that there is room for its sums and for the next row, in blocks of 512 threads or more.
+template <typename T, typename Use>
+void with_sum_shape(int64_t width, bool packs_fit, const Use& use) {
+  constexpr int kPack = kPackOf<T>;
+  const int64_t packs = width / kPack;
+  if (!packs_fit) return use(RowShape<1, 256, 0>());
+  if (packs <= 32) return use(RowShape<kPack, 32, 1, 512>());
+  if (packs <= 64) return use(RowShape<kPack, 64, 1, 512>());
+  if (packs <= 128) return use(RowShape<kPack, 128, 1, 512>());
+  if (packs <= 256) return use(RowShape<kPack, 256, 1, 512>());
+  if (packs <= 512) return use(RowShape<kPack, 512, 1, 512>());
+  if (packs <= 1024) return use(RowShape<kPack, 1024, 1>());
   return use(RowShape<kPack, 512, 0>());
 }
 
@@ -60,16 +77,22 @@ class Row {
   FSDP_DEVICE void load(const T* from, int packs) {
     from_ = from;
     if constexpr (Shape::kVectors > 0) {
-      Shape::for_packs(packs, [&](int v, int index) {
-        held_[v] = load_pack<Shape::kPack>(from + static_cast<int64_t>(index) * Shape::kPack);
-      });
+      Shape::for_packs(
+          packs, [&](int v, int index) { held_[v].load(from + static_cast<int64_t>(index) * Shape::kPack); });
     }
   }
   FSDP_DEVICE Packed at(int v, int index) const {
     if constexpr (Shape::kVectors > 0) {
-      return held_[v];
+      return held_[v].pack();
     } else {
       return load_pack<Shape::kPack>(from_ + static_cast<int64_t>(index) * Shape::kPack);
+    }
+  }
+  /// Makes the compiler hold the packs, not the floats that it has made of them.
+  FSDP_DEVICE void stay_packed() {
+    if constexpr (Shape::kVectors > 0) {
+      FSDP_UNROLL
+      for (Held& held : held_) held.stay_packed();
     }
   }
   /// Adds the row at `more`, rounded to T, and stores the sum at `to`.
@@ -82,14 +105,15 @@ class Row {
       add_pack(sum, other.at(v, index));
       const Packed pack = rounded<T>(sum);
       store_pack(to + static_cast<int64_t>(index) * Shape::kPack, pack);
-      if constexpr (Shape::kVectors > 0) held_[v] = pack;
+      if constexpr (Shape::kVectors > 0) held_[v].hold(pack);
     });
     from_ = to;
   }
 
  private:
   const T* from_ = nullptr;
-  Packed held_[Shape::kVectors > 0 ? Shape::kVectors : 1] = {};
+  using Held = std::conditional_t<(Shape::kVectors > 0), HeldPack<T, Shape::kPack>, Nothing>;
+  Held held_[Shape::kVectors > 0 ? Shape::kVectors : 1] = {};
 };
 
 /// Sums over teams of kTeam threads in a block of kThreads. Must be called by all threads of the block.
@@ -176,13 +200,14 @@ class ColumnSums {
     }
   }
 
-  /// Stores the sums over the teams, in order. Must be called by all threads of the block after the last row.
-  FSDP_DEVICE void finish([[maybe_unused]] Shared& shared) {
+  /// Stores the sums over the teams, in order. Must be called by all threads of the block after the last row,
+  /// with the `to` of the beginning, which would else take up registers in between.
+  FSDP_DEVICE void finish([[maybe_unused]] Shared& shared, [[maybe_unused]] float* const (&to)[kSums]) {
     if constexpr (kHolds) {
       FSDP_UNROLL
       for (int s = 0; s < kSums; ++s) {
         for (int team = 0; team < Shape::kTeams; ++team) {
-          if (Shape::number() == team) add_team(sums_[s], shared, to_[s]);
+          if (Shape::number() == team) add_team(sums_[s], shared, to[s]);
           if (Shape::kTeams > 1) sync_block();
         }
       }

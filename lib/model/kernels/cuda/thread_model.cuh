@@ -100,6 +100,10 @@ FSDP_DEVICE void store_at_once(void* to, const void* from) {
   }
 }
 
+/// Makes the compiler forget what it knows of a value, so that it computes again what it would otherwise keep
+/// in registers.
+FSDP_DEVICE void forget(uint32_t& value) { asm volatile("" : "+r"(value)); }
+
 /// Rounds to the nearest 8-bit numbers, `first` in the low byte; saturates. Requires: has_float8_rounding().
 template <bool kE5m2>
 FSDP_DEVICE uint16_t rounded_to_float8(float first, float second) {
@@ -173,6 +177,8 @@ inline float not_a_number() { return __builtin_nanf(""); }
 inline float without_subnormal(float x) { return std::fabs(x) < 0x1p-126F ? x * 0 : x; }
 inline float fast_exp2(float x) { return without_subnormal(std::exp2(x)); }
 inline float fast_reciprocal(float x) { return without_subnormal(1 / x); }
+
+inline void forget(uint32_t&) {}
 
 template <bool kE5m2>
 uint16_t rounded_to_float8(float, float) {
