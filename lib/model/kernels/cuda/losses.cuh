@@ -55,8 +55,8 @@ class LooseRow {
 template <typename T>
 struct LossKernel {
   using Arguments = LossRows;
-  static constexpr int kThreads = 1024;
-  static constexpr bool kRegistersFirst = true;
+  /// Two blocks on a multiprocessor: one computes while the other waits for its sums.
+  static constexpr int kThreads = 512, kMinBlocks = 2;
   using Floats = BlockReduction<float, kThreads>;
   using Doubles = BlockReduction<double, kThreads>;
   struct Shared {
