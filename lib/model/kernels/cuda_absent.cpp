@@ -11,6 +11,8 @@ void embedding_backward(Element, const EmbeddingGradRows&) { FSDP_CHECK(false, "
 
 void dropout(Element, const DropoutRows&) { FSDP_CHECK(false, "built without CUDA"); }
 
+void join_rotary(Element, const JoinedGradients&) { FSDP_CHECK(false, "built without CUDA"); }
+
 void adam(Element, const AdamStep&) { FSDP_CHECK(false, "built without CUDA"); }
 
 void decide_outcome(const OutcomeDecision&) { FSDP_CHECK(false, "built without CUDA"); }

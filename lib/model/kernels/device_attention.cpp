@@ -4,7 +4,6 @@
 #include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
-#include <ATen/ops/cat.h>
 
 #include <array>
 #include <tuple>
@@ -98,7 +97,7 @@ class RotaryAttention final : public torch::autograd::Function<RotaryAttention> 
   static at::Tensor forward(AutogradContext* context, const at::Tensor& qkv, const JoinedHeads& heads,
                             const at::Tensor& cos, const at::Tensor& sin, const How& how) {
     const BelowAutograd below;
-    rotate_joined(qkv, heads, cos, sin, /*back=*/false);
+    rotate_joined(qkv, heads, cos, sin);
     return attend(context, split_joined(qkv, heads), how, {cos, sin});
   }
 
@@ -106,9 +105,7 @@ class RotaryAttention final : public torch::autograd::Function<RotaryAttention> 
     const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
     const auto [dq, dk, dv] = gradients_of_attention(context, saved, gradients[0]);
-    const at::Tensor dqkv = at::cat({dq, dk, dv}, 2).flatten(2);
-    rotate_joined(dqkv, {.queries = dq.size(2), .keys = dk.size(2)}, saved[9], saved[10], /*back=*/true);
-    return {dqkv, {}, {}, {}, {}};
+    return {joined_gradients({dq, dk, dv}, saved[9], saved[10]), {}, {}, {}, {}};
   }
 };
 

@@ -3,12 +3,15 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <optional>
 
 #include "base/util/error.h"
 #include "model/kernels/below_autograd.h"
+#include "model/kernels/cuda/kernels.h"
+#include "model/kernels/element.h"
 #include "model/kernels/fused.h"
 #include "model/kernels/gradient_sink.h"
 #include "model/kernels/meta.h"
@@ -182,7 +185,7 @@ class JoinedRotary final : public torch::autograd::Function<JoinedRotary> {
                                const at::Tensor& cos, const at::Tensor& sin) {
     const BelowAutograd below;
     context->save_for_backward({cos, sin});
-    rotate_joined(qkv, heads, cos, sin, /*back=*/false);
+    rotate_joined(qkv, heads, cos, sin);
     const auto [q, k, v] = split_joined(qkv, heads);
     return {q, k, v};
   }
@@ -190,12 +193,29 @@ class JoinedRotary final : public torch::autograd::Function<JoinedRotary> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor dqkv = at::cat(gradients, 2).flatten(2);
-    rotate_joined(dqkv, {.queries = gradients[0].size(2), .keys = gradients[1].size(2)}, saved[0], saved[1],
-                  /*back=*/true);
-    return {dqkv, {}, {}, {}};
+    return {joined_gradients({gradients[0], gradients[1], gradients[2]}, saved[0], saved[1]), {}, {}, {}};
   }
 };
+
+/// Rotates queries and keys or, if `back`, turns their gradients back.
+void turn_joined(const at::Tensor& qkv, const JoinedHeads& heads, const at::Tensor& cos,
+                 const at::Tensor& sin, bool back) {
+  const int64_t head_dim = qkv.size(2) / heads.all();
+  FSDP_CHECK(can_fuse(qkv) && qkv.dim() == 3 && qkv.is_contiguous() && head_dim % 2 == 0 &&
+             qkv.size(2) == head_dim * heads.all() && cos.scalar_type() == at::kFloat &&
+             sin.scalar_type() == at::kFloat && cos.is_contiguous() && sin.is_contiguous() &&
+             cos.size(0) >= qkv.size(1) && cos.size(1) == head_dim);
+  KernelsFor(qkv)->rotary({.x = qkv.data_ptr(),
+                           .y = qkv.data_ptr(),
+                           .cos = cos.data_ptr<float>(),
+                           .sin = sin.data_ptr<float>(),
+                           .rows = qkv.size(0) * qkv.size(1),
+                           .tokens = qkv.size(1),
+                           .heads = heads.queries + heads.keys,
+                           .head_dim = head_dim,
+                           .stride = qkv.size(2),
+                           .back = back});
+}
 
 }  // namespace
 
@@ -226,22 +246,39 @@ at::Tensor joined_swiglu(const at::Tensor& both, bool recomputed) {
 }
 
 void rotate_joined(const at::Tensor& qkv, const JoinedHeads& heads, const at::Tensor& cos,
-                   const at::Tensor& sin, bool back) {
-  const int64_t head_dim = qkv.size(2) / heads.all();
-  FSDP_CHECK(can_fuse(qkv) && qkv.dim() == 3 && qkv.is_contiguous() && head_dim % 2 == 0 &&
-             qkv.size(2) == head_dim * heads.all() && cos.scalar_type() == at::kFloat &&
-             sin.scalar_type() == at::kFloat && cos.is_contiguous() && sin.is_contiguous() &&
-             cos.size(0) >= qkv.size(1) && cos.size(1) == head_dim);
-  KernelsFor(qkv)->rotary({.x = qkv.data_ptr(),
-                           .y = qkv.data_ptr(),
-                           .cos = cos.data_ptr<float>(),
-                           .sin = sin.data_ptr<float>(),
-                           .rows = qkv.size(0) * qkv.size(1),
-                           .tokens = qkv.size(1),
-                           .heads = heads.queries + heads.keys,
-                           .head_dim = head_dim,
-                           .stride = qkv.size(2),
-                           .back = back});
+                   const at::Tensor& sin) {
+  turn_joined(qkv, heads, cos, sin, /*back=*/false);
+}
+
+at::Tensor joined_gradients(const std::array<at::Tensor, 3>& gradients, const at::Tensor& cos,
+                            const at::Tensor& sin) {
+  const at::Tensor& dq = gradients[0];
+  const JoinedHeads heads{.queries = dq.size(2), .keys = gradients[1].size(2)};
+  if (!is_for_cuda(dq)) {
+    const at::Tensor dqkv = at::cat(gradients, 2).flatten(2);
+    turn_joined(dqkv, heads, cos, sin, /*back=*/true);
+    return dqkv;
+  }
+  at::Tensor dqkv = at::empty({dq.size(0), dq.size(1), heads.all() * dq.size(3)}, dq.options());
+  if (dq.is_meta()) return dqkv;
+  FSDP_CHECK(cos.is_contiguous() && sin.is_contiguous() && cos.size(0) >= dq.size(1) &&
+             cos.size(1) == dq.size(3));
+  const c10::DeviceGuard guard(dq.device());
+  const auto heads_of = [](const at::Tensor& x) -> cuda::JoinedGradients::Heads {
+    return {x.const_data_ptr(), x.size(2), x.stride(0), x.stride(1), x.stride(2)};
+  };
+  const auto dense = [](const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); };
+  const at::Tensor q = dense(dq), k = dense(gradients[1]), v = dense(gradients[2]);
+  cuda::join_rotary(element_of(dq), {.queries = heads_of(q),
+                                     .keys = heads_of(k),
+                                     .values = heads_of(v),
+                                     .y = dqkv.data_ptr(),
+                                     .cos = cos.const_data_ptr<float>(),
+                                     .sin = sin.const_data_ptr<float>(),
+                                     .sequences = dq.size(0),
+                                     .tokens = dq.size(1),
+                                     .head_dim = dq.size(3)});
+  return dqkv;
 }
 
 std::array<at::Tensor, 3> split_joined(const at::Tensor& qkv, const JoinedHeads& heads) {

@@ -45,10 +45,12 @@ struct JoinedHeads {
 std::array<at::Tensor, 3> joined_rotary(const at::Tensor& qkv, const JoinedHeads& heads,
                                         const at::Tensor& cos, const at::Tensor& sin);
 
-/// The two steps of joined_rotary(), without autograd: the rotation or, if `back`, its transpose, which turns
-/// gradients; and the views.
+/// The two steps of joined_rotary(), without autograd: the rotation, and the views; and its backward, from the
+/// gradients of the three results, each of any strides.
 void rotate_joined(const at::Tensor& qkv, const JoinedHeads& heads, const at::Tensor& cos,
-                   const at::Tensor& sin, bool back);
+                   const at::Tensor& sin);
+at::Tensor joined_gradients(const std::array<at::Tensor, 3>& gradients, const at::Tensor& cos,
+                            const at::Tensor& sin);
 std::array<at::Tensor, 3> split_joined(const at::Tensor& qkv, const JoinedHeads& heads);
 
 }  // namespace fsdp::kernels

@@ -75,9 +75,10 @@ struct SwiGluGradRows {
 };
 
 struct RotaryRows {
-  const void* x = nullptr;     ///< [rows, heads, head_dim], each row `stride` elements after the former
-  void* y = nullptr;           ///< [rows, heads, head_dim] with the same stride; may be x
-  const float* cos = nullptr;  ///< [tokens, head_dim]; row r is token (first + r) % tokens
+  const void* x = nullptr;  ///< [rows, heads, head_dim], each row `stride` elements after the former
+  void* y = nullptr;        ///< [rows, heads, head_dim] with the same stride; may be x
+  const float* cos =
+      nullptr;  ///< [tokens, head_dim]; row r is token (first + r) % tokens; the halves are equal
   const float* sin = nullptr;
   int64_t first = 0, rows = 0, tokens = 0, heads = 0, head_dim = 0, stride = 0;
   bool back = false;  ///< whether to rotate by the negative angles

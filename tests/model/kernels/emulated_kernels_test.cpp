@@ -362,6 +362,64 @@ TEST_P(CudaKernels, RotaryLeavesTheHeadsBehindItsOwnInARow) {
   EXPECT_TRUE(y.values().narrow(2, kHeads * kDim, kRest).equal(x.values().narrow(2, kHeads * kDim, kRest)));
 }
 
+TEST_P(CudaKernels, GradientsOfHeadsAreTurnedBackAndJoined) {
+  struct Heads {
+    int64_t batch, tokens, queries, keys, head_dim;
+    bool heads_first;  ///< in memory
+  };
+  for (const Heads& h : std::vector<Heads>{{2, 5, 4, 2, 32, false},
+                                           {2, 5, 4, 2, 32, true},
+                                           {1, 3, 16, 16, 128, true},
+                                           {3, 7, 6, 3, 6, false},
+                                           {1, 2, 3, 1, 96, true},
+                                           {2, 1, 1, 1, 640, false},
+                                           {0, 4, 2, 2, 16, false}}) {
+    SCOPED_TRACE(h.head_dim);
+    const auto memory_of = [&](int64_t heads) {
+      return h.heads_first ? random({h.batch, heads, h.tokens, h.head_dim})
+                           : random({h.batch, h.tokens, heads, h.head_dim});
+    };
+    const Buffer q(memory_of(h.queries)), k(memory_of(h.keys)), v(memory_of(h.keys));
+    const auto seen = [&](const Buffer& x) {
+      return h.heads_first ? x.values().transpose(1, 2) : x.values();
+    };
+    const auto heads_of = [&](const Buffer& x) -> JoinedGradients::Heads {
+      const at::Tensor view = seen(x);
+      return {x.data(), view.size(2), view.stride(0), view.stride(1), view.stride(2)};
+    };
+    const at::Tensor half = at::rand({h.tokens, h.head_dim / 2}) * 6, angles = at::cat({half, half}, -1);
+    const Buffer cos(angles.cos()), sin(angles.sin());
+    const int64_t all = h.queries + 2 * h.keys;
+    Buffer y({h.batch, h.tokens, all, h.head_dim}, type());
+    with_type([&]<typename T>(T) {
+      run_under_all_schedules({&y}, [&](const EmulatedLaunch& launch) {
+        join_rotary<T>(launch, {.queries = heads_of(q),
+                                .keys = heads_of(k),
+                                .values = heads_of(v),
+                                .y = y.data(),
+                                .cos = cos.data<float>(),
+                                .sin = sin.data<float>(),
+                                .sequences = h.batch,
+                                .tokens = h.tokens,
+                                .head_dim = h.head_dim});
+      });
+    });
+    Buffer expected(at::cat({seen(q), seen(k), seen(v)}, 2));
+    cpu_row_kernels(element()).rotary({.x = expected.data(),
+                                       .y = expected.data(),
+                                       .cos = cos.data<float>(),
+                                       .sin = sin.data<float>(),
+                                       .rows = h.batch * h.tokens,
+                                       .tokens = h.tokens,
+                                       .heads = h.queries + h.keys,
+                                       .head_dim = h.head_dim,
+                                       .stride = all * h.head_dim,
+                                       .back = true});
+    expect_near(y.values(), expected.values(), "joined gradients");
+    EXPECT_TRUE(y.values().narrow(2, all - h.keys, h.keys).equal(seen(v))) << "gradients of values";
+  }
+}
+
 TEST_P(CudaKernels, SumOfSquaresIsThatOfDoublePrecision) {
   for (int64_t shift : {0, 1}) {
     for (int64_t n : {0, 1, 5, 1000, 40'001}) {

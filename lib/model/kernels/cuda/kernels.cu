@@ -3,6 +3,7 @@
 #include "model/kernels/cuda/embedding.cuh"
 #include "model/kernels/cuda/float8.cuh"
 #include "model/kernels/cuda/kernels.h"
+#include "model/kernels/cuda/rotary.cuh"
 #include "model/kernels/cuda/stream_launch.cuh"
 #include "model/kernels/element.h"
 
@@ -33,6 +34,10 @@ void embedding_backward(Element element, const EmbeddingGradRows& rows) {
 
 void dropout(Element element, const DropoutRows& rows) {
   with_element(element, [&]<typename T>(T) { dropout<T>(StreamLaunch(), rows); });
+}
+
+void join_rotary(Element element, const JoinedGradients& gradients) {
+  with_element(element, [&]<typename T>(T) { join_rotary<T>(StreamLaunch(), gradients); });
 }
 
 void adam(Element gradient, const AdamStep& step) {

@@ -38,6 +38,22 @@ struct EmbeddingGradRows {
 };
 void embedding_backward(Element element, const EmbeddingGradRows& rows);
 
+/// Arguments of joined_gradients() (model/kernels/joined_linear.h).
+struct JoinedGradients {
+  /// Heads of each token, [sequences, tokens, heads, head_dim], with these strides in elements; that of the last
+  /// dimension is 1.
+  struct Heads {
+    const void* x = nullptr;
+    int64_t heads = 0, of_sequence = 0, of_token = 0, of_head = 0;
+  };
+  Heads queries, keys, values;
+  void* y = nullptr;           ///< [sequences, tokens, all heads, head_dim]
+  const float* cos = nullptr;  ///< [tokens, head_dim]
+  const float* sin = nullptr;
+  int64_t sequences = 0, tokens = 0, head_dim = 0;
+};
+void join_rotary(Element element, const JoinedGradients& gradients);
+
 /// Arguments of dropout() (model/kernels/fused.h) for x, [rows, width], one piece of a row each.
 struct DropoutRows {
   const void* x = nullptr;
