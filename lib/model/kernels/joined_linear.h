@@ -45,8 +45,8 @@ struct JoinedHeads {
 std::array<at::Tensor, 3> joined_rotary(const at::Tensor& qkv, const JoinedHeads& heads,
                                         const at::Tensor& cos, const at::Tensor& sin);
 
-/// The two steps of joined_rotary(), without autograd: the rotation, and the views; and its backward, from the
-/// gradients of the three results, each of any strides.
+/// The two steps of joined_rotary(), without autograd: the rotation, and the views; and its backward, from
+/// the gradients of the three results, each of any strides.
 void rotate_joined(const at::Tensor& qkv, const JoinedHeads& heads, const at::Tensor& cos,
                    const at::Tensor& sin);
 at::Tensor joined_gradients(const std::array<at::Tensor, 3>& gradients, const at::Tensor& cos,

@@ -35,8 +35,8 @@ class ParameterSums {
   float* of(int64_t vector) const;
 
   /// Returns the results of backward for the vectors' parameters, by one launch of a kernel: the gradient in
-  /// the parameter's type, or undefined if the parameter is, or if the gradient was written to the parameter's
-  /// gradient place (model/kernels/gradient_sink.h).
+  /// the parameter's type, or undefined if the parameter is, or if the gradient was written to the
+  /// parameter's gradient place (model/kernels/gradient_sink.h).
   std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& parameters) const;
 
  private:

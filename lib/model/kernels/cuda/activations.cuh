@@ -10,9 +10,9 @@ namespace fsdp::kernels::cuda {
 
 inline constexpr float kLog2E = 1.44269504F;
 
-/// Returns sigmoid(x ln 2) = 1 / (1 + 2^-x), by instructions of the hardware that round once each. The absolute
-/// error is below 2^-22; the relative error is, too, for x > 0, and (4 + |x|) 2^-22 otherwise, because it is
-/// that of 2^-x for an x that was rounded. So one function serves all types.
+/// Returns sigmoid(x ln 2) = 1 / (1 + 2^-x), by instructions of the hardware that round once each. The
+/// absolute error is below 2^-22; the relative error is, too, for x > 0, and (4 + |x|) 2^-22 otherwise,
+/// because it is that of 2^-x for an x that was rounded. So one function serves all types.
 FSDP_DEVICE float sigmoid_of_binary(float x) { return fast_reciprocal(1.0F + fast_exp2(-x)); }
 FSDP_DEVICE float sigmoid(float x) { return sigmoid_of_binary(x * kLog2E); }
 
@@ -84,8 +84,8 @@ struct SwiGluGradKernel {
   }
 };
 
-/// GELU's tanh form is x times (1 + tanh(u)) / 2 = sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3). These
-/// are the coefficients of 2 u / ln 2.
+/// GELU's tanh form is x times (1 + tanh(u)) / 2 = sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+/// These are the coefficients of 2 u / ln 2.
 inline constexpr float kGeluLinear = 1.59576912F * kLog2E;  // 2 sqrt(2 / pi)
 inline constexpr float kGeluCubic = 0.044715F * kGeluLinear;
 /// Squares beyond those of +-16, where sigmoid(2 u) is 0 or 1 to the last place, could overflow.

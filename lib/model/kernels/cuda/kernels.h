@@ -40,8 +40,8 @@ void embedding_backward(Element element, const EmbeddingGradRows& rows);
 
 /// Arguments of joined_gradients() (model/kernels/joined_linear.h).
 struct JoinedGradients {
-  /// Heads of each token, [sequences, tokens, heads, head_dim], with these strides in elements; that of the last
-  /// dimension is 1.
+  /// Heads of each token, [sequences, tokens, heads, head_dim], with these strides in elements; that of the
+  /// last dimension is 1.
   struct Heads {
     const void* x = nullptr;
     int64_t heads = 0, of_sequence = 0, of_token = 0, of_head = 0;

@@ -179,8 +179,8 @@ struct NormGradInputs {
 };
 
 /// Backward of Norm (LayerNormGrad, RmsNormGrad): sums over each row, from which dx follows, and sums over
-/// the rows for each parameter. A block loops over the rows of a part, and loads the next rows before it waits
-/// for the sums of these.
+/// the rows for each parameter. A block loops over the rows of a part, and loads the next rows before it
+/// waits for the sums of these.
 template <typename T, typename Shape, typename Norm>
 struct NormGradKernel {
   using Arguments = RowsInParts<NormGradRows>;

@@ -1,8 +1,8 @@
 #pragma once
 
-// Rotary position embedding (model/kernels/fused.h): a thread rotates a pack of the first half of heads with the
-// corresponding pack of the second half. Its heads have the same angles, which it loads once: those of the
-// second half equal those of the first.
+// Rotary position embedding (model/kernels/fused.h): a thread rotates a pack of the first half of heads with
+// the corresponding pack of the second half. Its heads have the same angles, which it loads once: those of
+// the second half equal those of the first.
 
 #include <algorithm>
 

@@ -10,8 +10,8 @@
 namespace fsdp::kernels::cuda {
 
 /// A team of `team` threads processes a row; thread t holds its packs t, t + team, ..., at most `vectors` of
-/// them, in registers. If `vectors` is 0, rows may have any width, and are read from memory each time. A block
-/// has at least `least` threads.
+/// them, in registers. If `vectors` is 0, rows may have any width, and are read from memory each time. A
+/// block has at least `least` threads.
 template <int pack, int team, int vectors, int least = 256>
 struct RowShape {
   static constexpr int kPack = pack, kTeam = team, kVectors = vectors;
