@@ -22,13 +22,13 @@ CHANGES = {
     "product-epilogues": "cuBLAS's epilogues compute bias gradients, GELU and its gradient",
     "products-by-trial": "cublasLt's algorithms by trial (assumed: 3 % faster)",
 }
-IN_THE_CODE = ()
+IN_THE_CODE = ("fast-sigmoid", "joined-totals", "rotary-into-dqkv", "adamw-copy", "squares-beside")
 
 # A launch belongs to the first class whose pattern is in its name, mangled (on the stand-in) or not (in a trace).
 KERNELS = [(kind, re.compile(pattern)) for kind, pattern in (
     ("copy", r"^(copy|memset) of |^Mem(cpy|set) "), ("sort", r"[rR]adix_?[sS]ort|fill_reverse_indices"), ("split of a product", r"splitK|split_k"),
     ("rms norm", r"RmsNormKernel"), ("layer norm", r"LayerNormKernel"), ("norm gradient", r"NormGradKernel"),
-    ("total", r"Totals?Kernel"), ("rotary", r"RotaryKernel"), ("dqkv", r"RotaryJoinKernel|RotaryBackKernel"),
+    ("total", r"Totals?Kernel"), ("dqkv", r"JoinRotaryKernel"), ("rotary", r"RotaryKernel"),
     ("swiglu", r"SwiGluKernel"), ("swiglu gradient", r"SwiGluGradKernel"), ("gelu", r"BiasGeluKernel"),
     ("gelu gradient", r"BiasGeluGradKernel"), ("bias gradient", r"AddRowsKernel"), ("loss", r"LossKernel"),
     ("count", r"CountKernel"), ("scale", r"ScaleKernel"), ("squares", r"SquaresKernel"), ("sum", r"SumKernel"),
