@@ -45,6 +45,11 @@ class ArrivingGradients {
     squares_.resize(norms_.size());
   }
 
+  /// Whether take() is to be called for the gradients of the last micro-batch.
+  bool takes_gradients() const {
+    return options_.updates || engine_.options().move_grads_to_cpu || sums_on_device();
+  }
+
   /// Uses the gradient of unit i of the engine, which is complete.
   void take(size_t i) {
     if (sums_on_device()) {
@@ -59,8 +64,6 @@ class ArrivingGradients {
   const shard::KnownNorms& norms() const { return norms_; }
   /// Sums of squares on the device by unit, for local_norm_sum().
   const std::vector<at::Tensor>& squares() const { return squares_; }
-  /// Whether take() computes squares().
-  bool sums_on_device() const { return options_.on_device && options_.norm_type == 2; }
 
   /// Updates the units that had gradients in earlier micro-batches than the last only, and ends the
   /// optimizer's step. Requires: ArrivalOptions::updates, and backward has ended.
@@ -74,6 +77,8 @@ class ArrivingGradients {
   }
 
  private:
+  /// Whether take() computes squares().
+  bool sums_on_device() const { return options_.on_device && options_.norm_type == 2; }
   void update(size_t i) {
     // The optimizer's step begins with the first gradient, so that a step that fails in forward changes
     // nothing.

@@ -166,8 +166,7 @@ at::Tensor TrainStep::accumulate_gradients(StepBatches& batches, ArrivingGradien
     engine.set_requires_gradient_sync(!options_.no_sync || is_last);
     engine.set_requires_all_reduce(is_last);
     std::optional<shard::GradientUse> use;
-    if (is_last &&
-        (updates_as_gradients_arrive_ || engine.options().move_grads_to_cpu || arriving.sums_on_device())) {
+    if (is_last && arriving.takes_gradients()) {
       use.emplace(engine, [&arriving](size_t unit) { arriving.take(unit); });
     }
     losses += run_micro_batch(batches.take(i));

@@ -61,8 +61,8 @@ void Unit::finish_slice_gather() {
 
 void Unit::start_gather(const char* pass) {
   if (state_ != State::kSharded) return;
+  storage_.update_source();
   if (storage_.shard_is_unsharded() || storage_.layout().numel() == 0) {
-    storage_.update_source();
     state_ = State::kGathering;  // until the slice's shard is there
     return;
   }
@@ -70,9 +70,7 @@ void Unit::start_gather(const char* pass) {
   state_ = State::kGathering;
   comm::Communicator& group = *groups_.shard;
   const bool in_place = storage_.layout().gathers_in_place();
-  // The copies to the device read the pinned memory, so the host casts before them.
   const bool is_on_host = storage_.source().device() != storage_.unsharded().device();
-  if (is_on_host) storage_.update_source();
   OffloadStreams::SentShard* place = is_on_host ? &offload_->send(storage_.source()) : nullptr;
   const at::Tensor own = place != nullptr ? place->values : storage_.source();
   const util::Event own_is_there = place != nullptr ? place->there : util::Event();
@@ -82,7 +80,6 @@ void Unit::start_gather(const char* pass) {
     note_buffer(true, in_place ? BufferKind::kParameters : BufferKind::kCommunication,
                 storage_.gathered_bytes());
     own_is_there.wait();
-    storage_.update_source();
     storage_.fill_gather_input(own);
   };
   const comm::CallSite site{.unit = name_, .pass = pass};
