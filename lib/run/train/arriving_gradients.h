@@ -11,7 +11,8 @@
 // (with accumulation, their sums do). Gradients that stay on a GPU are left to the end of backward for the
 // update, when one launch updates all units.
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 
 #include <cstddef>
 #include <utility>
@@ -39,10 +40,14 @@ class ArrivingGradients {
   ArrivingGradients(const shard::Engine& engine, optim::Optimizer& optimizer, const ArrivalOptions& options)
       : engine_(engine), optimizer_(optimizer), options_(options), norms_(engine.units().size()) {
     if (!sums_on_device()) return;
-    // One for each unit, allocated here: what is computed in other streams is read in the caller's.
-    const auto type = at::TensorOptions(at::kDouble).device(engine.communicator().device());
-    memory_ = at::zeros({static_cast<int64_t>(norms_.size())}, type);
-    squares_.resize(norms_.size());
+    int64_t trained = 0;
+    for (const auto& unit : engine.units()) {
+      places_.push_back(trained);
+      trained += unit->storage().has_trainable_parameters() ? 1 : 0;
+    }
+    // Allocated here: what is computed in other streams is read in the caller's.
+    sums_ = at::empty({trained}, at::TensorOptions(at::kDouble).device(engine.communicator().device()));
+    squared_.resize(norms_.size());
   }
 
   /// Whether take() is to be called for the gradients of the last micro-batch.
@@ -53,8 +58,7 @@ class ArrivingGradients {
   /// Uses the gradient of unit i of the engine, which is complete.
   void take(size_t i) {
     if (sums_on_device()) {
-      const at::Tensor sum = memory_.narrow(0, static_cast<int64_t>(i), 1);
-      if (shard::sum_unit_squares(engine_, i, sum)) squares_[i] = sum;
+      squared_[i] = shard::sum_unit_squares(engine_, i, place_of(i));
       return;
     }
     norms_[i] = shard::local_grad_norm(engine_, i, options_.norm_type);
@@ -62,8 +66,16 @@ class ArrivingGradients {
   }
 
   const shard::KnownNorms& norms() const { return norms_; }
-  /// Sums of squares on the device by unit, for local_norm_sum().
-  const std::vector<at::Tensor>& squares() const { return squares_; }
+  /// The sums of squares on the device that take() has computed.
+  shard::KnownSquares squares() const {
+    std::vector<at::Tensor> known;
+    for (size_t i = 0; i < squared_.size(); ++i) {
+      if (squared_[i]) known.push_back(place_of(i));
+    }
+    if (known.empty()) return {};
+    const bool has_all = static_cast<int64_t>(known.size()) == sums_.numel();
+    return {.sums = has_all ? sums_ : at::cat(known), .units = squared_};
+  }
 
   /// Updates the units that had gradients in earlier micro-batches than the last only, and ends the
   /// optimizer's step. Requires: ArrivalOptions::updates, and backward has ended.
@@ -79,6 +91,8 @@ class ArrivingGradients {
  private:
   /// Whether take() computes squares().
   bool sums_on_device() const { return options_.on_device && options_.norm_type == 2; }
+  at::Tensor place_of(size_t i) const { return sums_.narrow(0, places_[i], 1); }
+
   void update(size_t i) {
     // The optimizer's step begins with the first gradient, so that a step that fails in forward changes
     // nothing.
@@ -92,10 +106,11 @@ class ArrivingGradients {
   const shard::Engine& engine_;
   optim::Optimizer& optimizer_;
   ArrivalOptions options_;
-  shard::KnownNorms norms_;  ///< norms of the units whose gradients were taken
-  at::Tensor memory_;        ///< [units] double; undefined unless sums_on_device()
-  std::vector<at::Tensor> squares_;
-  bool begun_ = false;  ///< whether the optimizer's step has begun
+  shard::KnownNorms norms_;      ///< norms of the units whose gradients were taken
+  at::Tensor sums_;              ///< [trained units] double; undefined unless sums_on_device()
+  std::vector<int64_t> places_;  ///< of each unit in sums_
+  std::vector<bool> squared_;    ///< units whose sums are there
+  bool begun_ = false;           ///< whether the optimizer's step has begun
 };
 
 }  // namespace fsdp::train

@@ -135,20 +135,20 @@ bool sum_unit_squares(const Engine& engine, size_t i, const at::Tensor& sum) {
   return true;
 }
 
-at::Tensor local_norm_sum(const Engine& engine, double norm_type, const std::vector<at::Tensor>& known) {
+at::Tensor local_norm_sum(const Engine& engine, double norm_type, const KnownSquares& known) {
   at::NoGradGuard no_grad;
   check_reduced(engine);
   FSDP_CHECK(std::isfinite(norm_type), norm_type);
   Gradients gradients;
-  std::vector<at::Tensor> sums;
   for (size_t i = 0; i < engine.units().size(); ++i) {
     const Unit& unit = *engine.units()[i];
-    if (i < known.size() && known[i].defined()) {
-      sums.push_back(known[i]);
-    } else if (counts(unit) && has_gradient(unit)) {
+    const bool is_known = !known.units.empty() && known.units.at(i);
+    if (!is_known && counts(unit) && has_gradient(unit)) {
       gradients.add(unit.storage().shard_gradient(), 0, norm_type);
     }
   }
+  std::vector<at::Tensor> sums;
+  if (known.sums.defined()) sums.push_back(known.sums);
   if (!gradients.fused.empty()) sums.push_back(kernels::sums_of_squares_on_device(gradients.fused));
   if (!gradients.composed.empty()) sums.push_back(gradients.composed_norms(norm_type).pow_(norm_type));
   return sums.empty() ? at::zeros({}, at::kDouble) : (sums.size() == 1 ? sums.front() : at::cat(sums)).sum();

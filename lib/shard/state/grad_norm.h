@@ -14,16 +14,20 @@ class Engine;
 /// not exist any longer.
 using KnownNorms = std::vector<std::optional<double>>;
 
+/// Results of sum_unit_squares().
+struct KnownSquares {
+  at::Tensor sums;          ///< [known units] double on the device; undefined if there are none
+  std::vector<bool> units;  ///< whether the sum of a unit is among them; empty if there are none
+};
+
 /// Returns the norm of this rank's part of the gradient of unit i. Requires: a unit with a gradient. Not
 /// collective.
 double local_grad_norm(const Engine& engine, size_t i, double norm_type = 2.0);
 
 /// Returns the sum of |g|^norm_type over the elements g of this rank's part of the gradient, which replicas
 /// count once: [] double on the device of the gradients, on the host if there are none. Does not wait for a
-/// GPU. Requires: a finite norm_type, and all gradients on one device. Not collective. `known`: empty, or for
-/// each unit its sum [1] as sum_unit_squares() has computed it, or an undefined tensor.
-at::Tensor local_norm_sum(const Engine& engine, double norm_type = 2.0,
-                          const std::vector<at::Tensor>& known = {});
+/// GPU. Requires: a finite norm_type, and all gradients on one device. Not collective.
+at::Tensor local_norm_sum(const Engine& engine, double norm_type = 2.0, const KnownSquares& known = {});
 
 /// Computes the part of unit i in the sum of squares, `sum` [1] double on the device of the gradient, in the
 /// current stream. Returns whether it has one: a kernel for its gradient, which replicas count here. Not

@@ -70,7 +70,9 @@ struct AdamTable {
   int count = 0;  ///< number of parts
   AdamNumbers numbers;
   const double* gradient_scale = nullptr;
-  bool copies_are_half = false;
+  /// Whether copies are fp16. Wide, because GCC 12 clears padding behind a large array at a wrong place,
+  /// where the stand-in for CUDA asks for it.
+  int64_t copies_are_half = 0;
 
   /// Returns the part to which a block of the launch belongs.
   FSDP_DEVICE int part_of(int64_t block) const {

@@ -303,11 +303,12 @@ TEST_P(Cuda, AdamStepsAsTheFormulaDoes) {
                               .beta2 = 0.95F,
                               .one_minus_beta2 = 0.05F,
                               .eps = 1e-5F};
-    const AdamTensors there{on_gpu(value),
-                            on_gpu(gradient),
-                            on_gpu(exp_avg),
-                            on_gpu(exp_avg_sq),
-                            {.keep = 0.99F, .step_size = 0.01F, .second_correction = 0.5F}};
+    const AdamTensors there{.value = on_gpu(value),
+                            .gradient = on_gpu(gradient),
+                            .exp_avg = on_gpu(exp_avg),
+                            .exp_avg_sq = on_gpu(exp_avg_sq),
+                            .copy = on_gpu(at::empty({n}, at::kBFloat16)),
+                            .rates = {.keep = 0.99F, .step_size = 0.01F, .second_correction = 0.5F}};
     step_adam({there}, numbers);
     const at::Tensor g = 0.5 * gradient.to(at::kDouble), m = 0.9 * exp_avg.to(at::kDouble) + 0.1 * g,
                      v = 0.95 * exp_avg_sq.to(at::kDouble) + 0.05 * g * g;
@@ -315,6 +316,7 @@ TEST_P(Cuda, AdamStepsAsTheFormulaDoes) {
     expect_near(there.exp_avg_sq, v, 1e-6, "exp_avg_sq");
     expect_near(there.value, 0.99 * value.to(at::kDouble) - 0.01 * m / (v.sqrt() / 0.5 + 1e-5), 1e-6,
                 "value");
+    EXPECT_TRUE(at::equal(there.copy.cpu(), there.value.cpu().to(at::kBFloat16)));
   }
 }
 
