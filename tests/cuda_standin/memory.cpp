@@ -160,8 +160,8 @@ STANDIN_API cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
   if (cudaError_t error = refused_in_capture("cudaHostAlloc")) return error;
   *pointer = std::aligned_alloc(4096, rounded(bytes, 4096));
   if (*pointer == nullptr) return failed(cudaErrorMemoryAllocation);
-  static std::atomic<long>& kibibytes = count_of("pinned KiB");
-  kibibytes += static_cast<long>(rounded(bytes, 1024) / 1024);
+  static std::atomic<long>& total = count_of("pinned bytes");
+  total += static_cast<long>(bytes);
   Lock lock(mutex());
   pinned()[static_cast<char*>(*pointer)] = bytes;
   return cudaSuccess;

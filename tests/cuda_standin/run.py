@@ -36,7 +36,7 @@ PROGRAMS_WITH_NUMBERS = ("train", "resume", "evaluate", "generate")
 NUMBERS = ("loss", "grad_norm", "validation_loss", "validation_accuracy")
 GPU_ONLY = ("training.cuda_graphs=", "comm.backend=", "logging.nvtx=", "logging.memory_snapshot=")
 TIME_LIMIT = 250  # seconds of a program, which takes one or two where nothing else runs
-PINNED_BESIDE = 16  # KiB: batches, and rounding
+PINNED_BESIDE = 8192  # bytes of batches
 CONFIG = """
 [run]
 output_dir = "out"
@@ -318,10 +318,10 @@ class Run:
                 if not difference <= self.configuration.tolerated(self.mode, name)]
 
     def pinned_otherwise_than_planned(self):
-        planned = self.plan["memory"]["pinned_bytes"] / 1024
-        return [f"rank {rank} pins {own['pinned KiB']} KiB, planned {planned:.0f}, and no more than {PINNED_BESIDE} for batches"
+        planned = self.plan["memory"]["pinned_bytes"]
+        return [f"rank {rank} pins {own['pinned bytes']} bytes, planned {planned}, and no more than {PINNED_BESIDE} for batches"
                 for rank, own in enumerate(self.counts)
-                if not 0 <= own["pinned KiB"] - planned <= PINNED_BESIDE]
+                if not 0 <= own["pinned bytes"] - planned <= PINNED_BESIDE]
 
     def over_budget(self):
         called, unit = self.counts[0], ""
