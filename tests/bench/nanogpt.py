@@ -17,7 +17,9 @@ import time
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
-MODELS = {"llama": [], "gpt2": ["model.architecture=gpt2", "model.intermediate_size=512"]}
+# Overrides, and the part of the steps.
+MODELS = {"llama": ([], 1), "llama, 0.4 of the steps": ([], 0.4),
+          "gpt2": (["model.architecture=gpt2", "model.intermediate_size=512"], 1)}
 
 
 def timed(command, folder, **environment):
@@ -60,11 +62,12 @@ def nanogpt(arguments, seed, tokens, folder):
 
 
 def fsdp(arguments, model, seed, characters, tokens, folder):
-    common = [PROJECT / "configs/shakespeare_char.toml", *MODELS[model], f'data.train=["{tokens[0]}"]', f'data.validation=["{tokens[1]}"]',
+    overrides, part = MODELS[model]
+    common = [PROJECT / "configs/shakespeare_char.toml", *overrides, f'data.train=["{tokens[0]}"]', f'data.validation=["{tokens[1]}"]',
               f'data.tokenizer="{characters}"', "data.micro_batch_size=6"]
     output = folder / f"{model}-{seed}-{time.monotonic_ns()}"
     seconds, _ = timed([arguments.bin / "fsdp-launch", "--nproc-per-node", "2", "--", arguments.bin / "fsdp-train", *common, f"run.seed={seed}",
-                        f"training.steps={arguments.steps}", "evaluation.interval_steps=250", "evaluation.max_samples=480",
+                        f"training.steps={round(part * arguments.steps)}", "evaluation.interval_steps=250", "evaluation.max_samples=480",
                         f'run.output_dir="{output}"'], folder)
     _, text = timed([arguments.bin / "fsdp-train", "evaluate", *common[:1], output, *common[1:]], folder)
     return seconds, float(re.search(r"loss ([0-9.]+)", text)[1])
