@@ -37,6 +37,11 @@ std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Te
                                                const at::Tensor& weight, double epsilon,
                                                bool recomputed = false);
 
+/// Returns {x, rms_norm(x)}. Whoever also needs x uses the first result instead: backward of the norm then adds
+/// its gradient in the same pass, before it rounds, where autograd would add two rounded gradients.
+std::pair<at::Tensor, at::Tensor> rms_norm_beside(const at::Tensor& x, const at::Tensor& weight,
+                                                  double epsilon, bool recomputed = false);
+
 /// LayerNorm (Ba, Kiros and Hinton: Layer Normalization, 2016). x: [..., D]; weight, bias: [D] of x's type.
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double epsilon,
                       bool recomputed = false);
@@ -45,6 +50,11 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
 std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& residual,
                                                  const at::Tensor& weight, const at::Tensor& bias,
                                                  double epsilon, bool recomputed = false);
+
+/// Returns {x, layer_norm(x)}, as rms_norm_beside() does.
+std::pair<at::Tensor, at::Tensor> layer_norm_beside(const at::Tensor& x, const at::Tensor& weight,
+                                                    const at::Tensor& bias, double epsilon,
+                                                    bool recomputed = false);
 
 /// Rotary position embedding (Su et al.: RoFormer, 2021) with the halves of a head as the pairs (Llama). x:
 /// [B, T, heads, head_dim]; cos, sin: [T, head_dim] fp32 with two equal halves.

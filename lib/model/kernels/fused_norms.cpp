@@ -14,12 +14,14 @@
 namespace fsdp::kernels {
 namespace {
 
-/// Returns {y} or, with a residual, {x + residual, y}: RMSNorm or, with a bias, LayerNorm of x or the sum.
+/// Returns {y}, or {x, y} if it passes x on, or, with a residual, {x + residual, y}: RMSNorm or, with a bias,
+/// LayerNorm of x or the sum.
 class Norm final : public torch::autograd::Function<Norm> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& given,
                                const std::optional<at::Tensor>& residual, const at::Tensor&,
-                               const at::Tensor&, const Parameters& parameters, double epsilon) {
+                               const at::Tensor&, const Parameters& parameters, double epsilon,
+                               bool passes_on) {
     const BelowAutograd below;
     const at::Tensor &weight = parameters.tensors[0], &bias = parameters.tensors[1];
     const bool has_bias = bias.defined();
@@ -39,7 +41,9 @@ class Norm final : public torch::autograd::Function<Norm> {
          weight, bias, statistics, adds_again ? x : at::Tensor(), adds_again ? added : at::Tensor()},
         {{kTerm, given}, {kOtherTerm, residual ? *residual : given}});
     context->saved_data["has_residual"] = residual.has_value();
+    context->saved_data["has_two_results"] = passes_on || residual;
     context->saved_data["epsilon"] = epsilon;
+    if (passes_on) return {given, y};
     return residual ? variable_list{sum, y} : variable_list{y};
   }
 
@@ -52,7 +56,7 @@ class Norm final : public torch::autograd::Function<Norm> {
     const at::Tensor sum = adds ? at::empty_like(x) : x, y = at::empty_like(x);
     run({x, added, saved[1], saved[2]}, {adds ? sum : at::Tensor(), y, at::empty_like(saved[3])},
         context->saved_data["epsilon"].toDouble());
-    return context->saved_data["has_residual"].toBool() ? variable_list{sum, y} : variable_list{y};
+    return context->saved_data["has_two_results"].toBool() ? variable_list{sum, y} : variable_list{y};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -62,7 +66,7 @@ class Norm final : public torch::autograd::Function<Norm> {
     const at::Tensor x = saved[kTerm].defined() ? saved[kTerm] + saved[kOtherTerm] : saved[0];
     const bool has_residual = context->saved_data["has_residual"].toBool(), has_bias = bias.defined();
     const at::Tensor dy = gradients.back().contiguous();
-    const at::Tensor dsum = has_residual ? gradients[0].contiguous() : at::Tensor();
+    const at::Tensor dsum = gradients.size() > 1 ? gradients[0].contiguous() : at::Tensor();
     const at::Tensor dx = at::empty_like(x);
     const ParameterSums sums(x, has_bias ? 2 : 1);
     const int64_t rows = rows_of(x);
@@ -92,7 +96,7 @@ class Norm final : public torch::autograd::Function<Norm> {
       if (wanted[i].defined()) of_vectors[i] = deliver(*context, edge + i, wanted[i], of_vectors[i]);
     }
     of_vectors.resize(2);
-    return {dx, has_residual ? dx : at::Tensor(), of_vectors[0], of_vectors[1], {}, {}};
+    return {dx, has_residual ? dx : at::Tensor(), of_vectors[0], of_vectors[1], {}, {}, {}};
   }
 
  private:
@@ -129,17 +133,17 @@ bool is_vector_for(const at::Tensor& x, const at::Tensor& vector) {
          vector.is_contiguous();
 }
 
-/// Returns {x + residual or undefined, norm}.
+/// Returns {x + residual, x that is passed on or undefined, norm}.
 std::pair<at::Tensor, at::Tensor> norm(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                                        const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                                       double epsilon, bool recomputed) {
+                                       double epsilon, bool recomputed, bool passes_on = false) {
   FSDP_CHECK(can_fuse(x) && is_vector_for(x, weight) && (!bias || is_vector_for(x, *bias)));
   FSDP_CHECK(!residual || (residual->scalar_type() == x.scalar_type() && residual->sizes() == x.sizes()));
   const at::Tensor b = bias.value_or(at::Tensor());
   const variable_list outputs = Norm::apply(x, residual, seen_parameter(weight, x), seen_parameter(b, x),
-                                            Parameters{{weight, b}}, epsilon);
+                                            Parameters{{weight, b}}, epsilon, passes_on);
   if (recomputed || is_for_cpu(x)) recompute_results<Norm>(outputs.back());
-  return {residual ? outputs[0] : at::Tensor(), outputs.back()};
+  return {outputs.size() > 1 ? outputs[0] : at::Tensor(), outputs.back()};
 }
 
 }  // namespace
@@ -153,6 +157,11 @@ std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Te
   return norm(x, residual, weight, std::nullopt, epsilon, recomputed);
 }
 
+std::pair<at::Tensor, at::Tensor> rms_norm_beside(const at::Tensor& x, const at::Tensor& weight,
+                                                  double epsilon, bool recomputed) {
+  return norm(x, std::nullopt, weight, std::nullopt, epsilon, recomputed, /*passes_on=*/true);
+}
+
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double epsilon,
                       bool recomputed) {
   return norm(x, std::nullopt, weight, bias, epsilon, recomputed).second;
@@ -162,6 +171,11 @@ std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::
                                                  const at::Tensor& weight, const at::Tensor& bias,
                                                  double epsilon, bool recomputed) {
   return norm(x, residual, weight, bias, epsilon, recomputed);
+}
+
+std::pair<at::Tensor, at::Tensor> layer_norm_beside(const at::Tensor& x, const at::Tensor& weight,
+                                                    const at::Tensor& bias, double epsilon, bool recomputed) {
+  return norm(x, std::nullopt, weight, bias, epsilon, recomputed, /*passes_on=*/true);
 }
 
 }  // namespace fsdp::kernels

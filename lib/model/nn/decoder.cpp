@@ -72,7 +72,7 @@ class DecoderBlock final : public Stage {
   }
 
  protected:
-  at::Tensor compute(const at::Tensor& x, const StageContext& context) override {
+  at::Tensor compute(const at::Tensor& given, const StageContext& context) override {
     const auto normed = [](const std::shared_ptr<Norm>& norm, const at::Tensor& of) {
       return norm ? norm->forward(of) : of;
     };
@@ -83,8 +83,10 @@ class DecoderBlock final : public Stage {
       const at::Tensor result = normed(norm, output);
       return multiplier_ == 1 ? result : result * multiplier_;
     };
-    const at::Tensor attention = result_of(*attention_, normed(before_attention_, x),
-                                           DropoutPlace::kAttentionOutput, after_attention_);
+    const auto [x, attention_input] =
+        before_attention_ ? before_attention_->forward_beside(given) : std::pair(given, given);
+    const at::Tensor attention =
+        result_of(*attention_, attention_input, DropoutPlace::kAttentionOutput, after_attention_);
     const auto feed_forward = [&](const at::Tensor& input) {
       return result_of(*feed_forward_, input, DropoutPlace::kFeedForwardOutput, after_feed_forward_);
     };

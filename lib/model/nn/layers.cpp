@@ -251,6 +251,16 @@ std::pair<at::Tensor, at::Tensor> Norm::forward_with(const at::Tensor& residual,
   return {sum, forward(sum)};
 }
 
+std::pair<at::Tensor, at::Tensor> Norm::forward_beside(const at::Tensor& x) const {
+  const at::Tensor weight = factors();
+  if (!kernels::is_for_cuda(x) || !compute_.fused || !kernels::can_fuse(x) ||
+      x.scalar_type() != weight.scalar_type()) {
+    return {x, forward(x)};
+  }
+  return bias_.defined() ? kernels::layer_norm_beside(x, weight, bias_, epsilon_, recomputed_)
+                         : kernels::rms_norm_beside(x, weight, epsilon_, recomputed_);
+}
+
 std::shared_ptr<Norm> make_norm(const ModelOptions& options, int64_t size) {
   const NormKind kind = family_of(options).norm;
   if (kind == NormKind::kLayer) {

@@ -155,6 +155,9 @@ class Norm : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) const;
   /// Returns {x + residual, the norm of that sum}.
   std::pair<at::Tensor, at::Tensor> forward_with(const at::Tensor& residual, const at::Tensor& x) const;
+  /// Returns {x, forward(x)}. The first is for other uses of x: on CUDA devices backward of the norm adds their
+  /// gradient. On a CPU the other rounding would change results.
+  std::pair<at::Tensor, at::Tensor> forward_beside(const at::Tensor& x) const;
   /// Sets whether backward computes the norm again instead of keeping it. On the CPU it always does.
   void set_recomputed(bool recomputed) { recomputed_ = recomputed; }
 

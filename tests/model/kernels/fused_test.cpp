@@ -119,6 +119,38 @@ TEST_P(Fused, AddRmsNormGivesSumAndNorm) {
   }
 }
 
+TEST_P(Fused, NormsThatPassTheirInputOnAddItsOtherGradient) {
+  for (int64_t width : {5, 192}) {
+    const Tensors inputs{random({67, width}), random({width}) + 1, random({width})};
+    const Tensors gradients{random({67, width}), random({67, width})};
+    expect_equal(
+        [](const Tensors& in) {
+          const auto [x, normed] = rms_norm_beside(in[0], in[1], 1e-5);
+          return Tensors{x * in[2], normed};
+        },
+        [](const Tensors& in) {
+          return Tensors{in[0] * in[2], composed_norm(in[0], in[1])};
+        },
+        inputs, gradients);
+    expect_equal(
+        [](const Tensors& in) {
+          const auto [x, normed] = layer_norm_beside(in[0], in[1], in[2], 1e-5);
+          return Tensors{x * in[2], normed};
+        },
+        [](const Tensors& in) {
+          return Tensors{in[0] * in[2], at::layer_norm(in[0], {in[1].size(0)}, in[1], in[2], 1e-5)};
+        },
+        inputs, gradients);
+  }
+}
+
+TEST(Norms, ThatPassTheirInputOnMakeNoAdditionOfGradients) {
+  const at::Tensor x = at::randn({4, 8}).requires_grad_(), weight = at::ones({8});
+  const auto [same, normed] = rms_norm_beside(x, weight, 1e-5);
+  EXPECT_TRUE(same.is_alias_of(x));
+  EXPECT_EQ(same.grad_fn().get(), normed.grad_fn().get());  // the only user of x
+}
+
 TEST_P(Fused, AddRmsNormNeedsNoGradientOfTheNorm) {
   const Tensors inputs{random({6, 5}), random({6, 5})};
   auto formula = [](const Tensors& in) {

@@ -54,6 +54,14 @@ TEST(Norm, FollowsTheFormulas) {
               centred / (centred.pow(2).mean(-1, true) + 1e-5).sqrt() * w + b);
 }
 
+TEST(Norm, OnTheCpuLeavesItsInputToOtherUsers) {
+  const RmsNorm rms(6, 1e-5);
+  const at::Tensor x = at::ones({2, 6}).requires_grad_();
+  const auto [same, normed] = rms.forward_beside(x);
+  EXPECT_TRUE(same.is_same(x));
+  EXPECT_TRUE(normed.equal(rms.forward(x)));
+}
+
 // Norms in low precision: the formulas in double precision, on the same rounded inputs; what is left is one
 // rounding of the result.
 
