@@ -11,6 +11,7 @@ CHANGES = {
     "fast-sigmoid": "SwiGLU, GELU and their gradients divide by __fdividef",
     "joined-totals": "one launch for all totals of a norm's gradients, of 256 parts",
     "rotary-into-dqkv": "one kernel turns dq and dk back and writes them and dv side by side",
+    "bias-with-dqkv": "the kernel that writes dq, dk and dv side by side sums them for the bias (without rotary)",
     "dqkv-in-place": "attention's backward writes dq, dk and dv side by side (without rotary)",
     "norm1-two-outputs": "norm1 is a node with the outputs {x, norm1(x)}, whose gradient is one kernel",
     "residual-in-norm": "a block's last residual add is part of the next norm",
@@ -22,13 +23,13 @@ CHANGES = {
     "product-epilogues": "cuBLAS's epilogues compute bias gradients, GELU and its gradient",
     "products-by-trial": "cublasLt's algorithms by trial (assumed: 3 % faster)",
 }
-IN_THE_CODE = ("fast-sigmoid", "joined-totals", "rotary-into-dqkv", "adamw-copy", "squares-beside")
+IN_THE_CODE = ("fast-sigmoid", "joined-totals", "rotary-into-dqkv", "bias-with-dqkv", "norm1-two-outputs", "adamw-copy", "squares-beside")
 
 # A launch belongs to the first class whose pattern is in its name, mangled (on the stand-in) or not (in a trace).
 KERNELS = [(kind, re.compile(pattern)) for kind, pattern in (
     ("copy", r"^(copy|memset) of |^Mem(cpy|set) "), ("sort", r"[rR]adix_?[sS]ort|fill_reverse_indices"), ("split of a product", r"splitK|split_k"),
     ("rms norm", r"RmsNormKernel"), ("layer norm", r"LayerNormKernel"), ("norm gradient", r"NormGradKernel"),
-    ("total", r"Totals?Kernel"), ("dqkv", r"JoinRotaryKernel"), ("rotary", r"RotaryKernel"),
+    ("total", r"Totals?Kernel"), ("dqkv", r"Join(Rotary|Rows)Kernel"), ("rotary", r"RotaryKernel"),
     ("swiglu", r"SwiGluKernel"), ("swiglu gradient", r"SwiGluGradKernel"), ("gelu", r"BiasGeluKernel"),
     ("gelu gradient", r"BiasGeluGradKernel"), ("bias gradient", r"AddRowsKernel"), ("loss", r"LossKernel"),
     ("count", r"CountKernel"), ("scale", r"ScaleKernel"), ("squares", r"SquaresKernel"), ("sum", r"SumKernel"),
@@ -286,9 +287,10 @@ class Step:
             self.gradients("o", m.hidden, m.hidden)
             self.bias_gradient(m.hidden)
             self.add("B attention", "attention", "attention", flops=2.5 * self.attention_flops())
-            self.gradient_of_qkv()
+            joins = self.gradient_of_qkv()
             self.gradients("qkv", self.qkv, m.hidden)
-            self.bias_gradient(self.qkv)
+            if not joins:
+                self.bias_gradient(self.qkv)
             if self.has("norm1-two-outputs") or self.has("residual-in-norm") and layer > 0:
                 self.norm_gradient("B norm1, with its other gradient", 4)
             else:
@@ -297,14 +299,20 @@ class Step:
         self.embedding_gradient()
 
     def gradient_of_qkv(self):
+        """Whether one kernel does all, with the bias's gradient."""
         m, bytes_of_qkv = self.model, 2.0 * self.tokens * self.qkv
         if not self.is_gpt2 and self.has("rotary-into-dqkv"):
             self.add("B dq, dk, dv turned back and joined", "dqkv", bytes=2 * bytes_of_qkv)
-            return
+            return True
+        if self.is_gpt2 and self.has("bias-with-dqkv") and not self.has("dqkv-in-place"):
+            self.add("B dq, dk, dv joined, with the bias's sums", "dqkv", bytes=2 * bytes_of_qkv + 4.0 * self.parts * self.qkv)
+            self.add("B totals of norms and biases", "total", bytes=4.0 * self.parts * self.qkv)
+            return True
         if not (self.is_gpt2 and self.has("dqkv-in-place")):
             self.add("B cat of dq, dk, dv", "cat", bytes=2 * bytes_of_qkv)
         if not self.is_gpt2:
             self.add("B rotary", "rotary", bytes=4.0 * self.tokens * (m.hidden + m.key_width()))
+        return False
 
     def embedding_gradient(self):
         m = self.model

@@ -13,6 +13,10 @@ void dropout(Element, const DropoutRows&) { FSDP_CHECK(false, "built without CUD
 
 void join_rotary(Element, const JoinedGradients&) { FSDP_CHECK(false, "built without CUDA"); }
 
+void join_rows(Element, const JoinedGradients&, float*, const RowParts&) {
+  FSDP_CHECK(false, "built without CUDA");
+}
+
 void adam(Element, const AdamStep&) { FSDP_CHECK(false, "built without CUDA"); }
 
 void decide_outcome(const OutcomeDecision&) { FSDP_CHECK(false, "built without CUDA"); }

@@ -37,8 +37,8 @@ std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Te
                                                const at::Tensor& weight, double epsilon,
                                                bool recomputed = false);
 
-/// Returns {x, rms_norm(x)}. Whoever also needs x uses the first result instead: backward of the norm then adds
-/// its gradient in the same pass, before it rounds, where autograd would add two rounded gradients.
+/// Returns {x, rms_norm(x)}. Whoever also needs x uses the first result instead: backward of the norm then
+/// adds its gradient in the same pass, before it rounds, where autograd would add two rounded gradients.
 std::pair<at::Tensor, at::Tensor> rms_norm_beside(const at::Tensor& x, const at::Tensor& weight,
                                                   double epsilon, bool recomputed = false);
 

@@ -16,6 +16,7 @@
 #include "model/kernels/gradient_sink.h"
 #include "model/kernels/meta.h"
 #include "model/kernels/recomputed.h"
+#include "model/kernels/reduce.h"
 #include "model/kernels/row_kernels.h"
 
 namespace fsdp::kernels {
@@ -197,6 +198,59 @@ class JoinedRotary final : public torch::autograd::Function<JoinedRotary> {
   }
 };
 
+/// The launch's arguments, without angles. Rows of heads are [.., head_dim] with a last stride of 1.
+cuda::JoinedGradients to_be_joined(const std::array<at::Tensor, 3>& gradients, const at::Tensor& dqkv) {
+  const auto heads_of = [](const at::Tensor& x) -> cuda::JoinedGradients::Heads {
+    return {x.const_data_ptr(), x.size(2), x.stride(0), x.stride(1), x.stride(2)};
+  };
+  return {.queries = heads_of(gradients[0]),
+          .keys = heads_of(gradients[1]),
+          .values = heads_of(gradients[2]),
+          .y = dqkv.data_ptr(),
+          .sequences = dqkv.size(0),
+          .tokens = dqkv.size(1),
+          .head_dim = gradients[0].size(3)};
+}
+
+class JoinedSplit final : public torch::autograd::Function<JoinedSplit> {
+ public:
+  static variable_list forward(AutogradContext* context, const at::Tensor& qkv, const at::Tensor&,
+                               const Parameters& parameters, const JoinedHeads& heads) {
+    const BelowAutograd below;
+    context->save_for_backward({parameters.tensors[0]});
+    const auto [q, k, v] = split_joined(qkv, heads);
+    return {q, k, v};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
+    const at::Tensor bias = context->get_saved_variables()[0];
+    const bool is_trained = is_wanted(*context, 1, bias);
+    if (!is_for_cuda(gradients[0])) {
+      const at::Tensor dqkv = at::cat(gradients, 2).flatten(2);
+      return {
+          dqkv, is_trained ? deliver(*context, 1, bias, gradient_of_bias(dqkv, bias)) : at::Tensor(), {}, {}};
+    }
+    const at::Tensor &dq = gradients[0],
+                     dqkv = at::empty({dq.size(0), dq.size(1), bias.size(0)}, dq.options());
+    const ParameterSums sums(dqkv, 1);
+    if (!dq.is_meta()) join(gradients, dqkv, is_trained ? sums.of(0) : nullptr, sums.parts());
+    return {dqkv, is_trained ? deliver(*context, 1, bias, sums.gradients({bias})[0]) : at::Tensor(), {}, {}};
+  }
+
+ private:
+  static void join(const variable_list& gradients, const at::Tensor& dqkv, float* sums,
+                   const RowParts& parts) {
+    const c10::DeviceGuard guard(dqkv.device());
+    const auto in_rows = [](const at::Tensor& x) {
+      return x.stride(3) == 1 && x.stride(0) == x.size(1) * x.stride(1) ? x : x.contiguous();
+    };
+    const std::array<at::Tensor, 3> heads{in_rows(gradients[0]), in_rows(gradients[1]),
+                                          in_rows(gradients[2])};
+    cuda::join_rows(element_of(dqkv), to_be_joined(heads, dqkv), sums, parts);
+  }
+};
+
 /// Rotates queries and keys or, if `back`, turns their gradients back.
 void turn_joined(const at::Tensor& qkv, const JoinedHeads& heads, const at::Tensor& cos,
                  const at::Tensor& sin, bool back) {
@@ -264,20 +318,12 @@ at::Tensor joined_gradients(const std::array<at::Tensor, 3>& gradients, const at
   FSDP_CHECK(cos.is_contiguous() && sin.is_contiguous() && cos.size(0) >= dq.size(1) &&
              cos.size(1) == dq.size(3));
   const c10::DeviceGuard guard(dq.device());
-  const auto heads_of = [](const at::Tensor& x) -> cuda::JoinedGradients::Heads {
-    return {x.const_data_ptr(), x.size(2), x.stride(0), x.stride(1), x.stride(2)};
-  };
   const auto dense = [](const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); };
-  const at::Tensor q = dense(dq), k = dense(gradients[1]), v = dense(gradients[2]);
-  cuda::join_rotary(element_of(dq), {.queries = heads_of(q),
-                                     .keys = heads_of(k),
-                                     .values = heads_of(v),
-                                     .y = dqkv.data_ptr(),
-                                     .cos = cos.const_data_ptr<float>(),
-                                     .sin = sin.const_data_ptr<float>(),
-                                     .sequences = dq.size(0),
-                                     .tokens = dq.size(1),
-                                     .head_dim = dq.size(3)});
+  const std::array<at::Tensor, 3> parts{dense(dq), dense(gradients[1]), dense(gradients[2])};
+  cuda::JoinedGradients arguments = to_be_joined(parts, dqkv);
+  arguments.cos = cos.const_data_ptr<float>();
+  arguments.sin = sin.const_data_ptr<float>();
+  cuda::join_rotary(element_of(dq), arguments);
   return dqkv;
 }
 
@@ -294,6 +340,14 @@ std::array<at::Tensor, 3> split_joined(const at::Tensor& qkv, const JoinedHeads&
 std::array<at::Tensor, 3> joined_rotary(const at::Tensor& qkv, const JoinedHeads& heads,
                                         const at::Tensor& cos, const at::Tensor& sin) {
   const variable_list results = JoinedRotary::apply(qkv, heads, cos, sin);
+  return {results[0], results[1], results[2]};
+}
+
+std::array<at::Tensor, 3> joined_split(const at::Tensor& qkv, const JoinedHeads& heads,
+                                       const at::Tensor& bias) {
+  FSDP_CHECK(can_fuse(qkv) && qkv.dim() == 3 && qkv.is_contiguous() && qkv.size(2) % heads.all() == 0 &&
+             bias.dim() == 1 && bias.size(0) == qkv.size(2) && bias.scalar_type() == qkv.scalar_type());
+  const variable_list results = JoinedSplit::apply(qkv, seen_parameter(bias, qkv), Parameters{{bias}}, heads);
   return {results[0], results[1], results[2]};
 }
 

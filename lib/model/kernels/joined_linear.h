@@ -45,6 +45,12 @@ struct JoinedHeads {
 std::array<at::Tensor, 3> joined_rotary(const at::Tensor& qkv, const JoinedHeads& heads,
                                         const at::Tensor& cos, const at::Tensor& sin);
 
+/// Returns the same views of the result of a layer with this bias, without rotation. Backward joins their
+/// gradients and computes the bias's in one pass, so the layer must not (transposed_linear() in
+/// model/kernels/matmul.h). bias: [(queries + 2 keys) head_dim] of qkv's type
+std::array<at::Tensor, 3> joined_split(const at::Tensor& qkv, const JoinedHeads& heads,
+                                       const at::Tensor& bias);
+
 /// The two steps of joined_rotary(), without autograd: the rotation, and the views; and its backward, from
 /// the gradients of the three results, each of any strides.
 void rotate_joined(const at::Tensor& qkv, const JoinedHeads& heads, const at::Tensor& cos,

@@ -31,13 +31,14 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor&,
                             const at::Tensor&, const Parameters& parameters, bool transposed, Matmul matmul,
-                            bool recomputed) {
+                            bool recomputed, bool leaves_bias) {
     const BelowAutograd below;
     const at::Tensor &weight = parameters.tensors[0], &bias = parameters.tensors[1];
     const at::Tensor x = as_matrix(given);
     const bool is_needed = recomputed || weight.requires_grad();
     save_operands(*context, {is_needed ? x : at::Tensor(), weight, bias}, {{0, given}});
     context->saved_data["transposed"] = transposed;
+    context->saved_data["leaves_bias"] = leaves_bias;
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);
     if (recomputed) context->saved_data["shape"] = given.sizes();
     return shaped(run(x, weight, bias, transposed, matmul), given);
@@ -72,10 +73,10 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
                            : weight_gradient(weight, flipped(dy), x, matmul);
       dweight = deliver(*context, 1, weight, dweight);
     }
-    if (bias.defined() && is_wanted(*context, 2, bias)) {
+    if (bias.defined() && !context->saved_data["leaves_bias"].toBool() && is_wanted(*context, 2, bias)) {
       dbias = deliver(*context, 2, bias, gradient_of_bias(dy, bias));
     }
-    return {dx, dweight, dbias, {}, {}, {}, {}};
+    return {dx, dweight, dbias, {}, {}, {}, {}, {}};
   }
 
  private:
@@ -87,9 +88,10 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
 };
 
 at::Tensor weight_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                          bool transposed, Matmul matmul, bool recomputed) {
-  const at::Tensor y = WeightProduct::apply(x, seen_parameter(weight, x), seen_parameter(bias, x),
-                                            Parameters{{weight, bias}}, transposed, matmul, recomputed);
+                          bool transposed, Matmul matmul, bool recomputed, bool leaves_bias = false) {
+  const at::Tensor y =
+      WeightProduct::apply(x, seen_parameter(weight, x), seen_parameter(bias, x), Parameters{{weight, bias}},
+                           transposed, matmul, recomputed, leaves_bias);
   if (recomputed) recompute_results<WeightProduct>(y);
   return y;
 }
@@ -198,16 +200,18 @@ std::vector<at::Tensor> linears(const at::Tensor& given, const std::vector<at::T
 }
 
 at::Tensor transposed_linear(const at::Tensor& given, const at::Tensor& given_weight,
-                             const std::optional<at::Tensor>& given_bias, Matmul matmul, bool recomputed) {
+                             const std::optional<at::Tensor>& given_bias, Matmul matmul, bool recomputed,
+                             bool leaves_bias) {
   const at::Tensor x = autocast_operand(given), weight = autocast_operand(given_weight);
   const auto bias = given_bias ? std::optional(autocast_operand(*given_bias)) : std::nullopt;
   if (!computes_here(x, matmul)) {
+    FSDP_CHECK(!leaves_bias);
     std::vector<int64_t> shape = x.sizes().vec();
     shape.back() = weight.size(1);
     const at::Tensor rows = x.reshape({-1, x.size(-1)});
     return (bias ? at::addmm(*bias, rows, weight) : at::mm(rows, weight)).view(shape);
   }
-  return weight_product(x, weight, bias.value_or(at::Tensor()), true, matmul, recomputed);
+  return weight_product(x, weight, bias.value_or(at::Tensor()), true, matmul, recomputed, leaves_bias);
 }
 
 at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}).contiguous(); }

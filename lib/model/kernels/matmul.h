@@ -49,8 +49,10 @@ std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tenso
                                 bool recomputed = false);
 
 /// Returns y = x W + b. x: [..., in], weight: [in, out], bias: [out], or none -> [..., out]
+/// With `leaves_bias`, the function that gets y computes the bias's gradient. Requires: computes_here().
 at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
-                             const std::optional<at::Tensor>& bias, Matmul matmul, bool recomputed = false);
+                             const std::optional<at::Tensor>& bias, Matmul matmul, bool recomputed = false,
+                             bool leaves_bias = false);
 
 // The following functions are for autograd functions, which take and return tensors of any dimensions: views
 // outside of them would be nodes of the graph, which cost the host more than a small product.

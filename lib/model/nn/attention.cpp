@@ -277,6 +277,12 @@ std::optional<Heads> Attention::joined_heads(const at::Tensor& x, const StageCon
 
 Attention::Heads Attention::heads_of(const at::Tensor& x, const StageContext& context) const {
   if (auto joined = joined_heads(x, context)) return *std::move(joined);
+  if (form_ == QkvForm::kSideBySide && norms_ == QueryKeyNorm::kNone && !is_rotary_) {
+    if (const at::Tensor all = q_->forward_leaving_bias(x); all.defined()) {
+      const auto [q, k, v] = kernels::joined_split(all, {heads_, key_heads_}, q_->bias());
+      return {q, k, v};
+    }
+  }
   std::vector<at::Tensor> qkv;
   if (form_ == QkvForm::kSeparate) {
     qkv = forward_all(x, {q_.get(), k_.get(), v_.get()}, &context);

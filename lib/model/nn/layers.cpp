@@ -66,6 +66,16 @@ at::Tensor Linear::forward_without_bias(const at::Tensor& x, const StageContext*
   return product(parallel_ ? parallel_->enter(x) : x);
 }
 
+at::Tensor Linear::forward_leaving_bias(const at::Tensor& x) const {
+  const bool is_plain = transposed_ && compute_.fused && !adapter_ && !parallel_ && !quantization_;
+  if (!is_plain || !kernels::is_for_cuda(x) || !kernels::can_fuse(x) || x.numel() == 0 ||
+      multiplies_float8(x) || x.scalar_type() != bias_.scalar_type() ||
+      !kernels::autocast_operand(x).is_same(x)) {
+    return {};
+  }
+  return kernels::transposed_linear(x, weight_, bias_, compute_.matmul, recomputed_, /*leaves_bias=*/true);
+}
+
 at::Tensor Linear::delta(const at::Tensor& x, const at::Tensor& base, const StageContext* context) const {
   return adapter_->delta(x, base, context, compute_.matmul,
                          [this](const at::Tensor& kept) { return product(kept); });

@@ -68,6 +68,9 @@ class Linear : public torch::nn::Module {
   /// forward() without the bias, which the caller's next kernel adds. Requires: transposed, no sum over
   /// ranks.
   at::Tensor forward_without_bias(const at::Tensor& x, const StageContext* context = nullptr) const;
+  /// forward() for a caller whose next kernel computes the bias's gradient; undefined where forward() must:
+  /// on the CPU, and where the result is not one product of this rank.
+  at::Tensor forward_leaving_bias(const at::Tensor& x) const;
   const at::Tensor& weight() const { return weight_; }
   const at::Tensor& bias() const { return bias_; }
   bool is_transposed() const { return transposed_; }
@@ -155,8 +158,8 @@ class Norm : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) const;
   /// Returns {x + residual, the norm of that sum}.
   std::pair<at::Tensor, at::Tensor> forward_with(const at::Tensor& residual, const at::Tensor& x) const;
-  /// Returns {x, forward(x)}. The first is for other uses of x: on CUDA devices backward of the norm adds their
-  /// gradient. On a CPU the other rounding would change results.
+  /// Returns {x, forward(x)}. The first is for other uses of x: on CUDA devices backward of the norm adds
+  /// their gradient. On a CPU the other rounding would change results.
   std::pair<at::Tensor, at::Tensor> forward_beside(const at::Tensor& x) const;
   /// Sets whether backward computes the norm again instead of keeping it. On the CPU it always does.
   void set_recomputed(bool recomputed) { recomputed_ = recomputed; }

@@ -420,6 +420,54 @@ TEST_P(CudaKernels, GradientsOfHeadsAreTurnedBackAndJoined) {
   }
 }
 
+TEST_P(CudaKernels, GradientsOfHeadsAreJoinedAndSummed) {
+  struct Heads {
+    int64_t batch, tokens, queries, keys, head_dim;
+    bool has_gap = false;  ///< behind a token's heads in memory
+    int64_t shift = 0;
+  };
+  for (const Heads& h : std::vector<Heads>{{2, 50, 12, 12, 64},
+                                           {3, 7, 4, 2, 32},
+                                           {1, 40, 16, 16, 128, true},
+                                           {3, 7, 6, 3, 6},
+                                           {2, 9, 4, 4, 16, false, 1},
+                                           {0, 4, 2, 2, 16}}) {
+    SCOPED_TRACE(h.head_dim);
+    const int64_t rows = h.batch * h.tokens, all = h.queries + 2 * h.keys, width = all * h.head_dim;
+    const auto memory_of = [&](int64_t heads) {
+      return Buffer(random({rows, h.has_gap ? heads + 1 : heads, h.head_dim}), h.shift);
+    };
+    const Buffer q = memory_of(h.queries), k = memory_of(h.keys), v = memory_of(h.keys);
+    const auto heads_of = [&](const Buffer& x, int64_t heads) -> JoinedGradients::Heads {
+      const int64_t of_token = x.values().stride(0);
+      return {x.data(), heads, h.tokens * of_token, of_token, h.head_dim};
+    };
+    const auto seen = [&](const Buffer& x, int64_t heads) { return x.values().narrow(1, 0, heads); };
+    const RowParts parts(rows, width, {.grain = 3 * width, .most = 5});
+    Buffer y({rows, all, h.head_dim}, type()), alone({rows, all, h.head_dim}, type()),
+        sums({parts.count(), width}, at::kFloat), expected_sums({parts.count(), width}, at::kFloat);
+    const auto arguments = [&](const Buffer& to) {
+      return JoinedGradients{.queries = heads_of(q, h.queries),
+                             .keys = heads_of(k, h.keys),
+                             .values = heads_of(v, h.keys),
+                             .y = to.data(),
+                             .sequences = h.batch,
+                             .tokens = h.tokens,
+                             .head_dim = h.head_dim};
+    };
+    with_type([&]<typename T>(T) {
+      run_under_all_schedules({&y, &alone, &sums}, [&](const EmulatedLaunch& launch) {
+        join_rows<T>(launch, arguments(y), sums.data<float>(), parts);
+        join_rows<T>(launch, arguments(alone), nullptr, parts);
+      });
+      add_rows<T>(EmulatedLaunch(), y.data(), expected_sums.data<float>(), parts);
+    });
+    EXPECT_TRUE(y.values().equal(at::cat({seen(q, h.queries), seen(k, h.keys), seen(v, h.keys)}, 1)));
+    EXPECT_TRUE(have_equal_bits(alone.values(), y.values()));
+    EXPECT_TRUE(have_equal_bits(sums.values(), expected_sums.values())) << "those of add_rows()";
+  }
+}
+
 TEST_P(CudaKernels, SumOfSquaresIsThatOfDoublePrecision) {
   for (int64_t shift : {0, 1}) {
     for (int64_t n : {0, 1, 5, 1000, 40'001}) {

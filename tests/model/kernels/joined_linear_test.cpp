@@ -171,5 +171,46 @@ TEST_F(JoinedLinear, RotaryTurnsQueriesAndKeysInPlaceAndLeavesValues) {
   expect_close(leaf.grad(), same.grad(), "gradient");
 }
 
+TEST_F(JoinedLinear, SplitComputesTheBiasesGradientThatTheProductLeaves) {
+  constexpr int64_t kQueries = 4, kKeys = 2, kDim = 8, kWidth = (kQueries + 2 * kKeys) * kDim;
+  const JoinedHeads heads{kQueries, kKeys};
+  const at::Tensor x = at::randn({3, 6, kIn}), weight = at::randn({kIn, kWidth}) * 0.3,
+                   bias = at::randn({kWidth});
+  const std::vector<int64_t> widths{kQueries * kDim, kKeys * kDim, kKeys * kDim};
+  struct Leaves {
+    at::Tensor x, weight, bias;
+  };
+  const auto leaves = [&]() -> Leaves {
+    return {x.clone().requires_grad_(), weight.clone().requires_grad_(), bias.clone().requires_grad_()};
+  };
+  const auto backward = [](const std::array<at::Tensor, 3>& qkv) {
+    (qkv[0].square().sum() + qkv[1].pow(3).sum() + qkv[2].sin().sum()).backward();
+  };
+  const auto product = [](const Leaves& of) {
+    return transposed_linear(of.x, of.weight, of.bias, Matmul::kOneDnn, false, /*leaves_bias=*/true);
+  };
+  const Leaves plain = leaves(), ours = leaves(), with_sink = leaves(), alone = leaves();
+  const auto parts = (at::matmul(plain.x, plain.weight) + plain.bias).split_with_sizes(widths, -1);
+  const auto seen = [&](const at::Tensor& part) { return part.unflatten(-1, {-1, kDim}); };
+  backward({seen(parts[0]), seen(parts[1]), seen(parts[2])});
+
+  const auto qkv = joined_split(product(ours), heads, ours.bias);
+  for (size_t i = 0; i < 3; ++i) expect_close(qkv[i], seen(parts[i]), "heads");
+  backward(qkv);
+  expect_close(ours.x.grad(), plain.x.grad(), "dx");
+  expect_close(ours.weight.grad(), plain.weight.grad(), "dweight");
+  expect_close(ours.bias.grad(), plain.bias.grad(), "dbias");
+
+  const TestSink& sink = TestSink::attach(with_sink.bias);
+  for (int times = 1; times <= 2; ++times) {
+    backward(joined_split(product(with_sink), heads, with_sink.bias));
+    expect_close(sink.memory, plain.bias.grad() * times, "dbias in its place");
+  }
+  EXPECT_EQ(sink.by_autograd, 0);
+
+  product(alone).sum().backward();
+  EXPECT_FALSE(alone.bias.grad().defined());
+}
+
 }  // namespace
 }  // namespace fsdp::kernels

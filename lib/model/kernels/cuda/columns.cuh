@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "model/kernels/cuda/kernels.h"
 #include "model/kernels/cuda/packs.cuh"
 #include "model/kernels/kernel_table.h"
 
@@ -71,6 +72,46 @@ struct AddRowsKernel {
   }
 };
 
+struct RowsToJoin {
+  JoinedGradients gradients;
+  float* sums = nullptr;  ///< [parts, width]; null: not needed
+  int64_t rows = 0, width = 0;
+};
+
+/// Joins gradients of heads and sums the columns of what it writes, in the order of AddRowsKernel.
+template <typename T, typename Tile>
+struct JoinRowsKernel {
+  using Arguments = RowsInParts<RowsToJoin>;
+  using Shared = typename Tile::Shared;
+  static constexpr int kThreads = Tile::kThreads;
+
+  FSDP_DEVICE static void run(const Arguments& arguments, Shared& shared) {
+    const RowsToJoin& a = arguments.rows;
+    const JoinedGradients& from = a.gradients;
+    const int64_t column = Tile::column(), end = arguments.end();
+    float sums[Tile::kPack] = {};
+    if (column < a.width) {
+      const auto at = static_cast<uint32_t>(column), head_dim = static_cast<uint32_t>(from.head_dim);
+      const int64_t head = at / head_dim, values = from.queries.heads + from.keys.heads;
+      const JoinedGradients::Heads& heads = head < from.queries.heads ? from.queries
+                                            : head < values           ? from.keys
+                                                                      : from.values;
+      const int64_t number = head - (head < from.queries.heads ? 0
+                                     : head < values           ? from.queries.heads
+                                                               : values);
+      const T* x = static_cast<const T*>(heads.x) + number * heads.of_head + at % head_dim;
+      T* y = static_cast<T*>(from.y) + column;
+      FSDP_UNROLL_BY(4)
+      for (int64_t row = arguments.begin() + warp(); row < end; row += Tile::kWarps) {
+        const auto pack = load_pack<Tile::kPack>(x + row * heads.of_token);
+        add_pack(sums, pack);
+        store_pack(y + row * a.width, pack);
+      }
+    }
+    if (a.sums != nullptr) Tile::store_sums(sums, shared, a.sums + block() * a.width, a.width);
+  }
+};
+
 struct PartTotals {
   PartTotal of[kMostTotals];  ///< of the same parts and width
 };
@@ -123,6 +164,22 @@ void add_rows(const Launch& launch, const void* x, float* sums, const RowParts& 
     const RowsToAdd rows{.x = x, .sums = sums, .rows = parts.all_rows(), .width = parts.width()};
     launch.template run<AddRowsKernel<T, Tile>>(Tile::grid(parts.count(), parts.width()),
                                                 {rows, parts.each()});
+  });
+}
+
+template <typename T, typename Launch>
+void join_rows(const Launch& launch, const JoinedGradients& gradients, float* sums, const RowParts& parts) {
+  const auto fits = [](const JoinedGradients::Heads& heads) {
+    return fit_packs<T>(heads.of_token, heads.x) && fit_packs<T>(heads.of_head);
+  };
+  const bool fit = fit_packs<T>(gradients.head_dim, gradients.y) && fits(gradients.queries) &&
+                   fits(gradients.keys) && fits(gradients.values);
+  with_column_tile<T>(fit, [&](auto tile) {
+    using Tile = decltype(tile);
+    const RowsToJoin rows{
+        .gradients = gradients, .sums = sums, .rows = parts.all_rows(), .width = parts.width()};
+    launch.template run<JoinRowsKernel<T, Tile>>(Tile::grid(parts.count(), parts.width()),
+                                                 {rows, parts.each()});
   });
 }
 

@@ -1,3 +1,4 @@
+#include "model/kernels/cuda/columns.cuh"
 #include "model/kernels/cuda/dropout.cuh"
 #include "model/kernels/cuda/elements.cuh"
 #include "model/kernels/cuda/embedding.cuh"
@@ -38,6 +39,10 @@ void dropout(Element element, const DropoutRows& rows) {
 
 void join_rotary(Element element, const JoinedGradients& gradients) {
   with_element(element, [&]<typename T>(T) { join_rotary<T>(StreamLaunch(), gradients); });
+}
+
+void join_rows(Element element, const JoinedGradients& gradients, float* sums, const RowParts& parts) {
+  with_element(element, [&]<typename T>(T) { join_rows<T>(StreamLaunch(), gradients, sums, parts); });
 }
 
 void adam(Element gradient, const AdamStep& step) {

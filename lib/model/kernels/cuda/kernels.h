@@ -38,7 +38,7 @@ struct EmbeddingGradRows {
 };
 void embedding_backward(Element element, const EmbeddingGradRows& rows);
 
-/// Arguments of joined_gradients() (model/kernels/joined_linear.h).
+/// Gradients of heads to be side by side (model/kernels/joined_linear.h).
 struct JoinedGradients {
   /// Heads of each token, [sequences, tokens, heads, head_dim], with these strides in elements; that of the
   /// last dimension is 1.
@@ -48,11 +48,15 @@ struct JoinedGradients {
   };
   Heads queries, keys, values;
   void* y = nullptr;           ///< [sequences, tokens, all heads, head_dim]
-  const float* cos = nullptr;  ///< [tokens, head_dim]
+  const float* cos = nullptr;  ///< [tokens, head_dim], for join_rotary()
   const float* sin = nullptr;
   int64_t sequences = 0, tokens = 0, head_dim = 0;
 };
+/// Turns those of queries and keys back.
 void join_rotary(Element element, const JoinedGradients& gradients);
+/// Also sums over the rows of y, part by part, as RowKernels::add_rows() does. Requires: sequences lie one
+/// after another. sums: [parts, width]; null: not needed
+void join_rows(Element element, const JoinedGradients& gradients, float* sums, const RowParts& parts);
 
 /// Arguments of dropout() (model/kernels/fused.h) for x, [rows, width], one piece of a row each.
 struct DropoutRows {

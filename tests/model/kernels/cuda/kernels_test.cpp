@@ -13,6 +13,7 @@
 #include "model/kernels/device_attention.h"
 #include "model/kernels/float8.h"
 #include "model/kernels/fused.h"
+#include "model/kernels/joined_linear.h"
 #include "model/kernels/matmul.h"
 #include "model/kernels/reduce.h"
 #include "support/gradient_sinks.h"
@@ -94,6 +95,15 @@ TEST_P(Cuda, RmsNorms) {
     expect_equal([](const Tensors& in) { return Tensors{rms_norm(in[0], in[1], 1e-5)}; },
                  [](const Tensors& in) { return Tensors{composed_rms_norm(in[0], in[1])}; },
                  {x, random({width}) + 1}, {random({2, 300, width})});
+    expect_equal(
+        [](const Tensors& in) {
+          const auto [same, normed] = rms_norm_beside(in[0], in[1], 1e-5);
+          return Tensors{same, normed};
+        },
+        [](const Tensors& in) {
+          return Tensors{in[0] * 1, composed_rms_norm(in[0], in[1])};
+        },
+        {x, random({width}) + 1}, {random({2, 300, width}), random({2, 300, width})});
     expect_equal(
         [](const Tensors& in) {
           auto [sum, normed] = add_rms_norm(in[0], in[1], in[2], 1e-5);
@@ -183,6 +193,23 @@ TEST_P(Cuda, RotaryAttentionIsAttentionToRotatedHeads) {
   const Tensors found = run(fused, {on_gpu(qkv)}, {dy}), expected = run(steps, {qkv.to(at::kDouble)}, {dy});
   expect_near(found[0], expected[0], 2 * tolerance(), "attention");
   expect_near(found[1], expected[1], 2 * tolerance(), "gradient");
+}
+
+TEST_P(Cuda, SplitJoinsGradientsAndComputesTheBiases) {
+  constexpr int64_t kHeads = 3;
+  for (int64_t dim : {6, 64}) {
+    const at::Tensor qkv = random({4, 50, 3 * kHeads * dim}), bias = random({3 * kHeads * dim});
+    const Formula split = [&](const Tensors& in) {
+      if (in[0].scalar_type() == at::kDouble) {
+        Tensors parts = (in[0] + in[1]).unflatten(-1, {-1, dim}).chunk(3, 2);
+        return parts;
+      }
+      const auto [q, k, v] = joined_split(in[0] + in[1].detach(), {kHeads, kHeads}, in[1]);
+      return Tensors{q, k, v};
+    };
+    const at::Tensor dv = random({4, kHeads, 50, dim}).transpose(1, 2);  // heads first in memory
+    expect_equal(split, split, {qkv, bias}, {random({4, 50, kHeads, dim}), random({4, 50, kHeads, dim}), dv});
+  }
 }
 
 TEST_P(Cuda, LinearCrossEntropy) {
