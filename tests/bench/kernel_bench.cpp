@@ -12,6 +12,7 @@
 
 #include "bench/device_rates.h"
 #include "model/kernels/adam.h"
+#include "model/kernels/cuda/kernels.h"
 #include "model/kernels/fused.h"
 #include "model/kernels/reduce.h"
 #include "model/kernels/row_kernels.h"
@@ -61,6 +62,7 @@ class KernelBench {
     norms();
     s_.is_gpt2() ? gelu() : swiglu();
     if (!s_.is_gpt2()) rotary();
+    if (s_.is_gpt2() && s_.on().is_cuda()) join();
     loss();
     optimizer();
     rates_.print_figures();
@@ -196,6 +198,28 @@ class KernelBench {
                                    .heads = s_.heads,
                                    .head_dim = head,
                                    .stride = s_.width});
+    });
+  }
+
+  void join() {
+    const int64_t head = s_.width / s_.heads, of_one = s_.rows * s_.width;
+    const Operands x(s_, 2, 3 * of_one);
+    const kernels::RowParts parts(s_.rows, 3 * s_.width, kernels::RowParts::kDevice);
+    const at::Tensor sums = at::empty({parts.count(), parts.width()}, floats_.options());
+    rates_.measure("dqkv joined and summed", x.bytes(), 0, [&](int64_t call) {
+      const auto heads_of = [&](int64_t number) -> kernels::cuda::JoinedGradients::Heads {
+        return {x.of(call)[0].data_ptr<c10::BFloat16>() + number * of_one, s_.heads, s_.tokens * s_.width,
+                s_.width, head};
+      };
+      kernels::cuda::join_rows(kernels::Element::kBFloat16,
+                               {.queries = heads_of(0),
+                                .keys = heads_of(1),
+                                .values = heads_of(2),
+                                .y = x.of(call)[1].data_ptr(),
+                                .sequences = s_.rows / s_.tokens,
+                                .tokens = s_.tokens,
+                                .head_dim = head},
+                               sums.data_ptr<float>(), parts);
     });
   }
 
