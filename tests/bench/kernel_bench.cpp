@@ -262,6 +262,19 @@ class KernelBench {
                            .rates = {.step_size = 1e-6F, .second_correction = 1}}},
                          numbers);
     });
+    // The averages are the halves of one tensor.
+    const kernels::RoundedElements places{.columns = parameters, .part = {0, parameters}};
+    rates_.measure("adamw, bf16 moments", x.bytes() / 4 * 5, 0, [&](int64_t call) {
+      const auto& of = x.of(call);
+      const at::Tensor averages = of[2].view(at::kBFloat16);
+      kernels::step_adam({{.value = of[0],
+                           .gradient = of[1],
+                           .exp_avg = averages.narrow(0, 0, parameters),
+                           .exp_avg_sq = averages.narrow(0, parameters, parameters),
+                           .rates = {.step_size = 1e-6F, .second_correction = 1},
+                           .rounded = {places, places}}},
+                         numbers);
+    });
   }
 
   const BlockSizes s_;

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from gpu_models import ON_GPUS
-from ledger_step import BESIDE, CHANGES, IN_THE_CODE, Ceilings, Step, expected_of, kind_of
+from ledger_step import BESIDE, BY_A_KEY, CHANGES, IN_THE_CODE, Ceilings, Step, expected_of, kind_of
 from ranks import RunFailed
 from sides import Model, Setting, Sides
 from step_tables import table
@@ -82,14 +82,14 @@ class Change:
     gigabytes: float  # fewer
 
     def cells(self):
-        return [self.name, CHANGES[self.name], "in the code" if self.done else "to do", number(self.before_ms - self.after_ms),
+        return [self.name, CHANGES[self.name], "in the code" if self.done else f"by {BY_A_KEY[self.name]}" if self.name in BY_A_KEY else "to do", number(self.before_ms - self.after_ms),
                 str(self.launches), number(self.gigabytes), number(self.after_ms, 2)]
 
 
 def changes_of(model, sequences, ceilings, done):
-    """One after the other, those of the code first: what each brings beside those before it."""
+    """One after the other, those of the code first and then those of a key: what each brings beside those before it."""
     applied, before, found = [], Step(model, sequences), []
-    for name in sorted(CHANGES, key=lambda name: name not in done):
+    for name in sorted(CHANGES, key=lambda name: (name not in done, name not in BY_A_KEY)):
         applied.append(name)
         after = Step(model, sequences, applied)
         found.append(Change(name, name in done, derived_ms(before, ceilings), derived_ms(after, ceilings),
@@ -277,6 +277,13 @@ def check(build, done):
         for problem in problems:
             print("  " + problem)
         failed |= bool(problems)
+    for change, key in BY_A_KEY.items():
+        for name, checked in CHECKED.items():
+            problems = differences(Step(*checked, (*done, change)), launches_on_standin(build, *checked, key))
+            print(f"{name} with {key}: " + ("as in the ledger" if not problems else "not as in the ledger"))
+            for problem in problems:
+                print("  " + problem)
+            failed |= bool(problems)
     if failed:
         changes = fitting_changes(launched)
         known = f"with {', '.join(changes) or 'no change'}, they are" if changes is not None else "with no choice of its changes they are"

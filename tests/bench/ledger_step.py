@@ -3,6 +3,8 @@ arithmetic, so that a step's time can be derived without a GPU and a trace be re
 
 ledger.py --check compares the list with what programs of the CUDA flavour launch on the stand-in for CUDA. A change of lib/ that adds,
 removes or joins kernels is one of CHANGES: step() has the sequence with it and without it, and IN_THE_CODE names those that lib/ has.
+BY_A_KEY has those that lib/ has only where a config asks for them: a derived step is without them unless --with names them, and --check
+looks at a run with the key too.
 """
 import dataclasses
 import re
@@ -23,6 +25,7 @@ CHANGES = {
     "product-epilogues": "cuBLAS's epilogues compute bias gradients, GELU and its gradient",
     "products-by-trial": "cublasLt's algorithms by trial (assumed: 3 % faster)",
 }
+BY_A_KEY = {"bf16-moments": 'optimizer.state_dtype="bfloat16"'}
 IN_THE_CODE = ("fast-sigmoid", "joined-totals", "rotary-into-dqkv", "bias-with-dqkv", "norm1-two-outputs", "adamw-copy", "squares-beside")
 
 # A launch belongs to the first class whose pattern is in its name, mangled (on the stand-in) or not (in a trace).
@@ -342,11 +345,17 @@ class Step:
         self.small("zeros, ones, positions and counts", "cat")
         self.small("zeros, ones, positions and counts", "outcome")
         each = (20.0 if self.has("bf16-moments") else 28.0) + (2.0 if self.has("adamw-copy") else 0.0)
-        tables = -(-(m.layers + 1) // 64)  # AdamTable's parts
+        # Parts of a table: units, or single tensors, since the places in a tensor decide how its moments are rounded.
+        tables = -(-self.tensors() // 34) if self.has("bf16-moments") else -(-(m.layers + 1) // 56)
         for _ in range(tables):
             self.add("AdamW", "adamw", "optimizer", bytes=each * parameters / tables)
         if self.accumulation():
             self.in_epilogue("head: dW summed over chunks", self.accumulation())
+
+    def tensors(self):
+        """Parameters of the model."""
+        of_block, of_rest = (12, 4) if self.is_gpt2 else (9, 2 if self.model.tied else 3)
+        return self.model.layers * of_block + of_rest
 
     def launched(self):
         """Those that are launches of their own."""

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <map>
+#include <type_traits>
+#include <utility>
 
 #include "base/tensor/parallel.h"
 #include "base/util/error.h"
@@ -22,20 +24,93 @@ void round_run(const float* values, uint16_t* copy, int64_t n, bool to_half) {
   std::copy_n(values, n, reinterpret_cast<at::Half*>(copy));
 }
 
-void step_on_cpu(Element gradient, bool to_half, const AdamElements& all, const AdamNumbers& numbers) {
-  constexpr int64_t kRun = 1 << 10;  // a multiple of every vector's length
+constexpr int64_t kRun = 1 << 10;  // a multiple of every vector's length
+
+/// Elements [begin, end) of all.
+template <typename Elements>
+Elements part_of(const Elements& all, Element gradient, int64_t begin, int64_t end) {
   const auto size = static_cast<int64_t>(gradient == Element::kFloat ? sizeof(float) : sizeof(uint16_t));
+  Elements some = all;
+  some.value += begin;
+  some.gradient = static_cast<const char*>(all.gradient) + begin * size;
+  some.exp_avg += begin;
+  some.exp_avg_sq += begin;
+  some.n = end - begin;
+  if (all.copy != nullptr) some.copy = static_cast<uint16_t*>(all.copy) + begin;
+  return some;
+}
+
+void step_run(Element gradient, const AdamElements& some, const AdamNumbers& numbers) {
+  cpu::loops(gradient).adam(some, numbers);
+}
+
+/// Steps runs of ascending indices with the same upper half.
+void step_run(Element gradient, const RoundedAdamElements& some, const AdamNumbers& numbers) {
+  constexpr int64_t kLowWords = int64_t{1} << 32;
+  const RoundedPlaces& at = some.places;
+  for (int64_t begin = 0; begin < some.n;) {
+    const int64_t in_part = at.first + begin, row = at.gap == 0 ? 0 : in_part / at.length;
+    const int64_t index = at.origin + in_part + row * at.gap;
+    int64_t count = std::min(some.n - begin, kLowWords - index % kLowWords);
+    if (at.gap != 0) count = std::min(count, (row + 1) * at.length - in_part);
+    const auto first_of = [](uint64_t key) { return static_cast<uint32_t>(key); };
+    const auto second_of = [high = static_cast<uint32_t>(index / kLowWords)](uint64_t key) {
+      return static_cast<uint32_t>(key >> 32) ^ (high * kOfHighWord);
+    };
+    cpu::loops(gradient).rounded_adam({.elements = part_of(some, gradient, begin, begin + count),
+                                       .index = static_cast<uint32_t>(index % kLowWords),
+                                       .exp_avg_keys = {first_of(some.keys[0]), second_of(some.keys[0])},
+                                       .exp_avg_sq_keys = {first_of(some.keys[1]), second_of(some.keys[1])}},
+                                      numbers);
+    begin += count;
+  }
+}
+
+template <typename Elements>
+void step_on_cpu(Element gradient, bool to_half, const Elements& all, const AdamNumbers& numbers) {
   util::parallel_for(0, (all.n + kRun - 1) / kRun, kGrain / kRun, [&](int64_t first, int64_t last) {
-    const int64_t begin = first * kRun;
-    AdamElements some = all;
-    some.value += begin;
-    some.gradient = static_cast<const char*>(all.gradient) + begin * size;
-    some.exp_avg += begin;
-    some.exp_avg_sq += begin;
-    some.n = std::min(last * kRun, all.n) - begin;
-    cpu::loops(gradient).adam(some, numbers);
-    if (all.copy != nullptr) round_run(some.value, static_cast<uint16_t*>(all.copy) + begin, some.n, to_half);
+    Elements some = part_of(all, gradient, first * kRun, std::min(last * kRun, all.n));
+    if constexpr (std::is_same_v<Elements, RoundedAdamElements>) some.places.first += first * kRun;
+    step_run(gradient, some, numbers);
+    if (some.copy != nullptr) round_run(some.value, static_cast<uint16_t*>(some.copy), some.n, to_half);
   });
+}
+
+template <typename Elements, typename State>
+Elements elements_of(const AdamTensors& tensors) {
+  return {.value = tensors.value.data_ptr<float>(),
+          .gradient = tensors.gradient.const_data_ptr(),
+          .exp_avg = static_cast<State*>(tensors.exp_avg.data_ptr()),
+          .exp_avg_sq = static_cast<State*>(tensors.exp_avg_sq.data_ptr()),
+          .n = tensors.value.numel(),
+          .rates = tensors.rates,
+          .copy = data_or_null(tensors.copy)};
+}
+
+RoundedAdamElements rounded_elements_of(const AdamTensors& tensors) {
+  auto elements = elements_of<RoundedAdamElements, uint16_t>(tensors);
+  const auto& [m, v] = tensors.rounded;
+  FSDP_CHECK(m.first >= 0 && m.first + elements.n <= m.part.numel(), m.first, " + ", elements.n, " of ",
+             m.part.numel());
+  elements.places = {.origin = m.part.row_begin * m.columns + m.part.begin,
+                     .first = m.first,
+                     .length = m.part.length(),
+                     .gap = m.part.height() > 1 ? m.columns - m.part.length() : 0};
+  elements.keys[0] = m.key;
+  elements.keys[1] = v.key;
+  return elements;
+}
+
+void check(const AdamTensors& tensors, const at::Device& device) {
+  const auto& [value, gradient, exp_avg, exp_avg_sq, copy, rates, rounded] = tensors;
+  FSDP_CHECK(value.scalar_type() == at::kFloat && can_fuse(value) && can_fuse(gradient));
+  for (const at::Tensor* x : {&value, &gradient, &exp_avg, &exp_avg_sq, &copy}) {
+    if (x == &copy && !copy.defined()) continue;
+    FSDP_CHECK(x->is_contiguous() && x->numel() == value.numel() && x->device() == device, x->sizes());
+  }
+  const at::ScalarType type = exp_avg.scalar_type();
+  FSDP_CHECK((type == at::kFloat || type == at::kBFloat16) && exp_avg_sq.scalar_type() == type, type);
+  FSDP_CHECK(!copy.defined() || element_of(copy) != Element::kFloat, copy.scalar_type());
 }
 
 }  // namespace
@@ -47,25 +122,18 @@ void step_adam(const std::vector<AdamTensors>& parts, const AdamNumbers& numbers
   FSDP_CHECK(!gradient_scale.defined() || (device.is_cuda() && gradient_scale.device() == device &&
                                            gradient_scale.scalar_type() == at::kDouble));
   std::map<std::pair<Element, bool>, cuda::AdamStep> steps;  // by the type of gradients, and of copies
-  for (const auto& [value, gradient, exp_avg, exp_avg_sq, copy, rates] : parts) {
-    FSDP_CHECK(value.scalar_type() == at::kFloat && can_fuse(value) && can_fuse(gradient));
-    for (const at::Tensor* x : {&value, &gradient, &exp_avg, &exp_avg_sq, &copy}) {
-      if (x == &copy && !copy.defined()) continue;
-      FSDP_CHECK(x->is_contiguous() && x->numel() == value.numel() && x->device() == device, x->sizes());
-    }
-    const AdamElements elements{.value = value.data_ptr<float>(),
-                                .gradient = gradient.const_data_ptr(),
-                                .exp_avg = exp_avg.data_ptr<float>(),
-                                .exp_avg_sq = exp_avg_sq.data_ptr<float>(),
-                                .n = value.numel(),
-                                .rates = rates,
-                                .copy = data_or_null(copy)};
-    const bool to_half = copy.defined() && copy.scalar_type() == at::kHalf;
-    FSDP_CHECK(!copy.defined() || element_of(copy) != Element::kFloat, copy.scalar_type());
-    if (device.is_cpu()) {
-      step_on_cpu(element_of(gradient), to_half, elements, numbers);
+  for (const AdamTensors& tensors : parts) {
+    check(tensors, device);
+    const Element gradient = element_of(tensors.gradient);
+    const bool to_half = tensors.copy.defined() && tensors.copy.scalar_type() == at::kHalf;
+    const auto step = [&](const auto& elements, auto cuda::AdamStep::*parts_of_step) {
+      if (device.is_cpu()) return step_on_cpu(gradient, to_half, elements, numbers);
+      (steps[{gradient, to_half}].*parts_of_step).push_back(elements);
+    };
+    if (tensors.exp_avg.scalar_type() == at::kFloat) {
+      step(elements_of<AdamElements, float>(tensors), &cuda::AdamStep::parts);
     } else {
-      steps[{element_of(gradient), to_half}].parts.push_back(elements);
+      step(rounded_elements_of(tensors), &cuda::AdamStep::rounded_parts);
     }
   }
   const c10::DeviceGuard guard(device);

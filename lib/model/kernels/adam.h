@@ -2,23 +2,28 @@
 
 // The step of Adam and AdamW (state/optim/element_optimizers.h): one pass over flat shards, which also scales
 // gradients for clipping and loss scales, usually by one launch on a GPU. The bits of an element depend
-// neither on its position nor on the number of threads.
+// neither on its position nor on the number of threads. Averages in bf16 are computed in fp32, in registers,
+// and rounded as round_stochastically() rounds.
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <vector>
 
 #include "model/kernels/rows.h"
+#include "model/kernels/stochastic_rounding.h"
 
 namespace fsdp::kernels {
 
 /// Elements with the same rates: all [n], contiguous, on one device.
 struct AdamTensors {
-  at::Tensor value;     ///< fp32, like the averages
-  at::Tensor gradient;  ///< fp32, bf16 or fp16
-  at::Tensor exp_avg, exp_avg_sq;
-  at::Tensor copy = {};  ///< if defined, gets the new values in bf16 or fp16
+  at::Tensor value;                ///< fp32
+  at::Tensor gradient;             ///< fp32, bf16 or fp16
+  at::Tensor exp_avg, exp_avg_sq;  ///< fp32 or bf16
+  at::Tensor copy = {};            ///< if defined, gets the new values in bf16 or fp16
   AdamRates rates = {};
+  /// In which way exp_avg and exp_avg_sq are rounded if they are bf16. Differ in their keys only.
+  std::array<RoundedElements, 2> rounded = {};
 };
 
 /// Updates values and averages in place. All parts are on one device. If gradient_scale, a double on that

@@ -152,4 +152,28 @@ struct AdamElements {
   void* copy = nullptr;  ///< gets the new values in 16 bits if it is not null
 };
 
+/// Where elements are in their tensor, which decides how they are rounded (stochastic_rounding.h).
+struct RoundedPlaces {
+  int64_t origin = 0;  ///< index in the tensor of the first element of a part of it
+  int64_t first = 0;   ///< index in the part of the first of the elements
+  /// Elements of a row of the part, and elements of the tensor between its rows; without gaps all are a row.
+  int64_t length = 0, gap = 0;
+};
+
+/// AdamElements whose averages are bf16, rounded stochastically.
+struct RoundedAdamElements {
+  float* value = nullptr;
+  const void* gradient = nullptr;
+  uint16_t *exp_avg = nullptr, *exp_avg_sq = nullptr;
+  int64_t n = 0;
+  AdamRates rates = {};
+  void* copy = nullptr;
+  RoundedPlaces places = {};
+  uint64_t keys[2] = {};  ///< random numbers of the tensor, for either average
+};
+
+/// The factors of the hash by which elements are rounded, and the factor of the upper half of an index.
+inline constexpr uint32_t kFirstHashFactor = 0x7feb352dU, kSecondHashFactor = 0x846ca68bU,
+                          kOfHighWord = 0x9e3779b9U;
+
 }  // namespace fsdp::kernels

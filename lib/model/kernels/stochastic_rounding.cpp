@@ -61,11 +61,11 @@ at::Tensor random_words(const RoundedElements& elements, int64_t n, const at::De
   if (elements.part.height() > 1) index.add_(index.div(length, "floor"), elements.columns - length);
   index.add_(of_first);
   const HashKeys keys(elements.key);
-  const at::Tensor high = index.bitwise_right_shift(32).to(at::kInt).mul_(word(cpu::kOfHighWord));
+  const at::Tensor high = index.bitwise_right_shift(32).to(at::kInt).mul_(word(kOfHighWord));
   at::Tensor x = index.to(at::kInt).add_(word(keys.first));
-  x.bitwise_xor_(shifted(x, 16)).mul_(word(cpu::kHashFactors[0]));
+  x.bitwise_xor_(shifted(x, 16)).mul_(word(kFirstHashFactor));
   x.bitwise_xor_(shifted(x, 15)).bitwise_xor_(high).bitwise_xor_(word(keys.second));
-  x.mul_(word(cpu::kHashFactors[1]));
+  x.mul_(word(kSecondHashFactor));
   return x.bitwise_xor_(shifted(x, 16));
 }
 
@@ -110,7 +110,7 @@ void round_stochastically(const at::Tensor& values, const at::Tensor& to, const 
                                           .to = bits + offset,
                                           .n = count,
                                           .index = static_cast<uint32_t>(index % kLowWords),
-                                          .keys = {keys.first, keys.second ^ (high * cpu::kOfHighWord)}});
+                                          .keys = {keys.first, keys.second ^ (high * kOfHighWord)}});
     });
   });
 }

@@ -1,6 +1,7 @@
 // The first state of a run: a checkpoint or initial weights. checkpointer.cpp has the saves.
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <map>
@@ -272,7 +273,7 @@ void Checkpointer::load_all(const fs::path& folder) {
   if (keeps_averages && !has_averages) {
     strictness.may_be_missing.push_back(concat(checkpoint::kAveragePrefix, "*"));
   }
-  strictness.may_be_converted = {concat(kModelPrefix, "*")};
+  strictness.may_be_converted = {concat(kModelPrefix, "*"), concat(checkpoint::kOptimizerPrefix, "*")};
   const std::vector<TensorSlice> slices =
       checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kLoad);
   load(folder, manifest, slices, strictness);
@@ -299,19 +300,23 @@ void Checkpointer::load_all(const fs::path& folder) {
   saved_step_ = manifest.step;
 }
 
-/// Keeps weights in the type of fsdp.param_storage, whatever it was before.
+/// Tells that weights and states are kept in the types of fsdp.param_storage and optimizer.state_dtype,
+/// whatever they were before.
 void Checkpointer::tell_of_conversions(const Manifest& manifest,
                                        const std::vector<TensorSlice>& slices) const {
-  std::map<std::pair<std::string, std::string>, int64_t> numbers;
+  std::map<std::array<std::string, 3>, int64_t> numbers;  // by types and key
   for (const TensorSlice& slice : slices) {
     const auto stored = manifest.tensors.find(slice.name);
     if (stored == manifest.tensors.end() || stored->second.dtype == slice.data.scalar_type()) continue;
-    ++numbers[{util::dtype_name(stored->second.dtype), util::dtype_name(slice.data.scalar_type())}];
+    const bool is_state = slice.name.starts_with(checkpoint::kOptimizerPrefix);
+    ++numbers[{util::dtype_name(stored->second.dtype), util::dtype_name(slice.data.scalar_type()),
+               is_state ? "optimizer.state_dtype" : "fsdp.param_storage"}];
   }
-  for (const auto& [types, number] : numbers) {
-    say(concat(number, number == 1 ? " tensor" : " tensors", " of the checkpoint in ", types.first,
-               number == 1 ? " is" : " are", " kept in ", types.second, " from now on",
-               types.second == "float32" ? "" : ", rounded to nearest", " (fsdp.param_storage)"));
+  for (const auto& [which, number] : numbers) {
+    const auto& [stored, kept, key] = which;
+    say(concat(number, number == 1 ? " tensor" : " tensors", " of the checkpoint in ", stored,
+               number == 1 ? " is" : " are", " kept in ", kept, " from now on",
+               kept == "float32" ? "" : ", rounded to nearest", " (", key, ")"));
   }
 }
 

@@ -36,6 +36,13 @@ constexpr auto enum_names(LrAdjustment) {
       {{LrAdjustment::kOriginal, "original"}, {LrAdjustment::kMatchRmsAdamw, "match_rms_adamw"}});
 }
 
+/// The type in which the optimizer keeps its states between steps. kBFloat16: rounded stochastically.
+enum class StateType { kFloat32, kBFloat16 };
+constexpr auto enum_names(StateType) {
+  return std::to_array<util::EnumName<StateType>>(
+      {{StateType::kFloat32, "float32"}, {StateType::kBFloat16, "bfloat16"}});
+}
+
 /// The optimizer and its hyperparameters. Names and defaults are PyTorch's.
 struct OptimizerOptions {
   std::string name = "adamw";  ///< one of optimizer_names()
@@ -69,7 +76,10 @@ struct OptimizerOptions {
   /// Decay of an exponential moving average of the weights, kept in fp32 and sharded like the weights. 0: no
   /// average.
   double ema_decay = 0.0;
-  /// Seed of the stochastic rounding of weights that are kept in 16 bits. The training loop uses run.seed.
+  /// The type of the states. Excludes lamb and adafactor. The average of the weights stays in fp32.
+  util::Named<StateType> state_dtype = StateType::kFloat32;
+  /// Seed of the stochastic rounding of weights and states that are kept in 16 bits. The training loop uses
+  /// run.seed.
   uint64_t rounding_seed = 0;
   bool fused = true;  ///< kernels with one pass over memory; off: the same arithmetic by tensor operations
   util::PluginValues plugin_values = {};

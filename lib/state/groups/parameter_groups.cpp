@@ -83,13 +83,13 @@ util::Registry<OptimizerTraits>& optimizer_traits() {
   constexpr bool kTogether = false;  // other ranks hold parts of the tensors
   static util::Registry<OptimizerTraits> traits(
       "optimizer",
-      {{"adamw", {of_adam, 0.1, Keys{"betas", "eps"}}},
-       {"adam", {of_adam, 0, Keys{"betas", "eps"}}},
-       {"adamax", {of_adamax, 0, Keys{"betas", "eps"}}},
-       {"adagrad", {of_adagrad, 0, Keys{"eps"}, 1e-10}},
-       {"adadelta", {of_adadelta, 0, Keys{"rho", "eps"}, 1e-6}},
-       {"sgd", {of_sgd, 0, Keys{"momentum", "dampening", "nesterov"}}},
-       {"lion", {of_lion, 0, Keys{"betas"}}},
+      {{"adamw", {of_adam, 0.1, Keys{"betas", "eps", "state_dtype"}}},
+       {"adam", {of_adam, 0, Keys{"betas", "eps", "state_dtype"}}},
+       {"adamax", {of_adamax, 0, Keys{"betas", "eps", "state_dtype"}}},
+       {"adagrad", {of_adagrad, 0, Keys{"eps", "state_dtype"}, 1e-10}},
+       {"adadelta", {of_adadelta, 0, Keys{"rho", "eps", "state_dtype"}, 1e-6}},
+       {"sgd", {of_sgd, 0, Keys{"momentum", "dampening", "nesterov", "state_dtype"}}},
+       {"lion", {of_lion, 0, Keys{"betas", "state_dtype"}}},
        {"lamb", {of_adam, 0.01, Keys{"betas", "eps"}, 1e-6, kTogether}},
        {"adafactor",
         {of_adafactor, 0,
@@ -98,7 +98,7 @@ util::Registry<OptimizerTraits>& optimizer_traits() {
        {"muon",
         {of_muon, 0.1,
          Keys{"betas", "eps", "momentum", "nesterov", "adamw_parameters", "ns_steps", "ns_coefficients",
-              "adjust_lr_fn"},
+              "adjust_lr_fn", "state_dtype"},
          1e-8, kTogether}}});
   return traits;
 }
@@ -132,6 +132,7 @@ std::vector<StateKind> state_kinds(const OptimizerOptions& options) {
   std::vector<StateKind> kinds;
   const OptimizerTraits* traits = optimizer_traits().find(options.name);
   if (traits != nullptr && traits->states != nullptr) kinds = traits->states(options);
+  for (StateKind& kind : kinds) kind.in_16_bits = options.state_dtype == StateType::kBFloat16;
   if (options.ema_decay > 0) kinds.push_back({kEmaState});
   return kinds;
 }

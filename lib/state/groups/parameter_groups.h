@@ -32,7 +32,7 @@ double lr_of(const OptimizerOptions& options, const Treatment& treatment, double
 
 double weight_decay_of(const OptimizerOptions& options, const Treatment& treatment);
 
-/// Most elements of 16-bit weights that an update converts to fp32 at a time.
+/// Most elements of 16-bit weights and states that an update converts to fp32 at a time.
 inline constexpr int64_t kPiece = int64_t{1} << 20;
 
 /// Name of the state that holds the average of the weights, for every optimizer.
@@ -45,7 +45,9 @@ struct StateKind {
 
   std::string name;  ///< PyTorch's name of the state: "exp_avg"
   Elements elements = Elements::kAll;
+  bool in_16_bits = false;  ///< bf16, rounded stochastically; otherwise fp32
 
+  int64_t element_size() const { return in_16_bits ? 2 : 4; }
   bool is_whole() const { return elements == Elements::kRows || elements == Elements::kColumns; }
   /// Whether the elements, or the rows or columns, of tensors with this treatment have the state.
   bool covers(const Treatment& treatment) const;

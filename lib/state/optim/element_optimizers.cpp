@@ -66,6 +66,8 @@ void Adam::update_together(c10::ArrayRef<Update> updates) {
                        .exp_avg_sq = update.states[1][k],
                        .copy = update.copies.empty() ? at::Tensor() : update.copies[k],
                        .rates = rates});
+      if (update.rounded.empty()) continue;
+      parts.back().rounded = {update.rounded[0][k], update.rounded[1][k]};
     }
   }
   kernels::step_adam(parts, numbers, updates.front().scale_on_device);

@@ -54,13 +54,11 @@ void Muon::update_matrices(size_t i, const at::Tensor& gradient, double lr) {
   if (!matrices_->has_matrices(i)) return;
   const FlatParameter& parameter = parameters()[i];
   at::Tensor flat = at::zeros(parameter.value.sizes(), parameter.value.options().dtype(at::kFloat));
-  const auto part = [](const at::Tensor& whole, const FlatParameter::Range& range) {
-    return whole.narrow(0, range.begin, range.end - range.begin);
-  };
   for (const FlatParameter::Range& range : parameter.ranges) {
     if (!range.treatment.matrix) continue;
-    add_to_momentum(part(gradient, range), state_of("momentum_buffer", i, range.begin, range.end),
-                    part(flat, range));
+    change_state("momentum_buffer", i, range.begin, range.end, [&](const at::Tensor& piece, int64_t begin) {
+      add_to_momentum(gradient.narrow(0, begin, piece.numel()), piece, flat.narrow(0, begin, piece.numel()));
+    });
   }
   matrices_->map(i, flat, [this](const at::Tensor& matrix) { return scaled_orthogonal(matrix); });
   for (const FlatParameter::Range& range : parameter.ranges) {

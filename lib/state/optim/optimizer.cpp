@@ -125,8 +125,9 @@ Optimizer::Optimizer(const OptimizerOptions& options, std::vector<FlatParameter>
       FSDP_CHECK(treatment.group <= options_.groups.size(), parameter.name, " is in group ", treatment.group);
     }
     for (size_t s = 0; s < states_.size(); ++s) {
+      const at::ScalarType type = state_kinds_[s].in_16_bits ? at::kBFloat16 : at::kFloat;
       states_[s].push_back(
-          at::zeros({covered(state_kinds_[s], parameter)}, parameter.value.options().dtype(at::kFloat)));
+          at::zeros({covered(state_kinds_[s], parameter)}, parameter.value.options().dtype(type)));
     }
   }
 }
@@ -305,5 +306,7 @@ void Optimizer::update_matrices(size_t i, const at::Tensor&, double) {
 }
 
 bool Optimizer::updates_in_one_pass(const at::Tensor&) const { return false; }
+
+bool Optimizer::rounds_states() const { return false; }
 
 }  // namespace fsdp::optim

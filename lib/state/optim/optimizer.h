@@ -8,7 +8,9 @@
 // Values may be kept in 16 bits, without fp32 master weights. An update is then computed in fp32, piece by
 // piece, and rounded stochastically (model/kernels/stochastic_rounding.h). The random numbers depend on
 // OptimizerOptions::rounding_seed, the tensor's name, the element's index in the whole tensor and the number
-// of the step, but not on the sharding or on resumes. States are in fp32.
+// of the step, but not on the sharding or on resumes. States are in fp32, or in bf16
+// (OptimizerOptions::state_dtype), rounded in the same way, by the name of the state too. The averages of the
+// weights are always in fp32.
 //
 // Not thread-safe.
 
@@ -25,6 +27,7 @@
 
 #include "base/util/rectangle.h"
 #include "model/kernels/low_precision_copy.h"
+#include "model/kernels/stochastic_rounding.h"
 #include "state/groups/options.h"
 #include "state/groups/parameter_groups.h"
 
@@ -159,6 +162,8 @@ class Optimizer {
     std::vector<at::Tensor> copies;
     /// One list for each of states() that covers the elements, except the average of the weights.
     std::vector<std::vector<at::Tensor>> states;
+    /// How elements of the states are to be rounded, list by list; empty if the states are fp32.
+    std::vector<std::vector<kernels::RoundedElements>> rounded = {};
     double weight_decay = 0;
     double lr = 0;
     int64_t step = 0;           ///< step of the parameter that the elements belong to, from 1
@@ -169,6 +174,9 @@ class Optimizer {
   /// Whether update() needs no other pass over this value: it multiplies gradients by gradient_scale, accepts
   /// gradients in 16 bits, and writes Update::copies.
   virtual bool updates_in_one_pass(const at::Tensor& value) const;
+  /// Whether update() takes states in bf16 and rounds them by Update::rounded. Otherwise it gets fp32 copies
+  /// of pieces, at most kPiece elements at a time, which are rounded back.
+  virtual bool rounds_states() const;
   /// Updates values and states in place.
   virtual void update(const Update& update) = 0;
   /// Updates several parameters of one step, and scales all of their gradients.
@@ -188,6 +196,8 @@ class Optimizer {
   void change_value(size_t i, int64_t begin, int64_t end, PieceFunction change);
   /// Like change_value(), for pieces that are only read.
   void read_value(size_t i, int64_t begin, int64_t end, PieceFunction read) const;
+  /// Like change_value(), for the state of these elements. Requires: as for state_of().
+  void change_state(const std::string& name, size_t i, int64_t begin, int64_t end, PieceFunction change);
   /// Whether the value of parameter i is kept in 16 bits.
   bool is_rounded(size_t i) const;
 
@@ -213,8 +223,19 @@ class Optimizer {
                     const std::vector<FlatParameter::Range>& ranges, const at::Tensor& gradient,
                     Update numbers);
   void update_collected();
-  /// Rounds a piece back to elements of parameter i, from `begin` on.
-  void round_back(size_t i, const at::Tensor& piece, int64_t begin);
+  /// Whether the states are kept in 16 bits.
+  bool has_rounded_states() const { return options_.state_dtype != StateType::kFloat32; }
+  /// Calls visit(from, to, elements) for the parts of tensors that make up elements [begin, end) of parameter
+  /// i's value, with the numbers of this step by which the values, or the state of this name, are rounded.
+  void for_each_part(size_t i, int64_t begin, int64_t end, const std::string& state,
+                     c10::function_ref<void(int64_t, int64_t, const kernels::RoundedElements&)> visit) const;
+  /// How the states of ranges, each in one part of a tensor, are rounded.
+  std::vector<kernels::RoundedElements> rounded_elements(size_t i,
+                                                         const std::vector<FlatParameter::Range>& ranges,
+                                                         const std::string& state) const;
+  /// Rounds a piece to `to`: elements of parameter i from `begin` on, or their state.
+  void round_back(size_t i, const at::Tensor& piece, int64_t begin, const at::Tensor& to,
+                  const std::string& state = "");
   void update_average(size_t i);
   size_t state_index(const std::string& name) const;
   /// Offset of element `begin` in the state. Requires: the element is in a range of parameter i.

@@ -67,35 +67,58 @@ void Optimizer::read_value(size_t i, int64_t begin, int64_t end, PieceFunction r
 void Optimizer::change_value(size_t i, int64_t begin, int64_t end, PieceFunction change) {
   read_value(i, begin, end, [&](const at::Tensor& piece, int64_t first) {
     change(piece, first);
-    if (is_rounded(i)) round_back(i, piece, first);
+    if (is_rounded(i)) {
+      round_back(i, piece, first, parameters_[i].value.narrow(0, first, piece.numel()));
+    }
   });
 }
 
-void Optimizer::round_back(size_t i, const at::Tensor& piece, int64_t begin) {
+void Optimizer::change_state(const std::string& name, size_t i, int64_t begin, int64_t end,
+                             PieceFunction change) {
+  if (!has_rounded_states()) return change(state_of(name, i, begin, end), begin);
+  for (; begin < end; begin += kPiece) {
+    const at::Tensor stored = state_of(name, i, begin, std::min(begin + kPiece, end));
+    const at::Tensor piece = stored.to(at::kFloat);
+    change(piece, begin);
+    round_back(i, piece, begin, stored, name);
+  }
+}
+
+void Optimizer::for_each_part(
+    size_t i, int64_t begin, int64_t end, const std::string& state,
+    c10::function_ref<void(int64_t, int64_t, const kernels::RoundedElements&)> visit) const {
   const FlatParameter& parameter = parameters_[i];
-  const int64_t end = begin + piece.numel();
-  int64_t rounded = 0;
+  int64_t visited = 0;
   for (const FlatParameter::Tensor& tensor : parameter.tensors) {
     if (tensor.begin >= end || tensor.end() <= begin) continue;
-    const uint64_t key = util::mix64(util::hash_of(options_.rounding_seed, tensor.name) ^
+    const std::string name = state.empty() ? tensor.name : concat(state, "/", tensor.name);
+    const uint64_t key = util::mix64(util::hash_of(options_.rounding_seed, name) ^
                                      util::mix64(static_cast<uint64_t>(step_count_)));
     int64_t first = tensor.begin;
     for (const util::Rectangle& part : tensor.parts) {
       const int64_t from = std::max(begin, first), to = std::min(end, first + part.numel());
       if (from < to) {
-        kernels::round_stochastically(piece.narrow(0, from - begin, to - from),
-                                      parameter.value.narrow(0, from, to - from),
-                                      {.key = key,
-                                       .columns = c10::multiply_integers(tensor.shape) / part.rows,
-                                       .part = part,
-                                       .first = from - first});
-        rounded += to - from;
+        visit(from, to,
+              {.key = key,
+               .columns = c10::multiply_integers(tensor.shape) / part.rows,
+               .part = part,
+               .first = from - first});
+        visited += to - from;
       }
       first += part.numel();
     }
   }
-  FSDP_CHECK(rounded == piece.numel(), parameter.name, " has elements from ", begin, " to ", end,
+  FSDP_CHECK(visited == end - begin, parameter.name, " has elements from ", begin, " to ", end,
              " that are in none of its tensors");
+}
+
+void Optimizer::round_back(size_t i, const at::Tensor& piece, int64_t begin, const at::Tensor& to,
+                           const std::string& state) {
+  for_each_part(i, begin, begin + piece.numel(), state,
+                [&](int64_t from, int64_t end, const kernels::RoundedElements& elements) {
+                  kernels::round_stochastically(piece.narrow(0, from - begin, end - from),
+                                                to.narrow(0, from - begin, end - from), elements);
+                });
 }
 
 // ---- elements
@@ -110,13 +133,28 @@ void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatme
   numbers.scale_on_device = open_->scale_on_device;
   std::vector<FlatParameter::Range> ranges;
   for (const FlatParameter::Range& range : parameters_[i].ranges) {
-    if (range.treatment == treatment) ranges.push_back(range);
+    if (!(range.treatment == treatment)) continue;
+    if (!has_rounded_states()) {
+      ranges.push_back(range);
+      continue;
+    }
+    // The elements of a part of a tensor are rounded alike.
+    for_each_part(i, range.begin, range.end, "",
+                  [&](int64_t begin, int64_t end, const kernels::RoundedElements&) {
+                    ranges.push_back({begin, end, treatment});
+                  });
   }
-  if (!is_rounded(i)) return update_piece(i, parameters_[i].value, 0, ranges, gradient, numbers);
+  const bool widens_states = has_rounded_states() && !rounds_states();
+  if (!is_rounded(i) && !widens_states) {
+    return update_piece(i, parameters_[i].value, 0, ranges, gradient, numbers);
+  }
   for (const FlatParameter::Range& range : ranges) {
-    change_value(i, range.begin, range.end, [&](const at::Tensor& piece, int64_t begin) {
-      update_piece(i, piece, begin, {{begin, begin + piece.numel(), treatment}}, gradient, numbers);
-    });
+    const int64_t most = widens_states && !is_rounded(i) ? kPiece : range.end - range.begin;
+    for (int64_t first = range.begin; first < range.end; first += most) {
+      change_value(i, first, std::min(first + most, range.end), [&](const at::Tensor& piece, int64_t begin) {
+        update_piece(i, piece, begin, {{begin, begin + piece.numel(), treatment}}, gradient, numbers);
+      });
+    }
   }
 }
 
@@ -131,17 +169,34 @@ void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
     int64_t first = 0;                           ///< element of the parameter with which the tensor begins
     std::optional<size_t> state = std::nullopt;  ///< index of the state; not given for values and gradients
   };
+  /// A state in fp32, and where it is kept.
+  struct Widened {
+    at::Tensor values, stored;
+    size_t state;
+  };
+  std::vector<Widened> widened;
   todo.states.reserve(states_.size());
   std::vector<Column> columns = {{piece, &todo.values, first}, {gradient, &todo.gradients}};
   const auto& copy = parameters_[i].copy;
   if (copy && is_updated_in_one_pass(i)) columns.push_back({copy->values(), &todo.copies});
   for (size_t s = 0; s < states_.size(); ++s) {
     if (state_kinds_[s].name == kEmaState || !state_kinds_[s].covers(ranges.front().treatment)) continue;
-    columns.push_back({states_[s][i], &todo.states.emplace_back(), 0, s});
+    std::vector<at::Tensor>& parts = todo.states.emplace_back();
+    if (!has_rounded_states() || rounds_states()) {
+      columns.push_back({states_[s][i], &parts, 0, s});
+      if (has_rounded_states()) todo.rounded.push_back(rounded_elements(i, ranges, state_kinds_[s].name));
+      continue;
+    }
+    FSDP_CHECK(ranges.size() == 1);
+    const auto& [begin, end, treatment] = ranges.front();
+    const at::Tensor stored = state_of(state_kinds_[s].name, i, begin, end);
+    widened.push_back({stored.to(at::kFloat), stored, s});
+    columns.push_back({widened.back().values, &parts, begin});
   }
 
-  std::vector<std::pair<at::Tensor, at::Tensor>> rests;           // originals and their padded copies
-  const bool pad = piece.is_cpu() && !is_updated_in_one_pass(i);  // kernels that scale need no padding
+  std::vector<std::pair<at::Tensor, at::Tensor>> rests;  // originals and their padded copies
+  // Kernels that scale or round need no padding.
+  const bool pad = piece.is_cpu() && !is_updated_in_one_pass(i) && todo.rounded.empty();
   for (const FlatParameter::Range& range : ranges) {
     int64_t length = range.end - range.begin;
     int64_t rest = pad ? length % kVectorFloats : 0;
@@ -162,6 +217,20 @@ void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
   }
   update(todo);
   for (auto& [original, copy] : rests) original.copy_(copy);
+  for (const auto& [values, stored, state] : widened) {
+    round_back(i, values, ranges.front().begin, stored, state_kinds_[state].name);
+  }
+}
+
+std::vector<kernels::RoundedElements> Optimizer::rounded_elements(
+    size_t i, const std::vector<FlatParameter::Range>& ranges, const std::string& state) const {
+  std::vector<kernels::RoundedElements> elements;
+  for (const FlatParameter::Range& range : ranges) {
+    for_each_part(i, range.begin, range.end, state,
+                  [&](int64_t, int64_t, const kernels::RoundedElements& part) { elements.push_back(part); });
+  }
+  FSDP_CHECK(elements.size() == ranges.size(), "ranges of several tensors");
+  return elements;
 }
 
 }  // namespace fsdp::optim

@@ -15,6 +15,9 @@ TensorOptimizer::TensorOptimizer(const OptimizerOptions& options, std::vector<Fl
                                  WholeMatrices* matrices)
     : Optimizer(options, std::move(parameters)), matrices_(matrices) {
   FSDP_CHECK(matrices_ != nullptr, options.name, " without a way to sums over whole tensors");
+  require(options.state_dtype == StateType::kFloat32, "optimizer.state_dtype = \"", options.state_dtype,
+          "\" is for optimizers that update elements or matrices, not for ", options.name,
+          "; leave it out, or set optimizer.name to adamw or another");
   FSDP_CHECK(!updates_alone(), options.name, " needs sums over whole tensors");
 }
 

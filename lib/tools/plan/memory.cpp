@@ -95,17 +95,31 @@ int64_t matrix_temporaries(const optim::OptimizerOptions& options, const UnitSiz
   return 4 * (unit.shard_numel + gathered + std::max(most, of_slice));
 }
 
+/// How many states of 16 bits an update converts to fp32, piece by piece.
+int64_t widened_states(const optim::OptimizerOptions& options) {
+  const bool is_adam = options.name == "adamw" || options.name == "adam" || options.name == "muon";
+  if (options.state_dtype == optim::StateType::kFloat32 || (is_adam && options.fused)) return 0;
+  const auto kinds = optim::state_kinds(options);
+  const auto of_elements = std::ranges::count_if(kinds, [](const optim::StateKind& kind) {
+    return kind.in_16_bits && kind.elements != optim::StateKind::Elements::kMatrices;
+  });
+  return static_cast<int64_t>(of_elements);
+}
+
 /// Temporaries of clipping and of the optimizer, for its largest unit.
 int64_t update_temporaries(const config::Config& config, const Units& units) {
-  int64_t largest = 0, largest_low = 0, matrices = 0, directions = 0, at_once = 0, piece = 0;
+  int64_t largest = 0, largest_low = 0, matrices = 0, directions = 0, at_once = 0, piece = 0, widened = 0;
+  const int64_t states = widened_states(config.optimizer);
   for (const UnitSizes& unit : units) {
     if (!unit.has_trainable_parameters) continue;
     const shard::StorageOptions& storage = unit.options.storage;
     largest = std::max(largest, unit.shard_numel);
     if (storage.keep_low_precision_grads) largest_low = std::max(largest_low, unit.shard_numel);
     const bool in_pieces = storage.param_storage != c10::ScalarType::Float;
-    const int64_t updated = in_pieces ? std::min(optim::kPiece, unit.shard_numel) : unit.shard_numel;
+    const int64_t updated =
+        in_pieces || states > 0 ? std::min(optim::kPiece, unit.shard_numel) : unit.shard_numel;
     at_once = std::max(at_once, updated);
+    widened = std::max(widened, states * updated);
     if (in_pieces) piece = std::max(piece, updated);
     matrices = std::max(matrices, matrix_temporaries(config.optimizer, unit));
     if (!sums_of(config.optimizer, unit).empty()) {
@@ -117,7 +131,7 @@ int64_t update_temporaries(const config::Config& config, const Units& units) {
   const int64_t update = 4 * largest_low;
   if (directions > 0) return std::max(norm, update + directions + 4 * piece);
   const int64_t composed = config.optimizer.fused ? 0 : 4 * at_once * composed_temporaries(config.optimizer);
-  return std::max(norm, update + std::max(4 * piece + composed, matrices));
+  return std::max(norm, update + std::max(4 * (piece + widened) + composed, matrices));
 }
 
 bool is_offloaded(const UnitSizes& unit) { return unit.options.storage.cpu_offload; }
@@ -240,12 +254,13 @@ int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const Unit
     for (const UnitSizes& unit : units) {
       if (!unit.has_trainable_parameters) continue;
       if (kind.elements == optim::StateKind::Elements::kAll) {
-        bytes += unit.shard_bytes_in_float32();
+        bytes += unit.shard_numel * kind.element_size();
         continue;
       }
       for (const shard::ParameterSizes& parameter : unit.parameters) {
         if (!kind.covers(optim::treatment_of(options, parameter.name, parameter.shape))) continue;
-        bytes += 4 * (kind.is_whole() ? kind.numel(parameter.shape) : parameter.shard_numel);
+        bytes +=
+            kind.element_size() * (kind.is_whole() ? kind.numel(parameter.shape) : parameter.shard_numel);
       }
     }
   }

@@ -3,9 +3,11 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "model/kernels/cuda/elements.cuh"
+#include "model/kernels/stochastic_rounding.h"
 #include "support/emulated_kernels.h"
 
 namespace fsdp::kernels::cuda {
@@ -197,6 +199,51 @@ TEST_P(CudaAdam, TakesTheScaleFromTheDevice) {
     const at::Tensor expected = std::isnan(scale) ? at::stack({value, exp_avg, exp_avg_sq})
                                                   : stepped(static_cast<float>(scale), nullptr);
     EXPECT_TRUE(at::equal(stepped(1, &scale), expected));
+  }
+}
+
+// Bit for bit as round_stochastically() rounds averages of fp32 on the CPU, for any part of a matrix.
+TEST_P(CudaAdam, RoundsAveragesIn16BitsAsTheCpuDoes) {
+  const uint64_t keys[] = {0x123456789abcdef0, 0xfedcba9876543210};
+  constexpr int64_t kHuge = (int64_t{1} << 32) - 500;
+  for (const util::Rectangle& part :
+       {util::Rectangle{0, 5001}, util::Rectangle{3, 1030}, util::Rectangle{kHuge, kHuge + 2048},
+        util::Rectangle{12, 12 + 37, 90, 3, 80}, util::Rectangle{1, 2, 90, 0, 90}}) {
+    for (int64_t first : {0, 4, 7}) {
+      const int64_t n = part.numel() - first, columns = part.rows > 1 ? 61 : kHuge + 4096;
+      const Buffer gradient(random({n}));
+      const at::Tensor value = at::randn({n}), exp_avg = at::randn({n}).to(at::kBFloat16),
+                       exp_avg_sq = at::rand({n}).to(at::kBFloat16);
+      const at::Tensor wide_value = value.clone(), wide = exp_avg.to(at::kFloat),
+                       wide_sq = exp_avg_sq.to(at::kFloat);
+      step(EmulatedLaunch(), {.parts = {{.value = wide_value.data_ptr<float>(),
+                                         .gradient = gradient.data(),
+                                         .exp_avg = wide.data_ptr<float>(),
+                                         .exp_avg_sq = wide_sq.data_ptr<float>(),
+                                         .n = n,
+                                         .rates = kDecoupled}},
+                              .numbers = kNumbers});
+      RoundedAdamElements elements{.value = value.data_ptr<float>(),
+                                   .gradient = gradient.data(),
+                                   .exp_avg = static_cast<uint16_t*>(exp_avg.data_ptr()),
+                                   .exp_avg_sq = static_cast<uint16_t*>(exp_avg_sq.data_ptr()),
+                                   .n = n,
+                                   .rates = kDecoupled,
+                                   .places = {.origin = part.row_begin * columns + part.begin,
+                                              .first = first,
+                                              .length = part.length(),
+                                              .gap = part.height() > 1 ? columns - part.length() : 0}};
+      std::copy_n(keys, 2, elements.keys);
+      step(EmulatedLaunch(), {.rounded_parts = {elements}, .numbers = kNumbers});
+      EXPECT_TRUE(have_equal_bits(value, wide_value));
+      const auto expect_rounded = [&](const at::Tensor& found, const at::Tensor& exact, uint64_t key) {
+        const at::Tensor expected = at::empty_like(found);
+        round_stochastically(exact, expected, {.key = key, .columns = columns, .part = part, .first = first});
+        EXPECT_TRUE(at::equal(found, expected)) << part.begin << " " << part.rows << " " << first;
+      };
+      expect_rounded(exp_avg, wide, keys[0]);
+      expect_rounded(exp_avg_sq, wide_sq, keys[1]);
+    }
   }
 }
 

@@ -29,6 +29,30 @@ INSTANTIATE_TEST_SUITE_P(
                                     c.optimizer.fused = false;
                                     c.data.sequence_length = 16;
                                   }},
+                      PlannedCase{"states_in_bf16", 2, "llama",
+                                  [](auto& c) { c.optimizer.state_dtype = optim::StateType::kBFloat16; }},
+                      PlannedCase{"states_in_bf16_composed", 2, "llama",
+                                  [](auto& c) {
+                                    c.optimizer.state_dtype = optim::StateType::kBFloat16;
+                                    c.optimizer.fused = false;
+                                    c.data.sequence_length = 16;
+                                  }},
+                      PlannedCase{"states_in_bf16_lion", 2, "llama",
+                                  [](auto& c) {
+                                    c.optimizer.state_dtype = optim::StateType::kBFloat16;
+                                    c.optimizer.name = "lion";
+                                    c.data.sequence_length = 16;
+                                  }},
+                      PlannedCase{"states_in_bf16_muon", 2, "llama",
+                                  [](auto& c) {
+                                    muon(c);
+                                    c.optimizer.state_dtype = optim::StateType::kBFloat16;
+                                  }},
+                      PlannedCase{"stored_in_bf16_with_states", 2, "llama",
+                                  [](auto& c) {
+                                    stored_in_bf16(c);
+                                    c.optimizer.state_dtype = optim::StateType::kBFloat16;
+                                  }},
                       PlannedCase{"averaged_weights", 2, "llama",
                                   [](auto& c) { c.optimizer.ema_decay = 0.9; }},
                       PlannedCase{"composed_optimizer", 2, "llama",

@@ -101,6 +101,12 @@ std::vector<Setting> settings() {
     all.back().options.no_decay = {"*norm*"};
     if (title == "sgd" || title == "muon") all.back().options.momentum = 0.9;
   }
+  for (const char* name : {"adamw", "lion", "adadelta", "muon"}) {
+    OptimizerOptions options{.name = name, .state_dtype = StateType::kBFloat16, .rounding_seed = 17};
+    options.no_decay = {"*norm*"};
+    if (options.name == "muon") options.momentum = 0.9;
+    all.push_back({.title = options.name + "_in_bfloat16", .options = options});
+  }
   all.push_back({.title = "sgd_without_states", .options = {.name = "sgd"}});
   all.push_back({.title = "adamw_with_average", .options = {.name = "adamw", .ema_decay = 0.9}});
   all.push_back(

@@ -24,6 +24,13 @@ struct CrossEntropyRows {
   const RowStatistics* known = nullptr;
 };
 
+/// Elements of Adam whose indices ascend by one, without overflow.
+struct RoundedAdamRun {
+  RoundedAdamElements elements;
+  uint32_t index = 0;  ///< lower 32 bits of the first element's index
+  uint32_t exp_avg_keys[2] = {}, exp_avg_sq_keys[2] = {};
+};
+
 struct Loops {
   const char* name;
   void (*rms_norm)(const NormRows&);
@@ -44,6 +51,7 @@ struct Loops {
   void (*add_rows)(const void* x, float* sums, int64_t rows, int64_t width);
   /// Adam's step, for the type of the gradient.
   void (*adam)(const AdamElements&, const AdamNumbers&);
+  void (*rounded_adam)(const RoundedAdamRun&, const AdamNumbers&);
 };
 
 // ---- factors of small products (model/kernels/block_product.h)
@@ -134,10 +142,6 @@ struct AttentionLoops {
 };
 
 // ---- stochastic rounding (model/kernels/stochastic_rounding.h)
-
-/// The factors of the hash, and the factor of the upper 32 bits of an index.
-inline constexpr uint32_t kHashFactors[] = {0x7feb352dU, 0x846ca68bU};
-inline constexpr uint32_t kOfHighWord = 0x9e3779b9U;
 
 /// Elements whose indices ascend by one, without overflow.
 struct RoundedRun {

@@ -26,6 +26,20 @@ void with_element_shape(bool packs_fit, const Use& use) {
   packs_fit ? use(ElementShape<kPackOf<T>>()) : use(ElementShape<1>());
 }
 
+#define FSDP_ROUNDING FSDP_DEVICE
+#include "model/kernels/rounded_bits.inc"
+#undef FSDP_ROUNDING
+
+/// Returns the bf16 to which round_stochastically() rounds the element at this index of its tensor.
+FSDP_DEVICE uint16_t rounded_bits(float value, int64_t index, uint64_t key) {
+  const auto high = static_cast<uint32_t>(static_cast<uint64_t>(index) >> 32U);
+  const uint32_t keys[2] = {static_cast<uint32_t>(key),
+                            static_cast<uint32_t>(key >> 32U) ^ (high * kOfHighWord)};
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return ToBFloat16::of(bits, random_bits(static_cast<uint32_t>(index), keys));
+}
+
 struct Scaling {
   void* x = nullptr;
   int64_t n = 0;
@@ -59,12 +73,13 @@ void scale(const Launch& launch, const Scaling& a) {
 }
 
 /// The elements that one launch of Adam updates. The arguments of a kernel are limited to 4 KB.
-struct AdamTable {
-  static constexpr int kParts = 56;
+template <typename Elements>
+struct AdamTableOf {
+  static constexpr int kParts = sizeof(Elements) == sizeof(AdamElements) ? 56 : 34;
   static constexpr int kLargestStep = 32;         ///< of the search: the largest power of two below kParts
   static constexpr int64_t kBlocks = 0x7fffffff;  ///< limit on the blocks of a launch
 
-  AdamElements parts[kParts] = {};
+  Elements parts[kParts] = {};
   int32_t first_block[kParts] = {};  ///< first block of each part, ascending
   int32_t blocks = 0;
   int count = 0;  ///< number of parts
@@ -84,7 +99,8 @@ struct AdamTable {
     return part;
   }
 };
-static_assert(sizeof(AdamTable) <= 4096);
+using AdamTable = AdamTableOf<AdamElements>;
+static_assert(sizeof(AdamTable) <= 4096 && sizeof(AdamTableOf<RoundedAdamElements>) <= 4096);
 
 /// Stores values in 16 bits. Requires: `to` has the alignment of the pack.
 template <typename T, int kCount>
@@ -92,17 +108,60 @@ FSDP_DEVICE void store_rounded(void* to, int64_t first, const Pack<float, kCount
   store_pack(static_cast<T*>(to) + first, rounded<T, kCount>(values.at), count);
 }
 
+template <int kPack>
+FSDP_DEVICE Pack<float, kPack> load_average(const float* from, int64_t count) {
+  return load_pack<kPack>(from, count);
+}
+template <int kPack>
+FSDP_DEVICE Pack<float, kPack> load_average(const uint16_t* from, int64_t count) {
+  return floats_of(load_pack<kPack>(reinterpret_cast<const c10::BFloat16*>(from), count));
+}
+
+template <int kPack>
+FSDP_DEVICE void store_averages(const AdamElements& a, int64_t first, const Pack<float, kPack>& exp_avg,
+                                const Pack<float, kPack>& exp_avg_sq, int64_t count) {
+  store_pack(a.exp_avg + first, exp_avg, count);
+  store_pack(a.exp_avg_sq + first, exp_avg_sq, count);
+}
+
+/// Rounds stochastically.
+template <int kPack>
+FSDP_DEVICE void store_averages(const RoundedAdamElements& a, int64_t first,
+                                const Pack<float, kPack>& exp_avg, const Pack<float, kPack>& exp_avg_sq,
+                                int64_t count) {
+  const RoundedPlaces& at = a.places;
+  int64_t index = at.origin + at.first + first, left = kPack;
+  if (at.gap != 0) {
+    const int64_t row = (at.first + first) / at.length;
+    index += row * at.gap;
+    left = (row + 1) * at.length - at.first - first;
+  }
+  Pack<uint16_t, kPack> m, v;
+  FSDP_UNROLL
+  for (int i = 0; i < kPack; ++i) {
+    m.at[i] = rounded_bits(exp_avg.at[i], index, a.keys[0]);
+    v.at[i] = rounded_bits(exp_avg_sq.at[i], index, a.keys[1]);
+    ++index;
+    if (--left == 0) {
+      index += at.gap;
+      left = at.length;
+    }
+  }
+  store_pack(a.exp_avg + first, m, count);
+  store_pack(a.exp_avg_sq + first, v, count);
+}
+
 // Adam (model/kernels/adam.h). Elements are independent, so a shard gets the same bits whole or in parts.
-template <typename Gradient, typename Shape>
+template <typename Gradient, typename Shape, typename Elements = AdamElements>
 struct AdamKernel {
-  using Arguments = AdamTable;
+  using Arguments = AdamTableOf<Elements>;
   using Shared = Nothing;
   static constexpr int kThreads = Shape::kThreads;
 
   FSDP_DEVICE static void run(const Arguments& table, Shared&) {
     constexpr int kPack = Shape::kPack;
     const int part = table.part_of(block());
-    const AdamElements& a = table.parts[part];
+    const Elements& a = table.parts[part];
     const int64_t first = Shape::first(block() - table.first_block[part]), count = a.n - first;
     if (count <= 0) return;
     const AdamNumbers& numbers = table.numbers;
@@ -112,8 +171,8 @@ struct AdamKernel {
     if (scale != scale) return;
     const auto gradient = load_pack<kPack>(static_cast<const Gradient*>(a.gradient) + first, count);
     auto value = load_pack<kPack>(a.value + first, count);
-    auto exp_avg = load_pack<kPack>(a.exp_avg + first, count);
-    auto exp_avg_sq = load_pack<kPack>(a.exp_avg_sq + first, count);
+    auto exp_avg = load_average<kPack>(a.exp_avg + first, count);
+    auto exp_avg_sq = load_average<kPack>(a.exp_avg_sq + first, count);
     FSDP_UNROLL
     for (int i = 0; i < kPack; ++i) {
       const float g = to_float(gradient.at[i]) * scale + rates.decay * value.at[i];
@@ -125,33 +184,39 @@ struct AdamKernel {
       exp_avg_sq.at[i] = v;
     }
     store_pack(a.value + first, value, count);
-    store_pack(a.exp_avg + first, exp_avg, count);
-    store_pack(a.exp_avg_sq + first, exp_avg_sq, count);
+    store_averages(a, first, exp_avg, exp_avg_sq, count);
     if (a.copy == nullptr) return;
     table.copies_are_half ? store_rounded<c10::Half>(a.copy, first, value, count)
                           : store_rounded<c10::BFloat16>(a.copy, first, value, count);
   }
 };
 
+/// Whether `pointer` has the alignment of a pack of the elements that fit 16 bytes in fp32.
+template <typename T>
+bool fits_floats_pack(const T* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % sizeof(Pack<T, kPackOf<float>>) == 0;
+}
+
 /// Parts whose memory is aligned for packs, and all others.
-template <typename Gradient, typename Launch>
-void adam(const Launch& launch, const AdamStep& step) {
+template <typename Gradient, typename Elements, typename Launch>
+void step_parts(const Launch& launch, const AdamStep& step, const std::vector<Elements>& parts) {
   const auto update = [&](auto shape, bool packs_fit) {
     using Shape = decltype(shape);
-    AdamTable table{.numbers = step.numbers,
-                    .gradient_scale = step.gradient_scale,
-                    .copies_are_half = step.copies_are_half};
+    AdamTableOf<Elements> table{.numbers = step.numbers,
+                                .gradient_scale = step.gradient_scale,
+                                .copies_are_half = step.copies_are_half};
     const auto run = [&] {
-      if (table.count > 0) launch.template run<AdamKernel<Gradient, Shape>>(Grid{table.blocks}, table);
+      if (table.count > 0)
+        launch.template run<AdamKernel<Gradient, Shape, Elements>>(Grid{table.blocks}, table);
       table.count = table.blocks = 0;
     };
-    for (const AdamElements& a : step.parts) {
-      const bool fit = fit_packs<float>(0, a.value, a.exp_avg, a.exp_avg_sq) &&
-                       fit_packs<Gradient>(0, a.gradient) &&
-                       reinterpret_cast<uintptr_t>(a.copy) % sizeof(Pack<uint16_t, kPackOf<float>>) == 0;
+    for (const Elements& a : parts) {
+      const bool fit = fit_packs<float>(0, a.value) && fit_packs<Gradient>(0, a.gradient) &&
+                       fits_floats_pack(a.exp_avg) && fits_floats_pack(a.exp_avg_sq) &&
+                       fits_floats_pack(static_cast<const uint16_t*>(a.copy));
       if (fit != packs_fit || a.n == 0) continue;
       const int64_t blocks = Shape::grid(a.n).x;
-      if (table.count == AdamTable::kParts || table.blocks + blocks > AdamTable::kBlocks) run();
+      if (table.count == table.kParts || table.blocks + blocks > table.kBlocks) run();
       table.parts[table.count] = a;
       table.first_block[table.count++] = table.blocks;
       table.blocks += static_cast<int32_t>(blocks);
@@ -160,6 +225,12 @@ void adam(const Launch& launch, const AdamStep& step) {
   };
   update(ElementShape<kPackOf<float>>(), true);
   update(ElementShape<1>(), false);
+}
+
+template <typename Gradient, typename Launch>
+void adam(const Launch& launch, const AdamStep& step) {
+  step_parts<Gradient>(launch, step, step.parts);
+  step_parts<Gradient>(launch, step, step.rounded_parts);
 }
 
 struct OutcomeKernel {

@@ -74,6 +74,7 @@ void dropout(Element element, const DropoutRows& rows);
 /// All gradients have the element type.
 struct AdamStep {
   std::vector<AdamElements> parts = {};
+  std::vector<RoundedAdamElements> rounded_parts = {};
   AdamNumbers numbers;
   /// Replaces numbers.gradient_scale if not null. NaN: nothing is updated.
   const double* gradient_scale = nullptr;

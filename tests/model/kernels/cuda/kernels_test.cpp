@@ -347,6 +347,40 @@ TEST_P(Cuda, AdamStepsAsTheFormulaDoes) {
   }
 }
 
+TEST_P(Cuda, AdamRoundsItsAveragesAsTheCpuDoes) {
+  for (int64_t n : {1, 1003, 3'000'000}) {
+    const at::Tensor gradient = on_gpu(random({n})), value = on_gpu(at::randn({n})),
+                     exp_avg = on_gpu(at::randn({n}).to(at::kBFloat16)),
+                     exp_avg_sq = on_gpu(at::rand({n}).to(at::kBFloat16));
+    const AdamNumbers numbers{
+        .beta1 = 0.9F, .one_minus_beta1 = 0.1F, .beta2 = 0.95F, .one_minus_beta2 = 0.05F, .eps = 1e-5F};
+    const AdamRates rates{.keep = 0.99F, .step_size = 0.01F, .second_correction = 0.5F};
+    const RoundedElements first{.key = 11, .columns = n + 7, .part = {7, n + 7}};
+    RoundedElements second = first;
+    second.key = 12;
+    const at::Tensor wide_value = value.clone(), wide = exp_avg.to(at::kFloat),
+                     wide_sq = exp_avg_sq.to(at::kFloat);
+    step_adam(
+        {{.value = wide_value, .gradient = gradient, .exp_avg = wide, .exp_avg_sq = wide_sq, .rates = rates}},
+        numbers);
+    step_adam({{.value = value,
+                .gradient = gradient,
+                .exp_avg = exp_avg,
+                .exp_avg_sq = exp_avg_sq,
+                .rates = rates,
+                .rounded = {first, second}}},
+              numbers);
+    EXPECT_TRUE(at::equal(value, wide_value));
+    const auto rounded = [](const at::Tensor& exact, const RoundedElements& elements) {
+      at::Tensor to = at::empty(exact.sizes(), at::kBFloat16);
+      round_stochastically(exact.cpu(), to, elements);
+      return to;
+    };
+    EXPECT_TRUE(at::equal(exp_avg.cpu(), rounded(wide, first)));
+    EXPECT_TRUE(at::equal(exp_avg_sq.cpu(), rounded(wide_sq, second)));
+  }
+}
+
 TEST_P(Cuda, SumsOfSquaresAreThoseOfDoublePrecision) {
   Tensors tensors, high;
   for (int64_t n : {1, 1000, 300'001, 20'000'000}) {
