@@ -419,6 +419,34 @@ TEST_F(CheckpointerTest, WeightsMayBeKeptInAnotherTypeFromACheckpointOn) {
   }
 }
 
+TEST_F(CheckpointerTest, StatesMayBeKeptInAnotherTypeFromACheckpointOn) {
+  for (const std::string after : {"bfloat16", "float32"}) {
+    config::Config config = config_;
+    config.run.output_dir = folder_ / ("saved before " + after);
+    config.optimizer.state_dtype = after == "float32" ? "bfloat16" : "float32";
+    const fs::path saved = save_run(2, config);
+    lines_.clear();
+    config.run.output_dir = folder_ / ("kept in " + after);
+    config.optimizer.state_dtype = after;
+    config.checkpoint.resume = saved;
+    on_ranks(3, config, [&](Rank& rank) {
+      rank.checkpointer.save(rank.position);
+      rank.checkpointer.finish();
+    });
+    const auto stored = contents_of(saved),
+               kept = contents_of(fs::path(config.run.output_dir) / "step-00000002");
+    ASSERT_EQ(stored.size(), kept.size());
+    for (const auto& [name, tensor] : stored) {
+      const bool is_state = name.starts_with("optimizer/");
+      const at::ScalarType type = is_state && after == "bfloat16" ? at::kBFloat16 : at::kFloat;
+      EXPECT_EQ(kept.at(name).scalar_type(), type) << name;
+      EXPECT_TRUE(at::equal(kept.at(name), tensor.to(type))) << name;
+    }
+    EXPECT_THAT(lines_, Contains(HasSubstr("are kept in " + after + " from now on")));
+    EXPECT_THAT(lines_, Contains(HasSubstr("(optimizer.state_dtype)")));
+  }
+}
+
 TEST_F(CheckpointerTest, AMisfitIsToldInAFewNamesWithARemedy) {
   save_run(1, config_);
   config_.optimizer.name = "sgd";

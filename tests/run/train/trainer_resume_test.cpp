@@ -135,6 +135,22 @@ INSTANTIATE_TEST_SUITE_P(
                      config.mesh.dcn = 2;
                      config.checkpoint.asynchronous = true;
                    }},
+        Resumption{"states_in_bfloat16",
+                   [](config::Config& config) { config.optimizer.state_dtype = "bfloat16"; }},
+        Resumption{"all_in_bfloat16",
+                   [](config::Config& config) {
+                     config.fsdp.param_storage = config.mixed_precision.param_dtype = "bfloat16";
+                     config.mixed_precision.reduce_dtype = "bfloat16";
+                     config.mixed_precision.keep_low_precision_grads = true;
+                     config.optimizer.state_dtype = "bfloat16";
+                   }},
+        Resumption{"states_in_bfloat16_muon_averaged",
+                   [](config::Config& config) {
+                     config.optimizer.state_dtype = "bfloat16";
+                     config.optimizer.name = "muon";
+                     config.optimizer.momentum = 0.95;
+                     config.optimizer.ema_decay = 0.9;
+                   }},
         Resumption{"asynchronous", [](config::Config& config) { config.checkpoint.asynchronous = true; }},
         Resumption{"asynchronous_float16_no_shard",
                    [](config::Config& config) {
