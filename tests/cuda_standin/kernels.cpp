@@ -89,6 +89,10 @@ extern "C" int standin_submit(const char* name, cudaStream_t stream, const Range
   return submit(name, stream, Kind::kKernel, checked(name, std::move(work)));
 }
 
+extern "C" void standin_accessed(const char* who, const Range* ranges, int count) {
+  for (int i = 0; i < count; ++i) access(who, running_stream(), ranges[i]);
+}
+
 extern "C" void standin_compute_kernels(KernelComputation* made) { computation = made; }
 extern "C" int standin_computes() { return computation != nullptr; }
 

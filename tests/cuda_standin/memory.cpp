@@ -109,6 +109,11 @@ extern "C" void* standin_view(const void* pointer, size_t bytes, const char* who
   return view(pointer, bytes, who);
 }
 
+extern "C" DeviceMemory standin_current_memory() {
+  const Device& device = standin::device(current_device());
+  return {device.shadow, device.view, kAddresses};
+}
+
 extern "C" int standin_is_of_device(const void* pointer) { return device_of(pointer) >= 0; }
 
 STANDIN_API cudaMalloc(void** pointer, size_t bytes) {

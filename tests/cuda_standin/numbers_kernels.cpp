@@ -9,10 +9,12 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "model/kernels/cuda/stream_launch.cuh"
+#include "numbers_accesses.h"
 #include "standin.h"
 
 namespace standin {
@@ -32,16 +34,28 @@ std::map<std::string, EmulatedKernel>& kernels() {
   return *kernels;
 }
 
+constexpr std::string_view kEntry = "void fsdp::kernels::cuda::entry<", kScope = "fsdp::kernels::cuda::";
+
 std::string entry_of(const std::string& type) {
-  return "void fsdp::kernels::cuda::entry<" + type + (type.back() == '>' ? " >(" : ">(");
+  return std::string(kEntry) + type + (type.back() == '>' ? " >(" : ">(");
 }
 
-const EmulatedKernel* find(const char* name) {
+/// "SquaresKernel<float, 4>"
+std::string short_name(const std::string& entry) {
+  const size_t begin = kEntry.size() + kScope.size();
+  const size_t after = entry.ends_with(" >(") ? 3 : 2;
+  return entry.substr(begin, entry.size() - begin - after);
+}
+
+/// A kernel and what it is called in reports.
+using Known = std::map<std::string, EmulatedKernel>::value_type;
+
+const Known* find(const char* name) {
   const std::string text = demangled(name);
   auto kernel = kernels().upper_bound(text);
   if (kernel == kernels().begin()) return nullptr;
   --kernel;
-  return text.starts_with(kernel->first) ? &kernel->second : nullptr;
+  return text.starts_with(kernel->first) ? &*kernel : nullptr;
 }
 
 /// Addresses of a device -> the same memory as the stand-in sees it. No other word is such an address, but by
@@ -57,14 +71,19 @@ void translate(const char* name, std::vector<char>& arguments) {
 }
 
 std::function<void()> made(const char* name, dim3 grid, void** given) {
-  const EmulatedKernel* kernel = find(name);
-  if (kernel == nullptr) return {};
+  const Known* known = find(name);
+  if (known == nullptr) return {};
+  const EmulatedKernel& kernel = known->second;
   const auto* begin = static_cast<const char*>(given[0]);
-  std::vector<char> arguments(begin, begin + kernel->bytes);
-  kernel->clear_padding(arguments.data());
+  std::vector<char> arguments(begin, begin + kernel.bytes);
+  kernel.clear_padding(arguments.data());
   translate(name, arguments);
-  return [run = kernel->run, grid = fsdp::kernels::cuda::Grid{grid.x, grid.y},
-          arguments = std::move(arguments)] { run(grid, arguments.data()); };
+  return [known, grid = fsdp::kernels::cuda::Grid{grid.x, grid.y}, arguments = std::move(arguments)] {
+    const AccessRecord record;
+    known->second.run(grid, arguments.data());
+    const std::vector<Range> ranges = record.ranges();
+    standin_accessed(short_name(known->first).c_str(), ranges.data(), static_cast<int>(ranges.size()));
+  };
 }
 
 [[maybe_unused]] const bool computes = (standin_compute_kernels(made), true);

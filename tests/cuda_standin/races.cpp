@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +35,12 @@ Search& search() {
   return *search;
 }
 
+/// The same text, which lasts.
+const char* kept(const char* name) {
+  static auto* names = new std::set<std::string>;
+  return names->insert(name).first->c_str();
+}
+
 void merge(StreamClock& into, const StreamClock& from) {
   for (const auto& [stream, number] : from) {
     long& known = into[stream];
@@ -62,7 +69,7 @@ void access(const char* who, CUstream_st* stream, const Range& range) {
   merge(clock, search().host);
   const char* const begin = static_cast<const char*>(range.data);
   const char* const end = begin + range.bytes;
-  std::vector<Access> kept;
+  std::vector<Access> still;
   for (const Access& other : search().accesses) {
     const bool is_over = other.stream == stream || clock[other.stream] >= other.number;
     if (other.begin < end && begin < other.end) {
@@ -74,10 +81,10 @@ void access(const char* who, CUstream_st* stream, const Range& range) {
       const bool covered = other.begin >= begin && other.end <= end;
       if (covered && is_over && (range.writes || (!other.writes && other.stream == stream))) continue;
     }
-    kept.push_back(other);
+    still.push_back(other);
   }
-  kept.push_back({begin, end, stream, ++clock[stream], range.writes, who});
-  search().accesses.swap(kept);
+  still.push_back({begin, end, stream, ++clock[stream], range.writes, kept(who)});
+  search().accesses.swap(still);
   STANDIN_COUNT("accesses looked at for races");
 }
 

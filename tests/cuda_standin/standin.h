@@ -17,6 +17,13 @@ struct Range {
   bool writes = false;
 };
 
+/// All addresses of a device.
+struct DeviceMemory {
+  const char* seen;   ///< the first as the stand-in sees it
+  const char* given;  ///< the same as the program gets it
+  size_t bytes;
+};
+
 }  // namespace standin
 
 extern "C" {
@@ -39,6 +46,8 @@ void* standin_view(const void* pointer, size_t bytes, const char* who);
 /// Whether `pointer` is an address of a device.
 int standin_is_of_device(const void* pointer);
 
+standin::DeviceMemory standin_current_memory();
+
 /// Returns what computes a kernel of that name, launched with those arguments; nothing if it is not known.
 using KernelComputation = std::function<void()>(const char* name, dim3 grid, void** arguments);
 
@@ -50,6 +59,9 @@ int standin_computes();
 /// it.
 int standin_submit(const char* name, cudaStream_t stream, const standin::Range* ranges, int count,
                    std::function<void()> work);
+
+/// What runs on a stream now has touched these ranges.
+void standin_accessed(const char* who, const standin::Range* ranges, int count);
 
 /// The value N of "do=`what`:N" in STANDIN_FAULT if the fault is this process's; -1 otherwise.
 long standin_fault(const char* what);

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "numbers_accesses.h"
 #include "products.h"
 
 namespace standin {
@@ -103,6 +104,64 @@ TEST_F(Standin, ReportsAProductThatReadsWhatACopyWrites) {
                  numbers + (1 << 17), 8);
   EXPECT_GT(violations(), 0);
   cublasDestroy_v2(handle);
+}
+
+/// Reads every second of 8 numbers and adds 1 to the last 4 of 16, as an emulated kernel on a stream.
+class Addition {
+ public:
+  explicit Addition(float* numbers) : numbers_(numbers) {}
+  void run_on(cudaStream_t stream) {
+    cudaLaunchHostFunc(
+        stream, [](void* self) { static_cast<Addition*>(self)->run(); }, this);
+  }
+  void run() {
+    const AccessRecord record;
+    for (int i = 0; i < 8; i += 2) sum += numbers_[i];
+    for (int i = 15; i >= 12; --i) numbers_[i] += 1;
+    ranges = record.ranges();
+    standin_accessed("an addition", ranges.data(), static_cast<int>(ranges.size()));
+  }
+
+  std::vector<Range> ranges;
+  float sum = 0;
+
+ private:
+  float* numbers_;
+};
+
+TEST_F(Standin, KnowsWhatEmulatedKernelsReadAndWrite) {
+  auto* const numbers = static_cast<float*>(memory_);
+  Addition addition(static_cast<float*>(standin_view(memory_, 64, "a test")));
+  addition.run();
+  EXPECT_EQ(addition.sum, 0);
+  ASSERT_EQ(addition.ranges.size(), 6U);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(addition.ranges[i].data, numbers + 2 * i);
+    EXPECT_EQ(addition.ranges[i].bytes, sizeof(float));
+  }
+  for (size_t i = 4; i < 6; ++i) {
+    EXPECT_EQ(addition.ranges[i].data, numbers + 12);
+    EXPECT_EQ(addition.ranges[i].bytes, 4 * sizeof(float));
+    EXPECT_EQ(addition.ranges[i].writes, i == 5);
+  }
+}
+
+TEST_F(Standin, ReportsAnEmulatedKernelThatReadsWhatAnotherStreamWrites) {
+  if (is_late()) GTEST_SKIP() << "accesses would be noted in the order of the threads";
+  Addition addition(static_cast<float*>(standin_view(memory_, 64, "a test")));
+  const auto written_by_copy = [&](size_t first) {
+    cudaMemcpyAsync(static_cast<float*>(memory_) + first, pinned_, sizeof(float), cudaMemcpyHostToDevice,
+                    first_);
+  };
+  written_by_copy(3);  // between what is read
+  addition.run_on(second_);
+  EXPECT_EQ(violations(), 0);
+  written_by_copy(4);
+  EXPECT_EQ(violations(), 1);
+  cudaEventRecord(event_, first_);
+  cudaStreamWaitEvent(second_, event_, 0);
+  addition.run_on(second_);
+  EXPECT_EQ(violations(), 1);
 }
 
 TEST_F(Standin, ReportsALaunchThatCudaWouldRefuse) {

@@ -25,6 +25,14 @@ std::set<CUstream_st*>& all_streams() {
   return *streams;
 }
 
+thread_local CUstream_st* running = nullptr;
+
+void run_on(CUstream_st* stream, const std::function<void()>& work) {
+  CUstream_st* const before = std::exchange(running, stream);
+  work();
+  running = before;
+}
+
 /// The thread of a late stream. It never ends: a stream of a process that ends may wait for a peer for
 /// ever.
 void serve(CUstream_st* stream) {
@@ -42,7 +50,7 @@ void serve(CUstream_st* stream) {
     stream->queue.pop_front();
     lock.unlock();
     if (settings().seed > 0 && sleeps(draw)) ::usleep(duration(draw));
-    work();
+    run_on(stream, work);
     work = nullptr;
     lock.lock();
     ++stream->done;
@@ -84,7 +92,7 @@ CUstream_st* find_stream(cudaStream_t handle) {
 
 void put(CUstream_st* stream, std::function<void()> work) {
   if (!settings().late) {
-    work();
+    run_on(stream, work);
     return;
   }
   std::lock_guard lock(stream->mutex);
@@ -93,6 +101,8 @@ void put(CUstream_st* stream, std::function<void()> work) {
   ++stream->queued;
   stream->changed.notify_all();
 }
+
+CUstream_st* running_stream() { return running; }
 
 void wait_for(CUstream_st* stream) {
   {

@@ -58,6 +58,9 @@ bool is_event(cudaEvent_t event);
 /// Runs `work` in the order of the stream.
 void put(CUstream_st* stream, std::function<void()> work);
 
+/// Whose work the calling thread runs; null: of none.
+CUstream_st* running_stream();
+
 void wait_for(CUstream_st* stream);
 /// For all streams of a device.
 void wait_for_device(int index);
