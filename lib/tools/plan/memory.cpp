@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <initializer_list>
 #include <iterator>
+#include <set>
+#include <utility>
 
 #include "base/tensor/mapped_allocator.h"
 #include "model/families/architectures.h"
@@ -246,6 +248,37 @@ shard::StepFormula step_formula(const config::Config& config, const Units& units
                              {.micro_batches = training.gradient_accumulation_steps,
                               .no_sync = training.no_sync,
                               .on_device = is_for_gpu(config)});
+}
+
+NcclMemory nccl_memory(const config::Config& config, const comm::MeshShape& mesh, const Units& units) {
+  // Measured by others with the defaults of NCCL on A100s that NVLink connects (github.com/NVIDIA/nccl,
+  // issue 964). With fewer channels, as over PCIe, it is less.
+  constexpr int64_t kMiB = 1 << 20, kOfTwo = 544 * kMiB, kOfMore = 688 * kMiB;
+  const int world = mesh.world_size();
+  const bool is_over_nccl =
+      comm::row_of(config.comm.backend).traits.on_gpus != comm::GpuTensors::kThroughHostMemory;
+  if (world == 1 || !is_over_nccl || config.training.device == config::DeviceChoice::kCpu) return {};
+  enum class Of { kWorld, kShards, kReductions, kReplicas, kSlices, kContext, kModel };
+  std::set<std::pair<Of, int>> groups{{Of::kWorld, world}};
+  const auto add = [&](Of of, int ranks) {
+    if (ranks > 1) groups.insert({of, ranks});
+  };
+  // A unit's group of all ranks is the world's.
+  const auto add_of_unit = [&](Of of, int ranks) { add(ranks == world ? Of::kWorld : of, ranks); };
+  for (const UnitSizes& unit : units) {
+    add_of_unit(Of::kShards, unit.groups.shards);
+    add_of_unit(Of::kReplicas, unit.groups.replicas);
+    add_of_unit(Of::kSlices, unit.groups.slices);
+    if (config.fsdp.reduce_scatter_group) add(Of::kReductions, unit.groups.shards);
+  }
+  add(Of::kContext, mesh.context);
+  add(Of::kModel, mesh.model);
+  NcclMemory memory;
+  for (const auto& [of, ranks] : groups) {
+    ++memory.communicators;
+    memory.bytes += ranks == 2 ? kOfTwo : kOfMore;
+  }
+  return memory;
 }
 
 int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const Units& units) {

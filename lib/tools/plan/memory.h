@@ -65,6 +65,14 @@ struct BufferShapes {
 /// `common`: whether the ranks share memory; `device`: the device of the run.
 BufferShapes buffer_shapes(const config::Config& config, const Units& units, bool common, PassDevice device);
 
+/// What NCCL allocates on a rank's GPU, in addition to MemoryPlan.
+struct NcclMemory {
+  int64_t communicators = 0;  ///< of the groups whose collectives are of tensors on GPUs
+  int64_t bytes = 0;          ///< about
+};
+/// Nothing if NCCL is not used.
+NcclMemory nccl_memory(const config::Config& config, const comm::MeshShape& mesh, const Units& units);
+
 /// Optimizer state of this rank, if all parameters are trainable.
 int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const Units& units);
 

@@ -149,6 +149,11 @@ std::string memory_table(const Plan& plan) {
   text += row("resident, trained on the CPUs of one host", memory.resident, "and about 120 MiB of libraries");
   if (offload || moved) text += row("pinned, where the device is a GPU", memory.pinned, host);
   if (offload) text += row("peak of the device", memory.device_peak, "");
+  if (const NcclMemory nccl = nccl_memory(plan.config, plan.mesh, plan.units); nccl.communicators > 0) {
+    text +=
+        row("in addition, NCCL's communicators", nccl.bytes,
+            concat("about: ", nccl.communicators, nccl.communicators == 1 ? " group" : " groups").c_str());
+  }
   text += row("memory of the device", plan.memory_limit(), plan.fits() ? "it fits" : "IT DOES NOT FIT");
   text += concat("  largest data.micro_batch_size that fits    ",
                  plan.largest_micro_batch > 0 ? std::to_string(plan.largest_micro_batch) : "none", "\n");
@@ -365,6 +370,7 @@ std::string plan_text(const Plan& plan) {
 }
 
 std::string plan_json(const Plan& plan) {
+  const NcclMemory nccl = nccl_memory(plan.config, plan.mesh, plan.units);
   nlohmann::ordered_json groups = nlohmann::ordered_json::array();
   for (const UnitGroup& group : groups_of(plan)) {
     groups.push_back({{"first", group.first.name},
@@ -410,6 +416,8 @@ std::string plan_json(const Plan& plan) {
         {"resident_bytes", memory.resident},
         {"device_peak_bytes", memory.device_peak},
         {"pinned_bytes", memory.pinned},
+        {"nccl_bytes", nccl.bytes},
+        {"nccl_communicators", nccl.communicators},
         {"device_limit_bytes", plan.memory_limit()},
         {"fits", plan.fits()},
         {"largest_micro_batch", plan.largest_micro_batch}}},

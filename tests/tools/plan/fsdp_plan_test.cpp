@@ -54,6 +54,26 @@ TEST(FsdpPlan, TakesMachinesOverridesAndJson) {
   EXPECT_EQ(result.out, plan_json(make_plan(expected, machines)));
 }
 
+TEST(FsdpPlan, EstimatesTheMemoryOfNcclsCommunicators) {
+  const auto planned = [](const std::vector<std::string>& overrides, int64_t ranks) {
+    const config::Config config = config::load_config(config_path("13b"), overrides);
+    const Plan plan = make_plan(config, {.world_size = ranks});
+    return nccl_memory(plan.config, plan.mesh, plan.units);
+  };
+  constexpr int64_t kMiB = 1 << 20;
+  EXPECT_EQ(planned({"mesh.data=-1"}, 2).bytes, 544 * kMiB);
+  EXPECT_EQ(planned({"mesh.data=-1"}, 8).bytes, 688 * kMiB);
+  EXPECT_EQ(planned({"mesh.data=-1", "fsdp.reduce_scatter_group=true"}, 8).communicators, 2);
+  // The world, a slice and the ranks with the same shard.
+  const std::vector<std::string> hybrid{"mesh.data=-1", "mesh.dcn=2", "fsdp.strategy=hybrid_shard"};
+  EXPECT_EQ(planned(hybrid, 8).communicators, 3);
+  EXPECT_EQ(planned(hybrid, 8).bytes, (2 * 688 + 544) * kMiB);
+  EXPECT_EQ(planned({"mesh.data=-1", "mesh.context=2"}, 8).communicators, 2);
+  EXPECT_EQ(planned({"mesh.data=-1", "training.device=cpu"}, 8).communicators, 0);
+  EXPECT_EQ(planned({"mesh.data=-1", "comm.backend=gloo"}, 8).communicators, 0);
+  EXPECT_EQ(planned({"mesh.data=-1"}, 1).communicators, 0);
+}
+
 TEST(FsdpPlan, NeedsNoConfigForAWellKnownModel) {
   const testing::ProgramResult result =
       run_plan({"--preset", "llama3-8b", "--gpus", "64", "--gpu", "h100", "--tokens", "15T",
