@@ -5,6 +5,7 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -138,6 +139,7 @@ class Texts {
     if (!a.has("cum_seq_q") || !a.argument("cum_seq_q").toTensor().defined()) return;
     const at::Tensor bounds = a.argument("cum_seq_q").toTensor().to(at::kLong).contiguous();
     bounds_.assign(bounds.const_data_ptr<int64_t>(), bounds.const_data_ptr<int64_t>() + bounds.numel());
+    bounds_.erase(std::unique(bounds_.begin(), bounds_.end()), bounds_.end());  // texts without a token
   }
 
   size_t count() const { return bounds_.empty() ? 1 : bounds_.size() - 1; }

@@ -3,7 +3,9 @@
 // libtorch's FlashAttention (Dao: FlashAttention-2, 2023) on GPUs, called without libtorch's choice among its
 // kernels. On compute capability 9.0 and 10.0 libtorch prefers cuDNN, which builds a plan for every new
 // length (milliseconds of the host). This suits rows of one length (device_attention.h), but neither
-// documents nor texts that grow token by token.
+// documents nor texts that grow token by token. cuDNN's layout for documents is out of reach: libtorch 2.11
+// builds its plan in every call, and has too little memory for documents longer than a head is wide
+// (docs/gpus.md).
 
 #include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>

@@ -41,9 +41,13 @@ double score_scale(const ModelOptions& options) {
   return scalar == 0 || scalar == head_width(options) ? 0 : 1 / std::sqrt(static_cast<double>(scalar));
 }
 
+bool has_documents(const StageContext& context) {
+  return context.documents || context.document_bounds.defined();
+}
+
 /// A row is one whole text, from its first token on, of which nothing is dropped.
 bool is_plain(double p, const StageContext& context) {
-  return !(p > 0 && context.dropout) && !context.documents && !context.cut && context.cache == nullptr;
+  return !(p > 0 && context.dropout) && !has_documents(context) && !context.cut && context.cache == nullptr;
 }
 
 /// The keys or values of each query's head: [B, T, kv_heads, head_dim] -> [B, T, kv_heads * group, head_dim]
@@ -126,6 +130,7 @@ at::Tensor attention_within_documents(const Heads& heads, const AttentionOptions
     for (size_t i = 0; i < lengths.size(); ++i) {
       StageContext inside = context;
       inside.documents = nullptr;
+      inside.document_bounds = at::Tensor();
       if (inside.dropout) {
         inside.dropout->key = util::mix64(inside.dropout->key + static_cast<uint64_t>(i));
         inside.dropout->first_row += static_cast<int64_t>(row);
@@ -142,7 +147,7 @@ kernels::PackedDocuments packed(const StageContext& context, const at::Tensor& q
   return {.bounds = context.document_bounds.defined()
                         ? context.document_bounds
                         : document_bounds(*context.documents, length, q.device()),
-          .longest = longest_document(*context.documents, length)};
+          .longest = context.documents ? longest_document(*context.documents, length) : length};
 }
 
 at::Tensor causal_attention(const Heads& heads, const AttentionOptions& given, const StageContext& context) {
@@ -168,10 +173,18 @@ at::Tensor causal_attention(const Heads& heads, const AttentionOptions& given, c
                                                    .fused = way.compute.fused}));
   }
   const bool is_plain_form = way.scores == kernels::AttentionForm{};
-  if (!drops && way.scores.cap == 0 && (context.documents || has_cache || way.scores.window > 0) &&
+  const bool within_documents = has_documents(context);
+  if (!drops && way.scores.cap == 0 && (within_documents || has_cache || way.scores.window > 0) &&
       kernels::can_use_flash_attention(q, k, v)) {
-    return join_heads(context.documents ? kernels::flash_attention(q, k, v, packed(context, q), way.scores)
-                                        : kernels::flash_attention_to_earlier(q, k, v, way.scores));
+    return join_heads(within_documents ? kernels::flash_attention(q, k, v, packed(context, q), way.scores)
+                                       : kernels::flash_attention_to_earlier(q, k, v, way.scores));
+  }
+  if (within_documents && !context.documents) {
+    fail(ErrorKind::kUsage,
+         "training.cuda_graphs with documents expected attention by flash kernels, for which a graph is the "
+         "same whatever the documents; found ",
+         q.size(3), " elements of ", c10::toString(q.scalar_type()),
+         " in a head, for which there is none; set training.cuda_graphs = false");
   }
   if (context.documents) return attention_within_documents(heads, given, context);
   if (drops) return composed_attention(heads, way, context);

@@ -26,6 +26,12 @@ const StageContext& CallHook::Next::context() const {
   return pass_->context;
 }
 
+CallHook::Next CallHook::Next::with(StageContext context) const {
+  FSDP_CHECK(pass_ != nullptr);
+  return {std::make_shared<const Pass>(Pass{pass_->owner, pass_->stage, pass_->hooks, std::move(context)}),
+          hook_};
+}
+
 std::shared_ptr<void> CallHook::before(const CallTensors&) {
   fail(
       ErrorKind::kUsage,

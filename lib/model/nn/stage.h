@@ -49,7 +49,8 @@ struct StageContext {
   std::optional<DropoutChoice> dropout = std::nullopt;  ///< nothing: no dropout (inference)
   /// Attention stays inside documents, and learned positions restart at each. Null: a row is one document.
   std::shared_ptr<const DocumentStarts> documents = nullptr;
-  /// document_bounds() of these on the device, for all layers; undefined: attention makes its own.
+  /// document_bounds() of these on the device, for all layers; undefined: attention makes its own. Without
+  /// `documents`: those of documents that the host does not know, for graphs (model/nn/stage_graphs.h).
   at::Tensor document_bounds = {};
   /// The model gets this rank's part of each row, and its ids and targets likewise; `documents` are those of
   /// whole rows. Null: rows are whole.
@@ -76,6 +77,8 @@ class CallHook::Next {
   at::Tensor operator()(const at::Tensor& input) const;
   /// The context that compute() will get.
   const StageContext& context() const;
+  /// The same with another context.
+  Next with(StageContext context) const;
 
  private:
   friend class Stage;

@@ -1,6 +1,7 @@
 #include "model/nn/stage_graphs.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -8,6 +9,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <bit>
 #include <unordered_set>
 #include <utility>
 
@@ -22,6 +24,46 @@ namespace {
 
 using torch::autograd::variable_list;
 
+/// Bounds of the documents of the pass under way, at an address that does not change.
+class GraphDocuments {
+ public:
+  /// Whether a pass with these documents may show them now. `in_use`: whether backward needs earlier ones.
+  bool takes(const StageContext& context, bool in_use) const {
+    return !context.documents || (context.document_bounds.defined() && (!in_use || is_shown(context)));
+  }
+  /// Makes the documents of the context those of graphs. The rest of the documents for which there is memory
+  /// are empty. Where there is too little, there will be for twice as many or more, in another place.
+  void show(const StageContext& context) {
+    if (!context.documents || is_shown(context)) return;
+    shown_ = context.documents;
+    at::NoGradGuard no_grad;
+    const at::Tensor& given = context.document_bounds;
+    const int64_t count = given.numel();
+    if (!bounds_.defined() || bounds_.numel() < count) {
+      bounds_ = at::empty({static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(count - 1))) + 1},
+                          given.options());
+    }
+    bounds_.narrow(0, 0, count).copy_(given);
+    const int64_t others = bounds_.numel() - count;
+    if (others > 0) bounds_.narrow(0, count, others).copy_(given.narrow(0, count - 1, 1).expand({others}));
+  }
+  /// As a recording reads it. Requires: its documents are shown.
+  StageContext as_recorded(const StageContext& context) const {
+    StageContext recorded = context;
+    if (!context.documents) return recorded;
+    recorded.documents = nullptr;
+    // With a version counter of its own, so that a later pass's write does not invalidate saved tensors.
+    recorded.document_bounds = bounds_.variable_data();
+    return recorded;
+  }
+
+ private:
+  bool is_shown(const StageContext& context) const { return shown_ == context.documents; }
+
+  at::Tensor bounds_;
+  std::shared_ptr<const DocumentStarts> shown_;
+};
+
 struct SharedGraphs {
   struct Pool {
     std::shared_ptr<util::DeviceGraphPool> graphs;
@@ -34,6 +76,7 @@ struct SharedGraphs {
   std::vector<std::shared_ptr<Pool>> pools;
   std::shared_ptr<Pool> of_this_pass;  ///< null before the pass's first recording
   int64_t in_use = 0;                  ///< forward graphs whose backward has not run yet
+  GraphDocuments documents;
   bool warned = false;
 
   /// Called when no earlier pass's activations are needed, so that they may be overwritten.
@@ -173,8 +216,8 @@ struct GraphedStage {
   Addresses addresses(const StageContext& context) const {
     Addresses result;
     append_addresses(result, state);
-    append_addresses(
-        result, {context.rotary_cos, context.rotary_sin, context.local_rotary_cos, context.local_rotary_sin});
+    append_addresses(result, {context.rotary_cos, context.rotary_sin, context.local_rotary_cos,
+                              context.local_rotary_sin, context.document_bounds});
     return result;
   }
 
@@ -301,16 +344,20 @@ class StageGraphs final : public StageHook {
 
   at::Tensor around(Stage&, const at::Tensor& input, const Next& next) override {
     const StageContext& context = next.context();
-    if (!at::GradMode::is_enabled() || context.dropout || context.documents || context.cache != nullptr) {
-      return next(input);
-    }
+    if (!at::GradMode::is_enabled() || context.dropout || context.cache != nullptr) return next(input);
     if (plain_passes_ < kPassesBeforeGraphs) {
       ++plain_passes_;
       return next(input);
     }
     SharedGraphs& shared = *stage_->shared;
     if (shared.in_use == 0) shared.begin_pass();
-    const Addresses addresses = stage_->addresses(context);
+    if (!shared.documents.takes(context, shared.in_use > 0)) {
+      ++shared.counts.plain;
+      return next(input);
+    }
+    shared.documents.show(context);
+    const Next graphed = next.with(shared.documents.as_recorded(context));
+    const Addresses addresses = stage_->addresses(graphed.context());
     bool is_in_use = false;
     for (const auto& graph : stage_->forward) {
       is_in_use = is_in_use || graph->is_in_use;
@@ -331,7 +378,7 @@ class StageGraphs final : public StageHook {
       stage_->run_plainly();
       return next(input);
     }
-    return result_of(record(addresses, input, next), input);
+    return result_of(record(addresses, input, graphed), input);
   }
 
  private:

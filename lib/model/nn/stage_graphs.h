@@ -13,8 +13,12 @@
 // kernel by kernel. Inputs that are not the output of a graph are copied.
 //
 // Attach the hook after (so inside) one that shards the stage. Loss and gradients do not change by a bit.
-// Without autograd (evaluation), with dropout, documents or a cache, and in a second forward before the
-// backward of the first, the stage runs kernel by kernel too.
+// Without autograd (evaluation), with dropout or a cache, and in a second forward before the backward of the
+// first, the stage runs kernel by kernel too.
+//
+// With documents (StageContext::documents), each pass writes the bounds of its documents to memory that the
+// graphs read. A graph is recorded for a number of documents, each as long as a row at most; those that a
+// batch lacks are empty.
 //
 // Limits: each shape needs a graph of its own; hooks inside the stage run during recording only; nothing
 // inside may gather or reduce, or use the targets of the context; a stage's output is overwritten by its next

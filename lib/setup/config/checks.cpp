@@ -243,9 +243,16 @@ void check_cuda_graphs(const Config& config, Conflicts& conflicts) {
          concat("requires activation_checkpointing.mode = \"none\", because graphs of recomputed "
                 "blocks would keep their activations, but that is \"",
                 config.activation_checkpointing.mode, "\"; leave one of the two out"));
-  unless(config.data.documents != data::DocumentTreatment::kMask, "data.documents",
-         "requires data.documents other than \"mask\", with which shapes differ between "
-         "batches, but that is \"mask\"; leave one of the two out");
+  const bool masks = config.data.documents == data::DocumentTreatment::kMask;
+  unless(!masks || config.mixed_precision.param_dtype != util::FloatType::kFloat32,
+         "mixed_precision.param_dtype",
+         concat("requires mixed_precision.param_dtype of 16 bits with data.documents = \"mask\", because "
+                "attention in fp32 is launched for each document, but that is ",
+                config.mixed_precision.param_dtype, "; change it, or leave one of the two out"));
+  unless(!masks || config.model.attn_logit_softcapping == 0, "model.attn_logit_softcapping",
+         concat("requires model.attn_logit_softcapping = 0 with data.documents = \"mask\", because attention "
+                "with a cap is launched for each document, but that is ",
+                config.model.attn_logit_softcapping, "; leave one of the two out"));
   unless(config.model.attention_dropout == 0 && config.model.hidden_dropout == 0, "model.hidden_dropout",
          concat("requires blocks without dropout, because a graph would drop the same elements in "
                 "every step, but model.attention_dropout = ",

@@ -69,7 +69,13 @@ TEST(Conflicts, GraphsAreOfWhatIsTheSameInEveryStep) {
   const std::vector<std::pair<std::string, std::function<void(Config&)>>> ways = {
       {"activation_checkpointing.mode",
        [](Config& changed) { changed.activation_checkpointing.mode = "full"; }},
-      {"data.documents", [](Config& changed) { changed.data.documents = "mask"; }},
+      {"mixed_precision.param_dtype", [](Config& changed) { changed.data.documents = "mask"; }},
+      {"model.attn_logit_softcapping",
+       [](Config& changed) {
+         changed.data.documents = "mask";
+         changed.mixed_precision.param_dtype = "float16";
+         changed.model.attn_logit_softcapping = 50;
+       }},
       {"model.hidden_dropout", [](Config& changed) { changed.model.hidden_dropout = 0.1; }},
       {"model.attention_dropout", [](Config& changed) { changed.model.attention_dropout = 0.1; }},
       {"model.embedding_dropout", [](Config& changed) { changed.model.embedding_dropout = 0.1; }},
@@ -82,6 +88,9 @@ TEST(Conflicts, GraphsAreOfWhatIsTheSameInEveryStep) {
     EXPECT_NE(message.find(key), std::string::npos) << message;
     EXPECT_NE(message.find("leave "), std::string::npos) << message;
   }
+  config.data.documents = "mask";
+  config.mixed_precision.param_dtype = "bfloat16";
+  EXPECT_TRUE(find_conflicts(config).empty());
 }
 
 TEST(Conflicts, ExpertsHaveSizesAndNoFixedNumbersOfTokens) {

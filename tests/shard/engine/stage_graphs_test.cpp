@@ -9,6 +9,7 @@
 
 #include "base/tensor/storage.h"
 #include "model/kernels/gradient_sink.h"
+#include "model/nn/documents.h"
 #include "support/fake_collectives.h"
 #include "support/gradient_sinks.h"
 #include "support/sharded_run.h"
@@ -276,6 +277,100 @@ TEST(StageGraphs, KeepActivationsApartWhenStagesRunInAnotherOrder) {
     }
   }
   EXPECT_GT(counts->launched, 12);
+}
+
+/// Scales each token by the number of tokens of its document, as the device knows it.
+class ScalesByDocument final : public nn::Stage {
+ public:
+  ScalesByDocument() : weight_(register_parameter("weight", at::arange(1, 5, at::kFloat))) {}
+  std::string type_name() const override { return "block"; }
+
+ protected:
+  at::Tensor compute(const at::Tensor& x, const nn::StageContext& context) override {
+    const at::Tensor& bounds = context.document_bounds;
+    const at::Tensor numbers = at::ones({x.size(0)}, x.options().dtype(at::kInt)).cumsum(0, at::kInt);
+    const at::Tensor next = at::searchsorted(bounds, numbers);  // of each token's document
+    const at::Tensor length = bounds.index_select(0, next) - bounds.index_select(0, next - 1);
+    return (x * weight_ * length.unsqueeze(1)).tanh();
+  }
+
+ private:
+  at::Tensor weight_;
+};
+
+class ScaledByDocuments final : public nn::Stage {
+ public:
+  ScaledByDocuments()
+      : first_(register_module("first", std::make_shared<ScalesByDocument>())),
+        second_(register_module("second", std::make_shared<ScalesByDocument>())) {
+    move_parameters(*this, FakeDevice::get().device());
+  }
+  std::string type_name() const override { return "root"; }
+
+  /// Compares the pass through 8 tokens in two rows with that of `plain`.
+  void expect_same_pass(ScaledByDocuments& plain, const nn::DocumentStarts& documents) {
+    std::vector<std::vector<at::Tensor>> results;
+    for (ScaledByDocuments* model : {&plain, this}) {
+      at::Tensor y = model->output(documents);
+      y.sum().backward();
+      results.push_back({y.cpu()});
+      for (const at::Tensor& parameter : model->parameters()) {
+        results.back().push_back(parameter.grad().cpu());
+        at::Tensor(parameter).mutable_grad() = at::Tensor();
+      }
+    }
+    for (size_t i = 0; i < results[0].size(); ++i) EXPECT_TRUE(results[1][i].equal(results[0][i])) << i;
+  }
+  at::Tensor output(const nn::DocumentStarts& documents) {
+    const at::Device device = FakeDevice::get().device();
+    return forward((at::arange(32, at::kFloat) * 0.05).sin().view({8, 4}).to(device),
+                   {.documents = std::make_shared<nn::DocumentStarts>(documents),
+                    .document_bounds = nn::document_bounds(documents, 4, device)});
+  }
+
+ protected:
+  at::Tensor compute(const at::Tensor& x, const nn::StageContext& context) override {
+    return second_->forward(first_->forward(x, context), context);
+  }
+
+ private:
+  std::shared_ptr<ScalesByDocument> first_, second_;
+};
+
+TEST(StageGraphs, AreTheSameWhateverTheDocuments) {
+  ScaledByDocuments graphed, plain;
+  const auto counts = nn::graph_stages(graphed, {"block"}, FakeDevice::graph_pools());
+  for (int i = 0; i < nn::kPassesBeforeGraphs; ++i) graphed.expect_same_pass(plain, {{0}, {0}});
+  graphed.expect_same_pass(plain, {{0, 1, 3}, {0}});
+  for (const nn::DocumentStarts& documents :
+       {nn::DocumentStarts{{0}, {0, 2, 3}}, {{0}, {0}}, {{0, 2}, {0, 1}}, {{0, 1, 2}, {0}}}) {
+    graphed.expect_same_pass(plain, documents);
+  }
+  EXPECT_EQ(counts->recorded, 4);
+  EXPECT_EQ(counts->launched, 16);
+  graphed.expect_same_pass(plain, {{0, 1, 2, 3}, {0}});  // more than there were
+  graphed.expect_same_pass(plain, {{0, 1, 2, 3}, {0, 1, 2, 3}});
+  graphed.expect_same_pass(plain, {{0}, {0, 2, 3}});
+  EXPECT_EQ(counts->recorded, 8);
+  EXPECT_EQ(counts->launched, 24);
+  EXPECT_EQ(counts->plain, 0);
+}
+
+TEST(StageGraphs, KeepTheDocumentsOfAPassUntilItsBackward) {
+  ScaledByDocuments graphed, plain;
+  const auto counts = nn::graph_stages(graphed, {"block"}, FakeDevice::graph_pools());
+  for (int i = 0; i <= nn::kPassesBeforeGraphs; ++i) graphed.expect_same_pass(plain, {{0}, {0}});
+  std::vector<std::vector<at::Tensor>> results;
+  for (ScaledByDocuments* model : {&plain, &graphed}) {
+    at::Tensor first = model->output({{0}, {0}}), second = model->output({{0}, {0, 2}});
+    results.push_back({first.cpu(), second.cpu()});
+    first.sum().backward();
+    for (const at::Tensor& parameter : model->parameters()) {
+      results.back().push_back(parameter.grad().cpu());
+    }
+  }
+  for (size_t i = 0; i < results[0].size(); ++i) EXPECT_TRUE(results[1][i].equal(results[0][i])) << i;
+  EXPECT_EQ(counts->plain, 2);
 }
 
 TEST_F(GraphedChain, BackwardOfAKeptPassMayRunAgainAndOfOneGivenBackIsRefused) {
