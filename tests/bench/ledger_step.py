@@ -20,13 +20,14 @@ CHANGES = {
     "adamw-copy": "AdamW writes the bf16 copy that gathers take; no casts",
     "squares-beside": "squares of gradients unit by unit on the communication stream, beside backward",
     "head-one-chunk": "the head takes all rows at once where memory allows",
-    "head-into-sink": "the gradient of the head's weight is added to the fp32 gradients by the product",
+    "head-into-sink": "where the head takes all rows at once, the product adds its weight's gradient to the fp32 gradients",
     "bf16-moments": "AdamW keeps m and v in bf16",
     "product-epilogues": "cuBLAS's epilogues compute bias gradients, GELU and its gradient",
     "products-by-trial": "cublasLt's algorithms by trial (assumed: 3 % faster)",
 }
 BY_A_KEY = {"bf16-moments": 'optimizer.state_dtype="bfloat16"'}
-IN_THE_CODE = ("fast-sigmoid", "joined-totals", "rotary-into-dqkv", "bias-with-dqkv", "norm1-two-outputs", "adamw-copy", "squares-beside")
+IN_THE_CODE = ("fast-sigmoid", "joined-totals", "rotary-into-dqkv", "bias-with-dqkv", "norm1-two-outputs", "adamw-copy", "squares-beside",
+               "head-one-chunk", "head-into-sink")
 
 # A launch belongs to the first class whose pattern is in its name, mangled (on the stand-in) or not (in a trace).
 KERNELS = [(kind, re.compile(pattern)) for kind, pattern in (
@@ -123,7 +124,7 @@ class Step:
     """`launches` of one step of a micro-batch, a rank, blocks and the rest as units, and nothing recomputed."""
     KEPT_INSTRUCTIONS = {"swiglu": (500, 229), "swiglu gradient": (337, 208), "gelu": (279, 143), "gelu gradient": (364, 208)}
     NORM_PARTS = (512, 256)  # as joined-totals are
-    CHUNK_BYTES = 512 << 20  # of logits (lib/model/kernels/linear_cross_entropy.cpp)
+    CHUNK_BYTES = 512 << 20  # of logits (lib/model/kernels/fused.h)
     SORT_OF_MANY, SORT_OF_FEW = 11, 1  # launches of libtorch's sort of ids
     FEW_IDS = 4096
 
@@ -234,7 +235,13 @@ class Step:
         m, chunks = self.model, self.chunks()
         regular = m.vocabulary // 64 * 64
         parts = [m.vocabulary] if regular in (0, m.vocabulary) else [m.vocabulary - regular, regular]
-        to = "16 bits" if len(chunks) == 1 and not self.has("head-into-sink") else "fp32"
+        into_sink = len(chunks) == 1 and self.has("head-into-sink")
+        to = "16 bits" if len(chunks) == 1 and not into_sink else "fp32"
+
+        def gradients_of_weight(rows):
+            for part in parts:
+                self.product("head: dW", part, m.hidden, rows, to=to, group="head")
+
         self.forward_norm1("F last norm", m.layers)
         self.small("zeros, ones, positions and counts", "count")
         for rows in chunks:
@@ -243,15 +250,17 @@ class Step:
             self.add("head: loss and its gradient", "loss", "head", bytes=4.0 * rows * m.vocabulary)
             for part in parts:
                 self.product("head: dx", rows, m.hidden, part, group="head")
-            for part in parts:
-                self.product("head: dW", part, m.hidden, rows, to=to, group="head")
+            if not into_sink:
+                gradients_of_weight(rows)
         weights = m.vocabulary * m.hidden
-        if len(chunks) > 1 and not self.has("head-into-sink"):
+        if len(chunks) > 1:
             self.add("head: dW to bf16", "cast to bf16", "head", bytes=6.0 * weights)
         self.small("zeros, ones, positions and counts", "sum")
         self.small("zeros, ones, positions and counts", "fill")
-        self.small("zeros, ones, positions and counts", "scale", 1 if self.has("head-into-sink") else 2)
-        if not self.has("head-into-sink"):
+        self.small("zeros, ones, positions and counts", "scale", 2)
+        if into_sink:
+            gradients_of_weight(self.tokens)
+        else:
             self.add("head: dW to fp32", "cast", "head", bytes=6.0 * weights)
 
     def accumulation(self):

@@ -120,8 +120,9 @@ struct ModelOptions {
   std::vector<std::string> init_unused{};  ///< patterns of tensors there that the model need not have
   bool init_broadcast = false;  ///< only rank 0 reads or makes the initial weights, and broadcasts them
 
-  // training.fused_kernels and training.matmul, which affect results by rounding only.
+  // training.fused_kernels, training.logits_mib and training.matmul, which affect results by rounding only.
   bool fused_kernels = true;  ///< model/kernels/fused.h; off: libtorch's operations, composed by autograd
+  int64_t logits_mib = 512;   ///< logits in memory at a time on a GPU
   util::Named<MatmulChoice> matmul = MatmulChoice::kAuto;
 
   util::PluginValues plugin_values = {};

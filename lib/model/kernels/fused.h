@@ -70,7 +70,11 @@ at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias, bool recompute
 /// Returns x + bias. Sums the bias's gradient in the order of these kernels. x: [..., D], bias: [D].
 at::Tensor add_bias(const at::Tensor& x, const at::Tensor& bias);
 
-/// Modifications of the cross-entropy of each row that counts.
+/// Bytes of logits in memory at a time on a GPU. More than on the CPU, because each chunk reads the weight
+/// twice and its gradient once.
+inline constexpr int64_t kDeviceLogitsBytes = 512 << 20;
+
+/// Modifications of the cross-entropy of each row that counts, and the memory that it may take.
 struct LossTerms {
   /// e: the target, with weight 1 - e, is mixed with the uniform distribution (Szegedy et al.: Rethinking the
   /// Inception architecture, 2016, section 7).
@@ -79,6 +83,8 @@ struct LossTerms {
   double z_loss = 0;
   /// Logits l first become cap tanh(l / cap); 0: no cap.
   double logit_cap = 0;
+  /// Bytes of logits in memory at a time on a GPU.
+  int64_t logits_bytes = kDeviceLogitsBytes;
   /// The gradient that backward will receive for the loss. Forward multiplies by it before rounding, so that
   /// a loss scale keeps small gradients in fp16 from becoming 0; backward corrects a difference.
   double expected_gradient = 1;
@@ -95,16 +101,18 @@ struct VocabularyPart {
 };
 
 /// Returns the mean cross-entropy of logits x W^T, which are computed in chunks of rows, in x's type. Forward
-/// already overwrites each chunk with its gradient and multiplies it by the weight. On the CPU, a single
-/// chunk with fewer rows than x has columns is kept for W's gradient instead. x: [N, D], weight: [V, D],
-/// targets: [N] int64 -> [] fp32. Targets are in [0, V) or kIgnored; ignored rows do not count, and if all
-/// are ignored, the loss is 0. Can be differentiated once.
+/// already overwrites each chunk with its gradient and multiplies it by the weight. A single chunk, which on
+/// the CPU must have fewer rows than x has columns, is kept for W's gradient instead. x: [N, D], weight: [V,
+/// D], targets: [N] int64 -> [] fp32. Targets are in [0, V) or kIgnored; ignored rows do not count, and if
+/// all are ignored, the loss is 0. Can be differentiated once.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
                                 Matmul matmul, const LossTerms& terms = {},
                                 const VocabularyPart* part = nullptr);
 
-/// Returns the rows of such a chunk for an x [N, D] of this device and type.
-int64_t cross_entropy_chunk_rows(const at::Tensor& x, int64_t vocabulary);
+/// Returns the rows of such a chunk for an x [N, D] of this device and type, with so many bytes on a GPU.
+int64_t cross_entropy_chunk_rows(const at::Tensor& x, int64_t vocabulary, int64_t device_bytes);
+/// Returns the elements from a row of logits to the next on a GPU.
+int64_t device_logits_stride(int64_t vocabulary);
 /// Returns the rows of such a chunk on the CPU.
 int64_t cross_entropy_chunk_rows(int64_t rows, int64_t vocabulary);
 

@@ -21,20 +21,17 @@ namespace {
 
 /// Approximate number of elements of logits in memory at a time: 64 MiB of fp32.
 constexpr int64_t kChunkElements = 16 << 20;
-/// Bytes of logits in memory at a time on a GPU. The limit is higher than on the CPU, because each chunk
-/// reads the weight twice and its gradient once.
-constexpr int64_t kDeviceChunkBytes = 512 << 20;
 
 /// Multiple of the rows of logits on a GPU, for whole tiles.
 constexpr int64_t kRowMultiple = 256;
 /// Multiple of the columns of logits on a GPU; 16 bytes would suffice.
-constexpr int64_t kMultiple = 64;
+constexpr int64_t kColumnMultiple = 64;
 
 /// Returns the elements from a row of logits to the next. The fast kernels of cuBLAS need leading dimensions
 /// of whole 16 bytes, and a vocabulary such as GPT-2's, 50,257, is odd. All three products have the logits as
 /// a matrix.
 int64_t row_stride(const at::Tensor& x, int64_t vocabulary) {
-  return is_for_cpu(x) ? vocabulary : (vocabulary + kMultiple - 1) / kMultiple * kMultiple;
+  return is_for_cpu(x) ? vocabulary : device_logits_stride(vocabulary);
 }
 
 /// The products with the weight [vocabulary, width]. The fast kernels of cuBLAS also need sizes of whole 16
@@ -44,7 +41,7 @@ class HeadProducts {
  public:
   HeadProducts(const at::Tensor& x, const at::Tensor& weight, Matmul matmul)
       : weight_(weight), matmul_(matmul) {
-    const int64_t all = weight.size(0), regular = all / kMultiple * kMultiple;
+    const int64_t all = weight.size(0), regular = all / kColumnMultiple * kColumnMultiple;
     if (is_for_cpu(x) || regular == 0 || regular == all) {
       parts_ = {{0, all}};
     } else {
@@ -87,12 +84,18 @@ class HeadProducts {
       const bool adds = dweight.defined();
       if (!adds)
         dweight = at::empty(weight_.sizes(), of_all_rows ? x.options() : x.options().dtype(at::kFloat));
-      for (const VocabularyRange& part : parts_) {
-        at::Tensor rows = part.of(dweight, 0);
-        const at::Tensor columns = part.of(dlogits, 1).t();
-        adds ? add_product(rows, columns, x.t(), matmul_) : product_into(rows, columns, x.t(), matmul_);
-      }
+      multiply_parts(dweight, dlogits, x, adds);
     }
+  }
+
+  /// Returns dlogits^T x of all rows; undefined if it was written to the weight's sink.
+  at::Tensor weight_gradient(const at::Tensor& dlogits, const at::Tensor& x) const {
+    if (parts_.size() == 1) return kernels::weight_gradient(weight_, flipped(dlogits), x, matmul_);
+    auto place = take_gradient_place(weight_, at::kFloat);
+    if (!place) place = take_gradient_place(weight_, x.scalar_type());
+    const at::Tensor dweight = place ? place->memory : at::empty(weight_.sizes(), x.options());
+    multiply_parts(dweight, dlogits, x, place && place->adds);
+    return place ? at::Tensor() : dweight;
   }
 
  private:
@@ -101,18 +104,30 @@ class HeadProducts {
     at::Tensor of(const at::Tensor& x, int64_t dimension) const { return x.narrow(dimension, first, count); }
   };
 
+  /// Computes dweight = dlogits^T x, part by part, or adds it.
+  void multiply_parts(const at::Tensor& dweight, const at::Tensor& dlogits, const at::Tensor& x,
+                      bool adds) const {
+    for (const VocabularyRange& part : parts_) {
+      at::Tensor rows = part.of(dweight, 0);
+      const at::Tensor columns = part.of(dlogits, 1).t();
+      adds ? add_product(rows, columns, x.t(), matmul_) : product_into(rows, columns, x.t(), matmul_);
+    }
+  }
+
   const at::Tensor& weight_;
   Matmul matmul_;
   std::vector<VocabularyRange> parts_;
 };
 
 /// Whether backward computes the weight's gradient directly in its place, from the gradient of all logits: on
-/// the CPU, if the logits are fewer numbers than the weight. Otherwise forward computes it, chunk by chunk.
-/// By sample, a gradient that is computed in chunks must be so in any micro-batch. A cap needs memory for the
-/// logits several times. Parts of a vocabulary are combined chunk by chunk.
+/// a GPU, if these are one chunk; on the CPU, if they are fewer numbers than the weight. Otherwise forward
+/// computes it, chunk by chunk. By sample, a gradient that is computed in chunks must be so in any
+/// micro-batch. A cap needs memory for the logits several times. Parts of a vocabulary are combined chunk by
+/// chunk.
 bool keeps_logits(const at::Tensor& x, const at::Tensor& weight, int64_t chunk, bool may_exceed_chunk) {
-  return is_for_cpu(x) && weight.requires_grad() && (x.size(0) <= chunk || may_exceed_chunk) &&
-         x.size(0) < x.size(1);
+  const bool is_one_chunk = x.size(0) <= chunk;
+  if (!weight.requires_grad()) return false;
+  return is_for_cpu(x) ? (is_one_chunk || may_exceed_chunk) && x.size(0) < x.size(1) : is_one_chunk;
 }
 
 /// Caps the logits in place. Returns the derivative, undefined without a cap.
@@ -145,7 +160,8 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     const HeadProducts head(x, weight, static_cast<Matmul>(matmul_number));
     const int64_t rows = x.size(0), vocabulary = weight.size(0);
     SampleSums* const samples = SampleSums::current();
-    int64_t chunk = cross_entropy_chunk_rows(x, part == nullptr ? vocabulary : part->most);
+    int64_t chunk =
+        cross_entropy_chunk_rows(x, part == nullptr ? vocabulary : part->most, terms.logits_bytes);
     const bool is_trained = weight.requires_grad(),
                keeps = differentiates &&
                        keeps_logits(x, weight, chunk,
@@ -243,11 +259,13 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     const at::Tensor rest = expected == 1 ? gradients[0] : gradients[0] / expected;
     const auto* factor = rest.const_data_ptr<float>();
     for (const at::Tensor& gradient : {dx, dweight, dlogits}) {
-      if (gradient.defined()) KernelsFor(gradient)->scale(gradient.data_ptr(), gradient.numel(), factor);
+      if (!gradient.defined()) continue;
+      // Rows of logits may be further apart than they are long.
+      KernelsFor(gradient)->scale(gradient.data_ptr(), gradient.size(0) * gradient.stride(0), factor);
     }
     if (!is_wanted(*context, 1, weight)) return {dx, {}, {}, {}, {}, {}, {}, {}};
     if (dlogits.defined()) {
-      dweight = weight_gradient(weight, flipped(dlogits), x, matmul);
+      dweight = HeadProducts(x, weight, matmul).weight_gradient(dlogits, x);
     } else if (SampleSums::current() != nullptr) {
       dweight = gradient_along_tree(weight, 1, [&](int64_t, const at::Tensor& to) { to.copy_(dweight); });
     }
@@ -281,10 +299,15 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
                                    static_cast<int64_t>(matmul), differentiates, terms, part);
 }
 
-int64_t cross_entropy_chunk_rows(const at::Tensor& x, int64_t vocabulary) {
+int64_t device_logits_stride(int64_t vocabulary) {
+  return (vocabulary + kColumnMultiple - 1) / kColumnMultiple * kColumnMultiple;
+}
+
+int64_t cross_entropy_chunk_rows(const at::Tensor& x, int64_t vocabulary, int64_t device_bytes) {
   if (is_for_cpu(x)) return cross_entropy_chunk_rows(x.size(0), vocabulary);
   const int64_t row_bytes = row_stride(x, vocabulary) * static_cast<int64_t>(x.element_size());
-  const int64_t most = kDeviceChunkBytes / row_bytes, regular = most / kRowMultiple * kRowMultiple;
+  const int64_t most = device_bytes / row_bytes, regular = most / kRowMultiple * kRowMultiple;
+  if (most >= x.size(0)) return std::max<int64_t>(x.size(0), 1);
   return std::clamp<int64_t>(regular > 0 ? regular : most, 1, std::max<int64_t>(x.size(0), 1));
 }
 

@@ -327,6 +327,7 @@ at::Tensor Head::compute(const at::Tensor& input, const StageContext& context) {
     const at::Tensor rows = x.flatten(0, -2), tokens = targets.flatten();
     kernels::LossTerms terms = context.loss_terms;
     terms.logit_cap = cap_;
+    terms.logits_bytes = compute_.logits_bytes;
     return parallel_ ? parallel::linear_cross_entropy(rows, weight, tokens, parallel_->whole, compute_.matmul,
                                                       terms, parallel_->ranks)
                      : kernels::linear_cross_entropy(rows, weight, tokens, compute_.matmul, terms);

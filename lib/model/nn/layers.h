@@ -27,9 +27,12 @@ namespace fsdp::nn {
 struct Compute {
   bool fused = true;  ///< model/kernels/fused.h, for the tensor types that it supports
   kernels::Matmul matmul = kernels::Matmul::kMkl;
+  int64_t logits_bytes = kernels::kDeviceLogitsBytes;
 
   explicit Compute(const ModelOptions& options)
-      : fused(options.fused_kernels), matmul(kernels::matmul_by_name(options.matmul.name())) {}
+      : fused(options.fused_kernels),
+        matmul(kernels::matmul_by_name(options.matmul.name())),
+        logits_bytes(options.logits_mib << 20) {}
   Compute() = default;
 };
 

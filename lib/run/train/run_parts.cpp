@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/device/cuda.h"
 #include "base/util/error.h"
 #include "base/util/hash.h"
 #include "base/util/log.h"
@@ -30,6 +31,7 @@
 #include "shard/engine/fully_shard.h"
 #include "shard/spmd/spmd_fully_shard.h"
 #include "state/optim/engine_shards.h"
+#include "tools/plan/logits.h"
 #include "tools/plan/recomputation.h"
 
 namespace fsdp::train {
@@ -190,6 +192,19 @@ nn::CheckpointingOptions checkpointing_of(const config::Config& config, const co
   return options;
 }
 
+/// Returns model.logits_mib. The first rank chooses, because GPUs may differ. Collective.
+int64_t logits_mib_of(const config::Config& config, const comm::Mesh& mesh) {
+  comm::Communicator& world = *mesh.world();
+  if (!world.device().is_cuda() || config.training.logits_mib != 0) return config.model.logits_mib;
+  int64_t chosen = 0;
+  comm::agree(world, "memory of logits", [&] {
+    if (world.rank() != 0) return;
+    chosen =
+        plan::choose_logits_mib(config, mesh.shape(), util::cuda_device(world.device().index()).memory_bytes);
+  });
+  return std::stoll(comm::all_gather_text(world, std::to_string(chosen), {.unit = "memory of logits"})[0]);
+}
+
 }  // namespace
 
 ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh& mesh,
@@ -200,9 +215,16 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     require_equal_arithmetic(config, *communicator);
   }
   util::start_phase("model");
+  config::Config sized = config;
+  sized.mesh.context = mesh.shape().context;
+  sized.mesh.model = mesh.shape().model;
+  const plan::PassDevice device =
+      communicator->device().is_cpu() ? plan::PassDevice::kCpu : plan::PassDevice::kOfConfig;
+  parts.checkpointing = sized.activation_checkpointing = checkpointing_of(sized, mesh, device);
+  sized.model.logits_mib = logits_mib_of(sized, mesh);
   parts.cut = cut_sequence(config, mesh);
   comm::agree(*communicator, "model", [&] {
-    parts.model = nn::make_decoder(config.model, at::kMeta);
+    parts.model = nn::make_decoder(sized.model, at::kMeta);
     parts.layers = nn::parallelize_decoder(
         *parts.model, config.model, {.sequence_parallel = config.mesh.sequence_parallel}, mesh.model());
     if (config.lora.is_on()) parts.adapted = nn::add_lora(*parts.model, config.lora);
@@ -224,12 +246,6 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     weights = of_config.get();
   }
   util::start_phase("shards");
-  config::Config sized = config;
-  sized.mesh.context = mesh.shape().context;
-  sized.mesh.model = mesh.shape().model;
-  const plan::PassDevice device =
-      communicator->device().is_cpu() ? plan::PassDevice::kCpu : plan::PassDevice::kOfConfig;
-  parts.checkpointing = sized.activation_checkpointing = checkpointing_of(sized, mesh, device);
   comm::agree_at_once(*communicator, "sharding the model", [&] {
     const shard::Materialize materialize{weights, communicator->device()};
     shard::ShardOptions options = config::shard_options(config, !communicator->device().is_cpu());

@@ -75,6 +75,7 @@ struct TrainingOptions {
   util::Named<Float32Precision> float32_matmul_precision =
       Float32Precision::kHighest;  ///< run/train/device.h
   bool fused_kernels = true;
+  int64_t logits_mib = 0;  ///< of the head at a time on a GPU; 0: plan::choose_logits_mib()
   util::Named<nn::MatmulChoice> matmul = nn::MatmulChoice::kAuto;
   util::Named<Float8Recipe> float8 = Float8Recipe::kNone;  ///< nn/float8.h
   std::vector<std::string> float8_exclude;  ///< patterns of weights whose layers do not use float8

@@ -19,7 +19,7 @@ namespace fsdp::config {
 ///
 /// An override is `section.key=value` with the value in TOML; strings need no quotes: run.name=trial and
 /// run.name="trial" mean the same. Paths are relative to the working directory. optimizer.fused,
-/// model.fused_kernels and model.matmul follow [training].
+/// model.fused_kernels, model.logits_mib and model.matmul follow [training].
 ///
 /// A given key whose condition in the table (Key::matters) does not hold is wrong. If it was given before a
 /// key that it depends on (in the file, and that one by an override), it gets its default, with a warning.

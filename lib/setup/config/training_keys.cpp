@@ -68,6 +68,11 @@ std::vector<Key> training_keys() {
        "bits, several times as fast), factors of 16 bits on CPUs with matrix units (Intel "
        "AMX, half the work)"},
       {KEY(training, fused_kernels), "use kernels that fuse several operations into one pass over memory"},
+      {KEY(training, logits_mib),
+       "MiB of logits in a GPU's memory at a time: if those of a micro-batch fit, the gradient of the head's "
+       "weight is one product, added in fp32; 0: those of a micro-batch if the planned memory of the step stays "
+       "below three quarters of the GPU's, otherwise 512",
+       between(0, 1 << 20), is_not("training.device", "cpu")},
       {KEY(training, matmul),
        "library for matrix products on the CPU: MKL, oneDNN, or amx: the matrix units of the cores (Intel AMX), "
        "with fp32 split into three bf16 parts; auto: the last of these that is available",

@@ -378,7 +378,7 @@ shard::Traffic layer_traffic(const config::Config& config, const comm::MeshShape
   const at::Tensor scored =
       at::empty({rows * tokens, model.hidden_size},
                 at::TensorOptions(util::scalar_type(config.mixed_precision.param_dtype)).device(at::kMeta));
-  const int64_t chunk = kernels::cross_entropy_chunk_rows(scored, vocabulary);
+  const int64_t chunk = kernels::cross_entropy_chunk_rows(scored, vocabulary, model.logits_mib << 20);
   const parallel::StepCollectives micro_batch =
       parallel::step_collectives({.ranks = mesh.model,
                                   .layers = model.num_hidden_layers,

@@ -15,6 +15,7 @@
 #include "setup/config/global_batch.h"
 #include "shard/engine/wrap_policy.h"
 #include "shard/units/root_unit.h"
+#include "tools/plan/logits.h"
 #include "tools/plan/meta_group.h"
 
 namespace fsdp::plan {
@@ -236,6 +237,8 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
     plan.recomputation = choose_recomputation(plan.config);
     plan.config.activation_checkpointing = plan.recomputation.options;
   }
+  config::Config of_any_batch = plan.config;
+  plan.config.model.logits_mib = choose_logits_mib(plan.config, plan.mesh, plan.memory_limit());
   const config::Config& config = plan.config;
   plan.units = planned_units(config, plan.mesh);
   config::Config counted = config;
@@ -255,7 +258,7 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
   plan.time = plan_time(config, plan.units, options.speed(), pass);
   plan.flops =
       flops_a_token(config.model, config.data.sequence_length, config.activation_checkpointing, config.lora);
-  plan.largest_micro_batch = largest_micro_batch(config, plan.units, plan.memory_limit());
+  plan.largest_micro_batch = largest_micro_batch(std::move(of_any_batch), plan.units, plan.memory_limit());
   const std::string blocks = shard::blocks_in_root(plan.units).text(config.fsdp.min_num_params);
   if (!blocks.empty()) plan.warnings.push_back(blocks);
   if (const std::string kept = kept_frozen_units(plan, pass); !kept.empty()) plan.warnings.push_back(kept);

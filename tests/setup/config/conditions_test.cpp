@@ -143,6 +143,8 @@ const std::map<std::string, Row>& rows() {
       {"data.allow_changed", {"true", {none}, {{"checkpoint.resume = \"never\""}}}},
       {"training.batch_warmup_steps", {"5", several, {{"training.gradient_accumulation_steps = 1"}}}},
       {"training.no_sync", {"true", several, {{"training.gradient_accumulation_steps = 1"}}}},
+      {"training.logits_mib",
+       {"2048", {none, {"training.device = \"cuda\""}}, {{"training.device = \"cpu\""}}}},
       {"training.matmul",
        {"\"onednn\"", {none, {"training.device = \"cpu\""}}, {{"training.device = \"cuda\""}}}},
       {"training.float8_exclude",

@@ -174,6 +174,7 @@ const std::map<std::string, Sample>& samples() {
       {"training.device", {"\"cpu\"", "\"gpu\""}},
       {"training.float32_matmul_precision", {"\"high\"", "\"medium\""}},
       {"training.fused_kernels", {"false", "0"}},
+      {"training.logits_mib", {"2048", "-1"}},
       {"training.matmul", {"\"onednn\"", "\"blas\""}},
       {"training.float8", {"\"tensorwise\"", "\"rowwise\"", {"mixed_precision.param_dtype=\"bfloat16\""}}},
       {"training.float8_exclude",

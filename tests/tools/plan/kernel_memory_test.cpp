@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <set>
+#include <vector>
 
 #include "model/kernels/flash_attention.h"
 #include "model/kernels/fused.h"
@@ -71,6 +73,40 @@ TEST(LogitsOfAnOddVocabulary, TakeTheMemoryOfPaddedRowsOnAGpuOnly) {
     kernels::linear_cross_entropy(x, weight, targets, kernels::Matmul::kOneDnn);
     EXPECT_EQ(taken.count(2 * 16 * 50), device == c10::kCPU ? 1 : 0);
     EXPECT_EQ(taken.count(2 * 16 * 64), device == c10::kCPU ? 0 : 1);
+  }
+}
+
+TEST(LogitsOfAMicroBatch, AreKeptOnAGpuInPlaceOfAGradientOfTheWeight) {
+  constexpr int64_t kRows = 1024, kWidth = 24, kVocabulary = 64, kChunk = 256;
+  int64_t weights_taken = 0, kept = 0;
+  std::vector<int64_t> sizes;
+  const MetaMemory memory({.takes =
+                               [&](int64_t bytes) {
+                                 sizes.push_back(bytes);
+                                 kept += bytes;
+                                 return sizes.size() - 1;
+                               },
+                           .gives = [&](size_t at) { kept -= sizes[at]; }});
+  const kernels::MetaDevice gpu{.type = c10::kCUDA};
+  const kernels::MetaDeviceGuard on_gpu(gpu);
+  const at::TensorOptions meta(at::kMeta);
+  const at::Tensor x = at::empty({kRows, kWidth}, meta.dtype(at::kBFloat16)).requires_grad_(true),
+                   weight = at::empty({kVocabulary, kWidth}, x.options()).requires_grad_(true),
+                   targets = at::empty({kRows}, meta.dtype(at::kLong));
+  constexpr int64_t kLogits = 2 * kRows * kVocabulary, kOfWeight = kVocabulary * kWidth, kScalar = 4;
+  for (const bool at_once : {true, false}) {
+    const int64_t before = kept;
+    sizes.clear();
+    kept = 0;
+    {
+      const at::Tensor loss =
+          kernels::linear_cross_entropy(x, weight, targets, kernels::Matmul::kOneDnn,
+                                        {.logits_bytes = at_once ? kLogits : 2 * kChunk * kVocabulary});
+      weights_taken = std::ranges::count(sizes, 4 * kOfWeight);
+      EXPECT_EQ(weights_taken, at_once ? 0 : 1);
+      EXPECT_EQ(kept, 2 * kRows * kWidth + kScalar + (at_once ? kLogits : 2 * kOfWeight));
+    }
+    EXPECT_EQ(kept, 0) << before;
   }
 }
 

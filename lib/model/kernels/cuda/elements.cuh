@@ -2,6 +2,9 @@
 
 // Kernels over elements, not rows: scaling, Adam, and the outcome of a step.
 
+#include <algorithm>
+#include <cstdint>
+
 #include "model/kernels/cuda/kernels.h"
 #include "model/kernels/cuda/packs.cuh"
 
@@ -40,6 +43,8 @@ FSDP_DEVICE uint16_t rounded_bits(float value, int64_t index, uint64_t key) {
   return ToBFloat16::of(bits, random_bits(static_cast<uint32_t>(index), keys));
 }
 
+inline constexpr int64_t kMostScalingBlocks = 4096;
+
 struct Scaling {
   void* x = nullptr;
   int64_t n = 0;
@@ -54,13 +59,15 @@ struct ScaleKernel {
 
   FSDP_DEVICE static void run(const Arguments& a, Shared&) {
     const float factor = *a.factor;
-    const int64_t first = Shape::first(), count = a.n - first;
-    if (factor == 1 || count <= 0) return;
-    T* x = static_cast<T*>(a.x) + first;
-    auto pack = load_pack<Shape::kPack>(x, count);
-    FSDP_UNROLL
-    for (int i = 0; i < Shape::kPack; ++i) pack.at[i] = T(to_float(pack.at[i]) * factor);
-    store_pack(x, pack, count);
+    if (factor == 1) return;
+    for (int64_t n = block(); Shape::first(n) < a.n; n += blocks()) {
+      const int64_t first = Shape::first(n), count = a.n - first;
+      T* x = static_cast<T*>(a.x) + first;
+      auto pack = load_pack<Shape::kPack>(x, count);
+      FSDP_UNROLL
+      for (int i = 0; i < Shape::kPack; ++i) pack.at[i] = T(to_float(pack.at[i]) * factor);
+      store_pack(x, pack, count);
+    }
   }
 };
 
@@ -68,7 +75,9 @@ template <typename T, typename Launch>
 void scale(const Launch& launch, const Scaling& a) {
   with_element_shape<T>(fit_packs<T>(0, a.x), [&](auto shape) {
     using Shape = decltype(shape);
-    launch.template run<ScaleKernel<T, Shape>>(Shape::grid(a.n), a);
+    // The factor is nearly always 1, for which even the start of a block for each pack of all logits counts.
+    const Grid grid{std::min(Shape::grid(a.n).x, kMostScalingBlocks)};
+    launch.template run<ScaleKernel<T, Shape>>(grid, a);
   });
 }
 

@@ -280,6 +280,45 @@ TEST_P(Cuda, ProductsAddTheirWeightsGradientsToTheSink) {
   }
 }
 
+TEST_P(Cuda, LinearCrossEntropyAddsTheGradientOfAllRowsToTheSink) {
+  constexpr int64_t kRows = 300, kWidth = 24;
+  const double scale = type() == at::kHalf ? 4096 : 1;
+  for (int64_t vocabulary : {128, 131}) {  // with products of its own for the last tokens
+    const at::Tensor x = on_gpu(random({kRows, kWidth})).requires_grad_(),
+                     weight = on_gpu(random({vocabulary, kWidth}, 0.3)).requires_grad_();
+    const at::Tensor targets = at::randint(vocabulary, {kRows}, at::kLong);
+    const TestSink& sink = TestSink::attach(weight);
+    for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+      linear_cross_entropy(x, weight, targets.to(at::kCUDA), Matmul::kMkl, {.expected_gradient = scale})
+          .backward(at::full({}, (1 + micro_batch) * scale, x.options().dtype(at::kFloat)));
+      const bool is_rounded = at::equal(sink.memory.to(type()).to(at::kFloat), sink.memory);
+      EXPECT_EQ(is_rounded, type() == at::kFloat);
+    }
+    EXPECT_EQ(sink.by_autograd, 0);
+    const at::Tensor W = weight.detach().cpu().to(at::kDouble).requires_grad_();
+    at::cross_entropy_loss(at::linear(x.detach().cpu().to(at::kDouble), W), targets).backward();
+    // Logits are rounded before the softmax; so is their gradient.
+    expect_near(sink.memory / (3 * scale), W.grad(), type() == at::kFloat ? 2e-5 : 2e-2, "gradient");
+  }
+}
+
+TEST_P(Cuda, LinearCrossEntropyOfManyChunksIsThatOfOne) {
+  const at::Tensor x = random({600, 24}), weight = random({320, 24}, 0.3);
+  const at::Tensor targets = at::randint(320, {600}, at::kLong).to(at::kCUDA);
+  const double scale = type() == at::kHalf ? 4096 : 1;
+  const auto with = [&](int64_t bytes) {
+    const Formula formula = [&](const Tensors& in) {
+      return Tensors{linear_cross_entropy(in[0], in[1], targets, Matmul::kMkl,
+                                          {.logits_bytes = bytes, .expected_gradient = scale})};
+    };
+    return run(formula, {on_gpu(x), on_gpu(weight)}, {at::full({}, scale)});
+  };
+  const int64_t bytes = 320 * 300 * x.element_size();
+  ASSERT_EQ(cross_entropy_chunk_rows(on_gpu(x), 320, bytes), 256);
+  const Tensors one = with(kDeviceLogitsBytes), many = with(bytes);
+  for (size_t i = 0; i < one.size(); ++i) expect_near(many[i], one[i], tolerance(), std::to_string(i));
+}
+
 TEST_P(Cuda, NormsAddTheirSumsToTheSink) {
   const at::Tensor x = on_gpu(random({300, 64})), dy = on_gpu(random({300, 64}));
   const at::Tensor weight = on_gpu(random({64})).requires_grad_(),
