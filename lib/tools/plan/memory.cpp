@@ -108,6 +108,16 @@ int64_t widened_states(const optim::OptimizerOptions& options) {
   return static_cast<int64_t>(of_elements);
 }
 
+/// The most elements of a unit that are updated at once where they are not all updated at once.
+int64_t largest_piece(const optim::OptimizerOptions& options, const UnitSizes& unit) {
+  if (options.state_dtype == optim::StateType::kFloat32) return std::min(optim::kPiece, unit.shard_numel);
+  int64_t most = 0;  // a part of a tensor, within which elements are rounded alike
+  for (const shard::ParameterSizes& parameter : unit.parameters) {
+    most = std::max(most, parameter.shard_numel);
+  }
+  return std::min(optim::kPiece, most);
+}
+
 /// Temporaries of clipping and of the optimizer, for its largest unit.
 int64_t update_temporaries(const config::Config& config, const Units& units) {
   int64_t largest = 0, largest_low = 0, matrices = 0, directions = 0, at_once = 0, piece = 0, widened = 0;
@@ -119,7 +129,7 @@ int64_t update_temporaries(const config::Config& config, const Units& units) {
     if (storage.keep_low_precision_grads) largest_low = std::max(largest_low, unit.shard_numel);
     const bool in_pieces = storage.param_storage != c10::ScalarType::Float;
     const int64_t updated =
-        in_pieces || states > 0 ? std::min(optim::kPiece, unit.shard_numel) : unit.shard_numel;
+        in_pieces || states > 0 ? largest_piece(config.optimizer, unit) : unit.shard_numel;
     at_once = std::max(at_once, updated);
     widened = std::max(widened, states * updated);
     if (in_pieces) piece = std::max(piece, updated);
