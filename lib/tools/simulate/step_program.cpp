@@ -21,9 +21,9 @@ class Kernels {
   /// `width`: width of the hidden states.
   Kernels(const ComputeTable& table, int64_t width) : table_(table), width_(static_cast<double>(width)) {}
 
-  /// `in_head`: whether the product is in the model's forward outside its layers. There the logits are made
-  /// and, in place, their loss and gradient; with the gradients of states and weight that makes three
-  /// products of equal size.
+  /// `in_head`: whether the product is outside the model's layers, between their forward and backward. There
+  /// the logits are made and, in place, their loss and gradient; with the gradients of states and weight that
+  /// makes three products of equal size.
   void product(const kernels::MetaProduct& shape, bool in_head) {
     const bool is_attention = shape.kind == kernels::ProductKind::kAttention;
     seconds_[is_attention ? KernelClass::kAttention : KernelClass::kProduct] += table_.product_seconds(shape);
@@ -150,21 +150,24 @@ class ProgramWriter final : private shard::CommandReader {
       of_schedule.forward_ends(path);
       open.pop_back();
     };
+    const auto is_outside_layers = [](const std::string& path) {
+      return path.find('.') == std::string::npos;
+    };
     events.backward_begins = [&](const std::string& path) {
       flush();
-      is_backward = true;
+      // Kept logits are multiplied for the weight's gradient when backward has begun, before the layers.
+      is_backward = is_backward || !is_outside_layers(path);
       of_schedule.backward_begins(path);
       mark(OperationKind::kBegin, path, "backward");
     };
     events.backward_ends = [&](const std::string& path) {
       flush();
-      is_backward = true;
+      is_backward = is_backward || !is_outside_layers(path);
       if (!path.empty()) mark(OperationKind::kEnd, path, "backward");
       of_schedule.backward_ends(path);
     };
     events.computes = [&](const plan::Products& products) {
-      const bool in_head =
-          open.empty() || open.back().find('.') == std::string::npos;  // the model or its head
+      const bool in_head = open.empty() || is_outside_layers(open.back());  // the model or its head
       kernels_.product(products.shape, !is_backward && in_head);
     };
     events.takes = [&](int64_t bytes) { kernels_.result(bytes); };
