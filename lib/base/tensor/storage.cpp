@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "base/tensor/autograd_node.h"
 #include "base/util/error.h"
 
 namespace fsdp::util {
@@ -76,7 +77,7 @@ void point_at(const at::Tensor& tensor, const at::Tensor& data) {
              tensor.scalar_type(), " to ", data.scalar_type());
   // The gradient accumulator records the former device; set_data() drops it too.
   if (torch::autograd::impl::try_get_grad_accumulator(tensor)) {
-    torch::autograd::impl::set_grad_accumulator(tensor, {});
+    torch::autograd::impl::set_grad_accumulator(tensor, WeakNodePtr(NodePtr()));
   }
   tensor.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
 }

@@ -8,13 +8,12 @@
 #include <memory>
 #include <utility>
 
+#include "base/tensor/autograd_node.h"
 #include "base/util/error.h"
 #include "model/kernels/below_autograd.h"
 
 namespace fsdp::kernels {
 namespace {
-
-using torch::autograd::Node;
 
 /// Base class of notes about a node's results, kept in the graph. Nothing happens when the node has run.
 class ResultNote : public torch::autograd::FunctionPostHook {
@@ -51,7 +50,7 @@ class Remaker final : public ResultNote {
 
 /// A tensor as a part of a node's result. Nodes that need the result keep the node alive by edges to it.
 struct ResultSource {
-  std::weak_ptr<Node> node;
+  util::WeakNodePtr node = util::WeakNodePtr(util::NodePtr());
   Remaker* remaker = nullptr;
   size_t number = 0;
   std::vector<int64_t> sizes = {}, strides = {};
@@ -74,7 +73,7 @@ class EqualResults final : public ResultNote {
 };
 
 template <typename Note>
-Note* note_of(const std::shared_ptr<Node>& node) {
+Note* note_of(const util::NodePtr& node) {
   if (!node) return nullptr;
   for (const auto& hook : node->post_hooks()) {
     if (auto* note = dynamic_cast<Note*>(hook.get())) return note;
@@ -85,10 +84,10 @@ Note* note_of(const std::shared_ptr<Node>& node) {
 std::optional<ResultSource> source_of(const at::Tensor& x) {
   if (!x.defined() || !x.requires_grad()) return std::nullopt;
   const at::TensorBase whole = x.is_view() ? x._base() : x;
-  const std::shared_ptr<Node>& node = whole.grad_fn();
+  const util::NodePtr& node = whole.grad_fn();
   ResultSource source;
   if (auto* remaker = note_of<Remaker>(node)) {
-    source.node = node;
+    source.node = util::WeakNodePtr(node);
     source.remaker = remaker;
     source.number = static_cast<size_t>(whole.output_nr());
     source.is_whole = !x.is_view();
@@ -179,7 +178,7 @@ variable_list take_kept_gradients(AutogradContext& context, const at::Tensor& gr
 bool is_recomputed(const at::Tensor& x) { return source_of(x).has_value(); }
 
 void recompute_results_by(const at::Tensor& output, MakeAgain make) {
-  const std::shared_ptr<Node>& node = output.grad_fn();
+  const util::NodePtr& node = output.grad_fn();
   if (node) node->add_post_hook(std::make_unique<Remaker>(std::move(make)));
 }
 
@@ -193,7 +192,7 @@ void keep_result(const at::Tensor& x) {
 
 void recompute_as(const at::Tensor& to, const at::Tensor& from) {
   auto source = source_of(from);
-  const std::shared_ptr<Node>& node = to.grad_fn();
+  const util::NodePtr& node = to.grad_fn();
   if (!source || !node) return;
   auto* equal = note_of<EqualResults>(node);
   if (equal == nullptr) {

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/tensor/autocast.h"
+#include "base/tensor/autograd_node.h"
 #include "base/util/error.h"
 #include "base/util/text.h"
 
@@ -138,8 +139,7 @@ at::Tensor Recompute::around(Stage& stage, const at::Tensor& input, const Next& 
     output = next(input).detach();
   }
   if (*random_state == RandomState(input.device())) random_state.reset();
-  auto node = std::shared_ptr<RecomputeBackward>(new RecomputeBackward(input, next, std::move(random_state)),
-                                                 torch::autograd::deleteNode);
+  const auto node = util::make_node<RecomputeBackward>(input, next, std::move(random_state));
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   torch::autograd::set_history(output, node);
   return output;

@@ -13,6 +13,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/tensor/autograd_node.h"
 #include "base/util/error.h"
 #include "base/util/log.h"
 #include "base/util/text.h"
@@ -404,8 +405,7 @@ class StageGraphs final : public StageHook {
   at::Tensor result_of(const std::shared_ptr<ForwardGraph>& graph, const at::Tensor& input) const {
     at::Tensor output = graph->output.detach();
     if (!graph->output.requires_grad()) return output;
-    auto node =
-        std::shared_ptr<GraphedBackward>(new GraphedBackward(stage_, graph), torch::autograd::deleteNode);
+    const auto node = util::make_node<GraphedBackward>(stage_, graph);
     variable_list inputs{input};
     inputs.insert(inputs.end(), stage_->parameters.begin(), stage_->parameters.end());
     node->set_next_edges(torch::autograd::collect_next_edges(inputs));

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/tensor/autograd_node.h"
 #include "base/util/error.h"
 #include "model/kernels/recomputed.h"
 
@@ -39,7 +40,7 @@ std::vector<at::Tensor*> differentiable(const std::vector<at::Tensor*>& tensors)
 }
 
 void when_backward_ends(const std::vector<at::Tensor*>& inputs, std::function<void()> ended) {
-  auto node = std::shared_ptr<BackwardEnd>(new BackwardEnd(std::move(ended)), torch::autograd::deleteNode);
+  const auto node = util::make_node<BackwardEnd>(std::move(ended));
   torch::autograd::edge_list edges;
   for (const at::Tensor* input : inputs) {
     FSDP_CHECK(input->requires_grad());
