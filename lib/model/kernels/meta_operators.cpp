@@ -1,4 +1,5 @@
 #include <ATen/core/op_registration/op_registration.h>
+#include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -108,13 +109,17 @@ struct FlashSizes {
   void note() const { note_product(tokens * heads, 2 * keys, head_dim, ProductKind::kAttention); }
 };
 
-/// Allocates like mha_varlen_fwd() and mha_fwd() of libtorch's kernels for GPUs.
+/// Allocates like mha_varlen_fwd() and mha_fwd() of libtorch's kernels for GPUs. `More`: arguments that later
+/// versions of libtorch have (2.15: block_table and num_splits), which this project does not give.
+template <typename... More>
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> flash_attention(
     const at::Tensor& q, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-    const std::optional<at::Tensor>&, int64_t longest, int64_t, double, bool, bool, std::optional<double>,
-    std::optional<int64_t> window_left, std::optional<int64_t>, const std::optional<at::Tensor>&,
-    const std::optional<at::Tensor>&) {
-  const FlashSizes sizes(q, longest, window_left);
+    const std::optional<at::Tensor>&, c10::SymInt longest, c10::SymInt, double, bool, bool,
+    std::optional<double>, std::optional<c10::SymInt> window_left, std::optional<c10::SymInt>,
+    const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, More...) {
+  std::optional<int64_t> window;
+  if (window_left) window = window_left->expect_int();
+  const FlashSizes sizes(q, longest.expect_int(), window);
   sizes.note();
   at::Tensor y = at::empty_like(q),
              log_sums = at::empty({sizes.heads, sizes.tokens}, q.options().dtype(at::kFloat));
@@ -150,7 +155,8 @@ TORCH_LIBRARY_IMPL(aten, Meta, operators) {
   operators.impl("native_layer_norm_backward", &native_layer_norm_backward);
   operators.impl("_scaled_dot_product_flash_attention_for_cpu", &attention);
   operators.impl("_scaled_dot_product_flash_attention_for_cpu_backward", &attention_backward);
-  operators.impl("_flash_attention_forward", &flash_attention);
+  operators.impl("_flash_attention_forward",
+                 static_cast<at::_ops::_flash_attention_forward::schema*>(&flash_attention));
   operators.impl("_flash_attention_backward", &flash_attention_backward);
 }
 
