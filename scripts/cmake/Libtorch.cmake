@@ -1,6 +1,9 @@
-# libtorch::cpu, the CPU half of libtorch, from the folder into which the wheels were unpacked; libtorch::cuda, the other
-# half, and libtorch::cuda_headers with FSDP_WITH_CUDA.
+# libtorch::cpu, the CPU half of libtorch, from the folder into which the wheels were unpacked, or that of an installed PyTorch
+# (site-packages, or its folder torch); libtorch::cuda, the other half, and libtorch::cuda_headers with FSDP_WITH_CUDA.
 # The wheel's own find_package(Torch) insists on a CUDA toolkit, so the targets are defined here.
+if(FSDP_LIBTORCH_DIR MATCHES "^(.+)/torch/?$" AND EXISTS "${CMAKE_MATCH_1}/torch/lib/libtorch_cpu.so")
+  set(FSDP_LIBTORCH_DIR "${CMAKE_MATCH_1}")
+endif()
 set(torch_dir "${FSDP_LIBTORCH_DIR}/torch")
 if(NOT EXISTS "${torch_dir}/lib/libtorch_cpu.so")
   message(FATAL_ERROR "libtorch_cpu.so was expected in ${torch_dir}/lib and is not there; "
@@ -16,6 +19,7 @@ set_target_properties(libtorch::headers PROPERTIES INTERFACE_INCLUDE_DIRECTORIES
 add_library(libtorch::c10 SHARED IMPORTED GLOBAL)
 set_target_properties(libtorch::c10 PROPERTIES IMPORTED_LOCATION "${torch_dir}/lib/libc10.so")
 
+file(GLOB torch_gomp "${torch_dir}/lib/libgomp*.so*")  # some wheels have a hash in its name
 add_library(libtorch::cpu SHARED IMPORTED GLOBAL)
 set_target_properties(libtorch::cpu PROPERTIES
   IMPORTED_LOCATION "${torch_dir}/lib/libtorch_cpu.so"
@@ -24,7 +28,7 @@ set_target_properties(libtorch::cpu PROPERTIES
   # libtorch_cpu needs libcudart and libcupti, which lie in a folder of their own beside torch/.
   INTERFACE_LINK_OPTIONS "-Wl,-rpath-link,${FSDP_LIBTORCH_DIR}/nvidia/cu13/lib"
   # libgomp: the one whose threads libtorch's own kernels run on.
-  INTERFACE_LINK_LIBRARIES "libtorch::c10;Threads::Threads;${torch_dir}/lib/libgomp.so.1")
+  INTERFACE_LINK_LIBRARIES "libtorch::c10;Threads::Threads;${torch_gomp}")
 
 if(FSDP_WITH_CUDA)
   set(cuda_libraries "${torch_dir}/lib/libtorch_cuda.so" "${torch_dir}/lib/libc10_cuda.so"
