@@ -13,6 +13,7 @@
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 #include "base/util/error.h"
@@ -44,8 +45,12 @@ std::vector<std::string> run_c10d_ranks(const C10dRanks& ranks, const std::funct
         if (!ranks.hosts.empty()) {
           host.identity.boot_id += std::to_string(ranks.hosts[static_cast<size_t>(rank)]);
         }
-        c10d::DistributedBackendOptions group{
-            ranks.store, rank, ranks.size, std::chrono::duration<float>(ranks.timeout_seconds), "0", {}};
+        c10d::DistributedBackendOptions group;
+        group.store = ranks.store;
+        group.group_rank = rank;
+        group.group_size = ranks.size;
+        group.timeout = std::chrono::duration<float>(ranks.timeout_seconds);
+        group.group_id = "0";
         C10dGroup backend = c10::make_intrusive<C10dBackend>(group, host);
         body(backend);
       } catch (const std::exception& error) {
@@ -378,7 +383,7 @@ TEST(C10dBackend, RefusesWhatItCannotDoByName) {
   for (const std::string& failure : run_c10d_ranks({.size = 2}, [](C10dGroup& backend) {
          Tensors tensors{at::ones({3})};
          c10d::AllreduceOptions options;
-         options.reduceOp = c10d::makeNCCLPreMulSum(0.5);
+         options.reduceOp.op_ = RedOp::PREMUL_SUM;
          backend->allreduce(tensors, options)->wait();
        })) {
     EXPECT_THAT(failure, HasSubstr("BOR and BXOR, but found PREMUL_SUM"));
