@@ -1,7 +1,7 @@
 #pragma once
 
-// Owners of nodes of autograd. libtorch's are std::shared_ptr up to 2.14 and c10::intrusive_ptr from 2.15. What
-// differs between versions of libtorch is told apart here and nowhere else.
+// Owners of nodes of autograd. libtorch's are std::shared_ptr, and c10::intrusive_ptr in later versions (2.15
+// has it, 2.11 has not). What differs between versions of libtorch is told apart here and nowhere else.
 
 #include <torch/csrc/autograd/function.h>
 
