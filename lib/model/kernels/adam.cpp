@@ -76,29 +76,27 @@ void step_on_cpu(Element gradient, bool to_half, const Elements& all, const Adam
   });
 }
 
-template <typename Elements, typename State>
-Elements elements_of(const AdamTensors& tensors) {
+template <typename Average>
+AdamElementsOf<Average> elements_of(const AdamTensors& tensors) {
   return {.value = tensors.value.data_ptr<float>(),
           .gradient = tensors.gradient.const_data_ptr(),
-          .exp_avg = static_cast<State*>(tensors.exp_avg.data_ptr()),
-          .exp_avg_sq = static_cast<State*>(tensors.exp_avg_sq.data_ptr()),
+          .exp_avg = static_cast<Average*>(tensors.exp_avg.data_ptr()),
+          .exp_avg_sq = static_cast<Average*>(tensors.exp_avg_sq.data_ptr()),
           .n = tensors.value.numel(),
           .rates = tensors.rates,
           .copy = data_or_null(tensors.copy)};
 }
 
 RoundedAdamElements rounded_elements_of(const AdamTensors& tensors) {
-  auto elements = elements_of<RoundedAdamElements, uint16_t>(tensors);
   const auto& [m, v] = tensors.rounded;
-  FSDP_CHECK(m.first >= 0 && m.first + elements.n <= m.part.numel(), m.first, " + ", elements.n, " of ",
-             m.part.numel());
-  elements.places = {.origin = m.part.row_begin * m.columns + m.part.begin,
-                     .first = m.first,
-                     .length = m.part.length(),
-                     .gap = m.part.height() > 1 ? m.columns - m.part.length() : 0};
-  elements.keys[0] = m.key;
-  elements.keys[1] = v.key;
-  return elements;
+  const int64_t n = tensors.value.numel();
+  FSDP_CHECK(m.first >= 0 && m.first + n <= m.part.numel(), m.first, " + ", n, " of ", m.part.numel());
+  return {elements_of<uint16_t>(tensors),
+          {.origin = m.part.row_begin * m.columns + m.part.begin,
+           .first = m.first,
+           .length = m.part.length(),
+           .gap = m.part.height() > 1 ? m.columns - m.part.length() : 0},
+          {m.key, v.key}};
 }
 
 void check(const AdamTensors& tensors, const at::Device& device) {
@@ -131,7 +129,7 @@ void step_adam(const std::vector<AdamTensors>& parts, const AdamNumbers& numbers
       (steps[{gradient, to_half}].*parts_of_step).push_back(elements);
     };
     if (tensors.exp_avg.scalar_type() == at::kFloat) {
-      step(elements_of<AdamElements, float>(tensors), &cuda::AdamStep::parts);
+      step(elements_of<float>(tensors), &cuda::AdamStep::parts);
     } else {
       step(rounded_elements_of(tensors), &cuda::AdamStep::rounded_parts);
     }

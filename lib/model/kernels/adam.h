@@ -22,7 +22,7 @@ struct AdamTensors {
   at::Tensor exp_avg, exp_avg_sq;  ///< fp32 or bf16
   at::Tensor copy = {};            ///< if defined, gets the new values in bf16 or fp16
   AdamRates rates = {};
-  /// In which way exp_avg and exp_avg_sq are rounded if they are bf16. Differ in their keys only.
+  /// Indices and keys by which exp_avg and exp_avg_sq are rounded if they are bf16; only the keys differ.
   std::array<RoundedElements, 2> rounded = {};
 };
 

@@ -49,7 +49,7 @@ std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tenso
                                 bool recomputed = false);
 
 /// Returns y = x W + b. x: [..., in], weight: [in, out], bias: [out], or none -> [..., out]
-/// With `leaves_bias`, the function that gets y computes the bias's gradient. Requires: computes_here().
+/// `leaves_bias`: the function that gets y computes the bias's gradient. Requires: computes_here().
 at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
                              const std::optional<at::Tensor>& bias, Matmul matmul, bool recomputed = false,
                              bool leaves_bias = false);

@@ -143,16 +143,18 @@ struct AdamRates {
 };
 
 /// Elements that Adam updates with the same rates, all [n].
-struct AdamElements {
+template <typename Average>
+struct AdamElementsOf {
   float* value = nullptr;
   const void* gradient = nullptr;
-  float *exp_avg = nullptr, *exp_avg_sq = nullptr;
+  Average *exp_avg = nullptr, *exp_avg_sq = nullptr;
   int64_t n = 0;
   AdamRates rates = {};
   void* copy = nullptr;  ///< gets the new values in 16 bits if it is not null
 };
+using AdamElements = AdamElementsOf<float>;
 
-/// Where elements are in their tensor, which decides how they are rounded (stochastic_rounding.h).
+/// Indices of elements in their tensor, which decide how they are rounded (stochastic_rounding.h).
 struct RoundedPlaces {
   int64_t origin = 0;  ///< index in the tensor of the first element of a part of it
   int64_t first = 0;   ///< index in the part of the first of the elements
@@ -160,14 +162,8 @@ struct RoundedPlaces {
   int64_t length = 0, gap = 0;
 };
 
-/// AdamElements whose averages are bf16, rounded stochastically.
-struct RoundedAdamElements {
-  float* value = nullptr;
-  const void* gradient = nullptr;
-  uint16_t *exp_avg = nullptr, *exp_avg_sq = nullptr;
-  int64_t n = 0;
-  AdamRates rates = {};
-  void* copy = nullptr;
+/// Elements whose averages are bf16, rounded stochastically.
+struct RoundedAdamElements : AdamElementsOf<uint16_t> {
   RoundedPlaces places = {};
   uint64_t keys[2] = {};  ///< random numbers of the tensor, for either average
 };

@@ -52,7 +52,7 @@ at::Tensor shifted(const at::Tensor& x, int64_t bits) {
 
 at::Scalar word(uint32_t bits) { return static_cast<int32_t>(bits); }
 
-/// Returns the bits of random_bits() in cpu/rounding.inc, [n] int32.
+/// Returns the bits of random_bits() in rounded_bits.inc, [n] int32.
 at::Tensor random_words(const RoundedElements& elements, int64_t n, const at::Device& device) {
   const int64_t length = elements.part.length();
   at::Tensor index =

@@ -65,7 +65,7 @@ struct BufferShapes {
 /// `common`: whether the ranks share memory; `device`: the device of the run.
 BufferShapes buffer_shapes(const config::Config& config, const Units& units, bool common, PassDevice device);
 
-/// What NCCL allocates on a rank's GPU, in addition to MemoryPlan.
+/// Memory of NCCL on a rank's GPU, in addition to MemoryPlan.
 struct NcclMemory {
   int64_t communicators = 0;  ///< of the groups whose collectives are of tensors on GPUs
   int64_t bytes = 0;          ///< about

@@ -223,17 +223,17 @@ TEST_P(CudaAdam, RoundsAveragesIn16BitsAsTheCpuDoes) {
                                          .n = n,
                                          .rates = kDecoupled}},
                               .numbers = kNumbers});
-      RoundedAdamElements elements{.value = value.data_ptr<float>(),
-                                   .gradient = gradient.data(),
-                                   .exp_avg = static_cast<uint16_t*>(exp_avg.data_ptr()),
-                                   .exp_avg_sq = static_cast<uint16_t*>(exp_avg_sq.data_ptr()),
-                                   .n = n,
-                                   .rates = kDecoupled,
-                                   .places = {.origin = part.row_begin * columns + part.begin,
-                                              .first = first,
-                                              .length = part.length(),
-                                              .gap = part.height() > 1 ? columns - part.length() : 0}};
-      std::copy_n(keys, 2, elements.keys);
+      const RoundedAdamElements elements{{.value = value.data_ptr<float>(),
+                                          .gradient = gradient.data(),
+                                          .exp_avg = static_cast<uint16_t*>(exp_avg.data_ptr()),
+                                          .exp_avg_sq = static_cast<uint16_t*>(exp_avg_sq.data_ptr()),
+                                          .n = n,
+                                          .rates = kDecoupled},
+                                         {.origin = part.row_begin * columns + part.begin,
+                                          .first = first,
+                                          .length = part.length(),
+                                          .gap = part.height() > 1 ? columns - part.length() : 0},
+                                         {keys[0], keys[1]}};
       step(EmulatedLaunch(), {.rounded_parts = {elements}, .numbers = kNumbers});
       EXPECT_TRUE(have_equal_bits(value, wide_value));
       const auto expect_rounded = [&](const at::Tensor& found, const at::Tensor& exact, uint64_t key) {
