@@ -4,11 +4,17 @@
 // vary, so they are printed and not judged. On the stand-in for CUDA they mean nothing.
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_cudnn_attention_backward.h>
+#include <ATen/ops/_cudnn_attention_forward.h>
+#include <ATen/ops/_flash_attention_backward.h>
+#include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+#include <torch/version.h>
 
 #include "bench/device_rates.h"
 #include "model/kernels/adam.h"
@@ -47,6 +53,27 @@ class Operands {
   std::vector<std::vector<at::Tensor>> sets_;
 };
 
+/// Documents of a half, a quarter and two eighths of each row, and as many empty ones: cuDNN's plans are for
+/// a number of documents, so that training would fill up to one.
+struct Documents {
+  at::Tensor bounds;
+  int64_t pairs = 0;  ///< of a token and one that it attends to
+
+  static Documents of(const BlockSizes& s) {
+    Documents documents;
+    std::vector<int> bounds{0};
+    for (int64_t row = 0; row < s.rows; row += s.tokens) {
+      for (const int64_t length : {s.tokens / 2, s.tokens / 4, s.tokens / 8, s.tokens - s.tokens * 7 / 8}) {
+        bounds.push_back(bounds.back() + static_cast<int>(length));
+        documents.pairs += length * (length + 1) / 2;
+      }
+    }
+    bounds.resize(2 * bounds.size() - 1, bounds.back());
+    documents.bounds = at::tensor(bounds, at::kInt).to(s.on());
+    return documents;
+  }
+};
+
 class KernelBench {
  public:
   explicit KernelBench(const BlockSizes& sizes)
@@ -65,6 +92,7 @@ class KernelBench {
     if (s_.is_gpt2() && s_.on().is_cuda()) join();
     loss();
     optimizer();
+    if (s_.on().is_cuda()) documents();
     rates_.print_figures();
   }
 
@@ -275,6 +303,53 @@ class KernelBench {
                            .rounded = {places, places}}},
                          numbers);
     });
+  }
+
+  /// Attention of documents by FlashAttention-2, as in training, and by cuDNN, which must agree.
+  void documents() {
+    const int64_t head = s_.width / s_.heads, kv_heads = s_.key_width / head;
+    const Documents rows = Documents::of(s_);
+    const auto options = vector_.options();
+    const at::Tensor q = at::randn({s_.rows, s_.heads, head}, options),
+                     k = at::randn({s_.rows, kv_heads, head}, options), v = at::randn_like(k),
+                     dy = at::randn_like(q), none = at::empty({0}, options.dtype(at::kLong));
+    const double bytes = static_cast<double>(2 * q.nbytes() + 2 * k.nbytes()),
+                 flops = 2.0 * static_cast<double>(rows.pairs * s_.heads * head);
+    const auto& b = rows.bounds;
+    const auto flash = [&] {
+      return at::_flash_attention_forward(q, k, v, b, b, s_.tokens, s_.tokens, 0, /*is_causal=*/true, false);
+    };
+    const auto flash_back = [&](const at::Tensor& y, const at::Tensor& sums) {
+      return at::_flash_attention_backward(dy, q, k, v, y, sums, b, b, s_.tokens, s_.tokens, 0, true, none,
+                                           none);
+    };
+    const auto [y, sums] = std::tuple(std::get<0>(flash()), std::get<1>(flash()));
+    rates_.measure("documents by flash", bytes, 2 * flops, [&](int64_t) { flash(); });
+    rates_.measure("documents by flash gradient", 2 * bytes, 5 * flops,
+                   [&](int64_t) { flash_back(y, sums); });
+    // Older versions build a plan in each call, and write beyond their memory in backward (docs/gpus.md).
+    if constexpr (TORCH_VERSION_MINOR < 15) return;
+    const auto cudnn = [&] {
+      return at::_cudnn_attention_forward(q, k, v, std::nullopt, b, b, s_.tokens, s_.tokens, true, 0, true,
+                                          false);
+    };
+    const auto cudnn_back = [&](const at::Tensor& of, const at::Tensor& log_sums) {
+      return at::_cudnn_attention_backward(dy, q, k, v, of, log_sums, none, none, {}, b, b, s_.tokens,
+                                           s_.tokens, 0, true);
+    };
+    const auto [y2, sums2] = std::tuple(std::get<0>(cudnn()), std::get<1>(cudnn()));
+    rates_.measure("documents by cuDNN", bytes, 2 * flops, [&](int64_t) { cudnn(); });
+    rates_.measure("documents by cuDNN gradient", 2 * bytes, 5 * flops,
+                   [&](int64_t) { cudnn_back(y2, sums2); });
+    const auto [dq, dk, dv] = flash_back(y, sums);
+    const auto [dq2, dk2, dv2] = cudnn_back(y2, sums2);
+    double apart = 0;
+    for (const auto& [one, other] : {std::pair(y, y2), {dq, dq2}, {dk, dk2}, {dv, dv2}}) {
+      const at::Tensor of = one.to(at::kFloat), difference = of - other.to(at::kFloat);
+      apart = std::max(apart, (difference.norm() / of.norm()).item<double>());
+    }
+    std::printf("documents by flash and cuDNN differ by %.3g\n", apart);
+    rates_.add_figure("documents_apart", apart);
   }
 
   const BlockSizes s_;

@@ -3,9 +3,8 @@
 // libtorch's FlashAttention (Dao: FlashAttention-2, 2023) on GPUs, called without libtorch's choice among its
 // kernels. On compute capability 9.0 and 10.0 libtorch prefers cuDNN, which builds a plan for every new
 // length (milliseconds of the host). This suits rows of one length (device_attention.h), but neither
-// documents nor texts that grow token by token. cuDNN's layout for documents is out of reach: libtorch 2.11
-// builds its plan in every call, and has too little memory for documents longer than a head is wide
-// (docs/gpus.md).
+// documents nor texts that grow token by token. cuDNN's layout for documents is not used:
+// libtorch 2.11 writes beyond its memory there, and with 2.15 it has yet to be measured (docs/gpus.md).
 
 #include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>
