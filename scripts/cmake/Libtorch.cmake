@@ -32,7 +32,8 @@ set_target_properties(libtorch::cpu PROPERTIES
 
 if(FSDP_WITH_CUDA)
   set(cuda_libraries "${torch_dir}/lib/libtorch_cuda.so" "${torch_dir}/lib/libc10_cuda.so"
-                     "${FSDP_LIBTORCH_DIR}/nvidia/cu13/lib/libcudart.so.13")
+                     "${FSDP_LIBTORCH_DIR}/nvidia/cu13/lib/libcudart.so.13"
+                     "${FSDP_LIBTORCH_DIR}/nvidia/cu13/lib/libcublasLt.so.13")
   foreach(library IN LISTS cuda_libraries)
     if(NOT EXISTS "${library}")
       message(FATAL_ERROR "${library} was expected and is not there; run scripts/install_dependencies --cuda")

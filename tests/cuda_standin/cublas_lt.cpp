@@ -13,6 +13,7 @@
 
 #include "cublas_handle.h"
 #include "products.h"
+#include "settings.h"
 #include "standin.h"
 
 namespace standin {
@@ -49,6 +50,7 @@ struct Description {
   long long depth(const Layout& a) const {
     return static_cast<long long>(get(CUBLASLT_MATMUL_DESC_TRANSA, 0) != CUBLAS_OP_N ? a.rows : a.columns);
   }
+  int epilogue() const { return get(CUBLASLT_MATMUL_DESC_EPILOGUE, int{CUBLASLT_EPILOGUE_DEFAULT}); }
   void set(int key, const void* value, size_t bytes) {
     const char* begin = static_cast<const char*>(value);
     attributes[key].assign(begin, begin + bytes);
@@ -80,18 +82,54 @@ std::string float8_obstacle(const Description& product, const Layout& a, const L
   return "";
 }
 
+bool has_beside(int epilogue) { return (epilogue & 128) != 0; }
+bool has_vector(int epilogue) {
+  return (epilogue & CUBLASLT_EPILOGUE_BIAS) != 0 || epilogue == CUBLASLT_EPILOGUE_BGRADA;
+}
+
+/// As cublasLt.h describes the attributes.
+std::string epilogue_obstacle(const Description& product, const Layout& d) {
+  const int epilogue = product.epilogue();
+  switch (epilogue) {
+    case CUBLASLT_EPILOGUE_DEFAULT:
+    case CUBLASLT_EPILOGUE_BIAS:
+    case CUBLASLT_EPILOGUE_BGRADA:
+    case CUBLASLT_EPILOGUE_GELU_AUX:
+    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+    case CUBLASLT_EPILOGUE_DGELU:
+      break;
+    default:
+      return std::to_string(epilogue) + " is not known here";
+  }
+  const auto address = [&](int key) {
+    return reinterpret_cast<uintptr_t>(product.get<const void*>(key, nullptr));
+  };
+  if (has_vector(epilogue) && address(CUBLASLT_MATMUL_DESC_BIAS_POINTER) == 0) return "it has no vector";
+  if (!has_beside(epilogue)) return "";
+  const auto leading = product.get(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t{0});
+  if (leading % 8 != 0 || leading < static_cast<int64_t>(d.rows)) return "the rows of what is beside";
+  if (d.type != CUDA_R_16BF && d.type != CUDA_R_16F) return "GELU of another type";
+  const uintptr_t beside = address(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER);
+  return beside != 0 && beside % 16 == 0 ? "" : "the address beside is null or no multiple of 16";
+}
+
 std::string obstacle(const Description& product, const Layout& a, const Layout& b, const Layout& d) {
   const bool transposed_a = product.get(CUBLASLT_MATMUL_DESC_TRANSA, 0) != CUBLAS_OP_N,
              transposed_b = product.get(CUBLASLT_MATMUL_DESC_TRANSB, 0) != CUBLAS_OP_N;
   const uint64_t m = transposed_a ? a.columns : a.rows, k = transposed_a ? a.rows : a.columns;
   const uint64_t n = transposed_b ? b.rows : b.columns, k_of_b = transposed_b ? b.columns : b.rows;
   if (k != k_of_b || d.rows != m || d.columns != n) return "cublasLt: the shapes do not fit";
-  if (const int epilogue = product.get(CUBLASLT_MATMUL_DESC_EPILOGUE, int{CUBLASLT_EPILOGUE_DEFAULT});
-      epilogue != CUBLASLT_EPILOGUE_DEFAULT && epilogue != CUBLASLT_EPILOGUE_BIAS) {
-    return "cublasLt: epilogue " + std::to_string(epilogue) + " is not known here";
-  }
+  if (const std::string why = epilogue_obstacle(product, d); !why.empty())
+    return "cublasLt, epilogue: " + why;
   const std::string why = a.is_float8() ? float8_obstacle(product, a, b, m, n, k) : "";
   return why.empty() ? why : "cublasLt, float8: " + why;
+}
+
+constexpr int kAlgorithms = 3;
+constexpr uint64_t kAlgorithmMark = 0x57414e44494eU;
+
+bool is_proposed(const cublasLtMatmulAlgo_t& algorithm) {
+  return algorithm.data[0] == kAlgorithmMark && algorithm.data[1] < kAlgorithms;
 }
 
 struct Memory {
@@ -121,13 +159,20 @@ Product product_of(const Description& description, const Memory& memory, const L
                   .b = operand(memory.b, of_b, op_b),
                   .d = operand(memory.d, of_d, CUBLAS_OP_N)};
   if (product.beta != 0) product.c = operand(memory.c, of_c, CUBLAS_OP_N);
-  if (description.get(CUBLASLT_MATMUL_DESC_EPILOGUE, int{CUBLASLT_EPILOGUE_DEFAULT}) ==
-      CUBLASLT_EPILOGUE_BIAS) {
+  const int epilogue = description.epilogue();
+  if (has_vector(epilogue)) {
     const auto type =
         static_cast<cudaDataType>(description.get(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, int32_t{of_d.type}));
-    const auto* data = description.get<const void*>(CUBLASLT_MATMUL_DESC_BIAS_POINTER, nullptr);
-    product.bias = {standin_view(data, of_d.rows * bytes_of(type), name), type};
-    product.bias.leading = product.m;
+    auto* data = description.get<void*>(CUBLASLT_MATMUL_DESC_BIAS_POINTER, nullptr);
+    Operand& vector = epilogue == CUBLASLT_EPILOGUE_BGRADA ? product.sums_of_a : product.bias;
+    vector = {standin_view(data, of_d.rows * bytes_of(type), name), type};
+    vector.leading = product.m;
+  }
+  if (has_beside(epilogue)) {
+    Layout beside = of_d;
+    beside.leading = description.get(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t{0});
+    (epilogue == CUBLASLT_EPILOGUE_DGELU ? product.gelu_input : product.gelu_input_to) = operand(
+        description.get<void*>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, nullptr), beside, CUBLAS_OP_N);
   }
   const auto scale = [&](cublasLtMatmulDescAttributes_t key) -> const float* {
     const auto* data = description.get<const void*>(key, nullptr);
@@ -201,34 +246,56 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t product,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
-                                              cublasLtMatmulPreference_t, int,
-                                              cublasLtMatmulHeuristicResult_t* result, int* found) {
+                                              cublasLtMatmulPreference_t, int most,
+                                              cublasLtMatmulHeuristicResult_t* results, int* found) {
   const std::string why = obstacle(own<Description>(product), own<Layout>(a), own<Layout>(b), own<Layout>(d));
-  *found = why.empty() ? 1 : 0;
+  *found = why.empty() ? std::min(most, kAlgorithms) : 0;
   if (!why.empty()) {
     standin_violation(why.c_str());
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
-  std::memset(result, 0, sizeof(*result));
-  result->state = CUBLAS_STATUS_SUCCESS;
+  for (int i = 0; i < *found; ++i) {
+    results[i] = {};
+    results[i].state = CUBLAS_STATUS_SUCCESS;
+    results[i].algo.data[0] = kAlgorithmMark;
+    results[i].algo.data[1] = static_cast<uint64_t>(i);
+  }
   return CUBLAS_STATUS_SUCCESS;
+}
+
+const char* cublasLtGetStatusString(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_SUCCESS ? "success" : "failure of the stand-in";
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, const void* alpha,
                               const void* a, cublasLtMatrixLayout_t layout_a, const void* b,
                               cublasLtMatrixLayout_t layout_b, const void* beta, const void* c,
                               cublasLtMatrixLayout_t layout_c, void* d, cublasLtMatrixLayout_t layout_d,
-                              const cublasLtMatmulAlgo_t*, void* workspace, size_t workspace_bytes,
+                              const cublasLtMatmulAlgo_t* algorithm, void* workspace, size_t workspace_bytes,
                               cudaStream_t stream) {
   const Layout &of_a = own<Layout>(layout_a), &of_b = own<Layout>(layout_b), &of_d = own<Layout>(layout_d);
   const std::string why = obstacle(own<Description>(product), of_a, of_b, of_d);
   if (!why.empty()) standin_violation(why.c_str());
+  if (algorithm != nullptr && !is_proposed(*algorithm)) {
+    standin_violation("cublasLtMatmul: an algorithm that cublasLtMatmulAlgoGetHeuristic has not proposed");
+  }
   const auto addresses =
       reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | reinterpret_cast<uintptr_t>(d);
   if (of_a.is_float8() && addresses % 16 != 0)
     standin_violation("cublasLt, float8: an address is no multiple of 16");
   if (workspace_bytes > 0) standin_view(workspace, workspace_bytes, "workspace of cublasLt");
-  const Range ranges[] = {{a, of_a.bytes()}, {b, of_b.bytes()}, {d, of_d.bytes(), true}};
+  const Description& description = own<Description>(product);
+  const int epilogue = description.epilogue();
+  std::vector<Range> ranges = {{a, of_a.bytes()}, {b, of_b.bytes()}, {d, of_d.bytes(), true}};
+  if (*static_cast<const float*>(beta) != 0 && c != d) ranges.push_back({c, own<Layout>(layout_c).bytes()});
+  if (has_vector(epilogue)) {
+    ranges.push_back({description.get<const void*>(CUBLASLT_MATMUL_DESC_BIAS_POINTER, nullptr),
+                      of_d.rows * bytes_of(of_d.type), epilogue == CUBLASLT_EPILOGUE_BGRADA});
+  }
+  if (has_beside(epilogue)) {
+    ranges.push_back({description.get<const void*>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, nullptr),
+                      of_d.bytes(), epilogue != CUBLASLT_EPILOGUE_DGELU});
+  }
   for (const Range& range : ranges) {
     if (range.bytes > 0) standin_view(range.data, range.bytes, "cublasLtMatmul");
   }
@@ -241,8 +308,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, co
     const Memory memory{a, b, c, d, *static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
     work = computed(product_of(own<Description>(product), memory, of_a, of_b, own<Layout>(layout_c), of_d));
   }
-  const char* const name = of_a.is_float8() ? "cublasLtMatmul, float8" : "cublasLtMatmul";
-  return standin_submit(name, stream, ranges, 3, std::move(work)) == 0 ? CUBLAS_STATUS_SUCCESS
-                                                                       : CUBLAS_STATUS_EXECUTION_FAILED;
+  const bool is_fastest =
+      algorithm != nullptr && standin::settings().fastest_algorithm == static_cast<long>(algorithm->data[1]);
+  const char* const name = of_a.is_float8() ? "cublasLtMatmul, float8"
+                           : is_fastest     ? kFastestProduct
+                                            : "cublasLtMatmul";
+  return standin_submit(name, stream, ranges.data(), static_cast<int>(ranges.size()), std::move(work)) == 0
+             ? CUBLAS_STATUS_SUCCESS
+             : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 }

@@ -20,7 +20,9 @@ std::set<CUevent_st*>& events() {
 }
 
 void pass(Moment& moment) {
-  moment.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  moment.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count() +
+      1e-3 * static_cast<double>(added_milliseconds);
   moment.passed = true;
 }
 

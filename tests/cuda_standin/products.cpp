@@ -6,6 +6,7 @@
 #include <c10/util/Half.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <vector>
 
@@ -60,6 +61,14 @@ bool write(const Operand& to, long long index, long long rows, long long columns
   });
 }
 
+constexpr double kGeluFactor = 0.7978845608028654;  // the root of 2 / pi
+double gelu_tanh(double x) { return std::tanh(kGeluFactor * (x + 0.044715 * x * x * x)); }
+double gelu(double x) { return 0.5 * x * (1 + gelu_tanh(x)); }
+double gelu_gradient(double x) {
+  const double t = gelu_tanh(x);
+  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * kGeluFactor * (1 + 3 * 0.044715 * x * x);
+}
+
 }  // namespace
 
 bool Product::compute() const {
@@ -88,6 +97,19 @@ bool Product::compute() const {
     if (bias.data != nullptr) {
       if (!read(bias, 0, m, 1, added)) return false;
       add(1, 1);
+    }
+    if (gelu_input_to.data != nullptr) {
+      if (!write(gelu_input_to, i, m, n, result)) return false;
+      for (double& x : result) x = gelu(x);
+    }
+    if (gelu_input.data != nullptr) {
+      if (!read(gelu_input, i, m, n, added)) return false;
+      for (size_t at = 0; at < result.size(); ++at) result[at] *= gelu_gradient(added[at]);
+    }
+    if (sums_of_a.data != nullptr) {
+      std::vector<double> sums(static_cast<size_t>(m));
+      for (size_t at = 0; at < left.size(); ++at) sums[at % sums.size()] += left[at];
+      if (!write(sums_of_a, 0, m, 1, sums)) return false;
     }
     if (!write(d, i, m, n, result)) return false;
   }

@@ -22,11 +22,14 @@ struct Operand {
 };
 
 /// d = alpha a b + beta c + bias, a and b times their scales. a: [m, k], b: [k, n], c and d: [m, n], bias:
-/// [m]
+/// [m]. Operands without data are none.
 struct Product {
   long long m = 0, n = 0, k = 0, batch = 1;
   double alpha = 1, beta = 0;
-  Operand a{}, b{}, c{}, d{}, bias{};                  ///< bias: without data if there is none
+  Operand a{}, b{}, c{}, d{}, bias{};
+  Operand gelu_input_to{};  ///< [m, n]: receives d, which then becomes gelu(d), in the tanh form
+  Operand gelu_input{};     ///< [m, n]: d is multiplied by gelu' of it
+  Operand sums_of_a{};      ///< [m]: receives the sums over k
   const float *scale_a = nullptr, *scale_b = nullptr;  ///< of float8 factors
 
   /// False for a type that is not known.

@@ -34,7 +34,7 @@ MODES = {"i": ("inline", {}),
 COMPARED = "ng"  # with the CPU
 PROGRAMS_WITH_NUMBERS = ("train", "resume", "evaluate", "generate")
 NUMBERS = ("loss", "grad_norm", "validation_loss", "validation_accuracy")
-GPU_ONLY = ("training.cuda_graphs=", "training.logits_mib=", "comm.backend=", "logging.nvtx=", "logging.memory_snapshot=")
+GPU_ONLY = ("training.cuda_graphs=", "training.logits_mib=", "training.product_trials=", "comm.backend=", "logging.nvtx=", "logging.memory_snapshot=")
 TIME_LIMIT = 250  # seconds of a program, which takes one or two where nothing else runs
 PINNED_BESIDE = 8192  # bytes of batches
 CONFIG = """

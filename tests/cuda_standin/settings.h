@@ -27,6 +27,7 @@ struct Settings {
   bool late = number("STANDIN_LATE", 0) != 0;
   long kernel_us = number("STANDIN_KERNEL_US", 0);
   long seed = number("STANDIN_SEED", 0);
+  long fastest_algorithm = number("STANDIN_FASTEST_ALGORITHM", -1);
   bool races = number("STANDIN_RACES", 0) != 0;
   bool stacks = number("STANDIN_STACKS", 1) != 0;
   bool kernel_names = number("STANDIN_KERNEL_NAMES", 0) != 0;

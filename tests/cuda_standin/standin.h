@@ -17,6 +17,9 @@ struct Range {
   bool writes = false;
 };
 
+/// Name of a product by STANDIN_FASTEST_ALGORITHM.
+inline constexpr const char* kFastestProduct = "cublasLtMatmul by the fastest algorithm";
+
 /// All addresses of a device.
 struct DeviceMemory {
   const char* seen;   ///< the first as the stand-in sees it

@@ -24,6 +24,9 @@ struct Moment {
   std::atomic<bool> passed{false};
   double seconds = 0;
 };
+
+/// Time that has passed for events besides the clock's (STANDIN_FASTEST_ALGORITHM).
+inline std::atomic<long> added_milliseconds = 0;
 }  // namespace standin
 
 struct CUstream_st {

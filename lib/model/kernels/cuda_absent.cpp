@@ -2,6 +2,7 @@
 
 #include "base/util/error.h"
 #include "model/kernels/cuda/kernels.h"
+#include "model/kernels/cuda/products.h"
 
 namespace fsdp::kernels::cuda {
 
@@ -22,5 +23,9 @@ void adam(Element, const AdamStep&) { FSDP_CHECK(false, "built without CUDA"); }
 void decide_outcome(const OutcomeDecision&) { FSDP_CHECK(false, "built without CUDA"); }
 
 void round_to_float8(const Float8Rounding&) { FSDP_CHECK(false, "built without CUDA"); }
+
+bool multiply_by_choice(ProductChoices&, const GpuProduct&, const std::function<void()>&) { return false; }
+
+std::string product_library(const at::Device&) { FSDP_CHECK(false, "built without CUDA"); }
 
 }  // namespace fsdp::kernels::cuda

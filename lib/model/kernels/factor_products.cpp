@@ -11,9 +11,11 @@
 #include <utility>
 
 #include "base/util/matrix_units.h"
+#include "model/kernels/cuda/products.h"
 #include "model/kernels/fused.h"
 #include "model/kernels/gradient_sink.h"
 #include "model/kernels/meta.h"
+#include "model/kernels/product_choices.h"
 #include "model/kernels/tile_product.h"
 
 namespace fsdp::kernels {
@@ -70,6 +72,23 @@ at::Tensor product_by_rows(const at::Tensor& a, const at::Tensor& b, const std::
 
 }  // namespace
 
+void multiply_on_gpu(at::Tensor c, const at::Tensor& a, const at::Tensor& b, bool adds,
+                     const at::Tensor& bias) {
+  const bool widens = c.scalar_type() != a.scalar_type();
+  const auto by_libtorch = [&] {
+    if (adds) {
+      widens ? at::addmm_out(c, c, a, b, c.scalar_type()) : at::addmm_out(c, c, a, b);
+    } else if (bias.defined()) {
+      at::addmm_out(c, bias, a, b);
+    } else {
+      widens ? at::mm_out(c, a, b, c.scalar_type()) : at::mm_out(c, a, b);
+    }
+  };
+  ProductChoices* const choices = product_choices(c.device());
+  const cuda::GpuProduct product{.c = c, .a = a, .b = b, .adds = adds, .bias = bias};
+  if (choices == nullptr || !cuda::multiply_by_choice(*choices, product, by_libtorch)) by_libtorch();
+}
+
 bool computes_here(const at::Tensor& x, Matmul matmul) {
   if (x.numel() == 0) return false;
   if (is_for_cuda(x)) return can_fuse(x);
@@ -96,6 +115,11 @@ void multiply_here(std::span<const ProductOf> products, const at::Tensor& b, Mat
 at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, Matmul matmul,
                       const std::optional<at::Tensor>& bias) {
   if (SampleSums::current() != nullptr) return product_by_rows(a, b, bias);
+  if (product_choices(a.device()) != nullptr) {
+    const at::Tensor c = at::empty({a.size(0), b.size(1)}, a.options());
+    multiply_on_gpu(c, a, b, /*adds=*/false, bias.value_or(at::Tensor()));
+    return c;
+  }
   const bool is_float = is_cpu_float(a);
   if (!is_float && !is_packed_for_tiles(a, matmul)) return bias ? at::addmm(*bias, a, b) : at::mm(a, b);
   if (is_float && (has_few_rows(a) || !multiplies_here(a, matmul))) return onednn_product(a, b.t(), bias);
@@ -141,6 +165,8 @@ std::vector<at::Tensor> sums_of_products(const std::vector<Summands>& summands, 
 void add_product_of(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, Matmul matmul) {
   if (SampleSums::current() != nullptr) {
     sum.add_(product_by_rows(a, b, std::nullopt));
+  } else if (sum.is_cuda()) {
+    multiply_on_gpu(sum, a, b, /*adds=*/true);
   } else if (!is_cpu_float(a) && !is_packed_for_tiles(a, matmul)) {
     sum.addmm_(a, b);
   } else if (has_few_rows(a)) {
@@ -157,11 +183,10 @@ bool multiplies_in_place(const at::Tensor& a, Matmul matmul) {
 void multiply_in_place(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool adds, Matmul matmul) {
   if (!is_for_cuda(a)) {
     multiply_here({.c = c, .a = a, .adds = adds}, b, matmul);
-  } else if (c.scalar_type() == a.scalar_type()) {
-    adds ? at::addmm_out(c, c, a, b) : at::mm_out(c, a, b);
+  } else if (a.is_meta() && c.scalar_type() != a.scalar_type()) {
+    note_product(a.size(0), b.size(1), a.size(1));
   } else {
-    if (a.is_meta()) return note_product(a.size(0), b.size(1), a.size(1));
-    adds ? at::addmm_out(c, c, a, b, c.scalar_type()) : at::mm_out(c, a, b, c.scalar_type());
+    multiply_on_gpu(c, a, b, adds);
   }
 }
 

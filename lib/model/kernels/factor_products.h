@@ -44,6 +44,11 @@ bool multiplies_in_place(const at::Tensor& a, Matmul matmul);
 /// Computes c = a b or, with `adds`, c += a b, by cuBLAS or by tiles. c is fp32 or has the type of a and b.
 void multiply_in_place(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool adds, Matmul matmul);
 
+/// Computes c = a b (+ bias) or, with `adds`, c += a b, on a GPU: by libtorch, or as its trials have chosen
+/// (product_choices.h). bias: undefined for none.
+void multiply_on_gpu(at::Tensor c, const at::Tensor& a, const at::Tensor& b, bool adds,
+                     const at::Tensor& bias = {});
+
 /// Returns a b; undefined if it was written to the weight's sink (gradient_sink.h).
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b, Matmul matmul);
 

@@ -15,6 +15,8 @@
 #include "model/kernels/factor_products.h"
 #include "model/kernels/gradient_sink.h"
 #include "model/kernels/meta.h"
+#include "model/kernels/product_choices.h"
+#include "model/kernels/product_epilogues.h"
 #include "model/kernels/recomputed.h"
 #include "model/kernels/reduce.h"
 
@@ -30,8 +32,9 @@ Matmul fastest_here() {
 class WeightProduct final : public torch::autograd::Function<WeightProduct> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor&,
-                            const at::Tensor&, const Parameters& parameters, bool transposed, Matmul matmul,
-                            bool recomputed, bool leaves_bias) {
+                            const at::Tensor&, const at::Tensor&, const Parameters& parameters,
+                            bool transposed, Matmul matmul, bool recomputed, bool leaves_bias,
+                            Addend* addend) {
     const BelowAutograd below;
     const at::Tensor &weight = parameters.tensors[0], &bias = parameters.tensors[1];
     const at::Tensor x = as_matrix(given);
@@ -41,7 +44,11 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
     context->saved_data["leaves_bias"] = leaves_bias;
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);
     if (recomputed) context->saved_data["shape"] = given.sizes();
-    return shaped(run(x, weight, bias, transposed, matmul), given);
+    const bool adds = addend != nullptr && product_choices(x.device()) != nullptr;
+    const at::Tensor y = adds ? product_with(x, transposed ? weight : flipped(weight), bias, *addend)
+                              : run(x, weight, bias, transposed, matmul);
+    context->saved_data["added"] = adds && addend->is_added;
+    return shaped(y, given);
   }
 
   static variable_list again(AutogradContext* context) {
@@ -62,21 +69,25 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
     const bool transposed = context->saved_data["transposed"].toBool();
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
     const at::Tensor dy = as_matrix(gradients[0]);
-    at::Tensor dx, dweight, dbias;
+    at::Tensor dx, dweight, dbias, dadded;
+    if (context->saved_data["added"].toBool()) dadded = gradients[0];
     if (context->needs_input_grad(0)) {
       dx = shaped(product_of(dy, transposed ? flipped(weight) : weight, matmul), gradients[0]);
     }
     if (makes_x) saved = operands_of(*context, OperandUse::kBackward, dx);
+    const bool wants_bias =
+        bias.defined() && !context->saved_data["leaves_bias"].toBool() && is_wanted(*context, 2, bias);
+    std::optional<LayerGradients> both;
     if (is_wanted(*context, 1, weight)) {
       const at::Tensor x = as_matrix(saved[0]);
-      dweight = transposed ? weight_gradient(weight, flipped(x), dy, matmul)
-                           : weight_gradient(weight, flipped(dy), x, matmul);
+      if (wants_bias && transposed) both = gradients_at_once(weight, bias, x, dy);
+      dweight = both         ? both->weight
+                : transposed ? weight_gradient(weight, flipped(x), dy, matmul)
+                             : weight_gradient(weight, flipped(dy), x, matmul);
       dweight = deliver(*context, 1, weight, dweight);
     }
-    if (bias.defined() && !context->saved_data["leaves_bias"].toBool() && is_wanted(*context, 2, bias)) {
-      dbias = deliver(*context, 2, bias, gradient_of_bias(dy, bias));
-    }
-    return {dx, dweight, dbias, {}, {}, {}, {}, {}};
+    if (wants_bias) dbias = deliver(*context, 2, bias, both ? both->bias : gradient_of_bias(dy, bias));
+    return {dx, dweight, dbias, dadded, {}, {}, {}, {}, {}, {}};
   }
 
  private:
@@ -88,10 +99,13 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
 };
 
 at::Tensor weight_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                          bool transposed, Matmul matmul, bool recomputed, bool leaves_bias = false) {
+                          bool transposed, Matmul matmul, bool recomputed, bool leaves_bias = false,
+                          Addend* given = nullptr) {
+  Addend* const addend = recomputed ? nullptr : given;  // it would have to be kept
   const at::Tensor y =
-      WeightProduct::apply(x, seen_parameter(weight, x), seen_parameter(bias, x), Parameters{{weight, bias}},
-                           transposed, matmul, recomputed, leaves_bias);
+      WeightProduct::apply(x, seen_parameter(weight, x), seen_parameter(bias, x),
+                           addend != nullptr ? addend->x : seen_parameter({}, x), Parameters{{weight, bias}},
+                           transposed, matmul, recomputed, leaves_bias, addend);
   if (recomputed) recompute_results<WeightProduct>(y);
   return y;
 }
@@ -178,10 +192,11 @@ at::Tensor autocast_operand(const at::Tensor& x) {
   return type && x.is_floating_point() ? x.to(*type) : x;
 }
 
-at::Tensor linear(const at::Tensor& given, const at::Tensor& given_weight, Matmul matmul, bool recomputed) {
+at::Tensor linear(const at::Tensor& given, const at::Tensor& given_weight, Matmul matmul, bool recomputed,
+                  Addend* addend) {
   const at::Tensor x = autocast_operand(given), weight = autocast_operand(given_weight);
   if (!computes_here(x, matmul)) return at::linear(x, weight);
-  return weight_product(x, weight, {}, false, matmul, recomputed);
+  return weight_product(x, weight, {}, false, matmul, recomputed, /*leaves_bias=*/false, addend);
 }
 
 std::vector<at::Tensor> linears(const at::Tensor& given, const std::vector<at::Tensor>& given_weights,
@@ -201,7 +216,7 @@ std::vector<at::Tensor> linears(const at::Tensor& given, const std::vector<at::T
 
 at::Tensor transposed_linear(const at::Tensor& given, const at::Tensor& given_weight,
                              const std::optional<at::Tensor>& given_bias, Matmul matmul, bool recomputed,
-                             bool leaves_bias) {
+                             bool leaves_bias, Addend* addend) {
   const at::Tensor x = autocast_operand(given), weight = autocast_operand(given_weight);
   const auto bias = given_bias ? std::optional(autocast_operand(*given_bias)) : std::nullopt;
   if (!computes_here(x, matmul)) {
@@ -211,7 +226,8 @@ at::Tensor transposed_linear(const at::Tensor& given, const at::Tensor& given_we
     const at::Tensor rows = x.reshape({-1, x.size(-1)});
     return (bias ? at::addmm(*bias, rows, weight) : at::mm(rows, weight)).view(shape);
   }
-  return weight_product(x, weight, bias.value_or(at::Tensor()), true, matmul, recomputed, leaves_bias);
+  return weight_product(x, weight, bias.value_or(at::Tensor()), true, matmul, recomputed, leaves_bias,
+                        addend);
 }
 
 at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}).contiguous(); }
@@ -225,8 +241,8 @@ at::Tensor shaped(const at::Tensor& product, at::IntArrayRef like) {
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, Matmul matmul) {
   at::NoGradGuard no_grad;
-  return !is_for_cuda(a) && computes_here(a, matmul) ? product_of(a, flipped(b), matmul)
-                                                     : at::mm(a, flipped(b));
+  const bool is_here = is_for_cuda(a) ? product_choices(a.device()) != nullptr : computes_here(a, matmul);
+  return is_here ? product_of(a, flipped(b), matmul) : at::mm(a, flipped(b));
 }
 
 void product_into(const at::Tensor& to, const at::Tensor& a, const at::Tensor& b, Matmul matmul) {

@@ -41,8 +41,13 @@ at::Tensor autocast_operand(const at::Tensor& x);
 
 // With `recomputed`, backward computes results again of products that are computed here (recomputed.h).
 
+// A product with an `addend` also adds that, if trials have chosen so (product_epilogues.h).
+
+struct Addend;
+
 /// Returns y = x W^T. x: [..., in], weight: [out, in] -> [..., out]
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul, bool recomputed = false);
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul, bool recomputed = false,
+                  Addend* addend = nullptr);
 
 /// Returns linear() for several weights. Products that are computed here pass over x and its gradient once.
 std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tensor>& weights, Matmul matmul,
@@ -52,7 +57,7 @@ std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tenso
 /// `leaves_bias`: the function that gets y computes the bias's gradient. Requires: computes_here().
 at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
                              const std::optional<at::Tensor>& bias, Matmul matmul, bool recomputed = false,
-                             bool leaves_bias = false);
+                             bool leaves_bias = false, Addend* addend = nullptr);
 
 // The following functions are for autograd functions, which take and return tensors of any dimensions: views
 // outside of them would be nodes of the graph, which cost the host more than a small product.

@@ -258,13 +258,15 @@ void Attention::recompute(const std::vector<std::string>& operations) {
   recomputes_attention_ = is_one(kAttention);
 }
 
-at::Tensor Attention::compute(const at::Tensor& x, const StageContext& context) {
+at::Tensor Attention::run(const at::Tensor& x, const StageContext& context, kernels::Addend* addend) const {
   Heads heads = heads_of(x, context);
-  if (heads.attended.defined()) return output_->forward(heads.attended, &context);
+  if (heads.attended.defined()) return output_->forward(heads.attended, &context, addend);
   if (const auto& parallel = q_->parallel()) heads.first = parallel->ranks.rank() * heads.q.size(2);
   const AttentionOptions way{
       .scores = scores_, .dropout = dropout_, .compute = compute_, .recomputed = recomputes_attention_};
-  if (context.cache == nullptr) return output_->forward(causal_attention(heads, way, context), &context);
+  if (context.cache == nullptr) {
+    return output_->forward(causal_attention(heads, way, context), &context, addend);
+  }
   const bool first = context.cache->length() == 0;
   const auto [keys, values] = context.cache->append(*this, heads.k, heads.v);
   return output_->forward(first ? causal_attention(heads, way, context)

@@ -26,6 +26,11 @@ class Attention final : public Stage {
   static constexpr const char* kAttention = "attention";      ///< attention of the queries, keys and values
   static constexpr const char* kOutput = "attention_output";  ///< the output projection
 
+  /// forward() of a stage without hooks, whose last product may add the addend.
+  at::Tensor forward_adding(const at::Tensor& x, const StageContext& context, kernels::Addend& addend) const {
+    return run(x, context, &addend);
+  }
+
   /// q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim]
   struct Heads {
     at::Tensor q = {}, k = {}, v = {};
@@ -35,9 +40,13 @@ class Attention final : public Stage {
   };
 
  protected:
-  at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
+  at::Tensor compute(const at::Tensor& x, const StageContext& context) override {
+    return run(x, context, nullptr);
+  }
 
  private:
+  /// x: [B, T, D]
+  at::Tensor run(const at::Tensor& x, const StageContext& context, kernels::Addend* addend) const;
   /// x: [B, T, D]
   Heads heads_of(const at::Tensor& x, const StageContext& context) const;
   /// Queries, keys and values of three weights by one product; nothing where that is not possible.

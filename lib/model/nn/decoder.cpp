@@ -17,6 +17,8 @@
 #include "model/families/option_rules.h"
 #include "model/families/rotary_scaling.h"
 #include "model/kernels/meta.h"
+#include "model/kernels/product_choices.h"
+#include "model/kernels/product_epilogues.h"
 #include "model/kernels/sample_sums.h"
 #include "model/nn/attention.h"
 #include "model/nn/decoder_plan.h"
@@ -85,18 +87,32 @@ class DecoderBlock final : public Stage {
     };
     const auto [x, attention_input] =
         before_attention_ ? before_attention_->forward_beside(given) : std::pair(given, given);
+    // Where nothing else is done with a layer's result, its last product may add what the result is added to.
+    const bool adds = kernels::product_choices(x.device()) != nullptr && !is_parallel_ && multiplier_ == 1 &&
+                      (hidden_dropout_ == 0 || !context.dropout);
+    kernels::Addend to_attention{.x = x, .is_in_another_pass = before_feed_forward_ != nullptr};
     const at::Tensor attention =
-        result_of(*attention_, attention_input, DropoutPlace::kAttentionOutput, after_attention_);
+        adds && !after_attention_ && !attention_->has_hooks()
+            ? attention_->forward_adding(attention_input, context, to_attention)
+            : result_of(*attention_, attention_input, DropoutPlace::kAttentionOutput, after_attention_);
     const auto feed_forward = [&](const at::Tensor& input) {
       return result_of(*feed_forward_, input, DropoutPlace::kFeedForwardOutput, after_feed_forward_);
     };
     if (is_parallel_) return x + attention + feed_forward(normed(before_feed_forward_, x));
+    const auto with_feed_forward = [&](const at::Tensor& attended, const at::Tensor& input) {
+      auto* dense = adds && !after_feed_forward_ ? dynamic_cast<FeedForward*>(feed_forward_.get()) : nullptr;
+      if (dense == nullptr || dense->has_hooks()) return attended + feed_forward(input);
+      kernels::Addend to_result{.x = attended};
+      const at::Tensor result = dense->forward_adding(input, context, to_result);
+      return to_result.is_added ? result : attended + result;
+    };
     if (!before_feed_forward_) {
-      const at::Tensor attended = x + attention;
-      return attended + feed_forward(attended);
+      const at::Tensor attended = to_attention.is_added ? attention : x + attention;
+      return with_feed_forward(attended, attended);
     }
-    auto [attended, input] = before_feed_forward_->forward_with(x, attention);
-    return attended + feed_forward(input);
+    auto [attended, input] = to_attention.is_added ? before_feed_forward_->forward_beside(attention)
+                                                   : before_feed_forward_->forward_with(x, attention);
+    return with_feed_forward(attended, input);
   }
 
  private:

@@ -15,6 +15,7 @@
 #include "base/util/text.h"
 #include "model/kernels/float8.h"
 #include "model/kernels/fused.h"
+#include "model/kernels/gelu_feed_forward.h"
 #include "model/kernels/joined_linear.h"
 #include "model/kernels/meta.h"
 #include "model/kernels/sample_sums.h"
@@ -51,7 +52,13 @@ Linear::Linear(int64_t in_features, int64_t out_features, const Compute& compute
   if (form.biased || transposed_) bias_ = register_parameter("bias", empty_parameter({out_features}));
 }
 
-at::Tensor Linear::forward(const at::Tensor& given, const StageContext* context) const {
+at::Tensor Linear::forward(const at::Tensor& given, const StageContext* context,
+                           kernels::Addend* addend) const {
+  if (addend != nullptr && is_plain_on_gpu(given) && (transposed_ || !bias_.defined())) {
+    return transposed_ ? kernels::transposed_linear(given, weight_, bias_, compute_.matmul, recomputed_,
+                                                    /*leaves_bias=*/false, addend)
+                       : kernels::linear(given, weight_, compute_.matmul, recomputed_, addend);
+  }
   if (adapter_) return with_bias(adapted_product(given, context));  // not parallel: see add_lora()
   const at::Tensor x = parallel_ ? parallel_->enter(given) : given;
   if (parallel_ && parallel_->sums) {
@@ -67,13 +74,15 @@ at::Tensor Linear::forward_without_bias(const at::Tensor& x, const StageContext*
 }
 
 at::Tensor Linear::forward_leaving_bias(const at::Tensor& x) const {
-  const bool is_plain = transposed_ && compute_.fused && !adapter_ && !parallel_ && !quantization_;
-  if (!is_plain || !kernels::is_for_cuda(x) || !kernels::can_fuse(x) || x.numel() == 0 ||
-      multiplies_float8(x) || x.scalar_type() != bias_.scalar_type() ||
-      !kernels::autocast_operand(x).is_same(x)) {
-    return {};
-  }
+  if (!transposed_ || !is_plain_on_gpu(x)) return {};
   return kernels::transposed_linear(x, weight_, bias_, compute_.matmul, recomputed_, /*leaves_bias=*/true);
+}
+
+bool Linear::is_plain_on_gpu(const at::Tensor& x) const {
+  return compute_.fused && !adapter_ && !parallel_ && !quantization_ && kernels::is_for_cuda(x) &&
+         kernels::can_fuse(x) && x.numel() > 0 && !multiplies_float8(x) &&
+         x.scalar_type() == (bias_.defined() ? bias_ : weight_).scalar_type() &&
+         kernels::autocast_operand(x).is_same(x);
 }
 
 at::Tensor Linear::delta(const at::Tensor& x, const at::Tensor& base, const StageContext* context) const {
@@ -374,32 +383,37 @@ at::Tensor FeedForward::activated(const at::Tensor& x) const {
   FSDP_CHECK(false, "unknown activation");
 }
 
-at::Tensor FeedForward::compute(const at::Tensor& x, const StageContext& given) {
+at::Tensor FeedForward::run(const at::Tensor& x, const StageContext& given, kernels::Addend* addend) const {
   const StageContext* context = &given;
   if (!gate_ && !joined_) {
     if (!up_->is_transposed() || !compute_.fused || !kernels::can_fuse(x)) {
-      return down_->forward(activated(up_->forward(x, context)), context);
+      return down_->forward(activated(up_->forward(x, context)), context, addend);
+    }
+    const kernels::GeluFeedForwardLayers layers{up_->weight(), up_->bias(), down_->weight(), down_->bias()};
+    if (up_->is_plain_on_gpu(x) && down_->is_plain_on_gpu(x) && !up_->is_recomputed() &&
+        !recomputes_activation_ && kernels::can_feed_forward(x, layers)) {
+      return kernels::gelu_feed_forward(x, layers, compute_.matmul, addend);
     }
     const at::Tensor product = up_->forward_without_bias(x, context),
                      bias = up_->bias().to(product.scalar_type());
     return down_->forward(kernels::can_fuse(product)
                               ? kernels::bias_gelu(product, bias, recomputes_activation_)
                               : at::gelu(product + bias, "tanh"),
-                          context);
+                          context, addend);
   }
   const bool is_silu = activation_ == Activation::kSilu;
   if (const at::Tensor joined =
           is_silu && gate_ ? forward_joined(x, {gate_.get(), up_.get()}, context) : at::Tensor();
       joined.defined()) {
-    return down_->forward(kernels::joined_swiglu(joined, recomputes_activation_), context);
+    return down_->forward(kernels::joined_swiglu(joined, recomputes_activation_), context, addend);
   }
   const auto both = gate_ ? forward_all(x, {gate_.get(), up_.get()}, context)
                           : up_->forward(x, context).chunk(2, /*dim=*/-1);
   const at::Tensor &gate = both[0], &up = both[1];
   if (is_silu && compute_.fused && kernels::can_fuse(gate)) {
-    return down_->forward(kernels::swiglu(gate, up, recomputes_activation_), context);
+    return down_->forward(kernels::swiglu(gate, up, recomputes_activation_), context, addend);
   }
-  return down_->forward(activated(gate) * up, context);
+  return down_->forward(activated(gate) * up, context, addend);
 }
 
 }  // namespace fsdp::nn

@@ -66,14 +66,18 @@ class Linear : public torch::nn::Module {
  public:
   Linear(int64_t in_features, int64_t out_features, const Compute& compute = {}, const LinearForm& form = {});
   /// x: [..., in_features] -> [..., out_features]. `context`: of a stage that trains, for dropout in
-  /// adapters.
-  at::Tensor forward(const at::Tensor& x, const StageContext* context = nullptr) const;
+  /// adapters. `addend`: what the product may add; null for none.
+  at::Tensor forward(const at::Tensor& x, const StageContext* context = nullptr,
+                     kernels::Addend* addend = nullptr) const;
   /// forward() without the bias, which the caller's next kernel adds. Requires: transposed, no sum over
   /// ranks.
   at::Tensor forward_without_bias(const at::Tensor& x, const StageContext* context = nullptr) const;
   /// forward() for a caller whose next kernel computes the bias's gradient; undefined where forward() must:
   /// on the CPU, and where the result is not one product of this rank.
   at::Tensor forward_leaving_bias(const at::Tensor& x) const;
+  /// Whether the layer is one product of this rank on a GPU, in the type of x.
+  bool is_plain_on_gpu(const at::Tensor& x) const;
+  bool is_recomputed() const { return recomputed_; }
   const at::Tensor& weight() const { return weight_; }
   const at::Tensor& bias() const { return bias_; }
   bool is_transposed() const { return transposed_; }
@@ -265,13 +269,21 @@ class FeedForward final : public Stage {
   std::vector<std::string> recomputable() const override { return {kUp, kActivation}; }
   void recompute(const std::vector<std::string>& operations) override;
 
+  /// forward() of a stage without hooks, whose last product may add the addend.
+  at::Tensor forward_adding(const at::Tensor& x, const StageContext& context, kernels::Addend& addend) const {
+    return run(x, context, &addend);
+  }
+
   static constexpr const char* kUp = "up";  ///< products of gate and up
   static constexpr const char* kActivation = "activation";
 
  protected:
-  at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
+  at::Tensor compute(const at::Tensor& x, const StageContext& context) override {
+    return run(x, context, nullptr);
+  }
 
  private:
+  at::Tensor run(const at::Tensor& x, const StageContext& context, kernels::Addend* addend) const;
   at::Tensor activated(const at::Tensor& x) const;
 
   std::string type_name_;

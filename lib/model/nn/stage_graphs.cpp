@@ -18,6 +18,7 @@
 #include "base/util/log.h"
 #include "base/util/text.h"
 #include "model/kernels/gradient_sink.h"
+#include "model/kernels/product_choices.h"
 #include "model/nn/parallelize.h"
 
 namespace fsdp::nn {
@@ -346,7 +347,9 @@ class StageGraphs final : public StageHook {
   at::Tensor around(Stage&, const at::Tensor& input, const Next& next) override {
     const StageContext& context = next.context();
     if (!at::GradMode::is_enabled() || context.dropout || context.cache != nullptr) return next(input);
-    if (plain_passes_ < kPassesBeforeGraphs) {
+    // A graph would keep the algorithms of products, which trials may yet choose.
+    const kernels::ProductChoices* const products = kernels::product_choices(input.device());
+    if (plain_passes_ < kPassesBeforeGraphs || (products != nullptr && !products->is_settled())) {
       ++plain_passes_;
       return next(input);
     }

@@ -5,6 +5,7 @@
 #include "base/util/library_pages.h"
 #include "base/util/start_clock.h"
 #include "base/util/text.h"
+#include "run/train/product_trials.h"
 #include "run/train/step_profile.h"
 #include "run/train/trainer.h"
 #include "shard/engine/rank_checks.h"
@@ -131,7 +132,8 @@ class RunEnd final : public StepObserver {
 }  // namespace
 
 /// Returns the observers in the order in which they act. Collective are the ends of steps that stop the run,
-/// the comparisons of ranks and of replicas, validations, samples, saves and the decisions to end the run.
+/// the trials of products, the comparisons of ranks and of replicas, validations, samples, saves and the
+/// decisions to end the run.
 StepObservers Trainer::make_observers() {
   StepObservers observers;
   const auto add = [&](StepCalls::Calls calls) {
@@ -145,6 +147,7 @@ StepObservers Trainer::make_observers() {
     add({.begin = [paces](int64_t) { paces->begin_step(); }, .end = [paces](int64_t) { paces->end_step(); }});
   }
   add({.begin = [this](int64_t step) { run_.faults.at(FaultPlace::kStep, step); }});
+  if (auto trials = make_product_trials(run_)) observers.push_back(std::move(trials));
   if (trace_) add({.begin = [this](int64_t step) { trace_->begin_step(step); }});
   add({.end = [](int64_t) { util::end_start_record(); }});
   const auto profile =

@@ -77,6 +77,7 @@ struct TrainingOptions {
   bool fused_kernels = true;
   int64_t logits_mib = 0;  ///< of the head at a time on a GPU; 0: plan::choose_logits_mib()
   util::Named<nn::MatmulChoice> matmul = nn::MatmulChoice::kAuto;
+  bool product_trials = false;                             ///< model/kernels/product_choices.h
   util::Named<Float8Recipe> float8 = Float8Recipe::kNone;  ///< nn/float8.h
   std::vector<std::string> float8_exclude;  ///< patterns of weights whose layers do not use float8
   bool cuda_graphs = false;                 ///< model/nn/stage_graphs.h

@@ -77,6 +77,11 @@ std::vector<Key> training_keys() {
        "library for matrix products on the CPU: MKL, oneDNN, or amx: the matrix units of the cores (Intel AMX), "
        "with fp32 split into three bf16 parts; auto: the last of these that is available",
        is_not("training.device", "cuda")},
+      {KEY(training, product_trials),
+       "in the first step, compute each 16-bit product on a GPU by several of cublasLt's algorithms, also together "
+       "with what follows it, and use the fastest from then on, on all ranks those of the first; products.json in "
+       "the output folder keeps the choices; with training.deterministic only those of that file are used",
+       is_not("training.device", "cpu")},
       {KEY(training, float8),
        "tensorwise: linear layers multiply in 8-bit floating point, scaled tensor by tensor, on GPUs from "
        "compute capability 8.9; on the CPU for tests only"},

@@ -147,6 +147,8 @@ const std::map<std::string, Row>& rows() {
        {"2048", {none, {"training.device = \"cuda\""}}, {{"training.device = \"cpu\""}}}},
       {"training.matmul",
        {"\"onednn\"", {none, {"training.device = \"cpu\""}}, {{"training.device = \"cuda\""}}}},
+      {"training.product_trials",
+       {"true", {none, {"training.device = \"cuda\""}}, {{"training.device = \"cpu\""}}}},
       {"training.float8_exclude",
        {"[\"*.0.*\"]",
         {{"training.float8 = \"tensorwise\"", "mixed_precision.param_dtype = \"bfloat16\""}},

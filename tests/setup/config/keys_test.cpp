@@ -176,6 +176,7 @@ const std::map<std::string, Sample>& samples() {
       {"training.fused_kernels", {"false", "0"}},
       {"training.logits_mib", {"2048", "-1"}},
       {"training.matmul", {"\"onednn\"", "\"blas\""}},
+      {"training.product_trials", {"true", "1"}},
       {"training.float8", {"\"tensorwise\"", "\"rowwise\"", {"mixed_precision.param_dtype=\"bfloat16\""}}},
       {"training.float8_exclude",
        {"[\"*.0.*\"]",
