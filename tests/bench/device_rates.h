@@ -27,6 +27,7 @@ struct BlockSizes {
   std::string device = "cuda", architecture = "llama";
   int64_t rows = 8192, tokens = 2048, width = 2048, key_width = 2048, heads = 16, inner = 5504;
   int64_t vocabulary = 32000, milliseconds = 30;  ///< milliseconds: of each measurement
+  int64_t trials = 0;                             ///< 1: gemm_bench lets trials choose
 
   static BlockSizes read(int count, char** words) {
     BlockSizes sizes;
@@ -36,6 +37,7 @@ struct BlockSizes {
                                                              {"key_width", &sizes.key_width},
                                                              {"heads", &sizes.heads},
                                                              {"inner", &sizes.inner},
+                                                             {"trials", &sizes.trials},
                                                              {"vocabulary", &sizes.vocabulary},
                                                              {"milliseconds", &sizes.milliseconds}};
     for (int i = 1; i < count; ++i) {

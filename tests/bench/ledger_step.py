@@ -16,16 +16,18 @@ CHANGES = {
     "bias-with-dqkv": "the kernel that writes dq, dk and dv side by side sums them for the bias (without rotary)",
     "dqkv-in-place": "attention's backward writes dq, dk and dv side by side (without rotary)",
     "norm1-two-outputs": "norm1 is a node with the outputs {x, norm1(x)}, whose gradient is one kernel",
-    "residual-in-norm": "a block's last residual add is part of the next norm",
     "adamw-copy": "AdamW writes the bf16 copy that gathers take; no casts",
     "squares-beside": "squares of gradients unit by unit on the communication stream, beside backward",
     "head-one-chunk": "the head takes all rows at once where memory allows",
     "head-into-sink": "where the head takes all rows at once, the product adds its weight's gradient to the fp32 gradients",
     "bf16-moments": "AdamW keeps m and v in bf16",
-    "product-epilogues": "cuBLAS's epilogues compute bias gradients, GELU and its gradient",
+    "residual-in-product": "the products of o and down add what their results are to be added to",
+    "product-epilogues": "cublasLt's epilogues compute GELU, its gradient and the gradients of the biases of o, up and down",
     "products-by-trial": "cublasLt's algorithms by trial (assumed: 3 % faster)",
 }
-BY_A_KEY = {"bf16-moments": 'optimizer.state_dtype="bfloat16"'}
+PRODUCT_TRIALS = "training.product_trials=true"
+BY_A_KEY = {"bf16-moments": 'optimizer.state_dtype="bfloat16"', "residual-in-product": PRODUCT_TRIALS, "product-epilogues": PRODUCT_TRIALS,
+            "products-by-trial": PRODUCT_TRIALS}
 IN_THE_CODE = ("fast-sigmoid", "joined-totals", "rotary-into-dqkv", "bias-with-dqkv", "norm1-two-outputs", "adamw-copy", "squares-beside",
                "head-one-chunk", "head-into-sink")
 
@@ -202,13 +204,17 @@ class Step:
             self.add("F embedding", "add", "head", bytes=2 * self.activation)
         for layer in range(m.layers):
             self.cast("F casts of shards", self.of_block)
-            self.forward_norm1("F norm1", layer)
+            self.add("F norm1", self.norm, bytes=2 * self.activation)
             self.product("F qkv", self.tokens, self.qkv, m.hidden)
             if not self.is_gpt2:
                 self.add("F rotary", "rotary", bytes=4.0 * self.tokens * (m.hidden + m.key_width()))
             self.add("F attention", "attention", "attention", flops=self.attention_flops())
             self.product("F o", self.tokens, m.hidden, m.hidden)
-            self.add("F add + norm2", self.norm, bytes=4 * self.activation)
+            if self.has("residual-in-product"):
+                self.in_epilogue("F residual adds in products", self.activation)
+                self.add("F norm2", self.norm, bytes=2 * self.activation)
+            else:
+                self.add("F add + norm2", self.norm, bytes=4 * self.activation)
             if self.is_gpt2:
                 self.product("F up", self.tokens, m.intermediate, m.hidden)
                 self.activated("F GELU", "gelu", 2)
@@ -216,12 +222,10 @@ class Step:
                 self.product("F gate, up", self.tokens, 2 * m.intermediate, m.hidden)
                 self.activated("F SwiGLU", "swiglu", 3)
             self.product("F down", self.tokens, m.hidden, m.intermediate)
-            if not self.has("residual-in-norm"):
+            if self.has("residual-in-product"):
+                self.in_epilogue("F residual adds in products", self.activation)
+            else:
                 self.add("F residual add", "add", bytes=3 * self.activation)
-
-    def forward_norm1(self, row, layer):
-        joins = self.has("residual-in-norm") and layer > 0
-        self.add(row, self.norm, bytes=(4 if joins else 2) * self.activation)
 
     def chunks(self):
         if self.has("head-one-chunk"):
@@ -242,7 +246,7 @@ class Step:
             for part in parts:
                 self.product("head: dW", part, m.hidden, rows, to=to, group="head")
 
-        self.forward_norm1("F last norm", m.layers)
+        self.add("F last norm", self.norm, bytes=2 * self.activation)
         self.small("zeros, ones, positions and counts", "count")
         for rows in chunks:
             for part in parts:
@@ -280,7 +284,6 @@ class Step:
 
     def backward(self):
         m = self.model
-        # The last norm's input has no other use, a residual that joins a norm has.
         self.norm_gradient("B last norm", 3)
         for layer in reversed(range(m.layers)):
             if layer + 1 < m.layers:  # the last block's parameters are kept
@@ -301,9 +304,10 @@ class Step:
             self.add("B attention", "attention", "attention", flops=2.5 * self.attention_flops())
             joins = self.gradient_of_qkv()
             self.gradients("qkv", self.qkv, m.hidden)
-            if not joins:
-                self.bias_gradient(self.qkv)
-            if self.has("norm1-two-outputs") or self.has("residual-in-norm") and layer > 0:
+            if not joins and self.is_gpt2:
+                self.add("B bias gradients", "bias gradient", bytes=2.0 * self.tokens * self.qkv)
+                self.add("B totals of norms and biases", "total", bytes=4.0 * self.parts * self.qkv)
+            if self.has("norm1-two-outputs"):
                 self.norm_gradient("B norm1, with its other gradient", 4)
             else:
                 self.norm_gradient("B norm1", 3)
