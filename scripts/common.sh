@@ -3,6 +3,7 @@ set -euo pipefail
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 program=$(basename "$0")
 deps=${FSDP_DEPS_DIR:-$project/.deps}
+libtorch_version=$(<"$(dirname "${BASH_SOURCE[0]}")/libtorch-version")  # the pinned one
 
 # The folder of the programs: that of the build, or, for scripts in PREFIX/share/fsdp, PREFIX/bin.
 programs() { if [ -f "$project/CMakeLists.txt" ]; then echo "$project/build/bin"; else realpath "$project/../../bin"; fi; }

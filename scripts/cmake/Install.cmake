@@ -59,7 +59,7 @@ file(WRITE "${PROJECT_BINARY_DIR}/fsdp-quickstart"
 install(PROGRAMS "${PROJECT_BINARY_DIR}/fsdp-quickstart" DESTINATION bin COMPONENT programs)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/configs" DESTINATION share/fsdp COMPONENT programs)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/scripts" DESTINATION share/fsdp COMPONENT programs USE_SOURCE_PERMISSIONS
-        FILES_MATCHING PATTERN "common.sh" PATTERN "quickstart" PATTERN "*shakespeare*" PATTERN "launch_*"
+        FILES_MATCHING PATTERN "common.sh" PATTERN "libtorch-version" PATTERN "quickstart" PATTERN "*shakespeare*" PATTERN "launch_*"
         PATTERN "chat_example" PATTERN "follow_metrics"
         PATTERN "cmake" EXCLUDE PATTERN "wheel" EXCLUDE)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs" DESTINATION share/doc/fsdp-toolkit COMPONENT programs

@@ -11,6 +11,10 @@ if(NOT EXISTS "${torch_dir}/lib/libtorch_cpu.so")
 endif()
 # Of the CUDA flavour a link to the headers of the other: under one name, what is compiled for one serves both (ccache).
 file(REAL_PATH "${torch_dir}/include" torch_include)
+file(STRINGS "${torch_include}/torch/headeronly/version.h" libtorch_numbers REGEX "^#define TORCH_VERSION_(MAJOR|MINOR) [0-9]+")
+string(REGEX REPLACE "[^;]* ([0-9]+)" "\\1" libtorch_numbers "${libtorch_numbers}")
+list(JOIN libtorch_numbers "." libtorch_numbers)
+set(FSDP_LIBTORCH_MINOR_VERSION "${libtorch_numbers}" CACHE INTERNAL "As in 2.15: what is built needs the same")
 
 # Headers that stand alone, for what must not load the library.
 add_library(libtorch::headers INTERFACE IMPORTED GLOBAL)

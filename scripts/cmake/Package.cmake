@@ -20,9 +20,9 @@ Programs that train transformer language models on CPUs, on one host or many,
 and convert, verify and sample what was trained. fsdp-quickstart trains a small one.")
 set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION "libraries and headers to embed fsdp in C++ programs
 find_package(fsdp) gives the static libraries of fsdp-toolkit as CMake targets.")
-set(CPACK_COMPONENT_LIBTORCH_RUNTIME_DESCRIPTION "libtorch 2.11 for fsdp-toolkit
+set(CPACK_COMPONENT_LIBTORCH_RUNTIME_DESCRIPTION "libtorch ${FSDP_LIBTORCH_MINOR_VERSION} for fsdp-toolkit
 The CPU half of PyTorch's C++ library, in a folder of its own.")
-set(CPACK_COMPONENT_LIBTORCH_HEADERS_DESCRIPTION "headers of libtorch 2.11 for fsdp-toolkit-dev
+set(CPACK_COMPONENT_LIBTORCH_HEADERS_DESCRIPTION "headers of libtorch ${FSDP_LIBTORCH_MINOR_VERSION} for fsdp-toolkit-dev
 The headers of PyTorch's C++ library, in a folder of its own.")
 set(CPACK_COMPONENT_MPI_DESCRIPTION "communication over MPI for fsdp-toolkit
 The module of comm.backend = mpi, for the MPI that this package depends on.")

@@ -1,4 +1,4 @@
-# The wheel fsdp-toolkit: scripts/package puts the programs into fsdp_toolkit/bin and gives the version.
+# The wheel fsdp-toolkit: scripts/package puts the programs into fsdp_toolkit/bin and gives the versions.
 import os
 
 from setuptools import Distribution, setup
@@ -24,7 +24,7 @@ setup(
     package_data={"fsdp_toolkit": ["bin/*", "lib/**", "share/**"]},
     entry_points={"console_scripts": [f"fsdp-{name} = fsdp_toolkit:main" for name in programs]},
     python_requires=">=3.10",
-    install_requires=["torch==2.11.*"],
+    install_requires=[f"torch=={os.environ['FSDP_LIBTORCH_VERSION']}.*"],
     distclass=WithPrograms,
     cmdclass={"bdist_wheel": ForAnyPython},
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "RESULTS.md"
+PINNED_LIBTORCH = HERE / "../../scripts/libtorch-version"
 
 
 def first_match(path, pattern, default="unknown"):
@@ -44,7 +45,7 @@ def describe_machine(flags=""):
     compiler = output_of("g++", "-dumpfullversion") or "unknown"
     text = (f"{datetime.date.today().isoformat()}, {source}; {model} (family {family}; {', '.join(vectors)}), "
             f"{len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB, Linux {os.uname().release.split('-')[0]}, "
-            f"g++ {compiler}, libtorch 2.11.0")
+            f"g++ {compiler}, libtorch {PINNED_LIBTORCH.read_text(encoding='utf-8').strip()}")
     return text + (f"; {flags}" if flags else "") + "."
 
 

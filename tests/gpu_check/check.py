@@ -36,11 +36,12 @@ def parse_arguments():
     p.add_argument("--steps", help=f"of {', '.join(names)} (all)")
     p.add_argument("--configurations", help="of tests/cuda_standin/matrix.txt, for the step of that name (all that have losses)")
     p.add_argument("--minutes", type=float, default=20, help="that all steps may take (20)")
-    p.add_argument("--libtorch", type=Path, help="the folder that contains torch/ and nvidia/ of torch 2.11 for CUDA 13, such as "
-                                                 "a site-packages (.deps/, or the packages of this Python)")
+    p.add_argument("--libtorch", type=Path, help="the folder that contains torch/ and nvidia/ of torch "
+                                                 f"{libtorch.VERSION} for CUDA 13, such as a site-packages (.deps/, or the packages of "
+                                                 "this Python)")
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a trial without a GPU")
     p.add_argument("--pack", type=Path, metavar="DIR", help="make a folder of at most 64 MB to take to another machine, which "
-                                                            "has libtorch 2.11, and end")
+                                                            "has the libtorch that they were built with, and end")
     p.add_argument("--b", type=Path, metavar="FOLDER", help="with --pack: programs of another build, with which scripts/gpu_visit "
                                                             "compares")
     p.add_argument("--bin", type=Path, required=True, help=argparse.SUPPRESS)

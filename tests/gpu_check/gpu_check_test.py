@@ -191,7 +191,7 @@ class OfAGpu(Checks):
         (self.folder / "kept/file").touch()
         self.assertEqual(self.check("--output", "kept")[0], 2)
         self.assertEqual(self.check("--libtorch", str(self.folder))[0], 1)
-        self.assertRegex(self.said, r"\Agpu_check: expected libtorch 2.11 .*torch/lib/libtorch_cuda.so is missing; .*\n\Z")
+        self.assertRegex(self.said, rf"\Agpu_check: expected libtorch {re.escape(libtorch.VERSION)} .*torch/lib/libtorch_cuda.so is missing; .*\n\Z")
         self.assertFalse((self.folder / "report").exists())
 
 
@@ -227,6 +227,10 @@ class OfTheCpu(Checks):
 
 
 class Libtorch(unittest.TestCase):
+    def test_is_pinned_in_the_version_of_its_wheels(self):
+        for name in ("libtorch-cpu.txt", "libtorch-cuda.txt"):
+            self.assertIn(f"\ntorch=={libtorch.PINNED} --hash=", (PROJECT / "scripts" / name).read_text(encoding="utf-8"))
+
     def test_is_taken_where_all_of_it_is_there_in_the_right_version(self):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -235,7 +239,7 @@ class Libtorch(unittest.TestCase):
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
                 (folder / file).touch()
             self.assertEqual(libtorch.find(folder, folder), folder.resolve())
-            (folder / "torch/version.py").write_text("__version__ = '2.11.0+cu130'\n", encoding="utf-8")
+            (folder / "torch/version.py").write_text(f"__version__ = '{libtorch.PINNED}+cu130'\n", encoding="utf-8")
             self.assertEqual(libtorch.find(folder, folder), folder.resolve())
             self.assertEqual(libtorch.libraries(folder), [folder / "torch/lib", folder / "nvidia/cu13/lib"])
             (folder / "torch/version.py").write_text("__version__ = '2.9.1+cu130'\n", encoding="utf-8")

@@ -1,11 +1,12 @@
-"""Where libtorch 2.11 lies, for GPUs with its CUDA half: a folder with torch/lib and nvidia/*/lib, as the wheels make it in
-.deps/ and in a Python's site-packages."""
+"""Where the libtorch lies that the programs were built with, for GPUs with its CUDA half: a folder with torch/lib and
+nvidia/*/lib, as the wheels make it in .deps/ and in a Python's site-packages."""
 import os
 import re
 import sys
 from pathlib import Path
 
-VERSION = "2.11"
+PINNED = (Path(__file__).resolve().parents[2] / "scripts/libtorch-version").read_text(encoding="utf-8").strip()
+VERSION = PINNED.rpartition(".")[0]
 FILES = {"cuda": ("torch/lib/libtorch_cuda.so", "torch/lib/libtorch_cpu.so", "nvidia/cu13/lib/libcudart.so.13"),
          "cpu": ("torch/lib/libtorch_cpu.so", "nvidia/cu13/lib/libcudart.so.13")}
 
@@ -42,7 +43,7 @@ def libraries(folder):
 
 def candidates(project, device):
     deps = Path(os.environ.get("FSDP_DEPS_DIR") or project / ".deps")
-    yield deps / f"libtorch-2.11.0-{device}"
+    yield deps / f"libtorch-{PINNED}-{device}"
     for path in sys.path:
         if path and (Path(path) / "torch").is_dir():
             yield Path(path)
@@ -60,5 +61,5 @@ def find(project, given=None, device="cuda"):
             found.append(f"{folder}, where {why}")
     raise NoLibtorch(
         f"expected libtorch {VERSION}{' for CUDA 13' if device == 'cuda' else ''} in {project / '.deps'}, or as the package torch of {sys.executable}; found "
-        f"{'; '.join(found) or 'none'}; install it (python3 -m pip install torch==2.11.0), or name the folder that contains "
+        f"{'; '.join(found) or 'none'}; install it (python3 -m pip install torch=={PINNED}), or name the folder that contains "
         "torch/ and nvidia/ with --libtorch")

@@ -59,6 +59,11 @@ def require(folder, names, for_gpus):
         raise Failed(f"expected {missing[0]} in {folder}, found none; build it (scripts/build {'--cuda' if for_gpus else '--cpu'})")
 
 
+def libtorch_of(folder):
+    """The version that its programs were built with, and need."""
+    return re.search(r"^libtorch (\d+\.\d+\.\d+)", run(folder / "fsdp-train", "--version"), re.MULTILINE).group(1)
+
+
 def add_build(archive, folder, names, to):
     """Stripped, program by program, and then the libraries of all."""
     libraries = set()
@@ -83,6 +88,8 @@ def pack(project, folder, target, for_gpus, folder_b=None):
     for path in [*(Path(name) for name in SCRIPTS), *here_in(project)]:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(project / path, target / path)
+    version = libtorch_of(folder)
+    (target / "scripts/libtorch-version").write_text(version + "\n", encoding="utf-8")
     with compressed_archive(target / "programs.tar.xz") as archive:
         if folder_b:  # the larger ones beside each other
             add_build(archive, folder_b, [name for name in OF_BUILD_B if (folder_b / name).exists()], "programs-b")
@@ -91,8 +98,8 @@ def pack(project, folder, target, for_gpus, folder_b=None):
     if size > LIMIT:
         raise Failed(f"the folder must have at most {LIMIT >> 20} MiB, but has {size / 2**20:.1f}; build for fewer GPUs "
                      "(TORCH_CUDA_ARCH_LIST=9.0 scripts/build --cuda)")
-    print(f"{target}: {size / 2**20:.1f} MiB; on the other machine, which needs python3 and libtorch 2.11 (as the Python package "
-          f"torch==2.11.0), run {target.name}/scripts/gpu_check, or {target.name}/scripts/gpu_visit with a queue of "
+    print(f"{target}: {size / 2**20:.1f} MiB; on the other machine, which needs python3 and libtorch {version.rpartition('.')[0]} (as the Python "
+          f"package torch=={version}), run {target.name}/scripts/gpu_check, or {target.name}/scripts/gpu_visit with a queue of "
           f"{target.name}/tests/gpu_check/visits")
     return 0
 
