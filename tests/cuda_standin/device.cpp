@@ -273,6 +273,14 @@ CUresult current_context(CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
+/// The stand-in's driver logs nothing.
+CUresult register_log(CUlogsCallback, void*, CUlogsCallbackHandle* callback) {
+  *callback = nullptr;
+  return CUDA_SUCCESS;
+}
+
+CUresult unregister_log(CUlogsCallbackHandle) { return CUDA_SUCCESS; }
+
 CUresult absent() {
   violation("a function of the driver that the stand-in does not have");
   return CUDA_ERROR_NOT_SUPPORTED;
@@ -287,6 +295,8 @@ STANDIN_API cudaGetDriverEntryPointByVersion(const char* name, void** function, 
   *function = wanted == "cuGetErrorString"             ? reinterpret_cast<void*>(error_string)
               : wanted == "cuDevicePrimaryCtxGetState" ? reinterpret_cast<void*>(primary_context_state)
               : wanted == "cuCtxGetCurrent"            ? reinterpret_cast<void*>(current_context)
+              : wanted == "cuLogsRegisterCallback"     ? reinterpret_cast<void*>(register_log)
+              : wanted == "cuLogsUnregisterCallback"   ? reinterpret_cast<void*>(unregister_log)
                                                        : reinterpret_cast<void*>(absent);
   return cudaSuccess;
 }

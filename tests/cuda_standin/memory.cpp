@@ -172,6 +172,8 @@ STANDIN_API cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
   return cudaSuccess;
 }
 
+STANDIN_API cudaMallocHost(void** pointer, size_t bytes) { return cudaHostAlloc(pointer, bytes, 0); }
+
 STANDIN_API cudaFreeHost(void* pointer) {
   STANDIN_ENTER(cudaFreeHost);
   if (cudaError_t error = refused_in_capture("cudaFreeHost")) return error;
