@@ -28,30 +28,27 @@ class ValuePlaces {
 
   const Source& source() const { return source_; }
 
-  Region of(const toml::value& value) const { return region_of(value); }
-
- private:
   /// toml11 4 counts lines once; toml11 3 counts them from the beginning for each value that is asked for its
   /// location, so that its region is looked up here.
-  template <typename Value>
-  Region region_of(const Value& value) const {
-    if constexpr (requires { value.location().first_line_number(); }) {
-      const auto location = value.location();
-      return {.line = location.first_line_number(),
-              .column = location.first_column_number() - 1,
-              .length = location.length()};
-    } else {
-      const auto* region = dynamic_cast<const toml::detail::region*>(toml::detail::get_region(value));
-      if (region == nullptr) return {};  // a table without a heading of its own
-      const auto at = static_cast<size_t>(region->first() - region->begin());
-      const auto next = std::upper_bound(line_begins_.begin(), line_begins_.end(), at);
-      if (next == line_begins_.begin()) return {};
-      return {.line = static_cast<size_t>(next - line_begins_.begin()),
-              .column = at - *std::prev(next),
-              .length = region->size()};
-    }
+  Region of(const toml::value& value) const {
+#if TOML11_VERSION_MAJOR >= 4
+    const auto location = value.location();
+    return {.line = location.first_line_number(),
+            .column = location.first_column_number() - 1,
+            .length = location.length()};
+#else
+    const auto* region = dynamic_cast<const toml::detail::region*>(toml::detail::get_region(value));
+    if (region == nullptr) return {};  // a table without a heading of its own
+    const auto at = static_cast<size_t>(region->first() - region->begin());
+    const auto next = std::upper_bound(line_begins_.begin(), line_begins_.end(), at);
+    if (next == line_begins_.begin()) return {};
+    return {.line = static_cast<size_t>(next - line_begins_.begin()),
+            .column = at - *std::prev(next),
+            .length = region->size()};
+#endif
   }
 
+ private:
   const Source& source_;
   std::vector<size_t> line_begins_;
 };
