@@ -62,6 +62,14 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/scripts" DESTINATION share/fsdp COMPONE
         FILES_MATCHING PATTERN "common.sh" PATTERN "libtorch-version" PATTERN "quickstart" PATTERN "*shakespeare*" PATTERN "launch_*"
         PATTERN "chat_example" PATTERN "follow_metrics"
         PATTERN "cmake" EXCLUDE PATTERN "wheel" EXCLUDE)
+if(FSDP_WITH_CUDA)
+  file(WRITE "${PROJECT_BINARY_DIR}/fsdp-fetch-libtorch"
+       "#!/bin/sh\nexec \"$(dirname \"$(realpath \"$0\")\")/../share/fsdp/scripts/fetch_libtorch\" \"$@\"\n")
+  install(PROGRAMS "${PROJECT_BINARY_DIR}/fsdp-fetch-libtorch" DESTINATION bin COMPONENT programs)
+  install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/fetch_libtorch" DESTINATION share/fsdp/scripts COMPONENT programs)
+  install(FILES "${PROJECT_SOURCE_DIR}/scripts/wheels.sh" "${PROJECT_SOURCE_DIR}/scripts/libtorch-cuda.txt"
+          DESTINATION share/fsdp/scripts COMPONENT programs)
+endif()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs" DESTINATION share/doc/fsdp-toolkit COMPONENT programs
         FILES_MATCHING PATTERN "*.md")
 install(FILES "${PROJECT_SOURCE_DIR}/README.md" "${PROJECT_SOURCE_DIR}/CHANGELOG.md"

@@ -1,6 +1,7 @@
 # Debian packages by CPack, which scripts/package runs: fsdp-toolkit has the programs, fsdp-toolkit-dev the static libraries,
 # headers and the CMake package, fsdp-libtorch and fsdp-libtorch-dev the libtorch that both were built with; where there was an MPI,
 # fsdp-toolkit-mpi has the module of comm.backend = "mpi", so that the programs need none.
+# The CUDA flavour is one package, fsdp-toolkit-cuda, since libtorch for GPUs is 3 GB: its fsdp-fetch-libtorch fetches that.
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME fsdp)
 set(CPACK_PACKAGE_CONTACT "fsdp maintainers <maintainers@fsdp.invalid>")
@@ -10,14 +11,20 @@ set(CPACK_THREADS 0)
 
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_COMPONENTS_GROUPING IGNORE)
-set(CPACK_COMPONENTS_ALL programs development libtorch_runtime libtorch_headers)
-if(TARGET fsdp_mpi)
+set(CPACK_COMPONENTS_ALL programs)
+if(NOT FSDP_WITH_CUDA)
+  list(APPEND CPACK_COMPONENTS_ALL development libtorch_runtime libtorch_headers)
+endif()
+if(TARGET fsdp_mpi AND NOT FSDP_WITH_CUDA)
   list(APPEND CPACK_COMPONENTS_ALL mpi)
   set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SUGGESTS fsdp-toolkit-mpi)
 endif()
 set(CPACK_COMPONENT_PROGRAMS_DESCRIPTION "train language models with fully sharded data parallelism
 Programs that train transformer language models on CPUs, on one host or many,
 and convert, verify and sample what was trained. fsdp-quickstart trains a small one.")
+if(FSDP_WITH_CUDA)
+  string(REPLACE "on CPUs" "on NVIDIA GPUs and CPUs" CPACK_COMPONENT_PROGRAMS_DESCRIPTION "${CPACK_COMPONENT_PROGRAMS_DESCRIPTION}")
+endif()
 set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION "libraries and headers to embed fsdp in C++ programs
 find_package(fsdp) gives the static libraries of fsdp-toolkit as CMake targets.")
 set(CPACK_COMPONENT_LIBTORCH_RUNTIME_DESCRIPTION "libtorch ${FSDP_LIBTORCH_MINOR_VERSION} for fsdp-toolkit
@@ -27,6 +34,14 @@ The headers of PyTorch's C++ library, in a folder of its own.")
 set(CPACK_COMPONENT_MPI_DESCRIPTION "communication over MPI for fsdp-toolkit
 The module of comm.backend = mpi, for the MPI that this package depends on.")
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_NAME fsdp-toolkit)
+if(FSDP_WITH_CUDA)
+  set(CPACK_DEBIAN_PROGRAMS_PACKAGE_NAME fsdp-toolkit-cuda)
+  set(CPACK_DEBIAN_PROGRAMS_PACKAGE_CONFLICTS fsdp-toolkit)
+  set(CPACK_DEBIAN_PROGRAMS_PACKAGE_DEPENDS "python3-pip, unzip")
+  foreach(script IN ITEMS postinst postrm)
+    list(APPEND CPACK_DEBIAN_PROGRAMS_PACKAGE_CONTROL_EXTRA "${PROJECT_SOURCE_DIR}/scripts/cmake/cuda_package/${script}")
+  endforeach()
+endif()
 set(CPACK_DEBIAN_MPI_PACKAGE_NAME fsdp-toolkit-mpi)
 set(CPACK_DEBIAN_MPI_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME fsdp-toolkit-dev)
@@ -42,7 +57,9 @@ set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_MPI_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS "${FSDP_LIBTORCH_DIR}/torch/lib" "${FSDP_LIBTORCH_DIR}/nvidia/cu13/lib" "${arrow_dir}")
 set(CPACK_DEBIAN_ENABLE_COMPONENT_DEPENDS ON)
-set(CPACK_COMPONENT_PROGRAMS_DEPENDS libtorch_runtime)
+if(NOT FSDP_WITH_CUDA)
+  set(CPACK_COMPONENT_PROGRAMS_DEPENDS libtorch_runtime)
+endif()
 set(CPACK_COMPONENT_MPI_DEPENDS programs)
 set(CPACK_COMPONENT_DEVELOPMENT_DEPENDS libtorch_headers)
 set(CPACK_COMPONENT_LIBTORCH_HEADERS_DEPENDS libtorch_runtime)
