@@ -3,7 +3,7 @@
 With --model-ranks, that many neighbours compute each block together (parallelize_module), as with mesh.model.
 
 Started by make_figures, which exports the initial weights and says what it is for, and by dcp_test.cpp, which lets a
-run go on from a checkpoint of torch.distributed.checkpoint. Needs torch 2.11.0 and safetensors.
+run go on from a checkpoint of torch.distributed.checkpoint. Needs torch 2.11 or later and safetensors.
 Run one process a rank with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set.
 """
 import argparse, contextlib, os

@@ -5,6 +5,7 @@
 #include "model/kernels/flash_attention.h"
 
 #include <ATen/Functions.h>
+#include <ATen/ops/_flash_attention_forward.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/library.h>
@@ -47,15 +48,17 @@ std::vector<Part> parts_of(const at::Tensor& bounds, int64_t longest) {
   return parts;
 }
 
+/// `More`: arguments that later versions of libtorch have.
+template <typename... More>
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& bounds,
-    const std::optional<at::Tensor>& bounds_of_keys, int64_t longest, int64_t, double dropout, bool is_causal,
-    bool, std::optional<double> scale, std::optional<int64_t>, std::optional<int64_t>,
-    const std::optional<at::Tensor>&, const std::optional<at::Tensor>&) {
+    const std::optional<at::Tensor>& bounds_of_keys, c10::SymInt longest, c10::SymInt, double dropout,
+    bool is_causal, bool, std::optional<double> scale, std::optional<c10::SymInt>, std::optional<c10::SymInt>,
+    const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, More...) {
   FSDP_CHECK(is_causal && dropout == 0 && !scale && bounds.has_value() == bounds_of_keys.has_value());
   at::Tensor y = at::empty_like(q);
   if (bounds) {
-    for (const Part& part : parts_of(*bounds, longest)) {
+    for (const Part& part : parts_of(*bounds, longest.expect_int())) {
       const auto of = [&](const at::Tensor& x) { return x.narrow(0, part.begin, part.length); };
       of(y).copy_(attention_alone(of(q), of(k), of(v)));
     }
@@ -87,7 +90,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
 }
 
 TORCH_LIBRARY_IMPL(aten, CPU, operators) {
-  operators.impl("_flash_attention_forward", &forward);
+  operators.impl("_flash_attention_forward",
+                 static_cast<at::_ops::_flash_attention_forward::schema*>(&forward));
   operators.impl("_flash_attention_backward", &backward);
 }
 
