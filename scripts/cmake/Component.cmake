@@ -1,11 +1,11 @@
-# fsdp_component(NAME [TORCH] [COLD] [CUDA] [INTERNAL] [LINK targets...]): one folder of a zone of lib/ as the static library
+# fsdp_component(NAME [TENSORS | FUNCTIONS | MODULES] [COLD] [CUDA] [INTERNAL] [LINK targets...]): one folder of a zone of lib/ as the static library
 # fsdp::NAME. Its LINK names every component that its files include, and no other.
-# TORCH: shares a precompiled header of libtorch's tensors and modules, a second of templates in each file.
+# TENSORS, FUNCTIONS, MODULES: shares the precompiled header of that name (lib/base/tensor/*_precompiled.h), the least that most files need.
 # COLD: no time of a training step is spent in it, so it is compiled in half the time, with -Og.
 # Each component is installed (Install.cmake), except those that are INTERNAL, of our programs alone.
 # What only the CUDA flavour has of a CUDA component lies in its cuda/ (.cu and .cpp); cuda_absent.cpp beside it stands in
 # for that in the other flavour. All else is the same object in both: no macro tells them apart.
-# fsdp_program(NAME SOURCES [TORCH] [PLUGINS] [LINK targets...]) and fsdp_component_test(COMPONENT ...) use the same flags.
+# fsdp_program(NAME SOURCES [TENSORS | FUNCTIONS | MODULES] [PLUGINS] [LINK targets...]) and fsdp_component_test(COMPONENT ...) use the same flags.
 set(FSDP_WARNINGS -Wall -Wextra)
 # -Og runs too little of the optimizer for GCC to tell what is initialized: it would suspect std::regex.
 set(FSDP_QUICK_COMPILATION "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-Og;-Wno-maybe-uninitialized>")
@@ -39,22 +39,34 @@ function(fsdp_flags target)
   endif()
 endfunction()
 
+# fsdp_precompile(WHAT): makes the precompiled header lib/base/tensor/WHAT_precompiled.h, for fsdp_use_torch_header().
+function(fsdp_precompile what)
+  set(target fsdp_${what}_precompiled)
+  set(header "${PROJECT_SOURCE_DIR}/lib/base/tensor/${what}_precompiled.h")
+  file(CONFIGURE OUTPUT ${target}.cpp CONTENT "")
+  add_library(${target} OBJECT "${CMAKE_CURRENT_BINARY_DIR}/${target}.cpp")
+  target_link_libraries(${target} PRIVATE fsdp::headers libtorch::cpu)
+  fsdp_flags(${target})
+  target_precompile_headers(${target} PRIVATE "${header}")
+  # What ccache takes for the compiled header (CCACHE_PCH_EXTSUM), which itself has the path of the checkout in it.
+  file(GLOB parts CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/lib/base/tensor/*_precompiled.h")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${parts})
+  set(sums ${what} ${CMAKE_CXX_COMPILER_VERSION})
+  foreach(part IN LISTS parts ITEMS "${torch_include}/torch/headeronly/version.h")
+    file(SHA256 "${part}" sum)
+    list(APPEND sums ${sum})
+  endforeach()
+  file(GENERATE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${target}.dir/cmake_pch.hxx.gch.sum" CONTENT "${sums}\n")
+endfunction()
+
 function(fsdp_use_torch_header target)
-  if(NOT "TORCH" IN_LIST ARGN)
-    return()
-  endif()
-  if(target STREQUAL "fsdp_tensor")
-    set(header "${PROJECT_SOURCE_DIR}/lib/base/tensor/torch_precompiled.h")
-    target_precompile_headers(${target} PRIVATE "${header}")
-    # What ccache takes for the compiled header (CCACHE_PCH_EXTSUM), which itself has the path of the checkout in it.
-    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")
-    file(SHA256 "${header}" header_sum)
-    file(SHA256 "${torch_include}/torch/headeronly/version.h" torch_sum)
-    file(GENERATE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${target}.dir/cmake_pch.hxx.gch.sum"
-         CONTENT "${header_sum} ${torch_sum} ${CMAKE_CXX_COMPILER_VERSION}\n")
-  else()
-    target_precompile_headers(${target} REUSE_FROM fsdp_tensor)
-  endif()
+  foreach(what IN ITEMS tensors functions modules)
+    string(TOUPPER ${what} flag)
+    if(${flag} IN_LIST ARGN)
+      target_precompile_headers(${target} REUSE_FROM fsdp_${what}_precompiled)
+      return()
+    endif()
+  endforeach()
 endfunction()
 
 # Notes a component for its zone, the folder around it, and for fsdp::fsdp (Install.cmake).
@@ -77,7 +89,7 @@ function(fsdp_zone name)
 endfunction()
 
 function(fsdp_component name)
-  cmake_parse_arguments(ROOM "TORCH;COLD;CUDA;INTERNAL" "" "LINK;SOURCES" ${ARGN})
+  cmake_parse_arguments(ROOM "TENSORS;FUNCTIONS;MODULES;COLD;CUDA;INTERNAL" "" "LINK;SOURCES" ${ARGN})
   if(NOT ROOM_SOURCES)
     file(GLOB ROOM_SOURCES CONFIGURE_DEPENDS *.cpp)
   endif()
@@ -133,7 +145,7 @@ install(TARGETS fsdp_plugin_interface EXPORT fsdp COMPONENT development)
 
 # PLUGINS: a program that loads plug-ins. They take symbols from it, so it has all of the components that they build on.
 function(fsdp_program name sources)
-  cmake_parse_arguments(PROGRAM "TORCH;PLUGINS" "" "LINK" ${ARGN})
+  cmake_parse_arguments(PROGRAM "TENSORS;FUNCTIONS;MODULES;PLUGINS" "" "LINK" ${ARGN})
   add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE ${PROGRAM_LINK})
   if(PROGRAM_PLUGINS)
@@ -196,14 +208,16 @@ endfunction()
 # tests/NAME, in one binary. Those of their folders cuda/, in the CUDA flavour, are a binary of their own, which is skipped where
 # there is no GPU.
 function(fsdp_component_test component)
-  cmake_parse_arguments(TEST "TORCH" "LABEL;PARTS" "FOLDERS;LINK" ${ARGN})
+  cmake_parse_arguments(TEST "TENSORS;FUNCTIONS;MODULES" "LABEL;PARTS" "FOLDERS;LINK" ${ARGN})
   if(NOT TEST_FOLDERS)
     set(TEST_FOLDERS ${component})
   endif()
   set(flags LINK ${TEST_LINK})
-  if(TEST_TORCH)
-    list(PREPEND flags TORCH)
-  endif()
+  foreach(header IN ITEMS TENSORS FUNCTIONS MODULES)
+    if(TEST_${header})
+      list(PREPEND flags ${header})
+    endif()
+  endforeach()
   if(NOT TEST_LABEL)
     set(TEST_LABEL unit)
   endif()

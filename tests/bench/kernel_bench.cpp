@@ -3,6 +3,7 @@
 // shapes of a model. The operands go round in more memory than caches hold. Not a test: figures of a machine
 // vary, so they are printed and not judged. On the stand-in for CUDA they mean nothing.
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_cudnn_attention_backward.h>
 #include <ATen/ops/_cudnn_attention_forward.h>
@@ -13,6 +14,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/randn_like.h>
 #include <ATen/ops/tensor.h>
 #include <torch/version.h>
 

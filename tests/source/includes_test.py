@@ -104,7 +104,7 @@ class Rule(unittest.TestCase):
         self.write("run/CMakeLists.txt", "add_subdirectory(train)\n")
         self.write("base/util/CMakeLists.txt", "fsdp_component(util)\n")
         self.write("base/util/error.h", "#include <string>\n")
-        self.write("base/tensor/CMakeLists.txt", "fsdp_component(tensor TORCH LINK fsdp::util\n  libtorch::cpu)\n")
+        self.write("base/tensor/CMakeLists.txt", "fsdp_component(tensor TENSORS LINK fsdp::util\n  libtorch::cpu)\n")
         self.write("base/tensor/storage.h", '#include <ATen/ATen.h>\n#include "base/util/error.h"\n')
         self.write("run/train/CMakeLists.txt", "fsdp_component(train LINK fsdp::util)\n")
         self.write("run/train/trainer.cpp", '#include "base/util/error.h"\n#include "run/train/trainer.h"\n')

@@ -3,6 +3,7 @@
 // Memory for kernels that tests run with support/cuda_emulator.h, and the ways to look at what they did.
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -2,8 +2,6 @@
 
 // The types of a model's buffers.
 
-#include <torch/nn/module.h>
-
 #include <vector>
 
 #include "shard/engine/wrap_policy.h"

@@ -22,7 +22,7 @@
 
 #include "base/tensor/stream.h"
 #include "comm/api/communicator.h"
-#include "model/nn/hooked.h"
+#include "model/nn/hookable.h"
 #include "shard/engine/buffer_pool.h"
 #include "shard/engine/tensor_slice.h"
 #include "shard/engine/unit.h"

@@ -3,8 +3,6 @@
 // The sizes of the units (shard/units/unit_sizes.h) and the formula of a step (shard/units/step_formula.h) of
 // engines and modules. Nothing here is collective.
 
-#include <torch/nn/module.h>
-
 #include <vector>
 
 #include "shard/engine/engine.h"

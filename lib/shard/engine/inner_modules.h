@@ -3,8 +3,6 @@
 // Modules that were sharded before the module around them. The outer call takes over their units, with the
 // options of each, and the shards, one unit after another.
 
-#include <torch/nn/module.h>
-
 #include <functional>
 #include <map>
 #include <memory>

@@ -1,5 +1,7 @@
 #include "shard/engine/wrap.h"
 
+#include <torch/nn/module.h>
+
 #include <exception>
 
 #include "base/util/error.h"

@@ -13,12 +13,10 @@
 // option the call decides first, then the scope, then the options of fully_shard(). Scopes may be nested; the
 // inner one decides first. Nothing is collective. A scope is for the thread that opens it.
 
-#include <torch/nn/module.h>
-
 #include <memory>
 #include <vector>
 
-#include "model/nn/hooked.h"
+#include "model/nn/hookable.h"
 #include "shard/units/options.h"
 
 namespace fsdp::shard {

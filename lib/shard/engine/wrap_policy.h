@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "model/families/model_outline.h"
-#include "model/nn/hooked.h"
+#include "model/nn/hookable.h"
 #include "shard/engine/parameter_source.h"
 #include "shard/units/options.h"
 #include "shard/units/unit_choice.h"

@@ -3,12 +3,11 @@
 // Marks with the mesh axis model. Marks of parameters are a parallel plan (model/nn/parallel_plan.h), by
 // which the ranks of the axis compute layers together.
 
-#include <torch/nn/module.h>
-
 #include <vector>
 
 #include "comm/api/mesh.h"
 #include "model/families/parameter_part.h"
+#include "model/nn/hookable.h"
 #include "model/nn/parallel_plan.h"
 #include "shard/spmd/sharding_marks.h"
 

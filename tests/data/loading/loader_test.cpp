@@ -1,5 +1,8 @@
 #include "data/loading/loader.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+
 #include <map>
 
 #include "data/token_fixtures.h"

@@ -1,6 +1,7 @@
 #include "model/kernels/cast.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include <limits>

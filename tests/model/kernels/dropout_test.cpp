@@ -1,5 +1,6 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include "model/kernels/fused.h"

@@ -1,6 +1,7 @@
 // The step of Adam for GPUs, emulated, against double precision.
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

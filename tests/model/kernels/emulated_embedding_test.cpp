@@ -1,6 +1,7 @@
 // The kernels of embeddings and dropout for GPUs, emulated.
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include "model/kernels/cuda/dropout.cuh"

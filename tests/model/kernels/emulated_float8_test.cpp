@@ -1,6 +1,7 @@
 // The rounding to 8 bits for GPUs, emulated, against that of the CPU.
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include <limits>

@@ -4,6 +4,7 @@
 #include "support/emulated_kernels.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include <vector>

@@ -1,6 +1,7 @@
 // The kernels of norms for GPUs, emulated, against double precision and against those of the CPU.
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include <vector>

@@ -1,6 +1,7 @@
 #include "model/parallel/vocabulary.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
