@@ -2,6 +2,7 @@
 
 #include "base/device/device_graph.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 

@@ -6,6 +6,7 @@
 // Nothing is computed on a device, so that the stand-in for CUDA (tests/cuda_standin) can run it in every
 // mode.
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
