@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from gpu_models import ON_GPUS
-from ledger_step import BESIDE, BY_A_KEY, CHANGES, IN_THE_CODE, Ceilings, Step, expected_of, kind_of
+from ledger_step import BESIDE, BY_A_KEY, CHANGES, IN_THE_CODE, UNCOUNTED, Ceilings, Step, expected_of, kind_of
 from ranks import RunFailed
 from sides import Model, Setting, Sides
 from step_tables import table
@@ -242,8 +242,10 @@ def differences(step, names):
     unknown = collections.Counter(name for name in names if kind_of(name) is None)
     if unknown:
         return [f"the ledger does not know a kernel that is launched {count} times a step: {name[:200]}" for name, count in unknown.items()]
-    found = [(kind_of(name), name if kind_of(name) in ("product", "copy") else kind_of(name)) for name in names]
-    expected = [(launch.kind, label(launch.kind, launch.sizes, launch.to)) for launch in step.launched()]
+    found = [(kind_of(name), name if kind_of(name) in ("product", "copy") else kind_of(name))
+             for name in names if kind_of(name) not in UNCOUNTED]
+    expected = [(launch.kind, label(launch.kind, launch.sizes, launch.to))
+                for launch in step.launched() if launch.kind not in UNCOUNTED]
     counts, ledger = (collections.Counter(text for _, text in every) for every in (found, expected))
     texts = [f"{text}: {counts[text]} launches a step, {ledger[text]} in the ledger"
              for text in sorted(counts | ledger) if counts[text] != ledger[text]]

@@ -33,7 +33,7 @@ IN_THE_CODE = ("fast-sigmoid", "joined-totals", "rotary-into-dqkv", "bias-with-d
 
 # A launch belongs to the first class whose pattern is in its name, mangled (on the stand-in) or not (in a trace).
 KERNELS = [(kind, re.compile(pattern)) for kind, pattern in (
-    ("copy", r"^(copy|memset) of |^Mem(cpy|set) "), ("sort", r"[rR]adix_?[sS]ort|fill_reverse_indices"), ("split of a product", r"splitK|split_k"),
+    ("copy", r"^copy of |^Memcpy "), ("sort", r"[rR]adix_?[sS]ort|fill_reverse_indices"), ("split of a product", r"splitK|split_k"),
     ("rms norm", r"RmsNormKernel"), ("layer norm", r"LayerNormKernel"), ("norm gradient", r"NormGradKernel"),
     ("total", r"Totals?Kernel"), ("dqkv", r"Join(Rotary|Rows)Kernel"), ("rotary", r"RotaryKernel"),
     ("swiglu", r"SwiGluKernel"), ("swiglu gradient", r"SwiGluGradKernel"), ("gelu", r"BiasGeluKernel"),
@@ -41,11 +41,13 @@ KERNELS = [(kind, re.compile(pattern)) for kind, pattern in (
     ("count", r"CountKernel"), ("scale", r"ScaleKernel"), ("squares", r"SquaresKernel"), ("sum", r"SumKernel"),
     ("outcome", r"OutcomeKernel"), ("adamw", r"AdamKernel"), ("embedding gradient", r"(Short|Long)RunsKernel"),
     ("cast to bf16", r"bfloat16_copy_kernel"), ("cast", r"direct_copy_kernel"), ("add", r"CUDAFunctor_add"),
-    ("fill", r"FillFunctor"), ("cat", r"CatArrayBatchedCopy"), ("embedding", r"vectorized_gather_kernel|indexSelect"),
+    ("fill", r"FillFunctor|^memset of |^Memset "), ("cat", r"CatArrayBatchedCopy"), ("embedding", r"vectorized_gather_kernel|indexSelect|scatter_gather_elementwise"),
     ("positions", r"arange_cuda"), ("reduce", r"reduce_kernel"),
     ("attention", r"cuDNN|cudnn|fmha|flash"), ("product", r"^product |gemm|nvjet|cutlass|xmma"))]
 # Beside the step's own stream, so that their place in the order says nothing.
 BESIDE = ("cast to bf16", "squares", "sum")
+# Kernels or memsets, as libtorch's version has it, so that their number says nothing.
+UNCOUNTED = ("fill",)
 
 
 def kind_of(name):

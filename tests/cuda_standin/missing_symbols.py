@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """What libtorch imports from a library of CUDA and a stand-in of that library does not have.
 
-  missing_symbols.py --library libcublas.so.13 [--prefix nccl] --own OBJECT... --importers LIBRARY... --output FILE [--stubs]
-                     [--absent NAME...]
+  missing_symbols.py --library libcublas.so.13 [--prefix nccl] --own OBJECT... --importers LIBRARY... --output FILE
+                     [--stubs | --refuse CODE] [--absent NAME...]
 
 --library names it as nm shows the version of a symbol; of a library without versions, --prefix is what its names begin with
-(a regular expression). With --stubs, the output has a function for each missing symbol, and its call is a violation. Without,
-missing symbols are an error that names them, unless --absent lists them, and the output has such a function for each of those.
+(a regular expression). With --stubs, the output has a function for each missing symbol, and its call is a violation. With --refuse, it just
+returns CODE. Without both, missing symbols are an error that names them, unless --absent lists them, and the output has such a function
+for each of those.
 """
 
 import argparse
@@ -30,6 +31,7 @@ def main():
     parser.add_argument("--importers", nargs="+", required=True)
     parser.add_argument("--output", required=True)
     parser.add_argument("--stubs", action="store_true")
+    parser.add_argument("--refuse", type=int)
     parser.add_argument("--absent", nargs="*", default=[])
     arguments = parser.parse_args()
 
@@ -43,13 +45,16 @@ def main():
                  + " ".join(arguments.importers))
     missing = wanted - symbols(["--defined-only", "--extern-only"], arguments.own)
     unknown = sorted(missing - set(arguments.absent))
-    if unknown and not arguments.stubs:
+    if unknown and not arguments.stubs and arguments.refuse is None:
         sys.exit(f"missing_symbols: libtorch imports from {arguments.library}, but the stand-in does not have: "
                  + ", ".join(unknown) + "; add them to tests/cuda_standin")
     with open(arguments.output, "w") as file:
         # Without CUDA's headers, which declare the functions as they are.
         file.write('extern "C" void standin_violation(const char* what);\n')
         for name in sorted(missing):
+            if arguments.refuse is not None:
+                file.write(f'extern "C" int {name}() {{ return {arguments.refuse}; }}\n')
+                continue
             file.write(f'extern "C" int {name}() {{\n'
                        f'  standin_violation("the stand-in has no {name}");\n  return {FAILURE};\n}}\n')
 

@@ -25,7 +25,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 LIBRARIES = ("libstandin_exit.so", "libcudart.so.13", "libcuda.so.1", "libcublasLt.so.13", "libcublas.so.13", "libcudnn.so.9",
-             "libnccl.so.2")
+             "libnccl.so.2", "libcupti.so.13")
 MODES = {"i": ("inline", {}),
          "l": ("late", {"STANDIN_LATE": "1", "STANDIN_KERNEL_US": "20", "STANDIN_SEED": "1"}),
          "r": ("races", {"STANDIN_RACES": "1"}),
