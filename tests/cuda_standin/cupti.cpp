@@ -1,5 +1,6 @@
-// libcupti, by which libtorch's profiler observes a GPU. The real one needs the driver's internals, and from CUDA
-// 13.2 on it crashes without them. This one says that it cannot observe anything, so traces have no kernels.
+// libcupti, by which libtorch's profiler observes a GPU. The real one needs the driver's internals, and from
+// CUDA 13.2 on it crashes without them. This one says that it cannot observe anything, so traces have no
+// kernels.
 
 #include <cstdint>
 
