@@ -150,10 +150,13 @@ TEST(ReduceScatterGroup, AGatherNeedNotWaitForTheReductionIssuedBeforeIt) {
         });
     ChainRun run(interposed, with_group(), 4);
     run.step();
-    std::lock_guard lock(*mutex);
-    const auto place = [&](const std::string& what) { return std::ranges::find(*order, what); };
-    EXPECT_LT(place("all_gather layers.1"), place("reduce_scatter layers.3"));
-    inner.barrier({.unit = "end"});
+    {
+      std::lock_guard lock(*mutex);
+      const auto place = [&](const std::string& what) { return std::ranges::find(*order, what); };
+      EXPECT_LT(place("all_gather layers.1"), place("reduce_scatter layers.3"));
+    }
+    inner.barrier(
+        {.unit = "end"});  // without the mutex, for which a collective that has ended may still wait
   });
 }
 
