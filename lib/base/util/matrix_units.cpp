@@ -107,6 +107,14 @@ bool tiles_pass_a_trial() {
 #endif
 }
 
+bool is_intel() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("intel") != 0;
+#else
+  return false;
+#endif
+}
+
 bool has_matrix_unit() {
 #if defined(__x86_64__)
   static const bool has = [] {

@@ -31,6 +31,9 @@ bool keep_onednn_from_broken_tiles();
 /// Determined once.
 bool has_matrix_unit();
 
+/// Whether the CPU is one of Intel's.
+bool is_intel();
+
 /// Whether a product by tiles is correct. The trial runs in a child process, which may die of SIGILL.
 bool tiles_pass_a_trial();
 

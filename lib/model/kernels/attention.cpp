@@ -413,7 +413,7 @@ double AttentionForm::scale_of(int64_t head_dim) const {
 
 bool can_attend(const at::Tensor& q) {
   return is_for_cpu(q) && q.numel() > 0 && q.size(-1) % 2 == 0 && q.stride(-1) == 1 &&
-         loops_for(q.scalar_type()) != nullptr && has_small_products(q.scalar_type());
+         loops_for(q.scalar_type()) != nullptr && (q.scalar_type() == at::kFloat || has_bf16_instructions());
 }
 
 AttentionOutputs tiled_attention(const AttentionInputs& in) {

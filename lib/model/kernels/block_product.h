@@ -5,6 +5,11 @@
 //
 // They cause less memory traffic than oneDNN's whole products: a transposed factor is packed block by block,
 // and results can be added in place, in fp32, to accumulated gradients of weights.
+//
+// On CPUs without bf16 instructions, factors in bf16 are widened when they are packed. The product of two
+// bf16 numbers is exact in fp32, so that only the order of a sum differs. Intel's CPUs have such instructions
+// (AVX-512 BF16), but outside of the matrix units these do the work of two fp32 instructions in the time of
+// four, so factors are widened there too.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/native/CPUBlas.h>
@@ -24,9 +29,15 @@ namespace fsdp::kernels {
 /// Number of multiplications that justify another thread.
 inline constexpr int64_t kLeastWork = 1 << 20;
 
-/// Whether there are small products of the type on this CPU: in fp32 with AVX2, in bf16 with AVX-512 BF16.
+/// Whether there are small products of the type on this CPU, in fp32 and bf16 with AVX2.
 /// ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA may exclude instructions that the CPU has.
 bool has_small_products(at::ScalarType type);
+
+/// Whether small_product() multiplies bf16 here.
+bool has_bf16_instructions();
+
+/// Whether factors in bf16 are widened. Depends on the machine only. Requires: has_small_products(kBFloat16).
+bool widens_bf16();
 
 struct SmallShape {
   int64_t m, n, k;
@@ -64,7 +75,8 @@ void small_product(const SmallShape& shape, const SmallFactor<T>& a, const Small
 /// Releases oneDNN's state of this thread. Must be called on each thread after its last small product.
 inline void end_small_products() { at::native::cpublas::brgemm_release(); }
 
-/// A product c = a b or, if `adds`, c += a b. c: [m, n] fp32, contiguous; a: [m, k]; b: [k, n], of a's type.
+/// A product c = a b or, if `adds`, c += a b. a: [m, k]; b: [k, n], of a's type; c: [m, n], contiguous, in
+/// fp32 or, if widens_bf16(), in bf16, rounded once.
 struct ProductOf {
   at::Tensor c, a;
   bool adds;

@@ -30,6 +30,13 @@ bool has_few_rows(const at::Tensor& a) { return a.size(0) < kLeastRows; }
 
 bool is_cpu_float(const at::Tensor& x) { return is_for_cpu(x) && x.scalar_type() == at::kFloat; }
 
+/// Whether products of x consist of small ones, unless they go to tiles. With instructions of bf16, oneDNN's
+/// whole products are as fast.
+bool goes_to_blocks(const at::Tensor& x) {
+  return is_cpu_float(x) || (is_for_cpu(x) && x.scalar_type() == at::kBFloat16 &&
+                             has_small_products(at::kBFloat16) && widens_bf16());
+}
+
 bool goes_to_tiles(const at::Tensor& x, Matmul matmul) {
   return matmul == Matmul::kAmx && SampleSums::current() == nullptr && x.numel() > 0 &&
          can_multiply_by_tiles(x);
@@ -64,7 +71,7 @@ at::Tensor product_by_rows(const at::Tensor& a, const at::Tensor& b, const std::
   const auto options = a.options().dtype(at::kFloat);
   const at::Tensor sum = bias ? bias->to(at::kFloat).expand(shape).contiguous() : at::empty(shape, options);
   // In bf16 the blocks process the depth in pairs.
-  const bool pads = a.scalar_type() == at::kBFloat16 && a.size(1) % 2 != 0;
+  const bool pads = a.scalar_type() == at::kBFloat16 && !widens_bf16() && a.size(1) % 2 != 0;
   const ProductOf product{.c = sum, .a = pads ? at::constant_pad_nd(a, {0, 1}) : a, .adds = bias.has_value()};
   multiply_all_into(std::span(&product, 1), pads ? at::constant_pad_nd(b, {0, 0, 0, 1}) : b);
   return sum.to(a.scalar_type());
@@ -93,7 +100,7 @@ bool computes_here(const at::Tensor& x, Matmul matmul) {
   if (x.numel() == 0) return false;
   if (is_for_cuda(x)) return can_fuse(x);
   if (matmul == Matmul::kMkl) return false;
-  // In bf16 without tiles, only the gradient of the weight is computed here.
+  // In bf16 with neither tiles nor widened factors, only the gradient of the weight is computed here.
   return is_cpu_float(x) || goes_to_tiles(x, matmul) ||
          (is_for_cpu(x) && x.scalar_type() == at::kBFloat16 && has_small_products(at::kBFloat16));
 }
@@ -120,13 +127,15 @@ at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, Matmul matmul,
     multiply_on_gpu(c, a, b, /*adds=*/false, bias.value_or(at::Tensor()));
     return c;
   }
-  const bool is_float = is_cpu_float(a);
-  if (!is_float && !is_packed_for_tiles(a, matmul)) return bias ? at::addmm(*bias, a, b) : at::mm(a, b);
-  if (is_float && (has_few_rows(a) || !multiplies_here(a, matmul))) return onednn_product(a, b.t(), bias);
-  const bool begins_with_bias = bias && is_float;
+  const bool by_blocks = goes_to_blocks(a);
+  if (!is_packed_for_tiles(a, matmul) && !(by_blocks && !has_few_rows(a) && multiplies_here(a, matmul))) {
+    if (is_cpu_float(a)) return onednn_product(a, b.t(), bias);
+    return bias ? at::addmm(*bias, a, b) : at::mm(a, b);
+  }
+  const bool begins_with_bias = bias && by_blocks;
   at::Tensor product = begins_with_bias ? bias->expand({a.size(0), b.size(1)}).contiguous()
                                         : at::empty({a.size(0), b.size(1)}, a.options());
-  if (bias && !is_float) {
+  if (bias && !by_blocks) {
     multiply_by_tiles({.terms = {{{a}, {b}}}, .results = {{.c = product, .bias = bias->contiguous()}}});
   } else {
     multiply_here({.c = product, .a = a, .adds = begins_with_bias}, b, matmul);
@@ -167,7 +176,7 @@ void add_product_of(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, M
     sum.add_(product_by_rows(a, b, std::nullopt));
   } else if (sum.is_cuda()) {
     multiply_on_gpu(sum, a, b, /*adds=*/true);
-  } else if (!is_cpu_float(a) && !is_packed_for_tiles(a, matmul)) {
+  } else if (!goes_to_blocks(a) && !is_packed_for_tiles(a, matmul)) {
     sum.addmm_(a, b);
   } else if (has_few_rows(a)) {
     sum.add_(product_of(a, b, matmul));

@@ -19,17 +19,23 @@ std::string arithmetic() {
   };
   std::string text = concat(line("vendor_id"), " family ", line("cpu family"), " model ", line("model"), ", ",
                             at::get_cpu_capability());
-  if (kernels::has_small_products(at::kBFloat16)) text += ", bf16";
+  if (kernels::has_bf16_instructions()) text += ", bf16";
+  if (kernels::widens_bf16()) text += ", bf16 in fp32";
   // oneDNN's products depend on it.
   if (const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA")) text += concat(", at most ", limit);
   return concat(text, ", libtorch ", TORCH_VERSION);
+}
+
+// Attention in bf16 needs the instructions.
+bool sums_by_sample(at::ScalarType type) {
+  return type == at::kBFloat16 ? kernels::has_bf16_instructions() : kernels::has_small_products(type);
 }
 
 void require_equal_arithmetic(const config::Config& config, comm::Communicator& communicator) {
   const std::string own = arithmetic();
   comm::agree(communicator, "training.reproducible", [&] {
     const auto type = util::scalar_type(config.mixed_precision.param_dtype);
-    if (communicator.device().is_cpu() && kernels::has_small_products(type)) return;
+    if (communicator.device().is_cpu() && sums_by_sample(type)) return;
     fail(
         ErrorKind::kUsage,
         "training.reproducible = \"world_size\" requires a CPU with AVX2, in bfloat16 with AVX-512's products of that "

@@ -59,16 +59,13 @@ Finding check_kernels(const std::string& matmul) {
             "training.matmul = amx, and no matrix unit (AMX in bf16) that a process may use",
             "set training.matmul to auto"};
   }
-  const bool products[] = {kernels::has_small_products(at::kFloat),
-                           kernels::has_small_products(at::kBFloat16)};
   return {FindingVerdict::kOk, "kernels",
           concat("loops of ", kernels::cpu::loops(kernels::cpu::Element::kFloat).name, "; products by ",
                  kernels::name_of(kernels::matmul_by_name(matmul)), " (training.matmul = ", matmul,
                  "); products in blocks: ",
-                 products[0] && products[1] ? "fp32 and bf16"
-                 : products[0]              ? "fp32"
-                 : products[1]              ? "bf16"
-                                            : "none"),
+                 !kernels::has_small_products(at::kFloat) ? "none"
+                 : kernels::widens_bf16()                 ? "fp32, and bf16 by instructions of fp32"
+                                                          : "fp32 and bf16"),
           ""};
 }
 

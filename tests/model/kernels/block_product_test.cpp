@@ -55,6 +55,37 @@ TEST(BlockProduct, AddsProductsOfBf16InFp32) {
   }
 }
 
+/// Expects elements of bf16 near the exact ones, most of them the nearest number.
+void expect_rounded(const at::Tensor& c, const at::Tensor& exact) {
+  const at::Tensor nearest = exact.to(at::kBFloat16);
+  EXPECT_GT((c == nearest).to(at::kDouble).mean().item<double>(), 0.98) << c.sizes();
+  EXPECT_TRUE(at::allclose(c.to(at::kDouble), exact, 1.0 / 128, 1e-3)) << c.sizes();
+}
+
+TEST(BlockProduct, OfWidenedFactorsIsRoundedOnce) {
+  if (!has_small_products(at::kBFloat16) || !widens_bf16()) GTEST_SKIP() << "bf16 is not widened on this CPU";
+  at::manual_seed(5);
+  const int before = at::get_num_threads();
+  // The last has more depth than a slice and more columns than a thread keeps at once.
+  for (auto [m, k, n] : {std::tuple{1, 1, 1}, {3, 5, 7}, {70, 33, 130}, {1100, 1101, 1300}}) {
+    for (int way = 0; way < 8; ++way) {
+      const at::Tensor a = factor(m, k, (way & 1) != 0, at::kBFloat16),
+                       b = factor(k, n, (way & 2) != 0, at::kBFloat16);
+      const bool adds = (way & 4) != 0;
+      const at::Tensor c = at::randn({m, n}).to(at::kBFloat16);
+      at::Tensor exact = at::mm(a.to(at::kDouble), b.to(at::kDouble));
+      if (adds) exact = exact + c.to(at::kDouble);
+      for (int threads : {1, 3}) {
+        const at::Tensor product = c.clone();
+        at::set_num_threads(threads);
+        multiply_into(product, a, b, adds);
+        at::set_num_threads(before);
+        expect_rounded(product, exact);
+      }
+    }
+  }
+}
+
 TEST(BlockProduct, IsTheSameForAnyNumberOfThreads) {
   if (!has_small_products(at::kFloat)) GTEST_SKIP() << "no small products on this CPU";
   const int before = at::get_num_threads();
@@ -121,6 +152,26 @@ TEST(BlockProduct, OfNothingIsZero) {
   EXPECT_TRUE(at::equal(c, at::ones({2, 3})));
   multiply_into(c, at::empty({2, 0}), at::empty({0, 3}), false);
   EXPECT_TRUE(at::equal(c, at::zeros({2, 3})));
+}
+
+TEST(Packing, WidensBf16) {
+  const cpu::Packing* widening = cpu::widening();
+  if (widening == nullptr) GTEST_SKIP() << "no fast products on this CPU";
+  for (auto [rows, width] : {std::pair{1, 1}, {16, 16}, {32, 16}, {35, 50}, {70, 33}}) {
+    const at::Tensor from = at::randn({rows, width + 3}).to(at::kBFloat16).narrow(1, 0, width);
+    const cpu::StridedRows strided{
+        .data = from.data_ptr(), .stride = width + 3, .rows = rows, .width = width};
+    const at::Tensor straight = at::full({rows + 2, width}, 7.0), columns = at::full({width, rows}, 7.0),
+                     transposed = at::full({width, rows + 2}, 7.0);
+    widening->rows(strided, rows + 2, straight.data_ptr());
+    EXPECT_TRUE(at::equal(straight, at::cat({from.to(at::kFloat), at::zeros({2, width})})))
+        << rows << "x" << width;
+    widening->columns(strided, columns.data_ptr());
+    EXPECT_TRUE(at::equal(columns, from.t().to(at::kFloat))) << rows << "x" << width;
+    widening->transposed(strided, rows + 2, transposed.data_ptr());
+    EXPECT_TRUE(at::equal(transposed, at::cat({from.t().to(at::kFloat), at::zeros({width, 2})}, 1)))
+        << rows << "x" << width;
+  }
 }
 
 TEST(Packing, TransposesAndPads) {

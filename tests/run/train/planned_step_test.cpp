@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "base/util/matrix_units.h"
-#include "model/kernels/block_product.h"
+#include "run/train/arithmetic.h"
 #include "run/train/dry_run.h"
 #include "support/plan_of.h"
 #include "tools/plan/plan.h"
@@ -24,7 +24,7 @@ TEST_P(PlanOf, AStepIsWhatTheEngineMeasures) {
   GetParam().change(config);
   const Plan plan = make_plan(config, {.world_size = GetParam().world_size});
   if (config.training.reproducible == "world_size" &&
-      !kernels::has_small_products(util::scalar_type(config.mixed_precision.param_dtype))) {
+      !sums_by_sample(util::scalar_type(config.mixed_precision.param_dtype))) {
     GTEST_SKIP() << "no small products of the type on this CPU";
   }
   const DryRun measured = dry_run(config, GetParam().world_size);

@@ -75,6 +75,8 @@ const Packing* packing(Element element) {
   return has_fast_products(element) ? &level_here().packing[static_cast<int>(element)] : nullptr;
 }
 
+const Packing* widening() { return has_fast_products(Element::kFloat) ? &level_here().widening : nullptr; }
+
 const AttentionLoops* attention_loops(Element element) {
   return has_fast_products(element) ? &level_here().attention[static_cast<int>(element)] : nullptr;
 }

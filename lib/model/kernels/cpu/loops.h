@@ -57,7 +57,8 @@ struct Loops {
 // ---- factors of small products (model/kernels/block_product.h)
 //
 // The left factor [M, K] is read by rows. The right factor is packed as its instructions need it: fp32
-// unchanged, [K, N], bf16 in pairs of rows, [K / 2, N, 2], with zeros added if K is odd.
+// unchanged, [K, N], bf16 in pairs of rows, [K / 2, N, 2], with zeros added if K is odd, or, for instructions
+// of fp32, widened, [K, N].
 
 /// Rows of a tensor, `stride` elements apart.
 struct StridedRows {
@@ -78,7 +79,7 @@ struct ProductTile {
 struct Packing {
   /// Packs a right factor of K rows, padded with zeros to `padded_rows`, of width N.
   void (*rows)(const StridedRows& from, int64_t padded_rows, void* to);
-  /// Packs a right factor of N rows of width K, which is even in bf16.
+  /// Packs a right factor of N rows of width K, which is even in pairs.
   void (*columns)(const StridedRows& from, void* to);
   /// Packs a left factor of K rows, padded with zeros to `padded_rows`, of width M. to: [width, padded_rows]
   void (*transposed)(const StridedRows& from, int64_t padded_rows, void* to);
@@ -199,6 +200,7 @@ struct SquareCounts {
 struct Level {
   Loops loops[3];
   Packing packing[2];
+  Packing widening;
   AttentionLoops attention[2];
   void (*round[2])(const RoundedRun&);
   void (*dequantize[3])(const QuantizedRun&);
@@ -207,9 +209,11 @@ struct Level {
   void (*round_to_bfloat16)(const float* from, uint16_t* to, int64_t n);
 };
 
-/// These return the loops for this CPU. The latter two return null without fast small products.
+/// These return the loops for this CPU. All but the first return null without fast small products.
 const Loops& loops(Element element);
 const Packing* packing(Element element);
+/// Returns the packing of bf16 factors as fp32. Null without fast small products of fp32.
+const Packing* widening();
 const AttentionLoops* attention_loops(Element element);
 
 void round_stochastically(bool to_half, const RoundedRun& run);
