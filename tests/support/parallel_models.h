@@ -41,7 +41,7 @@ struct Tolerance {
   /// Of the difference's norm, relative to that of the parameter's gradient or, where it is more, of a
   /// hundredth of all gradients: some, such as those of the biases of keys, are small differences of large
   /// numbers.
-  double gradient = 2e-6;
+  double gradient = 4e-6;
 };
 
 inline double norm_of(const at::Tensor& x) { return x.to(at::kDouble).norm().item<double>(); }
