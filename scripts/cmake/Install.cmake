@@ -91,9 +91,10 @@ install(CODE "
 foreach(component IN ITEMS libtorch libtorch_runtime)
   install(DIRECTORY "${FSDP_LIBTORCH_DIR}/" DESTINATION ${libtorch_dir} COMPONENT ${component} EXCLUDE_FROM_ALL
           REGEX "/torch/include$" EXCLUDE PATTERN "complete" EXCLUDE)
-  # Its symbols for debuggers are a fifth of its size.
+  # Its symbols for debuggers are a fifth of its size. The library for aarch64 has passed through patchelf, and what strip
+  # makes of such a file crashes when it is loaded.
   install(CODE "
-    if(CMAKE_INSTALL_DO_STRIP)
+    if(CMAKE_INSTALL_DO_STRIP AND \"${CMAKE_SYSTEM_PROCESSOR}\" STREQUAL \"x86_64\")
       execute_process(COMMAND \"${CMAKE_STRIP}\" --strip-unneeded \"${place}/torch/lib/libtorch_cpu.so\" COMMAND_ERROR_IS_FATAL ANY)
     endif()" COMPONENT ${component} EXCLUDE_FROM_ALL)
 endforeach()
