@@ -273,7 +273,7 @@ bool has_bf16_instructions() {
 
 bool widens_bf16() {
   static const bool is_slow = util::is_intel() && !util::has_matrix_unit();
-  return is_slow || !has_bf16_instructions();
+  return has_small_products(at::kBFloat16) && (is_slow || !has_bf16_instructions());
 }
 
 void multiply_all_into(std::span<const ProductOf> products, const at::Tensor& b) {

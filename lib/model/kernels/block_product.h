@@ -36,7 +36,7 @@ bool has_small_products(at::ScalarType type);
 /// Whether small_product() multiplies bf16 here.
 bool has_bf16_instructions();
 
-/// Whether factors in bf16 are widened. Depends on the machine only. Requires: has_small_products(kBFloat16).
+/// Whether small products widen factors in bf16. Depends on the machine only.
 bool widens_bf16();
 
 struct SmallShape {

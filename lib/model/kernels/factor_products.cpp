@@ -33,8 +33,7 @@ bool is_cpu_float(const at::Tensor& x) { return is_for_cpu(x) && x.scalar_type()
 /// Whether products of x consist of small ones, unless they go to tiles. With instructions of bf16, oneDNN's
 /// whole products are as fast.
 bool goes_to_blocks(const at::Tensor& x) {
-  return is_cpu_float(x) || (is_for_cpu(x) && x.scalar_type() == at::kBFloat16 &&
-                             has_small_products(at::kBFloat16) && widens_bf16());
+  return is_cpu_float(x) || (is_for_cpu(x) && x.scalar_type() == at::kBFloat16 && widens_bf16());
 }
 
 bool goes_to_tiles(const at::Tensor& x, Matmul matmul) {
