@@ -9,6 +9,7 @@
 
 #include "base/tensor/parallel.h"
 #include "base/util/error.h"
+#include "model/kernels/block_codes.h"
 #include "model/kernels/cpu/loops.h"
 #include "model/kernels/cuda/kernels.h"
 #include "model/kernels/fused.h"
@@ -24,7 +25,8 @@ void round_run(const float* values, uint16_t* copy, int64_t n, bool to_half) {
   std::copy_n(values, n, reinterpret_cast<at::Half*>(copy));
 }
 
-constexpr int64_t kRun = 1 << 10;  // a multiple of every vector's length
+constexpr int64_t kRun = 1 << 10;  // a multiple of every vector's length, and of blocks of codes
+static_assert(kRun % kCodedBlock == 0);
 
 /// Elements [begin, end) of all.
 template <typename Elements>
@@ -66,11 +68,31 @@ void step_run(Element gradient, const RoundedAdamElements& some, const AdamNumbe
   }
 }
 
+/// Steps block by block, in fp32 in the cache. Requires: `some` begins with a block.
+void step_run(Element gradient, const CodedAdamElements& some, const AdamNumbers& numbers) {
+  float exp_avg[kCodedBlock], exp_avg_sq[kCodedBlock];
+  for (int64_t begin = 0; begin < some.n; begin += kCodedBlock) {
+    const CodedAdamElements block = part_of(some, gradient, begin, std::min(begin + kCodedBlock, some.n));
+    float& m_scale = some.exp_avg_scales[begin / kCodedBlock];
+    float& v_scale = some.exp_avg_sq_scales[begin / kCodedBlock];
+    cpu::decode_run(true, block.exp_avg, m_scale, exp_avg, block.n);
+    cpu::decode_run(false, block.exp_avg_sq, v_scale, exp_avg_sq, block.n);
+    cpu::loops(gradient).adam({block.value, block.gradient, exp_avg, exp_avg_sq, block.n, block.rates},
+                              numbers);
+    m_scale = cpu::encode_run(true, exp_avg, block.exp_avg, block.n);
+    v_scale = cpu::encode_run(false, exp_avg_sq, block.exp_avg_sq, block.n);
+  }
+}
+
 template <typename Elements>
 void step_on_cpu(Element gradient, bool to_half, const Elements& all, const AdamNumbers& numbers) {
   util::parallel_for(0, (all.n + kRun - 1) / kRun, kGrain / kRun, [&](int64_t first, int64_t last) {
     Elements some = part_of(all, gradient, first * kRun, std::min(last * kRun, all.n));
     if constexpr (std::is_same_v<Elements, RoundedAdamElements>) some.places.first += first * kRun;
+    if constexpr (std::is_same_v<Elements, CodedAdamElements>) {
+      some.exp_avg_scales += first * kRun / kCodedBlock;
+      some.exp_avg_sq_scales += first * kRun / kCodedBlock;
+    }
     step_run(gradient, some, numbers);
     if (some.copy != nullptr) round_run(some.value, static_cast<uint16_t*>(some.copy), some.n, to_half);
   });
@@ -99,15 +121,36 @@ RoundedAdamElements rounded_elements_of(const AdamTensors& tensors) {
           {m.key, v.key}};
 }
 
+/// Calls use(elements) for the first block, if it is a part of one, and for all others.
+template <typename Use>
+void for_coded_elements_of(const AdamTensors& tensors, Element gradient, const Use& use) {
+  const CodedAdamElements all{elements_of<uint8_t>(tensors), tensors.scales[0].data_ptr<float>(),
+                              tensors.scales[1].data_ptr<float>()};
+  if (tensors.phase == 0) return use(all);
+  const int64_t first = std::min(kCodedBlock - tensors.phase, all.n);
+  use(part_of(all, gradient, 0, first));
+  CodedAdamElements rest = part_of(all, gradient, first, all.n);
+  ++rest.exp_avg_scales;
+  ++rest.exp_avg_sq_scales;
+  use(rest);
+}
+
 void check(const AdamTensors& tensors, const at::Device& device) {
-  const auto& [value, gradient, exp_avg, exp_avg_sq, copy, rates, rounded] = tensors;
+  const auto& [value, gradient, exp_avg, exp_avg_sq, copy, rates, rounded, scales, phase] = tensors;
   FSDP_CHECK(value.scalar_type() == at::kFloat && can_fuse(value) && can_fuse(gradient));
   for (const at::Tensor* x : {&value, &gradient, &exp_avg, &exp_avg_sq, &copy}) {
     if (x == &copy && !copy.defined()) continue;
     FSDP_CHECK(x->is_contiguous() && x->numel() == value.numel() && x->device() == device, x->sizes());
   }
   const at::ScalarType type = exp_avg.scalar_type();
-  FSDP_CHECK((type == at::kFloat || type == at::kBFloat16) && exp_avg_sq.scalar_type() == type, type);
+  FSDP_CHECK(
+      (type == at::kFloat || type == at::kBFloat16 || type == at::kByte) && exp_avg_sq.scalar_type() == type,
+      type);
+  for (const at::Tensor& each : scales) {
+    FSDP_CHECK(type != at::kByte ||
+               (each.scalar_type() == at::kFloat && each.is_contiguous() && each.device() == device &&
+                phase >= 0 && phase < kCodedBlock && each.numel() == coded_blocks(phase, value.numel())));
+  }
   FSDP_CHECK(!copy.defined() || element_of(copy) != Element::kFloat, copy.scalar_type());
 }
 
@@ -128,10 +171,17 @@ void step_adam(const std::vector<AdamTensors>& parts, const AdamNumbers& numbers
       if (device.is_cpu()) return step_on_cpu(gradient, to_half, elements, numbers);
       (steps[{gradient, to_half}].*parts_of_step).push_back(elements);
     };
-    if (tensors.exp_avg.scalar_type() == at::kFloat) {
-      step(elements_of<float>(tensors), &cuda::AdamStep::parts);
-    } else {
-      step(rounded_elements_of(tensors), &cuda::AdamStep::rounded_parts);
+    switch (tensors.exp_avg.scalar_type()) {
+      case at::kFloat:
+        step(elements_of<float>(tensors), &cuda::AdamStep::parts);
+        break;
+      case at::kBFloat16:
+        step(rounded_elements_of(tensors), &cuda::AdamStep::rounded_parts);
+        break;
+      default:
+        for_coded_elements_of(tensors, gradient, [&](const CodedAdamElements& elements) {
+          step(elements, &cuda::AdamStep::coded_parts);
+        });
     }
   }
   const c10::DeviceGuard guard(device);

@@ -168,6 +168,14 @@ struct RoundedAdamElements : AdamElementsOf<uint16_t> {
   uint64_t keys[2] = {};  ///< random numbers of the tensor, for either average
 };
 
+/// Number of elements of a block of codes.
+inline constexpr int64_t kCodedBlock = 256;
+
+/// Elements whose averages are codes (block_codes.h), exp_avg signed, exp_avg_sq not. They begin a block.
+struct CodedAdamElements : AdamElementsOf<uint8_t> {
+  float *exp_avg_scales = nullptr, *exp_avg_sq_scales = nullptr;
+};
+
 /// The factors of the hash by which elements are rounded, and the factor of the upper half of an index.
 inline constexpr uint32_t kFirstHashFactor = 0x7feb352dU, kSecondHashFactor = 0x846ca68bU,
                           kOfHighWord = 0x9e3779b9U;

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/util/error.h"
+#include "model/kernels/block_codes.h"
 #include "model/kernels/cuda/elements.cuh"
 #include "model/kernels/stochastic_rounding.h"
 #include "support/emulated_kernels.h"
@@ -244,6 +246,56 @@ TEST_P(CudaAdam, RoundsAveragesIn16BitsAsTheCpuDoes) {
       };
       expect_rounded(exp_avg, wide, keys[0]);
       expect_rounded(exp_avg_sq, wide_sq, keys[1]);
+    }
+  }
+}
+
+// Bit for bit as encode() encodes averages of fp32 on the CPU, also in packs, and in several parts.
+TEST_P(CudaAdam, EncodesAveragesIn8BitsAsTheCpuDoes) {
+  for (int64_t shift : {0, 4, 1}) {
+    for (int64_t n : {1, 200, 256, 2048, 5001}) {
+      SCOPED_TRACE(concat(n, " shifted by ", shift));
+      const Buffer gradient(random({n}), shift);
+      const auto coded = [&](const at::Tensor& values, bool is_signed) {
+        const int64_t blocks = coded_blocks(0, n);
+        BlockCodes codes{at::zeros({n + shift}, at::kByte).narrow(0, shift, n), at::zeros({blocks}), 0,
+                         is_signed};
+        encode(values, codes);
+        return codes;
+      };
+      const BlockCodes exp_avg = coded(at::randn({n}), true), exp_avg_sq = coded(at::rand({n}), false);
+      Buffer value(at::randn({n}), shift);
+      const at::Tensor wide_value = value.values().clone(), wide = decoded(exp_avg),
+                       wide_sq = decoded(exp_avg_sq), copy = at::zeros({n}, at::kBFloat16);
+      step(EmulatedLaunch(), {.parts = {{.value = wide_value.data_ptr<float>(),
+                                         .gradient = gradient.data(),
+                                         .exp_avg = wide.data_ptr<float>(),
+                                         .exp_avg_sq = wide_sq.data_ptr<float>(),
+                                         .n = n,
+                                         .rates = kDecoupled}},
+                              .numbers = kNumbers});
+      const CodedAdamElements all{{.value = value.data<float>(),
+                                   .gradient = gradient.data(),
+                                   .exp_avg = exp_avg.codes.data_ptr<uint8_t>(),
+                                   .exp_avg_sq = exp_avg_sq.codes.data_ptr<uint8_t>(),
+                                   .n = n,
+                                   .rates = kDecoupled,
+                                   .copy = copy.data_ptr()},
+                                  exp_avg.scales.data_ptr<float>(),
+                                  exp_avg_sq.scales.data_ptr<float>()};
+      const double nothing = std::nan("");
+      step(EmulatedLaunch(), {.coded_parts = {all}, .numbers = kNumbers, .gradient_scale = &nothing});
+      EXPECT_FALSE(have_equal_bits(value.values(), wide_value)) << "updates in spite of a scale that is NaN";
+      step(EmulatedLaunch(), {.coded_parts = {all}, .numbers = kNumbers});
+      EXPECT_TRUE(have_equal_bits(value.values(), wide_value));
+      EXPECT_TRUE(at::equal(copy, wide_value.to(at::kBFloat16)));
+      const auto expect_coded = [&](const BlockCodes& found, const at::Tensor& exact) {
+        const BlockCodes expected = coded(exact, found.is_signed);
+        EXPECT_TRUE(at::equal(found.codes, expected.codes));
+        EXPECT_TRUE(have_equal_bits(found.scales, expected.scales));
+      };
+      expect_coded(exp_avg, wide);
+      expect_coded(exp_avg_sq, wide_sq);
     }
   }
 }

@@ -91,6 +91,14 @@ void round_to_bfloat16(const float* from, uint16_t* to, int64_t n) {
   level_here().round_to_bfloat16(from, to, n);
 }
 
+float encode_run(bool is_signed, const float* from, uint8_t* codes, int64_t n) {
+  return level_here().coding[is_signed ? 1 : 0].encode(from, codes, n);
+}
+
+void decode_run(bool is_signed, const uint8_t* codes, float scale, float* to, int64_t n) {
+  level_here().coding[is_signed ? 1 : 0].decode(codes, scale, to, n);
+}
+
 void dequantize(Element element, const QuantizedRun& run) {
   level_here().dequantize[static_cast<int>(element)](run);
 }

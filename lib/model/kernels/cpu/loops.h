@@ -196,6 +196,14 @@ struct SquareCounts {
   static constexpr int exponent(int unit) { return kBits * unit - 324; }
 };
 
+// ---- 8-bit codes (model/kernels/block_codes.h); [0]: unsigned, [1]: signed
+
+struct BlockCoding {
+  /// Encodes a block of n numbers; returns its scale.
+  float (*encode)(const float* from, uint8_t* codes, int64_t n);
+  void (*decode)(const uint8_t* codes, float scale, float* to, int64_t n);
+};
+
 /// All loops of one level, by Element (products: fp32 and bf16), and the roundings to bf16 and to fp16.
 struct Level {
   Loops loops[3];
@@ -207,6 +215,7 @@ struct Level {
   void (*count_squares)(const float* x, int64_t n, int64_t* counts);
   void (*divide)(float* x, int64_t n, float divisor);
   void (*round_to_bfloat16)(const float* from, uint16_t* to, int64_t n);
+  BlockCoding coding[2];
 };
 
 /// These return the loops for this CPU. All but the first return null without fast small products.
@@ -226,6 +235,10 @@ void divide(float* x, int64_t n, float divisor);
 
 /// Rounds to nearest.
 void round_to_bfloat16(const float* from, uint16_t* to, int64_t n);
+
+/// These encode a block of n numbers, whose scale the first returns, and decode it.
+float encode_run(bool is_signed, const float* from, uint8_t* codes, int64_t n);
+void decode_run(bool is_signed, const uint8_t* codes, float scale, float* to, int64_t n);
 
 /// Dequantizes to elements of this type.
 void dequantize(Element element, const QuantizedRun& run);

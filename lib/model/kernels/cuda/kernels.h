@@ -75,6 +75,7 @@ void dropout(Element element, const DropoutRows& rows);
 struct AdamStep {
   std::vector<AdamElements> parts = {};
   std::vector<RoundedAdamElements> rounded_parts = {};
+  std::vector<CodedAdamElements> coded_parts = {};
   AdamNumbers numbers;
   /// Replaces numbers.gradient_scale if not null. NaN: nothing is updated.
   const double* gradient_scale = nullptr;
