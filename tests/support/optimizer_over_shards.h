@@ -44,6 +44,14 @@ inline at::Tensor gradient_of(const shard::ParameterPlace& place, int64_t step) 
                    at::TensorOptions(at::kFloat));
 }
 
+/// A model with matrices that are large enough for states in 8 bits.
+inline nn::ModelOptions wide_options() {
+  nn::ModelOptions shape = tiny_options();
+  shape.hidden_size = 72;
+  shape.intermediate_size = 104;
+  return shape;
+}
+
 using Tensors = std::map<std::string, at::Tensor>;
 
 /// One rank's part of a tiny model that is cut, with an optimizer.

@@ -307,9 +307,9 @@ void Checkpointer::tell_of_conversions(const Manifest& manifest,
   std::map<std::array<std::string, 3>, int64_t> numbers;  // by types and key
   for (const TensorSlice& slice : slices) {
     const auto stored = manifest.tensors.find(slice.name);
-    if (stored == manifest.tensors.end() || stored->second.dtype == slice.data.scalar_type()) continue;
+    if (stored == manifest.tensors.end() || stored->second.dtype == slice.dtype()) continue;
     const bool is_state = slice.name.starts_with(checkpoint::kOptimizerPrefix);
-    ++numbers[{util::dtype_name(stored->second.dtype), util::dtype_name(slice.data.scalar_type()),
+    ++numbers[{util::dtype_name(stored->second.dtype), slice.coded ? "int8" : util::dtype_name(slice.dtype()),
                is_state ? "optimizer.state_dtype" : "fsdp.param_storage"}];
   }
   for (const auto& [which, number] : numbers) {

@@ -129,7 +129,9 @@ int64_t optimizer_bytes(const optim::Optimizer& optimizer) {
   int64_t bytes = 0;
   for (const std::string& name : optimizer.state_names()) {
     for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
-      bytes += static_cast<int64_t>(optimizer.state(name, i).nbytes());
+      for (const at::Tensor& memory : optimizer.state_memory(name, i)) {
+        if (memory.defined()) bytes += static_cast<int64_t>(memory.nbytes());
+      }
     }
   }
   return bytes;

@@ -3,10 +3,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/util/rectangle.h"
+#include "model/kernels/block_codes.h"
 
 namespace fsdp::shard {
 
@@ -25,8 +27,12 @@ struct TensorSlice {
   std::vector<int64_t> shape;
   util::Rectangle range{};
   at::Tensor data{};
+  /// If given, `data` are its codes: fp32 numbers in 8 bits.
+  std::optional<kernels::BlockCodes> coded{};
 
   int64_t numel() const { return range.numel(); }
+  /// The type of the numbers.
+  at::ScalarType dtype() const { return coded ? at::kFloat : data.scalar_type(); }
 };
 
 }  // namespace fsdp::shard

@@ -62,7 +62,7 @@ MatchedSlices match_slices(const LoadPlaces& places, const std::vector<TensorSli
       continue;
     }
     const TensorSlice& place = places.ranges[found->second];
-    std::string fault = fault_of(slice.data, slice.numel(), place.data.scalar_type());
+    std::string fault = fault_of(slice.data, slice.numel(), place.dtype());
     if (fault.empty() && slice.shape != place.shape) {
       fault = concat(at::IntArrayRef(slice.shape), " instead of ", at::IntArrayRef(place.shape));
     }
@@ -81,19 +81,23 @@ MatchedSlices match_slices(const LoadPlaces& places, const std::vector<TensorSli
   return matched;
 }
 
-void copy_slice(const TensorSlice& place, const TensorSlice& slice) {
+void copy_slices(const TensorSlice& place, const std::vector<const TensorSlice*>& slices) {
+  if (slices.empty()) return;
   at::NoGradGuard no_grad;
-  const at::Tensor from = slice.data.reshape({-1});
+  // Codes of a block depend on all of its numbers.
+  const at::Tensor to = place.coded ? kernels::decoded(*place.coded) : place.data;
   const int64_t numel = c10::multiply_integers(place.shape);
-  util::for_each_overlap(numel, place.range, slice.range, [&](const util::Overlap& overlap) {
-    place.data.narrow(0, overlap.in_a, overlap.count).copy_(from.narrow(0, overlap.in_b, overlap.count));
-  });
+  for (const TensorSlice* slice : slices) {
+    const at::Tensor from = slice->data.reshape({-1});
+    util::for_each_overlap(numel, place.range, slice->range, [&](const util::Overlap& overlap) {
+      to.narrow(0, overlap.in_a, overlap.count).copy_(from.narrow(0, overlap.in_b, overlap.count));
+    });
+  }
+  if (place.coded) kernels::encode(to, *place.coded);
 }
 
 void copy_slices(const LoadPlaces& places, const MatchedSlices& matched) {
-  for (size_t i = 0; i < matched.slices.size(); ++i) {
-    for (const TensorSlice* slice : matched.slices[i]) copy_slice(places.ranges[i], *slice);
-  }
+  for (size_t i = 0; i < matched.slices.size(); ++i) copy_slices(places.ranges[i], matched.slices[i]);
 }
 
 TensorSlice whole_slice(const std::string& name, const at::Tensor& tensor) {

@@ -42,8 +42,8 @@ struct MatchedSlices {
 /// result.
 MatchedSlices match_slices(const LoadPlaces& places, const std::vector<TensorSlice>& slices, bool whole);
 
-/// Copies the elements that the place and the slice have in common.
-void copy_slice(const TensorSlice& place, const TensorSlice& slice);
+/// Copies the elements that the place and the slices have in common. The slices are not coded.
+void copy_slices(const TensorSlice& place, const std::vector<const TensorSlice*>& slices);
 void copy_slices(const LoadPlaces& places, const MatchedSlices& matched);
 
 /// Returns a tensor as one slice, which has no elements if the tensor is undefined.

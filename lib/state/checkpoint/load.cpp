@@ -35,14 +35,14 @@ std::set<std::string> refuse_misfits(const std::filesystem::path& folder, const 
       continue;
     }
     const TensorEntry& entry = found->second;
-    const bool fits = entry.dtype == slice.data.scalar_type() ||
-                      (c10::isFloatingType(entry.dtype) && slice.data.is_floating_point() &&
+    const bool fits = entry.dtype == slice.dtype() ||
+                      (c10::isFloatingType(entry.dtype) && c10::isFloatingType(slice.dtype()) &&
                        util::matches_any(slice.name, options.may_be_converted));
     if (entry.shape != slice.shape || !fits) {
       misshapen.push_back(concat(slice.name, " (", util::dtype_name(entry.dtype), " ",
                                  util::shape_text(entry.shape), " in the checkpoint, ",
-                                 util::dtype_name(slice.data.scalar_type()), " ",
-                                 util::shape_text(slice.shape), " here)"));
+                                 util::dtype_name(slice.dtype()), " ", util::shape_text(slice.shape),
+                                 " here)"));
     }
   }
   if (options.refuse_unexpected) {
@@ -72,6 +72,7 @@ void read_converted(ShardSet& shards, const shard::TensorSlice& slice, c10::Scal
   const at::NoGradGuard no_grad;
   const at::Tensor read = at::empty(slice.data.sizes(), at::TensorOptions().dtype(stored));
   for (const ShardRead& part : shards.plan(slice.name, slice.range, read.data_ptr())) shards.read(part);
+  if (slice.coded) return kernels::encode(read.to(at::kFloat), *slice.coded);
   slice.data.copy_(read);
 }
 
@@ -95,7 +96,7 @@ std::vector<std::string> load_slices(const std::filesystem::path& folder, const 
   for (const shard::TensorSlice& slice : destinations) {
     if (slice.numel() == 0 || absent.contains(slice.name)) continue;
     const c10::ScalarType stored = manifest.tensors.at(slice.name).dtype;
-    if (stored != slice.data.scalar_type()) {
+    if (stored != slice.data.scalar_type() || slice.coded) {
       read_converted(shards, slice, stored);
       counter.add(static_cast<int64_t>(slice.data.nbytes()));
       continue;

@@ -26,7 +26,7 @@ std::string write_rank(const SaveRequest& request, const fs::path& folder, const
   for (const auto& [name, tensor] : tensors) {
     int64_t numel = 0;
     for (const shard::TensorSlice* slice : tensor.slices) numel += slice->numel();
-    if (numel > 0) datasets.push_back({name, tensor.any->data.scalar_type(), numel});
+    if (numel > 0) datasets.push_back({name, tensor.any->dtype(), numel});
   }
   const FileEntry written =
       write_named(folder / shard_file_name(ranks.rank(), own.world_size), [&](const fs::path& path) {
@@ -35,7 +35,9 @@ std::string write_rank(const SaveRequest& request, const fs::path& folder, const
         for (const auto& [name, tensor] : tensors) {
           int64_t offset = 0;
           for (const shard::TensorSlice* slice : tensor.slices) {
-            file.write(name, offset, slice->numel(), slice->data.const_data_ptr());
+            for_each_piece(*slice, 0, slice->numel(), [&](int64_t first, int64_t count, const void* numbers) {
+              file.write(name, offset + first, count, numbers);
+            });
             offset += slice->numel();
           }
         }

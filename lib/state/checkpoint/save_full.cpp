@@ -85,12 +85,15 @@ std::vector<DatasetSpec> whole_datasets(const Manifest& held) {
   return specs;
 }
 
-/// This rank's data of a piece.
-const char* data_of(const SentPiece& piece, const std::map<std::string, RankTensor>& tensors) {
+/// Copies this rank's data of a piece.
+void copy_piece(const SentPiece& piece, const std::map<std::string, RankTensor>& tensors, char* to) {
   int64_t place = piece.place;
   for (const shard::TensorSlice* slice : tensors.at(*piece.name).slices) {
     if (place < slice->numel()) {
-      return static_cast<const char*>(slice->data.const_data_ptr()) + place * slice->data.element_size();
+      const auto size = static_cast<int64_t>(c10::elementSize(slice->dtype()));
+      return for_each_piece(*slice, place, piece.count, [&](int64_t first, int64_t count, const void* data) {
+        std::memcpy(to + (first - place) * size, data, static_cast<size_t>(count * size));
+      });
     }
     place -= slice->numel();
   }
@@ -122,8 +125,7 @@ class Transfer {
     at::Tensor all = communicator_.allocate_on_host(share_bytes_ * world, at::kByte);
     for (size_t round = 0; round < rounds_; ++round) {
       for (const SentPiece& piece : pieces(rank, round)) {
-        std::memcpy(static_cast<char*>(mine.data_ptr()) + piece.at_byte, data_of(piece, tensors_),
-                    static_cast<size_t>(piece.bytes));
+        copy_piece(piece, tensors_, static_cast<char*>(mine.data_ptr()) + piece.at_byte);
       }
       communicator_.all_gather(all, mine, {.unit = kFullPurpose})->wait();
       comm::agree(communicator_, kFullPurpose, [&] {

@@ -1,5 +1,7 @@
 #include "state/checkpoint/save_parts.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 
 #include "base/dtype/dtype.h"
@@ -21,12 +23,12 @@ std::map<std::string, RankTensor> group_by_tensor(const std::vector<shard::Tenso
     FSDP_CHECK(slice.data.defined() && slice.data.device().is_cpu() && slice.data.is_contiguous(),
                slice.name);
     FSDP_CHECK(slice.data.dim() == 1 && slice.data.numel() == slice.numel(), slice.name);
-    int64_t numel = util::checked_numel(slice.shape, slice.data.element_size());
+    int64_t numel = util::checked_numel(slice.shape, static_cast<int64_t>(c10::elementSize(slice.dtype())));
     FSDP_CHECK(slice.range.fits(numel), slice.name);
     RankTensor& tensor = tensors[slice.name];
     if (!tensor.any) tensor.any = &slice;
     FSDP_CHECK(tensor.any->shape == slice.shape && tensor.any->range.rows == slice.range.rows &&
-                   tensor.any->data.scalar_type() == slice.data.scalar_type(),
+                   tensor.any->dtype() == slice.dtype(),
                slice.name);
     if (slice.numel() > 0) tensor.slices.push_back(&slice);
   }
@@ -39,12 +41,27 @@ std::map<std::string, RankTensor> group_by_tensor(const std::vector<shard::Tenso
   return tensors;
 }
 
+void for_each_piece(const shard::TensorSlice& slice, int64_t begin, int64_t count,
+                    const std::function<void(int64_t, int64_t, const void*)>& visit) {
+  if (!slice.coded) {
+    const auto* data = static_cast<const char*>(slice.data.const_data_ptr());
+    return visit(begin, count, data + begin * static_cast<int64_t>(slice.data.element_size()));
+  }
+  constexpr int64_t kAtOnce = int64_t{1} << 18;
+  const at::Tensor numbers = at::empty({std::min(count, kAtOnce)}, at::kFloat);
+  for (const int64_t end = begin + count; begin < end; begin += kAtOnce) {
+    const int64_t some = std::min(kAtOnce, end - begin);
+    kernels::decode(kernels::narrow(*slice.coded, begin, some), numbers.narrow(0, 0, some));
+    visit(begin, some, numbers.const_data_ptr());
+  }
+}
+
 TensorEntries entries_of(const std::map<std::string, RankTensor>& tensors, size_t file) {
   TensorEntries entries;
   for (const auto& [name, tensor] : tensors) {
     TensorEntry& entry = entries[name];
     entry.shape = tensor.any->shape;
-    entry.dtype = tensor.any->data.scalar_type();
+    entry.dtype = tensor.any->dtype();
     entry.rows = tensor.any->range.rows;
     for (const shard::TensorSlice* slice : tensor.slices)
       entry.ranges.push_back({.part = slice->range, .file = file});

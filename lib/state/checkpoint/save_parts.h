@@ -27,6 +27,11 @@ struct RankTensor {
 /// must outlive the result.
 std::map<std::string, RankTensor> group_by_tensor(const std::vector<shard::TensorSlice>& slices);
 
+/// Calls visit(first, some, data) for pieces of `count` numbers of the slice from `begin` on: all at once, or
+/// decoded piece by piece if they are in 8 bits.
+void for_each_piece(const shard::TensorSlice& slice, int64_t begin, int64_t count,
+                    const std::function<void(int64_t first, int64_t some, const void* data)>& visit);
+
 using TensorEntries = std::map<std::string, TensorEntry>;
 
 /// The tensors as entries of a manifest, with this rank's ranges in file number `file`.

@@ -58,20 +58,23 @@ std::vector<shard::TensorSlice> state_slices(shard::Engine& engine, const optim:
                                              SlicePurpose purpose) {
   std::vector<shard::TensorSlice> slices;
   if (purpose == SlicePurpose::kLoad) engine.note_changed_weights();
-  const auto add = [&](const std::string& prefix, const shard::Segment& segment, const at::Tensor& part) {
+  const auto add = [&](const std::string& prefix, const shard::Segment& segment,
+                       const optim::StateView& part) {
     const auto index = static_cast<size_t>(&segment - engine.segments().data());
     const util::Rectangle range = purpose == SlicePurpose::kSave
                                       ? replicas_part(segment, index, engine.units()[segment.unit]->groups())
                                       : segment.range;
     const int64_t offset = (range.row_begin - segment.range.row_begin) * segment.range.length() +
                            range.begin - segment.range.begin;
-    slices.push_back({prefix + segment.name, segment.shape, range, part.narrow(0, offset, range.numel())});
+    shard::TensorSlice& slice = slices.emplace_back(prefix + segment.name, segment.shape, range);
+    if (part.is_coded()) slice.coded = kernels::narrow(part.codes, offset, range.numel());
+    slice.data = slice.coded ? slice.coded->codes : part.data.narrow(0, offset, range.numel());
   };
   const bool adapters_only = engine.options().trained_apart;  // the frozen weights are stored elsewhere
   for (const shard::Segment& segment : engine.segments()) {
     if (adapters_only && !segment.requires_grad) continue;
     const at::Tensor& shard = engine.units()[segment.unit]->storage().shard();
-    add("model/", segment, shard.narrow(0, segment.shard_offset, segment.numel()));
+    add("model/", segment, {shard.narrow(0, segment.shard_offset, segment.numel())});
   }
   const bool is_saved = purpose == SlicePurpose::kLoad || engine.communicator().rank() == 0;
   for (const auto& [name, tensor] : engine.buffers()) {
@@ -82,10 +85,10 @@ std::vector<shard::TensorSlice> state_slices(shard::Engine& engine, const optim:
   }
   optim::for_each_state(
       engine, optimizer,
-      [&](const optim::StateKind& state, const shard::Segment& segment, const at::Tensor& data) {
+      [&](const optim::StateKind& state, const shard::Segment& segment, const optim::StateView& view) {
         const std::string prefix = "optimizer/" + state.name + "/";
-        if (!state.is_whole()) return add(prefix, segment, data);
-        slices.push_back(whole_slice(prefix + segment.name, data,
+        if (!state.is_whole()) return add(prefix, segment, view);
+        slices.push_back(whole_slice(prefix + segment.name, view.data,
                                      purpose == SlicePurpose::kSave ? &engine.communicator() : nullptr));
       });
   return slices;
@@ -99,7 +102,22 @@ constexpr int64_t kAlignmentBytes = 64;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes; }
 
-int64_t slice_bytes(const shard::TensorSlice& slice) { return static_cast<int64_t>(slice.data.nbytes()); }
+int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
+
+/// The memory of a slice: its data and, if these are codes, their scales.
+std::vector<at::Tensor> memory_of(const shard::TensorSlice& slice) {
+  if (slice.coded) return {slice.data, slice.coded->scales};
+  return {slice.data};
+}
+
+void copy_memory(const shard::TensorSlice& from, const shard::TensorSlice& to) {
+  const std::vector<at::Tensor> source = memory_of(from), target = memory_of(to);
+  for (size_t i = 0; i < source.size(); ++i) at::Tensor(target[i]).copy_(source[i]);
+}
+
+bool has_same_blocks(const shard::TensorSlice& a, const shard::TensorSlice& b) {
+  return a.coded.has_value() == b.coded.has_value() && (!a.coded || a.coded->phase == b.coded->phase);
+}
 
 }  // namespace
 
@@ -112,36 +130,46 @@ void HostCopies::prepare(const std::vector<shard::TensorSlice>& slices) {
   if (buffer_.defined() && fits(slices)) return;
   copies_.clear();
   int64_t total = 0;
-  for (const shard::TensorSlice& slice : slices) total += aligned(slice_bytes(slice));
+  for (const shard::TensorSlice& slice : slices) {
+    for (const at::Tensor& memory : memory_of(slice)) total += aligned(bytes_of(memory));
+  }
   buffer_ = at::Tensor();  // frees the old buffer first
   buffer_ = at::zeros({total}, at::kByte);
   int64_t offset = 0;
   for (const shard::TensorSlice& slice : slices) {
+    const auto next = [&](const at::Tensor& like) {
+      const at::Tensor memory = buffer_.narrow(0, offset, bytes_of(like)).view(like.scalar_type());
+      offset += aligned(bytes_of(like));
+      return memory;
+    };
     shard::TensorSlice copy = slice;
-    copy.data = buffer_.narrow(0, offset, slice_bytes(slice)).view(slice.data.scalar_type());
+    copy.data = next(slice.data);
+    if (slice.coded) {
+      copy.coded->codes = copy.data;
+      copy.coded->scales = next(slice.coded->scales);
+    }
     copies_.push_back(std::move(copy));
-    offset += aligned(slice_bytes(slice));
   }
 }
 
 const std::vector<shard::TensorSlice>& HostCopies::take(const std::vector<shard::TensorSlice>& slices) {
   prepare(slices);
   at::NoGradGuard no_grad;
-  for (size_t i = 0; i < slices.size(); ++i) copies_[i].data.copy_(slices[i].data);
+  for (size_t i = 0; i < slices.size(); ++i) copy_memory(slices[i], copies_[i]);
   return copies_;
 }
 
 void HostCopies::write_back(const std::vector<shard::TensorSlice>& slices) const {
   FSDP_CHECK(fits(slices));
   at::NoGradGuard no_grad;
-  for (size_t i = 0; i < slices.size(); ++i) at::Tensor(slices[i].data).copy_(copies_[i].data);
+  for (size_t i = 0; i < slices.size(); ++i) copy_memory(copies_[i], slices[i]);
 }
 
 bool HostCopies::fits(const std::vector<shard::TensorSlice>& slices) const {
   return std::equal(slices.begin(), slices.end(), copies_.begin(), copies_.end(),
                     [](const shard::TensorSlice& a, const shard::TensorSlice& b) {
                       return a.name == b.name && a.shape == b.shape && a.range == b.range &&
-                             a.data.scalar_type() == b.data.scalar_type();
+                             a.data.scalar_type() == b.data.scalar_type() && has_same_blocks(a, b);
                     });
 }
 

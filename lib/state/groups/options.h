@@ -36,11 +36,13 @@ constexpr auto enum_names(LrAdjustment) {
       {{LrAdjustment::kOriginal, "original"}, {LrAdjustment::kMatchRmsAdamw, "match_rms_adamw"}});
 }
 
-/// The type in which the optimizer keeps its states between steps. kBFloat16: rounded stochastically.
-enum class StateType { kFloat32, kBFloat16 };
+/// The type in which the optimizer keeps its states between steps. kBFloat16: rounded stochastically. kInt8:
+/// codes of blocks (model/kernels/block_codes.h), of large matrices other than embeddings; other states stay
+/// in fp32.
+enum class StateType { kFloat32, kBFloat16, kInt8 };
 constexpr auto enum_names(StateType) {
   return std::to_array<util::EnumName<StateType>>(
-      {{StateType::kFloat32, "float32"}, {StateType::kBFloat16, "bfloat16"}});
+      {{StateType::kFloat32, "float32"}, {StateType::kBFloat16, "bfloat16"}, {StateType::kInt8, "int8"}});
 }
 
 /// The optimizer and its hyperparameters. Names and defaults are PyTorch's.

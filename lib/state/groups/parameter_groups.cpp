@@ -6,6 +6,22 @@
 #include "base/util/text.h"
 
 namespace fsdp::optim {
+namespace {
+
+/// Fewest elements of a tensor whose states are kept in 8 bits, bitsandbytes' number.
+constexpr int64_t kLeastIn8Bits = 4096;
+
+int64_t numel_of(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+/// Rows of embeddings get gradients of very different sizes, as seldom as their tokens occur.
+bool is_embedding(const std::string& name) {
+  static const std::vector<std::string> names = {"*embed_tokens*", "*embed_in*", "*wte*", "*wpe*"};
+  return util::matches_any(name, names);
+}
+
+}  // namespace
 
 Treatment treatment_of(const OptimizerOptions& options, const std::string& name,
                        const std::vector<int64_t>& shape) {
@@ -16,6 +32,8 @@ Treatment treatment_of(const OptimizerOptions& options, const std::string& name,
   treatment.matrix =
       options.name == "muon" && shape.size() == 2 && !util::matches_any(name, options.adamw_parameters);
   treatment.factored = options.name == "adafactor" && shape.size() == 2;
+  treatment.in_8_bits = options.state_dtype == StateType::kInt8 && shape.size() >= 2 &&
+                        numel_of(shape) >= kLeastIn8Bits && !is_embedding(name);
   return treatment;
 }
 
@@ -27,7 +45,24 @@ bool StateKind::covers(const Treatment& treatment) const {
 
 int64_t StateKind::numel(const std::vector<int64_t>& shape) const {
   if (is_whole()) return shape.at(elements == Elements::kRows ? 0 : 1);
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  return numel_of(shape);
+}
+
+StateType StateKind::type_of(const Treatment& treatment) const {
+  return type == StateType::kInt8 && !treatment.in_8_bits ? StateType::kFloat32 : type;
+}
+
+int64_t StateKind::bytes(const Treatment& treatment, int64_t n) const {
+  constexpr int64_t kBlock = 256;
+  switch (type_of(treatment)) {
+    case StateType::kFloat32:
+      return 4 * n;
+    case StateType::kBFloat16:
+      return 2 * n;
+    case StateType::kInt8:
+      return n + 4 * ((n + kBlock - 1) / kBlock);
+  }
+  return 0;
 }
 
 double lr_of(const OptimizerOptions& options, const Treatment& treatment, double lr) {
@@ -46,13 +81,20 @@ double weight_decay_of(const OptimizerOptions& options, const Treatment& treatme
 
 namespace {
 
-std::vector<StateKind> of_adam(const OptimizerOptions&) { return {{"exp_avg"}, {"exp_avg_sq"}}; }
+/// A state of numbers that are never negative.
+StateKind squares(const char* name, StateKind::Elements elements = StateKind::Elements::kAll) {
+  return {.name = name, .elements = elements, .is_signed = false};
+}
 
-std::vector<StateKind> of_adamax(const OptimizerOptions&) { return {{"exp_avg"}, {"exp_inf"}}; }
+std::vector<StateKind> of_adam(const OptimizerOptions&) { return {{"exp_avg"}, squares("exp_avg_sq")}; }
 
-std::vector<StateKind> of_adagrad(const OptimizerOptions&) { return {{"sum"}}; }
+std::vector<StateKind> of_adamax(const OptimizerOptions&) { return {{"exp_avg"}, squares("exp_inf")}; }
 
-std::vector<StateKind> of_adadelta(const OptimizerOptions&) { return {{"square_avg"}, {"acc_delta"}}; }
+std::vector<StateKind> of_adagrad(const OptimizerOptions&) { return {squares("sum")}; }
+
+std::vector<StateKind> of_adadelta(const OptimizerOptions&) {
+  return {squares("square_avg"), squares("acc_delta")};
+}
 
 std::vector<StateKind> of_lion(const OptimizerOptions&) { return {{"exp_avg"}}; }
 
@@ -64,7 +106,7 @@ std::vector<StateKind> of_muon(const OptimizerOptions&) {
   using Elements = StateKind::Elements;
   return {{"momentum_buffer", Elements::kMatrices},
           {"exp_avg", Elements::kOthers},
-          {"exp_avg_sq", Elements::kOthers}};
+          squares("exp_avg_sq", Elements::kOthers)};
 }
 
 std::vector<StateKind> of_adafactor(const OptimizerOptions& options) {
@@ -132,7 +174,8 @@ std::vector<StateKind> state_kinds(const OptimizerOptions& options) {
   std::vector<StateKind> kinds;
   const OptimizerTraits* traits = optimizer_traits().find(options.name);
   if (traits != nullptr && traits->states != nullptr) kinds = traits->states(options);
-  for (StateKind& kind : kinds) kind.in_16_bits = options.state_dtype == StateType::kBFloat16;
+  const StateType type = options.state_dtype.value();
+  for (StateKind& kind : kinds) kind.type = type;
   if (options.ema_decay > 0) kinds.push_back({kEmaState});
   return kinds;
 }

@@ -15,10 +15,11 @@ namespace fsdp::optim {
 
 /// How an update treats the elements of a parameter.
 struct Treatment {
-  bool decay = true;      ///< whether weight decay applies
-  size_t group = 0;       ///< g > 0: OptimizerOptions::groups[g - 1]; 0: none
-  bool matrix = false;    ///< updated as a whole matrix (Muon), not element by element
-  bool factored = false;  ///< a matrix of whose rows and columns averages are kept (Adafactor)
+  bool decay = true;       ///< whether weight decay applies
+  size_t group = 0;        ///< g > 0: OptimizerOptions::groups[g - 1]; 0: none
+  bool matrix = false;     ///< updated as a whole matrix (Muon), not element by element
+  bool factored = false;   ///< a matrix of whose rows and columns averages are kept (Adafactor)
+  bool in_8_bits = false;  ///< its states are kept in 8 bits
 
   bool operator==(const Treatment&) const = default;
 };
@@ -45,9 +46,14 @@ struct StateKind {
 
   std::string name;  ///< PyTorch's name of the state: "exp_avg"
   Elements elements = Elements::kAll;
-  bool in_16_bits = false;  ///< bf16, rounded stochastically; otherwise fp32
+  bool is_signed = true;  ///< whether its numbers may be negative
+  StateType type = StateType::kFloat32;
 
-  int64_t element_size() const { return in_16_bits ? 2 : 4; }
+  /// The type of the numbers for tensors with this treatment, and the bytes of n of them.
+  StateType type_of(const Treatment& treatment) const;
+  int64_t bytes(const Treatment& treatment, int64_t n) const;
+  /// Whether the state is flat like a unit's shard, with its padding.
+  bool is_flat() const { return elements == Elements::kAll && type != StateType::kInt8; }
   bool is_whole() const { return elements == Elements::kRows || elements == Elements::kColumns; }
   /// Whether the elements, or the rows or columns, of tensors with this treatment have the state.
   bool covers(const Treatment& treatment) const;

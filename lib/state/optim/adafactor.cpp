@@ -65,7 +65,7 @@ void Adafactor::find_directions(size_t i, const at::Tensor& gradient, const std:
     const at::Tensor g = part_of(gradient, tensor);
     at::Tensor direction = part_of(directions, tensor);
     if (!tensor.treatment.factored) {
-      const at::Tensor average = state_of("exp_avg_sq", i, tensor.begin, tensor.end());
+      const at::Tensor average = state_of("exp_avg_sq", i, tensor.begin, tensor.end()).data;
       at::mul_out(direction, g, g).add_(eps);
       average.mul_(beta2).add_(direction, 1 - beta2);
       at::rsqrt_out(direction, average).mul_(g);

@@ -66,8 +66,10 @@ void Adam::update_together(c10::ArrayRef<Update> updates) {
                        .exp_avg_sq = update.states[1][k],
                        .copy = update.copies.empty() ? at::Tensor() : update.copies[k],
                        .rates = rates});
-      if (update.rounded.empty()) continue;
-      parts.back().rounded = {update.rounded[0][k], update.rounded[1][k]};
+      if (!update.rounded.empty()) parts.back().rounded = {update.rounded[0][k], update.rounded[1][k]};
+      if (update.coded.empty()) continue;
+      parts.back().scales = {update.coded[0][k].scales, update.coded[1][k].scales};
+      parts.back().phase = update.coded[0][k].phase;
     }
   }
   kernels::step_adam(parts, numbers, updates.front().scale_on_device);

@@ -29,7 +29,7 @@ class Adam : public Optimizer {
   void update(const Update& update) override;
   void update_together(c10::ArrayRef<Update> updates) override;
   bool updates_in_one_pass(const at::Tensor& value) const override;
-  bool rounds_states() const override { return options().fused; }
+  bool takes_stored_states() const override { return options().fused; }
 
  private:
   void update_composed(const Update& update);

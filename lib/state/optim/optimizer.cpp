@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cmath>
@@ -92,11 +93,10 @@ std::vector<Treatment> treatments_in(const std::vector<FlatParameter::Range>& ra
   return treatments;
 }
 
-/// Number of elements of a state of this kind. Includes padding if the kind covers all elements. 0 if nothing
-/// is trained.
+/// Number of elements of a state of this kind that are not in 8 bits. 0 if nothing is trained.
 int64_t covered(const StateKind& kind, const FlatParameter& parameter) {
   if (parameter.ranges.empty() && parameter.tensors.empty()) return 0;  // frozen
-  if (kind.elements == StateKind::Elements::kAll) return parameter.value.numel();
+  if (kind.is_flat()) return parameter.value.numel();
   int64_t numel = 0;
   if (kind.is_whole()) {
     for (const FlatParameter::Tensor& tensor : parameter.tensors) {
@@ -105,9 +105,38 @@ int64_t covered(const StateKind& kind, const FlatParameter& parameter) {
     return numel;
   }
   for (const FlatParameter::Range& range : parameter.ranges) {
-    if (kind.covers(range.treatment)) numel += range.end - range.begin;
+    if (kind.covers(range.treatment) && kind.type_of(range.treatment) != StateType::kInt8) {
+      numel += range.end - range.begin;
+    }
   }
   return numel;
+}
+
+/// A part of a tensor whose state is in 8 bits.
+struct CodedPart {
+  int64_t begin = 0, numel = 0;  ///< place in the parameter's value
+  int64_t code = 0, block = 0;   ///< of its first element
+  int64_t phase = 0;             ///< place of its first element in its block
+};
+
+/// Calls visit(part) for all parts of tensors with elements whose state is in 8 bits; returns what would be
+/// the next part.
+template <typename Visit>
+CodedPart for_each_coded_part(const StateKind& kind, const FlatParameter& parameter, const Visit& visit) {
+  CodedPart next;
+  for (const FlatParameter::Tensor& tensor : parameter.tensors) {
+    if (!kind.covers(tensor.treatment) || kind.type_of(tensor.treatment) != StateType::kInt8) continue;
+    next.begin = tensor.begin;
+    for (const util::Rectangle& part : tensor.parts) {
+      next.numel = part.numel();
+      next.phase = kernels::phase_of(part, c10::multiply_integers(tensor.shape) / part.rows);
+      if (next.numel > 0) visit(next);
+      next.begin += next.numel;
+      next.code += next.numel;
+      next.block += kernels::coded_blocks(next.phase, next.numel);
+    }
+  }
+  return next;
 }
 
 }  // namespace
@@ -125,9 +154,15 @@ Optimizer::Optimizer(const OptimizerOptions& options, std::vector<FlatParameter>
       FSDP_CHECK(treatment.group <= options_.groups.size(), parameter.name, " is in group ", treatment.group);
     }
     for (size_t s = 0; s < states_.size(); ++s) {
-      const at::ScalarType type = state_kinds_[s].in_16_bits ? at::kBFloat16 : at::kFloat;
-      states_[s].push_back(
-          at::zeros({covered(state_kinds_[s], parameter)}, parameter.value.options().dtype(type)));
+      const StateKind& kind = state_kinds_[s];
+      const at::TensorOptions options = parameter.value.options().dtype(at::kFloat);
+      State& state = states_[s].emplace_back();
+      state.numbers = at::zeros({covered(kind, parameter)},
+                                kind.type == StateType::kBFloat16 ? options.dtype(at::kBFloat16) : options);
+      const CodedPart end = for_each_coded_part(kind, parameter, [](const CodedPart&) {});
+      if (end.code == 0) continue;
+      state.codes = at::zeros({end.code}, options.dtype(at::kByte));
+      state.scales = at::zeros({end.block}, options);
     }
   }
 }
@@ -146,26 +181,54 @@ size_t Optimizer::state_index(const std::string& name) const {
 }
 
 at::Tensor Optimizer::state(const std::string& name, size_t i) const {
-  return states_[state_index(name)].at(i);
+  return states_[state_index(name)].at(i).numbers;
+}
+
+std::array<at::Tensor, 3> Optimizer::state_memory(const std::string& name, size_t i) const {
+  const State& state = states_[state_index(name)].at(i);
+  return {state.numbers, state.codes, state.scales};
+}
+
+StateType Optimizer::state_type(const Treatment& treatment) const {
+  for (const StateKind& kind : state_kinds_) {
+    if (kind.name != kEmaState) return kind.type_of(treatment);
+  }
+  return StateType::kFloat32;
 }
 
 int64_t Optimizer::state_offset(size_t state, size_t i, int64_t begin) const {
   const StateKind& kind = state_kinds_[state];
-  if (kind.elements == StateKind::Elements::kAll) return begin;
+  if (kind.is_flat()) return begin;
   int64_t offset = 0;
   for (const FlatParameter::Range& range : parameters_[i].ranges) {
-    if (!kind.covers(range.treatment)) continue;
+    if (!kind.covers(range.treatment) || kind.type_of(range.treatment) == StateType::kInt8) continue;
     if (begin >= range.begin && begin < range.end) return offset + begin - range.begin;
     offset += range.end - range.begin;
   }
   FSDP_CHECK(false, parameters_[i].name, " has no ", kind.name, " of element ", begin);
 }
 
-at::Tensor Optimizer::state_of(const std::string& name, size_t i, int64_t begin, int64_t end) const {
+std::optional<kernels::BlockCodes> Optimizer::codes_of(size_t state, size_t i, int64_t begin,
+                                                       int64_t end) const {
+  if (!states_[state].at(i).codes.defined()) return std::nullopt;
+  std::optional<kernels::BlockCodes> found;
+  const auto& [numbers, codes, scales] = states_[state][i];
+  for_each_coded_part(state_kinds_[state], parameters_[i], [&](const CodedPart& part) {
+    if (begin < part.begin || begin >= part.begin + part.numel) return;
+    const kernels::BlockCodes all{codes.narrow(0, part.code, part.numel),
+                                  scales.narrow(0, part.block, kernels::coded_blocks(part.phase, part.numel)),
+                                  part.phase, state_kinds_[state].is_signed};
+    found = kernels::narrow(all, begin - part.begin, end - begin);
+  });
+  return found;
+}
+
+StateView Optimizer::state_of(const std::string& name, size_t i, int64_t begin, int64_t end) const {
   const size_t s = state_index(name);
-  const at::Tensor& state = states_[s].at(i);
-  if (begin == end) return state.narrow(0, 0, 0);
-  return state.narrow(0, state_offset(s, i, begin), end - begin);
+  const at::Tensor& numbers = states_[s].at(i).numbers;
+  if (begin == end) return {numbers.narrow(0, 0, 0)};
+  if (std::optional<kernels::BlockCodes> codes = codes_of(s, i, begin, end)) return {{}, *std::move(codes)};
+  return {numbers.narrow(0, state_offset(s, i, begin), end - begin)};
 }
 
 at::Tensor Optimizer::state_of_tensor(const std::string& name, size_t i, const std::string& tensor) const {
@@ -175,7 +238,7 @@ at::Tensor Optimizer::state_of_tensor(const std::string& name, size_t i, const s
   int64_t offset = 0;
   for (const FlatParameter::Tensor& each : parameters_.at(i).tensors) {
     if (!kind.covers(each.treatment)) continue;
-    if (each.name == tensor) return states_[s][i].narrow(0, offset, kind.numel(each.shape));
+    if (each.name == tensor) return states_[s][i].numbers.narrow(0, offset, kind.numel(each.shape));
     offset += kind.numel(each.shape);
   }
   FSDP_CHECK(false, parameters_[i].name, " has no ", name, " of ", tensor);
@@ -307,6 +370,6 @@ void Optimizer::update_matrices(size_t i, const at::Tensor&, double) {
 
 bool Optimizer::updates_in_one_pass(const at::Tensor&) const { return false; }
 
-bool Optimizer::rounds_states() const { return false; }
+bool Optimizer::takes_stored_states() const { return false; }
 
 }  // namespace fsdp::optim

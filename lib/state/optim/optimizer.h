@@ -9,8 +9,8 @@
 // piece, and rounded stochastically (model/kernels/stochastic_rounding.h). The random numbers depend on
 // OptimizerOptions::rounding_seed, the tensor's name, the element's index in the whole tensor and the number
 // of the step, but not on the sharding or on resumes. States are in fp32, or in bf16
-// (OptimizerOptions::state_dtype), rounded in the same way, by the name of the state too. The averages of the
-// weights are always in fp32.
+// (OptimizerOptions::state_dtype), rounded in the same way, by the name of the state too, or in 8 bits
+// (model/kernels/block_codes.h). The averages of the weights are always in fp32.
 //
 // Not thread-safe.
 
@@ -18,6 +18,7 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/FunctionRef.h>
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -26,6 +27,7 @@
 #include <vector>
 
 #include "base/util/rectangle.h"
+#include "model/kernels/block_codes.h"
 #include "model/kernels/low_precision_copy.h"
 #include "model/kernels/stochastic_rounding.h"
 #include "state/groups/options.h"
@@ -65,6 +67,16 @@ struct FlatParameter {
   std::vector<Tensor> tensors = {};
   /// A copy of `value` in 16 bits, which an update writes too; may be null.
   std::shared_ptr<kernels::LowPrecisionCopy> copy = nullptr;
+};
+
+/// Numbers of a state, as they are kept between steps.
+struct StateView {
+  at::Tensor data;                 ///< [n] fp32 or bf16; undefined if they are coded
+  kernels::BlockCodes codes = {};  ///< [n] fp32 numbers in 8 bits; undefined if they are not
+
+  bool is_coded() const { return codes.is_defined(); }
+  /// The numbers in fp32 if they are coded, otherwise `data`.
+  at::Tensor numbers() const { return is_coded() ? kernels::decoded(codes) : data; }
 };
 
 /// Gives an optimizer over shards access to whole matrices and to sums over whole tensors. Implemented by
@@ -127,13 +139,15 @@ class Optimizer {
   /// state_kinds() of the options.
   const std::vector<StateKind>& states() const { return state_kinds_; }
   std::vector<std::string> state_names() const;
-  /// The state of parameter i, initially zero. It is flat like the parameter's value. A state that covers
-  /// only some elements has those elements, range by range; a state that is whole has tensor after tensor.
-  /// Writable, for resuming.
+  /// The state of parameter i, initially zero, without what is in 8 bits. It is flat like the parameter's
+  /// value. A state that covers only some elements has those elements, range by range; a state that is whole
+  /// has tensor after tensor. Writable, for resuming.
   at::Tensor state(const std::string& name, size_t i) const;
+  /// All memory of the state of parameter i: state(), codes and their scales. Undefined if there are none.
+  std::array<at::Tensor, 3> state_memory(const std::string& name, size_t i) const;
   /// The state of elements [begin, end) of the value. Requires: the state covers the elements, and they are
-  /// in one range or in none.
-  at::Tensor state_of(const std::string& name, size_t i, int64_t begin, int64_t end) const;
+  /// in one range or in none, and in one part of a tensor if they are in 8 bits.
+  StateView state_of(const std::string& name, size_t i, int64_t begin, int64_t end) const;
   /// The state of a tensor of parameter i. Requires: the state is whole and covers the tensor.
   at::Tensor state_of_tensor(const std::string& name, size_t i, const std::string& tensor) const;
 
@@ -162,8 +176,10 @@ class Optimizer {
     std::vector<at::Tensor> copies;
     /// One list for each of states() that covers the elements, except the average of the weights.
     std::vector<std::vector<at::Tensor>> states;
-    /// How elements of the states are to be rounded, list by list; empty if the states are fp32.
+    /// How elements of the states are to be rounded, list by list; empty unless the states are bf16.
     std::vector<std::vector<kernels::RoundedElements>> rounded = {};
+    /// The states, list by list, if they are in 8 bits; empty otherwise. Then `states` has their codes.
+    std::vector<std::vector<kernels::BlockCodes>> coded = {};
     double weight_decay = 0;
     double lr = 0;
     int64_t step = 0;           ///< step of the parameter that the elements belong to, from 1
@@ -174,9 +190,9 @@ class Optimizer {
   /// Whether update() needs no other pass over this value: it multiplies gradients by gradient_scale, accepts
   /// gradients in 16 bits, and writes Update::copies.
   virtual bool updates_in_one_pass(const at::Tensor& value) const;
-  /// Whether update() takes states in bf16 and rounds them by Update::rounded. Otherwise it gets fp32 copies
-  /// of pieces, at most kPiece elements at a time, which are rounded back.
-  virtual bool rounds_states() const;
+  /// Whether update() takes states in bf16, which it rounds by Update::rounded, and Update::coded. Otherwise
+  /// it gets fp32 copies of pieces, at most kPiece elements at a time, which are stored afterwards.
+  virtual bool takes_stored_states() const;
   /// Updates values and states in place.
   virtual void update(const Update& update) = 0;
   /// Updates several parameters of one step, and scales all of their gradients.
@@ -223,8 +239,16 @@ class Optimizer {
                     const std::vector<FlatParameter::Range>& ranges, const at::Tensor& gradient,
                     Update numbers);
   void update_collected();
-  /// Whether the states are kept in 16 bits.
-  bool has_rounded_states() const { return options_.state_dtype != StateType::kFloat32; }
+  /// The type of all states with this treatment but the average of the weights.
+  StateType state_type(const Treatment& treatment) const;
+  /// Calls visit(begin, end) for pieces of at most `most` elements that make up elements [begin, end) of
+  /// parameter i's value. A piece is in one part of a tensor, and its states in 8 bits share no block with
+  /// others.
+  void for_each_piece(size_t i, int64_t begin, int64_t end, int64_t most,
+                      c10::function_ref<void(int64_t, int64_t)> visit) const;
+  /// Stores fp32 numbers as the state of parameter i's elements from `begin` on.
+  void store_state(const std::string& name, size_t i, int64_t begin, const at::Tensor& numbers,
+                   const StateView& to);
   /// Calls visit(from, to, elements) for the parts of tensors that make up elements [begin, end) of parameter
   /// i's value, with the numbers of this step by which the values, or the state of this name, are rounded.
   void for_each_part(size_t i, int64_t begin, int64_t end, const std::string& state,
@@ -238,15 +262,22 @@ class Optimizer {
                   const std::string& state = "");
   void update_average(size_t i);
   size_t state_index(const std::string& name) const;
-  /// Offset of element `begin` in the state. Requires: the element is in a range of parameter i.
+  /// Offset of element `begin` in the state's numbers, or in its codes. Requires: the element is in a range
+  /// of parameter i.
   int64_t state_offset(size_t state, size_t i, int64_t begin) const;
+  /// Elements [begin, end) of a part of a tensor, if their state is in 8 bits.
+  std::optional<kernels::BlockCodes> codes_of(size_t state, size_t i, int64_t begin, int64_t end) const;
 
   OptimizerOptions options_;
   std::vector<FlatParameter> parameters_;
   /// [parameter]: the treatments of its ranges, without duplicates.
   std::vector<std::vector<Treatment>> treatments_;
   std::vector<StateKind> state_kinds_;
-  std::vector<std::vector<at::Tensor>> states_;  ///< [state][parameter]
+  /// A state of a parameter: numbers, and, of what is in 8 bits, codes and scales.
+  struct State {
+    at::Tensor numbers, codes, scales;
+  };
+  std::vector<std::vector<State>> states_;  ///< [state][parameter]
   std::optional<OpenStep> open_;
   int64_t step_count_ = 0;
   std::vector<int64_t> step_counts_;  ///< [parameter]

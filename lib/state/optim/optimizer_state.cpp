@@ -49,31 +49,33 @@ std::span<const Segment> holders(const StateKind& kind, std::span<const Segment>
   return kind.is_whole() ? segments.first(1) : segments;
 }
 
-at::Tensor data_of(const Optimizer& optimizer, const StateKind& kind, const Segment& segment) {
-  if (kind.is_whole()) return optimizer.state_of_tensor(kind.name, segment.unit, segment.name);
+StateView view_of(const Optimizer& optimizer, const StateKind& kind, const Segment& segment) {
+  if (kind.is_whole()) return {optimizer.state_of_tensor(kind.name, segment.unit, segment.name)};
   const int64_t begin = segment.shard_offset;
   return optimizer.state_of(kind.name, segment.unit, begin, begin + segment.numel());
 }
 
 TensorSlice place_of(const Optimizer& optimizer, const StateKind& kind, const Segment& segment) {
-  const at::Tensor data = data_of(optimizer, kind, segment);
+  const StateView view = view_of(optimizer, kind, segment);
   const std::string name = slice_name(kind.name, segment.name);
-  if (kind.is_whole()) return shard::whole_slice(name, data);
-  return {name, segment.shape, segment.range, data};
+  if (kind.is_whole()) return shard::whole_slice(name, view.data);
+  if (view.is_coded()) return {name, segment.shape, segment.range, view.codes.codes, view.codes};
+  return {name, segment.shape, segment.range, view.data};
 }
 
 /// A state of the unit, shaped like its shard.
 at::Tensor flat_state(const Engine& engine, const Optimizer& optimizer, const StateKind& kind, size_t unit,
                       const SegmentsOfUnit& parameters) {
   const at::Tensor state = optimizer.state(kind.name, unit);
-  if (kind.elements == StateKind::Elements::kAll) return state;
+  if (kind.is_flat()) return state;
   at::Tensor flat =
       // Elements without the state are 0.
       at::zeros_like(engine.units()[unit]->storage().shard(), state.options());
   for (const auto& segments : parameters) {
     for (const Segment& segment : segments) {
       if (!has_state(optimizer, kind, segment)) continue;
-      flat.narrow(0, segment.shard_offset, segment.numel()).copy_(data_of(optimizer, kind, segment));
+      flat.narrow(0, segment.shard_offset, segment.numel())
+          .copy_(view_of(optimizer, kind, segment).numbers());
     }
   }
   return flat;
@@ -135,7 +137,7 @@ int64_t joint_count(const std::string& unit, const std::set<int64_t>& counts) {
 Checked check(const Engine& engine, const Optimizer& optimizer, const GivenStates& given) {
   Checked checked;
   shard::LoadPlaces& places = checked.places;
-  for_each_state(engine, optimizer, [&](const StateKind& kind, const Segment& segment, const at::Tensor&) {
+  for_each_state(engine, optimizer, [&](const StateKind& kind, const Segment& segment, const StateView&) {
     TensorSlice place = place_of(optimizer, kind, segment);
     places.by_name.try_emplace(place.name, places.ranges.size());
     places.ranges.push_back(std::move(place));
@@ -225,7 +227,8 @@ void scatter(const Engine& engine, const Optimizer& optimizer, const StateKind& 
   const std::string& unit = engine.units()[index]->name();
   ranks.broadcast(all, 0, {.unit = unit, .pass = "optimizer"})->wait();
   for_each_place([&](const TensorSlice& place, const at::Tensor& whole) {
-    shard::copy_slice(place, {place.name, place.shape, {0, whole.numel()}, whole});
+    const TensorSlice slice{place.name, place.shape, {0, whole.numel()}, whole};
+    shard::copy_slices(place, {&slice});
   });
 }
 
@@ -233,13 +236,13 @@ void scatter(const Engine& engine, const Optimizer& optimizer, const StateKind& 
 
 void for_each_state(
     const Engine& engine, const Optimizer& optimizer,
-    const std::function<void(const StateKind& kind, const Segment& segment, const at::Tensor& data)>& visit) {
+    const std::function<void(const StateKind& kind, const Segment& segment, const StateView& view)>& visit) {
   const auto parameters = engine.segments_by_parameter();
   for (const StateKind& kind : optimizer.states()) {
     for (const auto& segments : parameters) {
       if (!has_state(optimizer, kind, segments.front())) continue;
       for (const Segment& segment : holders(kind, segments)) {
-        visit(kind, segment, data_of(optimizer, kind, segment));
+        visit(kind, segment, view_of(optimizer, kind, segment));
       }
     }
   }
@@ -266,7 +269,7 @@ FullOptimizerState full_optimizer_state(Engine& engine, const Optimizer& optimiz
         const Segment& segment = parameters[i].front();
         if (!has_it(parameters[i])) continue;
         const at::Tensor whole = flat.defined() ? shard::whole_view(unit.storage().layout(), i, flat)
-                                                : data_of(optimizer, kind, segment);
+                                                : view_of(optimizer, kind, segment).data;
         full.parameters[segment.name].states[kind.name] =
             whole.to(options.to_host ? at::Device(at::kCPU) : whole.device(), whole.scalar_type(),
                      /*non_blocking=*/false, /*copy=*/true);
@@ -315,9 +318,12 @@ ShardedOptimizerState sharded_optimizer_state(const Engine& engine, const Optimi
     if (!segment.requires_grad) continue;
     state.parameter_step_counts[segment.name] = optimizer.parameter_step_count(segment.unit);
   }
-  for_each_state(engine, optimizer, [&](const StateKind& kind, const Segment& segment, const at::Tensor&) {
-    state.slices.push_back(place_of(optimizer, kind, segment));
-  });
+  for_each_state(engine, optimizer,
+                 [&](const StateKind& kind, const Segment& segment, const StateView& view) {
+                   TensorSlice& slice = state.slices.emplace_back(place_of(optimizer, kind, segment));
+                   slice.data = view.numbers();
+                   slice.coded.reset();
+                 });
   return state;
 }
 

@@ -72,8 +72,9 @@ void load_full_optimizer_state(shard::Engine& engine, Optimizer& optimizer, cons
 void scatter_full_optimizer_state(shard::Engine& engine, Optimizer& optimizer,
                                   const FullOptimizerState& state);
 
-/// This rank's ranges, possibly empty, as views of the optimizer's states. Clone the data to keep it beyond
-/// the next step. Averages of rows and columns are whole on every rank. Not collective.
+/// This rank's ranges, possibly empty, as views of the optimizer's states, or as fp32 copies of those in 8
+/// bits. Clone the data to keep it beyond the next step. Averages of rows and columns are whole on every
+/// rank. Not collective.
 ShardedOptimizerState sharded_optimizer_state(const shard::Engine& engine, const Optimizer& optimizer);
 
 /// Loads ranges. A state may have several ranges, such as those of all ranks of another run. Not collective:
@@ -81,11 +82,11 @@ ShardedOptimizerState sharded_optimizer_state(const shard::Engine& engine, const
 void load_sharded_optimizer_state(shard::Engine& engine, Optimizer& optimizer,
                                   const ShardedOptimizerState& state);
 
-/// Calls visit(kind, segment, data) for each state of each trainable parameter that has the state, state by
-/// state, in the order of the units. data: a view of this rank's part, [segment.numel()]. If kind.is_whole(),
-/// data is a view of the whole state, passed once, with the parameter's first segment.
+/// Calls visit(kind, segment, view) for each state of each trainable parameter that has the state, state by
+/// state, in the order of the units. view: this rank's part, [segment.numel()]. If kind.is_whole(), it is the
+/// whole state, passed once, with the parameter's first segment.
 void for_each_state(const shard::Engine& engine, const Optimizer& optimizer,
                     const std::function<void(const StateKind& kind, const shard::Segment& segment,
-                                             const at::Tensor& data)>& visit);
+                                             const StateView& view)>& visit);
 
 }  // namespace fsdp::optim

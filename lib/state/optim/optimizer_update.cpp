@@ -28,7 +28,7 @@ constexpr int64_t kVectorFloats = 16;
 // ema = decay * ema + (1 - decay) * value, beginning with the first step's values.
 void Optimizer::update_average(size_t i) {
   open_->averaged[i] = true;
-  const at::Tensor& average = states_[state_index(kEmaState)][i];
+  const at::Tensor& average = states_[state_index(kEmaState)][i].numbers;
   if (average.numel() == 0) return;
   if (step_count_ == 1) {
     average.copy_(parameters_[i].value);
@@ -75,13 +75,34 @@ void Optimizer::change_value(size_t i, int64_t begin, int64_t end, PieceFunction
 
 void Optimizer::change_state(const std::string& name, size_t i, int64_t begin, int64_t end,
                              PieceFunction change) {
-  if (!has_rounded_states()) return change(state_of(name, i, begin, end), begin);
-  for (; begin < end; begin += kPiece) {
-    const at::Tensor stored = state_of(name, i, begin, std::min(begin + kPiece, end));
-    const at::Tensor piece = stored.to(at::kFloat);
-    change(piece, begin);
-    round_back(i, piece, begin, stored, name);
+  if (state_kinds_[state_index(name)].type == StateType::kFloat32) {
+    return change(state_of(name, i, begin, end).data, begin);
   }
+  for_each_piece(i, begin, end, kPiece, [&](int64_t from, int64_t to) {
+    const StateView stored = state_of(name, i, from, to);
+    const at::Tensor piece = stored.numbers().to(at::kFloat);
+    change(piece, from);
+    store_state(name, i, from, piece, stored);
+  });
+}
+
+void Optimizer::for_each_piece(size_t i, int64_t begin, int64_t end, int64_t most,
+                               c10::function_ref<void(int64_t, int64_t)> visit) const {
+  for_each_part(i, begin, end, "", [&](int64_t from, int64_t to, const kernels::RoundedElements& elements) {
+    const int64_t place = kernels::phase_of(elements.part, elements.columns) + elements.first;
+    int64_t next = from + most - place % kernels::kCodedBlock;
+    for (; from < to; from = std::exchange(next, next + most)) visit(from, std::min(next, to));
+  });
+}
+
+void Optimizer::store_state(const std::string& name, size_t i, int64_t begin, const at::Tensor& numbers,
+                            const StateView& to) {
+  if (to.is_coded()) return kernels::encode(numbers, to.codes);
+  if (to.data.scalar_type() == at::kFloat) {
+    if (!numbers.is_same(to.data)) at::Tensor(to.data).copy_(numbers);
+    return;
+  }
+  round_back(i, numbers, begin, to.data, name);
 }
 
 void Optimizer::for_each_part(
@@ -131,30 +152,31 @@ void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatme
   numbers.step = step_counts_[i];
   numbers.gradient_scale = gradient_scale;
   numbers.scale_on_device = open_->scale_on_device;
+  const StateType type = state_type(treatment);
   std::vector<FlatParameter::Range> ranges;
   for (const FlatParameter::Range& range : parameters_[i].ranges) {
     if (!(range.treatment == treatment)) continue;
-    if (!has_rounded_states()) {
+    if (type == StateType::kFloat32) {
       ranges.push_back(range);
       continue;
     }
-    // The elements of a part of a tensor are rounded alike.
+    // The elements of a part of a tensor are rounded alike, and share blocks.
     for_each_part(i, range.begin, range.end, "",
                   [&](int64_t begin, int64_t end, const kernels::RoundedElements&) {
                     ranges.push_back({begin, end, treatment});
                   });
   }
-  const bool widens_states = has_rounded_states() && !rounds_states();
-  if (!is_rounded(i) && !widens_states) {
+  if (!is_rounded(i) && (type == StateType::kFloat32 || takes_stored_states())) {
     return update_piece(i, parameters_[i].value, 0, ranges, gradient, numbers);
   }
-  for (const FlatParameter::Range& range : ranges) {
-    const int64_t most = widens_states && !is_rounded(i) ? kPiece : range.end - range.begin;
-    for (int64_t first = range.begin; first < range.end; first += most) {
-      change_value(i, first, std::min(first + most, range.end), [&](const at::Tensor& piece, int64_t begin) {
-        update_piece(i, piece, begin, {{begin, begin + piece.numel(), treatment}}, gradient, numbers);
-      });
-    }
+  const auto update_part = [&](int64_t first, int64_t last) {
+    change_value(i, first, last, [&](const at::Tensor& piece, int64_t begin) {
+      update_piece(i, piece, begin, {{begin, begin + piece.numel(), treatment}}, gradient, numbers);
+    });
+  };
+  for (const auto& [begin, end, same_treatment] : ranges) {
+    type == StateType::kFloat32 ? update_part(begin, end)
+                                : for_each_piece(i, begin, end, kPiece, update_part);
   }
 }
 
@@ -171,9 +193,11 @@ void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
   };
   /// A state in fp32, and where it is kept.
   struct Widened {
-    at::Tensor values, stored;
+    at::Tensor values;
+    StateView stored;
     size_t state;
   };
+  const StateType type = state_type(ranges.front().treatment);
   std::vector<Widened> widened;
   todo.states.reserve(states_.size());
   std::vector<Column> columns = {{piece, &todo.values, first}, {gradient, &todo.gradients}};
@@ -182,21 +206,31 @@ void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
   for (size_t s = 0; s < states_.size(); ++s) {
     if (state_kinds_[s].name == kEmaState || !state_kinds_[s].covers(ranges.front().treatment)) continue;
     std::vector<at::Tensor>& parts = todo.states.emplace_back();
-    if (!has_rounded_states() || rounds_states()) {
-      columns.push_back({states_[s][i], &parts, 0, s});
-      if (has_rounded_states()) todo.rounded.push_back(rounded_elements(i, ranges, state_kinds_[s].name));
+    if (type == StateType::kInt8 && takes_stored_states()) {
+      std::vector<kernels::BlockCodes>& coded = todo.coded.emplace_back();
+      for (const auto& [begin, end, treatment] : ranges) {
+        coded.push_back(state_of(state_kinds_[s].name, i, begin, end).codes);
+        parts.push_back(coded.back().codes);
+      }
+      continue;
+    }
+    if (type == StateType::kFloat32 || takes_stored_states()) {
+      columns.push_back({states_[s][i].numbers, &parts, 0, s});
+      if (type == StateType::kBFloat16) {
+        todo.rounded.push_back(rounded_elements(i, ranges, state_kinds_[s].name));
+      }
       continue;
     }
     FSDP_CHECK(ranges.size() == 1);
     const auto& [begin, end, treatment] = ranges.front();
-    const at::Tensor stored = state_of(state_kinds_[s].name, i, begin, end);
-    widened.push_back({stored.to(at::kFloat), stored, s});
+    const StateView stored = state_of(state_kinds_[s].name, i, begin, end);
+    widened.push_back({stored.numbers().to(at::kFloat), stored, s});
     columns.push_back({widened.back().values, &parts, begin});
   }
 
   std::vector<std::pair<at::Tensor, at::Tensor>> rests;  // originals and their padded copies
-  // Kernels that scale or round need no padding.
-  const bool pad = piece.is_cpu() && !is_updated_in_one_pass(i) && todo.rounded.empty();
+  // Kernels that scale, or take stored states, need no padding.
+  const bool pad = piece.is_cpu() && !is_updated_in_one_pass(i) && todo.rounded.empty() && todo.coded.empty();
   for (const FlatParameter::Range& range : ranges) {
     int64_t length = range.end - range.begin;
     int64_t rest = pad ? length % kVectorFloats : 0;
@@ -218,7 +252,7 @@ void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
   update(todo);
   for (auto& [original, copy] : rests) original.copy_(copy);
   for (const auto& [values, stored, state] : widened) {
-    round_back(i, values, ranges.front().begin, stored, state_kinds_[state].name);
+    store_state(state_kinds_[state].name, i, ranges.front().begin, values, stored);
   }
 }
 

@@ -97,13 +97,13 @@ int64_t matrix_temporaries(const optim::OptimizerOptions& options, const UnitSiz
   return 4 * (unit.shard_numel + gathered + std::max(most, of_slice));
 }
 
-/// How many states of 16 bits an update converts to fp32, piece by piece.
+/// How many states of 16 or 8 bits an update converts to fp32, piece by piece.
 int64_t widened_states(const optim::OptimizerOptions& options) {
   const bool is_adam = options.name == "adamw" || options.name == "adam" || options.name == "muon";
   if (options.state_dtype == optim::StateType::kFloat32 || (is_adam && options.fused)) return 0;
   const auto kinds = optim::state_kinds(options);
   const auto of_elements = std::ranges::count_if(kinds, [](const optim::StateKind& kind) {
-    return kind.in_16_bits && kind.elements != optim::StateKind::Elements::kMatrices;
+    return kind.type != optim::StateType::kFloat32 && kind.elements != optim::StateKind::Elements::kMatrices;
   });
   return static_cast<int64_t>(of_elements);
 }
@@ -296,14 +296,14 @@ int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const Unit
   for (const optim::StateKind& kind : optim::state_kinds(options)) {
     for (const UnitSizes& unit : units) {
       if (!unit.has_trainable_parameters) continue;
-      if (kind.elements == optim::StateKind::Elements::kAll) {
-        bytes += unit.shard_numel * kind.element_size();
+      if (kind.is_flat()) {
+        bytes += kind.bytes({}, unit.shard_numel);
         continue;
       }
       for (const shard::ParameterSizes& parameter : unit.parameters) {
-        if (!kind.covers(optim::treatment_of(options, parameter.name, parameter.shape))) continue;
-        bytes +=
-            kind.element_size() * (kind.is_whole() ? kind.numel(parameter.shape) : parameter.shard_numel);
+        const optim::Treatment treatment = optim::treatment_of(options, parameter.name, parameter.shape);
+        if (!kind.covers(treatment)) continue;
+        bytes += kind.bytes(treatment, kind.is_whole() ? kind.numel(parameter.shape) : parameter.shard_numel);
       }
     }
   }

@@ -10,6 +10,8 @@ using testing::lamb;
 using testing::muon;
 using testing::stored_in_bf16;
 
+void states_in_8_bits(config::Config& config) { config.optimizer.state_dtype = optim::StateType::kInt8; }
+
 INSTANTIATE_TEST_SUITE_P(
     Optimizers, PlanOf,
     ::testing::Values(PlannedCase{"stored_in_bf16_muon", 2, "llama",
@@ -47,6 +49,27 @@ INSTANTIATE_TEST_SUITE_P(
                                   [](auto& c) {
                                     muon(c);
                                     c.optimizer.state_dtype = optim::StateType::kBFloat16;
+                                  }},
+                      PlannedCase{"states_in_int8", 2, "llama", states_in_8_bits},
+                      PlannedCase{"states_in_int8_per_parameter", 3, "gpt2",
+                                  [](auto& c) {
+                                    states_in_8_bits(c);
+                                    c.fsdp.layout = "per_parameter";
+                                  }},
+                      PlannedCase{"states_in_int8_lion", 2, "llama",
+                                  [](auto& c) {
+                                    states_in_8_bits(c);
+                                    c.optimizer.name = "lion";
+                                  }},
+                      PlannedCase{"states_in_int8_muon", 2, "llama",
+                                  [](auto& c) {
+                                    states_in_8_bits(c);
+                                    muon(c);
+                                  }},
+                      PlannedCase{"stored_in_bf16_with_states_in_int8", 2, "llama",
+                                  [](auto& c) {
+                                    states_in_8_bits(c);
+                                    stored_in_bf16(c);
                                   }},
                       PlannedCase{"stored_in_bf16_with_states", 2, "llama",
                                   [](auto& c) {

@@ -222,6 +222,94 @@ TEST(StateSlices, OfSomeRowsAreCutByReplicas) {
   EXPECT_LT(most, std::accumulate(of_rank.begin(), of_rank.end(), int64_t{0}) / 2);
 }
 
+// Through files, sharded and whole, and through copies in host memory.
+TEST(StateSlices, In8BitsAreSavedInFp32AndLoadedWithTheSameCodes) {
+  const optim::OptimizerOptions options{.name = "adamw", .state_dtype = optim::StateType::kInt8};
+  const std::vector<testing::Cut> cuts = {{"three", 3},
+                                          {"hybrid", 4, "hybrid_shard", "flat", 2},
+                                          {"no_shard", 2, "no_shard"},
+                                          {.name = "in_rows", .world_size = 3, .in_rows = true}};
+  for (const testing::Cut& cut : cuts) {
+    for (const std::string way : {"sharded", "full", "copies"}) {
+      SCOPED_TRACE(concat(cut.name, " ", way));
+      testing::TemporaryFolder folder;
+      comm::run_ranks_as_threads(cut.world_size, [&](comm::Communicator& communicator) {
+        testing::OptimizedRank saved(cut, options, communicator, testing::wide_options()),
+            loaded(cut, options, communicator, testing::wide_options());
+        saved.step();
+        saved.step();
+        loaded.step();
+        const SaveRequest request{.root = folder.path(), .step = 2, .layout = "flat"};
+        HostCopies copies;
+        const auto all = state_slices(saved.engine(), saved.optimizer(), SlicePurpose::kSave),
+                   places = state_slices(loaded.engine(), loaded.optimizer(), SlicePurpose::kLoad);
+        if (way == "copies") {
+          copies.take(state_slices(saved.engine(), saved.optimizer(), SlicePurpose::kLoad));
+          saved.step();
+          copies.write_back(places);
+          copies.write_back(state_slices(saved.engine(), saved.optimizer(), SlicePurpose::kLoad));
+        } else {
+          way == "full" ? save_full(request, all, communicator) : save_sharded(request, all, communicator);
+          const std::filesystem::path step = folder / "step-00000002";
+          load_slices(step, read_manifest(step), places);
+          EXPECT_EQ(
+              read_manifest(step).tensors.at("optimizer/exp_avg/model.layers.0.mlp.up_proj.weight").dtype,
+              at::kFloat);
+        }
+        int coded = 0;
+        for (const std::string& name : saved.optimizer().state_names()) {
+          for (size_t i = 0; i < saved.optimizer().parameters().size(); ++i) {
+            const auto expected = saved.optimizer().state_memory(name, i),
+                       found = loaded.optimizer().state_memory(name, i);
+            for (size_t k = 0; k < expected.size(); ++k) {
+              if (!expected[k].defined()) continue;
+              coded += k > 0 ? 1 : 0;
+              EXPECT_TRUE(at::equal(found[k], expected[k])) << name << " of " << i << ", part " << k;
+            }
+          }
+        }
+        EXPECT_GT(coded, 0);
+      });
+    }
+  }
+}
+
+TEST(StateSlices, OfAnotherTypeAreConvertedToAndFrom8Bits) {
+  const testing::Cut cut{"two", 2};
+  const auto options = [](optim::StateType type) {
+    return optim::OptimizerOptions{.name = "adamw", .state_dtype = type};
+  };
+  for (const auto& [before, after] : {std::pair{optim::StateType::kBFloat16, optim::StateType::kInt8},
+                                      std::pair{optim::StateType::kFloat32, optim::StateType::kInt8},
+                                      std::pair{optim::StateType::kInt8, optim::StateType::kBFloat16}}) {
+    testing::TemporaryFolder folder;
+    comm::run_ranks_as_threads(cut.world_size, [&](comm::Communicator& communicator) {
+      testing::OptimizedRank saved(cut, options(before), communicator, testing::wide_options()),
+          loaded(cut, options(after), communicator, testing::wide_options());
+      saved.step();
+      save_sharded({.root = folder.path(), .step = 1, .layout = "flat"},
+                   state_slices(saved.engine(), saved.optimizer(), SlicePurpose::kSave), communicator);
+      const std::filesystem::path step = folder / "step-00000001";
+      load_slices(step, read_manifest(step),
+                  state_slices(loaded.engine(), loaded.optimizer(), SlicePurpose::kLoad),
+                  {.may_be_converted = {"optimizer/*"}});
+      const auto states = optim::full_optimizer_state(saved.engine(), saved.optimizer()),
+                 found = optim::full_optimizer_state(loaded.engine(), loaded.optimizer());
+      double most = 0;
+      for (const auto& [name, parameter] : states.parameters) {
+        for (const auto& [kind, tensor] : parameter.states) {
+          const at::Tensor exact = tensor.to(at::kFloat),
+                           other = found.parameters.at(name).states.at(kind).to(at::kFloat);
+          const double off = (other - exact).abs().max().item<double>() / exact.abs().max().item<double>();
+          EXPECT_LT(off, 0.0072) << kind << " of " << name;
+          most = std::max(most, off);
+        }
+      }
+      EXPECT_GT(most, 1e-4) << "nothing was rounded";
+    });
+  }
+}
+
 TEST(FlatParameters, LeaveOutPaddingAndFrozenParametersAndMarkWhatDoesNotDecay) {
   comm::SingleCommunicator communicator;
   testing::ChainStage chain(3, 2);

@@ -145,9 +145,9 @@ TEST(Muon, KeepsOneAverageOfMatricesAndTwoOfTheRest) {
   EXPECT_EQ(muon->state("exp_avg", 0).numel(), 57);
   EXPECT_EQ(muon->state("exp_avg_sq", 0).numel(), 57);
   // The second range of the others lies behind the first, without the matrix between them.
-  EXPECT_EQ(muon->state_of("exp_avg", 0, 62, 70).storage_offset(), 22);
-  EXPECT_EQ(muon->state_of("momentum_buffer", 0, 30, 35).storage_offset(), 10);
-  EXPECT_EQ(muon->state_of("momentum_buffer", 0, 3, 3).numel(), 0);
+  EXPECT_EQ(muon->state_of("exp_avg", 0, 62, 70).data.storage_offset(), 22);
+  EXPECT_EQ(muon->state_of("momentum_buffer", 0, 30, 35).data.storage_offset(), 10);
+  EXPECT_EQ(muon->state_of("momentum_buffer", 0, 3, 3).data.numel(), 0);
   EXPECT_THROW(muon->state_of("momentum_buffer", 0, 3, 5), util::Error);
 }
 

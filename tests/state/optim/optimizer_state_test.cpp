@@ -185,6 +185,60 @@ TEST_P(OptimizerStates, AreTheSameOfStepsInARegionOfAutocast) {
 INSTANTIATE_TEST_SUITE_P(All, OptimizerStates, ::testing::ValuesIn(settings()),
                          [](const auto& info) { return info.param.title; });
 
+// Blocks that no cut divides keep their codes. Others are encoded anew.
+TEST(OptimizerStatesInInt8, MoveToTheSameCutExactlyAndToOthersWithinACode) {
+  OptimizerOptions options{.name = "adamw", .state_dtype = StateType::kInt8};
+  const auto run_wide = [&](const Cut& cut, const std::function<void(OptimizedRank&)>& body) {
+    Saved saved;
+    comm::run_ranks_as_threads(cut.world_size, [&](comm::Communicator& communicator) {
+      OptimizedRank rank(cut, options, communicator, testing::wide_options());
+      body(rank);
+      Saved mine = saved_by(rank);
+      if (communicator.rank() == 0) saved = std::move(mine);
+    });
+    return saved;
+  };
+  const std::vector<Cut> cuts = {{"four", 4},
+                                 {"three", 3},
+                                 {"seven", 7},
+                                 {"alone", 1},
+                                 {"per_parameter", 3, "full_shard", "per_parameter"},
+                                 kCuts.back()};
+  for (size_t i = 0; i < cuts.size(); ++i) {
+    const Saved early = run_wide(cuts[i], [](OptimizedRank& rank) { take_steps(rank, 2); });
+    const Saved late = run_wide(cuts[i], [](OptimizedRank& rank) { take_steps(rank, 3); });
+    const auto load = [&](OptimizedRank& rank) {
+      shard::load_full_state_dict(rank.engine(), early.weights);
+      load_full_optimizer_state(rank.engine(), rank.optimizer(), early.state);
+    };
+    expect_same_state(run_wide(cuts[i], load).state, early.state, cuts[i].name);
+    const Saved continued = run_wide(cuts[i], [&](OptimizedRank& rank) {
+      load(rank);
+      take_steps(rank, 1);
+    });
+    expect_same_state(continued.state, late.state, cuts[i].name);
+    expect_weights_within(0, continued.weights, late.weights, cuts[i].name);
+    const Cut& next = cuts[(i + 1) % cuts.size()];
+    const Saved moved = run_wide(next, [&](OptimizedRank& rank) {
+      const bool first = rank.engine().communicator().rank() == 0;
+      scatter_full_optimizer_state(rank.engine(), rank.optimizer(),
+                                   first ? early.state : FullOptimizerState());
+    });
+    int64_t changed = 0, all = 0;
+    for (const auto& [name, parameter] : early.state.parameters) {
+      for (const auto& [kind, expected] : parameter.states) {
+        const at::Tensor off = (moved.state.parameters.at(name).states.at(kind) - expected).abs();
+        // Half of the largest distance between codes.
+        EXPECT_LT(off.max().item<float>(), 0.0071F * expected.abs().max().item<float>())
+            << kind << " of " << name;
+        changed += off.gt(0).sum().item<int64_t>();
+        all += off.numel();
+      }
+    }
+    EXPECT_LT(changed, all / 4) << cuts[i].name << " to " << next.name;
+  }
+}
+
 void run_adamw(int world, const std::function<void(OptimizedRank&, comm::Communicator&)>& body,
                const std::vector<std::string>& frozen = {}, bool tied = false) {
   comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
