@@ -161,6 +161,7 @@ constexpr ForeignName kNames[] = {
     {"optimizer.state_dtype",
      "exp_avg_dtype exp_avg_sq_dtype mu_dtype opt_m_dtype opt_v_dtype optim_state_dtype optimizer_state_dtype"},
     {"optimizer.state_dtype = \"bfloat16\"", "use_precision_aware_optimizer"},
+    {"optimizer.state_dtype = \"int8\"", "optimizer_8bit use_8bit_optimizer use_8bit_adam"},
     {"optimizer.ema_decay", "ema use_ema ema_rate store_ema"},
     {"optimizer.momentum", "sgd_momentum muon_momentum"},
     {"lr_scheduler.name",
@@ -296,9 +297,6 @@ constexpr ForeignName kNames[] = {
      "last_save_model_only save_only_model model_weights_only no_save_optimizer_state save_safetensors "
      "last_save_in_hf export_dtype",
      "checkpoints always have the optimizer's state: fsdp-ckpt export writes the weights alone"},
-    {"", "optimizer_8bit use_8bit_optimizer use_8bit_adam",
-     "there is no 8-bit Adam: optimizer.state_dtype, fsdp.param_storage, fsdp.cpu_offload and optimizer.name = "
-     "\"adafactor\" save memory"},
     {"", "galore_* use_galore lomo use_badam relora_* use_lisa early_step_in_backward optim_target_modules",
      "there is no such optimizer: lora.rank and optimizer.name = \"adafactor\" save memory"},
     {"", "wandb_* enable_wandb use_wandb wandb mlflow_* comet_* swanlab_* neptune_* clearml_*",

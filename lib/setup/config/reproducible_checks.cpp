@@ -76,6 +76,9 @@ void refuse_training(const Config& config, Refusals& refusals) {
   refusals.unless(traits == nullptr || traits->updates_alone, "optimizer.name",
                   "an optimizer of single elements", config.optimizer.name,
                   "its sums over tensors depend on how these are cut");
+  refusals.unless(config.optimizer.state_dtype != optim::StateType::kInt8, "optimizer.state_dtype",
+                  "\"float32\" or \"bfloat16\"", "\"int8\"",
+                  "the parts of a block on two ranks have scales of their own");
 }
 
 void refuse_sharding(const Config& config, Refusals& refusals) {

@@ -167,12 +167,15 @@ const std::vector<Translator::Rule>& Translator::rules() {
        }},
       {"optimizer optim optimizer.name",
        [](T& t, const L& v) {
-         if (contains(v.text, "8bit") || contains(v.text, "4bit") || contains(v.text, "paged")) {
+         const bool has_codes = contains(v.text, "8bit") || contains(v.text, "4bit");
+         if (contains(v.text, "4bit") || contains(v.text, "paged")) {
            t.notes_.push_back(
-               concat("the optimizer's states have 32 bits here, unlike those of ", v.text,
+               concat("the optimizer's states have ", has_codes ? "8" : "32", " bits here, and are not ",
+                      "paged, unlike those of ", v.text,
                       "; if they do not fit, fsdp.cpu_offload = true keeps them in host memory"));
          }
          t.set("optimizer.name", v);
+         if (has_codes) t.set("optimizer.state_dtype", text_literal("int8"), t.origin(v));
          if (v.text == "muon") t.set("optimizer.momentum", toml_literal("0.95"), "muon's usual momentum");
        }},
       {"adam_beta1 adam_beta2 beta1 beta2",

@@ -6,6 +6,7 @@
 #include "setup/config/checks.h"
 #include "setup/config/global_batch.h"
 #include "shard/units/root_unit.h"
+#include "state/groups/parameter_groups.h"
 #include "tools/plan/plan.h"
 
 namespace fsdp::plan {
@@ -62,6 +63,13 @@ class Adviser {
     if (config.mixed_precision.param_dtype == util::FloatType::kFloat32) {
       config.mixed_precision.param_dtype = config.mixed_precision.reduce_dtype = util::FloatType::kBFloat16;
       if (try_it("mixed_precision.param_dtype = mixed_precision.reduce_dtype = bfloat16")) return advice_;
+    }
+    if (can_have_states_in_8_bits()) {
+      const auto before = std::exchange(config.optimizer.state_dtype, optim::StateType::kInt8);
+      if (try_it("optimizer.state_dtype = int8")) return advice_;
+      // It costs some of the states' accuracy.
+      config.optimizer.state_dtype = before;
+      advice_.pop_back();
     }
     if (shared_sequences_or_layers() || more_ranks() || more_ranks_that_share()) return advice_;
     if (!config.fsdp.cpu_offload) {
@@ -129,6 +137,17 @@ class Adviser {
     if (blocks.blocks == 0 || blocks.least_numel >= config.fsdp.min_num_params) return false;
     config.fsdp.min_num_params = blocks.least_numel;
     return try_it(concat("fsdp.min_num_params = ", blocks.least_numel));
+  }
+
+  bool can_have_states_in_8_bits() const {
+    const config::Config& config = run_.config;
+    if (config.optimizer.state_dtype == optim::StateType::kInt8 ||
+        config.training.reproducible == config::Reproducible::kWorldSize) {
+      return false;
+    }
+    const optim::OptimizerTraits* traits = optim::optimizer_traits().find(config.optimizer.name);
+    return traits != nullptr && traits->keys && std::ranges::count(*traits->keys, "state_dtype") > 0 &&
+           !optim::state_kinds(config.optimizer).empty();
   }
 
   bool smaller_micro_batch() {

@@ -84,7 +84,8 @@ TEST(Translate, ListsWhatIsLeftOutWithTheReason) {
   expect_in(axolotl.toml, "#   hf download someone/Tiny-Llama --local-dir models/Tiny-Llama\n");
   expect_in(axolotl.toml, "--validation-output data/chats.validation.u32 --validation-fraction 0.03\n");
   expect_in(axolotl.toml, "# - the texts to tokenize are those of datasets: someone/questions\n");
-  expect_in(axolotl.toml, "32 bits here, unlike those of paged_adamw_8bit");
+  expect_in(axolotl.toml, "8 bits here, and are not paged, unlike those of paged_adamw_8bit");
+  expect_in(axolotl.toml, "state_dtype = \"int8\"");
   expect_in(axolotl.toml, "# Off in the other program, or not needed here: strict");
 }
 
@@ -153,9 +154,9 @@ TEST(Translate, ReadsTrainingArgumentsAsTransformersWritesThem) {
   EXPECT_EQ(arguments.form, "a config of Hugging Face's Trainer (JSON)");
   expect_lines(arguments,
                {"output_dir = \"mine\"", "seed = 5", "micro_batch_size = 6", "steps = 90", "name = \"lion\"",
-                "lr = 7e-5", "betas = [0.9, 0.97]", "weight_decay = 0.02", "name = \"cosine\"",
-                "warmup_steps = 9", "min_lr_ratio = 0.25", "mode = \"full\"", "interval_steps = 30",
-                "keep_last = 2", "interval_steps = 15", "interval_steps = 3"});
+                "lr = 7e-5", "betas = [0.9, 0.97]", "weight_decay = 0.02", "state_dtype = \"int8\"",
+                "name = \"cosine\"", "warmup_steps = 9", "min_lr_ratio = 0.25", "mode = \"full\"",
+                "interval_steps = 30", "keep_last = 2", "interval_steps = 15", "interval_steps = 3"});
   EXPECT_EQ(arguments.left_out,
             (std::vector<std::string>{"neftune_noise_alpha", "per_device_eval_batch_size"}));
   checked(arguments, kNoModel);
