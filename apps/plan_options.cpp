@@ -71,6 +71,12 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments, const std::string
   app.add_option("--dcn-bandwidth-gbps", machines.dcn_bandwidth_gbps,
                  condition + "Gbit/s that a rank receives from other replicas")
       ->capture_default_str();
+  app.add_option(
+         "--host-bandwidth-gbps", machines.host_bandwidth_gbps,
+         condition +
+             "Gbit/s between a device and the memory of its host, each way; default: 200, or 0.8 of the data "
+             "sheet's with --gpu")
+      ->check(cli::above(0));
   app.add_option("--flops-tflops", machines.flops_tflops,
                  condition +
                      "TFLOP/s that a rank reaches; 8-bit products (training.float8) take half the time; "

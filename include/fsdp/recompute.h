@@ -2,7 +2,8 @@
 
 /// \file
 /// Activation checkpointing: a stage saves only its input and runs again in backward (Chen et al.: Training
-/// deep nets with sublinear memory cost, 2016). Losses and gradients are bit for bit the same.
+/// deep nets with sublinear memory cost, 2016). Losses and gradients are bit for bit the same. With
+/// offload_activations(), the inputs wait in pinned memory of the host.
 ///
 /// Collective: nothing by itself.
 ///
@@ -25,6 +26,11 @@
 namespace fsdp {
 
 using nn::checkpoint_activations;
+using nn::HostActivations;
+using nn::make_host_activations;
+using nn::Offload;
+using nn::offload_activations;
+using nn::OffloadOptions;
 using nn::Recompute;
 
 }  // namespace fsdp

@@ -21,6 +21,7 @@ struct GpuDataSheet {
   int64_t memory_bytes;            ///< the data sheet's GB as GiB, as drivers count; ECC of GDDR takes 1/16
   double memory_bytes_per_second;  ///< reads and writes together
   double link_bytes_per_second;    ///< to other GPUs of the host, each way: NVLink, or PCIe if it has none
+  double host_bytes_per_second;    ///< to the memory of its host, each way
   bool nvlink;                     ///< whether that link is NVLink (for some cards a bridge sold separately)
 
   /// TFLOP/s of products in "bfloat16", "float16", "float32", "float8" or "tf32" (float32 that the matrix

@@ -151,32 +151,44 @@ struct LoraOptions {
   bool is_on() const { return rank > 0; }
 };
 
-/// Activations that backward recomputes.
+/// Activations that the device does not keep for backward.
 enum class RecomputeMode {
   kNone,
-  kSelective,  ///< some operations of stages, chosen for a budget of memory (tools/plan/recomputation.h)
+  kSelective,  ///< backward recomputes some operations of stages, chosen for a budget of memory
+               ///< (tools/plan/recomputation.h)
   kFull,       ///< all of a stage, of which only the input is kept
+  kOffload,    ///< as kSelective, and what stages save may wait in host memory (model/nn/offload.h)
 };
 constexpr auto enum_names(RecomputeMode) {
   return std::to_array<util::EnumName<RecomputeMode>>({{RecomputeMode::kNone, "none"},
                                                        {RecomputeMode::kSelective, "selective"},
-                                                       {RecomputeMode::kFull, "full"}});
+                                                       {RecomputeMode::kFull, "full"},
+                                                       {RecomputeMode::kOffload, "offload"}});
+}
+/// Whether a budget of memory determines what the device keeps.
+constexpr bool has_budget(RecomputeMode mode) {
+  return mode == RecomputeMode::kSelective || mode == RecomputeMode::kOffload;
 }
 
-/// Part of one stage that backward recomputes.
+/// What the device does not keep of one stage.
 struct StageRecomputation {
   std::string path;                          ///< path of the stage in the model
-  std::vector<std::string> operations = {};  ///< entries of Stage::recomputable(); none: the whole stage
+  std::vector<std::string> operations = {};  ///< entries of Stage::recomputable() that backward recomputes
+  bool whole = false;    ///< backward recomputes the stage, of which only the input is saved
+  bool offload = false;  ///< what is saved waits in host memory
 };
 
-/// Choice of the activations that backward recomputes.
+/// Choice of the activations that the device does not keep.
 struct CheckpointingOptions {
   util::Named<RecomputeMode> mode = RecomputeMode::kNone;
   std::vector<std::string> stage_types = {"block"};  ///< Stage::type_name() of the stages
-  /// Budget of kSelective, as a share of the memory between that of kFull (0) and that of kNone (1).
+  /// Budget of kSelective and kOffload, as a share of the memory between the least of the mode (0) and that of
+  /// kNone (1). The least of kSelective is that of kFull; kOffload keeps the inputs of stages in host memory.
   double memory_budget = 0.5;
-  /// Choice of kSelective; nothing until it is made.
+  /// Choice of modes with a budget; nothing until it is made.
   std::optional<std::vector<StageRecomputation>> chosen = std::nullopt;
+  /// OffloadOptions::patience of that choice.
+  int64_t offload_patience = 1;
 };
 
 }  // namespace fsdp::nn

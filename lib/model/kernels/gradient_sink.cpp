@@ -1,6 +1,7 @@
 #include "model/kernels/gradient_sink.h"
 
 #include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -32,7 +33,14 @@ std::optional<GradientSink::SinkPlace> GradientSink::take(at::ScalarType dtype) 
 
 GradientSink* gradient_sink(const at::Tensor& parameter) {
   if (!parameter.requires_grad()) return nullptr;
-  return dynamic_cast<GradientSink*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+  const auto& hook = torch::autograd::impl::post_acc_grad_hooks(parameter);
+  if (hook || !parameter.is_leaf()) return dynamic_cast<GradientSink*>(hook.get());
+  // Hooks of saved tensors (base/tensor/saved_tensors.h) return another tensor with the parameter's
+  // accumulator.
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  const auto* accumulate = dynamic_cast<torch::autograd::AccumulateGrad*>(accumulator.get());
+  if (accumulate == nullptr) return nullptr;
+  return dynamic_cast<GradientSink*>(torch::autograd::impl::post_acc_grad_hooks(accumulate->variable).get());
 }
 
 std::optional<GradientSink::SinkPlace> take_gradient_place(const at::Tensor& parameter,

@@ -17,12 +17,23 @@
 
 namespace fsdp::kernels {
 
+/// Is told what is copied between the device and host memory.
+struct MetaCopies {
+  /// Begins a copy, one after another in a stream of their own. Returns its number.
+  std::function<int64_t(int64_t bytes)> begin = [](int64_t) { return 0; };
+  /// Waits for the end of a copy.
+  std::function<void(int64_t number)> wait = [](int64_t) {};
+  /// Takes so many bytes of host memory or, if negative, gives them back.
+  std::function<void(int64_t bytes)> keep = [](int64_t) {};
+};
+
 /// The device that a thread's meta tensors represent.
 struct MetaDevice {
   c10::DeviceType type = c10::kCPU;  ///< kCPU or kCUDA
   int64_t threads = 1;               ///< threads of the CPU, each with its scratch memory
   /// Called for products that are computed here, not by a libtorch operation.
   std::function<void(const MetaProduct& product)> multiplies = [](const MetaProduct&) {};
+  MetaCopies copies = {};
 };
 
 /// Sets the calling thread's meta_device() in a scope; outside, it is a CPU with one thread.

@@ -179,14 +179,44 @@ void checkpoint_activations(Stage& root, const std::vector<std::string>& stage_t
   }
 }
 
+void offload_activations(Stage& root, const std::vector<std::string>& stage_types,
+                         const OffloadOptions& options) {
+  check_recomputed_types(root, stage_types);
+  const auto stages = outermost_stages(root, stage_types);
+  const auto host = make_host_activations(options);
+  for (const auto& [name, stage] : stages) {
+    stage->attach(std::make_shared<Offload>(host, stage != stages.back().second));
+    stage->attach(std::make_shared<Recompute>());
+  }
+}
+
+namespace {
+
+/// Hooks every stage of which some are moved to host memory.
+void offload_chosen(Stage& root, const CheckpointingOptions& options) {
+  std::set<std::string> moved;
+  for (const StageRecomputation& stage : *options.chosen) {
+    if (stage.offload) moved.insert(stage.path);
+  }
+  if (moved.empty()) return;
+  const auto host = make_host_activations({.patience = options.offload_patience});
+  for (const auto& [path, stage] : outermost_stages(root, options.stage_types)) {
+    stage->attach(std::make_shared<Offload>(host, moved.contains(path)));
+  }
+}
+
+}  // namespace
+
 void apply_checkpointing(Stage& root, const CheckpointingOptions& options) {
   if (options.mode == RecomputeMode::kFull) checkpoint_activations(root, options.stage_types);
-  if (options.mode != RecomputeMode::kSelective) return;
+  if (!has_budget(options.mode)) return;
   FSDP_CHECK(options.chosen, "nothing was chosen for memory_budget ", options.memory_budget);
-  for (const auto& [path, operations] : *options.chosen) {
-    auto* stage = dynamic_cast<Stage*>(root.named_modules()[path].get());
-    FSDP_CHECK(stage != nullptr, path);
-    operations.empty() ? stage->attach(std::make_shared<Recompute>()) : stage->recompute(operations);
+  offload_chosen(root, options);  // outside of recomputation, whose input is moved
+  for (const StageRecomputation& part : *options.chosen) {
+    auto* stage = dynamic_cast<Stage*>(root.named_modules()[part.path].get());
+    FSDP_CHECK(stage != nullptr, part.path);
+    if (part.whole) stage->attach(std::make_shared<Recompute>());
+    if (!part.operations.empty()) stage->recompute(part.operations);
   }
 }
 

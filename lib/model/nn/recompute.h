@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "model/families/options.h"
+#include "model/nn/offload.h"
 #include "model/nn/stage.h"
 
 namespace fsdp::nn {
@@ -43,8 +44,14 @@ void check_recomputed_types(const Stage& root, const std::vector<std::string>& s
 /// ones only, because stages inside these are recomputed with them. Checks the types.
 void checkpoint_activations(Stage& root, const std::vector<std::string>& stage_types);
 
-/// checkpoint_activations() by options; nothing for mode "none". With "selective", which needs
-/// options.chosen, stages recompute the operations chosen for them, or are recomputed as a whole.
+/// checkpoint_activations(), with the inputs of the stages in host memory (model/nn/offload.h): all but that of
+/// the last stage, whose backward comes first.
+void offload_activations(Stage& root, const std::vector<std::string>& stage_types,
+                         const OffloadOptions& options = {});
+
+/// checkpoint_activations() by options; nothing for mode "none". With "selective" and "offload", which need
+/// options.chosen, stages recompute the operations chosen for them or are recomputed as a whole, and what they
+/// save moves to host memory (model/nn/offload.h).
 void apply_checkpointing(Stage& root, const CheckpointingOptions& options);
 
 }  // namespace fsdp::nn

@@ -24,6 +24,7 @@
 #include "model/nn/recompute.h"
 #include "model/parallel/cut_sequence.h"
 #include "run/train/arithmetic.h"
+#include "run/train/device.h"
 #include "run/train/initial_weights.h"
 #include "run/train/layer_modes.h"
 #include "run/train/reproducible_step.h"
@@ -32,6 +33,7 @@
 #include "shard/spmd/spmd_fully_shard.h"
 #include "state/optim/engine_shards.h"
 #include "tools/plan/logits.h"
+#include "tools/plan/machines.h"
 #include "tools/plan/recomputation.h"
 
 namespace fsdp::train {
@@ -170,25 +172,42 @@ std::shared_ptr<shard::Engine> shard_by_spmd(nn::Stage& model, const shard::Shar
   return shard::spmd_fully_shard(model, mesh, {}, std::move(spmd), std::move(trace));
 }
 
+/// The speed of this machine by its data sheet, if that is known.
+plan::MachineSpeed speed_of(const at::Device& device, const config::Config& config) {
+  if (!device.is_cuda()) return {};
+  const std::string gpu = util::cuda_device(device.index()).name;
+  if (data_sheet_rate(gpu, config.mixed_precision.param_dtype) == 0) return {};
+  return plan::machines_of(config, {.gpu = gpu}).speed();
+}
+
 /// Returns the options with the operations to recompute for a budget of memory. The first rank chooses,
 /// because the kernels of another machine may keep other tensors. Collective.
 nn::CheckpointingOptions checkpointing_of(const config::Config& config, const comm::Mesh& mesh,
                                           plan::PassDevice device) {
   nn::CheckpointingOptions options = config.activation_checkpointing;
-  if (options.mode != nn::RecomputeMode::kSelective || options.chosen) return options;
+  if (!nn::has_budget(options.mode) || options.chosen) return options;
   comm::Communicator& world = *mesh.world();
-  nlohmann::json chosen = nlohmann::json::array();
+  nlohmann::json chosen = {{"stages", nlohmann::json::array()}};
   comm::agree(world, "choice of what backward recomputes", [&] {
     if (world.rank() != 0) return;
-    const plan::Recomputation choice = plan::choose_recomputation(config, device);
-    for (const auto& [path, operations] : *choice.options.chosen) chosen.push_back({path, operations});
+    const plan::Recomputation choice =
+        plan::choose_recomputation(config, speed_of(world.device(), config), device);
+    for (const nn::StageRecomputation& stage : *choice.options.chosen) {
+      chosen["stages"].push_back({stage.path, stage.operations, stage.whole, stage.offload});
+    }
+    chosen["patience"] = choice.options.offload_patience;
   });
   const auto texts =
       comm::all_gather_text(world, chosen.dump(), {.unit = "choice of what backward recomputes"});
+  const nlohmann::json agreed = nlohmann::json::parse(texts[0]);
   options.chosen.emplace();
-  for (const nlohmann::json& stage : nlohmann::json::parse(texts[0])) {
-    options.chosen->push_back({stage[0].get<std::string>(), stage[1].get<std::vector<std::string>>()});
+  for (const nlohmann::json& stage : agreed["stages"]) {
+    options.chosen->push_back({.path = stage[0],
+                               .operations = stage[1].get<std::vector<std::string>>(),
+                               .whole = stage[2],
+                               .offload = stage[3]});
   }
+  options.offload_patience = agreed["patience"];
   return options;
 }
 

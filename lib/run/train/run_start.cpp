@@ -161,6 +161,7 @@ std::string how(const config::Config& config) {
   }
   if (config.fsdp.cpu_offload) text += ", shards in host memory";
   if (config.activation_checkpointing.mode != nn::RecomputeMode::kNone) text += ", activations recomputed";
+  if (config.activation_checkpointing.mode == nn::RecomputeMode::kOffload) text += " or in host memory";
   return text;
 }
 

@@ -122,7 +122,7 @@ void Trainer::report_out_of_memory() const {
   fail(ErrorKind::kUnexpected, "the device is out of memory in step ", run_.position.step + 1, found,
        "; it has no room for a micro-batch of ", run_.config.data.micro_batch_size,
        " sequences: lower data.micro_batch_size (and raise training.gradient_accumulation_steps), "
-       "set activation_checkpointing.mode to full, or fsdp.cpu_offload to true; "
+       "set activation_checkpointing.mode to full or offload, or fsdp.cpu_offload to true; "
        "fsdp-plan computes what each saves, and ",
        advice);
 }

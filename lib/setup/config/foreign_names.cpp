@@ -236,6 +236,9 @@ constexpr ForeignName kNames[] = {
     {"activation_checkpointing.mode = \"full\"",
      "gradient_checkpointing activation_checkpointing checkpoint_activations fsdp_activation_checkpointing recompute_activations "
      "enable_activation_checkpointing"},
+    {"activation_checkpointing.mode = \"offload\"",
+     "activation_offloading enable_activation_offload enable_activation_offloading offload_activations "
+     "fine_grained_activation_offloading"},
     {"activation_checkpointing.stage_types", "ac_stage_types recompute_modules"},
 
     // Checkpoints.
@@ -349,8 +352,6 @@ constexpr ForeignName kNames[] = {
      "weights of experts get adapters by the patterns of lora.targets, as other linear layers"},
     {"", "processor_type image_* video_*",
      "images, video and sound are not read: only language models of texts are trained"},
-    {"", "activation_offloading enable_activation_offload",
-     "activations are recomputed by activation_checkpointing.mode, not moved to host memory"},
     {"", "eot_tokens", "the template decides which tokens of a turn count: data.train_on"},
     {"", "max_samples", "all of a token file is used: fsdp-data tokenize a part of the texts instead"},
     {"", "eval_only", "fsdp-train CONFIG --evaluate WEIGHTS validates without training"},
@@ -410,6 +411,7 @@ constexpr ForeignValue kValues[] = {
     {"lr_scheduler.name", "wsd", "warmup_stable_decay trapezoidal"},
     {"activation_checkpointing.mode", "full", "true block uniform always"},
     {"activation_checkpointing.mode", "selective", "op memory_budget"},
+    {"activation_checkpointing.mode", "offload", "unsloth offload_disk legacy"},
     {"activation_checkpointing.mode", "none", "false off"},
     {"lora.quantize", "nf4", "4 4bit int4 fp4 bnb_4bit qlora true"},
     {"lora.quantize", "int8", "8 8bit bnb_8bit llm_int8"},

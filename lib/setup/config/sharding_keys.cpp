@@ -124,11 +124,12 @@ std::vector<Key> sharding_keys() {
 
       {KEY(activation_checkpointing, mode),
        "what backward recomputes; full: everything in a stage except its input; selective: the operations of stages that "
-       "cost the least time for memory_budget"},
+       "cost the least time for memory_budget; offload: as selective, but what stages save may wait in host memory (GPUs)"},
       {KEY(activation_checkpointing, memory_budget),
-       "of the memory between that of mode full, 0, and none, 1, the share that activations may take",
-       between(0, 1), is("activation_checkpointing.mode", {"selective"})},
-      {KEY(activation_checkpointing, stage_types), "types of the stages that are recomputed",
+       "of the memory between the least that the mode can do, 0 (selective: that of mode full), and that of none, 1, the "
+       "share that activations may take",
+       between(0, 1), is("activation_checkpointing.mode", {"selective", "offload"})},
+      {KEY(activation_checkpointing, stage_types), "types of the stages that are recomputed or moved",
        is_not("activation_checkpointing.mode", "none")},
 
       {KEY(mesh, dcn),

@@ -46,6 +46,13 @@ void Translator::read_targets(const Literal& value) {
   if (!patterns.empty()) set("lora.targets", list_literal(patterns), path());
 }
 
+/// Whatever is recomputed beside it, as others have it: inputs of blocks in host memory.
+void Translator::offload_activations(const Literal& value) {
+  kept_.erase("activation_checkpointing.mode");
+  set("activation_checkpointing.mode", text_literal("offload"), origin(value));
+  set("activation_checkpointing.memory_budget", toml_literal("0.0"), origin(value));
+}
+
 /// Data sets are tokenized before the run.
 void Translator::read_data(const Literal& value) {
   std::vector<std::string> names = words_of(value);
@@ -249,10 +256,12 @@ const std::vector<Translator::Rule>& Translator::rules() {
       {"gradient_checkpointing",
        [](T& t, const L& v) {
          if (is_off(v)) return t.off_.push_back(t.path());
-         if (v.kind == Kind::kString)
-           t.notes_.push_back("activations are recomputed, not moved to host memory");
+         if (v.kind == Kind::kString && v.text != "true") return t.offload_activations(v);
+         if (t.kept_.contains("activation_checkpointing.memory_budget")) return;
          t.set("activation_checkpointing.mode", text_literal("full"), t.origin(v));
        }},
+      {"activation_offloading enable_activation_offload enable_activation_offloading offload_activations",
+       [](T& t, const L& v) { is_off(v) ? t.off_.push_back(t.path()) : t.offload_activations(v); }},
       {"data_parallel_replicate_degree dp_replicate_size",
        [](T& t, const L& v) {
          if (number_of(v).value_or(1) <= 1) return t.off_.push_back(t.path());

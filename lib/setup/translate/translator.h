@@ -64,6 +64,7 @@ class Translator {
 
   void read_model(const Literal& value);
   void read_targets(const Literal& value);
+  void offload_activations(const Literal& value);
   void read_data(const Literal& value);
   void read_sharding(const Literal& value);
   void read_strategy(const Literal& value);

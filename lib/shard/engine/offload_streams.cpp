@@ -6,8 +6,8 @@
 #include <iterator>
 #include <utility>
 
+#include "base/device/pinned_memory.h"
 #include "base/util/error.h"
-#include "shard/engine/pinned_memory.h"
 
 namespace fsdp::shard {
 
@@ -50,7 +50,7 @@ at::Tensor OffloadStreams::copy_to_host(const at::Tensor& gradient) {
   };
   auto memory = std::ranges::find_if(on_host_, fits);
   if (memory == on_host_.end()) {
-    on_host_.push_back(empty_pinned(gradient.numel(), gradient.scalar_type(), device_));
+    on_host_.push_back(util::empty_pinned(gradient.numel(), gradient.scalar_type(), device_));
     memory = std::prev(on_host_.end());
   }
   return memory->copy_(gradient, /*non_blocking=*/true);

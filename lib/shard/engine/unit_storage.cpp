@@ -5,12 +5,12 @@
 
 #include <algorithm>
 
+#include "base/device/pinned_memory.h"
 #include "base/tensor/storage.h"
 #include "base/util/error.h"
 #include "base/util/start_clock.h"
 #include "model/kernels/cast.h"
 #include "shard/engine/layout_views.h"
-#include "shard/engine/pinned_memory.h"
 
 namespace fsdp::shard {
 namespace {
@@ -46,7 +46,7 @@ std::string at_rest_text(const std::string& parameter) {
 
 /// Returns memory for a shard, which is pinned where the host keeps it for another device.
 at::Tensor empty_shard(int64_t numel, at::ScalarType type, at::Device device, bool on_host) {
-  return on_host && !device.is_cpu() ? empty_pinned(numel, type, device)
+  return on_host && !device.is_cpu() ? util::empty_pinned(numel, type, device)
                                      : at::empty({numel}, at::TensorOptions().dtype(type).device(device));
 }
 

@@ -45,6 +45,7 @@ class Adviser {
       config.activation_checkpointing.mode = nn::RecomputeMode::kFull;
       if (try_it("activation_checkpointing.mode = full")) return advice_;
     }
+    if (inputs_in_host_memory()) return advice_;
     if (shard::is_hybrid(config.fsdp.strategy) && run_.mesh.dcn > 1 &&
         config.fsdp.hybrid_optimizer == shard::HybridOptimizer::kReplicated) {
       config.fsdp.hybrid_optimizer = shard::HybridOptimizer::kGlobal;
@@ -137,6 +138,16 @@ class Adviser {
     if (blocks.blocks == 0 || blocks.least_numel >= config.fsdp.min_num_params) return false;
     config.fsdp.min_num_params = blocks.least_numel;
     return try_it(concat("fsdp.min_num_params = ", blocks.least_numel));
+  }
+
+  /// Recomputes all stages with their inputs in host memory, which costs hardly more than recomputation.
+  bool inputs_in_host_memory() {
+    config::Config& config = run_.config;
+    if (!is_for_gpu(config) || config.training.cuda_graphs || config.mesh.model > 1) return false;
+    config.activation_checkpointing.mode = nn::RecomputeMode::kOffload;
+    config.activation_checkpointing.memory_budget = 0;
+    config.activation_checkpointing = choose_recomputation(config, speed_).options;
+    return try_it("activation_checkpointing.mode = offload, activation_checkpointing.memory_budget = 0");
   }
 
   bool can_have_states_in_8_bits() const {

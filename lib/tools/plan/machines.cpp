@@ -67,6 +67,7 @@ PlanOptions machines_of(const config::Config& config, const GivenMachines& given
     machines.gpu = sheet.name;
     machines.memory_gib = static_cast<double>(sheet.memory_bytes) / (1024.0 * 1024.0 * 1024.0);
     machines.node_bandwidth_gbps = sheet.link_bytes_per_second * kBitsOfByte / kGiga;
+    machines.host_bandwidth_gbps = kHostShare * sheet.host_bytes_per_second * kBitsOfByte / kGiga;
     machines.gpus_per_node = kGpusOfNode;
     machines.peak_tflops = rate_of(sheet, config);
     machines.flops_tflops = efficiency * kProductsOfStep * machines.peak_tflops;
@@ -75,6 +76,7 @@ PlanOptions machines_of(const config::Config& config, const GivenMachines& given
   machines.memory_gib = given.memory_gib.value_or(machines.memory_gib);
   if (given.flops_tflops) machines.flops_tflops = machines.product_tflops = *given.flops_tflops;
   machines.node_bandwidth_gbps = given.node_bandwidth_gbps.value_or(machines.node_bandwidth_gbps);
+  machines.host_bandwidth_gbps = given.host_bandwidth_gbps.value_or(machines.host_bandwidth_gbps);
   machines.gpus_per_node = given.gpus_per_node.value_or(machines.gpus_per_node);
   if (!given.tokens.empty()) machines.tokens = parse_tokens(given.tokens);
   if (given.node_bandwidth_gbps && machines.gpus_per_node == 0) {

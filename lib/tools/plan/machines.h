@@ -17,6 +17,9 @@ inline constexpr double kEfficiency = 0.7;
 /// its rate is lower by this share than that of a simulation, which times everything else by itself.
 inline constexpr double kProductsOfStep = 0.5 / 0.7;
 
+/// Share of the data sheet's rate that copies between a device and its host reach; assumed.
+inline constexpr double kHostShare = 0.8;
+
 /// Values that are not given come from the data sheet of `gpu`, or are the defaults of PlanOptions.
 struct GivenMachines {
   int64_t world_size = 0;
@@ -27,6 +30,8 @@ struct GivenMachines {
   std::optional<int64_t> gpus_per_node;  ///< default with a gpu: 8
   double bandwidth_gbps = PlanOptions{}.bandwidth_gbps;
   double dcn_bandwidth_gbps = PlanOptions{}.dcn_bandwidth_gbps;
+  /// Default with a gpu: kHostShare of its data sheet's rate.
+  std::optional<double> host_bandwidth_gbps;
   std::string tokens;  ///< "15T"; empty: none
 };
 

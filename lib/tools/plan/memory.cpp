@@ -350,7 +350,7 @@ int64_t recomputed_layers(const config::Config& config, std::initializer_list<co
   if (!are_meant || checkpointing.mode == nn::RecomputeMode::kNone) return 0;
   if (checkpointing.mode == nn::RecomputeMode::kFull) return config.model.num_hidden_layers;
   return std::ranges::count_if(*checkpointing.chosen,
-                               [](const auto& stage) { return stage.operations.empty(); });
+                               [](const nn::StageRecomputation& stage) { return stage.whole; });
 }
 
 }  // namespace
@@ -441,6 +441,8 @@ MemoryPlan plan_memory(const config::Config& config, const Units& units, const R
   }
   plan.buffers = step.unsharded_bytes;
   plan.saved_activations = pass.saved_bytes();
+  plan.activations_on_host = pass.host_bytes();
+  plan.pinned += plan.activations_on_host;
   const int64_t at_rest = plan.shards + plan.sources + plan.optimizer + pass.kept_bytes();
   plan.device_peak = device_peak(config, units, pass);
   plan.peak = std::ranges::any_of(units, is_offloaded)

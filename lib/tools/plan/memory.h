@@ -38,13 +38,14 @@ struct MemoryPlan {
   int64_t optimizer = 0;
   int64_t gradients = 0;  ///< after backward
   int64_t buffers = 0;
-  int64_t saved_activations = 0;  ///< when backward begins
-  int64_t peak = 0;               ///< peak of the sum
+  int64_t saved_activations = 0;    ///< when backward begins
+  int64_t activations_on_host = 0;  ///< at most; not in the sums below, but in `pinned`
+  int64_t peak = 0;                 ///< peak of the sum
   /// Resident memory when training on the CPUs of one host, including free blocks held for reuse and pages
   /// read from other ranks, without libraries.
   int64_t resident = 0;
   int64_t device_peak = 0;  ///< without host memory, which cpu_offload uses
-  /// Pinned host memory for shards and gradients that are copied to and from the device. Each gradient counts
+  /// Pinned host memory for shards, gradients and activations that are copied to and from the device. Each gradient counts
   /// once: more is taken if the gradient of the next micro-batch arrives before the host has added it.
   int64_t pinned = 0;
 };

@@ -31,6 +31,7 @@ void check_machines(const PlanOptions& options) {
   const std::pair<const char*, double> numbers[] = {{"`memory_gib`", options.memory_gib},
                                                     {"`bandwidth_gbps`", options.bandwidth_gbps},
                                                     {"`dcn_bandwidth_gbps`", options.dcn_bandwidth_gbps},
+                                                    {"`host_bandwidth_gbps`", options.host_bandwidth_gbps},
                                                     {"`flops_tflops`", options.flops_tflops}};
   if (options.gpus_per_node < 0 || !(options.node_bandwidth_gbps >= 0) ||
       !std::isfinite(options.node_bandwidth_gbps)) {
@@ -54,7 +55,8 @@ MachineSpeed PlanOptions::speed() const {
           .bytes_per_second = bandwidth_gbps * 1e9 / 8,
           .replica_bytes_per_second = dcn_bandwidth_gbps * 1e9 / 8,
           .ranks_of_node = gpus_per_node,
-          .node_bytes_per_second = node_bandwidth_gbps * 1e9 / 8};
+          .node_bytes_per_second = node_bandwidth_gbps * 1e9 / 8,
+          .host_bytes_per_second = host_bandwidth_gbps * 1e9 / 8};
 }
 
 namespace {
@@ -233,8 +235,8 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
   plan.config.mesh.model = plan.mesh.model;
   config::resolve_batch(plan.config, plan.machines.world_size);
   config::plan_largest_batches(plan.config);
-  if (plan.config.activation_checkpointing.mode == nn::RecomputeMode::kSelective) {
-    plan.recomputation = choose_recomputation(plan.config);
+  if (nn::has_budget(plan.config.activation_checkpointing.mode)) {
+    plan.recomputation = choose_recomputation(plan.config, options.speed());
     plan.config.activation_checkpointing = plan.recomputation.options;
   }
   config::Config of_any_batch = plan.config;

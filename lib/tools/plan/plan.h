@@ -20,17 +20,18 @@ namespace fsdp::plan {
 
 /// The machines that a plan is for.
 struct PlanOptions {
-  int64_t world_size = 0;           ///< 0: the product of [mesh] if every axis has a size, else 1
-  double memory_gib = 80;           ///< memory of a rank's device
-  double bandwidth_gbps = 400;      ///< Gbit/s that a rank receives; with gpus_per_node, from other nodes
-  double dcn_bandwidth_gbps = 100;  ///< Gbit/s between replicas
-  double flops_tflops = 150;        ///< TFLOP/s that a rank sustains
-  int64_t gpus_per_node = 0;        ///< 0: all ranks are linked alike
-  double node_bandwidth_gbps = 0;   ///< Gbit/s inside a node; 0: bandwidth_gbps
-  std::string gpu = {};             ///< the GPU with this data sheet; empty: none
-  double peak_tflops = 0;           ///< TFLOP/s of the data sheet, the base of MFU; 0: unknown
-  double tokens = 0;                ///< tokens of the whole training; 0: unknown
-  double product_tflops = 0;        ///< TFLOP/s of large products alone, for a simulation; 0: unknown
+  int64_t world_size = 0;            ///< 0: the product of [mesh] if every axis has a size, else 1
+  double memory_gib = 80;            ///< memory of a rank's device
+  double bandwidth_gbps = 400;       ///< Gbit/s that a rank receives; with gpus_per_node, from other nodes
+  double dcn_bandwidth_gbps = 100;   ///< Gbit/s between replicas
+  double host_bandwidth_gbps = 200;  ///< Gbit/s between a device and the memory of its host, each way
+  double flops_tflops = 150;         ///< TFLOP/s that a rank sustains
+  int64_t gpus_per_node = 0;         ///< 0: all ranks are linked alike
+  double node_bandwidth_gbps = 0;    ///< Gbit/s inside a node; 0: bandwidth_gbps
+  std::string gpu = {};              ///< the GPU with this data sheet; empty: none
+  double peak_tflops = 0;            ///< TFLOP/s of the data sheet, the base of MFU; 0: unknown
+  double tokens = 0;                 ///< tokens of the whole training; 0: unknown
+  double product_tflops = 0;         ///< TFLOP/s of large products alone, for a simulation; 0: unknown
 
   /// Whether neither a GPU nor a rate was given.
   bool rate_is_assumed() const { return gpu.empty() && product_tflops == 0; }
@@ -60,7 +61,7 @@ struct Plan {
   MemoryPlan memory;
   TimePlan time;
   FlopsAToken flops;
-  Recomputation recomputation;        ///< set if activation_checkpointing.mode is "selective"
+  Recomputation recomputation;        ///< set if activation_checkpointing.mode has a budget
   int64_t largest_micro_batch = 0;    ///< largest data.micro_batch_size that fits; 0: none
   std::vector<Advice> advice;         ///< if the config does not fit: cumulative changes until it does
   std::vector<std::string> warnings;  ///< improvements, whether it fits or not

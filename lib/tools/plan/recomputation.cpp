@@ -25,9 +25,29 @@ struct Item {
   double flops = 0;
 };
 
+/// A choice.
+struct Way {
+  std::vector<Item> items = {};
+  std::set<size_t> whole = {};  ///< stages that are recomputed whole
+  std::set<size_t> moved = {};  ///< stages of which all that they save goes to host memory
+  int64_t patience = 1;         ///< stages during which that is copied
+  int64_t surplus = 0;          ///< kept bytes beyond the budget
+  double seconds = 0;           ///< what it costs in a micro-batch
+
+  bool is_better_than(const Way& other) const {
+    const bool fits = surplus <= 0, other_fits = other.surplus <= 0;
+    return fits != other_fits ? fits : seconds < other.seconds;
+  }
+};
+
 class RecomputationChooser {
  public:
-  RecomputationChooser(const config::Config& config, PassDevice device) : config_(config), device_(device) {
+  RecomputationChooser(const config::Config& config, const MachineSpeed& speed, PassDevice device)
+      : config_(config),
+        speed_(speed),
+        device_(device),
+        offloads_(config.activation_checkpointing.mode == nn::RecomputeMode::kOffload &&
+                  is_for_gpu(config, device)) {
     const nn::CheckpointingOptions& options = config.activation_checkpointing;
     const auto model = nn::make_decoder(config.model, at::kMeta);
     nn::check_recomputed_types(*model, options.stage_types);
@@ -45,17 +65,22 @@ class RecomputationChooser {
                        full = recorded({.mode = nn::RecomputeMode::kFull,
                                         .stage_types = config_.activation_checkpointing.stage_types});
     Recomputation result{.options = config_.activation_checkpointing,
+                         .offloads = offloads_,
                          .most = none.saved_bytes(),
-                         .least = full.saved_bytes(),
+                         .least = least(full),
                          .flops = none.flops()};
     const double share = config_.activation_checkpointing.memory_budget;
-    surplus_ = static_cast<int64_t>((1 - share) * static_cast<double>(result.most - result.least));
-    if (surplus_ > 0) {
-      measure(none.shares(stages_));
-      take_items();
-      if (surplus_ > 0) take_stages(none.shares(stages_), full.shares(stages_), result);
+    const auto surplus = static_cast<int64_t>((1 - share) * static_cast<double>(result.most - result.least));
+    Way way;
+    if (surplus > 0) {
+      none_ = none.shares(stages_);
+      full_ = full.shares(stages_);
+      measure();
+      way = fastest(surplus);
+      if (way.surplus > 0 && config_.mesh.model > 1) refuse(way, result);
     }
-    result.options.chosen = chosen();
+    result.options.chosen = chosen(way);
+    result.options.offload_patience = way.patience;
     const RecordedPass pass = recorded(result.options);
     result.kept = pass.saved_bytes();
     result.recomputed_flops = pass.flops() - none.flops();
@@ -69,16 +94,35 @@ class RecomputationChooser {
     return record_pass(config, device_);
   }
 
+  nn::CheckpointingOptions with(std::vector<nn::StageRecomputation> chosen) const {
+    nn::CheckpointingOptions options = config_.activation_checkpointing;
+    options.chosen = std::move(chosen);
+    return options;
+  }
+
+  /// The last stage's backward comes next, so nothing of it needs to move.
+  bool is_last(size_t stage) const { return stage + 1 == stages_.size(); }
+
+  int64_t least(const RecordedPass& full) const {
+    if (!offloads_) return full.saved_bytes();
+    std::vector<nn::StageRecomputation> all;
+    for (size_t stage = 0; stage < stages_.size(); ++stage) {
+      all.push_back({.path = stages_[stage], .whole = true, .offload = !is_last(stage)});
+    }
+    return recorded(with(std::move(all))).saved_bytes();
+  }
+
   /// Records a pass for each operation, which all stages recompute.
-  void measure(const Shares& none) {
+  void measure() {
     for (size_t operation = 0; operation < operations_.size(); ++operation) {
-      nn::CheckpointingOptions options{.mode = nn::RecomputeMode::kSelective,
-                                       .chosen = std::vector<nn::StageRecomputation>()};
-      for (const std::string& path : stages_) options.chosen->push_back({path, {operations_[operation]}});
-      const Shares shares = recorded(std::move(options)).shares(stages_);
+      std::vector<nn::StageRecomputation> chosen;
+      for (const std::string& path : stages_) {
+        chosen.push_back({.path = path, .operations = {operations_[operation]}});
+      }
+      const Shares shares = recorded(with(std::move(chosen))).shares(stages_);
       for (size_t stage = 0; stage < stages_.size(); ++stage) {
-        const Item item{stage, operation, none[stage].saved_bytes - shares[stage].saved_bytes,
-                        shares[stage].backward_flops - none[stage].backward_flops};
+        const Item item{stage, operation, none_[stage].saved_bytes - shares[stage].saved_bytes,
+                        shares[stage].backward_flops - none_[stage].backward_flops};
         if (item.bytes > 0) items_.push_back(item);
       }
     }
@@ -90,63 +134,115 @@ class RecomputationChooser {
     std::ranges::sort(items_, {}, order);
   }
 
-  void take_items() {
+  Way fastest(int64_t surplus) const {
+    Way best = way_with(0, surplus);
+    for (size_t spacing = 1; offloads_ && spacing < stages_.size(); ++spacing) {
+      Way way = way_with(spacing, surplus);
+      if (way.is_better_than(best)) best = std::move(way);
+    }
+    return best;
+  }
+
+  /// Moves every `spacing`th stage, as far as the budget needs it (0: none), and recomputes of the others what
+  /// it still needs.
+  Way way_with(size_t spacing, int64_t surplus) const {
+    Way way{.surplus = surplus};
+    for (size_t stage = 0; spacing > 0 && !is_last(stage) && way.surplus > 0; stage += spacing) {
+      if (stage >= stages_.size()) break;
+      move(stage, spacing, way);
+    }
+    take_items(way);
+    if (way.surplus > 0 && config_.mesh.model <= 1) take_stages(way);
+    return way;
+  }
+
+  void move(size_t stage, size_t spacing, Way& way) const {
+    way.moved.insert(stage);
+    way.surplus -= none_[stage].saved_bytes;
+    const double copy = static_cast<double>(none_[stage].saved_bytes) / speed_.host_bytes_per_second;
+    double forward = 0, backward = 0;
+    int64_t patience = 0;
+    for (size_t next = stage + 1; next <= stage + spacing && next < stages_.size(); ++next) {
+      if (forward < copy) ++patience;
+      forward += seconds(none_[next].forward_flops);
+      backward += seconds(none_[next].backward_flops);
+    }
+    way.patience = std::max(way.patience, patience);
+    way.seconds += std::max(0.0, copy - forward) + std::max(0.0, copy - backward);
+  }
+
+  double seconds(double flops) const { return flops / speed_.flops_per_second; }
+
+  void take_items(Way& way) const {
     for (const Item& item : items_) {
-      if (surplus_ <= 0) break;
-      taken_.push_back(item);
-      surplus_ -= item.bytes;
+      if (way.surplus <= 0) break;
+      if (way.moved.contains(item.stage)) continue;
+      way.items.push_back(item);
+      way.surplus -= item.bytes;
     }
     // Items that the last one has made unnecessary are given back.
-    for (size_t i = taken_.size(); i-- > 0;) {
-      if (surplus_ + taken_[i].bytes > 0) continue;
-      surplus_ += taken_[i].bytes;
-      taken_.erase(taken_.begin() + static_cast<std::ptrdiff_t>(i));
+    for (size_t i = way.items.size(); i-- > 0;) {
+      if (way.surplus + way.items[i].bytes > 0) continue;
+      way.surplus += way.items[i].bytes;
+      way.items.erase(way.items.begin() + static_cast<std::ptrdiff_t>(i));
     }
+    for (const Item& item : way.items) way.seconds += seconds(item.flops);
   }
 
-  int64_t saved_by_items() const {
-    int64_t bytes = 0;
-    for (const Item& item : taken_) bytes += item.bytes;
-    return bytes;
+  void take_stages(Way& way) const {
+    for (size_t stage = 0; stage < stages_.size() && way.surplus > 0; ++stage) {
+      if (way.moved.contains(stage)) continue;
+      way.whole.insert(stage);
+      way.surplus -= none_[stage].saved_bytes;
+      if (!moves_input(stage)) way.surplus += full_[stage].saved_bytes;
+      way.seconds += seconds(full_[stage].backward_flops - none_[stage].backward_flops);
+      for (const Item& item : way.items) {
+        if (item.stage != stage) continue;
+        way.surplus += item.bytes;
+        way.seconds -= seconds(item.flops);
+      }
+    }
+    std::erase_if(way.items, [&](const Item& item) { return way.whole.contains(item.stage); });
   }
 
-  void take_stages(const Shares& none, const Shares& full, const Recomputation& result) {
-    if (config_.mesh.model > 1) {
-      const double kept = static_cast<double>(result.most) - static_cast<double>(saved_by_items());
-      const double least =
-          (kept - static_cast<double>(result.least)) / static_cast<double>(result.most - result.least);
-      fail(ErrorKind::kUsage,
-           "activation_checkpointing.memory_budget = ", config_.activation_checkpointing.memory_budget,
-           " is less than can be had by recomputing operations that do not communicate, which mesh.model > 1 "
-           "allows; set at least ",
-           std::ceil(100 * least) / 100, ", or mode = \"full\"");
-    }
-    for (size_t stage = 0; stage < stages_.size() && surplus_ > 0; ++stage) {
-      int64_t already = 0;
-      for (const Item& item : taken_) already += item.stage == stage ? item.bytes : 0;
-      whole_.insert(stage);
-      surplus_ -= none[stage].saved_bytes - full[stage].saved_bytes - already;
-    }
+  bool moves_input(size_t stage) const { return offloads_ && !is_last(stage); }
+
+  [[noreturn]] void refuse(const Way& way, const Recomputation& result) const {
+    const double least = config_.activation_checkpointing.memory_budget +
+                         static_cast<double>(way.surplus) / static_cast<double>(result.most - result.least);
+    fail(ErrorKind::kUsage,
+         "activation_checkpointing.memory_budget = ", config_.activation_checkpointing.memory_budget,
+         " is less than can be had by recomputing operations that do not communicate, which mesh.model > 1 "
+         "allows; set at least ",
+         std::ceil(100 * least) / 100, ", or mode = \"full\"");
   }
 
-  std::vector<nn::StageRecomputation> chosen() const {
-    std::map<size_t, std::vector<std::string>> by_stage;
-    for (const size_t stage : whole_) by_stage[stage];
-    for (const Item& item : taken_) {
-      if (!whole_.contains(item.stage)) by_stage[item.stage].push_back(operations_[item.operation]);
+  std::vector<nn::StageRecomputation> chosen(const Way& way) const {
+    std::map<size_t, nn::StageRecomputation> by_stage;
+    for (const size_t stage : way.moved) by_stage[stage].offload = true;
+    for (const size_t stage : way.whole) {
+      by_stage[stage].whole = true;
+      by_stage[stage].offload = moves_input(stage);
+    }
+    for (const Item& item : way.items) {
+      by_stage[item.stage].operations.push_back(operations_[item.operation]);
     }
     std::vector<nn::StageRecomputation> chosen;
-    for (auto& [stage, operations] : by_stage) chosen.push_back({stages_[stage], std::move(operations)});
+    for (auto& [stage, part] : by_stage) {
+      part.path = stages_[stage];
+      chosen.push_back(std::move(part));
+    }
     return chosen;
   }
 
   const config::Config& config_;
+  const MachineSpeed speed_;
   const PassDevice device_;
+  const bool offloads_;  ///< whether stages may be moved
   std::vector<std::string> stages_, operations_;
   std::vector<std::vector<std::string>> recomputable_;
-  int64_t surplus_ = 0;  ///< kept bytes beyond the budget
-  std::vector<Item> items_, taken_;
-  std::set<size_t> whole_;  ///< numbers of stages that are recomputed whole
+  Shares none_, full_;  ///< without recomputation, and of stages that are recomputed whole
+  std::vector<Item> items_;
 };
 
 }  // namespace
@@ -160,8 +256,9 @@ std::string Recomputation::text() const {
                           : static_cast<void>(++found->second);
   };
   for (const nn::StageRecomputation& stage : *options.chosen) {
-    if (stage.operations.empty()) count("everything");
+    if (stage.whole) count("everything");
     for (const std::string& operation : stage.operations) count(operation);
+    if (stage.offload) count(stage.whole ? "the input moved" : "nothing, but all moved,");
   }
   std::vector<std::string> parts;
   for (const auto& [what, stages] : counts) {
@@ -170,8 +267,9 @@ std::string Recomputation::text() const {
   return util::join(parts, ", ");
 }
 
-Recomputation choose_recomputation(const config::Config& config, PassDevice device) {
-  return RecomputationChooser(config, device).choose();
+Recomputation choose_recomputation(const config::Config& config, const MachineSpeed& speed,
+                                   PassDevice device) {
+  return RecomputationChooser(config, speed, device).choose();
 }
 
 }  // namespace fsdp::plan

@@ -43,9 +43,23 @@ class Recorder {
   Recorder(c10::DeviceType device, bool counts_memory)
       : memory_({.takes = [this](int64_t bytes) { return take(bytes); },
                  .gives = [this](size_t number) { give(number); }}),
-        device_{.type = device,
-                .threads = util::default_compute_threads(),
-                .multiplies = [this](const kernels::MetaProduct& product) { multiply(product); }},
+        device_{
+            .type = device,
+            .threads = util::default_compute_threads(),
+            .multiplies = [this](const kernels::MetaProduct& product) { multiply(product); },
+            .copies = {.begin =
+                           [this](int64_t bytes) {
+                             events_.push_back({PassEventKind::kCopy, static_cast<double>(bytes), sends_});
+                             return sends_++;
+                           },
+                       .wait =
+                           [this](int64_t number) {
+                             events_.push_back({PassEventKind::kWait, 0, number});
+                           },
+                       .keep =
+                           [this](int64_t bytes) {
+                             events_.push_back({PassEventKind::kHost, 0, bytes});
+                           }}},
         device_guard_(device_),
         callback_(at::addThreadLocalCallback(
             at::RecordFunctionCallback(&called).needsInputs(true).scopes({at::RecordScope::FUNCTION}))) {
@@ -66,7 +80,7 @@ class Recorder {
                               },
                           .waits =
                               [this](int64_t number) {
-                                events_.push_back({PassEventKind::kWaitForSend, 0, number});
+                                events_.push_back({PassEventKind::kWait, 0, number});
                               }});
   }
   void at_stage(PassEventKind kind, size_t path) { events_.push_back({kind, 0, static_cast<int64_t>(path)}); }
@@ -354,7 +368,8 @@ void RecordedPass::play(MemoryTape& tape, const StageEvents& events) const {
       events.computes({.flops = flops, .flops_in_float8 = in_float8, .shape = parts_.shapes[number]});
     }
     if (kind == PassEventKind::kSend) events.sends(value, static_cast<int64_t>(flops));
-    if (kind == PassEventKind::kWaitForSend) events.waits(value);
+    if (kind == PassEventKind::kCopy) events.copies(value, static_cast<int64_t>(flops));
+    if (kind == PassEventKind::kWait) events.waits(value);
     if (kind == PassEventKind::kForwardBegins) events.forward_begins(parts_.paths[number]);
     if (kind == PassEventKind::kForwardEnds) events.forward_ends(parts_.paths[number]);
     if (kind == PassEventKind::kBackwardBegins) events.backward_begins(parts_.paths[number]);
@@ -401,6 +416,14 @@ int64_t RecordedPass::saved_bytes() const {
   return live;
 }
 
+int64_t RecordedPass::host_bytes() const {
+  MemoryTape tape;
+  for (const PassEvent& event : parts_.events) {
+    if (event.kind == PassEventKind::kHost) tape.take(event.value);
+  }
+  return tape.peak();
+}
+
 std::vector<RecordedPass::StageShare> RecordedPass::shares(const std::vector<std::string>& stages) const {
   std::map<int64_t, size_t> numbers;  // of stages, keyed by the number of the path
   for (size_t stage = 0; stage < stages.size(); ++stage) {
@@ -421,7 +444,7 @@ std::vector<RecordedPass::StageShare> RecordedPass::shares(const std::vector<std
     if (!is_backward && kind == PassEventKind::kTake) current->saved_bytes += value;
     if (!is_backward && kind == PassEventKind::kGive) current->saved_bytes -= value;
     const bool multiplies = kind == PassEventKind::kMultiply || kind == PassEventKind::kMultiplyInFloat8;
-    if (is_backward && multiplies) current->backward_flops += flops;
+    if (multiplies) (is_backward ? current->backward_flops : current->forward_flops) += flops;
   }
   return shares;
 }

@@ -67,6 +67,8 @@ struct StageEvents {
   std::function<void(int64_t bytes)> takes = [](int64_t) {};
   /// Collectives inside layers, numbered: bytes that the rank receives.
   std::function<void(int64_t number, int64_t bytes)> sends = [](int64_t, int64_t) {};
+  /// Copies between the device and host memory, with numbers of the same count.
+  std::function<void(int64_t number, int64_t bytes)> copies = [](int64_t, int64_t) {};
   std::function<void(int64_t number)> waits = [](int64_t) {};
 };
 
@@ -76,7 +78,9 @@ enum class PassEventKind : uint8_t {
   kMultiply,
   kMultiplyInFloat8,
   kSend,  ///< begin of a collective; `flops` are the bytes that the rank receives
-  kWaitForSend,
+  kCopy,  ///< begin of a copy between the device and host memory; `flops` are its bytes
+  kWait,  ///< wait for the end of either
+  kHost,  ///< `value` bytes of host memory are taken or, if negative, given back
   kForwardBegins,
   kForwardEnds,
   kTurn,  ///< turn from forward to backward
@@ -106,10 +110,12 @@ class RecordedPass {
 
   /// Bytes that are live when backward begins.
   int64_t saved_bytes() const;
-  /// A stage's part of saved_bytes(), and the products of its backward.
+  /// The most bytes of activations in host memory at once.
+  int64_t host_bytes() const;
+  /// A stage's part of saved_bytes(), and its products.
   struct StageShare {
     int64_t saved_bytes = 0;
-    double backward_flops = 0;
+    double forward_flops = 0, backward_flops = 0;
   };
   /// The shares of these stages, given by path, none of which is inside another.
   std::vector<StageShare> shares(const std::vector<std::string>& stages) const;

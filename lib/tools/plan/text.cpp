@@ -107,13 +107,18 @@ std::string communication_table(const Plan& plan) {
 /// The memory that activation_checkpointing.memory_budget keeps, and its cost.
 std::string recomputation_rows(const Plan& plan) {
   const Recomputation& r = plan.recomputation;
+  const bool moves = plan.memory.activations_on_host > 0;
   const double more =
       static_cast<double>(plan.config.training.gradient_accumulation_steps) * r.recomputed_flops;
   return table_row(printed("  with memory_budget = %g", r.options.memory_budget), human_bytes(r.kept),
-                   concat("of ", human_bytes(r.most), "; ", human_bytes(r.least), " with mode full")) +
+                   concat("of ", human_bytes(r.most), "; ", human_bytes(r.least),
+                          r.offloads ? " at least" : " with mode full")) +
          table_row("  recomputed", printed("+%.1f%%", share(r.recomputed_flops, r.flops)),
                    concat("of the products, ", duration(more / (plan.machines.flops_tflops * 1e12)),
-                          " a step: ", r.text()));
+                          " a step: ", r.text())) +
+         (moves ? table_row("  in host memory", human_bytes(plan.memory.activations_on_host),
+                            concat("pinned; ", duration(plan.time.copies), " of copies a step"))
+                : std::string());
 }
 
 std::string memory_table(const Plan& plan) {
@@ -147,7 +152,7 @@ std::string memory_table(const Plan& plan) {
   if (plan.recomputation.options.chosen) text += recomputation_rows(plan);
   text += row("peak", memory.peak, "of the sum");
   text += row("resident, trained on the CPUs of one host", memory.resident, "and about 120 MiB of libraries");
-  if (offload || moved) text += row("pinned, where the device is a GPU", memory.pinned, host);
+  if (memory.pinned > 0) text += row("pinned, where the device is a GPU", memory.pinned, host);
   if (offload) text += row("peak of the device", memory.device_peak, "");
   if (const NcclMemory nccl = nccl_memory(plan.config, plan.mesh, plan.units); nccl.communicators > 0) {
     text +=
@@ -171,8 +176,11 @@ std::string time_table(const Plan& plan) {
                  : std::string(),
              plan.time.flops_in_float8 > 0 ? ", float8 twice as fast" : ""));
   text += table_row("communication", duration(time.communication), "");
-  text += table_row("exposed, not hidden by compute", duration(time.exposed),
-                    printed("%.0f%% of the communication", share(time.exposed, time.communication)));
+  if (time.copies > 0) text += table_row("copies to and from host memory", duration(time.copies), "");
+  text += table_row(
+      "exposed, not hidden by compute", duration(time.exposed),
+      printed("%.0f%% of the communication%s", share(time.exposed, time.communication + time.copies),
+              time.copies > 0 ? " and the copies" : ""));
   text += table_row("step", duration(time.step()),
                     time.step() > 0 ? concat(with_commas(std::llround(plan.tokens_per_second())), " tokens/s")
                                     : std::string());
@@ -299,17 +307,24 @@ nlohmann::ordered_json json_of(const shard::Traffic& traffic) {
   return json;
 }
 
-/// null unless activation_checkpointing.mode is "selective"
+/// null unless activation_checkpointing.mode has a budget
 nlohmann::ordered_json json_of(const Recomputation& recomputation) {
   if (!recomputation.options.chosen) return nullptr;
   nlohmann::ordered_json stages = nlohmann::ordered_json::object();
-  for (const auto& [path, operations] : *recomputation.options.chosen) stages[path] = operations;
+  std::vector<std::string> whole, moved;
+  for (const nn::StageRecomputation& stage : *recomputation.options.chosen) {
+    stages[stage.path] = stage.operations;
+    if (stage.whole) whole.push_back(stage.path);
+    if (stage.offload) moved.push_back(stage.path);
+  }
   return {{"memory_budget", recomputation.options.memory_budget},
           {"most_bytes", recomputation.most},
           {"least_bytes", recomputation.least},
           {"kept_bytes", recomputation.kept},
           {"recomputed_flops", recomputation.recomputed_flops},
-          {"operations_by_stage", std::move(stages)}};
+          {"operations_by_stage", std::move(stages)},
+          {"whole_stages", std::move(whole)},
+          {"stages_in_host_memory", std::move(moved)}};
 }
 
 }  // namespace
@@ -355,7 +370,7 @@ std::string plan_subject(const Plan& plan) {
           : concat(", shards in ", config.fsdp.param_storage),
       config.fsdp.cpu_offload ? ", shards in host memory" : "",
       config.activation_checkpointing.mode == nn::RecomputeMode::kNone ? "" : ", activations recomputed",
-      "\n");
+      plan.memory.activations_on_host > 0 ? " and in host memory" : "", "\n");
   text += concat("batch      ", with_commas(plan.tokens_per_step()), " tokens a step (",
                  plan.mesh.row_ranks(), plan.mesh.context > 1 ? concat(" groups of ", plan.mesh.context) : "",
                  " ranks x ", config.training.gradient_accumulation_steps, " micro-batches x ",
@@ -411,6 +426,7 @@ std::string plan_json(const Plan& plan) {
         {"separate_buffers_bytes", plan.step.separate_buffers_bytes},
         {"separate_forward_bytes", plan.step.separate_forward_bytes},
         {"saved_activation_bytes", memory.saved_activations},
+        {"activations_on_host_bytes", memory.activations_on_host},
         {"recomputation", json_of(plan.recomputation)},
         {"peak_bytes", memory.peak},
         {"resident_bytes", memory.resident},
@@ -430,6 +446,7 @@ std::string plan_json(const Plan& plan) {
        {{"flops", plan.time.flops},
         {"compute_seconds", plan.time.compute},
         {"communication_seconds", plan.time.communication},
+        {"copy_seconds", plan.time.copies},
         {"exposed_seconds", plan.time.exposed},
         {"step_seconds", plan.time.step()},
         {"tokens_per_second", plan.tokens_per_second()},

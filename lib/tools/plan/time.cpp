@@ -12,9 +12,9 @@ using shard::UnitSizes;
 
 namespace {
 
-constexpr size_t kShardLink = 0, kReplicaLink = 1;
-/// A stream; no queue of units has this number.
-constexpr size_t kLayers = shard::kNoQueue;
+constexpr size_t kShardLink = 0, kReplicaLink = 1, kHostLink = 2;
+/// Streams; no queue of units has these numbers.
+constexpr size_t kLayers = shard::kNoQueue, kCopies = shard::kNoQueue - 1;
 
 }  // namespace
 
@@ -54,6 +54,12 @@ StepClock::Job StepClock::send(int64_t bytes, int ranks) {
   return put_on(kLayers, kShardLink, static_cast<double>(bytes) / speed);
 }
 
+StepClock::Job StepClock::copy(int64_t bytes) {
+  const double seconds = static_cast<double>(bytes) / speed_.host_bytes_per_second;
+  copied_ += seconds;
+  return streams_.issue(kCopies, kHostLink, seconds);
+}
+
 double StepClock::seconds_of_shards(const UnitSizes& unit, int64_t payload) const {
   const double each = static_cast<double>(payload), shards = unit.groups.shards;
   if (speed_.ranks_of_node == 0) return each * (shards - 1) / speed_.bytes_per_second;
@@ -80,7 +86,8 @@ TimePlan plan_time(const config::Config& config, const Units& units, const Machi
                            /*host_runs_ahead=*/pass.on_device());
   double flops = 0, flops_in_float8 = 0;
   const auto micro_batch = [&](bool sync, bool is_last) {
-    const TimePlan before{clock.computed(), clock.communicated(), clock.exposed(), flops, flops_in_float8};
+    const TimePlan before{clock.computed(), clock.communicated(), clock.copied(), clock.exposed(), flops,
+                          flops_in_float8};
     schedule.set_requires_gradient_sync(sync);
     schedule.set_requires_all_reduce(is_last);
     StageEvents events = run_schedule(schedule, units);
@@ -95,11 +102,15 @@ TimePlan plan_time(const config::Config& config, const Units& units, const Machi
       jobs[number] = clock.send(bytes, static_cast<int>(std::max<int64_t>(1, config.mesh.context) *
                                                         std::max<int64_t>(1, config.mesh.model)));
     };
+    events.copies = [&](int64_t number, int64_t bytes) { jobs[number] = clock.copy(bytes); };
     events.waits = [&](int64_t number) { clock.wait_for(jobs.at(number)); };
     MemoryTape tape;
     pass.play(tape, events);
-    return TimePlan{clock.computed() - before.compute, clock.communicated() - before.communication,
-                    clock.exposed() - before.exposed, flops - before.flops,
+    return TimePlan{clock.computed() - before.compute,
+                    clock.communicated() - before.communication,
+                    clock.copied() - before.copies,
+                    clock.exposed() - before.exposed,
+                    flops - before.flops,
                     flops_in_float8 - before.flops_in_float8};
   };
   micro_batch(true, true);  // makes the order of the units known
@@ -109,6 +120,7 @@ TimePlan plan_time(const config::Config& config, const Units& units, const Machi
     const TimePlan part = micro_batch(sync, is_last);
     sum.compute += times * part.compute;
     sum.communication += times * part.communication;
+    sum.copies += times * part.copies;
     sum.exposed += times * part.exposed;
     sum.flops += times * part.flops;
     sum.flops_in_float8 += times * part.flops_in_float8;

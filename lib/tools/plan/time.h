@@ -30,9 +30,10 @@ struct MachineSpeed {
   double flops_per_second = 150e12;  ///< rate of products in the type of compute
   double bytes_per_second = 50e9;
   double replica_bytes_per_second = 50e9;
-  int64_t ranks_of_node = 0;         ///< 0: bytes_per_second holds between any two ranks
-  double node_bytes_per_second = 0;  ///< between ranks of a node; 0: bytes_per_second
-  double latency_seconds = 0;        ///< latency of each collective
+  int64_t ranks_of_node = 0;            ///< 0: bytes_per_second holds between any two ranks
+  double node_bytes_per_second = 0;     ///< between ranks of a node; 0: bytes_per_second
+  double latency_seconds = 0;           ///< latency of each collective
+  double host_bytes_per_second = 25e9;  ///< between the device and the memory of its host, each way
 };
 
 /// StepClock: when a step computes and communicates, in seconds. It reads the commands of a schedule; the
@@ -53,6 +54,8 @@ struct MachineSpeed {
 /// `replica_bytes_per_second`; an all-gather or a reduce-scatter between slices takes as long as (slices - 1)
 /// / slices of the slice's shard do there.
 ///
+/// Copies of activations between the device and host memory are a stream with a link of its own.
+///
 /// The collectives of attention over mesh.context are a stream as well. They share the link of the gathers,
 /// at the speed inside a node where a context group fits into one.
 class StepClock final : public shard::CommandReader {
@@ -66,10 +69,13 @@ class StepClock final : public shard::CommandReader {
   using Job = CommunicationStreams::Job;
   /// Issues a collective inside a layer, among `ranks` ranks, in which this rank receives so many bytes.
   Job send(int64_t bytes, int ranks);
+  /// Issues a copy between the device and host memory.
+  Job copy(int64_t bytes);
   void wait_for(Job job);
 
   double computed() const { return computed_; }
   double communicated() const { return communicated_; }  ///< sum of all collectives
+  double copied() const { return copied_; }              ///< sum of all copies
   double exposed() const { return exposed_; }            ///< time for which compute waited
 
  private:
@@ -82,14 +88,15 @@ class StepClock final : public shard::CommandReader {
   const bool reduce_scatter_group_;
   std::vector<UnitJobs> jobs_;  ///< indexed by unit
   CommunicationStreams streams_;
-  double computed_ = 0, communicated_ = 0, exposed_ = 0;
+  double computed_ = 0, communicated_ = 0, copied_ = 0, exposed_ = 0;
 };
 
 /// Seconds of one optimizer step.
 struct TimePlan {
   double compute = 0;
-  double communication = 0;  ///< sum of all collectives
-  double exposed = 0;
+  double communication = 0;    ///< sum of all collectives
+  double copies = 0;           ///< sum of all copies between the device and host memory
+  double exposed = 0;          ///< time for which compute waits for either
   double flops = 0;            ///< operations of this rank, including recomputation
   double flops_in_float8 = 0;  ///< part of flops
 

@@ -50,6 +50,8 @@ struct NetworkTable {
   double core_seconds = 0;  ///< time that each collective takes from the compute beside it, at any size
   double copy_bytes_per_second = 0;
   double sum_bytes_per_second = 0;  ///< rate of adding up tensors
+  /// Rate of copies between a device and the memory of its host; 0: they take no time.
+  double host_bytes_per_second = 0;
 
   const Link& at(Level level) const;
   double copy_seconds(double bytes) const { return seconds_at_rate(bytes, copy_bytes_per_second); }

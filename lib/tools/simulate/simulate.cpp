@@ -60,7 +60,8 @@ NetworkTable network_of_gpus(const plan::PlanOptions& machines, const Simulation
                   .bytes_per_second = kNetworkShare * machines.bandwidth_gbps * kBytesOfGbit},
       .slices = {.latency_seconds = kNetworkLatency,
                  .bytes_per_second = kNetworkShare * machines.dcn_bandwidth_gbps * kBytesOfGbit},
-      .base_seconds = kCollectiveLatency};
+      .base_seconds = kCollectiveLatency,
+      .host_bytes_per_second = machines.host_bandwidth_gbps * kBytesOfGbit};
   use_preset(network, options);
   return network;
 }

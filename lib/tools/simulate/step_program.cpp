@@ -175,6 +175,10 @@ class ProgramWriter final : private shard::CommandReader {
       flush();
       add({.kind = OperationKind::kSend, .number = number, .bytes = static_cast<double>(bytes)});
     };
+    events.copies = [&](int64_t number, int64_t bytes) {
+      flush();
+      add({.kind = OperationKind::kCopy, .number = number, .bytes = static_cast<double>(bytes)});
+    };
     events.waits = [&](int64_t number) {
       flush();
       add({.kind = OperationKind::kWaitForSend, .number = number});

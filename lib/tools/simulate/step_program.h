@@ -21,7 +21,8 @@ enum class OperationKind {
   kCompute,
   kCommand,      ///< a command of the schedule
   kSend,         ///< begins a collective inside a layer
-  kWaitForSend,  ///< waits until that collective has ended
+  kCopy,         ///< begins a copy of activations between the device and host memory
+  kWaitForSend,  ///< waits until that collective or copy has ended
   kCollective,   ///< a collective of all ranks, which the rank waits for
   kBegin,        ///< begin of the compute of a unit's stage
   kEnd,
@@ -31,8 +32,8 @@ struct Operation {
   OperationKind kind = OperationKind::kCompute;
   KernelSeconds seconds = {};      ///< kCompute
   shard::Command command = {};     ///< kCommand
-  int64_t number = 0;              ///< kSend, kWaitForSend: which one; kBegin, kEnd: the unit
-  double bytes = 0;                ///< kSend: received; kCollective: the payload
+  int64_t number = 0;              ///< kSend, kCopy, kWaitForSend: which one; kBegin, kEnd: the unit
+  double bytes = 0;                ///< kSend: received; kCopy, kCollective: the payload
   CollectiveKind collective = {};  ///< kCollective
   std::string what = {};           ///< kCollective: its purpose; kBegin: "forward", "recompute" or "backward"
 };

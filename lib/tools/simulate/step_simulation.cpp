@@ -176,6 +176,9 @@ class StepRun {
       case OperationKind::kSend:
         rank.sends[operation.number] = issue(index, calls_.exchange_in_layer(operation.bytes, pass_));
         return;
+      case OperationKind::kCopy:
+        rank.sends[operation.number] = issue(index, calls_.copy(operation.bytes));
+        return;
       case OperationKind::kWaitForSend:
         return wait(index, rank.sends.at(operation.number));
       case OperationKind::kCollective:
@@ -242,8 +245,13 @@ class StepRun {
       made.queue = call.queue;
       made.after = after;
       made.kind = call.kind;
-      made.cost = cost_of(call.call, cluster_.backend, cluster_.network);
-      made.obstacle = obstacle_of(made.cost, cluster_.network, cluster_.cores_of_rank);
+      if (call.copy_seconds) {
+        made.cost = {{.delay_seconds = *call.copy_seconds}};
+        made.obstacle = Obstacle::kHost;
+      } else {
+        made.cost = cost_of(call.call, cluster_.backend, cluster_.network);
+        made.obstacle = obstacle_of(made.cost, cluster_.network, cluster_.cores_of_rank);
+      }
       queues_[call.queue].push_back(job);
     }
     SimulatedCollective& collective = of(job);
@@ -330,7 +338,8 @@ class StepRun {
     collective.is_done = true;
     collective.event.start_us = kMicroseconds * *collective.begun_at;
     collective.event.done_us = kMicroseconds * clock_.now();
-    times_.communication += times_of_section_ * (clock_.now() - *collective.begun_at);
+    double& sum = collective.obstacle == Obstacle::kHost ? times_.copies : times_.communication;
+    sum += times_of_section_ * (clock_.now() - *collective.begun_at);
   }
 
   /// Ends the delays and transfers that are due.
@@ -369,7 +378,7 @@ class StepRun {
 
   void note_wait_of(SimulatedCollective& collective, double since) {
     collective.event.wait_us = kMicroseconds * since;
-    if (options_.records) times_.events.push_back(collective.event);
+    if (options_.records && collective.obstacle != Obstacle::kHost) times_.events.push_back(collective.event);
   }
 
   void note_buffer(size_t unit, bool is_taken) {

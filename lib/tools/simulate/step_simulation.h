@@ -32,14 +32,15 @@ struct StepOptions {
 };
 
 /// The reason why a rank waits.
-enum class Obstacle { kLatency, kInside, kBetween, kSlices, kCores, kOtherRanks };
-inline constexpr size_t kObstacles = 6;
+enum class Obstacle { kLatency, kInside, kBetween, kSlices, kCores, kHost, kOtherRanks };
+inline constexpr size_t kObstacles = 7;
 constexpr auto enum_names(Obstacle) {
   return std::to_array<util::EnumName<Obstacle>>({{Obstacle::kLatency, "latency"},
                                                   {Obstacle::kInside, "links inside a host"},
                                                   {Obstacle::kBetween, "links between hosts"},
                                                   {Obstacle::kSlices, "links between slices"},
                                                   {Obstacle::kCores, "cores that copy and add"},
+                                                  {Obstacle::kHost, "links to host memory"},
                                                   {Obstacle::kOtherRanks, "slower ranks"}});
 }
 
@@ -48,6 +49,7 @@ struct StepTimes {
   double step = 0;
   double computing = 0;                           ///< including slowdown by communication
   double communication = 0;                       ///< sum over all collectives, from begin to end
+  double copies = 0;                              ///< sum over all copies to and from host memory
   double exposed = 0;                             ///< time for which the rank waited
   std::map<std::string, double> exposed_by_kind;  ///< "all-gathers in forward"
   std::array<double, kObstacles> exposed_by_obstacle{};

@@ -99,6 +99,7 @@ std::string simulation_text(const plan::Plan& plan, const Simulation& simulation
                   ? printed("%.1f%% more, beside communication", share(times.computing - computed, computed))
                   : std::string());
   text += row("communication", duration(times.communication));
+  if (times.copies > 0) text += row("copies to and from host memory", duration(times.copies));
   text += row("exposed, not hidden by compute", duration(times.exposed),
               printed("%.0f%% of the step", share(times.exposed, times.step)));
   for (const auto& [kind, seconds] : times.exposed_by_kind) {
@@ -148,6 +149,7 @@ std::string simulation_json(const plan::Plan& plan, const Simulation& simulation
       {"bound", simulation.bound()},
       {"kernel_seconds", std::move(kernels)},
       {"computing_seconds", times.computing},
+      {"copy_seconds", times.copies},
       {"communication_seconds", times.communication},
       {"exposed_seconds", times.exposed},
       {"exposed_seconds_by_kind", std::move(kinds)},

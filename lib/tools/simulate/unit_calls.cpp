@@ -12,8 +12,8 @@ using shard::UnitSizes;
 
 namespace {
 
-/// A queue for layers; queues of units have other numbers.
-constexpr size_t kLayers = shard::kNoQueue;
+/// Queues for layers and copies; queues of units have other numbers.
+constexpr size_t kLayers = shard::kNoQueue, kCopies = shard::kNoQueue - 1;
 
 CollectiveKind kind_of(shard::UnitCollective::Operation kind) {
   using Kind = shard::UnitCollective::Operation;
@@ -87,6 +87,13 @@ IssuedCall UnitCalls::exchange_in_layer(double bytes, const std::string& pass) c
           .kind = "layers",
           .unit = "layers",
           .pass = pass};
+}
+
+IssuedCall UnitCalls::copy(double bytes) const {
+  return {.queue = kCopies,
+          .call = {.bytes = bytes},
+          .copy_seconds = seconds_at_rate(bytes, cluster_.network.host_bytes_per_second),
+          .kind = "copies to and from host memory"};
 }
 
 IssuedCall UnitCalls::of_all_ranks(const Operation& operation) const {

@@ -4,6 +4,7 @@
 // places of their groups' ranks.
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,8 @@ namespace fsdp::simulate {
 struct IssuedCall {
   size_t queue = 0;  ///< collectives of one queue run in order
   CollectiveCall call = {};
+  /// A copy between the device and host memory takes so long, and is no collective.
+  std::optional<double> copy_seconds = std::nullopt;
   std::string kind = {};  ///< "all-gathers in forward"
   // As in comm/events/trace_event.h.
   std::string unit = {}, pass = {};
@@ -36,6 +39,8 @@ class UnitCalls {
 
   /// A collective inside a layer, over the axes context and model.
   IssuedCall exchange_in_layer(double bytes, const std::string& pass) const;
+  /// A copy between the device and host memory.
+  IssuedCall copy(double bytes) const;
   /// A collective of all ranks; `operation` is of the kind kCollective.
   IssuedCall of_all_ranks(const Operation& operation) const;
 

@@ -288,7 +288,7 @@ const std::map<std::string, Row>& rows() {
         {{"activation_checkpointing.mode = \"none\""}}}},
       {"activation_checkpointing.memory_budget",
        {"0.25",
-        {{"activation_checkpointing.mode = \"selective\""}},
+        {{"activation_checkpointing.mode = \"selective\""}, {"activation_checkpointing.mode = \"offload\""}},
         {{"activation_checkpointing.mode = \"full\""}, {"activation_checkpointing.mode = \"none\""}}}},
       {"mesh.context_attention", {"\"gather\"", {{"mesh.context = 2"}}, {{"mesh.context = 1"}}}},
       {"mesh.sequence_parallel", {"false", {{"mesh.model = 2"}}, {{"mesh.model = 1"}}}},

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "base/util/error.h"
 #include "support/plan_configs.h"
 #include "tools/plan/plan.h"
@@ -48,7 +50,7 @@ TEST(Recomputation, OneRecomputesNothingAndZeroWholeStages) {
   EXPECT_TRUE(choose_recomputation(with_budget(1)).options.chosen->empty());
   const Recomputation all = choose_recomputation(with_budget(0));
   ASSERT_EQ(all.options.chosen->size(), 6u);
-  for (const nn::StageRecomputation& stage : *all.options.chosen) EXPECT_TRUE(stage.operations.empty());
+  for (const nn::StageRecomputation& stage : *all.options.chosen) EXPECT_TRUE(stage.whole);
   EXPECT_EQ(all.kept, all.least);
   EXPECT_EQ(all.text(), "everything in 6 stages");
 }
@@ -109,6 +111,105 @@ TEST(Recomputation, BudgetsThatNeedWholeStagesAreRefusedWhereRanksShareLayers) {
     EXPECT_THAT(error.what(), HasSubstr("activation_checkpointing.memory_budget = 0.02"));
     EXPECT_THAT(error.what(), HasSubstr("set at least 0."));
   }
+}
+
+config::Config offloading(double budget, const char* device = "auto") {
+  config::Config config = with_budget(budget);
+  config.activation_checkpointing.mode = "offload";
+  config.training.device = device;
+  return config;
+}
+
+int64_t count(const Recomputation& found, bool whole, bool offload) {
+  return std::ranges::count_if(*found.options.chosen, [&](const nn::StageRecomputation& stage) {
+    return stage.whole == whole && stage.offload == offload;
+  });
+}
+
+TEST(Recomputation, CpusHaveNoOtherMemoryToMoveTo) {
+  const Recomputation found = choose_recomputation(offloading(0.3, "cpu")),
+                      selective = choose_recomputation(with_budget(0.3));
+  EXPECT_FALSE(found.offloads);
+  EXPECT_EQ(found.kept, selective.kept);
+  EXPECT_EQ(found.text(), selective.text());
+}
+
+TEST(Recomputation, WithoutABudgetTheInputsOfStagesWaitInHostMemory) {
+  const Recomputation found = choose_recomputation(offloading(0));
+  EXPECT_EQ(count(found, true, true), 5);
+  EXPECT_EQ(count(found, true, false), 1) << "the last one";
+  EXPECT_EQ(found.kept, found.least);
+  config::Config config = offloading(0);
+  const int64_t full = saved_with(config, "full");
+  const int64_t input = 2 * 64 * 128 * 4;
+  // Of six inputs, one waits for its copy to end and one is that of the last stage.
+  EXPECT_EQ(full - found.least, 4 * input);
+  config.activation_checkpointing = found.options;
+  const RecordedPass pass = record_pass(config);
+  EXPECT_EQ(pass.host_bytes(), 5 * input);
+  EXPECT_EQ(pass.flops() - found.flops, found.recomputed_flops);
+  EXPECT_THAT(found.text(), HasSubstr("everything in 6 stages, the input moved in 5"));
+}
+
+TEST(Recomputation, TheSpeedOfTheLinkDecidesWhatIsMoved) {
+  const config::Config config = offloading(0.4);
+  const Recomputation fast = choose_recomputation(config,
+                                                  {.flops_per_second = 1e12, .host_bytes_per_second = 1e15}),
+                      slow = choose_recomputation(config,
+                                                  {.flops_per_second = 1e12, .host_bytes_per_second = 1});
+  EXPECT_GT(count(fast, false, true), 2);
+  EXPECT_EQ(fast.recomputed_flops, 0);
+  EXPECT_EQ(count(slow, false, true), 0);
+  EXPECT_GT(slow.recomputed_flops, 0);
+  for (const Recomputation& found : {fast, slow}) {
+    EXPECT_LE(found.kept,
+              found.least + static_cast<int64_t>(0.4 * static_cast<double>(found.most - found.least)))
+        << found.text();
+  }
+}
+
+TEST(Recomputation, MovesEverySoManythStageWhereCopiesTakeLonger) {
+  config::Config config = offloading(0.75);
+  config.model.num_hidden_layers = 12;
+  config.activation_checkpointing.mode = "none";
+  const RecordedPass pass = record_pass(config);
+  const auto share = pass.shares({"model.layers.4"})[0];
+  config.activation_checkpointing.mode = "offload";
+  // A copy takes as long as the forward of two and a half stages.
+  const double flops = 1e12, seconds = 2.5 * share.forward_flops / flops;
+  const Recomputation found = choose_recomputation(
+      config,
+      {.flops_per_second = flops, .host_bytes_per_second = static_cast<double>(share.saved_bytes) / seconds});
+  std::vector<std::string> moved;
+  for (const nn::StageRecomputation& stage : *found.options.chosen) {
+    if (stage.offload && !stage.whole) moved.push_back(stage.path);
+  }
+  EXPECT_THAT(moved, ::testing::ElementsAre("model.layers.0", "model.layers.3", "model.layers.6"))
+      << found.text();
+  EXPECT_EQ(found.options.offload_patience, 3);
+  EXPECT_EQ(found.recomputed_flops, 0);
+}
+
+TEST(Recomputation, APlanTellsWhatIsInHostMemory) {
+  const Plan plan = make_plan(offloading(0), {.world_size = 2});
+  EXPECT_EQ(plan.memory.activations_on_host, 5 * 2 * 64 * 128 * 4);
+  EXPECT_EQ(plan.memory.pinned, plan.memory.activations_on_host);
+  EXPECT_GT(plan.time.copies, 0);
+  const std::string text = plan_text(plan);
+  EXPECT_THAT(text, HasSubstr("  in host memory "));
+  EXPECT_THAT(text, HasSubstr("copies to and from host memory"));
+  EXPECT_THAT(plan_json(plan), HasSubstr("\"stages_in_host_memory\""));
+  EXPECT_EQ(make_plan(offloading(0, "cpu"), {.world_size = 2}).memory.activations_on_host, 0);
+}
+
+TEST(Recomputation, ASlowLinkToTheHostMakesAStepLonger) {
+  PlanOptions machines{.world_size = 1, .host_bandwidth_gbps = 1000};
+  const double fast = make_plan(offloading(0), machines).time.step();
+  machines.host_bandwidth_gbps = 0.01;
+  const Plan slow = make_plan(offloading(0), machines);
+  EXPECT_GT(slow.time.step(), 2 * fast);
+  // Each direction's copies run one after another, and only the last stage's compute is beside none.
+  EXPECT_LE(slow.time.step(), slow.time.compute + slow.time.copies);
 }
 
 TEST(Recomputation, APlanTellsWhatIsKeptAndWhatItCosts) {

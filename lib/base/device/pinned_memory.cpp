@@ -1,4 +1,4 @@
-#include "shard/engine/pinned_memory.h"
+#include "base/device/pinned_memory.h"
 
 #include <ATen/ops/empty.h>
 
@@ -6,7 +6,7 @@
 
 #include "base/device/cuda.h"
 
-namespace fsdp::shard {
+namespace fsdp::util {
 namespace {
 
 struct Owner {
@@ -15,7 +15,7 @@ struct Owner {
 
   static void release(void* owner) {
     const std::unique_ptr<Owner> owned(static_cast<Owner*>(owner));
-    util::free_pinned(owned->device, owned->memory);
+    free_pinned(owned->device, owned->memory);
   }
 };
 
@@ -25,11 +25,11 @@ at::Tensor empty_pinned(int64_t numel, at::ScalarType type, at::Device device) {
   const at::TensorOptions options = at::TensorOptions().dtype(type);
   if (!device.is_cuda() || numel == 0) return at::empty({numel}, options.pinned_memory(true));
   const auto bytes = static_cast<size_t>(numel) * c10::elementSize(type);
-  void* const memory = util::allocate_pinned(device.index(), bytes);
+  void* const memory = allocate_pinned(device.index(), bytes);
   auto owner = std::make_unique<Owner>(Owner{device.index(), memory});
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes,
                        c10::DataPtr(memory, owner.release(), &Owner::release, at::kCPU));
   return at::empty({0}, options).set_(storage, 0, {numel}, {1});
 }
 
-}  // namespace fsdp::shard
+}  // namespace fsdp::util

@@ -1,0 +1,68 @@
+#include "base/tensor/saved_tensors.h"
+
+#include <torch/csrc/autograd/engine.h>
+
+#include <mutex>
+#include <typeinfo>
+#include <utility>
+
+#include "base/util/error.h"
+
+namespace fsdp::util {
+namespace {
+
+thread_local SavedTensorScope* innermost = nullptr;
+
+}  // namespace
+
+/// The answer to libtorch's question.
+struct SavedTensorHooks {
+  static std::unique_ptr<torch::autograd::SavedVariableHooks> make() {
+    return innermost == nullptr ? nullptr : innermost->hooks_();
+  }
+};
+
+namespace {
+
+class AskingEngine final : public torch::autograd::Engine {
+ public:
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    return SavedTensorHooks::make();
+  }
+};
+
+torch::autograd::Engine& asking_engine() {
+  static AskingEngine engine;
+  return engine;
+}
+
+void install_engine() {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  const torch::autograd::Engine& engine = torch::autograd::Engine::get_default_engine();
+  if (typeid(engine) == typeid(AskingEngine)) return;
+  if (typeid(engine) != typeid(torch::autograd::Engine)) {
+    fail(
+        ErrorKind::kUsage,
+        "hooks of saved tensors: expected a process with libtorch's own engine of autograd; found another one, "
+        "such as Python's, which has its own hooks; set activation_checkpointing.mode to \"full\" or "
+        "\"selective\"");
+  }
+  torch::autograd::set_default_engine_stub(&asking_engine);
+}
+
+}  // namespace
+
+SavedTensorScope::SavedTensorScope(Hooks hooks)
+    : hooks_(std::move(hooks)), outer_(std::exchange(innermost, this)) {
+  try {
+    install_engine();
+  } catch (...) {
+    innermost = outer_;
+    throw;
+  }
+}
+
+SavedTensorScope::~SavedTensorScope() { innermost = outer_; }
+
+}  // namespace fsdp::util
