@@ -53,6 +53,7 @@ struct RunPlan {
   std::vector<std::string> frozen;     ///< patterns of parameter names
   std::vector<std::string> recompute;  ///< stage types
   bool recomputes_outside = false;     ///< of the units' hooks, not inside
+  bool offload = false;                ///< the inputs of recomputed stages are in host memory
   util::MakeGraphPool graph_pools;     ///< blocks become graphs of these
   double router_aux_loss_coef = 0;     ///< of sharded runs
   /// Called on every rank with its model, before that is sharded.
@@ -170,7 +171,11 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
     if (plan.prepare) plan.prepare(communicator.rank(), *model);
     const auto recompute = [&](bool outside) {
       if (plan.recompute.empty() || plan.recomputes_outside != outside) return;
-      nn::checkpoint_activations(*model, plan.recompute);
+      if (plan.offload) {
+        nn::offload_activations(*model, plan.recompute, {.least_bytes = 1, .everywhere = true});
+      } else {
+        nn::checkpoint_activations(*model, plan.recompute);
+      }
     };
     recompute(/*outside=*/true);
     const shard::EnableWrap scope;

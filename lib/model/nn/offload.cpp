@@ -62,7 +62,7 @@ class HostActivations : public std::enable_shared_from_this<HostActivations> {
   class SavedTensor;
 
   bool serves(const at::Tensor& input) const {
-    return input.defined() && (options_.on_cpu || kernels::is_for_cuda(input));
+    return input.defined() && (options_.everywhere || kernels::is_for_cuda(input));
   }
 
   /// The content to move for a tensor that the visited stage saves; null if the tensor stays.

@@ -29,8 +29,8 @@ struct OffloadOptions {
   int64_t patience = 1;
   /// Smaller tensors stay: their copies take longer to begin than to run.
   int64_t least_bytes = 4096;
-  /// Whether to move tensors of CPUs as well, into other host memory; for tests.
-  bool on_cpu = false;
+  /// Whether to move tensors of CPUs and other devices as well; for tests.
+  bool everywhere = false;
 };
 
 /// The activations of one model that are in host memory, and the memory itself, which later steps use again.

@@ -161,6 +161,8 @@ constexpr ForeignName kNames[] = {
     {"optimizer.state_dtype",
      "exp_avg_dtype exp_avg_sq_dtype mu_dtype opt_m_dtype opt_v_dtype optim_state_dtype optimizer_state_dtype"},
     {"optimizer.state_dtype = \"bfloat16\"", "use_precision_aware_optimizer"},
+    {"optimizer.offload = \"stream\"",
+     "optimizer_cpu_offload optimizer_offload offload_optimizer paged_optimizer"},
     {"optimizer.state_dtype = \"int8\"", "optimizer_8bit use_8bit_optimizer use_8bit_adam"},
     {"optimizer.ema_decay", "ema use_ema ema_rate store_ema"},
     {"optimizer.momentum", "sgd_momentum muon_momentum"},

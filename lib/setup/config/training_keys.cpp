@@ -198,6 +198,10 @@ std::vector<Key> training_keys() {
        "type of the optimizer's states; bfloat16: half of their memory, rounded stochastically by run.seed; int8: a "
        "quarter, in blocks of 256 with a scale, but for vectors, embeddings and matrices of less than 4096 elements",
        optimizer_reads("state_dtype")},
+      {KEY(optimizer, offload),
+       "stream: the states are in host memory, and a GPU updates them piece by piece, beside the copies; with "
+       "fsdp.cpu_offload, the weights too",
+       optimizer_reads("offload")},
       {KEY(optimizer, ema_decay),
        "keep an exponential moving average of the weights with this decay, for fsdp-ckpt --ema; 0: none",
        from_up_to_below(0, 1)},

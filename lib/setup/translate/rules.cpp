@@ -175,11 +175,13 @@ const std::vector<Translator::Rule>& Translator::rules() {
       {"optimizer optim optimizer.name",
        [](T& t, const L& v) {
          const bool has_codes = contains(v.text, "8bit") || contains(v.text, "4bit");
-         if (contains(v.text, "4bit") || contains(v.text, "paged")) {
+         if (contains(v.text, "4bit")) {
+           t.notes_.push_back(concat("the optimizer's states have 8 bits here, not 4 as those of ", v.text));
+         }
+         if (contains(v.text, "paged")) {
            t.notes_.push_back(
-               concat("the optimizer's states have ", has_codes ? "8" : "32", " bits here, and are not ",
-                      "paged, unlike those of ", v.text,
-                      "; if they do not fit, fsdp.cpu_offload = true keeps them in host memory"));
+               concat("the optimizer's states are not paged here, unlike those of ", v.text,
+                      "; if they do not fit, optimizer.offload = \"stream\" keeps them in host memory"));
          }
          t.set("optimizer.name", v);
          if (has_codes) t.set("optimizer.state_dtype", text_literal("int8"), t.origin(v));

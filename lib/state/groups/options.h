@@ -45,6 +45,14 @@ constexpr auto enum_names(StateType) {
       {{StateType::kFloat32, "float32"}, {StateType::kBFloat16, "bfloat16"}, {StateType::kInt8, "int8"}});
 }
 
+/// Where the states are between steps, if gradients are computed on a device. kStream: in host memory; the
+/// device updates them piece by piece, beside the copies of the pieces before and after.
+enum class OptimizerOffload { kNone, kStream };
+constexpr auto enum_names(OptimizerOffload) {
+  return std::to_array<util::EnumName<OptimizerOffload>>(
+      {{OptimizerOffload::kNone, "none"}, {OptimizerOffload::kStream, "stream"}});
+}
+
 /// The optimizer and its hyperparameters. Names and defaults are PyTorch's.
 struct OptimizerOptions {
   std::string name = "adamw";  ///< one of optimizer_names()
@@ -80,6 +88,8 @@ struct OptimizerOptions {
   double ema_decay = 0.0;
   /// The type of the states. Excludes lamb and adafactor. The average of the weights stays in fp32.
   util::Named<StateType> state_dtype = StateType::kFloat32;
+  /// Excludes muon, lamb and adafactor. The average of the weights stays where the weights are.
+  util::Named<OptimizerOffload> offload = OptimizerOffload::kNone;
   /// Seed of the stochastic rounding of weights and states that are kept in 16 bits. The training loop uses
   /// run.seed.
   uint64_t rounding_seed = 0;

@@ -53,14 +53,13 @@ StateType StateKind::type_of(const Treatment& treatment) const {
 }
 
 int64_t StateKind::bytes(const Treatment& treatment, int64_t n) const {
-  constexpr int64_t kBlock = 256;
   switch (type_of(treatment)) {
     case StateType::kFloat32:
       return 4 * n;
     case StateType::kBFloat16:
       return 2 * n;
     case StateType::kInt8:
-      return n + 4 * ((n + kBlock - 1) / kBlock);
+      return n + 4 * ((n + kStateBlock - 1) / kStateBlock);
   }
   return 0;
 }
@@ -125,13 +124,13 @@ util::Registry<OptimizerTraits>& optimizer_traits() {
   constexpr bool kTogether = false;  // other ranks hold parts of the tensors
   static util::Registry<OptimizerTraits> traits(
       "optimizer",
-      {{"adamw", {of_adam, 0.1, Keys{"betas", "eps", "state_dtype"}}},
-       {"adam", {of_adam, 0, Keys{"betas", "eps", "state_dtype"}}},
-       {"adamax", {of_adamax, 0, Keys{"betas", "eps", "state_dtype"}}},
-       {"adagrad", {of_adagrad, 0, Keys{"eps", "state_dtype"}, 1e-10}},
-       {"adadelta", {of_adadelta, 0, Keys{"rho", "eps", "state_dtype"}, 1e-6}},
-       {"sgd", {of_sgd, 0, Keys{"momentum", "dampening", "nesterov", "state_dtype"}}},
-       {"lion", {of_lion, 0, Keys{"betas", "state_dtype"}}},
+      {{"adamw", {of_adam, 0.1, Keys{"betas", "eps", "state_dtype", "offload"}}},
+       {"adam", {of_adam, 0, Keys{"betas", "eps", "state_dtype", "offload"}}},
+       {"adamax", {of_adamax, 0, Keys{"betas", "eps", "state_dtype", "offload"}}},
+       {"adagrad", {of_adagrad, 0, Keys{"eps", "state_dtype", "offload"}, 1e-10}},
+       {"adadelta", {of_adadelta, 0, Keys{"rho", "eps", "state_dtype", "offload"}, 1e-6}},
+       {"sgd", {of_sgd, 0, Keys{"momentum", "dampening", "nesterov", "state_dtype", "offload"}}},
+       {"lion", {of_lion, 0, Keys{"betas", "state_dtype", "offload"}}},
        {"lamb", {of_adam, 0.01, Keys{"betas", "eps"}, 1e-6, kTogether}},
        {"adafactor",
         {of_adafactor, 0,

@@ -35,6 +35,10 @@ double weight_decay_of(const OptimizerOptions& options, const Treatment& treatme
 
 /// Most elements of 16-bit weights and states that an update converts to fp32 at a time.
 inline constexpr int64_t kPiece = int64_t{1} << 20;
+/// Elements of states in 8 bits that share a scale (model/kernels/block_codes.h).
+inline constexpr int64_t kStateBlock = 256;
+/// Most elements of a piece that goes from host memory to the device and back (OptimizerOptions::offload).
+inline constexpr int64_t kStreamedPiece = 8 << 20;
 
 /// Name of the state that holds the average of the weights, for every optimizer.
 inline constexpr const char* kEmaState = "ema";

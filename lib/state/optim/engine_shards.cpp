@@ -29,7 +29,8 @@ std::vector<FlatParameter> flat_parameters(const shard::Engine& engine, const Op
     parameters.push_back({.name = unit->name(),
                           .value = unit->storage().shard(),
                           .ranges = {},
-                          .copy = unit->storage().low_precision_shard()});
+                          .copy = unit->storage().low_precision_shard(),
+                          .device = engine.communicator().device()});
   }
   for (const auto& segments : engine.segments_by_parameter()) {
     const shard::Segment& first = segments.front();

@@ -8,10 +8,14 @@
 #include <cmath>
 #include <utility>
 
+#include "base/device/pinned_memory.h"
 #include "base/tensor/autocast.h"
 #include "base/util/error.h"
 
 namespace fsdp::optim {
+
+static_assert(kStateBlock == kernels::kCodedBlock);
+
 namespace {
 
 bool is_float(at::ScalarType type) {
@@ -157,14 +161,27 @@ Optimizer::Optimizer(const OptimizerOptions& options, std::vector<FlatParameter>
       const StateKind& kind = state_kinds_[s];
       const at::TensorOptions options = parameter.value.options().dtype(at::kFloat);
       State& state = states_[s].emplace_back();
-      state.numbers = at::zeros({covered(kind, parameter)},
-                                kind.type == StateType::kBFloat16 ? options.dtype(at::kBFloat16) : options);
+      const bool on_host = kind.name != kEmaState && is_streamed(states_[s].size() - 1);
+      const auto zeros = [&](int64_t numel, at::ScalarType type) {
+        return on_host ? util::empty_pinned(numel, type, *parameter.device).zero_()
+                       : at::zeros({numel}, options.dtype(type));
+      };
+      state.numbers =
+          zeros(covered(kind, parameter), kind.type == StateType::kBFloat16 ? at::kBFloat16 : at::kFloat);
       const CodedPart end = for_each_coded_part(kind, parameter, [](const CodedPart&) {});
       if (end.code == 0) continue;
-      state.codes = at::zeros({end.code}, options.dtype(at::kByte));
-      state.scales = at::zeros({end.block}, options);
+      state.codes = zeros(end.code, at::kByte);
+      state.scales = zeros(end.block, at::kFloat);
     }
   }
+  for (size_t i = 0; i < parameters_.size() && !staged_; ++i) {
+    if (is_streamed(i)) staged_ = std::make_unique<util::StagedTensors>(*parameters_[i].device);
+  }
+}
+
+bool Optimizer::is_streamed(size_t i) const {
+  const FlatParameter& parameter = parameters_[i];
+  return options_.offload == OptimizerOffload::kStream && parameter.device && !parameter.device->is_cpu();
 }
 
 std::vector<std::string> Optimizer::state_names() const {
@@ -331,17 +348,22 @@ void Optimizer::update_parameter(size_t i, const at::Tensor& gradient_as_it_came
   ++step_counts_[i];
   const at::Tensor& value = parameters_[i].value;
   const bool left_to_update = is_updated_in_one_pass(i);
+  const bool streamed = is_streamed(i);
   // update() writes the elements of its ranges only, so all others must be there already.
   if (parameters_[i].copy && left_to_update) parameters_[i].copy->update();
   const double scale = open_->gradient_scale;
-  // to() returns the tensor itself if type and device do not change.
-  const at::Tensor gradient = left_to_update ? gradient_as_it_came.to(value.device())
-                                             : gradient_as_it_came.to(value.options().dtype(at::kFloat));
-  if (!left_to_update && scale != 1) gradient.mul_(scale);
-  update_ranges(i, gradient, open_->lr, left_to_update ? scale : 1);
+  // to() returns the tensor itself if type and device do not change. Pieces are converted one by one.
+  const at::Tensor gradient = streamed         ? gradient_as_it_came
+                              : left_to_update ? gradient_as_it_came.to(value.device())
+                                               : gradient_as_it_came.to(value.options().dtype(at::kFloat));
+  const bool scales_here = !left_to_update && !streamed;
+  if (scales_here && scale != 1) gradient.mul_(scale);
+  update_ranges(i, gradient, open_->lr, scales_here ? 1 : scale);
   // At most one copy of a gradient exists at a time.
   if (!gradient.is_same(gradient_as_it_came)) update_collected();
-  if (parameters_[i].copy && !left_to_update) parameters_[i].copy->rewrite();
+  if (parameters_[i].copy && scales_here) parameters_[i].copy->rewrite();
+  if (parameters_[i].copy && streamed) parameters_[i].copy->note_written();
+  if (options_.ema_decay > 0 && streamed && value.is_cpu()) staged_->finish();
   if (options_.ema_decay > 0 && open_->collected.empty()) update_average(i);
 }
 
@@ -359,6 +381,7 @@ void Optimizer::end_step() {
   for (size_t i = 0; options_.ema_decay > 0 && i < parameters_.size(); ++i) {
     if (!open_->averaged[i]) update_average(i);
   }
+  if (staged_) staged_->finish();
   open_.reset();
 }
 

@@ -12,6 +12,10 @@
 // (OptimizerOptions::state_dtype), rounded in the same way, by the name of the state too, or in 8 bits
 // (model/kernels/block_codes.h). The averages of the weights are always in fp32.
 //
+// With OptimizerOptions::offload, states are in pinned host memory, and so may values be. An update on the
+// device then brings pieces of at most kStreamedPiece elements there and back (base/tensor/staged_tensors.h).
+// Bits are those of an update without it. step() returns when all is in host memory.
+//
 // Not thread-safe.
 
 #include <ATen/core/Tensor.h>
@@ -26,6 +30,7 @@
 #include <string>
 #include <vector>
 
+#include "base/tensor/staged_tensors.h"
 #include "base/util/rectangle.h"
 #include "model/kernels/block_codes.h"
 #include "model/kernels/low_precision_copy.h"
@@ -67,6 +72,8 @@ struct FlatParameter {
   std::vector<Tensor> tensors = {};
   /// A copy of `value` in 16 bits, which an update writes too; may be null.
   std::shared_ptr<kernels::LowPrecisionCopy> copy = nullptr;
+  /// Where gradients are computed, if that is not where the value is.
+  std::optional<at::Device> device = std::nullopt;
 };
 
 /// Numbers of a state, as they are kept between steps.
@@ -233,11 +240,31 @@ class Optimizer {
   void update_all(const std::vector<at::Tensor>& gradients);
   /// Updates the ranges of parameter i with this treatment.
   void update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, double gradient_scale);
-  /// Updates the elements in `ranges` of a piece of the value that begins at element `first`, with their
-  /// gradients and states.
-  void update_piece(size_t i, const at::Tensor& piece, int64_t first,
-                    const std::vector<FlatParameter::Range>& ranges, const at::Tensor& gradient,
+  /// A part of a parameter's value, with what belongs to it.
+  struct Piece {
+    at::Tensor value;
+    int64_t begin = 0;  ///< element of the parameter's value
+    at::Tensor gradient;
+    int64_t gradient_begin = 0;
+    at::Tensor copy = {};  ///< in 16 bits, of the value from `begin` on, if update() writes it
+    /// One of each of states(), of the whole piece, if parameter i is streamed; otherwise they are in states_.
+    std::vector<StateView> states = {};
+  };
+  /// Updates the elements in `ranges` of a piece.
+  void update_piece(size_t i, const Piece& piece, const std::vector<FlatParameter::Range>& ranges,
                     Update numbers);
+  /// Whether the states of parameter i are in host memory, and its update on a device.
+  bool is_streamed(size_t i) const;
+  /// Updates these elements of a parameter whose states are in host memory.
+  void update_streamed(size_t i, const std::vector<FlatParameter::Range>& ranges, const at::Tensor& gradient,
+                       const Update& numbers);
+  struct StreamedPiece {
+    util::StagedTensors::Set set;
+    Piece piece;
+  };
+  /// Begins to bring elements [begin, end) to the device.
+  StreamedPiece fetched(size_t i, int64_t begin, int64_t end, const Treatment& treatment,
+                        const at::Tensor& gradient);
   void update_collected();
   /// The type of all states with this treatment but the average of the weights.
   StateType state_type(const Treatment& treatment) const;
@@ -277,7 +304,8 @@ class Optimizer {
   struct State {
     at::Tensor numbers, codes, scales;
   };
-  std::vector<std::vector<State>> states_;  ///< [state][parameter]
+  std::vector<std::vector<State>> states_;       ///< [state][parameter]
+  std::unique_ptr<util::StagedTensors> staged_;  ///< null: nothing is streamed
   std::optional<OpenStep> open_;
   int64_t step_count_ = 0;
   std::vector<int64_t> step_counts_;  ///< [parameter]

@@ -166,12 +166,20 @@ void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatme
                     ranges.push_back({begin, end, treatment});
                   });
   }
+  if (ranges.empty()) return;
+  if (is_streamed(i)) return update_streamed(i, ranges, gradient, numbers);
+  const auto& copy = parameters_[i].copy;
   if (!is_rounded(i) && (type == StateType::kFloat32 || takes_stored_states())) {
-    return update_piece(i, parameters_[i].value, 0, ranges, gradient, numbers);
+    const at::Tensor written = copy && is_updated_in_one_pass(i) ? copy->values() : at::Tensor();
+    return update_piece(i, {.value = parameters_[i].value, .gradient = gradient, .copy = written}, ranges,
+                        numbers);
   }
   const auto update_part = [&](int64_t first, int64_t last) {
     change_value(i, first, last, [&](const at::Tensor& piece, int64_t begin) {
-      update_piece(i, piece, begin, {{begin, begin + piece.numel(), treatment}}, gradient, numbers);
+      const at::Tensor written =
+          copy && is_updated_in_one_pass(i) ? copy->values().narrow(0, begin, piece.numel()) : at::Tensor();
+      update_piece(i, {.value = piece, .begin = begin, .gradient = gradient, .copy = written},
+                   {{begin, begin + piece.numel(), treatment}}, numbers);
     });
   };
   for (const auto& [begin, end, same_treatment] : ranges) {
@@ -180,10 +188,73 @@ void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatme
   }
 }
 
-void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
-                             const std::vector<FlatParameter::Range>& ranges, const at::Tensor& gradient,
+void Optimizer::update_streamed(size_t i, const std::vector<FlatParameter::Range>& ranges,
+                                const at::Tensor& gradient, const Update& numbers) {
+  const Treatment& treatment = ranges.front().treatment;
+  const bool in_one_pass = is_updated_in_one_pass(i);
+  std::vector<std::pair<int64_t, int64_t>> pieces;
+  const auto add = [&pieces](int64_t begin, int64_t end) { pieces.emplace_back(begin, end); };
+  for (const FlatParameter::Range& range : ranges) {
+    if (is_rounded(i) || state_type(treatment) != StateType::kFloat32) {
+      for_each_piece(i, range.begin, range.end, kStreamedPiece, add);
+      continue;
+    }
+    for (int64_t begin = range.begin; begin < range.end; begin += kStreamedPiece) {
+      add(begin, std::min(begin + kStreamedPiece, range.end));
+    }
+  }
+  const auto fetched_piece = [&](size_t k) {
+    return fetched(i, pieces[k].first, pieces[k].second, treatment, gradient);
+  };
+  Update of_piece = numbers;
+  if (!in_one_pass) of_piece.gradient_scale = 1;
+  std::optional<StreamedPiece> next = fetched_piece(0);
+  for (size_t k = 0; k < pieces.size(); ++k) {
+    StreamedPiece now = *std::exchange(next, std::nullopt);
+    if (k + 1 < pieces.size()) next.emplace(fetched_piece(k + 1));
+    staged_->wait_for(now.set);
+    Piece& piece = now.piece;
+    const at::Tensor stored = piece.value, copy = piece.copy;
+    if (is_rounded(i)) piece.value = stored.to(at::kFloat);
+    if (!in_one_pass) {
+      piece.gradient = piece.gradient.to(at::kFloat);
+      if (numbers.gradient_scale != 1) piece.gradient = piece.gradient * numbers.gradient_scale;
+      piece.copy = {};
+    }
+    update_piece(i, piece, {{piece.begin, piece.begin + stored.numel(), treatment}}, of_piece);
+    if (is_rounded(i)) round_back(i, piece.value, piece.begin, stored);
+    if (!in_one_pass && copy.defined()) copy.copy_(stored);
+    staged_->send_back(std::move(now.set));
+  }
+}
+
+Optimizer::StreamedPiece Optimizer::fetched(size_t i, int64_t begin, int64_t end, const Treatment& treatment,
+                                            const at::Tensor& gradient) {
+  const FlatParameter& parameter = parameters_[i];
+  StreamedPiece streamed{.set = staged_->make_set(), .piece = {.begin = begin, .gradient_begin = begin}};
+  const auto bring = [&](const at::Tensor& whole, bool changes) {
+    return streamed.set.add(whole.narrow(0, begin, end - begin), changes);
+  };
+  Piece& piece = streamed.piece;
+  piece.value = bring(parameter.value, true);
+  piece.gradient = bring(gradient, false);
+  if (parameter.copy) piece.copy = bring(parameter.copy->values(), true);
+  for (const StateKind& kind : state_kinds_) {
+    StateView& state = piece.states.emplace_back();
+    if (kind.name == kEmaState || !kind.covers(treatment)) continue;
+    state = state_of(kind.name, i, begin, end);
+    state.data = streamed.set.add(state.data, true);
+    state.codes.codes = streamed.set.add(state.codes.codes, true);
+    state.codes.scales = streamed.set.add(state.codes.scales, true);
+  }
+  staged_->fetch(streamed.set);
+  return streamed;
+}
+
+void Optimizer::update_piece(size_t i, const Piece& piece, const std::vector<FlatParameter::Range>& ranges,
                              Update todo) {
-  if (ranges.empty()) return;
+  const bool streamed = is_streamed(i);
+  FSDP_CHECK(!streamed || ranges.size() == 1);
   // A tensor whose ranges are passed to the kernels.
   struct Column {
     at::Tensor whole;
@@ -200,22 +271,29 @@ void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
   const StateType type = state_type(ranges.front().treatment);
   std::vector<Widened> widened;
   todo.states.reserve(states_.size());
-  std::vector<Column> columns = {{piece, &todo.values, first}, {gradient, &todo.gradients}};
-  const auto& copy = parameters_[i].copy;
-  if (copy && is_updated_in_one_pass(i)) columns.push_back({copy->values(), &todo.copies});
+  std::vector<Column> columns = {{piece.value, &todo.values, piece.begin},
+                                 {piece.gradient, &todo.gradients, piece.gradient_begin}};
+  if (piece.copy.defined()) columns.push_back({piece.copy, &todo.copies, piece.begin});
+  const auto state_at = [&](size_t s, int64_t begin, int64_t end) {
+    return streamed ? piece.states[s] : state_of(state_kinds_[s].name, i, begin, end);
+  };
   for (size_t s = 0; s < states_.size(); ++s) {
     if (state_kinds_[s].name == kEmaState || !state_kinds_[s].covers(ranges.front().treatment)) continue;
     std::vector<at::Tensor>& parts = todo.states.emplace_back();
     if (type == StateType::kInt8 && takes_stored_states()) {
       std::vector<kernels::BlockCodes>& coded = todo.coded.emplace_back();
       for (const auto& [begin, end, treatment] : ranges) {
-        coded.push_back(state_of(state_kinds_[s].name, i, begin, end).codes);
+        coded.push_back(state_at(s, begin, end).codes);
         parts.push_back(coded.back().codes);
       }
       continue;
     }
     if (type == StateType::kFloat32 || takes_stored_states()) {
-      columns.push_back({states_[s][i].numbers, &parts, 0, s});
+      if (streamed) {
+        columns.push_back({piece.states[s].data, &parts, piece.begin});
+      } else {
+        columns.push_back({states_[s][i].numbers, &parts, 0, s});
+      }
       if (type == StateType::kBFloat16) {
         todo.rounded.push_back(rounded_elements(i, ranges, state_kinds_[s].name));
       }
@@ -223,14 +301,15 @@ void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
     }
     FSDP_CHECK(ranges.size() == 1);
     const auto& [begin, end, treatment] = ranges.front();
-    const StateView stored = state_of(state_kinds_[s].name, i, begin, end);
+    const StateView stored = state_at(s, begin, end);
     widened.push_back({stored.numbers().to(at::kFloat), stored, s});
     columns.push_back({widened.back().values, &parts, begin});
   }
 
   std::vector<std::pair<at::Tensor, at::Tensor>> rests;  // originals and their padded copies
   // Kernels that scale, or take stored states, need no padding.
-  const bool pad = piece.is_cpu() && !is_updated_in_one_pass(i) && todo.rounded.empty() && todo.coded.empty();
+  const bool pad =
+      piece.value.is_cpu() && !is_updated_in_one_pass(i) && todo.rounded.empty() && todo.coded.empty();
   for (const FlatParameter::Range& range : ranges) {
     int64_t length = range.end - range.begin;
     int64_t rest = pad ? length % kVectorFloats : 0;
@@ -245,7 +324,7 @@ void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
       column.parts->push_back(std::move(padded));
     }
   }
-  if (open_->collects && is_updated_in_one_pass(i)) {
+  if (open_->collects && is_updated_in_one_pass(i) && !streamed) {
     open_->collected.push_back(std::move(todo));
     return;
   }

@@ -73,10 +73,7 @@ class Adviser {
       advice_.pop_back();
     }
     if (shared_sequences_or_layers() || more_ranks() || more_ranks_that_share()) return advice_;
-    if (!config.fsdp.cpu_offload) {
-      config.fsdp.cpu_offload = config.fsdp.move_grads_to_cpu = true;
-      if (try_it("fsdp.cpu_offload = fsdp.move_grads_to_cpu = true")) return advice_;
-    }
+    if (states_in_host_memory() || shards_in_host_memory()) return advice_;
     if (config.fsdp.min_num_params > 1) {
       // The buffers of the largest units remain beside the activations.
       config.fsdp.min_num_params = 1;
@@ -150,15 +147,40 @@ class Adviser {
     return try_it("activation_checkpointing.mode = offload, activation_checkpointing.memory_budget = 0");
   }
 
+  bool optimizer_reads(const char* key) const {
+    const optim::OptimizerTraits* traits = optim::optimizer_traits().find(run_.config.optimizer.name);
+    return traits != nullptr && traits->keys && std::ranges::count(*traits->keys, key) > 0;
+  }
+
+  bool states_in_host_memory() {
+    config::Config& config = run_.config;
+    if (!is_for_gpu(config) || !optimizer_reads("offload") || optim::state_kinds(config.optimizer).empty() ||
+        config.optimizer.offload == optim::OptimizerOffload::kStream || config.fsdp.cpu_offload) {
+      return false;
+    }
+    config.optimizer.offload = optim::OptimizerOffload::kStream;
+    return try_it("optimizer.offload = stream");
+  }
+
+  /// With the faster of two ways to update them.
+  bool shards_in_host_memory() {
+    config::Config& config = run_.config;
+    if (config.fsdp.cpu_offload) return false;
+    config.fsdp.cpu_offload = config.fsdp.move_grads_to_cpu = true;
+    const UpdateTimes update = update_times(config, planned_units(config, run_.mesh), speed_);
+    const bool streams = update.by_device > 0 && update.by_device < update.by_host;
+    config.optimizer.offload = streams ? optim::OptimizerOffload::kStream : optim::OptimizerOffload::kNone;
+    return try_it(concat("fsdp.cpu_offload = fsdp.move_grads_to_cpu = true",
+                         streams ? ", optimizer.offload = stream" : ""));
+  }
+
   bool can_have_states_in_8_bits() const {
     const config::Config& config = run_.config;
     if (config.optimizer.state_dtype == optim::StateType::kInt8 ||
         config.training.reproducible == config::Reproducible::kWorldSize) {
       return false;
     }
-    const optim::OptimizerTraits* traits = optim::optimizer_traits().find(config.optimizer.name);
-    return traits != nullptr && traits->keys && std::ranges::count(*traits->keys, "state_dtype") > 0 &&
-           !optim::state_kinds(config.optimizer).empty();
+    return optimizer_reads("state_dtype") && !optim::state_kinds(config.optimizer).empty();
   }
 
   bool smaller_micro_batch() {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/tensor/mapped_allocator.h"
+#include "base/tensor/staged_tensors.h"
 #include "model/families/architectures.h"
 #include "model/families/families.h"
 #include "model/kernels/fused.h"
@@ -118,6 +119,45 @@ int64_t largest_piece(const optim::OptimizerOptions& options, const UnitSizes& u
   return std::min(optim::kPiece, most);
 }
 
+/// Whether the states are in host memory, and updated by the device.
+bool streams_states(const config::Config& config, const RecordedPass& pass) {
+  return pass.on_device() && config.optimizer.offload == optim::OptimizerOffload::kStream;
+}
+
+/// The states that are in host memory then; the average of the weights is where these are.
+int64_t streamed_states(const config::Config& config, const Units& units, const RecordedPass& pass) {
+  if (!streams_states(config, pass)) return 0;
+  optim::OptimizerOptions options = config.optimizer;
+  options.ema_decay = 0;
+  return optimizer_state_bytes(options, units);
+}
+
+/// Memory on the device for pieces of a unit that come from the host and go there.
+int64_t staged_bytes(const config::Config& config, const UnitSizes& unit) {
+  if (!unit.has_trainable_parameters || unit.shard_numel == 0) return 0;
+  optim::OptimizerOptions options = config.optimizer;
+  options.ema_decay = 0;
+  const shard::StorageOptions& storage = unit.options.storage;
+  double of_element = static_cast<double>(optimizer_state_bytes(options, {unit})) / unit.shard_numel;
+  if (storage.cpu_offload) {
+    of_element += static_cast<double>(unit.shard_bytes()) / unit.shard_numel;
+    if (storage.keeps_low_precision_shard)
+      of_element += static_cast<double>(unit.source_bytes()) / unit.shard_numel;
+  }
+  if (storage.move_grads_to_cpu)
+    of_element += static_cast<double>(unit.shard_gradient_bytes()) / unit.shard_numel;
+  // What is converted of the piece in use: its value, its gradient, and states.
+  const bool is_adam = options.name == "adamw" || options.name == "adam";
+  const bool is_rounded = storage.param_storage != c10::ScalarType::Float;
+  const bool in_one_pass = is_adam && options.fused && !is_rounded;
+  const int64_t converted = (is_rounded ? 1 : 0) + (in_one_pass ? 0 : 2) + widened_states(options) +
+                            (options.fused ? 0 : composed_temporaries(options));
+  const int64_t piece = std::min(optim::kStreamedPiece, unit.shard_numel);
+  return static_cast<int64_t>(
+      (util::StagedTensors::kSets * of_element + 4.0 * static_cast<double>(converted)) *
+      static_cast<double>(piece));
+}
+
 /// Temporaries of clipping and of the optimizer, for its largest unit.
 int64_t update_temporaries(const config::Config& config, const Units& units) {
   int64_t largest = 0, largest_low = 0, matrices = 0, directions = 0, at_once = 0, piece = 0, widened = 0;
@@ -183,7 +223,12 @@ StepPeak step_peak(const config::Config& config, const Units& units, const Recor
     }
     pass.play(tape, memory.events(/*sync=*/true, /*is_last=*/true));
     if (options.update_temporaries.empty()) {
-      tape.touch(update_temporaries(config, options.count_moved ? units : on_device(units)));
+      int64_t temporaries = update_temporaries(config, options.count_moved ? units : on_device(units));
+      if (streams_states(config, pass)) {
+        temporaries = 0;
+        for (const UnitSizes& unit : units) temporaries = std::max(temporaries, staged_bytes(config, unit));
+      }
+      tape.touch(temporaries);
     }
     memory.zero_gradients();
   }
@@ -422,7 +467,7 @@ int64_t device_peak(const config::Config& config, const Units& units, const Reco
   // While one gradient is copied to the host, the next is reduced.
   return shards + optimizer_state_bytes(config.optimizer, on_device(units)) + pass.kept_bytes() +
          step_peak_at_any_timing(config, units, pass, {.count_moved = none_offloaded}).sum() +
-         kShardsOnTheDevice * largest_sent + largest_moved;
+         kShardsOnTheDevice * largest_sent + largest_moved - streamed_states(config, on_device(units), pass);
 }
 
 MemoryPlan plan_memory(const config::Config& config, const Units& units, const RecordedPass& pass) {
@@ -442,10 +487,11 @@ MemoryPlan plan_memory(const config::Config& config, const Units& units, const R
   plan.buffers = step.unsharded_bytes;
   plan.saved_activations = pass.saved_bytes();
   plan.activations_on_host = pass.host_bytes();
-  plan.pinned += plan.activations_on_host;
+  plan.states_on_host = streamed_states(config, units, pass);
+  plan.pinned += plan.activations_on_host + plan.states_on_host;
   const int64_t at_rest = plan.shards + plan.sources + plan.optimizer + pass.kept_bytes();
   plan.device_peak = device_peak(config, units, pass);
-  plan.peak = std::ranges::any_of(units, is_offloaded)
+  plan.peak = std::ranges::any_of(units, is_offloaded) || plan.states_on_host > 0
                   ? at_rest + step_peak_at_any_timing(config, units, pass, {}).sum()
                   : plan.device_peak;
   plan.resident = resident_bytes(config, units, at_rest);

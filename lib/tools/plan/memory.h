@@ -36,7 +36,8 @@ struct MemoryPlan {
   int64_t sources = 0;             ///< what units gather from, where that is not the shard
   bool sources_on_device = false;  ///< whether that is on the device even if shards are not
   int64_t optimizer = 0;
-  int64_t gradients = 0;  ///< after backward
+  int64_t states_on_host = 0;  ///< part of `optimizer` that is in host memory, and in `pinned`
+  int64_t gradients = 0;       ///< after backward
   int64_t buffers = 0;
   int64_t saved_activations = 0;    ///< when backward begins
   int64_t activations_on_host = 0;  ///< at most; not in the sums below, but in `pinned`
@@ -45,7 +46,7 @@ struct MemoryPlan {
   /// read from other ranks, without libraries.
   int64_t resident = 0;
   int64_t device_peak = 0;  ///< without host memory, which cpu_offload uses
-  /// Pinned host memory for shards, gradients and activations that are copied to and from the device. Each gradient counts
+  /// Pinned host memory for shards, states, gradients and activations that are copied to and from the device. Each gradient counts
   /// once: more is taken if the gradient of the next micro-batch arrives before the host has added it.
   int64_t pinned = 0;
 };

@@ -137,7 +137,10 @@ std::string memory_table(const Plan& plan) {
   if (memory.sources > 0)
     text += row("copies of shards that gathers send", memory.sources,
                 offload && !memory.sources_on_device ? host : "");
-  text += row("optimizer state", memory.optimizer, offload ? host : "");
+  text += row("optimizer state", memory.optimizer,
+              memory.states_on_host > 0 ? "in host memory, updated by the device"
+              : offload                 ? host
+                                        : "");
   const char* updated =
       memory.gradients == 0 ? "after backward, in which units are updated" : "after backward";
   text += row("gradients of shards", memory.gradients, moved && memory.gradients > 0 ? host : updated);
@@ -153,7 +156,7 @@ std::string memory_table(const Plan& plan) {
   text += row("peak", memory.peak, "of the sum");
   text += row("resident, trained on the CPUs of one host", memory.resident, "and about 120 MiB of libraries");
   if (memory.pinned > 0) text += row("pinned, where the device is a GPU", memory.pinned, host);
-  if (offload) text += row("peak of the device", memory.device_peak, "");
+  if (offload || memory.states_on_host > 0) text += row("peak of the device", memory.device_peak, "");
   if (const NcclMemory nccl = nccl_memory(plan.config, plan.mesh, plan.units); nccl.communicators > 0) {
     text +=
         row("in addition, NCCL's communicators", nccl.bytes,
@@ -163,6 +166,18 @@ std::string memory_table(const Plan& plan) {
   text += concat("  largest data.micro_batch_size that fits    ",
                  plan.largest_micro_batch > 0 ? std::to_string(plan.largest_micro_batch) : "none", "\n");
   return text;
+}
+
+/// The update of what is in host memory, and the other way to do it.
+std::string update_row(const Plan& plan) {
+  const UpdateTimes update = update_times(plan.config, plan.units, plan.machines.speed());
+  const bool streams = plan.config.optimizer.offload == optim::OptimizerOffload::kStream;
+  std::string remark = streams ? "by the device" : "by the host";
+  if (streams && plan.config.fsdp.cpu_offload) remark += concat("; by the host ", duration(update.by_host));
+  if (!streams && update.by_device > 0) {
+    remark += concat("; with optimizer.offload = \"stream\" ", duration(update.by_device));
+  }
+  return table_row("update of what is in host memory", duration(plan.time.update), remark);
 }
 
 std::string time_table(const Plan& plan) {
@@ -176,6 +191,7 @@ std::string time_table(const Plan& plan) {
                  : std::string(),
              plan.time.flops_in_float8 > 0 ? ", float8 twice as fast" : ""));
   text += table_row("communication", duration(time.communication), "");
+  if (time.update > 0) text += update_row(plan);
   if (time.copies > 0) text += table_row("copies to and from host memory", duration(time.copies), "");
   text += table_row(
       "exposed, not hidden by compute", duration(time.exposed),
@@ -421,6 +437,7 @@ std::string plan_json(const Plan& plan) {
        {{"shard_bytes", memory.shards},
         {"gather_source_bytes", memory.sources},
         {"optimizer_bytes", memory.optimizer},
+        {"states_on_host_bytes", memory.states_on_host},
         {"gradient_bytes", memory.gradients},
         {"unsharded_bytes", memory.buffers},
         {"separate_buffers_bytes", plan.step.separate_buffers_bytes},
@@ -447,6 +464,7 @@ std::string plan_json(const Plan& plan) {
         {"compute_seconds", plan.time.compute},
         {"communication_seconds", plan.time.communication},
         {"copy_seconds", plan.time.copies},
+        {"update_seconds", plan.time.update},
         {"exposed_seconds", plan.time.exposed},
         {"step_seconds", plan.time.step()},
         {"tokens_per_second", plan.tokens_per_second()},

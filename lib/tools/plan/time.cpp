@@ -5,6 +5,8 @@
 #include <map>
 
 #include "shard/units/nominal_pass.h"
+#include "state/groups/parameter_groups.h"
+#include "tools/plan/memory.h"
 
 namespace fsdp::plan {
 
@@ -79,6 +81,29 @@ double StepClock::seconds_of(const UnitSizes& unit, const shard::UnitCollective&
   return received / speed_.replica_bytes_per_second;
 }
 
+UpdateTimes update_times(const config::Config& config, const Units& units, const MachineSpeed& speed) {
+  if (!is_for_gpu(config)) return {};
+  const bool streams = config.optimizer.offload == optim::OptimizerOffload::kStream;
+  const optim::OptimizerTraits* traits = optim::optimizer_traits().find(config.optimizer.name);
+  const bool can_stream =
+      traits != nullptr && traits->keys && std::ranges::count(*traits->keys, "offload") > 0;
+  double touched = 0, to_device = 0, to_host = 0;
+  for (const UnitSizes& unit : units) {
+    const shard::StorageOptions& storage = unit.options.storage;
+    if (!unit.has_trainable_parameters || !(streams || storage.cpu_offload)) continue;
+    const auto gradient = static_cast<double>(unit.shard_gradient_bytes());
+    auto both = static_cast<double>(optimizer_state_bytes(config.optimizer, {unit}));
+    if (storage.cpu_offload) both += static_cast<double>(unit.shard_bytes());
+    if (storage.cpu_offload && storage.keeps_low_precision_shard)
+      both += static_cast<double>(unit.source_bytes());
+    touched += 2 * both + gradient;
+    to_device += both + (storage.move_grads_to_cpu ? gradient : 0);
+    to_host += both;
+  }
+  return {.by_host = touched / speed.host_memory_bytes_per_second,
+          .by_device = can_stream ? std::max(to_device, to_host) / speed.host_bytes_per_second : 0};
+}
+
 TimePlan plan_time(const config::Config& config, const Units& units, const MachineSpeed& speed,
                    const RecordedPass& pass) {
   StepClock clock(units, speed, config.fsdp.reduce_scatter_group);
@@ -86,8 +111,12 @@ TimePlan plan_time(const config::Config& config, const Units& units, const Machi
                            /*host_runs_ahead=*/pass.on_device());
   double flops = 0, flops_in_float8 = 0;
   const auto micro_batch = [&](bool sync, bool is_last) {
-    const TimePlan before{clock.computed(), clock.communicated(), clock.copied(), clock.exposed(), flops,
-                          flops_in_float8};
+    const TimePlan before{.compute = clock.computed(),
+                          .communication = clock.communicated(),
+                          .copies = clock.copied(),
+                          .exposed = clock.exposed(),
+                          .flops = flops,
+                          .flops_in_float8 = flops_in_float8};
     schedule.set_requires_gradient_sync(sync);
     schedule.set_requires_all_reduce(is_last);
     StageEvents events = run_schedule(schedule, units);
@@ -106,12 +135,12 @@ TimePlan plan_time(const config::Config& config, const Units& units, const Machi
     events.waits = [&](int64_t number) { clock.wait_for(jobs.at(number)); };
     MemoryTape tape;
     pass.play(tape, events);
-    return TimePlan{clock.computed() - before.compute,
-                    clock.communicated() - before.communication,
-                    clock.copied() - before.copies,
-                    clock.exposed() - before.exposed,
-                    flops - before.flops,
-                    flops_in_float8 - before.flops_in_float8};
+    return TimePlan{.compute = clock.computed() - before.compute,
+                    .communication = clock.communicated() - before.communication,
+                    .copies = clock.copied() - before.copies,
+                    .exposed = clock.exposed() - before.exposed,
+                    .flops = flops - before.flops,
+                    .flops_in_float8 = flops_in_float8 - before.flops_in_float8};
   };
   micro_batch(true, true);  // makes the order of the units known
   schedule.forget_gradients();
@@ -125,6 +154,9 @@ TimePlan plan_time(const config::Config& config, const Units& units, const Machi
     sum.flops += times * part.flops;
     sum.flops_in_float8 += times * part.flops_in_float8;
   });
+  const UpdateTimes update = update_times(config, units, speed);
+  sum.update =
+      config.optimizer.offload == optim::OptimizerOffload::kStream ? update.by_device : update.by_host;
   return sum;
 }
 

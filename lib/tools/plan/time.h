@@ -4,8 +4,8 @@
 // waits for it. The model is deliberately simple:
 //   - A stage takes 2 FLOP per weight of its matrices and token in forward and 4 in backward; attention takes
 //     4 * T * D per token in forward (T tokens in a row, width D, counting the half hidden by causality) and
-//     twice that in backward; a recomputed stage runs forward twice. Nothing else takes time: no norms, no
-//     optimizer.
+//     twice that in backward; a recomputed stage runs forward twice. The optimizer takes time only where its
+//     states are in host memory (UpdateTimes), and all else, such as norms, takes none.
 //   - A rank computes `flops_per_second` without interruption, and kFloat8Speed times as fast in linear
 //     layers that multiply in 8 bits (training.float8).
 //   - Collectives wait and are waited for as the engine's schedule says (StepClock), without latency.
@@ -34,6 +34,8 @@ struct MachineSpeed {
   double node_bytes_per_second = 0;     ///< between ranks of a node; 0: bytes_per_second
   double latency_seconds = 0;           ///< latency of each collective
   double host_bytes_per_second = 25e9;  ///< between the device and the memory of its host, each way
+  /// Reads and writes of host memory by a rank's part of the host's cores; assumed.
+  double host_memory_bytes_per_second = 50e9;
 };
 
 /// StepClock: when a step computes and communicates, in seconds. It reads the commands of a schedule; the
@@ -91,16 +93,26 @@ class StepClock final : public shard::CommandReader {
   double computed_ = 0, communicated_ = 0, copied_ = 0, exposed_ = 0;
 };
 
+/// Seconds of the update of states in host memory: by the host, which reads and writes that memory, or by the
+/// device (optimizer.offload = "stream"), to and from which it is copied at the same time.
+struct UpdateTimes {
+  double by_host = 0, by_device = 0;
+};
+/// Of units with fsdp.cpu_offload and, with optimizer.offload, of all; 0 on a CPU, for optimizers that cannot
+/// be streamed, and where nothing is in host memory.
+UpdateTimes update_times(const config::Config& config, const Units& units, const MachineSpeed& speed);
+
 /// Seconds of one optimizer step.
 struct TimePlan {
   double compute = 0;
   double communication = 0;    ///< sum of all collectives
   double copies = 0;           ///< sum of all copies between the device and host memory
   double exposed = 0;          ///< time for which compute waits for either
+  double update = 0;           ///< of what is in host memory
   double flops = 0;            ///< operations of this rank, including recomputation
   double flops_in_float8 = 0;  ///< part of flops
 
-  double step() const { return compute + exposed; }
+  double step() const { return compute + exposed + update; }
 };
 
 /// `pass` must be the config's.

@@ -63,8 +63,9 @@ struct ComputeTable {
   double elementwise_bytes_per_second = 0, loss_bytes_per_second = 0;
   /// Rates by bytes read and written.
   double optimizer_bytes_per_second = 0, norm_bytes_per_second = 0;
-  double host_seconds = 0;  ///< time to launch one kernel
-  double scale = 1;         ///< factor on all compute: what one measured step adds to the table
+  double host_seconds = 0;         ///< time to launch one kernel
+  double host_update_seconds = 0;  ///< of a step, for states in host memory (plan::UpdateTimes)
+  double scale = 1;                ///< factor on all compute: what one measured step adds to the table
 
   bool is_gpu() const { return threads == 0; }
 

@@ -135,6 +135,7 @@ Simulation simulate(const plan::Plan& plan, const SimulationOptions& options) {
   if (options.calibration.empty()) {
     simulation.compute = table_of_gpu(plan.machines, config);
     cluster.network = network_of_gpus(plan.machines, options);
+    simulation.compute.host_update_seconds = plan.time.update;
   } else {
     const Calibration calibration = read_calibration(options.calibration);
     simulation.compute = calibration.compute;

@@ -125,6 +125,11 @@ class ProgramWriter final : private shard::CommandReader {
     }
   }
 
+  bool is_updated_in_host_memory(const shard::UnitSizes& unit) const {
+    return table_.is_gpu() && (unit.options.storage.cpu_offload ||
+                               config_.optimizer.offload == optim::OptimizerOffload::kStream);
+  }
+
   double update_seconds(const shard::UnitSizes& unit) const {
     return seconds_at_rate(update_bytes(config_, unit), table_.optimizer_bytes_per_second);
   }
@@ -201,7 +206,7 @@ class ProgramWriter final : private shard::CommandReader {
     for (const shard::UnitSizes& unit : units_) {
       if (!unit.has_trainable_parameters) continue;
       elements += static_cast<double>(unit.shard_gradient_bytes());
-      update += update_seconds(unit);
+      if (!is_updated_in_host_memory(unit)) update += update_seconds(unit);
     }
     // Where collectives add up host memory, they add up squares too.
     if (table_.is_gpu() && table_.norm_bytes_per_second > 0) {
@@ -222,6 +227,9 @@ class ProgramWriter final : private shard::CommandReader {
     exchange(CollectiveKind::kReduceScatter, traffic.reduce_scatters, traffic.reduce_scatter_bytes);
     exchange(CollectiveKind::kAllReduce, traffic.all_reduces, traffic.all_reduce_bytes);
     if (!updates_alone_) compute(KernelClass::kOptimizer, update);
+    KernelSeconds beside;
+    beside[KernelClass::kOptimizer] = table_.host_update_seconds;
+    if (beside.sum() > 0) add({.kind = OperationKind::kCompute, .seconds = beside});
     return std::exchange(operations_, {});
   }
 

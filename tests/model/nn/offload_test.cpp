@@ -20,7 +20,7 @@ namespace offload_test {
 
 using testing::make_initialized;
 
-constexpr OffloadOptions kOnCpu{.least_bytes = 1, .on_cpu = true};
+constexpr OffloadOptions kOnCpu{.least_bytes = 1, .everywhere = true};
 
 /// Hooks all blocks; `is_moved` by number.
 void offload_blocks(

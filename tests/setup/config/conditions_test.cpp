@@ -220,6 +220,7 @@ const std::map<std::string, Row>& rows() {
       {"optimizer.ns_steps", {"6", {optimizer("muon")}, {optimizer("adamw")}}},
       {"optimizer.ns_coefficients", {"[2.0, -1.5, 0.5]", {optimizer("muon")}, {optimizer("sgd")}}},
       {"optimizer.adjust_lr_fn", {"\"match_rms_adamw\"", {optimizer("muon")}, {optimizer("adamw")}}},
+      {"optimizer.offload", {"\"stream\"", {optimizer("lion")}, {optimizer("muon")}}},
       {"optimizer.state_dtype", {"\"bfloat16\"", {optimizer("lion")}, {optimizer("lamb")}}},
       {"lr_scheduler.hold_steps",
        {"20", {{"lr_scheduler.name = \"tri_stage\"", "lr_scheduler.min_lr_ratio = 0.1"}}, plain_schedules}},

@@ -222,6 +222,7 @@ const std::map<std::string, Sample>& samples() {
        {"[2, -1.5, 0.5]", "[2, -1.5]", {"optimizer.name=muon", "optimizer.momentum=0.9"}}},
       {"optimizer.adjust_lr_fn",
        {"\"match_rms_adamw\"", "\"none\"", {"optimizer.name=muon", "optimizer.momentum=0.9"}}},
+      {"optimizer.offload", {"\"stream\"", "\"disk\"", {}}},
       {"optimizer.state_dtype", {"\"bfloat16\"", "\"int4\"", {}}},
       {"optimizer.relative_step", {"false", "0", {"optimizer.name=adafactor"}}},
       {"optimizer.scale_parameter", {"false", "0", {"optimizer.name=adafactor"}}},

@@ -84,7 +84,7 @@ TEST(Translate, ListsWhatIsLeftOutWithTheReason) {
   expect_in(axolotl.toml, "#   hf download someone/Tiny-Llama --local-dir models/Tiny-Llama\n");
   expect_in(axolotl.toml, "--validation-output data/chats.validation.u32 --validation-fraction 0.03\n");
   expect_in(axolotl.toml, "# - the texts to tokenize are those of datasets: someone/questions\n");
-  expect_in(axolotl.toml, "8 bits here, and are not paged, unlike those of paged_adamw_8bit");
+  expect_in(axolotl.toml, "are not paged here, unlike those of paged_adamw_8bit");
   expect_in(axolotl.toml, "state_dtype = \"int8\"");
   expect_in(axolotl.toml, "# Off in the other program, or not needed here: strict");
 }
@@ -175,6 +175,11 @@ TEST(Translate, ConvertsSingleValues) {
   expect_lines(with("adapter: lora\nlora_target_linear: true"), {"rank = 8", "targets = [\"*\"]"});
   expect_lines(with("bf16: false\nfp16: true"), {"param_dtype = \"float16\""});
   EXPECT_EQ(with("bf16: false").toml.find("param_dtype"), std::string::npos);
+  expect_lines(with("gradient_checkpointing: offload"), {"mode = \"offload\"", "memory_budget = 0.0"});
+  expect_lines(with("gradient_checkpointing: true\nactivation_offloading: true"),
+               {"mode = \"offload\"", "memory_budget = 0.0"});
+  expect_lines(with("activation_offloading: true\ngradient_checkpointing: true"),
+               {"mode = \"offload\"", "memory_budget = 0.0"});
   expect_lines(with("optimizer: muon"), {"name = \"muon\"", "momentum = 0.95"});
   expect_lines(with("max_steps: 12\nnum_epochs: 3"), {"steps = 12"});
   EXPECT_EQ(with("max_steps: 12\nnum_epochs: 3").toml.find("\nepochs = "), std::string::npos);

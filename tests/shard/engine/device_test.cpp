@@ -35,6 +35,14 @@ struct Way {
 
 std::ostream& operator<<(std::ostream& out, const Way& way) { return out << way.name; }
 
+void stream(RunPlan& plan, const std::string& name) {
+  plan.optimizer.emplace();
+  plan.optimizer->name = name;
+  plan.optimizer->fused = false;
+  plan.optimizer->offload = optim::OptimizerOffload::kStream;
+  plan.learning_rate = 0.01;
+}
+
 std::vector<Way> ways() {
   return {
       {"full_shard", [](RunPlan&) {}},
@@ -99,6 +107,18 @@ std::vector<Way> ways() {
          plan.shard.mixed_precision.keep_low_precision_grads = true;
        }},
       {"Recompute", [](RunPlan& plan) { plan.recompute = {"block"}; }},
+      {"ActivationsInHostMemory",
+       [](RunPlan& plan) {
+         plan.recompute = {"block"};
+         plan.offload = true;
+         plan.accumulation = 2;
+       }},
+      {"ActivationsAndShardsInHostMemory",
+       [](RunPlan& plan) {
+         plan.recompute = {"block"};
+         plan.offload = plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true;
+         plan.shard.mixed_precision.param_dtype = "bfloat16";
+       }},
       {"Offload", [](RunPlan& plan) { plan.shard.cpu_offload = true; }},
       {"OffloadWithGradients",
        [](RunPlan& plan) { plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true; }},
@@ -208,6 +228,32 @@ std::vector<Way> ways() {
          plan.optimizer.emplace();
          plan.optimizer->fused = false;
          plan.learning_rate = 0.01;
+         plan.shard.param_storage = plan.shard.mixed_precision.param_dtype = "bfloat16";
+       }},
+      {"StatesInHostMemory", [](RunPlan& plan) { stream(plan, "adamw"); }},
+      {"StatesInHostMemoryInBf16",
+       [](RunPlan& plan) {
+         stream(plan, "lion");
+         plan.optimizer->state_dtype = optim::StateType::kBFloat16;
+         plan.shard.mixed_precision.param_dtype = "bfloat16";
+       }},
+      {"StatesAndShardsInHostMemory",
+       [](RunPlan& plan) {
+         stream(plan, "adamw");
+         plan.shard.cpu_offload = true;
+         plan.shard.mixed_precision.param_dtype = "bfloat16";
+         plan.shard.mixed_precision.keep_low_precision_shards = true;
+       }},
+      {"EverythingInHostMemory",
+       [](RunPlan& plan) {
+         stream(plan, "adam");
+         plan.optimizer->ema_decay = 0.9;
+         plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true;
+       }},
+      {"StatesAndShardsOf16BitsInHostMemory",
+       [](RunPlan& plan) {
+         stream(plan, "adamw");
+         plan.shard.cpu_offload = true;
          plan.shard.param_storage = plan.shard.mixed_precision.param_dtype = "bfloat16";
        }},
       {"OffloadOfShardsInBf16",
