@@ -66,7 +66,8 @@ TEST_P(Init, WritesWhatTrains) {
     return launch_training(4, config, more);
   };
   Words more;
-  if (GetParam() == "finetune" || GetParam() == "chats") {  // weights to begin with
+  // Weights to begin with.
+  if (GetParam() == "finetune" || GetParam() == "chats" || GetParam() == "long-context") {
     const auto first =
         train(testing::source_folder() + "/configs/finetune.toml", "first", {"model.init_from=\"\""});
     ASSERT_EQ(first.exit_code, 0) << first.err;
@@ -86,8 +87,8 @@ TEST_P(Init, WritesWhatTrains) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Init,
-                         ::testing::Values("quickstart", "pretrain", "finetune", "chats", "shakespeare_char",
-                                           "low-memory", "offload", "multi-node", "hsdp"),
+                         ::testing::Values("quickstart", "pretrain", "finetune", "chats", "long-context",
+                                           "shakespeare_char", "low-memory", "offload", "multi-node", "hsdp"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

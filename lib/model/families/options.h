@@ -189,6 +189,8 @@ struct CheckpointingOptions {
   std::optional<std::vector<StageRecomputation>> chosen = std::nullopt;
   /// OffloadOptions::patience of that choice.
   int64_t offload_patience = 1;
+  /// Tokens of a row that a feed-forward computes at a time (Recompute in model/nn/recompute.h); 0: all.
+  int64_t feed_forward_tokens = 0;
 };
 
 }  // namespace fsdp::nn

@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -60,13 +61,59 @@ struct RandomStateGuard {
   ~RandomStateGuard() { before.restore(); }
 };
 
+/// Tokens that a stage computes at a time.
+struct TokenRange {
+  int64_t begin, count;
+  StageHook::Next next;
+
+  /// The range of x, [B, T, ..]; x itself if that is all of it.
+  at::Tensor of(const at::Tensor& x) const {
+    return count == x.size(1) ? x : x.narrow(1, begin, count).contiguous();
+  }
+};
+
+/// Ranges of at most `tokens` tokens of each row; a row's pieces (StageContext::tokens) have their own.
+std::vector<TokenRange> ranges_of(const at::Tensor& input, const StageHook::Next& next, int64_t tokens) {
+  if (tokens == 0 || input.dim() != 3 || input.size(1) <= tokens) {
+    return {{0, input.dim() > 1 ? input.size(1) : 0, next}};
+  }
+  const kernels::RowPieces& pieces = next.context().tokens;
+  const int64_t length = input.size(1) / pieces.count;
+  std::vector<TokenRange> ranges;
+  for (int64_t piece = 0; piece < pieces.count; ++piece) {
+    for (int64_t first = 0; first < length; first += tokens) {
+      StageContext context = next.context();
+      context.tokens = {.begins = {pieces.begins[piece] + first}};
+      ranges.push_back({.begin = piece * length + first,
+                        .count = std::min(tokens, length - first),
+                        .next = next.with(std::move(context))});
+    }
+  }
+  return ranges;
+}
+
+/// The results of all ranges.
+at::Tensor compute_ranges(const at::Tensor& input, const std::vector<TokenRange>& ranges) {
+  if (ranges.size() == 1) return ranges.front().next(input);
+  at::Tensor output;
+  for (const TokenRange& range : ranges) {
+    const at::Tensor part = range.next(range.of(input));
+    if (!output.defined()) {
+      output = at::empty({part.size(0), input.size(1), part.size(2)}, part.options());
+    }
+    output.narrow(1, range.begin, range.count).copy_(part);
+  }
+  return output;
+}
+
 /// The graph node of the whole stage: gradient of the output in, gradient of the input out. Gradients of the
-/// parameters are accumulated by the inner backward pass of apply().
+/// parameters are accumulated by the inner backward passes of apply().
 class RecomputeBackward final : public torch::autograd::Node {
  public:
-  RecomputeBackward(const at::Tensor& input, StageHook::Next next, std::optional<RandomState> random_state)
+  RecomputeBackward(const at::Tensor& input, std::vector<TokenRange> ranges,
+                    std::optional<RandomState> random_state)
       : input_(input, /*is_output=*/false),
-        next_(std::move(next)),
+        ranges_(std::move(ranges)),
         random_state_(std::move(random_state)),
         autocast_(input.device()) {}
 
@@ -84,38 +131,52 @@ class RecomputeBackward final : public torch::autograd::Node {
            "activation_checkpointing.mode = \"none\"");
     }
     if (!gradients[0].defined()) return {at::Tensor()};
-    at::Tensor input = input_.unpack();
-    // A new leaf, so that the inner pass ends here and not in the graph before the stage.
-    at::Tensor leaf = input.detach();
-    leaf.set_requires_grad(input.requires_grad());
-    at::Tensor output = run_again(leaf);
-    // Not every stage's output depends on its input or parameters.
-    if (output.requires_grad()) {
-      torch::autograd::backward({output}, {std::move(gradients[0])}, /*retain_graph=*/false);
+    const at::Tensor input = input_.unpack();
+    std::optional<RandomStateGuard> guard;
+    if (random_state_) {
+      guard.emplace(RandomState(input.device()));
+      random_state_->restore();
     }
-    return {leaf.grad()};
+    if (ranges_.size() == 1) return {run_again(input, ranges_.front(), std::move(gradients[0]))};
+    at::Tensor gradient;
+    for (const TokenRange& range : ranges_) {
+      const at::Tensor part = run_again(range.of(input), range, range.of(gradients[0]));
+      if (!part.defined()) continue;
+      if (!gradient.defined()) gradient = at::empty(input.sizes(), part.options());
+      gradient.narrow(1, range.begin, range.count).copy_(part);
+    }
+    return {gradient};
   }
 
   void release_variables() override {
     input_.reset_data();
-    next_ = {};
+    ranges_.clear();
     random_state_.reset();
   }
 
   std::string name() const override { return "RecomputeBackward"; }
 
  private:
-  at::Tensor run_again(const at::Tensor& input) {
-    at::AutoGradMode record(true);
-    const util::AutocastScope as_in_forward(autocast_);
-    if (!random_state_) return next_(input);
-    const RandomStateGuard guard{RandomState(input.device())};
-    random_state_->restore();
-    return next_(input);
+  /// Returns the gradient of the input, given that of the output.
+  at::Tensor run_again(const at::Tensor& input, const TokenRange& range, at::Tensor&& gradient) {
+    // A new leaf, so that the inner pass ends here and not in the graph before the stage.
+    at::Tensor leaf = input.detach();
+    leaf.set_requires_grad(input.requires_grad());
+    at::Tensor output;
+    {
+      at::AutoGradMode record(true);
+      const util::AutocastScope as_in_forward(autocast_);
+      output = range.next(leaf);
+    }
+    // Not every stage's output depends on its input or parameters.
+    if (output.requires_grad()) {
+      torch::autograd::backward({output}, {std::move(gradient)}, /*retain_graph=*/false);
+    }
+    return leaf.grad();
   }
 
   torch::autograd::SavedVariable input_;
-  StageHook::Next next_;
+  std::vector<TokenRange> ranges_;
   std::optional<RandomState> random_state_;  ///< none if forward drew no random numbers
   util::AutocastState autocast_;
 };
@@ -131,15 +192,16 @@ at::Tensor Recompute::around(Stage& stage, const at::Tensor& input, const Next& 
     if (std::none_of(parameters.begin(), parameters.end(), requires_grad)) return next(input);
   }
   std::optional<RandomState> random_state(input.device());
+  std::vector<TokenRange> ranges = ranges_of(input, next, tokens_);
   at::Tensor output;
   {
     at::NoGradGuard no_recording;
     const util::NoAutocastCache no_cache;  // as in backward
     // A new tensor, since the output may be the input or a view of it.
-    output = next(input).detach();
+    output = compute_ranges(input, ranges).detach();
   }
   if (*random_state == RandomState(input.device())) random_state.reset();
-  const auto node = util::make_node<RecomputeBackward>(input, next, std::move(random_state));
+  const auto node = util::make_node<RecomputeBackward>(input, std::move(ranges), std::move(random_state));
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   torch::autograd::set_history(output, node);
   return output;
@@ -205,11 +267,8 @@ void offload_chosen(Stage& root, const CheckpointingOptions& options) {
   }
 }
 
-}  // namespace
-
-void apply_checkpointing(Stage& root, const CheckpointingOptions& options) {
-  if (options.mode == RecomputeMode::kFull) checkpoint_activations(root, options.stage_types);
-  if (!has_budget(options.mode)) return;
+/// Does what was chosen for a budget of memory.
+void apply_choice(Stage& root, const CheckpointingOptions& options) {
   FSDP_CHECK(options.chosen, "nothing was chosen for memory_budget ", options.memory_budget);
   offload_chosen(root, options);  // outside of recomputation, whose input is moved
   for (const StageRecomputation& part : *options.chosen) {
@@ -217,6 +276,17 @@ void apply_checkpointing(Stage& root, const CheckpointingOptions& options) {
     FSDP_CHECK(stage != nullptr, part.path);
     if (part.whole) stage->attach(std::make_shared<Recompute>());
     if (!part.operations.empty()) stage->recompute(part.operations);
+  }
+}
+
+}  // namespace
+
+void apply_checkpointing(Stage& root, const CheckpointingOptions& options) {
+  if (options.mode == RecomputeMode::kFull) checkpoint_activations(root, options.stage_types);
+  if (has_budget(options.mode)) apply_choice(root, options);
+  if (options.feed_forward_tokens == 0) return;
+  for (const auto& [name, stage] : outermost_stages(root, {"feed_forward"})) {
+    stage->attach(std::make_shared<Recompute>(options.feed_forward_tokens));
   }
 }
 

@@ -234,6 +234,25 @@ void check_float8(const Config& config, Conflicts& conflicts) {
                    " (data.sequence_length) = ", division(rows, 16), "; change one of the two");
 }
 
+void check_token_ranges(const Config& config, Conflicts& conflicts) {
+  const auto unless = [&](bool condition, const std::string& key, const std::string& message) {
+    conflicts.unless(config.activation_checkpointing.feed_forward_tokens == 0 || condition,
+                     {"activation_checkpointing.feed_forward_tokens", key}, message);
+  };
+  unless(
+      config.mesh.model == 1, "mesh.model",
+      concat("requires mesh.model = 1, because ranks that share a layer would communicate for each range of "
+             "tokens, but that is ",
+             config.mesh.model, "; leave one of the two out"));
+  unless(!config.training.cuda_graphs, "training.cuda_graphs",
+         "requires training.cuda_graphs = false, because graphs of recomputed layers would keep their "
+         "activations, but that is true; leave one of the two out");
+  unless(
+      config.training.reproducible != Reproducible::kWorldSize, "training.reproducible",
+      "requires training.reproducible other than \"world_size\", which adds up the gradients of a sample in one "
+      "product, but that is \"world_size\"; leave one of the two out");
+}
+
 /// A graph repeats exactly what was captured.
 void check_cuda_graphs(const Config& config, Conflicts& conflicts) {
   const auto unless = [&](bool condition, const std::string& key, const std::string& message) {
@@ -398,6 +417,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_training(config, conflicts);
   check_float8(config, conflicts);
   check_cuda_graphs(config, conflicts);
+  check_token_ranges(config, conflicts);
   check_context(config, conflicts);
   check_tensor_parallel(config, conflicts);
   check_lora(config, conflicts);

@@ -242,6 +242,8 @@ constexpr ForeignName kNames[] = {
      "activation_offloading enable_activation_offload enable_activation_offloading offload_activations "
      "fine_grained_activation_offloading"},
     {"activation_checkpointing.stage_types", "ac_stage_types recompute_modules"},
+    {"activation_checkpointing.feed_forward_tokens", "tiled_mlp tiled_mlp_num_shards",
+     ", a number of tokens"},
 
     // Checkpoints.
     {"checkpoint.interval_steps",
@@ -348,7 +350,7 @@ constexpr ForeignName kNames[] = {
     {"",
      "gradient_checkpointing_kwargs activation_checkpointing_kwargs flex_attn_* cut_cross_entropy "
      "lora_*_kernel fused_attn_kernel use_kernels experts_implementation use_scattermoe use_sonicmoe "
-     "tiled_mlp torchdistx_path device_map",
+     "torchdistx_path device_map",
      "kernels and recomputation have one implementation here: leave it out"},
     {"", "quantize_moe_experts lora_target_parameters",
      "weights of experts get adapters by the patterns of lora.targets, as other linear layers"},

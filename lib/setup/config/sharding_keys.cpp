@@ -129,6 +129,10 @@ std::vector<Key> sharding_keys() {
        "of the memory between the least that the mode can do, 0 (selective: that of mode full), and that of none, 1, the "
        "share that activations may take",
        between(0, 1), is("activation_checkpointing.mode", {"selective", "offload"})},
+      {KEY(activation_checkpointing, feed_forward_tokens),
+       "tokens of a row that a feed-forward computes at a time, again in backward, so that its activations are "
+       "those of so many tokens; 0: all",
+       at_least(0)},
       {KEY(activation_checkpointing, stage_types), "types of the stages that are recomputed or moved",
        is_not("activation_checkpointing.mode", "none")},
 

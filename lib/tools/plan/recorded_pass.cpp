@@ -486,7 +486,7 @@ FlopsAToken flops_a_token(const nn::ModelOptions& model, int64_t sequence_length
       flops.model = 3 * flops_of_row(model, lora, sequence_length, {}) / tokens;
     }
     flops.hardware = flops.model;
-    if (checkpointing.mode != nn::RecomputeMode::kNone) {
+    if (checkpointing.mode != nn::RecomputeMode::kNone || checkpointing.feed_forward_tokens > 0) {
       const double once = flops_of_row(model, lora, sequence_length, {});
       flops.hardware += (flops_of_row(model, lora, sequence_length, checkpointing) - once) / tokens;
     }

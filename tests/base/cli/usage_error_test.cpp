@@ -99,7 +99,7 @@ TEST(UsageErrors, NameTheNearestCommandAndValue) {
   expect_refused(
       {{"fsdp-train",
         {"init", "finetun"},
-        "preset: expected one of quickstart, pretrain, finetune, chats, shakespeare_char, low-memory, offload, multi-node, hsdp; "
+        "preset: expected one of quickstart, pretrain, finetune, chats, long-context, shakespeare_char, low-memory, offload, multi-node, hsdp; "
         "found finetun; did you mean finetune?"},
        {"fsdp-data",
         {"tokenzie", "x"},

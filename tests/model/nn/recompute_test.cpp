@@ -348,6 +348,83 @@ TEST(Recompute, LetsExceptionsThroughAndLeavesTheRandomNumbersAlone) {
   EXPECT_TRUE(at::GradMode::is_enabled());
 }
 
+TEST(RecomputeOfRanges, GivesCloseLossesAndGradients) {
+  for (const char* name : {"llama", "gpt2", "gemma3_text", "phi3"}) {
+    SCOPED_TRACE(name);
+    const ModelOptions options = testing::family_options(name);
+    const auto plain = make_initialized(options), in_ranges = make_initialized(options);
+    apply_checkpointing(*in_ranges, {.mode = RecomputeMode::kFull, .feed_forward_tokens = 3});
+    for (const int64_t rows : {1, 2}) {
+      const at::Tensor tokens = testing::token_rows(0, rows, 8, options.vocab_size);
+      const at::Tensor expected = testing::loss_of(*plain, tokens),
+                       found = testing::loss_of(*in_ranges, tokens);
+      EXPECT_TRUE(found.allclose(expected, 1e-6));
+      expected.backward();
+      found.backward();
+    }
+    auto expected = plain->named_parameters();
+    for (const auto& parameter : in_ranges->named_parameters()) {
+      EXPECT_TRUE(parameter.value().grad().allclose(expected[parameter.key()].grad(), 1e-4, 1e-6))
+          << parameter.key();
+    }
+  }
+}
+
+TEST(RecomputeOfRanges, ComputesSoManyTokensAtATime) {
+  auto stage = std::make_shared<WatchedStage>(4);
+  stage->attach(std::make_shared<Recompute>(3));
+  const at::Tensor input = at::ones({2, 8, 4}).requires_grad_();
+  at::Tensor output = stage->forward(input);
+  EXPECT_EQ(stage->computed, 3);
+  output.sum().backward();
+  EXPECT_EQ(stage->computed, 6);
+  auto plain = std::make_shared<WatchedStage>(4);
+  const at::Tensor same = at::ones({2, 8, 4}).requires_grad_();
+  plain->forward(same).sum().backward();
+  EXPECT_TRUE(input.grad().allclose(same.grad()));
+  EXPECT_TRUE(stage->first().grad().allclose(plain->first().grad()));
+  at::Tensor short_rows = at::ones({2, 3, 4}).requires_grad_();
+  stage->forward(short_rows);
+  EXPECT_EQ(stage->computed, 7) << "one range";
+}
+
+TEST(RecomputeOfRanges, TellsTheStageWhereItsTokensAre) {
+  class Places final : public Stage {
+   public:
+    std::vector<std::pair<int64_t, int64_t>> seen;  ///< first token of a whole row, and number of tokens
+
+   protected:
+    at::Tensor compute(const at::Tensor& x, const StageContext& context) override {
+      EXPECT_EQ(context.tokens.count, 1);
+      seen.emplace_back(context.tokens.begins[0], x.size(1));
+      return 2 * x;
+    }
+  };
+  auto stage = std::make_shared<Places>();
+  stage->attach(std::make_shared<Recompute>(3));
+  StageContext context;
+  context.tokens = {.count = 2, .begins = {4, 20}};
+  stage->forward(at::ones({1, 8, 4}).requires_grad_(), context);
+  EXPECT_EQ(stage->seen, (std::vector<std::pair<int64_t, int64_t>>{{4, 3}, {7, 1}, {20, 3}, {23, 1}}));
+}
+
+TEST(RecomputeOfRanges, HoldsTheActivationsOfOneRange) {
+  ModelOptions options = testing::tiny_options();
+  options.intermediate_size = 4096;
+  options.num_hidden_layers = 1;
+  const at::Tensor tokens = testing::token_rows(0, 1, 16, options.vocab_size);
+  const auto peak = [&](int64_t at_a_time) {
+    const auto model = make_initialized(options);
+    apply_checkpointing(*model, {.mode = RecomputeMode::kFull, .feed_forward_tokens = at_a_time});
+    testing::loss_of(*model, tokens).backward();  // gradients exist from now on
+    testing::CountingAllocator::Scope counter;
+    testing::loss_of(*model, tokens).backward();
+    return counter.peak_bytes();
+  };
+  // Gate, up and their gradients are 256 KiB each of all tokens.
+  EXPECT_LT(peak(2), peak(0) / 2);
+}
+
 TEST(CheckpointActivations, AttachesToTheOutermostStagesOfTheTypes) {
   auto options = tiny_options();
   auto model = make_initialized(options);

@@ -57,6 +57,11 @@ std::vector<RunWay> run_ways() {
       {"Qwen2", both, [](auto& config) { config.model.qkv_bias = true; }},
       {"Composed", gather(both), [](auto& config) { config.training.fused_kernels = false; }},
       {"Recomputed", both, [](auto& config) { config.activation_checkpointing.mode = "full"; }},
+      {"FeedForwardInRanges", four,
+       [](auto& config) {
+         config.activation_checkpointing.mode = "full";
+         config.activation_checkpointing.feed_forward_tokens = 3;
+       }},
       {"Accumulated", both,
        [](auto& config) {
          config.training.gradient_accumulation_steps = 2;

@@ -201,6 +201,7 @@ TEST_F(LoraRun, TrainsTheSameWhateverIsSharded) {
     c.activation_checkpointing.mode = "selective";
     c.activation_checkpointing.memory_budget = 0.3;
   });
+  same("feed-forward in ranges", [](auto& c) { c.activation_checkpointing.feed_forward_tokens = 3; });
   same("offloaded", [](auto& c) { c.fsdp.cpu_offload = c.fsdp.move_grads_to_cpu = true; });
   same("spmd", [](auto& c) { c.fsdp.front = config::Front::kSpmd; });
   same("no_sync", [](auto& c) {

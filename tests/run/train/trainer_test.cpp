@@ -439,13 +439,15 @@ TEST_F(TrainerTest, OptionsOfTheScheduleChangeNoBitOfTheLosses) {
             expected);
   EXPECT_EQ(losses_with([](auto& config) { config.fsdp.keep_after_forward = {"model.layers.1"}; }), expected);
   EXPECT_EQ(losses_with([](auto& config) { config.activation_checkpointing.mode = "full"; }), expected);
-  for (const double budget : {0.0, 0.1, 0.3, 0.7}) {
-    EXPECT_EQ(losses_with([&](auto& config) {
-                config.activation_checkpointing.mode = "selective";
-                config.activation_checkpointing.memory_budget = budget;
-              }),
-              expected)
-        << budget;
+  for (const char* mode : {"selective", "offload"}) {
+    for (const double budget : {0.0, 0.1, 0.3, 0.7}) {
+      EXPECT_EQ(losses_with([&](auto& config) {
+                  config.activation_checkpointing.mode = mode;
+                  config.activation_checkpointing.memory_budget = budget;
+                }),
+                expected)
+          << mode << " " << budget;
+    }
   }
   EXPECT_EQ(losses_with([](auto& config) { config.fsdp.cpu_offload = true; }), expected);
 }

@@ -62,6 +62,20 @@ TEST(Conflicts, Float8IsForBfloat16AndSixteens) {
             std::string::npos);
 }
 
+TEST(Conflicts, RangesOfTokensAreComputedByOneRankAndWithoutGraphs) {
+  Config config;
+  config.activation_checkpointing.feed_forward_tokens = 64;
+  EXPECT_TRUE(find_conflicts(config).empty());
+  for (const auto& change : std::vector<std::function<void(Config&)>>{
+           [](Config& changed) { changed.mesh.model = 2; },
+           [](Config& changed) { changed.training.cuda_graphs = true; },
+           [](Config& changed) { changed.training.reproducible = Reproducible::kWorldSize; }}) {
+    Config changed = config;
+    change(changed);
+    EXPECT_NE(only_conflict(changed).find("activation_checkpointing.feed_forward_tokens"), std::string::npos);
+  }
+}
+
 TEST(Conflicts, GraphsAreOfWhatIsTheSameInEveryStep) {
   Config config;
   config.training.cuda_graphs = true;

@@ -279,6 +279,7 @@ const std::map<std::string, Sample>& samples() {
       {"loss_scaler.growth_interval", {"100", "0", {"mixed_precision.param_dtype=float16"}}},
       {"loss_scaler.min_scale", {"0.5", "0", {"mixed_precision.param_dtype=float16"}}},
       {"activation_checkpointing.mode", {"\"full\"", "\"all\""}},
+      {"activation_checkpointing.feed_forward_tokens", {"512", "-1", {}}},
       {"activation_checkpointing.stage_types",
        {"[\"feed_forward\"]", "[\"\"]", {"activation_checkpointing.mode=full"}}},
       {"activation_checkpointing.memory_budget", {"0.3", "1.5", {"activation_checkpointing.mode=selective"}}},

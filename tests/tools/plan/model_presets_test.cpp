@@ -37,6 +37,8 @@ TEST(ModelPresets, HaveThePublishedNumbersOfParameters) {
                                                     {"llama-110m", 109'529'856},
                                                     {"llama3-8b", 8'030'261'248},
                                                     {"llama3-70b", 70'553'706'496},
+                                                    {"llama3.1-8b", 8'030'261'248},
+                                                    {"llama3.1-70b", 70'553'706'496},
                                                     // Counted by the safetensors on the models' cards.
                                                     {"llama3.2-1b", 1'235'814'400},
                                                     {"llama3.2-3b", 3'212'749'824},
