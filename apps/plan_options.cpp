@@ -71,6 +71,9 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments, const std::string
   app.add_option("--dcn-bandwidth-gbps", machines.dcn_bandwidth_gbps,
                  condition + "Gbit/s that a rank receives from other replicas")
       ->capture_default_str();
+  app.add_option("--host-memory-gib", machines.host_memory_gib,
+                 condition + "memory of its host that a rank may take for activations")
+      ->capture_default_str();
   app.add_option(
          "--host-bandwidth-gbps", machines.host_bandwidth_gbps,
          condition +

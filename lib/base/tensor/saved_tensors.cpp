@@ -6,6 +6,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "base/tensor/autograd_node.h"
 #include "base/util/error.h"
 
 namespace fsdp::util {
@@ -24,8 +25,21 @@ struct SavedTensorHooks {
 
 namespace {
 
+/// Leaves backward passes to libtorch's engine, whose threads of devices exist once in a process.
 class AskingEngine final : public torch::autograd::Engine {
  public:
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs, bool keep_graph,
+                                         bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    return get_base_engine().execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& graph_task, NodePtr graph_root,
+      torch::autograd::InputBuffer&& input_buffer) override {
+    return get_base_engine().execute_with_graph_task(graph_task, std::move(graph_root),
+                                                     std::move(input_buffer));
+  }
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     return SavedTensorHooks::make();
   }

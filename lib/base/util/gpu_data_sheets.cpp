@@ -17,8 +17,8 @@ constexpr int64_t gib(int64_t count) { return count << 30; }
 // L40S (2023), H100 and H100 NVL (2024), H200 (2024), GH200 (2024), HGX B200 and GB200 NVL72 (2025), RTX
 // A6000 (2021) and RTX 6000 Ada Generation (2023); and NVIDIA's white papers of the architectures GA102 (RTX
 // 3090), Ada (RTX 4090) and Blackwell for GeForce (RTX 5090). Rates that a sheet gives only with sparsity,
-// and link rates of both directions together, are halved. The link to the host is PCIe x16 or NVLink-C2C, which
-// two GPUs of a GB200 share. A bare model name means the first of its variants.
+// and link rates of both directions together, are halved. The link to the host is PCIe x16, or
+// NVLink-C2C, which two GPUs of a GB200 share. A bare model name means the first of its variants.
 constexpr Sheet kSheets[] = {
     // bf16, fp16, tf32, fp32, fp8 (TFLOP/s), memory, bytes per second of memory, link and host, NVLink
     {"v100(sxm2|sxm3|sxm|32gb)*", {"v100-sxm-32gb", 0, 125, 0, 15.7, 0, gib(32), 900e9, 150e9, 16e9, true}},

@@ -166,7 +166,7 @@ constexpr auto enum_names(RecomputeMode) {
                                                        {RecomputeMode::kOffload, "offload"}});
 }
 /// Whether a budget of memory determines what the device keeps.
-constexpr bool has_budget(RecomputeMode mode) {
+constexpr bool has_budget(util::Named<RecomputeMode> mode) {
   return mode == RecomputeMode::kSelective || mode == RecomputeMode::kOffload;
 }
 
@@ -182,8 +182,8 @@ struct StageRecomputation {
 struct CheckpointingOptions {
   util::Named<RecomputeMode> mode = RecomputeMode::kNone;
   std::vector<std::string> stage_types = {"block"};  ///< Stage::type_name() of the stages
-  /// Budget of kSelective and kOffload, as a share of the memory between the least of the mode (0) and that of
-  /// kNone (1). The least of kSelective is that of kFull; kOffload keeps the inputs of stages in host memory.
+  /// Budget of kSelective and kOffload, as a share of the memory between the least of the mode (0) and that
+  /// of kNone (1). The least of kSelective is that of kFull; kOffload keeps inputs of stages in host memory.
   double memory_budget = 0.5;
   /// Choice of modes with a budget; nothing until it is made.
   std::optional<std::vector<StageRecomputation>> chosen = std::nullopt;

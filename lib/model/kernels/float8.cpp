@@ -123,15 +123,19 @@ class Float8Products final : public torch::autograd::Function<Float8Products> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& given, at::TensorList,
                                const std::optional<at::Tensor>& bias, const Parameters& parameters,
-                               bool transposed, int64_t matmul_number) {
+                               bool transposed, int64_t matmul_number, bool keeps_rounded) {
     const BelowAutograd below;
     const at::Tensor x = given.contiguous();
     const auto matmul = static_cast<Matmul>(matmul_number);
     const at::Tensor largest = largest_magnitude(x);
-    const Float8Matrix x8 = to_float8(x, largest, kForward, {});
-    // Saves bf16 tensors, not rounded ones, as plans of memory assume. The weight is gathered for backward.
+    // Backward needs x in the other order: its numbers in 8 bits take half of the memory of x. The weight is
+    // gathered for backward.
     const bool is_needed = any_is_trained(parameters.tensors);
-    variable_list saved{is_needed ? x : at::Tensor(), largest, bias.value_or(at::Tensor())}, products;
+    const bool is_kept = is_needed && keeps_rounded && !is_recomputed(given);
+    const Float8Matrix x8 = to_float8(x, largest, kForward, {.values = true, .transposed = is_kept});
+    variable_list saved{is_needed && !is_kept ? x : at::Tensor(), largest, bias.value_or(at::Tensor()),
+                        x8.transposed, is_kept ? x8.inverse_scale : at::Tensor()};
+    variable_list products;
     for (const at::Tensor& weight : parameters.tensors) {
       const at::Tensor largest_of_weight = largest_magnitude(weight);
       const Float8Matrix w8 =
@@ -154,14 +158,14 @@ class Float8Products final : public torch::autograd::Function<Float8Products> {
     const BelowAutograd below;
     const variable_list saved = operands_of(*context);
     const at::Tensor &largest = saved[1], &bias = saved[2];
+    Float8Matrix x8{.values = {}, .transposed = saved[3], .inverse_scale = saved[4]};
     const bool transposed = context->saved_data["transposed"].toBool();
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
     const size_t weights = gradients.size();
-    // Gradients of x, the weights, the bias; none of the last three arguments.
-    variable_list results(weights + 5);
-    Float8Matrix x8;
+    // Gradients of x, the weights, the bias; none of the last four arguments.
+    variable_list results(weights + 6);
     for (size_t i = 0; i < weights; ++i) {
-      const at::Tensor &weight = saved[3 + 2 * i], &largest_of_weight = saved[4 + 2 * i];
+      const at::Tensor &weight = saved[5 + 2 * i], &largest_of_weight = saved[6 + 2 * i];
       const at::Tensor dy = gradients[i].contiguous();
       const bool of_x = context->needs_input_grad(0), of_weight = is_wanted(*context, 1 + i, weight);
       const Float8Matrix dy8 =
@@ -206,11 +210,12 @@ bool can_multiply_float8(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 std::vector<at::Tensor> float8_linears(const at::Tensor& x, const std::vector<at::Tensor>& weights,
-                                       Matmul matmul) {
+                                       Matmul matmul, KeptInput kept) {
   const at::Tensor rows = x.reshape({-1, x.size(-1)});
   const std::vector<at::Tensor> seen = seen_parameters(weights, rows);
-  auto results = Float8Products::apply(rows, at::TensorList(seen), std::optional<at::Tensor>(),
-                                       Parameters{weights}, false, static_cast<int64_t>(matmul));
+  auto results =
+      Float8Products::apply(rows, at::TensorList(seen), std::optional<at::Tensor>(), Parameters{weights},
+                            false, static_cast<int64_t>(matmul), kept == KeptInput::kRounded);
   std::vector<int64_t> shape = x.sizes().vec();
   for (at::Tensor& result : results) {
     shape.back() = result.size(1);
@@ -220,10 +225,10 @@ std::vector<at::Tensor> float8_linears(const at::Tensor& x, const std::vector<at
 }
 
 at::Tensor float8_transposed_linear(const at::Tensor& x, const at::Tensor& weight,
-                                    const std::optional<at::Tensor>& bias, Matmul matmul) {
+                                    const std::optional<at::Tensor>& bias, Matmul matmul, KeptInput kept) {
   const at::Tensor seen = seen_parameter(weight, x);
   return Float8Products::apply(x, at::TensorList(seen), bias, Parameters{{weight}}, true,
-                               static_cast<int64_t>(matmul))[0];
+                               static_cast<int64_t>(matmul), kept == KeptInput::kRounded)[0];
 }
 
 bool has_float8_units(const std::string& capability) {

@@ -32,13 +32,18 @@ bool fits_float8(at::IntArrayRef weight);
 /// Whether the product can be in 8 bits: bf16 on the CPU or a CUDA device, with sizes that fit. x: [..., in]
 bool can_multiply_float8(const at::Tensor& x, const at::Tensor& weight);
 
+/// What is kept of x for the gradients of the weights, unless backward computes x again. kRounded: its
+/// numbers in 8 bits. kItself: x, where somebody else keeps it anyway.
+enum class KeptInput { kRounded, kItself };
+
 /// Returns y_i = x W_i^T. x: [..., in], W_i: [out_i, in]. Requires: can_multiply_float8() of the weights.
 std::vector<at::Tensor> float8_linears(const at::Tensor& x, const std::vector<at::Tensor>& weights,
-                                       Matmul matmul);
+                                       Matmul matmul, KeptInput kept = KeptInput::kRounded);
 
 /// Returns y = x W + b. x: [N, in], weight: [in, out], bias: [out], or none -> [N, out]
 at::Tensor float8_transposed_linear(const at::Tensor& x, const at::Tensor& weight,
-                                    const std::optional<at::Tensor>& bias, Matmul matmul);
+                                    const std::optional<at::Tensor>& bias, Matmul matmul,
+                                    KeptInput kept = KeptInput::kRounded);
 
 /// Whether GPUs of a compute capability, as in "9.0", have matrix units for 8-bit floats.
 bool has_float8_units(const std::string& capability);

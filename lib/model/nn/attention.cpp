@@ -243,6 +243,7 @@ Attention::Attention(const ModelOptions& options, int64_t layer)
     q_ = linear(family.queries, hidden, queries + 2 * keys, biased);
   }
   output_ = linear(family.output, queries, hidden, has_output_bias(options));
+  output_->set_input_kept();  // attention's backward needs its result
   if (norms_ == QueryKeyNorm::kNone) return;
   const bool of_head = norms_ == QueryKeyNorm::kOfHead;
   q_norm_ = register_module("q_norm", make_norm(options, of_head ? head_dim_ : queries));

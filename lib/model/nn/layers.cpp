@@ -128,7 +128,7 @@ at::Tensor Linear::product(const at::Tensor& x) const {
                                      compute_.matmul);
   }
   if (transposed_) return transposed_product(x, std::nullopt);
-  return multiplies_float8(x) ? kernels::float8_linears(x, {weight_}, compute_.matmul)[0]
+  return multiplies_float8(x) ? kernels::float8_linears(x, {weight_}, compute_.matmul, kept_)[0]
                               : kernels::linear(x, weight_, compute_.matmul, recomputed_);
 }
 
@@ -149,7 +149,8 @@ at::Tensor Linear::transposed_product(const at::Tensor& x, const std::optional<a
   }
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight_.size(1);
-  return kernels::float8_transposed_linear(x.reshape({-1, weight_.size(0)}), weight_, bias, compute_.matmul)
+  return kernels::float8_transposed_linear(x.reshape({-1, weight_.size(0)}), weight_, bias, compute_.matmul,
+                                           kept_)
       .view(shape);
 }
 
@@ -176,7 +177,7 @@ std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<c
   }
   if (!alike) return results;
   const kernels::Matmul matmul = (*layers.begin())->compute_.matmul;
-  results = float8 > 0 ? kernels::float8_linears(x, weights, matmul)
+  results = float8 > 0 ? kernels::float8_linears(x, weights, matmul, (*layers.begin())->kept_)
                        : kernels::linears(x, weights, matmul, (*layers.begin())->recomputed_);
   for (size_t i = 0; i < results.size(); ++i) {
     const Linear& layer = *layers.begin()[i];

@@ -16,6 +16,7 @@
 #include "model/families/families.h"
 #include "model/families/options.h"
 #include "model/kernels/adapted_linear.h"
+#include "model/kernels/float8.h"
 #include "model/kernels/matmul.h"
 #include "model/kernels/quantized.h"
 #include "model/nn/stage.h"
@@ -83,6 +84,8 @@ class Linear : public torch::nn::Module {
   bool is_transposed() const { return transposed_; }
   /// See use_float8().
   void set_float8(bool float8) { float8_ = float8; }
+  /// Declares that whoever makes the layer's input keeps it for backward.
+  void set_input_kept() { kept_ = kernels::KeptInput::kItself; }
   /// See quantize_frozen().
   void quantize(kernels::Quantization form);
   /// Form of a weight that is a tensor of bytes; nothing for a weight in floating point.
@@ -122,6 +125,7 @@ class Linear : public torch::nn::Module {
   Compute compute_;
   int64_t in_features_, out_features_;
   bool transposed_, float8_ = false, recomputed_ = false;
+  kernels::KeptInput kept_ = kernels::KeptInput::kRounded;  ///< of products in 8 bits
   std::optional<kernels::Quantization> quantization_;
   std::shared_ptr<const LoraAdapter> adapter_;  ///< null: none
   std::optional<ParallelForm> parallel_;

@@ -29,20 +29,6 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
       .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
 }
 
-/// Storages of tensors.
-class Storages {
- public:
-  void add(const at::Tensor& tensor) {
-    if (tensor.defined() && tensor.has_storage()) found_.insert(tensor.storage().unsafeGetStorageImpl());
-  }
-  bool have(const at::Tensor& tensor) const {
-    return found_.contains(tensor.storage().unsafeGetStorageImpl());
-  }
-
- private:
-  std::set<const c10::StorageImpl*> found_;
-};
-
 }  // namespace
 
 class HostActivations : public std::enable_shared_from_this<HostActivations> {
@@ -235,15 +221,18 @@ class HostActivations::Visit {
   bool is_of_stage(const at::Tensor& tensor) {
     if (!of_stage_) {
       of_stage_.emplace();
-      for (const at::Tensor& parameter : stage_.parameters()) of_stage_->add(parameter);
-      for (const at::Tensor& buffer : stage_.buffers()) of_stage_->add(buffer);
+      const auto add = [this](const at::Tensor& own) {
+        if (own.defined() && own.has_storage()) of_stage_->insert(own.storage().unsafeGetStorageImpl());
+      };
+      for (const at::Tensor& parameter : stage_.parameters()) add(parameter);
+      for (const at::Tensor& buffer : stage_.buffers()) add(buffer);
       for (const at::Tensor& shared :
            {context_.rotary_cos, context_.rotary_sin, context_.local_rotary_cos, context_.local_rotary_sin,
             context_.targets, context_.document_bounds}) {
-        of_stage_->add(shared);
+        add(shared);
       }
     }
-    return of_stage_->have(tensor);
+    return of_stage_->contains(tensor.storage().unsafeGetStorageImpl());
   }
   /// Frees what only the forward pass needs.
   void forward_ends() { of_stage_.reset(); }
@@ -260,7 +249,7 @@ class HostActivations::Visit {
 
   Stage& stage_;                 ///< used during the forward pass only
   const StageContext& context_;  ///< likewise
-  std::optional<Storages> of_stage_;
+  std::optional<std::set<const c10::StorageImpl*>> of_stage_;
   std::shared_ptr<Visit> before_;
   std::vector<std::weak_ptr<Content>> contents_;
   bool is_known_ = false, is_back_ = false;

@@ -7,8 +7,8 @@
 //   backward   copied back when the backward of the stage that was moved after it begins
 //
 // Attached outside of a Recompute (model/nn/recompute.h), it moves the only thing that the stage saves, its
-// input: memory falls to the activations of one stage and a few inputs, at any depth. Attached alone, it moves
-// all that the stage saves.
+// input: memory falls to the activations of one stage and a few inputs, at any depth. Attached alone, it
+// moves all that the stage saves.
 //
 // Stays where it is: parameters and buffers of the stage, tensors of the StageContext, and what is in host
 // memory anyway. Tensors that share memory are moved together, once, also between neighbouring stages. Bits
@@ -37,9 +37,9 @@ struct OffloadOptions {
 class HostActivations;
 std::shared_ptr<HostActivations> make_host_activations(const OffloadOptions& options = {});
 
-/// Moves what the stage that it is attached to saves, if `moves`. Otherwise it only tells when the stage runs:
-/// attach one to every stage of which others are moved, with the same HostActivations. Does nothing if grad
-/// mode is off.
+/// Moves what the stage that it is attached to saves, if `moves`. Otherwise it only tells when the stage
+/// runs: attach one to every stage of which others are moved, with the same HostActivations. Does nothing if
+/// grad mode is off.
 class Offload final : public StageHook {
  public:
   Offload(std::shared_ptr<HostActivations> host, bool moves) : host_(std::move(host)), moves_(moves) {}

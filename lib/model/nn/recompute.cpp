@@ -137,10 +137,18 @@ class RecomputeBackward final : public torch::autograd::Node {
       guard.emplace(RandomState(input.device()));
       random_state_->restore();
     }
-    if (ranges_.size() == 1) return {run_again(input, ranges_.front(), std::move(gradients[0]))};
+    const auto leaf_of = [&input](const at::Tensor& part) {
+      // A new leaf, so that the inner pass ends here and not in the graph before the stage.
+      at::Tensor leaf = part.detach();
+      leaf.set_requires_grad(input.requires_grad());
+      return leaf;
+    };
+    if (ranges_.size() == 1) {
+      return {run_again(leaf_of(input), ranges_.front(), std::move(gradients[0]))};
+    }
     at::Tensor gradient;
     for (const TokenRange& range : ranges_) {
-      const at::Tensor part = run_again(range.of(input), range, range.of(gradients[0]));
+      const at::Tensor part = run_again(leaf_of(range.of(input)), range, range.of(gradients[0]));
       if (!part.defined()) continue;
       if (!gradient.defined()) gradient = at::empty(input.sizes(), part.options());
       gradient.narrow(1, range.begin, range.count).copy_(part);
@@ -157,11 +165,8 @@ class RecomputeBackward final : public torch::autograd::Node {
   std::string name() const override { return "RecomputeBackward"; }
 
  private:
-  /// Returns the gradient of the input, given that of the output.
-  at::Tensor run_again(const at::Tensor& input, const TokenRange& range, at::Tensor&& gradient) {
-    // A new leaf, so that the inner pass ends here and not in the graph before the stage.
-    at::Tensor leaf = input.detach();
-    leaf.set_requires_grad(input.requires_grad());
+  /// Returns the gradient of the input, a leaf, given that of the output.
+  at::Tensor run_again(const at::Tensor& leaf, const TokenRange& range, at::Tensor&& gradient) {
     at::Tensor output;
     {
       at::AutoGradMode record(true);

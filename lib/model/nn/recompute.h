@@ -32,10 +32,10 @@ namespace fsdp::nn {
 /// Recomputes the stage that it is attached to. Does nothing if grad mode is off (evaluation), or if neither
 /// the input nor a parameter of the stage requires a gradient.
 ///
-/// `tokens`: a stage that treats each token alone, such as a feed-forward, computes so many tokens of the rows
-/// of its input, [B, T, D], at a time, in forward and in backward. So its activations are those of `tokens`
-/// tokens. Gradients of its parameters are then sums over the ranges (Arctic Long Sequence Training, 2025,
-/// section 3: TiledMLP). 0: all tokens at once.
+/// `tokens`: a stage that treats each token alone, such as a feed-forward, computes so many tokens of the
+/// rows of its input, [B, T, D], at a time, in forward and in backward. So its activations are those of
+/// `tokens` tokens. Gradients of its parameters are then sums over the ranges (Arctic Long Sequence Training,
+/// 2025, section 3: TiledMLP). 0: all tokens at once.
 class Recompute final : public StageHook {
  public:
   explicit Recompute(int64_t tokens = 0) : tokens_(tokens) {}
@@ -53,15 +53,15 @@ void check_recomputed_types(const Stage& root, const std::vector<std::string>& s
 /// ones only, because stages inside these are recomputed with them. Checks the types.
 void checkpoint_activations(Stage& root, const std::vector<std::string>& stage_types);
 
-/// checkpoint_activations(), with the inputs of the stages in host memory (model/nn/offload.h): all but that of
-/// the last stage, whose backward comes first.
+/// checkpoint_activations(), with the inputs of the stages in host memory (model/nn/offload.h): all but that
+/// of the last stage, whose backward comes first.
 void offload_activations(Stage& root, const std::vector<std::string>& stage_types,
                          const OffloadOptions& options = {});
 
 /// checkpoint_activations() by options; nothing for mode "none". With "selective" and "offload", which need
-/// options.chosen, stages recompute the operations chosen for them or are recomputed as a whole, and what they
-/// save moves to host memory (model/nn/offload.h). Feed-forwards compute options.feed_forward_tokens tokens at
-/// a time, with any mode.
+/// options.chosen, stages recompute the operations chosen for them or are recomputed as a whole, and what
+/// they save moves to host memory (model/nn/offload.h). Feed-forwards compute options.feed_forward_tokens
+/// tokens at a time, with any mode.
 void apply_checkpointing(Stage& root, const CheckpointingOptions& options);
 
 }  // namespace fsdp::nn

@@ -16,6 +16,7 @@
 #include "base/util/log.h"
 #include "base/util/nearest_pattern.h"
 #include "base/util/start_clock.h"
+#include "base/util/system.h"
 #include "base/util/text.h"
 #include "comm/api/communicator.h"
 #include "data/tokenizers/tokenizer.h"
@@ -172,12 +173,19 @@ std::shared_ptr<shard::Engine> shard_by_spmd(nn::Stage& model, const shard::Shar
   return shard::spmd_fully_shard(model, mesh, {}, std::move(spmd), std::move(trace));
 }
 
-/// The speed of this machine by its data sheet, if that is known.
-plan::MachineSpeed speed_of(const at::Device& device, const config::Config& config) {
-  if (!device.is_cuda()) return {};
-  const std::string gpu = util::cuda_device(device.index()).name;
-  if (data_sheet_rate(gpu, config.mixed_precision.param_dtype) == 0) return {};
-  return plan::machines_of(config, {.gpu = gpu}).speed();
+/// The speed of this machine by its data sheet, if that is known, and half of its free memory.
+plan::MachineSpeed speed_of(const comm::Communicator& world, const config::Config& config) {
+  plan::MachineSpeed speed;
+  if (!world.device().is_cuda()) return speed;
+  const std::string gpu = util::cuda_device(world.device().index()).name;
+  if (data_sheet_rate(gpu, config.mixed_precision.param_dtype) > 0) {
+    speed = plan::machines_of(config, {.gpu = gpu}).speed();
+  }
+  const int here = std::max(1, util::cuda_status().devices);
+  if (const auto free = util::kilobytes("/proc/meminfo", "MemAvailable")) {
+    speed.host_memory_bytes = 0.5 * 1024 * static_cast<double>(*free) / here;
+  }
+  return speed;
 }
 
 /// Returns the options with the operations to recompute for a budget of memory. The first rank chooses,
@@ -190,8 +198,7 @@ nn::CheckpointingOptions checkpointing_of(const config::Config& config, const co
   nlohmann::json chosen = {{"stages", nlohmann::json::array()}};
   comm::agree(world, "choice of what backward recomputes", [&] {
     if (world.rank() != 0) return;
-    const plan::Recomputation choice =
-        plan::choose_recomputation(config, speed_of(world.device(), config), device);
+    const plan::Recomputation choice = plan::choose_recomputation(config, speed_of(world, config), device);
     for (const nn::StageRecomputation& stage : *choice.options.chosen) {
       chosen["stages"].push_back({stage.path, stage.operations, stage.whole, stage.offload});
     }

@@ -242,12 +242,12 @@ class Optimizer {
   void update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, double gradient_scale);
   /// A part of a parameter's value, with what belongs to it.
   struct Piece {
-    at::Tensor value;
+    at::Tensor value = {};
     int64_t begin = 0;  ///< element of the parameter's value
-    at::Tensor gradient;
+    at::Tensor gradient = {};
     int64_t gradient_begin = 0;
     at::Tensor copy = {};  ///< in 16 bits, of the value from `begin` on, if update() writes it
-    /// One of each of states(), of the whole piece, if parameter i is streamed; otherwise they are in states_.
+    /// One of each of states(), of the whole piece, if the parameter is streamed; else they are in states_.
     std::vector<StateView> states = {};
   };
   /// Updates the elements in `ranges` of a piece.

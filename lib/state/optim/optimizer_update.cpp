@@ -219,7 +219,7 @@ void Optimizer::update_streamed(size_t i, const std::vector<FlatParameter::Range
     if (!in_one_pass) {
       piece.gradient = piece.gradient.to(at::kFloat);
       if (numbers.gradient_scale != 1) piece.gradient = piece.gradient * numbers.gradient_scale;
-      piece.copy = {};
+      piece.copy.reset();
     }
     update_piece(i, piece, {{piece.begin, piece.begin + stored.numel(), treatment}}, of_piece);
     if (is_rounded(i)) round_back(i, piece.value, piece.begin, stored);

@@ -141,10 +141,20 @@ class Adviser {
   bool inputs_in_host_memory() {
     config::Config& config = run_.config;
     if (!is_for_gpu(config) || config.training.cuda_graphs || config.mesh.model > 1) return false;
-    config.activation_checkpointing.mode = nn::RecomputeMode::kOffload;
-    config.activation_checkpointing.memory_budget = 0;
-    config.activation_checkpointing = choose_recomputation(config, speed_).options;
-    return try_it("activation_checkpointing.mode = offload, activation_checkpointing.memory_budget = 0");
+    config::Config other = config;
+    other.activation_checkpointing.mode = nn::RecomputeMode::kOffload;
+    other.activation_checkpointing.memory_budget = 0;
+    const nn::CheckpointingOptions options = choose_recomputation(other, speed_).options;
+    const int64_t before_peak = needed("").device_peak;
+    const nn::CheckpointingOptions before = std::exchange(config.activation_checkpointing, options);
+    if (try_it("activation_checkpointing.mode = offload, activation_checkpointing.memory_budget = 0"))
+      return true;
+    // Not a change to make for little.
+    if (advice_.back().device_peak > before_peak - before_peak / 10) {
+      config.activation_checkpointing = before;
+      advice_.pop_back();
+    }
+    return false;
   }
 
   bool optimizer_reads(const char* key) const {

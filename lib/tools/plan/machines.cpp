@@ -58,6 +58,7 @@ PlanOptions machines_of(const config::Config& config, const GivenMachines& given
   machines.world_size = given.world_size;
   machines.bandwidth_gbps = given.bandwidth_gbps;
   machines.dcn_bandwidth_gbps = given.dcn_bandwidth_gbps;
+  machines.host_memory_gib = given.host_memory_gib;
   const double efficiency = given.efficiency.value_or(kEfficiency);
   if (!(efficiency > 0 && efficiency <= 1)) {
     fail(ErrorKind::kUsage, "`efficiency` must be above 0 and at most 1, but is ", efficiency);

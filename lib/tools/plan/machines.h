@@ -23,16 +23,17 @@ inline constexpr double kHostShare = 0.8;
 /// Values that are not given come from the data sheet of `gpu`, or are the defaults of PlanOptions.
 struct GivenMachines {
   int64_t world_size = 0;
-  std::string gpu;  ///< name for util::gpu_data_sheet(); empty: none
+  std::string gpu = {};  ///< name for util::gpu_data_sheet(); empty: none
   /// Share of the data sheet's rate that matrix products sustain; default: kEfficiency.
-  std::optional<double> efficiency;
-  std::optional<double> memory_gib, flops_tflops, node_bandwidth_gbps;
-  std::optional<int64_t> gpus_per_node;  ///< default with a gpu: 8
+  std::optional<double> efficiency = {};
+  std::optional<double> memory_gib = {}, flops_tflops = {}, node_bandwidth_gbps = {};
+  std::optional<int64_t> gpus_per_node = {};  ///< default with a gpu: 8
   double bandwidth_gbps = PlanOptions{}.bandwidth_gbps;
+  double host_memory_gib = PlanOptions{}.host_memory_gib;
   double dcn_bandwidth_gbps = PlanOptions{}.dcn_bandwidth_gbps;
   /// Default with a gpu: kHostShare of its data sheet's rate.
-  std::optional<double> host_bandwidth_gbps;
-  std::string tokens;  ///< "15T"; empty: none
+  std::optional<double> host_bandwidth_gbps = {};
+  std::string tokens = {};  ///< "15T"; empty: none
 };
 
 /// Throws Error(kUsage) for a GPU that is unknown or has no products in the config's type, and for impossible

@@ -46,8 +46,9 @@ struct MemoryPlan {
   /// read from other ranks, without libraries.
   int64_t resident = 0;
   int64_t device_peak = 0;  ///< without host memory, which cpu_offload uses
-  /// Pinned host memory for shards, states, gradients and activations that are copied to and from the device. Each gradient counts
-  /// once: more is taken if the gradient of the next micro-batch arrives before the host has added it.
+  /// Pinned host memory for shards, states, gradients and activations that are copied to and from the device.
+  /// Each gradient counts once: more is taken if the gradient of the next micro-batch arrives before the host
+  /// has added it.
   int64_t pinned = 0;
 };
 

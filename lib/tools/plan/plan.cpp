@@ -32,6 +32,7 @@ void check_machines(const PlanOptions& options) {
                                                     {"`bandwidth_gbps`", options.bandwidth_gbps},
                                                     {"`dcn_bandwidth_gbps`", options.dcn_bandwidth_gbps},
                                                     {"`host_bandwidth_gbps`", options.host_bandwidth_gbps},
+                                                    {"`host_memory_gib`", options.host_memory_gib},
                                                     {"`flops_tflops`", options.flops_tflops}};
   if (options.gpus_per_node < 0 || !(options.node_bandwidth_gbps >= 0) ||
       !std::isfinite(options.node_bandwidth_gbps)) {
@@ -56,7 +57,8 @@ MachineSpeed PlanOptions::speed() const {
           .replica_bytes_per_second = dcn_bandwidth_gbps * 1e9 / 8,
           .ranks_of_node = gpus_per_node,
           .node_bytes_per_second = node_bandwidth_gbps * 1e9 / 8,
-          .host_bytes_per_second = host_bandwidth_gbps * 1e9 / 8};
+          .host_bytes_per_second = host_bandwidth_gbps * 1e9 / 8,
+          .host_memory_bytes = host_memory_gib * kBytesOfGib};
 }
 
 namespace {

@@ -25,6 +25,7 @@ struct PlanOptions {
   double bandwidth_gbps = 400;       ///< Gbit/s that a rank receives; with gpus_per_node, from other nodes
   double dcn_bandwidth_gbps = 100;   ///< Gbit/s between replicas
   double host_bandwidth_gbps = 200;  ///< Gbit/s between a device and the memory of its host, each way
+  double host_memory_gib = 128;      ///< memory of the host that a rank may take for activations
   double flops_tflops = 150;         ///< TFLOP/s that a rank sustains
   int64_t gpus_per_node = 0;         ///< 0: all ranks are linked alike
   double node_bandwidth_gbps = 0;    ///< Gbit/s inside a node; 0: bandwidth_gbps

@@ -28,15 +28,19 @@ struct Item {
 /// A choice.
 struct Way {
   std::vector<Item> items = {};
-  std::set<size_t> whole = {};  ///< stages that are recomputed whole
-  std::set<size_t> moved = {};  ///< stages of which all that they save goes to host memory
-  int64_t patience = 1;         ///< stages during which that is copied
-  int64_t surplus = 0;          ///< kept bytes beyond the budget
-  double seconds = 0;           ///< what it costs in a micro-batch
+  std::set<size_t> whole = {};   ///< stages that are recomputed whole
+  std::set<size_t> moved = {};   ///< stages of which all that they save goes to host memory
+  std::set<size_t> inputs = {};  ///< stages in `whole` of which the input does
+  int64_t patience = 1;          ///< stages during which that is copied
+  int64_t on_way = 0;            ///< bytes of such stages that are on the device at once
+  int64_t on_host = 0;           ///< bytes of all that is moved
+  int64_t surplus = 0;           ///< kept bytes beyond the budget
+  double seconds = 0;            ///< what it costs in a micro-batch
 
   bool is_better_than(const Way& other) const {
     const bool fits = surplus <= 0, other_fits = other.surplus <= 0;
-    return fits != other_fits ? fits : seconds < other.seconds;
+    if (fits != other_fits) return fits;
+    return !fits && surplus != other.surplus ? surplus < other.surplus : seconds < other.seconds;
   }
 };
 
@@ -75,15 +79,10 @@ class RecomputationChooser {
     if (surplus > 0) {
       none_ = none.shares(stages_);
       full_ = full.shares(stages_);
-      measure();
-      way = fastest(surplus);
-      if (way.surplus > 0 && config_.mesh.model > 1) refuse(way, result);
+      way = share > 0 || config_.mesh.model > 1 ? way_within(surplus, result) : least_way();
     }
-    result.options.chosen = chosen(way);
-    result.options.offload_patience = way.patience;
-    const RecordedPass pass = recorded(result.options);
-    result.kept = pass.saved_bytes();
-    result.recomputed_flops = pass.flops() - none.flops();
+    take(way, result);
+    result.recomputed_flops = flops_ - none.flops();
     return result;
   }
 
@@ -98,6 +97,44 @@ class RecomputationChooser {
     nn::CheckpointingOptions options = config_.activation_checkpointing;
     options.chosen = std::move(chosen);
     return options;
+  }
+
+  /// Records the pass of a choice.
+  void take(const Way& way, Recomputation& result) {
+    result.options.chosen = chosen(way);
+    result.options.offload_patience = way.patience;
+    const RecordedPass pass = recorded(result.options);
+    result.kept = pass.saved_bytes();
+    flops_ = pass.flops();
+  }
+
+  /// Operations that need the same tensors save less together than each alone, so a choice that keeps too
+  /// much is made again for a smaller budget.
+  Way way_within(int64_t surplus, Recomputation& result) {
+    constexpr int kTrials = 4;
+    const int64_t target = result.most - surplus;
+    measure();
+    Way way;
+    for (int trial = 0; trial < kTrials; ++trial) {
+      way = fastest(surplus);
+      if (way.surplus > 0 && config_.mesh.model > 1) refuse(way, result);
+      take(way, result);
+      if (result.kept <= target) return way;
+      surplus += result.kept - target;
+    }
+    return config_.mesh.model > 1 ? way : least_way();
+  }
+
+  /// Recomputes all stages, with their inputs in host memory if that may be.
+  Way least_way() const {
+    Way way;
+    for (size_t stage = 0; stage < stages_.size(); ++stage) {
+      way.whole.insert(stage);
+      if (!moves_input(stage) || !fits_host(way, full_[stage].saved_bytes)) continue;
+      way.inputs.insert(stage);
+      way.on_host += full_[stage].saved_bytes;
+    }
+    return way;
   }
 
   /// The last stage's backward comes next, so nothing of it needs to move.
@@ -143,12 +180,12 @@ class RecomputationChooser {
     return best;
   }
 
-  /// Moves every `spacing`th stage, as far as the budget needs it (0: none), and recomputes of the others what
-  /// it still needs.
+  /// Moves every `spacing`th stage, as far as the budget needs it (0: none), and recomputes of the others
+  /// what it still needs.
   Way way_with(size_t spacing, int64_t surplus) const {
     Way way{.surplus = surplus};
     for (size_t stage = 0; spacing > 0 && !is_last(stage) && way.surplus > 0; stage += spacing) {
-      if (stage >= stages_.size()) break;
+      if (stage >= stages_.size() || !fits_host(way, none_[stage].saved_bytes)) break;
       move(stage, spacing, way);
     }
     take_items(way);
@@ -168,6 +205,10 @@ class RecomputationChooser {
       backward += seconds(none_[next].backward_flops);
     }
     way.patience = std::max(way.patience, patience);
+    way.on_host += none_[stage].saved_bytes;
+    // It leaves the device after so many stages, and comes back one stage ahead.
+    const int64_t on_way = std::max<int64_t>(1, patience) * none_[stage].saved_bytes;
+    if (on_way > way.on_way) way.surplus += on_way - std::exchange(way.on_way, on_way);
     way.seconds += std::max(0.0, copy - forward) + std::max(0.0, copy - backward);
   }
 
@@ -194,7 +235,12 @@ class RecomputationChooser {
       if (way.moved.contains(stage)) continue;
       way.whole.insert(stage);
       way.surplus -= none_[stage].saved_bytes;
-      if (!moves_input(stage)) way.surplus += full_[stage].saved_bytes;
+      if (moves_input(stage) && fits_host(way, full_[stage].saved_bytes)) {
+        way.inputs.insert(stage);
+        way.on_host += full_[stage].saved_bytes;
+      } else {
+        way.surplus += full_[stage].saved_bytes;
+      }
       way.seconds += seconds(full_[stage].backward_flops - none_[stage].backward_flops);
       for (const Item& item : way.items) {
         if (item.stage != stage) continue;
@@ -206,6 +252,9 @@ class RecomputationChooser {
   }
 
   bool moves_input(size_t stage) const { return offloads_ && !is_last(stage); }
+  bool fits_host(const Way& way, int64_t bytes) const {
+    return static_cast<double>(way.on_host + bytes) <= speed_.host_memory_bytes;
+  }
 
   [[noreturn]] void refuse(const Way& way, const Recomputation& result) const {
     const double least = config_.activation_checkpointing.memory_budget +
@@ -222,7 +271,7 @@ class RecomputationChooser {
     for (const size_t stage : way.moved) by_stage[stage].offload = true;
     for (const size_t stage : way.whole) {
       by_stage[stage].whole = true;
-      by_stage[stage].offload = moves_input(stage);
+      by_stage[stage].offload = way.inputs.contains(stage);
     }
     for (const Item& item : way.items) {
       by_stage[item.stage].operations.push_back(operations_[item.operation]);
@@ -243,6 +292,7 @@ class RecomputationChooser {
   std::vector<std::vector<std::string>> recomputable_;
   Shares none_, full_;  ///< without recomputation, and of stages that are recomputed whole
   std::vector<Item> items_;
+  double flops_ = 0;  ///< products of the last choice that was recorded
 };
 
 }  // namespace

@@ -34,6 +34,8 @@ struct MachineSpeed {
   double node_bytes_per_second = 0;     ///< between ranks of a node; 0: bytes_per_second
   double latency_seconds = 0;           ///< latency of each collective
   double host_bytes_per_second = 25e9;  ///< between the device and the memory of its host, each way
+  /// Host memory that a rank may take for activations.
+  double host_memory_bytes = 128.0 * (int64_t{1} << 30);
   /// Reads and writes of host memory by a rank's part of the host's cores; assumed.
   double host_memory_bytes_per_second = 50e9;
 };

@@ -97,10 +97,14 @@ TEST(Yaml, IsReadAsPyYamlReadsIt) {
   int refused = 0;
   for (size_t i = 0; i < texts.size(); ++i) {
     const std::string why = refusal(texts[i]);
-    if (i < std::size(kReadable)) EXPECT_EQ(why, "") << texts[i];
+    if (i < std::size(kReadable)) {
+      EXPECT_EQ(why, "") << texts[i];
+    }
     if (!why.empty()) std::cout << "refused, line " << why << "\n";
     refused += !why.empty();
-    if (why.empty()) EXPECT_EQ(read(texts[i]), theirs[i]) << texts[i];
+    if (why.empty()) {
+      EXPECT_EQ(read(texts[i]), theirs[i]) << texts[i];
+    }
   }
   std::cout << texts.size() << " texts, " << refused << " refused\n";
 }

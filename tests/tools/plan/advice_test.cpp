@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -60,18 +61,25 @@ Overrides joined(Overrides some, const Overrides& others) {
   return some;
 }
 
-/// What is advised is that change alone, and a config with it is planned as the advice says.
+const char* const kMoved =
+    "activation_checkpointing.mode = offload, activation_checkpointing.memory_budget = 0";
+
+/// What is advised is that change, after the inputs of blocks are moved or alone, and a config with it is
+/// planned as the advice says.
 void expect_advice(const std::string& config, const Overrides& overrides, const PlanOptions& machines,
-                   const std::string& change) {
+                   const std::string& change, bool is_moved = false) {
   const Plan plan = make_plan(testing::plan_config(config, overrides), machines);
   EXPECT_FALSE(plan.fits());
-  ASSERT_EQ(plan.advice.size(), 1) << plan_text(plan);
-  const Advice& advice = plan.advice.front();
+  ASSERT_EQ(plan.advice.size(), is_moved ? 2 : 1) << plan_text(plan);
+  if (is_moved) {
+    EXPECT_EQ(plan.advice.front().change, kMoved);
+  }
+  const Advice& advice = plan.advice.back();
   EXPECT_EQ(advice.change, change);
   EXPECT_TRUE(advice.fits);
   Overrides followed = overrides;
   PlanOptions there = machines;
-  std::istringstream parts(change);
+  std::istringstream parts(is_moved ? concat(kMoved, ", ", change) : change);
   for (std::string part; std::getline(parts >> std::ws, part, ',');) {
     if (part.ends_with(" ranks")) {
       there.world_size = std::stoi(part);
@@ -95,10 +103,26 @@ void expect_no_axes(const std::string& config, const Overrides& overrides, const
     EXPECT_EQ(advice.change.find("mesh."), std::string::npos) << advice.change;
 }
 
+TEST(Advice, MovesInputsOfBlocksToHostMemoryWhereTheyAreLarge) {
+  expect_advice("llama3_8b", kLong, {.memory_gib = 48}, kMoved);
+}
+
+TEST(Advice, StreamsWhatTheGpuUpdatesFasterThanTheHost) {
+  const Overrides overrides{"mesh.data=1", "mesh.dcn=1", "data.sequence_length=2048",
+                            "data.micro_batch_size=1"};
+  const Plan plan = make_plan(testing::plan_config("llama3_8b", overrides),
+                              {.world_size = 1, .memory_gib = 1e-9, .host_bandwidth_gbps = 400});
+  std::vector<std::string> changes;
+  for (const Advice& advice : plan.advice) changes.push_back(advice.change);
+  EXPECT_THAT(changes, ::testing::IsSupersetOf(
+                           {"optimizer.offload = stream",
+                            "fsdp.cpu_offload = fsdp.move_grads_to_cpu = true, optimizer.offload = stream"}));
+}
+
 TEST(Advice, CutsSequencesThatAreTooLong) {
-  expect_advice("llama3_8b", kLong, {.memory_gib = 48}, "mesh.data = 4, mesh.context = 2");
+  expect_advice("llama3_8b", kLong, {.memory_gib = 40}, "mesh.data = 4, mesh.context = 2", true);
   expect_advice("llama3_8b", joined(kLong, {"mesh.data=-1", "training.global_batch_size=16"}),
-                {.world_size = 8, .memory_gib = 50}, "mesh.context = 2");
+                {.world_size = 8, .memory_gib = 40}, "mesh.context = 2", true);
 }
 
 TEST(Advice, CutsLayersThatAreTooLarge) {
@@ -145,7 +169,7 @@ TEST(Advice, NamesNoAxisThatTheConfigRefuses) {
         Overrides{"model.num_attention_heads=9", "model.num_key_value_heads=9", "model.head_dim=128"}}) {
     expect_no_axes("llama3_405b", joined(kLargeBlocks, overrides), machines);
   }
-  expect_no_axes("llama3_8b", joined(kLong, {"model.attention_dropout=0.1"}), {.memory_gib = 48});
+  expect_no_axes("llama3_8b", joined(kLong, {"model.attention_dropout=0.1"}), {.memory_gib = 40});
 }
 
 // Shards and optimizer state are as large as before on the same ranks.
@@ -158,7 +182,7 @@ TEST(Advice, NamesNoAxisThatDoesNotHelp) {
 }
 
 TEST(Advice, SaysWhatTimeAStepWouldTake) {
-  const Plan plan = make_plan(testing::plan_config("llama3_8b", kLong), {.memory_gib = 48});
+  const Plan plan = make_plan(testing::plan_config("llama3_8b", kLong), {.memory_gib = 40});
   const std::string text = plan_text(plan);
   EXPECT_NE(text.find("\n  mesh.data = 4, mesh.context = 2 "), std::string::npos) << text;
   EXPECT_NE(text.find(" s a step, "), std::string::npos);

@@ -142,8 +142,7 @@ TEST(Recomputation, WithoutABudgetTheInputsOfStagesWaitInHostMemory) {
   config::Config config = offloading(0);
   const int64_t full = saved_with(config, "full");
   const int64_t input = 2 * 64 * 128 * 4;
-  // Of six inputs, one waits for its copy to end and one is that of the last stage.
-  EXPECT_EQ(full - found.least, 4 * input);
+  EXPECT_EQ(full - found.least, 5 * input) << "all but that of the last stage";
   config.activation_checkpointing = found.options;
   const RecordedPass pass = record_pass(config);
   EXPECT_EQ(pass.host_bytes(), 5 * input);
@@ -169,8 +168,8 @@ TEST(Recomputation, TheSpeedOfTheLinkDecidesWhatIsMoved) {
 }
 
 TEST(Recomputation, MovesEverySoManythStageWhereCopiesTakeLonger) {
-  config::Config config = offloading(0.75);
-  config.model.num_hidden_layers = 12;
+  config::Config config = offloading(0.57);
+  config.model.num_hidden_layers = 24;
   config.activation_checkpointing.mode = "none";
   const RecordedPass pass = record_pass(config);
   const auto share = pass.shares({"model.layers.4"})[0];
@@ -184,10 +183,13 @@ TEST(Recomputation, MovesEverySoManythStageWhereCopiesTakeLonger) {
   for (const nn::StageRecomputation& stage : *found.options.chosen) {
     if (stage.offload && !stage.whole) moved.push_back(stage.path);
   }
-  EXPECT_THAT(moved, ::testing::ElementsAre("model.layers.0", "model.layers.3", "model.layers.6"))
-      << found.text();
+  std::vector<std::string> every_third;
+  for (int layer = 0; layer < 24; layer += 3) every_third.push_back("model.layers." + std::to_string(layer));
+  EXPECT_EQ(moved, every_third) << found.text();
   EXPECT_EQ(found.options.offload_patience, 3);
-  EXPECT_EQ(found.recomputed_flops, 0);
+  const Recomputation without =
+      choose_recomputation(config, {.flops_per_second = flops, .host_bytes_per_second = 1});
+  EXPECT_LT(found.recomputed_flops, without.recomputed_flops / 2);
 }
 
 TEST(Recomputation, APlanTellsWhatIsInHostMemory) {

@@ -47,6 +47,18 @@ int64_t peak_of(const config::Config& config, PassDevice device = PassDevice::kO
   return tape.peak();
 }
 
+TEST(RecordedPass, KeepsInputsOfProductsInFloat8In8Bits) {
+  config::Config config = config_of("llama", "bfloat16");
+  config.model.hidden_size = 64;
+  config.model.intermediate_size = 96;
+  config.training.device = "auto";
+  const int64_t in_bf16 = saved_by_a_block(config);
+  config.training.float8 = "tensorwise";
+  const int64_t tokens = 2 * 8, scales = in_bf16 - saved_by_a_block(config);
+  // Of two norms and the activation; scales and largest magnitudes are a few numbers.
+  EXPECT_NEAR(scales, tokens * (64 + 64 + 96), 64 * 10);
+}
+
 config::Config cut(config::Config config, int64_t context, comm::ContextAttention attention) {
   config.model.max_position_embeddings = config.data.sequence_length = 512;
   config.mesh.context = context;
@@ -128,15 +140,14 @@ TEST(RecordedPass, KeepsTokensAndTargetsAlone) {
   EXPECT_EQ(record_pass(config_of("gpt2", "float32")).kept_bytes(), 2 * 8 * 2 * 8);
 }
 
-TEST(RecordedPass, InEightBitsSavesAsInSixteen) {
+TEST(RecordedPass, InEightBitsSavesLessAndTakesMore) {
   for (const char* architecture : {"llama", "gpt2"}) {
     config::Config config = config_of(architecture, "bfloat16");
     config.training.device = "cuda";
     config.model.hidden_size = config.model.intermediate_size = 256;
     const int64_t saved = record_pass(config).saved_bytes(), in_sixteen = peak_of(config);
     config.training.float8 = "tensorwise";
-    // The largest magnitudes of inputs and weights are saved too.
-    EXPECT_NEAR(static_cast<double>(record_pass(config).saved_bytes()), static_cast<double>(saved), 500);
+    EXPECT_LT(record_pass(config).saved_bytes(), saved - saved / 10);
     const int64_t on_gpu = peak_of(config);
     EXPECT_GT(on_gpu, in_sixteen);
     EXPECT_GT(peak_of(config, PassDevice::kCpu), on_gpu) << "factors in fp32";
