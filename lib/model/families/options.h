@@ -170,7 +170,7 @@ constexpr bool has_budget(util::Named<RecomputeMode> mode) {
   return mode == RecomputeMode::kSelective || mode == RecomputeMode::kOffload;
 }
 
-/// What the device does not keep of one stage.
+/// Part of one stage that the device does not keep.
 struct StageRecomputation {
   std::string path;                          ///< path of the stage in the model
   std::vector<std::string> operations = {};  ///< entries of Stage::recomputable() that backward recomputes

@@ -32,7 +32,7 @@ bool fits_float8(at::IntArrayRef weight);
 /// Whether the product can be in 8 bits: bf16 on the CPU or a CUDA device, with sizes that fit. x: [..., in]
 bool can_multiply_float8(const at::Tensor& x, const at::Tensor& weight);
 
-/// What is kept of x for the gradients of the weights, unless backward computes x again. kRounded: its
+/// Form of x that is kept for the gradients of the weights, unless backward computes x again. kRounded: its
 /// numbers in 8 bits. kItself: x, where somebody else keeps it anyway.
 enum class KeptInput { kRounded, kItself };
 

@@ -161,7 +161,8 @@ std::string how(const config::Config& config) {
   }
   if (config.fsdp.cpu_offload) text += ", shards in host memory";
   if (config.activation_checkpointing.mode != nn::RecomputeMode::kNone) text += ", activations recomputed";
-  if (config.activation_checkpointing.mode == nn::RecomputeMode::kOffload) text += " or in host memory";
+  const bool may_move = config.activation_checkpointing.mode == nn::RecomputeMode::kOffload;
+  if (may_move && config.training.device != config::DeviceChoice::kCpu) text += " or in host memory";
   return text;
 }
 

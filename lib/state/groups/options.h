@@ -45,7 +45,7 @@ constexpr auto enum_names(StateType) {
       {{StateType::kFloat32, "float32"}, {StateType::kBFloat16, "bfloat16"}, {StateType::kInt8, "int8"}});
 }
 
-/// Where the states are between steps, if gradients are computed on a device. kStream: in host memory; the
+/// Place of the states between steps, if gradients are computed on a device. kStream: in host memory; the
 /// device updates them piece by piece, beside the copies of the pieces before and after.
 enum class OptimizerOffload { kNone, kStream };
 constexpr auto enum_names(OptimizerOffload) {

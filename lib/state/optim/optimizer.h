@@ -72,7 +72,7 @@ struct FlatParameter {
   std::vector<Tensor> tensors = {};
   /// A copy of `value` in 16 bits, which an update writes too; may be null.
   std::shared_ptr<kernels::LowPrecisionCopy> copy = nullptr;
-  /// Where gradients are computed, if that is not where the value is.
+  /// Device on which gradients are computed; not given: that of the value.
   std::optional<at::Device> device = std::nullopt;
 };
 

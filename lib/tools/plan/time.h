@@ -100,8 +100,8 @@ class StepClock final : public shard::CommandReader {
 struct UpdateTimes {
   double by_host = 0, by_device = 0;
 };
-/// Of units with fsdp.cpu_offload and, with optimizer.offload, of all; 0 on a CPU, for optimizers that cannot
-/// be streamed, and where nothing is in host memory.
+/// Times of units with fsdp.cpu_offload and, with optimizer.offload, of all; 0 on a CPU, for optimizers that
+/// cannot be streamed, and where nothing is in host memory.
 UpdateTimes update_times(const config::Config& config, const Units& units, const MachineSpeed& speed);
 
 /// Seconds of one optimizer step.
