@@ -23,6 +23,7 @@
 
 namespace fsdp::nn {
 
+/// How activations are moved, and which.
 struct OffloadOptions {
   /// Stages that run until compute waits for copies to the host: the more, the longer these may take, and the
   /// more memory they hold.
@@ -35,6 +36,7 @@ struct OffloadOptions {
 
 /// The activations of one model that are in host memory, and the memory itself, which later steps use again.
 class HostActivations;
+/// One for all stages of a model.
 std::shared_ptr<HostActivations> make_host_activations(const OffloadOptions& options = {});
 
 /// Moves what the stage that it is attached to saves, if `moves`. Otherwise it only tells when the stage
