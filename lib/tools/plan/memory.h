@@ -22,6 +22,7 @@
 #include "setup/config/config.h"
 #include "shard/units/step_formula.h"
 #include "shard/units/unit_sizes.h"
+#include "tools/plan/optimizer_memory.h"
 #include "tools/plan/recorded_pass.h"
 
 namespace fsdp::plan {
@@ -75,13 +76,6 @@ struct NcclMemory {
 };
 /// Nothing if NCCL is not used.
 NcclMemory nccl_memory(const config::Config& config, const comm::MeshShape& mesh, const Units& units);
-
-/// Optimizer state of this rank, if all parameters are trainable.
-int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const Units& units);
-
-/// The traffic of the update: whole matrices (shard/state/matrix_exchange.h) and sums over tensors
-/// (state/optim/tensor_optimizer.h).
-shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options, const Units& units);
 
 /// The traffic of attention over mesh.context in a step (model/parallel/context_attention.h).
 shard::Traffic attention_traffic(const config::Config& config, const comm::MeshShape& mesh);
