@@ -50,6 +50,17 @@ struct Description {
   long long depth(const Layout& a) const {
     return static_cast<long long>(get(CUBLASLT_MATMUL_DESC_TRANSA, 0) != CUBLAS_OP_N ? a.rows : a.columns);
   }
+  /// Whether each row of a transposed factor has a scale. Both factors must have the same mode.
+  bool scales_rows() const {
+    const auto mode = [&](int key) { return get(key, int32_t{CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F}); };
+    const int32_t of_a = mode(CUBLASLT_MATMUL_DESC_A_SCALE_MODE);
+    if (of_a != mode(CUBLASLT_MATMUL_DESC_B_SCALE_MODE) ||
+        (of_a != CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F &&
+         of_a != CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F)) {
+      standin_violation("cublasLt, float8: scales of a mode that the stand-in does not know");
+    }
+    return of_a == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+  }
   int epilogue() const { return get(CUBLASLT_MATMUL_DESC_EPILOGUE, int{CUBLASLT_EPILOGUE_DEFAULT}); }
   void set(int key, const void* value, size_t bytes) {
     const char* begin = static_cast<const char*>(value);
@@ -77,7 +88,9 @@ std::string float8_obstacle(const Description& product, const Layout& a, const L
   for (const auto key : {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER}) {
     const auto* scale = product.get<const void*>(key, nullptr);
     if (scale == nullptr) return "a factor has no scale";
-    standin_view(scale, sizeof(float), "scale of a float8 product");
+    const bool is_of_a = key == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER;
+    const uint64_t scales = product.scales_rows() ? (is_of_a ? m : n) : 1;
+    standin_view(scale, scales * sizeof(float), "scale of a float8 product");
   }
   return "";
 }
@@ -174,12 +187,14 @@ Product product_of(const Description& description, const Memory& memory, const L
     (epilogue == CUBLASLT_EPILOGUE_DGELU ? product.gelu_input : product.gelu_input_to) = operand(
         description.get<void*>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, nullptr), beside, CUBLAS_OP_N);
   }
-  const auto scale = [&](cublasLtMatmulDescAttributes_t key) -> const float* {
+  product.scales_rows = description.scales_rows();
+  const auto scale = [&](cublasLtMatmulDescAttributes_t key, long long rows) -> const float* {
     const auto* data = description.get<const void*>(key, nullptr);
-    return data != nullptr ? static_cast<const float*>(standin_view(data, sizeof(float), name)) : nullptr;
+    const size_t bytes = sizeof(float) * static_cast<size_t>(product.scales_rows ? rows : 1);
+    return data != nullptr ? static_cast<const float*>(standin_view(data, bytes, name)) : nullptr;
   };
-  product.scale_a = scale(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER);
-  product.scale_b = scale(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
+  product.scale_a = scale(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, product.m);
+  product.scale_b = scale(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, product.n);
   return product;
 }
 
@@ -291,6 +306,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, co
   if (has_vector(epilogue)) {
     ranges.push_back({description.get<const void*>(CUBLASLT_MATMUL_DESC_BIAS_POINTER, nullptr),
                       of_d.rows * bytes_of(of_d.type), epilogue == CUBLASLT_EPILOGUE_BGRADA});
+  }
+  if (of_a.is_float8()) {
+    const size_t rows = description.scales_rows() ? of_d.rows : 1,
+                 columns = description.scales_rows() ? of_d.columns : 1;
+    ranges.push_back(
+        {description.get<const void*>(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, nullptr), rows * sizeof(float)});
+    ranges.push_back({description.get<const void*>(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, nullptr),
+                      columns * sizeof(float)});
   }
   if (has_beside(epilogue)) {
     ranges.push_back({description.get<const void*>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, nullptr),

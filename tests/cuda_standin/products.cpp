@@ -73,17 +73,21 @@ double gelu_gradient(double x) {
 
 bool Product::compute() const {
   std::vector<double> left, right, result, added;
-  const double scale = alpha * (scale_a != nullptr ? *scale_a : 1) * (scale_b != nullptr ? *scale_b : 1);
+  const auto scale_of = [&](const float* scales, long long at) {
+    return scales == nullptr ? 1.0 : static_cast<double>(scales[scales_rows ? at : 0]);
+  };
   for (long long i = 0; i < batch; ++i) {
     result.assign(static_cast<size_t>(m * n), 0);
     if (k > 0 && (!read(a, i, m, k, left) || !read(b, i, k, n, right))) return false;
     for (long long column = 0; column < n; ++column) {
       double* sums = result.data() + column * m;
       for (long long step = 0; step < k; ++step) {
-        const double factor = scale * right[static_cast<size_t>(column * k + step)];
+        const double factor =
+            alpha * scale_of(scale_b, column) * right[static_cast<size_t>(column * k + step)];
         const double* values = left.data() + step * m;
         for (long long row = 0; row < m; ++row) sums[row] += factor * values[row];
       }
+      for (long long row = 0; row < m; ++row) sums[row] *= scale_of(scale_a, row);
     }
     const auto add = [&](double factor, long long columns) {  // of one column: to each
       for (size_t at = 0; at < result.size(); ++at) {

@@ -30,7 +30,9 @@ struct Product {
   Operand gelu_input_to{};  ///< [m, n]: receives d, which then becomes gelu(d), in the tanh form
   Operand gelu_input{};     ///< [m, n]: d is multiplied by gelu' of it
   Operand sums_of_a{};      ///< [m]: receives the sums over k
-  const float *scale_a = nullptr, *scale_b = nullptr;  ///< of float8 factors
+  const float *scale_a = nullptr,
+              *scale_b = nullptr;  ///< of float8 factors: one number or, by rows, [m] and [n]
+  bool scales_rows = false;
 
   /// False for a type that is not known.
   bool compute() const;

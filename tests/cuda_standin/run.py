@@ -260,7 +260,9 @@ class Run:
         sys.exit(f"matrix.txt: {self.configuration.name}: no program {program}")
 
     def difference(self):
-        return f", off by {self.largest:.1e}" if self.largest is not None else ""
+        if self.largest is None:
+            return ""
+        return f", off by {self.largest:.1e}" + (f", losses by {self.largest_of_loss:.1e}" if self.largest_of_loss != self.largest else "")
 
     def problems(self):
         configuration = self.configuration
@@ -313,6 +315,7 @@ class Run:
             return [f"samples {texts[0]}, on the CPU {texts[1]}"]
         differences = {key: abs(found[key] - value) / max(abs(value), 1e-6) for key, value in expected.items()}
         self.largest = max(differences.values())
+        self.largest_of_loss = max(difference for (_, name), difference in differences.items() if name.endswith("loss"))
         return [f"step {step}: {name} {found[step, name]}, on the CPU {expected[step, name]}"
                 for (step, name), difference in differences.items()
                 if not difference <= self.configuration.tolerated(self.mode, name)]

@@ -26,6 +26,8 @@ void round_to_float8(const Float8Rounding&) { FSDP_CHECK(false, "built without C
 
 bool multiply_by_choice(ProductChoices&, const GpuProduct&, const std::function<void()>&) { return false; }
 
+bool multiply_as_proposed(const GpuProduct&) { return false; }
+
 std::string product_library(const at::Device&) { FSDP_CHECK(false, "built without CUDA"); }
 
 }  // namespace fsdp::kernels::cuda

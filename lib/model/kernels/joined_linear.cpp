@@ -14,6 +14,7 @@
 #include "model/kernels/element.h"
 #include "model/kernels/fused.h"
 #include "model/kernels/gradient_sink.h"
+#include "model/kernels/joined_weights.h"
 #include "model/kernels/meta.h"
 #include "model/kernels/recomputed.h"
 #include "model/kernels/reduce.h"
@@ -21,49 +22,6 @@
 
 namespace fsdp::kernels {
 namespace {
-
-int64_t rows_of_all(at::TensorList weights) {
-  int64_t rows = 0;
-  for (const at::Tensor& weight : weights) rows += weight.size(0);
-  return rows;
-}
-
-bool lie_in_sequence(at::TensorList parts) {
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (!parts[i].is_contiguous()) return false;
-    if (i > 0 && (!parts[i].is_alias_of(parts[0]) ||
-                  parts[i].storage_offset() != parts[i - 1].storage_offset() + parts[i - 1].numel())) {
-      return false;
-    }
-  }
-  return true;
-}
-
-/// Joins consecutive parts. parts: [out_i, in] -> [sum of out_i, in]
-at::Tensor joined(at::TensorList parts) {
-  const int64_t rows = rows_of_all(parts), columns = parts[0].size(1);
-  if (parts[0].is_meta()) return parts[0].detach().narrow(0, 0, 1).expand({rows, columns});
-  return strided_view(parts[0], {rows, columns}, {columns, 1});
-}
-
-/// Returns the place for the gradients of all weights, of the first type that has a place; none if they have
-/// no consecutive places of the same kind.
-std::optional<GradientSink::SinkPlace> take_joined_place(
-    at::TensorList weights, at::ScalarType type, std::optional<at::ScalarType> or_type = std::nullopt) {
-  std::vector<at::Tensor> places;
-  bool adds = false;
-  for (const at::Tensor& weight : weights) {
-    const GradientSink* sink = gradient_sink(weight);
-    const auto place = sink == nullptr ? std::nullopt : sink->place(type);
-    if (!place && or_type) return take_joined_place(weights, *or_type);
-    if (!place || (!places.empty() && place->adds != adds)) return std::nullopt;
-    adds = place->adds;
-    places.push_back(place->memory);
-  }
-  if (!lie_in_sequence(places)) return std::nullopt;
-  for (const at::Tensor& weight : weights) take_gradient_place(weight, type);
-  return GradientSink::SinkPlace{joined(places), adds};
-}
 
 /// Computes y = x W^T with the joined weights. x: [..., in]
 class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {

@@ -9,6 +9,7 @@
 #include "base/util/text.h"
 #include "model/kernels/float8.h"
 #include "shard/engine/engine.h"
+#include "tools/plan/recorded_pass.h"
 
 namespace fsdp::train {
 
@@ -35,11 +36,7 @@ bool is_block(const torch::nn::Module* module) {
 nn::Float8Layers apply_float8(const config::Config& config, nn::Stage& model, const c10::Device& device) {
   if (config.training.float8 == config::Float8Recipe::kNone) return {};
   kernels::require_float8("training.float8", device);
-  std::vector<std::string> exclude = config.training.float8_exclude;
-  // Products in fp32 must not lose digits.
-  const std::vector<std::string>& in_float32 = config.mixed_precision.keep_float32;
-  exclude.insert(exclude.end(), in_float32.begin(), in_float32.end());
-  nn::Float8Layers layers = nn::use_float8(model, exclude);
+  nn::Float8Layers layers = plan::use_float8(model, config);
   require_matches(config.training.float8_exclude, layers);
   if (layers.chosen.empty()) {
     fail(ErrorKind::kUsage, "training.float8 requires linear layers whose sizes ",

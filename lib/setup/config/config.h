@@ -50,10 +50,11 @@ constexpr auto enum_names(Reproducible) {
 }
 
 /// Scaling of the tensors of 8-bit products (model/kernels/float8.h).
-enum class Float8Recipe { kNone, kTensorwise };
+enum class Float8Recipe { kNone, kTensorwise, kRowwise };
 constexpr auto enum_names(Float8Recipe) {
-  return std::to_array<util::EnumName<Float8Recipe>>(
-      {{Float8Recipe::kNone, "none"}, {Float8Recipe::kTensorwise, "tensorwise"}});
+  return std::to_array<util::EnumName<Float8Recipe>>({{Float8Recipe::kNone, "none"},
+                                                      {Float8Recipe::kTensorwise, "tensorwise"},
+                                                      {Float8Recipe::kRowwise, "rowwise"}});
 }
 
 struct TrainingOptions {
@@ -125,6 +126,7 @@ struct EvaluationOptions {
   util::Named<BestMetric> best_metric = BestMetric::kValidationLoss;
   int64_t patience = 0;    ///< consecutive validations without a better one that end the run; 0: never
   double min_delta = 0.0;  ///< a better validation is better by more than this
+  std::vector<std::string> tasks = {};  ///< files of questions (tools/generate/tasks.h)
 };
 
 struct LoggingOptions {

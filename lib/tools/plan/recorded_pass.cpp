@@ -270,14 +270,6 @@ int64_t batches_on_device(const config::Config& config) {
   return in_use + (config.data.prefetch_batches > 0 ? 1 : 0);
 }
 
-void use_float8(nn::Stage& model, const config::Config& config) {
-  if (config.training.float8 == config::Float8Recipe::kNone) return;
-  std::vector<std::string> exclude = config.training.float8_exclude;
-  const std::vector<std::string>& in_float32 = config.mixed_precision.keep_float32;
-  exclude.insert(exclude.end(), in_float32.begin(), in_float32.end());
-  nn::use_float8(model, exclude);
-}
-
 nn::LossOptions loss_options(const config::Config& config) {
   const nn::ModelOptions& model = config.model;
   nn::LossOptions options;
@@ -461,6 +453,17 @@ double RecordedPass::flops() const {
 bool is_for_gpu(const config::Config& config, PassDevice device) {
   return device == PassDevice::kOfConfig && config.training.device != config::DeviceChoice::kCpu &&
          !sums_by_sample(config);
+}
+
+nn::Float8Layers use_float8(nn::Stage& model, const config::Config& config) {
+  if (config.training.float8 == config::Float8Recipe::kNone) return {};
+  std::vector<std::string> exclude = config.training.float8_exclude;
+  // Products in fp32 must not lose digits.
+  const std::vector<std::string>& in_float32 = config.mixed_precision.keep_float32;
+  exclude.insert(exclude.end(), in_float32.begin(), in_float32.end());
+  const bool by_rows = config.training.float8 == config::Float8Recipe::kRowwise;
+  return nn::use_float8(model, exclude,
+                        by_rows ? kernels::Float8Scaling::kRow : kernels::Float8Scaling::kTensor);
 }
 
 RecordedPass record_pass(const config::Config& config, PassDevice device) {

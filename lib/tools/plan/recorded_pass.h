@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "model/kernels/meta_product.h"
+#include "model/nn/layers.h"
 #include "setup/config/config.h"
 #include "shard/units/schedule.h"
 #include "shard/units/unit_sizes.h"
@@ -141,6 +142,10 @@ enum class PassDevice { kOfConfig, kCpu };
 
 /// Whether that device is a GPU.
 bool is_for_gpu(const config::Config& config, PassDevice device = PassDevice::kOfConfig);
+
+/// Makes the layers that the config chooses multiply in 8 bits, and returns them; none without
+/// training.float8.
+nn::Float8Layers use_float8(nn::Stage& model, const config::Config& config);
 
 /// Records a micro-batch of the config on the first rank; with mesh.context, which must have its size, the
 /// rank's part of the rows. Throws Error(kUsage) for a model with an operation that libtorch cannot run on

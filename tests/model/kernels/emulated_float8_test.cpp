@@ -68,6 +68,61 @@ TEST_P(CudaFloat8, RoundsEveryMagnitudeAsTheCpuDoes) {
   expect_as_on_cpu(bits.view(at::kBFloat16).flip(0).narrow(0, 0, 64 * 64).view({64, 64}).neg(), {}, 0);
 }
 
+void expect_by_rows_as_on_cpu(const at::Tensor& x, const Float8Orders& orders, int64_t shift) {
+  const int64_t rows = x.size(0), width = x.size(1);
+  const at::Tensor magnitudes = x.to(at::kFloat).abs();
+  const Buffer from(x, shift), of_rows(magnitudes.amax({1})), of_columns(magnitudes.amax({0}));
+  Buffer values(at::zeros({rows, width}, at::kChar)), transposed(at::zeros({width, rows}, at::kChar)),
+      inverse({rows}, at::kFloat), inverse_of_columns({width}, at::kFloat);
+  run_under_all_schedules({&values, &transposed, &inverse, &inverse_of_columns},
+                          [&](const EmulatedLaunch& launch) {
+                            Float8Rounding rounding{.x = from.data(), .rows = rows, .width = width};
+                            rounding.by_rows = true;
+                            if (orders.values) {
+                              rounding.largest = of_rows.data<float>();
+                              rounding.values = values.data();
+                              rounding.inverse_scale = inverse.data<float>();
+                            }
+                            if (orders.transposed) {
+                              rounding.largest_of_columns = of_columns.data<float>();
+                              rounding.transposed = transposed.data();
+                              rounding.inverse_scale_of_columns = inverse_of_columns.data<float>();
+                            }
+                            round_to_float8(launch, rounding);
+                          });
+  const Float8Matrix expected = to_float8_by_rows(x, orders);
+  if (orders.values) {
+    EXPECT_TRUE(at::equal(values.values(), expected.values.view(at::kChar)));
+    EXPECT_TRUE(have_equal_bits(inverse.values(), expected.inverse_scale.view({rows})));
+  }
+  if (orders.transposed) {
+    EXPECT_TRUE(at::equal(transposed.values(), expected.transposed.view(at::kChar)));
+    EXPECT_TRUE(
+        have_equal_bits(inverse_of_columns.values(), expected.inverse_scale_of_transposed.reshape({width})));
+  }
+}
+
+TEST(CudaFloat8ByRows, RoundsAsTheCpuDoesInEitherOrder) {
+  at::manual_seed(1);
+  for (auto [rows, width] : {std::pair<int64_t, int64_t>{16, 16}, {64, 64}, {80, 144}, {192, 48}}) {
+    for (const Float8Orders orders : {Float8Orders{true, false}, {false, true}, {true, true}}) {
+      const at::Tensor sizes = at::exp2(-at::arange(rows) % 7).view({rows, 1});
+      const at::Tensor x = (at::randn({rows, width}) * sizes).to(at::kBFloat16);
+      expect_by_rows_as_on_cpu(x, orders, 0);
+      expect_by_rows_as_on_cpu(x, orders, 3);
+    }
+  }
+}
+
+TEST(CudaFloat8ByRows, KeepsZerosAndEveryMagnitude) {
+  at::Tensor x = at::zeros({16, 32}, at::kBFloat16);
+  expect_by_rows_as_on_cpu(x, {.values = true, .transposed = true}, 0);
+  const at::Tensor bits = at::arange(16256, at::kLong).to(at::kShort);
+  expect_by_rows_as_on_cpu(
+      bits.view(at::kBFloat16).narrow(0, 128, 16000).view({160, 100}).narrow(1, 0, 96).contiguous(),
+      {.values = true, .transposed = true}, 0);
+}
+
 TEST_P(CudaFloat8, KeepsZerosAndWhatIsNotFinite) {
   at::Tensor x = at::zeros({16, 16}, at::kBFloat16);
   expect_as_on_cpu(x, {.values = true, .transposed = true}, 0);

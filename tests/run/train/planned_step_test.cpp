@@ -356,6 +356,12 @@ INSTANTIATE_TEST_SUITE_P(Configs, PlanOf,
         PlannedCase{"gpt2_bf16", 4, "gpt2", bf16},
         PlannedCase{"float8", 4, "llama", float8},
         PlannedCase{"float8_gpt2", 4, "gpt2", float8},
+        PlannedCase{"float8_by_rows", 4, "llama",
+             [](auto& c) {
+               float8(c);
+               c.training.float8 = "rowwise";
+               c.training.gradient_accumulation_steps = 2;
+             }},
         PlannedCase{"float8_reduced_in_bf16", 4, "llama",
              [](auto& c) {
                float8(c);

@@ -105,12 +105,17 @@ inline constexpr float kLeastMagnitude = 1e-12F;
 /// Outputs are aligned to 16 bytes.
 struct Float8Rounding {
   const void* x = nullptr;
-  const float* largest = nullptr;  ///< [1]
+  const float* largest = nullptr;  ///< [1], or by rows [rows]
   void* values = nullptr;          ///< [rows, width]; null: not requested
   void* transposed = nullptr;      ///< [width, rows]; null: not requested
-  float* inverse_scale = nullptr;  ///< [1]
+  float* inverse_scale = nullptr;  ///< [1], or by rows [rows]
   int64_t rows = 0, width = 0;
   bool is_e5m2 = false;  ///< otherwise e4m3
+  /// Whether `values` has a scale for each row, and `transposed` one for each of its rows, all powers of 2.
+  /// Only what is requested has magnitudes and scales. e4m3 only.
+  bool by_rows = false;
+  const float* largest_of_columns = nullptr;  ///< [width]
+  float* inverse_scale_of_columns = nullptr;  ///< [width]
 };
 void round_to_float8(const Float8Rounding& matrix);
 

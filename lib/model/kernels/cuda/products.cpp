@@ -44,7 +44,20 @@ using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
 cudaDataType_t type_of(at::ScalarType type) {
-  return type == at::kFloat ? CUDA_R_32F : type == at::kHalf ? CUDA_R_16F : CUDA_R_16BF;
+  switch (type) {
+    case at::kFloat:
+      return CUDA_R_32F;
+    case at::kHalf:
+      return CUDA_R_16F;
+    case at::kBFloat16:
+      return CUDA_R_16BF;
+    case at::kFloat8_e4m3fn:
+      return CUDA_R_8F_E4M3;
+    case at::kFloat8_e5m2:
+      return CUDA_R_8F_E5M2;
+    default:
+      FSDP_CHECK(false, "cublasLt has no type for ", c10::toString(type));
+  }
 }
 
 /// A matrix as cublasLt sees it, column by column: [columns, rows] of ours.
@@ -75,7 +88,7 @@ struct Shape {
   int64_t rows = 0, columns = 0, depth = 0;
   Matrix a, b, c;
   Matrix added = {}, beside = {};  ///< leading 0: none
-  at::ScalarType type = at::kBFloat16, result = at::kBFloat16;
+  at::ScalarType type = at::kBFloat16, type_of_b = at::kBFloat16, result = at::kBFloat16;
   bool is_biased = false;
   Epilogue epilogue = Epilogue::kNone;
   uint32_t alignment = 16;
@@ -83,12 +96,9 @@ struct Shape {
   auto operator<=>(const Shape&) const = default;
 
   static std::optional<Shape> of(const GpuProduct& product) {
-    const auto& [c, a, b, adds, bias, added, epilogue, beside, only_tries] = product;
+    const auto& [c, a, b, adds, bias, added, epilogue, beside, only_tries, scale_of_a, scale_of_b] = product;
     const auto ca = Matrix::of(a), cb = Matrix::of(b), cc = Matrix::of(c);
-    const bool is_short = a.scalar_type() == at::kBFloat16 || a.scalar_type() == at::kHalf;
-    const bool fits = is_short && b.scalar_type() == a.scalar_type() &&
-                      (c.scalar_type() == a.scalar_type() || c.scalar_type() == at::kFloat);
-    if (!fits || !ca || !cb || !cc || cc->is_flipped) return std::nullopt;
+    if (!have_types_of_a_product(product) || !ca || !cb || !cc || cc->is_flipped) return std::nullopt;
     Shape shape{.device = c.get_device(),
                 .rows = c.size(0),
                 .columns = c.size(1),
@@ -97,6 +107,7 @@ struct Shape {
                 .b = *cb,
                 .c = *cc,
                 .type = a.scalar_type(),
+                .type_of_b = b.scalar_type(),
                 .result = c.scalar_type(),
                 .is_biased = bias.defined(),
                 .epilogue = epilogue,
@@ -123,6 +134,15 @@ struct Shape {
   }
 
  private:
+  static bool have_types_of_a_product(const GpuProduct& product) {
+    const at::ScalarType a = product.a.scalar_type(), b = product.b.scalar_type(),
+                         c = product.c.scalar_type();
+    if (at::isFloat8Type(a)) {
+      return at::isFloat8Type(b) && product.scale_of_a.defined() && product.scale_of_b.defined() &&
+             (c == at::kBFloat16 || c == at::kFloat);
+    }
+    return (a == at::kBFloat16 || a == at::kHalf) && b == a && (c == a || c == at::kFloat);
+  }
   static bool is_vector_like(const at::Tensor& x, const at::Tensor& c) {
     return x.scalar_type() == c.scalar_type() && x.dim() == 1 && x.size(0) == c.size(1) && x.is_contiguous();
   }
@@ -150,7 +170,7 @@ class Plan {
   explicit Plan(const Shape& shape)
       : text_(shape.text()),
         a_(layout(shape.type, shape.rows, shape.depth, shape.a)),
-        b_(layout(shape.type, shape.depth, shape.columns, shape.b)),
+        b_(layout(shape.type_of_b, shape.depth, shape.columns, shape.b)),
         c_(layout(shape.result, shape.rows, shape.columns, shape.c)),
         added_(shape.added.leading > 0 ? layout(shape.result, shape.rows, shape.columns, shape.added)
                                        : nullptr) {
@@ -222,6 +242,7 @@ class Plan {
                           c10::cuda::getCurrentCUDAStream()) == CUBLAS_STATUS_SUCCESS;
   }
 
+  std::optional<ProductChoice> first;   ///< what the library proposes first, once it was asked
   int64_t choices = 0;                  ///< ProductChoices::id() of those that it is from
   std::optional<ProductChoice> choice;  ///< the one that is used, once it is known
 
@@ -250,6 +271,11 @@ class Plan {
     if (vector.defined()) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector.const_data_ptr());
     if (product.beside.defined() && !sums) {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.beside.const_data_ptr());
+    }
+    // Our b is cublasLt's A.
+    if (product.scale_of_b.defined()) {
+      set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, product.scale_of_b.const_data_ptr());
+      set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, product.scale_of_a.const_data_ptr());
     }
   }
   cublasLtMatrixLayout_t added_or_c() const { return added_ ? added_.get() : c_.get(); }
@@ -330,6 +356,18 @@ bool multiply_by_choice(ProductChoices& choices, const GpuProduct& product,
   if (product.only_tries || !choice || !*choice) return false;
   FSDP_CHECK(plan.run(product, **choice), "cublasLtMatmul failed for ", plan.text());
   return true;
+}
+
+bool multiply_as_proposed(const GpuProduct& product) {
+  const auto shape = Shape::of(product);
+  if (!shape) return false;
+  const c10::cuda::CUDAGuard guard(product.c.device());
+  Plan& plan = plan_of(*shape);
+  if (!plan.first) {
+    const std::vector<ProductAlgorithm> all = plan.proposed(*shape, product);
+    plan.first = all.empty() ? ProductChoice() : ProductChoice(all.front());
+  }
+  return *plan.first && plan.run(product, **plan.first);
 }
 
 std::string product_library(const at::Device& device) {

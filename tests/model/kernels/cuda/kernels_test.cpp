@@ -466,8 +466,22 @@ TEST_F(CudaFloat8Products, RoundAsTheCpuDoes) {
   }
 }
 
+TEST_F(CudaFloat8Products, RoundByRowsAsTheCpuDoes) {
+  const at::Tensor x = random({208, 1040}) * at::exp2(-at::arange(208) % 9).view({208, 1});
+  const Float8Orders both{.values = true, .transposed = true};
+  const Float8Matrix here = to_float8_by_rows(x.to(at::kBFloat16), both),
+                     there = to_float8_by_rows(x.to(at::kBFloat16).to(at::kCUDA), both);
+  EXPECT_TRUE(at::equal(there.values.view(at::kByte).cpu(), here.values.view(at::kByte)));
+  EXPECT_TRUE(at::equal(there.transposed.view(at::kByte).cpu(), here.transposed.view(at::kByte)));
+  EXPECT_TRUE(at::equal(there.inverse_scale.cpu(), here.inverse_scale));
+  EXPECT_TRUE(at::equal(there.inverse_scale_of_transposed.cpu(), here.inverse_scale_of_transposed));
+}
+
 TEST_F(CudaFloat8Products, AreThoseOfTheCpu) {
-  for (bool transposed : {false, true}) {
+  for (auto [transposed, scaling] : {std::pair{false, Float8Scaling::kTensor},
+                                     {true, Float8Scaling::kTensor},
+                                     {false, Float8Scaling::kRow},
+                                     {true, Float8Scaling::kRow}}) {
     const at::Tensor x = random({64, 96}), bias = random({48}), dy = random({64, 48}),
                      weight = random(transposed ? at::IntArrayRef{96, 48} : at::IntArrayRef{48, 96});
     auto results_on = [&](at::Device device) {
@@ -475,8 +489,8 @@ TEST_F(CudaFloat8Products, AreThoseOfTheCpu) {
       TestSink& sink = TestSink::attach(w);
       at::Tensor y;
       for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
-        y = transposed ? float8_transposed_linear(input, w, bias.to(device), Matmul::kMkl)
-                       : float8_linears(input, {w, w.detach()}, Matmul::kMkl)[0];
+        y = transposed ? float8_transposed_linear(input, w, bias.to(device), {.scaling = scaling})
+                       : float8_linears(input, {w, w.detach()}, {.scaling = scaling})[0];
         y.backward(dy.to(device));
       }
       EXPECT_EQ(sink.by_autograd, 0);
@@ -493,10 +507,10 @@ TEST_F(CudaFloat8Products, PutGradientsWhereNoKernelCouldWrite) {
                    weight = random({48, 96}).to(at::kCUDA).requires_grad_();
   TestSink& sink = TestSink::attach(weight);
   sink.memory = at::empty({48 * 96 + 1}, sink.memory.options()).narrow(0, 1, 48 * 96).view({48, 96});
-  float8_linears(x, {weight}, Matmul::kMkl)[0].backward(dy);
+  float8_linears(x, {weight})[0].backward(dy);
   const at::Tensor first = sink.memory.clone();
   TestSink& aligned = TestSink::attach(weight);
-  float8_linears(x, {weight}, Matmul::kMkl)[0].backward(dy);
+  float8_linears(x, {weight})[0].backward(dy);
   EXPECT_TRUE(at::equal(aligned.memory, first));
 }
 
