@@ -31,7 +31,9 @@ struct Arguments {
   std::string source, other, output, dtype, config, format = "safetensors", max_shard_size, type, tokenizer;
   std::string layout, model_key, optimizer_key;
   std::vector<std::string> sources;
-  std::optional<double> tolerance;
+  std::optional<double> tolerance, t, density, lambda;
+  std::vector<double> weights;
+  std::string method = "linear", base, normalize;
   std::optional<int64_t> last, samples_seen, parts;
   int64_t world_size = 1;
   bool force = false, saturate = false, optimizer = false, ema = false, adapter = false, merge = false,

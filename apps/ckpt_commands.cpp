@@ -155,8 +155,18 @@ std::vector<fs::path> averaged_inputs(const Arguments& arguments) {
   return inputs;
 }
 
+checkpoint::MergeOptions merge_options(const Arguments& arguments) {
+  checkpoint::MergeOptions options{.weights = arguments.weights,
+                                   .t = arguments.t,
+                                   .density = arguments.density,
+                                   .lambda = arguments.lambda};
+  options.method = arguments.method;
+  if (!arguments.normalize.empty()) options.normalize = arguments.normalize == "true";
+  return options;
+}
+
 CkptCommand add_average(CLI::App& app) {
-  Command command(app, "average", "writes the mean of the weights of several checkpoints");
+  Command command(app, "average", "makes one model of several, by default the mean of their weights");
   command.option("CHECKPOINT", command->sources, kAboutAny)->required()->check(cli::not_empty());
   command
       .option("--output", command->output,
@@ -166,20 +176,42 @@ CkptCommand add_average(CLI::App& app) {
   command
       .option("--last", command->last, "average this many newest checkpoints of the run named by CHECKPOINT")
       ->check(cli::between(2, 1'000'000));
+  command
+      .option("--method", command->method,
+              "linear, slerp, or task_arithmetic or ties, which add differences to --base; as mergekit's")
+      ->check(cli::one_of(util::names_of_enum<checkpoint::MergeMethod>()));
+  command.option("--weights", command->weights, "a factor for each CHECKPOINT: 0.7,0.3; default: 1 each")
+      ->delimiter(',');
+  command.option("--base", command->base, "the model from which the others were tuned");
+  command.option("--t", command->t, "slerp: from 0, the first model, to 1, the second; default: 0.5");
+  command.option("--density", command->density,
+                 "ties: share of each difference's elements, the largest, that is used; default: 1");
+  command.option("--lambda", command->lambda, "task_arithmetic, ties: factor of what is added; default: 1");
+  command
+      .option("--normalize", command->normalize,
+              "whether sums are divided by those of their weights; default: false for task_arithmetic")
+      ->check(cli::one_of({"true", "false"}));
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
     const std::vector<fs::path> inputs = averaged_inputs(arguments);
-    const checkpoint::AverageResult result =
-        checkpoint::average({.inputs = inputs, .output = arguments.output, .progress = progress});
+    checkpoint::AverageRequest request{.inputs = inputs,
+                                       .output = arguments.output,
+                                       .progress = progress,
+                                       .merge = merge_options(arguments)};
+    if (!arguments.base.empty()) request.base = arguments.base;
+    const checkpoint::AverageResult result = checkpoint::average(request);
     if (arguments.as_json) {
       json paths = json::array();
       for (const fs::path& input : inputs) paths.push_back(input.string());
       std::cout << text_of({{"output", result.output.string()},
                             {"inputs", paths},
+                            {"method", arguments.method},
                             {"tensors", result.tensors},
                             {"bytes", result.bytes}});
     } else {
-      std::cout << result.output.string() << ": the mean of " << inputs.size() << " checkpoints, "
-                << result.tensors << " tensors, " << util::human_bytes(result.bytes) << "\n";
+      std::cout << result.output.string() << ": "
+                << (arguments.method == "linear" ? "the mean" : arguments.method) << " of " << inputs.size()
+                << (inputs.size() == 1 ? " checkpoint, " : " checkpoints, ") << result.tensors << " tensors, "
+                << util::human_bytes(result.bytes) << "\n";
     }
     return 0;
   });

@@ -27,11 +27,13 @@ namespace {
 
 constexpr const char* kInputRemedy = "average checkpoints of one run, or of runs with the same model";
 
-/// A source that computes the mean of a range when the range is read.
+/// A source that computes a range when the range is read.
 class AveragedSource final : public TensorSource {
  public:
-  explicit AveragedSource(std::vector<Weights> inputs) : inputs_(std::move(inputs)) {
-    for (size_t i = 1; i < inputs_.size(); ++i) require_same_tensors(inputs_.front(), inputs_[i]);
+  AveragedSource(MergeOptions options, std::vector<Weights> inputs, std::optional<Weights> base)
+      : merge_(std::move(options), std::move(inputs), std::move(base)) {
+    for (const Weights& input : inputs_) require_same_tensors(inputs_.front(), input);
+    if (merge_.base()) require_same_tensors(inputs_.front(), *merge_.base());
   }
 
   const fs::path& path() const override { return inputs_.front().path(); }
@@ -48,18 +50,16 @@ class AveragedSource final : public TensorSource {
   void read(const std::string& name, int64_t begin, int64_t end, void* out) const override {
     const at::ScalarType dtype = inputs_.front().dtype(name);
     auto* bytes = static_cast<char*>(out);
-    for (int64_t at = begin; at < end; at += kElementsAtOnce) {
-      const int64_t count = std::min(kElementsAtOnce, end - at);
-      const at::Tensor part =
-          c10::isFloatingType(dtype) ? mean(name, at, count).to(dtype) : common_value(name, at, count);
+    for (int64_t at = begin; at < end; at += Merge::kElementsAtOnce) {
+      const int64_t count = std::min(Merge::kElementsAtOnce, end - at);
+      const at::Tensor part = c10::isFloatingType(dtype) ? merge_.merged(name, at, count).to(dtype)
+                                                         : common_value(name, at, count);
       std::memcpy(bytes, part.const_data_ptr(), part.nbytes());
       bytes += part.nbytes();
     }
   }
 
  private:
-  static constexpr int64_t kElementsAtOnce = int64_t{1} << 20;
-
   static void require_same_tensors(const Weights& first, const Weights& other) {
     const auto refuse = [&](const std::string& name, const auto&... found) {
       fail(ErrorKind::kCheckpoint, other.path().string(), ": expected the tensors of ", first.path().string(),
@@ -81,35 +81,23 @@ class AveragedSource final : public TensorSource {
     }
   }
 
-  /// The mean of elements [begin, begin + count), computed in fp64.
-  at::Tensor mean(const std::string& name, int64_t begin, int64_t count) const {
-    at::Tensor sum = sum_.narrow(0, 0, count), each = each_.narrow(0, 0, count);
-    inputs_.front().read_range_into(name, begin, sum);
-    for (size_t i = 1; i < inputs_.size(); ++i) {
-      inputs_[i].read_range_into(name, begin, each);
-      sum.add_(each);
-    }
-    return sum.div_(static_cast<double>(inputs_.size()));
-  }
-
   /// Requires equal integers, because they are counts, masks or indices, which have no meaningful mean.
   at::Tensor common_value(const std::string& name, int64_t begin, int64_t count) const {
     const auto options = at::TensorOptions().dtype(inputs_.front().dtype(name));
     at::Tensor value = at::empty({count}, options), each = at::empty({count}, options);
     inputs_.front().read_range_into(name, begin, value);
-    for (size_t i = 1; i < inputs_.size(); ++i) {
-      inputs_[i].read_range_into(name, begin, each);
+    for (const Weights& input : inputs_) {
+      input.read_range_into(name, begin, each);
       if (std::memcmp(value.const_data_ptr(), each.const_data_ptr(), value.nbytes()) == 0) continue;
-      fail(ErrorKind::kCheckpoint, inputs_[i].path().string(), ": expected the values of ", path().string(),
+      fail(ErrorKind::kCheckpoint, input.path().string(), ": expected the values of ", path().string(),
            " in ", name, ", because only floating-point tensors have a mean and its type is ",
            util::dtype_name(value.scalar_type()), "; found others; ", kInputRemedy);
     }
     return value;
   }
 
-  std::vector<Weights> inputs_;
-  at::Tensor sum_ = at::empty({kElementsAtOnce}, at::TensorOptions().dtype(at::kDouble));
-  at::Tensor each_ = at::empty({kElementsAtOnce}, at::TensorOptions().dtype(at::kDouble));
+  mutable Merge merge_;
+  const std::vector<Weights>& inputs_ = merge_.models();
 };
 
 void write_file(const Weights& source, std::vector<TensorInfo> infos, const AverageRequest& request,
@@ -138,10 +126,7 @@ void describe(const fs::path& first, ShardedWrite& request) {
 }  // namespace
 
 AverageResult average(const AverageRequest& request) {
-  if (request.inputs.size() < 2) {
-    fail(ErrorKind::kUsage, "expected at least two checkpoints to average; found ", request.inputs.size(),
-         "; name more, or the last ones of a run with `last`");
-  }
+  check_merge(request.merge, request.inputs.size(), request.base.has_value());
   std::error_code error;
   const bool is_file =
       util::extension_of(request.output) == ".safetensors" && !fs::is_directory(request.output, error);
@@ -150,7 +135,9 @@ AverageResult average(const AverageRequest& request) {
   }
   std::vector<Weights> inputs;
   for (const fs::path& input : request.inputs) inputs.push_back(open_weights(input));
-  const auto averaged = std::make_shared<AveragedSource>(std::move(inputs));
+  std::optional<Weights> base;
+  if (request.base) base = open_weights(*request.base);
+  const auto averaged = std::make_shared<AveragedSource>(request.merge, std::move(inputs), std::move(base));
   Weights source;
   source.add(averaged);
   const std::vector<TensorInfo> infos = averaged->infos();

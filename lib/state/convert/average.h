@@ -1,13 +1,15 @@
 #pragma once
 
 // The mean of the weights of several checkpoints, such as the last checkpoints of a run (fairseq's
-// average_checkpoints.py).
+// average_checkpoints.py), and other ways to make one model of several (state/convert/merge.h).
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "base/util/progress_bar.h"
+#include "state/convert/merge.h"
 
 namespace fsdp::checkpoint {
 
@@ -19,6 +21,9 @@ struct AverageRequest {
   /// small files of the first input's model.
   std::filesystem::path output;
   util::ByteProgress progress{};
+  MergeOptions merge{};
+  /// For methods that need it: the model from which the inputs were tuned.
+  std::optional<std::filesystem::path> base{};
 };
 
 struct AverageResult {
@@ -27,13 +32,14 @@ struct AverageResult {
   int64_t bytes = 0;  ///< bytes of the tensors
 };
 
-/// Averages the weights. Each element is summed in fp64 and rounded once, to the type that the tensor has in
-/// all inputs. Optimizer state is left out. Hashes are compared before anything is read from a shard. Memory
-/// is bounded.
+/// Averages the weights. Each element is computed in fp64 and rounded once, to the type that the tensor has
+/// in all inputs. Optimizer state is left out. Hashes are compared before anything is read from a shard.
+/// Memory is bounded.
 ///
-/// Throws Error(kUsage) for fewer than two inputs, kCheckpoint if the inputs differ in the names, shapes or
-/// types of their weights or in the values of integers, if an input is damaged, or if the output exists, and
-/// kIo if writing fails. The output appears under its name only when it is complete.
+/// Throws Error(kUsage) for fewer than two inputs without a base and as check_merge(), kCheckpoint if the
+/// inputs differ in the names, shapes or types of their weights or in the values of integers, if an input is
+/// damaged, or if the output exists, and kIo if writing fails. The output appears under its name only when it
+/// is complete.
 AverageResult average(const AverageRequest& request);
 
 /// The newest `count` complete checkpoints in a run's output folder, oldest first. Throws Error(kCheckpoint)

@@ -3,12 +3,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
 #include "state/checkpoint/load.h"
 #include "state/description/described_model.h"
 #include "state/weights/weights.h"
 #include "support/checkpoint_contents.h"
 #include "support/checkpoint_fixtures.h"
 #include "support/safetensors_files.h"
+#include "support/source_folder.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -95,6 +103,111 @@ TEST_F(Average, KeepsTheFilesOfTheFirstInputsModel) {
   average({.inputs = {hugging_face, checkpoint}, .output = path("b")});
   EXPECT_EQ(tokenizer_of(path("b")), "of the folder");
   EXPECT_EQ(read_manifest(path("b")).model, nlohmann::json({{"hidden_size", 2}}));
+}
+
+/// The tensors of mergekit_merges.py.
+at::Tensor merged_numbers(int64_t seed) {
+  const at::Tensor i = at::arange(24 * 40);
+  return (((i * 7919 + seed * 104729 + i.div(7, "floor") * seed) % 2003 - 1001).to(at::kFloat) / 1024)
+      .view({24, 40});
+}
+
+TEST_F(Average, MergesAsMergekitDoes) {
+  const at::Tensor base = merged_numbers(1);
+  std::vector<at::Tensor> tuned;
+  std::vector<fs::path> files;
+  for (int64_t seed : {2, 3, 4}) {
+    tuned.push_back(base + merged_numbers(seed) / 8);
+    files.push_back(file("tuned" + std::to_string(seed) + ".safetensors", {{"w", tuned.back()}}));
+  }
+  const fs::path base_file = file("base.safetensors", {{"w", base}}),
+                 farther = file("farther.safetensors", {{"w", tuned[0] * 2 - base}}),
+                 parallel = file("parallel.safetensors", {{"w", 2 * base}});
+  const MergeOptions slerp{.method = MergeMethod::kSlerp, .t = 0.3},
+      sums{.method = MergeMethod::kTaskArithmetic, .weights = {0.5, 0.25, -0.5}, .lambda = 0.75},
+      means{.method = MergeMethod::kTaskArithmetic, .weights = {0.5, 0.25, 0.5}, .normalize = true},
+      ties{.method = MergeMethod::kTies, .density = 0.3},
+      weighted{.method = MergeMethod::kTies, .weights = {0.5, 0.25, 0.75}, .density = 0.6, .lambda = 1.5},
+      ties_of_sums{
+          .method = MergeMethod::kTies, .weights = {0.5, 0.25, 0.75}, .density = 0.2, .normalize = false};
+  std::map<std::string, AverageRequest> requests;
+  requests["slerp"] = {.inputs = {base_file, farther}, .merge = slerp};
+  requests["slerp_of_parallels"] = {.inputs = {base_file, parallel}, .merge = slerp};
+  for (const auto& [name, options] : {std::pair{"task_arithmetic", sums},
+                                      {"task_arithmetic_normalized", means},
+                                      {"ties", ties},
+                                      {"ties_weighted", weighted},
+                                      {"ties_of_sums", ties_of_sums}}) {
+    requests[name] = {.inputs = files, .merge = options, .base = base_file};
+  }
+  std::ifstream vectors(source_folder() + "/tests/state/convert/mergekit_merges.txt");
+  std::string line;
+  size_t compared = 0;
+  for (; std::getline(vectors, line); ++compared) {
+    std::istringstream words(line);
+    std::string name;
+    words >> name;
+    AverageRequest request = requests.at(name);
+    request.output = path(name + ".safetensors");
+    average(request);
+    at::Tensor merged = at::empty({24, 40});
+    open_weights(request.output).read_into("w", merged);
+    const std::vector<double> theirs(std::istream_iterator<double>(words), {});
+    const at::Tensor ours = merged.flatten().slice(0, 0, merged.numel(), 13).to(at::kDouble);
+    ASSERT_EQ(ours.numel(), std::ssize(theirs)) << name;
+    EXPECT_LT((ours - at::tensor(theirs, at::kDouble)).abs().max().item<double>(), 3e-7) << name;
+  }
+  EXPECT_EQ(compared, requests.size());
+}
+
+TEST_F(Average, OfPiecesOfTensorsIsThatOfWholeOnes) {
+  // The norms of slerp, and the elements that ties uses, are those of a tensor of several pieces.
+  const int64_t numel = 2 * Merge::kElementsAtOnce + 5;
+  const at::Tensor base = at::zeros({numel}), a = at::ones({numel}), b = at::ones({numel});
+  a.narrow(0, 3, 4).fill_(5);
+  b.narrow(0, numel - 2, 2).fill_(-7);
+  const fs::path first = file("a.safetensors", {{"w", a}}), second = file("b.safetensors", {{"w", b}});
+  average({.inputs = {first, second},
+           .output = path("ties.safetensors"),
+           .merge = {.method = MergeMethod::kTies, .density = 4.0 / static_cast<double>(numel)},
+           .base = file("base.safetensors", {{"w", base}})});
+  at::Tensor merged = at::empty({numel});
+  open_weights(path("ties.safetensors")).read_into("w", merged);
+  // Of the second, all elements are as large as its fourth-largest.
+  const at::Tensor expected = b.clone();
+  expected.narrow(0, 3, 4).fill_(3);
+  EXPECT_TRUE(same_bits(merged, expected));
+}
+
+TEST_F(Average, RefusesOptionsThatAMethodDoesNotHave) {
+  const auto a = file("a.safetensors", {{"w", at::rand({2})}}),
+             b = file("b.safetensors", {{"w", at::rand({2})}});
+  const auto refusal = [&](const MergeOptions& merge, const std::vector<fs::path>& inputs, bool has_base) {
+    AverageRequest request{.inputs = inputs, .output = path("refused.safetensors"), .merge = merge};
+    if (has_base) request.base = a;
+    try {
+      average(request);
+    } catch (const util::Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const auto method = [](MergeMethod method) { return MergeOptions{.method = method}; };
+  EXPECT_THAT(refusal(method(MergeMethod::kSlerp), {a, b, a}, false),
+              HasSubstr("expected two models; found 3"));
+  EXPECT_THAT(
+      refusal(method(MergeMethod::kTies), {a, b}, false),
+      HasSubstr("base: expected the model from which the others were tuned with method ties; found none"));
+  EXPECT_THAT(refusal({}, {a, b}, true), HasSubstr("base: expected none with method linear; found one"));
+  EXPECT_THAT(refusal({.t = 0.5}, {a, b}, false), HasSubstr("t: expected method slerp"));
+  EXPECT_THAT(refusal({.density = 0.5}, {a, b}, false), HasSubstr("density: expected method ties"));
+  EXPECT_THAT(refusal({.weights = {1, 2, 3}}, {a, b}, false), HasSubstr("one for each of 2 models; found 3"));
+  EXPECT_THAT(refusal({.weights = {1, -1}}, {a, b}, false),
+              HasSubstr("whose sum is not 0; found a sum of 0"));
+  EXPECT_THAT(refusal({.method = MergeMethod::kTies, .density = 1.5}, {a, b}, true),
+              HasSubstr("density: expected a number from 0 to 1; found 1.5"));
+  EXPECT_EQ(refusal({.weights = {3, -1}}, {a, b}, false), "");
 }
 
 TEST_F(Average, TakesFilesAndCheckpointsTogether) {
