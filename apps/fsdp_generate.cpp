@@ -10,6 +10,7 @@
 #include <iostream>
 #include <iterator>
 #include <optional>
+#include <sstream>
 
 #include "base/cli/program.h"
 #include "base/cli/usage_error.h"
@@ -30,6 +31,7 @@
 #include "tools/generate/generate.h"
 #include "tools/generate/generation_defaults.h"
 #include "tools/generate/load.h"
+#include "tools/generate/requests.h"
 #include "tools/generate/sampler.h"
 #include "tools/generate/score.h"
 
@@ -41,6 +43,7 @@ using util::fail;
 
 struct GenerateArguments {
   std::string checkpoint, prompt, prompt_file, tokenizer, dtype = "auto", begin_token, dash, score;
+  std::string score_requests, generate_until;
   std::string system, chat_template;
   bool ema = false, json = false, interactive = false, chat = false;
   std::vector<std::string> stops;
@@ -119,10 +122,10 @@ std::vector<int64_t> stop_ids(const Model& model) {
   return ids;
 }
 
-/// Prints the texts that continue the tokens, after `shown`. Returns the first.
-std::string print_texts(const GenerateArguments& arguments, const Model& model,
-                        const std::vector<int64_t>& ids, const std::string& shown,
-                        std::vector<int64_t> stops) {
+/// Generates the texts that continue the tokens.
+std::vector<generate::Sample> make_texts(const GenerateArguments& arguments, const Model& model,
+                                         const std::vector<int64_t>& ids, std::vector<int64_t> stops,
+                                         apps::SampleTexts& texts) {
   generate::GenerationOptions options = arguments.options;
   options.max_new_tokens = new_tokens(arguments, model.stored.options, ids.size());
   options.sampling = generate::chosen_sampling(arguments.sampling, model.defaults);
@@ -130,15 +133,21 @@ std::string print_texts(const GenerateArguments& arguments, const Model& model,
   options.allowed_ids = std::min(model.tokenizer->vocab_size(), model.stored.options.vocab_size);
 
   util::StopSignal stop_signal;
+  return generate::generate(*model.stage, model.stored.options, ids, options,
+                            {.on_token = [&](int64_t sample, int64_t id) { texts.push(sample, id); },
+                             .stop_requested = [&] { return stop_requested() || texts.have_ended(); }});
+}
+
+/// Prints the texts that continue the tokens, after `shown`. Returns the first.
+std::string print_texts(const GenerateArguments& arguments, const Model& model,
+                        const std::vector<int64_t>& ids, const std::string& shown,
+                        std::vector<int64_t> stops) {
   apps::SampleTexts texts(*model.tokenizer, ids,
                           {.prompt = shown,
-                           .num_samples = options.num_samples,
+                           .num_samples = arguments.options.num_samples,
                            .streams = !arguments.json,
                            .stops = arguments.stops});
-  const auto samples =
-      generate::generate(*model.stage, model.stored.options, ids, options,
-                         {.on_token = [&](int64_t sample, int64_t id) { texts.push(sample, id); },
-                          .stop_requested = [&] { return stop_requested() || texts.have_ended(); }});
+  const auto samples = make_texts(arguments, model, ids, std::move(stops), texts);
   if (arguments.json) {
     texts.print_json(samples);
   } else {
@@ -220,6 +229,55 @@ int score(const GenerateArguments& arguments, const Model& model) {
   return 0;
 }
 
+/// Reads the requests of a file, or of standard input for "-".
+std::vector<generate::Request> requests_of(const std::string& file, bool generates) {
+  const std::string name = file == "-" ? "standard input" : file;
+  std::istringstream text(read_input(file));
+  std::vector<generate::Request> requests = generate::read_requests(text, name, generates);
+  if (requests.empty()) fail(ErrorKind::kUsage, name, ": expected a request a line; found none");
+  return requests;
+}
+
+/// Prints a line for each request, in their order.
+int score_requests(const GenerateArguments& arguments, const Model& model) {
+  const auto requests = requests_of(arguments.score_requests, /*generates=*/false);
+  std::optional<int64_t> begin;
+  const auto id = model.stored.config.find("bos_token_id");
+  if (id != model.stored.config.end() && id->is_number_integer()) begin = id->get<int64_t>();
+  std::vector<generate::EncodedRequest> encoded;
+  for (const generate::Request& request : requests) {
+    encoded.push_back(generate::encode_request(*model.tokenizer, request, begin));
+  }
+  util::StopSignal stop_signal;
+  const auto scores = generate::score_requests(*model.stage, model.stored.options, encoded,
+                                               {.stop_requested = stop_requested});
+  if (!scores) return exit_code();
+  generate::require_finite(*scores, arguments.score_requests);
+  for (size_t i = 0; i < scores->size(); ++i) apps::print_request_score(requests[i], (*scores)[i]);
+  return exit_code();
+}
+
+/// Prints the text of each request when it ends.
+int generate_until(GenerateArguments arguments, const Model& model) {
+  arguments.options.num_samples = 1;
+  const auto most = arguments.max_new_tokens;
+  for (const generate::Request& request : requests_of(arguments.generate_until, /*generates=*/true)) {
+    if (request.max_new_tokens) arguments.max_new_tokens = request.max_new_tokens;
+    std::vector<int64_t> ids = encode(*model.tokenizer, request.context, arguments.begin_token);
+    // Of a context that leaves no room for the text, the last tokens are used.
+    const int64_t longest = nn::longest_sequence(model.stored.options);
+    const int64_t room = std::max<int64_t>(
+        1, longest - std::min(arguments.max_new_tokens.value_or(kDefaultNewTokens), longest / 2));
+    if (std::ssize(ids) > room) ids.erase(ids.begin(), ids.end() - room);
+    apps::SampleTexts texts(*model.tokenizer, ids, {.streams = false, .stops = request.until});
+    const auto samples = make_texts(arguments, model, ids, stop_ids(model), texts);
+    if (stop_requested()) break;
+    texts.print_request(request, samples.front());
+    arguments.max_new_tokens = most;
+  }
+  return exit_code();
+}
+
 data::ChatTemplateSource template_of(const GenerateArguments& arguments, const Model& model) {
   const std::string tokenizer = arguments.tokenizer.empty()
                                     ? generate::tokenizer_name(model.stored).value_or("bytes")
@@ -233,7 +291,9 @@ data::ChatTemplateSource template_of(const GenerateArguments& arguments, const M
 
 int run(const GenerateArguments& arguments) {
   generate::check_sampling(generate::chosen_sampling(arguments.sampling, {}));
-  const bool has_prompt = arguments.score.empty() && !arguments.interactive && !arguments.chat;
+  const bool scores = !arguments.score.empty() || !arguments.score_requests.empty();
+  const bool has_prompt =
+      !scores && arguments.generate_until.empty() && !arguments.interactive && !arguments.chat;
   const std::string prompt = has_prompt ? read_prompt(arguments) : "";
   plugin::load_with_configs(arguments.plugins, plugin::OfConfigs::kAreRefused);
   config::load_plugins({}, config::PluginsNamedBy::kUser);
@@ -247,13 +307,15 @@ int run(const GenerateArguments& arguments) {
     new_tokens(arguments, model.stored.options,
                encode(*model.tokenizer, prompt, arguments.begin_token).size());
   }
-  if (arguments.score.empty()) {
+  if (!scores) {
     model.defaults = generate::generation_defaults(model.stored);
     const std::string text = generate::defaults_text(arguments.sampling, model.defaults);
     if (!text.empty()) util::log_info(util::concat("sampling by ", model.defaults.file.string(), ": ", text));
   }
   model.stage = generate::load_model(model.stored, dtype);
   if (!arguments.score.empty()) return score(arguments, model);
+  if (!arguments.score_requests.empty()) return score_requests(arguments, model);
+  if (!arguments.generate_until.empty()) return generate_until(arguments, model);
   if (session) return chat(arguments, model, *session);
   if (!arguments.interactive) return generate_texts(arguments, model, prompt);
   return for_each_line([&](const std::string& line) { return generate_texts(arguments, model, line); });
@@ -273,7 +335,9 @@ cli::Page page() {
            {"a continuation of each line of a file",
             "fsdp-generate checkpoints/quickstart --interactive <prompts.txt"},
            {"a conversation with a model that was tuned on chats", "fsdp-generate checkpoints/chats --chat"},
-           {"how likely the model finds a text", "fsdp-generate checkpoints/quickstart --score scene.txt"}},
+           {"how likely the model finds a text", "fsdp-generate checkpoints/quickstart --score scene.txt"},
+           {"how likely it finds continuations, one a line",
+            "fsdp-generate checkpoints/quickstart --score-requests requests.jsonl"}},
       .words = {}};
 }
 
@@ -325,6 +389,17 @@ int main(int argc, char** argv) {
              "print the negative log-likelihood and the perplexity of the text in this file (-: standard "
              "input), which may be longer than the model's positions, and exit")
           ->check(cli::not_empty());
+  CLI::Option* score_requests =
+      app.add_option(
+             "--score-requests", arguments.score_requests,
+             "print the log-likelihood of each continuation in this file of JSON lines (-: standard input): "
+             "{\"context\": \"...\", \"continuation\": \"...\"} or {\"text\": \"...\"}, and exit")
+          ->check(cli::not_empty());
+  CLI::Option* generate_until =
+      app.add_option("--generate-until", arguments.generate_until,
+                     "print a text for each line of this file of JSON lines (-: standard input): "
+                     "{\"context\": \"...\", \"until\": [\"...\"], \"max_new_tokens\": N}, and exit")
+          ->check(cli::not_empty());
   app.add_option("--window", arguments.window,
                  "with --score: tokens that the model sees at once; default: all of its positions")
       ->check(cli::at_least(1))
@@ -370,7 +445,13 @@ int main(int argc, char** argv) {
        {"STDIN", "--prompt", "--prompt-file", "--interactive", "--chat", "--stop", "--max-new-tokens",
         "--num-samples", "--temperature", "--top-k", "--top-p", "--seed"}) {
     score->excludes(app.get_option(name));
+    score_requests->excludes(app.get_option(name));
   }
+  for (const char* name : {"STDIN", "--prompt", "--prompt-file", "--interactive", "--chat", "--stop",
+                           "--num-samples", "--score"}) {
+    generate_until->excludes(app.get_option(name));
+  }
+  score_requests->excludes(score)->excludes(generate_until)->excludes(app.get_option("--begin-token"));
   if (const auto code = cli::parse(app, page(), argc, argv)) return *code;
   util::MappedAllocator::install();
   return util::run_guarded([&] { return cli::run_command([&] { return run(arguments); }); });

@@ -13,44 +13,42 @@
 #include "base/util/text.h"
 
 namespace fsdp::apps {
+namespace {
+
+/// The beginning of a result.
+nlohmann::ordered_json line_of(const generate::Request& request) {
+  nlohmann::ordered_json line = nlohmann::ordered_json::object();
+  if (!request.id.is_null()) line["id"] = request.id;
+  return line;
+}
+
+/// Bytes that are no UTF-8 become the replacement character.
+void print_line(const nlohmann::ordered_json& line) {
+  std::cout << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
+  flush_stdout();
+}
+
+}  // namespace
 
 SampleTexts::SampleTexts(const data::Tokenizer& tokenizer, const std::vector<int64_t>& begin,
                          SampleTextOptions options)
     : options_(std::move(options)), is_terminal_(::isatty(STDOUT_FILENO) == 1) {
-  // Tokens stand for other bytes at the beginning of a text than within it.
-  data::TextDecoder after_prompt(tokenizer);
-  for (int64_t id : begin) after_prompt.push(id);
-  for (int64_t i = 0; i < options_.num_samples; ++i) texts_.push_back({after_prompt});
-}
-
-void SampleTexts::append(SampleText& sample, const std::string& text) {
-  const size_t before = sample.text.size();
-  sample.text += text;
-  size_t end = std::string::npos;
-  for (const std::string& stop : options_.stops) {
-    const size_t from = before < stop.size() ? 0 : before - stop.size() + 1;
-    end = std::min(end, sample.text.find(stop, from));
-  }
-  if (end == std::string::npos) return;
-  sample.ended = true;
-  sample.text.resize(end);
+  const data::TextDecoder decoder = generate::decoder_after(tokenizer, begin);
+  for (int64_t i = 0; i < options_.num_samples; ++i) texts_.emplace_back(decoder, options_.stops);
 }
 
 void SampleTexts::push(int64_t sample, int64_t id) {
-  SampleText& own = texts_[static_cast<size_t>(sample)];
-  if (own.ended) return;
-  ++own.tokens;
-  append(own, own.decoder.push(id));
-  if (sample == 0) stream(own.ended);
+  generate::TextUntil& own = texts_[static_cast<size_t>(sample)];
+  if (own.has_ended()) return;
+  own.push(id);
+  if (sample == 0) stream(own.has_ended());
 }
 
-bool SampleTexts::have_ended() const {
-  return std::all_of(texts_.begin(), texts_.end(), [](const SampleText& sample) { return sample.ended; });
-}
+bool SampleTexts::have_ended() const { return std::ranges::all_of(texts_, &generate::TextUntil::has_ended); }
 
 void SampleTexts::stream(bool complete) {
   if (!options_.streams) return;
-  const std::string& text = texts_.front().text;
+  const std::string& text = first();
   size_t end = text.size();
   // The end of the text may be the beginning of a stop.
   for (const std::string& stop : options_.stops) {
@@ -65,9 +63,7 @@ void SampleTexts::stream(bool complete) {
 }
 
 void SampleTexts::finish_decoding() {
-  for (SampleText& sample : texts_) {
-    if (!sample.ended) append(sample, sample.decoder.finish());
-  }
+  for (generate::TextUntil& text : texts_) text.finish();
   stream(/*complete=*/true);
 }
 
@@ -75,29 +71,37 @@ void SampleTexts::finish_texts(size_t samples) {
   finish_decoding();
   for (size_t i = 0; i < samples; ++i) {
     if (i > 0) print("---\n");
-    if (i > 0 || !options_.streams) print(options_.prompt + texts_[i].text);
-    if (!texts_[i].text.ends_with('\n')) print("\n");
+    if (i > 0 || !options_.streams) print(options_.prompt + texts_[i].text());
+    if (!texts_[i].text().ends_with('\n')) print("\n");
   }
+}
+
+void SampleTexts::print_request(const generate::Request& request, const generate::Sample& sample) {
+  finish_decoding();
+  const generate::TextUntil& own = texts_.front();
+  nlohmann::ordered_json line = line_of(request);
+  line["text"] = own.text();
+  line["tokens"] = own.has_ended() ? own.tokens() : sample.ids.size();
+  line["ending"] = own.has_ended() ? "stop_text" : generate::name_of(sample.ending);
+  print_line(line);
 }
 
 void SampleTexts::print_json(const std::vector<generate::Sample>& samples) {
   finish_decoding();
   for (size_t i = 0; i < samples.size(); ++i) {
     const generate::Sample& sample = samples[i];
-    const SampleText& own = texts_[i];
+    const generate::TextUntil& own = texts_[i];
     std::vector<int64_t> ids = sample.ids;
-    if (own.ended) ids.resize(std::min(ids.size(), own.tokens));
+    if (own.has_ended()) ids.resize(std::min(ids.size(), own.tokens()));
     const nlohmann::ordered_json line = {
         {"prompt", options_.prompt},
-        {"text", own.text},
+        {"text", own.text()},
         {"tokens", ids.size()},
         {"ids", ids},
         {"tokens_per_second", sample.tokens_per_second()},
-        {"ending", own.ended ? "stop_text" : generate::name_of(sample.ending)}};
-    // Bytes that are no UTF-8 become the replacement character.
-    std::cout << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
+        {"ending", own.has_ended() ? "stop_text" : generate::name_of(sample.ending)}};
+    print_line(line);
   }
-  flush_stdout();
 }
 
 void SampleTexts::print(const std::string& text) const {
@@ -123,6 +127,14 @@ void print_score(const generate::Score& score, std::optional<int64_t> bytes, boo
     std::cout << " over " << util::with_commas(score.tokens) << " tokens\n";
   }
   flush_stdout();
+}
+
+void print_request_score(const generate::Request& request, const generate::RequestScore& score) {
+  nlohmann::ordered_json line = line_of(request);
+  line["log_likelihood"] = score.log_likelihood;
+  line["tokens"] = score.tokens;
+  line["is_greedy"] = score.is_greedy;
+  print_line(line);
 }
 
 void flush_stdout() {

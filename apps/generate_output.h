@@ -9,7 +9,9 @@
 
 #include "data/tokenizers/tokenizer.h"
 #include "tools/generate/generate.h"
+#include "tools/generate/requests.h"
 #include "tools/generate/score.h"
+#include "tools/generate/text_until.h"
 
 namespace fsdp::apps {
 
@@ -31,20 +33,16 @@ class SampleTexts {
   /// Whether each text has ended at one of the stops.
   bool have_ended() const;
   /// The first text; complete after finish_texts() or print_json().
-  const std::string& first() const { return texts_.front().text; }
+  const std::string& first() const { return texts_.front().text(); }
   /// Prints the rest of so many samples: the end of the first, and the others.
   void finish_texts(size_t samples);
+  /// Prints a line of JSON for the text of a request: {"id": ..., "text": "...", "tokens": 9, "ending":
+  /// "length"}.
+  void print_request(const generate::Request& request, const generate::Sample& sample);
   /// Prints a line of JSON for each sample.
   void print_json(const std::vector<generate::Sample>& samples);
 
  private:
-  struct SampleText {
-    data::TextDecoder decoder;
-    std::string text{};
-    size_t tokens = 0;   ///< those up to the stop
-    bool ended = false;  ///< whether a stop has been found
-  };
-  void append(SampleText& sample, const std::string& text);
   /// Prints what is known of the first text; `complete`: no more follows.
   void stream(bool complete);
   void finish_decoding();
@@ -54,11 +52,14 @@ class SampleTexts {
   bool is_terminal_;
   bool begun_ = false;  ///< whether the prompt has been printed
   size_t printed_ = 0;  ///< bytes of the first text
-  std::vector<SampleText> texts_;
+  std::vector<generate::TextUntil> texts_;
 };
 
 /// Prints a score as a line or a JSON object. `bytes`: bytes of the scored tokens' text; nullopt: unknown.
 void print_score(const generate::Score& score, std::optional<int64_t> bytes, bool as_json);
+
+/// Prints a line of JSON: {"id": ..., "log_likelihood": -3.2, "tokens": 4, "is_greedy": false}.
+void print_request_score(const generate::Request& request, const generate::RequestScore& score);
 
 /// Flushes standard output. Throws Error(kIo) if that fails.
 void flush_stdout();

@@ -60,7 +60,7 @@ install(PROGRAMS "${PROJECT_BINARY_DIR}/fsdp-quickstart" DESTINATION bin COMPONE
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/configs" DESTINATION share/fsdp COMPONENT programs)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/scripts" DESTINATION share/fsdp COMPONENT programs USE_SOURCE_PERMISSIONS
         FILES_MATCHING PATTERN "common.sh" PATTERN "libtorch-version" PATTERN "quickstart" PATTERN "*shakespeare*" PATTERN "launch_*"
-        PATTERN "chat_example" PATTERN "follow_metrics"
+        PATTERN "chat_example" PATTERN "follow_metrics" PATTERN "lm_eval_fsdp.py"
         PATTERN "cmake" EXCLUDE PATTERN "wheel" EXCLUDE)
 if(FSDP_WITH_CUDA)
   file(WRITE "${PROJECT_BINARY_DIR}/fsdp-fetch-libtorch"

@@ -310,6 +310,48 @@ TEST_F(GenerateProgram, ScoresATextLongerThanItsPositions) {
   EXPECT_EQ(generate({path("run"), "--score", "-"}).exit_code, 2) << "an empty text";
 }
 
+TEST_F(GenerateProgram, AnswersRequests) {
+  const auto answers = [](const std::vector<std::string>& more, const std::string& text) {
+    std::vector<std::string> words = {path("run")};
+    words.insert(words.end(), more.begin(), more.end());
+    const auto result = generate(words, {.stdin_text = text});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::vector<json> lines;
+    std::istringstream out(result.out);
+    for (std::string line; std::getline(out, line);) lines.push_back(json::parse(line));
+    return lines;
+  };
+  const auto scores =
+      answers({"--score-requests", "-"},
+              R"({"context": "the cat sat on the mat. the cat", "continuation": " sat on", "id": "a"}
+{"context": "the cat sat on the mat. the cat", "continuation": " mat on"}
+{"text": "the cat sat"}
+)");
+  ASSERT_EQ(scores.size(), 3u);
+  EXPECT_EQ(scores[0]["id"], "a");
+  EXPECT_FALSE(scores[1].contains("id"));
+  EXPECT_EQ(scores[0]["is_greedy"], true);
+  EXPECT_EQ(scores[1]["is_greedy"], false);
+  EXPECT_EQ(scores[0]["tokens"], 7);
+  EXPECT_EQ(scores[2]["tokens"], 11);
+  EXPECT_GT(scores[0]["log_likelihood"].get<double>(), scores[1]["log_likelihood"].get<double>() + 2);
+  EXPECT_LT(scores[0]["log_likelihood"].get<double>(), 0);
+
+  util::write_file_atomically(path("until.jsonl"), R"({"context": "the cat", "until": [" mat", "."], "id": 4}
+{"context": "the cat", "until": [], "max_new_tokens": 5})");
+  const auto texts = answers({"--generate-until", path("until.jsonl"), "--temperature", "0"}, "");
+  ASSERT_EQ(texts.size(), 2u);
+  EXPECT_EQ(texts[0]["text"], " sat on the");
+  EXPECT_EQ(texts[0]["ending"], "stop_text");
+  EXPECT_EQ(texts[0]["id"], 4);
+  EXPECT_EQ(texts[1]["text"], " sat ");
+  EXPECT_EQ(texts[1]["tokens"], 5);
+  const auto refused = generate({path("run"), "--score-requests", "-"}, {.stdin_text = "{\"context\": 1}\n"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("standard input, line 1: expected {"));
+  EXPECT_EQ(generate({path("run"), "--score-requests", "-"}, {.stdin_text = "\n"}).exit_code, 2);
+}
+
 TEST_F(GenerateProgram, TrainingShowsSamples) {
   EXPECT_THAT(trained_.err, HasSubstr("sample at step 60:\n"));
   EXPECT_THAT(trained_.err, HasSubstr("sample at step 120:\n"));

@@ -109,6 +109,20 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
                                 Matmul matmul, const LossTerms& terms = {},
                                 const VocabularyPart* part = nullptr);
 
+/// Log-probabilities of tokens.
+struct TokenLogProbs {
+  at::Tensor log_probs;  ///< [N] fp32; 0 for ignored rows
+  at::Tensor is_most;    ///< [N] bool: whether no token is likelier; false for ignored rows
+};
+
+/// Returns the log-probabilities of the targets by softmax(x W^T), for losses that need them one by one. The
+/// logits are computed in chunks of rows, in forward and again in backward, which multiplies their gradients
+/// by those of the results; no chunk is kept. Arguments are those of linear_cross_entropy(); of the terms
+/// only logit_cap and logits_bytes matter. Can be differentiated once.
+TokenLogProbs linear_log_probs(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
+                               Matmul matmul, const LossTerms& terms = {},
+                               const VocabularyPart* part = nullptr);
+
 /// Returns the rows of such a chunk for an x [N, D] of this device and type, with so many bytes on a GPU.
 int64_t cross_entropy_chunk_rows(const at::Tensor& x, int64_t vocabulary, int64_t device_bytes);
 /// Returns the elements from a row of logits to the next on a GPU.

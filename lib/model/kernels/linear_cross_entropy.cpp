@@ -13,6 +13,7 @@
 #include "model/kernels/factor_products.h"
 #include "model/kernels/fused.h"
 #include "model/kernels/gradient_sink.h"
+#include "model/kernels/head_products.h"
 #include "model/kernels/meta.h"
 #include "model/kernels/row_kernels.h"
 #include "model/kernels/sample_sums.h"
@@ -25,100 +26,6 @@ constexpr int64_t kChunkElements = 16 << 20;
 
 /// Multiple of the rows of logits on a GPU, for whole tiles.
 constexpr int64_t kRowMultiple = 256;
-/// Multiple of the columns of logits on a GPU; 16 bytes would suffice.
-constexpr int64_t kColumnMultiple = 64;
-
-/// Returns the elements from a row of logits to the next. The fast kernels of cuBLAS need leading dimensions
-/// of whole 16 bytes, and a vocabulary such as GPT-2's, 50,257, is odd. All three products have the logits as
-/// a matrix.
-int64_t row_stride(const at::Tensor& x, int64_t vocabulary) {
-  return is_for_cpu(x) ? vocabulary : device_logits_stride(vocabulary);
-}
-
-/// The products with the weight [vocabulary, width]. The fast kernels of cuBLAS also need sizes of whole 16
-/// bytes; one product with all 50,257 tokens of GPT-2 is several times slower. So on GPUs the last few tokens
-/// have products of their own.
-class HeadProducts {
- public:
-  HeadProducts(const at::Tensor& x, const at::Tensor& weight, Matmul matmul)
-      : weight_(weight), matmul_(matmul) {
-    const int64_t all = weight.size(0), regular = all / kColumnMultiple * kColumnMultiple;
-    if (is_for_cpu(x) || regular == 0 || regular == all) {
-      parts_ = {{0, all}};
-    } else {
-      parts_ = {{regular, all - regular}, {0, regular}};
-    }
-  }
-
-  /// Returns [rows of x, vocabulary], whose rows are row_stride() apart.
-  at::Tensor logits(const at::Tensor& x) const {
-    const int64_t vocabulary = weight_.size(0), stride = row_stride(x, vocabulary);
-    if (stride == vocabulary) return product(x, weight_, matmul_);
-    at::Tensor logits = at::empty({x.size(0), stride}, x.options()).narrow(1, 0, vocabulary);
-    for (const VocabularyRange& part : parts_)
-      product_into(part.of(logits, 1), x, part.of(weight_, 0), matmul_);
-    return logits;
-  }
-
-  /// Computes dx = dlogits weight. The small part comes first, so that the sum is rounded like one product.
-  void gradient_of_input(const at::Tensor& dx, const at::Tensor& dlogits) const {
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      const at::Tensor columns = parts_[i].of(dlogits, 1), rows = parts_[i].of(weight_, 0);
-      if (i == 0) {
-        product_into(dx, columns, rows.t(), matmul_);
-      } else {
-        at::Tensor sum = dx;
-        add_product_of(sum, columns, rows, matmul_);
-      }
-    }
-  }
-
-  /// Computes dweight += dlogits^T x if dweight is defined, otherwise dweight = dlogits^T x: for all rows in
-  /// their type, or for some rows in fp32.
-  void add_weight_gradient(at::Tensor& dweight, const at::Tensor& dlogits, const at::Tensor& x,
-                           bool of_all_rows) const {
-    if (parts_.size() == 1 && of_all_rows) {
-      dweight = product(dlogits.t(), x.t(), matmul_);
-    } else if (parts_.size() == 1) {
-      add_product(dweight, dlogits.t(), x.t(), matmul_);
-    } else {
-      const bool adds = dweight.defined();
-      if (!adds)
-        dweight = at::empty(weight_.sizes(), of_all_rows ? x.options() : x.options().dtype(at::kFloat));
-      multiply_parts(dweight, dlogits, x, adds);
-    }
-  }
-
-  /// Returns dlogits^T x of all rows; undefined if it was written to the weight's sink.
-  at::Tensor weight_gradient(const at::Tensor& dlogits, const at::Tensor& x) const {
-    if (parts_.size() == 1) return kernels::weight_gradient(weight_, flipped(dlogits), x, matmul_);
-    auto place = take_gradient_place(weight_, at::kFloat);
-    if (!place) place = take_gradient_place(weight_, x.scalar_type());
-    const at::Tensor dweight = place ? place->memory : at::empty(weight_.sizes(), x.options());
-    multiply_parts(dweight, dlogits, x, place && place->adds);
-    return place ? at::Tensor() : dweight;
-  }
-
- private:
-  struct VocabularyRange {
-    int64_t first, count;  ///< range of tokens
-    at::Tensor of(const at::Tensor& x, int64_t dimension) const { return x.narrow(dimension, first, count); }
-  };
-
-  /// Computes dweight = dlogits^T x, part by part, or adds it.
-  void multiply_parts(const at::Tensor& dweight, const at::Tensor& dlogits, const at::Tensor& x,
-                      bool adds) const {
-    for (const VocabularyRange& part : parts_) {
-      at::Tensor rows = part.of(dweight, 0);
-      const at::Tensor columns = part.of(dlogits, 1).t();
-      adds ? add_product(rows, columns, x.t(), matmul_) : product_into(rows, columns, x.t(), matmul_);
-    }
-  }
-
-  const at::Tensor& weight_;
-  Matmul matmul_;
-  std::vector<VocabularyRange> parts_;
-};
 
 /// Whether backward computes the weight's gradient directly in its place, from the gradient of all logits: on
 /// a GPU, if these are one chunk; on the CPU, if they are fewer numbers than the weight. Otherwise forward
@@ -129,15 +36,6 @@ bool keeps_logits(const at::Tensor& x, const at::Tensor& weight, int64_t chunk, 
   const bool is_one_chunk = x.size(0) <= chunk;
   if (!weight.requires_grad()) return false;
   return is_for_cpu(x) ? (is_one_chunk || may_exceed_chunk) && x.size(0) < x.size(1) : is_one_chunk;
-}
-
-/// Caps the logits in place. Returns the derivative, undefined without a cap.
-at::Tensor cap_logits(at::Tensor& logits, double cap, bool differentiates) {
-  if (cap == 0) return {};
-  logits.div_(cap).tanh_();
-  const at::Tensor slope = differentiates ? logits.square().neg_().add_(1) : at::Tensor();
-  logits.mul_(cap);
-  return slope;
 }
 
 /// Adds the losses [rows] up by sample.
@@ -274,19 +172,6 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
   }
 };
 
-/// Throws unless all targets are in the vocabulary or ignored. A check on a GPU would wait for the device;
-/// there, the loss of a row with an invalid target is NaN.
-void check_targets(const at::Tensor& targets, int64_t vocabulary) {
-  if (!targets.is_cpu()) return;
-  const auto* first = targets.const_data_ptr<int64_t>();
-  const auto outside = std::find_if(first, first + targets.numel(), [&](int64_t token) {
-    return token != kIgnored && (token < 0 || token >= vocabulary);
-  });
-  if (outside == first + targets.numel()) return;
-  fail(ErrorKind::kUsage, "target tokens must be below ", vocabulary,
-       ", the size of the vocabulary, but one is ", *outside);
-}
-
 }  // namespace
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
@@ -298,10 +183,6 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
   const bool differentiates = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
   return LinearCrossEntropy::apply(x, seen_parameter(weight, x), Parameters{{weight}}, tokens,
                                    static_cast<int64_t>(matmul), differentiates, terms, part);
-}
-
-int64_t device_logits_stride(int64_t vocabulary) {
-  return (vocabulary + kColumnMultiple - 1) / kColumnMultiple * kColumnMultiple;
 }
 
 int64_t cross_entropy_chunk_rows(const at::Tensor& x, int64_t vocabulary, int64_t device_bytes) {

@@ -142,34 +142,38 @@ class OnCpu {
 
   static void losses(const LossRows& a) {
     const auto scale = static_cast<float>(a.differentiates ? a.factor / *a.counted : 0);
-    util::parallel_for(0, a.rows, std::max<int64_t>(1, kGrain / a.vocabulary),
-                       [&](int64_t begin, int64_t end) {
-                         for (int64_t row = begin; row < end; ++row) {
-                           T* logits = static_cast<T*>(a.logits) + row * a.stride;
-                           if (a.targets[row] == kIgnored) {
-                             if (a.found != nullptr) {
-                               a.found[row] = {};
-                               continue;
-                             }
-                             if (a.differentiates) std::fill_n(logits, a.vocabulary, T(0));
-                             a.losses[row] = 0;
-                             continue;
-                           }
-                           const double loss =
-                               loops().cross_entropy({.logits = logits,
-                                                      .targets = a.targets + row,
-                                                      .rows = 1,
-                                                      .vocabulary = a.vocabulary,
-                                                      .scale = scale,
-                                                      .label_smoothing = a.label_smoothing,
-                                                      .z_loss = a.z_loss,
-                                                      .first = a.first,
-                                                      .whole = a.whole,
-                                                      .found = a.found != nullptr ? a.found + row : nullptr,
-                                                      .known = a.known != nullptr ? a.known + row : nullptr});
-                           if (a.found == nullptr) a.losses[row] = loss;
-                         }
-                       });
+    util::parallel_for(
+        0, a.rows, std::max<int64_t>(1, kGrain / a.vocabulary), [&](int64_t begin, int64_t end) {
+          for (int64_t row = begin; row < end; ++row) {
+            T* logits = static_cast<T*>(a.logits) + row * a.stride;
+            if (a.targets[row] == kIgnored) {
+              if (a.found != nullptr) {
+                a.found[row] = {};
+                continue;
+              }
+              if (a.differentiates) std::fill_n(logits, a.vocabulary, T(0));
+              a.losses[row] = 0;
+              continue;
+            }
+            const float row_scale = a.row_factors != nullptr ? scale * a.row_factors[row] : scale;
+            const double loss =
+                loops().cross_entropy({.logits = logits,
+                                       .targets = a.targets + row,
+                                       .rows = 1,
+                                       .vocabulary = a.vocabulary,
+                                       .scale = row_scale,
+                                       .label_smoothing = a.label_smoothing,
+                                       .z_loss = a.z_loss,
+                                       .first = a.first,
+                                       .whole = a.whole,
+                                       .found = a.found != nullptr ? a.found + row : nullptr,
+                                       .known = a.known != nullptr ? a.known + row : nullptr});
+            if (a.found == nullptr) a.losses[row] = loss;
+            if (a.differentiates && a.found == nullptr && row_scale == 0) {
+              std::fill_n(logits, a.vocabulary, T(0));
+            }
+          }
+        });
   }
 
   static void mean_loss(const double* losses, int64_t rows, const double* counted, float* mean) {

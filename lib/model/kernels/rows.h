@@ -110,7 +110,8 @@ struct LossRows {
   const double* counted = nullptr;   ///< number of rows of the whole batch that count, at least 1
   int64_t rows = 0, vocabulary = 0;
   bool differentiates = false;
-  float factor = 1;  ///< factor of the gradient
+  float factor = 1;                    ///< factor of the gradient
+  const float* row_factors = nullptr;  ///< [rows]: more of them; null: none
   float label_smoothing = 0, z_loss = 0;
   int64_t first = 0;                     ///< token that the first column is for
   int64_t whole = 0;                     ///< size of the whole vocabulary; 0: these columns are all

@@ -128,7 +128,7 @@ at::Tensor Linear::product(const at::Tensor& x) const {
                                      compute_.matmul);
   }
   if (transposed_) return transposed_product(x, std::nullopt);
-  return multiplies_float8(x) ? kernels::float8_linears(x, {weight_}, compute_.matmul, kept_)[0]
+  return multiplies_float8(x) ? kernels::float8_linears(x, {weight_}, float8_way())[0]
                               : kernels::linear(x, weight_, compute_.matmul, recomputed_);
 }
 
@@ -149,8 +149,7 @@ at::Tensor Linear::transposed_product(const at::Tensor& x, const std::optional<a
   }
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight_.size(1);
-  return kernels::float8_transposed_linear(x.reshape({-1, weight_.size(0)}), weight_, bias, compute_.matmul,
-                                           kept_)
+  return kernels::float8_transposed_linear(x.reshape({-1, weight_.size(0)}), weight_, bias, float8_way())
       .view(shape);
 }
 
@@ -176,9 +175,9 @@ std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<c
     alike ? weights.push_back(layer->weight_) : results.push_back(layer->forward(x, context));
   }
   if (!alike) return results;
-  const kernels::Matmul matmul = (*layers.begin())->compute_.matmul;
-  results = float8 > 0 ? kernels::float8_linears(x, weights, matmul, (*layers.begin())->kept_)
-                       : kernels::linears(x, weights, matmul, (*layers.begin())->recomputed_);
+  const Linear& first = **layers.begin();
+  results = float8 > 0 ? kernels::float8_linears(x, weights, first.float8_way())
+                       : kernels::linears(x, weights, first.compute_.matmul, first.recomputed_);
   for (size_t i = 0; i < results.size(); ++i) {
     const Linear& layer = *layers.begin()[i];
     results[i] = layer.with_bias(layer.adapted(x, results[i], context));
@@ -188,9 +187,11 @@ std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<c
 
 at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linear*> layers,
                           const StageContext* context) {
+  const Linear& leading = **layers.begin();
+  const bool in_float8 = leading.multiplies_float8(x);
   std::vector<at::Tensor> weights;
   for (const Linear* layer : layers) {
-    if (!layer->compute_.fused || layer->bias_.defined() || layer->multiplies_float8(x) ||
+    if (!layer->compute_.fused || layer->bias_.defined() || layer->multiplies_float8(x) != in_float8 ||
         layer->redistributes() || layer->quantization_) {
       return {};
     }
@@ -198,7 +199,8 @@ at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linea
   }
   if (!kernels::can_join(x, weights)) return {};
   const at::Tensor joined =
-      kernels::joined_linear(x, weights, (*layers.begin())->compute_.matmul, (*layers.begin())->recomputed_);
+      in_float8 ? kernels::float8_joined_linear(x, weights, leading.float8_way())
+                : kernels::joined_linear(x, weights, leading.compute_.matmul, leading.recomputed_);
   if (std::none_of(layers.begin(), layers.end(),
                    [](const Linear* layer) { return layer->adapter_ != nullptr; })) {
     return joined;
@@ -213,7 +215,8 @@ at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linea
   return joined + at::cat(deltas, -1);
 }
 
-Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>& exclude) {
+Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>& exclude,
+                        kernels::Float8Scaling scaling) {
   Float8Layers layers;
   for (const auto& item : model.named_modules(/*name_prefix=*/std::string(), /*include_self=*/false)) {
     auto* linear = dynamic_cast<Linear*>(item.value().get());
@@ -221,7 +224,7 @@ Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>
     const bool excluded = util::matches_any(item.key() + ".weight", exclude);
     const bool fits = kernels::fits_float8(linear->weight().sizes());
     (excluded ? layers.excluded : fits ? layers.chosen : layers.unfit).push_back(item.key());
-    linear->set_float8(!excluded && fits);
+    linear->set_float8(!excluded && fits ? std::optional(scaling) : std::nullopt);
     layers.of_parts = layers.of_parts || linear->parallel();
   }
   return layers;
@@ -338,6 +341,14 @@ at::Tensor Head::compute(const at::Tensor& input, const StageContext& context) {
     kernels::LossTerms terms = context.loss_terms;
     terms.logit_cap = cap_;
     terms.logits_bytes = compute_.logits_bytes;
+    if (context.wants_log_probs) {
+      const kernels::TokenLogProbs found =
+          parallel_ ? parallel::linear_log_probs(rows, weight, tokens, parallel_->whole, compute_.matmul,
+                                                 terms, parallel_->ranks)
+                    : kernels::linear_log_probs(rows, weight, tokens, compute_.matmul, terms);
+      if (context.is_greedy) *context.is_greedy = found.is_most.view(targets.sizes());
+      return found.log_probs.view(targets.sizes());
+    }
     return parallel_ ? parallel::linear_cross_entropy(rows, weight, tokens, parallel_->whole, compute_.matmul,
                                                       terms, parallel_->ranks)
                      : kernels::linear_cross_entropy(rows, weight, tokens, compute_.matmul, terms);
@@ -345,6 +356,8 @@ at::Tensor Head::compute(const at::Tensor& input, const StageContext& context) {
   at::Tensor logits = kernels::linear(x, weight, compute_.matmul);
   if (cap_ > 0) logits = ((logits.to(at::kFloat) / cap_).tanh() * cap_).to(logits.scalar_type());
   if (parallel_) logits = parallel::gather_logits(logits, parallel_->whole, parallel_->ranks);
+  if (targets.defined() && context.wants_log_probs)
+    return log_probs_of(logits, targets, context.is_greedy.get());
   return targets.defined() ? next_token_loss(logits, targets, context.loss_terms) : logits;
 }
 

@@ -82,8 +82,8 @@ class Linear : public torch::nn::Module {
   const at::Tensor& weight() const { return weight_; }
   const at::Tensor& bias() const { return bias_; }
   bool is_transposed() const { return transposed_; }
-  /// See use_float8().
-  void set_float8(bool float8) { float8_ = float8; }
+  /// See use_float8(). Nothing: the layer multiplies in the type of its weight.
+  void set_float8(std::optional<kernels::Float8Scaling> scaling) { float8_ = scaling; }
   /// Declares that whoever makes the layer's input keeps it for backward.
   void set_input_kept() { kept_ = kernels::KeptInput::kItself; }
   /// See quantize_frozen().
@@ -105,6 +105,9 @@ class Linear : public torch::nn::Module {
   friend at::Tensor forward_joined(const at::Tensor&, std::initializer_list<const Linear*>,
                                    const StageContext*);
   bool multiplies_float8(const at::Tensor& x) const;
+  kernels::Float8Way float8_way() const {
+    return {.scaling = *float8_, .kept = kept_, .matmul = compute_.matmul};
+  }
   /// Whether the layer itself communicates.
   bool redistributes() const { return parallel_ && (parallel_->input || parallel_->output); }
   /// The product alone, without bias and adapter.
@@ -124,7 +127,8 @@ class Linear : public torch::nn::Module {
   at::Tensor weight_, bias_;  ///< bias_: undefined if there is none
   Compute compute_;
   int64_t in_features_, out_features_;
-  bool transposed_, float8_ = false, recomputed_ = false;
+  bool transposed_, recomputed_ = false;
+  std::optional<kernels::Float8Scaling> float8_;
   kernels::KeptInput kept_ = kernels::KeptInput::kRounded;  ///< of products in 8 bits
   std::optional<kernels::Quantization> quantization_;
   std::shared_ptr<const LoraAdapter> adapter_;  ///< null: none
@@ -136,8 +140,8 @@ std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<c
                                     const StageContext* context = nullptr);
 
 /// The outputs of all layers side by side, [..., sum of out_features], by one product; undefined where that
-/// is of no use or not possible: on the CPU, with biases, in 8 bits, or if the weights do not lie one after
-/// another (model/kernels/joined_linear.h).
+/// is of no use or not possible: on the CPU, with biases, if only some multiply in 8 bits, or if the weights
+/// do not lie one after another (model/kernels/joined_linear.h).
 at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linear*> layers,
                           const StageContext* context = nullptr);
 
@@ -153,7 +157,8 @@ struct Float8Layers {
 /// those whose weight's name matches a pattern of `exclude` (util/name_patterns.h) and those whose sizes do
 /// not fit. A chosen layer still multiplies in bf16 when it has to: for parameters or inputs of other types,
 /// and when the number of rows (tokens of the batch) is no multiple of 16, as in generation.
-Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>& exclude);
+Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>& exclude,
+                        kernels::Float8Scaling scaling = kernels::Float8Scaling::kTensor);
 
 /// Makes the weights of all linear layers bytes (model/kernels/quantized.h), which are never trained. All
 /// must be frozen and on meta, and whoever gives them values quantizes [out_features, in_features], for

@@ -23,6 +23,26 @@ at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
   return sum / count;
 }
 
+at::Tensor log_probs_of(const at::Tensor& logits, const at::Tensor& targets, at::Tensor* is_greedy) {
+  const at::Tensor rows = logits.to(at::kFloat), counts = targets.ne(kernels::kIgnored),
+                   tokens = targets.masked_fill(~counts, 0).unsqueeze(-1);
+  const at::Tensor of_target = rows.gather(-1, tokens).squeeze(-1);
+  if (is_greedy != nullptr) *is_greedy = of_target.ge(rows.amax(-1)).logical_and(counts);
+  return (of_target - rows.logsumexp(-1)).masked_fill(~counts, 0);
+}
+
+TargetLogProbs target_log_probs(Stage& model, const at::Tensor& ids, const at::Tensor& targets) {
+  StageContext context;
+  context.targets = targets;
+  context.wants_log_probs = true;
+  context.is_greedy = std::make_shared<at::Tensor>();
+  const at::Tensor output = model.forward(ids, context);
+  if (context.is_greedy->defined()) return {output, *context.is_greedy};
+  at::Tensor is_greedy;
+  const at::Tensor log_probs = log_probs_of(output, targets, &is_greedy);  // a plug-in's model
+  return {log_probs, is_greedy};
+}
+
 StageContext loss_context(const at::Tensor& targets, const LossOptions& options) {
   StageContext context;
   if (!options.function) context.targets = targets;

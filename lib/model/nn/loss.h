@@ -12,6 +12,17 @@ namespace fsdp::nn {
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
                            const kernels::LossTerms& terms = {});
 
+/// Log-probabilities of the targets, 0 for those that are -100, in fp32. is_greedy: receives whether no token
+/// is likelier, [B, T] bool; null: nobody asks. logits: [B, T, V], targets: [B, T] int64 -> [B, T] fp32
+at::Tensor log_probs_of(const at::Tensor& logits, const at::Tensor& targets, at::Tensor* is_greedy = nullptr);
+
+/// The same of a model for ids [B, T], without scores of whole vocabularies in memory where the model is a
+/// decoder of lib/model/nn.
+struct TargetLogProbs {
+  at::Tensor log_probs, is_greedy;
+};
+TargetLogProbs target_log_probs(Stage& model, const at::Tensor& ids, const at::Tensor& targets);
+
 /// Options of loss_of(): the loss, and the rows for which it is computed.
 struct LossOptions {
   kernels::LossTerms terms = {};          ///< terms of the built-in loss

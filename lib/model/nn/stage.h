@@ -45,7 +45,12 @@ struct StageContext {
   /// [B, T] int64: what the head is to predict. If defined, a model of lib/model/nn returns the mean loss
   /// instead of its scores, so that these need not exist all at once.
   at::Tensor targets = {};
-  kernels::LossTerms loss_terms = {};                   ///< of that loss
+  kernels::LossTerms loss_terms = {};  ///< of that loss
+  /// With targets: the model returns their log-probabilities instead, [B, T] fp32, 0 where a target is
+  /// ignored.
+  bool wants_log_probs = false;
+  /// With these: receives whether no token is likelier than the target, [B, T] bool. Null: nobody asks.
+  std::shared_ptr<at::Tensor> is_greedy = nullptr;
   std::optional<DropoutChoice> dropout = std::nullopt;  ///< nothing: no dropout (inference)
   /// Attention stays inside documents, and learned positions restart at each. Null: a row is one document.
   std::shared_ptr<const DocumentStarts> documents = nullptr;

@@ -22,6 +22,16 @@ at::Tensor combined(const at::Tensor& parts) {
   return at::stack({top, sum, parts.select(2, 2).sum(0), parts.select(2, 3).sum(0)}, 1);
 }
 
+/// The part of the vocabulary that a rank has. `ranks` must outlive it.
+kernels::VocabularyPart part_of(int64_t vocabulary, const Ranks& ranks) {
+  return {.first = vocabulary_rows(vocabulary, ranks.count(), ranks.rank()).begin,
+          .whole = vocabulary,
+          .most = largest_part(vocabulary, ranks.count()),
+          .combine = [&ranks](const at::Tensor& statistics) {
+            statistics.copy_(combined(gathered(statistics, ranks)));
+          }};
+}
+
 }  // namespace
 
 VocabularyRows vocabulary_rows(int64_t vocabulary, int64_t ranks, int64_t rank) {
@@ -50,13 +60,15 @@ at::Tensor embedding_part(const at::Tensor& weight, const at::Tensor& ids, int64
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
                                 int64_t vocabulary, kernels::Matmul matmul, const kernels::LossTerms& terms,
                                 const Ranks& ranks) {
-  const kernels::VocabularyPart part{.first = vocabulary_rows(vocabulary, ranks.count(), ranks.rank()).begin,
-                                     .whole = vocabulary,
-                                     .most = largest_part(vocabulary, ranks.count()),
-                                     .combine = [&](const at::Tensor& statistics) {
-                                       statistics.copy_(combined(gathered(statistics, ranks)));
-                                     }};
+  const kernels::VocabularyPart part = part_of(vocabulary, ranks);
   return kernels::linear_cross_entropy(x, weight, targets, matmul, terms, &part);
+}
+
+kernels::TokenLogProbs linear_log_probs(const at::Tensor& x, const at::Tensor& weight,
+                                        const at::Tensor& targets, int64_t vocabulary, kernels::Matmul matmul,
+                                        const kernels::LossTerms& terms, const Ranks& ranks) {
+  const kernels::VocabularyPart part = part_of(vocabulary, ranks);
+  return kernels::linear_log_probs(x, weight, targets, matmul, terms, &part);
 }
 
 at::Tensor gather_logits(const at::Tensor& logits, int64_t vocabulary, const Ranks& ranks) {

@@ -39,6 +39,11 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
                                 int64_t vocabulary, kernels::Matmul matmul, const kernels::LossTerms& terms,
                                 const Ranks& ranks);
 
+/// Returns kernels::linear_log_probs() over the whole vocabulary in the same way.
+kernels::TokenLogProbs linear_log_probs(const at::Tensor& x, const at::Tensor& weight,
+                                        const at::Tensor& targets, int64_t vocabulary, kernels::Matmul matmul,
+                                        const kernels::LossTerms& terms, const Ranks& ranks);
+
 /// Gathers the scores of all tokens. logits: [..., rows of the part] -> [..., vocabulary]
 at::Tensor gather_logits(const at::Tensor& logits, int64_t vocabulary, const Ranks& ranks);
 

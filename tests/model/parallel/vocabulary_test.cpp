@@ -89,6 +89,29 @@ TEST(CutVocabulary, HasTheLossAndGradientsOfTheWhole) {
   }
 }
 
+TEST(CutVocabulary, HasTheLogProbabilitiesOfTheWhole) {
+  const Batch batch(37, 51, at::kFloat);
+  const at::Tensor factors = at::linspace(-1, 1, 37);
+  const at::Tensor x = batch.x.clone().requires_grad_(), weight = batch.weight.clone().requires_grad_();
+  const auto whole = kernels::linear_log_probs(x, weight, batch.targets, Matmul::kMkl);
+  whole.log_probs.backward(factors);
+  for (int world : {1, 2, 4}) {
+    comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
+      const Ranks ranks{testing::borrowed(communicator), "lm_head"};
+      const auto [begin, end] = vocabulary_rows(51, world, ranks.rank());
+      const at::Tensor input = batch.x.clone().requires_grad_(),
+                       part = batch.weight.narrow(0, begin, end - begin).clone().requires_grad_();
+      const auto found =
+          linear_log_probs(copy_to_ranks(input, ranks), part, batch.targets, 51, Matmul::kMkl, {}, ranks);
+      EXPECT_LE(difference(found.log_probs, whole.log_probs), 1e-6);
+      EXPECT_TRUE(at::equal(found.is_most, whole.is_most));
+      found.log_probs.backward(factors);
+      EXPECT_LE(difference(input.grad(), x.grad()), 1e-6) << world;
+      EXPECT_LE(difference(part.grad(), weight.grad().narrow(0, begin, end - begin)), 1e-6) << world;
+    });
+  }
+}
+
 TEST(CutVocabulary, SendsFourNumbersOfEachRow) {
   constexpr int64_t kRows = 2'000, kVocabulary = 40'000;
   const int64_t chunk = kernels::cross_entropy_chunk_rows(kRows, kVocabulary / 2);

@@ -95,7 +95,8 @@ struct LossKernel {
     if (thread() == 0) a.losses[block()] = loss;
     if (!a.differentiates) return;
 
-    const double share = static_cast<double>(a.factor) / *a.counted;
+    const float factor = a.row_factors != nullptr ? a.factor * a.row_factors[block()] : a.factor;
+    const double share = static_cast<double>(factor) / *a.counted;
     const auto scale = static_cast<float>(share * (1 + 2 * z * log_all) / all.sum);
     const auto spread = static_cast<float>(share * smoothing / vocabulary);
     const auto hit = static_cast<float>(share * (1 - smoothing));
