@@ -212,8 +212,8 @@ void profile_start(const config::Config& config, const comm::LaunchEnvironment& 
 void evaluate(const config::Config& config, const comm::LaunchEnvironment& environment,
               const std::string& weights) {
   auto communicator = connect(config, environment);
-  const train::Validation validation = train::evaluate(config, communicator, weights);
-  if (environment.rank == 0) cli::print(train::validation_text(validation) + "\n");
+  const train::Evaluation evaluation = train::evaluate(config, communicator, weights);
+  if (environment.rank == 0) cli::print(train::evaluation_text(evaluation));
 }
 
 /// Prints the plan, for which no process of its world is needed. Under a launcher the first rank prints it.

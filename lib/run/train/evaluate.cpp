@@ -154,7 +154,13 @@ std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool
   }
 }
 
-Validation evaluate(const config::Config& given, std::shared_ptr<comm::Communicator> communicator,
+std::string evaluation_text(const Evaluation& evaluation) {
+  std::string text = evaluation.validation ? validation_text(*evaluation.validation) + "\n" : "";
+  for (const TaskResult& result : evaluation.tasks) text += task_text(result) + "\n";
+  return text;
+}
+
+Evaluation evaluate(const config::Config& given, std::shared_ptr<comm::Communicator> communicator,
                     const std::filesystem::path& weights) {
   config::Config config = given;
   config.model.init_from = weights.string();
@@ -162,28 +168,34 @@ Validation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
   config.training.global_batch_size = 0;  // nothing is trained, so any world will do
   config.training.gradient_accumulation_steps = 1;
   std::optional<data::ValidationLoader> loader;
+  std::optional<TaskScores> tasks;
   comm::agree(*communicator, "set-up", [&] {
     config::check_world(config, communicator->world_size());
-    if (config.data.validation.empty()) {
+    if (config.data.validation.empty() && config.evaluation.tasks.empty()) {
       fail(ErrorKind::kUsage,
            "data.validation must list the token files to evaluate on, but is empty; set it in "
-           "the config or as data.validation='[\"FILE\"]'");
+           "the config or as data.validation='[\"FILE\"]', or set evaluation.tasks");
     }
-    loader.emplace(open_validation_data(config, *communicator));
+    if (!config.data.validation.empty()) loader.emplace(open_validation_data(config, *communicator));
+    tasks.emplace(config);
   });
   const comm::Mesh mesh(config.mesh, communicator);
   const ShardedModel sharded = build_sharded_model(config, mesh, /*trace=*/nullptr);
-  const auto bytes = token_bytes(config, communicator->rank() == 0);
-  const Validation validation =
-      *validate(*sharded.model, *loader, *communicator,
-                {.bytes = bytes.get(),
-                 .accuracy = config.evaluation.accuracy,
-                 .prefetch = prefetch_options(config, mesh),
-                 .cut = sharded.cut,
-                 .by_sample = config.training.reproducible == config::Reproducible::kWorldSize,
-                 .copies = mesh.shape().model});
-  require_finite(validation, weights.string());
-  return validation;
+  Evaluation evaluation;
+  if (loader) {
+    const auto bytes = token_bytes(config, communicator->rank() == 0);
+    evaluation.validation =
+        validate(*sharded.model, *loader, *communicator,
+                 {.bytes = bytes.get(),
+                  .accuracy = config.evaluation.accuracy,
+                  .prefetch = prefetch_options(config, mesh),
+                  .cut = sharded.cut,
+                  .by_sample = config.training.reproducible == config::Reproducible::kWorldSize,
+                  .copies = mesh.shape().model});
+    require_finite(*evaluation.validation, weights.string());
+  }
+  evaluation.tasks = tasks->of(*sharded.model, mesh).value();
+  return evaluation;
 }
 
 double best_metric_value(config::BestMetric metric, const Validation& validation, double loss,

@@ -15,6 +15,7 @@
 #include "data/loading/prefetch.h"
 #include "data/tokenizers/tokenizer.h"
 #include "model/nn/stage.h"
+#include "run/train/task_scores.h"
 #include "setup/config/config.h"
 
 namespace fsdp::train {
@@ -60,11 +61,18 @@ void require_finite(const Validation& validation, const std::string& where);
 /// cannot be loaded, because losses need none. Not collective.
 std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool is_first_rank);
 
+struct Evaluation {
+  std::optional<Validation> validation;  ///< nothing without data.validation
+  std::vector<TaskResult> tasks;
+};
+/// Returns a line for each.
+std::string evaluation_text(const Evaluation& evaluation);
+
 /// Validates the weights of a checkpoint, a run's newest checkpoint, a safetensors file or a Hugging Face
-/// folder on data.validation, sharded as the config says. Makes no optimizer and writes no file. Collective.
-/// Throws Error(kUsage) when the config names no validation data, Error(kDiverged) for a loss that is not
-/// finite, and the errors of validate() and of opening data and weights.
-Validation evaluate(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
+/// folder on data.validation and evaluation.tasks, sharded as the config says. Makes no optimizer and writes
+/// no file. Collective. Throws Error(kUsage) when the config names neither, Error(kDiverged) for a loss that
+/// is not finite, and the errors of validate(), of TaskScores and of opening data and weights.
+Evaluation evaluate(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
                     const std::filesystem::path& weights);
 
 /// Returns the value of evaluation.best_metric; NaN if it was not measured. `loss` and `grad_norm` are the

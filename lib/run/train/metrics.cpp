@@ -145,6 +145,9 @@ Scalars scalars_of(const nlohmann::ordered_json& line) {
     if (const auto value = line.find(key); value != line.end())
       scalars.emplace_back(tag, value->get<double>());
   }
+  for (const auto& [key, value] : line.items()) {
+    if (key.starts_with("task/")) scalars.emplace_back(key, value.get<double>());
+  }
   return scalars;
 }
 

@@ -18,6 +18,7 @@
 #include "run/train/run_validation.h"
 #include "run/train/sample_text.h"
 #include "run/train/step_meter.h"
+#include "run/train/task_scores.h"
 #include "setup/config/config.h"
 
 namespace fsdp::train {
@@ -76,6 +77,7 @@ class Trainer {
   std::shared_ptr<RunMetrics> metrics_;
   std::shared_ptr<RunSaves> saves_;
   std::unique_ptr<SampleText> sample_text_;  ///< null unless logging.sample_every
+  std::unique_ptr<TaskScores> task_scores_;  ///< null without evaluation.tasks
   std::unique_ptr<TrainStep> train_step_;
   std::optional<BegunStep> begun_;  ///< the part of the first step that is done, until train_step_ has it
 };

@@ -6,6 +6,7 @@
 #include "base/util/start_clock.h"
 #include "base/util/text.h"
 #include "run/train/product_trials.h"
+#include "run/train/run_tasks.h"
 #include "run/train/step_profile.h"
 #include "run/train/trainer.h"
 #include "shard/engine/rank_checks.h"
@@ -166,6 +167,7 @@ StepObservers Trainer::make_observers() {
     shard::require_equal_replicas(*run_.parts.engine, concat("after step ", step));
   }});
   observers.push_back(validation_);
+  if (task_scores_) observers.push_back(std::make_shared<RunTasks>(run_, *metrics_, *task_scores_));
   if (sample_text_) observers.push_back(std::make_shared<SampledTexts>(run_, *sample_text_));
   observers.push_back(saves_);
   observers.push_back(std::make_shared<RunEnd>(run_, validation_->history()));

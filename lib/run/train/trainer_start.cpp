@@ -222,6 +222,7 @@ void Trainer::open_data() {
     if (survey_) data::require_targets(*survey_, run_.config.data, "data.train");
   }
   if (run_.config.logging.sample_every > 0) sample_text_ = std::make_unique<SampleText>(run_.config);
+  if (!run_.config.evaluation.tasks.empty()) task_scores_ = std::make_unique<TaskScores>(run_.config);
   if (!run_.config.data.validation.empty()) validation_->open();
 }
 

@@ -83,8 +83,8 @@ std::vector<Key> training_keys() {
        "the output folder keeps the choices; with training.deterministic only those of that file are used",
        is_not("training.device", "cpu")},
       {KEY(training, float8),
-       "tensorwise: linear layers multiply in 8-bit floating point, scaled tensor by tensor, on GPUs from "
-       "compute capability 8.9; on the CPU for tests only"},
+       "linear layers multiply in 8-bit floating point, scaled tensor by tensor or, with rowwise, row by row: slower "
+       "and nearer to bf16; on GPUs from compute capability 8.9; on the CPU for tests only"},
       {KEY(training, float8_exclude),
        "patterns (* and ?) of weights whose linear layers do not use float8: \"*.layers.0.*\"",
        is_not("training.float8", "none")},
@@ -122,7 +122,7 @@ std::vector<Key> training_keys() {
        between(1, 1'000'000), is_not("training.device", "cuda") && is_above_0("training.slow_rank_factor")},
 
       {KEY(evaluation, interval_steps), "steps between validations; 0: only after the last step", at_least(0),
-       is_given("data.validation")},
+       is_given("data.validation") || is_given("evaluation.tasks")},
       {KEY(evaluation, max_samples), "maximum number of validation samples; 0: all", at_least(0),
        is_given("data.validation")},
       {KEY(evaluation, accuracy),
@@ -138,6 +138,9 @@ std::vector<Key> training_keys() {
        validates_regularly()},
       {KEY(evaluation, min_delta), "a better validation is better by more than this in best_metric",
        at_least(0), validates_regularly()},
+      {KEY(evaluation, tasks),
+       "files of questions, one a line, that the model answers when it validates: multiple choice, texts, or "
+       "exact answers, with lm-evaluation-harness's metrics"},
 
       {KEY(optimizer, name),
        "the optimizer; adam, adamax, adagrad, adadelta: as in torch.optim, with weight decay in the "

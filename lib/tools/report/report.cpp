@@ -74,6 +74,12 @@ std::vector<Fact> facts(const RunRecord& run) {
     const CurvePoint best = *std::min_element(losses.begin(), losses.end(), lower);
     found.push_back({"best validation loss", util::fixed(best.y, 4), concat(", at step ", whole(best.x))});
   }
+  for (const auto& [name, values] : run.series) {
+    if (!name.starts_with("task/") || name.ends_with("_stderr")) continue;
+    const auto& errors = run.values(name + "_stderr");
+    found.push_back({name, util::fixed(values.back().y, 4),
+                     errors.empty() ? "" : concat(" +- ", util::fixed(errors.back().y, 4))});
+  }
   if (const auto& tokens = run.values("tokens"); !tokens.empty()) {
     found.push_back({"tokens seen", value_text(tokens.back().y, Scale::kNumber)});
   }

@@ -183,8 +183,8 @@ TEST_F(AddedRows, BelongToTheBaseOfAdapters) {
   // Merged with the stored base, which has no such rows.
   config::Config whole = config_;
   whole.lora = {};
-  EXPECT_NEAR(evaluate(whole, std::make_shared<comm::SingleCommunicator>(), folder_ / "out").loss, validation,
-              1e-3 * validation);
+  EXPECT_NEAR(evaluate(whole, std::make_shared<comm::SingleCommunicator>(), folder_ / "out").validation->loss,
+              validation, 1e-3 * validation);
   const auto merged = checkpoint::open_weights(folder_ / "out");
   at::Tensor embedding = at::empty({17 + kAdded, 12});
   merged.read_into("model.embed_tokens.weight", embedding);

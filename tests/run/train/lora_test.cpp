@@ -103,15 +103,16 @@ TEST_F(LoraRun, IsReadMergedByWhateverReadsWeights) {
     ASSERT_FALSE(validation.empty());
     config::Config whole = config_;
     whole.lora = {};
-    const double merged = evaluate(whole, std::make_shared<comm::SingleCommunicator>(), folder_ / "out").loss;
+    const double merged =
+        evaluate(whole, std::make_shared<comm::SingleCommunicator>(), folder_ / "out").validation->loss;
     EXPECT_NEAR(merged, validation.back(), 1e-5 * merged);
     const double before =
-        evaluate(whole, std::make_shared<comm::SingleCommunicator>(), folder_ / "base").loss;
+        evaluate(whole, std::make_shared<comm::SingleCommunicator>(), folder_ / "base").validation->loss;
     EXPECT_GT(before, merged + 1e-3);
     const fs::path exported = folder_ / concat("merged", dora);
     checkpoint::export_model(checkpoint(6), exported, {.merge = true});
-    EXPECT_NEAR(evaluate(whole, std::make_shared<comm::SingleCommunicator>(), exported).loss, merged,
-                1e-6 * merged);
+    EXPECT_NEAR(evaluate(whole, std::make_shared<comm::SingleCommunicator>(), exported).validation->loss,
+                merged, 1e-6 * merged);
   }
 }
 

@@ -148,7 +148,7 @@ TEST_F(SpmdFrontTest, EvaluatesAsFullyShardDoes) {
   for (const char* front : {"fully_shard", "spmd"}) {
     comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
       const Validation found =
-          evaluate(through(front), testing::borrowed(communicator), trained.last_checkpoint);
+          *evaluate(through(front), testing::borrowed(communicator), trained.last_checkpoint).validation;
       if (communicator.rank() == 0) losses.push_back(found.loss);
     });
   }

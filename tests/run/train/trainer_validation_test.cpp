@@ -131,7 +131,8 @@ TEST_F(TrainerTest, KeepsTheBestCheckpoint) {
   EXPECT_EQ(summary.best->step, 2 * (best - losses.begin() + 1));
   // What the link leads to has that loss.
   comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
-    EXPECT_NEAR(evaluate(config_, borrowed(communicator), folder_ / "out/best").loss, *best, 1e-6);
+    EXPECT_NEAR(evaluate(config_, borrowed(communicator), folder_ / "out/best").validation->loss, *best,
+                1e-6);
   });
 }
 
@@ -176,7 +177,7 @@ TEST_F(TrainerTest, EvaluatesWhatARunLeaves) {
   const auto files_before = std::distance(fs::recursive_directory_iterator(folder_ / "out"), {});
   for (int world : {1, 3}) {
     comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
-      const Validation found = evaluate(config_, borrowed(communicator), folder_ / "out");
+      const Validation found = *evaluate(config_, borrowed(communicator), folder_ / "out").validation;
       EXPECT_NEAR(found.loss, loss, 1e-6);
       EXPECT_EQ(found.bytes, found.tokens);  // data.tokenizer is "bytes"
     });

@@ -254,6 +254,18 @@ TEST(Conflicts, TheMetricOfTheBestIsOneThatIsReported) {
   EXPECT_TRUE(find_conflicts(config).empty());
 }
 
+TEST(Conflicts, TasksAreForRanksThatHaveWholeRowsOfTheirOwn) {
+  Config config;
+  config.evaluation.tasks = {"t.jsonl"};
+  EXPECT_TRUE(find_conflicts(config).empty());
+  config.mesh.context = 2;
+  EXPECT_NE(only_conflict(config).find("evaluation.tasks must be empty with mesh.context"),
+            std::string::npos);
+  config.mesh.context = 1;
+  config.fsdp.front = Front::kSpmd;
+  EXPECT_NE(only_conflict(config).find("evaluation.tasks must be empty with fsdp.front"), std::string::npos);
+}
+
 TEST(Conflicts, BatchesByTokensNeedRowsOfDifferentLengthThatFit) {
   Config config;
   config.data.max_tokens = 1024;
