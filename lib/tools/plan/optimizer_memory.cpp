@@ -95,6 +95,12 @@ int64_t widened_states(const optim::OptimizerOptions& options) {
   return static_cast<int64_t>(of_elements);
 }
 
+/// Whether the update reads gradients in 16 bits as they are, if weights are in fp32
+/// (Optimizer::updates_in_one_pass()).
+bool is_fused_adam(const optim::OptimizerOptions& options) {
+  return options.fused && (options.name == "adamw" || options.name == "adam");
+}
+
 /// The most elements of a unit that are updated at once where they are not all updated at once.
 int64_t largest_piece(const optim::OptimizerOptions& options, const UnitSizes& unit) {
   if (options.state_dtype == optim::StateType::kFloat32) return std::min(optim::kPiece, unit.shard_numel);
@@ -180,9 +186,8 @@ int64_t staged_bytes(const config::Config& config, const UnitSizes& unit) {
   if (storage.move_grads_to_cpu)
     of_element += static_cast<double>(unit.shard_gradient_bytes()) / unit.shard_numel;
   // What is converted of the piece in use: its value, its gradient, and states.
-  const bool is_adam = options.name == "adamw" || options.name == "adam";
   const bool is_rounded = storage.param_storage != c10::ScalarType::Float;
-  const bool in_one_pass = is_adam && options.fused && !is_rounded;
+  const bool in_one_pass = is_fused_adam(options) && !is_rounded;
   const int64_t converted = (is_rounded ? 1 : 0) + (in_one_pass ? 0 : 2) + widened_states(options) +
                             (options.fused ? 0 : composed_temporaries(options));
   const int64_t piece = std::min(optim::kStreamedPiece, unit.shard_numel);
@@ -198,8 +203,10 @@ int64_t update_temporaries(const config::Config& config, const Units& units) {
     if (!unit.has_trainable_parameters) continue;
     const shard::StorageOptions& storage = unit.options.storage;
     largest = std::max(largest, unit.shard_numel);
-    if (storage.keep_low_precision_grads) largest_low = std::max(largest_low, unit.shard_numel);
     const bool in_pieces = storage.param_storage != c10::ScalarType::Float;
+    if (storage.keep_low_precision_grads && (in_pieces || !is_fused_adam(config.optimizer))) {
+      largest_low = std::max(largest_low, unit.shard_numel);
+    }
     const int64_t updated =
         in_pieces || states > 0 ? largest_piece(config.optimizer, unit) : unit.shard_numel;
     at_once = std::max(at_once, updated);
