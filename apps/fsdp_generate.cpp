@@ -262,18 +262,18 @@ int generate_until(GenerateArguments arguments, const Model& model) {
   arguments.options.num_samples = 1;
   const auto most = arguments.max_new_tokens;
   for (const generate::Request& request : requests_of(arguments.generate_until, /*generates=*/true)) {
-    if (request.max_new_tokens) arguments.max_new_tokens = request.max_new_tokens;
     std::vector<int64_t> ids = encode(*model.tokenizer, request.context, arguments.begin_token);
-    // Of a context that leaves no room for the text, the last tokens are used.
-    const int64_t longest = nn::longest_sequence(model.stored.options);
-    const int64_t room = std::max<int64_t>(
-        1, longest - std::min(arguments.max_new_tokens.value_or(kDefaultNewTokens), longest / 2));
+    // Of a context that leaves no room for the text, the last tokens are used. A text has at least half of
+    // the positions, if it wants them.
+    const int64_t longest = nn::longest_sequence(model.stored.options),
+                  wanted = request.max_new_tokens.value_or(most.value_or(kDefaultNewTokens)),
+                  room = std::max<int64_t>(1, longest - std::min(wanted, longest / 2));
     if (std::ssize(ids) > room) ids.erase(ids.begin(), ids.end() - room);
+    arguments.max_new_tokens = std::min(wanted, longest - std::ssize(ids));
     apps::SampleTexts texts(*model.tokenizer, ids, {.streams = false, .stops = request.until});
     const auto samples = make_texts(arguments, model, ids, stop_ids(model), texts);
     if (stop_requested()) break;
     texts.print_request(request, samples.front());
-    arguments.max_new_tokens = most;
   }
   return exit_code();
 }

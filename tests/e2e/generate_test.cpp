@@ -338,14 +338,16 @@ TEST_F(GenerateProgram, AnswersRequests) {
   EXPECT_LT(scores[0]["log_likelihood"].get<double>(), 0);
 
   util::write_file_atomically(path("until.jsonl"), R"({"context": "the cat", "until": [" mat", "."], "id": 4}
-{"context": "the cat", "until": [], "max_new_tokens": 5})");
+{"context": "the cat", "until": [], "max_new_tokens": 5}
+{"context": "the cat", "until": ["."], "max_new_tokens": 5000})");
   const auto texts = answers({"--generate-until", path("until.jsonl"), "--temperature", "0"}, "");
-  ASSERT_EQ(texts.size(), 2u);
+  ASSERT_EQ(texts.size(), 3u);
   EXPECT_EQ(texts[0]["text"], " sat on the");
   EXPECT_EQ(texts[0]["ending"], "stop_text");
   EXPECT_EQ(texts[0]["id"], 4);
   EXPECT_EQ(texts[1]["text"], " sat ");
   EXPECT_EQ(texts[1]["tokens"], 5);
+  EXPECT_EQ(texts[2]["text"], " sat on the mat") << "more tokens than the model has positions";
   const auto refused = generate({path("run"), "--score-requests", "-"}, {.stdin_text = "{\"context\": 1}\n"});
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_THAT(refused.err, HasSubstr("standard input, line 1: expected {"));

@@ -41,7 +41,7 @@ bool can_multiply_float8(const at::Tensor& x, const at::Tensor& weight);
 /// numbers in 8 bits. kItself: x, where somebody else keeps it anyway.
 enum class KeptInput { kRounded, kItself };
 
-/// What has a scale of its own.
+/// Part of a factor that has a scale of its own: the whole tensor, or a row.
 enum class Float8Scaling { kTensor, kRow };
 
 /// How layers multiply in 8 bits.

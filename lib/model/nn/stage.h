@@ -46,10 +46,10 @@ struct StageContext {
   /// instead of its scores, so that these need not exist all at once.
   at::Tensor targets = {};
   kernels::LossTerms loss_terms = {};  ///< of that loss
-  /// With targets: the model returns their log-probabilities instead, [B, T] fp32, 0 where a target is
-  /// ignored.
+  /// Whether a model with targets returns their log-probabilities, [B, T] fp32, 0 where a target is ignored,
+  /// instead of the loss.
   bool wants_log_probs = false;
-  /// With these: receives whether no token is likelier than the target, [B, T] bool. Null: nobody asks.
+  /// Receiver of whether no token is likelier than the target, [B, T] bool, beside them. Null: nobody asks.
   std::shared_ptr<at::Tensor> is_greedy = nullptr;
   std::optional<DropoutChoice> dropout = std::nullopt;  ///< nothing: no dropout (inference)
   /// Attention stays inside documents, and learned positions restart at each. Null: a row is one document.

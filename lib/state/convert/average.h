@@ -22,7 +22,7 @@ struct AverageRequest {
   std::filesystem::path output;
   util::ByteProgress progress{};
   MergeOptions merge{};
-  /// For methods that need it: the model from which the inputs were tuned.
+  /// Model from which the inputs were tuned, for methods that need it.
   std::optional<std::filesystem::path> base{};
 };
 

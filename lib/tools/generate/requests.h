@@ -58,7 +58,7 @@ struct RequestScoring {
   int64_t tokens_at_once = 2048;   ///< most tokens that are computed together
   int64_t length_multiple = 1;     ///< rows are padded to a multiple of it
   c10::Device device = c10::kCPU;  ///< device of the model
-  /// With a sharded model: which of so many shares of the batches this rank computes.
+  /// Share of the batches that this rank of a sharded model computes, of so many.
   int share = 0, shares = 1;
   /// Called before each batch; returning true ends the scoring. Collective if the model is sharded.
   std::function<bool()> stop_requested = nullptr;

@@ -37,7 +37,7 @@ class Task {
   const std::string& name() const { return name_; }  ///< the file's, without its extension
   Kind kind() const { return kind_; }
   int64_t questions() const { return static_cast<int64_t>(questions_.size()); }
-  /// What is scored or, for answers, generated: all choices of the first question, then those of the next.
+  /// Requests to score or, for answers, to generate: all choices of the first question, then the next one's.
   const std::vector<Request>& requests() const { return requests_; }
 
   /// scores: of requests(). Requires: no answers.
